@@ -21,13 +21,16 @@ pub use device::{
 pub use mpa::{MarkersName, MpaSettings, OutOfOrderName, RtrName, TerminateName};
 pub use process::{
     CaptureConfig, ControlSocketConfig, DpdkConfig, EalLog, HugepagePolicy, IdlePolicy,
-    LimitsConfig, WorkersConfig,
+    IovaSetting, LimitsConfig, WorkersConfig,
 };
 pub use tcp::{CongestionName, NeighbourSettings, TcpSettings};
 pub use values::{ByteSize, Cidr, DeviceName, FileMode, MacAddress, PciAddress};
 
 /// Workers that completion queues have rings for.
 const MAX_WORKERS: usize = siw_shm::completion_queue::MAX_WORKERS as usize;
+
+/// Packet buffers beside those in rings: received data that waits, and the workers' caches.
+const SPARE_BUFFERS: u32 = 512;
 
 /// What is wrong with a configuration file, and where.
 #[derive(Debug, thiserror::Error)]
@@ -122,6 +125,7 @@ impl Config {
         if self.devices.is_empty() {
             return fail(0..0, "no [[device]]: name at least one".into());
         }
+        self.dpdk.check_settings()?;
         let cores = &self.workers.cores;
         for (index, core) in cores.get_ref().iter().enumerate() {
             if cores.get_ref()[..index].contains(core) {
@@ -138,6 +142,22 @@ impl Config {
                     "{} cores: at most {} workers",
                     cores.get_ref().len(),
                     MAX_WORKERS
+                ),
+            );
+        }
+        let workers = self.workers.cores.get_ref().len().max(1);
+        let in_rings: u32 = self
+            .devices
+            .iter()
+            .map(|device| device.get_ref().ring_buffers(workers))
+            .sum();
+        if in_rings > 0 && self.dpdk.buffers < in_rings + SPARE_BUFFERS {
+            return fail(
+                self.devices[0].span(),
+                format!(
+                    "buffers {}: the descriptor rings of the NICs alone can hold {in_rings}; raise buffers in [dpdk] to at least {}, or lower rx_descriptors and tx_descriptors",
+                    self.dpdk.buffers,
+                    in_rings + SPARE_BUFFERS
                 ),
             );
         }

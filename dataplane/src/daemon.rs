@@ -26,6 +26,7 @@ use crate::control::{ControlParts, ControlThread, MapArena};
 use crate::datapath::forward::WorkerInbox;
 use crate::device::{self, OpenDevice, SharedStackConfig};
 use crate::host::{self, HostError};
+use crate::link_traits::PayloadPolicy;
 use crate::prepared::{Prepared, StartedDpdk};
 use crate::worker::{Mailbox, Worker, WorkerConfig};
 
@@ -143,7 +144,7 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
         page: channels.page,
         hugepages: dpdk.hugepages,
         ports_use_dma: devices.iter().any(|device| device.port.needs_dma_map()),
-        map_arena: arena_mapper(&dpdk.eal, &devices),
+        map_arena: arena_mapper(&prepared, &dpdk.eal, &devices),
     };
     let mut control =
         ControlThread::new(parts, channels.mailboxes.clone()).map_err(|source| StartError::Os {
@@ -303,20 +304,27 @@ fn monitor_links(devices: &[OpenDevice]) -> LinkMonitor {
 }
 
 /// Makes arenas known to the devices that read memory themselves.
-fn arena_mapper(eal: &Eal, devices: &[OpenDevice]) -> Arc<MapArena> {
+fn arena_mapper(prepared: &Prepared, eal: &Eal, devices: &[OpenDevice]) -> Arc<MapArena> {
     let ports: Vec<_> = devices
         .iter()
+        // Payload that is copied lies in DPDK's own memory.
+        .filter(|device| device.link.payload != PayloadPolicy::Copy)
         .map(|device| device.port.share())
         .filter(dpdk::Port::needs_dma_map)
         .collect();
     let eal = eal.clone();
+    // The narrowest decides: an address has to suit all of them.
+    let widths = prepared
+        .pci_devices()
+        .filter_map(|device| device.iommu_width);
+    let space = dpdk::IovaSpace::new(widths.min().unwrap_or(u8::MAX));
     Arc::new(move |region: &Arc<SharedMemory>| {
         if ports.is_empty() {
             return Ok(None);
         }
         let memory: Arc<dyn dpdk::ExtMemory> = region.clone();
         let mut external =
-            dpdk::ExternalRegion::register(&eal, memory, region.len(), region.page_size())
+            dpdk::ExternalRegion::register(&eal, memory, region.len(), region.page_size(), &space)
                 .map_err(|error| error.to_string())?;
         for port in &ports {
             external.map_for(port).map_err(|error| error.to_string())?;

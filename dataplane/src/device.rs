@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dpdk::{DriverTraits, Mempool, Offloads, Port, PortConfig, RxQueue, TxQueue};
+use dpdk::{DriverTraits, Mempool, Offloads, Port, PortCaps, PortConfig, RxQueue, TxQueue};
 use siw_iwarp::ddp::Msn;
 use siw_iwarp::mpa::{MarkerPolicy, MpaConfig, MpaCrcPolicy, RtrKinds};
 use siw_iwarp::{OutOfOrderPolicy, TerminateBitOrder};
@@ -141,12 +141,14 @@ fn start_device(
         .min(info.max_rx_queues)
         .min(info.max_tx_queues)
         .max(1);
-    let software = config.checksum == ChecksumPolicy::Software;
-    let tso = wants_tso(config, traits).map_err(|error| format!("device {name}: {error}"))?;
+    let asked =
+        asked_offloads(config, traits).map_err(|error| format!("device {name}: {error}"))?;
     let tso_room = match traits.software_tso {
-        Some(limits) if tso => limits.header_room,
+        Some(limits) if asked.tso => limits.header_room,
         _ => 0,
     };
+    let threshold =
+        |setting: &Option<toml::Spanned<u16>>| setting.as_ref().map_or(0, |value| *value.get_ref());
     let caps = port
         .configure(
             &PortConfig {
@@ -159,16 +161,12 @@ fn start_device(
                     } else {
                         0
                     },
-                offloads: Offloads {
-                    tx_checksum: !software,
-                    rx_checksum: !software,
-                    tso,
-                    lro: traits.peer_sends_uncut && *config.tso.get_ref() != TsoPolicy::Off,
-                    rx_interrupt: !in_process,
-                    ..Offloads::USUAL
-                },
+                offloads: asked,
                 rss_key: Some(SYMMETRIC_RSS_KEY),
-                ..PortConfig::default()
+                rx_desc: config.rx_ring_len(),
+                tx_desc: config.tx_ring_len(),
+                rx_free_threshold: threshold(&config.rx_free_threshold),
+                tx_free_threshold: threshold(&config.tx_free_threshold),
             },
             std::slice::from_ref(pool),
         )
@@ -217,7 +215,13 @@ fn start_device(
         // NDP needs multicast; ports that always deliver it refuse the call.
         let _ = port.set_allmulticast(true);
     }
+    log_offloads(
+        name,
+        &info.driver,
+        &dpdk::list_offloads(&asked, &info, &caps.offloads),
+    );
     let steering = Steering::new(usize::from(wanted), caps.reta_size);
+    log_steering(name, queues, wanted, &caps);
     if caps.reta_size > 0 && queues == wanted {
         // Without it the port's own table decides, and workers sort what comes to the wrong one.
         if let Err(error) = port.set_rss_table(&steering.indirection_table()) {
@@ -234,6 +238,79 @@ fn start_device(
         queues,
         steering: Arc::new(steering),
     })
+}
+
+/// What a device asks of its port.
+///
+/// # Errors
+/// The configuration asks for TSO, and the driver cannot segment what the device sends.
+pub fn asked_offloads(config: &DeviceConfig, traits: &DriverTraits) -> Result<Offloads, String> {
+    let has_port_checksums = config.checksum != ChecksumPolicy::Software;
+    Ok(Offloads {
+        tx_checksum: has_port_checksums,
+        rx_checksum: has_port_checksums,
+        tso: wants_tso(config, traits)?,
+        lro: traits.peer_sends_uncut && *config.tso.get_ref() != TsoPolicy::Off,
+        rx_interrupt: !traits.in_process,
+        ..Offloads::USUAL
+    })
+}
+
+/// The offloads that a device asks for, for `siwd --check`: which of them its port has, only a start
+/// shows.
+///
+/// # Errors
+/// As [`asked_offloads`].
+pub fn name_asked_offloads(config: &DeviceConfig) -> Result<Vec<&'static str>, String> {
+    let traits = match config.link_source() {
+        LinkSource::Pair(_) => return Ok(Vec::new()),
+        LinkSource::Vdev(devargs) | LinkSource::Pci(devargs) => DriverTraits::for_device(&devargs),
+    };
+    Ok(asked_offloads(config, traits)?.names())
+}
+
+/// What the port does, and what siwd has to do instead.
+fn log_offloads(name: &str, driver: &str, offloads: &[dpdk::OffloadState]) {
+    let names = |keep: &dyn Fn(&dpdk::OffloadState) -> bool| {
+        let kept: Vec<_> = offloads
+            .iter()
+            .filter(|row| keep(row))
+            .map(|row| row.name)
+            .collect();
+        if kept.is_empty() {
+            "none".into()
+        } else {
+            kept.join(" ")
+        }
+    };
+    tracing::info!(
+        device = %name,
+        %driver,
+        enabled = names(&|row| row.enabled),
+        refused = names(&|row| row.asked && !row.enabled),
+        unused = names(&|row| !row.asked && row.offered == Some(true)),
+        "offloads"
+    );
+}
+
+/// Which way frames come to the worker that owns their connection.
+fn log_steering(name: &str, queues: u16, wanted: u16, caps: &PortCaps) {
+    if wanted < 2 {
+        return;
+    }
+    let why = if queues < wanted {
+        format!("the port has {queues} queues for {wanted} workers")
+    } else if !caps.offloads.rss {
+        "the port does not spread flows by their hash".into()
+    } else if !caps.rss_key_set {
+        "the port did not take the RSS key".into()
+    } else if caps.reta_size == 0 {
+        "the port has no RSS table".into()
+    } else {
+        tracing::info!(device = %name, "the port steers frames to their workers");
+        return;
+    };
+    tracing::info!(device = %name, "workers forward frames to each other: {why}");
 }
 
 /// Whether the port is asked for TSO.

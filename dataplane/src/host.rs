@@ -291,6 +291,15 @@ pub fn log_to_stderr(levels: &str) -> Result<(), String> {
     Ok(())
 }
 
+/// The NUMA node of a core, where the kernel tells.
+pub fn numa_node_of_core(core: usize) -> Option<u32> {
+    let folder = std::fs::read_dir(format!("/sys/devices/system/cpu/cpu{core}")).ok()?;
+    folder.flatten().find_map(|entry| {
+        let name = entry.file_name().into_string().ok()?;
+        name.strip_prefix("node")?.parse().ok()
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

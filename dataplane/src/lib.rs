@@ -17,6 +17,7 @@ pub mod control;
 pub mod daemon;
 pub mod datapath;
 pub mod device;
+pub mod device_list;
 pub mod host;
 pub mod ids;
 pub mod link_traits;

@@ -137,6 +137,7 @@ mod tests {
             tx_seg_max: max_segments,
             tx_mtu_seg_max: max_segments,
             reta_size: 0,
+            rss_key_set: false,
         }
     }
 

@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use siwd::config::{ByteSize, CaptureConfig, Config};
 use siwd::prepared::Prepared;
 
@@ -13,6 +13,9 @@ use siwd::prepared::Prepared;
 #[derive(Debug, Parser)]
 #[command(name = "siwd", version, about)]
 struct DaemonArgs {
+    #[command(subcommand)]
+    command: Option<DaemonCommand>,
+
     /// Configuration file (TOML). Without it the embedded loopback runs: siw0 and siw1,
     /// joined by a pair of DPDK rings.
     #[arg(long, value_name = "FILE")]
@@ -40,6 +43,16 @@ struct DaemonArgs {
     json: bool,
 }
 
+#[derive(Debug, Subcommand)]
+enum DaemonCommand {
+    /// List the NICs that siwd could use, and the commands that make them usable.
+    Devices {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
 const EMBEDDED: &str = include_str!("../../config/loopback.toml");
 
 fn main() -> ExitCode {
@@ -47,6 +60,10 @@ fn main() -> ExitCode {
     if let Err(error) = siwd::host::log_to_stderr(&args.log) {
         eprintln!("siwd: {error}");
         return ExitCode::from(2);
+    }
+    if let Some(DaemonCommand::Devices { json }) = args.command {
+        println!("{}", siwd::device_list::describe_devices(json).trim_end());
+        return ExitCode::SUCCESS;
     }
     match run_args(&args) {
         // Threads of drivers may still run: no exit handlers.
@@ -81,6 +98,13 @@ fn run_args(args: &DaemonArgs) -> Result<(), String> {
     }
     if args.check {
         let devices = config.devices.len();
+        let mut asked = Vec::new();
+        for device in &config.devices {
+            let name = device.get_ref().name.get_ref().0.clone();
+            let offloads = siwd::device::name_asked_offloads(device.get_ref())
+                .map_err(|error| format!("device {name}: {error}"))?;
+            asked.push((name, offloads));
+        }
         // The file is right wherever it is read; this host may lack what it names.
         if let Err(missing) = Prepared::new(config).check_host() {
             tracing::warn!("siwd would not start on this host: {missing}");
@@ -92,10 +116,21 @@ fn run_args(args: &DaemonArgs) -> Result<(), String> {
         if args.json {
             println!(
                 "{}",
-                serde_json::json!({ "ok": true, "config": name, "devices": devices })
+                serde_json::json!({
+                    "ok": true,
+                    "config": name,
+                    "devices": devices,
+                    "asked_offloads": asked.into_iter().collect::<std::collections::BTreeMap<_, _>>(),
+                })
             );
         } else {
             println!("{name}: ok, {devices} device(s)");
+            for (device, offloads) in asked.iter().filter(|(_, offloads)| !offloads.is_empty()) {
+                println!(
+                    "  {device} asks its port for {}; what it grants is logged at the start",
+                    offloads.join(" ")
+                );
+            }
         }
         return Ok(());
     }

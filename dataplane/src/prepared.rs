@@ -3,9 +3,9 @@
 //! [`crate::daemon::run_daemon`] and `siw-stream` start from it; `siwd --check` looks at it and
 //! stops. Nothing here changes the host but [`Prepared::claim_cores`] and [`Prepared::start_dpdk`].
 
-use dpdk::{Eal, EalConfig, Mempool};
+use dpdk::{Eal, EalConfig, IovaMode, Mempool, PciDevice};
 
-use crate::config::{Config, DeviceConfig, EalLog, HugepagePolicy};
+use crate::config::{Config, DeviceConfig, EalLog, HugepagePolicy, IovaSetting};
 use crate::daemon::StartError;
 use crate::device;
 use crate::host::{self, CoreClaim};
@@ -77,11 +77,52 @@ impl Prepared {
         if self.config.dpdk.hugepages == HugepagePolicy::Require {
             dpdk::check_free_hugepages(self.memory_mb)?;
         }
+        self.check_nics()?;
         if let Some(group) = &self.config.control.group {
             host::find_group(group.get_ref()).map_err(|reason| StartError::Socket {
                 path: self.config.control.socket.display().to_string(),
                 reason,
             })?;
+        }
+        Ok(())
+    }
+
+    /// Looks whether each NIC of the configuration exists and whether DPDK can take it; warns where a
+    /// worker is on another NUMA node.
+    fn check_nics(&self) -> Result<(), StartError> {
+        for config in &self.devices {
+            let Some(address) = &config.pci else { continue };
+            let fail = |why: String| {
+                StartError::Device(format!("device {}: {why}", config.name.get_ref().0))
+            };
+            let address = &address.0;
+            let Some(nic) = PciDevice::at_address(address) else {
+                return Err(fail(format!(
+                    "there is no PCI device {address}: `siwd devices` lists those that there are"
+                )));
+            };
+            if let Some(command) = nic.command_to_bind() {
+                let driver = nic.driver.as_deref().unwrap_or("no driver");
+                return Err(fail(format!(
+                    "{address} is bound to {driver}, not to one for user space: {command}"
+                )));
+            }
+            if self.config.dpdk.iova == IovaSetting::Va && nic.needs_physical_addresses() {
+                return Err(fail(format!(
+                    "{address} has no IOMMU, which iova = \"va\" in [dpdk] needs: use \"auto\", or turn the IOMMU on"
+                )));
+            }
+            for core in &self.cores {
+                let node = host::numa_node_of_core(*core);
+                if let (Some(node), Some(of_nic)) = (node, nic.numa_node)
+                    && node != of_nic
+                {
+                    tracing::warn!(
+                        "{address} is on NUMA node {of_nic}, core {core} on node {node}: each frame crosses between them; \
+                         name cores of node {of_nic} in [workers] (lscpu -e lists them)"
+                    );
+                }
+            }
         }
         Ok(())
     }
@@ -117,8 +158,11 @@ impl Prepared {
     /// DPDK cannot be started: hugepages are missing, or it was started already.
     pub fn start_dpdk(&self, pool_name: &str, cache: u32) -> Result<StartedDpdk, StartError> {
         let hugepages = self.decide_hugepages();
-        let pci = |device: &DeviceConfig| device.pci.as_ref().map(|address| address.0.clone());
-        let pci_allow: Vec<String> = self.devices.iter().filter_map(pci).collect();
+        let bus_devices: Vec<String> = self
+            .devices
+            .iter()
+            .filter_map(DeviceConfig::bus_device)
+            .collect();
         let log_level = match self.config.dpdk.log {
             EalLog::Error => "error",
             EalLog::Warning => "warning",
@@ -129,8 +173,10 @@ impl Prepared {
         let eal = Eal::init(EalConfig {
             hugepages,
             memory_mb: self.memory_mb,
-            no_pci: pci_allow.is_empty(),
-            pci_allow,
+            no_pci: bus_devices.is_empty(),
+            iova: self.decide_iova(),
+            pci_allow: bus_devices,
+            extra_args: self.config.dpdk.eal_args.get_ref().clone(),
             log_level: log_level.into(),
             main_core: self.cores.first().copied().unwrap_or(0),
             ..EalConfig::default()
@@ -142,6 +188,35 @@ impl Prepared {
             eal,
             hugepages,
         })
+    }
+
+    /// What devices read memory by.
+    fn decide_iova(&self) -> IovaMode {
+        let is_physical = match self.config.dpdk.iova {
+            IovaSetting::Va => false,
+            IovaSetting::Pa => true,
+            IovaSetting::Auto => {
+                let bare = self.pci_devices().find(PciDevice::needs_physical_addresses);
+                if let Some(device) = &bare {
+                    tracing::info!(
+                        "{} has no IOMMU: NICs read physical addresses, and whoever controls a NIC reads all memory",
+                        device.address
+                    );
+                }
+                bare.is_some()
+            }
+        };
+        if is_physical {
+            IovaMode::Physical
+        } else {
+            IovaMode::Virtual
+        }
+    }
+
+    /// The NICs of the configuration that exist.
+    pub fn pci_devices(&self) -> impl Iterator<Item = PciDevice> {
+        let addresses = self.devices.iter().filter_map(|device| device.pci.as_ref());
+        addresses.filter_map(|address| PciDevice::at_address(&address.0))
     }
 
     /// Whether hugepages are used; warns where they are wanted and too few are free.

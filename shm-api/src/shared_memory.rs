@@ -45,6 +45,8 @@ pub struct SharedMemory {
     writable: bool,
     /// Its place among the mappings whose faults the daemon survives.
     guard: Option<GuardedMapping>,
+    /// See [`SharedMemory::io_address`].
+    io_address: AtomicU64,
 }
 
 // SAFETY: the mapping stays valid until drop, whatever thread drops it.
@@ -150,6 +152,7 @@ impl SharedMemory {
             huge,
             writable,
             guard: None,
+            io_address: AtomicU64::new(ptr.as_ptr() as u64),
         })
     }
 
@@ -190,7 +193,22 @@ impl SharedMemory {
             huge: false,
             writable: true,
             guard: None,
+            io_address: AtomicU64::new(ptr.as_ptr() as u64),
         })
+    }
+
+    /// The address by which devices read the first byte: that of this mapping, unless
+    /// [`SharedMemory::set_io_address`] gave it another.
+    #[inline]
+    pub fn io_address(&self) -> u64 {
+        // Relaxed: it is set before anybody sends from this memory.
+        self.io_address.load(core::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// Notes the address that an IOMMU translates to this memory.
+    pub fn set_io_address(&self, address: u64) {
+        self.io_address
+            .store(address, core::sync::atomic::Ordering::Relaxed);
     }
 
     /// Bytes mapped.
@@ -448,6 +466,7 @@ impl MemoryInMaking {
             huge: self.huge,
             writable: true,
             guard: None,
+            io_address: AtomicU64::new(ptr.as_ptr() as u64),
         };
         if let Some(fd) = &region.memfd {
             let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL | self.extra;

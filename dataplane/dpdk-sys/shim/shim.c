@@ -208,7 +208,7 @@ int siw_port_adjust_desc(uint16_t port, uint16_t *rx, uint16_t *tx)
 }
 
 int siw_port_rx_queue(uint16_t port, uint16_t queue, uint16_t desc, uint64_t offloads,
-		      struct rte_mempool *mp)
+		      uint16_t free_thresh, struct rte_mempool *mp)
 {
 	struct rte_eth_dev_info i;
 	struct rte_eth_rxconf conf;
@@ -217,11 +217,14 @@ int siw_port_rx_queue(uint16_t port, uint16_t queue, uint16_t desc, uint64_t off
 	if (rc != 0)
 		return rc;
 	conf = i.default_rxconf;
+	if (free_thresh != 0)
+		conf.rx_free_thresh = free_thresh;
 	conf.offloads = offloads;
 	return rte_eth_rx_queue_setup(port, queue, desc, SOCKET_ID_ANY, &conf, mp);
 }
 
-int siw_port_tx_queue(uint16_t port, uint16_t queue, uint16_t desc, uint64_t offloads)
+int siw_port_tx_queue(uint16_t port, uint16_t queue, uint16_t desc, uint64_t offloads,
+		      uint16_t free_thresh)
 {
 	struct rte_eth_dev_info i;
 	struct rte_eth_txconf conf;
@@ -230,6 +233,8 @@ int siw_port_tx_queue(uint16_t port, uint16_t queue, uint16_t desc, uint64_t off
 	if (rc != 0)
 		return rc;
 	conf = i.default_txconf;
+	if (free_thresh != 0)
+		conf.tx_free_thresh = free_thresh;
 	conf.offloads = offloads;
 	return rte_eth_tx_queue_setup(port, queue, desc, SOCKET_ID_ANY, &conf);
 }
@@ -266,6 +271,16 @@ int siw_port_link(uint16_t port, bool *up, uint32_t *mbps)
 	*up = link.link_status == RTE_ETH_LINK_UP;
 	*mbps = link.link_speed;
 	return 0;
+}
+
+int siw_port_rss_key_get(uint16_t port, uint8_t *key, uint8_t *len)
+{
+	struct rte_eth_rss_conf conf = {.rss_key = key, .rss_key_len = *len};
+	int rc = rte_eth_dev_rss_hash_conf_get(port, &conf);
+
+	/* A driver that does not know its key says nothing of its length. */
+	*len = conf.rss_key_len;
+	return rc;
 }
 
 int siw_port_reta_set(uint16_t port, const uint16_t *table, uint16_t n)

@@ -85,9 +85,11 @@ struct siw_port_conf {
 };
 int siw_port_configure(uint16_t port, const struct siw_port_conf *conf);
 int siw_port_adjust_desc(uint16_t port, uint16_t *rx, uint16_t *tx);
+/* free_thresh 0: the driver's. */
 int siw_port_rx_queue(uint16_t port, uint16_t queue, uint16_t desc, uint64_t offloads,
-		      struct rte_mempool *mp);
-int siw_port_tx_queue(uint16_t port, uint16_t queue, uint16_t desc, uint64_t offloads);
+		      uint16_t free_thresh, struct rte_mempool *mp);
+int siw_port_tx_queue(uint16_t port, uint16_t queue, uint16_t desc, uint64_t offloads,
+		      uint16_t free_thresh);
 
 struct siw_port_stats {
 	uint64_t ipackets, opackets, ibytes, obytes;
@@ -95,6 +97,8 @@ struct siw_port_stats {
 };
 int siw_port_stats_get(uint16_t port, struct siw_port_stats *out);
 int siw_port_link(uint16_t port, bool *up, uint32_t *mbps);
+/* Reads back the RSS key, of at most len bytes; its length is written to len. */
+int siw_port_rss_key_get(uint16_t port, uint8_t *key, uint8_t *len);
 /* RSS indirection: entry i goes to queue table[i]. */
 int siw_port_reta_set(uint16_t port, const uint16_t *table, uint16_t n);
 

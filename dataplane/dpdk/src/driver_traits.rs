@@ -8,6 +8,7 @@
 //! | AF_PACKET | no | yes | yes | the interface's | none | at once |
 //! | vhost | no | yes | yes | yes | where the peer kicks | at once (it copies) |
 //! | virtio_user | no | no | yes | yes | where the peer kicks | when it sends more |
+//! | PCI NIC without an IOMMU | no | no | yes | yes | where the driver has them | when it sends more |
 //! | PCI NIC | no | yes, mapped for DMA | yes | yes | where the driver has them | when it sends more |
 //! | any other | no | no: nothing is known of it | yes | yes | where the driver has them | unknown |
 //!
@@ -15,6 +16,7 @@
 //! they send it: what the peer has acknowledged is not read again, whenever it is freed. Numbers of segments, MTU and offloads are
 //! what the driver reports ([`crate::PortInfo`]) and grants ([`crate::PortCaps`]).
 
+use crate::pci::PciDevice;
 use crate::port::is_pci_address;
 use std::path::Path;
 
@@ -95,10 +97,18 @@ pub(crate) static RING_PAIR: DriverTraits = DriverTraits {
     ..OTHER
 };
 
-static PCI_NIC: DriverTraits = DriverTraits {
+const PCI_NIC_ROW: DriverTraits = DriverTraits {
     external_buffers: true,
     needs: Needs::UserSpaceDriver,
     ..OTHER
+};
+
+static PCI_NIC: DriverTraits = PCI_NIC_ROW;
+
+/// A NIC without an IOMMU: it reads physical addresses, which only DPDK's own memory has.
+pub(crate) static PCI_NIC_PHYSICAL: DriverTraits = DriverTraits {
+    external_buffers: false,
+    ..PCI_NIC_ROW
 };
 
 static UNKNOWN: DriverTraits = OTHER;
@@ -162,6 +172,18 @@ impl DriverTraits {
         row.unwrap_or(&UNKNOWN)
     }
 
+    /// Whether devargs name a device of a bus other than PCI's, which DPDK has to look at: a
+    /// sub-function on the auxiliary bus, or a device of Hyper-V by its number.
+    pub fn is_on_bus(devargs: &str) -> bool {
+        let name = devargs.split(',').next().unwrap_or_default();
+        let is_uuid = name.len() == 36
+            && name.bytes().enumerate().all(|(index, byte)| match index {
+                8 | 13 | 18 | 23 => byte == b'-',
+                _ => byte.is_ascii_hexdigit(),
+            });
+        is_uuid || name.starts_with("auxiliary:") || name.starts_with("vmbus:")
+    }
+
     /// Bytes that each frame of the device's packet ring has to hold for IP packets of `mtu` bytes
     /// with `overhead` bytes around them. The ring's own default silently drops what is longer than
     /// 1982 bytes. `None`: the default suffices, the devargs set it, or the link has no such ring.
@@ -190,9 +212,9 @@ impl DriverTraits {
         let name = parts.next().unwrap_or_default();
         let iface = parts.find_map(|part| part.strip_prefix("iface="));
         match (self.needs, iface) {
-            (Needs::UserSpaceDriver, _) => format!(
-                "; is it bound to a driver for DPDK? dpdk-devbind.py --status; \
-                 dpdk-devbind.py -b vfio-pci {name}"
+            (Needs::UserSpaceDriver, _) => PciDevice::at_address(name).map_or_else(
+                || format!("; there is no PCI device {name}: siwd devices lists them"),
+                |device| device.attach_hint(),
             ),
             (Needs::Interface, None) => "; it needs iface=NAME".into(),
             (Needs::Interface, Some(iface))
@@ -212,6 +234,23 @@ impl DriverTraits {
             _ => String::new(),
         }
     }
+}
+
+/// Kernel drivers that hand a PCI device over to user space.
+const USER_SPACE_DRIVERS: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
+/// PCI vendor and device numbers of NICs that DPDK drives beside their kernel driver; `None`: all
+/// NICs of the vendor (Mellanox). Microsoft's is MANA.
+const BIFURCATED: [(u16, Option<u16>); 2] = [(0x15b3, None), (0x1414, Some(0x00ba))];
+
+pub(crate) fn is_user_space_driver(kernel_driver: &str) -> bool {
+    USER_SPACE_DRIVERS.contains(&kernel_driver)
+}
+
+/// Whether DPDK drives this NIC while its kernel driver keeps it.
+pub(crate) fn is_bifurcated(vendor: u16, device: u16) -> bool {
+    BIFURCATED.iter().any(|(of_vendor, of_device)| {
+        *of_vendor == vendor && of_device.is_none_or(|of| of == device)
+    })
 }
 
 fn is_root() -> bool {

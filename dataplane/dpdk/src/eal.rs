@@ -9,6 +9,16 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+/// What devices read memory by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IovaMode {
+    /// Virtual addresses of this process: an IOMMU translates them, or no device reads memory
+    /// itself.
+    Virtual,
+    /// Physical addresses: there is no IOMMU. Memory outside of DPDK's own cannot be referred to.
+    Physical,
+}
+
 /// How to start DPDK.
 #[derive(Debug, Clone)]
 pub struct EalConfig {
@@ -18,9 +28,8 @@ pub struct EalConfig {
     pub hugepages: bool,
     /// Memory for buffer pools and the drivers' own structures.
     pub memory_mb: u32,
-    /// I/O addresses are virtual addresses: what an IOMMU and every virtual
-    /// link want.
-    pub iova_va: bool,
+    /// What devices read memory by.
+    pub iova: IovaMode,
     /// Do not look at the PCI bus at all.
     pub no_pci: bool,
     /// PCI addresses to probe; empty means all that are bound to a DPDK driver.
@@ -31,6 +40,8 @@ pub struct EalConfig {
     pub log_level: String,
     /// The CPU of DPDK's main lcore.
     pub main_core: usize,
+    /// More arguments of the environment, behind all others.
+    pub extra_args: Vec<String>,
 }
 
 impl Default for EalConfig {
@@ -39,7 +50,8 @@ impl Default for EalConfig {
             file_prefix: format!("siwd-{}", std::process::id()),
             hugepages: true,
             memory_mb: 256,
-            iova_va: true,
+            iova: IovaMode::Virtual,
+            extra_args: Vec::new(),
             no_pci: true,
             pci_allow: Vec::new(),
             vdevs: Vec::new(),
@@ -189,9 +201,13 @@ impl EalConfig {
             args.push("--no-huge".into());
             args.push("--no-shconf".into());
         }
-        if self.iova_va {
-            args.push("--iova-mode=va".into());
-        }
+        args.push(
+            match self.iova {
+                IovaMode::Virtual => "--iova-mode=va",
+                IovaMode::Physical => "--iova-mode=pa",
+            }
+            .into(),
+        );
         if self.no_pci {
             args.push("--no-pci".into());
         } else {
@@ -203,6 +219,7 @@ impl EalConfig {
         for vdev in &self.vdevs {
             args.push(format!("--vdev={vdev}"));
         }
+        args.extend(self.extra_args.iter().cloned());
         args.into_iter()
             .map(|arg| {
                 CString::new(arg.clone()).map_err(|_| Error::Invalid {

@@ -1,6 +1,7 @@
 //! Memory outside DPDK that mbufs may point to: the arenas applications
 //! register. Implemented by the owner of such a mapping.
 
+use crate::iova_space::{IovaRange, IovaSpace};
 use crate::{Eal, Error, Port, Result, error, log};
 use dpdk_sys as sys;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -26,6 +27,12 @@ pub unsafe trait ExtMemory: Send + Sync {
     /// The `len` bytes from `offset` on, or `None` when they are not all inside,
     /// or not contiguous.
     fn slice(&self, offset: u64, len: usize) -> Option<ExtSlice>;
+
+    /// From now on devices read the first byte at this address, which slices follow. False: this
+    /// memory can have its own address only.
+    fn set_io_address(&self, _address: u64) -> bool {
+        false
+    }
 }
 
 // SAFETY: a region stays mapped while it lives, is readable throughout, and is only ever
@@ -36,8 +43,13 @@ unsafe impl ExtMemory for siw_shm::SharedMemory {
         let ptr = self.ptr_at(usize::try_from(offset).ok()?, len).ok()?;
         Some(ExtSlice {
             ptr: NonNull::new(ptr)?,
-            iova: ptr as u64,
+            iova: self.io_address().wrapping_add(offset),
         })
+    }
+
+    fn set_io_address(&self, address: u64) -> bool {
+        siw_shm::SharedMemory::set_io_address(self, address);
+        true
     }
 }
 
@@ -46,6 +58,8 @@ pub struct ExternalRegion {
     slice: ExtSlice,
     len: usize,
     mapped: Vec<Port>,
+    /// Before the memory: its I/O addresses are free when no device can use them any more.
+    _range: Option<IovaRange>,
     _memory: Arc<dyn ExtMemory>,
     _eal: Eal,
 }
@@ -57,13 +71,17 @@ unsafe impl Send for ExternalRegion {}
 unsafe impl Sync for ExternalRegion {}
 
 impl ExternalRegion {
-    /// Registers the first `len` bytes of `memory`. Address and length must be
-    /// multiples of `page_size`, the size of the pages below.
+    /// Registers the first `len` bytes of `memory`, whose devices read it by addresses of `space`.
+    /// Address and length must be multiples of `page_size`, the size of the pages below.
+    ///
+    /// # Errors
+    /// DPDK has no room for another region, or the space none for its addresses.
     pub fn register(
         eal: &Eal,
         memory: Arc<dyn ExtMemory>,
         len: usize,
         page_size: usize,
+        space: &IovaSpace,
     ) -> Result<Self> {
         let fail = |addr: usize, reason: String| Error::ExternalMemory {
             addr,
@@ -83,6 +101,19 @@ impl ExternalRegion {
                 format!("address and length must be multiples of {page_size}"),
             ));
         }
+        let (mut slice, mut range) = (slice, None);
+        if !space.translates(addr as u64, len as u64) {
+            let full = || fail(addr, "the IOMMU's addresses are all in use".into());
+            let new_range = space.allocate(len as u64).ok_or_else(full)?;
+            if !memory.set_io_address(new_range.base) {
+                return Err(fail(
+                    addr,
+                    "the IOMMU translates no addresses as high".into(),
+                ));
+            }
+            slice.iova = new_range.base;
+            range = Some(new_range);
+        }
         // SAFETY: DPDK notes the addresses; `memory` keeps them mapped until the
         // region is unregistered in `drop`.
         let rc = unsafe {
@@ -101,6 +132,7 @@ impl ExternalRegion {
             slice,
             len,
             mapped: Vec::new(),
+            _range: range,
             _memory: memory,
             _eal: eal.clone(),
         })

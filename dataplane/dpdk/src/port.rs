@@ -41,6 +41,8 @@ struct PortState {
     rx_queues: u16,
     tx_queues: u16,
     started: bool,
+    /// The RSS key that was asked for.
+    rss_key: Option<Vec<u8>>,
     /// The driver refills its receive rings from these.
     pools: Vec<Mempool>,
 }
@@ -53,6 +55,8 @@ unsafe impl Sync for PortInner {}
 
 /// Bytes of a frame around its IP packet: Ethernet header, VLAN tag and FCS.
 const FRAME_OVERHEAD: u32 = 22;
+/// Bytes of an RSS key where the driver does not say.
+const RSS_KEY_LEN: usize = 40;
 
 /// What a port is and could do.
 #[derive(Debug, Clone)]
@@ -91,6 +95,8 @@ impl Port {
         let raw = raw_info(id, name)?;
         let traits = if rings.is_some() {
             &driver_traits::RING_PAIR
+        } else if is_pci_address(name) && !eal.iova_is_va() {
+            &driver_traits::PCI_NIC_PHYSICAL
         } else if is_pci_address(name) {
             DriverTraits::for_device(name)
         } else {
@@ -103,7 +109,7 @@ impl Port {
                 name: name.to_owned(),
                 traits,
                 rte_device: raw.device,
-                dma: is_pci_address(name),
+                dma: is_pci_address(name) && eal.iova_is_va(),
                 queues_out: AtomicUsize::new(0),
                 rings,
                 state: Mutex::default(),
@@ -176,7 +182,14 @@ impl Port {
         let info = self.device_info()?;
         let negotiated = self.check_config(config, &info, pools)?;
         let mtu = u32::from(config.mtu);
-        let mut key = config.rss_key;
+        // Of any length: the key of 40 bytes is repeated for longer ones.
+        let key_len = match info.hash_key_size {
+            0 => RSS_KEY_LEN,
+            len => len.into(),
+        };
+        let mut key: Option<Vec<u8>> = config
+            .rss_key
+            .map(|key| key.iter().copied().cycle().take(key_len).collect());
         let mut conf = sys::siw_port_conf {
             rx_offloads: negotiated.rx,
             tx_offloads: negotiated.tx,
@@ -193,9 +206,7 @@ impl Port {
             rss_key: ptr::null_mut(),
             rss_key_len: 0,
         };
-        if let Some(key) = key.as_mut()
-            && (info.hash_key_size == 0 || usize::from(info.hash_key_size) == key.len())
-        {
+        if let Some(key) = key.as_mut() {
             conf.rss_key = key.as_mut_ptr();
             conf.rss_key_len = key.len() as u8;
         }
@@ -233,7 +244,9 @@ impl Port {
             tx_seg_max: info.tx_seg_max,
             tx_mtu_seg_max: info.tx_mtu_seg_max,
             reta_size: if granted.rss { info.reta_size } else { 0 },
+            rss_key_set: false,
         };
+        state.rss_key = key.filter(|_| granted.rss);
         state.granted_caps = Some(caps);
         state.rx_queues = config.rx_queues;
         state.tx_queues = config.tx_queues;
@@ -313,13 +326,26 @@ impl Port {
             };
             self.check_call("receive queue set-up", |id| {
                 // SAFETY: `configure` keeps the pool alive in the port's state.
-                unsafe { sys::siw_port_rx_queue(id, queue, rx_desc, negotiated.rx, pool.as_ptr()) }
+                unsafe {
+                    let threshold = config.rx_free_threshold;
+                    sys::siw_port_rx_queue(
+                        id,
+                        queue,
+                        rx_desc,
+                        negotiated.rx,
+                        threshold,
+                        pool.as_ptr(),
+                    )
+                }
             })?;
         }
         for queue in 0..config.tx_queues {
             self.check_call("transmit queue set-up", |id| {
                 // SAFETY: a port number of ours.
-                unsafe { sys::siw_port_tx_queue(id, queue, tx_desc, negotiated.tx) }
+                unsafe {
+                    let threshold = config.tx_free_threshold;
+                    sys::siw_port_tx_queue(id, queue, tx_desc, negotiated.tx, threshold)
+                }
             })?;
         }
         Ok((rx_desc, tx_desc))
@@ -355,6 +381,10 @@ impl Port {
             state.granted_caps = Some(caps);
         }
         let prepare = caps.offloads.tso || caps.offloads.tx_checksum;
+        if let Some(key) = &state.rss_key {
+            caps.rss_key_set = self.has_rss_key(key);
+            state.granted_caps = Some(caps);
+        }
         let queues = (0..state.rx_queues.max(state.tx_queues))
             .map(|queue| {
                 let rx = (queue < state.rx_queues).then(|| RxQueue::new(&self.inner, queue));
@@ -364,6 +394,15 @@ impl Port {
             })
             .collect();
         Ok(queues)
+    }
+
+    /// Reads the RSS key back: some drivers take none, and say nothing of it.
+    fn has_rss_key(&self, key: &[u8]) -> bool {
+        let mut found = [0u8; u8::MAX as usize];
+        let mut len = key.len().min(found.len()) as u8;
+        // SAFETY: `found` has room for `len` bytes, and is written within the call.
+        let rc = unsafe { sys::siw_port_rss_key_get(self.inner.id, found.as_mut_ptr(), &mut len) };
+        rc == 0 && found.get(..key.len()) == Some(key)
     }
 
     /// Only arming an interrupt shows whether a driver has them. A driver whose descriptor

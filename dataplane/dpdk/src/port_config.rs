@@ -47,6 +47,27 @@ impl Offloads {
         rx_interrupt: false,
     };
 
+    /// The names of those that are set.
+    pub fn names(&self) -> Vec<&'static str> {
+        let all = [
+            ("rx_checksum", self.rx_checksum),
+            ("tx_checksum", self.tx_checksum),
+            ("tx_ip_checksum", self.tx_ip_checksum),
+            ("tso", self.tso),
+            ("lro", self.lro),
+            ("scatter", self.scatter),
+            ("multi_segs", self.multi_segs),
+            ("vlan_strip", self.vlan_strip),
+            ("vlan_insert", self.vlan_insert),
+            ("rss", self.rss),
+            ("rx_interrupt", self.rx_interrupt),
+        ];
+        all.into_iter()
+            .filter(|(_, set)| *set)
+            .map(|(name, _)| name)
+            .collect()
+    }
+
     /// Everything but LRO, which merges segments before TCP sees them, and VLAN
     /// handling, which only a device with a VLAN wants.
     pub const USUAL: Self = Self {
@@ -80,8 +101,13 @@ pub struct PortConfig {
     pub tx_desc: u16,
     /// Bytes of IP packet in a frame.
     pub mtu: u16,
-    /// The Toeplitz key of RSS; `None` leaves the driver's.
+    /// The Toeplitz key of RSS, repeated or cut to the length that the port has; `None` leaves the
+    /// driver's.
     pub rss_key: Option<[u8; 40]>,
+    /// Descriptors that are free before the port refills a receive ring; 0: the driver's number.
+    pub rx_free_threshold: u16,
+    /// Descriptors that are left before the port frees what it sent; 0: the driver's number.
+    pub tx_free_threshold: u16,
     /// What the port is asked to do.
     pub offloads: Offloads,
 }
@@ -95,6 +121,8 @@ impl Default for PortConfig {
             tx_desc: 1024,
             mtu: 1500,
             rss_key: None,
+            rx_free_threshold: 0,
+            tx_free_threshold: 0,
             offloads: Offloads::USUAL,
         }
     }
@@ -120,6 +148,89 @@ pub struct PortCaps {
     pub tx_mtu_seg_max: u16,
     /// Entries of the RSS indirection table; 0 without RSS.
     pub reta_size: u16,
+    /// The port's RSS key is the one it was asked for, as it was read back.
+    pub rss_key_set: bool,
+}
+
+/// What became of one offload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OffloadState {
+    /// Its name.
+    pub name: &'static str,
+    /// It was asked for.
+    pub asked: bool,
+    /// The driver says that the port can do it; `None`: only trying it shows.
+    pub offered: Option<bool>,
+    /// It is in use.
+    pub enabled: bool,
+}
+
+/// Each offload: what was asked of the port, what its driver offers, what is in use.
+pub fn list_offloads(asked: &Offloads, info: &PortInfo, granted: &Offloads) -> Vec<OffloadState> {
+    let offers_rx = |flags: u64| Some(info.rx_capa & flags == flags);
+    let offers_tx = |flags: u64| Some(info.tx_capa & flags == flags);
+    let row = |name, asked, offered, enabled| OffloadState {
+        name,
+        asked,
+        offered,
+        enabled,
+    };
+    vec![
+        row(
+            "rx_checksum",
+            asked.rx_checksum,
+            offers_rx(sys::RTE_ETH_RX_OFFLOAD_TCP_CKSUM),
+            granted.rx_checksum,
+        ),
+        row(
+            "tx_checksum",
+            asked.tx_checksum,
+            offers_tx(sys::RTE_ETH_TX_OFFLOAD_TCP_CKSUM),
+            granted.tx_checksum,
+        ),
+        row(
+            "tx_ip_checksum",
+            asked.tx_checksum,
+            offers_tx(sys::RTE_ETH_TX_OFFLOAD_IPV4_CKSUM),
+            granted.tx_ip_checksum,
+        ),
+        row(
+            "tso",
+            asked.tso,
+            offers_tx(sys::RTE_ETH_TX_OFFLOAD_TCP_TSO),
+            granted.tso,
+        ),
+        row(
+            "lro",
+            asked.lro,
+            offers_rx(sys::RTE_ETH_RX_OFFLOAD_TCP_LRO),
+            granted.lro,
+        ),
+        row(
+            "scatter",
+            asked.scatter,
+            offers_rx(sys::RTE_ETH_RX_OFFLOAD_SCATTER),
+            granted.scatter,
+        ),
+        row(
+            "multi_segs",
+            asked.multi_segs,
+            offers_tx(sys::RTE_ETH_TX_OFFLOAD_MULTI_SEGS),
+            granted.multi_segs,
+        ),
+        row(
+            "rss",
+            asked.rss,
+            Some(info.rss_types & RSS_TYPES != 0),
+            granted.rss,
+        ),
+        row(
+            "rx_interrupt",
+            asked.rx_interrupt,
+            None,
+            granted.rx_interrupt,
+        ),
+    ]
 }
 
 const RX_CHECKSUM: u64 = sys::RTE_ETH_RX_OFFLOAD_IPV4_CKSUM | sys::RTE_ETH_RX_OFFLOAD_TCP_CKSUM;

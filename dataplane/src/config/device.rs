@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 
+use dpdk::DriverTraits;
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -58,6 +59,12 @@ pub enum TxPayloadPolicy {
     Reference,
 }
 
+/// Descriptors of a ring where the configuration says nothing.
+const DESCRIPTORS: u16 = 1024;
+/// What every NIC has, and what none exceeds.
+const MIN_DESCRIPTORS: u16 = 32;
+const MAX_DESCRIPTORS: u16 = 16_384;
+
 /// One `[[device]]`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -66,9 +73,10 @@ pub struct DeviceConfig {
     pub name: Spanned<DeviceName>,
     /// Two devices that name the same pair are joined by two DPDK rings.
     pub pair: Option<String>,
-    /// A DPDK virtual device: "net_tap0,iface=siwtap0".
+    /// A DPDK device by its devargs: "net_tap0,iface=siwtap0", "auxiliary:mlx5_core.sf.2". With `pci`
+    /// arguments for the driver of that NIC: "mprq_en=1".
     pub devargs: Option<String>,
-    /// A PCI NIC bound to vfio-pci: "0000:03:00.0".
+    /// A PCI NIC that DPDK can drive (`siwd devices`): "0000:03:00.0".
     pub pci: Option<PciAddress>,
     /// Ethernet address; absent: the port's own, or one derived from the name.
     pub mac: Option<MacAddress>,
@@ -98,6 +106,14 @@ pub struct DeviceConfig {
     /// How payload gets into frames.
     #[serde(default = "default_tx_payload")]
     pub tx_payload: TxPayloadPolicy,
+    /// Descriptors of each receive ring; absent: 1024. The driver may change it.
+    pub rx_descriptors: Option<Spanned<u16>>,
+    /// Descriptors of each transmit ring; absent: 1024. The driver may change it.
+    pub tx_descriptors: Option<Spanned<u16>>,
+    /// Free descriptors at which a receive ring is refilled; absent: the driver's number.
+    pub rx_free_threshold: Option<Spanned<u16>>,
+    /// Free descriptors below which sent buffers are freed; absent: the driver's number.
+    pub tx_free_threshold: Option<Spanned<u16>>,
     /// `[device.mpa]`
     #[serde(default)]
     pub mpa: MpaSettings,
@@ -152,7 +168,8 @@ impl DeviceConfig {
         if let Some(pair) = &self.pair {
             LinkSource::Pair(pair.clone())
         } else if let Some(address) = &self.pci {
-            LinkSource::Pci(address.0.clone())
+            let devargs = self.devargs.iter().map(|devargs| format!(",{devargs}"));
+            LinkSource::Pci(devargs.fold(address.0.clone(), |whole, part| whole + &part))
         } else {
             LinkSource::Vdev(self.devargs.clone().unwrap_or_default())
         }
@@ -160,12 +177,22 @@ impl DeviceConfig {
 }
 
 impl DeviceConfig {
+    /// The device on a bus of the machine that it is, for DPDK's list of those to look at: a PCI NIC,
+    /// or an auxiliary or VMBus device.
+    pub fn bus_device(&self) -> Option<String> {
+        match self.link_source() {
+            LinkSource::Pci(device) => Some(device),
+            LinkSource::Vdev(devargs) if DriverTraits::is_on_bus(&devargs) => Some(devargs),
+            _ => None,
+        }
+    }
+
     /// Looks for what is out of range or contradicts itself; `whole` is the table's place.
     pub(super) fn check_settings(&self, whole: Range<usize>) -> Result<(), (Range<usize>, String)> {
         let name = &self.name.get_ref().0;
         let links = [
             self.pair.is_some(),
-            self.devargs.is_some(),
+            self.devargs.is_some() && self.pci.is_none(),
             self.pci.is_some(),
         ];
         let count = links.iter().filter(|named| **named).count();
@@ -216,6 +243,7 @@ impl DeviceConfig {
                 ),
             ));
         }
+        self.check_rings()?;
         if *self.tso.get_ref() == TsoPolicy::On && self.checksum == ChecksumPolicy::Software {
             return Err((
                 self.tso.span(),
@@ -251,6 +279,67 @@ impl DeviceConfig {
         self.tcp.check_ranges()?;
         self.neighbours.check_ranges()?;
         self.mpa.check_ranges()
+    }
+
+    /// Descriptors, and thresholds that have to lie below them.
+    fn check_rings(&self) -> Result<(), (Range<usize>, String)> {
+        let pairs = [
+            (&self.rx_descriptors, &self.rx_free_threshold, "rx"),
+            (&self.tx_descriptors, &self.tx_free_threshold, "tx"),
+        ];
+        for (descriptors, threshold, direction) in pairs {
+            let count = descriptors
+                .as_ref()
+                .map_or(DESCRIPTORS, |count| *count.get_ref());
+            if let Some(configured) = descriptors
+                && !(MIN_DESCRIPTORS..=MAX_DESCRIPTORS).contains(&count)
+            {
+                return Err((
+                    configured.span(),
+                    format!(
+                        "{direction}_descriptors {count}: {MIN_DESCRIPTORS} to {MAX_DESCRIPTORS} are allowed"
+                    ),
+                ));
+            }
+            if let Some(threshold) = threshold
+                && !(1..count).contains(threshold.get_ref())
+            {
+                return Err((
+                    threshold.span(),
+                    format!(
+                        "{direction}_free_threshold {}: 1 to {} are allowed, below {direction}_descriptors",
+                        threshold.get_ref(),
+                        count - 1
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Packet buffers that the rings of a NIC with this many queues hold; 0 where a ring takes none.
+    pub fn ring_buffers(&self, workers: usize) -> u32 {
+        if self.pci.is_none() {
+            return 0;
+        }
+        let queues = self.queues.as_ref().map_or(workers, |queues| {
+            usize::from(*queues.get_ref()).min(workers)
+        });
+        queues as u32 * (u32::from(self.rx_ring_len()) + u32::from(self.tx_ring_len()))
+    }
+
+    /// Descriptors of each receive ring that are asked for.
+    pub fn rx_ring_len(&self) -> u16 {
+        self.rx_descriptors
+            .as_ref()
+            .map_or(DESCRIPTORS, |count| *count.get_ref())
+    }
+
+    /// Descriptors of each transmit ring that are asked for.
+    pub fn tx_ring_len(&self) -> u16 {
+        self.tx_descriptors
+            .as_ref()
+            .map_or(DESCRIPTORS, |count| *count.get_ref())
     }
 
     /// A router has to be a neighbour: on a network of the device, or of IPv6's link.

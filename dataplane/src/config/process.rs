@@ -1,6 +1,7 @@
 //! The tables of the daemon as a whole: `[workers]`, `[limits]`, `[control]`, `[dpdk]` and
 //! `[capture]`.
 
+use std::ops::Range;
 use std::path::PathBuf;
 
 use serde::Deserialize;
@@ -209,6 +210,61 @@ pub struct DpdkConfig {
     pub buffers: u32,
     /// EAL log level: emergency .. debug.
     pub log: EalLog,
+    /// What NICs read memory by.
+    pub iova: IovaSetting,
+    /// More arguments of DPDK's environment, behind siwd's own.
+    pub eal_args: Spanned<Vec<String>>,
+}
+
+/// What NICs read memory by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IovaSetting {
+    /// Physical addresses if one of the NICs has no IOMMU, virtual ones otherwise.
+    Auto,
+    /// Virtual addresses: an IOMMU translates them.
+    Va,
+    /// Physical addresses: registered memory is never sent from where it lies.
+    Pa,
+}
+
+/// Arguments of the environment that siwd sets itself, by what they begin with.
+const OWN_EAL_ARGS: [&str; 16] = [
+    "-l",
+    "-c",
+    "--lcores",
+    "--file-prefix",
+    "--log-level",
+    "-m",
+    "--socket-mem",
+    "--in-memory",
+    "--single-file-segments",
+    "--no-huge",
+    "--no-shconf",
+    "--no-pci",
+    "--iova-mode",
+    "--proc-type",
+    "-a",
+    "-b",
+];
+
+impl DpdkConfig {
+    /// Looks for arguments that contradict siwd's own.
+    pub(super) fn check_settings(&self) -> Result<(), (Range<usize>, String)> {
+        let taken = |arg: &&String| {
+            let name = arg.split('=').next().unwrap_or_default();
+            OWN_EAL_ARGS.contains(&name)
+        };
+        match self.eal_args.get_ref().iter().find(taken) {
+            Some(arg) => Err((
+                self.eal_args.span(),
+                format!(
+                    "eal_args {arg:?}: siwd sets this one itself; see buffers, hugepages, iova, log, [workers] cores, and pci and devargs of a device"
+                ),
+            )),
+            None => Ok(()),
+        }
+    }
 }
 
 impl Default for DpdkConfig {
@@ -217,6 +273,8 @@ impl Default for DpdkConfig {
             hugepages: HugepagePolicy::Require,
             buffers: 16_384,
             log: EalLog::Error,
+            iova: IovaSetting::Auto,
+            eal_args: Spanned::new(0..0, vec![]),
         }
     }
 }

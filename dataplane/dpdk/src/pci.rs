@@ -1,0 +1,370 @@
+//! What the kernel says of the NICs of this machine: who drives them, where they are, and whether
+//! an IOMMU translates for them. Read from sysfs, without touching a device.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::driver_traits::{is_bifurcated, is_user_space_driver};
+
+/// The folder of all PCI devices.
+const PCI_DEVICES: &str = "/sys/bus/pci/devices";
+/// PCI class codes of network controllers begin with this byte.
+const CLASS_NETWORK: u32 = 0x02;
+/// What the kernel calls the group of a device in vfio's no-IOMMU mode.
+const NO_IOMMU_GROUP: &str = "vfio-noiommu";
+/// Bits of the addresses that an IOMMU translates where the kernel does not say.
+const USUAL_IOMMU_WIDTH: u8 = 48;
+
+/// A network controller on the PCI bus.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PciDevice {
+    /// `0000:03:00.0`
+    pub address: String,
+    /// PCI vendor number.
+    pub vendor: u16,
+    /// PCI device number.
+    pub device: u16,
+    /// The kernel driver that it is bound to.
+    pub driver: Option<String>,
+    /// The NUMA node it is attached to, where the machine has several.
+    pub numa_node: Option<u32>,
+    /// Number of its IOMMU group.
+    pub iommu_group: Option<String>,
+    /// Bits of the addresses that its IOMMU translates; `None`: no IOMMU does.
+    pub iommu_width: Option<u8>,
+    /// Its network interfaces, while a network driver of the kernel has it.
+    pub interfaces: Vec<NetworkInterface>,
+}
+
+/// A network interface of the kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NetworkInterface {
+    /// `eth0`
+    pub name: String,
+    /// Whether its link is up.
+    pub up: bool,
+    /// Speed of the link in Mb/s, where the kernel knows it.
+    pub mbps: Option<u32>,
+}
+
+/// Whether DPDK can take a device as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PciReadiness {
+    /// It is bound to a driver for user space.
+    Bound,
+    /// DPDK works beside the kernel's driver, which has to stay.
+    Bifurcated,
+    /// A driver of the kernel has it.
+    KernelDriver,
+    /// No driver has it.
+    Unbound,
+}
+
+impl PciDevice {
+    /// The device at this address (`0000:03:00.0` or `03:00.0`); `None`: there is none.
+    pub fn at_address(address: &str) -> Option<PciDevice> {
+        PciDevice::from_sysfs(Path::new(PCI_DEVICES), &full_address(address))
+    }
+
+    /// Every network controller, in order of their addresses.
+    pub fn list_network() -> Vec<PciDevice> {
+        let mut addresses: Vec<String> = fs::read_dir(PCI_DEVICES)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect();
+        addresses.sort();
+        let folder = Path::new(PCI_DEVICES);
+        addresses
+            .iter()
+            .filter(|address| {
+                let class = read_hex(&folder.join(address).join("class"));
+                class.is_some_and(|class| class >> 16 == CLASS_NETWORK)
+            })
+            .filter_map(|address| PciDevice::from_sysfs(folder, address))
+            .collect()
+    }
+
+    fn from_sysfs(folder: &Path, address: &str) -> Option<PciDevice> {
+        let path = folder.join(address);
+        let number = |file: &str| read_hex(&path.join(file)).map(|value| value as u16);
+        let group = link_name(&path.join("iommu_group"));
+        let group_name = read_text(&path.join("iommu_group/name"));
+        let translated = group.is_some() && group_name.as_deref() != Some(NO_IOMMU_GROUP);
+        Some(PciDevice {
+            address: address.to_owned(),
+            vendor: number("vendor")?,
+            device: number("device")?,
+            driver: link_name(&path.join("driver")),
+            numa_node: read_text(&path.join("numa_node")).and_then(|node| node.parse().ok()),
+            iommu_group: group,
+            iommu_width: translated.then(|| iommu_width(&path)),
+            interfaces: interfaces(&path),
+        })
+    }
+
+    /// Whether DPDK can take it as it is.
+    pub fn readiness(&self) -> PciReadiness {
+        match &self.driver {
+            Some(driver) if is_user_space_driver(driver) => PciReadiness::Bound,
+            Some(_) if is_bifurcated(self.vendor, self.device) => PciReadiness::Bifurcated,
+            Some(_) => PciReadiness::KernelDriver,
+            None => PciReadiness::Unbound,
+        }
+    }
+
+    /// Whether the device reads memory by physical addresses: no IOMMU translates for it.
+    pub fn needs_physical_addresses(&self) -> bool {
+        self.readiness() == PciReadiness::Bound && self.iommu_width.is_none()
+    }
+
+    /// The command that makes the device usable; `None`: it is.
+    pub fn command_to_bind(&self) -> Option<String> {
+        let address = &self.address;
+        match self.readiness() {
+            PciReadiness::Bound | PciReadiness::Bifurcated => None,
+            _ if is_bifurcated(self.vendor, self.device) => Some(format!(
+                "echo {address} > /sys/bus/pci/drivers_probe   (its kernel driver has to have it)"
+            )),
+            _ if self.iommu_width.is_some() => Some(format!(
+                "modprobe vfio-pci && dpdk-devbind.py --bind=vfio-pci {address}"
+            )),
+            // Either turn the IOMMU on, or do without its protection.
+            _ => Some(format!(
+                "modprobe vfio-pci && echo 1 > /sys/module/vfio/parameters/enable_unsafe_noiommu_mode \
+                 && dpdk-devbind.py --bind=vfio-pci {address}   (no IOMMU: boot with intel_iommu=on or \
+                 amd_iommu=on where the machine has one; where the kernel has no such mode: \
+                 modprobe uio_pci_generic && dpdk-devbind.py --bind=uio_pci_generic {address})"
+            )),
+        }
+    }
+
+    /// What is wrong with a device that could not be attached, and what helps; empty when nothing
+    /// in sysfs explains it.
+    pub(crate) fn attach_hint(&self) -> String {
+        let address = &self.address;
+        let in_use = self.interfaces.iter().find(|interface| interface.up);
+        match (self.readiness(), self.command_to_bind()) {
+            (PciReadiness::Bifurcated, _) => format!(
+                "; it stays with its kernel driver {}: the RDMA libraries of the vendor (rdma-core) \
+                 and DPDK's driver for it have to be installed",
+                self.driver.as_deref().unwrap_or_default()
+            ),
+            (PciReadiness::Bound, _) => match self.group_in_use() {
+                Some(holder) => format!("; {holder}"),
+                None => String::new(),
+            },
+            (PciReadiness::KernelDriver, Some(command)) => format!(
+                "; the kernel's driver {} has it{}: {command}",
+                self.driver.as_deref().unwrap_or_default(),
+                in_use.map_or(String::new(), |interface| format!(
+                    ", and its interface {} is up",
+                    interface.name
+                ))
+            ),
+            (_, Some(command)) => format!("; no driver has {address}: {command}"),
+            (_, None) => String::new(),
+        }
+    }
+
+    /// Devices of the same IOMMU group that a driver of the kernel has: vfio then refuses the group.
+    fn group_in_use(&self) -> Option<String> {
+        let members = Path::new(PCI_DEVICES)
+            .join(&self.address)
+            .join("iommu_group/devices");
+        let holder = fs::read_dir(members)
+            .ok()?
+            .flatten()
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .filter(|address| *address != self.address)
+            .filter_map(|address| PciDevice::at_address(&address))
+            .find(|other| other.readiness() == PciReadiness::KernelDriver)?;
+        Some(format!(
+            "its IOMMU group {} has {} too, which the kernel's driver {} uses: bind that to vfio-pci as well",
+            self.iommu_group.as_deref().unwrap_or_default(),
+            holder.address,
+            holder.driver.as_deref().unwrap_or_default(),
+        ))
+    }
+}
+
+/// With the domain, which is 0 where an address leaves it out; without devargs.
+fn full_address(address: &str) -> String {
+    let address = address.split(',').next().unwrap_or_default().to_lowercase();
+    if address.matches(':').count() == 1 {
+        return format!("0000:{address}");
+    }
+    address
+}
+
+/// Intel's IOMMU says how wide its addresses are: the maximum guest address width of its
+/// capability register (VT-d specification, section 11.4.2), which counts from 0.
+fn iommu_width(device: &Path) -> u8 {
+    let capabilities = read_text(&device.join("iommu/intel-iommu/cap"));
+    let register = capabilities.and_then(|text| u64::from_str_radix(&text, 16).ok());
+    register.map_or(USUAL_IOMMU_WIDTH, |register| {
+        ((register >> 16) & 0x3f) as u8 + 1
+    })
+}
+
+fn interfaces(device: &Path) -> Vec<NetworkInterface> {
+    // A virtio NIC has its interface one level below.
+    let below: Vec<PathBuf> = fs::read_dir(device)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| {
+            let name = path.file_name().and_then(|name| name.to_str());
+            name.is_some_and(|name| name.starts_with("virtio"))
+        })
+        .chain([device.to_path_buf()])
+        .collect();
+    let mut found: Vec<NetworkInterface> = below
+        .iter()
+        .filter_map(|path| fs::read_dir(path.join("net")).ok())
+        .flatten()
+        .flatten()
+        .filter_map(|entry| {
+            let path = entry.path();
+            Some(NetworkInterface {
+                name: entry.file_name().into_string().ok()?,
+                up: read_text(&path.join("operstate")).as_deref() == Some("up"),
+                mbps: read_text(&path.join("speed")).and_then(|speed| speed.parse().ok()),
+            })
+        })
+        .collect();
+    found.sort_by(|first, second| first.name.cmp(&second.name));
+    found
+}
+
+fn read_text(path: &Path) -> Option<String> {
+    fs::read_to_string(path)
+        .ok()
+        .map(|text| text.trim().to_owned())
+}
+
+/// The number in a file that writes it as `0x8086`.
+fn read_hex(path: &Path) -> Option<u32> {
+    let text = read_text(path)?;
+    u32::from_str_radix(text.strip_prefix("0x")?, 16).ok()
+}
+
+/// The last part of a symbolic link's target.
+fn link_name(path: &Path) -> Option<String> {
+    let target = fs::read_link(path).ok()?;
+    target.file_name()?.to_str().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    /// A device folder as sysfs has it.
+    fn write_device(root: &Path, vendor: &str, driver: Option<&str>, group_name: Option<&str>) {
+        let path = root.join("0000:03:00.0");
+        fs::create_dir_all(path.join("iommu/intel-iommu")).unwrap();
+        for (file, text) in [
+            ("vendor", vendor),
+            ("device", "0x1017\n"),
+            ("numa_node", "-1\n"),
+        ] {
+            fs::write(path.join(file), text).unwrap();
+        }
+        if let Some(driver) = driver {
+            symlink(
+                format!("../../../bus/pci/drivers/{driver}"),
+                path.join("driver"),
+            )
+            .unwrap();
+        }
+        if let Some(name) = group_name {
+            let group = root.join("groups/7");
+            fs::create_dir_all(&group).unwrap();
+            if !name.is_empty() {
+                fs::write(group.join("name"), name).unwrap();
+            }
+            symlink(group, path.join("iommu_group")).unwrap();
+        }
+    }
+
+    fn device(vendor: &str, driver: Option<&str>, group: Option<&str>) -> PciDevice {
+        let root = std::env::temp_dir().join(format!(
+            "siwd-pci-{}-{:?}-{}",
+            std::process::id(),
+            std::thread::current().id(),
+            driver.unwrap_or("none")
+        ));
+        let _ = fs::remove_dir_all(&root);
+        write_device(&root, vendor, driver, group);
+        fs::write(
+            root.join("0000:03:00.0/iommu/intel-iommu/cap"),
+            "d2008c22260606\n",
+        )
+        .unwrap();
+        let found = PciDevice::from_sysfs(&root, "0000:03:00.0").unwrap();
+        let _ = fs::remove_dir_all(&root);
+        found
+    }
+
+    #[test]
+    fn addresses_get_their_domain() {
+        assert_eq!(full_address("3B:00.0"), "0000:3b:00.0");
+        assert_eq!(full_address("0001:3b:00.0,mprq_en=1"), "0001:3b:00.0");
+        assert_eq!(PciDevice::at_address("ffff:ff:1f.7"), None);
+    }
+
+    #[test]
+    fn a_narrow_iommu_is_recognised() {
+        let narrow = device("0x8086\n", Some("vfio-pci"), Some(""));
+        // Bits 21 to 16 of the register are 0x26: addresses of 39 bits.
+        assert_eq!(narrow.iommu_width, Some(39));
+        assert_eq!(narrow.iommu_group.as_deref(), Some("7"));
+        assert_eq!(narrow.numa_node, None);
+        assert_eq!(narrow.readiness(), PciReadiness::Bound);
+        assert!(!narrow.needs_physical_addresses());
+        assert_eq!(narrow.command_to_bind(), None);
+    }
+
+    #[test]
+    fn without_an_iommu_addresses_are_physical() {
+        for (driver, group) in [
+            ("vfio-pci", Some("vfio-noiommu\n")),
+            ("uio_pci_generic", None),
+        ] {
+            let bare = device("0x8086\n", Some(driver), group);
+            assert_eq!(bare.iommu_width, None, "{driver}");
+            assert!(bare.needs_physical_addresses(), "{driver}");
+        }
+    }
+
+    #[test]
+    fn a_bifurcated_nic_keeps_its_kernel_driver() {
+        let bifurcated = device("0x15b3\n", Some("mlx5_core"), Some(""));
+        assert_eq!(bifurcated.readiness(), PciReadiness::Bifurcated);
+        assert_eq!(bifurcated.command_to_bind(), None);
+        assert!(
+            !bifurcated.attach_hint().contains("vfio"),
+            "{}",
+            bifurcated.attach_hint()
+        );
+    }
+
+    #[test]
+    fn the_command_fits_what_has_the_device() {
+        let kernel = device("0x8086\n", Some("ixgbe"), Some(""));
+        let command = kernel.command_to_bind().unwrap();
+        assert!(command.contains("--bind=vfio-pci 0000:03:00.0") && !command.contains("noiommu"));
+        assert!(kernel.attach_hint().contains("driver ixgbe has it"));
+        let unbound = device("0x8086\n", None, None);
+        assert!(
+            unbound
+                .command_to_bind()
+                .unwrap()
+                .contains("enable_unsafe_noiommu_mode")
+        );
+        assert!(unbound.attach_hint().contains("no driver has"));
+    }
+}
