@@ -82,6 +82,15 @@ fn transfer_until(ends: &(End, End), stop: &AtomicBool, transfers: &AtomicU64) {
     }
 }
 
+/// Ends the honest client's transfers, also when the test fails before it asks for that.
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Descriptors of a process.
 fn descriptors(daemon: &Daemon) -> usize {
     let folder = format!("/proc/{}/fd", daemon.child.id());
@@ -119,12 +128,15 @@ fn stays_honest_beside(kind: &str) {
 }
 
 fn stays_honest_with(config: &str, kind: &str) {
+    // Built before anything is measured.
+    hostile_client();
     let daemon = Daemon::start(config, &[]);
     exchange_once(&daemon);
     let ends = pair(&daemon, MESSAGE);
     let before = descriptors(&daemon);
     let (stop, transfers) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
+        let stopping = StopOnDrop(&stop);
         let honest = scope.spawn(|| transfer_until(&ends, &stop, &transfers));
         let measure = |during: Duration| {
             let (start, begin) = (transfers.load(Ordering::Relaxed), Instant::now());
@@ -139,7 +151,7 @@ fn stays_honest_with(config: &str, kind: &str) {
         let beside = measure(attack_time() * 3 / 4);
         let report = hostile.finish();
         println!("{kind}: {alone:.0}/s alone, {beside:.0}/s beside {report}");
-        stop.store(true, Ordering::Relaxed);
+        drop(stopping);
         honest.join().unwrap();
         assert!(beside > 0.0, "{kind}: the honest client came to a halt");
     });
@@ -209,11 +221,13 @@ fn objects(ctx: &Context) -> [u64; 4] {
 fn clients_killed_at_random_points_leave_nothing() {
     /// Clients that each of two threads has killed.
     const KILLS: u64 = 120;
+    hostile_client();
     let daemon = Daemon::loopback();
     let ends = pair(&daemon, MESSAGE);
     let before = (objects(&ends.0.ctx), descriptors(&daemon));
     let (stop, transfers) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
+        let stopping = StopOnDrop(&stop);
         let honest = scope.spawn(|| transfer_until(&ends, &stop, &transfers));
         let killers: Vec<_> = (0..2)
             .map(|thread| {
@@ -240,7 +254,7 @@ fn clients_killed_at_random_points_leave_nothing() {
         for killer in killers {
             killer.join().unwrap();
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(stopping);
         honest.join().unwrap();
     });
     assert!(transfers.load(Ordering::Relaxed) > 0);
