@@ -131,7 +131,8 @@ fn a_large_arena_is_made_while_others_are_served() {
         return;
     }
     let config = LOOPBACK.replace("\"never\"", "\"require\"");
-    let limits = format!("[limits]\nhugepages_per_user = {LEN}\n");
+    // Beside the arena, some for the queues of the others.
+    let limits = format!("[limits]\nhugepages_per_user = {}\n", LEN + (16 << 20));
     let d = Daemon::start(&format!("{config}{limits}"), &[]);
     let (a, b) = pair(&d, 4096);
     let greedy = greeted(&d);
