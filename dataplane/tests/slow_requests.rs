@@ -72,6 +72,8 @@ fn descriptors_that_are_slow_to_close_hold_up_nobody() {
                 setsockopt(&socket, sockopt::Linger, &linger).unwrap();
             }
             peers.push(peer);
+            // If the daemon's copy is closed already, it is this close that waits.
+            std::thread::spawn(move || drop(socket));
         }
     };
     // With a request, behind one that is served, and in a connection that is no client yet.
