@@ -1,4 +1,5 @@
-//! The lab guest: a Linux siw under QEMU on a tap, driven through deploy/lab/linux-siw/guest.
+//! The lab's guests: a Linux siw under QEMU on a tap (deploy/lab/linux-siw/guest), and a machine with
+//! PCI NICs for siwd (deploy/lab/pci/guest).
 //! It ends with the test, however that ends: the script watches a pipe that the test holds.
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -16,17 +17,23 @@ use super::net::{Netns, lacks_network, missing_program};
 /// Emulated, on a machine that runs other tests too: slow is normal, a hang is not.
 pub const GUEST_PATIENCE: Duration = Duration::from_secs(180);
 
-fn lab() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/lab/linux-siw")
+fn lab(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../deploy/lab")
+        .join(file)
 }
 
 /// Why this machine cannot run the guest; `None`: it can.
 pub fn lacks_guest() -> Option<String> {
-    lacks_network()
-        .or_else(|| missing_program("qemu-system-x86_64"))
+    lacks_network().or_else(lacks_emulator)
+}
+
+/// Why this machine cannot run a guest without a tap.
+pub fn lacks_emulator() -> Option<String> {
+    missing_program("qemu-system-x86_64")
         .or_else(|| missing_program("python3"))
         .or_else(|| {
-            let built = Command::new(lab().join("build")).arg("--check").status();
+            let built = Command::new(lab("linux-siw/build")).arg("--check").status();
             (!built.unwrap().success()).then(|| {
                 "the Linux siw guest is not built, or not from these files \
                  (deploy/lab/linux-siw/build)"
@@ -53,24 +60,32 @@ pub struct Done {
 impl Guest {
     /// Makes the tap lab0 in the namespace, wide enough for all MTUs, and boots the guest on it.
     pub fn boot(ns: &Netns, args: &[&str]) -> Guest {
-        let script = lab().join("tap");
+        let script = lab("linux-siw/tap");
         ns.command(script.to_str().unwrap(), "up lab0 --mtu 9000");
+        ns.run(|| Guest::start_script(lab("linux-siw/guest"), &["--tap", "lab0"], args))
+    }
+
+    /// Boots a guest with PCI NICs; `args` as deploy/lab/pci/guest has them.
+    pub fn boot_pci(args: &[&str]) -> Guest {
+        Guest::start_script(lab("pci/guest"), &[], args)
+    }
+
+    fn start_script(path: PathBuf, first: &[&str], args: &[&str]) -> Guest {
         let dir = tempfile::tempdir().unwrap();
         let control = dir.path().join("control");
-        let mut script = ns.run(|| {
-            Command::new(lab().join("guest"))
-                .args(["--tap", "lab0", "--until-eof", "--boot-timeout", "180"])
-                .arg("--control")
-                .arg(&control)
-                .arg("--pid-file")
-                .arg(dir.path().join("qemu.pid"))
-                .args(args)
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::inherit())
-                .spawn()
-                .unwrap()
-        });
+        let mut script = Command::new(path)
+            .args(first)
+            .args(["--until-eof", "--boot-timeout", "180"])
+            .arg("--control")
+            .arg(&control)
+            .arg("--pid-file")
+            .arg(dir.path().join("qemu.pid"))
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .unwrap();
         let stdout = script.stdout.take().unwrap();
         let (tell, told) = mpsc::channel();
         std::thread::spawn(move || {

@@ -244,6 +244,13 @@ pub fn client_example(name: &str) -> PathBuf {
         .join(name)
 }
 
+/// The path of an example of this package, built with the profile of this test.
+pub fn daemon_example(name: &str) -> PathBuf {
+    build_of_package("siwd", "--example", name)
+        .join("examples")
+        .join(name)
+}
+
 /// The path of the program that attacks a daemon, built with the profile of this test.
 pub fn hostile_client() -> &'static Path {
     static PATH: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();

@@ -1,0 +1,248 @@
+//! Moves data between two devices of a running siwd in every way and checks each byte: WRITE, READ
+//! and SEND of 1 byte up to a size, one message at a time and many, then many small messages and many
+//! connections. A message must be completed within a second of its arrival, without any later
+//! traffic. Prints one line, or what went wrong.
+//!
+//! `transfers SOCKET FROM-DEVICE TO-ADDRESS LARGEST-SIZE SMALL-MESSAGES CONNECTIONS`, for the PCI lab.
+
+use std::error::Error;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use siw::{
+    Access, CmChannel, CmEvent, CmListener, ConnectOptions, Context, Cq, Mr, Qp, QpInit, RecvWr,
+    SendData, SendWr, Wc, WcStatus,
+};
+
+type Outcome<T> = Result<T, Box<dyn Error>>;
+
+/// Between the arrival of a message and its completion.
+const COMPLETION_LIMIT: Duration = Duration::from_secs(1);
+/// For a whole message under emulation, beside a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Messages in flight at once in the second pass.
+const DEPTH: usize = 16;
+/// Bytes that are moved at each size in the second pass, at most.
+const BYTES_AT_ONCE: usize = 4 << 20;
+
+/// One side of a connection.
+struct Side {
+    qp: Qp,
+    cq: Cq,
+    memory: Mr,
+    cm: CmChannel,
+}
+
+impl Side {
+    fn new(context: &Context, bytes: usize) -> Outcome<Side> {
+        let pd = context.alloc_pd()?;
+        let cq = Cq::new(context, 256, None)?;
+        let qp = pd.create_qp(&cq, &cq, &QpInit::default())?;
+        let memory = pd.alloc_mr(bytes, Access(7))?;
+        let cm = CmChannel::new(context)?;
+        Ok(Side { qp, cq, memory, cm })
+    }
+
+    /// The next completion, which must be a success.
+    fn wait_success(&self, what: &str) -> Outcome<Wc> {
+        let mut wc = [Wc::default()];
+        if self.cq.wait(&mut wc, Some(PATIENCE))? == 0 {
+            return Err(format!("{what}: no completion within {PATIENCE:?}").into());
+        }
+        if wc[0].status != WcStatus::SUCCESS {
+            return Err(format!("{what}: {:?}", wc[0].status).into());
+        }
+        Ok(wc[0])
+    }
+
+    fn has_byte(&self, at: usize, value: u8) -> Outcome<bool> {
+        let mut byte = [0];
+        self.memory.read(at, &mut byte)?;
+        Ok(byte[0] == value)
+    }
+}
+
+fn connect_sides(from: &Side, to: &Side, contexts: &Contexts) -> Outcome<()> {
+    let listener = CmListener::new(&to.cm, None, contexts.target, 8, 0)?;
+    let device = contexts.from.device_by_name(&contexts.device)?;
+    let options = ConnectOptions {
+        device: Some(device.index),
+        ..ConnectOptions::default()
+    };
+    from.qp.connect(&from.cm, listener.local_addr(), &options)?;
+    match to.cm.get_event(Some(PATIENCE))? {
+        CmEvent::ConnectRequest(request) => {
+            request.accept(&to.qp, None, &ConnectOptions::default())?;
+        }
+        other => return Err(format!("instead of a connection request: {other:?}").into()),
+    }
+    for side in [to, from] {
+        match side.cm.get_event(Some(PATIENCE))? {
+            CmEvent::Established(_) => {}
+            other => return Err(format!("instead of a connection: {other:?}").into()),
+        }
+    }
+    Ok(())
+}
+
+struct Contexts {
+    from: Context,
+    to: Context,
+    device: String,
+    target: SocketAddr,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Operation {
+    Write,
+    Read,
+    Send,
+}
+
+/// Bytes that differ with the message, at every place.
+fn pattern(seed: usize, len: usize) -> Vec<u8> {
+    (0..len)
+        .map(|index| (index.wrapping_mul(31) ^ (index >> 8) ^ seed.wrapping_mul(97)) as u8)
+        .collect()
+}
+
+fn post_message(
+    operation: Operation,
+    from: &Side,
+    to: &Side,
+    at: usize,
+    len: usize,
+) -> Outcome<()> {
+    let sges = [from.memory.sge(at, len)];
+    let (remote, rkey) = (to.memory.addr() + at as u64, to.memory.rkey());
+    let id = at as u64;
+    let request = match operation {
+        Operation::Write => SendWr::write(id, SendData::Sges(&sges), remote, rkey),
+        Operation::Read => SendWr::read(id, &sges, remote, rkey),
+        Operation::Send => SendWr::send(id, SendData::Sges(&sges)),
+    };
+    if operation == Operation::Send {
+        let receive = [to.memory.sge(at, len)];
+        to.qp.post_recv(&[RecvWr {
+            wr_id: id,
+            sges: &receive,
+        }])?;
+    }
+    from.qp.post_send(&[request])?;
+    Ok(())
+}
+
+/// Moves `depth` messages of `len` bytes at once; the longest time between the arrival of the last one
+/// and its completion.
+fn move_messages(
+    operation: Operation,
+    from: &Side,
+    to: &Side,
+    len: usize,
+    depth: usize,
+    seed: usize,
+) -> Outcome<Duration> {
+    let what = format!("{operation:?} of {len} bytes, {depth} at once");
+    let (source, sink) = match operation {
+        Operation::Read => (to, from),
+        _ => (from, to),
+    };
+    let expected = pattern(seed, len * depth);
+    source.memory.write(0, &expected)?;
+    let last = len * depth - 1;
+    sink.memory.write(0, &vec![!expected[last]; len * depth])?;
+    for index in 0..depth {
+        post_message(operation, from, to, index * len, len)?;
+    }
+    let give_up = Instant::now() + PATIENCE;
+    while operation == Operation::Write && !sink.has_byte(last, expected[last])? {
+        if Instant::now() > give_up {
+            return Err(format!("{what}: the data does not arrive").into());
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    if operation == Operation::Send {
+        for _ in 0..depth {
+            to.wait_success(&format!("{what}, receiver"))?;
+        }
+    }
+    let arrived = Instant::now();
+    for _ in 0..depth {
+        from.wait_success(&what)?;
+    }
+    let delay = arrived.elapsed();
+    if operation != Operation::Read && delay > COMPLETION_LIMIT {
+        return Err(format!("{what}: completed {delay:?} after its arrival").into());
+    }
+    let mut received = vec![0; len * depth];
+    sink.memory.read(0, &mut received)?;
+    if let Some(at) = (0..received.len()).find(|at| received[*at] != expected[*at]) {
+        return Err(format!("{what}: byte {at} is wrong").into());
+    }
+    Ok(if operation == Operation::Read {
+        Duration::ZERO
+    } else {
+        delay
+    })
+}
+
+fn run(arguments: &[String]) -> Outcome<()> {
+    let [socket, device, target, largest, small, connections] = arguments else {
+        return Err("usage: transfers SOCKET FROM-DEVICE TO-ADDRESS LARGEST-SIZE SMALL-MESSAGES CONNECTIONS".into());
+    };
+    let contexts = Contexts {
+        from: Context::open(Some(Path::new(socket)))?,
+        to: Context::open(Some(Path::new(socket)))?,
+        device: device.clone(),
+        target: format!("{target}:0").parse()?,
+    };
+    let (largest, small): (usize, usize) = (largest.parse()?, small.parse()?);
+    let connections: usize = connections.parse()?;
+    let memory = largest.max(BYTES_AT_ONCE.min(largest * DEPTH));
+    let from = Side::new(&contexts.from, memory)?;
+    let to = Side::new(&contexts.to, memory)?;
+    connect_sides(&from, &to, &contexts)?;
+
+    let mut slowest = Duration::ZERO;
+    let mut messages = 0;
+    let sizes = [1, 64, 1000, 4096, 65_536, 1 << 20, 16 << 20];
+    for len in sizes.into_iter().filter(|len| *len <= largest) {
+        for operation in [Operation::Write, Operation::Read, Operation::Send] {
+            for depth in [1, (memory / len).min(DEPTH)] {
+                messages += depth;
+                let delay = move_messages(operation, &from, &to, len, depth, messages)?;
+                slowest = slowest.max(delay);
+            }
+        }
+    }
+    for round in 0..small.div_ceil(DEPTH) {
+        move_messages(Operation::Send, &from, &to, 64, DEPTH, round)?;
+        messages += DEPTH;
+    }
+    let mut sides = Vec::new();
+    for _ in 0..connections {
+        let (one, other) = (
+            Side::new(&contexts.from, 4096)?,
+            Side::new(&contexts.to, 4096)?,
+        );
+        connect_sides(&one, &other, &contexts)?;
+        sides.push((one, other));
+    }
+    for (index, (one, other)) in sides.iter().enumerate() {
+        move_messages(Operation::Write, one, other, 2000, 1, index)?;
+    }
+    println!(
+        "ok: {messages} messages up to {largest} bytes, {connections} connections, slowest completion {} us after arrival",
+        slowest.as_micros()
+    );
+    Ok(())
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let Err(error) = run(&arguments) {
+        eprintln!("transfers: {error}");
+        std::process::exit(1);
+    }
+}
