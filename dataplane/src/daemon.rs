@@ -260,6 +260,10 @@ fn start_workers(
         config.dpdk.buffers,
         prepared.cores.len() * devices.len(),
     );
+    let stack_config = stack_config.map_err(|source| StartError::Os {
+        what: "the secrets of the TCP stacks cannot be drawn",
+        source,
+    })?;
     let inboxes: Arc<[_]> = channels
         .mailboxes
         .iter()

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dpdk::{DriverTraits, Mempool, Offloads, Port, PortCaps, PortConfig, RxQueue, TxQueue};
+use rustix::rand::GetRandomFlags;
 use siw_iwarp::ddp::Msn;
 use siw_iwarp::mpa::{MarkerPolicy, MpaConfig, MpaCrcPolicy, RtrKinds};
 use siw_iwarp::{OutOfOrderPolicy, TerminateBitOrder};
@@ -537,23 +538,56 @@ pub struct SharedStackConfig {
 }
 
 impl SharedStackConfig {
-    /// Fresh secrets. `buffers` of the pool are shared by `stacks`; a quarter is for the ports.
-    pub fn generate_secrets(connections: usize, buffers: u32, stacks: usize) -> SharedStackConfig {
-        let random = || {
-            let mut key = [0u8; 16];
-            for half in key.chunks_exact_mut(8) {
-                // Seeded by the operating system for each instance.
-                let random_half =
-                    std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0u8);
-                half.copy_from_slice(&random_half.to_ne_bytes());
-            }
-            key
-        };
-        SharedStackConfig {
-            isn_key: random(),
-            hash_key: random(),
+    /// Fresh secrets of the operating system, which is waited for where it has just booted and has
+    /// none yet. `buffers` of the pool are shared by `stacks`; a quarter is for the ports.
+    ///
+    /// # Errors
+    /// The operating system has no random numbers.
+    pub fn generate_secrets(
+        connections: usize,
+        buffers: u32,
+        stacks: usize,
+    ) -> std::io::Result<SharedStackConfig> {
+        Ok(SharedStackConfig {
+            isn_key: random_key()?,
+            hash_key: random_key()?,
             max_connections: connections,
             max_held_buffers: (buffers as usize / 4 * 3 / stacks.max(1)).max(72),
+        })
+    }
+}
+
+fn random_key() -> std::io::Result<[u8; 16]> {
+    let mut key = [0; 16];
+    let mut filled = 0;
+    while filled < key.len() {
+        match rustix::rand::getrandom(&mut key[filled..], GetRandomFlags::empty()) {
+            Ok(count) => filled += count,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_whole_and_drawn_anew_each_time() {
+        let draw = || SharedStackConfig::generate_secrets(8, 1024, 1).expect("random numbers");
+        let drawn: Vec<_> = (0..16).map(|_| draw()).collect();
+        let keys: Vec<_> = drawn
+            .iter()
+            .flat_map(|secrets| [secrets.isn_key, secrets.hash_key])
+            .collect();
+        for (index, key) in keys.iter().enumerate() {
+            assert!(!keys[..index].contains(key), "{key:02x?} twice");
+        }
+        // Every octet varies: none is left as it was.
+        for octet in 0..16 {
+            assert!(keys.iter().any(|key| key[octet] != keys[0][octet]));
         }
     }
 }

@@ -279,13 +279,16 @@ mod tests {
 
     #[test]
     fn the_defaults_are_those_of_a_fabric_as_the_stack_has_them() {
-        let c = stack("");
-        let plain = StackConfig::new(c.mac, c.addresses.clone());
-        let differ = StackConfig {
-            recv_window: c.recv_window,
+        let configured = stack("");
+        let plain = StackConfig::new(configured.mac, configured.addresses.clone());
+        // Each configuration draws its own secrets; the window is the caller's.
+        let expected = StackConfig {
+            recv_window: configured.recv_window,
+            isn_key: configured.isn_key,
+            hash_key: configured.hash_key,
             ..plain
         };
-        assert_eq!(format!("{c:?}"), format!("{differ:?}"));
+        assert_eq!(format!("{configured:?}"), format!("{expected:?}"));
         let n = NeighbourSettings::default().neighbour_config();
         assert_eq!(n, NeighbourConfig::default());
     }

@@ -97,7 +97,8 @@ pub fn run(
         .transpose()
         .map_err(|error| text(&error))?;
     let keys =
-        SharedStackConfig::generate_secrets(plan.connections, config.dpdk.buffers, devices.len());
+        SharedStackConfig::generate_secrets(plan.connections, config.dpdk.buffers, devices.len())
+            .map_err(|error| text(&error))?;
     let ports = devices
         .iter_mut()
         .enumerate()
