@@ -144,6 +144,9 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
         page: channels.page,
         hugepages: dpdk.hugepages,
         ports_use_dma: devices.iter().any(|device| device.port.needs_dma_map()),
+        sends_by_reference: devices
+            .iter()
+            .any(|device| device.link.payload != PayloadPolicy::Copy),
         map_arena: arena_mapper(&prepared, &dpdk.eal, &devices),
     };
     let mut control =

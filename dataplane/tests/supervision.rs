@@ -7,11 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::*;
-use nix::errno::Errno;
-use nix::sys::ptrace;
 use nix::sys::signal::Signal;
-use nix::sys::wait::{WaitPidFlag, waitpid};
-use nix::unistd::Pid;
 
 /// As `WatchdogSec` of a unit.
 const WATCHDOG: Duration = Duration::from_millis(300);
@@ -35,16 +31,6 @@ fn heard(notify: &UnixDatagram) -> String {
     String::from_utf8_lossy(&bytes[..len]).into_owned()
 }
 
-/// The thread of a process that has this name.
-fn thread_named(pid: u32, name: &str) -> Pid {
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-    let tid = threads.flatten().find_map(|thread| {
-        let found = std::fs::read_to_string(thread.path().join("comm")).ok()?;
-        (found.trim() == name).then(|| thread.file_name().to_str()?.parse().ok())?
-    });
-    Pid::from_raw(tid.unwrap_or_else(|| panic!("no thread {name}")))
-}
-
 #[test]
 fn the_watchdog_hears_nothing_while_a_worker_hangs() {
     let (d, notify) = supervised();
@@ -52,13 +38,9 @@ fn the_watchdog_hears_nothing_while_a_worker_hangs() {
     for _ in 0..3 {
         assert_eq!(heard(&notify), "WATCHDOG=1");
     }
-    let worker = thread_named(d.child.id(), "siwd-worker-0");
-    match ptrace::seize(worker, ptrace::Options::empty()).and_then(|()| ptrace::interrupt(worker)) {
-        Ok(()) => {}
-        Err(Errno::EPERM) => return println!("skipped: this process may not trace its child"),
-        Err(error) => panic!("{error}"),
-    }
-    waitpid(worker, Some(WaitPidFlag::__WALL)).unwrap();
+    let Some(worker) = StoppedThread::stop(d.child.id(), "siwd-worker-0") else {
+        return;
+    };
     // What was sent before the worker stood still, and then nothing for more than the interval.
     notify.set_read_timeout(Some(WATCHDOG * 2)).unwrap();
     let mut late = 0;
@@ -67,7 +49,7 @@ fn the_watchdog_hears_nothing_while_a_worker_hangs() {
         assert!(late <= 2, "the watchdog is fed by a daemon that hangs");
     }
     notify.set_read_timeout(Some(PATIENCE)).unwrap();
-    ptrace::detach(worker, None).unwrap();
+    drop(worker);
     for _ in 0..3 {
         assert_eq!(heard(&notify), "WATCHDOG=1");
     }

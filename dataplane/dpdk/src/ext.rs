@@ -35,6 +35,8 @@ const AHEAD: u16 = 64;
 struct TrackerSlot {
     shinfo: sys::rte_mbuf_ext_shared_info,
     memory: Option<Arc<dyn ExtMemory>>,
+    /// Which tracker of its pool has the slot, or had it last.
+    serial: u64,
     home: *const DroppedTrackers,
     /// Link of the list of dropped trackers.
     dropped_next: AtomicPtr<TrackerSlot>,
@@ -50,7 +52,15 @@ pub struct TrackerPool {
     home: NonNull<DroppedTrackers>,
     slots: NonNull<[TrackerSlot]>,
     free: Vec<NonNull<TrackerSlot>>,
-    zombie_count: Vec<NonNull<TrackerSlot>>,
+    zombies: Vec<NonNull<TrackerSlot>>,
+    last_serial: u64,
+}
+
+/// Names a tracker of a pool, also when it has ended: see [`TrackerPool::has_mbufs_out`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TrackerId {
+    slot: usize,
+    serial: u64,
 }
 
 // SAFETY: slots of the free and zombie lists belong to the pool; what others
@@ -71,6 +81,7 @@ impl TrackerPool {
                     refcnt: AtomicU16::new(1),
                 },
                 memory: None,
+                serial: 0,
                 home: home.as_ptr(),
                 dropped_next: AtomicPtr::new(ptr::null_mut()),
             })
@@ -87,7 +98,8 @@ impl TrackerPool {
             home,
             slots,
             free,
-            zombie_count: Vec::with_capacity(capacity),
+            zombies: Vec::with_capacity(capacity),
+            last_serial: 0,
         }
     }
 
@@ -99,8 +111,12 @@ impl TrackerPool {
             return None;
         }
         let slot = self.free.pop()?;
+        self.last_serial += 1;
         // SAFETY: a slot on the free list belongs to us alone.
-        unsafe { (*slot.as_ptr()).memory = Some(memory) };
+        unsafe {
+            (*slot.as_ptr()).memory = Some(memory);
+            (*slot.as_ptr()).serial = self.last_serial;
+        }
         Some(ExtTracker {
             slot,
             spare: Cell::new(0),
@@ -137,7 +153,7 @@ impl TrackerPool {
                 (*slot.as_ptr()).memory = None;
                 self.free.push(slot);
             } else {
-                self.zombie_count.push(slot);
+                self.zombies.push(slot);
             }
         }
     }
@@ -146,11 +162,11 @@ impl TrackerPool {
     /// many slots came back. A worker calls it when it has nothing else to do.
     pub fn sweep_released(&mut self) -> usize {
         let before = self.free.len();
-        for index in (0..self.zombie_count.len()).rev() {
-            let slot = self.zombie_count[index];
+        for index in (0..self.zombies.len()).rev() {
+            let slot = self.zombies[index];
             // SAFETY: a zombie's owner's share is ours; Acquire as in `reclaim`.
             if unsafe { (*slot.as_ptr()).shinfo.refcnt.load(Ordering::Acquire) } == 1 {
-                self.zombie_count.swap_remove(index);
+                self.zombies.swap_remove(index);
                 self.reclaim_slot(slot);
             }
         }
@@ -169,7 +185,45 @@ impl TrackerPool {
 
     /// Slots that wait for mbufs to be freed.
     pub fn zombie_count(&self) -> usize {
-        self.zombie_count.len()
+        self.zombies.len()
+    }
+
+    /// A name of the tracker, which stays its own when it has ended.
+    pub fn id_of(&self, tracker: &ExtTracker) -> TrackerId {
+        self.id_of_slot(tracker.slot)
+    }
+
+    fn id_of_slot(&self, slot: NonNull<TrackerSlot>) -> TrackerId {
+        let bytes = slot.addr().get() - self.slots.cast::<TrackerSlot>().addr().get();
+        TrackerId {
+            slot: bytes / size_of::<TrackerSlot>(),
+            // SAFETY: only `alloc` writes it, which nobody calls while this borrow lasts.
+            serial: unsafe { (*slot.as_ptr()).serial },
+        }
+    }
+
+    /// Trackers that ended while mbufs pointed into this memory, and wait for them.
+    pub fn ended_trackers_of(&self, memory: *const ()) -> impl Iterator<Item = TrackerId> + '_ {
+        let is_of_memory = move |slot: &&NonNull<TrackerSlot>| {
+            // SAFETY: a zombie's memory is ours.
+            let held = unsafe { (*slot.as_ptr()).memory.as_ref() };
+            held.is_some_and(|held| ptr::addr_eq(Arc::as_ptr(held), memory))
+        };
+        let zombies = self.zombies.iter().filter(is_of_memory);
+        zombies.map(|slot| self.id_of_slot(*slot))
+    }
+
+    /// Whether mbufs of a tracker that has ended still point into its memory.
+    pub fn has_mbufs_out(&self, tracker: TrackerId) -> bool {
+        if tracker.slot >= self.slots.len() {
+            return false;
+        }
+        // SAFETY: within the slots. Only `alloc` writes serial numbers; the counter is atomic.
+        // Acquire: at 1, every reader is done with the memory.
+        unsafe {
+            let slot = self.slots.cast::<TrackerSlot>().add(tracker.slot).as_ptr();
+            (*slot).serial == tracker.serial && (*slot).shinfo.refcnt.load(Ordering::Acquire) > 1
+        }
     }
 
     /// Slots that [`Self::alloc`] can give at once.

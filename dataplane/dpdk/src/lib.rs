@@ -89,7 +89,7 @@ pub use chain::{ChainBuilder, Segments, SplitChain};
 pub use driver_traits::{DriverTraits, SoftwareTso};
 pub use eal::{Eal, EalConfig, IovaMode, exit_process};
 pub use error::{Error, Result};
-pub use ext::{ExtTracker, TrackerPool};
+pub use ext::{ExtTracker, TrackerId, TrackerPool};
 pub use ext_memory::{ExtMemory, ExtSlice, ExternalRegion, OwnedMemory};
 pub use hugepages::{HugepageSize, check_free_hugepages, hugepage_sizes};
 pub use iova_space::IovaSpace;

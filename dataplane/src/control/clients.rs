@@ -287,7 +287,17 @@ impl ControlThread {
         }
         self.workers
             .post_to_all(|| Command::RemoveClient { client: id });
-        let (token, left) = self.workers.post_barrier();
+        let regions: Vec<_> = client
+            .arenas
+            .values()
+            .map(|arena| arena.region.clone())
+            .collect();
+        // Its queue pairs are gone by then: nothing refers to its memory anew.
+        let (token, left) = if regions.is_empty() || !self.config.sends_by_reference {
+            self.workers.post_barrier()
+        } else {
+            self.workers.await_frames(regions.into())
+        };
         self.resources.departing.push(DepartingClient {
             client,
             token,

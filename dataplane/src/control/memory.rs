@@ -1,5 +1,7 @@
 //! Arenas and memory regions: requests of clients.
 
+use std::sync::Arc;
+
 use nix::libc;
 use siw_memory::queue_allocator::QueueMemory;
 use siw_memory::{DeregError, KeyTable, RegisteredMemory, Stag};
@@ -254,6 +256,7 @@ impl ControlThread {
             reserved: 0,
         };
         let mr = check_registration(client, &new)?;
+        let regions = regions_of(client, Stag(request.lkey));
         let ticket = keys.deregister(Stag(request.lkey)).map_err(dereg_refusal)?;
         remove_region(client, Stag(request.lkey));
         self.resources.release(id, &[(Quota::MemoryKeys, 1)]);
@@ -261,23 +264,43 @@ impl ControlThread {
         let client = self.resources.client_mut(id)?;
         add_region(client, stag, PdId(new.pd), ArenaId(new.arena), None);
         let then = QuiescentReply::Rereg { lkey: stag };
+        let (token, left) = self.await_frames_of(regions);
         Ok(Served::Deferred(PendingReply::QuiescentKey {
             ticket,
+            token,
+            left,
             then,
         }))
     }
 
     pub(super) fn dereg_mr(&mut self, id: ClientId, lkey: Stag) -> Outcome {
         let keys = self.config.keys.clone();
-        if !self.resources.client_mut(id)?.mrs.contains_key(&lkey) {
+        let client = self.resources.client_mut(id)?;
+        if !client.mrs.contains_key(&lkey) {
             return Err(Refusal::no_such("memory region with lkey", lkey.0));
         }
+        let regions = regions_of(client, lkey);
         let ticket = keys.deregister(lkey).map_err(dereg_refusal)?;
         let then = QuiescentReply::Dereg { lkey };
+        let (token, left) = self.await_frames_of(regions);
         Ok(Served::Deferred(PendingReply::QuiescentKey {
             ticket,
+            token,
+            left,
             then,
         }))
+    }
+
+    /// Has workers report when no port holds a frame of this memory any more: it must not change
+    /// under the NIC, nor its DMA mapping end. Nothing may refer to it anew.
+    pub(super) fn await_frames_of(
+        &mut self,
+        regions: Vec<Arc<SharedMemory>>,
+    ) -> (CommandToken, usize) {
+        if regions.is_empty() || !self.config.sends_by_reference {
+            return (self.workers.next_token(), 0);
+        }
+        self.workers.await_frames(regions.into())
     }
 
     /// No worker uses the key any more: what waited for that is answered.
@@ -327,6 +350,16 @@ pub(super) enum QuiescentReply {
         lkey: Stag,
     },
     DeallocMw,
+}
+
+/// The memory behind a registration.
+fn regions_of(client: &Client, lkey: Stag) -> Vec<Arc<SharedMemory>> {
+    let mr = client.mrs.get(&lkey);
+    let arena = mr.and_then(|mr| client.arenas.get(&mr.arena));
+    arena
+        .map(|arena| arena.region.clone())
+        .into_iter()
+        .collect()
 }
 
 fn dereg_refusal(error: DeregError) -> Refusal {

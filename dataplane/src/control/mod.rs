@@ -142,6 +142,8 @@ pub struct ControlParts {
     pub map_arena: Arc<MapArena>,
     /// Whether there are such ports: making memory known to them takes long.
     pub ports_use_dma: bool,
+    /// Frames may refer to registered memory instead of copying it.
+    pub sends_by_reference: bool,
 }
 
 const TOKEN_LISTENER: u64 = u64::MAX;

@@ -27,9 +27,11 @@ pub(super) enum PendingReply {
     ResetQp { qpn: Qpn },
     /// The worker gives the queue pair up.
     DestroyQp { qpn: Qpn },
-    /// No worker can use the old key any more.
+    /// No worker can use the old key any more, and no port holds a frame of its memory.
     QuiescentKey {
         ticket: Retired,
+        token: CommandToken,
+        left: usize,
         then: QuiescentReply,
     },
     /// All workers passed a barrier; then the shared receive queue's memory is free.

@@ -19,7 +19,7 @@ impl ControlThread {
             .any(|departing| departing.left == 0)
             || self.resources.clients.values().any(|client| {
                 client.waiting.as_ref().is_some_and(|waiting| {
-                    matches!(waiting.what, PendingReply::QuiescentKey { .. })
+                    matches!(waiting.what, PendingReply::QuiescentKey { left: 0, .. })
                 })
             })
     }
@@ -30,7 +30,7 @@ impl ControlThread {
         let quiet: Vec<ClientId> = self.resources.clients
             .iter()
             .filter(|(_, client)| {
-                matches!(&client.waiting, Some(DeferredRequest { what: PendingReply::QuiescentKey { ticket, .. }, .. })
+                matches!(&client.waiting, Some(DeferredRequest { what: PendingReply::QuiescentKey { ticket, left: 0, .. }, .. })
                     if self.config.keys.has_elapsed(*ticket))
             })
             .map(|(id, _)| *id)
@@ -155,6 +155,11 @@ impl ControlThread {
                                 ..
                             }
                             | PendingReply::ResizeCq {
+                                token: awaited,
+                                left,
+                                ..
+                            }
+                            | PendingReply::QuiescentKey {
                                 token: awaited,
                                 left,
                                 ..

@@ -60,8 +60,12 @@ impl ControlThread {
         }
         let ticket = keys.remove(rkey).ok_or_else(unknown)?;
         let then = QuiescentReply::DeallocMw;
+        // A window has no memory of its own: its region ends that.
+        let (token, left) = self.await_frames_of(Vec::new());
         Ok(Served::Deferred(PendingReply::QuiescentKey {
             ticket,
+            token,
+            left,
             then,
         }))
     }

@@ -1,7 +1,10 @@
 //! The control thread's end of the workers: commands go out through it, each worker's in order.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
+
+use siw_shm::SharedMemory;
 
 use crate::ids::CommandToken;
 use crate::worker::Mailbox;
@@ -91,6 +94,19 @@ impl WorkerSet {
     pub fn post_barrier(&mut self) -> (CommandToken, usize) {
         let token = self.next_token();
         self.post_to_all(|| Command::Barrier { token });
+        (token, self.worker_count())
+    }
+
+    /// Has every worker report when no port holds a frame any more that refers to these regions as
+    /// of now: as [`Self::post_barrier`].
+    pub fn await_frames(&mut self, regions: Arc<[Arc<SharedMemory>]>) -> (CommandToken, usize) {
+        let token = self.next_token();
+        let unanswered = Arc::new(AtomicUsize::new(self.worker_count()));
+        self.post_to_all(|| Command::AwaitFrames {
+            token,
+            regions: regions.clone(),
+            unanswered: unanswered.clone(),
+        });
         (token, self.worker_count())
     }
 }

@@ -32,3 +32,19 @@ pub(crate) mod output;
 pub mod port;
 pub mod rx_frame;
 pub(crate) mod timer_hold;
+
+/// One environment for all unit tests of the crate, on normal pages: DPDK starts once in a process.
+#[cfg(test)]
+pub(crate) fn test_environment() -> &'static dpdk::Eal {
+    static EAL: std::sync::OnceLock<dpdk::Eal> = std::sync::OnceLock::new();
+    EAL.get_or_init(|| {
+        dpdk::Eal::init(dpdk::EalConfig {
+            file_prefix: format!("siwd-unit-{}", std::process::id()),
+            hugepages: false,
+            memory_mb: 64,
+            log_level: "error".into(),
+            ..dpdk::EalConfig::default()
+        })
+        .unwrap()
+    })
+}

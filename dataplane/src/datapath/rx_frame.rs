@@ -199,7 +199,7 @@ impl RxStream for OutOfOrderSegment<'_> {
 
 #[cfg(test)]
 mod tests {
-    use dpdk::{ChainBuilder, Eal, EalConfig, Mempool};
+    use dpdk::{ChainBuilder, Mempool};
     use siw_tcp::sim::{Pattern, RecordBytes, VecSink, host_config};
     use siw_tcp::{Events, FrameInfo, FrameMeta, FrameSink, Instant, Stack, TsoLimits, VecBuf};
 
@@ -373,15 +373,8 @@ mod tests {
 
     #[test]
     fn chains_of_merged_segments_are_read_in_place_in_order_and_out_of_it() {
-        let eal = Eal::init(EalConfig {
-            file_prefix: format!("siwd-unit-{}", std::process::id()),
-            hugepages: false,
-            memory_mb: 64,
-            log_level: "error".into(),
-            ..EalConfig::default()
-        })
-        .unwrap();
-        let pool = Mempool::new(&eal, "chains", BUFFERS, 0, 2048, None).unwrap();
+        let eal = crate::datapath::test_environment();
+        let pool = Mempool::new(eal, "chains", BUFFERS, 0, 2048, None).unwrap();
         received(&pool, &[0, 1, 2, 3, 4, 5], &[2048]);
         received(&pool, &[0, 1, 2, 3, 4, 5], &[1, 2047, 0, 700, 1448]);
         received(&pool, &[1, 5, 0, 3, 2, 4], &[1448]);

@@ -3,6 +3,7 @@
 use siw_tcp::Instant;
 
 use super::Worker;
+use super::awaited_frames::AwaitedFrames;
 use super::doorbells::WorkerClient;
 use super::listen::ListenRequest;
 use super::messages::{Command, ConnectFailure, ConnectParams, Event, QpSetup};
@@ -111,6 +112,15 @@ impl Worker {
             Command::Barrier { token } => {
                 let worker = self.index;
                 self.post_event(Event::BarrierReached { worker, token });
+            }
+            Command::AwaitFrames {
+                token,
+                regions,
+                unanswered,
+            } => {
+                let held = self.context.ext_bufs.frames_held_of(&regions);
+                self.awaited_frames
+                    .push(AwaitedFrames::new(token, held, unanswered));
             }
             Command::Stats { token } => {
                 let event = Event::Stats {

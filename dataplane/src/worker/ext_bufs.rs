@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use dpdk::{ExtMemory, ExtTracker, Mbuf, TrackerPool};
+use dpdk::{ExtMemory, ExtTracker, Mbuf, TrackerId, TrackerPool};
 use siw_iwarp::ExtBufRef;
 use siw_shm::SharedMemory;
 
@@ -14,6 +14,17 @@ struct RefSlot {
     /// Address of the region that the tracker keeps; another region of the same message is
     /// copied instead of referenced.
     region: usize,
+}
+
+/// Messages that had buffers of certain memory in a port at one time, and their trackers.
+#[derive(Default)]
+pub struct HeldFrames(Vec<(ExtBufRef, TrackerId)>);
+
+impl HeldFrames {
+    /// The ports have released all of them.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
 }
 
 /// The external buffer references of one worker's messages.
@@ -86,6 +97,44 @@ impl ExtBufRefs {
             Some(tracker) if slot.region == address => tracker.attach(mbuf, offset, len),
             _ => false,
         }
+    }
+
+    /// Which messages have buffers of these regions in a port now, those that are done included.
+    /// Scans all: for the end of a registration, not for the data path.
+    pub fn frames_held_of(&self, regions: &[Arc<SharedMemory>]) -> HeldFrames {
+        let is_named = |address| {
+            let mut regions = regions.iter();
+            regions.any(|region| Arc::as_ptr(region) as usize == address)
+        };
+        let mut held = HeldFrames::default();
+        for (slot, message) in self.slots.iter().enumerate() {
+            if let Some(tracker) = &message.tracker
+                && tracker.outstanding_mbufs() > 0
+                && is_named(message.region)
+            {
+                let id = self.trackers.id_of(tracker);
+                held.0.push((ExtBufRef(slot as u32), id));
+            }
+        }
+        for region in regions {
+            let ended = self.trackers.ended_trackers_of(Arc::as_ptr(region).cast());
+            held.0.extend(ended.map(|id| (ExtBufRef::NONE, id)));
+        }
+        held
+    }
+
+    /// Takes those off the list whose buffers the ports have released meanwhile.
+    pub fn drop_released(&self, held: &mut HeldFrames) {
+        held.0.retain(|(message, id)| {
+            let slot = self.slots.get(message.0 as usize);
+            match slot.and_then(|slot| slot.tracker.as_ref()) {
+                Some(tracker) if self.trackers.id_of(tracker) == *id => {
+                    tracker.outstanding_mbufs() > 0
+                }
+                // The message is done.
+                _ => self.trackers.has_mbufs_out(*id),
+            }
+        });
     }
 
     /// A port still holds buffers of messages that are done.

@@ -3,9 +3,10 @@
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use siw_iwarp::{NegotiatedParameters, QpEvent, QpInitAttr};
-use siw_shm::{DoorbellConsumer, RqConsumer, SqConsumer};
+use siw_shm::{DoorbellConsumer, RqConsumer, SharedMemory, SqConsumer};
 
 use super::completion_queues::{CqModeration, WorkerCq};
 use super::pending_connections::PendingSlot;
@@ -221,6 +222,16 @@ pub enum Command {
         /// Comes back with the answer.
         token: CommandToken,
     },
+    /// Answered with [`Event::BarrierReached`] when no port holds a frame any more that refers to
+    /// the memory as of now.
+    AwaitFrames {
+        /// Comes back with the answer.
+        token: CommandToken,
+        /// Memory that nothing refers to anew: its keys are gone, or its queue pairs.
+        regions: Arc<[Arc<SharedMemory>]>,
+        /// Workers that have not answered yet.
+        unanswered: Arc<AtomicUsize>,
+    },
     /// Counters as of now, answered with [`Event::Stats`].
     Stats {
         /// Comes back with the answer.
@@ -428,7 +439,8 @@ pub enum Event {
         /// Why.
         reason: String,
     },
-    /// All commands before a [`Command::Barrier`] are done.
+    /// All commands before a [`Command::Barrier`] are done, or the frames of a
+    /// [`Command::AwaitFrames`] released.
     BarrierReached {
         /// The worker.
         worker: usize,

@@ -30,6 +30,7 @@
 //! and `context.rs` for what all of a worker share. Ports and their frames: [`crate::datapath`].
 
 mod after_call;
+mod awaited_frames;
 mod commands;
 pub mod completion_queues;
 mod conn_owner;
@@ -74,6 +75,7 @@ use crate::datapath::port::{WorkerPort, WorkerPortConfig};
 use crate::datapath::rx_frame;
 use crate::datapath::timer_hold::TimerHold;
 
+use awaited_frames::AwaitedFrames;
 use context::WorkerContext;
 use deadlines::Deadlines;
 use doorbells::WorkerClient;
@@ -130,6 +132,8 @@ pub struct Worker {
     releasing: Vec<QpSlot>,
     /// When to look again at the buffers that finished messages have left in ports.
     next_sweep: Instant,
+    /// Who waits for frames that refer to memory.
+    awaited_frames: Vec<AwaitedFrames>,
     /// FPDUs placed before their turn.
     placed_out_of_order: u64,
     deadlines: Deadlines,
@@ -181,6 +185,7 @@ impl Worker {
             ready: VecDeque::new(),
             releasing: Vec::new(),
             next_sweep: Instant::ZERO,
+            awaited_frames: Vec::new(),
             placed_out_of_order: 0,
             deadlines: Deadlines::default(),
             mailbox: config.mailbox,
@@ -262,7 +267,9 @@ impl BatchLoop for Worker {
         if !self.releasing.is_empty() {
             self.poll_releases(now);
         }
-        if self.context.ext_bufs.has_unreleased() && now >= self.next_sweep {
+        if !self.awaited_frames.is_empty() {
+            self.poll_awaited_frames(now);
+        } else if self.context.ext_bufs.has_unreleased() && now >= self.next_sweep {
             self.sweep_sent_buffers(now);
         }
         self.expire_deadlines(now);

@@ -179,6 +179,40 @@ impl Drop for Paused {
     }
 }
 
+/// A thread of a child that stands still until this is dropped, in the thread that stopped it.
+pub struct StoppedThread(nix::unistd::Pid);
+
+impl StoppedThread {
+    /// Stops the thread that has this name. None, and a word of it, where that is not allowed.
+    pub fn stop(pid: u32, name: &str) -> Option<StoppedThread> {
+        use nix::sys::{ptrace, wait};
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+        let tid = threads.flatten().find_map(|thread| {
+            let found = std::fs::read_to_string(thread.path().join("comm")).ok()?;
+            (found.trim() == name).then(|| thread.file_name().to_str()?.parse().ok())?
+        });
+        let tid = tid.unwrap_or_else(|| panic!("no thread {name}"));
+        let thread = nix::unistd::Pid::from_raw(tid);
+        let seized = ptrace::seize(thread, ptrace::Options::empty());
+        match seized.and_then(|()| ptrace::interrupt(thread)) {
+            Ok(()) => {}
+            Err(nix::errno::Errno::EPERM) => {
+                println!("skipped: this process may not trace its child");
+                return None;
+            }
+            Err(error) => panic!("{error}"),
+        }
+        wait::waitpid(thread, Some(wait::WaitPidFlag::__WALL)).unwrap();
+        Some(StoppedThread(thread))
+    }
+}
+
+impl Drop for StoppedThread {
+    fn drop(&mut self) {
+        let _ = nix::sys::ptrace::detach(self.0, None);
+    }
+}
+
 pub fn wait(child: &mut Child) -> ExitStatus {
     let end = Instant::now() + PATIENCE;
     loop {

@@ -1,0 +1,209 @@
+//! Frames that have to leave the ports before the memory they refer to may go: what the control
+//! thread waits for when a registration ends, or a client.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use siw_tcp::Instant;
+
+use super::Worker;
+use super::ext_bufs::HeldFrames;
+use super::messages::Event;
+use crate::ids::CommandToken;
+
+/// One [`Command::AwaitFrames`](super::messages::Command::AwaitFrames) under way.
+pub(super) struct AwaitedFrames {
+    token: CommandToken,
+    held: HeldFrames,
+    is_answered: bool,
+    unanswered: Arc<AtomicUsize>,
+}
+
+impl AwaitedFrames {
+    pub(super) fn new(
+        token: CommandToken,
+        held: HeldFrames,
+        unanswered: Arc<AtomicUsize>,
+    ) -> AwaitedFrames {
+        AwaitedFrames {
+            token,
+            held,
+            is_answered: false,
+            unanswered,
+        }
+    }
+}
+
+impl Worker {
+    /// Answers when the ports have released the frames. A worker that has answered goes on asking
+    /// its ports to free what they have sent until all have: a frame may lie in the queue of a
+    /// worker that sent it for another one.
+    #[cold]
+    pub(super) fn poll_awaited_frames(&mut self, now: Instant) {
+        if now >= self.next_sweep {
+            self.sweep_sent_buffers(now);
+        }
+        let mut awaited = std::mem::take(&mut self.awaited_frames);
+        for frames in awaited.iter_mut().filter(|frames| !frames.is_answered) {
+            self.context.ext_bufs.drop_released(&mut frames.held);
+            if frames.held.is_empty() {
+                frames.is_answered = true;
+                // Relaxed: it decides only whether the ports are asked once more.
+                frames.unanswered.fetch_sub(1, Ordering::Relaxed);
+                self.post_event(Event::BarrierReached {
+                    worker: self.index,
+                    token: frames.token,
+                });
+            }
+        }
+        awaited.retain(|frames| frames.unanswered.load(Ordering::Relaxed) > 0);
+        self.awaited_frames = awaited;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+    use std::time::Duration;
+
+    use crossbeam::queue::ArrayQueue;
+    use dpdk::{Mbuf, Mempool, Port, PortConfig, RxBatch, RxQueue, TxBatch, TxQueue};
+    use nix::sys::eventfd::EventFd;
+    use siw_iwarp::ExtBufRef;
+    use siw_memory::KeyTable;
+    use siw_shm::{SharedMemory, WorkerPage};
+
+    use super::*;
+    use crate::config::IdlePolicy;
+    use crate::datapath::batch_loop::BatchLoop;
+    use crate::datapath::forward::WorkerInbox;
+    use crate::datapath::test_environment;
+    use crate::worker::messages::Command;
+    use crate::worker::{Mailbox, WorkerConfig};
+
+    fn event_descriptor() -> OwnedFd {
+        EventFd::new().unwrap().into()
+    }
+
+    /// A worker without ports, which this thread runs.
+    fn new_worker(pool: &Mempool) -> Worker {
+        let page = WorkerPage::create_sealed(2).unwrap();
+        let flag = |number| page.sleep_flag(number).unwrap();
+        let inbox = Arc::new(WorkerInbox::new(event_descriptor(), flag(0)));
+        let mailbox = Mailbox {
+            commands: ArrayQueue::new(16),
+            events: ArrayQueue::new(16),
+            inbox: inbox.clone(),
+            control_wake: Arc::new(event_descriptor()),
+            control_asleep: Arc::new(flag(1)),
+        };
+        let config = WorkerConfig {
+            index: 0,
+            core: 0,
+            idle: IdlePolicy::Poll,
+            spin: Duration::ZERO,
+            ports: Vec::new(),
+            pool: pool.clone(),
+            keys: KeyTable::new(16, 1).register_reader().unwrap(),
+            sleeping: flag(0),
+            mailbox: Arc::new(mailbox),
+            inboxes: Arc::new([inbox]),
+        };
+        Worker::new(config).unwrap()
+    }
+
+    /// Two ends of a link that holds frames until they are read.
+    fn new_link(pool: &Mempool) -> (Vec<Port>, TxQueue, RxQueue) {
+        let (near, far) = Port::create_ring_pair(test_environment(), "awaited", 1, 64).unwrap();
+        let mut ports = vec![near, far];
+        let mut queues = ports.iter_mut().map(|port| {
+            let config = PortConfig {
+                rx_queues: 1,
+                tx_queues: 1,
+                ..PortConfig::default()
+            };
+            port.configure(&config, std::slice::from_ref(pool)).unwrap();
+            port.start().unwrap().remove(0)
+        });
+        let tx = queues.next().unwrap().1.unwrap();
+        let rx = queues.next().unwrap().0.unwrap();
+        drop(queues);
+        (ports, tx, rx)
+    }
+
+    /// Sends a frame that refers to this memory.
+    fn send_from(
+        worker: &mut Worker,
+        memory: &Arc<SharedMemory>,
+        pool: &Mempool,
+        tx: &mut TxQueue,
+    ) -> ExtBufRef {
+        let ext_bufs = &mut worker.context.ext_bufs;
+        let message = ext_bufs.alloc();
+        let mut mbuf = Mbuf::alloc(pool).unwrap();
+        assert!(ext_bufs.attach(message, memory, 64, 1000, &mut mbuf));
+        let mut out = TxBatch::new();
+        assert!(out.push(mbuf).is_ok());
+        assert_eq!(tx.tx_burst(&mut out), 1);
+        message
+    }
+
+    fn next_answer(worker: &mut Worker, now: &mut Instant) -> Option<CommandToken> {
+        // Later than the interval in which ports are asked to free what they have sent.
+        *now = *now + Duration::from_millis(20);
+        worker.run_batch(*now);
+        match worker.mailbox.events.pop() {
+            Some(Event::BarrierReached { token, .. }) => Some(token),
+            Some(_) => panic!("another event"),
+            None => None,
+        }
+    }
+
+    #[test]
+    fn memory_stays_until_the_ring_holds_no_frame_of_it() {
+        let pool = Mempool::new(test_environment(), "awaited", 255, 0, 2048, None).unwrap();
+        let (_ports, mut tx, mut rx) = new_link(&pool);
+        let [memory, other] = [0, 1].map(|_| Arc::new(SharedMemory::new_anonymous(8192).unwrap()));
+        let mut workers = [(), ()].map(|()| new_worker(&pool));
+        let [worker, idle] = &mut workers;
+        let mut now = Instant::from_millis(1000);
+        let done = send_from(worker, &memory, &pool, &mut tx);
+        send_from(worker, &memory, &pool, &mut tx);
+        send_from(worker, &other, &pool, &mut tx);
+        // Completed by its ACK: the frame is in the ring yet.
+        worker.context.ext_bufs.free(done);
+
+        let token = CommandToken(7);
+        let unanswered = Arc::new(AtomicUsize::new(2));
+        for worker in [&*worker, &*idle] {
+            let command = Command::AwaitFrames {
+                token,
+                regions: Arc::new([memory.clone()]),
+                unanswered: unanswered.clone(),
+            };
+            assert!(worker.mailbox.commands.push(command).is_ok());
+        }
+        assert_eq!(next_answer(worker, &mut now), None, "two frames");
+        assert_eq!(next_answer(idle, &mut now), Some(token), "it has sent none");
+        assert_eq!(next_answer(idle, &mut now), None, "it has answered");
+        assert_eq!(
+            idle.awaited_frames.len(),
+            1,
+            "it may have to free frames of others"
+        );
+
+        let mut received = RxBatch::new();
+        assert_eq!(rx.rx_burst(&mut received), 3);
+        let mut frames = received.drain();
+        drop(frames.next());
+        assert_eq!(next_answer(worker, &mut now), None, "one frame");
+        // Takes the tracker that is free again: nobody has asked for its frame.
+        let later = send_from(worker, &memory, &pool, &mut tx);
+        worker.context.ext_bufs.free(later);
+        drop(frames.next());
+        assert_eq!(next_answer(worker, &mut now), Some(token));
+        assert_eq!(next_answer(idle, &mut now), None);
+        assert!(worker.awaited_frames.is_empty() && idle.awaited_frames.is_empty());
+        assert_eq!(rx.rx_burst(&mut received), 1);
+    }
+}
