@@ -46,10 +46,24 @@ struct SentAgain {
     needed: bool,
     is_tail_probe: bool,
     timeouts_before: u64,
+    /// Reductions of the host's windows until then.
+    reductions: u64,
+    at: Instant,
 }
 
-/// The retransmissions from one that was sent while none was outstanding until all that was in
-/// flight then is acknowledged.
+/// What an episode sent again from one position on.
+#[derive(Default)]
+struct RangeSentAgain {
+    /// Before it was sent again no copy arrived.
+    needed: bool,
+    times: u32,
+    /// How many of these arrive, with those that the network made.
+    copies: u32,
+}
+
+/// The retransmissions for which one reduction of the window was made: from the first one until all
+/// that was in flight then is acknowledged, or until the window is reduced once more. A timeout in
+/// a recovery, or after one whose last ACK was lost, is a reduction of its own.
 #[derive(Clone, Copy, Debug)]
 pub struct RecoveryEpisode {
     /// The end of what was in flight when it began.
@@ -60,6 +74,11 @@ pub struct RecoveryEpisode {
     pub needed: bool,
     /// Timeouts of the host before it.
     pub timeouts_before: u64,
+    /// Reductions of the host's windows, its own with them. Another connection's count too: then the
+    /// oracle is lenient for a moment, but never wrong.
+    reductions: u64,
+    /// When the first retransmission was sent.
+    pub began_at: Instant,
 }
 
 /// What one end sent, and what arrived there. Positions count from the end's own SYN, which is 0.
@@ -86,7 +105,10 @@ struct FlowSide {
     newest_peer_tsval: Option<u32>,
     /// In flight: start, end, when it was last sent.
     outstanding: VecDeque<(u32, u32, Instant)>,
+    /// The last episode, what it sent again, and the one before it.
     episode: Option<RecoveryEpisode>,
+    sent_again: BTreeMap<u32, RangeSentAgain>,
+    episode_before: Option<RecoveryEpisode>,
     heard_at: Instant,
     acked_at: Instant,
 }
@@ -265,6 +287,8 @@ impl WireOracle {
                 needed: !side.arriving.covers(start, end),
                 is_tail_probe: end == side.sent && is_tail_probe,
                 timeouts_before: timeouts,
+                reductions: stats.timeouts + stats.fast_recovery,
+                at: now,
             });
         } else if view.flags & SYN == 0 {
             let crosses = view.seq.checked_add(view.span()).is_none();
@@ -285,9 +309,9 @@ impl WireOracle {
         })
     }
 
-    /// What [`WireOracle::on_sent`] was shown arrives so many times. A retransmission that the
-    /// network doubles looks needless to its sender, whatever became of the original (RFC 3708
-    /// section 3).
+    /// What [`WireOracle::on_sent`] was shown arrives so many times. Where the network doubles
+    /// retransmissions, a segment may be reported as a duplicate as often as it was sent again,
+    /// whatever became of the original: then they look needless to their sender (RFC 3708 section 3).
     pub fn on_way(&mut self, sent: &SentRange, copies: u32) {
         let side = &mut self.flows[sent.flow].sides[sent.from];
         if copies > 0 {
@@ -298,19 +322,31 @@ impl WireOracle {
         };
         self.needed += u64::from(again.needed);
         self.needless += u64::from(!again.needed);
-        let needed = again.needed && copies < 2;
-        match &mut side.episode {
-            Some(episode) if side.acked < episode.recover => episode.needed |= needed,
-            // A tail loss probe is no recovery.
-            _ if again.is_tail_probe => {}
-            episode => {
-                *episode = Some(RecoveryEpisode {
-                    recover: side.sent,
-                    first_needed: needed,
-                    needed,
-                    timeouts_before: again.timeouts_before,
-                });
-            }
+        let goes_on = side.episode.is_some_and(|episode| {
+            side.acked < episode.recover && episode.reductions == again.reductions
+        });
+        if !goes_on && again.is_tail_probe {
+            return; // a tail loss probe is no recovery
+        }
+        if !goes_on {
+            side.sent_again.clear();
+            let begun = RecoveryEpisode {
+                recover: side.sent,
+                first_needed: again.needed && copies < 2,
+                needed: false,
+                timeouts_before: again.timeouts_before,
+                reductions: again.reductions,
+                began_at: again.at,
+            };
+            side.episode_before = side.episode.replace(begun);
+        }
+        let range = side.sent_again.entry(sent.start).or_default();
+        range.needed |= again.needed;
+        range.times += 1;
+        range.copies += copies;
+        if let Some(episode) = &mut side.episode {
+            let mut ranges = side.sent_again.values();
+            episode.needed = ranges.any(|range| range.needed && range.copies <= range.times);
         }
     }
 
@@ -490,9 +526,14 @@ impl WireOracle {
         self.current.get(ends).copied()
     }
 
-    /// The last recovery of a connection's end.
-    pub fn last_episode(&self, flow: usize, host: usize) -> Option<RecoveryEpisode> {
-        self.flows[flow].sides[host].episode
+    /// The recovery of a connection's end that was the last when frames arrived at `now`; what they
+    /// made it begin may have followed.
+    pub fn last_episode(&self, flow: usize, host: usize, now: Instant) -> Option<RecoveryEpisode> {
+        let side = &self.flows[flow].sides[host];
+        match side.episode {
+            Some(episode) if episode.began_at >= now => side.episode_before.or(Some(episode)),
+            episode => episode,
+        }
     }
 
     /// The oldest data in flight from `host`: when it was last sent. `None`: there is none that

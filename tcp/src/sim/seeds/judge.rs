@@ -195,7 +195,7 @@ impl SeedRun {
         };
         let heard = oracle.touched.iter().filter(|(_, to)| *to == host);
         let episodes: Vec<_> = heard
-            .map(|(flow, _)| oracle.last_episode(*flow, host))
+            .map(|(flow, _)| oracle.last_episode(*flow, host, self.net.now))
             .collect();
         let is_justified = episodes.iter().flatten().any(|episode| {
             !episode.needed || (timeouts > episode.timeouts_before && !episode.first_needed)

@@ -327,7 +327,9 @@ impl SeedRun {
                 .next_action()
                 .filter(|next| *next < limit)
                 .unwrap_or(limit);
-            let (carried, arrived) = (self.net.carried, self.net.arrived);
+            // Frames that reach a host which is dead are no wake-ups of a stack.
+            let moved = |net: &SimNet<Pattern>| net.carried + net.arrived + net.unheard;
+            let before = moved(&self.net);
             let goes_on = self.net.step(next);
             if !goes_on {
                 if next >= limit {
@@ -335,7 +337,7 @@ impl SeedRun {
                 }
                 self.net.now = self.net.now.max(next);
             }
-            if (carried, arrived) != (self.net.carried, self.net.arrived) || !goes_on {
+            if moved(&self.net) != before || !goes_on {
                 (idle_steps, idle_since) = (0, self.net.now);
                 continue;
             }
