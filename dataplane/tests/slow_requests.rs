@@ -1,5 +1,5 @@
 //! What a client can make slow does not hold up the control thread: descriptors that take long to
-//! close, and memory that takes long to make and to free.
+//! close, memory that takes long to make and to free, and requests that it sends without waiting.
 
 mod common;
 
@@ -106,6 +106,48 @@ fn descriptors_that_are_slow_to_close_hold_up_nobody() {
     }
     ping(&a, &b);
     drop(peers);
+}
+
+/// Has one client send this many requests ahead while nothing is served, and then another client a
+/// single one: how many of the first client's are served before it.
+fn served_before_another(d: &Daemon, seq: impl Fn(u32) -> u32, ahead: u32) -> u32 {
+    let (greedy, honest) = (greeted(d), greeted(d));
+    let request = m::AllocPd {
+        device: 0,
+        reserved: 0,
+    };
+    // Numbers of protection domains are given out in the order in which requests are served.
+    let (first, _) = honest.call_and_wait(2, &request, &[]).unwrap();
+    let paused = d.pause();
+    for number in 0..ahead {
+        let packet = codec::encode_request(seq(number), &request);
+        greedy.send_packet(&packet, &[]).unwrap();
+    }
+    honest
+        .send_packet(&codec::encode_request(3, &request), &[])
+        .unwrap();
+    drop(paused);
+    let packet = honest.recv_packet().unwrap();
+    let second = codec::decode_reply::<m::AllocPd>(3, &packet.bytes).unwrap();
+    // The rest is served, too: none of it is left for who counts next.
+    let last = codec::encode_request(ahead + 2, &request);
+    greedy.send_packet(&last, &[]).unwrap();
+    let is_last = |packet: &[u8]| codec::peek_header(packet).map(|(_, seq)| seq) == Some(ahead + 2);
+    while !is_last(&greedy.recv_packet().unwrap().bytes) {}
+    second.id - first.id - 1
+}
+
+#[test]
+fn requests_that_are_sent_ahead_are_served_in_turn_with_those_of_others() {
+    const AHEAD: u32 = 64;
+    let d = Daemon::loopback();
+    // One in a turn; where both clients became ready in different turns, two.
+    let answered = served_before_another(&d, |number| number + 2, AHEAD);
+    assert!(answered <= 2, "{answered} requests were served before");
+    // Those that have no answer are read ahead, but not all of them.
+    let unanswered = served_before_another(&d, |_| codec::UNANSWERED, AHEAD);
+    assert!(unanswered <= 16, "{unanswered} requests were served before");
+    assert!(d.stop().success());
 }
 
 /// Processor time of a process's thread, in ticks of the clock.

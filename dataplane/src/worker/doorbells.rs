@@ -19,6 +19,16 @@ pub(super) struct WorkerClient {
     pub(super) wake_fd: Arc<OwnedFd>,
 }
 
+impl WorkerClient {
+    /// The next number that the client has rung for. `left` is what remains of its share of this
+    /// batch: nothing more comes when it is used up, however fast the client rings.
+    #[inline]
+    fn next_doorbell(&mut self, left: &mut usize) -> Option<Qpn> {
+        *left = left.checked_sub(1)?;
+        self.doorbells.pop().map(Qpn)
+    }
+}
+
 impl Worker {
     /// Queue pairs whose doorbell was rung become ready. True when there were any.
     #[inline]
@@ -26,12 +36,10 @@ impl Worker {
         let mut any = false;
         for index in 0..self.clients.len() {
             let client = self.clients[index].client;
-            for _ in 0..DOORBELLS_PER_BATCH {
-                let Some(qpn) = self.clients[index].doorbells.pop() else {
-                    break;
-                };
+            let mut left = DOORBELLS_PER_BATCH;
+            while let Some(qpn) = self.clients[index].next_doorbell(&mut left) {
                 any = true;
-                let Some(slot) = self.queue_pairs.find(Qpn(qpn)) else {
+                let Some(slot) = self.queue_pairs.find(qpn) else {
                     continue;
                 };
                 // A client rings for its own queue pairs only, whatever number it writes.
@@ -44,5 +52,83 @@ impl Worker {
             }
         }
         any
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::eventfd::EventFd;
+    use siw_shm::doorbell::ring_len;
+    use siw_shm::shared_memory::PageSize;
+    use siw_shm::{DoorbellProducer, SharedMemory};
+
+    use super::*;
+
+    const CAPACITY: u32 = 1024;
+
+    fn new_client(number: u64) -> (WorkerClient, DoorbellProducer) {
+        let memory = SharedMemory::create_memfd("doorbells", ring_len(CAPACITY), PageSize::Normal);
+        let memory = Arc::new(memory.unwrap());
+        let client = WorkerClient {
+            client: ClientId(number),
+            doorbells: DoorbellConsumer::new(memory.clone(), 0, CAPACITY).unwrap(),
+            wake_fd: Arc::new(EventFd::new().unwrap().into()),
+        };
+        (client, DoorbellProducer::new(memory, 0, CAPACITY).unwrap())
+    }
+
+    /// What one batch takes from a client; `meanwhile` runs after each doorbell.
+    fn take_batch(client: &mut WorkerClient, mut meanwhile: impl FnMut()) -> usize {
+        let mut left = DOORBELLS_PER_BATCH;
+        let mut taken = 0;
+        while client.next_doorbell(&mut left).is_some() {
+            taken += 1;
+            assert!(taken <= DOORBELLS_PER_BATCH, "the batch does not end");
+            meanwhile();
+        }
+        taken
+    }
+
+    #[test]
+    fn a_client_that_rings_without_end_has_its_share_of_a_batch_and_no_more() {
+        let (mut greedy, ring) = new_client(1);
+        for number in 0..CAPACITY / 2 {
+            ring.ring_doorbell(number);
+        }
+        for _ in 0..100 {
+            // As fast as the worker takes them.
+            let taken = take_batch(&mut greedy, || ring.ring_doorbell(u32::MAX - 1));
+            assert_eq!(taken, DOORBELLS_PER_BATCH);
+        }
+        // When it rings no more, the rest is taken and nothing is lost.
+        let mut rest = 0;
+        loop {
+            let taken = take_batch(&mut greedy, || {});
+            rest += taken;
+            if taken < DOORBELLS_PER_BATCH {
+                break;
+            }
+        }
+        assert_eq!(rest, CAPACITY as usize / 2);
+    }
+
+    #[test]
+    fn a_client_beside_one_that_rings_without_end_has_all_of_its_doorbells_taken() {
+        let clients = [new_client(1), new_client(2)];
+        let [(mut greedy, rung), (mut honest, ring)] = clients;
+        for number in 0..CAPACITY {
+            rung.ring_doorbell(number);
+        }
+        for number in 1..20 {
+            for _ in 0..number {
+                ring.ring_doorbell(number);
+            }
+            // One batch looks at both.
+            let taken = (
+                take_batch(&mut greedy, || rung.ring_doorbell(0)),
+                take_batch(&mut honest, || {}),
+            );
+            assert_eq!(taken, (DOORBELLS_PER_BATCH, number as usize));
+        }
     }
 }
