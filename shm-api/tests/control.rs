@@ -7,11 +7,11 @@ use siw_shm::control::codec::{self, encode_request};
 use siw_shm::control::*;
 use siw_shm::shared_memory::{PageSize, SharedMemory};
 
-fn hello() -> ClientHello {
+fn new_hello() -> ClientHello {
     ClientHello::new("test")
 }
 
-fn fd() -> OwnedFd {
+fn new_descriptor() -> OwnedFd {
     SharedMemory::create_memfd("fd", 1, PageSize::Normal)
         .unwrap()
         .memfd()
@@ -23,7 +23,7 @@ fn fd() -> OwnedFd {
 #[test]
 fn a_request_and_its_reply_cross_with_descriptors() {
     let (daemon, client) = ControlSocket::new_pair().unwrap();
-    let t = std::thread::spawn(move || {
+    let caller = std::thread::spawn(move || {
         client.call_and_wait(
             7,
             &AllocArena {
@@ -34,25 +34,25 @@ fn a_request_and_its_reply_cross_with_descriptors() {
             &[],
         )
     });
-    let p = loop {
+    let packet = loop {
         match daemon.recv_packet() {
-            Ok(p) => break p,
+            Ok(packet) => break packet,
             Err(RecvError::WouldBlock) => std::thread::yield_now(),
-            Err(e) => panic!("{e}"),
+            Err(error) => panic!("{error}"),
         }
     };
-    let (seq, req) = Request::decode(&p.bytes).unwrap();
-    assert!(matches!(req, Request::AllocArena(a) if a.len == 4096));
-    let r = ArenaReply {
+    let (seq, request) = Request::decode(&packet.bytes).unwrap();
+    assert!(matches!(request, Request::AllocArena(arena) if arena.len == 4096));
+    let reply = ArenaReply {
         arena: 1,
         huge: 0,
         len: 4096,
     };
     daemon
-        .send_reply::<AllocArena>(seq, &r, &[fd().as_fd()])
+        .send_reply::<AllocArena>(seq, &reply, &[new_descriptor().as_fd()])
         .unwrap();
-    let (got, fds) = t.join().unwrap().unwrap();
-    assert_eq!((got, fds.len()), (r, 1));
+    let (got, fds) = caller.join().unwrap().unwrap();
+    assert_eq!((got, fds.len()), (reply, 1));
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn a_refusal_carries_errno_and_reason() {
     daemon
         .send_refusal(3, 1, 12, "too many protection domains")
         .unwrap();
-    let e = client
+    let error = client
         .call_and_wait(
             1,
             &AllocPd {
@@ -71,34 +71,37 @@ fn a_refusal_carries_errno_and_reason() {
             &[],
         )
         .unwrap_err();
-    assert_eq!(e.to_errno(), 12);
-    assert!(e.to_string().contains("too many protection domains"), "{e}");
+    assert_eq!(error.to_errno(), 12);
+    assert!(
+        error.to_string().contains("too many protection domains"),
+        "{error}"
+    );
 }
 
 #[test]
 fn a_long_reason_is_cut_at_a_character() {
     let long = "ä".repeat(100);
-    let p = codec::encode_error(3, 1, 22, &long);
-    let e = codec::decode_reply::<AllocPd>(1, &p).unwrap_err();
-    assert!(matches!(e, CallError::Refused { reason, .. } if reason == "ä".repeat(60)));
+    let packet = codec::encode_error(3, 1, 22, &long);
+    let error = codec::decode_reply::<AllocPd>(1, &packet).unwrap_err();
+    assert!(matches!(error, CallError::Refused { reason, .. } if reason == "ä".repeat(60)));
 }
 
 #[test]
 fn another_version_is_refused_in_words_that_the_client_can_read() {
-    let mut p = encode_request(5, &hello());
-    p[4] = 99;
-    let e = Request::decode(&p).unwrap_err();
-    assert_eq!(e, ProtoError::Version { theirs: 99 });
-    assert_eq!(codec::peek_header(&p), Some((1, 5)));
-    let mut reply = codec::encode_error(1, 5, 93, &e.to_string());
+    let mut packet = encode_request(5, &new_hello());
+    packet[4] = 99;
+    let error = Request::decode(&packet).unwrap_err();
+    assert_eq!(error, ProtoError::Version { theirs: 99 });
+    assert_eq!(codec::peek_header(&packet), Some((1, 5)));
+    let mut reply = codec::encode_error(1, 5, 93, &error.to_string());
     reply[4] = 98;
-    let e = codec::decode_reply::<ClientHello>(5, &reply).unwrap_err();
-    assert_eq!(e.to_errno(), 93);
-    assert!(e.to_string().contains("protocol version 99"), "{e}");
+    let error = codec::decode_reply::<ClientHello>(5, &reply).unwrap_err();
+    assert_eq!(error.to_errno(), 93);
+    assert!(error.to_string().contains("protocol version 99"), "{error}");
     let mut ok = codec::encode_reply::<ClientHello>(5, &HelloReply::zeroed());
     ok[4] = 98;
-    let e = codec::decode_reply::<ClientHello>(5, &ok).unwrap_err();
-    assert!(e.to_string().contains("98"), "{e}");
+    let error = codec::decode_reply::<ClientHello>(5, &ok).unwrap_err();
+    assert!(error.to_string().contains("98"), "{error}");
 }
 
 #[test]
@@ -107,7 +110,7 @@ fn both_sides_meet_at_the_highest_version_that_both_speak() {
         ClientHello {
             version,
             min_version,
-            ..hello()
+            ..new_hello()
         }
         .common_version()
     };
@@ -126,9 +129,9 @@ fn both_sides_meet_at_the_highest_version_that_both_speak() {
     assert_eq!(of(0, 0), None);
 }
 
-/// A packet with a body that was made longer, or shorter.
+/// A packet with arena body that was made longer, or shorter.
 fn with_body(len: usize, tail: u8) -> Vec<u8> {
-    let mut packet = encode_request(5, &hello());
+    let mut packet = encode_request(5, &new_hello());
     packet.resize(24 + len, tail);
     let total = packet.len() as u32;
     packet[8..12].copy_from_slice(&total.to_le_bytes());
@@ -144,16 +147,16 @@ fn a_shorter_request_of_an_older_library_ends_in_zeros() {
     };
     assert_eq!((seq, old.min_version, old.features), (5, 0, 0));
     assert_eq!(old.name.to_text(), "test");
-    let e = Request::decode(&with_body(oldest - 1, 0)).unwrap_err();
-    assert!(matches!(e, ProtoError::Size { .. }), "{e}");
+    let error = Request::decode(&with_body(oldest - 1, 0)).unwrap_err();
+    assert!(matches!(error, ProtoError::Size { .. }), "{error}");
 }
 
 #[test]
 fn a_longer_request_of_a_newer_library_is_taken_when_it_adds_nothing() {
     let longer = size_of::<ClientHello>() + 16;
     assert!(Request::decode(&with_body(longer, 0)).is_ok());
-    let e = Request::decode(&with_body(longer, 1)).unwrap_err();
-    assert_eq!(e, ProtoError::Unknown { kind: 1 });
+    let error = Request::decode(&with_body(longer, 1)).unwrap_err();
+    assert_eq!(error, ProtoError::Unknown { kind: 1 });
 }
 
 #[test]
@@ -176,12 +179,13 @@ fn what_a_newer_daemon_adds_to_replies_and_events_is_cut_off() {
 
 #[test]
 fn a_reply_to_something_else_is_not_taken() {
-    let p = codec::encode_reply::<AllocPd>(4, &IdReply { id: 1, reserved: 0 });
-    let bad =
-        |r: Result<IdReply, CallError>| matches!(r, Err(CallError::Proto(ProtoError::OutOfOrder)));
-    assert!(bad(codec::decode_reply::<AllocPd>(5, &p)));
-    assert!(bad(codec::decode_reply::<CreateChannel>(4, &p)));
-    assert!(codec::decode_reply::<AllocPd>(4, &p).is_ok());
+    let packet = codec::encode_reply::<AllocPd>(4, &IdReply { id: 1, reserved: 0 });
+    let bad = |reply: Result<IdReply, CallError>| {
+        matches!(reply, Err(CallError::Proto(ProtoError::OutOfOrder)))
+    };
+    assert!(bad(codec::decode_reply::<AllocPd>(5, &packet)));
+    assert!(bad(codec::decode_reply::<CreateChannel>(4, &packet)));
+    assert!(codec::decode_reply::<AllocPd>(4, &packet).is_ok());
 }
 
 #[test]
@@ -189,7 +193,7 @@ fn a_closed_peer_is_an_error_and_not_a_hang() {
     let (daemon, client) = ControlSocket::new_pair().unwrap();
     drop(daemon);
     assert!(matches!(
-        client.call_and_wait(1, &hello(), &[]),
+        client.call_and_wait(1, &new_hello(), &[]),
         Err(CallError::Closed)
     ));
     let (daemon, client) = ControlSocket::new_pair().unwrap();
@@ -200,64 +204,67 @@ fn a_closed_peer_is_an_error_and_not_a_hang() {
 #[test]
 fn no_descriptor_leaks_from_packets_nobody_wants() {
     let (daemon, client) = ControlSocket::new_pair().unwrap();
-    let probe = fd();
-    let (r, w) = rustix::pipe::pipe().unwrap();
+    let probe = new_descriptor();
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
     for _ in 0..3 {
         client
-            .send_packet(b"garbage", &[w.as_fd(), w.as_fd()])
+            .send_packet(b"garbage", &[writer.as_fd(), writer.as_fd()])
             .unwrap();
-        let p = daemon.recv_packet().unwrap();
-        assert_eq!(p.fds.len(), 2);
-        assert!(Request::decode(&p.bytes).is_err());
+        let packet = daemon.recv_packet().unwrap();
+        assert_eq!(packet.fds.len(), 2);
+        assert!(Request::decode(&packet.bytes).is_err());
     }
-    // Oversized packets cannot be sent by us; a foreign sender's is cut and refused,
+    // Oversized packets cannot be sent by us; arena foreign sender's is cut and refused,
     // descriptors included.
     let big = vec![0u8; MAX_PACKET + 1];
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut anc = rustix::net::SendAncillaryBuffer::new(&mut space);
-    let one = [w.as_fd()];
-    anc.push(rustix::net::SendAncillaryMessage::ScmRights(&one));
+    let mut ancillary = rustix::net::SendAncillaryBuffer::new(&mut space);
+    let one = [writer.as_fd()];
+    ancillary.push(rustix::net::SendAncillaryMessage::ScmRights(&one));
     rustix::net::sendmsg(
         &client,
         &[std::io::IoSlice::new(&big)],
-        &mut anc,
+        &mut ancillary,
         rustix::net::SendFlags::empty(),
     )
     .unwrap();
     assert!(matches!(daemon.recv_packet(), Err(RecvError::Truncated)));
     assert!(client.send_packet(&big, &[]).is_err());
-    drop(w);
+    drop(writer);
     // End of file: every copy of the write end is closed.
-    rustix::io::ioctl_fionbio(&r, true).unwrap();
-    assert_eq!(rustix::io::read(&r, &mut [0u8; 1]), Ok(0));
+    rustix::io::ioctl_fionbio(&reader, true).unwrap();
+    assert_eq!(rustix::io::read(&reader, &mut [0u8; 1]), Ok(0));
     drop(probe);
 }
 
 #[test]
 fn events_cross_and_foreign_kinds_are_refused() {
-    let e = CmEventMessage {
+    let event = CmEventMessage {
         cookie: 42,
         ..CmEventMessage::new(CmEventKind::Established)
     };
-    let p = encode_event(KIND_CM_EVENT, &e);
-    assert_eq!(decode_event::<CmEventMessage>(KIND_CM_EVENT, &p), Ok(e));
+    let packet = encode_event(KIND_CM_EVENT, &event);
     assert_eq!(
-        decode_event::<AsyncEventMessage>(KIND_ASYNC_EVENT, &p),
+        decode_event::<CmEventMessage>(KIND_CM_EVENT, &packet),
+        Ok(event)
+    );
+    assert_eq!(
+        decode_event::<AsyncEventMessage>(KIND_ASYNC_EVENT, &packet),
         Err(ProtoError::Kind(KIND_CM_EVENT))
     );
-    let a = AsyncEventMessage::new(AsyncEventKind::QpFatal, 3, "why");
-    assert_eq!(a.reason.to_text(), "why");
+    let asynchronous = AsyncEventMessage::new(AsyncEventKind::QpFatal, 3, "why");
+    assert_eq!(asynchronous.reason.to_text(), "why");
     assert_eq!(
-        AsyncEventKind::from_u32(a.kind),
+        AsyncEventKind::from_u32(asynchronous.kind),
         Some(AsyncEventKind::QpFatal)
     );
 }
 
 #[test]
 fn addresses_survive_both_ways() {
-    for s in ["10.0.0.1:7174", "[fe80::1]:80", "0.0.0.0:0"] {
-        let a: std::net::SocketAddr = s.parse().unwrap();
-        assert_eq!(Addr::from(a).to_socket_addr(), Some(a));
+    for text in ["10.0.0.1:7174", "[fe80::1]:80", "0.0.0.0:0"] {
+        let address: std::net::SocketAddr = text.parse().unwrap();
+        assert_eq!(Addr::from(address).to_socket_addr(), Some(address));
     }
     assert_eq!(Addr::NONE.to_socket_addr(), None);
     assert!(PrivateData::new(&[0; 512]).is_some());
@@ -275,18 +282,18 @@ proptest! {
         bytes in proptest::collection::vec(any::<u8>(), 0..700),
         kind in 0u16..120, keep_header in any::<bool>(),
     ) {
-        let mut p = bytes;
-        if keep_header && p.len() >= 24 {
-            let len = p.len() as u32;
-            p[..4].copy_from_slice(&MAGIC.to_le_bytes());
-            p[4..6].copy_from_slice(&VERSION.to_le_bytes());
-            p[6..8].copy_from_slice(&kind.to_le_bytes());
-            p[8..12].copy_from_slice(&len.to_le_bytes());
+        let mut packet = bytes;
+        if keep_header && packet.len() >= 24 {
+            let len = packet.len() as u32;
+            packet[..4].copy_from_slice(&MAGIC.to_le_bytes());
+            packet[4..6].copy_from_slice(&VERSION.to_le_bytes());
+            packet[6..8].copy_from_slice(&kind.to_le_bytes());
+            packet[8..12].copy_from_slice(&len.to_le_bytes());
         }
-        let _ = Request::decode(&p);
-        let _ = codec::decode_reply::<ClientHello>(0, &p);
-        let _ = codec::decode_reply::<AllocPd>(0, &p);
-        let _ = decode_event::<CmEventMessage>(KIND_CM_EVENT, &p);
-        let _ = codec::peek_header(&p);
+        let _ = Request::decode(&packet);
+        let _ = codec::decode_reply::<ClientHello>(0, &packet);
+        let _ = codec::decode_reply::<AllocPd>(0, &packet);
+        let _ = decode_event::<CmEventMessage>(KIND_CM_EVENT, &packet);
+        let _ = codec::peek_header(&packet);
     }
 }

@@ -5,4 +5,4 @@
 #[path = "../../memory/tests/common/hostile.rs"]
 mod hostile;
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| hostile::keys(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| hostile::change_keys(data));

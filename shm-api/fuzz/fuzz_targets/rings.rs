@@ -2,7 +2,7 @@
 //! in shm-api/, or `deploy/sanitize fuzz`.
 #![no_main]
 
-#[path = "../../memory/tests/common/hostile.rs"]
+#[path = "../../tests/common/hostile_rings.rs"]
 mod hostile;
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| hostile::rings(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| hostile::write_over_rings(data));

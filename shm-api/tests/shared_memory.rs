@@ -1,0 +1,93 @@
+//! Shared memory: mappings of one file, bounds, seals, page sizes.
+
+use siw_shm::shared_memory::{OutOfBounds, PageSize, SharedMemory};
+
+fn clone_memfd(memory: &SharedMemory) -> rustix::fd::OwnedFd {
+    memory.memfd().unwrap().try_clone_to_owned().unwrap()
+}
+
+#[test]
+fn two_mappings_of_a_region_see_each_other() {
+    let memory = SharedMemory::create_memfd("t", 5000, PageSize::Normal).unwrap();
+    assert_eq!(memory.len(), 8192);
+    let other = SharedMemory::map_fd(clone_memfd(&memory), 5000).unwrap();
+    memory.write(4000, b"hello").unwrap();
+    let mut buf = [0; 5];
+    other.read(4000, &mut buf).unwrap();
+    assert_eq!(&buf, b"hello");
+    memory
+        .atomic_u32(16)
+        .unwrap()
+        .store(7, std::sync::atomic::Ordering::Release);
+    assert_eq!(
+        other
+            .atomic_u32(16)
+            .unwrap()
+            .load(std::sync::atomic::Ordering::Acquire),
+        7
+    );
+    other.copy_to(4000, &memory, 4002, 5).unwrap();
+    memory.read(4002, &mut buf).unwrap();
+    assert_eq!(&buf, b"hello");
+    memory.fill_zero(0, 8192).unwrap();
+    other.read(4002, &mut buf).unwrap();
+    assert_eq!(buf, [0; 5]);
+}
+
+#[test]
+fn accesses_outside_of_a_region_are_refused() {
+    let memory = SharedMemory::new_anonymous(4096).unwrap();
+    for (offset, len) in [
+        (4096, 1),
+        (4095, 2),
+        (usize::MAX, 1),
+        (0, 4097),
+        (usize::MAX - 1, 8),
+    ] {
+        assert_eq!(memory.write(offset, &vec![0; len]), Err(OutOfBounds));
+        assert_eq!(memory.read(offset, &mut vec![0; len]), Err(OutOfBounds));
+        assert_eq!(memory.fill_zero(offset, len), Err(OutOfBounds));
+        assert_eq!(memory.copy_to(offset, &memory, 0, len), Err(OutOfBounds));
+        assert_eq!(memory.copy_to(0, &memory, offset, len), Err(OutOfBounds));
+    }
+    assert_eq!(memory.write(4096, &[]), Ok(()));
+    assert!(memory.atomic_u32(2).is_err() && memory.atomic_u32(4096).is_err());
+    assert!(memory.atomic_u64(4).is_err() && memory.atomic_u64(4092).is_err());
+    memory.prefetch_at(1 << 40);
+}
+
+#[test]
+fn a_region_can_neither_shrink_nor_grow() {
+    let memory = SharedMemory::create_memfd("t", 4096, PageSize::Normal).unwrap();
+    let fd = clone_memfd(&memory);
+    assert!(SharedMemory::cannot_shrink(memory.memfd().unwrap()));
+    assert!(rustix::fs::ftruncate(&fd, 0).is_err());
+    assert!(rustix::fs::ftruncate(&fd, 8192).is_err());
+    let plain = rustix::fs::memfd_create("p", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    assert!(!SharedMemory::cannot_shrink(rustix::fd::AsFd::as_fd(
+        &plain
+    )));
+}
+
+#[test]
+fn a_file_shorter_than_promised_is_not_mapped() {
+    let memory = SharedMemory::create_memfd("t", 4096, PageSize::Normal).unwrap();
+    let error = SharedMemory::map_fd(clone_memfd(&memory), 4097).unwrap_err();
+    assert!(error.to_string().contains("4096 bytes, 4097"), "{error}");
+    let empty = rustix::fs::memfd_create("e", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    assert!(SharedMemory::map_fd(empty, 0).is_err());
+}
+
+#[test]
+fn without_hugepages_a_region_falls_back_and_says_so() {
+    let memory = SharedMemory::create_memfd("t", 100, PageSize::TryHuge).unwrap();
+    assert_eq!(memory.len(), memory.page_size());
+    assert_eq!(memory.is_huge(), memory.page_size() > 4096);
+    assert_eq!(
+        SharedMemory::map_fd(clone_memfd(&memory), 100)
+            .unwrap()
+            .is_huge(),
+        memory.is_huge()
+    );
+    memory.write(memory.len() - 1, &[1]).unwrap();
+}
