@@ -7,34 +7,34 @@ use proptest::prelude::*;
 use siw_iwarp::*;
 use siw_shm::{WcFlags, WcOpcode, WcStatus};
 
-/// One step of `a`: send up to `n` FPDUs, deliver `cut` bytes to `b`, acknowledge `acks` records.
-fn step(a: &mut Side, b: &mut Side, count: usize, cut: usize, acks: usize) -> bool {
+/// One step of `from`: send up to `count` FPDUs, deliver `cut` bytes to `to`, acknowledge `acks` records.
+fn step(from: &mut Side, to: &mut Side, count: usize, cut: usize, acks: usize) -> bool {
     let mut moved = false;
     for _ in 0..count {
-        let Some(frame) = a.end.pull() else { break };
-        a.wire.extend(&frame);
-        let rec = *a.end.unacked.back().expect("pulled");
-        a.frames.push((rec, frame));
+        let Some(frame) = from.end.pull() else { break };
+        from.wire.extend(&frame);
+        let record = *from.end.unacked.back().expect("pulled");
+        from.frames.push((record, frame));
         moved = true;
     }
     // A retransmission is the same segment again.
-    if let Some((rec, want)) = a.frames.get(cut % a.frames.len().max(1)) {
+    if let Some((record, expected)) = from.frames.get(cut % from.frames.len().max(1)) {
         let mut frame = Frame::default();
-        a.end
+        from.end
             .qp
-            .build_fpdu(&a.end.env.keys, rec, &mut frame)
+            .build_fpdu(&from.end.env.keys, record, &mut frame)
             .expect("not acknowledged");
-        assert!(&frame.bytes == want, "same bytes");
+        assert!(&frame.bytes == expected, "same bytes");
     }
-    let k = cut.min(a.wire.len());
-    let bytes: Vec<u8> = a.wire.drain(..k).collect();
-    moved |= k > 0;
-    b.end.give(&bytes);
+    let delivered = cut.min(from.wire.len());
+    let bytes: Vec<u8> = from.wire.drain(..delivered).collect();
+    moved |= delivered > 0;
+    to.end.give(&bytes);
     // Only what has arrived can be acknowledged.
     let arrived = {
-        let total: usize = a.frames.iter().map(|frame| frame.1.len()).sum();
-        let mut left = total - a.wire.len();
-        a.frames
+        let total: usize = from.frames.iter().map(|frame| frame.1.len()).sum();
+        let mut left = total - from.wire.len();
+        from.frames
             .iter()
             .take_while(|frame| {
                 let fits = frame.1.len() <= left;
@@ -44,9 +44,9 @@ fn step(a: &mut Side, b: &mut Side, count: usize, cut: usize, acks: usize) -> bo
             .count()
     };
     for _ in 0..acks.min(arrived) {
-        let (rec, _) = a.frames.remove(0);
-        a.end.unacked.pop_front();
-        a.end.qp.on_record_acked(&mut a.end.env, &rec);
+        let (record, _) = from.frames.remove(0);
+        from.end.unacked.pop_front();
+        from.end.qp.on_record_acked(&mut from.end.env, &record);
         moved = true;
     }
     moved
@@ -113,28 +113,35 @@ proptest! {
         frames in prop::collection::vec((prop::collection::vec(any::<u8>(), 0..80), 0u8..13, any::<bool>()), 1..12),
         cut in 1usize..200,
     ) {
-        let mut v = side(false);
-        v.end.env.post_recv(1, &[sge(0x4000, 64, v.key)]);
+        let mut victim = side(false);
+        victim.end.env.post_recv(1, &[sge(0x4000, 64, victim.key)]);
         let mut bytes = Vec::new();
-        for (mut u, op, t) in frames {
-            if u.len() >= 18 {
+        for (mut segment, opcode, is_tagged) in frames {
+            if segment.len() >= 18 {
                 // Make it past the first checks more often than chance would.
-                u[0] = if t { 0xc1 } else { 0x41 };
-                u[1] = 0x40 | op;
-                if t { u[2..6].copy_from_slice(&v.key.0.to_be_bytes()); u[6..12].fill(0); }
-                else { u[6..13].fill(0); u[9] = match op { 1 | 10 => 1, 7 => 2, 11 => 3, _ => 0 }; u[13] &= 3; u[14..18].fill(0); }
+                segment[0] = if is_tagged { 0xc1 } else { 0x41 };
+                segment[1] = 0x40 | opcode;
+                if is_tagged {
+                    segment[2..6].copy_from_slice(&victim.key.0.to_be_bytes());
+                    segment[6..12].fill(0);
+                } else {
+                    segment[6..13].fill(0);
+                    segment[9] = match opcode { 1 | 10 => 1, 7 => 2, 11 => 3, _ => 0 };
+                    segment[13] &= 3;
+                    segment[14..18].fill(0);
+                }
             }
-            bytes.extend(raw(&[&u]));
+            bytes.extend(raw(&[&segment]));
         }
         let mut terminates = 0;
         for part in bytes.chunks(cut) {
-            v.end.give(part);
-            while let Some(frame) = v.end.pull() {
+            victim.end.give(part);
+            while let Some(frame) = victim.end.pull() {
                 terminates += usize::from(ulpdu(&frame)[1] == 0x47);
             }
         }
         prop_assert!(terminates <= 1);
-        v.end.qp.on_tcp_closed(&mut v.end.env, CloseReason::Closed);
-        prop_assert_eq!(v.end.env.received.len(), 1);
+        victim.end.qp.on_tcp_closed(&mut victim.end.env, CloseReason::Closed);
+        prop_assert_eq!(victim.end.env.received.len(), 1);
     }
 }
