@@ -226,15 +226,15 @@ impl Peer {
         rest[..len].to_vec()
     }
 
-    /// The same, or none when the stream is reset instead.
-    pub fn try_fpdu(&mut self) -> Option<Vec<u8>> {
+    /// The same, or how the stream ended before it was whole.
+    pub fn try_fpdu(&mut self) -> std::io::Result<Vec<u8>> {
         let mut head = [0; 2];
-        self.0.read_exact(&mut head).ok()?;
+        self.0.read_exact(&mut head)?;
         let len = usize::from(u16::from_be_bytes(head));
         let mut rest = vec![0; (len + 2).next_multiple_of(4) - 2 + 4];
-        self.0.read_exact(&mut rest).ok()?;
+        self.0.read_exact(&mut rest)?;
         assert_eq!(fpdu(&rest[..len])[2..], rest, "CRC or pad of the FPDU");
-        Some(rest[..len].to_vec())
+        Ok(rest[..len].to_vec())
     }
 
     /// The connection ends, and this is what came before it did.

@@ -267,7 +267,7 @@ pub const CASES: [(u32, &str, &str, &str); 89] = [
         82,
         "5040 4.8",
         "Read Request quoted in mid-read",
-        "updated to the position",
+        "updated to the position; a reset where an unsent segment cannot be built any more",
     ),
     (
         83,
