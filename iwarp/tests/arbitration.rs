@@ -61,6 +61,8 @@ fn share_of(sends: (usize, usize), reads: (usize, usize), octets: usize) -> Shar
         last_was_response = is_response;
         share.longest_wait = share.longest_wait.max(run_len);
         peer.give(&fpdu);
+        // A queue pair sends no more requests than it has places for until some are acknowledged.
+        shared.ack_all();
     }
     assert_eq!(peer.qp.found_error(), None, "no message was interleaved");
     share
