@@ -9,6 +9,7 @@ mod common;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
+use common::raw_client::connection_parameters;
 use common::*;
 use siw::{
     Access, AsyncEventKind, CmEvent, CmListener, ConnectOptions, MwBind, Opcode, RecvWr, SendData,
@@ -62,17 +63,6 @@ fn ping(a: &End, b: &End, seed: u64) {
     assert_eq!(a.read(0, 64), b.read(0, 64));
 }
 
-fn params() -> m::ConnParams {
-    m::ConnParams {
-        ord: 1,
-        ird: 1,
-        crc: m::BY_DEVICE,
-        mpa_rev: m::BY_DEVICE,
-        reserved: [0; 2],
-        private_data: m::PrivateData::new(&[]).unwrap(),
-    }
-}
-
 /// Numbers that are the whole daemon's (queue pairs, keys, listeners, requests) name nothing to
 /// who does not own them; numbers of a client's own name nothing before it has made something.
 #[test]
@@ -111,7 +101,7 @@ fn a_client_can_do_nothing_to_what_is_another_clients() {
         cookie: 0,
         dst: to.into(),
         src: m::Addr::NONE,
-        params: params(),
+        params: connection_parameters(1),
     };
     h.refused("connecting a queue pair", &connect);
     h.refused("deregistering", &m::DeregMr { lkey, reserved });
@@ -150,7 +140,7 @@ fn a_client_can_do_nothing_to_what_is_another_clients() {
         cookie: 0,
         cm_channel: channel,
         reserved,
-        params: params(),
+        params: connection_parameters(1),
     };
     h.refused("accepting a request", &accept);
     let reject = m::Reject {

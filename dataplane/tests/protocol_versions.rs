@@ -5,6 +5,7 @@ mod common;
 
 use std::os::fd::OwnedFd;
 
+use common::raw_client::connection_parameters;
 use common::*;
 use siw::{CmEvent, CmListener, ConnectOptions};
 use siw_shm::control::messages as m;
@@ -93,14 +94,7 @@ fn a_library_from_before_the_negotiation_connects() {
         cookie: 5,
         dst: listener.local_addr().into(),
         src: m::Addr::NONE,
-        params: m::ConnParams {
-            ord: 1,
-            ird: 1,
-            crc: m::BY_DEVICE,
-            mpa_rev: m::BY_DEVICE,
-            reserved: [0; 2],
-            private_data: m::PrivateData::new(&[]).unwrap(),
-        },
+        params: connection_parameters(1),
     });
     let CmEvent::ConnectRequest(request) = end.cm.get_event(Some(PATIENCE)).unwrap() else {
         panic!("no request");

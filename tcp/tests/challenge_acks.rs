@@ -5,7 +5,7 @@ mod common;
 
 use common::wire::{ACK, Lab, PSH, RST, SYN, Seg};
 use siw_tcp::sim::host_config;
-use siw_tcp::{ConnId, Events, FrameInfo, RxChecksum, TcpState, VecBuf};
+use siw_tcp::{Events, FrameInfo, RxChecksum, TcpState, VecBuf};
 
 /// What host 1 answers at once, as flags and acknowledgement number.
 fn answers(lab: &mut Lab, seg: &Seg) -> Vec<Seg> {
@@ -19,16 +19,6 @@ fn answers(lab: &mut Lab, seg: &Seg) -> Vec<Seg> {
     host.poll(now, &mut lab.net.sinks[1]);
     let frames = lab.net.sinks[1].frames.drain(..);
     frames.filter_map(|(f, _)| Seg::parse(1, &f)).collect()
-}
-
-/// A connection over which a byte has gone to host 1, and the next bare segment of host 0.
-fn established(lab: &mut Lab) -> ([ConnId; 2], Seg) {
-    let ids = lab.connect();
-    lab.send(0, ids[0], b"x");
-    lab.run_ms(5);
-    assert_eq!(lab.read(1, ids[1]), b"x");
-    lab.run_ms(5);
-    (ids, lab.forge(0))
 }
 
 /// A segment as of RFC 9293 section 3.8.4: left of the window, so that it is answered.
@@ -48,8 +38,8 @@ fn outside(next: &Seg, by: u32) -> Seg {
 #[test]
 fn no_connection_uses_up_the_answers_of_another() {
     let mut lab = Lab::new();
-    let (_, honest) = established(&mut lab);
-    let (_, attacker) = established(&mut lab);
+    let (_, honest) = lab.connect_with_data();
+    let (_, attacker) = lab.connect_with_data();
     let mut answered = 0;
     for i in 0..5000 {
         let mut seg = match i % 4 {
@@ -82,7 +72,7 @@ fn blind_segments_use_up_no_answers_to_probes() {
     let mut configs = [host_config(0), host_config(1)];
     configs[1].timestamps = false;
     let mut lab = Lab::with(configs);
-    let (_, next) = established(&mut lab);
+    let (_, next) = lab.connect_with_data();
     assert!(next.options.is_empty());
     for i in 0..5000 {
         answers(&mut lab, &outside(&next, i));
@@ -99,7 +89,7 @@ fn probes_of_a_closed_window_are_limited() {
     let mut configs = [host_config(0), host_config(1)];
     configs[1].recv_window = 4096;
     let mut lab = Lab::with(configs);
-    let (ids, _) = established(&mut lab);
+    let (ids, _) = lab.connect_with_data();
     lab.send(0, ids[0], &[7; 1000]);
     while lab.net.hosts[0].tcp_info(ids[0]).unwrap().send_window > 0 {
         lab.send(0, ids[0], &[7; 512]);
@@ -120,7 +110,7 @@ fn probes_of_a_closed_window_are_limited() {
 #[test]
 fn all_connections_together_are_limited_too() {
     let mut lab = Lab::new();
-    let next: Vec<Seg> = (0..300).map(|_| established(&mut lab).1).collect();
+    let next: Vec<Seg> = (0..300).map(|_| lab.connect_with_data().1).collect();
     let before = lab.net.hosts[1].stats().challenge_acks;
     for i in 1..=10 {
         for seg in &next {
@@ -197,7 +187,7 @@ fn an_exact_reset_ends_syn_received() {
 #[test]
 fn a_reset_on_the_right_edge_is_dropped_silently() {
     let mut lab = Lab::new();
-    let ([_, b], next) = established(&mut lab);
+    let ([_, b], next) = lab.connect_with_data();
     let last = lab.last(1);
     let window = u32::from(last.window) << 7;
     let mut rst = next.clone();
@@ -223,7 +213,7 @@ fn an_exact_reset_counts_with_a_closed_window() {
     let mut configs = [host_config(0), host_config(1)];
     configs[1].recv_window = 4096;
     let mut lab = Lab::with(configs);
-    let (ids, _) = established(&mut lab);
+    let (ids, _) = lab.connect_with_data();
     while lab.net.hosts[0].tcp_info(ids[0]).unwrap().send_window > 0 {
         lab.send(0, ids[0], &[7; 512]);
         lab.run_ms(5);

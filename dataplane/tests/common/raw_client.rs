@@ -107,14 +107,7 @@ impl RawClient {
             cookie: 0,
             dst: listener.local_addr().into(),
             src: m::Addr::NONE,
-            params: m::ConnParams {
-                ord: 4,
-                ird: 4,
-                crc: m::BY_DEVICE,
-                mpa_rev: m::BY_DEVICE,
-                reserved: [0; 2],
-                private_data: m::PrivateData::new(&[]).unwrap(),
-            },
+            params: connection_parameters(4),
         };
         client.call(&connect);
         let CmEvent::ConnectRequest(request) = end.cm.get_event(Some(PATIENCE)).unwrap() else {
@@ -173,5 +166,18 @@ impl RawClient {
         let slot = self.doorbells.atomic_u32(slot).unwrap();
         slot.store(self.qp.qp_num + 1, Ordering::SeqCst);
         let _ = nix::unistd::write(&self.wake, &1u64.to_ne_bytes());
+    }
+}
+
+/// Connection parameters as the device has them, with this many Reads in flight each way, and no
+/// private data.
+pub fn connection_parameters(reads: u32) -> m::ConnParams {
+    m::ConnParams {
+        ord: reads,
+        ird: reads,
+        crc: m::BY_DEVICE,
+        mpa_rev: m::BY_DEVICE,
+        reserved: [0; 2],
+        private_data: m::PrivateData::new(&[]).unwrap(),
     }
 }

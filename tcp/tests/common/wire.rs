@@ -222,6 +222,16 @@ impl Lab {
             .clone()
     }
 
+    /// A connection over which a byte has gone to host 1, and the next bare segment of host 0.
+    pub fn connect_with_data(&mut self) -> ([ConnId; 2], Seg) {
+        let ids = self.connect();
+        self.send(0, ids[0], b"x");
+        self.run_ms(5);
+        assert_eq!(self.read(1, ids[1]), b"x");
+        self.run_ms(5);
+        (ids, self.forge(0))
+    }
+
     /// What `host` would send next on the connection of its last segment, bare.
     pub fn forge(&self, host: usize) -> Seg {
         let mut segment = self.last(host);

@@ -53,7 +53,7 @@ fn icmp_for_unknown_protocols_is_rate_limited() {
 #[test]
 fn arp_and_ndp_storms_are_answered_up_to_a_limit() {
     let mut lab = Lab::new();
-    let (ids, _) = established(&mut lab);
+    let (ids, _) = lab.connect_with_data();
     let before = read_stats(&lab);
     // One by one each question gets its answer.
     for i in 0..200u8 {

@@ -55,16 +55,6 @@ fn read_stats(lab: &Lab) -> StackStats {
     lab.net.hosts[1].stats().clone()
 }
 
-/// A connection to host 1 over which a segment has gone, and what would come next on it.
-fn established(lab: &mut Lab) -> ([ConnId; 2], Seg) {
-    let ids = lab.connect();
-    lab.send(0, ids[0], b"x");
-    lab.run_ms(5);
-    assert_eq!(lab.read(1, ids[1]), b"x");
-    lab.run_ms(5);
-    (ids, lab.forge(0))
-}
-
 /// The connection still carries everything both ways.
 fn unharmed(lab: &mut Lab, [client, server]: [ConnId; 2]) {
     let data = pattern(50_000);
@@ -173,7 +163,7 @@ fn resets_for_stray_acks_are_rate_limited() {
 #[test]
 fn challenges_of_impossible_acks_are_rate_limited() {
     let mut lab = Lab::new();
-    let (ids, good) = established(&mut lab);
+    let (ids, good) = lab.connect_with_data();
     let before = read_stats(&lab);
     let mut answered = 0;
     for i in 0..5000u32 {
@@ -205,7 +195,7 @@ fn challenges_of_impossible_acks_are_rate_limited() {
 #[test]
 fn challenges_of_blind_segments_are_rate_limited() {
     let mut lab = Lab::new();
-    let (ids, good) = established(&mut lab);
+    let (ids, good) = lab.connect_with_data();
     let before = read_stats(&lab);
     let (mut answered, mut syns) = (0, 0);
     for i in 1..=4000u32 {
@@ -252,7 +242,7 @@ fn challenges_of_blind_segments_are_rate_limited() {
 #[test]
 fn timestamps_beside_an_impossible_ack_are_ignored() {
     let mut lab = Lab::new();
-    let (ids, good) = established(&mut lab);
+    let (ids, good) = lab.connect_with_data();
     let mut segment = good.clone();
     segment.ack = segment.ack.wrapping_add(1 << 30);
     let (value, _) = segment.ts().unwrap();
@@ -266,7 +256,7 @@ fn timestamps_beside_an_impossible_ack_are_ignored() {
 #[test]
 fn overlapping_segments_deliver_each_byte_once() {
     let mut lab = Lab::new();
-    let (ids, good) = established(&mut lab);
+    let (ids, good) = lab.connect_with_data();
     let before = read_stats(&lab);
     let bytes = |at: u32, len: usize, what: u8| {
         let mut segment = good.clone();
@@ -297,7 +287,7 @@ fn overlapping_segments_deliver_each_byte_once() {
 #[test]
 fn segments_outside_the_window_are_acknowledged() {
     let mut lab = Lab::new();
-    let (ids, good) = established(&mut lab);
+    let (ids, good) = lab.connect_with_data();
     let before = read_stats(&lab);
     for i in 0..500u32 {
         let mut segment = good.clone();
@@ -329,7 +319,7 @@ fn segments_outside_the_window_are_acknowledged() {
 #[test]
 fn malformed_options_are_counted_and_end_nothing() {
     let mut lab = Lab::new();
-    let (ids, good) = established(&mut lab);
+    let (ids, good) = lab.connect_with_data();
     let before = read_stats(&lab);
     let garbage: [&[u8]; 5] = [
         &[254, 0, 0, 0],

@@ -8,7 +8,7 @@ use siw_shm::control::{ControlSocket, RecvError};
 use siw_shm::doorbell;
 use siw_shm::shared_memory::SharedMemory;
 use siw_shm::work_queue::{self, OFF_HEAD, OFF_PENDING, OFF_TAIL, OFF_WORKER};
-use siw_shm::{SendWr, SqProducer};
+use siw_shm::{SendData, SendWr, Sge, SqProducer};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -44,6 +44,27 @@ pub struct AttackerMemory {
     pub memory: SharedMemory,
     pub keys: m::MrReply,
     pub pd: u32,
+}
+
+impl AttackerMemory {
+    /// The first half of the memory.
+    pub fn first_half(&self) -> Sge {
+        Sge {
+            addr: 0,
+            length: (REGION_LEN / 2) as u32,
+            lkey: self.keys.lkey,
+        }
+    }
+
+    /// A WRITE of `sges` to the second half.
+    pub fn write_second_half<'a>(&self, sges: &'a [Sge]) -> SendWr<'a> {
+        SendWr::write(1, SendData::Sges(sges), REGION_LEN / 2, self.keys.rkey)
+    }
+
+    /// A READ of the second half into `sges`.
+    pub fn read_second_half<'a>(&self, sges: &'a [Sge]) -> SendWr<'a> {
+        SendWr::read(1, sges, REGION_LEN / 2, self.keys.rkey)
+    }
 }
 
 /// Where connections of a client to itself come in.

@@ -3,9 +3,9 @@
 use super::Ended;
 use super::rings::own_address;
 use crate::Attack;
-use crate::session::{AttackSession, REGION_LEN};
+use crate::session::AttackSession;
+use siw_shm::WrFlags;
 use siw_shm::control::messages as m;
-use siw_shm::{SendData, SendWr, Sge, WrFlags};
 use std::time::Instant;
 
 /// Lives until the attack's time is over, and is then killed wherever it is: a test that gives
@@ -28,16 +28,11 @@ fn live_once(attack: &mut Attack) -> Ended {
     let mut session = AttackSession::open(&attack.socket)?;
     let (channel, _fd) = session.call(&m::CreateChannel { reserved: 0 })?;
     let (from, _to, memory) = session.connected_pair(32, own_address())?;
-    let half = REGION_LEN / 2;
-    let sges = [Sge {
-        addr: 0,
-        length: half as u32,
-        lkey: memory.keys.lkey,
-    }];
+    let sges = [memory.first_half()];
     let request = if attack.next_random().is_multiple_of(2) {
-        SendWr::write(1, SendData::Sges(&sges), half, memory.keys.rkey)
+        memory.write_second_half(&sges)
     } else {
-        SendWr::read(1, &sges, half, memory.keys.rkey)
+        memory.read_second_half(&sges)
     };
     from.post(&request.with_flags(WrFlags::NONE), 4);
     from.ring(&session);

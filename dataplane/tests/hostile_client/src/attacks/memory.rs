@@ -7,9 +7,9 @@ use crate::Attack;
 use crate::session::{AttackSession, REGION_LEN};
 use rustix::fd::AsFd;
 use rustix::fs::{FallocateFlags, fallocate};
+use siw_shm::WrFlags;
 use siw_shm::control::codec::CallError;
 use siw_shm::control::messages as m;
-use siw_shm::{SendData, SendWr, Sge, WrFlags};
 
 /// Punches holes into queues, doorbells and registered memory that the daemon uses, and takes the
 /// pages away from it.
@@ -17,13 +17,8 @@ pub fn punched_holes(attack: &mut Attack) -> Ended {
     while attack.begin_round() {
         let mut session = AttackSession::open(&attack.socket)?;
         let (from, to, memory) = session.connected_pair(64, own_address())?;
-        let sges = [Sge {
-            addr: 0,
-            length: (REGION_LEN / 2) as u32,
-            lkey: memory.keys.lkey,
-        }];
-        let half = REGION_LEN / 2;
-        let write = SendWr::write(1, SendData::Sges(&sges), half, memory.keys.rkey);
+        let sges = [memory.first_half()];
+        let write = memory.write_second_half(&sges);
         from.fill_slots(&write.with_flags(WrFlags::NONE));
         // Whatever free pages there are go to somebody else.
         let taken = take_free_pages(attack, &mut session)?;
@@ -100,16 +95,11 @@ pub fn deregister_in_flight(attack: &mut Attack) -> Ended {
     while attack.begin_round() {
         let mut session = AttackSession::open(&attack.socket)?;
         let (from, _to, memory) = session.connected_pair(64, own_address())?;
-        let half = REGION_LEN / 2;
-        let sges = [Sge {
-            addr: 0,
-            length: half as u32,
-            lkey: memory.keys.lkey,
-        }];
+        let sges = [memory.first_half()];
         let request = if attack.next_random().is_multiple_of(2) {
-            SendWr::write(1, SendData::Sges(&sges), half, memory.keys.rkey)
+            memory.write_second_half(&sges)
         } else {
-            SendWr::read(1, &sges, half, memory.keys.rkey)
+            memory.read_second_half(&sges)
         };
         from.post(&request, 8);
         from.ring(&session);
@@ -120,8 +110,8 @@ pub fn deregister_in_flight(attack: &mut Attack) -> Ended {
                 flags: m::REREG_TRANSLATION,
                 pd: 0,
                 arena: memory.arena,
-                offset: half,
-                len: half,
+                offset: REGION_LEN / 2,
+                len: REGION_LEN / 2,
                 va: 0,
                 access: 0,
                 reserved: 0,
