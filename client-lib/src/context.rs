@@ -68,6 +68,8 @@ pub struct DeviceInfo {
     pub crc: bool,
     /// Highest MPA revision.
     pub mpa_rev: u8,
+    /// `CAP_` bits of [`siw_shm::control`]: what it can do beyond WRITE, READ and SEND.
+    pub capabilities: u64,
 }
 
 /// What happened to an object, or to everything.
@@ -269,6 +271,7 @@ impl From<&DeviceReply> for DeviceInfo {
             active: device.port_state == PORT_ACTIVE,
             crc: device.crc != 0,
             mpa_rev: device.mpa_rev,
+            capabilities: device.caps,
         }
     }
 }

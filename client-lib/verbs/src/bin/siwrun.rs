@@ -1,0 +1,159 @@
+//! `siwrun PROGRAM ARGS...` runs an RDMA program on siwd: it puts the drop-in libibverbs and
+//! librdmacm before those of the system, and becomes the program.
+
+use clap::Parser;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::{env, fs, io};
+
+/// Runs an RDMA program on siwd instead of on the kernel's RDMA devices: no recompilation, no
+/// root, no kernel module.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// Socket of siwd; else $SIWD_SOCKET, else /run/siwd/siwd.sock.
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// The drop-in library, libsiw_verbs.so; looked for beside siwrun unless given.
+    #[arg(long, value_name = "PATH", env = "SIW_VERBS_LIBRARY")]
+    library: Option<PathBuf>,
+    /// Folder for the links libibverbs.so.1 and librdmacm.so.1; made beside the library, or in
+    /// $XDG_RUNTIME_DIR or /tmp where that cannot be written.
+    #[arg(long, value_name = "PATH")]
+    links: Option<PathBuf>,
+    /// Lets the library write to standard error why a call failed.
+    #[arg(short, long)]
+    verbose: bool,
+    /// Only makes the links and prints their folder, for LD_LIBRARY_PATH.
+    #[arg(long)]
+    print_links: bool,
+    /// The program, and its arguments.
+    #[arg(trailing_var_arg = true, required_unless_present = "print_links")]
+    program: Vec<OsString>,
+}
+
+const LIBRARY: &str = "libsiw_verbs.so";
+const NAMES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
+
+/// Beside siwrun, as cargo puts it, or in the lib folder of an installation.
+fn find_library() -> Result<PathBuf, String> {
+    let own = env::current_exe().map_err(|error| format!("cannot find siwrun itself: {error}"))?;
+    let folder = own.parent().unwrap_or(Path::new("/"));
+    let candidates = [
+        folder.join(LIBRARY),
+        folder.join("../lib/siw-verbs").join(LIBRARY),
+        folder.join("../lib").join(LIBRARY),
+    ];
+    candidates
+        .iter()
+        .find(|path| path.is_file())
+        .cloned()
+        .ok_or_else(|| {
+            format!(
+                "{LIBRARY} is not beside {}; build it with cargo build -p siw-verbs, or name it with --library",
+                own.display()
+            )
+        })
+}
+
+/// Makes the folder with a link for each name, unless it is there. Several siwrun may do so at once.
+fn link_names(folder: &Path, library: &Path) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    for name in NAMES {
+        let link = folder.join(name);
+        if fs::read_link(&link).is_ok_and(|target| target == library) {
+            continue;
+        }
+        let temporary = folder.join(format!(".{name}.{}", std::process::id()));
+        let _ = fs::remove_file(&temporary);
+        std::os::unix::fs::symlink(library, &temporary)?;
+        fs::rename(&temporary, &link)?;
+    }
+    Ok(())
+}
+
+fn make_links(wanted: Option<PathBuf>, library: &Path) -> Result<PathBuf, String> {
+    let folders = match wanted {
+        Some(folder) => vec![folder],
+        None => {
+            let beside = library.parent().unwrap_or(Path::new("/"));
+            let private = format!("siw-verbs-{}", rustix::process::getuid().as_raw());
+            let runtime = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+            let mut folders = vec![beside.join("siw-verbs").join("lib")];
+            folders.extend(runtime.map(|folder| folder.join("siw-verbs").join("lib")));
+            folders.push(env::temp_dir().join(private).join("lib"));
+            folders
+        }
+    };
+    let mut reasons = Vec::new();
+    for folder in folders {
+        match link_names(&folder, library) {
+            Ok(()) => return Ok(folder),
+            Err(error) => reasons.push(format!("{}: {error}", folder.display())),
+        }
+    }
+    Err(format!(
+        "cannot make the links libibverbs.so.1 and librdmacm.so.1 in {}; name another folder with --links",
+        reasons.join(", nor in ")
+    ))
+}
+
+/// `value` before what the variable holds.
+fn prepend(variable: &str, value: &Path) -> OsString {
+    let mut all = value.as_os_str().to_owned();
+    if let Some(old) = env::var_os(variable).filter(|old| !old.is_empty()) {
+        all.push(":");
+        all.push(old);
+    }
+    all
+}
+
+fn run() -> Result<(), String> {
+    let arguments = Arguments::parse();
+    let library = arguments.library.map_or_else(find_library, Ok)?;
+    let library = fs::canonicalize(&library)
+        .map_err(|error| format!("cannot open the library {}: {error}", library.display()))?;
+    let links = make_links(arguments.links, &library)?;
+    if arguments.print_links {
+        println!("{}", links.display());
+        return Ok(());
+    }
+    let Some((program, rest)) = arguments.program.split_first() else {
+        return Err("which program? usage: siwrun PROGRAM ARGS...".into());
+    };
+    let mut command = Command::new(program);
+    command
+        .args(rest)
+        .env("LD_LIBRARY_PATH", prepend("LD_LIBRARY_PATH", &links))
+        // Wheels bring a libibverbs of their own, which they find by RPATH; what is loaded before
+        // has its symbols taken all the same.
+        .env(
+            "LD_PRELOAD",
+            prepend("LD_PRELOAD", &links.join("libibverbs.so.1")),
+        );
+    if let Some(socket) = arguments.socket {
+        let socket = std::path::absolute(&socket)
+            .map_err(|error| format!("--socket {}: {error}", socket.display()))?;
+        command.env("SIWD_SOCKET", socket);
+    }
+    if arguments.verbose {
+        command.env("SIW_VERBS_LOG", "1");
+    }
+    let error = command.exec();
+    Err(format!(
+        "cannot run {}: {error}",
+        Path::new(program).display()
+    ))
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(reason) => {
+            eprintln!("siwrun: {reason}");
+            ExitCode::from(127)
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Contexts (ibv_open_device(3)): a connection to the daemon each, with the tables of functions
+//! through which programs call what is not a symbol.
+
+use super::device::DeviceObject;
+use super::{attributes, port};
+use crate::abi::{ibv_context, ibv_device, verbs_context};
+use crate::status::{errno_of, pointer_of};
+use rustix::fd::AsRawFd;
+use siw::{Context, Error};
+use std::ffi::c_int;
+use std::mem::offset_of;
+
+/// A context as programs see it. The struct of the header is at the end of `abi`: what newer
+/// releases add comes before it.
+#[repr(C)]
+pub struct ContextObject {
+    abi: verbs_context,
+    device: &'static DeviceObject,
+    client: Context,
+}
+
+impl ContextObject {
+    /// A context of `device` on a connection to the daemon of its own, or one that it shares.
+    pub fn new(device: &'static DeviceObject, client: Context) -> Box<ContextObject> {
+        // SAFETY: the struct is made of numbers, pointers and optional function pointers; a mutex
+        // of zeros is PTHREAD_MUTEX_INITIALIZER.
+        let mut abi: verbs_context = unsafe { std::mem::zeroed() };
+        abi.sz = size_of::<verbs_context>();
+        fill_extended_operations(&mut abi);
+        let context = &mut abi.context;
+        context.device = device.as_abi();
+        context.cmd_fd = -1;
+        context.async_fd = client.async_fd().as_raw_fd();
+        context.num_comp_vectors = 1;
+        // `verbs_get_ctx_op` looks for the larger struct if this is set.
+        context.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
+        fill_operations(context);
+        Box::new(ContextObject {
+            abi,
+            device,
+            client,
+        })
+    }
+
+    /// # Safety
+    /// A context of this library.
+    pub unsafe fn from_abi<'a>(context: *mut ibv_context) -> &'a ContextObject {
+        let before = offset_of!(ContextObject, abi) + offset_of!(verbs_context, context);
+        // SAFETY: `as_abi` pointed into the object at that distance.
+        unsafe { &*context.byte_sub(before).cast() }
+    }
+
+    /// For fields that hold a context.
+    pub fn as_abi(&self) -> *mut ibv_context {
+        let before = offset_of!(ContextObject, abi) + offset_of!(verbs_context, context);
+        (&raw const *self)
+            .cast_mut()
+            .wrapping_byte_add(before)
+            .cast()
+    }
+
+    /// The connection to the daemon.
+    pub fn client(&self) -> &Context {
+        &self.client
+    }
+
+    /// Its device.
+    pub fn device(&self) -> &'static DeviceObject {
+        self.device
+    }
+}
+
+/// What programs call through `context->ops`.
+fn fill_operations(_context: &mut ibv_context) {}
+
+/// What programs call through `verbs_get_ctx_op`. Slots that stay empty mean EOPNOTSUPP.
+fn fill_extended_operations(abi: &mut verbs_context) {
+    abi.query_device_ex = Some(attributes::query_device_ex);
+    abi.query_port = Some(port::query_port_sized);
+}
+
+/// The device of that name in the daemon as it is now.
+pub fn open_client(device: &DeviceObject) -> Result<Context, Error> {
+    let client = Context::open(None)?;
+    client.device_by_name(&device.info().name)?;
+    Ok(client)
+}
+
+/// ibv_open_device(3)
+pub unsafe fn open_device(device: *mut ibv_device) -> *mut ibv_context {
+    // SAFETY: a device of this library, which lives for ever.
+    let device: &'static DeviceObject = unsafe { DeviceObject::from_abi(device) };
+    let context = open_client(device).map(|client| ContextObject::new(device, client));
+    let object = pointer_of("ibv_open_device", context);
+    if object.is_null() {
+        return std::ptr::null_mut();
+    }
+    // SAFETY: just made.
+    unsafe { &*object }.as_abi()
+}
+
+/// ibv_close_device(3)
+pub unsafe fn close_device(context: *mut ibv_context) -> c_int {
+    // SAFETY: a context of this library, from `open_device`, which boxed it.
+    let object = unsafe { ContextObject::from_abi(context) };
+    let object = (&raw const *object).cast_mut();
+    // SAFETY: as above; the manual page forbids any later use.
+    drop(unsafe { Box::from_raw(object) });
+    errno_of("ibv_close_device", Ok(()))
+}

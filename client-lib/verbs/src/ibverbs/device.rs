@@ -1,0 +1,153 @@
+//! The list of devices (ibv_get_device_list(3)): those of the daemon, under their own names.
+
+use crate::abi::{IBV_NODE_RNIC, IBV_TRANSPORT_IWARP, ibv_device};
+use crate::status::{fail_with, null_with};
+use siw::{Context, DeviceInfo, Error};
+use std::ffi::{c_char, c_int};
+use std::sync::{Mutex, PoisonError};
+
+/// A device as programs see it. It is never freed: a program may use it as long as a context of it
+/// is open, and there are as many as the daemon has devices.
+#[repr(C)]
+pub struct DeviceObject {
+    abi: ibv_device,
+    info: DeviceInfo,
+}
+
+// SAFETY: nothing of it changes after it was made.
+unsafe impl Sync for DeviceObject {}
+// SAFETY: as above; the struct of the header holds no pointer that is used.
+unsafe impl Send for DeviceObject {}
+
+/// All devices that were ever seen.
+static SEEN: Mutex<Vec<&'static DeviceObject>> = Mutex::new(Vec::new());
+
+/// Copies text into a field of C, cut where it does not fit.
+pub fn copy_text(field: &mut [c_char], text: &str) {
+    let Some((end, room)) = field.split_last_mut() else {
+        return;
+    };
+    *end = 0;
+    room.fill(0);
+    for (to, from) in room.iter_mut().zip(text.bytes()) {
+        *to = from as c_char;
+    }
+}
+
+impl DeviceObject {
+    /// The device of that description, the same object each time.
+    pub fn find_or_add(info: &DeviceInfo) -> &'static DeviceObject {
+        let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(device) = seen.iter().find(|device| device.info.is_same_device(info)) {
+            return device;
+        }
+        // SAFETY: the struct is made of numbers, arrays of them and optional function pointers.
+        let mut abi: ibv_device = unsafe { std::mem::zeroed() };
+        abi.node_type = IBV_NODE_RNIC;
+        abi.transport_type = IBV_TRANSPORT_IWARP;
+        copy_text(&mut abi.name, &info.name);
+        copy_text(&mut abi.dev_name, &format!("uverbs{}", info.index));
+        let class = super::sysfs::root_text();
+        let dev_path = format!("{class}/class/infiniband_verbs/uverbs{}", info.index);
+        copy_text(&mut abi.dev_path, &dev_path);
+        copy_text(
+            &mut abi.ibdev_path,
+            &format!("{class}/class/infiniband/{}", info.name),
+        );
+        let device = Box::leak(Box::new(DeviceObject {
+            abi,
+            info: info.clone(),
+        }));
+        seen.push(device);
+        device
+    }
+
+    /// # Safety
+    /// A device of this library.
+    pub unsafe fn from_abi<'a>(device: *mut ibv_device) -> &'a DeviceObject {
+        // SAFETY: the struct of the header is the first field.
+        unsafe { &*device.cast() }
+    }
+
+    /// For fields that hold a device.
+    pub fn as_abi(&self) -> *mut ibv_device {
+        (&raw const self.abi).cast_mut()
+    }
+
+    /// What the daemon said of it.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// EUI-64 of the Ethernet address, in the order of the wire.
+    pub fn guid(&self) -> u64 {
+        let [first, second, third, fourth, fifth, sixth] = self.info.mac;
+        let eui64 = [first ^ 2, second, third, 0xff, 0xfe, fourth, fifth, sixth];
+        u64::from_ne_bytes(eui64)
+    }
+}
+
+trait SameDevice {
+    fn is_same_device(&self, other: &Self) -> bool;
+}
+
+impl SameDevice for DeviceInfo {
+    /// State and speed may change.
+    fn is_same_device(&self, other: &DeviceInfo) -> bool {
+        let identity = |info: &DeviceInfo| (info.index, info.name.clone(), info.mac);
+        identity(self) == identity(other) && self.ips == other.ips
+    }
+}
+
+/// ibv_get_device_list(3)
+pub unsafe fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
+    let devices = match Context::open(None).and_then(|client| client.query_devices()) {
+        Ok(devices) => devices,
+        Err(error) => {
+            fail_with("ibv_get_device_list", &error);
+            if matches!(error, Error::Open { .. }) {
+                eprintln!("siw-verbs: {error}");
+            }
+            return std::ptr::null_mut();
+        }
+    };
+    // SAFETY: calloc may be called with any sizes.
+    let list = unsafe { libc::calloc(devices.len() + 1, size_of::<*mut ibv_device>()) };
+    let list: *mut *mut ibv_device = list.cast();
+    if list.is_null() {
+        return null_with(libc::ENOMEM);
+    }
+    for (i, info) in devices.iter().enumerate() {
+        // SAFETY: there is room for one more than there are devices; the last stays NULL.
+        unsafe { *list.add(i) = DeviceObject::find_or_add(info).as_abi() };
+    }
+    if !count.is_null() {
+        // SAFETY: a valid pointer by the manual page.
+        unsafe { *count = devices.len() as c_int };
+    }
+    list
+}
+
+/// ibv_free_device_list(3)
+pub unsafe fn free_device_list(list: *mut *mut ibv_device) {
+    // SAFETY: from `get_device_list`, and the devices themselves stay.
+    unsafe { libc::free(list.cast()) };
+}
+
+/// ibv_get_device_name(3)
+pub unsafe fn get_device_name(device: *mut ibv_device) -> *const c_char {
+    // SAFETY: a device of this library.
+    unsafe { DeviceObject::from_abi(device) }.abi.name.as_ptr()
+}
+
+/// ibv_get_device_guid(3)
+pub unsafe fn get_device_guid(device: *mut ibv_device) -> u64 {
+    // SAFETY: a device of this library.
+    unsafe { DeviceObject::from_abi(device) }.guid()
+}
+
+/// ibv_get_device_index(3)
+pub unsafe fn get_device_index(device: *mut ibv_device) -> c_int {
+    // SAFETY: a device of this library.
+    unsafe { DeviceObject::from_abi(device) }.info.index as c_int
+}

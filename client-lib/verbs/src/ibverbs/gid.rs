@@ -1,0 +1,150 @@
+//! GIDs (ibv_query_gid(3), ibv_query_gid_ex(3), ibv_query_gid_table(3)): the IP addresses of a
+//! device, and last the one that Linux gives to iWARP devices, its Ethernet address.
+
+use super::context::ContextObject;
+use super::port::PORT;
+use crate::abi::*;
+use crate::status::fail_errno;
+use siw::DeviceInfo;
+use std::ffi::c_int;
+use std::net::IpAddr;
+
+/// A GID and what it stands for.
+#[derive(Clone, Copy)]
+pub struct DeviceGid {
+    /// As on the wire.
+    pub raw: [u8; 16],
+    /// The address; none for the Ethernet address.
+    pub ip: Option<IpAddr>,
+}
+
+/// All GIDs of a device, by index.
+pub fn device_gids(info: &DeviceInfo) -> Vec<DeviceGid> {
+    let mut gids: Vec<DeviceGid> = info
+        .ips
+        .iter()
+        .map(|ip| DeviceGid {
+            raw: gid_of_ip(*ip),
+            ip: Some(*ip),
+        })
+        .collect();
+    let mut raw = [0; 16];
+    raw[..6].copy_from_slice(&info.mac);
+    gids.push(DeviceGid { raw, ip: None });
+    gids
+}
+
+/// IPv4 addresses as IPv4-mapped IPv6 addresses, as with RoCE v2.
+pub fn gid_of_ip(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+/// Programs know the types of RoCE: what carries an IP address is version 2 there.
+fn gid_type(gid: &DeviceGid) -> ibv_gid_type {
+    if gid.ip.is_some() {
+        IBV_GID_TYPE_ROCE_V2
+    } else {
+        IBV_GID_TYPE_IB
+    }
+}
+
+/// # Safety
+/// A context of this library.
+unsafe fn gid_at(context: *mut ibv_context, port_num: u32, index: u32) -> Option<DeviceGid> {
+    // SAFETY: by the caller's contract.
+    let context = unsafe { ContextObject::from_abi(context) };
+    let gids = device_gids(context.device().info());
+    (port_num == PORT).then(|| gids.get(index as usize).copied())?
+}
+
+/// ibv_query_gid(3)
+pub unsafe fn query_gid(
+    context: *mut ibv_context,
+    port_num: u8,
+    index: c_int,
+    gid: *mut ibv_gid,
+) -> c_int {
+    let index = u32::try_from(index).unwrap_or(u32::MAX);
+    // SAFETY: a context of this library.
+    let Some(found) = (unsafe { gid_at(context, port_num.into(), index) }) else {
+        fail_errno(libc::EINVAL);
+        return -1;
+    };
+    // SAFETY: a GID to write.
+    unsafe { gid.write(ibv_gid { raw: found.raw }) };
+    0
+}
+
+fn to_entry(index: usize, gid: &DeviceGid) -> ibv_gid_entry {
+    ibv_gid_entry {
+        gid: ibv_gid { raw: gid.raw },
+        gid_index: index as u32,
+        port_num: PORT,
+        gid_type: gid_type(gid),
+        ndev_ifindex: 0,
+    }
+}
+
+/// ibv_query_gid_ex(3); `entry_size` is what the caller's release has.
+pub unsafe fn query_gid_ex(
+    context: *mut ibv_context,
+    port_num: u32,
+    index: u32,
+    entry: *mut ibv_gid_entry,
+    flags: u32,
+    entry_size: usize,
+) -> c_int {
+    if flags != 0 || entry_size < size_of::<ibv_gid_entry>() {
+        return fail_errno(libc::EINVAL);
+    }
+    // SAFETY: a context of this library.
+    let Some(found) = (unsafe { gid_at(context, port_num, index) }) else {
+        return fail_errno(libc::ENODATA);
+    };
+    // SAFETY: an entry to write, of at least this size.
+    unsafe { entry.write(to_entry(index as usize, &found)) };
+    0
+}
+
+/// ibv_query_gid_table(3)
+pub unsafe fn query_gid_table(
+    context: *mut ibv_context,
+    entries: *mut ibv_gid_entry,
+    max_entries: usize,
+    flags: u32,
+    entry_size: usize,
+) -> isize {
+    if flags != 0 || entry_size < size_of::<ibv_gid_entry>() {
+        return -(libc::EINVAL as isize);
+    }
+    // SAFETY: a context of this library.
+    let gids = device_gids(unsafe { ContextObject::from_abi(context) }.device().info());
+    if gids.len() > max_entries {
+        return -(libc::EINVAL as isize);
+    }
+    for (i, gid) in gids.iter().enumerate() {
+        // SAFETY: there is room for `max_entries` entries of `entry_size` bytes.
+        unsafe { entries.byte_add(i * entry_size).write(to_entry(i, gid)) };
+    }
+    gids.len() as isize
+}
+
+/// ibv_query_gid_type, of ibv_devinfo: 0 is IB and RoCE v1, 1 is RoCE v2.
+pub unsafe fn query_gid_type(
+    context: *mut ibv_context,
+    port_num: u8,
+    index: u32,
+    kind: *mut u32,
+) -> c_int {
+    // SAFETY: a context of this library.
+    let Some(found) = (unsafe { gid_at(context, port_num.into(), index) }) else {
+        fail_errno(libc::EINVAL);
+        return -1;
+    };
+    // SAFETY: a number to write.
+    unsafe { kind.write(u32::from(gid_type(&found) == IBV_GID_TYPE_ROCE_V2)) };
+    0
+}

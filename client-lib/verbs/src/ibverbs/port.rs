@@ -1,0 +1,140 @@
+//! The port of a device (ibv_query_port(3), ibv_query_pkey(3)): each device has one.
+
+use super::context::ContextObject;
+use super::gid::device_gids;
+use crate::abi::*;
+use crate::status::{fail_errno, fail_with};
+use siw::{DeviceInfo, Error};
+use std::ffi::c_int;
+
+/// The number of the only port.
+pub const PORT: u32 = 1;
+
+/// Linux numbers of `phys_state`.
+const PHYS_DISABLED: u8 = 3;
+const PHYS_LINK_UP: u8 = 5;
+
+/// The enumeration has powers of two, of which the next below counts.
+fn to_mtu(bytes: u32) -> ibv_mtu {
+    match bytes {
+        4096.. => IBV_MTU_4096,
+        2048.. => IBV_MTU_2048,
+        1024.. => IBV_MTU_1024,
+        512.. => IBV_MTU_512,
+        _ => IBV_MTU_256,
+    }
+}
+
+/// `active_speed` and `active_width` whose product is the speed of the link, or just below.
+fn to_speed_and_width(mbps: u32) -> (u8, u8) {
+    const SDR: u8 = 1;
+    const DDR: u8 = 2;
+    const QDR: u8 = 4;
+    const EDR: u8 = 32;
+    const HDR: u8 = 64;
+    const NDR: u8 = 128;
+    const ONE_LANE: u8 = 1;
+    const FOUR_LANES: u8 = 2;
+    match mbps {
+        400_000.. => (NDR, FOUR_LANES),
+        200_000.. => (HDR, FOUR_LANES),
+        100_000.. => (EDR, FOUR_LANES),
+        50_000.. => (HDR, ONE_LANE),
+        40_000.. => (QDR, FOUR_LANES),
+        25_000.. => (EDR, ONE_LANE),
+        10_000.. => (QDR, ONE_LANE),
+        5_000.. => (DDR, ONE_LANE),
+        _ => (SDR, ONE_LANE),
+    }
+}
+
+fn port_attributes(context: &ContextObject, info: &DeviceInfo) -> ibv_port_attr {
+    // SAFETY: the struct is made of numbers.
+    let mut attr: ibv_port_attr = unsafe { std::mem::zeroed() };
+    attr.state = if info.active {
+        IBV_PORT_ACTIVE
+    } else {
+        IBV_PORT_DOWN
+    };
+    attr.max_mtu = to_mtu(info.mtu);
+    attr.active_mtu = attr.max_mtu;
+    attr.gid_tbl_len = device_gids(info).len() as c_int;
+    attr.max_msg_sz = u32::try_from(context.client().limits().max_msg).unwrap_or(u32::MAX);
+    attr.pkey_tbl_len = 1;
+    attr.max_vl_num = 1;
+    (attr.active_speed, attr.active_width) = to_speed_and_width(info.link_mbps);
+    attr.phys_state = if info.active {
+        PHYS_LINK_UP
+    } else {
+        PHYS_DISABLED
+    };
+    attr.link_layer = IBV_LINK_LAYER_ETHERNET as u8;
+    attr
+}
+
+/// ibv_query_port(3) as programs call it through the context: `length` is what their release's
+/// struct has.
+pub unsafe extern "C" fn query_port_sized(
+    context: *mut ibv_context,
+    port_num: u8,
+    attr: *mut ibv_port_attr,
+    length: usize,
+) -> c_int {
+    if u32::from(port_num) != PORT {
+        return fail_errno(libc::EINVAL);
+    }
+    // SAFETY: a context of this library.
+    let context = unsafe { ContextObject::from_abi(context) };
+    let info: Result<DeviceInfo, Error> =
+        context.client().query_device(context.device().info().index);
+    let full = match info {
+        Ok(info) => port_attributes(context, &info),
+        Err(error) => return fail_with("ibv_query_port", &error),
+    };
+    // SAFETY: the caller's struct has `length` bytes; what this release does not know is zero.
+    unsafe {
+        let bytes: *mut u8 = attr.cast();
+        bytes.write_bytes(0, length);
+        bytes.copy_from_nonoverlapping(
+            (&raw const full).cast(),
+            length.min(size_of::<ibv_port_attr>()),
+        );
+    }
+    0
+}
+
+/// The symbol ibv_query_port, of programs older than `link_layer`: their struct ends before it.
+pub unsafe fn query_port(
+    context: *mut ibv_context,
+    port_num: u8,
+    attr: *mut _compat_ibv_port_attr,
+) -> c_int {
+    let length = size_of::<_compat_ibv_port_attr>();
+    // SAFETY: as the caller promised; the older struct is the beginning of the newer one.
+    unsafe { query_port_sized(context, port_num, attr.cast(), length) }
+}
+
+/// ibv_query_pkey(3): iWARP has no partitions, which is the default partition with full membership.
+pub unsafe fn query_pkey(
+    _context: *mut ibv_context,
+    port_num: u8,
+    index: c_int,
+    pkey: *mut u16,
+) -> c_int {
+    if u32::from(port_num) != PORT || index != 0 {
+        fail_errno(libc::EINVAL);
+        return -1;
+    }
+    // SAFETY: a number to write.
+    unsafe { pkey.write(0xffff_u16.to_be()) };
+    0
+}
+
+/// ibv_get_pkey_index(3)
+pub unsafe fn get_pkey_index(_context: *mut ibv_context, port_num: u8, pkey: u16) -> c_int {
+    if u32::from(port_num) == PORT && pkey == 0xffff_u16.to_be() {
+        return 0;
+    }
+    fail_errno(libc::EINVAL);
+    -1
+}

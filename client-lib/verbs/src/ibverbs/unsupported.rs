@@ -1,0 +1,194 @@
+//! What iWARP does not have (address handles, multicast, ECE, dmabuf, import of objects), and the
+//! interface between libibverbs and its provider libraries, which exists only so that programs
+//! linked with libmlx5 or libefa start. Each call fails with the errno of its manual page.
+
+use crate::abi::*;
+use crate::status::{fail_errno, null_with};
+use std::ffi::{c_int, c_void};
+
+/// ibv_create_ah(3): datagrams alone have address handles.
+pub unsafe fn create_ah(_pd: *mut ibv_pd, _attr: *mut ibv_ah_attr) -> *mut ibv_ah {
+    null_with(libc::EOPNOTSUPP)
+}
+
+/// ibv_create_ah_from_wc(3)
+pub unsafe fn create_ah_from_wc(
+    _pd: *mut ibv_pd,
+    _wc: *mut ibv_wc,
+    _grh: *mut ibv_grh,
+    _port_num: u8,
+) -> *mut ibv_ah {
+    null_with(libc::EOPNOTSUPP)
+}
+
+/// ibv_init_ah_from_wc(3)
+pub unsafe fn init_ah_from_wc(
+    _context: *mut ibv_context,
+    _port_num: u8,
+    _wc: *mut ibv_wc,
+    _grh: *mut ibv_grh,
+    _ah_attr: *mut ibv_ah_attr,
+) -> c_int {
+    fail_errno(libc::EOPNOTSUPP);
+    -1
+}
+
+/// ibv_destroy_ah(3): there is none.
+pub unsafe fn destroy_ah(_ah: *mut ibv_ah) -> c_int {
+    fail_errno(libc::EINVAL)
+}
+
+/// ibv_attach_mcast(3), ibv_detach_mcast(3)
+pub unsafe fn change_multicast(_qp: *mut ibv_qp, _gid: *const ibv_gid, _lid: u16) -> c_int {
+    fail_errno(libc::EOPNOTSUPP)
+}
+
+/// ibv_resolve_eth_l2_from_gid
+pub unsafe fn resolve_ethernet_address(
+    _context: *mut ibv_context,
+    _attr: *mut ibv_ah_attr,
+    _mac: *mut u8,
+    _vlan: *mut u16,
+) -> c_int {
+    -fail_errno(libc::EOPNOTSUPP)
+}
+
+/// ibv_set_ece(3), ibv_query_ece(3): no options are known.
+pub unsafe fn exchange_ece(_qp: *mut ibv_qp, _ece: *mut ibv_ece) -> c_int {
+    fail_errno(libc::EOPNOTSUPP)
+}
+
+/// ibv_query_qp_data_in_order(3): payload that arrives out of order may be placed out of order.
+pub unsafe fn query_data_in_order(_qp: *mut ibv_qp, _opcode: ibv_wr_opcode, _flags: u32) -> c_int {
+    0
+}
+
+/// ibv_import_device(3)
+pub unsafe fn import_device(_cmd_fd: c_int) -> *mut ibv_context {
+    null_with(libc::EOPNOTSUPP)
+}
+
+/// ibv_import_pd(3), ibv_import_dm(3)
+pub unsafe fn import_from_context(_context: *mut ibv_context, _handle: u32) -> *mut c_void {
+    null_with(libc::EOPNOTSUPP)
+}
+
+/// ibv_import_mr(3)
+pub unsafe fn import_mr(_pd: *mut ibv_pd, _handle: u32) -> *mut ibv_mr {
+    null_with(libc::EOPNOTSUPP)
+}
+
+/// ibv_unimport_pd(3), ibv_unimport_mr(3), ibv_unimport_dm(3): nothing was imported.
+pub unsafe fn forget_import(_object: *mut c_void) {}
+
+/// ibv_reg_dmabuf_mr(3)
+pub unsafe fn register_dmabuf(
+    _pd: *mut ibv_pd,
+    _offset: u64,
+    _length: usize,
+    _iova: u64,
+    _fd: c_int,
+    _access: c_int,
+) -> *mut ibv_mr {
+    null_with(libc::EOPNOTSUPP)
+}
+
+/// ibv_copy_ah_attr_from_kern and its like: there is no kernel.
+pub unsafe fn copy_kernel_struct(_to: *mut c_void, _from: *mut c_void) {}
+
+/// ibv_register_driver, verbs_register_driver_34: provider libraries announce themselves. Their
+/// devices are the kernel's and never show here.
+pub unsafe fn register_driver(_driver: *const c_void) {}
+
+/// Functions of the kernel's interface that return an errno.
+unsafe fn refuse_call() -> c_int {
+    fail_errno(libc::EOPNOTSUPP)
+}
+
+/// Those that return a pointer.
+unsafe fn refuse_object() -> *mut c_void {
+    null_with(libc::EOPNOTSUPP)
+}
+
+/// Those that return nothing.
+unsafe fn do_nothing() {}
+
+/// verbs_allow_disassociate_destroy: data that libmlx5 reads.
+#[unsafe(export_name = "siw_abi_verbs_allow_disassociate_destroy")]
+static ALLOW_DISASSOCIATE_DESTROY: u8 = 0;
+
+core::arch::global_asm!(
+    ".symver siw_abi_verbs_allow_disassociate_destroy, \
+     verbs_allow_disassociate_destroy@@IBVERBS_PRIVATE_34"
+);
+
+// Whatever they are called with is not looked at, so that no arguments are declared.
+crate::export::export_symbols! { "IBVERBS_PRIVATE_34":
+    fn __ioctl_final_num_attrs() -> c_int = refuse_call;
+    fn __verbs_log() = do_nothing;
+    fn _verbs_init_and_alloc_context() -> *mut c_void = refuse_object;
+    fn execute_ioctl() -> c_int = refuse_call;
+    fn verbs_init_cq() = do_nothing;
+    fn verbs_open_device() -> *mut c_void = refuse_object;
+    fn verbs_set_ops() = do_nothing;
+    fn verbs_uninit_context() = do_nothing;
+    fn ibv_cmd_advise_mr() -> c_int = refuse_call;
+    fn ibv_cmd_alloc_dm() -> c_int = refuse_call;
+    fn ibv_cmd_alloc_mw() -> c_int = refuse_call;
+    fn ibv_cmd_alloc_pd() -> c_int = refuse_call;
+    fn ibv_cmd_attach_mcast() -> c_int = refuse_call;
+    fn ibv_cmd_close_xrcd() -> c_int = refuse_call;
+    fn ibv_cmd_create_ah() -> c_int = refuse_call;
+    fn ibv_cmd_create_counters() -> c_int = refuse_call;
+    fn ibv_cmd_create_cq() -> c_int = refuse_call;
+    fn ibv_cmd_create_cq_ex() -> c_int = refuse_call;
+    fn ibv_cmd_create_flow() -> c_int = refuse_call;
+    fn ibv_cmd_create_flow_action_esp() -> c_int = refuse_call;
+    fn ibv_cmd_create_qp() -> c_int = refuse_call;
+    fn ibv_cmd_create_qp_ex() -> c_int = refuse_call;
+    fn ibv_cmd_create_qp_ex2() -> c_int = refuse_call;
+    fn ibv_cmd_create_rwq_ind_table() -> c_int = refuse_call;
+    fn ibv_cmd_create_srq() -> c_int = refuse_call;
+    fn ibv_cmd_create_srq_ex() -> c_int = refuse_call;
+    fn ibv_cmd_create_wq() -> c_int = refuse_call;
+    fn ibv_cmd_dealloc_mw() -> c_int = refuse_call;
+    fn ibv_cmd_dealloc_pd() -> c_int = refuse_call;
+    fn ibv_cmd_dereg_mr() -> c_int = refuse_call;
+    fn ibv_cmd_destroy_ah() -> c_int = refuse_call;
+    fn ibv_cmd_destroy_counters() -> c_int = refuse_call;
+    fn ibv_cmd_destroy_cq() -> c_int = refuse_call;
+    fn ibv_cmd_destroy_flow() -> c_int = refuse_call;
+    fn ibv_cmd_destroy_flow_action() -> c_int = refuse_call;
+    fn ibv_cmd_destroy_qp() -> c_int = refuse_call;
+    fn ibv_cmd_destroy_rwq_ind_table() -> c_int = refuse_call;
+    fn ibv_cmd_destroy_srq() -> c_int = refuse_call;
+    fn ibv_cmd_destroy_wq() -> c_int = refuse_call;
+    fn ibv_cmd_detach_mcast() -> c_int = refuse_call;
+    fn ibv_cmd_free_dm() -> c_int = refuse_call;
+    fn ibv_cmd_get_context() -> c_int = refuse_call;
+    fn ibv_cmd_modify_cq() -> c_int = refuse_call;
+    fn ibv_cmd_modify_flow_action_esp() -> c_int = refuse_call;
+    fn ibv_cmd_modify_qp() -> c_int = refuse_call;
+    fn ibv_cmd_modify_qp_ex() -> c_int = refuse_call;
+    fn ibv_cmd_modify_srq() -> c_int = refuse_call;
+    fn ibv_cmd_modify_wq() -> c_int = refuse_call;
+    fn ibv_cmd_open_qp() -> c_int = refuse_call;
+    fn ibv_cmd_open_xrcd() -> c_int = refuse_call;
+    fn ibv_cmd_poll_cq() -> c_int = refuse_call;
+    fn ibv_cmd_post_recv() -> c_int = refuse_call;
+    fn ibv_cmd_post_send() -> c_int = refuse_call;
+    fn ibv_cmd_post_srq_recv() -> c_int = refuse_call;
+    fn ibv_cmd_query_context() -> c_int = refuse_call;
+    fn ibv_cmd_query_device_any() -> c_int = refuse_call;
+    fn ibv_cmd_query_mr() -> c_int = refuse_call;
+    fn ibv_cmd_query_port() -> c_int = refuse_call;
+    fn ibv_cmd_query_qp() -> c_int = refuse_call;
+    fn ibv_cmd_query_srq() -> c_int = refuse_call;
+    fn ibv_cmd_read_counters() -> c_int = refuse_call;
+    fn ibv_cmd_reg_dm_mr() -> c_int = refuse_call;
+    fn ibv_cmd_reg_dmabuf_mr() -> c_int = refuse_call;
+    fn ibv_cmd_reg_mr() -> c_int = refuse_call;
+    fn ibv_cmd_req_notify_cq() -> c_int = refuse_call;
+    fn ibv_cmd_rereg_mr() -> c_int = refuse_call;
+    fn ibv_cmd_resize_cq() -> c_int = refuse_call;
+}

@@ -1,0 +1,1 @@
+//! librdmacm: rdma_cm and rsockets.
