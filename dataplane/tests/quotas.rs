@@ -188,8 +188,62 @@ fn helper_of_another_user() {
             let _ = std::io::stdin().read(&mut [0]);
         }
         "statistics" => println!("\nsaid: {}", open().unwrap().read_stats().unwrap()),
+        "neighbours" => {
+            let clients: Vec<Context> = (0..3).map(|_| open().unwrap()).collect();
+            let mut asking = Vec::new();
+            let mut refused = Vec::new();
+            for (client, may_ask) in clients.iter().zip([2, 1, 0]) {
+                for place in 0..4 {
+                    let end = End::new(client, 64);
+                    let host = 100 + asking.len();
+                    let to = format!("10.77.0.{host}:1").parse().unwrap();
+                    let options = ConnectOptions::default();
+                    end.qp.connect(&end.cm, to, &options).unwrap();
+                    if place >= may_ask {
+                        refused.push(why_not_connected(&end));
+                    }
+                    asking.push(end);
+                }
+            }
+            println!("\nsaid: {}", refused.join(" | "));
+            let _ = std::io::stdin().read(&mut [0]);
+        }
         other => panic!("{other}"),
     }
+}
+
+/// The reason in the event that a connect failed with.
+fn why_not_connected(end: &End) -> String {
+    match end.cm.get_event(Some(PATIENCE)) {
+        Ok(CmEvent::ConnectError(info)) => format!("{} {}", info.errno, info.reason),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// One client may wait for two answers, one user for three; the table has room for eight, and none
+/// of them is given up while this runs.
+#[test]
+fn a_user_that_asks_for_silent_neighbours_leaves_others_the_table() {
+    let table = "[device.neighbours]\nentries = 8\nretransmit_ms = 60000\n\
+                 unresolved_per_client = 2\nunresolved_per_user = 3\n";
+    let second = "[[device]]\nname = \"siw1\"";
+    let config = LOOPBACK.replace(second, &format!("{table}{second}"));
+    let d = Daemon::start(&config, &[]);
+    let Some(mut child) = other_user(&d, "neighbours", NOBODY) else {
+        return;
+    };
+    let said = said_by(&mut child);
+    let refused: Vec<&str> = said.split(" | ").collect();
+    assert_eq!(refused.len(), 9, "{said}");
+    let errno = format!("{} ", nix::libc::ENOBUFS);
+    assert!(refused.iter().all(|why| why.starts_with(&errno)), "{said}");
+    assert!(refused[0].contains("unresolved_per_client"), "{said}");
+    assert!(refused[8].contains("unresolved_per_user"), "{said}");
+    // The table has room for the honest user's question and its answer.
+    let (a, b) = pair(&d, 4096);
+    ping(&a, &b);
+    child.kill().unwrap();
+    child.wait().unwrap();
 }
 
 #[test]

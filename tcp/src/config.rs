@@ -132,6 +132,11 @@ pub struct NeighbourConfig {
     pub retransmit: Duration,
     /// Solicitations before the neighbour counts as unreachable.
     pub probes: u8,
+    /// Of the entries, those that wait for an answer and that one client had asked
+    /// ([`crate::QuotaOwner`]).
+    pub max_unresolved_per_client: usize,
+    /// The same for all clients of a user.
+    pub max_unresolved_per_user: usize,
 }
 
 impl Default for NeighbourConfig {
@@ -141,6 +146,8 @@ impl Default for NeighbourConfig {
             reachable: Duration::from_secs(30),
             retransmit: Duration::from_secs(1),
             probes: 3,
+            max_unresolved_per_client: 128,
+            max_unresolved_per_user: 256,
         }
     }
 }
@@ -227,10 +234,11 @@ pub struct StackConfig {
     pub steering: Option<WorkerSteering>,
     /// Keepalive probes (RFC 9293 section 3.8.4) of every connection; `None`: none are sent.
     pub keepalive: Option<Keepalive>,
-    /// Unacknowledged data older than this ends the connection (RFC 9293 section 3.8.3). A connection
-    /// that its owner released ends after this time in any case, unless all it had to send is
-    /// acknowledged.
+    /// Unacknowledged data older than this ends the connection (RFC 9293 section 3.8.3).
     pub user_timeout: Duration,
+    /// A connection that its owner released ends after this time, whatever the peer answers, unless
+    /// all it had to send is acknowledged.
+    pub orphan_timeout: Duration,
     /// Retransmissions of a SYN or SYN-ACK.
     pub syn_retries: u8,
     /// TIME-WAIT, RFC 9293's 2 MSL.
@@ -288,6 +296,7 @@ impl StackConfig {
             steering: None,
             keepalive: None,
             user_timeout: Duration::from_secs(120),
+            orphan_timeout: Duration::from_secs(120),
             syn_retries: 6,
             time_wait: Duration::from_secs(60),
             timestamps: true,

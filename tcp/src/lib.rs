@@ -154,6 +154,7 @@ pub use base::events::Events;
 pub use base::frame_info::{FrameInfo, RxChecksum};
 pub use base::frame_sink::{FrameMeta, FrameSink, TxChecksum};
 pub use base::ids::{ConnId, ListenerId};
+pub use base::quota_owner::{OwnerScope, QuotaOwner};
 pub use base::sequence::SeqNr;
 pub use base::state::TcpState;
 pub use base::stats::StackStats;

@@ -18,6 +18,7 @@ fn is_arp(frame: &[u8]) -> bool {
 fn forgotten(user_timeout: u64) -> (Lab, [ConnId; 2]) {
     let mut configs = [host_config(0), host_config(1)];
     configs[0].user_timeout = Duration::from_secs(user_timeout);
+    configs[0].orphan_timeout = configs[0].user_timeout;
     configs[0].neighbours.reachable = Duration::from_millis(100);
     let mut lab = Lab::with(configs);
     let ids = lab.connect();

@@ -14,7 +14,7 @@ const WINDOW: usize = 8192;
 /// Host 1 offers a small window; host 0 gives up after 10 s.
 fn configs() -> [StackConfig; 2] {
     let mut configs = [host_config(0), host_config(1)];
-    configs[0].user_timeout = Duration::from_secs(10);
+    configs[0].orphan_timeout = Duration::from_secs(10);
     configs[0].time_wait = Duration::from_secs(2);
     configs[1].recv_window = WINDOW as u32;
     configs

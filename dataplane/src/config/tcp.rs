@@ -50,6 +50,9 @@ pub struct TcpSettings {
     /// Seconds that data may stay unacknowledged before the connection ends (RFC 9293
     /// section 3.8.3).
     pub user_timeout_s: Spanned<u32>,
+    /// Seconds after which a connection ends that its owner released and whose peer has not
+    /// acknowledged everything, whatever that peer answers.
+    pub orphan_timeout_s: Spanned<u32>,
     /// Seconds of silence before a keepalive probe; absent: none.
     pub keepalive_s: Option<Spanned<u32>>,
     /// Seconds between keepalive probes; absent: as `keepalive_s`, at most 5.
@@ -77,6 +80,7 @@ impl Default for TcpSettings {
             initial_window: None,
             delayed_ack_us: default_value(1_000),
             user_timeout_s: default_value(120),
+            orphan_timeout_s: default_value(120),
             keepalive_s: None,
             keepalive_interval_s: None,
             keepalive_probes: default_value(5),
@@ -99,6 +103,10 @@ pub struct NeighbourSettings {
     pub retransmit_ms: Spanned<u32>,
     /// Solicitations without an answer before a neighbour counts as unreachable.
     pub probes: Spanned<u8>,
+    /// Of `entries`, those without an answer that one client had asked for; absent: an eighth.
+    pub unresolved_per_client: Option<Spanned<u32>>,
+    /// The same for all clients of one user; absent: a quarter.
+    pub unresolved_per_user: Option<Spanned<u32>>,
 }
 
 impl Default for NeighbourSettings {
@@ -108,6 +116,8 @@ impl Default for NeighbourSettings {
             reachable_s: default_value(30),
             retransmit_ms: default_value(1000),
             probes: default_value(3),
+            unresolved_per_client: None,
+            unresolved_per_user: None,
         }
     }
 }
@@ -147,6 +157,7 @@ impl TcpSettings {
         check_range("rto_initial_ms", &self.rto_initial_ms, 1..=60_000)?;
         check_range("delayed_ack_us", &self.delayed_ack_us, 0..=499_999)?;
         check_range("user_timeout_s", &self.user_timeout_s, 1..=86_400)?;
+        check_range("orphan_timeout_s", &self.orphan_timeout_s, 1..=86_400)?;
         check_range("keepalive_probes", &self.keepalive_probes, 1..=255)?;
         for (name, value) in [
             ("keepalive_s", &self.keepalive_s),
@@ -198,6 +209,7 @@ impl TcpSettings {
             .map_or(initial_window, |segments| *segments.get_ref());
         config.delayed_ack = Duration::from_micros((*self.delayed_ack_us.get_ref()).into());
         config.user_timeout = seconds_of(&self.user_timeout_s);
+        config.orphan_timeout = seconds_of(&self.orphan_timeout_s);
         config.keepalive = self.keepalive_s.as_ref().map(|idle| Keepalive {
             idle: seconds_of(idle),
             interval: self
@@ -217,7 +229,17 @@ impl NeighbourSettings {
         check_range("entries", &self.entries, 8..=1 << 20)?;
         check_range("reachable_s", &self.reachable_s, 1..=86_400)?;
         check_range("retransmit_ms", &self.retransmit_ms, 10..=60_000)?;
-        check_range("probes", &self.probes, 1..=255)
+        check_range("probes", &self.probes, 1..=255)?;
+        let entries = (*self.entries.get_ref()).into();
+        for (name, value) in [
+            ("unresolved_per_client", &self.unresolved_per_client),
+            ("unresolved_per_user", &self.unresolved_per_user),
+        ] {
+            if let Some(setting) = value {
+                check_range(name, setting, 1..=entries)?;
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn neighbour_config(&self) -> NeighbourConfig {
@@ -226,7 +248,15 @@ impl NeighbourSettings {
             reachable: seconds_of(&self.reachable_s),
             retransmit: millis_of(&self.retransmit_ms),
             probes: *self.probes.get_ref(),
+            max_unresolved_per_client: self.unresolved_or(&self.unresolved_per_client, 8),
+            max_unresolved_per_user: self.unresolved_or(&self.unresolved_per_user, 4),
         }
+    }
+
+    /// A limit of unresolved entries: the setting, or this part of all entries.
+    fn unresolved_or(&self, setting: &Option<Spanned<u32>>, part: u32) -> usize {
+        let share = *self.entries.get_ref() / part;
+        setting.as_ref().map_or(share, |limit| *limit.get_ref()) as usize
     }
 }
 
@@ -250,6 +280,7 @@ mod tests {
             "congestion = \"newreno\"\necn = true\ntimestamps = false\nsack = false\n\
              rto_min_ms = 200\nrto_initial_ms = 3000\nreceive_window = \"64 KiB\"\n\
              initial_window = 4\ndelayed_ack_us = 40000\nuser_timeout_s = 30\n\
+             orphan_timeout_s = 40\n\
              keepalive_s = 60\nkeepalive_interval_s = 7\nkeepalive_probes = 9\n\
              syn_retries = 2\nsyn_cookies = false\ntime_wait_s = 1",
         );
@@ -259,6 +290,7 @@ mod tests {
         assert_eq!((c.rto_min, c.rto_initial), (s(1) / 5, s(3)));
         assert_eq!((c.recv_window, c.initial_window), (65_536, 4));
         assert_eq!((c.delayed_ack, c.user_timeout), (s(1) / 25, s(30)));
+        assert_eq!(c.orphan_timeout, s(40));
         let (idle, interval, probes) = (s(60), s(7), 9);
         let keepalive = Keepalive {
             idle,
@@ -304,6 +336,7 @@ mod tests {
             ("keepalive_s = 0", "keepalive_s 0: 1 to"),
             ("keepalive_probes = 0", "1 to 255"),
             ("user_timeout_s = 0", "1 to 86400"),
+            ("orphan_timeout_s = 0", "1 to 86400"),
             ("initial_window = 0", "1 to 65535"),
         ] {
             let s: TcpSettings = toml::from_str(bad).unwrap();
@@ -313,5 +346,9 @@ mod tests {
         }
         let n: NeighbourSettings = toml::from_str("entries = 1").unwrap();
         assert!(n.check_ranges().unwrap_err().1.contains("8 to"));
+        let n: NeighbourSettings =
+            toml::from_str("entries = 64\nunresolved_per_user = 65").unwrap();
+        let why = n.check_ranges().unwrap_err().1;
+        assert!(why.contains("unresolved_per_user 65: 1 to 64"), "{why}");
     }
 }

@@ -190,6 +190,9 @@ impl ControlThread {
             ConnectFailure::Local(why) => {
                 (CmEventKind::ConnectError, libc::EADDRNOTAVAIL, why.clone())
             }
+            ConnectFailure::OverQuota(why) => {
+                (CmEventKind::ConnectError, libc::ENOBUFS, why.clone())
+            }
         };
         let mut event = CmEventMessage::new(kind);
         event.cookie = qp.cookie;

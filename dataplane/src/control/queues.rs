@@ -316,6 +316,7 @@ impl ControlThread {
         .map_err(bad)?;
         Ok(QpSetup {
             client: client.id,
+            user: client.account.uid(),
             attr: qp.attr,
             sq,
             rq,

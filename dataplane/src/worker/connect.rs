@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use siw_iwarp::mpa::{InitiatorStep, MpaCrcPolicy, MpaInitiator};
-use siw_tcp::{ConnId, Events, Instant};
+use siw_tcp::{ConnId, Events, Instant, StackError};
 
 use super::Worker;
 use super::conn_owner::ConnOwner;
@@ -56,7 +56,8 @@ impl Worker {
                     return self.connect_failed(now, slot, failure);
                 }
             };
-        let started = self.ports[port].stack.connect(
+        let started = self.ports[port].stack.connect_for(
+            Some(queue_pair.quota_owner),
             now,
             params.local,
             params.local_port,
@@ -66,7 +67,11 @@ impl Worker {
         let conn = match started {
             Ok(conn) => conn,
             Err(error) => {
-                let failure = ConnectFailure::Local(error.to_string());
+                let why = error.to_string();
+                let failure = match error {
+                    StackError::TooManyUnresolved { .. } => ConnectFailure::OverQuota(why),
+                    _ => ConnectFailure::Local(why),
+                };
                 return self.connect_failed(now, slot, failure);
             }
         };

@@ -271,6 +271,8 @@ impl Worker {
         if let Some(queue_pair) = self.queue_pairs.get_mut(slot) {
             queue_pair.port = port;
             queue_pair.conn = Some(conn);
+            let quota_owner = queue_pair.quota_owner;
+            self.ports[port].stack.set_quota_owner(conn, quota_owner);
         }
         let owner = ConnOwner::QueuePair(slot);
         self.ports[port].stack.set_user(conn, owner.into());

@@ -44,6 +44,8 @@ impl RequestId {
 pub struct QpSetup {
     /// The client that owns it.
     pub client: ClientId,
+    /// The client's user (uid).
+    pub user: u32,
     /// What it was created with.
     pub attr: QpInitAttr,
     /// The worker's end of the send queue.
@@ -303,6 +305,8 @@ pub enum ConnectFailure {
     Protocol(String),
     /// TCP had no port, route or room.
     Local(String),
+    /// The client or its user has too much of something that others need too.
+    OverQuota(String),
 }
 
 /// Why a connection ended otherwise than by an orderly close.

@@ -2,7 +2,7 @@
 //! all of them.
 
 use siw_iwarp::{QueuePair, RdmapState};
-use siw_tcp::{ConnId, Events};
+use siw_tcp::{ConnId, Events, QuotaOwner};
 
 use super::lifecycle::LifecycleState;
 use super::messages::QpSetup;
@@ -13,6 +13,8 @@ use crate::ids::{ClientId, Qpn};
 pub(super) struct WorkerQp {
     /// The client that owns it.
     pub(super) client: ClientId,
+    /// Whose limits its connections count for.
+    pub(super) quota_owner: QuotaOwner,
     /// The place of its device's port in the worker.
     pub(super) port: usize,
     /// Its TCP connection, while there is one.
@@ -34,6 +36,11 @@ impl WorkerQp {
     pub(super) fn new(setup: QpSetup, port: usize) -> WorkerQp {
         WorkerQp {
             client: setup.client,
+            quota_owner: QuotaOwner {
+                // Two clients of one user that are 2^32 clients apart share their limit.
+                client: setup.client.0 as u32,
+                user: setup.user,
+            },
             port,
             conn: None,
             protocol: QueuePair::new(setup.attr),

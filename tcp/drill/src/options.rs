@@ -168,7 +168,10 @@ pub fn apply_engine_flags(setup: &mut Setup, flags: &str) -> Result<(), String> 
             "rto_max_usecs" => config.rto_max = parse_micros(name, value)?,
             "rto_initial_usecs" => config.rto_initial = parse_micros(name, value)?,
             "delayed_ack_usecs" => config.delayed_ack = parse_micros(name, value)?,
-            "user_timeout_usecs" => config.user_timeout = parse_micros(name, value)?,
+            "user_timeout_usecs" => {
+                config.user_timeout = parse_micros(name, value)?;
+                config.orphan_timeout = config.user_timeout;
+            }
             "time_wait_usecs" => config.time_wait = parse_micros(name, value)?,
             "keepalive_idle_usecs" => {
                 config.keepalive = Some(Keepalive {

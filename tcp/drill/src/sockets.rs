@@ -93,7 +93,7 @@ fn errno_of(error: &StackError) -> Errno {
         StackError::NoSource(_) | StackError::NoRoute(_) => Errno::ENETUNREACH,
         StackError::AddrInUse(_) => Errno::EADDRINUSE,
         StackError::NoPorts => Errno::EADDRNOTAVAIL,
-        StackError::TooManyConnections(_) => Errno::ENOBUFS,
+        StackError::TooManyConnections(_) | StackError::TooManyUnresolved { .. } => Errno::ENOBUFS,
         StackError::BadRemote(_) | StackError::Config(_) => Errno::EINVAL,
     }
 }
@@ -429,7 +429,9 @@ impl Host {
                     ..keepalive
                 })
             }
-            SockOpt::UserTimeout(timeout) => config.user_timeout = timeout,
+            SockOpt::UserTimeout(timeout) => {
+                (config.user_timeout, config.orphan_timeout) = (timeout, timeout);
+            }
             SockOpt::Congestion(name) => {
                 config.congestion = congestion_by_name(&name).ok_or(Errno::EINVAL)?;
             }

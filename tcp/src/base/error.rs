@@ -1,5 +1,7 @@
 //! Errors of the management calls. The data path has none: it counts.
 
+use crate::base::quota_owner::OwnerScope;
+
 /// Why a call was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StackError {
@@ -31,4 +33,15 @@ pub enum StackError {
     /// [`crate::StackConfig::max_connections`] is reached.
     #[error("the stack has its maximum of {0} connections; raise max_connections")]
     TooManyConnections(usize),
+    /// [`crate::NeighbourConfig::max_unresolved_per_client`] or
+    /// [`crate::NeighbourConfig::max_unresolved_per_user`] is reached.
+    #[error(
+        "neighbours of this {scope} without an answer: the limit is {limit}; see [device.neighbours] unresolved_per_{scope}"
+    )]
+    TooManyUnresolved {
+        /// Whose limit it is.
+        scope: OwnerScope,
+        /// The limit.
+        limit: usize,
+    },
 }

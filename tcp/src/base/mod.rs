@@ -6,6 +6,7 @@ pub(crate) mod events;
 pub(crate) mod frame_info;
 pub(crate) mod frame_sink;
 pub(crate) mod ids;
+pub(crate) mod quota_owner;
 pub(crate) mod sequence;
 pub(crate) mod siphash;
 pub(crate) mod state;

@@ -30,7 +30,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
             let unproven =
                 self.tcb.state == TcpState::SynReceived && self.tcb.has(ConnectionFlags::PASSIVE);
             let waiter = self.id(cx.index);
-            match cx.shared.neighbours.lookup(hop, waiter, unproven, cx.now) {
+            let owner = cx.shared.side_table.quota_owner(cx.index);
+            let neighbours = &mut cx.shared.neighbours;
+            match neighbours.lookup(hop, waiter, unproven, owner, cx.now) {
                 NeighbourLookup::Found(mac) => self.template.set_destination(mac),
                 NeighbourLookup::Wait => return false,
                 NeighbourLookup::Full => {

@@ -15,14 +15,14 @@ const ORPHAN_TICKS_MAX: u64 = 1 << 30;
 
 impl<B: RecvBuf, R> Connection<B, R> {
     /// The owner has released the connection, which is closing: gives it its deadline. What is queued,
-    /// and our FIN, have the user timeout to be acknowledged; after that the peer has the time of a
+    /// and our FIN, have `orphan_timeout` to be acknowledged; after that the peer has the time of a
     /// TIME-WAIT to close its direction.
     pub(crate) fn start_orphan_timer(&mut self, cx: &mut TcpContext<'_>) {
         let config = &cx.shared.config;
         let after = match self.tcb.state {
             TcpState::FinWait2 => config.time_wait,
             TcpState::SynReceived | TcpState::FinWait1 | TcpState::Closing | TcpState::LastAck => {
-                config.user_timeout
+                config.orphan_timeout
             }
             _ => return,
         };

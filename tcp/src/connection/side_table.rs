@@ -1,6 +1,7 @@
 //! What connections have besides [`Connection`](super::Connection): fields that only slow paths use.
 //! They lie in an array by slot, so that a connection keeps its cache lines.
 
+use crate::base::quota_owner::QuotaOwner;
 use crate::base::time::Instant;
 
 /// The unit of [`AnswerLimit`], 2^24 ns, as a shift: 17 ms, of which 2^16 wrap after 18 minutes.
@@ -43,6 +44,8 @@ pub(crate) struct SideFields {
     pub probe_answers: AnswerLimit,
     /// Answers to all other segments that are not acceptable, and challenge ACKs.
     pub other_answers: AnswerLimit,
+    /// Whose it is, if its owner said so.
+    pub quota_owner: Option<QuotaOwner>,
 }
 
 /// The fields of all connections.
@@ -60,6 +63,11 @@ impl SideTable {
             self.0.resize(index + 1, SideFields::default());
         }
         &mut self.0[index]
+    }
+
+    /// Whose limits the connection in slot `index` counts for.
+    pub(crate) fn quota_owner(&self, index: u32) -> Option<QuotaOwner> {
+        self.0.get(index as usize)?.quota_owner
     }
 
     /// When the connection in slot `index` has to end for want of an owner, in ticks.

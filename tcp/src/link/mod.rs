@@ -1,4 +1,5 @@
 //! Neighbours, and frames that belong to no connection.
 
 pub(crate) mod control_queue;
+pub(crate) mod neighbour_quota;
 pub(crate) mod neighbours;

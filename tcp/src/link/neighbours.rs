@@ -5,10 +5,13 @@
 use core::net::{IpAddr, Ipv4Addr};
 use std::collections::{BTreeSet, HashMap};
 
+use crate::base::error::StackError;
 use crate::base::ids::ConnId;
+use crate::base::quota_owner::QuotaOwner;
 use crate::base::time::Instant;
 use crate::base::time::to_nanos;
 use crate::config::NeighbourConfig;
+use crate::link::neighbour_quota::UnresolvedCounts;
 
 /// The state of an entry (RFC 4861 section 7.3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +66,8 @@ struct NeighbourEntry {
     sent: u8,
     /// Only half-open passive connections wait, whose peers have not proved their addresses.
     unproven: bool,
+    /// For whom it was first asked, until the answer.
+    charged: Option<QuotaOwner>,
     /// Connections that wait for the answer, by slot and generation.
     waiters: BTreeSet<(u32, u32)>,
 }
@@ -78,7 +83,7 @@ pub(crate) enum NeighbourLookup {
     Found([u8; 6]),
     /// The neighbour is being asked; the connection is returned when it answers.
     Wait,
-    /// The table is full of unresolved entries.
+    /// The table is full of unresolved entries, or has as many as the asking owner may have.
     Full,
 }
 
@@ -102,6 +107,7 @@ pub(crate) struct Neighbours {
     incomplete: usize,
     /// Those of them for which only unproven peers wait.
     for_unproven: usize,
+    unresolved: UnresolvedCounts,
 }
 
 /// Connections that wait for one entry; any beyond look it up again by their own timers.
@@ -115,6 +121,7 @@ const LOWEST_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 impl Neighbours {
     pub(crate) fn new(config: NeighbourConfig) -> Self {
         Neighbours {
+            unresolved: UnresolvedCounts::new(&config),
             entries: HashMap::new(),
             order: BTreeSet::new(),
             max_entries: config.max_entries,
@@ -139,6 +146,9 @@ impl Neighbours {
         self.next_at = self.next_at.min(entry.at);
         self.incomplete += usize::from(entry.status == NeighbourState::Incomplete);
         self.for_unproven += usize::from(entry.unproven);
+        if let Some(owner) = entry.charged {
+            self.unresolved.add(owner);
+        }
         self.entries.insert(addr, entry);
     }
 
@@ -147,6 +157,9 @@ impl Neighbours {
         self.order.remove(&(entry.status.worth(), entry.at, addr));
         self.incomplete -= usize::from(entry.status == NeighbourState::Incomplete);
         self.for_unproven -= usize::from(entry.unproven);
+        if let Some(owner) = entry.charged {
+            self.unresolved.remove(owner);
+        }
         Some(entry)
     }
 
@@ -158,6 +171,11 @@ impl Neighbours {
         self.order.remove(&(entry.status.worth(), entry.at, addr));
         self.incomplete -= usize::from(entry.status == NeighbourState::Incomplete);
         (entry.status, entry.at, entry.sent) = (status, at, sent);
+        if status != NeighbourState::Incomplete
+            && let Some(owner) = entry.charged.take()
+        {
+            self.unresolved.remove(owner);
+        }
         self.order.insert((status.worth(), at, addr));
         self.incomplete += usize::from(status == NeighbourState::Incomplete);
         self.next_at = self.next_at.min(at);
@@ -198,12 +216,14 @@ impl Neighbours {
 
     /// The Ethernet address of `addr`, for the connection `waiter`. `unproven`: the connection is half-open
     /// and its peer has not proved its address. A flood of SYNs from many addresses of the link so occupies
-    /// at most a quarter of the table and evicts no entry in use (RFC 6583 section 6).
+    /// at most a quarter of the table and evicts no entry in use (RFC 6583 section 6). `owner`: for whose
+    /// limits an entry counts while it has no answer.
     pub(crate) fn lookup(
         &mut self,
         addr: IpAddr,
         waiter: ConnId,
         unproven: bool,
+        owner: Option<QuotaOwner>,
         now: Instant,
     ) -> NeighbourLookup {
         let waiter = (waiter.index, waiter.generation);
@@ -224,7 +244,7 @@ impl Neighbours {
             }
             return NeighbourLookup::Found(mac);
         }
-        if unproven && self.crowded() {
+        if (unproven && self.crowded()) || self.check_quota(addr, owner).is_err() {
             return NeighbourLookup::Full;
         }
         if self.entries.len() >= self.max_entries && !self.evict_one(unproven) {
@@ -238,6 +258,7 @@ impl Neighbours {
                 at: now.0 + self.retransmit,
                 sent: 1,
                 unproven,
+                charged: owner,
                 waiters: BTreeSet::from([waiter]),
             },
         );
@@ -246,6 +267,24 @@ impl Neighbours {
             to: None,
         });
         NeighbourLookup::Wait
+    }
+
+    /// Whether `owner` may have `addr` asked.
+    ///
+    /// # Errors
+    /// It is not in the table, and the owner has as many entries without an answer as it may have.
+    pub(crate) fn check_quota(
+        &self,
+        addr: IpAddr,
+        owner: Option<QuotaOwner>,
+    ) -> Result<(), StackError> {
+        let exceeded = owner
+            .filter(|_| !self.entries.contains_key(&addr))
+            .and_then(|owner| self.unresolved.exceeded_by(owner));
+        match exceeded {
+            None => Ok(()),
+            Some((scope, limit)) => Err(StackError::TooManyUnresolved { scope, limit }),
+        }
     }
 
     /// Whether unproven peers occupy their share of the table.
@@ -296,6 +335,7 @@ impl Neighbours {
                     at,
                     sent: 0,
                     unproven: false,
+                    charged: None,
                     waiters: BTreeSet::new(),
                 };
                 self.add(addr, entry);

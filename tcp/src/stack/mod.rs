@@ -17,6 +17,7 @@ use crate::base::error::StackError;
 use crate::base::events::Events;
 use crate::base::frame_sink::FrameSink;
 use crate::base::ids::{ConnId, ListenerId};
+use crate::base::quota_owner::QuotaOwner;
 use crate::base::state::TcpState;
 use crate::base::stats::StackStats;
 use crate::base::time::Instant;
@@ -156,6 +157,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
+    /// Sets whose limits the connection counts for, see [`Stack::connect_for`].
+    pub fn set_quota_owner(&mut self, id: ConnId, owner: QuotaOwner) {
+        if self.connection(id).is_some() {
+            self.shared.side_table.fields_of(id.index).quota_owner = Some(owner);
+        }
+    }
+
     /// Sends FIN after the queued records. Received data can still be read (half close). No
     /// records can be pushed any more.
     pub fn close(&mut self, now: Instant, id: ConnId) {
@@ -206,7 +214,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     }
 
     /// The owner forgets the connection: no more events. One that is closing lives on until
-    /// TIME-WAIT or LAST-ACK ends, or until the peer has let [`StackConfig::user_timeout`] pass; one
+    /// TIME-WAIT or LAST-ACK ends, or until the peer has let [`StackConfig::orphan_timeout`] pass; one
     /// that is open is closed first (reset when received data was not read, RFC 2525
     /// section 2.17).
     pub fn release(&mut self, now: Instant, id: ConnId) {

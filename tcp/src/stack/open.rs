@@ -6,6 +6,7 @@ use core::net::{IpAddr, SocketAddr};
 use crate::base::buffer::RecvBuf;
 use crate::base::error::StackError;
 use crate::base::ids::{ConnId, ListenerId};
+use crate::base::quota_owner::QuotaOwner;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
 use crate::connection::context::ListenSocket;
@@ -30,6 +31,23 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// `TIMED_OUT`. `local` must be one of the device's addresses. The SYN leaves with `poll`.
     pub fn connect(
         &mut self,
+        now: Instant,
+        local: Option<IpAddr>,
+        local_port: Option<u16>,
+        remote: SocketAddr,
+        user: u64,
+    ) -> Result<ConnId, StackError> {
+        self.connect_for(None, now, local, local_port, remote, user)
+    }
+
+    /// [`connect`](Self::connect) for an owner, whose neighbours that have not answered yet are
+    /// limited. The neighbour is asked for at once.
+    ///
+    /// # Errors
+    /// [`StackError::TooManyUnresolved`] beside those of `connect`.
+    pub fn connect_for(
+        &mut self,
+        owner: Option<QuotaOwner>,
         now: Instant,
         local: Option<IpAddr>,
         local_port: Option<u16>,
@@ -63,8 +81,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 near.or(family).ok_or(StackError::NoSource(to))?.addr
             }
         };
-        if !self.shared.is_own_address(to) && self.shared.next_hop(to).is_none() {
-            return Err(StackError::NoRoute(to));
+        if !self.shared.is_own_address(to) {
+            let hop = self.shared.next_hop(to).ok_or(StackError::NoRoute(to))?;
+            self.shared.neighbours.check_quota(hop, owner)?;
         }
         let key = match local_port {
             Some(port) => self
@@ -82,6 +101,12 @@ impl<B: RecvBuf, R> Stack<B, R> {
         conn.tcb.user = user;
         self.shared.stats.active_opens += 1;
         self.start_handshake(index);
+        if owner.is_some() {
+            // Counted now: more connects may come before the SYN is sent.
+            self.shared.side_table.fields_of(index).quota_owner = owner;
+            let conn = &mut self.connections[index as usize];
+            conn.ensure_resolved(&mut self.shared.context_of(index));
+        }
         Ok(ConnId {
             index,
             generation: self.connections[index as usize].generation,

@@ -1,6 +1,7 @@
 //! Tests of the neighbour table.
 
 use super::*;
+use crate::base::quota_owner::OwnerScope;
 use core::time::Duration;
 
 const A: IpAddr = IpAddr::V4(core::net::Ipv4Addr::new(10, 0, 0, 2));
@@ -24,11 +25,11 @@ fn an_unanswered_neighbour_fails_its_waiters() {
     let mut table = table(8);
     let mut now = Instant(1);
     assert!(matches!(
-        table.lookup(A, conn(7), false, now),
+        table.lookup(A, conn(7), false, None, now),
         NeighbourLookup::Wait
     ));
     assert!(matches!(
-        table.lookup(A, conn(7), false, now),
+        table.lookup(A, conn(7), false, None, now),
         NeighbourLookup::Wait
     ));
     for _ in 0..2 {
@@ -44,14 +45,14 @@ fn an_unanswered_neighbour_fails_its_waiters() {
 #[test]
 fn a_stale_entry_is_probed_while_it_is_used() {
     let mut table = table(8);
-    table.lookup(A, conn(7), false, Instant(1));
+    table.lookup(A, conn(7), false, None, Instant(1));
     assert_eq!(table.process_claim(A, [2; 6], false, Instant(1)), [conn(7)]);
     let generation = table.generation;
     table.poll(Instant(1) + Duration::from_secs(31));
     assert_ne!(table.generation, generation, "connections ask again");
     table.solicits.clear();
     assert!(matches!(
-        table.lookup(A, conn(7), false, Instant::from_millis(31_000)),
+        table.lookup(A, conn(7), false, None, Instant::from_millis(31_000)),
         NeighbourLookup::Found(_)
     ));
     assert_eq!(
@@ -65,7 +66,7 @@ fn a_stale_entry_is_probed_while_it_is_used() {
 fn a_known_address_is_kept_while_it_answers() {
     let mut table = table(8);
     let mut now = Instant(1);
-    table.lookup(A, conn(7), false, now);
+    table.lookup(A, conn(7), false, None, now);
     table.process_claim(A, [2; 6], false, now);
     table.solicits.clear();
     // Just confirmed: not worth a question.
@@ -75,7 +76,7 @@ fn a_known_address_is_kept_while_it_answers() {
     for learn in [true, false, true] {
         table.process_claim(A, [6; 6], learn, now);
         assert!(
-            matches!(table.lookup(A, conn(7), false, now), NeighbourLookup::Found(m) if m == [2; 6])
+            matches!(table.lookup(A, conn(7), false, None, now), NeighbourLookup::Found(m) if m == [2; 6])
         );
     }
     assert_eq!(table.solicits.len(), 1, "one probe, however many claims");
@@ -92,38 +93,38 @@ fn a_known_address_is_kept_while_it_answers() {
     }
     assert_eq!(table.solicits.len(), 12);
     assert!(matches!(
-        table.lookup(A, conn(7), false, now),
+        table.lookup(A, conn(7), false, None, now),
         NeighbourLookup::Wait
     ));
     assert_eq!(table.process_claim(A, [6; 6], false, now), [conn(7)]);
     assert!(
-        matches!(table.lookup(A, conn(7), false, now), NeighbourLookup::Found(m) if m == [6; 6])
+        matches!(table.lookup(A, conn(7), false, None, now), NeighbourLookup::Found(m) if m == [6; 6])
     );
 }
 
 #[test]
 fn solicitations_do_not_evict_a_neighbour_in_use() {
     let mut table = table(8);
-    table.lookup(A, conn(7), false, Instant(1));
+    table.lookup(A, conn(7), false, None, Instant(1));
     table.process_claim(A, [2; 6], false, Instant(1));
     for i in 0..1000u32 {
         table.process_claim(IpAddr::V4(i.into()), [3; 6], true, Instant(2));
     }
     assert!(matches!(
-        table.lookup(A, conn(7), false, Instant(3)),
+        table.lookup(A, conn(7), false, None, Instant(3)),
         NeighbourLookup::Found(_)
     ));
     // Neighbours of our own evict those of unproven peers.
     for i in 0..7u32 {
         let addr = IpAddr::V4((i + 5000).into());
         assert!(matches!(
-            table.lookup(addr, conn(1), false, Instant(3)),
+            table.lookup(addr, conn(1), false, None, Instant(3)),
             NeighbourLookup::Wait
         ));
         table.process_claim(addr, [4; 6], false, Instant(3));
     }
     assert!(matches!(
-        table.lookup(A, conn(7), false, Instant(3)),
+        table.lookup(A, conn(7), false, None, Instant(3)),
         NeighbourLookup::Found(_)
     ));
 }
@@ -133,22 +134,22 @@ fn half_open_connections_get_a_quarter_of_the_table() {
     let mut table = table(16);
     let near = |i: u32| IpAddr::V4((0x0a00_0000 + i).into());
     for i in 0..12 {
-        table.lookup(near(i), conn(i), false, Instant(1));
+        table.lookup(near(i), conn(i), false, None, Instant(1));
         table.process_claim(near(i), [2; 6], false, Instant(1));
     }
     for i in 100..1000 {
-        table.lookup(near(i), conn(i), true, Instant(2));
+        table.lookup(near(i), conn(i), true, None, Instant(2));
     }
     assert_eq!((table.entries.len(), table.for_unproven), (16, 4));
     for i in 0..12 {
         assert!(matches!(
-            table.lookup(near(i), conn(i), false, Instant(3)),
+            table.lookup(near(i), conn(i), false, None, Instant(3)),
             NeighbourLookup::Found(_)
         ));
     }
     // One whom we want to reach does not count as unproven any more.
     assert!(matches!(
-        table.lookup(near(100), conn(7), false, Instant(3)),
+        table.lookup(near(100), conn(7), false, None, Instant(3)),
         NeighbourLookup::Wait
     ));
     assert_eq!(table.for_unproven, 3);
@@ -176,11 +177,17 @@ fn a_flood_of_claims_cannot_grow_the_table() {
         assert!(table.entries.len() <= 8);
     }
     for i in 0..20u32 {
-        table.lookup(IpAddr::V4((i + 5000).into()), conn(1), false, Instant(1));
+        table.lookup(
+            IpAddr::V4((i + 5000).into()),
+            conn(1),
+            false,
+            None,
+            Instant(1),
+        );
     }
     assert!(table.entries.len() <= 8);
     assert!(matches!(
-        table.lookup(A, conn(1), false, Instant(1)),
+        table.lookup(A, conn(1), false, None, Instant(1)),
         NeighbourLookup::Full
     ));
     table.process_claim(A, [0xff; 6], true, Instant(1));
@@ -188,4 +195,46 @@ fn a_flood_of_claims_cannot_grow_the_table() {
         !table.entries.contains_key(&A),
         "a multicast MAC is no neighbour's"
     );
+}
+
+#[test]
+fn one_user_leaves_room_for_the_questions_of_others() {
+    let address = |i: u32| IpAddr::V4((0x0a00_0000 + i).into());
+    let owner = |client, user| Some(QuotaOwner { client, user });
+    let mut table = Neighbours::new(NeighbourConfig {
+        max_entries: 8,
+        max_unresolved_per_client: 3,
+        max_unresolved_per_user: 4,
+        ..NeighbourConfig::default()
+    });
+    let now = Instant(1);
+    for i in 0..20 {
+        let client = i % 5;
+        table.lookup(address(i), conn(i), false, owner(client, 7), now);
+    }
+    assert_eq!(table.entries.len(), 4);
+    assert_eq!(
+        table.check_quota(address(30), owner(9, 7)),
+        Err(StackError::TooManyUnresolved {
+            scope: OwnerScope::User,
+            limit: 4
+        })
+    );
+    // What is asked already may be waited for.
+    assert_eq!(table.check_quota(address(0), owner(9, 7)), Ok(()));
+    for i in 40..43 {
+        let asked = table.lookup(address(i), conn(i), false, owner(1, 8), now);
+        assert!(matches!(asked, NeighbourLookup::Wait));
+    }
+    let refused = table.check_quota(address(43), owner(1, 8)).unwrap_err();
+    let why = refused.to_string();
+    assert!(why.contains("unresolved_per_client"), "{why}");
+    // An answer makes room, and so does the end of the questions.
+    table.process_claim(address(40), [2; 6], false, now);
+    assert_eq!(table.check_quota(address(43), owner(1, 8)), Ok(()));
+    for second in 1..4 {
+        table.poll(now + Duration::from_secs(second));
+    }
+    assert_eq!(table.entries.len(), 1);
+    assert_eq!(table.unresolved.owner_count(), 0);
 }

@@ -243,6 +243,7 @@ fn configure(rng: &mut Rng, config: &mut StackConfig, delay: Duration) {
     };
     config.rto_max = millis([1_000, 2_000, 60_000][rng.below(3) as usize]).max(config.rto_initial);
     config.user_timeout = millis(1_000 * (2 + rng.below(40)));
+    config.orphan_timeout = config.user_timeout;
     config.syn_retries = 2 + rng.below(5) as u8;
     config.time_wait = millis(100 + rng.below(5_000));
     config.neighbours.reachable = millis(log_uniform(rng, 20, 30_000));

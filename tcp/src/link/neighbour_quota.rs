@@ -1,0 +1,68 @@
+//! How many neighbours that have not answered yet one owner of connections may have asked for, so
+//! that nobody fills the neighbour table alone. The table ([`super::neighbours`]) counts here.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use crate::base::quota_owner::{OwnerScope, QuotaOwner};
+use crate::config::NeighbourConfig;
+
+/// Unresolved entries of the table by who had them asked first.
+pub(super) struct UnresolvedCounts {
+    of_clients: HashMap<QuotaOwner, usize>,
+    of_users: HashMap<u32, usize>,
+    max_per_client: usize,
+    max_per_user: usize,
+}
+
+impl UnresolvedCounts {
+    pub(super) fn new(config: &NeighbourConfig) -> Self {
+        UnresolvedCounts {
+            of_clients: HashMap::new(),
+            of_users: HashMap::new(),
+            max_per_client: config.max_unresolved_per_client,
+            max_per_user: config.max_unresolved_per_user,
+        }
+    }
+
+    /// The limit that one more entry would exceed, and its amount.
+    pub(super) fn exceeded_by(&self, owner: QuotaOwner) -> Option<(OwnerScope, usize)> {
+        let of_client = self.of_clients.get(&owner).copied().unwrap_or(0);
+        let of_user = self.of_users.get(&owner.user).copied().unwrap_or(0);
+        if of_client >= self.max_per_client {
+            Some((OwnerScope::Client, self.max_per_client))
+        } else if of_user >= self.max_per_user {
+            Some((OwnerScope::User, self.max_per_user))
+        } else {
+            None
+        }
+    }
+
+    pub(super) fn add(&mut self, owner: QuotaOwner) {
+        *self.of_clients.entry(owner).or_default() += 1;
+        *self.of_users.entry(owner.user).or_default() += 1;
+    }
+
+    pub(super) fn remove(&mut self, owner: QuotaOwner) {
+        take_one(self.of_clients.entry(owner));
+        take_one(self.of_users.entry(owner.user));
+    }
+}
+
+#[cfg(test)]
+impl UnresolvedCounts {
+    /// Clients and users of whom something is counted.
+    pub(super) fn owner_count(&self) -> usize {
+        self.of_clients.len() + self.of_users.len()
+    }
+}
+
+/// Counts one less. Those of whom none is left are forgotten, since clients come and go.
+fn take_one<K>(entry: Entry<'_, K, usize>) {
+    if let Entry::Occupied(mut count) = entry {
+        *count.get_mut() = count.get().saturating_sub(1);
+        if *count.get() == 0 {
+            count.remove();
+        }
+    }
+}
