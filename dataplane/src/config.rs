@@ -312,7 +312,12 @@ addresses = ["10.77.0.2/24", "fd77::2/64"]
 
     #[test]
     fn an_mtu_out_of_range_says_the_range() {
-        let e = error(&GOOD.replacen("pair = \"lo\"", "pair = \"lo\"\nmtu = 9001", 1));
+        let with_mtu =
+            |mtu| GOOD.replacen("pair = \"lo\"", &format!("pair = \"lo\"\nmtu = {mtu}"), 1);
+        let e = error(&with_mtu("500"));
+        assert!(e.contains("576 to 65535"), "{e}");
+        let tap = "devargs = \"net_tap0,iface=x\"";
+        let e = error(&with_mtu("9001").replacen("pair = \"lo\"", tap, 1));
         assert!(e.contains("576 to 9000"), "{e}");
     }
 

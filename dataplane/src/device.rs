@@ -117,7 +117,9 @@ pub fn buffer_room(config: &DeviceConfig) -> u16 {
         }
         _ => 0,
     };
-    (config.mtu.get_ref() + FRAME_OVERHEAD).max(2048).max(ring)
+    let frame = config.mtu.get_ref().saturating_add(FRAME_OVERHEAD);
+    // The longest frames of a pair take a second buffer for their last bytes.
+    frame.clamp(2048, u16::MAX - dpdk::HEADROOM).max(ring)
 }
 
 /// See [`DriverTraits::packet_ring_frame`].

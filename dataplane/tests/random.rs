@@ -347,6 +347,27 @@ fn random_requests_over_memory_leave_what_the_model_says() {
     }
 }
 
+/// Long frames of a pair: those of jumbo NICs, and as long as IP can say, which take two packet
+/// buffers; with markers too, which divide each FPDU many times.
+#[test]
+fn random_requests_in_long_frames_leave_what_the_model_says() {
+    for mtu in [9000, 65_535] {
+        for markers in ["accept", "request"] {
+            let ends = ["siw0", "siw1"].map(|end| format!("name = \"{end}\"\n"));
+            let keys = format!("mtu = {mtu}\n");
+            let mpa = format!("mpa = {{ markers = \"{markers}\" }}\n");
+            let mut config = LOOPBACK.replace("buffers = 4096", "buffers = 1024");
+            for end in &ends {
+                config = config.replacen(end, &format!("{end}{keys}{mpa}"), 1);
+            }
+            let siwd = Daemon::start(&config, &[]);
+            for seed in seeds(25) {
+                random_requests(&siwd, seed);
+            }
+        }
+    }
+}
+
 /// Carries frames between two interfaces, and loses, repeats and holds back some.
 struct BadLink<'a> {
     stop: &'a AtomicBool,

@@ -188,7 +188,7 @@ pub struct StackConfig {
     pub gateway_v6: Option<Ipv6Addr>,
     /// Beside the links and the two default gateways.
     pub routes: Vec<Route>,
-    /// IP packet size, 576..=9000 (1280.. when there is an IPv6 address).
+    /// IP packet size, from 576 (1280 when there is an IPv6 address).
     pub mtu: u16,
     /// 802.1Q tag of all our frames; frames of other VLANs are ignored.
     pub vlan: Option<u16>,
@@ -364,8 +364,8 @@ pub(crate) fn check_config(config: &StackConfig) -> Result<(), StackError> {
         .iter()
         .any(|address| address.addr.is_ipv6());
     let min = if ipv6 { 1280 } else { 576 };
-    if config.mtu < min || config.mtu > 9000 {
-        return bad(format!("MTU {} is not in {min}..=9000", config.mtu));
+    if config.mtu < min {
+        return bad(format!("MTU {} is less than {min}", config.mtu));
     }
     if config.vlan.is_some_and(|vlan| vlan == 0 || vlan > 4094) {
         return bad("a VLAN is 1..=4094".into());

@@ -64,6 +64,10 @@ const DESCRIPTORS: u16 = 1024;
 /// What every NIC has, and what none exceeds.
 const MIN_DESCRIPTORS: u16 = 32;
 const MAX_DESCRIPTORS: u16 = 16_384;
+/// Jumbo frames as NICs and switches know them.
+const MAX_WIRE_MTU: u16 = 9000;
+/// A pair of rings passes pointers: as much as the length field of IP holds.
+const MAX_PAIR_MTU: u16 = u16::MAX;
 
 /// One `[[device]]`.
 #[derive(Debug, Clone, Deserialize)]
@@ -89,7 +93,7 @@ pub struct DeviceConfig {
     /// Networks behind other routers than the gateway; the longest prefix wins.
     #[serde(default)]
     pub routes: Vec<RouteConfig>,
-    /// IP bytes in a frame, 1280 to 9000 (576 without IPv6).
+    /// IP bytes in a frame, 1280 (576 without IPv6) to 9000, on a pair to 65535.
     #[serde(default = "default_mtu")]
     pub mtu: Spanned<u16>,
     /// 802.1Q tag, 1 to 4094.
@@ -217,10 +221,15 @@ impl DeviceConfig {
             .any(|cidr| cidr.addr.is_ipv6());
         let least = if six { 1280 } else { 576 };
         let mtu = *self.mtu.get_ref();
-        if !(least..=9000).contains(&mtu) {
+        let most = if self.pair.is_some() {
+            MAX_PAIR_MTU
+        } else {
+            MAX_WIRE_MTU
+        };
+        if !(least..=most).contains(&mtu) {
             return Err((
                 self.mtu.span(),
-                format!("mtu {mtu}: {least} to 9000 are allowed here"),
+                format!("mtu {mtu}: {least} to {most} are allowed here"),
             ));
         }
         if let Some(vlan) = &self.vlan
