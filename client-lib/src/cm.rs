@@ -2,12 +2,12 @@
 //! (the life of rdma_cm(7), without its address resolution steps).
 
 use crate::context::ClientInner;
-use crate::{Context, Error, Qp};
+use crate::{CmBinding, Context, Error, Qp};
 use rustix::fd::{AsFd, BorrowedFd};
 use siw_shm::control::{
     self, ANY_DEVICE, Accept, Addr, BY_DEVICE, CmEventKind, ConnParams, ControlSocket,
-    CreateCmChannel, DestroyCmChannel, KIND_CM_EVENT, Listen, MpaOptions, PrivateData, ProtoError,
-    Reject, Unlisten,
+    CreateCmChannel, DestroyCmChannel, KIND_CM_EVENT, Listen, MigrateCm, MpaOptions, PrivateData,
+    ProtoError, Reject, UNLISTEN_KEEP_REQUESTS, Unlisten,
 };
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -368,6 +368,8 @@ pub struct CmListener {
     ctx: Arc<ClientInner>,
     id: u32,
     addr: SocketAddr,
+    /// Of the UNLISTEN that ends it.
+    flags: u32,
 }
 
 impl CmListener {
@@ -394,7 +396,23 @@ impl CmListener {
         addr: SocketAddr,
         options: &ListenOptions,
     ) -> Result<CmListener, Error> {
-        Self::listen_with(channel, addr, options, options.to_mpa_options())
+        Self::listen_with(channel, addr, options, options.to_mpa_options(), 0)
+    }
+
+    /// Listens at an address that was bound, on its devices.
+    pub fn from_binding(
+        channel: &CmChannel,
+        binding: CmBinding,
+        options: &ListenOptions,
+    ) -> Result<CmListener, (CmBinding, Error)> {
+        let (addr, mpa) = (binding.local_addr(), options.to_mpa_options());
+        match Self::listen_with(channel, addr, options, mpa, binding.id()) {
+            Ok(listener) => {
+                binding.forget();
+                Ok(listener)
+            }
+            Err(error) => Err((binding, error)),
+        }
     }
 
     pub(crate) fn listen_with(
@@ -402,6 +420,7 @@ impl CmListener {
         addr: SocketAddr,
         options: &ListenOptions,
         mpa: MpaOptions,
+        binding: u32,
     ) -> Result<CmListener, Error> {
         let (reply, _) = channel.ctx.call_daemon(&Listen {
             device: options.device.unwrap_or(ANY_DEVICE),
@@ -411,7 +430,7 @@ impl CmListener {
                 options.backlog
             },
             cm_channel: channel.id,
-            reserved: 0,
+            binding,
             cookie: options.cookie,
             mpa,
             addr: Addr::from(addr),
@@ -421,6 +440,7 @@ impl CmListener {
             ctx: channel.ctx.clone(),
             id: reply.listener,
             addr: bound,
+            flags: 0,
         })
     }
 
@@ -428,13 +448,29 @@ impl CmListener {
     pub fn local_addr(&self) -> SocketAddr {
         self.addr
     }
+
+    /// Stops listening; requests that were taken from the channel can still be answered.
+    pub fn close_keeping_requests(mut self) {
+        self.flags = UNLISTEN_KEEP_REQUESTS;
+    }
+
+    /// Has its requests come to another channel; none comes to the old one after this.
+    pub fn migrate(&self, channel: &CmChannel) -> Result<(), Error> {
+        self.ctx.call_daemon(&MigrateCm {
+            cm_channel: channel.id,
+            qp_num: 0,
+            listener: self.id,
+            request: 0,
+        })?;
+        Ok(())
+    }
 }
 
 impl Drop for CmListener {
     fn drop(&mut self) {
         self.ctx.call_ignoring_errors(&Unlisten {
             listener: self.id,
-            reserved: 0,
+            flags: self.flags,
         });
     }
 }
@@ -490,6 +526,19 @@ impl ConnectionRequest {
             cm_channel: channel.map_or(0, CmChannel::id),
             reserved: 0,
             params,
+        })?;
+        qp.allow_posting();
+        Ok(())
+    }
+
+    /// Has the request's further events come to another channel: RequestCancelled, and what
+    /// follows [`Self::accept`] without a channel.
+    pub fn migrate(&self, channel: &CmChannel) -> Result<(), Error> {
+        self.ctx.call_daemon(&MigrateCm {
+            cm_channel: channel.id,
+            qp_num: 0,
+            listener: 0,
+            request: self.id,
         })?;
         Ok(())
     }

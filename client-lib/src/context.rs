@@ -422,6 +422,11 @@ impl ClientInner {
         }
     }
 
+    /// The daemon has a feature that this library knows.
+    pub(crate) fn has_feature(&self, feature: u32) -> bool {
+        self.hello.features & feature != 0
+    }
+
     /// What was last known.
     #[inline]
     pub(crate) fn known_alive(&self) -> bool {

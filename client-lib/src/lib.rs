@@ -83,6 +83,7 @@
 #![warn(missing_docs)]
 #![deny(unsafe_code)]
 
+mod addresses;
 mod cm;
 mod context;
 mod cq;
@@ -101,6 +102,7 @@ mod window;
 #[doc(hidden)]
 pub mod capi;
 
+pub use addresses::{BindOptions, CmBinding, ResolvedAddress};
 pub use cm::{
     CmChannel, CmEvent, CmListener, ConnectOptions, ConnectionInfo, ConnectionRequest,
     ListenOptions, Markers, OutOfOrder, PeerPreset, ReadyToReceive, TerminateOrder,

@@ -6,12 +6,13 @@ use crate::credit::{Credit, ReceivePlaces, SendPlaces};
 use crate::pausable::Pausable;
 use crate::{Cq, Error, Pd, PostError, RecvWr, SendData, SendWr, Srq, WrFlags};
 use siw_shm::control::{
-    Addr, Connect, CreateQp, DestroyQp, Disconnect, ModifyQp, QpReply, QpState, QueryQp,
+    Addr, Connect, CreateQp, DestroyQp, Disconnect, MigrateCm, ModifyQp, QpReply, QpState, QueryQp,
 };
 use siw_shm::work_queue::SqWatch;
 use siw_shm::{RqProducer, SharedMemory, SqProducer, WqeError};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// What a QP is created with (ibv_create_qp(3)).
@@ -116,6 +117,8 @@ struct QpInner {
     granted_limits: QpReply,
     region: Arc<SharedMemory>,
     sig_all: bool,
+    /// A request was accepted: posting need not wait for the state.
+    accepts: AtomicBool,
     pd: Pd,
     send_cq: Cq,
     recv_cq: Cq,
@@ -232,6 +235,7 @@ impl Pd {
             granted_limits: reply,
             region,
             sig_all: init.sq_sig_all,
+            accepts: AtomicBool::new(false),
             pd: self.clone(),
             send_cq: send_cq.clone(),
             recv_cq: recv_cq.clone(),
@@ -307,7 +311,9 @@ impl Qp {
     /// QP is connected they are refused.
     #[inline]
     pub fn post_send(&self, list: &[SendWr<'_>]) -> Result<(), PostError> {
-        if self.0.watch.qp_state() == QpState::Idle as u32 {
+        if self.0.watch.qp_state() == QpState::Idle as u32
+            && !self.0.accepts.load(Ordering::Acquire)
+        {
             let error = Error::Invalid("the QP is not connected");
             return Err(PostError { index: 0, error });
         }
@@ -437,6 +443,7 @@ impl Qp {
         for cq in [&self.0.send_cq, &self.0.recv_cq] {
             cq.polling_state().lock().purge_qp(self.qp_num());
         }
+        self.0.accepts.store(false, Ordering::Release);
         let (granted, credit) = (&self.0.granted_limits, &self.0.credit);
         send.with_value(|posting| {
             posting.ring = sends;
@@ -516,6 +523,23 @@ impl Qp {
             "{dst} {what}{colon}{}",
             info.reason
         )))
+    }
+
+    /// A request was accepted with it: what is posted from now on is sent when the worker has it.
+    pub(crate) fn allow_posting(&self) {
+        self.0.accepts.store(true, Ordering::Release);
+    }
+
+    /// Has events of its connection come to another channel; none comes to the old one after this.
+    /// With [`Context::has_addresses`](crate::Context::has_addresses).
+    pub fn migrate_events(&self, channel: &CmChannel) -> Result<(), Error> {
+        self.0.pd.ctx().call_daemon(&MigrateCm {
+            cm_channel: channel.id(),
+            qp_num: self.qp_num(),
+            listener: 0,
+            request: 0,
+        })?;
+        Ok(())
     }
 
     /// Closes gracefully; DISCONNECTED follows.

@@ -130,7 +130,7 @@ fn a_client_can_do_nothing_to_what_is_another_clients() {
     for number in 0..64 {
         let unlisten = m::Unlisten {
             listener: number,
-            reserved,
+            flags: reserved,
         };
         h.refused("ending a listener", &unlisten);
     }

@@ -236,7 +236,7 @@ pub unsafe extern "C" fn siw_listen_mpa(
                 cookie,
                 ..Default::default()
             };
-            CmListener::listen_with(channel, at, &options, mpa)
+            CmListener::listen_with(channel, at, &options, mpa, 0)
         })
     };
     // SAFETY: module contract.

@@ -283,7 +283,16 @@ impl ControlThread {
             .map(|(number, _)| number)
             .collect();
         for listener in gone {
-            self.remove_listener(listener);
+            self.remove_listener(listener, false);
+        }
+        // Those that outlived their listeners.
+        for request in self.resources.requests.take_of_client(id) {
+            let private_data = Vec::new();
+            let command = Command::Reject {
+                request,
+                private_data,
+            };
+            self.workers.post_command(request.worker(), command);
         }
         self.workers
             .post_to_all(|| Command::RemoveClient { client: id });

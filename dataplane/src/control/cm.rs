@@ -1,7 +1,7 @@
 //! Connection management: what workers report of connections becomes CM events, and requests to
 //! connect find a device and a worker.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use nix::libc;
 use siw_iwarp::NegotiatedParameters;
@@ -9,6 +9,7 @@ use siw_shm::control::messages::KIND_CM_EVENT;
 use siw_shm::control::{Addr, CmEventKind, CmEventMessage, PrivateData, QpState, Text, codec};
 
 use super::ControlThread;
+use super::listening::WaitingRequest;
 use super::quotas::Quota;
 use super::resources::QpPhase;
 use crate::ids::{ClientId, CmChannelId, CmListenerId, Qpn};
@@ -16,17 +17,15 @@ use crate::worker::messages::{Command, ConnectFailure, DisconnectReason, Request
 
 impl ControlThread {
     /// The peer gave up before the application answered.
-    pub(super) fn on_request_gone(&mut self, request: RequestId, listener: CmListenerId) {
+    pub(super) fn on_request_gone(&mut self, request: RequestId) {
         let resources = &mut self.resources;
-        let Some(number) = resources.requests.remove_by_worker_request(request) else {
+        let Some((number, found)) = resources.requests.remove_by_worker_request(request) else {
             return;
         };
-        let Some(found) = resources.listeners.get(listener) else {
-            return;
-        };
+        resources.listeners.count_answered(found.listener);
         let mut event = CmEventMessage::new(CmEventKind::RequestCancelled);
         event.cookie = found.cookie;
-        event.listener = listener.0;
+        event.listener = found.listener.0;
         event.request = number.0;
         let (client, channel) = (found.client, found.cm_channel);
         self.post_cm_event(client, Some(channel), &event);
@@ -115,10 +114,12 @@ impl ControlThread {
     ) {
         let listeners = &self.resources.listeners;
         let clients = &self.resources.clients;
-        // A client that does not read its events gets no more of those that peers can make.
+        // A client that does not read its events gets no more of those that peers can make, and
+        // nobody gets more than the backlog of his listener.
         let found = listeners.get(listener).filter(|found| {
             let client = clients.get(&found.client);
-            client.is_some_and(|client| !client.events_waiting.is_half_used())
+            let reads = client.is_some_and(|client| !client.events_waiting.is_half_used());
+            reads && found.waiting < found.backlog
         });
         let Some(found) = found else {
             let private_data = Vec::new();
@@ -142,7 +143,15 @@ impl ControlThread {
             .iter()
             .position(|device| device.addresses.iter().any(|cidr| Some(cidr.addr) == local))
             .unwrap_or(0) as u32;
-        self.resources.requests.insert(number, request, listener);
+        let waiting = WaitingRequest {
+            request,
+            listener,
+            client,
+            cm_channel: channel,
+            cookie: event.cookie,
+        };
+        self.resources.requests.insert(number, waiting);
+        self.resources.listeners.count_waiting(listener);
         self.post_cm_event(client, Some(channel), &event);
     }
 
@@ -233,52 +242,6 @@ impl ControlThread {
         }
     }
 
-    /// The device through which a peer is reached: its own address turns the connection
-    /// round, then whoever is on the peer's link, then the longest route, then whoever has a
-    /// gateway.
-    pub(super) fn find_device(&self, src: Option<IpAddr>, dst: IpAddr) -> Option<usize> {
-        let devices = &self.config.devices;
-        if let Some(src) = src {
-            return devices
-                .iter()
-                .position(|device| device.addresses.iter().any(|cidr| cidr.addr == src));
-        }
-        let own = devices
-            .iter()
-            .position(|device| device.addresses.iter().any(|cidr| cidr.addr == dst));
-        let on_link = || {
-            devices
-                .iter()
-                .position(|device| device.addresses.iter().any(|cidr| is_on_network(cidr, dst)))
-        };
-        let by_gateway = || {
-            devices.iter().position(|device| {
-                if dst.is_ipv4() {
-                    device.gateway
-                } else {
-                    device.gateway6
-                }
-            })
-        };
-        let by_route = || {
-            let longest = |device: &super::DeviceView| {
-                device
-                    .routes
-                    .iter()
-                    .filter(|route| is_on_network(route, dst))
-                    .map(|route| route.prefix)
-                    .max()
-            };
-            devices
-                .iter()
-                .enumerate()
-                .filter_map(|(index, device)| Some((longest(device)?, std::cmp::Reverse(index))))
-                .max()
-                .map(|(_, index)| index.0)
-        };
-        own.or_else(on_link).or_else(by_route).or_else(by_gateway)
-    }
-
     /// Takes turns among the workers that have a queue of the device.
     pub(super) fn next_worker_of(&mut self, device: usize) -> usize {
         let workers = &self.config.devices[device].workers;
@@ -288,30 +251,6 @@ impl ControlThread {
             .copied()
             .unwrap_or(0)
     }
-
-    pub(super) fn remove_listener(&mut self, listener: CmListenerId) {
-        if self.resources.listeners.remove(listener).is_some() {
-            self.resources.requests.forget_listener(listener);
-            self.workers.post_to_all(|| Command::Unlisten { listener });
-        }
-    }
-
-    /// A port that no listener on these devices uses.
-    pub(super) fn find_free_port(&self, devices: &[usize], local: Option<IpAddr>) -> Option<u16> {
-        let start = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0u8) as u16;
-        (0..28_000u16)
-            .map(|index| 32_768 + (start.wrapping_add(index) % 28_000))
-            .find(|port| {
-                !self
-                    .resources
-                    .listeners
-                    .is_port_taken(devices, local, *port)
-            })
-    }
-}
-
-fn is_on_network(cidr: &crate::config::Cidr, addr: IpAddr) -> bool {
-    siw_tcp::IpCidr::new(cidr.addr, cidr.prefix).contains(addr)
 }
 
 pub(super) fn to_private_data(data: &[u8]) -> PrivateData {

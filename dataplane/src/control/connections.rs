@@ -1,4 +1,4 @@
-//! CM channels, connects, listeners, accepts: requests of clients.
+//! CM channels, connects, accepts: requests of clients. Listeners are in `addresses.rs`.
 
 use std::os::fd::AsFd;
 
@@ -6,15 +6,15 @@ use nix::libc;
 use siw_shm::control::ControlSocket;
 use siw_shm::control::messages as m;
 
-use super::listening::ClientListener;
+use super::addresses::no_route;
+use super::listening::{ClientListener, WaitingRequest};
 use super::outbox::Outbox;
 use super::queues::CHANNEL;
-use super::quotas::Quota;
 use super::requests::*;
 use super::resources::{Client, ClientQp, QpPhase};
 use super::{ControlThread, cm};
-use crate::ids::{ClientId, CmChannelId, CmListenerId, ConnectRequestId, Qpn};
-use crate::worker::messages::{Command, ConnectParams, RequestId};
+use crate::ids::{ClientId, CmChannelId, ConnectRequestId, Qpn};
+use crate::worker::messages::{Command, ConnectParams};
 
 impl ControlThread {
     pub(super) fn create_cm_channel(&mut self, id: ClientId, seq: u32) -> Outcome {
@@ -94,15 +94,7 @@ impl ControlThread {
         let device = match request.device {
             m::ANY_DEVICE => self
                 .find_device(local.map(|addr| addr.ip()), remote.ip())
-                .ok_or_else(|| {
-                    Refusal::new(
-                        libc::EHOSTUNREACH,
-                        format!(
-                            "no device reaches {}: not on a device's network, and no gateway",
-                            remote.ip()
-                        ),
-                    )
-                })?,
+                .ok_or_else(|| no_route(remote.ip()))?,
             device => device as usize,
         };
         if device >= self.config.devices.len() {
@@ -143,136 +135,26 @@ impl ControlThread {
         send_reply::<m::Connect>(self.resources.client_mut(id)?, seq, &EMPTY)
     }
 
-    pub(super) fn start_listener(
-        &mut self,
-        id: ClientId,
-        seq: u32,
-        request: &m::Listen,
-    ) -> Outcome {
-        check_options(&request.mpa)?;
-        let addr = cm::socket_addr(request.addr);
-        let local = addr
-            .map(|addr| addr.ip())
-            .filter(|addr| !addr.is_unspecified());
-        let device_count = self.config.devices.len();
-        let devices: Vec<usize> = match (request.device, local) {
-            (m::ANY_DEVICE, None) => (0..device_count).collect(),
-            (m::ANY_DEVICE, Some(ip)) => self.find_device(Some(ip), ip).into_iter().collect(),
-            (device, None) if (device as usize) < device_count => vec![device as usize],
-            (device, Some(ip)) if (device as usize) < device_count => self
-                .find_device(Some(ip), ip)
-                .filter(|found| *found == device as usize)
-                .into_iter()
-                .collect(),
-            (device, _) => return Err(Refusal::new(libc::ENODEV, format!("no device {device}"))),
-        };
-        if devices.is_empty() {
-            let ip = local.map_or_else(String::new, |ip_addr| ip_addr.to_string());
-            return Err(Refusal::new(
-                libc::EADDRNOTAVAIL,
-                format!("{ip} is no address of this device; listen on one of its own or on any"),
-            ));
-        }
-        self.check_crc(&devices, request.mpa.crc)?;
-        let asked = addr.map_or(request.addr.port, |addr| addr.port());
-        let port = match asked {
-            0 => self
-                .find_free_port(&devices, local)
-                .ok_or_else(|| Refusal::new(libc::EADDRINUSE, "no free port"))?,
-            port if self
-                .resources
-                .listeners
-                .is_port_taken(&devices, local, port) =>
-            {
-                return Err(Refusal::new(
-                    libc::EADDRINUSE,
-                    format!("port {port} is in use"),
-                ));
-            }
-            port => port,
-        };
-        let client = self.resources.client_mut(id)?;
-        let cm_channel = CmChannelId(request.cm_channel);
-        if !client.cm_channels.contains_key(&cm_channel) {
-            return Err(Refusal::no_such("CM channel", request.cm_channel));
-        }
-        self.resources.charge(id, &[(Quota::Listeners, 1)])?;
-        let listener = self.resources.next_listener_id();
-        for &device in &devices {
-            for worker in self.config.devices[device].workers.clone() {
-                self.workers.post_command(
-                    worker,
-                    Command::Listen {
-                        listener,
-                        device,
-                        local,
-                        port,
-                        backlog: (request.backlog as usize).clamp(1, 4096),
-                        mpa: request.mpa,
-                    },
-                );
-            }
-        }
-        let mut bound = request.addr;
-        if bound.family == 0 {
-            bound.family = 4;
-        }
-        bound.port = port;
-        self.resources.listeners.insert(
-            listener,
-            ClientListener {
-                client: id,
-                cm_channel,
-                cookie: request.cookie,
-                devices,
-                local,
-                port,
-            },
-        );
-        let reply = m::ListenReply {
-            listener: listener.0,
-            reserved: 0,
-            addr: bound,
-        };
-        send_reply::<m::Listen>(self.resources.client_mut(id)?, seq, &reply)
-    }
-
-    pub(super) fn stop_listener(
-        &mut self,
-        id: ClientId,
-        seq: u32,
-        listener: CmListenerId,
-    ) -> Outcome {
-        let found = self.resources.listeners.get(listener);
-        if found.is_none_or(|found| found.client != id) {
-            return Err(Refusal::no_such("listener", listener.0));
-        }
-        self.remove_listener(listener);
-        self.resources.release(id, &[(Quota::Listeners, 1)]);
-        send_reply::<m::Unlisten>(self.resources.client_mut(id)?, seq, &EMPTY)
-    }
-
     pub(super) fn take_request(
         &mut self,
         id: ClientId,
         number: ConnectRequestId,
-    ) -> Result<(RequestId, CmListenerId), Refusal> {
-        let ours = self
-            .resources
-            .requests
-            .get(number)
-            .and_then(|(_, listener)| self.resources.listeners.get(listener))
-            .is_some_and(|listener| listener.client == id);
-        if !ours {
-            return Err(Refusal::new(
+    ) -> Result<WaitingRequest, Refusal> {
+        let requests = &mut self.resources.requests;
+        let is_ours = requests.get(number).is_some_and(|found| found.client == id);
+        let found = if is_ours {
+            requests.remove(number)
+        } else {
+            None
+        };
+        let found = found.ok_or_else(|| {
+            Refusal::new(
                 libc::ENOENT,
                 format!("connection request {number} is gone: answered, or its peer gave up"),
-            ));
-        }
-        self.resources
-            .requests
-            .remove(number)
-            .ok_or_else(|| Refusal::no_such("connection request", number.0))
+            )
+        })?;
+        self.resources.listeners.count_answered(found.listener);
+        Ok(found)
     }
 
     pub(super) fn accept_request(
@@ -282,18 +164,17 @@ impl ControlThread {
         request: &m::Accept,
     ) -> Outcome {
         let (qpn, number) = (Qpn(request.qp_num), ConnectRequestId(request.request));
-        let listener = self.resources.requests.get(number).map(|found| found.1);
+        let waiting = self.resources.requests.get(number);
+        let waiting = waiting.filter(|waiting| waiting.client == id);
         let channel = match request.cm_channel {
-            0 => listener
-                .and_then(|listener| self.resources.listeners.get(listener))
-                .map_or(CmChannelId(0), |listener| listener.cm_channel),
+            0 => waiting.map_or(CmChannelId(0), |waiting| waiting.cm_channel),
             channel => CmChannelId(channel),
         };
-        if listener.is_some() {
+        if waiting.is_some() {
             Self::detached_qp(self.resources.client_mut(id)?, qpn, channel)?;
             self.resources.count_connection(id, qpn)?;
         }
-        let (worker_request, _) = self.take_request(id, number)?;
+        let worker_request = self.take_request(id, number)?.request;
         let client = self.resources.client_mut(id)?;
         let qp = Self::detached_qp(client, qpn, channel)?;
         qp.phase = QpPhase::Connecting;
@@ -301,6 +182,8 @@ impl ControlThread {
         qp.cookie = request.cookie;
         qp.cm_channel = Some(channel);
         let setup = Box::new(Self::worker_qp_setup(client, qpn)?);
+        // The application may post when it has the reply, before the worker has the queue pair.
+        setup.sq.set_worker(worker_request.worker() as u32);
         let depth = |depth: u32| u16::try_from(depth).unwrap_or(u16::MAX).min(0x3FFE);
         self.workers.post_command(
             worker_request.worker(),
@@ -316,7 +199,9 @@ impl ControlThread {
     }
 
     pub(super) fn reject_request(&mut self, id: ClientId, seq: u32, reject: &m::Reject) -> Outcome {
-        let (request, _) = self.take_request(id, ConnectRequestId(reject.request))?;
+        let request = self
+            .take_request(id, ConnectRequestId(reject.request))?
+            .request;
         let private_data = reject.private_data.as_bytes().to_vec();
         let command = Command::Reject {
             request,
@@ -341,51 +226,5 @@ impl ControlThread {
         let command = Command::Disconnect { qpn };
         self.workers.post_command(qp.worker, command);
         send_reply::<m::Disconnect>(client, seq, &EMPTY)
-    }
-
-    /// No application turns off what the configuration requires.
-    fn check_crc(&self, devices: &[usize], crc: u8) -> Result<(), Refusal> {
-        let strict = |device: &&usize| self.config.devices[**device].crc_required;
-        match devices.iter().find(strict).filter(|_| crc == 0) {
-            Some(device) => Err(Refusal::new(
-                libc::EPERM,
-                format!(
-                    "device {} requires CRC (crc = \"required\" in its configuration)",
-                    self.config.devices[*device].name
-                ),
-            )),
-            None => Ok(()),
-        }
-    }
-}
-
-/// Values that mean nothing are refused, with those that do.
-fn check_options(options: &m::MpaOptions) -> Result<(), Refusal> {
-    let bad = |what: &str, allowed: &str| {
-        Err(Refusal::new(
-            libc::EINVAL,
-            format!("listen: {what} means nothing; allowed are {allowed}, or 255 for the device's"),
-        ))
-    };
-    match options {
-        _ if !matches!(options.crc, 0 | 1 | m::BY_DEVICE) => bad("this CRC", "0 and 1"),
-        _ if !matches!(options.mpa_rev, 1 | 2 | m::BY_DEVICE) => {
-            bad("this MPA revision", "1 and 2")
-        }
-        _ if !matches!(options.markers, 0..=2 | m::BY_DEVICE) => {
-            bad("this marker policy", "0 to 2")
-        }
-        _ if !matches!(options.rtr, 0..=7 | m::BY_DEVICE) => bad("this set of RTR kinds", "0 to 7"),
-        _ if !matches!(options.terminate, 0 | 1 | m::BY_DEVICE) => {
-            bad("this Terminate order", "0 and 1")
-        }
-        _ if !matches!(options.out_of_order, 0..=2 | m::BY_DEVICE) => {
-            bad("this placement", "0 to 2")
-        }
-        _ if !matches!(options.private_data, 0..=512 | u16::MAX) => Err(Refusal::new(
-            libc::EINVAL,
-            "listen: private data of 512 bytes at most, or 65535 for the device's limit",
-        )),
-        _ => Ok(()),
     }
 }

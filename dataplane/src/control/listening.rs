@@ -7,15 +7,57 @@ use std::net::IpAddr;
 use crate::ids::{ClientId, CmChannelId, CmListenerId, ConnectRequestId};
 use crate::worker::messages::RequestId;
 
-/// A listener, on all workers of its devices.
+/// Which of its devices' addresses a listener or binding has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LocalScope {
+    /// All of them.
+    All,
+    /// Those of IPv4.
+    Ipv4,
+    /// Those of IPv6.
+    Ipv6,
+    /// One.
+    One(IpAddr),
+}
+
+impl LocalScope {
+    /// Whether the address is one of them.
+    pub fn includes(self, ip: IpAddr) -> bool {
+        match self {
+            LocalScope::All => true,
+            LocalScope::Ipv4 => ip.is_ipv4(),
+            LocalScope::Ipv6 => ip.is_ipv6(),
+            LocalScope::One(own) => own == ip,
+        }
+    }
+
+    /// Whether an address may be in both.
+    pub fn overlaps(self, other: LocalScope) -> bool {
+        match (self, other) {
+            (LocalScope::One(ip), scope) | (scope, LocalScope::One(ip)) => scope.includes(ip),
+            (LocalScope::All, _) | (_, LocalScope::All) => true,
+            _ => self == other,
+        }
+    }
+}
+
+/// A listener, on all workers of its devices, or a binding that may become one.
 pub struct ClientListener {
     pub client: ClientId,
     pub cm_channel: CmChannelId,
     pub cookie: u64,
     /// Device indices.
     pub devices: Vec<usize>,
-    pub local: Option<IpAddr>,
+    pub scope: LocalScope,
     pub port: u16,
+    /// A binding that shares its port with others that say so, too.
+    pub reuse: bool,
+    /// Not only a binding.
+    pub listening: bool,
+    /// How many requests may wait for an answer.
+    pub backlog: u32,
+    /// How many do.
+    pub waiting: u32,
 }
 
 /// All listeners, by number and by port.
@@ -49,6 +91,25 @@ impl Listeners {
         self.all.get(&number)
     }
 
+    /// The same, to change it; its port stays.
+    pub fn get_mut(&mut self, number: CmListenerId) -> Option<&mut ClientListener> {
+        self.all.get_mut(&number)
+    }
+
+    /// A request came to wait for an answer.
+    pub fn count_waiting(&mut self, number: CmListenerId) {
+        if let Some(listener) = self.all.get_mut(&number) {
+            listener.waiting += 1;
+        }
+    }
+
+    /// A request waits no longer, whatever became of it.
+    pub fn count_answered(&mut self, number: CmListenerId) {
+        if let Some(listener) = self.all.get_mut(&number) {
+            listener.waiting = listener.waiting.saturating_sub(1);
+        }
+    }
+
     /// All listeners, in no order.
     pub fn iter(&self) -> impl Iterator<Item = (CmListenerId, &ClientListener)> {
         self.all.iter().map(|(other, listener)| (*other, listener))
@@ -59,56 +120,106 @@ impl Listeners {
         self.all.len()
     }
 
-    /// Whether a listener has the port on one of these devices, at this address or at all of them.
-    pub fn is_port_taken(&self, devices: &[usize], local: Option<IpAddr>, port: u16) -> bool {
-        let same = self.by_port.get(&port).into_iter().flatten();
-        same.filter_map(|other| self.all.get(other))
-            .any(|listener| {
-                listener
-                    .devices
-                    .iter()
-                    .any(|device| devices.contains(device))
-                    && (listener.local.is_none() || local.is_none() || listener.local == local)
-            })
+    /// Whether the port is not to be had on one of these devices, at an address of the scope. With
+    /// `reuse`, only those are in the way that do not share their ports.
+    pub fn is_port_taken(
+        &self,
+        devices: &[usize],
+        scope: LocalScope,
+        port: u16,
+        reuse: bool,
+    ) -> bool {
+        self.meets_any(devices, scope, port, |other| {
+            other.listening || !(reuse && other.reuse)
+        })
     }
+
+    /// Whether a listener has the port on one of these devices, at an address of the scope.
+    pub fn has_listener(&self, devices: &[usize], scope: LocalScope, port: u16) -> bool {
+        self.meets_any(devices, scope, port, |other| other.listening)
+    }
+
+    fn meets_any(
+        &self,
+        devices: &[usize],
+        scope: LocalScope,
+        port: u16,
+        counts: impl Fn(&ClientListener) -> bool,
+    ) -> bool {
+        let same = self.by_port.get(&port).into_iter().flatten();
+        same.filter_map(|other| self.all.get(other)).any(|other| {
+            let mut its_devices = other.devices.iter();
+            its_devices.any(|device| devices.contains(device))
+                && other.scope.overlaps(scope)
+                && counts(other)
+        })
+    }
+}
+
+/// A request that waits for an answer. It may outlive its listener.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WaitingRequest {
+    pub request: RequestId,
+    pub listener: CmListenerId,
+    pub client: ClientId,
+    pub cm_channel: CmChannelId,
+    /// Of the listener.
+    pub cookie: u64,
 }
 
 /// Requests that wait for an answer, by the number that the client knows and by the worker's.
 #[derive(Default)]
 pub struct ConnectRequests {
-    all: HashMap<ConnectRequestId, (RequestId, CmListenerId)>,
+    all: HashMap<ConnectRequestId, WaitingRequest>,
     by_worker_request: HashMap<RequestId, ConnectRequestId>,
 }
 
 impl ConnectRequests {
     /// Adds a request under both of its names.
-    pub fn insert(&mut self, number: ConnectRequestId, request: RequestId, listener: CmListenerId) {
-        self.by_worker_request.insert(request, number);
-        self.all.insert(number, (request, listener));
+    pub fn insert(&mut self, number: ConnectRequestId, waiting: WaitingRequest) {
+        self.by_worker_request.insert(waiting.request, number);
+        self.all.insert(number, waiting);
     }
 
-    /// The worker's request, and the listener.
-    pub fn get(&self, number: ConnectRequestId) -> Option<(RequestId, CmListenerId)> {
+    /// A request by the client's number.
+    pub fn get(&self, number: ConnectRequestId) -> Option<WaitingRequest> {
         self.all.get(&number).copied()
     }
 
-    /// Takes a request out by the client's number.
-    pub fn remove(&mut self, number: ConnectRequestId) -> Option<(RequestId, CmListenerId)> {
-        let (request, listener) = self.all.remove(&number)?;
-        self.by_worker_request.remove(&request);
-        Some((request, listener))
+    /// The same, to change it.
+    pub fn get_mut(&mut self, number: ConnectRequestId) -> Option<&mut WaitingRequest> {
+        self.all.get_mut(&number)
     }
 
-    /// Takes out what the worker says is gone; its number.
-    pub fn remove_by_worker_request(&mut self, request: RequestId) -> Option<ConnectRequestId> {
+    /// Takes a request out by the client's number.
+    pub fn remove(&mut self, number: ConnectRequestId) -> Option<WaitingRequest> {
+        let waiting = self.all.remove(&number)?;
+        self.by_worker_request.remove(&waiting.request);
+        Some(waiting)
+    }
+
+    /// Takes out what the worker says is gone.
+    pub fn remove_by_worker_request(
+        &mut self,
+        request: RequestId,
+    ) -> Option<(ConnectRequestId, WaitingRequest)> {
         let number = self.by_worker_request.remove(&request)?;
-        self.all.remove(&number);
-        Some(number)
+        Some((number, self.all.remove(&number)?))
+    }
+
+    /// Takes out those of a client.
+    pub fn take_of_client(&mut self, client: ClientId) -> Vec<RequestId> {
+        let of_client = self.all.extract_if(|_, waiting| waiting.client == client);
+        let taken: Vec<RequestId> = of_client.map(|(_, waiting)| waiting.request).collect();
+        for request in &taken {
+            self.by_worker_request.remove(request);
+        }
+        taken
     }
 
     /// Forgets those of a listener that ended.
     pub fn forget_listener(&mut self, listener: CmListenerId) {
-        self.all.retain(|_, (_, of)| *of != listener);
+        self.all.retain(|_, waiting| waiting.listener != listener);
         let all = &self.all;
         self.by_worker_request
             .retain(|_, number| all.contains_key(number));
@@ -122,54 +233,81 @@ mod tests {
     #[test]
     fn a_port_is_taken_where_its_address_and_a_device_meet_and_free_again_afterwards() {
         let mut all = Listeners::default();
-        let one: Option<IpAddr> = Some([10, 0, 0, 1].into());
-        let other = Some([10, 0, 0, 2].into());
-        let listener = |devices: &[usize], local| ClientListener {
+        let one: IpAddr = [10, 0, 0, 1].into();
+        let other = [10, 0, 0, 2].into();
+        let listener = |devices: &[usize], ip| ClientListener {
             client: ClientId(1),
             cm_channel: CmChannelId(0),
             cookie: 0,
             devices: devices.to_vec(),
-            local,
+            scope: LocalScope::One(ip),
             port: 7,
+            reuse: false,
+            listening: true,
+            backlog: 1,
+            waiting: 0,
         };
         all.insert(CmListenerId(1), listener(&[0, 1], one));
         all.insert(CmListenerId(2), listener(&[0], other));
-        assert!(all.is_port_taken(&[1], None, 7) && all.is_port_taken(&[0], one, 7));
-        assert!(!all.is_port_taken(&[1], other, 7) && !all.is_port_taken(&[2], one, 7));
-        assert!(!all.is_port_taken(&[0], one, 8));
+        let taken = |all: &Listeners, devices: &[usize], scope, port| {
+            all.is_port_taken(devices, scope, port, true)
+        };
+        let (at_one, at_other) = (LocalScope::One(one), LocalScope::One(other));
+        assert!(taken(&all, &[1], LocalScope::All, 7) && taken(&all, &[0], at_one, 7));
+        assert!(taken(&all, &[1], LocalScope::Ipv4, 7) && !taken(&all, &[1], LocalScope::Ipv6, 7));
+        assert!(!taken(&all, &[1], at_other, 7) && !taken(&all, &[2], at_one, 7));
+        assert!(!taken(&all, &[0], at_one, 8));
         assert!(all.remove(CmListenerId(1)).is_some() && all.remove(CmListenerId(1)).is_none());
-        assert!(!all.is_port_taken(&[1], None, 7) && all.is_port_taken(&[0], None, 7));
+        assert!(!taken(&all, &[1], LocalScope::All, 7) && taken(&all, &[0], LocalScope::All, 7));
         assert_eq!((all.len(), all.iter().count()), (1, 1));
     }
 
     #[test]
+    fn bindings_share_a_port_until_one_of_them_listens() {
+        let mut all = Listeners::default();
+        let binding = |reuse, listening| ClientListener {
+            client: ClientId(1),
+            cm_channel: CmChannelId(0),
+            cookie: 0,
+            devices: vec![0],
+            scope: LocalScope::All,
+            port: 7,
+            reuse,
+            listening,
+            backlog: 1,
+            waiting: 0,
+        };
+        all.insert(CmListenerId(1), binding(true, false));
+        assert!(all.is_port_taken(&[0], LocalScope::All, 7, false));
+        assert!(!all.is_port_taken(&[0], LocalScope::All, 7, true));
+        assert!(!all.has_listener(&[0], LocalScope::Ipv4, 7));
+        all.insert(CmListenerId(2), binding(true, true));
+        assert!(all.is_port_taken(&[0], LocalScope::All, 7, true));
+        assert!(all.has_listener(&[0], LocalScope::Ipv4, 7));
+    }
+
+    #[test]
     fn a_request_goes_by_either_name() {
-        let mut r = ConnectRequests::default();
-        for n in 1..5 {
-            let worker_request = RequestId(u64::from(n) + 100);
-            r.insert(ConnectRequestId(n), worker_request, CmListenerId(n % 2));
+        let mut requests = ConnectRequests::default();
+        let waiting = |n: u32| WaitingRequest {
+            request: RequestId(u64::from(n) + 100),
+            listener: CmListenerId(n % 2),
+            client: ClientId((n / 5).into()),
+            cm_channel: CmChannelId(1),
+            cookie: 0,
+        };
+        for n in 1..6 {
+            requests.insert(ConnectRequestId(n), waiting(n));
         }
-        assert_eq!(
-            r.remove_by_worker_request(RequestId(101)),
-            Some(ConnectRequestId(1))
-        );
-        assert_eq!(r.remove_by_worker_request(RequestId(101)), None);
-        assert_eq!(
-            r.remove(ConnectRequestId(2)),
-            Some((RequestId(102), CmListenerId(0)))
-        );
-        assert_eq!(r.remove_by_worker_request(RequestId(102)), None);
-        r.forget_listener(CmListenerId(1));
-        assert_eq!(
-            (
-                r.get(ConnectRequestId(3)),
-                r.remove_by_worker_request(RequestId(103))
-            ),
-            (None, None)
-        );
-        assert_eq!(
-            r.get(ConnectRequestId(4)),
-            Some((RequestId(104), CmListenerId(0)))
-        );
+        let first = Some((ConnectRequestId(1), waiting(1)));
+        assert_eq!(requests.remove_by_worker_request(RequestId(101)), first);
+        assert_eq!(requests.remove_by_worker_request(RequestId(101)), None);
+        assert_eq!(requests.remove(ConnectRequestId(2)), Some(waiting(2)));
+        assert_eq!(requests.remove_by_worker_request(RequestId(102)), None);
+        assert_eq!(requests.take_of_client(ClientId(1)), [RequestId(105)]);
+        requests.forget_listener(CmListenerId(1));
+        assert_eq!(requests.get(ConnectRequestId(3)), None);
+        assert_eq!(requests.remove_by_worker_request(RequestId(103)), None);
+        assert_eq!(requests.get(ConnectRequestId(4)), Some(waiting(4)));
     }
 }

@@ -12,6 +12,7 @@
 //! (the request then waits in the client's `waiting`, and the client's next request in its socket),
 //! or a `Refusal`, which becomes the reply.
 
+mod addresses;
 mod clients;
 mod cm;
 mod completion;

@@ -13,9 +13,7 @@ use super::quotas::{self, Quota};
 use super::resources::{Client, ProtectionDomain};
 use super::{ControlThread, DeviceView};
 use crate::config::LimitsConfig;
-use crate::ids::{
-    ArenaId, ClientId, CmChannelId, CmListenerId, CompletionChannelId, CqId, PdId, Qpn, SrqId,
-};
+use crate::ids::{ArenaId, ClientId, CmChannelId, CompletionChannelId, CqId, PdId, Qpn, SrqId};
 
 /// Why a request is refused: an errno, and a text for the client's log.
 #[derive(Debug)]
@@ -212,9 +210,10 @@ impl ControlThread {
             }
             Request::Connect(request) => self.connect_qp(id, seq, request),
             Request::Listen(request) => self.start_listener(id, seq, request),
-            Request::Unlisten(request) => {
-                self.stop_listener(id, seq, CmListenerId(request.listener))
-            }
+            Request::Unlisten(request) => self.stop_listener(id, seq, request),
+            Request::Bind(request) => self.bind_address(id, seq, request),
+            Request::Resolve(request) => self.resolve_address(id, seq, request),
+            Request::MigrateCm(request) => self.migrate_events(id, seq, request),
             Request::Accept(request) => self.accept_request(id, seq, request),
             Request::Reject(request) => self.reject_request(id, seq, request),
             Request::Disconnect(request) => self.disconnect_qp(id, seq, Qpn(request.qp_num)),

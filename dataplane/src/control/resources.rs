@@ -530,17 +530,26 @@ mod tests {
             cm_channel: CmChannelId(1),
             cookie: 0,
             devices: vec![0],
-            local: None,
+            scope: crate::control::listening::LocalScope::All,
             port: 7,
+            reuse: false,
+            listening: true,
+            backlog: 1,
+            waiting: 0,
         };
         all.last_listener = u32::MAX;
         all.listeners.insert(CmListenerId(1), listener());
         all.listeners.insert(CmListenerId(2), listener());
         assert_eq!(all.next_listener_id(), CmListenerId(3));
         all.last_request = u32::MAX;
-        let waiting = crate::worker::messages::RequestId(9);
-        all.requests
-            .insert(ConnectRequestId(1), waiting, CmListenerId(1));
+        let waiting = crate::control::listening::WaitingRequest {
+            request: crate::worker::messages::RequestId(9),
+            listener: CmListenerId(1),
+            client: ClientId(1),
+            cm_channel: CmChannelId(1),
+            cookie: 0,
+        };
+        all.requests.insert(ConnectRequestId(1), waiting);
         assert_eq!(all.next_request_id(), ConnectRequestId(2));
     }
 

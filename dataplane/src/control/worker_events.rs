@@ -30,7 +30,7 @@ impl ControlThread {
                 event.private_data = to_private_data(&private_data);
                 self.on_connect_request(worker, request, listener, event);
             }
-            Event::RequestGone { request, listener } => self.on_request_gone(request, listener),
+            Event::RequestGone { request } => self.on_request_gone(request),
             Event::Established {
                 qpn,
                 negotiated,

@@ -85,7 +85,10 @@ impl Worker {
                 backlog,
                 mpa,
             }),
-            Command::Unlisten { listener } => self.unlisten(now, listener),
+            Command::Unlisten {
+                listener,
+                keep_requests,
+            } => self.unlisten(now, listener, keep_requests),
             Command::Disconnect { qpn } => {
                 if let Some(slot) = self.queue_pairs.find(qpn) {
                     self.disconnect_queue_pair(now, slot);

@@ -100,17 +100,23 @@ impl Worker {
         }
     }
 
-    /// Ends a listener; connections that no application has answered are reset.
-    pub(super) fn unlisten(&mut self, now: Instant, listener: CmListenerId) {
+    /// Ends a listener; connections that no application has answered are reset, unless requests
+    /// are kept.
+    pub(super) fn unlisten(&mut self, now: Instant, listener: CmListenerId, keep_requests: bool) {
         for (port, own) in self.ports.iter_mut().zip(&mut self.port_listeners) {
             let is_meant = |entry: &(CmListenerId, ListenerId)| entry.0 == listener;
-            if let Some(index) = own.listeners.iter().position(is_meant) {
+            // One for each address, if it is bound to those of one family.
+            while let Some(index) = own.listeners.iter().position(is_meant) {
                 let (_, tcp_listener) = own.listeners.swap_remove(index);
                 port.stack.stop_listening(now, tcp_listener);
                 own.own_settings.remove(&listener);
             }
         }
-        for slot in self.pending.select(|pending| pending.listener == listener) {
+        let is_over = |pending: &PendingConnection| {
+            let is_kept = keep_requests && pending.state == PendingState::AwaitingAnswer;
+            pending.listener == listener && !is_kept
+        };
+        for slot in self.pending.select(is_over) {
             self.drop_pending(now, slot, true);
         }
     }
@@ -232,7 +238,6 @@ impl Worker {
         if pending.state == PendingState::AwaitingAnswer {
             self.post_event(Event::RequestGone {
                 request: RequestId::new(self.index as u32, slot, pending.generation),
-                listener: pending.listener,
             });
         }
     }

@@ -183,10 +183,13 @@ pub enum Command {
         /// Settings that differ from the device's.
         mpa: siw_shm::control::MpaOptions,
     },
-    /// Ends a listener; connections that nobody has answered are reset.
+    /// Ends a listener.
     Unlisten {
         /// Its number.
         listener: CmListenerId,
+        /// Requests that its application has taken live on; else they are reset, as are
+        /// connections without a request in any case.
+        keep_requests: bool,
     },
     /// Closes a queue pair's connection gracefully.
     Disconnect {
@@ -346,8 +349,6 @@ pub enum Event {
     RequestGone {
         /// The connection.
         request: RequestId,
-        /// The listener that it came to.
-        listener: CmListenerId,
     },
     /// A queue pair is in RTS.
     Established {

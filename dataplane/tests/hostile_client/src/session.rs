@@ -228,7 +228,7 @@ impl AttackSession {
             device: m::ANY_DEVICE,
             backlog: 4,
             cm_channel: channel,
-            reserved: 0,
+            binding: 0,
             cookie: 0,
             mpa: m::MpaOptions::BY_DEVICE,
             addr: at.into(),

@@ -104,15 +104,72 @@ impl MpaOptions {
     };
 }
 
+/// [`Bind::flags`]: other bindings with this flag may have the same port, until one listens.
+pub const BIND_REUSE: u32 = 1;
+/// [`Bind::flags`]: the unspecified IPv6 address stands for IPv6 addresses alone.
+pub const BIND_V6_ONLY: u32 = 2;
+
+/// Reserves an address and port (rdma_bind_addr(3)), answered with [`ListenReply`]. The number in
+/// it is that of the binding: [`Listen`] makes it a listener, [`Unlisten`] gives it up. With
+/// [`FEATURE_ADDRESSES`](super::FEATURE_ADDRESSES).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Bind {
+    /// Index or [`ANY_DEVICE`].
+    pub device: u32,
+    /// `BIND_` bits.
+    pub flags: u32,
+    /// 0.0.0.0 stands for IPv4 addresses, `::` for all without [`BIND_V6_ONLY`], family 0 for all.
+    /// Port 0: the daemon chooses.
+    pub addr: Addr,
+}
+
+/// Which device leads to an address, and from which of its own (rdma_resolve_addr(3)). With
+/// [`FEATURE_ADDRESSES`](super::FEATURE_ADDRESSES).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Resolve {
+    /// Index or [`ANY_DEVICE`].
+    pub device: u32,
+    pub reserved: u32,
+    pub dst: Addr,
+    /// Family 0 or the unspecified address: chosen by the daemon.
+    pub src: Addr,
+}
+
+/// A device and one of its addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct ResolveReply {
+    pub device: u32,
+    pub reserved: u32,
+    /// With the port of the request's `src`.
+    pub local: Addr,
+}
+
+/// Has events of a queue pair, a listener or binding, or a waiting request come to another channel
+/// (rdma_migrate_id(3)); numbers that are 0 mean none. When it is answered, no further event
+/// comes to the old channel. With [`FEATURE_ADDRESSES`](super::FEATURE_ADDRESSES).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct MigrateCm {
+    pub cm_channel: u32,
+    pub qp_num: u32,
+    pub listener: u32,
+    pub request: u32,
+}
+
 /// Accepts connections at an address (rdma_listen(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Listen {
     /// Index or [`ANY_DEVICE`].
     pub device: u32,
+    /// Requests that may wait for an answer.
     pub backlog: u32,
     pub cm_channel: u32,
-    pub reserved: u32,
+    /// A binding of this client, whose address and devices are used then; 0: none.
+    pub binding: u32,
     /// Comes back in each CONNECT_REQUEST.
     pub cookie: u64,
     pub mpa: MpaOptions,
@@ -130,12 +187,17 @@ pub struct ListenReply {
     pub addr: Addr,
 }
 
-/// Ends a listener; requests that wait are rejected.
+/// [`Unlisten::flags`]: requests that wait can still be answered.
+pub const UNLISTEN_KEEP_REQUESTS: u32 = 1;
+
+/// Ends a listener or a binding; without [`UNLISTEN_KEEP_REQUESTS`], requests that wait are
+/// rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Unlisten {
     pub listener: u32,
-    pub reserved: u32,
+    /// `UNLISTEN_` bits.
+    pub flags: u32,
 }
 
 /// Answers a CONNECT_REQUEST with a QP; ESTABLISHED with `cookie` follows on the

@@ -52,8 +52,10 @@ pub const VERSION: u16 = 4;
 /// Lowest version of the protocol that this side speaks. 3 is what came before versions were
 /// negotiated: its HELLO names one version.
 pub const MIN_VERSION: u16 = 3;
-/// The optional features that this side knows: none so far.
-pub const FEATURES: u32 = 0;
+/// The optional features that this side knows.
+pub const FEATURES: u32 = FEATURE_ADDRESSES;
+/// Feature: [`Bind`], [`Resolve`], [`MigrateCm`], [`Listen::binding`], [`Unlisten::flags`].
+pub const FEATURE_ADDRESSES: u32 = 1 << 0;
 /// Longest packet.
 pub const MAX_PACKET: usize = 8192;
 /// Most fds in one packet.
@@ -133,6 +135,9 @@ macro_rules! for_each_message {
             23 Reject -> Empty;
             24 Disconnect -> Empty;
             25 ReadStats -> StatsReply;
+            26 Bind -> ListenReply;
+            27 Resolve -> ResolveReply;
+            28 MigrateCm -> Empty;
             50 ReregMr -> MrReply;
             51 AllocFastMr -> FastMrReply;
             52 AllocMw -> MwReply;

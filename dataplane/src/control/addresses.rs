@@ -1,0 +1,444 @@
+//! Addresses: which device leads where, bindings, and listeners, for requests of clients.
+//!
+//! ```text
+//! BIND -> binding --LISTEN--> listener --UNLISTEN--> gone
+//!            |                   ^          (waiting requests may live on)
+//!            '-UNLISTEN-> gone   '-- LISTEN without a binding
+//! ```
+
+use std::net::IpAddr;
+
+use nix::libc;
+use siw_shm::control::messages as m;
+
+use super::listening::{ClientListener, LocalScope};
+use super::quotas::Quota;
+use super::requests::*;
+use super::{ControlThread, cm};
+use crate::ids::{ClientId, CmChannelId, CmListenerId, ConnectRequestId, Qpn};
+use crate::worker::messages::Command;
+
+/// Most requests that may wait at a listener.
+const MAX_BACKLOG: u32 = 4096;
+
+impl ControlThread {
+    /// Reserves an address and port, see [`m::Bind`].
+    pub(super) fn bind_address(&mut self, id: ClientId, seq: u32, request: &m::Bind) -> Outcome {
+        if request.flags & !(m::BIND_REUSE | m::BIND_V6_ONLY) != 0 {
+            return Err(Refusal::new(libc::EINVAL, "bind: unknown flags"));
+        }
+        let v6_only = request.flags & m::BIND_V6_ONLY != 0;
+        let scope = match cm::socket_addr(request.addr).map(|addr| addr.ip()) {
+            Some(ip) if !ip.is_unspecified() => LocalScope::One(ip),
+            Some(IpAddr::V4(_)) => LocalScope::Ipv4,
+            Some(IpAddr::V6(_)) if v6_only => LocalScope::Ipv6,
+            _ => LocalScope::All,
+        };
+        let devices = self.devices_of(request.device, scope)?;
+        let reuse = request.flags & m::BIND_REUSE != 0;
+        let port = self.choose_port(&devices, scope, request.addr.port, reuse)?;
+        self.resources.charge(id, &[(Quota::Listeners, 1)])?;
+        let binding = self.resources.next_listener_id();
+        let bound = ClientListener {
+            client: id,
+            cm_channel: CmChannelId(0),
+            cookie: 0,
+            devices,
+            scope,
+            port,
+            reuse,
+            listening: false,
+            backlog: 0,
+            waiting: 0,
+        };
+        self.resources.listeners.insert(binding, bound);
+        let reply = m::ListenReply {
+            listener: binding.0,
+            reserved: 0,
+            addr: m::Addr {
+                port,
+                ..request.addr
+            },
+        };
+        send_reply::<m::Bind>(self.resources.client_mut(id)?, seq, &reply)
+    }
+
+    /// Finds the device and the source address for a destination, see [`m::Resolve`].
+    pub(super) fn resolve_address(
+        &mut self,
+        id: ClientId,
+        seq: u32,
+        request: &m::Resolve,
+    ) -> Outcome {
+        let dst = cm::socket_addr(request.dst).ok_or_else(|| {
+            Refusal::new(libc::EDESTADDRREQ, "the destination address is missing")
+        })?;
+        let src = cm::socket_addr(request.src).map(|addr| addr.ip());
+        let src = src.filter(|ip| !ip.is_unspecified());
+        if src.is_some_and(|src| src.is_ipv4() != dst.is_ipv4()) {
+            let why = "source and destination are of different address families";
+            return Err(Refusal::new(libc::EINVAL, why));
+        }
+        let device = match request.device {
+            m::ANY_DEVICE => self.find_device(src, dst.ip()).ok_or_else(|| match src {
+                Some(src) => Refusal::new(libc::EADDRNOTAVAIL, format!("no device has {src}")),
+                None => no_route(dst.ip()),
+            })?,
+            device => device as usize,
+        };
+        let view = self.config.devices.get(device);
+        let view = view
+            .ok_or_else(|| Refusal::new(libc::ENODEV, format!("no device {}", request.device)))?;
+        let same_family = || {
+            let addresses = view.addresses.iter();
+            addresses.filter(|cidr| cidr.addr.is_ipv4() == dst.is_ipv4())
+        };
+        // The address itself if it is the device's own, else the one that shares most with it.
+        let chosen = src.or_else(|| {
+            same_family()
+                .find(|cidr| cidr.addr == dst.ip())
+                .or_else(|| {
+                    let near = same_family().filter(|cidr| is_on_network(cidr, dst.ip()));
+                    near.max_by_key(|cidr| cidr.prefix)
+                })
+                .or_else(|| same_family().next())
+                .map(|cidr| cidr.addr)
+        });
+        let local = chosen.ok_or_else(|| no_route(dst.ip()))?;
+        let reply = m::ResolveReply {
+            device: device as u32,
+            reserved: 0,
+            local: m::Addr {
+                port: request.src.port,
+                ..m::Addr::from(local)
+            },
+        };
+        send_reply::<m::Resolve>(self.resources.client_mut(id)?, seq, &reply)
+    }
+
+    /// Has events come to another channel, see [`m::MigrateCm`].
+    pub(super) fn migrate_events(
+        &mut self,
+        id: ClientId,
+        seq: u32,
+        request: &m::MigrateCm,
+    ) -> Outcome {
+        let channel = CmChannelId(request.cm_channel);
+        let client = self.resources.client_mut(id)?;
+        if !client.cm_channels.contains_key(&channel) {
+            return Err(Refusal::no_such("CM channel", channel.0));
+        }
+        if request.qp_num != 0 {
+            let qp = client.qps.get_mut(&Qpn(request.qp_num));
+            qp.ok_or_else(|| Refusal::no_such("queue pair", request.qp_num))?
+                .cm_channel = Some(channel);
+        }
+        if request.listener != 0 {
+            let number = CmListenerId(request.listener);
+            let found = self.resources.listeners.get_mut(number);
+            found
+                .filter(|found| found.client == id)
+                .ok_or_else(|| Refusal::no_such("listener", request.listener))?
+                .cm_channel = channel;
+        }
+        if request.request != 0 {
+            let number = ConnectRequestId(request.request);
+            let found = self.resources.requests.get_mut(number);
+            found
+                .filter(|found| found.client == id)
+                .ok_or_else(|| Refusal::no_such("connection request", request.request))?
+                .cm_channel = channel;
+        }
+        send_reply::<m::MigrateCm>(self.resources.client_mut(id)?, seq, &EMPTY)
+    }
+
+    /// Accepts connections, at an address or for a binding, see [`m::Listen`].
+    pub(super) fn start_listener(
+        &mut self,
+        id: ClientId,
+        seq: u32,
+        request: &m::Listen,
+    ) -> Outcome {
+        check_options(&request.mpa)?;
+        let binding = CmListenerId(request.binding);
+        let (devices, scope, port) = if request.binding == 0 {
+            let addr = cm::socket_addr(request.addr);
+            let ip = addr.map(|addr| addr.ip()).filter(|ip| !ip.is_unspecified());
+            let scope = ip.map_or(LocalScope::All, LocalScope::One);
+            let devices = self.devices_of(request.device, scope)?;
+            let asked = addr.map_or(request.addr.port, |addr| addr.port());
+            let port = self.choose_port(&devices, scope, asked, false)?;
+            (devices, scope, port)
+        } else {
+            let listeners = &self.resources.listeners;
+            let bound = listeners.get(binding).filter(|bound| bound.client == id);
+            let bound = bound.ok_or_else(|| Refusal::no_such("binding", binding.0))?;
+            if bound.listening {
+                return Err(Refusal::new(libc::EINVAL, "the binding listens already"));
+            }
+            if listeners.has_listener(&bound.devices, bound.scope, bound.port) {
+                return Err(port_in_use(bound.port));
+            }
+            (bound.devices.clone(), bound.scope, bound.port)
+        };
+        self.check_crc(&devices, request.mpa.crc)?;
+        let client = self.resources.client_mut(id)?;
+        let cm_channel = CmChannelId(request.cm_channel);
+        if !client.cm_channels.contains_key(&cm_channel) {
+            return Err(Refusal::no_such("CM channel", request.cm_channel));
+        }
+        let listener = if request.binding == 0 {
+            self.resources.charge(id, &[(Quota::Listeners, 1)])?;
+            self.resources.next_listener_id()
+        } else {
+            binding
+        };
+        let backlog = request.backlog.clamp(1, MAX_BACKLOG);
+        for &device in &devices {
+            let view = &self.config.devices[device];
+            let locals: Vec<Option<IpAddr>> = match scope {
+                LocalScope::All => vec![None],
+                LocalScope::One(ip) => vec![Some(ip)],
+                scope => {
+                    let own = view.addresses.iter().map(|cidr| cidr.addr);
+                    own.filter(|ip| scope.includes(*ip)).map(Some).collect()
+                }
+            };
+            for &worker in &view.workers {
+                for &local in &locals {
+                    let command = Command::Listen {
+                        listener,
+                        device,
+                        local,
+                        port,
+                        backlog: backlog as usize,
+                        mpa: request.mpa,
+                    };
+                    self.workers.post_command(worker, command);
+                }
+            }
+        }
+        let mut bound = request.addr;
+        if bound.family == 0 {
+            bound.family = 4;
+        }
+        bound.port = port;
+        let reuse = false;
+        let entry = ClientListener {
+            client: id,
+            cm_channel,
+            cookie: request.cookie,
+            devices,
+            scope,
+            port,
+            reuse,
+            listening: true,
+            backlog,
+            waiting: 0,
+        };
+        if request.binding != 0 {
+            self.resources.listeners.remove(binding);
+        }
+        self.resources.listeners.insert(listener, entry);
+        let reply = m::ListenReply {
+            listener: listener.0,
+            reserved: 0,
+            addr: bound,
+        };
+        send_reply::<m::Listen>(self.resources.client_mut(id)?, seq, &reply)
+    }
+
+    /// Ends a listener or a binding, see [`m::Unlisten`].
+    pub(super) fn stop_listener(
+        &mut self,
+        id: ClientId,
+        seq: u32,
+        request: &m::Unlisten,
+    ) -> Outcome {
+        let listener = CmListenerId(request.listener);
+        let found = self.resources.listeners.get(listener);
+        if found.is_none_or(|found| found.client != id) {
+            return Err(Refusal::no_such("listener", listener.0));
+        }
+        self.remove_listener(listener, request.flags & m::UNLISTEN_KEEP_REQUESTS != 0);
+        self.resources.release(id, &[(Quota::Listeners, 1)]);
+        send_reply::<m::Unlisten>(self.resources.client_mut(id)?, seq, &EMPTY)
+    }
+
+    /// Takes a listener or binding out, with its waiting requests unless they are kept.
+    pub(super) fn remove_listener(&mut self, listener: CmListenerId, keep_requests: bool) {
+        let Some(removed) = self.resources.listeners.remove(listener) else {
+            return;
+        };
+        if removed.listening {
+            if !keep_requests {
+                self.resources.requests.forget_listener(listener);
+            }
+            self.workers.post_to_all(|| Command::Unlisten {
+                listener,
+                keep_requests,
+            });
+        }
+    }
+
+    /// The devices that a client means; `device` is an index or [`m::ANY_DEVICE`].
+    fn devices_of(&self, device: u32, scope: LocalScope) -> Result<Vec<usize>, Refusal> {
+        let device_count = self.config.devices.len();
+        let devices: Vec<usize> = match (device, scope) {
+            (m::ANY_DEVICE, LocalScope::One(ip)) => {
+                self.find_device(Some(ip), ip).into_iter().collect()
+            }
+            (m::ANY_DEVICE, _) => (0..device_count).collect(),
+            (device, LocalScope::One(ip)) if (device as usize) < device_count => self
+                .find_device(Some(ip), ip)
+                .filter(|found| *found == device as usize)
+                .into_iter()
+                .collect(),
+            (device, _) if (device as usize) < device_count => vec![device as usize],
+            (device, _) => return Err(Refusal::new(libc::ENODEV, format!("no device {device}"))),
+        };
+        if devices.is_empty() {
+            let ip = match scope {
+                LocalScope::One(ip) => ip.to_string(),
+                _ => String::new(),
+            };
+            return Err(Refusal::new(
+                libc::EADDRNOTAVAIL,
+                format!("{ip} is no address of this device; listen on one of its own or on any"),
+            ));
+        }
+        Ok(devices)
+    }
+
+    /// The port that was asked for, or any free one for 0.
+    fn choose_port(
+        &self,
+        devices: &[usize],
+        scope: LocalScope,
+        asked: u16,
+        reuse: bool,
+    ) -> Result<u16, Refusal> {
+        let listeners = &self.resources.listeners;
+        let is_taken = |port| listeners.is_port_taken(devices, scope, port, reuse);
+        if asked != 0 {
+            return if is_taken(asked) {
+                Err(port_in_use(asked))
+            } else {
+                Ok(asked)
+            };
+        }
+        let start = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0u8) as u16;
+        (0..28_000u16)
+            .map(|index| 32_768 + (start.wrapping_add(index) % 28_000))
+            .find(|port| !listeners.is_port_taken(devices, scope, *port, false))
+            .ok_or_else(|| Refusal::new(libc::EADDRINUSE, "no free port"))
+    }
+
+    /// The device through which a peer is reached: its own address turns the connection
+    /// round, then whoever is on the peer's link, then the longest route, then whoever has a
+    /// gateway.
+    pub(super) fn find_device(&self, src: Option<IpAddr>, dst: IpAddr) -> Option<usize> {
+        let devices = &self.config.devices;
+        if let Some(src) = src {
+            return devices
+                .iter()
+                .position(|device| device.addresses.iter().any(|cidr| cidr.addr == src));
+        }
+        let own = devices
+            .iter()
+            .position(|device| device.addresses.iter().any(|cidr| cidr.addr == dst));
+        let on_link = || {
+            devices
+                .iter()
+                .position(|device| device.addresses.iter().any(|cidr| is_on_network(cidr, dst)))
+        };
+        let by_gateway = || {
+            devices.iter().position(|device| {
+                if dst.is_ipv4() {
+                    device.gateway
+                } else {
+                    device.gateway6
+                }
+            })
+        };
+        let by_route = || {
+            let longest = |device: &super::DeviceView| {
+                device
+                    .routes
+                    .iter()
+                    .filter(|route| is_on_network(route, dst))
+                    .map(|route| route.prefix)
+                    .max()
+            };
+            devices
+                .iter()
+                .enumerate()
+                .filter_map(|(index, device)| Some((longest(device)?, std::cmp::Reverse(index))))
+                .max()
+                .map(|(_, index)| index.0)
+        };
+        own.or_else(on_link).or_else(by_route).or_else(by_gateway)
+    }
+
+    /// No application turns off what the configuration requires.
+    pub(super) fn check_crc(&self, devices: &[usize], crc: u8) -> Result<(), Refusal> {
+        let strict = |device: &&usize| self.config.devices[**device].crc_required;
+        match devices.iter().find(strict).filter(|_| crc == 0) {
+            Some(device) => Err(Refusal::new(
+                libc::EPERM,
+                format!(
+                    "device {} requires CRC (crc = \"required\" in its configuration)",
+                    self.config.devices[*device].name
+                ),
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+fn is_on_network(cidr: &crate::config::Cidr, addr: IpAddr) -> bool {
+    siw_tcp::IpCidr::new(cidr.addr, cidr.prefix).contains(addr)
+}
+
+fn port_in_use(port: u16) -> Refusal {
+    Refusal::new(libc::EADDRINUSE, format!("port {port} is in use"))
+}
+
+/// No device leads to the address.
+pub(super) fn no_route(ip: IpAddr) -> Refusal {
+    Refusal::new(
+        libc::EHOSTUNREACH,
+        format!("no device reaches {ip}: not on a device's network, and no gateway"),
+    )
+}
+
+/// Values that mean nothing are refused, with those that do.
+fn check_options(options: &m::MpaOptions) -> Result<(), Refusal> {
+    let bad = |what: &str, allowed: &str| {
+        Err(Refusal::new(
+            libc::EINVAL,
+            format!("listen: {what} means nothing; allowed are {allowed}, or 255 for the device's"),
+        ))
+    };
+    match options {
+        _ if !matches!(options.crc, 0 | 1 | m::BY_DEVICE) => bad("this CRC", "0 and 1"),
+        _ if !matches!(options.mpa_rev, 1 | 2 | m::BY_DEVICE) => {
+            bad("this MPA revision", "1 and 2")
+        }
+        _ if !matches!(options.markers, 0..=2 | m::BY_DEVICE) => {
+            bad("this marker policy", "0 to 2")
+        }
+        _ if !matches!(options.rtr, 0..=7 | m::BY_DEVICE) => bad("this set of RTR kinds", "0 to 7"),
+        _ if !matches!(options.terminate, 0 | 1 | m::BY_DEVICE) => {
+            bad("this Terminate order", "0 and 1")
+        }
+        _ if !matches!(options.out_of_order, 0..=2 | m::BY_DEVICE) => {
+            bad("this placement", "0 to 2")
+        }
+        _ if !matches!(options.private_data, 0..=512 | u16::MAX) => Err(Refusal::new(
+            libc::EINVAL,
+            "listen: private data of 512 bytes at most, or 65535 for the device's limit",
+        )),
+        _ => Ok(()),
+    }
+}
