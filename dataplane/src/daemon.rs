@@ -97,7 +97,7 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
     let file_limit = host::raise_file_limit();
     let prepared = Prepared::new(config);
     prepared.check_host()?;
-    let claims = prepared.claim_cores(prepared.cores.len())?;
+    let claims = prepared.claim_host(prepared.cores.len())?;
     let config = &prepared.config;
     let operators = look_up_operators(config)?;
     let socket = BoundSocket::bind(&config.control)?;

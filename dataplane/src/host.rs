@@ -38,9 +38,19 @@ pub enum HostError {
         /// Process id of the holder, as it wrote it.
         holder: String,
     },
-    /// The lock file of a core cannot be used.
-    #[error("core lock {path}: {source}; run siwd as root or make the folder writable")]
-    CoreLock {
+    /// Another daemon has the NIC.
+    #[error(
+        "{address} is in use: siwd process {holder} has it; one NIC serves one daemon, so stop that one or name another NIC"
+    )]
+    BusyNic {
+        /// Its PCI address.
+        address: String,
+        /// Process id of the holder, as it wrote it.
+        holder: String,
+    },
+    /// The lock file of a core or a NIC cannot be used.
+    #[error("lock {path}: {source}; run siwd as root or make the folder writable")]
+    Lock {
         /// The lock file.
         path: String,
         /// Why.
@@ -74,10 +84,11 @@ fn no_such_core(core: usize) -> HostError {
     }
 }
 
-/// The claim of one worker on its core: exclusive when it polls, shared when it sleeps.
-pub struct CoreClaim(#[allow(dead_code, reason = "held for its lock")] Flock<File>);
+/// The claim of one worker on its core, exclusive when it polls, shared when it sleeps; or of the daemon
+/// on a NIC.
+pub struct HostClaim(#[allow(dead_code, reason = "held for its lock")] Flock<File>);
 
-/// Where core locks lie: one folder for the machine, or for the user who may not write there.
+/// Where locks of cores and NICs lie: one folder for the machine, or for the user who may not write there.
 pub fn lock_folder() -> PathBuf {
     let machine = PathBuf::from("/run/siwd");
     if fs::create_dir_all(&machine).is_ok()
@@ -121,7 +132,7 @@ pub fn claim_cores(
     folder: &Path,
     cores: &[usize],
     idle: IdlePolicy,
-) -> Result<Vec<CoreClaim>, HostError> {
+) -> Result<Vec<HostClaim>, HostError> {
     check_cores(cores)?;
     let _ = fs::create_dir_all(folder);
     cores
@@ -130,9 +141,33 @@ pub fn claim_cores(
         .collect()
 }
 
-fn claim_core(folder: &Path, core: usize, idle: IdlePolicy) -> Result<CoreClaim, HostError> {
-    let path = folder.join(format!("core-{core}.lock"));
-    let lock_error = |source| HostError::CoreLock {
+fn claim_core(folder: &Path, core: usize, idle: IdlePolicy) -> Result<HostClaim, HostError> {
+    let how = match idle {
+        IdlePolicy::Poll => FlockArg::LockExclusiveNonblock,
+        IdlePolicy::Adaptive => FlockArg::LockSharedNonblock,
+    };
+    lock_for_process(&folder.join(format!("core-{core}.lock")), how)?
+        .map_err(|holder| HostError::BusyCore { core, holder })
+}
+
+/// Claims a NIC for this process: not every driver for user space refuses a second user.
+///
+/// # Errors
+/// [`HostError::BusyNic`].
+pub fn claim_nic(folder: &Path, address: &str) -> Result<HostClaim, HostError> {
+    let _ = fs::create_dir_all(folder);
+    let how = FlockArg::LockExclusiveNonblock;
+    lock_for_process(&folder.join(format!("nic-{address}.lock")), how)?.map_err(|holder| {
+        HostError::BusyNic {
+            address: address.to_owned(),
+            holder,
+        }
+    })
+}
+
+/// Takes a lock, or finds who has it.
+fn lock_for_process(path: &Path, how: FlockArg) -> Result<Result<HostClaim, String>, HostError> {
+    let lock_error = |source| HostError::Lock {
         path: path.display().to_string(),
         source,
     };
@@ -141,23 +176,19 @@ fn claim_core(folder: &Path, core: usize, idle: IdlePolicy) -> Result<CoreClaim,
         .write(true)
         .create(true)
         .truncate(false)
-        .open(&path)
+        .open(path)
         .map_err(lock_error)?;
-    let how = match idle {
-        IdlePolicy::Poll => FlockArg::LockExclusiveNonblock,
-        IdlePolicy::Adaptive => FlockArg::LockSharedNonblock,
-    };
     match Flock::lock(file, how) {
         Ok(mut lock) => {
             let _ = lock.set_len(0);
             let _ = lock.rewind();
             let _ = write!(*lock, "{}", std::process::id());
-            Ok(CoreClaim(lock))
+            Ok(Ok(HostClaim(lock)))
         }
         Err((mut file, nix::errno::Errno::EWOULDBLOCK)) => {
             let mut holder = String::new();
             let _ = file.read_to_string(&mut holder);
-            Err(HostError::BusyCore { core, holder })
+            Ok(Err(holder))
         }
         Err((_, error)) => Err(lock_error(error.into())),
     }
@@ -303,6 +334,21 @@ pub fn numa_node_of_core(core: usize) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_nic_serves_one_daemon() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = claim_nic(folder.path(), "0000:03:00.0").unwrap();
+        claim_nic(folder.path(), "0000:03:00.1").unwrap();
+        let error = claim_nic(folder.path(), "0000:03:00.0").err().unwrap();
+        let expected = format!(
+            "0000:03:00.0 is in use: siwd process {}",
+            std::process::id()
+        );
+        assert!(error.to_string().starts_with(&expected), "{error}");
+        drop(first);
+        claim_nic(folder.path(), "0000:03:00.0").unwrap();
+    }
 
     #[test]
     fn a_core_outside_the_affinity_is_refused_with_the_allowed_ones() {

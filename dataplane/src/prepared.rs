@@ -1,14 +1,14 @@
 //! What a start is going to need, worked out from the configuration, and whether this host has it.
 //!
 //! [`crate::daemon::run_daemon`] and `siw-stream` start from it; `siwd --check` looks at it and
-//! stops. Nothing here changes the host but [`Prepared::claim_cores`] and [`Prepared::start_dpdk`].
+//! stops. Nothing here changes the host but [`Prepared::claim_host`] and [`Prepared::start_dpdk`].
 
 use dpdk::{Eal, EalConfig, IovaMode, Mempool, PciDevice};
 
 use crate::config::{Config, DeviceConfig, EalLog, HugepagePolicy, IovaSetting};
 use crate::daemon::StartError;
 use crate::device;
-use crate::host::{self, CoreClaim};
+use crate::host::{self, HostClaim};
 
 /// Memory in MiB that DPDK needs beside the packet buffers.
 const EAL_OVERHEAD_MB: u32 = 32;
@@ -127,13 +127,18 @@ impl Prepared {
         Ok(())
     }
 
-    /// Claims the cores of the first `workers` workers, so that no other daemon polls on them.
+    /// Claims the cores of the first `workers` workers, so that no other daemon polls on them, and the
+    /// NICs.
     ///
     /// # Errors
-    /// A core does not exist, or another process has it.
-    pub fn claim_cores(&self, workers: usize) -> Result<Vec<CoreClaim>, StartError> {
+    /// A core does not exist, or another process has it or a NIC.
+    pub fn claim_host(&self, workers: usize) -> Result<Vec<HostClaim>, StartError> {
         let cores = self.cores.get(..workers).unwrap_or(&self.cores);
-        let claims = host::claim_cores(&host::lock_folder(), cores, self.config.workers.idle)?;
+        let folder = host::lock_folder();
+        let mut claims = host::claim_cores(&folder, cores, self.config.workers.idle)?;
+        for nic in self.pci_devices() {
+            claims.push(host::claim_nic(&folder, &nic.address)?);
+        }
         Ok(claims)
     }
 

@@ -84,7 +84,7 @@ pub fn run(
 
     let prepared = Prepared::new(config.clone());
     let core = *prepared.cores.first().ok_or("no core may be used")?;
-    let _claims = prepared.claim_cores(1).map_err(|error| text(&error))?;
+    let _claims = prepared.claim_host(1).map_err(|error| text(&error))?;
     let dpdk = prepared
         .start_dpdk("siw-stream", 0)
         .map_err(|error| text(&error))?;
