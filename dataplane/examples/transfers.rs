@@ -5,45 +5,22 @@
 //!
 //! `transfers SOCKET FROM-DEVICE TO-ADDRESS LARGEST-SIZE SMALL-MESSAGES CONNECTIONS`, for the PCI lab.
 
-use std::error::Error;
-use std::net::SocketAddr;
-use std::path::Path;
+mod sides;
+
 use std::time::{Duration, Instant};
 
-use siw::{
-    Access, CmChannel, CmEvent, CmListener, ConnectOptions, Context, Cq, Mr, Qp, QpInit, RecvWr,
-    SendData, SendWr, Wc, WcStatus,
-};
+use siw::{RecvWr, SendData, SendWr, Wc, WcStatus};
 
-type Outcome<T> = Result<T, Box<dyn Error>>;
+use sides::{Contexts, Outcome, PATIENCE, Side, connect_sides};
 
 /// Between the arrival of a message and its completion.
 const COMPLETION_LIMIT: Duration = Duration::from_secs(1);
-/// For a whole message under emulation, beside a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// Messages in flight at once in the second pass.
 const DEPTH: usize = 16;
 /// Bytes that are moved at each size in the second pass, at most.
 const BYTES_AT_ONCE: usize = 4 << 20;
 
-/// One side of a connection.
-struct Side {
-    qp: Qp,
-    cq: Cq,
-    memory: Mr,
-    cm: CmChannel,
-}
-
 impl Side {
-    fn new(context: &Context, bytes: usize) -> Outcome<Side> {
-        let pd = context.alloc_pd()?;
-        let cq = Cq::new(context, 256, None)?;
-        let qp = pd.create_qp(&cq, &cq, &QpInit::default())?;
-        let memory = pd.alloc_mr(bytes, Access(7))?;
-        let cm = CmChannel::new(context)?;
-        Ok(Side { qp, cq, memory, cm })
-    }
-
     /// The next completion, which must be a success.
     fn wait_success(&self, what: &str) -> Outcome<Wc> {
         let mut wc = [Wc::default()];
@@ -61,36 +38,6 @@ impl Side {
         self.memory.read(at, &mut byte)?;
         Ok(byte[0] == value)
     }
-}
-
-fn connect_sides(from: &Side, to: &Side, contexts: &Contexts) -> Outcome<()> {
-    let listener = CmListener::new(&to.cm, None, contexts.target, 8, 0)?;
-    let device = contexts.from.device_by_name(&contexts.device)?;
-    let options = ConnectOptions {
-        device: Some(device.index),
-        ..ConnectOptions::default()
-    };
-    from.qp.connect(&from.cm, listener.local_addr(), &options)?;
-    match to.cm.get_event(Some(PATIENCE))? {
-        CmEvent::ConnectRequest(request) => {
-            request.accept(&to.qp, None, &ConnectOptions::default())?;
-        }
-        other => return Err(format!("instead of a connection request: {other:?}").into()),
-    }
-    for side in [to, from] {
-        match side.cm.get_event(Some(PATIENCE))? {
-            CmEvent::Established(_) => {}
-            other => return Err(format!("instead of a connection: {other:?}").into()),
-        }
-    }
-    Ok(())
-}
-
-struct Contexts {
-    from: Context,
-    to: Context,
-    device: String,
-    target: SocketAddr,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -191,12 +138,7 @@ fn run(arguments: &[String]) -> Outcome<()> {
     let [socket, device, target, largest, small, connections] = arguments else {
         return Err("usage: transfers SOCKET FROM-DEVICE TO-ADDRESS LARGEST-SIZE SMALL-MESSAGES CONNECTIONS".into());
     };
-    let contexts = Contexts {
-        from: Context::open(Some(Path::new(socket)))?,
-        to: Context::open(Some(Path::new(socket)))?,
-        device: device.clone(),
-        target: format!("{target}:0").parse()?,
-    };
+    let contexts = Contexts::open(socket, device, target)?;
     let (largest, small): (usize, usize) = (largest.parse()?, small.parse()?);
     let connections: usize = connections.parse()?;
     let memory = largest.max(BYTES_AT_ONCE.min(largest * DEPTH));

@@ -157,13 +157,7 @@ fn start_device(
             &PortConfig {
                 rx_queues: queues,
                 tx_queues: queues,
-                mtu: mtu
-                    + tso_room
-                    + if config.vlan.is_some() && !in_process {
-                        VLAN_TAG
-                    } else {
-                        0
-                    },
+                mtu: port_mtu(mtu + tso_room, config.vlan.is_some() && !in_process, &info),
                 offloads: asked,
                 rss_key: Some(SYMMETRIC_RSS_KEY),
                 rx_desc: config.rx_ring_len(),
@@ -241,6 +235,17 @@ fn start_device(
         queues,
         steering: Arc::new(steering),
     })
+}
+
+/// The MTU that a port is configured with, to carry `mtu` bytes of IP packet and a VLAN tag. Drivers
+/// that count the tag apart may take no more than `mtu`, and carry tagged frames all the same.
+fn port_mtu(mtu: u16, has_vlan: bool, info: &dpdk::PortInfo) -> u16 {
+    let tagged = if has_vlan { mtu + VLAN_TAG } else { mtu };
+    if u32::from(tagged) > info.max_mtu && u32::from(mtu) <= info.max_mtu {
+        mtu
+    } else {
+        tagged
+    }
 }
 
 /// What a device asks of its port.
@@ -375,6 +380,7 @@ impl OpenDevice {
             addresses,
             mtu: *self.config.mtu.get_ref(),
             link_mbps: link.as_ref().map_or(0, |status| status.mbps),
+            is_gone: false,
             link_up: self.link.in_process || link.is_none_or(|status| status.up),
             crc: self.config.mpa.crc != CrcSetting::Off,
             crc_required: self.config.mpa.crc == CrcSetting::Required,

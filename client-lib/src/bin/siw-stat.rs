@@ -95,8 +95,16 @@ fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
 /// What is counted of a device's frames beside TCP's counters.
 const FRAME_COUNTERS: [&str; 4] = ["rx_frames", "tx_frames", "tx_linearized", "tx_refused"];
 
+/// What is known of a device.
+struct DeviceCounters {
+    name: String,
+    /// `up`, `down` or `removed`.
+    link: String,
+    rows: Rows,
+}
+
 /// The counters of each device.
-fn devices(stats: &Value, args: &StatArgs) -> Result<Vec<(String, Rows)>, String> {
+fn devices(stats: &Value, args: &StatArgs) -> Result<Vec<DeviceCounters>, String> {
     let mut out = Vec::new();
     let mut names = Vec::new();
     let wanted = args.only.as_ref().map(|t| t.to_lowercase());
@@ -129,7 +137,11 @@ fn devices(stats: &Value, args: &StatArgs) -> Result<Vec<(String, Rows)>, String
                 (of(total, key).unwrap_or(0), each.collect()),
             )
         });
-        out.push((name.to_owned(), rows.collect()));
+        out.push(DeviceCounters {
+            name: name.to_owned(),
+            link: total["link"].as_str().unwrap_or("unknown").to_owned(),
+            rows: rows.collect(),
+        });
     }
     match &args.device {
         Some(device) if out.is_empty() => Err(format!(
@@ -159,7 +171,7 @@ fn workers(stats: &Value) -> Rows {
     rows
 }
 
-fn as_json(devices: &[(String, Rows)], workers: &Rows) -> Value {
+fn as_json(devices: &[DeviceCounters], workers: &Rows) -> Value {
     let section = |rows: &Rows| {
         let merged: Map<_, _> = rows
             .iter()
@@ -174,16 +186,16 @@ fn as_json(devices: &[(String, Rows)], workers: &Rows) -> Value {
         });
         (merged, each.collect::<Vec<_>>())
     };
-    let devices = devices.iter().map(|(name, rows)| {
-        let (merged, each) = section(rows);
-        json!({ "device": name, "merged": merged, "workers": each })
+    let devices = devices.iter().map(|device| {
+        let (merged, each) = section(&device.rows);
+        json!({ "device": device.name, "link": device.link, "merged": merged, "workers": each })
     });
     let devices: Vec<_> = devices.collect();
     let (merged, each) = section(workers);
     json!({ "devices": devices, "merged": merged, "workers": each })
 }
 
-fn as_text(devices: &[(String, Rows)], workers: &Rows, all: bool) -> String {
+fn as_text(devices: &[DeviceCounters], workers: &Rows, all: bool) -> String {
     let mut out = String::new();
     let mut table = |title: &str, rows: &Rows| {
         let count = rows.values().next().map_or(0, |row| row.1.len());
@@ -202,8 +214,9 @@ fn as_text(devices: &[(String, Rows)], workers: &Rows, all: bool) -> String {
         out.push('\n');
     };
     table("siwd", workers);
-    for (name, rows) in devices {
-        table(name, rows);
+    for device in devices {
+        let title = format!("{} (link {})", device.name, device.link);
+        table(&title, &device.rows);
     }
     out
 }

@@ -1,5 +1,9 @@
 #define _GNU_SOURCE
+/* rte_dev_event_callback_register, which has been experimental since 2018. */
+#define ALLOW_EXPERIMENTAL_API
 #include <errno.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -271,6 +275,60 @@ int siw_port_link(uint16_t port, bool *up, uint32_t *mbps)
 	*up = link.link_status == RTE_ETH_LINK_UP;
 	*mbps = link.link_speed;
 	return 0;
+}
+
+static _Atomic uint8_t port_events[RTE_MAX_ETHPORTS];
+
+static int on_port_event(uint16_t port, enum rte_eth_event_type type, void *arg, void *ret)
+{
+	(void)arg;
+	(void)ret;
+	atomic_fetch_or(&port_events[port],
+			type == RTE_ETH_EVENT_INTR_RMV ? SIW_PORT_REMOVED : SIW_PORT_RESET);
+	return 0;
+}
+
+/* vfio asks here: the kernel waits with the removal until the device is closed. */
+static void on_device_event(const char *name, enum rte_dev_event_type type, void *arg)
+{
+	(void)name;
+	if (type == RTE_DEV_EVENT_REMOVE)
+		atomic_fetch_or((_Atomic uint8_t *)arg, SIW_PORT_REMOVED);
+}
+
+int siw_port_watch(uint16_t port, const char *name)
+{
+	int rc;
+
+	if (port >= RTE_MAX_ETHPORTS)
+		return -EINVAL;
+	atomic_store(&port_events[port], 0);
+	rc = rte_eth_dev_callback_register(port, RTE_ETH_EVENT_INTR_RMV, on_port_event, NULL);
+	if (rc == 0)
+		rc = rte_eth_dev_callback_register(port, RTE_ETH_EVENT_INTR_RESET, on_port_event,
+						   NULL);
+	if (rc == 0 && name != NULL)
+		rc = rte_dev_event_callback_register(name, on_device_event, &port_events[port]);
+	return rc;
+}
+
+void siw_port_unwatch(uint16_t port, const char *name)
+{
+	/* Both say "again" while the callback runs. */
+	while (name != NULL && rte_dev_event_callback_unregister(name, on_device_event,
+								 &port_events[port]) == -EAGAIN)
+		sched_yield();
+	while (rte_eth_dev_callback_unregister(port, RTE_ETH_EVENT_INTR_RMV, on_port_event, NULL) ==
+	       -EAGAIN)
+		sched_yield();
+	while (rte_eth_dev_callback_unregister(port, RTE_ETH_EVENT_INTR_RESET, on_port_event,
+					       NULL) == -EAGAIN)
+		sched_yield();
+}
+
+uint8_t siw_port_take_events(uint16_t port)
+{
+	return port < RTE_MAX_ETHPORTS ? atomic_exchange(&port_events[port], 0) : 0;
 }
 
 int siw_port_rss_key_get(uint16_t port, uint8_t *key, uint8_t *len)

@@ -97,10 +97,21 @@ struct siw_port_stats {
 };
 int siw_port_stats_get(uint16_t port, struct siw_port_stats *out);
 int siw_port_link(uint16_t port, bool *up, uint32_t *mbps);
+/* Notes from now on that the device asks to be removed or reset; the callbacks run in DPDK's
+ * interrupt thread. name: of the device, NULL when its bus reports no removal. */
+int siw_port_watch(uint16_t port, const char *name);
+void siw_port_unwatch(uint16_t port, const char *name);
+/* What was noted since the last call: SIW_PORT_REMOVED, SIW_PORT_RESET. */
+uint8_t siw_port_take_events(uint16_t port);
 /* Reads back the RSS key, of at most len bytes; its length is written to len. */
 int siw_port_rss_key_get(uint16_t port, uint8_t *key, uint8_t *len);
 /* RSS indirection: entry i goes to queue table[i]. */
 int siw_port_reta_set(uint16_t port, const uint16_t *table, uint16_t n);
+
+#define SIW_PORT_REMOVED 1
+#define SIW_PORT_RESET 2
+static const uint8_t K_SIW_PORT_REMOVED = SIW_PORT_REMOVED;
+static const uint8_t K_SIW_PORT_RESET = SIW_PORT_RESET;
 
 #define K64(name) static const uint64_t K_##name = name;
 K64(RTE_MBUF_F_RX_VLAN)

@@ -126,6 +126,13 @@ pub enum Error {
         queues: usize,
     },
 
+    /// The device of the port was removed.
+    #[error("port `{port}`: its device was removed")]
+    Removed {
+        /// DPDK's name of the port.
+        port: String,
+    },
+
     /// Memory outside of DPDK could not be made known to it, or to a NIC.
     #[error("external memory at {addr:#x} ({len} bytes) could not be {what}: {reason}{log}")]
     ExternalMemory {

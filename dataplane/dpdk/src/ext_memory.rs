@@ -146,11 +146,13 @@ impl ExternalRegion {
         }
         log::forget_lines();
         let addr = self.slice.ptr.as_ptr();
-        // SAFETY: the device belongs to a port that is alive, the memory stays
-        // mapped until it is unmapped for the device in `drop`.
-        let rc = unsafe {
-            sys::rte_dev_dma_map(port.rte_device(), addr.cast(), self.slice.iova, self.len)
-        };
+        let mapped = port.with_device(|device| {
+            // SAFETY: the device is not removed during the call, the memory stays mapped until it
+            // is unmapped for the device in `drop`.
+            unsafe { sys::rte_dev_dma_map(device, addr.cast(), self.slice.iova, self.len) }
+        });
+        // A device that is gone reads nothing.
+        let Some(rc) = mapped else { return Ok(()) };
         if rc != 0 {
             return Err(Error::ExternalMemory {
                 addr: addr as usize,
@@ -169,8 +171,10 @@ impl Drop for ExternalRegion {
     fn drop(&mut self) {
         let addr = self.slice.ptr.as_ptr().cast();
         for port in &self.mapped {
-            // SAFETY: mapped by `map_for`; the port is held alive.
-            unsafe { sys::rte_dev_dma_unmap(port.rte_device(), addr, self.slice.iova, self.len) };
+            port.with_device(|device| {
+                // SAFETY: mapped by `map_for`; the device is not removed during the call.
+                unsafe { sys::rte_dev_dma_unmap(device, addr, self.slice.iova, self.len) }
+            });
         }
         // SAFETY: registered by `register`, once.
         unsafe { sys::rte_extmem_unregister(addr, self.len) };

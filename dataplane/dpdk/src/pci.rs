@@ -66,6 +66,11 @@ impl PciDevice {
         PciDevice::from_sysfs(Path::new(PCI_DEVICES), &full_address(address))
     }
 
+    /// Whether there is a device at this address.
+    pub(crate) fn is_present(address: &str) -> bool {
+        Path::new(PCI_DEVICES).join(full_address(address)).exists()
+    }
+
     /// Every network controller, in order of their addresses.
     pub fn list_network() -> Vec<PciDevice> {
         let mut addresses: Vec<String> = fs::read_dir(PCI_DEVICES)
@@ -190,7 +195,7 @@ impl PciDevice {
 }
 
 /// With the domain, which is 0 where an address leaves it out; without devargs.
-fn full_address(address: &str) -> String {
+pub(crate) fn full_address(address: &str) -> String {
     let address = address.split(',').next().unwrap_or_default().to_lowercase();
     if address.matches(':').count() == 1 {
         return format!("0000:{address}");

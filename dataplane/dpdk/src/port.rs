@@ -11,7 +11,7 @@ use dpdk_sys as sys;
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// One port. It is stopped, closed and its device removed when the port and all
@@ -22,11 +22,13 @@ pub struct Port {
 
 pub(crate) struct PortInner {
     pub id: u16,
-    name: String,
+    pub name: String,
     traits: &'static DriverTraits,
     rte_device: *mut sys::rte_device,
     /// Only a NIC that reads memory itself needs it mapped.
     dma: bool,
+    /// [`Port::detach`] has closed the device: DPDK may give its number to another one.
+    detached: AtomicBool,
     /// Queues in workers' hands: while there are any, the port is not changed.
     queues_out: AtomicUsize,
     /// Before `state`: draining the rings wants the pools alive.
@@ -103,19 +105,22 @@ impl Port {
             // The name of a virtual device may begin with an alias of its driver's.
             DriverTraits::for_device(&driver_name(&raw))
         };
-        Ok(Self {
+        let port = Self {
             inner: Arc::new(PortInner {
                 id,
                 name: name.to_owned(),
                 traits,
                 rte_device: raw.device,
                 dma: is_pci_address(name) && eal.iova_is_va(),
+                detached: AtomicBool::new(false),
                 queues_out: AtomicUsize::new(0),
                 rings,
                 state: Mutex::default(),
                 _eal: eal.clone(),
             }),
-        })
+        };
+        port.watch()?;
+        Ok(port)
     }
 
     /// Another handle to the same port.
@@ -135,8 +140,15 @@ impl Port {
         self.inner.traits
     }
 
-    pub(crate) fn rte_device(&self) -> *mut sys::rte_device {
-        self.inner.rte_device
+    /// Calls with the device, unless it is gone; it is not removed meanwhile.
+    pub(crate) fn with_device<T>(&self, call: impl FnOnce(*mut sys::rte_device) -> T) -> Option<T> {
+        let _devices = eal::device_lock();
+        self.check_attached().ok()?;
+        Some(call(self.inner.rte_device))
+    }
+
+    pub(crate) fn inner(&self) -> &PortInner {
+        &self.inner
     }
 
     /// DPDK's number of the port.
@@ -154,6 +166,7 @@ impl Port {
     /// # Errors
     /// The device is gone.
     pub fn device_info(&self) -> Result<PortInfo> {
+        self.check_attached()?;
         let info = raw_info(self.inner.id, &self.inner.name)?;
         let unlimited = |limit: u16| if limit == 0 { u16::MAX } else { limit };
         Ok(PortInfo {
@@ -289,7 +302,10 @@ impl Port {
         }
         let mtu = u32::from(config.mtu);
         if mtu < info.min_mtu || mtu > info.max_mtu {
-            let why = format!("takes {} to {}", info.min_mtu, info.max_mtu);
+            let why = format!(
+                "takes {} to {}: set mtu to one of these",
+                info.min_mtu, info.max_mtu
+            );
             return Err(invalid("MTU", mtu, why));
         }
         if pools.is_empty() {
@@ -418,6 +434,15 @@ impl Port {
         }
     }
 
+    /// Closes the port and gives its device back while there are other handles, whose calls fail from
+    /// then on ([`Error::Removed`]): for a device that goes away. An error while queues are in use.
+    pub fn detach(&self) -> Result<()> {
+        let mut state = self.lock_unused()?;
+        self.inner.close_device();
+        state.started = false;
+        Ok(())
+    }
+
     /// Stops the port; an error while queues are in use.
     pub fn stop(&mut self) -> Result<()> {
         let mut state = self.lock_unused()?;
@@ -433,6 +458,15 @@ impl Port {
 
     /// Gives this handle up. The device closes when the last handle and queue are dropped.
     pub fn close(self) {}
+
+    pub(crate) fn check_attached(&self) -> Result<()> {
+        match self.inner.detached.load(Ordering::Acquire) {
+            false => Ok(()),
+            true => Err(Error::Removed {
+                port: self.inner.name.clone(),
+            }),
+        }
+    }
 
     fn lock_state(&self) -> std::sync::MutexGuard<'_, PortState> {
         self.inner
@@ -459,6 +493,7 @@ impl Port {
         what: &'static str,
         call: impl FnOnce(u16) -> i32,
     ) -> Result<()> {
+        self.check_attached()?;
         log::forget_lines();
         match call(self.inner.id) {
             rc if rc >= 0 => Ok(()),
@@ -482,12 +517,16 @@ impl PortInner {
         // Release: the queue's last burst comes before the port's stop.
         self.queues_out.fetch_sub(1, Ordering::Release);
     }
-}
 
-impl Drop for PortInner {
-    fn drop(&mut self) {
+    /// Stops the port, closes it and gives its device back, once. No queue of it is in use.
+    pub(crate) fn close_device(&self) {
         let _devices = eal::device_lock();
-        // SAFETY: neither the port nor one of its queues is in use any more.
+        if self.detached.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.unwatch();
+        // SAFETY: neither the port nor one of its queues is in use any more, and `detached` keeps
+        // other handles from its number and its device.
         unsafe {
             sys::rte_eth_dev_stop(self.id);
             sys::rte_eth_dev_close(self.id);
@@ -495,6 +534,12 @@ impl Drop for PortInner {
                 sys::rte_dev_remove(self.rte_device);
             }
         }
+    }
+}
+
+impl Drop for PortInner {
+    fn drop(&mut self) {
+        self.close_device();
     }
 }
 

@@ -86,9 +86,7 @@ impl ControlThread {
             })?,
             device => device as usize,
         };
-        let view = self.config.devices.get(device);
-        let view = view
-            .ok_or_else(|| Refusal::new(libc::ENODEV, format!("no device {}", request.device)))?;
+        let view = self.check_device(device)?;
         let same_family = || {
             let addresses = view.addresses.iter();
             addresses.filter(|cidr| cidr.addr.is_ipv4() == dst.is_ipv4())
@@ -283,19 +281,22 @@ impl ControlThread {
 
     /// The devices that a client means; `device` is an index or [`m::ANY_DEVICE`].
     fn devices_of(&self, device: u32, scope: LocalScope) -> Result<Vec<usize>, Refusal> {
-        let device_count = self.config.devices.len();
+        if device != m::ANY_DEVICE {
+            self.check_device(device as usize)?;
+        }
         let devices: Vec<usize> = match (device, scope) {
             (m::ANY_DEVICE, LocalScope::One(ip)) => {
                 self.find_device(Some(ip), ip).into_iter().collect()
             }
-            (m::ANY_DEVICE, _) => (0..device_count).collect(),
-            (device, LocalScope::One(ip)) if (device as usize) < device_count => self
+            (m::ANY_DEVICE, _) => (0..self.config.devices.len())
+                .filter(|device| !self.config.devices[*device].is_gone)
+                .collect(),
+            (device, LocalScope::One(ip)) => self
                 .find_device(Some(ip), ip)
                 .filter(|found| *found == device as usize)
                 .into_iter()
                 .collect(),
-            (device, _) if (device as usize) < device_count => vec![device as usize],
-            (device, _) => return Err(Refusal::new(libc::ENODEV, format!("no device {device}"))),
+            (device, _) => vec![device as usize],
         };
         if devices.is_empty() {
             let ip = match scope {
@@ -339,26 +340,20 @@ impl ControlThread {
     /// gateway.
     pub(super) fn find_device(&self, src: Option<IpAddr>, dst: IpAddr) -> Option<usize> {
         let devices = &self.config.devices;
-        if let Some(src) = src {
-            return devices
-                .iter()
-                .position(|device| device.addresses.iter().any(|cidr| cidr.addr == src));
-        }
-        let own = devices
-            .iter()
-            .position(|device| device.addresses.iter().any(|cidr| cidr.addr == dst));
-        let on_link = || {
-            devices
-                .iter()
-                .position(|device| device.addresses.iter().any(|cidr| is_on_network(cidr, dst)))
+        let first = |fits: &dyn Fn(&super::DeviceView) -> bool| {
+            let mut places = devices.iter();
+            places.position(|device| !device.is_gone && fits(device))
         };
+        if let Some(src) = src {
+            return first(&|device| device.addresses.iter().any(|cidr| cidr.addr == src));
+        }
+        let own = first(&|device| device.addresses.iter().any(|cidr| cidr.addr == dst));
+        let on_link =
+            || first(&|device| device.addresses.iter().any(|cidr| is_on_network(cidr, dst)));
         let by_gateway = || {
-            devices.iter().position(|device| {
-                if dst.is_ipv4() {
-                    device.gateway
-                } else {
-                    device.gateway6
-                }
+            first(&|device| match dst.is_ipv4() {
+                true => device.gateway,
+                false => device.gateway6,
             })
         };
         let by_route = || {
@@ -373,11 +368,24 @@ impl ControlThread {
             devices
                 .iter()
                 .enumerate()
+                .filter(|(_, device)| !device.is_gone)
                 .filter_map(|(index, device)| Some((longest(device)?, std::cmp::Reverse(index))))
                 .max()
                 .map(|(_, index)| index.0)
         };
         own.or_else(on_link).or_else(by_route).or_else(by_gateway)
+    }
+
+    /// A device that can be used.
+    pub(super) fn check_device(&self, device: usize) -> Result<&super::DeviceView, Refusal> {
+        match self.config.devices.get(device) {
+            None => Err(Refusal::new(libc::ENODEV, format!("no device {device}"))),
+            Some(view) if view.is_gone => Err(Refusal::new(
+                libc::ENODEV,
+                format!("device {} was removed from the machine", view.name),
+            )),
+            Some(view) => Ok(view),
+        }
     }
 
     /// No application turns off what the configuration requires.

@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{EpollEvent, EpollFlags};
+use siw_shm::control::messages::EVERY_DEVICE;
 use siw_shm::control::{AsyncEventKind, ControlSocket, RecvError, Request, codec};
 use siw_shm::fault_guard;
 
@@ -331,7 +332,7 @@ impl ControlThread {
                 pid = client.pid,
                 "closing the client: {reason}"
             );
-            self.post_async_event(id, AsyncEventKind::DeviceFatal, 0, reason);
+            self.post_async_event(id, AsyncEventKind::DeviceFatal, EVERY_DEVICE, reason);
             self.remove_client(id, "broke the rules");
         }
     }

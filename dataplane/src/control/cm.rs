@@ -215,6 +215,27 @@ impl ControlThread {
         self.post_cm_event(id, channel, &event);
     }
 
+    /// A device is gone: whoever listens on it alone is told.
+    pub(super) fn post_removal_to_listeners(&mut self, device: usize) {
+        let on_it = |listener: &super::listening::ClientListener| listener.devices == [device];
+        let told: Vec<_> = self
+            .resources
+            .listeners
+            .iter()
+            .filter(|(_, listener)| on_it(listener))
+            .map(|(number, listener)| {
+                let mut event = CmEventMessage::new(CmEventKind::DeviceRemoval);
+                event.cookie = listener.cookie;
+                event.listener = number.0;
+                event.device = device as u32;
+                (listener.client, listener.cm_channel, event)
+            })
+            .collect();
+        for (client, channel, event) in told {
+            self.post_cm_event(client, Some(channel), &event);
+        }
+    }
+
     fn post_cm_event(
         &mut self,
         id: ClientId,

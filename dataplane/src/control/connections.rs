@@ -97,9 +97,7 @@ impl ControlThread {
                 .ok_or_else(|| no_route(remote.ip()))?,
             device => device as usize,
         };
-        if device >= self.config.devices.len() {
-            return Err(Refusal::new(libc::ENODEV, format!("no device {device}")));
-        }
+        self.check_device(device)?;
         self.check_crc(&[device], request.params.crc)?;
         let worker = match local.filter(|addr| addr.port() != 0) {
             // Its answers come to the worker that the addresses name.

@@ -1,26 +1,39 @@
-//! Links that go down and come up again: polled, since few virtual links raise an interrupt for
-//! it, and reported to every client.
+//! Links that go down and come up again, and devices that go away: polled, since few virtual links
+//! raise an interrupt for it, and reported to every client.
 
 use std::time::{Duration, Instant};
 
+use dpdk::PortEvent;
 use siw_shm::control::AsyncEventKind;
 
 use super::ControlThread;
+use crate::worker::messages::Command;
 
 /// Time between two polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// The ports of the devices, by device index; `None` for those whose link is memory.
+/// A port that is watched.
+struct MonitoredPort {
+    port: dpdk::Port,
+    /// The device is gone: workers that still have queues of the port. It is closed at the last one.
+    queue_holders: Option<usize>,
+}
+
+/// The ports of the devices, by device index; `None` for those whose link is memory, or that are gone.
 pub struct LinkMonitor {
-    ports: Vec<Option<dpdk::Port>>,
+    ports: Vec<Option<MonitoredPort>>,
     next_poll: Instant,
 }
 
 impl LinkMonitor {
     /// Watches these ports, by device index; `None` for a link that is memory.
     pub fn new(ports: Vec<Option<dpdk::Port>>) -> LinkMonitor {
+        let monitor = |port| MonitoredPort {
+            port,
+            queue_holders: None,
+        };
         LinkMonitor {
-            ports,
+            ports: ports.into_iter().map(|port| port.map(monitor)).collect(),
             next_poll: Instant::now(),
         }
     }
@@ -30,20 +43,30 @@ impl LinkMonitor {
         let any = self.ports.iter().any(Option::is_some);
         any.then(|| self.next_poll.saturating_duration_since(Instant::now()))
     }
+
+    /// The port of a device that is there.
+    fn port(&self, device: usize) -> Option<&dpdk::Port> {
+        let monitored = self.ports.get(device)?.as_ref()?;
+        monitored.queue_holders.is_none().then_some(&monitored.port)
+    }
 }
 
 impl ControlThread {
-    /// Reports links that changed since the last poll to every client.
+    /// Reports links that changed since the last poll, and devices that went away, to every client.
     pub(super) fn poll_links(&mut self) {
-        let links = &mut self.config.links;
         let now = Instant::now();
-        if now < links.next_poll {
+        if now < self.config.links.next_poll {
             return;
         }
-        links.next_poll = now + POLL_INTERVAL;
+        self.config.links.next_poll = now + POLL_INTERVAL;
         for device in 0..self.config.devices.len() {
-            let port = self.config.links.ports.get(device).and_then(Option::as_ref);
-            let Some(port) = port else { continue };
+            let Some(port) = self.config.links.port(device) else {
+                continue;
+            };
+            if let Some(event) = port.take_event() {
+                self.begin_removal(device, event);
+                continue;
+            }
             // A port that cannot say has lost its interface.
             let link = port.link_status().ok();
             let up = link.is_some_and(|status| status.up);
@@ -58,8 +81,51 @@ impl ControlThread {
                 (AsyncEventKind::PortErr, "the link is down")
             };
             tracing::info!(device = %view.name, "{why}");
-            for id in self.resources.clients.keys().copied().collect::<Vec<_>>() {
-                self.post_async_event(id, kind, device as u32, why);
+            self.post_to_clients(kind, device, why);
+        }
+    }
+
+    fn post_to_clients(&mut self, kind: AsyncEventKind, device: usize, why: &str) {
+        for id in self.resources.clients.keys().copied().collect::<Vec<_>>() {
+            self.post_async_event(id, kind, device as u32, why);
+        }
+    }
+
+    /// A device can be used no longer: its connections end, and no new ones begin.
+    fn begin_removal(&mut self, device: usize, event: PortEvent) {
+        let why = match event {
+            PortEvent::Removed => "the device was removed from the machine",
+            PortEvent::NeedsReset => "the device wants a reset; restart siwd to use it again",
+        };
+        if let Some(Some(monitored)) = self.config.links.ports.get_mut(device) {
+            monitored.queue_holders = Some(self.workers.worker_count());
+        }
+        let view = &mut self.config.devices[device];
+        (view.is_gone, view.link_up, view.link_mbps) = (true, false, 0);
+        tracing::error!(device = %view.name, "{why}; its connections end, other devices serve on");
+        self.post_to_clients(AsyncEventKind::DeviceFatal, device, why);
+        self.post_removal_to_listeners(device);
+        self.workers.post_to_all(|| Command::RemovePort { device });
+    }
+
+    /// A worker has given back its queues of a device that is gone. After the last one the device is
+    /// closed, which the kernel may be waiting for.
+    pub(super) fn on_port_removed(&mut self, device: usize) {
+        let Some(slot) = self.config.links.ports.get_mut(device) else {
+            return;
+        };
+        let holders = slot.as_mut().and_then(|monitored| {
+            let holders = monitored.queue_holders.as_mut()?;
+            *holders = holders.saturating_sub(1);
+            Some(*holders)
+        });
+        if holders == Some(0)
+            && let Some(monitored) = slot.take()
+        {
+            let name = &self.config.devices[device].name;
+            match monitored.port.detach() {
+                Ok(()) => tracing::info!(device = %name, "the device is closed"),
+                Err(error) => tracing::warn!(device = %name, "the device stays open: {error}"),
             }
         }
     }

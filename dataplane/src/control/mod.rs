@@ -49,6 +49,7 @@ use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 use siw_memory::KeyTable;
 use siw_shm::control::AsyncEventKind;
+use siw_shm::control::messages::EVERY_DEVICE;
 use siw_shm::control::{codec, messages};
 use siw_shm::{SharedMemory, WorkerPage};
 
@@ -88,6 +89,8 @@ pub struct DeviceView {
     pub link_mbps: u32,
     /// The link was up when last looked at.
     pub link_up: bool,
+    /// It was taken out of the machine, or can be used no longer for another reason.
+    pub is_gone: bool,
     /// Connections ask for CRC unless their application says otherwise.
     pub crc: bool,
     /// No application may do without CRC.
@@ -303,7 +306,12 @@ impl ControlThread {
         let _ = self.epoll.delete(self.config.socket.listener());
         let ids: Vec<ClientId> = self.resources.clients.keys().copied().collect();
         for id in ids {
-            self.post_async_event(id, AsyncEventKind::DeviceFatal, 0, "siwd is stopping");
+            self.post_async_event(
+                id,
+                AsyncEventKind::DeviceFatal,
+                EVERY_DEVICE,
+                "siwd is stopping",
+            );
         }
         self.workers.post_to_all(|| Command::Stop);
     }
@@ -318,7 +326,7 @@ impl ControlThread {
         };
         let event = messages::AsyncEventMessage::new(kind, object, reason);
         let packet = codec::encode_event(messages::KIND_ASYNC_EVENT, &event);
-        if kind == AsyncEventKind::DeviceFatal {
+        if kind == AsyncEventKind::DeviceFatal && object == EVERY_DEVICE {
             outbox.send_last_event(&self.epoll, packet);
         } else if !outbox.send_event(&self.epoll, packet, 0) {
             tracing::debug!(client = id.0, "event lost: the client reads none");

@@ -158,6 +158,12 @@ impl ControlThread {
             .map(|(device, sum)| {
                 serde_json::json!({
                     "device": device.name.as_str(),
+                    "link": match (device.is_gone, device.link_up) {
+                        (true, _) => "removed",
+                        (false, true) => "up",
+                        (false, false) => "down",
+                    },
+                    "link_mbps": device.link_mbps,
                     "rx_frames": sum.frames_received,
                     "tx_frames": sum.frames_sent,
                     "tx_linearized": sum.frames_linearized,

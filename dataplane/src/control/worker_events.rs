@@ -67,6 +67,7 @@ impl ControlThread {
             Event::ListenFailed { listener, reason } => {
                 tracing::warn!(listener = listener.0, "listening failed: {reason}");
             }
+            Event::PortRemoved { device } => self.on_port_removed(device),
             Event::Stats {
                 worker,
                 token,

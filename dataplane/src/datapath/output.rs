@@ -14,6 +14,8 @@ pub(crate) enum TxPath {
     Queue(TxQueue),
     /// The port has no queue for this worker: another one sends.
     Proxy(ProxyTx),
+    /// The port is gone: frames are dropped.
+    Closed,
 }
 
 /// The sending half of a worker's port.
@@ -67,9 +69,24 @@ impl PortOutput {
             let sent = match &mut self.path {
                 TxPath::Queue(queue) => queue.tx_burst(&mut self.batch),
                 TxPath::Proxy(proxy) => proxy.transmit_batch(&mut self.batch),
+                TxPath::Closed => {
+                    self.drop_batch();
+                    0
+                }
             };
             self.frames_sent += sent as u64;
         }
+    }
+
+    #[cold]
+    fn drop_batch(&mut self) {
+        while self.batch.pop().is_some() {}
+    }
+
+    /// The port is gone: what waits and what follows is dropped.
+    pub(super) fn close(&mut self) {
+        self.path = TxPath::Closed;
+        self.drop_batch();
     }
 
     /// The loopback frames, as received: their checksums are our own.
@@ -159,7 +176,7 @@ impl PortOutput {
     pub(crate) fn frames_refused(&self) -> u64 {
         let by_driver = match &self.path {
             TxPath::Queue(queue) => queue.refused_packets(),
-            TxPath::Proxy(_) => 0,
+            TxPath::Proxy(_) | TxPath::Closed => 0,
         };
         by_driver + self.frames_too_long
     }

@@ -194,6 +194,13 @@ impl<R> WorkerPort<R> {
         }
     }
 
+    /// Gives the queues back to a port that goes away, and drops what waits for them.
+    #[cold]
+    pub(crate) fn drop_queues(&mut self) {
+        self.rx_queue = None;
+        self.output.close();
+    }
+
     /// Nothing wakes the thread when a frame arrives here.
     pub(super) fn must_be_polled(&self) -> bool {
         !self.link.in_process && !self.link.rx_interrupt && self.rx_queue.is_some()

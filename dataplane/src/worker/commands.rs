@@ -133,6 +133,7 @@ impl Worker {
                 };
                 self.post_event(event);
             }
+            Command::RemovePort { device } => self.remove_port(now, device),
             Command::Stop => self.start_stopping(now),
         }
     }

@@ -100,6 +100,15 @@ impl Worker {
         }
     }
 
+    /// Ends what is listened for on one port.
+    pub(super) fn stop_listening_on(&mut self, now: Instant, port: usize) {
+        let own = &mut self.port_listeners[port];
+        own.own_settings.clear();
+        for (_, tcp_listener) in own.listeners.drain(..) {
+            self.ports[port].stack.stop_listening(now, tcp_listener);
+        }
+    }
+
     /// Ends a listener; connections that no application has answered are reset, unless requests
     /// are kept.
     pub(super) fn unlisten(&mut self, now: Instant, listener: CmListenerId, keep_requests: bool) {

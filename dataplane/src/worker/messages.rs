@@ -242,6 +242,12 @@ pub enum Command {
         /// Comes back with the answer.
         token: CommandToken,
     },
+    /// The device is gone: its connections end, and the worker gives its queues of the port back;
+    /// answered with [`Event::PortRemoved`].
+    RemovePort {
+        /// The device's place in the configuration.
+        device: usize,
+    },
     /// Close all connections and end the thread.
     Stop,
 }
@@ -451,6 +457,11 @@ pub enum Event {
         worker: usize,
         /// The command's.
         token: CommandToken,
+    },
+    /// The answer to [`Command::RemovePort`].
+    PortRemoved {
+        /// The device's place in the configuration.
+        device: usize,
     },
     /// The answer to [`Command::Stats`].
     Stats {

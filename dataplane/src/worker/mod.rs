@@ -26,7 +26,7 @@
 //! Connections: `lifecycle.rs` is the state machine of a queue pair and its connection, with
 //! `deadlines.rs`; `connect.rs` and `listen.rs` set connections up on either side (the latter with
 //! `listener_options.rs` and `pending_connections.rs`), `modify.rs` serves ibv_modify_qp(3),
-//! `destroy.rs` takes queue pairs out. What a queue pair consists of: `worker_qp.rs`, `qp_rings.rs`,
+//! `destroy.rs` takes queue pairs out, `port_removal.rs` a device that is gone. What a queue pair consists of: `worker_qp.rs`, `qp_rings.rs`,
 //! and `context.rs` for what all of a worker share. Ports and their frames: [`crate::datapath`].
 
 mod after_call;
@@ -48,6 +48,7 @@ mod mailbox;
 pub mod messages;
 mod modify;
 mod pending_connections;
+mod port_removal;
 mod qp_rings;
 mod receive;
 mod send;

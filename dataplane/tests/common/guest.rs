@@ -70,6 +70,28 @@ impl Guest {
         Guest::start_script(lab("pci/guest"), &[], args)
     }
 
+    /// Gives QEMU a command of its machine protocol, as `set_link`; the guest was booted with `--qmp`
+    /// and this path.
+    pub fn tell_emulator(qmp: &Path, command: &str, arguments: &serde_json::Value) {
+        let socket = UnixStream::connect(qmp).unwrap();
+        socket.set_read_timeout(Some(GUEST_PATIENCE)).unwrap();
+        let mut lines = BufReader::new(&socket).lines();
+        lines.next().unwrap().unwrap();
+        for request in [
+            serde_json::json!({ "execute": "qmp_capabilities" }),
+            serde_json::json!({ "execute": command, "arguments": arguments }),
+        ] {
+            (&socket).write_all(request.to_string().as_bytes()).unwrap();
+            // Events come in between.
+            let answer = lines
+                .by_ref()
+                .map(|line| serde_json::from_str::<serde_json::Value>(&line.unwrap()).unwrap())
+                .find(|answer| answer.get("event").is_none())
+                .unwrap();
+            assert!(answer.get("return").is_some(), "{command}: {answer}");
+        }
+    }
+
     fn start_script(path: PathBuf, first: &[&str], args: &[&str]) -> Guest {
         let dir = tempfile::tempdir().unwrap();
         let control = dir.path().join("control");

@@ -14,7 +14,8 @@ pub enum AsyncEventKind {
     /// The numbering's COMM_EST: never sent, ESTABLISHED always comes first.
     CommEst = 4,
     SqDrained = 5,
-    /// The daemon ends, or closes this client for the given reason.
+    /// The daemon ends, or closes this client for the given reason: with [`EVERY_DEVICE`]. With the
+    /// index of a device: that one is gone, the others serve on.
     DeviceFatal = 8,
     PortActive = 9,
     PortErr = 10,
@@ -23,6 +24,9 @@ pub enum AsyncEventKind {
     /// The queue pair takes nothing more from its shared receive queue.
     QpLastWqeReached = 16,
 }
+
+/// Instead of the index of a device: all of them.
+pub const EVERY_DEVICE: u32 = u32::MAX;
 
 impl AsyncEventKind {
     /// The kind with that number.
