@@ -21,6 +21,7 @@ pub mod device_list;
 pub mod host;
 pub mod ids;
 pub mod link_traits;
+pub mod offloads;
 pub mod prepared;
 pub mod stream;
 pub mod worker;

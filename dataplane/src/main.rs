@@ -101,7 +101,7 @@ fn run_args(args: &DaemonArgs) -> Result<(), String> {
         let mut asked = Vec::new();
         for device in &config.devices {
             let name = device.get_ref().name.get_ref().0.clone();
-            let offloads = siwd::device::name_asked_offloads(device.get_ref())
+            let offloads = siwd::offloads::name_asked_offloads(device.get_ref())
                 .map_err(|error| format!("device {name}: {error}"))?;
             asked.push((name, offloads));
         }

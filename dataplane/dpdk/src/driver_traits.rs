@@ -16,8 +16,7 @@
 //! they send it: what the peer has acknowledged is not read again, whenever it is freed. Numbers of segments, MTU and offloads are
 //! what the driver reports ([`crate::PortInfo`]) and grants ([`crate::PortCaps`]).
 
-use crate::pci::PciDevice;
-use crate::port::is_pci_address;
+use crate::pci::{PciDevice, is_pci_address};
 use std::path::Path;
 
 /// One row of the table: what is true of every link of a driver.

@@ -194,6 +194,23 @@ impl PciDevice {
     }
 }
 
+/// `0000:03:00.0` or `03:00.0`, with devargs behind a comma.
+pub(crate) fn is_pci_address(name: &str) -> bool {
+    let address = name.split(',').next().unwrap_or_default();
+    let hex = |part: &str, len: usize| {
+        part.len() == len && part.bytes().all(|byte| byte.is_ascii_hexdigit())
+    };
+    let Some((bus, function)) = address.rsplit_once('.') else {
+        return false;
+    };
+    let mut parts = bus.rsplit(':');
+    hex(function, 1)
+        && parts.next().is_some_and(|part| hex(part, 2))
+        && parts.next().is_some_and(|part| hex(part, 2))
+        && parts.next().is_none_or(|part| hex(part, 4))
+        && parts.next().is_none()
+}
+
 /// With the domain, which is 0 where an address leaves it out; without devargs.
 pub(crate) fn full_address(address: &str) -> String {
     let address = address.split(',').next().unwrap_or_default().to_lowercase();
@@ -371,5 +388,15 @@ mod tests {
                 .contains("enable_unsafe_noiommu_mode")
         );
         assert!(unbound.attach_hint().contains("no driver has"));
+    }
+
+    #[test]
+    fn pci_addresses_are_told_from_virtual_devices() {
+        for yes in ["0000:03:00.0", "03:00.1", "0000:3b:00.0,mprq_en=1"] {
+            assert!(is_pci_address(yes), "{yes}");
+        }
+        for no in ["net_tap0", "net_ring_a.0", "0000:03:00", "0:03:00.0", ""] {
+            assert!(!is_pci_address(no), "{no}");
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! An Ethernet port: attach (`probe.rs`, `ring_pair.rs`), configure, start, take
 //! the queues, and hand each worker its own.
 
+use crate::pci::is_pci_address;
 use crate::port_config::{NegotiatedOffloads, negotiate_offloads};
 use crate::ring_pair::PairRings;
 use crate::{
@@ -567,36 +568,4 @@ fn driver_name(info: &sys::siw_port_info) -> String {
     // SAFETY: not null, and then the driver's name, a C string as static as the driver.
     let name = unsafe { CStr::from_ptr(info.driver) };
     name.to_string_lossy().into_owned()
-}
-
-/// `0000:03:00.0` or `03:00.0`, with devargs behind a comma.
-pub(crate) fn is_pci_address(name: &str) -> bool {
-    let address = name.split(',').next().unwrap_or_default();
-    let hex = |part: &str, len: usize| {
-        part.len() == len && part.bytes().all(|byte| byte.is_ascii_hexdigit())
-    };
-    let Some((bus, function)) = address.rsplit_once('.') else {
-        return false;
-    };
-    let mut parts = bus.rsplit(':');
-    hex(function, 1)
-        && parts.next().is_some_and(|part| hex(part, 2))
-        && parts.next().is_some_and(|part| hex(part, 2))
-        && parts.next().is_none_or(|part| hex(part, 4))
-        && parts.next().is_none()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::is_pci_address;
-
-    #[test]
-    fn pci_addresses_are_told_from_virtual_devices() {
-        for yes in ["0000:03:00.0", "03:00.1", "0000:3b:00.0,mprq_en=1"] {
-            assert!(is_pci_address(yes), "{yes}");
-        }
-        for no in ["net_tap0", "net_ring_a.0", "0000:03:00", "0:03:00.0", ""] {
-            assert!(!is_pci_address(no), "{no}");
-        }
-    }
 }

@@ -1,8 +1,8 @@
 //! What a device says of itself while it is in use: that it goes away, or that it wants a reset. DPDK's
 //! interrupt thread notes it; the control thread asks from time to time.
 
-use crate::pci::{PciDevice, full_address};
-use crate::port::{PortInner, is_pci_address};
+use crate::pci::{PciDevice, full_address, is_pci_address};
+use crate::port::PortInner;
 use crate::{Error, Port, Result, error, log};
 use dpdk_sys as sys;
 use std::ffi::CString;

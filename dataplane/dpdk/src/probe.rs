@@ -1,6 +1,6 @@
 //! Attaching devices at run time: virtual ones by devargs, NICs by PCI address.
 
-use crate::port::is_pci_address;
+use crate::pci::is_pci_address;
 use crate::{DriverTraits, Eal, Error, Port, Result, eal, error, log};
 use dpdk_sys as sys;
 use std::ffi::CString;
