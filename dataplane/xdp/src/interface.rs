@@ -1,0 +1,262 @@
+//! What Linux says of a network interface, by ioctl: sysfs shows the interfaces of the namespace
+//! that it was mounted in, which need not be that of the process.
+
+use std::ffi::CString;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use crate::{Error, Result};
+
+/// An interface, as it was when it was looked up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct XdpInterface {
+    /// Its name.
+    pub name: String,
+    /// Its number.
+    pub index: u32,
+    /// Its Ethernet address.
+    pub mac: [u8; 6],
+    /// Bytes of IP packet in a frame.
+    pub mtu: u32,
+    /// Receive queues, each of which needs a socket.
+    pub rx_queues: u32,
+    /// Whether it is up.
+    pub is_up: bool,
+    /// Whether its link carries frames.
+    pub is_running: bool,
+    /// Mb/s; `None` where the driver does not know.
+    pub mbps: Option<u32>,
+    /// The NIC takes the VLAN tag out of received frames, so that XDP does not see it.
+    pub strips_vlan: bool,
+}
+
+const ETHTOOL_GFLAGS: u32 = 0x25;
+const ETHTOOL_GCHANNELS: u32 = 0x3c;
+const ETHTOOL_GSET: u32 = 0x01;
+const ETHTOOL_FLAG_RX_VLAN: u32 = 1 << 8;
+const UNKNOWN_SPEED: u32 = u32::MAX;
+
+#[repr(C)]
+#[derive(Default)]
+struct EthtoolValue {
+    command: u32,
+    data: u32,
+}
+
+/// `struct ethtool_channels`
+#[repr(C)]
+#[derive(Default)]
+struct EthtoolChannels {
+    command: u32,
+    max_rx: u32,
+    max_tx: u32,
+    max_other: u32,
+    max_combined: u32,
+    rx: u32,
+    tx: u32,
+    other: u32,
+    combined: u32,
+}
+
+/// `struct ethtool_cmd`; the speed is in two halves.
+#[repr(C)]
+#[derive(Default)]
+struct EthtoolSettings {
+    command: u32,
+    supported: u32,
+    advertising: u32,
+    speed_low: u16,
+    duplex_to_debug: [u8; 6],
+    max_packets: [u32; 2],
+    speed_high: u16,
+    rest: [u8; 14],
+}
+
+impl XdpInterface {
+    /// The interface of this name in the network namespace of the calling thread.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn find_by_name(name: &str) -> Result<XdpInterface> {
+        if name.is_empty() || name.len() >= libc::IFNAMSIZ || name.contains(['/', '\0', ' ']) {
+            return Err(Error::InvalidName(name.to_owned()));
+        }
+        let text = CString::new(name).map_err(|_| Error::InvalidName(name.to_owned()))?;
+        // SAFETY: a C string that lives through the call.
+        let index = unsafe { libc::if_nametoindex(text.as_ptr()) };
+        if index == 0 {
+            return Err(Error::NoInterface(name.to_owned()));
+        }
+        let query = Query::open_socket(&text)?;
+        let mut flags = query.new_request();
+        query.ask_kernel(
+            libc::SIOCGIFFLAGS,
+            &mut flags,
+            "reading the interface's flags",
+        )?;
+        let mut mtu = query.new_request();
+        query.ask_kernel(libc::SIOCGIFMTU, &mut mtu, "reading the interface's MTU")?;
+        let mut address = query.new_request();
+        query.ask_kernel(
+            libc::SIOCGIFHWADDR,
+            &mut address,
+            "reading the interface's address",
+        )?;
+        // SAFETY: each request was answered, which sets the member that is read here.
+        let (flags, mtu, address) = unsafe {
+            (
+                i32::from(flags.ifr_ifru.ifru_flags),
+                mtu.ifr_ifru.ifru_mtu,
+                address.ifr_ifru.ifru_hwaddr.sa_data,
+            )
+        };
+        let mut mac = [0; 6];
+        for (to, from) in mac.iter_mut().zip(address) {
+            *to = from as u8;
+        }
+        Ok(XdpInterface {
+            name: name.to_owned(),
+            index,
+            mac,
+            mtu: mtu.unsigned_abs(),
+            rx_queues: query.rx_queues(),
+            is_up: flags & libc::IFF_UP != 0,
+            is_running: flags & libc::IFF_RUNNING != 0,
+            mbps: query.read_speed(),
+            strips_vlan: query.strips_vlan(),
+        })
+    }
+}
+
+/// Frames to all multicast addresses reach an interface as long as this lives: neighbour
+/// solicitations go to multicast addresses that the kernel did not ask the NIC for.
+#[derive(Debug)]
+pub struct MulticastMembership {
+    _socket: OwnedFd,
+}
+
+impl XdpInterface {
+    /// Has the NIC receive all multicast frames; the kernel counts who asks for it.
+    ///
+    /// # Errors
+    /// A capability is missing.
+    pub fn join_all_multicast(&self) -> Result<MulticastMembership> {
+        // SAFETY: takes no address; the result is checked.
+        let descriptor =
+            unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+        if descriptor < 0 {
+            return Err(Error::last_call("a packet socket"));
+        }
+        // SAFETY: just opened, and nobody else's.
+        let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        let request = libc::packet_mreq {
+            mr_ifindex: self.index as libc::c_int,
+            mr_type: libc::PACKET_MR_ALLMULTI as u16,
+            mr_alen: 0,
+            mr_address: [0; 8],
+        };
+        // SAFETY: the request lives through the call and has the length given.
+        let result = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_PACKET,
+                libc::PACKET_ADD_MEMBERSHIP,
+                (&raw const request).cast(),
+                size_of_val(&request) as libc::socklen_t,
+            )
+        };
+        if result < 0 {
+            return Err(Error::last_call("receiving all multicast frames"));
+        }
+        Ok(MulticastMembership { _socket: socket })
+    }
+}
+
+/// A socket to ask about one interface.
+struct Query {
+    socket: OwnedFd,
+    name: [libc::c_char; libc::IFNAMSIZ],
+}
+
+impl Query {
+    fn open_socket(name: &CString) -> Result<Query> {
+        // SAFETY: takes no address; the result is checked.
+        let descriptor =
+            unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+        if descriptor < 0 {
+            return Err(Error::last_call("a socket"));
+        }
+        let mut bytes = [0; libc::IFNAMSIZ];
+        for (to, from) in bytes.iter_mut().zip(name.as_bytes()) {
+            *to = *from as libc::c_char;
+        }
+        Ok(Query {
+            // SAFETY: just opened, and nobody else's.
+            socket: unsafe { OwnedFd::from_raw_fd(descriptor) },
+            name: bytes,
+        })
+    }
+
+    fn new_request(&self) -> libc::ifreq {
+        // SAFETY: a C structure of numbers and a union of such, for which zeros are valid.
+        let mut request: libc::ifreq = unsafe { MaybeUninit::zeroed().assume_init() };
+        request.ifr_name = self.name;
+        request
+    }
+
+    fn ask_kernel(
+        &self,
+        number: libc::Ioctl,
+        request: &mut libc::ifreq,
+        what: &'static str,
+    ) -> Result<()> {
+        // SAFETY: each number used here reads and writes an ifreq.
+        let result =
+            unsafe { libc::ioctl(self.socket.as_raw_fd(), number, std::ptr::from_mut(request)) };
+        if result < 0 {
+            return Err(Error::last_call(what));
+        }
+        Ok(())
+    }
+
+    /// Asks the driver; false when it does not know.
+    fn ask_driver<T>(&self, command: &mut T) -> bool {
+        let mut request = self.new_request();
+        request.ifr_ifru.ifru_data = std::ptr::from_mut(command).cast();
+        // The commands used here write no more than their structures hold.
+        self.ask_kernel(libc::SIOCETHTOOL, &mut request, "asking the driver")
+            .is_ok()
+    }
+
+    /// Drivers that do not know the question have one queue.
+    fn rx_queues(&self) -> u32 {
+        let mut channels = EthtoolChannels {
+            command: ETHTOOL_GCHANNELS,
+            ..EthtoolChannels::default()
+        };
+        if !self.ask_driver(&mut channels) {
+            return 1;
+        }
+        (channels.combined + channels.rx).max(1)
+    }
+
+    fn read_speed(&self) -> Option<u32> {
+        let mut settings = EthtoolSettings {
+            command: ETHTOOL_GSET,
+            ..EthtoolSettings::default()
+        };
+        if !self.ask_driver(&mut settings) {
+            return None;
+        }
+        let mbps = u32::from(settings.speed_high) << 16 | u32::from(settings.speed_low);
+        Some(mbps).filter(|mbps| *mbps != 0 && *mbps != UNKNOWN_SPEED)
+    }
+
+    fn strips_vlan(&self) -> bool {
+        let mut flags = EthtoolValue {
+            command: ETHTOOL_GFLAGS,
+            data: 0,
+        };
+        self.ask_driver(&mut flags) && flags.data & ETHTOOL_FLAG_RX_VLAN != 0
+    }
+}

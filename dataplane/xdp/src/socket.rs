@@ -1,0 +1,531 @@
+//! An AF_XDP socket on one receive queue of an interface: frames come and go by rings of
+//! descriptors, in memory that this process chose.
+//!
+//! In copy mode, which every driver has, the kernel copies each frame between that memory and its
+//! own; in zero-copy mode the NIC reads and writes it. Either way the memory is in chunks at any
+//! address (`XDP_UMEM_UNALIGNED_CHUNK_FLAG`), since packet buffers have headers between them.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::ring::{ConsumerRing, ProducerRing, RingKind};
+use crate::{Error, Result, XdpInterface};
+
+/// How frames get into the memory of the process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CopyMode {
+    /// Zero-copy where the driver has it.
+    Auto,
+    /// The kernel copies.
+    Copy,
+    /// The NIC reads and writes the memory: an error where it cannot.
+    ZeroCopy,
+}
+
+/// What a socket is made with.
+#[derive(Debug, Clone, Copy)]
+pub struct SocketConfig {
+    /// Entries of the fill and the RX ring: a power of two.
+    pub rx_entries: u32,
+    /// Entries of the TX and the completion ring: a power of two.
+    pub tx_entries: u32,
+    /// Who copies.
+    pub copy_mode: CopyMode,
+}
+
+/// Memory for frames: `bytes` at `base`, of which the kernel is given chunks of `chunk_bytes`.
+#[derive(Debug, Clone, Copy)]
+pub struct Umem {
+    base: NonNull<u8>,
+    bytes: usize,
+    chunk_bytes: u32,
+}
+
+// SAFETY: an address and lengths; what may be done with them is the business of `Umem::new`.
+unsafe impl Send for Umem {}
+// SAFETY: as above.
+unsafe impl Sync for Umem {}
+
+impl Umem {
+    /// `base` is on a page boundary; `chunk_bytes` is at most a page.
+    ///
+    /// # Safety
+    /// The memory stays mapped and is not used for anything else while a socket of it exists; a chunk
+    /// given to the kernel is left alone until the kernel gives it back.
+    pub unsafe fn new(base: NonNull<u8>, bytes: usize, chunk_bytes: u32) -> Umem {
+        Umem {
+            base,
+            bytes,
+            chunk_bytes,
+        }
+    }
+}
+
+/// Bytes that the kernel keeps free before a received frame (`XDP_PACKET_HEADROOM`).
+pub const PACKET_HEADROOM: u16 = 256;
+/// An address in the memory's upper bits: what is to be added to the lower ones
+/// (`XSK_UNALIGNED_BUF_OFFSET_SHIFT`).
+const OFFSET_SHIFT: u32 = 48;
+const BASE_MASK: u64 = (1 << OFFSET_SHIFT) - 1;
+
+/// Frames that the kernel sends at one call, in copy mode (`TX_BATCH_SIZE`).
+const FRAMES_A_KICK: u32 = 32;
+/// Calls to send one burst, when the kernel asks for another.
+const MAX_KICKS: u32 = 8;
+/// Bytes of frames that the kernel may hold for a socket that sends: the default holds 90 frames, and
+/// a burst that follows another stops there.
+const SEND_BUFFER_BYTES: libc::c_int = 4 << 20;
+
+/// `struct xdp_desc`
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct Descriptor {
+    address: u64,
+    bytes: u32,
+    options: u32,
+}
+
+/// A frame in the memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Frame {
+    /// The chunk, in bytes from the memory's base, as it was given to the kernel.
+    pub chunk: u64,
+    /// Where the frame begins in the chunk.
+    pub offset: u16,
+    /// Bytes of the frame.
+    pub bytes: u32,
+}
+
+/// What the kernel counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SocketCounters {
+    /// Frames dropped for other reasons than a full ring, as too long ones.
+    pub rx_dropped: u64,
+    /// Frames dropped because the RX ring was full.
+    pub rx_ring_full: u64,
+    /// Frames dropped because the kernel had no chunk to write to.
+    pub fill_ring_empty: u64,
+    /// Descriptors to send that the kernel refused.
+    pub tx_invalid: u64,
+}
+
+/// A bound socket. [`Self::split`] makes the two halves that a worker uses.
+pub struct XdpSocket {
+    descriptor: Arc<OwnedFd>,
+    receiver: Receiver,
+    sender: Sender,
+    is_zero_copy: bool,
+}
+
+/// The receiving half.
+pub struct Receiver {
+    descriptor: Arc<OwnedFd>,
+    fill: ProducerRing<u64>,
+    ring: ConsumerRing<Descriptor>,
+}
+
+/// The sending half.
+pub struct Sender {
+    descriptor: Arc<OwnedFd>,
+    ring: ProducerRing<Descriptor>,
+    completion: ConsumerRing<u64>,
+    /// The kernel left frames in the ring at the last call.
+    has_backlog: bool,
+}
+
+impl XdpSocket {
+    /// A socket on receive queue `queue` of the interface. All sockets of an interface after the first
+    /// share the first one's memory: `first`.
+    ///
+    /// # Errors
+    /// A capability is missing, the queue has a socket, the memory cannot be locked, the interface is
+    /// down.
+    pub fn open(
+        interface: &XdpInterface,
+        queue: u32,
+        umem: &Umem,
+        config: &SocketConfig,
+        first: Option<&XdpSocket>,
+    ) -> Result<XdpSocket> {
+        let descriptor = open_socket()?;
+        set_send_buffer(&descriptor);
+        if first.is_none() {
+            register_memory(&descriptor, umem)?;
+        }
+        for (option, entries) in [
+            (libc::XDP_UMEM_FILL_RING, config.rx_entries),
+            (libc::XDP_UMEM_COMPLETION_RING, config.tx_entries),
+            (libc::XDP_RX_RING, config.rx_entries),
+            (libc::XDP_TX_RING, config.tx_entries),
+        ] {
+            set_option(&descriptor, option, &entries)
+                .map_err(|source| call_error("making a ring of an AF_XDP socket", source))?;
+        }
+        let offsets: libc::xdp_mmap_offsets = read_option(&descriptor, libc::XDP_MMAP_OFFSETS)
+            .map_err(|source| call_error("reading the offsets of the rings", source))?;
+        let socket = descriptor.as_fd();
+        let (rx, tx) = (config.rx_entries, config.tx_entries);
+        let fill = ProducerRing::map_ring(socket, RingKind::Fill, rx, &offsets)?;
+        let receive = ConsumerRing::map_ring(socket, RingKind::Receive, rx, &offsets)?;
+        let transmit = ProducerRing::map_ring(socket, RingKind::Transmit, tx, &offsets)?;
+        let completion = ConsumerRing::map_ring(socket, RingKind::Completion, tx, &offsets)?;
+        bind_socket(&descriptor, interface, queue, config.copy_mode, first)?;
+        let options = read_option::<libc::xdp_options>(&descriptor, libc::XDP_OPTIONS)
+            .map_or(0, |options| options.flags);
+        let descriptor = Arc::new(descriptor);
+        Ok(XdpSocket {
+            receiver: Receiver {
+                descriptor: descriptor.clone(),
+                fill,
+                ring: receive,
+            },
+            sender: Sender {
+                descriptor: descriptor.clone(),
+                ring: transmit,
+                completion,
+                has_backlog: false,
+            },
+            descriptor,
+            is_zero_copy: options & libc::XDP_OPTIONS_ZEROCOPY != 0,
+        })
+    }
+
+    /// Whether the NIC reads and writes the memory itself.
+    pub fn is_zero_copy(&self) -> bool {
+        self.is_zero_copy
+    }
+
+    /// The two halves, and a handle that counts and that the map of sockets takes.
+    pub fn split(self) -> (Receiver, Sender, SocketHandle) {
+        (self.receiver, self.sender, SocketHandle(self.descriptor))
+    }
+
+    /// For the map of sockets.
+    pub fn socket_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+/// What is left of a [`XdpSocket`] that was split.
+#[derive(Debug, Clone)]
+pub struct SocketHandle(Arc<OwnedFd>);
+
+impl SocketHandle {
+    /// What the kernel counted.
+    ///
+    /// # Errors
+    /// The interface is gone.
+    pub fn read_counters(&self) -> Result<SocketCounters> {
+        let counters: libc::xdp_statistics = read_option(&self.0, libc::XDP_STATISTICS)
+            .map_err(|source| call_error("reading the counters of an AF_XDP socket", source))?;
+        Ok(SocketCounters {
+            rx_dropped: counters.rx_dropped,
+            rx_ring_full: counters.rx_ring_full,
+            fill_ring_empty: counters.rx_fill_ring_empty_descs,
+            tx_invalid: counters.tx_invalid_descs,
+        })
+    }
+}
+
+impl Receiver {
+    /// The next received frame. [`Self::release`] follows the last one of a burst.
+    #[inline]
+    pub fn next_frame(&mut self) -> Option<Frame> {
+        let descriptor = self.ring.pop()?;
+        Some(Frame {
+            chunk: descriptor.address & BASE_MASK,
+            offset: (descriptor.address >> OFFSET_SHIFT) as u16,
+            bytes: descriptor.bytes,
+        })
+    }
+
+    /// The kernel may write to the RX ring again where frames were read.
+    #[inline]
+    pub fn release_frames(&mut self) {
+        self.ring.release_entries();
+    }
+
+    /// Whether a frame waits.
+    #[inline]
+    pub fn has_frame(&mut self) -> bool {
+        self.ring.available_entries() != 0
+    }
+
+    /// Gives the kernel a chunk, by its bytes from the memory's base; false when the ring is full.
+    /// [`Self::publish_chunks`] follows the last one.
+    #[inline]
+    pub fn push_chunk(&mut self, chunk: u64) -> bool {
+        self.fill.push(chunk)
+    }
+
+    /// Lets the kernel use the chunks.
+    #[inline]
+    pub fn publish_chunks(&mut self) {
+        self.fill.publish_entries();
+        // A driver with zero-copy that ran out of chunks.
+        if self.fill.needs_wakeup() {
+            self.wake_driver();
+        }
+    }
+
+    #[cold]
+    fn wake_driver(&self) {
+        let mut wait = libc::pollfd {
+            fd: self.descriptor.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one entry, written within the call, which does not wait.
+        unsafe {
+            libc::poll(&mut wait, 1, 0);
+        }
+    }
+
+    /// Readable while a frame waits.
+    pub fn socket_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+impl Sender {
+    /// A chunk whose frame was sent. [`Self::release_completed`] follows the last one.
+    #[inline]
+    pub fn next_completed(&mut self) -> Option<u64> {
+        self.completion.pop().map(|address| address & BASE_MASK)
+    }
+
+    /// The kernel may write to the completion ring again.
+    #[inline]
+    pub fn release_completed(&mut self) {
+        self.completion.release_entries();
+    }
+
+    /// Queues a frame; false when the ring is full. [`Self::transmit`] follows the last one.
+    #[inline]
+    pub fn push_frame(&mut self, frame: Frame) -> bool {
+        self.ring.push(Descriptor {
+            address: frame.chunk | u64::from(frame.offset) << OFFSET_SHIFT,
+            bytes: frame.bytes,
+            options: 0,
+        })
+    }
+
+    /// The kernel left frames in the ring, which [`Self::transmit`] offers again.
+    #[inline]
+    pub fn has_backlog(&self) -> bool {
+        self.has_backlog
+    }
+
+    /// Has the kernel send what is queued. In copy mode this is where frames are copied and pass the
+    /// driver, so that a call for each burst is the price of AF_XDP; it takes 32 frames at a time.
+    #[inline]
+    pub fn transmit_queued(&mut self) {
+        self.ring.publish_entries();
+        if self.ring.needs_wakeup() {
+            self.kick_kernel();
+        }
+    }
+
+    fn kick_kernel(&mut self) {
+        let mut left = self.ring.unconsumed_entries();
+        for _ in 0..(left / FRAMES_A_KICK + 1).min(MAX_KICKS) {
+            if left == 0 {
+                break;
+            }
+            // SAFETY: sends no bytes, so that the address is not looked at.
+            let result = unsafe {
+                libc::sendto(
+                    self.descriptor.as_raw_fd(),
+                    std::ptr::null(),
+                    0,
+                    libc::MSG_DONTWAIT,
+                    std::ptr::null(),
+                    0,
+                )
+            };
+            let before = left;
+            left = self.ring.unconsumed_entries();
+            // EAGAIN: it sent its share and wants another call, or its buffers are full.
+            if result < 0 && left == before {
+                break;
+            }
+        }
+        self.has_backlog = left != 0;
+    }
+}
+
+fn call_error(what: &'static str, source: io::Error) -> Error {
+    match source.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => Error::Permission { what },
+        _ => Error::Call {
+            what: what.to_owned(),
+            source,
+        },
+    }
+}
+
+fn open_socket() -> Result<OwnedFd> {
+    // SAFETY: takes no address; the result is checked.
+    let descriptor = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+    if descriptor < 0 {
+        let source = io::Error::last_os_error();
+        if source.raw_os_error() == Some(libc::EAFNOSUPPORT) {
+            return Err(Error::Call {
+                what: "an AF_XDP socket: this kernel has none (CONFIG_XDP_SOCKETS)".into(),
+                source,
+            });
+        }
+        return Err(call_error("an AF_XDP socket", source));
+    }
+    // SAFETY: just opened, and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// Without the capability, the system's limit holds.
+fn set_send_buffer(socket: &OwnedFd) {
+    let bytes = SEND_BUFFER_BYTES;
+    for option in [libc::SO_SNDBUFFORCE, libc::SO_SNDBUF] {
+        // SAFETY: the value lives through the call.
+        let result = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                option,
+                (&raw const bytes).cast(),
+                size_of_val(&bytes) as libc::socklen_t,
+            )
+        };
+        if result == 0 {
+            return;
+        }
+    }
+}
+
+fn register_memory(socket: &OwnedFd, umem: &Umem) -> Result<()> {
+    // The first version of the structure, which all kernels take.
+    #[repr(C)]
+    struct Registration {
+        address: u64,
+        bytes: u64,
+        chunk_bytes: u32,
+        headroom: u32,
+        flags: u32,
+        padding: u32,
+    }
+    let registration = Registration {
+        address: umem.base.as_ptr() as u64,
+        bytes: umem.bytes as u64,
+        chunk_bytes: umem.chunk_bytes,
+        headroom: 0,
+        flags: libc::XDP_UMEM_UNALIGNED_CHUNK_FLAG,
+        padding: 0,
+    };
+    set_option(socket, libc::XDP_UMEM_REG, &registration).map_err(|source| {
+        match source.raw_os_error() {
+            Some(libc::ENOBUFS | libc::ENOMEM) => Error::LockedMemory {
+                mib: umem.bytes.div_ceil(1 << 20),
+            },
+            _ => call_error("giving packet buffers to an AF_XDP socket", source),
+        }
+    })
+}
+
+fn bind_socket(
+    socket: &OwnedFd,
+    interface: &XdpInterface,
+    queue: u32,
+    copy_mode: CopyMode,
+    first: Option<&XdpSocket>,
+) -> Result<()> {
+    // Sockets that share memory take the flags of the first.
+    let flags = match (first, copy_mode) {
+        (Some(_), _) => libc::XDP_SHARED_UMEM,
+        (None, CopyMode::Auto) => libc::XDP_USE_NEED_WAKEUP,
+        (None, CopyMode::Copy) => libc::XDP_USE_NEED_WAKEUP | libc::XDP_COPY,
+        (None, CopyMode::ZeroCopy) => libc::XDP_USE_NEED_WAKEUP | libc::XDP_ZEROCOPY,
+    };
+    let address = libc::sockaddr_xdp {
+        sxdp_family: libc::AF_XDP as u16,
+        sxdp_flags: flags,
+        sxdp_ifindex: interface.index,
+        sxdp_queue_id: queue,
+        sxdp_shared_umem_fd: first.map_or(0, |first| first.descriptor.as_raw_fd() as u32),
+    };
+    // SAFETY: the address lives through the call and has the length given.
+    let result = unsafe {
+        libc::bind(
+            socket.as_raw_fd(),
+            (&raw const address).cast(),
+            size_of_val(&address) as libc::socklen_t,
+        )
+    };
+    if result == 0 {
+        return Ok(());
+    }
+    let source = io::Error::last_os_error();
+    Err(match source.raw_os_error() {
+        Some(libc::EBUSY) => Error::QueueInUse {
+            interface: interface.name.clone(),
+            queue,
+        },
+        Some(libc::ENETDOWN) => Error::Down(interface.name.clone()),
+        Some(libc::EPERM | libc::EACCES) => Error::Permission {
+            what: "binding an AF_XDP socket",
+        },
+        Some(libc::EOPNOTSUPP) if copy_mode == CopyMode::ZeroCopy => Error::Call {
+            what: format!(
+                "the driver of `{}` has no zero-copy mode; use copy = \"auto\"",
+                interface.name
+            ),
+            source,
+        },
+        _ => Error::Call {
+            what: format!(
+                "binding an AF_XDP socket to queue {queue} of `{}`",
+                interface.name
+            ),
+            source,
+        },
+    })
+}
+
+fn set_option<T>(socket: &OwnedFd, option: libc::c_int, value: &T) -> io::Result<()> {
+    // SAFETY: the value lives through the call and has the length given.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_XDP,
+            option,
+            std::ptr::from_ref(value).cast(),
+            size_of::<T>() as libc::socklen_t,
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// `T` is a C structure of numbers.
+fn read_option<T>(socket: &OwnedFd, option: libc::c_int) -> io::Result<T> {
+    let mut value = MaybeUninit::<T>::zeroed();
+    let mut bytes = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most as many bytes as the value has.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_XDP,
+            option,
+            value.as_mut_ptr().cast(),
+            &mut bytes,
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: structures of numbers, for which zeros are valid where the kernel wrote none.
+    Ok(unsafe { value.assume_init() })
+}
