@@ -6,6 +6,7 @@ use core::time::Duration;
 use std::hash::{BuildHasher, RandomState};
 
 use crate::base::error::StackError;
+use crate::flow::port_set::PortSet;
 use crate::flow::steering::WorkerSteering;
 
 /// An address of this device and the prefix that is on its link.
@@ -175,6 +176,16 @@ impl Default for ReassemblyConfig {
     }
 }
 
+/// Another stack of this machine, the kernel's, has the device's Ethernet address, and some of its IP
+/// addresses, too. TCP ports at those addresses are divided: each stack has its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostShare {
+    /// Those of [`StackConfig::addresses`] that both stacks have.
+    pub addresses: Vec<IpAddr>,
+    /// Ports at these addresses that are ours for connects without a port of their own.
+    pub ports: PortSet,
+}
+
 /// Everything a [`crate::Stack`] is told. `StackConfig::new` fills in the defaults of a fabric.
 #[derive(Clone, Debug)]
 pub struct StackConfig {
@@ -232,6 +243,8 @@ pub struct StackConfig {
     /// Which worker this is when several share the device: connects then draw source ports
     /// whose flow comes home. `None`: it is alone.
     pub steering: Option<WorkerSteering>,
+    /// The kernel's stack beside this one, if the device is shared.
+    pub host: Option<HostShare>,
     /// Keepalive probes (RFC 9293 section 3.8.4) of every connection; `None`: none are sent.
     pub keepalive: Option<Keepalive>,
     /// Unacknowledged data older than this ends the connection (RFC 9293 section 3.8.3).
@@ -294,6 +307,7 @@ impl StackConfig {
             tx_checksum: true,
             tso: None,
             steering: None,
+            host: None,
             keepalive: None,
             user_timeout: Duration::from_secs(120),
             orphan_timeout: Duration::from_secs(120),
@@ -329,6 +343,16 @@ pub(crate) fn check_config(config: &StackConfig) -> Result<(), StackError> {
     }
     if config.addresses.is_empty() {
         return bad("a device needs at least one address".into());
+    }
+    if let Some(host) = &config.host
+        && let Some(address) = host
+            .addresses
+            .iter()
+            .find(|address| !config.addresses.iter().any(|cidr| cidr.addr == **address))
+    {
+        return bad(format!(
+            "{address} cannot be shared: the device does not have it"
+        ));
     }
     if let Some(text) = config.tso {
         if config.tx_checksum {

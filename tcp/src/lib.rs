@@ -160,9 +160,10 @@ pub use base::state::TcpState;
 pub use base::stats::StackStats;
 pub use base::time::Instant;
 pub use config::{
-    CongestionControl, IpCidr, Keepalive, NeighbourConfig, ReassemblyConfig, Route, StackConfig,
-    TsoLimits,
+    CongestionControl, HostShare, IpCidr, Keepalive, NeighbourConfig, ReassemblyConfig, Route,
+    StackConfig, TsoLimits,
 };
+pub use flow::port_set::PortSet;
 pub use flow::steering::{Destination, Steering, WorkerSteering};
 pub use flow::toeplitz::{DEFAULT_RSS_KEY, SYMMETRIC_RSS_KEY, Toeplitz};
 pub use queues::receive_queue::ReceiveQueue;

@@ -16,6 +16,12 @@ pub trait RecvBuf {
     fn chunks(&self) -> Self::Chunks<'_>;
     /// Drops the first `count` bytes; the stack never asks for more than remain.
     fn advance(&mut self, count: usize);
+    /// Puts back the last `count` bytes that [`advance`](RecvBuf::advance) dropped, which lay in the
+    /// first piece. `false`: this kind of buffer cannot, which is the default. Used for frames that
+    /// are somebody else's, off the fast path.
+    fn retreat(&mut self, _count: usize) -> bool {
+        false
+    }
     /// Keeps the first `count` bytes; the stack never asks for more than remain.
     fn truncate(&mut self, count: usize);
     /// Appends the bytes of another frame, copied or chained. Returns it as an error if this kind of
@@ -71,6 +77,11 @@ impl RecvBuf for VecBuf {
     fn advance(&mut self, count: usize) {
         assert!(count <= self.remaining());
         self.start += count;
+    }
+    fn retreat(&mut self, count: usize) -> bool {
+        let is_dropped = count <= self.start;
+        self.start -= if is_dropped { count } else { 0 };
+        is_dropped
     }
     #[inline]
     fn truncate(&mut self, count: usize) {

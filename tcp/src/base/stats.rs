@@ -239,4 +239,8 @@ counters! {
     neighbour_overflows = "ArpTableFull",
     /// ARP, NDP and ICMP answers, resets and SYN cookies that found the queue full or exceeded their rate.
     control_drops = "SiwControlDrops",
+    /// Frames left to the kernel's stack, on a device that it shares.
+    host_frames = "SiwHostFrames",
+    /// Frames for the kernel's stack that were dropped: too many in one burst, or not to be made whole.
+    host_drops = "SiwHostDrops",
 }

@@ -19,7 +19,7 @@ use crate::base::frame_info::RxChecksum;
 use crate::base::stats::StackStats;
 use crate::wire::extension_headers;
 use crate::wire::flow_key::FlowKey;
-use crate::wire::frame::{FrameContent, LinkIdentity, classify_frame, peek_flow};
+use crate::wire::frame::{FrameContent, FrameOrigin, LinkIdentity, classify_frame, peek_flow};
 
 const IPV4_HEADER: usize = 20;
 const IPV6_HEADER: usize = 40;
@@ -124,13 +124,13 @@ fn tcp_segment(source: IpAddr, destination: IpAddr, ports: (u16, u16), payload: 
 fn classify_tcp(bytes: &[u8], vlan: Option<u16>) -> Option<(FlowKey, bool, Vec<u8>)> {
     let link = LinkIdentity { mac: OWN_MAC, vlan };
     let mut buffer = VecBuf::from(bytes.to_vec());
-    let mut source_mac = [0; 6];
+    let mut origin = FrameOrigin::default();
     let mut stats = StackStats::default();
     match classify_frame(
         &link,
         &mut buffer,
         RxChecksum::Unknown,
-        &mut source_mac,
+        &mut origin,
         &mut stats,
     )? {
         FrameContent::Tcp { key, ce } => Some((key, ce, buffer.chunk().to_vec())),

@@ -16,7 +16,7 @@ use crate::wire::bytes::{read_u16, read_u32, read_u64};
 use crate::wire::constants::{PROTOCOL_ICMPV6, PROTOCOL_TCP};
 use crate::wire::extension_headers::{self, WalkEnd};
 use crate::wire::flow_key::FlowKey;
-use crate::wire::frame::{self, FrameContent};
+use crate::wire::frame::{self, FrameContent, FrameOrigin};
 use crate::wire::icmp_error::IcmpError;
 use crate::wire::segment::Segment;
 
@@ -260,7 +260,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
             FrameContent::Tcp { key, ce } => {
                 self.on_reassembled_segment(now, &key, ce, buffer, first.src_mac)
             }
-            what => self.on_other_frame(now, what, buffer, first.src_mac),
+            what => {
+                let origin = FrameOrigin {
+                    src_mac: first.src_mac,
+                    stripped: 0,
+                };
+                self.on_other_frame(now, what, buffer, origin);
+            }
         }
     }
 
@@ -282,7 +288,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
         let mut seg = Segment::default();
         if let Some(buffer) = self.parse_segment(&mut seg, buffer, ce) {
-            self.on_tcp_segment(now, key, None, &seg, buffer, src_mac);
+            let origin = FrameOrigin {
+                src_mac,
+                stripped: 0,
+            };
+            self.on_tcp_segment(now, key, None, &seg, buffer, origin);
         }
     }
 

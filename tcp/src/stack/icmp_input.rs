@@ -12,11 +12,12 @@ use crate::link::control_queue::{Icmpv6Outcome, Origin};
 use crate::pmtu::path_mtu::{self, MIN_V4, MIN_V6};
 use crate::pmtu::search::PathSearch;
 use crate::stack::Stack;
+use crate::stack::host_path::FrameOwner;
 use crate::tcb::flags::ConnectionFlags;
 use crate::wire::bytes::{read_u16, read_u32};
 use crate::wire::constants::PROTOCOL_TCP;
 use crate::wire::flow_key::FlowKey;
-use crate::wire::frame::FrameContent;
+use crate::wire::frame::{FrameContent, FrameOrigin};
 use crate::wire::icmp_error::{IcmpError, is_soft_error_v4, is_soft_error_v6};
 
 /// ICMPv4 type and code (RFC 1191 section 4), and ICMPv6 type (RFC 4443 section 3.2).
@@ -76,12 +77,18 @@ impl<B: RecvBuf, R> Stack<B, R> {
         now: Instant,
         what: FrameContent,
         frame: B,
-        src_mac: [u8; 6],
+        link_origin: FrameOrigin,
     ) {
+        let owner = self.owner_of_frame(&what, &frame);
+        let stripped = usize::from(link_origin.stripped);
+        if owner == FrameOwner::Host {
+            return self.hand_to_host(frame, stripped);
+        }
+        let src_mac = link_origin.src_mac;
         let origin = |src: IpAddr, dst: IpAddr| Origin { src_mac, src, dst };
         match what {
-            FrameContent::Tcp { .. } => {}
-            FrameContent::Fragment { header } => self.fragment(now, header, frame, src_mac),
+            FrameContent::Tcp { .. } | FrameContent::Unclaimed => {}
+            FrameContent::Fragment { header } => return self.fragment(now, header, frame, src_mac),
             FrameContent::Rejected {
                 src,
                 dst,
@@ -106,6 +113,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 dst,
                 hop_limit,
             } => self.on_icmpv6(now, &origin(src.into(), dst.into()), hop_limit, &frame),
+        }
+        if owner == FrameOwner::Both {
+            self.hand_to_host(frame, stripped);
         }
     }
 

@@ -1,6 +1,7 @@
 //! The public interface: the stack of one device in one worker.
 
 mod fragment_input;
+mod host_path;
 mod icmp_input;
 mod open;
 pub(crate) mod receive;
@@ -28,6 +29,7 @@ use crate::connection::{Connection, NO_LISTENER};
 use crate::ip::reassembly::ReassemblyTable;
 use crate::pmtu::search::{PathSearch, SearchStep};
 use crate::queues::receive_queue::ReceiveQueue;
+use crate::stack::host_path::HOST_FRAMES;
 use crate::stack::receive::RxPipeline;
 
 /// A connection at one moment.
@@ -78,6 +80,8 @@ pub struct Stack<B: RecvBuf, R> {
     /// Empty between bursts.
     pub(crate) rx_pipeline: RxPipeline<B>,
     pub(crate) fragments: ReassemblyTable<B>,
+    /// Frames for the kernel's stack, until they are taken.
+    pub(crate) host_frames: Vec<B>,
     pub(crate) shared: SharedState,
 }
 
@@ -98,12 +102,14 @@ impl<B: RecvBuf, R> Stack<B, R> {
         // Reserved for all connections: the pages stay untouched until used, while growing would copy
         // every connection within one batch.
         let conns = Vec::with_capacity(shared.config.max_connections);
+        let host_frames = shared.config.host.as_ref().map_or(0, |_| HOST_FRAMES);
         Ok(Stack {
             connections: conns,
             free_slots: Vec::new(),
             last_connection: u32::MAX,
             rx_pipeline: RxPipeline::default(),
             fragments: ReassemblyTable::new(),
+            host_frames: Vec::with_capacity(host_frames),
             shared,
         })
     }

@@ -143,6 +143,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let time_wait = crate::base::time::to_nanos(self.shared.config.time_wait);
         let mut rested = None;
         let home = self.shared.config.steering.clone();
+        // At an address of two stacks, only the ports that were claimed for this one.
+        let host = self.shared.config.host.as_ref();
+        let claimed = host
+            .filter(|host| host.addresses.contains(&from))
+            .map(|host| host.ports.clone());
         let tries = PORT_TRIES
             * home
                 .as_ref()
@@ -153,9 +158,15 @@ impl<B: RecvBuf, R> Stack<B, R> {
             {
                 return self.claim_four_tuple(from, port, remote);
             }
-            let n = offset.wrapping_add(self.shared.port_draws) % PORT_COUNT;
+            let n = offset.wrapping_add(self.shared.port_draws);
             self.shared.port_draws = self.shared.port_draws.wrapping_add(1);
-            let port = PORT_FIRST + n as u16;
+            let port = match &claimed {
+                Some(ports) => ports.nth_of_range(n),
+                None => PORT_FIRST + (n % PORT_COUNT) as u16,
+            };
+            if claimed.as_ref().is_some_and(|ports| !ports.contains(port)) {
+                continue;
+            }
             let local = SocketAddr::new(from, port);
             if home.as_ref().is_some_and(|home| !home.owns(local, remote)) {
                 continue;

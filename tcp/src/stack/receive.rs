@@ -18,7 +18,7 @@ use crate::connection::rx_coalescer::RxCoalescer;
 use crate::stack::Stack;
 use crate::tcb::flags::ConnectionFlags;
 use crate::wire::flow_key::FlowKey;
-use crate::wire::frame::{self, FrameContent, LinkIdentity};
+use crate::wire::frame::{self, FrameContent, FrameOrigin, LinkIdentity};
 use crate::wire::segment::{self, Segment};
 
 /// Frames in the pipeline. With more, the first would be evicted from a small cache before it is
@@ -256,13 +256,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
         burst: &mut BurstState,
     ) {
         self.finish_coalescing(&mut burst.coalescer);
-        let mut src_mac = [0; 6];
+        let mut origin = FrameOrigin::default();
         let stats = &mut self.shared.stats;
         match frame::classify_frame(
             &burst.link_filter,
             &mut buffer,
             staged.checksum,
-            &mut src_mac,
+            &mut origin,
             stats,
         ) {
             Some(FrameContent::Tcp { key, ce }) => {
@@ -271,7 +271,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 };
                 let payload = buffer.remaining() > 0;
                 let hash = staged.hashed.then_some(staged.hash);
-                let matched = self.on_tcp_segment(now, &key, hash, &burst.seg, buffer, src_mac);
+                let matched = self.on_tcp_segment(now, &key, hash, &burst.seg, buffer, origin);
                 if matched && payload && more {
                     let conn = &self.connections[self.last_connection as usize];
                     burst
@@ -279,7 +279,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                         .start_after(&self.shared, self.last_connection, conn);
                 }
             }
-            Some(other) => self.on_other_frame(now, other, buffer, src_mac),
+            Some(other) => self.on_other_frame(now, other, buffer, origin),
             None => {}
         }
     }
@@ -334,17 +334,17 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// needs the information (neighbours, ICMP errors), see [`crate::Destination::AllWorkers`].
     pub fn receive_copy(&mut self, now: Instant, mut frame: B, checksum: RxChecksum) {
         self.shared.now = now;
-        let mut src_mac = [0; 6];
+        let mut origin = FrameOrigin::default();
         let what = frame::classify_frame(
             &self.link_filter(),
             &mut frame,
             checksum,
-            &mut src_mac,
+            &mut origin,
             &mut self.shared.stats,
         );
         if let Some(what) = what {
             self.shared.control_queue.silent = true;
-            self.on_other_frame(now, what, frame, src_mac);
+            self.on_other_frame(now, what, frame, origin);
             self.shared.control_queue.silent = false;
         }
     }
@@ -359,7 +359,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         hash: Option<u64>,
         seg: &Segment,
         buffer: B,
-        src_mac: [u8; 6],
+        origin: FrameOrigin,
     ) -> bool {
         if !self.is_last_connection(key) {
             let hash = hash.unwrap_or_else(|| key.hash::<1, 3>(self.shared.hash_key));
@@ -371,18 +371,28 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 Some(i) => self.last_connection = i,
                 None if seg.flags & (segment::SYN | segment::RST | segment::ACK)
                     == segment::ACK
-                    && let Some(opened) = self.cookie_returned(now, key, seg, src_mac) =>
+                    && let Some(opened) = self.cookie_returned(now, key, seg, origin.src_mac) =>
                 {
                     let Some(i) = opened else { return false };
                     self.last_connection = i;
                 }
+                None if self.is_host_segment(key) => {
+                    // A reassembled datagram is no frame any more.
+                    let headers = match origin.stripped {
+                        0 => 0,
+                        stripped => usize::from(stripped) + usize::from(seg.header_len),
+                    };
+                    self.hand_to_host(buffer, headers);
+                    return false;
+                }
                 None => {
-                    self.on_unmatched_segment(now, key, seg, buffer.remaining() as u32, src_mac);
+                    let payload = buffer.remaining() as u32;
+                    self.on_unmatched_segment(now, key, seg, payload, origin.src_mac);
                     return false;
                 }
             }
         }
-        self.on_segment(now, self.last_connection, key, seg, buffer, src_mac);
+        self.on_segment(now, self.last_connection, key, seg, buffer, origin.src_mac);
         true
     }
 

@@ -25,6 +25,9 @@ pub(crate) enum FrameContent {
         ce: bool,
     },
     Arp,
+    /// Nothing of ours, in a frame to our station or to a group: another protocol than IP and ARP, or a
+    /// packet to a group that is never answered. The buffer begins with Ethernet's payload.
+    Unclaimed,
     Icmpv4 {
         src: Ipv4Addr,
         dst: Ipv4Addr,
@@ -47,6 +50,15 @@ pub(crate) enum FrameContent {
         error: IcmpError,
         group: bool,
     },
+}
+
+/// Where a frame came from, and what was taken from its front.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct FrameOrigin {
+    /// The sender's Ethernet address, for answers.
+    pub src_mac: [u8; 6],
+    /// Bytes of headers before what the buffer begins with; 0 for a reassembled datagram.
+    pub stripped: u16,
 }
 
 /// The next header number for "no next header" (RFC 8200 section 4.7).
@@ -87,7 +99,7 @@ pub(crate) fn peek_flow(frame: &[u8], tagged: bool) -> Option<FlowKey> {
 }
 
 /// Checks the headers of a frame, strips them, and says what it carries. `None`: dropped and counted.
-/// `src_mac` becomes the sender's Ethernet address, for answers.
+/// `origin` is filled in.
 ///
 /// Why it is fast: headers are read where they are, each field once; `advance` and `truncate` only move
 /// the ends of the buffer.
@@ -96,7 +108,7 @@ pub(crate) fn classify_frame<B: RecvBuf>(
     link: &LinkIdentity,
     buffer: &mut B,
     checksum: RxChecksum,
-    src_mac: &mut [u8; 6],
+    origin: &mut FrameOrigin,
     stats: &mut StackStats,
 ) -> Option<FrameContent> {
     let frame = buffer.chunk();
@@ -113,7 +125,7 @@ pub(crate) fn classify_frame<B: RecvBuf>(
         stats.martians += 1;
         return None;
     }
-    src_mac.copy_from_slice(&frame[6..12]);
+    origin.src_mac.copy_from_slice(&frame[6..12]);
     let mut ethertype = read_u16(frame, 12);
     let mut l2 = ETHERNET_HEADER_LEN;
     let mut vlan = 0;
@@ -132,16 +144,18 @@ pub(crate) fn classify_frame<B: RecvBuf>(
         return None;
     }
     let multicast = frame[0] & 1 != 0;
+    origin.stripped = l2 as u16;
     match ethertype {
-        ETHERTYPE_IPV4 => parse_ipv4(buffer, l2, checksum, multicast, stats),
-        ETHERTYPE_IPV6 => parse_ipv6(buffer, l2, checksum, multicast, stats),
+        ETHERTYPE_IPV4 => parse_ipv4(buffer, origin, checksum, multicast, stats),
+        ETHERTYPE_IPV6 => parse_ipv6(buffer, origin, checksum, multicast, stats),
         ETHERTYPE_ARP => {
             buffer.advance(l2);
             Some(FrameContent::Arp)
         }
         _ => {
             stats.not_for_us += 1;
-            None
+            buffer.advance(l2);
+            Some(FrameContent::Unclaimed)
         }
     }
 }
@@ -149,11 +163,12 @@ pub(crate) fn classify_frame<B: RecvBuf>(
 #[inline]
 fn parse_ipv4<B: RecvBuf>(
     buffer: &mut B,
-    l2: usize,
+    origin: &mut FrameOrigin,
     checksum: RxChecksum,
     multicast: bool,
     stats: &mut StackStats,
 ) -> Option<FrameContent> {
+    let l2 = usize::from(origin.stripped);
     let ip = &buffer.chunk()[l2..];
     if ip.len() < IPV4_HEADER_LEN || ip[0] >> 4 != 4 {
         stats.in_errs += 1;
@@ -192,6 +207,7 @@ fn parse_ipv4<B: RecvBuf>(
             }
             buffer.truncate(l2 + total);
             buffer.advance(l2 + header);
+            origin.stripped = (l2 + header) as u16;
             if checksum == RxChecksum::Unknown {
                 let mut sum = OnesComplementSum::new();
                 for word in [src, dst] {
@@ -205,6 +221,7 @@ fn parse_ipv4<B: RecvBuf>(
         PROTOCOL_ICMP => {
             buffer.truncate(l2 + total);
             buffer.advance(l2 + header);
+            origin.stripped = (l2 + header) as u16;
             Some(FrameContent::Icmpv4 {
                 src: src.into(),
                 dst: dst.into(),
@@ -214,8 +231,11 @@ fn parse_ipv4<B: RecvBuf>(
             stats.unknown_protocols += 1;
             buffer.truncate(l2 + total);
             buffer.advance(l2);
+            if multicast {
+                return Some(FrameContent::Unclaimed);
+            }
             let (src, dst): (Ipv4Addr, Ipv4Addr) = (src.into(), dst.into());
-            (!multicast).then_some(FrameContent::Rejected {
+            Some(FrameContent::Rejected {
                 src: src.into(),
                 dst: dst.into(),
                 error: IcmpError::PROTOCOL,
@@ -233,23 +253,24 @@ fn accept_ipv4_fragment<B: RecvBuf>(
     multicast: bool,
     stats: &mut StackStats,
 ) -> Option<FrameContent> {
-    if multicast {
-        stats.not_for_us += 1;
-        return None;
-    }
     buffer.truncate(l2 + total);
     buffer.advance(l2);
+    if multicast {
+        stats.not_for_us += 1;
+        return Some(FrameContent::Unclaimed);
+    }
     Some(FrameContent::Fragment { header: None })
 }
 
 #[inline]
 fn parse_ipv6<B: RecvBuf>(
     buffer: &mut B,
-    l2: usize,
+    origin: &mut FrameOrigin,
     checksum: RxChecksum,
     multicast: bool,
     stats: &mut StackStats,
 ) -> Option<FrameContent> {
+    let l2 = usize::from(origin.stripped);
     let ip = &buffer.chunk()[l2..];
     if ip.len() < IPV6_HEADER_LEN || ip[0] >> 4 != 6 {
         stats.in_errs += 1;
@@ -273,11 +294,14 @@ fn parse_ipv6<B: RecvBuf>(
         multicast,
     };
     match ip[6] {
-        PROTOCOL_TCP => accept_ipv6_tcp(buffer, &packet, l2, (IPV6_HEADER_LEN, len), stats),
+        PROTOCOL_TCP => {
+            origin.stripped = (l2 + IPV6_HEADER_LEN) as u16;
+            accept_ipv6_tcp(buffer, &packet, l2, (IPV6_HEADER_LEN, len), stats)
+        }
         next => {
             buffer.truncate(l2 + IPV6_HEADER_LEN + len);
             buffer.advance(l2);
-            parse_beyond_ipv6(buffer, &packet, next, stats)
+            parse_beyond_ipv6(buffer, &packet, next, origin, stats)
         }
     }
 }
@@ -341,6 +365,7 @@ fn parse_beyond_ipv6<B: RecvBuf>(
     buffer: &mut B,
     fields: &Ipv6Fields,
     next: u8,
+    origin: &mut FrameOrigin,
     stats: &mut StackStats,
 ) -> Option<FrameContent> {
     let (src, dst) = fields.address_pair();
@@ -369,8 +394,11 @@ fn parse_beyond_ipv6<B: RecvBuf>(
             return None;
         };
         if !extension_headers::is_atomic_fragment(header) {
-            stats.not_for_us += u64::from(fields.multicast);
-            return (!fields.multicast).then_some(FrameContent::Fragment { header: Some(at) });
+            if fields.multicast {
+                stats.not_for_us += 1;
+                return Some(FrameContent::Unclaimed);
+            }
+            return Some(FrameContent::Fragment { header: Some(at) });
         }
         // An atomic fragment is a whole datagram, whatever other fragments have its identification (RFC
         // 6946). It may not carry neighbour discovery (RFC 6980), which demands a hop limit of 255.
@@ -384,6 +412,7 @@ fn parse_beyond_ipv6<B: RecvBuf>(
             ..
         } => {
             let len = buffer.remaining() - at;
+            origin.stripped += at as u16;
             accept_ipv6_tcp(buffer, fields, 0, (at, len), stats)
         }
         WalkEnd::Reached {
@@ -392,6 +421,7 @@ fn parse_beyond_ipv6<B: RecvBuf>(
             ..
         } => {
             buffer.advance(at);
+            origin.stripped += at as u16;
             Some(FrameContent::Icmpv6 {
                 src,
                 dst,
@@ -400,8 +430,10 @@ fn parse_beyond_ipv6<B: RecvBuf>(
         }
         WalkEnd::Reached { next, named, .. } => {
             stats.unknown_protocols += 1;
-            (!fields.multicast && next != NO_NEXT_HEADER)
-                .then(|| reject(IcmpError::parameter_problem(1, named), false))
+            if fields.multicast || next == NO_NEXT_HEADER {
+                return Some(FrameContent::Unclaimed);
+            }
+            Some(reject(IcmpError::parameter_problem(1, named), false))
         }
         WalkEnd::Discard => {
             stats.header_errors += 1;

@@ -1,0 +1,166 @@
+//! Frames for the kernel's stack, on a device that both share ([`crate::StackConfig::host`]).
+//!
+//! The division costs frames of our connections nothing: they have left for their connection before
+//! anybody asks. What is left over is ours or the kernel's:
+//!
+//! | frame | at an address of ours alone | at a shared address | at another address, or to a group |
+//! |---|---|---|---|
+//! | TCP: a port that we listen on or draw from | ours | ours | |
+//! | TCP: another port | ours (RST) | the kernel's | the kernel's |
+//! | ARP, neighbour discovery | both | both | both |
+//! | ICMP error | ours | both | the kernel's |
+//! | other ICMP | ours | the kernel's | the kernel's |
+//! | fragment of TCP | ours | ours | the kernel's |
+//! | other fragment, other protocol | ours (ICMP error) | the kernel's | the kernel's |
+//! | neither IP nor ARP | | | the kernel's |
+//!
+//! Both stacks answer ARP and neighbour solicitations for shared addresses, with the same Ethernet
+//! address: neither depends on the other's being up. An ICMP error that quotes a segment of ours means
+//! nothing to the kernel, which has no such connection. The frames wait, whole as they were received,
+//! in a short list that the owner of the stack takes after each burst; what does not fit is dropped
+//! and counted.
+
+use core::net::{IpAddr, Ipv4Addr};
+
+use crate::base::buffer::RecvBuf;
+use crate::stack::Stack;
+use crate::wire::bytes::read_u32;
+use crate::wire::constants::PROTOCOL_TCP;
+use crate::wire::flow_key::FlowKey;
+use crate::wire::frame::FrameContent;
+
+/// Frames for the kernel that one burst may leave: two bursts of a port, since what other workers
+/// forwarded arrives beside it.
+pub(crate) const HOST_FRAMES: usize = 64;
+
+/// Types of ICMPv4 errors (RFC 792) and of neighbour discovery (RFC 4861).
+const ICMPV4_ERRORS: [u8; 5] = [3, 4, 5, 11, 12];
+const NEIGHBOUR_DISCOVERY: core::ops::RangeInclusive<u8> = 133..=137;
+/// ICMPv6 messages below this type are errors (RFC 4443 section 2.1).
+const FIRST_INFORMATIONAL: u8 = 128;
+
+/// Whose a frame is that carries no segment of a connection.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FrameOwner {
+    Ours,
+    Host,
+    Both,
+}
+
+impl<B: RecvBuf, R> Stack<B, R> {
+    /// Whether a segment without a connection here is the kernel's.
+    #[cold]
+    pub(crate) fn is_host_segment(&self, key: &FlowKey) -> bool {
+        let Some(host) = &self.shared.config.host else {
+            return false;
+        };
+        let local = key.local();
+        if host.addresses.contains(&local.ip()) {
+            !host.ports.contains(local.port()) && self.find_listener(key).is_none()
+        } else {
+            !self.shared.is_own_address(local.ip())
+        }
+    }
+
+    /// Whose a frame is that carries no TCP segment. `frame` begins with what `what` says.
+    pub(crate) fn owner_of_frame(&self, what: &FrameContent, frame: &B) -> FrameOwner {
+        let Some(host) = &self.shared.config.host else {
+            return FrameOwner::Ours;
+        };
+        let bytes = frame.chunk();
+        // Of a packet to this address; `at_shared` where both stacks have it.
+        let by_address = |dst: IpAddr, at_shared: FrameOwner| {
+            if host.addresses.contains(&dst) {
+                at_shared
+            } else if self.shared.is_own_address(dst) {
+                FrameOwner::Ours
+            } else {
+                FrameOwner::Host
+            }
+        };
+        match what {
+            FrameContent::Tcp { .. } => FrameOwner::Ours,
+            FrameContent::Unclaimed | FrameContent::Rejected { group: true, .. } => {
+                FrameOwner::Host
+            }
+            FrameContent::Arp => FrameOwner::Both,
+            FrameContent::Icmpv4 { dst, .. } => {
+                let is_error = bytes
+                    .first()
+                    .is_some_and(|kind| ICMPV4_ERRORS.contains(kind));
+                by_address((*dst).into(), owner_if_shared(is_error))
+            }
+            FrameContent::Icmpv6 { dst, .. } => match bytes.first() {
+                Some(kind) if NEIGHBOUR_DISCOVERY.contains(kind) => FrameOwner::Both,
+                kind => {
+                    let is_error = kind.is_some_and(|kind| *kind < FIRST_INFORMATIONAL);
+                    by_address((*dst).into(), owner_if_shared(is_error))
+                }
+            },
+            FrameContent::Rejected { dst, .. } => by_address(*dst, FrameOwner::Host),
+            FrameContent::Fragment { header } => {
+                let Some((dst, protocol)) = fragment_target(bytes, *header) else {
+                    return FrameOwner::Ours;
+                };
+                let at_shared = if protocol == PROTOCOL_TCP {
+                    FrameOwner::Ours
+                } else {
+                    FrameOwner::Host
+                };
+                by_address(dst, at_shared)
+            }
+        }
+    }
+
+    /// Leaves a frame for the kernel, whole again: `stripped` bytes of headers were taken from its
+    /// front (0: it was reassembled, and there is no such frame).
+    #[cold]
+    pub(crate) fn hand_to_host(&mut self, mut frame: B, stripped: usize) {
+        // What another worker received, it hands over as well.
+        if self.shared.control_queue.silent {
+            return;
+        }
+        if stripped == 0 || self.host_frames.len() >= HOST_FRAMES || !frame.retreat(stripped) {
+            self.shared.stats.host_drops += 1;
+            return;
+        }
+        self.shared.stats.host_frames += 1;
+        self.host_frames.push(frame);
+    }
+
+    /// Whether frames wait for the kernel.
+    #[inline]
+    pub fn has_host_frames(&self) -> bool {
+        !self.host_frames.is_empty()
+    }
+
+    /// The frames for the kernel that the last bursts brought, as they were received but for Ethernet's
+    /// padding. To be called after each burst: the list is short.
+    pub fn take_host_frames(&mut self) -> impl Iterator<Item = B> {
+        self.host_frames.drain(..)
+    }
+}
+
+/// Whose an ICMP message to a shared address is.
+fn owner_if_shared(is_error: bool) -> FrameOwner {
+    if is_error {
+        FrameOwner::Both
+    } else {
+        FrameOwner::Host
+    }
+}
+
+/// Where a fragment goes, and the protocol of its datagram; in IPv6 `header` is the offset of the
+/// fragment header.
+fn fragment_target(packet: &[u8], header: Option<usize>) -> Option<(IpAddr, u8)> {
+    match header {
+        None => {
+            let packet = packet.get(..20)?;
+            Some((Ipv4Addr::from(read_u32(packet, 16)).into(), packet[9]))
+        }
+        Some(at) => {
+            let dst: [u8; 16] = packet.get(24..40)?.try_into().ok()?;
+            Some((IpAddr::from(dst), *packet.get(at)?))
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! A device whose addresses the kernel has too: what is the kernel's is left to it as it was received,
+//! what is ours is answered, and neither is both unless both need it.
+
+use std::net::{IpAddr, SocketAddr};
+
+use siw_tcp::sim::forge::{Ends, Tcp, fragments};
+use siw_tcp::sim::{Pattern, VecSink, host_config};
+use siw_tcp::{
+    Events, FrameInfo, HostShare, Instant, IpCidr, PortSet, RxChecksum, Stack, StackConfig,
+    StackError, VecBuf,
+};
+
+type Host = Stack<VecBuf, Pattern>;
+
+const NOW: Instant = Instant(1_000_000_000);
+const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
+const SYN: u8 = 2;
+const RST: u8 = 4;
+
+/// Addresses of both stacks, of ours alone, of the kernel alone; the peer's.
+const SHARED: [&str; 2] = ["10.0.0.1", "fd00::1"];
+const OWN: [&str; 2] = ["10.0.0.9", "fd00::9"];
+const FOREIGN: [&str; 2] = ["10.0.0.77", "fd00::77"];
+const PEER: [&str; 2] = ["10.0.0.2", "fd00::2"];
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn config() -> StackConfig {
+    let mut config = host_config(0);
+    config.addresses.push(IpCidr::new(ip(OWN[0]), 24));
+    config.addresses.push(IpCidr::new(ip(OWN[1]), 64));
+    config.host = Some(HostShare {
+        addresses: SHARED.map(ip).to_vec(),
+        ports: PortSet::new(61_000..=61_099, |port| port % 2 == 0),
+    });
+    config
+}
+
+/// What a stack made of a frame: how many it answered with, and what it left to the kernel.
+struct Outcome {
+    answers: Vec<Vec<u8>>,
+    left: Vec<Vec<u8>>,
+}
+
+fn give(host: &mut Host, frame: &[u8]) -> Outcome {
+    let info = FrameInfo {
+        checksum: RxChecksum::Unknown,
+        rss_hash: 0,
+    };
+    host.receive_burst(NOW, std::iter::once((VecBuf::from(frame.to_vec()), info)));
+    let left = host.take_host_frames();
+    let left = left.map(|frame| frame.as_slice().to_vec()).collect();
+    let mut sink = VecSink::default();
+    host.poll(NOW, &mut sink);
+    let answers = sink.frames.drain(..).map(|frame| frame.0).collect();
+    Outcome { answers, left }
+}
+
+fn ends(to: &str) -> Ends {
+    let family = usize::from(ip(to).is_ipv6());
+    Ends {
+        mac: [PEER_MAC, host_config(0).mac],
+        ip: [ip(PEER[family]), ip(to)],
+    }
+}
+
+fn syn(to: &str, port: u16) -> Vec<u8> {
+    ends(to).tcp(&Tcp {
+        ports: [4000, port],
+        flags: SYN,
+        window: 1000,
+        ..Tcp::default()
+    })
+}
+
+/// TCP segments with this flag among the answers, of either family.
+fn segments(outcome: &Outcome, flag: u8) -> usize {
+    let has_flag = |frame: &&Vec<u8>| match (&frame[12..14], frame[20], frame[23]) {
+        ([8, 0], _, 6) => frame[47] & flag != 0,
+        ([0x86, 0xdd], 6, _) => frame[67] & flag != 0,
+        _ => false,
+    };
+    outcome.answers.iter().filter(has_flag).count()
+}
+
+fn resets(outcome: &Outcome) -> usize {
+    segments(outcome, RST)
+}
+
+/// The frame went to the kernel alone.
+fn is_hosts(outcome: &Outcome, frame: &[u8]) -> bool {
+    outcome.left == [frame] && outcome.answers.is_empty()
+}
+
+#[test]
+fn ports_of_a_shared_address_have_one_owner_each() {
+    let mut host = Host::new(config(), NOW).unwrap();
+    host.listen(None, 7174, 8, 0).unwrap();
+    host.listen(Some(ip(OWN[0])), 22, 8, 0).unwrap();
+    // The neighbour is known, so that nothing but the answer is sent.
+    for family in 0..2 {
+        let shared = SHARED[family];
+        let known = match family {
+            0 => ends(shared).arp(1),
+            _ => ends(shared).solicit(),
+        };
+        give(&mut host, &known);
+        let kernels = syn(shared, 22);
+        assert!(is_hosts(&give(&mut host, &kernels), &kernels), "{shared}");
+        let listened = give(&mut host, &syn(shared, 7174));
+        assert_eq!((listened.left.len(), segments(&listened, SYN)), (0, 1));
+        let drawn_from = give(&mut host, &syn(shared, 61_002));
+        assert_eq!((drawn_from.left.len(), resets(&drawn_from)), (0, 1));
+        // In the range, but not claimed.
+        let odd = syn(shared, 61_003);
+        assert!(is_hosts(&give(&mut host, &odd), &odd));
+        // An address of ours alone: nobody else answers.
+        let refused = give(&mut host, &syn(OWN[family], 23));
+        assert_eq!((refused.left.len(), resets(&refused)), (0, 1));
+        let foreign = syn(FOREIGN[family], 7174);
+        assert!(is_hosts(&give(&mut host, &foreign), &foreign));
+    }
+    let listened = give(&mut host, &syn(OWN[0], 22));
+    assert_eq!((listened.left.len(), resets(&listened)), (0, 0));
+    assert_eq!(host.stats().host_drops, 0);
+}
+
+#[test]
+fn echoes_datagrams_and_unknown_frames_are_the_kernels() {
+    let mut host = Host::new(config(), NOW).unwrap();
+    for family in 0..2 {
+        let echo = [[8, 0], [128, 0]][family];
+        for to in [SHARED[family], FOREIGN[family]] {
+            let end = ends(to);
+            let big = end.udp([53, 53], &[7; 3000]);
+            let frames = [
+                vec![
+                    end.icmp(echo, [0, 1, 0, 1], &[5; 40]),
+                    end.udp([53, 53], b"query"),
+                ],
+                fragments(&big, 1400, 9),
+            ];
+            for frame in frames.concat() {
+                assert!(is_hosts(&give(&mut host, &frame), &frame), "{to}");
+            }
+        }
+        let own = ends(OWN[family]);
+        for frame in [
+            own.icmp(echo, [0, 1, 0, 2], &[5; 40]),
+            own.udp([53, 53], b"?"),
+        ] {
+            let outcome = give(&mut host, &frame);
+            assert_eq!((outcome.left.len(), outcome.answers.len()), (0, 1));
+        }
+    }
+    // To everybody: LLDP, a DHCP offer, multicast DNS, a router advertisement of no use to us.
+    let mut lldp = ends(SHARED[0]).ethernet(0x88cc, &[2; 60]);
+    lldp[..6].copy_from_slice(&[1, 0x80, 0xc2, 0, 0, 0xe]);
+    let mut offer = Ends {
+        mac: [PEER_MAC, [0xff; 6]],
+        ip: [ip(PEER[0]), ip("255.255.255.255")],
+    }
+    .udp([67, 68], &[0; 300]);
+    let mut mdns = Ends {
+        mac: [PEER_MAC, [1, 0, 0x5e, 0, 0, 0xfb]],
+        ip: [ip(PEER[0]), ip("224.0.0.251")],
+    }
+    .udp([5353, 5353], b"_siwd");
+    let mut report = Ends {
+        mac: [PEER_MAC, [0x33, 0x33, 0, 0, 0, 0x16]],
+        ip: [ip("fe80::2"), ip("ff02::16")],
+    }
+    .icmp([143, 0], [0; 4], &[]);
+    for frame in [&mut lldp, &mut offer, &mut mdns, &mut report] {
+        assert!(is_hosts(&give(&mut host, frame), frame));
+    }
+    // To another station: a port that sees all frames must not give them to the kernel.
+    let mut other = ends(FOREIGN[0]).udp([1, 2], b"not for this machine");
+    other[5] ^= 0x40;
+    let outcome = give(&mut host, &other);
+    assert!(outcome.left.is_empty() && outcome.answers.is_empty());
+}
+
+#[test]
+fn neighbours_and_errors_concern_both() {
+    let mut host = Host::new(config(), NOW).unwrap();
+    let mut question = ends(SHARED[0]).arp(1);
+    question[..6].fill(0xff);
+    let both = give(&mut host, &question);
+    assert_eq!((both.left, both.answers.len()), (vec![question], 1));
+    let solicitation = ends(SHARED[1]).solicit();
+    let both = give(&mut host, &solicitation);
+    assert_eq!((both.left, both.answers.len()), (vec![solicitation], 1));
+    // An error about a connect of ours ends it; the kernel sees it too, and has no such connection.
+    let remote = SocketAddr::new(ip("10.0.0.200"), 7);
+    let id = host.connect(NOW, None, None, remote, 5).unwrap();
+    let mut to_remote = ends(SHARED[0]);
+    to_remote.ip[0] = remote.ip();
+    host.receive_burst(
+        NOW,
+        std::iter::once((
+            VecBuf::from(to_remote.arp(1)),
+            FrameInfo {
+                checksum: RxChecksum::Unknown,
+                rss_hash: 0,
+            },
+        )),
+    );
+    host.take_host_frames().for_each(drop);
+    let mut sink = VecSink::default();
+    host.poll(NOW, &mut sink);
+    let sent = sink.frames.iter().map(|frame| &frame.0);
+    let sent = sent.filter(|frame| frame[12..14] == [8, 0]).last().unwrap();
+    let unreachable = ends(SHARED[0]).icmp([3, 3], [0; 4], &sent[14..14 + 28]);
+    let outcome = give(&mut host, &unreachable);
+    assert_eq!(outcome.left, [unreachable]);
+    let (found, user, events) = host.next_event().unwrap();
+    assert_eq!((found, user), (id, 5));
+    assert!(events.contains(Events::UNREACHABLE));
+}
+
+#[test]
+fn connects_from_a_shared_address_draw_claimed_ports() {
+    let mut host = Host::new(config(), NOW).unwrap();
+    let remote = SocketAddr::new(ip(PEER[0]), 7174);
+    let mut seen = std::collections::BTreeSet::new();
+    for _ in 0..40 {
+        let id = host.connect(NOW, None, None, remote, 0).unwrap();
+        let local = host.tcp_info(id).unwrap().local;
+        assert_eq!(local.ip(), ip(SHARED[0]));
+        assert!(local.port() % 2 == 0 && (61_000..61_100).contains(&local.port()));
+        assert!(seen.insert(local.port()), "{local} twice");
+    }
+    while let Ok(id) = host.connect(NOW, None, None, remote, 0) {
+        assert!(seen.insert(host.tcp_info(id).unwrap().local.port()));
+    }
+    assert!(seen.len() > 40 && seen.len() <= 50);
+    let refused = host.connect(NOW, None, None, remote, 0).unwrap_err();
+    assert_eq!(refused, StackError::NoPorts);
+    // An address of ours alone has all ports.
+    for _ in 0..60 {
+        host.connect(NOW, Some(ip(OWN[0])), None, remote, 0)
+            .unwrap();
+    }
+}
+
+#[test]
+fn a_burst_for_the_kernel_is_bounded_and_copies_go_nowhere() {
+    let mut host = Host::new(config(), NOW).unwrap();
+    let frame = ends(SHARED[0]).udp([1, 2], b"flood");
+    let info = FrameInfo {
+        checksum: RxChecksum::Unknown,
+        rss_hash: 0,
+    };
+    let burst = || (0..100).map(|_| (VecBuf::from(frame.clone()), info));
+    host.receive_burst(NOW, burst());
+    assert_eq!(host.take_host_frames().count(), 64);
+    assert!(!host.has_host_frames());
+    let stats = host.stats();
+    assert_eq!((stats.host_frames, stats.host_drops), (64, 36));
+    // What another worker received, that one hands over.
+    let frames = [
+        ends(SHARED[0]).arp(1),
+        ends(SHARED[0]).icmp([3, 1], [0; 4], &[0; 28]),
+    ];
+    for frame in frames {
+        host.receive_copy(NOW, VecBuf::from(frame), RxChecksum::Unknown);
+    }
+    assert!(!host.has_host_frames());
+    // A device that is ours alone hands over nothing.
+    let mut alone = Host::new(host_config(0), NOW).unwrap();
+    for frame in [syn(SHARED[0], 22), frame, ends(FOREIGN[0]).udp([1, 2], b"")] {
+        assert!(give(&mut alone, &frame).left.is_empty());
+    }
+}
+
+#[test]
+fn frames_of_the_devices_vlan_keep_their_tag() {
+    let mut tagged = config();
+    tagged.vlan = Some(7);
+    let mut host = Host::new(tagged, NOW).unwrap();
+    let untagged = ends(SHARED[0]).udp([1, 2], b"in the VLAN");
+    let tag = |vlan: u8| [&untagged[..12], &[0x81, 0, 0, vlan], &untagged[12..]].concat();
+    let frame = tag(7);
+    assert!(is_hosts(&give(&mut host, &frame), &frame));
+    for other in [tag(8), untagged.clone()] {
+        assert!(give(&mut host, &other).left.is_empty());
+    }
+}
+
+#[test]
+fn an_address_that_the_device_lacks_cannot_be_shared() {
+    let mut wrong = config();
+    wrong.host = Some(HostShare {
+        addresses: vec![ip(FOREIGN[0])],
+        ports: PortSet::none(),
+    });
+    let error = Host::new(wrong, NOW).err().unwrap();
+    assert!(error.to_string().contains(FOREIGN[0]), "{error}");
+}
