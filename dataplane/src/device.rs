@@ -19,6 +19,7 @@ use crate::config::{
 };
 use crate::control::DeviceView;
 use crate::datapath::port::WorkerPortConfig;
+use crate::host_ports::HostPorts;
 use crate::link_traits::LinkTraits;
 use crate::offloads::{asked_offloads, log_offloads, log_steering};
 use crate::prepared::StartedDpdk;
@@ -55,6 +56,8 @@ pub struct OpenDevice {
     queues: Vec<Option<(RxQueue, TxQueue)>>,
     /// Who of the device's workers owns a connection.
     steering: Arc<Steering>,
+    /// How TCP ports are divided with the kernel, where both have the device's addresses.
+    pub host_ports: Option<Arc<HostPorts>>,
 }
 
 /// Opens and starts every port.
@@ -235,6 +238,7 @@ fn start_device(
         driver: info.driver,
         queues,
         steering: Arc::new(steering),
+        host_ports: None,
     })
 }
 
@@ -284,6 +288,7 @@ impl OpenDevice {
             max_ord: *self.config.mpa.ord.get_ref(),
             workers: (0..self.steering.worker_count()).collect(),
             steering: self.steering.clone(),
+            host_ports: self.host_ports.clone(),
         }
     }
 
@@ -315,6 +320,7 @@ impl OpenDevice {
             stack: StackConfig {
                 gratuitous_arp: !self.link.in_process && worker == 0,
                 steering: home,
+                host: self.host_ports.as_ref().map(|ports| ports.stack_share()),
                 tso,
                 ..self.stack_config(keys, self.link.needs_software_checksum())
             },

@@ -19,6 +19,7 @@ pub mod datapath;
 pub mod device;
 pub mod device_list;
 pub mod host;
+pub mod host_ports;
 pub mod ids;
 pub mod link_traits;
 pub mod offloads;

@@ -33,7 +33,7 @@ fn config() -> StackConfig {
     config.addresses.push(IpCidr::new(ip(OWN[1]), 64));
     config.host = Some(HostShare {
         addresses: SHARED.map(ip).to_vec(),
-        ports: PortSet::new(61_000..=61_099, |port| port % 2 == 0),
+        ports: PortSet::new(61_000..=61_099, |port| port.is_multiple_of(2)),
     });
     config
 }
@@ -212,7 +212,8 @@ fn neighbours_and_errors_concern_both() {
     let mut sink = VecSink::default();
     host.poll(NOW, &mut sink);
     let sent = sink.frames.iter().map(|frame| &frame.0);
-    let sent = sent.filter(|frame| frame[12..14] == [8, 0]).last().unwrap();
+    let mut sent = sent.filter(|frame| frame[12..14] == [8, 0]);
+    let sent = sent.next_back().unwrap();
     let unreachable = ends(SHARED[0]).icmp([3, 3], [0; 4], &sent[14..14 + 28]);
     let outcome = give(&mut host, &unreachable);
     assert_eq!(outcome.left, [unreachable]);
@@ -230,7 +231,7 @@ fn connects_from_a_shared_address_draw_claimed_ports() {
         let id = host.connect(NOW, None, None, remote, 0).unwrap();
         let local = host.tcp_info(id).unwrap().local;
         assert_eq!(local.ip(), ip(SHARED[0]));
-        assert!(local.port() % 2 == 0 && (61_000..61_100).contains(&local.port()));
+        assert!(local.port().is_multiple_of(2) && (61_000..61_100).contains(&local.port()));
         assert!(seen.insert(local.port()), "{local} twice");
     }
     while let Ok(id) = host.connect(NOW, None, None, remote, 0) {

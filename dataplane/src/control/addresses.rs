@@ -11,10 +11,10 @@ use std::net::IpAddr;
 use nix::libc;
 use siw_shm::control::messages as m;
 
-use super::listening::{ClientListener, LocalScope};
-use super::quotas::Quota;
+use super::listening::{ClientListener, LocalScope, listener_amounts};
 use super::requests::*;
 use super::{ControlThread, cm};
+use crate::host_ports::{ClaimError, PortClaim};
 use crate::ids::{ClientId, CmChannelId, CmListenerId, ConnectRequestId, Qpn};
 use crate::worker::messages::Command;
 
@@ -36,8 +36,8 @@ impl ControlThread {
         };
         let devices = self.devices_of(request.device, scope)?;
         let reuse = request.flags & m::BIND_REUSE != 0;
-        let port = self.choose_port(&devices, scope, request.addr.port, reuse)?;
-        self.resources.charge(id, &[(Quota::Listeners, 1)])?;
+        let (port, port_claims) = self.choose_port(&devices, scope, request.addr.port, reuse)?;
+        self.resources.charge(id, &listener_amounts(&port_claims))?;
         let binding = self.resources.next_listener_id();
         let bound = ClientListener {
             client: id,
@@ -50,6 +50,7 @@ impl ControlThread {
             listening: false,
             backlog: 0,
             waiting: 0,
+            port_claims,
         };
         self.resources.listeners.insert(binding, bound);
         let reply = m::ListenReply {
@@ -159,7 +160,7 @@ impl ControlThread {
     ) -> Outcome {
         check_options(&request.mpa)?;
         let binding = CmListenerId(request.binding);
-        let (devices, scope, port) = if request.binding == 0 {
+        let (devices, scope, (port, port_claims)) = if request.binding == 0 {
             let addr = cm::socket_addr(request.addr);
             let ip = addr.map(|addr| addr.ip()).filter(|ip| !ip.is_unspecified());
             let scope = ip.map_or(LocalScope::All, LocalScope::One);
@@ -177,7 +178,8 @@ impl ControlThread {
             if listeners.has_listener(&bound.devices, bound.scope, bound.port) {
                 return Err(port_in_use(bound.port));
             }
-            (bound.devices.clone(), bound.scope, bound.port)
+            // The binding's claims pass to the listener.
+            (bound.devices.clone(), bound.scope, (bound.port, Vec::new()))
         };
         self.check_crc(&devices, request.mpa.crc)?;
         let client = self.resources.client_mut(id)?;
@@ -186,7 +188,7 @@ impl ControlThread {
             return Err(Refusal::no_such("CM channel", request.cm_channel));
         }
         let listener = if request.binding == 0 {
-            self.resources.charge(id, &[(Quota::Listeners, 1)])?;
+            self.resources.charge(id, &listener_amounts(&port_claims))?;
             self.resources.next_listener_id()
         } else {
             binding
@@ -222,6 +224,11 @@ impl ControlThread {
         }
         bound.port = port;
         let reuse = false;
+        let removed = match request.binding {
+            0 => None,
+            _ => self.resources.listeners.remove(binding),
+        };
+        let port_claims = removed.map_or(port_claims, |removed| removed.port_claims);
         let entry = ClientListener {
             client: id,
             cm_channel,
@@ -233,10 +240,8 @@ impl ControlThread {
             listening: true,
             backlog,
             waiting: 0,
+            port_claims,
         };
-        if request.binding != 0 {
-            self.resources.listeners.remove(binding);
-        }
         self.resources.listeners.insert(listener, entry);
         let reply = m::ListenReply {
             listener: listener.0,
@@ -258,16 +263,21 @@ impl ControlThread {
         if found.is_none_or(|found| found.client != id) {
             return Err(Refusal::no_such("listener", listener.0));
         }
-        self.remove_listener(listener, request.flags & m::UNLISTEN_KEEP_REQUESTS != 0);
-        self.resources.release(id, &[(Quota::Listeners, 1)]);
+        let keep_requests = request.flags & m::UNLISTEN_KEEP_REQUESTS != 0;
+        if let Some(removed) = self.remove_listener(listener, keep_requests) {
+            self.resources.release(id, &removed.amounts());
+        }
         send_reply::<m::Unlisten>(self.resources.client_mut(id)?, seq, &EMPTY)
     }
 
-    /// Takes a listener or binding out, with its waiting requests unless they are kept.
-    pub(super) fn remove_listener(&mut self, listener: CmListenerId, keep_requests: bool) {
-        let Some(removed) = self.resources.listeners.remove(listener) else {
-            return;
-        };
+    /// Takes a listener or binding out, with its waiting requests unless they are kept. Its port is
+    /// the kernel's again when the result is dropped.
+    pub(super) fn remove_listener(
+        &mut self,
+        listener: CmListenerId,
+        keep_requests: bool,
+    ) -> Option<ClientListener> {
+        let removed = self.resources.listeners.remove(listener)?;
         if removed.listening {
             if !keep_requests {
                 self.resources.requests.forget_listener(listener);
@@ -277,6 +287,7 @@ impl ControlThread {
                 keep_requests,
             });
         }
+        Some(removed)
     }
 
     /// The devices that a client means; `device` is an index or [`m::ANY_DEVICE`].
@@ -311,28 +322,47 @@ impl ControlThread {
         Ok(devices)
     }
 
-    /// The port that was asked for, or any free one for 0.
+    /// Claims a port against the kernel on those of the devices that share addresses with it.
+    fn claim_against_kernel(
+        &self,
+        devices: &[usize],
+        scope: LocalScope,
+        port: u16,
+    ) -> Result<Vec<PortClaim>, ClaimError> {
+        let views = devices.iter().map(|device| &self.config.devices[*device]);
+        let shared = views.filter_map(|view| view.host_ports.as_ref());
+        shared
+            .map(|ports| ports.claim_port(port, |ip| scope.includes(ip)))
+            .collect()
+    }
+
+    /// The port that was asked for, or any free one for 0, and what holds it against the kernel.
     fn choose_port(
         &self,
         devices: &[usize],
         scope: LocalScope,
         asked: u16,
         reuse: bool,
-    ) -> Result<u16, Refusal> {
+    ) -> Result<(u16, Vec<PortClaim>), Refusal> {
         let listeners = &self.resources.listeners;
         let is_taken = |port| listeners.is_port_taken(devices, scope, port, reuse);
         if asked != 0 {
             return if is_taken(asked) {
                 Err(port_in_use(asked))
             } else {
-                Ok(asked)
+                Ok((asked, self.claim_against_kernel(devices, scope, asked)?))
             };
         }
         let start = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0u8) as u16;
-        (0..28_000u16)
-            .map(|index| 32_768 + (start.wrapping_add(index) % 28_000))
-            .find(|port| !listeners.is_port_taken(devices, scope, *port, false))
-            .ok_or_else(|| Refusal::new(libc::EADDRINUSE, "no free port"))
+        let ports = (0..28_000u16).map(|index| 32_768 + (start.wrapping_add(index) % 28_000));
+        for port in ports.filter(|port| !listeners.is_port_taken(devices, scope, *port, false)) {
+            match self.claim_against_kernel(devices, scope, port) {
+                Ok(claims) => return Ok((port, claims)),
+                Err(ClaimError::Taken { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(Refusal::new(libc::EADDRINUSE, "no free port"))
     }
 
     /// The device through which a peer is reached: its own address turns the connection

@@ -284,7 +284,7 @@ impl ControlThread {
             .map(|(number, _)| number)
             .collect();
         for listener in gone {
-            self.remove_listener(listener, false);
+            drop(self.remove_listener(listener, false));
         }
         // Those that outlived their listeners.
         for request in self.resources.requests.take_of_client(id) {

@@ -13,6 +13,7 @@ use super::queues::CHANNEL;
 use super::requests::*;
 use super::resources::{Client, ClientQp, QpPhase};
 use super::{ControlThread, cm};
+use crate::host_ports::PortClaim;
 use crate::ids::{ClientId, CmChannelId, ConnectRequestId, Qpn};
 use crate::worker::messages::{Command, ConnectParams};
 
@@ -106,7 +107,14 @@ impl ControlThread {
         };
         let (qpn, channel) = (Qpn(request.qp_num), CmChannelId(request.cm_channel));
         Self::detached_qp(self.resources.client_mut(id)?, qpn, channel)?;
-        self.resources.count_connection(id, qpn)?;
+        // A port that the stack draws is claimed already.
+        let port_claim = match (&self.config.devices[device].host_ports, local) {
+            (Some(ports), Some(local)) if local.port() != 0 => {
+                ports.claim_port(local.port(), |ip| ip == local.ip())?
+            }
+            _ => PortClaim::default(),
+        };
+        self.resources.count_connection(id, qpn, port_claim)?;
         let client = self.resources.client_mut(id)?;
         let qp = Self::detached_qp(client, qpn, channel)?;
         qp.phase = QpPhase::Connecting;
@@ -170,7 +178,8 @@ impl ControlThread {
         };
         if waiting.is_some() {
             Self::detached_qp(self.resources.client_mut(id)?, qpn, channel)?;
-            self.resources.count_connection(id, qpn)?;
+            let no_claim = PortClaim::default();
+            self.resources.count_connection(id, qpn, no_claim)?;
         }
         let worker_request = self.take_request(id, number)?.request;
         let client = self.resources.client_mut(id)?;

@@ -4,6 +4,8 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
+use super::quotas::Quota;
+use crate::host_ports::PortClaim;
 use crate::ids::{ClientId, CmChannelId, CmListenerId, ConnectRequestId};
 use crate::worker::messages::RequestId;
 
@@ -58,6 +60,21 @@ pub struct ClientListener {
     pub backlog: u32,
     /// How many do.
     pub waiting: u32,
+    /// The port against the kernel, on devices that share addresses with it.
+    pub port_claims: Vec<PortClaim>,
+}
+
+impl ClientListener {
+    /// What it costs.
+    pub fn amounts(&self) -> [(Quota, u64); 2] {
+        listener_amounts(&self.port_claims)
+    }
+}
+
+/// What a listener or binding with these claims costs.
+pub fn listener_amounts(port_claims: &[PortClaim]) -> [(Quota, u64); 2] {
+    let descriptors = port_claims.iter().map(PortClaim::descriptors).sum();
+    [(Quota::Listeners, 1), (Quota::Descriptors, descriptors)]
 }
 
 /// All listeners, by number and by port.
@@ -246,6 +263,7 @@ mod tests {
             listening: true,
             backlog: 1,
             waiting: 0,
+            port_claims: Vec::new(),
         };
         all.insert(CmListenerId(1), listener(&[0, 1], one));
         all.insert(CmListenerId(2), listener(&[0], other));
@@ -276,6 +294,7 @@ mod tests {
             listening,
             backlog: 1,
             waiting: 0,
+            port_claims: Vec::new(),
         };
         all.insert(CmListenerId(1), binding(true, false));
         assert!(all.is_port_taken(&[0], LocalScope::All, 7, false));

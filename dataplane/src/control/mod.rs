@@ -16,6 +16,7 @@ mod addresses;
 mod clients;
 mod cm;
 mod completion;
+mod connection_account;
 mod connections;
 mod hello;
 mod helpers;
@@ -105,6 +106,8 @@ pub struct DeviceView {
     pub workers: Vec<usize>,
     /// Which of them a connection belongs to.
     pub steering: Arc<siw_tcp::Steering>,
+    /// How TCP ports are divided with the kernel, where both have the device's addresses.
+    pub host_ports: Option<Arc<crate::host_ports::HostPorts>>,
 }
 
 /// Makes an arena known to DPDK and its NICs: they may read it while the result lives. `None` when

@@ -15,6 +15,7 @@ use super::pending::{DeferredRequest, PendingReply};
 use super::quotas::Quota;
 use super::requests::*;
 use super::resources::{Client, ClientChannel, ClientQp, CompletionQueue, QpPhase};
+use crate::host_ports::PortClaim;
 use crate::ids::{ClientId, CompletionChannelId, CqId, PdId, Qpn, SrqId};
 use crate::worker::completion_queues::WorkerCq;
 use crate::worker::messages::{Command, QpSetup};
@@ -294,6 +295,7 @@ impl ControlThread {
                 ord: 0,
                 local: m::Addr::NONE,
                 peer: m::Addr::NONE,
+                port_claim: PortClaim::default(),
             },
         );
         Ok(Served::Replied)
@@ -379,11 +381,11 @@ impl ControlThread {
             if let Some(srq) = qp.srq.and_then(|srq| client.srqs.get_mut(&srq)) {
                 srq.qps -= 1;
             }
+            let amounts = qp.connection_amounts();
             client.queues.free(qp.mem);
             self.resources.qpns.release_number(qpn.0);
             self.resources.qp_owners.remove(&qpn);
-            let connections = u64::from(qp.counts_as_connection);
-            let amounts = [(Quota::QueuePairs, 1), (Quota::Connections, connections)];
+            self.resources.release(id, &[(Quota::QueuePairs, 1)]);
             self.resources.release(id, &amounts);
         }
     }

@@ -22,6 +22,12 @@ pub struct Refusal {
     reason: String,
 }
 
+impl From<crate::host_ports::ClaimError> for Refusal {
+    fn from(error: crate::host_ports::ClaimError) -> Refusal {
+        Refusal::new(error.errno(), error.to_string())
+    }
+}
+
 impl Refusal {
     /// A refusal with this errno and text.
     pub fn new(errno: i32, reason: impl Into<String>) -> Refusal {

@@ -21,6 +21,7 @@ use super::quotas::{Account, Ledger, Quota, QuotaLimits};
 use super::requests::Refusal;
 use super::shared_receive::ClientSrq;
 use crate::config::LimitsConfig;
+use crate::host_ports::PortClaim;
 use crate::ids::{
     ArenaId, ClientId, CmChannelId, CmListenerId, CommandToken, CompletionChannelId,
     ConnectRequestId, CqId, PdId, Qpn, SrqId,
@@ -103,6 +104,8 @@ pub struct ClientQp {
     pub ord: u16,
     pub local: Addr,
     pub peer: Addr,
+    /// The local port that its client chose, against the kernel.
+    pub port_claim: PortClaim,
 }
 
 /// What of a client's queue memory is on its account.
@@ -331,32 +334,6 @@ impl Resources {
         }
     }
 
-    /// Puts the connection that a queue pair is about to have on its client's account.
-    ///
-    /// # Errors
-    /// A limit says no.
-    pub fn count_connection(&mut self, id: ClientId, qpn: Qpn) -> Result<(), Refusal> {
-        let counted = self
-            .qp_mut(id, qpn)
-            .is_none_or(|qp| qp.counts_as_connection);
-        if !counted {
-            self.charge(id, &[(Quota::Connections, 1)])?;
-            if let Some(qp) = self.qp_mut(id, qpn) {
-                qp.counts_as_connection = true;
-            }
-        }
-        Ok(())
-    }
-
-    /// A queue pair has no connection any more, and may get another one.
-    pub fn forget_connection(&mut self, id: ClientId, qpn: Qpn) {
-        if let Some(qp) = self.qp_mut(id, qpn)
-            && std::mem::take(&mut qp.counts_as_connection)
-        {
-            self.release(id, &[(Quota::Connections, 1)]);
-        }
-    }
-
     /// The pages that memory of a client is taken from: huge ones as far as its user may have them.
     pub fn choose_pages(&self, id: ClientId, len: u64, huge: bool) -> PageSize {
         let may = self.clients.get(&id).is_some_and(|client| {
@@ -536,6 +513,7 @@ mod tests {
             listening: true,
             backlog: 1,
             waiting: 0,
+            port_claims: Vec::new(),
         };
         all.last_listener = u32::MAX;
         all.listeners.insert(CmListenerId(1), listener());

@@ -1,0 +1,363 @@
+//! TCP ports at addresses that siwd shares with the kernel: each belongs to one of the two, so that
+//! nobody uses a port twice. A port is claimed by a kernel socket that is bound to it and never used:
+//! the kernel then refuses the port to its own programs with EADDRINUSE, and gives it to nobody who
+//! asks for any port. A port that the kernel has given away already cannot be claimed, and siwd's
+//! client is told so.
+//!
+//! For links that leave the kernel's stack beside siwd's, whichever way frames are divided:
+//! ```text
+//! start of a device      HostPorts::claim_range()   ports for connects, claimed once: RDMA connections
+//!                                                   come and go, their ports stay siwd's
+//!   StackConfig::host  <- HostPorts::stack_share()  the TCP stack draws ports of connects from these
+//!   DeviceView::host_ports                          the control thread claims the rest one by one:
+//! listen, bound connect  HostPorts::claim_port()    -> PortClaim, kept with the listener or queue pair
+//! frame to a shared address and TCP port            siwd's if a listener, a connection or
+//!                                                   HostPorts::connect_ports() has it, else the kernel's
+//! ```
+//! The sockets are in the network namespace of the thread that makes the claim, which has to be that of
+//! the kernel's interface. The address need not exist there yet. Each socket is one descriptor of the
+//! process: a claim holds one for each shared address that it is about. Claims are made by the control
+//! thread and at the start, never by workers.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket, sockopt,
+};
+use siw_tcp::{HostShare, PortSet};
+
+/// A port could not be claimed against the kernel.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum ClaimError {
+    /// A program of this machine has the port.
+    #[error(
+        "TCP port {port} at {address} is used by a program of this machine: choose another port, or end it (ss -tanp 'sport = {port}')"
+    )]
+    Taken {
+        /// Where.
+        address: IpAddr,
+        /// Which.
+        port: u16,
+    },
+    /// The process may not bind ports below the kernel's limit.
+    #[error(
+        "TCP port {port} needs CAP_NET_BIND_SERVICE: run siwd as root, add the capability to its unit (AmbientCapabilities=), or choose a port from 1024 on"
+    )]
+    NotPermitted {
+        /// Which.
+        port: u16,
+    },
+    /// The process has no descriptors left.
+    #[error(
+        "no descriptor is left to claim TCP port {port} against the kernel: raise the limit (ulimit -n, LimitNOFILE= of the unit), or narrow host_ports"
+    )]
+    NoDescriptors {
+        /// Which.
+        port: u16,
+    },
+    /// The kernel has none of the ports to give.
+    #[error(
+        "no TCP port from {first} to {last} at {address} is free: choose another range in host_ports"
+    )]
+    NoneFree {
+        /// Where.
+        address: IpAddr,
+        /// The lowest of them.
+        first: u16,
+        /// The highest.
+        last: u16,
+    },
+    /// Another error of the operating system.
+    #[error("TCP port {port} at {address} cannot be claimed against the kernel: {errno}")]
+    Os {
+        /// Where.
+        address: IpAddr,
+        /// Which.
+        port: u16,
+        /// Why.
+        errno: Errno,
+    },
+}
+
+impl ClaimError {
+    /// The errno that a client gets for it.
+    pub fn errno(&self) -> i32 {
+        let errno = match self {
+            ClaimError::Taken { .. } | ClaimError::NoneFree { .. } => Errno::EADDRINUSE,
+            ClaimError::NotPermitted { .. } => Errno::EACCES,
+            ClaimError::NoDescriptors { .. } => Errno::EMFILE,
+            ClaimError::Os { errno, .. } => *errno,
+        };
+        errno as i32
+    }
+}
+
+/// A port that is claimed against the kernel until this, and others like it, are dropped. Empty where
+/// nothing had to be claimed.
+#[derive(Debug, Default)]
+pub struct PortClaim {
+    sockets: Vec<Arc<OwnedFd>>,
+}
+
+impl PortClaim {
+    /// Descriptors that it holds.
+    pub fn descriptors(&self) -> u64 {
+        self.sockets.len() as u64
+    }
+}
+
+/// The division of TCP ports between siwd and the kernel, for one device.
+#[derive(Debug)]
+pub struct HostPorts {
+    /// Addresses that both have.
+    addresses: Vec<IpAddr>,
+    /// Claimed for connects, at all of the addresses.
+    connect_ports: PortSet,
+    #[allow(dead_code, reason = "held for their ports")]
+    sockets: Vec<OwnedFd>,
+    /// Claims that are alive, so that several connects may share a port as they may without a kernel.
+    single_claims: Mutex<SingleClaims>,
+}
+
+/// The sockets of single ports, by what they hold.
+#[derive(Debug, Default)]
+struct SingleClaims {
+    sockets: HashMap<(IpAddr, u16), Weak<OwnedFd>>,
+    /// Entries at which those that are over are looked for.
+    prune_at: usize,
+}
+
+impl SingleClaims {
+    fn claim(&mut self, address: IpAddr, port: u16) -> Result<Arc<OwnedFd>, ClaimError> {
+        if let Some(shared) = self.sockets.get(&(address, port)).and_then(Weak::upgrade) {
+            return Ok(shared);
+        }
+        if self.sockets.len() >= self.prune_at {
+            self.sockets.retain(|_, socket| socket.strong_count() > 0);
+            self.prune_at = (self.sockets.len() * 2).max(64);
+        }
+        let holder = Arc::new(claim_at(address, port)?);
+        self.sockets
+            .insert((address, port), Arc::downgrade(&holder));
+        Ok(holder)
+    }
+}
+
+impl HostPorts {
+    /// Claims the ports of `range` at each of these addresses, for connects. Those that the kernel has
+    /// given away already are left out, with a warning.
+    ///
+    /// # Errors
+    /// Not one is free, or something else than their use speaks against it.
+    pub fn claim_range(
+        addresses: Vec<IpAddr>,
+        range: RangeInclusive<u16>,
+    ) -> Result<HostPorts, ClaimError> {
+        let mut sockets = Vec::new();
+        let mut taken = Vec::new();
+        for port in range.clone() {
+            let claims: Result<Vec<OwnedFd>, _> = addresses
+                .iter()
+                .map(|address| claim_at(*address, port))
+                .collect();
+            match claims {
+                Ok(claims) => sockets.extend(claims),
+                Err(ClaimError::Taken { .. }) => taken.push(port),
+                Err(error) => return Err(error),
+            }
+        }
+        if let Some(address) = addresses.first()
+            && sockets.is_empty()
+        {
+            return Err(ClaimError::NoneFree {
+                address: *address,
+                first: *range.start(),
+                last: *range.end(),
+            });
+        }
+        if !taken.is_empty() {
+            tracing::warn!(
+                "{} of the TCP ports {}-{} are used by programs of this machine and left to them: {}",
+                taken.len(),
+                range.start(),
+                range.end(),
+                first_ports(&taken)
+            );
+        }
+        let connect_ports = PortSet::new(range, |port| taken.binary_search(&port).is_err());
+        Ok(HostPorts {
+            addresses,
+            connect_ports,
+            sockets,
+            single_claims: Mutex::default(),
+        })
+    }
+
+    /// Claims a port for a binding, a listener, or a connect from it, at those shared addresses for
+    /// which `includes` is true. Nothing is claimed twice, nor what is siwd's for connects already.
+    ///
+    /// # Errors
+    /// The kernel has the port, or gives no socket.
+    pub fn claim_port(
+        &self,
+        port: u16,
+        includes: impl Fn(IpAddr) -> bool,
+    ) -> Result<PortClaim, ClaimError> {
+        if self.connect_ports.contains(port) {
+            return Ok(PortClaim::default());
+        }
+        let mut claims = self
+            .single_claims
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let addresses = self.addresses.iter();
+        let sockets = addresses
+            .filter(|address| includes(**address))
+            .map(|address| claims.claim(*address, port))
+            .collect::<Result<_, _>>()?;
+        Ok(PortClaim { sockets })
+    }
+
+    /// The addresses that both stacks have.
+    pub fn addresses(&self) -> &[IpAddr] {
+        &self.addresses
+    }
+
+    /// The ports that are siwd's for connects, at these addresses.
+    pub fn connect_ports(&self) -> &PortSet {
+        &self.connect_ports
+    }
+
+    /// What a TCP stack of the device has to know.
+    pub fn stack_share(&self) -> HostShare {
+        HostShare {
+            addresses: self.addresses.clone(),
+            ports: self.connect_ports.clone(),
+        }
+    }
+
+    /// Descriptors that it holds.
+    pub fn descriptors(&self) -> u64 {
+        self.sockets.len() as u64
+    }
+}
+
+/// The first few ports of a list, as text.
+fn first_ports(ports: &[u16]) -> String {
+    let shown: Vec<String> = ports.iter().take(8).map(u16::to_string).collect();
+    let more = if ports.len() > 8 { ", ..." } else { "" };
+    shown.join(", ") + more
+}
+
+fn claim_at(address: IpAddr, port: u16) -> Result<OwnedFd, ClaimError> {
+    bind_socket(SocketAddr::new(address, port)).map_err(|errno| match errno {
+        Errno::EADDRINUSE => ClaimError::Taken { address, port },
+        Errno::EACCES => ClaimError::NotPermitted { port },
+        Errno::EMFILE | Errno::ENFILE => ClaimError::NoDescriptors { port },
+        errno => ClaimError::Os {
+            address,
+            port,
+            errno,
+        },
+    })
+}
+
+/// A TCP socket that holds a port and does nothing. Without SO_REUSEADDR, so that no other socket can
+/// have the port, whatever its own options are.
+fn bind_socket(address: SocketAddr) -> Result<OwnedFd, Errno> {
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::Inet,
+        SocketAddr::V6(_) => AddressFamily::Inet6,
+    };
+    let holder = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    // The kernel may get the address later, or check it for duplicates yet. IPv6 sockets take this
+    // option too.
+    setsockopt(&holder, sockopt::IpFreebind, &true)?;
+    bind(holder.as_raw_fd(), &SockaddrStorage::from(address))?;
+    Ok(holder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::ErrorKind;
+    use std::net::TcpListener;
+
+    /// An address of this test's own: others may have the same ports elsewhere.
+    fn address(last: u8) -> IpAddr {
+        let process = std::process::id();
+        IpAddr::from([127, (process >> 8) as u8 | 1, process as u8, last])
+    }
+
+    #[test]
+    fn a_port_has_one_owner_whoever_comes_first() {
+        let own = address(1);
+        let kernel = TcpListener::bind((own, 0)).unwrap();
+        let port = kernel.local_addr().unwrap().port();
+        let ports = HostPorts::claim_range(vec![own], 61_000..=61_003).unwrap();
+        let error = ports.claim_port(port, |_| true).unwrap_err();
+        assert_eq!(error, ClaimError::Taken { address: own, port });
+        assert_eq!(error.errno(), Errno::EADDRINUSE as i32);
+        let text = error.to_string();
+        assert!(
+            text.contains(&port.to_string()) && text.contains("ss -tanp"),
+            "{text}"
+        );
+        drop(kernel);
+        let first = ports.claim_port(port, |ip| ip == own).unwrap();
+        let claim = ports.claim_port(port, |_| true).unwrap();
+        assert_eq!((first.descriptors(), claim.descriptors()), (1, 1));
+        drop(first);
+        for taken in [port, 61_000, 61_003] {
+            let refused = TcpListener::bind((own, taken)).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::AddrInUse);
+            let everywhere = TcpListener::bind(("0.0.0.0", taken)).unwrap_err();
+            assert_eq!(everywhere.kind(), ErrorKind::AddrInUse);
+        }
+        drop(claim);
+        drop(TcpListener::bind((own, port)).unwrap());
+        drop(ports);
+        drop(TcpListener::bind((own, 61_000)).unwrap());
+    }
+
+    #[test]
+    fn used_ports_of_the_range_are_left_to_the_kernel() {
+        let own = address(2);
+        let kernel = TcpListener::bind((own, 61_001)).unwrap();
+        let ports = HostPorts::claim_range(vec![own], 61_000..=61_007).unwrap();
+        let set = ports.connect_ports();
+        assert!(!set.contains(61_001) && set.contains(61_000) && set.contains(61_007));
+        assert_eq!((set.len(), ports.descriptors()), (7, 7));
+        assert_eq!(ports.stack_share().ports, *set);
+        // Claimed for connects already: a listener of siwd may have it all the same.
+        assert_eq!(ports.claim_port(61_002, |_| true).unwrap().descriptors(), 0);
+        let error = HostPorts::claim_range(vec![own], 61_001..=61_001).unwrap_err();
+        assert!(error.to_string().contains("host_ports"), "{error}");
+        drop(kernel);
+    }
+
+    #[test]
+    fn addresses_are_claimed_one_by_one_and_before_they_exist() {
+        let (first, second) = (address(3), address(4));
+        // Of no interface here (RFC 5737, RFC 3849).
+        let later: [IpAddr; 2] = [
+            "192.0.2.77".parse().unwrap(),
+            "2001:db8::77".parse().unwrap(),
+        ];
+        let all = vec![first, second, later[0], later[1]];
+        let ports = HostPorts::claim_range(all, 61_000..=61_000).unwrap();
+        assert_eq!(ports.descriptors(), 4);
+        let claim = ports.claim_port(61_010, |ip| ip == first).unwrap();
+        assert_eq!(claim.descriptors(), 1);
+        drop(TcpListener::bind((second, 61_010)).unwrap());
+        // An address that the kernel does not have: nothing to claim.
+        let foreign = ports.claim_port(61_010, |ip| ip == IpAddr::from([192, 0, 2, 1]));
+        assert_eq!(foreign.unwrap().descriptors(), 0);
+        assert_eq!(ports.claim_port(61_011, |_| true).unwrap().descriptors(), 4);
+    }
+}
