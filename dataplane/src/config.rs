@@ -17,6 +17,7 @@ use toml::Spanned;
 
 pub use device::{
     ChecksumPolicy, CrcSetting, DeviceConfig, LinkSource, RouteConfig, TsoPolicy, TxPayloadPolicy,
+    XdpCopySetting,
 };
 pub use mpa::{MarkersName, MpaSettings, OutOfOrderName, RtrName, TerminateName};
 pub use process::{
@@ -24,7 +25,7 @@ pub use process::{
     IovaSetting, LimitsConfig, WorkersConfig,
 };
 pub use tcp::{CongestionName, NeighbourSettings, TcpSettings};
-pub use values::{ByteSize, Cidr, DeviceName, FileMode, MacAddress, PciAddress};
+pub use values::{ByteSize, Cidr, DeviceName, FileMode, InterfaceName, MacAddress, PciAddress};
 
 /// Workers that completion queues have rings for.
 const MAX_WORKERS: usize = siw_shm::completion_queue::MAX_WORKERS as usize;
@@ -187,6 +188,22 @@ impl Config {
                     return fail(
                         device.addresses.span(),
                         format!("address {} is used twice", cidr.addr),
+                    );
+                }
+            }
+            if let Some(interface) = &device.af_xdp {
+                let is_same = |other: &&Spanned<DeviceConfig>| {
+                    let other = other.get_ref().af_xdp.as_ref();
+                    other.is_some_and(|other| other.get_ref() == interface.get_ref())
+                };
+                if let Some(other) = self.devices[..index].iter().find(is_same) {
+                    return fail(
+                        interface.span(),
+                        format!(
+                            "interface {:?} is that of device {:?} already: give one device all addresses",
+                            interface.get_ref().0,
+                            other.get_ref().name.get_ref().0
+                        ),
                     );
                 }
             }

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dpdk::{DriverTraits, Mempool, Port, PortConfig, RxQueue, TxQueue};
+use dpdk::{
+    Claim, ClaimKind, CopyMode, DriverTraits, Mempool, Port, PortConfig, RxQueue, TxQueue, XdpLink,
+};
 use rustix::rand::GetRandomFlags;
 use siw_iwarp::ddp::Msn;
 use siw_iwarp::mpa::{MarkerPolicy, MpaConfig, MpaCrcPolicy, RtrKinds};
@@ -15,7 +17,7 @@ use siw_tcp::{
 
 use crate::config::{
     CrcSetting, DeviceConfig, LinkSource, MacAddress, MarkersName, OutOfOrderName, RtrName,
-    TerminateName, TsoPolicy, TxPayloadPolicy,
+    TerminateName, TsoPolicy, TxPayloadPolicy, XdpCopySetting,
 };
 use crate::control::DeviceView;
 use crate::datapath::port::WorkerPortConfig;
@@ -107,6 +109,10 @@ pub fn open_devices(
                 Port::attach_vdev(&dpdk.eal, &devargs).map_err(fail)?
             }
             LinkSource::Pci(address) => Port::attach_pci(&dpdk.eal, &address).map_err(fail)?,
+            LinkSource::Xdp(interface) => {
+                let link = xdp_link(config, interface);
+                Port::attach_xdp(&dpdk.eal, &link).map_err(fail)?
+            }
         };
         devices.push(start_device(config, port, &dpdk.pool, wanted)?);
     }
@@ -119,11 +125,34 @@ pub fn buffer_room(config: &DeviceConfig) -> u16 {
         LinkSource::Vdev(devargs) => {
             packet_ring_frame(config, &devargs).map_or(0, DriverTraits::packet_ring_room)
         }
+        LinkSource::Xdp(_) => XdpLink::buffer_room(*config.mtu.get_ref()),
         _ => 0,
     };
     let frame = config.mtu.get_ref().saturating_add(FRAME_OVERHEAD);
     // The longest frames of a pair take a second buffer for their last bytes.
     frame.clamp(2048, u16::MAX - dpdk::HEADROOM).max(ring)
+}
+
+/// A device on an interface of the kernel: every packet to its addresses is siwd's.
+fn xdp_link(config: &DeviceConfig, interface: String) -> XdpLink {
+    let addresses = config.addresses.get_ref().iter();
+    XdpLink {
+        interface,
+        kind: ClaimKind::Addresses,
+        claims: addresses
+            .map(|cidr| Claim {
+                address: cidr.addr,
+                port: 0,
+            })
+            .collect(),
+        shared_addresses: Vec::new(),
+        vlan: config.vlan.as_ref().map(|vlan| *vlan.get_ref()),
+        copy_mode: match config.xdp_copy {
+            XdpCopySetting::Auto => CopyMode::Auto,
+            XdpCopySetting::Copy => CopyMode::Copy,
+            XdpCopySetting::ZeroCopy => CopyMode::ZeroCopy,
+        },
+    }
 }
 
 /// See [`DriverTraits::packet_ring_frame`].

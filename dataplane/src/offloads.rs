@@ -1,6 +1,6 @@
 //! Which work a device asks its port to do, and what the log says of the answer.
 
-use dpdk::{DriverTraits, Offloads, PortCaps};
+use dpdk::{DriverTraits, Offloads, PortCaps, XdpLink};
 
 use crate::config::{ChecksumPolicy, DeviceConfig, LinkSource, TsoPolicy};
 use crate::device::VLAN_TAG;
@@ -30,6 +30,7 @@ pub fn name_asked_offloads(config: &DeviceConfig) -> Result<Vec<&'static str>, S
     let traits = match config.link_source() {
         LinkSource::Pair(_) => return Ok(Vec::new()),
         LinkSource::Vdev(devargs) | LinkSource::Pci(devargs) => DriverTraits::for_device(&devargs),
+        LinkSource::Xdp(_) => XdpLink::driver_traits(),
     };
     Ok(asked_offloads(config, traits)?.names())
 }

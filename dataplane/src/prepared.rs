@@ -3,9 +3,9 @@
 //! [`crate::daemon::run_daemon`] and `siw-stream` start from it; `siwd --check` looks at it and
 //! stops. Nothing here changes the host but [`Prepared::claim_host`] and [`Prepared::start_dpdk`].
 
-use dpdk::{Eal, EalConfig, IovaMode, Mempool, PciDevice};
+use dpdk::{Eal, EalConfig, IovaMode, Mempool, PciDevice, XdpInterface};
 
-use crate::config::{Config, DeviceConfig, EalLog, HugepagePolicy, IovaSetting};
+use crate::config::{Config, DeviceConfig, EalLog, HugepagePolicy, IovaSetting, LinkSource};
 use crate::daemon::StartError;
 use crate::device;
 use crate::host::{self, HostClaim};
@@ -78,6 +78,7 @@ impl Prepared {
             dpdk::check_free_hugepages(self.memory_mb)?;
         }
         self.check_nics()?;
+        self.check_interfaces()?;
         if let Some(group) = &self.config.control.group {
             host::find_group(group.get_ref()).map_err(|reason| StartError::Socket {
                 path: self.config.control.socket.display().to_string(),
@@ -122,6 +123,31 @@ impl Prepared {
                          name cores of node {of_nic} in [workers] (lscpu -e lists them)"
                     );
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks whether the interfaces of AF_XDP exist and can carry what their devices send.
+    fn check_interfaces(&self) -> Result<(), StartError> {
+        for config in &self.devices {
+            let LinkSource::Xdp(name) = config.link_source() else {
+                continue;
+            };
+            let fail = |why: String| {
+                StartError::Device(format!("device {}: {why}", config.name.get_ref().0))
+            };
+            let interface =
+                XdpInterface::find_by_name(&name).map_err(|error| fail(error.to_string()))?;
+            interface
+                .check_usable(config.vlan.is_some())
+                .map_err(|error| fail(error.to_string()))?;
+            let mtu = *config.mtu.get_ref();
+            if u32::from(mtu) > interface.mtu {
+                return Err(fail(format!(
+                    "mtu {mtu}, but the interface `{name}` has {}: set mtu to that, or ip link set {name} mtu {mtu}",
+                    interface.mtu
+                )));
             }
         }
         Ok(())

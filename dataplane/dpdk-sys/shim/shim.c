@@ -79,6 +79,11 @@ void siw_pktmbuf_free_seg(struct rte_mbuf *m)
 	rte_pktmbuf_free_seg(m);
 }
 
+struct rte_mbuf *siw_pktmbuf_copy(struct rte_mbuf *m, struct rte_mempool *mp)
+{
+	return rte_pktmbuf_copy(m, mp, 0, UINT32_MAX);
+}
+
 struct rte_mbuf *siw_pktmbuf_clone(struct rte_mbuf *m, struct rte_mempool *mp)
 {
 	return rte_pktmbuf_clone(m, mp);
@@ -98,6 +103,26 @@ uint64_t siw_mempool_virt2iova(const void *obj)
 uint16_t siw_pool_data_room(struct rte_mempool *mp)
 {
 	return rte_pktmbuf_data_room_size(mp);
+}
+
+uint32_t siw_pool_memory(struct rte_mempool *mp, void **start, size_t *bytes)
+{
+	struct rte_mempool_memhdr *piece;
+	uintptr_t first = UINTPTR_MAX, end = 0;
+	size_t sum = 0;
+
+	STAILQ_FOREACH(piece, &mp->mem_list, next) {
+		uintptr_t at = (uintptr_t)piece->addr;
+
+		first = RTE_MIN(first, at);
+		end = RTE_MAX(end, at + piece->len);
+		sum += piece->len;
+	}
+	if (sum == 0 || end - first != sum)
+		return mp->nb_mem_chunks;
+	*start = (void *)first;
+	*bytes = sum;
+	return 1;
 }
 
 uint16_t siw_pool_priv_size(struct rte_mempool *mp)

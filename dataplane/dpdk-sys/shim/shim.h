@@ -31,6 +31,8 @@ void siw_mempool_put_bulk(struct rte_mempool *mp, struct rte_mbuf *const *objs, 
 struct rte_mbuf *siw_pktmbuf_alloc(struct rte_mempool *mp);
 void siw_pktmbuf_free(struct rte_mbuf *m);
 void siw_pktmbuf_free_seg(struct rte_mbuf *m);
+/* A copy in one buffer or several; NULL when the pool is exhausted. */
+struct rte_mbuf *siw_pktmbuf_copy(struct rte_mbuf *m, struct rte_mempool *mp);
 struct rte_mbuf *siw_pktmbuf_clone(struct rte_mbuf *m, struct rte_mempool *mp);
 void siw_pktmbuf_attach_extbuf(struct rte_mbuf *m, void *buf, uint64_t iova, uint16_t len,
 			       struct rte_mbuf_ext_shared_info *shinfo);
@@ -38,6 +40,8 @@ void siw_pktmbuf_attach_extbuf(struct rte_mbuf *m, void *buf, uint64_t iova, uin
 uint64_t siw_mempool_virt2iova(const void *obj);
 uint16_t siw_pool_data_room(struct rte_mempool *mp);
 uint16_t siw_pool_priv_size(struct rte_mempool *mp);
+/* The memory of a pool; the number of pieces, and if that is 1, where it is. */
+uint32_t siw_pool_memory(struct rte_mempool *mp, void **start, size_t *bytes);
 unsigned int siw_ring_dequeue_burst(struct rte_ring *r, void **objs, unsigned int n);
 unsigned int siw_ring_count(const struct rte_ring *r);
 

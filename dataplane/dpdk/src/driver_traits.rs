@@ -6,6 +6,7 @@
 //! | ring pair | yes | yes | yes | none | none | when the peer frees it |
 //! | tap | no | yes | no (checksums, TSO) | Linux has the same | always signals | at once |
 //! | AF_PACKET | no | yes | yes | the interface's | none | at once |
+//! | AF_XDP | no | no | yes | the interface's | always signals | when it sends more |
 //! | vhost | no | yes | yes | yes | where the peer kicks | at once (it copies) |
 //! | virtio_user | no | no | yes | yes | where the peer kicks | when it sends more |
 //! | PCI NIC without an IOMMU | no | no | yes | yes | where the driver has them | when it sends more |

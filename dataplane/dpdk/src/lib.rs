@@ -5,7 +5,7 @@
 //!   Eal ──┬── Mempool ── MbufCache (one a worker) ── Mbuf ── ChainBuilder
 //!         │                                           │
 //!         │              TrackerPool ── ExtTracker ───┘  (external buffers)
-//!         └── Port ──┬── RxQueue ── RxBatch
+//!         └── Port ──┬── RxQueue ── RxBatch     (of DPDK, or of AF_XDP sockets: xdp_port.rs)
 //!                    └── TxQueue ── TxBatch
 //! ```
 //!
@@ -83,6 +83,8 @@ mod queue;
 mod ring_pair;
 mod thread;
 mod tsc;
+mod xdp_port;
+mod xdp_queue;
 
 pub use batch::{BURST, BatchDrain, MbufBatch, RxBatch, TxBatch};
 pub use cache::MbufCache;
@@ -98,13 +100,15 @@ pub use mbuf::{Mbuf, prefetch};
 pub use mempool::Mempool;
 pub use offload::{ChecksumStatus, TxOffload};
 pub use pci::{NetworkInterface, PciDevice, PciReadiness};
-pub use port::{Port, PortInfo};
+pub use port::{Port, PortInfo, PortQueues};
 pub use port_config::{OffloadState, Offloads, PortCaps, PortConfig, list_offloads};
 pub use port_control::{LinkStatus, PortCounters};
 pub use port_events::PortEvent;
 pub use queue::{RxQueue, TxQueue};
+pub use siw_xdp::{Claim, ClaimKind, CopyMode, XdpInterface};
 pub use thread::{RegisteredThread, pin_current_thread};
 pub use tsc::{tsc_hz, tsc_now};
+pub use xdp_port::XdpLink;
 
 /// Bytes that a fresh mbuf keeps free before its data, for headers to prepend.
 pub const HEADROOM: u16 = dpdk_sys::RTE_PKTMBUF_HEADROOM as u16;

@@ -4,6 +4,7 @@
 use crate::pci::is_pci_address;
 use crate::port_config::{NegotiatedOffloads, negotiate_offloads};
 use crate::ring_pair::PairRings;
+use crate::xdp_port::{XdpLink, XdpPort};
 use crate::{
     DriverTraits, Eal, Error, Mempool, PortCaps, PortConfig, Result, RxQueue, TxQueue,
     driver_traits, eal, error, log,
@@ -14,6 +15,9 @@ use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+
+/// A queue of each direction, as far as the port has them.
+pub type PortQueues = (Option<RxQueue>, Option<TxQueue>);
 
 /// One port. It is stopped, closed and its device removed when the port and all
 /// its queues are gone.
@@ -34,9 +38,14 @@ pub(crate) struct PortInner {
     queues_out: AtomicUsize,
     /// Before `state`: draining the rings wants the pools alive.
     rings: Option<Arc<PairRings>>,
+    /// The port is no port of DPDK's, and `id` is none.
+    pub(crate) xdp: Option<XdpPort>,
     state: Mutex<PortState>,
     _eal: Eal,
 }
+
+/// The number of a port that DPDK does not know.
+const NO_DPDK_PORT: u16 = u16::MAX;
 
 #[derive(Default)]
 struct PortState {
@@ -116,12 +125,35 @@ impl Port {
                 detached: AtomicBool::new(false),
                 queues_out: AtomicUsize::new(0),
                 rings,
+                xdp: None,
                 state: Mutex::default(),
                 _eal: eal.clone(),
             }),
         };
         port.watch()?;
         Ok(port)
+    }
+
+    pub(crate) fn from_xdp(eal: &Eal, name: &str, xdp: XdpPort) -> Self {
+        Self {
+            inner: Arc::new(PortInner {
+                id: NO_DPDK_PORT,
+                name: name.to_owned(),
+                traits: XdpLink::driver_traits(),
+                rte_device: ptr::null_mut(),
+                dma: false,
+                detached: AtomicBool::new(false),
+                queues_out: AtomicUsize::new(0),
+                rings: None,
+                xdp: Some(xdp),
+                state: Mutex::default(),
+                _eal: eal.clone(),
+            }),
+        }
+    }
+
+    pub(crate) fn xdp(&self) -> Option<&XdpPort> {
+        self.inner.xdp.as_ref()
     }
 
     /// Another handle to the same port.
@@ -168,6 +200,9 @@ impl Port {
     /// The device is gone.
     pub fn device_info(&self) -> Result<PortInfo> {
         self.check_attached()?;
+        if let Some(xdp) = self.xdp() {
+            return Ok(xdp.device_info());
+        }
         let info = raw_info(self.inner.id, &self.inner.name)?;
         let unlimited = |limit: u16| if limit == 0 { u16::MAX } else { limit };
         Ok(PortInfo {
@@ -195,6 +230,11 @@ impl Port {
         let mut state = self.lock_unused()?;
         let info = self.device_info()?;
         let negotiated = self.check_config(config, &info, pools)?;
+        if let (Some(xdp), Some(pool)) = (self.xdp(), pools.first()) {
+            let caps = xdp.configure(config, pool)?;
+            state.granted_caps = Some(caps);
+            return Ok(caps);
+        }
         let mtu = u32::from(config.mtu);
         // Of any length: the key of 40 bytes is repeated for longer ones.
         let key_len = match info.hash_key_size {
@@ -376,7 +416,7 @@ impl Port {
     /// Starts the port and hands out its queues: as many pairs as it has queues
     /// in one direction (a missing partner is `None`). Workers own them; the port
     /// cannot be stopped before they are dropped.
-    pub fn start(&mut self) -> Result<Vec<(Option<RxQueue>, Option<TxQueue>)>> {
+    pub fn start(&mut self) -> Result<Vec<PortQueues>> {
         // Held until the queues count as handed out: no other handle hands out the same ones.
         let mut state = self.lock_unused()?;
         let Some(mut caps) = state.granted_caps else {
@@ -386,6 +426,9 @@ impl Port {
                 why: "it has to be configured before it is started".into(),
             });
         };
+        if let Some(xdp) = self.xdp() {
+            return xdp.start_queues(&self.inner);
+        }
         if !state.started {
             self.check_call("start", |id| {
                 // SAFETY: a configured port of ours.
@@ -411,28 +454,6 @@ impl Port {
             })
             .collect();
         Ok(queues)
-    }
-
-    /// Reads the RSS key back: some drivers take none, and say nothing of it.
-    fn has_rss_key(&self, key: &[u8]) -> bool {
-        let mut found = [0u8; u8::MAX as usize];
-        let mut len = key.len().min(found.len()) as u8;
-        // SAFETY: `found` has room for `len` bytes, and is written within the call.
-        let rc = unsafe { sys::siw_port_rss_key_get(self.inner.id, found.as_mut_ptr(), &mut len) };
-        rc == 0 && found.get(..key.len()) == Some(key)
-    }
-
-    /// Only arming an interrupt shows whether a driver has them. A driver whose descriptor
-    /// always signals has nothing to arm.
-    fn interrupts_work(&self) -> bool {
-        // SAFETY: queue 0 of a started port exists and nobody polls it yet.
-        unsafe {
-            let arms = sys::rte_eth_dev_rx_intr_enable(self.inner.id, 0) == 0;
-            if arms {
-                sys::rte_eth_dev_rx_intr_disable(self.inner.id, 0);
-            }
-            arms || sys::rte_eth_dev_rx_intr_ctl_q_get_fd(self.inner.id, 0) >= 0
-        }
     }
 
     /// Closes the port and gives its device back while there are other handles, whose calls fail from
@@ -522,7 +543,7 @@ impl PortInner {
     /// Stops the port, closes it and gives its device back, once. No queue of it is in use.
     pub(crate) fn close_device(&self) {
         let _devices = eal::device_lock();
-        if self.detached.swap(true, Ordering::AcqRel) {
+        if self.detached.swap(true, Ordering::AcqRel) || self.xdp.is_some() {
             return;
         }
         self.unwatch();

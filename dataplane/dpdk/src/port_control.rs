@@ -1,7 +1,8 @@
 //! What a control thread asks of a port while workers use its queues: address,
 //! filters, link, counters, RSS table.
 
-use crate::{Port, Result};
+use crate::xdp_port::XdpPort;
+use crate::{Claim, Error, Port, Result};
 use dpdk_sys as sys;
 
 /// Counters since the port started.
@@ -57,6 +58,9 @@ impl Port {
     /// # Errors
     /// The driver refuses or has no such function, see [`crate::Error::is_unsupported`].
     pub fn set_allmulticast(&self, on: bool) -> Result<()> {
+        if let Some(xdp) = self.xdp() {
+            return xdp.set_allmulticast(on);
+        }
         self.check_call("setting all-multicast mode", |id| {
             // SAFETY: a port number of ours.
             unsafe {
@@ -74,6 +78,9 @@ impl Port {
     /// # Errors
     /// The driver refuses or has no such function, see [`crate::Error::is_unsupported`].
     pub fn mac_address(&self) -> Result<[u8; 6]> {
+        if let Some(xdp) = self.xdp() {
+            return Ok(xdp.mac_address());
+        }
         let mut addr = sys::rte_ether_addr::default();
         self.check_call("reading the MAC address", |id| {
             // SAFETY: the address is written within the call.
@@ -99,6 +106,9 @@ impl Port {
     /// # Errors
     /// The driver refuses or has no such function, see [`crate::Error::is_unsupported`].
     pub fn link_status(&self) -> Result<LinkStatus> {
+        if let Some(xdp) = self.xdp() {
+            return xdp.link_status();
+        }
         let (mut up, mut mbps) = (false, 0);
         self.check_call("reading the link status", |id| {
             // SAFETY: both are written within the call.
@@ -112,6 +122,9 @@ impl Port {
     /// # Errors
     /// The driver refuses or has no such function, see [`crate::Error::is_unsupported`].
     pub fn read_counters(&self) -> Result<PortCounters> {
+        if let Some(xdp) = self.xdp() {
+            return xdp.read_counters();
+        }
         let mut counters = sys::siw_port_stats::default();
         self.check_call("reading the counters", |id| {
             // SAFETY: the counters are written within the call.
@@ -126,6 +139,52 @@ impl Port {
             rx_errors: counters.ierrors,
             tx_errors: counters.oerrors,
             rx_no_buffer: counters.rx_nombuf,
+        })
+    }
+
+    /// Reads the RSS key back: some drivers take none, and say nothing of it.
+    pub(crate) fn has_rss_key(&self, key: &[u8]) -> bool {
+        let mut found = [0u8; u8::MAX as usize];
+        let mut len = key.len().min(found.len()) as u8;
+        // SAFETY: `found` has room for `len` bytes, and is written within the call.
+        let rc = unsafe { sys::siw_port_rss_key_get(self.id(), found.as_mut_ptr(), &mut len) };
+        rc == 0 && found.get(..key.len()) == Some(key)
+    }
+
+    /// Only arming an interrupt shows whether a driver has them. A driver whose descriptor
+    /// always signals has nothing to arm.
+    pub(crate) fn interrupts_work(&self) -> bool {
+        // SAFETY: queue 0 of a started port exists and nobody polls it yet.
+        unsafe {
+            let arms = sys::rte_eth_dev_rx_intr_enable(self.id(), 0) == 0;
+            if arms {
+                sys::rte_eth_dev_rx_intr_disable(self.id(), 0);
+            }
+            arms || sys::rte_eth_dev_rx_intr_ctl_q_get_fd(self.id(), 0) >= 0
+        }
+    }
+
+    /// Frames to this address and port come to this port from now on, which is one of AF_XDP.
+    ///
+    /// # Errors
+    /// The kernel refuses; the port is another.
+    pub fn add_claim(&self, claim: Claim) -> Result<()> {
+        self.of_xdp()?.add_claim(claim)
+    }
+
+    /// They are the kernel's again.
+    ///
+    /// # Errors
+    /// As [`Self::add_claim`].
+    pub fn remove_claim(&self, claim: Claim) -> Result<()> {
+        self.of_xdp()?.remove_claim(claim)
+    }
+
+    fn of_xdp(&self) -> Result<&XdpPort> {
+        self.xdp().ok_or_else(|| Error::Invalid {
+            what: "port",
+            value: self.name().to_owned(),
+            why: "only a port of AF_XDP takes claims".into(),
         })
     }
 

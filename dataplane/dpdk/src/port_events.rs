@@ -56,6 +56,9 @@ impl Port {
     /// removal, so the kernel's list of devices is looked at too.
     pub fn take_event(&self) -> Option<PortEvent> {
         self.check_attached().ok()?;
+        if let Some(xdp) = self.xdp() {
+            return xdp.is_gone().then_some(PortEvent::Removed);
+        }
         // SAFETY: reads and clears a counter of the shim.
         let events = unsafe { sys::siw_port_take_events(self.id()) };
         let is_gone = || is_pci_address(self.name()) && !PciDevice::is_present(self.name());

@@ -1,6 +1,7 @@
 //! Attaching devices at run time: virtual ones by devargs, NICs by PCI address.
 
 use crate::pci::is_pci_address;
+use crate::xdp_port::{XdpLink, XdpPort};
 use crate::{DriverTraits, Eal, Error, Port, Result, eal, error, log};
 use dpdk_sys as sys;
 use std::ffi::CString;
@@ -10,6 +11,16 @@ impl Port {
     /// `net_af_packet0,iface=eth0`, and adopts its port.
     pub fn attach_vdev(eal: &Eal, devargs: &str) -> Result<Self> {
         attach_device(eal, devargs)
+    }
+
+    /// A port on an interface that stays with the kernel, by AF_XDP sockets (`xdp_port.rs`). Nothing
+    /// changes for the interface before the port is started.
+    ///
+    /// # Errors
+    /// The interface cannot be used, or a capability is missing.
+    pub fn attach_xdp(eal: &Eal, link: &XdpLink) -> Result<Self> {
+        let name = format!("af_xdp:{}", link.interface);
+        Ok(Port::from_xdp(eal, &name, XdpPort::prepare(link)?))
     }
 
     /// Takes the NIC at a PCI address (`0000:03:00.0`, devargs may follow behind

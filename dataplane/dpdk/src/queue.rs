@@ -2,11 +2,12 @@
 //! thing of DPDK that its loop touches besides buffers.
 
 use crate::port::PortInner;
+use crate::xdp_queue::{XdpReceiver, XdpSender};
 use crate::{Error, Result, RxBatch, TxBatch, error};
 use dpdk_sys as sys;
 use std::cell::Cell;
 use std::marker::PhantomData;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
 /// A receive queue: owned, movable to a worker, not shareable.
@@ -15,6 +16,8 @@ pub struct RxQueue {
     queue: u16,
     /// The interrupt descriptor seen last, and whether it is an eventfd.
     known_fd: (RawFd, bool),
+    /// The queue is one of AF_XDP sockets.
+    xdp: Option<Box<XdpReceiver>>,
     port: Arc<PortInner>,
     _not_sync: PhantomData<Cell<()>>,
 }
@@ -28,6 +31,8 @@ pub struct TxQueue {
     prepare: bool,
     /// Packets that the driver can never send.
     refused: u64,
+    /// The queue is one of AF_XDP sockets.
+    xdp: Option<Box<XdpSender>>,
     port: Arc<PortInner>,
     _not_sync: PhantomData<Cell<()>>,
 }
@@ -39,9 +44,16 @@ impl RxQueue {
             port_id: port.id,
             queue,
             known_fd: (-1, false),
+            xdp: None,
             port: port.clone(),
             _not_sync: PhantomData,
         }
+    }
+
+    pub(crate) fn of_xdp(port: &Arc<PortInner>, queue: u16, receiver: XdpReceiver) -> Self {
+        let mut rx_queue = Self::new(port, queue);
+        rx_queue.xdp = Some(Box::new(receiver));
+        rx_queue
     }
 
     /// DPDK's number of the port.
@@ -58,6 +70,12 @@ impl RxQueue {
     #[inline]
     pub fn rx_burst(&mut self, batch: &mut RxBatch) -> usize {
         let room = batch.spare_slots();
+        if let Some(xdp) = &mut self.xdp {
+            let received = xdp.rx_burst(room);
+            // SAFETY: the first `received` entries were filled.
+            unsafe { batch.mark_filled(received) };
+            return received;
+        }
         // SAFETY: the port is started while a queue of it lives, this is the
         // only handle of the queue, and `room` holds that many pointers.
         let received = unsafe {
@@ -77,6 +95,9 @@ impl RxQueue {
     /// [`Self::arm_interrupt`]. `None` when the port has no interrupts, or a
     /// virtual link has no peer yet; it may change when a peer connects.
     pub fn interrupt_fd(&self) -> Option<RawFd> {
+        if let Some(xdp) = &self.xdp {
+            return xdp.descriptor().map(|descriptor| descriptor.as_raw_fd());
+        }
         // SAFETY: the queue exists.
         let fd = unsafe { sys::rte_eth_dev_rx_intr_ctl_q_get_fd(self.port_id, self.queue) };
         (fd >= 0).then_some(fd)
@@ -93,6 +114,10 @@ impl RxQueue {
     /// Asks for an interrupt at the next packet. Poll once more after it, then
     /// sleep: a packet may have come in between.
     pub fn arm_interrupt(&mut self) -> Result<()> {
+        if self.xdp.is_some() {
+            // A socket is readable while it has a frame.
+            return Ok(());
+        }
         // SAFETY: the queue exists and is ours.
         let rc = unsafe { sys::rte_eth_dev_rx_intr_enable(self.port_id, self.queue) };
         self.check_call("arming the receive interrupt", rc)
@@ -100,6 +125,9 @@ impl RxQueue {
 
     /// Takes the request back, and empties the descriptor when it is an eventfd.
     pub fn disarm_interrupt(&mut self) -> Result<()> {
+        if self.xdp.is_some() {
+            return Ok(());
+        }
         // SAFETY: the queue exists and is ours.
         let rc = unsafe { sys::rte_eth_dev_rx_intr_disable(self.port_id, self.queue) };
         if let Some(fd) = self.interrupt_fd() {
@@ -136,9 +164,16 @@ impl TxQueue {
             queue,
             prepare,
             refused: 0,
+            xdp: None,
             port: port.clone(),
             _not_sync: PhantomData,
         }
+    }
+
+    pub(crate) fn of_xdp(port: &Arc<PortInner>, queue: u16, sender: XdpSender) -> Self {
+        let mut tx_queue = Self::new(port, queue, false);
+        tx_queue.xdp = Some(Box::new(sender));
+        tx_queue
     }
 
     /// DPDK's number of the port.
@@ -165,6 +200,12 @@ impl TxQueue {
         if pending.is_empty() {
             return 0;
         }
+        if let Some(xdp) = &mut self.xdp {
+            let sent = xdp.tx_burst(pending);
+            // SAFETY: the sender owns the first `sent` now.
+            unsafe { batch.mark_sent(sent) };
+            return sent;
+        }
         let mut len = pending.len() as u16;
         if self.prepare {
             // SAFETY: as below; the headers are in writable segments.
@@ -185,10 +226,24 @@ impl TxQueue {
         usize::from(sent)
     }
 
+    /// Offers the kernel again what it has not taken of earlier bursts; for each turn in which no burst
+    /// is sent.
+    #[inline]
+    pub fn retry_backlog(&mut self) {
+        if let Some(xdp) = &mut self.xdp
+            && xdp.has_backlog()
+        {
+            xdp.retry_backlog();
+        }
+    }
+
     /// Asks the driver to free up to `limit` packets that are sent (0: all it can):
     /// when a work request waits for its buffers only. Returns how many; 0 also
     /// for drivers that cannot, which free as they send.
     pub fn done_cleanup(&mut self, limit: u32) -> usize {
+        if let Some(xdp) = &mut self.xdp {
+            return xdp.free_completed();
+        }
         // SAFETY: the queue exists and is ours.
         let freed = unsafe { sys::rte_eth_tx_done_cleanup(self.port_id, self.queue, limit) };
         usize::try_from(freed).unwrap_or(0)

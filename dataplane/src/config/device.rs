@@ -3,13 +3,13 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 
-use dpdk::DriverTraits;
+use dpdk::{DriverTraits, XdpLink};
 use serde::Deserialize;
 use toml::Spanned;
 
 use super::{
-    Cidr, DeviceName, MAX_WORKERS, MacAddress, MpaSettings, NeighbourSettings, PciAddress,
-    TcpSettings,
+    Cidr, DeviceName, InterfaceName, MAX_WORKERS, MacAddress, MpaSettings, NeighbourSettings,
+    PciAddress, TcpSettings,
 };
 
 /// Whether an FPDU carries a CRC32c (RFC 5044, section 7.1).
@@ -59,6 +59,18 @@ pub enum TxPayloadPolicy {
     Reference,
 }
 
+/// Who copies frames between an interface of AF_XDP and siwd's packet buffers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum XdpCopySetting {
+    /// The NIC where its driver can, else the kernel.
+    Auto,
+    /// The kernel.
+    Copy,
+    /// The NIC: one that cannot is an error.
+    ZeroCopy,
+}
+
 /// Descriptors of a ring where the configuration says nothing.
 const DESCRIPTORS: u16 = 1024;
 /// What every NIC has, and what none exceeds.
@@ -82,6 +94,12 @@ pub struct DeviceConfig {
     pub devargs: Option<String>,
     /// A PCI NIC that DPDK can drive (`siwd devices`): "0000:03:00.0".
     pub pci: Option<PciAddress>,
+    /// A network interface that stays with the kernel (AF_XDP): frames to the device's addresses are
+    /// siwd's, all others the kernel's.
+    pub af_xdp: Option<Spanned<InterfaceName>>,
+    /// Who copies frames on `af_xdp`.
+    #[serde(default = "default_xdp_copy")]
+    pub xdp_copy: XdpCopySetting,
     /// Ethernet address; absent: the port's own, or one derived from the name.
     pub mac: Option<MacAddress>,
     /// Addresses with prefix length: "10.77.0.1/24", "fd77::1/64".
@@ -137,6 +155,10 @@ fn default_tso() -> Spanned<TsoPolicy> {
     Spanned::new(0..0, TsoPolicy::Auto)
 }
 
+fn default_xdp_copy() -> XdpCopySetting {
+    XdpCopySetting::Auto
+}
+
 fn default_tx_payload() -> TxPayloadPolicy {
     TxPayloadPolicy::Auto
 }
@@ -164,6 +186,8 @@ pub enum LinkSource {
     Vdev(String),
     /// A PCI NIC.
     Pci(String),
+    /// An interface of the kernel, by AF_XDP.
+    Xdp(String),
 }
 
 impl DeviceConfig {
@@ -174,6 +198,8 @@ impl DeviceConfig {
         } else if let Some(address) = &self.pci {
             let devargs = self.devargs.iter().map(|devargs| format!(",{devargs}"));
             LinkSource::Pci(devargs.fold(address.0.clone(), |whole, part| whole + &part))
+        } else if let Some(interface) = &self.af_xdp {
+            LinkSource::Xdp(interface.get_ref().0.clone())
         } else {
             LinkSource::Vdev(self.devargs.clone().unwrap_or_default())
         }
@@ -198,16 +224,18 @@ impl DeviceConfig {
             self.pair.is_some(),
             self.devargs.is_some() && self.pci.is_none(),
             self.pci.is_some(),
+            self.af_xdp.is_some(),
         ];
         let count = links.iter().filter(|named| **named).count();
         if count != 1 {
             return Err((
                 whole,
                 format!(
-                    "device {name:?} names {count} links: give exactly one of pair = \"NAME\", devargs = \"net_...\", pci = \"0000:03:00.0\""
+                    "device {name:?} names {count} links: give exactly one of pair = \"NAME\", devargs = \"net_...\", pci = \"0000:03:00.0\", af_xdp = \"eth0\""
                 ),
             ));
         }
+        self.check_af_xdp()?;
         if self.addresses.get_ref().is_empty() {
             return Err((
                 self.addresses.span(),
@@ -290,6 +318,30 @@ impl DeviceConfig {
         self.mpa.check_ranges()
     }
 
+    /// What an interface of AF_XDP excludes.
+    fn check_af_xdp(&self) -> Result<(), (Range<usize>, String)> {
+        let Some(interface) = &self.af_xdp else {
+            return Ok(());
+        };
+        if self.mac.is_some() {
+            return Err((
+                interface.span(),
+                "mac: the kernel and siwd have the address of the interface on af_xdp; leave mac out".into(),
+            ));
+        }
+        let mtu = *self.mtu.get_ref();
+        if mtu > XdpLink::MAX_MTU {
+            return Err((
+                self.mtu.span(),
+                format!(
+                    "mtu {mtu}: at most {} on af_xdp, whose frames have to fit into a page",
+                    XdpLink::MAX_MTU
+                ),
+            ));
+        }
+        Ok(())
+    }
+
     /// Descriptors, and thresholds that have to lie below them.
     fn check_rings(&self) -> Result<(), (Range<usize>, String)> {
         let pairs = [
@@ -328,7 +380,7 @@ impl DeviceConfig {
 
     /// Packet buffers that the rings of a NIC with this many queues hold; 0 where a ring takes none.
     pub fn ring_buffers(&self, workers: usize) -> u32 {
-        if self.pci.is_none() {
+        if self.pci.is_none() && self.af_xdp.is_none() {
             return 0;
         }
         let queues = self.queues.as_ref().map_or(workers, |queues| {

@@ -67,6 +67,26 @@ impl FromStr for PciAddress {
     }
 }
 
+/// A name of a network interface: 1 to 15 bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InterfaceName(pub String);
+from_text!(InterfaceName);
+
+impl FromStr for InterfaceName {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let has_bad_byte = text
+            .bytes()
+            .any(|byte| byte == b'/' || byte == b':' || byte <= b' ' || byte == 0x7f);
+        if text.is_empty() || text.len() > 15 || has_bad_byte {
+            return Err(format!(
+                "interface {text:?}: write a name as ip link shows it, for example \"eth0\""
+            ));
+        }
+        Ok(InterfaceName(text.to_owned()))
+    }
+}
+
 /// A unicast Ethernet address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MacAddress(pub [u8; 6]);

@@ -75,6 +75,8 @@ impl PortOutput {
                 }
             };
             self.frames_sent += sent as u64;
+        } else if let TxPath::Queue(queue) = &mut self.path {
+            queue.retry_backlog();
         }
     }
 

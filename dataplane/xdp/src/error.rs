@@ -18,6 +18,13 @@ pub enum Error {
     #[error("the interface `{0}` is down: ip link set {0} up")]
     Down(String),
 
+    /// The interface takes VLAN tags out of frames.
+    #[error(
+        "the interface `{0}` takes VLAN tags out of received frames before XDP sees them: \
+         ethtool -K {0} rxvlan off"
+    )]
+    StripsVlan(String),
+
     /// A capability is missing.
     #[error(
         "{what} needs the capabilities CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF: run siwd as root, or \

@@ -128,6 +128,32 @@ impl XdpInterface {
     }
 }
 
+impl XdpInterface {
+    /// Whether it is still there.
+    pub fn exists(&self) -> bool {
+        // It was a C string when it was found.
+        CString::new(self.name.as_str()).is_ok_and(|name| {
+            // SAFETY: a C string that lives through the call.
+            let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
+            index == self.index
+        })
+    }
+
+    /// Whether AF_XDP can work on it now; `has_vlan`: with frames that have a VLAN tag.
+    ///
+    /// # Errors
+    /// It is down, or takes the tags away.
+    pub fn check_usable(&self, has_vlan: bool) -> Result<()> {
+        if !self.is_up {
+            return Err(Error::Down(self.name.clone()));
+        }
+        if has_vlan && self.strips_vlan {
+            return Err(Error::StripsVlan(self.name.clone()));
+        }
+        Ok(())
+    }
+}
+
 /// Frames to all multicast addresses reach an interface as long as this lives: neighbour
 /// solicitations go to multicast addresses that the kernel did not ask the NIC for.
 #[derive(Debug)]

@@ -9,6 +9,7 @@
 //!     bpf.rs           the bpf(2) system call
 //!   XdpSocket           one AF_XDP socket: a Receiver (fill and RX ring), a Sender (TX and completion ring)
 //!     ring.rs          one ring in memory shared with the kernel
+//!   NeighbourCopies  copies of the ARP replies and advertisements that the kernel receives
 //! ```
 //!
 //! The program is written in Rust and assembled when it is loaded, rather than compiled from C: it
@@ -27,6 +28,7 @@ mod bpf;
 mod error;
 mod instruction;
 mod interface;
+mod neighbour_copies;
 mod program;
 mod ring;
 mod socket;
@@ -34,6 +36,7 @@ mod steering;
 
 pub use error::{Error, Result};
 pub use interface::{MulticastMembership, XdpInterface};
+pub use neighbour_copies::NeighbourCopies;
 pub use program::ClaimKind;
 pub use socket::{
     CopyMode, Frame, PACKET_HEADROOM, Receiver, Sender, SocketConfig, SocketCounters, SocketHandle,

@@ -1,0 +1,381 @@
+//! A port on a NIC that stays with the kernel, by AF_XDP sockets: packet buffers of the pool are the
+//! memory of the sockets, so that frames are neither copied nor converted on this side of the kernel.
+//!
+//! It is no port of DPDK's: its own AF_XDP driver leaves its XDP program on the NIC of a killed process
+//! (see the crate `siw_xdp`). [`Port`](crate::Port) hides the difference; a queue asks once a burst which
+//! of the two it is.
+//!
+//! ```text
+//!   Port::attach_xdp   finds the interface, loads the program      nothing is attached yet
+//!   Port::start        a socket for each receive queue of the NIC  then the program is attached
+//!     queue 0: sockets 0, n, 2n ...   queue 1: sockets 1, n+1 ...  of n queues of the port
+//! ```
+
+use std::net::IpAddr;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dpdk_sys as sys;
+use siw_xdp::{
+    AttachMode, Claim, ClaimKind, CopyMode, MulticastMembership, NeighbourCopies, PACKET_HEADROOM,
+    SocketConfig, SocketHandle, Umem, XdpInterface, XdpSocket, XdpSteering,
+};
+
+use crate::port::{PortInner, PortQueues};
+use crate::port_config::Offloads;
+use crate::xdp_queue::{XdpReceiver, XdpSender};
+use crate::{
+    DriverTraits, Error, LinkStatus, Mempool, PortCaps, PortConfig, PortCounters, PortInfo, Result,
+    RxQueue, TxQueue,
+};
+
+/// What an AF_XDP port is made for.
+#[derive(Debug, Clone)]
+pub struct XdpLink {
+    /// The interface.
+    pub interface: String,
+    /// What is claimed of its traffic.
+    pub kind: ClaimKind,
+    /// The claims at the start.
+    pub claims: Vec<Claim>,
+    /// Addresses that the kernel has, too: it receives the answers to requests for neighbours, and the
+    /// port receives copies.
+    pub shared_addresses: Vec<IpAddr>,
+    /// The VLAN of claimed frames; `None`: frames without a tag.
+    pub vlan: Option<u16>,
+    /// Who copies frames.
+    pub copy_mode: CopyMode,
+}
+
+impl XdpLink {
+    /// The longest MTU: a frame, and what the kernel keeps before it, have to fit into a page.
+    pub const MAX_MTU: u16 = (MAX_CHUNK - PACKET_HEADROOM as u32 - FRAME_OVERHEAD) as u16;
+
+    /// Bytes that packet buffers have to hold, beside their own headroom, for IP packets of `mtu` bytes.
+    pub fn buffer_room(mtu: u16) -> u16 {
+        mtu + FRAME_OVERHEAD as u16 + PACKET_HEADROOM - crate::HEADROOM
+    }
+
+    /// What is true of every such link.
+    pub fn driver_traits() -> &'static DriverTraits {
+        DriverTraits::for_device(XDP_DRIVER)
+    }
+}
+
+/// The row of [`DriverTraits`].
+pub(crate) const XDP_DRIVER: &str = "net_af_xdp";
+/// Bytes around an IP packet: Ethernet header and VLAN tag; XDP sees no checksum of the frame.
+const FRAME_OVERHEAD: u32 = 18;
+/// A chunk is at most a page.
+const MAX_CHUNK: u32 = 4096;
+/// The shortest MTU of IPv4.
+const MIN_MTU: u32 = 68;
+/// Entries of a ring: powers of two between these.
+const RING_ENTRIES: std::ops::RangeInclusive<u32> = 64..=16_384;
+
+/// The part of a [`crate::Port`] that is not DPDK's.
+pub(crate) struct XdpPort {
+    interface: XdpInterface,
+    state: Mutex<XdpState>,
+}
+
+struct XdpState {
+    steering: XdpSteering,
+    copy_mode: CopyMode,
+    shared_addresses: Vec<IpAddr>,
+    config: Option<(PortConfig, Mempool)>,
+    sockets: Vec<SocketHandle>,
+    multicast: Option<MulticastMembership>,
+}
+
+/// The two halves of a queue.
+type XdpQueuePair = (XdpReceiver, XdpSender);
+
+impl XdpPort {
+    /// Finds the interface and loads the program. Nothing changes for the interface yet.
+    pub(crate) fn prepare(link: &XdpLink) -> Result<XdpPort> {
+        let interface = XdpInterface::find_by_name(&link.interface)?;
+        interface.check_usable(link.vlan.is_some())?;
+        let mut steering = XdpSteering::load(link.kind, link.vlan, interface.rx_queues)?;
+        for claim in &link.claims {
+            steering.add_claim(*claim)?;
+        }
+        Ok(XdpPort {
+            interface,
+            state: Mutex::new(XdpState {
+                steering,
+                copy_mode: link.copy_mode,
+                shared_addresses: link.shared_addresses.clone(),
+                config: None,
+                sockets: Vec::new(),
+                multicast: None,
+            }),
+        })
+    }
+
+    fn lock_state(&self) -> MutexGuard<'_, XdpState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn device_info(&self) -> PortInfo {
+        PortInfo {
+            driver: XDP_DRIVER.into(),
+            min_mtu: MIN_MTU,
+            max_mtu: u32::from(XdpLink::MAX_MTU).min(self.interface.mtu),
+            // A worker beyond the NIC's queues would have no socket.
+            max_rx_queues: self.interface.rx_queues.min(u32::from(u16::MAX)) as u16,
+            max_tx_queues: self.interface.rx_queues.min(u32::from(u16::MAX)) as u16,
+            reta_size: 0,
+            tx_seg_max: 1,
+            tx_mtu_seg_max: 1,
+            rx_capa: 0,
+            tx_capa: 0,
+            rss_types: 0,
+            hash_key_size: 0,
+            max_lro_pkt_size: 0,
+            min_rx_bufsize: 0,
+        }
+    }
+
+    pub(crate) fn configure(&self, config: &PortConfig, pool: &Mempool) -> Result<PortCaps> {
+        let round = |descriptors: u16| {
+            let entries = u32::from(descriptors).next_power_of_two();
+            entries.clamp(*RING_ENTRIES.start(), *RING_ENTRIES.end()) as u16
+        };
+        let config = PortConfig {
+            rx_desc: round(config.rx_desc),
+            tx_desc: round(config.tx_desc),
+            ..config.clone()
+        };
+        let frame = u32::from(config.mtu) + FRAME_OVERHEAD;
+        let least = frame + u32::from(PACKET_HEADROOM);
+        if u32::from(pool.buf_len()) < least {
+            return Err(Error::Invalid {
+                what: "length of packet buffers",
+                value: pool.buf_len().to_string(),
+                why: format!("AF_XDP needs {least} bytes at MTU {}", config.mtu),
+            });
+        }
+        // Those in rings, and some that are under way.
+        let in_rings = self.interface.rx_queues * u32::from(config.rx_desc)
+            + u32::from(config.tx_queues) * u32::from(config.tx_desc);
+        if pool.capacity() < in_rings + u32::from(config.rx_desc) {
+            return Err(Error::Invalid {
+                what: "number of packet buffers",
+                value: pool.capacity().to_string(),
+                why: format!(
+                    "the rings of the {} queues of `{}` alone can hold {in_rings}: raise buffers in \
+                     [dpdk], lower rx_descriptors, or ethtool -L {} combined 1",
+                    self.interface.rx_queues, self.interface.name, self.interface.name
+                ),
+            });
+        }
+        let caps = PortCaps {
+            offloads: Offloads {
+                rx_interrupt: config.offloads.rx_interrupt,
+                ..Offloads::NONE
+            },
+            mtu: config.mtu,
+            max_mtu: self.device_info().max_mtu as u16,
+            rx_desc: config.rx_desc,
+            tx_desc: config.tx_desc,
+            tx_seg_max: 1,
+            tx_mtu_seg_max: 1,
+            reta_size: 0,
+            rss_key_set: false,
+        };
+        self.lock_state().config = Some((config, pool.clone()));
+        Ok(caps)
+    }
+
+    /// Starts the port, and makes its queues.
+    pub(crate) fn start_queues(&self, port: &Arc<PortInner>) -> Result<Vec<PortQueues>> {
+        let queues = self.start()?.into_iter().enumerate();
+        let queues = queues.map(|(queue, (receiver, sender))| {
+            let rx = RxQueue::of_xdp(port, queue as u16, receiver);
+            let tx = TxQueue::of_xdp(port, queue as u16, sender);
+            (Some(rx), Some(tx))
+        });
+        Ok(queues.collect())
+    }
+
+    /// Opens the sockets and attaches the program: from now on claimed frames come here.
+    fn start(&self) -> Result<Vec<XdpQueuePair>> {
+        let mut state = self.lock_state();
+        let Some((config, pool)) = state.config.clone() else {
+            return Err(Error::Invalid {
+                what: "port",
+                value: self.interface.name.clone(),
+                why: "it has to be configured before it is started".into(),
+            });
+        };
+        let sockets = self.open_sockets(&config, &pool, state.copy_mode)?;
+        let is_zero_copy = sockets.iter().all(XdpSocket::is_zero_copy);
+        let queues = usize::from(config.rx_queues);
+        let mut receivers: Vec<_> = (0..queues).map(|_| Vec::new()).collect();
+        let mut senders: Vec<_> = (0..queues).map(|_| None).collect();
+        state.sockets.clear();
+        for (queue, socket) in sockets.into_iter().enumerate() {
+            state
+                .steering
+                .add_socket(queue as u32, socket.socket_fd())?;
+            let (receiver, sender, handle) = socket.split();
+            state.sockets.push(handle);
+            receivers[queue % queues].push(receiver);
+            senders[queue % queues].get_or_insert(sender);
+        }
+        let mut copies = match state.shared_addresses.as_slice() {
+            [] => None,
+            shared => Some(NeighbourCopies::open(&self.interface, shared)?),
+        };
+        let mode = state.steering.attach(&self.interface)?;
+        tracing::info!(
+            interface = %self.interface.name,
+            sockets = state.sockets.len(),
+            program = match mode {
+                AttachMode::Native => "in the driver",
+                AttachMode::Generic => "behind the driver, which has no XDP: slower",
+            },
+            frames = if is_zero_copy { "zero-copy" } else { "copied by the kernel" },
+            "AF_XDP port started"
+        );
+        let memory = PoolMemory::of_pool(&pool)?;
+        receivers
+            .into_iter()
+            .zip(senders)
+            .filter_map(|(receivers, sender)| Some((receivers, sender?)))
+            .map(|(receivers, sender)| {
+                let receiver = XdpReceiver::new(
+                    receivers,
+                    copies.take(),
+                    &pool,
+                    memory,
+                    config.rx_desc.into(),
+                )?;
+                Ok((receiver, XdpSender::new(sender, &pool, memory)))
+            })
+            .collect()
+    }
+
+    /// One socket for each receive queue of the NIC, whatever its hash sends there.
+    fn open_sockets(
+        &self,
+        config: &PortConfig,
+        pool: &Mempool,
+        copy_mode: CopyMode,
+    ) -> Result<Vec<XdpSocket>> {
+        let memory = PoolMemory::of_pool(pool)?;
+        // SAFETY: the queues keep the pool; buffers are in the kernel's hands or in others', never both.
+        let umem = unsafe {
+            Umem::new(
+                memory.base,
+                memory.bytes,
+                u32::from(pool.buf_len()).min(MAX_CHUNK),
+            )
+        };
+        let rings = SocketConfig {
+            rx_entries: config.rx_desc.into(),
+            tx_entries: config.tx_desc.into(),
+            copy_mode,
+        };
+        let mut sockets: Vec<XdpSocket> = Vec::new();
+        for queue in 0..self.interface.rx_queues {
+            let socket = XdpSocket::open(&self.interface, queue, &umem, &rings, sockets.first())?;
+            sockets.push(socket);
+        }
+        Ok(sockets)
+    }
+
+    pub(crate) fn set_allmulticast(&self, on: bool) -> Result<()> {
+        self.lock_state().multicast = match on {
+            true => Some(self.interface.join_all_multicast()?),
+            false => None,
+        };
+        Ok(())
+    }
+
+    pub(crate) fn mac_address(&self) -> [u8; 6] {
+        self.interface.mac
+    }
+
+    pub(crate) fn link_status(&self) -> Result<LinkStatus> {
+        let now = XdpInterface::find_by_name(&self.interface.name)?;
+        Ok(LinkStatus {
+            up: now.is_up && now.is_running,
+            mbps: now.mbps.unwrap_or(u32::MAX),
+        })
+    }
+
+    /// Whether the interface was removed.
+    pub(crate) fn is_gone(&self) -> bool {
+        !self.interface.exists()
+    }
+
+    /// Only what is lost; queues do not count for others to see.
+    pub(crate) fn read_counters(&self) -> Result<PortCounters> {
+        let mut sum = PortCounters::default();
+        for socket in &self.lock_state().sockets {
+            let counters = socket.read_counters()?;
+            sum.rx_missed += counters.rx_ring_full;
+            sum.rx_errors += counters.rx_dropped;
+            sum.rx_no_buffer += counters.fill_ring_empty;
+            sum.tx_errors += counters.tx_invalid;
+        }
+        Ok(sum)
+    }
+
+    /// Frames to this address and port come here from now on.
+    pub(crate) fn add_claim(&self, claim: Claim) -> Result<()> {
+        Ok(self.lock_state().steering.add_claim(claim)?)
+    }
+
+    /// They are the kernel's again.
+    pub(crate) fn remove_claim(&self, claim: Claim) -> Result<()> {
+        Ok(self.lock_state().steering.remove_claim(claim)?)
+    }
+}
+
+/// Where a pool's buffers are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PoolMemory {
+    pub base: NonNull<u8>,
+    pub bytes: usize,
+    /// From the start of a buffer back to its mbuf.
+    pub mbuf_distance: usize,
+}
+
+// SAFETY: an address and lengths.
+unsafe impl Send for PoolMemory {}
+
+/// Pages that the kernel pins.
+const PAGE_BYTES: usize = 4096;
+
+impl PoolMemory {
+    fn of_pool(pool: &Mempool) -> Result<PoolMemory> {
+        let mut start = std::ptr::null_mut();
+        let mut bytes = 0;
+        // SAFETY: the pool is alive; both are written within the call.
+        let chunks = unsafe { sys::siw_pool_memory(pool.as_ptr(), &mut start, &mut bytes) };
+        // SAFETY: the pool is alive.
+        let private = unsafe { sys::siw_pool_priv_size(pool.as_ptr()) };
+        let unusable = |why: String| Error::Invalid {
+            what: "memory of packet buffers",
+            value: pool.name().to_owned(),
+            why,
+        };
+        if chunks != 1 {
+            return Err(unusable(format!(
+                "AF_XDP needs it in one piece, and it is in {chunks}: use fewer buffers, or hugepages"
+            )));
+        }
+        let start = start.cast::<u8>();
+        let before = start as usize % PAGE_BYTES;
+        // SAFETY: the page's start, in the same mapping.
+        let base = unsafe { start.sub(before) };
+        Ok(PoolMemory {
+            base: NonNull::new(base).ok_or_else(|| unusable("it has none".into()))?,
+            bytes: bytes + before,
+            mbuf_distance: size_of::<sys::rte_mbuf>() + usize::from(private),
+        })
+    }
+}

@@ -1,0 +1,331 @@
+//! One queue of an AF_XDP port (`xdp_port.rs`): packet buffers in and out of the sockets' rings.
+//!
+//! A chunk of a socket's memory is the room of a packet buffer, named by its distance from the base of
+//! the pool's memory. The mbuf lies at a fixed distance before it, so that neither direction needs a
+//! table.
+
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use dpdk_sys as sys;
+use siw_xdp::{Frame, NeighbourCopies, Receiver, Sender};
+
+use crate::cache::init_raw;
+use crate::xdp_port::PoolMemory;
+use crate::{Error, Mbuf, Mempool, Result};
+
+/// Buffers that are moved to the kernel at once.
+const REFILL: usize = 64;
+
+/// The receiving half: one or more sockets.
+pub(crate) struct XdpReceiver {
+    sockets: Vec<FilledSocket>,
+    /// The socket that is looked at first.
+    first: usize,
+    /// Readable while a frame waits, where there are several sockets.
+    epoll: Option<OwnedFd>,
+    /// What the kernel receives and this port has to know.
+    copies: Option<NeighbourCopies>,
+    memory: PoolMemory,
+    /// After the sockets: the kernel writes to its buffers.
+    pool: Mempool,
+}
+
+struct FilledSocket {
+    receiver: Receiver,
+    /// Buffers that the kernel has.
+    lent: usize,
+    /// As many as it is to have.
+    target: usize,
+}
+
+impl XdpReceiver {
+    pub(crate) fn new(
+        receivers: Vec<Receiver>,
+        copies: Option<NeighbourCopies>,
+        pool: &Mempool,
+        memory: PoolMemory,
+        target: usize,
+    ) -> Result<XdpReceiver> {
+        let sockets = receivers.iter().map(Receiver::socket_fd);
+        let copied = copies.iter().flat_map(NeighbourCopies::descriptors);
+        let all: Vec<BorrowedFd<'_>> = sockets.chain(copied).collect();
+        let epoll = match all.len() {
+            1 => None,
+            _ => Some(watch_descriptors(&all)?),
+        };
+        let mut receiver = XdpReceiver {
+            sockets: receivers
+                .into_iter()
+                .map(|receiver| FilledSocket {
+                    receiver,
+                    lent: 0,
+                    target,
+                })
+                .collect(),
+            first: 0,
+            epoll,
+            copies,
+            memory,
+            pool: pool.clone(),
+        };
+        for socket in &mut receiver.sockets {
+            socket.lend_buffers(&receiver.pool, &receiver.memory);
+        }
+        Ok(receiver)
+    }
+
+    /// Fills `room` with received packets; how many.
+    #[inline]
+    pub(crate) fn rx_burst(&mut self, room: &mut [*mut sys::rte_mbuf]) -> usize {
+        let mut count = 0;
+        let sockets = self.sockets.len();
+        for turn in 0..sockets {
+            let index = (self.first + turn) % sockets;
+            let socket = &mut self.sockets[index];
+            let before = count;
+            while let Some(slot) = room.get_mut(count)
+                && let Some(frame) = socket.receiver.next_frame()
+            {
+                *slot = self.memory.adopt_frame(frame, self.pool.buf_len());
+                count += 1;
+            }
+            if count > before {
+                socket.receiver.release_frames();
+                socket.lent -= count - before;
+            }
+            if socket.target - socket.lent >= REFILL {
+                socket.lend_buffers(&self.pool, &self.memory);
+            }
+        }
+        if let Some(copies) = &mut self.copies
+            && copies.has_frame()
+        {
+            count += take_copies(copies, &self.pool, &mut room[count..]);
+        }
+        if sockets > 1 {
+            self.first = (self.first + 1) % sockets;
+        }
+        count
+    }
+
+    /// Readable while a frame waits.
+    pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        use std::os::fd::AsFd;
+        match &self.epoll {
+            Some(epoll) => Some(epoll.as_fd()),
+            None => Some(self.sockets.first()?.receiver.socket_fd()),
+        }
+    }
+}
+
+/// Copies into buffers of the pool: how many, as far as there are buffers.
+#[cold]
+fn take_copies(
+    copies: &mut NeighbourCopies,
+    pool: &Mempool,
+    room: &mut [*mut sys::rte_mbuf],
+) -> usize {
+    let mut count = 0;
+    for slot in room {
+        if !copies.has_frame() {
+            break;
+        }
+        let Some(mut packet) = Mbuf::alloc(pool) else {
+            break;
+        };
+        copies.take_frame(|frame| {
+            packet.append_slice(frame);
+        });
+        *slot = packet.into_raw().as_ptr();
+        count += 1;
+    }
+    count
+}
+
+impl FilledSocket {
+    /// Gives the kernel buffers up to its share; fewer when the pool is exhausted, and the rest with
+    /// the next burst.
+    fn lend_buffers(&mut self, pool: &Mempool, memory: &PoolMemory) {
+        let mut buffers = [std::ptr::null_mut(); REFILL];
+        while self.lent < self.target {
+            let want = (self.target - self.lent).min(REFILL);
+            // SAFETY: the pool is alive, and the array has room for `want` pointers.
+            let result = unsafe {
+                sys::siw_mempool_get_bulk(pool.as_ptr(), buffers.as_mut_ptr(), want as u32)
+            };
+            if result != 0 {
+                break;
+            }
+            for buffer in &buffers[..want] {
+                // The ring has room for the whole share.
+                self.receiver.push_chunk(memory.chunk_of(*buffer));
+            }
+            self.lent += want;
+        }
+        self.receiver.publish_chunks();
+    }
+}
+
+impl PoolMemory {
+    /// The chunk of a buffer of the pool.
+    #[inline]
+    fn chunk_of(&self, mbuf: *mut sys::rte_mbuf) -> u64 {
+        mbuf as u64 + self.mbuf_distance as u64 - self.base.as_ptr() as u64
+    }
+
+    #[inline]
+    fn mbuf_at(&self, chunk: u64) -> *mut sys::rte_mbuf {
+        // SAFETY: the kernel gives back what it was given, a chunk of the pool's memory, which an mbuf
+        // precedes at this distance.
+        unsafe {
+            let room = self.base.as_ptr().add(chunk as usize);
+            room.sub(self.mbuf_distance).cast()
+        }
+    }
+
+    /// The buffer of a frame that the kernel wrote: a packet of its own from now on.
+    #[inline]
+    fn adopt_frame(&self, frame: Frame, buf_len: u16) -> *mut sys::rte_mbuf {
+        let mbuf = self.mbuf_at(frame.chunk);
+        // SAFETY: a buffer that was taken from the pool and lent to the kernel, which gave it back. The
+        // kernel keeps offset and length within the chunk, which is no longer than the room.
+        unsafe {
+            init_raw(mbuf, buf_len);
+            let mbuf = &mut *mbuf;
+            mbuf.data_off = frame.offset;
+            mbuf.data_len = frame.bytes as u16;
+            mbuf.pkt_len = frame.bytes;
+        }
+        mbuf
+    }
+}
+
+/// The sending half: the first socket of the queue.
+pub(crate) struct XdpSender {
+    sender: Sender,
+    memory: PoolMemory,
+    pool: Mempool,
+}
+
+impl XdpSender {
+    pub(crate) fn new(sender: Sender, pool: &Mempool, memory: PoolMemory) -> XdpSender {
+        XdpSender {
+            sender,
+            memory,
+            pool: pool.clone(),
+        }
+    }
+
+    /// Sends from the front of `pending`; how many were taken.
+    #[inline]
+    pub(crate) fn tx_burst(&mut self, pending: &mut [*mut sys::rte_mbuf]) -> usize {
+        self.free_completed();
+        let mut taken = 0;
+        for slot in pending.iter_mut() {
+            // SAFETY: a packet that the batch owns.
+            let is_plain = unsafe { is_plain_buffer(*slot, self.pool.as_ptr()) };
+            if !is_plain && !self.copy_into_pool(slot) {
+                break;
+            }
+            // SAFETY: as above.
+            let mbuf = unsafe { &**slot };
+            let frame = Frame {
+                chunk: self.memory.chunk_of(*slot),
+                offset: mbuf.data_off,
+                bytes: mbuf.pkt_len,
+            };
+            if !self.sender.push_frame(frame) {
+                break;
+            }
+            taken += 1;
+        }
+        if taken > 0 || self.sender.has_backlog() {
+            self.sender.transmit_queued();
+        }
+        taken
+    }
+
+    /// Offers the kernel again what it left; frees what was sent.
+    #[cold]
+    pub(crate) fn retry_backlog(&mut self) {
+        self.free_completed();
+        self.sender.transmit_queued();
+    }
+
+    /// The kernel has not taken all frames.
+    #[inline]
+    pub(crate) fn has_backlog(&self) -> bool {
+        self.sender.has_backlog()
+    }
+
+    /// Frees the buffers of sent frames; how many.
+    #[inline]
+    pub(crate) fn free_completed(&mut self) -> usize {
+        let mut count = 0;
+        while let Some(chunk) = self.sender.next_completed() {
+            // SAFETY: a packet of one segment that was given to the kernel, which is done with it.
+            unsafe { sys::siw_pktmbuf_free_seg(self.memory.mbuf_at(chunk)) };
+            count += 1;
+        }
+        if count > 0 {
+            self.sender.release_completed();
+        }
+        count
+    }
+
+    /// Replaces a packet that is no single buffer of the pool's by a copy. False: there is no buffer.
+    #[cold]
+    fn copy_into_pool(&self, slot: &mut *mut sys::rte_mbuf) -> bool {
+        // SAFETY: the packet is the caller's, and becomes the copy; the old one is freed.
+        unsafe {
+            let copy = sys::siw_pktmbuf_copy(*slot, self.pool.as_ptr());
+            if copy.is_null() {
+                return false;
+            }
+            sys::siw_pktmbuf_free(*slot);
+            *slot = copy;
+        }
+        true
+    }
+}
+
+/// # Safety
+/// `mbuf` is a valid packet.
+#[inline]
+unsafe fn is_plain_buffer(mbuf: *const sys::rte_mbuf, pool: *mut sys::rte_mempool) -> bool {
+    const NOT_OWN: u64 = sys::RTE_MBUF_F_EXTERNAL | sys::RTE_MBUF_F_INDIRECT;
+    // SAFETY: the caller's promise.
+    let mbuf = unsafe { &*mbuf };
+    mbuf.nb_segs == 1 && mbuf.ol_flags & NOT_OWN == 0 && mbuf.pool == pool
+}
+
+/// One descriptor that is readable while any of these is.
+fn watch_descriptors(all: &[BorrowedFd<'_>]) -> Result<OwnedFd> {
+    let fail = |what: &str| {
+        Error::Xdp(siw_xdp::Error::Call {
+            what: what.into(),
+            source: std::io::Error::last_os_error(),
+        })
+    };
+    // SAFETY: takes no address; the result is checked.
+    let descriptor = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+    if descriptor < 0 {
+        return Err(fail("an epoll descriptor"));
+    }
+    // SAFETY: just opened, and nobody else's.
+    let epoll = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    for descriptor in all {
+        let mut event = libc::epoll_event {
+            events: libc::EPOLLIN as u32,
+            u64: 0,
+        };
+        let socket = descriptor.as_raw_fd();
+        // SAFETY: the event is read within the call.
+        let result =
+            unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, socket, &mut event) };
+        if result < 0 {
+            return Err(fail("watching an AF_XDP socket"));
+        }
+    }
+    Ok(epoll)
+}
