@@ -94,6 +94,7 @@ mod error;
 mod fast_mr;
 mod memory;
 mod pausable;
+mod posting;
 mod qp;
 mod srq;
 mod window;
@@ -113,6 +114,7 @@ pub use drain::DRAIN_WR_ID;
 pub use error::{Error, PostError};
 pub use fast_mr::FastMr;
 pub use memory::{Arena, Mr, Pd, ReregChange};
+pub use posting::{ReceivePosting, SendPosting, SharedReceivePosting};
 pub use qp::{Qp, QpAttr, QpInit, VerbsQpState};
 pub use siw_shm::control::{AsyncEventKind, Limits, QpState};
 pub use siw_shm::{

@@ -1,18 +1,17 @@
-//! Queue pairs: posting work, state, connecting. Posting is thread-safe and costs
-//! no system call unless the worker sleeps.
+//! Queue pairs: state, connecting. Posting is in `posting.rs`.
 
 use crate::cm::{CmChannel, CmEvent, ConnectOptions, ConnectionInfo};
 use crate::credit::{Credit, ReceivePlaces, SendPlaces};
 use crate::pausable::Pausable;
-use crate::{Cq, Error, Pd, PostError, RecvWr, SendData, SendWr, Srq, WrFlags};
+use crate::{Cq, Error, Pd, PostError, RecvWr, SendWr, Srq};
 use siw_shm::control::{
     Addr, Connect, CreateQp, DestroyQp, Disconnect, MigrateCm, ModifyQp, QpReply, QpState, QueryQp,
 };
 use siw_shm::work_queue::SqWatch;
-use siw_shm::{RqProducer, SharedMemory, SqProducer, WqeError};
+use siw_shm::{RqProducer, SharedMemory, SqProducer};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 /// What a QP is created with (ibv_create_qp(3)).
@@ -101,25 +100,25 @@ pub struct QpAttr {
 
 /// Queue pair; clones are the same QP.
 #[derive(Clone)]
-pub struct Qp(Arc<QpInner>);
+pub struct Qp(pub(crate) Arc<QpInner>);
 
 /// One end of a ring, and which places of it are taken.
-struct Posting<P, T> {
-    ring: P,
-    places: T,
+pub(crate) struct Posting<P, T> {
+    pub ring: P,
+    pub places: T,
 }
 
-struct QpInner {
-    sq: Pausable<Posting<SqProducer, SendPlaces>>,
-    rq: Pausable<Posting<RqProducer, ReceivePlaces>>,
-    credit: Arc<Credit>,
-    watch: SqWatch,
-    granted_limits: QpReply,
+pub(crate) struct QpInner {
+    pub sq: Pausable<Posting<SqProducer, SendPlaces>>,
+    pub rq: Pausable<Posting<RqProducer, ReceivePlaces>>,
+    pub credit: Arc<Credit>,
+    pub watch: SqWatch,
+    pub granted_limits: QpReply,
     region: Arc<SharedMemory>,
-    sig_all: bool,
-    /// A request was accepted: posting need not wait for the state.
-    accepts: AtomicBool,
-    pd: Pd,
+    pub sig_all: bool,
+    /// Work requests may be posted before there is a connection; see [`Qp::allow_early_sends`].
+    pub early_sends: AtomicBool,
+    pub pd: Pd,
     send_cq: Cq,
     recv_cq: Cq,
     srq: Option<Srq>,
@@ -235,7 +234,7 @@ impl Pd {
             granted_limits: reply,
             region,
             sig_all: init.sq_sig_all,
-            accepts: AtomicBool::new(false),
+            early_sends: AtomicBool::new(false),
             pd: self.clone(),
             send_cq: send_cq.clone(),
             recv_cq: recv_cq.clone(),
@@ -293,100 +292,36 @@ impl Qp {
         &self.0.pd
     }
 
-    fn check_limits(&self, wr: &SendWr<'_>) -> Result<(), Error> {
-        match wr.data {
-            SendData::Sges(sges) if sges.len() > self.0.granted_limits.max_send_sge as usize => {
-                Err(WqeError::TooManySge(sges.len()).into())
-            }
-            SendData::Inline(bytes) if bytes.len() > self.0.granted_limits.max_inline as usize => {
-                Err(Error::Invalid("more inline data than max_inline"))
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// Posts work requests in order (ibv_post_send(3)). After an error those before
     /// `index` are posted. A signaled request has its place in the queue until its completion
-    /// is polled: [`Error::QueueFull`] may mean that polling is due. In the error state they complete as flushed; before the
-    /// QP is connected they are refused.
+    /// is polled: [`Error::QueueFull`] may mean that polling is due. In the error state they
+    /// complete as flushed; before the QP is connected they are refused.
     #[inline]
     pub fn post_send(&self, list: &[SendWr<'_>]) -> Result<(), PostError> {
-        if self.0.watch.qp_state() == QpState::Idle as u32
-            && !self.0.accepts.load(Ordering::Acquire)
-        {
-            let error = Error::Invalid("the QP is not connected");
-            return Err(PostError { index: 0, error });
-        }
-        let mut sq = self.0.sq.lock();
-        let mut result = Ok(());
+        let mut posting = self
+            .start_sending()
+            .map_err(|error| PostError { index: 0, error })?;
         for (index, wr) in list.iter().enumerate() {
-            let pushed = self.check_limits(wr).and_then(|()| {
-                let mut wr = *wr;
-                if self.0.sig_all {
-                    wr.flags = wr.flags | WrFlags::SIGNALED;
-                }
-                let done = || self.0.watch.wr_done();
-                if sq.places.is_full(&self.0.credit, done) {
-                    return Err(Error::QueueFull);
-                }
-                sq.ring.push(&wr)?;
-                sq.places.take_place(wr.flags.contains(WrFlags::SIGNALED));
-                Ok(())
-            });
-            if let Err(error) = pushed {
-                if index == 0 {
-                    return Err(PostError { index, error });
-                }
-                result = Err(PostError { index, error });
-                break;
-            }
+            posting
+                .push(wr)
+                .map_err(|error| PostError { index, error })?;
         }
-        let ring = sq.ring.publish_posted();
-        drop(sq);
-        if ring {
-            self.0
-                .pd
-                .ctx()
-                .ring_doorbell(self.0.watch.worker_index(), self.qp_num());
-        }
-        result
+        Ok(())
     }
 
     /// Posts receive requests in order (ibv_post_recv(3)). Each has its place in the queue until
     /// its completion is polled.
     #[inline]
     pub fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostError> {
-        if self.0.srq.is_some() {
-            let error = Error::Invalid("the QP receives through its shared receive queue");
-            return Err(PostError { index: 0, error });
-        }
-        let mut result = Ok(());
-        let mut rq = self.0.rq.lock();
+        let mut posting = self
+            .start_receiving()
+            .map_err(|error| PostError { index: 0, error })?;
         for (index, wr) in list.iter().enumerate() {
-            let pushed = if wr.sges.len() > self.0.granted_limits.max_recv_sge as usize {
-                Err(WqeError::TooManySge(wr.sges.len()).into())
-            } else if rq.places.is_full(&self.0.credit) {
-                Err(Error::QueueFull)
-            } else {
-                rq.ring.push(wr).map_err(Error::from)
-            };
-            if let Err(error) = pushed {
-                result = Err(PostError { index, error });
-                break;
-            }
-            rq.places.take_place();
+            posting
+                .push(wr)
+                .map_err(|error| PostError { index, error })?;
         }
-        rq.ring.publish_posted();
-        drop(rq);
-        // In the error state nobody looks at the queue unless told.
-        let watch = &self.0.watch;
-        if watch.qp_state() >= QpState::Terminate as u32 && watch.mark_pending() {
-            self.0
-                .pd
-                .ctx()
-                .ring_doorbell(watch.worker_index(), self.qp_num());
-        }
-        result
+        Ok(())
     }
 
     /// State as the daemon last wrote it; no system call. RTR and SQD show as RTS: see
@@ -443,7 +378,7 @@ impl Qp {
         for cq in [&self.0.send_cq, &self.0.recv_cq] {
             cq.polling_state().lock().purge_qp(self.qp_num());
         }
-        self.0.accepts.store(false, Ordering::Release);
+        self.allow_early_sends(false);
         let (granted, credit) = (&self.0.granted_limits, &self.0.credit);
         send.with_value(|posting| {
             posting.ring = sends;
@@ -527,7 +462,7 @@ impl Qp {
 
     /// A request was accepted with it: what is posted from now on is sent when the worker has it.
     pub(crate) fn allow_posting(&self) {
-        self.0.accepts.store(true, Ordering::Release);
+        self.allow_early_sends(true);
     }
 
     /// Has events of its connection come to another channel; none comes to the old one after this.

@@ -1,5 +1,5 @@
 //! Shared receive queues: receive requests that several queue pairs take from, on whatever
-//! worker they run (ibv_create_srq(3), ibv_modify_srq(3), ibv_post_srq_recv(3)).
+//! worker they run (ibv_create_srq(3), ibv_modify_srq(3)).
 
 use crate::pausable::Pausable;
 use crate::{Error, Pd, PostError, RecvWr};
@@ -52,13 +52,13 @@ pub struct SrqAttr {
 
 /// Shared receive queue; clones are the same queue.
 #[derive(Clone)]
-pub struct Srq(Arc<SrqInner>);
+pub struct Srq(pub(crate) Arc<SrqInner>);
 
-struct SrqInner {
+pub(crate) struct SrqInner {
     pd: Pd,
     id: u32,
-    max_sge: u32,
-    ring: Pausable<SrqProducer>,
+    pub max_sge: u32,
+    pub ring: Pausable<SrqProducer>,
 }
 
 impl Drop for SrqInner {
@@ -128,21 +128,13 @@ impl Srq {
     /// `index` are posted; [`Error::QueueFull`] when `max_wr` wait already. No system call.
     #[inline]
     pub fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostError> {
-        let mut ring = self.0.ring.lock();
-        let mut result = Ok(());
+        let mut posting = self.start_receiving();
         for (index, wr) in list.iter().enumerate() {
-            let pushed = if wr.sges.len() > self.0.max_sge as usize {
-                Err(siw_shm::WqeError::TooManySge(wr.sges.len()).into())
-            } else {
-                ring.push(wr).map_err(Error::from)
-            };
-            if let Err(error) = pushed {
-                result = Err(PostError { index, error });
-                break;
-            }
+            posting
+                .push(wr)
+                .map_err(|error| PostError { index, error })?;
         }
-        ring.publish_posted();
-        result
+        Ok(())
     }
 
     /// Arms the low-water event: one SRQ_LIMIT_REACHED when fewer than `limit` requests are

@@ -2,13 +2,15 @@
 //! through which programs call what is not a symbol.
 
 use super::device::DeviceObject;
-use super::{attributes, port};
+use super::objects::Objects;
+use super::{attributes, cq, cq_ex, mr, mw, port, post, qp, srq};
 use crate::abi::{ibv_context, ibv_device, verbs_context};
 use crate::status::{errno_of, pointer_of};
 use rustix::fd::AsRawFd;
 use siw::{Context, Error};
 use std::ffi::c_int;
 use std::mem::offset_of;
+use std::sync::atomic::AtomicBool;
 
 /// A context as programs see it. The struct of the header is at the end of `abi`: what newer
 /// releases add comes before it.
@@ -17,6 +19,9 @@ pub struct ContextObject {
     abi: verbs_context,
     device: &'static DeviceObject,
     client: Context,
+    objects: Objects,
+    /// DEVICE_FATAL was delivered.
+    pub fatal_reported: AtomicBool,
 }
 
 impl ContextObject {
@@ -39,6 +44,8 @@ impl ContextObject {
             abi,
             device,
             client,
+            objects: Objects::default(),
+            fatal_reported: AtomicBool::new(false),
         })
     }
 
@@ -64,6 +71,11 @@ impl ContextObject {
         &self.client
     }
 
+    /// What was made with it.
+    pub fn objects(&self) -> &Objects {
+        &self.objects
+    }
+
     /// Its device.
     pub fn device(&self) -> &'static DeviceObject {
         self.device
@@ -71,12 +83,28 @@ impl ContextObject {
 }
 
 /// What programs call through `context->ops`.
-fn fill_operations(_context: &mut ibv_context) {}
+fn fill_operations(context: &mut ibv_context) {
+    let operations = &mut context.ops;
+    operations.alloc_mw = Some(mw::alloc_mw);
+    operations.bind_mw = Some(mw::bind_mw);
+    operations.dealloc_mw = Some(mw::dealloc_mw);
+    operations.poll_cq = Some(cq::poll_cq);
+    operations.req_notify_cq = Some(cq::req_notify_cq);
+    operations.post_srq_recv = Some(post::post_srq_recv);
+    operations.post_send = Some(post::post_send);
+    operations.post_recv = Some(post::post_recv);
+}
 
 /// What programs call through `verbs_get_ctx_op`. Slots that stay empty mean EOPNOTSUPP.
 fn fill_extended_operations(abi: &mut verbs_context) {
     abi.query_device_ex = Some(attributes::query_device_ex);
     abi.query_port = Some(port::query_port_sized);
+    abi.create_cq_ex = Some(cq_ex::create_cq_ex);
+    abi.modify_cq = Some(cq::modify_cq);
+    abi.create_qp_ex = Some(qp::create_qp_ex);
+    abi.create_srq_ex = Some(srq::create_srq_ex);
+    abi.get_srq_num = Some(srq::get_srq_num);
+    abi.advise_mr = Some(mr::advise_mr);
 }
 
 /// The device of that name in the daemon as it is now.

@@ -1,7 +1,10 @@
 //! The symbols of libibverbs, by version node.
 
 use super::unsupported as not;
-use super::{attributes, context, device, fork, gid, names, port, rates, sysfs};
+use super::{
+    async_event, attributes, channel, context, cq, device, fork, gid, mr, names, pd, port, qp,
+    qp_state, rates, srq, sysfs,
+};
 use crate::abi::*;
 use crate::export::export_symbols;
 use std::ffi::{c_char, c_int, c_void};
@@ -13,6 +16,10 @@ export_symbols! { "IBVERBS_1.0":
     ) -> c_int = sysfs::read_sysfs_file;
     fn ibv_rate_to_mult(rate: ibv_rate) -> c_int = rates::to_mult;
     fn mult_to_ibv_rate(mult: c_int) -> ibv_rate = rates::from_mult;
+    fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel
+        = channel::create_channel;
+    fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int
+        = channel::destroy_channel;
     fn ibv_copy_path_rec_from_kern(to: *mut c_void, from: *mut c_void) = not::copy_kernel_struct;
     fn ibv_copy_path_rec_to_kern(to: *mut c_void, from: *mut c_void) = not::copy_kernel_struct;
     fn ibv_copy_qp_attr_from_kern(to: *mut c_void, from: *mut c_void) = not::copy_kernel_struct;
@@ -37,6 +44,42 @@ export_symbols! { "IBVERBS_1.1":
     fn ibv_query_pkey(
         context: *mut ibv_context, port_num: u8, index: c_int, pkey: *mut u16,
     ) -> c_int = port::query_pkey;
+    fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd = pd::alloc_pd;
+    fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int = pd::dealloc_pd;
+    fn ibv_reg_mr(pd: *mut ibv_pd, address: *mut c_void, length: usize, access: c_int)
+        -> *mut ibv_mr = mr::reg_mr;
+    fn ibv_rereg_mr(
+        mr: *mut ibv_mr, flags: c_int, pd: *mut ibv_pd, address: *mut c_void, length: usize,
+        access: c_int,
+    ) -> c_int = mr::rereg_mr;
+    fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int = mr::dereg_mr;
+    fn ibv_create_cq(
+        context: *mut ibv_context, cqe: c_int, cq_context: *mut c_void,
+        channel: *mut ibv_comp_channel, comp_vector: c_int,
+    ) -> *mut ibv_cq = cq::create_cq;
+    fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int = cq::resize_cq;
+    fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int = cq::destroy_cq;
+    fn ibv_get_cq_event(
+        channel: *mut ibv_comp_channel, cq: *mut *mut ibv_cq, cq_context: *mut *mut c_void,
+    ) -> c_int = channel::get_cq_event;
+    fn ibv_ack_cq_events(cq: *mut ibv_cq, count: u32) = channel::ack_cq_events;
+    fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int
+        = async_event::get_async_event;
+    fn ibv_ack_async_event(event: *mut ibv_async_event) = async_event::ack_async_event;
+    fn ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq
+        = srq::create_srq;
+    fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int
+        = srq::modify_srq;
+    fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int = srq::query_srq;
+    fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int = srq::destroy_srq;
+    fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp
+        = qp::create_qp;
+    fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int
+        = qp_state::modify_qp;
+    fn ibv_query_qp(
+        qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int, init: *mut ibv_qp_init_attr,
+    ) -> c_int = qp_state::query_qp;
+    fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int = qp::destroy_qp;
     fn ibv_fork_init() -> c_int = fork::init_fork;
     fn ibv_dontfork_range(base: *mut c_void, size: usize) -> c_int = fork::exclude_range;
     fn ibv_dofork_range(base: *mut c_void, size: usize) -> c_int = fork::include_range;
@@ -69,6 +112,22 @@ export_symbols! { "IBVERBS_1.1":
 export_symbols! { "IBVERBS_1.5":
     fn ibv_get_pkey_index(context: *mut ibv_context, port_num: u8, pkey: u16) -> c_int
         = port::get_pkey_index;
+}
+
+export_symbols! { "IBVERBS_1.6":
+    fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex = qp::to_extended;
+}
+
+export_symbols! { "IBVERBS_1.7":
+    fn ibv_reg_mr_iova(
+        pd: *mut ibv_pd, address: *mut c_void, length: usize, iova: u64, access: c_int,
+    ) -> *mut ibv_mr = mr::reg_mr_iova;
+}
+
+export_symbols! { "IBVERBS_1.8":
+    fn ibv_reg_mr_iova2(
+        pd: *mut ibv_pd, address: *mut c_void, length: usize, iova: u64, access: u32,
+    ) -> *mut ibv_mr = mr::reg_mr_iova2;
 }
 
 export_symbols! { "IBVERBS_1.9":

@@ -4,17 +4,36 @@
 //! |---|---|
 //! | `exports.rs` | the table of symbols |
 //! | `device.rs`, `context.rs`, `attributes.rs`, `port.rs`, `gid.rs` | devices, their contexts, what they can do |
+//! | `pd.rs`, `mr.rs`, `mw.rs` | protection domains, memory |
+//! | `cq.rs`, `cq_ex.rs`, `channel.rs`, `async_event.rs` | completions and events |
+//! | `qp.rs`, `qp_state.rs`, `post.rs`, `qp_ex.rs`, `srq.rs` | queue pairs and work requests |
+//! | `objects.rs`, `users.rs` | objects by number, and who uses them |
 //! | `names.rs`, `rates.rs`, `sysfs.rs`, `fork.rs` | text of numbers, files, fork |
 //! | `unsupported.rs` | what iWARP does not have, and the kernel's own interfaces |
 
+mod async_event;
 pub mod attributes;
+pub mod channel;
 pub mod context;
+pub mod cq;
+mod cq_ex;
 pub mod device;
 mod exports;
 mod fork;
 pub mod gid;
+mod interim;
+pub mod mr;
+pub mod mw;
 mod names;
+mod objects;
+pub mod pd;
 mod port;
+mod post;
+pub mod qp;
+mod qp_ex;
+pub mod qp_state;
 mod rates;
+pub mod srq;
 mod sysfs;
 mod unsupported;
+mod users;

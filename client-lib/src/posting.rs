@@ -1,0 +1,187 @@
+//! Posting of work requests (ibv_post_send(3), ibv_post_recv(3)): thread-safe, and without a system
+//! call unless the worker sleeps.
+//!
+//! [`SendPosting`] and [`ReceivePosting`] hold the queue while a list is pushed, one request after
+//! the other, and show what was pushed to the worker when they are dropped: one doorbell a list.
+
+use crate::credit::{ReceivePlaces, SendPlaces};
+use crate::pausable::Slot;
+use crate::qp::Posting;
+use crate::{Error, Qp, RecvWr, SendData, SendWr, Srq, WrFlags};
+use siw_shm::control::QpState;
+use siw_shm::spin::SpinGuard;
+use siw_shm::{RqProducer, SqProducer, SrqProducer, WqeError};
+use std::sync::atomic::Ordering;
+
+/// A send queue to which a list of work requests is being posted.
+pub struct SendPosting<'a> {
+    qp: &'a Qp,
+    sq: Option<SpinGuard<'a, Slot<Posting<SqProducer, SendPlaces>>>>,
+    pushed: bool,
+}
+
+impl Qp {
+    /// Begins a list of send work requests; nobody else posts until the result is dropped, so do
+    /// not wait for anything meanwhile. Refused before the QP is connected.
+    #[inline]
+    pub fn start_sending(&self) -> Result<SendPosting<'_>, Error> {
+        if self.0.watch.qp_state() == QpState::Idle as u32
+            && !self.0.early_sends.load(Ordering::Acquire)
+        {
+            return Err(Error::Invalid("the QP is not connected"));
+        }
+        Ok(SendPosting {
+            qp: self,
+            sq: Some(self.0.sq.lock()),
+            pushed: false,
+        })
+    }
+
+    /// Begins a list of receive work requests; otherwise as [`Self::start_sending`].
+    #[inline]
+    pub fn start_receiving(&self) -> Result<ReceivePosting<'_>, Error> {
+        if self.srq().is_some() {
+            return Err(Error::Invalid(
+                "the QP receives through its shared receive queue",
+            ));
+        }
+        Ok(ReceivePosting {
+            qp: self,
+            rq: Some(self.0.rq.lock()),
+        })
+    }
+
+    /// Whether work requests may be posted while a connection is on its way: they are sent when it
+    /// stands, and flushed when it fails and the QP is moved to the error state.
+    pub fn allow_early_sends(&self, allow: bool) {
+        self.0.early_sends.store(allow, Ordering::Release);
+    }
+}
+
+impl SendPosting<'_> {
+    /// Adds one request. After an error the queue is as it was before.
+    #[inline]
+    pub fn push(&mut self, wr: &SendWr<'_>) -> Result<(), Error> {
+        let inner = &*self.qp.0;
+        let limits = &inner.granted_limits;
+        match wr.data {
+            SendData::Sges(sges) if sges.len() > limits.max_send_sge as usize => {
+                return Err(WqeError::TooManySge(sges.len()).into());
+            }
+            SendData::Inline(bytes) if bytes.len() > limits.max_inline as usize => {
+                return Err(Error::Invalid("more inline data than max_inline"));
+            }
+            _ => {}
+        }
+        let mut wr = *wr;
+        if inner.sig_all {
+            wr.flags = wr.flags | WrFlags::SIGNALED;
+        }
+        let Some(sq) = &mut self.sq else {
+            return Err(Error::Invalid("the list is posted"));
+        };
+        if sq.places.is_full(&inner.credit, || inner.watch.wr_done()) {
+            return Err(Error::QueueFull);
+        }
+        sq.ring.push(&wr)?;
+        sq.places.take_place(wr.flags.contains(WrFlags::SIGNALED));
+        self.pushed = true;
+        Ok(())
+    }
+}
+
+impl Drop for SendPosting<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        let Some(mut sq) = self.sq.take() else {
+            return;
+        };
+        let ring = self.pushed && sq.ring.publish_posted();
+        drop(sq);
+        if ring {
+            let (qp, watch) = (self.qp, &self.qp.0.watch);
+            qp.pd()
+                .ctx()
+                .ring_doorbell(watch.worker_index(), qp.qp_num());
+        }
+    }
+}
+
+/// A receive queue to which a list of work requests is being posted.
+pub struct ReceivePosting<'a> {
+    qp: &'a Qp,
+    rq: Option<SpinGuard<'a, Slot<Posting<RqProducer, ReceivePlaces>>>>,
+}
+
+impl ReceivePosting<'_> {
+    /// Adds one request. After an error the queue is as it was before.
+    #[inline]
+    pub fn push(&mut self, wr: &RecvWr<'_>) -> Result<(), Error> {
+        let inner = &*self.qp.0;
+        if wr.sges.len() > inner.granted_limits.max_recv_sge as usize {
+            return Err(WqeError::TooManySge(wr.sges.len()).into());
+        }
+        let Some(rq) = &mut self.rq else {
+            return Err(Error::Invalid("the list is posted"));
+        };
+        if rq.places.is_full(&inner.credit) {
+            return Err(Error::QueueFull);
+        }
+        rq.ring.push(wr)?;
+        rq.places.take_place();
+        Ok(())
+    }
+}
+
+impl Drop for ReceivePosting<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        let Some(mut rq) = self.rq.take() else {
+            return;
+        };
+        rq.ring.publish_posted();
+        drop(rq);
+        // In the error state nobody looks at the queue unless told.
+        let (qp, watch) = (self.qp, &self.qp.0.watch);
+        if watch.qp_state() >= QpState::Terminate as u32 && watch.mark_pending() {
+            qp.pd()
+                .ctx()
+                .ring_doorbell(watch.worker_index(), qp.qp_num());
+        }
+    }
+}
+
+/// A shared receive queue to which a list of work requests is being posted.
+pub struct SharedReceivePosting<'a> {
+    max_sge: u32,
+    ring: SpinGuard<'a, Slot<SrqProducer>>,
+}
+
+impl Srq {
+    /// Begins a list of receive work requests; otherwise as [`Qp::start_sending`].
+    #[inline]
+    pub fn start_receiving(&self) -> SharedReceivePosting<'_> {
+        SharedReceivePosting {
+            max_sge: self.0.max_sge,
+            ring: self.0.ring.lock(),
+        }
+    }
+}
+
+impl SharedReceivePosting<'_> {
+    /// Adds one request. After an error the queue is as it was before.
+    #[inline]
+    pub fn push(&mut self, wr: &RecvWr<'_>) -> Result<(), Error> {
+        if wr.sges.len() > self.max_sge as usize {
+            return Err(WqeError::TooManySge(wr.sges.len()).into());
+        }
+        Ok(self.ring.push(wr)?)
+    }
+}
+
+impl Drop for SharedReceivePosting<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.ring.publish_posted();
+    }
+}

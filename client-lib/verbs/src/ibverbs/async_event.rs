@@ -1,0 +1,122 @@
+//! Asynchronous events (ibv_get_async_event(3)): what the daemon reports, with the object that the
+//! program knows. The descriptor keeps the O_NONBLOCK that the program gives it.
+
+use super::context::ContextObject;
+use super::cq::CqObject;
+use super::port::PORT;
+use super::qp::QpObject;
+use super::srq::SrqObject;
+use crate::abi::*;
+use crate::status::{log_failure, set_errno};
+use siw::{AsyncEvent, AsyncEventKind, Error};
+use std::ffi::c_int;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+type Element = ibv_async_event__bindgen_ty_1;
+
+/// The object that an event is about, which now waits for it to be acknowledged. None: it is gone,
+/// or concerns another device.
+fn find_element(context: &ContextObject, event: &AsyncEvent) -> Option<(ibv_event_type, Element)> {
+    use AsyncEventKind::*;
+    let kind = event.kind?;
+    let objects = context.objects();
+    let element = match kind {
+        CqErr => objects.cqs.find(event.object, |queue| {
+            queue.async_events.deliver();
+            Element { cq: queue.as_abi() }
+        }),
+        QpFatal | QpReqErr | QpAccessErr | CommEst | SqDrained | QpLastWqeReached => {
+            objects.qps.find(event.object, |queue_pair| {
+                queue_pair.async_events.deliver();
+                Element {
+                    qp: queue_pair.as_abi(),
+                }
+            })
+        }
+        SrqLimitReached => objects.srqs.find(event.object, |queue| {
+            queue.async_events.deliver();
+            Element {
+                srq: queue.as_abi(),
+            }
+        }),
+        PortActive | PortErr if event.object != context.device().info().index => None,
+        PortActive | PortErr | DeviceFatal => Some(Element {
+            port_num: PORT as c_int,
+        }),
+    }?;
+    Some((kind as u32, element))
+}
+
+fn is_nonblocking(fd: c_int) -> bool {
+    // SAFETY: reading flags does nothing to memory.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    flags >= 0 && flags & libc::O_NONBLOCK != 0
+}
+
+/// ibv_get_async_event(3)
+pub unsafe fn get_async_event(context: *mut ibv_context, out: *mut ibv_async_event) -> c_int {
+    // SAFETY: a context of this library.
+    let (object, fd) = unsafe { (ContextObject::from_abi(context), (*context).async_fd) };
+    loop {
+        let timeout = is_nonblocking(fd).then_some(Duration::ZERO);
+        let found = match object.client().get_async_event(timeout) {
+            Ok(event) => {
+                log_failure("asynchronous event", &event.reason);
+                find_element(object, &event)
+            }
+            // The daemon ends only once.
+            Err(Error::DaemonGone) if !object.fatal_reported.swap(true, Ordering::Relaxed) => {
+                let port_num = PORT as c_int;
+                Some((IBV_EVENT_DEVICE_FATAL, Element { port_num }))
+            }
+            Err(Error::Timeout) => {
+                set_errno(libc::EAGAIN);
+                return -1;
+            }
+            Err(Error::DaemonGone) => {
+                set_errno(libc::EIO);
+                return -1;
+            }
+            Err(error) => {
+                set_errno(error.errno());
+                return -1;
+            }
+        };
+        if let Some((event_type, element)) = found {
+            if event_type == IBV_EVENT_DEVICE_FATAL {
+                object.fatal_reported.store(true, Ordering::Relaxed);
+            }
+            let event = ibv_async_event {
+                element,
+                event_type,
+            };
+            // SAFETY: a struct to write.
+            unsafe { out.write(event) };
+            return 0;
+        }
+    }
+}
+
+/// ibv_ack_async_event(3)
+pub unsafe fn ack_async_event(event: *mut ibv_async_event) {
+    // SAFETY: an event of `get_async_event`, whose object waits for this call before it is freed.
+    unsafe {
+        let element = (*event).element;
+        match (*event).event_type {
+            IBV_EVENT_CQ_ERR => CqObject::from_abi(element.cq).async_events.acknowledge(1),
+            IBV_EVENT_QP_FATAL
+            | IBV_EVENT_QP_REQ_ERR
+            | IBV_EVENT_QP_ACCESS_ERR
+            | IBV_EVENT_COMM_EST
+            | IBV_EVENT_SQ_DRAINED
+            | IBV_EVENT_QP_LAST_WQE_REACHED => {
+                QpObject::from_abi(element.qp).async_events.acknowledge(1)
+            }
+            IBV_EVENT_SRQ_LIMIT_REACHED | IBV_EVENT_SRQ_ERR => {
+                SrqObject::from_abi(element.srq).async_events.acknowledge(1)
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Completion channels (ibv_create_comp_channel(3), ibv_get_cq_event(3)): a pipe that carries the
+//! cookie of a completion queue for each event. Its descriptor is the program's to poll, and keeps
+//! the O_NONBLOCK that the program gives it.
+
+use super::context::ContextObject;
+use super::cq::CqObject;
+use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq};
+use crate::status::{errno_of, pointer_of, set_errno};
+use rustix::fd::{AsFd, AsRawFd};
+use siw::{CompletionChannel, Error};
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A channel as programs see it.
+#[repr(C)]
+pub struct ChannelObject {
+    abi: ibv_comp_channel,
+    channel: Arc<CompletionChannel>,
+    queues: Mutex<ChannelQueues>,
+}
+
+/// The completion queues that raise events on a channel, by cookie. A cookie is not given out
+/// twice: events of a queue that is gone are found to be nobody's.
+#[derive(Default)]
+struct ChannelQueues {
+    last_cookie: u64,
+    by_cookie: HashMap<u64, QueuePointer>,
+}
+
+#[derive(Clone, Copy)]
+struct QueuePointer(*const CqObject);
+
+// SAFETY: a completion queue may be used from any thread; it is in the table as long as it exists.
+unsafe impl Send for QueuePointer {}
+
+impl ChannelObject {
+    /// # Safety
+    /// A channel of this library.
+    pub unsafe fn from_abi<'a>(channel: *mut ibv_comp_channel) -> &'a ChannelObject {
+        // SAFETY: the struct of the header is the first field.
+        unsafe { &*channel.cast() }
+    }
+
+    fn lock_queues(&self) -> MutexGuard<'_, ChannelQueues> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The object of the client library.
+    pub fn channel(&self) -> &Arc<CompletionChannel> {
+        &self.channel
+    }
+
+    /// A cookie for a queue that is about to be made.
+    pub fn next_cookie(&self) -> u64 {
+        let mut queues = self.lock_queues();
+        queues.last_cookie += 1;
+        queues.last_cookie
+    }
+
+    /// From now on events with the cookie are the queue's.
+    pub fn attach(&self, cookie: u64, queue: &CqObject) {
+        self.lock_queues()
+            .by_cookie
+            .insert(cookie, QueuePointer(queue));
+    }
+
+    /// The queue gets no more events.
+    pub fn detach(&self, cookie: u64) {
+        self.lock_queues().by_cookie.remove(&cookie);
+    }
+
+    fn has_queues(&self) -> bool {
+        !self.lock_queues().by_cookie.is_empty()
+    }
+}
+
+/// ibv_create_comp_channel(3)
+pub unsafe fn create_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+    // SAFETY: a context of this library.
+    let object = unsafe { ContextObject::from_abi(context) };
+    let channel = CompletionChannel::new(object.client()).and_then(|channel| {
+        // Only the program decides whether taking an event may block.
+        rustix::io::ioctl_fionbio(channel.as_fd(), false)?;
+        Ok(Box::new(ChannelObject {
+            abi: ibv_comp_channel {
+                context,
+                fd: channel.as_fd().as_raw_fd(),
+                refcnt: 0,
+            },
+            channel,
+            queues: Mutex::default(),
+        }))
+    });
+    pointer_of("ibv_create_comp_channel", channel).cast()
+}
+
+/// ibv_destroy_comp_channel(3)
+pub unsafe fn destroy_channel(channel: *mut ibv_comp_channel) -> c_int {
+    // SAFETY: a channel of this library.
+    let object = unsafe { ChannelObject::from_abi(channel) };
+    let unused = if object.has_queues() {
+        Err(Error::Refused {
+            errno: libc::EBUSY,
+            reason: "completion queues still use the channel".into(),
+        })
+    } else {
+        // SAFETY: `create_channel` boxed it; the manual page forbids any later use.
+        drop(unsafe { Box::from_raw(channel.cast::<ChannelObject>()) });
+        Ok(())
+    };
+    errno_of("ibv_destroy_comp_channel", unused)
+}
+
+/// ibv_get_cq_event(3)
+pub unsafe fn get_cq_event(
+    channel: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    // SAFETY: a channel of this library.
+    let object = unsafe { ChannelObject::from_abi(channel) };
+    loop {
+        let mut cookie = [0; 8];
+        match rustix::io::read(object.channel.as_fd(), &mut cookie) {
+            Ok(8) => {}
+            // The daemon is gone.
+            Ok(_) => {
+                set_errno(libc::EIO);
+                return -1;
+            }
+            Err(error) => {
+                set_errno(error.raw_os_error());
+                return -1;
+            }
+        }
+        let queues = object.lock_queues();
+        let Some(found) = queues.by_cookie.get(&u64::from_ne_bytes(cookie)) else {
+            continue;
+        };
+        // SAFETY: it is in the table, whose lock `destroy_cq` takes before it frees the queue, and
+        // waits for the event afterwards.
+        let queue = unsafe { &*found.0 };
+        queue.events.deliver();
+        // SAFETY: two pointers to write.
+        unsafe {
+            cq.write(queue.as_abi());
+            cq_context.write((*queue.as_abi()).cq_context);
+        }
+        return 0;
+    }
+}
+
+/// ibv_ack_cq_events(3)
+pub unsafe fn ack_cq_events(cq: *mut ibv_cq, count: u32) {
+    // SAFETY: a completion queue of this library.
+    unsafe { CqObject::from_abi(cq) }.events.acknowledge(count);
+}

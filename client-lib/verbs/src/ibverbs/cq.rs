@@ -1,0 +1,247 @@
+//! Completion queues (ibv_create_cq(3), ibv_poll_cq(3), ibv_req_notify_cq(3)); the extended ones
+//! are in `cq_ex.rs`, which every queue can be used as.
+
+use super::channel::ChannelObject;
+use super::context::ContextObject;
+use super::cq_ex::{Current, fill_extended};
+use super::users::{EventCount, Users};
+use crate::abi::*;
+use crate::status::{errno_of, fail_errno, fail_with, pointer_of};
+use siw::{Cq, Error, Wc, WcFlags};
+use std::ffi::{c_int, c_void};
+use std::time::Duration;
+
+/// A completion queue as programs see it: `struct ibv_cq_ex` begins like `struct ibv_cq`.
+#[repr(C)]
+pub struct CqObject {
+    abi: ibv_cq_ex,
+    /// What `ibv_start_poll` is at.
+    pub current: Current,
+    cq: Cq,
+    /// Queue pairs of it.
+    pub users: Users,
+    /// Completion events.
+    pub events: EventCount,
+    /// Asynchronous events.
+    pub async_events: EventCount,
+    channel: Option<(&'static ChannelObject, u64)>,
+}
+
+impl CqObject {
+    /// # Safety
+    /// A completion queue of this library.
+    #[inline]
+    pub unsafe fn from_abi<'a>(cq: *mut ibv_cq) -> &'a CqObject {
+        // SAFETY: the struct of the header is the first field.
+        unsafe { &*cq.cast() }
+    }
+
+    /// For fields that hold a completion queue.
+    pub fn as_abi(&self) -> *mut ibv_cq {
+        (&raw const *self).cast_mut().cast()
+    }
+
+    /// The object of the client library.
+    #[inline]
+    pub fn cq(&self) -> &Cq {
+        &self.cq
+    }
+}
+
+fn check_size(context: &ContextObject, cqe: i64) -> Result<u32, Error> {
+    let most = context.client().limits().max_cqe;
+    match u32::try_from(cqe) {
+        Ok(cqe) if (1..=most).contains(&cqe) => Ok(cqe),
+        _ => Err(Error::Invalid(
+            "a completion queue has at least one entry, and at most max_cqe",
+        )),
+    }
+}
+
+/// What both ways to create a queue have in common.
+pub(super) unsafe fn create(
+    context: *mut ibv_context,
+    cqe: i64,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    comp_vector: i64,
+) -> Result<Box<CqObject>, Error> {
+    // SAFETY: a context of this library.
+    let object = unsafe { ContextObject::from_abi(context) };
+    let cqe = check_size(object, cqe)?;
+    // SAFETY: a valid context.
+    if comp_vector != 0 && comp_vector >= i64::from(unsafe { (*context).num_comp_vectors }) {
+        return Err(Error::Invalid("no such completion vector"));
+    }
+    let channel_object = (!channel.is_null())
+        // SAFETY: a channel of this library, which outlives its queues.
+        .then(|| unsafe { ChannelObject::from_abi(channel) });
+    let channel_object: Option<&'static ChannelObject> = channel_object;
+    let with_cookie = channel_object.map(|channel| (channel, channel.next_cookie()));
+    let cq = Cq::new(
+        object.client(),
+        cqe,
+        with_cookie.map(|(channel, cookie)| (channel.channel(), cookie)),
+    )?;
+    // SAFETY: the struct is made of numbers, pointers and optional function pointers; a mutex and a
+    // condition variable of zeros are initialised.
+    let mut abi: ibv_cq_ex = unsafe { std::mem::zeroed() };
+    abi.context = context;
+    abi.channel = channel;
+    abi.cq_context = cq_context;
+    abi.handle = cq.cq_id();
+    abi.cqe = to_cqe(&cq);
+    fill_extended(&mut abi);
+    let queue = Box::new(CqObject {
+        abi,
+        current: Current::default(),
+        cq,
+        users: Users::default(),
+        events: EventCount::default(),
+        async_events: EventCount::default(),
+        channel: with_cookie,
+    });
+    if let Some((channel, cookie)) = with_cookie {
+        channel.attach(cookie, &queue);
+    }
+    object.objects().cqs.insert(queue.cq.cq_id(), &queue);
+    Ok(queue)
+}
+
+fn to_cqe(cq: &Cq) -> c_int {
+    c_int::try_from(cq.capacity()).unwrap_or(c_int::MAX)
+}
+
+/// ibv_create_cq(3)
+pub unsafe fn create_cq(
+    context: *mut ibv_context,
+    cqe: c_int,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    comp_vector: c_int,
+) -> *mut ibv_cq {
+    // SAFETY: as the caller promised.
+    let queue = unsafe { create(context, cqe.into(), cq_context, channel, comp_vector.into()) };
+    pointer_of("ibv_create_cq", queue).cast()
+}
+
+/// ibv_destroy_cq(3)
+pub unsafe fn destroy_cq(cq: *mut ibv_cq) -> c_int {
+    // SAFETY: a completion queue of this library.
+    let queue = unsafe { CqObject::from_abi(cq) };
+    let unused = queue.users.check_none("queue pairs");
+    if unused.is_ok() {
+        // SAFETY: its context is open.
+        let context = unsafe { ContextObject::from_abi(queue.abi.context) };
+        context.objects().cqs.remove(queue.cq.cq_id());
+        if let Some((channel, cookie)) = queue.channel {
+            channel.detach(cookie);
+        }
+        queue.events.wait_acknowledged();
+        queue.async_events.wait_acknowledged();
+        // SAFETY: `create` boxed it; the manual page forbids any later use.
+        drop(unsafe { Box::from_raw(cq.cast::<CqObject>()) });
+    }
+    errno_of("ibv_destroy_cq", unused)
+}
+
+/// ibv_resize_cq(3)
+pub unsafe fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
+    // SAFETY: a completion queue of this library.
+    let queue = unsafe { CqObject::from_abi(cq) };
+    // SAFETY: its context is open.
+    let context = unsafe { ContextObject::from_abi(queue.abi.context) };
+    let resized = check_size(context, cqe.into()).and_then(|cqe| queue.cq.resize(cqe));
+    if resized.is_ok() {
+        // SAFETY: the field is the library's to write, in calls that change the queue.
+        unsafe { (*cq).cqe = to_cqe(&queue.cq) };
+    }
+    errno_of("ibv_resize_cq", resized)
+}
+
+/// ibv_modify_cq(3), which programs call through the context.
+pub unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
+    // SAFETY: as the caller promised.
+    let (queue, attr) = unsafe { (CqObject::from_abi(cq), &*attr) };
+    if attr.attr_mask & !IBV_CQ_ATTR_MODERATE != 0 {
+        return fail_errno(libc::EINVAL);
+    }
+    if attr.attr_mask & IBV_CQ_ATTR_MODERATE == 0 {
+        return 0;
+    }
+    let period = Duration::from_micros(attr.moderate.cq_period.into());
+    errno_of(
+        "ibv_modify_cq",
+        queue.cq.moderate(attr.moderate.cq_count, period),
+    )
+}
+
+/// ibv_req_notify_cq(3), which programs call through the context.
+pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    // SAFETY: a completion queue of this library.
+    let queue = unsafe { CqObject::from_abi(cq) };
+    match queue.cq.req_notify(solicited_only != 0) {
+        Ok(()) => 0,
+        Err(error) => fail_with("ibv_req_notify_cq", &error),
+    }
+}
+
+/// Bits of `wc_flags` that are those of [`WcFlags`].
+pub(super) fn to_wc_flags(flags: WcFlags) -> u32 {
+    u32::from(flags.0) & (IBV_WC_WITH_IMM | IBV_WC_WITH_INV)
+}
+
+/// Immediate data goes as it is on the wire, a key as a number.
+pub(super) fn to_imm_data(completion: &Wc) -> u32 {
+    if completion.flags.contains(WcFlags::WITH_IMM) {
+        completion.imm.to_be()
+    } else {
+        completion.imm
+    }
+}
+
+/// Completions that are taken at once: more than most programs ask for.
+const BATCH: usize = 8;
+
+/// ibv_poll_cq(3), which programs call through the context.
+pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, out: *mut ibv_wc) -> c_int {
+    // SAFETY: a completion queue of this library.
+    let queue = unsafe { CqObject::from_abi(cq) };
+    let wanted = usize::try_from(count).unwrap_or(0);
+    let mut taken = 0;
+    let mut batch = [Wc::default(); BATCH];
+    while taken < wanted {
+        let room = (wanted - taken).min(BATCH);
+        let found = match queue.cq.poll(&mut batch[..room]) {
+            Ok(found) => found,
+            Err(_) if taken > 0 => break,
+            Err(error) => {
+                fail_with("ibv_poll_cq", &error);
+                return -1;
+            }
+        };
+        for completion in &batch[..found] {
+            // SAFETY: there is room for `count` completions.
+            let out = unsafe { &mut *out.add(taken) };
+            out.wr_id = completion.wr_id;
+            // The numbers are those of verbs.
+            out.status = completion.status.0.into();
+            out.opcode = completion.opcode.0.into();
+            out.vendor_err = completion.vendor_err;
+            out.byte_len = completion.byte_len;
+            out.__bindgen_anon_1.imm_data = to_imm_data(completion);
+            out.qp_num = completion.qp_num;
+            out.src_qp = 0;
+            out.wc_flags = to_wc_flags(completion.flags);
+            out.pkey_index = 0;
+            out.slid = 0;
+            out.sl = 0;
+            out.dlid_path_bits = 0;
+            taken += 1;
+        }
+        if found < room {
+            break;
+        }
+    }
+    taken as c_int
+}

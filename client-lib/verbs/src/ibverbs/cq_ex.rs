@@ -1,0 +1,186 @@
+//! Extended completion queues (ibv_create_cq_ex(3)): one completion at a time, whose fields are
+//! read by functions.
+
+use super::cq::{CqObject, create, to_imm_data, to_wc_flags};
+use crate::abi::*;
+use crate::status::{null_with, pointer_of};
+use siw::Wc;
+use std::cell::UnsafeCell;
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The completion that `ibv_start_poll` or `ibv_next_poll` found. From a start that found one to
+/// the end it belongs to one thread.
+#[derive(Default)]
+pub struct Current {
+    locked: AtomicBool,
+    completion: UnsafeCell<Wc>,
+}
+
+// SAFETY: the completion is reached by the thread alone that set `locked`.
+unsafe impl Sync for Current {}
+
+impl Current {
+    fn lock(&self) {
+        // Pairs with the Release in `unlock`.
+        while self.locked.swap(true, Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+    }
+
+    fn unlock(&self) {
+        self.locked.store(false, Ordering::Release);
+    }
+}
+
+/// What a queue can be asked to deliver.
+const SUPPORTED: u64 = (IBV_WC_EX_WITH_BYTE_LEN
+    | IBV_WC_EX_WITH_IMM
+    | IBV_WC_EX_WITH_QP_NUM
+    | IBV_WC_EX_WITH_SRC_QP
+    | IBV_WC_EX_WITH_SLID
+    | IBV_WC_EX_WITH_SL
+    | IBV_WC_EX_WITH_DLID_PATH_BITS) as u64;
+
+/// ibv_create_cq_ex(3), which programs call through the context.
+pub unsafe extern "C" fn create_cq_ex(
+    context: *mut ibv_context,
+    attr: *mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq_ex {
+    // SAFETY: a struct to read.
+    let attr = unsafe { &*attr };
+    if attr.wc_flags & !SUPPORTED != 0 {
+        return null_with(libc::EOPNOTSUPP);
+    }
+    if attr.comp_mask & !(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) != 0 {
+        return null_with(libc::EINVAL);
+    }
+    let known = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
+    if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 && attr.flags & !known != 0 {
+        return null_with(libc::EOPNOTSUPP);
+    }
+    // SAFETY: as the caller promised.
+    let queue = unsafe {
+        create(
+            context,
+            attr.cqe.into(),
+            attr.cq_context,
+            attr.channel,
+            attr.comp_vector.into(),
+        )
+    };
+    pointer_of("ibv_create_cq_ex", queue).cast()
+}
+
+/// The functions of a queue.
+pub(super) fn fill_extended(abi: &mut ibv_cq_ex) {
+    abi.start_poll = Some(start_poll);
+    abi.next_poll = Some(next_poll);
+    abi.end_poll = Some(end_poll);
+    abi.read_opcode = Some(read_opcode);
+    abi.read_vendor_err = Some(read_vendor_err);
+    abi.read_byte_len = Some(read_byte_len);
+    abi.read_imm_data = Some(read_imm_data);
+    abi.read_qp_num = Some(read_qp_num);
+    abi.read_src_qp = Some(read_zero);
+    abi.read_wc_flags = Some(read_wc_flags);
+    abi.read_slid = Some(read_zero);
+    abi.read_sl = Some(read_zero_byte);
+    abi.read_dlid_path_bits = Some(read_zero_byte);
+}
+
+/// Takes the next completion into the queue's struct.
+///
+/// # Safety
+/// A completion queue of this library, locked by this thread.
+unsafe fn take_next(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: by the caller's contract.
+    let queue = unsafe { CqObject::from_abi(cq.cast()) };
+    let mut completion = [Wc::default()];
+    match queue.cq().poll(&mut completion) {
+        Ok(0) => libc::ENOENT,
+        Ok(_) => {
+            // SAFETY: the fields are the library's to write, between start and end of polling; the
+            // completion is this thread's.
+            unsafe {
+                (*cq).status = completion[0].status.0.into();
+                (*cq).wr_id = completion[0].wr_id;
+                *queue.current.completion.get() = completion[0];
+            }
+            0
+        }
+        Err(error) => error.errno(),
+    }
+}
+
+unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    // SAFETY: NULL or a struct to read.
+    if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
+        return libc::EINVAL;
+    }
+    // SAFETY: a completion queue of this library.
+    let queue = unsafe { CqObject::from_abi(cq.cast()) };
+    queue.current.lock();
+    // SAFETY: locked.
+    let status = unsafe { take_next(cq) };
+    if status != 0 {
+        queue.current.unlock();
+    }
+    status
+}
+
+unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: a completion queue of this library, which `start_poll` locked.
+    unsafe { take_next(cq) }
+}
+
+unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
+    // SAFETY: a completion queue of this library.
+    unsafe { CqObject::from_abi(cq.cast()) }.current.unlock();
+}
+
+/// # Safety
+/// Between `start_poll` and `end_poll`.
+unsafe fn completion_of(cq: *mut ibv_cq_ex) -> Wc {
+    // SAFETY: by the caller's contract, this thread has the lock.
+    unsafe { *CqObject::from_abi(cq.cast()).current.completion.get() }
+}
+
+unsafe extern "C" fn read_opcode(cq: *mut ibv_cq_ex) -> ibv_wc_opcode {
+    // SAFETY: the program is between start and end of polling.
+    unsafe { completion_of(cq) }.opcode.0.into()
+}
+
+unsafe extern "C" fn read_vendor_err(cq: *mut ibv_cq_ex) -> u32 {
+    // SAFETY: as in `read_opcode`.
+    unsafe { completion_of(cq) }.vendor_err
+}
+
+unsafe extern "C" fn read_byte_len(cq: *mut ibv_cq_ex) -> u32 {
+    // SAFETY: as in `read_opcode`.
+    unsafe { completion_of(cq) }.byte_len
+}
+
+unsafe extern "C" fn read_imm_data(cq: *mut ibv_cq_ex) -> u32 {
+    // SAFETY: as in `read_opcode`.
+    to_imm_data(&unsafe { completion_of(cq) })
+}
+
+unsafe extern "C" fn read_qp_num(cq: *mut ibv_cq_ex) -> u32 {
+    // SAFETY: as in `read_opcode`.
+    unsafe { completion_of(cq) }.qp_num
+}
+
+unsafe extern "C" fn read_wc_flags(cq: *mut ibv_cq_ex) -> u32 {
+    // SAFETY: as in `read_opcode`.
+    to_wc_flags(unsafe { completion_of(cq) }.flags)
+}
+
+/// Datagrams alone have these.
+unsafe extern "C" fn read_zero(_cq: *mut ibv_cq_ex) -> u32 {
+    0
+}
+
+unsafe extern "C" fn read_zero_byte(_cq: *mut ibv_cq_ex) -> u8 {
+    0
+}

@@ -1,0 +1,253 @@
+//! Memory regions (ibv_reg_mr(3), ibv_rereg_mr(3), ibv_advise_mr(3)): any memory that the program
+//! has, see `Pd::reg_memory` of the client library.
+
+use super::context::ContextObject;
+use super::interim::{AppMr, reg_memory_iova};
+use super::pd::PdObject;
+use crate::abi::*;
+use crate::status::{errno_of, fail_errno, fail_with, pointer_of};
+use siw::{Access, Error};
+use std::ffi::{c_int, c_void};
+use std::sync::{Mutex, PoisonError};
+
+/// A memory region as programs see it.
+#[repr(C)]
+pub struct MrObject {
+    abi: ibv_mr,
+    /// None only if a change of the region failed after it was deregistered.
+    region: Mutex<Option<AppMr>>,
+}
+
+/// What `access` may say; optional bits that mean nothing here are taken out.
+fn check_access(access: u32) -> Result<Access, Error> {
+    let access = Access(access & !Access::OPTIONAL.0 & !IBV_ACCESS_HUGETLB);
+    if access.0 & IBV_ACCESS_ON_DEMAND != 0 {
+        return Err(Error::Refused {
+            errno: libc::EOPNOTSUPP,
+            reason: "on-demand paging is not supported; any memory may be registered without"
+                .into(),
+        });
+    }
+    if access.without(Access::ALL).0 != 0 {
+        return Err(Error::Invalid("unknown access bits"));
+    }
+    if access.allows_remote_changes() && !access.contains(Access::LOCAL_WRITE) {
+        return Err(Error::Invalid(
+            "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE (ibv_reg_mr(3))",
+        ));
+    }
+    Ok(access)
+}
+
+/// What a region is made of.
+struct RegionChange {
+    address: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: Access,
+}
+
+unsafe fn register(pd: &PdObject, registration: &RegionChange) -> Result<AppMr, Error> {
+    // SAFETY: its context is open.
+    let context = unsafe { ContextObject::from_abi(pd.context()) };
+    reg_memory_iova(
+        context.client(),
+        pd.pd(),
+        registration.address.cast(),
+        registration.length,
+        registration.iova,
+        registration.access,
+    )
+}
+
+unsafe fn create(
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: u32,
+) -> *mut ibv_mr {
+    // SAFETY: a protection domain of this library.
+    let pd_object = unsafe { PdObject::from_abi(pd) };
+    let created = check_access(access).and_then(|access| {
+        let registration = RegionChange {
+            address,
+            length,
+            iova,
+            access,
+        };
+        // SAFETY: as above.
+        let region = unsafe { register(pd_object, &registration) }?;
+        pd_object.users.add();
+        Ok(Box::new(MrObject {
+            abi: ibv_mr {
+                context: pd_object.context(),
+                pd,
+                addr: address,
+                length,
+                handle: region.lkey(),
+                lkey: region.lkey(),
+                rkey: region.rkey(),
+            },
+            region: Mutex::new(Some(region)),
+        }))
+    });
+    pointer_of("ibv_reg_mr", created).cast()
+}
+
+/// The symbol ibv_reg_mr(3)
+pub unsafe fn reg_mr(
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: as the caller promised.
+    unsafe { create(pd, address, length, address as u64, access as u32) }
+}
+
+/// ibv_reg_mr_iova(3)
+pub unsafe fn reg_mr_iova(
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: as the caller promised.
+    unsafe { create(pd, address, length, iova, access as u32) }
+}
+
+/// ibv_reg_mr_iova2, which the macro ibv_reg_mr calls.
+pub unsafe fn reg_mr_iova2(
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: u32,
+) -> *mut ibv_mr {
+    // SAFETY: as the caller promised.
+    unsafe { create(pd, address, length, iova, access) }
+}
+
+/// ibv_dereg_mr(3)
+pub unsafe fn dereg_mr(mr: *mut ibv_mr) -> c_int {
+    let object: *mut MrObject = mr.cast();
+    // SAFETY: a region of this library.
+    let (pd, region) = unsafe { ((*mr).pd, &(*object).region) };
+    let mut region = region.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(Err((back, error))) = region.take().map(AppMr::dereg) {
+        *region = Some(back);
+        return fail_with("ibv_dereg_mr", &error);
+    }
+    drop(region);
+    // SAFETY: the protection domain cannot be freed before its regions.
+    unsafe { PdObject::from_abi(pd) }.users.remove();
+    // SAFETY: `create` boxed it; the manual page forbids any later use.
+    drop(unsafe { Box::from_raw(object) });
+    0
+}
+
+/// The negative numbers of ibv_rereg_mr(3).
+const REREG_ERR_INPUT: c_int = -1;
+const REREG_ERR_CMD: c_int = -4;
+const REREG_ERR_CMD_AND_REG_NEW: c_int = -5;
+
+/// ibv_rereg_mr(3): the region is registered anew, then under its old keys no more.
+pub unsafe fn rereg_mr(
+    mr: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    let changes = |flag: u32| flags as u32 & flag != 0;
+    let known =
+        IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS;
+    if flags == 0
+        || flags as u32 & !known != 0
+        || (changes(IBV_REREG_MR_CHANGE_PD) && pd.is_null())
+        || (changes(IBV_REREG_MR_CHANGE_TRANSLATION) && (address.is_null() || length == 0))
+    {
+        fail_errno(libc::EINVAL);
+        return REREG_ERR_INPUT;
+    }
+    let object: *mut MrObject = mr.cast();
+    // SAFETY: a region of this library.
+    let (abi, region) = unsafe { (&mut *mr, &(*object).region) };
+    let mut region = region.lock().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: protection domains of this library.
+    let (old_pd, new_pd) = unsafe {
+        let old = PdObject::from_abi(abi.pd);
+        let new = if changes(IBV_REREG_MR_CHANGE_PD) {
+            PdObject::from_abi(pd)
+        } else {
+            old
+        };
+        (old, new)
+    };
+    let (address, length) = if changes(IBV_REREG_MR_CHANGE_TRANSLATION) {
+        (address, length)
+    } else {
+        (abi.addr, abi.length)
+    };
+    let access = if changes(IBV_REREG_MR_CHANGE_ACCESS) {
+        check_access(access as u32)
+    } else {
+        Ok(region.as_ref().map_or(Access::LOCAL_WRITE, AppMr::access))
+    };
+    let access = match access {
+        Ok(access) => access,
+        Err(error) => {
+            fail_with("ibv_rereg_mr", &error);
+            return REREG_ERR_INPUT;
+        }
+    };
+    let registration = RegionChange {
+        address,
+        length,
+        iova: address as u64,
+        access,
+    };
+    // SAFETY: as above.
+    let new = match unsafe { register(new_pd, &registration) } {
+        Ok(new) => new,
+        Err(error) => {
+            fail_with("ibv_rereg_mr", &error);
+            return REREG_ERR_CMD;
+        }
+    };
+    if let Some(Err((back, error))) = region.take().map(AppMr::dereg) {
+        // Windows are bound to it: it stays as it was, and the new one goes.
+        *region = Some(back);
+        fail_with("ibv_rereg_mr", &error);
+        return REREG_ERR_CMD_AND_REG_NEW;
+    }
+    new_pd.users.add();
+    old_pd.users.remove();
+    abi.pd = new_pd.as_abi();
+    abi.context = new_pd.context();
+    (abi.addr, abi.length) = (address, length);
+    (abi.lkey, abi.rkey) = (new.lkey(), new.rkey());
+    *region = Some(new);
+    0
+}
+
+/// IBV_ADVISE_MR_FLAG_FLUSH
+const ADVISE_FLUSH: u32 = 1;
+
+/// ibv_advise_mr(3), which programs call through the context: all memory is there always.
+pub unsafe extern "C" fn advise_mr(
+    _pd: *mut ibv_pd,
+    advice: ib_uverbs_advise_mr_advice,
+    flags: u32,
+    _list: *mut ibv_sge,
+    _count: u32,
+) -> c_int {
+    let known = IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT;
+    if advice > known || flags & !ADVISE_FLUSH != 0 {
+        return fail_errno(libc::EINVAL);
+    }
+    errno_of("ibv_advise_mr", Ok(()))
+}

@@ -1,0 +1,106 @@
+//! Memory windows (ibv_alloc_mw(3), ibv_bind_mw(3)), which programs call through the context.
+
+use super::pd::PdObject;
+use super::qp::QpObject;
+use crate::abi::*;
+use crate::status::{errno_of, fail_errno, null_with, pointer_of};
+use siw::{Access, Error, Mw, MwBind, WindowType, WrFlags};
+use std::ffi::c_int;
+
+/// A window as programs see it.
+#[repr(C)]
+pub struct MwObject {
+    abi: ibv_mw,
+    mw: Mw,
+}
+
+impl MwObject {
+    /// # Safety
+    /// A window of this library.
+    pub unsafe fn from_abi<'a>(mw: *mut ibv_mw) -> &'a MwObject {
+        // SAFETY: the struct of the header is the first field.
+        unsafe { &*mw.cast() }
+    }
+
+    /// The object of the client library.
+    pub fn mw(&self) -> &Mw {
+        &self.mw
+    }
+}
+
+/// ibv_alloc_mw(3)
+pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
+    let window_type = match kind {
+        IBV_MW_TYPE_1 => WindowType::One,
+        IBV_MW_TYPE_2 => WindowType::Two,
+        _ => return null_with(libc::EINVAL),
+    };
+    // SAFETY: a protection domain of this library.
+    let pd_object = unsafe { PdObject::from_abi(pd) };
+    let window = pd_object.pd().alloc_mw(window_type).map(|mw| {
+        pd_object.users.add();
+        Box::new(MwObject {
+            abi: ibv_mw {
+                context: pd_object.context(),
+                pd,
+                rkey: mw.rkey(),
+                handle: mw.rkey(),
+                type_: kind,
+            },
+            mw,
+        })
+    });
+    pointer_of("ibv_alloc_mw", window).cast()
+}
+
+/// ibv_dealloc_mw(3)
+pub unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
+    // SAFETY: a window of this library, whose protection domain cannot be freed before.
+    unsafe { PdObject::from_abi((*mw).pd) }.users.remove();
+    // SAFETY: `alloc_mw` boxed it; the manual page forbids any later use.
+    drop(unsafe { Box::from_raw(mw.cast::<MwObject>()) });
+    0
+}
+
+/// What a window is to show.
+///
+/// # Safety
+/// The region of `info` is NULL or one of this library.
+pub(super) unsafe fn to_binding(info: &ibv_mw_bind_info) -> MwBind {
+    // SAFETY: by the caller's contract.
+    let lkey = unsafe { info.mr.as_ref() }.map_or(0, |region| region.lkey);
+    MwBind {
+        lkey,
+        addr: info.addr,
+        length: info.length,
+        access: Access(info.mw_access_flags),
+    }
+}
+
+/// ibv_bind_mw(3): type 1, under the next key.
+pub unsafe extern "C" fn bind_mw(
+    qp: *mut ibv_qp,
+    mw: *mut ibv_mw,
+    bind: *mut ibv_mw_bind,
+) -> c_int {
+    // SAFETY: as the caller promised.
+    let (queue_pair, window, bind) =
+        unsafe { (QpObject::from_abi(qp), MwObject::from_abi(mw), &*bind) };
+    // SAFETY: as above.
+    if unsafe { (*mw).pd != (*qp).pd || (*mw).type_ != IBV_MW_TYPE_1 } {
+        return fail_errno(libc::EPERM);
+    }
+    let flags = super::post::to_flags(bind.send_flags & !IBV_SEND_INLINE);
+    let posted = flags.and_then(|flags: WrFlags| {
+        // SAFETY: as above.
+        let binding = unsafe { to_binding(&bind.bind_info) };
+        let key = window
+            .mw
+            .post_bind(queue_pair.qp(), bind.wr_id, flags, &binding)
+            .map_err(|error| error.error)?;
+        // SAFETY: the field is the library's to write, in calls that bind the window.
+        unsafe { (*mw).rkey = key };
+        Ok::<(), Error>(())
+    });
+    errno_of("ibv_bind_mw", posted)
+}

@@ -1,0 +1,54 @@
+//! The objects of a context by the numbers that asynchronous events carry.
+
+use super::cq::CqObject;
+use super::qp::QpObject;
+use super::srq::SrqObject;
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+/// Queue pairs, completion queues and shared receive queues of a context.
+#[derive(Default)]
+pub struct Objects {
+    /// By QP number.
+    pub qps: Table<QpObject>,
+    /// By the daemon's id.
+    pub cqs: Table<CqObject>,
+    /// By the daemon's id.
+    pub srqs: Table<SrqObject>,
+}
+
+/// Objects by number. An object takes itself out before it is freed.
+pub struct Table<T>(Mutex<HashMap<u32, Pointer<T>>>);
+
+struct Pointer<T>(*const T);
+
+// SAFETY: the objects of verbs may be used from any thread, and are in the table as long as they
+// exist.
+unsafe impl<T> Send for Pointer<T> {}
+
+impl<T> Default for Table<T> {
+    fn default() -> Self {
+        Table(Mutex::default())
+    }
+}
+
+impl<T> Table<T> {
+    /// From now on events with the number are the object's.
+    pub fn insert(&self, number: u32, object: &T) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.insert(number, Pointer(object));
+    }
+
+    /// The object gets no more events.
+    pub fn remove(&self, number: u32) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.remove(&number);
+    }
+
+    /// Calls `with` for the object, which cannot be freed meanwhile.
+    pub fn find<R>(&self, number: u32, with: impl FnOnce(&T) -> R) -> Option<R> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: it is in the table, whose lock `remove` takes before the object is freed.
+        all.get(&number).map(|found| with(unsafe { &*found.0 }))
+    }
+}

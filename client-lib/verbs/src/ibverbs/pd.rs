@@ -1,0 +1,67 @@
+//! Protection domains (ibv_alloc_pd(3)).
+
+use super::context::ContextObject;
+use super::users::Users;
+use crate::abi::{ibv_context, ibv_pd};
+use crate::status::{errno_of, pointer_of};
+use siw::Pd;
+use std::ffi::c_int;
+
+/// A protection domain as programs see it.
+#[repr(C)]
+pub struct PdObject {
+    abi: ibv_pd,
+    pd: Pd,
+    /// Regions, windows and queues of it.
+    pub users: Users,
+}
+
+impl PdObject {
+    /// # Safety
+    /// A protection domain of this library.
+    pub unsafe fn from_abi<'a>(pd: *mut ibv_pd) -> &'a PdObject {
+        // SAFETY: the struct of the header is the first field.
+        unsafe { &*pd.cast() }
+    }
+
+    /// For fields that hold a protection domain.
+    pub fn as_abi(&self) -> *mut ibv_pd {
+        (&raw const *self).cast_mut().cast()
+    }
+
+    /// The object of the client library.
+    pub fn pd(&self) -> &Pd {
+        &self.pd
+    }
+
+    /// Its context, for fields that hold one.
+    pub fn context(&self) -> *mut ibv_context {
+        self.abi.context
+    }
+}
+
+/// ibv_alloc_pd(3)
+pub unsafe fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    // SAFETY: a context of this library.
+    let object = unsafe { ContextObject::from_abi(context) };
+    let pd = object.client().alloc_pd().map(|pd| {
+        Box::new(PdObject {
+            abi: ibv_pd { context, handle: 0 },
+            pd,
+            users: Users::default(),
+        })
+    });
+    pointer_of("ibv_alloc_pd", pd).cast()
+}
+
+/// ibv_dealloc_pd(3)
+pub unsafe fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    // SAFETY: a protection domain of this library.
+    let object = unsafe { PdObject::from_abi(pd) };
+    let unused = object.users.check_none("objects");
+    if unused.is_ok() {
+        // SAFETY: `alloc_pd` boxed it; the manual page forbids any later use.
+        drop(unsafe { Box::from_raw(pd.cast::<PdObject>()) });
+    }
+    errno_of("ibv_dealloc_pd", unused)
+}

@@ -1,0 +1,309 @@
+//! Posting (ibv_post_send(3), ibv_post_recv(3), ibv_post_srq_recv(3)), which programs call through
+//! the context: a list goes into the queue without an allocation or a look-up, with one doorbell.
+
+use super::mw::{MwObject, to_binding};
+use super::qp::QpObject;
+use super::srq::SrqObject;
+use crate::abi::*;
+use crate::status::{fail_errno, fail_with};
+use siw::{
+    AtomicArgs, Error, Opcode, RecvWr, SendData, SendPosting, SendWr, Sge, WcStatus, WrFlags,
+};
+use siw_shm::wqe::MAX_INLINE;
+use std::ffi::c_int;
+use std::mem::offset_of;
+
+// A list of elements is used where it is.
+const _: () = assert!(size_of::<ibv_sge>() == size_of::<Sge>());
+const _: () = assert!(offset_of!(ibv_sge, length) == offset_of!(Sge, length));
+const _: () = assert!(offset_of!(ibv_sge, lkey) == offset_of!(Sge, lkey));
+const _: () = assert!(WcStatus::WR_FLUSH_ERR.0 as u32 == IBV_WC_WR_FLUSH_ERR);
+
+/// Flags of a request, INLINE apart.
+#[inline]
+pub(super) fn to_flags(flags: u32) -> Result<WrFlags, Error> {
+    let known = IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED | IBV_SEND_INLINE;
+    if flags & !known != 0 {
+        return Err(Error::Invalid("unknown send flags"));
+    }
+    let flag = |bit: u32, to: WrFlags| if flags & bit != 0 { to.0 } else { 0 };
+    Ok(WrFlags(
+        flag(IBV_SEND_FENCE, WrFlags::FENCE)
+            | flag(IBV_SEND_SIGNALED, WrFlags::SIGNALED)
+            | flag(IBV_SEND_SOLICITED, WrFlags::SOLICITED),
+    ))
+}
+
+/// A list of elements.
+///
+/// # Safety
+/// `list` has `count` elements.
+#[inline]
+unsafe fn to_sges<'a>(list: *mut ibv_sge, count: c_int) -> Result<&'a [Sge], Error> {
+    match usize::try_from(count) {
+        Ok(0) => Ok(&[]),
+        // SAFETY: by the caller's contract; the layouts are the same.
+        Ok(count) => Ok(unsafe { std::slice::from_raw_parts(list.cast(), count) }),
+        Err(_) => Err(Error::Invalid("a negative number of elements")),
+    }
+}
+
+/// Inline data of several elements, gathered in `buffer`.
+///
+/// # Safety
+/// Each element names readable memory.
+#[inline(never)]
+unsafe fn gather<'a>(sges: &[Sge], buffer: &'a mut [u8; MAX_INLINE]) -> Result<&'a [u8], Error> {
+    let mut filled = 0;
+    for sge in sges {
+        let len = sge.length as usize;
+        let room = buffer
+            .get_mut(filled..filled + len)
+            .ok_or(Error::Invalid("more inline data than max_inline_data"))?;
+        // SAFETY: by the caller's contract.
+        unsafe {
+            room.as_mut_ptr()
+                .copy_from_nonoverlapping(sge.addr as *const u8, len);
+        }
+        filled += len;
+    }
+    Ok(&buffer[..filled])
+}
+
+/// Pushes a request whose data is inline.
+///
+/// # Safety
+/// Each element names readable memory.
+#[inline]
+unsafe fn push_inline(
+    posting: &mut SendPosting<'_>,
+    request: &SendWr<'_>,
+    sges: &[Sge],
+) -> Result<(), Error> {
+    if let [sge] = sges {
+        // SAFETY: by the caller's contract; the bytes are copied before this returns.
+        let data =
+            unsafe { std::slice::from_raw_parts(sge.addr as *const u8, sge.length as usize) };
+        let data = if sge.length == 0 { &[] } else { data };
+        return posting.push(&SendWr {
+            data: SendData::Inline(data),
+            ..*request
+        });
+    }
+    let mut buffer = [0; MAX_INLINE];
+    // SAFETY: by the caller's contract.
+    let data = SendData::Inline(unsafe { gather(sges, &mut buffer) }?);
+    posting.push(&SendWr { data, ..*request })
+}
+
+/// Pushes one request of a list.
+///
+/// # Safety
+/// As ibv_post_send(3) asks for.
+#[inline]
+unsafe fn push_request(posting: &mut SendPosting<'_>, wr: &ibv_send_wr) -> Result<(), Error> {
+    // SAFETY: by the caller's contract. Which field of a union holds the value follows from the
+    // opcode; all of them are numbers.
+    let (sges, rdma, imm_data, key) = unsafe {
+        (
+            to_sges(wr.sg_list, wr.num_sge)?,
+            wr.wr.rdma,
+            u32::from_be(wr.__bindgen_anon_1.imm_data),
+            wr.__bindgen_anon_1.invalidate_rkey,
+        )
+    };
+    let mut request = SendWr {
+        opcode: Opcode::Send,
+        flags: to_flags(wr.send_flags)?,
+        wr_id: wr.wr_id,
+        imm: 0,
+        remote_addr: 0,
+        rkey: 0,
+        data: SendData::Sges(sges),
+    };
+    let mut set_remote = |opcode| {
+        request.opcode = opcode;
+        request.remote_addr = rdma.remote_addr;
+        request.rkey = rdma.rkey;
+    };
+    match wr.opcode {
+        IBV_WR_SEND => {}
+        IBV_WR_RDMA_WRITE => set_remote(Opcode::Write),
+        IBV_WR_RDMA_READ => set_remote(Opcode::Read),
+        IBV_WR_RDMA_WRITE_WITH_IMM => {
+            set_remote(Opcode::WriteWithImm);
+            request.imm = imm_data;
+        }
+        IBV_WR_SEND_WITH_IMM => {
+            request.opcode = Opcode::SendWithImm;
+            request.imm = imm_data;
+        }
+        IBV_WR_SEND_WITH_INV => {
+            request.opcode = Opcode::SendWithInv;
+            request.imm = key;
+        }
+        // SAFETY: by the caller's contract.
+        _ => return unsafe { push_special(posting, wr, request, sges) },
+    }
+    if wr.send_flags & IBV_SEND_INLINE != 0 && request.opcode != Opcode::Read {
+        // SAFETY: by the caller's contract.
+        return unsafe { push_inline(posting, &request, sges) };
+    }
+    posting.push(&request)
+}
+
+/// Atomics, and requests that change keys of this side.
+///
+/// # Safety
+/// As ibv_post_send(3) asks for.
+#[inline(never)]
+unsafe fn push_special(
+    posting: &mut SendPosting<'_>,
+    wr: &ibv_send_wr,
+    mut request: SendWr<'_>,
+    sges: &[Sge],
+) -> Result<(), Error> {
+    match wr.opcode {
+        IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
+            // SAFETY: the field of atomics.
+            let atomic = unsafe { wr.wr.atomic };
+            let [sge] = sges else {
+                return Err(Error::Invalid("an atomic takes one element of 8 bytes"));
+            };
+            let (opcode, operands) = if wr.opcode == IBV_WR_ATOMIC_CMP_AND_SWP {
+                let operands = AtomicArgs::cmp_swap(atomic.compare_add, atomic.swap);
+                (Opcode::CmpSwap, operands)
+            } else {
+                (Opcode::FetchAdd, AtomicArgs::fetch_add(atomic.compare_add))
+            };
+            request.opcode = opcode;
+            request.remote_addr = atomic.remote_addr;
+            request.rkey = atomic.rkey;
+            request.data = SendData::Atomic(*sge, operands);
+            posting.push(&request)
+        }
+        IBV_WR_LOCAL_INV => {
+            request.opcode = Opcode::LocalInv;
+            // SAFETY: the field of this opcode.
+            request.imm = unsafe { wr.__bindgen_anon_1.invalidate_rkey };
+            request.data = SendData::Sges(&[]);
+            posting.push(&request)
+        }
+        IBV_WR_BIND_MW => {
+            // SAFETY: the field of this opcode, with a window of this library.
+            let (bind, window, binding) = unsafe {
+                let bind = wr.__bindgen_anon_2.bind_mw;
+                let binding = to_binding(&bind.bind_info);
+                (bind, MwObject::from_abi(bind.mw), binding)
+            };
+            let bind_request = window.mw().bind_request(wr.wr_id, &binding, bind.rkey);
+            posting.push(&bind_request.with_flags(request.flags))?;
+            window.mw().on_bind_posted(bind.rkey);
+            Ok(())
+        }
+        _ => Err(Error::Invalid("an opcode that iWARP does not have")),
+    }
+}
+
+/// ibv_post_send(3)
+pub unsafe extern "C" fn post_send(
+    qp: *mut ibv_qp,
+    list: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: a queue pair of this library.
+    let queue_pair = unsafe { QpObject::from_abi(qp) };
+    let mut next = list;
+    let mut posting = match queue_pair.qp().start_sending() {
+        Ok(posting) => posting,
+        Err(error) => {
+            // SAFETY: a pointer to write.
+            unsafe { bad.write(next) };
+            return fail_with("ibv_post_send", &error);
+        }
+    };
+    // SAFETY: a list that ends with NULL.
+    while let Some(request) = unsafe { next.as_ref() } {
+        // SAFETY: as the caller promised.
+        if let Err(error) = unsafe { push_request(&mut posting, request) } {
+            drop(posting);
+            // SAFETY: a pointer to write.
+            unsafe { bad.write(next) };
+            return fail_post("ibv_post_send", &error);
+        }
+        next = request.next;
+    }
+    0
+}
+
+/// A full queue is an ordinary answer: programs post until they get it.
+#[cold]
+fn fail_post(call: &str, error: &Error) -> c_int {
+    match error {
+        Error::QueueFull => fail_errno(libc::ENOMEM),
+        _ => fail_with(call, error),
+    }
+}
+
+/// Pushes a list of receive requests by `push`.
+///
+/// # Safety
+/// As ibv_post_recv(3) asks for.
+#[inline]
+unsafe fn push_receives(
+    call: &str,
+    list: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+    mut push: impl FnMut(&RecvWr<'_>) -> Result<(), Error>,
+) -> c_int {
+    let mut next = list;
+    // SAFETY: a list that ends with NULL.
+    while let Some(request) = unsafe { next.as_ref() } {
+        // SAFETY: by the caller's contract.
+        let sges = unsafe { to_sges(request.sg_list, request.num_sge) };
+        let wr_id = request.wr_id;
+        if let Err(error) = sges.and_then(|sges| push(&RecvWr { wr_id, sges })) {
+            // SAFETY: a pointer to write.
+            unsafe { bad.write(next) };
+            return fail_post(call, &error);
+        }
+        next = request.next;
+    }
+    0
+}
+
+/// ibv_post_recv(3)
+pub unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    list: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: a queue pair of this library.
+    match unsafe { QpObject::from_abi(qp) }.qp().start_receiving() {
+        // SAFETY: as the caller promised.
+        Ok(mut posting) => unsafe {
+            push_receives("ibv_post_recv", list, bad, |request| posting.push(request))
+        },
+        Err(error) => {
+            // SAFETY: a pointer to write.
+            unsafe { bad.write(list) };
+            fail_with("ibv_post_recv", &error)
+        }
+    }
+}
+
+/// ibv_post_srq_recv(3)
+pub unsafe extern "C" fn post_srq_recv(
+    srq: *mut ibv_srq,
+    list: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: a shared receive queue of this library.
+    let mut posting = unsafe { SrqObject::from_abi(srq) }.srq().start_receiving();
+    // SAFETY: as the caller promised.
+    unsafe {
+        push_receives("ibv_post_srq_recv", list, bad, |request| {
+            posting.push(request)
+        })
+    }
+}

@@ -1,0 +1,264 @@
+//! Queue pairs (ibv_create_qp(3), ibv_create_qp_ex(3), ibv_destroy_qp(3)). Their states are in
+//! `qp_state.rs`, posting in `post.rs` and `qp_ex.rs`.
+
+use super::context::ContextObject;
+use super::cq::CqObject;
+use super::pd::PdObject;
+use super::qp_ex::{Batch, fill_extended};
+use super::qp_state::Attributes;
+use super::srq::SrqObject;
+use super::users::EventCount;
+use crate::abi::*;
+use crate::status::{pointer_of, set_errno};
+use siw::{Error, Qp, QpInit};
+use std::ffi::c_int;
+use std::sync::Mutex;
+
+/// A queue pair as programs see it: `struct ibv_qp_ex` begins with `struct ibv_qp`.
+#[repr(C)]
+pub struct QpObject {
+    abi: ibv_qp_ex,
+    qp: Qp,
+    /// What `ibv_wr_start` has begun.
+    pub batch: Batch,
+    /// What ibv_modify_qp(3) has set.
+    pub attributes: Mutex<Attributes>,
+    /// Asynchronous events.
+    pub async_events: EventCount,
+    is_extended: bool,
+}
+
+impl QpObject {
+    /// # Safety
+    /// A queue pair of this library.
+    #[inline]
+    pub unsafe fn from_abi<'a>(qp: *mut ibv_qp) -> &'a QpObject {
+        // SAFETY: the struct of the header is the first field.
+        unsafe { &*qp.cast() }
+    }
+
+    /// For fields that hold a queue pair.
+    pub fn as_abi(&self) -> *mut ibv_qp {
+        (&raw const *self).cast_mut().cast()
+    }
+
+    /// The object of the client library.
+    #[inline]
+    pub fn qp(&self) -> &Qp {
+        &self.qp
+    }
+
+    /// What the program sees.
+    pub fn abi(&self) -> &ibv_qp {
+        &self.abi.qp_base
+    }
+
+    /// Its context.
+    pub fn context(&self) -> &ContextObject {
+        // SAFETY: a context is open as long as its objects exist.
+        unsafe { ContextObject::from_abi(self.abi.qp_base.context) }
+    }
+}
+
+/// Capabilities as the client library names them.
+fn to_init(cap: &ibv_qp_cap, sq_sig_all: c_int) -> QpInit {
+    QpInit {
+        max_send_wr: cap.max_send_wr,
+        max_recv_wr: cap.max_recv_wr,
+        max_send_sge: cap.max_send_sge,
+        max_recv_sge: cap.max_recv_sge,
+        max_inline: cap.max_inline_data,
+        sq_sig_all: sq_sig_all != 0,
+    }
+}
+
+/// What was granted.
+pub(super) fn to_cap(granted: &QpInit) -> ibv_qp_cap {
+    ibv_qp_cap {
+        max_send_wr: granted.max_send_wr,
+        max_recv_wr: granted.max_recv_wr,
+        max_send_sge: granted.max_send_sge,
+        max_recv_sge: granted.max_recv_sge,
+        max_inline_data: granted.max_inline,
+    }
+}
+
+fn not_supported(reason: &str) -> Error {
+    Error::Refused {
+        errno: libc::EOPNOTSUPP,
+        reason: reason.into(),
+    }
+}
+
+/// # Safety
+/// The objects that `init` names are NULL or of this library.
+unsafe fn create(
+    pd: *mut ibv_pd,
+    init: &mut ibv_qp_init_attr,
+    is_extended: bool,
+) -> Result<Box<QpObject>, Error> {
+    if init.qp_type != IBV_QPT_RC {
+        return Err(not_supported("iWARP has reliable connections only (RC)"));
+    }
+    if pd.is_null() || init.send_cq.is_null() || init.recv_cq.is_null() {
+        return Err(Error::Invalid(
+            "a queue pair needs a protection domain and two completion queues",
+        ));
+    }
+    // SAFETY: by the caller's contract.
+    let (pd_object, send_cq, recv_cq) = unsafe {
+        (
+            PdObject::from_abi(pd),
+            CqObject::from_abi(init.send_cq),
+            CqObject::from_abi(init.recv_cq),
+        )
+    };
+    let wanted = to_init(&init.cap, init.sq_sig_all);
+    let srq = (!init.srq.is_null())
+        // SAFETY: by the caller's contract.
+        .then(|| unsafe { SrqObject::from_abi(init.srq) });
+    let pd_of = pd_object.pd();
+    let qp = match srq {
+        None => pd_of.create_qp(send_cq.cq(), recv_cq.cq(), &wanted)?,
+        Some(srq) => pd_of.create_qp_with_srq(send_cq.cq(), recv_cq.cq(), srq.srq(), &wanted)?,
+    };
+    init.cap = to_cap(&qp.granted_limits());
+    // SAFETY: the struct is made of numbers, pointers and optional function pointers; a mutex and a
+    // condition variable of zeros are initialised.
+    let mut abi: ibv_qp_ex = unsafe { std::mem::zeroed() };
+    let base = &mut abi.qp_base;
+    base.context = pd_object.context();
+    base.qp_context = init.qp_context;
+    base.pd = pd;
+    base.send_cq = init.send_cq;
+    base.recv_cq = init.recv_cq;
+    base.srq = init.srq;
+    base.handle = qp.qp_num();
+    base.qp_num = qp.qp_num();
+    base.state = IBV_QPS_RESET;
+    base.qp_type = init.qp_type;
+    fill_extended(&mut abi);
+    pd_object.users.add();
+    send_cq.users.add();
+    recv_cq.users.add();
+    if let Some(srq) = srq {
+        srq.users.add();
+    }
+    let queue_pair = Box::new(QpObject {
+        abi,
+        batch: Batch::default(),
+        attributes: Mutex::new(Attributes::new(init)),
+        async_events: EventCount::default(),
+        is_extended,
+        qp,
+    });
+    let number = queue_pair.qp.qp_num();
+    queue_pair
+        .context()
+        .objects()
+        .qps
+        .insert(number, &queue_pair);
+    Ok(queue_pair)
+}
+
+/// ibv_create_qp(3)
+pub unsafe fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    // SAFETY: as the caller promised.
+    let queue_pair = unsafe { create(pd, &mut *init, false) };
+    pointer_of("ibv_create_qp", queue_pair).cast()
+}
+
+/// The requests that a queue pair can be asked to offer by `ibv_wr_*`.
+const SEND_OPS: u64 = (IBV_QP_EX_WITH_RDMA_WRITE
+    | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+    | IBV_QP_EX_WITH_SEND
+    | IBV_QP_EX_WITH_SEND_WITH_IMM
+    | IBV_QP_EX_WITH_RDMA_READ
+    | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+    | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+    | IBV_QP_EX_WITH_LOCAL_INV
+    | IBV_QP_EX_WITH_BIND_MW
+    | IBV_QP_EX_WITH_SEND_WITH_INV) as u64;
+
+fn check_extended(attr: &ibv_qp_init_attr_ex) -> Result<bool, Error> {
+    let known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    let flags_are_zero =
+        attr.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS == 0 || attr.create_flags == 0;
+    if attr.comp_mask & !(known | IBV_QP_INIT_ATTR_CREATE_FLAGS) != 0 || !flags_are_zero {
+        return Err(not_supported(
+            "of ibv_create_qp_ex's attributes only PD and SEND_OPS_FLAGS are supported",
+        ));
+    }
+    if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 {
+        return Err(Error::Invalid("a queue pair needs a protection domain"));
+    }
+    let with_ops = attr.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
+    if with_ops && attr.send_ops_flags & !SEND_OPS != 0 {
+        return Err(not_supported("a send operation that iWARP does not have"));
+    }
+    Ok(with_ops)
+}
+
+/// ibv_create_qp_ex(3), which programs call through the context.
+pub unsafe extern "C" fn create_qp_ex(
+    _context: *mut ibv_context,
+    attr: *mut ibv_qp_init_attr_ex,
+) -> *mut ibv_qp {
+    // SAFETY: a struct to read and write.
+    let attr = unsafe { &mut *attr };
+    let created = check_extended(attr).and_then(|is_extended| {
+        let mut init = ibv_qp_init_attr {
+            qp_context: attr.qp_context,
+            send_cq: attr.send_cq,
+            recv_cq: attr.recv_cq,
+            srq: attr.srq,
+            cap: attr.cap,
+            qp_type: attr.qp_type,
+            sq_sig_all: attr.sq_sig_all,
+        };
+        // SAFETY: as the caller promised.
+        let queue_pair = unsafe { create(attr.pd, &mut init, is_extended) }?;
+        attr.cap = init.cap;
+        Ok(queue_pair)
+    });
+    pointer_of("ibv_create_qp_ex", created).cast()
+}
+
+/// ibv_qp_to_qp_ex(3): NULL unless the queue pair was made with SEND_OPS_FLAGS.
+pub unsafe fn to_extended(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
+    // SAFETY: a queue pair of this library.
+    if unsafe { QpObject::from_abi(qp) }.is_extended {
+        qp.cast()
+    } else {
+        std::ptr::null_mut()
+    }
+}
+
+/// ibv_destroy_qp(3)
+pub unsafe fn destroy_qp(qp: *mut ibv_qp) -> c_int {
+    // SAFETY: a queue pair of this library.
+    let queue_pair = unsafe { QpObject::from_abi(qp) };
+    let objects = queue_pair.context().objects();
+    objects.qps.remove(queue_pair.qp.qp_num());
+    queue_pair.async_events.wait_acknowledged();
+    // SAFETY: what a queue pair uses cannot be freed before it.
+    let (pd, send_cq, recv_cq, srq) = unsafe {
+        let base = queue_pair.abi();
+        (
+            PdObject::from_abi(base.pd),
+            CqObject::from_abi(base.send_cq),
+            CqObject::from_abi(base.recv_cq),
+            (!base.srq.is_null()).then(|| SrqObject::from_abi(base.srq)),
+        )
+    };
+    // SAFETY: `create` boxed it; the manual page forbids any later use.
+    drop(unsafe { Box::from_raw(qp.cast::<QpObject>()) });
+    pd.users.remove();
+    send_cq.users.remove();
+    recv_cq.users.remove();
+    if let Some(srq) = srq {
+        srq.users.remove();
+    }
+    set_errno(0);
+    0
+}

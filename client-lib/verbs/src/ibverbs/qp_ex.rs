@@ -1,0 +1,366 @@
+//! Work requests that are built by calls (ibv_wr_post(3)): `ibv_wr_start`, one call for each request
+//! and its data, `ibv_wr_complete`. What is built is kept until then, so that it can be abandoned.
+
+use super::mw::{MwObject, to_binding};
+use super::post::to_flags;
+use super::qp::QpObject;
+use crate::abi::*;
+use siw::{AtomicArgs, Error, Opcode, SendData, SendPosting, SendWr, Sge};
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The requests since `ibv_wr_start`. From then to `ibv_wr_complete` or `ibv_wr_abort` they belong
+/// to one thread.
+#[derive(Default)]
+pub struct Batch {
+    locked: AtomicBool,
+    building: UnsafeCell<Building>,
+}
+
+// SAFETY: what is built is reached by the thread alone that set `locked`.
+unsafe impl Sync for Batch {}
+// SAFETY: the window that a request names may be used from any thread.
+unsafe impl Send for Batch {}
+
+/// Both lists keep their memory from one batch to the next.
+#[derive(Default)]
+struct Building {
+    requests: Vec<BuiltRequest>,
+    sges: Vec<Sge>,
+    inline_data: Vec<u8>,
+    error: Option<Error>,
+}
+
+struct BuiltRequest {
+    request: SendWr<'static>,
+    data: BuiltData,
+    window: Option<(*mut ibv_mw, u32)>,
+}
+
+/// Places in the lists of [`Building`].
+enum BuiltData {
+    None,
+    Sges(usize, usize),
+    Inline(usize, usize),
+    Atomic(AtomicArgs),
+    AtomicWithSge(Sge, AtomicArgs),
+    AsItIs,
+}
+
+impl Batch {
+    fn lock(&self) {
+        // Pairs with the Release in `unlock`.
+        while self.locked.swap(true, Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+    }
+
+    fn unlock(&self) {
+        self.locked.store(false, Ordering::Release);
+    }
+}
+
+impl Building {
+    fn begin(&mut self) {
+        self.requests.clear();
+        self.sges.clear();
+        self.inline_data.clear();
+        self.error = None;
+    }
+
+    fn push_request(&mut self, request: SendWr<'static>, data: BuiltData) {
+        self.requests.push(BuiltRequest {
+            request,
+            data,
+            window: None,
+        });
+    }
+
+    /// What the request that was begun last works on.
+    fn set_data(&mut self, data: BuiltData) {
+        let Some(last) = self.requests.last_mut() else {
+            self.error = Some(Error::Invalid("data without a work request"));
+            return;
+        };
+        last.data = match (&last.data, data) {
+            (BuiltData::Atomic(operands), BuiltData::Sges(from, to)) if to - from == 1 => {
+                BuiltData::AtomicWithSge(self.sges[from], *operands)
+            }
+            (BuiltData::None | BuiltData::Sges(..) | BuiltData::Inline(..), data) => data,
+            _ => {
+                self.error = Some(Error::Invalid("this work request takes no such data"));
+                return;
+            }
+        };
+    }
+
+    fn post_all(&self, posting: &mut SendPosting<'_>) -> Result<(), Error> {
+        for built in &self.requests {
+            let data = match built.data {
+                BuiltData::None => SendData::Sges(&[]),
+                BuiltData::Sges(from, to) => SendData::Sges(&self.sges[from..to]),
+                BuiltData::Inline(from, to) => SendData::Inline(&self.inline_data[from..to]),
+                BuiltData::AtomicWithSge(sge, operands) => SendData::Atomic(sge, operands),
+                BuiltData::AsItIs => built.request.data,
+                BuiltData::Atomic(_) => {
+                    return Err(Error::Invalid("an atomic takes one element of 8 bytes"));
+                }
+            };
+            posting.push(&SendWr {
+                data,
+                ..built.request
+            })?;
+            if let Some((window, key)) = built.window {
+                // SAFETY: a window of this library, by ibv_wr_post(3).
+                unsafe { MwObject::from_abi(window) }
+                    .mw()
+                    .on_bind_posted(key);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The functions of a queue pair. Those of other transports stay empty: ibv_create_qp_ex refuses
+/// their send operations.
+pub(super) fn fill_extended(abi: &mut ibv_qp_ex) {
+    abi.wr_start = Some(start);
+    abi.wr_complete = Some(complete);
+    abi.wr_abort = Some(abort);
+    abi.wr_send = Some(send);
+    abi.wr_send_imm = Some(send_imm);
+    abi.wr_send_inv = Some(send_inv);
+    abi.wr_rdma_write = Some(rdma_write);
+    abi.wr_rdma_write_imm = Some(rdma_write_imm);
+    abi.wr_rdma_read = Some(rdma_read);
+    abi.wr_atomic_cmp_swp = Some(atomic_cmp_swp);
+    abi.wr_atomic_fetch_add = Some(atomic_fetch_add);
+    abi.wr_local_inv = Some(local_inv);
+    abi.wr_bind_mw = Some(bind_mw);
+    abi.wr_set_sge = Some(set_sge);
+    abi.wr_set_sge_list = Some(set_sge_list);
+    abi.wr_set_inline_data = Some(set_inline_data);
+    abi.wr_set_inline_data_list = Some(set_inline_data_list);
+}
+
+/// # Safety
+/// A queue pair of this library.
+unsafe fn object_of<'a>(qp: *mut ibv_qp_ex) -> &'a QpObject {
+    // SAFETY: by the caller's contract; `struct ibv_qp` is the first field.
+    unsafe { QpObject::from_abi(qp.cast()) }
+}
+
+/// What is being built.
+///
+/// # Safety
+/// Between `ibv_wr_start` and its end, and one reference at a time.
+unsafe fn building<'a>(qp: *mut ibv_qp_ex) -> &'a mut Building {
+    // SAFETY: by the caller's contract, this thread has the lock.
+    unsafe { &mut *object_of(qp).batch.building.get() }
+}
+
+/// Begins a request with the flags and the id that the program has put into the struct.
+///
+/// # Safety
+/// As [`building`].
+unsafe fn begin_request(qp: *mut ibv_qp_ex, opcode: Opcode, imm: u32, data: BuiltData) {
+    // SAFETY: by the caller's contract.
+    let (building, wr_id, flags) = unsafe { (building(qp), (*qp).wr_id, (*qp).wr_flags) };
+    match to_flags(flags) {
+        Ok(flags) => {
+            let request = SendWr {
+                opcode,
+                imm,
+                ..SendWr::send(wr_id, SendData::Sges(&[])).with_flags(flags)
+            };
+            building.push_request(request, data);
+        }
+        Err(error) => building.error = Some(error),
+    }
+}
+
+/// The same with memory of the peer.
+///
+/// # Safety
+/// As [`building`].
+unsafe fn begin_remote(
+    qp: *mut ibv_qp_ex,
+    opcode: Opcode,
+    imm: u32,
+    (rkey, remote_addr): (u32, u64),
+    data: BuiltData,
+) {
+    // SAFETY: by the caller's contract.
+    let building = unsafe {
+        begin_request(qp, opcode, imm, data);
+        building(qp)
+    };
+    if let Some(last) = building.requests.last_mut() {
+        last.request.rkey = rkey;
+        last.request.remote_addr = remote_addr;
+    }
+}
+
+unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
+    // SAFETY: as ibv_wr_post(3) asks for, which also holds for all functions below.
+    unsafe {
+        object_of(qp).batch.lock();
+        building(qp).begin();
+    }
+}
+
+unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
+    // SAFETY: as in `start`.
+    let (object, building) = unsafe { (object_of(qp), building(qp)) };
+    let posted = match building.error.take() {
+        Some(error) => Err(error),
+        None => object
+            .qp()
+            .start_sending()
+            .and_then(|mut posting| building.post_all(&mut posting)),
+    };
+    object.batch.unlock();
+    crate::status::errno_of("ibv_wr_complete", posted)
+}
+
+unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
+    // SAFETY: as in `start`.
+    unsafe { object_of(qp) }.batch.unlock();
+}
+
+unsafe extern "C" fn send(qp: *mut ibv_qp_ex) {
+    // SAFETY: as in `start`.
+    unsafe { begin_request(qp, Opcode::Send, 0, BuiltData::None) };
+}
+
+unsafe extern "C" fn send_imm(qp: *mut ibv_qp_ex, imm_data: u32) {
+    let imm = u32::from_be(imm_data);
+    // SAFETY: as in `start`.
+    unsafe { begin_request(qp, Opcode::SendWithImm, imm, BuiltData::None) };
+}
+
+unsafe extern "C" fn send_inv(qp: *mut ibv_qp_ex, key: u32) {
+    // SAFETY: as in `start`.
+    unsafe { begin_request(qp, Opcode::SendWithInv, key, BuiltData::None) };
+}
+
+unsafe extern "C" fn rdma_write(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64) {
+    // SAFETY: as in `start`.
+    unsafe { begin_remote(qp, Opcode::Write, 0, (rkey, remote_addr), BuiltData::None) };
+}
+
+unsafe extern "C" fn rdma_write_imm(
+    qp: *mut ibv_qp_ex,
+    rkey: u32,
+    remote_addr: u64,
+    imm_data: u32,
+) {
+    let (imm, remote) = (u32::from_be(imm_data), (rkey, remote_addr));
+    // SAFETY: as in `start`.
+    unsafe { begin_remote(qp, Opcode::WriteWithImm, imm, remote, BuiltData::None) };
+}
+
+unsafe extern "C" fn rdma_read(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64) {
+    // SAFETY: as in `start`.
+    unsafe { begin_remote(qp, Opcode::Read, 0, (rkey, remote_addr), BuiltData::None) };
+}
+
+unsafe extern "C" fn atomic_cmp_swp(
+    qp: *mut ibv_qp_ex,
+    rkey: u32,
+    remote_addr: u64,
+    compare: u64,
+    swap: u64,
+) {
+    let operands = BuiltData::Atomic(AtomicArgs::cmp_swap(compare, swap));
+    // SAFETY: as in `start`.
+    unsafe { begin_remote(qp, Opcode::CmpSwap, 0, (rkey, remote_addr), operands) };
+}
+
+unsafe extern "C" fn atomic_fetch_add(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, add: u64) {
+    let operands = BuiltData::Atomic(AtomicArgs::fetch_add(add));
+    // SAFETY: as in `start`.
+    unsafe { begin_remote(qp, Opcode::FetchAdd, 0, (rkey, remote_addr), operands) };
+}
+
+unsafe extern "C" fn local_inv(qp: *mut ibv_qp_ex, key: u32) {
+    // SAFETY: as in `start`.
+    unsafe { begin_request(qp, Opcode::LocalInv, key, BuiltData::AsItIs) };
+}
+
+unsafe extern "C" fn bind_mw(
+    qp: *mut ibv_qp_ex,
+    mw: *mut ibv_mw,
+    rkey: u32,
+    info: *const ibv_mw_bind_info,
+) {
+    // SAFETY: as in `start`, with a window of this library.
+    unsafe {
+        begin_request(qp, Opcode::BindMw, 0, BuiltData::AsItIs);
+        let window = MwObject::from_abi(mw);
+        if let Some(last) = building(qp).requests.last_mut() {
+            let (wr_id, flags) = (last.request.wr_id, last.request.flags);
+            let bind = window.mw().bind_request(wr_id, &to_binding(&*info), rkey);
+            last.request = bind.with_flags(flags);
+            last.window = Some((mw, rkey));
+        }
+    }
+}
+
+unsafe extern "C" fn set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
+    // SAFETY: as in `start`.
+    let building = unsafe { building(qp) };
+    let from = building.sges.len();
+    building.sges.push(Sge { addr, length, lkey });
+    building.set_data(BuiltData::Sges(from, from + 1));
+}
+
+unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
+    // SAFETY: as in `start`; the layouts are the same (post.rs).
+    let building = unsafe { building(qp) };
+    let from = building.sges.len();
+    if count > 0 {
+        // SAFETY: as above, with `count` elements.
+        let list = unsafe { std::slice::from_raw_parts(list.cast::<Sge>(), count) };
+        building.sges.extend_from_slice(list);
+    }
+    building.set_data(BuiltData::Sges(from, from + count));
+}
+
+/// # Safety
+/// As [`building`], with readable memory.
+unsafe fn copy_inline(building: &mut Building, address: *const c_void, length: usize) {
+    if length > 0 {
+        // SAFETY: by the caller's contract.
+        let bytes = unsafe { std::slice::from_raw_parts(address.cast::<u8>(), length) };
+        building.inline_data.extend_from_slice(bytes);
+    }
+}
+
+unsafe extern "C" fn set_inline_data(qp: *mut ibv_qp_ex, address: *mut c_void, length: usize) {
+    // SAFETY: as in `start`.
+    let building = unsafe { building(qp) };
+    let from = building.inline_data.len();
+    // SAFETY: as above.
+    unsafe { copy_inline(building, address, length) };
+    building.set_data(BuiltData::Inline(from, from + length));
+}
+
+unsafe extern "C" fn set_inline_data_list(
+    qp: *mut ibv_qp_ex,
+    count: usize,
+    list: *const ibv_data_buf,
+) {
+    // SAFETY: as in `start`.
+    let building = unsafe { building(qp) };
+    let from = building.inline_data.len();
+    for i in 0..count {
+        // SAFETY: as above, with `count` elements.
+        unsafe {
+            let part = &*list.add(i);
+            copy_inline(building, part.addr, part.length);
+        }
+    }
+    building.set_data(BuiltData::Inline(from, building.inline_data.len()));
+}

@@ -1,0 +1,187 @@
+//! States and attributes of queue pairs (ibv_modify_qp(3), ibv_query_qp(3)).
+//!
+//! The daemon knows a queue pair as iWARP does: without a connection, or in the states of one. What
+//! verbs has before that (RESET, INIT, and RTR and RTS on the way to a connection) is kept here.
+
+use super::qp::{QpObject, to_cap};
+use crate::abi::*;
+use crate::status::{errno_of, fail_with};
+use siw::{Error, QpState, VerbsQpState};
+use std::ffi::c_int;
+use std::sync::{MutexGuard, PoisonError};
+
+/// What ibv_modify_qp(3) has set, which ibv_query_qp(3) gives back.
+pub struct Attributes {
+    /// The state while the daemon has no connection.
+    pub state: ibv_qp_state,
+    /// Everything else.
+    pub set: ibv_qp_attr,
+    sq_sig_all: c_int,
+}
+
+// SAFETY: numbers only.
+unsafe impl Send for Attributes {}
+
+impl Attributes {
+    /// Of a new queue pair.
+    pub fn new(init: &ibv_qp_init_attr) -> Attributes {
+        Attributes {
+            state: IBV_QPS_RESET,
+            // SAFETY: the struct is made of numbers.
+            set: unsafe { std::mem::zeroed() },
+            sq_sig_all: init.sq_sig_all,
+        }
+    }
+
+    /// Takes over what the mask names.
+    fn merge(&mut self, attr: &ibv_qp_attr, mask: ibv_qp_attr_mask) {
+        macro_rules! take {
+            ($($flag:ident => $($field:ident),*;)*) => {
+                $(if mask & $flag != 0 { $(self.set.$field = attr.$field;)* })*
+            };
+        }
+        take! {
+            IBV_QP_ACCESS_FLAGS => qp_access_flags;
+            IBV_QP_PKEY_INDEX => pkey_index;
+            IBV_QP_PORT => port_num;
+            IBV_QP_AV => ah_attr;
+            IBV_QP_PATH_MTU => path_mtu;
+            IBV_QP_TIMEOUT => timeout;
+            IBV_QP_RETRY_CNT => retry_cnt;
+            IBV_QP_RNR_RETRY => rnr_retry;
+            IBV_QP_RQ_PSN => rq_psn;
+            IBV_QP_SQ_PSN => sq_psn;
+            IBV_QP_MAX_QP_RD_ATOMIC => max_rd_atomic;
+            IBV_QP_MAX_DEST_RD_ATOMIC => max_dest_rd_atomic;
+            IBV_QP_MIN_RNR_TIMER => min_rnr_timer;
+            IBV_QP_DEST_QPN => dest_qp_num;
+        }
+    }
+}
+
+impl QpObject {
+    fn lock_attributes(&self) -> MutexGuard<'_, Attributes> {
+        self.attributes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The state that the program sees: the daemon's, once there is or was a connection.
+    pub fn verbs_state(&self) -> ibv_qp_state {
+        match self.qp().state() {
+            Some(QpState::Idle) | None => self.lock_attributes().state,
+            Some(state) => VerbsQpState::from(state) as ibv_qp_state,
+        }
+    }
+
+    /// The state before there is a connection: for rdma_cm, which leads its queue pairs itself.
+    #[allow(dead_code)]
+    pub fn set_unconnected_state(&self, state: ibv_qp_state) {
+        self.lock_attributes().state = state;
+    }
+}
+
+/// Which states may follow another one: any may be left for RESET or ERR.
+fn may_follow(from: ibv_qp_state, to: ibv_qp_state) -> bool {
+    match to {
+        IBV_QPS_RESET | IBV_QPS_ERR => true,
+        IBV_QPS_INIT => matches!(from, IBV_QPS_RESET | IBV_QPS_INIT),
+        IBV_QPS_RTR => matches!(from, IBV_QPS_INIT | IBV_QPS_RTR | IBV_QPS_RTS),
+        IBV_QPS_RTS => matches!(from, IBV_QPS_RTR | IBV_QPS_RTS | IBV_QPS_SQD),
+        IBV_QPS_SQD => matches!(from, IBV_QPS_RTS | IBV_QPS_SQD),
+        _ => false,
+    }
+}
+
+fn change_state(
+    queue_pair: &QpObject,
+    attr: &ibv_qp_attr,
+    mask: ibv_qp_attr_mask,
+) -> Result<(), Error> {
+    let (from, to) = (queue_pair.verbs_state(), attr.qp_state);
+    if mask & IBV_QP_CUR_STATE != 0 && attr.cur_qp_state != from {
+        return Err(Error::Invalid("the current state is another one"));
+    }
+    if !may_follow(from, to) {
+        return Err(Error::Invalid("no transition between these states"));
+    }
+    let qp = queue_pair.qp();
+    match to {
+        IBV_QPS_RESET if from != IBV_QPS_RESET => {
+            qp.allow_early_sends(false);
+            qp.reset()?;
+        }
+        IBV_QPS_ERR => qp.set_error()?,
+        IBV_QPS_SQD if from == IBV_QPS_RTS => qp.drain_start()?,
+        IBV_QPS_RTS if from == IBV_QPS_SQD => qp.drain_end()?,
+        _ => {}
+    }
+    queue_pair.lock_attributes().state = to;
+    Ok(())
+}
+
+/// ibv_modify_qp(3)
+pub unsafe fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+    // SAFETY: as the caller promised.
+    let (queue_pair, attr) = unsafe { (QpObject::from_abi(qp), &*attr) };
+    let mask = mask as ibv_qp_attr_mask;
+    let changed = if mask & IBV_QP_STATE != 0 {
+        queue_pair.lock_attributes().merge(attr, mask);
+        change_state(queue_pair, attr, mask)
+    } else {
+        queue_pair.lock_attributes().merge(attr, mask);
+        Ok(())
+    };
+    if changed.is_ok() && mask & IBV_QP_STATE != 0 {
+        // SAFETY: the field is the library's to write, in calls that change the queue pair.
+        unsafe { (*qp).state = attr.qp_state };
+    }
+    errno_of("ibv_modify_qp", changed)
+}
+
+/// ibv_query_qp(3)
+pub unsafe fn query_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    _mask: c_int,
+    init: *mut ibv_qp_init_attr,
+) -> c_int {
+    // SAFETY: a queue pair of this library.
+    let queue_pair = unsafe { QpObject::from_abi(qp) };
+    let state = match queue_pair.qp().query() {
+        Ok(state) => state,
+        Err(error) => return fail_with("ibv_query_qp", &error),
+    };
+    let verbs_state = match state.state {
+        Some(QpState::Idle) | None => queue_pair.lock_attributes().state,
+        Some(state) => VerbsQpState::from(state) as ibv_qp_state,
+    };
+    let attributes = queue_pair.lock_attributes();
+    let mut reply = attributes.set;
+    reply.qp_state = verbs_state;
+    reply.cur_qp_state = verbs_state;
+    reply.cap = to_cap(&queue_pair.qp().granted_limits());
+    reply.sq_draining = state.draining.into();
+    if state.peer.is_some() {
+        let to_depth = |depth: u32| u8::try_from(depth).unwrap_or(u8::MAX);
+        reply.max_rd_atomic = to_depth(state.ord);
+        reply.max_dest_rd_atomic = to_depth(state.ird);
+    }
+    let base = queue_pair.abi();
+    let reply_init = ibv_qp_init_attr {
+        qp_context: base.qp_context,
+        send_cq: base.send_cq,
+        recv_cq: base.recv_cq,
+        srq: base.srq,
+        cap: reply.cap,
+        qp_type: base.qp_type,
+        sq_sig_all: attributes.sq_sig_all,
+    };
+    // SAFETY: two structs to write, and the field that the library keeps.
+    unsafe {
+        attr.write(reply);
+        init.write(reply_init);
+        (*qp).state = verbs_state;
+    }
+    0
+}
