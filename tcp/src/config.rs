@@ -90,6 +90,20 @@ pub struct Route {
     pub via: IpAddr,
 }
 
+/// What somebody else than the configuration says of routes, as the kernel does on a device that it
+/// shares. Used where [`StackConfig`] leads nowhere better.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LearnedRoutes {
+    /// As [`StackConfig::gateway_v4`], which goes before it.
+    pub gateway_v4: Option<Ipv4Addr>,
+    /// The same for IPv6.
+    pub gateway_v6: Option<Ipv6Addr>,
+    /// As [`StackConfig::routes`].
+    pub routes: Vec<Route>,
+    /// Networks that are on the link, though no address of ours is in them.
+    pub on_link: Vec<IpCidr>,
+}
+
 /// TCP segmentation by the port: limits of one super-segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TsoLimits {

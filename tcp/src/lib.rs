@@ -160,8 +160,8 @@ pub use base::state::TcpState;
 pub use base::stats::StackStats;
 pub use base::time::Instant;
 pub use config::{
-    CongestionControl, HostShare, IpCidr, Keepalive, NeighbourConfig, ReassemblyConfig, Route,
-    StackConfig, TsoLimits,
+    CongestionControl, HostShare, IpCidr, Keepalive, LearnedRoutes, NeighbourConfig,
+    ReassemblyConfig, Route, StackConfig, TsoLimits,
 };
 pub use flow::port_set::PortSet;
 pub use flow::steering::{Destination, Steering, WorkerSteering};

@@ -119,3 +119,72 @@ fn two_routed_networks_talk_through_each_other() {
     };
     assert!(net.run(std::time::Duration::from_millis(10), up));
 }
+
+/// What the kernel says stands behind the configuration, and neighbours that it knows are not asked for.
+#[test]
+fn learned_routes_and_neighbours_are_used() {
+    let now = Instant::from_millis(1);
+    let mut config = host_config(0);
+    config.routes = vec![route("192.0.2.0/24", "10.0.0.250")];
+    let mut stack = Stack::<VecBuf, Pattern>::new(config, now).unwrap();
+    let mut sink = VecSink::default();
+    let far: std::net::SocketAddr = "198.51.100.1:80".parse().unwrap();
+    let unreachable = stack.connect(now, None, None, far, 0).unwrap_err();
+    assert_eq!(unreachable, StackError::NoRoute(far.ip()));
+    stack.set_learned_routes(siw_tcp::LearnedRoutes {
+        gateway_v4: Some("10.0.0.254".parse().unwrap()),
+        gateway_v6: None,
+        routes: vec![
+            route("192.0.2.0/24", "10.0.0.251"),
+            route("203.0.113.0/24", "10.0.0.252"),
+        ],
+        on_link: vec!["100.64.0.0/16".parse().unwrap()],
+    });
+    // By the configuration, a learned route, a learned link, the learned gateway.
+    let hops = ["10.0.0.250", "10.0.0.252", "100.64.0.9", "10.0.0.254"];
+    let remotes = ["192.0.2.1", "203.0.113.1", "100.64.0.9", "198.51.100.1"];
+    for (number, hop) in hops.iter().enumerate() {
+        let mac = [2, 0, 0, 0, 7, number as u8];
+        stack.learn_neighbour(now, parse_ip(hop), Some(mac), number == 0);
+        let remote = std::net::SocketAddr::new(parse_ip(remotes[number]), 80);
+        stack.connect(now, None, None, remote, 0).unwrap();
+        stack.poll(now, &mut sink);
+        let (frame, _) = sink.frames.pop_front().expect("a SYN");
+        assert_eq!(
+            (&frame[..6], &frame[12..14]),
+            (&mac[..], &[8, 0][..]),
+            "{hop}"
+        );
+        assert!(sink.frames.is_empty(), "nobody is asked");
+    }
+    // One that is waited for: its connection sends at once.
+    let waited: std::net::SocketAddr = "10.0.0.77:80".parse().unwrap();
+    stack.connect(now, None, None, waited, 0).unwrap();
+    stack.poll(now, &mut sink);
+    stack.poll(now, &mut sink);
+    assert_eq!(sink.frames.pop_front().unwrap().0[12..14], [8, 6]);
+    stack.learn_neighbour(now, waited.ip(), Some([2, 9, 9, 9, 9, 9]), false);
+    stack.poll(now, &mut sink);
+    assert_eq!(sink.frames.pop_front().unwrap().0[..6], [2, 9, 9, 9, 9, 9]);
+    // A permanent entry is not confirmed, however old; one that the kernel forgets is.
+    let later = now + std::time::Duration::from_secs(3600);
+    let permanent = "192.0.2.9:80".parse().unwrap();
+    let asked = |stack: &mut Stack<VecBuf, Pattern>| {
+        let mut sink = VecSink::default();
+        stack.poll(later, &mut sink);
+        stack.connect(later, None, None, permanent, 0).unwrap();
+        stack.poll(later, &mut sink);
+        stack.poll(later, &mut sink);
+        let questions = sink.frames.iter();
+        questions
+            .filter(|(frame, _)| frame[12..14] == [8, 6] && frame[38..42] == [10, 0, 0, 250])
+            .count()
+    };
+    assert_eq!(asked(&mut stack), 0);
+    stack.learn_neighbour(later, parse_ip(hops[0]), None, false);
+    assert_eq!(asked(&mut stack), 1);
+}
+
+fn parse_ip(text: &str) -> std::net::IpAddr {
+    text.parse().unwrap()
+}

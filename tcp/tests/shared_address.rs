@@ -124,6 +124,15 @@ fn ports_of_a_shared_address_have_one_owner_each() {
     }
     let listened = give(&mut host, &syn(OWN[0], 22));
     assert_eq!((listened.left.len(), resets(&listened)), (0, 0));
+    // A connect of ours to a port of the kernel is looped back, and refused.
+    let remote = SocketAddr::new(ip(SHARED[0]), 22);
+    let id = host.connect(NOW, None, None, remote, 0).unwrap();
+    let mut sink = VecSink::default();
+    host.poll(NOW, &mut sink);
+    let looped = sink.frames.pop_back().unwrap().0;
+    let answer = give(&mut host, &looped);
+    assert_eq!((answer.left.len(), resets(&answer)), (0, 1));
+    host.abort(NOW, id);
     assert_eq!(host.stats().host_drops, 0);
 }
 

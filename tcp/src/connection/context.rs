@@ -15,7 +15,7 @@ use crate::base::stats::StackStats;
 use crate::base::time::Instant;
 use crate::base::timer_wheel::TimerWheel;
 use crate::base::token_bucket::TokenBucket;
-use crate::config::{IpCidr, StackConfig};
+use crate::config::{IpCidr, LearnedRoutes, StackConfig};
 use crate::connection::Connection;
 use crate::connection::closing_list::{Closing, ClosingLists};
 use crate::connection::side_table::SideTable;
@@ -63,6 +63,8 @@ pub(crate) struct SharedState {
     pub ports: HashMap<(u16, Option<IpAddr>), u32>,
     pub next_listener: u32,
     pub neighbours: Neighbours,
+    /// Beside those of the configuration.
+    pub learned_routes: LearnedRoutes,
     pub control_queue: ControlQueue,
     /// Connections that are evicted when the stack is full.
     pub closing: ClosingLists,
@@ -142,6 +144,7 @@ impl SharedState {
             ports: HashMap::new(),
             next_listener: 0,
             neighbours: Neighbours::new(config.neighbours),
+            learned_routes: LearnedRoutes::default(),
             control_queue: ControlQueue::new(&config, TokenBucket::new(rate, now)),
             closing: ClosingLists::new(),
             side_table: SideTable::default(),
@@ -252,15 +255,26 @@ impl SharedState {
             .addresses
             .iter()
             .map(|address| (*address, remote));
-        let routes = self.config.routes.iter().map(|route| (route.to, route.via));
-        // `max_by_key` returns the last of equals, so that links win over routes.
+        let learned = &self.learned_routes;
+        let on_link = learned.on_link.iter().map(|network| (*network, remote));
+        let routes = learned.routes.iter().chain(&self.config.routes);
+        let routes = routes.map(|route| (route.to, route.via));
+        // `max_by_key` returns the last of equals, so that links win over routes, and what is
+        // configured over what was learned.
         let best = routes
+            .chain(on_link)
             .chain(links)
             .filter(|(to, _)| to.contains(remote))
             .max_by_key(|(to, _)| to.prefix);
         let default = match remote {
-            IpAddr::V4(_) => self.config.gateway_v4.map(IpAddr::V4),
-            IpAddr::V6(_) => self.config.gateway_v6.map(IpAddr::V6),
+            IpAddr::V4(_) => {
+                let gateway = self.config.gateway_v4.or(learned.gateway_v4);
+                gateway.map(IpAddr::V4)
+            }
+            IpAddr::V6(_) => {
+                let gateway = self.config.gateway_v6.or(learned.gateway_v6);
+                gateway.map(IpAddr::V6)
+            }
         };
         best.map(|(_, via)| via).or(default)
     }

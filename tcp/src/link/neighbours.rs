@@ -115,6 +115,8 @@ const WAITERS_MAX: usize = 1 << 17;
 /// A disputed address is probed this many times as often and this many times more often in all, since a
 /// flood of false claims makes a link lose answers, too.
 const DISPUTED_FACTOR: u8 = 4;
+/// The time at which a permanent entry expires, in ns; sums with it do not overflow.
+const FOR_EVER: u64 = u64::MAX / 4;
 /// The lowest address in the order of `IpAddr`.
 const LOWEST_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
@@ -137,7 +139,7 @@ impl Neighbours {
     }
 
     /// Makes connections look their neighbours up again.
-    fn new_generation(&mut self) {
+    pub(crate) fn new_generation(&mut self) {
         self.generation = self.generation.wrapping_add(1).max(1);
     }
 
@@ -368,6 +370,62 @@ impl Neighbours {
             self.start_probe(addr, known, NeighbourState::Disputed, now);
         }
         Vec::new()
+    }
+
+    /// Takes over what another stack of this machine knows: `addr` is at `mac`, for ever if it
+    /// `is_permanent`. Returns the connections that waited.
+    pub(crate) fn set_known(
+        &mut self,
+        addr: IpAddr,
+        mac: [u8; 6],
+        is_permanent: bool,
+        now: Instant,
+    ) -> Vec<ConnId> {
+        if mac[0] & 1 != 0 || mac == [0; 6] {
+            return Vec::new();
+        }
+        let at = match is_permanent {
+            true => FOR_EVER,
+            false => now.0 + self.reachable,
+        };
+        let waiters = match self.entries.get_mut(&addr) {
+            Some(entry) => {
+                entry.mac = mac;
+                let waiters = ids_of(core::mem::take(&mut entry.waiters));
+                self.not_for_unproven(addr);
+                self.set_state(addr, NeighbourState::Reachable, at, 0);
+                waiters
+            }
+            None => {
+                if self.entries.len() >= self.max_entries && !self.evict_one(false) {
+                    return Vec::new();
+                }
+                let entry = NeighbourEntry {
+                    mac,
+                    status: NeighbourState::Reachable,
+                    at,
+                    sent: 0,
+                    unproven: false,
+                    charged: None,
+                    waiters: BTreeSet::new(),
+                };
+                self.add(addr, entry);
+                Vec::new()
+            }
+        };
+        self.new_generation();
+        waiters
+    }
+
+    /// The other stack does not know `addr` any more: an entry that was permanent is confirmed again
+    /// before its next use.
+    pub(crate) fn forget_known(&mut self, addr: IpAddr, now: Instant) {
+        let entry = self.entries.get(&addr);
+        if entry.is_some_and(|entry| entry.at >= FOR_EVER) {
+            let until = now.0 + 10 * self.reachable;
+            self.set_state(addr, NeighbourState::Stale, until, 0);
+            self.new_generation();
+        }
     }
 
     /// Whether an answer about `addr` is expected. Unsolicited answers change nothing.

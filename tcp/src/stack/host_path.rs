@@ -54,6 +54,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let Some(host) = &self.shared.config.host else {
             return false;
         };
+        // One of our own connects, looped back: the kernel takes nothing from its own address.
+        if self.shared.is_own_address(key.remote().ip()) {
+            return false;
+        }
         let local = key.local();
         if host.addresses.contains(&local.ip()) {
             !host.ports.contains(local.port()) && self.find_listener(key).is_none()

@@ -4,6 +4,7 @@ use core::net::IpAddr;
 
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
+use crate::base::ids::ConnId;
 use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
@@ -214,11 +215,16 @@ impl<B: RecvBuf, R> Stack<B, R> {
             .neighbours
             .process_claim(addr, mac, !answer, now)
         {
-            let conn = self.connections.get_mut(id.index as usize);
-            if let Some(conn) = conn.filter(|conn| conn.generation == id.generation) {
-                self.shared
-                    .schedule_output(id.index, &mut conn.tcb, ConnectionFlags::NONE);
-            }
+            self.schedule_after_resolution(id);
+        }
+    }
+
+    /// The neighbour that a connection waits for is known: it sends in the next poll.
+    pub(crate) fn schedule_after_resolution(&mut self, id: ConnId) {
+        let conn = self.connections.get_mut(id.index as usize);
+        if let Some(conn) = conn.filter(|conn| conn.generation == id.generation) {
+            self.shared
+                .schedule_output(id.index, &mut conn.tcb, ConnectionFlags::NONE);
         }
     }
 

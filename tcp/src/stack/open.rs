@@ -9,6 +9,7 @@ use crate::base::ids::{ConnId, ListenerId};
 use crate::base::quota_owner::QuotaOwner;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
+use crate::config::LearnedRoutes;
 use crate::connection::context::ListenSocket;
 use crate::stack::Stack;
 use crate::wire::flow_key::FlowKey;
@@ -234,6 +235,31 @@ impl<B: RecvBuf, R> Stack<B, R> {
     pub fn stop_listening(&mut self, _now: Instant, listener: ListenerId) {
         if let Some(listener) = self.shared.listeners.remove(&listener.0) {
             self.shared.ports.remove(&(listener.port, listener.local));
+        }
+    }
+
+    /// Routes that are used beside those of the configuration, in place of any set before.
+    pub fn set_learned_routes(&mut self, routes: LearnedRoutes) {
+        self.shared.learned_routes = routes;
+        self.shared.neighbours.new_generation();
+    }
+
+    /// Where a neighbour is, as another stack of this machine knows it; `None`: it does not know it any
+    /// more. `is_permanent`: nobody has to confirm it.
+    pub fn learn_neighbour(
+        &mut self,
+        now: Instant,
+        address: IpAddr,
+        mac: Option<[u8; 6]>,
+        is_permanent: bool,
+    ) {
+        self.shared.now = now;
+        let neighbours = &mut self.shared.neighbours;
+        let Some(mac) = mac else {
+            return neighbours.forget_known(address, now);
+        };
+        for id in neighbours.set_known(address, mac, is_permanent, now) {
+            self.schedule_after_resolution(id);
         }
     }
 
