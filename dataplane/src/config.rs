@@ -25,7 +25,9 @@ pub use process::{
     IovaSetting, LimitsConfig, WorkersConfig,
 };
 pub use tcp::{CongestionName, NeighbourSettings, TcpSettings};
-pub use values::{ByteSize, Cidr, DeviceName, FileMode, InterfaceName, MacAddress, PciAddress};
+pub use values::{
+    ByteSize, Cidr, DeviceName, FileMode, InterfaceName, MacAddress, PciAddress, PortRange,
+};
 
 /// Workers that completion queues have rings for.
 const MAX_WORKERS: usize = siw_shm::completion_queue::MAX_WORKERS as usize;
@@ -175,6 +177,19 @@ impl Config {
                 );
             }
             device.check_settings(spanned.span())?;
+            if let Some(interface) = &device.host_interface {
+                let name = interface.get_ref();
+                let twice = self.devices[..index].iter().any(|other| {
+                    let other = other.get_ref().host_interface.as_ref();
+                    other.is_some_and(|other| other.get_ref() == name)
+                });
+                if twice {
+                    return fail(
+                        interface.span(),
+                        format!("host_interface {:?} is used twice", name.0),
+                    );
+                }
+            }
             for cidr in device.addresses.get_ref() {
                 let twice = self.devices[..index].iter().any(|other| {
                     other

@@ -18,6 +18,7 @@ use siw_shm::{SharedMemory, WorkerPage};
 
 use crate::capture::{Capture, CaptureError};
 use crate::config::Config;
+use crate::control::host_routes::RouteFollower;
 use crate::control::links::LinkMonitor;
 use crate::control::operators::Operators;
 use crate::control::quotas::QuotaLimits;
@@ -26,6 +27,7 @@ use crate::control::{ControlParts, ControlThread, MapArena};
 use crate::datapath::forward::WorkerInbox;
 use crate::device::{self, OpenDevice, SharedStackConfig};
 use crate::host::{self, HostError};
+use crate::host_path::{HostThread, HostThreadParts};
 use crate::link_traits::PayloadPolicy;
 use crate::prepared::{Prepared, StartedDpdk};
 use crate::worker::{Mailbox, Worker, WorkerConfig};
@@ -106,6 +108,7 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
     let dpdk = prepared.start_dpdk("siwd", POOL_CACHE)?;
     let mut devices =
         device::open_devices(&dpdk, &prepared.devices, workers).map_err(StartError::Device)?;
+    device::set_up_host_paths(&mut devices).map_err(StartError::Device)?;
     let names = prepared.device_names();
     let capture = config
         .capture
@@ -123,6 +126,9 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
             source,
         })?;
     let threads = start_workers(&prepared, &dpdk, &mut devices, capture.as_ref(), &channels)?;
+    let links = monitor_links(&devices);
+    let host_routes = follow_routes(&devices)?;
+    let host_threads = start_host_threads(&prepared, &dpdk, &mut devices, &channels)?;
 
     let summary = ready_line(&prepared, dpdk.hugepages, json);
     let parts = ControlParts {
@@ -139,7 +145,8 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
         operators,
         hello_timeout: Duration::from_millis(config.control.hello_timeout_ms.into()),
         devices: devices.iter().map(OpenDevice::client_view).collect(),
-        links: monitor_links(&devices),
+        links,
+        host_routes,
         keys: channels.keys,
         page: channels.page,
         hugepages: dpdk.hugepages,
@@ -164,6 +171,7 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
             tracing::error!("a worker failed");
         }
     }
+    drop(host_threads);
     drop(control);
     // Frames may wait in the mailboxes; their pool is freed below.
     drop(channels.mailboxes);
@@ -304,10 +312,58 @@ fn start_workers(
     Ok(threads)
 }
 
+/// Starts a thread for each device that the kernel shares. The first worker, which serves every device,
+/// sends for it.
+fn start_host_threads(
+    prepared: &Prepared,
+    dpdk: &StartedDpdk,
+    devices: &mut [OpenDevice],
+    channels: &WorkerChannels,
+) -> Result<Vec<HostThread>, StartError> {
+    let mut threads = Vec::new();
+    for (index, device) in devices.iter_mut().enumerate() {
+        let Some(host) = device.host.take() else {
+            continue;
+        };
+        let parts = HostThreadParts {
+            device: index,
+            tap: host.tap,
+            queue: host.queue,
+            inbox: channels.mailboxes[0].inbox.clone(),
+            pool: dpdk.pool.clone(),
+            vlan: device.config.vlan.as_ref().map(|vlan| *vlan.get_ref()),
+            mtu: *device.config.mtu.get_ref(),
+            worker_cores: prepared.cores.clone(),
+        };
+        let thread = HostThread::start(&dpdk.eal, parts).map_err(|source| StartError::Os {
+            what: "a host thread cannot start",
+            source,
+        })?;
+        threads.push(thread);
+    }
+    Ok(threads)
+}
+
+/// Follows the kernel's routes on the interfaces of devices that ask for them.
+fn follow_routes(devices: &[OpenDevice]) -> Result<RouteFollower, StartError> {
+    let interface = |device: &OpenDevice| {
+        let host = device.host.as_ref().filter(|host| host.settings.routes);
+        host.map(|host| host.tap.index())
+    };
+    RouteFollower::new(devices.iter().map(interface).collect()).map_err(|source| StartError::Os {
+        what: "the kernel's routes cannot be followed",
+        source,
+    })
+}
+
 /// The links that can go down: all but those that are memory.
 fn monitor_links(devices: &[OpenDevice]) -> LinkMonitor {
     let port = |device: &OpenDevice| (!device.link.in_process).then(|| device.port.share());
-    LinkMonitor::new(devices.iter().map(port).collect())
+    let host_interface = |device: &OpenDevice| device.host.as_ref().map(|host| host.tap.index());
+    LinkMonitor::new(
+        devices.iter().map(port).collect(),
+        devices.iter().map(host_interface).collect(),
+    )
 }
 
 /// Makes arenas known to the devices that read memory themselves.

@@ -11,8 +11,8 @@ use siw_iwarp::ddp::Msn;
 use siw_iwarp::mpa::{MarkerPolicy, MpaConfig, MpaCrcPolicy, RtrKinds};
 use siw_iwarp::{OutOfOrderPolicy, TerminateBitOrder};
 use siw_tcp::{
-    IpCidr, ReassemblyConfig, Route, SYMMETRIC_RSS_KEY, StackConfig, Steering, TsoLimits,
-    WorkerSteering,
+    IpCidr, LearnedRoutes, ReassemblyConfig, Route, SYMMETRIC_RSS_KEY, StackConfig, Steering,
+    TsoLimits, WorkerSteering,
 };
 
 use crate::config::{
@@ -21,6 +21,7 @@ use crate::config::{
 };
 use crate::control::DeviceView;
 use crate::datapath::port::WorkerPortConfig;
+use crate::host_path::{HostPath, HostSettings};
 use crate::host_ports::HostPorts;
 use crate::link_traits::LinkTraits;
 use crate::offloads::{asked_offloads, log_offloads, log_steering};
@@ -60,6 +61,8 @@ pub struct OpenDevice {
     steering: Arc<Steering>,
     /// How TCP ports are divided with the kernel, where both have the device's addresses.
     pub host_ports: Option<Arc<HostPorts>>,
+    /// The kernel's interface, until its thread starts.
+    pub host: Option<HostPath>,
 }
 
 /// Opens and starts every port.
@@ -117,6 +120,31 @@ pub fn open_devices(
         devices.push(start_device(config, port, &dpdk.pool, wanted)?);
     }
     Ok(devices)
+}
+
+/// Gives the kernel its part in the devices that have `host_interface`.
+///
+/// # Errors
+/// A text that names the device and what is missing.
+pub fn set_up_host_paths(devices: &mut [OpenDevice]) -> Result<(), String> {
+    for device in devices {
+        let Some(settings) = HostSettings::of_device(&device.config) else {
+            continue;
+        };
+        let name = &device.config.name.get_ref().0;
+        let mtu = *device.config.mtu.get_ref();
+        let host = HostPath::set_up(settings, device.mac, mtu)
+            .map_err(|error| format!("device {name}: {error}"))?;
+        tracing::info!(
+            device = %name,
+            interface = host.tap.name(),
+            ports = host.ports.connect_ports().len(),
+            "the kernel shares the device"
+        );
+        device.host_ports = Some(host.ports.clone());
+        device.host = Some(host);
+    }
+    Ok(())
 }
 
 /// Bytes that a packet buffer must hold for the device.
@@ -268,6 +296,7 @@ fn start_device(
         queues,
         steering: Arc::new(steering),
         host_ports: None,
+        host: None,
     })
 }
 
@@ -318,6 +347,7 @@ impl OpenDevice {
             workers: (0..self.steering.worker_count()).collect(),
             steering: self.steering.clone(),
             host_ports: self.host_ports.clone(),
+            learned_routes: LearnedRoutes::default(),
         }
     }
 
@@ -357,6 +387,7 @@ impl OpenDevice {
             accept_timeout: Duration::from_millis(self.config.mpa.accept_timeout_ms.into()),
             link: self.link,
             tap: None,
+            host: self.host.as_ref().map(|host| host.queue.clone()),
         })
     }
 

@@ -76,6 +76,16 @@ pub fn pin_thread_to(core: usize) -> Result<(), HostError> {
         .map_err(|_| no_such_core(core))
 }
 
+/// Keeps the calling thread off these cores, if it may run on others.
+pub fn avoid_cores(cores: &[usize]) {
+    let mut others = CpuSet::new();
+    let allowed = allowed_cores();
+    let free = allowed.iter().filter(|core| !cores.contains(core));
+    if free.filter(|core| others.set(**core).is_ok()).count() > 0 {
+        let _ = sched_setaffinity(Pid::from_raw(0), &others);
+    }
+}
+
 fn no_such_core(core: usize) -> HostError {
     let allowed: Vec<String> = allowed_cores().iter().map(ToString::to_string).collect();
     HostError::NoSuchCore {

@@ -9,6 +9,7 @@ use crate::config::{Config, DeviceConfig, EalLog, HugepagePolicy, IovaSetting, L
 use crate::daemon::StartError;
 use crate::device;
 use crate::host::{self, HostClaim};
+use crate::host_path;
 
 /// Memory in MiB that DPDK needs beside the packet buffers.
 const EAL_OVERHEAD_MB: u32 = 32;
@@ -79,11 +80,24 @@ impl Prepared {
         }
         self.check_nics()?;
         self.check_interfaces()?;
+        self.check_host_interfaces()?;
         if let Some(group) = &self.config.control.group {
             host::find_group(group.get_ref()).map_err(|reason| StartError::Socket {
                 path: self.config.control.socket.display().to_string(),
                 reason,
             })?;
+        }
+        Ok(())
+    }
+
+    /// Looks whether the interfaces of shared devices can be created.
+    fn check_host_interfaces(&self) -> Result<(), StartError> {
+        for config in &self.devices {
+            if let Some(interface) = &config.host_interface {
+                host_path::check_tap(&interface.get_ref().0).map_err(|error| {
+                    StartError::Device(format!("device {}: {error}", config.name.get_ref().0))
+                })?;
+            }
         }
         Ok(())
     }

@@ -96,6 +96,7 @@ fn linux_reaches(ns: &Netns, siwd: &str) {
 fn the_configurations_that_need_special_hardware_pass_their_check() {
     for name in [
         "pci.toml",
+        "shared-nic.toml",
         "loopback.toml",
         "tap.toml",
         "af_packet.toml",

@@ -261,6 +261,20 @@ impl Mbuf {
         true
     }
 
+    /// Puts back `len` bytes that [`Self::adj`] or [`Self::advance`] removed from the front of the first
+    /// segment; false when there are not so many before its data.
+    pub fn retreat(&mut self, len: u16) -> bool {
+        let mbuf = self.raw_mbuf_mut();
+        // The bytes are within the segment's buffer, whose memory is always initialised.
+        if len > mbuf.data_off || mbuf.data_len.checked_add(len).is_none() {
+            return false;
+        }
+        mbuf.data_off -= len;
+        mbuf.data_len += len;
+        mbuf.pkt_len += u32::from(len);
+        true
+    }
+
     /// Removes `len` bytes from the end of the last segment; false when it has
     /// fewer. See [`Self::truncate`] for the chain.
     #[inline]

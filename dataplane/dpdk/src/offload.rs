@@ -90,11 +90,14 @@ impl Mbuf {
     }
 
     /// Forgets what the sender asked of its NIC or a NIC said on receipt: a
-    /// packet that a ring pair carries arrives with the sender's flags.
+    /// packet that a ring pair carries arrives with the sender's flags. What the
+    /// NIC said of a TCP or UDP checksum stays: whoever hands the packet on has
+    /// to know whether it is there.
     #[inline]
     pub fn clear_offload(&mut self) {
         let mbuf = self.raw_mbuf_mut();
-        mbuf.ol_flags &= sys::RTE_MBUF_F_EXTERNAL | sys::RTE_MBUF_F_INDIRECT;
+        mbuf.ol_flags &=
+            sys::RTE_MBUF_F_EXTERNAL | sys::RTE_MBUF_F_INDIRECT | sys::RTE_MBUF_F_RX_L4_CKSUM_MASK;
         mbuf.tx_offload = 0;
     }
 

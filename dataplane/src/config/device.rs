@@ -9,7 +9,7 @@ use toml::Spanned;
 
 use super::{
     Cidr, DeviceName, InterfaceName, MAX_WORKERS, MacAddress, MpaSettings, NeighbourSettings,
-    PciAddress, TcpSettings,
+    PciAddress, PortRange, TcpSettings,
 };
 
 /// Whether an FPDU carries a CRC32c (RFC 5044, section 7.1).
@@ -136,6 +136,17 @@ pub struct DeviceConfig {
     pub rx_free_threshold: Option<Spanned<u16>>,
     /// Free descriptors below which sent buffers are freed; absent: the driver's number.
     pub tx_free_threshold: Option<Spanned<u16>>,
+    /// The kernel shares the device, through a TAP interface of this name that siwd creates; absent: the
+    /// device is siwd's alone.
+    pub host_interface: Option<Spanned<InterfaceName>>,
+    /// Addresses of that interface; absent: those of the device, which both then have.
+    pub host_addresses: Option<Spanned<Vec<Cidr>>>,
+    /// TCP ports that connects of siwd from shared addresses use: the kernel gives them to nobody.
+    #[serde(default = "default_host_ports")]
+    pub host_ports: Spanned<PortRange>,
+    /// The kernel's routes and neighbours on the interface are siwd's too.
+    #[serde(default)]
+    pub host_routes: bool,
     /// `[device.mpa]`
     #[serde(default)]
     pub mpa: MpaSettings,
@@ -149,6 +160,10 @@ pub struct DeviceConfig {
 
 fn default_mtu() -> Spanned<u16> {
     Spanned::new(0..0, 1500)
+}
+
+fn default_host_ports() -> Spanned<PortRange> {
+    Spanned::new(0..0, PortRange::BEYOND_LINUX)
 }
 
 fn default_tso() -> Spanned<TsoPolicy> {
@@ -281,6 +296,7 @@ impl DeviceConfig {
             ));
         }
         self.check_rings()?;
+        self.check_host_path()?;
         if *self.tso.get_ref() == TsoPolicy::On && self.checksum == ChecksumPolicy::Software {
             return Err((
                 self.tso.span(),
@@ -338,6 +354,50 @@ impl DeviceConfig {
                     XdpLink::MAX_MTU
                 ),
             ));
+        }
+        Ok(())
+    }
+
+    /// What is said of the kernel's part.
+    fn check_host_path(&self) -> Result<(), (Range<usize>, String)> {
+        let Some(interface) = &self.host_interface else {
+            return match &self.host_addresses {
+                Some(addresses) => Err((
+                    addresses.span(),
+                    "host_addresses: addresses of an interface that host_interface has to name"
+                        .into(),
+                )),
+                None if self.host_routes => Err((
+                    self.name.span(),
+                    "host_routes: the kernel has routes through this device only if host_interface names an interface for it".into(),
+                )),
+                None => Ok(()),
+            };
+        };
+        if self.pair.is_some() {
+            return Err((
+                interface.span(),
+                "host_interface: a pair has no NIC that the kernel could share".into(),
+            ));
+        }
+        if self.af_xdp.is_some() {
+            return Err((
+                interface.span(),
+                "host_interface: the interface of af_xdp stays with the kernel anyway; leave this out".into(),
+            ));
+        }
+        let addresses = self.host_addresses.as_ref();
+        let listed = addresses.map_or(&[][..], |addresses| addresses.get_ref());
+        for (index, address) in listed.iter().enumerate() {
+            if listed[..index]
+                .iter()
+                .any(|earlier| earlier.addr == address.addr)
+            {
+                return Err((
+                    addresses.map_or(0..0, Spanned::span),
+                    format!("address {} is given twice", address.addr),
+                ));
+            }
         }
         Ok(())
     }

@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use serde::Deserialize;
@@ -159,6 +160,32 @@ impl FromStr for Cidr {
             return Err(bad("a device needs a unicast address of its own"));
         }
         Ok(Cidr { addr, prefix })
+    }
+}
+
+/// TCP ports from one to another, both included: "61000-65535".
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PortRange(pub RangeInclusive<u16>);
+from_text!(PortRange);
+
+impl PortRange {
+    /// Those above the range that Linux draws from (`net.ipv4.ip_local_port_range`).
+    pub const BEYOND_LINUX: PortRange = PortRange(61_000..=65_535);
+}
+
+impl FromStr for PortRange {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let ports = text.split_once('-').and_then(|(first, last)| {
+            let first: u16 = first.trim().parse().ok()?;
+            let last: u16 = last.trim().parse().ok()?;
+            (first > 0 && first <= last).then_some(first..=last)
+        });
+        ports.map(PortRange).ok_or_else(|| {
+            format!(
+                "ports {text:?}: write the first and the last of 1 to 65535, for example \"61000-65535\""
+            )
+        })
     }
 }
 

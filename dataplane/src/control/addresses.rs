@@ -382,17 +382,19 @@ impl ControlThread {
             || first(&|device| device.addresses.iter().any(|cidr| is_on_network(cidr, dst)));
         let by_gateway = || {
             first(&|device| match dst.is_ipv4() {
-                true => device.gateway,
-                false => device.gateway6,
+                true => device.gateway || device.learned_routes.gateway_v4.is_some(),
+                false => device.gateway6 || device.learned_routes.gateway_v6.is_some(),
             })
         };
         let by_route = || {
             let longest = |device: &super::DeviceView| {
-                device
-                    .routes
-                    .iter()
-                    .filter(|route| is_on_network(route, dst))
-                    .map(|route| route.prefix)
+                let learned = &device.learned_routes;
+                let own = device.routes.iter();
+                let own = own.map(|route| siw_tcp::IpCidr::new(route.addr, route.prefix));
+                own.chain(learned.routes.iter().map(|route| route.to))
+                    .chain(learned.on_link.iter().copied())
+                    .filter(|network| network.contains(dst))
+                    .map(|network| network.prefix)
                     .max()
             };
             devices

@@ -7,6 +7,7 @@ use dpdk::PortEvent;
 use siw_shm::control::AsyncEventKind;
 
 use super::ControlThread;
+use crate::netlink::RouteSocket;
 use crate::worker::messages::Command;
 
 /// Time between two polls.
@@ -22,19 +23,44 @@ struct MonitoredPort {
 /// The ports of the devices, by device index; `None` for those whose link is memory, or that are gone.
 pub struct LinkMonitor {
     ports: Vec<Option<MonitoredPort>>,
+    /// The kernel's interfaces of shared devices, which show the same state; `None`: it has none.
+    host_interfaces: Vec<Option<u32>>,
     next_poll: Instant,
 }
 
 impl LinkMonitor {
-    /// Watches these ports, by device index; `None` for a link that is memory.
-    pub fn new(ports: Vec<Option<dpdk::Port>>) -> LinkMonitor {
+    /// Watches these ports, by device index; `None` for a link that is memory. `host_interfaces`: the
+    /// numbers of the kernel's interfaces, by device index too.
+    pub fn new(ports: Vec<Option<dpdk::Port>>, host_interfaces: Vec<Option<u32>>) -> LinkMonitor {
         let monitor = |port| MonitoredPort {
             port,
             queue_holders: None,
         };
-        LinkMonitor {
+        let monitor = LinkMonitor {
             ports: ports.into_iter().map(|port| port.map(monitor)).collect(),
+            host_interfaces,
             next_poll: Instant::now(),
+        };
+        for device in 0..monitor.ports.len() {
+            let status = monitor
+                .port(device)
+                .and_then(|port| port.link_status().ok());
+            if status.is_some_and(|status| !status.up) {
+                monitor.show_to_kernel(device, false);
+            }
+        }
+        monitor
+    }
+
+    /// The kernel's interface of a shared device gets or loses its carrier with the link.
+    fn show_to_kernel(&self, device: usize, is_up: bool) {
+        let Some(Some(interface)) = self.host_interfaces.get(device).copied() else {
+            return;
+        };
+        let changed =
+            RouteSocket::open().and_then(|mut socket| socket.set_carrier(interface, is_up));
+        if let Err(error) = changed {
+            tracing::warn!("the kernel's interface cannot follow the link: {error}");
         }
     }
 
@@ -81,6 +107,7 @@ impl ControlThread {
                 (AsyncEventKind::PortErr, "the link is down")
             };
             tracing::info!(device = %view.name, "{why}");
+            self.config.links.show_to_kernel(device, up);
             self.post_to_clients(kind, device, why);
         }
     }
@@ -104,6 +131,7 @@ impl ControlThread {
         (view.is_gone, view.link_up, view.link_mbps) = (true, false, 0);
         tracing::error!(device = %view.name, "{why}; its connections end, other devices serve on");
         self.post_to_clients(AsyncEventKind::DeviceFatal, device, why);
+        self.config.links.show_to_kernel(device, false);
         self.post_removal_to_listeners(device);
         self.workers.post_to_all(|| Command::RemovePort { device });
     }

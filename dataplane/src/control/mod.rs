@@ -20,6 +20,7 @@ mod connection_account;
 mod connections;
 mod hello;
 mod helpers;
+pub mod host_routes;
 pub mod links;
 mod listening;
 mod memory;
@@ -108,6 +109,8 @@ pub struct DeviceView {
     pub steering: Arc<siw_tcp::Steering>,
     /// How TCP ports are divided with the kernel, where both have the device's addresses.
     pub host_ports: Option<Arc<crate::host_ports::HostPorts>>,
+    /// Routes of the kernel beside its own.
+    pub learned_routes: siw_tcp::LearnedRoutes,
 }
 
 /// Makes an arena known to DPDK and its NICs: they may read it while the result lives. `None` when
@@ -139,6 +142,8 @@ pub struct ControlParts {
     pub devices: Vec<DeviceView>,
     /// Reports links that go down and come up.
     pub links: links::LinkMonitor,
+    /// Follows the kernel's routes and neighbours.
+    pub host_routes: host_routes::RouteFollower,
     /// The memory keys, which workers read.
     pub keys: Arc<KeyTable>,
     /// The page in which clients see which workers sleep.
@@ -156,6 +161,7 @@ pub struct ControlParts {
 const TOKEN_LISTENER: u64 = u64::MAX;
 const TOKEN_SIGNAL: u64 = u64::MAX - 1;
 const TOKEN_WAKE: u64 = u64::MAX - 2;
+const TOKEN_ROUTES: u64 = u64::MAX - 3;
 /// A client's socket: its number. An event socket with a backlog: this bit set.
 const TOKEN_OUTBOX: u64 = 1 << 62;
 
@@ -193,6 +199,9 @@ impl ControlThread {
         watch(config.signals.as_fd(), TOKEN_SIGNAL)?;
         let wakes = EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, TOKEN_WAKE);
         epoll.add(config.wake.as_fd(), wakes)?;
+        if let Some(monitor) = config.host_routes.monitor_fd() {
+            watch(monitor, TOKEN_ROUTES)?;
+        }
         Ok(ControlThread {
             epoll,
             workers: WorkerSet::new(mailboxes),
@@ -215,6 +224,8 @@ impl ControlThread {
     /// Serves until a signal ends it and the workers have stopped.
     pub fn run(&mut self) {
         let mut events = [EpollEvent::empty(); 64];
+        // What changes from now on is heard of: the monitor listens already.
+        self.load_host_routes();
         while self.workers.is_running() {
             let timeout = self.sleep_limit();
             // Announce, look once more, sleep: no event is missed.
@@ -242,6 +253,7 @@ impl ControlThread {
                     TOKEN_SIGNAL => self.on_signal(),
                     // Watched by its edges: it need not be read.
                     TOKEN_WAKE => {}
+                    TOKEN_ROUTES => self.follow_host_routes(),
                     token if token & TOKEN_OUTBOX != 0 => self.flush_outbox(token),
                     token => self.on_client_readable(ClientId(token)),
                 }

@@ -96,6 +96,8 @@ impl ControlThread {
                             "tx_frames": port.frames_sent,
                             "tx_linearized": port.frames_linearized,
                             "tx_refused": port.frames_refused,
+                            "host_tx": port.host_frames_sent,
+                            "host_dropped": port.host_frames_dropped,
                             "tcp": counter_map(port.tcp.iter()),
                             "mib": counter_map(port.tcp.mib_counters()),
                         })

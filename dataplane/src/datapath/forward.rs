@@ -16,11 +16,14 @@ use dpdk::{BURST, Mbuf, MbufCache, TxBatch};
 use siw_shm::doorbell::SleepFlag;
 use siw_tcp::{Destination, FrameInfo, Instant, RxChecksum, Steering};
 
+use super::clock::TscClock;
 use super::port::WorkerPort;
 use super::rx_frame::RxFrame;
 
 /// Frames that wait for one worker.
 const FORWARD_QUEUE_DEPTH: usize = 2048;
+/// Frames of a worker's queue beyond which the kernel's have to wait: the rest is for other workers'.
+const HOST_FRAMES_LIMIT: usize = FORWARD_QUEUE_DEPTH / 4;
 
 /// What to do with a frame that another worker forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +34,8 @@ enum ForwardPurpose {
     Overhear(RxChecksum),
     /// It is ready to leave by this worker's queue.
     Send,
+    /// The same, of the kernel's stack.
+    SendForHost,
 }
 
 /// A frame on its way between workers.
@@ -73,6 +78,21 @@ impl WorkerInbox {
     /// The event descriptor that the worker sleeps on.
     pub(crate) fn wake_fd(&self) -> &OwnedFd {
         &self.wake_fd
+    }
+
+    /// Whether a frame that the kernel sends may be left here. While it may not, the kernel waits.
+    pub(crate) fn has_room_for_host(&self) -> bool {
+        self.frames.len() < HOST_FRAMES_LIMIT
+    }
+
+    /// Leaves a frame that the kernel sends by a device's port. [`Self::wake_if_asleep`] has to follow.
+    pub(crate) fn push_for_host(&self, device: usize, mbuf: Mbuf) -> Result<(), Mbuf> {
+        let frame = ForwardedFrame {
+            device,
+            purpose: ForwardPurpose::SendForHost,
+            mbuf,
+        };
+        self.frames.push(frame).map_err(|frame| frame.mbuf)
     }
 
     /// No frame waits.
@@ -223,6 +243,7 @@ impl FrameForwarder {
     pub(crate) fn take_frames<R>(
         &mut self,
         now: Instant,
+        clock: &TscClock,
         ports: &mut [WorkerPort<R>],
         cache: &mut MbufCache,
     ) -> bool {
@@ -250,6 +271,10 @@ impl FrameForwarder {
                 ForwardPurpose::Send => {
                     self.stats.sent_for_others += 1;
                     port.output.send_for_other(frame.mbuf, cache);
+                }
+                ForwardPurpose::SendForHost => {
+                    port.output
+                        .send_for_host(frame.mbuf, cache, clock.wall_time(now));
                 }
             }
         }

@@ -34,6 +34,10 @@ pub(crate) struct PortOutput {
     pub(crate) frames_linearized: u64,
     /// Frames that do not fit into one buffer either, and that were dropped.
     frames_too_long: u64,
+    /// Frames that the kernel sent through the port.
+    pub(crate) host_frames_sent: u64,
+    /// Frames between the port and the kernel, in either direction, for which there was no room.
+    pub(crate) host_frames_dropped: u64,
 }
 
 impl PortOutput {
@@ -48,6 +52,8 @@ impl PortOutput {
             frames_sent: 0,
             frames_linearized: 0,
             frames_too_long: 0,
+            host_frames_sent: 0,
+            host_frames_dropped: 0,
         }
     }
 
@@ -117,20 +123,7 @@ impl PortOutput {
         if meta.checksum == TxChecksum::Partial {
             complete_checksum(&mut mbuf, meta);
         }
-        if let Some(capture) = &self.tap {
-            let lacks_checksum = meta.checksum == TxChecksum::Offload;
-            capture.record_frame(
-                self.interface,
-                Direction::Outbound,
-                wall_time,
-                lacks_checksum,
-                |bytes| {
-                    for segment in mbuf.segments() {
-                        bytes.extend_from_slice(segment);
-                    }
-                },
-            );
-        }
+        self.capture_sent(&mbuf, meta.checksum == TxChecksum::Offload, wall_time);
         if meta.self_addressed {
             self.loopback.push(mbuf);
             return;
@@ -158,6 +151,23 @@ impl PortOutput {
         }
         if let Err(rejected) = self.batch.push(mbuf) {
             cache.free(rejected);
+        }
+    }
+
+    #[inline]
+    fn capture_sent(&self, mbuf: &Mbuf, lacks_checksum: bool, wall_time: u64) {
+        if let Some(capture) = &self.tap {
+            capture.record_frame(
+                self.interface,
+                Direction::Outbound,
+                wall_time,
+                lacks_checksum,
+                |bytes| {
+                    for segment in mbuf.segments() {
+                        bytes.extend_from_slice(segment);
+                    }
+                },
+            );
         }
     }
 
@@ -190,6 +200,21 @@ impl PortOutput {
         }
         if let Err(rejected) = self.batch.push(mbuf) {
             cache.free(rejected);
+        }
+    }
+
+    /// Queues a frame that the kernel sends, with its checksums. A full port drops it, and counts it.
+    pub(super) fn send_for_host(&mut self, mbuf: Mbuf, cache: &mut MbufCache, wall_time: u64) {
+        self.capture_sent(&mbuf, false, wall_time);
+        if self.batch.is_full() {
+            self.transmit_batch();
+        }
+        match self.batch.push(mbuf) {
+            Ok(()) => self.host_frames_sent += 1,
+            Err(rejected) => {
+                self.host_frames_dropped += 1;
+                cache.free(rejected);
+            }
         }
     }
 

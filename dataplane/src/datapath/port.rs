@@ -2,6 +2,7 @@
 //! of received frames.
 
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use dpdk::{BURST, Mbuf, MbufCache, RxBatch, RxQueue, TxQueue};
 use siw_iwarp::mpa::MpaConfig;
@@ -14,6 +15,7 @@ use super::output::{PortOutput, TxPath};
 use super::rx_frame::{self, RxFrame};
 use super::timer_hold::TimerHold;
 use crate::capture::{CaptureHandle, Direction};
+use crate::host_path::HostQueue;
 use crate::link_traits::LinkTraits;
 
 /// Received frames whose headers are prefetched before the first is parsed.
@@ -36,6 +38,8 @@ pub struct WorkerPortConfig {
     pub link: LinkTraits,
     /// Where frames are recorded.
     pub tap: Option<CaptureHandle>,
+    /// Where frames for the kernel go, if it shares the device.
+    pub host: Option<Arc<HostQueue>>,
 }
 
 /// A port of one worker. `R`: the records that connections send.
@@ -51,6 +55,7 @@ pub(crate) struct WorkerPort<R> {
     pub(crate) output: PortOutput,
     pub(crate) stack: Stack<RxFrame, R>,
     link: LinkTraits,
+    host: Option<Arc<HostQueue>>,
     pub(crate) frames_received: u64,
 }
 
@@ -85,6 +90,7 @@ impl<R> WorkerPort<R> {
             output,
             stack: Stack::new(config.stack, now).map_err(|error| error.to_string())?,
             link: config.link,
+            host: config.host,
             frames_received: 0,
         })
     }
@@ -137,7 +143,31 @@ impl<R> WorkerPort<R> {
             any = true;
             self.stack.receive_burst(now, self.output.take_loopback());
         }
+        if self.stack.has_host_frames() {
+            self.leave_host_frames();
+        }
         any
+    }
+
+    /// Leaves frames to the host thread; those for which its queue has no room are dropped.
+    #[cold]
+    fn leave_host_frames(&mut self) {
+        let mut dropped = 0;
+        for frame in self.stack.take_host_frames() {
+            let pushed = match (&self.host, frame.into_mbuf()) {
+                (Some(queue), Some(mbuf)) => queue.push(mbuf),
+                (None, Some(mbuf)) => Err(mbuf),
+                (_, None) => Ok(()),
+            };
+            if let Err(mbuf) = pushed {
+                dropped += 1;
+                drop(RxFrame::new(mbuf));
+            }
+        }
+        self.output.host_frames_dropped += dropped;
+        if let Some(queue) = &self.host {
+            queue.wake_if_asleep();
+        }
     }
 
     /// Acknowledgements, timers and retransmissions of the stack, then the burst. Without

@@ -52,6 +52,11 @@ impl RxFrame {
     pub fn new(mbuf: Mbuf) -> RxFrame {
         RxFrame(Some(mbuf))
     }
+
+    /// The chain, for somebody else.
+    pub fn into_mbuf(mut self) -> Option<Mbuf> {
+        self.0.take()
+    }
 }
 
 impl Drop for RxFrame {
@@ -102,6 +107,12 @@ impl RecvBuf for RxFrame {
             let is_long_enough = mbuf.advance(n as u32);
             debug_assert!(is_long_enough);
         }
+    }
+
+    #[cold]
+    fn retreat(&mut self, n: usize) -> bool {
+        let len = u16::try_from(n).ok();
+        len.is_some_and(|len| self.0.as_mut().is_some_and(|mbuf| mbuf.retreat(len)))
     }
 
     #[inline]

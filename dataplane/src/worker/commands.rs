@@ -1,6 +1,6 @@
 //! What the control thread asks of a worker.
 
-use siw_tcp::Instant;
+use siw_tcp::{Instant, LearnedRoutes};
 
 use super::Worker;
 use super::awaited_frames::AwaitedFrames;
@@ -8,6 +8,7 @@ use super::doorbells::WorkerClient;
 use super::listen::ListenRequest;
 use super::messages::{Command, ConnectFailure, ConnectParams, Event, QpSetup};
 use super::worker_qp::{QpSlot, WorkerQp};
+use crate::netlink::KernelNeighbour;
 
 /// Commands taken in one batch, so that a burst of them does not stall the data path.
 const COMMANDS_PER_BATCH: usize = 16;
@@ -125,6 +126,10 @@ impl Worker {
                 self.awaited_frames
                     .push(AwaitedFrames::new(token, held, unanswered));
             }
+            Command::LearnRoutes { device, routes } => self.learn_routes(device, &routes),
+            Command::LearnNeighbour { device, neighbour } => {
+                self.learn_neighbour(now, device, &neighbour);
+            }
             Command::Stats { token } => {
                 let event = Event::Stats {
                     worker: self.index,
@@ -135,6 +140,23 @@ impl Worker {
             }
             Command::RemovePort { device } => self.remove_port(now, device),
             Command::Stop => self.start_stopping(now),
+        }
+    }
+
+    /// The kernel's routes through a device, in place of those before.
+    fn learn_routes(&mut self, device: usize, routes: &LearnedRoutes) {
+        let ports = self.ports.iter_mut();
+        for port in ports.filter(|port| port.device == device) {
+            port.stack.set_learned_routes(routes.clone());
+        }
+    }
+
+    /// What the kernel knows of a neighbour.
+    fn learn_neighbour(&mut self, now: Instant, device: usize, known: &KernelNeighbour) {
+        let ports = self.ports.iter_mut();
+        for port in ports.filter(|port| port.device == device) {
+            port.stack
+                .learn_neighbour(now, known.address, known.mac, known.is_permanent);
         }
     }
 

@@ -12,6 +12,7 @@ use super::completion_queues::{CqModeration, WorkerCq};
 use super::pending_connections::PendingSlot;
 use super::shared_receive_queues::WorkerSrq;
 use crate::ids::{ClientId, CmListenerId, CommandToken, CqId, Qpn, SrqId};
+use crate::netlink::KernelNeighbour;
 
 /// Bits of a generation in a [`RequestId`]: above the slot, below the worker.
 pub(super) const GENERATION_MASK: u32 = 0xFF_FFFF;
@@ -236,6 +237,20 @@ pub enum Command {
         regions: Arc<[Arc<SharedMemory>]>,
         /// Workers that have not answered yet.
         unanswered: Arc<AtomicUsize>,
+    },
+    /// Routes of the kernel through a device that it shares, in place of those before.
+    LearnRoutes {
+        /// The device's place in the configuration.
+        device: usize,
+        /// The routes.
+        routes: Arc<siw_tcp::LearnedRoutes>,
+    },
+    /// What the kernel knows of a neighbour on a device that it shares.
+    LearnNeighbour {
+        /// The device's place in the configuration.
+        device: usize,
+        /// The neighbour.
+        neighbour: KernelNeighbour,
     },
     /// Counters as of now, answered with [`Event::Stats`].
     Stats {
@@ -492,6 +507,10 @@ pub struct PortStats {
     pub frames_linearized: u64,
     /// Frames that the port can never send, and that were dropped.
     pub frames_refused: u64,
+    /// Frames that the kernel sent through the port.
+    pub host_frames_sent: u64,
+    /// Frames between the port and the kernel, in either direction, for which there was no room.
+    pub host_frames_dropped: u64,
     /// TCP's counters.
     pub tcp: siw_tcp::StackStats,
 }

@@ -246,7 +246,7 @@ impl BatchLoop for Worker {
         let mut busy = self.take_commands(now);
         busy |= self
             .forwarder
-            .take_frames(now, &mut self.ports, &mut self.cache);
+            .take_frames(now, &self.clock, &mut self.ports, &mut self.cache);
         for port in 0..self.ports.len() {
             busy |= self.receive(now, port);
         }

@@ -1,0 +1,178 @@
+//! Devices with `host_routes = true`: the kernel's routes and neighbours on the interface that it shares
+//! are read at the start and followed, and every worker is told.
+//!
+//! The kernel's routes stand behind those of the configuration. What it knows of neighbours saves siwd a
+//! question, and permanent entries serve neighbours that answer none; siwd still confirms the others
+//! itself.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use siw_tcp::{LearnedRoutes, Route};
+
+use super::ControlThread;
+use crate::netlink::{KernelChange, KernelNeighbour, KernelRoute, RouteSocket};
+use crate::worker::messages::Command;
+
+/// What is followed: nothing, or the interfaces of some devices.
+pub struct RouteFollower {
+    /// Numbers of the kernel's interfaces, by device index; `None`: the device has its own routes alone.
+    interfaces: Vec<Option<u32>>,
+    /// Hears of changes; `None` where nothing is followed.
+    monitor: Option<RouteSocket>,
+}
+
+impl RouteFollower {
+    /// Follows the routes of these interfaces, by device index.
+    ///
+    /// # Errors
+    /// The operating system has no netlink socket to give.
+    pub fn new(interfaces: Vec<Option<u32>>) -> std::io::Result<RouteFollower> {
+        let any = interfaces.iter().any(Option::is_some);
+        let monitor = any.then(RouteSocket::open_monitor).transpose()?;
+        Ok(RouteFollower {
+            interfaces,
+            monitor,
+        })
+    }
+
+    /// What becomes readable when something changed.
+    pub(super) fn monitor_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.monitor.as_ref().map(AsFd::as_fd)
+    }
+}
+
+impl ControlThread {
+    /// Reads everything that is followed: at the start, and after changes were lost.
+    pub(super) fn load_host_routes(&mut self) {
+        for device in 0..self.config.host_routes.interfaces.len() {
+            if let Some(interface) = self.config.host_routes.interfaces[device] {
+                self.load_routes(device, interface);
+                self.load_neighbours(device, interface);
+            }
+        }
+    }
+
+    /// Tells the workers what changed.
+    pub(super) fn follow_host_routes(&mut self) {
+        let follower = &mut self.config.host_routes;
+        let mut all = Vec::new();
+        let followed: Vec<u32> = follower.interfaces.iter().copied().flatten().collect();
+        if let Some(monitor) = &mut follower.monitor {
+            monitor.take_changes(&followed, &mut all);
+        }
+        let interfaces = follower.interfaces.clone();
+        for (device, interface) in interfaces.into_iter().enumerate() {
+            let Some(interface) = interface else { continue };
+            let mut must_load = false;
+            for change in &all {
+                match change {
+                    KernelChange::Neighbour(on, neighbour) if *on == interface => {
+                        self.tell_neighbour(device, neighbour);
+                    }
+                    KernelChange::Routes(on) if *on == interface => must_load = true,
+                    KernelChange::Neighbour(..) | KernelChange::Routes(_) => {}
+                    KernelChange::Lost => {
+                        must_load = true;
+                        self.load_neighbours(device, interface);
+                    }
+                }
+            }
+            if must_load {
+                self.load_routes(device, interface);
+            }
+        }
+    }
+
+    fn load_routes(&mut self, device: usize, interface: u32) {
+        let routes = RouteSocket::open().and_then(|mut socket| socket.routes_of(interface));
+        let routes = match routes {
+            Ok(routes) => learned_routes(routes),
+            Err(error) => {
+                let name = &self.config.devices[device].name;
+                tracing::warn!(device = %name, "the kernel's routes cannot be read: {error}");
+                return;
+            }
+        };
+        if self.config.devices[device].learned_routes == routes {
+            return;
+        }
+        self.config.devices[device].learned_routes = routes.clone();
+        let routes = Arc::new(routes);
+        self.workers.post_to_all(|| Command::LearnRoutes {
+            device,
+            routes: routes.clone(),
+        });
+    }
+
+    fn load_neighbours(&self, device: usize, interface: u32) {
+        let neighbours = RouteSocket::open().and_then(|mut socket| socket.neighbours_of(interface));
+        match neighbours {
+            Ok(neighbours) => {
+                for neighbour in &neighbours {
+                    self.tell_neighbour(device, neighbour);
+                }
+            }
+            Err(error) => {
+                let name = &self.config.devices[device].name;
+                tracing::warn!(device = %name, "the kernel's neighbours cannot be read: {error}");
+            }
+        }
+    }
+
+    fn tell_neighbour(&self, device: usize, neighbour: &KernelNeighbour) {
+        self.workers.post_to_all(|| Command::LearnNeighbour {
+            device,
+            neighbour: *neighbour,
+        });
+    }
+}
+
+/// The kernel's routes as the stacks use them: the best to each destination.
+fn learned_routes(mut routes: Vec<KernelRoute>) -> LearnedRoutes {
+    routes.sort_by_key(|route| route.metric);
+    let mut learned = LearnedRoutes::default();
+    let mut seen = HashSet::new();
+    for route in routes {
+        if !seen.insert(route.to) {
+            continue;
+        }
+        match (route.via, route.to.prefix) {
+            (Some(IpAddr::V4(gateway)), 0) => learned.gateway_v4 = Some(gateway),
+            (Some(IpAddr::V6(gateway)), 0) => learned.gateway_v6 = Some(gateway),
+            (Some(via), _) => learned.routes.push(Route { to: route.to, via }),
+            (None, _) => learned.on_link.push(route.to),
+        }
+    }
+    learned
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lowest_metric_wins_and_default_routes_are_gateways() {
+        let route = |to: &str, via: Option<&str>, metric| KernelRoute {
+            to: to.parse().unwrap(),
+            via: via.map(|via| via.parse().unwrap()),
+            metric,
+        };
+        let learned = learned_routes(vec![
+            route("0.0.0.0/0", Some("10.0.0.253"), 100),
+            route("0.0.0.0/0", Some("10.0.0.254"), 10),
+            route("::/0", Some("fe80::1"), 1024),
+            route("10.0.0.0/24", None, 0),
+            route("192.0.2.0/24", Some("10.0.0.9"), 5),
+            route("192.0.2.0/24", Some("10.0.0.8"), 6),
+        ]);
+        assert_eq!(learned.gateway_v4, "10.0.0.254".parse().ok());
+        assert_eq!(learned.gateway_v6, "fe80::1".parse().ok());
+        assert_eq!(learned.on_link, ["10.0.0.0/24".parse().unwrap()]);
+        let via: IpAddr = "10.0.0.9".parse().unwrap();
+        assert_eq!(learned.routes.len(), 1);
+        assert_eq!(learned.routes[0].via, via);
+    }
+}

@@ -1,0 +1,172 @@
+//! The TAP interface: the kernel's end of the exception path. Created, given the NIC's Ethernet
+//! address, MTU and the configured IP addresses, and set up; gone when it is dropped, or the process.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::net::if_::if_nametoindex;
+use tun_rs::{DeviceBuilder, Layer, SyncDevice};
+
+use super::HostSettings;
+use crate::netlink::RouteSocket;
+
+/// The device node of tun(4).
+const TUN_NODE: &str = "/dev/net/tun";
+
+/// The interface cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum TapError {
+    /// The kernel has no TAP interfaces, or this container has not been given them.
+    #[error(
+        "{TUN_NODE} is missing, which host_interface needs: load the module (modprobe tun), or give it to the container (--device {TUN_NODE})"
+    )]
+    NoTun,
+    /// The process may not create interfaces.
+    #[error(
+        "interface {0:?} cannot be created without CAP_NET_ADMIN: run siwd as root, or add the capability to its unit (AmbientCapabilities=) or container (--cap-add NET_ADMIN)"
+    )]
+    NotPermitted(String),
+    /// There is such an interface.
+    #[error(
+        "interface {0:?} exists already: host_interface names one that siwd creates and removes; choose another name, or remove it (ip link delete {0})"
+    )]
+    NameTaken(String),
+    /// The kernel refuses something else.
+    #[error("interface {name:?}: {what}: {source}")]
+    Os {
+        /// The interface.
+        name: String,
+        /// What was tried.
+        what: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+/// Looks whether an interface of this name could be created, and creates none.
+///
+/// # Errors
+/// What is in the way.
+pub fn check_tap(name: &str) -> Result<(), TapError> {
+    if !Path::new(TUN_NODE).exists() {
+        return Err(TapError::NoTun);
+    }
+    if if_nametoindex(name).is_ok() {
+        return Err(TapError::NameTaken(name.to_owned()));
+    }
+    if !has_net_admin() {
+        return Err(TapError::NotPermitted(name.to_owned()));
+    }
+    Ok(())
+}
+
+/// Whether this process has CAP_NET_ADMIN (capabilities(7)).
+fn has_net_admin() -> bool {
+    const CAP_NET_ADMIN: u32 = 12;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
+    effective.is_none_or(|set| set >> CAP_NET_ADMIN & 1 != 0)
+}
+
+/// A TAP interface of this process.
+pub struct TapInterface {
+    device: SyncDevice,
+    name: String,
+    /// Its number, by which netlink knows it.
+    index: u32,
+}
+
+impl TapInterface {
+    /// Creates the interface, which is up when this returns.
+    ///
+    /// # Errors
+    /// What is in the way.
+    pub fn create(
+        settings: &HostSettings,
+        mac: [u8; 6],
+        mtu: u16,
+    ) -> Result<TapInterface, TapError> {
+        let name = &settings.interface;
+        check_tap(name)?;
+        let failed = |what| {
+            move |source: io::Error| TapError::Os {
+                name: name.clone(),
+                what,
+                source,
+            }
+        };
+        let device = DeviceBuilder::new()
+            .name(name.as_str())
+            .layer(Layer::L2)
+            .enable(false)
+            .build_sync()
+            .map_err(|error| match error.raw_os_error().map(Errno::from_raw) {
+                Some(Errno::EPERM | Errno::EACCES) => TapError::NotPermitted(name.clone()),
+                // Of another kind (EINVAL), or of another process.
+                Some(Errno::EBUSY | Errno::EINVAL) => TapError::NameTaken(name.clone()),
+                _ => failed("it cannot be created")(error),
+            })?;
+        device
+            .set_nonblocking(true)
+            .map_err(failed("its descriptor cannot be made non-blocking"))?;
+        let index = if_nametoindex(name.as_str())
+            .map_err(io::Error::from)
+            .map_err(failed("it cannot be found"))?;
+        let mut netlink = RouteSocket::open().map_err(failed("no netlink socket"))?;
+        netlink
+            .set_mac_and_mtu(index, mac, mtu)
+            .map_err(failed("its Ethernet address and MTU cannot be set"))?;
+        for cidr in &settings.addresses {
+            netlink
+                .add_address(index, *cidr)
+                .map_err(failed("an address of host_addresses cannot be added"))?;
+        }
+        netlink
+            .set_up(index)
+            .map_err(failed("it cannot be set up"))?;
+        Ok(TapInterface {
+            device,
+            name: name.clone(),
+            index,
+        })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its number in the kernel.
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// Takes a frame that the kernel sends; `None`: there is none. `buffer` must have room for the
+    /// longest.
+    ///
+    /// # Errors
+    /// The interface is gone: somebody has deleted it.
+    pub(super) fn read_frame(&self, buffer: &mut [u8]) -> Result<Option<usize>, Errno> {
+        match nix::unistd::read(&self.device, buffer) {
+            Ok(len) => Ok(Some(len)),
+            Err(Errno::EAGAIN | Errno::EINTR) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Hands a frame to the kernel. False: it takes none, as while the interface is down.
+    pub(super) fn write_frame(&self, frame: &[u8]) -> bool {
+        nix::unistd::write(&self.device, frame).is_ok()
+    }
+}
+
+impl AsFd for TapInterface {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.device.as_fd()
+    }
+}

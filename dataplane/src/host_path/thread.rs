@@ -1,0 +1,227 @@
+//! The host thread of a device: frames from workers into the TAP, frames of the TAP to the worker that
+//! sends for the kernel. It sleeps when there is neither.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use dpdk::{ChecksumStatus, Eal, Mbuf, Mempool};
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::TimeSpec;
+
+use super::frame_bytes::{VLAN_ROOM, complete_l4_checksum, insert_vlan_tag, remove_vlan_tag};
+use super::{HostQueue, TapInterface};
+use crate::datapath::forward::WorkerInbox;
+use crate::host;
+
+/// Frames of one direction before it is the other's turn.
+const FRAMES_PER_TURN: usize = 64;
+/// Longest sleep: nothing depends on it.
+const LONGEST_SLEEP: Duration = Duration::from_secs(10);
+/// While the worker or the pool has no room for the kernel's frames.
+const BLOCKED_PAUSE: Duration = Duration::from_micros(200);
+/// Bytes of an Ethernet header and a VLAN tag, which the kernel's interfaces upon the TAP may add.
+const ETHERNET_BYTES: usize = 18;
+
+/// What the host thread of a device works with.
+pub struct HostThreadParts {
+    /// The device's place in the configuration.
+    pub device: usize,
+    /// The kernel's interface.
+    pub tap: TapInterface,
+    /// Frames from workers.
+    pub queue: Arc<HostQueue>,
+    /// The worker that sends for the kernel.
+    pub inbox: Arc<WorkerInbox>,
+    /// Packet buffers.
+    pub pool: Mempool,
+    /// The device's VLAN.
+    pub vlan: Option<u16>,
+    /// The device's MTU.
+    pub mtu: u16,
+    /// Cores of workers, which the thread avoids.
+    pub worker_cores: Vec<usize>,
+}
+
+/// The running thread of one device; dropping it ends the thread, and removes the interface.
+pub struct HostThread {
+    queue: Arc<HostQueue>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl HostThread {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// The operating system has no thread to give.
+    pub fn start(eal: &Eal, parts: HostThreadParts) -> std::io::Result<HostThread> {
+        let queue = parts.queue.clone();
+        let eal = eal.clone();
+        let thread = std::thread::Builder::new()
+            .name(format!("siwd-host-{}", parts.device))
+            .spawn(move || {
+                host::avoid_cores(&parts.worker_cores);
+                let registered = eal.register_thread();
+                if let Err(error) = &registered {
+                    // It works without, only the pool's cache of this thread is missing.
+                    tracing::debug!("the host thread is unknown to DPDK: {error}");
+                }
+                HostLoop::new(parts).run();
+            })?;
+        Ok(HostThread {
+            queue,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for HostThread {
+    fn drop(&mut self) {
+        self.queue.stop();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the host thread failed");
+        }
+    }
+}
+
+/// Whether frames of the kernel can be taken.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum KernelSide {
+    Open,
+    /// The worker's queue or the pool has no room: the kernel's own queue holds the frames, and its TCP
+    /// slows down.
+    Blocked,
+    /// Somebody has deleted the interface.
+    Gone,
+}
+
+/// The state of a host thread.
+struct HostLoop {
+    parts: HostThreadParts,
+    kernel_side: KernelSide,
+    /// A frame for the kernel in one piece.
+    flat: Vec<u8>,
+}
+
+impl HostLoop {
+    fn new(parts: HostThreadParts) -> HostLoop {
+        HostLoop {
+            kernel_side: KernelSide::Open,
+            flat: Vec::with_capacity(usize::from(parts.mtu) + 64),
+            parts,
+        }
+    }
+
+    fn run(&mut self) {
+        while !self.parts.queue.is_stopped() {
+            let mut is_busy = self.write_frames();
+            is_busy |= self.read_frames();
+            if !is_busy {
+                self.sleep();
+            }
+        }
+    }
+
+    /// Hands what workers left to the kernel. True when there was anything.
+    fn write_frames(&mut self) -> bool {
+        let mut any = false;
+        for _ in 0..FRAMES_PER_TURN {
+            let Some(mbuf) = self.parts.queue.pop() else {
+                break;
+            };
+            any = true;
+            self.flat.clear();
+            for segment in mbuf.segments() {
+                self.flat.extend_from_slice(segment);
+            }
+            if self.parts.vlan.is_some() {
+                remove_vlan_tag(&mut self.flat);
+            }
+            if mbuf.rx_l4_checksum() == ChecksumStatus::NotNeeded {
+                complete_l4_checksum(&mut self.flat);
+            }
+            drop(mbuf);
+            // An interface that an administrator has set down takes nothing: so does a cut cable.
+            self.parts.tap.write_frame(&self.flat);
+        }
+        any
+    }
+
+    /// Hands what the kernel sends to the worker. True when there was anything.
+    fn read_frames(&mut self) -> bool {
+        let mut sent = 0;
+        if self.kernel_side == KernelSide::Blocked {
+            self.kernel_side = KernelSide::Open;
+        }
+        while sent < FRAMES_PER_TURN && self.kernel_side == KernelSide::Open {
+            match self.read_frame() {
+                Ok(Some(mbuf)) => {
+                    sent += 1;
+                    // A frame for which other workers have taken the last place is lost.
+                    let _ = self.parts.inbox.push_for_host(self.parts.device, mbuf);
+                }
+                Ok(None) => break,
+                Err(state) => self.kernel_side = state,
+            }
+        }
+        if sent > 0 {
+            self.parts.inbox.wake_if_asleep();
+        }
+        sent > 0
+    }
+
+    /// Takes one frame of the kernel; `None`: there is none.
+    fn read_frame(&mut self) -> Result<Option<Mbuf>, KernelSide> {
+        let parts = &self.parts;
+        if !parts.inbox.has_room_for_host() {
+            return Err(KernelSide::Blocked);
+        }
+        let mut mbuf = Mbuf::alloc(&parts.pool).ok_or(KernelSide::Blocked)?;
+        let front = parts.vlan.map_or(0, |_| VLAN_ROOM);
+        let longest = front + usize::from(parts.mtu) + ETHERNET_BYTES;
+        let longest = longest.min(usize::from(mbuf.tailroom()));
+        let room = mbuf.append(longest as u16).ok_or(KernelSide::Blocked)?;
+        let len = match parts.tap.read_frame(&mut room[front..]) {
+            Ok(Some(len)) => len,
+            Ok(None) => return Ok(None),
+            Err(error) => {
+                tracing::error!(
+                    "interface {} was removed ({error}): the kernel has no part in the device any more; restart siwd to give it one",
+                    parts.tap.name()
+                );
+                return Err(KernelSide::Gone);
+            }
+        };
+        if let Some(vlan) = parts.vlan {
+            insert_vlan_tag(&mut room[..front + len], vlan);
+        }
+        mbuf.truncate((front + len) as u32);
+        Ok(Some(mbuf))
+    }
+
+    /// Sleeps until a worker leaves a frame or the kernel sends one.
+    fn sleep(&self) {
+        let queue = &self.parts.queue;
+        if queue.announce_sleep() {
+            let limit = match self.kernel_side {
+                KernelSide::Blocked => BLOCKED_PAUSE,
+                KernelSide::Open | KernelSide::Gone => LONGEST_SLEEP,
+            };
+            let mut fds = [
+                PollFd::new(queue.wake_fd(), PollFlags::POLLIN),
+                PollFd::new(self.parts.tap.as_fd(), PollFlags::POLLIN),
+            ];
+            // What cannot be read must not wake.
+            let used = if self.kernel_side == KernelSide::Open {
+                2
+            } else {
+                1
+            };
+            let _ = ppoll(&mut fds[..used], Some(TimeSpec::from(limit)), None);
+        }
+        queue.announce_awake();
+    }
+}
