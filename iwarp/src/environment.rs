@@ -101,6 +101,11 @@ pub trait QpEnv {
     /// until it says that nothing waits.
     fn await_quiescence(&mut self) {}
 
+    /// A message waits for a receive work request:
+    /// [`QueuePair::receive_in_order`](crate::QueuePair::receive_in_order) is to be called again and
+    /// again while [`QueuePair::awaits_receive`](crate::QueuePair::awaits_receive).
+    fn await_receive(&mut self) {}
+
     /// Posts an asynchronous event to the consumer.
     fn post_event(&mut self, event: QpEvent);
 }

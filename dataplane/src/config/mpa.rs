@@ -97,6 +97,9 @@ pub struct MpaSettings {
     /// Number of the first message of each queue, both ways: 1 as in RFC 5041, section 4.3. Another
     /// number tests the wrap of message numbers, with a peer that begins there as well.
     pub first_msn: u32,
+    /// Milliseconds that a SEND may wait for a receive work request, while the stream is held; 0: it
+    /// is answered with a Terminate, as in RFC 5041, section 7.1.
+    pub receive_wait_ms: u32,
     /// Try again with revision 1 when a peer resets a request of revision 2 (RFC 6581, section 10).
     pub fallback: bool,
     /// Milliseconds to wait for an MPA request after the TCP connection is established.
@@ -123,6 +126,7 @@ struct MpaTable {
     ord: Option<Spanned<u16>>,
     private_data: Option<Spanned<u16>>,
     first_msn: Option<u32>,
+    receive_wait_ms: Option<u32>,
     fallback: Option<bool>,
     request_timeout_ms: Option<u32>,
     reply_timeout_ms: Option<u32>,
@@ -150,6 +154,7 @@ impl MpaSettings {
             ord: at(128),
             private_data: at(512),
             first_msn: 1,
+            receive_wait_ms: 0,
             fallback: true,
             request_timeout_ms: 5_000,
             reply_timeout_ms: 10_000,
@@ -227,6 +232,7 @@ impl From<MpaTable> for MpaSettings {
             ord: file.ord.unwrap_or(preset.ord),
             private_data: file.private_data.unwrap_or(preset.private_data),
             first_msn: file.first_msn.unwrap_or(preset.first_msn),
+            receive_wait_ms: file.receive_wait_ms.unwrap_or(preset.receive_wait_ms),
             fallback: file.fallback.unwrap_or(preset.fallback),
             request_timeout_ms: file.request_timeout_ms.unwrap_or(preset.request_timeout_ms),
             reply_timeout_ms: file.reply_timeout_ms.unwrap_or(preset.reply_timeout_ms),

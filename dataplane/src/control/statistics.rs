@@ -113,6 +113,8 @@ impl ControlThread {
                     "frames_sent_for_others": worker.forward.sent_for_others,
                     "forward_drops": worker.forward.dropped,
                     "placed_out_of_order": worker.placed_out_of_order,
+                    "receive_waits": worker.receive_waits,
+                    "receive_wait_timeouts": worker.receive_wait_timeouts,
                     "buffers": worker.buffers,
                     "buffers_free": worker.buffers_free,
                     "devices": devices,

@@ -25,6 +25,8 @@ pub(crate) struct WorkerContext {
     pub(super) ext_bufs: ExtBufRefs,
     /// Queue pairs that wait for other workers to let go of a key.
     pub(super) quiescing: Vec<Qpn>,
+    /// Queue pairs of which a message waits for a receive work request.
+    pub(super) awaiting_receives: Vec<Qpn>,
     wqes: WqeScratch,
     /// Records that could not be built since the worker last looked.
     pub(super) build_failures: Vec<BuildFailure>,
@@ -49,6 +51,7 @@ impl WorkerContext {
             srqs: SrqTable::default(),
             ext_bufs: ExtBufRefs::new(EXT_BUF_TRACKERS),
             quiescing: Vec::new(),
+            awaiting_receives: Vec::new(),
             wqes: WqeScratch::default(),
             build_failures: Vec::new(),
             split_records: SplitRecords::default(),
@@ -233,6 +236,13 @@ impl QpEnv for QpView<'_> {
         if !self.rings.is_quiescing {
             self.rings.is_quiescing = true;
             self.context.quiescing.push(self.rings.qpn);
+        }
+    }
+
+    fn await_receive(&mut self) {
+        if !self.rings.awaits_receive {
+            self.rings.awaits_receive = true;
+            self.context.awaiting_receives.push(self.rings.qpn);
         }
     }
 

@@ -56,6 +56,7 @@ pub(super) fn apply_mpa_config(protocol: &mut QueuePair, config: &MpaConfig) {
     protocol.set_out_of_order(config.out_of_order);
     protocol.set_terminate_bit_order(config.terminate_bit_order);
     protocol.set_first_msn(config.first_msn);
+    protocol.set_receive_wait(config.receive_wait_ms);
 }
 
 /// What an application listens for.

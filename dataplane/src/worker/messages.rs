@@ -539,6 +539,10 @@ pub struct WorkerStats {
     pub forward: crate::datapath::forward::ForwardStats,
     /// FPDUs whose payload was placed before a hole in front of them was filled.
     pub placed_out_of_order: u64,
+    /// Messages that had to wait for a receive work request.
+    pub receive_waits: u64,
+    /// Those that waited longer than `receive_wait_ms`.
+    pub receive_wait_timeouts: u64,
     /// Of each device.
     pub devices: Vec<PortStats>,
     /// Packet buffers that are free.

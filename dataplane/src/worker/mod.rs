@@ -51,6 +51,7 @@ mod pending_connections;
 mod port_removal;
 mod qp_rings;
 mod receive;
+mod receive_wait;
 mod send;
 pub mod shared_receive_queues;
 mod sleep;
@@ -83,6 +84,7 @@ use doorbells::WorkerClient;
 use listen::PortListeners;
 use messages::Event;
 use pending_connections::PendingConnections;
+use receive_wait::ReceiveWaits;
 use sleep::WakeSources;
 use worker_qp::{QpSlot, QpTable};
 
@@ -137,6 +139,7 @@ pub struct Worker {
     awaited_frames: Vec<AwaitedFrames>,
     /// FPDUs placed before their turn.
     placed_out_of_order: u64,
+    receive_waits: ReceiveWaits,
     deadlines: Deadlines,
     mailbox: Arc<Mailbox>,
     /// Events for the control thread: those of this batch, and those that the full mailbox did not
@@ -188,6 +191,7 @@ impl Worker {
             next_sweep: Instant::ZERO,
             awaited_frames: Vec::new(),
             placed_out_of_order: 0,
+            receive_waits: ReceiveWaits::default(),
             deadlines: Deadlines::default(),
             mailbox: config.mailbox,
             outgoing_events: VecDeque::new(),
@@ -257,6 +261,9 @@ impl BatchLoop for Worker {
         if !self.context.quiescing.is_empty() {
             busy = true;
             self.poll_quiescing(now);
+        }
+        if !self.context.awaiting_receives.is_empty() {
+            busy |= self.poll_awaited_receives(now);
         }
         let run_timers = !self.timer_hold.is_held(now);
         for port in 0..self.ports.len() {

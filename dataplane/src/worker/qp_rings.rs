@@ -34,6 +34,8 @@ pub struct QpRings {
     pub is_rq_broken: bool,
     /// In the list of queue pairs that wait for other workers to let go of a key.
     pub is_quiescing: bool,
+    /// In the list of queue pairs of which a message waits for a receive work request.
+    pub awaits_receive: bool,
     /// What the client did wrong, until the worker has reported it.
     pub misuse: Option<RingMisuse>,
     /// How the payload of its messages is sent; set when it has a stream.
@@ -61,6 +63,7 @@ impl QpRings {
             is_sq_broken: false,
             is_rq_broken: false,
             is_quiescing: false,
+            awaits_receive: false,
             misuse: None,
             payload: PayloadPolicy::Copy,
             is_awaiting_release: false,

@@ -140,6 +140,9 @@ impl Worker {
         events: Events,
     ) {
         let mut events = self.hold_events(slot, events);
+        if !self.context.awaiting_receives.is_empty() {
+            events = self.hold_for_receive(slot, events);
+        }
         if events.contains(Events::READABLE) {
             let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
                 return;
@@ -158,6 +161,9 @@ impl Worker {
             }
             if may_be_delayed {
                 events = self.hold_events(slot, events);
+            }
+            if !self.context.awaiting_receives.is_empty() {
+                events = self.hold_for_receive(slot, events);
             }
         }
         if events.contains(Events::OUT_OF_ORDER) {

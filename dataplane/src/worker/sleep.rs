@@ -129,6 +129,7 @@ impl Worker {
         let must_retry = self.context.cqs.has_unwritten_events()
             || !self.releasing.is_empty()
             || !self.awaited_frames.is_empty()
+            || !self.context.awaiting_receives.is_empty()
             || !self.outgoing_events.is_empty();
         if self.context.ext_bufs.has_unreleased() {
             limit = limit.min(SWEEP_INTERVAL);

@@ -10,6 +10,8 @@ impl Worker {
             iterations: self.batches,
             sleeps: self.wake_sources.sleeps(),
             placed_out_of_order: self.placed_out_of_order,
+            receive_waits: self.receive_waits.begun,
+            receive_wait_timeouts: self.receive_waits.timed_out,
             forward: self.forwarder.stats,
             devices: self
                 .ports

@@ -2,7 +2,7 @@
 //! all of them.
 
 use siw_iwarp::{QueuePair, RdmapState};
-use siw_tcp::{ConnId, Events, QuotaOwner};
+use siw_tcp::{ConnId, Events, Instant, QuotaOwner};
 
 use super::lifecycle::LifecycleState;
 use super::messages::QpSetup;
@@ -25,6 +25,8 @@ pub(super) struct WorkerQp {
     pub(super) state: LifecycleState,
     /// What TCP reported while a delivery was delayed.
     pub(super) held_events: Events,
+    /// Until when a message may wait for a receive work request, while one does.
+    pub(super) receive_wait_end: Option<Instant>,
     /// In the list of queue pairs that may have something to send.
     pub(super) is_ready: bool,
     /// In the list of queue pairs that wait for the port to release buffers.
@@ -47,6 +49,7 @@ impl WorkerQp {
             rings: QpRings::new(setup),
             state: LifecycleState::Unconnected,
             held_events: Events::NONE,
+            receive_wait_end: None,
             is_ready: false,
             is_releasing: false,
         }

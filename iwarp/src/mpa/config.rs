@@ -143,6 +143,9 @@ pub struct MpaConfig {
     /// Number of the first message of each queue, in both directions: 1 (RFC 5041 section 4.3).
     /// Another one is for validating what follows 2^32 messages, with a peer that begins there, too.
     pub first_msn: Msn,
+    /// How long an untagged message may wait for a receive work request, in milliseconds; 0: not at
+    /// all (RFC 5041 section 7.1).
+    pub receive_wait_ms: u32,
     /// How long a responder waits for a request, in milliseconds.
     pub request_timeout_ms: u32,
     /// How long an initiator waits for a reply, in milliseconds.
@@ -165,6 +168,7 @@ impl Default for MpaConfig {
             terminate_bit_order: TerminateBitOrder::Rfc,
             out_of_order: OutOfOrderPolicy::Off,
             first_msn: Msn::FIRST,
+            receive_wait_ms: 0,
             request_timeout_ms: 5_000,
             reply_timeout_ms: 10_000,
         }

@@ -126,6 +126,7 @@ impl QueuePair {
         let is_initiator = negotiated.initiator;
         let expects_rtr_send = !is_initiator && negotiated.rtr == Some(RtrKind::Send);
         let policy = self.receive.out_of_order.policy;
+        let receive_wait_ms = self.receive.receive_wait_ms;
         *self = Self {
             state: RdmapState::Rts,
             crc: negotiated.crc,
@@ -140,7 +141,8 @@ impl QueuePair {
                 .with_joined_immediate(negotiated.joins_immediate),
             responder: Responder::new(first_msn, negotiated.ird.max(1)),
             receive: ReceiveState::new(first_msn, rx_position, expects_rtr_send, policy)
-                .with_joined_immediate(negotiated.joins_immediate),
+                .with_joined_immediate(negotiated.joins_immediate)
+                .with_receive_wait(receive_wait_ms),
             ..Self::new(self.attr)
         };
         self.set_emss(emss);
@@ -155,6 +157,30 @@ impl QueuePair {
     /// [`set_rts`](Self::set_rts). See [`MpaConfig::first_msn`](crate::MpaConfig::first_msn).
     pub fn set_first_msn(&mut self, first: Msn) {
         self.first_msn = first;
+    }
+
+    /// How long an untagged message may wait for a receive work request, in milliseconds; 0: not at
+    /// all. Before [`set_rts`](Self::set_rts), and when such a wait is to end.
+    pub fn set_receive_wait(&mut self, milliseconds: u32) {
+        self.receive.receive_wait_ms = milliseconds;
+    }
+
+    /// The same.
+    pub fn receive_wait_ms(&self) -> u32 {
+        self.receive.receive_wait_ms
+    }
+
+    /// [`receive_in_order`](Self::receive_in_order) has stopped at a message for which no receive
+    /// work request is posted. Call it again when there may be one; when the time is over, after
+    /// `set_receive_wait(0)`, for the Terminate.
+    #[inline]
+    pub fn awaits_receive(&self) -> bool {
+        self.receive.awaits_receive
+    }
+
+    /// The stream is to be looked at again.
+    pub fn stop_awaiting_receive(&mut self) {
+        self.receive.awaits_receive = false;
     }
 
     /// The effective MSS changed; FPDUs that TCP does not have yet follow it. `emss`: payload bytes of

@@ -71,6 +71,10 @@ pub(crate) struct ReceiveState {
     /// Immediate data of the Send that comes next.
     immediate_for_send: Option<u32>,
     open: OpenReceive,
+    /// How long a message may wait for a receive work request; 0: not at all.
+    pub receive_wait_ms: u32,
+    /// The next FPDU begins such a message.
+    pub awaits_receive: bool,
     /// Nothing behind it is received until it is delivered.
     delayed_delivery: Option<DelayedDelivery>,
     /// The flush stopped at its budget: the ring may hold more.
@@ -97,6 +101,8 @@ impl ReceiveState {
             joins_immediate: false,
             immediate_for_send: None,
             open: OpenReceive::default(),
+            receive_wait_ms: 0,
+            awaits_receive: false,
             delayed_delivery: None,
             has_unflushed: false,
             out_of_order: OutOfOrderPlacement::new(policy),
@@ -107,6 +113,12 @@ impl ReceiveState {
     /// [`crate::NegotiatedParameters::joins_immediate`].
     pub fn with_joined_immediate(mut self, joins_immediate: bool) -> Self {
         self.joins_immediate = joins_immediate;
+        self
+    }
+
+    /// How long messages may wait for receive work requests.
+    pub fn with_receive_wait(mut self, milliseconds: u32) -> Self {
+        self.receive_wait_ms = milliseconds;
         self
     }
 
@@ -200,6 +212,7 @@ impl QueuePair {
         rx: &mut impl FpduSource,
     ) -> ReceiveProgress {
         let mut progress = ReceiveProgress::default();
+        self.receive.awaits_receive = false;
         while matches!(self.state, RdmapState::Rts | RdmapState::Closing)
             && !self.receive.is_delivery_delayed()
         {
@@ -218,14 +231,23 @@ impl QueuePair {
             } else {
                 self.process_segment(env, rx, &fpdu)
             };
-            progress.fpdus += 1;
-            rx.take(&fpdu);
-            progress.bytes += fpdu.stream_len;
             if !self.receive.has_first_fpdu {
                 self.receive.has_first_fpdu = true;
                 self.may_send = true;
                 progress.first_fpdu = true;
             }
+            if let Err(error) = &result
+                && error.code == TerminateCode::DDP_NO_BUFFER
+                && self.receive.receive_wait_ms > 0
+            {
+                // It stays in the stream, whose window closes, and is looked at again.
+                self.receive.awaits_receive = true;
+                env.await_receive();
+                break;
+            }
+            progress.fpdus += 1;
+            rx.take(&fpdu);
+            progress.bytes += fpdu.stream_len;
             if let Err(error) = result {
                 let offender = OffendingSegment {
                     ulpdu_len: fpdu.ulpdu_len,
