@@ -3,9 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dpdk::{
-    Claim, ClaimKind, CopyMode, DriverTraits, Mempool, Port, PortConfig, RxQueue, TxQueue, XdpLink,
-};
+use dpdk::{DriverTraits, Mempool, Port, PortConfig, RxQueue, TxQueue, XdpLink};
 use rustix::rand::GetRandomFlags;
 use siw_iwarp::ddp::Msn;
 use siw_iwarp::mpa::{MarkerPolicy, MpaConfig, MpaCrcPolicy, RtrKinds};
@@ -17,7 +15,7 @@ use siw_tcp::{
 
 use crate::config::{
     CrcSetting, DeviceConfig, LinkSource, MacAddress, MarkersName, OutOfOrderName, RtrName,
-    TerminateName, TsoPolicy, TxPayloadPolicy, XdpCopySetting,
+    TerminateName, TsoPolicy, TxPayloadPolicy,
 };
 use crate::control::DeviceView;
 use crate::datapath::port::WorkerPortConfig;
@@ -26,6 +24,7 @@ use crate::host_ports::HostPorts;
 use crate::link_traits::LinkTraits;
 use crate::offloads::{asked_offloads, log_offloads, log_steering};
 use crate::prepared::StartedDpdk;
+use crate::xdp_device::{share_ports, xdp_link};
 
 /// Descriptors of a ring pair: enough for a few bursts, few enough to stay in the cache.
 const PAIR_RING: u32 = 1024;
@@ -117,7 +116,10 @@ pub fn open_devices(
                 Port::attach_xdp(&dpdk.eal, &link).map_err(fail)?
             }
         };
-        devices.push(start_device(config, port, &dpdk.pool, wanted)?);
+        let host_ports = share_ports(config, &port)?;
+        let mut device = start_device(config, port, &dpdk.pool, wanted)?;
+        device.host_ports = host_ports;
+        devices.push(device);
     }
     Ok(devices)
 }
@@ -159,28 +161,6 @@ pub fn buffer_room(config: &DeviceConfig) -> u16 {
     let frame = config.mtu.get_ref().saturating_add(FRAME_OVERHEAD);
     // The longest frames of a pair take a second buffer for their last bytes.
     frame.clamp(2048, u16::MAX - dpdk::HEADROOM).max(ring)
-}
-
-/// A device on an interface of the kernel: every packet to its addresses is siwd's.
-fn xdp_link(config: &DeviceConfig, interface: String) -> XdpLink {
-    let addresses = config.addresses.get_ref().iter();
-    XdpLink {
-        interface,
-        kind: ClaimKind::Addresses,
-        claims: addresses
-            .map(|cidr| Claim {
-                address: cidr.addr,
-                port: 0,
-            })
-            .collect(),
-        shared_addresses: Vec::new(),
-        vlan: config.vlan.as_ref().map(|vlan| *vlan.get_ref()),
-        copy_mode: match config.xdp_copy {
-            XdpCopySetting::Auto => CopyMode::Auto,
-            XdpCopySetting::Copy => CopyMode::Copy,
-            XdpCopySetting::ZeroCopy => CopyMode::ZeroCopy,
-        },
-    }
 }
 
 /// See [`DriverTraits::packet_ring_frame`].

@@ -14,6 +14,10 @@
 //! frame to a shared address and TCP port            siwd's if a listener, a connection or
 //!                                                   HostPorts::connect_ports() has it, else the kernel's
 //! ```
+//! Where an XDP program divides the frames (`af_xdp` with `xdp_share`), it learns of each claim by
+//! [`PortSteering`]; a connection that a listener accepted shares the listener's claim, so that its
+//! frames come here after the listener is gone.
+//!
 //! The sockets are in the network namespace of the thread that makes the claim, which has to be that of
 //! the kernel's interface. The address need not exist there yet. Each socket is one descriptor of the
 //! process: a claim holds one for each shared address that it is about. Claims are made by the control
@@ -34,6 +38,16 @@ use siw_tcp::{HostShare, PortSet};
 /// A port could not be claimed against the kernel.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum ClaimError {
+    /// The XDP program did not take the claim.
+    #[error("TCP port {port} at {address} cannot be steered to siwd: {reason}")]
+    Steering {
+        /// Where.
+        address: IpAddr,
+        /// Which.
+        port: u16,
+        /// Why.
+        reason: String,
+    },
     /// A program of this machine has the port.
     #[error(
         "TCP port {port} at {address} is used by a program of this machine: choose another port, or end it (ss -tanp 'sport = {port}')"
@@ -91,23 +105,99 @@ impl ClaimError {
             ClaimError::Taken { .. } | ClaimError::NoneFree { .. } => Errno::EADDRINUSE,
             ClaimError::NotPermitted { .. } => Errno::EACCES,
             ClaimError::NoDescriptors { .. } => Errno::EMFILE,
+            ClaimError::Steering { .. } => Errno::ENOSPC,
             ClaimError::Os { errno, .. } => *errno,
         };
         errno as i32
     }
 }
 
+/// Who has to know which ports are siwd's, beside the kernel's sockets.
+pub trait PortSteering: std::fmt::Debug + Send + Sync {
+    /// Frames to this address and port are siwd's from now on.
+    ///
+    /// # Errors
+    /// Why they are not.
+    fn add_port(&self, address: IpAddr, port: u16) -> Result<(), String>;
+
+    /// They are the kernel's again.
+    fn remove_port(&self, address: IpAddr, port: u16);
+}
+
+/// A port at one address: the socket that holds it, and who was told.
+#[derive(Debug)]
+struct PortHolder {
+    address: IpAddr,
+    port: u16,
+    steering: Option<Arc<dyn PortSteering>>,
+    _socket: OwnedFd,
+}
+
+impl PortHolder {
+    fn claim_at(
+        address: IpAddr,
+        port: u16,
+        steering: Option<&Arc<dyn PortSteering>>,
+    ) -> Result<PortHolder, ClaimError> {
+        let socket = claim_at(address, port)?;
+        if let Some(steering) = steering {
+            steer_port(&**steering, address, port)?;
+        }
+        Ok(PortHolder {
+            address,
+            port,
+            steering: steering.cloned(),
+            _socket: socket,
+        })
+    }
+}
+
+impl Drop for PortHolder {
+    fn drop(&mut self) {
+        // Before the socket is closed: the kernel gets no frame of a port that is not its own.
+        if let Some(steering) = &self.steering {
+            steering.remove_port(self.address, self.port);
+        }
+    }
+}
+
+fn steer_port(steering: &dyn PortSteering, address: IpAddr, port: u16) -> Result<(), ClaimError> {
+    steering
+        .add_port(address, port)
+        .map_err(|reason| ClaimError::Steering {
+            address,
+            port,
+            reason,
+        })
+}
+
 /// A port that is claimed against the kernel until this, and others like it, are dropped. Empty where
 /// nothing had to be claimed.
 #[derive(Debug, Default)]
 pub struct PortClaim {
-    sockets: Vec<Arc<OwnedFd>>,
+    sockets: Vec<Arc<PortHolder>>,
+    /// The descriptors are on another claim's account.
+    is_shared: bool,
 }
 
 impl PortClaim {
     /// Descriptors that it holds.
     pub fn descriptors(&self) -> u64 {
-        self.sockets.len() as u64
+        match self.is_shared {
+            true => 0,
+            false => self.sockets.len() as u64,
+        }
+    }
+
+    /// The claims of a listener, for a connection that it accepted: they last as long as one of the two.
+    pub fn share_all<'a>(claims: impl IntoIterator<Item = &'a PortClaim>) -> PortClaim {
+        let claims = claims.into_iter();
+        PortClaim {
+            sockets: claims
+                .flat_map(|claim| claim.sockets.iter().cloned())
+                .collect(),
+            is_shared: true,
+        }
     }
 }
 
@@ -122,18 +212,25 @@ pub struct HostPorts {
     sockets: Vec<OwnedFd>,
     /// Claims that are alive, so that several connects may share a port as they may without a kernel.
     single_claims: Mutex<SingleClaims>,
+    /// Who divides the frames, if it is not siwd.
+    steering: Option<Arc<dyn PortSteering>>,
 }
 
 /// The sockets of single ports, by what they hold.
 #[derive(Debug, Default)]
 struct SingleClaims {
-    sockets: HashMap<(IpAddr, u16), Weak<OwnedFd>>,
+    sockets: HashMap<(IpAddr, u16), Weak<PortHolder>>,
     /// Entries at which those that are over are looked for.
     prune_at: usize,
 }
 
 impl SingleClaims {
-    fn claim(&mut self, address: IpAddr, port: u16) -> Result<Arc<OwnedFd>, ClaimError> {
+    fn claim(
+        &mut self,
+        address: IpAddr,
+        port: u16,
+        steering: Option<&Arc<dyn PortSteering>>,
+    ) -> Result<Arc<PortHolder>, ClaimError> {
         if let Some(shared) = self.sockets.get(&(address, port)).and_then(Weak::upgrade) {
             return Ok(shared);
         }
@@ -141,7 +238,7 @@ impl SingleClaims {
             self.sockets.retain(|_, socket| socket.strong_count() > 0);
             self.prune_at = (self.sockets.len() * 2).max(64);
         }
-        let holder = Arc::new(claim_at(address, port)?);
+        let holder = Arc::new(PortHolder::claim_at(address, port, steering)?);
         self.sockets
             .insert((address, port), Arc::downgrade(&holder));
         Ok(holder)
@@ -195,7 +292,22 @@ impl HostPorts {
             connect_ports,
             sockets,
             single_claims: Mutex::default(),
+            steering: None,
         })
+    }
+
+    /// Has somebody else divide the frames: it learns of what is claimed, and of each claim to come.
+    ///
+    /// # Errors
+    /// It does not take them.
+    pub fn steer_by(mut self, steering: Arc<dyn PortSteering>) -> Result<HostPorts, ClaimError> {
+        for address in &self.addresses {
+            for port in (1..=u16::MAX).filter(|port| self.connect_ports.contains(*port)) {
+                steer_port(&*steering, *address, port)?;
+            }
+        }
+        self.steering = Some(steering);
+        Ok(self)
     }
 
     /// Claims a port for a binding, a listener, or a connect from it, at those shared addresses for
@@ -218,9 +330,12 @@ impl HostPorts {
         let addresses = self.addresses.iter();
         let sockets = addresses
             .filter(|address| includes(**address))
-            .map(|address| claims.claim(*address, port))
+            .map(|address| claims.claim(*address, port, self.steering.as_ref()))
             .collect::<Result<_, _>>()?;
-        Ok(PortClaim { sockets })
+        Ok(PortClaim {
+            sockets,
+            is_shared: false,
+        })
     }
 
     /// The addresses that both stacks have.

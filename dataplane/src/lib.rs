@@ -28,3 +28,4 @@ pub mod offloads;
 pub mod prepared;
 pub mod stream;
 pub mod worker;
+mod xdp_device;

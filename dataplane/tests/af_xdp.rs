@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use common::net::{Netns, judge, lacks_network, missing_program, siw_ping};
 use common::*;
 use nix::sys::signal::Signal;
-use siw::{RecvWr, SendData, SendWr, WcStatus};
+use siw::{AsyncEventKind, CmEvent, CmListener, RecvWr, SendData, SendWr, WcStatus};
 use siw_xdp::{ClaimKind, XdpInterface, XdpSteering};
 
 /// Two hosts, joined by a veth pair whose ends are `veth0` and `veth1`. Their kernels have the addresses
@@ -383,7 +383,7 @@ fn an_interface_that_cannot_be_used_is_named_with_what_helps() {
         (
             config("veth0", 1, "rx_descriptors = 16384"),
             &[],
-            ["packet buffers", "rx_descriptors"],
+            ["buffers 8192", "rx_descriptors"],
         ),
     ] {
         let error = refusal_of(host, &text, args);
@@ -398,6 +398,8 @@ fn an_interface_that_cannot_be_used_is_named_with_what_helps() {
         status.success() && warning.contains("no interface `no-such`"),
         "{warning}"
     );
+    let pair = LOOPBACK.replacen("pair = \"lo\"", "pair = \"lo\"\nxdp_share = true", 1);
+    assert!(refusal_of(host, &pair, &check).contains("af_xdp has to name"));
     host.ip("link set veth0 down");
     let error = refusal_of(host, &config("veth0", 1, ""), &[]);
     assert!(error.contains("ip link set veth0 up"), "{error}");
@@ -411,7 +413,7 @@ fn an_interface_that_is_taken_is_left_to_its_user() {
     let first = hosts.left.siwd(&text, &[]);
     let error = refusal_of(&hosts.left, &text, &[]);
     assert!(
-        error.contains("queue 0 of the interface `veth0`"),
+        error.contains("`veth0` has an XDP program already (number "),
         "{error}"
     );
     assert!(hosts.has_program() && first.stop().success());
@@ -496,4 +498,101 @@ fn iperf3_and_siw_ping_share_an_interface() {
         received.as_u64().is_some_and(|bytes| bytes > 1 << 20),
         "{report}"
     );
+}
+
+/// A daemon at each end with the addresses of the kernels there.
+fn start_sharing_daemons(hosts: &Hosts) -> (Daemon, Daemon) {
+    let sharing = |interface, last| {
+        config(
+            interface,
+            last,
+            "xdp_share = true\nhost_ports = \"61000-61031\"",
+        )
+    };
+    let left = hosts.left.siwd(&sharing("veth0", 101), &[]);
+    let right = hosts.right.siwd(&sharing("veth1", 102), &[]);
+    (left, right)
+}
+
+#[test]
+fn one_address_serves_the_kernel_and_rdma() {
+    skip_if!(lacks_af_xdp());
+    let hosts = Hosts::new(1);
+    let (left, right) = start_sharing_daemons(&hosts);
+    KernelTraffic::new(&hosts).run_beside(|| {
+        transfer_everything(&left, &right, "10.77.0.102");
+        transfer_everything(&right, &left, "fd77::101");
+    });
+    // What siwd does not have, the kernel refuses.
+    let closed = SocketAddr::new(kernel_of_right(), 9);
+    let error = hosts
+        .left
+        .run(|| TcpStream::connect_timeout(&closed, PATIENCE))
+        .unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
+    assert!(left.stop().success() && right.stop().success());
+}
+
+#[test]
+fn no_port_of_a_shared_address_is_used_twice() {
+    skip_if!(lacks_af_xdp());
+    let hosts = Hosts::new(1);
+    let (left, right) = start_sharing_daemons(&hosts);
+    let bind = |port| {
+        hosts
+            .right
+            .run(|| TcpListener::bind((kernel_of_right(), port)))
+    };
+    let (a, b) = (
+        End::new(&left.context(), 4096),
+        End::new(&right.context(), 4096),
+    );
+    let taken = bind(0).unwrap();
+    let of_kernel = taken.local_addr().unwrap();
+    let error = CmListener::new(&b.cm, None, of_kernel, 8, 0).err();
+    assert!(error.is_some_and(|error| error.to_string().contains("used by a program")));
+    drop(taken);
+    let listener = CmListener::new(&b.cm, None, of_kernel, 8, 0).unwrap();
+    let in_use = |port| bind(port).unwrap_err().kind();
+    assert_eq!(in_use(of_kernel.port()), std::io::ErrorKind::AddrInUse);
+    assert_eq!(in_use(61_000), std::io::ErrorKind::AddrInUse);
+    drop(listener);
+    // A connection keeps the port of its listener, which is gone.
+    connect(&a, &b, "siw0", of_kernel);
+    assert_eq!(in_use(of_kernel.port()), std::io::ErrorKind::AddrInUse);
+    ping(&a, &b);
+    drop((a, b));
+    let end = Instant::now() + PATIENCE;
+    while bind(of_kernel.port()).is_err() {
+        assert!(Instant::now() < end, "the port is never the kernel's again");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn links_that_fall_and_interfaces_that_go_are_events() {
+    skip_if!(lacks_af_xdp());
+    let hosts = Hosts::new(1);
+    let (left, right) = hosts.start_daemons("");
+    let (a, b) = (
+        End::new(&left.context(), 4096),
+        End::new(&right.context(), 4096),
+    );
+    connect(&a, &b, "siw0", "10.77.0.2:0".parse().unwrap());
+    let expect = |kind| {
+        let event = a.ctx.get_async_event(Some(PATIENCE)).unwrap();
+        assert_eq!(event.kind, Some(kind), "{event:?}");
+        event.reason
+    };
+    hosts.right.ip("link set veth1 down");
+    expect(AsyncEventKind::PortErr);
+    hosts.right.ip("link set veth1 up");
+    expect(AsyncEventKind::PortActive);
+    ping(&a, &b);
+    hosts.left.ip("link del veth0");
+    assert!(expect(AsyncEventKind::DeviceFatal).contains("removed"));
+    let event = a.cm.get_event(Some(PATIENCE)).unwrap();
+    assert!(matches!(event, CmEvent::Disconnected(_)), "{event:?}");
+    // Its other devices, if it had some, would serve on.
+    assert!(left.stop().success());
 }

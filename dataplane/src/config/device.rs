@@ -100,6 +100,10 @@ pub struct DeviceConfig {
     /// Who copies frames on `af_xdp`.
     #[serde(default = "default_xdp_copy")]
     pub xdp_copy: XdpCopySetting,
+    /// The device's addresses are the kernel's too: only TCP ports of siwd's listeners and connects are
+    /// siwd's.
+    #[serde(default)]
+    pub xdp_share: bool,
     /// Ethernet address; absent: the port's own, or one derived from the name.
     pub mac: Option<MacAddress>,
     /// Addresses with prefix length: "10.77.0.1/24", "fd77::1/64".
@@ -337,8 +341,21 @@ impl DeviceConfig {
     /// What an interface of AF_XDP excludes.
     fn check_af_xdp(&self) -> Result<(), (Range<usize>, String)> {
         let Some(interface) = &self.af_xdp else {
-            return Ok(());
+            return match self.xdp_share {
+                true => Err((
+                    self.name.span(),
+                    "xdp_share: addresses are shared through an interface that af_xdp has to name"
+                        .into(),
+                )),
+                false => Ok(()),
+            };
         };
+        if let Some(vlan) = self.vlan.as_ref().filter(|_| self.xdp_share) {
+            return Err((
+                vlan.span(),
+                "vlan: with xdp_share the addresses are those of the interface itself; leave vlan out".into(),
+            ));
+        }
         if self.mac.is_some() {
             return Err((
                 interface.span(),

@@ -178,8 +178,12 @@ impl ControlThread {
         };
         if waiting.is_some() {
             Self::detached_qp(self.resources.client_mut(id)?, qpn, channel)?;
-            let no_claim = PortClaim::default();
-            self.resources.count_connection(id, qpn, no_claim)?;
+            let listening =
+                waiting.and_then(|waiting| self.resources.listeners.get(waiting.listener));
+            let port_claim = listening.map_or_else(PortClaim::default, |listening| {
+                PortClaim::share_all(&listening.port_claims)
+            });
+            self.resources.count_connection(id, qpn, port_claim)?;
         }
         let worker_request = self.take_request(id, number)?.request;
         let client = self.resources.client_mut(id)?;

@@ -5,6 +5,7 @@ use std::ffi::CString;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+use crate::attached::read_attached_program;
 use crate::{Error, Result};
 
 /// An interface, as it was when it was looked up.
@@ -139,10 +140,19 @@ impl XdpInterface {
         })
     }
 
+    /// The error of an interface that has an XDP program; `None`: it has none.
+    pub(crate) fn attached_error(&self) -> Option<Error> {
+        let id = read_attached_program(self.index)?;
+        Some(Error::ProgramAttached {
+            interface: self.name.clone(),
+            program: format!(" (number {id}, see bpftool prog)"),
+        })
+    }
+
     /// Whether AF_XDP can work on it now; `has_vlan`: with frames that have a VLAN tag.
     ///
     /// # Errors
-    /// It is down, or takes the tags away.
+    /// It is down, takes the tags away, or has an XDP program.
     pub fn check_usable(&self, has_vlan: bool) -> Result<()> {
         if !self.is_up {
             return Err(Error::Down(self.name.clone()));
@@ -150,7 +160,7 @@ impl XdpInterface {
         if has_vlan && self.strips_vlan {
             return Err(Error::StripsVlan(self.name.clone()));
         }
-        Ok(())
+        self.attached_error().map_or(Ok(()), Err)
     }
 }
 

@@ -24,6 +24,7 @@
 
 #![deny(missing_docs)]
 
+mod attached;
 mod bpf;
 mod error;
 mod instruction;

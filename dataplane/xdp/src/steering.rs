@@ -165,10 +165,15 @@ impl XdpSteering {
             outcome => (outcome, AttachMode::Native),
         };
         let link = outcome.map_err(|source| match source.raw_os_error() {
-            Some(libc::EBUSY | libc::EEXIST) => Error::ProgramAttached {
-                interface: interface.name.clone(),
-                program: String::new(),
-            },
+            // Attached since the interface was looked at.
+            Some(libc::EBUSY | libc::EEXIST) => {
+                interface
+                    .attached_error()
+                    .unwrap_or_else(|| Error::ProgramAttached {
+                        interface: interface.name.clone(),
+                        program: String::new(),
+                    })
+            }
             Some(libc::EPERM | libc::EACCES) => Error::Permission {
                 what: "attaching the XDP program",
             },
