@@ -1,7 +1,8 @@
 //! What the protocol costs per FPDU beyond copy and CRC: `cargo run --release -p siw-iwarp --example
 //! fpdu_cost`. Prints one JSON line; the bare loop and the whole path alternate in the same run, the
 //! best of many rounds counts, because machines are noisy. `*_ns` are whole, `*_beyond_ns` less the
-//! bare loop, `*_markers_ratio` the whole with markers by the whole without. An FPDU fills a
+//! bare loop, `*_markers_ratio` the whole with markers by the whole without, sent by reference, and
+//! `*_markers_copied_ratio` by the whole without, copied as links send by default. An FPDU fills a
 //! segment of 1448 octets, with markers too.
 //!
 //! Receive: finding the FPDU, CRC, markers, header checks, placement; bare: CRC and copy. Send: the
@@ -196,15 +197,20 @@ fn main() {
         costs.join(",")
     };
     let (copy, reference) = (of_lengths(false), of_lengths(true));
+    let copied = measure(StreamShape {
+        by_reference: false,
+        ..plain
+    });
     let (plain, marked) = (measure(plain), measure(with_markers));
     println!(
-        "{{\"rx_ns\":{:.1},\"rx_beyond_ns\":{:.1},\"rx_markers_ratio\":{:.3},\"tx_ns\":{:.1},\"tx_beyond_ns\":{:.1},\"tx_markers_ratio\":{:.3},\"copy_ns\":{{{copy}}},\"reference_ns\":{{{reference}}},\"queue_pair_bytes\":{}}}",
+        "{{\"rx_ns\":{:.1},\"rx_beyond_ns\":{:.1},\"rx_markers_ratio\":{:.3},\"tx_ns\":{:.1},\"tx_beyond_ns\":{:.1},\"tx_markers_ratio\":{:.3},\"tx_markers_copied_ratio\":{:.3},\"copy_ns\":{{{copy}}},\"reference_ns\":{{{reference}}},\"queue_pair_bytes\":{}}}",
         plain.rx,
         plain.rx - plain.rx_bare,
         marked.rx / plain.rx,
         plain.tx,
         plain.tx - plain.tx_bare,
         marked.tx / plain.tx,
+        marked.tx / copied.tx,
         size_of::<QueuePair>()
     );
 }
