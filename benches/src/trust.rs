@@ -4,7 +4,7 @@
 use crate::daemon::Process;
 use serde::Serialize;
 use serde_json::Value;
-use siw::{Access, Arena, Context, Error};
+use siw::{Context, Error};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,9 +13,6 @@ use std::time::{Duration, Instant};
 
 /// How long the daemon may take to forget a client before that counts as never.
 const CLEAN_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// How long the table of memory keys may take to be touched.
-const TOUCH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Threads that start clients one after the other.
 const KILLERS: u32 = 2;
@@ -39,6 +36,8 @@ struct Holdings {
     queue_pairs: u64,
     connections: u64,
     descriptors: u64,
+    /// Of all users.
+    memory_keys: u64,
 }
 
 /// What a daemon holds more than before.
@@ -52,6 +51,8 @@ pub struct Growth {
     pub descriptors: u64,
     /// Connections of TCP.
     pub connections: u64,
+    /// Memory regions and windows.
+    pub memory_keys: u64,
 }
 
 impl Victim {
@@ -71,6 +72,12 @@ impl Victim {
             queue_pairs: sum("workers", "/queue_pairs"),
             connections: sum("total", "/mib/TcpCurrEstab"),
             descriptors: self.process.descriptors()?,
+            memory_keys: stats["users"]
+                .as_object()
+                .ok_or("the statistics of all clients are for operators")?
+                .values()
+                .filter_map(|held| held["memory regions and windows"].as_u64())
+                .sum(),
         })
     }
 
@@ -83,6 +90,7 @@ impl Victim {
                 && now.queue_pairs <= before.queue_pairs
                 && now.connections <= before.connections
                 && now.descriptors <= before.descriptors
+                && now.memory_keys <= before.memory_keys
             {
                 return Ok(begin.elapsed());
             }
@@ -110,7 +118,6 @@ impl Victim {
     /// more than before. As many go before: what is allocated for them once, as for the connections
     /// that are in TIME-WAIT at a time, is no growth.
     pub fn kill_clients(&self, count: u32) -> Result<Growth, String> {
-        self.touch_key_table()?;
         self.start_and_kill(count)?;
         let clean = self.holdings()?;
         self.wait_until_clean(Holdings {
@@ -131,34 +138,8 @@ impl Victim {
             shared_bytes: self.process.shared_bytes()?.saturating_sub(shared),
             descriptors: after.descriptors.saturating_sub(before.descriptors),
             connections: after.connections.saturating_sub(before.connections),
+            memory_keys: after.memory_keys.saturating_sub(before.memory_keys),
         })
-    }
-
-    /// Registers memory until the daemon grows no more by it. Keys are drawn at random from a table
-    /// of millions, whose pages are allocated when they are first touched: that is no growth either.
-    fn touch_key_table(&self) -> Result<(), String> {
-        const ROUND: u32 = 20_000;
-        let pd = self
-            .observer
-            .alloc_pd()
-            .map_err(failed("protection domain"))?;
-        let arena = Arena::alloc(&self.observer, 4096, false).map_err(failed("arena"))?;
-        let begin = Instant::now();
-        loop {
-            let before = self.process.private_bytes()?;
-            for _ in 0..ROUND {
-                let region = pd.reg_mr(&arena, 0..4096, Access::LOCAL_WRITE);
-                drop(region.map_err(failed("registration"))?);
-            }
-            let grown = self.process.private_bytes()?.saturating_sub(before);
-            if grown < 32 << 10 || begin.elapsed() > TOUCH_TIMEOUT {
-                eprintln!(
-                    "keys touched in {:?}, {grown} bytes at last",
-                    begin.elapsed()
-                );
-                return Ok(());
-            }
-        }
     }
 
     fn start_and_kill(&self, count: u32) -> Result<(), String> {

@@ -27,7 +27,7 @@ pub enum Quota {
     ProtectionDomains,
     /// Memory regions and windows.
     MemoryKeys,
-    /// Bytes of arenas and queues.
+    /// Bytes of arenas, queues and doorbells.
     Memory,
     /// Of these, bytes in hugepages.
     HugeMemory,
@@ -70,7 +70,7 @@ impl Quota {
             Quota::CompletionQueues => ("completion queues", "completion_queues"),
             Quota::ProtectionDomains => ("protection domains", "protection_domains"),
             Quota::MemoryKeys => ("memory regions and windows", "memory_regions"),
-            Quota::Memory => ("bytes of arenas and queues", "memory"),
+            Quota::Memory => ("bytes of arenas, queues and doorbells", "memory"),
             Quota::HugeMemory => ("bytes of hugepages", "hugepages"),
             Quota::Descriptors => ("descriptors", "descriptors"),
             Quota::Listeners => ("listeners", "listeners"),
@@ -356,6 +356,18 @@ impl Ledger {
                 self.release(&mut account, quota, held);
             }
         }
+    }
+
+    /// What each user holds, by uid.
+    pub fn users_to_json(&self) -> serde_json::Value {
+        let users = self.users.iter().map(|(uid, held)| {
+            let rows = Quota::ALL.iter().map(|quota| {
+                let amount = held[*quota as usize];
+                (quota.names().0.to_owned(), amount.into())
+            });
+            (uid.to_string(), serde_json::Value::Object(rows.collect()))
+        });
+        serde_json::Value::Object(users.collect())
     }
 
     /// What a client and its user hold, and may hold, by the names of the keys in `[limits]`.

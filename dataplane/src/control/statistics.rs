@@ -128,6 +128,7 @@ impl ControlThread {
             "workers": workers,
             "total": self.device_totals(),
             "clients": clients,
+            "users": self.resources.ledger.users_to_json(),
             "listeners": self.resources.listeners.len(),
         })
         .to_string()

@@ -27,6 +27,9 @@ struct WriterState<T> {
     dead: Vec<(GracePeriod, Box<T>)>,
 }
 
+/// The smallest page of memory, in bytes.
+const PAGE: usize = 4096;
+
 /// Fixed number of slots, each empty or holding a `T`.
 pub struct EpochTable<T> {
     slots: Box<[AtomicPtr<T>]>,
@@ -44,10 +47,16 @@ unsafe impl<T: Send + Sync> Send for EpochTable<T> {}
 impl<T: Send + Sync> EpochTable<T> {
     /// `slots` entries, read by at most `max_readers` readers at a time.
     pub fn new(slots: usize, max_readers: usize) -> Arc<Self> {
+        let slots: Box<[AtomicPtr<T>]> = (0..slots)
+            .map(|_| AtomicPtr::new(std::ptr::null_mut()))
+            .collect();
+        // Zeroes that nobody has written are no memory yet. Entries lie anywhere, so that a page
+        // would be added, and its fault taken, for each of them until all exist.
+        for slot in slots.iter().step_by(PAGE / size_of::<AtomicPtr<T>>()) {
+            slot.store(std::ptr::null_mut(), Ordering::Relaxed);
+        }
         Arc::new(EpochTable {
-            slots: (0..slots)
-                .map(|_| AtomicPtr::new(std::ptr::null_mut()))
-                .collect(),
+            slots,
             global: AtomicU64::new(1),
             readers: (0..max_readers)
                 .map(|_| Padded(AtomicU64::new(OFFLINE)))

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Steering tag, lkey, rkey: the same thing in iWARP.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Stag(pub u32);
 
 impl Stag {
@@ -97,7 +97,9 @@ impl KeyTable {
             keys: Mutex::new(StagPool {
                 // Index 0 would give STag 0, which hardware refuses.
                 free: (1..=capacity as u32).collect(),
-                uses: vec![0; capacity + 1],
+                // Written, so that its pages exist from the start, as those of the rest of the
+                // table: keys are drawn at random, and each would add a page for a long time.
+                uses: vec![1; capacity + 1],
                 secret: RandomState::new(),
             }),
         })
