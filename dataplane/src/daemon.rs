@@ -165,13 +165,17 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
     println!("{summary}");
     let _ = std::io::Write::flush(&mut std::io::stdout());
     host::notify_service_manager("READY=1");
-    control.run();
+    if !control.run() {
+        // What it hangs in is in use: nothing may be freed, and nobody waits for it.
+        dpdk::exit_process(1);
+    }
     for thread in threads {
         if thread.join().is_err() {
             tracing::error!("a worker failed");
         }
     }
     drop(host_threads);
+    control.let_clients_go();
     drop(control);
     // Frames may wait in the mailboxes; their pool is freed below.
     drop(channels.mailboxes);
@@ -304,6 +308,7 @@ fn start_workers(
             pool: dpdk.pool.clone(),
             keys: reader,
             sleeping,
+            max_pending_per_user: config.limits.pending_connections_of_user() as usize,
             mailbox: channels.mailboxes[index].clone(),
             inboxes: inboxes.clone(),
         };

@@ -59,7 +59,7 @@ fn a_thousand_clients_live_side_by_side() {
 fn each_limit_names_its_key_and_gives_back_what_is_gone() {
     let d = with_limits(
         "descriptors_per_client = 30\nlisteners_per_client = 3\nevent_channels_per_client = 5\n\
-         memory_per_client = \"8 MiB\"",
+         memory_per_client = \"9728 KiB\"",
     );
     let (a, b) = (End::new(&d.context(), 4096), End::new(&d.context(), 4096));
     connect(&a, &b, "siw0", "10.77.0.2:0".parse().unwrap());
@@ -76,6 +76,7 @@ fn each_limit_names_its_key_and_gives_back_what_is_gone() {
         let (channels, why) = until_refused(|| CompletionChannel::new(&greedy));
         assert_eq!(channels.len(), 5, "{why}");
         drop(channels);
+        // Its doorbells take the rest.
         let (arenas, why) = until_refused(|| Arena::alloc(&greedy, 1 << 20, false));
         assert_eq!(arenas.len(), 8, "{why}");
         assert!(why.contains("[limits] memory_per_client"), "{why}");
@@ -107,9 +108,52 @@ fn connections_of_a_user_are_bounded_and_free_again() {
     }
 }
 
+/// Each holds a place among the connections of the device, which others need as well.
+#[test]
+fn connections_that_nobody_accepts_are_bounded() {
+    let d = with_limits("pending_connections_per_user = 4");
+    let slow = End::new(&d.context(), 64);
+    let any = "10.77.0.2:0".parse().unwrap();
+    let listener = CmListener::new(&slow.cm, None, any, 64, 0).unwrap();
+    let to = listener.local_addr();
+    let caller = d.context();
+    let connect = || {
+        let end = End::new(&caller, 64);
+        let started = end.qp.connect(&end.cm, to, &ConnectOptions::default());
+        started.map(|()| end).unwrap()
+    };
+    let waiting: Vec<End> = (0..4).map(|_| connect()).collect();
+    let mut requests = Vec::new();
+    for _ in &waiting {
+        match slow.cm.get_event(Some(PATIENCE)).unwrap() {
+            CmEvent::ConnectRequest(request) => requests.push(request),
+            other => panic!("{other:?}"),
+        }
+    }
+    let late = connect();
+    match late.cm.get_event(Some(PATIENCE)).unwrap() {
+        CmEvent::ConnectError(info) => assert_eq!(info.errno, nix::libc::ECONNRESET),
+        other => panic!("{other:?}"),
+    }
+    // One is answered, and the next one may wait.
+    requests.pop().unwrap().reject(b"").unwrap();
+    let next = connect();
+    match slow.cm.get_event(Some(PATIENCE)).unwrap() {
+        CmEvent::ConnectRequest(request) => {
+            let accepted = request.accept(&slow.qp, None, &ConnectOptions::default());
+            accepted.unwrap();
+        }
+        other => panic!("{other:?}"),
+    }
+    match next.cm.get_event(Some(PATIENCE)).unwrap() {
+        CmEvent::Established(_) => {}
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
 fn memory_of_all_clients_is_one_sum() {
-    let d = with_limits("memory = \"24 MiB\"\nmemory_per_user = \"64 MiB\"");
+    let d = with_limits("memory = \"27 MiB\"\nmemory_per_user = \"64 MiB\"");
     let (first, second) = (d.context(), d.context());
     let _large = Arena::alloc(&second, 12 << 20, false).unwrap();
     let held = Arena::alloc(&first, 10 << 20, false).unwrap();

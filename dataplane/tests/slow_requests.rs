@@ -40,6 +40,38 @@ fn greeted(d: &Daemon) -> ControlSocket {
     conn
 }
 
+/// What nobody has read when the daemon is told to stop: more connections than it accepts at once,
+/// and a client's packet, each with a socket that is slow to close.
+#[test]
+fn descriptors_that_nobody_read_do_not_hold_up_the_end() {
+    let mut d = Daemon::loopback();
+    let request = codec::encode_request(
+        2,
+        &m::AllocPd {
+            device: 0,
+            reserved: 0,
+        },
+    );
+    let mut conns = vec![greeted(&d)];
+    let paused = d.pause();
+    let connect = || ControlSocket::connect_to(&d.socket).unwrap();
+    conns.extend((0..40).map(|_| connect()));
+    let mut peers = Vec::new();
+    for conn in &conns {
+        let (socket, peer) = lingering_socket();
+        conn.send_packet(&request, &[socket.as_fd()]).unwrap();
+        peers.push(peer);
+    }
+    d.signal(nix::sys::signal::Signal::SIGTERM);
+    let before = Instant::now();
+    drop(paused);
+    let ended = wait(&mut d.child);
+    let waited = before.elapsed();
+    assert!(waited < LINGER / 4, "the end took {waited:?}");
+    assert!(ended.success());
+    assert!(!d.socket.exists());
+}
+
 /// How long another client waits for an answer.
 fn answer_time(end: &End) -> Duration {
     let before = Instant::now();

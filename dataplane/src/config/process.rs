@@ -70,7 +70,7 @@ pub struct LimitsConfig {
     /// Memory regions and windows of all clients of one user.
     #[serde(deserialize_with = "at_least_one")]
     pub memory_regions_per_user: u32,
-    /// Bytes of arenas and queues of one client, together.
+    /// Bytes of arenas, queues and doorbells of one client, together.
     pub memory_per_client: ByteSize,
     /// The same for all clients of one user; absent: three quarters of `memory`.
     pub memory_per_user: Option<ByteSize>,
@@ -102,6 +102,9 @@ pub struct LimitsConfig {
     /// Connected and connecting queue pairs of all clients of one user; absent: half of
     /// `connections`.
     pub connections_per_user: Option<u32>,
+    /// Connections that wait in one worker for an MPA request, or for an application to accept them,
+    /// of all listeners of one user; absent: an eighth of `connections`.
+    pub pending_connections_per_user: Option<u32>,
     /// Work requests in one queue.
     pub work_requests: u32,
     /// Entries in one completion queue.
@@ -134,10 +137,19 @@ impl Default for LimitsConfig {
             event_channels_per_user: 16_384,
             events_per_client: 8192,
             connections_per_user: None,
+            pending_connections_per_user: None,
             work_requests: 32_768,
             completions: 3_276_800,
             connections: 100_000,
         }
+    }
+}
+
+impl LimitsConfig {
+    /// Connections of one user's listeners that may wait in one worker.
+    pub(crate) fn pending_connections_of_user(&self) -> u32 {
+        let share = (self.connections / 8).max(1);
+        self.pending_connections_per_user.unwrap_or(share)
     }
 }
 

@@ -187,6 +187,7 @@ impl ControlThread {
         if !client.cm_channels.contains_key(&cm_channel) {
             return Err(Refusal::no_such("CM channel", request.cm_channel));
         }
+        let user = client.account.uid();
         let listener = if request.binding == 0 {
             self.resources.charge(id, &listener_amounts(&port_claims))?;
             self.resources.next_listener_id()
@@ -208,6 +209,7 @@ impl ControlThread {
                 for &local in &locals {
                     let command = Command::Listen {
                         listener,
+                        user,
                         device,
                         local,
                         port,

@@ -300,7 +300,9 @@ impl ControlThread {
         let regions: Vec<_> = client
             .arenas
             .values()
-            .map(|arena| arena.region.clone())
+            .map(|arena| &arena.region)
+            .chain(client.held_memory.kept_regions())
+            .cloned()
             .collect();
         // Its queue pairs are gone by then: nothing refers to its memory anew.
         let (token, left) = if regions.is_empty() || !self.config.sends_by_reference {
@@ -314,6 +316,18 @@ impl ControlThread {
             left,
             slow_to_close,
         });
+    }
+
+    /// The daemon ends: what clients have goes, but for sockets that hold what a client decides how
+    /// long it takes to close. Those are left to the end of the process, which waits for nobody.
+    pub fn let_clients_go(&mut self) {
+        let clients = self.resources.clients.drain().map(|(_, client)| client);
+        let departing = self.resources.departing.drain(..);
+        for client in clients.chain(departing.map(|departing| departing.client)) {
+            if has_descriptors_waiting(&client.conn) {
+                std::mem::forget(client.conn);
+            }
+        }
     }
 
     /// Ends clients that took pages of their shared memory away while it was in use.

@@ -7,6 +7,7 @@ use siw_shm::control::{ControlSocket, messages};
 use siw_shm::{DoorbellConsumer, SharedMemory, doorbell};
 
 use super::outbox::Outbox;
+use super::quotas::Quota;
 use super::{ControlThread, requests};
 use crate::ids::ClientId;
 use crate::worker::messages::Command;
@@ -40,7 +41,6 @@ impl ControlThread {
                 "HELLO was said already",
             ));
         }
-        client.name = hello.name.to_text();
         let capacity = self
             .config
             .limits
@@ -50,6 +50,10 @@ impl ControlThread {
             .next_power_of_two()
             .clamp(64, doorbell::MAX_CAPACITY);
         let len = doorbell::ring_len(capacity) * workers as usize;
+        // The client may touch all of it, as any memory that it shares.
+        self.resources.charge(id, &[(Quota::Memory, len as u64)])?;
+        let client = self.resources.client_mut(id)?;
+        client.name = hello.name.to_text();
         let region = Arc::new(
             SharedMemory::create_memfd(
                 "siwd-doorbells",
@@ -107,11 +111,13 @@ impl ControlThread {
         let client = self.resources.client_mut(id)?;
         let budget = client.events_waiting.clone();
         client.events = Some(Outbox::new(events, token, version, budget));
+        let user = client.account.uid();
         for (worker, (doorbells, wake)) in ends.into_iter().enumerate() {
             self.workers.post_command(
                 worker,
                 Command::AddClient {
                     client: id,
+                    user,
                     doorbells,
                     wake,
                 },

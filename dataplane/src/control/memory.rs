@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use nix::libc;
 use siw_memory::queue_allocator::QueueMemory;
-use siw_memory::{DeregError, KeyTable, RegisteredMemory, Stag};
+use siw_memory::{DeregError, KeyTable, RegisteredMemory, Retired, Stag};
 use siw_shm::Access;
 use siw_shm::control::messages as m;
 use siw_shm::shared_memory::{PAGE, PageSize, SharedMemory};
@@ -147,6 +147,11 @@ impl ControlThread {
             amounts.push((Quota::HugeMemory, len));
         }
         let removed = client.arenas.remove(&arena);
+        let removed = removed.map(|arena| (arena, amounts));
+        let Some((removed, amounts)) = removed.and_then(|arena| client.held_memory.keep(arena))
+        else {
+            return send_reply::<m::FreeArena>(client, seq, &EMPTY);
+        };
         if len <= LONG_MEMORY && !self.config.ports_use_dma {
             drop(removed);
             self.resources.release(id, &amounts);
@@ -264,13 +269,7 @@ impl ControlThread {
         let client = self.resources.client_mut(id)?;
         add_region(client, stag, PdId(new.pd), ArenaId(new.arena), None);
         let then = QuiescentReply::Rereg { lkey: stag };
-        let (token, left) = self.await_frames_of(regions);
-        Ok(Served::Deferred(PendingReply::QuiescentKey {
-            ticket,
-            token,
-            left,
-            then,
-        }))
+        Ok(self.await_quiescent_key(ticket, regions, then))
     }
 
     pub(super) fn dereg_mr(&mut self, id: ClientId, lkey: Stag) -> Outcome {
@@ -282,25 +281,30 @@ impl ControlThread {
         let regions = regions_of(client, lkey);
         let ticket = keys.deregister(lkey).map_err(dereg_refusal)?;
         let then = QuiescentReply::Dereg { lkey };
-        let (token, left) = self.await_frames_of(regions);
-        Ok(Served::Deferred(PendingReply::QuiescentKey {
+        Ok(self.await_quiescent_key(ticket, regions, then))
+    }
+
+    /// Defers the answer until no worker uses the key, and no port holds a frame of this memory any
+    /// more: it must not change under the NIC. Nothing may refer to it anew.
+    pub(super) fn await_quiescent_key(
+        &mut self,
+        ticket: Retired,
+        regions: Vec<Arc<SharedMemory>>,
+        then: QuiescentReply,
+    ) -> Served {
+        let (token, left) = if regions.is_empty() || !self.config.sends_by_reference {
+            (self.workers.next_token(), 0)
+        } else {
+            self.workers.await_frames(regions.clone().into())
+        };
+        Served::Deferred(PendingReply::QuiescentKey {
             ticket,
             token,
             left,
+            late: Vec::new(),
+            regions,
             then,
-        }))
-    }
-
-    /// Has workers report when no port holds a frame of this memory any more: it must not change
-    /// under the NIC, nor its DMA mapping end. Nothing may refer to it anew.
-    pub(super) fn await_frames_of(
-        &mut self,
-        regions: Vec<Arc<SharedMemory>>,
-    ) -> (CommandToken, usize) {
-        if regions.is_empty() || !self.config.sends_by_reference {
-            return (self.workers.next_token(), 0);
-        }
-        self.workers.await_frames(regions.into())
+        })
     }
 
     /// No worker uses the key any more: what waited for that is answered.
@@ -313,11 +317,19 @@ impl ControlThread {
         };
         let Some(DeferredRequest {
             seq,
-            what: PendingReply::QuiescentKey { then, .. },
+            what:
+                PendingReply::QuiescentKey {
+                    then,
+                    token,
+                    left,
+                    regions,
+                    ..
+                },
         }) = client.waiting.take_if(waits)
         else {
             return;
         };
+        Self::hold_memory(client, token, left, regions);
         if !matches!(then, QuiescentReply::Rereg { .. }) {
             let account = &mut client.account;
             self.resources.ledger.release(account, Quota::MemoryKeys, 1);

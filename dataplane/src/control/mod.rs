@@ -18,6 +18,7 @@ mod cm;
 mod completion;
 mod connection_account;
 mod connections;
+mod held_memory;
 mod hello;
 mod helpers;
 pub mod host_routes;
@@ -221,8 +222,9 @@ impl ControlThread {
         })
     }
 
-    /// Serves until a signal ends it and the workers have stopped.
-    pub fn run(&mut self) {
+    /// Serves until a signal ends it and the workers have stopped. `false`: one of them has not, in
+    /// the time that it has.
+    pub fn run(&mut self) -> bool {
         let mut events = [EpollEvent::empty(); 64];
         // What changes from now on is heard of: the monitor listens already.
         self.load_host_routes();
@@ -270,9 +272,10 @@ impl ControlThread {
                 .is_some_and(|deadline| Instant::now() > deadline)
             {
                 tracing::error!("a worker did not stop in time");
-                return;
+                return false;
             }
         }
+        true
     }
 
     /// How long nothing has to be done, whatever comes.

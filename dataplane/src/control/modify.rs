@@ -167,13 +167,16 @@ impl ControlThread {
     }
 }
 
-/// Empties the rings of a queue pair that no worker has; the client starts over in them.
+/// Empties the rings of a queue pair that no worker has; the client starts over in them. What lies in
+/// the slots is read by nobody any more: however long the rings are, this takes the same time.
 fn clear_queues(qp: &super::resources::ClientQp) -> Result<(), Refusal> {
-    let len = qp.geometry.len;
-    qp.mem
-        .region
-        .fill_zero(qp.mem.offset, len)
-        .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))
+    for ring in [0, qp.geometry.rq_offset] {
+        qp.mem
+            .region
+            .fill_zero(qp.mem.offset + ring, siw_shm::work_queue::HEADER)
+            .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))?;
+    }
+    Ok(())
 }
 
 fn qp_state_reply(

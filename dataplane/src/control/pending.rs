@@ -1,7 +1,9 @@
 //! Requests whose reply has to wait for workers.
 
+use std::sync::Arc;
+
 use siw_memory::Retired;
-use siw_shm::CqGeometry;
+use siw_shm::{CqGeometry, SharedMemory};
 
 use super::memory::QuiescentReply;
 use crate::ids::{CommandToken, CqId, Qpn, SrqId};
@@ -27,11 +29,16 @@ pub(super) enum PendingReply {
     ResetQp { qpn: Qpn },
     /// The worker gives the queue pair up.
     DestroyQp { qpn: Qpn },
-    /// No worker can use the old key any more, and no port holds a frame of its memory.
+    /// No worker can use the old key any more, and no port holds a frame of its memory, or its
+    /// driver takes too long to release it.
     QuiescentKey {
         ticket: Retired,
         token: CommandToken,
         left: usize,
+        /// Of these, workers whose ports do not release the frames in time.
+        late: Vec<usize>,
+        /// The memory that the frames refer to.
+        regions: Vec<Arc<SharedMemory>>,
         then: QuiescentReply,
     },
     /// All workers passed a barrier; then the shared receive queue's memory is free.

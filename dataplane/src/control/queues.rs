@@ -366,10 +366,6 @@ impl ControlThread {
             .remove(&qpn)
             .or_else(|| client.departing_qps.remove(&qpn))
         {
-            // The number comes back: no window may be its next owner's.
-            for mw in client.mws.keys() {
-                self.config.keys.unbind_stream(*mw, qpn.0);
-            }
             for cq in [qp.send_cq, qp.recv_cq] {
                 if let Some(cq) = client.cqs.get_mut(&cq) {
                     cq.qps -= 1;

@@ -19,7 +19,7 @@ impl ControlThread {
             .any(|departing| departing.left == 0)
             || self.resources.clients.values().any(|client| {
                 client.waiting.as_ref().is_some_and(|waiting| {
-                    matches!(waiting.what, PendingReply::QuiescentKey { left: 0, .. })
+                    matches!(&waiting.what, PendingReply::QuiescentKey { left, late, .. } if *left == late.len())
                 })
             })
     }
@@ -30,8 +30,8 @@ impl ControlThread {
         let quiet: Vec<ClientId> = self.resources.clients
             .iter()
             .filter(|(_, client)| {
-                matches!(&client.waiting, Some(DeferredRequest { what: PendingReply::QuiescentKey { ticket, left: 0, .. }, .. })
-                    if self.config.keys.has_elapsed(*ticket))
+                matches!(&client.waiting, Some(DeferredRequest { what: PendingReply::QuiescentKey { ticket, left, late, .. }, .. })
+                    if *left == late.len() && self.config.keys.has_elapsed(*ticket))
             })
             .map(|(id, _)| *id)
             .collect();
@@ -125,7 +125,7 @@ impl ControlThread {
         }
     }
 
-    pub(super) fn on_barrier_passed(&mut self, token: CommandToken) {
+    pub(super) fn on_barrier_passed(&mut self, worker: usize, token: CommandToken) {
         if let Some(watchdog) = &mut self.watchdog
             && watchdog.on_barrier(token)
         {
@@ -137,6 +137,10 @@ impl ControlThread {
                 return;
             }
         }
+        if self.on_held_released(token) {
+            return;
+        }
+        self.forget_late_worker(worker, token);
         let found =
             self.resources
                 .clients

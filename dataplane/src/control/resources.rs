@@ -14,6 +14,7 @@ use siw_shm::control::{Addr, ControlSocket, QpState};
 use siw_shm::shared_memory::{HUGE_PAGE, PageSize, SharedMemory};
 
 use super::TOKEN_OUTBOX;
+use super::held_memory::HeldMemory;
 use super::listening::{ConnectRequests, Listeners};
 use super::outbox::{EventBudget, Outbox};
 use super::pending::{DeferredRequest, PendingReply};
@@ -146,6 +147,8 @@ pub struct Client {
     /// Destroyed by a client that does not wait: their worker has not given them up yet.
     pub departing_qps: HashMap<Qpn, ClientQp>,
     pub cm_channels: HashMap<CmChannelId, Outbox>,
+    /// Memory that ports still hold frames of after its registration ended.
+    pub(super) held_memory: HeldMemory,
     pub queues: QueueAllocator,
     next_id: u32,
     pub(super) waiting: Option<DeferredRequest>,
@@ -193,6 +196,7 @@ impl Client {
             qps: HashMap::new(),
             departing_qps: HashMap::new(),
             cm_channels: HashMap::new(),
+            held_memory: HeldMemory::default(),
             queues: QueueAllocator::new(PageSize::Normal, queue_bytes, id.fault_owner()),
             next_id: 0,
             waiting: None,

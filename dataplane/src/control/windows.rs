@@ -9,7 +9,6 @@ use siw_shm::local_wqe::MAX_FAST_PAGES;
 
 use super::ControlThread;
 use super::memory::{QuiescentReply, add_region};
-use super::pending::PendingReply;
 use super::requests::*;
 use super::resources::MemoryWindow;
 use crate::ids::{ArenaId, ClientId, PdId};
@@ -61,13 +60,7 @@ impl ControlThread {
         let ticket = keys.remove(rkey).ok_or_else(unknown)?;
         let then = QuiescentReply::DeallocMw;
         // A window has no memory of its own: its region ends that.
-        let (token, left) = self.await_frames_of(Vec::new());
-        Ok(Served::Deferred(PendingReply::QuiescentKey {
-            ticket,
-            token,
-            left,
-            then,
-        }))
+        Ok(self.await_quiescent_key(ticket, Vec::new(), then))
     }
 
     pub(super) fn alloc_fast_mr(

@@ -40,7 +40,14 @@ impl ControlThread {
             } => self.on_established(qpn, &negotiated, &private_data, (local, remote)),
             Event::ConnectFailed { qpn, failure } => self.on_connect_failed(qpn, failure),
             Event::Disconnected { qpn, failure } => self.on_disconnected(qpn, failure),
-            Event::QpDestroyed { qpn } => self.finish_destroy_qp(qpn),
+            Event::QpDestroyed { qpn, windows } => {
+                // The number comes back: no window may be its next owner's.
+                for window in windows {
+                    self.config.keys.unbind_stream(window, qpn.0);
+                }
+                self.finish_destroy_qp(qpn);
+            }
+            Event::FramesHeld { token } => self.on_frames_held(worker, token),
             Event::QpInfo { qpn, token, info } => self.on_qp_info(qpn, token, &info),
             Event::Async { client, qpn, event } => self.on_qp_event(client, qpn, event),
             Event::CqOverflow { client, cq } => {
@@ -73,7 +80,7 @@ impl ControlThread {
                 token,
                 stats,
             } => self.on_worker_stats(worker, token, *stats),
-            Event::BarrierReached { token, .. } => self.on_barrier_passed(token),
+            Event::BarrierReached { worker, token } => self.on_barrier_passed(worker, token),
             Event::Stopped { worker } => {
                 tracing::debug!(worker, "worker stopped");
                 self.workers.on_stopped();

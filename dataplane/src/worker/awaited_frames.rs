@@ -1,8 +1,13 @@
 //! Frames that have to leave the ports before the memory they refer to may go: what the control
 //! thread waits for when a registration ends, or a client.
+//!
+//! Drivers free sent frames when they are asked to, but for some that do it only as they send more,
+//! and a NIC that a peer has paused sends nothing. So a client is not let wait for ever: after
+//! [`PATIENCE`] the control thread is told, and keeps the memory until the frames are gone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use siw_tcp::Instant;
 
@@ -17,20 +22,35 @@ pub(super) struct AwaitedFrames {
     held: HeldFrames,
     is_answered: bool,
     unanswered: Arc<AtomicUsize>,
+    /// When the control thread is told that the ports still hold some.
+    late_at: Instant,
+    is_late: bool,
 }
+
+/// How long a port may take to release the frames: longer than it takes to send a full ring of the
+/// slowest link, less than clients wait for an answer.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 impl AwaitedFrames {
     pub(super) fn new(
         token: CommandToken,
         held: HeldFrames,
         unanswered: Arc<AtomicUsize>,
+        now: Instant,
     ) -> AwaitedFrames {
         AwaitedFrames {
             token,
             held,
             is_answered: false,
             unanswered,
+            late_at: now + PATIENCE,
+            is_late: false,
         }
+    }
+
+    /// A client may wait for them: the ports are to be asked often.
+    pub(super) fn is_urgent(&self, now: Instant) -> bool {
+        now < self.late_at
     }
 }
 
@@ -54,6 +74,10 @@ impl Worker {
                     worker: self.index,
                     token: frames.token,
                 });
+            } else if !frames.is_late && !frames.is_urgent(now) {
+                frames.is_late = true;
+                let token = frames.token;
+                self.post_event(Event::FramesHeld { token });
             }
         }
         awaited.retain(|frames| frames.unanswered.load(Ordering::Relaxed) > 0);
@@ -64,7 +88,6 @@ impl Worker {
 #[cfg(test)]
 mod tests {
     use std::os::fd::OwnedFd;
-    use std::time::Duration;
 
     use crossbeam::queue::ArrayQueue;
     use dpdk::{Mbuf, Mempool, Port, PortConfig, RxBatch, RxQueue, TxBatch, TxQueue};
@@ -106,6 +129,7 @@ mod tests {
             pool: pool.clone(),
             keys: KeyTable::new(16, 1).register_reader().unwrap(),
             sleeping: flag(0),
+            max_pending_per_user: 1,
             mailbox: Arc::new(mailbox),
             inboxes: Arc::new([inbox]),
         };
@@ -157,6 +181,36 @@ mod tests {
             Some(_) => panic!("another event"),
             None => None,
         }
+    }
+
+    #[test]
+    fn frames_that_a_port_keeps_are_reported_and_answered_later() {
+        let pool = Mempool::new(test_environment(), "kept", 255, 0, 2048, None).unwrap();
+        let (_ports, mut tx, mut rx) = new_link(&pool);
+        let memory = Arc::new(SharedMemory::new_anonymous(8192).unwrap());
+        let mut worker = new_worker(&pool);
+        let mut now = Instant::from_millis(1000);
+        let message = send_from(&mut worker, &memory, &pool, &mut tx);
+        worker.context.ext_bufs.free(message);
+        let token = CommandToken(3);
+        let command = Command::AwaitFrames {
+            token,
+            regions: Arc::new([memory.clone()]),
+            unanswered: Arc::new(AtomicUsize::new(1)),
+        };
+        assert!(worker.mailbox.commands.push(command).is_ok());
+        assert_eq!(next_answer(&mut worker, &mut now), None);
+        now = now + PATIENCE;
+        worker.run_batch(now);
+        let told = worker.mailbox.events.pop();
+        assert!(matches!(told, Some(Event::FramesHeld { token: of }) if of == token));
+        assert_eq!(next_answer(&mut worker, &mut now), None, "told once");
+        let mut received = RxBatch::new();
+        assert_eq!(rx.rx_burst(&mut received), 1);
+        drop(received);
+        assert_eq!(next_answer(&mut worker, &mut now), Some(token));
+        assert!(worker.awaited_frames.is_empty());
+        assert_eq!(Arc::strong_count(&memory), 1, "nobody has it any more");
     }
 
     #[test]

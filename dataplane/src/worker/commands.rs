@@ -7,6 +7,7 @@ use super::awaited_frames::AwaitedFrames;
 use super::doorbells::WorkerClient;
 use super::listen::ListenRequest;
 use super::messages::{Command, ConnectFailure, ConnectParams, Event, QpSetup};
+use super::user_shares::UserSlot;
 use super::worker_qp::{QpSlot, WorkerQp};
 use crate::netlink::KernelNeighbour;
 
@@ -35,12 +36,15 @@ impl Worker {
         match command {
             Command::AddClient {
                 client,
+                user,
                 doorbells,
                 wake,
             } => {
                 self.wake_sources.watch(&wake);
+                let user = self.users.add_client(user);
                 self.clients.push(WorkerClient {
                     client,
+                    user,
                     doorbells,
                     wake_fd: wake,
                 });
@@ -73,6 +77,7 @@ impl Worker {
             } => self.reject_pending(now, request, &private_data),
             Command::Listen {
                 listener,
+                user,
                 device,
                 local,
                 port,
@@ -80,6 +85,7 @@ impl Worker {
                 mpa,
             } => self.start_listening(&ListenRequest {
                 listener,
+                user,
                 device,
                 local,
                 tcp_port: port,
@@ -100,18 +106,13 @@ impl Worker {
                 self.enter_disconnected(now, slot);
             }
             Command::Modify { qpn, to, token } => self.modify_queue_pair(now, qpn, to, token),
-            Command::ResetQp { qpn } => {
-                if let Some(slot) = self.queue_pairs.find(qpn) {
-                    if let Some(queue_pair) = self.queue_pairs.get_mut(slot) {
-                        queue_pair.rings.silence_completions();
-                    }
-                    self.drop_queue_pair(now, slot, true);
-                }
-                self.post_event(Event::QpDestroyed { qpn });
-            }
+            Command::ResetQp { qpn } => self.reset_queue_pair(now, qpn),
             Command::DestroyQp { qpn } => match self.queue_pairs.find(qpn) {
                 Some(slot) => self.destroy_queue_pair(now, slot),
-                None => self.post_event(Event::QpDestroyed { qpn }),
+                None => self.post_event(Event::QpDestroyed {
+                    qpn,
+                    windows: Vec::new(),
+                }),
             },
             Command::Barrier { token } => {
                 let worker = self.index;
@@ -124,7 +125,7 @@ impl Worker {
             } => {
                 let held = self.context.ext_bufs.frames_held_of(&regions);
                 self.awaited_frames
-                    .push(AwaitedFrames::new(token, held, unanswered));
+                    .push(AwaitedFrames::new(token, held, unanswered, now));
             }
             Command::LearnRoutes { device, routes } => self.learn_routes(device, &routes),
             Command::LearnNeighbour { device, neighbour } => {
@@ -178,7 +179,11 @@ impl Worker {
         // A doorbell that was rung before any worker knew the queue pair found nobody.
         setup.sq.clear_pending();
         setup.sq.set_worker(self.index as u32);
+        // Its client was added before, and is there: see `Command::RemoveClient`.
+        let mut clients = self.clients.iter();
+        let client = clients.find(|client| client.client == setup.client);
+        let user = client.map_or(UserSlot::FIRST, |client| client.user);
         self.queue_pairs
-            .insert(Box::new(WorkerQp::new(setup, port)))
+            .insert(Box::new(WorkerQp::new(setup, user, port)))
     }
 }

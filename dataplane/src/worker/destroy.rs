@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use siw_memory::Stag;
 use siw_tcp::{ConnId, Instant};
 
 use super::Worker;
@@ -31,13 +32,14 @@ impl Worker {
     }
 
     /// Takes a queue pair out; its connection is closed, or reset if data would be lost without
-    /// notice or `reset` asks for it. Everything outstanding is flushed.
+    /// notice or `reset` asks for it. Everything outstanding is flushed. Returns its number, and the
+    /// memory windows that may be bound to it.
     pub(super) fn drop_queue_pair(
         &mut self,
         now: Instant,
         slot: QpSlot,
         reset: bool,
-    ) -> Option<Qpn> {
+    ) -> Option<(Qpn, Vec<Stag>)> {
         let queue_pair = self.queue_pairs.get(slot)?;
         let port = queue_pair.port;
         if let Some(conn) = queue_pair.conn {
@@ -52,7 +54,22 @@ impl Worker {
             self.give_up_connection(now, port, conn);
         }
         self.with_queue_pair(slot, |protocol, view| protocol.modify_to_error(view));
-        Some(self.take_out(slot)?.rings.qpn)
+        let mut queue_pair = self.take_out(slot)?;
+        let windows = queue_pair.protocol.take_bound_windows();
+        Some((queue_pair.rings.qpn, windows))
+    }
+
+    /// The consumer has the queue pair back as new, its connection is reset.
+    pub(super) fn reset_queue_pair(&mut self, now: Instant, qpn: Qpn) {
+        let mut windows = Vec::new();
+        if let Some(slot) = self.queue_pairs.find(qpn) {
+            if let Some(queue_pair) = self.queue_pairs.get_mut(slot) {
+                queue_pair.rings.silence_completions();
+            }
+            let dropped = self.drop_queue_pair(now, slot, true);
+            windows = dropped.map_or(windows, |(_, windows)| windows);
+        }
+        self.post_event(Event::QpDestroyed { qpn, windows });
     }
 
     /// Ends everything of a client.
@@ -68,6 +85,7 @@ impl Worker {
         if let Some(index) = self.clients.iter().position(|own| own.client == client) {
             let removed = self.clients.swap_remove(index);
             self.wake_sources.unwatch(&removed.wake_fd);
+            self.users.remove_client(removed.user);
         }
     }
 

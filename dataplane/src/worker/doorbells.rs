@@ -6,14 +6,18 @@ use std::sync::Arc;
 use siw_shm::DoorbellConsumer;
 
 use super::Worker;
+use super::user_shares::UserSlot;
 use crate::ids::{ClientId, Qpn};
 
 /// Doorbells taken from one client in one batch; the rest wait, so that no client delays the others.
+/// All clients of a user together have a share, too: see [`super::user_shares`].
 const DOORBELLS_PER_BATCH: usize = 64;
 
 /// A client as one worker sees it.
 pub(super) struct WorkerClient {
     pub(super) client: ClientId,
+    /// Whose share of a batch it uses.
+    pub(super) user: UserSlot,
     pub(super) doorbells: DoorbellConsumer,
     /// Written by the client when the worker sleeps.
     pub(super) wake_fd: Arc<OwnedFd>,
@@ -34,11 +38,25 @@ impl Worker {
     #[inline]
     pub(super) fn take_doorbells(&mut self) -> bool {
         let mut any = false;
-        for index in 0..self.clients.len() {
-            let client = self.clients[index].client;
-            let mut left = DOORBELLS_PER_BATCH;
+        let count = self.clients.len();
+        let start = std::mem::take(&mut self.first_client);
+        self.users.begin_batch();
+        for index in 0..count {
+            // Those that had no turn in the last batch come first.
+            let index = if start + index < count {
+                start + index
+            } else {
+                (start + index) % count
+            };
+            let WorkerClient { client, user, .. } = self.clients[index];
+            let of_user = self.users.doorbells_left(user).map_or(0, |left| *left);
+            let share = DOORBELLS_PER_BATCH.min(of_user);
+            if share == 0 && self.first_client == 0 {
+                self.first_client = index;
+            }
+            let (mut left, mut taken) = (share, 0);
             while let Some(qpn) = self.clients[index].next_doorbell(&mut left) {
-                any = true;
+                taken += 1;
                 let Some(slot) = self.queue_pairs.find(qpn) else {
                     continue;
                 };
@@ -49,6 +67,12 @@ impl Worker {
                 };
                 queue_pair.rings.sq.clear_pending();
                 self.mark_ready(slot);
+            }
+            if taken > 0
+                && let Some(of_user) = self.users.doorbells_left(user)
+            {
+                *of_user -= taken;
+                any = true;
             }
         }
         any
@@ -62,6 +86,7 @@ mod tests {
     use siw_shm::shared_memory::PageSize;
     use siw_shm::{DoorbellProducer, SharedMemory};
 
+    use super::super::user_shares::UserShares;
     use super::*;
 
     const CAPACITY: u32 = 1024;
@@ -71,6 +96,7 @@ mod tests {
         let memory = Arc::new(memory.unwrap());
         let client = WorkerClient {
             client: ClientId(number),
+            user: UserShares::default().add_client(0),
             doorbells: DoorbellConsumer::new(memory.clone(), 0, CAPACITY).unwrap(),
             wake_fd: Arc::new(EventFd::new().unwrap().into()),
         };

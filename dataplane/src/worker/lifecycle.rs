@@ -361,8 +361,8 @@ impl Worker {
     }
 
     fn finish_destroy(&mut self, now: Instant, slot: QpSlot) {
-        if let Some(qpn) = self.drop_queue_pair(now, slot, false) {
-            self.post_event(Event::QpDestroyed { qpn });
+        if let Some((qpn, windows)) = self.drop_queue_pair(now, slot, false) {
+            self.post_event(Event::QpDestroyed { qpn, windows });
         }
     }
 

@@ -28,6 +28,8 @@ pub(super) struct PortListeners {
     accept_timeout: Duration,
     /// TCP's listeners by the daemon's numbers.
     listeners: Vec<(CmListenerId, ListenerId)>,
+    /// Whose they are (uid).
+    users: HashMap<CmListenerId, u32>,
     /// Of listeners that differ from the device.
     own_settings: HashMap<CmListenerId, ListenerSettings>,
 }
@@ -38,6 +40,7 @@ impl PortListeners {
             mpa: config.mpa.clone(),
             accept_timeout: config.accept_timeout,
             listeners: Vec::new(),
+            users: HashMap::new(),
             own_settings: HashMap::new(),
         }
     }
@@ -62,6 +65,8 @@ pub(super) fn apply_mpa_config(protocol: &mut QueuePair, config: &MpaConfig) {
 /// What an application listens for.
 pub(super) struct ListenRequest {
     pub(super) listener: CmListenerId,
+    /// Whose limit of connections that wait it counts for (uid).
+    pub(super) user: u32,
     pub(super) device: usize,
     pub(super) local: Option<IpAddr>,
     pub(super) tcp_port: u16,
@@ -87,6 +92,7 @@ impl Worker {
                 Ok(tcp_listener) => {
                     let port = &mut self.port_listeners[index];
                     port.listeners.push((listener, tcp_listener));
+                    port.users.insert(listener, request.user);
                     if request.mpa != MpaOptions::BY_DEVICE {
                         let accept_timeout = port.accept_timeout;
                         let own = ListenerSettings::new(&port.mpa, accept_timeout, &request.mpa);
@@ -105,6 +111,7 @@ impl Worker {
     pub(super) fn stop_listening_on(&mut self, now: Instant, port: usize) {
         let own = &mut self.port_listeners[port];
         own.own_settings.clear();
+        own.users.clear();
         for (_, tcp_listener) in own.listeners.drain(..) {
             self.ports[port].stack.stop_listening(now, tcp_listener);
         }
@@ -121,6 +128,7 @@ impl Worker {
                 port.stack.stop_listening(now, tcp_listener);
                 own.own_settings.remove(&listener);
             }
+            own.users.remove(&listener);
         }
         let is_over = |pending: &PendingConnection| {
             let is_kept = keep_requests && pending.state == PendingState::AwaitingAnswer;
@@ -143,6 +151,12 @@ impl Worker {
         if events.intersects(CONNECTION_ENDED) {
             return self.ports[port].stack.release(now, conn);
         }
+        // A listener that is gone has no user; its connections wait for nobody.
+        let user = self.port_listeners[port].users.get(&listener).copied();
+        let Some(user) = user.filter(|user| self.pending.has_room_for(*user)) else {
+            self.ports[port].stack.abort(now, conn);
+            return self.ports[port].stack.release(now, conn);
+        };
         let (mpa, accept_timeout) = self.port_listeners[port].settings(listener);
         let deadline = now + Duration::from_millis(mpa.request_timeout_ms.into());
         let slot = self.pending.insert(PendingConnection {
@@ -154,6 +168,7 @@ impl Worker {
             state: PendingState::AwaitingRequest,
             deadline,
             generation: 0,
+            user,
         });
         let owner = ConnOwner::Pending(slot);
         self.ports[port].stack.set_user(conn, owner.into());

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use siw_iwarp::{NegotiatedParameters, QpEvent, QpInitAttr};
+use siw_memory::Stag;
 use siw_shm::{DoorbellConsumer, RqConsumer, SharedMemory, SqConsumer};
 
 use super::completion_queues::{CqModeration, WorkerCq};
@@ -94,6 +95,8 @@ pub enum Command {
     AddClient {
         /// Its number.
         client: ClientId,
+        /// Its user (uid).
+        user: u32,
         /// The worker's end of its doorbell ring.
         doorbells: DoorbellConsumer,
         /// Written by the client when the worker sleeps.
@@ -173,6 +176,8 @@ pub enum Command {
     Listen {
         /// The listener's number.
         listener: CmListenerId,
+        /// The user (uid) of its client.
+        user: u32,
         /// The device's place in the configuration.
         device: usize,
         /// One of the device's addresses; all when absent.
@@ -402,6 +407,14 @@ pub enum Event {
     QpDestroyed {
         /// The queue pair.
         qpn: Qpn,
+        /// Memory windows that may be bound to it, by the keys that they were allocated with.
+        windows: Vec<Stag>,
+    },
+    /// A port still holds frames some time after [`Command::AwaitFrames`];
+    /// [`Event::BarrierReached`] comes when it has released them.
+    FramesHeld {
+        /// The command's.
+        token: CommandToken,
     },
     /// The answer to [`Command::Modify`].
     QpInfo {

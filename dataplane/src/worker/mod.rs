@@ -18,6 +18,7 @@
 //! | `commands.rs` | what the control thread asks for (`messages.rs`, `mailbox.rs`) |
 //! | `receive.rs` | frames in: from TCP's events to the queue pairs |
 //! | `doorbells.rs` | which queue pairs their clients have posted to |
+//! | `user_shares.rs` | what of a batch each user has |
 //! | `send.rs` | queue pairs hand FPDUs to TCP, TCP hands frames to the port (`fpdu_writer.rs`) |
 //! | `after_call.rs` | what a call into a queue pair left to do |
 //! | `completion_queues.rs` | completions and the events of completion channels |
@@ -57,6 +58,7 @@ pub mod shared_receive_queues;
 mod sleep;
 mod split_records;
 mod statistics;
+mod user_shares;
 mod worker_qp;
 
 use std::collections::VecDeque;
@@ -86,6 +88,7 @@ use messages::Event;
 use pending_connections::PendingConnections;
 use receive_wait::ReceiveWaits;
 use sleep::WakeSources;
+use user_shares::UserShares;
 use worker_qp::{QpSlot, QpTable};
 
 pub use mailbox::Mailbox;
@@ -111,6 +114,8 @@ pub struct WorkerConfig {
     pub keys: KeyReader,
     /// Set while the worker sleeps; clients and other workers look at it.
     pub sleeping: SleepFlag,
+    /// Connections of one user's listeners that may wait for an MPA request or an answer.
+    pub max_pending_per_user: usize,
     /// Its queues to and from the control thread.
     pub mailbox: Arc<Mailbox>,
     /// The inboxes of all workers, this one's among them.
@@ -129,8 +134,11 @@ pub struct Worker {
     pending: PendingConnections,
     context: WorkerContext,
     cache: MbufCache,
-    /// Queue pairs that may have something to send.
-    ready: VecDeque<QpSlot>,
+    /// What users have in this batch: their doorbells, and queue pairs that may have something to
+    /// send.
+    users: UserShares,
+    /// Where the next batch begins to look for doorbells.
+    first_client: usize,
     /// Queue pairs that wait for a port to release buffers.
     releasing: Vec<QpSlot>,
     /// When to look again at the buffers that finished messages have left in ports.
@@ -183,10 +191,11 @@ impl Worker {
             port_listeners,
             clients: Vec::new(),
             queue_pairs: QpTable::default(),
-            pending: PendingConnections::default(),
+            pending: PendingConnections::new(config.max_pending_per_user),
             context: WorkerContext::new(config.keys),
             cache: MbufCache::new(&config.pool),
-            ready: VecDeque::new(),
+            users: UserShares::default(),
+            first_client: 0,
             releasing: Vec::new(),
             next_sweep: Instant::ZERO,
             awaited_frames: Vec::new(),

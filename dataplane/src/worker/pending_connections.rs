@@ -8,6 +8,9 @@
 //!                    '------------> closed <---------'
 //! ```
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
 use siw_iwarp::mpa::MpaResponder;
 use siw_tcp::{ConnId, Instant};
 
@@ -41,19 +44,41 @@ pub(super) struct PendingConnection {
     pub(super) deadline: Instant,
     /// Distinguishes this request from earlier ones with the same slot.
     pub(super) generation: u32,
+    /// The user (uid) whose listener it came to.
+    pub(super) user: u32,
 }
 
 /// Those of one worker. Finding a slot costs the same however many are taken.
-#[derive(Default)]
 pub(super) struct PendingConnections {
     slots: Vec<Option<PendingConnection>>,
     free: Vec<u32>,
     generation: u32,
+    /// Connections by the users whose listeners they came to, where there are some.
+    of_users: HashMap<u32, usize>,
+    max_per_user: usize,
 }
 
 impl PendingConnections {
+    /// None yet; of each user at most so many.
+    pub(super) fn new(max_per_user: usize) -> PendingConnections {
+        PendingConnections {
+            slots: Vec::new(),
+            free: Vec::new(),
+            generation: 0,
+            of_users: HashMap::new(),
+            max_per_user,
+        }
+    }
+
+    /// Whether one more may come to a listener of this user. Each holds a place among the
+    /// connections of its device, which are everybody's.
+    pub(super) fn has_room_for(&self, user: u32) -> bool {
+        self.of_users.get(&user).copied().unwrap_or(0) < self.max_per_user
+    }
+
     /// Gives the connection a slot and a generation.
     pub(super) fn insert(&mut self, mut pending: PendingConnection) -> PendingSlot {
+        *self.of_users.entry(pending.user).or_default() += 1;
         self.generation = self.generation.wrapping_add(1) & GENERATION_MASK;
         pending.generation = self.generation;
         let slot = self.free.pop().unwrap_or_else(|| {
@@ -72,6 +97,12 @@ impl PendingConnections {
     pub(super) fn take(&mut self, slot: PendingSlot) -> Option<PendingConnection> {
         let pending = self.slots.get_mut(slot.0 as usize)?.take()?;
         self.free.push(slot.0);
+        if let Entry::Occupied(mut count) = self.of_users.entry(pending.user) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
         Some(pending)
     }
 

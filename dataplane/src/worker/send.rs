@@ -8,12 +8,15 @@ use siw_tcp::{ConnId, Instant};
 
 use super::Worker;
 use super::fpdu_writer::FpduWriter;
+use super::user_shares::UserSlot;
 use super::worker_qp::QpSlot;
 
 /// Records that one queue pair may queue in one batch; then the next has its turn.
 const RECORDS_PER_BATCH: u32 = 64;
-/// Queue pairs without a stream whose rings are flushed in one batch, each with a budget of its own;
-/// the others wait for the next one.
+/// Queue pairs of one user that have their turn in one batch; the others wait for the next one.
+const TURNS_PER_BATCH: usize = 256;
+/// Queue pairs of one user without a stream whose rings are flushed in one batch, each with a budget
+/// of its own.
 const FLUSHES_PER_BATCH: u32 = 8;
 
 /// Between two looks at the buffers that finished messages have left in ports.
@@ -27,18 +30,29 @@ impl Worker {
             && !queue_pair.is_ready
         {
             queue_pair.is_ready = true;
-            self.ready.push_back(slot);
+            self.users.push_ready(queue_pair.user, slot);
         }
     }
 
-    /// Lets every ready queue pair send its share. True when there were any.
+    /// Lets the ready queue pairs of every user send their shares. True when there were any.
     #[inline]
     pub(super) fn send_from_ready(&mut self, now: Instant) -> bool {
+        if self.users.is_idle() {
+            return false;
+        }
+        for user in self.users.slots() {
+            self.send_from_ready_of(now, user);
+        }
+        true
+    }
+
+    #[inline]
+    fn send_from_ready_of(&mut self, now: Instant, user: UserSlot) {
         // Those that become ready meanwhile wait for the next batch.
-        let count = self.ready.len();
+        let count = self.users.ready_len(user).min(TURNS_PER_BATCH);
         let mut flushes_left = FLUSHES_PER_BATCH;
         for _ in 0..count {
-            let Some(slot) = self.ready.pop_front() else {
+            let Some(slot) = self.users.pop_ready(user) else {
                 break;
             };
             let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
@@ -46,7 +60,7 @@ impl Worker {
             };
             if queue_pair.only_flushes() {
                 if flushes_left == 0 {
-                    self.ready.push_back(slot);
+                    self.users.push_ready(user, slot);
                 } else {
                     flushes_left -= 1;
                     queue_pair.is_ready = false;
@@ -59,7 +73,6 @@ impl Worker {
                 self.mark_ready(slot);
             }
         }
-        count > 0
     }
 
     /// Queues records as far as TCP has room, and sends. True when more could follow at once.

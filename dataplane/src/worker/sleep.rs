@@ -85,7 +85,7 @@ impl Worker {
         }
         self.cache.return_surplus();
         self.wake_sources.flag.announce_sleep();
-        let has_work = !self.ready.is_empty()
+        let has_work = !self.users.is_idle()
             || !self.context.quiescing.is_empty()
             || !self.mailbox.commands.is_empty()
             || !self.mailbox.inbox.is_empty()
@@ -128,10 +128,13 @@ impl Worker {
         }
         let must_retry = self.context.cqs.has_unwritten_events()
             || !self.releasing.is_empty()
-            || !self.awaited_frames.is_empty()
             || !self.context.awaiting_receives.is_empty()
+            || self
+                .awaited_frames
+                .iter()
+                .any(|frames| frames.is_urgent(now))
             || !self.outgoing_events.is_empty();
-        if self.context.ext_bufs.has_unreleased() {
+        if self.context.ext_bufs.has_unreleased() || !self.awaited_frames.is_empty() {
             limit = limit.min(SWEEP_INTERVAL);
         }
         if must_retry {

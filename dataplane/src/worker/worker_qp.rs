@@ -7,6 +7,7 @@ use siw_tcp::{ConnId, Events, Instant, QuotaOwner};
 use super::lifecycle::LifecycleState;
 use super::messages::QpSetup;
 use super::qp_rings::QpRings;
+use super::user_shares::UserSlot;
 use crate::ids::{ClientId, Qpn};
 
 /// One queue pair of a worker.
@@ -15,6 +16,8 @@ pub(super) struct WorkerQp {
     pub(super) client: ClientId,
     /// Whose limits its connections count for.
     pub(super) quota_owner: QuotaOwner,
+    /// Whose share of a batch it uses.
+    pub(super) user: UserSlot,
     /// The place of its device's port in the worker.
     pub(super) port: usize,
     /// Its TCP connection, while there is one.
@@ -35,7 +38,7 @@ pub(super) struct WorkerQp {
 
 impl WorkerQp {
     /// A queue pair without a connection.
-    pub(super) fn new(setup: QpSetup, port: usize) -> WorkerQp {
+    pub(super) fn new(setup: QpSetup, user: UserSlot, port: usize) -> WorkerQp {
         WorkerQp {
             client: setup.client,
             quota_owner: QuotaOwner {
@@ -43,6 +46,7 @@ impl WorkerQp {
                 client: setup.client.0 as u32,
                 user: setup.user,
             },
+            user,
             port,
             conn: None,
             protocol: QueuePair::new(setup.attr),

@@ -51,6 +51,7 @@ use crate::rdmap::terminate::{TerminateBitOrder, TerminateCode, TerminatePayload
 use receive::ReceiveState;
 use requester::Requester;
 use responder::Responder;
+use siw_memory::Stag;
 use state::StreamErrors;
 use transmitter::{OpenMessage, Transmitter};
 
@@ -278,6 +279,14 @@ impl QueuePair {
     /// IRD and ORD: Reads that the peer may have outstanding, and Reads that this side may.
     pub fn read_depths(&self) -> (u16, u16) {
         (self.responder.ird, self.requester.ord)
+    }
+
+    /// The memory windows that may be bound to this queue pair, by the keys that they were allocated
+    /// with. They have to be unbound when it goes.
+    pub fn take_bound_windows(&mut self) -> Vec<Stag> {
+        std::mem::take(&mut self.requester.bound_windows)
+            .into_iter()
+            .collect()
     }
 
     /// Largest ULPDU of an FPDU as of now, in octets (RFC 5044 section 4.1).

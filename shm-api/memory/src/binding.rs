@@ -100,6 +100,14 @@ impl KeyReader {
         Ok(before.is_some())
     }
 
+    /// The key that [`crate::KeyTable::insert`] gave a window, if it is bound to one stream: it has to
+    /// be unbound when that stream goes ([`crate::KeyTable::unbind_stream`]).
+    pub fn stream_window(&self, any: Stag) -> Option<Stag> {
+        let mw = self.entry_at(any)?;
+        let is_of_stream = mw.key_kind() == KeyKind::Window(WindowType::Two);
+        (is_of_stream && mw.key_word().is_valid()).then(|| mw.home_key())
+    }
+
     /// Checks a binding, and counts the window at its region.
     fn window_scope(
         &self,

@@ -31,7 +31,7 @@ use send_queue::{SendEntry, WorkRequestQueue};
 use siw_memory::KeyReader;
 use siw_memory::key_table::{Retired, Stag};
 use siw_shm::{Access, BindMw, FastReg, Opcode, SendWqe, WcStatus};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 /// A work request is wrong, or its ring is: the queue pair ends with a local error. The work request
 /// keeps the status with which it completes.
@@ -81,6 +81,9 @@ pub(crate) struct Requester {
     quiescing: Option<Retired>,
     /// READ_WITH_INV whose keys other workers may still use.
     invalidated_reads: VecDeque<(Retired, MessageSlot)>,
+    /// Windows of type 2 that were bound through the queue pair, by the keys they were allocated
+    /// with: who destroys it need not look at all windows of its client.
+    pub bound_windows: BTreeSet<Stag>,
 }
 
 impl Requester {
@@ -101,6 +104,7 @@ impl Requester {
             local_operations_left: LOCAL_OPERATIONS_PER_TURN,
             quiescing: None,
             invalidated_reads: VecDeque::new(),
+            bound_windows: BTreeSet::new(),
         }
     }
 
@@ -255,7 +259,12 @@ impl Requester {
         let (result, status) = match entry.opcode {
             Opcode::BindMw => {
                 let bind = BindMw::from_fields(entry.imm, entry.rkey, entry.remote_addr, &sge);
-                (keys.bind_window(&bind, pd, qpn), WcStatus::MW_BIND_ERR)
+                let bound = keys.bind_window(&bind, pd, qpn);
+                if bound.is_ok() {
+                    let window = keys.stream_window(Stag(bind.new_rkey));
+                    self.bound_windows.extend(window);
+                }
+                (bound, WcStatus::MW_BIND_ERR)
             }
             Opcode::RegMr => {
                 let reg = FastReg::from_fields(entry.imm, entry.rkey, entry.remote_addr, &sge);

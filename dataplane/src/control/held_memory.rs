@@ -1,0 +1,192 @@
+//! Memory that a port still holds frames of after its registration ended. Its client has its answer,
+//! since a driver may take as long as it likes to free what it sent. The memory stays what it is,
+//! mapped for the NIC and on its user's account, until the last such frame is gone: an arena that is
+//! freed meanwhile goes then.
+
+use std::sync::Arc;
+
+use siw_shm::SharedMemory;
+
+use super::ControlThread;
+use super::helpers::{DisposalQueue, HelperReport};
+use super::pending::{DeferredRequest, PendingReply};
+use super::quotas::Quota;
+use super::resources::ClientArena;
+use crate::ids::{ClientId, CommandToken};
+
+/// Memory that frames refer to.
+struct HeldRegion {
+    /// Of the reports that the frames are gone.
+    token: CommandToken,
+    /// Workers whose report is missing.
+    left: usize,
+    region: Arc<SharedMemory>,
+}
+
+/// An arena that its client has freed, and what that gives back.
+pub(super) type FreedArena = (ClientArena, Vec<(Quota, u64)>);
+
+/// What one client had that ports hold frames of.
+#[derive(Default)]
+pub(super) struct HeldMemory {
+    regions: Vec<HeldRegion>,
+    freed: Vec<FreedArena>,
+}
+
+impl HeldMemory {
+    fn is_held(&self, region: &Arc<SharedMemory>) -> bool {
+        let mut regions = self.regions.iter();
+        regions.any(|held| Arc::ptr_eq(&held.region, region))
+    }
+
+    fn add(&mut self, token: CommandToken, left: usize, region: Arc<SharedMemory>) {
+        self.regions.push(HeldRegion {
+            token,
+            left,
+            region,
+        });
+    }
+
+    /// Keeps an arena that its client has freed, if frames refer to it; else gives it back.
+    pub(super) fn keep(&mut self, arena: FreedArena) -> Option<FreedArena> {
+        if self.is_held(&arena.0.region) {
+            self.freed.push(arena);
+            return None;
+        }
+        Some(arena)
+    }
+
+    /// The memory of arenas that are kept.
+    pub(super) fn kept_regions(&self) -> impl Iterator<Item = &Arc<SharedMemory>> {
+        self.freed.iter().map(|(arena, _)| &arena.region)
+    }
+
+    /// A worker's ports hold no frame of it any more: the arenas that may go now. `None`: the
+    /// report is for somebody else.
+    fn on_released(&mut self, token: CommandToken) -> Option<Vec<FreedArena>> {
+        let place = self.regions.iter().position(|held| held.token == token)?;
+        let held = &mut self.regions[place];
+        held.left = held.left.saturating_sub(1);
+        if held.left > 0 {
+            return Some(Vec::new());
+        }
+        self.regions.swap_remove(place);
+        let freed = std::mem::take(&mut self.freed);
+        let (kept, gone) = freed
+            .into_iter()
+            .partition(|(arena, _)| self.is_held(&arena.region));
+        self.freed = kept;
+        Some(gone)
+    }
+}
+
+impl ControlThread {
+    /// A worker's ports have not released in time what a request waits for.
+    pub(super) fn on_frames_held(&mut self, worker: usize, token: CommandToken) {
+        if let Some((client, late)) = self.late_workers(token) {
+            late.push(worker);
+            tracing::warn!(
+                client = client.0,
+                worker,
+                "a port holds frames of memory whose registration ended: it is kept until they are gone"
+            );
+        }
+    }
+
+    /// They have, before the request was answered.
+    pub(super) fn forget_late_worker(&mut self, worker: usize, token: CommandToken) {
+        if let Some((_, late)) = self.late_workers(token) {
+            late.retain(|other| *other != worker);
+        }
+    }
+
+    /// Of the request that waits for the frames with this token: its client, and whom it waits for
+    /// too long.
+    fn late_workers(&mut self, token: CommandToken) -> Option<(ClientId, &mut Vec<usize>)> {
+        let mut clients = self.resources.clients.iter_mut();
+        clients.find_map(|(id, client)| match &mut client.waiting {
+            Some(DeferredRequest {
+                what:
+                    PendingReply::QuiescentKey {
+                        token: awaited,
+                        late,
+                        ..
+                    },
+                ..
+            }) if *awaited == token => Some((*id, late)),
+            _ => None,
+        })
+    }
+
+    /// The request that waited for frames is answered without them.
+    pub(super) fn hold_memory(
+        client: &mut super::resources::Client,
+        token: CommandToken,
+        left: usize,
+        regions: Vec<Arc<SharedMemory>>,
+    ) {
+        if left > 0 {
+            for region in regions {
+                client.held_memory.add(token, left, region);
+            }
+        }
+    }
+
+    /// A worker reports frames as gone that nobody waits for any more; whether it was that.
+    pub(super) fn on_held_released(&mut self, token: CommandToken) -> bool {
+        let mut clients = self.resources.clients.iter_mut();
+        let found =
+            clients.find_map(|(id, client)| Some((*id, client.held_memory.on_released(token)?)));
+        let Some((client, gone)) = found else {
+            return false;
+        };
+        for (arena, amounts) in gone {
+            let token = self.workers.next_token();
+            let report = HelperReport::Released {
+                client,
+                token,
+                amounts,
+            };
+            self.helpers
+                .dispose(DisposalQueue::Memory, Box::new(arena), Some(report));
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arena(region: &Arc<SharedMemory>) -> FreedArena {
+        let arena = ClientArena {
+            region: region.clone(),
+            mrs: 0,
+            external: None,
+        };
+        (arena, vec![(Quota::Memory, 4096)])
+    }
+
+    #[test]
+    fn an_arena_goes_with_the_last_frame_of_it() {
+        let [memory, other] = [0, 1].map(|_| Arc::new(SharedMemory::new_anonymous(4096).unwrap()));
+        let mut held = HeldMemory::default();
+        // Two registrations of one arena, of which two workers hold frames.
+        held.add(CommandToken(1), 2, memory.clone());
+        held.add(CommandToken(2), 1, memory.clone());
+        assert!(held.keep(arena(&other)).is_some(), "nothing refers to it");
+        assert!(held.keep(arena(&memory)).is_none());
+        assert_eq!(held.kept_regions().count(), 1);
+        assert!(held.on_released(CommandToken(7)).is_none());
+        for token in [1, 1] {
+            let gone = held.on_released(CommandToken(token)).unwrap();
+            assert!(gone.is_empty(), "frames of the other registration are out");
+        }
+        let gone = held.on_released(CommandToken(2)).unwrap();
+        assert_eq!(gone.len(), 1);
+        assert!(Arc::ptr_eq(&gone[0].0.region, &memory));
+        assert!(held.on_released(CommandToken(2)).is_none());
+        drop(gone);
+        assert_eq!(Arc::strong_count(&memory), 1);
+    }
+}
