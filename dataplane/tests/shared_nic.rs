@@ -327,21 +327,21 @@ fn a_flood_for_the_kernel_leaves_rdma_its_worker() {
 }
 
 #[test]
-fn the_interface_shows_the_devices_vlan_and_its_link() {
+fn the_interface_shows_the_devices_vlan_without_tags() {
     skip_if!(lacks());
     let net = Network::new(1504);
     net.far.ip("addr flush dev veth1");
-    net.far
-        .ip("link add link veth1 name veth1.7 type vlan id 7");
-    net.far.ip("link set veth1.7 mtu 1500 addrgenmode none");
-    net.far.ip("link set veth1.7 up");
-    net.far.address("veth1.7", &format!("{FAR_KERNEL}/24"));
-    net.far.address("veth1.7", &format!("{FAR_KERNEL6}/64"));
     // Two workers, of which one has no queue of the port: the other sends for it and for the kernel.
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let cores = if processors > 1 { "[0, 1]" } else { "[0]" };
     let workers = format!("[workers]\ncores = {cores}\nidle = \"adaptive\"\n");
     let near = net.near.siwd(&(workers + &near_config("vlan = 7")), &[]);
+    // Of this kernel no other interface has to know VLANs.
+    let far = format!(
+        "addresses = [\"{FAR_KERNEL}/24\", \"{FAR_KERNEL6}/64\"]\nvlan = 7\n\
+         host_interface = \"rdma0\"\nhost_ports = \"61000-61099\""
+    );
+    let far = net.far.siwd(&config("veth1", 3, &far), &[]);
     net.far.wait_ping(ip(SHARED));
     Network::exchange(&net.near, SHARED, &net.far, 1 << 20);
     Network::exchange(&net.far, FAR_KERNEL6, &net.near, 1 << 20);
@@ -349,21 +349,31 @@ fn the_interface_shows_the_devices_vlan_and_its_link() {
         net.near.ping(ip(FAR_KERNEL), 1472, PATIENCE),
         "a whole frame"
     );
-    let wait_for = |what: &str| {
-        let end = Instant::now() + PATIENCE;
-        while !net.near.ip("link show rdma0").contains(what) {
-            assert!(Instant::now() < end, "{}", net.near.ip("link show rdma0"));
-            std::thread::yield_now();
-        }
-    };
-    net.near.ip("link set veth0 down");
-    wait_for("NO-CARRIER");
-    net.near.ip("link set veth0 up");
-    wait_for("LOWER_UP");
     // An interface that somebody deletes takes nothing with it.
     net.near.ip("link delete rdma0");
-    let stats = counter(&near, "SiwHostFrames");
-    assert!(stats > 0 && near.stop().success());
+    assert!(counter(&near, "SiwHostFrames") > 0);
+    assert!(near.stop().success() && far.stop().success());
+}
+
+#[test]
+fn the_interface_has_a_carrier_while_the_link_is_up() {
+    skip_if!(lacks());
+    let ns = Netns::new();
+    let config = near_config("").replace("net_af_packet0,iface=veth0", "net_tap0,iface=siwtap0");
+    let siwd = ns.siwd(&config, &[]);
+    for (state, shown) in [
+        ("down", "NO-CARRIER"),
+        ("up", "LOWER_UP"),
+        ("down", "NO-CARRIER"),
+    ] {
+        ns.ip(&format!("link set siwtap0 {state}"));
+        let end = Instant::now() + PATIENCE;
+        while !ns.ip("link show rdma0").contains(shown) {
+            assert!(Instant::now() < end, "{}", ns.ip("link show rdma0"));
+            std::thread::yield_now();
+        }
+    }
+    assert!(siwd.stop().success());
 }
 
 #[test]
@@ -430,7 +440,7 @@ fn what_the_interface_lacks_is_named_with_the_remedy() {
             "{text}"
         );
     }
-    ns.ip("link add rdma0 type dummy");
+    ns.ip("link add rdma0 type veth peer name rdma1");
     for (args, status) in [(&["--check"][..], 0), (&[], 1)] {
         let text = said(&ns, &good, &[], args, status);
         assert!(
