@@ -50,7 +50,7 @@ pub enum ClaimError {
     },
     /// A program of this machine has the port.
     #[error(
-        "TCP port {port} at {address} is used by a program of this machine: choose another port, or end it (ss -tanp 'sport = {port}')"
+        "TCP port {port} at {address} is used by a program of this machine (ss -tanp): choose another"
     )]
     Taken {
         /// Where.
