@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
 
 pub mod byte_ranges;
+mod flow_state;
 pub mod forge;
 mod impairment;
 mod leaks;

@@ -12,127 +12,23 @@
 //!
 //! It also knows which retransmissions were needed: no earlier copy of the bytes arrives. A
 //! reduction of the congestion window may be undone only if those of its recovery were not
-//! (RFC 3708, RFC 3522).
+//! (RFC 3708, RFC 3522). And it knows which had to wait for a peer that looked for its neighbour
+//! before it could answer.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::net::SocketAddr;
+use std::collections::HashMap;
 
 use crate::base::stats::StackStats;
 use crate::base::time::Instant;
-use crate::sim::byte_ranges::ByteRanges;
+use crate::sim::flow_state::{Flow, FlowSide, NeighbourSearch, SentAgain};
 use crate::sim::sink::Pattern;
-use crate::sim::wire_view::{ACK, FIN, RST, SYN, TcpView, tcp_view};
+use crate::sim::wire_view::{ACK, FIN, NeighbourMessage, RST, SYN, TcpView, tcp_view};
 
-/// The ends of a connection: that of host 0, that of host 1.
-pub type FlowEnds = [SocketAddr; 2];
+pub use crate::sim::flow_state::{FlowEnds, RecoveryEpisode, SentRange};
 
 /// Which pattern the payload from one end of a connection shows.
 pub fn salt_of(ends: &FlowEnds, host: usize) -> u64 {
     let ports = u64::from(ends[0].port()) << 16 | u64::from(ends[1].port());
     (ports * 2 + host as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-}
-
-/// A segment that was sent: [`WireOracle::on_way`] is told what becomes of it.
-pub struct SentRange {
-    flow: usize,
-    from: usize,
-    start: u32,
-    end: u32,
-    retransmission: Option<SentAgain>,
-}
-
-/// A retransmission, before its fate is known.
-struct SentAgain {
-    needed: bool,
-    is_tail_probe: bool,
-    timeouts_before: u64,
-    /// Reductions of the host's windows until then.
-    reductions: u64,
-    at: Instant,
-}
-
-/// What an episode sent again from one position on.
-#[derive(Default)]
-struct RangeSentAgain {
-    /// Before it was sent again no copy arrived.
-    needed: bool,
-    times: u32,
-    /// How many of these arrive, with those that the network made.
-    copies: u32,
-}
-
-/// The retransmissions for which one reduction of the window was made: from the first one until all
-/// that was in flight then is acknowledged, or until the window is reduced once more. A timeout in
-/// a recovery, or after one whose last ACK was lost, is a reduction of its own.
-#[derive(Clone, Copy, Debug)]
-pub struct RecoveryEpisode {
-    /// The end of what was in flight when it began.
-    recover: u32,
-    /// The first retransmission was needed.
-    pub first_needed: bool,
-    /// Any was.
-    pub needed: bool,
-    /// Timeouts of the host before it.
-    pub timeouts_before: u64,
-    /// Reductions of the host's windows, its own with them. Another connection's count too: then the
-    /// oracle is lenient for a moment, but never wrong.
-    reductions: u64,
-    /// When the first retransmission was sent.
-    pub began_at: Instant,
-}
-
-/// What one end sent, and what arrived there. Positions count from the end's own SYN, which is 0.
-#[derive(Default)]
-struct FlowSide {
-    iss: Option<u32>,
-    window_scale: Option<u8>,
-    /// The end of what was sent.
-    sent: u32,
-    fin_at: Option<u32>,
-    /// First transmissions: start and end.
-    segments: BTreeMap<u32, u32>,
-    /// Of what was sent, what arrives.
-    arriving: ByteRanges,
-    /// What of the peer's arrived here.
-    received: ByteRanges,
-    /// Highest acknowledgement of this end's data that arrived here, and right edge.
-    acked: u32,
-    edge: u32,
-    /// Acknowledgement and right edge of the last segment that this end sent.
-    last_ack: Option<u32>,
-    last_edge: u32,
-    last_tsval: Option<u32>,
-    newest_peer_tsval: Option<u32>,
-    /// In flight: start, end, when it was last sent.
-    outstanding: VecDeque<(u32, u32, Instant)>,
-    /// The last episode, what it sent again, and the one before it.
-    episode: Option<RecoveryEpisode>,
-    sent_again: BTreeMap<u32, RangeSentAgain>,
-    episode_before: Option<RecoveryEpisode>,
-    heard_at: Instant,
-    acked_at: Instant,
-}
-
-impl FlowSide {
-    /// `start..end` is sent once more.
-    fn note_sent_again(&mut self, start: u32, end: u32, now: Instant) {
-        let first = self
-            .outstanding
-            .partition_point(|segment| segment.1 <= start);
-        for segment in self.outstanding.range_mut(first..) {
-            if segment.0 >= end {
-                break;
-            }
-            segment.2 = now;
-        }
-    }
-}
-
-struct Flow {
-    ends: FlowEnds,
-    sides: [FlowSide; 2],
-    /// The path narrowed: retransmissions may be cut smaller.
-    is_recut: bool,
 }
 
 /// Judges the frames of all connections between two hosts.
@@ -146,7 +42,10 @@ pub struct WireOracle {
     /// The first rule that was broken.
     violation: Option<String>,
     tail_probes: [u64; 2],
-    timeouts: [u64; 2],
+    /// The last search of each host.
+    searches: [Option<NeighbourSearch>; 2],
+    /// Retransmissions of each host whose answer may have waited for such a search of the peer.
+    pub held_up: [u64; 2],
     /// Connections of which a frame arrived since this was last emptied, with the host.
     pub touched: Vec<(usize, usize)>,
     /// Connections whose sequence numbers went through zero.
@@ -216,6 +115,11 @@ impl WireOracle {
                 return Some(flow);
             }
             if is_answer {
+                let flow = &mut self.flows[known?];
+                if flow.sides[1 - from].last_ack.is_some() {
+                    flow.answered_anew = Some((from, view.seq));
+                    return None;
+                }
                 // The answer of a connection that took the place of an earlier half-open one.
                 let side = &mut self.flows[known?].sides[from];
                 let (edge, received) = (side.edge, std::mem::take(&mut side.received));
@@ -232,16 +136,25 @@ impl WireOracle {
                 ends,
                 sides,
                 is_recut,
+                answered_anew: None,
             });
             self.current.insert(ends, self.flows.len() - 1);
             return Some(self.flows.len() - 1);
         }
-        known.filter(|&flow| self.flows[flow].sides[from].iss.is_some())
+        // Whoever answered anew has forgotten the connection that is judged here.
+        known.filter(|&flow| {
+            let flow = &self.flows[flow];
+            let forgot = flow.answered_anew.is_some_and(|(host, _)| host == from);
+            flow.sides[from].iss.is_some() && !forgot
+        })
     }
 
     /// A host starts anew: its counters begin at zero.
     pub fn on_restart(&mut self, host: usize) {
-        (self.tail_probes[host], self.timeouts[host]) = (0, 0);
+        (self.tail_probes[host], self.searches[host]) = (0, None);
+        for flow in &mut self.flows {
+            flow.sides[host].timeouts = 0;
+        }
     }
 
     /// A host sends a frame. Returns what [`WireOracle::on_way`] takes.
@@ -253,7 +166,9 @@ impl WireOracle {
         stats: &StackStats,
     ) -> Option<SentRange> {
         let is_tail_probe = stats.tlp_probes > self.tail_probes[from];
-        let timeouts = std::mem::replace(&mut self.timeouts[from], stats.timeouts);
+        if NeighbourMessage::of(frame) == Some(NeighbourMessage::Search) {
+            self.searches[from] = Some(NeighbourSearch::Asked);
+        }
         let view = tcp_view(frame)?;
         let index = self.flow_of(from, &view)?;
         self.flows[index].is_recut |= stats.black_holes + stats.pmtu_reductions > 0;
@@ -272,8 +187,19 @@ impl WireOracle {
         }
         let start = view.seq.wrapping_sub(side.iss?);
         let end = start.wrapping_add(view.span());
+        let duplicate = Self::unmarked_duplicate(&view).and_then(|(low, high)| {
+            let iss = self.flows[index].sides[1 - from].iss?;
+            Some((low.wrapping_sub(iss), high.wrapping_sub(iss)))
+        });
         if view.span() == 0 {
-            return None;
+            return duplicate.map(|_| SentRange {
+                flow: index,
+                from,
+                start,
+                end,
+                retransmission: None,
+                duplicate,
+            });
         }
         self.segments += u64::from(!view.payload.is_empty());
         if let Err(why) = self.judge_text(index, from, &view, start) {
@@ -281,8 +207,14 @@ impl WireOracle {
         }
         let mut retransmission = None;
         let side = &mut self.flows[index].sides[from];
+        let timeouts = std::mem::replace(&mut side.timeouts, stats.timeouts);
         if start < side.sent && view.flags & SYN == 0 {
-            side.note_sent_again(start, end, now);
+            let before = side.note_sent_again(start, end, now);
+            let held_up = self.searches[1 - from].is_some_and(|search| match search {
+                NeighbourSearch::Asked => true,
+                NeighbourSearch::AnsweredAt(at) => before.is_some_and(|before| at >= before),
+            });
+            self.held_up[from] += u64::from(held_up);
             retransmission = Some(SentAgain {
                 needed: !side.arriving.covers(start, end),
                 is_tail_probe: end == side.sent && is_tail_probe,
@@ -306,15 +238,37 @@ impl WireOracle {
             start,
             end,
             retransmission,
+            duplicate,
         })
+    }
+
+    /// The D-SACK block of a segment without timestamps: if the network doubles that segment, its sender
+    /// seems to have received the duplicate once more.
+    fn unmarked_duplicate(view: &TcpView<'_>) -> Option<(u32, u32)> {
+        if view.sack_count == 0 || view.timestamps.is_some() {
+            return None;
+        }
+        let (low, high) = view.sack[0];
+        let around = view.sack[1];
+        let is_inside =
+            view.sack_count > 1 && !is_before(low, around.0) && !is_before(around.1, high);
+        (!is_before(view.ack, high) || is_inside).then_some((low, high))
     }
 
     /// What [`WireOracle::on_sent`] was shown arrives so many times. Where the network doubles
     /// retransmissions, a segment may be reported as a duplicate as often as it was sent again,
     /// whatever became of the original: then they look needless to their sender (RFC 3708 section 3).
+    /// So they do where it doubles the report.
     pub fn on_way(&mut self, sent: &SentRange, copies: u32) {
+        if let Some((low, high)) = sent.duplicate.filter(|_| copies > 1) {
+            let peer = &mut self.flows[sent.flow].sides[1 - sent.from];
+            for (_, range) in peer.sent_again.range_mut(low..high.max(low)) {
+                range.copies += copies - 1;
+            }
+            peer.judge_episode();
+        }
         let side = &mut self.flows[sent.flow].sides[sent.from];
-        if copies > 0 {
+        if copies > 0 && sent.start != sent.end {
             side.arriving.insert(sent.start, sent.end);
         }
         let Some(again) = &sent.retransmission else {
@@ -344,10 +298,7 @@ impl WireOracle {
         range.needed |= again.needed;
         range.times += 1;
         range.copies += copies;
-        if let Some(episode) = &mut side.episode {
-            let mut ranges = side.sent_again.values();
-            episode.needed = ranges.any(|range| range.needed && range.copies <= range.times);
-        }
+        side.judge_episode();
     }
 
     /// The acknowledgement, window, SACK blocks and timestamps of a segment.
@@ -421,6 +372,7 @@ impl WireOracle {
             ends,
             sides,
             is_recut,
+            ..
         } = &mut self.flows[index];
         let side = &mut sides[from];
         let payload_end = start + view.payload.len() as u32;
@@ -468,11 +420,19 @@ impl WireOracle {
 
     /// A frame arrives as it was sent, and the host is about to see it.
     pub fn on_arrival(&mut self, now: Instant, to: usize, frame: &[u8]) {
+        if NeighbourMessage::of(frame) == Some(NeighbourMessage::Answer)
+            && let Some(search @ NeighbourSearch::Asked) = &mut self.searches[to]
+        {
+            *search = NeighbourSearch::AnsweredAt(now);
+        }
         let Some(view) = tcp_view(frame) else { return };
         let from = 1 - to;
         let Some(&index) = self.current.get(&Self::ends_of(from, &view)) else {
             return;
         };
+        if self.flows[index].is_of_new_answer(from, &view) {
+            return;
+        }
         let [zero, one] = &mut self.flows[index].sides;
         let (side, peer) = if to == 0 { (zero, one) } else { (one, zero) };
         let Some(peer_iss) = peer.iss else { return };

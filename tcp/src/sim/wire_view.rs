@@ -157,6 +157,39 @@ pub fn tcp_view(frame: &[u8]) -> Option<TcpView<'_>> {
     Some(view)
 }
 
+/// What a frame of ARP or NDP says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NeighbourMessage {
+    /// A solicitation to everybody: its sender does not know the neighbour.
+    Search,
+    /// A solicitation to the neighbour itself, which is known and confirmed.
+    Confirmation,
+    /// An answer.
+    Answer,
+}
+
+impl NeighbourMessage {
+    /// `None`: the frame is neither.
+    pub fn of(frame: &[u8]) -> Option<Self> {
+        let asks = match link_payload(frame)? {
+            (ETHERTYPE_ARP, at) => word16(frame, at + 6)? == 1,
+            _ => match ip_payload(frame)? {
+                (PROTOCOL_ICMPV6, _, at, _) => match frame.get(at)? {
+                    135 => true,
+                    136 => false,
+                    _ => return None,
+                },
+                _ => return None,
+            },
+        };
+        Some(match (asks, frame.first()? & 1 != 0) {
+            (true, true) => NeighbourMessage::Search,
+            (true, false) => NeighbourMessage::Confirmation,
+            (false, _) => NeighbourMessage::Answer,
+        })
+    }
+}
+
 /// Whether every checksum that guards the frame is right: those of IPv4, TCP and ICMP. Of a frame
 /// that was damaged on its way and still passes, no receiver can know.
 pub fn has_valid_checksums(frame: &[u8]) -> bool {

@@ -310,6 +310,7 @@ impl SeedRun {
 
     fn run_until(&mut self, limit: Instant, is_over: impl Fn(&Self) -> bool) -> Result<(), String> {
         let (mut idle_steps, mut idle_since) = (0, self.net.now);
+        let mut is_last_turn = false;
         loop {
             self.apply_due_events();
             self.open_due_connections();
@@ -332,9 +333,11 @@ impl SeedRun {
             let before = moved(&self.net);
             let goes_on = self.net.step(next);
             if !goes_on {
-                if next >= limit {
+                // The last timers may have raised events, which owners see first.
+                if next >= limit && is_last_turn {
                     return Ok(());
                 }
+                is_last_turn = next >= limit;
                 self.net.now = self.net.now.max(next);
             }
             if moved(&self.net) != before || !goes_on {
