@@ -22,6 +22,7 @@ pub mod measurement;
 pub mod pattern;
 pub mod plan;
 pub mod progress;
+pub mod registration;
 pub mod report;
 pub mod session;
 pub mod tcp;

@@ -8,6 +8,7 @@ use siw_bench::daemon::Process;
 use siw_bench::end::{Role, TransferEnd, find_device, open_context};
 use siw_bench::figure::{BetterValue, Figure, best_value};
 use siw_bench::plan::{MeasurementPlan, Mode, Operation};
+use siw_bench::registration::{MemoryKind, registration_time};
 use siw_bench::trust::{Victim, program_beside};
 use siw_bench::{churn, session};
 use std::path::{Path, PathBuf};
@@ -108,6 +109,20 @@ enum FigureCommand {
         /// Where to write what else grew, as a line of JSON for `best`.
         #[arg(long)]
         growth: PathBuf,
+    },
+    /// Microseconds to register memory that an application has.
+    Registration {
+        /// Control socket of siwd.
+        #[arg(long)]
+        socket: Option<PathBuf>,
+        #[arg(long)]
+        kind: MemoryKind,
+        /// Bytes.
+        #[arg(long)]
+        size: usize,
+        /// How often; the median counts.
+        #[arg(long, default_value_t = 201)]
+        count: usize,
     },
     /// Seconds until the daemon is rid of a killed client with 10,000 connected queue pairs.
     KillAndClean {
@@ -246,6 +261,16 @@ fn measure_figure(cli: &FigureOptions, good: BetterValue) -> Result<f64, String>
             std::fs::write(growth, line)
                 .map_err(|error| format!("{}: {error}", growth.display()))?;
             Ok(grown.descriptors as f64)
+        }
+        FigureCommand::Registration {
+            socket,
+            kind,
+            size,
+            count,
+        } => {
+            let context = open_context(socket.as_deref())?;
+            let time = registration_time(&context, *kind, *size, *count)?;
+            Ok(time.as_secs_f64() * 1e6)
         }
         FigureCommand::KillAndClean { daemon } => {
             Ok(victim(daemon)?.kill_large_client()?.as_secs_f64())

@@ -1,0 +1,123 @@
+//! What registering memory costs that an application has already: by size, and by the way in which
+//! the daemon gets at it.
+
+use clap::ValueEnum;
+use siw::{Access, Arena, Context, ExtentMethod, Pd};
+use siw_shm::SharedMemory;
+use siw_shm::shared_memory::{PAGE, PageSize};
+use std::time::{Duration, Instant};
+
+/// Memory of one kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum MemoryKind {
+    /// From malloc, and never registered: its pages are replaced.
+    Fresh,
+    /// From malloc, and registered before.
+    Again,
+    /// A part of an arena.
+    Arena,
+    /// A shared mapping of a file in memory.
+    Shared,
+    /// On the stack: copied by system calls.
+    Stack,
+}
+
+/// Longest buffer on the stack.
+const STACK_BYTES: usize = 64 << 10;
+
+/// Memory to register, which lives as long as this.
+enum Buffer {
+    Bytes(Vec<u8>),
+    Arena(std::sync::Arc<Arena>),
+    Shared(SharedMemory),
+}
+
+impl Buffer {
+    fn allocate(context: &Context, kind: MemoryKind, size: usize) -> Result<Buffer, String> {
+        Ok(match kind {
+            MemoryKind::Arena => {
+                let arena =
+                    Arena::alloc(context, size, false).map_err(|error| error.to_string())?;
+                Buffer::Arena(arena)
+            }
+            MemoryKind::Shared => {
+                let memory = SharedMemory::create_memfd("siw-figures", size, PageSize::Normal);
+                Buffer::Shared(memory.map_err(|error| error.to_string())?)
+            }
+            // As long as malloc takes fresh pages for, and with something in each of them.
+            _ => Buffer::Bytes(vec![1; size.max(PAGE * 64)]),
+        })
+    }
+
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        match self {
+            Buffer::Bytes(bytes) => bytes.as_mut_ptr(),
+            Buffer::Arena(arena) => arena.as_ptr(),
+            Buffer::Shared(memory) => memory.as_ptr(),
+        }
+    }
+}
+
+/// The median time of a registration, of `count`.
+///
+/// # Errors
+/// The daemon refuses, or gets at the memory in another way than the kind stands for.
+pub fn registration_time(
+    context: &Context,
+    kind: MemoryKind,
+    size: usize,
+    count: usize,
+) -> Result<Duration, String> {
+    let pd = context.alloc_pd().map_err(|error| error.to_string())?;
+    let mut times = Vec::with_capacity(count);
+    let mut kept = None;
+    for _ in 0..count.max(1) {
+        if kind == MemoryKind::Stack {
+            let mut bytes = [1u8; STACK_BYTES];
+            times.push(register_once(
+                &pd,
+                bytes.as_mut_ptr(),
+                size.min(STACK_BYTES),
+                kind,
+            )?);
+            continue;
+        }
+        let mut buffer = match kept.take() {
+            Some(buffer) => buffer,
+            None => Buffer::allocate(context, kind, size)?,
+        };
+        let address = buffer.as_mut_ptr();
+        if kind == MemoryKind::Again && times.is_empty() {
+            register_once(&pd, address, size, kind)?;
+        }
+        times.push(register_once(&pd, address, size, kind)?);
+        if kind != MemoryKind::Fresh {
+            kept = Some(buffer);
+        }
+    }
+    times.sort_unstable();
+    Ok(times[times.len() / 2])
+}
+
+fn register_once(
+    pd: &Pd,
+    address: *mut u8,
+    size: usize,
+    kind: MemoryKind,
+) -> Result<Duration, String> {
+    let start = Instant::now();
+    let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+    let registered = pd.reg_memory(address, size, access);
+    let time = start.elapsed();
+    let region = registered.map_err(|error| error.to_string())?;
+    let expected = match kind {
+        MemoryKind::Fresh | MemoryKind::Again => ExtentMethod::Remap,
+        MemoryKind::Arena => ExtentMethod::Arena,
+        MemoryKind::Shared => ExtentMethod::Shared,
+        MemoryKind::Stack => ExtentMethod::Copy,
+    };
+    match region.methods()[..] {
+        [(method, _)] if method == expected => Ok(time),
+        ref other => Err(format!("reached by {other:?}, not by {expected:?}")),
+    }
+}
