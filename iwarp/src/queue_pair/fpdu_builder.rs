@@ -26,6 +26,9 @@ use crate::record::{FpduRecord, FrameBuilder};
 use siw_memory::{RegisteredMemory, crc, crc_copy, gap_copy};
 use siw_shm::SharedMemory;
 
+/// Bytes of memory that is not mapped, copied by one system call: the payload of a usual segment.
+const COPIED_AT_ONCE: usize = 2048;
+
 /// One FPDU under construction.
 pub(crate) struct FpduBuilder<'a, B, const MARKERS: bool> {
     frame: &'a mut B,
@@ -126,9 +129,12 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> FpduBuilder<'a, B, MARKERS> {
         let (mut off, mut left) = (off, len as usize);
         while left > 0 {
             // One piece, unless pages were registered that do not lie side by side.
-            let (region, region_off, piece_len) = mr
-                .piece_at(off, left)
-                .map_err(|_| BuildError::KeyDeregistered)?;
+            let Ok((region, region_off, piece_len)) = mr.piece_at(off, left) else {
+                let done = self.append_copied_memory(mr, off, left)?;
+                off += done as u64;
+                left -= done;
+                continue;
+            };
             let is_referenced = ext_buf_ref != ExtBufRef::NONE
                 && self
                     .frame
@@ -184,9 +190,9 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> FpduBuilder<'a, B, MARKERS> {
         off: u64,
         len: usize,
     ) -> Result<usize, BuildError> {
-        let (region, region_off, len) = mr
-            .piece_at(off, len)
-            .map_err(|_| BuildError::KeyDeregistered)?;
+        let Ok((region, region_off, len)) = mr.piece_at(off, len) else {
+            return self.append_copied_memory(mr, off, len);
+        };
         let layout = MarkerLayout {
             until_marker: self.until_marker,
             fpdu_offset: self.fpdu_offset,
@@ -210,6 +216,24 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> FpduBuilder<'a, B, MARKERS> {
         self.fpdu_offset += marked_len;
         self.until_marker = layout.until_marker_after(len, marked_len);
         Ok(len)
+    }
+
+    /// Appends the beginning of payload that the daemon has not mapped: a system call copies it.
+    /// Returns how much.
+    #[cold]
+    fn append_copied_memory(
+        &mut self,
+        mr: &RegisteredMemory,
+        off: u64,
+        len: usize,
+    ) -> Result<usize, BuildError> {
+        let mut bytes = [0; COPIED_AT_ONCE];
+        let bytes = &mut bytes[..len.min(COPIED_AT_ONCE)];
+        let copied = mr
+            .read_piece(off, bytes)
+            .map_err(|_| BuildError::KeyDeregistered)?;
+        self.append_bytes(&bytes[..copied]);
+        Ok(copied)
     }
 
     #[inline]

@@ -19,6 +19,8 @@ pub mod gap_copy;
 pub mod key_table;
 pub mod queue_allocator;
 pub mod registered_memory;
+pub mod scatter;
 
 pub use key_table::{DeregError, KeyReader, KeyTable, Retired, Stag};
 pub use registered_memory::{KeyError, RegisteredMemory};
+pub use scatter::{Extent, ExtentMemory, ProcessMemory};

@@ -5,6 +5,7 @@
 use crate::crc;
 use crate::gap_copy::{self, Gaps};
 use crate::key_table::Stag;
+use crate::scatter::{Extent, ExtentList, ExtentMemory, PageList, Piece, Scatter};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use siw_lockfree::key_cell::{KeyCell, KeyWord};
 use siw_shm::{Access, OutOfBounds, SharedMemory, WindowType};
@@ -46,55 +47,6 @@ const ANY: u64 = u64::MAX;
 /// In the count of windows: no window can be bound any more.
 const LOCKED: u32 = u32::MAX;
 
-/// Pages of a fast registration.
-#[derive(Debug)]
-pub(crate) struct PageList {
-    /// Where the application writes the list.
-    pub list: Arc<SharedMemory>,
-    pub list_at: usize,
-    /// The checked private copy: offsets in the region.
-    pub offsets: Box<[AtomicU64]>,
-    pub shift: AtomicU32,
-}
-
-impl PageList {
-    /// Where octet `off`, counted from the first page on, lies, and how many octets follow it
-    /// without a gap, at most `len`.
-    fn piece_at(&self, offset: usize, len: usize) -> Result<(usize, usize), OutOfBounds> {
-        let size = 1usize << self.shift.load(Ordering::Relaxed);
-        let page = |i: usize| -> Result<usize, OutOfBounds> {
-            let page_offset = self.offsets.get(i).ok_or(OutOfBounds)?;
-            Ok(page_offset.load(Ordering::Relaxed) as usize)
-        };
-        let (mut i, at) = (offset / size, offset % size);
-        let from = page(i)?;
-        let mut piece_len = size - at;
-        while piece_len < len && page(i + 1)? == page(i)? + size {
-            i += 1;
-            piece_len += size;
-        }
-        Ok((from + at, piece_len.min(len)))
-    }
-
-    /// [`RegisteredMemory::for_each_piece`] for a region that has a page list.
-    #[inline(never)]
-    fn for_each_piece(
-        &self,
-        region: &SharedMemory,
-        offset: usize,
-        len: usize,
-        mut visit: impl FnMut(&SharedMemory, usize, std::ops::Range<usize>) -> Result<(), OutOfBounds>,
-    ) -> Result<(), OutOfBounds> {
-        let mut done = 0;
-        while done < len {
-            let (at, piece_len) = self.piece_at(offset + done, len - done)?;
-            visit(region, at, done..done + piece_len)?;
-            done += piece_len;
-        }
-        Ok(())
-    }
-}
-
 /// A registered memory region or a window, daemon side.
 #[derive(Debug)]
 pub struct RegisteredMemory {
@@ -114,7 +66,8 @@ pub struct RegisteredMemory {
     /// parent.
     start_offset: AtomicU64,
     shared_memory: Option<Arc<SharedMemory>>,
-    page_list: Option<Box<PageList>>,
+    /// Of memory that is not one piece.
+    scatter: Option<Box<Scatter>>,
     /// Bound to it, or [`LOCKED`].
     windows: AtomicU32,
 }
@@ -144,7 +97,7 @@ impl RegisteredMemory {
             len: AtomicU64::new(0),
             start_offset: AtomicU64::new(0),
             shared_memory: region,
-            page_list: None,
+            scatter: None,
             windows: AtomicU32::new(0),
         }
     }
@@ -193,13 +146,50 @@ impl RegisteredMemory {
         pd: u32,
     ) -> Result<RegisteredMemory, OutOfBounds> {
         list.ptr_at(list_at, max_pages.checked_mul(8).ok_or(OutOfBounds)?)?;
-        let mut mr = RegisteredMemory::with_kind(KeyKind::Fast, pd, Some(region));
-        mr.page_list = Some(Box::new(PageList {
+        let mut mr = RegisteredMemory::with_kind(KeyKind::Fast, pd, Some(region.clone()));
+        let pages = PageList {
             list,
             list_at,
             offsets: (0..max_pages).map(|_| AtomicU64::new(0)).collect(),
             shift: AtomicU32::new(12),
-        }));
+        };
+        mr.scatter = Some(Box::new(Scatter::Pages(pages, region)));
+        Ok(mr)
+    }
+
+    /// `len` bytes that lie one after the other in `extents`, addressed from `base` on; otherwise as
+    /// [`RegisteredMemory::new`]. Extents in a process are copied by system calls, and are not for
+    /// atomic operations.
+    ///
+    /// # Errors
+    /// An extent leaves its memory, they are not `len` bytes together, or the addresses wrap.
+    pub fn new_scattered(
+        extents: Vec<Extent>,
+        len: u64,
+        base: u64,
+        pd: u32,
+        access: Access,
+    ) -> Result<RegisteredMemory, OutOfBounds> {
+        if let [extent] = &extents[..]
+            && let ExtentMemory::Shared(memory) = &extent.memory
+            && extent.len == len
+        {
+            return Self::new(memory.clone(), extent.offset, len, base, pd, None, access);
+        }
+        let zero = access.contains(Access::ZERO_BASED);
+        let base = if zero { 0 } else { base };
+        base.checked_add(len).ok_or(OutOfBounds)?;
+        let extents = ExtentList::new(extents, len)?;
+        let mut mr = RegisteredMemory::with_kind(KeyKind::Fixed, pd, None);
+        mr.scatter = Some(Box::new(Scatter::Extents(extents)));
+        mr.set_scope(&Scope {
+            allowed_qp: None,
+            access_rights: access,
+            base_address: base,
+            len,
+            start_offset: 0,
+            parent_key: Stag(0),
+        });
         Ok(mr)
     }
 
@@ -251,8 +241,8 @@ impl RegisteredMemory {
     pub fn len(&self) -> u64 {
         self.len.load(Ordering::Relaxed)
     }
-    /// The memory it lies in; none for windows. Cloning the Arc keeps it mapped while a NIC
-    /// reads it.
+    /// The memory it lies in; none for windows and for several extents. Cloning the Arc keeps it
+    /// mapped while a NIC reads it.
     #[inline]
     pub fn shared_memory(&self) -> Option<&Arc<SharedMemory>> {
         self.shared_memory.as_ref()
@@ -286,7 +276,10 @@ impl RegisteredMemory {
         Stag(self.parent_key.load(Ordering::Relaxed))
     }
     pub(crate) fn page_list(&self) -> Option<&PageList> {
-        self.page_list.as_deref()
+        match self.scatter.as_deref() {
+            Some(Scatter::Pages(pages, _)) => Some(pages),
+            _ => None,
+        }
     }
     #[inline]
     pub(crate) fn key_word(&self) -> KeyWord {
@@ -403,43 +396,48 @@ impl RegisteredMemory {
         Ok(self.start_offset().wrapping_add(addr - base))
     }
 
-    /// Whether `len` bytes at `off` lie in this MR.
+    /// Whether `len` bytes at `offset` lie in this region.
     #[inline]
-    fn memory_range(&self, offset: u64, len: usize) -> Result<(&SharedMemory, usize), OutOfBounds> {
+    fn check_offset(&self, offset: u64, len: usize) -> Result<(), OutOfBounds> {
         let rel = offset.checked_sub(self.start_offset()).ok_or(OutOfBounds)?;
         match rel.checked_add(len as u64) {
-            Some(end) if end <= self.len() => Ok((
-                self.shared_memory.as_deref().ok_or(OutOfBounds)?,
-                offset as usize,
-            )),
+            Some(end) if end <= self.len() => Ok(()),
             _ => Err(OutOfBounds),
         }
     }
 
-    /// Hands the pieces of `len` bytes at `offset` to `visit`: the mapping, the offset in it, and
-    /// which of the `len` bytes they are.
-    ///
-    /// Always inlined, so that memory without a page list, as nearly all is, costs no call; page
-    /// lists stay out of line.
-    #[inline(always)]
+    /// The memory of a region in one piece, and the offset there.
+    #[inline]
+    fn memory_range(&self, offset: u64, len: usize) -> Result<(&SharedMemory, usize), OutOfBounds> {
+        self.check_offset(offset, len)?;
+        let memory = self.shared_memory.as_deref().ok_or(OutOfBounds)?;
+        Ok((memory, offset as usize))
+    }
+
+    /// Hands the pieces of `len` bytes at `offset` to `visit`: out of line, so that memory in one
+    /// piece, as nearly all is, costs no call.
+    #[inline(never)]
     fn for_each_piece(
         &self,
+        scatter: &Scatter,
         offset: u64,
         len: usize,
-        mut visit: impl FnMut(&SharedMemory, usize, std::ops::Range<usize>) -> Result<(), OutOfBounds>,
+        visit: impl FnMut(Piece<'_>, std::ops::Range<usize>) -> Result<(), OutOfBounds>,
     ) -> Result<(), OutOfBounds> {
-        let (region, offset) = self.memory_range(offset, len)?;
-        match &self.page_list {
-            None => visit(region, offset, 0..len),
-            Some(pages) => pages.for_each_piece(region, offset, len, visit),
-        }
+        self.check_offset(offset, len)?;
+        scatter.for_each_piece(offset, len, visit)
     }
 
     /// Places bytes at an offset obtained from [`RegisteredMemory::check_access`].
     #[inline]
     pub fn write_at(&self, offset: u64, src: &[u8]) -> Result<(), OutOfBounds> {
-        self.for_each_piece(offset, src.len(), |memory, at, part| {
-            memory.write(at, &src[part])
+        let Some(scatter) = &self.scatter else {
+            let (memory, at) = self.memory_range(offset, src.len())?;
+            return memory.write(at, src);
+        };
+        self.for_each_piece(scatter, offset, src.len(), |piece, part| match piece {
+            Piece::Shared(memory, at) => memory.write(at, &src[part]),
+            Piece::Process(process, address) => process.write(address, &src[part]),
         })
     }
 
@@ -456,14 +454,19 @@ impl RegisteredMemory {
         let Ok((region, at)) = self.memory_range(offset, len) else {
             return false;
         };
-        self.page_list.is_none() && gap_copy::write_without_gaps(region, at, len, src, gaps).is_ok()
+        self.scatter.is_none() && gap_copy::write_without_gaps(region, at, len, src, gaps).is_ok()
     }
 
     /// Reads bytes at an offset obtained from [`RegisteredMemory::check_access`].
     #[inline]
     pub fn read_at(&self, offset: u64, dst: &mut [u8]) -> Result<(), OutOfBounds> {
-        self.for_each_piece(offset, dst.len(), |memory, at, part| {
-            memory.read(at, &mut dst[part])
+        let Some(scatter) = &self.scatter else {
+            let (memory, at) = self.memory_range(offset, dst.len())?;
+            return memory.read(at, dst);
+        };
+        self.for_each_piece(scatter, offset, dst.len(), |piece, part| match piece {
+            Piece::Shared(memory, at) => memory.read(at, &mut dst[part]),
+            Piece::Process(process, address) => process.read(address, &mut dst[part]),
         })
     }
 
@@ -481,30 +484,58 @@ impl RegisteredMemory {
     /// Continues a CRC32c over bytes at an offset obtained from [`RegisteredMemory::check_access`].
     #[inline]
     pub fn crc32c_append_at(&self, offset: u64, len: usize, crc: u32) -> Result<u32, OutOfBounds> {
+        let Some(scatter) = &self.scatter else {
+            let (memory, at) = self.memory_range(offset, len)?;
+            return crc::crc32c_append_shared(crc, memory, at, len);
+        };
         let mut sum = crc;
-        self.for_each_piece(offset, len, |memory, at, part| {
-            sum = crc::crc32c_append_shared(sum, memory, at, part.len())?;
+        self.for_each_piece(scatter, offset, len, |piece, part| {
+            match piece {
+                Piece::Shared(memory, at) => {
+                    sum = crc::crc32c_append_shared(sum, memory, at, part.len())?;
+                }
+                Piece::Process(process, address) => {
+                    let mut bytes = vec![0; part.len()];
+                    process.read(address, &mut bytes)?;
+                    sum = crc::crc32c_append(sum, &bytes);
+                }
+            }
             Ok(())
         })?;
         Ok(sum)
     }
 
     /// Region, offset in it, and how many of `len` bytes lie there without a gap: for gather
-    /// lists of a NIC.
+    /// lists of a NIC. An error also for bytes in a process: those are only copied
+    /// ([`RegisteredMemory::read_piece`]).
     #[inline]
     pub fn piece_at(
         &self,
         offset: u64,
         len: usize,
     ) -> Result<(&Arc<SharedMemory>, usize, usize), OutOfBounds> {
-        let (_, offset) = self.memory_range(offset, len)?;
-        let region = self.shared_memory.as_ref().ok_or(OutOfBounds)?;
-        match &self.page_list {
-            None => Ok((region, offset, len)),
-            Some(pages) => pages
-                .piece_at(offset, len)
-                .map(|(at, piece_len)| (region, at, piece_len)),
+        let Some(scatter) = &self.scatter else {
+            self.check_offset(offset, len)?;
+            let region = self.shared_memory.as_ref().ok_or(OutOfBounds)?;
+            return Ok((region, offset as usize, len));
+        };
+        self.check_offset(offset, len)?;
+        match scatter.piece_at(offset, len)? {
+            (Piece::Shared(region, at), piece_len) => Ok((region, at, piece_len)),
+            (Piece::Process(..), _) => Err(OutOfBounds),
         }
+    }
+
+    /// Copies the bytes that lie without a gap at the beginning of `dst.len()` bytes at `offset`;
+    /// how many those are.
+    #[cold]
+    pub fn read_piece(&self, offset: u64, dst: &mut [u8]) -> Result<usize, OutOfBounds> {
+        let piece_len = match &self.scatter {
+            None => dst.len(),
+            Some(scatter) => scatter.piece_at(offset, dst.len())?.1,
+        };
+        self.read_at(offset, &mut dst[..piece_len])?;
+        Ok(piece_len)
     }
 
     /// Address in this process of `len` bytes that lie without a gap.
@@ -520,10 +551,10 @@ impl RegisteredMemory {
     /// Hints the cache about bytes that come next; harmless outside.
     #[inline]
     pub fn prefetch_at(&self, offset: u64, len: usize) {
-        match (&self.shared_memory, &self.page_list) {
+        match (&self.shared_memory, &self.scatter) {
             (Some(memory), None) => memory.prefetch_range(offset as usize, len),
-            (Some(memory), Some(pages)) => {
-                if let Ok((at, piece_len)) = pages.piece_at(offset as usize, len) {
+            (_, Some(scatter)) => {
+                if let Ok((Piece::Shared(memory, at), piece_len)) = scatter.piece_at(offset, len) {
                     memory.prefetch_range(at, piece_len);
                 }
             }

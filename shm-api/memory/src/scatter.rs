@@ -1,0 +1,208 @@
+//! Where the bytes of a region are that does not lie in one piece: pages that a work request
+//! registered ([`PageList`]), or extents of several memories ([`Extent`]), which the control thread
+//! registered for memory that an application already had. [`crate::registered_memory`] copies
+//! through it; regions in one piece, as nearly all are, never come here.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use siw_shm::{OutOfBounds, SharedMemory};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// Memory of a process that the daemon has not mapped: every access is a system call that copies.
+///
+/// The descriptor is one of /proc/PID/mem. It stays with the address space that it was opened for:
+/// when that is gone every access fails, and a process that gets the same number is not reached.
+#[derive(Debug)]
+pub struct ProcessMemory {
+    mem: OwnedFd,
+}
+
+impl ProcessMemory {
+    /// Memory behind a descriptor of /proc/PID/mem.
+    pub fn new(mem: OwnedFd) -> ProcessMemory {
+        ProcessMemory { mem }
+    }
+
+    /// Copies from `address` of the process.
+    ///
+    /// # Errors
+    /// The process is gone, or has no such memory.
+    pub fn read(&self, address: u64, dst: &mut [u8]) -> Result<(), OutOfBounds> {
+        let mut done = 0;
+        while done < dst.len() {
+            match rustix::io::pread(&self.mem, &mut dst[done..], address + done as u64) {
+                Ok(0) | Err(_) => return Err(OutOfBounds),
+                Ok(got) => done += got,
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies to `address` of the process.
+    ///
+    /// # Errors
+    /// The process is gone, or has no such memory.
+    pub fn write(&self, address: u64, src: &[u8]) -> Result<(), OutOfBounds> {
+        let mut done = 0;
+        while done < src.len() {
+            match rustix::io::pwrite(&self.mem, &src[done..], address + done as u64) {
+                Ok(0) | Err(_) => return Err(OutOfBounds),
+                Ok(put) => done += put,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What an extent lies in.
+#[derive(Debug, Clone)]
+pub enum ExtentMemory {
+    /// A mapping of the daemon; offsets count from its start.
+    Shared(Arc<SharedMemory>),
+    /// A process; offsets are its addresses.
+    Process(Arc<ProcessMemory>),
+}
+
+/// A piece of a region.
+#[derive(Debug, Clone)]
+pub struct Extent {
+    /// What it lies in.
+    pub memory: ExtentMemory,
+    /// Where it begins there.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// A part of an extent.
+#[derive(Debug)]
+pub(crate) enum Piece<'a> {
+    Shared(&'a Arc<SharedMemory>, usize),
+    Process(&'a ProcessMemory, u64),
+}
+
+/// The extents of a region, one after the other.
+#[derive(Debug)]
+pub(crate) struct ExtentList {
+    /// For each extent, where the one after it begins in the region.
+    ends: Box<[u64]>,
+    extents: Box<[Extent]>,
+}
+
+impl ExtentList {
+    /// A list that covers `len` bytes, and lies within the memories that it names.
+    pub fn new(extents: Vec<Extent>, len: u64) -> Result<ExtentList, OutOfBounds> {
+        let mut ends = Vec::with_capacity(extents.len());
+        let mut end = 0u64;
+        for extent in &extents {
+            let last = extent
+                .offset
+                .checked_add(extent.len)
+                .filter(|_| extent.len > 0)
+                .ok_or(OutOfBounds)?;
+            match &extent.memory {
+                ExtentMemory::Shared(memory) if last > memory.len() as u64 => {
+                    return Err(OutOfBounds);
+                }
+                // Offsets of files are signed.
+                ExtentMemory::Process(_) if i64::try_from(last).is_err() => {
+                    return Err(OutOfBounds);
+                }
+                _ => {}
+            }
+            end = end.checked_add(extent.len).ok_or(OutOfBounds)?;
+            ends.push(end);
+        }
+        if end != len {
+            return Err(OutOfBounds);
+        }
+        Ok(ExtentList {
+            ends: ends.into(),
+            extents: extents.into(),
+        })
+    }
+
+    /// Where byte `offset` of the region lies, and how many of `len` bytes follow it there.
+    pub fn piece_at(&self, offset: u64, len: usize) -> Result<(Piece<'_>, usize), OutOfBounds> {
+        let index = self.ends.partition_point(|end| *end <= offset);
+        let extent = self.extents.get(index).ok_or(OutOfBounds)?;
+        let left = self.ends[index] - offset;
+        let at = extent.offset + (extent.len - left);
+        let piece = match &extent.memory {
+            ExtentMemory::Shared(memory) => Piece::Shared(memory, at as usize),
+            ExtentMemory::Process(memory) => Piece::Process(memory, at),
+        };
+        Ok((
+            piece,
+            usize::try_from(left).map_or(len, |left| left.min(len)),
+        ))
+    }
+}
+
+/// Pages of a fast registration.
+#[derive(Debug)]
+pub(crate) struct PageList {
+    /// Where the application writes the list.
+    pub list: Arc<SharedMemory>,
+    pub list_at: usize,
+    /// The checked private copy: offsets in the region.
+    pub offsets: Box<[AtomicU64]>,
+    pub shift: AtomicU32,
+}
+
+impl PageList {
+    /// Where octet `off`, counted from the first page on, lies, and how many octets follow it
+    /// without a gap, at most `len`.
+    pub fn piece_at(&self, offset: usize, len: usize) -> Result<(usize, usize), OutOfBounds> {
+        let size = 1usize << self.shift.load(Ordering::Relaxed);
+        let page = |i: usize| -> Result<usize, OutOfBounds> {
+            let page_offset = self.offsets.get(i).ok_or(OutOfBounds)?;
+            Ok(page_offset.load(Ordering::Relaxed) as usize)
+        };
+        let (mut i, at) = (offset / size, offset % size);
+        let from = page(i)?;
+        let mut piece_len = size - at;
+        while piece_len < len && page(i + 1)? == page(i)? + size {
+            i += 1;
+            piece_len += size;
+        }
+        Ok((from + at, piece_len.min(len)))
+    }
+}
+
+/// The layout of a region that does not lie in one piece.
+#[derive(Debug)]
+pub(crate) enum Scatter {
+    Pages(PageList, Arc<SharedMemory>),
+    Extents(ExtentList),
+}
+
+impl Scatter {
+    /// Where byte `offset` lies, and how many of `len` bytes follow it without a gap.
+    pub fn piece_at(&self, offset: u64, len: usize) -> Result<(Piece<'_>, usize), OutOfBounds> {
+        match self {
+            Scatter::Pages(pages, region) => {
+                let (at, piece_len) = pages.piece_at(offset as usize, len)?;
+                Ok((Piece::Shared(region, at), piece_len))
+            }
+            Scatter::Extents(extents) => extents.piece_at(offset, len),
+        }
+    }
+
+    /// Hands the pieces of `len` bytes at `offset` to `visit`, with which of the bytes they are.
+    #[inline(never)]
+    pub fn for_each_piece(
+        &self,
+        offset: u64,
+        len: usize,
+        mut visit: impl FnMut(Piece<'_>, std::ops::Range<usize>) -> Result<(), OutOfBounds>,
+    ) -> Result<(), OutOfBounds> {
+        let mut done = 0;
+        while done < len {
+            let (piece, piece_len) = self.piece_at(offset + done as u64, len - done)?;
+            visit(piece, done..done + piece_len)?;
+            done += piece_len;
+        }
+        Ok(())
+    }
+}
