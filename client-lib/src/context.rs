@@ -1,6 +1,7 @@
 //! The connection to the daemon: control calls, devices, doorbells, the liveness
 //! of the daemon, asynchronous events. Everything else holds an Arc of it.
 
+use crate::app_memory::{AppMemory, process_generation, watch_forks};
 use crate::{Error, Pd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,6 +32,10 @@ pub(crate) struct ClientInner {
     workers: Vec<(DoorbellProducer, OwnedFd)>,
     async_events: ControlSocket,
     alive: AtomicBool,
+    /// Of the process that opened it: a child's calls would come between its parent's.
+    generation: u32,
+    /// Memory of the application that it registers.
+    pub(crate) app_memory: AppMemory,
 }
 
 /// What has to change together with the requests that the daemon has answered.
@@ -113,6 +118,7 @@ impl Context {
             .unwrap_or_default()
             .to_string_lossy()
             .into_owned();
+        watch_forks();
         let hello = ClientHello::new(&name);
         // In a packet of the oldest version, which every daemon that this library can use reads.
         conn.set_version(MIN_VERSION);
@@ -158,6 +164,8 @@ impl Context {
             workers,
             async_events,
             alive: AtomicBool::new(true),
+            generation: process_generation(),
+            app_memory: AppMemory::default(),
         })))
     }
 
@@ -298,6 +306,11 @@ fn map_queue_memory(
 }
 
 impl ClientInner {
+    /// The optional features that the daemon has too.
+    pub(crate) fn features(&self) -> u32 {
+        self.hello.features
+    }
+
     /// One request and its reply.
     pub(crate) fn call_daemon<M: Message>(
         &self,
@@ -306,16 +319,36 @@ impl ClientInner {
         self.exchange(&mut lock_unpoisoned(&self.calls), message)
     }
 
+    /// As [`Self::call_daemon`], with a descriptor for the daemon.
+    pub(crate) fn call_with_fd<M: Message>(
+        &self,
+        message: &M,
+        fd: BorrowedFd<'_>,
+    ) -> Result<M::Reply, Error> {
+        let mut calls = lock_unpoisoned(&self.calls);
+        let (reply, _) = self.exchange_fds(&mut calls, message, &[fd])?;
+        Ok(reply)
+    }
+
     fn exchange<M: Message>(
         &self,
         calls: &mut Calls,
         message: &M,
     ) -> Result<(M::Reply, Vec<OwnedFd>), Error> {
-        if !self.alive.load(Ordering::Relaxed) {
+        self.exchange_fds(calls, message, &[])
+    }
+
+    fn exchange_fds<M: Message>(
+        &self,
+        calls: &mut Calls,
+        message: &M,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(M::Reply, Vec<OwnedFd>), Error> {
+        if !self.alive.load(Ordering::Relaxed) || self.generation != process_generation() {
             return Err(Error::DaemonGone);
         }
         calls.seq = calls.seq.wrapping_add(1).max(1);
-        let reply = self.conn.call_and_wait(calls.seq, message, &[]);
+        let reply = self.conn.call_and_wait(calls.seq, message, fds);
         reply.map_err(|error| {
             let error = Error::from(error);
             // After anything but a refusal, replies and requests may be out of step.
@@ -374,7 +407,11 @@ impl ClientInner {
     }
 
     fn send_unanswered<M: Message>(&self, message: &M) {
-        if self.alive.load(Ordering::Relaxed) && self.conn.post_unanswered(message).is_err() {
+        let is_ours = self.generation == process_generation();
+        if is_ours
+            && self.alive.load(Ordering::Relaxed)
+            && self.conn.post_unanswered(message).is_err()
+        {
             self.give_up_daemon();
         }
     }

@@ -43,6 +43,14 @@ pub enum Error {
     /// A parameter makes no sense.
     #[error("{0}")]
     Invalid(&'static str),
+    /// Memory of the application that cannot be registered.
+    #[error("{reason}")]
+    Registration {
+        /// Positive.
+        errno: i32,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// Nothing happened in the given time, or the daemon did not answer
     /// ([`crate::Context::set_call_timeout`]).
     #[error("timed out")]
@@ -60,7 +68,7 @@ impl Error {
     pub fn errno(&self) -> i32 {
         match self {
             Error::Open { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
-            Error::Refused { errno, .. } => *errno,
+            Error::Refused { errno, .. } | Error::Registration { errno, .. } => *errno,
             Error::DaemonGone => libc::ENODEV,
             Error::Proto(ProtoError::Version { .. }) => libc::EPROTONOSUPPORT,
             Error::Proto(_) => libc::EPROTO,

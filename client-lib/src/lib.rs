@@ -8,6 +8,7 @@
 //! | [`Context`] | the connection to the daemon | [`Context::open`] |
 //! | [`Pd`] | protection domain: which memory works with which queue pairs | [`Context::alloc_pd`] |
 //! | [`Mr`] | registered memory | [`Pd::alloc_mr`], or [`Pd::reg_mr`] for part of an [`Arena`] |
+//! | [`AppMr`] | memory of any kind that the application has | [`Pd::reg_memory`] |
 //! | [`Cq`] | completion queue | [`Cq::new`] |
 //! | [`CompletionChannel`] | file descriptor that becomes readable with completions | [`CompletionChannel::new`] |
 //! | [`Qp`] | queue pair, one connection | [`Pd::create_qp`] |
@@ -84,6 +85,8 @@
 #![deny(unsafe_code)]
 
 mod addresses;
+#[allow(unsafe_code)]
+mod app_memory;
 mod cm;
 mod context;
 mod cq;
@@ -104,6 +107,7 @@ mod window;
 pub mod capi;
 
 pub use addresses::{BindOptions, CmBinding, ResolvedAddress};
+pub use app_memory::AppMr;
 pub use cm::{
     CmChannel, CmEvent, CmListener, ConnectOptions, ConnectionInfo, ConnectionRequest,
     ListenOptions, Markers, OutOfOrder, PeerPreset, ReadyToReceive, TerminateOrder,
@@ -116,7 +120,7 @@ pub use fast_mr::FastMr;
 pub use memory::{Arena, Mr, Pd, ReregChange};
 pub use posting::{ReceivePosting, SendPosting, SharedReceivePosting};
 pub use qp::{Qp, QpAttr, QpInit, VerbsQpState};
-pub use siw_shm::control::{AsyncEventKind, Limits, QpState};
+pub use siw_shm::control::{AsyncEventKind, ExtentMethod, Limits, QpState};
 pub use siw_shm::{
     Access, AtomicArgs, Opcode, RecvWr, SendData, SendWr, Sge, Wc, WcFlags, WcOpcode, WcStatus,
     WrFlags,

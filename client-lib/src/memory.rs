@@ -2,6 +2,7 @@
 //! registered memory by bounds-checked copies, or by raw pointer: a peer may write
 //! it at any time.
 
+use crate::app_memory::MappedFileId;
 use crate::context::ClientInner;
 use crate::{Access, Context, Error, Sge};
 use siw_shm::SharedMemory;
@@ -118,6 +119,7 @@ pub struct ReregChange<'a> {
 pub struct Arena {
     ctx: Arc<ClientInner>,
     id: u32,
+    file: MappedFileId,
     region: SharedMemory,
 }
 
@@ -134,18 +136,26 @@ impl Arena {
             .into_iter()
             .next()
             .ok_or(Error::Proto(ProtoError::MissingFd))
-            .and_then(|fd| Ok(SharedMemory::map_fd(fd, actual.max(len))?));
-        let region = mapped.inspect_err(|_| {
+            .and_then(|fd| {
+                Ok((
+                    MappedFileId::of_file(&fd)?,
+                    SharedMemory::map_fd(fd, actual.max(len))?,
+                ))
+            });
+        let (file, region) = mapped.inspect_err(|_| {
             ctx.0.call_ignoring_errors(&FreeArena {
                 arena: reply.arena,
                 reserved: 0,
             });
         })?;
-        Ok(Arc::new(Arena {
+        let arena = Arc::new(Arena {
             ctx: ctx.0.clone(),
             id: reply.arena,
+            file,
             region,
-        }))
+        });
+        ctx.0.app_memory.add_arena(file, &arena);
+        Ok(arena)
     }
 
     /// Bytes.
@@ -181,6 +191,7 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
+        self.ctx.app_memory.remove_arena(self.file);
         self.ctx.call_ignoring_errors(&FreeArena {
             arena: self.id,
             reserved: 0,

@@ -22,7 +22,7 @@ pub use device::{
 pub use mpa::{MarkersName, MpaSettings, OutOfOrderName, RtrName, TerminateName};
 pub use process::{
     CaptureConfig, ControlSocketConfig, DpdkConfig, EalLog, HugepagePolicy, IdlePolicy,
-    IovaSetting, LimitsConfig, WorkersConfig,
+    IovaSetting, LimitsConfig, ProcessMemoryPolicy, WorkersConfig,
 };
 pub use tcp::{CongestionName, NeighbourSettings, TcpSettings};
 pub use values::{

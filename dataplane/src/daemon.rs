@@ -143,6 +143,7 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
             &host::client_capacity(file_limit, prepared.key_slots()),
         ),
         operators,
+        process_memory: config.control.process_memory,
         hello_timeout: Duration::from_millis(config.control.hello_timeout_ms.into()),
         devices: devices.iter().map(OpenDevice::client_view).collect(),
         links,

@@ -156,6 +156,75 @@ impl SharedMemory {
         })
     }
 
+    /// Whether a file is memory: of memfd_create(2), tmpfs or hugetlbfs. Nothing that its maker does
+    /// can make a call on such a file wait, as one on FUSE may; neither does this call.
+    pub fn is_memory_file(fd: BorrowedFd<'_>) -> bool {
+        rustix::fs::fcntl_get_seals(fd).is_ok()
+    }
+
+    /// Bytes of the pages of a file that [`SharedMemory::is_memory_file`].
+    ///
+    /// # Errors
+    /// The operating system does not tell.
+    pub fn file_page_size(fd: BorrowedFd<'_>) -> io::Result<u64> {
+        let is_huge = rustix::fs::fstatfs(fd)?.f_type == HUGETLBFS_MAGIC;
+        let size = if is_huge {
+            u64::try_from(rustix::fs::fstat(fd)?.st_blksize).unwrap_or(0)
+        } else {
+            0
+        };
+        Ok(size.max(PAGE as u64))
+    }
+
+    /// Maps a part of a file of somebody else that [`SharedMemory::is_memory_file`]: whole pages.
+    /// Its maker may truncate it ([`SharedMemory::guard_for`]).
+    ///
+    /// # Errors
+    /// The part does not consist of whole pages of the file, or the file is not open for that.
+    pub fn map_part(
+        fd: OwnedFd,
+        offset: u64,
+        len: u64,
+        writable: bool,
+    ) -> io::Result<SharedMemory> {
+        let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
+        let status = rustix::fs::fstat(&fd)?;
+        let page = Self::file_page_size(fd.as_fd())?;
+        let size = u64::try_from(status.st_size)
+            .unwrap_or(0)
+            .next_multiple_of(page);
+        let is_inside = offset.checked_add(len).is_some_and(|end| end <= size);
+        if len == 0 || !is_inside || !offset.is_multiple_of(page) || !len.is_multiple_of(page) {
+            return Err(invalid(format!(
+                "{len} bytes at {offset} are not whole pages of {page} bytes of a file of {size}"
+            )));
+        }
+        let map_len = usize::try_from(len).map_err(|_| invalid("too long".into()))?;
+        let prot = protection(writable);
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let pointer = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                map_len,
+                prot,
+                MapFlags::SHARED,
+                &fd,
+                offset,
+            )
+        }?;
+        let ptr = NonNull::new(pointer.cast())
+            .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        Ok(SharedMemory {
+            ptr,
+            len: map_len,
+            memfd: Some(fd),
+            huge: page >= HUGE_PAGE as u64,
+            writable,
+            guard: None,
+            io_address: AtomicU64::new(ptr.as_ptr() as u64),
+        })
+    }
+
     /// A fault on this memory, whose pages `owner` may free, is noted and does not end the process, if
     /// it has a guard ([`crate::fault_guard`]).
     ///
@@ -483,12 +552,16 @@ pub fn prefetch_line(pointer: *const u8) {
     unsafe { core::arch::x86_64::_mm_prefetch(pointer.cast(), core::arch::x86_64::_MM_HINT_T0) };
 }
 
-fn map_shared(fd: BorrowedFd<'_>, len: usize, writable: bool) -> io::Result<NonNull<u8>> {
-    let prot = if writable {
+fn protection(writable: bool) -> ProtFlags {
+    if writable {
         ProtFlags::READ | ProtFlags::WRITE
     } else {
         ProtFlags::READ
-    };
+    }
+}
+
+fn map_shared(fd: BorrowedFd<'_>, len: usize, writable: bool) -> io::Result<NonNull<u8>> {
+    let prot = protection(writable);
     // SAFETY: a fresh mapping at an address of the kernel's choice.
     let pointer =
         unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0) }?;

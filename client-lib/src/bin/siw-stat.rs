@@ -59,9 +59,11 @@ fn run(args: &StatArgs) -> Result<String, String> {
     let devices = devices(&stats, args)?;
     let workers = workers(&stats);
     if args.json {
-        return Ok(format!("{}\n", as_json(&devices, &workers)));
+        let mut all = as_json(&devices, &workers);
+        all["clients"] = stats["clients"].clone();
+        return Ok(format!("{all}\n"));
     }
-    Ok(as_text(&devices, &workers, args.all))
+    Ok(as_text(&devices, &workers, args.all) + &registered_text(&stats))
 }
 
 /// What a user sees who is no operator: what its clients hold, and may hold.
@@ -86,6 +88,33 @@ fn own_text(stats: &Value, as_json: bool) -> Result<String, String> {
     }
     out += "\nThe counters of devices are for root, the user of siwd and the group that [control] operators names.\n";
     Ok(out)
+}
+
+/// How siwd gets at the memory that clients registered, by client, where it is no arena's.
+fn registered_text(stats: &Value) -> String {
+    let mut out = String::new();
+    for client in list(stats, "clients") {
+        let registered = &client["registered"];
+        let of = |method: &str| registered["bytes"][method].as_u64().unwrap_or(0);
+        let (remap, shared, copy) = (of("remap"), of("shared"), of("copy"));
+        if remap + shared + copy == 0 {
+            continue;
+        }
+        if out.is_empty() {
+            let _ = writeln!(
+                out,
+                "{:<32} {:>14} {:>13} {:>13}",
+                "registered memory, bytes", "remapped", "shared", "copied"
+            );
+        }
+        let name = client["name"].as_str().unwrap_or_default();
+        let who = format!("{name} ({})", client["pid"]);
+        let _ = writeln!(out, "  {who:<30} {remap:>14} {shared:>13} {copy:>13}");
+        for (reason, regions) in registered["reasons"].as_object().into_iter().flatten() {
+            let _ = writeln!(out, "    {regions} regions: {reason}");
+        }
+    }
+    out
 }
 
 fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {

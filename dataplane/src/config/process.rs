@@ -171,6 +171,19 @@ fn hello_timeout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::E
     }
 }
 
+/// Whose registered memory workers may copy by system calls, which wait as long as the client's pages
+/// do (FUSE, userfaultfd): memory that can be neither replaced nor mapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ProcessMemoryPolicy {
+    /// Nobody's: registering such memory is refused.
+    Never,
+    /// That of root and of the daemon's own user.
+    Trusted,
+    /// Everybody's.
+    All,
+}
+
 /// `[control]`
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -183,6 +196,8 @@ pub struct ControlSocketConfig {
     pub group: Option<Spanned<String>>,
     /// Group whose members see the counters of all clients, as root and the daemon's own user do.
     pub operators: Option<Spanned<String>>,
+    /// Whose memory is copied by system calls where it cannot be shared.
+    pub process_memory: ProcessMemoryPolicy,
     /// Milliseconds after which a connection is closed that has not said HELLO.
     #[serde(deserialize_with = "hello_timeout")]
     pub hello_timeout_ms: u32,
@@ -195,6 +210,7 @@ impl Default for ControlSocketConfig {
             mode: FileMode(0o660),
             group: None,
             operators: None,
+            process_memory: ProcessMemoryPolicy::Trusted,
             hello_timeout_ms: 5000,
         }
     }

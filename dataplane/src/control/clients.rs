@@ -184,9 +184,19 @@ impl ControlThread {
                 self.on_packet(id, &bytes);
                 return codec::peek_header(&bytes).is_some_and(|(_, seq)| seq == codec::UNANSWERED);
             }
+            // Its reply comes after that of the request under way.
+            Err(RecvError::Descriptors) if client.waiting.is_some() => {
+                client.more_input = true;
+                self.watch_client(id, false);
+            }
             Err(error @ RecvError::Descriptors) => {
-                let why = error.to_string();
-                let _ = client.conn.send_refusal(0, 0, nix::libc::EPROTO, &why);
+                if self.receive_import(id) {
+                    return false;
+                }
+                if let Some(client) = self.resources.clients.get(&id) {
+                    let why = error.to_string();
+                    let _ = client.conn.send_refusal(0, 0, nix::libc::EPROTO, &why);
+                }
                 self.remove_client(id, "sent file descriptors");
             }
             Err(RecvError::WouldBlock) => {}
@@ -263,7 +273,7 @@ impl ControlThread {
     }
 
     /// Frees a client's subtree: first in the workers, then its keys and memory.
-    fn remove_client(&mut self, id: ClientId, why: &str) {
+    pub(super) fn remove_client(&mut self, id: ClientId, why: &str) {
         let Some(client) = self.resources.clients.remove(&id) else {
             return;
         };

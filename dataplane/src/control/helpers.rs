@@ -8,7 +8,7 @@
 //! ```
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
@@ -174,6 +174,13 @@ impl Helpers {
         if let Err(error) = started {
             // What comes next in this queue tries again.
             tracing::warn!("no thread to free what clients had: {error}");
+        }
+    }
+
+    /// Closes a descriptor that a client sent.
+    pub fn close_unknown(&self, queue: DisposalQueue, fd: OwnedFd) {
+        if !SharedMemory::is_memory_file(fd.as_fd()) {
+            self.dispose(queue, Box::new(fd), None);
         }
     }
 

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use nix::libc;
-use siw_memory::queue_allocator::QueueMemory;
 use siw_memory::{DeregError, KeyTable, RegisteredMemory, Retired, Stag};
 use siw_shm::Access;
 use siw_shm::control::messages as m;
@@ -13,12 +12,13 @@ use super::ControlThread;
 use super::helpers::{self, DisposalQueue, HelperReport, LONG_MEMORY, MadeArena, MemoryOrder};
 use super::pending::{DeferredRequest, PendingReply};
 use super::quotas::Quota;
+use super::regions::MemoryRegion;
 use super::requests::*;
-use super::resources::{Client, ClientArena, MemoryRegion};
+use super::resources::{Client, ClientArena};
 use crate::ids::{ArenaId, ClientId, CommandToken, PdId};
 
 /// What an arena costs.
-fn arena_amounts(len: u64) -> [(Quota, u64); 2] {
+pub(super) fn arena_amounts(len: u64) -> [(Quota, u64); 2] {
     [(Quota::Memory, len), (Quota::Descriptors, 1)]
 }
 
@@ -90,6 +90,7 @@ impl ControlThread {
             ClientArena {
                 region,
                 mrs: 0,
+                imported: false,
                 external,
             },
         );
@@ -134,6 +135,9 @@ impl ControlThread {
 
     pub(super) fn free_arena(&mut self, id: ClientId, seq: u32, arena: ArenaId) -> Outcome {
         let client = self.resources.client_mut(id)?;
+        if client.processes.contains_key(&arena) {
+            return self.free_process(id, seq, arena);
+        }
         let found = client
             .arenas
             .get(&arena)
@@ -143,7 +147,7 @@ impl ControlThread {
         }
         let len = found.region.len() as u64;
         let mut amounts = arena_amounts(len).to_vec();
-        if found.region.is_huge() {
+        if found.region.is_huge() && !found.imported {
             amounts.push((Quota::HugeMemory, len));
         }
         let removed = client.arenas.remove(&arena);
@@ -189,7 +193,11 @@ impl ControlThread {
         let mr = check_registration(client, request)?;
         let stag = self.insert_key(id, mr, &keys)?;
         let client = self.resources.client_mut(id)?;
-        add_region(client, stag, PdId(request.pd), ArenaId(request.arena), None);
+        add_region(
+            client,
+            stag,
+            MemoryRegion::in_arena(PdId(request.pd), ArenaId(request.arena)),
+        );
         let reply = m::MrReply {
             lkey: stag.0,
             rkey: stag.0,
@@ -224,6 +232,12 @@ impl ControlThread {
             return Err(Refusal::new(
                 libc::EINVAL,
                 "a region for fast registration changes by REG_MR work requests alone",
+            ));
+        }
+        if old.extents.is_some() {
+            return Err(Refusal::new(
+                libc::EINVAL,
+                "a region of extents is deregistered and registered again",
             ));
         }
         const ALL: u32 = m::REREG_TRANSLATION | m::REREG_PD | m::REREG_ACCESS;
@@ -267,7 +281,8 @@ impl ControlThread {
         self.resources.release(id, &[(Quota::MemoryKeys, 1)]);
         let stag = self.insert_key(id, mr, &keys)?;
         let client = self.resources.client_mut(id)?;
-        add_region(client, stag, PdId(new.pd), ArenaId(new.arena), None);
+        let region = MemoryRegion::in_arena(PdId(new.pd), ArenaId(new.arena));
+        add_region(client, stag, region);
         let then = QuiescentReply::Rereg { lkey: stag };
         Ok(self.await_quiescent_key(ticket, regions, then))
     }
@@ -364,13 +379,13 @@ pub(super) enum QuiescentReply {
     DeallocMw,
 }
 
-/// The memory behind a registration.
+/// The memory behind a registration that NICs may read.
 fn regions_of(client: &Client, lkey: Stag) -> Vec<Arc<SharedMemory>> {
-    let mr = client.mrs.get(&lkey);
-    let arena = mr.and_then(|mr| client.arenas.get(&mr.arena));
-    arena
+    let arenas = client.mrs.get(&lkey).map(MemoryRegion::arenas);
+    let arenas = arenas.unwrap_or_default().iter();
+    arenas
+        .filter_map(|arena| client.arenas.get(arena))
         .map(|arena| arena.region.clone())
-        .into_iter()
         .collect()
 }
 
@@ -382,13 +397,13 @@ fn dereg_refusal(error: DeregError) -> Refusal {
     Refusal::new(errno, error.to_string())
 }
 
-/// Checks a registration.
-fn check_registration(client: &Client, request: &m::RegMr) -> Result<RegisteredMemory, Refusal> {
-    let access = Access(request.access).without(Access::OPTIONAL);
+/// The access that a registration asks for.
+pub(super) fn check_access(bits: u32) -> Result<Access, Refusal> {
+    let access = Access(bits).without(Access::OPTIONAL);
     if !Access::ALL.contains(access) {
         return Err(Refusal::new(
             libc::EINVAL,
-            format!("unknown access bits {:#x}", request.access),
+            format!("unknown access bits {bits:#x}"),
         ));
     }
     if access.allows_remote_changes() && !access.contains(Access::LOCAL_WRITE) {
@@ -397,6 +412,12 @@ fn check_registration(client: &Client, request: &m::RegMr) -> Result<RegisteredM
             "remote write and remote atomic need local write too (ibv_reg_mr(3))",
         ));
     }
+    Ok(access)
+}
+
+/// Checks a registration.
+fn check_registration(client: &Client, request: &m::RegMr) -> Result<RegisteredMemory, Refusal> {
+    let access = check_access(request.access)?;
     let arena = client
         .arenas
         .get(&ArenaId(request.arena))
@@ -427,31 +448,15 @@ fn check_registration(client: &Client, request: &m::RegMr) -> Result<RegisteredM
 }
 
 /// Enters a region among what the client holds.
-pub(super) fn add_region(
-    client: &mut Client,
-    key: Stag,
-    pd: PdId,
-    arena: ArenaId,
-    list: Option<QueueMemory>,
-) {
-    if let Some(arena_entry) = client.arenas.get_mut(&arena) {
-        arena_entry.mrs += 1;
-    }
-    if let Some(pd) = client.pds.get_mut(&pd) {
-        pd.users += 1;
-    }
-    client.mrs.insert(key, MemoryRegion { pd, arena, list });
+pub(super) fn add_region(client: &mut Client, key: Stag, region: MemoryRegion) {
+    client.count_users(&region, |count| *count += 1);
+    client.mrs.insert(key, region);
 }
 
 fn remove_region(client: &mut Client, lkey: Stag) {
-    if let Some(mr) = client.mrs.remove(&lkey) {
-        if let Some(arena_entry) = client.arenas.get_mut(&mr.arena) {
-            arena_entry.mrs -= 1;
-        }
-        if let Some(pd) = client.pds.get_mut(&mr.pd) {
-            pd.users -= 1;
-        }
-        if let Some(list) = mr.list {
+    if let Some(region) = client.mrs.remove(&lkey) {
+        client.count_users(&region, |count| *count -= 1);
+        if let Some(list) = region.list {
             client.queues.free(list);
         }
     }

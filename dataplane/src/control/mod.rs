@@ -18,6 +18,7 @@ mod cm;
 mod completion;
 mod connection_account;
 mod connections;
+mod extents;
 mod held_memory;
 mod hello;
 mod helpers;
@@ -32,6 +33,7 @@ mod pending;
 mod queues;
 pub mod quotas;
 mod reclaim;
+mod regions;
 mod requests;
 mod resources;
 mod shared_receive;
@@ -137,6 +139,8 @@ pub struct ControlParts {
     pub quotas: QuotaLimits,
     /// Who sees the counters of all clients.
     pub operators: Operators,
+    /// Whose memory may be copied from and to by system calls.
+    pub process_memory: crate::config::ProcessMemoryPolicy,
     /// How long a connection may be silent at first.
     pub hello_timeout: Duration,
     /// The devices, in the order of the configuration.

@@ -36,6 +36,10 @@ impl Refusal {
             reason: reason.into(),
         }
     }
+    /// What is told to people.
+    pub(super) fn reason(&self) -> &str {
+        &self.reason
+    }
     /// Shared memory could not be made.
     pub fn no_shared_memory(error: std::io::Error) -> Refusal {
         let errno = error.raw_os_error().unwrap_or(libc::ENOMEM);
@@ -190,6 +194,12 @@ impl ControlThread {
             Request::RegMr(request) => self.reg_mr(id, seq, request),
             Request::DeregMr(request) => self.dereg_mr(id, Stag(request.lkey)),
             Request::ReregMr(request) => self.rereg_mr(id, request),
+            Request::AddExtents(request) => self.add_extents(id, seq, request),
+            Request::RegMemory(request) => self.reg_memory(id, seq, request),
+            Request::ImportMemory(_) => Err(Refusal::new(
+                libc::EINVAL,
+                "a descriptor of the memory has to come along",
+            )),
             Request::AllocFastMr(request) => self.alloc_fast_mr(id, seq, request),
             Request::AllocMw(request) => self.alloc_mw(id, seq, request),
             Request::DeallocMw(request) => self.dealloc_mw(id, Stag(request.rkey)),

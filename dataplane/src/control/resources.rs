@@ -10,7 +10,7 @@ use siw_iwarp::QpInitAttr;
 use siw_memory::Stag;
 use siw_memory::queue_allocator::{QueueAllocator, QueueMemory};
 use siw_shm::QpGeometry;
-use siw_shm::control::{Addr, ControlSocket, QpState};
+use siw_shm::control::{Addr, ControlSocket, MemoryExtent, QpState};
 use siw_shm::shared_memory::{HUGE_PAGE, PageSize, SharedMemory};
 
 use super::TOKEN_OUTBOX;
@@ -19,6 +19,7 @@ use super::listening::{ConnectRequests, Listeners};
 use super::outbox::{EventBudget, Outbox};
 use super::pending::{DeferredRequest, PendingReply};
 use super::quotas::{Account, Ledger, Quota, QuotaLimits};
+use super::regions::{ClientProcess, MemoryRegion};
 use super::requests::Refusal;
 use super::shared_receive::ClientSrq;
 use crate::config::LimitsConfig;
@@ -33,17 +34,11 @@ pub struct ClientArena {
     pub region: Arc<SharedMemory>,
     /// Regions registered in it.
     pub mrs: u32,
+    /// The client's own file: what it takes is not taken from the daemon's hugepages.
+    pub imported: bool,
     /// Known to DPDK for NICs that read it; none where no port needs that.
     #[allow(dead_code, reason = "held for its registration")]
     pub external: Option<dpdk::ExternalRegion>,
-}
-
-/// A memory region of a client.
-pub struct MemoryRegion {
-    pub pd: PdId,
-    pub arena: ArenaId,
-    /// Of a fast registration: where its client writes page lists.
-    pub list: Option<QueueMemory>,
 }
 
 /// A memory window of a client.
@@ -136,6 +131,12 @@ pub struct Client {
     pub doorbells: Option<Arc<SharedMemory>>,
     pub pds: HashMap<PdId, ProtectionDomain>,
     pub arenas: HashMap<ArenaId, ClientArena>,
+    /// Numbered as arenas are.
+    pub processes: HashMap<ArenaId, ClientProcess>,
+    /// Descriptors that it sent, and that are no memory.
+    pub bad_imports: u32,
+    /// The first extents of the next region.
+    pub next_extents: Vec<MemoryExtent>,
     /// By the key of the registration.
     pub mrs: HashMap<Stag, MemoryRegion>,
     /// By the key of the allocation.
@@ -188,6 +189,9 @@ impl Client {
             doorbells: None,
             pds: HashMap::new(),
             arenas: HashMap::new(),
+            processes: HashMap::new(),
+            bad_imports: 0,
+            next_extents: Vec::new(),
             mrs: HashMap::new(),
             mws: HashMap::new(),
             channels: HashMap::new(),
@@ -207,6 +211,20 @@ impl Client {
         }
     }
 
+    /// Changes the count of users of what a region lies in and belongs to.
+    pub fn count_users(&mut self, region: &MemoryRegion, mut change: impl FnMut(&mut u32)) {
+        for arena in region.arenas() {
+            if let Some(entry) = self.arenas.get_mut(arena) {
+                change(&mut entry.mrs);
+            } else if let Some(process) = self.processes.get_mut(arena) {
+                change(&mut process.mrs);
+            }
+        }
+        if let Some(pd) = self.pds.get_mut(&region.pd) {
+            change(&mut pd.users);
+        }
+    }
+
     /// Whether a helper makes or frees memory for the client: its account stays open until then.
     pub fn waits_for_helper(&self) -> bool {
         let waiting = self.waiting.as_ref().map(|waiting| &waiting.what);
@@ -222,6 +240,7 @@ impl Client {
             self.next_id = self.next_id.wrapping_add(1).max(1);
             let number = self.next_id;
             let taken = self.arenas.contains_key(&ArenaId(number))
+                || self.processes.contains_key(&ArenaId(number))
                 || self.channels.contains_key(&CompletionChannelId(number))
                 || self.cm_channels.contains_key(&CmChannelId(number));
             if !taken {

@@ -180,6 +180,24 @@ impl ControlThread {
     }
 }
 
+/// How the daemon gets at the memory that a client had before it registered it: bytes by method, and
+/// why some is not remapped, with the number of regions.
+fn registered_json(client: &Client) -> serde_json::Value {
+    let mut bytes = [0u64; 4];
+    let mut reasons = std::collections::BTreeMap::new();
+    for extents in client.mrs.values().filter_map(|mr| mr.extents.as_ref()) {
+        for (sum, part) in bytes.iter_mut().zip(extents.bytes) {
+            *sum = sum.saturating_add(part);
+        }
+        if !extents.reason.is_empty() {
+            *reasons.entry(extents.reason.clone()).or_insert(0u64) += 1;
+        }
+    }
+    let by_method = m::ExtentMethod::ALL.iter().zip(bytes);
+    let by_method = by_method.map(|(method, bytes)| (method.as_str(), bytes));
+    serde_json::json!({ "bytes": counter_map(by_method), "reasons": reasons })
+}
+
 fn client_json(client: &Client) -> serde_json::Value {
     let held = |quota| client.account.amount(quota);
     serde_json::json!({
@@ -190,6 +208,7 @@ fn client_json(client: &Client) -> serde_json::Value {
         "queue_pairs": client.qps.len(),
         "completion_queues": client.cqs.len(),
         "memory_regions": client.mrs.len(),
+        "registered": registered_json(client),
         "memory_bytes": held(Quota::Memory),
         "hugepage_bytes": held(Quota::HugeMemory),
         "descriptors": held(Quota::Descriptors),

@@ -9,6 +9,7 @@ use siw_shm::local_wqe::MAX_FAST_PAGES;
 
 use super::ControlThread;
 use super::memory::{QuiescentReply, add_region};
+use super::regions::MemoryRegion;
 use super::requests::*;
 use super::resources::MemoryWindow;
 use crate::ids::{ArenaId, ClientId, PdId};
@@ -113,13 +114,9 @@ impl ControlThread {
         };
         let fd = list.region.memfd().filter(|_| list.new_region);
         send_reply_with_fds::<m::AllocFastMr>(client, seq, &reply, fd.as_slice())?;
-        add_region(
-            client,
-            stag,
-            PdId(request.pd),
-            ArenaId(request.arena),
-            Some(list),
-        );
+        let mut region = MemoryRegion::in_arena(PdId(request.pd), ArenaId(request.arena));
+        region.list = Some(list);
+        add_region(client, stag, region);
         Ok(Served::Replied)
     }
 }

@@ -2,7 +2,7 @@
 //! clients, non-blocking for the daemon.
 
 use super::codec::{self, CallError, ProtoError};
-use super::messages::{MAX_FDS, MAX_PACKET, Message, VERSION};
+use super::messages::{Header, ImportMemory, MAGIC, MAX_FDS, MAX_PACKET, Message, VERSION};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::sockopt::Timeout;
@@ -257,6 +257,36 @@ impl ControlSocket {
         }
     }
 
+    /// Daemon: whether the next packet is the one request that carries a descriptor
+    /// ([`ImportMemory`]), and carries just one.
+    ///
+    /// The look gives this process another descriptor of what comes along, which is handed to `close`:
+    /// closing it may take as long as its maker wants.
+    pub fn is_import_next(&self, close: impl FnMut(OwnedFd)) -> bool {
+        let mut bytes = [0; core::mem::size_of::<Header>()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let seen = rustix::net::recvmsg(
+            &self.fd,
+            &mut [IoSliceMut::new(&mut bytes)],
+            &mut ancillary,
+            RecvFlags::PEEK | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC,
+        );
+        let Ok(seen) = seen else {
+            return false;
+        };
+        // The room for one has room for two, by its alignment.
+        let looked_at = take_descriptors(&mut ancillary);
+        let is_alone = looked_at.len() == 1;
+        looked_at.into_iter().for_each(close);
+        let header: Header = bytemuck::pod_read_unaligned(&bytes);
+        is_alone
+            && !seen.flags.contains(ReturnFlags::CTRUNC)
+            && seen.bytes >= bytes.len()
+            && header.magic == MAGIC
+            && header.kind == ImportMemory::KIND
+    }
+
     fn recv_flags(&self, flags: RecvFlags) -> Result<ControlPacket, RecvError> {
         thread_local! {
             /// Room for the longest packet, cleared once.
@@ -278,13 +308,7 @@ impl ControlSocket {
             );
             match received {
                 Ok(got) => {
-                    let mut fds = Vec::new();
-                    for message in anc.drain() {
-                        if let RecvAncillaryMessage::ScmRights(received) = message {
-                            fds.extend(received);
-                        }
-                    }
-                    break (got, fds);
+                    break (got, take_descriptors(&mut anc));
                 }
                 Err(Errno::INTR) if !self.is_overdue(&mut interrupted, Timeout::Recv) => {}
                 Err(Errno::AGAIN | Errno::INTR) => return Err(RecvError::WouldBlock),
@@ -394,6 +418,16 @@ impl ControlSocket {
     pub fn send_refusal(&self, kind: u16, seq: u32, errno: i32, reason: &str) -> io::Result<()> {
         self.send_versioned(codec::encode_error(kind, seq, errno, reason), &[])
     }
+}
+
+fn take_descriptors(ancillary: &mut RecvAncillaryBuffer<'_>) -> Vec<OwnedFd> {
+    let mut fds = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = message {
+            fds.extend(received);
+        }
+    }
+    fds
 }
 
 /// Daemon: a completion channel, its writing (non-blocking) and its reading end. A stream socket queues

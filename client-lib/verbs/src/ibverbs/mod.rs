@@ -21,7 +21,6 @@ pub mod device;
 mod exports;
 mod fork;
 pub mod gid;
-mod interim;
 pub mod mr;
 pub mod mw;
 mod names;

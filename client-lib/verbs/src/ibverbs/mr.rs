@@ -1,12 +1,10 @@
 //! Memory regions (ibv_reg_mr(3), ibv_rereg_mr(3), ibv_advise_mr(3)): any memory that the program
 //! has, see `Pd::reg_memory` of the client library.
 
-use super::context::ContextObject;
-use super::interim::{AppMr, reg_memory_iova};
 use super::pd::PdObject;
 use crate::abi::*;
 use crate::status::{errno_of, fail_errno, fail_with, pointer_of};
-use siw::{Access, Error};
+use siw::{Access, AppMr, Error};
 use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, PoisonError};
 
@@ -47,12 +45,8 @@ struct RegionChange {
     access: Access,
 }
 
-unsafe fn register(pd: &PdObject, registration: &RegionChange) -> Result<AppMr, Error> {
-    // SAFETY: its context is open.
-    let context = unsafe { ContextObject::from_abi(pd.context()) };
-    reg_memory_iova(
-        context.client(),
-        pd.pd(),
+fn register(pd: &PdObject, registration: &RegionChange) -> Result<AppMr, Error> {
+    pd.pd().reg_memory_iova(
         registration.address.cast(),
         registration.length,
         registration.iova,
@@ -76,8 +70,7 @@ unsafe fn create(
             iova,
             access,
         };
-        // SAFETY: as above.
-        let region = unsafe { register(pd_object, &registration) }?;
+        let region = register(pd_object, &registration)?;
         pd_object.users.add();
         Ok(Box::new(MrObject {
             abi: ibv_mr {
@@ -210,8 +203,7 @@ pub unsafe fn rereg_mr(
         iova: address as u64,
         access,
     };
-    // SAFETY: as above.
-    let new = match unsafe { register(new_pd, &registration) } {
+    let new = match register(new_pd, &registration) {
         Ok(new) => new,
         Err(error) => {
             fail_with("ibv_rereg_mr", &error);

@@ -27,6 +27,7 @@
 mod completion;
 mod connection;
 mod event;
+mod extents;
 mod memory;
 mod queue_pair;
 mod session;
@@ -36,6 +37,7 @@ mod values;
 pub use completion::*;
 pub use connection::*;
 pub use event::*;
+pub use extents::*;
 pub use memory::*;
 pub use queue_pair::*;
 pub use session::*;
@@ -53,9 +55,13 @@ pub const VERSION: u16 = 4;
 /// negotiated: its HELLO names one version.
 pub const MIN_VERSION: u16 = 3;
 /// The optional features that this side knows.
-pub const FEATURES: u32 = FEATURE_ADDRESSES;
+pub const FEATURES: u32 = FEATURE_ADDRESSES | FEATURE_EXTENTS | FEATURE_IMPORT;
 /// Feature: [`Bind`], [`Resolve`], [`MigrateCm`], [`Listen::binding`], [`Unlisten::flags`].
 pub const FEATURE_ADDRESSES: u32 = 1 << 0;
+/// Feature: regions of several extents ([`RegMemory`], [`AddExtents`]).
+pub const FEATURE_EXTENTS: u32 = 1 << 1;
+/// Feature: memory that the client has already ([`ImportMemory`]).
+pub const FEATURE_IMPORT: u32 = 1 << 2;
 /// Longest packet.
 pub const MAX_PACKET: usize = 8192;
 /// Most fds in one packet.
@@ -142,6 +148,9 @@ macro_rules! for_each_message {
             51 AllocFastMr -> FastMrReply;
             52 AllocMw -> MwReply;
             53 DeallocMw -> Empty;
+            54 AddExtents -> Empty;
+            55 RegMemory -> MrReply;
+            56 ImportMemory -> IdReply;
             40 CreateSrq -> SrqReply;
             41 ModifySrq -> SrqReply;
             42 QuerySrq -> SrqStateReply;
@@ -190,5 +199,6 @@ const _: () = assert!(size_of::<ClientHello>() == 80 && size_of::<HelloReply>() 
 const _: () = assert!(size_of::<Limits>() == 96 && size_of::<QueueRef>() == 24);
 const _: () = assert!(size_of::<SrqReply>() == 48 && size_of::<ModifySrq>() == 16);
 const _: () = assert!(size_of::<QpStateReply>() == 72 && size_of::<CqReply>() == 40);
+const _: () = assert!(size_of::<RegMemory>() + size_of::<Header>() <= MAX_PACKET);
 const _: () = assert!(size_of::<StatsReply>() + size_of::<Header>() <= MAX_PACKET);
 const _: () = assert!(size_of::<Connect>() == 600 && size_of::<CmEventMessage>() == 736);

@@ -1,0 +1,566 @@
+//! Registration of memory that the application has already, of any kind and at any byte
+//! ([`Pd::reg_memory`]): `ibv_reg_mr(3)` as programs know it.
+//!
+//! | memory | how the daemon gets at it |
+//! |---|---|
+//! | of an [`Arena`] | it has it already |
+//! | private: malloc, mmap, static data | pages of its own take the place of the private ones, at the same addresses ([`remap`]) |
+//! | shared mappings of files in memory | it maps the file, whose descriptor it is sent |
+//! | anything else | a descriptor of /proc/self/mem, by which system calls copy |
+//!
+//! A region may consist of several of these. It is the mappings of the process that say what a page
+//! is: a page that was remapped for an earlier region is found to be one of the daemon's, and used
+//! as it is.
+
+mod descriptors;
+mod fork;
+mod region;
+mod remap;
+mod vma;
+mod windows;
+
+use crate::context::{ClientInner, lock_unpoisoned};
+use crate::memory::Arena;
+use crate::{Access, Error, Pd};
+pub(crate) use fork::{process_generation, watch_forks};
+pub use region::AppMr;
+use rustix::mm::ProtFlags;
+use siw_shm::SharedMemory;
+use siw_shm::control::{
+    AddExtents, AllocArena, ExtentMethod, FEATURE_EXTENTS, FEATURE_IMPORT, FreeArena, IMPORT_FILE,
+    IMPORT_PROCESS, ImportMemory, MAX_EXTENTS, MemoryExtent, ProtoError, RegMemory, Text,
+};
+use siw_shm::shared_memory::PAGE;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, Weak};
+pub(crate) use vma::MappedFileId;
+use vma::{Vma, list_vmas};
+use windows::{WindowPlace, Windows};
+
+/// One registration at a time in the whole process, whatever its contexts: two that freeze the same
+/// pages would wait for each other.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Longest reason that goes to the daemon.
+const REASON_LEN: usize = 63;
+
+/// What a context knows of the memory that it registers.
+#[derive(Default)]
+pub(crate) struct AppMemory {
+    state: Mutex<State>,
+    /// Arenas of this context, by their file. An arena that ends takes itself out: no other lock is
+    /// taken under this one, and no arena is dropped.
+    arenas: Mutex<HashMap<MappedFileId, Weak<Arena>>>,
+}
+
+#[derive(Default)]
+struct State {
+    windows: Windows,
+    /// The number of this process's memory at the daemon, once it was sent.
+    process: Option<u32>,
+    /// Why the daemon does not take it: it is asked once.
+    process_refused: Option<(i32, String)>,
+}
+
+impl AppMemory {
+    /// Notes an arena: regions in it need no copy.
+    pub(crate) fn add_arena(&self, id: MappedFileId, arena: &Arc<Arena>) {
+        lock_unpoisoned(&self.arenas).insert(id, Arc::downgrade(arena));
+    }
+
+    fn find_arena(&self, id: MappedFileId) -> Option<Arc<Arena>> {
+        lock_unpoisoned(&self.arenas)
+            .get(&id)
+            .and_then(Weak::upgrade)
+    }
+
+    /// The arena is gone.
+    pub(crate) fn remove_arena(&self, id: MappedFileId) {
+        lock_unpoisoned(&self.arenas).remove(&id);
+    }
+}
+
+/// What a region consists of.
+#[derive(Default)]
+struct Parts {
+    extents: Vec<MemoryExtent>,
+    /// In files of windows: counted there.
+    windows: Vec<(MappedFileId, Range<u64>)>,
+    /// Kept alive.
+    arenas: Vec<Arc<Arena>>,
+    /// Numbers of mappings that the daemon has for this region alone.
+    imports: Vec<u32>,
+    /// Why memory is copied, or otherwise not remapped.
+    reason: String,
+}
+
+impl Pd {
+    /// Registers `len` bytes at `address` of this process, whatever memory they are. Peers and work
+    /// requests name them by that address, or from 0 with ZERO_BASED.
+    ///
+    /// The memory stays the application's: it is read and written as before, and neighbours on the
+    /// same pages do not notice. What the region should not do before it is deregistered is be
+    /// unmapped, or be moved by mremap(2).
+    ///
+    /// # Errors
+    /// `EFAULT`: not all of it is mapped, or it is read-only and `access` has LOCAL_WRITE.
+    /// `EOPNOTSUPP`: remote atomics in memory that is copied, or a daemon of an earlier release.
+    /// `ENOMEM`: a limit of the daemon.
+    pub fn reg_memory(&self, address: *mut u8, len: usize, access: Access) -> Result<AppMr, Error> {
+        self.reg_memory_iova(address, len, address as u64, access)
+    }
+
+    /// The same, named from `iova` on (ibv_reg_mr_iova(3)).
+    pub fn reg_memory_iova(
+        &self,
+        address: *mut u8,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<AppMr, Error> {
+        let address = address as usize;
+        let end = address.checked_add(len).filter(|_| len > 0);
+        let range =
+            address..end.ok_or(Error::Invalid("a region has a length, and does not wrap"))?;
+        let ctx = self.ctx();
+        if ctx.features() & FEATURE_EXTENTS == 0 {
+            return Err(registration_error(
+                libc::EOPNOTSUPP,
+                "siwd is of an earlier release: update it, or allocate memory from an arena",
+            ));
+        }
+        let _one = lock_unpoisoned(&ONE_AT_A_TIME);
+        let mut state = lock_unpoisoned(&ctx.app_memory.state);
+        let parts = state.prepare_range(ctx, &range, access)?;
+        for (file, bytes) in &parts.windows {
+            state.windows.count_registration(*file, bytes, true);
+        }
+        let reply = register_parts(self, &parts, len, iova, access);
+        let (lkey, rkey) = match reply {
+            Ok(keys) => keys,
+            Err(error) => {
+                state.forget_region(&parts);
+                free_imports(ctx, &parts);
+                return Err(error);
+            }
+        };
+        Ok(AppMr {
+            pd: self.clone(),
+            address,
+            len,
+            iova,
+            access,
+            lkey,
+            rkey,
+            parts: Box::new(parts),
+            gone: false,
+        })
+    }
+}
+
+fn registration_error(errno: i32, reason: impl Into<String>) -> Error {
+    Error::Registration {
+        errno,
+        reason: reason.into(),
+    }
+}
+
+/// Has the daemon make a region of the parts; its keys.
+fn register_parts(
+    pd: &Pd,
+    parts: &Parts,
+    len: usize,
+    iova: u64,
+    access: Access,
+) -> Result<(u32, u32), Error> {
+    let mut rest = &parts.extents[..];
+    while rest.len() > MAX_EXTENTS {
+        let (now, later) = rest.split_at(MAX_EXTENTS);
+        let mut extents = [MemoryExtent::default(); MAX_EXTENTS];
+        extents.copy_from_slice(now);
+        pd.ctx().call_daemon(&AddExtents {
+            count: MAX_EXTENTS as u32,
+            reserved: 0,
+            extents,
+        })?;
+        rest = later;
+    }
+    let mut extents = [MemoryExtent::default(); MAX_EXTENTS];
+    extents[..rest.len()].copy_from_slice(rest);
+    let reason = parts.reason.get(..REASON_LEN).unwrap_or(&parts.reason);
+    let (reply, _) = pd.ctx().call_daemon(&RegMemory {
+        pd: pd.id(),
+        access: access.0,
+        len: len as u64,
+        va: iova,
+        count: rest.len() as u32,
+        reserved: 0,
+        reason: Text::new(reason),
+        extents,
+    })?;
+    Ok((reply.lkey, reply.rkey))
+}
+
+/// Has the daemon map the file behind a part of a shared mapping, if it can.
+fn import_mapping(ctx: &ClientInner, vma: &Vma, bytes: &Range<usize>) -> Option<MemoryExtent> {
+    let fd = descriptors::open_mapped_file(vma)?;
+    let page = SharedMemory::file_page_size(fd.as_fd()).ok()?;
+    let first = vma.offset_of(bytes.start);
+    let offset = first / page * page;
+    let end = (first + bytes.len() as u64).next_multiple_of(page);
+    let import = ImportMemory {
+        kind: IMPORT_FILE,
+        writable: vma.writable.into(),
+        offset,
+        len: end - offset,
+    };
+    let reply = ctx.call_with_fd(&import, fd.as_fd()).ok()?;
+    Some(MemoryExtent {
+        arena: reply.id,
+        method: ExtentMethod::Shared as u32,
+        offset: first - offset,
+        len: bytes.len() as u64,
+    })
+}
+
+/// The daemon needs the mappings of a region no longer.
+fn free_imports(ctx: &ClientInner, parts: &Parts) {
+    for arena in &parts.imports {
+        ctx.call_ignoring_errors(&FreeArena {
+            arena: *arena,
+            reserved: 0,
+        });
+    }
+}
+
+impl Parts {
+    fn add_reason(&mut self, reason: &str) {
+        if !self.reason.contains(reason) {
+            let separator = if self.reason.is_empty() { "" } else { "; " };
+            self.reason = format!("{}{separator}{reason}", self.reason);
+        }
+    }
+
+    fn push_extent(&mut self, extent: MemoryExtent) {
+        if let Some(last) = self.extents.last_mut()
+            && last.arena == extent.arena
+            && last.method == extent.method
+            && last.offset + last.len == extent.offset
+        {
+            last.len += extent.len;
+            return;
+        }
+        self.extents.push(extent);
+    }
+}
+
+/// The whole pages that a range touches.
+fn whole_pages(range: &Range<usize>) -> Range<usize> {
+    range.start / PAGE * PAGE..range.end.next_multiple_of(PAGE)
+}
+
+impl State {
+    /// Makes memory reachable for the daemon.
+    fn prepare_range(
+        &mut self,
+        ctx: &Arc<ClientInner>,
+        range: &Range<usize>,
+        access: Access,
+    ) -> Result<Parts, Error> {
+        let mut parts = Parts::default();
+        let vmas = list_vmas(range)?;
+        check_vmas(&vmas, range, access)?;
+        for vma in &vmas {
+            let bytes = vma.clip_to(range);
+            if self.add_known(ctx, vma, &bytes, &mut parts) {
+                continue;
+            }
+            let reason = match why_not_remapped(vma) {
+                None => match self.remap_pages(ctx, vma, &whole_pages(&bytes)) {
+                    Ok(()) => {
+                        self.add_remapped(&bytes, &mut parts);
+                        continue;
+                    }
+                    Err(error) => format!("remap: {error}"),
+                },
+                Some(reason) => reason.to_owned(),
+            };
+            let added = self.add_other(ctx, vma, &bytes, &mut parts);
+            parts.add_reason(&reason);
+            if let Err(error) = added {
+                free_imports(ctx, &parts);
+                return Err(registration_error(
+                    error.errno(),
+                    format!("{reason}: {error}"),
+                ));
+            }
+        }
+        Ok(parts)
+    }
+
+    /// Adds memory that is not remapped: shared with the daemon if possible, else copied.
+    fn add_other(
+        &mut self,
+        ctx: &ClientInner,
+        vma: &Vma,
+        bytes: &Range<usize>,
+        parts: &mut Parts,
+    ) -> Result<(), Error> {
+        if ctx.features() & FEATURE_IMPORT == 0 {
+            let why = "siwd is of an earlier release, which takes no memory of this kind";
+            return Err(registration_error(libc::EOPNOTSUPP, why));
+        }
+        if vma.shared
+            && let Some(extent) = import_mapping(ctx, vma, bytes)
+        {
+            parts.imports.push(extent.arena);
+            parts.push_extent(extent);
+            return Ok(());
+        }
+        let arena = match self.process {
+            Some(arena) => arena,
+            None => self.import_process(ctx)?,
+        };
+        self.process = Some(arena);
+        parts.push_extent(MemoryExtent {
+            arena,
+            method: ExtentMethod::Copy as u32,
+            offset: bytes.start as u64,
+            len: bytes.len() as u64,
+        });
+        Ok(())
+    }
+
+    /// Lets the daemon copy from and to this process.
+    fn import_process(&mut self, ctx: &ClientInner) -> Result<u32, Error> {
+        if let Some((errno, reason)) = &self.process_refused {
+            return Err(registration_error(*errno, reason.clone()));
+        }
+        let fd = descriptors::open_process_memory()?;
+        let import = ImportMemory {
+            kind: IMPORT_PROCESS,
+            writable: 1,
+            offset: 0,
+            len: 0,
+        };
+        match ctx.call_with_fd(&import, fd.as_fd()) {
+            Ok(reply) => Ok(reply.id),
+            Err(error) => {
+                self.process_refused = Some((error.errno(), error.to_string()));
+                Err(error)
+            }
+        }
+    }
+
+    /// Adds memory that the daemon has already.
+    fn add_known(
+        &self,
+        ctx: &ClientInner,
+        vma: &Vma,
+        bytes: &Range<usize>,
+        parts: &mut Parts,
+    ) -> bool {
+        let Some(id) = vma.file else {
+            return false;
+        };
+        let (offset, len) = (vma.offset_of(bytes.start), bytes.len() as u64);
+        let (arena, method) = if let Some(file) = self.windows.find_file(id) {
+            parts.windows.push((id, offset..offset + len));
+            (file.arena, ExtentMethod::Remap)
+        } else if let Some(arena) = ctx.app_memory.find_arena(id) {
+            let number = arena.id();
+            parts.arenas.push(arena);
+            (number, ExtentMethod::Arena)
+        } else {
+            return false;
+        };
+        parts.push_extent(MemoryExtent {
+            arena,
+            method: method as u32,
+            offset,
+            len,
+        });
+        true
+    }
+
+    /// Adds what [`State::remap_pages`] has just remapped.
+    fn add_remapped(&self, bytes: &Range<usize>, parts: &mut Parts) {
+        for part in Windows::split_range(bytes) {
+            let pages = whole_pages(&part);
+            let Some((place, _)) = self.windows.place_of(&pages) else {
+                continue;
+            };
+            let Some(file) = self.windows.file_at(place.file) else {
+                continue;
+            };
+            let offset = place.offset + (part.start - pages.start) as u64;
+            let len = part.len() as u64;
+            parts.windows.push((file.id, offset..offset + len));
+            parts.push_extent(MemoryExtent {
+                arena: file.arena,
+                method: ExtentMethod::Remap as u32,
+                offset,
+                len,
+            });
+        }
+    }
+
+    /// Replaces private pages by pages of the daemon. `pages` are of one mapping.
+    fn remap_pages(
+        &mut self,
+        ctx: &Arc<ClientInner>,
+        vma: &Vma,
+        pages: &Range<usize>,
+    ) -> Result<(), Error> {
+        let freezer = match vma.writable {
+            true if vma.is_private_anonymous() => remap::Freezer::open_best()?,
+            _ => remap::Freezer::Alone,
+        };
+        self.find_places(ctx, pages)?;
+        let mut prot = ProtFlags::READ;
+        if vma.writable {
+            prot |= ProtFlags::WRITE;
+        }
+        // Windows whose places follow each other are replaced together.
+        let mut joined: Vec<(Range<usize>, WindowPlace)> = Vec::new();
+        for part in Windows::split_range(pages) {
+            let Some((place, _)) = self.windows.place_of(&part) else {
+                return Err(Error::Invalid("a window without a place"));
+            };
+            match joined.last_mut() {
+                Some((before, at))
+                    if at.file == place.file
+                        && at.offset + before.len() as u64 == place.offset
+                        && before.len() + part.len() <= remap::FROZEN_AT_ONCE =>
+                {
+                    before.end = part.end;
+                }
+                _ => joined.push((part, place)),
+            }
+        }
+        for (part, place) in joined {
+            let Some(file) = self.windows.file_at(place.file) else {
+                continue;
+            };
+            remap::replace_pages(&freezer, &part, file.fd.as_fd(), place.offset, prot)?;
+            for window in Windows::split_range(&part) {
+                self.windows.mark_used(&window);
+            }
+            if vma.writable {
+                remap::populate_pages(&part);
+            }
+            remap::end_mapping(&part);
+        }
+        Ok(())
+    }
+
+    /// Gives all windows of a range of pages places where nothing is lost.
+    fn find_places(&mut self, ctx: &Arc<ClientInner>, pages: &Range<usize>) -> Result<(), Error> {
+        let parts = Windows::split_range(pages);
+        let was_used = |windows: &Windows, part: &Range<usize>| {
+            windows.place_of(part).filter(|(_, was_used)| *was_used)
+        };
+        let wants_sweep = self.windows.wants_sweep();
+        if wants_sweep
+            || parts
+                .iter()
+                .any(|part| was_used(&self.windows, part).is_some())
+        {
+            // Pages that were remapped before, and are private now: unmapped, or moved by mremap(2).
+            let all = list_vmas(&(0..usize::MAX))?;
+            for part in &parts {
+                if let Some((place, _)) = was_used(&self.windows, part)
+                    && !self.windows.is_unmapped(place, part.len(), &all)
+                {
+                    self.windows.abandon_place(part.start);
+                }
+            }
+            if wants_sweep {
+                self.windows.sweep_windows(&all);
+            }
+        }
+        let Err(missing) = self.windows.assign_places(pages) else {
+            return Ok(());
+        };
+        let ahead = self.windows.next_file_len(missing);
+        let least = missing * windows::WINDOW;
+        let added = self.add_file(ctx, ahead);
+        if added.is_err() && ahead > least {
+            self.add_file(ctx, least)?;
+        } else {
+            added?;
+        }
+        self.windows
+            .assign_places(pages)
+            .map_err(|_| Error::Invalid("siwd gave less memory than it said"))
+    }
+
+    /// Gets another file from the daemon.
+    fn add_file(&mut self, ctx: &Arc<ClientInner>, len: usize) -> Result<(), Error> {
+        let (reply, fds) = ctx.call_daemon(&AllocArena {
+            len: len as u64,
+            huge: 0,
+            reserved: 0,
+        })?;
+        let fd = fds.into_iter().next().ok_or(ProtoError::MissingFd)?;
+        let id = MappedFileId::of_file(&fd)?;
+        descriptors::keep_file(id, fd.as_fd())?;
+        self.windows.add_file(id, reply.arena, fd, len);
+        Ok(())
+    }
+
+    /// A region is gone.
+    fn forget_region(&mut self, parts: &Parts) {
+        for (file, bytes) in &parts.windows {
+            self.windows.count_registration(*file, bytes, false);
+        }
+    }
+}
+
+/// Whether all of a range is mapped, and allows the access.
+fn check_vmas(vmas: &[Vma], range: &Range<usize>, access: Access) -> Result<(), Error> {
+    let mut at = range.start;
+    for vma in vmas {
+        if vma.range.start > at {
+            break;
+        }
+        if !vma.readable {
+            let why = format!("the memory at {at:#x} cannot be read");
+            return Err(registration_error(libc::EFAULT, why));
+        }
+        if !vma.writable && access.contains(Access::LOCAL_WRITE) {
+            let why = format!("the memory at {at:#x} is read-only, and LOCAL_WRITE was asked for");
+            return Err(registration_error(libc::EFAULT, why));
+        }
+        at = vma.range.end;
+    }
+    if at < range.end {
+        let why = format!("nothing is mapped at {at:#x}");
+        return Err(registration_error(libc::EFAULT, why));
+    }
+    Ok(())
+}
+
+/// Why pages of a mapping cannot be replaced; none if they can.
+fn why_not_remapped(vma: &Vma) -> Option<&'static str> {
+    let local = 0u8;
+    if vma.shared {
+        return Some("shared mapping");
+    }
+    if vma.executable {
+        return Some("executable memory");
+    }
+    if vma.name.starts_with("[stack") || vma.range.contains(&(&raw const local as usize)) {
+        return Some("stack");
+    }
+    // userfaultfd(2) is not for these.
+    if vma.writable && !vma.is_private_anonymous() && !remap::is_only_thread() {
+        return Some("private mapping of a file");
+    }
+    if vma.name.starts_with("[v") {
+        return Some("memory of the kernel");
+    }
+    None
+}

@@ -1,0 +1,120 @@
+//! A registered region of memory that the application has.
+
+use super::{Parts, free_imports};
+use crate::context::lock_unpoisoned;
+use crate::{Access, Error, Pd, Sge};
+use siw_shm::control::{DeregMr, ExtentMethod};
+
+/// A registered region of memory that the application has. Dropping deregisters it: when that returns
+/// nobody touches it. With windows bound to it the daemon refuses that ([`AppMr::dereg`] tells).
+pub struct AppMr {
+    pub(super) pd: Pd,
+    pub(super) address: usize,
+    pub(super) len: usize,
+    pub(super) iova: u64,
+    pub(super) access: Access,
+    pub(super) lkey: u32,
+    pub(super) rkey: u32,
+    pub(super) parts: Box<Parts>,
+    pub(super) gone: bool,
+}
+
+impl AppMr {
+    /// Address for work requests and peers.
+    #[inline]
+    pub fn addr(&self) -> u64 {
+        if self.access.contains(Access::ZERO_BASED) {
+            0
+        } else {
+            self.iova
+        }
+    }
+    /// First byte in this process.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.address as *mut u8
+    }
+    /// Bytes.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+    /// What it may be used for.
+    pub fn access(&self) -> Access {
+        self.access
+    }
+    /// Its protection domain.
+    pub fn pd(&self) -> &Pd {
+        &self.pd
+    }
+    /// Key for own work requests.
+    pub fn lkey(&self) -> u32 {
+        self.lkey
+    }
+    /// Key to give to the peer.
+    pub fn rkey(&self) -> u32 {
+        self.rkey
+    }
+
+    /// Names `len` bytes at `offset` for a work request; the daemon checks them.
+    #[inline]
+    pub fn sge(&self, offset: usize, len: usize) -> Sge {
+        Sge {
+            addr: self.addr().wrapping_add(offset as u64),
+            length: len as u32,
+            lkey: self.lkey,
+        }
+    }
+
+    /// How the daemon gets at its memory, with the bytes of each way.
+    pub fn methods(&self) -> Vec<(ExtentMethod, u64)> {
+        let sum = |method: ExtentMethod| {
+            let extents = self.parts.extents.iter();
+            let of_method = extents.filter(|extent| extent.method == method as u32);
+            (method, of_method.map(|extent| extent.len).sum())
+        };
+        let all = ExtentMethod::ALL.map(sum);
+        all.into_iter().filter(|(_, bytes)| *bytes > 0).collect()
+    }
+
+    /// Why some of it is not remapped; empty if all is.
+    pub fn reason(&self) -> &str {
+        &self.parts.reason
+    }
+
+    /// Deregisters it and says whether that worked: EBUSY, with the region back, while memory
+    /// windows are bound to it (ibv_dereg_mr(3)).
+    pub fn dereg(mut self) -> Result<(), (AppMr, Error)> {
+        match self.call_dereg() {
+            Ok(()) => {
+                self.finish_region();
+                Ok(())
+            }
+            Err(error) => Err((self, error)),
+        }
+    }
+
+    fn call_dereg(&self) -> Result<(), Error> {
+        self.pd.ctx().call_daemon(&DeregMr {
+            lkey: self.lkey,
+            reserved: 0,
+        })?;
+        Ok(())
+    }
+
+    /// Nobody touches its memory any more.
+    fn finish_region(&mut self) {
+        self.gone = true;
+        lock_unpoisoned(&self.pd.ctx().app_memory.state).forget_region(&self.parts);
+        free_imports(self.pd.ctx(), &self.parts);
+    }
+}
+
+impl Drop for AppMr {
+    fn drop(&mut self) {
+        if !self.gone {
+            // There is nobody to tell.
+            let _ = self.call_dereg();
+            self.finish_region();
+        }
+    }
+}

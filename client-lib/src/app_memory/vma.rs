@@ -1,0 +1,241 @@
+//! What is mapped where in this process: PROCMAP_QUERY (proc_pid_maps(5), Linux 6.11), which finds
+//! one mapping without reading all, else the text of /proc/self/maps.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsFd;
+
+use rustix::io::Errno;
+
+/// Device and inode of a mapped file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct MappedFileId {
+    major: u32,
+    minor: u32,
+    inode: u64,
+}
+
+impl MappedFileId {
+    /// Of an open file.
+    pub fn of_file(fd: impl AsFd) -> io::Result<MappedFileId> {
+        Ok(MappedFileId::from_status(&rustix::fs::fstat(fd)?))
+    }
+
+    /// Of what stat(2) says of a file.
+    pub fn from_status(status: &rustix::fs::Stat) -> MappedFileId {
+        MappedFileId {
+            major: rustix::fs::major(status.st_dev),
+            minor: rustix::fs::minor(status.st_dev),
+            inode: status.st_ino,
+        }
+    }
+}
+
+/// A mapping of this process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Vma {
+    pub range: Range<usize>,
+    pub readable: bool,
+    pub writable: bool,
+    pub executable: bool,
+    pub shared: bool,
+    /// In the file, of the first byte.
+    pub offset: u64,
+    /// None: anonymous.
+    pub file: Option<MappedFileId>,
+    /// Path, or a name in brackets; empty for most anonymous memory.
+    pub name: String,
+}
+
+impl Vma {
+    /// The part of it in a range of addresses.
+    pub fn clip_to(&self, range: &Range<usize>) -> Range<usize> {
+        self.range.start.max(range.start)..self.range.end.min(range.end)
+    }
+
+    /// The offset in the file of an address inside.
+    pub fn offset_of(&self, address: usize) -> u64 {
+        self.offset + (address - self.range.start) as u64
+    }
+
+    /// Memory that only this process has, without a file behind it: heap, static data without
+    /// initial values, anonymous mappings. The main thread's stack and what the kernel provides are
+    /// something else.
+    pub fn is_private_anonymous(&self) -> bool {
+        let is_plain =
+            self.name.is_empty() || self.name == "[heap]" || self.name.starts_with("[anon");
+        !self.shared && self.file.is_none() && is_plain
+    }
+}
+
+/// The mappings that overlap a range, in order.
+///
+/// # Errors
+/// /proc is not mounted.
+pub(super) fn list_vmas(range: &Range<usize>) -> io::Result<Vec<Vma>> {
+    let maps = File::open("/proc/self/maps")?;
+    let mut found = Vec::new();
+    let mut at = range.start;
+    while at < range.end {
+        match query_vma(&maps, at) {
+            Ok(Some(vma)) if vma.range.start < range.end => {
+                at = vma.range.end;
+                found.push(vma);
+            }
+            Ok(_) => return Ok(found),
+            Err(_) => return parse_maps(&std::fs::read_to_string("/proc/self/maps")?, range),
+        }
+    }
+    Ok(found)
+}
+
+/// The mappings in the text of /proc/self/maps that overlap a range.
+fn parse_maps(text: &str, range: &Range<usize>) -> io::Result<Vec<Vma>> {
+    let bad = || {
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            "/proc/self/maps has another format",
+        )
+    };
+    let mut found = Vec::new();
+    for line in text.lines() {
+        let vma = parse_line(line).ok_or_else(bad)?;
+        if vma.range.end > range.start && vma.range.start < range.end {
+            found.push(vma);
+        }
+    }
+    Ok(found)
+}
+
+fn parse_line(line: &str) -> Option<Vma> {
+    let mut fields = line.splitn(6, ' ');
+    let (start, end) = fields.next()?.split_once('-')?;
+    let bits = fields.next()?.as_bytes();
+    let offset = u64::from_str_radix(fields.next()?, 16).ok()?;
+    let (major, minor) = fields.next()?.split_once(':')?;
+    let inode = fields.next()?.parse().ok()?;
+    let id = MappedFileId {
+        major: u32::from_str_radix(major, 16).ok()?,
+        minor: u32::from_str_radix(minor, 16).ok()?,
+        inode,
+    };
+    Some(Vma {
+        range: usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?,
+        readable: *bits.first()? == b'r',
+        writable: *bits.get(1)? == b'w',
+        executable: *bits.get(2)? == b'x',
+        shared: *bits.get(3)? == b's',
+        offset,
+        file: (inode != 0).then_some(id),
+        name: fields.next().unwrap_or("").trim_start().to_owned(),
+    })
+}
+
+/// `struct procmap_query` of linux/fs.h.
+#[repr(C)]
+struct ProcmapQuery {
+    size: u64,
+    query_flags: u64,
+    query_addr: u64,
+    vma_start: u64,
+    vma_end: u64,
+    vma_flags: u64,
+    vma_page_size: u64,
+    vma_offset: u64,
+    inode: u64,
+    dev_major: u32,
+    dev_minor: u32,
+    vma_name_size: u32,
+    build_id_size: u32,
+    vma_name_addr: u64,
+    build_id_addr: u64,
+}
+
+const READABLE: u64 = 1;
+const WRITABLE: u64 = 2;
+const EXECUTABLE: u64 = 4;
+const SHARED: u64 = 8;
+const COVERING_OR_NEXT: u64 = 0x10;
+/// `_IOWR('f', 17, struct procmap_query)`.
+const PROCMAP_QUERY: rustix::ioctl::Opcode =
+    rustix::ioctl::opcode::read_write::<ProcmapQuery>(b'f', 17);
+/// Longest name that the kernel gives (PATH_MAX).
+const NAME_LEN: usize = 4096;
+
+/// The mapping at an address, or the next one.
+fn query_vma(maps: &File, address: usize) -> io::Result<Option<Vma>> {
+    let mut name = [0u8; NAME_LEN];
+    // SAFETY: all zeroes are a query.
+    let mut query: ProcmapQuery = unsafe { std::mem::zeroed() };
+    query.size = size_of::<ProcmapQuery>() as u64;
+    query.query_flags = COVERING_OR_NEXT;
+    query.query_addr = address as u64;
+    query.vma_name_size = NAME_LEN as u32;
+    query.vma_name_addr = name.as_mut_ptr() as u64;
+    // SAFETY: the structure is that of this request, and its one pointer is to a buffer of the
+    // length that it gives.
+    let asked = unsafe {
+        let request = rustix::ioctl::Updater::<PROCMAP_QUERY, ProcmapQuery>::new(&mut query);
+        rustix::ioctl::ioctl(maps, request)
+    };
+    match asked {
+        Ok(()) => {}
+        Err(Errno::NOENT) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    }
+    let has = |bit| query.vma_flags & bit != 0;
+    let name_len = (query.vma_name_size as usize)
+        .saturating_sub(1)
+        .min(NAME_LEN);
+    let id = MappedFileId {
+        major: query.dev_major,
+        minor: query.dev_minor,
+        inode: query.inode,
+    };
+    Ok(Some(Vma {
+        range: query.vma_start as usize..query.vma_end as usize,
+        readable: has(READABLE),
+        writable: has(WRITABLE),
+        executable: has(EXECUTABLE),
+        shared: has(SHARED),
+        offset: query.vma_offset,
+        file: (query.inode != 0).then_some(id),
+        name: String::from_utf8_lossy(&name[..name_len]).into_owned(),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ways_to_ask_give_the_same() {
+        let local = 1u8;
+        let boxed = vec![1u8; 300_000];
+        for address in [
+            &raw const local as usize,
+            boxed.as_ptr() as usize,
+            list_vmas as *const () as usize,
+        ] {
+            let range = address..address + 1;
+            let text = std::fs::read_to_string("/proc/self/maps").expect("/proc");
+            let parsed = parse_maps(&text, &range).expect("the format of proc_pid_maps(5)");
+            assert_eq!(parsed.len(), 1, "{address:x}");
+            assert_eq!(list_vmas(&range).expect("/proc"), parsed);
+        }
+    }
+
+    #[test]
+    fn heap_is_plain_and_the_stack_is_not() {
+        let text = "55d0c8a00000-55d0c8a21000 rw-p 00000000 00:00 0                          [heap]\n\
+                    7ffd1c0de000-7ffd1c0ff000 rw-p 00000000 00:00 0                          [stack]\n\
+                    7f0000000000-7f0000200000 rw-s 00001000 00:01 1234                       /memfd:a b (deleted)\n";
+        let all = parse_maps(text, &(0..usize::MAX)).expect("parses");
+        assert!(all[0].is_private_anonymous() && !all[1].is_private_anonymous());
+        assert!(all[2].shared && all[2].offset_of(0x7f0000001000) == 0x2000);
+        assert_eq!(all[2].name, "/memfd:a b (deleted)");
+        let one = parse_maps(text, &(0x7f00001fffff..0x7f00001fffff + 1)).expect("parses");
+        assert_eq!(one, all[2..]);
+    }
+}

@@ -1,0 +1,331 @@
+//! Where in the daemon's memory a page of this process goes when it is remapped.
+//!
+//! Addresses are divided into windows of 2 MiB. A window gets 2 MiB of a file in memory when the
+//! first page in it is registered, and each page has its place there. So pages of which one follows
+//! the other do so in the file too, and the kernel joins their mappings: thousands of small
+//! registrations in one heap are a few mappings and extents, and need one descriptor. A page stays
+//! remapped when its registration ends; what is still mapped is found out when windows run short.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use siw_shm::shared_memory::PAGE;
+
+use super::vma::{MappedFileId, Vma};
+
+/// Bytes of a window.
+pub(super) const WINDOW: usize = 2 << 20;
+const WORDS: usize = WINDOW / PAGE / 64;
+/// Bytes of the longest file that is made ahead of need.
+const LONGEST_AHEAD: usize = 64 << 20;
+/// Windows in use before it is looked for the first time which are not mapped any more.
+const FIRST_SWEEP: usize = 64;
+
+/// A place of 2 MiB in a file.
+#[derive(Debug)]
+struct Window {
+    file: usize,
+    offset: u64,
+    /// Number of the address window that it is for; none: free.
+    address: Option<usize>,
+    /// Pages that were mapped at some time.
+    used: [u64; WORDS],
+    /// Registrations with pages in it.
+    registrations: u32,
+}
+
+/// A file in memory of the daemon.
+#[derive(Debug)]
+pub(super) struct WindowFile {
+    pub id: MappedFileId,
+    /// Its number at the daemon.
+    pub arena: u32,
+    pub fd: OwnedFd,
+    first_window: usize,
+}
+
+/// The windows of one context.
+#[derive(Debug, Default)]
+pub(super) struct Windows {
+    files: Vec<WindowFile>,
+    windows: Vec<Window>,
+    /// By address: which window is its own now.
+    by_address: HashMap<usize, usize>,
+    free: Vec<usize>,
+    next_sweep: usize,
+}
+
+/// Where pages go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct WindowPlace {
+    pub file: usize,
+    pub offset: u64,
+}
+
+fn window_of(address: usize) -> usize {
+    address / WINDOW
+}
+
+/// The bits of the pages of a range, which lies in one window.
+fn page_bits(range: &Range<usize>) -> impl Iterator<Item = (usize, u64)> {
+    let first = range.start % WINDOW / PAGE;
+    (first..first + range.len() / PAGE).map(|page| (page / 64, 1u64 << (page % 64)))
+}
+
+impl Windows {
+    pub fn file_at(&self, index: usize) -> Option<&WindowFile> {
+        self.files.get(index)
+    }
+
+    /// The file with this identity.
+    pub fn find_file(&self, id: MappedFileId) -> Option<&WindowFile> {
+        self.files.iter().find(|file| file.id == id)
+    }
+
+    /// Splits a range where windows begin.
+    pub fn split_range(range: &Range<usize>) -> Vec<Range<usize>> {
+        let mut parts = Vec::new();
+        let mut at = range.start;
+        while at < range.end {
+            let end = ((window_of(at) + 1) * WINDOW).min(range.end);
+            parts.push(at..end);
+            at = end;
+        }
+        parts
+    }
+
+    /// The place of a range of pages in one window, if the window has one, and whether some of the
+    /// pages were mapped there before: then they may still be, at other addresses.
+    pub fn place_of(&self, range: &Range<usize>) -> Option<(WindowPlace, bool)> {
+        let index = *self.by_address.get(&window_of(range.start))?;
+        let window = &self.windows[index];
+        let place = WindowPlace {
+            file: window.file,
+            offset: window.offset + (range.start % WINDOW) as u64,
+        };
+        let was_used = page_bits(range).any(|(word, bit)| window.used[word] & bit != 0);
+        Some((place, was_used))
+    }
+
+    /// Whether the pages at a place may be overwritten: no registration has them, and no mapping is
+    /// among `all`, those of the whole process.
+    pub fn is_unmapped(&self, place: WindowPlace, len: usize, all: &[Vma]) -> bool {
+        let file = &self.files[place.file];
+        let of_window = |window: &&Window| {
+            window.file == place.file
+                && window.offset == place.offset / WINDOW as u64 * WINDOW as u64
+        };
+        let registered = self.windows.iter().find(of_window);
+        registered.is_none_or(|window| window.registrations == 0)
+            && !is_mapped(file.id, place.offset..place.offset + len as u64, all)
+    }
+
+    /// The pages of a range, which lies in one window, are mapped from now on.
+    pub fn mark_used(&mut self, range: &Range<usize>) {
+        if let Some(index) = self.by_address.get(&window_of(range.start)) {
+            for (word, bit) in page_bits(range) {
+                self.windows[*index].used[word] |= bit;
+            }
+        }
+    }
+
+    /// Changes the count of registrations of the windows behind a part of a file.
+    pub fn count_registration(&mut self, id: MappedFileId, bytes: &Range<u64>, is_new: bool) {
+        let Some(file) = self.files.iter().find(|file| file.id == id) else {
+            return;
+        };
+        let first = file.first_window + (bytes.start / WINDOW as u64) as usize;
+        let last = file.first_window + ((bytes.end.max(1) - 1) / WINDOW as u64) as usize;
+        for window in self.windows.iter_mut().take(last + 1).skip(first) {
+            window.registrations = if is_new {
+                window.registrations + 1
+            } else {
+                window.registrations.saturating_sub(1)
+            };
+        }
+    }
+
+    /// Gives each window of a range a place of its own, unless it has one. What is missing is how
+    /// many windows must be added ([`Windows::add_file`]).
+    pub fn assign_places(&mut self, range: &Range<usize>) -> Result<(), usize> {
+        let wanted: Vec<usize> = (window_of(range.start)..=window_of(range.end - 1))
+            .filter(|number| !self.by_address.contains_key(number))
+            .collect();
+        if wanted.len() > self.free.len() {
+            return Err(wanted.len() - self.free.len());
+        }
+        // The lowest places first, in the order of addresses: neighbours become one mapping.
+        self.free.sort_unstable_by(|a, b| b.cmp(a));
+        let start = self.find_run(wanted.len());
+        for (i, number) in wanted.into_iter().enumerate() {
+            let index = match start {
+                Some(first) => {
+                    let index = first + i;
+                    self.free.retain(|free| *free != index);
+                    index
+                }
+                None => match self.free.pop() {
+                    Some(index) => index,
+                    None => return Err(1),
+                },
+            };
+            self.windows[index].address = Some(number);
+            self.windows[index].used = [0; WORDS];
+            self.by_address.insert(number, index);
+        }
+        Ok(())
+    }
+
+    /// Free windows that follow each other in one file.
+    fn find_run(&self, len: usize) -> Option<usize> {
+        let mut run = 0;
+        // Sorted from high to low.
+        for pair in 0..self.free.len() {
+            let index = self.free[pair];
+            let follows = pair > 0
+                && self.free[pair - 1] == index + 1
+                && self.windows[index].file == self.windows[index + 1].file;
+            run = if follows { run + 1 } else { 1 };
+            if run >= len {
+                return Some(index);
+            }
+        }
+        None
+    }
+
+    /// A window is given up for its address, since its pages are used elsewhere: the next
+    /// [`Windows::assign_places`] finds another.
+    pub fn abandon_place(&mut self, address: usize) {
+        self.by_address.remove(&window_of(address));
+    }
+
+    /// Bytes of the next file, for so many windows at least.
+    pub fn next_file_len(&self, missing: usize) -> usize {
+        let so_far = self.windows.len() * WINDOW;
+        (missing * WINDOW).max(so_far.min(LONGEST_AHEAD))
+    }
+
+    /// Adds the places of a new file.
+    pub fn add_file(&mut self, id: MappedFileId, arena: u32, fd: OwnedFd, len: usize) {
+        let (file, first_window) = (self.files.len(), self.windows.len());
+        for i in 0..len / WINDOW {
+            self.free.push(self.windows.len());
+            self.windows.push(Window {
+                file,
+                offset: (i * WINDOW) as u64,
+                address: None,
+                used: [0; WORDS],
+                registrations: 0,
+            });
+        }
+        self.files.push(WindowFile {
+            id,
+            arena,
+            fd,
+            first_window,
+        });
+    }
+
+    /// Whether it is time to look for windows that nobody uses any more.
+    pub fn wants_sweep(&self) -> bool {
+        self.windows.len() - self.free.len() >= self.next_sweep.max(FIRST_SWEEP)
+    }
+
+    /// Frees the windows that have no registration and no mapping among `all`, those of the whole
+    /// process, and gives their memory back to the system.
+    pub fn sweep_windows(&mut self, all: &[Vma]) {
+        for index in 0..self.windows.len() {
+            let window = &self.windows[index];
+            let file = &self.files[window.file];
+            let bytes = window.offset..window.offset + WINDOW as u64;
+            let is_idle = window.registrations == 0 && window.address.is_some();
+            if !is_idle || is_mapped(file.id, bytes, all) {
+                continue;
+            }
+            free_pages(file.fd.as_fd(), window.offset);
+            if let Some(number) = self.windows[index].address.take()
+                && self.by_address.get(&number) == Some(&index)
+            {
+                self.by_address.remove(&number);
+            }
+            self.free.push(index);
+        }
+        self.next_sweep = (self.windows.len() - self.free.len()) * 2;
+    }
+}
+
+fn is_mapped(id: MappedFileId, bytes: Range<u64>, all: &[Vma]) -> bool {
+    all.iter().any(|vma| {
+        let end = vma.offset + vma.range.len() as u64;
+        vma.file == Some(id) && vma.offset < bytes.end && end > bytes.start
+    })
+}
+
+fn free_pages(fd: BorrowedFd<'_>, offset: u64) {
+    use rustix::fs::FallocateFlags;
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    // What cannot be freed stays until the file goes.
+    let _ = rustix::fs::fallocate(fd, flags, offset, WINDOW as u64);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn make_file() -> (MappedFileId, OwnedFd) {
+        let flags = rustix::fs::MemfdFlags::CLOEXEC;
+        let fd = rustix::fs::memfd_create("windows-test", flags).expect("memfd");
+        rustix::fs::ftruncate(&fd, 8 * WINDOW as u64).expect("room");
+        (MappedFileId::of_file(&fd).expect("fstat"), fd)
+    }
+
+    #[test]
+    fn neighbours_lie_side_by_side_and_pages_keep_their_place() {
+        let mut windows = Windows::default();
+        let base = 7 * WINDOW;
+        let range = base + WINDOW - PAGE..base + WINDOW + PAGE;
+        assert_eq!(windows.assign_places(&range), Err(2));
+        let (id, fd) = make_file();
+        windows.add_file(id, 1, fd, 4 * WINDOW);
+        assert_eq!(windows.free.len(), 4);
+        assert_eq!(windows.assign_places(&range), Ok(()));
+        let parts = Windows::split_range(&range);
+        assert_eq!(parts.len(), 2);
+        let (first, was_used) = windows.place_of(&parts[0]).expect("assigned");
+        let (second, _) = windows.place_of(&parts[1]).expect("assigned");
+        assert_eq!(second.offset - first.offset, PAGE as u64);
+        assert!(!was_used);
+        windows.mark_used(&parts[0]);
+        assert_eq!(windows.place_of(&parts[0]), Some((first, true)));
+        assert_eq!(
+            windows.assign_places(&range),
+            Ok(()),
+            "it has its place already"
+        );
+    }
+
+    #[test]
+    fn what_is_registered_or_mapped_is_not_swept() {
+        let mut windows = Windows::default();
+        let (id, fd) = make_file();
+        windows.add_file(id, 1, fd, 2 * WINDOW);
+        for number in [10, 20] {
+            let range = number * WINDOW..number * WINDOW + PAGE;
+            windows.assign_places(&range).expect("two are free");
+            windows.mark_used(&range);
+        }
+        let (place, _) = windows
+            .place_of(&(10 * WINDOW..10 * WINDOW + PAGE))
+            .expect("assigned");
+        let bytes = place.offset..place.offset + 16;
+        windows.count_registration(id, &bytes, true);
+        windows.sweep_windows(&[]);
+        assert_eq!(windows.free.len(), 1, "one is registered");
+        assert!(!windows.is_unmapped(place, PAGE, &[]));
+        windows.count_registration(id, &bytes, false);
+        assert!(windows.is_unmapped(place, PAGE, &[]));
+        windows.sweep_windows(&[]);
+        assert_eq!(windows.free.len(), 2);
+    }
+}

@@ -1,0 +1,331 @@
+//! Registration of memory that an application has already, piece by piece: extents of its arenas,
+//! of files in memory that it shares with the daemon, and of its own address space.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use nix::libc;
+use siw_memory::{Extent, ExtentMemory, ProcessMemory, RegisteredMemory};
+use siw_shm::control::messages as m;
+use siw_shm::control::{Request, codec};
+use siw_shm::{Access, SharedMemory};
+
+use super::ControlThread;
+use super::helpers::{self, DisposalQueue, MOST_SLOW_DISPOSALS};
+use super::memory::{add_region, arena_amounts, check_access};
+use super::quotas::Quota;
+use super::regions::{ClientProcess, MemoryRegion, RegionExtents};
+use super::requests::*;
+use super::resources::{Client, ClientArena};
+use crate::config::ProcessMemoryPolicy;
+use crate::ids::{ArenaId, ClientId, PdId};
+
+/// Extents of one region: 8 GiB in pieces of 2 MiB.
+const MOST_EXTENTS: usize = 4096;
+
+impl ControlThread {
+    pub(super) fn add_extents(
+        &mut self,
+        id: ClientId,
+        seq: u32,
+        request: &m::AddExtents,
+    ) -> Outcome {
+        let client = self.resources.client_mut(id)?;
+        let more = used_extents(&request.extents, request.count)?;
+        if client.next_extents.len() + more.len() > MOST_EXTENTS {
+            client.next_extents = Vec::new();
+            return Err(too_many_extents());
+        }
+        client.next_extents.extend_from_slice(more);
+        send_reply::<m::AddExtents>(client, seq, &EMPTY)
+    }
+
+    pub(super) fn reg_memory(&mut self, id: ClientId, seq: u32, request: &m::RegMemory) -> Outcome {
+        let keys = self.config.keys.clone();
+        let client = self.resources.client_mut(id)?;
+        let mut extents = std::mem::take(&mut client.next_extents);
+        extents.extend_from_slice(used_extents(&request.extents, request.count)?);
+        if extents.len() > MOST_EXTENTS {
+            return Err(too_many_extents());
+        }
+        let (memory, parts) = check_extents(client, request, &extents)?;
+        let stag = self.insert_key(id, memory, &keys)?;
+        let client = self.resources.client_mut(id)?;
+        tracing::debug!(
+            client = id.0,
+            lkey = stag.0,
+            len = request.len,
+            arena_bytes = parts.bytes[0],
+            remapped_bytes = parts.bytes[1],
+            shared_bytes = parts.bytes[2],
+            copied_bytes = parts.bytes[3],
+            reason = parts.reason,
+            "memory of the application registered"
+        );
+        let mut region = MemoryRegion::in_arena(PdId(request.pd), ArenaId(extents[0].arena));
+        region.extents = Some(Box::new(parts));
+        add_region(client, stag, region);
+        let reply = m::MrReply {
+            lkey: stag.0,
+            rkey: stag.0,
+        };
+        send_reply::<m::RegMemory>(client, seq, &reply)
+    }
+
+    /// A client sends the one request that carries a descriptor; false when it does not.
+    pub(super) fn receive_import(&mut self, id: ClientId) -> bool {
+        let Some(client) = self.resources.clients.get_mut(&id) else {
+            return false;
+        };
+        let queue = DisposalQueue::User(client.account.uid());
+        let helpers = &self.helpers;
+        let close = |fd: OwnedFd| helpers.close_unknown(queue, fd);
+        let is_crowded = helpers.slow_disposals() > MOST_SLOW_DISPOSALS;
+        if !client.greeted || is_crowded || !client.conn.is_import_next(close) {
+            return false;
+        }
+        let Ok(packet) = client.conn.recv_packet() else {
+            return false;
+        };
+        let (kind, seq) = codec::peek_header(&packet.bytes).unwrap_or((0, 0));
+        let request = Request::decode(&packet.bytes);
+        let Some(fd) = packet.fds.into_iter().next() else {
+            return false;
+        };
+        let served = match request {
+            Ok((_, Request::ImportMemory(request))) => self.import_memory(id, seq, &request, fd),
+            _ => {
+                self.helpers.close_unknown(queue, fd);
+                Err(Refusal::new(libc::EPROTO, "a request that makes no sense"))
+            }
+        };
+        if let (Err(refusal), Some(client)) = (served, self.resources.clients.get(&id)) {
+            tracing::debug!(client = id.0, "memory not imported: {}", refusal.reason());
+            refusal.send(client, kind, seq);
+            // What is no memory may be slow to close. A library sends a second only by mistake.
+            if client.bad_imports > 1 {
+                self.remove_client(id, "sent descriptors that are no memory");
+            }
+        }
+        true
+    }
+
+    fn import_memory(
+        &mut self,
+        id: ClientId,
+        seq: u32,
+        request: &m::ImportMemory,
+        fd: OwnedFd,
+    ) -> Outcome {
+        if request.kind == m::IMPORT_FILE && SharedMemory::is_memory_file(fd.as_fd()) {
+            return self.import_file(id, seq, request, fd);
+        }
+        let uid = self.resources.client_mut(id)?.account.uid();
+        let is_process = request.kind == m::IMPORT_PROCESS;
+        let refusal = match is_process.then(|| self.check_process_memory(uid, &fd)) {
+            Some(Ok(())) => return self.import_process(id, seq, fd),
+            Some(Err(refusal)) => refusal,
+            None => Refusal::new(
+                libc::EOPNOTSUPP,
+                "only files in memory are mapped: memfd, tmpfs, hugetlbfs",
+            ),
+        };
+        self.helpers.close_unknown(DisposalQueue::User(uid), fd);
+        self.resources.client_mut(id)?.bad_imports += 1;
+        Err(refusal)
+    }
+
+    fn import_file(
+        &mut self,
+        id: ClientId,
+        seq: u32,
+        request: &m::ImportMemory,
+        fd: OwnedFd,
+    ) -> Outcome {
+        let amounts = arena_amounts(request.len);
+        self.resources.charge(id, &amounts)?;
+        let mapped = SharedMemory::map_part(fd, request.offset, request.len, request.writable != 0)
+            .and_then(|memory| memory.guard_for(id.fault_owner()))
+            .map_err(|error| {
+                (
+                    error.raw_os_error().unwrap_or(libc::EINVAL),
+                    error.to_string(),
+                )
+            })
+            .and_then(|memory| {
+                helpers::map_memory(memory, &*self.config.map_arena)
+                    .map_err(|reason| (libc::ENOMEM, reason))
+            });
+        let (region, external) = mapped.map_err(|(errno, reason)| {
+            self.resources.release(id, &amounts);
+            Refusal::new(errno, format!("the file cannot be mapped: {reason}"))
+        })?;
+        let client = self.resources.client_mut(id)?;
+        let arena = ArenaId(client.next_number());
+        let entry = ClientArena {
+            region,
+            mrs: 0,
+            imported: true,
+            external,
+        };
+        client.arenas.insert(arena, entry);
+        let reply = m::IdReply {
+            id: arena.0,
+            reserved: 0,
+        };
+        send_reply::<m::ImportMemory>(client, seq, &reply)
+    }
+
+    /// Whether a client's address space may be copied from and to, and a descriptor is of one.
+    ///
+    /// Its pages may be such that the copy waits for what the client does: with a file system or a
+    /// fault handler of its own. So it is for those who could as well stop the daemon, unless the
+    /// configuration says otherwise.
+    fn check_process_memory(&self, uid: u32, fd: &OwnedFd) -> Result<(), Refusal> {
+        let is_trusted = uid == 0 || uid == nix::unistd::geteuid().as_raw();
+        let may = match self.config.process_memory {
+            ProcessMemoryPolicy::Never => false,
+            ProcessMemoryPolicy::Trusted => is_trusted,
+            ProcessMemoryPolicy::All => true,
+        };
+        if !may {
+            return Err(Refusal::new(
+                libc::EPERM,
+                "memory of this kind is copied for root and siwd's user: [control] process_memory",
+            ));
+        }
+        let path = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+        let is_mem = path.is_ok_and(|path| path.ends_with("mem"))
+            && nix::sys::statfs::fstatfs(fd)
+                .is_ok_and(|status| status.filesystem_type() == nix::sys::statfs::PROC_SUPER_MAGIC);
+        if !is_mem {
+            return Err(Refusal::new(
+                libc::EINVAL,
+                "the descriptor is not of /proc/self/mem",
+            ));
+        }
+        Ok(())
+    }
+
+    fn import_process(&mut self, id: ClientId, seq: u32, fd: OwnedFd) -> Outcome {
+        self.resources.charge(id, &[(Quota::Descriptors, 1)])?;
+        let client = self.resources.client_mut(id)?;
+        let number = ArenaId(client.next_number());
+        let memory = Arc::new(ProcessMemory::new(fd));
+        client
+            .processes
+            .insert(number, ClientProcess { memory, mrs: 0 });
+        let reply = m::IdReply {
+            id: number.0,
+            reserved: 0,
+        };
+        send_reply::<m::ImportMemory>(client, seq, &reply)
+    }
+
+    /// The daemon no longer copies from and to a client's address space.
+    pub(super) fn free_process(&mut self, id: ClientId, seq: u32, arena: ArenaId) -> Outcome {
+        let client = self.resources.client_mut(id)?;
+        let users = client.processes.get(&arena).map_or(0, |entry| entry.mrs);
+        if users > 0 {
+            return Err(Refusal::in_use("address space", users));
+        }
+        client.processes.remove(&arena);
+        self.resources.release(id, &[(Quota::Descriptors, 1)]);
+        send_reply::<m::FreeArena>(self.resources.client_mut(id)?, seq, &EMPTY)
+    }
+}
+
+fn too_many_extents() -> Refusal {
+    Refusal::new(
+        libc::ENOMEM,
+        format!("a region has at most {MOST_EXTENTS} extents"),
+    )
+}
+
+/// The entries that a message uses.
+fn used_extents(
+    extents: &[m::MemoryExtent; m::MAX_EXTENTS],
+    count: u32,
+) -> Result<&[m::MemoryExtent], Refusal> {
+    extents.get(..count as usize).ok_or_else(|| {
+        let most = m::MAX_EXTENTS;
+        Refusal::new(
+            libc::EINVAL,
+            format!("{count} extents: a message has {most}"),
+        )
+    })
+}
+
+/// Checks a registration; what it is made of.
+fn check_extents(
+    client: &Client,
+    request: &m::RegMemory,
+    extents: &[m::MemoryExtent],
+) -> Result<(RegisteredMemory, RegionExtents), Refusal> {
+    let access = check_access(request.access)?;
+    if !client.pds.contains_key(&PdId(request.pd)) {
+        return Err(Refusal::no_such("protection domain", request.pd));
+    }
+    if extents.is_empty() {
+        return Err(Refusal::new(
+            libc::EINVAL,
+            "a region has an extent at least",
+        ));
+    }
+    let mut parts = RegionExtents {
+        arenas: Vec::new(),
+        bytes: [0; 4],
+        reason: request.reason.to_text(),
+    };
+    let mut list = Vec::with_capacity(extents.len());
+    for extent in extents {
+        let number = ArenaId(extent.arena);
+        let memory = find_memory(client, number, access)?;
+        if !parts.arenas.contains(&number) {
+            parts.arenas.push(number);
+        }
+        let method = match memory {
+            ExtentMemory::Process(_) => m::ExtentMethod::Copy as usize,
+            ExtentMemory::Shared(_) => {
+                (extent.method as usize).min(m::ExtentMethod::Shared as usize)
+            }
+        };
+        parts.bytes[method] = parts.bytes[method].saturating_add(extent.len);
+        list.push(Extent {
+            memory,
+            offset: extent.offset,
+            len: extent.len,
+        });
+    }
+    let (len, va) = (request.len, request.va);
+    RegisteredMemory::new_scattered(list, len, va, request.pd, access)
+        .map(|memory| (memory, parts))
+        .map_err(|_| {
+            let count = extents.len();
+            Refusal::new(
+                libc::EINVAL,
+                format!("{count} extents do not lie in their arenas, are not {len} bytes, or wrap"),
+            )
+        })
+}
+
+/// What an extent lies in, if it may be used so.
+fn find_memory(client: &Client, number: ArenaId, access: Access) -> Result<ExtentMemory, Refusal> {
+    if let Some(arena) = client.arenas.get(&number) {
+        if access.contains(Access::LOCAL_WRITE) && !arena.region.is_writable() {
+            return Err(Refusal::new(libc::EFAULT, "the memory is read-only"));
+        }
+        return Ok(ExtentMemory::Shared(arena.region.clone()));
+    }
+    let process = client
+        .processes
+        .get(&number)
+        .ok_or_else(|| Refusal::no_such("arena", number.0))?;
+    if access.contains(Access::REMOTE_ATOMIC) {
+        return Err(Refusal::new(
+            libc::EOPNOTSUPP,
+            "memory that is copied by system calls has no remote atomics",
+        ));
+    }
+    Ok(ExtentMemory::Process(Arc::clone(&process.memory)))
+}
