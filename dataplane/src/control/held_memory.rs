@@ -64,13 +64,16 @@ impl HeldMemory {
     /// A worker's ports hold no frame of it any more: the arenas that may go now. `None`: the
     /// report is for somebody else.
     fn on_released(&mut self, token: CommandToken) -> Option<Vec<FreedArena>> {
-        let place = self.regions.iter().position(|held| held.token == token)?;
-        let held = &mut self.regions[place];
-        held.left = held.left.saturating_sub(1);
-        if held.left > 0 {
+        // A registration may lie in several regions: all wait for the same reports.
+        let mut left = None;
+        for held in self.regions.iter_mut().filter(|held| held.token == token) {
+            held.left = held.left.saturating_sub(1);
+            left = Some(held.left);
+        }
+        if left? > 0 {
             return Some(Vec::new());
         }
-        self.regions.swap_remove(place);
+        self.regions.retain(|held| held.token != token);
         let freed = std::mem::take(&mut self.freed);
         let (kept, gone) = freed
             .into_iter()
@@ -188,5 +191,18 @@ mod tests {
         assert!(held.on_released(CommandToken(2)).is_none());
         drop(gone);
         assert_eq!(Arc::strong_count(&memory), 1);
+    }
+
+    #[test]
+    fn all_regions_of_a_registration_go_together() {
+        let [memory, other] = [0, 1].map(|_| Arc::new(SharedMemory::new_anonymous(4096).unwrap()));
+        let mut held = HeldMemory::default();
+        for region in [&memory, &other] {
+            held.add(CommandToken(1), 2, region.clone());
+            assert!(held.keep(arena(region)).is_none());
+        }
+        assert!(held.on_released(CommandToken(1)).unwrap().is_empty());
+        assert_eq!(held.on_released(CommandToken(1)).unwrap().len(), 2);
+        assert!(held.on_released(CommandToken(1)).is_none());
     }
 }
