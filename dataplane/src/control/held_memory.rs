@@ -166,6 +166,7 @@ mod tests {
             region: region.clone(),
             mrs: 0,
             external: None,
+            imported: false,
         };
         (arena, vec![(Quota::Memory, 4096)])
     }
