@@ -8,6 +8,7 @@ pub mod impaired_link;
 pub mod matrix;
 pub mod net;
 pub mod peer;
+pub mod programs;
 pub mod raw;
 pub mod raw_client;
 pub mod stream;
@@ -269,6 +270,12 @@ pub fn siw_ping() -> &'static Path {
 /// The path of a program of the client library, built with the profile of this test.
 pub fn client_program(name: &str) -> PathBuf {
     build_of_package("siw", "--bin", name).join(name)
+}
+
+/// The path of `siwrun`, built with the profile of this test, with its library beside it.
+pub fn siwrun() -> &'static Path {
+    static PATH: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
+    PATH.get_or_init(|| build_of_package("siw-verbs", "--lib", "--bins").join("siwrun"))
 }
 
 /// The path of a Rust example of the client library, built with the profile of this test.

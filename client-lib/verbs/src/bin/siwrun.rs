@@ -3,6 +3,8 @@
 
 use clap::Parser;
 use std::ffi::OsString;
+use std::fs::DirBuilder;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -58,9 +60,28 @@ fn find_library() -> Result<PathBuf, String> {
         })
 }
 
+/// Refuses a folder that somebody else could change: programs load what its links point to.
+fn check_owner(folder: &Path) -> io::Result<()> {
+    let metadata = fs::symlink_metadata(folder)?;
+    let is_own = metadata.uid() == rustix::process::getuid().as_raw();
+    if metadata.is_dir() && is_own && metadata.mode() & 0o022 == 0 {
+        return Ok(());
+    }
+    let why = format!("{} is open to other users", folder.display());
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
+}
+
 /// Makes the folder with a link for each name, unless it is there. Several siwrun may do so at once.
 fn link_names(folder: &Path, library: &Path) -> io::Result<()> {
-    fs::create_dir_all(folder)?;
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(folder)?;
+    if folder.starts_with(env::temp_dir()) {
+        // Anybody may have made it.
+        check_owner(folder)?;
+        folder.parent().map_or(Ok(()), check_owner)?;
+    }
     for name in NAMES {
         let link = folder.join(name);
         if fs::read_link(&link).is_ok_and(|target| target == library) {

@@ -35,4 +35,4 @@ mod rates;
 pub mod srq;
 mod sysfs;
 mod unsupported;
-mod users;
+pub mod users;

@@ -75,7 +75,6 @@ impl QpObject {
     }
 
     /// The state before there is a connection: for rdma_cm, which leads its queue pairs itself.
-    #[allow(dead_code)]
     pub fn set_unconnected_state(&self, state: ibv_qp_state) {
         self.lock_attributes().state = state;
     }

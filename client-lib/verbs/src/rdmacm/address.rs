@@ -1,0 +1,209 @@
+//! Addresses of identifiers: rdma_bind_addr(3), rdma_resolve_addr(3), rdma_resolve_route(3),
+//! rdma_set_option(3), ports.
+
+use super::id::{IdObject, IdState, complete, fail, result_of};
+use super::sockaddr::{read_address, write_address};
+use crate::abi::*;
+use siw::{BindOptions, CmBinding, Error};
+use std::ffi::{c_int, c_void};
+use std::net::SocketAddr;
+
+fn refusal(errno: i32, reason: &str) -> Error {
+    Error::Refused {
+        errno,
+        reason: reason.into(),
+    }
+}
+
+/// Only connections can be had: no datagrams.
+fn check_kind(id: *mut rdma_cm_id) -> Result<(), Error> {
+    // SAFETY: an identifier of this library.
+    let qp_type = unsafe { (*id).qp_type };
+    if qp_type == IBV_QPT_RC {
+        return Ok(());
+    }
+    Err(refusal(
+        libc::ENODEV,
+        "iWARP has reliable connections alone",
+    ))
+}
+
+fn store_local(object: &IdObject, state: &mut IdState, local: SocketAddr) {
+    state.local = Some(local);
+    // SAFETY: the identifier's own field, with room for any address.
+    unsafe { write_address(local, &raw mut (*object.route()).addr.__bindgen_anon_1) };
+}
+
+fn store_device(object: &IdObject, state: &mut IdState, device: u32) -> Result<(), Error> {
+    let verbs = object.channel().devices.context(device)?;
+    state.device = Some(device);
+    // SAFETY: the identifier's own fields.
+    unsafe {
+        (*object.as_abi()).verbs = verbs;
+        (*object.as_abi()).port_num = 1;
+    }
+    Ok(())
+}
+
+/// Reserves address and port for the identifier.
+pub fn bind(object: &IdObject, addr: SocketAddr) -> Result<(), Error> {
+    let mut state = object.lock_state();
+    if state.local.is_some() {
+        return Err(refusal(libc::EINVAL, "the identifier is bound already"));
+    }
+    let channel = object.channel();
+    let options = BindOptions {
+        device: None,
+        reuse: state.reuse,
+        v6_only: state.v6_only,
+    };
+    let binding = CmBinding::new(&channel.devices.client, addr, &options)?;
+    let local = binding.local_addr();
+    state.binding = Some(binding);
+    store_local(object, &mut state, local);
+    if !local.ip().is_unspecified() {
+        let client = &channel.devices.client;
+        let found = client.resolve_address(local, Some(local), None)?;
+        store_device(object, &mut state, found.device)?;
+    }
+    Ok(())
+}
+
+/// rdma_bind_addr(3)
+pub unsafe fn bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
+    // SAFETY: an identifier of this library, and an address.
+    let (object, addr) = unsafe { (IdObject::from_abi(id), read_address(addr)) };
+    let Some(addr) = addr else {
+        return fail(libc::EAFNOSUPPORT);
+    };
+    result_of(
+        "rdma_bind_addr",
+        check_kind(id).and_then(|()| bind(object, addr)),
+    )
+}
+
+fn resolve(
+    object: &IdObject,
+    src: Option<SocketAddr>,
+    destination: SocketAddr,
+) -> Result<(), Error> {
+    // A port of one's own is reserved; an address alone need not be.
+    let is_bound = object.lock_state().local.is_some();
+    if let Some(src) = src.filter(|src| src.port() != 0 && !is_bound) {
+        bind(object, src)?;
+    }
+    let mut state = object.lock_state();
+    let wanted = state.local.or(src);
+    let channel = object.channel();
+    let client = &channel.devices.client;
+    let found = client.resolve_address(destination, wanted, None)?;
+    store_local(object, &mut state, found.local);
+    store_device(object, &mut state, found.device)?;
+    state.destination = Some(destination);
+    // SAFETY: the identifier's own field, with room for any address.
+    unsafe {
+        write_address(
+            destination,
+            &raw mut (*object.route()).addr.__bindgen_anon_2,
+        )
+    };
+    Ok(())
+}
+
+/// rdma_resolve_addr(3)
+pub unsafe fn resolve_addr(
+    id: *mut rdma_cm_id,
+    src: *mut sockaddr,
+    destination: *mut sockaddr,
+    _timeout_ms: c_int,
+) -> c_int {
+    // SAFETY: an identifier of this library, and addresses.
+    let (object, from, to) = unsafe {
+        (
+            IdObject::from_abi(id),
+            read_address(src),
+            read_address(destination),
+        )
+    };
+    let Some(to) = to else {
+        return fail(libc::EAFNOSUPPORT);
+    };
+    let resolved = check_kind(id).and_then(|()| resolve(object, from, to));
+    if resolved.is_ok() {
+        object.push_plain(RDMA_CM_EVENT_ADDR_RESOLVED);
+    }
+    match result_of("rdma_resolve_addr", resolved) {
+        // SAFETY: as above.
+        0 => unsafe { complete(id) },
+        failed => failed,
+    }
+}
+
+/// rdma_resolve_route(3): the device has found it already; iWARP has no path records.
+pub unsafe fn resolve_route(id: *mut rdma_cm_id, _timeout_ms: c_int) -> c_int {
+    // SAFETY: an identifier of this library.
+    let object = unsafe { IdObject::from_abi(id) };
+    if object.lock_state().destination.is_none() {
+        return fail(libc::EINVAL);
+    }
+    object.push_plain(RDMA_CM_EVENT_ROUTE_RESOLVED);
+    // SAFETY: as above.
+    unsafe { complete(id) }
+}
+
+/// rdma_set_option(3). The type of service and the acknowledgement time-out are taken and have no
+/// effect: siwd marks no packets, and TCP measures its time-outs.
+pub unsafe fn set_option(
+    id: *mut rdma_cm_id,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    length: usize,
+) -> c_int {
+    // SAFETY: an identifier of this library.
+    let object = unsafe { IdObject::from_abi(id) };
+    if level as u32 != RDMA_OPTION_ID {
+        return fail(libc::ENOSYS);
+    }
+    let is_number = length == size_of::<c_int>() && !value.is_null();
+    // SAFETY: as long as its length says.
+    let read_flag = || is_number.then(|| unsafe { value.cast::<c_int>().read_unaligned() } != 0);
+    let mut state = object.lock_state();
+    match (name as u32, read_flag()) {
+        (RDMA_OPTION_ID_TOS | RDMA_OPTION_ID_ACK_TIMEOUT, _) if length == 1 => 0,
+        (RDMA_OPTION_ID_REUSEADDR, Some(on)) => {
+            state.reuse = on;
+            0
+        }
+        (RDMA_OPTION_ID_AFONLY, Some(on)) if state.local.is_none() => {
+            state.v6_only = on;
+            0
+        }
+        (
+            RDMA_OPTION_ID_TOS
+            | RDMA_OPTION_ID_ACK_TIMEOUT
+            | RDMA_OPTION_ID_REUSEADDR
+            | RDMA_OPTION_ID_AFONLY,
+            _,
+        ) => fail(libc::EINVAL),
+        _ => fail(libc::ENOSYS),
+    }
+}
+
+/// rdma_get_src_port(3), in the order of the network.
+pub unsafe fn get_src_port(id: *mut rdma_cm_id) -> u16 {
+    // SAFETY: an identifier of this library.
+    let route = unsafe { IdObject::from_abi(id) }.route();
+    // SAFETY: its own field.
+    let addr = unsafe { read_address(&raw const (*route).addr.__bindgen_anon_1) };
+    addr.map_or(0, |addr| addr.port().to_be())
+}
+
+/// rdma_get_dst_port(3), in the order of the network.
+pub unsafe fn get_dst_port(id: *mut rdma_cm_id) -> u16 {
+    // SAFETY: an identifier of this library.
+    let route = unsafe { IdObject::from_abi(id) }.route();
+    // SAFETY: its own field.
+    let addr = unsafe { read_address(&raw const (*route).addr.__bindgen_anon_2) };
+    addr.map_or(0, |addr| addr.port().to_be())
+}

@@ -1,0 +1,260 @@
+//! Connections of identifiers: rdma_connect(3), rdma_listen(3), rdma_accept(3), rdma_reject(3),
+//! rdma_disconnect(3).
+
+use super::address::bind;
+use super::id::{IdObject, complete, fail, result_of};
+use crate::abi::*;
+use crate::ibverbs::context::ContextObject;
+use crate::ibverbs::qp::QpObject;
+use siw::{CmListener, ConnectOptions, Error, ListenOptions, Qp};
+use std::ffi::{c_int, c_void};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::Ordering;
+
+/// What Linux takes for a backlog of 0 or less.
+const DEFAULT_BACKLOG: u32 = 1024;
+
+/// The queue pair of the identifier, or the one whose number the program gave.
+///
+/// # Safety
+/// An identifier of this library.
+pub unsafe fn find_queue_pair(id: *mut rdma_cm_id) -> Option<Qp> {
+    // SAFETY: as the caller promised; its fields are objects of this library.
+    unsafe {
+        if !(*id).qp.is_null() {
+            return Some(QpObject::from_abi((*id).qp).qp().clone());
+        }
+        let number = IdObject::from_abi(id).lock_state().qp_num;
+        if number == 0 || (*id).verbs.is_null() {
+            return None;
+        }
+        let context = ContextObject::from_abi((*id).verbs);
+        context
+            .objects()
+            .qps
+            .find(number, |object| object.qp().clone())
+    }
+}
+
+/// What a program wants of a connection.
+struct Wanted<'a> {
+    private_data: &'a [u8],
+    /// This side's responder resources and initiator depth; None as much as possible.
+    ird: Option<u32>,
+    ord: Option<u32>,
+    qp_num: u32,
+}
+
+/// # Safety
+/// NULL, or as rdma_connect(3) has it.
+unsafe fn read_parameters<'a>(param: *const rdma_conn_param) -> Wanted<'a> {
+    if param.is_null() {
+        return Wanted {
+            private_data: &[],
+            ird: None,
+            ord: None,
+            qp_num: 0,
+        };
+    }
+    // SAFETY: as the caller promised.
+    let param = unsafe { &*param };
+    let depth = |depth: u8| (u32::from(depth) != RDMA_MAX_RESP_RES).then_some(depth.into());
+    Wanted {
+        // SAFETY: as long as its length says.
+        private_data: unsafe { bytes(param.private_data, param.private_data_len) },
+        ird: depth(param.responder_resources),
+        ord: depth(param.initiator_depth),
+        qp_num: param.qp_num,
+    }
+}
+
+/// # Safety
+/// NULL, or `length` bytes.
+unsafe fn bytes<'a>(data: *const c_void, length: u8) -> &'a [u8] {
+    if data.is_null() {
+        return &[];
+    }
+    // SAFETY: as the caller promised.
+    unsafe { std::slice::from_raw_parts(data.cast(), length.into()) }
+}
+
+/// `wanted`, which may not be above `most`; as much as there is without it.
+fn choose_depth(wanted: Option<u32>, most: u32, default: u32) -> Result<u32, Error> {
+    match wanted {
+        Some(depth) if depth > most => Err(Error::Invalid(
+            "responder_resources or initiator_depth is more than the device has",
+        )),
+        Some(depth) => Ok(depth),
+        None => Ok(default.min(most)),
+    }
+}
+
+fn no_queue_pair() -> Error {
+    Error::Invalid("the identifier has no queue pair")
+}
+
+/// # Safety
+/// An identifier of this library.
+unsafe fn start_connect(id: *mut rdma_cm_id, wanted: &Wanted<'_>) -> Result<(), Error> {
+    // SAFETY: as the caller promised.
+    let object = unsafe { IdObject::from_abi(id) };
+    object.lock_state().qp_num = wanted.qp_num;
+    // SAFETY: as the caller promised.
+    let qp = unsafe { find_queue_pair(id) }.ok_or_else(no_queue_pair)?;
+    let channel = object.channel();
+    let limits = channel.devices.client.limits();
+    let state = object.lock_state();
+    let destination = state.destination.ok_or(Error::Invalid(
+        "the identifier has no destination: resolve its address first",
+    ))?;
+    let options = ConnectOptions {
+        device: state.device,
+        src: state.local,
+        private_data: wanted.private_data,
+        ord: choose_depth(wanted.ord, limits.max_ord, limits.max_ord)?,
+        ird: choose_depth(wanted.ird, limits.max_ird, limits.max_ird)?,
+        cookie: object.registered().0,
+        ..ConnectOptions::default()
+    };
+    drop(state);
+    qp.connect(&channel.daemon, destination, &options)
+}
+
+/// rdma_connect(3)
+pub unsafe fn connect(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
+    // SAFETY: as the manual page obliges the caller.
+    let started = unsafe { start_connect(id, &read_parameters(param)) };
+    match result_of("rdma_connect", started) {
+        // SAFETY: an identifier of this library.
+        0 => unsafe { complete(id) },
+        failed => failed,
+    }
+}
+
+fn start_listening(object: &IdObject, backlog: c_int) -> Result<(), Error> {
+    if object.lock_state().local.is_none() {
+        bind(object, SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)))?;
+    }
+    let channel = object.channel();
+    let mut state = object.lock_state();
+    let binding = state.binding.take().ok_or(Error::Invalid(
+        "the identifier listens already, or is bound to no port",
+    ))?;
+    let options = ListenOptions {
+        backlog: u32::try_from(backlog)
+            .ok()
+            .filter(|n| *n > 0)
+            .unwrap_or(DEFAULT_BACKLOG),
+        cookie: object.registered().0,
+        ..ListenOptions::default()
+    };
+    match CmListener::from_binding(&channel.daemon, binding, &options) {
+        Ok(listener) => {
+            state.listener = Some(listener);
+            Ok(())
+        }
+        Err((binding, error)) => {
+            state.binding = Some(binding);
+            Err(error)
+        }
+    }
+}
+
+/// rdma_listen(3)
+pub unsafe fn listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
+    // SAFETY: an identifier of this library.
+    let object = unsafe { IdObject::from_abi(id) };
+    result_of("rdma_listen", start_listening(object, backlog))
+}
+
+/// # Safety
+/// An identifier of this library.
+unsafe fn start_accept(id: *mut rdma_cm_id, wanted: &Wanted<'_>) -> Result<(), Error> {
+    // SAFETY: as the caller promised.
+    let object = unsafe { IdObject::from_abi(id) };
+    object.lock_state().qp_num = wanted.qp_num;
+    // SAFETY: as the caller promised.
+    let qp = unsafe { find_queue_pair(id) }.ok_or_else(no_queue_pair)?;
+    let channel = object.channel();
+    let limits = channel.devices.client.limits();
+    let mut state = object.lock_state();
+    // A peer of MPA revision 1 offers nothing: it takes what it gets.
+    let offer = |depth: u32, most| if depth == 0 { most } else { depth };
+    let offered_ird = offer(state.offered.0, limits.max_ird);
+    let offered_ord = offer(state.offered.1, limits.max_ord);
+    let options = ConnectOptions {
+        private_data: wanted.private_data,
+        ord: choose_depth(wanted.ord, limits.max_ord, offered_ord)?,
+        ird: choose_depth(wanted.ird, limits.max_ird, offered_ird)?,
+        cookie: object.registered().0,
+        ..ConnectOptions::default()
+    };
+    let request = state.request.take();
+    let request = request.ok_or(Error::Invalid("there is no request to accept"))?;
+    drop(state);
+    request.accept(&qp, Some(&channel.daemon), &options)
+}
+
+/// rdma_accept(3)
+pub unsafe fn accept(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
+    // SAFETY: as the manual page obliges the caller.
+    let started = unsafe { start_accept(id, &read_parameters(param)) };
+    match result_of("rdma_accept", started) {
+        // SAFETY: an identifier of this library.
+        0 => unsafe { complete(id) },
+        failed => failed,
+    }
+}
+
+/// rdma_reject(3)
+pub unsafe fn reject(id: *mut rdma_cm_id, data: *const c_void, length: u8) -> c_int {
+    // SAFETY: an identifier of this library.
+    let request = unsafe { IdObject::from_abi(id) }
+        .lock_state()
+        .request
+        .take();
+    let rejected = match request {
+        // SAFETY: as long as its length says.
+        Some(request) => request.reject(unsafe { bytes(data, length) }),
+        None => Err(Error::Invalid("there is no request to reject")),
+    };
+    result_of("rdma_reject", rejected)
+}
+
+/// rdma_disconnect(3)
+pub unsafe fn disconnect(id: *mut rdma_cm_id) -> c_int {
+    // SAFETY: an identifier of this library.
+    let (object, qp) = unsafe { (IdObject::from_abi(id), find_queue_pair(id)) };
+    let ended = match qp {
+        Some(qp) => qp.disconnect().map_err(|error| match error {
+            Error::Refused { reason, .. } => Error::Refused {
+                errno: libc::EINVAL,
+                reason,
+            },
+            error => error,
+        }),
+        None => Err(no_queue_pair()),
+    };
+    let was_connected = object.connected.load(Ordering::Acquire);
+    match result_of("rdma_disconnect", ended) {
+        // SAFETY: as above.
+        0 if was_connected => unsafe { complete(id) },
+        other => other,
+    }
+}
+
+/// rdma_establish(3): over iWARP, a connection is established without it.
+pub unsafe fn establish(id: *mut rdma_cm_id) -> c_int {
+    // SAFETY: an identifier of this library.
+    let object = unsafe { IdObject::from_abi(id) };
+    if object.connected.load(Ordering::Acquire) {
+        0
+    } else {
+        fail(libc::EINVAL)
+    }
+}
+
+/// rdma_notify(3): communication is established without being told.
+pub unsafe fn notify(_id: *mut rdma_cm_id, _event: ibv_event_type) -> c_int {
+    0
+}

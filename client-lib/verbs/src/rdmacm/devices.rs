@@ -1,0 +1,133 @@
+//! What all identifiers of the process share: one connection to the daemon, and on it a context for
+//! each device, with the protection domain that queue pairs get when a program names none.
+
+use crate::abi::{ibv_context, ibv_pd};
+use crate::ibverbs::context::ContextObject;
+use crate::ibverbs::device::DeviceObject;
+use crate::ibverbs::pd::alloc_pd;
+use crate::status::{fail_with, set_errno};
+use siw::{Context, DeviceInfo, Error};
+use std::ffi::c_int;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A connection to the daemon and its contexts. They are never freed: identifiers, and whatever
+/// programs make with them, refer to them.
+pub struct Devices {
+    pub client: Context,
+    all: Vec<Device>,
+}
+
+struct Device {
+    info: DeviceInfo,
+    context: &'static ContextObject,
+    default_pd: Mutex<Option<PdPointer>>,
+}
+
+#[derive(Clone, Copy)]
+struct PdPointer(*mut ibv_pd);
+
+// SAFETY: a protection domain may be used from any thread.
+unsafe impl Send for PdPointer {}
+// SAFETY: nothing of a device changes but what is in its mutex; a context may be used from any
+// thread.
+unsafe impl Sync for Device {}
+// SAFETY: as above.
+unsafe impl Send for Device {}
+
+static OPEN: Mutex<Option<&'static Devices>> = Mutex::new(None);
+
+impl Devices {
+    /// Those of the daemon, connected to at the first call, and anew when it is another daemon.
+    pub fn open() -> Result<&'static Devices, Error> {
+        let mut open: MutexGuard<'_, _> = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(devices) = open.filter(|devices| devices.client.is_alive()) {
+            return Ok(devices);
+        }
+        let client = Context::open(None)?;
+        if !client.has_addresses() {
+            return Err(Error::Refused {
+                errno: libc::EOPNOTSUPP,
+                reason: "this siwd is too old for rdma_cm: it resolves no addresses".into(),
+            });
+        }
+        let all = client
+            .query_devices()?
+            .into_iter()
+            .map(|info| Device {
+                context: Box::leak(ContextObject::new(
+                    DeviceObject::find_or_add(&info),
+                    client.clone(),
+                )),
+                info,
+                default_pd: Mutex::new(None),
+            })
+            .collect();
+        let devices: &'static Devices = Box::leak(Box::new(Devices { client, all }));
+        *open = Some(devices);
+        Ok(devices)
+    }
+
+    /// The context of a device, by the daemon's index.
+    pub fn context(&self, index: u32) -> Result<*mut ibv_context, Error> {
+        let mut all = self.all.iter();
+        all.find(|device| device.info.index == index)
+            .map(|device| device.context.as_abi())
+            .ok_or(Error::Invalid("siwd named a device that it does not have"))
+    }
+
+    /// The protection domain for queue pairs of the device whose context this is.
+    pub fn default_pd(&self, context: *mut ibv_context) -> Result<*mut ibv_pd, Error> {
+        let mut all = self.all.iter();
+        let device = all
+            .find(|device| std::ptr::eq(device.context.as_abi(), context))
+            .ok_or(Error::Invalid("the identifier has no device yet"))?;
+        let mut default = device
+            .default_pd
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(pd) = *default {
+            return Ok(pd.0);
+        }
+        // SAFETY: a context of this library.
+        let pd = unsafe { alloc_pd(context) };
+        if pd.is_null() {
+            return Err(std::io::Error::last_os_error().into());
+        }
+        *default = Some(PdPointer(pd));
+        Ok(pd)
+    }
+}
+
+/// rdma_get_devices(3)
+pub unsafe fn get_devices(count: *mut c_int) -> *mut *mut ibv_context {
+    let devices = match Devices::open() {
+        Ok(devices) => devices,
+        Err(error) => {
+            fail_with("rdma_get_devices", &error);
+            return std::ptr::null_mut();
+        }
+    };
+    let length = devices.all.len();
+    // SAFETY: malloc may be called with any size; `free_devices` gives it back.
+    let list: *mut *mut ibv_context =
+        unsafe { libc::calloc(length + 1, size_of::<*mut ibv_context>()) }.cast();
+    if list.is_null() {
+        set_errno(libc::ENOMEM);
+        return list;
+    }
+    for (index, device) in devices.all.iter().enumerate() {
+        // SAFETY: there is room for one more than there are devices.
+        unsafe { list.add(index).write(device.context.as_abi()) };
+    }
+    if !count.is_null() {
+        // SAFETY: a number to write.
+        unsafe { count.write(length as c_int) };
+    }
+    list
+}
+
+/// rdma_free_devices(3)
+pub unsafe fn free_devices(list: *mut *mut ibv_context) {
+    // SAFETY: `get_devices` allocated it.
+    unsafe { libc::free(list.cast()) };
+}

@@ -1,0 +1,439 @@
+//! Identifiers (rdma_create_id(3)): the C struct, what belongs to it, and the table by which events
+//! find them. Synchronous ones have a channel of their own, on which each call waits for its event.
+
+use super::channel::{EventChannel, EventChannelObject};
+use super::connect::find_queue_pair;
+use super::events::{QueuedEvent, ack_cm_event};
+use crate::abi::*;
+use crate::ibverbs::users::EventCount;
+use crate::status::{errno_of, fail_errno, fail_with};
+use siw::{CmBinding, CmListener, ConnectionRequest, Error};
+use std::cell::UnsafeCell;
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+/// The number of an identifier, given to no other one: cookie of its events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RegisteredId(pub u64);
+
+/// An identifier as programs see it. Its fields are the program's to read and this library's to
+/// write, in calls that programs do not make at the same time for one identifier.
+#[repr(C)]
+pub struct IdObject {
+    abi: UnsafeCell<rdma_cm_id>,
+    number: RegisteredId,
+    /// Events that were delivered; destroying waits until all are acknowledged.
+    pub events: EventCount,
+    /// A connection was established whose end was not reported.
+    pub connected: AtomicBool,
+    closing: AtomicBool,
+    channel: Mutex<ChannelOf>,
+    state: Mutex<IdState>,
+}
+
+/// Where events of an identifier go.
+struct ChannelOf {
+    channel: Arc<EventChannel>,
+    /// Of a synchronous identifier: the same, which nobody else has.
+    own: Option<Box<EventChannelObject>>,
+}
+
+/// What an identifier has; none of it is needed to dispatch events.
+#[derive(Default)]
+pub struct IdState {
+    pub binding: Option<CmBinding>,
+    pub listener: Option<CmListener>,
+    /// A request that was not answered yet.
+    pub request: Option<ConnectionRequest>,
+    /// READs and atomics that the request offers: this side's IRD and ORD.
+    pub offered: (u32, u32),
+    /// What was bound or resolved.
+    pub local: Option<SocketAddr>,
+    pub destination: Option<SocketAddr>,
+    /// The daemon's index.
+    pub device: Option<u32>,
+    /// Of a queue pair that the program made by itself (`qp_num` of `struct rdma_conn_param`).
+    pub qp_num: u32,
+    pub reuse: bool,
+    pub v6_only: bool,
+    /// For the connections of rdma_create_ep(3) with RAI_PASSIVE.
+    pub init_attr: Option<InitAttr>,
+}
+
+/// How queue pairs of connections to a listener are made.
+#[derive(Clone, Copy)]
+pub struct InitAttr(pub ibv_qp_init_attr);
+
+// SAFETY: what it points to may be used from any thread.
+unsafe impl Send for InitAttr {}
+
+struct IdPointer(*const IdObject);
+
+// SAFETY: identifiers may be used from any thread; see `IdObject`.
+unsafe impl Send for IdPointer {}
+
+static REGISTERED: LazyLock<Mutex<HashMap<RegisteredId, IdPointer>>> =
+    LazyLock::new(Mutex::default);
+static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);
+
+fn lock_registered() -> MutexGuard<'static, HashMap<RegisteredId, IdPointer>> {
+    REGISTERED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Calls `with` for an identifier that exists and is not being destroyed; it cannot go meanwhile.
+/// For acknowledging, one that is being destroyed will do.
+pub fn with_registered<R>(number: RegisteredId, with: impl FnOnce(&IdObject) -> R) -> Option<R> {
+    let all = lock_registered();
+    // SAFETY: it is in the table, whose lock `destroy_id` takes before it frees the identifier.
+    all.get(&number).map(|found| with(unsafe { &*found.0 }))
+}
+
+impl IdObject {
+    /// A new identifier of the channel, or a synchronous one.
+    pub fn create(
+        channel: *mut rdma_event_channel,
+        context: *mut c_void,
+        ps: rdma_port_space,
+        qp_type: ibv_qp_type,
+    ) -> Result<*mut rdma_cm_id, Error> {
+        // SAFETY: the struct is made of numbers, pointers and addresses.
+        let mut abi: rdma_cm_id = unsafe { std::mem::zeroed() };
+        let channel = if channel.is_null() {
+            let own = EventChannelObject::create()?;
+            let channel = own.channel().clone();
+            abi.channel = (&raw const *own).cast_mut().cast();
+            ChannelOf {
+                channel,
+                own: Some(own),
+            }
+        } else {
+            abi.channel = channel;
+            // SAFETY: a channel of this library.
+            let channel = unsafe { EventChannelObject::from_abi(channel) }
+                .channel()
+                .clone();
+            ChannelOf { channel, own: None }
+        };
+        abi.context = context;
+        abi.ps = ps;
+        abi.qp_type = qp_type;
+        let number = RegisteredId(LAST_NUMBER.fetch_add(1, Ordering::Relaxed) + 1);
+        let object = Box::into_raw(Box::new(IdObject {
+            abi: UnsafeCell::new(abi),
+            number,
+            events: EventCount::default(),
+            connected: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
+            channel: Mutex::new(channel),
+            state: Mutex::default(),
+        }));
+        lock_registered().insert(number, IdPointer(object));
+        Ok(object.cast())
+    }
+
+    /// # Safety
+    /// An identifier of this library.
+    pub unsafe fn from_abi<'a>(id: *mut rdma_cm_id) -> &'a IdObject {
+        // SAFETY: the struct of the header is the first field.
+        unsafe { &*id.cast() }
+    }
+
+    /// For fields that hold an identifier, and to access the fields of this one.
+    pub fn as_abi(&self) -> *mut rdma_cm_id {
+        self.abi.get()
+    }
+
+    /// Its addresses.
+    pub fn route(&self) -> *mut rdma_route {
+        // SAFETY: the pointer is valid; no reference is made.
+        unsafe { &raw mut (*self.as_abi()).route }
+    }
+
+    /// Its number.
+    pub fn registered(&self) -> RegisteredId {
+        self.number
+    }
+
+    fn lock_channel(&self) -> MutexGuard<'_, ChannelOf> {
+        self.channel.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What it has.
+    pub fn lock_state(&self) -> MutexGuard<'_, IdState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where its events go now.
+    pub fn channel(&self) -> Arc<EventChannel> {
+        self.lock_channel().channel.clone()
+    }
+
+    /// Its calls wait for their events.
+    pub fn is_sync(&self) -> bool {
+        self.lock_channel().own.is_some()
+    }
+
+    /// Adds an event to its channel.
+    pub fn push_event(&self, event: QueuedEvent) {
+        if !self.is_closing() {
+            self.lock_channel().channel.push(event);
+        }
+    }
+
+    /// It is being destroyed: it gets no more events.
+    pub fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
+    }
+
+    /// The same for an event without parameters.
+    pub fn push_plain(&self, kind: rdma_cm_event_type) {
+        self.push_event(QueuedEvent::plain(self.number, kind, 0));
+    }
+
+    /// The identifier for a request, like that of its listener.
+    pub fn new_child(
+        listener: RegisteredId,
+        request: ConnectionRequest,
+    ) -> Option<*mut rdma_cm_id> {
+        let of_listener = with_registered(listener, |id| {
+            // SAFETY: a valid pointer; these fields do not change while it listens.
+            let (channel, context, ps, qp_type) = unsafe {
+                let abi = &*id.as_abi();
+                (abi.channel, abi.context, abi.ps, abi.qp_type)
+            };
+            (!id.is_closing()).then_some((channel, context, ps, qp_type, id.is_sync()))
+        });
+        let (channel, context, ps, qp_type, is_sync) = of_listener??;
+        let channel = if is_sync {
+            std::ptr::null_mut()
+        } else {
+            channel
+        };
+        let child = IdObject::create(channel, context, ps, qp_type)
+            .inspect_err(|error| {
+                fail_with("rdma_get_cm_event", error);
+            })
+            .ok()?;
+        // SAFETY: just made.
+        let object = unsafe { IdObject::from_abi(child) };
+        let channel = object.channel();
+        if is_sync {
+            // If that fails, it is known by no cancellation.
+            let _ = request.migrate(&channel.daemon);
+        }
+        let info = request.connection_info();
+        object.store_addresses(info);
+        // SAFETY: a valid pointer that nobody else has yet.
+        let abi = unsafe { &mut *child };
+        abi.verbs = channel
+            .devices
+            .context(request.device())
+            .unwrap_or_default_null();
+        abi.port_num = 1;
+        let mut state = object.lock_state();
+        state.device = Some(request.device());
+        state.local = info.local;
+        state.destination = info.peer;
+        state.offered = (info.ird, info.ord);
+        state.request = Some(request);
+        drop(state);
+        Some(child)
+    }
+
+    /// The daemon is gone: every identifier of the channel that has a device loses it.
+    pub fn report_removal(channel: &EventChannel) {
+        for found in lock_registered().values() {
+            // SAFETY: it is in the table, whose lock is held.
+            let id = unsafe { &*found.0 };
+            let is_meant = std::ptr::eq(Arc::as_ptr(&id.channel()), channel);
+            if is_meant && id.lock_state().device.is_some() {
+                id.push_plain(RDMA_CM_EVENT_DEVICE_REMOVAL);
+            }
+        }
+    }
+}
+
+/// A null pointer in place of an error.
+trait OrNull<T> {
+    fn unwrap_or_default_null(self) -> *mut T;
+}
+
+impl<T> OrNull<T> for Result<*mut T, Error> {
+    fn unwrap_or_default_null(self) -> *mut T {
+        self.unwrap_or(std::ptr::null_mut())
+    }
+}
+
+/// What a call of a synchronous identifier ends with: its event, which becomes that of the
+/// identifier. Nothing for others.
+///
+/// # Safety
+/// An identifier of this library.
+pub unsafe fn complete(id: *mut rdma_cm_id) -> c_int {
+    // SAFETY: as the caller promised.
+    let object = unsafe { IdObject::from_abi(id) };
+    if !object.is_sync() {
+        return 0;
+    }
+    // SAFETY: the identifier's own field, which the program uses in no other thread meanwhile.
+    unsafe {
+        release_event(id);
+        let event = match object.channel().get_event() {
+            Ok(event) => Box::into_raw(event).cast::<rdma_cm_event>(),
+            Err(error) => {
+                fail_with("waiting for the event of a synchronous call", &error);
+                return -1;
+            }
+        };
+        (*id).event = event;
+        match ((*event).status, (*event).event) {
+            (0, _) => 0,
+            (_, RDMA_CM_EVENT_REJECTED) => fail(libc::ECONNREFUSED),
+            (status, _) => fail(status.abs()),
+        }
+    }
+}
+
+/// -1, with errno set.
+pub fn fail(errno: c_int) -> c_int {
+    fail_errno(errno);
+    -1
+}
+
+/// 0, or -1 with errno set.
+pub fn result_of(call: &str, result: Result<(), Error>) -> c_int {
+    if errno_of(call, result) == 0 { 0 } else { -1 }
+}
+
+/// Acknowledges the event of a synchronous identifier.
+///
+/// # Safety
+/// An identifier of this library.
+pub unsafe fn release_event(id: *mut rdma_cm_id) {
+    // SAFETY: as the caller promised; what the field points to came from `get_cm_event`.
+    unsafe {
+        let event = std::mem::replace(&mut (*id).event, std::ptr::null_mut());
+        if !event.is_null() {
+            ack_cm_event(event);
+        }
+    }
+}
+
+/// rdma_create_id(3)
+pub unsafe fn create_id(
+    channel: *mut rdma_event_channel,
+    id: *mut *mut rdma_cm_id,
+    context: *mut c_void,
+    ps: rdma_port_space,
+) -> c_int {
+    let qp_type = if ps == RDMA_PS_IPOIB || ps == RDMA_PS_UDP {
+        IBV_QPT_UD
+    } else {
+        IBV_QPT_RC
+    };
+    match IdObject::create(channel, context, ps, qp_type) {
+        Ok(created) => {
+            // SAFETY: a pointer to write.
+            unsafe { id.write(created) };
+            0
+        }
+        Err(error) => result_of("rdma_create_id", Err(error)),
+    }
+}
+
+/// rdma_destroy_id(3)
+pub unsafe fn destroy_id(id: *mut rdma_cm_id) -> c_int {
+    if id.is_null() {
+        return fail(libc::EINVAL);
+    }
+    // SAFETY: an identifier of this library.
+    let object = unsafe { IdObject::from_abi(id) };
+    // SAFETY: as above.
+    unsafe { release_event(id) };
+    object.closing.store(true, Ordering::Release);
+    if object.connected.load(Ordering::Acquire)
+        // SAFETY: as above.
+        && let Some(qp) = unsafe { find_queue_pair(id) }
+    {
+        // The connection ends with its identifier.
+        let _ = qp.disconnect();
+    }
+    let state = std::mem::take(&mut *object.lock_state());
+    if let Some(listener) = state.listener {
+        listener.close_keeping_requests();
+    }
+    // A request that was not answered is rejected.
+    drop((state.request, state.binding));
+    let number = object.number;
+    drop(
+        object
+            .channel()
+            .take_matching(|event| event.owner() == number),
+    );
+    object.events.wait_acknowledged();
+    lock_registered().remove(&number);
+    // SAFETY: `IdObject::create` boxed it; the manual page forbids any later use.
+    drop(unsafe { Box::from_raw(id.cast::<IdObject>()) });
+    0
+}
+
+/// rdma_migrate_id(3)
+pub unsafe fn migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
+    // SAFETY: an identifier of this library.
+    let object = unsafe { IdObject::from_abi(id) };
+    if channel.is_null() && object.is_sync() {
+        return fail(libc::EINVAL);
+    }
+    // SAFETY: as above.
+    unsafe { release_event(id) };
+    // SAFETY: as above, and NULL or a channel of this library.
+    result_of("rdma_migrate_id", unsafe { migrate(id, object, channel) })
+}
+
+unsafe fn migrate(
+    id: *mut rdma_cm_id,
+    object: &IdObject,
+    channel: *mut rdma_event_channel,
+) -> Result<(), Error> {
+    let (to, own) = if channel.is_null() {
+        let own = EventChannelObject::create()?;
+        (own.channel().clone(), Some(own))
+    } else {
+        // SAFETY: a channel of this library.
+        let to = unsafe { EventChannelObject::from_abi(channel) }
+            .channel()
+            .clone();
+        (to, None)
+    };
+    let from = object.channel();
+    let state = object.lock_state();
+    if let Some(listener) = &state.listener {
+        listener.migrate(&to.daemon)?;
+    }
+    if let Some(request) = &state.request {
+        request.migrate(&to.daemon)?;
+    }
+    drop(state);
+    // SAFETY: an identifier of this library.
+    if let Some(qp) = unsafe { find_queue_pair(id) } {
+        qp.migrate_events(&to.daemon)?;
+    }
+    // No more comes to the old channel; what has come so far goes where it would have gone.
+    from.drain_daemon()?;
+    let own_pointer = own.as_ref().map(|own| (&raw const **own).cast_mut().cast());
+    let old = {
+        let mut current = object.lock_channel();
+        let number = object.number;
+        for event in from.take_matching(|event| event.owner() == number) {
+            to.push(event);
+        }
+        std::mem::replace(&mut *current, ChannelOf { channel: to, own })
+    };
+    // SAFETY: the identifier's own field.
+    unsafe { (*id).channel = own_pointer.unwrap_or(channel) };
+    drop(old);
+    Ok(())
+}

@@ -1,0 +1,260 @@
+//! Queue pairs and shared receive queues of identifiers (rdma_create_qp(3), rdma_create_srq(3)), and
+//! the completion queues that they get when the program brings none.
+
+use super::id::{IdObject, fail, result_of};
+use crate::abi::*;
+use crate::ibverbs::qp::QpObject;
+use crate::ibverbs::{channel, cq, qp, srq};
+use crate::status::set_errno;
+use siw::Error;
+use std::ffi::c_int;
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering;
+
+fn last_error() -> Error {
+    std::io::Error::last_os_error().into()
+}
+
+/// The domain that is named, else that of the identifier, else the default of its device.
+///
+/// # Safety
+/// An identifier of this library, and NULL or a protection domain of it.
+unsafe fn choose_pd(id: *mut rdma_cm_id, pd: *mut ibv_pd) -> Result<*mut ibv_pd, Error> {
+    // SAFETY: as the caller promised.
+    let (object, of_id, verbs) = unsafe { (IdObject::from_abi(id), (*id).pd, (*id).verbs) };
+    if verbs.is_null() {
+        return Err(Error::Invalid("the identifier has no device yet"));
+    }
+    let pd = match (pd.is_null(), of_id.is_null()) {
+        (false, _) => pd,
+        (true, false) => of_id,
+        (true, true) => object.channel().devices.default_pd(verbs)?,
+    };
+    // SAFETY: a protection domain of this library.
+    if unsafe { (*pd).context } != verbs {
+        return Err(Error::Invalid(
+            "the protection domain belongs to another context than the identifier",
+        ));
+    }
+    Ok(pd)
+}
+
+/// A completion queue with a channel of its own, whose events carry the identifier.
+///
+/// # Safety
+/// An identifier of this library with a device.
+unsafe fn create_cq(
+    id: *mut rdma_cm_id,
+    size: u32,
+) -> Result<(*mut ibv_comp_channel, *mut ibv_cq), Error> {
+    // SAFETY: as the caller promised.
+    unsafe {
+        let verbs = (*id).verbs;
+        let events = channel::create_channel(verbs);
+        if events.is_null() {
+            return Err(last_error());
+        }
+        let size = c_int::try_from(size.max(1)).unwrap_or(c_int::MAX);
+        let queue = cq::create_cq(verbs, size, id.cast(), events, 0);
+        if queue.is_null() {
+            let error = last_error();
+            channel::destroy_channel(events);
+            return Err(error);
+        }
+        Ok((events, queue))
+    }
+}
+
+/// Destroys the completion queues that the library made for the identifier.
+///
+/// # Safety
+/// An identifier of this library whose queue pair is gone.
+unsafe fn destroy_cqs(id: *mut rdma_cm_id) {
+    // SAFETY: as the caller promised: the fields are NULL or what `create_cq` made.
+    unsafe {
+        for (queue, events) in [
+            (&raw mut (*id).send_cq, &raw mut (*id).send_cq_channel),
+            (&raw mut (*id).recv_cq, &raw mut (*id).recv_cq_channel),
+        ] {
+            if !(*queue).is_null() {
+                cq::destroy_cq(queue.replace(null_mut()));
+                channel::destroy_channel(events.replace(null_mut()));
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As the manual page obliges the caller.
+unsafe fn create(
+    id: *mut rdma_cm_id,
+    pd: *mut ibv_pd,
+    attr: &mut ibv_qp_init_attr,
+    make: impl FnOnce(*mut ibv_pd, &mut ibv_qp_init_attr) -> *mut ibv_qp,
+) -> Result<(), Error> {
+    // SAFETY: as the caller promised; the identifier's own fields.
+    unsafe {
+        if !(*id).qp.is_null() {
+            return Err(Error::Invalid("the identifier has a queue pair"));
+        }
+        let pd = choose_pd(id, pd)?;
+        if attr.send_cq.is_null() {
+            ((*id).send_cq_channel, (*id).send_cq) = create_cq(id, attr.cap.max_send_wr)?;
+            attr.send_cq = (*id).send_cq;
+        }
+        if attr.recv_cq.is_null() {
+            match create_cq(id, attr.cap.max_recv_wr) {
+                Ok(made) => ((*id).recv_cq_channel, (*id).recv_cq) = made,
+                Err(error) => {
+                    destroy_cqs(id);
+                    return Err(error);
+                }
+            }
+            attr.recv_cq = (*id).recv_cq;
+        }
+        if attr.srq.is_null() {
+            attr.srq = (*id).srq;
+        }
+        let made = make(pd, attr);
+        if made.is_null() {
+            let error = last_error();
+            destroy_cqs(id);
+            return Err(error);
+        }
+        // As after rdma_create_qp(3) over the kernel: receives may be posted.
+        QpObject::from_abi(made).set_unconnected_state(IBV_QPS_INIT);
+        (*made).state = IBV_QPS_INIT;
+        (*id).qp = made;
+        (*id).pd = pd;
+    }
+    Ok(())
+}
+
+/// rdma_create_qp(3)
+pub unsafe fn create_qp(
+    id: *mut rdma_cm_id,
+    pd: *mut ibv_pd,
+    attr: *mut ibv_qp_init_attr,
+) -> c_int {
+    if id.is_null() || attr.is_null() {
+        return fail(libc::EINVAL);
+    }
+    // SAFETY: as the manual page obliges the caller.
+    let created = unsafe { create(id, pd, &mut *attr, |pd, attr| qp::create_qp(pd, attr)) };
+    result_of("rdma_create_qp", created)
+}
+
+/// rdma_create_qp_ex(3)
+pub unsafe fn create_qp_ex(id: *mut rdma_cm_id, attr: *mut ibv_qp_init_attr_ex) -> c_int {
+    if id.is_null() || attr.is_null() {
+        return fail(libc::EINVAL);
+    }
+    // SAFETY: as the manual page obliges the caller; the struct begins with that of
+    // ibv_create_qp(3).
+    let created = unsafe {
+        let has_pd = (*attr).comp_mask & IBV_QP_INIT_ATTR_PD != 0;
+        let pd = if has_pd { (*attr).pd } else { null_mut() };
+        let basic = &mut *attr.cast::<ibv_qp_init_attr>();
+        create(id, pd, basic, |pd, _| {
+            (*attr).comp_mask |= IBV_QP_INIT_ATTR_PD;
+            (*attr).pd = pd;
+            qp::create_qp_ex((*id).verbs, attr)
+        })
+    };
+    result_of("rdma_create_qp_ex", created)
+}
+
+/// rdma_destroy_qp(3)
+pub unsafe fn destroy_qp(id: *mut rdma_cm_id) {
+    // SAFETY: an identifier of this library.
+    unsafe {
+        let made = (*id).qp;
+        if made.is_null() {
+            return;
+        }
+        let object = IdObject::from_abi(id);
+        qp::destroy_qp(made);
+        (*id).qp = null_mut();
+        destroy_cqs(id);
+        // The daemon reports nothing of a queue pair that is gone, but the connection has ended.
+        if object.connected.load(Ordering::Acquire) {
+            let _ = object.channel().drain_daemon();
+            if object.connected.swap(false, Ordering::AcqRel) {
+                object.push_plain(RDMA_CM_EVENT_DISCONNECTED);
+            }
+        }
+    }
+}
+
+/// rdma_create_srq(3)
+pub unsafe fn create_srq(
+    id: *mut rdma_cm_id,
+    pd: *mut ibv_pd,
+    attr: *mut ibv_srq_init_attr,
+) -> c_int {
+    // SAFETY: as the manual page obliges the caller.
+    let created = unsafe {
+        choose_pd(id, pd).and_then(|pd| {
+            if !(*id).srq.is_null() {
+                return Err(Error::Invalid("the identifier has a shared receive queue"));
+            }
+            let made = srq::create_srq(pd, attr);
+            if made.is_null() {
+                return Err(last_error());
+            }
+            (*id).srq = made;
+            (*id).pd = pd;
+            Ok(())
+        })
+    };
+    result_of("rdma_create_srq", created)
+}
+
+/// rdma_create_srq_ex(3)
+pub unsafe fn create_srq_ex(id: *mut rdma_cm_id, attr: *mut ibv_srq_init_attr_ex) -> c_int {
+    // SAFETY: as the manual page obliges the caller.
+    unsafe {
+        let mask = (*attr).comp_mask;
+        let is_basic = mask & IBV_SRQ_INIT_ATTR_TYPE == 0 || (*attr).srq_type == IBV_SRQT_BASIC;
+        if !is_basic {
+            return fail(libc::EOPNOTSUPP);
+        }
+        let has_pd = mask & IBV_SRQ_INIT_ATTR_PD != 0;
+        let pd = if has_pd { (*attr).pd } else { null_mut() };
+        create_srq(id, pd, attr.cast())
+    }
+}
+
+/// rdma_destroy_srq(3)
+pub unsafe fn destroy_srq(id: *mut rdma_cm_id) {
+    // SAFETY: an identifier of this library.
+    unsafe {
+        let made = std::mem::replace(&mut (*id).srq, null_mut());
+        if !made.is_null() {
+            srq::destroy_srq(made);
+        }
+    }
+}
+
+/// rdma_init_qp_attr(3): what a program that moves its queue pair by itself passes to
+/// ibv_modify_qp(3). Over iWARP, connecting does the rest.
+pub unsafe fn init_qp_attr(id: *mut rdma_cm_id, attr: *mut ibv_qp_attr, mask: *mut c_int) -> c_int {
+    // SAFETY: as the manual page obliges the caller.
+    unsafe {
+        let used = match (*attr).qp_state {
+            IBV_QPS_INIT | IBV_QPS_RTR => {
+                (*attr).qp_access_flags =
+                    IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+                (*attr).port_num = (*id).port_num;
+                IBV_QP_STATE | IBV_QP_ACCESS_FLAGS
+            }
+            IBV_QPS_RTS => 0,
+            _ => {
+                set_errno(libc::EINVAL);
+                return -1;
+            }
+        };
+        mask.write(used as c_int);
+    }
+    0
+}

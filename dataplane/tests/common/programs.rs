@@ -1,0 +1,123 @@
+//! Programs of the distribution, run by `siwrun` on a daemon of a test.
+
+use std::io::Read;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use super::{Daemon, PATIENCE, siwrun};
+
+/// A program, ended when dropped. What it says is read all the time, so that it never waits for room
+/// in a pipe.
+pub struct Program {
+    child: Child,
+    name: String,
+    outputs: Vec<JoinHandle<String>>,
+}
+
+/// Reads until the program closes its end.
+fn collect(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = pipe.read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Whether the package of the programs is installed; says so where it is not.
+pub fn is_installed(program: &str, package: &str) -> bool {
+    let found = Command::new("which").arg(program).output().unwrap();
+    if !found.status.success() {
+        println!("skipped: {program} is not installed (apt-get install {package})");
+        assert!(std::env::var_os("CI").is_none(), "CI has to have {program}");
+    }
+    found.status.success()
+}
+
+impl Program {
+    /// Starts a command line.
+    pub fn start(daemon: &Daemon, line: &str) -> Program {
+        let mut command = Command::new(siwrun());
+        command.arg("--verbose").arg("--socket").arg(&daemon.socket);
+        command.arg("--links").arg(daemon.dir.path().join("links"));
+        command.args(line.split_whitespace());
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let outputs = vec![
+            collect(child.stdout.take().unwrap()),
+            collect(child.stderr.take().unwrap()),
+        ];
+        Program {
+            child,
+            name: line.to_owned(),
+            outputs,
+        }
+    }
+
+    /// Waits until it ends by itself: its status and all that it said.
+    pub fn finish(mut self) -> (ExitStatus, String) {
+        let deadline = Instant::now() + PATIENCE;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            if Instant::now() > deadline {
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+                let said = self.said();
+                panic!("{} does not end; it said:\n{said}", self.name);
+            }
+            std::thread::park_timeout(std::time::Duration::from_millis(2));
+        };
+        let said = self.said();
+        (status, said)
+    }
+
+    /// All output of a program that has ended: standard output, then standard error.
+    fn said(&mut self) -> String {
+        let outputs = self.outputs.drain(..);
+        outputs.map(|output| output.join().unwrap()).collect()
+    }
+
+    /// The same, of a program that is to succeed.
+    pub fn succeed(self) -> String {
+        let name = self.name.clone();
+        let (status, said) = self.finish();
+        assert!(status.success(), "{name}: {status}, it said:\n{said}");
+        said
+    }
+}
+
+/// Waits until that many listeners are there.
+pub fn await_listeners(daemon: &Daemon, count: u64) {
+    let ctx = daemon.context();
+    let start = Instant::now();
+    loop {
+        let statistics: serde_json::Value =
+            serde_json::from_str(&ctx.read_stats().unwrap()).unwrap();
+        if statistics["listeners"].as_u64().unwrap() >= count {
+            return;
+        }
+        assert!(start.elapsed() < PATIENCE, "nobody listens");
+    }
+}
+
+/// A server and a client that both end by themselves; what each said.
+pub fn run_pair(server: &str, client: &str) -> (String, String) {
+    let daemon = Daemon::loopback();
+    let server = Program::start(&daemon, server);
+    await_listeners(&daemon, 1);
+    let client = Program::start(&daemon, client).succeed();
+    (server.succeed(), client)
+}
