@@ -132,9 +132,9 @@ impl Listeners {
         self.all.iter().map(|(other, listener)| (*other, listener))
     }
 
-    /// How many listeners there are.
+    /// How many listen; bindings do not count.
     pub fn len(&self) -> usize {
-        self.all.len()
+        self.all.values().filter(|one| one.listening).count()
     }
 
     /// Whether the port is not to be had on one of these devices, at an address of the scope. With
