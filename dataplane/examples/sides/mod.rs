@@ -37,7 +37,7 @@ impl Contexts {
     }
 
     /// Connections start from the device.
-    pub fn options(&self) -> ConnectOptions {
+    pub fn options(&self) -> ConnectOptions<'_> {
         ConnectOptions {
             device: Some(self.device),
             ..ConnectOptions::default()
