@@ -231,7 +231,7 @@ impl SocketHandle {
 }
 
 impl Receiver {
-    /// The next received frame. [`Self::release`] follows the last one of a burst.
+    /// The next received frame. [`Self::release_frames`] follows the last one of a burst.
     #[inline]
     pub fn next_frame(&mut self) -> Option<Frame> {
         let descriptor = self.ring.pop()?;
@@ -303,7 +303,7 @@ impl Sender {
         self.completion.release_entries();
     }
 
-    /// Queues a frame; false when the ring is full. [`Self::transmit`] follows the last one.
+    /// Queues a frame; false when the ring is full. [`Self::transmit_queued`] follows the last one.
     #[inline]
     pub fn push_frame(&mut self, frame: Frame) -> bool {
         self.ring.push(Descriptor {
@@ -313,7 +313,7 @@ impl Sender {
         })
     }
 
-    /// The kernel left frames in the ring, which [`Self::transmit`] offers again.
+    /// The kernel left frames in the ring, which [`Self::transmit_queued`] offers again.
     #[inline]
     pub fn has_backlog(&self) -> bool {
         self.has_backlog

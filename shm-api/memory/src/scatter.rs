@@ -1,5 +1,5 @@
 //! Where the bytes of a region are that does not lie in one piece: pages that a work request
-//! registered ([`PageList`]), or extents of several memories ([`Extent`]), which the control thread
+//! registered (`PageList`), or extents of several memories ([`Extent`]), which the control thread
 //! registered for memory that an application already had. [`crate::registered_memory`] copies
 //! through it; regions in one piece, as nearly all are, never come here.
 
