@@ -14,6 +14,8 @@ use std::sync::{MutexGuard, Once};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
+use siw_shm::shared_memory::PAGE;
+
 use super::descriptors::{self, RemappedFiles};
 use super::vma::{Vma, list_vmas};
 use crate::context::lock_unpoisoned;
@@ -31,12 +33,31 @@ pub(crate) fn process_generation() -> u32 {
 struct ForkUnderWay {
     _one_at_a_time: MutexGuard<'static, ()>,
     files: RemappedFiles,
+    /// The mappings of `files`. Listed before the fork: until the child has its copies, what it
+    /// allocates would change its parent's heap.
+    mappings: Vec<Vma>,
     /// The child's end is closed when the child has its copies.
     pipe: Option<(OwnedFd, OwnedFd)>,
 }
 
 thread_local! {
     static UNDER_WAY: RefCell<Option<ForkUnderWay>> = const { RefCell::new(None) };
+}
+
+/// The heaps that glibc's malloc(3) makes for threads begin at multiples of this (HEAP_MAX_SIZE).
+pub(super) const ARENA_ALIGNMENT: usize = 64 << 20;
+
+/// Whether the page holds the state of an arena of malloc(3), in the first page of its first heap.
+/// glibc writes there in a child of fork(2) before any handler runs, so that the page cannot be
+/// shared with the child even for that long. `page`: readable, of this process.
+pub(super) fn holds_arena_state(page: usize) -> bool {
+    if !page.is_multiple_of(ARENA_ALIGNMENT) {
+        return false;
+    }
+    // SAFETY: the caller has found the page mapped and readable; any bits are a number.
+    let first = unsafe { (page as *const usize).read_volatile() };
+    // `heap_info` begins with the address of the arena, which lies behind it in the first heap.
+    (page + 1..page + PAGE).contains(&first)
 }
 
 /// Does what has to be done at each fork from now on.
@@ -62,9 +83,16 @@ extern "C" fn before_fork() {
     let pipe = (!files.is_empty())
         .then(|| rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).ok())
         .flatten();
+    let is_remapped = |vma: &Vma| vma.shared && files.iter().any(|(id, _)| Some(*id) == vma.file);
+    let mappings = match files.is_empty() {
+        true => Vec::new(),
+        false => list_vmas(&(0..usize::MAX)).unwrap_or_default(),
+    };
+    let mappings = mappings.into_iter().filter(is_remapped).collect();
     let under_way = ForkUnderWay {
         _one_at_a_time: one_at_a_time,
         files,
+        mappings,
         pipe,
     };
     // Threads on their way out have no such place any more: they do not fork.
@@ -92,15 +120,11 @@ extern "C" fn after_in_child() {
     let Some(under_way) = take_under_way() else {
         return;
     };
-    if under_way.files.is_empty() {
-        return;
-    }
-    if let Ok(vmas) = list_vmas(&(0..usize::MAX)) {
-        for vma in vmas.iter().filter(|vma| vma.shared) {
-            let found = under_way.files.iter().find(|(id, _)| Some(*id) == vma.file);
-            if let Some((_, fd)) = found {
-                copy_mapping(vma, fd);
-            }
+    // Nothing is allocated or freed before all are copied.
+    for vma in &under_way.mappings {
+        let found = under_way.files.iter().find(|(id, _)| Some(*id) == vma.file);
+        if let Some((_, fd)) = found {
+            copy_mapping(vma, fd);
         }
     }
 }

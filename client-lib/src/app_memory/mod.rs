@@ -272,12 +272,15 @@ impl State {
         let mut parts = Parts::default();
         let vmas = list_vmas(range)?;
         check_vmas(&vmas, range, access)?;
-        for vma in &vmas {
+        let pieces = vmas.iter().flat_map(|vma| {
             let bytes = vma.clip_to(range);
+            split_at_arena_states(vma, bytes).map(move |(bytes, keep)| (vma, bytes, keep))
+        });
+        for (vma, bytes, keep) in pieces {
             if self.add_known(ctx, vma, &bytes, &mut parts) {
                 continue;
             }
-            let reason = match why_not_remapped(vma) {
+            let reason = match keep.or_else(|| why_not_remapped(vma)) {
                 None => match self.remap_pages(ctx, vma, &whole_pages(&bytes)) {
                     Ok(()) => {
                         self.add_remapped(&bytes, &mut parts);
@@ -541,6 +544,35 @@ fn check_vmas(vmas: &[Vma], range: &Range<usize>, access: Access) -> Result<(), 
         return Err(registration_error(libc::EFAULT, why));
     }
     Ok(())
+}
+
+/// Bytes of a mapping in pieces: pages with the state of an arena of malloc(3), which stay where they
+/// are, with the reason, and what lies between them.
+fn split_at_arena_states(
+    vma: &Vma,
+    bytes: Range<usize>,
+) -> impl Iterator<Item = (Range<usize>, Option<&'static str>)> + use<> {
+    let is_heap = vma.writable && vma.is_private_anonymous();
+    let mapped = vma.range.clone();
+    let mut at = bytes.start;
+    std::iter::from_fn(move || {
+        if at >= bytes.end {
+            return None;
+        }
+        let page = at / PAGE * PAGE;
+        let is_kept =
+            |page: usize| is_heap && mapped.contains(&page) && fork::holds_arena_state(page);
+        let (end, reason) = if is_kept(page) {
+            (page + PAGE, Some("state of malloc"))
+        } else {
+            let first = (page + PAGE).next_multiple_of(fork::ARENA_ALIGNMENT);
+            let mut pages = (first..bytes.end).step_by(fork::ARENA_ALIGNMENT);
+            (pages.find(|page| is_kept(*page)).unwrap_or(bytes.end), None)
+        };
+        let piece = at..end.min(bytes.end);
+        at = piece.end;
+        Some((piece, reason))
+    })
 }
 
 /// Why pages of a mapping cannot be replaced; none if they can.
