@@ -8,6 +8,7 @@ use std::hash::{BuildHasher, RandomState};
 use crate::base::error::StackError;
 use crate::flow::port_set::PortSet;
 use crate::flow::steering::WorkerSteering;
+use crate::wire::frame::is_unicast_mac;
 
 /// An address of this device and the prefix that is on its link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -352,7 +353,7 @@ fn random_key() -> [u8; 16] {
 /// What `Stack::new` refuses.
 pub(crate) fn check_config(config: &StackConfig) -> Result<(), StackError> {
     let bad = |text: String| Err(StackError::Config(text));
-    if config.mac[0] & 1 != 0 || config.mac == [0; 6] {
+    if !is_unicast_mac(config.mac) {
         return bad(format!("MAC {:02x?} is not a unicast address", config.mac));
     }
     if config.addresses.is_empty() {

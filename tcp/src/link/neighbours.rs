@@ -12,6 +12,7 @@ use crate::base::time::Instant;
 use crate::base::time::to_nanos;
 use crate::config::NeighbourConfig;
 use crate::link::neighbour_quota::UnresolvedCounts;
+use crate::wire::frame::is_unicast_mac;
 
 /// The state of an entry (RFC 4861 section 7.3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +71,21 @@ struct NeighbourEntry {
     charged: Option<QuotaOwner>,
     /// Connections that wait for the answer, by slot and generation.
     waiters: BTreeSet<(u32, u32)>,
+}
+
+impl NeighbourEntry {
+    /// A neighbour whose Ethernet address is known, and that nobody waits for.
+    fn with_mac(mac: [u8; 6], status: NeighbourState, at: u64) -> NeighbourEntry {
+        NeighbourEntry {
+            mac,
+            status,
+            at,
+            sent: 0,
+            unproven: false,
+            charged: None,
+            waiters: BTreeSet::new(),
+        }
+    }
 }
 
 /// A solicitation to send; to the group or broadcast address if `to` is `None`.
@@ -321,7 +337,7 @@ impl Neighbours {
         learn: bool,
         now: Instant,
     ) -> Vec<ConnId> {
-        if mac[0] & 1 != 0 || mac == [0; 6] {
+        if !is_unicast_mac(mac) {
             return Vec::new();
         }
         let (status, at) = if learn {
@@ -331,15 +347,7 @@ impl Neighbours {
         };
         let Some(entry) = self.entries.get_mut(&addr) else {
             if learn && self.entries.len() < self.max_entries {
-                let entry = NeighbourEntry {
-                    mac,
-                    status,
-                    at,
-                    sent: 0,
-                    unproven: false,
-                    charged: None,
-                    waiters: BTreeSet::new(),
-                };
+                let entry = NeighbourEntry::with_mac(mac, status, at);
                 self.add(addr, entry);
             }
             return Vec::new();
@@ -381,7 +389,7 @@ impl Neighbours {
         is_permanent: bool,
         now: Instant,
     ) -> Vec<ConnId> {
-        if mac[0] & 1 != 0 || mac == [0; 6] {
+        if !is_unicast_mac(mac) {
             return Vec::new();
         }
         let at = match is_permanent {
@@ -400,15 +408,7 @@ impl Neighbours {
                 if self.entries.len() >= self.max_entries && !self.evict_one(false) {
                     return Vec::new();
                 }
-                let entry = NeighbourEntry {
-                    mac,
-                    status: NeighbourState::Reachable,
-                    at,
-                    sent: 0,
-                    unproven: false,
-                    charged: None,
-                    waiters: BTreeSet::new(),
-                };
+                let entry = NeighbourEntry::with_mac(mac, NeighbourState::Reachable, at);
                 self.add(addr, entry);
                 Vec::new()
             }

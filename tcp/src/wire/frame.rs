@@ -16,6 +16,11 @@ use crate::wire::extension_headers::{self, WalkEnd};
 use crate::wire::flow_key::FlowKey;
 use crate::wire::icmp_error::IcmpError;
 
+/// Whether an Ethernet address can be that of one station: no group address, and not all zeros.
+pub(crate) fn is_unicast_mac(mac: [u8; 6]) -> bool {
+    mac[0] & 1 == 0 && mac != [0; 6]
+}
+
 /// What a frame carries. Its buffer was advanced to the first byte of that and truncated to the last.
 pub(crate) enum FrameContent {
     /// A TCP segment with a right checksum.
