@@ -40,6 +40,7 @@ const FUNCTIONS: &[&str] = &[
     "rte_eth_dev_rx_intr_(enable|disable|ctl_q_get_fd)",
     "rte_eth_(promiscuous|allmulticast)_(enable|disable|get)",
     "rte_eth_macaddr_get",
+    "rte_eth_dev_vlan_filter",
     "rte_eth_stats_reset",
     "rte_eth_tx_done_cleanup",
 ];

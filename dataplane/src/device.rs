@@ -253,6 +253,9 @@ fn start_device(
         // NDP needs multicast; ports that always deliver it refuse the call.
         let _ = port.set_allmulticast(true);
     }
+    if let (Some(vlan), true) = (&config.vlan, caps.offloads.vlan_filter) {
+        port.accept_vlan(*vlan.get_ref()).map_err(fail)?;
+    }
     log_offloads(
         name,
         &info.driver,

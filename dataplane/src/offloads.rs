@@ -17,6 +17,7 @@ pub fn asked_offloads(config: &DeviceConfig, traits: &DriverTraits) -> Result<Of
         tso: wants_tso(config, traits)?,
         lro: traits.peer_sends_uncut && *config.tso.get_ref() != TsoPolicy::Off,
         rx_interrupt: !traits.in_process,
+        vlan_filter: config.vlan.is_some() && !traits.in_process,
         ..Offloads::USUAL
     })
 }

@@ -23,6 +23,9 @@ pub struct Offloads {
     pub multi_segs: bool,
     /// Take the VLAN tag out of received packets.
     pub vlan_strip: bool,
+    /// Take packets of the VLANs that are named ([`crate::Port::accept_vlan`]): some devices drop
+    /// tagged ones of all others, and of every VLAN until one is named.
+    pub vlan_filter: bool,
     /// Put a VLAN tag into packets that ask for one.
     pub vlan_insert: bool,
     /// Spread flows over the queues by hash, and deliver the hash.
@@ -42,6 +45,7 @@ impl Offloads {
         scatter: false,
         multi_segs: false,
         vlan_strip: false,
+        vlan_filter: false,
         vlan_insert: false,
         rss: false,
         rx_interrupt: false,
@@ -58,6 +62,7 @@ impl Offloads {
             ("scatter", self.scatter),
             ("multi_segs", self.multi_segs),
             ("vlan_strip", self.vlan_strip),
+            ("vlan_filter", self.vlan_filter),
             ("vlan_insert", self.vlan_insert),
             ("rss", self.rss),
             ("rx_interrupt", self.rx_interrupt),
@@ -213,6 +218,12 @@ pub fn list_offloads(asked: &Offloads, info: &PortInfo, granted: &Offloads) -> V
             granted.scatter,
         ),
         row(
+            "vlan_filter",
+            asked.vlan_filter,
+            offers_rx(sys::RTE_ETH_RX_OFFLOAD_VLAN_FILTER),
+            granted.vlan_filter,
+        ),
+        row(
             "multi_segs",
             asked.multi_segs,
             offers_tx(sys::RTE_ETH_TX_OFFLOAD_MULTI_SEGS),
@@ -261,6 +272,7 @@ pub(crate) fn negotiate_offloads(config: &PortConfig, info: &PortInfo) -> Negoti
         || take_rx(want.rx_checksum, sys::RTE_ETH_RX_OFFLOAD_TCP_CKSUM);
     let lro = take_rx(want.lro, sys::RTE_ETH_RX_OFFLOAD_TCP_LRO);
     let scatter = take_rx(want.scatter, sys::RTE_ETH_RX_OFFLOAD_SCATTER);
+    let vlan_filter = take_rx(want.vlan_filter, sys::RTE_ETH_RX_OFFLOAD_VLAN_FILTER);
     let vlan_strip = take_rx(want.vlan_strip, sys::RTE_ETH_RX_OFFLOAD_VLAN_STRIP);
 
     let rss_types = info.rss_types & RSS_TYPES;
@@ -291,6 +303,7 @@ pub(crate) fn negotiate_offloads(config: &PortConfig, info: &PortInfo) -> Negoti
             scatter,
             multi_segs,
             vlan_strip,
+            vlan_filter,
             vlan_insert,
             rss,
             rx_interrupt: want.rx_interrupt,

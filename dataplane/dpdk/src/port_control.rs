@@ -73,6 +73,18 @@ impl Port {
         })
     }
 
+    /// Takes tagged frames of this VLAN. The port must have granted `vlan_filter`
+    /// ([`crate::Offloads`]).
+    ///
+    /// # Errors
+    /// The driver refuses or has no such function, see [`crate::Error::is_unsupported`].
+    pub fn accept_vlan(&self, vlan: u16) -> Result<()> {
+        self.check_call("accepting a VLAN", |id| {
+            // SAFETY: a port number of ours.
+            unsafe { sys::rte_eth_dev_vlan_filter(id, vlan, 1) }
+        })
+    }
+
     /// The address that the port receives frames for.
     ///
     /// # Errors
