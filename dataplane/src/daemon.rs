@@ -354,7 +354,9 @@ fn start_host_threads(
 fn follow_routes(devices: &[OpenDevice]) -> Result<RouteFollower, StartError> {
     let interface = |device: &OpenDevice| {
         let host = device.host.as_ref().filter(|host| host.settings.routes);
-        host.map(|host| host.tap.index())
+        let shared = device.port.xdp_interface();
+        let shared = shared.filter(|_| device.config.host_routes);
+        host.map(|host| host.tap.index()).or(shared)
     };
     RouteFollower::new(devices.iter().map(interface).collect()).map_err(|source| StartError::Os {
         what: "the kernel's routes cannot be followed",

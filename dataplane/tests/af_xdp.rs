@@ -596,3 +596,17 @@ fn links_that_fall_and_interfaces_that_go_are_events() {
     // Its other devices, if it had some, would serve on.
     assert!(left.stop().success());
 }
+
+#[test]
+fn the_kernels_routes_on_the_interface_are_followed() {
+    skip_if!(lacks_af_xdp());
+    let hosts = Hosts::new(1);
+    hosts.left.ip("route add 10.80.0.0/24 via 10.77.0.2");
+    let left = hosts
+        .left
+        .siwd(&config("veth0", 1, "host_routes = true"), &[]);
+    let text = config("veth1", 2, "");
+    let text = text.replace("\"10.77.0.2/24\"", "\"10.77.0.2/24\", \"10.80.0.1/24\"");
+    let right = hosts.right.siwd(&text, &[]);
+    transfer_everything(&left, &right, "10.80.0.1");
+}

@@ -176,6 +176,11 @@ impl Port {
         }
     }
 
+    /// The number of the kernel's interface that a port of AF_XDP shares; `None`: the port is another.
+    pub fn xdp_interface(&self) -> Option<u32> {
+        self.xdp().map(XdpPort::interface_index)
+    }
+
     /// Frames to this address and port come to this port from now on, which is one of AF_XDP.
     ///
     /// # Errors

@@ -306,6 +306,11 @@ impl XdpPort {
         })
     }
 
+    /// The interface's number.
+    pub(crate) fn interface_index(&self) -> u32 {
+        self.interface.index
+    }
+
     /// Whether the interface was removed.
     pub(crate) fn is_gone(&self) -> bool {
         !self.interface.exists()

@@ -384,9 +384,9 @@ impl DeviceConfig {
                     "host_addresses: addresses of an interface that host_interface has to name"
                         .into(),
                 )),
-                None if self.host_routes => Err((
+                None if self.host_routes && self.af_xdp.is_none() => Err((
                     self.name.span(),
-                    "host_routes: the kernel has routes through this device only if host_interface names an interface for it".into(),
+                    "host_routes: the kernel has routes through this device only if host_interface or af_xdp names an interface for it".into(),
                 )),
                 None => Ok(()),
             };
