@@ -348,8 +348,10 @@ int siw_get_async_event(siw_context *ctx, struct siw_async_event *out, int timeo
 int siw_alloc_pd(siw_context *ctx, siw_pd **out);
 void siw_dealloc_pd(siw_pd *pd);
 
-/* Allocates zeroed memory and registers it as a whole. It is sent from and placed into
- * without further copies. */
+/* Allocates zeroed memory and registers it. It is sent from and placed into without further
+ * copies. It begins at a page, or, if it is shorter, at a multiple of its length rounded up to a
+ * power of two, at least 64. siw_free_mr() gives it back: what else was registered of it has to be
+ * deregistered before. */
 int siw_alloc_mr(siw_pd *pd, size_t len, uint32_t access, siw_mr **out);
 /* When it returns, neither the daemon nor a peer accesses the memory any more. */
 void siw_free_mr(siw_mr *mr);

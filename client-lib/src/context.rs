@@ -2,6 +2,7 @@
 //! of the daemon, asynchronous events. Everything else holds an Arc of it.
 
 use crate::app_memory::{AppMemory, process_generation, watch_forks};
+use crate::arena_pool::ArenaPool;
 use crate::{Error, Pd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -36,6 +37,8 @@ pub(crate) struct ClientInner {
     generation: u32,
     /// Memory of the application that it registers.
     pub(crate) app_memory: AppMemory,
+    /// Memory that regions share.
+    pub(crate) arena_pool: ArenaPool,
 }
 
 /// What has to change together with the requests that the daemon has answered.
@@ -166,6 +169,7 @@ impl Context {
             alive: AtomicBool::new(true),
             generation: process_generation(),
             app_memory: AppMemory::default(),
+            arena_pool: ArenaPool::default(),
         })))
     }
 
@@ -306,6 +310,18 @@ fn map_queue_memory(
 }
 
 impl ClientInner {
+    /// Whether this is the process that opened it, not a child of it.
+    ///
+    /// # Errors
+    /// It is another one, for which there is no daemon.
+    pub(crate) fn check_process(&self) -> Result<(), Error> {
+        if self.generation == process_generation() {
+            Ok(())
+        } else {
+            Err(Error::DaemonGone)
+        }
+    }
+
     /// The optional features that the daemon has too.
     pub(crate) fn features(&self) -> u32 {
         self.hello.features

@@ -87,6 +87,7 @@
 mod addresses;
 #[allow(unsafe_code)]
 mod app_memory;
+mod arena_pool;
 mod cm;
 mod context;
 mod cq;

@@ -3,6 +3,7 @@
 //! it at any time.
 
 use crate::app_memory::MappedFileId;
+use crate::arena_pool::ArenaBlock;
 use crate::context::ClientInner;
 use crate::{Access, Context, Error, Sge};
 use siw_shm::SharedMemory;
@@ -44,10 +45,17 @@ impl Pd {
         self.0.id
     }
 
-    /// Memory from the daemon, registered as a whole: the zero-copy way.
+    /// Zeroed memory from the daemon, with a region of its own: the zero-copy way. It begins at a
+    /// page, or, if it is shorter, at a multiple of its length rounded up to a power of two, at
+    /// least 64.
+    ///
+    /// Regions of up to 8 MiB share a few arenas. When the region is deregistered, its memory is
+    /// free for others: what else was registered of it has to be deregistered before.
     pub fn alloc_mr(&self, len: usize, access: Access) -> Result<Mr, Error> {
-        let arena = Arena::alloc(&Context(self.0.ctx.clone()), len, len >= 1 << 20)?;
-        self.reg_mr(&arena, 0..len, access)
+        let block = ArenaBlock::alloc(&self.0.ctx, len)?;
+        let mut mr = self.reg_mr(block.arena(), block.range(), access)?;
+        mr.block = Some(block);
+        Ok(mr)
     }
 
     /// Registers a part of an arena. Peers and work requests name it by the address
@@ -88,6 +96,7 @@ impl Pd {
             offset: range.start,
             len,
             arena: arena.clone(),
+            block: None,
             pd: self.clone(),
             gone: false,
         })
@@ -178,6 +187,15 @@ impl Arena {
         self.id
     }
 
+    pub(crate) fn ctx(&self) -> &Arc<ClientInner> {
+        &self.ctx
+    }
+
+    /// Zeroes a range.
+    pub(crate) fn fill_zero(&self, range: &Range<usize>) -> Result<(), Error> {
+        Ok(self.region.fill_zero(range.start, range.len())?)
+    }
+
     /// Copies `src` to `off`; works with and without a registration.
     pub fn write(&self, offset: usize, src: &[u8]) -> Result<(), Error> {
         Ok(self.region.write(offset, src)?)
@@ -210,6 +228,8 @@ pub struct Mr {
     offset: usize,
     len: usize,
     arena: Arc<Arena>,
+    /// Of [`Pd::alloc_mr`]: its memory is free again with it.
+    block: Option<ArenaBlock>,
     pd: Pd,
     /// Deregistered already.
     gone: bool,
@@ -229,9 +249,14 @@ impl Mr {
     pub fn access(&self) -> Access {
         self.access
     }
-    /// The arena that it lies in.
+    /// The arena that it lies in, from [`Mr::arena_offset`] on; regions of [`Pd::alloc_mr`] share
+    /// theirs.
     pub fn arena(&self) -> &Arc<Arena> {
         &self.arena
+    }
+    /// Where in the arena it begins.
+    pub fn arena_offset(&self) -> usize {
+        self.offset
     }
     /// Its protection domain.
     pub fn pd(&self) -> &Pd {
@@ -338,6 +363,9 @@ impl Mr {
         let (arena, pd) = (arena.clone(), pd.clone());
         (self.lkey, self.rkey, self.iova, self.access) = (reply.lkey, reply.rkey, iova, access);
         (self.arena, self.pd, self.offset, self.len) = (arena, pd, offset, len);
+        // The old memory is nobody's any more, unless it still lies in it.
+        self.block
+            .take_if(|block| !Arc::ptr_eq(block.arena(), &self.arena));
         Ok(())
     }
 
@@ -372,9 +400,12 @@ impl Drop for Mr {
         if self.gone {
             return;
         }
-        self.pd.ctx().call_ignoring_errors(&DeregMr {
-            lkey: self.lkey,
-            reserved: 0,
-        });
+        if self
+            .call_dereg()
+            .is_err_and(|error| error.errno() == libc::EBUSY)
+        {
+            // Windows are bound to it: peers can reach this memory as long as the client lives.
+            std::mem::forget(self.block.take());
+        }
     }
 }

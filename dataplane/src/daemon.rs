@@ -130,6 +130,8 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
     let host_routes = follow_routes(&devices)?;
     let host_threads = start_host_threads(&prepared, &dpdk, &mut devices, &channels)?;
 
+    let arena_readers = arena_readers(&devices);
+    let nic_arenas = (!arena_readers.is_empty()).then(dpdk::external_regions_left);
     let summary = ready_line(&prepared, dpdk.hugepages, json);
     let parts = ControlParts {
         socket,
@@ -140,7 +142,7 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
         limits: config.limits.clone(),
         quotas: QuotaLimits::new(
             &config.limits,
-            &host::client_capacity(file_limit, prepared.key_slots()),
+            &host::client_capacity(file_limit, prepared.key_slots(), nic_arenas),
         ),
         operators,
         process_memory: config.control.process_memory,
@@ -155,7 +157,7 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
         sends_by_reference: devices
             .iter()
             .any(|device| device.link.payload != PayloadPolicy::Copy),
-        map_arena: arena_mapper(&prepared, &dpdk.eal, &devices),
+        map_arena: arena_mapper(&prepared, &dpdk.eal, arena_readers),
     };
     let mut control =
         ControlThread::new(parts, channels.mailboxes.clone()).map_err(|source| StartError::Os {
@@ -374,15 +376,19 @@ fn monitor_links(devices: &[OpenDevice]) -> LinkMonitor {
     )
 }
 
-/// Makes arenas known to the devices that read memory themselves.
-fn arena_mapper(prepared: &Prepared, eal: &Eal, devices: &[OpenDevice]) -> Arc<MapArena> {
-    let ports: Vec<_> = devices
+/// The NICs that read arenas themselves.
+fn arena_readers(devices: &[OpenDevice]) -> Vec<dpdk::Port> {
+    devices
         .iter()
         // Payload that is copied lies in DPDK's own memory.
         .filter(|device| device.link.payload != PayloadPolicy::Copy)
         .map(|device| device.port.share())
         .filter(dpdk::Port::needs_dma_map)
-        .collect();
+        .collect()
+}
+
+/// Makes arenas known to the NICs that read them.
+fn arena_mapper(prepared: &Prepared, eal: &Eal, ports: Vec<dpdk::Port>) -> Arc<MapArena> {
     let eal = eal.clone();
     // The narrowest decides: an address has to suit all of them.
     let widths = prepared

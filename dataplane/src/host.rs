@@ -234,8 +234,13 @@ pub fn raise_file_limit() -> u64 {
     }
 }
 
-/// What is left of the host for clients, now that the daemon has taken its own part.
-pub fn client_capacity(file_limit: u64, memory_keys: usize) -> HostCapacity {
+/// What is left of the host for clients, now that the daemon has taken its own part. `nic_arenas`:
+/// pieces of their memory that NICs can be given, if they read any.
+pub fn client_capacity(
+    file_limit: u64,
+    memory_keys: usize,
+    nic_arenas: Option<u64>,
+) -> HostCapacity {
     let entries = |folder: &str| fs::read_dir(folder).map_or(0, Iterator::count) as u64;
     let lines = |file: &str| {
         let text = fs::read_to_string(file).unwrap_or_default();
@@ -254,6 +259,7 @@ pub fn client_capacity(file_limit: u64, memory_keys: usize) -> HostCapacity {
         // Some for what the daemon opens later: captures, drivers, sockets that it refuses.
         descriptors: left - (left / 4).min(SPARE_DESCRIPTORS),
         memory_keys: memory_keys as u64,
+        nic_arenas,
     }
 }
 

@@ -6,6 +6,10 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
+
+#include <linux/vfio.h>
+#include <rte_vfio.h>
 
 #include "shim.h"
 
@@ -380,4 +384,42 @@ int siw_port_reta_set(uint16_t port, const uint16_t *table, uint16_t n)
 		reta[i / RTE_ETH_RETA_GROUP_SIZE].reta[i % RTE_ETH_RETA_GROUP_SIZE] = table[i];
 	}
 	return rte_eth_dev_rss_reta_update(port, reta, n);
+}
+
+static int count_list(const struct rte_memseg_list *list, void *count)
+{
+	(void)list;
+	++*(uint32_t *)count;
+	return 0;
+}
+
+uint32_t siw_memseg_lists_used(void)
+{
+	uint32_t count = 0;
+
+	rte_memseg_list_walk(count_list, &count);
+	return count;
+}
+
+int64_t siw_vfio_maps_left(void)
+{
+	/* The capabilities follow the structure. */
+	union {
+		struct vfio_iommu_type1_info info;
+		uint8_t bytes[4096];
+	} reply = {.info = {.argsz = sizeof(reply)}};
+	struct vfio_iommu_type1_info_dma_avail left;
+	uint32_t offset;
+	int container = rte_vfio_get_container_fd();
+
+	if (container < 0 || ioctl(container, VFIO_IOMMU_GET_INFO, &reply) != 0 ||
+	    !(reply.info.flags & VFIO_IOMMU_INFO_CAPS) || reply.info.argsz > sizeof(reply))
+		return -1;
+	for (offset = reply.info.cap_offset; offset != 0 && offset <= sizeof(reply) - sizeof(left);
+	     offset = left.header.next) {
+		memcpy(&left, reply.bytes + offset, sizeof(left));
+		if (left.header.id == VFIO_IOMMU_TYPE1_INFO_DMA_AVAIL)
+			return left.avail;
+	}
+	return -1;
 }

@@ -112,6 +112,11 @@ int siw_port_rss_key_get(uint16_t port, uint8_t *key, uint8_t *len);
 /* RSS indirection: entry i goes to queue table[i]. */
 int siw_port_reta_set(uint16_t port, const uint16_t *table, uint16_t n);
 
+/* Lists of memory in use, of RTE_MAX_MEMSEG_LISTS: each piece of external memory takes one. */
+uint32_t siw_memseg_lists_used(void);
+/* How many more pieces of memory vfio maps for the devices behind its IOMMU; -1: it does not tell. */
+int64_t siw_vfio_maps_left(void);
+
 #define SIW_PORT_REMOVED 1
 #define SIW_PORT_RESET 2
 static const uint8_t K_SIW_PORT_REMOVED = SIW_PORT_REMOVED;
@@ -174,6 +179,7 @@ K64(RTE_ETH_RSS_NONFRAG_IPV4_TCP)
 K64(RTE_ETH_RSS_NONFRAG_IPV6_TCP)
 
 static const uint32_t K_RTE_IOVA_MODE_VA = RTE_IOVA_VA;
+static const uint32_t K_RTE_MAX_MEMSEG_LISTS = RTE_MAX_MEMSEG_LISTS;
 static const int32_t K_SOCKET_ID_ANY = SOCKET_ID_ANY;
 static const uint32_t K_RING_F_SP_ENQ = RING_F_SP_ENQ;
 static const uint32_t K_RING_F_SC_DEQ = RING_F_SC_DEQ;

@@ -93,6 +93,21 @@ pub enum Error {
         reason: String,
     },
 
+    /// As many pieces of external memory are known as a limit allows.
+    #[error(
+        "NICs cannot be given more memory to read: all {limit} of {what} are in use; let \
+         applications use fewer and larger arenas, {remedy}, or set tx_payload = \"copy\", which \
+         gives them none"
+    )]
+    TooManyRegions {
+        /// What is limited.
+        what: &'static str,
+        /// How many there are.
+        limit: u64,
+        /// What raises the limit.
+        remedy: String,
+    },
+
     /// A device could not be attached; `hint` says what is most often missing.
     #[error("device `{device}` could not be attached: {reason}{hint}{log}")]
     Device {

@@ -90,6 +90,7 @@ impl ExternalRegion {
             reason,
             log: log::kept_lines(),
         };
+        check_list_free()?;
         log::forget_lines();
         let slice = memory
             .slice(0, len)
@@ -144,6 +145,7 @@ impl ExternalRegion {
         if !port.needs_dma_map() || self.mapped.iter().any(|mapped| mapped.id() == port.id()) {
             return Ok(());
         }
+        check_map_free()?;
         log::forget_lines();
         let addr = self.slice.ptr.as_ptr();
         let mapped = port.with_device(|device| {
@@ -180,6 +182,47 @@ impl Drop for ExternalRegion {
         unsafe { sys::rte_extmem_unregister(addr, self.len) };
     }
 }
+
+/// How many more pieces of external memory DPDK can know ([`ExternalRegion`]).
+pub fn external_regions_left() -> u64 {
+    // SAFETY: it only counts, under DPDK's own lock.
+    let used = unsafe { sys::siw_memseg_lists_used() };
+    u64::from(sys::RTE_MAX_MEMSEG_LISTS.saturating_sub(used))
+}
+
+/// DPDK would say that it is out of memory.
+fn check_list_free() -> Result<()> {
+    if external_regions_left() > 0 {
+        return Ok(());
+    }
+    Err(Error::TooManyRegions {
+        what: "DPDK's lists of memory (RTE_MAX_MEMSEG_LISTS)",
+        limit: sys::RTE_MAX_MEMSEG_LISTS.into(),
+        remedy: "build DPDK with more of them".into(),
+    })
+}
+
+/// vfio would say that an argument is wrong.
+fn check_map_free() -> Result<()> {
+    // SAFETY: asks the kernel by a descriptor that DPDK owns, if it has one.
+    if unsafe { sys::siw_vfio_maps_left() } != 0 {
+        return Ok(());
+    }
+    let text = std::fs::read_to_string(DMA_ENTRY_LIMIT).unwrap_or_default();
+    let limit = text.trim().parse().unwrap_or(DEFAULT_DMA_ENTRIES);
+    Err(Error::TooManyRegions {
+        what: "vfio's mappings (dma_entry_limit)",
+        limit,
+        remedy: format!(
+            "allow more before siwd starts again: echo {} > {DMA_ENTRY_LIMIT}",
+            limit * 2
+        ),
+    })
+}
+
+const DMA_ENTRY_LIMIT: &str = "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit";
+/// Of Linux.
+const DEFAULT_DMA_ENTRIES: u64 = 65_535;
 
 /// Ordinary process memory as external memory: for benches, tests, and frames
 /// built by the daemon itself.

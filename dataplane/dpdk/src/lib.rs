@@ -93,7 +93,7 @@ pub use driver_traits::{DriverTraits, SoftwareTso};
 pub use eal::{Eal, EalConfig, IovaMode, exit_process};
 pub use error::{Error, Result};
 pub use ext::{ExtTracker, TrackerId, TrackerPool};
-pub use ext_memory::{ExtMemory, ExtSlice, ExternalRegion, OwnedMemory};
+pub use ext_memory::{ExtMemory, ExtSlice, ExternalRegion, OwnedMemory, external_regions_left};
 pub use hugepages::{HugepageSize, check_free_hugepages, hugepage_sizes};
 pub use iova_space::IovaSpace;
 pub use mbuf::{Mbuf, prefetch};

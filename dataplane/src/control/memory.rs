@@ -18,8 +18,12 @@ use super::resources::{Client, ClientArena};
 use crate::ids::{ArenaId, ClientId, CommandToken, PdId};
 
 /// What an arena costs.
-pub(super) fn arena_amounts(len: u64) -> [(Quota, u64); 2] {
-    [(Quota::Memory, len), (Quota::Descriptors, 1)]
+pub(super) fn arena_amounts(len: u64) -> [(Quota, u64); 3] {
+    [
+        (Quota::Memory, len),
+        (Quota::Descriptors, 1),
+        (Quota::NicArenas, 1),
+    ]
 }
 
 impl ControlThread {

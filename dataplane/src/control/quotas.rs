@@ -39,10 +39,12 @@ pub enum Quota {
     EventChannels,
     /// Queue pairs with a connection, or on the way to one.
     Connections,
+    /// Arenas, where NICs read them.
+    NicArenas,
 }
 
 /// How many kinds there are.
-const KINDS: usize = Quota::Connections as usize + 1;
+const KINDS: usize = Quota::NicArenas as usize + 1;
 type Amounts = [u64; KINDS];
 
 impl Quota {
@@ -59,6 +61,7 @@ impl Quota {
         Quota::Listeners,
         Quota::EventChannels,
         Quota::Connections,
+        Quota::NicArenas,
     ];
 
     /// What it counts, and the beginning of its keys in `[limits]`.
@@ -76,6 +79,7 @@ impl Quota {
             Quota::Listeners => ("listeners", "listeners"),
             Quota::EventChannels => ("event channels", "event_channels"),
             Quota::Connections => ("connections", "connections"),
+            Quota::NicArenas => ("arenas that NICs read", "arenas"),
         }
     }
 }
@@ -94,6 +98,8 @@ pub struct HostCapacity {
     pub descriptors: u64,
     /// Slots of the key table.
     pub memory_keys: u64,
+    /// Pieces of memory that NICs can be given to read; none where they read no client's.
+    pub nic_arenas: Option<u64>,
 }
 
 /// The limits of each kind, for the three scopes.
@@ -168,6 +174,11 @@ impl QuotaLimits {
                     UNLIMITED,
                 ),
                 Quota::Connections => (UNLIMITED, connections_of_user, UNLIMITED),
+                Quota::NicArenas => host
+                    .nic_arenas
+                    .map_or((UNLIMITED, UNLIMITED, UNLIMITED), |all| {
+                        (all / 2, all / 4 * 3, all)
+                    }),
             };
             all.of_client[quota as usize] = client;
             all.of_user[quota as usize] = user;
@@ -208,6 +219,10 @@ impl std::fmt::Display for OverQuota {
         }
         match self.quota {
             Quota::ProtectionDomains => Ok(()),
+            // Not more than the limit of DPDK that is reached.
+            Quota::NicArenas => f.write_str(
+                ", by what DPDK can map; use fewer and larger arenas, or tx_payload = \"copy\"",
+            ),
             _ => write!(f, "; see [limits] {key}{scope}"),
         }
     }
@@ -397,6 +412,7 @@ mod tests {
         hugepages: 100,
         descriptors: 50,
         memory_keys: 40,
+        nic_arenas: Some(12),
     };
 
     fn ledger(change: impl FnOnce(&mut LimitsConfig)) -> Ledger {
@@ -435,6 +451,37 @@ mod tests {
             ledger.charge(&mut again, &[(Quota::Descriptors, 10)]),
             Ok(())
         );
+    }
+
+    #[test]
+    fn arenas_for_nics_are_counted_against_what_can_be_mapped() {
+        let mut ledger = ledger(|_| ());
+        let mut account = Account::new(1);
+        ledger
+            .charge(&mut account, &[(Quota::NicArenas, 6)])
+            .unwrap();
+        let refused = ledger.charge(&mut account, &[(Quota::NicArenas, 1)]);
+        let refused = refused.unwrap_err().to_string();
+        assert!(
+            refused.starts_with("arenas that NICs read of this client: the limit is 6,")
+                && refused.contains("fewer and larger arenas"),
+            "{refused}"
+        );
+        let mut more = [1, 2].map(Account::new);
+        let [same_user, other_user] = &mut more;
+        ledger.charge(same_user, &[(Quota::NicArenas, 3)]).unwrap();
+        ledger
+            .charge(same_user, &[(Quota::NicArenas, 1)])
+            .unwrap_err();
+        ledger.charge(other_user, &[(Quota::NicArenas, 3)]).unwrap();
+        let unlimited = HostCapacity {
+            nic_arenas: None,
+            ..HOST
+        };
+        let limits = QuotaLimits::new(&LimitsConfig::default(), &unlimited);
+        let mut ledger = Ledger::new(limits);
+        let many = [(Quota::NicArenas, 1_000_000)];
+        ledger.charge(&mut Account::new(1), &many).unwrap();
     }
 
     #[test]

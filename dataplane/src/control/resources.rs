@@ -500,6 +500,7 @@ mod tests {
             hugepages: 0,
             descriptors: 1000,
             memory_keys: 1000,
+            nic_arenas: None,
         };
         Resources::new(QuotaLimits::new(&LimitsConfig::default(), &host))
     }

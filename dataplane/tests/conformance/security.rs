@@ -117,7 +117,7 @@ fn nothing_is_placed_into_a_sink_or_a_receive_that_was_deregistered() {
     peer.send(&tagged([0x81, 0x42], stag, to, b"first 8!"));
     peer.send(&send(true, 1, 0, b""));
     assert_eq!(b.app.wc().wr_id, 98, "the first half was placed");
-    let arena = sink.arena().clone();
+    let (arena, at) = (sink.arena().clone(), sink.arena_offset());
     drop(sink);
     let rest = tagged([0xc1, 0x42], stag, to + 8, b"second 8");
     peer.send(&rest);
@@ -127,7 +127,7 @@ fn nothing_is_placed_into_a_sink_or_a_receive_that_was_deregistered() {
     assert_eq!((wc.wr_id, wc.status), (5, WcStatus::LOC_PROT_ERR));
     b.broken(AsyncEventKind::QpAccessErr);
     let mut now = [0; 16];
-    arena.read(0, &mut now).unwrap();
+    arena.read(at, &mut now).unwrap();
     assert_eq!(&now, b"first 8!\0\0\0\0\0\0\0\0");
 
     // A receive whose memory went before its message came.
@@ -141,7 +141,7 @@ fn nothing_is_placed_into_a_sink_or_a_receive_that_was_deregistered() {
             sges: &[inbox.sge(0, 16)],
         }])
         .unwrap();
-    let arena = inbox.arena().clone();
+    let (arena, at) = (inbox.arena().clone(), inbox.arena_offset());
     drop(inbox);
     peer.send(&send(true, 1, 0, b"for nobody"));
     let t = peer.take_fpdu();
@@ -151,7 +151,7 @@ fn nothing_is_placed_into_a_sink_or_a_receive_that_was_deregistered() {
     );
     let wc = b.app.wc();
     assert_eq!((wc.wr_id, wc.status), (6, WcStatus::LOC_PROT_ERR));
-    arena.read(0, &mut now).unwrap();
+    arena.read(at, &mut now).unwrap();
     assert_eq!(now, [0; 16]);
 }
 

@@ -1,0 +1,273 @@
+//! Arenas that [`Pd::alloc_mr`](crate::Pd::alloc_mr) shares among regions. NICs, DPDK and the kernel
+//! limit how many pieces of memory they know, so a client has a few large ones: the first is small,
+//! each further one longer than those before, up to [`LONGEST_ARENA`].
+//!
+//! A region's block is free again when it is deregistered, and an arena goes with its last block.
+
+use crate::context::{ClientInner, lock_unpoisoned};
+use crate::memory::Arena;
+use crate::{Context, Error};
+use siw_shm::shared_memory::PAGE;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, Weak};
+
+/// Of a client with little memory.
+const FIRST_ARENA: usize = 256 << 10;
+/// The one after it: a hugepage.
+const SECOND_ARENA: usize = 2 << 20;
+/// No arena that regions share is longer.
+const LONGEST_ARENA: usize = 64 << 20;
+/// Longer regions have an arena of their own.
+const LONGEST_SHARING: usize = LONGEST_ARENA / 8;
+/// From this length on an arena is of hugepages, if there are any.
+const HUGE_FROM: usize = 1 << 20;
+/// Regions shorter than a page begin at a multiple of their length, rounded up to a power of two,
+/// and of this: two of them share no cache line.
+const LEAST_ALIGNMENT: usize = 64;
+
+/// The arenas of one context that regions share.
+#[derive(Default)]
+pub(crate) struct ArenaPool {
+    arenas: Mutex<Vec<SharedArena>>,
+}
+
+/// An arena, which the blocks in it keep.
+struct SharedArena {
+    arena: Weak<Arena>,
+    /// As ordered: the next one is longer.
+    len: usize,
+    space: ArenaSpace,
+}
+
+/// Memory for one region; free again when dropped.
+pub(crate) struct ArenaBlock {
+    arena: Arc<Arena>,
+    range: Range<usize>,
+}
+
+impl ArenaBlock {
+    /// `len` zeroed bytes.
+    pub(crate) fn alloc(ctx: &Arc<ClientInner>, len: usize) -> Result<ArenaBlock, Error> {
+        // A child of fork(2) would share what it takes with its parent.
+        ctx.check_process()?;
+        if len == 0 || len > LONGEST_SHARING {
+            let arena = Arena::alloc(&Context(ctx.clone()), len, true)?;
+            return Ok(ArenaBlock {
+                arena,
+                range: 0..len,
+            });
+        }
+        let mut arenas = lock_unpoisoned(&ctx.arena_pool.arenas);
+        for shared in arenas.iter_mut() {
+            let Some(arena) = shared.arena.upgrade() else {
+                continue;
+            };
+            if let Some((range, used)) = shared.space.take(len) {
+                drop(arenas);
+                let block = ArenaBlock { arena, range };
+                block.arena.fill_zero(&used)?;
+                return Ok(block);
+            }
+        }
+        let longest = arenas.iter().map(|shared| shared.len).max();
+        let (arena, ordered) = alloc_arena(ctx, next_arena_len(longest, len), len)?;
+        let mut space = ArenaSpace::new(arena.len());
+        let (range, _) = space
+            .take(len)
+            .ok_or(Error::Invalid("siwd gave less memory than it said"))?;
+        arenas.push(SharedArena {
+            arena: Arc::downgrade(&arena),
+            len: ordered,
+            space,
+        });
+        Ok(ArenaBlock { arena, range })
+    }
+
+    pub(crate) fn arena(&self) -> &Arc<Arena> {
+        &self.arena
+    }
+
+    pub(crate) fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+}
+
+impl Drop for ArenaBlock {
+    fn drop(&mut self) {
+        let ctx = self.arena.ctx();
+        // Another thread of the parent may have held the lock at fork(2).
+        if ctx.check_process().is_err() {
+            return;
+        }
+        let mut arenas = lock_unpoisoned(&ctx.arena_pool.arenas);
+        let own = Arc::as_ptr(&self.arena);
+        if let Some(index) = arenas
+            .iter()
+            .position(|shared| shared.arena.as_ptr() == own)
+        {
+            arenas[index].space.give_back(self.range.clone());
+            if arenas[index].space.is_unused() {
+                // The last block is this one: the arena goes with it.
+                arenas.remove(index);
+            }
+        }
+    }
+}
+
+/// An arena of the first length, or of the second if a limit refuses that; and which it was.
+fn alloc_arena(
+    ctx: &Arc<ClientInner>,
+    wanted: usize,
+    least: usize,
+) -> Result<(Arc<Arena>, usize), Error> {
+    let context = Context(ctx.clone());
+    match Arena::alloc(&context, wanted, wanted >= HUGE_FROM) {
+        Err(Error::Refused { errno, .. }) if errno == libc::ENOMEM && least < wanted => {
+            Arena::alloc(&context, least, least >= HUGE_FROM).map(|arena| (arena, least))
+        }
+        made => made.map(|arena| (arena, wanted)),
+    }
+}
+
+/// How long the next arena is, when the longest so far is `longest` and `len` bytes are wanted.
+fn next_arena_len(longest: Option<usize>, len: usize) -> usize {
+    let next = match longest {
+        None => FIRST_ARENA,
+        Some(longest) => (longest * 2).clamp(SECOND_ARENA, LONGEST_ARENA),
+    };
+    next.max(len.next_power_of_two())
+}
+
+/// Which bytes of an arena are free.
+struct ArenaSpace {
+    len: usize,
+    /// Length by offset; no two touch.
+    free: BTreeMap<usize, usize>,
+    /// From here on nothing was ever used: it is zero.
+    untouched_from: usize,
+}
+
+impl ArenaSpace {
+    fn new(len: usize) -> ArenaSpace {
+        ArenaSpace {
+            len,
+            free: BTreeMap::from([(0, len)]),
+            untouched_from: 0,
+        }
+    }
+
+    /// The first `len` bytes that are free, and the part of them that may have been used before.
+    fn take(&mut self, len: usize) -> Option<(Range<usize>, Range<usize>)> {
+        let alignment = len.next_power_of_two().clamp(LEAST_ALIGNMENT, PAGE);
+        // The rest of its last cache line is nobody's.
+        let room = len.next_multiple_of(LEAST_ALIGNMENT);
+        let (hole, hole_len, start) = self.free.iter().find_map(|(hole, hole_len)| {
+            let start = hole.next_multiple_of(alignment);
+            (start + room <= hole + hole_len).then_some((*hole, *hole_len, start))
+        })?;
+        self.free.remove(&hole);
+        for (from, to) in [(hole, start), (start + room, hole + hole_len)] {
+            if from < to {
+                self.free.insert(from, to - from);
+            }
+        }
+        let used_to = (start + len).min(self.untouched_from);
+        self.untouched_from = self.untouched_from.max(start + len);
+        Some((start..start + len, start..used_to.max(start)))
+    }
+
+    /// What [`Self::take`] gave is free again.
+    fn give_back(&mut self, range: Range<usize>) {
+        let mut start = range.start;
+        let mut end = start + range.len().next_multiple_of(LEAST_ALIGNMENT);
+        if let Some((before, len)) = self.free.range(..start).next_back()
+            && before + len == start
+        {
+            start = *before;
+        }
+        if let Some(len) = self.free.remove(&end) {
+            end += len;
+        }
+        self.free.insert(start, end - start);
+    }
+
+    fn is_unused(&self) -> bool {
+        self.free.get(&0) == Some(&self.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arenas_grow_from_small_to_the_longest() {
+        let mut lens = vec![next_arena_len(None, 64)];
+        while lens.len() < 8 {
+            lens.push(next_arena_len(lens.last().copied(), 64));
+        }
+        let mib = [2, 4, 8, 16, 32, 64, 64].map(|mib| mib << 20);
+        assert_eq!(lens[0], 256 << 10);
+        assert_eq!(lens[1..], mib);
+        assert_eq!(next_arena_len(None, 3 << 20), 4 << 20);
+        assert_eq!(next_arena_len(Some(4 << 20), 3 << 20), 8 << 20);
+    }
+
+    #[test]
+    fn blocks_are_aligned_and_do_not_overlap() {
+        let mut space = ArenaSpace::new(1 << 20);
+        let mut taken: Vec<Range<usize>> = Vec::new();
+        for len in [1, 8, 64, 65, 100, 4000, 4096, 4097, 70_000, 3, 128] {
+            let (range, _) = space.take(len).unwrap();
+            assert_eq!(range.len(), len);
+            assert!(
+                range
+                    .start
+                    .is_multiple_of(len.next_power_of_two().clamp(64, 4096))
+            );
+            let line = |range: &Range<usize>| range.start / 64..range.end.div_ceil(64);
+            for other in &taken {
+                let (a, b) = (line(&range), line(other));
+                assert!(a.end <= b.start || b.end <= a.start, "{range:?} {other:?}");
+            }
+            taken.push(range);
+        }
+        assert!(space.take(1 << 20).is_none());
+        // Given back in another order, it is one piece again.
+        while !taken.is_empty() {
+            let index = taken.len() * 7 / 11;
+            assert!(!space.is_unused());
+            space.give_back(taken.remove(index));
+        }
+        assert!(space.is_unused() && space.free.len() == 1);
+    }
+
+    #[test]
+    fn bytes_that_were_used_are_told() {
+        let mut space = ArenaSpace::new(64 << 10);
+        let (first, _) = space.take(4096).unwrap();
+        let (second, _) = space.take(4096).unwrap();
+        space.give_back(second.clone());
+        space.give_back(first);
+        assert!(space.is_unused());
+        let (again, used) = space.take(16_384).unwrap();
+        assert_eq!((again.start, used), (0, 0..second.end));
+        let (behind, used) = space.take(4096).unwrap();
+        assert_eq!(behind.start, 16_384);
+        assert!(used.is_empty());
+    }
+
+    #[test]
+    fn holes_are_filled_first() {
+        let mut space = ArenaSpace::new(64 << 10);
+        let taken: Vec<_> = (0..16).map(|_| space.take(4096).unwrap().0).collect();
+        assert!(space.take(1).is_none());
+        space.give_back(taken[3].clone());
+        space.give_back(taken[9].clone());
+        assert!(space.take(8192).is_none());
+        assert_eq!(space.take(4096).unwrap().0, taken[3]);
+        assert_eq!(space.take(64).unwrap().0.start, taken[9].start);
+        assert_eq!(space.take(64).unwrap().0.start, taken[9].start + 64);
+    }
+}
