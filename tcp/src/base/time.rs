@@ -48,6 +48,11 @@ pub(crate) fn to_ticks(ns: u64) -> u32 {
     (ns >> 20) as u32
 }
 
+/// The same, for times that are compared after months: these do not wrap.
+pub(crate) fn to_long_ticks(ns: u64) -> u64 {
+    ns >> 20
+}
+
 /// The time in nanoseconds, less than 26 days from `now`, that has these ticks.
 pub(crate) fn at_ticks(ticks: u32, now: Instant) -> u64 {
     let ahead = ticks.wrapping_sub(to_ticks(now.0)) as i32;
@@ -66,9 +71,33 @@ pub(crate) fn timestamp_at(now: Instant, offset: u32) -> u32 {
     to_ticks(now.0).wrapping_add(offset)
 }
 
+/// The time since the tick of our timestamp clock began that the peer echoes: at least the round trip of
+/// the segment that it echoes, in ns. `None`: no tick of ours.
+pub(crate) fn since_timestamp(echo: u32, offset: u32, now: Instant) -> Option<u64> {
+    let ticks = timestamp_at(now, offset).wrapping_sub(echo);
+    let began = (now.0 >> 20)
+        .checked_sub(u64::from(ticks))
+        .filter(|_| ticks as i32 >= 0)?;
+    Some(now.0 - (began << 20))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_time_since_an_echoed_tick_covers_the_round_trip() {
+        let offset = 0xffff_fff0;
+        for sent_at in [5 << 20, (5 << 20) + 77, 1 << 52] {
+            let echo = timestamp_at(Instant(sent_at), offset);
+            for rtt in [0, 1000, 1 << 20, 300_000_000] {
+                let since = since_timestamp(echo, offset, Instant(sent_at + rtt)).unwrap();
+                assert!(since >= rtt && since < rtt + (1 << 20), "{since} for {rtt}");
+            }
+            assert_eq!(since_timestamp(echo + 1, offset, Instant(sent_at)), None);
+        }
+        assert_eq!(since_timestamp(0, 0, Instant(1 << 51)), None, "2^31 ticks");
+    }
 
     #[test]
     fn ticks_name_the_nearest_time() {

@@ -246,13 +246,24 @@ impl WindowReduction {
         self.prior = None;
     }
 
-    /// The peer reports that it received `lo..hi` twice.
-    pub(crate) fn on_dsack(&mut self, lo: SeqNr, hi: SeqNr, now: u64) {
+    /// The segment at `seq` is acknowledged by an ACK that echoes the segment that filled the hole (RFC 7323
+    /// section 4.3). If that was a retransmission, it was needed; when the peer reports a duplicate later,
+    /// another transmission of it arrived as well.
+    pub(crate) fn on_hole_filled(&mut self, seq: SeqNr, echo: u32, timestamp_offset: u32) {
+        let prior = self.prior.as_ref();
+        if prior.is_some_and(|prior| prior.is_filled_by_retransmission(seq, echo, timestamp_offset))
+        {
+            self.confirm();
+        }
+    }
+
+    /// The peer reports, in a segment with this timestamp, that it received `lo..hi` twice.
+    pub(crate) fn on_dsack(&mut self, lo: SeqNr, hi: SeqNr, timestamp: Option<u32>, now: u64) {
         if let Some(prior) = &mut self.prior {
             if prior.is_outdated(now) {
                 self.prior = None;
             } else {
-                prior.on_dsack(lo, hi);
+                prior.on_dsack(lo, hi, timestamp);
             }
         }
     }

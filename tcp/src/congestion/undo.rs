@@ -4,6 +4,7 @@
 //! ```text
 //! a recovery begins          PriorWindow: window and controller before the reduction
 //!   each retransmission      is recorded: the peer must report every one of them as a duplicate
+//!   an echoed timestamp      may show that a retransmission filled its hole: the reduction stands
 //! the recovery ends          D-SACKs of its last retransmissions may still be on their way
 //! a round trip later         the record is dropped: the reduction stands
 //! ```
@@ -22,11 +23,21 @@ pub(super) struct PriorWindow {
     /// When the first retransmission of the recovery was sent in ns, 0: none was.
     first_at: u64,
     positions: StreamPositions,
-    /// The retransmissions of the recovery that no D-SACK has reported yet: where a segment begins and
-    /// ends, and how many times it was sent again. Ordered by position, so that a D-SACK block costs what
-    /// it finds.
-    unexplained: BTreeMap<u64, (u64, u32)>,
+    /// The retransmissions of the recovery that no D-SACK has reported yet, by where the segment begins,
+    /// so that a D-SACK block costs what it finds.
+    unexplained: BTreeMap<u64, SentAgain>,
     ended: Option<EpisodeEnd>,
+}
+
+/// A segment that a recovery sent again.
+struct SentAgain {
+    end: u64,
+    /// How many times, less the D-SACKs that reported it.
+    times: u32,
+    /// When it was sent again first, in ns.
+    first_at: u64,
+    /// The timestamp of the last segment that reported it.
+    reported: Option<u32>,
 }
 
 /// When the recovery has ended, and until when the answers to its retransmissions may arrive.
@@ -61,31 +72,55 @@ impl PriorWindow {
         }
         let start = self.positions.position_of(seq);
         let end = self.positions.position_of(end);
-        let (_, times) = self.unexplained.entry(start).or_insert((end, 0));
-        *times += 1;
+        let segment = self.unexplained.entry(start).or_insert(SentAgain {
+            end,
+            times: 0,
+            first_at: now,
+            reported: None,
+        });
+        segment.times += 1;
     }
 
     /// The peer reports that it received `lo..hi` twice (RFC 2883). Each segment of the recovery that lies
     /// wholly in it was sent again once for nothing; nothing else counts, so that duplicates made by the
-    /// network, or reports of older recoveries, cannot excuse a loss.
-    pub(super) fn on_dsack(&mut self, lo: SeqNr, hi: SeqNr) {
+    /// network, or reports of older recoveries, cannot excuse a loss. `timestamp`: that of the segment
+    /// that reports it; with one that is not newer it may be the same report, duplicated by the network.
+    pub(super) fn on_dsack(&mut self, lo: SeqNr, hi: SeqNr, timestamp: Option<u32>) {
         let lo = self.positions.position_of(lo);
         let hi = self.positions.position_of(hi);
         let mut at = lo;
         while at < hi {
-            let Some((&start, &(end, times))) = self.unexplained.range(at..hi).next() else {
+            let Some((&start, segment)) = self.unexplained.range_mut(at..hi).next() else {
                 return;
             };
+            let end = segment.end;
             if end > hi {
                 return;
             }
-            if times > 1 {
-                self.unexplained.insert(start, (end, times - 1));
-            } else {
+            at = end.max(at + 1);
+            let is_new =
+                |last: u32| timestamp.is_none_or(|new| (new.wrapping_sub(last) as i32) > 0);
+            if !segment.reported.is_none_or(is_new) {
+                continue;
+            }
+            segment.reported = timestamp;
+            segment.times -= 1;
+            if segment.times == 0 {
                 self.unexplained.remove(&start);
             }
-            at = end.max(at + 1);
         }
+    }
+
+    /// The segment at `seq` is acknowledged by an ACK with this echo. Whether a retransmission of it
+    /// arrived first, so that it was needed.
+    pub(super) fn is_filled_by_retransmission(
+        &self,
+        seq: SeqNr,
+        echo: u32,
+        timestamp_offset: u32,
+    ) -> bool {
+        let segment = self.unexplained.get(&self.positions.position_of(seq));
+        segment.is_some_and(|segment| !is_echo_older(echo, segment.first_at, timestamp_offset))
     }
 
     /// Whether the peer has reported every retransmission of the recovery as a duplicate (RFC 3708 section 2):
@@ -121,4 +156,48 @@ impl PriorWindow {
 pub(crate) fn is_echo_older(echo: u32, at: u64, timestamp_offset: u32) -> bool {
     let sent = timestamp_at(Instant(at), timestamp_offset);
     (echo.wrapping_sub(sent) as i32) < 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::CongestionControl;
+
+    /// The segment 1:1001 was sent again twice, 10 and 40 ms after the start.
+    fn sent_again_twice() -> PriorWindow {
+        let controller = Controller::new(CongestionControl::NewReno);
+        let mut prior = PriorWindow::new(CongestionWindow::CLOSED, controller, SeqNr(1));
+        prior.on_retransmitted(SeqNr(1), SeqNr(1001), 10_000_000);
+        prior.on_retransmitted(SeqNr(1), SeqNr(1001), 40_000_000);
+        prior
+    }
+
+    #[test]
+    fn a_doubled_report_counts_once() {
+        let mut prior = sent_again_twice();
+        prior.on_dsack(SeqNr(1), SeqNr(1001), Some(u32::MAX));
+        prior.on_dsack(SeqNr(1), SeqNr(1001), Some(u32::MAX));
+        assert!(!prior.is_explained(), "the network doubled the ACK");
+        prior.on_dsack(SeqNr(1), SeqNr(1001), Some(0));
+        assert!(prior.is_explained());
+    }
+
+    #[test]
+    fn reports_without_timestamps_all_count() {
+        let mut prior = sent_again_twice();
+        prior.on_dsack(SeqNr(1), SeqNr(1001), None);
+        assert!(!prior.is_explained());
+        prior.on_dsack(SeqNr(1), SeqNr(1001), None);
+        assert!(prior.is_explained());
+    }
+
+    #[test]
+    fn an_echo_of_any_retransmission_shows_that_it_was_needed() {
+        let prior = sent_again_twice();
+        let at = |ms: u64| timestamp_at(Instant::from_millis(ms), 7);
+        assert!(!prior.is_filled_by_retransmission(SeqNr(1), at(5), 7));
+        assert!(prior.is_filled_by_retransmission(SeqNr(1), at(10), 7));
+        assert!(prior.is_filled_by_retransmission(SeqNr(1), at(40), 7));
+        assert!(!prior.is_filled_by_retransmission(SeqNr(1001), at(40), 7));
+    }
 }

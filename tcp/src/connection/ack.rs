@@ -4,7 +4,7 @@
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
 use crate::base::state::TcpState;
-use crate::base::time::to_ticks;
+use crate::base::time::{since_timestamp, to_ticks};
 use crate::congestion::reduction::{EntryScoreboard, RecoveryAck};
 use crate::congestion::{DeliveredBytes, RecoveryPhase};
 use crate::connection::Connection;
@@ -124,6 +124,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
             // The peer's window had shrunk below what is in flight and covers it again: what the peer
             // refused meanwhile was not lost on the path.
             tcb.backoff = 0;
+            if let Some(recovery) = &mut self.recovery {
+                recovery.timeouts_in_row = 0;
+            }
             self.stalled_since = to_ticks(cx.now.0).max(1);
             tcb.restart_retransmission_timer(cx);
         }
@@ -146,13 +149,22 @@ impl<B: RecvBuf, R> Connection<B, R> {
             }
             let acked = self.send_queue.ack_to(seg.ack, &mut tcb.pipe);
             tcb.snd_una = seg.ack;
-            tcb.backoff = 0;
             tcb.dup_acks = 0;
             self.stalled_since = 0;
             delivered = acked.delivered;
+            // Only a measurement takes the backoff back (Karn, RFC 6298 section 5): if the path has become
+            // longer than the timeout, all that is sent would be sent again before its ACK can come.
             if let Some(at) = acked.sent_at {
                 rtt = cx.now.0.saturating_sub(at);
                 tcb.rtt.add_sample(rtt);
+                tcb.backoff = 0;
+            } else if seg.has_ts
+                && tcb.has(ConnectionFlags::TIMESTAMPS)
+                && let Some(since) = since_timestamp(seg.ts_ecr, self.timestamp_offset, cx.now)
+            {
+                // The echo tells which transmission was answered (RFC 7323 section 4.1).
+                tcb.rtt.add_coarse_sample(since, &cx.shared.rto_limits);
+                tcb.backoff = 0;
             }
             if let Some(recovery) = &mut self.recovery {
                 recovery.on_acked(seg.ack, acked.sacked_segs, acked.lost_segs);
@@ -322,7 +334,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         {
             cx.shared.stats.dsacks_in += 1;
             recovery.rack.on_dsack(tcb);
-            recovery.reduction.on_dsack(lo, hi, cx.now.0);
+            let timestamp =
+                (seg.has_ts && tcb.has(ConnectionFlags::TIMESTAMPS)).then_some(seg.ts_val);
+            recovery.reduction.on_dsack(lo, hi, timestamp, cx.now.0);
         }
         // Until the recovery point is passed, more may be found lost, and sent again for good reason.
         let is_over = tcb.phase == RecoveryPhase::Open || recovery.reduction.is_over(tcb.snd_una);
@@ -331,7 +345,6 @@ impl<B: RecvBuf, R> Connection<B, R> {
             // What is marked lost now was sent after the recovery began: those marks are judgements of
             // their own, and stay.
             tcb.phase = RecoveryPhase::Open;
-            tcb.backoff = 0;
         } else if new
             && tcb.phase == RecoveryPhase::Loss
             && seg.has_ts
@@ -342,7 +355,6 @@ impl<B: RecvBuf, R> Connection<B, R> {
         {
             needless = true;
             tcb.phase = RecoveryPhase::Open;
-            tcb.backoff = 0;
             recovery.withdraw_lost_marks(tcb, &mut self.send_queue, cx.now.0);
         }
         if needless {

@@ -64,8 +64,8 @@ pub(crate) struct Connection<B, R> {
     pub emss_agreed: u16,
     /// RACK's reordering window, kept here while there is no `recovery`.
     pub reorder_window: ReorderWindow,
-    /// When the connection next takes part in the MTU search of a narrow path, in ticks (2^20 ns);
-    /// `SEARCH_DUE` once it may.
+    /// When the connection next takes part in the MTU search of a narrow path, in ticks (2^20 ns), of
+    /// which its timer needs these 32 bits; `SEARCH_DUE` once it may.
     pub search_at: u32,
 }
 
@@ -167,6 +167,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
     pub(crate) fn start_recovery(&mut self) {
         self.recovery_state();
         self.split_multi_segments();
+    }
+
+    /// Retransmission timeouts since something new was acknowledged.
+    pub(crate) fn timeouts_in_row(&self) -> u8 {
+        self.recovery
+            .as_ref()
+            .map_or(0, |recovery| recovery.timeouts_in_row)
     }
 
     /// The recovery state, which is allocated when it is first needed.

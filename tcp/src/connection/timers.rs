@@ -268,6 +268,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             self.congestion
                 .on_timeout(&mut tcb.window, &mut recovery.reduction, &flight, phase);
             recovery.mark_after_timeout(tcb, &mut self.send_queue, cx.now.0);
+            recovery.timeouts_in_row = recovery.timeouts_in_row.saturating_add(1);
         }
         let flight = tcb.flight_state();
         self.congestion

@@ -37,6 +37,8 @@ pub(crate) struct Recovery {
     pub reduction: WindowReduction,
     /// Each segment before this is recorded on its own.
     pub split_to: SeqNr,
+    /// Retransmission timeouts since something new was acknowledged.
+    pub timeouts_in_row: u8,
 }
 
 impl Recovery {
@@ -80,11 +82,11 @@ impl Recovery {
             // An echo from before the retransmission answers the original (RFC 8985 section 6.2 step 2).
             let old = |echoed: u32| again && is_echo_older(echoed, segment.at, offset);
             let is_original = echo.is_some_and(old);
-            if again && echo.is_some() && !is_original && segment.seq == tcb.snd_una {
-                // The ACK echoes the segment that filled the hole (RFC 7323 section 4.3), and that was the
-                // retransmission: it was needed. If the peer reports it as a duplicate later, it was
-                // duplicated on the way.
-                self.reduction.confirm();
+            if let Some(echoed) = echo
+                && again
+                && segment.seq == tcb.snd_una
+            {
+                self.reduction.on_hole_filled(segment.seq, echoed, offset);
             }
             if !is_original {
                 self.rack
@@ -97,6 +99,7 @@ impl Recovery {
     pub(crate) fn on_acked(&mut self, una: SeqNr, sacked: u32, lost: u32) {
         self.sacked -= sacked;
         self.lost -= lost;
+        self.timeouts_in_row = 0;
         self.rack.advance_to(una);
         self.cursor = self.cursor.max(una);
         self.split_to = self.split_to.max(una);

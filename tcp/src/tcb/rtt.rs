@@ -24,6 +24,9 @@ impl RtoLimits {
 /// Workers serve timers between batches: a probe that is earlier than that is for nothing.
 const PTO_SLACK: u64 = 2_000_000;
 
+/// Four ticks of the timestamp clock.
+const COARSE_MIN: u64 = 4 << 20;
+
 #[derive(Clone, Copy, Default)]
 pub(crate) struct RoundTrip {
     /// 0: no sample yet.
@@ -49,6 +52,14 @@ impl RoundTrip {
                 .saturating_add(Self::variance_units(self.srtt.abs_diff(rtt)) / 4);
             self.srtt = (self.srtt - self.srtt / 8 + rtt / 8).max(1);
             self.min = short.min(self.min + (short.saturating_sub(self.min) >> 10));
+        }
+    }
+
+    /// A sample from an echoed timestamp, which may be a tick too long (RFC 7323 section 4.1). One of a few
+    /// ticks counts only if it shows that the timeout is too short.
+    pub(crate) fn add_coarse_sample(&mut self, rtt: u64, limits: &RtoLimits) {
+        if rtt >= COARSE_MIN || rtt > self.first_timeout(limits) {
+            self.add_sample(rtt);
         }
     }
 
