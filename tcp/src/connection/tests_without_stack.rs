@@ -5,7 +5,7 @@ use core::time::Duration;
 use crate::base::buffer::VecBuf;
 use crate::base::events::Events;
 use crate::base::state::TcpState;
-use crate::base::time::{Instant, to_ticks};
+use crate::base::time::{Instant, to_long_ticks};
 use crate::config::StackConfig;
 use crate::connection::Connection;
 use crate::connection::context::SharedState;
@@ -82,10 +82,10 @@ fn a_connection_takes_part_in_the_mtu_search_again() {
     conn.process_segment(&mut shared.context_of(0), &segment, VecBuf::default());
     conn.tcb.flags |= ConnectionFlags::NARROW_PATH;
     for silence in [1, 20 * 86_400, 40 * 86_400] {
-        let in_ten_minutes = to_ticks(shared.now.0).wrapping_add(RAISE_TICKS);
+        let in_ten_minutes = to_long_ticks(shared.now.0) + RAISE_TICKS;
         conn.schedule_search(&mut shared.context_of(0), in_ten_minutes);
         assert!(!conn.tcb.has(ConnectionFlags::SEARCH_DUE));
-        let at = ((shared.now.0 >> 20) + u64::from(RAISE_TICKS)) << 20;
+        let at = in_ten_minutes << 20;
         while shared.now.0 < at {
             // Other timers may come up before.
             shared.now = Instant(conn.tcb.wheel_at.min(at));

@@ -11,10 +11,10 @@ use std::collections::HashMap;
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
 use crate::base::ids::ConnId;
-use crate::base::time::to_ticks;
+use crate::base::time::to_long_ticks;
 use crate::connection::Connection;
 use crate::connection::context::TcpContext;
-use crate::pmtu::search::{PathSearch, RAISE_TICKS, has_passed};
+use crate::pmtu::search::{PathSearch, RAISE_TICKS};
 use crate::queues::send_queue::{InFlightSegment, SACKED};
 
 /// A router that reports less than any link in use carries is not believed: it would only multiply
@@ -68,11 +68,11 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// When a connection whose path became narrow at `now_ticks` first tries a larger size: at once if it
     /// can probe. Without SACK the loss of a probe shows late or by a timeout, so full segments are
     /// tried again after ten minutes instead (RFC 1191 section 6.3).
-    fn first_look(&self, now_ticks: u32) -> u32 {
+    fn first_look(&self, now_ticks: u64) -> u64 {
         if self.tcb.has(ConnectionFlags::SACK) {
             now_ticks
         } else {
-            now_ticks.wrapping_add(RAISE_TICKS)
+            now_ticks + RAISE_TICKS
         }
     }
 
@@ -95,17 +95,16 @@ impl<B: RecvBuf, R> Connection<B, R> {
 }
 
 impl Paths {
-    pub(crate) fn learn(&mut self, to: IpAddr, search: PathSearch, now_ticks: u32) {
+    pub(crate) fn learn(&mut self, to: IpAddr, search: PathSearch, now_ticks: u64) {
         if self.room_for(to, now_ticks) {
             self.0.insert(to, search);
         }
     }
 
     /// Whether an entry for `to` exists or can be added, after removing expired ones if needed.
-    fn room_for(&mut self, to: IpAddr, now_ticks: u32) -> bool {
+    fn room_for(&mut self, to: IpAddr, now_ticks: u64) -> bool {
         if self.0.len() >= PATHS_MAX && !self.0.contains_key(&to) {
-            self.0
-                .retain(|_, search| !has_passed(now_ticks, search.until));
+            self.0.retain(|_, search| now_ticks < search.until);
         }
         self.0.len() < PATHS_MAX || self.0.contains_key(&to)
     }
@@ -124,7 +123,7 @@ impl Paths {
         &mut self,
         to: IpAddr,
         own: u16,
-        now_ticks: u32,
+        now_ticks: u64,
     ) -> Option<&mut PathSearch> {
         if !self.room_for(to, now_ticks) {
             return None;
@@ -147,10 +146,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if cx.shared.paths.0.is_empty() {
             return;
         }
-        let now_ticks = to_ticks(cx.now.0);
+        let now_ticks = to_long_ticks(cx.now.0);
         let to = self.template.key().remote().ip();
         if let Some(search) = cx.shared.paths.0.get(&to) {
-            if has_passed(now_ticks, search.until) {
+            if now_ticks >= search.until {
                 cx.shared.paths.0.remove(&to);
             } else if self.emss_for(search.plpmtu) < self.tcb.emss {
                 self.tcb.emss = self.emss_for(search.plpmtu);
@@ -164,7 +163,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     pub(crate) fn narrow(&mut self, cx: &mut TcpContext<'_>, emss: u16) {
         self.tcb.emss = emss;
         self.tcb.flags |= ConnectionFlags::NARROW_PATH;
-        self.schedule_search(cx, self.first_look(to_ticks(cx.now.0)));
+        self.schedule_search(cx, self.first_look(to_long_ticks(cx.now.0)));
         cx.raise_event(&mut self.tcb, Events::MSS_CHANGED);
         self.split_multi_segments();
         if self
@@ -188,7 +187,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// Called at a retransmission timeout: after several in a row, full segments may be lost to a router
     /// that drops them without an ICMP error (RFC 8899 section 4.3).
     pub(crate) fn suspect_black_hole(&mut self, cx: &mut TcpContext<'_>) {
-        if self.tcb.backoff < SUSPICIOUS {
+        if self.timeouts_in_row() < SUSPICIOUS {
             return;
         }
         self.split_multi_segments();
@@ -197,7 +196,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             .sent
             .front()
             .map_or((0, 0), |segment| (segment.len, segment.at));
-        let least = self.template.is_v6() || self.tcb.backoff >= 2 * SUSPICIOUS;
+        let least = self.template.is_v6() || self.timeouts_in_row() >= 2 * SUSPICIOUS;
         let mtu = match (self.template.is_v6(), least) {
             (true, _) => MIN_V6,
             (false, false) => BASE,
@@ -216,7 +215,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             && !self.send_queue.sent.iter().any(passes)
         {
             cx.shared.stats.black_holes += 1;
-            let now_ticks = to_ticks(cx.now.0);
+            let now_ticks = to_long_ticks(cx.now.0);
             let to = self.template.key().remote().ip();
             let cut = (self.id(cx.index), self.tcb.snd_nxt);
             cx.shared.paths.learn(

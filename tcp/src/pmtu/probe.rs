@@ -15,13 +15,13 @@ use crate::base::frame_sink::FrameSink;
 use crate::base::ids::ConnId;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
-use crate::base::time::{at_ticks, to_ticks};
+use crate::base::time::to_long_ticks;
 use crate::congestion::RecoveryPhase;
 use crate::connection::Connection;
 use crate::connection::context::{SharedState, TcpContext};
 use crate::connection::output::SinkFull;
 use crate::loss::recovery::Recovery;
-use crate::pmtu::search::{SearchStep, has_passed};
+use crate::pmtu::search::SearchStep;
 use crate::queues::send_queue::{LOST, MTU_PROBE, TransmitQueue};
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
@@ -29,8 +29,8 @@ use crate::tcb::timer::Timer;
 
 /// A connection that cannot continue the search tries again after so many ticks (2^20 ns): soon while
 /// another probes, later when it has nothing to probe with.
-const RETRY_SOON_TICKS: u32 = 16;
-const RETRY_LATER_TICKS: u32 = 954;
+const RETRY_SOON_TICKS: u64 = 16;
+const RETRY_LATER_TICKS: u64 = 954;
 
 /// What came of an attempt to probe.
 pub(crate) enum ProbeStep {
@@ -69,7 +69,7 @@ impl SharedState {
         if tx.sent[index].flags & LOST == 0 {
             return fresh;
         }
-        let now_ticks = to_ticks(now.0);
+        let now_ticks = to_long_ticks(now.0);
         if fresh == 1 && tcb.phase == RecoveryPhase::Open {
             self.stats.mtu_probes_lost += 1;
             path.probe_lost(gap(tcb), now_ticks);
@@ -84,14 +84,13 @@ impl SharedState {
 
 impl<B: RecvBuf, R> Connection<B, R> {
     /// The connection takes part in the search from this tick on. For narrow paths only.
-    pub(crate) fn schedule_search(&mut self, cx: &mut TcpContext<'_>, at_tick: u32) {
-        self.search_at = at_tick;
-        if has_passed(to_ticks(cx.now.0), at_tick) {
+    pub(crate) fn schedule_search(&mut self, cx: &mut TcpContext<'_>, at_tick: u64) {
+        self.search_at = at_tick as u32;
+        if to_long_ticks(cx.now.0) >= at_tick {
             self.tcb.flags |= ConnectionFlags::SEARCH_DUE;
         } else {
             self.tcb.flags.remove(ConnectionFlags::SEARCH_DUE);
-            let at = at_ticks(at_tick, cx.now);
-            cx.schedule_timer(&mut self.tcb, at);
+            cx.schedule_timer(&mut self.tcb, at_tick << 20);
         }
     }
 
@@ -102,7 +101,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx: &mut TcpContext<'_>,
         tx: &mut impl FrameSink<R>,
     ) -> Result<ProbeStep, SinkFull> {
-        let now_ticks = to_ticks(cx.now.0);
+        let now_ticks = to_long_ticks(cx.now.0);
         let me = self.id(cx.index);
         // RFC 4821 section 7.4: no losses are outstanding.
         let open = matches!(self.tcb.state, TcpState::Established | TcpState::CloseWait);
@@ -110,7 +109,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             || self.tcb.phase != RecoveryPhase::Open
             || self.tcb.has(ConnectionFlags::RECOVERING)
             || self.tcb.is_timer(Timer::Persist)
-            || self.tcb.backoff > 0
+            || self.timeouts_in_row() > 0
         {
             return Ok(ProbeStep::Later);
         }
@@ -126,7 +125,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             .paths
             .search(self.template.key().remote().ip(), own, now_ticks)
         else {
-            self.schedule_search(cx, now_ticks.wrapping_add(RETRY_LATER_TICKS));
+            self.schedule_search(cx, now_ticks + RETRY_LATER_TICKS);
             return Ok(ProbeStep::Later);
         };
         if let Some((end, size)) = path.probe_of(me) {
@@ -153,7 +152,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             } else {
                 RETRY_SOON_TICKS
             };
-            self.schedule_search(cx, now_ticks.wrapping_add(wait));
+            self.schedule_search(cx, now_ticks + wait);
             return Ok(ProbeStep::Later);
         }
         let size = match path.next_step(max, now_ticks) {
@@ -185,7 +184,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         size: u16,
         tx: &mut impl FrameSink<R>,
     ) -> Result<ProbeStep, SinkFull> {
-        let now_ticks = to_ticks(cx.now.0);
+        let now_ticks = to_long_ticks(cx.now.0);
         let me = self.id(cx.index);
         let own = self.mtu_of(self.tcb.emss);
         let to = self.template.key().remote().ip();
@@ -208,7 +207,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 .plan_segment(emss, emss)
                 .is_some_and(|plan| plan.len * 8 >= emss * 7);
             if !asked && !full {
-                self.schedule_search(cx, now_ticks.wrapping_add(RETRY_SOON_TICKS));
+                self.schedule_search(cx, now_ticks + RETRY_SOON_TICKS);
                 return Ok(ProbeStep::Later);
             }
             match path.ask_owner(me, now_ticks) {
@@ -219,7 +218,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
                     return Ok(ProbeStep::Asked);
                 }
                 None => {
-                    self.schedule_search(cx, now_ticks.wrapping_add(RETRY_LATER_TICKS));
+                    self.schedule_search(cx, now_ticks + RETRY_LATER_TICKS);
                     return Ok(ProbeStep::Later);
                 }
             }
@@ -253,8 +252,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         tcb.pipe += plan.len;
         tcb.unsent -= plan.len;
         tcb.flags &= !ConnectionFlags::MAY_SPLIT_RECORD;
-        let max_wait = (tcb.rtt.retransmission_timeout(&cx.shared.rto_limits, 2) >> 20)
-            .min(u64::from(RETRY_LATER_TICKS)) as u32;
+        let max_wait =
+            (tcb.rtt.retransmission_timeout(&cx.shared.rto_limits, 2) >> 20).min(RETRY_LATER_TICKS);
         if let Some(path) = cx.shared.paths.search(to, own, now_ticks) {
             path.probe_sent(me, segment.end_seq(), size, max_wait, now_ticks);
         }
@@ -284,7 +283,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             self.tcb.set_timer(Timer::TailLossProbe, due);
             return true;
         }
-        let now_ticks = to_ticks(cx.now.0);
+        let now_ticks = to_long_ticks(cx.now.0);
         if let Some(path) = cx.shared.paths.get_mut(self.template.key().remote().ip())
             && path.probe_of(self.id(cx.index)).is_some()
         {
@@ -319,9 +318,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         {
             if index == 0 {
                 cx.shared.stats.mtu_probes_lost += 1;
-                path.probe_lost(RETRY_LATER_TICKS, to_ticks(cx.now.0));
+                path.probe_lost(RETRY_LATER_TICKS, to_long_ticks(cx.now.0));
             } else {
-                path.probe_inconclusive(RETRY_LATER_TICKS, to_ticks(cx.now.0));
+                path.probe_inconclusive(RETRY_LATER_TICKS, to_long_ticks(cx.now.0));
             }
         }
         self.cut();
@@ -330,6 +329,6 @@ impl<B: RecvBuf, R> Connection<B, R> {
 
 /// How long after a lost probe the next may follow, in ticks (2^20 ns): 8 round trips, a second at
 /// most.
-fn gap(tcb: &Tcb) -> u32 {
-    (tcb.rtt.srtt >> 17).min(u64::from(RETRY_LATER_TICKS)) as u32 + 1
+fn gap(tcb: &Tcb) -> u64 {
+    (tcb.rtt.srtt >> 17).min(RETRY_LATER_TICKS) + 1
 }

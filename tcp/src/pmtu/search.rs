@@ -1,6 +1,7 @@
 //! The search for the largest packet that a path carries (RFC 8899 section 5.2, RFC 4821
 //! section 7): sizes, counts and times, one state for each destination. Knows nothing of
-//! segments; `probe` sends the probes, `path_mtu` says when a path became narrow.
+//! segments; `probe` sends the probes, `path_mtu` says when a path became narrow. Times are ticks of
+//! 2^20 ns that do not wrap: nobody may use a path for months.
 //!
 //! ```text
 //!  black hole -> Base ----- what was cut is acknowledged ----> Searching <----------+
@@ -16,12 +17,12 @@ use crate::base::sequence::SeqNr;
 /// MAX_PROBES (RFC 8899 section 5.1.2).
 const MAX_PROBES: u8 = 3;
 /// PMTU_RAISE_TIMER (section 5.1.1), in 2^20 ns; RFC 1191 section 6.3 has the same ten minutes.
-pub(crate) const RAISE_TICKS: u32 = 600 * 954;
+pub(crate) const RAISE_TICKS: u64 = 600 * 954;
 /// How long the result of a search that no connection continues is used for new connections.
-const UNFINISHED_TICKS: u32 = 60 * 954;
+const UNFINISHED_TICKS: u64 = 60 * 954;
 /// A connection that was chosen to probe and does not, or whose answer is lost, is replaced after this
 /// time.
-const TURN_TICKS: u32 = 64;
+const TURN_TICKS: u64 = 64;
 /// Packet sizes of links and tunnels in use, which are tried first (RFC 4821 section 7.3 asks for such
 /// a table); between two of them the search bisects.
 const COMMON_SIZES: [u16; 15] = [
@@ -46,9 +47,9 @@ pub(crate) struct ProbeTurn {
     /// was asked for a longer record.
     pub probe: Option<(SeqNr, u16)>,
     /// From then on another connection may take over.
-    until: u32,
+    until: u64,
     /// When the owner was last asked.
-    asked: u32,
+    asked: u64,
 }
 
 /// What to do about a path.
@@ -57,7 +58,7 @@ pub(crate) enum SearchStep {
     /// A probe of this packet size.
     Probe(u16),
     /// Nothing to do before this tick.
-    At(u32),
+    At(u64),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -74,20 +75,15 @@ pub(crate) struct PathSearch {
     /// PROBED_SIZE.
     probed: u16,
     /// No probe is sent before this tick; in [`SearchState::Complete`] the end of the PMTU_RAISE_TIMER.
-    at: u32,
+    at: u64,
     /// Until this tick new connections start with `plpmtu`.
-    pub until: u32,
+    pub until: u64,
     pub turn: Option<ProbeTurn>,
-}
-
-/// Whether `now` is at or past `at`, on a clock that wraps.
-pub(crate) fn has_passed(now: u32, at: u32) -> bool {
-    now.wrapping_sub(at) as i32 >= 0
 }
 
 impl PathSearch {
     /// A search upward from a size that is in use.
-    pub(crate) fn starting_at(plpmtu: u16, now: u32) -> Self {
+    pub(crate) fn starting_at(plpmtu: u16, now: u64) -> Self {
         PathSearch {
             plpmtu,
             state: SearchState::Searching,
@@ -96,13 +92,13 @@ impl PathSearch {
             too_long: u16::MAX,
             probed: 0,
             at: now,
-            until: now.wrapping_add(UNFINISHED_TICKS),
+            until: now + UNFINISHED_TICKS,
             turn: None,
         }
     }
 
     /// A router named the path's size: nothing to look for in the next ten minutes.
-    pub(crate) fn from_router_mtu(mtu: u16, now: u32) -> Self {
+    pub(crate) fn from_router_mtu(mtu: u16, now: u64) -> Self {
         let mut search = PathSearch::starting_at(mtu, now);
         (search.too_long, search.named_by_router) = (mtu.saturating_add(1), true);
         search.end_search(now);
@@ -115,7 +111,7 @@ impl PathSearch {
         base: u16,
         least: bool,
         (who, end): (ConnId, SeqNr),
-        now: u32,
+        now: u64,
     ) -> Self {
         let mut search = PathSearch::starting_at(base, now);
         search.state = if least {
@@ -127,9 +123,9 @@ impl PathSearch {
         search
     }
 
-    fn end_search(&mut self, now: u32) {
+    fn end_search(&mut self, now: u64) {
         self.state = SearchState::Complete;
-        self.at = now.wrapping_add(RAISE_TICKS);
+        self.at = now + RAISE_TICKS;
         self.until = self.at;
         self.turn = None;
     }
@@ -162,12 +158,12 @@ impl PathSearch {
     }
 
     /// What to do next. `max`: MAX_PLPMTU of the connection that asks.
-    pub(crate) fn next_step(&mut self, max: u16, now: u32) -> SearchStep {
-        if self.state == SearchState::Complete && has_passed(now, self.at) {
+    pub(crate) fn next_step(&mut self, max: u16, now: u64) -> SearchStep {
+        if self.state == SearchState::Complete && now >= self.at {
             // PMTU_RAISE_TIMER fired: what did not pass may pass now.
             *self = PathSearch::starting_at(self.plpmtu, now);
         }
-        if !has_passed(now, self.at) {
+        if now < self.at {
             return SearchStep::At(self.at);
         }
         match self.next_size(max) {
@@ -180,9 +176,9 @@ impl PathSearch {
     }
 
     /// Whether another connection probes.
-    pub(crate) fn is_taken_by_other(&self, me: ConnId, now: u32) -> bool {
+    pub(crate) fn is_taken_by_other(&self, me: ConnId, now: u64) -> bool {
         self.turn
-            .is_some_and(|turn| turn.who != me && !has_passed(now, turn.until))
+            .is_some_and(|turn| turn.who != me && now < turn.until)
     }
 
     pub(crate) fn is_asked(&self, me: ConnId) -> bool {
@@ -191,7 +187,7 @@ impl PathSearch {
     }
 
     /// When the owner was last asked for a record.
-    pub(crate) fn asked_at(&self) -> Option<u32> {
+    pub(crate) fn asked_at(&self) -> Option<u64> {
         self.turn
             .filter(|turn| turn.probe.is_none())
             .map(|turn| turn.asked)
@@ -204,15 +200,15 @@ impl PathSearch {
 
     /// Notes that the owner of `who` is asked for a longer record; `Some(false)`: it was asked in this
     /// tick already. `None`: it has been asked for long enough.
-    pub(crate) fn ask_owner(&mut self, who: ConnId, now: u32) -> Option<bool> {
+    pub(crate) fn ask_owner(&mut self, who: ConnId, now: u64) -> Option<bool> {
         match &mut self.turn {
             // Only if it has kept asking since.
             Some(turn)
                 if turn.who == who
                     && turn.probe.is_none()
-                    && now.wrapping_sub(turn.asked) < TURN_TICKS =>
+                    && now.saturating_sub(turn.asked) < TURN_TICKS =>
             {
-                if has_passed(now, turn.until) {
+                if now >= turn.until {
                     self.turn = None;
                     return None;
                 }
@@ -222,7 +218,7 @@ impl PathSearch {
                 *turn = Some(ProbeTurn {
                     who,
                     probe: None,
-                    until: now.wrapping_add(TURN_TICKS),
+                    until: now + TURN_TICKS,
                     asked: now,
                 });
                 Some(true)
@@ -236,8 +232,8 @@ impl PathSearch {
         who: ConnId,
         end: SeqNr,
         size: u16,
-        max_wait: u32,
-        now: u32,
+        max_wait: u64,
+        now: u64,
     ) {
         if self.count == 0 || size < self.probed {
             (self.probed, self.count) = (size, 0);
@@ -245,7 +241,7 @@ impl PathSearch {
         self.turn = Some(ProbeTurn {
             who,
             probe: Some((end, size)),
-            until: now.wrapping_add(max_wait.max(TURN_TICKS)),
+            until: now + max_wait.max(TURN_TICKS),
             asked: now,
         });
     }
@@ -256,12 +252,12 @@ impl PathSearch {
     }
 
     /// The probe in flight was acknowledged.
-    pub(crate) fn probe_confirmed(&mut self, size: u16, now: u32) {
+    pub(crate) fn probe_confirmed(&mut self, size: u16, now: u64) {
         self.turn = None;
         self.count = 0;
         self.state = SearchState::Searching;
         self.at = now;
-        self.until = now.wrapping_add(UNFINISHED_TICKS);
+        self.until = now + UNFINISHED_TICKS;
         self.plpmtu = self.plpmtu.max(size);
         if size >= self.too_long {
             (self.too_long, self.named_by_router) = (u16::MAX, false);
@@ -270,7 +266,7 @@ impl PathSearch {
 
     /// The probe in flight was lost, and nothing else (RFC 4821 section 7.6.2). The next may follow in
     /// `gap` ticks.
-    pub(crate) fn probe_lost(&mut self, gap: u32, now: u32) {
+    pub(crate) fn probe_lost(&mut self, gap: u64, now: u64) {
         self.probe_inconclusive(gap, now);
         self.count += 1;
         if self.count == MAX_PROBES {
@@ -281,13 +277,13 @@ impl PathSearch {
 
     /// The probe in flight was lost together with others, or its fate is unknown (RFC 4821 sections
     /// 7.6.3, 7.6.4).
-    pub(crate) fn probe_inconclusive(&mut self, gap: u32, now: u32) {
+    pub(crate) fn probe_inconclusive(&mut self, gap: u64, now: u64) {
         self.turn = None;
-        self.at = now.wrapping_add(gap);
+        self.at = now + gap;
     }
 
     /// A router says that the probe was longer than `mtu` (RFC 8899 section 4.6.2).
-    pub(crate) fn limited_by_router(&mut self, mtu: u16, now: u32) {
+    pub(crate) fn limited_by_router(&mut self, mtu: u16, now: u64) {
         self.turn = None;
         self.count = 0;
         (self.too_long, self.named_by_router) = (mtu + 1, true);
@@ -376,6 +372,22 @@ mod tests {
             SearchStep::Probe(1500)
         );
         assert_eq!((info.state, info.plpmtu), (SearchState::Searching, 1400));
+    }
+
+    #[test]
+    fn deadlines_hold_however_long_a_path_is_not_used() {
+        const DAY: u64 = 86_400 * 954;
+        let other = ConnId {
+            index: 7,
+            generation: 1,
+        };
+        for days in [20, 30, 60, 400] {
+            let mut search = PathSearch::from_router_mtu(1400, 5);
+            assert_eq!(search.next_step(1500, days * DAY), SearchStep::Probe(1500));
+            search.probe_sent(ME, SeqNr(1), 1500, 0, 6);
+            assert!(search.is_taken_by_other(other, 6));
+            assert!(!search.is_taken_by_other(other, days * DAY));
+        }
     }
 
     #[test]

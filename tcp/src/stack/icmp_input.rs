@@ -8,7 +8,7 @@ use crate::base::ids::ConnId;
 use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
-use crate::base::time::to_ticks;
+use crate::base::time::to_long_ticks;
 use crate::link::control_queue::{Icmpv6Outcome, Origin};
 use crate::pmtu::path_mtu::{self, MIN_V4, MIN_V6};
 use crate::pmtu::search::PathSearch;
@@ -289,7 +289,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         if len <= u32::from(emss) {
             return;
         }
-        let now_ticks = to_ticks(now.0);
+        let now_ticks = to_long_ticks(now.0);
         let to = key.remote().ip();
         let probe = segment.is_probe(u32::from(conn.tcb.emss));
         if emss < conn.tcb.emss {
