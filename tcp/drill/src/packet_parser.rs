@@ -56,7 +56,8 @@ pub(crate) fn parse_packet(
     if tokens.eat_word("urg") {
         spec.urgent = Some(tokens.expect_number("an urgent pointer")?);
     }
-    if flags & ACK == 0 && spec.ack.is_some() {
+    // A peer may fill in the field without the flag.
+    if flags & ACK == 0 && spec.ack.is_some() && !injected {
         return Err(LineError::new(line, "`ack` without the flag `.`"));
     }
     if flags & URG == 0 && spec.urgent.is_some() {

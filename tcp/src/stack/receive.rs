@@ -446,8 +446,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
         payload: u32,
         src_mac: [u8; 6],
     ) {
-        let listener = self.find_listener(key);
-        let listener = listener.filter(|_| self.is_plausible_segment(key, seg, src_mac));
+        let listener = self
+            .find_listener(key)
+            .filter(|_| self.is_plausible_peer(key, src_mac) && seg.flags & segment::FIN == 0);
         let Some(entry) = listener.and_then(|id| self.shared.listeners.get(&id)) else {
             let conn = &mut self.connections[index as usize];
             conn.on_unexpected_syn(&mut self.shared.context_of(index));
@@ -466,18 +467,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.on_unmatched_segment(now, key, seg, payload, src_mac);
     }
 
-    /// Whether a segment that matches no connection is plausible: it comes from an address that a peer can
-    /// have and that is not ours (LAND attack), and is not a SYN with FIN.
-    pub(crate) fn is_plausible_segment(
-        &self,
-        key: &FlowKey,
-        seg: &Segment,
-        src_mac: [u8; 6],
-    ) -> bool {
+    /// Whether a segment that matches no connection comes from an address that a peer can have and that is
+    /// not ours (LAND attack).
+    pub(crate) fn is_plausible_peer(&self, key: &FlowKey, src_mac: [u8; 6]) -> bool {
         let remote = key.remote();
-        self.shared.can_be_peer(remote.ip(), src_mac)
-            && remote.port() != 0
-            && seg.flags & (segment::SYN | segment::FIN) != segment::SYN | segment::FIN
+        self.shared.can_be_peer(remote.ip(), src_mac) && remote.port() != 0
     }
 
     /// A segment for no connection (RFC 9293 section 3.10.7.1 and .2).
@@ -491,7 +485,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         src_mac: [u8; 6],
     ) {
         let own = self.shared.is_own_address(key.local().ip());
-        if !own || !self.is_plausible_segment(key, seg, src_mac) {
+        if !own || !self.is_plausible_peer(key, src_mac) {
             self.shared.stats.not_for_us += u64::from(!own);
             self.shared.stats.martians += u64::from(own);
             return;
@@ -503,6 +497,14 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let listener = self.find_listener(key);
         if listener.is_some() && seg.flags & (segment::SYN | segment::ACK) == 0 {
             // LISTEN ignores segments without SYN and ACK (section 3.10.7.2, fourth).
+            return;
+        }
+        if listener.is_some()
+            && seg.flags & (segment::SYN | segment::ACK | segment::FIN)
+                == segment::SYN | segment::FIN
+        {
+            // It opens and closes at once: nobody who means a connection sends that.
+            self.shared.stats.martians += 1;
             return;
         }
         let listener =

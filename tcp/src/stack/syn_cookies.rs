@@ -115,7 +115,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let listener = self.find_listener(key)?;
         let (isn, got) = (seg.seq - 1, (seg.ack - 1).0);
         let socket = self.shared.listeners.get(&listener)?;
-        if now.0 >= socket.cookies_until || !self.is_plausible_segment(key, seg, src_mac) {
+        if now.0 >= socket.cookies_until || !self.is_plausible_peer(key, src_mac) {
             return None;
         }
         let (of, mss) = (got >> 27, got >> 24 & 7);

@@ -43,8 +43,10 @@ impl Runner {
                 _ => {}
             }
         }
-        // The SYN takes one sequence number: the first byte of the stream comes after it.
-        let first = spec.seq.wrapping_sub(flow.peer_isn).wrapping_sub(1);
+        // The SYN takes one sequence number: the first byte of the stream comes after it, in the same
+        // segment or a later one.
+        let start = spec.seq.wrapping_add(u32::from(spec.flags & SYN != 0));
+        let first = start.wrapping_sub(flow.peer_isn).wrapping_sub(1);
         let payload = (0..spec.len)
             .map(|index| stream_byte(first.wrapping_add(index).into()))
             .collect();

@@ -98,10 +98,10 @@ impl Runner {
 fn result_matches(call: &SystemCall, result: &CallResult) -> bool {
     match (call.result, result) {
         (None, _) => true,
-        (Some(-1), CallResult::Error(errno)) => call
-            .errno
-            .as_deref()
-            .is_none_or(|name| name == errno.name()),
+        (Some(-1), CallResult::Error(errno)) => call.errno.as_deref().is_none_or(|name| {
+            let is_alias = name == "EWOULDBLOCK" && *errno == Errno::EAGAIN;
+            name == errno.name() || is_alias
+        }),
         (Some(value), CallResult::Value(result)) => value == *result,
         _ => false,
     }
