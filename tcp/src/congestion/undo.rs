@@ -25,12 +25,12 @@ pub(super) struct PriorWindow {
     positions: StreamPositions,
     /// The retransmissions of the recovery that no D-SACK has reported yet, by where the segment begins,
     /// so that a D-SACK block costs what it finds.
-    unexplained: BTreeMap<u64, SentAgain>,
+    unexplained: BTreeMap<u64, RetransmittedSegment>,
     ended: Option<EpisodeEnd>,
 }
 
 /// A segment that a recovery sent again.
-struct SentAgain {
+struct RetransmittedSegment {
     end: u64,
     /// How many times, less the D-SACKs that reported it.
     times: u32,
@@ -72,12 +72,15 @@ impl PriorWindow {
         }
         let start = self.positions.position_of(seq);
         let end = self.positions.position_of(end);
-        let segment = self.unexplained.entry(start).or_insert(SentAgain {
-            end,
-            times: 0,
-            first_at: now,
-            reported: None,
-        });
+        let segment = self
+            .unexplained
+            .entry(start)
+            .or_insert(RetransmittedSegment {
+                end,
+                times: 0,
+                first_at: now,
+                reported: None,
+            });
         segment.times += 1;
     }
 

@@ -136,51 +136,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let mut rtt = 0;
         let newly = seg.ack.distance_from(tcb.snd_una).max(0) as u32;
         if new {
-            if let Some(recovery) = &mut self.recovery {
-                let echo =
-                    (seg.has_ts && tcb.has(ConnectionFlags::TIMESTAMPS)).then_some(seg.ts_ecr);
-                recovery.before_ack(
-                    tcb,
-                    &self.send_queue,
-                    seg.ack,
-                    (echo, self.timestamp_offset),
-                    cx.now.0,
-                );
-            }
-            let acked = self.send_queue.ack_to(seg.ack, &mut tcb.pipe);
-            tcb.snd_una = seg.ack;
-            tcb.dup_acks = 0;
-            self.stalled_since = 0;
-            delivered = acked.delivered;
-            // Only a measurement takes the backoff back (Karn, RFC 6298 section 5): if the path has become
-            // longer than the timeout, all that is sent would be sent again before its ACK can come.
-            if let Some(at) = acked.sent_at {
-                rtt = cx.now.0.saturating_sub(at);
-                tcb.rtt.add_sample(rtt);
-                tcb.backoff = 0;
-            } else if seg.has_ts
-                && tcb.has(ConnectionFlags::TIMESTAMPS)
-                && let Some(since) = since_timestamp(seg.ts_ecr, self.timestamp_offset, cx.now)
-            {
-                // The echo tells which transmission was answered (RFC 7323 section 4.1).
-                tcb.rtt.add_coarse_sample(since, &cx.shared.rto_limits);
-                tcb.backoff = 0;
-            }
-            if let Some(recovery) = &mut self.recovery {
-                recovery.on_acked(seg.ack, acked.sacked_segs, acked.lost_segs);
-            }
-            if acked.records {
-                cx.raise_event(tcb, Events::ACKED);
-            }
-            if tcb.snd_una == tcb.snd_nxt {
-                tcb.stop_timer();
-            } else {
-                tcb.restart_retransmission_timer(cx);
-            }
+            (delivered, rtt) = self.advance_una(cx, seg);
         } else if tcb.is_timer(Timer::Persist) {
             // The peer answers window probes, so it is alive (RFC 9293 section 3.8.6.1).
             self.stalled_since = 0;
         }
+        let tcb = &mut self.tcb;
         // A duplicate ACK (RFC 5681 section 2). SYN is off here.
         let dup = !new
             && len == 0
@@ -226,6 +187,54 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if new && tcb.snd_una == tcb.snd_nxt {
             self.update_active_count(cx);
         }
+    }
+
+    /// Takes off the queue what an ACK of new data covers, and measures its round trip. Returns the bytes
+    /// that were not selectively acknowledged before, and the sample in ns, 0: none.
+    #[inline]
+    fn advance_una(&mut self, cx: &mut TcpContext<'_>, seg: &Segment) -> (u32, u64) {
+        let tcb = &mut self.tcb;
+        if let Some(recovery) = &mut self.recovery {
+            let echo = (seg.has_ts && tcb.has(ConnectionFlags::TIMESTAMPS)).then_some(seg.ts_ecr);
+            recovery.before_ack(
+                tcb,
+                &self.send_queue,
+                seg.ack,
+                (echo, self.timestamp_offset),
+                cx.now.0,
+            );
+        }
+        let acked = self.send_queue.ack_to(seg.ack, &mut tcb.pipe);
+        tcb.snd_una = seg.ack;
+        tcb.dup_acks = 0;
+        self.stalled_since = 0;
+        let mut rtt = 0;
+        // Only a measurement takes the backoff back (Karn, RFC 6298 section 5): if the path has become
+        // longer than the timeout, all that is sent would be sent again before its ACK can come.
+        if let Some(at) = acked.sent_at {
+            rtt = cx.now.0.saturating_sub(at);
+            tcb.rtt.add_sample(rtt);
+            tcb.backoff = 0;
+        } else if seg.has_ts
+            && tcb.has(ConnectionFlags::TIMESTAMPS)
+            && let Some(since) = since_timestamp(seg.ts_ecr, self.timestamp_offset, cx.now)
+        {
+            // The echo tells which transmission was answered (RFC 7323 section 4.1).
+            tcb.rtt.add_coarse_sample(since, &cx.shared.rto_limits);
+            tcb.backoff = 0;
+        }
+        if let Some(recovery) = &mut self.recovery {
+            recovery.on_acked(seg.ack, acked.sacked_segs, acked.lost_segs);
+        }
+        if acked.records {
+            cx.raise_event(tcb, Events::ACKED);
+        }
+        if tcb.snd_una == tcb.snd_nxt {
+            tcb.stop_timer();
+        } else {
+            tcb.restart_retransmission_timer(cx);
+        }
+        (acked.delivered, rtt)
     }
 
     /// Processes the SACK blocks of an ACK that was overtaken by a later one: they report what the peer
