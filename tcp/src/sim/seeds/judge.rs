@@ -251,6 +251,17 @@ impl SeedRun {
         if flow.is_reused && events.contains(Events::RESET) {
             return Ok(());
         }
+        // TIME-WAIT of an earlier connection may outlive all tries: a SYN without timestamps whose sequence
+        // number is not beyond it, because that connection sent faster than the clock of initial sequence
+        // numbers ticks, opens none (RFC 9293 section 3.6.1), and resets do not end it (RFC 1337).
+        let is_connected = (owner.events).intersects(Events::CONNECTED | Events::ACCEPTED);
+        let (time_wait, rto_max) = (
+            self.plan.configs[1 - host].time_wait,
+            self.plan.configs[host].rto_max,
+        );
+        if flow.is_reused && !is_connected && waited <= time_wait + rto_max {
+            return Ok(());
+        }
         let expects_reset = peer.is_some_and(|peer| peer.is_aborted || peer.released_at.is_some());
         // An owner that does not read for so long that the peer gives up.
         let is_stopped = peer.is_some_and(|peer| !peer.is_reading(self.net.now));
