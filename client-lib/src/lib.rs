@@ -120,7 +120,7 @@ pub use error::{Error, PostError};
 pub use fast_mr::FastMr;
 pub use memory::{Arena, Mr, Pd, ReregChange};
 pub use posting::{ReceivePosting, SendPosting, SharedReceivePosting};
-pub use qp::{Qp, QpAttr, QpInit, VerbsQpState};
+pub use qp::{PairOptions, Qp, QpAttr, QpInit, VerbsQpState};
 pub use siw_shm::control::{AsyncEventKind, ExtentMethod, Limits, QpState};
 pub use siw_shm::{
     Access, AtomicArgs, Opcode, RecvWr, SendData, SendWr, Sge, Wc, WcFlags, WcOpcode, WcStatus,

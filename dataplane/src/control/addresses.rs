@@ -338,6 +338,19 @@ impl ControlThread {
             .collect()
     }
 
+    /// The same of all addresses of the devices.
+    pub(super) fn claim_port_of_all(
+        &self,
+        devices: &[usize],
+        port: u16,
+    ) -> Result<Vec<PortClaim>, Refusal> {
+        let listeners = &self.resources.listeners;
+        if listeners.is_port_taken(devices, LocalScope::All, port, false) {
+            return Err(port_in_use(port));
+        }
+        Ok(self.claim_against_kernel(devices, LocalScope::All, port)?)
+    }
+
     /// The port that was asked for, or any free one for 0, and what holds it against the kernel.
     fn choose_port(
         &self,

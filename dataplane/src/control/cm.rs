@@ -18,6 +18,7 @@ use crate::worker::messages::{Command, ConnectFailure, DisconnectReason, Request
 impl ControlThread {
     /// The peer gave up before the application answered.
     pub(super) fn on_request_gone(&mut self, request: RequestId) {
+        self.pairing.forget_request(request);
         let resources = &mut self.resources;
         let Some((number, found)) = resources.requests.remove_by_worker_request(request) else {
             return;
@@ -112,6 +113,9 @@ impl ControlThread {
         listener: CmListenerId,
         mut event: CmEventMessage,
     ) {
+        if self.pairing.is_listener(listener) {
+            return self.on_pair_request(request, &event);
+        }
         let listeners = &self.resources.listeners;
         let clients = &self.resources.clients;
         // A client that does not read its events gets no more of those that peers can make, and
@@ -166,6 +170,9 @@ impl ControlThread {
         qp.phase = QpPhase::Detached;
         qp.state = QpState::Idle;
         self.resources.forget_connection(id, qpn);
+        if self.on_pair_failed(id, qpn, &failure) {
+            return;
+        }
         let Some(qp) = self.resources.qp_mut(id, qpn) else {
             return;
         };

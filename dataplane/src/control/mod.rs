@@ -29,6 +29,7 @@ mod memory;
 mod modify;
 pub mod operators;
 mod outbox;
+mod pairing;
 mod pending;
 mod queues;
 pub mod quotas;
@@ -58,6 +59,7 @@ use siw_shm::control::messages::EVERY_DEVICE;
 use siw_shm::control::{codec, messages};
 use siw_shm::{SharedMemory, WorkerPage};
 
+use self::pairing::Pairing;
 use crate::config::LimitsConfig;
 use crate::ids::ClientId;
 use crate::worker::Mailbox;
@@ -183,6 +185,7 @@ pub struct ControlThread {
     accept_pause: Option<AcceptPause>,
     /// Counts connections, which take turns among a device's workers.
     next_worker: usize,
+    pairing: Pairing,
     watchdog: Option<Watchdog>,
     /// When the workers have to have stopped; `None` while the daemon serves.
     stopping: Option<Instant>,
@@ -220,6 +223,7 @@ impl ControlThread {
             is_listening: true,
             accept_pause: None,
             next_worker: 0,
+            pairing: Pairing::default(),
             watchdog: config.watchdog.map(Watchdog::new),
             stopping: None,
             config,
@@ -270,6 +274,7 @@ impl ControlThread {
             self.resume_accepting();
             self.reclaim_objects();
             self.poll_links();
+            self.retry_pairs();
             self.run_watchdog();
             if self
                 .stopping
@@ -290,6 +295,7 @@ impl ControlThread {
         let limits = [
             self.stopping.map(|_| Duration::from_millis(50)),
             self.config.links.time_until_poll(),
+            self.pairing.time_until_retry(),
             self.watchdog.as_ref().and_then(Watchdog::time_until_round),
             self.silent_clients
                 .front()

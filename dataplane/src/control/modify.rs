@@ -20,6 +20,9 @@ impl ControlThread {
             .get_mut(&qpn)
             .ok_or_else(|| Refusal::no_such("queue pair", qpn.0))?;
         let detached = qp.phase == QpPhase::Detached;
+        if request.state == m::QpState::Idle as u32 || request.state == m::QpState::Error as u32 {
+            qp.pair = None;
+        }
         let Some(state) = m::QpState::from_u32(request.state) else {
             return Err(Refusal::new(
                 libc::EINVAL,

@@ -295,6 +295,7 @@ impl ControlThread {
                 ord: 0,
                 local: m::Addr::NONE,
                 peer: m::Addr::NONE,
+                pair: None,
                 port_claim: PortClaim::default(),
             },
         );

@@ -40,6 +40,7 @@ impl Refusal {
     pub(super) fn reason(&self) -> &str {
         &self.reason
     }
+
     /// Shared memory could not be made.
     pub fn no_shared_memory(error: std::io::Error) -> Refusal {
         let errno = error.raw_os_error().unwrap_or(libc::ENOMEM);
@@ -225,6 +226,7 @@ impl ControlThread {
                 self.destroy_cm_channel(id, seq, CmChannelId(request.channel))
             }
             Request::Connect(request) => self.connect_qp(id, seq, request),
+            Request::PairQp(request) => self.pair_qp(id, seq, request),
             Request::Listen(request) => self.start_listener(id, seq, request),
             Request::Unlisten(request) => self.stop_listener(id, seq, request),
             Request::Bind(request) => self.bind_address(id, seq, request),

@@ -17,6 +17,7 @@ use super::TOKEN_OUTBOX;
 use super::held_memory::HeldMemory;
 use super::listening::{ConnectRequests, Listeners};
 use super::outbox::{EventBudget, Outbox};
+use super::pairing::PairAttempt;
 use super::pending::{DeferredRequest, PendingReply};
 use super::quotas::{Account, Ledger, Quota, QuotaLimits};
 use super::regions::{ClientProcess, MemoryRegion};
@@ -100,6 +101,8 @@ pub struct ClientQp {
     pub ord: u16,
     pub local: Addr,
     pub peer: Addr,
+    /// What it is to be connected with, without rdma_cm.
+    pub pair: Option<PairAttempt>,
     /// The local port that its client chose, against the kernel.
     pub port_claim: PortClaim,
 }

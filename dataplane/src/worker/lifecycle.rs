@@ -184,6 +184,10 @@ impl Worker {
         let qpn = queue_pair.rings.qpn;
         let addresses = stack.tcp_info(conn).map(|info| (info.local, info.remote));
         self.publish_state(slot);
+        // What was posted before the connection stood may have been rung for at another worker.
+        if let Some(queue_pair) = self.queue_pairs.get_mut(slot) {
+            queue_pair.rings.sq.clear_pending();
+        }
         self.mark_ready(slot);
         if let Some((local, remote)) = addresses {
             self.post_event(Event::Established {

@@ -1,6 +1,7 @@
 //! Programs of the distribution, run by `siwrun` on a daemon of a test.
 
 use std::io::Read;
+use std::net::TcpListener;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -119,5 +120,39 @@ pub fn run_pair(server: &str, client: &str) -> (String, String) {
     let server = Program::start(&daemon, server);
     await_listeners(&daemon, 1);
     let client = Program::start(&daemon, client).succeed();
+    (server.succeed(), client)
+}
+
+/// A TCP port of the kernel that nobody has.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+/// Whether somebody listens on the port in the kernel, as /proc/net/tcp says: to connect would be
+/// taken for the client.
+fn is_listening(port: u16) -> bool {
+    const LISTEN: &str = "0A";
+    let suffix = format!(":{port:04X}");
+    let tables = ["/proc/net/tcp", "/proc/net/tcp6"];
+    let tables = tables.map(|path| std::fs::read_to_string(path).unwrap_or_default());
+    tables.iter().flat_map(|table| table.lines()).any(|line| {
+        let mut fields = line.split_whitespace().skip(1);
+        let has_port = fields.next().is_some_and(|local| local.ends_with(&suffix));
+        has_port && fields.nth(1) == Some(LISTEN)
+    })
+}
+
+/// A server and a client that exchange what they need over a TCP connection of the kernel, whose
+/// port they take by `-p`; what each said.
+pub fn run_over_tcp(daemon: &Daemon, server: &str, client: &str) -> (String, String) {
+    let port = free_port();
+    let mut server = Program::start(daemon, &format!("{server} -p {port}"));
+    let deadline = Instant::now() + PATIENCE;
+    while !is_listening(port) && server.child.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < deadline, "nobody listens on {port}");
+        std::thread::park_timeout(std::time::Duration::from_millis(2));
+    }
+    let client = Program::start(daemon, &format!("{client} -p {port} 127.0.0.1")).succeed();
     (server.succeed(), client)
 }

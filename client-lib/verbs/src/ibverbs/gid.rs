@@ -7,7 +7,7 @@ use crate::abi::*;
 use crate::status::fail_errno;
 use siw::DeviceInfo;
 use std::ffi::c_int;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 /// A GID and what it stands for.
 #[derive(Clone, Copy)]
@@ -40,6 +40,12 @@ pub fn gid_of_ip(ip: IpAddr) -> [u8; 16] {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),
     }
+}
+
+/// The address that a GID stands for, if it is no Ethernet address of Linux's kind.
+pub fn ip_of_gid(raw: [u8; 16]) -> Option<IpAddr> {
+    let is_ethernet = raw[6..].iter().all(|octet| *octet == 0);
+    (!is_ethernet).then(|| Ipv6Addr::from(raw).to_canonical())
 }
 
 /// Programs know the types of RoCE: what carries an IP address is version 2 there.

@@ -3,10 +3,12 @@
 //! The daemon knows a queue pair as iWARP does: without a connection, or in the states of one. What
 //! verbs has before that (RESET, INIT, and RTR and RTS on the way to a connection) is kept here.
 
+use super::gid::{device_gids, ip_of_gid};
+use super::port::PORT;
 use super::qp::{QpObject, to_cap};
 use crate::abi::*;
 use crate::status::{errno_of, fail_with};
-use siw::{Error, QpState, VerbsQpState};
+use siw::{Error, PairOptions, QpState, VerbsQpState};
 use std::ffi::c_int;
 use std::sync::{MutexGuard, PoisonError};
 
@@ -92,6 +94,59 @@ fn may_follow(from: ibv_qp_state, to: ibv_qp_state) -> bool {
     }
 }
 
+/// What a move to RTR names if it is to make a connection.
+const CONNECTS: ibv_qp_attr_mask = IBV_QP_AV | IBV_QP_DEST_QPN;
+
+/// The peer that ibv_modify_qp(3) has named.
+fn pair_options(queue_pair: &QpObject) -> Result<PairOptions, Error> {
+    let set = queue_pair.lock_attributes().set;
+    let context = queue_pair.context();
+    let info = context.device().info();
+    let path = &set.ah_attr;
+    if path.is_global == 0 {
+        return Err(Error::Invalid(
+            "the peer has no GID (is_global is 0): let the program use a GID index, often by -g 0 or -x 0",
+        ));
+    }
+    if u32::from(path.port_num) != PORT {
+        return Err(Error::Invalid(
+            "the address vector names no port of the device",
+        ));
+    }
+    // SAFETY: both fields of the union are numbers of the same size.
+    let raw = unsafe { path.grh.dgid.raw };
+    let peer = ip_of_gid(raw).or_else(|| {
+        // The Ethernet address of a device of the same daemon will do.
+        let devices = context.client().query_devices().ok()?;
+        let found = devices.iter().find(|device| device.mac == raw[..6])?;
+        found.ips.first().copied()
+    });
+    let Some(peer) = peer else {
+        return Err(Error::Invalid(
+            "the peer's GID is an Ethernet address: exchange one of those that are IP addresses",
+        ));
+    };
+    let gids = device_gids(info);
+    let Some(source) = gids.get(usize::from(path.grh.sgid_index)) else {
+        return Err(Error::Invalid("no such GID index (sgid_index)"));
+    };
+    let of_family = || info.ips.iter().find(|ip| ip.is_ipv4() == peer.is_ipv4());
+    let Some(local) = source.ip.or_else(|| of_family().copied()) else {
+        return Err(Error::Invalid(
+            "the device has no address of the peer's family",
+        ));
+    };
+    Ok(PairOptions {
+        device: info.index,
+        local,
+        peer,
+        peer_qp_num: set.dest_qp_num,
+        // What the program wants itself is known only when it goes to RTS; the peer says what it takes.
+        ord: context.client().limits().max_ord,
+        ird: set.max_dest_rd_atomic.max(1).into(),
+    })
+}
+
 fn change_state(
     queue_pair: &QpObject,
     attr: &ibv_qp_attr,
@@ -111,6 +166,11 @@ fn change_state(
             qp.reset()?;
         }
         IBV_QPS_ERR => qp.set_error()?,
+        // Without a peer's address rdma_cm makes the connection.
+        IBV_QPS_RTR if from == IBV_QPS_INIT && mask & CONNECTS == CONNECTS => {
+            let options = pair_options(queue_pair)?;
+            qp.connect_pair(&options)?;
+        }
         IBV_QPS_SQD if from == IBV_QPS_RTS => qp.drain_start()?,
         IBV_QPS_RTS if from == IBV_QPS_SQD => qp.drain_end()?,
         _ => {}

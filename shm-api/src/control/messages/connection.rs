@@ -57,6 +57,28 @@ pub struct Connect {
     pub params: ConnParams,
 }
 
+/// Connects a queue pair with one that the peer's program has named by its GID and number
+/// (ibv_modify_qp(3) to RTR): both ends send this, in any order. Answered at once; work requests may
+/// be posted from then on. A connection that comes to nothing is an asynchronous event, QP_FATAL.
+/// With [`FEATURE_PAIRS`](super::FEATURE_PAIRS).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct PairQp {
+    pub qp_num: u32,
+    pub peer_qp_num: u32,
+    /// Index.
+    pub device: u32,
+    /// Reads we may have outstanding.
+    pub ord: u32,
+    /// Reads the peer may have outstanding.
+    pub ird: u32,
+    pub reserved: u32,
+    /// An address of the device; its port means nothing.
+    pub local: Addr,
+    /// The peer's address; its port means nothing.
+    pub peer: Addr,
+}
+
 /// What a listener does in another way than its device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]

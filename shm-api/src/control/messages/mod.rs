@@ -55,13 +55,15 @@ pub const VERSION: u16 = 4;
 /// negotiated: its HELLO names one version.
 pub const MIN_VERSION: u16 = 3;
 /// The optional features that this side knows.
-pub const FEATURES: u32 = FEATURE_ADDRESSES | FEATURE_EXTENTS | FEATURE_IMPORT;
+pub const FEATURES: u32 = FEATURE_ADDRESSES | FEATURE_EXTENTS | FEATURE_IMPORT | FEATURE_PAIRS;
 /// Feature: [`Bind`], [`Resolve`], [`MigrateCm`], [`Listen::binding`], [`Unlisten::flags`].
 pub const FEATURE_ADDRESSES: u32 = 1 << 0;
 /// Feature: regions of several extents ([`RegMemory`], [`AddExtents`]).
 pub const FEATURE_EXTENTS: u32 = 1 << 1;
 /// Feature: memory that the client has already ([`ImportMemory`]).
 pub const FEATURE_IMPORT: u32 = 1 << 2;
+/// Feature: [`PairQp`].
+pub const FEATURE_PAIRS: u32 = 1 << 4;
 /// Longest packet.
 pub const MAX_PACKET: usize = 8192;
 /// Most fds in one packet.
@@ -144,6 +146,7 @@ macro_rules! for_each_message {
             26 Bind -> ListenReply;
             27 Resolve -> ResolveReply;
             28 MigrateCm -> Empty;
+            29 PairQp -> Empty;
             50 ReregMr -> MrReply;
             51 AllocFastMr -> FastMrReply;
             52 AllocMw -> MwReply;

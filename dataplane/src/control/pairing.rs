@@ -1,0 +1,411 @@
+//! Queue pairs that are connected without rdma_cm: programs exchange GIDs and QP numbers by other
+//! means and move both queue pairs to RTR (ibv_modify_qp(3)). iWARP needs a connection for that, so
+//! the two daemons, or the one, make it:
+//!
+//! ```text
+//!   end with the lower (address, QP number)          the other end
+//!        | PAIR from its client                           |
+//!        | TCP to PAIRING_PORT, refused until the         | PAIR from its client, or later:
+//!        | other daemon listens: tried again              | the request is kept that long
+//!        |---- MPA request, private data: both QPNs ----->|
+//!        |<--- MPA reply ---------------------------------| if it wants exactly this queue pair
+//! ```
+//!
+//! A daemon listens on its devices from its clients' first PAIR on. Work requests may be posted from
+//! PAIR on; if the connection comes to nothing, they are flushed and QP_FATAL says why.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use nix::libc;
+use siw_shm::control::messages as m;
+use siw_shm::control::{AsyncEventKind, CmEventMessage};
+
+use super::addresses::no_route;
+use super::requests::*;
+use super::resources::{ClientQp, QpPhase};
+use super::{ControlThread, cm};
+use crate::host_ports::PortClaim;
+use crate::ids::{ClientId, CmListenerId, Qpn};
+use crate::worker::messages::{Command, ConnectFailure, ConnectParams, RequestId};
+
+/// The TCP port where daemons wait for the other end of a pair.
+pub const PAIRING_PORT: u16 = 5045;
+/// Begins the private data of a request.
+const MAGIC: [u8; 8] = *b"siwpair1";
+/// Connections of peers that are kept for queue pairs of this daemon that are not in RTR yet.
+const MAX_EARLY_REQUESTS: usize = 4096;
+/// How long the end that connects tries.
+const PAIRING_TIMEOUT: Duration = Duration::from_secs(30);
+/// Between two tries, at first; it doubles up to a second.
+const FIRST_RETRY: Duration = Duration::from_millis(5);
+const LONGEST_RETRY: Duration = Duration::from_secs(1);
+/// The reject frame of a daemon without the queue pair that was asked for.
+const NO_SUCH_QP: &[u8] = b"siwpair: no such queue pair";
+
+/// What a queue pair is to be connected with.
+#[derive(Debug, Clone)]
+pub struct PairAttempt {
+    local: IpAddr,
+    peer: IpAddr,
+    peer_qpn: Qpn,
+    ird: u16,
+    ord: u16,
+    /// This end connects, until then.
+    initiates_until: Option<Instant>,
+    retry_after: Duration,
+}
+
+/// One end of a pair, as the other end names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct PairKey {
+    local: IpAddr,
+    qpn: Qpn,
+    peer: IpAddr,
+    peer_qpn: Qpn,
+}
+
+/// What the control thread keeps of pairs, beside the attempts of queue pairs.
+#[derive(Default)]
+pub struct Pairing {
+    /// Of all devices, once there was a PAIR.
+    listener: Option<CmListenerId>,
+    port_claims: Vec<PortClaim>,
+    /// Requests for queue pairs that are not in RTR yet.
+    early: HashMap<PairKey, RequestId>,
+    /// Ends that are to connect again.
+    retries: Vec<(Instant, ClientId, Qpn)>,
+}
+
+impl Pairing {
+    /// Whether it listens under this number.
+    pub fn is_listener(&self, listener: CmListenerId) -> bool {
+        self.listener == Some(listener)
+    }
+
+    /// A peer gave up.
+    pub fn forget_request(&mut self, request: RequestId) {
+        self.early.retain(|_, kept| *kept != request);
+    }
+
+    /// When the next end is to connect again.
+    pub fn time_until_retry(&self) -> Option<Duration> {
+        let next = self.retries.iter().map(|(when, ..)| *when).min()?;
+        Some(next.saturating_duration_since(Instant::now()))
+    }
+}
+
+/// The private data of a request: the numbers of both queue pairs.
+fn to_private_data(from: Qpn, to: Qpn) -> Vec<u8> {
+    [&MAGIC[..], &from.0.to_be_bytes(), &to.0.to_be_bytes()].concat()
+}
+
+/// The sender's queue pair and the one that it wants.
+fn parse_private_data(data: &[u8]) -> Option<(Qpn, Qpn)> {
+    let rest = data.strip_prefix(&MAGIC)?;
+    let (from, rest) = rest.split_first_chunk::<4>()?;
+    let (to, _) = rest.split_first_chunk::<4>()?;
+    Some((Qpn(u32::from_be_bytes(*from)), Qpn(u32::from_be_bytes(*to))))
+}
+
+impl ControlThread {
+    /// Connects a queue pair with the one that its client names, see [`m::PairQp`].
+    pub(super) fn pair_qp(&mut self, id: ClientId, seq: u32, request: &m::PairQp) -> Outcome {
+        let (qpn, peer_qpn) = (Qpn(request.qp_num), Qpn(request.peer_qp_num));
+        let device = request.device as usize;
+        let view = self.check_device(device)?;
+        let local = cm::socket_addr(request.local).map(|addr| addr.ip());
+        let own = local.filter(|ip| view.addresses.iter().any(|cidr| cidr.addr == *ip));
+        let Some(local) = own else {
+            return Err(Refusal::new(
+                libc::EADDRNOTAVAIL,
+                "the local GID is no address of this device",
+            ));
+        };
+        let peer = cm::socket_addr(request.peer).map(|addr| addr.ip());
+        let peer = peer.filter(|ip| !ip.is_unspecified() && ip.is_ipv4() == local.is_ipv4());
+        let Some(peer) = peer else {
+            return Err(Refusal::new(
+                libc::EINVAL,
+                "the peer's GID is no address of the local GID's family",
+            ));
+        };
+        self.find_device(None, peer).ok_or_else(|| no_route(peer))?;
+        if (local, qpn) == (peer, peer_qpn) {
+            return Err(Refusal::new(
+                libc::EINVAL,
+                "a queue pair cannot be connected with itself",
+            ));
+        }
+        let qp = self.resources.client_mut(id)?.qps.get(&qpn);
+        let qp = qp.ok_or_else(|| Refusal::no_such("queue pair", qpn.0))?;
+        if qp.phase != QpPhase::Detached {
+            return Err(Refusal::new(
+                libc::EISCONN,
+                "the queue pair is or was connected; move it to RESET first",
+            ));
+        }
+        self.listen_for_pairs()?;
+        let initiates = (local, qpn) < (peer, peer_qpn);
+        let depth = |depth: u32| u16::try_from(depth).unwrap_or(u16::MAX).min(0x3FFE);
+        let attempt = PairAttempt {
+            local,
+            peer,
+            peer_qpn,
+            ird: depth(request.ird),
+            ord: depth(request.ord),
+            initiates_until: initiates.then(|| Instant::now() + PAIRING_TIMEOUT),
+            retry_after: FIRST_RETRY,
+        };
+        if let Some(qp) = self.resources.qp_mut(id, qpn) {
+            qp.pair = Some(attempt);
+            qp.device = device;
+        }
+        if initiates {
+            self.connect_pair(id, qpn)?;
+        } else {
+            let key = PairKey {
+                local,
+                qpn,
+                peer,
+                peer_qpn,
+            };
+            if let Some(early) = self.pairing.early.remove(&key) {
+                self.accept_pair(id, qpn, early)?;
+            }
+        }
+        send_reply::<m::PairQp>(self.resources.client_mut(id)?, seq, &EMPTY)
+    }
+
+    fn listen_for_pairs(&mut self) -> Result<(), Refusal> {
+        if self.pairing.listener.is_some() {
+            return Ok(());
+        }
+        let devices: Vec<usize> = (0..self.config.devices.len()).collect();
+        let claims = self.claim_port_of_all(&devices, PAIRING_PORT)?;
+        let listener = self.resources.next_listener_id();
+        for device in devices {
+            for &worker in &self.config.devices[device].workers {
+                let command = Command::Listen {
+                    listener,
+                    // It serves all clients: what waits for an answer is the daemon's own.
+                    user: nix::unistd::getuid().as_raw(),
+                    device,
+                    local: None,
+                    port: PAIRING_PORT,
+                    backlog: MAX_EARLY_REQUESTS,
+                    mpa: m::MpaOptions::BY_DEVICE,
+                };
+                self.workers.post_command(worker, command);
+            }
+        }
+        self.pairing.port_claims = claims;
+        self.pairing.listener = Some(listener);
+        Ok(())
+    }
+
+    /// The attempt of a queue pair that waits for its other end.
+    fn waiting_pair(&mut self, id: ClientId, qpn: Qpn) -> Option<(&mut ClientQp, PairAttempt)> {
+        let qp = self.resources.qp_mut(id, qpn)?;
+        let attempt = qp.pair.clone()?;
+        (qp.phase == QpPhase::Detached).then_some((qp, attempt))
+    }
+
+    /// This end connects.
+    fn connect_pair(&mut self, id: ClientId, qpn: Qpn) -> Result<(), Refusal> {
+        self.resources
+            .count_connection(id, qpn, PortClaim::default())?;
+        let Some((qp, attempt)) = self.waiting_pair(id, qpn) else {
+            return Ok(());
+        };
+        qp.phase = QpPhase::Connecting;
+        qp.cm_channel = None;
+        let device = qp.device;
+        let worker = self.next_worker_of(device);
+        if let Some(qp) = self.resources.qp_mut(id, qpn) {
+            qp.worker = worker;
+        }
+        let setup = Box::new(Self::worker_qp_setup(self.resources.client_mut(id)?, qpn)?);
+        setup.sq.set_worker(worker as u32);
+        let params = Box::new(ConnectParams {
+            device,
+            local: Some(attempt.local),
+            local_port: None,
+            remote: SocketAddr::new(attempt.peer, PAIRING_PORT),
+            private_data: to_private_data(qpn, attempt.peer_qpn),
+            ird: attempt.ird,
+            ord: attempt.ord,
+            crc: None,
+            revision: None,
+            timeout_ms: Some(PAIRING_TIMEOUT.as_millis() as u32),
+        });
+        self.workers
+            .post_command(worker, Command::Connect { setup, params });
+        Ok(())
+    }
+
+    /// This end takes the connection of the other.
+    fn accept_pair(&mut self, id: ClientId, qpn: Qpn, request: RequestId) -> Result<(), Refusal> {
+        self.resources
+            .count_connection(id, qpn, PortClaim::default())?;
+        let Some((qp, attempt)) = self.waiting_pair(id, qpn) else {
+            return Ok(());
+        };
+        qp.phase = QpPhase::Connecting;
+        qp.cm_channel = None;
+        qp.worker = request.worker();
+        let setup = Box::new(Self::worker_qp_setup(self.resources.client_mut(id)?, qpn)?);
+        setup.sq.set_worker(request.worker() as u32);
+        let command = Command::Accept {
+            setup,
+            request,
+            private_data: Vec::new(),
+            ird: attempt.ird,
+            ord: attempt.ord,
+        };
+        self.workers.post_command(request.worker(), command);
+        Ok(())
+    }
+
+    /// The other end of a pair connects.
+    pub(super) fn on_pair_request(&mut self, request: RequestId, event: &CmEventMessage) {
+        let addresses = event
+            .local
+            .to_socket_addr()
+            .zip(event.peer.to_socket_addr());
+        let numbers = parse_private_data(event.private_data.as_bytes());
+        let Some(((local, peer), (peer_qpn, qpn))) = addresses.zip(numbers) else {
+            return self.reject_pair(request, b"siwpair: not the request of a pair");
+        };
+        let key = PairKey {
+            local: local.ip(),
+            qpn,
+            peer: peer.ip(),
+            peer_qpn,
+        };
+        let Some(id) = self.resources.owner_of_qp(qpn) else {
+            return self.reject_pair(request, NO_SUCH_QP);
+        };
+        let matches = self.waiting_pair(id, qpn).is_some_and(|(_, attempt)| {
+            let wanted = (attempt.local, attempt.peer, attempt.peer_qpn);
+            wanted == (key.local, key.peer, key.peer_qpn)
+        });
+        if matches {
+            if self.accept_pair(id, qpn, request).is_err() {
+                self.reject_pair(request, b"siwpair: a limit of the client");
+            }
+        } else if self.pairing.early.len() < MAX_EARLY_REQUESTS {
+            // Only one of the same two queue pairs is meant: the latest.
+            if let Some(older) = self.pairing.early.insert(key, request) {
+                self.reject_pair(older, b"siwpair: connected again");
+            }
+        } else {
+            self.reject_pair(request, b"siwpair: too many requests");
+        }
+    }
+
+    fn reject_pair(&mut self, request: RequestId, private_data: &[u8]) {
+        let command = Command::Reject {
+            request,
+            private_data: private_data.to_vec(),
+        };
+        self.workers.post_command(request.worker(), command);
+    }
+
+    /// A connection of a pair came to nothing. True: it was one, and is dealt with here.
+    pub(super) fn on_pair_failed(
+        &mut self,
+        id: ClientId,
+        qpn: Qpn,
+        failure: &ConnectFailure,
+    ) -> bool {
+        let Some((qp, attempt)) = self.waiting_pair(id, qpn) else {
+            return false;
+        };
+        // The end that accepts waits for the next connection.
+        let Some(until) = attempt.initiates_until else {
+            return true;
+        };
+        let reason = match failure {
+            ConnectFailure::Rejected(data) if data == NO_SUCH_QP => {
+                format!("{} has no queue pair {}", attempt.peer, attempt.peer_qpn.0)
+            }
+            ConnectFailure::Protocol(why) | ConnectFailure::Local(why) => why.clone(),
+            _ if Instant::now() < until => {
+                let again = Instant::now() + attempt.retry_after;
+                if let Some(pair) = &mut qp.pair {
+                    pair.retry_after = (pair.retry_after * 2).min(LONGEST_RETRY);
+                }
+                self.pairing.retries.push((again, id, qpn));
+                return true;
+            }
+            ConnectFailure::Unreachable => {
+                format!("no neighbour answers for {}", attempt.peer)
+            }
+            ConnectFailure::Refused => {
+                format!(
+                    "{} does not wait for queue pairs; is it siwd?",
+                    attempt.peer
+                )
+            }
+            _ => format!(
+                "queue pair {} of {} did not come to RTR in time",
+                attempt.peer_qpn.0, attempt.peer
+            ),
+        };
+        self.fail_pair(id, qpn, &format!("not connected: {reason}"));
+        true
+    }
+
+    /// What was posted is flushed, and the client is told why.
+    fn fail_pair(&mut self, id: ClientId, qpn: Qpn, reason: &str) {
+        let Some(qp) = self.resources.qp_mut(id, qpn) else {
+            return;
+        };
+        qp.pair = None;
+        qp.state = m::QpState::Error;
+        qp.phase = QpPhase::Attached;
+        qp.worker = 0;
+        let client = self.resources.clients.get(&id);
+        if let Some(Ok(setup)) = client.map(|client| Self::worker_qp_setup(client, qpn)) {
+            let setup = Box::new(setup);
+            self.workers.post_command(0, Command::InstallQp { setup });
+        }
+        self.post_async_event(id, AsyncEventKind::QpFatal, qpn.0, reason);
+    }
+
+    /// Ends that are due connect again.
+    pub(super) fn retry_pairs(&mut self) {
+        if self.pairing.retries.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        let due: Vec<_> = self
+            .pairing
+            .retries
+            .extract_if(.., |(when, ..)| *when <= now)
+            .collect();
+        for (_, id, qpn) in due {
+            let initiates = self
+                .waiting_pair(id, qpn)
+                .is_some_and(|(_, attempt)| attempt.initiates_until.is_some());
+            if initiates && let Err(refusal) = self.connect_pair(id, qpn) {
+                self.fail_pair(id, qpn, refusal.reason());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn private_data_names_both_queue_pairs() {
+        let data = to_private_data(Qpn(0x10203), Qpn(7));
+        assert_eq!(parse_private_data(&data), Some((Qpn(0x10203), Qpn(7))));
+        assert_eq!(parse_private_data(&data[..15]), None);
+        assert_eq!(parse_private_data(b"siwpair2________"), None);
+    }
+}

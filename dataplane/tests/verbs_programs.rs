@@ -1,0 +1,93 @@
+//! Unmodified programs of libibverbs over the drop-in library: Debian's ibverbs-utils, both ends on
+//! one daemon. Queue pairs are connected by GID and QP number; what the programs exchange for that
+//! goes over a connection of the kernel's, on 127.0.0.1.
+
+mod common;
+
+use std::process::Command;
+
+use common::programs::{Program, is_installed, run_over_tcp};
+use common::{Daemon, siwrun};
+
+const PACKAGE: &str = "ibverbs-utils";
+
+/// A program of ibverbs-utils on two devices, with common arguments; both ends say how many rounds
+/// they had.
+fn run_pingpong(daemon: &Daemon, program: &str, (server, client): (&str, &str), args: &str) {
+    let (server, client) = run_over_tcp(
+        daemon,
+        &format!("{program} -d {server} -n 300 {args}"),
+        &format!("{program} -d {client} -n 300 {args}"),
+    );
+    for said in [server, client] {
+        assert!(said.contains("300 iters in"), "{said}");
+    }
+}
+
+#[test]
+fn devices_show_with_what_siwd_says_of_them() {
+    if !is_installed("ibv_devinfo", PACKAGE) {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    let list = Program::start(&daemon, "ibv_devices").succeed();
+    assert!(list.contains("siw0") && list.contains("siw1"), "{list}");
+    let info = Program::start(&daemon, "ibv_devinfo -v -d siw1").succeed();
+    for expected in [
+        "iWARP (1)",
+        "PORT_ACTIVE (4)",
+        "Ethernet",
+        "::ffff:10.77.0.2",
+        "fd77::2",
+        "ATOMIC_GLOB",
+        "MEM_WINDOW_TYPE_2B",
+    ] {
+        assert!(info.contains(expected), "{expected} is not in\n{info}");
+    }
+}
+
+#[test]
+fn rc_pingpong_runs_between_devices_and_on_one() {
+    if !is_installed("ibv_rc_pingpong", PACKAGE) {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    for devices in [("siw1", "siw0"), ("siw0", "siw1"), ("siw0", "siw0")] {
+        run_pingpong(&daemon, "ibv_rc_pingpong", devices, "-g 0 -c");
+    }
+    // IPv6, asleep in ibv_get_cq_event(3), by ibv_wr_send(3).
+    let devices = ("siw1", "siw0");
+    run_pingpong(&daemon, "ibv_rc_pingpong", devices, "-g 1 -e -s 20000");
+    run_pingpong(&daemon, "ibv_rc_pingpong", devices, "-g 0 -N -r 17");
+}
+
+#[test]
+fn srq_pingpong_connects_sixteen_queue_pairs() {
+    if !is_installed("ibv_srq_pingpong", PACKAGE) {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    run_pingpong(&daemon, "ibv_srq_pingpong", ("siw1", "siw0"), "-g 0");
+    run_pingpong(&daemon, "ibv_srq_pingpong", ("siw0", "siw0"), "-g 0 -e");
+}
+
+#[test]
+fn a_program_without_a_daemon_is_told_where_it_looked() {
+    if !is_installed("ibv_devices", PACKAGE) {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    let missing = daemon.dir.path().join("nobody.sock");
+    let output = Command::new(siwrun())
+        .args(["--socket".as_ref(), missing.as_os_str()])
+        .arg("--links")
+        .arg(daemon.dir.path().join("links"))
+        .arg("ibv_devices")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        text.contains("cannot reach siwd at") && text.contains("nobody.sock"),
+        "{text}"
+    );
+}
