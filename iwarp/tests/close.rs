@@ -291,3 +291,51 @@ fn receives_of_an_idle_queue_pair_wait_for_the_next_connection() {
     assert!(initiator.env.recv_statuses().is_empty());
     assert_eq!(initiator.env.rq.len(), 1);
 }
+
+#[test]
+fn a_paired_queue_pair_fails_with_its_next_send_alone() {
+    for reason in [
+        CloseReason::Closed,
+        CloseReason::Reset,
+        CloseReason::TimedOut,
+    ] {
+        let mut initiator = End::paired(negotiated(true));
+        initiator.env.post_recv(7, &[]);
+        initiator
+            .env
+            .post(&wr(Opcode::Send, 1, SendData::Inline(b"x")));
+        initiator.pull_all();
+        initiator.ack_all();
+        initiator.qp.on_peer_fin(&mut initiator.env, 0);
+        initiator.qp.on_tcp_closed(&mut initiator.env, reason);
+        assert_eq!(initiator.env.statuses(), [(1, WcStatus::SUCCESS)]);
+        assert_eq!(initiator.env.recv_statuses(), []);
+        assert!(initiator.env.events.is_empty());
+        initiator.qp.flush_queues(&mut initiator.env);
+        assert_eq!(initiator.qp.state(), RdmapState::Idle);
+        for number in [2, 3] {
+            initiator
+                .env
+                .post(&wr(Opcode::Send, number, SendData::Inline(b"x")));
+        }
+        initiator.qp.flush_queues(&mut initiator.env);
+        assert_eq!(
+            initiator.env.statuses()[1..],
+            [(2, WcStatus::RETRY_EXC_ERR), (3, WcStatus::WR_FLUSH_ERR)]
+        );
+        assert_eq!(initiator.env.recv_statuses(), [(7, WcStatus::WR_FLUSH_ERR)]);
+        assert_eq!(initiator.qp.state(), RdmapState::Error);
+    }
+}
+
+#[test]
+fn a_peer_that_stops_answering_fails_the_first_request() {
+    let mut initiator = loaded();
+    initiator.pull_all();
+    initiator
+        .qp
+        .on_tcp_closed(&mut initiator.env, CloseReason::TimedOut);
+    let flushed = [2, 3, 4].map(|number| (number, WcStatus::WR_FLUSH_ERR));
+    assert_eq!(initiator.env.statuses()[0], (1, WcStatus::RETRY_EXC_ERR));
+    assert_eq!(initiator.env.statuses()[1..], flushed);
+}

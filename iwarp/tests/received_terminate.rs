@@ -40,7 +40,12 @@ fn busy() -> (End, Vec<Vec<u8>>) {
 fn terminate_fails_the_work_request_that_it_quotes() {
     for (code, at, read, status) in [
         (TerminateCode::DDP_STAG, 0, false, WcStatus::REM_ACCESS_ERR),
-        (TerminateCode::DDP_NO_BUFFER, 1, false, WcStatus::REM_OP_ERR),
+        (
+            TerminateCode::DDP_NO_BUFFER,
+            1,
+            false,
+            WcStatus::RNR_RETRY_EXC_ERR,
+        ),
         (
             TerminateCode::DDP_TOO_LONG,
             1,

@@ -63,6 +63,8 @@ impl WcStatus {
     pub const REM_OP_ERR: WcStatus = WcStatus(11);
     /// The transport gave up.
     pub const RETRY_EXC_ERR: WcStatus = WcStatus(12);
+    /// The peer had no receive posted in time.
+    pub const RNR_RETRY_EXC_ERR: WcStatus = WcStatus(13);
     /// The peer aborted the operation.
     pub const REM_ABORT_ERR: WcStatus = WcStatus(16);
     /// The device failed.
@@ -87,6 +89,7 @@ impl WcStatus {
             Self::REM_ACCESS_ERR => "remote access error",
             Self::REM_OP_ERR => "remote operation error",
             Self::RETRY_EXC_ERR => "transport retries exceeded",
+            Self::RNR_RETRY_EXC_ERR => "no receive posted at the peer",
             Self::REM_ABORT_ERR => "remote abort",
             Self::FATAL_ERR => "fatal error",
             Self::RESP_TIMEOUT_ERR => "response timeout",

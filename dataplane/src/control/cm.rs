@@ -76,6 +76,10 @@ impl ControlThread {
         let Some(qp) = self.resources.qp_mut(id, qpn) else {
             return;
         };
+        if qp.pair.is_some() {
+            // Its client learns it by the next work request that it sends.
+            return log_end_of_pair(qpn, qp.peer, reason);
+        }
         qp.state = QpState::Error;
         let mut event = CmEventMessage::new(CmEventKind::Disconnected);
         event.cookie = qp.cookie;
@@ -84,20 +88,7 @@ impl ControlThread {
         event.local = qp.local;
         event.peer = qp.peer;
         if let Some(reason) = reason {
-            let (errno, text) = match reason {
-                DisconnectReason::Reset => {
-                    (libc::ECONNRESET, "the peer reset the connection".to_owned())
-                }
-                DisconnectReason::TimedOut => {
-                    (libc::ETIMEDOUT, "the peer stopped answering".to_owned())
-                }
-                DisconnectReason::TerminateReceived(code) => {
-                    (libc::EREMOTEIO, format!("the peer sent Terminate: {code}"))
-                }
-                DisconnectReason::TerminateSent(code) => {
-                    (libc::EPROTO, format!("ended by this side: {code}"))
-                }
-            };
+            let (errno, text) = describe_disconnect(&reason);
             event.errno = errno as u32;
             event.reason = Text::new(&text);
         }
@@ -279,6 +270,28 @@ impl ControlThread {
             .copied()
             .unwrap_or(0)
     }
+}
+
+/// The errno of an end out of order, and the same in words.
+fn describe_disconnect(reason: &DisconnectReason) -> (i32, String) {
+    match reason {
+        DisconnectReason::Reset => (libc::ECONNRESET, "the peer reset the connection".to_owned()),
+        DisconnectReason::TimedOut => (libc::ETIMEDOUT, "the peer stopped answering".to_owned()),
+        DisconnectReason::TerminateReceived(code) => {
+            (libc::EREMOTEIO, format!("the peer sent Terminate: {code}"))
+        }
+        DisconnectReason::TerminateSent(code) => {
+            (libc::EPROTO, format!("ended by this side: {code}"))
+        }
+    }
+}
+
+fn log_end_of_pair(qpn: Qpn, peer: Addr, reason: Option<DisconnectReason>) {
+    let why = reason.map_or("closed by the peer".to_owned(), |reason| {
+        describe_disconnect(&reason).1
+    });
+    let peer = peer.to_socket_addr().map(|addr| addr.ip());
+    tracing::info!(%qpn, ?peer, "a queue pair has lost its pair: {why}");
 }
 
 pub(super) fn to_private_data(data: &[u8]) -> PrivateData {

@@ -36,7 +36,7 @@ pub const PAIRING_PORT: u16 = 5045;
 const MAGIC: [u8; 8] = *b"siwpair1";
 /// Connections of peers that are kept for queue pairs of this daemon that are not in RTR yet.
 const MAX_EARLY_REQUESTS: usize = 4096;
-/// How long the end that connects tries.
+/// How long an end that is in RTR waits for the other.
 const PAIRING_TIMEOUT: Duration = Duration::from_secs(30);
 /// Between two tries, at first; it doubles up to a second.
 const FIRST_RETRY: Duration = Duration::from_millis(5);
@@ -52,9 +52,19 @@ pub struct PairAttempt {
     peer_qpn: Qpn,
     ird: u16,
     ord: u16,
-    /// This end connects, until then.
-    initiates_until: Option<Instant>,
+    /// This end connects.
+    initiates: bool,
+    /// When both ends give up.
+    until: Instant,
     retry_after: Duration,
+}
+
+impl PairAttempt {
+    /// Nobody came, and nobody said no.
+    fn describe_absence(&self) -> String {
+        let PairAttempt { peer, peer_qpn, .. } = self;
+        format!("queue pair {peer_qpn} of {peer} did not come to RTR in time")
+    }
 }
 
 /// One end of a pair, as the other end names it.
@@ -74,7 +84,7 @@ pub struct Pairing {
     port_claims: Vec<PortClaim>,
     /// Requests for queue pairs that are not in RTR yet.
     early: HashMap<PairKey, RequestId>,
-    /// Ends that are to connect again.
+    /// Ends that are to connect again, and all when they give up.
     retries: Vec<(Instant, ClientId, Qpn)>,
 }
 
@@ -155,13 +165,16 @@ impl ControlThread {
             peer_qpn,
             ird: depth(request.ird),
             ord: depth(request.ord),
-            initiates_until: initiates.then(|| Instant::now() + PAIRING_TIMEOUT),
+            initiates,
+            until: Instant::now() + PAIRING_TIMEOUT,
             retry_after: FIRST_RETRY,
         };
+        let until = attempt.until;
         if let Some(qp) = self.resources.qp_mut(id, qpn) {
             qp.pair = Some(attempt);
             qp.device = device;
         }
+        self.pairing.retries.push((until, id, qpn));
         if initiates {
             self.connect_pair(id, qpn)?;
         } else {
@@ -324,15 +337,15 @@ impl ControlThread {
             return false;
         };
         // The end that accepts waits for the next connection.
-        let Some(until) = attempt.initiates_until else {
+        if !attempt.initiates {
             return true;
-        };
+        }
         let reason = match failure {
             ConnectFailure::Rejected(data) if data == NO_SUCH_QP => {
                 format!("{} has no queue pair {}", attempt.peer, attempt.peer_qpn.0)
             }
             ConnectFailure::Protocol(why) | ConnectFailure::Local(why) => why.clone(),
-            _ if Instant::now() < until => {
+            _ if Instant::now() < attempt.until => {
                 let again = Instant::now() + attempt.retry_after;
                 if let Some(pair) = &mut qp.pair {
                     pair.retry_after = (pair.retry_after * 2).min(LONGEST_RETRY);
@@ -349,10 +362,7 @@ impl ControlThread {
                     attempt.peer
                 )
             }
-            _ => format!(
-                "queue pair {} of {} did not come to RTR in time",
-                attempt.peer_qpn.0, attempt.peer
-            ),
+            _ => attempt.describe_absence(),
         };
         self.fail_pair(id, qpn, &format!("not connected: {reason}"));
         true
@@ -363,10 +373,10 @@ impl ControlThread {
         let Some(qp) = self.resources.qp_mut(id, qpn) else {
             return;
         };
-        qp.pair = None;
         qp.state = m::QpState::Error;
         qp.phase = QpPhase::Attached;
         qp.worker = 0;
+        tracing::warn!(%qpn, "{reason}");
         let client = self.resources.clients.get(&id);
         if let Some(Ok(setup)) = client.map(|client| Self::worker_qp_setup(client, qpn)) {
             let setup = Box::new(setup);
@@ -375,7 +385,7 @@ impl ControlThread {
         self.post_async_event(id, AsyncEventKind::QpFatal, qpn.0, reason);
     }
 
-    /// Ends that are due connect again.
+    /// Ends that are due connect again, or give up.
     pub(super) fn retry_pairs(&mut self) {
         if self.pairing.retries.is_empty() {
             return;
@@ -387,10 +397,15 @@ impl ControlThread {
             .extract_if(.., |(when, ..)| *when <= now)
             .collect();
         for (_, id, qpn) in due {
-            let initiates = self
-                .waiting_pair(id, qpn)
-                .is_some_and(|(_, attempt)| attempt.initiates_until.is_some());
-            if initiates && let Err(refusal) = self.connect_pair(id, qpn) {
+            let Some((_, attempt)) = self.waiting_pair(id, qpn) else {
+                continue;
+            };
+            if now >= attempt.until {
+                let reason = format!("not connected: {}", attempt.describe_absence());
+                self.fail_pair(id, qpn, &reason);
+            } else if attempt.initiates
+                && let Err(refusal) = self.connect_pair(id, qpn)
+            {
                 self.fail_pair(id, qpn, refusal.reason());
             }
         }

@@ -326,6 +326,7 @@ impl ControlThread {
             send_cq: qp.send_cq,
             recv_cq: qp.recv_cq,
             srq: qp.srq,
+            is_paired: qp.pair.is_some(),
             srq_share: qp
                 .srq
                 .and_then(|srq| client.srqs.get(&srq))

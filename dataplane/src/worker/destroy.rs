@@ -48,7 +48,10 @@ impl Worker {
             let is_clean = stack
                 .tcp_info(conn)
                 .is_none_or(|info| info.unsent == 0 && info.in_flight <= 1);
-            if reset || !is_clean {
+            // A close acknowledges what has arrived, which the peer's program counts on, where neither
+            // knows of a connection.
+            let is_reset = reset && !queue_pair.protocol.is_paired();
+            if is_reset || !is_clean {
                 stack.abort(now, conn);
             }
             self.give_up_connection(now, port, conn);

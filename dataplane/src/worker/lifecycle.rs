@@ -47,7 +47,7 @@
 use std::time::Duration;
 
 use siw_iwarp::mpa::{MpaConfig, MpaInitiator};
-use siw_iwarp::{CloseKind, CloseReason, NegotiatedParameters, RdmapState};
+use siw_iwarp::{CloseKind, CloseReason, NegotiatedParameters, QueuePair, RdmapState};
 use siw_shm::control;
 use siw_tcp::{ConnId, Instant};
 
@@ -142,6 +142,11 @@ impl LifecycleState {
             LifecycleState::TcpConnecting(_) | LifecycleState::MpaNegotiation(_)
         )
     }
+}
+
+/// Its stream is over, and its consumer does not know that yet: see [`QueuePair::set_paired`].
+fn is_quiet(protocol: &QueuePair) -> bool {
+    protocol.is_paired() && protocol.state() == RdmapState::Idle
 }
 
 impl Worker {
@@ -241,9 +246,15 @@ impl Worker {
         }
     }
 
-    /// A queue pair that never had a connection was moved to ERROR.
+    /// A queue pair that never had a connection was moved to ERROR, by its consumer or since its pair
+    /// could not be reached.
     pub(super) fn enter_disconnected(&mut self, now: Instant, slot: QpSlot) {
         self.enter_state(slot, LifecycleState::Disconnected);
+        if let Some(queue_pair) = self.queue_pairs.get_mut(slot)
+            && queue_pair.protocol.is_paired()
+        {
+            queue_pair.protocol.set_peer_lost();
+        }
         self.end_in_error(now, slot);
         self.post_last_wqe(slot);
     }
@@ -321,7 +332,10 @@ impl Worker {
             self.report_and_follow(now, slot);
             self.finish_destroy(now, slot);
         } else {
-            self.post_last_wqe(slot);
+            let queue_pair = self.queue_pairs.get(slot);
+            if !queue_pair.is_some_and(|queue_pair| is_quiet(&queue_pair.protocol)) {
+                self.post_last_wqe(slot);
+            }
             self.post_disconnected(slot, reason);
             self.report_and_follow(now, slot);
         }
@@ -413,12 +427,17 @@ impl Worker {
         self.write_state(slot);
         let queue_pair = self.queue_pairs.get(slot);
         if queue_pair.is_some_and(WorkerQp::only_flushes) {
-            let has_more = self.with_queue_pair(slot, |protocol, view| {
+            let flushed = self.with_queue_pair(slot, |protocol, view| {
+                let was_quiet = is_quiet(protocol);
                 protocol.flush_queues(view);
-                protocol.has_unflushed()
+                let has_failed = was_quiet && !is_quiet(protocol);
+                (protocol.has_unflushed(), has_failed)
             });
-            if has_more == Some(true) {
+            if flushed.is_some_and(|(has_more, _)| has_more) {
                 self.mark_ready(slot);
+            }
+            if flushed.is_some_and(|(_, has_failed)| has_failed) {
+                self.post_last_wqe(slot);
             }
             // After a clean close, what was flushed has led from IDLE to ERROR.
             self.write_state(slot);
@@ -429,9 +448,12 @@ impl Worker {
         let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
             return;
         };
-        let state = match queue_pair.protocol.state() {
+        let protocol = &queue_pair.protocol;
+        let state = match protocol.state() {
             RdmapState::Idle => control::QpState::Idle,
             RdmapState::Rts => control::QpState::Rts,
+            // Its consumer learns by the next send that there is nobody any more.
+            RdmapState::Closing if protocol.is_paired() => control::QpState::Rts,
             RdmapState::Closing => control::QpState::Closing,
             RdmapState::Terminate => control::QpState::Terminate,
             RdmapState::Error => control::QpState::Error,

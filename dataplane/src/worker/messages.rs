@@ -62,6 +62,8 @@ pub struct QpSetup {
     pub srq: Option<SrqId>,
     /// Of it: how many requests the queue pair may hold, 0 for no bound.
     pub srq_share: u32,
+    /// It is connected without rdma_cm.
+    pub is_paired: bool,
 }
 
 /// An active connect.

@@ -91,6 +91,8 @@ fn consumer_state(queue_pair: &WorkerQp) -> control::QpState {
         RdmapState::Rts if is_draining => control::QpState::Sqd,
         RdmapState::Rts if protocol.is_awaiting_first_fpdu() => control::QpState::Rtr,
         RdmapState::Rts => control::QpState::Rts,
+        // Its consumer learns by the next send that there is nobody any more.
+        RdmapState::Closing if protocol.is_paired() => control::QpState::Rts,
         RdmapState::Closing => control::QpState::Closing,
         RdmapState::Terminate => control::QpState::Terminate,
         RdmapState::Error => control::QpState::Error,

@@ -39,6 +39,8 @@ pub(super) struct WorkerQp {
 impl WorkerQp {
     /// A queue pair without a connection.
     pub(super) fn new(setup: QpSetup, user: UserSlot, port: usize) -> WorkerQp {
+        let mut protocol = QueuePair::new(setup.attr);
+        protocol.set_paired(setup.is_paired);
         WorkerQp {
             client: setup.client,
             quota_owner: QuotaOwner {
@@ -49,7 +51,7 @@ impl WorkerQp {
             user,
             port,
             conn: None,
-            protocol: QueuePair::new(setup.attr),
+            protocol,
             rings: QpRings::new(setup),
             state: LifecycleState::Unconnected,
             held_events: Events::NONE,

@@ -31,7 +31,12 @@ impl QueuePair {
         if !matches!(self.state, RdmapState::Rts | RdmapState::Closing) {
             return;
         }
-        if leftover > 0 || self.receive.is_within_message() {
+        let is_cut = leftover > 0 || self.receive.is_within_message();
+        if is_cut && self.is_paired {
+            // The consumer does not hear of connections: what it sends next fails.
+            self.state = RdmapState::Closing;
+            self.wants_abort = true;
+        } else if is_cut {
             // Conformance 36: the stream ended inside of an FPDU or a message.
             self.abort(env, TerminateCode::MPA_TCP_LOST);
         } else if self.state == RdmapState::Rts {
@@ -61,7 +66,8 @@ impl QueuePair {
     }
 
     /// The stream is gone, no record comes back any more: flushes, and goes to IDLE (closed cleanly
-    /// with nothing left to send) or ERROR.
+    /// with nothing left to send) or ERROR. A queue pair of [`set_paired`](Self::set_paired) that has
+    /// nothing left to send keeps its receive work requests, and fails with the next send.
     pub fn on_tcp_closed<E: QpEnv>(&mut self, env: &mut E, reason: CloseReason) {
         if !self.stream_open {
             return;
@@ -70,12 +76,21 @@ impl QueuePair {
         self.was_closed = true;
         self.complete_ready(env);
         let is_clean = self.state == RdmapState::Closing && reason == CloseReason::Closed;
-        if !is_clean && matches!(self.state, RdmapState::Rts | RdmapState::Closing) {
+        let was_open = matches!(self.state, RdmapState::Rts | RdmapState::Closing);
+        let is_quiet = was_open && self.is_paired;
+        if was_open && !is_clean && !is_quiet {
             self.errors.found.get_or_insert(TerminateCode::MPA_TCP_LOST);
             env.post_event(QpEvent::QpFatal);
         }
+        if was_open && (self.is_paired || reason == CloseReason::TimedOut) {
+            self.requester.set_peer_lost();
+        }
         self.state = RdmapState::Error;
         let has_failed = self.flush_send_queue(env);
+        if is_quiet && !has_failed {
+            self.state = RdmapState::Idle;
+            return;
+        }
         self.flush_receive_queue(env);
         if is_clean && !has_failed {
             self.state = RdmapState::Idle;
@@ -87,6 +102,11 @@ impl QueuePair {
         self.state = RdmapState::Error;
         self.wants_abort = true;
         self.flush_queues(env);
+    }
+
+    /// The peer was never reached: the first work request that is flushed says so.
+    pub fn set_peer_lost(&mut self) {
+        self.requester.set_peer_lost();
     }
 
     /// Sends a Terminate of the local user's choice, then closes.

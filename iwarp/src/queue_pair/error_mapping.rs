@@ -1,7 +1,9 @@
 //! How an error of one layer appears in another: a failed key check as a Terminate code, a received
 //! Terminate as a completion status, either as an asynchronous event (PROTOCOL.md sections 6 and 5.3).
 
+use crate::ddp::QN_SEND;
 use crate::environment::QpEvent;
+use crate::rdmap::RdmapOpcode;
 use crate::rdmap::terminate::TerminateCode;
 use siw_memory::KeyError;
 use siw_shm::WcStatus;
@@ -37,12 +39,17 @@ pub(crate) fn invalidation_code(error: KeyError) -> TerminateCode {
     }
 }
 
-/// Status of the work request that a received Terminate is about.
-pub(crate) fn completion_status(code: TerminateCode) -> WcStatus {
+/// Status of the work request that a received Terminate is about; `opcode`: of the message that it
+/// quotes, if it quotes one. No buffer for a Read Request means that there are more than IRD.
+pub(crate) fn completion_status(code: TerminateCode, opcode: Option<RdmapOpcode>) -> WcStatus {
+    let takes_receive = opcode.and_then(RdmapOpcode::queue_number) == Some(QN_SEND);
     match (code.layer, code.error_type) {
         (0, 1) | (1, 1) => WcStatus::REM_ACCESS_ERR,
         (0, 2) => WcStatus::REM_OP_ERR,
         (1, 2) if code == TerminateCode::DDP_TOO_LONG => WcStatus::REM_INV_REQ_ERR,
+        (1, 2) if code == TerminateCode::DDP_NO_BUFFER && takes_receive => {
+            WcStatus::RNR_RETRY_EXC_ERR
+        }
         (1, 2) => WcStatus::REM_OP_ERR,
         (2, _) => WcStatus::GENERAL_ERR,
         _ => WcStatus::FATAL_ERR,

@@ -24,6 +24,9 @@
 //!                    '--RST, modify_to_error--> ERROR
 //! ```
 //!
+//! A queue pair whose consumer knows no connections ([`QueuePair::set_paired`]) goes to IDLE with
+//! each end of its stream but a Terminate, and to ERROR with the next send.
+//!
 //! In RTS the send queue can be drained (verbs' SQD): what is started goes on to its completion,
 //! nothing else starts until [`QueuePair::resume_send_queue`].
 
@@ -79,6 +82,8 @@ pub struct QueuePair {
     /// The ready-to-receive message is still to be sent.
     is_rtr_pending: bool,
     rtr: Option<RtrKind>,
+    /// Its consumer knows no connections: see [`set_paired`](Self::set_paired).
+    is_paired: bool,
     terminate_bit_order: TerminateBitOrder,
     first_msn: Msn,
     transmitter: Transmitter,
@@ -104,6 +109,7 @@ impl QueuePair {
             may_send: false,
             is_rtr_pending: false,
             rtr: None,
+            is_paired: false,
             terminate_bit_order: TerminateBitOrder::Rfc,
             first_msn,
             transmitter: Transmitter::new(marker_position),
@@ -135,6 +141,7 @@ impl QueuePair {
             may_send: is_initiator,
             is_rtr_pending: is_initiator && negotiated.rtr.is_some(),
             rtr: negotiated.rtr,
+            is_paired: self.is_paired,
             terminate_bit_order: self.terminate_bit_order,
             first_msn,
             transmitter: Transmitter::new(tx_position),
@@ -158,6 +165,19 @@ impl QueuePair {
     /// [`set_rts`](Self::set_rts). See [`MpaConfig::first_msn`](crate::MpaConfig::first_msn).
     pub fn set_first_msn(&mut self, first: Msn) {
         self.first_msn = first;
+    }
+
+    /// The consumer has named the peer's queue pair and knows of no connection, as with InfiniBand:
+    /// the end of the stream is nothing that it hears of, until it sends. Then the first work request
+    /// completes with RETRY_EXC_ERR, and the queue pair goes to ERROR. Before
+    /// [`set_rts`](Self::set_rts).
+    pub fn set_paired(&mut self, is_paired: bool) {
+        self.is_paired = is_paired;
+    }
+
+    /// The same.
+    pub fn is_paired(&self) -> bool {
+        self.is_paired
     }
 
     /// How long an untagged message may wait for a receive work request, in milliseconds; 0: not at

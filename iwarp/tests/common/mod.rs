@@ -243,6 +243,17 @@ impl End {
         }
     }
 
+    /// Its consumer knows no connections.
+    pub fn paired(parameters: NegotiatedParameters) -> Self {
+        let mut qp = QueuePair::new(init_attr());
+        qp.set_paired(true);
+        qp.set_rts(parameters, EMSS);
+        Self {
+            qp,
+            ..Self::new(parameters)
+        }
+    }
+
     /// The bytes of the next FPDU.
     pub fn pull(&mut self) -> Option<Vec<u8>> {
         self.pull_room(usize::MAX)

@@ -19,6 +19,8 @@ pub struct Attributes {
     /// Everything else.
     pub set: ibv_qp_attr,
     sq_sig_all: c_int,
+    /// The program connects it by the peer's GID and number: it knows of no connection.
+    is_paired: bool,
 }
 
 // SAFETY: numbers only.
@@ -32,6 +34,17 @@ impl Attributes {
             // SAFETY: the struct is made of numbers.
             set: unsafe { std::mem::zeroed() },
             sq_sig_all: init.sq_sig_all,
+            is_paired: false,
+        }
+    }
+
+    /// The state that the program sees, from what the daemon says of the connection.
+    fn verbs_state(&self, of_daemon: Option<QpState>) -> ibv_qp_state {
+        match of_daemon {
+            Some(QpState::Idle) | None => self.state,
+            // The connection stands before the program says that it may.
+            Some(QpState::Rtr | QpState::Rts) if self.is_paired => self.state,
+            Some(state) => VerbsQpState::from(state) as ibv_qp_state,
         }
     }
 
@@ -70,10 +83,8 @@ impl QpObject {
 
     /// The state that the program sees: the daemon's, once there is or was a connection.
     pub fn verbs_state(&self) -> ibv_qp_state {
-        match self.qp().state() {
-            Some(QpState::Idle) | None => self.lock_attributes().state,
-            Some(state) => VerbsQpState::from(state) as ibv_qp_state,
-        }
+        let of_daemon = self.qp().state();
+        self.lock_attributes().verbs_state(of_daemon)
     }
 
     /// The state before there is a connection: for rdma_cm, which leads its queue pairs itself.
@@ -164,12 +175,14 @@ fn change_state(
         IBV_QPS_RESET if from != IBV_QPS_RESET => {
             qp.allow_early_sends(false);
             qp.reset()?;
+            queue_pair.lock_attributes().is_paired = false;
         }
         IBV_QPS_ERR => qp.set_error()?,
         // Without a peer's address rdma_cm makes the connection.
         IBV_QPS_RTR if from == IBV_QPS_INIT && mask & CONNECTS == CONNECTS => {
             let options = pair_options(queue_pair)?;
             qp.connect_pair(&options)?;
+            queue_pair.lock_attributes().is_paired = true;
         }
         IBV_QPS_SQD if from == IBV_QPS_RTS => qp.drain_start()?,
         IBV_QPS_RTS if from == IBV_QPS_SQD => qp.drain_end()?,
@@ -211,11 +224,8 @@ pub unsafe fn query_qp(
         Ok(state) => state,
         Err(error) => return fail_with("ibv_query_qp", &error),
     };
-    let verbs_state = match state.state {
-        Some(QpState::Idle) | None => queue_pair.lock_attributes().state,
-        Some(state) => VerbsQpState::from(state) as ibv_qp_state,
-    };
     let attributes = queue_pair.lock_attributes();
+    let verbs_state = attributes.verbs_state(state.state);
     let mut reply = attributes.set;
     reply.qp_state = verbs_state;
     reply.cur_qp_state = verbs_state;

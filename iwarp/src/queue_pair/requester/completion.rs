@@ -65,6 +65,15 @@ impl Requester {
         env.complete_send(Some(&cqe));
     }
 
+    /// With what a work request is flushed: the first may tell why.
+    fn flush_status(&self) -> WcStatus {
+        if self.has_lost_peer && !self.has_failed {
+            WcStatus::RETRY_EXC_ERR
+        } else {
+            WcStatus::WR_FLUSH_ERR
+        }
+    }
+
     /// Completes everything that was taken out of the ring: what was finished before everything else
     /// with success, the failing work request with its status, all others with WR_FLUSH_ERR; then what
     /// is in the ring, as far as the budget reaches. True: something did not succeed.
@@ -82,7 +91,7 @@ impl Requester {
                     is_cause_reported = true;
                     failure
                 }
-                _ => WcStatus::WR_FLUSH_ERR,
+                _ => self.flush_status(),
             };
             self.complete_front(env, context, status);
         }
@@ -90,7 +99,7 @@ impl Requester {
         // A client may post as fast as its requests are flushed.
         for _ in 0..FLUSHES_PER_TURN {
             let (wr_id, opcode, status) = match env.next_send() {
-                Ok(Some(wqe)) => (wqe.wr_id, wqe.opcode, WcStatus::WR_FLUSH_ERR),
+                Ok(Some(wqe)) => (wqe.wr_id, wqe.opcode, self.flush_status()),
                 Err(RingFault::InvalidRequest { wr_id }) => {
                     (wr_id, Opcode::Send, WcStatus::LOC_QP_OP_ERR)
                 }

@@ -73,6 +73,8 @@ pub(crate) struct Requester {
     joins_immediate: bool,
     /// A work request completed in error: those behind it are flushed.
     has_failed: bool,
+    /// The first work request that is flushed tells that the peer does not answer any more.
+    has_lost_peer: bool,
     /// The flush stopped at its budget: the ring may hold more.
     pub has_unflushed: bool,
     /// Local operations that are left in this turn.
@@ -100,6 +102,7 @@ impl Requester {
             drain: DrainState::Inactive,
             joins_immediate: false,
             has_failed: false,
+            has_lost_peer: false,
             has_unflushed: false,
             local_operations_left: LOCAL_OPERATIONS_PER_TURN,
             quiescing: None,
@@ -112,6 +115,11 @@ impl Requester {
     pub fn with_joined_immediate(mut self, joins_immediate: bool) -> Self {
         self.joins_immediate = joins_immediate;
         self
+    }
+
+    /// The peer does not answer any more: tells so with the first work request that is flushed.
+    pub fn set_peer_lost(&mut self) {
+        self.has_lost_peer = true;
     }
 
     /// No work request is unfinished.

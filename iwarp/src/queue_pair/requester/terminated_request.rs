@@ -12,14 +12,15 @@ impl Requester {
     /// Fails the work request that a Terminate is about: the one whose header it quotes, else the
     /// oldest that is not finished.
     pub fn on_terminate(&mut self, terminate: &ReceivedTerminate) {
-        let status = completion_status(terminate.code);
         let Some(quoted) = terminate.ddp else {
+            let status = completion_status(terminate.code, None);
             let unfinished = |entry: &&mut SendEntry| !entry.is_acked || !entry.is_answered;
             if let Some(entry) = self.queue.iter_mut().find(unfinished) {
                 entry.status = status;
             }
             return;
         };
+        let status = completion_status(terminate.code, quoted_opcode(&quoted));
         let is_quoted = |entry: &&mut SendEntry| is_quoted(entry, &quoted, terminate);
         if let Some(entry) = self.queue.iter_mut().find(is_quoted) {
             entry.status = status;
@@ -29,13 +30,17 @@ impl Requester {
     }
 }
 
-/// The quoted DDP header is that of a segment of this work request.
-fn is_quoted(entry: &SendEntry, quoted: &[u8; MAX_HDR_LEN], terminate: &ReceivedTerminate) -> bool {
+fn quoted_opcode(quoted: &[u8; MAX_HDR_LEN]) -> Option<RdmapOpcode> {
     let control = ControlOctets {
         ddp: quoted[0],
         rdmap: quoted[1],
     };
-    let Some(opcode) = RdmapOpcode::from_wire(control.opcode()) else {
+    RdmapOpcode::from_wire(control.opcode())
+}
+
+/// The quoted DDP header is that of a segment of this work request.
+fn is_quoted(entry: &SendEntry, quoted: &[u8; MAX_HDR_LEN], terminate: &ReceivedTerminate) -> bool {
+    let Some(opcode) = quoted_opcode(quoted) else {
         return false;
     };
     let msn = UntaggedHeader::parse(quoted).msn.0;
