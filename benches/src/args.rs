@@ -1,34 +1,72 @@
 //! The command line of `siw-perf`, and what it asks to be measured.
 
 use crate::plan::{MeasurementPlan, Mode, Operation};
-use clap::Parser;
+use clap::{Args, Parser, Subcommand};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Bandwidth and latency over siwd, beside the bounds of the same machine.
+/// Measures siwd and the machine below it.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "siw-perf", version, about)]
 pub struct PerfOptions {
-    /// Bandwidth or latency.
-    #[arg(value_enum)]
-    pub mode: Mode,
+    /// What to measure.
+    #[command(subcommand)]
+    pub command: PerfCommand,
+}
 
+/// What to measure.
+#[derive(Debug, Clone, Subcommand)]
+pub enum PerfCommand {
+    /// Bandwidth over siwd, beside the bounds of the machine.
+    Bw(TransferOptions),
+    /// Round trips over siwd, one at a time.
+    Lat(TransferOptions),
+    /// Messages per second over siwd: 64 bytes, 128 in flight.
+    Rate(TransferOptions),
+    /// What the machine can do without siwd: copying, CRC32c, both in one pass, a cache line's way
+    /// between two cores.
+    Limits(LimitsOptions),
+    /// siwd beside the kernel's TCP, UCX and libfabric on this machine: the same sizes and cores,
+    /// medians of alternating rounds. Starts daemons and network namespaces of its own; needs root.
+    Peers(PeersOptions),
+    /// Round trips over the kernel's TCP with both ends spinning; part of `peers`.
+    #[command(hide = true)]
+    TcpPingPong(PingPongOptions),
+}
+
+/// What and how a transfer is measured. Lists of sizes, depths or queue pairs measure every
+/// combination and print a table.
+#[derive(Debug, Clone, Args)]
+pub struct TransferOptions {
     /// How the data moves.
     #[arg(long, value_enum, default_value = "write")]
     pub op: Operation,
 
-    /// Bytes of a message, with K, M or G for KiB, MiB, GiB [default: 1M for bw, 64 for lat].
-    #[arg(long, value_name = "N", value_parser = parse_size)]
-    pub size: Option<u32>,
+    /// Bytes of a message, with K, M or G for KiB, MiB, GiB [default: 1M for bw, else 64].
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = parse_size)]
+    pub size: Vec<u32>,
 
-    /// Messages in flight on each queue pair [default: 8 for bw].
-    #[arg(long, value_name = "N")]
-    pub depth: Option<u32>,
+    /// Messages in flight on each queue pair [default: 8 for bw, 128 for rate].
+    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    pub depth: Vec<u32>,
 
     /// Queue pairs, each with a connection of its own.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub qps: u32,
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1")]
+    pub qps: Vec<u32>,
+
+    /// Measurements of each combination; their median is shown, with the least and the greatest.
+    /// A disturbed one is repeated, at most as often again.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+
+    /// Also report the bandwidth of each such interval.
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub interval: Option<Duration>,
+
+    /// Also report the whole distribution of latencies (--json).
+    #[arg(long)]
+    pub histogram: bool,
 
     /// Seconds to measure; some tenths before them are not counted.
     #[arg(long, value_name = "N", default_value = "3", value_parser = parse_seconds)]
@@ -51,9 +89,13 @@ pub struct PerfOptions {
     #[arg(long, value_name = "ADDR", value_parser = parse_address)]
     pub connect: Option<SocketAddr>,
 
-    /// Print the result as one line of JSON.
-    #[arg(long)]
+    /// Print each result as one line of JSON.
+    #[arg(long, conflicts_with = "csv")]
     pub json: bool,
+
+    /// Print a line of comma-separated values for each result, and one with their names.
+    #[arg(long)]
+    pub csv: bool,
 
     /// Check all received data; wrong bytes are an error. Slower.
     #[arg(long)]
@@ -75,6 +117,81 @@ pub struct PerfOptions {
     /// [default: the first that this process may use, when both ends are in it].
     #[arg(long, value_name = "N")]
     pub core: Option<usize>,
+
+    /// The core of the daemon's worker, to compare the cache line's way with
+    /// [default: that of the first worker].
+    #[arg(long, value_name = "N")]
+    pub worker_core: Option<usize>,
+}
+
+/// How contenders are compared.
+#[derive(Debug, Clone, Args)]
+pub struct PeersOptions {
+    /// Rounds; each measures every contender once.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+
+    /// Seconds of each measurement.
+    #[arg(long, value_name = "N", default_value = "2", value_parser = parse_seconds)]
+    pub secs: Duration,
+
+    /// The core of the side that begins, and that of the other: siwd's worker, or the server
+    /// [default: the first two of this process].
+    #[arg(long, value_name = "A,B", value_delimiter = ',', num_args = 2)]
+    pub cores: Option<Vec<usize>>,
+
+    /// Only contenders with one of these words in their names.
+    #[arg(long, value_name = "WORD,..", value_delimiter = ',')]
+    pub only: Vec<String>,
+
+    /// Print the result as one line of JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// One end of round trips over the kernel's TCP.
+#[derive(Debug, Clone, Args)]
+pub struct PingPongOptions {
+    /// Answer one connection.
+    #[arg(
+        long,
+        value_name = "ADDR:PORT",
+        conflicts_with = "connect",
+        required_unless_present = "connect"
+    )]
+    pub listen: Option<SocketAddr>,
+
+    /// Measure, and print the median in microseconds.
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub connect: Option<SocketAddr>,
+
+    /// Bytes of a message.
+    #[arg(long, value_name = "N", default_value = "64", value_parser = parse_size)]
+    pub size: u32,
+
+    /// Seconds to measure.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = parse_seconds)]
+    pub secs: Duration,
+}
+
+/// How the machine is measured.
+#[derive(Debug, Clone, Args)]
+pub struct LimitsOptions {
+    /// Bytes that are worked on at a time.
+    #[arg(long, value_name = "N", default_value = "1428", value_parser = parse_size)]
+    pub piece: u32,
+
+    /// Two cores that exchange a cache line [default: the first two of this process].
+    #[arg(long, value_name = "A,B", value_delimiter = ',', num_args = 2)]
+    pub cores: Option<Vec<usize>>,
+
+    /// Seconds of each round of each measurement.
+    #[arg(long, value_name = "N", default_value = "0.05", value_parser = parse_seconds)]
+    pub secs: Duration,
+
+    /// Print the result as one line of JSON.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Port of --listen and --connect addresses without one.
@@ -101,10 +218,10 @@ pub enum PerfEndpoints {
     },
 }
 
-impl PerfOptions {
+impl TransferOptions {
     /// The ends that the options name, with the default devices.
-    pub fn endpoints(&self) -> Result<PerfEndpoints, String> {
-        Ok(match (&self.listen, &self.connect) {
+    pub fn endpoints(&self) -> PerfEndpoints {
+        match (&self.listen, &self.connect) {
             (Some(address), _) => PerfEndpoints::Listen(*address),
             (None, Some(address)) => PerfEndpoints::Connect {
                 to: *address,
@@ -114,27 +231,63 @@ impl PerfOptions {
                 from: self.from.clone().unwrap_or_else(|| "siw0".into()),
                 to: self.to.clone().unwrap_or_else(|| "siw1".into()),
             },
-        })
+        }
     }
 
-    /// The measurement that the options describe, checked against the limits.
-    pub fn to_plan(&self) -> Result<MeasurementPlan, String> {
-        let latency = self.mode == Mode::Lat;
-        if latency && self.depth.is_some_and(|depth| depth != 1) {
+    /// The measurements that the options describe, one for each combination of sizes, depths and
+    /// queue pairs, checked against the limits. Never empty.
+    pub fn to_plans(&self, mode: TransferMode) -> Result<Vec<MeasurementPlan>, String> {
+        let latency = mode == TransferMode::Lat;
+        if latency && self.depth.iter().any(|&depth| depth != 1) {
             return Err("--depth: lat has one message in flight; leave it out".into());
         }
-        let plan = MeasurementPlan {
-            mode: self.mode,
-            op: self.op,
-            size: self.size.unwrap_or(if latency { 64 } else { 1 << 20 }),
-            depth: if latency { 1 } else { self.depth.unwrap_or(8) },
-            qps: self.qps,
-            verify: self.verify,
-            inline: self.inline,
+        let (default_size, default_depth) = match mode {
+            TransferMode::Bw => (1 << 20, 8),
+            TransferMode::Lat => (64, 1),
+            TransferMode::Rate => (64, 128),
         };
-        plan.check_limits()?;
-        Ok(plan)
+        let or_default = |list: &[u32], value: u32| match list {
+            [] => vec![value],
+            list => list.to_vec(),
+        };
+        let mut plans = Vec::new();
+        for &qps in &or_default(&self.qps, 1) {
+            for &depth in &or_default(&self.depth, default_depth) {
+                for &size in &or_default(&self.size, default_size) {
+                    let plan = MeasurementPlan {
+                        mode: if latency { Mode::Lat } else { Mode::Bw },
+                        op: self.op,
+                        size,
+                        depth,
+                        qps,
+                        verify: self.verify,
+                        inline: self.inline,
+                    };
+                    plan.check_limits()?;
+                    plans.push(plan);
+                }
+            }
+        }
+        if plans.len() > 1 && self.connect.is_some() {
+            return Err(
+                "--connect: the listening process answers one measurement; give one size, \
+                        depth and number of queue pairs"
+                    .into(),
+            );
+        }
+        Ok(plans)
     }
+}
+
+/// Which of the commands a transfer is measured for: it chooses the defaults.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TransferMode {
+    /// Bandwidth.
+    Bw,
+    /// Round trips.
+    Lat,
+    /// Messages per second.
+    Rate,
 }
 
 /// Reads a number of bytes: `64`, `4K`, `1M`, `1MiB`.
@@ -182,8 +335,57 @@ fn parse_address(text: &str) -> Result<SocketAddr, String> {
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<PerfOptions, String> {
-        PerfOptions::try_parse_from(line.split(' ')).map_err(|error| error.to_string())
+    /// The options of a transfer, and the plan of its first combination.
+    #[derive(Debug)]
+    struct Parsed {
+        options: TransferOptions,
+        mode: TransferMode,
+    }
+
+    impl Parsed {
+        fn to_plan(&self) -> Result<MeasurementPlan, String> {
+            self.options.to_plans(self.mode).map(|plans| plans[0])
+        }
+    }
+
+    fn parse(line: &str) -> Result<Parsed, String> {
+        let parsed = PerfOptions::try_parse_from(line.split(' ')).map_err(|e| e.to_string())?;
+        let (mode, options) = match parsed.command {
+            PerfCommand::Bw(options) => (TransferMode::Bw, options),
+            PerfCommand::Lat(options) => (TransferMode::Lat, options),
+            PerfCommand::Rate(options) => (TransferMode::Rate, options),
+            other => return Err(format!("{other:?}")),
+        };
+        Ok(Parsed { options, mode })
+    }
+
+    #[test]
+    fn lists_measure_every_combination() {
+        let parsed = parse("siw-perf bw --size 64,4K --depth 1,16 --qps 1,2").unwrap();
+        let plans = parsed.options.to_plans(parsed.mode).unwrap();
+        let all: Vec<_> = plans
+            .iter()
+            .map(|plan| (plan.qps, plan.depth, plan.size))
+            .collect();
+        assert_eq!(all.len(), 8);
+        assert_eq!(
+            (all[0], all[1], all[2]),
+            ((1, 1, 64), (1, 1, 4096), (1, 16, 64))
+        );
+        let error = parse("siw-perf bw --size 64,4K --connect 10.77.0.2").unwrap();
+        let error = error.to_plan().unwrap_err();
+        assert!(error.contains("one measurement"), "{error}");
+    }
+
+    #[test]
+    fn rate_has_many_small_messages_in_flight() {
+        let plan = parse("siw-perf rate").unwrap().to_plan().unwrap();
+        assert_eq!((plan.mode, plan.size, plan.depth), (Mode::Bw, 64, 128));
+    }
+
+    #[test]
+    fn output_has_one_form() {
+        assert!(parse("siw-perf bw --json --csv").is_err());
     }
 
     #[test]
@@ -197,12 +399,12 @@ mod tests {
             (port.op, port.size, port.depth, port.qps),
             (Operation::Read, 65536, 16, 4)
         );
-        assert_eq!(a.secs, Duration::from_millis(500));
+        assert_eq!(a.options.secs, Duration::from_millis(500));
         let both = PerfEndpoints::Both {
             from: "siw0".into(),
             to: "siw1".into(),
         };
-        assert_eq!(a.endpoints().unwrap(), both);
+        assert_eq!(a.options.endpoints(), both);
     }
 
     #[test]
@@ -262,7 +464,7 @@ mod tests {
         let a = parse("siw-perf lat --connect fd77::2").unwrap();
         let to = "[fd77::2]:7175".parse().unwrap();
         assert_eq!(
-            a.endpoints().unwrap(),
+            a.options.endpoints(),
             PerfEndpoints::Connect { to, from: None }
         );
         let error = parse("siw-perf lat --connect somewhere").unwrap_err();

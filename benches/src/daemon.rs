@@ -3,6 +3,7 @@
 
 use serde::Serialize;
 use serde_json::Value;
+use std::fmt;
 use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -40,6 +41,90 @@ impl Retransmissions {
             retrans_segs: self.retrans_segs.saturating_sub(before.retrans_segs),
             timeouts: self.timeouts.saturating_sub(before.timeouts),
         }
+    }
+}
+
+/// What one worker did during a measurement, as the daemon counts it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct WorkerUse {
+    /// The core that it runs on.
+    pub core: usize,
+    /// Percent of the time that its thread ran; the rest it slept, or lacked the core.
+    pub busy_percent: f64,
+    /// Frames that it sent and received.
+    pub frames: u64,
+    /// Nanoseconds that it ran for each frame, empty polls included; none without frames.
+    pub ns_per_frame: Option<f64>,
+    /// Nanoseconds that it ran for each message of the measurement.
+    pub ns_per_message: Option<f64>,
+}
+
+/// Counters of one worker since the daemon started.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WorkerCounters {
+    /// The core that it runs on.
+    pub core: usize,
+    cpu_ns: u64,
+    frames: u64,
+}
+
+impl WorkerCounters {
+    /// Of all workers, from the daemon's statistics; none when the client may not see them.
+    pub fn from_statistics(stats: &str) -> Vec<WorkerCounters> {
+        let json: Value = serde_json::from_str(stats).unwrap_or_default();
+        let workers = json["workers"].as_array().cloned().unwrap_or_default();
+        let count = |value: &Value| value.as_u64().unwrap_or(0);
+        workers
+            .iter()
+            .map(|worker| WorkerCounters {
+                core: count(&worker["core"]) as usize,
+                cpu_ns: count(&worker["cpu_ns"]),
+                frames: worker["devices"].as_array().map_or(0, |devices| {
+                    let frames =
+                        |device: &Value| count(&device["rx_frames"]) + count(&device["tx_frames"]);
+                    devices.iter().map(frames).sum()
+                }),
+            })
+            .collect()
+    }
+}
+
+impl WorkerUse {
+    /// What a worker did between two readings of its counters, `time` apart, while `messages`
+    /// completed.
+    pub fn between(
+        before: &WorkerCounters,
+        after: &WorkerCounters,
+        time: Duration,
+        messages: u64,
+    ) -> WorkerUse {
+        let ran = after.cpu_ns.saturating_sub(before.cpu_ns) as f64;
+        let frames = after.frames.saturating_sub(before.frames);
+        let each = |count: u64| (count > 0).then(|| (ran / count as f64 * 10.0).round() / 10.0);
+        WorkerUse {
+            core: after.core,
+            busy_percent: (ran / time.as_nanos().max(1) as f64 * 1000.0).round() / 10.0,
+            frames,
+            ns_per_frame: each(frames),
+            ns_per_message: each(messages),
+        }
+    }
+}
+
+impl fmt::Display for WorkerUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "worker on core {}: ran {:.0} % of the time, {} frames",
+            self.core, self.busy_percent, self.frames
+        )?;
+        if let Some(ns) = self.ns_per_frame {
+            write!(f, ", {ns:.0} ns each")?;
+        }
+        if let Some(ns) = self.ns_per_message {
+            write!(f, ", {ns:.0} ns for each message")?;
+        }
+        Ok(())
     }
 }
 
@@ -173,6 +258,28 @@ mod tests {
             Retransmissions::from_statistics("no JSON"),
             Retransmissions::default()
         );
+    }
+
+    #[test]
+    fn the_use_of_a_worker_is_what_its_counters_grew_by() {
+        let stats = |cpu_ns, frames| {
+            let text = format!(
+                r#"{{"workers":[{{"core":1,"cpu_ns":{cpu_ns},
+                "devices":[{{"rx_frames":{frames},"tx_frames":0}},{{"tx_frames":{frames}}}]}}]}}"#
+            );
+            WorkerCounters::from_statistics(&text)[0]
+        };
+        let time = Duration::from_micros(10);
+        let used = WorkerUse::between(&stats(1000, 10), &stats(6000, 60), time, 20);
+        let expected = WorkerUse {
+            core: 1,
+            busy_percent: 50.0,
+            frames: 100,
+            ns_per_frame: Some(50.0),
+            ns_per_message: Some(250.0),
+        };
+        assert_eq!(used, expected);
+        assert_eq!(WorkerCounters::from_statistics("{}"), []);
     }
 
     #[test]

@@ -243,7 +243,8 @@ pub fn measure_latency(
     let warm_up = (time / 4).min(Duration::from_millis(300));
     let mut latency = new_histogram()?;
     let mut progress = ProgressLine::new();
-    let mut begin = Instant::now();
+    let start = Instant::now();
+    let mut begin = start;
     let mut last = begin;
     let mut counting = false;
     let mut round = 0u64;
@@ -278,7 +279,7 @@ pub fn measure_latency(
             )
         });
     }
-    let measured = begin.elapsed();
+    let (measured, whole_time) = (begin.elapsed(), start.elapsed());
     drop(progress);
     if target_end.is_none() {
         let mut line = [0; FINAL_LINE_BYTES];
@@ -297,8 +298,11 @@ pub fn measure_latency(
         messages: latency.len(),
         bytes: latency.len() * u64::from(plan.size),
         time: measured,
+        all_messages: round,
+        whole_time,
         latency,
         verified: ping.verified + pong.map_or(0, |pong| pong.verified),
+        series: Vec::new(),
     })
 }
 

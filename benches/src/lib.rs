@@ -1,8 +1,9 @@
 //! What `siw-perf` and `./benches/figures` measure with.
 //!
 //! ```text
-//!  args ─► plan ─► session (connects) ─► bandwidth │ latency ─► measurement ─► report
-//!                                  bounds (raw frames, copy, CRC32c) ───────────┘
+//!  args ─► transfer ─► plan ─► session (connects) ─► bandwidth │ latency ─► report ─► summary
+//!              ├─ bounds (raw frames, copy, CRC32c) ──────────────────────────┘
+//!              └─ machine (which one, and whether others disturbed it)
 //! ```
 //! One thread drives both ends of a transfer when they are in one process: the
 //! daemon's worker then has the other core to itself.
@@ -18,12 +19,17 @@ pub mod daemon;
 pub mod end;
 pub mod figure;
 pub mod latency;
+pub mod limits;
+pub mod machine;
 pub mod measurement;
 pub mod pattern;
+pub mod peers;
 pub mod plan;
 pub mod progress;
 pub mod registration;
 pub mod report;
 pub mod session;
+pub mod summary;
 pub mod tcp;
+pub mod transfer;
 pub mod trust;

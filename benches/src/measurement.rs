@@ -12,10 +12,16 @@ pub struct Measurement {
     pub bytes: u64,
     /// The time measured, without the warm-up.
     pub time: Duration,
+    /// All messages, those of the warm-up included.
+    pub all_messages: u64,
+    /// All the time, the warm-up included.
+    pub whole_time: Duration,
     /// Nanoseconds: of a round trip, or from posting to completion.
     pub latency: Histogram<u64>,
     /// Messages whose bytes were compared.
     pub verified: u64,
+    /// Messages that completed in each interval, if intervals were asked for.
+    pub series: Vec<u64>,
 }
 
 /// A histogram for times from a nanosecond to a minute, to three digits.

@@ -1,12 +1,14 @@
 //! The result of `siw-perf`: one line of JSON for programs, a few lines for people.
 
 use crate::bounds::Bound;
-use crate::daemon::Retransmissions;
-use crate::measurement::{Measurement, format_bytes};
+use crate::daemon::{Retransmissions, WorkerUse};
+use crate::machine::{Conditions, MachineRecord};
+use crate::measurement::{Measurement, format_bytes, gigabits_per_second};
 use crate::plan::{MeasurementPlan, Mode};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 use std::fmt;
+use std::time::Duration;
 
 /// Microseconds at three quantiles.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -91,6 +93,20 @@ pub struct PerfReport {
     pub driver: String,
     /// What the reader should know of the measurement.
     pub notes: Vec<String>,
+    /// What the daemon's workers did meanwhile, for whatever client.
+    pub workers: Vec<WorkerUse>,
+    /// Gb/s of each interval that was asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub series_gbps: Vec<f64>,
+    /// Pairs of microseconds and number of messages that took as long, if asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub histogram: Vec<(f64, u64)>,
+    /// Which of the measurements of the same transfer, from 1.
+    pub round: u32,
+    /// What happened to the machine meanwhile.
+    pub conditions: Conditions,
+    /// The machine.
+    pub machine: MachineRecord,
 }
 
 impl PerfReport {
@@ -137,7 +153,37 @@ impl PerfReport {
             to: path.to,
             driver: path.driver,
             notes,
+            workers: Vec::new(),
+            series_gbps: Vec::new(),
+            histogram: Vec::new(),
+            round: 1,
+            conditions: Conditions::default(),
+            machine: MachineRecord::default(),
         }
+    }
+
+    /// Adds the bandwidth of each `interval` of the measurement.
+    pub fn add_series(&mut self, measured: &Measurement, interval: Duration) {
+        self.series_gbps = measured
+            .series
+            .iter()
+            .map(|messages| {
+                let bytes = messages * u64::from(self.size);
+                round_to_micro(gigabits_per_second(bytes, interval))
+            })
+            .collect();
+    }
+
+    /// Adds the whole distribution of latencies.
+    pub fn add_histogram(&mut self, measured: &Measurement) {
+        self.histogram = measured
+            .latency
+            .iter_recorded()
+            .map(|step| {
+                let us = step.value_iterated_to() as f64 / 1e3;
+                (us, step.count_since_last_iteration())
+            })
+            .collect();
     }
 
     /// The report as one line of JSON.
@@ -218,6 +264,20 @@ impl fmt::Display for PerfReport {
                 self.tcp.retrans_segs, self.tcp.timeouts
             )?;
         }
+        for worker in &self.workers {
+            writeln!(f, "  {worker}")?;
+        }
+        if !self.series_gbps.is_empty() {
+            let series: Vec<String> = self
+                .series_gbps
+                .iter()
+                .map(|gbps| format!("{gbps:.2}"))
+                .collect();
+            writeln!(f, "  Gb/s by interval: {}", series.join(" "))?;
+        }
+        if let Some(reason) = &self.conditions.disturbed {
+            writeln!(f, "  disturbed: {reason}")?;
+        }
         for note in &self.notes {
             writeln!(f, "  note: {note}")?;
         }
@@ -226,49 +286,65 @@ impl fmt::Display for PerfReport {
 }
 
 #[cfg(test)]
+fn report_with(mode: Mode, bound: Bound) -> PerfReport {
+    let mut latency = crate::measurement::new_histogram().unwrap();
+    for us in 1..=1000u64 {
+        latency.saturating_record(us * 1000);
+    }
+    let measured = Measurement {
+        messages: 2000,
+        bytes: 2000 << 20,
+        time: Duration::from_secs(1),
+        all_messages: 2500,
+        whole_time: Duration::from_millis(1250),
+        latency,
+        verified: 0,
+        series: vec![1000, 1000],
+    };
+    let path = TransferPath {
+        from: "siw0".into(),
+        to: "siw1".into(),
+        driver: "net_ring".into(),
+        mtu: 1500,
+        crc: true,
+    };
+    let plan = MeasurementPlan {
+        mode,
+        ..crate::plan::example()
+    };
+    PerfReport::new(
+        &plan,
+        path,
+        &measured,
+        bound,
+        Retransmissions::default(),
+        vec![],
+    )
+}
+
+#[cfg(test)]
+fn bound() -> Bound {
+    Bound {
+        raw_gbps: Some(100.0),
+        copy_crc_gbps: Some(100.0),
+        crc_gbps: Some(100.0),
+        ..Bound::default()
+    }
+}
+
+/// A result for tests.
+#[cfg(test)]
+pub(crate) fn example_report(mode: Mode) -> PerfReport {
+    report_with(mode, bound())
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::measurement::new_histogram;
-    use crate::plan::example;
-    use std::time::Duration;
 
     fn report(mode: Mode, bound: Bound) -> PerfReport {
-        let mut latency = new_histogram().unwrap();
-        for us in 1..=1000u64 {
-            latency.saturating_record(us * 1000);
-        }
-        let measured = Measurement {
-            messages: 2000,
-            bytes: 2000 << 20,
-            time: Duration::from_secs(1),
-            latency,
-            verified: 0,
-        };
-        let path = TransferPath {
-            from: "siw0".into(),
-            to: "siw1".into(),
-            driver: "net_ring".into(),
-            mtu: 1500,
-            crc: true,
-        };
-        let plan = MeasurementPlan { mode, ..example() };
-        PerfReport::new(
-            &plan,
-            path,
-            &measured,
-            bound,
-            Retransmissions::default(),
-            vec![],
-        )
-    }
-
-    fn bound() -> Bound {
-        Bound {
-            raw_gbps: Some(100.0),
-            copy_crc_gbps: Some(100.0),
-            crc_gbps: Some(100.0),
-            ..Bound::default()
-        }
+        super::report_with(mode, bound)
     }
 
     #[test]
@@ -308,6 +384,23 @@ mod tests {
         assert!((r.gbps - gbps).abs() < 1e-3);
         assert!((r.ratio.unwrap() - gbps / (100.0 / 3.0)).abs() < 1e-3);
         assert_eq!(report(Mode::Lat, bound()).ratio, None);
+    }
+
+    #[test]
+    fn a_series_has_the_bandwidth_of_each_interval() {
+        let mut r = report(Mode::Bw, bound());
+        let measured = Measurement {
+            messages: 3000,
+            bytes: 3000 << 20,
+            time: Duration::from_secs(3),
+            all_messages: 3000,
+            whole_time: Duration::from_secs(3),
+            latency: new_histogram().unwrap(),
+            verified: 0,
+            series: vec![1000, 2000],
+        };
+        r.add_series(&measured, Duration::from_secs(1));
+        assert_eq!(r.series_gbps, [8.388608, 16.777216]);
     }
 
     #[test]

@@ -14,11 +14,13 @@ use siw::{CmEvent, Error};
 use std::time::{Duration, Instant};
 use target::BandwidthTarget;
 
-/// Measures for `time` from the initiator; the target is in this process or another.
+/// Measures for `time` from the initiator; the target is in this process or another. With
+/// `interval`, the messages of each such part of the time are counted too.
 pub fn measure_bandwidth(
     initiator_end: &TransferEnd,
     target_end: Option<&TransferEnd>,
     time: Duration,
+    interval: Option<Duration>,
 ) -> Result<Measurement, String> {
     let plan = &initiator_end.plan;
     let mut now = Instant::now();
@@ -28,9 +30,11 @@ pub fn measure_bandwidth(
     let mut initiator = BandwidthInitiator::new(initiator_end, now)?;
     let warm_up = (time / 4).min(Duration::from_millis(300));
     let mut progress = ProgressLine::new();
-    let mut begin = now;
+    let (start, mut begin) = (now, now);
+    let mut warm_up_messages = 0;
     let (mut counted, mut alive) = (None::<Instant>, now);
     initiator.fill_queues(now)?;
+    let mut series = IntervalCounter::new(interval);
     let mut measured = None;
     let mut spins = 0u32;
     loop {
@@ -59,16 +63,20 @@ pub fn measure_bandwidth(
         match (&mut measured, counted) {
             (None, None) if now - begin >= warm_up => {
                 (begin, counted) = (now, Some(now));
-                initiator.messages = 0;
+                warm_up_messages = std::mem::take(&mut initiator.messages);
                 initiator.latency.reset();
+                series.begin(now);
             }
             (None, Some(_)) if now - begin >= time => {
                 measured = Some(Measurement {
                     messages: initiator.messages,
                     bytes: initiator.messages * u64::from(plan.size),
                     time: now - begin,
+                    all_messages: warm_up_messages + initiator.messages,
+                    whole_time: now - start,
                     latency: initiator.latency.clone(),
                     verified: 0,
+                    series: std::mem::take(&mut series.counts),
                 });
             }
             (Some(measurement), _)
@@ -87,6 +95,7 @@ pub fn measure_bandwidth(
             }
             _ => {}
         }
+        series.count_if_due(now, initiator.messages);
         progress.show_if_due(now, || {
             let done = initiator.messages * u64::from(plan.size);
             format!(
@@ -98,6 +107,42 @@ pub fn measure_bandwidth(
                 time.as_secs_f64()
             )
         });
+    }
+}
+
+/// Counts messages by intervals of time.
+struct IntervalCounter {
+    interval: Option<Duration>,
+    next: Option<Instant>,
+    before: u64,
+    counts: Vec<u64>,
+}
+
+impl IntervalCounter {
+    fn new(interval: Option<Duration>) -> IntervalCounter {
+        IntervalCounter {
+            interval,
+            next: None,
+            before: 0,
+            counts: Vec::new(),
+        }
+    }
+
+    /// The counting begins now, with no message.
+    fn begin(&mut self, now: Instant) {
+        self.next = self.interval.map(|interval| now + interval);
+    }
+
+    /// Notes what was counted since the last interval ended, if this one is over.
+    #[inline]
+    fn count_if_due(&mut self, now: Instant, messages: u64) {
+        if let (Some(next), Some(interval)) = (self.next, self.interval)
+            && now >= next
+        {
+            self.counts.push(messages - self.before);
+            self.before = messages;
+            self.next = Some(next + interval);
+        }
     }
 }
 

@@ -15,7 +15,7 @@ pub use framing::Framing;
 use crate::measurement::gigabits_per_second;
 use crate::plan::{MeasurementPlan, Mode};
 use framing::BOUND_TIME;
-use raw_link::RawLink;
+pub use raw_link::RawLink;
 use serde::Serialize;
 use siw_memory::crc;
 use siw_shm::SharedMemory;
@@ -88,12 +88,11 @@ pub struct Bounds {
 
 impl Bounds {
     /// Takes memory like the transfer's (`huge`: hugepages), and a ring pair if its link is one.
-    /// To be called on the thread that measures: it becomes a thread of the EAL.
     pub fn new(
         plan: MeasurementPlan,
         framing: Framing,
         huge: bool,
-        ring_pair: bool,
+        link: Option<RawLink>,
         crc: bool,
     ) -> Result<Bounds, String> {
         let pages = if huge {
@@ -115,10 +114,15 @@ impl Bounds {
             framing,
             src: Arc::new(memory(plan.initiator_bytes())?),
             dst: memory(plan.target_bytes())?,
-            link: ring_pair.then(RawLink::new).transpose()?,
+            link,
             crc,
             round_trip: plan.mode == Mode::Lat,
         })
+    }
+
+    /// Gives the link back: DPDK's environment can be started once in a process.
+    pub fn into_link(self) -> Option<RawLink> {
+        self.link
     }
 
     /// Measures everything once.
@@ -242,13 +246,14 @@ mod tests {
             ..example()
         };
         let framing = Framing::new(1500, false, plan.op);
-        let mut bounds = match Bounds::new(plan, framing, false, true, false) {
-            Ok(b) => b,
+        let link = match RawLink::new() {
+            Ok(link) => link,
             Err(error) => {
                 println!("skipped: {error}");
                 return;
             }
         };
+        let mut bounds = Bounds::new(plan, framing, false, Some(link), false).unwrap();
         let b = bounds.measure_all().unwrap();
         for value in [
             b.raw_gbps,

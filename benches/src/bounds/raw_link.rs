@@ -19,7 +19,7 @@ const COPY_MAX: usize = 512;
 const EAL_MB: u32 = 48;
 
 /// A ring pair of our own, like the one inside of the daemon.
-pub(super) struct RawLink {
+pub struct RawLink {
     forward_queues: (TxQueue, RxQueue),
     backward_queues: (TxQueue, RxQueue),
     cache: MbufCache,
@@ -29,7 +29,9 @@ pub(super) struct RawLink {
 }
 
 impl RawLink {
-    pub(super) fn new() -> Result<RawLink, String> {
+    /// Starts DPDK's environment, once in a process. To be called on the thread that measures: it
+    /// becomes a thread of the environment.
+    pub fn new() -> Result<RawLink, String> {
         let free_kb: u64 = hugepage_sizes()
             .iter()
             .map(|size| size.free * size.page_kb)

@@ -106,7 +106,7 @@ pub use port_control::{LinkStatus, PortCounters};
 pub use port_events::PortEvent;
 pub use queue::{RxQueue, TxQueue};
 pub use siw_xdp::{Claim, ClaimKind, CopyMode, XdpInterface};
-pub use thread::{RegisteredThread, pin_current_thread};
+pub use thread::{RegisteredThread, allowed_cores, pin_current_thread};
 pub use tsc::{tsc_hz, tsc_now};
 pub use xdp_port::XdpLink;
 

@@ -65,8 +65,8 @@ pub fn pin_current_thread(core: usize) -> Result<()> {
     set_affinity(&set).map_err(|_| core_error(core))
 }
 
-/// The CPUs the calling thread may run on.
-pub(crate) fn allowed_cores() -> Vec<usize> {
+/// The CPUs the calling thread may run on, in ascending order.
+pub fn allowed_cores() -> Vec<usize> {
     let set = current_affinity();
     (0..libc::CPU_SETSIZE as usize)
         // SAFETY: the index is below CPU_SETSIZE.

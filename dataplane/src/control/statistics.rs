@@ -107,6 +107,8 @@ impl ControlThread {
                     "queue_pairs": worker.queue_pairs,
                     "iterations": worker.iterations,
                     "sleeps": worker.sleeps,
+                    "core": worker.core,
+                    "cpu_ns": worker.cpu_ns,
                     "frames_forwarded": worker.forward.forwarded,
                     "frames_taken": worker.forward.taken,
                     "frames_copied": worker.forward.copied,

@@ -550,6 +550,10 @@ pub struct WorkerStats {
     pub iterations: u64,
     /// How often it slept.
     pub sleeps: u64,
+    /// The core that it runs on.
+    pub core: usize,
+    /// Nanoseconds that its thread has run.
+    pub cpu_ns: u64,
     /// Frames from and to other workers.
     pub forward: crate::datapath::forward::ForwardStats,
     /// FPDUs whose payload was placed before a hole in front of them was filled.

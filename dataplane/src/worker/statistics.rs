@@ -2,6 +2,8 @@
 
 use super::Worker;
 use super::messages::{PortStats, WorkerStats};
+use rustix::thread::sched_getcpu;
+use rustix::time::{ClockId, clock_gettime};
 
 impl Worker {
     pub(super) fn statistics(&self) -> WorkerStats {
@@ -9,6 +11,8 @@ impl Worker {
             queue_pairs: self.queue_pairs.count(),
             iterations: self.batches,
             sleeps: self.wake_sources.sleeps(),
+            core: sched_getcpu(),
+            cpu_ns: thread_cpu_ns(),
             placed_out_of_order: self.placed_out_of_order,
             receive_waits: self.receive_waits.begun,
             receive_wait_timeouts: self.receive_waits.timed_out,
@@ -32,4 +36,10 @@ impl Worker {
             buffers: self.cache.pool().capacity(),
         }
     }
+}
+
+/// Nanoseconds that the calling thread has run.
+fn thread_cpu_ns() -> u64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    (time.tv_sec as u64).wrapping_mul(1_000_000_000) + time.tv_nsec as u64
 }

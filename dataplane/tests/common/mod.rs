@@ -278,6 +278,11 @@ pub fn siwrun() -> &'static Path {
     PATH.get_or_init(|| build_of_package("siw-verbs", "--lib", "--bins").join("siwrun"))
 }
 
+/// The path of `siw-perf`, built with the profile of this test.
+pub fn siw_perf() -> PathBuf {
+    build_of_package("siw-bench", "--bin", "siw-perf").join("siw-perf")
+}
+
 /// The path of a Rust example of the client library, built with the profile of this test.
 pub fn client_example(name: &str) -> PathBuf {
     build_of_package("siw", "--example", name)

@@ -46,6 +46,21 @@ impl Crc32c {
     }
 }
 
+/// A way to compute CRC32c: its name, and the function, with arguments as [`crc32c_append`].
+pub type CrcImplementation = (&'static str, fn(u32, &[u8]) -> u32);
+
+/// All ways that this processor can do, whatever [`crc32c_append`] would choose; for measurements.
+pub fn available_implementations() -> Vec<CrcImplementation> {
+    let mut all: Vec<CrcImplementation> = vec![("crc-fast", update_portable)];
+    if std::arch::is_x86_feature_detected!("sse4.2") {
+        all.push(("SSE4.2 instruction", update_short));
+    }
+    if super::crc_fold::is_available() {
+        all.push(("AVX-512 folding", crc32c_append));
+    }
+    all
+}
+
 /// CRC32c of `data`.
 #[inline]
 pub fn crc32c(data: &[u8]) -> u32 {

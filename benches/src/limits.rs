@@ -1,0 +1,249 @@
+//! `siw-perf limits`: what the machine can do, without siwd: copying, CRC32c in each implementation,
+//! both in one pass, and a cache line's way between two cores and back.
+
+use crate::machine::{Conditions, ConditionsWatch, MachineRecord, cache_line_round_trip_ns};
+use crate::measurement::{format_bytes, gigabits_per_second};
+use serde::Serialize;
+use siw_memory::{crc, crc_copy};
+use siw_shm::SharedMemory;
+use siw_shm::shared_memory::PageSize;
+use std::fmt;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+/// Working sets: within a first-level, a second-level, a last-level cache, and beyond.
+const WORKING_SETS: [u32; 5] = [16 << 10, 256 << 10, 4 << 20, 32 << 20, 128 << 20];
+/// Rounds of each measurement; the best counts, with the spread beside it.
+const ROUNDS: usize = 5;
+
+/// One kind of work on memory.
+#[derive(Debug, Clone, Serialize)]
+pub struct MemoryLimit {
+    /// What is done: `copy`, `copy + CRC32c`, or `CRC32c` with the implementation.
+    pub work: String,
+    /// For each working set of [`MachineLimits::working_sets`]: Gb/s of the best round.
+    pub gbps: Vec<f64>,
+    /// The same, of the worst round.
+    pub worst_gbps: Vec<f64>,
+}
+
+/// The limits of the machine.
+#[derive(Debug, Clone, Serialize)]
+pub struct MachineLimits {
+    /// Which machine.
+    pub machine: MachineRecord,
+    /// What happened to it meanwhile.
+    pub conditions: Conditions,
+    /// Bytes that are worked on at a time: the payload of an FPDU.
+    pub piece: usize,
+    /// Bytes of source and destination together.
+    pub working_sets: Vec<u32>,
+    /// Each kind of work.
+    pub memory: Vec<MemoryLimit>,
+    /// The two cores that exchange a cache line; none on a machine with one.
+    pub cores: Option<[usize; 2]>,
+    /// Nanoseconds there and back.
+    pub cache_line_ns: Option<f64>,
+}
+
+/// Measures all limits with pieces of `piece` bytes. `time`: of each round of each kind of work.
+pub fn measure_limits(
+    piece: usize,
+    cores: Option<[usize; 2]>,
+    time: Duration,
+) -> Result<MachineLimits, String> {
+    let watch = ConditionsWatch::begin(cores);
+    let cache_line_ns = cores.map(cache_line_round_trip_ns).transpose()?;
+    let measure = || measure_memory(piece, time);
+    // On one core, as a worker is; the calling thread keeps its cores.
+    let memory = std::thread::scope(|scope| {
+        let pinned = scope.spawn(|| {
+            if let Some([core, _]) = cores {
+                dpdk::pin_current_thread(core).map_err(|error| error.to_string())?;
+            }
+            measure()
+        });
+        pinned
+            .join()
+            .unwrap_or_else(|_| Err("the measurement panicked".into()))
+    })?;
+    Ok(MachineLimits {
+        machine: MachineRecord::read(),
+        conditions: watch.end(),
+        piece,
+        working_sets: WORKING_SETS.to_vec(),
+        memory,
+        cores,
+        cache_line_ns,
+    })
+}
+
+/// What is done with each piece: source, its offset, and where to.
+type PieceWork = Box<dyn Fn(&SharedMemory, usize, &mut [u8])>;
+
+fn all_work() -> Vec<(String, PieceWork)> {
+    let mut all: Vec<(String, PieceWork)> = vec![
+        (
+            "copy".into(),
+            Box::new(|source, offset, to| {
+                // The offsets are within the source by construction of the loop.
+                let _ = source.read(offset, to);
+            }),
+        ),
+        (
+            "copy + CRC32c, one pass".into(),
+            Box::new(|source, offset, to| {
+                let _ = black_box(crc_copy::read_with_crc(source, offset, to, 0));
+            }),
+        ),
+    ];
+    let crates = [(
+        "crc32c crate",
+        crc32c::crc32c_append as fn(u32, &[u8]) -> u32,
+    )];
+    for (name, append) in crc::available_implementations().into_iter().chain(crates) {
+        all.push((
+            format!("CRC32c, {name}"),
+            Box::new(move |_, _, to| {
+                black_box(append(0, to));
+            }),
+        ));
+    }
+    all
+}
+
+fn measure_memory(piece: usize, time: Duration) -> Result<Vec<MemoryLimit>, String> {
+    let largest = WORKING_SETS.iter().copied().max().unwrap_or(0) as usize;
+    let source = SharedMemory::create_memfd("siw-perf-limits", largest, PageSize::TryHuge)
+        .map_err(|error| format!("memory to measure with: {error}"))?;
+    let mut target = vec![0x5au8; largest];
+    for at in (0..source.len()).step_by(4096) {
+        source
+            .write(at, &target[..4096])
+            .map_err(|error| error.to_string())?;
+    }
+    let mut limits = Vec::new();
+    for (work, run) in all_work() {
+        let (mut best, mut worst) = (Vec::new(), Vec::new());
+        for set in WORKING_SETS {
+            // Copies use two memories, which share the caches.
+            let half = if work.starts_with("copy") {
+                set / 2
+            } else {
+                set
+            } as usize;
+            let rates: Vec<f64> = (0..ROUNDS)
+                .map(|_| rate_over(half, piece, time, &mut target, &source, &run))
+                .collect();
+            best.push(round_to_tenth(rates.iter().copied().fold(0.0, f64::max)));
+            worst.push(round_to_tenth(
+                rates.iter().copied().fold(f64::MAX, f64::min),
+            ));
+        }
+        limits.push(MemoryLimit {
+            work,
+            gbps: best,
+            worst_gbps: worst,
+        });
+    }
+    Ok(limits)
+}
+
+/// Gb/s of `run` over `len` bytes, piece after piece, again and again.
+fn rate_over(
+    len: usize,
+    piece: usize,
+    time: Duration,
+    target: &mut [u8],
+    source: &SharedMemory,
+    run: &PieceWork,
+) -> f64 {
+    let pieces = (len / piece).max(1);
+    let piece = piece.min(len);
+    let mut pass = || {
+        for index in 0..pieces {
+            let at = index * piece;
+            run(source, at, &mut target[at..at + piece]);
+        }
+    };
+    // Once without counting: the caches as later.
+    pass();
+    let start = Instant::now();
+    let mut bytes = 0;
+    loop {
+        pass();
+        bytes += (pieces * piece) as u64;
+        let elapsed = start.elapsed();
+        if elapsed >= time {
+            return gigabits_per_second(bytes, elapsed);
+        }
+    }
+}
+
+fn round_to_tenth(value: f64) -> f64 {
+    (value * 10.0).round() / 10.0
+}
+
+impl fmt::Display for MachineLimits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{}, Linux {}, {}; pieces of {} bytes, best of {ROUNDS} rounds, Gb/s:",
+            self.machine.cpu, self.machine.kernel, self.machine.dpdk, self.piece
+        )?;
+        write!(f, "  {:<28}", "working set")?;
+        for &set in &self.working_sets {
+            write!(f, " {:>9}", format_bytes(set))?;
+        }
+        writeln!(f)?;
+        for limit in &self.memory {
+            write!(f, "  {:<28}", limit.work)?;
+            for rate in &limit.gbps {
+                write!(f, " {rate:>9.1}")?;
+            }
+            writeln!(f)?;
+        }
+        match (self.cores, self.cache_line_ns) {
+            (Some([first, second]), Some(ns)) => writeln!(
+                f,
+                "  a cache line from core {first} to core {second} and back: {ns:.0} ns"
+            )?,
+            _ => writeln!(f, "  one core: no cache line has to travel")?,
+        }
+        if let Some(reason) = &self.conditions.disturbed {
+            writeln!(f, "  disturbed: {reason}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_of_work_has_a_rate_for_each_working_set() {
+        let limits = measure_limits(1428, None, Duration::from_micros(50)).unwrap();
+        assert!(limits.memory.len() >= 4, "{:?}", limits.memory);
+        for limit in &limits.memory {
+            assert_eq!(limit.gbps.len(), WORKING_SETS.len());
+            let pairs = limit.gbps.iter().zip(&limit.worst_gbps);
+            assert!(
+                pairs
+                    .clone()
+                    .all(|(best, worst)| best >= worst && *worst > 0.0),
+                "{limit:?}"
+            );
+        }
+        let text = limits.to_string();
+        assert!(
+            text.contains("copy + CRC32c, one pass") && text.contains("128 MiB"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_piece_may_be_larger_than_the_working_set() {
+        assert!(measure_limits(1 << 20, None, Duration::from_micros(1)).is_ok());
+    }
+}

@@ -1,0 +1,153 @@
+//! The time that a cache line takes from one core to another and back: the unit in which the
+//! latency of anything that two cores do together can be compared between machines.
+
+use rustix::thread::{CpuSet, sched_setaffinity};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// Round trips between two readings of the clock.
+const ROUNDS_PER_SAMPLE: u32 = 500;
+/// Samples; their median counts.
+const SAMPLES: usize = 41;
+/// Longest time of a measurement: another thread may hold one of the cores.
+const TIME_LIMIT: Duration = Duration::from_millis(400);
+/// Polls without an answer between two looks at the clock.
+const POLLS_PER_CLOCK_CHECK: u32 = 1 << 12;
+
+/// A number alone on the two lines that processors fetch together.
+#[repr(align(128))]
+struct Line(AtomicU32);
+
+/// Nanoseconds of a round trip between two threads that spin on `cores`: each writes a line that
+/// the other reads. Fails when a core is not this process's, and when both are the same.
+pub fn cache_line_round_trip_ns(cores: [usize; 2]) -> Result<f64, String> {
+    if cores[0] == cores[1] {
+        return Err(format!(
+            "core {} has nobody to exchange lines with",
+            cores[0]
+        ));
+    }
+    let (request, reply) = (Line(AtomicU32::new(0)), Line(AtomicU32::new(0)));
+    let started = Barrier::new(2);
+    std::thread::scope(|scope| {
+        let answerer = scope.spawn(|| {
+            let pinned = pin(cores[1]);
+            started.wait();
+            pinned.map(|()| answer_requests(&request, &reply))
+        });
+        let asker = scope.spawn(|| {
+            let pinned = pin(cores[0]);
+            started.wait();
+            let samples = pinned.map(|()| time_requests(&request, &reply));
+            // Ends the answering thread, however far both are.
+            request.0.store(u32::MAX, Ordering::Release);
+            samples
+        });
+        let samples = asker
+            .join()
+            .map_err(|_| "the measurement panicked".to_owned())?;
+        answerer
+            .join()
+            .map_err(|_| "the measurement panicked".to_owned())??;
+        median(samples?).ok_or_else(|| {
+            format!(
+                "cores {} and {} exchanged no cache lines in {} ms: other threads keep one of them",
+                cores[0],
+                cores[1],
+                TIME_LIMIT.as_millis()
+            )
+        })
+    })
+}
+
+/// Moves the calling thread to `core`, also where its parent was pinned to another.
+fn pin(core: usize) -> Result<(), String> {
+    let fail = |reason: &str| format!("core {core} cannot be used: {reason}");
+    if core >= CpuSet::MAX_CPU {
+        return Err(fail("there is no such core"));
+    }
+    let mut set = CpuSet::new();
+    set.set(core);
+    sched_setaffinity(None, &set).map_err(|error| fail(&error.to_string()))
+}
+
+/// Writes each request's number into the reply.
+fn answer_requests(request: &Line, reply: &Line) {
+    let mut last = 0;
+    while last != u32::MAX {
+        let seen = request.0.load(Ordering::Acquire);
+        if seen != last {
+            reply.0.store(seen, Ordering::Release);
+            last = seen;
+        } else {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+/// Nanoseconds of a round trip, of each sample that was complete in time.
+fn time_requests(request: &Line, reply: &Line) -> Vec<f64> {
+    let begin = Instant::now();
+    let mut samples = Vec::with_capacity(SAMPLES);
+    let mut number = 0;
+    while samples.len() < SAMPLES && begin.elapsed() < TIME_LIMIT {
+        let start = Instant::now();
+        for _ in 0..ROUNDS_PER_SAMPLE {
+            number += 1;
+            request.0.store(number, Ordering::Release);
+            let mut polls = 0;
+            while reply.0.load(Ordering::Acquire) != number {
+                std::hint::spin_loop();
+                polls += 1;
+                if polls % POLLS_PER_CLOCK_CHECK == 0 && begin.elapsed() > TIME_LIMIT {
+                    return samples;
+                }
+            }
+        }
+        samples.push(start.elapsed().as_nanos() as f64 / f64::from(ROUNDS_PER_SAMPLE));
+    }
+    samples
+}
+
+fn median(mut samples: Vec<f64>) -> Option<f64> {
+    samples.sort_by(f64::total_cmp);
+    samples.get(samples.len() / 2).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_core_does_not_exchange_lines_with_itself() {
+        let error = cache_line_round_trip_ns([0, 0]).unwrap_err();
+        assert!(error.contains("nobody"), "{error}");
+    }
+
+    #[test]
+    fn a_core_that_does_not_exist_is_an_error_and_ends() {
+        let error = cache_line_round_trip_ns([0, 100_000]).unwrap_err();
+        assert!(error.contains("100000"), "{error}");
+    }
+
+    #[test]
+    fn the_median_is_that_of_the_sorted_samples() {
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(vec![]), None);
+    }
+
+    #[test]
+    fn two_cores_exchange_lines_in_nanoseconds() {
+        let cores = dpdk::allowed_cores();
+        let [first, second, ..] = cores[..] else {
+            println!("skipped: this machine has one core");
+            return;
+        };
+        match cache_line_round_trip_ns([first, second]) {
+            Ok(ns) => assert!(ns > 1.0 && ns < 1e6, "{ns}"),
+            // Others may keep a core for longer than the limit.
+            Err(error) => assert!(error.contains("other threads"), "{error}"),
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! The machine that a result was measured on, and whether others disturbed the measurement: a
+//! figure without them cannot be compared with another.
+
+mod cache_line;
+mod conditions;
+mod record;
+
+pub use cache_line::cache_line_round_trip_ns;
+pub use conditions::{Conditions, ConditionsWatch, MAX_CACHE_LINE_DRIFT, MAX_STEAL_PERCENT};
+pub use record::MachineRecord;

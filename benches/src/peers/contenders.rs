@@ -1,0 +1,396 @@
+//! The contenders: what each needs, and how one round of it is measured.
+
+use super::PeerFigure::{Bulk64kGbps, RoundTrip64Us};
+use super::daemon::{OwnDaemon, sibling_program};
+use super::namespaces::{NamespacePair, SERVER_ADDRESS, VethSettings};
+use super::run_program::{RunningProgram, run_to_end};
+use super::{MeasuredValues, PeerFigure};
+use crate::args::PeersOptions;
+use serde_json::Value;
+use std::process::Command;
+use std::time::Duration;
+
+/// Bytes of a message in bulk transfers.
+const BULK_SIZE: &str = "65536";
+/// Bytes of a message in round trips.
+const SMALL_SIZE: &str = "64";
+/// Round trips of programs that count instead of taking a time.
+const ROUND_TRIPS: &str = "20000";
+/// Bulk messages of programs that count instead of taking a time.
+const BULK_MESSAGES: &str = "20000";
+/// TCP port of our own ping-pong.
+const PING_PONG_PORT: u16 = 7177;
+
+/// One way to move data.
+pub(super) struct Contender {
+    /// Name and set-up, for people.
+    pub(super) name: String,
+    /// Programs that must be installed, each with its Debian package.
+    pub(super) needs: Vec<(&'static str, &'static str)>,
+    /// Measures once.
+    pub(super) measure: Box<dyn FnMut() -> Result<MeasuredValues, String>>,
+}
+
+impl Contender {
+    /// A sentence about a program that is not there.
+    pub(super) fn find_missing_program(&self) -> Option<String> {
+        let (program, package) = self
+            .needs
+            .iter()
+            .find(|(program, _)| !is_installed(program))?;
+        Some(format!(
+            "{program} is not installed; it is in the package {package}"
+        ))
+    }
+}
+
+fn is_installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}
+
+const NAMESPACE_PROGRAMS: [(&str, &str); 3] = [
+    ("ip", "iproute2"),
+    ("ethtool", "ethtool"),
+    ("taskset", "util-linux"),
+];
+
+/// All contenders, in the order in which they are measured. `cores`: of the side that begins, and of
+/// the other.
+pub(super) fn all_contenders(options: &PeersOptions, cores: [usize; 2]) -> Vec<Contender> {
+    let time = options.secs;
+    let veth = |mtu, offloads| VethSettings { mtu, offloads };
+    let mut all = vec![
+        own_devices("siwd, default", None, cores, time),
+        own_devices("siwd, MTU 1500", Some(1500), cores, time),
+        own_drop_in("siwd, ib_write_bw unmodified", cores, time),
+    ];
+    for (set_up, settings) in [
+        ("all offloads, MTU 1500", veth(1500, true)),
+        ("no offloads, MTU 1500", veth(1500, false)),
+        ("all offloads, MTU 9000", veth(9000, true)),
+        ("no offloads, MTU 9000", veth(9000, false)),
+    ] {
+        all.push(kernel_tcp(set_up, settings, cores, time));
+    }
+    all.push(ucx_tcp(veth(1500, true), cores));
+    all.push(libfabric_tcp(veth(1500, true), cores));
+    all
+}
+
+/// One run of siw-perf against a daemon; the number at `key`.
+fn siw_perf(daemon: &OwnDaemon, arguments: &[&str], time: Duration) -> Result<Value, String> {
+    let mut command = Command::new(sibling_program("siw-perf"));
+    command
+        .args(arguments)
+        .args([
+            "--no-bounds",
+            "--json",
+            "--secs",
+            &time.as_secs_f64().to_string(),
+            "--socket",
+        ])
+        .arg(daemon.socket());
+    let text = run_to_end(&mut command)?;
+    serde_json::from_str(text.trim())
+        .map_err(|error| format!("siw-perf printed no result: {error}"))
+}
+
+fn number(value: &Value, name: &str) -> Result<f64, String> {
+    value
+        .as_f64()
+        .ok_or_else(|| format!("the result has no {name}"))
+}
+
+/// Applications of client-lib, both in one process, and siwd with one worker.
+fn own_devices(
+    name: &str,
+    mtu: Option<u32>,
+    [client, worker]: [usize; 2],
+    time: Duration,
+) -> Contender {
+    let measure = move || {
+        let daemon = OwnDaemon::start(worker, mtu)?;
+        let core = client.to_string();
+        let on_core = ["--core", &core[..]];
+        let bulk = [&["bw", "--size", BULK_SIZE, "--depth", "16"][..], &on_core].concat();
+        let bulk = siw_perf(&daemon, &bulk, time)?;
+        let small = [&["lat", "--size", SMALL_SIZE][..], &on_core].concat();
+        let small = siw_perf(&daemon, &small, time)?;
+        Ok(vec![
+            (Bulk64kGbps, number(&bulk["gbps"], "gbps")?),
+            (
+                RoundTrip64Us,
+                number(&small["lat_us"]["p50"], "lat_us.p50")?,
+            ),
+        ])
+    };
+    Contender {
+        name: name.into(),
+        needs: vec![],
+        measure: Box::new(measure),
+    }
+}
+
+/// perftest over the drop-in libraries: two processes on the client's core, as ours are one.
+fn own_drop_in(name: &str, [client, worker]: [usize; 2], time: Duration) -> Contender {
+    let measure = move || {
+        let daemon = OwnDaemon::start(worker, None)?;
+        let program = |device: &str| {
+            let mut command = Command::new("taskset");
+            command
+                .args(["-c", &client.to_string()])
+                .arg(sibling_program("siwrun"))
+                .args([
+                    "ib_write_bw",
+                    "-R",
+                    "-F",
+                    "--report_gbits",
+                    "-s",
+                    BULK_SIZE,
+                    "-d",
+                    device,
+                ])
+                .args(["-D", &time.as_secs().max(2).to_string()])
+                .env("SIWD_SOCKET", daemon.socket());
+            command
+        };
+        let _server = RunningProgram::start(&mut program("siw1"))?;
+        // The server says nothing when it listens: a connect that comes too early is repeated.
+        let mut last = String::new();
+        for _ in 0..20 {
+            std::thread::sleep(Duration::from_millis(100));
+            match run_to_end(program("siw0").arg("10.77.0.2")) {
+                Ok(text) => return Ok(vec![(Bulk64kGbps, perftest_gbps(&text)?)]),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    };
+    Contender {
+        name: name.into(),
+        needs: vec![("ib_write_bw", "perftest"), ("taskset", "util-linux")],
+        measure: Box::new(measure),
+    }
+}
+
+/// The average bandwidth: the fourth number of the only line that begins with the size.
+fn perftest_gbps(text: &str) -> Result<f64, String> {
+    let line = text
+        .lines()
+        .map(str::split_whitespace)
+        .find_map(|mut words| {
+            (words.next() == Some(BULK_SIZE))
+                .then(|| words.nth(2))
+                .flatten()
+        });
+    line.and_then(|word| word.parse().ok())
+        .ok_or_else(|| "ib_write_bw printed no bandwidth".into())
+}
+
+/// The kernel's TCP over veth: iperf3 with CUBIC, and our own ping-pong with both ends spinning.
+fn kernel_tcp(
+    set_up: &str,
+    settings: VethSettings,
+    [client, server]: [usize; 2],
+    time: Duration,
+) -> Contender {
+    let measure = move || {
+        let link = NamespacePair::create(settings)?;
+        let gbps = {
+            let mut command = link.server(server, "iperf3");
+            let _server = RunningProgram::start(command.args(["-s", "-1"]))?;
+            link.wait_for_listener(5201)?;
+            let mut command = link.client(client, "iperf3");
+            command.args([
+                "-c",
+                SERVER_ADDRESS,
+                "-C",
+                "cubic",
+                "-l",
+                BULK_SIZE,
+                "-J",
+                "-t",
+            ]);
+            let text = run_to_end(command.arg(time.as_secs().max(1).to_string()))?;
+            iperf_gbps(&text)?
+        };
+        let own = sibling_program("siw-perf").to_string_lossy().into_owned();
+        let address = format!("{SERVER_ADDRESS}:{PING_PONG_PORT}");
+        let mut command = link.server(server, &own);
+        let _server = RunningProgram::start(command.args(["tcp-ping-pong", "--listen", &address]))?;
+        link.wait_for_listener(PING_PONG_PORT)?;
+        let mut command = link.client(client, &own);
+        command.args(["tcp-ping-pong", "--connect", &address, "--secs"]);
+        let text = run_to_end(command.arg(time.as_secs_f64().to_string()))?;
+        let us = text
+            .trim()
+            .parse()
+            .map_err(|_| format!("no time in {text:?}"))?;
+        Ok(vec![(Bulk64kGbps, gbps), (RoundTrip64Us, us)])
+    };
+    let mut needs = vec![("iperf3", "iperf3"), ("ss", "iproute2")];
+    needs.extend(NAMESPACE_PROGRAMS);
+    Contender {
+        name: format!("kernel TCP, {set_up}"),
+        needs,
+        measure: Box::new(measure),
+    }
+}
+
+fn iperf_gbps(text: &str) -> Result<f64, String> {
+    let json: Value = serde_json::from_str(text).map_err(|error| format!("iperf3: {error}"))?;
+    if let Some(error) = json["error"].as_str() {
+        return Err(format!("iperf3: {error}"));
+    }
+    number(&json["end"]["sum_received"]["bits_per_second"], "rate").map(|rate| rate / 1e9)
+}
+
+/// UCX's puts over its TCP transport.
+fn ucx_tcp(settings: VethSettings, [client, server]: [usize; 2]) -> Contender {
+    let measure = move || {
+        let link = NamespacePair::create(settings)?;
+        let run = |test: &str, size: &str, count: &str| {
+            let only_tcp = |command: &mut Command| {
+                command.env("UCX_TLS", "tcp").env("UCX_NET_DEVICES", "eth0");
+            };
+            let mut command = link.server(server, "ucx_perftest");
+            only_tcp(&mut command);
+            let _server = RunningProgram::start(&mut command)?;
+            link.wait_for_listener(13337)?;
+            let mut command = link.client(client, "ucx_perftest");
+            only_tcp(&mut command);
+            command.args([SERVER_ADDRESS, "-t", test, "-s", size, "-n", count]);
+            run_to_end(command.args(["-w", "200", "-f", "-v"]))
+        };
+        // Mebibytes; and half of a round trip.
+        let bulk = ucx_column(&run("ucp_put_bw", BULK_SIZE, BULK_MESSAGES)?, "overall_bw")?;
+        let half = ucx_column(
+            &run("ucp_put_lat", SMALL_SIZE, ROUND_TRIPS)?,
+            "50.0_percentile_lat",
+        )?;
+        Ok(vec![
+            (Bulk64kGbps, bulk * f64::from(1 << 20) * 8.0 / 1e9),
+            (RoundTrip64Us, 2.0 * half),
+        ])
+    };
+    let mut needs = vec![("ucx_perftest", "ucx-utils")];
+    needs.extend(NAMESPACE_PROGRAMS);
+    Contender {
+        name: "UCX tcp, put".into(),
+        needs,
+        measure: Box::new(measure),
+    }
+}
+
+/// A column of the last line of ucx_perftest's comma-separated values.
+fn ucx_column(text: &str, name: &str) -> Result<f64, String> {
+    let mut lines = text.lines().filter(|line| line.contains(','));
+    let header = lines.next().unwrap_or_default();
+    let values = lines.next_back().unwrap_or_default();
+    let column = header.split(',').position(|column| column == name);
+    column
+        .and_then(|column| values.split(',').nth(column)?.parse().ok())
+        .ok_or_else(|| format!("ucx_perftest printed no {name}"))
+}
+
+/// libfabric's TCP provider: fi_pingpong, which measures round trips only.
+fn libfabric_tcp(settings: VethSettings, [client, server]: [usize; 2]) -> Contender {
+    let measure = move || {
+        let link = NamespacePair::create(settings)?;
+        let options = [
+            "-p",
+            "tcp",
+            "-e",
+            "msg",
+            "-m",
+            "msg",
+            "-I",
+            ROUND_TRIPS,
+            "-S",
+            SMALL_SIZE,
+        ];
+        let mut command = link.server(server, "fi_pingpong");
+        let _server = RunningProgram::start(command.args(options))?;
+        link.wait_for_listener(47592)?;
+        let mut command = link.client(client, "fi_pingpong");
+        let text = run_to_end(command.args(options).arg(SERVER_ADDRESS))?;
+        // The time of a transfer in one direction.
+        let half = pingpong_us(&text)?;
+        Ok(vec![(RoundTrip64Us, 2.0 * half)])
+    };
+    let mut needs = vec![("fi_pingpong", "libfabric-bin")];
+    needs.extend(NAMESPACE_PROGRAMS);
+    Contender {
+        name: "libfabric tcp, messages".into(),
+        needs,
+        measure: Box::new(measure),
+    }
+}
+
+/// The column `usec/xfer` of fi_pingpong's table.
+fn pingpong_us(text: &str) -> Result<f64, String> {
+    let mut lines = text.lines().skip_while(|line| !line.contains("usec/xfer"));
+    let column = lines.next().and_then(|header| {
+        header
+            .split_whitespace()
+            .position(|name| name == "usec/xfer")
+    });
+    let values = lines.next().unwrap_or_default();
+    column
+        .and_then(|column| values.split_whitespace().nth(column)?.parse().ok())
+        .ok_or_else(|| "fi_pingpong printed no time".into())
+}
+
+/// The best median of those contenders whose name begins with `prefix`.
+pub(super) fn best_of<'a>(
+    results: impl Iterator<Item = &'a super::PeerResult>,
+    figure: PeerFigure,
+    prefix: &str,
+) -> Option<f64> {
+    let medians = results
+        .filter(|result| result.figure == figure && result.name.starts_with(prefix))
+        .map(|result| result.median);
+    match figure {
+        RoundTrip64Us => medians.reduce(f64::min),
+        _ => medians.reduce(f64::max),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_of_other_programs_are_read() {
+        let ucx = "iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw\n\
+                   20000,12.745,230.519,241.270,271.13,259.05\n";
+        assert_eq!(ucx_column(ucx, "overall_bw"), Ok(259.05));
+        assert_eq!(ucx_column(ucx, "50.0_percentile_lat"), Ok(12.745));
+        assert!(ucx_column("", "overall_bw").is_err());
+        let fabric = "bytes   #sent   #ack     total       time     MB/sec    usec/xfer\n\
+                      64      5k      =5k      625k        0.99s      0.65      99.06\n";
+        assert_eq!(pingpong_us(fabric), Ok(99.06));
+        let iperf = r#"{"end":{"sum_received":{"bits_per_second":2.5e9}}}"#;
+        assert_eq!(iperf_gbps(iperf), Ok(2.5));
+        assert!(
+            iperf_gbps(r#"{"error":"refused"}"#)
+                .unwrap_err()
+                .contains("refused")
+        );
+        let perftest =
+            " #bytes #iterations BW peak[Gb/sec] BW average[Gb/sec]\n 65536 5000 0.00 24.5 0.05\n";
+        assert_eq!(perftest_gbps(perftest), Ok(24.5));
+    }
+
+    #[test]
+    fn a_missing_program_is_named_with_its_package() {
+        let contender = Contender {
+            name: "example".into(),
+            needs: vec![("sh", "dash"), ("no-such-program", "no-such-package")],
+            measure: Box::new(|| Err("not to be called".into())),
+        };
+        let missing = contender.find_missing_program().unwrap();
+        assert!(missing.contains("no-such-program") && missing.contains("no-such-package"));
+    }
+}

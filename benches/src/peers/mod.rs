@@ -1,0 +1,350 @@
+//! `siw-perf peers`: siwd beside other ways to move data between two programs of one machine, with
+//! the same sizes and the same cores, in alternating rounds.
+//!
+//! Each contender is a program of its own, so that none inherits what another left in a process.
+
+mod contenders;
+mod daemon;
+mod namespaces;
+mod run_program;
+pub mod tcp_ping_pong;
+
+use crate::args::PeersOptions;
+use crate::machine::{Conditions, ConditionsWatch, MachineRecord};
+use crate::summary::Spread;
+use contenders::{Contender, all_contenders, best_of};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// What is compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PeerFigure {
+    /// Gb/s of payload, in messages or writes of 64 KiB.
+    Bulk64kGbps,
+    /// Microseconds of a round trip of 64 bytes, median.
+    RoundTrip64Us,
+}
+
+impl PeerFigure {
+    /// For people.
+    fn title(self) -> &'static str {
+        match self {
+            PeerFigure::Bulk64kGbps => "64 KiB messages, Gb/s (more is better)",
+            PeerFigure::RoundTrip64Us => "64 bytes there and back, us (less is better)",
+        }
+    }
+}
+
+/// The result of one contender in one figure.
+#[derive(Debug, Clone, Serialize)]
+pub struct PeerResult {
+    /// The figure.
+    pub figure: PeerFigure,
+    /// The contender, and how it was set up.
+    pub name: String,
+    /// Median of the rounds.
+    pub median: f64,
+    /// The least.
+    pub min: f64,
+    /// The greatest.
+    pub max: f64,
+    /// Rounds that counted.
+    pub rounds: usize,
+}
+
+/// All results.
+#[derive(Debug, Clone, Serialize)]
+pub struct PeersReport {
+    /// The machine.
+    pub machine: MachineRecord,
+    /// The cores: of the side that begins, and of the other (siwd's worker among them).
+    pub cores: [usize; 2],
+    /// Nanoseconds of a cache line's round trip between them, median over the rounds.
+    pub cache_line_ns: Option<f64>,
+    /// Each contender in each figure.
+    pub results: Vec<PeerResult>,
+    /// How many times better siwd is than its peers, by name; those that were measured.
+    pub ratios: BTreeMap<&'static str, f64>,
+    /// What was not measured, and why.
+    pub skipped: BTreeMap<String, String>,
+    /// Rounds of a contender that others disturbed, and that were repeated.
+    pub disturbed: usize,
+}
+
+/// Measures all contenders; `on_progress` is told what is measured now.
+pub fn compare_with_peers(
+    options: &PeersOptions,
+    mut on_progress: impl FnMut(&str),
+) -> Result<PeersReport, String> {
+    let cores = two_cores(options)?;
+    let mut skipped = BTreeMap::new();
+    let mut contenders: Vec<Contender> = Vec::new();
+    for contender in all_contenders(options, cores) {
+        if !options.only.is_empty() && !options.only.iter().any(|o| contender.name.contains(o)) {
+            continue;
+        }
+        match contender.find_missing_program() {
+            Some(missing) => {
+                skipped.insert(contender.name, missing);
+            }
+            None => contenders.push(contender),
+        }
+    }
+    if contenders.is_empty() {
+        return Err("nothing to measure: --only names no contender that is installed".into());
+    }
+    let mut rounds = RoundValues::default();
+    for round in 1..=options.rounds {
+        for contender in &mut contenders {
+            if skipped.contains_key(&contender.name) {
+                continue;
+            }
+            on_progress(&format!(
+                "round {round} of {}: {}",
+                options.rounds, contender.name
+            ));
+            if let Err(error) = rounds.measure_once(contender, cores) {
+                skipped.insert(contender.name.clone(), error);
+            }
+        }
+    }
+    Ok(rounds.into_report(cores, skipped))
+}
+
+fn two_cores(options: &PeersOptions) -> Result<[usize; 2], String> {
+    if let Some(&[first, second]) = options.cores.as_deref() {
+        return Ok([first, second]);
+    }
+    match dpdk::allowed_cores()[..] {
+        [first, second, ..] => Ok([first, second]),
+        _ => Err("two cores are needed: one for each side".into()),
+    }
+}
+
+/// What the rounds brought so far.
+#[derive(Default)]
+struct RoundValues {
+    /// In the order of the contenders.
+    values: Vec<((PeerFigure, String), Vec<f64>)>,
+    cache_line_ns: Vec<f64>,
+    disturbed: usize,
+}
+
+impl RoundValues {
+    /// Measures a contender, once more if others disturbed it.
+    fn measure_once(&mut self, contender: &mut Contender, cores: [usize; 2]) -> Result<(), String> {
+        let (mut values, mut conditions) = measure_watched(contender, cores)?;
+        if conditions.disturbed.is_some() {
+            self.disturbed += 1;
+            (values, conditions) = measure_watched(contender, cores)?;
+        }
+        self.cache_line_ns.extend(conditions.cache_line_ns_before);
+        for (figure, value) in values {
+            let key = (figure, contender.name.clone());
+            match self.values.iter_mut().find(|(other, _)| *other == key) {
+                Some((_, all)) => all.push(value),
+                None => self.values.push((key, vec![value])),
+            }
+        }
+        Ok(())
+    }
+
+    fn into_report(self, cores: [usize; 2], skipped: BTreeMap<String, String>) -> PeersReport {
+        let results = self.values.into_iter().filter_map(|((figure, name), all)| {
+            let rounds = all.len();
+            let spread = Spread::of(all)?;
+            Some(PeerResult {
+                figure,
+                name,
+                median: spread.median,
+                min: spread.min,
+                max: spread.max,
+                rounds,
+            })
+        });
+        let mut results: Vec<PeerResult> = results.collect();
+        results.sort_by_key(|result| result.figure);
+        let ratios = RATIOS.iter().filter_map(|&(name, figure, ours, theirs)| {
+            let ratio = ratio_of(&results, figure, ours, theirs)?;
+            Some((name, (ratio * 1000.0).round() / 1000.0))
+        });
+        PeersReport {
+            ratios: ratios.collect(),
+            machine: MachineRecord::read(),
+            cores,
+            cache_line_ns: Spread::of(self.cache_line_ns).map(|spread| spread.median),
+            results,
+            skipped,
+            disturbed: self.disturbed,
+        }
+    }
+}
+
+/// Figures and values of one measurement.
+type MeasuredValues = Vec<(PeerFigure, f64)>;
+
+fn measure_watched(
+    contender: &mut Contender,
+    cores: [usize; 2],
+) -> Result<(MeasuredValues, Conditions), String> {
+    let watch = ConditionsWatch::begin(Some(cores));
+    let values = (contender.measure)()?;
+    Ok((values, watch.end()))
+}
+
+/// Name of a ratio, its figure, and how the names of our contenders and of the others' begin.
+type NamedRatio = (&'static str, PeerFigure, &'static str, &'static str);
+
+/// The ratios that the report gives.
+const RATIOS: [NamedRatio; 6] = [
+    (
+        "bulk_to_kernel_offloads",
+        PeerFigure::Bulk64kGbps,
+        "siwd, default",
+        "kernel TCP, all offloads",
+    ),
+    (
+        "bulk_1500_to_kernel_offloads",
+        PeerFigure::Bulk64kGbps,
+        "siwd, MTU 1500",
+        "kernel TCP, all offloads, MTU 1500",
+    ),
+    (
+        "bulk_1500_to_kernel_no_offloads",
+        PeerFigure::Bulk64kGbps,
+        "siwd, MTU 1500",
+        "kernel TCP, no offloads, MTU 1500",
+    ),
+    (
+        "bulk_to_ucx",
+        PeerFigure::Bulk64kGbps,
+        "siwd, default",
+        "UCX",
+    ),
+    (
+        "round_trip_to_ucx",
+        PeerFigure::RoundTrip64Us,
+        "siwd, default",
+        "UCX",
+    ),
+    (
+        "round_trip_to_kernel",
+        PeerFigure::RoundTrip64Us,
+        "siwd, default",
+        "kernel TCP",
+    ),
+];
+
+/// How many times better siwd is than a peer: the best median of the contenders whose names begin
+/// with `ours` against that of those which begin with `theirs`. None when either is missing.
+fn ratio_of(results: &[PeerResult], figure: PeerFigure, ours: &str, theirs: &str) -> Option<f64> {
+    let best = |prefix| best_of(results.iter(), figure, prefix);
+    let (ours, theirs) = (best(ours)?, best(theirs)?);
+    Some(match figure {
+        PeerFigure::RoundTrip64Us => theirs / ours,
+        PeerFigure::Bulk64kGbps => ours / theirs,
+    })
+}
+
+impl fmt::Display for PeersReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{}, Linux {}, {}; cores {} and {}{}",
+            self.machine.cpu,
+            self.machine.kernel,
+            self.machine.dpdk,
+            self.cores[0],
+            self.cores[1],
+            match self.cache_line_ns {
+                Some(ns) => format!(", a cache line there and back {ns:.0} ns"),
+                None => String::new(),
+            }
+        )?;
+        let mut figure = None;
+        for result in &self.results {
+            if figure.replace(result.figure) != Some(result.figure) {
+                writeln!(f, "{}:", result.figure.title())?;
+            }
+            writeln!(
+                f,
+                "  {:<44} {:>9.2}  ({:.2} to {:.2}, {} rounds)",
+                result.name, result.median, result.min, result.max, result.rounds
+            )?;
+        }
+        if !self.ratios.is_empty() {
+            writeln!(f, "siwd is so many times better:")?;
+        }
+        for (name, ratio) in &self.ratios {
+            writeln!(f, "  {name:<44} {ratio:>9.2}")?;
+        }
+        for (name, reason) in &self.skipped {
+            writeln!(f, "  not measured: {name}: {reason}")?;
+        }
+        if self.disturbed > 0 {
+            writeln!(
+                f,
+                "  {} measurements were disturbed and repeated once",
+                self.disturbed
+            )?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ratios_are_above_one_where_siwd_is_better() {
+        let result = |figure, name: &str, median| PeerResult {
+            figure,
+            name: name.into(),
+            median,
+            min: median,
+            max: median,
+            rounds: 1,
+        };
+        let results = [
+            result(PeerFigure::RoundTrip64Us, "siwd, default", 2.0),
+            result(PeerFigure::RoundTrip64Us, "kernel TCP, no offloads", 10.0),
+            result(PeerFigure::RoundTrip64Us, "kernel TCP, all offloads", 8.0),
+            result(PeerFigure::Bulk64kGbps, "siwd, default", 20.0),
+            result(PeerFigure::Bulk64kGbps, "UCX tcp", 5.0),
+        ];
+        let ratio = |figure, theirs| ratio_of(&results, figure, "siwd", theirs);
+        assert_eq!(ratio(PeerFigure::RoundTrip64Us, "kernel TCP"), Some(4.0));
+        assert_eq!(ratio(PeerFigure::Bulk64kGbps, "UCX"), Some(4.0));
+        assert_eq!(ratio(PeerFigure::RoundTrip64Us, "UCX"), None);
+    }
+
+    #[test]
+    fn values_of_all_rounds_make_one_result() {
+        let mut rounds = RoundValues::default();
+        let mut next = 0.0;
+        let mut contender = Contender {
+            name: "example".into(),
+            needs: vec![],
+            measure: Box::new(move || {
+                next += 1.0;
+                Ok(vec![
+                    (PeerFigure::RoundTrip64Us, next),
+                    (PeerFigure::Bulk64kGbps, 10.0 * next),
+                ])
+            }),
+        };
+        for _ in 0..3 {
+            rounds.measure_once(&mut contender, [0, 0]).unwrap();
+        }
+        let report = rounds.into_report([0, 1], BTreeMap::new());
+        assert_eq!(report.results.len(), 2);
+        let bulk = &report.results[0];
+        assert_eq!(bulk.figure, PeerFigure::Bulk64kGbps);
+        assert_eq!(bulk.rounds, 3);
+        assert!(bulk.min >= 10.0 && bulk.median > bulk.min && bulk.max > bulk.median);
+        assert!(report.to_string().contains("example"), "{report}");
+    }
+}

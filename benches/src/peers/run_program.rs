@@ -1,0 +1,146 @@
+//! Starts the programs of contenders, never longer than a limit, and reads what they print.
+
+use rustix::process::{Pid, Signal, kill_process};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longest time of one program.
+const TIME_LIMIT: Duration = Duration::from_secs(60);
+/// Longest time from asking a program to end until it has.
+const STOP_TIME_LIMIT: Duration = Duration::from_secs(5);
+/// Between two looks at a program that runs.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// A program that is killed and waited for when dropped.
+pub(super) struct RunningProgram(Child);
+
+impl RunningProgram {
+    /// Starts a program that answers others; what it prints is lost.
+    pub(super) fn start(command: &mut Command) -> Result<RunningProgram, String> {
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        child
+            .map(RunningProgram)
+            .map_err(|error| describe_start(command, &error))
+    }
+
+    /// Starts a program whose standard output is read.
+    pub(super) fn start_piped(command: &mut Command) -> Result<RunningProgram, String> {
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn();
+        child
+            .map(RunningProgram)
+            .map_err(|error| describe_start(command, &error))
+    }
+
+    /// Asks the program to end, and waits for that; one that does not is killed when dropped.
+    pub(super) fn stop(&mut self) {
+        let Some(pid) = Pid::from_raw(self.0.id() as i32) else {
+            return;
+        };
+        let deadline = Instant::now() + STOP_TIME_LIMIT;
+        let _ = kill_process(pid, Signal::TERM);
+        while matches!(self.0.try_wait(), Ok(None)) && Instant::now() < deadline {
+            std::thread::sleep(LOOK_INTERVAL);
+        }
+    }
+
+    pub(super) fn child(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for RunningProgram {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn describe_start(command: &Command, error: &std::io::Error) -> String {
+    format!("{}: {error}", command.get_program().to_string_lossy())
+}
+
+/// Runs a program to its end. Returns what it printed, or what it complained of.
+pub(super) fn run_to_end(command: &mut Command) -> Result<String, String> {
+    let child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let child = child.map_err(|error| describe_start(command, &error))?;
+    let output = wait_with_limit(child)?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if output.status.success() {
+        return Ok(text);
+    }
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    let last = complaint
+        .lines()
+        .chain(text.lines())
+        .rfind(|line| !line.trim().is_empty());
+    Err(format!(
+        "{} failed ({}): {}",
+        command.get_program().to_string_lossy(),
+        output.status,
+        last.unwrap_or("it printed nothing")
+    ))
+}
+
+fn wait_with_limit(mut child: Child) -> Result<Output, String> {
+    // The pipes are drained by threads: a program may print more than a pipe holds.
+    let drain = |pipe: Option<Box<dyn std::io::Read + Send>>| {
+        std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            if let Some(mut pipe) = pipe {
+                let _ = pipe.read_to_end(&mut bytes);
+            }
+            bytes
+        })
+    };
+    let stdout = drain(child.stdout.take().map(|pipe| Box::new(pipe) as _));
+    let stderr = drain(child.stderr.take().map(|pipe| Box::new(pipe) as _));
+    let deadline = Instant::now() + TIME_LIMIT;
+    let status = loop {
+        match child.try_wait().map_err(|error| error.to_string())? {
+            Some(status) => break status,
+            None if Instant::now() > deadline => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(format!("no end after {} s", TIME_LIMIT.as_secs()));
+            }
+            None => std::thread::sleep(LOOK_INTERVAL),
+        }
+    };
+    Ok(Output {
+        status,
+        stdout: stdout.join().unwrap_or_default(),
+        stderr: stderr.join().unwrap_or_default(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_fails_says_why() {
+        let error = run_to_end(Command::new("sh").args(["-c", "echo wrong >&2; exit 3"]));
+        let error = error.unwrap_err();
+        assert!(error.contains("wrong") && error.contains('3'), "{error}");
+        let error = run_to_end(&mut Command::new("no-such-program")).unwrap_err();
+        assert!(error.contains("no-such-program"), "{error}");
+    }
+
+    #[test]
+    fn more_than_a_pipe_holds_is_read() {
+        let text = run_to_end(Command::new("head").args(["-c", "300000", "/dev/zero"])).unwrap();
+        assert_eq!(text.len(), 300_000);
+    }
+}

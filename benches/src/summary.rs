@@ -1,0 +1,268 @@
+//! Several results of `siw-perf` together: the median of the rounds of each transfer, as a table for
+//! people and as comma-separated values for spreadsheets.
+
+use crate::measurement::format_bytes;
+use crate::plan::Mode;
+use crate::report::PerfReport;
+use std::fmt::Write;
+
+/// A number over several rounds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Spread {
+    /// The median.
+    pub median: f64,
+    /// The least.
+    pub min: f64,
+    /// The greatest.
+    pub max: f64,
+}
+
+impl Spread {
+    /// Of all values; none without values.
+    pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Spread> {
+        let mut values: Vec<f64> = values.into_iter().collect();
+        values.sort_by(f64::total_cmp);
+        let (min, max) = (*values.first()?, *values.last()?);
+        let middle = values.len() / 2;
+        let median = match values.len() % 2 {
+            1 => values[middle],
+            _ => (values[middle - 1] + values[middle]) / 2.0,
+        };
+        Some(Spread { median, min, max })
+    }
+}
+
+/// The rounds of one transfer.
+pub struct TransferRounds<'a> {
+    /// The rounds that count: those that nothing disturbed, or all when there is no such.
+    pub counted: Vec<&'a PerfReport>,
+    /// How many were disturbed.
+    pub disturbed: usize,
+}
+
+/// Groups results by transfer, in the order in which they came.
+pub fn group_by_transfer(reports: &[PerfReport]) -> Vec<TransferRounds<'_>> {
+    let mut groups: Vec<Vec<&PerfReport>> = Vec::new();
+    for report in reports {
+        let same = |group: &&mut Vec<&PerfReport>| is_same_transfer(group[0], report);
+        match groups.iter_mut().find(same) {
+            Some(group) => group.push(report),
+            None => groups.push(vec![report]),
+        }
+    }
+    groups.into_iter().map(TransferRounds::new).collect()
+}
+
+fn is_same_transfer(first: &PerfReport, second: &PerfReport) -> bool {
+    let key = |report: &PerfReport| {
+        (
+            (
+                report.mode,
+                report.op,
+                report.size,
+                report.depth,
+                report.qps,
+            ),
+            (report.mtu, report.crc, report.inline),
+        )
+    };
+    key(first) == key(second) && (&first.from, &first.to) == (&second.from, &second.to)
+}
+
+impl<'a> TransferRounds<'a> {
+    fn new(rounds: Vec<&'a PerfReport>) -> TransferRounds<'a> {
+        let quiet: Vec<_> = rounds
+            .iter()
+            .copied()
+            .filter(|report| report.conditions.disturbed.is_none())
+            .collect();
+        let disturbed = rounds.len() - quiet.len();
+        TransferRounds {
+            counted: if quiet.is_empty() { rounds } else { quiet },
+            disturbed,
+        }
+    }
+
+    /// The spread of a number over the rounds that count.
+    pub fn spread(&self, value: impl Fn(&PerfReport) -> Option<f64>) -> Option<Spread> {
+        Spread::of(self.counted.iter().filter_map(|report| value(report)))
+    }
+
+    /// The best rate over the best bound: rounds differ in both, and the best of the ratios would be
+    /// that of the round whose bound was disturbed most.
+    pub fn ratio_to_bound(&self) -> Option<f64> {
+        let bound = |report: &PerfReport| report.bound.combined_gbps(report.crc);
+        let best_bound = self.spread(bound)?.max;
+        let rate = self
+            .spread(|report| (report.mode == Mode::Bw).then_some(report.gbps))?
+            .max;
+        Some(rate / best_bound)
+    }
+}
+
+/// The table: a line for each transfer.
+pub fn format_table(reports: &[PerfReport]) -> String {
+    let mut text = format!(
+        "{:<6} {:>9} {:>6} {:>5} {:>22} {:>10} {:>20} {:>9} {:>6} {:>7}\n",
+        "op",
+        "size",
+        "depth",
+        "QPs",
+        "Gb/s (min to max)",
+        "M msg/s",
+        "p50 us",
+        "p99 us",
+        "ratio",
+        "rounds"
+    );
+    for rounds in group_by_transfer(reports) {
+        let first = rounds.counted[0];
+        let range = |spread: Option<Spread>| match spread {
+            Some(s) if s.min < s.max => format!("{:.2} ({:.2} to {:.2})", s.median, s.min, s.max),
+            Some(s) => format!("{:.2}", s.median),
+            None => "-".into(),
+        };
+        let median = |spread: Option<Spread>| spread.map_or(0.0, |spread| spread.median);
+        let ratio = rounds
+            .ratio_to_bound()
+            .map_or("-".into(), |ratio| format!("{ratio:.2}"));
+        let count = match rounds.disturbed {
+            0 => format!("{}", rounds.counted.len()),
+            disturbed => format!("{} ({disturbed}!)", rounds.counted.len()),
+        };
+        let _ = writeln!(
+            text,
+            "{:<6} {:>9} {:>6} {:>5} {:>22} {:>10.4} {:>20} {:>9.2} {ratio:>6} {count:>7}",
+            first.op,
+            format_bytes(first.size),
+            first.depth,
+            first.qps,
+            range(rounds.spread(|report| Some(report.gbps))),
+            median(rounds.spread(|report| Some(report.mmsgs))),
+            range(rounds.spread(|report| Some(report.lat_us.p50))),
+            median(rounds.spread(|report| Some(report.lat_us.p99))),
+        );
+    }
+    if reports
+        .iter()
+        .any(|report| report.conditions.disturbed.is_some())
+    {
+        text.push_str("(!) others disturbed so many rounds; they do not count if any was quiet\n");
+    }
+    text
+}
+
+/// The names of the values in [`csv_line`].
+pub const CSV_HEADER: &str = "mode,op,size,depth,qps,mtu,crc,round,gbps,mmsgs,p50_us,p99_us,p999_us,\
+raw_gbps,copy_crc_gbps,crc_gbps,ratio,steal_percent,cache_line_ns,disturbed,commit";
+
+/// One result as comma-separated values; what was not measured is empty.
+pub fn csv_line(report: &PerfReport) -> String {
+    let number = |value: Option<f64>| value.map_or(String::new(), |value| value.to_string());
+    let mode = match report.mode {
+        Mode::Bw => "bw",
+        Mode::Lat => "lat",
+    };
+    let fields = [
+        mode.into(),
+        report.op.into(),
+        report.size.to_string(),
+        report.depth.to_string(),
+        report.qps.to_string(),
+        report.mtu.to_string(),
+        report.crc.to_string(),
+        report.round.to_string(),
+        report.gbps.to_string(),
+        report.mmsgs.to_string(),
+        report.lat_us.p50.to_string(),
+        report.lat_us.p99.to_string(),
+        report.lat_us.p999.to_string(),
+        number(report.bound.raw_gbps),
+        number(report.bound.copy_crc_gbps),
+        number(report.bound.crc_gbps),
+        number(report.ratio),
+        report.conditions.steal_percent.to_string(),
+        number(report.conditions.cache_line_ns_before),
+        report.conditions.disturbed.is_some().to_string(),
+        report.machine.commit.clone(),
+    ];
+    fields.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::example_report;
+
+    fn reports() -> Vec<PerfReport> {
+        let round = |gbps, raw| {
+            let mut report = example_report(Mode::Bw);
+            report.gbps = gbps;
+            report.bound.raw_gbps = Some(raw);
+            report
+        };
+        vec![round(10.0, 100.0), round(30.0, 100.0), round(20.0, 50.0)]
+    }
+
+    #[test]
+    fn the_median_stands_between_least_and_greatest() {
+        let spread = Spread::of([4.0, 1.0, 2.0]);
+        assert_eq!(
+            spread,
+            Some(Spread {
+                median: 2.0,
+                min: 1.0,
+                max: 4.0
+            })
+        );
+        assert_eq!(
+            Spread::of([1.0, 2.0]).map(|spread| spread.median),
+            Some(1.5)
+        );
+        assert_eq!(Spread::of([]), None);
+    }
+
+    #[test]
+    fn the_best_rate_is_divided_by_the_best_bound() {
+        let reports = reports();
+        let groups = group_by_transfer(&reports);
+        assert_eq!(groups.len(), 1);
+        let ratio = groups[0].ratio_to_bound().unwrap();
+        assert!((ratio - 30.0 / (100.0 / 3.0)).abs() < 1e-9, "{ratio}");
+    }
+
+    #[test]
+    fn disturbed_rounds_do_not_count_beside_quiet_ones() {
+        let mut reports = reports();
+        reports[1].conditions.disturbed = Some("steal".into());
+        let groups = group_by_transfer(&reports);
+        assert_eq!((groups[0].counted.len(), groups[0].disturbed), (2, 1));
+        let table = format_table(&reports);
+        assert!(
+            table.contains("15.00 (10.00 to 20.00)") && table.contains("2 (1!)"),
+            "{table}"
+        );
+    }
+
+    #[test]
+    fn other_sizes_have_lines_of_their_own() {
+        let mut reports = reports();
+        reports[2].size = 64;
+        assert_eq!(group_by_transfer(&reports).len(), 2);
+        assert_eq!(format_table(&reports).lines().count(), 3);
+    }
+
+    #[test]
+    fn a_csv_line_has_a_value_for_each_name() {
+        let line = csv_line(&reports()[0]);
+        assert_eq!(
+            line.split(',').count(),
+            CSV_HEADER.split(',').count(),
+            "{line}"
+        );
+        assert!(
+            line.starts_with("bw,write,1048576,8,2,1500,true,1,10,"),
+            "{line}"
+        );
+    }
+}

@@ -1,0 +1,295 @@
+//! `siw-perf bw`, `lat` and `rate`: measures each combination of sizes, depths and queue pairs, as
+//! often as asked, beside the bounds of the machine, and watches whether others disturb it.
+
+use crate::args::{PerfEndpoints, TransferMode, TransferOptions};
+use crate::bounds::{Bounds, Framing, RawLink};
+use crate::daemon::{Retransmissions, WorkerCounters, WorkerUse};
+use crate::end::{Role, TransferEnd, find_device, open_context};
+use crate::machine::{ConditionsWatch, MachineRecord};
+use crate::measurement::Measurement;
+use crate::plan::{MeasurementPlan, Mode};
+use crate::report::{PerfReport, TransferPath};
+use crate::{bandwidth, latency, session};
+use dpdk::EalConfig;
+use siw::{Context, DeviceInfo};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Until then a worker without work sleeps, and leaves the machine to other measurements.
+const WORKER_SLEEP_TIME: Duration = Duration::from_millis(20);
+
+/// Measures what the options describe. `on_report` is called with each result, disturbed ones
+/// included. With --listen another process measures, and nothing is reported.
+pub fn run_transfers(
+    options: &TransferOptions,
+    mode: TransferMode,
+    mut on_report: impl FnMut(&PerfReport),
+) -> Result<(), String> {
+    let plans = options.to_plans(mode)?;
+    let ctx = open_context(options.socket.as_deref())?;
+    let ends = options.endpoints();
+    let mut runner = TransferRunner::new(options, ctx, &ends)?;
+    if let PerfEndpoints::Listen(addr) = ends {
+        return runner.serve(addr);
+    }
+    for plan in &plans {
+        let mut left = options.rounds;
+        // Disturbed rounds are repeated, but the machine may never become quiet.
+        let mut repetitions = if options.rounds > 1 {
+            options.rounds
+        } else {
+            0
+        };
+        let mut round = 0;
+        while left > 0 {
+            round += 1;
+            let mut report = runner.measure(plan, &ends)?;
+            report.round = round;
+            on_report(&report);
+            if report.conditions.disturbed.is_some() && repetitions > 0 {
+                repetitions -= 1;
+            } else {
+                left -= 1;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What several measurements share.
+struct TransferRunner<'a> {
+    options: &'a TransferOptions,
+    ctx: Context,
+    machine: MachineRecord,
+    /// The client's core and the worker's.
+    cores: Option<[usize; 2]>,
+    /// DPDK's environment can be started once: the link goes from one measurement to the next.
+    link: Option<RawLink>,
+    /// Why there is no link.
+    link_error: Option<String>,
+}
+
+/// Two ends that are connected; only the first when the other is in another process.
+struct ConnectedEnds {
+    initiator: TransferEnd,
+    target: Option<TransferEnd>,
+    path: TransferPath,
+    /// The link is the pair of rings inside of the daemon.
+    ring: bool,
+    ipv6: bool,
+}
+
+impl<'a> TransferRunner<'a> {
+    /// Pins the calling thread, if both ends are in this process or a core is named.
+    fn new(
+        options: &'a TransferOptions,
+        ctx: Context,
+        ends: &PerfEndpoints,
+    ) -> Result<TransferRunner<'a>, String> {
+        // With two processes the kernel chooses the cores, unless --core names one.
+        let both = matches!(ends, PerfEndpoints::Both { .. });
+        let first = both.then(|| EalConfig::default().main_core);
+        let core = options.core.or(first);
+        let allowed = dpdk::allowed_cores();
+        if let Some(core) = core {
+            dpdk::pin_current_thread(core).map_err(|error| format!("--core: {error}"))?;
+        }
+        let worker = options.worker_core.or_else(|| {
+            let workers = WorkerCounters::from_statistics(&ctx.read_stats().unwrap_or_default());
+            workers.first().map(|worker| worker.core)
+        });
+        let cores = match (core, worker) {
+            (Some(core), Some(worker)) if core != worker && allowed.contains(&worker) => {
+                Some([core, worker])
+            }
+            _ => None,
+        };
+        Ok(TransferRunner {
+            options,
+            ctx,
+            machine: MachineRecord::read(),
+            cores,
+            link: None,
+            link_error: None,
+        })
+    }
+
+    /// Answers one measurement of another process.
+    fn serve(&self, addr: SocketAddr) -> Result<(), String> {
+        let end = session::accept_all(&self.ctx, addr)?;
+        match end.plan.mode {
+            Mode::Bw => bandwidth::serve_bandwidth(&end),
+            Mode::Lat => latency::serve_latency(&end),
+        }
+    }
+
+    fn connect(
+        &self,
+        plan: &MeasurementPlan,
+        ends: &PerfEndpoints,
+    ) -> Result<ConnectedEnds, String> {
+        match ends {
+            PerfEndpoints::Both { from, to } => {
+                let (from, to) = (find_device(&self.ctx, from)?, find_device(&self.ctx, to)?);
+                self.connect_locally(plan, &from, &to)
+            }
+            PerfEndpoints::Connect { to, from } => self.connect_to_peer(plan, *to, from.as_deref()),
+            PerfEndpoints::Listen(_) => Err("a listening end does not connect".into()),
+        }
+    }
+
+    fn connect_locally(
+        &self,
+        plan: &MeasurementPlan,
+        from: &DeviceInfo,
+        to: &DeviceInfo,
+    ) -> Result<ConnectedEnds, String> {
+        let other = open_context(self.options.socket.as_deref())?;
+        let mut initiator = TransferEnd::new(&self.ctx, plan, Role::Initiator)?;
+        let mut target = TransferEnd::new(&other, plan, Role::Target)?;
+        let crc = session::connect_locally(&mut initiator, from, &mut target, to)?;
+        Ok(ConnectedEnds {
+            initiator,
+            target: Some(target),
+            path: TransferPath {
+                from: from.name.clone(),
+                to: to.name.clone(),
+                driver: from.driver.clone(),
+                mtu: from.mtu.min(to.mtu),
+                crc,
+            },
+            // Frames to a device's own address never reach a port.
+            ring: from.name != to.name && from.driver.contains("ring"),
+            ipv6: !from.ips.iter().any(|ip| ip.is_ipv4()),
+        })
+    }
+
+    fn connect_to_peer(
+        &self,
+        plan: &MeasurementPlan,
+        to: SocketAddr,
+        from: Option<&str>,
+    ) -> Result<ConnectedEnds, String> {
+        let device = from.map(|name| find_device(&self.ctx, name)).transpose()?;
+        let mut initiator = TransferEnd::new(&self.ctx, plan, Role::Initiator)?;
+        let info = session::connect_to_peer(&mut initiator, device.as_ref(), to)?;
+        let local = session::local_device(&self.ctx, from, &info)?;
+        let path = TransferPath {
+            from: local
+                .as_ref()
+                .map_or_else(String::new, |device| device.name.clone()),
+            to: to.to_string(),
+            driver: local
+                .as_ref()
+                .map_or_else(String::new, |device| device.driver.clone()),
+            mtu: local.as_ref().map_or(1500, |device| device.mtu),
+            crc: info.crc,
+        };
+        Ok(ConnectedEnds {
+            initiator,
+            target: None,
+            path,
+            ring: false,
+            ipv6: to.is_ipv6(),
+        })
+    }
+
+    /// Measures one transfer, with its bounds before and after.
+    fn measure(
+        &mut self,
+        plan: &MeasurementPlan,
+        ends: &PerfEndpoints,
+    ) -> Result<PerfReport, String> {
+        let ends = self.connect(plan, ends)?;
+        let mut notes = Vec::new();
+        let mut bounds = match self.options.no_bounds {
+            true => None,
+            false => Some(self.take_bounds(plan, &ends, &mut notes)?),
+        };
+        // The new connections are done, and the worker sleeps.
+        std::thread::sleep(WORKER_SLEEP_TIME);
+        let watch = ConditionsWatch::begin(self.cores);
+        let bound_before = bounds.as_mut().map(Bounds::measure_all).transpose()?;
+        let counters_before = self.ctx.read_stats().unwrap_or_default();
+        let measured = self.measure_transfer(plan, &ends)?;
+        let counters_after = self.ctx.read_stats().unwrap_or_default();
+        std::thread::sleep(WORKER_SLEEP_TIME);
+        let bound_after = bounds.as_mut().map(Bounds::measure_all).transpose()?;
+        let conditions = watch.end();
+        if let Some(bounds) = bounds {
+            self.link = bounds.into_link();
+        }
+        let bound = bound_before
+            .unwrap_or_default()
+            .better_of(bound_after.unwrap_or_default());
+        let tcp = Retransmissions::from_statistics(&counters_after)
+            .growth_since(Retransmissions::from_statistics(&counters_before));
+        let mut report = PerfReport::new(plan, ends.path, &measured, bound, tcp, notes);
+        report.workers = workers_used(&counters_before, &counters_after, &measured);
+        if let Some(interval) = self.options.interval {
+            report.add_series(&measured, interval);
+        }
+        if self.options.histogram {
+            report.add_histogram(&measured);
+        }
+        report.conditions = conditions;
+        report.machine = self.machine.clone();
+        Ok(report)
+    }
+
+    /// The bounds of a transfer; raw frames are measured where the link is a pair of rings and DPDK
+    /// has the memory.
+    fn take_bounds(
+        &mut self,
+        plan: &MeasurementPlan,
+        ends: &ConnectedEnds,
+        notes: &mut Vec<String>,
+    ) -> Result<Bounds, String> {
+        if !ends.ring {
+            notes.push("raw frames are measured for the embedded pair only".into());
+        } else if self.link.is_none() && self.link_error.is_none() {
+            match RawLink::new() {
+                Ok(link) => self.link = Some(link),
+                Err(error) => self.link_error = Some(error),
+            }
+        }
+        if ends.ring
+            && let Some(error) = &self.link_error
+        {
+            notes.push(error.clone());
+        }
+        let framing = Framing::new(ends.path.mtu, ends.ipv6, plan.op);
+        let link = if ends.ring { self.link.take() } else { None };
+        Bounds::new(*plan, framing, ends.initiator.huge, link, ends.path.crc)
+    }
+
+    fn measure_transfer(
+        &self,
+        plan: &MeasurementPlan,
+        ends: &ConnectedEnds,
+    ) -> Result<Measurement, String> {
+        let (time, target) = (self.options.secs, ends.target.as_ref());
+        match plan.mode {
+            Mode::Bw => {
+                bandwidth::measure_bandwidth(&ends.initiator, target, time, self.options.interval)
+            }
+            Mode::Lat => latency::measure_latency(&ends.initiator, target, time),
+        }
+    }
+}
+
+/// What each worker did between two readings of the statistics. The warm-up is in them, so that
+/// messages are counted up by its share.
+fn workers_used(before: &str, after: &str, measured: &Measurement) -> Vec<WorkerUse> {
+    let (before, after) = (
+        WorkerCounters::from_statistics(before),
+        WorkerCounters::from_statistics(after),
+    );
+    before
+        .iter()
+        .zip(&after)
+        .map(|(before, after)| {
+            WorkerUse::between(before, after, measured.whole_time, measured.all_messages)
+        })
+        .collect()
+}
