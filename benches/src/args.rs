@@ -30,6 +30,10 @@ pub enum PerfCommand {
     /// siwd beside the kernel's TCP, UCX and libfabric on this machine: the same sizes and cores,
     /// medians of alternating rounds. Starts daemons and network namespaces of its own; needs root.
     Peers(PeersOptions),
+    /// One page and a table of results that were printed with --json.
+    Report(PageOptions),
+    /// The same transfers of two files of results as ratios; exit code 1 when some became worse.
+    Compare(CompareOptions),
     /// Round trips over the kernel's TCP with both ends spinning; part of `peers`.
     #[command(hide = true)]
     TcpPingPong(PingPongOptions),
@@ -143,6 +147,40 @@ pub struct PeersOptions {
     /// Only contenders with one of these words in their names.
     #[arg(long, value_name = "WORD,..", value_delimiter = ',')]
     pub only: Vec<String>,
+
+    /// Print the result as one line of JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What a report is made from.
+#[derive(Debug, Clone, Args)]
+pub struct PageOptions {
+    /// Files with the lines that bw, lat, rate, limits and peers print with --json.
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+
+    /// Where to write the page.
+    #[arg(long, value_name = "FILE", default_value = "siw-perf.html")]
+    pub html: PathBuf,
+
+    /// Also write tables in Markdown; `-` for standard output.
+    #[arg(long, value_name = "FILE")]
+    pub markdown: Option<PathBuf>,
+}
+
+/// What is compared.
+#[derive(Debug, Clone, Args)]
+pub struct CompareOptions {
+    /// Results of before.
+    pub old: PathBuf,
+
+    /// Results of after.
+    pub new: PathBuf,
+
+    /// Percent by which a result may be worse.
+    #[arg(long, value_name = "N", default_value_t = 5.0)]
+    pub tolerance: f64,
 
     /// Print the result as one line of JSON.
     #[arg(long)]

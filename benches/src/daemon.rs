@@ -1,7 +1,7 @@
 //! What a running daemon costs, as the kernel counts it: CPU time of its threads and private memory.
 //! And what its TCP retransmitted, as the daemon counts it.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fmt;
 use std::fs;
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// Work of the daemon's TCP that a loss-free link does not need.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Retransmissions {
     /// Segments retransmitted.
     pub retrans_segs: u64,
@@ -45,7 +45,7 @@ impl Retransmissions {
 }
 
 /// What one worker did during a measurement, as the daemon counts it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct WorkerUse {
     /// The core that it runs on.
     pub core: usize,

@@ -3,7 +3,7 @@
 
 use crate::machine::{Conditions, ConditionsWatch, MachineRecord, cache_line_round_trip_ns};
 use crate::measurement::{format_bytes, gigabits_per_second};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use siw_memory::{crc, crc_copy};
 use siw_shm::SharedMemory;
 use siw_shm::shared_memory::PageSize;
@@ -17,7 +17,7 @@ const WORKING_SETS: [u32; 5] = [16 << 10, 256 << 10, 4 << 20, 32 << 20, 128 << 2
 const ROUNDS: usize = 5;
 
 /// One kind of work on memory.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct MemoryLimit {
     /// What is done: `copy`, `copy + CRC32c`, or `CRC32c` with the implementation.
     pub work: String,
@@ -28,7 +28,7 @@ pub struct MemoryLimit {
 }
 
 /// The limits of the machine.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct MachineLimits {
     /// Which machine.
     pub machine: MachineRecord,

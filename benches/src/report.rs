@@ -4,14 +4,14 @@ use crate::bounds::Bound;
 use crate::daemon::{Retransmissions, WorkerUse};
 use crate::machine::{Conditions, MachineRecord};
 use crate::measurement::{Measurement, format_bytes, gigabits_per_second};
-use crate::plan::{MeasurementPlan, Mode};
+use crate::plan::{MeasurementPlan, Mode, Operation};
 use hdrhistogram::Histogram;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
 
 /// Microseconds at three quantiles.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Quantiles {
     /// The median.
     pub p50: f64,
@@ -49,12 +49,12 @@ pub struct TransferPath {
 }
 
 /// Everything that is printed.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PerfReport {
     /// Bandwidth or latency.
     pub mode: Mode,
-    /// Name of the operation.
-    pub op: &'static str,
+    /// How the data moved.
+    pub op: Operation,
     /// Bytes of a message.
     pub size: u32,
     /// Messages in flight on each queue pair.
@@ -96,10 +96,10 @@ pub struct PerfReport {
     /// What the daemon's workers did meanwhile, for whatever client.
     pub workers: Vec<WorkerUse>,
     /// Gb/s of each interval that was asked for.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub series_gbps: Vec<f64>,
     /// Pairs of microseconds and number of messages that took as long, if asked for.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub histogram: Vec<(f64, u64)>,
     /// Which of the measurements of the same transfer, from 1.
     pub round: u32,
@@ -124,7 +124,7 @@ impl PerfReport {
         let limit = bound.combined_gbps(path.crc);
         PerfReport {
             mode: plan.mode,
-            op: plan.op.json_name(),
+            op: plan.op,
             size: plan.size,
             depth: plan.depth,
             qps: plan.qps,
@@ -207,7 +207,7 @@ impl fmt::Display for PerfReport {
         writeln!(
             f,
             "{} {}, {what}, {} -> {} ({}), MTU {}, CRC {}",
-            self.op.to_uppercase(),
+            self.op.json_name().to_uppercase(),
             format_bytes(self.size),
             self.from,
             self.to,

@@ -53,7 +53,8 @@ pub fn group_by_transfer(reports: &[PerfReport]) -> Vec<TransferRounds<'_>> {
     groups.into_iter().map(TransferRounds::new).collect()
 }
 
-fn is_same_transfer(first: &PerfReport, second: &PerfReport) -> bool {
+/// Whether two results are rounds of one transfer.
+pub fn is_same_transfer(first: &PerfReport, second: &PerfReport) -> bool {
     let key = |report: &PerfReport| {
         (
             (
@@ -133,7 +134,7 @@ pub fn format_table(reports: &[PerfReport]) -> String {
         let _ = writeln!(
             text,
             "{:<6} {:>9} {:>6} {:>5} {:>22} {:>10.4} {:>20} {:>9.2} {ratio:>6} {count:>7}",
-            first.op,
+            first.op.json_name(),
             format_bytes(first.size),
             first.depth,
             first.qps,
@@ -165,7 +166,7 @@ pub fn csv_line(report: &PerfReport) -> String {
     };
     let fields = [
         mode.into(),
-        report.op.into(),
+        report.op.json_name().into(),
         report.size.to_string(),
         report.depth.to_string(),
         report.qps.to_string(),

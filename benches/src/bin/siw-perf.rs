@@ -3,13 +3,17 @@
 
 use clap::Parser;
 use siw_bench::args::{
-    LimitsOptions, PeersOptions, PerfCommand, PerfOptions, PingPongOptions, TransferMode,
-    TransferOptions,
+    CompareOptions, LimitsOptions, PageOptions, PeersOptions, PerfCommand, PerfOptions,
+    PingPongOptions, TransferMode, TransferOptions,
 };
+use siw_bench::compare::Comparison;
+use siw_bench::html::{format_markdown, format_page};
 use siw_bench::limits::measure_limits;
 use siw_bench::peers::{compare_with_peers, tcp_ping_pong};
+use siw_bench::results::Results;
 use siw_bench::summary::{CSV_HEADER, csv_line, format_table};
 use siw_bench::transfer::run_transfers;
+use std::path::Path;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -19,6 +23,12 @@ fn main() -> ExitCode {
         PerfCommand::Rate(options) => run_and_print(&options, TransferMode::Rate),
         PerfCommand::Limits(options) => print_limits(&options),
         PerfCommand::Peers(options) => print_peers(&options),
+        PerfCommand::Report(options) => write_report(&options),
+        PerfCommand::Compare(options) => match print_comparison(&options) {
+            Ok(true) => return ExitCode::FAILURE,
+            Ok(false) => Ok(()),
+            Err(error) => Err(error),
+        },
         PerfCommand::TcpPingPong(options) => run_ping_pong(&options),
     };
     match result {
@@ -85,4 +95,35 @@ fn run_ping_pong(options: &PingPongOptions) -> Result<(), String> {
     let latency = tcp_ping_pong::measure_round_trips(address, size, options.secs)?;
     println!("{:.3}", latency.value_at_quantile(0.5) as f64 / 1e3);
     Ok(())
+}
+
+fn write_report(options: &PageOptions) -> Result<(), String> {
+    let mut results = Results::default();
+    for file in &options.files {
+        results.append(Results::read(file)?);
+    }
+    write_file(&options.html, &format_page(&results))?;
+    eprintln!("siw-perf: wrote {}", options.html.display());
+    match &options.markdown {
+        Some(path) if path == Path::new("-") => print!("{}", format_markdown(&results)),
+        Some(path) => write_file(path, &format_markdown(&results))?,
+        None => {}
+    }
+    Ok(())
+}
+
+fn write_file(path: &Path, text: &str) -> Result<(), String> {
+    std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// Whether anything became worse.
+fn print_comparison(options: &CompareOptions) -> Result<bool, String> {
+    let (old, new) = (Results::read(&options.old)?, Results::read(&options.new)?);
+    let tolerance = options.tolerance / 100.0;
+    let comparison = Comparison::new(&old.transfers, &new.transfers, tolerance);
+    match options.json {
+        true => println!("{}", serde_json::to_string(&comparison).unwrap_or_default()),
+        false => print!("{comparison}"),
+    }
+    Ok(comparison.has_regression())
 }

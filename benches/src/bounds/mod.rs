@@ -16,7 +16,7 @@ use crate::measurement::gigabits_per_second;
 use crate::plan::{MeasurementPlan, Mode};
 use framing::BOUND_TIME;
 pub use raw_link::RawLink;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use siw_memory::crc;
 use siw_shm::SharedMemory;
 use siw_shm::shared_memory::PageSize;
@@ -28,7 +28,7 @@ use std::time::Instant;
 const CLOCK_BYTES: usize = 256 << 10;
 
 /// The bounds in Gb/s of payload; absent ones were not measured.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Bound {
     /// Raw frames over a ring pair.
     pub raw_gbps: Option<f64>,

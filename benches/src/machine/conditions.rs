@@ -1,7 +1,7 @@
 //! What happened to the machine while something was measured.
 
 use super::cache_line_round_trip_ns;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fs;
 
 /// Largest share of the processors' time that a hypervisor may give to others.
@@ -10,7 +10,7 @@ pub const MAX_STEAL_PERCENT: f64 = 1.0;
 pub const MAX_CACHE_LINE_DRIFT: f64 = 0.3;
 
 /// The conditions of one measurement.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Conditions {
     /// Percent of the processors' time that the hypervisor gave to others.
     pub steal_percent: f64,

@@ -1,10 +1,10 @@
 //! What the machine and the software are.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fs;
 
 /// Processor, kernel, DPDK and the version of this program.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineRecord {
     /// The processor's name, as it gives it.
     pub cpu: String,

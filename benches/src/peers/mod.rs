@@ -13,12 +13,12 @@ use crate::args::PeersOptions;
 use crate::machine::{Conditions, ConditionsWatch, MachineRecord};
 use crate::summary::Spread;
 use contenders::{Contender, all_contenders, best_of};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
 /// What is compared.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PeerFigure {
     /// Gb/s of payload, in messages or writes of 64 KiB.
@@ -29,7 +29,7 @@ pub enum PeerFigure {
 
 impl PeerFigure {
     /// For people.
-    fn title(self) -> &'static str {
+    pub fn title(self) -> &'static str {
         match self {
             PeerFigure::Bulk64kGbps => "64 KiB messages, Gb/s (more is better)",
             PeerFigure::RoundTrip64Us => "64 bytes there and back, us (less is better)",
@@ -38,7 +38,7 @@ impl PeerFigure {
 }
 
 /// The result of one contender in one figure.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PeerResult {
     /// The figure.
     pub figure: PeerFigure,
@@ -55,7 +55,7 @@ pub struct PeerResult {
 }
 
 /// All results.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PeersReport {
     /// The machine.
     pub machine: MachineRecord,
@@ -66,7 +66,7 @@ pub struct PeersReport {
     /// Each contender in each figure.
     pub results: Vec<PeerResult>,
     /// How many times better siwd is than its peers, by name; those that were measured.
-    pub ratios: BTreeMap<&'static str, f64>,
+    pub ratios: BTreeMap<String, f64>,
     /// What was not measured, and why.
     pub skipped: BTreeMap<String, String>,
     /// Rounds of a contender that others disturbed, and that were repeated.
@@ -168,7 +168,7 @@ impl RoundValues {
         results.sort_by_key(|result| result.figure);
         let ratios = RATIOS.iter().filter_map(|&(name, figure, ours, theirs)| {
             let ratio = ratio_of(&results, figure, ours, theirs)?;
-            Some((name, (ratio * 1000.0).round() / 1000.0))
+            Some((name.to_owned(), (ratio * 1000.0).round() / 1000.0))
         });
         PeersReport {
             ratios: ratios.collect(),

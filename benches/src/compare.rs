@@ -1,0 +1,211 @@
+//! `siw-perf compare OLD NEW`: the same transfers of two files of results side by side, as ratios.
+
+use crate::measurement::format_bytes;
+use crate::plan::Mode;
+use crate::report::PerfReport;
+use crate::summary::{Spread, TransferRounds, group_by_transfer, is_same_transfer};
+use serde::Serialize;
+use std::fmt;
+
+/// One transfer in both files.
+#[derive(Debug, Clone, Serialize)]
+pub struct TransferComparison {
+    /// The transfer in words.
+    pub transfer: String,
+    /// `Gb/s`, or `us` of the median round trip.
+    pub unit: &'static str,
+    /// Median of the old rounds.
+    pub old: f64,
+    /// Median of the new ones.
+    pub new: f64,
+    /// How many times better the new is.
+    pub gain: f64,
+    /// The same, of the ratios to the machine's bounds, where both files have them.
+    pub gain_to_bound: Option<f64>,
+    /// The new is worse than the tolerance allows, and than any old round.
+    pub is_regression: bool,
+}
+
+/// All transfers that both files have.
+#[derive(Debug, Clone, Serialize)]
+pub struct Comparison {
+    /// Each of them.
+    pub transfers: Vec<TransferComparison>,
+    /// Those that only one file has.
+    pub unmatched: usize,
+    /// The files come from different processors, so that only ratios to bounds can be compared.
+    pub other_machine: bool,
+}
+
+impl Comparison {
+    /// Compares medians. `tolerance`: how much worse the new may be, 0.05 for 5 %.
+    pub fn new(old: &[PerfReport], new: &[PerfReport], tolerance: f64) -> Comparison {
+        let (old_groups, new_groups) = (group_by_transfer(old), group_by_transfer(new));
+        let mut transfers = Vec::new();
+        for new in &new_groups {
+            let same = |old: &&TransferRounds| is_same_transfer(old.counted[0], new.counted[0]);
+            if let Some(old) = old_groups.iter().find(same) {
+                transfers.extend(compare_transfer(old, new, tolerance));
+            }
+        }
+        let unmatched = old_groups.len() + new_groups.len() - 2 * transfers.len();
+        let cpu = |reports: &[PerfReport]| reports.first().map(|report| report.machine.cpu.clone());
+        Comparison {
+            transfers,
+            unmatched,
+            other_machine: cpu(old) != cpu(new),
+        }
+    }
+
+    /// Whether any transfer became worse.
+    pub fn has_regression(&self) -> bool {
+        self.transfers.iter().any(|transfer| transfer.is_regression)
+    }
+}
+
+fn compare_transfer(
+    old: &TransferRounds<'_>,
+    new: &TransferRounds<'_>,
+    tolerance: f64,
+) -> Option<TransferComparison> {
+    let first = new.counted[0];
+    let latency = first.mode == Mode::Lat;
+    let value = |report: &PerfReport| {
+        Some(if latency {
+            report.lat_us.p50
+        } else {
+            report.gbps
+        })
+    };
+    let (old_spread, new_spread) = (old.spread(value)?, new.spread(value)?);
+    let gain = match latency {
+        true => old_spread.median / new_spread.median,
+        false => new_spread.median / old_spread.median,
+    };
+    let gain_to_bound = match (old.ratio_to_bound(), new.ratio_to_bound()) {
+        (Some(old), Some(new)) => Some(new / old),
+        _ => None,
+    };
+    let judged = gain_to_bound.unwrap_or(gain);
+    Some(TransferComparison {
+        transfer: format!(
+            "{} {}, depth {}, {} QP, MTU {}",
+            first.op.json_name().to_uppercase(),
+            format_bytes(first.size),
+            first.depth,
+            first.qps,
+            first.mtu
+        ),
+        unit: if latency { "us" } else { "Gb/s" },
+        old: old_spread.median,
+        new: new_spread.median,
+        gain,
+        gain_to_bound,
+        is_regression: judged < 1.0 - tolerance && is_apart(latency, old_spread, new_spread),
+    })
+}
+
+/// Whether each new round is worse than each old one.
+fn is_apart(latency: bool, old: Spread, new: Spread) -> bool {
+    match latency {
+        true => new.min > old.max,
+        false => new.max < old.min,
+    }
+}
+
+impl fmt::Display for Comparison {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{:<44} {:>10} {:>10} {:>8} {:>9}",
+            "", "old", "new", "gain", "to bound"
+        )?;
+        for transfer in &self.transfers {
+            let to_bound = transfer
+                .gain_to_bound
+                .map_or("-".into(), |gain| format!("{gain:.2}"));
+            writeln!(
+                f,
+                "{:<44} {:>10.2} {:>10.2} {:>8.2} {to_bound:>9}  {}{}",
+                transfer.transfer,
+                transfer.old,
+                transfer.new,
+                transfer.gain,
+                transfer.unit,
+                if transfer.is_regression {
+                    "  REGRESSION"
+                } else {
+                    ""
+                }
+            )?;
+        }
+        if self.unmatched > 0 {
+            writeln!(f, "{} transfers are in one file only", self.unmatched)?;
+        }
+        if self.other_machine {
+            writeln!(
+                f,
+                "the files come from different processors: compare the last column only"
+            )?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::example_report;
+
+    fn rounds(mode: Mode, values: &[f64]) -> Vec<PerfReport> {
+        let round = |&value: &f64| {
+            let mut report = example_report(mode);
+            report.gbps = value;
+            report.lat_us.p50 = value;
+            report
+        };
+        values.iter().map(round).collect()
+    }
+
+    #[test]
+    fn worse_rounds_beyond_the_tolerance_are_a_regression() {
+        let old = rounds(Mode::Bw, &[10.0, 11.0, 12.0]);
+        let compare = |new: &[f64]| Comparison::new(&old, &rounds(Mode::Bw, new), 0.05);
+        assert!(compare(&[8.0, 9.0, 9.5]).has_regression());
+        // One of them is as good as the old ones were.
+        assert!(!compare(&[8.0, 9.0, 10.5]).has_regression());
+        assert!(!compare(&[13.0]).has_regression());
+    }
+
+    #[test]
+    fn longer_round_trips_are_worse() {
+        let old = rounds(Mode::Lat, &[2.0, 2.1]);
+        let worse = Comparison::new(&old, &rounds(Mode::Lat, &[3.0, 3.1]), 0.05);
+        assert!(worse.has_regression());
+        assert!((worse.transfers[0].gain - 2.05 / 3.05).abs() < 1e-9);
+        let better = Comparison::new(&old, &rounds(Mode::Lat, &[1.0]), 0.05);
+        assert!(!better.has_regression());
+    }
+
+    #[test]
+    fn a_slower_machine_is_no_regression() {
+        let old = rounds(Mode::Bw, &[10.0]);
+        let mut new = rounds(Mode::Bw, &[5.0]);
+        let half = |gbps: Option<f64>| gbps.map(|gbps| gbps / 2.0);
+        let bound = &mut new[0].bound;
+        bound.raw_gbps = half(bound.raw_gbps);
+        bound.copy_crc_gbps = half(bound.copy_crc_gbps);
+        bound.crc_gbps = half(bound.crc_gbps);
+        let comparison = Comparison::new(&old, &new, 0.05);
+        assert!(!comparison.has_regression(), "{comparison}");
+    }
+
+    #[test]
+    fn transfers_of_one_file_alone_are_counted() {
+        let old = rounds(Mode::Bw, &[10.0]);
+        let mut new = rounds(Mode::Bw, &[10.0]);
+        new[0].size = 64;
+        let comparison = Comparison::new(&old, &new, 0.05);
+        assert_eq!((comparison.transfers.len(), comparison.unmatched), (0, 2));
+    }
+}

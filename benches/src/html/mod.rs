@@ -1,0 +1,423 @@
+//! `siw-perf report`: one page without references to other files, and a table in Markdown.
+
+mod plot;
+
+use crate::limits::MachineLimits;
+use crate::machine::MachineRecord;
+use crate::measurement::format_bytes;
+use crate::peers::{PeerResult, PeersReport};
+use crate::plan::Mode;
+use crate::report::PerfReport;
+use crate::results::Results;
+use crate::summary::{Spread, TransferRounds, group_by_transfer};
+use plot::{LinePlot, LineSeries};
+use std::fmt::Write;
+
+const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;max-width:1000px;margin:2em auto;\
+padding:0 1em;color:#1d2330}h1{font-size:1.6em}h2{margin-top:1.8em;font-size:1.2em}\
+table{border-collapse:collapse;margin:.6em 0}td,th{padding:.2em .8em;text-align:right;\
+border-bottom:1px solid #dde1ea}td:first-child,th:first-child{text-align:left}\
+.bar{background:#5b7fd4;height:1em;min-width:2px}.bar.own{background:#d46a3c}\
+.bars td{border:0}.note{color:#667}svg{max-width:100%;height:auto}";
+
+/// The page.
+pub fn format_page(results: &Results) -> String {
+    let mut page = format!(
+        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <title>siwd: measured</title><style>{STYLE}</style></head><body>\n<h1>siwd: measured</h1>\n"
+    );
+    for machine in machines(results) {
+        let _ = writeln!(page, "<p>{}</p>", escape(&describe_machine(machine)));
+    }
+    let groups = group_by_transfer(&results.transfers);
+    add_plots(&mut page, &groups);
+    for peers in &results.peers {
+        add_peers(&mut page, peers);
+    }
+    for limits in &results.limits {
+        add_limits(&mut page, limits);
+    }
+    if !groups.is_empty() {
+        page.push_str("<h2>All transfers</h2>\n");
+        add_transfer_table(&mut page, &groups);
+    }
+    page.push_str("</body></html>\n");
+    page
+}
+
+/// The transfers and the comparison with peers as Markdown.
+pub fn format_markdown(results: &Results) -> String {
+    let mut text = String::new();
+    for machine in machines(results) {
+        let _ = writeln!(text, "{}\n", describe_machine(machine));
+    }
+    let groups = group_by_transfer(&results.transfers);
+    if !groups.is_empty() {
+        text.push_str(
+            "| transfer | result | p50, p99 us | of the bound | rounds |\n|---|---|---|---|---|\n",
+        );
+        for rounds in &groups {
+            let cells = transfer_cells(rounds);
+            let _ = writeln!(text, "| {} |", cells.join(" | "));
+        }
+        text.push('\n');
+    }
+    for peers in &results.peers {
+        text.push_str("| contender | median | min to max |\n|---|---|---|\n");
+        for result in &peers.results {
+            let _ = writeln!(
+                text,
+                "| {}: {} | {:.2} | {:.2} to {:.2} |",
+                result.figure.title(),
+                result.name,
+                result.median,
+                result.min,
+                result.max
+            );
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// The different machines of all results.
+fn machines(results: &Results) -> Vec<&MachineRecord> {
+    let transfers = results.transfers.iter().map(|report| &report.machine);
+    let peers = results.peers.iter().map(|report| &report.machine);
+    let limits = results.limits.iter().map(|limits| &limits.machine);
+    let mut all: Vec<&MachineRecord> = Vec::new();
+    for machine in transfers.chain(peers).chain(limits) {
+        if !all.contains(&machine) {
+            all.push(machine);
+        }
+    }
+    all
+}
+
+fn describe_machine(machine: &MachineRecord) -> String {
+    format!(
+        "{}, {} processors{}, Linux {}, {}, commit {}",
+        machine.cpu,
+        machine.processors,
+        if machine.virtual_machine {
+            " of a virtual machine"
+        } else {
+            ""
+        },
+        machine.kernel,
+        machine.dpdk,
+        if machine.commit.is_empty() {
+            "unknown"
+        } else {
+            &machine.commit
+        }
+    )
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+}
+
+/// What a plot shows over its x axis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Axis {
+    Size,
+    Depth,
+    QueuePairs,
+}
+
+impl Axis {
+    fn title(self) -> &'static str {
+        match self {
+            Axis::Size => "size of a message",
+            Axis::Depth => "messages in flight",
+            Axis::QueuePairs => "queue pairs",
+        }
+    }
+
+    fn value(self, report: &PerfReport) -> u32 {
+        match self {
+            Axis::Size => report.size,
+            Axis::Depth => report.depth,
+            Axis::QueuePairs => report.qps,
+        }
+    }
+
+    /// The transfer in words, without what this axis shows.
+    fn name_of_others(self, report: &PerfReport) -> String {
+        let mut parts = vec![report.op.json_name().to_uppercase()];
+        if self != Axis::Size {
+            parts.push(format_bytes(report.size));
+        }
+        if self != Axis::Depth && report.mode == Mode::Bw {
+            parts.push(format!("depth {}", report.depth));
+        }
+        if self != Axis::QueuePairs && report.mode == Mode::Bw {
+            parts.push(format!("{} QP", report.qps));
+        }
+        parts.push(format!("MTU {}", report.mtu));
+        parts.join(", ")
+    }
+}
+
+/// Plots over size, depth and number of queue pairs, where there are several.
+fn add_plots(page: &mut String, groups: &[TransferRounds<'_>]) {
+    let of_mode = |mode| {
+        groups
+            .iter()
+            .filter(move |rounds| rounds.counted[0].mode == mode)
+    };
+    for axis in [Axis::Size, Axis::Depth, Axis::QueuePairs] {
+        let gbps = |rounds: &TransferRounds<'_>| rounds.spread(|report| Some(report.gbps));
+        let mut series = series_over(of_mode(Mode::Bw), axis, gbps);
+        if axis == Axis::Size {
+            let bound = |rounds: &TransferRounds<'_>| {
+                rounds.spread(|report| report.bound.combined_gbps(report.crc))
+            };
+            // One line is enough: the bound depends on the size above all.
+            let bounds = series_over(of_mode(Mode::Bw), axis, bound);
+            let name = "bound of the machine";
+            series.extend(
+                bounds
+                    .into_iter()
+                    .take(1)
+                    .map(|line| line.renamed(name.into())),
+            );
+        }
+        let title = format!("Bandwidth by {}", axis.title());
+        add_plot(page, &title, axis, "Gb/s", series);
+    }
+    let median = |rounds: &TransferRounds<'_>| rounds.spread(|report| Some(report.lat_us.p50));
+    let high = |rounds: &TransferRounds<'_>| rounds.spread(|report| Some(report.lat_us.p99));
+    let mut series = series_over(of_mode(Mode::Lat), Axis::Size, median);
+    for line in series_over(of_mode(Mode::Lat), Axis::Size, high) {
+        let name = format!("{}: 99 of 100", line.name);
+        series.push(line.renamed(name));
+    }
+    add_plot(
+        page,
+        "Round trips by size of a message",
+        Axis::Size,
+        "us",
+        series,
+    );
+}
+
+fn add_plot(page: &mut String, title: &str, axis: Axis, unit: &str, series: Vec<LineSeries>) {
+    let series: Vec<LineSeries> = series
+        .into_iter()
+        .filter(|line| line.points.len() > 1)
+        .collect();
+    if series.is_empty() {
+        return;
+    }
+    let plot = LinePlot {
+        x_title: axis.title(),
+        x_is_bytes: axis == Axis::Size,
+        y_title: unit,
+        series: &series,
+    };
+    let _ = writeln!(page, "<h2>{}</h2>", escape(title));
+    match plot.to_svg() {
+        Ok(svg) => page.push_str(&svg),
+        Err(error) => {
+            let _ = writeln!(page, "<p class=\"note\">no plot: {}</p>", escape(&error));
+        }
+    }
+}
+
+/// A line for each set of transfers that differ in the axis alone.
+fn series_over<'a, 'r: 'a>(
+    groups: impl Iterator<Item = &'a TransferRounds<'r>>,
+    axis: Axis,
+    value: impl Fn(&TransferRounds<'_>) -> Option<Spread>,
+) -> Vec<LineSeries> {
+    let mut lines: Vec<LineSeries> = Vec::new();
+    for rounds in groups {
+        let Some(spread) = value(rounds) else {
+            continue;
+        };
+        let name = axis.name_of_others(rounds.counted[0]);
+        let point = (axis.value(rounds.counted[0]), spread);
+        match lines.iter_mut().find(|line| line.name == name) {
+            Some(line) => line.points.push(point),
+            None => lines.push(LineSeries {
+                name,
+                points: vec![point],
+            }),
+        }
+    }
+    for line in &mut lines {
+        line.points.sort_by_key(|point| point.0);
+    }
+    lines
+}
+
+fn add_peers(page: &mut String, peers: &PeersReport) {
+    let mut figures: Vec<_> = peers.results.iter().map(|result| result.figure).collect();
+    figures.dedup();
+    for figure in figures {
+        let of_figure = || {
+            peers
+                .results
+                .iter()
+                .filter(|result| result.figure == figure)
+        };
+        let longest = of_figure().map(|result| result.median).fold(0.0, f64::max);
+        let _ = writeln!(page, "<h2>{}</h2>\n<table class=\"bars\">", figure.title());
+        for result in of_figure() {
+            page.push_str(&bar(result, longest));
+        }
+        page.push_str("</table>\n");
+    }
+    for (name, reason) in &peers.skipped {
+        let text = format!("not measured: {name}: {reason}");
+        let _ = writeln!(page, "<p class=\"note\">{}</p>", escape(&text));
+    }
+}
+
+fn bar(result: &PeerResult, longest: f64) -> String {
+    let own = if result.name.starts_with("siwd") {
+        " own"
+    } else {
+        ""
+    };
+    format!(
+        "<tr><td>{}</td><td style=\"width:55%\"><div class=\"bar{own}\" style=\"width:{:.1}%\"></div></td>\
+         <td>{:.2}</td><td class=\"note\">{:.2} to {:.2}</td></tr>\n",
+        escape(&result.name),
+        100.0 * result.median / longest.max(f64::MIN_POSITIVE),
+        result.median,
+        result.min,
+        result.max
+    )
+}
+
+fn add_limits(page: &mut String, limits: &MachineLimits) {
+    let _ = writeln!(
+        page,
+        "<h2>Limits of the machine: pieces of {} bytes, Gb/s</h2>\n<table><tr><th>working set</th>",
+        limits.piece
+    );
+    for &set in &limits.working_sets {
+        let _ = write!(page, "<th>{}</th>", format_bytes(set));
+    }
+    page.push_str("</tr>\n");
+    for work in &limits.memory {
+        let _ = write!(page, "<tr><td>{}</td>", escape(&work.work));
+        for rate in &work.gbps {
+            let _ = write!(page, "<td>{rate:.1}</td>");
+        }
+        page.push_str("</tr>\n");
+    }
+    page.push_str("</table>\n");
+    if let (Some([first, second]), Some(ns)) = (limits.cores, limits.cache_line_ns) {
+        let _ = writeln!(
+            page,
+            "<p>A cache line from core {first} to core {second} and back: {ns:.0} ns.</p>"
+        );
+    }
+}
+
+fn add_transfer_table(page: &mut String, groups: &[TransferRounds<'_>]) {
+    page.push_str("<table><tr><th>transfer</th><th>result</th><th>p50, p99 us</th>");
+    page.push_str("<th>of the bound</th><th>rounds</th></tr>\n");
+    for rounds in groups {
+        page.push_str("<tr>");
+        for cell in transfer_cells(rounds) {
+            let _ = write!(page, "<td>{}</td>", escape(&cell));
+        }
+        page.push_str("</tr>\n");
+    }
+    page.push_str("</table>\n");
+}
+
+/// Transfer, bandwidth or message rate, latency, ratio to the bound, rounds.
+fn transfer_cells(rounds: &TransferRounds<'_>) -> [String; 5] {
+    let first = rounds.counted[0];
+    let median = |value: fn(&PerfReport) -> f64| {
+        rounds
+            .spread(|report| Some(value(report)))
+            .map_or(0.0, |spread| spread.median)
+    };
+    let name = format!(
+        "{}, {}",
+        Axis::Depth.name_of_others(first),
+        match first.mode {
+            Mode::Bw => format!("depth {}", first.depth),
+            Mode::Lat => "round trips".into(),
+        }
+    );
+    [
+        name,
+        format!(
+            "{:.2} Gb/s, {:.3} M/s",
+            median(|report| report.gbps),
+            median(|report| report.mmsgs)
+        ),
+        format!(
+            "{:.2}, {:.2}",
+            median(|report| report.lat_us.p50),
+            median(|report| report.lat_us.p99)
+        ),
+        rounds
+            .ratio_to_bound()
+            .map_or("-".into(), |ratio| format!("{ratio:.2}")),
+        match rounds.disturbed {
+            0 => format!("{}", rounds.counted.len()),
+            disturbed => format!("{}, {disturbed} disturbed", rounds.counted.len()),
+        },
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::example_report;
+
+    fn results() -> Results {
+        let mut transfers = Vec::new();
+        for mode in [Mode::Bw, Mode::Lat] {
+            for size in [64, 4096, 65536] {
+                let mut report = example_report(mode);
+                report.size = size;
+                report.gbps = f64::from(size) / 1000.0;
+                transfers.push(report);
+            }
+        }
+        Results {
+            transfers,
+            ..Results::default()
+        }
+    }
+
+    #[test]
+    fn the_page_has_plots_and_refers_to_nothing() {
+        let page = format_page(&results());
+        assert_eq!(page.matches("<svg").count(), 2, "{page}");
+        assert!(page.contains("Bandwidth by size") && page.contains("Round trips by size"));
+        for reference in ["href", "src=", "url(", "@import"] {
+            assert!(!page.contains(reference), "{reference}");
+        }
+    }
+
+    #[test]
+    fn names_cannot_break_the_page() {
+        let mut results = results();
+        results.transfers[0].machine.cpu = "<script>&".into();
+        let page = format_page(&results);
+        assert!(page.contains("&lt;script&gt;&amp;") && !page.contains("<script>"));
+    }
+
+    #[test]
+    fn markdown_has_a_line_for_each_transfer() {
+        let text = format_markdown(&results());
+        let lines = text
+            .lines()
+            .filter(|line| line.starts_with("| WRITE"))
+            .count();
+        assert_eq!(lines, 6, "{text}");
+    }
+}

@@ -1,0 +1,104 @@
+//! Lines over an axis of powers of two, as SVG.
+
+use crate::measurement::format_bytes;
+use crate::summary::Spread;
+use plotters::prelude::{
+    ChartBuilder, Circle, Color, IntoDrawingArea, Palette, Palette99, PathElement, RGBColor,
+    SVGBackend, SeriesLabelPosition, WHITE,
+};
+use plotters::series::LineSeries as LineElement;
+
+/// One line: values at positions of the x axis, in ascending order.
+#[derive(Debug, Clone)]
+pub(super) struct LineSeries {
+    pub(super) name: String,
+    pub(super) points: Vec<(u32, Spread)>,
+}
+
+impl LineSeries {
+    /// The same line with another name.
+    pub(super) fn renamed(self, name: String) -> LineSeries {
+        LineSeries { name, ..self }
+    }
+}
+
+/// A plot of some lines.
+pub(super) struct LinePlot<'a> {
+    pub(super) x_title: &'a str,
+    /// The positions are sizes.
+    pub(super) x_is_bytes: bool,
+    pub(super) y_title: &'a str,
+    pub(super) series: &'a [LineSeries],
+}
+
+/// Width and height.
+const SIZE: (u32, u32) = (960, 420);
+/// Room above the highest value.
+const HEADROOM: f64 = 1.15;
+
+impl LinePlot<'_> {
+    pub(super) fn to_svg(&self) -> Result<String, String> {
+        let mut svg = String::new();
+        self.draw(&mut svg).map_err(|error| error.to_string())?;
+        Ok(svg)
+    }
+
+    fn draw(&self, svg: &mut String) -> Result<(), Box<dyn std::error::Error>> {
+        let root = SVGBackend::with_string(svg, SIZE).into_drawing_area();
+        root.fill(&WHITE)?;
+        let points = || self.series.iter().flat_map(|line| &line.points);
+        let log = |x: u32| f64::from(x.max(1)).log2();
+        let left = points().map(|(x, _)| log(*x)).fold(f64::MAX, f64::min);
+        let right = points().map(|(x, _)| log(*x)).fold(0.0, f64::max);
+        let top = points().map(|(_, spread)| spread.max).fold(0.0, f64::max) * HEADROOM;
+        let mut chart = ChartBuilder::on(&root)
+            .margin(12)
+            .x_label_area_size(42)
+            .y_label_area_size(64)
+            .build_cartesian_2d(left..right, 0.0..top.max(f64::MIN_POSITIVE))?;
+        let label = |x: &f64| {
+            let value = x.exp2().round() as u32;
+            if self.x_is_bytes {
+                format_bytes(value)
+            } else {
+                value.to_string()
+            }
+        };
+        chart
+            .configure_mesh()
+            .disable_x_mesh()
+            .x_desc(self.x_title)
+            .y_desc(self.y_title)
+            .x_labels((right - left).round() as usize + 1)
+            .x_label_formatter(&label)
+            .label_style(("sans-serif", 13))
+            .draw()?;
+        for (index, line) in self.series.iter().enumerate() {
+            let color = Palette99::pick(index).to_rgba();
+            let medians = line
+                .points
+                .iter()
+                .map(|(x, spread)| (log(*x), spread.median));
+            chart
+                .draw_series(LineElement::new(medians.clone(), color.stroke_width(2)))?
+                .label(&line.name)
+                .legend(move |(x, y)| {
+                    PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2))
+                });
+            chart.draw_series(medians.map(|point| Circle::new(point, 3, color.filled())))?;
+            // From the least to the greatest round.
+            chart.draw_series(line.points.iter().map(|(x, spread)| {
+                PathElement::new([(log(*x), spread.min), (log(*x), spread.max)], color)
+            }))?;
+        }
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperLeft)
+            .background_style(WHITE.mix(0.85))
+            .border_style(RGBColor(200, 205, 215))
+            .label_font(("sans-serif", 13))
+            .draw()?;
+        root.present()?;
+        Ok(())
+    }
+}

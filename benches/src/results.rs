@@ -1,0 +1,96 @@
+//! Files with results of `siw-perf --json`: a line each, of `bw`, `lat`, `rate`, `peers` and
+//! `limits` in any order.
+
+use crate::limits::MachineLimits;
+use crate::peers::PeersReport;
+use crate::report::PerfReport;
+use serde_json::Value;
+use std::path::Path;
+
+/// All results of some files.
+#[derive(Debug, Default)]
+pub struct Results {
+    /// Of `bw`, `lat` and `rate`.
+    pub transfers: Vec<PerfReport>,
+    /// Of `peers`.
+    pub peers: Vec<PeersReport>,
+    /// Of `limits`.
+    pub limits: Vec<MachineLimits>,
+}
+
+impl Results {
+    /// Reads a file; the error names the line that is no result.
+    pub fn read(path: &Path) -> Result<Results, String> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| format!("{}: {error}", path.display()))?;
+        let mut results = Results::default();
+        for (index, line) in text.lines().enumerate() {
+            if !line.trim().is_empty() {
+                results.add_line(line).map_err(|error| {
+                    format!(
+                        "{}:{}: no result of siw-perf --json: {error}",
+                        path.display(),
+                        index + 1
+                    )
+                })?;
+            }
+        }
+        if results.is_empty() {
+            return Err(format!("{}: the file has no results", path.display()));
+        }
+        Ok(results)
+    }
+
+    /// Adds those of another file.
+    pub fn append(&mut self, other: Results) {
+        self.transfers.extend(other.transfers);
+        self.peers.extend(other.peers);
+        self.limits.extend(other.limits);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.transfers.is_empty() && self.peers.is_empty() && self.limits.is_empty()
+    }
+
+    fn add_line(&mut self, line: &str) -> Result<(), serde_json::Error> {
+        let value: Value = serde_json::from_str(line)?;
+        if value.get("mode").is_some() {
+            self.transfers.push(serde_json::from_value(value)?);
+        } else if value.get("ratios").is_some() {
+            self.peers.push(serde_json::from_value(value)?);
+        } else {
+            self.limits.push(serde_json::from_value(value)?);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Mode;
+    use crate::report::example_report;
+
+    fn read(text: &str) -> Result<Results, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("results.json");
+        std::fs::write(&path, text).unwrap();
+        Results::read(&path)
+    }
+
+    #[test]
+    fn what_siw_perf_prints_is_read_again() {
+        let report = example_report(Mode::Bw);
+        let results = read(&format!("{}\n\n", report.to_json())).unwrap();
+        assert_eq!(results.transfers.len(), 1);
+        assert_eq!(results.transfers[0].to_json(), report.to_json());
+    }
+
+    #[test]
+    fn a_line_that_is_no_result_is_named() {
+        let error = read("{}\n").unwrap_err();
+        assert!(error.contains("results.json:1: no result"), "{error}");
+        assert!(read("").unwrap_err().contains("no results"));
+        assert!(Results::read(Path::new("/nonexistent")).is_err());
+    }
+}
