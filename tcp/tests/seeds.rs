@@ -2,23 +2,23 @@
 //! `SIW_TCP_SEEDS=n` runs n in all, `SIW_TCP_FIRST_SEED=n` begins elsewhere;
 //! `cargo run -p siw-tcp --release --example soak` runs as many as one likes.
 //!
-//! What the generator must find when it is put back, and which judge says so. Where seeds are named,
-//! the defect was put back and these failed, the first of so many among the 10,000:
+//! What the generator must find when it is put back, and which judge says so. Each defect was put back,
+//! and these seeds failed, the first of so many among the 10,000:
 //!
 //! | defect | put back by | found as | seeds |
 //! |---|---|---|---|
-//! | what is queued towards a neighbour that does not answer never ends | no timeout while a connection waits for its neighbour | "lives on", "an orphan outlives a silence" | |
+//! | what is queued towards a neighbour that does not answer never ends | no user timeout while a connection waits for its neighbour | "lives on" | 1930, 3109 (7) |
 //! | a D-SACK for another duplicate undoes a reduction | counting every D-SACK as an answer to a retransmission | "undoes a reduction whose retransmissions were needed" | 13, 57 (187) |
 //! | a needed retransmission that the network doubled looks needless | no look at the timestamp that the ACK which passes the hole echoes | "undoes a reduction whose retransmissions were needed" | 4041, 7755 |
-//! | one flooded connection uses up the challenge ACKs of all | one common bucket for answers to segments outside the window | "TIMED_OUT on a path that loses nothing" | |
+//! | one flooded connection uses up the challenge ACKs of all | one common bucket for challenge ACKs and answers to segments outside the window | "TIMED_OUT on a path that loses nothing" | 833, 1207 (31) |
 //! | an orphan whose peer keeps its window closed lives for ever | no deadline for FIN-WAIT-1, CLOSING and LAST-ACK | "an orphan lives on without progress" | 177, 200 (247) |
 //! | keepalive spins while data is in flight | the next check one nanosecond ahead | "wake-ups for nothing" | 2, 7 (2172) |
 //! | steady small sends put off the probe of a dead path | restarting the probe timeout at each send, without the limit of the oldest data | "data in flight is not sent again" | 707, 794 (47) |
-//! | a repeated SYN makes a round-trip sample that is too short | sampling from the last SYN-ACK | "a round trip of ... on a path of ..." | |
-//! | the timer of a segment runs from the solicitation of its neighbour | starting the retransmission timer when the neighbour is asked | "sent ... segments again, though nothing was lost" | |
+//! | a repeated SYN makes a round-trip sample that is too short | sampling from the last SYN-ACK | "a round trip of ... on a path of ..." | 46, 48 (325) |
+//! | the timer of a segment runs from the solicitation of its neighbour | starting the retransmission timer when the neighbour is asked | "sent ... segments again, though nothing was lost" | 14, 47 (41) |
 //! | a soft ICMP error ends SYN-SENT | UNREACHABLE at once | "gives up a SYN for an ICMP error" | 13, 61 (132) |
 //! | a late segment moves the right edge beyond what was advertised | SND.WL1 and SND.WL2 alone decide about the window | "go beyond the right edge" | 99, 133 (74) |
-//! | an ACK that was built earlier leaves behind newer data | `Stack::flush` before the control queue | "acknowledges ... after ..." | |
+//! | an ACK that was built earlier leaves behind newer data | `Stack::flush` before the control queue | "acknowledges ... after ...", "go beyond the right edge" | 965, 3311 (2) |
 //!
 //! Beyond the reach of seeds, and tested on their own: marks that must survive 2^31 bytes, CUBIC
 //! above 16 MB, the cost of SACK blocks.
