@@ -11,8 +11,10 @@ use std::time::{Duration, Instant};
 use common::*;
 use nix::libc;
 use nix::sys::socket::{setsockopt, sockopt};
+use siw_shm::SharedMemory;
 use siw_shm::control::messages as m;
 use siw_shm::control::{CallError, ControlSocket, codec};
+use siw_shm::shared_memory::PageSize;
 
 /// How long a socket lingers: the test would notice a tenth of it.
 const LINGER: Duration = Duration::from_secs(30);
@@ -180,6 +182,55 @@ fn requests_that_are_sent_ahead_are_served_in_turn_with_those_of_others() {
     let unanswered = served_before_another(&d, |_| codec::UNANSWERED, AHEAD);
     assert!(unanswered <= 16, "{unanswered} requests were served before");
     assert!(d.stop().success());
+}
+
+/// Processor time of a thread.
+fn run_time(thread: &str) -> Duration {
+    let times = std::fs::read_to_string(format!("/proc/{thread}/schedstat")).unwrap();
+    Duration::from_nanos(times.split(' ').next().unwrap().parse().unwrap())
+}
+
+/// A helper unmaps the rings, whose pages nobody else has any more.
+#[test]
+fn a_large_completion_queue_is_freed_by_a_helper() {
+    let d = Daemon::loopback();
+    let (a, _b) = pair(&d, 4096);
+    let client = greeted(&d);
+    let pid = d.child.id();
+    let control = format!("{pid}/task/{pid}");
+    let request = m::CreateCq {
+        cqe: 3 << 20,
+        channel: 0,
+        cookie: 0,
+    };
+    for round in 0..3 {
+        let seq = 2 + 2 * round;
+        let (made, fds) = client.call_and_wait(seq, &request, &[]).unwrap();
+        let len = made.mem.region_len;
+        assert!(len >= 3 * (64 << 20));
+        let fill = |file: std::os::fd::BorrowedFd<'_>| {
+            nix::fcntl::fallocate(file, nix::fcntl::FallocateFlags::empty(), 0, len as i64)
+        };
+        fill(fds[0].as_fd()).unwrap();
+        drop(fds);
+        // What it costs whoever frees it.
+        let same = SharedMemory::create_memfd("same", len as usize, PageSize::Normal);
+        let same = same.unwrap();
+        fill(same.memfd().unwrap()).unwrap();
+        let before = run_time("thread-self");
+        drop(same);
+        let cost = run_time("thread-self") - before;
+        let before = run_time(&control);
+        let destroy = m::DestroyCq {
+            cq: made.cq,
+            reserved: 0,
+        };
+        client.call_and_wait(seq + 1, &destroy, &[]).unwrap();
+        // An answer to somebody else comes behind all that the request makes the thread do.
+        answer_time(&a);
+        let spent = run_time(&control) - before;
+        assert!(spent < cost / 3, "{spent:?} of {cost:?}");
+    }
 }
 
 /// Processor time of a process's thread, in ticks of the clock.

@@ -257,7 +257,7 @@ impl ControlThread {
 
     /// The deferred request is answered: the next one may be read.
     pub(super) fn on_answered(&mut self, id: ClientId) {
-        self.resources.settle_queues(id);
+        self.settle_queues(id);
         let Some(client) = self.resources.clients.get_mut(&id) else {
             return;
         };

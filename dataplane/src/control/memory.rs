@@ -123,7 +123,7 @@ impl ControlThread {
             what: PendingReply::MakeArena { len, .. },
         }) = client.and_then(|client| client.waiting.take_if(waits))
         else {
-            self.resources.forget_helper(id);
+            self.resources.forget_helper(id, token);
             self.helpers
                 .dispose(DisposalQueue::Memory, Box::new(made), None);
             return;

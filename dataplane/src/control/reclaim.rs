@@ -102,6 +102,32 @@ impl ControlThread {
         self.helpers.dispose(queue, Box::new(client), Some(report));
     }
 
+    /// Brings a client's account in line with the queue memory that it has. Of what it has freed, a helper
+    /// unmaps what takes long, and that stays on its account until then.
+    pub(super) fn settle_queues(&mut self, id: ClientId) {
+        self.resources.settle_queues(id);
+        let Some(client) = self.resources.clients.get_mut(&id) else {
+            return;
+        };
+        for region in client.queues.take_long_regions() {
+            let amounts = vec![
+                (Quota::Memory, region.len() as u64),
+                (Quota::Descriptors, 1),
+            ];
+            for (quota, amount) in &amounts {
+                let account = &mut client.account;
+                self.resources.ledger.add(account, *quota, *amount);
+            }
+            let report = HelperReport::Released {
+                client: id,
+                token: self.workers.next_token(),
+                amounts,
+            };
+            self.helpers
+                .dispose(DisposalQueue::Memory, Box::new(region), Some(report));
+        }
+    }
+
     /// What helpers have done since the last look.
     pub(super) fn take_helper_reports(&mut self) {
         while let Some(report) = self.helpers.next_report() {
@@ -118,7 +144,7 @@ impl ControlThread {
                     amounts,
                 } => {
                     self.resources.release(client, &amounts);
-                    self.resources.forget_helper(client);
+                    self.resources.forget_helper(client, token);
                     self.finish_free_arena(client, token);
                 }
             }

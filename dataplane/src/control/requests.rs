@@ -160,7 +160,7 @@ impl ControlThread {
             request = request.name(),
             ok = outcome.is_ok()
         );
-        self.resources.settle_queues(id);
+        self.settle_queues(id);
         let Some(client) = self.resources.clients.get_mut(&id) else {
             return RequestState::Finished;
         };

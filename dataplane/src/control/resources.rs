@@ -400,10 +400,16 @@ impl Resources {
     }
 
     /// A helper is done with what it did for a client that is gone meanwhile.
-    pub fn forget_helper(&mut self, id: ClientId) {
+    pub fn forget_helper(&mut self, id: ClientId, done: CommandToken) {
         let found = self.departing.iter_mut().find(|one| one.client.id == id);
         if let Some(departing) = found {
-            departing.client.waiting = None;
+            departing.client.waiting.take_if(|waiting| {
+                matches!(
+                    waiting.what,
+                    PendingReply::MakeArena { token, .. } | PendingReply::FreeArena { token }
+                        if token == done
+                )
+            });
         }
     }
 

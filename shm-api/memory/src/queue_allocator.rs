@@ -3,7 +3,7 @@
 //!
 //! Size classes with four steps per doubling (at most a quarter is wasted), free
 //! lists per class, constant time. A queue larger than a quarter of a chunk gets a region of its
-//! own, which is unmapped when it is freed.
+//! own, which is unmapped when it is freed; one that takes long to unmap is left to the caller.
 
 use siw_shm::SharedMemory;
 use siw_shm::control::messages::QueueRef;
@@ -17,8 +17,9 @@ pub const CHUNK: usize = 2 << 20;
 /// Queues above this get their own region, so that a chunk's unused end is short.
 const DEDICATED: usize = CHUNK / 4;
 const MIN: usize = 512;
-/// Longer regions have normal pages: filling hugepages with zeros would hold up whoever asks.
-const MAX_HUGE: usize = 16 << 20;
+/// Longer regions have normal pages: filling hugepages with zeros would hold up whoever asks. So would
+/// unmapping them.
+const LONG: usize = 16 << 20;
 
 /// Memory of one queue.
 #[derive(Debug, Clone)]
@@ -74,6 +75,8 @@ pub struct QueueAllocator {
     next_id: u32,
     chunk: Option<(u32, Arc<SharedMemory>, usize)>,
     free: HashMap<usize, Vec<(u32, Arc<SharedMemory>, usize)>>,
+    /// Freed regions that take long to unmap.
+    long: Vec<Arc<SharedMemory>>,
 }
 
 impl QueueAllocator {
@@ -90,6 +93,7 @@ impl QueueAllocator {
             next_id: 1,
             chunk: None,
             free: HashMap::new(),
+            long: Vec::new(),
         }
     }
 
@@ -103,7 +107,7 @@ impl QueueAllocator {
         if self.mapped_bytes.saturating_add(len) > self.limit {
             return Err(AllocError::Limit(self.limit));
         }
-        let pages = if len > MAX_HUGE {
+        let pages = if len > LONG {
             PageSize::Normal
         } else {
             self.pages
@@ -177,6 +181,9 @@ impl QueueAllocator {
             self.mapped_bytes -= region.len().min(self.mapped_bytes);
             self.huge_bytes -= huge_len(region).min(self.huge_bytes);
             self.regions = self.regions.saturating_sub(1);
+            if region.len() > LONG {
+                self.long.push(memory.region);
+            }
         } else {
             self.free.entry(memory.len).or_default().push((
                 memory.region_id,
@@ -184,6 +191,12 @@ impl QueueAllocator {
                 memory.offset,
             ));
         }
+    }
+
+    /// Regions that were freed and take long to unmap: whoever drops them waits for that. They no longer
+    /// count as mapped.
+    pub fn take_long_regions(&mut self) -> Vec<Arc<SharedMemory>> {
+        std::mem::take(&mut self.long)
     }
 
     /// The pages that the next regions have.

@@ -324,6 +324,28 @@ fn a_large_queue_has_its_own_region_and_the_limit_holds() {
 }
 
 #[test]
+fn a_long_region_is_left_to_the_caller_to_unmap() {
+    let mut allocator = QueueAllocator::new(PageSize::Normal, 256 << 20, 0);
+    let freed = [1 << 20, 17 << 20].map(|len| {
+        let queue = allocator.alloc(len).unwrap();
+        let region = std::sync::Arc::downgrade(&queue.region);
+        allocator.free(queue);
+        region
+    });
+    assert_eq!(allocator.mapped_bytes(), 0);
+    assert!(freed[0].upgrade().is_none(), "unmapped at once");
+    let long = allocator.take_long_regions();
+    assert_eq!(long.len(), 1);
+    assert!(std::sync::Arc::ptr_eq(
+        &long[0],
+        &freed[1].upgrade().unwrap()
+    ));
+    drop(long);
+    assert!(freed[1].upgrade().is_none());
+    assert!(allocator.take_long_regions().is_empty());
+}
+
+#[test]
 fn no_two_live_queues_overlap() {
     let mut allocator = QueueAllocator::new(PageSize::Normal, 256 << 20, 0);
     let mut live: Vec<queue_allocator::QueueMemory> = Vec::new();
