@@ -17,16 +17,9 @@ pub(crate) fn place_payload(
     mr: &RegisteredMemory,
     region_off: u64,
 ) -> Result<(), NotWritable> {
-    let is_written = rx.copy_to_memory(offset, len, mr, region_off);
-    prefetch_next(mr, region_off + len as u64, len);
-    if is_written { Ok(()) } else { Err(NotWritable) }
-}
-
-/// The segments of a message arrive front to back: the next FPDU goes where this one ends.
-///
-/// Out of line, because the receive path that this would be inlined into has no register to spare:
-/// the counter of the loop would lie on the stack, and every line of the cache cost a store and a load.
-#[inline(never)]
-fn prefetch_next(mr: &RegisteredMemory, region_off: u64, len: usize) {
-    mr.prefetch_at(region_off, len);
+    if rx.copy_to_memory(offset, len, mr, region_off) {
+        Ok(())
+    } else {
+        Err(NotWritable)
+    }
 }

@@ -29,6 +29,9 @@ use siw_shm::SharedMemory;
 /// Bytes of memory that is not mapped, copied by one system call: the payload of a usual segment.
 const COPIED_AT_ONCE: usize = 2048;
 
+/// Bytes of the next FPDU's payload that are prefetched.
+const PREFETCHED_AHEAD: usize = 512;
+
 /// One FPDU under construction.
 pub(crate) struct FpduBuilder<'a, B, const MARKERS: bool> {
     frame: &'a mut B,
@@ -100,8 +103,9 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> FpduBuilder<'a, B, MARKERS> {
         len: u32,
         ext_buf_ref: ExtBufRef,
     ) -> Result<(), BuildError> {
-        // The next FPDU of the message is built right after this one.
-        mr.prefetch_at(off + u64::from(len), len as usize);
+        // The next FPDU of the message is built right after this one. Its first lines alone: then the
+        // processor has seen the stride, and more of them stall on its line fill buffers.
+        mr.prefetch_at(off + u64::from(len), (len as usize).min(PREFETCHED_AHEAD));
         if !MARKERS {
             return self.append_unmarked_memory(mr, off, len, ext_buf_ref);
         }
