@@ -49,13 +49,16 @@ enum FigureCommand {
         #[arg(long)]
         key: String,
     },
-    /// The best rate of some runs by the best of others: what the others cost.
+    /// The best of some runs by the best of others: what the others cost.
     Ratio {
         file: PathBuf,
         others: PathBuf,
-        /// Which number: gbps.
+        /// Which number: gbps, lat_us.p50.
         #[arg(long)]
         key: String,
+        /// The lowest of each counts: the numbers are times.
+        #[arg(long)]
+        lowest: bool,
     },
     /// Percent of a core that the daemon uses while clients are silent.
     IdleCpu {
@@ -175,9 +178,19 @@ fn main() -> ExitCode {
 fn measure_figure(cli: &FigureOptions, good: BetterValue) -> Result<f64, String> {
     match &cli.what {
         FigureCommand::Best { file, key } => best_value(&read_lines(file)?, key, good),
-        FigureCommand::Ratio { file, others, key } => {
-            let rate = |file| best_value(&read_lines(file)?, key, BetterValue::Higher);
-            Ok(rate(file)? / rate(others)?)
+        FigureCommand::Ratio {
+            file,
+            others,
+            key,
+            lowest,
+        } => {
+            let better = if *lowest {
+                BetterValue::Lower
+            } else {
+                BetterValue::Higher
+            };
+            let best = |file| best_value(&read_lines(file)?, key, better);
+            Ok(best(file)? / best(others)?)
         }
         FigureCommand::IdleCpu {
             daemon,
