@@ -15,7 +15,7 @@ use siw_shm::{DoorbellProducer, SharedMemory, WorkerPageView};
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,9 @@ pub(crate) struct ClientInner {
     workers: Vec<(DoorbellProducer, OwnedFd)>,
     async_events: ControlSocket,
     alive: AtomicBool,
+    opened: Instant,
+    /// When a poller last looked at the control socket, in microseconds since `opened`.
+    checked_at: AtomicU64,
     /// Of the process that opened it: a child's calls would come between its parent's.
     generation: u32,
     /// Memory of the application that it registers.
@@ -167,6 +170,8 @@ impl Context {
             workers,
             async_events,
             alive: AtomicBool::new(true),
+            opened: Instant::now(),
+            checked_at: AtomicU64::new(0),
             generation: process_generation(),
             app_memory: AppMemory::default(),
             arena_pool: ArenaPool::default(),
@@ -500,6 +505,17 @@ impl ClientInner {
             }
         }
         self.known_alive()
+    }
+
+    /// [`Self::check_alive`], if nobody who polls has done so for `interval`.
+    pub(crate) fn check_alive_every(&self, interval: Duration) {
+        let now = self.opened.elapsed().as_micros() as u64;
+        // Two threads that look at the same time do no harm.
+        let last = self.checked_at.load(Ordering::Relaxed);
+        if now.saturating_sub(last) >= interval.as_micros() as u64 {
+            self.checked_at.store(now, Ordering::Relaxed);
+            self.check_alive();
+        }
     }
 
     /// Waits until `fd` is readable. Ready data wins over a dead daemon.

@@ -139,8 +139,10 @@ impl Polling {
     }
 }
 
-/// Empty polls between two looks at the control socket: some tens of microseconds.
-const ALIVE_CHECK: u32 = 4096;
+/// Empty polls between two readings of the clock: some tens of microseconds.
+const CLOCK_CHECK: u32 = 4096;
+/// Time between two looks at the control socket, which are system calls.
+const ALIVE_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// How long [`Cq::wait`] spins before it blocks.
 const SPIN: Duration = Duration::from_micros(50);
@@ -251,8 +253,8 @@ impl Cq {
         // Lossy counting between threads is fine.
         let polls = self.0.empty_polls.load(Ordering::Relaxed).wrapping_add(1);
         self.0.empty_polls.store(polls, Ordering::Relaxed);
-        if polls.is_multiple_of(ALIVE_CHECK) {
-            self.0.client.check_alive();
+        if polls.is_multiple_of(CLOCK_CHECK) {
+            self.0.client.check_alive_every(ALIVE_CHECK_INTERVAL);
         }
         if self.0.client.known_alive() && polls & 63 != 0 {
             Ok(())
