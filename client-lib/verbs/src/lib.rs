@@ -6,7 +6,8 @@
 //! |---|---|
 //! | `abi.rs`, `export.rs` | layouts of the distribution's headers, versioned symbols |
 //! | `ibverbs/` | libibverbs: thin C objects around those of the crate `siw` |
-//! | `rdmacm/` | librdmacm: rdma_cm and rsockets |
+//! | `rdmacm/` | librdmacm: rdma_cm |
+//! | `rsockets/` | librdmacm: rsockets |
 //!
 //! An object is a `repr(C)` struct that begins with the struct of the header; C code holds a pointer
 //! to it, and a call gets back from the pointer to the Rust object without a look-up.
@@ -19,4 +20,5 @@ mod abi;
 mod export;
 mod ibverbs;
 mod rdmacm;
+mod rsockets;
 mod status;

@@ -6,15 +6,16 @@ use crate::ibverbs::context::ContextObject;
 use crate::ibverbs::device::DeviceObject;
 use crate::ibverbs::pd::alloc_pd;
 use crate::status::{fail_with, set_errno};
-use siw::{Context, DeviceInfo, Error};
+use siw::{Context, DeviceInfo, Error, Pd};
 use std::ffi::c_int;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// A connection to the daemon and its contexts. They are never freed: identifiers, and whatever
 /// programs make with them, refer to them.
 pub struct Devices {
     pub client: Context,
     all: Vec<Device>,
+    socket_pd: OnceLock<Pd>,
 }
 
 struct Device {
@@ -62,7 +63,11 @@ impl Devices {
                 default_pd: Mutex::new(None),
             })
             .collect();
-        let devices: &'static Devices = Box::leak(Box::new(Devices { client, all }));
+        let devices: &'static Devices = Box::leak(Box::new(Devices {
+            client,
+            all,
+            socket_pd: OnceLock::new(),
+        }));
         *open = Some(devices);
         Ok(devices)
     }
@@ -73,6 +78,15 @@ impl Devices {
         all.find(|device| device.info.index == index)
             .map(|device| device.context.as_abi())
             .ok_or(Error::Invalid("siwd named a device that it does not have"))
+    }
+
+    /// The protection domain of all rsockets.
+    pub fn socket_pd(&self) -> Result<&Pd, Error> {
+        if let Some(pd) = self.socket_pd.get() {
+            return Ok(pd);
+        }
+        let pd = self.client.alloc_pd()?;
+        Ok(self.socket_pd.get_or_init(|| pd))
     }
 
     /// The protection domain for queue pairs of the device whose context this is.

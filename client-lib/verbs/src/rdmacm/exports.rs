@@ -72,8 +72,6 @@ export_symbols! { "RDMACM_1.0":
     ) -> c_int = not::join_multicast;
     fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int
         = not::leave_multicast;
-    fn rpoll(fds: *mut libc::pollfd, count: libc::nfds_t, timeout_ms: c_int) -> c_int
-        = not::poll_descriptors;
 }
 
 export_symbols! { "RDMACM_1.1":

@@ -1,5 +1,4 @@
-//! What iWARP does not have: multicast, and enhanced connection establishment. And rpoll(3), which
-//! most programs of rdmacm-utils are linked with, for descriptors that are no rsockets.
+//! What iWARP does not have: multicast, and enhanced connection establishment.
 
 use super::id::fail;
 use crate::abi::*;
@@ -31,14 +30,4 @@ pub unsafe fn leave_multicast(_id: *mut rdma_cm_id, _addr: *mut sockaddr) -> c_i
 /// rdma_set_local_ece(3), rdma_get_remote_ece(3)
 pub unsafe fn exchange_ece(_id: *mut rdma_cm_id, _ece: *mut ibv_ece) -> c_int {
     fail(libc::EOPNOTSUPP)
-}
-
-/// rpoll(3): poll(2), since there are no rsockets.
-pub unsafe fn poll_descriptors(
-    fds: *mut libc::pollfd,
-    count: libc::nfds_t,
-    timeout_ms: c_int,
-) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
-    unsafe { libc::poll(fds, count, timeout_ms) }
 }

@@ -1,0 +1,323 @@
+//! How rsockets are made, bound, connected and accepted.
+
+use super::options::Options;
+use super::socket::{
+    Attempt, Connecting, Listening, Phase, Rsocket, RsocketState, add_to_descriptor, new_descriptor,
+};
+use super::stream::Stream;
+use super::table;
+use super::wire::ConnectionData;
+use crate::rdmacm::devices::Devices;
+use crate::status::log_failure;
+use siw::{
+    BindOptions, CmBinding, CmChannel, CmEvent, CmListener, ConnectOptions, ConnectionInfo,
+    ConnectionRequest, Error, ListenOptions,
+};
+use std::collections::VecDeque;
+use std::ffi::c_int;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Reads that each side may have outstanding: rsockets have none, but one is needed to set up a
+/// connection in which a READ is the first message (RFC 6581 section 9).
+const READS: u32 = 1;
+/// What Linux takes for a backlog of 0 or less.
+const DEFAULT_BACKLOG: u32 = 1024;
+
+fn errno_of(call: &str, error: &Error) -> c_int {
+    log_failure(call, error);
+    error.errno().max(1)
+}
+
+fn open_devices() -> Result<&'static Devices, c_int> {
+    Devices::open().map_err(|error| errno_of("rsocket", &error))
+}
+
+/// rsocket(3)
+pub fn create_rsocket(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_int, c_int> {
+    let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    let is_known = matches!(domain, libc::AF_INET | libc::AF_INET6)
+        && kind & !flags == libc::SOCK_STREAM
+        && matches!(protocol, 0 | libc::IPPROTO_TCP);
+    if !is_known || !table::is_usable() {
+        // Datagrams need unreliable queue pairs, which iWARP does not have.
+        return Err(libc::ENOTSUP);
+    }
+    open_devices()?;
+    let nonblocking = kind & libc::SOCK_NONBLOCK != 0;
+    let socket = Rsocket::new(Phase::New, domain, Options::default(), nonblocking);
+    Ok(table::insert(new_descriptor()?, Arc::new(socket)))
+}
+
+fn any_address(family: c_int) -> SocketAddr {
+    if family == libc::AF_INET6 {
+        (Ipv6Addr::UNSPECIFIED, 0).into()
+    } else {
+        (Ipv4Addr::UNSPECIFIED, 0).into()
+    }
+}
+
+impl RsocketState {
+    /// rbind(3)
+    pub fn bind(&mut self, addr: SocketAddr) -> Result<(), c_int> {
+        if !matches!(self.phase, Phase::New) {
+            return Err(libc::EINVAL);
+        }
+        let options = BindOptions {
+            device: None,
+            reuse: self.options.reuse(),
+            v6_only: self.options.v6_only(),
+        };
+        let binding = CmBinding::new(&open_devices()?.client, addr, &options)
+            .map_err(|error| errno_of("rbind", &error))?;
+        self.local = Some(binding.local_addr());
+        self.phase = Phase::Bound(binding);
+        Ok(())
+    }
+
+    /// rlisten(3)
+    pub fn listen(&mut self, descriptor: c_int, backlog: c_int) -> Result<(), c_int> {
+        match self.phase {
+            Phase::Listening(_) => return Ok(()),
+            Phase::New => self.bind(any_address(self.family))?,
+            Phase::Bound(_) => {}
+            _ => return Err(libc::EINVAL),
+        }
+        let channel =
+            CmChannel::new(&open_devices()?.client).map_err(|error| errno_of("rlisten", &error))?;
+        let Phase::Bound(binding) = std::mem::replace(&mut self.phase, Phase::New) else {
+            return Err(libc::EINVAL);
+        };
+        let backlog = u32::try_from(backlog).ok().filter(|backlog| *backlog > 0);
+        let options = ListenOptions {
+            backlog: backlog.unwrap_or(DEFAULT_BACKLOG),
+            ..ListenOptions::default()
+        };
+        match CmListener::from_binding(&channel, binding, &options) {
+            Ok(listener) => {
+                add_to_descriptor(table::borrow(descriptor), &channel)?;
+                self.local = Some(listener.local_addr());
+                self.phase = Phase::Listening(Listening {
+                    _listener: listener,
+                    channel: Arc::new(channel),
+                    requests: VecDeque::new(),
+                });
+                Ok(())
+            }
+            Err((binding, error)) => {
+                self.phase = Phase::Bound(binding);
+                Err(errno_of("rlisten", &error))
+            }
+        }
+    }
+
+    /// The first half of rconnect(3).
+    fn start_connect(&mut self, descriptor: c_int, to: SocketAddr) -> Result<(), c_int> {
+        match &self.phase {
+            Phase::New | Phase::Bound(_) => {}
+            Phase::Connecting(_) => return Err(libc::EALREADY),
+            Phase::Stream(_) => return Err(libc::EISCONN),
+            Phase::Failed => return Err(libc::ECONNABORTED),
+            Phase::Listening(_) => return Err(libc::EOPNOTSUPP),
+        }
+        let connecting = self
+            .new_connecting(to)
+            .map_err(|error| errno_of("rconnect", &error))?;
+        add_to_descriptor(table::borrow(descriptor), &*connecting.channel)?;
+        add_to_descriptor(table::borrow(descriptor), &*connecting.stream.channel)?;
+        self.peer = Some(to);
+        // A port that was bound stays reserved until the connection has it.
+        self.phase = Phase::Connecting(connecting);
+        Ok(())
+    }
+
+    fn new_connecting(&mut self, to: SocketAddr) -> Result<Connecting, Error> {
+        let devices = Devices::open()?;
+        let wanted = self.local.filter(|local| !local.ip().is_unspecified());
+        let found = devices.client.resolve_address(to, wanted, None)?;
+        let mut local = found.local;
+        if let Some(bound) = self.local {
+            local.set_port(bound.port());
+        }
+        let channel = CmChannel::new(&devices.client)?;
+        let stream = Stream::new(devices, &self.options.sizes)?;
+        let data = stream.connection_data().encode();
+        let options = ConnectOptions {
+            device: Some(found.device),
+            src: Some(local),
+            private_data: &data,
+            ord: READS,
+            ird: READS,
+            ..ConnectOptions::default()
+        };
+        stream.qp.connect(&channel, to, &options)?;
+        Ok(Connecting {
+            stream,
+            channel: Arc::new(channel),
+        })
+    }
+
+    /// Takes the answer to a connect, if it is there.
+    pub fn progress_connect(&mut self) {
+        let Phase::Connecting(connecting) = &self.phase else {
+            return;
+        };
+        let event = match connecting.channel.get_event(Some(Duration::ZERO)) {
+            Ok(event) => event,
+            Err(Error::Timeout) => return,
+            Err(error) => return self.fail_connect(errno_of("rconnect", &error)),
+        };
+        match event {
+            CmEvent::Established(info) => self.on_established(&info),
+            CmEvent::Rejected(info)
+            | CmEvent::Unreachable(info)
+            | CmEvent::ConnectError(info)
+            | CmEvent::Disconnected(info) => {
+                log_failure("rconnect", &info.reason);
+                self.fail_connect(info.errno.max(1));
+            }
+            CmEvent::ConnectRequest(_)
+            | CmEvent::RequestCancelled { .. }
+            | CmEvent::DeviceRemoval { .. } => {}
+        }
+    }
+
+    fn on_established(&mut self, info: &ConnectionInfo) {
+        let Some(peer) = ConnectionData::decode(&info.private_data) else {
+            log_failure("rconnect", &"the peer is no rsocket");
+            return self.fail_connect(libc::EPROTO);
+        };
+        let Phase::Connecting(connecting) = std::mem::replace(&mut self.phase, Phase::Failed)
+        else {
+            return;
+        };
+        self.local = info.local.or(self.local);
+        self.peer = info.peer.or(self.peer);
+        let mut stream = connecting.stream;
+        stream.open(&peer);
+        stream.progress();
+        self.phase = Phase::Stream(stream);
+    }
+
+    fn fail_connect(&mut self, errno: c_int) {
+        self.phase = Phase::Failed;
+        self.error = errno;
+    }
+}
+
+impl Rsocket {
+    /// rconnect(3)
+    pub fn connect(&self, descriptor: c_int, to: SocketAddr) -> Result<(), c_int> {
+        let mut state = self.lock();
+        state.progress();
+        let is_second = matches!(state.phase, Phase::Connecting(_) | Phase::Failed);
+        if !is_second {
+            state.start_connect(descriptor, to)?;
+        }
+        drop(state);
+        if !self.blocks(0) {
+            let mut state = self.lock();
+            state.progress();
+            return match &state.phase {
+                Phase::Stream(_) if is_second => Err(libc::EISCONN),
+                Phase::Connecting(_) if is_second => Err(libc::EALREADY),
+                Phase::Connecting(_) => Err(libc::EINPROGRESS),
+                _ => connect_outcome(&mut state),
+            };
+        }
+        loop {
+            let outcome = self.attempt(true, None, |state| match &state.phase {
+                Phase::Connecting(_) => Attempt::Wait,
+                _ => Attempt::Done(connect_outcome(state)),
+            });
+            match outcome {
+                Ok(outcome) => return outcome,
+                // A connect that a signal interrupts goes on; nobody expects to be asked again.
+                Err(libc::EINTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+
+    /// raccept(3): a new socket with its descriptor.
+    pub fn accept(&self, flags: c_int) -> Result<(c_int, Option<SocketAddr>), c_int> {
+        let request = self.attempt(self.blocks(0), None, |state| match &mut state.phase {
+            Phase::Listening(listening) => match listening.requests.pop_front() {
+                Some(request) => Attempt::Done(Ok((request, listening.channel.clone()))),
+                None => Attempt::Wait,
+            },
+            _ => Attempt::Done(Err(libc::EINVAL)),
+        })?;
+        let (request, channel) = request?;
+        let (options, family) = {
+            let state = self.lock();
+            (state.options.clone(), state.family)
+        };
+        let peer = request.connection_info().peer;
+        let local = request.connection_info().local;
+        let stream = accept_request(request, &channel, &options)
+            .map_err(|error| errno_of("raccept", &error))?;
+        let descriptor = new_descriptor()?;
+        add_to_descriptor(&descriptor, &*stream.channel)?;
+        let nonblocking = flags & libc::SOCK_NONBLOCK != 0;
+        let socket = Rsocket::new(Phase::Stream(stream), family, options, nonblocking);
+        {
+            let mut state = socket.lock();
+            (state.local, state.peer) = (local, peer);
+        }
+        Ok((table::insert(descriptor, Arc::new(socket)), peer))
+    }
+}
+
+fn connect_outcome(state: &mut RsocketState) -> Result<(), c_int> {
+    match &state.phase {
+        Phase::Stream(_) => Ok(()),
+        _ => Err(match state.take_error() {
+            0 => libc::ECONNABORTED,
+            errno => errno,
+        }),
+    }
+}
+
+/// EventSource of the connection go to the channel of the listener, which ignores them: the completions
+/// tell what becomes of a stream.
+fn accept_request(
+    request: ConnectionRequest,
+    channel: &CmChannel,
+    options: &Options,
+) -> Result<Box<Stream>, Error> {
+    let peer = ConnectionData::decode(&request.connection_info().private_data);
+    let peer = peer.ok_or(Error::Refused {
+        errno: libc::ECONNABORTED,
+        reason: "a peer that is no rsocket was rejected".into(),
+    })?;
+    let mut stream = Stream::new(Devices::open()?, &options.sizes)?;
+    let data = stream.connection_data().encode();
+    let answer = ConnectOptions {
+        private_data: &data,
+        ord: READS,
+        ird: READS,
+        ..ConnectOptions::default()
+    };
+    request.accept(&stream.qp, Some(channel), &answer)?;
+    stream.open(&peer);
+    stream.progress();
+    Ok(stream)
+}
+
+impl Listening {
+    /// Takes one request from the channel: its descriptor shows whether there are more.
+    pub fn take_requests(&mut self) {
+        while self.requests.is_empty() {
+            match self.channel.get_event(Some(Duration::ZERO)) {
+                Ok(CmEvent::ConnectRequest(request)) => self.requests.push_back(request),
+                Ok(CmEvent::RequestCancelled { request: number }) => {
+                    self.requests.retain(|request| request.id() != number);
+                }
+                Ok(_) => {}
+                Err(_) => return,
+            }
+        }
+    }
+}

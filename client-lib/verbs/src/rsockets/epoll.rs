@@ -1,0 +1,443 @@
+//! repoll_create(3), repoll_ctl(3), repoll_wait(3): epoll(7) with rsockets.
+//!
+//! The kernel's instance that the program has holds the kernel's descriptors, and one more, an
+//! instance of this library's own with those of the rsockets. An rsocket whose descriptor is readable
+//! becomes a candidate: it is looked at, reported if it is ready, and, if it is not, armed and left
+//! alone until its descriptor is readable again.
+
+use super::socket::Rsocket;
+use super::table;
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::fd::{AsRawFd, OwnedFd};
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::time::{Duration, Instant};
+
+/// The number of the eventfd, which no descriptor of an rsocket has.
+const WAKE: u64 = u64::MAX;
+/// EventSource that are taken from the kernel at once.
+const BATCH: usize = 64;
+
+/// An epoll instance that rsockets were added to.
+pub struct Instance {
+    /// Of the rsockets.
+    inner: OwnedFd,
+    /// Tells a thread that waits of a new candidate.
+    wake: OwnedFd,
+    watches: Mutex<Watches>,
+}
+
+#[derive(Default)]
+struct Watches {
+    all: HashMap<c_int, Watch>,
+    /// Those that may be ready.
+    candidates: Vec<c_int>,
+}
+
+#[derive(Clone)]
+struct Watch {
+    socket: Arc<Rsocket>,
+    events: u32,
+    data: u64,
+    is_candidate: bool,
+}
+
+/// The instances that watch an rsocket.
+#[derive(Default)]
+pub struct Watchers {
+    any: AtomicBool,
+    list: Mutex<Vec<(c_int, Weak<Instance>)>>,
+}
+
+static INSTANCES: LazyLock<RwLock<HashMap<c_int, Arc<Instance>>>> = LazyLock::new(RwLock::default);
+
+fn errno_of(error: rustix::io::Errno) -> c_int {
+    error.raw_os_error()
+}
+
+impl Watchers {
+    fn lock(&self) -> MutexGuard<'_, Vec<(c_int, Weak<Instance>)>> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, descriptor: c_int, instance: &Arc<Instance>) {
+        self.any.store(true, Ordering::Release);
+        self.lock().push((descriptor, Arc::downgrade(instance)));
+    }
+
+    fn remove(&self, descriptor: c_int, instance: &Arc<Instance>) {
+        self.lock().retain(|(number, watcher)| {
+            *number != descriptor || !std::ptr::eq(watcher.as_ptr(), Arc::as_ptr(instance))
+        });
+    }
+
+    /// EventSource were taken that an instance may wait for.
+    pub fn wake(&self) {
+        if !self.any.load(Ordering::Acquire) {
+            return;
+        }
+        for (descriptor, instance) in self.lock().iter() {
+            if let Some(instance) = instance.upgrade() {
+                instance.add_candidate(*descriptor);
+                let _ = rustix::io::write(&instance.wake, &1u64.to_ne_bytes());
+            }
+        }
+    }
+
+    /// The descriptor is closed.
+    pub fn forget(&self, descriptor: c_int) {
+        if !self.any.load(Ordering::Acquire) {
+            return;
+        }
+        let watchers = std::mem::take(&mut *self.lock());
+        for (number, instance) in watchers {
+            match instance.upgrade() {
+                Some(instance) if number == descriptor => {
+                    instance.lock().all.remove(&descriptor);
+                }
+                Some(_) => self.lock().push((number, instance)),
+                None => {}
+            }
+        }
+    }
+}
+
+impl Instance {
+    fn lock(&self) -> MutexGuard<'_, Watches> {
+        self.watches.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// For the kernel's instance `outer`, which it becomes part of.
+    fn new(outer: c_int) -> Result<Arc<Instance>, c_int> {
+        let inner = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(errno_of)?;
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let wake = eventfd(0, flags).map_err(errno_of)?;
+        let data = epoll::EventData::new_u64(WAKE);
+        epoll::add(&inner, &wake, data, epoll::EventFlags::IN).map_err(errno_of)?;
+        let instance = Arc::new(Instance {
+            inner,
+            wake,
+            watches: Mutex::default(),
+        });
+        let data = epoll::EventData::new_u64(instance.token());
+        let outer = table::borrow(outer);
+        epoll::add(outer, &instance.inner, data, epoll::EventFlags::IN).map_err(errno_of)?;
+        Ok(instance)
+    }
+
+    /// What the kernel calls the inner instance in its reports: an address that no data of the
+    /// program's can be.
+    fn token(self: &Arc<Self>) -> u64 {
+        Arc::as_ptr(self) as u64
+    }
+
+    fn add_candidate(&self, descriptor: c_int) {
+        let mut watches = self.lock();
+        let Some(watch) = watches.all.get_mut(&descriptor) else {
+            return;
+        };
+        if !watch.is_candidate {
+            watch.is_candidate = true;
+            watches.candidates.push(descriptor);
+        }
+    }
+
+    fn add(
+        self: &Arc<Self>,
+        descriptor: c_int,
+        socket: Arc<Rsocket>,
+        event: AskedEvent,
+    ) -> Result<(), c_int> {
+        if self.lock().all.contains_key(&descriptor) {
+            return Err(libc::EEXIST);
+        }
+        let data = epoll::EventData::new_u64(descriptor as u64);
+        let fd = table::borrow(descriptor);
+        epoll::add(&self.inner, fd, data, epoll::EventFlags::IN).map_err(errno_of)?;
+        socket.watchers.add(descriptor, self);
+        let watch = Watch {
+            socket,
+            events: event.events,
+            data: event.data,
+            is_candidate: false,
+        };
+        self.lock().all.insert(descriptor, watch);
+        self.wake_for(descriptor);
+        Ok(())
+    }
+
+    /// A thread that waits now has to look at it.
+    fn wake_for(&self, descriptor: c_int) {
+        self.add_candidate(descriptor);
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    fn modify(&self, descriptor: c_int, event: AskedEvent) -> Result<(), c_int> {
+        let mut watches = self.lock();
+        let watch = watches.all.get_mut(&descriptor).ok_or(libc::ENOENT)?;
+        (watch.events, watch.data) = (event.events, event.data);
+        drop(watches);
+        self.wake_for(descriptor);
+        Ok(())
+    }
+
+    fn remove(self: &Arc<Self>, descriptor: c_int) -> Result<(), c_int> {
+        let watch = self.lock().all.remove(&descriptor).ok_or(libc::ENOENT)?;
+        watch.socket.watchers.remove(descriptor, self);
+        epoll::delete(&self.inner, table::borrow(descriptor)).map_err(errno_of)
+    }
+
+    /// The rsockets whose descriptors are readable become candidates.
+    fn take_inner_events(&self) {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
+        let count = wait_kernel(self.inner.as_raw_fd(), &mut events, 0, std::ptr::null());
+        for event in &events[..count.unwrap_or(0)] {
+            let number = event.u64;
+            if number == WAKE {
+                let mut buffer = [0; 8];
+                let _ = rustix::io::read(&self.wake, &mut buffer);
+                continue;
+            }
+            let descriptor = number as c_int;
+            let socket = {
+                let watches = self.lock();
+                watches
+                    .all
+                    .get(&descriptor)
+                    .map(|watch| watch.socket.clone())
+            };
+            if let Some(socket) = socket {
+                socket.take_events_of_watcher();
+                self.add_candidate(descriptor);
+            }
+        }
+    }
+
+    /// Reports the candidates that are ready; how many.
+    fn report_ready(&self, events: &mut [libc::epoll_event]) -> usize {
+        let mut candidates = std::mem::take(&mut self.lock().candidates);
+        let mut count = 0;
+        candidates.retain(|descriptor| {
+            if count == events.len() {
+                return true;
+            }
+            let Some(watch) = self.begin_check(*descriptor) else {
+                return false;
+            };
+            let ready = watch.check_readiness();
+            if ready != 0 {
+                events[count] = libc::epoll_event {
+                    events: ready,
+                    u64: watch.data,
+                };
+                count += 1;
+            }
+            self.end_check(*descriptor, &watch, ready)
+        });
+        // Those that were looked at go to the end: everybody's turn comes.
+        let kept = candidates.len().min(count);
+        candidates.rotate_left(kept);
+        self.lock().candidates.append(&mut candidates);
+        count
+    }
+
+    /// What to look for. The look itself is taken without the lock, which threads that hold the
+    /// lock of an rsocket may wait for.
+    fn begin_check(&self, descriptor: c_int) -> Option<Watch> {
+        let mut watches = self.lock();
+        let watch = watches.all.get_mut(&descriptor)?;
+        watch.is_candidate = false;
+        Some(watch.clone())
+    }
+
+    /// Whether it stays a candidate in the list of the caller.
+    fn end_check(&self, descriptor: c_int, checked: &Watch, ready: u32) -> bool {
+        if ready == 0 {
+            return false;
+        }
+        let mut watches = self.lock();
+        let Some(watch) = watches.all.get_mut(&descriptor) else {
+            return false;
+        };
+        if checked.events & libc::EPOLLONESHOT as u32 != 0 {
+            watch.events = 0;
+            return false;
+        }
+        // It may have become one again meanwhile, and be in the other list.
+        let stays = checked.events & libc::EPOLLET as u32 == 0 && !watch.is_candidate;
+        watch.is_candidate |= stays;
+        stays
+    }
+}
+
+impl Watch {
+    /// What is to be reported. When that is nothing, or not again (EPOLLET), the next event is asked
+    /// for.
+    fn check_readiness(&self) -> u32 {
+        let asked = self.events | (libc::EPOLLERR | libc::EPOLLHUP) as u32;
+        if self.events & !(libc::EPOLLET | libc::EPOLLONESHOT) as u32 == 0 {
+            return 0;
+        }
+        // The numbers of epoll(7) are those of poll(2).
+        let is_edge = self.events & libc::EPOLLET as u32 != 0;
+        let mut ready = 0;
+        if !is_edge {
+            ready = self.socket.readiness() as u16 as u32 & asked;
+        }
+        if ready == 0 {
+            self.socket.lock().arm();
+            ready = self.socket.readiness() as u16 as u32 & asked;
+        }
+        ready
+    }
+}
+
+/// epoll_pwait(2) by its number: a preloaded library may have taken the function's name.
+fn wait_kernel(
+    instance: c_int,
+    events: &mut [libc::epoll_event],
+    timeout_ms: c_int,
+    mask: *const libc::sigset_t,
+) -> Result<usize, c_int> {
+    // SAFETY: a list with its length, a mask or NULL with the kernel's length.
+    let count = unsafe {
+        let (list, count) = (events.as_mut_ptr(), events.len());
+        let number = libc::SYS_epoll_pwait;
+        libc::syscall(
+            number,
+            instance,
+            list,
+            count,
+            timeout_ms,
+            mask,
+            size_of::<u64>(),
+        )
+    };
+    usize::try_from(count).map_err(|_| {
+        let error = std::io::Error::last_os_error();
+        error.raw_os_error().unwrap_or(libc::EINVAL)
+    })
+}
+
+fn find_instance(number: c_int) -> Option<Arc<Instance>> {
+    if !table::is_usable() {
+        return None;
+    }
+    let instances = INSTANCES.read().unwrap_or_else(PoisonError::into_inner);
+    instances.get(&number).cloned()
+}
+
+fn find_or_add_instance(number: c_int) -> Result<Arc<Instance>, c_int> {
+    if let Some(found) = find_instance(number) {
+        return Ok(found);
+    }
+    // Not under the lock: a preloaded close(2) comes back to this table.
+    let instance = Instance::new(number)?;
+    let mut instances = INSTANCES.write().unwrap_or_else(PoisonError::into_inner);
+    let stale = instances.insert(number, instance.clone());
+    drop(instances);
+    drop(stale);
+    Ok(instance)
+}
+
+/// The program closes an instance.
+pub fn forget_instance(number: c_int) -> bool {
+    if find_instance(number).is_none() {
+        return false;
+    }
+    let mut instances = INSTANCES.write().unwrap_or_else(PoisonError::into_inner);
+    let removed = instances.remove(&number);
+    drop(instances);
+    // Not under the lock: a preloaded close(2) comes back to this table.
+    removed.is_some()
+}
+
+/// What a program asks of a descriptor.
+#[derive(Clone, Copy)]
+pub struct AskedEvent {
+    pub events: u32,
+    pub data: u64,
+}
+
+/// epoll_ctl(2) for rsockets; None if the descriptor is none.
+pub fn control_instance(
+    number: c_int,
+    operation: c_int,
+    descriptor: c_int,
+    event: Option<AskedEvent>,
+) -> Option<Result<(), c_int>> {
+    let socket = table::find(descriptor)?;
+    let event = event.ok_or(libc::EFAULT);
+    Some(match operation {
+        libc::EPOLL_CTL_ADD => {
+            event.and_then(|event| find_or_add_instance(number)?.add(descriptor, socket, event))
+        }
+        libc::EPOLL_CTL_MOD => event.and_then(|event| {
+            let instance = find_instance(number).ok_or(libc::ENOENT)?;
+            instance.modify(descriptor, event)
+        }),
+        libc::EPOLL_CTL_DEL => find_instance(number)
+            .ok_or(libc::ENOENT)
+            .and_then(|instance| instance.remove(descriptor)),
+        _ => Err(libc::EINVAL),
+    })
+}
+
+/// epoll_wait(2) of an instance that may have rsockets.
+pub fn wait_for_events(
+    number: c_int,
+    events: &mut [libc::epoll_event],
+    timeout: Option<Duration>,
+    mask: *const libc::sigset_t,
+) -> Result<usize, c_int> {
+    let Some(instance) = find_instance(number) else {
+        return wait_kernel(number, events, to_milliseconds(timeout), mask);
+    };
+    let start = Instant::now();
+    loop {
+        let mut count = instance.report_ready(events);
+        let left = timeout.map(|timeout| timeout.saturating_sub(start.elapsed()));
+        let is_last = count > 0 || left.is_some_and(|left| left.is_zero());
+        let room = &mut events[count..];
+        if !room.is_empty() {
+            let patience = if is_last { 0 } else { to_milliseconds(left) };
+            let more = wait_kernel(number, room, patience, mask)?;
+            count += keep_own(&instance, &mut room[..more]);
+        }
+        if count > 0 {
+            return Ok(count);
+        }
+        if is_last {
+            return Ok(instance.report_ready(events));
+        }
+    }
+}
+
+/// Takes the report of the inner instance out of what the kernel said; how many are left.
+fn keep_own(instance: &Arc<Instance>, events: &mut [libc::epoll_event]) -> usize {
+    let token = instance.token();
+    let Some(at) = events.iter().position(|event| event.u64 == token) else {
+        return events.len();
+    };
+    instance.take_inner_events();
+    events.copy_within(at + 1.., at);
+    events.len() - 1
+}
+
+/// Rounded up, so that nobody spins through the last millisecond.
+fn to_milliseconds(timeout: Option<Duration>) -> c_int {
+    timeout.map_or(-1, |timeout| {
+        c_int::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX)
+    })
+}
+
+/// repoll_create(3)
+pub fn create_instance(flags: c_int) -> Result<OwnedFd, c_int> {
+    let mut wanted = epoll::CreateFlags::empty();
+    if flags & libc::EPOLL_CLOEXEC != 0 {
+        wanted |= epoll::CreateFlags::CLOEXEC;
+    }
+    epoll::create(wanted).map_err(errno_of)
+}

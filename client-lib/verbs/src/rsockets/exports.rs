@@ -1,0 +1,490 @@
+//! rsockets as C calls them (rsocket(7)): results of -1 with errno, addresses, lists of buffers.
+
+use super::socket::Rsocket;
+use super::{connect, epoll, poll, table, transfer};
+use crate::export::export_symbols;
+use crate::rdmacm::sockaddr::{length_of, read_address, write_address};
+use crate::status::set_errno;
+use rustix::fd::IntoRawFd;
+use std::ffi::{c_int, c_void};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// -1 with errno set, or the result.
+fn to_c<T>(result: Result<T, c_int>, convert: impl FnOnce(T) -> isize) -> isize {
+    match result {
+        Ok(value) => convert(value),
+        Err(errno) => {
+            set_errno(errno);
+            -1
+        }
+    }
+}
+
+fn to_status(result: Result<(), c_int>) -> c_int {
+    to_c(result, |()| 0) as c_int
+}
+
+fn to_length(result: Result<usize, c_int>) -> isize {
+    to_c(result, |length| length as isize)
+}
+
+fn find_socket(descriptor: c_int) -> Result<Arc<Rsocket>, c_int> {
+    table::find(descriptor).ok_or(libc::EBADF)
+}
+
+/// # Safety
+/// NULL, or an address.
+unsafe fn to_address(
+    addr: *const libc::sockaddr,
+    length: libc::socklen_t,
+) -> Result<SocketAddr, c_int> {
+    if (length as usize) < size_of::<libc::sockaddr_in>() {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: as the caller promised.
+    unsafe { read_address(addr) }.ok_or(libc::EAFNOSUPPORT)
+}
+
+/// Writes as much of an address as fits, and its whole length.
+///
+/// # Safety
+/// NULL, or room as long as it says.
+unsafe fn store_address(
+    addr: Option<SocketAddr>,
+    to: *mut libc::sockaddr,
+    length: *mut libc::socklen_t,
+) {
+    if to.is_null() || length.is_null() {
+        return;
+    }
+    // SAFETY: the struct is made of numbers.
+    let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    let addr = addr.unwrap_or_else(|| SocketAddr::from(([0, 0, 0, 0], 0)));
+    // SAFETY: there is room for every address; the copy is within both.
+    unsafe {
+        write_address(addr, &raw mut storage);
+        let count = (*length as usize).min(length_of(addr));
+        std::ptr::copy_nonoverlapping((&raw const storage).cast::<u8>(), to.cast(), count);
+        *length = length_of(addr) as libc::socklen_t;
+    }
+}
+
+/// # Safety
+/// A list of that length.
+unsafe fn buffer_list<'a>(list: *const libc::iovec, count: usize) -> &'a [libc::iovec] {
+    if list.is_null() || count == 0 {
+        return &[];
+    }
+    // SAFETY: as the caller promised.
+    unsafe { std::slice::from_raw_parts(list, count) }
+}
+
+fn one_buffer(start: *mut c_void, length: usize) -> [libc::iovec; 1] {
+    [libc::iovec {
+        iov_base: start,
+        iov_len: length,
+    }]
+}
+
+unsafe fn create_socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    to_c(connect::create_rsocket(domain, kind, protocol), |fd| {
+        fd as isize
+    }) as c_int
+}
+
+unsafe fn bind_socket(fd: c_int, addr: *const libc::sockaddr, length: libc::socklen_t) -> c_int {
+    // SAFETY: as the manual page obliges the caller.
+    let addr = unsafe { to_address(addr, length) };
+    to_status(addr.and_then(|addr| find_socket(fd)?.lock().bind(addr)))
+}
+
+unsafe fn listen_socket(fd: c_int, backlog: c_int) -> c_int {
+    to_status(find_socket(fd).and_then(|socket| socket.lock().listen(fd, backlog)))
+}
+
+unsafe fn accept_connection(
+    fd: c_int,
+    addr: *mut libc::sockaddr,
+    length: *mut libc::socklen_t,
+) -> c_int {
+    // SAFETY: as the manual page obliges the caller.
+    unsafe { accept_with(fd, addr, length, 0) }
+}
+
+/// raccept(3) with the flags of accept4(2).
+unsafe fn accept_with(
+    fd: c_int,
+    addr: *mut libc::sockaddr,
+    length: *mut libc::socklen_t,
+    flags: c_int,
+) -> c_int {
+    let accepted = find_socket(fd).and_then(|socket| {
+        // librdmacm's sockets have the flags of their listener.
+        let inherited = if socket.nonblocking.load(Ordering::Relaxed) {
+            libc::SOCK_NONBLOCK
+        } else {
+            0
+        };
+        let flags = if flags == 0 { inherited } else { flags };
+        socket.accept(flags)
+    });
+    to_c(accepted, |(accepted, peer)| {
+        // SAFETY: as the manual page obliges the caller.
+        unsafe { store_address(peer, addr, length) };
+        accepted as isize
+    }) as c_int
+}
+
+unsafe fn connect_to(fd: c_int, addr: *const libc::sockaddr, length: libc::socklen_t) -> c_int {
+    // SAFETY: as the manual page obliges the caller.
+    let addr = unsafe { to_address(addr, length) };
+    to_status(addr.and_then(|addr| find_socket(fd)?.connect(fd, addr)))
+}
+
+unsafe fn shut_down_socket(fd: c_int, how: c_int) -> c_int {
+    to_status(find_socket(fd).and_then(|socket| socket.shut_down(how)))
+}
+
+unsafe fn close_descriptor(fd: c_int) -> c_int {
+    if epoll::forget_instance(fd) {
+        // SAFETY: the program gives it up.
+        return unsafe { libc::syscall(libc::SYS_close, fd) } as c_int;
+    }
+    to_status(transfer::close_rsocket(fd))
+}
+
+unsafe fn receive_bytes(fd: c_int, to: *mut c_void, length: usize, flags: c_int) -> isize {
+    let list = one_buffer(to, length);
+    // SAFETY: as the manual page obliges the caller.
+    to_length(find_socket(fd).and_then(|socket| unsafe { socket.receive(&list, flags) }))
+}
+
+unsafe fn receive_from(
+    fd: c_int,
+    to: *mut c_void,
+    length: usize,
+    flags: c_int,
+    addr: *mut libc::sockaddr,
+    addr_length: *mut libc::socklen_t,
+) -> isize {
+    // SAFETY: as the manual page obliges the caller.
+    unsafe {
+        let received = receive_bytes(fd, to, length, flags);
+        if received >= 0 && !addr.is_null() {
+            peer_name(fd, addr, addr_length);
+        }
+        received
+    }
+}
+
+unsafe fn receive_message(fd: c_int, message: *mut libc::msghdr, flags: c_int) -> isize {
+    // SAFETY: as the manual page obliges the caller.
+    unsafe {
+        let list = buffer_list((*message).msg_iov, (*message).msg_iovlen);
+        (*message).msg_controllen = 0;
+        (*message).msg_flags = 0;
+        to_length(find_socket(fd).and_then(|socket| socket.receive(list, flags)))
+    }
+}
+
+unsafe fn send_bytes(fd: c_int, from: *const c_void, length: usize, flags: c_int) -> isize {
+    let list = one_buffer(from.cast_mut(), length);
+    // SAFETY: as the manual page obliges the caller.
+    to_length(find_socket(fd).and_then(|socket| unsafe { socket.send(&list, flags) }))
+}
+
+/// A stream has one peer, whatever address is given.
+unsafe fn send_to(
+    fd: c_int,
+    from: *const c_void,
+    length: usize,
+    flags: c_int,
+    _addr: *const libc::sockaddr,
+    _addr_length: libc::socklen_t,
+) -> isize {
+    // SAFETY: as the manual page obliges the caller.
+    unsafe { send_bytes(fd, from, length, flags) }
+}
+
+unsafe fn send_message(fd: c_int, message: *const libc::msghdr, flags: c_int) -> isize {
+    // SAFETY: as the manual page obliges the caller.
+    unsafe {
+        let list = buffer_list((*message).msg_iov, (*message).msg_iovlen);
+        to_length(find_socket(fd).and_then(|socket| socket.send(list, flags)))
+    }
+}
+
+unsafe fn read_bytes(fd: c_int, to: *mut c_void, length: usize) -> isize {
+    // SAFETY: as the manual page obliges the caller.
+    unsafe { receive_bytes(fd, to, length, 0) }
+}
+
+unsafe fn read_vector(fd: c_int, list: *const libc::iovec, count: c_int) -> isize {
+    // SAFETY: as the manual page obliges the caller.
+    to_length(find_socket(fd).and_then(|socket| unsafe {
+        socket.receive(buffer_list(list, usize::try_from(count).unwrap_or(0)), 0)
+    }))
+}
+
+unsafe fn write_bytes(fd: c_int, from: *const c_void, length: usize) -> isize {
+    // SAFETY: as the manual page obliges the caller.
+    unsafe { send_bytes(fd, from, length, 0) }
+}
+
+unsafe fn write_vector(fd: c_int, list: *const libc::iovec, count: c_int) -> isize {
+    // SAFETY: as the manual page obliges the caller.
+    to_length(find_socket(fd).and_then(|socket| unsafe {
+        socket.send(buffer_list(list, usize::try_from(count).unwrap_or(0)), 0)
+    }))
+}
+
+unsafe fn poll_descriptors(
+    fds: *mut libc::pollfd,
+    count: libc::nfds_t,
+    timeout_ms: c_int,
+) -> c_int {
+    let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
+    // SAFETY: as the manual page obliges the caller.
+    let fds = unsafe { list_of(fds, count as usize) };
+    to_c(poll::poll_list(fds, timeout, std::ptr::null()), |ready| {
+        ready as isize
+    }) as c_int
+}
+
+/// # Safety
+/// NULL with a length of 0, or a list.
+unsafe fn list_of<'a, T>(list: *mut T, count: usize) -> &'a mut [T] {
+    if list.is_null() || count == 0 {
+        return &mut [];
+    }
+    // SAFETY: as the caller promised.
+    unsafe { std::slice::from_raw_parts_mut(list, count) }
+}
+
+unsafe fn select_descriptors(
+    count: c_int,
+    read: *mut libc::fd_set,
+    write: *mut libc::fd_set,
+    except: *mut libc::fd_set,
+    timeout: *mut libc::timeval,
+) -> c_int {
+    // SAFETY: as the manual page obliges the caller.
+    unsafe {
+        let timeout = (!timeout.is_null()).then(|| {
+            let seconds = u64::try_from((*timeout).tv_sec).unwrap_or(0);
+            let micros = u64::try_from((*timeout).tv_usec).unwrap_or(0);
+            Duration::from_secs(seconds) + Duration::from_micros(micros)
+        });
+        let selected = poll::select_sets(count, read, write, except, timeout, std::ptr::null());
+        to_c(selected, |ready| ready as isize) as c_int
+    }
+}
+
+unsafe fn peer_name(fd: c_int, addr: *mut libc::sockaddr, length: *mut libc::socklen_t) -> c_int {
+    let peer = find_socket(fd).and_then(|socket| {
+        let mut state = socket.lock();
+        state.progress();
+        state.peer.ok_or(libc::ENOTCONN)
+    });
+    // SAFETY: as the manual page obliges the caller.
+    to_status(peer.map(|peer| unsafe { store_address(Some(peer), addr, length) }))
+}
+
+unsafe fn socket_name(fd: c_int, addr: *mut libc::sockaddr, length: *mut libc::socklen_t) -> c_int {
+    let local = find_socket(fd).map(|socket| {
+        let mut state = socket.lock();
+        state.progress();
+        state.local
+    });
+    // SAFETY: as the manual page obliges the caller.
+    to_status(local.map(|local| unsafe { store_address(local, addr, length) }))
+}
+
+unsafe fn set_option(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    length: libc::socklen_t,
+) -> c_int {
+    // SAFETY: as the manual page obliges the caller.
+    to_status(
+        find_socket(fd).and_then(|socket| unsafe { socket.set_option(level, name, value, length) }),
+    )
+}
+
+unsafe fn get_option(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    length: *mut libc::socklen_t,
+) -> c_int {
+    // SAFETY: as the manual page obliges the caller.
+    to_status(
+        find_socket(fd).and_then(|socket| unsafe { socket.get_option(level, name, value, length) }),
+    )
+}
+
+/// The descriptor itself has no O_NONBLOCK that meant anything.
+unsafe fn control_descriptor(fd: c_int, command: c_int, argument: usize) -> c_int {
+    let socket = match find_socket(fd) {
+        Ok(socket) => socket,
+        Err(errno) => return to_status(Err(errno)),
+    };
+    match command {
+        libc::F_GETFL if socket.nonblocking.load(Ordering::Relaxed) => {
+            libc::O_RDWR | libc::O_NONBLOCK
+        }
+        libc::F_GETFL => libc::O_RDWR,
+        libc::F_SETFL => {
+            let nonblocking = argument as c_int & libc::O_NONBLOCK != 0;
+            socket.nonblocking.store(nonblocking, Ordering::Relaxed);
+            0
+        }
+        // SAFETY: these concern the descriptor alone.
+        libc::F_GETFD | libc::F_SETFD => unsafe {
+            libc::syscall(libc::SYS_fcntl, fd, command, argument) as c_int
+        },
+        _ => to_status(Err(libc::ENOTSUP)),
+    }
+}
+
+unsafe fn map_memory(
+    fd: c_int,
+    start: *mut c_void,
+    length: usize,
+    protection: c_int,
+    _flags: c_int,
+    offset: libc::off_t,
+) -> libc::off_t {
+    let mapped = find_socket(fd).and_then(|socket| socket.map(start, length, protection, offset));
+    to_c(mapped, |offset| offset as isize) as libc::off_t
+}
+
+unsafe fn unmap_memory(fd: c_int, start: *mut c_void, length: usize) -> c_int {
+    to_status(find_socket(fd).and_then(|socket| socket.unmap(start, length)))
+}
+
+unsafe fn write_mapped(
+    fd: c_int,
+    from: *const c_void,
+    length: usize,
+    offset: libc::off_t,
+    flags: c_int,
+) -> usize {
+    let part = one_buffer(from.cast_mut(), length);
+    // SAFETY: as the manual page obliges the caller.
+    let written =
+        find_socket(fd).and_then(|socket| unsafe { socket.write_mapped(&part, offset, flags) });
+    to_length(written) as usize
+}
+
+unsafe fn epoll_create(flags: c_int) -> c_int {
+    to_c(epoll::create_instance(flags), |fd| {
+        fd.into_raw_fd() as isize
+    }) as c_int
+}
+
+unsafe fn epoll_control(
+    number: c_int,
+    operation: c_int,
+    fd: c_int,
+    event: *mut libc::epoll_event,
+) -> c_int {
+    // SAFETY: as the manual page obliges the caller.
+    let asked = (!event.is_null()).then(|| unsafe {
+        epoll::AskedEvent {
+            events: (*event).events,
+            data: (*event).u64,
+        }
+    });
+    match epoll::control_instance(number, operation, fd, asked) {
+        Some(done) => to_status(done),
+        // SAFETY: as above.
+        None => unsafe {
+            libc::syscall(libc::SYS_epoll_ctl, number, operation, fd, event) as c_int
+        },
+    }
+}
+
+unsafe fn epoll_wait(
+    number: c_int,
+    events: *mut libc::epoll_event,
+    most: c_int,
+    timeout_ms: c_int,
+) -> c_int {
+    // SAFETY: as the manual page obliges the caller.
+    let events = unsafe { list_of(events, usize::try_from(most).unwrap_or(0)) };
+    if events.is_empty() {
+        return to_status(Err(libc::EINVAL));
+    }
+    let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
+    let waited = epoll::wait_for_events(number, events, timeout, std::ptr::null());
+    to_c(waited, |count| count as isize) as c_int
+}
+
+export_symbols! { "RDMACM_1.0":
+    fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int = create_socket;
+    fn rbind(fd: c_int, addr: *const libc::sockaddr, length: libc::socklen_t) -> c_int = bind_socket;
+    fn rlisten(fd: c_int, backlog: c_int) -> c_int = listen_socket;
+    fn raccept(fd: c_int, addr: *mut libc::sockaddr, length: *mut libc::socklen_t) -> c_int
+        = accept_connection;
+    fn rconnect(fd: c_int, addr: *const libc::sockaddr, length: libc::socklen_t) -> c_int
+        = connect_to;
+    fn rshutdown(fd: c_int, how: c_int) -> c_int = shut_down_socket;
+    fn rclose(fd: c_int) -> c_int = close_descriptor;
+    fn rrecv(fd: c_int, to: *mut c_void, length: usize, flags: c_int) -> isize = receive_bytes;
+    fn rrecvfrom(
+        fd: c_int, to: *mut c_void, length: usize, flags: c_int,
+        addr: *mut libc::sockaddr, addr_length: *mut libc::socklen_t,
+    ) -> isize = receive_from;
+    fn rrecvmsg(fd: c_int, message: *mut libc::msghdr, flags: c_int) -> isize = receive_message;
+    fn rsend(fd: c_int, from: *const c_void, length: usize, flags: c_int) -> isize = send_bytes;
+    fn rsendto(
+        fd: c_int, from: *const c_void, length: usize, flags: c_int,
+        addr: *const libc::sockaddr, addr_length: libc::socklen_t,
+    ) -> isize = send_to;
+    fn rsendmsg(fd: c_int, message: *const libc::msghdr, flags: c_int) -> isize = send_message;
+    fn rread(fd: c_int, to: *mut c_void, length: usize) -> isize = read_bytes;
+    fn rreadv(fd: c_int, list: *const libc::iovec, count: c_int) -> isize = read_vector;
+    fn rwrite(fd: c_int, from: *const c_void, length: usize) -> isize = write_bytes;
+    fn rwritev(fd: c_int, list: *const libc::iovec, count: c_int) -> isize = write_vector;
+    fn rpoll(fds: *mut libc::pollfd, count: libc::nfds_t, timeout_ms: c_int) -> c_int = poll_descriptors;
+    fn rselect(
+        count: c_int, read: *mut libc::fd_set, write: *mut libc::fd_set,
+        except: *mut libc::fd_set, timeout: *mut libc::timeval,
+    ) -> c_int = select_descriptors;
+    fn rgetpeername(fd: c_int, addr: *mut libc::sockaddr, length: *mut libc::socklen_t) -> c_int
+        = peer_name;
+    fn rgetsockname(fd: c_int, addr: *mut libc::sockaddr, length: *mut libc::socklen_t) -> c_int
+        = socket_name;
+    fn rsetsockopt(
+        fd: c_int, level: c_int, name: c_int, value: *const c_void, length: libc::socklen_t,
+    ) -> c_int = set_option;
+    fn rgetsockopt(
+        fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut libc::socklen_t,
+    ) -> c_int = get_option;
+    fn rfcntl(fd: c_int, command: c_int, argument: usize) -> c_int = control_descriptor;
+    fn riomap(
+        fd: c_int, start: *mut c_void, length: usize, protection: c_int, flags: c_int,
+        offset: libc::off_t,
+    ) -> libc::off_t = map_memory;
+    fn riounmap(fd: c_int, start: *mut c_void, length: usize) -> c_int = unmap_memory;
+    fn riowrite(
+        fd: c_int, from: *const c_void, length: usize, offset: libc::off_t, flags: c_int,
+    ) -> usize = write_mapped;
+}
+
+export_symbols! { "RDMACM_1.5":
+    fn repoll_create(flags: c_int) -> c_int = epoll_create;
+    fn repoll_ctl(
+        number: c_int, operation: c_int, fd: c_int, event: *mut libc::epoll_event,
+    ) -> c_int = epoll_control;
+    fn repoll_wait(
+        number: c_int, events: *mut libc::epoll_event, most: c_int, timeout_ms: c_int,
+    ) -> c_int = epoll_wait;
+}

@@ -1,0 +1,32 @@
+//! rsockets (rsocket(7)): streams with the calls of sockets, over queue pairs.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `exports.rs` | the table of symbols; addresses and results of C |
+//! | `table.rs`, `socket.rs` | rsockets by descriptor; states, and how calls wait |
+//! | `connect.rs` | creating, binding, listening, connecting, accepting |
+//! | `stream.rs`, `send.rs`, `receive.rs` | a connected rsocket: buffers, messages, credits |
+//! | `wire.rs`, `memory.rs` | what is said to the peer; where everything is in memory |
+//! | `transfer.rs`, `vectors.rs` | sending, receiving, ending; lists of buffers |
+//! | `poll.rs`, `epoll.rs` | waiting for several |
+//! | `options.rs`, `iomap.rs` | options; memory that the peer writes to |
+//!
+//! A child of fork(2) has none of its parent's rsockets: every call says EBADF there, and the
+//! parent's connections are not touched. Datagrams (SOCK_DGRAM) are not supported: they need
+//! unreliable queue pairs.
+
+mod connect;
+mod epoll;
+mod exports;
+mod iomap;
+mod memory;
+mod options;
+mod poll;
+mod receive;
+mod send;
+mod socket;
+mod stream;
+mod table;
+mod transfer;
+mod vectors;
+mod wire;

@@ -1,0 +1,247 @@
+//! rpoll(3) and rselect(3): rsockets and other descriptors in one list.
+
+use super::socket::{CALLS_BEFORE_YIELD, Rsocket};
+use super::table;
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long the rsockets are looked at again and again before anybody sleeps.
+const SPIN: Duration = Duration::from_micros(10);
+
+/// Always reported, asked for or not.
+const UNASKED: i16 = libc::POLLERR | libc::POLLHUP;
+
+/// As [`RsocketState::try_later`](super::socket::RsocketState::try_later) does: for programs that poll with a
+/// time-out of 0, again and again.
+fn yield_at_times() {
+    static EMPTY_CALLS: AtomicU32 = AtomicU32::new(0);
+    let calls = EMPTY_CALLS.fetch_add(1, Ordering::Relaxed);
+    if calls.is_multiple_of(CALLS_BEFORE_YIELD) {
+        std::thread::yield_now();
+    }
+}
+
+/// The errno of a failed system call.
+fn last_errno() -> c_int {
+    let error = std::io::Error::last_os_error();
+    error.raw_os_error().unwrap_or(libc::EINVAL)
+}
+
+/// ppoll(2) by its number: a preloaded library may have taken the function's name.
+fn poll_kernel(
+    fds: &mut [libc::pollfd],
+    timeout: Option<Duration>,
+    mask: *const libc::sigset_t,
+) -> Result<usize, c_int> {
+    let mut timeout = timeout.map(|timeout| libc::timespec {
+        tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: timeout.subsec_nanos().into(),
+    });
+    let timeout: *mut libc::timespec = timeout
+        .as_mut()
+        .map_or(std::ptr::null_mut(), std::ptr::from_mut);
+    // SAFETY: a list with its length, a time or NULL, a mask or NULL with the kernel's length.
+    let ready = unsafe {
+        let (list, count) = (fds.as_mut_ptr(), fds.len());
+        libc::syscall(
+            libc::SYS_ppoll,
+            list,
+            count,
+            timeout,
+            mask,
+            size_of::<u64>(),
+        )
+    };
+    usize::try_from(ready).map_err(|_| last_errno())
+}
+
+/// A list with the rsockets that are in it.
+struct PollList<'a> {
+    fds: &'a mut [libc::pollfd],
+    sockets: Vec<Option<Arc<Rsocket>>>,
+    mask: *const libc::sigset_t,
+}
+
+impl PollList<'_> {
+    /// Looks at the rsockets; how many are ready.
+    fn check_sockets(&mut self) -> usize {
+        let mut ready = 0;
+        for (fd, socket) in self.fds.iter_mut().zip(&self.sockets) {
+            let Some(socket) = socket else {
+                continue;
+            };
+            fd.revents = socket.readiness() & (fd.events | UNASKED);
+            ready += usize::from(fd.revents != 0);
+        }
+        ready
+    }
+
+    /// Waits for the kernel's descriptors, and with them for those of the rsockets; how many of the
+    /// kernel's are ready.
+    fn wait(&mut self, timeout: Option<Duration>) -> Result<usize, c_int> {
+        let mut list: Vec<libc::pollfd> = self.fds.to_vec();
+        for (fd, socket) in list.iter_mut().zip(&self.sockets) {
+            if socket.is_some() {
+                fd.events = libc::POLLIN;
+            }
+        }
+        poll_kernel(&mut list, timeout, self.mask)?;
+        let mut ready = 0;
+        for ((to, from), socket) in self.fds.iter_mut().zip(&list).zip(&self.sockets) {
+            if socket.is_none() {
+                to.revents = from.revents;
+                ready += usize::from(from.revents != 0);
+            }
+        }
+        Ok(ready)
+    }
+
+    /// Waits with the rsockets told that somebody does.
+    fn wait_for_events(&mut self, timeout: Option<Duration>) -> Result<usize, c_int> {
+        let mut is_quiet = true;
+        for socket in self.sockets.iter().flatten() {
+            is_quiet &= socket.start_polling();
+        }
+        // What came before they were armed raises no event.
+        let timeout = if is_quiet || self.check_sockets() == 0 {
+            timeout
+        } else {
+            Some(Duration::ZERO)
+        };
+        let waited = self.wait(timeout);
+        for socket in self.sockets.iter().flatten() {
+            socket.end_polling();
+        }
+        waited
+    }
+}
+
+/// poll(2) for lists with rsockets.
+pub fn poll_list(
+    fds: &mut [libc::pollfd],
+    timeout: Option<Duration>,
+    mask: *const libc::sigset_t,
+) -> Result<usize, c_int> {
+    let sockets: Vec<_> = fds.iter().map(|fd| table::find(fd.fd)).collect();
+    if sockets.iter().all(Option::is_none) {
+        return poll_kernel(fds, timeout, mask);
+    }
+    let has_others = sockets.iter().any(Option::is_none);
+    let mut list = PollList { fds, sockets, mask };
+    let start = Instant::now();
+    loop {
+        let mut ready = list.check_sockets();
+        let elapsed = start.elapsed();
+        let left = timeout.map(|timeout| timeout.saturating_sub(elapsed));
+        if ready > 0 || left.is_some_and(|left| left.is_zero()) {
+            if ready == 0 {
+                yield_at_times();
+            }
+            if has_others {
+                ready += list.wait(Some(Duration::ZERO))?;
+            }
+            return Ok(ready);
+        }
+        if elapsed < SPIN {
+            std::thread::yield_now();
+            continue;
+        }
+        ready = list.wait_for_events(left)?;
+        if ready > 0 {
+            return Ok(ready + list.check_sockets());
+        }
+    }
+}
+
+/// Bits of `fd_set`.
+struct Sets {
+    read: *mut libc::fd_set,
+    write: *mut libc::fd_set,
+    except: *mut libc::fd_set,
+}
+
+impl Sets {
+    /// # Safety
+    /// NULL or sets.
+    unsafe fn events_of(&self, fd: c_int) -> i16 {
+        let mut events = 0;
+        for (set, event) in [
+            (self.read, libc::POLLIN),
+            (self.write, libc::POLLOUT),
+            (self.except, libc::POLLPRI),
+        ] {
+            // SAFETY: as the caller promised.
+            if !set.is_null() && unsafe { libc::FD_ISSET(fd, set) } {
+                events |= event;
+            }
+        }
+        events
+    }
+
+    /// # Safety
+    /// NULL or sets.
+    unsafe fn store(&self, fds: &[libc::pollfd]) -> c_int {
+        let mut count = 0;
+        // What select(2) calls readable is also what has ended or failed.
+        let readable = libc::POLLIN | libc::POLLHUP | libc::POLLERR | libc::POLLRDHUP;
+        let writable = libc::POLLOUT | libc::POLLERR;
+        for (set, asked, meant) in [
+            (self.read, libc::POLLIN, readable),
+            (self.write, libc::POLLOUT, writable),
+            (self.except, libc::POLLPRI, libc::POLLPRI),
+        ] {
+            if set.is_null() {
+                continue;
+            }
+            for fd in fds.iter().filter(|fd| fd.events & asked != 0) {
+                // SAFETY: as the caller promised; the descriptor was in the set.
+                unsafe {
+                    if fd.revents & meant != 0 {
+                        libc::FD_SET(fd.fd, set);
+                        count += 1;
+                    } else {
+                        libc::FD_CLR(fd.fd, set);
+                    }
+                }
+            }
+        }
+        count
+    }
+}
+
+/// select(2) for sets with rsockets.
+///
+/// # Safety
+/// NULL or sets.
+pub unsafe fn select_sets(
+    count: c_int,
+    read: *mut libc::fd_set,
+    write: *mut libc::fd_set,
+    except: *mut libc::fd_set,
+    timeout: Option<Duration>,
+    mask: *const libc::sigset_t,
+) -> Result<c_int, c_int> {
+    if !(0..=libc::FD_SETSIZE as c_int).contains(&count) {
+        return Err(libc::EINVAL);
+    }
+    let sets = Sets {
+        read,
+        write,
+        except,
+    };
+    let fds = (0..count).map(|fd| libc::pollfd {
+        fd,
+        // SAFETY: as the caller promised.
+        events: unsafe { sets.events_of(fd) },
+        revents: 0,
+    });
+    let mut fds: Vec<_> = fds.filter(|fd| fd.events != 0).collect();
+    poll_list(&mut fds, timeout, mask)?;
+    if fds.iter().any(|fd| fd.revents & libc::POLLNVAL != 0) {
+        return Err(libc::EBADF);
+    }
+    // SAFETY: as the caller promised.
+    Ok(unsafe { sets.store(&fds) })
+}

@@ -1,0 +1,406 @@
+//! What a stream sends: data by RDMA WRITE into the peer's window, with a message behind it; credits
+//! for the peer; the end of the stream.
+
+use super::options::Sizes;
+use super::stream::Stream;
+use super::vectors::SourceBuffers;
+use super::wire::{
+    ConnectionData, MAPPING_LEN, PeerMapping, PeerWindow, StreamMessage, WINDOW_LEN, WINDOWS,
+};
+use siw::{Error, SendData, SendWr, Sge, WrFlags};
+
+/// Messages of credits and of the end that may be on their way.
+const CONTROL_MESSAGES: u32 = 4;
+/// Places of the send queue that they need: each may have a WRITE before it.
+pub const CONTROL_PLACES: u32 = 2 * CONTROL_MESSAGES + 2;
+/// Receives of the peer that are left to control messages, which are not counted.
+const SPARE_CREDITS: u16 = 4;
+/// There is room if so many bytes of the send buffer are free.
+const LOW_WATER: u32 = 2048;
+/// The first piece of a long send; the next ones are twice as long each, so that the peer's daemon
+/// has something to do while the rest is copied.
+const FIRST_PIECE: usize = 4096;
+const LONGEST_PIECE: usize = 1 << 16;
+/// Inline data is gathered here.
+pub const MOST_INLINE: usize = 256;
+
+/// What a completion gives back, in the id of its work request.
+#[derive(Clone, Copy)]
+struct Holds {
+    /// Of the send buffer.
+    bytes: u32,
+    /// Of the send queue.
+    places: u32,
+    control: bool,
+}
+
+impl Holds {
+    const CONTROL: Holds = Holds {
+        bytes: 0,
+        places: 0,
+        control: true,
+    };
+
+    fn to_id(self) -> u64 {
+        u64::from(self.bytes) | u64::from(self.places) << 32 | u64::from(self.control) << 48
+    }
+
+    fn of_id(id: u64) -> Holds {
+        Holds {
+            bytes: id as u32,
+            places: (id >> 32) as u32 & 0xff,
+            control: id >> 48 & 1 != 0,
+        }
+    }
+}
+
+/// The sending side of a stream.
+pub struct StreamSender {
+    /// Where the next byte goes in the send buffer.
+    at: u32,
+    free: u32,
+    capacity: u32,
+    places: u32,
+    all_places: u32,
+    control_left: u32,
+    /// Number of the last message with data, and how far the peer lets them go.
+    sequence: u16,
+    pub(super) credits: u16,
+    /// Where data goes at the peer, and which of the windows is next.
+    window: PeerWindow,
+    next_window: usize,
+    /// The peer's lists.
+    peer: Option<ConnectionData>,
+    next_peer_window: u32,
+    /// Bytes that the next piece of a long send may have.
+    piece: usize,
+}
+
+/// Why nothing more is sent now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blocked {
+    /// The peer has no room, or too much is on its way.
+    Full,
+    /// There is no connection that can be written to.
+    Closed,
+}
+
+impl StreamSender {
+    /// Nothing sent yet.
+    pub fn new(sizes: &Sizes) -> StreamSender {
+        StreamSender {
+            at: 0,
+            free: sizes.send_buffer,
+            capacity: sizes.send_buffer,
+            places: sizes.send_queue.into(),
+            all_places: sizes.send_queue.into(),
+            control_left: CONTROL_MESSAGES,
+            sequence: 0,
+            credits: 0,
+            window: PeerWindow::default(),
+            // The first one came with the connection.
+            next_window: 1,
+            peer: None,
+            next_peer_window: 1,
+            piece: FIRST_PIECE,
+        }
+    }
+
+    /// The peer is known.
+    pub fn open(&mut self, peer: &ConnectionData) {
+        self.credits = peer.credits;
+        self.window = peer.data;
+        self.peer = Some(*peer);
+    }
+
+    /// A request has completed, well or badly.
+    pub fn on_completion(&mut self, id: u64) {
+        let held = Holds::of_id(id);
+        self.free += held.bytes;
+        self.places += held.places;
+        self.control_left += u32::from(held.control);
+    }
+
+    /// Nothing is on its way.
+    pub fn is_idle(&self) -> bool {
+        self.places == self.all_places && self.control_left == CONTROL_MESSAGES
+    }
+
+    fn has_room(&self) -> bool {
+        self.places >= 2
+            && self.free >= LOW_WATER.min(self.capacity)
+            && self.credits.wrapping_sub(self.sequence) > SPARE_CREDITS
+            // Credits that lie behind the sequence would look like many.
+            && self.credits.wrapping_sub(self.sequence) < 1 << 15
+    }
+
+    fn big_endian(&self) -> bool {
+        self.peer.is_some_and(|peer| peer.big_endian)
+    }
+}
+
+/// The peer's memory that a WRITE goes to.
+#[derive(Clone, Copy)]
+struct Target {
+    address: u64,
+    key: u32,
+}
+
+impl Stream {
+    /// Data can be sent.
+    pub fn can_send(&mut self) -> bool {
+        self.writable && self.send.has_room() && self.find_window()
+    }
+
+    /// There is a window with room. A new one is looked for when the old one is full; the peer wrote
+    /// it in ascending order, its length last.
+    fn find_window(&mut self) -> bool {
+        if self.send.window.length > 0 {
+            return true;
+        }
+        let index = self.send.next_window;
+        let Ok(bytes) = self.memory.read_window(index) else {
+            return false;
+        };
+        if PeerWindow::from_bytes(&bytes).length == 0 {
+            return false;
+        }
+        let Ok(bytes) = self.memory.read_window(index) else {
+            return false;
+        };
+        self.send.window = PeerWindow::from_bytes(&bytes);
+        self.send.next_window = (index + 1) % WINDOWS;
+        self.memory.clear_window(index).is_ok()
+    }
+
+    /// Sends a piece of the data, as much as fits.
+    pub fn send_piece(&mut self, data: &mut SourceBuffers<'_>) -> Result<usize, Blocked> {
+        if !self.writable {
+            return Err(Blocked::Closed);
+        }
+        if !self.can_send() {
+            return Err(Blocked::Full);
+        }
+        let most = (self.send.window.length as usize).min(self.send.free as usize);
+        let length = data.left().min(self.next_piece(data.left())).min(most);
+        let target = Target {
+            address: self.send.window.address,
+            key: self.send.window.key,
+        };
+        self.send.window.address += length as u64;
+        self.send.window.length -= length as u32;
+        self.send.sequence = self.send.sequence.wrapping_add(1);
+        let message = StreamMessage::Data(length as u32);
+        match self.write_data(data, length, target, Some(message)) {
+            Ok(()) => Ok(length),
+            Err(error) => {
+                self.break_off(error.errno());
+                Err(Blocked::Closed)
+            }
+        }
+    }
+
+    /// A long send begins with short pieces.
+    fn next_piece(&mut self, left: usize) -> usize {
+        let piece = self.send.piece;
+        self.send.piece = if left > piece {
+            (piece * 2).min(LONGEST_PIECE)
+        } else {
+            FIRST_PIECE
+        };
+        piece
+    }
+
+    /// Writes to the peer's memory that it mapped; no message says so. False if there is no room.
+    pub fn write_mapped(
+        &mut self,
+        data: &mut SourceBuffers<'_>,
+        mapping: &PeerMapping,
+        offset: u64,
+    ) -> Result<usize, Blocked> {
+        if !self.writable {
+            return Err(Blocked::Closed);
+        }
+        if self.send.places < 2 || self.send.free < LOW_WATER.min(self.send.capacity) {
+            return Err(Blocked::Full);
+        }
+        let within = offset - mapping.offset;
+        let most = (u64::from(mapping.memory.length) - within).min(self.send.free.into());
+        let length = data
+            .left()
+            .min(self.next_piece(data.left()))
+            .min(usize::try_from(most).unwrap_or(usize::MAX));
+        let target = Target {
+            address: mapping.memory.address + within,
+            key: mapping.memory.key,
+        };
+        match self.write_data(data, length, target, None) {
+            Ok(()) => Ok(length),
+            Err(error) => {
+                self.break_off(error.errno());
+                Err(Blocked::Closed)
+            }
+        }
+    }
+
+    /// WRITE, and the message that goes with it: one doorbell.
+    fn write_data(
+        &mut self,
+        data: &mut SourceBuffers<'_>,
+        length: usize,
+        to: Target,
+        message: Option<StreamMessage>,
+    ) -> Result<(), Error> {
+        let places = if message.is_some() { 2 } else { 1 };
+        self.send.places -= places;
+        let mut holds = Holds {
+            bytes: 0,
+            places,
+            control: false,
+        };
+        if length <= usize::from(self.sizes.inline) {
+            let mut inline = [0; MOST_INLINE];
+            data.copy_to(&mut inline[..length]);
+            let payload = SendData::Inline(&inline[..length]);
+            return self.post_write(payload, to, message, holds);
+        }
+        holds.bytes = length as u32;
+        let sges = self.copy_out(data, length as u32)?;
+        let used = if sges[1].length == 0 { 1 } else { 2 };
+        self.post_write(SendData::Sges(&sges[..used]), to, message, holds)
+    }
+
+    /// Copies into the send buffer, a ring: both parts, of which the second may be empty.
+    fn copy_out(&mut self, data: &mut SourceBuffers<'_>, length: u32) -> Result<[Sge; 2], Error> {
+        let at = self.send.at;
+        let first = length.min(self.send.capacity - at);
+        for (offset, part) in [(at, first), (0, length - first)] {
+            let mut done = 0;
+            while done < part {
+                let piece = data.take((part - done) as usize);
+                self.memory.write_outgoing(offset + done, piece)?;
+                done += piece.len() as u32;
+            }
+        }
+        self.send.free -= length;
+        self.send.at = (at + length) % self.send.capacity;
+        Ok([
+            self.memory.send_sge(at, first),
+            self.memory.send_sge(0, length - first),
+        ])
+    }
+
+    fn post_write(
+        &self,
+        payload: SendData<'_>,
+        to: Target,
+        message: Option<StreamMessage>,
+        holds: Holds,
+    ) -> Result<(), Error> {
+        let write = SendWr::write(holds.to_id(), payload, to.address, to.key);
+        let mut posting = self.qp.start_sending()?;
+        let Some(message) = message else {
+            return posting.push(&write);
+        };
+        // The message completes after the WRITE, and for both. If the WRITE fails, it completes all
+        // the same, and gives nothing back.
+        posting.push(&SendWr {
+            wr_id: 0,
+            flags: WrFlags::default(),
+            ..write
+        })?;
+        posting.push(&SendWr::send(
+            holds.to_id(),
+            SendData::Inline(&message.encode()),
+        ))
+    }
+
+    /// Hands out the half of the receive buffer that was read, and says how far the peer may go.
+    pub(super) fn give_credits(&mut self) {
+        let is_due = self.receive.owes_window() || self.receive.owes_credits();
+        let Some(peer) = self
+            .send
+            .peer
+            .filter(|_| is_due && self.send.control_left > 0)
+        else {
+            return;
+        };
+        self.send.control_left -= 1;
+        let message = StreamMessage::Credits(self.receive.grant_credits());
+        let posted = if self.receive.owes_window() {
+            let window = PeerWindow {
+                address: self.memory.receive_address(self.receive.grant_window()),
+                key: self.memory.remote_key(),
+                length: self.sizes.receive_buffer / 2,
+            };
+            let index = self.send.next_peer_window;
+            self.send.next_peer_window = (index + 1) % peer.windows.length.max(1);
+            let to = Target {
+                address: peer.windows.address + u64::from(index) * WINDOW_LEN as u64,
+                key: peer.windows.key,
+            };
+            let bytes = window.to_bytes(peer.big_endian);
+            self.post_write(SendData::Inline(&bytes), to, Some(message), Holds::CONTROL)
+        } else {
+            self.post_message(message)
+        };
+        if let Err(error) = posted {
+            self.break_off(error.errno());
+        }
+    }
+
+    fn post_message(&self, message: StreamMessage) -> Result<(), Error> {
+        let bytes = message.encode();
+        let send = SendWr::send(Holds::CONTROL.to_id(), SendData::Inline(&bytes));
+        self.qp.start_sending()?.push(&send)
+    }
+
+    /// Tells the peer that this side is done. False if that has to wait.
+    pub fn send_end(&mut self, message: StreamMessage) -> bool {
+        if !self.connected {
+            return true;
+        }
+        if self.send.control_left == 0 {
+            return false;
+        }
+        self.send.control_left -= 1;
+        if let Err(error) = self.post_message(message) {
+            self.break_off(error.errno());
+        }
+        true
+    }
+
+    /// Tells the peer of memory that it may write to. False if that has to wait.
+    pub fn send_mapping(&mut self, index: u16, mapping: &PeerMapping) -> Result<(), Blocked> {
+        let Some(peer) = self.send.peer.filter(|_| self.writable) else {
+            return Err(Blocked::Closed);
+        };
+        if !self.send.has_room() {
+            return Err(Blocked::Full);
+        }
+        let list = peer.windows.address + u64::from(peer.windows.length) * WINDOW_LEN as u64;
+        let to = Target {
+            address: list + u64::from(index) * MAPPING_LEN as u64,
+            key: peer.windows.key,
+        };
+        self.send.sequence = self.send.sequence.wrapping_add(1);
+        self.send.places -= 2;
+        let holds = Holds {
+            bytes: 0,
+            places: 2,
+            control: false,
+        };
+        let bytes = mapping.to_bytes(self.send.big_endian());
+        let message = Some(StreamMessage::Mapping(index));
+        self.post_write(SendData::Inline(&bytes), to, message, holds)
+            .map_err(|error| {
+                self.break_off(error.errno());
+                Blocked::Closed
+            })
+    }
+
+    /// Entries of the peer's list of mapped memory.
+    pub fn peer_mappings(&self) -> u16 {
+        self.send.peer.map_or(0, |peer| peer.mappings)
+    }
+}

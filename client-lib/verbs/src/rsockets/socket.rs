@@ -1,0 +1,364 @@
+//! An rsocket, from its creation to its end, and how its callers wait.
+//!
+//! The descriptor of an rsocket is an epoll instance with the descriptors that tell it of events:
+//! whoever waits for it to become readable, in poll(2) or in an epoll instance of its own, looks at
+//! the rsocket then. One of the threads that wait in calls of an rsocket waits for these
+//! descriptors, the others for that one.
+
+use super::epoll::Watchers;
+use super::iomap::Mappings;
+use super::options::Options;
+use super::stream::Stream;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::{AsFd, OwnedFd};
+use siw::{CmBinding, CmChannel, CmListener, ConnectionRequest};
+use std::collections::VecDeque;
+use std::ffi::c_int;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a call that waits looks again and again before it sleeps: a peer on the same machine
+/// answers within it.
+const SPIN: Duration = Duration::from_micros(10);
+
+/// A program that does not block gets so many times EAGAIN before it yields its core.
+pub const CALLS_BEFORE_YIELD: u32 = 16;
+
+/// An rsocket; several descriptors may be one.
+pub struct Rsocket {
+    state: Mutex<RsocketState>,
+    /// Told when the thread that waits for events has taken them.
+    events_taken: Condvar,
+    /// O_NONBLOCK
+    pub nonblocking: AtomicBool,
+    /// Threads in rpoll(3) and the like that wait for it: they take the events.
+    pollers: AtomicU32,
+    pub watchers: Watchers,
+}
+
+/// What changes.
+pub struct RsocketState {
+    pub phase: Phase,
+    pub options: Options,
+    pub family: c_int,
+    pub local: Option<SocketAddr>,
+    pub peer: Option<SocketAddr>,
+    /// For SO_ERROR.
+    pub error: c_int,
+    /// Memory that the peer may write to.
+    pub mappings: Mappings,
+    /// A thread waits for the descriptors.
+    has_waiter: bool,
+    /// Calls in a row that did not block and found nothing to do.
+    empty_calls: u32,
+}
+
+/// How far it is.
+pub enum Phase {
+    New,
+    Bound(CmBinding),
+    Listening(Listening),
+    Connecting(Connecting),
+    Stream(Box<Stream>),
+    /// A connect has failed.
+    Failed,
+}
+
+/// A listener and the requests that it has.
+pub struct Listening {
+    pub _listener: CmListener,
+    pub channel: Arc<CmChannel>,
+    pub requests: VecDeque<ConnectionRequest>,
+}
+
+/// A connect that was not answered yet.
+pub struct Connecting {
+    pub stream: Box<Stream>,
+    pub channel: Arc<CmChannel>,
+}
+
+/// What reports events.
+enum EventSource {
+    Completions(Arc<siw::CompletionChannel>),
+    Connections(Arc<CmChannel>),
+}
+
+/// What one attempt of a call that may have to wait came to.
+pub enum Attempt<T> {
+    Done(T),
+    Wait,
+}
+
+impl Rsocket {
+    /// One that no descriptor has yet.
+    pub fn new(phase: Phase, family: c_int, options: Options, nonblocking: bool) -> Rsocket {
+        Rsocket {
+            state: Mutex::new(RsocketState {
+                phase,
+                options,
+                family,
+                local: None,
+                peer: None,
+                error: 0,
+                mappings: Mappings::default(),
+                has_waiter: false,
+                empty_calls: 0,
+            }),
+            events_taken: Condvar::new(),
+            nonblocking: AtomicBool::new(nonblocking),
+            pollers: AtomicU32::new(0),
+            watchers: Watchers::default(),
+        }
+    }
+
+    /// What changes.
+    pub fn lock(&self) -> MutexGuard<'_, RsocketState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes attempts until one is done: at once, then for a moment, then after each event. EAGAIN
+    /// for a socket that does not block or after the time-out, EINTR after a signal.
+    pub fn attempt<T>(
+        &self,
+        blocks: bool,
+        timeout: Option<Duration>,
+        mut attempt: impl FnMut(&mut RsocketState) -> Attempt<T>,
+    ) -> Result<T, c_int> {
+        let mut state = self.lock();
+        state.progress();
+        if let Attempt::Done(done) = attempt(&mut state) {
+            state.empty_calls = 0;
+            return Ok(done);
+        }
+        if !blocks {
+            return Err(state.try_later());
+        }
+        drop(state);
+        let start = Instant::now();
+        while start.elapsed() < SPIN {
+            // The peer may need this core for its answer.
+            std::thread::yield_now();
+            let mut state = self.lock();
+            state.progress();
+            if let Attempt::Done(done) = attempt(&mut state) {
+                return Ok(done);
+            }
+        }
+        let deadline = timeout.map(|timeout| start + timeout);
+        let mut state = self.lock();
+        loop {
+            state.progress();
+            if let Attempt::Done(done) = attempt(&mut state) {
+                return Ok(done);
+            }
+            if state.arm() {
+                state = self.wait_for_event(state, deadline)?;
+            }
+        }
+    }
+
+    /// Waits until something has happened.
+    fn wait_for_event<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, RsocketState>,
+        deadline: Option<Instant>,
+    ) -> Result<MutexGuard<'a, RsocketState>, c_int> {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        if left.is_some_and(|left| left.is_zero()) {
+            return Err(libc::EAGAIN);
+        }
+        if state.has_waiter {
+            return Ok(match left {
+                Some(left) => {
+                    let waited = self.events_taken.wait_timeout(state, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => {
+                    let waited = self.events_taken.wait(state);
+                    waited.unwrap_or_else(PoisonError::into_inner)
+                }
+            });
+        }
+        state.has_waiter = true;
+        let events = state.events();
+        drop(state);
+        let waited = events.map_or(Ok(()), |events| events.wait(left));
+        let mut state = self.lock();
+        state.has_waiter = false;
+        self.take_events(&mut state);
+        self.events_taken.notify_all();
+        waited.map(|()| state)
+    }
+
+    /// Takes the events that have come, unless somebody else waits to see them.
+    fn take_events(&self, state: &mut RsocketState) {
+        if self.pollers.load(Ordering::Acquire) == 0 {
+            state.take_events();
+            self.watchers.wake();
+        }
+    }
+
+    /// A thread is going to wait for the descriptor. False: look at the socket again first.
+    pub fn start_polling(&self) -> bool {
+        self.pollers.fetch_add(1, Ordering::AcqRel);
+        self.lock().arm()
+    }
+
+    /// It waits no more.
+    pub fn end_polling(&self) {
+        if self.pollers.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let mut state = self.lock();
+            self.take_events(&mut state);
+            self.events_taken.notify_all();
+        }
+    }
+
+    /// For an epoll instance of the program that has seen the descriptor readable.
+    pub fn take_events_of_watcher(&self) {
+        if self.pollers.load(Ordering::Acquire) == 0 {
+            self.lock().take_events();
+        }
+    }
+
+    /// What poll(2) would say now.
+    pub fn readiness(&self) -> i16 {
+        let mut state = self.lock();
+        state.progress();
+        state.readiness()
+    }
+
+    /// It blocks, unless flags of a call say otherwise.
+    pub fn blocks(&self, flags: c_int) -> bool {
+        flags & libc::MSG_DONTWAIT == 0 && !self.nonblocking.load(Ordering::Relaxed)
+    }
+}
+
+impl RsocketState {
+    /// EAGAIN. A program that asks again and again in place of waiting lets others run at times: its
+    /// peer, or siwd, may need the core that it asks on.
+    pub fn try_later(&mut self) -> c_int {
+        self.empty_calls += 1;
+        if self.empty_calls.is_multiple_of(CALLS_BEFORE_YIELD) {
+            std::thread::yield_now();
+        }
+        libc::EAGAIN
+    }
+
+    /// Takes note of all that has happened.
+    pub fn progress(&mut self) {
+        match &mut self.phase {
+            Phase::Stream(stream) => stream.progress(),
+            Phase::Connecting(_) => self.progress_connect(),
+            Phase::Listening(listening) => listening.take_requests(),
+            Phase::New | Phase::Bound(_) | Phase::Failed => {}
+        }
+    }
+
+    /// False: events were asked for just now, look again. True: it can be waited for.
+    pub fn arm(&mut self) -> bool {
+        match &mut self.phase {
+            Phase::Stream(stream) => stream.arm(),
+            _ => true,
+        }
+    }
+
+    fn take_events(&mut self) {
+        if let Phase::Stream(stream) = &mut self.phase {
+            stream.take_events();
+        }
+    }
+
+    fn events(&self) -> Option<EventSource> {
+        match &self.phase {
+            Phase::Stream(stream) => Some(EventSource::Completions(stream.channel.clone())),
+            Phase::Connecting(connecting) => {
+                Some(EventSource::Connections(connecting.channel.clone()))
+            }
+            Phase::Listening(listening) => {
+                Some(EventSource::Connections(listening.channel.clone()))
+            }
+            _ => None,
+        }
+    }
+
+    fn readiness(&mut self) -> i16 {
+        match &mut self.phase {
+            Phase::New | Phase::Bound(_) => libc::POLLOUT | libc::POLLHUP,
+            Phase::Failed => libc::POLLIN | libc::POLLOUT | libc::POLLERR | libc::POLLHUP,
+            Phase::Connecting(_) => 0,
+            Phase::Listening(listening) if listening.requests.is_empty() => 0,
+            Phase::Listening(_) => libc::POLLIN,
+            Phase::Stream(stream) => {
+                let mut ready = 0;
+                if stream.can_receive() {
+                    ready |= libc::POLLIN;
+                }
+                if !stream.readable {
+                    ready |= libc::POLLRDHUP;
+                }
+                // A write that fails at once does not block either.
+                if !stream.writable || stream.can_send() {
+                    ready |= libc::POLLOUT;
+                }
+                // After the data: there are programs that take it for an error.
+                if !stream.connected && stream.received() == 0 {
+                    ready |= libc::POLLHUP;
+                }
+                if stream.error != 0 {
+                    ready |= libc::POLLERR;
+                }
+                ready
+            }
+        }
+    }
+
+    /// The error that was not reported yet.
+    pub fn take_error(&mut self) -> c_int {
+        self.progress();
+        if let Phase::Stream(stream) = &mut self.phase
+            && stream.error != 0
+        {
+            return std::mem::take(&mut stream.error);
+        }
+        std::mem::take(&mut self.error)
+    }
+}
+
+impl EventSource {
+    fn wait(&self, timeout: Option<Duration>) -> Result<(), c_int> {
+        let fd = match self {
+            EventSource::Completions(channel) => channel.as_fd(),
+            EventSource::Connections(channel) => channel.as_fd(),
+        };
+        let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+        let timeout = timeout.map(to_timespec);
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(error.raw_os_error()),
+        }
+    }
+}
+
+/// For poll(2).
+pub fn to_timespec(duration: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: duration.subsec_nanos().into(),
+    }
+}
+
+/// Adds what reports events to the epoll instance that is the descriptor of the rsocket.
+pub fn add_to_descriptor(descriptor: impl AsFd, events: impl AsFd) -> Result<(), c_int> {
+    use rustix::event::epoll::{EventData, EventFlags, add};
+    add(descriptor, events, EventData::new_u64(0), EventFlags::IN)
+        .map_err(rustix::io::Errno::raw_os_error)
+}
+
+/// The descriptor of a new rsocket.
+pub fn new_descriptor() -> Result<OwnedFd, c_int> {
+    use rustix::event::epoll::{CreateFlags, create};
+    // Whether it survives exec(3) means nothing: the connection does not.
+    create(CreateFlags::CLOEXEC).map_err(rustix::io::Errno::raw_os_error)
+}

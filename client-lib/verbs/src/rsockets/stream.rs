@@ -1,0 +1,218 @@
+//! A connected rsocket: the queue pair, and what has come over it. Sending is in `send.rs`, receiving
+//! in `receive.rs`.
+//!
+//! Nothing here waits: [`Stream::progress`] takes the completions that are there, and the callers
+//! look again.
+
+use super::memory::StreamMemory;
+use super::options::Sizes;
+use super::receive::StreamReceiver;
+use super::send::StreamSender;
+use super::wire::{ConnectionData, PeerWindow, StreamMessage, WINDOWS};
+use crate::rdmacm::devices::Devices;
+use siw::{CompletionChannel, Cq, Error, Qp, QpInit, RecvWr, Wc, WcStatus};
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Completions that are taken at once.
+const BATCH: usize = 32;
+
+/// Work request ids of receives; the rest is the place of the message.
+const RECEIVE_ID: u64 = 1 << 63;
+
+/// A queue pair with its buffers.
+pub struct Stream {
+    pub(super) qp: Qp,
+    cq: Cq,
+    pub(super) channel: Arc<CompletionChannel>,
+    pub(super) memory: StreamMemory,
+    pub(super) sizes: Sizes,
+    pub(super) send: StreamSender,
+    pub(super) receive: StreamReceiver,
+    /// Receives whose messages were read, to be posted again.
+    to_repost: Vec<u32>,
+    /// The peer may still send, and this side wants it.
+    pub readable: bool,
+    /// This side may still send.
+    pub writable: bool,
+    /// The queue pair is connected, as far as is known.
+    pub connected: bool,
+    /// This side said that it sends no more.
+    pub shut_down: bool,
+    /// Why the connection broke; 0 if it did not, or was reported.
+    pub error: c_int,
+    /// An event comes with the next completion, or has come already.
+    armed: bool,
+}
+
+impl Stream {
+    /// A queue pair that can be connected, with all receives posted.
+    pub fn new(devices: &'static Devices, wanted: &Sizes) -> Result<Box<Stream>, Error> {
+        let client = &devices.client;
+        let sizes = wanted.within(&client.limits());
+        let pd = devices.socket_pd()?;
+        let channel = CompletionChannel::new(client)?;
+        let completions = sizes.receives() + sizes.send_places();
+        let cq = Cq::new(client, completions, Some((&channel, 0)))?;
+        let init = QpInit {
+            max_send_wr: sizes.send_places(),
+            max_recv_wr: sizes.receives(),
+            max_send_sge: 2,
+            max_recv_sge: 1,
+            max_inline: sizes.inline.into(),
+            sq_sig_all: false,
+        };
+        let qp = pd.create_qp(&cq, &cq, &init)?;
+        let memory = StreamMemory::new(client, pd, &sizes)?;
+        let mut stream = Box::new(Stream {
+            qp,
+            cq,
+            channel,
+            memory,
+            send: StreamSender::new(&sizes),
+            receive: StreamReceiver::new(&sizes),
+            to_repost: (0..sizes.receives()).collect(),
+            sizes,
+            readable: false,
+            writable: false,
+            connected: false,
+            shut_down: false,
+            error: 0,
+            armed: false,
+        });
+        stream.post_receives()?;
+        Ok(stream)
+    }
+
+    /// What the peer has to know.
+    pub fn connection_data(&self) -> ConnectionData {
+        let key = self.memory.remote_key();
+        ConnectionData {
+            big_endian: cfg!(target_endian = "big"),
+            credits: self.sizes.receive_queue,
+            mappings: self.sizes.mappings,
+            windows: PeerWindow {
+                address: self.memory.windows_address(),
+                key,
+                length: WINDOWS as u32,
+            },
+            data: PeerWindow {
+                address: self.memory.receive_address(0),
+                key,
+                length: self.sizes.receive_buffer / 2,
+            },
+        }
+    }
+
+    /// Data may be sent: this is what the peer said of itself.
+    pub fn open(&mut self, peer: &ConnectionData) {
+        self.send.open(peer);
+        self.connected = true;
+        self.readable = true;
+        self.writable = true;
+    }
+
+    /// Takes the completions that are there and gives the peer what credits there are.
+    pub fn progress(&mut self) {
+        self.take_completions();
+        if self.connected {
+            self.give_credits();
+        }
+    }
+
+    fn take_completions(&mut self) {
+        let mut completions = [Wc::default(); BATCH];
+        loop {
+            match self.cq.poll(&mut completions) {
+                Ok(0) => return,
+                Ok(count) => {
+                    for completion in &completions[..count] {
+                        self.on_completion(completion);
+                    }
+                    if self.connected
+                        && let Err(error) = self.post_receives()
+                    {
+                        self.break_off(error.errno());
+                    }
+                }
+                Err(error) => return self.break_off(error.errno()),
+            }
+        }
+    }
+
+    fn on_completion(&mut self, completion: &Wc) {
+        let is_success = completion.status == WcStatus::SUCCESS;
+        if completion.wr_id & RECEIVE_ID == 0 {
+            self.send.on_completion(completion.wr_id);
+        } else if is_success {
+            return self.on_message(completion.wr_id as u32);
+        }
+        if !is_success && self.connected {
+            self.break_off(libc::ECONNRESET);
+        }
+    }
+
+    fn on_message(&mut self, index: u32) {
+        let Ok(bytes) = self.memory.read_message(index) else {
+            return;
+        };
+        self.to_repost.push(index);
+        match StreamMessage::decode(bytes) {
+            StreamMessage::Data(length) => self.receive.on_data(length),
+            StreamMessage::Credits(credits) => self.send.credits = credits,
+            StreamMessage::Mapping(_) => self.receive.on_mapping(),
+            StreamMessage::Disconnect => self.end(),
+            StreamMessage::Shutdown if self.writable => self.readable = false,
+            StreamMessage::Shutdown => self.end(),
+            StreamMessage::Other => {}
+        }
+    }
+
+    fn post_receives(&mut self) -> Result<(), Error> {
+        if self.to_repost.is_empty() {
+            return Ok(());
+        }
+        let mut posting = self.qp.start_receiving()?;
+        for index in self.to_repost.drain(..) {
+            posting.push(&RecvWr {
+                wr_id: RECEIVE_ID | u64::from(index),
+                sges: &[self.memory.message_sge(index)],
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Both sides are done.
+    pub(super) fn end(&mut self) {
+        self.connected = false;
+        self.readable = false;
+        self.writable = false;
+    }
+
+    /// The connection is lost.
+    pub(super) fn break_off(&mut self, errno: c_int) {
+        if self.connected {
+            self.error = errno;
+        }
+        self.end();
+    }
+
+    /// False: an event was asked for, look again before waiting for it. True: wait.
+    pub fn arm(&mut self) -> bool {
+        let was_armed = self.armed;
+        if !was_armed {
+            // It fails with a lost daemon alone, which waiting finds as well.
+            let _ = self.cq.req_notify(false);
+            self.armed = true;
+        }
+        was_armed
+    }
+
+    /// Takes the events that have come.
+    pub fn take_events(&mut self) {
+        while self.channel.get_event(Some(Duration::ZERO)).is_ok() {
+            self.armed = false;
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Sending, receiving and ending: rsend(3), rrecv(3), rshutdown(3), rclose(3) and their kin.
+
+use super::send::Blocked;
+use super::socket::{Attempt, Phase, Rsocket, RsocketState};
+use super::stream::Stream;
+use super::table;
+use super::vectors::{DestinationBuffers, SourceBuffers};
+use super::wire::StreamMessage;
+use std::ffi::c_int;
+use std::time::Duration;
+
+/// How long closing waits for the peer's daemon to have what was sent.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+impl RsocketState {
+    /// The stream; Wait while it is being connected.
+    pub fn stream(&mut self) -> Result<&mut Stream, Attempt<Result<usize, c_int>>> {
+        match &mut self.phase {
+            Phase::Stream(stream) => Ok(stream),
+            Phase::Connecting(_) => Err(Attempt::Wait),
+            Phase::Failed => Err(Attempt::Done(Err(match std::mem::take(&mut self.error) {
+                0 => libc::ENOTCONN,
+                errno => errno,
+            }))),
+            _ => Err(Attempt::Done(Err(libc::ENOTCONN))),
+        }
+    }
+
+    /// Sends what fits.
+    fn send_more(&mut self, data: &mut SourceBuffers<'_>) -> Attempt<Result<usize, c_int>> {
+        if let Err(attempt) = self.send_mappings() {
+            return attempt;
+        }
+        let stream = match self.stream() {
+            Ok(stream) => stream,
+            Err(attempt) => return attempt,
+        };
+        while data.left() > 0 {
+            match stream.send_piece(data) {
+                Ok(_) => {}
+                Err(Blocked::Full) => return Attempt::Wait,
+                Err(Blocked::Closed) => return Attempt::Done(Err(stream.write_error())),
+            }
+        }
+        Attempt::Done(Ok(0))
+    }
+
+    /// Receives what is there, up to `least` bytes all in all if it has to be so many.
+    fn receive_more(
+        &mut self,
+        to: &mut DestinationBuffers<'_>,
+        peek: bool,
+        all: bool,
+    ) -> Attempt<Result<usize, c_int>> {
+        let stream = match self.stream() {
+            Ok(stream) => stream,
+            Err(attempt) => return attempt,
+        };
+        let received = stream.receive_into(to, peek);
+        if received > 0 {
+            stream.progress();
+        }
+        let is_enough = received > 0 && (!all || to.left() == 0);
+        if is_enough || to.left() == 0 {
+            return Attempt::Done(Ok(0));
+        }
+        if stream.readable || stream.received() > 0 {
+            return Attempt::Wait;
+        }
+        match std::mem::take(&mut stream.error) {
+            0 => Attempt::Done(Ok(0)),
+            errno => Attempt::Done(Err(errno)),
+        }
+    }
+}
+
+impl Stream {
+    /// Why nothing can be written.
+    pub fn write_error(&mut self) -> c_int {
+        match std::mem::take(&mut self.error) {
+            0 if self.shut_down => libc::EPIPE,
+            0 => libc::ECONNRESET,
+            errno => errno,
+        }
+    }
+
+    /// Bytes that can be read.
+    pub fn received(&self) -> usize {
+        self.receive.available()
+    }
+}
+
+/// What a call says that has moved some bytes before it could not go on.
+fn moved_or(moved: usize, outcome: Result<Result<usize, c_int>, c_int>) -> Result<usize, c_int> {
+    match outcome {
+        Ok(Err(errno)) | Err(errno) if moved == 0 => Err(errno),
+        _ => Ok(moved),
+    }
+}
+
+impl Rsocket {
+    /// # Safety
+    /// The buffers are as long as they say.
+    pub unsafe fn send(&self, list: &[libc::iovec], flags: c_int) -> Result<usize, c_int> {
+        // SAFETY: as the caller promised.
+        let mut source = unsafe { SourceBuffers::new(list) };
+        let length = source.left();
+        let timeout = self.lock().options.send_timeout;
+        let outcome = self.attempt(self.blocks(flags), timeout, |state| {
+            state.send_more(&mut source)
+        });
+        moved_or(length - source.left(), outcome)
+    }
+
+    /// # Safety
+    /// The buffers are as long as they say, and nobody else uses them.
+    pub unsafe fn receive(&self, list: &[libc::iovec], flags: c_int) -> Result<usize, c_int> {
+        // SAFETY: as the caller promised.
+        let mut destination = unsafe { DestinationBuffers::new(list) };
+        let length = destination.left();
+        let timeout = self.lock().options.receive_timeout;
+        let peek = flags & libc::MSG_PEEK != 0;
+        let all = flags & libc::MSG_WAITALL != 0 && !peek;
+        let outcome = self.attempt(self.blocks(flags), timeout, |state| {
+            state.receive_more(&mut destination, peek, all)
+        });
+        moved_or(length - destination.left(), outcome)
+    }
+
+    /// rshutdown(3)
+    pub fn shut_down(&self, how: c_int) -> Result<(), c_int> {
+        let message = {
+            let mut state = self.lock();
+            state.progress();
+            let Phase::Stream(stream) = &mut state.phase else {
+                return Err(libc::ENOTCONN);
+            };
+            if !matches!(how, libc::SHUT_RD | libc::SHUT_WR | libc::SHUT_RDWR) {
+                return Err(libc::EINVAL);
+            }
+            stream.begin_shutdown(how)
+        };
+        if let Some(message) = message {
+            self.send_end(message, None);
+        }
+        Ok(())
+    }
+
+    /// Says that this side is done, and waits until all that was sent has arrived.
+    fn send_end(&self, message: StreamMessage, timeout: Option<Duration>) {
+        let mut is_sent = false;
+        // Whatever goes wrong here, the stream is at its end.
+        let _ = self.attempt(true, timeout, |state| {
+            let Phase::Stream(stream) = &mut state.phase else {
+                return Attempt::Done(());
+            };
+            is_sent = is_sent || stream.send_end(message);
+            if is_sent && (stream.send.is_idle() || !stream.connected) {
+                if message == StreamMessage::Disconnect {
+                    stream.end();
+                }
+                return Attempt::Done(());
+            }
+            Attempt::Wait
+        });
+    }
+
+    /// The last descriptor is closed: the end of the stream.
+    fn end_stream(&self) {
+        let is_connected = matches!(&self.lock().phase, Phase::Stream(stream) if stream.connected);
+        if is_connected {
+            self.send_end(StreamMessage::Disconnect, Some(CLOSE_TIMEOUT));
+        }
+    }
+}
+
+impl Stream {
+    /// What the peer has to be told; None if nothing.
+    fn begin_shutdown(&mut self, how: c_int) -> Option<StreamMessage> {
+        if !self.connected {
+            return None;
+        }
+        self.shut_down |= how != libc::SHUT_RD;
+        let message = match how {
+            libc::SHUT_RD if self.writable => None,
+            libc::SHUT_WR if self.readable => Some(StreamMessage::Shutdown),
+            _ => Some(StreamMessage::Disconnect),
+        };
+        self.readable &= how == libc::SHUT_WR;
+        self.writable &= how == libc::SHUT_RD;
+        message
+    }
+}
+
+/// rclose(3)
+pub fn close_rsocket(descriptor: c_int) -> Result<(), c_int> {
+    let (number, socket) = table::remove(descriptor).ok_or(libc::EBADF)?;
+    socket.watchers.forget(descriptor);
+    // Another descriptor, or a call of another thread, may still have it; the last one ends it.
+    if let Some(socket) = std::sync::Arc::into_inner(socket) {
+        socket.end_stream();
+    }
+    drop(number);
+    Ok(())
+}
