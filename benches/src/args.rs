@@ -24,6 +24,10 @@ pub enum PerfCommand {
     Lat(TransferOptions),
     /// Messages per second over siwd: 64 bytes, 128 in flight.
     Rate(TransferOptions),
+    /// Round trips while a bulk transfer of other queue pairs goes on.
+    Mixed(MixedOptions),
+    /// Queue pairs created, connected, closed and destroyed per second.
+    Conn(ConnOptions),
     /// What the machine can do without siwd: copying, CRC32c, both in one pass, a cache line's way
     /// between two cores.
     Limits(LimitsOptions),
@@ -58,6 +62,10 @@ pub struct TransferOptions {
     /// Queue pairs, each with a connection of its own.
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1")]
     pub qps: Vec<u32>,
+
+    /// Connected queue pairs without work beside those that are measured.
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with_all = ["listen", "connect"])]
+    pub idle_qps: u32,
 
     /// Measurements of each combination; their median is shown, with the least and the greatest.
     /// A disturbed one is repeated, at most as often again.
@@ -151,6 +159,72 @@ pub struct PeersOptions {
     /// Print the result as one line of JSON.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Round trips beside a bulk transfer.
+#[derive(Debug, Clone, Args)]
+pub struct MixedOptions {
+    /// The round trips.
+    #[command(flatten)]
+    pub transfer: TransferOptions,
+
+    /// Bytes of a message of the bulk transfer.
+    #[arg(long, value_name = "N", default_value = "64K", value_parser = parse_size)]
+    pub bulk_size: u32,
+
+    /// Messages in flight of the bulk transfer.
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    pub bulk_depth: u32,
+}
+
+impl MixedOptions {
+    /// The bulk transfer: the same operation, one queue pair.
+    pub fn to_bulk_plan(&self) -> Result<MeasurementPlan, String> {
+        if self.transfer.listen.is_some() || self.transfer.connect.is_some() {
+            return Err(
+                "mixed measures both ends in one process; leave --listen and --connect out".into(),
+            );
+        }
+        let plan = MeasurementPlan {
+            mode: Mode::Bw,
+            op: self.transfer.op,
+            size: self.bulk_size,
+            depth: self.bulk_depth,
+            qps: 1,
+            verify: false,
+            inline: false,
+        };
+        plan.check_limits()?;
+        Ok(plan)
+    }
+}
+
+/// How connections are measured.
+#[derive(Debug, Clone, Args)]
+pub struct ConnOptions {
+    /// Device that connects.
+    #[arg(long, value_name = "DEVICE", default_value = "siw0")]
+    pub from: String,
+
+    /// Device that listens.
+    #[arg(long, value_name = "DEVICE", default_value = "siw1")]
+    pub to: String,
+
+    /// Connections on their way at a time.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub in_flight: u32,
+
+    /// Seconds to measure.
+    #[arg(long, value_name = "N", default_value = "3", value_parser = parse_seconds)]
+    pub secs: Duration,
+
+    /// Print the result as one line of JSON.
+    #[arg(long)]
+    pub json: bool,
+
+    /// The daemon's control socket [default: $SIWD_SOCKET, /run/siwd/siwd.sock].
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
 }
 
 /// What a report is made from.

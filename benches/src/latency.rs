@@ -3,6 +3,7 @@
 //!
 //! Each end has two message slots: 0 is sent from (or read by the peer), 1 receives.
 
+use crate::bandwidth::BulkLoad;
 use crate::control_line::{DONE_OFFSET, FINAL_LINE_BYTES};
 use crate::end::{STALL_TIMEOUT, TransferEnd, check_completion};
 use crate::measurement::{Measurement, format_bytes, new_histogram};
@@ -130,17 +131,20 @@ impl<'a> PingPongEnd<'a> {
         Ok(true)
     }
 
-    /// Waits for the message of round `round`. False when `stop` returned true first.
+    /// Waits for the message of round `round`, and calls `poll_others` meanwhile. False when `stop`
+    /// returned true first.
     #[inline]
     fn wait_for_round(
         &mut self,
         round: u64,
+        mut poll_others: impl FnMut() -> Result<(), String>,
         stop: impl Fn() -> Result<bool, String>,
     ) -> Result<bool, String> {
         let mut stall_detector = StallDetector::new();
         let mut polls = 0u32;
         while !self.has_arrived(round)? {
             stall_detector.spin_once(self.end)?;
+            poll_others()?;
             polls = polls.wrapping_add(1);
             if polls.is_multiple_of(256) && stop()? {
                 return Ok(false);
@@ -228,11 +232,13 @@ impl StallDetector {
     }
 }
 
-/// Measures for `time` from the initiator; the target is in this process or another.
+/// Measures for `time` from the initiator; the target is in this process or another. `load` goes on
+/// meanwhile, in the same thread.
 pub fn measure_latency(
     initiator_end: &TransferEnd,
     target_end: Option<&TransferEnd>,
     time: Duration,
+    mut load: Option<&mut BulkLoad<'_>>,
 ) -> Result<Measurement, String> {
     let plan = &initiator_end.plan;
     let mut ping = PingPongEnd::new(initiator_end);
@@ -248,15 +254,16 @@ pub fn measure_latency(
     let mut last = begin;
     let mut counting = false;
     let mut round = 0u64;
+    let mut keep_load = || load.as_mut().map_or(Ok(()), |load| load.poll());
     loop {
         ping.post_round(round)?;
         if let Some(pong) = &mut pong
             && plan.op != Operation::Read
         {
-            pong.wait_for_round(round, || Ok(false))?;
+            pong.wait_for_round(round, &mut keep_load, || Ok(false))?;
             pong.post_round(round)?;
         }
-        ping.wait_for_round(round, || Ok(false))?;
+        ping.wait_for_round(round, &mut keep_load, || Ok(false))?;
         round += 1;
         let now = Instant::now();
         if counting {
@@ -328,7 +335,7 @@ pub fn serve_latency(end: &TransferEnd) -> Result<(), String> {
         }
     } else {
         let mut round = 0;
-        while pong.wait_for_round(round, done)? {
+        while pong.wait_for_round(round, || Ok(()), done)? {
             pong.post_round(round)?;
             round += 1;
         }

@@ -85,6 +85,12 @@ pub struct PerfReport {
     pub tcp: Retransmissions,
     /// Payload travelled in the work requests.
     pub inline: bool,
+    /// Connected queue pairs without work beside those that were measured.
+    #[serde(default)]
+    pub idle_qps: u32,
+    /// Gb/s of the bulk transfer beside round trips; none without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bulk_gbps: Option<f64>,
     /// The initiator's device.
     pub from: String,
     /// The target's device or address.
@@ -149,6 +155,8 @@ impl PerfReport {
             verified: measured.verified,
             tcp,
             inline: plan.inline,
+            idle_qps: 0,
+            bulk_gbps: None,
             from: path.from,
             to: path.to,
             driver: path.driver,
@@ -238,6 +246,12 @@ impl fmt::Display for PerfReport {
                 None => String::new(),
             }
         )?;
+        if let Some(gbps) = self.bulk_gbps {
+            writeln!(f, "  beside a bulk transfer of {gbps:.2} Gb/s")?;
+        }
+        if self.idle_qps > 0 {
+            writeln!(f, "  beside {} idle queue pairs", self.idle_qps)?;
+        }
         let bound = &self.bound;
         let parts: Vec<String> = [
             ("raw frames", bound.raw_gbps),

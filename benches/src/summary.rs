@@ -65,6 +65,7 @@ pub fn is_same_transfer(first: &PerfReport, second: &PerfReport) -> bool {
                 report.qps,
             ),
             (report.mtu, report.crc, report.inline),
+            (report.idle_qps, report.bulk_gbps.is_some()),
         )
     };
     key(first) == key(second) && (&first.from, &first.to) == (&second.from, &second.to)

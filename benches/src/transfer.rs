@@ -2,12 +2,13 @@
 //! often as asked, beside the bounds of the machine, and watches whether others disturb it.
 
 use crate::args::{PerfEndpoints, TransferMode, TransferOptions};
+use crate::bandwidth::BulkLoad;
 use crate::bounds::{Bounds, Framing, RawLink};
 use crate::daemon::{Retransmissions, WorkerCounters, WorkerUse};
 use crate::end::{Role, TransferEnd, find_device, open_context};
 use crate::machine::{ConditionsWatch, MachineRecord};
 use crate::measurement::Measurement;
-use crate::plan::{MeasurementPlan, Mode};
+use crate::plan::{MeasurementPlan, Mode, Operation};
 use crate::report::{PerfReport, TransferPath};
 use crate::{bandwidth, latency, session};
 use dpdk::EalConfig;
@@ -19,16 +20,18 @@ use std::time::Duration;
 const WORKER_SLEEP_TIME: Duration = Duration::from_millis(20);
 
 /// Measures what the options describe. `on_report` is called with each result, disturbed ones
-/// included. With --listen another process measures, and nothing is reported.
+/// included. With `bulk` such a transfer goes on beside round trips. With --listen another process
+/// measures, and nothing is reported.
 pub fn run_transfers(
     options: &TransferOptions,
     mode: TransferMode,
+    bulk: Option<MeasurementPlan>,
     mut on_report: impl FnMut(&PerfReport),
 ) -> Result<(), String> {
     let plans = options.to_plans(mode)?;
     let ctx = open_context(options.socket.as_deref())?;
     let ends = options.endpoints();
-    let mut runner = TransferRunner::new(options, ctx, &ends)?;
+    let mut runner = TransferRunner::new(options, bulk, ctx, &ends)?;
     if let PerfEndpoints::Listen(addr) = ends {
         return runner.serve(addr);
     }
@@ -59,6 +62,8 @@ pub fn run_transfers(
 /// What several measurements share.
 struct TransferRunner<'a> {
     options: &'a TransferOptions,
+    /// What goes on beside round trips.
+    bulk: Option<MeasurementPlan>,
     ctx: Context,
     machine: MachineRecord,
     /// The client's core and the worker's.
@@ -83,6 +88,7 @@ impl<'a> TransferRunner<'a> {
     /// Pins the calling thread, if both ends are in this process or a core is named.
     fn new(
         options: &'a TransferOptions,
+        bulk: Option<MeasurementPlan>,
         ctx: Context,
         ends: &PerfEndpoints,
     ) -> Result<TransferRunner<'a>, String> {
@@ -106,6 +112,7 @@ impl<'a> TransferRunner<'a> {
         };
         Ok(TransferRunner {
             options,
+            bulk,
             ctx,
             machine: MachineRecord::read(),
             cores,
@@ -200,6 +207,14 @@ impl<'a> TransferRunner<'a> {
         plan: &MeasurementPlan,
         ends: &PerfEndpoints,
     ) -> Result<PerfReport, String> {
+        let bulk = self
+            .bulk
+            .map(|plan| self.connect(&plan, ends))
+            .transpose()?;
+        let idle = match self.options.idle_qps {
+            0 => None,
+            count => Some(self.connect(&idle_plan(count), ends)?),
+        };
         let ends = self.connect(plan, ends)?;
         let mut notes = Vec::new();
         let mut bounds = match self.options.no_bounds {
@@ -211,7 +226,7 @@ impl<'a> TransferRunner<'a> {
         let watch = ConditionsWatch::begin(self.cores);
         let bound_before = bounds.as_mut().map(Bounds::measure_all).transpose()?;
         let counters_before = self.ctx.read_stats().unwrap_or_default();
-        let measured = self.measure_transfer(plan, &ends)?;
+        let (measured, bulk_gbps) = self.measure_transfer(plan, &ends, bulk.as_ref())?;
         let counters_after = self.ctx.read_stats().unwrap_or_default();
         std::thread::sleep(WORKER_SLEEP_TIME);
         let bound_after = bounds.as_mut().map(Bounds::measure_all).transpose()?;
@@ -232,6 +247,8 @@ impl<'a> TransferRunner<'a> {
         if self.options.histogram {
             report.add_histogram(&measured);
         }
+        report.bulk_gbps = bulk_gbps;
+        report.idle_qps = idle.map_or(0, |_| self.options.idle_qps);
         report.conditions = conditions;
         report.machine = self.machine.clone();
         Ok(report)
@@ -263,18 +280,43 @@ impl<'a> TransferRunner<'a> {
         Bounds::new(*plan, framing, ends.initiator.huge, link, ends.path.crc)
     }
 
+    /// The measurement, and the bandwidth of the bulk transfer beside it.
     fn measure_transfer(
         &self,
         plan: &MeasurementPlan,
         ends: &ConnectedEnds,
-    ) -> Result<Measurement, String> {
+        bulk: Option<&ConnectedEnds>,
+    ) -> Result<(Measurement, Option<f64>), String> {
         let (time, target) = (self.options.secs, ends.target.as_ref());
-        match plan.mode {
-            Mode::Bw => {
-                bandwidth::measure_bandwidth(&ends.initiator, target, time, self.options.interval)
-            }
-            Mode::Lat => latency::measure_latency(&ends.initiator, target, time),
+        if plan.mode == Mode::Bw {
+            let interval = self.options.interval;
+            return bandwidth::measure_bandwidth(&ends.initiator, target, time, interval)
+                .map(|measured| (measured, None));
         }
+        let Some((bulk, bulk_target)) = bulk.and_then(|bulk| Some((bulk, bulk.target.as_ref()?)))
+        else {
+            return latency::measure_latency(&ends.initiator, target, time, None)
+                .map(|measured| (measured, None));
+        };
+        let mut load = BulkLoad::start(&bulk.initiator, bulk_target)?;
+        load.begin_counting();
+        let measured = latency::measure_latency(&ends.initiator, target, time, Some(&mut load))?;
+        let gbps = load.gbps();
+        load.finish()?;
+        Ok((measured, Some(gbps)))
+    }
+}
+
+/// Queue pairs that are connected and have no work.
+fn idle_plan(count: u32) -> MeasurementPlan {
+    MeasurementPlan {
+        mode: Mode::Bw,
+        op: Operation::Write,
+        size: 64,
+        depth: 1,
+        qps: count,
+        verify: false,
+        inline: false,
     }
 }
 

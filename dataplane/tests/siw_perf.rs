@@ -68,3 +68,16 @@ fn rounds_end_in_a_table_with_their_median() {
     let last = last.unwrap_or_else(|| panic!("no table in {text}"));
     assert!(last.contains("64 B"), "{text}");
 }
+
+#[test]
+fn round_trips_go_on_beside_a_bulk_transfer() {
+    let daemon = Daemon::loopback();
+    for op in ["write", "send"] {
+        let arguments = format!("mixed --op {op} --idle-qps 20 --json");
+        let result: serde_json::Value =
+            serde_json::from_str(&run_siw_perf(&daemon, &arguments)).unwrap();
+        assert!(result["bulk_gbps"].as_f64().unwrap() > 0.0, "{result}");
+        assert!(result["messages"].as_u64().unwrap() > 0, "{result}");
+        assert_eq!(result["idle_qps"], 20);
+    }
+}

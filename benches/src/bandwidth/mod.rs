@@ -110,6 +110,65 @@ pub fn measure_bandwidth(
     }
 }
 
+/// A bulk transfer in the background of another measurement, both ends in this process.
+pub struct BulkLoad<'a> {
+    initiator: BandwidthInitiator<'a>,
+    target: BandwidthTarget<'a>,
+    counted_since: Instant,
+}
+
+impl<'a> BulkLoad<'a> {
+    /// Fills the queues.
+    pub fn start(
+        initiator_end: &'a TransferEnd,
+        target_end: &'a TransferEnd,
+    ) -> Result<BulkLoad<'a>, String> {
+        let now = Instant::now();
+        let mut load = BulkLoad {
+            initiator: BandwidthInitiator::new(initiator_end, now)?,
+            target: BandwidthTarget::new(target_end, false)?,
+            counted_since: now,
+        };
+        load.initiator.fill_queues(now)?;
+        Ok(load)
+    }
+
+    /// Keeps the transfer going; to be called again and again.
+    #[inline]
+    pub fn poll(&mut self) -> Result<(), String> {
+        self.initiator
+            .poll_and_post(Instant::now(), true, Some(&self.target))?;
+        self.target.poll_and_repost()?;
+        Ok(())
+    }
+
+    /// Counts from now on.
+    pub fn begin_counting(&mut self) {
+        self.initiator.messages = 0;
+        self.counted_since = Instant::now();
+    }
+
+    /// Gb/s since the counting began.
+    pub fn gbps(&self) -> f64 {
+        let bytes = self.initiator.messages * u64::from(self.initiator.end.plan.size);
+        gigabits_per_second(bytes, self.counted_since.elapsed())
+    }
+
+    /// Ends the transfer: takes what is in flight, and posts nothing more.
+    pub fn finish(mut self) -> Result<(), String> {
+        let deadline = Instant::now() + STALL_TIMEOUT;
+        while self.initiator.in_flight() > 0 {
+            self.initiator
+                .poll_and_post(Instant::now(), false, Some(&self.target))?;
+            self.target.poll_and_repost()?;
+            if Instant::now() > deadline {
+                return Err(describe_stall(&self.initiator));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Counts messages by intervals of time.
 struct IntervalCounter {
     interval: Option<Duration>,

@@ -3,13 +3,16 @@
 
 use clap::Parser;
 use siw_bench::args::{
-    CompareOptions, LimitsOptions, PageOptions, PeersOptions, PerfCommand, PerfOptions,
-    PingPongOptions, TransferMode, TransferOptions,
+    CompareOptions, ConnOptions, LimitsOptions, PageOptions, PeersOptions, PerfCommand,
+    PerfOptions, PingPongOptions, TransferMode, TransferOptions,
 };
+use siw_bench::churn::queue_pairs_per_second;
 use siw_bench::compare::Comparison;
+use siw_bench::end::{find_device, open_context};
 use siw_bench::html::{format_markdown, format_page};
 use siw_bench::limits::measure_limits;
 use siw_bench::peers::{compare_with_peers, tcp_ping_pong};
+use siw_bench::plan::MeasurementPlan;
 use siw_bench::results::Results;
 use siw_bench::summary::{CSV_HEADER, csv_line, format_table};
 use siw_bench::transfer::run_transfers;
@@ -18,9 +21,13 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let result = match PerfOptions::parse().command {
-        PerfCommand::Bw(options) => run_and_print(&options, TransferMode::Bw),
-        PerfCommand::Lat(options) => run_and_print(&options, TransferMode::Lat),
-        PerfCommand::Rate(options) => run_and_print(&options, TransferMode::Rate),
+        PerfCommand::Bw(options) => run_and_print(&options, TransferMode::Bw, None),
+        PerfCommand::Lat(options) => run_and_print(&options, TransferMode::Lat, None),
+        PerfCommand::Rate(options) => run_and_print(&options, TransferMode::Rate, None),
+        PerfCommand::Mixed(options) => options
+            .to_bulk_plan()
+            .and_then(|bulk| run_and_print(&options.transfer, TransferMode::Lat, Some(bulk))),
+        PerfCommand::Conn(options) => print_connection_rate(&options),
         PerfCommand::Limits(options) => print_limits(&options),
         PerfCommand::Peers(options) => print_peers(&options),
         PerfCommand::Report(options) => write_report(&options),
@@ -40,12 +47,16 @@ fn main() -> ExitCode {
     }
 }
 
-fn run_and_print(options: &TransferOptions, mode: TransferMode) -> Result<(), String> {
+fn run_and_print(
+    options: &TransferOptions,
+    mode: TransferMode,
+    bulk: Option<MeasurementPlan>,
+) -> Result<(), String> {
     if options.csv {
         println!("{CSV_HEADER}");
     }
     let mut reports = Vec::new();
-    run_transfers(options, mode, |report| {
+    run_transfers(options, mode, bulk, |report| {
         if options.json {
             println!("{}", report.to_json());
         } else if options.csv {
@@ -57,6 +68,37 @@ fn run_and_print(options: &TransferOptions, mode: TransferMode) -> Result<(), St
     })?;
     if reports.len() > 1 {
         print!("\n{}", format_table(&reports));
+    }
+    Ok(())
+}
+
+fn print_connection_rate(options: &ConnOptions) -> Result<(), String> {
+    let open = || open_context(options.socket.as_deref());
+    let (initiator, target) = (open()?, open()?);
+    let from = find_device(&initiator, &options.from)?;
+    let to = find_device(&target, &options.to)?;
+    let ip = to
+        .ips
+        .first()
+        .ok_or_else(|| format!("{} has no address", options.to))?;
+    let rate = queue_pairs_per_second(
+        &initiator,
+        from.index,
+        &target,
+        (*ip, 0).into(),
+        options.in_flight,
+        options.secs,
+    )?;
+    match options.json {
+        true => println!(
+            "{}",
+            serde_json::json!({ "queue_pairs_per_second": rate.round() })
+        ),
+        false => println!(
+            "{rate:.0} queue pairs per second created, connected, closed and destroyed: {:.0} \
+             connections",
+            rate / 2.0
+        ),
     }
     Ok(())
 }

@@ -18,7 +18,7 @@ padding:0 1em;color:#1d2330}h1{font-size:1.6em}h2{margin-top:1.8em;font-size:1.2
 table{border-collapse:collapse;margin:.6em 0}td,th{padding:.2em .8em;text-align:right;\
 border-bottom:1px solid #dde1ea}td:first-child,th:first-child{text-align:left}\
 .bar{background:#5b7fd4;height:1em;min-width:2px}.bar.own{background:#d46a3c}\
-.bars td{border:0}.note{color:#667}svg{max-width:100%;height:auto}";
+.bars td{border:0;white-space:nowrap}.note{color:#667}svg{max-width:100%;height:auto}";
 
 /// The page.
 pub fn format_page(results: &Results) -> String {
@@ -217,6 +217,7 @@ fn add_plot(page: &mut String, title: &str, axis: Axis, unit: &str, series: Vec<
         x_title: axis.title(),
         x_is_bytes: axis == Axis::Size,
         y_title: unit,
+        y_is_log: unit == "us",
         series: &series,
     };
     let _ = writeln!(page, "<h2>{}</h2>", escape(title));

@@ -28,6 +28,8 @@ pub(super) struct LinePlot<'a> {
     /// The positions are sizes.
     pub(super) x_is_bytes: bool,
     pub(super) y_title: &'a str,
+    /// Values differ by orders of magnitude.
+    pub(super) y_is_log: bool,
     pub(super) series: &'a [LineSeries],
 }
 
@@ -35,6 +37,8 @@ pub(super) struct LinePlot<'a> {
 const SIZE: (u32, u32) = (960, 420);
 /// Room above the highest value.
 const HEADROOM: f64 = 1.15;
+/// The least value of an axis with logarithms.
+const LEAST_LOG: f64 = 1e-3;
 
 impl LinePlot<'_> {
     pub(super) fn to_svg(&self) -> Result<String, String> {
@@ -48,14 +52,28 @@ impl LinePlot<'_> {
         root.fill(&WHITE)?;
         let points = || self.series.iter().flat_map(|line| &line.points);
         let log = |x: u32| f64::from(x.max(1)).log2();
+        let scale = |y: f64| {
+            if self.y_is_log {
+                y.max(LEAST_LOG).log10()
+            } else {
+                y
+            }
+        };
         let left = points().map(|(x, _)| log(*x)).fold(f64::MAX, f64::min);
         let right = points().map(|(x, _)| log(*x)).fold(0.0, f64::max);
-        let top = points().map(|(_, spread)| spread.max).fold(0.0, f64::max) * HEADROOM;
+        let highest = points().map(|(_, spread)| spread.max).fold(0.0, f64::max) * HEADROOM;
+        let lowest = points()
+            .map(|(_, spread)| spread.min)
+            .fold(f64::MAX, f64::min)
+            / HEADROOM;
+        let bottom = if self.y_is_log { scale(lowest) } else { 0.0 };
+        let top = scale(highest).max(bottom + f64::MIN_POSITIVE);
         let mut chart = ChartBuilder::on(&root)
             .margin(12)
+            .margin_right(36)
             .x_label_area_size(42)
             .y_label_area_size(64)
-            .build_cartesian_2d(left..right, 0.0..top.max(f64::MIN_POSITIVE))?;
+            .build_cartesian_2d(left..right, bottom..top)?;
         let label = |x: &f64| {
             let value = x.exp2().round() as u32;
             if self.x_is_bytes {
@@ -64,9 +82,15 @@ impl LinePlot<'_> {
                 value.to_string()
             }
         };
+        let y_label = |y: &f64| match self.y_is_log {
+            true => format!("{:.1}", 10f64.powf(*y)),
+            false => format!("{y:.1}"),
+        };
         chart
             .configure_mesh()
             .disable_x_mesh()
+            .max_light_lines(0)
+            .y_label_formatter(&y_label)
             .x_desc(self.x_title)
             .y_desc(self.y_title)
             .x_labels((right - left).round() as usize + 1)
@@ -78,7 +102,7 @@ impl LinePlot<'_> {
             let medians = line
                 .points
                 .iter()
-                .map(|(x, spread)| (log(*x), spread.median));
+                .map(|(x, spread)| (log(*x), scale(spread.median)));
             chart
                 .draw_series(LineElement::new(medians.clone(), color.stroke_width(2)))?
                 .label(&line.name)
@@ -88,7 +112,10 @@ impl LinePlot<'_> {
             chart.draw_series(medians.map(|point| Circle::new(point, 3, color.filled())))?;
             // From the least to the greatest round.
             chart.draw_series(line.points.iter().map(|(x, spread)| {
-                PathElement::new([(log(*x), spread.min), (log(*x), spread.max)], color)
+                PathElement::new(
+                    [(log(*x), scale(spread.min)), (log(*x), scale(spread.max))],
+                    color,
+                )
             }))?;
         }
         chart
