@@ -208,16 +208,21 @@ fn check_map_free() -> Result<()> {
     if unsafe { sys::siw_vfio_maps_left() } != 0 {
         return Ok(());
     }
+    Err(too_few_maps())
+}
+
+/// vfio's limit of mappings is reached.
+pub(crate) fn too_few_maps() -> Error {
     let text = std::fs::read_to_string(DMA_ENTRY_LIMIT).unwrap_or_default();
     let limit = text.trim().parse().unwrap_or(DEFAULT_DMA_ENTRIES);
-    Err(Error::TooManyRegions {
+    Error::TooManyRegions {
         what: "vfio's mappings (dma_entry_limit)",
         limit,
         remedy: format!(
             "allow more before siwd starts again: echo {} > {DMA_ENTRY_LIMIT}",
-            limit * 2
+            (limit * 2).max(DEFAULT_DMA_ENTRIES)
         ),
-    })
+    }
 }
 
 const DMA_ENTRY_LIMIT: &str = "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit";

@@ -5,6 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::driver_traits::{is_bifurcated, is_user_space_driver};
+use crate::ext_memory::too_few_maps;
+use crate::log;
 
 /// The folder of all PCI devices.
 const PCI_DEVICES: &str = "/sys/bus/pci/devices";
@@ -156,10 +158,11 @@ impl PciDevice {
                  and DPDK's driver for it have to be installed",
                 self.driver.as_deref().unwrap_or_default()
             ),
-            (PciReadiness::Bound, _) => match self.group_in_use() {
-                Some(holder) => format!("; {holder}"),
-                None => String::new(),
-            },
+            (PciReadiness::Bound, _) => self
+                .group_in_use()
+                .or_else(|| self.user_space_holder())
+                .or_else(|| self.refused_by_iommu())
+                .map_or(String::new(), |why| format!("; {why}")),
             (PciReadiness::KernelDriver, Some(command)) => format!(
                 "; the kernel's driver {} has it{}: {command}",
                 self.driver.as_deref().unwrap_or_default(),
@@ -171,6 +174,50 @@ impl PciDevice {
             (_, Some(command)) => format!("; no driver has {address}: {command}"),
             (_, None) => String::new(),
         }
+    }
+
+    /// Another process that drives it, by the file of its IOMMU group.
+    fn user_space_holder(&self) -> Option<String> {
+        let group = self.iommu_group.as_deref()?;
+        let files = [
+            format!("/dev/vfio/{group}"),
+            format!("/dev/vfio/noiommu-{group}"),
+        ];
+        let own = std::process::id().to_string();
+        let mut processes = fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| {
+            let pid = entry.file_name().into_string().ok()?;
+            (pid != own && pid.bytes().all(|byte| byte.is_ascii_digit())).then_some(pid)
+        });
+        let pid = processes.find(|pid| {
+            let open = fs::read_dir(format!("/proc/{pid}/fd"));
+            let mut targets = open
+                .into_iter()
+                .flatten()
+                .flatten()
+                .filter_map(|entry| fs::read_link(entry.path()).ok());
+            targets.any(|target| files.iter().any(|file| target == Path::new(file)))
+        })?;
+        let name = read_text(&Path::new("/proc").join(&pid).join("comm"));
+        Some(format!(
+            "process {pid} ({}) drives it: end that one first",
+            name.unwrap_or_default()
+        ))
+    }
+
+    /// Why vfio does not let an IOMMU that works translate for it.
+    fn refused_by_iommu(&self) -> Option<String> {
+        self.iommu_width?;
+        let parameter = "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts";
+        let is_refused = read_text(Path::new(parameter)).as_deref() == Some("N");
+        if is_refused && !are_interrupts_remapped(&read_text(Path::new("/proc/interrupts"))?) {
+            return Some(format!(
+                "its IOMMU does not remap interrupts, and vfio refuses it therefore: turn that on in \
+                 the firmware, or, where everything on this machine is trusted: echo 1 > {parameter}"
+            ));
+        }
+        // The container that could be asked is closed again.
+        let is_full = log::kept_lines().contains("(No space left on device)");
+        is_full.then(|| too_few_maps().to_string())
     }
 
     /// Devices of the same IOMMU group that a driver of the kernel has: vfio then refuses the group.
@@ -192,6 +239,13 @@ impl PciDevice {
             holder.driver.as_deref().unwrap_or_default(),
         ))
     }
+}
+
+/// Whether an IOMMU checks who sends which interrupt, by /proc/interrupts: the kernel's names for
+/// such controllers begin so (x86).
+fn are_interrupts_remapped(interrupts: &str) -> bool {
+    let mut words = interrupts.split_whitespace();
+    words.any(|word| word.starts_with("IR-"))
 }
 
 /// `0000:03:00.0` or `03:00.0`, with devargs behind a comma.
@@ -388,6 +442,14 @@ mod tests {
                 .contains("enable_unsafe_noiommu_mode")
         );
         assert!(unbound.attach_hint().contains("no driver has"));
+    }
+
+    #[test]
+    fn remapped_interrupts_are_told_by_their_controllers() {
+        let plain =
+            " 24:   0  5  PCI-MSI 16384-edge  virtio0-config\n  1: 9 0 IO-APIC 1-edge i8042\n";
+        let remapped = " 24:   0  5  IR-PCI-MSI-0000:00:01.0 0-edge  virtio0-config\n";
+        assert!(!are_interrupts_remapped(plain) && are_interrupts_remapped(remapped));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Devices that cannot be used: each gets its own error, with the command that helps.
 
+use crate::common::guest::GUEST_PATIENCE;
 use crate::lab::{Lab, lacks_lab};
 use crate::{alone, skip_if};
 
@@ -73,4 +74,76 @@ fn a_nic_that_cannot_be_used_is_named_with_the_command_that_helps() {
         "{}",
         too_long.out
     );
+}
+
+/// An IOMMU that vfio does not trust, a NIC that another process drives, fewer queues than workers.
+#[test]
+fn what_keeps_a_bound_nic_from_starting_is_named() {
+    skip_if!(lacks_lab());
+    let _alone = alone();
+    let lab = Lab::boot(&["--no-intremap", "--pair", "e1000", "--pair", "virtio"]);
+    lab.guest.run("nics bind vfio-pci");
+    let parameters = "/sys/module/vfio_iommu_type1/parameters";
+    let refused = lab.try_siwd(0, "", "");
+    let command = format!("echo 1 > {parameters}/allow_unsafe_interrupts");
+    assert!(
+        refused.status == Some(1)
+            && refused
+                .out
+                .contains("device siw0: device `0000:00:10.0` could not be attached")
+            && refused.out.contains("does not remap interrupts")
+            && refused.out.contains(&command),
+        "{}",
+        refused.out
+    );
+    lab.guest.run(&command);
+
+    lab.guest
+        .run(&format!("echo 0 > {parameters}/dma_entry_limit"));
+    let limited = lab.try_siwd(0, "", "");
+    assert!(
+        limited
+            .out
+            .contains("all 0 of vfio's mappings (dma_entry_limit) are in use")
+            && limited.out.contains("/dma_entry_limit"),
+        "{}",
+        limited.out
+    );
+    lab.guest
+        .run(&format!("echo 65535 > {parameters}/dma_entry_limit"));
+
+    // One worker more than the NIC has queues: they hand frames to each other, and the log says so.
+    let short_rings = "rx_descriptors = 256\ntx_descriptors = 256";
+    lab.start_siwd(1, "[workers]\ncores = [0, 1]", short_rings);
+    lab.ping("virtio, two workers", 3);
+    let second = lab.guest.start(
+        "sed 's/siwd.sock/second.sock/;s/cores = .*/cores = [1]/' /tmp/siwd.toml >/tmp/second.toml; \
+         siwd --config /tmp/second.toml --socket /run/siwd/second.sock 2>&1",
+    );
+    let second = second.wait(GUEST_PATIENCE);
+    assert!(
+        second.status == Some(1) && second.out.contains("0000:00:12.0"),
+        "{}",
+        second.out
+    );
+    let log = lab.stop_siwd();
+    assert!(log.contains("the port has 1 queues for 2 workers"), "{log}");
+
+    // Somebody else than a siwd, who takes no lock of siwd's.
+    lab.guest.run(
+        "group=$(basename $(readlink /sys/bus/pci/devices/0000:00:10.0/iommu_group)); \
+         setsid sh -c \"exec 4<>/dev/vfio/$group; echo open >/tmp/holder; exec sleep 1000\" </dev/null >/dev/null 2>&1 & \
+         while [ ! -s /tmp/holder ]; do sleep 0.05; done",
+    );
+    let held = lab.try_siwd(0, "", "");
+    assert!(
+        held.out.contains("(sleep) drives it: end that one first"),
+        "{}",
+        held.out
+    );
+    lab.guest
+        .run("kill $(pidof sleep); while pidof sleep; do :; done");
+    lab.start_siwd(0, "", "");
+    lab.ping("e1000, free again", 3);
+    lab.stop_siwd();
 }
