@@ -125,6 +125,9 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
             what: "faults on clients' memory cannot be handled",
             source,
         })?;
+    // Measured here once, and not with a worker's first FPDU.
+    let method = siw_memory::crc::crc32c_method();
+    tracing::debug!(method, "CRC32c");
     let threads = start_workers(&prepared, &dpdk, &mut devices, capture.as_ref(), &channels)?;
     let links = monitor_links(&devices);
     let host_routes = follow_routes(&devices)?;

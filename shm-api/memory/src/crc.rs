@@ -3,10 +3,17 @@
 //!
 //! Short buffers go through the SSE4.2 instruction; long ones through the 512-bit folding
 //! of `crc_fold.rs` where the CPU has AVX-512 and VPCLMULQDQ (measured faster at FPDU size
-//! than crc-fast's own kernels), else through crc-fast. The crc32c crate is the oracle.
+//! than crc-fast's own kernels), else through crc-fast. Where these instructions are emulated, as by
+//! QEMU without KVM, which computes them bit by bit, tables are faster: that is measured once. The
+//! crc32c crate is the oracle.
+
+use core::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
 
 use crc_fast::{CrcAlgorithm, Digest};
 use siw_shm::{OutOfBounds, SharedMemory};
+
+use crate::{crc_fold, crc_table};
 
 /// Running CRC32c over several pieces. Init and final xor are ~0; on the wire the
 /// value is stored little-endian.
@@ -51,7 +58,8 @@ pub type CrcImplementation = (&'static str, fn(u32, &[u8]) -> u32);
 
 /// All ways that this processor can do, whatever [`crc32c_append`] would choose; for measurements.
 pub fn available_implementations() -> Vec<CrcImplementation> {
-    let mut all: Vec<CrcImplementation> = vec![("crc-fast", update_portable)];
+    let mut all: Vec<CrcImplementation> =
+        vec![("crc-fast", update_portable), ("tables", update_by_tables)];
     if std::arch::is_x86_feature_detected!("sse4.2") {
         all.push(("SSE4.2 instruction", update_short));
     }
@@ -71,10 +79,78 @@ pub fn crc32c(data: &[u8]) -> u32 {
 /// `crc32c_append(crc32c(a), b) == crc32c(ab)`.
 #[inline]
 pub fn crc32c_append(crc: u32, data: &[u8]) -> u32 {
-    if data.len() < FOLD_FROM {
-        return update_short(crc, data);
+    match chosen_kernel() {
+        // SAFETY: the CPU has what the kernel needs.
+        FOLD if data.len() >= FOLD_FROM => unsafe { crc_fold::update_folded(crc, data) },
+        // SAFETY: the CPU has SSE4.2.
+        FOLD | INSTRUCTIONS if data.len() < FOLD_FROM => unsafe {
+            !crc_fold::continue_short(!crc, data)
+        },
+        TABLES => update_by_tables(crc, data),
+        _ => update_portable(crc, data),
     }
-    update_long(crc, data)
+}
+
+/// The fold of AVX-512, and SSE4.2 for short buffers.
+const FOLD: u8 = 1;
+/// crc-fast, and SSE4.2 for short buffers.
+const INSTRUCTIONS: u8 = 2;
+/// Tables.
+const TABLES: u8 = 3;
+/// crc-fast.
+const PORTABLE: u8 = 4;
+
+/// How CRCs are computed here: asked for each FPDU, so the answer is kept.
+#[inline]
+fn chosen_kernel() -> u8 {
+    static ANSWER: AtomicU8 = AtomicU8::new(0);
+    match ANSWER.load(Ordering::Relaxed) {
+        0 => {
+            let kernel = choose_kernel();
+            ANSWER.store(kernel, Ordering::Relaxed);
+            kernel
+        }
+        kernel => kernel,
+    }
+}
+
+/// How CRCs are computed on this machine, for logs. The first call measures, for some microseconds.
+pub fn crc32c_method() -> &'static str {
+    match chosen_kernel() {
+        FOLD => "AVX-512",
+        INSTRUCTIONS => "SSE4.2",
+        TABLES => "tables",
+        _ => "crc-fast",
+    }
+}
+
+#[cold]
+fn choose_kernel() -> u8 {
+    if crc_fold::is_available() {
+        return FOLD;
+    }
+    let kernel = match std::arch::is_x86_feature_detected!("sse4.2") {
+        true => INSTRUCTIONS,
+        false => PORTABLE,
+    };
+    let by_instructions = shortest_time(|data| update_portable(0, data));
+    let by_tables = shortest_time(|data| crc_table::continue_by_tables(0, data));
+    // Far apart: on processors that have the instructions, tables take five times as long or more.
+    match by_tables * 3 / 2 < by_instructions {
+        true => TABLES,
+        false => kernel,
+    }
+}
+
+/// Of several computations over a long FPDU: one that nothing interrupted.
+fn shortest_time(compute: impl Fn(&[u8]) -> u32) -> Duration {
+    let data = [0x5a; 4096];
+    let times = (0..8).map(|_| {
+        let begin = Instant::now();
+        std::hint::black_box(compute(std::hint::black_box(&data)));
+        begin.elapsed()
+    });
+    times.min().unwrap_or_default()
 }
 
 /// [`crc32c_append`] over `len` bytes at `offset` of shared memory.
@@ -96,24 +172,19 @@ pub fn crc32c_append_shared(
 }
 
 /// Shorter buffers are done by the SSE4.2 instruction sooner than by folding.
-const FOLD_FROM: usize = super::crc_fold::MIN_LEN;
+const FOLD_FROM: usize = crc_fold::MIN_LEN;
 
-#[inline]
+/// By the SSE4.2 instruction, where the CPU has it.
 fn update_short(crc: u32, data: &[u8]) -> u32 {
     if std::arch::is_x86_feature_detected!("sse4.2") {
         // SAFETY: the CPU has SSE4.2.
-        return unsafe { !super::crc_fold::continue_short(!crc, data) };
+        return unsafe { !crc_fold::continue_short(!crc, data) };
     }
     update_portable(crc, data)
 }
 
-#[inline]
-fn update_long(crc: u32, data: &[u8]) -> u32 {
-    if super::crc_fold::is_available() {
-        // SAFETY: the CPU has what the kernel needs.
-        return unsafe { super::crc_fold::update_folded(crc, data) };
-    }
-    update_portable(crc, data)
+fn update_by_tables(crc: u32, data: &[u8]) -> u32 {
+    !crc_table::continue_by_tables(!crc, data)
 }
 
 /// crc-fast chooses by what the CPU has.
@@ -149,12 +220,20 @@ mod tests {
     #[test]
     fn every_way_of_computing_gives_the_same() {
         let data: Vec<u8> = (0..3000u32).map(|i| ((i * i) >> 3) as u8).collect();
+        let has_fold = crc_fold::is_available();
         for len in 256..data.len() {
             for crc in [0, 1, 0xdead_beef, u32::MAX] {
                 let want = ::crc32c::crc32c_append(crc, &data[..len]);
-                assert_eq!(update_long(crc, &data[..len]), want, "len {len}");
-                assert_eq!(update_portable(crc, &data[..len]), want, "len {len}");
-                assert_eq!(update_short(crc, &data[..len]), want, "len {len}");
+                let part = &data[..len];
+                assert_eq!(crc32c_append(crc, part), want, "len {len}");
+                assert_eq!(update_portable(crc, part), want, "len {len}");
+                assert_eq!(update_by_tables(crc, part), want, "len {len}");
+                if has_fold {
+                    // SAFETY: the CPU has what the kernel needs.
+                    let folded = unsafe { crc_fold::update_folded(crc, part) };
+                    assert_eq!(folded, want, "len {len}");
+                }
+                assert_eq!(update_short(crc, part), want, "len {len}");
             }
         }
     }
