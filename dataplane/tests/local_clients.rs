@@ -413,3 +413,54 @@ fn a_client_that_takes_all_it_may_leaves_others_theirs() {
     drop((mrs, arenas));
     let _again = pd.alloc_mr(1 << 20, ALL).unwrap();
 }
+
+/// Regions are parts of arenas: any part, several of the same bytes, and nothing beyond.
+#[test]
+fn a_region_lies_within_its_arena() {
+    let daemon = Daemon::loopback();
+    let h = Raw::new(&daemon);
+    let pd = m::AllocPd {
+        device: siw_shm::control::ANY_DEVICE,
+        reserved: 0,
+    };
+    let pd = h.call(&pd).unwrap().id;
+    let arena = m::AllocArena {
+        len: 3 * 4096,
+        huge: 0,
+        reserved: 0,
+    };
+    let arena = h.call(&arena).unwrap();
+    let part = |offset: u64, len: u64| m::RegMr {
+        pd,
+        arena: arena.arena,
+        offset,
+        len,
+        va: 0x1000,
+        access: 7,
+        reserved: 0,
+    };
+    let end = arena.len;
+    for (offset, len) in [
+        (0, end + 1),
+        (end, 1),
+        (end - 4096, 4097),
+        (u64::MAX - 4095, 4096),
+        (4096, u64::MAX - 4095),
+        (u64::MAX, u64::MAX),
+    ] {
+        h.refused("a part beyond the arena", &part(offset, len));
+    }
+    let parts = [(0, end), (4096, 4096), (4096, 4096), (end - 1, 1)];
+    let keys = parts.map(|(offset, len)| h.call(&part(offset, len)).unwrap().rkey);
+    let free = m::FreeArena {
+        arena: arena.arena,
+        reserved: 0,
+    };
+    h.refused("the end of an arena with regions", &free);
+    for lkey in keys {
+        let reserved = 0;
+        h.call(&m::DeregMr { lkey, reserved }).unwrap();
+        h.refused("a second deregistration", &m::DeregMr { lkey, reserved });
+    }
+    h.call(&free).unwrap();
+}
