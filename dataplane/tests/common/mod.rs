@@ -275,7 +275,10 @@ pub fn client_program(name: &str) -> PathBuf {
 /// The path of `siwrun`, built with the profile of this test, with its library beside it.
 pub fn siwrun() -> &'static Path {
     static PATH: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
-    PATH.get_or_init(|| build_of_package("siw-verbs", "--lib", "--bins").join("siwrun"))
+    PATH.get_or_init(|| {
+        build_of_package("siw-preload", "--lib", "--all-features");
+        build_of_package("siw-verbs", "--lib", "--bins").join("siwrun")
+    })
 }
 
 /// The path of `siw-perf`, built with the profile of this test.

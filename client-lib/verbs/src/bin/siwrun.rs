@@ -28,6 +28,9 @@ struct Arguments {
     /// Lets the library write to standard error why a call failed.
     #[arg(short, long)]
     verbose: bool,
+    /// Has the program's TCP sockets be rsockets where siwd has the address, or leads to it.
+    #[arg(long)]
+    rsockets: bool,
     /// Only makes the links and prints their folder, for LD_LIBRARY_PATH.
     #[arg(long)]
     print_links: bool,
@@ -37,6 +40,8 @@ struct Arguments {
 }
 
 const LIBRARY: &str = "libsiw_verbs.so";
+/// What `--rsockets` preloads, in the folder of the library.
+const PRELOAD_LIBRARY: &str = "libsiw_preload.so";
 const NAMES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
 
 /// Beside siwrun, as cargo puts it, or in the lib folder of an installation.
@@ -131,6 +136,21 @@ fn prepend(variable: &str, value: &Path) -> OsString {
     all
 }
 
+/// The library of `--rsockets` before the others.
+fn add_preload_library(library: &Path, others: OsString) -> Result<OsString, String> {
+    let path = library.with_file_name(PRELOAD_LIBRARY);
+    if !path.is_file() {
+        return Err(format!(
+            "{PRELOAD_LIBRARY} is not beside {}; build it with cargo build -p siw-preload",
+            library.display()
+        ));
+    }
+    let mut all = path.into_os_string();
+    all.push(":");
+    all.push(others);
+    Ok(all)
+}
+
 fn run() -> Result<(), String> {
     let arguments = Arguments::parse();
     let library = arguments.library.map_or_else(find_library, Ok)?;
@@ -144,16 +164,17 @@ fn run() -> Result<(), String> {
     let Some((program, rest)) = arguments.program.split_first() else {
         return Err("which program? usage: siwrun PROGRAM ARGS...".into());
     };
+    let mut preloaded = prepend("LD_PRELOAD", &links.join("libibverbs.so.1"));
+    if arguments.rsockets {
+        preloaded = add_preload_library(&library, preloaded)?;
+    }
     let mut command = Command::new(program);
     command
         .args(rest)
         .env("LD_LIBRARY_PATH", prepend("LD_LIBRARY_PATH", &links))
         // Wheels bring a libibverbs of their own, which they find by RPATH; what is loaded before
         // has its symbols taken all the same.
-        .env(
-            "LD_PRELOAD",
-            prepend("LD_PRELOAD", &links.join("libibverbs.so.1")),
-        );
+        .env("LD_PRELOAD", preloaded);
     if let Some(socket) = arguments.socket {
         let socket = std::path::absolute(&socket)
             .map_err(|error| format!("--socket {}: {error}", socket.display()))?;

@@ -8,6 +8,7 @@ use crate::ibverbs::pd::alloc_pd;
 use crate::status::{fail_with, set_errno};
 use siw::{Context, DeviceInfo, Error, Pd};
 use std::ffi::c_int;
+use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// A connection to the daemon and its contexts. They are never freed: identifiers, and whatever
@@ -78,6 +79,11 @@ impl Devices {
         all.find(|device| device.info.index == index)
             .map(|device| device.context.as_abi())
             .ok_or(Error::Invalid("siwd named a device that it does not have"))
+    }
+
+    /// One of the devices has the address.
+    pub fn has_address(&self, ip: IpAddr) -> bool {
+        self.all.iter().any(|device| device.info.ips.contains(&ip))
     }
 
     /// The protection domain of all rsockets.

@@ -9,6 +9,7 @@ use super::table;
 use super::wire::ConnectionData;
 use crate::rdmacm::devices::Devices;
 use crate::status::log_failure;
+use rustix::fd::{AsRawFd, OwnedFd};
 use siw::{
     BindOptions, CmBinding, CmChannel, CmEvent, CmListener, ConnectOptions, ConnectionInfo,
     ConnectionRequest, Error, ListenOptions,
@@ -48,6 +49,21 @@ pub fn create_rsocket(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_i
     let nonblocking = kind & libc::SOCK_NONBLOCK != 0;
     let socket = Rsocket::new(Phase::New, domain, Options::default(), nonblocking);
     Ok(table::insert(new_descriptor()?, Arc::new(socket)))
+}
+
+/// Whether connections to the address go over siwd; with `own`, whether it is siwd's own.
+pub fn is_reachable(addr: SocketAddr, own: bool) -> bool {
+    let ip = addr.ip();
+    if ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() {
+        return false;
+    }
+    let Ok(devices) = Devices::open() else {
+        return false;
+    };
+    if own {
+        return devices.has_address(ip);
+    }
+    devices.client.resolve_address(addr, None, None).is_ok()
 }
 
 fn any_address(family: c_int) -> SocketAddr {
@@ -102,6 +118,7 @@ impl RsocketState {
                     _listener: listener,
                     channel: Arc::new(channel),
                     requests: VecDeque::new(),
+                    kernel: None,
                 });
                 Ok(())
             }
@@ -207,6 +224,19 @@ impl RsocketState {
 }
 
 impl Rsocket {
+    /// A listener of the kernel becomes part of this one.
+    pub fn join(&self, descriptor: c_int, kernel: OwnedFd) -> Result<(), c_int> {
+        let mut state = self.lock();
+        let Phase::Listening(listening) = &mut state.phase else {
+            return Err(libc::EINVAL);
+        };
+        let io_error = rustix::io::Errno::raw_os_error;
+        rustix::io::ioctl_fionbio(&kernel, true).map_err(io_error)?;
+        add_to_descriptor(table::borrow(descriptor), &kernel)?;
+        listening.kernel = Some(Arc::new(kernel));
+        Ok(())
+    }
+
     /// rconnect(3)
     pub fn connect(&self, descriptor: c_int, to: SocketAddr) -> Result<(), c_int> {
         let mut state = self.lock();
@@ -240,16 +270,16 @@ impl Rsocket {
         }
     }
 
-    /// raccept(3): a new socket with its descriptor.
+    /// raccept(3): a new socket with its descriptor. Without an address it is the kernel's.
     pub fn accept(&self, flags: c_int) -> Result<(c_int, Option<SocketAddr>), c_int> {
-        let request = self.attempt(self.blocks(0), None, |state| match &mut state.phase {
-            Phase::Listening(listening) => match listening.requests.pop_front() {
-                Some(request) => Attempt::Done(Ok((request, listening.channel.clone()))),
-                None => Attempt::Wait,
-            },
+        let accepted = self.attempt(self.blocks(0), None, |state| match &mut state.phase {
+            Phase::Listening(listening) => listening.accept(flags),
             _ => Attempt::Done(Err(libc::EINVAL)),
         })?;
-        let (request, channel) = request?;
+        let (request, channel) = match accepted? {
+            Accepted::Request(request, channel) => (request, channel),
+            Accepted::Kernel(fd) => return Ok((fd, None)),
+        };
         let (options, family) = {
             let state = self.lock();
             (state.options.clone(), state.family)
@@ -306,7 +336,33 @@ fn accept_request(
     Ok(stream)
 }
 
+/// What a listener gave.
+enum Accepted {
+    Request(ConnectionRequest, Arc<CmChannel>),
+    /// A connection of the kernel's listener that it was joined with.
+    Kernel(c_int),
+}
+
 impl Listening {
+    fn accept(&mut self, flags: c_int) -> Attempt<Result<Accepted, c_int>> {
+        if let Some(request) = self.requests.pop_front() {
+            return Attempt::Done(Ok(Accepted::Request(request, self.channel.clone())));
+        }
+        let Some(kernel) = &self.kernel else {
+            return Attempt::Wait;
+        };
+        let (fd, null) = (kernel.as_raw_fd(), std::ptr::null_mut::<libc::sockaddr>());
+        // SAFETY: a listener that does not block; no address is asked for.
+        let accepted = unsafe { libc::syscall(libc::SYS_accept4, fd, null, null, flags) };
+        match c_int::try_from(accepted) {
+            Ok(accepted) if accepted >= 0 => Attempt::Done(Ok(Accepted::Kernel(accepted))),
+            _ => match std::io::Error::last_os_error().raw_os_error() {
+                Some(libc::EAGAIN) | None => Attempt::Wait,
+                Some(errno) => Attempt::Done(Err(errno)),
+            },
+        }
+    }
+
     /// Takes one request from the channel: its descriptor shows whether there are more.
     pub fn take_requests(&mut self) {
         while self.requests.is_empty() {

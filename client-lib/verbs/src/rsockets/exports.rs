@@ -1,7 +1,7 @@
 //! rsockets as C calls them (rsocket(7)): results of -1 with errno, addresses, lists of buffers.
 
 use super::socket::Rsocket;
-use super::{connect, epoll, poll, table, transfer};
+use super::{connect, epoll, poll, preload, table, transfer};
 use crate::export::export_symbols;
 use crate::rdmacm::sockaddr::{length_of, read_address, write_address};
 use crate::status::set_errno;
@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// -1 with errno set, or the result.
-fn to_c<T>(result: Result<T, c_int>, convert: impl FnOnce(T) -> isize) -> isize {
+pub(super) fn to_c<T>(result: Result<T, c_int>, convert: impl FnOnce(T) -> isize) -> isize {
     match result {
         Ok(value) => convert(value),
         Err(errno) => {
@@ -23,7 +23,7 @@ fn to_c<T>(result: Result<T, c_int>, convert: impl FnOnce(T) -> isize) -> isize 
     }
 }
 
-fn to_status(result: Result<(), c_int>) -> c_int {
+pub(super) fn to_status(result: Result<(), c_int>) -> c_int {
     to_c(result, |()| 0) as c_int
 }
 
@@ -31,13 +31,13 @@ fn to_length(result: Result<usize, c_int>) -> isize {
     to_c(result, |length| length as isize)
 }
 
-fn find_socket(descriptor: c_int) -> Result<Arc<Rsocket>, c_int> {
+pub(super) fn find_socket(descriptor: c_int) -> Result<Arc<Rsocket>, c_int> {
     table::find(descriptor).ok_or(libc::EBADF)
 }
 
 /// # Safety
 /// NULL, or an address.
-unsafe fn to_address(
+pub(super) unsafe fn to_address(
     addr: *const libc::sockaddr,
     length: libc::socklen_t,
 ) -> Result<SocketAddr, c_int> {
@@ -111,15 +111,15 @@ unsafe fn accept_connection(
     length: *mut libc::socklen_t,
 ) -> c_int {
     // SAFETY: as the manual page obliges the caller.
-    unsafe { accept_with(fd, addr, length, 0) }
+    unsafe { accept_with(fd, addr, length, None) }
 }
 
-/// raccept(3) with the flags of accept4(2).
-unsafe fn accept_with(
+/// raccept(3) with the flags of accept4(2), or those of the listener.
+pub(super) unsafe fn accept_with(
     fd: c_int,
     addr: *mut libc::sockaddr,
     length: *mut libc::socklen_t,
-    flags: c_int,
+    flags: Option<c_int>,
 ) -> c_int {
     let accepted = find_socket(fd).and_then(|socket| {
         // librdmacm's sockets have the flags of their listener.
@@ -128,12 +128,18 @@ unsafe fn accept_with(
         } else {
             0
         };
-        let flags = if flags == 0 { inherited } else { flags };
-        socket.accept(flags)
+        socket.accept(flags.unwrap_or(inherited))
     });
     to_c(accepted, |(accepted, peer)| {
-        // SAFETY: as the manual page obliges the caller.
-        unsafe { store_address(peer, addr, length) };
+        match peer {
+            // SAFETY: as the manual page obliges the caller.
+            Some(_) => unsafe { store_address(peer, addr, length) },
+            // SAFETY: a descriptor of the kernel; as above.
+            None if !addr.is_null() => unsafe {
+                libc::syscall(libc::SYS_getpeername, accepted, addr, length);
+            },
+            None => {}
+        }
         accepted as isize
     }) as c_int
 }
@@ -256,7 +262,7 @@ unsafe fn poll_descriptors(
 
 /// # Safety
 /// NULL with a length of 0, or a list.
-unsafe fn list_of<'a, T>(list: *mut T, count: usize) -> &'a mut [T] {
+pub(super) unsafe fn list_of<'a, T>(list: *mut T, count: usize) -> &'a mut [T] {
     if list.is_null() || count == 0 {
         return &mut [];
     }
@@ -487,4 +493,29 @@ export_symbols! { "RDMACM_1.5":
     fn repoll_wait(
         number: c_int, events: *mut libc::epoll_event, most: c_int, timeout_ms: c_int,
     ) -> c_int = epoll_wait;
+}
+
+export_symbols! { "SIWD_PRIVATE":
+    fn siw_is_rsocket(fd: c_int) -> c_int = preload::is_rsocket;
+    fn siw_is_reachable(
+        addr: *const libc::sockaddr, length: libc::socklen_t, own: c_int,
+    ) -> c_int = preload::is_reachable;
+    fn siw_rsocket_duplicate(fd: c_int, number: c_int) -> c_int = preload::duplicate;
+    fn siw_rsocket_join(fd: c_int, kernel: c_int) -> c_int = preload::join;
+    fn siw_raccept4(
+        fd: c_int, addr: *mut libc::sockaddr, length: *mut libc::socklen_t, flags: c_int,
+    ) -> c_int = preload::accept4;
+    fn siw_repoll_forget(number: c_int) -> c_int = preload::forget_epoll;
+    fn siw_rppoll(
+        fds: *mut libc::pollfd, count: libc::nfds_t, timeout: *const libc::timespec,
+        mask: *const libc::sigset_t,
+    ) -> c_int = preload::ppoll;
+    fn siw_rpselect(
+        count: c_int, read: *mut libc::fd_set, write: *mut libc::fd_set,
+        except: *mut libc::fd_set, timeout: *const libc::timespec, mask: *const libc::sigset_t,
+    ) -> c_int = preload::pselect;
+    fn siw_repoll_pwait(
+        number: c_int, events: *mut libc::epoll_event, most: c_int, timeout_ms: c_int,
+        mask: *const libc::sigset_t,
+    ) -> c_int = preload::epoll_pwait;
 }

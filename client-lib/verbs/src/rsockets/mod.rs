@@ -9,6 +9,7 @@
 //! | `wire.rs`, `memory.rs` | what is said to the peer; where everything is in memory |
 //! | `transfer.rs`, `vectors.rs` | sending, receiving, ending; lists of buffers |
 //! | `poll.rs`, `epoll.rs` | waiting for several |
+//! | `preload.rs` | what the preloaded library needs beside |
 //! | `options.rs`, `iomap.rs` | options; memory that the peer writes to |
 //!
 //! A child of fork(2) has none of its parent's rsockets: every call says EBADF there, and the
@@ -22,6 +23,7 @@ mod iomap;
 mod memory;
 mod options;
 mod poll;
+mod preload;
 mod receive;
 mod send;
 mod socket;

@@ -71,6 +71,8 @@ pub struct Listening {
     pub _listener: CmListener,
     pub channel: Arc<CmChannel>,
     pub requests: VecDeque<ConnectionRequest>,
+    /// A listener of the kernel at the same port, whose connections it accepts too.
+    pub kernel: Option<Arc<OwnedFd>>,
 }
 
 /// A connect that was not answered yet.
@@ -83,6 +85,7 @@ pub struct Connecting {
 enum EventSource {
     Completions(Arc<siw::CompletionChannel>),
     Connections(Arc<CmChannel>),
+    Requests(Arc<CmChannel>, Option<Arc<OwnedFd>>),
 }
 
 /// What one attempt of a call that may have to wait came to.
@@ -276,9 +279,10 @@ impl RsocketState {
             Phase::Connecting(connecting) => {
                 Some(EventSource::Connections(connecting.channel.clone()))
             }
-            Phase::Listening(listening) => {
-                Some(EventSource::Connections(listening.channel.clone()))
-            }
+            Phase::Listening(listening) => Some(EventSource::Requests(
+                listening.channel.clone(),
+                listening.kernel.clone(),
+            )),
             _ => None,
         }
     }
@@ -288,7 +292,7 @@ impl RsocketState {
             Phase::New | Phase::Bound(_) => libc::POLLOUT | libc::POLLHUP,
             Phase::Failed => libc::POLLIN | libc::POLLOUT | libc::POLLERR | libc::POLLHUP,
             Phase::Connecting(_) => 0,
-            Phase::Listening(listening) if listening.requests.is_empty() => 0,
+            Phase::Listening(listening) if listening.is_empty() => 0,
             Phase::Listening(_) => libc::POLLIN,
             Phase::Stream(stream) => {
                 let mut ready = 0;
@@ -328,16 +332,29 @@ impl RsocketState {
 
 impl EventSource {
     fn wait(&self, timeout: Option<Duration>) -> Result<(), c_int> {
-        let fd = match self {
-            EventSource::Completions(channel) => channel.as_fd(),
-            EventSource::Connections(channel) => channel.as_fd(),
+        let (fd, other) = match self {
+            EventSource::Completions(channel) => (channel.as_fd(), None),
+            EventSource::Connections(channel) => (channel.as_fd(), None),
+            EventSource::Requests(channel, kernel) => (channel.as_fd(), kernel.as_ref()),
         };
-        let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+        let other = other.map_or(fd, |other| other.as_fd());
+        let mut fds = [fd, other].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let timeout = timeout.map(to_timespec);
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) => Ok(()),
             Err(error) => Err(error.raw_os_error()),
         }
+    }
+}
+
+impl Listening {
+    /// Nobody waits to be accepted.
+    fn is_empty(&self) -> bool {
+        let of_kernel = self.kernel.as_ref().is_some_and(|kernel| {
+            let mut fds = [PollFd::new(kernel, PollFlags::IN)];
+            poll(&mut fds, Some(&to_timespec(Duration::ZERO))).is_ok_and(|ready| ready > 0)
+        });
+        self.requests.is_empty() && !of_kernel
     }
 }
 

@@ -1,7 +1,7 @@
 //! The rsockets of the process by descriptor.
 
 use super::socket::Rsocket;
-use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once, PoisonError, RwLock};
@@ -33,6 +33,18 @@ pub fn find(descriptor: c_int) -> Option<Arc<Rsocket>> {
     let table = TABLE.read().unwrap_or_else(PoisonError::into_inner);
     let entry = table.get(usize::try_from(descriptor).ok()?)?.as_ref()?;
     Some(entry.socket.clone())
+}
+
+/// The descriptor is an rsocket's.
+pub fn contains(descriptor: c_int) -> bool {
+    let Ok(index) = usize::try_from(descriptor) else {
+        return false;
+    };
+    if !is_usable() {
+        return false;
+    }
+    let table = TABLE.read().unwrap_or_else(PoisonError::into_inner);
+    table.get(index).is_some_and(Option::is_some)
 }
 
 /// From now on the descriptor is the rsocket's.
@@ -73,4 +85,13 @@ pub fn remove(descriptor: c_int) -> Option<(OwnedFd, Arc<Rsocket>)> {
 pub fn borrow(descriptor: c_int) -> BorrowedFd<'static> {
     // SAFETY: a descriptor that the program uses in this call, as it does with the kernel's.
     unsafe { BorrowedFd::borrow_raw(descriptor) }
+}
+
+/// A further descriptor of an rsocket, which dup(2) made.
+///
+/// # Safety
+/// `number` is a descriptor that nobody else owns.
+pub unsafe fn insert_duplicate(number: c_int, socket: Arc<Rsocket>) {
+    // SAFETY: as the caller promised.
+    insert(unsafe { OwnedFd::from_raw_fd(number) }, socket);
 }

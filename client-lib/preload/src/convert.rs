@@ -1,0 +1,161 @@
+//! How a socket of the kernel becomes an rsocket: one is made with the same options, and takes the
+//! number of the descriptor.
+
+use crate::next::{libc_calls, rsockets};
+use libc::{sockaddr, socklen_t};
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+/// TCP sockets of the kernel that may become rsockets, and the epoll instances that they are in.
+static CANDIDATES: LazyLock<Mutex<HashMap<c_int, Vec<EpollMembership>>>> =
+    LazyLock::new(Mutex::default);
+
+/// A socket in an epoll instance.
+#[derive(Clone, Copy)]
+struct EpollMembership {
+    instance: c_int,
+    event: libc::epoll_event,
+}
+
+fn lock_candidates() -> MutexGuard<'static, HashMap<c_int, Vec<EpollMembership>>> {
+    CANDIDATES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The number is an rsocket's.
+pub fn is_rsocket(fd: c_int) -> bool {
+    // SAFETY: any number will do.
+    unsafe { rsockets::is_rsocket(fd) != 0 }
+}
+
+/// A socket was made.
+pub fn add_candidate(fd: c_int, domain: c_int, kind: c_int) {
+    let is_stream = kind & !(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) == libc::SOCK_STREAM;
+    if fd >= 0 && is_stream && matches!(domain, libc::AF_INET | libc::AF_INET6) {
+        lock_candidates().insert(fd, Vec::new());
+    }
+}
+
+/// It is closed, or its kind is decided.
+pub fn remove_candidate(fd: c_int) {
+    lock_candidates().remove(&fd);
+}
+
+/// The number is that of a socket whose kind is not decided.
+pub fn is_candidate(fd: c_int) -> bool {
+    lock_candidates().contains_key(&fd)
+}
+
+/// A candidate was added to an epoll instance, or changed there, or taken out.
+pub fn note_epoll(instance: c_int, operation: c_int, fd: c_int, event: Option<libc::epoll_event>) {
+    let mut all = lock_candidates();
+    let Some(memberships) = all.get_mut(&fd) else {
+        return;
+    };
+    memberships.retain(|membership| membership.instance != instance);
+    if operation != libc::EPOLL_CTL_DEL
+        && let Some(event) = event
+    {
+        memberships.push(EpollMembership { instance, event });
+    }
+}
+
+/// Options that both kinds of sockets have.
+const OPTIONS: [(c_int, c_int); 8] = [
+    (libc::SOL_SOCKET, libc::SO_REUSEADDR),
+    (libc::SOL_SOCKET, libc::SO_REUSEPORT),
+    (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+    (libc::SOL_SOCKET, libc::SO_RCVTIMEO),
+    (libc::SOL_SOCKET, libc::SO_SNDTIMEO),
+    (libc::SOL_SOCKET, libc::SO_LINGER),
+    (libc::IPPROTO_TCP, libc::TCP_NODELAY),
+    (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
+];
+
+/// # Safety
+/// A socket and an rsocket.
+unsafe fn copy_options(from: c_int, to: c_int) {
+    for (level, name) in OPTIONS {
+        let mut value = [0u64; 4];
+        let mut length = size_of_val(&value) as socklen_t;
+        let place: *mut c_void = value.as_mut_ptr().cast();
+        // SAFETY: room as long as it says. What one of them does not have is left out.
+        unsafe {
+            if libc_calls::getsockopt(from, level, name, place, &raw mut length) == 0 {
+                rsockets::setsockopt(to, level, name, place, length);
+            }
+        }
+    }
+    // SAFETY: commands that take a number.
+    unsafe {
+        let flags = libc_calls::fcntl(from, libc::F_GETFL, 0);
+        rsockets::fcntl(to, libc::F_SETFL, flags as usize);
+    }
+}
+
+/// An rsocket in the place of the socket, without address. False: it stays what it is.
+///
+/// # Safety
+/// The address is as long as it says.
+pub unsafe fn convert_socket(fd: c_int, addr: *const sockaddr) -> bool {
+    // SAFETY: as the caller promised: an address begins with its family. Numbers of descriptors that
+    // this function owns, or that the program gave to it.
+    unsafe {
+        let domain = c_int::from((*addr).sa_family);
+        let made = rsockets::socket(domain, libc::SOCK_STREAM, 0);
+        if made < 0 {
+            return false;
+        }
+        copy_options(fd, made);
+        let memberships = lock_candidates().remove(&fd).unwrap_or_default();
+        let close_on_exec = libc_calls::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC != 0;
+        let flags = if close_on_exec { libc::O_CLOEXEC } else { 0 };
+        let is_done = move_to(made, fd, flags);
+        if is_done {
+            for mut membership in memberships {
+                let event = &raw mut membership.event;
+                rsockets::epoll_ctl(membership.instance, libc::EPOLL_CTL_ADD, fd, event);
+            }
+        }
+        is_done
+    }
+}
+
+/// Gives the rsocket another number, that of a descriptor of the kernel, which is closed.
+///
+/// # Safety
+/// An rsocket, and a descriptor that the program gives up.
+unsafe fn move_to(rsocket: c_int, number: c_int, flags: c_int) -> bool {
+    // SAFETY: as the caller promised.
+    unsafe {
+        let moved = libc_calls::dup3(rsocket, number, flags) >= 0
+            && rsockets::add_duplicate(rsocket, number) == 0;
+        rsockets::close(rsocket);
+        moved
+    }
+}
+
+/// The address of a socket of the kernel, if it stands for all addresses.
+pub fn wildcard_address(fd: c_int) -> Option<(libc::sockaddr_storage, socklen_t)> {
+    // SAFETY: the struct is made of numbers.
+    let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    let mut length = size_of_val(&storage) as socklen_t;
+    // SAFETY: room as long as it says.
+    if unsafe { libc_calls::getsockname(fd, (&raw mut storage).cast(), &raw mut length) } != 0 {
+        return None;
+    }
+    let is_wildcard = match c_int::from(storage.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: the family says that it is one.
+            let v4: libc::sockaddr_in = unsafe { std::mem::transmute_copy(&storage) };
+            v4.sin_addr.s_addr == 0 && v4.sin_port != 0
+        }
+        libc::AF_INET6 => {
+            // SAFETY: the family says that it is one.
+            let v6: libc::sockaddr_in6 = unsafe { std::mem::transmute_copy(&storage) };
+            v6.sin6_addr.s6_addr == [0; 16] && v6.sin6_port != 0
+        }
+        _ => false,
+    };
+    is_wildcard.then_some((storage, length))
+}

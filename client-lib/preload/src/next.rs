@@ -1,0 +1,176 @@
+//! Functions that are looked up by name: those of the C library, which this library stands before,
+//! and those of rsockets, in the drop-in library that is preloaded before this one.
+
+/// Declares a module's functions, each looked up once where `$where` says.
+macro_rules! imported_functions {
+    ($scope:expr; $(fn $name:ident = $symbol:literal ($($argument:ident: $type:ty),* $(,)?) -> $result:ty;)*) => {
+        $(
+            /// The function of that name.
+            pub unsafe fn $name($($argument: $type),*) -> $result {
+                type Function = unsafe extern "C" fn($($type),*) -> $result;
+                static FOUND: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+                let mut found = FOUND.load(Ordering::Relaxed);
+                if found.is_null() {
+                    // SAFETY: a name that ends with a zero.
+                    found = unsafe { libc::dlsym($scope, $symbol.as_ptr()) };
+                    if found.is_null() {
+                        missing($symbol);
+                    }
+                    FOUND.store(found, Ordering::Relaxed);
+                }
+                // SAFETY: the symbol has this type by its manual page.
+                let function = unsafe { std::mem::transmute::<*mut c_void, Function>(found) };
+                // SAFETY: as the caller promised.
+                unsafe { function($($argument),*) }
+            }
+        )*
+    };
+}
+
+use std::ffi::{CStr, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// There is no way on without it.
+#[cold]
+fn missing(symbol: &CStr) -> ! {
+    let symbol = symbol.to_string_lossy();
+    let text = format!("siw-preload: there is no {symbol}; run the program with siwrun\n");
+    // SAFETY: a text with its length. Not by write(2), which would come back here.
+    unsafe {
+        libc::syscall(
+            libc::SYS_write,
+            libc::STDERR_FILENO,
+            text.as_ptr(),
+            text.len(),
+        )
+    };
+    std::process::abort()
+}
+
+/// The C library's.
+pub mod libc_calls {
+    use super::*;
+    use libc::{epoll_event, iovec, msghdr, pollfd, sigset_t, sockaddr, socklen_t};
+    use std::ffi::c_int;
+    use std::ptr::null_mut;
+
+    imported_functions! { libc::RTLD_NEXT;
+        fn socket = c"socket" (domain: c_int, kind: c_int, protocol: c_int) -> c_int;
+        fn bind = c"bind" (fd: c_int, addr: *const sockaddr, length: socklen_t) -> c_int;
+        fn listen = c"listen" (fd: c_int, backlog: c_int) -> c_int;
+        fn accept4 = c"accept4" (
+            fd: c_int, addr: *mut sockaddr, length: *mut socklen_t, flags: c_int,
+        ) -> c_int;
+        fn connect = c"connect" (fd: c_int, addr: *const sockaddr, length: socklen_t) -> c_int;
+        fn shutdown = c"shutdown" (fd: c_int, how: c_int) -> c_int;
+        fn close = c"close" (fd: c_int) -> c_int;
+        fn dup = c"dup" (fd: c_int) -> c_int;
+        fn dup3 = c"dup3" (fd: c_int, to: c_int, flags: c_int) -> c_int;
+        fn dup2 = c"dup2" (fd: c_int, to: c_int) -> c_int;
+        fn fcntl = c"fcntl" (fd: c_int, command: c_int, argument: usize) -> c_int;
+        fn ioctl = c"ioctl" (fd: c_int, request: libc::c_ulong, argument: usize) -> c_int;
+        fn getsockopt = c"getsockopt" (
+            fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t,
+        ) -> c_int;
+        fn setsockopt = c"setsockopt" (
+            fd: c_int, level: c_int, name: c_int, value: *const c_void, length: socklen_t,
+        ) -> c_int;
+        fn getsockname = c"getsockname" (
+            fd: c_int, addr: *mut sockaddr, length: *mut socklen_t,
+        ) -> c_int;
+        fn getpeername = c"getpeername" (
+            fd: c_int, addr: *mut sockaddr, length: *mut socklen_t,
+        ) -> c_int;
+        fn read = c"read" (fd: c_int, to: *mut c_void, length: usize) -> isize;
+        fn write = c"write" (fd: c_int, from: *const c_void, length: usize) -> isize;
+        fn readv = c"readv" (fd: c_int, list: *const iovec, count: c_int) -> isize;
+        fn writev = c"writev" (fd: c_int, list: *const iovec, count: c_int) -> isize;
+        fn recv = c"recv" (fd: c_int, to: *mut c_void, length: usize, flags: c_int) -> isize;
+        fn send = c"send" (fd: c_int, from: *const c_void, length: usize, flags: c_int) -> isize;
+        fn recvfrom = c"recvfrom" (
+            fd: c_int, to: *mut c_void, length: usize, flags: c_int, addr: *mut sockaddr,
+            addr_length: *mut socklen_t,
+        ) -> isize;
+        fn sendto = c"sendto" (
+            fd: c_int, from: *const c_void, length: usize, flags: c_int, addr: *const sockaddr,
+            addr_length: socklen_t,
+        ) -> isize;
+        fn recvmsg = c"recvmsg" (fd: c_int, message: *mut msghdr, flags: c_int) -> isize;
+        fn sendmsg = c"sendmsg" (fd: c_int, message: *const msghdr, flags: c_int) -> isize;
+        fn sendfile = c"sendfile" (
+            to: c_int, from: c_int, offset: *mut libc::off_t, length: usize,
+        ) -> isize;
+        fn epoll_ctl = c"epoll_ctl" (
+            number: c_int, operation: c_int, fd: c_int, event: *mut epoll_event,
+        ) -> c_int;
+        fn ppoll = c"ppoll" (
+            fds: *mut pollfd, count: libc::nfds_t, timeout: *const libc::timespec,
+            mask: *const sigset_t,
+        ) -> c_int;
+    }
+}
+
+/// Those of the drop-in library.
+pub mod rsockets {
+    use super::*;
+    use libc::{epoll_event, iovec, msghdr, pollfd, sigset_t, sockaddr, socklen_t};
+    use std::ffi::c_int;
+    use std::ptr::null_mut;
+
+    imported_functions! { libc::RTLD_DEFAULT;
+        fn is_rsocket = c"siw_is_rsocket" (fd: c_int) -> c_int;
+        fn is_reachable = c"siw_is_reachable" (
+            addr: *const sockaddr, length: socklen_t, own: c_int,
+        ) -> c_int;
+        fn add_duplicate = c"siw_rsocket_duplicate" (fd: c_int, number: c_int) -> c_int;
+        fn join = c"siw_rsocket_join" (fd: c_int, kernel: c_int) -> c_int;
+        fn socket = c"rsocket" (domain: c_int, kind: c_int, protocol: c_int) -> c_int;
+        fn bind = c"rbind" (fd: c_int, addr: *const sockaddr, length: socklen_t) -> c_int;
+        fn listen = c"rlisten" (fd: c_int, backlog: c_int) -> c_int;
+        fn accept4 = c"siw_raccept4" (
+            fd: c_int, addr: *mut sockaddr, length: *mut socklen_t, flags: c_int,
+        ) -> c_int;
+        fn connect = c"rconnect" (fd: c_int, addr: *const sockaddr, length: socklen_t) -> c_int;
+        fn shutdown = c"rshutdown" (fd: c_int, how: c_int) -> c_int;
+        fn close = c"rclose" (fd: c_int) -> c_int;
+        fn close_epoll = c"siw_repoll_forget" (fd: c_int) -> c_int;
+        fn fcntl = c"rfcntl" (fd: c_int, command: c_int, argument: usize) -> c_int;
+        fn getsockopt = c"rgetsockopt" (
+            fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t,
+        ) -> c_int;
+        fn setsockopt = c"rsetsockopt" (
+            fd: c_int, level: c_int, name: c_int, value: *const c_void, length: socklen_t,
+        ) -> c_int;
+        fn getsockname = c"rgetsockname" (
+            fd: c_int, addr: *mut sockaddr, length: *mut socklen_t,
+        ) -> c_int;
+        fn getpeername = c"rgetpeername" (
+            fd: c_int, addr: *mut sockaddr, length: *mut socklen_t,
+        ) -> c_int;
+        fn readv = c"rreadv" (fd: c_int, list: *const iovec, count: c_int) -> isize;
+        fn writev = c"rwritev" (fd: c_int, list: *const iovec, count: c_int) -> isize;
+        fn recv = c"rrecv" (fd: c_int, to: *mut c_void, length: usize, flags: c_int) -> isize;
+        fn send = c"rsend" (fd: c_int, from: *const c_void, length: usize, flags: c_int) -> isize;
+        fn recvfrom = c"rrecvfrom" (
+            fd: c_int, to: *mut c_void, length: usize, flags: c_int, addr: *mut sockaddr,
+            addr_length: *mut socklen_t,
+        ) -> isize;
+        fn recvmsg = c"rrecvmsg" (fd: c_int, message: *mut msghdr, flags: c_int) -> isize;
+        fn sendmsg = c"rsendmsg" (fd: c_int, message: *const msghdr, flags: c_int) -> isize;
+        fn ppoll = c"siw_rppoll" (
+            fds: *mut pollfd, count: libc::nfds_t, timeout: *const libc::timespec,
+            mask: *const sigset_t,
+        ) -> c_int;
+        fn pselect = c"siw_rpselect" (
+            count: c_int, read: *mut libc::fd_set, write: *mut libc::fd_set,
+            except: *mut libc::fd_set, timeout: *const libc::timespec, mask: *const sigset_t,
+        ) -> c_int;
+        fn epoll_ctl = c"repoll_ctl" (
+            number: c_int, operation: c_int, fd: c_int, event: *mut epoll_event,
+        ) -> c_int;
+        fn epoll_pwait = c"siw_repoll_pwait" (
+            number: c_int, events: *mut epoll_event, most: c_int, timeout_ms: c_int,
+            mask: *const sigset_t,
+        ) -> c_int;
+    }
+}

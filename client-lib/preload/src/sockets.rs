@@ -1,0 +1,301 @@
+//! Making, binding, connecting, accepting and closing sockets; their options and descriptors.
+
+use crate::convert::{
+    add_candidate, convert_socket, is_candidate, is_rsocket, remove_candidate, wildcard_address,
+};
+use crate::next::{libc_calls, rsockets};
+use libc::{sockaddr, socklen_t};
+use std::ffi::{c_int, c_ulong, c_void};
+
+#[unsafe(export_name = "socket")]
+unsafe extern "C" fn create_socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    // SAFETY: numbers.
+    let fd = unsafe { libc_calls::socket(domain, kind, protocol) };
+    add_candidate(fd, domain, kind);
+    fd
+}
+
+#[unsafe(export_name = "bind")]
+unsafe extern "C" fn bind_socket(fd: c_int, addr: *const sockaddr, length: socklen_t) -> c_int {
+    // SAFETY: as the manual page obliges the caller.
+    unsafe {
+        let is_own = is_candidate(fd) && rsockets::is_reachable(addr, length, 1) != 0;
+        if is_rsocket(fd) || (is_own && convert_socket(fd, addr)) {
+            return rsockets::bind(fd, addr, length);
+        }
+        libc_calls::bind(fd, addr, length)
+    }
+}
+
+#[unsafe(export_name = "connect")]
+unsafe extern "C" fn connect_socket(fd: c_int, addr: *const sockaddr, length: socklen_t) -> c_int {
+    // SAFETY: as the manual page obliges the caller.
+    unsafe {
+        let is_reachable = is_candidate(fd) && rsockets::is_reachable(addr, length, 0) != 0;
+        if is_rsocket(fd) || (is_reachable && convert_socket(fd, addr)) {
+            return rsockets::connect(fd, addr, length);
+        }
+        remove_candidate(fd);
+        libc_calls::connect(fd, addr, length)
+    }
+}
+
+#[unsafe(export_name = "listen")]
+unsafe extern "C" fn start_listening(fd: c_int, backlog: c_int) -> c_int {
+    if is_rsocket(fd) {
+        // SAFETY: an rsocket.
+        return unsafe { rsockets::listen(fd, backlog) };
+    }
+    // SAFETY: numbers.
+    let listens = unsafe { libc_calls::listen(fd, backlog) };
+    if listens == 0 && is_candidate(fd) {
+        // SAFETY: a listener of the kernel. Where that fails, it is one as before.
+        unsafe { join_rsocket(fd, backlog) };
+    }
+    listens
+}
+
+/// An rsocket listens at the same port, and takes the number; the socket of the kernel is part of it.
+///
+/// # Safety
+/// A listener of the kernel.
+unsafe fn join_rsocket(fd: c_int, backlog: c_int) -> bool {
+    let Some((addr, length)) = wildcard_address(fd) else {
+        return false;
+    };
+    // SAFETY: an address with its length; descriptors that this function owns.
+    unsafe {
+        let kernel = libc_calls::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3);
+        if kernel < 0 {
+            return false;
+        }
+        let addr = (&raw const addr).cast();
+        let is_done = convert_socket(fd, addr)
+            && rsockets::bind(fd, addr, length) == 0
+            && rsockets::listen(fd, backlog) == 0
+            && rsockets::join(fd, kernel) == 0;
+        if !is_done && is_rsocket(fd) {
+            // Back to what it was.
+            rsockets::close(fd);
+            libc_calls::dup3(kernel, fd, 0);
+        }
+        libc_calls::close(kernel);
+        is_done
+    }
+}
+
+#[unsafe(export_name = "accept4")]
+unsafe extern "C" fn accept_with_flags(
+    fd: c_int,
+    addr: *mut sockaddr,
+    length: *mut socklen_t,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: as the manual page obliges the caller.
+    unsafe {
+        if is_rsocket(fd) {
+            rsockets::accept4(fd, addr, length, flags)
+        } else {
+            libc_calls::accept4(fd, addr, length, flags)
+        }
+    }
+}
+
+#[unsafe(export_name = "accept")]
+unsafe extern "C" fn accept_connection(
+    fd: c_int,
+    addr: *mut sockaddr,
+    length: *mut socklen_t,
+) -> c_int {
+    // SAFETY: as the manual page obliges the caller.
+    unsafe { accept_with_flags(fd, addr, length, 0) }
+}
+
+#[unsafe(export_name = "shutdown")]
+unsafe extern "C" fn shut_down(fd: c_int, how: c_int) -> c_int {
+    // SAFETY: numbers.
+    unsafe {
+        if is_rsocket(fd) {
+            rsockets::shutdown(fd, how)
+        } else {
+            libc_calls::shutdown(fd, how)
+        }
+    }
+}
+
+#[unsafe(export_name = "close")]
+unsafe extern "C" fn close_descriptor(fd: c_int) -> c_int {
+    // SAFETY: numbers.
+    unsafe {
+        if is_rsocket(fd) {
+            return rsockets::close(fd);
+        }
+        forget_number(fd);
+        libc_calls::close(fd)
+    }
+}
+
+/// The number is given up, or taken by another descriptor.
+fn forget_number(fd: c_int) {
+    remove_candidate(fd);
+    // SAFETY: any number will do.
+    unsafe { rsockets::close_epoll(fd) };
+}
+
+#[unsafe(export_name = "dup")]
+unsafe extern "C" fn duplicate(fd: c_int) -> c_int {
+    // SAFETY: numbers; the new one is the program's.
+    unsafe {
+        let number = libc_calls::dup(fd);
+        if number >= 0 && is_rsocket(fd) {
+            rsockets::add_duplicate(fd, number);
+        }
+        number
+    }
+}
+
+/// The descriptor that the number had is closed, as by dup2(2).
+unsafe fn duplicate_to(fd: c_int, number: c_int, flags: c_int) -> c_int {
+    // SAFETY: numbers.
+    unsafe {
+        if is_rsocket(number) {
+            rsockets::close(number);
+        } else {
+            forget_number(number);
+        }
+        let made = libc_calls::dup3(fd, number, flags);
+        if made >= 0 && is_rsocket(fd) {
+            rsockets::add_duplicate(fd, made);
+        }
+        made
+    }
+}
+
+#[unsafe(export_name = "dup2")]
+unsafe extern "C" fn duplicate_as(fd: c_int, number: c_int) -> c_int {
+    // SAFETY: numbers.
+    unsafe {
+        if fd == number {
+            libc_calls::dup2(fd, number)
+        } else {
+            duplicate_to(fd, number, 0)
+        }
+    }
+}
+
+#[unsafe(export_name = "dup3")]
+unsafe extern "C" fn duplicate_with_flags(fd: c_int, number: c_int, flags: c_int) -> c_int {
+    // SAFETY: numbers.
+    unsafe {
+        if fd == number {
+            libc_calls::dup3(fd, number, flags)
+        } else {
+            duplicate_to(fd, number, flags)
+        }
+    }
+}
+
+#[unsafe(export_name = "fcntl")]
+unsafe extern "C" fn control_descriptor(fd: c_int, command: c_int, argument: usize) -> c_int {
+    // SAFETY: as the manual page obliges the caller.
+    unsafe {
+        if !is_rsocket(fd) {
+            return libc_calls::fcntl(fd, command, argument);
+        }
+        if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
+            let number = libc_calls::fcntl(fd, command, argument);
+            if number >= 0 {
+                rsockets::add_duplicate(fd, number);
+            }
+            return number;
+        }
+        rsockets::fcntl(fd, command, argument)
+    }
+}
+
+#[unsafe(export_name = "fcntl64")]
+unsafe extern "C" fn control_descriptor_64(fd: c_int, command: c_int, argument: usize) -> c_int {
+    // SAFETY: as the manual page obliges the caller.
+    unsafe { control_descriptor(fd, command, argument) }
+}
+
+#[unsafe(export_name = "ioctl")]
+unsafe extern "C" fn control_device(fd: c_int, request: c_ulong, argument: usize) -> c_int {
+    // SAFETY: as the manual page obliges the caller.
+    unsafe {
+        if request == libc::FIONBIO && is_rsocket(fd) {
+            let is_on = *(argument as *const c_int) != 0;
+            let flags = if is_on { libc::O_NONBLOCK } else { 0 };
+            return rsockets::fcntl(fd, libc::F_SETFL, flags as usize);
+        }
+        libc_calls::ioctl(fd, request, argument)
+    }
+}
+
+#[unsafe(export_name = "getsockopt")]
+unsafe extern "C" fn get_option(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    length: *mut socklen_t,
+) -> c_int {
+    // SAFETY: as the manual page obliges the caller.
+    unsafe {
+        if is_rsocket(fd) {
+            rsockets::getsockopt(fd, level, name, value, length)
+        } else {
+            libc_calls::getsockopt(fd, level, name, value, length)
+        }
+    }
+}
+
+#[unsafe(export_name = "setsockopt")]
+unsafe extern "C" fn set_option(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    length: socklen_t,
+) -> c_int {
+    // SAFETY: as the manual page obliges the caller.
+    unsafe {
+        if is_rsocket(fd) {
+            rsockets::setsockopt(fd, level, name, value, length)
+        } else {
+            libc_calls::setsockopt(fd, level, name, value, length)
+        }
+    }
+}
+
+#[unsafe(export_name = "getsockname")]
+unsafe extern "C" fn get_own_address(
+    fd: c_int,
+    addr: *mut sockaddr,
+    length: *mut socklen_t,
+) -> c_int {
+    // SAFETY: as the manual page obliges the caller.
+    unsafe {
+        if is_rsocket(fd) {
+            rsockets::getsockname(fd, addr, length)
+        } else {
+            libc_calls::getsockname(fd, addr, length)
+        }
+    }
+}
+
+#[unsafe(export_name = "getpeername")]
+unsafe extern "C" fn get_peer_address(
+    fd: c_int,
+    addr: *mut sockaddr,
+    length: *mut socklen_t,
+) -> c_int {
+    // SAFETY: as the manual page obliges the caller.
+    unsafe {
+        if is_rsocket(fd) {
+            rsockets::getpeername(fd, addr, length)
+        } else {
+            libc_calls::getpeername(fd, addr, length)
+        }
+    }
+}

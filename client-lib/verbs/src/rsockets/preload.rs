@@ -1,0 +1,113 @@
+//! What the library that `siwrun --rsockets` preloads (crate `siw-preload`) needs beside the calls of
+//! rsockets: which sockets become rsockets, descriptors that are duplicated, and calls with signal
+//! masks.
+
+use super::exports::{accept_with, find_socket, list_of, to_address, to_c, to_status};
+use super::{connect, epoll, poll, table};
+use std::ffi::c_int;
+use std::time::Duration;
+
+/// Whether the descriptor is an rsocket's.
+pub unsafe fn is_rsocket(fd: c_int) -> c_int {
+    table::contains(fd).into()
+}
+
+/// Whether siwd leads to the address, or, with `own`, has it.
+pub unsafe fn is_reachable(
+    addr: *const libc::sockaddr,
+    length: libc::socklen_t,
+    own: c_int,
+) -> c_int {
+    // SAFETY: as the caller promised.
+    let addr = unsafe { to_address(addr, length) };
+    addr.is_ok_and(|addr| connect::is_reachable(addr, own != 0))
+        .into()
+}
+
+/// A duplicate of the descriptor, which the program made, is the same rsocket.
+pub unsafe fn duplicate(fd: c_int, number: c_int) -> c_int {
+    // SAFETY: the caller made the duplicate and gives it away.
+    to_status(find_socket(fd).map(|socket| unsafe { table::insert_duplicate(number, socket) }))
+}
+
+/// A listener of the kernel becomes part of the rsocket, which has a descriptor of its own for it.
+pub unsafe fn join(fd: c_int, kernel: c_int) -> c_int {
+    to_status(find_socket(fd).and_then(|socket| {
+        let kernel = rustix::io::fcntl_dupfd_cloexec(table::borrow(kernel), 3)
+            .map_err(rustix::io::Errno::raw_os_error)?;
+        socket.join(fd, kernel)
+    }))
+}
+
+/// raccept(3) with flags, which are not those of the listener (accept4(2)).
+pub unsafe fn accept4(
+    fd: c_int,
+    addr: *mut libc::sockaddr,
+    length: *mut libc::socklen_t,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: as the manual page obliges the caller.
+    unsafe { accept_with(fd, addr, length, Some(flags)) }
+}
+
+/// The program closes what may be an epoll instance.
+pub unsafe fn forget_epoll(number: c_int) -> c_int {
+    epoll::forget_instance(number).into()
+}
+
+/// # Safety
+/// NULL or a time.
+unsafe fn duration_of(time: *const libc::timespec) -> Option<Duration> {
+    // SAFETY: as the caller promised.
+    let time = unsafe { time.as_ref() }?;
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    let nanos = u64::try_from(time.tv_nsec).unwrap_or(0);
+    Some(Duration::from_secs(seconds) + Duration::from_nanos(nanos))
+}
+
+/// ppoll(2)
+pub unsafe fn ppoll(
+    fds: *mut libc::pollfd,
+    count: libc::nfds_t,
+    timeout: *const libc::timespec,
+    mask: *const libc::sigset_t,
+) -> c_int {
+    // SAFETY: as the manual page obliges the caller.
+    let (fds, timeout) = unsafe { (list_of(fds, count as usize), duration_of(timeout)) };
+    to_c(poll::poll_list(fds, timeout, mask), |ready| ready as isize) as c_int
+}
+
+/// pselect(2)
+pub unsafe fn pselect(
+    count: c_int,
+    read: *mut libc::fd_set,
+    write: *mut libc::fd_set,
+    except: *mut libc::fd_set,
+    timeout: *const libc::timespec,
+    mask: *const libc::sigset_t,
+) -> c_int {
+    // SAFETY: as the manual page obliges the caller.
+    let selected =
+        unsafe { poll::select_sets(count, read, write, except, duration_of(timeout), mask) };
+    to_c(selected, |ready| ready as isize) as c_int
+}
+
+/// epoll_pwait(2)
+pub unsafe fn epoll_pwait(
+    number: c_int,
+    events: *mut libc::epoll_event,
+    most: c_int,
+    timeout_ms: c_int,
+    mask: *const libc::sigset_t,
+) -> c_int {
+    // SAFETY: as the manual page obliges the caller.
+    let events = unsafe { list_of(events, usize::try_from(most).unwrap_or(0)) };
+    if events.is_empty() {
+        return to_status(Err(libc::EINVAL));
+    }
+    let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
+    to_c(
+        epoll::wait_for_events(number, events, timeout, mask),
+        |count| count as isize,
+    ) as c_int
+}
