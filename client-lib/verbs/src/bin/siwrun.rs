@@ -31,7 +31,8 @@ struct Arguments {
     /// Has the program's TCP sockets be rsockets where siwd has the address, or leads to it.
     #[arg(long)]
     rsockets: bool,
-    /// Only makes the links and prints their folder, for LD_LIBRARY_PATH.
+    /// Only makes the links and prints their folder, for LD_LIBRARY_PATH; its folder pkgconfig is
+    /// for PKG_CONFIG_PATH, to compile against them.
     #[arg(long)]
     print_links: bool,
     /// The program, and its arguments.
@@ -42,7 +43,15 @@ struct Arguments {
 const LIBRARY: &str = "libsiw_verbs.so";
 /// What `--rsockets` preloads, in the folder of the library.
 const PRELOAD_LIBRARY: &str = "libsiw_preload.so";
-const NAMES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
+/// What programs load, and what compilers link with.
+const NAMES: [&str; 4] = [
+    "libibverbs.so.1",
+    "librdmacm.so.1",
+    "libibverbs.so",
+    "librdmacm.so",
+];
+/// Packages of pkg-config, with their versions: the headers are the distribution's.
+const PACKAGES: [(&str, &str); 2] = [("ibverbs", "1.14.44.0"), ("rdmacm", "1.3.44.0")];
 
 /// Beside siwrun, as cargo puts it, or in the lib folder of an installation.
 fn find_library() -> Result<PathBuf, String> {
@@ -96,6 +105,33 @@ fn link_names(folder: &Path, library: &Path) -> io::Result<()> {
         let _ = fs::remove_file(&temporary);
         std::os::unix::fs::symlink(library, &temporary)?;
         fs::rename(&temporary, &link)?;
+    }
+    describe_packages(folder)
+}
+
+/// Describes the links to pkg-config, for programs that are compiled against them.
+fn describe_packages(folder: &Path) -> io::Result<()> {
+    let place = folder.join("pkgconfig");
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(&place)?;
+    for (name, version) in PACKAGES {
+        let text = format!(
+            "Name: lib{name}\n\
+             Description: lib{name} on siwd, with the headers of lib{name}-dev\n\
+             Version: {version}\n\
+             Libs: -L{} -l{name}\n\
+             Cflags: -I/usr/include\n",
+            folder.display()
+        );
+        let file = place.join(format!("lib{name}.pc"));
+        if fs::read_to_string(&file).is_ok_and(|old| old == text) {
+            continue;
+        }
+        let temporary = place.join(format!(".{name}.{}", std::process::id()));
+        fs::write(&temporary, text)?;
+        fs::rename(&temporary, &file)?;
     }
     Ok(())
 }

@@ -1,0 +1,121 @@
+//! The drop-in library as compilers and linkers see it: symbols and versions are those of the
+//! distribution's libibverbs and librdmacm, and C programs compile against it.
+
+mod common;
+
+use common::Daemon;
+use common::programs::is_installed;
+use common::siwrun;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+/// Symbols that a library defines, with their versions: `name@version`.
+fn defined_symbols(library: &Path) -> BTreeSet<String> {
+    let out = Command::new("nm")
+        .args(["-D", "--with-symbol-versions", "--defined-only"])
+        .arg(library)
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "nm {}", library.display());
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    let names = text
+        .lines()
+        .filter_map(|line| line.split_whitespace().last());
+    let versioned = names.filter_map(|name| name.split_once('@'));
+    versioned
+        .map(|(name, version)| format!("{name}@{}", version.trim_start_matches('@')))
+        .collect()
+}
+
+#[test]
+fn every_symbol_of_the_distribution_is_there() {
+    let ours = defined_symbols(&siwrun().with_file_name("libsiw_verbs.so"));
+    for library in ["libibverbs.so.1", "librdmacm.so.1"] {
+        let path = Path::new("/usr/lib/x86_64-linux-gnu").join(library);
+        if !path.exists() {
+            println!("skipped: {} is not installed", path.display());
+            continue;
+        }
+        let theirs = defined_symbols(&path);
+        // Version 1.0 of what 1.1 has too is for programs older than 2006.
+        let is_old = |name: &&String| {
+            name.strip_suffix("@IBVERBS_1.0")
+                .is_some_and(|name| ours.contains(&format!("{name}@IBVERBS_1.1")))
+        };
+        // The nodes themselves are symbols as well.
+        let is_node = |name: &&String| {
+            name.split_once('@')
+                .is_some_and(|(name, node)| name == node)
+        };
+        let missing: Vec<_> = theirs
+            .iter()
+            .filter(|name| !ours.contains(*name) && !is_old(name) && !is_node(name))
+            .collect();
+        assert!(missing.is_empty(), "{library}: {missing:?}");
+        assert!(theirs.len() > 50, "{library}: {theirs:?}");
+    }
+}
+
+const LIST_DEVICES: &str = r#"
+#include <infiniband/verbs.h>
+#include <rdma/rdma_cma.h>
+#include <rdma/rsocket.h>
+#include <stdio.h>
+int main(void)
+{
+    int count = 0, socket = rsocket(AF_INET, SOCK_STREAM, 0);
+    struct ibv_device **list = ibv_get_device_list(&count);
+    struct rdma_event_channel *channel = rdma_create_event_channel();
+    if (socket < 0 || !list || !channel)
+        return 1;
+    for (int i = 0; i < count; i++)
+        printf("%s\n", ibv_get_device_name(list[i]));
+    rdma_destroy_event_channel(channel);
+    ibv_free_device_list(list);
+    return rclose(socket);
+}
+"#;
+
+#[test]
+fn a_c_program_compiles_against_the_library() {
+    if !is_installed("cc", "gcc") || !is_installed("pkg-config", "pkg-config") {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    let folder = daemon.dir.path().join("links");
+    let made = Command::new(siwrun())
+        .arg("--links")
+        .arg(&folder)
+        .arg("--print-links")
+        .status()
+        .unwrap();
+    assert!(made.success());
+    let (source, program) = (
+        daemon.dir.path().join("list.c"),
+        daemon.dir.path().join("list"),
+    );
+    std::fs::write(&source, LIST_DEVICES).unwrap();
+    let flags = Command::new("pkg-config")
+        .args(["--cflags", "--libs", "libibverbs", "librdmacm"])
+        .env("PKG_CONFIG_PATH", folder.join("pkgconfig"))
+        .output()
+        .unwrap();
+    assert!(flags.status.success(), "{flags:?}");
+    let flags = String::from_utf8(flags.stdout).unwrap();
+    let compiled = Command::new("cc")
+        .arg("-o")
+        .arg(&program)
+        .arg(&source)
+        .args(flags.split_whitespace())
+        .output()
+        .unwrap();
+    assert!(compiled.status.success(), "{compiled:?}");
+    let said = Command::new(&program)
+        .env("LD_LIBRARY_PATH", &folder)
+        .env("SIWD_SOCKET", &daemon.socket)
+        .output()
+        .unwrap();
+    assert!(said.status.success(), "{said:?}");
+    assert_eq!(String::from_utf8_lossy(&said.stdout), "siw0\nsiw1\n");
+}
