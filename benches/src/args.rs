@@ -117,6 +117,10 @@ pub struct TransferOptions {
     #[arg(long)]
     pub inline: bool,
 
+    /// bw: wait for completions on an event channel, and leave the core to others meanwhile.
+    #[arg(long)]
+    pub sleep: bool,
+
     /// Do not measure the bounds (they need DPDK memory in this process).
     #[arg(long)]
     pub no_bounds: bool,
@@ -193,6 +197,7 @@ impl MixedOptions {
             qps: 1,
             verify: false,
             inline: false,
+            sleep: false,
         };
         plan.check_limits()?;
         Ok(plan)
@@ -374,6 +379,7 @@ impl TransferOptions {
                         qps,
                         verify: self.verify,
                         inline: self.inline,
+                        sleep: self.sleep,
                     };
                     plan.check_limits()?;
                     plans.push(plan);

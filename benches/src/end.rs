@@ -5,11 +5,13 @@ use crate::control_line::CONTROL_LINE_BYTES;
 use crate::plan::{MeasurementPlan, Mode, Operation};
 use serde::{Deserialize, Serialize};
 use siw::{
-    Access, Arena, CmChannel, CmEvent, Context, Cq, DeviceInfo, Error, Mr, Qp, QpInit, RecvWr,
-    SendData, SendWr, Wc, WcStatus, WrFlags,
+    Access, Arena, CmChannel, CmEvent, CompletionChannel, Context, Cq, DeviceInfo, Error, Mr, Qp,
+    QpInit, RecvWr, SendData, SendWr, Wc, WcStatus, WrFlags,
 };
+use std::cell::Cell;
 use std::io::ErrorKind;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Receives that a ping-pong by SEND keeps posted.
@@ -42,6 +44,9 @@ pub struct PeerMemory {
     pub control_rkey: u32,
 }
 
+/// Who sleeps until there are completions looks at the time so often.
+const LONGEST_SLEEP: Duration = Duration::from_millis(100);
+
 /// A client of the daemon that takes part in a measurement.
 pub struct TransferEnd {
     /// The queue pairs; their number is their index here.
@@ -56,6 +61,9 @@ pub struct TransferEnd {
     pub send_cq: Cq,
     /// Completions of what it receives.
     pub recv_cq: Cq,
+    /// Events of both, if the plan sleeps.
+    completions: Option<Arc<CompletionChannel>>,
+    is_armed: Cell<bool>,
     /// Events of the connections.
     pub channel: CmChannel,
     /// What is measured.
@@ -152,9 +160,19 @@ impl TransferEnd {
         let (data, huge) = memory(len).map_err(failed_call("registered memory"))?;
         let (control, _) = memory(CONTROL_LINE_BYTES * plan.qps as usize)
             .map_err(failed_call("registered memory"))?;
-        let send_cq = Cq::new(ctx, cqe(sends)?, None).map_err(failed_call("completion queue"))?;
-        let recv_cq =
-            Cq::new(ctx, cqe(receives)?, None).map_err(failed_call("completion queue"))?;
+        let completions = match plan.sleep {
+            true => Some(CompletionChannel::new(ctx).map_err(failed_call("completion channel"))?),
+            false => None,
+        };
+        let new_cq = |entries: u32| {
+            Cq::new(
+                ctx,
+                entries,
+                completions.as_ref().map(|channel| (channel, 0)),
+            )
+            .map_err(failed_call("completion queue"))
+        };
+        let (send_cq, recv_cq) = (new_cq(cqe(sends)?)?, new_cq(cqe(receives)?)?);
         let init = QpInit {
             max_send_wr: sends,
             max_recv_wr: receives,
@@ -172,6 +190,8 @@ impl TransferEnd {
             control,
             send_cq,
             recv_cq,
+            completions,
+            is_armed: Cell::new(false),
             channel: CmChannel::new(ctx).map_err(failed_call("connection channel"))?,
             plan: *plan,
             huge,
@@ -290,6 +310,25 @@ impl TransferEnd {
             .read(qp as usize * CONTROL_LINE_BYTES + at, &mut bytes)
             .map_err(|error| error.to_string())?;
         Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// Waits for a completion of what this end sends, with a plan that sleeps: the first of two calls
+    /// has the next completion raise an event, what came before it has to be polled, and the second
+    /// one waits for that event, but not for long.
+    pub fn sleep_until_completion(&self) -> Result<(), String> {
+        let Some(channel) = &self.completions else {
+            return Ok(());
+        };
+        if !self.is_armed.replace(true) {
+            let armed = self.send_cq.req_notify(false);
+            return armed.map_err(|error| error.to_string());
+        }
+        match channel.get_event(Some(LONGEST_SLEEP)) {
+            Ok(_) => self.is_armed.set(false),
+            Err(Error::Timeout) => {}
+            Err(error) => return Err(error.to_string()),
+        }
+        Ok(())
     }
 
     /// Fails if a message that completes only when it fails has completed.

@@ -54,6 +54,9 @@ pub struct MeasurementPlan {
     pub verify: bool,
     /// Payload travels in the work request.
     pub inline: bool,
+    /// Bandwidth is measured by who sleeps until there are completions.
+    #[serde(default)]
+    pub sleep: bool,
 }
 
 /// Longest message.
@@ -150,6 +153,7 @@ pub(crate) fn example() -> MeasurementPlan {
         qps: 2,
         verify: false,
         inline: false,
+        sleep: false,
     }
 }
 

@@ -317,6 +317,7 @@ fn idle_plan(count: u32) -> MeasurementPlan {
         qps: count,
         verify: false,
         inline: false,
+        sleep: false,
     }
 }
 

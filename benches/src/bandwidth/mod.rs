@@ -50,10 +50,14 @@ pub fn measure_bandwidth(
         if completions > 0 {
             alive = now;
         } else {
-            std::hint::spin_loop();
             spins = spins.wrapping_add(1);
-            if spins.is_multiple_of(1024) && now - alive > STALL_TIMEOUT {
+            let is_due = plan.sleep || spins.is_multiple_of(1024);
+            if is_due && now - alive > STALL_TIMEOUT {
                 return Err(describe_stall(&initiator));
+            }
+            match plan.sleep {
+                true => initiator_end.sleep_until_completion()?,
+                false => std::hint::spin_loop(),
             }
             // The other process may need this core.
             if target.is_none() && spins.is_multiple_of(1024) {

@@ -338,6 +338,7 @@ impl ClientPair {
             qps: connections,
             verify: false,
             inline: false,
+            sleep: false,
         };
         plan.check_limits()?;
         let mut initiator = TransferEnd::new(&self.initiator, &plan, Role::Initiator)?;

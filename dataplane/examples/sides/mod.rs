@@ -5,7 +5,10 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use siw::{Access, CmChannel, CmEvent, CmListener, ConnectOptions, Context, Cq, Mr, Qp, QpInit};
+use siw::{
+    Access, CmChannel, CmEvent, CmListener, CompletionChannel, ConnectOptions, Context, Cq, Mr, Qp,
+    QpInit,
+};
 
 /// What an example returns: any error ends it.
 pub type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -57,7 +60,8 @@ impl Side {
     /// A queue pair, and `bytes` of memory that the other side may use.
     pub fn new(context: &Context, bytes: usize) -> Outcome<Side> {
         let pd = context.alloc_pd()?;
-        let cq = Cq::new(context, 256, None)?;
+        let completions = CompletionChannel::new(context)?;
+        let cq = Cq::new(context, 256, Some((&completions, 0)))?;
         let qp = pd.create_qp(&cq, &cq, &QpInit::default())?;
         let memory = pd.alloc_mr(bytes, Access(7))?;
         let cm = CmChannel::new(context)?;
