@@ -33,6 +33,9 @@ pub struct ConnectOptions<'a> {
     pub mpa_rev: Option<u8>,
     /// None for the daemon's default.
     pub timeout: Option<Duration>,
+    /// How often to try again, a little later, where nobody listens (yet); daemons of earlier
+    /// releases do not.
+    pub refusals: u8,
     /// Comes back in the events of this connection.
     pub cookie: u64,
 }
@@ -48,6 +51,7 @@ impl Default for ConnectOptions<'_> {
             crc: None,
             mpa_rev: None,
             timeout: None,
+            refusals: 0,
             cookie: 0,
         }
     }
@@ -64,7 +68,8 @@ impl ConnectOptions<'_> {
             ird: self.ird,
             crc: self.crc.map_or(BY_DEVICE, u8::from),
             mpa_rev: self.mpa_rev.unwrap_or(BY_DEVICE),
-            reserved: [0; 2],
+            refusals: self.refusals,
+            reserved: 0,
             private_data: private_data(self.private_data)?,
         })
     }

@@ -8,9 +8,9 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use siw_shm::control::{CqReply, CreateChannel, CreateCq, DestroyChannel, DestroyCq, ProtoError};
 use siw_shm::spin::SpinLock;
 use siw_shm::{CqConsumer, CqGeometry, SharedMemory};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 /// Delivers the cookies of completion queues that were armed and have completions.
@@ -92,6 +92,15 @@ pub(crate) struct Polling {
     /// What was left in the rings from before a resize: older than all in `ring`.
     pub left: VecDeque<Wc>,
     pub credits: Credits,
+    /// Those that complete into it, by number.
+    pub queue_pairs: HashMap<u32, Weak<dyn LostRequests>>,
+}
+
+/// A queue pair, as its completion queues know it.
+pub(crate) trait LostRequests: Send + Sync {
+    /// The daemon is gone: completions, with WR_FLUSH_ERR, of what it has not done and what completes
+    /// into the queue with this id.
+    fn flush_into(&self, cq: u32, flushed: &mut Vec<Wc>);
 }
 
 impl Polling {
@@ -195,6 +204,7 @@ impl Cq {
             ring,
             left: VecDeque::new(),
             credits: Credits::default(),
+            queue_pairs: HashMap::new(),
         };
         Ok(Cq(Arc::new(CqInner {
             client: ctx.0.clone(),
@@ -273,6 +283,30 @@ impl Cq {
             return Err(Error::CqOverflow);
         }
         Ok(())
+    }
+
+    /// Has the work requests that the daemon had not done when it went complete with WR_FLUSH_ERR, as
+    /// those of a device that failed do. For when [`Self::poll`] returns [`Error::DaemonGone`]. True:
+    /// there are some to poll.
+    #[cold]
+    pub fn flush_lost_requests(&self) -> bool {
+        // The locks of a completion queue and of a work queue are not held together.
+        let queue_pairs: Vec<_> = {
+            let mut polling = self.0.ring.lock();
+            // What the daemon completed last of all comes first, and is not lost.
+            if polling.drain_rings() {
+                return true;
+            }
+            let queue_pairs = polling.queue_pairs.values();
+            queue_pairs.filter_map(Weak::upgrade).collect()
+        };
+        let mut flushed = Vec::new();
+        for queue_pair in &queue_pairs {
+            queue_pair.flush_into(self.0.id, &mut flushed);
+        }
+        let has_some = !flushed.is_empty();
+        self.0.ring.lock().left.extend(flushed);
+        has_some
     }
 
     /// Arms the channel: the next completion, or the next solicited or failed one,

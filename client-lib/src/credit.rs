@@ -19,18 +19,39 @@ pub(crate) struct Credit {
     pub receives: AtomicU32,
 }
 
+/// The identifiers of the requests in a queue's places, for the flush when the daemon is gone.
+struct Identifiers(Box<[u64]>);
+
+impl Identifiers {
+    fn new(most: u32) -> Identifiers {
+        Identifiers(vec![0; (most as usize).max(1).next_power_of_two()].into())
+    }
+
+    #[inline]
+    fn place(&mut self, request: u32) -> &mut u64 {
+        let mask = self.0.len() - 1;
+        &mut self.0[request as usize & mask]
+    }
+}
+
 /// Places of a receive queue: every request completes visibly.
 pub(crate) struct ReceivePlaces {
+    wr_ids: Identifiers,
     posted: u32,
     most: u32,
+    /// Requests before this one were flushed by [`Self::flush`].
+    flushed: u32,
 }
 
 impl ReceivePlaces {
     /// All free.
     pub fn new(most: u32, credit: &Credit) -> Self {
+        let posted = credit.receives.load(Ordering::Acquire);
         ReceivePlaces {
-            posted: credit.receives.load(Ordering::Acquire),
+            wr_ids: Identifiers::new(most),
+            posted,
             most,
+            flushed: posted,
         }
     }
 
@@ -48,8 +69,22 @@ impl ReceivePlaces {
 
     /// A request was posted.
     #[inline]
-    pub fn take_place(&mut self) {
+    pub fn take_place(&mut self, wr_id: u64) {
+        *self.wr_ids.place(self.posted) = wr_id;
         self.posted = self.posted.wrapping_add(1);
+    }
+
+    /// The daemon is gone, and all completions that it made are polled: hands out the requests that
+    /// are left, each once.
+    pub fn flush(&mut self, credit: &Credit, mut with: impl FnMut(u64)) {
+        let polled = credit.receives.load(Ordering::Acquire);
+        if self.flushed.wrapping_sub(polled) as i32 <= 0 {
+            self.flushed = polled;
+        }
+        while self.flushed != self.posted {
+            with(*self.wr_ids.place(self.flushed));
+            self.flushed = self.flushed.wrapping_add(1);
+        }
     }
 }
 
@@ -57,6 +92,7 @@ impl ReceivePlaces {
 pub(crate) struct SendPlaces {
     /// Which requests are signaled, by place; a power of two of bits.
     signaled: Box<[u64]>,
+    wr_ids: Identifiers,
     posted: u32,
     /// Requests that are known to be done.
     done: u32,
@@ -73,6 +109,7 @@ impl SendPlaces {
         let words = (most as usize).div_ceil(64).next_power_of_two();
         SendPlaces {
             signaled: vec![0; words].into(),
+            wr_ids: Identifiers::new(most),
             posted: 0,
             done: 0,
             done_signaled: credit.sends.load(Ordering::Acquire),
@@ -119,9 +156,21 @@ impl SendPlaces {
         (bit / 64, bit as u32 % 64)
     }
 
+    /// The daemon is gone: hands out the requests that it has not done, each once.
+    pub fn flush(&mut self, credit: &Credit, done: u32, mut with: impl FnMut(u64)) {
+        self.refresh_free(credit, done);
+        while self.done != self.posted {
+            with(*self.wr_ids.place(self.done));
+            self.done = self.done.wrapping_add(1);
+            // Each completes visibly now.
+            self.done_signaled = self.done_signaled.wrapping_add(1);
+        }
+    }
+
     /// A request was posted, signaled or not.
     #[inline]
-    pub fn take_place(&mut self, signaled: bool) {
+    pub fn take_place(&mut self, signaled: bool, wr_id: u64) {
+        *self.wr_ids.place(self.posted) = wr_id;
         let (word, bit) = self.bit_position(self.posted);
         let word_bits = &mut self.signaled[word];
         *word_bits = *word_bits & !(1 << bit) | u64::from(signaled) << bit;
@@ -250,7 +299,7 @@ mod tests {
                         assert_eq!(places.is_full(&credit, || done), full, "{most}");
                         if !full {
                             let signaled = random & 64 == 0;
-                            places.take_place(signaled);
+                            places.take_place(signaled, posted.into());
                             queue.push_back(signaled);
                             posted += 1;
                         }
@@ -271,6 +320,24 @@ mod tests {
             }
             credit.sends.fetch_add(unpolled, Ordering::Relaxed);
         }
+    }
+
+    #[test]
+    fn a_flush_hands_out_what_is_not_done_once() {
+        let credit = Credit::default();
+        let mut sends = SendPlaces::new(5, &credit);
+        let mut receives = ReceivePlaces::new(5, &credit);
+        for wr_id in 0..5 {
+            sends.take_place(wr_id % 2 == 0, wr_id);
+            receives.take_place(10 + wr_id);
+        }
+        credit.receives.store(2, Ordering::Relaxed);
+        let mut flushed = Vec::new();
+        for _ in 0..2 {
+            sends.flush(&credit, 3, |wr_id| flushed.push(wr_id));
+            receives.flush(&credit, |wr_id| flushed.push(wr_id));
+        }
+        assert_eq!(flushed, [3, 4, 12, 13, 14]);
     }
 
     #[test]

@@ -84,7 +84,8 @@ impl SendPosting<'_> {
             return Err(Error::QueueFull);
         }
         sq.ring.push(&wr)?;
-        sq.places.take_place(wr.flags.contains(WrFlags::SIGNALED));
+        let is_signaled = wr.flags.contains(WrFlags::SIGNALED);
+        sq.places.take_place(is_signaled, wr.wr_id);
         self.pushed = true;
         Ok(())
     }
@@ -128,7 +129,7 @@ impl ReceivePosting<'_> {
             return Err(Error::QueueFull);
         }
         rq.ring.push(wr)?;
-        rq.places.take_place();
+        rq.places.take_place(wr.wr_id);
         Ok(())
     }
 }

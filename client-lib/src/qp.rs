@@ -1,9 +1,10 @@
 //! Queue pairs: state, connecting. Posting is in `posting.rs`.
 
 use crate::cm::{CmChannel, CmEvent, ConnectOptions, ConnectionInfo};
+use crate::cq::LostRequests;
 use crate::credit::{Credit, ReceivePlaces, SendPlaces};
 use crate::pausable::Pausable;
-use crate::{Cq, Error, Pd, PostError, RecvWr, SendWr, Srq};
+use crate::{Cq, Error, Pd, PostError, RecvWr, SendWr, Srq, Wc, WcOpcode, WcStatus};
 use siw_shm::control::{
     Addr, Connect, CreateQp, DestroyQp, Disconnect, MigrateCm, ModifyQp, PairQp, QpReply, QpState,
     QueryQp,
@@ -11,8 +12,8 @@ use siw_shm::control::{
 use siw_shm::work_queue::SqWatch;
 use siw_shm::{RqProducer, SharedMemory, SqProducer};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// What a QP is created with (ibv_create_qp(3)).
@@ -142,6 +143,34 @@ pub(crate) struct QpInner {
     srq: Option<Srq>,
 }
 
+impl LostRequests for QpInner {
+    fn flush_into(&self, cq: u32, flushed: &mut Vec<Wc>) {
+        let mut push = |wr_id, opcode| {
+            flushed.push(Wc {
+                wr_id,
+                opcode,
+                status: WcStatus::WR_FLUSH_ERR,
+                qp_num: self.granted_limits.qp_num,
+                ..Wc::default()
+            });
+        };
+        if self.send_cq.id() == cq {
+            let (credit, done) = (&self.credit, self.watch.wr_done());
+            let mut sends = self.sq.lock();
+            sends
+                .places
+                .flush(credit, done, |wr_id| push(wr_id, WcOpcode::SEND));
+        }
+        // Those of a shared queue are nobody's yet.
+        if self.recv_cq.id() == cq && self.srq.is_none() {
+            let mut receives = self.rq.lock();
+            receives
+                .places
+                .flush(&self.credit, |wr_id| push(wr_id, WcOpcode::RECV));
+        }
+    }
+}
+
 impl Drop for QpInner {
     fn drop(&mut self) {
         let qp_num = self.granted_limits.qp_num;
@@ -160,6 +189,7 @@ impl Drop for QpInner {
             for cq in [&self.send_cq, &self.recv_cq] {
                 let mut polling = cq.polling_state().lock();
                 polling.credits.detach_qp(qp_num);
+                polling.queue_pairs.remove(&qp_num);
                 if !is_idle {
                     polling.purge_qp(qp_num);
                 }
@@ -238,7 +268,7 @@ impl Pd {
         let (reply, (region, sq, rq)) =
             self.ctx()
                 .create_queue(&create, |reply| reply.mem, install, destroy)?;
-        Ok(Qp(Arc::new(QpInner {
+        let queue_pair = Arc::new(QpInner {
             watch: sq.new_watch(),
             sq: Pausable::new(Posting {
                 ring: sq,
@@ -257,7 +287,13 @@ impl Pd {
             send_cq: send_cq.clone(),
             recv_cq: recv_cq.clone(),
             srq: srq.cloned(),
-        })))
+        });
+        for cq in [send_cq, recv_cq] {
+            let weak: Weak<QpInner> = Arc::downgrade(&queue_pair);
+            let mut polling = cq.polling_state().lock();
+            polling.queue_pairs.insert(reply.qp_num, weak);
+        }
+        Ok(Qp(queue_pair))
     }
 }
 

@@ -221,3 +221,38 @@ fn a_request_outlives_its_listener_and_may_be_posted_to_at_once() {
     let over = side.cm.get_event(Some(PATIENCE)).unwrap();
     assert!(matches!(over, CmEvent::Disconnected(_)), "{over:?}");
 }
+
+#[test]
+fn a_connect_is_tried_again_until_somebody_listens() {
+    let daemon = Daemon::loopback();
+    let ends: [End; 3] = std::array::from_fn(|_| End::new(&daemon.context(), 4096));
+    let [patient, impatient, server] = &ends;
+    let listen = |port: u16| {
+        let local = SocketAddr::from(([10, 77, 0, 2], port));
+        CmListener::new(&server.cm, None, local, 8, 0).unwrap()
+    };
+    let free = listen(0).local_addr();
+    let connect = |end: &End, refusals| {
+        let options = ConnectOptions {
+            device: Some(0),
+            refusals,
+            ..ConnectOptions::default()
+        };
+        end.qp.connect(&end.cm, free, &options).unwrap();
+    };
+    connect(patient, u8::MAX);
+    connect(impatient, 0);
+    // The one before was refused by then, too.
+    let refused = impatient.cm.get_event(Some(PATIENCE)).unwrap();
+    assert!(matches!(refused, CmEvent::Rejected(_)), "{refused:?}");
+    let _listener = listen(free.port());
+    let request = next_request(&server.cm);
+    request
+        .accept(&server.qp, None, &ConnectOptions::default())
+        .unwrap();
+    let connected = patient.cm.get_event(Some(PATIENCE)).unwrap();
+    assert!(
+        matches!(connected, CmEvent::Established(_)),
+        "{connected:?}"
+    );
+}

@@ -6,8 +6,8 @@ mod common;
 
 use std::process::Command;
 
-use common::programs::{Program, is_installed, run_over_tcp};
-use common::{Daemon, siwrun};
+use common::programs::{Program, is_installed, run_over_tcp, start_over_tcp};
+use common::{Daemon, PATIENCE, siwrun};
 
 const PACKAGE: &str = "ibverbs-utils";
 
@@ -69,6 +69,44 @@ fn srq_pingpong_connects_sixteen_queue_pairs() {
     let daemon = Daemon::loopback();
     run_pingpong(&daemon, "ibv_srq_pingpong", ("siw1", "siw0"), "-g 0");
     run_pingpong(&daemon, "ibv_srq_pingpong", ("siw0", "siw0"), "-g 0 -e");
+}
+
+/// Waits until the daemon has had traffic for a while.
+fn await_traffic(daemon: &Daemon) {
+    let ctx = daemon.context();
+    let segments = || {
+        let text = ctx.read_stats().unwrap();
+        let statistics: serde_json::Value = serde_json::from_str(&text).unwrap();
+        statistics["workers"][0]["devices"][0]["rx_frames"]
+            .as_u64()
+            .unwrap()
+    };
+    let start = std::time::Instant::now();
+    while segments() < 1000 {
+        assert!(start.elapsed() < PATIENCE, "no traffic");
+    }
+}
+
+#[test]
+fn programs_see_their_requests_flushed_when_the_daemon_dies() {
+    if !is_installed("ibv_rc_pingpong", PACKAGE) {
+        return;
+    }
+    let mut daemon = Daemon::loopback();
+    let watch = Program::start(&daemon, "ibv_asyncwatch -d siw1");
+    let line = |device| format!("ibv_rc_pingpong -g 0 -n 100000000 -d {device} -s 4096");
+    let (server, client) = start_over_tcp(&daemon, &line("siw1"), &line("siw0"));
+    await_traffic(&daemon);
+    daemon.kill();
+    for program in [server, client] {
+        let (status, said) = program.finish();
+        assert_eq!(status.code(), Some(1), "{said}");
+        let flushed = "Failed status Work Request Flushed Error (5)";
+        assert!(said.contains(flushed), "{said}");
+    }
+    let (status, said) = watch.finish();
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(said.contains("IBV_EVENT_DEVICE_FATAL (8)"), "{said}");
 }
 
 #[test]

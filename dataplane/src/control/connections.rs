@@ -17,6 +17,9 @@ use crate::host_ports::PortClaim;
 use crate::ids::{ClientId, CmChannelId, ConnectRequestId, Qpn};
 use crate::worker::messages::{Command, ConnectParams};
 
+/// How often a client may have a refused connect tried again.
+const MAX_REFUSALS: u8 = 16;
+
 impl ControlThread {
     pub(super) fn create_cm_channel(&mut self, id: ClientId, seq: u32) -> Outcome {
         self.resources.charge(id, &CHANNEL)?;
@@ -135,6 +138,7 @@ impl ControlThread {
             crc: (request.params.crc != m::BY_DEVICE).then_some(request.params.crc != 0),
             revision: (request.params.mpa_rev != m::BY_DEVICE).then_some(request.params.mpa_rev),
             timeout_ms: (request.timeout_ms != 0).then_some(request.timeout_ms),
+            refusals: request.params.refusals.min(MAX_REFUSALS),
         });
         self.workers
             .post_command(worker, Command::Connect { setup, params });

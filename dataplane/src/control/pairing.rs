@@ -252,6 +252,7 @@ impl ControlThread {
             crc: None,
             revision: None,
             timeout_ms: Some(PAIRING_TIMEOUT.as_millis() as u32),
+            refusals: 0,
         });
         self.workers
             .post_command(worker, Command::Connect { setup, params });

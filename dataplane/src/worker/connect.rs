@@ -14,6 +14,9 @@ use super::receive::CONNECTION_ENDED;
 use super::worker_qp::QpSlot;
 use crate::datapath::rx_frame::TcpByteStream;
 
+/// Between a refused connect and the next try.
+pub(super) const REFUSAL_PAUSE: Duration = Duration::from_millis(25);
+
 impl Worker {
     /// Starts a connection for a queue pair that is already in the table.
     pub(super) fn connect_queue_pair(&mut self, now: Instant, slot: QpSlot, params: ConnectParams) {
@@ -175,6 +178,9 @@ impl Worker {
         events: Events,
     ) {
         let failure = if events.contains(Events::REFUSED) {
+            if self.await_listener(now, port, conn, slot) {
+                return;
+            }
             ConnectFailure::Refused
         } else if events.contains(Events::UNREACHABLE) {
             ConnectFailure::Unreachable
@@ -191,6 +197,41 @@ impl Worker {
             ConnectFailure::Reset
         };
         self.connect_failed(now, slot, failure);
+    }
+
+    /// Nobody listens: true if the consumer allows another try.
+    fn await_listener(&mut self, now: Instant, port: usize, conn: ConnId, slot: QpSlot) -> bool {
+        let Some(queue_pair) = self.queue_pairs.get(slot) else {
+            return false;
+        };
+        let LifecycleState::TcpConnecting(attempt) = &queue_pair.state else {
+            return false;
+        };
+        let deadline = now + REFUSAL_PAUSE;
+        let is_late = attempt.consumer_deadline.is_some_and(|end| end <= deadline);
+        if attempt.params.refusals == 0 || is_late {
+            return false;
+        }
+        let old = self.enter_state(slot, LifecycleState::Unconnected);
+        let Some(LifecycleState::TcpConnecting(mut attempt)) = old else {
+            return false;
+        };
+        attempt.params.refusals -= 1;
+        attempt.deadline = deadline;
+        if let Some(queue_pair) = self.queue_pairs.get_mut(slot) {
+            queue_pair.conn = None;
+        }
+        self.ports[port].stack.release(now, conn);
+        self.enter_state(slot, LifecycleState::AwaitingListener(attempt));
+        true
+    }
+
+    /// The pause after a refusal is over.
+    pub(super) fn connect_again(&mut self, now: Instant, slot: QpSlot) {
+        let old = self.enter_state(slot, LifecycleState::Unconnected);
+        if let Some(LifecycleState::AwaitingListener(attempt)) = old {
+            self.connect_until(now, slot, attempt.params, attempt.consumer_deadline);
+        }
     }
 
     /// RFC 6581 section 10: a revision 1 peer resets what it does not know. The parameters of the

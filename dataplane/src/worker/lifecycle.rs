@@ -33,6 +33,7 @@
 //! | `Unconnected` | nothing: the command that put it here goes on | | |
 //! | `TcpConnecting` | TCP, which has its own limits | the consumer's time-out, else [`TCP_CONNECT_TIMEOUT`] | RST, set-up failed |
 //! | `MpaNegotiation` | the MPA reply | what is left of the consumer's time-out, at most `reply_timeout_ms` | RST, set-up failed |
+//! | `AwaitingListener` | somebody who listens, where the consumer allows another try | [`REFUSAL_PAUSE`](super::connect::REFUSAL_PAUSE) | `TcpConnecting` |
 //! | `Running` | | RTS has no deadline; TCP's timers find a dead peer | |
 //! | `FinishingMessage` | room for the FPDUs of the message under way | [`MESSAGE_STALL_TIMEOUT`] since the last acknowledgement | RST, `Disconnected` |
 //! | `Terminating` | room for the Terminate | [`CLOSE_TIMEOUT`] | RST, `Disconnected` |
@@ -72,6 +73,7 @@ pub(super) enum LifecycleState {
     Unconnected,
     TcpConnecting(Box<ConnectAttempt>),
     MpaNegotiation(Box<ConnectAttempt>),
+    AwaitingListener(Box<ConnectAttempt>),
     Running,
     FinishingMessage {
         deadline: Instant,
@@ -103,9 +105,9 @@ impl LifecycleState {
     /// When the state is given up.
     fn deadline(&self) -> Option<Instant> {
         match self {
-            LifecycleState::TcpConnecting(attempt) | LifecycleState::MpaNegotiation(attempt) => {
-                Some(attempt.deadline)
-            }
+            LifecycleState::TcpConnecting(attempt)
+            | LifecycleState::MpaNegotiation(attempt)
+            | LifecycleState::AwaitingListener(attempt) => Some(attempt.deadline),
             LifecycleState::FinishingMessage { deadline }
             | LifecycleState::Terminating { deadline }
             | LifecycleState::Closing { deadline }
@@ -139,7 +141,9 @@ impl LifecycleState {
     fn is_connecting(&self) -> bool {
         matches!(
             self,
-            LifecycleState::TcpConnecting(_) | LifecycleState::MpaNegotiation(_)
+            LifecycleState::TcpConnecting(_)
+                | LifecycleState::MpaNegotiation(_)
+                | LifecycleState::AwaitingListener(_)
         )
     }
 }
@@ -346,7 +350,9 @@ impl Worker {
         let Some(queue_pair) = self.queue_pairs.get(slot) else {
             return;
         };
-        if queue_pair.state.is_connecting() {
+        if matches!(queue_pair.state, LifecycleState::AwaitingListener(_)) {
+            self.connect_again(now, slot);
+        } else if queue_pair.state.is_connecting() {
             self.abort_connection(now, slot);
             self.connect_failed(now, slot, ConnectFailure::TimedOut);
         } else if let Some(conn) = queue_pair.conn {

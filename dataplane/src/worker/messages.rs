@@ -89,6 +89,8 @@ pub struct ConnectParams {
     pub revision: Option<u8>,
     /// For the whole set-up, from the start of the TCP connection to the MPA reply.
     pub timeout_ms: Option<u32>,
+    /// How often it is tried again where nobody listens.
+    pub refusals: u8,
 }
 
 /// Control thread to worker. Executed in order.

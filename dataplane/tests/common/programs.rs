@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::net::TcpListener;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -27,8 +28,7 @@ fn collect(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.kill();
     }
 }
 
@@ -53,6 +53,8 @@ impl Program {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
+            // Its own children go with it: they keep the pipes open.
+            .process_group(0)
             .spawn()
             .unwrap();
         let outputs = vec![
@@ -74,8 +76,7 @@ impl Program {
                 break status;
             }
             if Instant::now() > deadline {
-                let _ = self.child.kill();
-                let _ = self.child.wait();
+                self.kill();
                 let said = self.said();
                 panic!("{} does not end; it said:\n{said}", self.name);
             }
@@ -83,6 +84,16 @@ impl Program {
         };
         let said = self.said();
         (status, said)
+    }
+
+    /// Ends it and what it has forked.
+    fn kill(&mut self) {
+        if !matches!(self.child.try_wait(), Ok(None)) {
+            return;
+        }
+        let group = nix::unistd::Pid::from_raw(self.child.id() as i32);
+        let _ = nix::sys::signal::killpg(group, nix::sys::signal::Signal::SIGKILL);
+        let _ = self.child.wait();
     }
 
     /// All output of a program that has ended: standard output, then standard error.
@@ -100,25 +111,39 @@ impl Program {
     }
 }
 
+fn count_listeners(ctx: &siw::Context) -> u64 {
+    let statistics: serde_json::Value = serde_json::from_str(&ctx.read_stats().unwrap()).unwrap();
+    statistics["listeners"].as_u64().unwrap()
+}
+
 /// Waits until that many listeners are there.
 pub fn await_listeners(daemon: &Daemon, count: u64) {
     let ctx = daemon.context();
     let start = Instant::now();
-    loop {
-        let statistics: serde_json::Value =
-            serde_json::from_str(&ctx.read_stats().unwrap()).unwrap();
-        if statistics["listeners"].as_u64().unwrap() >= count {
-            return;
-        }
+    while count_listeners(&ctx) < count {
         assert!(start.elapsed() < PATIENCE, "nobody listens");
     }
+}
+
+/// Starts a server on a daemon without another, and waits until it listens.
+pub fn start_listening(daemon: &Daemon, line: &str) -> Program {
+    let mut server = Program::start(daemon, line);
+    let ctx = daemon.context();
+    let start = Instant::now();
+    while count_listeners(&ctx) == 0 {
+        let has_ended = server.child.try_wait().unwrap().is_some();
+        if has_ended || start.elapsed() > PATIENCE {
+            server.kill();
+            panic!("{line} does not listen; it said:\n{}", server.said());
+        }
+    }
+    server
 }
 
 /// A server and a client that both end by themselves; what each said.
 pub fn run_pair(server: &str, client: &str) -> (String, String) {
     let daemon = Daemon::loopback();
-    let server = Program::start(&daemon, server);
-    await_listeners(&daemon, 1);
+    let server = start_listening(&daemon, server);
     let client = Program::start(&daemon, client).succeed();
     (server.succeed(), client)
 }
@@ -144,8 +169,8 @@ fn is_listening(port: u16) -> bool {
 }
 
 /// A server and a client that exchange what they need over a TCP connection of the kernel, whose
-/// port they take by `-p`; what each said.
-pub fn run_over_tcp(daemon: &Daemon, server: &str, client: &str) -> (String, String) {
+/// port they take by `-p`.
+pub fn start_over_tcp(daemon: &Daemon, server: &str, client: &str) -> (Program, Program) {
     let port = free_port();
     let mut server = Program::start(daemon, &format!("{server} -p {port}"));
     let deadline = Instant::now() + PATIENCE;
@@ -153,6 +178,13 @@ pub fn run_over_tcp(daemon: &Daemon, server: &str, client: &str) -> (String, Str
         assert!(Instant::now() < deadline, "nobody listens on {port}");
         std::thread::park_timeout(std::time::Duration::from_millis(2));
     }
-    let client = Program::start(daemon, &format!("{client} -p {port} 127.0.0.1")).succeed();
+    let client = Program::start(daemon, &format!("{client} -p {port} 127.0.0.1"));
+    (server, client)
+}
+
+/// The same, of two that end by themselves; what each said.
+pub fn run_over_tcp(daemon: &Daemon, server: &str, client: &str) -> (String, String) {
+    let (server, client) = start_over_tcp(daemon, server, client);
+    let client = client.succeed();
     (server.succeed(), client)
 }

@@ -177,7 +177,8 @@ pub fn connection_parameters(reads: u32) -> m::ConnParams {
         ird: reads,
         crc: m::BY_DEVICE,
         mpa_rev: m::BY_DEVICE,
-        reserved: [0; 2],
+        refusals: 0,
+        reserved: 0,
         private_data: m::PrivateData::new(&[]).unwrap(),
     }
 }

@@ -215,6 +215,7 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, out: *mut ibv_wc
         let found = match queue.cq.poll(&mut batch[..room]) {
             Ok(found) => found,
             Err(_) if taken > 0 => break,
+            Err(Error::DaemonGone) if queue.cq.flush_lost_requests() => continue,
             Err(error) => {
                 fail_with("ibv_poll_cq", &error);
                 return -1;

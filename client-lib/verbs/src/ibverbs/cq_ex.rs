@@ -4,7 +4,7 @@
 use super::cq::{CqObject, create, to_imm_data, to_wc_flags};
 use crate::abi::*;
 use crate::status::{null_with, pointer_of};
-use siw::Wc;
+use siw::{Error, Wc};
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -97,7 +97,13 @@ unsafe fn take_next(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: by the caller's contract.
     let queue = unsafe { CqObject::from_abi(cq.cast()) };
     let mut completion = [Wc::default()];
-    match queue.cq().poll(&mut completion) {
+    let found = match queue.cq().poll(&mut completion) {
+        Err(Error::DaemonGone) if queue.cq().flush_lost_requests() => {
+            queue.cq().poll(&mut completion)
+        }
+        found => found,
+    };
+    match found {
         Ok(0) => libc::ENOENT,
         Ok(_) => {
             // SAFETY: the fields are the library's to write, between start and end of polling; the

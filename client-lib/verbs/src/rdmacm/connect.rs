@@ -14,6 +14,11 @@ use std::sync::atomic::Ordering;
 /// What Linux takes for a backlog of 0 or less.
 const DEFAULT_BACKLOG: u32 = 1024;
 
+/// How often a connect that nobody listens for is tried again: perftest's client and server agree to
+/// connect, and then the one resolves an address, which takes long elsewhere, while the other begins
+/// to listen.
+const REFUSALS: u8 = 8;
+
 /// The queue pair of the identifier, or the one whose number the program gave.
 ///
 /// # Safety
@@ -114,6 +119,7 @@ unsafe fn start_connect(id: *mut rdma_cm_id, wanted: &Wanted<'_>) -> Result<(), 
         ord: choose_depth(wanted.ord, limits.max_ord, limits.max_ord)?,
         ird: choose_depth(wanted.ird, limits.max_ird, limits.max_ird)?,
         cookie: object.registered().0,
+        refusals: REFUSALS,
         ..ConnectOptions::default()
     };
     drop(state);

@@ -334,7 +334,8 @@ fn connection_parameters() -> m::ConnParams {
         ird: 4,
         crc: m::BY_DEVICE,
         mpa_rev: m::BY_DEVICE,
-        reserved: [0; 2],
+        refusals: 0,
+        reserved: 0,
         private_data: m::PrivateData {
             len: 0,
             data: [0; m::MAX_PRIVATE_DATA],

@@ -36,7 +36,10 @@ pub struct ConnParams {
     pub crc: u8,
     /// 1, 2, [`BY_DEVICE`].
     pub mpa_rev: u8,
-    pub reserved: [u8; 2],
+    /// How often a connect that nobody listens for is tried again, a little later. With
+    /// [`FEATURE_PAIRS`](super::FEATURE_PAIRS).
+    pub refusals: u8,
+    pub reserved: u8,
     pub private_data: PrivateData,
 }
 

@@ -1,0 +1,106 @@
+//! Benchmarks of the distribution, both ends on one daemon: perftest over rdma_cm (`-R`), and with
+//! queue pairs that it connects itself.
+
+mod common;
+
+use common::Daemon;
+use common::programs::{Program, is_installed, start_listening, start_over_tcp};
+
+const PACKAGE: &str = "perftest";
+
+/// A program on both ends with common arguments, with rdma_cm and without; what the clients said.
+fn run_both_ways(daemon: &Daemon, program: &str, args: &str) -> [String; 2] {
+    let line = format!("{program} -d siw1 -R -F {args}");
+    let server = start_listening(daemon, &line);
+    let client = Program::start(daemon, &format!("{line} 10.77.0.2")).succeed();
+    server.succeed();
+    let (server, paired) = start_over_tcp(
+        daemon,
+        &format!("{program} -d siw1 -x 0 -F {args}"),
+        &format!("{program} -d siw0 -x 0 -F {args}"),
+    );
+    // Without rdma_cm ib_send_bw keeps a memory region of its own to the end on iWARP, so that it
+    // fails when it frees its protection domain.
+    let codes: &[_] = match program {
+        "ib_send_bw" => &[Some(0), Some(1)],
+        _ => &[Some(0)],
+    };
+    let [(_, paired), _] = [paired, server].map(|end| {
+        let (status, said) = end.finish();
+        assert!(
+            codes.contains(&status.code()),
+            "{program}: {status}\n{said}"
+        );
+        (status, said)
+    });
+    [client, paired]
+}
+
+/// The rows of figures: they begin with a size and an iteration count.
+fn rows(said: &str) -> Vec<(u64, u64)> {
+    let numbers = said.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        let size = words.next()?.parse().ok()?;
+        Some((size, words.next()?.parse().ok()?))
+    });
+    numbers.collect()
+}
+
+/// Every run gives one row of this size and at least that many iterations.
+fn check(program: &str, args: &str, size: u64, iterations: u64) {
+    let daemon = Daemon::loopback();
+    for said in run_both_ways(&daemon, program, args) {
+        let rows = rows(&said);
+        let is_right = matches!(rows[..], [row] if row.0 == size && row.1 >= iterations);
+        assert!(is_right, "{program} {args}: no figures:\n{said}");
+    }
+}
+
+#[test]
+fn bandwidth_in_both_directions() {
+    if !is_installed("ib_write_bw", PACKAGE) {
+        return;
+    }
+    for program in ["ib_write_bw", "ib_read_bw", "ib_send_bw"] {
+        check(program, "-n 200 -s 4096 -b", 4096, 200);
+    }
+}
+
+#[test]
+fn latency_of_writes_reads_and_sends() {
+    if !is_installed("ib_write_lat", PACKAGE) {
+        return;
+    }
+    for program in ["ib_write_lat", "ib_read_lat", "ib_send_lat"] {
+        check(program, "-n 200 -s 4096", 4096, 200);
+    }
+    for program in ["ib_read_lat", "ib_send_lat"] {
+        check(program, "-n 200 -s 4096 -e", 4096, 200);
+    }
+}
+
+#[test]
+fn atomics() {
+    if !is_installed("ib_atomic_bw", PACKAGE) {
+        return;
+    }
+    for kind in ["FETCH_AND_ADD", "CMP_AND_SWAP"] {
+        check("ib_atomic_bw", &format!("-n 200 -A {kind}"), 8, 200);
+        check("ib_atomic_lat", &format!("-n 200 -A {kind}"), 8, 200);
+    }
+}
+
+#[test]
+fn every_size_to_eight_mebibytes() {
+    if !is_installed("ib_write_bw", PACKAGE) {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    let sizes: Vec<u64> = (1..=23).map(|power| 1 << power).collect();
+    for program in ["ib_write_bw", "ib_read_bw", "ib_send_bw"] {
+        for said in run_both_ways(&daemon, program, "-a -n 20") {
+            let found: Vec<u64> = rows(&said).iter().map(|row| row.0).collect();
+            assert_eq!(found, sizes, "{program} -a:\n{said}");
+        }
+    }
+}
