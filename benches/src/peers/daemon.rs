@@ -4,6 +4,7 @@ use super::run_program::RunningProgram;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use toml::{Table, Value};
 
 /// A running daemon; stopped when dropped.
 pub(super) struct OwnDaemon {
@@ -24,19 +25,7 @@ impl OwnDaemon {
         std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
         let config = folder.join("siwd.toml");
         let socket = folder.join("siwd.sock");
-        let mtu = mtu.map_or(String::new(), |mtu| format!("mtu = {mtu}\n"));
-        let device = |name, addresses: &str| {
-            format!(
-                "[[device]]\nname = \"{name}\"\npair = \"loopback\"\naddresses = [{addresses}]\n{mtu}"
-            )
-        };
-        let text = format!(
-            "[workers]\ncores = [{worker_core}]\nidle = \"adaptive\"\n[control]\nsocket = \"{}\"\n\
-             [dpdk]\nhugepages = \"auto\"\n{}{}",
-            socket.display(),
-            device("siw0", "\"10.77.0.1/24\""),
-            device("siw1", "\"10.77.0.2/24\""),
-        );
+        let text = embedded_configuration(worker_core, &socket, mtu)?;
         std::fs::write(&config, text).map_err(|error| error.to_string())?;
         let mut command = Command::new(sibling_program("siwd"));
         command.arg("--config").arg(&config).arg("--json");
@@ -59,9 +48,53 @@ impl OwnDaemon {
     }
 }
 
+/// What siwd runs without --config, with its worker on `worker_core` and a socket of its own.
+const EMBEDDED_DEFAULT: &str = include_str!("../../../config/loopback.toml");
+
+fn embedded_configuration(
+    worker_core: usize,
+    socket: &Path,
+    mtu: Option<u32>,
+) -> Result<String, String> {
+    let mut config: Table = EMBEDDED_DEFAULT
+        .parse()
+        .map_err(|error| format!("config/loopback.toml: {error}"))?;
+    config["workers"]["cores"] = vec![Value::Integer(worker_core as i64)].into();
+    config["control"]["socket"] = socket.display().to_string().into();
+    if let (Some(mtu), Some(devices)) = (mtu, config["device"].as_array_mut()) {
+        for device in devices {
+            device["mtu"] = Value::Integer(mtu.into());
+        }
+    }
+    Ok(config.to_string())
+}
+
 impl Drop for OwnDaemon {
     fn drop(&mut self) {
         self.program.stop();
         let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_is_run_but_for_core_socket_and_mtu() {
+        let embedded: Table = EMBEDDED_DEFAULT.parse().unwrap();
+        let text = embedded_configuration(3, Path::new("/tmp/s.sock"), None).unwrap();
+        let config: Table = text.parse().unwrap();
+        assert_eq!(config["workers"]["cores"], vec![Value::Integer(3)].into());
+        assert_eq!(config["control"]["socket"].as_str(), Some("/tmp/s.sock"));
+        assert_eq!(config["device"], embedded["device"]);
+        let text = embedded_configuration(3, Path::new("/tmp/s.sock"), Some(1500)).unwrap();
+        let config: Table = text.parse().unwrap();
+        let devices = config["device"].as_array().unwrap();
+        assert!(
+            devices
+                .iter()
+                .all(|device| device["mtu"] == Value::Integer(1500))
+        );
     }
 }
