@@ -1,5 +1,8 @@
 //! `siwrun PROGRAM ARGS...` runs an RDMA program on siwd: it puts the drop-in libibverbs and
-//! librdmacm before those of the system, and becomes the program.
+//! librdmacm before those of the system, and becomes the program. `siwrun doctor PROGRAM` only says
+//! what of it will not work.
+
+mod doctor;
 
 use clap::Parser;
 use std::ffi::OsString;
@@ -35,7 +38,8 @@ struct Arguments {
     /// for PKG_CONFIG_PATH, to compile against them.
     #[arg(long)]
     print_links: bool,
-    /// The program, and its arguments.
+    /// The program, and its arguments; or `doctor PROGRAM`, which says what of a program will not
+    /// work, without running it.
     #[arg(trailing_var_arg = true, required_unless_present = "print_links")]
     program: Vec<OsString>,
 }
@@ -187,15 +191,22 @@ fn add_preload_library(library: &Path, others: OsString) -> Result<OsString, Str
     Ok(all)
 }
 
-fn run() -> Result<(), String> {
+fn run() -> Result<ExitCode, String> {
     let arguments = Arguments::parse();
     let library = arguments.library.map_or_else(find_library, Ok)?;
     let library = fs::canonicalize(&library)
         .map_err(|error| format!("cannot open the library {}: {error}", library.display()))?;
+    if arguments
+        .program
+        .first()
+        .is_some_and(|word| word == "doctor")
+    {
+        return Ok(doctor::run(arguments.program, &library));
+    }
     let links = make_links(arguments.links, &library)?;
     if arguments.print_links {
         println!("{}", links.display());
-        return Ok(());
+        return Ok(ExitCode::SUCCESS);
     }
     let Some((program, rest)) = arguments.program.split_first() else {
         return Err("which program? usage: siwrun PROGRAM ARGS...".into());
@@ -228,7 +239,7 @@ fn run() -> Result<(), String> {
 
 fn main() -> ExitCode {
     match run() {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(reason) => {
             eprintln!("siwrun: {reason}");
             ExitCode::from(127)

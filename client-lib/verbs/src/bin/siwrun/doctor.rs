@@ -1,0 +1,224 @@
+//! `siwrun doctor PROGRAM` says before a program is run what of it will not work on siwd, from its
+//! ELF file alone: nothing is started.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `elf_file.rs` | needed libraries, symbols and versions of a file |
+//! | `unsupported.rs` | functions that are exported, and fail |
+//! | `examine.rs` | the comparison, and what is said of it |
+
+mod elf_file;
+mod examine;
+mod unsupported;
+
+use clap::Parser;
+use elf_file::{ElfFile, is_elf};
+use examine::{DropIn, Finding, Severity, examine, is_about_rdma};
+use serde::Serialize;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::{env, fs, io};
+
+/// Says what of a program will not work on siwd, without running it. The exit code is 0 if nothing
+/// was found, 1 if something will not work, 2 if a file cannot be read.
+#[derive(Parser)]
+#[command(name = "siwrun doctor")]
+struct DoctorArguments {
+    /// Writes JSON.
+    #[arg(long)]
+    json: bool,
+    /// A program, a library, a script, or a folder (an unpacked wheel, say) with ELF files.
+    program: PathBuf,
+}
+
+/// What was found in one file.
+#[derive(Serialize)]
+struct Report {
+    path: PathBuf,
+    findings: Vec<Finding>,
+}
+
+/// What is printed at the end, so that nobody takes silence for a promise.
+const LIMITS: &str = "Not visible in a file: which QP types (UD, XRC) and access flags a program asks for, calls that headers\n\
+                      make by the device's table of functions, and what it loads while it runs.";
+
+/// A bare name is looked for as execvp(3) does.
+fn find_program(program: &Path) -> Result<PathBuf, String> {
+    if program.components().count() > 1 || program.exists() {
+        return Ok(program.to_path_buf());
+    }
+    let folders = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&folders)
+        .map(|folder| folder.join(program))
+        .find(|path| path.is_file())
+        .ok_or_else(|| format!("{} is in no folder of PATH", program.display()))
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>, String> {
+    fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))
+}
+
+fn parse_file(path: &Path, data: &[u8], machine: Option<u16>) -> Result<ElfFile, String> {
+    ElfFile::parse(data, machine).map_err(|why| format!("cannot examine {}: {why}", path.display()))
+}
+
+/// The interpreter that the first line of a script names; `env` is looked through.
+fn interpreter_of(data: &[u8]) -> Option<PathBuf> {
+    let line = data
+        .strip_prefix(b"#!")?
+        .split(|byte| *byte == b'\n')
+        .next()?;
+    let line = String::from_utf8_lossy(line);
+    let mut words = line.split_whitespace();
+    let first = Path::new(words.next()?);
+    let is_env = first.file_name() == Some(OsStr::new("env"));
+    let named = words.find(|word| is_env && !word.starts_with('-'));
+    Some(named.map_or_else(|| first.to_path_buf(), PathBuf::from))
+}
+
+/// ld.so ignores LD_PRELOAD for programs that run with other rights than their caller's.
+fn find_other_rights(path: &Path, findings: &mut Vec<Finding>) -> io::Result<()> {
+    let metadata = fs::metadata(path)?;
+    let mode = metadata.permissions().mode();
+    let own_user = rustix::process::getuid().as_raw();
+    let own_group = rustix::process::getgid().as_raw();
+    let changes_user = mode & 0o4000 != 0 && metadata.uid() != own_user;
+    let changes_group = mode & 0o2010 == 0o2010 && metadata.gid() != own_group;
+    let has_capabilities =
+        own_user != 0 && rustix::fs::getxattr(path, "security.capability", &mut [0u8; 64]).is_ok();
+    if changes_user || changes_group || has_capabilities {
+        findings.push(Finding::new(
+            Severity::Fatal,
+            "it is setuid, setgid, or has file capabilities",
+            "ld.so then ignores LD_PRELOAD and LD_LIBRARY_PATH",
+            "run a copy without them (cp drops them), or run siwrun as the user that it changes to",
+        ));
+    }
+    Ok(())
+}
+
+fn examine_file(path: &Path, data: &[u8], library: &DropIn) -> Result<Report, String> {
+    let file = parse_file(path, data, Some(library.machine))?;
+    let mut findings = examine(&file, data, library);
+    if file.has_interpreter {
+        find_other_rights(path, &mut findings)
+            .map_err(|error| format!("cannot read the rights of {}: {error}", path.display()))?;
+    }
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    Ok(Report {
+        path: path.to_path_buf(),
+        findings,
+    })
+}
+
+/// A program, a library, or the interpreter of a script.
+fn examine_program(path: &Path, library: &DropIn) -> Result<Report, String> {
+    let data = read_file(path)?;
+    let Some(interpreter) = interpreter_of(&data) else {
+        if data.starts_with(b"PK\x03\x04") {
+            return Err(format!(
+                "{} is a zip archive or a wheel: unpack it, and give the folder",
+                path.display()
+            ));
+        }
+        return examine_file(path, &data, library);
+    };
+    let interpreter = find_program(&interpreter)?;
+    let mut report = examine_file(&interpreter, &read_file(&interpreter)?, library)?;
+    let what = format!(
+        "{} is a script of {}",
+        path.display(),
+        interpreter.display()
+    );
+    report.findings.push(Finding::new(
+        Severity::Note,
+        what,
+        "the interpreter was examined; what it loads cannot be seen in it",
+        "give the folder of its packages to siwrun doctor too",
+    ));
+    Ok(report)
+}
+
+/// Every ELF file below a folder that has to do with RDMA. Symbolic links are not followed.
+fn examine_folder(folder: &Path, library: &DropIn, all: &mut Vec<Report>) -> Result<(), String> {
+    let explain = |error: io::Error| format!("cannot read {}: {error}", folder.display());
+    let entries: io::Result<Vec<_>> = fs::read_dir(folder).map_err(explain)?.collect();
+    let mut entries = entries.map_err(explain)?;
+    entries.sort_by_key(fs::DirEntry::file_name);
+    for entry in entries {
+        let kind = entry.file_type().map_err(explain)?;
+        let path = entry.path();
+        if kind.is_dir() {
+            examine_folder(&path, library, all)?;
+        } else if kind.is_file() {
+            let data = read_file(&path)?;
+            if is_elf(&data) && is_about_rdma(&data) {
+                all.push(examine_file(&path, &data, library)?);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn print_text(reports: &[Report], is_fine: bool) {
+    for report in reports {
+        println!("{}", report.path.display());
+        for finding in &report.findings {
+            let mark = match finding.severity {
+                Severity::Fatal => "WILL NOT WORK",
+                Severity::Partial => "fails in part",
+                Severity::Note => "note",
+            };
+            println!("  {mark}: {}", finding.what);
+            println!("    why: {}", finding.why);
+            println!("    do:  {}", finding.advice);
+        }
+    }
+    let verdict = if is_fine {
+        "Nothing was found that does not work on siwd."
+    } else {
+        "Something of this will not work on siwd: see above."
+    };
+    println!("{verdict}\n{LIMITS}");
+}
+
+fn diagnose(arguments: &DoctorArguments, library: &Path) -> Result<bool, String> {
+    let data = read_file(library)?;
+    let library = DropIn::new(parse_file(library, &data, None)?);
+    let program = find_program(&arguments.program)?;
+    let mut reports = Vec::new();
+    if program.is_dir() {
+        examine_folder(&program, &library, &mut reports)?;
+    } else {
+        reports.push(examine_program(&program, &library)?);
+    }
+    if reports.is_empty() {
+        return Err(format!(
+            "{} has no ELF files that name libibverbs or librdmacm",
+            program.display()
+        ));
+    }
+    let mut findings = reports.iter().flat_map(|report| &report.findings);
+    let is_fine = findings.all(|finding| finding.severity == Severity::Note);
+    if arguments.json {
+        let document = serde_json::json!({ "works": is_fine, "files": reports });
+        println!("{document:#}");
+    } else {
+        print_text(&reports, is_fine);
+    }
+    Ok(is_fine)
+}
+
+/// `words` are the command line from `doctor` on.
+pub fn run(words: Vec<OsString>, library: &Path) -> ExitCode {
+    match diagnose(&DoctorArguments::parse_from(words), library) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(reason) => {
+            eprintln!("siwrun doctor: {reason}");
+            ExitCode::from(2)
+        }
+    }
+}

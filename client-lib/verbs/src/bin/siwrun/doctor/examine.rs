@@ -1,0 +1,294 @@
+//! Compares one ELF file with the drop-in library.
+
+use super::elf_file::{ElfFile, VersionedSymbol};
+use super::unsupported::{OPTIONAL, PRIVATE_NODE, PROVIDERS, UNSUPPORTED};
+use serde::Serialize;
+use std::collections::BTreeSet;
+
+/// How much of the program a finding concerns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Good to know; nothing fails for it.
+    Note,
+    /// A part of the program fails when it is used.
+    Partial,
+    /// The program does not start, or does not reach siwd.
+    Fatal,
+}
+
+/// One thing that was found, why it matters, and what to do.
+#[derive(Debug, Serialize)]
+pub struct Finding {
+    pub severity: Severity,
+    pub what: String,
+    pub why: String,
+    pub advice: String,
+}
+
+impl Finding {
+    pub fn new(
+        severity: Severity,
+        what: impl Into<String>,
+        why: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> Self {
+        Self {
+            severity,
+            what: what.into(),
+            why: why.into(),
+            advice: advice.into(),
+        }
+    }
+}
+
+/// What the drop-in library is and exports, read from its file.
+pub struct DropIn {
+    pub machine: u16,
+    symbols: BTreeSet<VersionedSymbol>,
+    nodes: BTreeSet<String>,
+}
+
+impl DropIn {
+    pub fn new(file: ElfFile) -> Self {
+        let nodes = file.defined.iter().map(|symbol| symbol.version.clone());
+        Self {
+            machine: file.machine,
+            nodes: nodes.collect(),
+            symbols: file.defined.into_iter().collect(),
+        }
+    }
+}
+
+/// Version nodes of libibverbs and librdmacm.
+fn is_rdma_node(version: &str) -> bool {
+    version.starts_with("IBVERBS_") || version.starts_with("RDMACM_")
+}
+
+fn is_rdma_library(name: &str) -> bool {
+    name.starts_with("libibverbs") || name.starts_with("librdmacm")
+}
+
+fn is_plain_name(name: &str) -> bool {
+    matches!(name, "libibverbs.so.1" | "librdmacm.so.1")
+}
+
+/// A library that is itself libibverbs or librdmacm.
+fn is_replaced(file: &ElfFile) -> bool {
+    file.soname.as_deref().is_some_and(is_rdma_library)
+}
+
+/// The library of a kind of NIC, which libibverbs loads, or a program that wants more of that NIC.
+fn is_provider(file: &ElfFile) -> bool {
+    file.required
+        .iter()
+        .any(|symbol| symbol.version == PRIVATE_NODE)
+}
+
+fn contains(data: &[u8], text: &str) -> bool {
+    let pattern = text.as_bytes();
+    let mut rest = data;
+    while let Some(at) = rest.iter().position(|byte| *byte == pattern[0]) {
+        if rest[at..].starts_with(pattern) {
+            return true;
+        }
+        rest = &rest[at + 1..];
+    }
+    false
+}
+
+/// Whether a file of a folder is worth a report: it names one of the two libraries.
+pub fn is_about_rdma(data: &[u8]) -> bool {
+    contains(data, "libibverbs") || contains(data, "librdmacm")
+}
+
+fn list(names: &[&str]) -> String {
+    names.join(", ")
+}
+
+/// All that is found in a file. `data` are its bytes, of which `file` was read.
+pub fn examine(file: &ElfFile, data: &[u8], library: &DropIn) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if file.machine != library.machine {
+        findings.push(Finding::new(
+            Severity::Fatal,
+            format!("it is for another processor (ELF machine {})", file.machine),
+            format!("the library is for machine {}", library.machine),
+            "take the build of the program for this machine",
+        ));
+        return findings;
+    }
+    if file.is_statically_linked() {
+        findings.push(Finding::new(
+            Severity::Fatal,
+            "it is statically linked",
+            "ld.so does not start it, so that LD_PRELOAD and LD_LIBRARY_PATH have no effect",
+            "link it with libibverbs.so.1 and librdmacm.so.1",
+        ));
+        return findings;
+    }
+    if is_replaced(file) {
+        findings.push(Finding::new(
+            Severity::Note,
+            "it is a copy of libibverbs or librdmacm",
+            "siwrun loads the library of siwd before it, whose symbols are taken",
+            "nothing; its own version nodes are not looked at",
+        ));
+        return findings;
+    }
+    find_libraries(file, data, &mut findings);
+    if is_provider(file) {
+        findings.push(Finding::new(
+            Severity::Note,
+            format!("it calls functions of {PRIVATE_NODE}"),
+            "it is a provider, which drives devices of the kernel; the functions are there, and fail",
+            "nothing; siwd's devices do not need it",
+        ));
+        find_missing_symbols(file, library, &mut findings);
+        return findings;
+    }
+    find_missing_symbols(file, library, &mut findings);
+    find_unsupported(file, &mut findings);
+    find_providers(file, &mut findings);
+    find_epoll(file, &mut findings);
+    find_paths(data, &mut findings);
+    findings
+}
+
+fn find_libraries(file: &ElfFile, data: &[u8], findings: &mut Vec<Finding>) {
+    let needed: Vec<_> = file.needed.iter().map(String::as_str).collect();
+    let rdma: Vec<_> = needed
+        .iter()
+        .copied()
+        .filter(|name| is_rdma_library(name))
+        .collect();
+    let is_opened = contains(data, "libibverbs.so") || contains(data, "librdmacm.so");
+    let (what, why, advice) = if !rdma.is_empty() {
+        let is_plain = rdma.iter().all(|name| is_plain_name(name));
+        let why = if is_plain {
+            "siwrun puts the library of siwd in their place"
+        } else {
+            "a copy under a name of its own is loaded too; siwrun preloads the library of siwd, whose symbols are taken"
+        };
+        (format!("it needs {}", list(&rdma)), why, "nothing")
+    } else if is_opened {
+        (
+            "it names libibverbs.so or librdmacm.so, and is not linked with them".into(),
+            "it opens them by dlopen(3); which functions it then takes cannot be seen here",
+            "run it with siwrun --verbose, which says what failed",
+        )
+    } else {
+        (
+            "it uses neither libibverbs nor librdmacm itself".into(),
+            "a library or a plug-in that it loads may",
+            "give its folder, or that library, to siwrun doctor; TCP programs run with siwrun --rsockets",
+        )
+    };
+    findings.push(Finding::new(Severity::Note, what, why, advice));
+}
+
+/// Versions and symbols that the library lacks.
+fn find_missing_symbols(file: &ElfFile, library: &DropIn, findings: &mut Vec<Finding>) {
+    let asked = file
+        .required
+        .iter()
+        .filter(|symbol| is_rdma_node(&symbol.version));
+    let (known, unknown): (Vec<_>, Vec<_>) =
+        asked.partition(|symbol| library.nodes.contains(&symbol.version));
+    let nodes: BTreeSet<_> = unknown
+        .iter()
+        .map(|symbol| symbol.version.as_str())
+        .collect();
+    for node in nodes {
+        findings.push(Finding::new(
+            Severity::Fatal,
+            format!("it asks for the version {node}"),
+            "the library of siwd does not have it, and ld.so refuses to start the program",
+            "build the program against an older rdma-core",
+        ));
+    }
+    for symbol in known
+        .into_iter()
+        .filter(|symbol| !library.symbols.contains(symbol))
+    {
+        findings.push(Finding::new(
+            Severity::Fatal,
+            format!("it calls {}@{}", symbol.name, symbol.version),
+            "the library of siwd does not have that function: ld.so ends the program at its first call, or refuses to start it",
+            "build the program without that call",
+        ));
+    }
+}
+
+fn find_unsupported(file: &ElfFile, findings: &mut Vec<Finding>) {
+    let called = |names: &[&'static str]| -> Vec<&'static str> {
+        let asks = |name: &&str| {
+            file.required
+                .iter()
+                .any(|symbol| symbol.name == *name && is_rdma_node(&symbol.version))
+        };
+        names.iter().copied().filter(asks).collect()
+    };
+    for row in UNSUPPORTED {
+        let names = called(row.names);
+        if !names.is_empty() {
+            let what = format!("it calls {}, failing with EOPNOTSUPP", list(&names));
+            findings.push(Finding::new(Severity::Partial, what, row.why, row.advice));
+        }
+    }
+    let optional = called(OPTIONAL);
+    if !optional.is_empty() {
+        findings.push(Finding::new(
+            Severity::Note,
+            format!("it calls {}, failing with EOPNOTSUPP", list(&optional)),
+            "enhanced connection establishment is optional",
+            "nothing",
+        ));
+    }
+}
+
+/// Functions of a NIC's own library.
+fn find_providers(file: &ElfFile, findings: &mut Vec<Finding>) {
+    for (node, provider) in PROVIDERS {
+        let asked = file
+            .required
+            .iter()
+            .filter(|symbol| symbol.version.starts_with(node));
+        let names: Vec<_> = asked.map(|symbol| symbol.name.as_str()).collect();
+        if !names.is_empty() {
+            findings.push(Finding::new(
+                Severity::Partial,
+                format!("it calls {} of {provider}", list(&names)),
+                "they are for that vendor's devices, and siwd's are none",
+                "leave the options of the program out that need them",
+            ));
+        }
+    }
+}
+
+/// epoll(7) does not know rsockets.
+fn find_epoll(file: &ElfFile, findings: &mut Vec<Finding>) {
+    let calls = |name: &str| file.required.iter().any(|symbol| symbol.name == name);
+    if calls("rsocket") && calls("epoll_ctl") && !calls("repoll_ctl") {
+        findings.push(Finding::new(
+            Severity::Partial,
+            "it calls rsocket and epoll_ctl",
+            "the kernel's epoll does not see rsockets",
+            "run the TCP version of the program with siwrun --rsockets, or have it call repoll_ctl",
+        ));
+    }
+}
+
+/// Paths of the kernel's devices, where siwd's are not.
+fn find_paths(data: &[u8], findings: &mut Vec<Finding>) {
+    for path in ["/sys/class/infiniband", "/dev/infiniband"] {
+        if contains(data, path) {
+            findings.push(Finding::new(
+                Severity::Partial,
+                format!("it has the path {path} in it"),
+                "the kernel's RDMA devices are there, siwd's are not",
+                "name the device to the program instead of having it look there, if it can be named",
+            ));
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Functions that the library exports because programs are linked with them, and that fail.
+
+/// What a group of functions is for, and what a program can do without them.
+pub struct Unsupported {
+    pub names: &'static [&'static str],
+    pub why: &'static str,
+    pub advice: &'static str,
+}
+
+/// Exported, and failing with EOPNOTSUPP at each call.
+pub const UNSUPPORTED: &[Unsupported] = &[
+    Unsupported {
+        names: &[
+            "ibv_create_ah",
+            "ibv_create_ah_from_wc",
+            "ibv_init_ah_from_wc",
+            "ibv_resolve_eth_l2_from_gid",
+        ],
+        why: "address handles are for datagrams (UD), which iWARP does not have",
+        advice: "choose its reliable connections (RC)",
+    },
+    Unsupported {
+        names: &["ibv_attach_mcast", "ibv_detach_mcast"],
+        why: "iWARP has no multicast",
+        advice: "choose another transport of the program for multicast",
+    },
+    Unsupported {
+        names: &["rdma_join_multicast", "rdma_join_multicast_ex"],
+        why: "iWARP has no multicast",
+        advice: "choose another transport of the program for multicast",
+    },
+    Unsupported {
+        names: &["ibv_reg_dmabuf_mr"],
+        why: "memory of devices cannot be registered by dma-buf",
+        advice: "have it use memory of the host",
+    },
+    Unsupported {
+        names: &[
+            "ibv_import_device",
+            "ibv_import_pd",
+            "ibv_import_mr",
+            "ibv_import_dm",
+        ],
+        why: "objects of one process cannot be imported by another",
+        advice: "have each process open the device by itself",
+    },
+];
+
+/// Exported, and failing, but programs go on without: reported as a remark.
+pub const OPTIONAL: &[&str] = &[
+    "ibv_query_ece",
+    "ibv_set_ece",
+    "rdma_set_local_ece",
+    "rdma_get_remote_ece",
+];
+
+/// Node of what is between libibverbs and its provider libraries.
+pub const PRIVATE_NODE: &str = "IBVERBS_PRIVATE_34";
+
+/// Beginnings of the version nodes of NICs' own libraries, with the file.
+pub const PROVIDERS: &[(&str, &str)] = &[
+    ("MLX5_", "libmlx5"),
+    ("MLX4_", "libmlx4"),
+    ("EFA_", "libefa"),
+    ("HNS_", "libhns"),
+    ("MANA_", "libmana"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The functions of an export table that lead to the modules of what is not supported.
+    fn refused_exports(table: &str) -> Vec<&str> {
+        let statements = table.split(';').filter(|text| text.contains("= not::"));
+        statements
+            .filter_map(|text| text.rsplit("fn ").next()?.split('(').next())
+            .collect()
+    }
+
+    #[test]
+    fn the_table_has_every_function_that_is_refused() {
+        let tables = [
+            include_str!("../../../ibverbs/exports.rs"),
+            include_str!("../../../rdmacm/exports.rs"),
+        ];
+        // They do nothing, answer truthfully, or have nothing that could have been made before.
+        let harmless = [
+            "_kern",
+            "unimport_",
+            "register_driver",
+            "query_qp_data_in_order",
+            "destroy_ah",
+            "rdma_leave_multicast",
+        ];
+        let listed: Vec<_> = UNSUPPORTED.iter().flat_map(|row| row.names).collect();
+        let mut count = 0;
+        for name in tables.into_iter().flat_map(refused_exports) {
+            let is_harmless = harmless.iter().any(|part| name.contains(part));
+            let is_listed = listed.contains(&&name) || OPTIONAL.contains(&name);
+            assert!(is_harmless != is_listed, "{name}");
+            count += 1;
+        }
+        assert!(count > 15, "{count}");
+        for name in listed {
+            assert!(
+                tables
+                    .iter()
+                    .any(|table| table.contains(&format!("fn {name}("))),
+                "{name}"
+            );
+        }
+    }
+}

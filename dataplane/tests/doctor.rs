@@ -1,0 +1,162 @@
+//! `siwrun doctor`: what it says of programs of the distribution and of files made here, none of
+//! which is run.
+
+mod common;
+
+use common::programs::is_installed;
+use common::siwrun;
+use serde_json::Value;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The exit code, and the findings with a severity of which something fails: `what` of each.
+fn examine(program: impl AsRef<OsStr>) -> (i32, Vec<String>) {
+    let out = Command::new(siwrun())
+        .args(["doctor", "--json"])
+        .arg(program)
+        .output()
+        .unwrap();
+    let code = out.status.code().unwrap();
+    if code == 2 {
+        return (code, vec![String::from_utf8(out.stderr).unwrap()]);
+    }
+    let document: Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(document["works"], code == 0, "{document:#}");
+    let files = document["files"].as_array().unwrap();
+    let findings = files
+        .iter()
+        .flat_map(|file| file["findings"].as_array().unwrap());
+    let severe = findings.filter(|finding| finding["severity"] != "note");
+    let what = severe.map(|finding| finding["what"].as_str().unwrap().to_owned());
+    (code, what.collect())
+}
+
+fn says(findings: &[String], text: &str) -> bool {
+    findings.iter().any(|what| what.contains(text))
+}
+
+/// A program of C, or none where there is no compiler.
+fn compile(folder: &Path, name: &str, source: &str, flags: &[&str]) -> Option<PathBuf> {
+    if !is_installed("cc", "gcc") {
+        return None;
+    }
+    let (file, program) = (folder.join(format!("{name}.c")), folder.join(name));
+    std::fs::write(&file, source).unwrap();
+    let out = Command::new("cc")
+        .arg("-o")
+        .args([&program, &file])
+        .args(flags)
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "{out:?}");
+    Some(program)
+}
+
+#[test]
+fn a_program_that_works_has_no_finding() {
+    if is_installed("rping", "rdmacm-utils") {
+        assert_eq!(examine("rping"), (0, vec![]));
+    }
+}
+
+#[test]
+fn multicast_is_found() {
+    if is_installed("mckey", "rdmacm-utils") {
+        let (code, findings) = examine("mckey");
+        assert_eq!(code, 1);
+        assert!(says(&findings, "rdma_join_multicast"), "{findings:?}");
+        assert!(says(&findings, "ibv_create_ah"), "{findings:?}");
+    }
+}
+
+#[test]
+fn functions_of_a_nics_own_library_are_found() {
+    if is_installed("ib_write_bw", "perftest") {
+        let (code, findings) = examine("ib_write_bw");
+        assert_eq!(code, 1);
+        assert!(says(&findings, "of libmlx5"), "{findings:?}");
+    }
+}
+
+#[test]
+fn what_is_no_elf_file_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = folder.path().join("text");
+    std::fs::write(&text, "no program\n").unwrap();
+    let (code, said) = examine(&text);
+    assert_eq!(code, 2);
+    assert!(says(&said, "no ELF file"), "{said:?}");
+    // Cut off behind the identification, or anywhere else: an error, not a panic.
+    let whole = std::fs::read(siwrun()).unwrap();
+    for length in [4, 17, 19, 63, 64, 4096] {
+        std::fs::write(&text, &whole[..length]).unwrap();
+        assert_eq!(examine(&text).0, 2, "{length} bytes");
+    }
+}
+
+#[test]
+fn another_processor_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("program");
+    let mut bytes = std::fs::read(siwrun()).unwrap();
+    // e_machine: EM_S390, which is no machine of siwd.
+    bytes[18] = 22;
+    std::fs::write(&program, bytes).unwrap();
+    let (code, findings) = examine(&program);
+    assert_eq!(code, 1);
+    assert!(says(&findings, "another processor"), "{findings:?}");
+}
+
+#[test]
+fn static_linking_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    for flags in [["-static"], ["-static-pie"]] {
+        let source = "int main(void) { return 0; }";
+        let Some(program) = compile(folder.path(), "static", source, &flags) else {
+            return;
+        };
+        let (code, findings) = examine(&program);
+        assert_eq!(code, 1);
+        assert!(says(&findings, "statically linked"), "{findings:?}");
+    }
+}
+
+/// A library in place of libibverbs with a function and a version node that nobody else has.
+#[test]
+fn missing_functions_and_versions_are_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let map = path.join("map");
+    std::fs::write(
+        &map,
+        "IBVERBS_1.1 { global: ibv_of_nobody; };\nIBVERBS_9.9 { global: ibv_of_tomorrow; };",
+    )
+    .unwrap();
+    let script = format!("-Wl,--version-script={}", map.display());
+    let source = "int ibv_of_nobody(void) { return 0; } int ibv_of_tomorrow(void) { return 0; }";
+    let flags = ["-shared", "-fPIC", "-Wl,-soname,libibverbs.so.1", &script];
+    let Some(library) = compile(path, "libibverbs.so.1", source, &flags) else {
+        return;
+    };
+    let source = "int ibv_of_nobody(void); int ibv_of_tomorrow(void);\n\
+                  int main(void) { return ibv_of_nobody() + ibv_of_tomorrow(); }";
+    let flags = [library.to_str().unwrap()];
+    let program = compile(path, "program", source, &flags).unwrap();
+    let (code, findings) = examine(&program);
+    assert_eq!(code, 1);
+    assert!(says(&findings, "ibv_of_nobody@IBVERBS_1.1"), "{findings:?}");
+    assert!(says(&findings, "version IBVERBS_9.9"), "{findings:?}");
+    // The folder has the program and the library, which only counts as a copy.
+    assert_eq!(examine(path), (1, findings));
+}
+
+#[test]
+fn a_script_is_examined_by_its_interpreter() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("script");
+    std::fs::write(&script, "#!/usr/bin/env -S sh -e\nexit 0\n").unwrap();
+    assert_eq!(examine(&script), (0, vec![]));
+    std::fs::write(&script, "#!/of/nobody\n").unwrap();
+    assert_eq!(examine(&script).0, 2);
+}
