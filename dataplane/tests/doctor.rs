@@ -160,3 +160,21 @@ fn a_script_is_examined_by_its_interpreter() {
     std::fs::write(&script, "#!/of/nobody\n").unwrap();
     assert_eq!(examine(&script).0, 2);
 }
+
+#[test]
+fn libraries_that_a_program_needs_are_examined() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let source = "int rdma_join_multicast(void *, void *, void *);\n\
+                  int join(void) { return rdma_join_multicast(0, 0, 0); }";
+    let flags = ["-shared", "-fPIC", "-Wl,-soname,libmiddle.so", "-lrdmacm"];
+    let Some(library) = compile(path, "libmiddle.so", source, &flags) else {
+        return;
+    };
+    let source = "int join(void);\nint main(void) { return join(); }";
+    let flags = [library.to_str().unwrap(), "-Wl,-rpath,$ORIGIN"];
+    let program = compile(path, "program", source, &flags).unwrap();
+    let (code, findings) = examine(&program);
+    assert_eq!(code, 1);
+    assert!(says(&findings, "rdma_join_multicast"), "{findings:?}");
+}

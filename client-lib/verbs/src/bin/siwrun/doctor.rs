@@ -13,8 +13,9 @@ mod unsupported;
 
 use clap::Parser;
 use elf_file::{ElfFile, is_elf};
-use examine::{DropIn, Finding, Severity, examine, is_about_rdma};
+use examine::{DropIn, Finding, Severity, examine, is_about_rdma, is_rdma_library};
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -113,32 +114,85 @@ fn examine_file(path: &Path, data: &[u8], library: &DropIn) -> Result<Report, St
     })
 }
 
-/// A program, a library, or the interpreter of a script.
-fn examine_program(path: &Path, library: &DropIn) -> Result<Report, String> {
-    let data = read_file(path)?;
-    let Some(interpreter) = interpreter_of(&data) else {
-        if data.starts_with(b"PK\x03\x04") {
-            return Err(format!(
-                "{} is a zip archive or a wheel: unpack it, and give the folder",
-                path.display()
-            ));
+/// Where ld.so looks for libraries of this machine, behind RUNPATH and LD_LIBRARY_PATH.
+const LIBRARY_FOLDERS: [&str; 5] = [
+    "/lib/x86_64-linux-gnu",
+    "/usr/lib/x86_64-linux-gnu",
+    "/lib64",
+    "/usr/lib64",
+    "/usr/local/lib",
+];
+
+/// A library that a file needs, in the folders where ld.so looks for it.
+fn find_needed(name: &str, file: &ElfFile, path: &Path) -> Option<PathBuf> {
+    let origin = fs::canonicalize(path).ok()?.parent()?.to_path_buf();
+    let origin = origin.to_string_lossy();
+    let own = file.search_path.clone().unwrap_or_default();
+    let own = own
+        .replace("$ORIGIN", &origin)
+        .replace("${ORIGIN}", &origin);
+    let given = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    env::split_paths(&own)
+        .chain(env::split_paths(&given))
+        .chain(LIBRARY_FOLDERS.map(PathBuf::from))
+        .map(|folder| folder.join(name))
+        .find(|candidate| candidate.is_file())
+}
+
+/// The libraries that a file needs, and theirs: reports of those that have to do with RDMA. `seen`
+/// has the names of those that were examined.
+fn examine_needed(
+    path: &Path,
+    data: &[u8],
+    library: &DropIn,
+    seen: &mut BTreeSet<String>,
+    all: &mut Vec<Report>,
+) -> Result<(), String> {
+    let file = parse_file(path, data, Some(library.machine))?;
+    for name in &file.needed {
+        if is_rdma_library(name) || !seen.insert(name.clone()) {
+            continue;
         }
-        return examine_file(path, &data, library);
+        let Some(found) = find_needed(name, &file, path) else {
+            continue;
+        };
+        let data = read_file(&found)?;
+        if is_about_rdma(&data) {
+            all.push(examine_file(&found, &data, library)?);
+        }
+        examine_needed(&found, &data, library, seen, all)?;
+    }
+    Ok(())
+}
+
+/// A program or a library, with those that it needs; of a script, the interpreter.
+fn examine_program(path: &Path, library: &DropIn, all: &mut Vec<Report>) -> Result<(), String> {
+    let data = read_file(path)?;
+    if data.starts_with(b"PK\x03\x04") {
+        return Err(format!(
+            "{} is a zip archive or a wheel: unpack it, and give the folder",
+            path.display()
+        ));
+    }
+    let Some(interpreter) = interpreter_of(&data) else {
+        all.push(examine_file(path, &data, library)?);
+        return examine_needed(path, &data, library, &mut BTreeSet::new(), all);
     };
     let interpreter = find_program(&interpreter)?;
-    let mut report = examine_file(&interpreter, &read_file(&interpreter)?, library)?;
-    let what = format!(
-        "{} is a script of {}",
-        path.display(),
-        interpreter.display()
-    );
+    let data = read_file(&interpreter)?;
+    let mut report = examine_file(&interpreter, &data, library)?;
     report.findings.push(Finding::new(
         Severity::Note,
-        what,
+        format!(
+            "{} is a script of {}",
+            path.display(),
+            interpreter.display()
+        ),
         "the interpreter was examined; what it loads cannot be seen in it",
         "give the folder of its packages to siwrun doctor too",
     ));
-    Ok(report)
+    all.push(report);
+    examine_needed(&interpreter, &data, library, &mut BTreeSet::new(), all)
 }
 
 /// Every ELF file below a folder that has to do with RDMA. Symbolic links are not followed.
@@ -192,7 +246,7 @@ fn diagnose(arguments: &DoctorArguments, library: &Path) -> Result<bool, String>
     if program.is_dir() {
         examine_folder(&program, &library, &mut reports)?;
     } else {
-        reports.push(examine_program(&program, &library)?);
+        examine_program(&program, &library, &mut reports)?;
     }
     if reports.is_empty() {
         return Err(format!(

@@ -65,7 +65,8 @@ fn is_rdma_node(version: &str) -> bool {
     version.starts_with("IBVERBS_") || version.starts_with("RDMACM_")
 }
 
-fn is_rdma_library(name: &str) -> bool {
+/// libibverbs or librdmacm, also under the name of a copy.
+pub fn is_rdma_library(name: &str) -> bool {
     name.starts_with("libibverbs") || name.starts_with("librdmacm")
 }
 
@@ -180,8 +181,8 @@ fn find_libraries(file: &ElfFile, data: &[u8], findings: &mut Vec<Finding>) {
     } else {
         (
             "it uses neither libibverbs nor librdmacm itself".into(),
-            "a library or a plug-in that it loads may",
-            "give its folder, or that library, to siwrun doctor; TCP programs run with siwrun --rsockets",
+            "the libraries that it needs are examined too; a plug-in that it loads later is not",
+            "give the plug-in, or its folder, to siwrun doctor; TCP programs run with siwrun --rsockets",
         )
     };
     findings.push(Finding::new(Severity::Note, what, why, advice));
