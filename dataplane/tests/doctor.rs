@@ -1,5 +1,5 @@
-//! `siwrun doctor`: what it says of programs of the distribution and of files made here, none of
-//! which is run.
+//! `siwrun doctor`: what it says of programs of the distribution and of files made here, before
+//! they are run.
 
 mod common;
 
@@ -177,4 +177,38 @@ fn libraries_that_a_program_needs_are_examined() {
     let (code, findings) = examine(&program);
     assert_eq!(code, 1);
     assert!(says(&findings, "rdma_join_multicast"), "{findings:?}");
+}
+
+/// ld.so asks the file that a program was linked with for its versions: the copy of a wheel has them.
+#[test]
+fn a_copy_under_another_name_has_what_is_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let map = path.join("map");
+    std::fs::write(&map, "IBVERBS_9.9 { global: ibv_of_tomorrow; };").unwrap();
+    let script = format!("-Wl,--version-script={}", map.display());
+    let source = "int ibv_of_tomorrow(void) { return 0; }";
+    let flags = [
+        "-shared",
+        "-fPIC",
+        "-Wl,-soname,libibverbs-12.so.1",
+        &script,
+    ];
+    let Some(library) = compile(path, "libibverbs-12.so.1", source, &flags) else {
+        return;
+    };
+    let source = "int ibv_of_tomorrow(void);\nint main(void) { return ibv_of_tomorrow(); }";
+    let flags = [library.to_str().unwrap(), "-Wl,-rpath,$ORIGIN"];
+    let program = compile(path, "program", source, &flags).unwrap();
+    let (code, findings) = examine(&program);
+    assert_eq!(code, 1);
+    assert!(says(&findings, "version IBVERBS_9.9"), "{findings:?}");
+    // It starts, with the rest from siwd's library.
+    let links = path.join("links");
+    let status = Command::new(siwrun())
+        .arg("--links")
+        .args([&links, &program])
+        .status()
+        .unwrap();
+    assert!(status.success(), "{status}");
 }

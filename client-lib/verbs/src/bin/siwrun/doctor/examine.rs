@@ -190,6 +190,22 @@ fn find_libraries(file: &ElfFile, data: &[u8], findings: &mut Vec<Finding>) {
 
 /// Versions and symbols that the library lacks.
 fn find_missing_symbols(file: &ElfFile, library: &DropIn, findings: &mut Vec<Finding>) {
+    // ld.so finds what the preloaded library lacks in the copy that a wheel brings.
+    let has_copy = file
+        .needed
+        .iter()
+        .any(|name| is_rdma_library(name) && !is_plain_name(name));
+    let severity = if has_copy {
+        Severity::Partial
+    } else {
+        Severity::Fatal
+    };
+    let why_of = |otherwise: &'static str| match has_copy {
+        true => {
+            "the library of siwd does not have it: it is taken from the copy, which does not know siwd's objects"
+        }
+        false => otherwise,
+    };
     let asked = file
         .required
         .iter()
@@ -202,9 +218,9 @@ fn find_missing_symbols(file: &ElfFile, library: &DropIn, findings: &mut Vec<Fin
         .collect();
     for node in nodes {
         findings.push(Finding::new(
-            Severity::Fatal,
+            severity,
             format!("it asks for the version {node}"),
-            "the library of siwd does not have it, and ld.so refuses to start the program",
+            why_of("the library of siwd does not have it, and ld.so refuses to start the program"),
             "build the program against an older rdma-core",
         ));
     }
@@ -213,9 +229,9 @@ fn find_missing_symbols(file: &ElfFile, library: &DropIn, findings: &mut Vec<Fin
         .filter(|symbol| !library.symbols.contains(symbol))
     {
         findings.push(Finding::new(
-            Severity::Fatal,
+            severity,
             format!("it calls {}@{}", symbol.name, symbol.version),
-            "the library of siwd does not have that function: ld.so ends the program at its first call, or refuses to start it",
+            why_of("the library of siwd does not have that function: ld.so ends the program at its first call, or refuses to start it"),
             "build the program without that call",
         ));
     }
