@@ -3,7 +3,7 @@
 mod common;
 
 use common::Daemon;
-use common::programs::{Program, await_listeners, is_installed};
+use common::programs::{Program, await_listeners, free_port, is_installed};
 
 /// Serves echoes by epoll (the selector of Linux) at the address until `count` clients have come and
 /// gone.
@@ -70,12 +70,6 @@ fn write_script(daemon: &Daemon, name: &str, text: &str) -> String {
     let path = daemon.dir.path().join(name);
     std::fs::write(&path, text).unwrap();
     path.display().to_string()
-}
-
-/// A port that nobody has; the kernel's tests and siwd's do not meet, since addresses differ.
-fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
 }
 
 fn echo_between(bound: &str, connected: &[&str]) {

@@ -8,12 +8,13 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `next.rs` | the functions of the C library, and those of rsockets |
+//! | `imports.rs`, `next.rs` | the functions of the C library, and those of rsockets |
 //! | `convert.rs` | how a socket becomes an rsocket |
 //! | `sockets.rs`, `transfer.rs`, `wait.rs` | the calls |
 #![allow(clippy::missing_safety_doc)]
 
 mod convert;
+mod imports;
 mod next;
 mod sockets;
 mod transfer;

@@ -8,6 +8,7 @@
 //! | `ibverbs/` | libibverbs: thin C objects around those of the crate `siw` |
 //! | `rdmacm/` | librdmacm: rdma_cm |
 //! | `rsockets/` | librdmacm: rsockets |
+//! | `mirror.rs` | addresses of devices, for the library that `siwrun` preloads |
 //!
 //! An object is a `repr(C)` struct that begins with the struct of the header; C code holds a pointer
 //! to it, and a call gets back from the pointer to the Rust object without a look-up.
@@ -19,6 +20,7 @@
 mod abi;
 mod export;
 mod ibverbs;
+mod mirror;
 mod rdmacm;
 mod rsockets;
 mod status;

@@ -272,11 +272,13 @@ pub fn client_program(name: &str) -> PathBuf {
     build_of_package("siw", "--bin", name).join(name)
 }
 
-/// The path of `siwrun`, built with the profile of this test, with its library beside it.
+/// The path of `siwrun`, built with the profile of this test, with its libraries beside it.
 pub fn siwrun() -> &'static Path {
     static PATH: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
     PATH.get_or_init(|| {
-        build_of_package("siw-preload", "--lib", "--all-features");
+        for library in ["siw-preload", "siw-mirror"] {
+            build_of_package(library, "--lib", "--all-features");
+        }
         build_of_package("siw-verbs", "--lib", "--bins").join("siwrun")
     })
 }

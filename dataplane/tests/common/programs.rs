@@ -149,7 +149,7 @@ pub fn run_pair(server: &str, client: &str) -> (String, String) {
 }
 
 /// A TCP port of the kernel that nobody has.
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     listener.local_addr().unwrap().port()
 }
@@ -168,18 +168,33 @@ fn is_listening(port: u16) -> bool {
     })
 }
 
-/// A server and a client that exchange what they need over a TCP connection of the kernel, whose
-/// port they take by `-p`.
-pub fn start_over_tcp(daemon: &Daemon, server: &str, client: &str) -> (Program, Program) {
-    let port = free_port();
-    let mut server = Program::start(daemon, &format!("{server} -p {port}"));
+/// Waits until the program listens on the port in the kernel, or has ended.
+pub fn await_kernel_listener(server: &mut Program, port: u16) {
     let deadline = Instant::now() + PATIENCE;
     while !is_listening(port) && server.child.try_wait().unwrap().is_none() {
         assert!(Instant::now() < deadline, "nobody listens on {port}");
         std::thread::park_timeout(std::time::Duration::from_millis(2));
     }
-    let client = Program::start(daemon, &format!("{client} -p {port} 127.0.0.1"));
+}
+
+/// A server and a client that exchange what they need over a TCP connection of the kernel to the
+/// host, whose port they take by `-p`.
+pub fn start_at_host(
+    daemon: &Daemon,
+    server: &str,
+    client: &str,
+    host: &str,
+) -> (Program, Program) {
+    let port = free_port();
+    let mut server = Program::start(daemon, &format!("{server} -p {port}"));
+    await_kernel_listener(&mut server, port);
+    let client = Program::start(daemon, &format!("{client} -p {port} {host}"));
     (server, client)
+}
+
+/// The same over 127.0.0.1.
+pub fn start_over_tcp(daemon: &Daemon, server: &str, client: &str) -> (Program, Program) {
+    start_at_host(daemon, server, client, "127.0.0.1")
 }
 
 /// The same, of two that end by themselves; what each said.

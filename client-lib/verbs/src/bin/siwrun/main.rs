@@ -34,6 +34,10 @@ struct Arguments {
     /// Has the program's TCP sockets be rsockets where siwd has the address, or leads to it.
     #[arg(long)]
     rsockets: bool,
+    /// Does not show siwd's addresses to the program as addresses of the kernel's interfaces, nor
+    /// have its sockets of the kernel at such an address use the loopback.
+    #[arg(long)]
+    no_mirror: bool,
     /// Only makes the links and prints their folder, for LD_LIBRARY_PATH; its folder pkgconfig is
     /// for PKG_CONFIG_PATH, to compile against them.
     #[arg(long)]
@@ -47,6 +51,8 @@ struct Arguments {
 const LIBRARY: &str = "libsiw_verbs.so";
 /// What `--rsockets` preloads, in the folder of the library.
 const PRELOAD_LIBRARY: &str = "libsiw_preload.so";
+/// What shows siwd's addresses to programs, in the folder of the library.
+const MIRROR_LIBRARY: &str = "libsiw_mirror.so";
 /// What programs load, and what compilers link with.
 const NAMES: [&str; 4] = [
     "libibverbs.so.1",
@@ -176,12 +182,17 @@ fn prepend(variable: &str, value: &Path) -> OsString {
     all
 }
 
-/// The library of `--rsockets` before the others.
-fn add_preload_library(library: &Path, others: OsString) -> Result<OsString, String> {
-    let path = library.with_file_name(PRELOAD_LIBRARY);
+/// Another library, from the folder of the library, before the others.
+fn add_preload_library(
+    name: &str,
+    package: &str,
+    library: &Path,
+    others: OsString,
+) -> Result<OsString, String> {
+    let path = library.with_file_name(name);
     if !path.is_file() {
         return Err(format!(
-            "{PRELOAD_LIBRARY} is not beside {}; build it with cargo build -p siw-preload",
+            "{name} is not beside {}; build it with cargo build -p {package}",
             library.display()
         ));
     }
@@ -212,8 +223,11 @@ fn run() -> Result<ExitCode, String> {
         return Err("which program? usage: siwrun PROGRAM ARGS...".into());
     };
     let mut preloaded = prepend("LD_PRELOAD", &links.join("libibverbs.so.1"));
+    if !arguments.no_mirror {
+        preloaded = add_preload_library(MIRROR_LIBRARY, "siw-mirror", &library, preloaded)?;
+    }
     if arguments.rsockets {
-        preloaded = add_preload_library(&library, preloaded)?;
+        preloaded = add_preload_library(PRELOAD_LIBRARY, "siw-preload", &library, preloaded)?;
     }
     let mut command = Command::new(program);
     command

@@ -1,0 +1,196 @@
+//! Network interfaces that stand for devices of siwd (getifaddrs(3)), after those of the kernel.
+
+use crate::devices::{DeviceAddress, device_addresses, read_address};
+use crate::next::libc_calls;
+use libc::{ifaddrs, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_ll, socklen_t};
+use std::collections::HashMap;
+use std::ffi::{c_char, c_int, c_uint};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ptr::null_mut;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+/// Entries that follow a list of the kernel, by the address of the list's head.
+static ADDED: LazyLock<Mutex<HashMap<usize, Box<[InterfaceEntry]>>>> =
+    LazyLock::new(Mutex::default);
+
+/// Indexes of interfaces that the kernel does not reach.
+const FIRST_INDEX: u32 = 0x5157_0000;
+const FLAGS: c_int = libc::IFF_UP | libc::IFF_RUNNING | libc::IFF_BROADCAST | libc::IFF_MULTICAST;
+/// siwd does not say how long the prefixes are; these are the usual ones.
+const V4_MASK: Ipv4Addr = Ipv4Addr::new(255, 255, 255, 0);
+const V6_MASK: Ipv6Addr = Ipv6Addr::new(0xffff, 0xffff, 0xffff, 0xffff, 0, 0, 0, 0);
+
+#[derive(Clone, Copy)]
+union EntryAddress {
+    v4: sockaddr_in,
+    v6: sockaddr_in6,
+    packet: sockaddr_ll,
+}
+
+/// An entry of the list with what it points to.
+struct InterfaceEntry {
+    abi: ifaddrs,
+    name: [u8; libc::IFNAMSIZ],
+    addr: EntryAddress,
+    mask: Option<EntryAddress>,
+    broadcast: Option<EntryAddress>,
+}
+
+// SAFETY: its pointers lead into the list, which belongs to whoever holds it.
+unsafe impl Send for InterfaceEntry {}
+
+fn v4_address(ip: Ipv4Addr) -> EntryAddress {
+    // SAFETY: the struct is made of numbers.
+    let mut addr: sockaddr_in = unsafe { std::mem::zeroed() };
+    addr.sin_family = libc::AF_INET as libc::sa_family_t;
+    addr.sin_addr.s_addr = u32::from_ne_bytes(ip.octets());
+    EntryAddress { v4: addr }
+}
+
+fn v6_address(ip: Ipv6Addr) -> EntryAddress {
+    // SAFETY: the struct is made of numbers.
+    let mut addr: sockaddr_in6 = unsafe { std::mem::zeroed() };
+    addr.sin6_family = libc::AF_INET6 as libc::sa_family_t;
+    addr.sin6_addr.s6_addr = ip.octets();
+    EntryAddress { v6: addr }
+}
+
+fn packet_address(device: &DeviceAddress) -> EntryAddress {
+    // SAFETY: the struct is made of numbers.
+    let mut addr: sockaddr_ll = unsafe { std::mem::zeroed() };
+    addr.sll_family = libc::AF_PACKET as libc::sa_family_t;
+    addr.sll_ifindex = (FIRST_INDEX + device.index) as c_int;
+    addr.sll_hatype = libc::ARPHRD_ETHER;
+    addr.sll_halen = device.mac.len() as u8;
+    addr.sll_addr[..device.mac.len()].copy_from_slice(&device.mac);
+    EntryAddress { packet: addr }
+}
+
+impl InterfaceEntry {
+    fn new(device: &DeviceAddress, addr: EntryAddress) -> InterfaceEntry {
+        let mut name = [0; libc::IFNAMSIZ];
+        let room = &mut name[..libc::IFNAMSIZ - 1];
+        for (to, from) in room.iter_mut().zip(device.name.to_bytes()) {
+            *to = *from;
+        }
+        InterfaceEntry {
+            // SAFETY: the struct is made of numbers and pointers.
+            abi: unsafe { std::mem::zeroed() },
+            name,
+            addr,
+            mask: None,
+            broadcast: None,
+        }
+    }
+
+    fn of_address(device: &DeviceAddress) -> InterfaceEntry {
+        match device.ip {
+            IpAddr::V4(ip) => InterfaceEntry {
+                mask: Some(v4_address(V4_MASK)),
+                broadcast: Some(v4_address(ip | !V4_MASK)),
+                ..InterfaceEntry::new(device, v4_address(ip))
+            },
+            IpAddr::V6(ip) => InterfaceEntry {
+                mask: Some(v6_address(V6_MASK)),
+                ..InterfaceEntry::new(device, v6_address(ip))
+            },
+        }
+    }
+
+    /// Sets its pointers, once it is where it stays.
+    fn link(&mut self, next: *mut ifaddrs) {
+        fn pointer(addr: &mut Option<EntryAddress>) -> *mut sockaddr {
+            addr.as_mut()
+                .map_or(null_mut(), |addr| (&raw mut *addr).cast())
+        }
+        self.abi.ifa_next = next;
+        self.abi.ifa_name = self.name.as_mut_ptr().cast::<c_char>();
+        self.abi.ifa_flags = FLAGS as c_uint;
+        self.abi.ifa_addr = (&raw mut self.addr).cast();
+        self.abi.ifa_netmask = pointer(&mut self.mask);
+        self.abi.ifa_ifu = pointer(&mut self.broadcast);
+    }
+}
+
+/// The entries of all devices, in a list.
+fn device_entries() -> Box<[InterfaceEntry]> {
+    let devices = device_addresses();
+    let mut packets: Vec<InterfaceEntry> = Vec::new();
+    let mut last = None;
+    for device in devices {
+        if last.replace(device.index) != Some(device.index) {
+            packets.push(InterfaceEntry::new(device, packet_address(device)));
+        }
+    }
+    let addresses = devices.iter().map(InterfaceEntry::of_address);
+    let mut entries: Box<[InterfaceEntry]> = packets.into_iter().chain(addresses).collect();
+    let mut next = null_mut();
+    for entry in entries.iter_mut().rev() {
+        entry.link(next);
+        next = &raw mut entry.abi;
+    }
+    entries
+}
+
+fn lock_added() -> MutexGuard<'static, HashMap<usize, Box<[InterfaceEntry]>>> {
+    ADDED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[unsafe(export_name = "getifaddrs")]
+unsafe extern "C" fn list_interfaces(list: *mut *mut ifaddrs) -> c_int {
+    // SAFETY: as the manual page obliges the caller.
+    let status = unsafe { libc_calls::getifaddrs(list) };
+    if status != 0 {
+        return status;
+    }
+    let mut entries = device_entries();
+    let Some(first) = entries.first_mut() else {
+        return status;
+    };
+    let first = &raw mut first.abi;
+    // SAFETY: the C library made a list, whose end is to be found and written.
+    unsafe {
+        let mut end = list;
+        while !(*end).is_null() {
+            end = &raw mut (**end).ifa_next;
+        }
+        *end = first;
+        lock_added().insert((*list).addr(), entries);
+    }
+    status
+}
+
+#[unsafe(export_name = "freeifaddrs")]
+unsafe extern "C" fn free_interfaces(list: *mut ifaddrs) {
+    let added = lock_added().remove(&list.addr());
+    // The C library had no interface: the list is that of the devices alone.
+    let is_own = added
+        .iter()
+        .flatten()
+        .any(|entry| std::ptr::eq(&raw const entry.abi, list));
+    if !is_own {
+        // SAFETY: a list of the C library, which frees it as one piece.
+        unsafe { libc_calls::freeifaddrs(list) };
+    }
+}
+
+/// The addresses that the kernel has itself.
+pub fn kernel_addresses() -> Vec<IpAddr> {
+    let mut list: *mut ifaddrs = null_mut();
+    // SAFETY: a place for a list.
+    if unsafe { libc_calls::getifaddrs(&raw mut list) } != 0 {
+        return Vec::new();
+    }
+    let mut all = Vec::new();
+    let mut entry = list;
+    // SAFETY: a list of the C library; addresses are as long as their family says.
+    unsafe {
+        while let Some(found) = entry.as_ref() {
+            let length = size_of::<sockaddr_in6>() as socklen_t;
+            all.extend(read_address(found.ifa_addr, length).map(|addr| addr.ip()));
+            entry = found.ifa_next;
+        }
+        libc_calls::freeifaddrs(list);
+    }
+    all
+}

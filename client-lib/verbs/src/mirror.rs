@@ -1,0 +1,39 @@
+//! The addresses of the devices, for the library of `siwrun` that shows them to programs among those
+//! of the kernel (crate `siw-mirror`).
+
+use crate::export::export_symbols;
+use siw::Context;
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::net::IpAddr;
+
+/// Takes the name of a device, its index, its Ethernet address (6 octets) and an address of it (16
+/// octets, those of IPv4 as IPv4-mapped IPv6 addresses).
+type AddAddress = unsafe extern "C" fn(*mut c_void, *const c_char, u32, *const u8, *const u8);
+
+/// Calls the function for each address of each device; -1 where there is no daemon.
+pub unsafe fn list_addresses(add: AddAddress, list: *mut c_void) -> c_int {
+    let Ok(devices) = Context::open(None).and_then(|client| client.query_devices()) else {
+        return -1;
+    };
+    for info in devices {
+        let Ok(name) = CString::new(info.name) else {
+            continue;
+        };
+        for ip in info.ips {
+            let octets = match ip {
+                IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+                IpAddr::V6(v6) => v6.octets(),
+            };
+            // SAFETY: a function with what belongs to it; text and octets as it expects them.
+            unsafe {
+                let (mac, octets) = (info.mac.as_ptr(), octets.as_ptr());
+                add(list, name.as_ptr(), info.index, mac, octets);
+            }
+        }
+    }
+    0
+}
+
+export_symbols! { "SIWD_PRIVATE":
+    fn siw_list_addresses(add: AddAddress, list: *mut c_void) -> c_int = list_addresses;
+}

@@ -1,0 +1,96 @@
+//! Programs that take siwd's addresses for addresses of the kernel: `siwrun` shows them as those of
+//! network interfaces, and has sockets of the kernel use a loopback address instead.
+
+mod common;
+
+use common::Daemon;
+use common::programs::{Program, await_kernel_listener, free_port, is_installed, start_at_host};
+
+/// A connection and a datagram of the kernel, at both addresses of a device.
+const SOCKETS: &str = r#"
+import socket
+for host in ("10.77.0.2", "fd77::2"):
+    listener = socket.create_server((host, 0), family=socket.getaddrinfo(host, 0)[0][0])
+    client = socket.create_connection((host, listener.getsockname()[1]))
+    accepted, _ = listener.accept()
+    client.sendall(b"stream")
+    assert accepted.recv(100) == b"stream"
+    receiver = socket.socket(listener.family, socket.SOCK_DGRAM)
+    receiver.bind((host, 0))
+    sender = socket.socket(listener.family, socket.SOCK_DGRAM)
+    sender.sendto(b"datagram", (host, receiver.getsockname()[1]))
+    assert receiver.recv(100) == b"datagram"
+    sender.sendmsg([b"message"], [], 0, (host, receiver.getsockname()[1]))
+    assert receiver.recv(100) == b"message"
+print("all arrived")
+"#;
+
+#[test]
+fn kernel_sockets_work_at_addresses_of_siwd() {
+    if !is_installed("python3", "python3") {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    let script = daemon.dir.path().join("sockets.py");
+    std::fs::write(&script, SOCKETS).unwrap();
+    let line = format!("python3 {}", script.display());
+    assert!(
+        Program::start(&daemon, &line)
+            .succeed()
+            .contains("all arrived")
+    );
+    // Without the library they are no addresses of the kernel.
+    let (status, said) = Program::start(&daemon, &format!("--no-mirror {line}")).finish();
+    assert!(!status.success(), "{said}");
+    assert!(said.contains("Cannot assign requested address"), "{said}");
+}
+
+#[test]
+fn perftest_connects_by_a_kernel_socket() {
+    if !is_installed("ib_write_bw", "perftest") {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    for program in ["ib_write_bw", "ib_read_lat"] {
+        let (server, client) = start_at_host(
+            &daemon,
+            &format!("{program} -d siw1 -n 200 -s 4096"),
+            &format!("{program} -d siw0 -n 200 -s 4096"),
+            "10.77.0.2",
+        );
+        let said = client.succeed();
+        server.succeed();
+        // Size and number of operations begin the line of results.
+        let has_result = said
+            .lines()
+            .any(|line| line.split_whitespace().take(2).eq(["4096", "200"]));
+        assert!(has_result, "{said}");
+    }
+}
+
+#[test]
+fn qperf_measures_rdma_writes() {
+    if !is_installed("qperf", "qperf") {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    let port = free_port();
+    // It goes on serving.
+    let mut server = Program::start(&daemon, &format!("qperf -lp {port}"));
+    await_kernel_listener(&mut server, port);
+    let line = format!("qperf 10.77.0.2 -lp {port} -t 1 -cm 1 rc_rdma_write_bw");
+    let said = Program::start(&daemon, &line).succeed();
+    assert!(said.contains("bw  ="), "{said}");
+}
+
+#[test]
+fn libfabric_finds_the_devices() {
+    if !is_installed("fi_info", "libfabric-bin") {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    let said = Program::start(&daemon, "fi_info -p verbs").succeed();
+    for expected in ["domain: siw0", "domain: siw1", "FI_PROTO_IWARP"] {
+        assert!(said.contains(expected), "{expected} is not in\n{said}");
+    }
+}
