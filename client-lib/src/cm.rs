@@ -36,6 +36,9 @@ pub struct ConnectOptions<'a> {
     /// How often to try again, a little later, where nobody listens (yet); daemons of earlier
     /// releases do not.
     pub refusals: u8,
+    /// The peer's SENDs wait for a receive work request of this end, also where its device does not
+    /// say so (`receive_wait_ms`); daemons of earlier releases end the connection then.
+    pub wait_for_receives: bool,
     /// Comes back in the events of this connection.
     pub cookie: u64,
 }
@@ -52,6 +55,7 @@ impl Default for ConnectOptions<'_> {
             mpa_rev: None,
             timeout: None,
             refusals: 0,
+            wait_for_receives: false,
             cookie: 0,
         }
     }
@@ -69,7 +73,7 @@ impl ConnectOptions<'_> {
             crc: self.crc.map_or(BY_DEVICE, u8::from),
             mpa_rev: self.mpa_rev.unwrap_or(BY_DEVICE),
             refusals: self.refusals,
-            reserved: 0,
+            waits_for_receives: self.wait_for_receives.into(),
             private_data: private_data(self.private_data)?,
         })
     }

@@ -3,8 +3,8 @@
 
 mod common;
 
-use common::{Daemon, End, LOOPBACK, PATIENCE, pair};
-use siw::{CmEvent, RecvWr, SendData, SendWr, WcStatus};
+use common::{Daemon, End, LOOPBACK, PATIENCE, connect_with, pair};
+use siw::{CmEvent, ConnectOptions, RecvWr, SendData, SendWr, WcStatus};
 
 /// The loopback pair whose second device lets messages wait.
 fn daemon_with_wait(milliseconds: u32) -> Daemon {
@@ -68,4 +68,33 @@ fn a_send_that_waits_too_long_ends_the_connection() {
         other => panic!("{other:?}"),
     }
     assert_eq!(count(&server, "receive_wait_timeouts"), 1);
+}
+
+#[test]
+fn a_consumer_may_want_waits_that_its_device_does_not() {
+    let daemon = Daemon::loopback();
+    let [client, server] = [0; 2].map(|_| End::new(&daemon.context(), 4096));
+    let options = ConnectOptions {
+        wait_for_receives: true,
+        ..ConnectOptions::default()
+    };
+    let to = "10.77.0.2:0".parse().unwrap();
+    connect_with(&client, &server, "siw0", to, &options);
+    server.fill(3);
+    let sge = [server.mr.sge(0, 64)];
+    let send = SendWr::send(1, SendData::Sges(&sge));
+    server.qp.post_send(&[send]).unwrap();
+    let start = std::time::Instant::now();
+    while count(&client, "receive_waits") == 0 {
+        assert!(start.elapsed() < PATIENCE, "nothing waits");
+    }
+    let sge = [client.mr.sge(0, 64)];
+    let receive = RecvWr {
+        wr_id: 2,
+        sges: &sge,
+    };
+    client.qp.post_recv(&[receive]).unwrap();
+    assert_eq!(client.wc().status, WcStatus::SUCCESS);
+    assert_eq!(server.wc().status, WcStatus::SUCCESS);
+    assert_eq!(client.read(0, 64), server.read(0, 64));
 }

@@ -20,6 +20,13 @@ pub fn log_failure(call: &str, reason: &dyn std::fmt::Display) {
     }
 }
 
+/// Whether SENDs of peers are to wait for receive work requests (`SIW_RNR=wait`, or `siwrun --rnr
+/// wait`), as a sender of InfiniBand makes them by rnr_retry.
+pub fn wants_receive_waits() -> bool {
+    static WANTED: OnceLock<bool> = OnceLock::new();
+    *WANTED.get_or_init(|| std::env::var_os("SIW_RNR").is_some_and(|value| value == "wait"))
+}
+
 /// The errno of a result: what `int` functions of libibverbs return, which also set errno.
 pub fn errno_of(call: &str, result: Result<(), Error>) -> c_int {
     match result {

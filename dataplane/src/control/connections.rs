@@ -123,6 +123,7 @@ impl ControlThread {
         qp.phase = QpPhase::Connecting;
         qp.worker = worker;
         qp.device = device;
+        qp.waits_for_receives = request.params.waits_for_receives != 0;
         qp.cookie = request.cookie;
         qp.cm_channel = Some(channel);
         let setup = Box::new(Self::worker_qp_setup(client, qpn)?);
@@ -194,6 +195,7 @@ impl ControlThread {
         let qp = Self::detached_qp(client, qpn, channel)?;
         qp.phase = QpPhase::Connecting;
         qp.worker = worker_request.worker();
+        qp.waits_for_receives = request.params.waits_for_receives != 0;
         qp.cookie = request.cookie;
         qp.cm_channel = Some(channel);
         let setup = Box::new(Self::worker_qp_setup(client, qpn)?);

@@ -296,6 +296,7 @@ impl ControlThread {
                 local: m::Addr::NONE,
                 peer: m::Addr::NONE,
                 pair: None,
+                waits_for_receives: false,
                 port_claim: PortClaim::default(),
             },
         );
@@ -327,6 +328,7 @@ impl ControlThread {
             recv_cq: qp.recv_cq,
             srq: qp.srq,
             is_paired: qp.pair.is_some(),
+            waits_for_receives: qp.waits_for_receives || qp.pair.is_some(),
             srq_share: qp
                 .srq
                 .and_then(|srq| client.srqs.get(&srq))

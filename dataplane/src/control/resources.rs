@@ -103,6 +103,8 @@ pub struct ClientQp {
     pub peer: Addr,
     /// What it is to be connected with, without rdma_cm.
     pub pair: Option<PairAttempt>,
+    /// Its consumer wants messages to wait for receive work requests, with the current connection.
+    pub waits_for_receives: bool,
     /// The local port that its client chose, against the kernel.
     pub port_claim: PortClaim,
 }

@@ -54,21 +54,14 @@ impl PortListeners {
     }
 }
 
-/// How long a message for a queue pair that is connected without rdma_cm waits for a receive work
-/// request, where the device does not say: its program is made for InfiniBand, and has the sender try
-/// again for seconds or for ever.
-const PAIR_RECEIVE_WAIT_MS: u32 = 10_000;
-
 /// Gives a queue pair what its device's or listener's settings say about its stream.
 pub(super) fn apply_mpa_config(protocol: &mut QueuePair, config: &MpaConfig) {
     protocol.set_out_of_order(config.out_of_order);
     protocol.set_terminate_bit_order(config.terminate_bit_order);
     protocol.set_first_msn(config.first_msn);
-    let wait = match config.receive_wait_ms {
-        0 if protocol.is_paired() => PAIR_RECEIVE_WAIT_MS,
-        wait => wait,
-    };
-    protocol.set_receive_wait(wait);
+    if config.receive_wait_ms > 0 {
+        protocol.set_receive_wait(config.receive_wait_ms);
+    }
 }
 
 /// What an application listens for.

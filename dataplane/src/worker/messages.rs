@@ -64,6 +64,8 @@ pub struct QpSetup {
     pub srq_share: u32,
     /// It is connected without rdma_cm.
     pub is_paired: bool,
+    /// A message without a receive work request waits for one, also where the device does not say so.
+    pub waits_for_receives: bool,
 }
 
 /// An active connect.

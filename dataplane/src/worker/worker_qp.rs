@@ -10,6 +10,11 @@ use super::qp_rings::QpRings;
 use super::user_shares::UserSlot;
 use crate::ids::{ClientId, Qpn};
 
+/// How long a message waits for a receive work request where the consumer wants that and the device
+/// does not say: programs that are made for InfiniBand have the sender try again for seconds or for
+/// ever.
+const RECEIVE_WAIT_MS: u32 = 10_000;
+
 /// One queue pair of a worker.
 pub(super) struct WorkerQp {
     /// The client that owns it.
@@ -41,6 +46,9 @@ impl WorkerQp {
     pub(super) fn new(setup: QpSetup, user: UserSlot, port: usize) -> WorkerQp {
         let mut protocol = QueuePair::new(setup.attr);
         protocol.set_paired(setup.is_paired);
+        if setup.waits_for_receives {
+            protocol.set_receive_wait(RECEIVE_WAIT_MS);
+        }
         WorkerQp {
             client: setup.client,
             quota_owner: QuotaOwner {

@@ -178,7 +178,7 @@ pub fn connection_parameters(reads: u32) -> m::ConnParams {
         crc: m::BY_DEVICE,
         mpa_rev: m::BY_DEVICE,
         refusals: 0,
-        reserved: 0,
+        waits_for_receives: 0,
         private_data: m::PrivateData::new(&[]).unwrap(),
     }
 }

@@ -6,6 +6,7 @@ use super::id::{IdObject, complete, fail, result_of};
 use crate::abi::*;
 use crate::ibverbs::context::ContextObject;
 use crate::ibverbs::qp::QpObject;
+use crate::status;
 use siw::{CmListener, ConnectOptions, Error, ListenOptions, Qp};
 use std::ffi::{c_int, c_void};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -120,6 +121,7 @@ unsafe fn start_connect(id: *mut rdma_cm_id, wanted: &Wanted<'_>) -> Result<(), 
         ird: choose_depth(wanted.ird, limits.max_ird, limits.max_ird)?,
         cookie: object.registered().0,
         refusals: REFUSALS,
+        wait_for_receives: status::wants_receive_waits(),
         ..ConnectOptions::default()
     };
     drop(state);
@@ -193,6 +195,7 @@ unsafe fn start_accept(id: *mut rdma_cm_id, wanted: &Wanted<'_>) -> Result<(), E
         ord: choose_depth(wanted.ord, limits.max_ord, offered_ord)?,
         ird: choose_depth(wanted.ird, limits.max_ird, offered_ird)?,
         cookie: object.registered().0,
+        wait_for_receives: status::wants_receive_waits(),
         ..ConnectOptions::default()
     };
     let request = state.request.take();

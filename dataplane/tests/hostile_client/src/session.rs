@@ -335,7 +335,7 @@ fn connection_parameters() -> m::ConnParams {
         crc: m::BY_DEVICE,
         mpa_rev: m::BY_DEVICE,
         refusals: 0,
-        reserved: 0,
+        waits_for_receives: 0,
         private_data: m::PrivateData {
             len: 0,
             data: [0; m::MAX_PRIVATE_DATA],

@@ -39,7 +39,9 @@ pub struct ConnParams {
     /// How often a connect that nobody listens for is tried again, a little later. With
     /// [`FEATURE_PAIRS`](super::FEATURE_PAIRS).
     pub refusals: u8,
-    pub reserved: u8,
+    /// 1: a message without a receive work request waits for one, also where the device does not say
+    /// so. With [`FEATURE_PAIRS`](super::FEATURE_PAIRS).
+    pub waits_for_receives: u8,
     pub private_data: PrivateData,
 }
 

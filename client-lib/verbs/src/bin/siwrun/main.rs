@@ -38,6 +38,10 @@ struct Arguments {
     /// have its sockets of the kernel at such an address use the loopback.
     #[arg(long)]
     no_mirror: bool,
+    /// What becomes of a message that comes before its receive work request: iWARP ends the
+    /// connection, and with `wait` the message waits, as a sender of InfiniBand makes it.
+    #[arg(long, value_enum, default_value = "terminate")]
+    rnr: ReceiverNotReady,
     /// Only makes the links and prints their folder, for LD_LIBRARY_PATH; its folder pkgconfig is
     /// for PKG_CONFIG_PATH, to compile against them.
     #[arg(long)]
@@ -46,6 +50,13 @@ struct Arguments {
     /// work, without running it.
     #[arg(trailing_var_arg = true, required_unless_present = "print_links")]
     program: Vec<OsString>,
+}
+
+/// What becomes of messages without a receive work request.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum ReceiverNotReady {
+    Terminate,
+    Wait,
 }
 
 const LIBRARY: &str = "libsiw_verbs.so";
@@ -240,6 +251,9 @@ fn run() -> Result<ExitCode, String> {
         let socket = std::path::absolute(&socket)
             .map_err(|error| format!("--socket {}: {error}", socket.display()))?;
         command.env("SIWD_SOCKET", socket);
+    }
+    if arguments.rnr == ReceiverNotReady::Wait {
+        command.env("SIW_RNR", "wait");
     }
     if arguments.verbose {
         command.env("SIW_VERBS_LOG", "1");
