@@ -212,7 +212,7 @@ fn refused_immediate_fails_its_write() {
     initiator
         .qp
         .on_tcp_closed(&mut initiator.env, CloseReason::Closed);
-    assert_eq!(initiator.env.statuses(), [(1, WcStatus::REM_OP_ERR)]);
+    assert_eq!(initiator.env.statuses(), [(1, WcStatus::RNR_RETRY_EXC_ERR)]);
 }
 
 /// Immediate Data of RFC 7306 alone: its octets are the application's, whatever they are.
