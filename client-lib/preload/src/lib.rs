@@ -10,10 +10,12 @@
 //! |---|---|
 //! | `imports.rs`, `next.rs` | the functions of the C library, and those of rsockets |
 //! | `convert.rs` | how a socket becomes an rsocket |
+//! | `dispatch.rs` | calls that both have, with the same arguments |
 //! | `sockets.rs`, `transfer.rs`, `wait.rs` | the calls |
 #![allow(clippy::missing_safety_doc)]
 
 mod convert;
+mod dispatch;
 mod imports;
 mod next;
 mod sockets;

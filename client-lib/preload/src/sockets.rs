@@ -3,9 +3,29 @@
 use crate::convert::{
     add_candidate, convert_socket, is_candidate, is_rsocket, remove_candidate, wildcard_address,
 };
+use crate::dispatch::dispatched_calls;
 use crate::next::{libc_calls, rsockets};
 use libc::{sockaddr, socklen_t};
 use std::ffi::{c_int, c_ulong, c_void};
+
+dispatched_calls! {
+    fn accept_with_flags = accept4 (
+        fd: c_int, addr: *mut sockaddr, length: *mut socklen_t, flags: c_int,
+    ) -> c_int;
+    fn shut_down = shutdown (fd: c_int, how: c_int) -> c_int;
+    fn get_option = getsockopt (
+        fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t,
+    ) -> c_int;
+    fn set_option = setsockopt (
+        fd: c_int, level: c_int, name: c_int, value: *const c_void, length: socklen_t,
+    ) -> c_int;
+    fn get_own_address = getsockname (
+        fd: c_int, addr: *mut sockaddr, length: *mut socklen_t,
+    ) -> c_int;
+    fn get_peer_address = getpeername (
+        fd: c_int, addr: *mut sockaddr, length: *mut socklen_t,
+    ) -> c_int;
+}
 
 #[unsafe(export_name = "socket")]
 unsafe extern "C" fn create_socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
@@ -84,23 +104,6 @@ unsafe fn join_rsocket(fd: c_int, backlog: c_int) -> bool {
     }
 }
 
-#[unsafe(export_name = "accept4")]
-unsafe extern "C" fn accept_with_flags(
-    fd: c_int,
-    addr: *mut sockaddr,
-    length: *mut socklen_t,
-    flags: c_int,
-) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
-    unsafe {
-        if is_rsocket(fd) {
-            rsockets::accept4(fd, addr, length, flags)
-        } else {
-            libc_calls::accept4(fd, addr, length, flags)
-        }
-    }
-}
-
 #[unsafe(export_name = "accept")]
 unsafe extern "C" fn accept_connection(
     fd: c_int,
@@ -109,18 +112,6 @@ unsafe extern "C" fn accept_connection(
 ) -> c_int {
     // SAFETY: as the manual page obliges the caller.
     unsafe { accept_with_flags(fd, addr, length, 0) }
-}
-
-#[unsafe(export_name = "shutdown")]
-unsafe extern "C" fn shut_down(fd: c_int, how: c_int) -> c_int {
-    // SAFETY: numbers.
-    unsafe {
-        if is_rsocket(fd) {
-            rsockets::shutdown(fd, how)
-        } else {
-            libc_calls::shutdown(fd, how)
-        }
-    }
 }
 
 #[unsafe(export_name = "close")]
@@ -229,73 +220,5 @@ unsafe extern "C" fn control_device(fd: c_int, request: c_ulong, argument: usize
             return rsockets::fcntl(fd, libc::F_SETFL, flags as usize);
         }
         libc_calls::ioctl(fd, request, argument)
-    }
-}
-
-#[unsafe(export_name = "getsockopt")]
-unsafe extern "C" fn get_option(
-    fd: c_int,
-    level: c_int,
-    name: c_int,
-    value: *mut c_void,
-    length: *mut socklen_t,
-) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
-    unsafe {
-        if is_rsocket(fd) {
-            rsockets::getsockopt(fd, level, name, value, length)
-        } else {
-            libc_calls::getsockopt(fd, level, name, value, length)
-        }
-    }
-}
-
-#[unsafe(export_name = "setsockopt")]
-unsafe extern "C" fn set_option(
-    fd: c_int,
-    level: c_int,
-    name: c_int,
-    value: *const c_void,
-    length: socklen_t,
-) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
-    unsafe {
-        if is_rsocket(fd) {
-            rsockets::setsockopt(fd, level, name, value, length)
-        } else {
-            libc_calls::setsockopt(fd, level, name, value, length)
-        }
-    }
-}
-
-#[unsafe(export_name = "getsockname")]
-unsafe extern "C" fn get_own_address(
-    fd: c_int,
-    addr: *mut sockaddr,
-    length: *mut socklen_t,
-) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
-    unsafe {
-        if is_rsocket(fd) {
-            rsockets::getsockname(fd, addr, length)
-        } else {
-            libc_calls::getsockname(fd, addr, length)
-        }
-    }
-}
-
-#[unsafe(export_name = "getpeername")]
-unsafe extern "C" fn get_peer_address(
-    fd: c_int,
-    addr: *mut sockaddr,
-    length: *mut socklen_t,
-) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
-    unsafe {
-        if is_rsocket(fd) {
-            rsockets::getpeername(fd, addr, length)
-        } else {
-            libc_calls::getpeername(fd, addr, length)
-        }
     }
 }

@@ -1,9 +1,23 @@
 //! Sending and receiving.
 
 use crate::convert::is_rsocket;
+use crate::dispatch::dispatched_calls;
 use crate::next::{libc_calls, rsockets};
 use libc::{iovec, msghdr, sockaddr, socklen_t};
 use std::ffi::{c_int, c_void};
+
+dispatched_calls! {
+    fn read_vector = readv (fd: c_int, list: *const iovec, count: c_int) -> isize;
+    fn write_vector = writev (fd: c_int, list: *const iovec, count: c_int) -> isize;
+    fn receive_bytes = recv (fd: c_int, to: *mut c_void, length: usize, flags: c_int) -> isize;
+    fn send_bytes = send (fd: c_int, from: *const c_void, length: usize, flags: c_int) -> isize;
+    fn receive_from = recvfrom (
+        fd: c_int, to: *mut c_void, length: usize, flags: c_int, addr: *mut sockaddr,
+        addr_length: *mut socklen_t,
+    ) -> isize;
+    fn receive_message = recvmsg (fd: c_int, message: *mut msghdr, flags: c_int) -> isize;
+    fn send_message = sendmsg (fd: c_int, message: *const msghdr, flags: c_int) -> isize;
+}
 
 #[unsafe(export_name = "read")]
 unsafe extern "C" fn read_bytes(fd: c_int, to: *mut c_void, length: usize) -> isize {
@@ -29,83 +43,6 @@ unsafe extern "C" fn write_bytes(fd: c_int, from: *const c_void, length: usize) 
     }
 }
 
-#[unsafe(export_name = "readv")]
-unsafe extern "C" fn read_vector(fd: c_int, list: *const iovec, count: c_int) -> isize {
-    // SAFETY: as the manual page obliges the caller.
-    unsafe {
-        if is_rsocket(fd) {
-            rsockets::readv(fd, list, count)
-        } else {
-            libc_calls::readv(fd, list, count)
-        }
-    }
-}
-
-#[unsafe(export_name = "writev")]
-unsafe extern "C" fn write_vector(fd: c_int, list: *const iovec, count: c_int) -> isize {
-    // SAFETY: as the manual page obliges the caller.
-    unsafe {
-        if is_rsocket(fd) {
-            rsockets::writev(fd, list, count)
-        } else {
-            libc_calls::writev(fd, list, count)
-        }
-    }
-}
-
-#[unsafe(export_name = "recv")]
-unsafe extern "C" fn receive_bytes(
-    fd: c_int,
-    to: *mut c_void,
-    length: usize,
-    flags: c_int,
-) -> isize {
-    // SAFETY: as the manual page obliges the caller.
-    unsafe {
-        if is_rsocket(fd) {
-            rsockets::recv(fd, to, length, flags)
-        } else {
-            libc_calls::recv(fd, to, length, flags)
-        }
-    }
-}
-
-#[unsafe(export_name = "send")]
-unsafe extern "C" fn send_bytes(
-    fd: c_int,
-    from: *const c_void,
-    length: usize,
-    flags: c_int,
-) -> isize {
-    // SAFETY: as the manual page obliges the caller.
-    unsafe {
-        if is_rsocket(fd) {
-            rsockets::send(fd, from, length, flags)
-        } else {
-            libc_calls::send(fd, from, length, flags)
-        }
-    }
-}
-
-#[unsafe(export_name = "recvfrom")]
-unsafe extern "C" fn receive_from(
-    fd: c_int,
-    to: *mut c_void,
-    length: usize,
-    flags: c_int,
-    addr: *mut sockaddr,
-    addr_length: *mut socklen_t,
-) -> isize {
-    // SAFETY: as the manual page obliges the caller.
-    unsafe {
-        if is_rsocket(fd) {
-            rsockets::recvfrom(fd, to, length, flags, addr, addr_length)
-        } else {
-            libc_calls::recvfrom(fd, to, length, flags, addr, addr_length)
-        }
-    }
-}
-
 #[unsafe(export_name = "sendto")]
 unsafe extern "C" fn send_to(
     fd: c_int,
@@ -121,30 +58,6 @@ unsafe extern "C" fn send_to(
             rsockets::send(fd, from, length, flags)
         } else {
             libc_calls::sendto(fd, from, length, flags, addr, addr_length)
-        }
-    }
-}
-
-#[unsafe(export_name = "recvmsg")]
-unsafe extern "C" fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
-    // SAFETY: as the manual page obliges the caller.
-    unsafe {
-        if is_rsocket(fd) {
-            rsockets::recvmsg(fd, message, flags)
-        } else {
-            libc_calls::recvmsg(fd, message, flags)
-        }
-    }
-}
-
-#[unsafe(export_name = "sendmsg")]
-unsafe extern "C" fn send_message(fd: c_int, message: *const msghdr, flags: c_int) -> isize {
-    // SAFETY: as the manual page obliges the caller.
-    unsafe {
-        if is_rsocket(fd) {
-            rsockets::sendmsg(fd, message, flags)
-        } else {
-            libc_calls::sendmsg(fd, message, flags)
         }
     }
 }
