@@ -28,7 +28,7 @@ use super::resources::{ClientQp, QpPhase};
 use super::{ControlThread, cm};
 use crate::host_ports::PortClaim;
 use crate::ids::{ClientId, CmListenerId, Qpn};
-use crate::worker::messages::{Command, ConnectFailure, ConnectParams, RequestId};
+use crate::worker::messages::{Command, ConnectFailure, ConnectParams, QpSetup, RequestId};
 
 /// The TCP port where daemons wait for the other end of a pair.
 pub const PAIRING_PORT: u16 = 5045;
@@ -225,22 +225,43 @@ impl ControlThread {
         (qp.phase == QpPhase::Detached).then_some((qp, attempt))
     }
 
-    /// This end connects.
-    fn connect_pair(&mut self, id: ClientId, qpn: Qpn) -> Result<(), Refusal> {
+    /// Takes a queue pair that waits for its other end: its device, and what it is connected with.
+    fn begin_attempt(
+        &mut self,
+        id: ClientId,
+        qpn: Qpn,
+    ) -> Result<Option<(usize, PairAttempt)>, Refusal> {
         self.resources
             .count_connection(id, qpn, PortClaim::default())?;
-        let Some((qp, attempt)) = self.waiting_pair(id, qpn) else {
-            return Ok(());
-        };
-        qp.phase = QpPhase::Connecting;
-        qp.cm_channel = None;
-        let device = qp.device;
-        let worker = self.next_worker_of(device);
+        Ok(self.waiting_pair(id, qpn).map(|(qp, attempt)| {
+            qp.phase = QpPhase::Connecting;
+            qp.cm_channel = None;
+            (qp.device, attempt)
+        }))
+    }
+
+    /// Gives the queue pair to a worker: the worker's ends of its rings.
+    fn set_up_pair(
+        &mut self,
+        id: ClientId,
+        qpn: Qpn,
+        worker: usize,
+    ) -> Result<Box<QpSetup>, Refusal> {
         if let Some(qp) = self.resources.qp_mut(id, qpn) {
             qp.worker = worker;
         }
-        let setup = Box::new(Self::worker_qp_setup(self.resources.client_mut(id)?, qpn)?);
+        let setup = Self::worker_qp_setup(self.resources.client_mut(id)?, qpn)?;
         setup.sq.set_worker(worker as u32);
+        Ok(Box::new(setup))
+    }
+
+    /// This end connects.
+    fn connect_pair(&mut self, id: ClientId, qpn: Qpn) -> Result<(), Refusal> {
+        let Some((device, attempt)) = self.begin_attempt(id, qpn)? else {
+            return Ok(());
+        };
+        let worker = self.next_worker_of(device);
+        let setup = self.set_up_pair(id, qpn, worker)?;
         let params = Box::new(ConnectParams {
             device,
             local: Some(attempt.local),
@@ -261,16 +282,10 @@ impl ControlThread {
 
     /// This end takes the connection of the other.
     fn accept_pair(&mut self, id: ClientId, qpn: Qpn, request: RequestId) -> Result<(), Refusal> {
-        self.resources
-            .count_connection(id, qpn, PortClaim::default())?;
-        let Some((qp, attempt)) = self.waiting_pair(id, qpn) else {
+        let Some((_, attempt)) = self.begin_attempt(id, qpn)? else {
             return Ok(());
         };
-        qp.phase = QpPhase::Connecting;
-        qp.cm_channel = None;
-        qp.worker = request.worker();
-        let setup = Box::new(Self::worker_qp_setup(self.resources.client_mut(id)?, qpn)?);
-        setup.sq.set_worker(request.worker() as u32);
+        let setup = self.set_up_pair(id, qpn, request.worker())?;
         let command = Command::Accept {
             setup,
             request,
