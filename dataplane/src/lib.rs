@@ -27,5 +27,6 @@ pub mod netlink;
 pub mod offloads;
 pub mod prepared;
 pub mod stream;
+pub mod sysfs_tree;
 pub mod worker;
 mod xdp_device;

@@ -45,6 +45,72 @@ fn kernel_sockets_work_at_addresses_of_siwd() {
     assert!(said.contains("Cannot assign requested address"), "{said}");
 }
 
+/// What older programs ask of interfaces, by ioctl(2).
+const INTERFACES: &str = r#"
+import array, fcntl, socket, struct
+SIOCGIFNAME, SIOCGIFCONF, SIOCGIFFLAGS, SIOCGIFADDR = 0x8910, 0x8912, 0x8913, 0x8915
+SIOCGIFBRDADDR, SIOCGIFNETMASK, SIOCGIFMTU, SIOCGIFHWADDR = 0x8919, 0x891b, 0x8921, 0x8927
+SIOCGIFINDEX = 0x8933
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+
+def ask(code, name, fields):
+    reply = fcntl.ioctl(sock, code, struct.pack("16s24x", name.encode()))
+    return struct.unpack_from(fields, reply, 16)
+
+def ask_ip(code, name):
+    return socket.inet_ntoa(ask(code, name, "=HH4s")[2])
+
+index = socket.if_nametoindex("siw1")
+assert socket.if_indextoname(index) == "siw1"
+assert ask(SIOCGIFINDEX, "siw1", "i") == (index,)
+assert fcntl.ioctl(sock, SIOCGIFNAME, struct.pack("16si20x", b"", index)).startswith(b"siw1\0")
+assert ask_ip(SIOCGIFADDR, "siw1") == "10.77.0.2"
+assert ask_ip(SIOCGIFNETMASK, "siw1") == "255.255.255.0"
+assert ask_ip(SIOCGIFBRDADDR, "siw1") == "10.77.0.255"
+assert ask(SIOCGIFMTU, "siw1", "i")[0] >= 1500
+family, mac = ask(SIOCGIFHWADDR, "siw1", "=H6s")
+assert family == 1 and any(mac)
+UP_AND_RUNNING = 0x41
+assert ask(SIOCGIFFLAGS, "siw1", "H")[0] & UP_AND_RUNNING == UP_AND_RUNNING
+assert ask_ip(SIOCGIFADDR, "lo") == "127.0.0.1"
+
+def interfaces(room):
+    buffer = array.array("B", bytes(room))
+    request = struct.pack("iP", room, buffer.buffer_info()[0])
+    length = struct.unpack_from("i", fcntl.ioctl(sock, SIOCGIFCONF, request))[0]
+    rows = [buffer[at : at + 40].tobytes() for at in range(0, length, 40)]
+    return {row[:16].rstrip(b"\0").decode(): socket.inet_ntoa(row[20:24]) for row in rows}
+
+everything = interfaces(4096)
+assert everything["siw0"] == "10.77.0.1" and everything["siw1"] == "10.77.0.2", everything
+assert everything["lo"] == "127.0.0.1", everything
+# Room for all but one, and no room for one.
+assert "siw1" not in interfaces(40 * len(everything) - 1)
+length = struct.unpack_from("i", fcntl.ioctl(sock, SIOCGIFCONF, struct.pack("iP", 0, 0)))[0]
+assert length == 40 * len(everything), length
+
+for code in (SIOCGIFADDR, SIOCGIFFLAGS):
+    try:
+        ask(code, "nobody", "i")
+        raise SystemExit("an interface that nobody has")
+    except OSError as error:
+        assert error.errno == 19, error
+print("all as expected")
+"#;
+
+#[test]
+fn interfaces_answer_requests_of_ioctl() {
+    if !is_installed("python3", "python3") {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    let script = daemon.dir.path().join("interfaces.py");
+    std::fs::write(&script, INTERFACES).unwrap();
+    let line = format!("python3 {}", script.display());
+    let said = Program::start(&daemon, &line).succeed();
+    assert!(said.contains("all as expected"), "{said}");
+}
+
 #[test]
 fn perftest_connects_by_a_kernel_socket() {
     if !is_installed("ib_write_bw", "perftest") {

@@ -32,6 +32,7 @@ pub mod access;
 pub mod atomic;
 pub mod completion_queue;
 pub mod control;
+pub mod device_identity;
 pub mod doorbell;
 pub mod fault_guard;
 pub mod local_wqe;

@@ -10,16 +10,27 @@ use std::sync::OnceLock;
 /// An address of a device that the kernel does not have.
 pub struct DeviceAddress {
     pub name: CString,
-    pub index: u32,
+    /// The number of the network interface that stands for it.
+    pub interface: u32,
     pub mac: [u8; 6],
+    pub mtu: u32,
     pub ip: IpAddr,
+}
+
+impl DeviceAddress {
+    /// The name of the device, as long as those of interfaces may be.
+    pub fn interface_name(&self) -> &[u8] {
+        let octets = self.name.to_bytes();
+        &octets[..octets.len().min(libc::IFNAMSIZ - 1)]
+    }
 }
 
 unsafe extern "C" fn add_address(
     list: *mut c_void,
     name: *const c_char,
-    index: u32,
+    interface: u32,
     mac: *const u8,
+    mtu: u32,
     ip: *const u8,
 ) {
     // SAFETY: the list of `query_addresses`; a name, and as many octets as the type has.
@@ -27,8 +38,9 @@ unsafe extern "C" fn add_address(
         let list = &mut *list.cast::<Vec<DeviceAddress>>();
         list.push(DeviceAddress {
             name: CStr::from_ptr(name).to_owned(),
-            index,
+            interface,
             mac: mac.cast::<[u8; 6]>().read(),
+            mtu,
             ip: Ipv6Addr::from(ip.cast::<[u8; 16]>().read()).to_canonical(),
         });
     }

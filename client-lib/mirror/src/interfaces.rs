@@ -13,15 +13,16 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 static ADDED: LazyLock<Mutex<HashMap<usize, Box<[InterfaceEntry]>>>> =
     LazyLock::new(Mutex::default);
 
-/// Indexes of interfaces that the kernel does not reach.
-const FIRST_INDEX: u32 = 0x5157_0000;
-const FLAGS: c_int = libc::IFF_UP | libc::IFF_RUNNING | libc::IFF_BROADCAST | libc::IFF_MULTICAST;
+/// What the interfaces are: always up.
+pub const FLAGS: c_int =
+    libc::IFF_UP | libc::IFF_RUNNING | libc::IFF_BROADCAST | libc::IFF_MULTICAST;
 /// siwd does not say how long the prefixes are; these are the usual ones.
-const V4_MASK: Ipv4Addr = Ipv4Addr::new(255, 255, 255, 0);
+pub const V4_MASK: Ipv4Addr = Ipv4Addr::new(255, 255, 255, 0);
 const V6_MASK: Ipv6Addr = Ipv6Addr::new(0xffff, 0xffff, 0xffff, 0xffff, 0, 0, 0, 0);
 
+/// An address of any kind that an entry has.
 #[derive(Clone, Copy)]
-union EntryAddress {
+pub union EntryAddress {
     v4: sockaddr_in,
     v6: sockaddr_in6,
     packet: sockaddr_ll,
@@ -39,7 +40,8 @@ struct InterfaceEntry {
 // SAFETY: its pointers lead into the list, which belongs to whoever holds it.
 unsafe impl Send for InterfaceEntry {}
 
-fn v4_address(ip: Ipv4Addr) -> EntryAddress {
+/// An IPv4 address without a port.
+pub fn v4_address(ip: Ipv4Addr) -> EntryAddress {
     // SAFETY: the struct is made of numbers.
     let mut addr: sockaddr_in = unsafe { std::mem::zeroed() };
     addr.sin_family = libc::AF_INET as libc::sa_family_t;
@@ -59,7 +61,7 @@ fn packet_address(device: &DeviceAddress) -> EntryAddress {
     // SAFETY: the struct is made of numbers.
     let mut addr: sockaddr_ll = unsafe { std::mem::zeroed() };
     addr.sll_family = libc::AF_PACKET as libc::sa_family_t;
-    addr.sll_ifindex = (FIRST_INDEX + device.index) as c_int;
+    addr.sll_ifindex = device.interface as c_int;
     addr.sll_hatype = libc::ARPHRD_ETHER;
     addr.sll_halen = device.mac.len() as u8;
     addr.sll_addr[..device.mac.len()].copy_from_slice(&device.mac);
@@ -69,10 +71,8 @@ fn packet_address(device: &DeviceAddress) -> EntryAddress {
 impl InterfaceEntry {
     fn new(device: &DeviceAddress, addr: EntryAddress) -> InterfaceEntry {
         let mut name = [0; libc::IFNAMSIZ];
-        let room = &mut name[..libc::IFNAMSIZ - 1];
-        for (to, from) in room.iter_mut().zip(device.name.to_bytes()) {
-            *to = *from;
-        }
+        let octets = device.interface_name();
+        name[..octets.len()].copy_from_slice(octets);
         InterfaceEntry {
             // SAFETY: the struct is made of numbers and pointers.
             abi: unsafe { std::mem::zeroed() },
@@ -118,7 +118,7 @@ fn device_entries() -> Box<[InterfaceEntry]> {
     let mut packets: Vec<InterfaceEntry> = Vec::new();
     let mut last = None;
     for device in devices {
-        if last.replace(device.index) != Some(device.index) {
+        if last.replace(device.interface) != Some(device.interface) {
             packets.push(InterfaceEntry::new(device, packet_address(device)));
         }
     }

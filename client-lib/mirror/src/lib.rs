@@ -11,12 +11,15 @@
 //! | `imports.rs` (of `siw-preload`), `next.rs` | the functions of the C library and of the drop-in library |
 //! | `devices.rs` | siwd's addresses, and the loopback address that stands for each |
 //! | `sockets.rs` | binding, connecting and sending |
-//! | `interfaces.rs` | getifaddrs(3) |
+//! | `interfaces.rs`, `interface_requests.rs` | getifaddrs(3); ioctl(2), if_nametoindex(3) |
+//! | `paths.rs` | /sys/class/infiniband and /dev/infiniband, which lead to files that siwd writes |
 #![allow(clippy::missing_safety_doc)]
 
 mod devices;
 #[path = "../../preload/src/imports.rs"]
 mod imports;
+mod interface_requests;
 mod interfaces;
 mod next;
+mod paths;
 mod sockets;

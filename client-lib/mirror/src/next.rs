@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 /// The C library's.
 pub mod libc_calls {
     use super::*;
-    use libc::{ifaddrs, msghdr, sockaddr, socklen_t};
-    use std::ffi::c_int;
+    use libc::{DIR, FILE, ifaddrs, mode_t, msghdr, size_t, sockaddr, socklen_t, ssize_t, statx};
+    pub use libc::{dirent, dirent64, stat, stat64};
+    use std::ffi::{c_char, c_int, c_uint, c_ulong};
     use std::ptr::null_mut;
 
     imported_functions! { libc::RTLD_NEXT;
@@ -22,6 +23,79 @@ pub mod libc_calls {
         fn sendmsg = c"sendmsg" (fd: c_int, message: *const msghdr, flags: c_int) -> isize;
         fn getifaddrs = c"getifaddrs" (list: *mut *mut ifaddrs) -> c_int;
         fn freeifaddrs = c"freeifaddrs" (list: *mut ifaddrs) -> ();
+        fn ioctl = c"ioctl" (fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int;
+        fn if_nametoindex = c"if_nametoindex" (name: *const c_char) -> c_uint;
+        fn if_indextoname = c"if_indextoname" (index: c_uint, name: *mut c_char) -> *mut c_char;
+        fn open = c"open" (path: *const c_char, flags: c_int, mode: mode_t) -> c_int;
+        fn open64 = c"open64" (path: *const c_char, flags: c_int, mode: mode_t) -> c_int;
+        fn open_2 = c"__open_2" (path: *const c_char, flags: c_int) -> c_int;
+        fn open64_2 = c"__open64_2" (path: *const c_char, flags: c_int) -> c_int;
+        fn openat = c"openat" (
+            dir: c_int, path: *const c_char, flags: c_int, mode: mode_t,
+        ) -> c_int;
+        fn openat64 = c"openat64" (
+            dir: c_int, path: *const c_char, flags: c_int, mode: mode_t,
+        ) -> c_int;
+        fn openat_2 = c"__openat_2" (dir: c_int, path: *const c_char, flags: c_int) -> c_int;
+        fn openat64_2 = c"__openat64_2" (dir: c_int, path: *const c_char, flags: c_int) -> c_int;
+        fn fopen = c"fopen" (path: *const c_char, mode: *const c_char) -> *mut FILE;
+        fn fopen64 = c"fopen64" (path: *const c_char, mode: *const c_char) -> *mut FILE;
+        fn stat_of = c"stat" (path: *const c_char, found: *mut stat) -> c_int;
+        fn stat64_of = c"stat64" (path: *const c_char, found: *mut stat64) -> c_int;
+        fn lstat = c"lstat" (path: *const c_char, found: *mut stat) -> c_int;
+        fn lstat64 = c"lstat64" (path: *const c_char, found: *mut stat64) -> c_int;
+        fn fstatat = c"fstatat" (
+            dir: c_int, path: *const c_char, found: *mut stat, flags: c_int,
+        ) -> c_int;
+        fn fstatat64 = c"fstatat64" (
+            dir: c_int, path: *const c_char, found: *mut stat64, flags: c_int,
+        ) -> c_int;
+        fn statx_of = c"statx" (
+            dir: c_int, path: *const c_char, flags: c_int, mask: c_uint, found: *mut statx,
+        ) -> c_int;
+        fn xstat = c"__xstat" (version: c_int, path: *const c_char, found: *mut stat) -> c_int;
+        fn xstat64 = c"__xstat64" (
+            version: c_int, path: *const c_char, found: *mut stat64,
+        ) -> c_int;
+        fn lxstat = c"__lxstat" (version: c_int, path: *const c_char, found: *mut stat) -> c_int;
+        fn lxstat64 = c"__lxstat64" (
+            version: c_int, path: *const c_char, found: *mut stat64,
+        ) -> c_int;
+        fn fxstatat = c"__fxstatat" (
+            version: c_int, dir: c_int, path: *const c_char, found: *mut stat, flags: c_int,
+        ) -> c_int;
+        fn fxstatat64 = c"__fxstatat64" (
+            version: c_int, dir: c_int, path: *const c_char, found: *mut stat64, flags: c_int,
+        ) -> c_int;
+        fn access = c"access" (path: *const c_char, mode: c_int) -> c_int;
+        fn faccessat = c"faccessat" (
+            dir: c_int, path: *const c_char, mode: c_int, flags: c_int,
+        ) -> c_int;
+        fn euidaccess = c"euidaccess" (path: *const c_char, mode: c_int) -> c_int;
+        fn opendir = c"opendir" (path: *const c_char) -> *mut DIR;
+        fn scandir = c"scandir" (
+            path: *const c_char, list: *mut *mut *mut dirent, filter: usize, compare: usize,
+        ) -> c_int;
+        fn scandir64 = c"scandir64" (
+            path: *const c_char, list: *mut *mut *mut dirent64, filter: usize, compare: usize,
+        ) -> c_int;
+        fn readlink = c"readlink" (
+            path: *const c_char, target: *mut c_char, size: size_t,
+        ) -> ssize_t;
+        fn readlink_chk = c"__readlink_chk" (
+            path: *const c_char, target: *mut c_char, size: size_t, room: size_t,
+        ) -> ssize_t;
+        fn readlinkat = c"readlinkat" (
+            dir: c_int, path: *const c_char, target: *mut c_char, size: size_t,
+        ) -> ssize_t;
+        fn readlinkat_chk = c"__readlinkat_chk" (
+            dir: c_int, path: *const c_char, target: *mut c_char, size: size_t, room: size_t,
+        ) -> ssize_t;
+        fn realpath = c"realpath" (path: *const c_char, resolved: *mut c_char) -> *mut c_char;
+        fn realpath_chk = c"__realpath_chk" (
+            path: *const c_char, resolved: *mut c_char, room: size_t,
+        ) -> *mut c_char;
+        fn canonicalize = c"canonicalize_file_name" (path: *const c_char) -> *mut c_char;
     }
 }
 
@@ -31,11 +105,13 @@ pub mod verbs {
     use std::ffi::{c_char, c_int};
     use std::ptr::null_mut;
 
-    /// Takes the name of a device, its index, its Ethernet address and an address of it.
+    /// Takes the name of a device, the number of its network interface, its Ethernet address, its MTU and
+    /// an address of it.
     pub type OnDeviceAddress =
-        unsafe extern "C" fn(*mut c_void, *const c_char, u32, *const u8, *const u8);
+        unsafe extern "C" fn(*mut c_void, *const c_char, u32, *const u8, u32, *const u8);
 
     imported_functions! { libc::RTLD_DEFAULT;
+        fn sysfs_tree = c"siw_sysfs_tree" () -> *const c_char;
         fn list_addresses = c"siw_list_addresses" (add: OnDeviceAddress, list: *mut c_void) -> c_int;
     }
 }

@@ -3,12 +3,13 @@
 
 use crate::export::export_symbols;
 use siw::Context;
+use siw_shm::device_identity::interface_index;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::net::IpAddr;
 
-/// Takes the name of a device, its index, its Ethernet address (6 octets) and an address of it (16
-/// octets, those of IPv4 as IPv4-mapped IPv6 addresses).
-type AddAddress = unsafe extern "C" fn(*mut c_void, *const c_char, u32, *const u8, *const u8);
+/// Takes the name of a device, the number of its network interface, its Ethernet address (6 octets),
+/// its MTU and an address of it (16 octets, those of IPv4 as IPv4-mapped IPv6 addresses).
+type AddAddress = unsafe extern "C" fn(*mut c_void, *const c_char, u32, *const u8, u32, *const u8);
 
 /// Calls the function for each address of each device; -1 where there is no daemon.
 pub unsafe fn list_addresses(add: AddAddress, list: *mut c_void) -> c_int {
@@ -27,7 +28,8 @@ pub unsafe fn list_addresses(add: AddAddress, list: *mut c_void) -> c_int {
             // SAFETY: a function with what belongs to it; text and octets as it expects them.
             unsafe {
                 let (mac, octets) = (info.mac.as_ptr(), octets.as_ptr());
-                add(list, name.as_ptr(), info.index, mac, octets);
+                let interface = interface_index(info.index);
+                add(list, name.as_ptr(), interface, mac, info.mtu, octets);
             }
         }
     }

@@ -97,8 +97,13 @@ impl ControlThread {
             let link = port.link_status().ok();
             let up = link.is_some_and(|status| status.up);
             let view = &mut self.config.devices[device];
-            view.link_mbps = link.map_or(0, |status| status.mbps);
-            if std::mem::replace(&mut view.link_up, up) == up {
+            let mbps = link.map_or(0, |status| status.mbps);
+            let is_other_speed = std::mem::replace(&mut view.link_mbps, mbps) != mbps;
+            let has_changed = std::mem::replace(&mut view.link_up, up) != up;
+            if is_other_speed || has_changed {
+                self.write_link_state(device);
+            }
+            if !has_changed {
                 continue;
             }
             let (kind, why) = if up {
@@ -106,9 +111,15 @@ impl ControlThread {
             } else {
                 (AsyncEventKind::PortErr, "the link is down")
             };
-            tracing::info!(device = %view.name, "{why}");
+            tracing::info!(device = %self.config.devices[device].name, "{why}");
             self.config.links.show_to_kernel(device, up);
             self.post_to_clients(kind, device, why);
+        }
+    }
+
+    fn write_link_state(&self, device: usize) {
+        if let Some(sysfs) = &self.sysfs {
+            sysfs.update_link(&self.config.devices[device]);
         }
     }
 
@@ -130,6 +141,7 @@ impl ControlThread {
         let view = &mut self.config.devices[device];
         (view.is_gone, view.link_up, view.link_mbps) = (true, false, 0);
         tracing::error!(device = %view.name, "{why}; its connections end, other devices serve on");
+        self.write_link_state(device);
         self.post_to_clients(AsyncEventKind::DeviceFatal, device, why);
         self.config.links.show_to_kernel(device, false);
         self.post_removal_to_listeners(device);

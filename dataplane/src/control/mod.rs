@@ -62,6 +62,7 @@ use siw_shm::{SharedMemory, WorkerPage};
 use self::pairing::Pairing;
 use crate::config::LimitsConfig;
 use crate::ids::ClientId;
+use crate::sysfs_tree::SysfsTree;
 use crate::worker::Mailbox;
 use crate::worker::messages::Command;
 use clients::AcceptPause;
@@ -187,6 +188,8 @@ pub struct ControlThread {
     next_worker: usize,
     pairing: Pairing,
     watchdog: Option<Watchdog>,
+    /// Files that say what devices are and whether their links are up; `None`: they cannot be written.
+    sysfs: Option<SysfsTree>,
     /// When the workers have to have stopped; `None` while the daemon serves.
     stopping: Option<Instant>,
 }
@@ -225,6 +228,7 @@ impl ControlThread {
             next_worker: 0,
             pairing: Pairing::default(),
             watchdog: config.watchdog.map(Watchdog::new),
+            sysfs: write_sysfs(&config),
             stopping: None,
             config,
         })
@@ -383,6 +387,13 @@ impl ControlThread {
             }
         }
     }
+}
+
+/// Programs without these files find less; siwd serves them all the same.
+fn write_sysfs(config: &ControlParts) -> Option<SysfsTree> {
+    let written = SysfsTree::write(config.socket.path(), &config.devices);
+    let warn = |error| tracing::warn!("no files for programs that look in /sys: {error}");
+    written.map_err(warn).ok()
 }
 
 fn time_until(deadline: Instant) -> Duration {

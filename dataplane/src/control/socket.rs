@@ -68,6 +68,11 @@ impl BoundSocket {
         Ok(bound)
     }
 
+    /// Where clients find it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The listening socket, non-blocking.
     pub fn listener(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()

@@ -3,6 +3,7 @@
 use crate::abi::{IBV_NODE_RNIC, IBV_TRANSPORT_IWARP, ibv_device};
 use crate::status::{fail_with, null_with};
 use siw::{Context, DeviceInfo, Error};
+use siw_shm::device_identity::node_guid;
 use std::ffi::{c_char, c_int};
 use std::sync::{Mutex, PoisonError};
 
@@ -81,9 +82,7 @@ impl DeviceObject {
 
     /// EUI-64 of the Ethernet address, in the order of the wire.
     pub fn guid(&self) -> u64 {
-        let [first, second, third, fourth, fifth, sixth] = self.info.mac;
-        let eui64 = [first ^ 2, second, third, 0xff, 0xfe, fourth, fifth, sixth];
-        u64::from_ne_bytes(eui64)
+        u64::from_ne_bytes(node_guid(self.info.mac))
     }
 }
 

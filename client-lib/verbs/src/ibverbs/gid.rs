@@ -6,8 +6,10 @@ use super::port::PORT;
 use crate::abi::*;
 use crate::status::fail_errno;
 use siw::DeviceInfo;
+use siw_shm::device_identity::gid_table;
+pub use siw_shm::device_identity::ip_of_gid;
 use std::ffi::c_int;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 
 /// A GID and what it stands for.
 #[derive(Clone, Copy)]
@@ -20,32 +22,12 @@ pub struct DeviceGid {
 
 /// All GIDs of a device, by index.
 pub fn device_gids(info: &DeviceInfo) -> Vec<DeviceGid> {
-    let mut gids: Vec<DeviceGid> = info
-        .ips
-        .iter()
-        .map(|ip| DeviceGid {
-            raw: gid_of_ip(*ip),
-            ip: Some(*ip),
-        })
-        .collect();
-    let mut raw = [0; 16];
-    raw[..6].copy_from_slice(&info.mac);
-    gids.push(DeviceGid { raw, ip: None });
-    gids
-}
-
-/// IPv4 addresses as IPv4-mapped IPv6 addresses, as with RoCE v2.
-pub fn gid_of_ip(ip: IpAddr) -> [u8; 16] {
-    match ip {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-        IpAddr::V6(v6) => v6.octets(),
-    }
-}
-
-/// The address that a GID stands for, if it is no Ethernet address of Linux's kind.
-pub fn ip_of_gid(raw: [u8; 16]) -> Option<IpAddr> {
-    let is_ethernet = raw[6..].iter().all(|octet| *octet == 0);
-    (!is_ethernet).then(|| Ipv6Addr::from(raw).to_canonical())
+    let gids = gid_table(info.mac, info.ips.iter().copied());
+    let with_ip = |raw| DeviceGid {
+        raw,
+        ip: ip_of_gid(raw),
+    };
+    gids.into_iter().map(with_ip).collect()
 }
 
 /// Programs know the types of RoCE: what carries an IP address is version 2 there.

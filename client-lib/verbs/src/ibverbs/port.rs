@@ -5,6 +5,7 @@ use super::gid::device_gids;
 use crate::abi::*;
 use crate::status::{fail_errno, fail_with};
 use siw::{DeviceInfo, Error};
+use siw_shm::device_identity::link_rate;
 use std::ffi::c_int;
 
 /// The number of the only port.
@@ -25,29 +26,6 @@ fn to_mtu(bytes: u32) -> ibv_mtu {
     }
 }
 
-/// `active_speed` and `active_width` whose product is the speed of the link, or just below.
-fn to_speed_and_width(mbps: u32) -> (u8, u8) {
-    const SDR: u8 = 1;
-    const DDR: u8 = 2;
-    const QDR: u8 = 4;
-    const EDR: u8 = 32;
-    const HDR: u8 = 64;
-    const NDR: u8 = 128;
-    const ONE_LANE: u8 = 1;
-    const FOUR_LANES: u8 = 2;
-    match mbps {
-        400_000.. => (NDR, FOUR_LANES),
-        200_000.. => (HDR, FOUR_LANES),
-        100_000.. => (EDR, FOUR_LANES),
-        50_000.. => (HDR, ONE_LANE),
-        40_000.. => (QDR, FOUR_LANES),
-        25_000.. => (EDR, ONE_LANE),
-        10_000.. => (QDR, ONE_LANE),
-        5_000.. => (DDR, ONE_LANE),
-        _ => (SDR, ONE_LANE),
-    }
-}
-
 fn port_attributes(context: &ContextObject, info: &DeviceInfo) -> ibv_port_attr {
     // SAFETY: the struct is made of numbers.
     let mut attr: ibv_port_attr = unsafe { std::mem::zeroed() };
@@ -62,7 +40,8 @@ fn port_attributes(context: &ContextObject, info: &DeviceInfo) -> ibv_port_attr 
     attr.max_msg_sz = u32::try_from(context.client().limits().max_msg).unwrap_or(u32::MAX);
     attr.pkey_tbl_len = 1;
     attr.max_vl_num = 1;
-    (attr.active_speed, attr.active_width) = to_speed_and_width(info.link_mbps);
+    let rate = link_rate(info.link_mbps);
+    (attr.active_speed, attr.active_width) = (rate.speed, rate.width);
     attr.phys_state = if info.active {
         PHYS_LINK_UP
     } else {

@@ -1,19 +1,44 @@
-//! Files that describe devices (ibv_read_sysfs_file, ibv_get_sysfs_path). siwrun may put a tree of
-//! its own in the place of /sys, and says so by SIW_SYSFS.
+//! Files that describe devices (ibv_read_sysfs_file, ibv_get_sysfs_path): siwd writes them beside its
+//! socket. Where it has not, the folder is /sys, which does not know siwd's devices. `SIW_SYSFS` names
+//! another folder.
 
 use crate::abi::ibv_device;
+use crate::export::export_symbols;
+use siw_shm::control::socket_path;
+use siw_shm::device_identity::sysfs_tree_of;
 use std::ffi::{CStr, CString, OsStr, c_char, c_int};
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-fn root() -> &'static CString {
-    static ROOT: OnceLock<CString> = OnceLock::new();
-    ROOT.get_or_init(|| {
-        let path = std::env::var_os("SIW_SYSFS").unwrap_or_else(|| "/sys".into());
-        CString::new(path.as_bytes()).unwrap_or_else(|_| c"/sys".into())
-    })
+/// siwd's tree, if it is there and has the owner of the socket: anybody may make folders in /tmp.
+fn find_tree() -> Option<PathBuf> {
+    if let Some(named) = std::env::var_os("SIW_SYSFS").filter(|name| !name.is_empty()) {
+        return Some(named.into());
+    }
+    let socket = std::path::absolute(socket_path(None)).ok()?;
+    let tree = sysfs_tree_of(&socket);
+    let (socket, found) = (
+        socket.symlink_metadata().ok()?,
+        tree.symlink_metadata().ok()?,
+    );
+    (found.is_dir() && found.uid() == socket.uid()).then_some(tree)
+}
+
+/// The tree once it was found, since programs keep its name.
+fn known_tree() -> Option<&'static CStr> {
+    static FOUND: OnceLock<CString> = OnceLock::new();
+    if let Some(found) = FOUND.get() {
+        return Some(found);
+    }
+    let tree = CString::new(find_tree()?.as_os_str().as_bytes()).ok()?;
+    Some(FOUND.get_or_init(|| tree))
+}
+
+fn root() -> &'static CStr {
+    known_tree().unwrap_or(c"/sys")
 }
 
 /// Where the tree is.
@@ -24,6 +49,15 @@ pub fn root_text() -> String {
 /// ibv_get_sysfs_path
 pub unsafe fn get_sysfs_path() -> *const c_char {
     root().as_ptr()
+}
+
+/// siwd's tree, for the library of `siwrun` that has paths of /sys lead there; NULL where there is none.
+pub unsafe fn get_tree() -> *const c_char {
+    known_tree().map_or(std::ptr::null(), CStr::as_ptr)
+}
+
+export_symbols! { "SIWD_PRIVATE":
+    fn siw_sysfs_tree() -> *const c_char = get_tree;
 }
 
 /// Reads the beginning of a file; the number of bytes, without a newline at the end.

@@ -1,0 +1,131 @@
+//! Paths of the kernel's RDMA devices, which lead to the files that siwd writes instead:
+//! /sys/class/infiniband and its siblings, /dev/infiniband. All other paths go to the C library as
+//! they are, after a look at their first bytes.
+
+use crate::next::libc_calls::{self, dirent, dirent64};
+use crate::next::verbs;
+use libc::{FILE, c_uint, mode_t, size_t, ssize_t, stat, stat64, statx};
+use std::ffi::{CStr, CString, c_char, c_int};
+
+const CLASS: &[u8] = b"/sys/class/infiniband";
+const DEVICES: &[u8] = b"/dev/infiniband";
+
+/// What is to be put in the place of /sys or of nothing: the rest of a path below siwd's tree.
+fn rest_in_tree(path: &[u8]) -> Option<&[u8]> {
+    if let Some(after) = path.strip_prefix(CLASS) {
+        // Also infiniband_verbs, infiniband_mad and others, whether or not the tree has them.
+        let is_class = matches!(after.first(), None | Some(b'/' | b'_'));
+        return is_class.then(|| &path[b"/sys".len()..]);
+    }
+    let after = path.strip_prefix(DEVICES)?;
+    matches!(after.first(), None | Some(b'/')).then_some(path)
+}
+
+/// The path in siwd's tree that stands for one of the kernel; none for all others, and without a tree.
+///
+/// # Safety
+/// NULL or a C string.
+#[inline]
+unsafe fn redirect(path: *const c_char) -> Option<CString> {
+    // SAFETY: as the caller promised; what follows a byte that is not zero may be read.
+    unsafe {
+        if path.is_null() || path.read() != b'/' as c_char {
+            return None;
+        }
+        let is_candidate = matches!(path.add(1).read() as u8, b's' | b'd');
+        if !is_candidate {
+            return None;
+        }
+        redirect_candidate(CStr::from_ptr(path))
+    }
+}
+
+fn redirect_candidate(path: &CStr) -> Option<CString> {
+    let rest = rest_in_tree(path.to_bytes())?;
+    // SAFETY: no arguments; NULL or a C string that stays.
+    let tree = unsafe {
+        let tree = verbs::sysfs_tree();
+        (!tree.is_null()).then(|| CStr::from_ptr(tree))?
+    };
+    CString::new([tree.to_bytes(), rest].concat()).ok()
+}
+
+/// Exports calls of the C library, whose path may be another one.
+macro_rules! calls_with_path {
+    ($(fn $function:ident = $call:literal ($($before:ident: $before_type:ty,)* @path
+        $(, $after:ident: $after_type:ty)* $(,)?) -> $result:ty;)*) => {
+        $(
+            #[unsafe(export_name = $call)]
+            unsafe extern "C" fn $function(
+                $($before: $before_type,)* path: *const c_char $(, $after: $after_type)*
+            ) -> $result {
+                // SAFETY: as the manual page obliges the caller.
+                unsafe {
+                    let other = redirect(path);
+                    let path = other.as_ref().map_or(path, |other| other.as_ptr());
+                    libc_calls::$function($($before,)* path $(, $after)*)
+                }
+            }
+        )*
+    };
+}
+
+// The third argument of open(2) is there only with O_CREAT; without, the register holds anything, and
+// the C library does not look at it.
+calls_with_path! {
+    fn open = "open" (@path, flags: c_int, mode: mode_t) -> c_int;
+    fn open64 = "open64" (@path, flags: c_int, mode: mode_t) -> c_int;
+    fn open_2 = "__open_2" (@path, flags: c_int) -> c_int;
+    fn open64_2 = "__open64_2" (@path, flags: c_int) -> c_int;
+    fn openat = "openat" (dir: c_int, @path, flags: c_int, mode: mode_t) -> c_int;
+    fn openat64 = "openat64" (dir: c_int, @path, flags: c_int, mode: mode_t) -> c_int;
+    fn openat_2 = "__openat_2" (dir: c_int, @path, flags: c_int) -> c_int;
+    fn openat64_2 = "__openat64_2" (dir: c_int, @path, flags: c_int) -> c_int;
+    fn fopen = "fopen" (@path, mode: *const c_char) -> *mut FILE;
+    fn fopen64 = "fopen64" (@path, mode: *const c_char) -> *mut FILE;
+    fn stat_of = "stat" (@path, found: *mut stat) -> c_int;
+    fn stat64_of = "stat64" (@path, found: *mut stat64) -> c_int;
+    fn lstat = "lstat" (@path, found: *mut stat) -> c_int;
+    fn lstat64 = "lstat64" (@path, found: *mut stat64) -> c_int;
+    fn fstatat = "fstatat" (dir: c_int, @path, found: *mut stat, flags: c_int) -> c_int;
+    fn fstatat64 = "fstatat64" (dir: c_int, @path, found: *mut stat64, flags: c_int) -> c_int;
+    fn statx_of = "statx" (
+        dir: c_int, @path, flags: c_int, mask: c_uint, found: *mut statx,
+    ) -> c_int;
+    // What programs call that were compiled before glibc 2.33.
+    fn xstat = "__xstat" (version: c_int, @path, found: *mut stat) -> c_int;
+    fn xstat64 = "__xstat64" (version: c_int, @path, found: *mut stat64) -> c_int;
+    fn lxstat = "__lxstat" (version: c_int, @path, found: *mut stat) -> c_int;
+    fn lxstat64 = "__lxstat64" (version: c_int, @path, found: *mut stat64) -> c_int;
+    fn fxstatat = "__fxstatat" (
+        version: c_int, dir: c_int, @path, found: *mut stat, flags: c_int,
+    ) -> c_int;
+    fn fxstatat64 = "__fxstatat64" (
+        version: c_int, dir: c_int, @path, found: *mut stat64, flags: c_int,
+    ) -> c_int;
+    fn access = "access" (@path, mode: c_int) -> c_int;
+    fn faccessat = "faccessat" (dir: c_int, @path, mode: c_int, flags: c_int) -> c_int;
+    fn euidaccess = "euidaccess" (@path, mode: c_int) -> c_int;
+    fn opendir = "opendir" (@path) -> *mut libc::DIR;
+    fn scandir = "scandir" (
+        @path, list: *mut *mut *mut dirent, filter: usize, compare: usize,
+    ) -> c_int;
+    fn scandir64 = "scandir64" (
+        @path, list: *mut *mut *mut dirent64, filter: usize, compare: usize,
+    ) -> c_int;
+    fn readlink = "readlink" (@path, target: *mut c_char, size: size_t) -> ssize_t;
+    fn readlink_chk = "__readlink_chk" (
+        @path, target: *mut c_char, size: size_t, room: size_t,
+    ) -> ssize_t;
+    fn readlinkat = "readlinkat" (
+        dir: c_int, @path, target: *mut c_char, size: size_t,
+    ) -> ssize_t;
+    fn readlinkat_chk = "__readlinkat_chk" (
+        dir: c_int, @path, target: *mut c_char, size: size_t, room: size_t,
+    ) -> ssize_t;
+    fn realpath = "realpath" (@path, resolved: *mut c_char) -> *mut c_char;
+    fn realpath_chk = "__realpath_chk" (
+        @path, resolved: *mut c_char, room: size_t,
+    ) -> *mut c_char;
+    fn canonicalize = "canonicalize_file_name" (@path) -> *mut c_char;
+}

@@ -1,0 +1,258 @@
+//! Files like those of /sys/class/infiniband and /dev/infiniband, beside the control socket: programs
+//! read there what a device is. The drop-in libibverbs names the folder to them, and the library that
+//! `siwrun` preloads has hard-wired paths lead there.
+//!
+//! ```text
+//! SOCKET.sysfs/devices/siwd/siw0/infiniband/siw0/ports/1/...
+//!                               /infiniband_verbs/uverbs0/...
+//!                               /net/siw0/...
+//!             /class/infiniband/siw0 -> ../../devices/siwd/siw0/infiniband/siw0
+//!             /class/infiniband_verbs/uverbs0 -> ...
+//!             /dev/infiniband/uverbs0 -> /dev/null
+//! ```
+
+use std::fs::{DirBuilder, Permissions};
+use std::io::{self, ErrorKind};
+use std::net::Ipv6Addr;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use siw_shm::device_identity::{
+    gid_table, interface_index, ip_of_gid, link_rate, node_guid, sysfs_tree_of,
+};
+
+use crate::control::DeviceView;
+
+/// Addresses that the control protocol reports to clients.
+const MAX_ADDRESSES: usize = 8;
+/// The version of the kernel's interface that the classes stand for.
+const VERBS_ABI: &str = "6";
+
+/// The tree of a running daemon, removed when this is dropped.
+pub struct SysfsTree {
+    root: PathBuf,
+}
+
+/// The folder of a device, or of a part of it.
+struct Folder(PathBuf);
+
+impl Folder {
+    /// Makes the folder, readable for all whatever the umask is.
+    fn make(path: PathBuf) -> io::Result<Folder> {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(&path)?;
+        std::fs::set_permissions(&path, Permissions::from_mode(0o755))?;
+        Ok(Folder(path))
+    }
+
+    /// A folder in it, or in a folder of it that is made too.
+    fn folder(&self, name: &str) -> io::Result<Folder> {
+        let mut path = self.0.clone();
+        for part in name.split('/') {
+            path = Folder::make(path.join(part))?.0;
+        }
+        Ok(Folder(path))
+    }
+
+    /// A line of text, readable for all. Whoever reads it sees the old line or the new one.
+    fn write_line(&self, name: &str, text: &str) -> io::Result<()> {
+        let temporary = self.0.join(format!(".{name}.new"));
+        std::fs::write(&temporary, format!("{text}\n"))?;
+        std::fs::set_permissions(&temporary, Permissions::from_mode(0o444))?;
+        std::fs::rename(&temporary, self.0.join(name))
+    }
+
+    fn write_lines(&self, lines: &[(&str, &str)]) -> io::Result<()> {
+        lines
+            .iter()
+            .try_for_each(|(name, text)| self.write_line(name, text))
+    }
+
+    fn link(&self, name: &str, target: &str) -> io::Result<()> {
+        symlink(target, self.0.join(name))
+    }
+}
+
+/// Four groups of four hexadecimal digits.
+fn guid_text(guid: [u8; 8]) -> String {
+    let groups: Vec<String> = guid
+        .chunks(2)
+        .map(|pair| pair.iter().map(|octet| format!("{octet:02x}")).collect())
+        .collect();
+    groups.join(":")
+}
+
+/// Eight groups of four hexadecimal digits.
+fn gid_text(raw: [u8; 16]) -> String {
+    let groups = Ipv6Addr::from(raw).segments();
+    groups.map(|group| format!("{group:04x}")).join(":")
+}
+
+fn mac_text(mac: [u8; 6]) -> String {
+    mac.map(|octet| format!("{octet:02x}")).join(":")
+}
+
+/// The folder of a device's port.
+fn port_folder(root: &Path, name: &str) -> PathBuf {
+    root.join(format!("devices/siwd/{name}/infiniband/{name}/ports/1"))
+}
+
+/// What changes with the link.
+fn write_link(port: &Folder, device: &DeviceView) -> io::Result<()> {
+    let (state, phys_state) = match device.link_up {
+        true => ("4: ACTIVE", "5: LinkUp"),
+        false => ("1: DOWN", "3: Disabled"),
+    };
+    port.write_lines(&[
+        ("state", state),
+        ("phys_state", phys_state),
+        ("rate", &link_rate(device.link_mbps).to_text()),
+    ])
+}
+
+fn write_port(port: &Folder, device: &DeviceView) -> io::Result<()> {
+    write_link(port, device)?;
+    port.write_lines(&[
+        ("link_layer", "Ethernet"),
+        ("lid", "0x0"),
+        ("lid_mask_count", "0"),
+        ("sm_lid", "0x0"),
+        ("sm_sl", "0"),
+        ("cap_mask", "0x00000000"),
+    ])?;
+    // iWARP has no partitions: there is the default one.
+    port.folder("pkeys")?.write_line("0", "0xffff")?;
+    let (gids, types, interfaces) = (
+        port.folder("gids")?,
+        port.folder("gid_attrs/types")?,
+        port.folder("gid_attrs/ndevs")?,
+    );
+    let ips = device.addresses.iter().map(|cidr| cidr.addr);
+    for (index, raw) in gid_table(device.mac, ips.take(MAX_ADDRESSES))
+        .into_iter()
+        .enumerate()
+    {
+        let index = index.to_string();
+        let kind = match ip_of_gid(raw) {
+            Some(_) => "RoCE v2",
+            None => "IB/RoCE v1",
+        };
+        gids.write_line(&index, &gid_text(raw))?;
+        types.write_line(&index, kind)?;
+        interfaces.write_line(&index, &device.name)?;
+    }
+    Ok(())
+}
+
+fn write_device(root: &Folder, index: usize, device: &DeviceView) -> io::Result<()> {
+    let name = device.name.as_str();
+    let uverbs = format!("uverbs{index}");
+    let parent = root.folder(&format!("devices/siwd/{name}"))?;
+    // The vendor is that of the Ethernet address, as in ibv_query_device(3).
+    let [first, second, third, ..] = device.mac;
+    parent.write_lines(&[
+        ("numa_node", "-1"),
+        ("vendor", &format!("0x{first:02x}{second:02x}{third:02x}")),
+        ("device", "0x0000"),
+        ("uevent", "DRIVER=siwd"),
+    ])?;
+
+    let rdma = parent.folder(&format!("infiniband/{name}"))?;
+    let guid = guid_text(node_guid(device.mac));
+    rdma.write_lines(&[
+        ("node_guid", &guid),
+        ("sys_image_guid", &guid),
+        ("fw_ver", env!("CARGO_PKG_VERSION")),
+        ("hca_type", "siwd"),
+        ("board_id", &format!("siwd-{}", device.driver)),
+        ("node_type", "4: RNIC"),
+        ("node_desc", &format!("siwd {name}")),
+    ])?;
+    rdma.link("device", "../..")?;
+    write_port(&rdma.folder("ports/1")?, device)?;
+
+    let verbs = parent.folder(&format!("infiniband_verbs/{uverbs}"))?;
+    verbs.write_lines(&[("ibdev", name), ("abi_version", "1")])?;
+    verbs.link("device", "../..")?;
+
+    let net = parent.folder(&format!("net/{name}"))?;
+    net.write_lines(&[
+        ("address", &mac_text(device.mac)),
+        ("addr_len", "6"),
+        ("mtu", &device.mtu.to_string()),
+        ("ifindex", &interface_index(index as u32).to_string()),
+        // ARPHRD_ETHER.
+        ("type", "1"),
+        ("dev_id", "0x0"),
+        ("dev_port", "0"),
+    ])?;
+    net.link("device", "../..")?;
+
+    let place = format!("../../devices/siwd/{name}");
+    root.folder("class/infiniband")?
+        .link(name, &format!("{place}/infiniband/{name}"))?;
+    root.folder("class/infiniband_verbs")?
+        .link(&uverbs, &format!("{place}/infiniband_verbs/{uverbs}"))?;
+    // A character device that anybody may open, which is all that programs ask of it.
+    root.folder("dev/infiniband")?.link(&uverbs, "/dev/null")
+}
+
+fn write_tree(root: &Folder, devices: &[DeviceView]) -> io::Result<()> {
+    let verbs = root.folder("class/infiniband_verbs")?;
+    verbs.write_line("abi_version", VERBS_ABI)?;
+    root.folder("dev/infiniband")?
+        .link("rdma_cm", "/dev/null")?;
+    for (index, device) in devices.iter().enumerate() {
+        write_device(root, index, device)?;
+    }
+    Ok(())
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+impl SysfsTree {
+    /// Writes the tree of these devices for a socket, in the place of one that a killed daemon left.
+    ///
+    /// # Errors
+    /// The place cannot be written. Nothing is left there then.
+    pub fn write(socket: &Path, devices: &[DeviceView]) -> io::Result<SysfsTree> {
+        let root = sysfs_tree_of(socket);
+        let mut unfinished = root.clone().into_os_string();
+        unfinished.push(".new");
+        let unfinished = PathBuf::from(unfinished);
+        // Both are this daemon's alone, which holds the socket's lock.
+        remove(&unfinished)?;
+        remove(&root)?;
+        let written = Folder::make(unfinished.clone())
+            .and_then(|folder| write_tree(&folder, devices))
+            .and_then(|()| std::fs::rename(&unfinished, &root));
+        if let Err(error) = written {
+            let _ = remove(&unfinished);
+            return Err(error);
+        }
+        Ok(SysfsTree { root })
+    }
+
+    /// Writes the state of a device's port again.
+    pub fn update_link(&self, device: &DeviceView) {
+        let port = Folder(port_folder(&self.root, &device.name));
+        if let Err(error) = write_link(&port, device) {
+            tracing::warn!(device = %device.name, "{}: {error}", port.0.display());
+        }
+    }
+}
+
+impl Drop for SysfsTree {
+    fn drop(&mut self) {
+        if let Err(error) = remove(&self.root) {
+            tracing::warn!("{} stays: {error}", self.root.display());
+        }
+    }
+}
