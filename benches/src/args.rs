@@ -1,6 +1,7 @@
 //! The command line of `siw-perf`, and what it asks to be measured.
 
 use crate::plan::{MeasurementPlan, Mode, Operation};
+use crate::raw::RawOptions;
 use clap::{Args, Parser, Subcommand};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -28,11 +29,14 @@ pub enum PerfCommand {
     Mixed(MixedOptions),
     /// Queue pairs created, connected, closed and destroyed per second.
     Conn(ConnOptions),
+    /// Frames on a port without TCP and without a daemon, as testpmd does it: sends, receives, forwards,
+    /// or answers, with statistics for each second.
+    Raw(RawOptions),
     /// What the machine can do without siwd: copying, CRC32c, both in one pass, a cache line's way
     /// between two cores.
     Limits(LimitsOptions),
-    /// siwd beside the kernel's TCP, UCX and libfabric on this machine: the same sizes and cores,
-    /// medians of alternating rounds. Starts daemons and network namespaces of its own; needs root.
+    /// siwd beside the kernel's TCP, UCX, libfabric and testpmd on this machine: the same sizes and
+    /// cores, medians of alternating rounds. Starts daemons and network namespaces of its own; needs root.
     Peers(PeersOptions),
     /// One page and a table of results that were printed with --json.
     Report(PageOptions),
@@ -235,7 +239,7 @@ pub struct ConnOptions {
 /// What a report is made from.
 #[derive(Debug, Clone, Args)]
 pub struct PageOptions {
-    /// Files with the lines that bw, lat, rate, limits and peers print with --json.
+    /// Files with the lines that bw, lat, rate, raw, limits and peers print with --json.
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
 
@@ -428,7 +432,8 @@ pub fn parse_size(text: &str) -> Result<u32, String> {
         .ok_or_else(|| "a message has less than 4 GiB".into())
 }
 
-fn parse_seconds(text: &str) -> Result<Duration, String> {
+/// Reads a number of seconds.
+pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.01..=86_400.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
         _ => Err("write seconds from 0.01 to 86400".into()),

@@ -28,6 +28,7 @@ pub mod pattern;
 pub mod peers;
 pub mod plan;
 pub mod progress;
+pub mod raw;
 pub mod registration;
 pub mod report;
 pub mod results;

@@ -1,8 +1,9 @@
-//! Files with results of `siw-perf --json`: a line each, of `bw`, `lat`, `rate`, `peers` and
+//! Files with results of `siw-perf --json`: a line each, of `bw`, `lat`, `rate`, `peers`, `raw` and
 //! `limits` in any order.
 
 use crate::limits::MachineLimits;
 use crate::peers::PeersReport;
+use crate::raw::RawReport;
 use crate::report::PerfReport;
 use serde_json::Value;
 use std::path::Path;
@@ -14,6 +15,8 @@ pub struct Results {
     pub transfers: Vec<PerfReport>,
     /// Of `peers`.
     pub peers: Vec<PeersReport>,
+    /// Of `raw`.
+    pub raw: Vec<RawReport>,
     /// Of `limits`.
     pub limits: Vec<MachineLimits>,
 }
@@ -45,11 +48,15 @@ impl Results {
     pub fn append(&mut self, other: Results) {
         self.transfers.extend(other.transfers);
         self.peers.extend(other.peers);
+        self.raw.extend(other.raw);
         self.limits.extend(other.limits);
     }
 
     fn is_empty(&self) -> bool {
-        self.transfers.is_empty() && self.peers.is_empty() && self.limits.is_empty()
+        self.transfers.is_empty()
+            && self.peers.is_empty()
+            && self.raw.is_empty()
+            && self.limits.is_empty()
     }
 
     fn add_line(&mut self, line: &str) -> Result<(), serde_json::Error> {
@@ -58,6 +65,8 @@ impl Results {
             self.transfers.push(serde_json::from_value(value)?);
         } else if value.get("ratios").is_some() {
             self.peers.push(serde_json::from_value(value)?);
+        } else if value.get("raw").is_some() {
+            self.raw.push(serde_json::from_value(value)?);
         } else {
             self.limits.push(serde_json::from_value(value)?);
         }
@@ -84,6 +93,17 @@ mod tests {
         let results = read(&format!("{}\n\n", report.to_json())).unwrap();
         assert_eq!(results.transfers.len(), 1);
         assert_eq!(results.transfers[0].to_json(), report.to_json());
+    }
+
+    #[test]
+    fn results_of_raw_frames_are_told_from_others() {
+        let line = r#"{"raw":"macswap","size":64,"burst":32,"payload":"copy","secs":1.0,"ports":[],
+            "series":[],"conditions":{"steal_percent":0,"interrupts":0,"cache_line_ns_before":null,
+            "cache_line_ns_after":null,"disturbed":null},"machine":{"cpu":"","processors":1,
+            "virtual_machine":true,"kernel":"","dpdk":"","commit":""}}"#;
+        let results = read(&line.replace('\n', "")).unwrap();
+        assert_eq!(results.raw.len(), 1);
+        assert_eq!(results.raw[0].title(), "macswap 64 B by copy, ");
     }
 
     #[test]

@@ -210,7 +210,7 @@ fn look_up_operators(config: &Config) -> Result<Operators, StartError> {
 ///
 /// # Errors
 /// The operating system refuses.
-pub(crate) fn block_signals() -> Result<SignalFd, StartError> {
+pub fn block_signals() -> Result<SignalFd, StartError> {
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGTERM);
     signals.add(Signal::SIGINT);

@@ -334,6 +334,11 @@ impl OpenDevice {
         }
     }
 
+    /// The queues of one worker, for programs that use the port without siwd's TCP.
+    pub fn take_queues(&mut self, worker: usize) -> Option<(RxQueue, TxQueue)> {
+        self.queues.get_mut(worker)?.take()
+    }
+
     /// The port as one worker has it, if it serves the device. Workers beyond the port's queues receive
     /// and send through those that have one.
     pub fn worker_port(

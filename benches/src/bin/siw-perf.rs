@@ -13,6 +13,7 @@ use siw_bench::html::{format_markdown, format_page};
 use siw_bench::limits::measure_limits;
 use siw_bench::peers::{compare_with_peers, tcp_ping_pong};
 use siw_bench::plan::MeasurementPlan;
+use siw_bench::raw::{RawOptions, run_raw};
 use siw_bench::results::Results;
 use siw_bench::summary::{CSV_HEADER, csv_line, format_table};
 use siw_bench::transfer::run_transfers;
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
             .to_bulk_plan()
             .and_then(|bulk| run_and_print(&options.transfer, TransferMode::Lat, Some(bulk))),
         PerfCommand::Conn(options) => print_connection_rate(&options),
+        PerfCommand::Raw(options) => run_raw_frames(&options),
         PerfCommand::Limits(options) => print_limits(&options),
         PerfCommand::Peers(options) => print_peers(&options),
         PerfCommand::Report(options) => write_report(&options),
@@ -101,6 +103,15 @@ fn print_connection_rate(options: &ConnOptions) -> Result<(), String> {
         ),
     }
     Ok(())
+}
+
+fn run_raw_frames(options: &RawOptions) -> Result<(), String> {
+    run_raw(options, |report| match options.json {
+        true => println!("{}", report.to_json()),
+        false => print!("{report}"),
+    })?;
+    // Threads of drivers may still run: no exit handlers.
+    dpdk::exit_process(0)
 }
 
 fn print_limits(options: &LimitsOptions) -> Result<(), String> {

@@ -7,6 +7,7 @@ use crate::machine::MachineRecord;
 use crate::measurement::format_bytes;
 use crate::peers::{PeerResult, PeersReport};
 use crate::plan::Mode;
+use crate::raw::{DirectionReport, RawPortReport, RawReport};
 use crate::report::PerfReport;
 use crate::results::Results;
 use crate::summary::{Spread, TransferRounds, group_by_transfer};
@@ -33,6 +34,10 @@ pub fn format_page(results: &Results) -> String {
     add_plots(&mut page, &groups);
     for peers in &results.peers {
         add_peers(&mut page, peers);
+    }
+    if !results.raw.is_empty() {
+        page.push_str("<h2>Raw frames</h2>\n");
+        add_raw_table(&mut page, &results.raw);
     }
     for limits in &results.limits {
         add_limits(&mut page, limits);
@@ -77,6 +82,16 @@ pub fn format_markdown(results: &Results) -> String {
         }
         text.push('\n');
     }
+    if !results.raw.is_empty() {
+        text.push_str(
+            "| raw frames | received M/s, Gb/s | sent M/s, Gb/s | dropped | round trip p50, p99 us |\n\
+             |---|---|---|---|---|\n",
+        );
+        for report in &results.raw {
+            let _ = writeln!(text, "| {} |", raw_cells(report).join(" | "));
+        }
+        text.push('\n');
+    }
     text
 }
 
@@ -84,9 +99,10 @@ pub fn format_markdown(results: &Results) -> String {
 fn machines(results: &Results) -> Vec<&MachineRecord> {
     let transfers = results.transfers.iter().map(|report| &report.machine);
     let peers = results.peers.iter().map(|report| &report.machine);
+    let raw = results.raw.iter().map(|report| &report.machine);
     let limits = results.limits.iter().map(|limits| &limits.machine);
     let mut all: Vec<&MachineRecord> = Vec::new();
-    for machine in transfers.chain(peers).chain(limits) {
+    for machine in transfers.chain(peers).chain(raw).chain(limits) {
         if !all.contains(&machine) {
             all.push(machine);
         }
@@ -280,7 +296,7 @@ fn add_peers(page: &mut String, peers: &PeersReport) {
 }
 
 fn bar(result: &PeerResult, longest: f64) -> String {
-    let own = if result.name.starts_with("siwd") {
+    let own = if result.name.starts_with("siw") {
         " own"
     } else {
         ""
@@ -294,6 +310,48 @@ fn bar(result: &PeerResult, longest: f64) -> String {
         result.min,
         result.max
     )
+}
+
+fn add_raw_table(page: &mut String, reports: &[RawReport]) {
+    page.push_str("<table><tr><th>run</th><th>received M/s, Gb/s</th><th>sent M/s, Gb/s</th>");
+    page.push_str("<th>dropped</th><th>round trip p50, p99 us</th></tr>\n");
+    for report in reports {
+        page.push_str("<tr>");
+        for cell in raw_cells(report) {
+            let _ = write!(page, "<td>{}</td>", escape(&cell));
+        }
+        page.push_str("</tr>\n");
+    }
+    page.push_str("</table>\n");
+}
+
+/// What was run, the rates of all ports together, frames that were dropped, round trips.
+fn raw_cells(report: &RawReport) -> [String; 5] {
+    let together = |direction: fn(&RawPortReport) -> DirectionReport| {
+        let sum = |value: fn(DirectionReport) -> f64| -> f64 {
+            let ports = report.ports.iter();
+            ports.map(|port| value(direction(port))).sum()
+        };
+        format!(
+            "{:.3}, {:.2}",
+            sum(|rates| rates.mframes),
+            sum(|rates| rates.gbps)
+        )
+    };
+    let dropped: u64 = report
+        .ports
+        .iter()
+        .map(|port| port.rx.dropped + port.tx.dropped)
+        .sum();
+    [
+        report.title(),
+        together(|port| port.rx),
+        together(|port| port.tx),
+        dropped.to_string(),
+        report.round_trip_us.map_or("-".into(), |times| {
+            format!("{:.2}, {:.2}", times.p50, times.p99)
+        }),
+    ]
 }
 
 fn add_limits(page: &mut String, limits: &MachineLimits) {

@@ -4,6 +4,7 @@ use super::PeerFigure::{Bulk64kGbps, RoundTrip64Us};
 use super::daemon::{OwnDaemon, sibling_program};
 use super::namespaces::{NamespacePair, SERVER_ADDRESS, VethSettings};
 use super::run_program::{RunningProgram, run_to_end};
+use super::testpmd;
 use super::{MeasuredValues, PeerFigure};
 use crate::args::PeersOptions;
 use serde_json::Value;
@@ -75,6 +76,7 @@ pub(super) fn all_contenders(options: &PeersOptions, cores: [usize; 2]) -> Vec<C
     }
     all.push(ucx_tcp(veth(1500, true), cores));
     all.push(libfabric_tcp(veth(1500, true), cores));
+    all.extend(testpmd::contenders(cores, time));
     all
 }
 

@@ -8,6 +8,7 @@ mod daemon;
 mod namespaces;
 mod run_program;
 pub mod tcp_ping_pong;
+mod testpmd;
 
 use crate::args::PeersOptions;
 use crate::machine::{Conditions, ConditionsWatch, MachineRecord};
@@ -25,6 +26,9 @@ pub enum PeerFigure {
     Bulk64kGbps,
     /// Microseconds of a round trip of 64 bytes, median.
     RoundTrip64Us,
+    /// Million frames of 64 bytes per second that one core takes from two rings and returns with their
+    /// Ethernet addresses exchanged.
+    RingMframes,
 }
 
 impl PeerFigure {
@@ -33,6 +37,7 @@ impl PeerFigure {
         match self {
             PeerFigure::Bulk64kGbps => "64 KiB messages, Gb/s (more is better)",
             PeerFigure::RoundTrip64Us => "64 bytes there and back, us (less is better)",
+            PeerFigure::RingMframes => "frames over rings, macswap, M/s (more is better)",
         }
     }
 }
@@ -198,7 +203,7 @@ fn measure_watched(
 type NamedRatio = (&'static str, PeerFigure, &'static str, &'static str);
 
 /// The ratios that the report gives.
-const RATIOS: [NamedRatio; 6] = [
+const RATIOS: [NamedRatio; 7] = [
     (
         "bulk_to_kernel_offloads",
         PeerFigure::Bulk64kGbps,
@@ -235,6 +240,12 @@ const RATIOS: [NamedRatio; 6] = [
         "siwd, default",
         "kernel TCP",
     ),
+    (
+        "frames_to_testpmd",
+        PeerFigure::RingMframes,
+        "siw-perf raw",
+        "testpmd",
+    ),
 ];
 
 /// How many times better siwd is than a peer: the best median of the contenders whose names begin
@@ -244,7 +255,7 @@ fn ratio_of(results: &[PeerResult], figure: PeerFigure, ours: &str, theirs: &str
     let (ours, theirs) = (best(ours)?, best(theirs)?);
     Some(match figure {
         PeerFigure::RoundTrip64Us => theirs / ours,
-        PeerFigure::Bulk64kGbps => ours / theirs,
+        PeerFigure::Bulk64kGbps | PeerFigure::RingMframes => ours / theirs,
     })
 }
 

@@ -1,0 +1,60 @@
+//! `siw-perf raw`: frames on one or two ports, without TCP and without a daemon, as testpmd does it.
+//!
+//! ```text
+//!  options ─► ports (opened as siwd opens them) ─► forward (a mode's loop, one thread) ─► report
+//!                                                    ├─ frames (made here: by copy, by reference)
+//!                                                    └─ echo (ARP and ICMP answers)
+//! ```
+//! Buffers come from the thread's cache and go back to it, as in siwd's workers.
+
+mod echo;
+mod forward;
+mod frames;
+mod options;
+mod ports;
+mod report;
+
+pub use options::{PayloadWay, RawMode, RawOptions};
+pub use report::{DirectionReport, RawPortReport, RawReport};
+
+use crate::machine::{ConditionsWatch, MachineRecord};
+use forward::RawRunner;
+use ports::RawPorts;
+use report::{format_header, format_interval};
+use std::time::Duration;
+
+/// How long a link may take to come up before frames are sent all the same.
+const LINK_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Runs what the options describe: every size, by copy and by reference. `on_report` is called with
+/// each result. SIGINT and SIGTERM end the run, whose results so far are reported.
+pub fn run_raw(options: &RawOptions, mut on_report: impl FnMut(&RawReport)) -> Result<(), String> {
+    let config = options.to_config()?;
+    siwd::host::log_to_stderr("warn")?;
+    // Before DPDK's threads exist, so that none of them is interrupted instead.
+    let signals = siwd::daemon::block_signals().map_err(|error| error.to_string())?;
+    let ports = RawPorts::open(config)?;
+    let runs = options.to_runs(&ports.describe_all())?;
+    ports.wait_for_links(LINK_TIMEOUT);
+    let machine = MachineRecord::read();
+    let mut runner = RawRunner::new(ports, signals)?;
+    for run in runs {
+        let watch = ConditionsWatch::begin(None);
+        let show = !options.json;
+        if show {
+            print!("{}", format_header(&run, runner.ports()));
+        }
+        let mut report = runner.run(&run, |names, interval| {
+            if show {
+                print!("{}", format_interval(names, interval));
+            }
+        })?;
+        report.conditions = watch.end();
+        report.machine = machine.clone();
+        on_report(&report);
+        if runner.is_stopped() {
+            break;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,165 @@
+//! The ports of `siw-perf raw`, opened from a configuration of siwd by the functions that siwd uses.
+
+use dpdk::{
+    ExternalRegion, IovaSpace, MbufCache, Port, RegisteredThread, RxBatch, RxQueue, TxBatch,
+    TxQueue,
+};
+use siw_shm::SharedMemory;
+use siwd::config::Config;
+use siwd::device::{OpenDevice, open_devices};
+use siwd::host::HostClaim;
+use siwd::prepared::{Prepared, StartedDpdk};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// Packet buffers that DPDK keeps for the thread.
+const POOL_CACHE: u32 = 256;
+/// Between two looks at the links.
+const LINK_POLL: Duration = Duration::from_millis(10);
+
+/// What decides which runs a port can take part in.
+#[derive(Debug, Clone)]
+pub(super) struct PortDescription {
+    pub(super) name: String,
+    pub(super) driver: String,
+    pub(super) mtu: u16,
+    pub(super) in_process: bool,
+    pub(super) takes_references: bool,
+}
+
+/// A port with its only queues.
+pub(super) struct RawPort {
+    pub(super) description: PortDescription,
+    pub(super) mac: [u8; 6],
+    /// The device's IPv4 addresses.
+    pub(super) addresses: Vec<Ipv4Addr>,
+    pub(super) rx: RxQueue,
+    pub(super) tx: TxQueue,
+    pub(super) received: RxBatch,
+    pub(super) out: TxBatch,
+    pub(super) port: Port,
+}
+
+/// All ports, and what they need as long as they are open; dropped in this order.
+pub(super) struct RawPorts {
+    pub(super) list: Vec<RawPort>,
+    pub(super) cache: MbufCache,
+    _registered: RegisteredThread,
+    space: IovaSpace,
+    dpdk: StartedDpdk,
+    _claims: Vec<HostClaim>,
+}
+
+impl RawPorts {
+    /// Starts DPDK on the calling thread, and opens the ports with one queue in each direction.
+    pub(super) fn open(config: Config) -> Result<RawPorts, String> {
+        let prepared = Prepared::new(config);
+        let describe = |error: siwd::daemon::StartError| error.to_string();
+        prepared.check_host().map_err(describe)?;
+        let claims = prepared.claim_host(1).map_err(describe)?;
+        let dpdk = prepared
+            .start_dpdk("siw-perf-raw", POOL_CACHE)
+            .map_err(describe)?;
+        let core = prepared.cores.first().copied().unwrap_or(0);
+        let fail = |error: dpdk::Error| error.to_string();
+        dpdk::pin_current_thread(core).map_err(fail)?;
+        let registered = dpdk.eal.register_thread().map_err(fail)?;
+        let devices = open_devices(&dpdk, &prepared.devices, 1)?;
+        let widths = prepared
+            .pci_devices()
+            .filter_map(|device| device.iommu_width);
+        let space = IovaSpace::new(widths.min().unwrap_or(u8::MAX));
+        let list = devices
+            .into_iter()
+            .map(RawPort::new)
+            .collect::<Result<Vec<_>, _>>()?;
+        Ok(RawPorts {
+            list,
+            cache: MbufCache::new(&dpdk.pool),
+            _registered: registered,
+            space,
+            dpdk,
+            _claims: claims,
+        })
+    }
+
+    /// What decides which runs are possible.
+    pub(super) fn describe_all(&self) -> Vec<PortDescription> {
+        let describe = |port: &RawPort| port.description.clone();
+        self.list.iter().map(describe).collect()
+    }
+
+    /// Waits until every link is up, but not for ever: a port may not know.
+    pub(super) fn wait_for_links(&self, limit: Duration) {
+        let deadline = Instant::now() + limit;
+        for port in &self.list {
+            let is_up = || {
+                let status = port.port.link_status();
+                port.description.in_process || status.is_ok_and(|status| status.up)
+            };
+            while !is_up() && Instant::now() < deadline {
+                sleep(LINK_POLL);
+            }
+            if !is_up() {
+                eprintln!("siw-perf: the link of {} is down", port.description.name);
+            }
+        }
+    }
+
+    /// Lets the ports' devices read `memory`, for as long as the result lives.
+    pub(super) fn map_memory(
+        &self,
+        memory: &Arc<SharedMemory>,
+    ) -> Result<Option<ExternalRegion>, String> {
+        if !self.list.iter().any(|port| port.port.needs_dma_map()) {
+            return Ok(None);
+        }
+        let (len, page) = (memory.len(), memory.page_size());
+        let fail = |error: dpdk::Error| error.to_string();
+        let mut region =
+            ExternalRegion::register(&self.dpdk.eal, memory.clone(), len, page, &self.space)
+                .map_err(fail)?;
+        for port in &self.list {
+            region.map_for(&port.port).map_err(fail)?;
+        }
+        Ok(Some(region))
+    }
+}
+
+impl RawPort {
+    fn new(mut device: OpenDevice) -> Result<RawPort, String> {
+        let view = device.client_view();
+        let (rx, tx) = device
+            .take_queues(0)
+            .ok_or_else(|| format!("device {} has no queue", view.name))?;
+        let traits = device.port.driver_traits();
+        if !traits.in_process {
+            // Frames may be for anybody; ports that take all of them anyway refuse the call.
+            let _ = device.port.set_promiscuous(true);
+        }
+        let addresses = view.addresses.iter().filter_map(|cidr| match cidr.addr {
+            IpAddr::V4(address) => Some(address),
+            IpAddr::V6(_) => None,
+        });
+        Ok(RawPort {
+            description: PortDescription {
+                mtu: *device.config.mtu.get_ref(),
+                in_process: traits.in_process,
+                takes_references: traits.external_buffers
+                    && device.link.multi_segs
+                    && device.link.max_segments > 1,
+                name: view.name,
+                driver: view.driver,
+            },
+            mac: device.mac,
+            addresses: addresses.collect(),
+            rx,
+            tx,
+            received: RxBatch::new(),
+            out: TxBatch::new(),
+            port: device.port,
+        })
+    }
+}

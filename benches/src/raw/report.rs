@@ -1,0 +1,297 @@
+//! What `siw-perf raw` prints: a line for each interval and port, and the result.
+
+use super::options::{PayloadWay, RawMode, RawRun};
+use super::ports::RawPort;
+use crate::machine::{Conditions, MachineRecord};
+use crate::report::Quantiles;
+use serde::{Deserialize, Serialize};
+use std::fmt::{self, Write};
+use std::time::Duration;
+
+/// Frames of one direction of a port.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct FrameCount {
+    pub(super) frames: u64,
+    /// Of the frames, without their checksums.
+    pub(super) bytes: u64,
+    /// Frames that were not received or sent: the receive ring was full or buffers lacked; the
+    /// transmit ring was full, or the driver refused them.
+    pub(super) dropped: u64,
+}
+
+/// What a port received and sent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct PortCount {
+    pub(super) rx: FrameCount,
+    pub(super) tx: FrameCount,
+}
+
+impl FrameCount {
+    fn since(self, before: FrameCount) -> FrameCount {
+        FrameCount {
+            frames: self.frames - before.frames,
+            bytes: self.bytes - before.bytes,
+            dropped: self.dropped.saturating_sub(before.dropped),
+        }
+    }
+}
+
+impl PortCount {
+    pub(super) fn since(self, before: PortCount) -> PortCount {
+        PortCount {
+            rx: self.rx.since(before.rx),
+            tx: self.tx.since(before.tx),
+        }
+    }
+}
+
+/// One direction of a port.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct DirectionReport {
+    /// Frames that were received or sent.
+    pub frames: u64,
+    /// Their bytes, without checksums.
+    pub bytes: u64,
+    /// Frames that were lost at the port.
+    pub dropped: u64,
+    /// Million frames per second.
+    pub mframes: f64,
+    /// Gb/s of these bytes.
+    pub gbps: f64,
+}
+
+impl DirectionReport {
+    fn new(count: FrameCount, time: Duration) -> DirectionReport {
+        let per_second = |value: f64| value / time.as_secs_f64().max(1e-9);
+        let rounded = |value: f64| (value * 1e6).round() / 1e6;
+        DirectionReport {
+            frames: count.frames,
+            bytes: count.bytes,
+            dropped: count.dropped,
+            mframes: rounded(per_second(count.frames as f64 / 1e6)),
+            gbps: rounded(per_second(count.bytes as f64 * 8.0 / 1e9)),
+        }
+    }
+}
+
+/// A port in a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RawPortReport {
+    /// Name of the device.
+    pub name: String,
+    /// DPDK's driver.
+    pub driver: String,
+    /// What it received.
+    pub rx: DirectionReport,
+    /// What it sent.
+    pub tx: DirectionReport,
+}
+
+/// The result of one run.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct RawReport {
+    /// What was done with frames.
+    pub raw: RawMode,
+    /// Bytes of a frame that was made here.
+    pub size: u32,
+    /// Most frames of a burst.
+    pub burst: u32,
+    /// How payload got into frames that were made here; none: no frame was made.
+    pub payload: Option<PayloadWay>,
+    /// Seconds of the run.
+    pub secs: f64,
+    /// The ports, over the whole run.
+    pub ports: Vec<RawPortReport>,
+    /// Each interval: the ports in the same order.
+    pub series: Vec<Vec<(DirectionReport, DirectionReport)>>,
+    /// pingpong: round trips in microseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub round_trip_us: Option<Quantiles>,
+    /// pingpong: frames that did not come back.
+    #[serde(default)]
+    pub lost: u64,
+    /// What happened to the machine meanwhile.
+    pub conditions: Conditions,
+    /// The machine.
+    pub machine: MachineRecord,
+}
+
+/// What one interval, or a whole run, counted.
+pub(super) struct Interval {
+    /// Since the run began.
+    pub(super) end: Duration,
+    pub(super) length: Duration,
+    pub(super) counts: Vec<PortCount>,
+}
+
+impl Interval {
+    pub(super) fn directions(&self) -> Vec<(DirectionReport, DirectionReport)> {
+        self.counts
+            .iter()
+            .map(|count| {
+                (
+                    DirectionReport::new(count.rx, self.length),
+                    DirectionReport::new(count.tx, self.length),
+                )
+            })
+            .collect()
+    }
+}
+
+impl RawReport {
+    pub(super) fn new(run: &RawRun, ports: &[RawPort], whole: &Interval) -> RawReport {
+        let port = |(port, (rx, tx)): (&RawPort, _)| RawPortReport {
+            name: port.description.name.clone(),
+            driver: port.description.driver.clone(),
+            rx,
+            tx,
+        };
+        RawReport {
+            raw: run.mode,
+            size: run.size as u32,
+            burst: run.burst as u32,
+            payload: run.payload,
+            secs: (whole.length.as_secs_f64() * 1e6).round() / 1e6,
+            ports: ports.iter().zip(whole.directions()).map(port).collect(),
+            series: Vec::new(),
+            round_trip_us: None,
+            lost: 0,
+            conditions: Conditions::default(),
+            machine: MachineRecord::default(),
+        }
+    }
+
+    /// The report as one line of JSON.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// What was run, in a few words.
+    pub fn title(&self) -> String {
+        let frames = match self.payload {
+            Some(way) => format!(" {} B by {}", self.size, way.name()),
+            None => String::new(),
+        };
+        let ports: Vec<String> = self
+            .ports
+            .iter()
+            .map(|port| format!("{} ({})", port.name, port.driver))
+            .collect();
+        format!("{}{frames}, {}", self.raw.name(), ports.join(", "))
+    }
+}
+
+const COLUMNS: &str =
+    "       s  port          rx M/s   rx Gb/s   rx lost    tx M/s   tx Gb/s   tx lost";
+
+/// What is printed before a run.
+pub(super) fn format_header(run: &RawRun, ports: &[RawPort]) -> String {
+    let mut text = format!("{}, bursts of {}", run.mode.name(), run.burst);
+    if let Some(way) = run.payload {
+        // Writing into a string never fails.
+        let _ = write!(
+            text,
+            ", frames of {} B, payload by {}",
+            run.size,
+            way.name()
+        );
+    }
+    for port in ports {
+        let mac: Vec<String> = port
+            .mac
+            .iter()
+            .map(|octet| format!("{octet:02x}"))
+            .collect();
+        let description = &port.description;
+        let _ = write!(
+            text,
+            "\n  {}: {}, {}, MTU {}",
+            description.name,
+            description.driver,
+            mac.join(":"),
+            description.mtu
+        );
+    }
+    let _ = writeln!(text, "\n{COLUMNS}");
+    text
+}
+
+/// A line for each port.
+pub(super) fn format_interval(ports: &[RawPort], interval: &Interval) -> String {
+    let mut text = String::new();
+    for (port, (rx, tx)) in ports.iter().zip(interval.directions()) {
+        let second = format!("{:.1}", interval.end.as_secs_f64());
+        text += &format_line(&second, &port.description.name, &rx, &tx);
+    }
+    text
+}
+
+fn format_line(second: &str, name: &str, rx: &DirectionReport, tx: &DirectionReport) -> String {
+    format!(
+        "{second:>8}  {name:<10} {:>9.4} {:>9.3} {:>9} {:>9.4} {:>9.3} {:>9}\n",
+        rx.mframes, rx.gbps, rx.dropped, tx.mframes, tx.gbps, tx.dropped
+    )
+}
+
+impl fmt::Display for RawReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for port in &self.ports {
+            f.write_str(&format_line("all", &port.name, &port.rx, &port.tx))?;
+            writeln!(
+                f,
+                "          {}: {} frames received, {} sent in {:.2} s",
+                port.name, port.rx.frames, port.tx.frames, self.secs
+            )?;
+        }
+        if let Some(times) = &self.round_trip_us {
+            writeln!(
+                f,
+                "          round trip p50 {:.2}  p99 {:.2}  p99.9 {:.2} us; {} lost",
+                times.p50, times.p99, times.p999, self.lost
+            )?;
+        }
+        if let Some(reason) = &self.conditions.disturbed {
+            writeln!(f, "          disturbed: {reason}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interval_has_rates_of_what_it_counted() {
+        let count = |frames| PortCount {
+            rx: FrameCount {
+                frames,
+                bytes: frames * 1000,
+                dropped: 2,
+            },
+            tx: FrameCount::default(),
+        };
+        let interval = Interval {
+            end: Duration::from_secs(4),
+            length: Duration::from_millis(500),
+            counts: vec![count(3_000_000).since(count(1_000_000))],
+        };
+        let (rx, tx) = interval.directions()[0];
+        assert_eq!((rx.frames, rx.dropped), (2_000_000, 0));
+        assert!((rx.mframes - 4.0).abs() < 1e-6, "{rx:?}");
+        assert!((rx.gbps - 32.0).abs() < 1e-6, "{rx:?}");
+        assert_eq!(tx, DirectionReport::default());
+    }
+
+    #[test]
+    fn lines_have_the_columns_of_their_header() {
+        let rx = DirectionReport {
+            mframes: 12.5,
+            gbps: 6.4,
+            ..DirectionReport::default()
+        };
+        let line = format_line("1.0", "raw0", &rx, &DirectionReport::default());
+        assert_eq!(line.trim_end().len(), COLUMNS.len(), "{line}");
+        assert_eq!(line.split_whitespace().count(), 8);
+    }
+}
