@@ -1,9 +1,12 @@
 //! A worker's counters as of now.
 
+use std::time::Duration;
+
 use super::Worker;
 use super::messages::{PortStats, WorkerStats};
-use rustix::thread::sched_getcpu;
-use rustix::time::{ClockId, clock_gettime};
+// Of the C library: rustix looks for the vDSO by itself, which valgrind has taken away.
+use nix::sched::sched_getcpu;
+use nix::time::{ClockId, clock_gettime};
 
 impl Worker {
     pub(super) fn statistics(&self) -> WorkerStats {
@@ -11,7 +14,7 @@ impl Worker {
             queue_pairs: self.queue_pairs.count(),
             iterations: self.batches,
             sleeps: self.wake_sources.sleeps(),
-            core: sched_getcpu(),
+            core: sched_getcpu().unwrap_or_default(),
             cpu_ns: thread_cpu_ns(),
             placed_out_of_order: self.placed_out_of_order,
             receive_waits: self.receive_waits.begun,
@@ -40,6 +43,6 @@ impl Worker {
 
 /// Nanoseconds that the calling thread has run.
 fn thread_cpu_ns() -> u64 {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    (time.tv_sec as u64).wrapping_mul(1_000_000_000) + time.tv_nsec as u64
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)
+        .map_or(0, |time| Duration::from(time).as_nanos() as u64)
 }
