@@ -428,22 +428,27 @@ impl SharedMemory {
 
 /// Copies between memory that others may access at the same time and memory of the caller's own.
 ///
-/// The copy is one instruction that the compiler does not look into: it can neither assume that the
-/// bytes stay as they are, nor that nobody else reads them, as it could of `copy_nonoverlapping`.
+/// The call is one that the compiler does not look into: it can neither assume that the bytes stay as
+/// they are, nor that nobody else reads them, as it could of `copy_nonoverlapping`.
+///
+/// Why it is fast: the C library's copy uses the widest registers of the processor, where a string
+/// instruction takes tens of cycles to begin, and longer between bytes that are not aligned alike, as
+/// payload of frames and of applications seldom is.
 ///
 /// # Safety
 ///
 /// `source` is readable and `destination` writable for `len` bytes, and they do not overlap.
 #[inline]
 unsafe fn copy_bytes(source: *const u8, destination: *mut u8, len: usize) {
-    // SAFETY: by the caller's promise; the direction flag is clear in Rust code.
+    // SAFETY: by the caller's promise; the stack is aligned for a call, since `nostack` is not said.
     unsafe {
         core::arch::asm!(
-            "rep movsb",
-            inout("rcx") len => _,
-            inout("rsi") source => _,
+            "call {copy}",
+            copy = sym libc::memcpy,
             inout("rdi") destination => _,
-            options(nostack, preserves_flags)
+            inout("rsi") source => _,
+            inout("rdx") len => _,
+            clobber_abi("sysv64"),
         );
     }
 }
