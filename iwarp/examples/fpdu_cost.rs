@@ -149,6 +149,10 @@ impl FrameBuilder for Gather<'_> {
         room
     }
     #[inline]
+    fn reserve_in_one_piece(&mut self, len: usize) -> Option<&mut [u8]> {
+        self.reserve(len)
+    }
+    #[inline]
     fn append_reference(
         &mut self,
         region: &Arc<SharedMemory>,

@@ -113,4 +113,8 @@ pub trait FrameBuilder {
     /// Appends `len` bytes that the caller writes: payload that is copied. `None`, if there is no
     /// room for them, has the frame dropped.
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]>;
+
+    /// As [`reserve`](Self::reserve), for a whole FPDU that is copied, if there is room for it in one
+    /// piece. `None`, with nothing appended: it goes part by part.
+    fn reserve_in_one_piece(&mut self, len: usize) -> Option<&mut [u8]>;
 }

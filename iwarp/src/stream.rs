@@ -38,6 +38,9 @@ pub trait RxStream {
         mr: &RegisteredMemory,
         region_off: u64,
     ) -> bool {
+        if let Some(bytes) = self.contiguous(offset, len) {
+            return mr.write_at(region_off, bytes).is_ok();
+        }
         let mut at = region_off;
         let mut is_written = true;
         self.for_each_slice(offset, len, |slice| {

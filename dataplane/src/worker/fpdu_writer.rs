@@ -205,6 +205,11 @@ impl FrameBuilder for FrameAssembler<'_> {
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
         self.frame.reserve_room(self.cache, len)
     }
+
+    #[inline]
+    fn reserve_in_one_piece(&mut self, len: usize) -> Option<&mut [u8]> {
+        self.frame.chain.append_room(u16::try_from(len).ok()?)
+    }
 }
 
 /// Collects a record in plain memory, for the rare segment that holds a part of one: see
@@ -236,5 +241,9 @@ impl FrameBuilder for FlatRecord<'_> {
         let at = self.bytes.len();
         self.bytes.resize(at + len, 0);
         self.bytes.get_mut(at..)
+    }
+
+    fn reserve_in_one_piece(&mut self, len: usize) -> Option<&mut [u8]> {
+        self.reserve(len)
     }
 }

@@ -53,10 +53,16 @@ pub(crate) struct FpduInfo {
     pub hdr: [u8; MAX_HDR_LEN],
 }
 
+/// Octets of the length field and the longest header.
+pub(crate) const HEAD_LEN: usize = LEN_FIELD + MAX_HDR_LEN;
+
 /// The FPDU at the start of the stream; `None` until all of it is there.
 #[inline]
 pub(crate) fn peek_fpdu(rx: &impl RxStream) -> Option<FpduInfo> {
-    const HEAD_LEN: usize = LEN_FIELD + MAX_HDR_LEN;
+    // Nearly always the header lies in one piece.
+    if let Some(head) = rx.contiguous(0, HEAD_LEN).and_then(<[u8]>::first_chunk) {
+        return parse_head(head, rx.available());
+    }
     let available = rx.available();
     let mut head = [0; HEAD_LEN];
     if available >= HEAD_LEN {
@@ -66,14 +72,16 @@ pub(crate) fn peek_fpdu(rx: &impl RxStream) -> Option<FpduInfo> {
     } else {
         return None;
     }
-    let ulpdu_len = u16::from_be_bytes([head[0], head[1]]);
+    parse_head(&head, available)
+}
+
+/// The FPDU with this head, if all of it is among the `available` octets.
+#[inline]
+fn parse_head(head: &[u8; HEAD_LEN], available: usize) -> Option<FpduInfo> {
+    let [high, low, hdr @ ..] = *head;
+    let ulpdu_len = u16::from_be_bytes([high, low]);
     let wire_len = wire_len(ulpdu_len);
-    if available < wire_len {
-        return None;
-    }
-    let mut hdr = [0; MAX_HDR_LEN];
-    hdr.copy_from_slice(&head[LEN_FIELD..]);
-    Some(FpduInfo {
+    (wire_len <= available).then_some(FpduInfo {
         ulpdu_len,
         wire_len,
         stream_len: wire_len,

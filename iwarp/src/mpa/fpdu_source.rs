@@ -63,10 +63,14 @@ impl<R: RxStream> FpduSource for PlainStream<'_, R> {
 
     #[inline]
     fn verify(&self, fpdu: &FpduInfo, crc: bool) -> Result<(), TerminateCode> {
-        if crc && !fpdu::is_stream_crc_right(self.0, fpdu.wire_len) {
-            return Err(TerminateCode::MPA_CRC);
+        if !crc {
+            return Ok(());
         }
-        Ok(())
+        let is_right = match self.0.contiguous(0, fpdu.wire_len) {
+            Some(octets) => fpdu::is_crc_right(octets),
+            None => fpdu::is_stream_crc_right(self.0, fpdu.wire_len),
+        };
+        is_right.then_some(()).ok_or(TerminateCode::MPA_CRC)
     }
 
     #[inline]

@@ -59,6 +59,12 @@ impl FrameBuilder for Frame {
         self.bytes.resize(at + len, 0);
         self.bytes.get_mut(at..)
     }
+    fn reserve_in_one_piece(&mut self, len: usize) -> Option<&mut [u8]> {
+        if self.contiguous_room(len) < len {
+            return None;
+        }
+        self.reserve(len)
+    }
 }
 
 /// The surroundings of one queue pair.

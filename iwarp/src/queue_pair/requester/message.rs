@@ -3,7 +3,10 @@
 use super::Requester;
 use super::outstanding_read::sink_stag;
 use super::send_queue::SendEntry;
-use crate::ddp::{Msn, TAGGED_HDR_LEN, UNTAGGED_HDR_LEN};
+use crate::ddp::{
+    ControlOctets, Msn, QN_SEND, TAGGED_HDR_LEN, TaggedHeader, UNTAGGED_HDR_LEN, UntaggedHeader,
+};
+use crate::environment::ExtBufRef;
 use crate::queue_pair::fpdu_builder::FpduBuilder;
 use crate::queue_pair::state::{BuildError, QpInitAttr};
 use crate::queue_pair::transmitter::{FpduSegment, OpenMessage, Transmitter};
@@ -105,32 +108,54 @@ impl Requester {
             .queue
             .get(record.slot)
             .ok_or(BuildError::MessageCompleted)?;
-        let hdr_len = match entry.opcode {
+        match entry.opcode {
             Opcode::Write | Opcode::WriteWithImm => {
-                let to = entry.remote_addr.wrapping_add(u64::from(record.offset));
-                fpdu.append_tagged_header(RdmapOpcode::Write, record.is_last, entry.rkey, to);
-                TAGGED_HDR_LEN
+                let header = TaggedHeader {
+                    control: ControlOctets::new(RdmapOpcode::Write, record.is_last),
+                    stag: entry.rkey,
+                    to: entry.remote_addr.wrapping_add(u64::from(record.offset)),
+                };
+                self.build_payload(keys, attr, (record, entry), &header.to_bytes(), fpdu)
             }
             Opcode::Read | Opcode::ReadWithInv => {
                 self.build_read_request(entry, record.offset, fpdu);
-                return Ok(());
+                Ok(())
             }
-            Opcode::FetchAdd | Opcode::CmpSwap => return self.build_atomic_request(entry, fpdu),
+            Opcode::FetchAdd | Opcode::CmpSwap => self.build_atomic_request(entry, fpdu),
             _ => {
                 let (opcode, inv_stag) = send_opcode(entry);
-                let msn = send_msn(entry);
-                fpdu.append_untagged_header(opcode, record.is_last, inv_stag, msn, record.offset);
-                UNTAGGED_HDR_LEN
+                let header = UntaggedHeader {
+                    control: ControlOctets::new(opcode, record.is_last),
+                    inv_stag,
+                    qn: QN_SEND,
+                    msn: send_msn(entry),
+                    mo: record.offset,
+                };
+                self.build_payload(keys, attr, (record, entry), &header.to_bytes(), fpdu)
             }
-        };
-        let len = u32::from(record.ulpdu_len) - hdr_len as u32;
+        }
+    }
+
+    /// Header and payload of a segment that carries memory or inline data of its work request.
+    #[inline]
+    fn build_payload<B: FrameBuilder, const MARKERS: bool, const HDR: usize>(
+        &self,
+        keys: &KeyReader,
+        attr: &QpInitAttr,
+        (record, entry): (&FpduRecord, &SendEntry),
+        header: &[u8; HDR],
+        fpdu: &mut FpduBuilder<'_, B, MARKERS>,
+    ) -> Result<(), BuildError> {
+        let len = u32::from(record.ulpdu_len) - HDR as u32;
         if entry.is_inline() {
+            fpdu.append_header(header);
             let start = record.offset as usize;
             let data = self.queue.inline_data(entry);
             let part = data.get(start..start + len as usize);
             fpdu.append_bytes(part.ok_or(BuildError::MessageCompleted)?);
             return Ok(());
         }
+        let mut has_header = false;
         let (mut skip, mut left) = (record.offset, len);
         for sge in self.queue.sges(entry) {
             if left == 0 {
@@ -145,9 +170,25 @@ impl Requester {
             let (mr, off) = attr
                 .check_key(keys, sge.lkey, from, part_len, Access::NONE)
                 .map_err(|_| BuildError::KeyDeregistered)?;
+            if !record.is_last {
+                FpduBuilder::<B, MARKERS>::prefetch_behind(mr, off, part_len);
+            }
+            if part_len == len
+                && entry.ext_buf_ref == ExtBufRef::NONE
+                && fpdu.append_in_one_piece(header, mr, off, len)?
+            {
+                return Ok(());
+            }
+            if !has_header {
+                fpdu.append_header(header);
+                has_header = true;
+            }
             fpdu.append_memory(mr, off, part_len, entry.ext_buf_ref)?;
             left -= part_len;
             skip = 0;
+        }
+        if !has_header {
+            fpdu.append_header(header);
         }
         Ok(())
     }

@@ -6,7 +6,9 @@
 
 mod response_queue;
 
-use crate::ddp::{Msn, TAGGED_HDR_LEN, UNTAGGED_HDR_LEN, UntaggedHeader};
+use crate::ddp::{
+    ControlOctets, Msn, TAGGED_HDR_LEN, TaggedHeader, UNTAGGED_HDR_LEN, UntaggedHeader,
+};
 use crate::environment::{ExtBufRef, QpEnv};
 use crate::mpa::fpdu::LEN_FIELD;
 use crate::queue_pair::error_mapping::remote_access_code;
@@ -252,20 +254,28 @@ impl Responder {
         }
         let read = &response.read;
         let to = read.sink_to.wrapping_add(u64::from(record.offset));
-        fpdu.append_tagged_header(
-            RdmapOpcode::ReadResponse,
-            record.is_last,
-            read.sink_stag,
+        let header = TaggedHeader {
+            control: ControlOctets::new(RdmapOpcode::ReadResponse, record.is_last),
+            stag: read.sink_stag,
             to,
-        );
+        };
+        let header = header.to_bytes();
         let len = u32::from(record.ulpdu_len) - TAGGED_HDR_LEN as u32;
         if len == 0 {
+            fpdu.append_header(&header);
             return Ok(());
         }
         let from = read.src_to.wrapping_add(u64::from(record.offset));
         let (mr, off) = attr
             .check_key(keys, read.src_stag, from, len, Access::REMOTE_READ)
             .map_err(|_| BuildError::KeyDeregistered)?;
+        if !record.is_last {
+            FpduBuilder::<B, MARKERS>::prefetch_behind(mr, off, len);
+        }
+        if fpdu.append_in_one_piece(&header, mr, off, len)? {
+            return Ok(());
+        }
+        fpdu.append_header(&header);
         // Always a copy: the application, or a peer, may change the memory at any time.
         fpdu.append_memory(mr, off, len, ExtBufRef::NONE)
     }
