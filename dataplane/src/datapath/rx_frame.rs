@@ -166,6 +166,11 @@ impl RxStream for TcpByteStream<'_> {
     }
 
     #[inline]
+    fn first_piece(&self) -> &[u8] {
+        self.0.first_chunk()
+    }
+
+    #[inline]
     fn consume(&mut self, n: usize) {
         self.0.consume(n);
     }

@@ -14,7 +14,7 @@ use siw_tcp::FrameMeta;
 use super::conn_owner::ConnOwner;
 use super::context::WorkerContext;
 use super::ext_bufs::ExtBufRefs;
-use super::worker_qp::{QpSlot, QpTable};
+use super::worker_qp::{QpSlot, QpTable, WorkerQp};
 use crate::datapath::frame_sink::{RecordWriter, TxFrame};
 
 /// Payload of at most this many bytes is always copied into the header's buffer: below it a copy
@@ -86,47 +86,67 @@ impl RecordWriter<TxRecord> for FpduWriter<'_> {
             frame.is_broken = true;
             return;
         };
-        let WorkerContext {
-            keys,
-            ext_bufs,
-            split_records,
-            flat_record,
-            build_failures,
-            ..
-        } = &mut *self.context;
-        let mut assembler = FrameAssembler {
-            frame,
-            cache,
-            ext_bufs,
-        };
         let is_whole = offset == 0 && len as usize == fpdu.wire_len();
-        let built = if is_whole && split_records.is_empty() {
-            queue_pair.protocol.build_fpdu(keys, fpdu, &mut assembler)
-        } else if let Some(bytes) = split_records.get(slot, fpdu) {
-            assembler.append_part(bytes, offset, len);
-            Ok(())
-        } else if is_whole {
+        let built = if is_whole && self.context.split_records.is_empty() {
+            let mut assembler = FrameAssembler {
+                frame,
+                cache,
+                ext_bufs: &mut self.context.ext_bufs,
+            };
+            let keys = &self.context.keys;
             queue_pair.protocol.build_fpdu(keys, fpdu, &mut assembler)
         } else {
-            flat_record.clear();
-            let mut flat = FlatRecord { bytes: flat_record };
-            let built = queue_pair.protocol.build_fpdu(keys, fpdu, &mut flat);
-            if built.is_ok() {
-                split_records.insert(slot, fpdu, flat_record);
-                assembler.append_part(flat_record, offset, len);
-            }
-            built
+            let part = (!is_whole).then_some((offset, len));
+            let target = (&mut *frame, &mut *cache);
+            write_part(self.context, (slot, queue_pair), target, fpdu, part)
         };
         frame.bytes_left = frame.bytes_left.saturating_sub(len);
         if let Err(error) = built {
             frame.is_broken = true;
-            build_failures.push(BuildFailure {
+            self.context.build_failures.push(BuildFailure {
                 slot,
                 record: *fpdu,
                 error,
             });
         }
     }
+}
+
+/// Writes a record while some leave in parts: of this one `part`, an offset and a length, or all.
+#[cold]
+fn write_part(
+    context: &mut WorkerContext,
+    (slot, queue_pair): (QpSlot, &WorkerQp),
+    (frame, cache): (&mut TxFrame, &mut MbufCache),
+    fpdu: &FpduRecord,
+    part: Option<(u32, u32)>,
+) -> Result<(), BuildError> {
+    let WorkerContext {
+        keys,
+        ext_bufs,
+        split_records,
+        flat_record,
+        ..
+    } = context;
+    let mut assembler = FrameAssembler {
+        frame,
+        cache,
+        ext_bufs,
+    };
+    let (offset, len) = part.unwrap_or((0, fpdu.wire_len() as u32));
+    if let Some(bytes) = split_records.get(slot, fpdu) {
+        assembler.append_part(bytes, offset, len);
+        return Ok(());
+    }
+    if part.is_none() {
+        return queue_pair.protocol.build_fpdu(keys, fpdu, &mut assembler);
+    }
+    flat_record.clear();
+    let mut flat = FlatRecord { bytes: flat_record };
+    queue_pair.protocol.build_fpdu(keys, fpdu, &mut flat)?;
+    split_records.insert(slot, fpdu, flat_record);
+    assembler.append_part(flat_record, offset, len);
+    Ok(())
 }
 
 /// Appends the bytes of an FPDU to a frame.

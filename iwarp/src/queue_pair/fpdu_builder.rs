@@ -67,7 +67,7 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> FpduBuilder<'a, B, MARKERS> {
     /// caller does it part by part. Payload is as for [`append_memory`](Self::append_memory).
     ///
     /// Why it is fast: room in the frame is asked for once, and a short FPDU gets its CRC in one pass.
-    #[inline]
+    #[inline(always)]
     pub fn append_in_one_piece<const HDR: usize>(
         &mut self,
         header: &[u8; HDR],
@@ -94,7 +94,9 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> FpduBuilder<'a, B, MARKERS> {
         self.is_whole = true;
         room[..LEN_FIELD].copy_from_slice(&self.ulpdu_len.to_be_bytes());
         room[LEN_FIELD..payload_at].copy_from_slice(header);
-        room[pad_at..crc_at].fill(0);
+        if pad_at < crc_at {
+            room[pad_at..crc_at].fill(0);
+        }
         let (bytes, field) = room.split_at_mut(crc_at);
         let crc = if self.with_crc {
             crc_copy::read_between_with_crc(region, region_off, bytes, payload_at..pad_at)

@@ -37,7 +37,7 @@ pub fn read_with_crc(
 ///
 /// # Panics
 /// `place` does not lie within `bytes`.
-#[inline]
+#[inline(always)]
 pub fn read_between_with_crc(
     region: &SharedMemory,
     offset: usize,

@@ -82,6 +82,12 @@ impl<B: RecvBuf> ReceiveQueue<B> {
             .filter(|chunk| !chunk.is_empty())
     }
 
+    /// The bytes of the first piece; empty when there are none.
+    #[inline]
+    pub fn first_chunk(&self) -> &[u8] {
+        self.bufs.front().map_or(&[][..], |buffer| buffer.chunk())
+    }
+
     /// Calls `f` with the pieces of `[offset, offset + len)`; returns how many bytes it saw, less
     /// than `len` only when that much is not here.
     #[inline]

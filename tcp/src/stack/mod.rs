@@ -8,7 +8,6 @@ pub(crate) mod receive;
 mod slots;
 mod syn_cookies;
 
-use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
@@ -339,17 +338,20 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// connection cannot send (stale, closing, closed, or `len` 0).
     #[inline]
     pub fn push_record(&mut self, id: ConnId, len: u32, record: R, push: bool) -> Result<(), R> {
-        let open = |tcb: &Tcb| matches!(tcb.state, TcpState::Established | TcpState::CloseWait);
-        if len == 0
-            || !self
-                .connection(id)
-                .is_some_and(|conn| open(&conn.tcb) && conn.tcb.unsent.checked_add(len).is_some())
-        {
+        let conn = self.connections.get_mut(id.index as usize);
+        let conn = conn.filter(|conn| {
+            conn.generation == id.generation
+                && !conn.tcb.has(ConnectionFlags::RELEASED)
+                && matches!(conn.tcb.state, TcpState::Established | TcpState::CloseWait)
+        });
+        let (Some(conn), 1..) = (conn, len) else {
             return Err(record);
-        }
-        let conn = &mut self.connections[id.index as usize];
+        };
+        let Some(unsent) = conn.tcb.unsent.checked_add(len) else {
+            return Err(record);
+        };
         conn.send_queue.push_record(len, record, push);
-        conn.tcb.unsent += len;
+        conn.tcb.unsent = unsent;
         if !conn.tcb.has(ConnectionFlags::COUNTED_ACTIVE) {
             conn.update_active_count(&mut self.shared.context_of(id.index));
         }

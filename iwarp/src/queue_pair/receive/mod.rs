@@ -29,7 +29,7 @@ use crate::queue_pair::error_mapping::tagged_buffer_code;
 use crate::queue_pair::state::{QpInitAttr, RdmapState, ReceiveProgress};
 use crate::rdmap::terminate::{OffendingSegment, TerminateCode};
 use crate::rdmap::{RDMAP_VERSION, RdmapOpcode, ReadRequestHeader};
-use crate::stream::RxStream;
+use crate::stream::{RxStream, StreamPiece};
 use out_of_order::{AlreadyPlaced, OutOfOrderPlacement};
 use siw_memory::KeyReader;
 use siw_shm::Access;
@@ -187,15 +187,15 @@ impl QueuePair {
         env: &mut E,
         rx: &mut impl RxStream,
     ) -> ReceiveProgress {
+        self.receive.awaits_receive = false;
         let mut progress = if self.receive.marker_position.has_markers() {
             let mut unmarked = UnmarkedStream::new(&mut *rx, self.receive.marker_position);
-            let progress = self.process_fpdus(env, &mut unmarked);
+            let progress = self.process_fpdus(env, &mut unmarked, u32::MAX);
             self.receive.marker_position = unmarked.marker_position;
             progress
         } else {
-            self.process_fpdus(env, &mut PlainStream(&mut *rx))
+            self.process_unmarked(env, rx)
         };
-        self.receive.out_of_order.position += progress.bytes as u64;
         if matches!(self.state, RdmapState::Terminate | RdmapState::Error) {
             let rest = rx.available();
             rx.consume(rest);
@@ -205,17 +205,50 @@ impl QueuePair {
         progress
     }
 
+    /// A stream without markers: piece by piece, and FPDUs that lie in several pieces one by one.
+    #[inline]
+    fn process_unmarked<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        rx: &mut impl RxStream,
+    ) -> ReceiveProgress {
+        let mut progress = ReceiveProgress::default();
+        while rx.available() > 0 {
+            let mut piece = StreamPiece(rx.first_piece());
+            let mut part = self.process_fpdus(env, &mut PlainStream(&mut piece), u32::MAX);
+            if part.fpdus > 0 {
+                rx.consume(part.bytes);
+            } else {
+                part = self.process_fpdus(env, &mut PlainStream(&mut *rx), 1);
+            }
+            progress.fpdus += part.fpdus;
+            progress.bytes += part.bytes;
+            progress.first_fpdu |= part.first_fpdu;
+            if part.fpdus == 0 {
+                break;
+            }
+        }
+        progress
+    }
+
+    /// FPDUs can be received now.
+    #[inline]
+    fn is_receiving(&self) -> bool {
+        matches!(self.state, RdmapState::Rts | RdmapState::Closing)
+            && !self.receive.is_delivery_delayed()
+            && !self.receive.awaits_receive
+    }
+
+    /// Consumes what is complete in `rx`, at most `limit` FPDUs.
     #[inline]
     fn process_fpdus<E: QpEnv>(
         &mut self,
         env: &mut E,
         rx: &mut impl FpduSource,
+        limit: u32,
     ) -> ReceiveProgress {
         let mut progress = ReceiveProgress::default();
-        self.receive.awaits_receive = false;
-        while matches!(self.state, RdmapState::Rts | RdmapState::Closing)
-            && !self.receive.is_delivery_delayed()
-        {
+        while progress.fpdus < limit && self.is_receiving() {
             let Some(fpdu) = rx.next_fpdu() else { break };
             if let Err(code) = rx.verify(&fpdu, self.crc) {
                 self.fail_stream(env, code, None);
@@ -257,6 +290,7 @@ impl QueuePair {
                 self.fail_stream(env, error.code, Some(&offender));
             }
         }
+        self.receive.out_of_order.position += progress.bytes as u64;
         progress
     }
 

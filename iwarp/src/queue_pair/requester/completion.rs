@@ -42,7 +42,7 @@ impl Requester {
         context: &mut CompletionContext<'_>,
         status: WcStatus,
     ) {
-        let Some(entry) = self.queue.pop_front() else {
+        let Some(entry) = self.queue.front() else {
             return;
         };
         if entry.ext_buf_ref != ExtBufRef::NONE {
@@ -50,6 +50,7 @@ impl Requester {
         }
         self.has_failed |= status != WcStatus::SUCCESS;
         if status == WcStatus::SUCCESS && !entry.is_signaled() && !context.attr.sq_sig_all {
+            self.queue.remove_front();
             env.complete_send(None);
             return;
         }
@@ -62,6 +63,7 @@ impl Requester {
             vendor_err: context.errors.vendor_error(status),
             ..Wc::default()
         };
+        self.queue.remove_front();
         env.complete_send(Some(&cqe));
     }
 

@@ -158,13 +158,17 @@ impl Requester {
     /// fence, or for the end of a drain.
     #[inline]
     fn is_stalled(&self, slot: MessageSlot) -> bool {
-        self.queue.get(slot).is_none_or(|entry| {
-            (!entry.is_started() && self.drain != DrainState::Inactive)
-                || (!entry.is_started() && entry.is_fenced() && !self.outstanding.is_empty())
-                || (entry.opcode.awaits_response() && self.outstanding.len() >= usize::from(self.ord))
-                // What was posted before it may still be sent again from the memory.
-                || (entry.opcode == Opcode::LocalInv && !self.queue.is_front(slot))
-        })
+        let entry = self.queue.get(slot);
+        entry.is_none_or(|entry| self.is_entry_stalled(slot, entry))
+    }
+
+    #[inline]
+    fn is_entry_stalled(&self, slot: MessageSlot, entry: &SendEntry) -> bool {
+        (!entry.is_started() && self.drain != DrainState::Inactive)
+            || (!entry.is_started() && entry.is_fenced() && !self.outstanding.is_empty())
+            || (entry.opcode.awaits_response() && self.outstanding.len() >= usize::from(self.ord))
+            // What was posted before it may still be sent again from the memory.
+            || (entry.opcode == Opcode::LocalInv && !self.queue.is_front(slot))
     }
 
     /// Sees to it that there is a current work request for [`next_segment`](Self::next_segment), and
@@ -181,16 +185,21 @@ impl Requester {
             {
                 return Ok(PreparedRequest::Nothing);
             }
-            let Some(slot) = self.current.filter(|&slot| !self.is_stalled(slot)) else {
+            let current = self
+                .current
+                .and_then(|slot| Some((slot, self.queue.get(slot)?)));
+            let Some((slot, entry)) = current else {
                 return Ok(PreparedRequest::Nothing);
             };
+            if self.is_entry_stalled(slot, entry) {
+                return Ok(PreparedRequest::Nothing);
+            }
             // What follows an invalidation relies on it: a registration of other pages under the same
             // key, a message that tells the peer.
             if self.quiescing.is_some() {
                 return Ok(PreparedRequest::Nothing);
             }
-            let is_local = |entry: &SendEntry| entry.opcode.is_local();
-            if !self.queue.get(slot).is_some_and(is_local) {
+            if !entry.opcode.is_local() {
                 return Ok(PreparedRequest::Ready);
             }
             // They need no room in TCP: a client could post them faster than they are done.
@@ -240,7 +249,9 @@ impl Requester {
         } else {
             ExtBufRef::NONE
         };
-        if let Some(entry) = self.queue.get_mut(slot) {
+        if ext_buf_ref != ExtBufRef::NONE
+            && let Some(entry) = self.queue.get_mut(slot)
+        {
             entry.ext_buf_ref = ext_buf_ref;
         }
         Ok(true)

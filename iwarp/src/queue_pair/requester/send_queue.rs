@@ -157,7 +157,10 @@ impl WorkRequestQueue {
         } else {
             let sges = wqe.sges();
             entry.sge_count = sges.len() as u8;
-            if sges.len() <= SMALL_SGES {
+            // Nearly always one: assigned without a call to copy it.
+            if let [sge] = sges {
+                entry.small[0] = *sge;
+            } else if sges.len() <= SMALL_SGES {
                 entry.small[..sges.len()].copy_from_slice(sges);
             } else {
                 entry.large = self.alloc_in_slab();
@@ -202,13 +205,15 @@ impl WorkRequestQueue {
 
     /// Takes the oldest out.
     #[inline]
-    pub fn pop_front(&mut self) -> Option<SendEntry> {
-        let entry = self.entries.pop_front()?;
-        self.base = self.base.advanced_by(1);
+    pub fn remove_front(&mut self) {
+        let Some(entry) = self.entries.front() else {
+            return;
+        };
         if entry.large != NOT_LARGE {
             self.free_in_slab.push(entry.large);
         }
-        Some(entry)
+        self.entries.pop_front();
+        self.base = self.base.advanced_by(1);
     }
 
     /// All that are not completed, oldest first.
@@ -312,7 +317,9 @@ mod tests {
             assert_eq!(queue.sges(queue.get(slot).expect("there")), &sges[..len]);
         }
         assert_eq!(queue.slab.len(), 4);
-        while queue.pop_front().is_some() {}
+        while queue.front().is_some() {
+            queue.remove_front();
+        }
         queue.push(&send_wqe(SendData::Inline(&bytes)));
         assert_eq!(queue.slab.len(), 4, "the slab is used again");
     }
@@ -326,7 +333,7 @@ mod tests {
         let wqe = send_wqe(SendData::Sges(&[]));
         assert_eq!(queue.push(&wqe), MessageSlot(u32::MAX));
         assert_eq!(queue.push(&wqe), MessageSlot(0));
-        queue.pop_front();
+        queue.remove_front();
         assert!(queue.get(MessageSlot(u32::MAX)).is_none());
         assert!(queue.get(MessageSlot(0)).is_some());
         assert!(queue.get(MessageSlot(1)).is_none());
