@@ -178,8 +178,8 @@ fn a_terminate_fails_the_request_it_is_about_and_flushes_the_rest() {
         ([0x12, 0x02], WcStatus::REM_OP_ERR, QpReqErr),
         ([0x20, 0x02], WcStatus::GENERAL_ERR, QpFatal),
         ([0x20, 0x03], WcStatus::GENERAL_ERR, QpFatal),
-        ([0x00, 0x00], WcStatus::FATAL_ERR, QpFatal),
-        ([0x10, 0x00], WcStatus::FATAL_ERR, QpFatal),
+        ([0x00, 0x00], WcStatus::REM_OP_ERR, QpFatal),
+        ([0x10, 0x00], WcStatus::REM_OP_ERR, QpFatal),
     ];
     for (code, status, event) in rows {
         let mut s = b.stream();

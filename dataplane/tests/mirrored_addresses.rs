@@ -134,8 +134,10 @@ fn perftest_connects_by_a_kernel_socket() {
     }
 }
 
+/// Its tests of RC queue pairs, connected by rdma_cm. Without, it knows LIDs only, which Ethernet does
+/// not have.
 #[test]
-fn qperf_measures_rdma_writes() {
+fn qperf_runs_its_tests_of_reliable_connections() {
     if !is_installed("qperf", "qperf") {
         return;
     }
@@ -144,9 +146,28 @@ fn qperf_measures_rdma_writes() {
     // It goes on serving.
     let mut server = Program::start(&daemon, &format!("qperf -lp {port}"));
     await_kernel_listener(&mut server, port);
-    let line = format!("qperf 10.77.0.2 -lp {port} -t 1 -cm 1 rc_rdma_write_bw");
+    let tests = [
+        ("rc_bw", "bw"),
+        ("rc_bi_bw", "bw"),
+        ("rc_lat", "latency"),
+        ("rc_rdma_read_bw", "bw"),
+        ("rc_rdma_read_lat", "latency"),
+        ("rc_rdma_write_bw", "bw"),
+        ("rc_rdma_write_lat", "latency"),
+        ("rc_rdma_write_poll_lat", "latency"),
+        ("rc_compare_swap_mr", "msg_rate"),
+        ("rc_fetch_add_mr", "msg_rate"),
+        ("ver_rc_compare_swap", "msg_rate"),
+        ("ver_rc_fetch_add", "msg_rate"),
+    ];
+    let names = tests.map(|(test, _)| test).join(" ");
+    let line = format!("qperf 10.77.0.2 -lp {port} -t 1 -cm 1 {names}");
     let said = Program::start(&daemon, &line).succeed();
-    assert!(said.contains("bw  ="), "{said}");
+    for (test, figure) in tests {
+        let (_, after) = said.split_once(&format!("{test}:")).expect(test);
+        let line = after.lines().find(|line| line.contains('='));
+        assert!(line.is_some_and(|line| line.contains(figure)), "{said}");
+    }
 }
 
 #[test]

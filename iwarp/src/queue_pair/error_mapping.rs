@@ -45,7 +45,8 @@ pub(crate) fn completion_status(code: TerminateCode, opcode: Option<RdmapOpcode>
     let takes_receive = opcode.and_then(RdmapOpcode::queue_number) == Some(QN_SEND);
     match (code.layer, code.error_type) {
         (0, 1) | (1, 1) => WcStatus::REM_ACCESS_ERR,
-        (0, 2) => WcStatus::REM_OP_ERR,
+        // Local catastrophic errors are local to the peer: it could not do what it was asked for.
+        (0, 0 | 2) | (1, 0) => WcStatus::REM_OP_ERR,
         (1, 2) if code == TerminateCode::DDP_TOO_LONG => WcStatus::REM_INV_REQ_ERR,
         (1, 2) if code == TerminateCode::DDP_NO_BUFFER && takes_receive => {
             WcStatus::RNR_RETRY_EXC_ERR

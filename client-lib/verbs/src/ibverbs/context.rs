@@ -34,8 +34,9 @@ impl ContextObject {
         fill_extended_operations(&mut abi);
         let context = &mut abi.context;
         context.device = device.as_abi();
-        context.cmd_fd = -1;
         context.async_fd = client.async_fd().as_raw_fd();
+        // Programs duplicate it to import the device elsewhere, which fails with EOPNOTSUPP.
+        context.cmd_fd = context.async_fd;
         context.num_comp_vectors = 1;
         // `verbs_get_ctx_op` looks for the larger struct if this is set.
         context.abi_compat = std::ptr::without_provenance_mut(usize::MAX);

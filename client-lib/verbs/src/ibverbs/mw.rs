@@ -73,7 +73,8 @@ pub(super) unsafe fn to_binding(info: &ibv_mw_bind_info) -> MwBind {
         lkey,
         addr: info.addr,
         length: info.length,
-        access: Access(info.mw_access_flags),
+        // Programs copy what they gave the region; a window is for peers alone.
+        access: Access(info.mw_access_flags).without(Access::LOCAL_WRITE),
     }
 }
 
