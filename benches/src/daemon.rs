@@ -57,6 +57,12 @@ pub struct WorkerUse {
     pub ns_per_frame: Option<f64>,
     /// Nanoseconds that it ran for each message of the measurement.
     pub ns_per_message: Option<f64>,
+    /// The same in cycles of the time-stamp counter.
+    #[serde(default)]
+    pub cycles_per_frame: Option<f64>,
+    /// Likewise.
+    #[serde(default)]
+    pub cycles_per_message: Option<f64>,
 }
 
 /// Counters of one worker since the daemon started.
@@ -91,22 +97,27 @@ impl WorkerCounters {
 
 impl WorkerUse {
     /// What a worker did between two readings of its counters, `time` apart, while `messages`
-    /// completed.
+    /// completed; the time-stamp counter has `tsc_ghz`.
     pub fn between(
         before: &WorkerCounters,
         after: &WorkerCounters,
         time: Duration,
         messages: u64,
+        tsc_ghz: f64,
     ) -> WorkerUse {
         let ran = after.cpu_ns.saturating_sub(before.cpu_ns) as f64;
         let frames = after.frames.saturating_sub(before.frames);
-        let each = |count: u64| (count > 0).then(|| (ran / count as f64 * 10.0).round() / 10.0);
+        let rounded = |value: f64| (value * 10.0).round() / 10.0;
+        let each = |count: u64| (count > 0).then(|| rounded(ran / count as f64));
+        let cycles = |count: u64| (count > 0).then(|| rounded(ran * tsc_ghz / count as f64));
         WorkerUse {
             core: after.core,
             busy_percent: (ran / time.as_nanos().max(1) as f64 * 1000.0).round() / 10.0,
             frames,
             ns_per_frame: each(frames),
             ns_per_message: each(messages),
+            cycles_per_frame: cycles(frames),
+            cycles_per_message: cycles(messages),
         }
     }
 }
@@ -118,11 +129,11 @@ impl fmt::Display for WorkerUse {
             "worker on core {}: ran {:.0} % of the time, {} frames",
             self.core, self.busy_percent, self.frames
         )?;
-        if let Some(ns) = self.ns_per_frame {
-            write!(f, ", {ns:.0} ns each")?;
+        if let (Some(ns), Some(cycles)) = (self.ns_per_frame, self.cycles_per_frame) {
+            write!(f, ", {ns:.0} ns ({cycles:.0} cycles) each")?;
         }
-        if let Some(ns) = self.ns_per_message {
-            write!(f, ", {ns:.0} ns for each message")?;
+        if let (Some(ns), Some(cycles)) = (self.ns_per_message, self.cycles_per_message) {
+            write!(f, ", {ns:.0} ns ({cycles:.0} cycles) for each message")?;
         }
         Ok(())
     }
@@ -270,13 +281,15 @@ mod tests {
             WorkerCounters::from_statistics(&text)[0]
         };
         let time = Duration::from_micros(10);
-        let used = WorkerUse::between(&stats(1000, 10), &stats(6000, 60), time, 20);
+        let used = WorkerUse::between(&stats(1000, 10), &stats(6000, 60), time, 20, 2.0);
         let expected = WorkerUse {
             core: 1,
             busy_percent: 50.0,
             frames: 100,
             ns_per_frame: Some(50.0),
             ns_per_message: Some(250.0),
+            cycles_per_frame: Some(100.0),
+            cycles_per_message: Some(500.0),
         };
         assert_eq!(used, expected);
         assert_eq!(WorkerCounters::from_statistics("{}"), []);

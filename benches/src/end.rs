@@ -2,7 +2,8 @@
 //! queues and queue pairs.
 
 use crate::control_line::CONTROL_LINE_BYTES;
-use crate::plan::{MeasurementPlan, Mode, Operation};
+use crate::plan::{ATOMIC_SIZE, INITIAL_BYTE, MeasurementPlan, Mode, Operation};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use siw::{
     Access, Arena, CmChannel, CmEvent, CompletionChannel, Context, Cq, DeviceInfo, Error, Mr, Qp,
@@ -61,7 +62,7 @@ pub struct TransferEnd {
     pub send_cq: Cq,
     /// Completions of what it receives.
     pub recv_cq: Cq,
-    /// Events of both, if the plan sleeps.
+    /// Events of both, if the plan waits for such.
     completions: Option<Arc<CompletionChannel>>,
     is_armed: Cell<bool>,
     /// Events of the connections.
@@ -149,7 +150,10 @@ impl TransferEnd {
             ))
         };
         let pd = ctx.alloc_pd().map_err(failed_call("protection domain"))?;
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let access = Access::LOCAL_WRITE
+            | Access::REMOTE_WRITE
+            | Access::REMOTE_READ
+            | Access::REMOTE_ATOMIC;
         let len = plan.slot_stride() * slots as usize * plan.qps as usize;
         let memory = |len: usize| {
             let huge = len >= siw_shm::shared_memory::HUGE_PAGE;
@@ -160,7 +164,7 @@ impl TransferEnd {
         let (data, huge) = memory(len).map_err(failed_call("registered memory"))?;
         let (control, _) = memory(CONTROL_LINE_BYTES * plan.qps as usize)
             .map_err(failed_call("registered memory"))?;
-        let completions = match plan.sleep {
+        let completions = match plan.events {
             true => Some(CompletionChannel::new(ctx).map_err(failed_call("completion channel"))?),
             false => None,
         };
@@ -217,7 +221,7 @@ impl TransferEnd {
 
     /// Writes to each page once: the first use of a page costs more than all later ones.
     fn touch_pages(&self) -> Result<(), String> {
-        let page = [0xa5; 4096];
+        let page = [INITIAL_BYTE; 4096];
         for at in (0..self.data.len()).step_by(page.len()) {
             let count = page.len().min(self.data.len() - at);
             self.data
@@ -312,23 +316,38 @@ impl TransferEnd {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// Waits for a completion of what this end sends, with a plan that sleeps: the first of two calls
-    /// has the next completion raise an event, what came before it has to be polled, and the second
-    /// one waits for that event, but not for long.
-    pub fn sleep_until_completion(&self) -> Result<(), String> {
+    /// The number in the memory at `offset`.
+    pub fn read_word(&self, offset: usize) -> Result<u64, String> {
+        let mut word = [0; ATOMIC_SIZE as usize];
+        self.data
+            .read(offset, &mut word)
+            .map_err(|error| error.to_string())?;
+        Ok(u64::from_ne_bytes(word))
+    }
+
+    /// Has the next completion raise an event; false when it was asked for before.
+    fn arm_queues(&self) -> Result<bool, String> {
+        if self.completions.is_none() || self.is_armed.replace(true) {
+            return Ok(false);
+        }
+        for cq in [&self.send_cq, &self.recv_cq] {
+            cq.req_notify(false).map_err(|error| error.to_string())?;
+        }
+        Ok(true)
+    }
+
+    /// Takes the events that came.
+    fn take_completion_events(&self) -> Result<(), String> {
         let Some(channel) = &self.completions else {
             return Ok(());
         };
-        if !self.is_armed.replace(true) {
-            let armed = self.send_cq.req_notify(false);
-            return armed.map_err(|error| error.to_string());
+        loop {
+            match channel.get_event(Some(Duration::ZERO)) {
+                Ok(_) => self.is_armed.set(false),
+                Err(Error::Timeout) => return Ok(()),
+                Err(error) => return Err(error.to_string()),
+            }
         }
-        match channel.get_event(Some(LONGEST_SLEEP)) {
-            Ok(_) => self.is_armed.set(false),
-            Err(Error::Timeout) => {}
-            Err(error) => return Err(error.to_string()),
-        }
-        Ok(())
     }
 
     /// Fails if a message that completes only when it fails has completed.
@@ -350,6 +369,33 @@ impl TransferEnd {
             _ => Ok(()),
         }
     }
+}
+
+/// Waits for a completion at one of the ends, with a plan that has events: the first of two calls has
+/// the next completion raise an event, what came before it has to be polled, and the second one waits
+/// for that event, but not for long.
+pub fn sleep_until_completion(ends: &[&TransferEnd]) -> Result<(), String> {
+    let mut has_armed = false;
+    for end in ends {
+        has_armed |= end.arm_queues()?;
+    }
+    if has_armed {
+        return Ok(());
+    }
+    let mut fds: Vec<_> = ends
+        .iter()
+        .filter_map(|end| end.completions.as_deref())
+        .map(|channel| PollFd::new(channel, PollFlags::IN))
+        .collect();
+    let limit = Timespec {
+        tv_sec: 0,
+        tv_nsec: LONGEST_SLEEP.subsec_nanos().into(),
+    };
+    match poll(&mut fds, Some(&limit)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        Err(error) => return Err(error.to_string()),
+    }
+    ends.iter().try_for_each(|end| end.take_completion_events())
 }
 
 /// The next event if there is one.

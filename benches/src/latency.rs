@@ -5,8 +5,9 @@
 
 use crate::bandwidth::BulkLoad;
 use crate::control_line::{DONE_OFFSET, FINAL_LINE_BYTES};
-use crate::end::{STALL_TIMEOUT, TransferEnd, check_completion};
-use crate::measurement::{Measurement, format_bytes, new_histogram};
+use crate::end::{STALL_TIMEOUT, TransferEnd, check_completion, sleep_until_completion};
+use crate::live::LiveSample;
+use crate::measurement::{Measurement, RunOptions, format_bytes, new_histogram};
 use crate::pattern;
 use crate::plan::Operation;
 use crate::progress::ProgressLine;
@@ -54,7 +55,7 @@ impl<'a> PingPongEnd<'a> {
         let peer = end.peers[0];
         let offset = end.slot_offset(0, TX_SLOT);
         let describe = |error: Error| error.to_string();
-        if plan.op != Operation::Read {
+        if !plan.op.has_response() {
             if plan.inline {
                 if plan.verify {
                     pattern::write_bytes(0, round, 0, &mut self.inline[..size]);
@@ -86,6 +87,11 @@ impl<'a> PingPongEnd<'a> {
             }
             Operation::Send => SendWr::send(0, data).with_flags(WrFlags::NONE),
             Operation::Read => SendWr::read(0, &rx, peer.addr, peer.rkey),
+            Operation::FetchAdd => SendWr::fetch_add(0, rx[0], peer.addr, peer.rkey, 1),
+            Operation::CompareSwap => {
+                let old = plan.value_before(round);
+                SendWr::cmp_swap(0, rx[0], peer.addr, peer.rkey, old, old.wrapping_add(1))
+            }
         };
         let mut stall_detector = StallDetector::new();
         loop {
@@ -97,7 +103,7 @@ impl<'a> PingPongEnd<'a> {
                 Err(error) => return Err(error.to_string()),
             }
         }
-        if round.is_multiple_of(ROUNDS_PER_ERROR_CHECK) && plan.op != Operation::Read {
+        if round.is_multiple_of(ROUNDS_PER_ERROR_CHECK) && !plan.op.has_response() {
             end.check_unsignaled_sends()?;
         }
         Ok(())
@@ -117,7 +123,7 @@ impl<'a> PingPongEnd<'a> {
                     .map(|byte| byte == round_tag(round))
                     .map_err(|error| error.to_string());
             }
-            Operation::Read => &end.send_cq,
+            Operation::Read | Operation::FetchAdd | Operation::CompareSwap => &end.send_cq,
             Operation::Send => &end.recv_cq,
         };
         let mut wc = [Wc::default()];
@@ -143,10 +149,13 @@ impl<'a> PingPongEnd<'a> {
         let mut stall_detector = StallDetector::new();
         let mut polls = 0u32;
         while !self.has_arrived(round)? {
+            if self.end.plan.events {
+                sleep_until_completion(&[self.end])?;
+            }
             stall_detector.spin_once(self.end)?;
             poll_others()?;
             polls = polls.wrapping_add(1);
-            if polls.is_multiple_of(256) && stop()? {
+            if (self.end.plan.events || polls.is_multiple_of(256)) && stop()? {
                 return Ok(false);
             }
         }
@@ -161,6 +170,17 @@ impl<'a> PingPongEnd<'a> {
     fn compare_round(&mut self, round: u64) -> Result<(), String> {
         let plan = &self.end.plan;
         let size = plan.size as usize;
+        if plan.op.is_atomic() {
+            let offset = self.end.slot_offset(0, RX_SLOT);
+            if self.end.read_word(offset)? != plan.value_before(round) {
+                return Err(format!(
+                    "{} round {round} brought a wrong value",
+                    plan.op.json_name().to_uppercase()
+                ));
+            }
+            self.verified += 1;
+            return Ok(());
+        }
         let (message, body) = match plan.op {
             Operation::Read => (0, size),
             // The last byte is the tag.
@@ -218,7 +238,7 @@ impl StallDetector {
     #[cold]
     fn check_progress(&mut self, end: &TransferEnd) -> Result<(), String> {
         self.polls = 0;
-        if end.plan.op != Operation::Read {
+        if !end.plan.op.has_response() {
             end.check_unsignaled_sends()?;
         }
         end.check_peer_present()?;
@@ -232,15 +252,16 @@ impl StallDetector {
     }
 }
 
-/// Measures for `time` from the initiator; the target is in this process or another. `load` goes on
+/// Measures from the initiator; the target is in this process or another. `load` goes on
 /// meanwhile, in the same thread.
 pub fn measure_latency(
     initiator_end: &TransferEnd,
     target_end: Option<&TransferEnd>,
-    time: Duration,
+    run: &mut RunOptions,
     mut load: Option<&mut BulkLoad<'_>>,
 ) -> Result<Measurement, String> {
     let plan = &initiator_end.plan;
+    let time = run.time;
     let mut ping = PingPongEnd::new(initiator_end);
     let mut pong = target_end.map(PingPongEnd::new);
     if let Some(target_end) = target_end {
@@ -248,17 +269,20 @@ pub fn measure_latency(
     }
     let warm_up = (time / 4).min(Duration::from_millis(300));
     let mut latency = new_histogram()?;
-    let mut progress = ProgressLine::new();
+    let mut progress = match run.live {
+        Some(_) => ProgressLine::hidden(),
+        None => ProgressLine::new(),
+    };
     let start = Instant::now();
     let mut begin = start;
     let mut last = begin;
     let mut counting = false;
     let mut round = 0u64;
-    let mut keep_load = || load.as_mut().map_or(Ok(()), |load| load.poll());
+    let mut keep_load = || load.as_mut().map_or(Ok(()), |load| load.poll().map(drop));
     loop {
         ping.post_round(round)?;
         if let Some(pong) = &mut pong
-            && plan.op != Operation::Read
+            && !plan.op.has_response()
         {
             pong.wait_for_round(round, &mut keep_load, || Ok(false))?;
             pong.post_round(round)?;
@@ -273,8 +297,24 @@ pub fn measure_latency(
             }
         } else if now - begin >= warm_up {
             (begin, counting) = (now, true);
+            if let Some(live) = &mut run.live {
+                live.begin_counting(now);
+            }
         }
-        last = now;
+        let was_shown = counting
+            && run.live.as_mut().is_some_and(|live| {
+                live.show_if_due(now, || LiveSample {
+                    messages: latency.len(),
+                    latency: &latency,
+                    progress: (now - begin, time),
+                })
+            });
+        last = match run.pause {
+            Some(pause) => stay_silent(now, pause),
+            // Asking the daemon for its counters is no part of a round trip.
+            None if was_shown => Instant::now(),
+            None => now,
+        };
         progress.show_if_due(now, || {
             format!(
                 "{} {}: {:.2} us, {:.1} of {:.1} s",
@@ -313,6 +353,17 @@ pub fn measure_latency(
     })
 }
 
+/// Waits without leaving the core, so that waking this thread is not measured; the time afterwards.
+fn stay_silent(since: Instant, pause: Duration) -> Instant {
+    loop {
+        let now = Instant::now();
+        if now - since >= pause {
+            return now;
+        }
+        std::hint::spin_loop();
+    }
+}
+
 /// Writes the bytes that READs of this end's memory return.
 fn prepare_read_source(end: &TransferEnd) -> Result<(), String> {
     if end.plan.verify && end.plan.op == Operation::Read {
@@ -328,7 +379,7 @@ pub fn serve_latency(end: &TransferEnd) -> Result<(), String> {
     prepare_read_source(end)?;
     let mut pong = PingPongEnd::new(end);
     let done = || end.control_byte(0, DONE_OFFSET).map(|byte| byte != 0);
-    if end.plan.op == Operation::Read {
+    if end.plan.op.has_response() {
         while !done()? {
             std::thread::sleep(Duration::from_millis(1));
             end.check_peer_present()?;

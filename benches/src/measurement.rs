@@ -1,7 +1,20 @@
 //! What a transfer measured, and the units that results are given in.
 
+use crate::live::LiveView;
 use hdrhistogram::Histogram;
 use std::time::Duration;
+
+/// How a transfer is measured.
+pub struct RunOptions {
+    /// How long.
+    pub time: Duration,
+    /// The messages of each such part of the time are counted too.
+    pub interval: Option<Duration>,
+    /// Silence before each round trip.
+    pub pause: Option<Duration>,
+    /// What is shown meanwhile.
+    pub live: Option<LiveView>,
+}
 
 /// What a transfer measured.
 #[derive(Debug, Clone)]
@@ -22,6 +35,24 @@ pub struct Measurement {
     pub verified: u64,
     /// Messages that completed in each interval, if intervals were asked for.
     pub series: Vec<u64>,
+}
+
+impl Measurement {
+    /// Adds what another thread measured at the same time.
+    pub fn merge(&mut self, other: &Measurement) -> Result<(), String> {
+        self.messages += other.messages;
+        self.bytes += other.bytes;
+        self.time = self.time.max(other.time);
+        self.all_messages += other.all_messages;
+        self.whole_time = self.whole_time.max(other.whole_time);
+        self.verified += other.verified;
+        for (own, others) in self.series.iter_mut().zip(&other.series) {
+            *own += others;
+        }
+        self.latency
+            .add(&other.latency)
+            .map_err(|error| error.to_string())
+    }
 }
 
 /// A histogram for times from a nanosecond to a minute, to three digits.

@@ -16,7 +16,7 @@ pub enum Mode {
 
 /// How the data moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum Operation {
     /// RDMA WRITE into the target's memory.
     Write,
@@ -24,6 +24,11 @@ pub enum Operation {
     Read,
     /// SEND into receives that the target posted.
     Send,
+    /// Atomic addition of 1 to 8 bytes of the target's memory (RFC 7306 FetchAdd).
+    #[value(alias = "atomic")]
+    FetchAdd,
+    /// Atomic exchange of 8 bytes of the target's memory whose old value is known (RFC 7306 CmpSwap).
+    CompareSwap,
 }
 
 impl Operation {
@@ -33,7 +38,19 @@ impl Operation {
             Operation::Write => "write",
             Operation::Read => "read",
             Operation::Send => "send",
+            Operation::FetchAdd => "fetch-add",
+            Operation::CompareSwap => "compare-swap",
         }
+    }
+
+    /// Changes 8 bytes of the target's memory, and brings their old value.
+    pub fn is_atomic(self) -> bool {
+        matches!(self, Operation::FetchAdd | Operation::CompareSwap)
+    }
+
+    /// The target's device answers: a message is a round trip by itself.
+    pub fn has_response(self) -> bool {
+        self == Operation::Read || self.is_atomic()
     }
 }
 
@@ -54,13 +71,25 @@ pub struct MeasurementPlan {
     pub verify: bool,
     /// Payload travels in the work request.
     pub inline: bool,
-    /// Bandwidth is measured by who sleeps until there are completions.
+    /// Who waits for completions sleeps until an event says that there are some.
     #[serde(default)]
-    pub sleep: bool,
+    pub events: bool,
+    /// Whether connections ask for CRCs; none: as the device is configured.
+    #[serde(default)]
+    pub crc: Option<bool>,
+    /// Whether the target asks for markers; none: as the device is configured.
+    #[serde(default)]
+    pub markers: Option<bool>,
 }
 
+/// Bytes of an atomic operation.
+pub const ATOMIC_SIZE: u32 = 8;
+/// What each byte of message slots has before the measurement.
+pub const INITIAL_BYTE: u8 = 0xa5;
 /// Longest message.
 const MAX_SIZE: u32 = 1 << 30;
+/// Most queue pairs of a measurement.
+const MAX_QPS: u32 = 131_072;
 /// Largest working set of one end.
 const MAX_SET: u64 = 4 << 30;
 /// Round trips have two slots: what is sent, and what arrives.
@@ -82,16 +111,29 @@ impl MeasurementPlan {
                 "--depth {depth}: 1 to 16384 messages can be in flight on a QP"
             ));
         }
-        if qps == 0 || qps > 16384 {
-            return Err(format!("--qps {qps}: 1 to 16384 queue pairs can be used"));
+        if qps == 0 || qps > MAX_QPS {
+            return Err(format!(
+                "--qps {qps}: 1 to {MAX_QPS} queue pairs can be used"
+            ));
+        }
+        if self.op.is_atomic() && size != ATOMIC_SIZE {
+            return Err(format!(
+                "--size {size}: an atomic operation has {ATOMIC_SIZE} bytes; leave it out"
+            ));
+        }
+        if self.events && self.mode == Mode::Lat && self.op == Operation::Write {
+            return Err(
+                "--events: a WRITE raises no event where it arrives; use send, read or atomics"
+                    .into(),
+            );
         }
         if self.mode == Mode::Lat && qps > 1 {
             return Err(format!(
                 "--qps {qps}: lat measures one round trip at a time, so one queue pair"
             ));
         }
-        if self.inline && self.op == Operation::Read {
-            return Err("--inline: a READ sends no data of its own; use write or send".into());
+        if self.inline && self.op.has_response() {
+            return Err("--inline: only write and send carry data of this side".into());
         }
         if self.inline && self.size as usize > siw_shm::wqe::MAX_INLINE {
             return Err(format!(
@@ -108,6 +150,16 @@ impl MeasurementPlan {
             ));
         }
         Ok(())
+    }
+
+    /// The value that message `message` of a queue pair finds, if it is an atomic operation: each slot of
+    /// the target has its own count.
+    pub fn value_before(&self, message: u64) -> u64 {
+        let count = match self.mode {
+            Mode::Bw => message / u64::from(self.target_slots()),
+            Mode::Lat => message,
+        };
+        u64::from_ne_bytes([INITIAL_BYTE; ATOMIC_SIZE as usize]).wrapping_add(count)
     }
 
     /// Bytes between two messages in memory.
@@ -153,7 +205,9 @@ pub(crate) fn example() -> MeasurementPlan {
         qps: 2,
         verify: false,
         inline: false,
-        sleep: false,
+        events: false,
+        crc: None,
+        markers: None,
     }
 }
 
@@ -209,8 +263,20 @@ mod tests {
                 size: 8,
                 ..p
             },
-            "READ",
+            "only write and send",
         );
+        let atomic = MeasurementPlan {
+            op: Operation::FetchAdd,
+            ..p
+        };
+        bad(atomic, "8 bytes");
+        let write = MeasurementPlan {
+            mode: Mode::Lat,
+            qps: 1,
+            events: true,
+            ..p
+        };
+        bad(write, "raises no event");
         bad(MeasurementPlan { size: 1 << 30, ..p }, "16 GiB");
         assert_eq!(p.check_limits(), Ok(()));
     }

@@ -28,6 +28,14 @@ impl ProgressLine {
         }
     }
 
+    /// A line that is never shown: something else is.
+    pub fn hidden() -> ProgressLine {
+        ProgressLine {
+            enabled: false,
+            ..ProgressLine::new()
+        }
+    }
+
     /// Shows `text` if the last update is long enough ago.
     #[inline]
     pub fn show_if_due(&mut self, now: Instant, text: impl FnOnce() -> String) {

@@ -59,8 +59,20 @@ pub struct PerfReport {
     pub size: u32,
     /// Messages in flight on each queue pair.
     pub depth: u32,
-    /// Queue pairs.
+    /// Queue pairs, of all threads and in one direction.
     pub qps: u32,
+    /// Threads of the application, each with as many queue pairs.
+    #[serde(default = "one_thread")]
+    pub threads: u32,
+    /// Both ends sent; bandwidth and rate are those of both directions.
+    #[serde(default)]
+    pub bidirectional: bool,
+    /// Completions were waited for by events.
+    #[serde(default)]
+    pub events: bool,
+    /// Whether the target asked for markers; none: as its device is configured.
+    #[serde(default)]
+    pub markers: Option<bool>,
     /// MTU of the link.
     pub mtu: u32,
     /// The connections use CRCs.
@@ -109,6 +121,15 @@ pub struct PerfReport {
     pub histogram: Vec<(f64, u64)>,
     /// Which of the measurements of the same transfer, from 1.
     pub round: u32,
+    /// Of lat: the round trip (median) in cache-line round trips between the cores.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub round_trip_lines: Option<f64>,
+    /// Of bw and rate: messages in the time of a cache-line round trip between the cores.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub messages_per_line: Option<f64>,
+    /// The latency that 99 of 100 do not exceed, by the median.
+    #[serde(default)]
+    pub p99_by_p50: f64,
     /// What happened to the machine meanwhile.
     pub conditions: Conditions,
     /// The machine.
@@ -134,6 +155,10 @@ impl PerfReport {
             size: plan.size,
             depth: plan.depth,
             qps: plan.qps,
+            threads: 1,
+            bidirectional: false,
+            events: plan.events,
+            markers: plan.markers,
             mtu: path.mtu,
             crc: path.crc,
             gbps: round_to_micro(gbps),
@@ -141,6 +166,8 @@ impl PerfReport {
             lat_us: Quantiles::from(&measured.latency),
             bound: Bound {
                 raw_gbps: bound.raw_gbps.map(round_to_micro),
+                raw_copy_gbps: bound.raw_copy_gbps.map(round_to_micro),
+                raw_reference_gbps: bound.raw_reference_gbps.map(round_to_micro),
                 copy_crc_gbps: bound.copy_crc_gbps.map(round_to_micro),
                 crc_gbps: bound.crc_gbps.map(round_to_micro),
                 copy_gbps: bound.copy_gbps.map(round_to_micro),
@@ -165,9 +192,57 @@ impl PerfReport {
             series_gbps: Vec::new(),
             histogram: Vec::new(),
             round: 1,
+            round_trip_lines: None,
+            messages_per_line: None,
+            p99_by_p50: quotient(
+                measured.latency.value_at_quantile(0.99) as f64,
+                measured.latency.value_at_quantile(0.5) as f64,
+            ),
             conditions: Conditions::default(),
             machine: MachineRecord::default(),
         }
+    }
+
+    /// What is unusual about the transfer, in words; none when nothing is.
+    pub fn variants(&self) -> Vec<String> {
+        let mut words = Vec::new();
+        for (is_so, word) in [
+            (!self.crc, "CRC off"),
+            (self.markers == Some(true), "markers"),
+            (self.inline, "inline"),
+            (self.bidirectional, "both directions"),
+            (self.events, "events"),
+            (self.bulk_gbps.is_some(), "beside bulk"),
+        ] {
+            if is_so {
+                words.push(word.to_owned());
+            }
+        }
+        if self.threads > 1 {
+            words.push(format!("{} threads", self.threads));
+        }
+        if self.idle_qps > 0 {
+            words.push(format!("{} idle QP", self.idle_qps));
+        }
+        words
+    }
+
+    /// Adds the conditions, and what the cache-line round trips in them are the unit of.
+    pub fn add_conditions(&mut self, conditions: Conditions) {
+        let trips = [
+            conditions.cache_line_ns_before,
+            conditions.cache_line_ns_after,
+        ];
+        // Others on a core make a trip longer, nothing makes it shorter.
+        let line = trips.into_iter().flatten().reduce(f64::min);
+        let (line_us, lat) = (line.map(|ns| ns / 1e3), self.mode == Mode::Lat);
+        self.round_trip_lines = line_us
+            .filter(|_| lat)
+            .map(|us| quotient(self.lat_us.p50, us));
+        self.messages_per_line = line_us
+            .filter(|_| !lat)
+            .map(|us| round_to_micro(self.mmsgs * us));
+        self.conditions = conditions;
     }
 
     /// Adds the bandwidth of each `interval` of the measurement.
@@ -200,6 +275,14 @@ impl PerfReport {
     }
 }
 
+fn one_thread() -> u32 {
+    1
+}
+
+fn quotient(value: f64, by: f64) -> f64 {
+    round_to_micro(value / by.max(1e-9))
+}
+
 /// Rounds to six digits behind the point: small rates stay visible.
 fn round_to_micro(value: f64) -> f64 {
     (value * 1e6).round() / 1e6
@@ -209,7 +292,20 @@ impl fmt::Display for PerfReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let latency = &self.lat_us;
         let what = match self.mode {
-            Mode::Bw => format!("depth {}, {} QP", self.depth, self.qps),
+            Mode::Bw => format!(
+                "depth {}, {} QP{}{}",
+                self.depth,
+                self.qps,
+                match self.threads {
+                    1 => String::new(),
+                    threads => format!(" of {threads} threads"),
+                },
+                if self.bidirectional {
+                    " in each direction"
+                } else {
+                    ""
+                }
+            ),
             Mode::Lat => "round trips".into(),
         };
         writeln!(
@@ -246,6 +342,18 @@ impl fmt::Display for PerfReport {
                 None => String::new(),
             }
         )?;
+        if let Some(trips) = self.round_trip_lines {
+            writeln!(
+                f,
+                "  a round trip is {trips:.1} of a cache line between the cores"
+            )?;
+        }
+        if let Some(messages) = self.messages_per_line {
+            writeln!(
+                f,
+                "  {messages:.3} messages in the time of a cache line's round trip between the cores"
+            )?;
+        }
         if let Some(gbps) = self.bulk_gbps {
             writeln!(f, "  beside a bulk transfer of {gbps:.2} Gb/s")?;
         }
@@ -254,7 +362,8 @@ impl fmt::Display for PerfReport {
         }
         let bound = &self.bound;
         let parts: Vec<String> = [
-            ("raw frames", bound.raw_gbps),
+            ("raw frames by copy", bound.raw_copy_gbps),
+            ("by reference", bound.raw_reference_gbps),
             ("copy+CRC", bound.copy_crc_gbps),
             ("CRC", bound.crc_gbps),
             ("copy", bound.copy_gbps),
@@ -340,6 +449,8 @@ fn report_with(mode: Mode, bound: Bound) -> PerfReport {
 fn bound() -> Bound {
     Bound {
         raw_gbps: Some(100.0),
+        raw_copy_gbps: Some(80.0),
+        raw_reference_gbps: Some(100.0),
         copy_crc_gbps: Some(100.0),
         crc_gbps: Some(100.0),
         ..Bound::default()
@@ -433,7 +544,7 @@ mod tests {
             "siw0 -> siw1",
             "CRC on",
             "16.78 Gb/s",
-            "raw frames 100.0",
+            "raw frames by copy 80.0, by reference 100.0",
             "ratio 0.50",
         ] {
             assert!(text.contains(part), "{part:?} is missing in\n{text}");

@@ -8,15 +8,17 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use siw::{
     CmChannel, CmEvent, CmListener, ConnectOptions, ConnectionInfo, ConnectionRequest, Context,
-    DeviceInfo,
+    DeviceInfo, ListenOptions, Markers,
 };
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// Version of the private data's contents; both ends must have the same.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// How long one connection may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Connections between two addresses and a port: each has a port of the initiator's for itself.
+const CONNECTIONS_PER_LISTENER: u32 = 10_000;
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 64;
 
@@ -78,8 +80,22 @@ fn connect_options<'a>(
         private_data,
         ord: reads.min(limits.max_ord),
         ird: reads.min(limits.max_ird),
+        crc: end.plan.crc,
         timeout: Some(CONNECT_TIMEOUT),
         ..ConnectOptions::default()
+    }
+}
+
+/// How connections are accepted: as the devices are configured where nothing is asked for.
+pub fn listen_options(crc: Option<bool>, markers: Option<bool>) -> ListenOptions {
+    ListenOptions {
+        backlog: BACKLOG,
+        crc,
+        markers: markers.map(|asked| match asked {
+            true => Markers::Request,
+            false => Markers::Accept,
+        }),
+        ..ListenOptions::default()
     }
 }
 
@@ -136,17 +152,22 @@ pub fn connect_locally(
                 .any(|own_ip| own_ip.is_ipv4() == ip.is_ipv4())
         })
         .ok_or_else(|| format!("device {} has no address; give it one", to.name))?;
-    let listener = CmListener::new(
-        &target.channel,
-        Some(to.index),
-        SocketAddr::new(ip, 0),
-        BACKLOG,
-        0,
-    )
-    .map_err(failed_call("listen"))?;
-    let addr = listener.local_addr();
+    let listen = || {
+        let any_port = SocketAddr::new(ip, 0);
+        let options = ListenOptions {
+            device: Some(to.index),
+            ..listen_options(target.plan.crc, target.plan.markers)
+        };
+        CmListener::new_with_options(&target.channel, any_port, &options)
+            .map_err(failed_call("listen"))
+    };
+    let mut listener = listen()?;
     let mut crc = false;
     for qp in 0..initiator.plan.qps {
+        if qp > 0 && qp.is_multiple_of(CONNECTIONS_PER_LISTENER) {
+            listener = listen()?;
+        }
+        let addr = listener.local_addr();
         let parameters = encode_connect_parameters(initiator, qp);
         initiator.qps[qp as usize]
             .connect(
@@ -217,10 +238,14 @@ pub fn connect_to_peer(
 }
 
 /// Waits for a process that connects, and accepts all its QPs.
-pub fn accept_all(ctx: &Context, addr: SocketAddr) -> Result<TransferEnd, String> {
+pub fn accept_all(
+    ctx: &Context,
+    addr: SocketAddr,
+    options: &ListenOptions,
+) -> Result<TransferEnd, String> {
     let channel = CmChannel::new(ctx).map_err(failed_call("connection channel"))?;
     let listener =
-        CmListener::new(&channel, None, addr, BACKLOG, 0).map_err(failed_call("listen"))?;
+        CmListener::new_with_options(&channel, addr, options).map_err(failed_call("listen"))?;
     eprintln!("siw-perf: waiting at {}", listener.local_addr());
     let mut end: Option<TransferEnd> = None;
     let mut deadline = None;

@@ -66,6 +66,12 @@ pub fn is_same_transfer(first: &PerfReport, second: &PerfReport) -> bool {
             ),
             (report.mtu, report.crc, report.inline),
             (report.idle_qps, report.bulk_gbps.is_some()),
+            (
+                report.threads,
+                report.bidirectional,
+                report.events,
+                report.markers,
+            ),
         )
     };
     key(first) == key(second) && (&first.from, &first.to) == (&second.from, &second.to)
@@ -105,7 +111,7 @@ impl<'a> TransferRounds<'a> {
 /// The table: a line for each transfer.
 pub fn format_table(reports: &[PerfReport]) -> String {
     let mut text = format!(
-        "{:<6} {:>9} {:>6} {:>5} {:>22} {:>10} {:>20} {:>9} {:>6} {:>7}\n",
+        "{:<12} {:>9} {:>6} {:>6} {:>22} {:>10} {:>20} {:>9} {:>6} {:>7}\n",
         "op",
         "size",
         "depth",
@@ -132,9 +138,13 @@ pub fn format_table(reports: &[PerfReport]) -> String {
             0 => format!("{}", rounds.counted.len()),
             disturbed => format!("{} ({disturbed}!)", rounds.counted.len()),
         };
+        let variants = match &first.variants()[..] {
+            [] => String::new(),
+            words => format!("  {}", words.join(", ")),
+        };
         let _ = writeln!(
             text,
-            "{:<6} {:>9} {:>6} {:>5} {:>22} {:>10.4} {:>20} {:>9.2} {ratio:>6} {count:>7}",
+            "{:<12} {:>9} {:>6} {:>6} {:>22} {:>10.4} {:>20} {:>9.2} {ratio:>6} {count:>7}{variants}",
             first.op.json_name(),
             format_bytes(first.size),
             first.depth,
@@ -156,7 +166,7 @@ pub fn format_table(reports: &[PerfReport]) -> String {
 
 /// The names of the values in [`csv_line`].
 pub const CSV_HEADER: &str = "mode,op,size,depth,qps,mtu,crc,round,gbps,mmsgs,p50_us,p99_us,p999_us,\
-raw_gbps,copy_crc_gbps,crc_gbps,ratio,steal_percent,cache_line_ns,disturbed,commit";
+raw_gbps,copy_crc_gbps,crc_gbps,ratio,steal_percent,cache_line_ns,disturbed,commit,threads,bidirectional,events,idle_qps";
 
 /// One result as comma-separated values; what was not measured is empty.
 pub fn csv_line(report: &PerfReport) -> String {
@@ -187,6 +197,10 @@ pub fn csv_line(report: &PerfReport) -> String {
         number(report.conditions.cache_line_ns_before),
         report.conditions.disturbed.is_some().to_string(),
         report.machine.commit.clone(),
+        report.threads.to_string(),
+        report.bidirectional.to_string(),
+        report.events.to_string(),
+        report.idle_qps.to_string(),
     ];
     fields.join(",")
 }

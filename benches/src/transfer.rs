@@ -6,15 +6,17 @@ use crate::bandwidth::BulkLoad;
 use crate::bounds::{Bounds, Framing, RawLink};
 use crate::daemon::{Retransmissions, WorkerCounters, WorkerUse};
 use crate::end::{Role, TransferEnd, find_device, open_context};
+use crate::live::LiveView;
 use crate::machine::{ConditionsWatch, MachineRecord};
-use crate::measurement::Measurement;
+use crate::measurement::{Measurement, RunOptions};
 use crate::plan::{MeasurementPlan, Mode, Operation};
 use crate::report::{PerfReport, TransferPath};
 use crate::{bandwidth, latency, session};
 use dpdk::EalConfig;
 use siw::{Context, DeviceInfo};
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::thread::ScopedJoinHandle;
+use std::time::{Duration, Instant};
 
 /// Until then a worker without work sleeps, and leaves the machine to other measurements.
 const WORKER_SLEEP_TIME: Duration = Duration::from_millis(20);
@@ -123,7 +125,9 @@ impl<'a> TransferRunner<'a> {
 
     /// Answers one measurement of another process.
     fn serve(&self, addr: SocketAddr) -> Result<(), String> {
-        let end = session::accept_all(&self.ctx, addr)?;
+        let (crc, markers) = self.options.mpa_choices()[0];
+        let options = session::listen_options(crc, markers);
+        let end = session::accept_all(&self.ctx, addr, &options)?;
         match end.plan.mode {
             Mode::Bw => bandwidth::serve_bandwidth(&end),
             Mode::Lat => latency::serve_latency(&end),
@@ -215,18 +219,24 @@ impl<'a> TransferRunner<'a> {
             0 => None,
             count => Some(self.connect(&idle_plan(count), ends)?),
         };
-        let ends = self.connect(plan, ends)?;
+        let mut transfers = (0..self.options.threads)
+            .map(|_| self.connect_both_directions(plan, ends))
+            .collect::<Result<Vec<_>, _>>()?;
+        let first = &transfers[0].forward;
+        let (path, crc) = (first.path.clone(), first.path.crc);
         let mut notes = Vec::new();
-        let mut bounds = match self.options.no_bounds {
+        let mut bounds = match self.options.no_bounds || plan.op.is_atomic() {
             true => None,
-            false => Some(self.take_bounds(plan, &ends, &mut notes)?),
+            false => Some(self.take_bounds(plan, first, &mut notes)?),
         };
         // The new connections are done, and the worker sleeps.
         std::thread::sleep(WORKER_SLEEP_TIME);
         let watch = ConditionsWatch::begin(self.cores);
         let bound_before = bounds.as_mut().map(Bounds::measure_all).transpose()?;
         let counters_before = self.ctx.read_stats().unwrap_or_default();
-        let (measured, bulk_gbps) = self.measure_transfer(plan, &ends, bulk.as_ref())?;
+        let ticks = TickRate::begin();
+        let (measured, bulk_gbps) = self.measure_transfer(plan, &mut transfers, bulk.as_ref())?;
+        let tsc_ghz = ticks.ghz();
         let counters_after = self.ctx.read_stats().unwrap_or_default();
         std::thread::sleep(WORKER_SLEEP_TIME);
         let bound_after = bounds.as_mut().map(Bounds::measure_all).transpose()?;
@@ -239,8 +249,11 @@ impl<'a> TransferRunner<'a> {
             .better_of(bound_after.unwrap_or_default());
         let tcp = Retransmissions::from_statistics(&counters_after)
             .growth_since(Retransmissions::from_statistics(&counters_before));
-        let mut report = PerfReport::new(plan, ends.path, &measured, bound, tcp, notes);
-        report.workers = workers_used(&counters_before, &counters_after, &measured);
+        if plan.crc.is_some_and(|asked| asked != crc) {
+            notes.push("a device decided about CRCs otherwise than --crc".into());
+        }
+        let mut report = PerfReport::new(plan, path, &measured, bound, tcp, notes);
+        report.workers = workers_used(&counters_before, &counters_after, &measured, tsc_ghz);
         if let Some(interval) = self.options.interval {
             report.add_series(&measured, interval);
         }
@@ -249,9 +262,31 @@ impl<'a> TransferRunner<'a> {
         }
         report.bulk_gbps = bulk_gbps;
         report.idle_qps = idle.map_or(0, |_| self.options.idle_qps);
-        report.conditions = conditions;
+        report.threads = self.options.threads;
+        report.qps = plan.qps * self.options.threads;
+        report.bidirectional = self.options.bidirectional;
+        report.add_conditions(conditions);
         report.machine = self.machine.clone();
         Ok(report)
+    }
+
+    /// The ends of one thread.
+    fn connect_both_directions(
+        &self,
+        plan: &MeasurementPlan,
+        ends: &PerfEndpoints,
+    ) -> Result<ThreadTransfers, String> {
+        let backward = match (self.options.bidirectional, ends) {
+            (true, PerfEndpoints::Both { from, to }) => {
+                let (from, to) = (to.clone(), from.clone());
+                Some(self.connect(plan, &PerfEndpoints::Both { from, to })?)
+            }
+            _ => None,
+        };
+        Ok(ThreadTransfers {
+            forward: self.connect(plan, ends)?,
+            backward,
+        })
     }
 
     /// The bounds of a transfer; raw frames are measured where the link is a pair of rings and DPDK
@@ -284,26 +319,134 @@ impl<'a> TransferRunner<'a> {
     fn measure_transfer(
         &self,
         plan: &MeasurementPlan,
-        ends: &ConnectedEnds,
+        transfers: &mut [ThreadTransfers],
         bulk: Option<&ConnectedEnds>,
     ) -> Result<(Measurement, Option<f64>), String> {
-        let (time, target) = (self.options.secs, ends.target.as_ref());
         if plan.mode == Mode::Bw {
-            let interval = self.options.interval;
-            return bandwidth::measure_bandwidth(&ends.initiator, target, time, interval)
-                .map(|measured| (measured, None));
+            let measured = match transfers {
+                [only] => only.measure_bandwidth(&mut self.run_options(plan, true)?),
+                several => self.measure_by_threads(plan, several),
+            };
+            return measured.map(|measured| (measured, None));
         }
+        let mut run = self.run_options(plan, true)?;
+        let ends = &transfers[0].forward;
+        let target = ends.target.as_ref();
         let Some((bulk, bulk_target)) = bulk.and_then(|bulk| Some((bulk, bulk.target.as_ref()?)))
         else {
-            return latency::measure_latency(&ends.initiator, target, time, None)
+            return latency::measure_latency(&ends.initiator, target, &mut run, None)
                 .map(|measured| (measured, None));
         };
         let mut load = BulkLoad::start(&bulk.initiator, bulk_target)?;
         load.begin_counting();
-        let measured = latency::measure_latency(&ends.initiator, target, time, Some(&mut load))?;
+        let measured =
+            latency::measure_latency(&ends.initiator, target, &mut run, Some(&mut load))?;
         let gbps = load.gbps();
         load.finish()?;
         Ok((measured, Some(gbps)))
+    }
+
+    /// How long a transfer is measured, and what is shown meanwhile.
+    fn run_options(&self, plan: &MeasurementPlan, live: bool) -> Result<RunOptions, String> {
+        let interval = self.options.interval;
+        Ok(RunOptions {
+            time: self.options.secs,
+            interval,
+            pause: self.options.pause,
+            live: match live && self.options.live {
+                true => Some(LiveView::new(&self.ctx, plan, interval)?),
+                false => None,
+            },
+        })
+    }
+
+    /// Each thread on a core of its own, as far as there are such beside the worker's.
+    fn measure_by_threads(
+        &self,
+        plan: &MeasurementPlan,
+        transfers: &mut [ThreadTransfers],
+    ) -> Result<Measurement, String> {
+        // What is shown is that of the first thread.
+        let mut runs = Vec::new();
+        for index in 0..transfers.len() {
+            runs.push(self.run_options(plan, index == 0)?);
+        }
+        let mut cores = dpdk::allowed_cores();
+        if let Some([own, worker]) = self.cores {
+            cores.retain(|core| *core != worker && *core != own);
+            cores.insert(0, own);
+        }
+        let results: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = transfers
+                .iter_mut()
+                .zip(runs)
+                .zip(cores.iter().cycle())
+                .map(|((transfer, mut run), core)| {
+                    scope.spawn(move || {
+                        dpdk::pin_current_thread(*core).map_err(|error| error.to_string())?;
+                        transfer.measure_bandwidth(&mut run)
+                    })
+                })
+                .collect();
+            let join = |thread: ScopedJoinHandle<'_, _>| {
+                let outcome = thread.join();
+                outcome.unwrap_or_else(|_| Err("a thread of the measurement panicked".into()))
+            };
+            threads.into_iter().map(join).collect()
+        });
+        let mut all = None::<Measurement>;
+        for result in results {
+            let measured = result?;
+            match &mut all {
+                Some(all) => all.merge(&measured)?,
+                None => all = Some(measured),
+            }
+        }
+        all.ok_or_else(|| "no thread measured".into())
+    }
+}
+
+/// What one thread of the application drives.
+struct ThreadTransfers {
+    forward: ConnectedEnds,
+    /// From the target's device to the initiator's.
+    backward: Option<ConnectedEnds>,
+}
+
+impl ThreadTransfers {
+    fn measure_bandwidth(&mut self, run: &mut RunOptions) -> Result<Measurement, String> {
+        let (initiator, target) = (&self.forward.initiator, self.forward.target.as_ref());
+        let backward = self.backward.as_ref();
+        let Some((ends, other_target)) =
+            backward.and_then(|ends| Some((ends, ends.target.as_ref()?)))
+        else {
+            return bandwidth::measure_bandwidth(initiator, target, run, None);
+        };
+        let mut load = BulkLoad::start(&ends.initiator, other_target)?;
+        let mut measured = bandwidth::measure_bandwidth(initiator, target, run, Some(&mut load))?;
+        measured.verified += load.finish()?;
+        Ok(measured)
+    }
+}
+
+/// How fast the time-stamp counter runs.
+struct TickRate {
+    ticks: u64,
+    begin: Instant,
+}
+
+impl TickRate {
+    fn begin() -> TickRate {
+        TickRate {
+            ticks: dpdk::tsc_now(),
+            begin: Instant::now(),
+        }
+    }
+
+    /// Ticks per nanosecond since the beginning.
+    fn ghz(&self) -> f64 {
+        let ticks = dpdk::tsc_now().wrapping_sub(self.ticks);
+        ticks as f64 / self.begin.elapsed().as_nanos().max(1) as f64
     }
 }
 
@@ -317,13 +460,15 @@ fn idle_plan(count: u32) -> MeasurementPlan {
         qps: count,
         verify: false,
         inline: false,
-        sleep: false,
+        events: false,
+        crc: None,
+        markers: None,
     }
 }
 
 /// What each worker did between two readings of the statistics. The warm-up is in them, so that
 /// messages are counted up by its share.
-fn workers_used(before: &str, after: &str, measured: &Measurement) -> Vec<WorkerUse> {
+fn workers_used(before: &str, after: &str, measured: &Measurement, tsc_ghz: f64) -> Vec<WorkerUse> {
     let (before, after) = (
         WorkerCounters::from_statistics(before),
         WorkerCounters::from_statistics(after),
@@ -332,7 +477,8 @@ fn workers_used(before: &str, after: &str, measured: &Measurement) -> Vec<Worker
         .iter()
         .zip(&after)
         .map(|(before, after)| {
-            WorkerUse::between(before, after, measured.whole_time, measured.all_messages)
+            let (time, messages) = (measured.whole_time, measured.all_messages);
+            WorkerUse::between(before, after, time, messages, tsc_ghz)
         })
         .collect()
 }

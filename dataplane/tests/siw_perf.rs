@@ -81,3 +81,112 @@ fn round_trips_go_on_beside_a_bulk_transfer() {
         assert_eq!(result["idle_qps"], 20);
     }
 }
+
+/// The results that siw-perf prints with --json.
+fn run_for_json(daemon: &Daemon, arguments: &str) -> Vec<serde_json::Value> {
+    run_siw_perf(daemon, &format!("{arguments} --json"))
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+#[test]
+fn atomics_find_the_value_of_the_one_before() {
+    let daemon = Daemon::loopback();
+    for arguments in [
+        "bw --op fetch-add --qps 2 --depth 4 --verify",
+        "rate --op compare-swap --depth 8 --verify",
+        "lat --op atomic --verify",
+        "lat --op compare-swap --verify --events",
+    ] {
+        let result = &run_for_json(&daemon, arguments)[0];
+        assert_eq!(result["size"], 8, "{result}");
+        let (messages, verified) = (&result["messages"], result["verified"].as_u64().unwrap());
+        assert!(verified >= messages.as_u64().unwrap(), "{result}");
+        assert!(verified > 0, "{result}");
+    }
+}
+
+#[test]
+fn events_wake_who_waits_at_both_ends() {
+    let daemon = Daemon::loopback();
+    for arguments in [
+        "lat --op send --verify --events",
+        "lat --op read --verify --events",
+        "bw --op send --size 4K --verify --events --bidirectional",
+    ] {
+        let result = &run_for_json(&daemon, arguments)[0];
+        assert_eq!(result["events"], true, "{result}");
+        let verified = result["verified"].as_u64().unwrap();
+        assert!(verified >= result["messages"].as_u64().unwrap(), "{result}");
+        assert!(verified > 0, "{result}");
+    }
+}
+
+#[test]
+fn threads_and_directions_count_together() {
+    let daemon = Daemon::loopback();
+    let result = &run_for_json(&daemon, "rate --threads 2 --qps 2 --interval 0.01")[0];
+    assert_eq!((&result["threads"], &result["qps"]), (&2.into(), &4.into()));
+    assert!(result["messages"].as_u64().unwrap() > 0, "{result}");
+    assert!(result["workers"][0]["cycles_per_frame"].as_f64().unwrap() > 0.0);
+    let both = &run_for_json(&daemon, "bw --op write --size 4K --verify --bidirectional")[0];
+    assert_eq!(both["bidirectional"], true);
+    let verified = both["verified"].as_u64().unwrap();
+    assert!(verified >= both["messages"].as_u64().unwrap(), "{both}");
+}
+
+#[test]
+fn connections_have_crcs_and_markers_as_asked() {
+    let daemon = Daemon::loopback();
+    let results = run_for_json(
+        &daemon,
+        "bw --size 4K --verify --crc on,off --markers on,off",
+    );
+    let asked: Vec<_> = results
+        .iter()
+        .map(|result| (result["crc"].as_bool(), result["markers"].as_bool()))
+        .collect();
+    let (on, off) = (Some(true), Some(false));
+    assert_eq!(asked, [(on, on), (on, off), (off, on), (off, off)]);
+}
+
+#[test]
+fn queue_pairs_are_counted_up() {
+    let daemon = Daemon::loopback();
+    let output = Command::new(siw_perf())
+        .args(["scale", "--qps", "1,20", "--secs", "0.05", "--socket"])
+        .arg(&daemon.socket)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let last: Vec<&str> = text.lines().last().unwrap().split_whitespace().collect();
+    assert_eq!((last[0], last.len()), ("20", 6), "{text}");
+    for value in &last[1..] {
+        assert!(value.parse::<f64>().unwrap() > 0.0, "{text}");
+    }
+}
+
+#[test]
+fn a_long_transfer_is_shown_while_it_runs() {
+    let daemon = Daemon::loopback();
+    let output = Command::new(siw_perf())
+        .args(["lat", "--live", "--interval", "0.05", "--secs", "0.3"])
+        .args(["--no-bounds", "--socket"])
+        .arg(&daemon.socket)
+        .output()
+        .unwrap();
+    let shown = String::from_utf8(output.stderr).unwrap();
+    let rows: Vec<Vec<&str>> = shown
+        .lines()
+        .skip_while(|line| !line.contains("worker %"))
+        .skip(1)
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    assert!(rows.len() >= 3, "{shown}");
+    assert!(rows.iter().all(|row| row.len() == 9), "{shown}");
+    // On a busy machine not every interval has a round trip.
+    let p50: Vec<f64> = rows.iter().map(|row| row[3].parse().unwrap()).collect();
+    assert!(p50.iter().any(|p50| *p50 > 0.0), "{shown}");
+}

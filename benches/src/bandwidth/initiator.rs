@@ -142,6 +142,14 @@ impl<'a> BandwidthInitiator<'a> {
         target: Option<&TransferEnd>,
     ) -> Result<(), String> {
         let plan = &self.end.plan;
+        if plan.op.is_atomic() {
+            let offset = self.end.slot_offset(qp, message);
+            if self.end.read_word(offset)? != plan.value_before(message) {
+                return Err(describe_mismatch(plan.op, qp, message, 0));
+            }
+            self.verified += 1;
+            return Ok(());
+        }
         let (end, want) = match (plan.op, target) {
             (Operation::Write, Some(target)) => (target, message),
             (Operation::Read, _) => (self.end, message % u64::from(plan.target_slots())),
@@ -206,6 +214,13 @@ impl<'a> BandwidthInitiator<'a> {
                     Operation::Write => SendWr::write(id, data, remote, peer.rkey),
                     Operation::Read => SendWr::read(id, sge, remote, peer.rkey),
                     Operation::Send => SendWr::send(id, data),
+                    Operation::FetchAdd => SendWr::fetch_add(id, sges[index], remote, peer.rkey, 1),
+                    Operation::CompareSwap => {
+                        let message = queue_pair.posted + index as u64;
+                        let old = plan.value_before(message);
+                        let new = old.wrapping_add(1);
+                        SendWr::cmp_swap(id, sges[index], remote, peer.rkey, old, new)
+                    }
                 }
             });
             let done = match self.end.qps[qp as usize].post_send(&list[..count]) {
@@ -261,8 +276,8 @@ impl<'a> BandwidthInitiator<'a> {
     }
 }
 
-/// Writes the bytes of the next message where it is sent from; into the sink of a READ bytes
-/// that the message does not have, so that a READ that places nothing is noticed.
+/// Writes the bytes of the next message where it is sent from; into the sink of a READ or an atomic
+/// operation bytes that the message does not have, so that one that places nothing is noticed.
 fn prepare_message(
     end: &TransferEnd,
     qp: u32,
@@ -275,9 +290,9 @@ fn prepare_message(
         pattern::write_bytes(qp, message, 0, &mut inline[..size]);
         return Ok(());
     }
-    let message = match end.plan.op {
-        Operation::Read => u64::MAX,
-        _ => message,
+    let message = match end.plan.op.has_response() {
+        true => u64::MAX,
+        false => message,
     };
     pattern::fill_memory(&end.data, offset, size, qp, message).map_err(|error| error.to_string())
 }

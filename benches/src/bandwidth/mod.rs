@@ -5,36 +5,42 @@ mod initiator;
 mod target;
 
 use crate::control_line::{COMPARED_OFFSET, DONE_OFFSET, FINAL_LINE_BYTES};
-use crate::end::{STALL_TIMEOUT, TransferEnd};
-use crate::measurement::{Measurement, format_bytes, gigabits_per_second};
-use crate::plan::Operation;
+use crate::end::{STALL_TIMEOUT, TransferEnd, sleep_until_completion};
+use crate::live::LiveSample;
+use crate::measurement::{Measurement, RunOptions, format_bytes, gigabits_per_second};
+use crate::plan::{MeasurementPlan, Operation};
 use crate::progress::ProgressLine;
+use hdrhistogram::Histogram;
 use initiator::BandwidthInitiator;
 use siw::{CmEvent, Error};
 use std::time::{Duration, Instant};
 use target::BandwidthTarget;
 
-/// Measures for `time` from the initiator; the target is in this process or another. With
-/// `interval`, the messages of each such part of the time are counted too.
+/// Measures from the initiator; the target is in this process or another. Messages of `load`, which
+/// goes on meanwhile, count as well.
 pub fn measure_bandwidth(
     initiator_end: &TransferEnd,
     target_end: Option<&TransferEnd>,
-    time: Duration,
-    interval: Option<Duration>,
+    run: &mut RunOptions,
+    mut load: Option<&mut BulkLoad<'_>>,
 ) -> Result<Measurement, String> {
     let plan = &initiator_end.plan;
+    let time = run.time;
     let mut now = Instant::now();
     let mut target = target_end
         .map(|end| BandwidthTarget::new(end, false))
         .transpose()?;
     let mut initiator = BandwidthInitiator::new(initiator_end, now)?;
     let warm_up = (time / 4).min(Duration::from_millis(300));
-    let mut progress = ProgressLine::new();
+    let mut progress = match run.live {
+        Some(_) => ProgressLine::hidden(),
+        None => ProgressLine::new(),
+    };
     let (start, mut begin) = (now, now);
     let mut warm_up_messages = 0;
     let (mut counted, mut alive) = (None::<Instant>, now);
     initiator.fill_queues(now)?;
-    let mut series = IntervalCounter::new(interval);
+    let mut series = IntervalCounter::new(run.interval);
     let mut measured = None;
     let mut spins = 0u32;
     loop {
@@ -47,16 +53,19 @@ pub fn measure_bandwidth(
                 return Err(error);
             }
         }
+        if let Some(load) = &mut load {
+            completions += load.poll()?;
+        }
         if completions > 0 {
             alive = now;
         } else {
             spins = spins.wrapping_add(1);
-            let is_due = plan.sleep || spins.is_multiple_of(1024);
+            let is_due = plan.events || spins.is_multiple_of(1024);
             if is_due && now - alive > STALL_TIMEOUT {
                 return Err(describe_stall(&initiator));
             }
-            match plan.sleep {
-                true => initiator_end.sleep_until_completion()?,
+            match plan.events {
+                true => sleep_until_completion(&all_ends(initiator_end, target_end, &load))?,
                 false => std::hint::spin_loop(),
             }
             // The other process may need this core.
@@ -68,17 +77,24 @@ pub fn measure_bandwidth(
             (None, None) if now - begin >= warm_up => {
                 (begin, counted) = (now, Some(now));
                 warm_up_messages = std::mem::take(&mut initiator.messages);
+                if let Some(load) = &mut load {
+                    load.begin_counting();
+                }
                 initiator.latency.reset();
                 series.begin(now);
+                if let Some(live) = &mut run.live {
+                    live.begin_counting(now);
+                }
             }
             (None, Some(_)) if now - begin >= time => {
+                let messages = initiator.messages + load_messages(&load);
                 measured = Some(Measurement {
-                    messages: initiator.messages,
-                    bytes: initiator.messages * u64::from(plan.size),
+                    messages,
+                    bytes: messages * u64::from(plan.size),
                     time: now - begin,
-                    all_messages: warm_up_messages + initiator.messages,
+                    all_messages: warm_up_messages + messages,
                     whole_time: now - start,
-                    latency: initiator.latency.clone(),
+                    latency: all_latencies(&initiator, &load)?,
                     verified: 0,
                     series: std::mem::take(&mut series.counts),
                 });
@@ -99,19 +115,73 @@ pub fn measure_bandwidth(
             }
             _ => {}
         }
-        series.count_if_due(now, initiator.messages);
+        series.count_if_due(now, initiator.messages + load_messages(&load));
+        if counted.is_some()
+            && measured.is_none()
+            && let Some(live) = &mut run.live
+        {
+            live.show_if_due(now, || LiveSample {
+                messages: initiator.messages + load_messages(&load),
+                latency: &initiator.latency,
+                progress: (now - begin, time),
+            });
+        }
         progress.show_if_due(now, || {
-            let done = initiator.messages * u64::from(plan.size);
-            format!(
-                "{} {}: {:.2} Gb/s, {:.1} of {:.1} s",
-                plan.op.json_name(),
-                format_bytes(plan.size),
-                gigabits_per_second(done, (now - begin).max(Duration::from_millis(1))),
-                (now - begin).as_secs_f64(),
-                time.as_secs_f64()
-            )
+            let messages = initiator.messages + load_messages(&load);
+            describe_progress(plan, messages, now - begin, time)
         });
     }
+}
+
+/// The ends of this transfer and of another one that counts.
+fn all_ends<'a, 'load: 'a>(
+    initiator: &'a TransferEnd,
+    target: Option<&'a TransferEnd>,
+    load: &Option<&mut BulkLoad<'load>>,
+) -> Vec<&'a TransferEnd> {
+    let of_load = load.as_ref().map(|load| load.ends());
+    let ends = [Some(initiator), target].into_iter();
+    ends.chain(of_load.into_iter().flatten())
+        .flatten()
+        .collect()
+}
+
+/// Latencies of this transfer and of another one that counts.
+fn all_latencies(
+    initiator: &BandwidthInitiator<'_>,
+    load: &Option<&mut BulkLoad<'_>>,
+) -> Result<Histogram<u64>, String> {
+    let mut all = initiator.latency.clone();
+    if let Some(load) = load {
+        all.add(&load.initiator.latency)
+            .map_err(|error| error.to_string())?;
+    }
+    Ok(all)
+}
+
+/// What the line on the terminal says.
+fn describe_progress(
+    plan: &MeasurementPlan,
+    messages: u64,
+    done: Duration,
+    all: Duration,
+) -> String {
+    format!(
+        "{} {}: {:.2} Gb/s, {:.1} of {:.1} s",
+        plan.op.json_name(),
+        format_bytes(plan.size),
+        gigabits_per_second(
+            messages * u64::from(plan.size),
+            done.max(Duration::from_millis(1))
+        ),
+        done.as_secs_f64(),
+        all.as_secs_f64()
+    )
+}
+
+/// Messages of another transfer that count.
+fn load_messages(load: &Option<&mut BulkLoad<'_>>) -> u64 {
+    load.as_ref().map_or(0, |load| load.initiator.messages)
 }
 
 /// A bulk transfer in the background of another measurement, both ends in this process.
@@ -139,16 +209,31 @@ impl<'a> BulkLoad<'a> {
 
     /// Keeps the transfer going; to be called again and again.
     #[inline]
-    pub fn poll(&mut self) -> Result<(), String> {
-        self.initiator
+    pub fn poll(&mut self) -> Result<usize, String> {
+        let completions = self
+            .initiator
             .poll_and_post(Instant::now(), true, Some(&self.target))?;
-        self.target.poll_and_repost()?;
-        Ok(())
+        let received = self.target.poll_and_repost()?;
+        match self.target.first_wrong.take() {
+            Some(error) => Err(error),
+            None => Ok(completions + received),
+        }
+    }
+
+    /// Both of its ends.
+    fn ends(&self) -> [Option<&'a TransferEnd>; 2] {
+        [Some(self.initiator.end), Some(self.target.end)]
+    }
+
+    /// Messages whose bytes were compared.
+    pub fn verified(&self) -> u64 {
+        self.initiator.verified + self.target.verified
     }
 
     /// Counts from now on.
     pub fn begin_counting(&mut self) {
         self.initiator.messages = 0;
+        self.initiator.latency.reset();
         self.counted_since = Instant::now();
     }
 
@@ -158,8 +243,9 @@ impl<'a> BulkLoad<'a> {
         gigabits_per_second(bytes, self.counted_since.elapsed())
     }
 
-    /// Ends the transfer: takes what is in flight, and posts nothing more.
-    pub fn finish(mut self) -> Result<(), String> {
+    /// Ends the transfer: takes what is in flight, and posts nothing more. Returns how many messages'
+    /// bytes were compared.
+    pub fn finish(mut self) -> Result<u64, String> {
         let deadline = Instant::now() + STALL_TIMEOUT;
         while self.initiator.in_flight() > 0 {
             self.initiator
@@ -169,7 +255,7 @@ impl<'a> BulkLoad<'a> {
                 return Err(describe_stall(&self.initiator));
             }
         }
-        Ok(())
+        Ok(self.verified())
     }
 }
 
@@ -311,9 +397,11 @@ pub fn serve_bandwidth(end: &TransferEnd) -> Result<(), String> {
 }
 
 /// Leaves the core to others, and looks from time to time whether the other end is still there.
-/// A target of WRITEs and READs has nothing to do meanwhile and sleeps.
+/// A target of WRITEs, READs and atomics has nothing to do meanwhile and sleeps.
 fn yield_and_check(end: &TransferEnd, last_check: &mut Instant) -> Result<(), String> {
-    if end.plan.op != Operation::Send {
+    if end.plan.events {
+        sleep_until_completion(&[end])?;
+    } else if end.plan.op != Operation::Send {
         std::thread::sleep(Duration::from_millis(1));
     } else {
         std::thread::yield_now();

@@ -338,7 +338,9 @@ impl ClientPair {
             qps: connections,
             verify: false,
             inline: false,
-            sleep: false,
+            events: false,
+            crc: None,
+            markers: None,
         };
         plan.check_limits()?;
         let mut initiator = TransferEnd::new(&self.initiator, &plan, Role::Initiator)?;

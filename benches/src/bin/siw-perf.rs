@@ -4,7 +4,7 @@
 use clap::Parser;
 use siw_bench::args::{
     CompareOptions, ConnOptions, LimitsOptions, PageOptions, PeersOptions, PerfCommand,
-    PerfOptions, PingPongOptions, TransferMode, TransferOptions,
+    PerfOptions, PingPongOptions, ScaleOptions, TransferMode, TransferOptions,
 };
 use siw_bench::churn::queue_pairs_per_second;
 use siw_bench::compare::Comparison;
@@ -15,6 +15,7 @@ use siw_bench::peers::{compare_with_peers, tcp_ping_pong};
 use siw_bench::plan::MeasurementPlan;
 use siw_bench::raw::{RawOptions, run_raw};
 use siw_bench::results::Results;
+use siw_bench::scale::measure_scale;
 use siw_bench::summary::{CSV_HEADER, csv_line, format_table};
 use siw_bench::transfer::run_transfers;
 use std::path::Path;
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
         PerfCommand::Mixed(options) => options
             .to_bulk_plan()
             .and_then(|bulk| run_and_print(&options.transfer, TransferMode::Lat, Some(bulk))),
+        PerfCommand::Scale(options) => print_scale(&options),
         PerfCommand::Conn(options) => print_connection_rate(&options),
         PerfCommand::Raw(options) => run_raw_frames(&options),
         PerfCommand::Limits(options) => print_limits(&options),
@@ -70,6 +72,20 @@ fn run_and_print(
     })?;
     if reports.len() > 1 {
         print!("\n{}", format_table(&reports));
+    }
+    Ok(())
+}
+
+fn print_scale(options: &ScaleOptions) -> Result<(), String> {
+    let report = measure_scale(options, |report| match options.json {
+        true => println!("{}", report.to_json()),
+        false => eprintln!(
+            "siw-perf: {} queue pairs, {} idle: {:.3} Gb/s",
+            report.qps, report.idle_qps, report.gbps
+        ),
+    })?;
+    if !options.json {
+        print!("{report}");
     }
     Ok(())
 }

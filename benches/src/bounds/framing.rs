@@ -34,6 +34,11 @@ impl Framing {
         }
     }
 
+    /// Bytes of the longest frame of a message.
+    pub(super) fn longest_frame(self, size: usize) -> usize {
+        self.header + self.payload.min(size) + CRC_BYTES
+    }
+
     /// Offset and length of each FPDU's payload in a message.
     pub(super) fn payload_ranges(self, size: usize) -> impl Iterator<Item = (usize, usize)> {
         (0..size)

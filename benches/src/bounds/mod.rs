@@ -3,9 +3,9 @@
 //! after a transfer; the better of both counts.
 //!
 //! The frames are those of the transfer: each message is cut into FPDUs of one
-//! segment (RFC 5044 section 4.5), and a frame is a buffer with the headers, an
-//! external buffer with the payload, and the four bytes of CRC behind it. Payload that the daemon
-//! copies instead of referring to it is copied here as well.
+//! segment (RFC 5044 section 4.5), and a frame is a buffer with the headers, the payload, and the
+//! four bytes of CRC behind it. The payload is copied, and in an external buffer: both are measured, as
+//! in `siw-perf raw`, and the better one counts.
 
 mod framing;
 mod raw_link;
@@ -14,7 +14,9 @@ pub use framing::Framing;
 
 use crate::measurement::gigabits_per_second;
 use crate::plan::{MeasurementPlan, Mode};
+use crate::raw::PayloadWay;
 use framing::BOUND_TIME;
+use raw_link::COPIED_FRAME_MAX;
 pub use raw_link::RawLink;
 use serde::{Deserialize, Serialize};
 use siw_memory::crc;
@@ -30,8 +32,14 @@ const CLOCK_BYTES: usize = 256 << 10;
 /// The bounds in Gb/s of payload; absent ones were not measured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Bound {
-    /// Raw frames over a ring pair.
+    /// Raw frames over a ring pair: the better of the two ways below.
     pub raw_gbps: Option<f64>,
+    /// Their payload copied behind the headers.
+    #[serde(default)]
+    pub raw_copy_gbps: Option<f64>,
+    /// Their payload in a segment that refers to it.
+    #[serde(default)]
+    pub raw_reference_gbps: Option<f64>,
     /// Reading for a CRC, and copying.
     pub copy_crc_gbps: Option<f64>,
     /// CRC32c alone.
@@ -58,12 +66,10 @@ impl Bound {
 
     /// The better of two measurements.
     pub fn better_of(self, other: Bound) -> Bound {
-        let max = |first: Option<f64>, second: Option<f64>| match (first, second) {
-            (Some(first), Some(second)) => Some(first.max(second)),
-            _ => first.or(second),
-        };
         Bound {
             raw_gbps: max(self.raw_gbps, other.raw_gbps),
+            raw_copy_gbps: max(self.raw_copy_gbps, other.raw_copy_gbps),
+            raw_reference_gbps: max(self.raw_reference_gbps, other.raw_reference_gbps),
             copy_crc_gbps: max(self.copy_crc_gbps, other.copy_crc_gbps),
             crc_gbps: max(self.crc_gbps, other.crc_gbps),
             copy_gbps: max(self.copy_gbps, other.copy_gbps),
@@ -72,6 +78,14 @@ impl Bound {
                 (own, other) => own.or(other),
             },
         }
+    }
+}
+
+/// The greater of two numbers, of those that there are.
+fn max(first: Option<f64>, second: Option<f64>) -> Option<f64> {
+    match (first, second) {
+        (Some(first), Some(second)) => Some(first.max(second)),
+        _ => first.or(second),
     }
 }
 
@@ -144,15 +158,26 @@ impl Bounds {
                 src.copy_to(from, dst, to, length).map_err(out_of_bounds)
             })?)
         };
-        let (mut raw, mut rtt) = (None, None);
+        let (mut by_copy, mut by_reference, mut rtt) = (None, None, None);
         if let Some(link) = &mut self.link {
-            raw = Some(link.measure_stream(&self.plan, self.framing, &self.src)?);
+            let (plan, framing) = (&self.plan, self.framing);
+            if framing.longest_frame(plan.size as usize) <= COPIED_FRAME_MAX {
+                by_copy = Some(link.measure_stream(plan, framing, PayloadWay::Copy, &self.src)?);
+            }
+            let by = PayloadWay::Reference;
+            by_reference = Some(link.measure_stream(plan, framing, by, &self.src)?);
             if self.round_trip {
-                rtt = Some(link.measure_round_trip(&self.plan, self.framing, &self.src)?);
+                let way = match by_copy {
+                    Some(_) => PayloadWay::Copy,
+                    None => PayloadWay::Reference,
+                };
+                rtt = Some(link.measure_round_trip(plan, framing, way, &self.src)?);
             }
         }
         Ok(Bound {
-            raw_gbps: raw,
+            raw_gbps: max(by_copy, by_reference),
+            raw_copy_gbps: by_copy,
+            raw_reference_gbps: by_reference,
             copy_crc_gbps: Some(copy_crc),
             crc_gbps: Some(crc),
             copy_gbps: copy,

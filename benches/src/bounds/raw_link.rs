@@ -4,6 +4,7 @@
 use super::framing::{BOUND_TIME, CRC_BYTES, Framing};
 use crate::measurement::{gigabits_per_second, new_histogram};
 use crate::plan::MeasurementPlan;
+use crate::raw::PayloadWay;
 use dpdk::{
     BURST, ChainBuilder, Eal, EalConfig, ExtMemory, ExtTracker, Mbuf, MbufCache, Mempool, Port,
     PortConfig, RegisteredThread, RxBatch, RxQueue, TrackerPool, TxBatch, TxQueue, hugepage_sizes,
@@ -13,8 +14,10 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Payload up to this length is copied behind the headers instead of attached, as the daemon does.
-const COPY_MAX: usize = 512;
+/// Longest frame that is copied into one buffer.
+pub(super) const COPIED_FRAME_MAX: usize = BUFFER_ROOM as usize;
+/// Bytes that a packet buffer holds.
+const BUFFER_ROOM: u16 = 2048;
 /// Memory of our own EAL.
 const EAL_MB: u32 = 48;
 
@@ -46,7 +49,7 @@ impl RawLink {
         })
         .map_err(fail)?;
         let registered = eal.register_thread().map_err(fail)?;
-        let pool = Mempool::new(&eal, "siw-perf", 8191, 256, 2048, None).map_err(fail)?;
+        let pool = Mempool::new(&eal, "siw-perf", 8191, 256, BUFFER_ROOM, None).map_err(fail)?;
         let (mut left, mut right) =
             Port::create_ring_pair(&eal, "siwperf", 1, 1024).map_err(fail)?;
         for port in [&mut left, &mut right] {
@@ -77,6 +80,7 @@ impl RawLink {
         &mut self,
         plan: &MeasurementPlan,
         framing: Framing,
+        way: PayloadWay,
         src: &Arc<SharedMemory>,
     ) -> Result<f64, String> {
         let memory: Arc<dyn ExtMemory> = src.clone();
@@ -91,8 +95,8 @@ impl RawLink {
         let result = loop {
             while !out.is_full() {
                 let length = framing.payload.min(size - at);
-                let Some(frame) =
-                    build_frame(&mut self.cache, &tracker, src, &header, slot + at, length)
+                let payload = (src, slot + at, length);
+                let Some(frame) = build_frame(&mut self.cache, &tracker, way, &header, payload)
                 else {
                     break;
                 };
@@ -131,6 +135,7 @@ impl RawLink {
         &mut self,
         plan: &MeasurementPlan,
         framing: Framing,
+        way: PayloadWay,
         src: &Arc<SharedMemory>,
     ) -> Result<f64, String> {
         let memory: Arc<dyn ExtMemory> = src.clone();
@@ -147,9 +152,9 @@ impl RawLink {
             ] {
                 let mut left = plan.size as usize;
                 for (at, length) in framing.payload_ranges(plan.size as usize) {
-                    if let Some(frame) =
-                        build_frame(&mut self.cache, &tracker, src, &header, at, length)
-                    {
+                    let payload = (src, at, length);
+                    let frame = build_frame(&mut self.cache, &tracker, way, &header, payload);
+                    if let Some(frame) = frame {
                         let _ = out.push(frame);
                     }
                     if out.len() == BURST || at + length == plan.size as usize {
@@ -195,14 +200,13 @@ impl RawLink {
 fn build_frame(
     cache: &mut MbufCache,
     tracker: &ExtTracker,
-    src: &SharedMemory,
+    way: PayloadWay,
     header: &[u8],
-    offset: usize,
-    length: usize,
+    (src, offset, length): (&Arc<SharedMemory>, usize, usize),
 ) -> Option<Mbuf> {
     let mut chain = ChainBuilder::new(cache.alloc()?);
     chain.append_slice(header);
-    if length > COPY_MAX {
+    if way == PayloadWay::Reference {
         let mut payload = cache.alloc()?;
         if !tracker.attach(&mut payload, offset as u64, length as u16) {
             return None;

@@ -17,7 +17,7 @@ use std::fmt::Write;
 const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;max-width:1000px;margin:2em auto;\
 padding:0 1em;color:#1d2330}h1{font-size:1.6em}h2{margin-top:1.8em;font-size:1.2em}\
 table{border-collapse:collapse;margin:.6em 0}td,th{padding:.2em .8em;text-align:right;\
-border-bottom:1px solid #dde1ea}td:first-child,th:first-child{text-align:left}\
+border-bottom:1px solid #dde1ea}td:first-child,th:first-child{text-align:left}td:not(:first-child){white-space:nowrap}\
 .bar{background:#5b7fd4;height:1em;min-width:2px}.bar.own{background:#d46a3c}\
 .bars td{border:0;white-space:nowrap}.note{color:#667}svg{max-width:100%;height:auto}";
 
@@ -174,6 +174,7 @@ impl Axis {
             parts.push(format!("{} QP", report.qps));
         }
         parts.push(format!("MTU {}", report.mtu));
+        parts.extend(report.variants());
         parts.join(", ")
     }
 }

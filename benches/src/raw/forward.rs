@@ -3,11 +3,11 @@
 use super::echo::answer_request;
 use super::frames::{FrameAddresses, FrameSource, frame_number, swap_macs};
 use super::options::{PayloadWay, RawMode, RawRun};
-use super::ports::{RawPort, RawPorts};
+use super::ports::{PortIdentity, RawPort, RawPorts};
 use super::report::{FrameCount, Interval, PortCount, RawReport};
 use crate::measurement::new_histogram;
 use crate::report::Quantiles;
-use dpdk::{ExternalRegion, Mbuf, MbufCache};
+use dpdk::{ExternalRegion, Mbuf, MbufCache, RxBatch, RxQueue, TxBatch, TxQueue};
 use hdrhistogram::Histogram;
 use nix::sys::signalfd::SignalFd;
 use std::net::Ipv4Addr;
@@ -27,7 +27,10 @@ pub(super) struct RawRunner {
     source: FrameSource,
     /// The ports' devices can read the source's memory.
     _region: Option<ExternalRegion>,
+    /// In the order of the ports, as what follows.
     counts: Vec<PortCount>,
+    received: Vec<RxBatch>,
+    outboxes: Vec<FrameOutbox>,
     ports: RawPorts,
     signals: SignalFd,
     is_stopped: bool,
@@ -54,6 +57,8 @@ impl RawRunner {
             source,
             _region: region,
             counts: vec![PortCount::default(); ports.list.len()],
+            received: ports.list.iter().map(|_| RxBatch::new()).collect(),
+            outboxes: ports.list.iter().map(|_| FrameOutbox::default()).collect(),
             ports,
             signals,
             is_stopped: false,
@@ -91,8 +96,8 @@ impl RawRunner {
         loop {
             match run.mode {
                 RawMode::TxOnly | RawMode::RxOnly => self.send_and_receive(run),
-                RawMode::Io | RawMode::MacSwap => self.forward(run),
-                RawMode::IcmpEcho => self.answer(run),
+                RawMode::Io | RawMode::MacSwap => self.forward(run.mode),
+                RawMode::IcmpEcho => self.answer(),
                 RawMode::PingPong => self.measure_round_trip(&mut trips),
             }
             let now = Instant::now();
@@ -160,12 +165,12 @@ impl RawRunner {
         let sender = sender_of(run.mode, ports.len());
         let from = &ports[sender];
         let to = ports.iter().enumerate().find(|(at, _)| *at != sender);
-        let address = |port: &RawPort| port.addresses.first().copied();
+        let address = |port: &RawPort| port.identity.addresses.first().copied();
         let addresses = FrameAddresses {
-            from: from.mac,
+            from: from.identity.mac,
             to: run
                 .to_mac
-                .or(to.map(|(_, port)| port.mac))
+                .or(to.map(|(_, port)| port.identity.mac))
                 .unwrap_or(DEFAULT_TO_MAC),
             source: address(from).unwrap_or(Ipv4Addr::UNSPECIFIED),
             destination: to
@@ -176,72 +181,33 @@ impl RawRunner {
         self.source.describe_frames(run.size, way, &addresses);
     }
 
-    /// Fills the batch of a port with new frames, up to a burst.
+    /// Puts new frames into the outbox of a port, up to a burst.
     #[inline]
     fn fill_burst(&mut self, at: usize, burst: usize) {
-        let port = &mut self.ports.list[at];
-        while port.out.len() < burst {
+        let outbox = &mut self.outboxes[at];
+        while outbox.batch.len() < burst {
             let Some(frame) = self.source.build_frame(&mut self.ports.cache) else {
                 break;
             };
-            if let Err(frame) = port.out.push(frame) {
-                self.ports.cache.free(frame);
-                break;
-            }
+            outbox.push_or_free(frame, &mut self.ports.cache);
         }
     }
 
-    /// Sends what is in the batch of a port; what it does not take is dropped.
+    /// Sends what is in the outbox of a port; what it does not take is dropped.
     #[inline]
-    fn send_batch(&mut self, at: usize) {
-        let port = &mut self.ports.list[at];
-        let cache = &mut self.ports.cache;
-        let offered = port.out.len();
-        if offered == 0 {
-            port.tx.retry_backlog();
-            return;
-        }
-        let mut bytes: u64 = (0..offered)
-            .filter_map(|index| port.out.peek(index))
-            .map(|frame| u64::from(frame.pkt_len()))
-            .sum();
-        let sent = port.tx.tx_burst(&mut port.out);
-        for frame in port.out.drain() {
-            bytes -= u64::from(frame.pkt_len());
-            cache.free(frame);
-        }
-        let count = &mut self.counts[at].tx;
-        count.dropped += (offered - sent) as u64;
-        if sent > 0 {
-            count.frames += sent as u64;
-            count.bytes += bytes;
-        }
-    }
-
-    /// Receives up to a burst at a port, and hands each frame to `take`, which returns it to be freed
-    /// or keeps it.
-    #[inline]
-    fn receive_burst(
-        port: &mut RawPort,
-        cache: &mut MbufCache,
-        count: &mut FrameCount,
-        mut take: impl FnMut(Mbuf, &mut MbufCache),
-    ) -> usize {
-        let received = port.rx.rx_burst(&mut port.received);
-        for frame in port.received.drain() {
-            count.frames += 1;
-            count.bytes += u64::from(frame.pkt_len());
-            take(frame, cache);
-        }
-        received
+    fn send_outbox(&mut self, at: usize) {
+        let (tx, cache) = (&mut self.ports.list[at].tx, &mut self.ports.cache);
+        self.outboxes[at].send(tx, cache, &mut self.counts[at].tx);
     }
 
     /// Receives at a port and frees.
     #[inline]
     fn receive_and_free(&mut self, at: usize) -> usize {
-        let (port, cache) = (&mut self.ports.list[at], &mut self.ports.cache);
+        let RawPorts { list, cache, .. } = &mut self.ports;
         let count = &mut self.counts[at].rx;
-        Self::receive_burst(port, cache, count, |frame, cache| cache.free(frame))
+        receive_burst(&mut list[at].rx, &mut self.received[at], count, |frame| {
+            cache.free(frame);
+        })
     }
 
     /// A turn of txonly or rxonly.
@@ -250,7 +216,7 @@ impl RawRunner {
         if run.payload.is_some() {
             let sender = sender_of(run.mode, self.ports.list.len());
             self.fill_burst(sender, run.burst);
-            self.send_batch(sender);
+            self.send_outbox(sender);
         }
         for at in 0..self.ports.list.len() {
             self.receive_and_free(at);
@@ -262,62 +228,55 @@ impl RawRunner {
         for _ in 0..run.tx_first {
             for at in 0..self.ports.list.len() {
                 self.fill_burst(at, run.burst);
-                self.send_batch(at);
+                self.send_outbox(at);
             }
         }
     }
 
     /// A turn of io or macswap.
     #[inline]
-    fn forward(&mut self, run: &RawRun) {
+    fn forward(&mut self, mode: RawMode) {
         let ports = self.ports.list.len();
         for from in 0..ports {
             let to = (from + 1) % ports;
-            let [mut received, mut out] = {
-                let receiver = &mut self.ports.list[from];
-                let received = std::mem::take(&mut receiver.received);
-                [received, std::mem::take(&mut self.ports.list[to].out)]
-            };
-            let count = &mut self.counts[from].rx;
-            self.ports.list[from].rx.rx_burst(&mut received);
-            let mut unwritable = 0;
-            for mut frame in received.drain() {
-                count.frames += 1;
-                count.bytes += u64::from(frame.pkt_len());
-                if run.mode == RawMode::MacSwap && !swap_macs(frame.data_mut()) {
-                    unwritable += 1;
-                    self.ports.cache.free(frame);
-                } else if let Err(frame) = out.push(frame) {
-                    unwritable += 1;
-                    self.ports.cache.free(frame);
-                }
-            }
-            self.ports.list[from].received = received;
-            self.ports.list[to].out = out;
-            self.counts[to].tx.dropped += unwritable;
-            self.send_batch(to);
+            let refused = self.pass_on(from, to, |frame, _| {
+                mode != RawMode::MacSwap || swap_macs(frame.data_mut())
+            });
+            self.counts[to].tx.dropped += refused;
         }
     }
 
-    /// A turn of icmpecho.
-    fn answer(&mut self, _run: &RawRun) {
-        for at in 0..self.ports.list.len() {
-            let port = &mut self.ports.list[at];
-            let count = &mut self.counts[at].rx;
-            port.rx.rx_burst(&mut port.received);
-            for mut frame in port.received.drain() {
-                count.frames += 1;
-                count.bytes += u64::from(frame.pkt_len());
-                let is_answer = answer_request(frame.data_mut(), port.mac, &port.addresses);
-                let rest = match is_answer {
-                    true => port.out.push(frame).err(),
-                    false => Some(frame),
-                };
-                if let Some(frame) = rest {
-                    self.ports.cache.free(frame);
-                }
+    /// Receives at one port and sends those frames that `edit` returns true for at another. Returns how
+    /// many it freed instead.
+    #[inline]
+    fn pass_on(
+        &mut self,
+        from: usize,
+        to: usize,
+        mut edit: impl FnMut(&mut Mbuf, &PortIdentity) -> bool,
+    ) -> u64 {
+        let RawPorts { list, cache, .. } = &mut self.ports;
+        let (outbox, count) = (&mut self.outboxes[to], &mut self.counts[from].rx);
+        let RawPort { identity, rx, .. } = &mut list[from];
+        let mut refused = 0;
+        receive_burst(rx, &mut self.received[from], count, |mut frame| {
+            if edit(&mut frame, identity) {
+                outbox.push_or_free(frame, cache);
+            } else {
+                refused += 1;
+                cache.free(frame);
             }
-            self.send_batch(at);
+        });
+        self.send_outbox(to);
+        refused
+    }
+
+    /// A turn of icmpecho.
+    fn answer(&mut self) {
+        for at in 0..self.ports.list.len() {
+            self.pass_on(at, at, |frame, identity| {
+                answer_request(frame.data_mut(), identity.mac, &identity.addresses)
+            });
         }
     }
 
@@ -326,15 +285,18 @@ impl RawRunner {
         let begin = Instant::now();
         self.fill_burst(0, 1);
         let number = self.source.last_number();
-        self.send_batch(0);
+        self.send_outbox(0);
         while begin.elapsed() < ROUND_TRIP_TIMEOUT {
             if self.ports.list.len() > 1 {
-                self.return_frames(number);
+                // The second port sends the frame back, and lets others go.
+                self.pass_on(1, 1, |frame, _| {
+                    frame_number(frame.data()) == Some(number) && swap_macs(frame.data_mut())
+                });
             }
-            let (port, cache) = (&mut self.ports.list[0], &mut self.ports.cache);
-            let count = &mut self.counts[0].rx;
             let mut is_back = false;
-            Self::receive_burst(port, cache, count, |frame, cache| {
+            let RawPorts { list, cache, .. } = &mut self.ports;
+            let (batch, count) = (&mut self.received[0], &mut self.counts[0].rx);
+            receive_burst(&mut list[0].rx, batch, count, |frame| {
                 is_back |= frame_number(frame.data()) == Some(number);
                 cache.free(frame);
             });
@@ -348,27 +310,6 @@ impl RawRunner {
         trips.lost += 1;
     }
 
-    /// The second port sends the frame of the round trip back, with its addresses exchanged.
-    #[inline]
-    fn return_frames(&mut self, number: u64) {
-        let (port, cache) = (&mut self.ports.list[1], &mut self.ports.cache);
-        let count = &mut self.counts[1].rx;
-        port.rx.rx_burst(&mut port.received);
-        for mut frame in port.received.drain() {
-            count.frames += 1;
-            count.bytes += u64::from(frame.pkt_len());
-            let is_ours = frame_number(frame.data()) == Some(number);
-            let rest = match is_ours && swap_macs(frame.data_mut()) {
-                true => port.out.push(frame).err(),
-                false => Some(frame),
-            };
-            if let Some(frame) = rest {
-                cache.free(frame);
-            }
-        }
-        self.send_batch(1);
-    }
-
     /// Receives what is still under way.
     fn receive_rest(&mut self) {
         let mut since = Instant::now();
@@ -379,6 +320,63 @@ impl RawRunner {
                     since = Instant::now();
                 }
             }
+        }
+    }
+}
+
+/// Receives at a port, and hands each frame to `take`. Returns how many there were.
+#[inline]
+fn receive_burst(
+    rx: &mut RxQueue,
+    batch: &mut RxBatch,
+    count: &mut FrameCount,
+    mut take: impl FnMut(Mbuf),
+) -> usize {
+    let received = rx.rx_burst(batch);
+    for frame in batch.drain() {
+        count.bytes += u64::from(frame.pkt_len());
+        take(frame);
+    }
+    count.frames += received as u64;
+    received
+}
+
+/// Frames that a port is going to send.
+#[derive(Default)]
+struct FrameOutbox {
+    batch: TxBatch,
+    /// Of the frames in it.
+    bytes: u64,
+}
+
+impl FrameOutbox {
+    #[inline]
+    fn push_or_free(&mut self, frame: Mbuf, cache: &mut MbufCache) {
+        let bytes = u64::from(frame.pkt_len());
+        match self.batch.push(frame) {
+            Ok(()) => self.bytes += bytes,
+            Err(frame) => cache.free(frame),
+        }
+    }
+
+    /// Sends all of it, and frees what the port does not take.
+    #[inline]
+    fn send(&mut self, tx: &mut TxQueue, cache: &mut MbufCache, count: &mut FrameCount) {
+        let offered = self.batch.len();
+        if offered == 0 {
+            tx.retry_backlog();
+            return;
+        }
+        let sent = tx.tx_burst(&mut self.batch);
+        let mut bytes = std::mem::take(&mut self.bytes);
+        for frame in self.batch.drain() {
+            bytes -= u64::from(frame.pkt_len());
+            cache.free(frame);
+        }
+        count.dropped += (offered - sent) as u64;
+        if sent > 0 {
+            count.frames += sent as u64;
+            count.bytes += bytes;
         }
     }
 }

@@ -1,9 +1,6 @@
 //! The ports of `siw-perf raw`, opened from a configuration of siwd by the functions that siwd uses.
 
-use dpdk::{
-    ExternalRegion, IovaSpace, MbufCache, Port, RegisteredThread, RxBatch, RxQueue, TxBatch,
-    TxQueue,
-};
+use dpdk::{ExternalRegion, IovaSpace, MbufCache, Port, RegisteredThread, RxQueue, TxQueue};
 use siw_shm::SharedMemory;
 use siwd::config::Config;
 use siwd::device::{OpenDevice, open_devices};
@@ -29,16 +26,19 @@ pub(super) struct PortDescription {
     pub(super) takes_references: bool,
 }
 
-/// A port with its only queues.
-pub(super) struct RawPort {
-    pub(super) description: PortDescription,
+/// Whom frames of a port are from, and who is asked for there.
+pub(super) struct PortIdentity {
     pub(super) mac: [u8; 6],
     /// The device's IPv4 addresses.
     pub(super) addresses: Vec<Ipv4Addr>,
+}
+
+/// A port with its only queues.
+pub(super) struct RawPort {
+    pub(super) description: PortDescription,
+    pub(super) identity: PortIdentity,
     pub(super) rx: RxQueue,
     pub(super) tx: TxQueue,
-    pub(super) received: RxBatch,
-    pub(super) out: TxBatch,
     pub(super) port: Port,
 }
 
@@ -153,12 +153,12 @@ impl RawPort {
                 name: view.name,
                 driver: view.driver,
             },
-            mac: device.mac,
-            addresses: addresses.collect(),
+            identity: PortIdentity {
+                mac: device.mac,
+                addresses: addresses.collect(),
+            },
             rx,
             tx,
-            received: RxBatch::new(),
-            out: TxBatch::new(),
             port: device.port,
         })
     }

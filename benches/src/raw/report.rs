@@ -198,6 +198,7 @@ pub(super) fn format_header(run: &RawRun, ports: &[RawPort]) -> String {
     }
     for port in ports {
         let mac: Vec<String> = port
+            .identity
             .mac
             .iter()
             .map(|octet| format!("{octet:02x}"))

@@ -1,8 +1,15 @@
 //! The command line of `siw-perf`, and what it asks to be measured.
 
-use crate::plan::{MeasurementPlan, Mode, Operation};
+mod other_commands;
+
+pub use other_commands::{
+    CompareOptions, ConnOptions, LimitsOptions, PageOptions, PeersOptions, PingPongOptions,
+    ScaleOptions,
+};
+
+use crate::plan::{ATOMIC_SIZE, MeasurementPlan, Mode, Operation};
 use crate::raw::RawOptions;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -27,6 +34,8 @@ pub enum PerfCommand {
     Rate(TransferOptions),
     /// Round trips while a bulk transfer of other queue pairs goes on.
     Mixed(MixedOptions),
+    /// What more queue pairs cost: one that is busy beside idle ones, and all of them active in turn.
+    Scale(ScaleOptions),
     /// Queue pairs created, connected, closed and destroyed per second.
     Conn(ConnOptions),
     /// Frames on a port without TCP and without a daemon, as testpmd does it: sends, receives, forwards,
@@ -84,6 +93,10 @@ pub struct TransferOptions {
     #[arg(long)]
     pub histogram: bool,
 
+    /// lat: seconds of silence before each round trip, in which a worker may fall asleep.
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds_below_one)]
+    pub pause: Option<Duration>,
+
     /// Seconds to measure; some tenths before them are not counted.
     #[arg(long, value_name = "N", default_value = "3", value_parser = parse_seconds)]
     pub secs: Duration,
@@ -121,9 +134,33 @@ pub struct TransferOptions {
     #[arg(long)]
     pub inline: bool,
 
-    /// bw: wait for completions on an event channel, and leave the core to others meanwhile.
+    /// Wait for completions on an event channel, and leave the core to others meanwhile.
     #[arg(long)]
-    pub sleep: bool,
+    pub events: bool,
+
+    /// Whether connections have CRCs; both for a comparison [default: as the devices are configured].
+    #[arg(long, value_enum, value_name = "on,off", value_delimiter = ',')]
+    pub crc: Vec<Choice>,
+
+    /// Whether the target asks for markers in what it receives; both for a comparison [default: as its
+    /// device is configured].
+    #[arg(long, value_enum, value_name = "on,off", value_delimiter = ',')]
+    pub markers: Vec<Choice>,
+
+    /// bw, rate: the target sends to the initiator as well, on queue pairs of its own; bandwidth and
+    /// rate are those of both directions together.
+    #[arg(long, conflicts_with_all = ["listen", "connect"])]
+    pub bidirectional: bool,
+
+    /// Show how it goes once a second, or by --interval: bandwidth, latency, workers, retransmissions; of
+    /// several threads the first one's messages.
+    #[arg(long)]
+    pub live: bool,
+
+    /// bw, rate: threads, each with as many queue pairs.
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with_all = ["listen", "connect"],
+          value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub threads: u32,
 
     /// Do not measure the bounds (they need DPDK memory in this process).
     #[arg(long)]
@@ -144,29 +181,24 @@ pub struct TransferOptions {
     pub worker_core: Option<usize>,
 }
 
-/// How contenders are compared.
-#[derive(Debug, Clone, Args)]
-pub struct PeersOptions {
-    /// Rounds; each measures every contender once.
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub rounds: u32,
+/// Whether something is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Choice {
+    /// It is.
+    On,
+    /// It is not; a device may require it all the same.
+    Off,
+}
 
-    /// Seconds of each measurement.
-    #[arg(long, value_name = "N", default_value = "2", value_parser = parse_seconds)]
-    pub secs: Duration,
-
-    /// The core of the side that begins, and that of the other: siwd's worker, or the server
-    /// [default: the first two of this process].
-    #[arg(long, value_name = "A,B", value_delimiter = ',', num_args = 2)]
-    pub cores: Option<Vec<usize>>,
-
-    /// Only contenders with one of these words in their names.
-    #[arg(long, value_name = "WORD,..", value_delimiter = ',')]
-    pub only: Vec<String>,
-
-    /// Print the result as one line of JSON.
-    #[arg(long)]
-    pub json: bool,
+/// The choices to measure: one that asks for nothing where none is named.
+fn choices(list: &[Choice]) -> Vec<Option<bool>> {
+    match list {
+        [] => vec![None],
+        list => list
+            .iter()
+            .map(|choice| Some(*choice == Choice::On))
+            .collect(),
+    }
 }
 
 /// Round trips beside a bulk transfer.
@@ -201,118 +233,13 @@ impl MixedOptions {
             qps: 1,
             verify: false,
             inline: false,
-            sleep: false,
+            events: false,
+            crc: None,
+            markers: None,
         };
         plan.check_limits()?;
         Ok(plan)
     }
-}
-
-/// How connections are measured.
-#[derive(Debug, Clone, Args)]
-pub struct ConnOptions {
-    /// Device that connects.
-    #[arg(long, value_name = "DEVICE", default_value = "siw0")]
-    pub from: String,
-
-    /// Device that listens.
-    #[arg(long, value_name = "DEVICE", default_value = "siw1")]
-    pub to: String,
-
-    /// Connections on their way at a time.
-    #[arg(long, value_name = "N", default_value_t = 64)]
-    pub in_flight: u32,
-
-    /// Seconds to measure.
-    #[arg(long, value_name = "N", default_value = "3", value_parser = parse_seconds)]
-    pub secs: Duration,
-
-    /// Print the result as one line of JSON.
-    #[arg(long)]
-    pub json: bool,
-
-    /// The daemon's control socket [default: $SIWD_SOCKET, /run/siwd/siwd.sock].
-    #[arg(long, value_name = "PATH")]
-    pub socket: Option<PathBuf>,
-}
-
-/// What a report is made from.
-#[derive(Debug, Clone, Args)]
-pub struct PageOptions {
-    /// Files with the lines that bw, lat, rate, raw, limits and peers print with --json.
-    #[arg(required = true, value_name = "FILE")]
-    pub files: Vec<PathBuf>,
-
-    /// Where to write the page.
-    #[arg(long, value_name = "FILE", default_value = "siw-perf.html")]
-    pub html: PathBuf,
-
-    /// Also write tables in Markdown; `-` for standard output.
-    #[arg(long, value_name = "FILE")]
-    pub markdown: Option<PathBuf>,
-}
-
-/// What is compared.
-#[derive(Debug, Clone, Args)]
-pub struct CompareOptions {
-    /// Results of before.
-    pub old: PathBuf,
-
-    /// Results of after.
-    pub new: PathBuf,
-
-    /// Percent by which a result may be worse.
-    #[arg(long, value_name = "N", default_value_t = 5.0)]
-    pub tolerance: f64,
-
-    /// Print the result as one line of JSON.
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// One end of round trips over the kernel's TCP.
-#[derive(Debug, Clone, Args)]
-pub struct PingPongOptions {
-    /// Answer one connection.
-    #[arg(
-        long,
-        value_name = "ADDR:PORT",
-        conflicts_with = "connect",
-        required_unless_present = "connect"
-    )]
-    pub listen: Option<SocketAddr>,
-
-    /// Measure, and print the median in microseconds.
-    #[arg(long, value_name = "ADDR:PORT")]
-    pub connect: Option<SocketAddr>,
-
-    /// Bytes of a message.
-    #[arg(long, value_name = "N", default_value = "64", value_parser = parse_size)]
-    pub size: u32,
-
-    /// Seconds to measure.
-    #[arg(long, value_name = "N", default_value = "1", value_parser = parse_seconds)]
-    pub secs: Duration,
-}
-
-/// How the machine is measured.
-#[derive(Debug, Clone, Args)]
-pub struct LimitsOptions {
-    /// Bytes that are worked on at a time.
-    #[arg(long, value_name = "N", default_value = "1428", value_parser = parse_size)]
-    pub piece: u32,
-
-    /// Two cores that exchange a cache line [default: the first two of this process].
-    #[arg(long, value_name = "A,B", value_delimiter = ',', num_args = 2)]
-    pub cores: Option<Vec<usize>>,
-
-    /// Seconds of each round of each measurement.
-    #[arg(long, value_name = "N", default_value = "0.05", value_parser = parse_seconds)]
-    pub secs: Duration,
-
-    /// Print the result as one line of JSON.
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// Port of --listen and --connect addresses without one.
@@ -355,6 +282,16 @@ impl TransferOptions {
         }
     }
 
+    /// CRC and markers of each set of measurements.
+    pub fn mpa_choices(&self) -> Vec<(Option<bool>, Option<bool>)> {
+        let markers = choices(&self.markers);
+        let with_markers = |crc| markers.iter().map(move |markers| (crc, *markers));
+        choices(&self.crc)
+            .into_iter()
+            .flat_map(with_markers)
+            .collect()
+    }
+
     /// The measurements that the options describe, one for each combination of sizes, depths and
     /// queue pairs, checked against the limits. Never empty.
     pub fn to_plans(&self, mode: TransferMode) -> Result<Vec<MeasurementPlan>, String> {
@@ -367,26 +304,44 @@ impl TransferOptions {
             TransferMode::Lat => (64, 1),
             TransferMode::Rate => (64, 128),
         };
+        let default_size = match self.op.is_atomic() {
+            true => ATOMIC_SIZE,
+            false => default_size,
+        };
+        if self.pause.is_some() && !latency {
+            return Err("--pause: only lat waits between messages".into());
+        }
+        let beyond = [
+            ("--bidirectional", self.bidirectional),
+            ("--threads", self.threads > 1),
+        ];
+        if let (true, Some((option, _))) = (latency, beyond.iter().find(|(_, set)| *set)) {
+            return Err(format!("{option}: lat measures one round trip at a time"));
+        }
         let or_default = |list: &[u32], value: u32| match list {
             [] => vec![value],
             list => list.to_vec(),
         };
         let mut plans = Vec::new();
-        for &qps in &or_default(&self.qps, 1) {
-            for &depth in &or_default(&self.depth, default_depth) {
-                for &size in &or_default(&self.size, default_size) {
-                    let plan = MeasurementPlan {
-                        mode: if latency { Mode::Lat } else { Mode::Bw },
-                        op: self.op,
-                        size,
-                        depth,
-                        qps,
-                        verify: self.verify,
-                        inline: self.inline,
-                        sleep: self.sleep,
-                    };
-                    plan.check_limits()?;
-                    plans.push(plan);
+        for (crc, markers) in self.mpa_choices() {
+            for &qps in &or_default(&self.qps, 1) {
+                for &depth in &or_default(&self.depth, default_depth) {
+                    for &size in &or_default(&self.size, default_size) {
+                        let plan = MeasurementPlan {
+                            mode: if latency { Mode::Lat } else { Mode::Bw },
+                            op: self.op,
+                            size,
+                            depth,
+                            qps,
+                            verify: self.verify,
+                            inline: self.inline,
+                            events: self.events,
+                            crc,
+                            markers,
+                        };
+                        plan.check_limits()?;
+                        plans.push(plan);
+                    }
                 }
             }
         }
@@ -437,6 +392,13 @@ pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.01..=86_400.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
         _ => Err("write seconds from 0.01 to 86400".into()),
+    }
+}
+
+fn parse_seconds_below_one(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (1e-6..1.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err("write seconds below one, such as 0.002".into()),
     }
 }
 
@@ -564,8 +526,8 @@ mod tests {
 
     #[test]
     fn an_unknown_operation_lists_those_that_exist() {
-        let error = parse("siw-perf bw --op atomic").unwrap_err();
-        assert!(error.contains("write, read, send"), "{error}");
+        let error = parse("siw-perf bw --op append").unwrap_err();
+        assert!(error.contains("write, read, send, fetch-add"), "{error}");
     }
 
     #[test]
@@ -580,6 +542,26 @@ mod tests {
         assert!(a.to_plan().unwrap_err().contains("one message in flight"));
         let port = parse("siw-perf lat").unwrap().to_plan().unwrap();
         assert_eq!((port.size, port.depth), (64, 1));
+    }
+
+    #[test]
+    fn atomics_have_eight_bytes() {
+        for line in [
+            "siw-perf rate --op atomic",
+            "siw-perf lat --op compare-swap",
+        ] {
+            assert_eq!(parse(line).unwrap().to_plan().unwrap().size, 8, "{line}");
+        }
+    }
+
+    #[test]
+    fn crc_on_and_off_are_measured_one_after_the_other() {
+        let parsed = parse("siw-perf bw --crc on,off --threads 2 --bidirectional").unwrap();
+        let plans = parsed.options.to_plans(parsed.mode).unwrap();
+        let crcs: Vec<_> = plans.iter().map(|plan| plan.crc).collect();
+        assert_eq!(crcs, [Some(true), Some(false)]);
+        let error = parse("siw-perf lat --threads 2").unwrap();
+        assert!(error.to_plan().unwrap_err().contains("--threads"));
     }
 
     #[test]

@@ -1,0 +1,226 @@
+//! The options of the commands that measure no single transfer: of `peers`, `conn`, `report`,
+//! `compare`, `limits` and `scale`.
+
+use super::{TransferOptions, parse_seconds, parse_size};
+use crate::plan::Operation;
+use clap::Args;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How contenders are compared.
+#[derive(Debug, Clone, Args)]
+pub struct PeersOptions {
+    /// Rounds; each measures every contender once.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+
+    /// Seconds of each measurement.
+    #[arg(long, value_name = "N", default_value = "2", value_parser = parse_seconds)]
+    pub secs: Duration,
+
+    /// The core of the side that begins, and that of the other: siwd's worker, or the server
+    /// [default: the first two of this process].
+    #[arg(long, value_name = "A,B", value_delimiter = ',', num_args = 2)]
+    pub cores: Option<Vec<usize>>,
+
+    /// Only contenders with one of these words in their names.
+    #[arg(long, value_name = "WORD,..", value_delimiter = ',')]
+    pub only: Vec<String>,
+
+    /// Print the result as one line of JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How connections are measured.
+#[derive(Debug, Clone, Args)]
+pub struct ConnOptions {
+    /// Device that connects.
+    #[arg(long, value_name = "DEVICE", default_value = "siw0")]
+    pub from: String,
+
+    /// Device that listens.
+    #[arg(long, value_name = "DEVICE", default_value = "siw1")]
+    pub to: String,
+
+    /// Connections on their way at a time.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub in_flight: u32,
+
+    /// Seconds to measure.
+    #[arg(long, value_name = "N", default_value = "3", value_parser = parse_seconds)]
+    pub secs: Duration,
+
+    /// Print the result as one line of JSON.
+    #[arg(long)]
+    pub json: bool,
+
+    /// The daemon's control socket [default: $SIWD_SOCKET, /run/siwd/siwd.sock].
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+}
+
+/// What a report is made from.
+#[derive(Debug, Clone, Args)]
+pub struct PageOptions {
+    /// Files with the lines that bw, lat, rate, raw, limits and peers print with --json.
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+
+    /// Where to write the page.
+    #[arg(long, value_name = "FILE", default_value = "siw-perf.html")]
+    pub html: PathBuf,
+
+    /// Also write tables in Markdown; `-` for standard output.
+    #[arg(long, value_name = "FILE")]
+    pub markdown: Option<PathBuf>,
+}
+
+/// What is compared.
+#[derive(Debug, Clone, Args)]
+pub struct CompareOptions {
+    /// Results of before.
+    pub old: PathBuf,
+
+    /// Results of after.
+    pub new: PathBuf,
+
+    /// Percent by which a result may be worse.
+    #[arg(long, value_name = "N", default_value_t = 5.0)]
+    pub tolerance: f64,
+
+    /// Print the result as one line of JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// One end of round trips over the kernel's TCP.
+#[derive(Debug, Clone, Args)]
+pub struct PingPongOptions {
+    /// Answer one connection.
+    #[arg(
+        long,
+        value_name = "ADDR:PORT",
+        conflicts_with = "connect",
+        required_unless_present = "connect"
+    )]
+    pub listen: Option<SocketAddr>,
+
+    /// Measure, and print the median in microseconds.
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub connect: Option<SocketAddr>,
+
+    /// Bytes of a message.
+    #[arg(long, value_name = "N", default_value = "64", value_parser = parse_size)]
+    pub size: u32,
+
+    /// Seconds to measure.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = parse_seconds)]
+    pub secs: Duration,
+}
+
+/// How the machine is measured.
+#[derive(Debug, Clone, Args)]
+pub struct LimitsOptions {
+    /// Bytes that are worked on at a time.
+    #[arg(long, value_name = "N", default_value = "1428", value_parser = parse_size)]
+    pub piece: u32,
+
+    /// Two cores that exchange a cache line [default: the first two of this process].
+    #[arg(long, value_name = "A,B", value_delimiter = ',', num_args = 2)]
+    pub cores: Option<Vec<usize>>,
+
+    /// Seconds of each round of each measurement.
+    #[arg(long, value_name = "N", default_value = "0.05", value_parser = parse_seconds)]
+    pub secs: Duration,
+
+    /// Print the result as one line of JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How queue pairs are counted up.
+#[derive(Debug, Clone, Args)]
+pub struct ScaleOptions {
+    /// Numbers of queue pairs.
+    #[arg(
+        long,
+        value_name = "N,..",
+        value_delimiter = ',',
+        default_value = "1,10,100,1000,10000"
+    )]
+    pub qps: Vec<u32>,
+
+    /// Bytes of a message of the busy queue pair.
+    #[arg(long, value_name = "N", default_value = "64K", value_parser = parse_size)]
+    pub busy_size: u32,
+
+    /// Bytes of a message of those that are active in turn.
+    #[arg(long, value_name = "N", default_value = "4K", value_parser = parse_size)]
+    pub size: u32,
+
+    /// Idle ones only.
+    #[arg(long, conflicts_with = "active")]
+    pub idle: bool,
+
+    /// Active ones only.
+    #[arg(long)]
+    pub active: bool,
+
+    /// Seconds of each measurement.
+    #[arg(long, value_name = "N", default_value = "2", value_parser = parse_seconds)]
+    pub secs: Duration,
+
+    /// Device that starts.
+    #[arg(long, value_name = "DEVICE")]
+    pub from: Option<String>,
+
+    /// Device that answers.
+    #[arg(long, value_name = "DEVICE")]
+    pub to: Option<String>,
+
+    /// Print each result as one line of JSON, as bw does.
+    #[arg(long)]
+    pub json: bool,
+
+    /// The daemon's control socket [default: $SIWD_SOCKET, /run/siwd/siwd.sock].
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+}
+
+impl ScaleOptions {
+    /// What all measurements have in common.
+    pub(crate) fn base_options(&self) -> TransferOptions {
+        TransferOptions {
+            op: Operation::Write,
+            size: Vec::new(),
+            depth: Vec::new(),
+            qps: vec![1],
+            idle_qps: 0,
+            rounds: 1,
+            interval: None,
+            pause: None,
+            histogram: false,
+            secs: self.secs,
+            from: self.from.clone(),
+            to: self.to.clone(),
+            listen: None,
+            connect: None,
+            json: self.json,
+            csv: false,
+            verify: false,
+            inline: false,
+            events: false,
+            crc: Vec::new(),
+            markers: Vec::new(),
+            bidirectional: false,
+            live: false,
+            threads: 1,
+            no_bounds: true,
+            socket: self.socket.clone(),
+            core: None,
+            worker_core: None,
+        }
+    }
+}
