@@ -83,6 +83,7 @@ struct CqInner {
     resizing: Mutex<()>,
     entries: AtomicU32,
     channel: Option<Arc<CompletionChannel>>,
+    /// Since the last completion.
     empty_polls: AtomicU32,
 }
 
@@ -148,8 +149,11 @@ impl Polling {
     }
 }
 
+/// Polls in succession without a completion, some microseconds, after which a program that polls without
+/// pause gives way to others on its core.
+const POLLS_TO_YIELD: u32 = 1024;
 /// Empty polls between two readings of the clock: some tens of microseconds.
-const CLOCK_CHECK: u32 = 4096;
+const CLOCK_CHECK: u32 = 4 * POLLS_TO_YIELD;
 /// Time between two looks at the control socket, which are system calls.
 const ALIVE_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
@@ -252,7 +256,11 @@ impl Cq {
     #[inline]
     pub fn poll(&self, out: &mut [Wc]) -> Result<usize, Error> {
         let taken = self.0.ring.lock().poll(out);
-        if taken == 0 && !out.is_empty() {
+        if taken > 0 {
+            if self.0.empty_polls.load(Ordering::Relaxed) != 0 {
+                self.0.empty_polls.store(0, Ordering::Relaxed);
+            }
+        } else if !out.is_empty() {
             self.on_empty_poll()?;
         }
         Ok(taken)
@@ -263,13 +271,23 @@ impl Cq {
         // Lossy counting between threads is fine.
         let polls = self.0.empty_polls.load(Ordering::Relaxed).wrapping_add(1);
         self.0.empty_polls.store(polls, Ordering::Relaxed);
-        if polls.is_multiple_of(CLOCK_CHECK) {
-            self.0.client.check_alive_every(ALIVE_CHECK_INTERVAL);
+        if polls.is_multiple_of(POLLS_TO_YIELD) {
+            self.on_silence(polls);
         }
         if self.0.client.known_alive() && polls & 63 != 0 {
             Ok(())
         } else {
             self.check_health()
+        }
+    }
+
+    /// Nothing has come for some time: others that the core has may run, such as the program at the
+    /// other end, or siwd.
+    #[cold]
+    fn on_silence(&self, polls: u32) {
+        std::thread::yield_now();
+        if polls.is_multiple_of(CLOCK_CHECK) {
+            self.0.client.check_alive_every(ALIVE_CHECK_INTERVAL);
         }
     }
 

@@ -368,3 +368,41 @@ impl Polled for End {
         wc[0]
     }
 }
+
+/// CPU time that the calling thread has used.
+fn thread_cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.try_into().unwrap()
+}
+
+#[test]
+fn who_polls_in_vain_leaves_the_core_to_others() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    const WORK: Duration = Duration::from_millis(300);
+    let daemon = Daemon::loopback();
+    let end = End::new(&daemon.context(), 4096);
+    let core = siwd::host::allowed_cores()[0];
+    let (started, done) = (std::sync::Barrier::new(2), AtomicBool::new(false));
+    let polling = std::thread::scope(|scope| {
+        let poller = scope.spawn(|| {
+            siwd::host::pin_thread_to(core).unwrap();
+            started.wait();
+            let before = thread_cpu_time();
+            while !done.load(Ordering::Relaxed) {
+                assert_eq!(end.cq.poll(&mut [Wc::default(); 4]).unwrap(), 0);
+            }
+            thread_cpu_time() - before
+        });
+        scope.spawn(|| {
+            siwd::host::pin_thread_to(core).unwrap();
+            started.wait();
+            let before = thread_cpu_time();
+            while thread_cpu_time() - before < WORK {}
+            done.store(true, Ordering::Relaxed);
+        });
+        poller.join().unwrap()
+    });
+    println!("polled for {polling:?} beside {WORK:?} of work");
+    // Without giving way each of the two has half of the core.
+    assert!(polling < WORK / 2, "{polling:?} of polling beside {WORK:?}");
+}
