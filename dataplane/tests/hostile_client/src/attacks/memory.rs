@@ -6,7 +6,7 @@ use super::rings::own_address;
 use crate::Attack;
 use crate::session::{AttackSession, REGION_LEN};
 use rustix::fd::AsFd;
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 use siw_shm::WrFlags;
 use siw_shm::control::codec::CallError;
 use siw_shm::control::messages as m;
@@ -74,7 +74,7 @@ pub fn giant_arenas(attack: &mut Attack) -> Ended {
             continue;
         };
         // Pages of files that are not preallocated.
-        let _ = fallocate(file.as_fd(), FallocateFlags::empty(), 0, len.min(256 << 20));
+        allocate_pages(&file, len);
         let registered = session.register_memory(pd, arena, len);
         if let Some(keys) = attack.count_refusal(registered)? {
             let request = m::DeregMr {
@@ -85,6 +85,26 @@ pub fn giant_arenas(attack: &mut Attack) -> Ended {
         }
         session.call(&m::FreeArena { arena, reserved: 0 })?;
         len = if len < most { len * 2 } else { most };
+    }
+    Ok(())
+}
+
+/// Most bytes that one call has filled with pages.
+const PAGES_AT_ONCE: u64 = 256 << 20;
+
+/// Pages of files that are not preallocated.
+fn allocate_pages(file: impl AsFd, len: u64) {
+    let len = len.min(PAGES_AT_ONCE);
+    let _ = fallocate(file, FallocateFlags::empty(), 0, len);
+}
+
+/// What [`giant_arenas`] has the kernel do, without a daemon: pages allocated and freed, which any
+/// program may. What honest clients lose beside this is the machine's cost, not the daemon's.
+pub fn fill_own_memory(attack: &mut Attack) -> Ended {
+    while attack.begin_round() {
+        if let Ok(file) = memfd_create("own-memory", MemfdFlags::CLOEXEC) {
+            allocate_pages(&file, PAGES_AT_ONCE);
+        }
     }
     Ok(())
 }
