@@ -370,7 +370,8 @@ fn measure(shape: StreamShape) -> Cost {
             }
             for (index, record) in records.iter().flatten().enumerate() {
                 gather.release(index);
-                qp.on_record_acked(&mut env, record);
+                qp.on_record_acked(record);
+                qp.complete_acked(&mut env);
             }
             black_box(gather.descriptors);
         }));

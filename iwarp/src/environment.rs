@@ -68,6 +68,10 @@ pub trait QpEnv {
         self.next_recv()
     }
 
+    /// So many calls of [`complete_send`](Self::complete_send) follow at once, each for a work request
+    /// that succeeded: what they have in common is done here, once.
+    fn announce_completions(&mut self, _count: u32) {}
+
     /// One more send work request is finished: called exactly once for each, in posting order.
     /// `None`: it was unsignalled and succeeded, only its slot is free again.
     fn complete_send(&mut self, cqe: Option<&Wc>);

@@ -16,9 +16,9 @@
 //! both frames have passed, [`NegotiatedParameters`] go into [`QueuePair::set_rts`].
 //!
 //! A segment arrived: [`QueuePair::receive_in_order`] with the payload, then
-//! [`QueuePair::on_record_acked`] for every record that its ACK covers, in order, then
-//! [`QueuePair::next_record`] while there is room. The receive window must be able to hold
-//! [`mpa::fpdu::MAX_FPDU`] bytes.
+//! [`QueuePair::on_record_acked`] for every record that its ACK covers, in order, and
+//! [`QueuePair::complete_acked`], then [`QueuePair::next_record`] while there is room. The receive
+//! window must be able to hold [`mpa::fpdu::MAX_FPDU`] bytes.
 //!
 //! A doorbell rang: [`QueuePair::next_record`] until `None`; in ERROR, [`QueuePair::flush_queues`].
 //!

@@ -41,7 +41,8 @@ fn reset_flushes_everything_once_and_in_order() {
             }
             for _ in 0..acked {
                 let r = initiator.unacked.pop_front().expect("pulled");
-                initiator.qp.on_record_acked(&mut initiator.env, &r);
+                initiator.qp.on_record_acked(&r);
+                initiator.qp.complete_acked(&mut initiator.env);
             }
             initiator.give(&send(1, 0, false, &[1; 10])[..pulled * 4]);
             initiator

@@ -56,7 +56,8 @@ fn write_with_immediate_is_a_write_and_immediate_data() {
         let last = initiator.unacked.pop_back().expect("sent");
         initiator.ack_all();
         assert_eq!(initiator.env.statuses().len(), 2);
-        initiator.qp.on_record_acked(&mut initiator.env, &last);
+        initiator.qp.on_record_acked(&last);
+        initiator.qp.complete_acked(&mut initiator.env);
         assert_eq!(
             initiator.env.statuses(),
             [1, 2, 3].map(|i| (i, WcStatus::SUCCESS))

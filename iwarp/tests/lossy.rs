@@ -165,7 +165,8 @@ impl Host {
             }
             net.hosts[i].take_acked(id, |record| {
                 if let TxRecord::Fpdu(fpdu) = record.0 {
-                    qp.on_record_acked(env, &fpdu);
+                    qp.on_record_acked(&fpdu);
+                    qp.complete_acked(env);
                 }
             });
             if self.fin {

@@ -46,7 +46,8 @@ fn step(from: &mut Side, to: &mut Side, count: usize, cut: usize, acks: usize) -
     for _ in 0..acks.min(arrived) {
         let (record, _) = from.frames.remove(0);
         from.end.unacked.pop_front();
-        from.end.qp.on_record_acked(&mut from.end.env, &record);
+        from.end.qp.on_record_acked(&record);
+        from.end.qp.complete_acked(&mut from.end.env);
         moved = true;
     }
     moved

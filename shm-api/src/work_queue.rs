@@ -13,7 +13,7 @@
 //! to be flushed: their doorbell is that of the QP's send queue.
 
 use crate::ring_memory::RingMemory;
-use crate::shared_memory::{OutOfBounds, SharedMemory, prefetch_line};
+use crate::shared_memory::{OutOfBounds, SharedMemory};
 use crate::wqe::{
     RecvWqe, RecvWr, SLOT_LEN, SendWqe, SendWr, WorkQueueElement, WorkRequest, WqeError, WqeSlot,
     slots_per_request,
@@ -331,6 +331,8 @@ impl SqWatch {
 pub struct WorkQueueConsumer<K> {
     memory: WorkQueueMemory,
     ring: SpscConsumer,
+    /// The client cannot have the slots of popped requests back yet.
+    has_unreleased: bool,
     done: u32,
     kind: PhantomData<K>,
 }
@@ -342,6 +344,7 @@ impl<K: QueueKind> WorkQueueConsumer<K> {
         Ok(WorkQueueConsumer {
             memory,
             ring: SpscConsumer::new(slots),
+            has_unreleased: false,
             done: 0,
             kind: PhantomData,
         })
@@ -356,7 +359,7 @@ impl<K: QueueKind> WorkQueueConsumer<K> {
 
     /// Copies the next request out once and validates the copy into `element`. None
     /// when the queue is empty. After an error the queue must not be read again.
-    #[inline]
+    #[inline(always)]
     pub fn pop(&mut self, element: &mut K::Element) -> Result<Option<()>, RingError> {
         let available = self.available_slots()?;
         if available == 0 {
@@ -366,6 +369,7 @@ impl<K: QueueKind> WorkQueueConsumer<K> {
         let load = |i: u32| memory.load_slot(ring.slot_index(i));
         let slots = parse_copied(element, available, load)?;
         self.ring.advance_head(slots);
+        self.has_unreleased = true;
         Ok(Some(()))
     }
 
@@ -375,10 +379,14 @@ impl<K: QueueKind> WorkQueueConsumer<K> {
         Ok(self.available_slots()? == 0)
     }
 
-    /// Lets the client reuse the slots of all popped requests; once per batch.
+    /// Lets the client reuse the slots of all popped requests, if there are any; once for several, since
+    /// the client reads the line.
     #[inline]
-    pub fn release_popped(&self) {
-        self.ring.release_head(self.memory.header_word(OFF_HEAD));
+    pub fn release_popped(&mut self) {
+        if self.has_unreleased {
+            self.has_unreleased = false;
+            self.ring.release_head(self.memory.header_word(OFF_HEAD));
+        }
     }
 
     /// Counts `count` requests as finished, signaled or not.
@@ -422,13 +430,6 @@ impl WorkQueueConsumer<SendKind> {
         self.memory
             .header_word(OFF_WORKER)
             .store(worker, Ordering::Relaxed);
-    }
-
-    /// Asks the CPU to load the client's line and the next slot.
-    #[inline]
-    pub fn prefetch_next(&self) {
-        prefetch_line(self.memory.0.ptr_at(OFF_TAIL));
-        prefetch_line(self.memory.slot_ptr(self.ring.slot_index(0)).cast());
     }
 }
 

@@ -169,6 +169,55 @@ impl<'a, W> PortSink<'a, W> {
     }
 }
 
+impl<W> PortSink<'_, W> {
+    /// A frame with headers of `len` bytes that `fill` writes; `None`: there is no room for it now.
+    #[inline]
+    fn start_frame<R>(
+        &mut self,
+        len: usize,
+        meta: &FrameMeta,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Option<TxFrame>
+    where
+        W: RecordWriter<R>,
+    {
+        if self.output.batch.is_full() {
+            self.output.transmit_batch();
+            if self.output.batch.is_full() {
+                return None;
+            }
+        }
+        if !self.cache.reserve(W::buffers_needed(meta)) {
+            return None;
+        }
+        let mut chain = ChainBuilder::new(self.cache.alloc()?);
+        let Some(room) = chain.append_room(len as u16) else {
+            self.cache.free(chain.finish());
+            return None;
+        };
+        fill(room);
+        Some(TxFrame::new(chain, meta, self.output))
+    }
+
+    #[inline]
+    fn finish_frame(&mut self, frame: TxFrame) {
+        let TxFrame {
+            chain,
+            meta,
+            is_broken,
+            ..
+        } = frame;
+        let mbuf: Mbuf = chain.finish();
+        if is_broken {
+            // As if the network had lost it: TCP retransmits, or the connection ends.
+            self.cache.free(mbuf);
+            return;
+        }
+        self.output
+            .send_frame(mbuf, &meta, self.cache, self.wall_time);
+    }
+}
+
 impl<R, W: RecordWriter<R>> FrameSink<R> for PortSink<'_, W> {
     fn begin_frame(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
         self.begin_frame_with(headers.len(), meta, |room| room.copy_from_slice(headers))
@@ -181,25 +230,26 @@ impl<R, W: RecordWriter<R>> FrameSink<R> for PortSink<'_, W> {
         meta: &FrameMeta,
         fill: impl FnOnce(&mut [u8]),
     ) -> bool {
-        if self.output.batch.is_full() {
-            self.output.transmit_batch();
-            if self.output.batch.is_full() {
-                return false;
-            }
-        }
-        if !self.cache.reserve(W::buffers_needed(meta)) {
-            return false;
-        }
-        let Some(head) = self.cache.alloc() else {
+        self.frame = self.start_frame::<R>(len, meta, fill);
+        self.frame.is_some()
+    }
+
+    /// The frame of one piece, as nearly all are, is not kept between calls.
+    #[inline]
+    fn send_single_piece(
+        &mut self,
+        len: usize,
+        meta: &FrameMeta,
+        fill: impl FnOnce(&mut [u8]),
+        (user, record, offset): (u64, &R, u32),
+    ) -> bool {
+        let Some(mut frame) = self.start_frame::<R>(len, meta, fill) else {
             return false;
         };
-        let mut chain = ChainBuilder::new(head);
-        let Some(room) = chain.append_room(len as u16) else {
-            self.cache.free(chain.finish());
-            return false;
-        };
-        fill(room);
-        self.frame = Some(TxFrame::new(chain, meta, self.output));
+        let payload = meta.payload_len;
+        self.writer
+            .write_record(&mut frame, self.cache, user, record, offset, payload);
+        self.finish_frame(frame);
         true
     }
 
@@ -219,22 +269,8 @@ impl<R, W: RecordWriter<R>> FrameSink<R> for PortSink<'_, W> {
 
     #[inline]
     fn end_frame(&mut self) {
-        let Some(TxFrame {
-            chain,
-            meta,
-            is_broken,
-            ..
-        }) = self.frame.take()
-        else {
-            return;
-        };
-        let mbuf: Mbuf = chain.finish();
-        if is_broken {
-            // As if the network had lost it: TCP retransmits, or the connection ends.
-            self.cache.free(mbuf);
-            return;
+        if let Some(frame) = self.frame.take() {
+            self.finish_frame(frame);
         }
-        self.output
-            .send_frame(mbuf, &meta, self.cache, self.wall_time);
     }
 }

@@ -65,6 +65,7 @@ impl WorkerContext {
         QpView {
             rings,
             context: self,
+            announced: 0,
         }
     }
 }
@@ -73,6 +74,17 @@ impl WorkerContext {
 pub(super) struct QpView<'a> {
     pub(super) rings: &'a mut QpRings,
     context: &'a mut WorkerContext,
+    /// Sends that the client may take for finished, and that are to be completed.
+    announced: u32,
+}
+
+impl Drop for QpView<'_> {
+    /// The client may have the slots of requests back that were copied during the call.
+    #[inline]
+    fn drop(&mut self) {
+        self.rings.sq.release_popped();
+        self.rings.rq.release_popped();
+    }
 }
 
 impl QpView<'_> {
@@ -139,17 +151,13 @@ impl QpEnv for QpView<'_> {
         &self.context.keys
     }
 
-    #[inline]
+    #[inline(always)]
     fn next_send(&mut self) -> Result<Option<&SendWqe>, RingFault> {
         if self.rings.is_sq_broken {
             return Ok(None);
         }
         match self.rings.sq.pop(&mut self.context.wqes.send) {
-            Ok(Some(())) => {
-                // Copied: the client may have the slots back.
-                self.rings.sq.release_popped();
-                Ok(Some(&self.context.wqes.send))
-            }
+            Ok(Some(())) => Ok(Some(&self.context.wqes.send)),
             Ok(None) => Ok(None),
             Err(error) => {
                 self.rings.is_sq_broken = true;
@@ -172,12 +180,7 @@ impl QpEnv for QpView<'_> {
             None => self.rings.rq.pop(&mut self.context.wqes.recv),
         };
         match popped {
-            Ok(Some(())) => {
-                if srq.is_none() {
-                    self.rings.rq.release_popped();
-                }
-                Ok(Some(&self.context.wqes.recv))
-            }
+            Ok(Some(())) => Ok(Some(&self.context.wqes.recv)),
             Ok(None) => Ok(None),
             Err(error) => Err(self.refuse_recv(error)),
         }
@@ -191,9 +194,18 @@ impl QpEnv for QpView<'_> {
     }
 
     #[inline]
+    fn announce_completions(&mut self, count: u32) {
+        // Before the first completion can be seen: who polls it may post at once.
+        self.rings.sq.complete_requests(count);
+        self.announced = count;
+    }
+
+    #[inline]
     fn complete_send(&mut self, cqe: Option<&Wc>) {
-        // Before the completion can be seen: who polls it may post at once.
-        self.rings.sq.complete_requests(1);
+        match self.announced.checked_sub(1) {
+            Some(left) => self.announced = left,
+            None => self.rings.sq.complete_requests(1),
+        }
         if let Some(cqe) = cqe {
             self.context.cqs.push(self.rings.send_cq, cqe);
         }

@@ -54,7 +54,7 @@ impl RecordWriter<TxRecord> for FpduWriter<'_> {
         BUFFERS_NEEDED
     }
 
-    #[inline]
+    #[inline(always)]
     fn write_record(
         &mut self,
         frame: &mut TxFrame,

@@ -154,6 +154,7 @@ impl Worker {
             let progress = queue_pair
                 .protocol
                 .receive_in_order(&mut view, &mut TcpByteStream(rx_queue));
+            drop(view);
             // A responder may send from its first FPDU on: what was posted before waits.
             let may_be_delayed = queue_pair.rings.is_quiescing;
             if progress.first_fpdu || progress.has_output {
@@ -226,9 +227,10 @@ impl Worker {
         self.ports[port].stack.take_acked(conn, |record| {
             if let TxRecord::Fpdu(fpdu) = record {
                 view.forget_split_record(slot, &fpdu);
-                protocol.on_record_acked(&mut view, &fpdu);
+                protocol.on_record_acked(&fpdu);
             }
         });
+        protocol.complete_acked(&mut view);
     }
 
     /// Segments arrived beyond a hole: what may be placed of them is placed now.

@@ -107,6 +107,7 @@ impl Worker {
             budget -= 1;
             room = room.saturating_sub(fpdu.wire_len as usize);
         }
+        drop(view);
         let writer = FpduWriter::new(&mut self.context, &self.queue_pairs);
         let wall_time = self.clock.wall_time(now);
         port.flush_connection(now, conn, &mut self.cache, writer, wall_time);
@@ -173,6 +174,7 @@ impl Worker {
             queue_pair.rings.is_awaiting_release = false;
             let mut view = self.context.for_rings(&mut queue_pair.rings);
             queue_pair.protocol.poll_releases(&mut view);
+            drop(view);
             queue_pair.is_releasing = std::mem::take(&mut queue_pair.rings.is_awaiting_release);
             let is_waiting = queue_pair.is_releasing;
             if !is_waiting {

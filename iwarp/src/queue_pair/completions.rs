@@ -30,21 +30,25 @@ impl QueuePair {
     }
 
     /// TCP got every byte of this record acknowledged. Records come back in the order in which they
-    /// were handed out.
+    /// were handed out; behind the last, call [`complete_acked`](Self::complete_acked).
     #[inline]
-    pub fn on_record_acked<E: QpEnv>(&mut self, env: &mut E, record: &FpduRecord) {
+    pub fn on_record_acked(&mut self, record: &FpduRecord) {
         if !record.is_last {
             return;
         }
         match record.kind {
             FpduKind::Request | FpduKind::Immediate => {
-                if self.requester.on_acked(record.slot, record.kind) {
-                    self.complete_ready(env);
-                }
+                self.requester.on_acked(record.slot, record.kind);
             }
             FpduKind::Response => self.responder.on_acked(record.slot),
             FpduKind::Rtr | FpduKind::Terminate => {}
         }
+    }
+
+    /// Completes the requests whose records [`on_record_acked`](Self::on_record_acked) got.
+    #[inline]
+    pub fn complete_acked<E: QpEnv>(&mut self, env: &mut E) {
+        self.complete_ready(env);
     }
 
     /// Completes what only waited for a port to release buffers: see

@@ -5,7 +5,7 @@
 //! ```text
 //! doorbell / room in TCP --> next_record() ------> FpduRecord: TCP keeps it, and calls build_fpdu()
 //!                                                  whenever it sends it
-//! ACK ---------------------> on_record_acked() --> completions of SEND and WRITE
+//! ACK ---------------------> on_record_acked(), complete_acked() --> completions of SEND and WRITE
 //! bytes in order ----------> receive_in_order() -> placement, receive and READ completions
 //! FIN, RST, timers --------> on_peer_fin(), on_tcp_closed() --> flush
 //! ```

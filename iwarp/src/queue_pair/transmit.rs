@@ -18,6 +18,10 @@ impl QueuePair {
     /// ([`FpduRecord::is_last`]). `room`: bytes that TCP takes now; an FPDU is never cut to fit.
     /// `None`: nothing to do, no room, or a wait (for ORD, a fence, the first FPDU of the initiator).
     /// Takes work requests out of the ring as it needs them.
+    ///
+    /// Why it is fast: all that a request takes on its way to TCP is one function with the loop of the
+    /// caller, so that neither it nor the record go through memory between calls.
+    #[inline(always)]
     pub fn next_record<E: QpEnv>(&mut self, env: &mut E, room: usize) -> Option<OutgoingFpdu> {
         match self.state {
             RdmapState::Rts if !self.may_send => return None,
@@ -56,6 +60,7 @@ impl QueuePair {
     }
 
     /// Responses and requests share the stream, message by message.
+    #[inline(always)]
     fn start_message<E: QpEnv>(&mut self, env: &mut E, room: usize) -> Option<OutgoingFpdu> {
         let has_response = self.responder.has_unsent();
         if !has_response {
@@ -81,6 +86,7 @@ impl QueuePair {
         None
     }
 
+    #[inline(never)]
     fn next_response<E: QpEnv>(&mut self, env: &mut E, room: usize) -> Option<OutgoingFpdu> {
         let tx = &mut self.transmitter;
         match self.responder.next_segment(env, &self.attr, tx, room) {

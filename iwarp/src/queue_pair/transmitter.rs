@@ -61,7 +61,7 @@ impl Transmitter {
     }
 
     /// Octets of the stream that an FPDU of this size takes now; `None`: more than there is room for.
-    #[inline]
+    #[inline(always)]
     pub fn fit(&self, ulpdu_len: u16, room: usize) -> Option<usize> {
         let wire_len = self.marker_position.marked_len(fpdu::wire_len(ulpdu_len));
         (wire_len <= room).then_some(wire_len)

@@ -293,7 +293,8 @@ impl End {
 
     pub fn ack_all(&mut self) {
         while let Some(record) = self.unacked.pop_front() {
-            self.qp.on_record_acked(&mut self.env, &record);
+            self.qp.on_record_acked(&record);
+            self.qp.complete_acked(&mut self.env);
         }
     }
 

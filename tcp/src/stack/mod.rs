@@ -336,7 +336,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Queues a record of `len` bytes behind the others; `push` ends a message (PSH). Nothing
     /// bounds the queue but the caller's respect for `send_room`. Gives the record back when the
     /// connection cannot send (stale, closing, closed, or `len` 0).
-    #[inline]
+    #[inline(always)]
     pub fn push_record(&mut self, id: ConnId, len: u32, record: R, push: bool) -> Result<(), R> {
         let conn = self.connections.get_mut(id.index as usize);
         let conn = conn.filter(|conn| {

@@ -180,7 +180,7 @@ impl QueuePair {
     /// stops at an incomplete one. On a protocol error it queues the Terminate; from then on it
     /// discards what arrives, so that the peer's FIN is reached.
     ///
-    /// Call it before [`on_record_acked`](Self::on_record_acked) for the acknowledgement of the same
+    /// Call it before [`complete_acked`](Self::complete_acked) for the acknowledgement of the same
     /// segment: a Terminate then still finds the work request that it is about.
     pub fn receive_in_order<E: QpEnv>(
         &mut self,

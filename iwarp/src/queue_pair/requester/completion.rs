@@ -24,18 +24,26 @@ impl Requester {
     #[inline]
     pub fn complete_ready<E: QpEnv>(&mut self, env: &mut E, context: &mut CompletionContext<'_>) {
         // After the first failure only the flush completes anything.
-        while !self.has_failed
-            && let Some(entry) = self.queue.front()
-        {
-            let status = entry.status;
-            if status == WcStatus::SUCCESS && !may_complete(env, entry) {
-                return;
-            }
-            self.complete_front(env, context, status);
+        if self.has_failed {
+            return;
+        }
+        let entries = self.queue.iter();
+        let finished = entries
+            .take_while(|entry| entry.status == WcStatus::SUCCESS && may_complete(env, entry));
+        let finished = finished.count() as u32;
+        if finished > 0 {
+            env.announce_completions(finished);
+        }
+        for _ in 0..finished {
+            self.complete_front(env, context, WcStatus::SUCCESS);
+        }
+        let status = self.queue.front().map(|entry| entry.status);
+        if let Some(failure) = status.filter(|status| *status != WcStatus::SUCCESS) {
+            self.complete_front(env, context, failure);
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn complete_front<E: QpEnv>(
         &mut self,
         env: &mut E,

@@ -18,7 +18,7 @@ use siw_shm::{Access, Opcode};
 
 impl Requester {
     /// The next segment of the current work request; `None`: there is no room for it.
-    #[inline]
+    #[inline(always)]
     pub fn next_segment(&mut self, tx: &mut Transmitter, room: usize) -> Option<OutgoingFpdu> {
         let slot = self.current?;
         let mulpdu = u32::from(tx.mulpdu);

@@ -173,7 +173,7 @@ impl Requester {
 
     /// Sees to it that there is a current work request for [`next_segment`](Self::next_segment), and
     /// that it may go. Local operations are done on the way.
-    #[inline]
+    #[inline(always)]
     pub fn prepare_request<E: QpEnv>(
         &mut self,
         env: &mut E,
@@ -227,12 +227,7 @@ impl Requester {
             Ok(Some(wqe)) => self.queue.push(wqe),
             Ok(None) => return Ok(false),
             Err(RingFault::InvalidIndex) => return Err(LocalError),
-            Err(RingFault::InvalidRequest { wr_id }) => {
-                let mut unknown = SendWqe::new();
-                unknown.wr_id = wr_id;
-                let slot = self.queue.push(&unknown);
-                return Err(self.refuse_current(slot, WcStatus::LOC_QP_OP_ERR));
-            }
+            Err(RingFault::InvalidRequest { wr_id }) => return Err(self.refuse_unknown(wr_id)),
         };
         self.current = Some(slot);
         let Some(entry) = self.queue.get(slot) else {
@@ -257,6 +252,16 @@ impl Requester {
         Ok(true)
     }
 
+    /// A work request that cannot be read completes in error when it is its turn.
+    #[cold]
+    fn refuse_unknown(&mut self, wr_id: u64) -> LocalError {
+        let mut unknown = SendWqe::new();
+        unknown.wr_id = wr_id;
+        let slot = self.queue.push(&unknown);
+        self.refuse_current(slot, WcStatus::LOC_QP_OP_ERR)
+    }
+
+    #[cold]
     fn refuse_current(&mut self, slot: MessageSlot, status: WcStatus) -> LocalError {
         self.fail_request(Some(slot), status);
         self.current = None;
@@ -402,19 +407,16 @@ impl Requester {
         }
     }
 
-    /// The last segment of a message is acknowledged. True: its work request has nothing more to be
-    /// acknowledged.
+    /// The last segment of a message is acknowledged.
     #[inline]
-    pub fn on_acked(&mut self, slot: MessageSlot, kind: FpduKind) -> bool {
+    pub fn on_acked(&mut self, slot: MessageSlot, kind: FpduKind) {
         // Immediate Data is the last message of WRITE_WITH_IMM, the first of SEND_WITH_IMM.
         let is_immediate = kind == FpduKind::Immediate;
         if let Some(entry) = self.queue.get_mut(slot)
             && is_immediate == (entry.opcode == Opcode::WriteWithImm)
         {
             entry.is_acked = true;
-            return true;
         }
-        false
     }
 
     /// A work request fails as soon as everything before it is completed.

@@ -111,7 +111,7 @@ impl WorkRequestQueue {
     }
 
     /// Copies a work request in.
-    #[inline]
+    #[inline(always)]
     pub fn push(&mut self, wqe: &SendWqe) -> MessageSlot {
         let mut entry = SendEntry {
             wr_id: wqe.wr_id,
@@ -217,6 +217,12 @@ impl WorkRequestQueue {
     }
 
     /// All that are not completed, oldest first.
+    #[inline]
+    pub fn iter(&self) -> impl Iterator<Item = &SendEntry> {
+        self.entries.iter()
+    }
+
+    /// As [`iter`](Self::iter), to be changed.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut SendEntry> {
         self.entries.iter_mut()
     }
