@@ -108,14 +108,6 @@ impl MbufBatch {
         }
     }
 
-    /// As [`Self::prefetch_packet`], of the mbuf alone: for the packets further ahead.
-    #[inline]
-    pub fn prefetch_mbuf(&self, ahead: usize) {
-        if let Some(&packet) = self.bufs[self.head..self.tail].get(ahead) {
-            mbuf::prefetch(packet.cast());
-        }
-    }
-
     /// The first packet, left in the batch.
     #[inline]
     pub fn peek(&self, index: usize) -> Option<&Mbuf> {

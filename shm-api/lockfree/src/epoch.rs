@@ -6,7 +6,7 @@
 //! is about to sleep goes [`TableReader::go_offline`] so that nobody waits for it.
 //! Used for the key table of siw-memory; generic so that loom can explore it.
 
-use crate::sync::{AtomicPtr, AtomicU64, Mutex, MutexGuard, Ordering, fence, prefetch_line};
+use crate::sync::{AtomicPtr, AtomicU64, Mutex, MutexGuard, Ordering, fence};
 use std::sync::{Arc, PoisonError};
 
 #[repr(align(128))]
@@ -206,14 +206,6 @@ impl<T: Send + Sync> TableReader<T> {
         // epoch, so it is not freed before the next announcement, which needs
         // `&mut self` and ends this borrow.
         (!pointer.is_null()).then(|| unsafe { &*pointer })
-    }
-
-    /// Hints the cache about a slot.
-    #[inline]
-    pub fn prefetch_slot(&self, slot: usize) {
-        if let Some(slot) = self.table.slots.get(slot) {
-            prefetch_line(std::ptr::from_ref(slot).cast());
-        }
     }
 
     /// Begins a grace period for a change inside of an entry, which was made before and which readers see

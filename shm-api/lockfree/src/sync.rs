@@ -13,10 +13,3 @@ pub use std::{
     sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence},
     sync::{Mutex, MutexGuard},
 };
-
-/// Asks the CPU to load the cache line at `address`; harmless whatever the address is.
-#[inline]
-pub fn prefetch_line(address: *const u8) {
-    // SAFETY: a prefetch is a hint that never faults, even when nothing is mapped at the address.
-    unsafe { core::arch::x86_64::_mm_prefetch(address.cast(), core::arch::x86_64::_MM_HINT_T0) };
-}

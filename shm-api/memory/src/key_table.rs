@@ -236,12 +236,6 @@ impl KeyReader {
         self.check_changeable(mr, word, off, len, need)
     }
 
-    /// Hints the cache about a key's slot.
-    #[inline]
-    pub fn prefetch_key(&self, stag: Stag) {
-        self.0.prefetch_slot(stag.table_index());
-    }
-
     /// Begins to wait for the other workers after a key was invalidated or a window bound anew: see
     /// [`Self::has_elapsed_for_others`].
     pub fn begin_grace_period(&self) -> Retired {
