@@ -4,8 +4,8 @@
 //! Short buffers go through the SSE4.2 instruction; long ones through the 512-bit folding
 //! of `crc_fold.rs` where the CPU has AVX-512 and VPCLMULQDQ (measured faster at FPDU size
 //! than crc-fast's own kernels), else through crc-fast. Where these instructions are emulated, as by
-//! QEMU without KVM, which computes them bit by bit, tables are faster: that is measured once. The
-//! crc32c crate is the oracle.
+//! QEMU without KVM, which computes them bit by bit, doing without (`crc_plain.rs`) is faster: that is
+//! measured once. The crc32c crate is the oracle.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use crc_fast::{CrcAlgorithm, Digest};
 use siw_shm::{OutOfBounds, SharedMemory};
 
-use crate::{crc_fold, crc_table};
+use crate::{crc_fold, crc_plain};
 
 /// Running CRC32c over several pieces. Init and final xor are ~0; on the wire the
 /// value is stored little-endian.
@@ -58,8 +58,10 @@ pub type CrcImplementation = (&'static str, fn(u32, &[u8]) -> u32);
 
 /// All ways that this processor can do, whatever [`crc32c_append`] would choose; for measurements.
 pub fn available_implementations() -> Vec<CrcImplementation> {
-    let mut all: Vec<CrcImplementation> =
-        vec![("crc-fast", update_portable), ("tables", update_by_tables)];
+    let mut all: Vec<CrcImplementation> = vec![
+        ("crc-fast", update_portable),
+        ("shifts and tables", update_without_instructions),
+    ];
     if std::arch::is_x86_feature_detected!("sse4.2") {
         all.push(("SSE4.2 instruction", update_short));
     }
@@ -86,7 +88,7 @@ pub fn crc32c_append(crc: u32, data: &[u8]) -> u32 {
         FOLD | INSTRUCTIONS if data.len() < FOLD_FROM => unsafe {
             !crc_fold::continue_short(!crc, data)
         },
-        TABLES => update_by_tables(crc, data),
+        PLAIN => update_without_instructions(crc, data),
         _ => update_portable(crc, data),
     }
 }
@@ -95,8 +97,8 @@ pub fn crc32c_append(crc: u32, data: &[u8]) -> u32 {
 const FOLD: u8 = 1;
 /// crc-fast, and SSE4.2 for short buffers.
 const INSTRUCTIONS: u8 = 2;
-/// Tables.
-const TABLES: u8 = 3;
+/// Shifts and tables.
+const PLAIN: u8 = 3;
 /// crc-fast.
 const PORTABLE: u8 = 4;
 
@@ -119,7 +121,7 @@ pub fn crc32c_method() -> &'static str {
     match chosen_kernel() {
         FOLD => "AVX-512",
         INSTRUCTIONS => "SSE4.2",
-        TABLES => "tables",
+        PLAIN => "shifts and tables",
         _ => "crc-fast",
     }
 }
@@ -134,10 +136,10 @@ fn choose_kernel() -> u8 {
         false => PORTABLE,
     };
     let by_instructions = shortest_time(|data| update_portable(0, data));
-    let by_tables = shortest_time(|data| crc_table::continue_by_tables(0, data));
-    // Far apart: on processors that have the instructions, tables take five times as long or more.
-    match by_tables * 3 / 2 < by_instructions {
-        true => TABLES,
+    let without_them = shortest_time(|data| crc_plain::continue_without_instructions(0, data));
+    // Far apart: on processors that have the instructions, doing without takes twice as long or more.
+    match without_them * 3 / 2 < by_instructions {
+        true => PLAIN,
         false => kernel,
     }
 }
@@ -183,8 +185,8 @@ fn update_short(crc: u32, data: &[u8]) -> u32 {
     update_portable(crc, data)
 }
 
-fn update_by_tables(crc: u32, data: &[u8]) -> u32 {
-    !crc_table::continue_by_tables(!crc, data)
+fn update_without_instructions(crc: u32, data: &[u8]) -> u32 {
+    !crc_plain::continue_without_instructions(!crc, data)
 }
 
 /// crc-fast chooses by what the CPU has.
@@ -227,7 +229,7 @@ mod tests {
                 let part = &data[..len];
                 assert_eq!(crc32c_append(crc, part), want, "len {len}");
                 assert_eq!(update_portable(crc, part), want, "len {len}");
-                assert_eq!(update_by_tables(crc, part), want, "len {len}");
+                assert_eq!(update_without_instructions(crc, part), want, "len {len}");
                 if has_fold {
                     // SAFETY: the CPU has what the kernel needs.
                     let folded = unsafe { crc_fold::update_folded(crc, part) };

@@ -15,7 +15,7 @@ pub mod binding;
 pub mod crc;
 pub mod crc_copy;
 mod crc_fold;
-mod crc_table;
+mod crc_plain;
 pub mod gap_copy;
 pub mod key_table;
 pub mod queue_allocator;
