@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::net::{Netns, judge, lacks_network, missing_program, siw_ping};
+use common::typing::{Typist, echo};
 use common::*;
 use nix::sys::signal::Signal;
 use siw::{AsyncEventKind, CmEvent, CmListener, RecvWr, SendData, SendWr, WcStatus};
@@ -100,6 +101,7 @@ struct KernelTraffic<'a> {
     is_over: AtomicBool,
     pings: AtomicU64,
     streamed: AtomicU64,
+    lines: AtomicU64,
 }
 
 impl<'a> KernelTraffic<'a> {
@@ -109,6 +111,7 @@ impl<'a> KernelTraffic<'a> {
             is_over: AtomicBool::new(false),
             pings: AtomicU64::new(0),
             streamed: AtomicU64::new(0),
+            lines: AtomicU64::new(0),
         }
     }
 
@@ -158,22 +161,37 @@ impl<'a> KernelTraffic<'a> {
         });
     }
 
+    /// Somebody at a terminal.
+    fn keep_typing(&self, listener: &TcpListener) {
+        let to = listener.local_addr().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| echo(listener.accept().unwrap().0));
+            let mut typist = Typist::new(self.hosts.left.run(|| TcpStream::connect(to)).unwrap());
+            while !self.is_over.load(Ordering::Relaxed) {
+                typist.type_line();
+                self.lines.store(typist.lines(), Ordering::Relaxed);
+            }
+        });
+    }
+
     /// Runs `work` while the kernels speak to each other, and sees that they got on meanwhile.
     fn run_beside<T>(&self, work: impl FnOnce() -> T) -> T {
-        let listener = self
-            .hosts
-            .right
-            .run(|| TcpListener::bind((kernel_of_right(), 0)))
-            .unwrap();
+        let listen = || {
+            let listener = || TcpListener::bind((kernel_of_right(), 0));
+            self.hosts.right.run(listener).unwrap()
+        };
+        let (listener, shell) = (listen(), listen());
         std::thread::scope(|scope| {
             // Also when `work` panics.
             let _stop = StopOnDrop(&self.is_over);
             scope.spawn(|| self.keep_pinging());
             scope.spawn(|| self.keep_streaming(&listener));
+            scope.spawn(|| self.keep_typing(&shell));
             let outcome = work();
             // At least one of each, however short the work was.
             while self.pings.load(Ordering::Relaxed) == 0
                 || self.streamed.load(Ordering::Relaxed) == 0
+                || self.lines.load(Ordering::Relaxed) == 0
             {
                 std::thread::yield_now();
             }

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::net::{Netns, lacks_network, missing_program};
+use common::typing::{Typist, echo};
 use common::*;
 use siw::CmListener;
 
@@ -108,17 +109,6 @@ impl Network {
     }
 }
 
-fn echo(mut stream: TcpStream) {
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    let mut buffer = vec![0; 1 << 16];
-    loop {
-        match stream.read(&mut buffer).unwrap() {
-            0 => return,
-            len => stream.write_all(&buffer[..len]).unwrap(),
-        }
-    }
-}
-
 /// A counter of the daemon's only device.
 fn counter(daemon: &Daemon, name: &str) -> u64 {
     let out = Command::new(client_program("siw-stat"))
@@ -159,7 +149,18 @@ fn linux_and_rdma_use_one_address_at_the_same_time() {
         format!("{FAR_SIWD}:0").parse().unwrap(),
     );
     let is_over = AtomicBool::new(false);
-    let rounds = std::thread::scope(|scope| {
+    let shell = net.near.run(|| TcpListener::bind((SHARED, 0)).unwrap());
+    let shell_address = shell.local_addr().unwrap();
+    let (rounds, lines) = std::thread::scope(|scope| {
+        scope.spawn(|| echo(shell.accept().unwrap().0));
+        let typing = scope.spawn(|| {
+            let mut typist =
+                Typist::new(net.far.run(|| TcpStream::connect(shell_address).unwrap()));
+            while !is_over.load(Ordering::Relaxed) {
+                typist.type_line();
+            }
+            typist.lines()
+        });
         let rdma = scope.spawn(|| {
             let mut rounds = 0u32;
             while !is_over.load(Ordering::Relaxed) {
@@ -188,9 +189,9 @@ fn linux_and_rdma_use_one_address_at_the_same_time() {
             }
         }
         drop(guard);
-        rdma.join().unwrap()
+        (rdma.join().unwrap(), typing.join().unwrap())
     });
-    assert!(rounds > 0);
+    assert!(rounds > 0 && lines > 0, "{rounds} rounds, {lines} lines");
     // One answer to each echo, though two stacks have the address.
     let said = net.far.command("ping", &format!("-c 3 -i 0.1 {SHARED}"));
     assert!(

@@ -12,6 +12,7 @@ pub mod programs;
 pub mod raw;
 pub mod raw_client;
 pub mod stream;
+pub mod typing;
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
