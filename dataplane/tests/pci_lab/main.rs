@@ -11,6 +11,7 @@ mod events;
 mod lab;
 mod linux_peer;
 mod queues;
+mod shared;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
