@@ -22,6 +22,21 @@ fn rping_validates_data_of_all_sizes() {
     }
 }
 
+/// As over the kernel, a loopback address is no address of a device, and stands for all of them.
+#[test]
+fn rping_connects_to_a_loopback_address() {
+    if !is_installed("rping", PACKAGE) {
+        return;
+    }
+    for ip in ["127.0.0.1", "::1"] {
+        let (_, said) = run_pair(
+            &format!("rping -s -a {ip} -C 3 -vV"),
+            &format!("rping -c -a {ip} -C 3 -vV"),
+        );
+        assert_eq!(said.matches("ping data: rdma-ping").count(), 3, "{said}");
+    }
+}
+
 #[test]
 fn a_persistent_rping_serves_several_clients() {
     if !is_installed("rping", PACKAGE) {

@@ -1,12 +1,13 @@
 //! Addresses of identifiers: rdma_bind_addr(3), rdma_resolve_addr(3), rdma_resolve_route(3),
 //! rdma_set_option(3), ports.
 
+use super::devices::Devices;
 use super::id::{IdObject, IdState, complete, fail, result_of};
 use super::sockaddr::{read_address, write_address};
 use crate::abi::*;
 use siw::{BindOptions, CmBinding, Error};
 use std::ffi::{c_int, c_void};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 fn refusal(errno: i32, reason: &str) -> Error {
     Error::Refused {
@@ -45,6 +46,21 @@ fn store_device(object: &IdObject, state: &mut IdState, device: u32) -> Result<(
     Ok(())
 }
 
+/// The address is one of the kernel's loopback, which no device has. As in the kernel, it stands for
+/// the devices themselves, whatever their addresses.
+fn is_loopback(devices: &Devices, addr: SocketAddr) -> bool {
+    addr.ip().is_loopback() && !devices.has_address(addr.ip())
+}
+
+/// Any address of the same family, and the same port.
+fn any_address(like: SocketAddr) -> SocketAddr {
+    let any: IpAddr = match like {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    (any, like.port()).into()
+}
+
 /// Reserves address and port for the identifier.
 pub fn bind(object: &IdObject, addr: SocketAddr) -> Result<(), Error> {
     let mut state = object.lock_state();
@@ -52,16 +68,20 @@ pub fn bind(object: &IdObject, addr: SocketAddr) -> Result<(), Error> {
         return Err(refusal(libc::EINVAL, "the identifier is bound already"));
     }
     let channel = object.channel();
+    let is_loopback = is_loopback(channel.devices, addr);
     let options = BindOptions {
         device: None,
         reuse: state.reuse,
-        v6_only: state.v6_only,
+        v6_only: state.v6_only || is_loopback,
     };
-    let binding = CmBinding::new(&channel.devices.client, addr, &options)?;
-    let local = binding.local_addr();
+    let wanted = if is_loopback { any_address(addr) } else { addr };
+    let binding = CmBinding::new(&channel.devices.client, wanted, &options)?;
+    let bound = binding.local_addr();
     state.binding = Some(binding);
+    state.loopback_only = is_loopback;
+    let local = SocketAddr::new(addr.ip(), bound.port());
     store_local(object, &mut state, local);
-    if !local.ip().is_unspecified() {
+    if !local.ip().is_unspecified() && !is_loopback {
         let client = &channel.devices.client;
         let found = client.resolve_address(local, Some(local), None)?;
         store_device(object, &mut state, found.device)?;
@@ -93,10 +113,25 @@ fn resolve(
         bind(object, src)?;
     }
     let mut state = object.lock_state();
-    let wanted = state.local.or(src);
     let channel = object.channel();
-    let client = &channel.devices.client;
-    let found = client.resolve_address(destination, wanted, None)?;
+    let devices = channel.devices;
+    let wanted = state.local.or(src).map(|local| {
+        if is_loopback(devices, local) {
+            any_address(local)
+        } else {
+            local
+        }
+    });
+    let mut destination = destination;
+    if destination.ip().is_unspecified() || is_loopback(devices, destination) {
+        let own = wanted.map(|local| local.ip());
+        let own = own.filter(|ip| !ip.is_unspecified());
+        let ip = own.or_else(|| devices.first_address(destination.is_ipv4()));
+        destination.set_ip(
+            ip.ok_or_else(|| refusal(libc::ENODEV, "no device has an address of that family"))?,
+        );
+    }
+    let found = devices.client.resolve_address(destination, wanted, None)?;
     store_local(object, &mut state, found.local);
     store_device(object, &mut state, found.device)?;
     state.destination = Some(destination);

@@ -86,6 +86,12 @@ impl Devices {
         self.all.iter().any(|device| device.info.ips.contains(&ip))
     }
 
+    /// The first address of that family that a device has.
+    pub fn first_address(&self, is_v4: bool) -> Option<IpAddr> {
+        let mut all = self.all.iter().flat_map(|device| &device.info.ips);
+        all.find(|ip| ip.is_ipv4() == is_v4).copied()
+    }
+
     /// The protection domain of all rsockets.
     pub fn socket_pd(&self) -> Result<&Pd, Error> {
         if let Some(pd) = self.socket_pd.get() {

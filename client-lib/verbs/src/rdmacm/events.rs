@@ -69,12 +69,11 @@ pub fn dispatch(event: CmEvent) {
     let (kind, info) = match event {
         CmEvent::ConnectRequest(request) => {
             let listener = id_of(request.connection_info());
-            let queued = QueuedEvent::Request { listener, request };
-            // Of a listener that is gone: dropping it rejects it.
-            let mut queued = Some(queued);
+            // Of a listener that is gone, or does not admit the peer: dropping it rejects it.
+            let mut request = Some(request);
             with_registered(listener, |id| {
-                if let Some(event) = queued.take() {
-                    id.push_event(event);
+                if let Some(request) = request.take_if(|request| id.admits(request)) {
+                    id.push_event(QueuedEvent::Request { listener, request });
                 }
             });
             return;

@@ -59,6 +59,8 @@ pub struct IdState {
     pub qp_num: u32,
     pub reuse: bool,
     pub v6_only: bool,
+    /// Bound to a loopback address: only siwd's own addresses may connect.
+    pub loopback_only: bool,
     /// For the connections of rdma_create_ep(3) with RAI_PASSIVE.
     pub init_attr: Option<InitAttr>,
 }
@@ -181,6 +183,13 @@ impl IdObject {
         if !self.is_closing() {
             self.lock_channel().channel.push(event);
         }
+    }
+
+    /// Whether the peer of a request may connect here.
+    pub fn admits(&self, request: &ConnectionRequest) -> bool {
+        let peer = request.connection_info().peer;
+        !self.lock_state().loopback_only
+            || peer.is_some_and(|peer| self.channel().devices.has_address(peer.ip()))
     }
 
     /// It is being destroyed: it gets no more events.
