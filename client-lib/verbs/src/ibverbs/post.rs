@@ -9,9 +9,9 @@ use crate::status::{fail_errno, fail_with};
 use siw::{
     AtomicArgs, Error, Opcode, RecvWr, SendData, SendPosting, SendWr, Sge, WcStatus, WrFlags,
 };
-use siw_shm::wqe::MAX_INLINE;
+use siw_shm::wqe::{MAX_INLINE, MAX_SGE};
 use std::ffi::c_int;
-use std::mem::offset_of;
+use std::mem::{MaybeUninit, offset_of};
 
 // A list of elements is used where it is.
 const _: () = assert!(size_of::<ibv_sge>() == size_of::<Sge>());
@@ -34,17 +34,40 @@ pub(super) fn to_flags(flags: u32) -> Result<WrFlags, Error> {
     ))
 }
 
+/// Room for elements that are not where a `Sge` may be.
+type Realigned = MaybeUninit<[Sge; MAX_SGE]>;
+
 /// A list of elements.
 ///
 /// # Safety
 /// `list` has `count` elements.
 #[inline]
-unsafe fn to_sges<'a>(list: *mut ibv_sge, count: c_int) -> Result<&'a [Sge], Error> {
+unsafe fn to_sges(list: *mut ibv_sge, count: c_int, room: &mut Realigned) -> Result<&[Sge], Error> {
     match usize::try_from(count) {
         Ok(0) => Ok(&[]),
+        // SAFETY: by the caller's contract.
+        Ok(count) if !list.is_aligned() => unsafe { realign(list, count, room) },
         // SAFETY: by the caller's contract; the layouts are the same.
         Ok(count) => Ok(unsafe { std::slice::from_raw_parts(list.cast(), count) }),
         Err(_) => Err(Error::Invalid("a negative number of elements")),
+    }
+}
+
+/// Copies elements from wherever they are: libiscsi has them in packed structs.
+///
+/// # Safety
+/// `list` has `count` elements.
+#[cold]
+unsafe fn realign(list: *mut ibv_sge, count: usize, room: &mut Realigned) -> Result<&[Sge], Error> {
+    if count > MAX_SGE {
+        return Err(Error::Invalid("more elements than max_sge"));
+    }
+    let to = room.as_mut_ptr().cast::<Sge>();
+    // SAFETY: the room has as many elements, of which `count` are written; the layouts are the same.
+    unsafe {
+        to.cast::<u8>()
+            .copy_from_nonoverlapping(list.cast(), count * size_of::<Sge>());
+        Ok(std::slice::from_raw_parts(to, count))
     }
 }
 
@@ -102,11 +125,12 @@ unsafe fn push_inline(
 /// As ibv_post_send(3) asks for.
 #[inline]
 unsafe fn push_request(posting: &mut SendPosting<'_>, wr: &ibv_send_wr) -> Result<(), Error> {
+    let mut room = Realigned::uninit();
     // SAFETY: by the caller's contract. Which field of a union holds the value follows from the
     // opcode; all of them are numbers.
     let (sges, rdma, imm_data, key) = unsafe {
         (
-            to_sges(wr.sg_list, wr.num_sge)?,
+            to_sges(wr.sg_list, wr.num_sge, &mut room)?,
             wr.wr.rdma,
             u32::from_be(wr.__bindgen_anon_1.imm_data),
             wr.__bindgen_anon_1.invalidate_rkey,
@@ -259,8 +283,9 @@ unsafe fn push_receives(
     let mut next = list;
     // SAFETY: a list that ends with NULL.
     while let Some(request) = unsafe { next.as_ref() } {
+        let mut room = Realigned::uninit();
         // SAFETY: by the caller's contract.
-        let sges = unsafe { to_sges(request.sg_list, request.num_sge) };
+        let sges = unsafe { to_sges(request.sg_list, request.num_sge, &mut room) };
         let wr_id = request.wr_id;
         if let Err(error) = sges.and_then(|sges| push(&RecvWr { wr_id, sges })) {
             // SAFETY: a pointer to write.

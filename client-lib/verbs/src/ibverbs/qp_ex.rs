@@ -320,11 +320,9 @@ unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const
     // SAFETY: as in `start`; the layouts are the same (post.rs).
     let building = unsafe { building(qp) };
     let from = building.sges.len();
-    if count > 0 {
-        // SAFETY: as above, with `count` elements.
-        let list = unsafe { std::slice::from_raw_parts(list.cast::<Sge>(), count) };
-        building.sges.extend_from_slice(list);
-    }
+    // SAFETY: as above, with `count` elements, wherever they are.
+    let elements = (0..count).map(|n| unsafe { list.cast::<Sge>().add(n).read_unaligned() });
+    building.sges.extend(elements);
     building.set_data(BuiltData::Sges(from, from + count));
 }
 
