@@ -4,10 +4,10 @@
 mod common;
 
 use common::Daemon;
-use common::programs::is_installed;
+use common::programs::{Program, is_installed};
 use common::siwrun;
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Symbols that a library defines, with their versions: `name@version`.
@@ -77,12 +77,8 @@ int main(void)
 }
 "#;
 
-#[test]
-fn a_c_program_compiles_against_the_library() {
-    if !is_installed("cc", "gcc") || !is_installed("pkg-config", "pkg-config") {
-        return;
-    }
-    let daemon = Daemon::loopback();
+/// Compiles a C program with the flags of pkg-config; its path, and the folder of the libraries.
+fn compile(daemon: &Daemon, source: &Path) -> (PathBuf, PathBuf) {
     let folder = daemon.dir.path().join("links");
     let made = Command::new(siwrun())
         .arg("--links")
@@ -91,11 +87,7 @@ fn a_c_program_compiles_against_the_library() {
         .status()
         .unwrap();
     assert!(made.success());
-    let (source, program) = (
-        daemon.dir.path().join("list.c"),
-        daemon.dir.path().join("list"),
-    );
-    std::fs::write(&source, LIST_DEVICES).unwrap();
+    let program = daemon.dir.path().join("program");
     let flags = Command::new("pkg-config")
         .args(["--cflags", "--libs", "libibverbs", "librdmacm"])
         .env("PKG_CONFIG_PATH", folder.join("pkgconfig"))
@@ -104,13 +96,30 @@ fn a_c_program_compiles_against_the_library() {
     assert!(flags.status.success(), "{flags:?}");
     let flags = String::from_utf8(flags.stdout).unwrap();
     let compiled = Command::new("cc")
-        .arg("-o")
+        .args(["-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
         .arg(&program)
-        .arg(&source)
+        .arg(source)
         .args(flags.split_whitespace())
         .output()
         .unwrap();
     assert!(compiled.status.success(), "{compiled:?}");
+    (program, folder)
+}
+
+/// Both are installed.
+fn can_compile() -> bool {
+    is_installed("cc", "gcc") && is_installed("pkg-config", "pkg-config")
+}
+
+#[test]
+fn a_c_program_compiles_against_the_library() {
+    if !can_compile() {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    let source = daemon.dir.path().join("list.c");
+    std::fs::write(&source, LIST_DEVICES).unwrap();
+    let (program, folder) = compile(&daemon, &source);
     let said = Command::new(&program)
         .env("LD_LIBRARY_PATH", &folder)
         .env("SIWD_SOCKET", &daemon.socket)
@@ -118,4 +127,17 @@ fn a_c_program_compiles_against_the_library() {
         .unwrap();
     assert!(said.status.success(), "{said:?}");
     assert_eq!(String::from_utf8_lossy(&said.stdout), "siw0\nsiw1\n");
+}
+
+#[test]
+fn thousands_of_connections_are_open_at_once() {
+    if !can_compile() {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/programs/rdma_cm_load.c");
+    let (program, _) = compile(&daemon, &source);
+    let line = format!("{} 10.77.0.2 2000 32", program.display());
+    let said = Program::start(&daemon, &line).succeed();
+    assert!(said.contains(r#"{"open":2000,"#), "{said}");
 }
