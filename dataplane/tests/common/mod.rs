@@ -9,6 +9,7 @@ pub mod matrix;
 pub mod net;
 pub mod peer;
 pub mod programs;
+pub mod python;
 pub mod raw;
 pub mod raw_client;
 pub mod stream;

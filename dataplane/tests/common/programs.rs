@@ -7,7 +7,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use super::{Daemon, PATIENCE, siwrun};
+use super::{Daemon, PATIENCE, client_program, siwrun};
 
 /// A program, ended when dropped. What it says is read all the time, so that it never waits for room
 /// in a pipe.
@@ -109,6 +109,18 @@ impl Program {
         assert!(status.success(), "{name}: {status}, it said:\n{said}");
         said
     }
+}
+
+/// Bytes of TCP that a device of the daemon received, its own included.
+pub fn received_bytes(daemon: &Daemon, device: &str) -> u64 {
+    let out = Command::new(client_program("siw-stat"))
+        .args(["--json", "--device", device, "--socket"])
+        .arg(&daemon.socket)
+        .output()
+        .unwrap();
+    let statistics: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let counters = &statistics["devices"][0]["merged"];
+    counters["SiwTcpInBytes"].as_u64().unwrap()
 }
 
 fn count_listeners(ctx: &siw::Context) -> u64 {
