@@ -6,6 +6,7 @@ mod common;
 
 use std::process::Command;
 
+use common::net::{Netns, lacks_network};
 use common::programs::{Program, is_installed, run_over_tcp, start_over_tcp};
 use common::{Daemon, PATIENCE, siwrun};
 
@@ -107,6 +108,75 @@ fn programs_see_their_requests_flushed_when_the_daemon_dies() {
     let (status, said) = watch.finish();
     assert_eq!(status.code(), Some(1), "{said}");
     assert!(said.contains("IBV_EVENT_DEVICE_FATAL (8)"), "{said}");
+}
+
+/// Waits until a client of that name is there.
+fn await_client(daemon: &Daemon, name: &str) {
+    let ctx = daemon.context();
+    let start = std::time::Instant::now();
+    loop {
+        let statistics: serde_json::Value =
+            serde_json::from_str(&ctx.read_stats().unwrap()).unwrap();
+        let clients = statistics["clients"].as_array().unwrap();
+        if clients.iter().any(|client| client["name"] == name) {
+            return;
+        }
+        assert!(start.elapsed() < PATIENCE, "no client {name}");
+    }
+}
+
+/// Waits until the file in the tree beside the socket says so.
+fn await_port_state(daemon: &Daemon, state: &str) {
+    let tree = daemon.dir.path().join("siwd.sock.sysfs");
+    let file = tree.join("class/infiniband/siw0/ports/1/state");
+    let start = std::time::Instant::now();
+    while std::fs::read_to_string(&file).unwrap().trim_end() != state {
+        assert!(
+            start.elapsed() < PATIENCE,
+            "{} is not {state}",
+            file.display()
+        );
+        std::thread::yield_now();
+    }
+}
+
+const TAP: &str = r#"
+[workers]
+idle = "adaptive"
+[dpdk]
+hugepages = "never"
+buffers = 4096
+[[device]]
+name = "siw0"
+devargs = "net_tap0,iface=siwtap0"
+mac = "02:00:00:77:00:01"
+addresses = ["10.77.0.1/24"]
+"#;
+
+#[test]
+fn asyncwatch_sees_the_link_go_down_and_up() {
+    skip_if!(lacks_network());
+    if !is_installed("ibv_asyncwatch", PACKAGE) {
+        return;
+    }
+    let ns = Netns::new();
+    let mut daemon = ns.siwd(TAP, &[]);
+    ns.ip("link set siwtap0 up");
+    await_port_state(&daemon, "4: ACTIVE");
+    let watch = Program::start(&daemon, "ibv_asyncwatch -d siw0");
+    await_client(&daemon, "ibv_asyncwatch");
+    ns.ip("link set siwtap0 down");
+    await_port_state(&daemon, "1: DOWN");
+    ns.ip("link set siwtap0 up");
+    await_port_state(&daemon, "4: ACTIVE");
+    daemon.kill();
+    let (_, said) = watch.finish();
+    for event in ["PORT_ERR", "PORT_ACTIVE", "DEVICE_FATAL"] {
+        assert!(
+            said.contains(&format!("IBV_EVENT_{event} ")),
+            "{event}: {said}"
+        );
+    }
 }
 
 #[test]

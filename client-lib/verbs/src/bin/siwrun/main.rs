@@ -1,8 +1,9 @@
 //! `siwrun PROGRAM ARGS...` runs an RDMA program on siwd: it puts the drop-in libibverbs and
 //! librdmacm before those of the system, and becomes the program. `siwrun doctor PROGRAM` only says
-//! what of it will not work.
+//! what of it will not work, and `siwrun --self-test` whether siwd does what it advertises.
 
 mod doctor;
+mod self_test;
 
 use clap::Parser;
 use std::ffi::OsString;
@@ -46,9 +47,24 @@ struct Arguments {
     /// for PKG_CONFIG_PATH, to compile against them.
     #[arg(long)]
     print_links: bool,
+    /// Does what every capability, limit and operation promises that devices of siwd advertise, and
+    /// says of each in a line whether it works. The exit code is 1 if one does not.
+    #[arg(long)]
+    self_test: bool,
+    /// The devices of the self-test, the first two unless given: one connects to the other.
+    #[arg(
+        long,
+        value_name = "NAME[,NAME]",
+        value_delimiter = ',',
+        requires = "self_test"
+    )]
+    devices: Vec<String>,
+    /// Has the self-test write JSON.
+    #[arg(long, requires = "self_test")]
+    json: bool,
     /// The program, and its arguments; or `doctor PROGRAM`, which says what of a program will not
     /// work, without running it.
-    #[arg(trailing_var_arg = true, required_unless_present = "print_links")]
+    #[arg(trailing_var_arg = true, required_unless_present_any = ["print_links", "self_test"])]
     program: Vec<OsString>,
 }
 
@@ -213,6 +229,22 @@ fn add_preload_library(
     Ok(all)
 }
 
+/// What the library reads from the environment when it runs in this process.
+fn set_for_library(socket: Option<&Path>, verbose: bool) -> Result<(), String> {
+    // SAFETY: this process has one thread yet, and the library is not loaded.
+    unsafe {
+        if let Some(socket) = socket {
+            let socket = std::path::absolute(socket)
+                .map_err(|error| format!("--socket {}: {error}", socket.display()))?;
+            env::set_var("SIWD_SOCKET", socket);
+        }
+        if verbose {
+            env::set_var("SIW_VERBS_LOG", "1");
+        }
+    }
+    Ok(())
+}
+
 fn run() -> Result<ExitCode, String> {
     let arguments = Arguments::parse();
     let library = arguments.library.map_or_else(find_library, Ok)?;
@@ -224,6 +256,10 @@ fn run() -> Result<ExitCode, String> {
         .is_some_and(|word| word == "doctor")
     {
         return Ok(doctor::run(arguments.program, &library));
+    }
+    if arguments.self_test {
+        set_for_library(arguments.socket.as_deref(), arguments.verbose)?;
+        return self_test::run(&library, &arguments.devices, arguments.json);
     }
     let links = make_links(arguments.links, &library)?;
     if arguments.print_links {
