@@ -93,9 +93,16 @@ fn programs_see_their_requests_flushed_when_the_daemon_dies() {
     if !is_installed("ibv_rc_pingpong", PACKAGE) {
         return;
     }
+    // Polling, and asleep in ibv_get_cq_event(3).
+    for mode in ["", "-e"] {
+        end_daemon_under_programs(mode);
+    }
+}
+
+fn end_daemon_under_programs(mode: &str) {
     let mut daemon = Daemon::loopback();
     let watch = Program::start(&daemon, "ibv_asyncwatch -d siw1");
-    let line = |device| format!("ibv_rc_pingpong -g 0 -n 100000000 -d {device} -s 4096");
+    let line = |device| format!("ibv_rc_pingpong -g 0 -n 100000000 -d {device} -s 4096 {mode}");
     let (server, client) = start_over_tcp(&daemon, &line("siw1"), &line("siw0"));
     await_traffic(&daemon);
     daemon.kill();
@@ -125,7 +132,7 @@ fn await_client(daemon: &Daemon, name: &str) {
     }
 }
 
-/// Waits until the file in the tree beside the socket says so.
+/// Waits until the file in the tree beside the socket says so, and the event was posted.
 fn await_port_state(daemon: &Daemon, state: &str) {
     let tree = daemon.dir.path().join("siwd.sock.sysfs");
     let file = tree.join("class/infiniband/siw0/ports/1/state");
@@ -138,6 +145,8 @@ fn await_port_state(daemon: &Daemon, state: &str) {
         );
         std::thread::yield_now();
     }
+    // The thread that posts events answers this after it has posted them.
+    daemon.context().query_device(0).unwrap();
 }
 
 const TAP: &str = r#"

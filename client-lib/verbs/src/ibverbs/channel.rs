@@ -11,6 +11,7 @@ use siw::{CompletionChannel, Error};
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// A channel as programs see it.
 #[repr(C)]
@@ -26,6 +27,8 @@ pub struct ChannelObject {
 struct ChannelQueues {
     last_cookie: u64,
     by_cookie: HashMap<u64, QueuePointer>,
+    /// Queues whose last event is still to be delivered; none while the daemon lives.
+    last_events: Option<Vec<u64>>,
 }
 
 #[derive(Clone, Copy)]
@@ -70,6 +73,19 @@ impl ChannelObject {
         self.lock_queues().by_cookie.remove(&cookie);
     }
 
+    /// The daemon is gone: each queue has one more event, so that whoever sleeps finds its requests
+    /// flushed. The cookie of one that had none yet.
+    fn next_last_event(&self) -> Option<u64> {
+        let mut queues = self.lock_queues();
+        let ChannelQueues {
+            by_cookie,
+            last_events,
+            ..
+        } = &mut *queues;
+        let all = || by_cookie.keys().copied().collect();
+        last_events.get_or_insert_with(all).pop()
+    }
+
     fn has_queues(&self) -> bool {
         !self.lock_queues().by_cookie.is_empty()
     }
@@ -112,6 +128,15 @@ pub unsafe fn destroy_channel(channel: *mut ibv_comp_channel) -> c_int {
     errno_of("ibv_destroy_comp_channel", unused)
 }
 
+/// A daemon that ends closes its descriptors one after the other. Requests are flushed when the control
+/// socket is closed too.
+fn await_end(context: &ContextObject) {
+    let deadline = Instant::now() + Duration::from_secs(1);
+    while context.client().is_alive() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// ibv_get_cq_event(3)
 pub unsafe fn get_cq_event(
     channel: *mut ibv_comp_channel,
@@ -125,10 +150,18 @@ pub unsafe fn get_cq_event(
         match rustix::io::read(object.channel.as_fd(), &mut cookie) {
             Ok(8) => {}
             // The daemon is gone.
-            Ok(_) => {
-                set_errno(libc::EIO);
-                return -1;
-            }
+            Ok(_) => match object.next_last_event() {
+                Some(last) => {
+                    // SAFETY: a channel's context is open.
+                    let context = unsafe { ContextObject::from_abi((*channel).context) };
+                    await_end(context);
+                    cookie = last.to_ne_bytes();
+                }
+                None => {
+                    set_errno(libc::EIO);
+                    return -1;
+                }
+            },
             Err(error) => {
                 set_errno(error.raw_os_error());
                 return -1;
