@@ -79,8 +79,8 @@ fn latency_of_writes_reads_and_sends() {
     }
 }
 
-/// WRITE has no events: perftest refuses. SEND has them, but perftest may then wait for ever on
-/// iWARP: its server returns credits by WRITE, which raises no event at a client that waits for one.
+/// WRITE has no events: perftest refuses. SEND has them, but both ends of `ib_send_bw -e` now and then
+/// sleep for ever: perhaps since perftest returns credits by WRITE on iWARP, which raises no event.
 #[test]
 fn bandwidth_by_completion_events() {
     if !is_installed("ib_read_bw", PACKAGE) {
