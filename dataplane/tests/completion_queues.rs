@@ -369,6 +369,46 @@ impl Polled for End {
     }
 }
 
+#[test]
+fn a_receive_queue_has_room_as_soon_as_one_completes() {
+    const DEPTH: u32 = 8;
+    let daemon = Daemon::loopback();
+    let (a, mut b) = (
+        End::new(&daemon.context(), 4096),
+        End::new(&daemon.context(), 4096),
+    );
+    let init = QpInit {
+        max_recv_wr: DEPTH,
+        max_recv_sge: 1,
+        ..QpInit::default()
+    };
+    b.qp = b.pd.create_qp(&b.cq, &b.cq, &init).unwrap();
+    let sges = [b.mr.sge(0, 64)];
+    let receive = RecvWr {
+        wr_id: 1,
+        sges: &sges,
+    };
+    // The queue is full at any time: a place is taken as soon as a completion says that it is free.
+    while b.qp.post_recv(&[receive]).is_ok() {}
+    to_siw1(&a, &b);
+    for round in 0..5_000 {
+        let sends = [SendWr::send(2, SendData::Inline(b"x")); DEPTH as usize];
+        a.qp.post_send(&sends).unwrap();
+        let (mut received, mut wc) = (0, [Wc::default()]);
+        while received < DEPTH {
+            if b.cq.poll(&mut wc).unwrap() == 1 {
+                assert_eq!(wc[0].status, WcStatus::SUCCESS);
+                let posted = b.qp.post_recv(&[receive]);
+                assert!(posted.is_ok(), "round {round}: {posted:?}");
+                received += 1;
+            }
+        }
+        for _ in 0..DEPTH {
+            assert_eq!(a.wc().status, WcStatus::SUCCESS);
+        }
+    }
+}
+
 /// CPU time that the calling thread has used.
 fn thread_cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);

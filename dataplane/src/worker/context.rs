@@ -79,7 +79,8 @@ pub(super) struct QpView<'a> {
 }
 
 impl Drop for QpView<'_> {
-    /// The client may have the slots of requests back that were copied during the call.
+    /// The client may have the slots of requests back that were copied during the call. Those of
+    /// requests that complete in the same call it has back before.
     #[inline]
     fn drop(&mut self) {
         self.rings.sq.release_popped();
@@ -138,6 +139,7 @@ impl QpView<'_> {
                 flags: WcFlags::NONE,
                 ..Wc::default()
             };
+            self.rings.rq.release_popped();
             self.rings.rq.complete_requests(1);
             self.context.cqs.push(self.rings.recv_cq, &cqe);
         }
@@ -196,6 +198,7 @@ impl QpEnv for QpView<'_> {
     #[inline]
     fn announce_completions(&mut self, count: u32) {
         // Before the first completion can be seen: who polls it may post at once.
+        self.rings.sq.release_popped();
         self.rings.sq.complete_requests(count);
         self.announced = count;
     }
@@ -204,7 +207,11 @@ impl QpEnv for QpView<'_> {
     fn complete_send(&mut self, cqe: Option<&Wc>) {
         match self.announced.checked_sub(1) {
             Some(left) => self.announced = left,
-            None => self.rings.sq.complete_requests(1),
+            None => {
+                // Of a request of this call, as local operations are.
+                self.rings.sq.release_popped();
+                self.rings.sq.complete_requests(1);
+            }
         }
         if let Some(cqe) = cqe {
             self.context.cqs.push(self.rings.send_cq, cqe);
@@ -213,6 +220,8 @@ impl QpEnv for QpView<'_> {
 
     #[inline]
     fn complete_recv(&mut self, cqe: &Wc) {
+        // Before the completion can be seen, as above.
+        self.rings.rq.release_popped();
         self.rings.rq.complete_requests(1);
         self.context.cqs.push(self.rings.recv_cq, cqe);
         if self.rings.srq_share != 0 {
