@@ -188,14 +188,6 @@ fn a_call_that_times_out_says_so_and_ends_the_context() {
     assert!(daemon.context().alloc_pd().is_ok());
 }
 
-/// CPU time that the calling thread has used.
-fn thread_cpu_time() -> Duration {
-    // proc_pid_schedstat(5): nanoseconds on a CPU come first.
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
-    let nanoseconds = text.split_whitespace().next().unwrap();
-    Duration::from_nanos(nanoseconds.parse().unwrap())
-}
-
 #[test]
 fn who_posts_during_a_resize_that_hangs_sleeps() {
     let daemon = Daemon::loopback();

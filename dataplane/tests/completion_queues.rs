@@ -409,12 +409,6 @@ fn a_receive_queue_has_room_as_soon_as_one_completes() {
     }
 }
 
-/// CPU time that the calling thread has used.
-fn thread_cpu_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    time.try_into().unwrap()
-}
-
 #[test]
 fn who_polls_in_vain_leaves_the_core_to_others() {
     use std::sync::atomic::{AtomicBool, Ordering};

@@ -389,9 +389,11 @@ impl<K: QueueKind> WorkQueueConsumer<K> {
         }
     }
 
-    /// Counts `count` requests as finished, signaled or not.
+    /// Counts `count` requests as finished, signaled or not: before their completions can be seen, since
+    /// who sees one may post at once. The slots of all popped requests are the client's again.
     #[inline]
     pub fn complete_requests(&mut self, count: u32) {
+        self.release_popped();
         self.done = self.done.wrapping_add(count);
         // Pairs with the Acquire in `SqWatch::wr_done`.
         self.memory

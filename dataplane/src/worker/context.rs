@@ -139,7 +139,6 @@ impl QpView<'_> {
                 flags: WcFlags::NONE,
                 ..Wc::default()
             };
-            self.rings.rq.release_popped();
             self.rings.rq.complete_requests(1);
             self.context.cqs.push(self.rings.recv_cq, &cqe);
         }
@@ -197,8 +196,6 @@ impl QpEnv for QpView<'_> {
 
     #[inline]
     fn announce_completions(&mut self, count: u32) {
-        // Before the first completion can be seen: who polls it may post at once.
-        self.rings.sq.release_popped();
         self.rings.sq.complete_requests(count);
         self.announced = count;
     }
@@ -207,11 +204,7 @@ impl QpEnv for QpView<'_> {
     fn complete_send(&mut self, cqe: Option<&Wc>) {
         match self.announced.checked_sub(1) {
             Some(left) => self.announced = left,
-            None => {
-                // Of a request of this call, as local operations are.
-                self.rings.sq.release_popped();
-                self.rings.sq.complete_requests(1);
-            }
+            None => self.rings.sq.complete_requests(1),
         }
         if let Some(cqe) = cqe {
             self.context.cqs.push(self.rings.send_cq, cqe);
@@ -220,8 +213,6 @@ impl QpEnv for QpView<'_> {
 
     #[inline]
     fn complete_recv(&mut self, cqe: &Wc) {
-        // Before the completion can be seen, as above.
-        self.rings.rq.release_popped();
         self.rings.rq.complete_requests(1);
         self.context.cqs.push(self.rings.recv_cq, cqe);
         if self.rings.srq_share != 0 {

@@ -352,6 +352,12 @@ pub struct End {
     pub mr: Mr,
 }
 
+/// CPU time that the calling thread has used.
+pub fn thread_cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.try_into().unwrap()
+}
+
 pub const ALL: Access = Access(7);
 
 impl End {
