@@ -96,6 +96,22 @@ const MAX_SET: u64 = 4 << 30;
 const LAT_SLOTS: u32 = 2;
 
 impl MeasurementPlan {
+    /// A bulk transfer without any option.
+    pub fn for_bandwidth(op: Operation, size: u32, depth: u32, qps: u32) -> MeasurementPlan {
+        MeasurementPlan {
+            mode: Mode::Bw,
+            op,
+            size,
+            depth,
+            qps,
+            verify: false,
+            inline: false,
+            events: false,
+            crc: None,
+            markers: None,
+        }
+    }
+
     /// Fails with the reason if this cannot be measured.
     pub fn check_limits(&self) -> Result<(), String> {
         let MeasurementPlan {
@@ -197,18 +213,7 @@ impl MeasurementPlan {
 
 #[cfg(test)]
 pub(crate) fn example() -> MeasurementPlan {
-    MeasurementPlan {
-        mode: Mode::Bw,
-        op: Operation::Write,
-        size: 1 << 20,
-        depth: 8,
-        qps: 2,
-        verify: false,
-        inline: false,
-        events: false,
-        crc: None,
-        markers: None,
-    }
+    MeasurementPlan::for_bandwidth(Operation::Write, 1 << 20, 8, 2)
 }
 
 #[cfg(test)]

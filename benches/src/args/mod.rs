@@ -225,18 +225,8 @@ impl MixedOptions {
                 "mixed measures both ends in one process; leave --listen and --connect out".into(),
             );
         }
-        let plan = MeasurementPlan {
-            mode: Mode::Bw,
-            op: self.transfer.op,
-            size: self.bulk_size,
-            depth: self.bulk_depth,
-            qps: 1,
-            verify: false,
-            inline: false,
-            events: false,
-            crc: None,
-            markers: None,
-        };
+        let op = self.transfer.op;
+        let plan = MeasurementPlan::for_bandwidth(op, self.bulk_size, self.bulk_depth, 1);
         plan.check_limits()?;
         Ok(plan)
     }

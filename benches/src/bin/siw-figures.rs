@@ -7,7 +7,7 @@ use siw::Context;
 use siw_bench::daemon::Process;
 use siw_bench::end::{Role, TransferEnd, find_device, open_context};
 use siw_bench::figure::{BetterValue, Figure, best_value};
-use siw_bench::plan::{MeasurementPlan, Mode, Operation};
+use siw_bench::plan::{MeasurementPlan, Operation};
 use siw_bench::registration::{MemoryKind, registration_time};
 use siw_bench::trust::{Victim, program_beside};
 use siw_bench::{churn, session};
@@ -330,18 +330,7 @@ impl ClientPair {
         daemon: &DaemonOptions,
         connections: u32,
     ) -> Result<ClientPair, String> {
-        let plan = MeasurementPlan {
-            mode: Mode::Bw,
-            op: Operation::Write,
-            size: 64,
-            depth: 1,
-            qps: connections,
-            verify: false,
-            inline: false,
-            events: false,
-            crc: None,
-            markers: None,
-        };
+        let plan = MeasurementPlan::for_bandwidth(Operation::Write, 64, 1, connections);
         plan.check_limits()?;
         let mut initiator = TransferEnd::new(&self.initiator, &plan, Role::Initiator)?;
         let mut target = TransferEnd::new(&self.target, &plan, Role::Target)?;
