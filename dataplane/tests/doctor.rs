@@ -212,3 +212,92 @@ fn a_copy_under_another_name_has_what_is_missing() {
         .unwrap();
     assert!(status.success(), "{status}");
 }
+
+/// A wheel with these files in its folder `package.libs`, made by python3, which deflates them.
+fn pack_wheel(folder: &Path, files: &[&Path]) -> Option<PathBuf> {
+    if !is_installed("python3", "python3") {
+        return None;
+    }
+    let wheel = folder.join("package-1.0-cp312-cp312-linux_x86_64.whl");
+    let script = "import sys, zipfile\n\
+                  with zipfile.ZipFile(sys.argv[1], 'w', zipfile.ZIP_DEFLATED) as wheel:\n  \
+                    wheel.writestr('package/__init__.py', 'import package.core')\n  \
+                    wheel.writestr('package/empty', '')\n  \
+                    [wheel.write(f, 'package.libs/' + f.rsplit('/', 1)[1]) for f in sys.argv[2:]]";
+    let status = Command::new("python3")
+        .args(["-c", script])
+        .arg(&wheel)
+        .args(files)
+        .status()
+        .unwrap();
+    assert!(status.success());
+    Some(wheel)
+}
+
+#[test]
+fn the_libraries_in_a_wheel_are_examined() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let source = "int rdma_join_multicast(void *, void *, void *);\n\
+                  int join(void) { return rdma_join_multicast(0, 0, 0); }";
+    let flags = ["-shared", "-fPIC", "-lrdmacm"];
+    let Some(refused) = compile(path, "libjoin.so", source, &flags) else {
+        return;
+    };
+    let source = "int ibv_fork_init(void);\nint init(void) { return ibv_fork_init(); }";
+    let flags = ["-shared", "-fPIC", "-libverbs"];
+    let fine = compile(path, "libfine.so", source, &flags).unwrap();
+    let wheels = path.join("wheels");
+    std::fs::create_dir(&wheels).unwrap();
+
+    let Some(wheel) = pack_wheel(&wheels, &[&fine, &refused]) else {
+        return;
+    };
+    let (code, findings) = examine(&wheel);
+    assert_eq!(code, 1);
+    assert_eq!(findings.len(), 1, "{findings:?}");
+    assert!(says(&findings, "rdma_join_multicast"), "{findings:?}");
+    // It says in which file, and finds the wheel in a folder too.
+    let doctor = |what: &Path| Command::new(siwrun()).arg("doctor").arg(what).output();
+    for what in [&wheel, &wheels] {
+        let said = String::from_utf8(doctor(what).unwrap().stdout).unwrap();
+        let inner = |name: &str| wheel.join("package.libs").join(name).display().to_string();
+        assert!(said.contains(&inner("libjoin.so")), "{said}");
+        assert!(said.contains(&inner("libfine.so")), "{said}");
+    }
+
+    pack_wheel(&wheels, &[&fine]).unwrap();
+    assert_eq!(examine(&wheel), (0, vec![]));
+    // Nothing of RDMA is in it.
+    pack_wheel(&wheels, &[]).unwrap();
+    let (code, said) = examine(&wheel);
+    assert_eq!(code, 2);
+    assert!(says(&said, "no ELF files"), "{said:?}");
+}
+
+#[test]
+fn a_damaged_wheel_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = "int ibv_fork_init(void);\nint init(void) { return ibv_fork_init(); }";
+    let flags = ["-shared", "-fPIC", "-libverbs"];
+    let Some(library) = compile(folder.path(), "library.so", source, &flags) else {
+        return;
+    };
+    let Some(wheel) = pack_wheel(folder.path(), &[&library]) else {
+        return;
+    };
+    let whole = std::fs::read(&wheel).unwrap();
+    for length in [4, 30, whole.len() / 2, whole.len() - 1] {
+        std::fs::write(&wheel, &whole[..length]).unwrap();
+        let (code, said) = examine(&wheel);
+        assert_eq!(code, 2, "{length} bytes: {said:?}");
+        assert!(says(&said, "cannot read"), "{said:?}");
+    }
+    // A changed byte within the compressed library.
+    let mut bytes = whole;
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 0x55;
+    std::fs::write(&wheel, &bytes).unwrap();
+    let (code, said) = examine(&wheel);
+    assert_eq!(code, 2, "{said:?}");
+}

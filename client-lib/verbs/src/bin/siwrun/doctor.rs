@@ -3,14 +3,17 @@
 //!
 //! | file | what it is |
 //! |---|---|
+//! | `archive.rs` | the ELF files in a wheel |
 //! | `elf_file.rs` | needed libraries, symbols and versions of a file |
 //! | `unsupported.rs` | functions that are exported, and fail |
 //! | `examine.rs` | the comparison, and what is said of it |
 
+mod archive;
 mod elf_file;
 mod examine;
 mod unsupported;
 
+use archive::{for_each_elf_file, is_archive, is_wheel};
 use clap::Parser;
 use elf_file::{ElfFile, is_elf};
 use examine::{DropIn, Finding, Severity, examine, is_about_rdma, is_rdma_library};
@@ -30,7 +33,7 @@ struct DoctorArguments {
     /// Writes JSON.
     #[arg(long)]
     json: bool,
-    /// A program, a library, a script, or a folder (an unpacked wheel, say) with ELF files.
+    /// A program, a library, a script, a wheel (or another zip archive), or a folder with such files.
     program: PathBuf,
 }
 
@@ -39,6 +42,17 @@ struct DoctorArguments {
 struct Report {
     path: PathBuf,
     findings: Vec<Finding>,
+}
+
+impl Report {
+    /// The worst first.
+    fn new(path: &Path, mut findings: Vec<Finding>) -> Report {
+        findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+        Report {
+            path: path.to_path_buf(),
+            findings,
+        }
+    }
 }
 
 /// What is printed at the end, so that nobody takes silence for a promise.
@@ -107,11 +121,7 @@ fn examine_file(path: &Path, data: &[u8], library: &DropIn) -> Result<Report, St
         find_other_rights(path, &mut findings)
             .map_err(|error| format!("cannot read the rights of {}: {error}", path.display()))?;
     }
-    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
-    Ok(Report {
-        path: path.to_path_buf(),
-        findings,
-    })
+    Ok(Report::new(path, findings))
 }
 
 /// Where ld.so looks for libraries of this machine, behind RUNPATH and LD_LIBRARY_PATH.
@@ -168,11 +178,8 @@ fn examine_needed(
 /// A program or a library, with those that it needs; of a script, the interpreter.
 fn examine_program(path: &Path, library: &DropIn, all: &mut Vec<Report>) -> Result<(), String> {
     let data = read_file(path)?;
-    if data.starts_with(b"PK\x03\x04") {
-        return Err(format!(
-            "{} is a zip archive or a wheel: unpack it, and give the folder",
-            path.display()
-        ));
+    if is_archive(&data) {
+        return examine_archive(path, &data, library, all);
     }
     let Some(interpreter) = interpreter_of(&data) else {
         all.push(examine_file(path, &data, library)?);
@@ -195,7 +202,24 @@ fn examine_program(path: &Path, library: &DropIn, all: &mut Vec<Report>) -> Resu
     examine_needed(&interpreter, &data, library, &mut BTreeSet::new(), all)
 }
 
-/// Every ELF file below a folder that has to do with RDMA. Symbolic links are not followed.
+/// Every ELF file in an archive that has to do with RDMA.
+fn examine_archive(
+    path: &Path,
+    data: &[u8],
+    library: &DropIn,
+    all: &mut Vec<Report>,
+) -> Result<(), String> {
+    for_each_elf_file(path, data, |inner, data| {
+        if is_about_rdma(data) {
+            let file = parse_file(inner, data, Some(library.machine))?;
+            all.push(Report::new(inner, examine(&file, data, library)));
+        }
+        Ok(())
+    })
+}
+
+/// Every ELF file below a folder, or in a wheel there, that has to do with RDMA. Symbolic links are
+/// not followed.
 fn examine_folder(folder: &Path, library: &DropIn, all: &mut Vec<Report>) -> Result<(), String> {
     let explain = |error: io::Error| format!("cannot read {}: {error}", folder.display());
     let entries: io::Result<Vec<_>> = fs::read_dir(folder).map_err(explain)?.collect();
@@ -206,6 +230,8 @@ fn examine_folder(folder: &Path, library: &DropIn, all: &mut Vec<Report>) -> Res
         let path = entry.path();
         if kind.is_dir() {
             examine_folder(&path, library, all)?;
+        } else if kind.is_file() && is_wheel(&path) {
+            examine_archive(&path, &read_file(&path)?, library, all)?;
         } else if kind.is_file() {
             let data = read_file(&path)?;
             if is_elf(&data) && is_about_rdma(&data) {

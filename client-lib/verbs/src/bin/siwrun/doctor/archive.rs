@@ -1,0 +1,67 @@
+//! ELF files in a zip archive: wheels are such archives.
+
+use super::elf_file::is_elf;
+use std::ffi::OsStr;
+use std::io::{self, Cursor, Read};
+use std::path::Path;
+use zip::ZipArchive;
+
+/// No library is longer. What an archive says of its own lengths is not believed.
+const LONGEST_FILE: u64 = 4 << 30;
+
+/// Whether a file begins as zip archives do.
+pub fn is_archive(data: &[u8]) -> bool {
+    data.starts_with(b"PK\x03\x04")
+}
+
+/// Whether a file of a folder is a wheel, by its name.
+pub fn is_wheel(path: &Path) -> bool {
+    path.extension() == Some(OsStr::new("whl"))
+}
+
+/// The rest of a file whose first bytes are given, if they are those of an ELF file.
+fn read_elf(mut content: impl Read) -> io::Result<Option<Vec<u8>>> {
+    let mut data = Vec::new();
+    content.by_ref().take(4).read_to_end(&mut data)?;
+    if !is_elf(&data) {
+        return Ok(None);
+    }
+    // One byte more than allowed: the longest file is told from a longer one.
+    let room = LONGEST_FILE - data.len() as u64 + 1;
+    content.take(room).read_to_end(&mut data)?;
+    if data.len() as u64 > LONGEST_FILE {
+        return Err(io::Error::other(format!(
+            "it is longer than {LONGEST_FILE} bytes"
+        )));
+    }
+    Ok(Some(data))
+}
+
+/// Calls `with` for each ELF file of an archive, in the order of its directory, with the archive's
+/// path and the path within; nothing is unpacked onto the disk.
+pub fn for_each_elf_file(
+    archive: &Path,
+    data: &[u8],
+    mut with: impl FnMut(&Path, &[u8]) -> Result<(), String>,
+) -> Result<(), String> {
+    let explain =
+        |what: &Path, why: &dyn std::fmt::Display| format!("cannot read {}: {why}", what.display());
+    let mut entries =
+        ZipArchive::new(Cursor::new(data)).map_err(|error| explain(archive, &error))?;
+    for index in 0..entries.len() {
+        let entry = entries
+            .by_index(index)
+            .map_err(|error| explain(archive, &error))?;
+        if !entry.is_file() {
+            continue;
+        }
+        // Only shown, never opened: a name that leads elsewhere does no harm.
+        let name = entry.name().map_err(|error| explain(archive, &error))?;
+        let path = archive.join(&*name);
+        drop(name);
+        if let Some(data) = read_elf(entry).map_err(|error| explain(&path, &error))? {
+            with(&path, &data)?;
+        }
+    }
+    Ok(())
+}
