@@ -17,6 +17,7 @@ pub mod churn;
 pub mod compare;
 mod control_line;
 pub mod daemon;
+pub mod drop_in;
 pub mod end;
 pub mod figure;
 pub mod html;

@@ -5,8 +5,10 @@
 use clap::{Args, Parser, Subcommand};
 use siw::Context;
 use siw_bench::daemon::Process;
+use siw_bench::drop_in::{Load, LoadPlan, compare_drop_in};
 use siw_bench::end::{Role, TransferEnd, find_device, open_context};
 use siw_bench::figure::{BetterValue, Figure, best_value};
+use siw_bench::machine::pin_thread;
 use siw_bench::plan::{MeasurementPlan, Operation};
 use siw_bench::registration::{MemoryKind, registration_time};
 use siw_bench::trust::{Victim, program_beside};
@@ -127,6 +129,9 @@ enum FigureCommand {
         #[arg(long, default_value_t = 201)]
         count: usize,
     },
+    /// What the drop-in library costs beyond the client library: nanoseconds more for a request, or
+    /// its throughput divided by the client library's.
+    DropIn(DropInOptions),
     /// Seconds until the daemon is rid of a killed client with 10,000 connected queue pairs.
     KillAndClean {
         #[command(flatten)]
@@ -146,6 +151,33 @@ struct DaemonOptions {
     from: String,
     #[arg(long, default_value = "siw1")]
     to: String,
+}
+
+#[derive(Debug, Args)]
+struct DropInOptions {
+    /// Control socket of siwd.
+    #[arg(long)]
+    socket: Option<PathBuf>,
+    #[arg(long)]
+    load: Load,
+    /// Bytes of a WRITE.
+    #[arg(long)]
+    size: usize,
+    /// Requests in flight, or of a round.
+    #[arg(long, default_value_t = 16)]
+    depth: u32,
+    /// Seconds of bandwidth, or rounds of calls.
+    #[arg(long)]
+    amount: f64,
+    /// How often each; medians count.
+    #[arg(long, default_value_t = 5)]
+    rounds: u32,
+    /// The core that both run on.
+    #[arg(long)]
+    core: Option<usize>,
+    /// `siwrun`, and the program that does the same through the drop-in library.
+    #[arg(last = true)]
+    program: Vec<String>,
 }
 
 fn main() -> ExitCode {
@@ -285,10 +317,26 @@ fn measure_figure(cli: &FigureOptions, good: BetterValue) -> Result<f64, String>
             let time = registration_time(&context, *kind, *size, *count)?;
             Ok(time.as_secs_f64() * 1e6)
         }
+        FigureCommand::DropIn(options) => measure_drop_in(options),
         FigureCommand::KillAndClean { daemon } => {
             Ok(victim(daemon)?.kill_large_client()?.as_secs_f64())
         }
     }
+}
+
+fn measure_drop_in(options: &DropInOptions) -> Result<f64, String> {
+    if let Some(core) = options.core {
+        pin_thread(core)?;
+    }
+    let socket = options.socket.as_deref();
+    let contexts = [open_context(socket)?, open_context(socket)?];
+    let plan = LoadPlan {
+        load: options.load,
+        size: options.size,
+        depth: options.depth.max(1),
+        amount: options.amount,
+    };
+    compare_drop_in(&contexts, &options.program, &plan, options.rounds)
 }
 
 fn victim(daemon: &DaemonOptions) -> Result<Victim, String> {

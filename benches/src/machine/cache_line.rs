@@ -32,12 +32,12 @@ pub fn cache_line_round_trip_ns(cores: [usize; 2]) -> Result<f64, String> {
     let started = Barrier::new(2);
     std::thread::scope(|scope| {
         let answerer = scope.spawn(|| {
-            let pinned = pin(cores[1]);
+            let pinned = pin_thread(cores[1]);
             started.wait();
             pinned.map(|()| answer_requests(&request, &reply))
         });
         let asker = scope.spawn(|| {
-            let pinned = pin(cores[0]);
+            let pinned = pin_thread(cores[0]);
             started.wait();
             let samples = pinned.map(|()| time_requests(&request, &reply));
             // Ends the answering thread, however far both are.
@@ -62,7 +62,7 @@ pub fn cache_line_round_trip_ns(cores: [usize; 2]) -> Result<f64, String> {
 }
 
 /// Moves the calling thread to `core`, also where its parent was pinned to another.
-fn pin(core: usize) -> Result<(), String> {
+pub fn pin_thread(core: usize) -> Result<(), String> {
     let fail = |reason: &str| format!("core {core} cannot be used: {reason}");
     if core >= CpuSet::MAX_CPU {
         return Err(fail("there is no such core"));

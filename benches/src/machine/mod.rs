@@ -5,6 +5,6 @@ mod cache_line;
 mod conditions;
 mod record;
 
-pub use cache_line::cache_line_round_trip_ns;
+pub use cache_line::{cache_line_round_trip_ns, pin_thread};
 pub use conditions::{Conditions, ConditionsWatch, MAX_CACHE_LINE_DRIFT, MAX_STEAL_PERCENT};
 pub use record::MachineRecord;
