@@ -451,7 +451,13 @@ fn a_daemon_may_be_told_to_copy_nobodys_memory() {
 /// Threads of the torture test that write: each has one word of each line, the rest is for peers.
 const WRITERS: usize = 4;
 
-/// Counts up its words in all pages, without a pause, as long as the round goes on; how far each came.
+/// Every so many rounds writers never give way to others, of whom there may be more than cores: such a
+/// round lasts some time slices of the scheduler, any other less than a millisecond.
+const BUSY_ROUNDS: usize = 20;
+/// How often writers count up before they give way.
+const COUNTS_TO_YIELD: u64 = 16;
+
+/// Counts up its words in all pages, as long as the round goes on; how far each came.
 fn count_up(
     writer: usize,
     pages: usize,
@@ -469,6 +475,9 @@ fn count_up(
             store(*word, count + 1);
         }
         count += 1;
+        if !this.is_multiple_of(BUSY_ROUNDS) && count.is_multiple_of(COUNTS_TO_YIELD) {
+            std::thread::yield_now();
+        }
     }
     for word in &words {
         assert_eq!(
