@@ -17,8 +17,8 @@ const CLEAN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Threads that start clients one after the other.
 const KILLERS: u32 = 2;
 
-/// Batches of killed clients in which private memory may grow before that counts.
-const BATCHES: u32 = 3;
+/// How long the daemon may take to return free memory: it collects for a moment what clients leave.
+const RETURN_TIME: Duration = Duration::from_secs(2);
 
 /// The daemon under test, and the program of clients that end badly.
 pub struct Victim {
@@ -56,19 +56,6 @@ pub struct Growth {
     pub connections: u64,
     /// Memory regions and windows.
     pub memory_keys: u64,
-}
-
-impl Growth {
-    /// Of two batches of clients: the less of private memory, the more of all else.
-    fn combine(self, other: Growth) -> Growth {
-        Growth {
-            bytes: self.bytes.min(other.bytes),
-            shared_bytes: self.shared_bytes.max(other.shared_bytes),
-            descriptors: self.descriptors.max(other.descriptors),
-            connections: self.connections.max(other.connections),
-            memory_keys: self.memory_keys.max(other.memory_keys),
-        }
-    }
 }
 
 impl Victim {
@@ -132,9 +119,7 @@ impl Victim {
 
     /// Has `count` clients killed at random points of their lives, and returns what the daemon holds
     /// more than before. As many go before: what is allocated for them once, as for the connections
-    /// that are in TIME-WAIT at a time, is no growth. Where private memory grew, three times as
-    /// many are killed: a leak grows each time, while a heap whose fragmentation reached a new height
-    /// seldom does. The least growth of memory counts, and the most of all else.
+    /// that are in TIME-WAIT at a time, is no growth.
     pub fn kill_clients(&self, count: u32) -> Result<Growth, String> {
         self.start_and_kill(count)?;
         let clean = self.holdings()?;
@@ -142,21 +127,8 @@ impl Victim {
             clients: 1,
             ..clean
         })?;
-        let mut grown = self.growth_of(count)?;
-        for _ in 1..BATCHES {
-            if grown.bytes == 0 {
-                break;
-            }
-            eprintln!("{count} clients killed: {grown:?}; once more, to tell a leak");
-            grown = grown.combine(self.growth_of(count)?);
-        }
-        Ok(grown)
-    }
-
-    /// What the daemon holds more than before after `count` clients were killed.
-    fn growth_of(&self, count: u32) -> Result<Growth, String> {
-        let (before, bytes) = (self.holdings()?, self.process.private_bytes()?);
-        let shared = self.process.shared_bytes()?;
+        let before = self.holdings()?;
+        let (bytes, shared) = (self.private_bytes(0)?, self.process.shared_bytes()?);
         self.start_and_kill(count)?;
         // What cannot be waited for is growth.
         let cleaned = self.wait_until_clean(before);
@@ -165,12 +137,24 @@ impl Victim {
         }
         let after = self.holdings()?;
         Ok(Growth {
-            bytes: self.process.private_bytes()?.saturating_sub(bytes),
+            bytes: self.private_bytes(bytes)?.saturating_sub(bytes),
             shared_bytes: self.process.shared_bytes()?.saturating_sub(shared),
             descriptors: after.descriptors.saturating_sub(before.descriptors),
             connections: after.connections.saturating_sub(before.connections),
             memory_keys: after.memory_keys.saturating_sub(before.memory_keys),
         })
+    }
+
+    /// The daemon's private memory, once free memory is returned or it is no more than `enough`.
+    fn private_bytes(&self, enough: u64) -> Result<u64, String> {
+        let begin = Instant::now();
+        loop {
+            let bytes = self.process.private_bytes()?;
+            if bytes <= enough || begin.elapsed() > RETURN_TIME {
+                return Ok(bytes);
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
     }
 
     fn start_and_kill(&self, count: u32) -> Result<(), String> {

@@ -91,6 +91,7 @@ impl ControlThread {
         if is_small && !departing.slow_to_close {
             drop(client);
             resources.ledger.close(account);
+            self.helpers.trim_heap_soon();
             return;
         }
         let queue = if departing.slow_to_close {
@@ -137,7 +138,10 @@ impl ControlThread {
                     token,
                     made,
                 } => self.finish_arena(client, token, made),
-                HelperReport::ClientGone { account } => self.resources.ledger.close(account),
+                HelperReport::ClientGone { account } => {
+                    self.resources.ledger.close(account);
+                    self.helpers.trim_heap_soon();
+                }
                 HelperReport::Released {
                     client,
                     token,
