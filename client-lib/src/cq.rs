@@ -3,7 +3,7 @@
 
 use crate::context::{ClientInner, lock_unpoisoned};
 use crate::credit::Credits;
-use crate::{Context, Error, Wc};
+use crate::{Context, Error, Wc, WcStatus};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use siw_shm::control::{CqReply, CreateChannel, CreateCq, DestroyChannel, DestroyCq, ProtoError};
 use siw_shm::spin::SpinLock;
@@ -140,6 +140,12 @@ impl Polling {
             found = true;
             self.left.extend(&wc[..taken]);
         }
+    }
+
+    /// Whether a request of the queue pair succeeded, and its completion was not polled.
+    pub fn has_success_of(&self, qp_num: u32) -> bool {
+        let is_success = |wc: &Wc| wc.qp_num == qp_num && wc.status == WcStatus::SUCCESS;
+        self.left.iter().any(is_success) || self.ring.has_waiting(is_success)
     }
 
     /// Forgets the completions of a queue pair that were not polled.

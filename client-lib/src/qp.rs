@@ -445,6 +445,13 @@ impl Qp {
         Ok(())
     }
 
+    /// Whether the completion of a request that succeeded was not polled yet.
+    pub fn has_unpolled_successes(&self) -> bool {
+        [&self.0.send_cq, &self.0.recv_cq]
+            .iter()
+            .any(|cq| cq.polling_state().lock().has_success_of(self.qp_num()))
+    }
+
     /// Asks the daemon.
     pub fn query(&self) -> Result<QpAttr, Error> {
         let (reply, _) = self.0.pd.ctx().call_daemon(&QueryQp {

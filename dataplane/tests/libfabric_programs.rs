@@ -39,9 +39,23 @@ fn fi_pingpong_verifies_its_data() {
     if !is_installed("fi_pingpong", "libfabric-bin") {
         return;
     }
+    exchange_and_verify("fi_pingpong -p verbs -e msg -c -I 20");
+}
+
+/// One side closes its connection while the other one still reads what came last.
+#[test]
+fn fi_pingpong_ends_well_with_reliable_datagrams() {
+    if !is_installed("fi_pingpong", "libfabric-bin") {
+        return;
+    }
+    for _ in 0..5 {
+        exchange_and_verify("fi_pingpong -p verbs;ofi_rxm -e rdm -c -I 20");
+    }
+}
+
+fn exchange_and_verify(line: &str) {
     let daemon = Daemon::loopback();
     let port = free_port();
-    let line = "fi_pingpong -p verbs -e msg -c -I 20";
     let mut server = Program::start(&daemon, &format!("{line} -B {port}"));
     await_kernel_listener(&mut server, port);
     let client = format!("{line} -P {port} 10.77.0.2");

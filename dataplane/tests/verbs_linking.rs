@@ -4,10 +4,11 @@
 mod common;
 
 use common::Daemon;
-use common::programs::{Program, is_installed};
+use common::c_programs::{can_compile, compile};
+use common::programs::Program;
 use common::siwrun;
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 /// Symbols that a library defines, with their versions: `name@version`.
@@ -76,40 +77,6 @@ int main(void)
     return rclose(socket);
 }
 "#;
-
-/// Compiles a C program with the flags of pkg-config; its path, and the folder of the libraries.
-fn compile(daemon: &Daemon, source: &Path) -> (PathBuf, PathBuf) {
-    let folder = daemon.dir.path().join("links");
-    let made = Command::new(siwrun())
-        .arg("--links")
-        .arg(&folder)
-        .arg("--print-links")
-        .status()
-        .unwrap();
-    assert!(made.success());
-    let program = daemon.dir.path().join("program");
-    let flags = Command::new("pkg-config")
-        .args(["--cflags", "--libs", "libibverbs", "librdmacm"])
-        .env("PKG_CONFIG_PATH", folder.join("pkgconfig"))
-        .output()
-        .unwrap();
-    assert!(flags.status.success(), "{flags:?}");
-    let flags = String::from_utf8(flags.stdout).unwrap();
-    let compiled = Command::new("cc")
-        .args(["-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
-        .arg(&program)
-        .arg(source)
-        .args(flags.split_whitespace())
-        .output()
-        .unwrap();
-    assert!(compiled.status.success(), "{compiled:?}");
-    (program, folder)
-}
-
-/// Both are installed.
-fn can_compile() -> bool {
-    is_installed("cc", "gcc") && is_installed("pkg-config", "pkg-config")
-}
 
 #[test]
 fn a_c_program_compiles_against_the_library() {

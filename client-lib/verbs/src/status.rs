@@ -4,6 +4,7 @@
 use siw::Error;
 use std::ffi::c_int;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 /// Sets errno of this thread.
 pub fn set_errno(errno: c_int) {
@@ -27,6 +28,18 @@ pub fn wants_receive_waits() -> bool {
     *WANTED.get_or_init(|| std::env::var_os("SIW_RNR").is_some_and(|value| value == "wait"))
 }
 
+/// After how long programs asleep in ibv_get_cq_event(3) get an event all the same
+/// (`SIW_WAKE_AFTER_MS`, or `siwrun --wake-after MS`): some wait for what a WRITE of their peer brings,
+/// and no WRITE raises an event.
+pub fn wake_interval() -> Option<Duration> {
+    static WANTED: OnceLock<Option<Duration>> = OnceLock::new();
+    *WANTED.get_or_init(|| {
+        let value = std::env::var("SIW_WAKE_AFTER_MS").ok()?;
+        let milliseconds: u32 = value.parse().ok()?;
+        (milliseconds > 0).then(|| Duration::from_millis(milliseconds.into()))
+    })
+}
+
 /// The errno of a result: what `int` functions of libibverbs return, which also set errno.
 pub fn errno_of(call: &str, result: Result<(), Error>) -> c_int {
     match result {
@@ -38,7 +51,12 @@ pub fn errno_of(call: &str, result: Result<(), Error>) -> c_int {
 /// The same of an error alone.
 #[cold]
 pub fn fail_with(call: &str, error: &Error) -> c_int {
-    log_failure(call, error);
+    // A call that does not block, and found nothing yet, has not failed.
+    let would_block =
+        matches!(error, Error::Io(error) if error.kind() == std::io::ErrorKind::WouldBlock);
+    if !would_block {
+        log_failure(call, error);
+    }
     let errno = error.errno().max(1);
     set_errno(errno);
     errno

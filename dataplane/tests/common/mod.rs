@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 pub mod attacker;
+pub mod c_programs;
 pub mod flood;
 pub mod guest;
 pub mod impaired_link;

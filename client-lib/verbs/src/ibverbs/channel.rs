@@ -5,8 +5,10 @@
 use super::context::ContextObject;
 use super::cq::CqObject;
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq};
-use crate::status::{errno_of, pointer_of, set_errno};
+use crate::status::{errno_of, pointer_of, set_errno, wake_interval};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, AsRawFd};
+use rustix::fs::{OFlags, fcntl_getfl};
 use siw::{CompletionChannel, Error};
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -29,6 +31,8 @@ struct ChannelQueues {
     by_cookie: HashMap<u64, QueuePointer>,
     /// Queues whose last event is still to be delivered; none while the daemon lives.
     last_events: Option<Vec<u64>>,
+    /// The queue that [`ChannelObject::await_event`] chose last.
+    last_woken: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -84,6 +88,32 @@ impl ChannelObject {
         } = &mut *queues;
         let all = || by_cookie.keys().copied().collect();
         last_events.get_or_insert_with(all).pop()
+    }
+
+    /// Waits for the event of a queue, if the program sleeps for it. After `interval` without one: the
+    /// cookie of a queue, of each in turn.
+    #[cold]
+    fn await_event(&self, interval: Duration) -> Option<[u8; 8]> {
+        let fd = self.channel.as_fd();
+        if fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK)) {
+            return None;
+        }
+        loop {
+            let timeout = Timespec::try_from(interval).ok()?;
+            match poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)) {
+                Ok(0) => {}
+                // What is wrong the read says.
+                _ => return None,
+            }
+            let mut queues = self.lock_queues();
+            let last = queues.last_woken;
+            let cookies = queues.by_cookie.keys().copied();
+            // Those after the last one first.
+            if let Some(next) = cookies.min_by_key(|cookie| (*cookie <= last, *cookie)) {
+                queues.last_woken = next;
+                return Some(next.to_ne_bytes());
+            }
+        }
     }
 
     fn has_queues(&self) -> bool {
@@ -146,8 +176,13 @@ pub unsafe fn get_cq_event(
     // SAFETY: a channel of this library.
     let object = unsafe { ChannelObject::from_abi(channel) };
     loop {
-        let mut cookie = [0; 8];
-        match rustix::io::read(object.channel.as_fd(), &mut cookie) {
+        let chosen = wake_interval().and_then(|interval| object.await_event(interval));
+        let mut cookie = chosen.unwrap_or_default();
+        let read = match chosen {
+            Some(_) => Ok(cookie.len()),
+            None => rustix::io::read(object.channel.as_fd(), &mut cookie),
+        };
+        match read {
             Ok(8) => {}
             // The daemon is gone.
             Ok(_) => match object.next_last_event() {

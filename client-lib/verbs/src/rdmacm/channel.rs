@@ -4,8 +4,8 @@
 //! gives it.
 
 use super::devices::Devices;
-use super::events::{EventObject, QueuedEvent, deliver, dispatch};
-use super::id::IdObject;
+use super::events::{EventObject, QueuedEvent, RecentDisconnect, deliver, dispatch};
+use super::id::{IdObject, RegisteredId};
 use crate::abi::{rdma_cm_event, rdma_event_channel};
 use crate::status::{fail_errno, fail_with, pointer_of};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
@@ -16,6 +16,9 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+/// Between two looks at whether a disconnect can be reported.
+const DISCONNECT_CHECK: Duration = Duration::from_micros(200);
 
 /// What a channel is beside its C struct; identifiers keep it.
 pub struct EventChannel {
@@ -103,9 +106,30 @@ impl EventChannel {
         }
     }
 
+    /// The first event that has not to wait; see [`RecentDisconnect`].
     fn pop(&self) -> Option<QueuedEvent> {
+        let queue = self.lock_queue();
+        let disconnects = queue.iter().filter_map(QueuedEvent::as_recent_disconnect);
+        let disconnects: Vec<RecentDisconnect> = disconnects.collect();
+        // Who looks at an identifier must not hold this lock.
+        drop(queue);
+        let in_time = disconnects
+            .iter()
+            .filter(|disconnect| !disconnect.is_early());
+        let in_time: Vec<RegisteredId> = in_time.map(|disconnect| disconnect.id).collect();
+        let mut waiting = Vec::new();
         let mut queue = self.lock_queue();
-        let event = queue.pop_front();
+        // Events of one identifier stay in order.
+        let first = queue.iter().position(|event| {
+            let id = event.owner();
+            let waits = waiting.contains(&id)
+                || event.as_recent_disconnect().is_some() && !in_time.contains(&id);
+            if waits {
+                waiting.push(id);
+            }
+            !waits
+        });
+        let event = queue.remove(first?);
         self.show_state(&queue);
         event
     }
@@ -169,6 +193,14 @@ impl EventChannel {
                 if let Some(event) = deliver(event) {
                     return Ok(event);
                 }
+            }
+            if !self.lock_queue().is_empty() {
+                // Events that wait for the program to poll.
+                if self.is_nonblocking() {
+                    return Err(std::io::Error::from_raw_os_error(libc::EAGAIN).into());
+                }
+                std::thread::sleep(DISCONNECT_CHECK);
+                continue;
             }
             let mut fds = [PollFd::new(&self.epoll, PollFlags::IN)];
             let zero = Timespec {

@@ -7,6 +7,10 @@ use crate::abi::*;
 use siw::{CmEvent, ConnectionInfo, ConnectionRequest};
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How long a disconnect waits at most for the program to poll what completed before it.
+const DISCONNECT_DELAY: Duration = Duration::from_millis(10);
 
 /// An event in the queue of a channel.
 pub enum QueuedEvent {
@@ -27,6 +31,28 @@ pub struct PlainEvent {
     pub status: c_int,
     /// What the event says of the connection.
     pub info: Option<Box<ConnectionInfo>>,
+    /// When the library got it.
+    pub since: Instant,
+}
+
+/// A disconnect that the program is to have only when it has polled what succeeded before: libfabric
+/// polls, finds nothing, asks for events, and destroys the queue pair of a connection that has ended,
+/// and with it what has completed between these two calls.
+#[derive(Clone, Copy)]
+pub struct RecentDisconnect {
+    pub id: RegisteredId,
+    qp_num: u32,
+}
+
+impl RecentDisconnect {
+    /// Whether something is left to poll.
+    pub fn is_early(&self) -> bool {
+        let is_unpolled = with_registered(self.id, |id| {
+            let qps = &id.context()?.objects().qps;
+            qps.find(self.qp_num, |object| object.qp().has_unpolled_successes())
+        });
+        is_unpolled.flatten().unwrap_or(false)
+    }
 }
 
 impl QueuedEvent {
@@ -37,6 +63,20 @@ impl QueuedEvent {
             kind,
             status,
             info: None,
+            since: Instant::now(),
+        })
+    }
+
+    /// Of a disconnect that may wait for the program: what it waits for.
+    pub fn as_recent_disconnect(&self) -> Option<RecentDisconnect> {
+        let QueuedEvent::Plain(event) = self else {
+            return None;
+        };
+        let info = event.info.as_ref()?;
+        let is_recent = event.since.elapsed() < DISCONNECT_DELAY;
+        (event.kind == RDMA_CM_EVENT_DISCONNECTED && is_recent).then_some(RecentDisconnect {
+            id: event.id,
+            qp_num: info.qp_num,
         })
     }
 
@@ -105,6 +145,7 @@ pub fn dispatch(event: CmEvent) {
             kind,
             status,
             info: Some(Box::new(info)),
+            since: Instant::now(),
         }));
     });
 }

@@ -5,6 +5,7 @@ use super::channel::{EventChannel, EventChannelObject};
 use super::connect::find_queue_pair;
 use super::events::{QueuedEvent, ack_cm_event};
 use crate::abi::*;
+use crate::ibverbs::context::ContextObject;
 use crate::ibverbs::users::EventCount;
 use crate::status::{errno_of, fail_errno, fail_with};
 use siw::{CmBinding, CmListener, ConnectionRequest, Error};
@@ -161,6 +162,14 @@ impl IdObject {
 
     fn lock_channel(&self) -> MutexGuard<'_, ChannelOf> {
         self.channel.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The device's context, once it has one: it stays the same while there is a connection.
+    pub fn context(&self) -> Option<&'static ContextObject> {
+        // SAFETY: the identifier's own field.
+        let verbs = unsafe { (*self.as_abi()).verbs };
+        // SAFETY: contexts of rdma_cm are open as long as the process runs.
+        (!verbs.is_null()).then(|| unsafe { ContextObject::from_abi(verbs) })
     }
 
     /// What it has.

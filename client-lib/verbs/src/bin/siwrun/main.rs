@@ -43,6 +43,10 @@ struct Arguments {
     /// connection, and with `wait` the message waits, as a sender of InfiniBand makes it.
     #[arg(long, value_enum, default_value = "terminate")]
     rnr: ReceiverNotReady,
+    /// Wakes a program that sleeps for a completion event after so many milliseconds without one, to
+    /// look again: some wait for what a WRITE of their peer brings, which raises no event.
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..))]
+    wake_after: Option<u32>,
     /// Only makes the links and prints their folder, for LD_LIBRARY_PATH; its folder pkgconfig is
     /// for PKG_CONFIG_PATH, to compile against them.
     #[arg(long)]
@@ -290,6 +294,9 @@ fn run() -> Result<ExitCode, String> {
     }
     if arguments.rnr == ReceiverNotReady::Wait {
         command.env("SIW_RNR", "wait");
+    }
+    if let Some(milliseconds) = arguments.wake_after {
+        command.env("SIW_WAKE_AFTER_MS", milliseconds.to_string());
     }
     if arguments.verbose {
         command.env("SIW_VERBS_LOG", "1");

@@ -1,0 +1,41 @@
+//! C programs of tests, compiled against the drop-in library.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::programs::is_installed;
+use super::{Daemon, siwrun};
+
+/// Compiles a C program with the flags of pkg-config; its path, and the folder of the libraries.
+pub fn compile(daemon: &Daemon, source: &Path) -> (PathBuf, PathBuf) {
+    let folder = daemon.dir.path().join("links");
+    let made = Command::new(siwrun())
+        .arg("--links")
+        .arg(&folder)
+        .arg("--print-links")
+        .status()
+        .unwrap();
+    assert!(made.success());
+    let program = daemon.dir.path().join("program");
+    let flags = Command::new("pkg-config")
+        .args(["--cflags", "--libs", "libibverbs", "librdmacm"])
+        .env("PKG_CONFIG_PATH", folder.join("pkgconfig"))
+        .output()
+        .unwrap();
+    assert!(flags.status.success(), "{flags:?}");
+    let flags = String::from_utf8(flags.stdout).unwrap();
+    let compiled = Command::new("cc")
+        .args(["-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
+        .arg(&program)
+        .arg(source)
+        .args(flags.split_whitespace())
+        .output()
+        .unwrap();
+    assert!(compiled.status.success(), "{compiled:?}");
+    (program, folder)
+}
+
+/// Both are installed.
+pub fn can_compile() -> bool {
+    is_installed("cc", "gcc") && is_installed("pkg-config", "pkg-config")
+}

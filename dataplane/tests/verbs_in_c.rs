@@ -1,0 +1,181 @@
+//! What programs in C see of the drop-in library where the tests' programs of the distribution show it
+//! only now and then.
+
+mod common;
+
+use common::Daemon;
+use common::c_programs::{can_compile, compile};
+use common::programs::Program;
+
+/// What all programs begin with.
+const PROLOGUE: &str = r#"
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <rdma/rdma_cma.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#define CHECK(what) do { if (!(what)) { \
+    fprintf(stderr, "line %d: %s, errno %d\n", __LINE__, #what, errno); exit(1); } } while (0)
+"#;
+
+/// Compiles a program and runs it by `siwrun`, with options of that; what it said.
+fn run_c(daemon: &Daemon, options: &str, source: &str) -> String {
+    let file = daemon.dir.path().join("program.c");
+    std::fs::write(&file, format!("{PROLOGUE}{source}")).unwrap();
+    let (program, _) = compile(daemon, &file);
+    Program::start(daemon, &format!("{options} {}", program.display())).succeed()
+}
+
+/// As libfabric does: it polls in vain, its peer's message and disconnect come, it asks for events, and
+/// destroys the queue pair.
+const DISCONNECT_BEHIND_A_MESSAGE: &str = r#"
+static void await(struct rdma_event_channel *channel, enum rdma_cm_event_type kind,
+                  struct rdma_cm_id **id)
+{
+    struct rdma_cm_event *event;
+    CHECK(rdma_get_cm_event(channel, &event) == 0);
+    CHECK(event->event == kind);
+    if (id)
+        *id = event->id;
+    CHECK(rdma_ack_cm_event(event) == 0);
+}
+
+static void add_queue_pair(struct rdma_cm_id *id, struct ibv_cq **cq)
+{
+    *cq = ibv_create_cq(id->verbs, 8, NULL, NULL, 0);
+    CHECK(*cq);
+    struct ibv_qp_init_attr init = { .send_cq = *cq, .recv_cq = *cq, .qp_type = IBV_QPT_RC,
+        .cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1,
+                 .max_inline_data = 8 } };
+    CHECK(rdma_create_qp(id, NULL, &init) == 0);
+}
+
+static void run(int polls)
+{
+    struct rdma_event_channel *here = rdma_create_event_channel();
+    struct rdma_event_channel *there = rdma_create_event_channel();
+    struct rdma_cm_id *listener, *server, *client;
+    struct ibv_cq *server_cq, *client_cq;
+    struct sockaddr_in address = { .sin_family = AF_INET };
+    CHECK(inet_pton(AF_INET, "10.77.0.2", &address.sin_addr) == 1);
+    CHECK(here && there);
+    CHECK(rdma_create_id(here, &listener, NULL, RDMA_PS_TCP) == 0);
+    CHECK(rdma_bind_addr(listener, (struct sockaddr *)&address) == 0);
+    CHECK(rdma_listen(listener, 1) == 0);
+    address.sin_port = rdma_get_src_port(listener);
+    CHECK(rdma_create_id(there, &client, NULL, RDMA_PS_TCP) == 0);
+    CHECK(rdma_resolve_addr(client, NULL, (struct sockaddr *)&address, 1000) == 0);
+    await(there, RDMA_CM_EVENT_ADDR_RESOLVED, NULL);
+    CHECK(rdma_resolve_route(client, 1000) == 0);
+    await(there, RDMA_CM_EVENT_ROUTE_RESOLVED, NULL);
+    add_queue_pair(client, &client_cq);
+    struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1 };
+    CHECK(rdma_connect(client, &param) == 0);
+    await(here, RDMA_CM_EVENT_CONNECT_REQUEST, &server);
+    add_queue_pair(server, &server_cq);
+    static char buffer[8];
+    struct ibv_mr *mr = ibv_reg_mr(server->pd, buffer, sizeof buffer, IBV_ACCESS_LOCAL_WRITE);
+    CHECK(mr);
+    struct ibv_sge sge = { (uintptr_t)buffer, sizeof buffer, mr->lkey };
+    struct ibv_recv_wr receive = { .wr_id = 7, .sg_list = &sge, .num_sge = 1 }, *bad_receive;
+    CHECK(ibv_post_recv(server->qp, &receive, &bad_receive) == 0);
+    CHECK(rdma_accept(server, &param) == 0);
+    await(here, RDMA_CM_EVENT_ESTABLISHED, NULL);
+    await(there, RDMA_CM_EVENT_ESTABLISHED, NULL);
+
+    struct ibv_wc wc;
+    CHECK(ibv_poll_cq(server_cq, 1, &wc) == 0);
+    char text[8] = "message";
+    struct ibv_sge text_sge = { (uintptr_t)text, sizeof text, 0 };
+    struct ibv_send_wr send = { .sg_list = &text_sge, .num_sge = 1, .opcode = IBV_WR_SEND,
+        .send_flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE }, *bad_send;
+    CHECK(ibv_post_send(client->qp, &send, &bad_send) == 0);
+    int polled;
+    while ((polled = ibv_poll_cq(client_cq, 1, &wc)) == 0) {}
+    CHECK(polled == 1 && wc.status == IBV_WC_SUCCESS);
+    CHECK(rdma_disconnect(client) == 0);
+    await(there, RDMA_CM_EVENT_DISCONNECTED, NULL);
+
+    struct pollfd readable = { .fd = here->fd, .events = POLLIN };
+    CHECK(poll(&readable, 1, 20000) == 1);
+    if (polls)
+        CHECK(fcntl(here->fd, F_SETFL, O_NONBLOCK) == 0);
+    struct rdma_cm_event *event;
+    int received = 0;
+    while (rdma_get_cm_event(here, &event)) {
+        CHECK(errno == EAGAIN);
+        received += ibv_poll_cq(server_cq, 1, &wc) == 1 && wc.status == IBV_WC_SUCCESS;
+    }
+    CHECK(event->event == RDMA_CM_EVENT_DISCONNECTED && event->id == server);
+    CHECK(rdma_ack_cm_event(event) == 0);
+    rdma_destroy_qp(server);
+    CHECK(received == polls);
+    rdma_destroy_qp(client);
+    ibv_dereg_mr(mr);
+    CHECK(rdma_destroy_id(server) == 0 && rdma_destroy_id(client) == 0);
+    CHECK(rdma_destroy_id(listener) == 0);
+    CHECK(ibv_destroy_cq(server_cq) == 0 && ibv_destroy_cq(client_cq) == 0);
+    rdma_destroy_event_channel(here);
+    rdma_destroy_event_channel(there);
+}
+
+int main(void)
+{
+    for (int round = 0; round < 20; round++)
+        run(1);
+    /* Who does not poll has the event a little later. */
+    run(0);
+    return 0;
+}
+"#;
+
+#[test]
+fn a_disconnect_is_reported_behind_what_came_before() {
+    if can_compile() {
+        run_c(&Daemon::loopback(), "", DISCONNECT_BEHIND_A_MESSAGE);
+    }
+}
+
+/// Nothing ever completes.
+const SLEEP_FOR_EVENTS: &str = r#"
+int main(void)
+{
+    struct ibv_device **list = ibv_get_device_list(NULL);
+    CHECK(list && list[0]);
+    struct ibv_context *context = ibv_open_device(list[0]);
+    CHECK(context);
+    struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
+    CHECK(channel);
+    struct ibv_cq *cqs[2], *cq, *last = NULL;
+    for (int i = 0; i < 2; i++) {
+        cqs[i] = ibv_create_cq(context, 4, NULL, channel, 0);
+        CHECK(cqs[i] && ibv_req_notify_cq(cqs[i], 0) == 0);
+    }
+    void *cookie;
+    for (int i = 0; i < 6; i++) {
+        struct ibv_wc wc;
+        CHECK(ibv_get_cq_event(channel, &cq, &cookie) == 0);
+        CHECK(cq != last && (cq == cqs[0] || cq == cqs[1]));
+        CHECK(ibv_poll_cq(cq, 1, &wc) == 0);
+        ibv_ack_cq_events(cq, 1);
+        last = cq;
+    }
+    CHECK(fcntl(channel->fd, F_SETFL, O_NONBLOCK) == 0);
+    CHECK(ibv_get_cq_event(channel, &cq, &cookie) == -1 && errno == EAGAIN);
+    CHECK(ibv_destroy_cq(cqs[0]) == 0 && ibv_destroy_cq(cqs[1]) == 0);
+    CHECK(ibv_destroy_comp_channel(channel) == 0);
+    CHECK(ibv_close_device(context) == 0);
+    return 0;
+}
+"#;
+
+#[test]
+fn a_program_can_be_woken_without_an_event() {
+    if can_compile() {
+        run_c(&Daemon::loopback(), "--wake-after 2", SLEEP_FOR_EVENTS);
+    }
+}
