@@ -14,8 +14,6 @@ use std::sync::{MutexGuard, Once};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
-use siw_shm::shared_memory::PAGE;
-
 use super::descriptors::{self, RemappedFiles};
 use super::vma::{Vma, list_vmas};
 use crate::context::lock_unpoisoned;
@@ -42,22 +40,6 @@ struct ForkUnderWay {
 
 thread_local! {
     static UNDER_WAY: RefCell<Option<ForkUnderWay>> = const { RefCell::new(None) };
-}
-
-/// The heaps that glibc's malloc(3) makes for threads begin at multiples of this (HEAP_MAX_SIZE).
-pub(super) const ARENA_ALIGNMENT: usize = 64 << 20;
-
-/// Whether the page holds the state of an arena of malloc(3), in the first page of its first heap.
-/// glibc writes there in a child of fork(2) before any handler runs, so that the page cannot be
-/// shared with the child even for that long. `page`: readable, of this process.
-pub(super) fn holds_arena_state(page: usize) -> bool {
-    if !page.is_multiple_of(ARENA_ALIGNMENT) {
-        return false;
-    }
-    // SAFETY: the caller has found the page mapped and readable; any bits are a number.
-    let first = unsafe { (page as *const usize).read_volatile() };
-    // `heap_info` begins with the address of the arena, which lies behind it in the first heap.
-    (page + 1..page + PAGE).contains(&first)
 }
 
 /// Does what has to be done at each fork from now on.

@@ -14,6 +14,7 @@
 
 mod descriptors;
 mod fork;
+mod pages;
 mod region;
 mod remap;
 mod vma;
@@ -23,6 +24,7 @@ use crate::context::{ClientInner, lock_unpoisoned};
 use crate::memory::Arena;
 use crate::{Access, Error, Pd};
 pub(crate) use fork::{process_generation, watch_forks};
+use pages::{split_at_arena_states, why_not_remapped};
 pub use region::AppMr;
 use rustix::mm::ProtFlags;
 use siw_shm::SharedMemory;
@@ -42,6 +44,10 @@ use windows::{WindowPlace, Windows};
 /// One registration at a time in the whole process, whatever its contexts: two that freeze the same
 /// pages would wait for each other.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Why private pages of a program with several threads are copied, or replaced in the way that has
+/// system calls of other threads fail.
+const UNPRIVILEGED: &str = "threads, and no access to /dev/userfaultfd";
 
 /// Longest reason that goes to the daemon.
 const REASON_LEN: usize = 63;
@@ -280,15 +286,24 @@ impl State {
             if self.add_known(ctx, vma, &bytes, &mut parts) {
                 continue;
             }
-            let reason = match keep.or_else(|| why_not_remapped(vma)) {
-                None => match self.remap_pages(ctx, vma, &whole_pages(&bytes)) {
-                    Ok(()) => {
-                        self.add_remapped(&bytes, &mut parts);
-                        continue;
+            let freezer = match keep.or_else(|| why_not_remapped(vma)) {
+                None => self.choose_freezer(ctx, vma, access),
+                Some(reason) => Err(reason.to_owned()),
+            };
+            let remapped = freezer.and_then(|freezer| {
+                self.remap_pages(ctx, vma, &freezer, &whole_pages(&bytes))
+                    .map(|()| freezer.fails_system_calls())
+                    .map_err(|error| format!("remap: {error}"))
+            });
+            let reason = match remapped {
+                Ok(fails_system_calls) => {
+                    self.add_remapped(&bytes, &mut parts);
+                    if fails_system_calls {
+                        parts.add_reason(UNPRIVILEGED);
                     }
-                    Err(error) => format!("remap: {error}"),
-                },
-                Some(reason) => reason.to_owned(),
+                    continue;
+                }
+                Err(reason) => reason,
             };
             let added = self.add_other(ctx, vma, &bytes, &mut parts);
             parts.add_reason(&reason);
@@ -410,17 +425,45 @@ impl State {
         }
     }
 
+    /// How others are kept off the pages of a mapping while they are replaced, or why they are not
+    /// replaced.
+    fn choose_freezer(
+        &mut self,
+        ctx: &ClientInner,
+        vma: &Vma,
+        access: Access,
+    ) -> Result<remap::Freezer, String> {
+        if !vma.writable || !vma.is_private_anonymous() {
+            return Ok(remap::Freezer::Alone);
+        }
+        let freezer = remap::Freezer::open_best().map_err(|error| format!("remap: {error}"))?;
+        // A slower region is better than a read(2) that fails elsewhere in the program; only where
+        // memory cannot be copied the few microseconds are risked.
+        if freezer.fails_system_calls()
+            && !access.contains(Access::REMOTE_ATOMIC)
+            && self.can_copy(ctx)
+        {
+            return Err(UNPRIVILEGED.to_owned());
+        }
+        Ok(freezer)
+    }
+
+    /// Whether the daemon copies from and to this process.
+    fn can_copy(&mut self, ctx: &ClientInner) -> bool {
+        if self.process.is_none() && ctx.features() & FEATURE_IMPORT != 0 {
+            self.process = self.import_process(ctx).ok();
+        }
+        self.process.is_some()
+    }
+
     /// Replaces private pages by pages of the daemon. `pages` are of one mapping.
     fn remap_pages(
         &mut self,
         ctx: &Arc<ClientInner>,
         vma: &Vma,
+        freezer: &remap::Freezer,
         pages: &Range<usize>,
     ) -> Result<(), Error> {
-        let freezer = match vma.writable {
-            true if vma.is_private_anonymous() => remap::Freezer::open_best()?,
-            _ => remap::Freezer::Alone,
-        };
         self.find_places(ctx, pages)?;
         let mut prot = ProtFlags::READ;
         if vma.writable {
@@ -447,7 +490,7 @@ impl State {
             let Some(file) = self.windows.file_at(place.file) else {
                 continue;
             };
-            remap::replace_pages(&freezer, &part, file.fd.as_fd(), place.offset, prot)?;
+            remap::replace_pages(freezer, &part, file.fd.as_fd(), place.offset, prot)?;
             for window in Windows::split_range(&part) {
                 self.windows.mark_used(&window);
             }
@@ -544,55 +587,4 @@ fn check_vmas(vmas: &[Vma], range: &Range<usize>, access: Access) -> Result<(), 
         return Err(registration_error(libc::EFAULT, why));
     }
     Ok(())
-}
-
-/// Bytes of a mapping in pieces: pages with the state of an arena of malloc(3), which stay where they
-/// are, with the reason, and what lies between them.
-fn split_at_arena_states(
-    vma: &Vma,
-    bytes: Range<usize>,
-) -> impl Iterator<Item = (Range<usize>, Option<&'static str>)> + use<> {
-    let is_heap = vma.writable && vma.is_private_anonymous();
-    let mapped = vma.range.clone();
-    let mut at = bytes.start;
-    std::iter::from_fn(move || {
-        if at >= bytes.end {
-            return None;
-        }
-        let page = at / PAGE * PAGE;
-        let is_kept =
-            |page: usize| is_heap && mapped.contains(&page) && fork::holds_arena_state(page);
-        let (end, reason) = if is_kept(page) {
-            (page + PAGE, Some("state of malloc"))
-        } else {
-            let first = (page + PAGE).next_multiple_of(fork::ARENA_ALIGNMENT);
-            let mut pages = (first..bytes.end).step_by(fork::ARENA_ALIGNMENT);
-            (pages.find(|page| is_kept(*page)).unwrap_or(bytes.end), None)
-        };
-        let piece = at..end.min(bytes.end);
-        at = piece.end;
-        Some((piece, reason))
-    })
-}
-
-/// Why pages of a mapping cannot be replaced; none if they can.
-fn why_not_remapped(vma: &Vma) -> Option<&'static str> {
-    let local = 0u8;
-    if vma.shared {
-        return Some("shared mapping");
-    }
-    if vma.executable {
-        return Some("executable memory");
-    }
-    if vma.name.starts_with("[stack") || vma.range.contains(&(&raw const local as usize)) {
-        return Some("stack");
-    }
-    // userfaultfd(2) is not for these.
-    if vma.writable && !vma.is_private_anonymous() && !remap::is_only_thread() {
-        return Some("private mapping of a file");
-    }
-    if vma.name.starts_with("[v") {
-        return Some("memory of the kernel");
-    }
-    None
 }

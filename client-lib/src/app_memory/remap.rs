@@ -10,8 +10,9 @@
 //! There are two ways to freeze. If userfaultfd may handle faults of the kernel too (as root, with
 //! vm.unprivileged_userfaultfd=1, or with access to /dev/userfaultfd), mremap(2) moves the pages away,
 //! and every access waits. Otherwise the pages are write-protected, so that reads go on, and a write
-//! waits; only a system call of another thread that writes to the very pages fails with EFAULT in
-//! these microseconds.
+//! waits; but a system call of another thread that writes to the very pages fails with EFAULT in
+//! these microseconds, and a thread whose stack is among them is killed if the kernel writes there.
+//! So that way is taken only where memory cannot be copied instead.
 //!
 //! Between freeze and wake nothing of this process's memory is touched but the stack of this thread:
 //! any page may be among the frozen ones, that of the allocator or of `errno`. So system calls are
@@ -145,13 +146,15 @@ impl Freezer {
             set_up(&uffd, 0)?;
             return Ok(Freezer::Move(uffd));
         }
-        Self::open_for_programs().or_else(|error| {
-            if is_only_thread() {
-                Ok(Freezer::Alone)
-            } else {
-                Err(error)
-            }
-        })
+        if is_only_thread() {
+            return Ok(Freezer::Alone);
+        }
+        Self::open_for_programs()
+    }
+
+    /// Whether a system call of another thread fails that writes to the pages meanwhile.
+    pub fn fails_system_calls(&self) -> bool {
+        matches!(self, Freezer::Protect(_))
     }
 
     /// The way that needs no privilege.

@@ -1,0 +1,165 @@
+/*
+ * fork(2) beside registered memory, with and without ibv_fork_init(3):
+ *
+ *   verbs_fork none|init
+ *
+ * A child sees the memory of its parent as it was, and what it writes there is its own; it may end by
+ * exit(3), which runs the handlers of its parent's libraries, or start another program. The parent's
+ * regions are written by its peer before, while and after a child exists.
+ */
+#include <errno.h>
+#include <infiniband/verbs.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define LENGTH 20000
+
+static struct ibv_context *context;
+static struct ibv_pd *pd;
+static struct ibv_cq *cq;
+static struct ibv_qp *qps[2];
+static union ibv_gid gid;
+
+static void expect(int holds, const char *what)
+{
+	if (!holds) {
+		fprintf(stderr, "%d: %s: %s\n", (int)getpid(), what, strerror(errno));
+		exit(1);
+	}
+}
+
+static struct ibv_qp *create_qp(void)
+{
+	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .send_cq = cq, .recv_cq = cq };
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1,
+				    .qp_access_flags = IBV_ACCESS_REMOTE_WRITE };
+	struct ibv_qp *qp;
+
+	init.cap = (struct ibv_qp_cap){ 4, 4, 1, 1, 0 };
+	qp = ibv_create_qp(pd, &init);
+	expect(qp && !ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+				    IBV_QP_ACCESS_FLAGS), "a queue pair");
+	return qp;
+}
+
+static void connect_qp(struct ibv_qp *qp, struct ibv_qp *peer)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024,
+				    .dest_qp_num = peer->qp_num, .max_dest_rd_atomic = 1 };
+
+	attr.ah_attr = (struct ibv_ah_attr){ .is_global = 1, .port_num = 1 };
+	attr.ah_attr.grh.dgid = gid;
+	expect(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
+			      IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
+			      IBV_QP_MIN_RNR_TIMER), "to RTR");
+	attr.qp_state = IBV_QPS_RTS;
+	attr.max_rd_atomic = 1;
+	expect(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+			      IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC), "to RTS");
+}
+
+/* Has the second queue pair write its region into that of the first, and read a byte after it. */
+static void transfer(struct ibv_mr *from, struct ibv_mr *to)
+{
+	enum ibv_wr_opcode opcodes[2] = { IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ };
+	int n;
+
+	for (n = 0; n < 2; n++) {
+		/* The end of a READ says that the WRITE before it is placed. */
+		struct ibv_sge place = { (uintptr_t)from->addr, n ? 1 : LENGTH, from->lkey };
+		struct ibv_send_wr wr = { .sg_list = &place, .num_sge = 1, .opcode = opcodes[n],
+					  .send_flags = IBV_SEND_SIGNALED }, *bad;
+		struct ibv_wc wc;
+		int got;
+
+		wr.wr.rdma.remote_addr = (uintptr_t)to->addr;
+		wr.wr.rdma.rkey = to->rkey;
+		expect(!ibv_post_send(qps[1], &wr, &bad), "ibv_post_send");
+		while (!(got = ibv_poll_cq(cq, 1, &wc)))
+			;
+		expect(got == 1 && !wc.status, "completion");
+	}
+}
+
+static int is_filled(const char *bytes, char with)
+{
+	int n;
+
+	for (n = 0; n < LENGTH; n++)
+		if (bytes[n] != with)
+			return 0;
+	return 1;
+}
+
+/* The child's end: 0 if all is as it should be. */
+static void be_child(char *target, char *source, char *beside, int way)
+{
+	expect(is_filled(target, 'b') && is_filled(source, 'b') && is_filled(beside, 'x'),
+	       "the child sees the memory as it was");
+	memset(target, 'c', LENGTH);
+	memset(source, 'c', LENGTH);
+	memset(beside, 'c', LENGTH);
+	expect(is_filled(target, 'c') && is_filled(source, 'c'), "the child has its own memory");
+	if (way == 1)
+		exit(0);
+	if (way == 2)
+		execlp("true", "true", NULL);
+	_exit(way == 0 ? 0 : 1);
+}
+
+int main(int argc, char **argv)
+{
+	int with_init = argc > 1 && !strcmp(argv[1], "init");
+	int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+	struct ibv_device **devices;
+	char *target = malloc(LENGTH), *beside = malloc(LENGTH), *source = malloc(LENGTH);
+	struct ibv_mr *to, *from;
+	int way, n;
+
+	if (with_init)
+		expect(!ibv_fork_init(), "ibv_fork_init");
+	devices = ibv_get_device_list(NULL);
+	expect(devices && (context = ibv_open_device(devices[0])), "ibv_open_device");
+	pd = ibv_alloc_pd(context);
+	cq = ibv_create_cq(context, 16, NULL, NULL, 0);
+	expect(pd && cq && !ibv_query_gid(context, 1, 0, &gid), "objects");
+	to = ibv_reg_mr(pd, target, LENGTH, access);
+	from = ibv_reg_mr(pd, source, LENGTH, access);
+	expect(to && from, "ibv_reg_mr");
+	for (n = 0; n < 2; n++)
+		qps[n] = create_qp();
+	for (n = 0; n < 2; n++)
+		connect_qp(qps[n], qps[!n]);
+	for (way = 0; way < 3; way++) {
+		int status;
+		pid_t child;
+
+		memset(source, 'b', LENGTH);
+		memset(beside, 'x', LENGTH);
+		transfer(from, to);
+		expect(is_filled(target, 'b'), "written before the fork");
+		child = fork();
+		expect(child >= 0, "fork");
+		if (!child)
+			be_child(target, source, beside, way);
+		/* While the child exists, or has just ended. */
+		memset(source, 'd', LENGTH);
+		transfer(from, to);
+		expect(is_filled(target, 'd') && is_filled(beside, 'x'), "written while it exists");
+		expect(waitpid(child, &status, 0) == child && !status, "the child");
+		expect(is_filled(target, 'd') && is_filled(source, 'd') && is_filled(beside, 'x'),
+		       "the child disturbs nobody");
+		memset(source, 'e', LENGTH);
+		transfer(from, to);
+		expect(is_filled(target, 'e'), "written after it has ended");
+	}
+	expect(!ibv_destroy_qp(qps[0]) && !ibv_destroy_qp(qps[1]) && !ibv_dereg_mr(to) &&
+	       !ibv_dereg_mr(from) && !ibv_destroy_cq(cq) && !ibv_dealloc_pd(pd) &&
+	       !ibv_close_device(context), "destroying all");
+	printf("%s: three children\n", ibv_is_fork_initialized() == IBV_FORK_UNNEEDED
+	       ? "unneeded" : "needed");
+	return 0;
+}

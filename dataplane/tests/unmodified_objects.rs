@@ -1,0 +1,142 @@
+//! What programs may do with the objects of verbs, whoever they are: use them from many threads, over
+//! several contexts, across fork(2), by descriptors of their own choosing, and without privilege.
+//! Programs of C, in `dataplane/tests/programs/`, run by `siwrun`.
+
+mod common;
+
+use common::programs::{Program, is_installed};
+use common::{Daemon, LOOPBACK};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Compiles a program, against the libraries that it will not run with.
+fn compile(daemon: &Daemon, name: &str) -> Option<PathBuf> {
+    if !is_installed("cc", "gcc") || !Path::new("/usr/include/infiniband/verbs.h").exists() {
+        println!("skipped: gcc or libibverbs-dev is not installed");
+        return None;
+    }
+    let program = daemon.dir.path().join(name);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/programs/{name}.c"));
+    let out = Command::new("cc")
+        .args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
+        .args([&program, &source])
+        .arg("-libverbs")
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "{out:?}");
+    Some(program)
+}
+
+fn run(daemon: &Daemon, line: &str) -> String {
+    Program::start(daemon, line).succeed()
+}
+
+#[test]
+fn threads_share_every_object() {
+    let daemon = Daemon::loopback();
+    let Some(program) = compile(&daemon, "verbs_threads") else {
+        return;
+    };
+    let said = run(&daemon, &format!("{} 10000", program.display()));
+    assert!(said.contains("10000 messages"), "{said}");
+}
+
+#[test]
+fn children_have_their_own_memory_with_fork_init_and_without() {
+    let daemon = Daemon::loopback();
+    let Some(program) = compile(&daemon, "verbs_fork") else {
+        return;
+    };
+    for way in ["none", "init"] {
+        let said = run(&daemon, &format!("{} {way}", program.display()));
+        assert!(said.contains("unneeded: three children"), "{way}: {said}");
+    }
+}
+
+#[test]
+fn descriptors_of_events_block_as_the_program_says() {
+    let daemon = Daemon::loopback();
+    let Some(program) = compile(&daemon, "verbs_events") else {
+        return;
+    };
+    let said = run(&daemon, &program.display().to_string());
+    assert!(said.contains("events are pollable"), "{said}");
+}
+
+/// Lets every user reach the daemon and what is in its folder.
+fn admit_all(daemon: &Daemon) {
+    for (path, mode) in [(daemon.dir.path(), 0o755), (daemon.socket.as_path(), 0o666)] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+}
+
+const NOBODY: &str = "setpriv --reuid 65534 --regid 65534 --clear-groups";
+
+/// What the program counted, by name.
+fn count(said: &str, name: &str) -> u64 {
+    let line = said.lines().find(|line| line.starts_with('{')).unwrap();
+    let counts: serde_json::Value = serde_json::from_str(line).unwrap();
+    counts[name].as_u64().unwrap()
+}
+
+/// The kernel writes to pages while they are registered, by read(2) of another thread.
+#[test]
+fn system_calls_go_on_while_their_memory_is_registered() {
+    let copies = format!("{LOOPBACK}[control]\nprocess_memory = \"all\"\n");
+    let daemon = Daemon::start(&copies, &[]);
+    let Some(program) = compile(&daemon, "kernel_access") else {
+        return;
+    };
+    admit_all(&daemon);
+    let check = |line: String| {
+        let said = run(&daemon, &line);
+        assert_eq!(count(&said, "lost"), 0, "{said}");
+        assert_eq!(count(&said, "failed_reads"), 0, "{said}");
+        assert_eq!(count(&said, "failed_writes"), 0, "{said}");
+        assert!(count(&said, "kernel_writes") > 1000, "{said}");
+    };
+    let program = program.display();
+    check(format!("{program} 100"));
+    if !is_installed("setpriv", "util-linux") {
+        return;
+    }
+    // Without privilege the memory is copied where siwd does so ...
+    check(format!("{NOBODY} {program} 100"));
+    // ... and remapped where the device of userfaultfd may be opened.
+    if !Path::new("/dev/userfaultfd").exists() {
+        println!("skipped: the kernel has no /dev/userfaultfd");
+        return;
+    }
+    let daemon = Daemon::loopback();
+    admit_all(&daemon);
+    let script = daemon.dir.path().join("with_device");
+    let device = daemon.dir.path().join("device");
+    let text = format!(
+        "set -e\nnumber=$(stat -c '%t %T' /dev/userfaultfd)\nset -- $number\n\
+         mknod -m 666 {device} c $((0x$1)) $((0x$2))\n\
+         mount --bind {device} /dev/userfaultfd\nexec {NOBODY} {program} 100\n",
+        device = device.display()
+    );
+    std::fs::write(&script, text).unwrap();
+    let said = run(&daemon, &format!("unshare -m sh {}", script.display()));
+    assert_eq!(count(&said, "lost"), 0, "{said}");
+    assert_eq!(count(&said, "failed_writes"), 0, "{said}");
+    assert_eq!(count(&said, "failed_reads"), 0, "{said}");
+}
+
+/// Without any of this updates are still not lost, and the region says why it was made as it was.
+#[test]
+fn no_update_is_lost_without_privilege() {
+    let daemon = Daemon::loopback();
+    let Some(program) = compile(&daemon, "kernel_access") else {
+        return;
+    };
+    if !is_installed("setpriv", "util-linux") {
+        return;
+    }
+    admit_all(&daemon);
+    let said = run(&daemon, &format!("{NOBODY} {} 100", program.display()));
+    assert_eq!(count(&said, "lost"), 0, "{said}");
+    assert_eq!(count(&said, "failed_reads"), 0, "{said}");
+}
