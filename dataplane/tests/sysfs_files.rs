@@ -104,6 +104,30 @@ assert not libc.opendir(b"/sys/class/infiniband_of_nobody") and ctypes.get_errno
 assert stat.S_ISCHR(os.stat("/dev/infiniband/uverbs1").st_mode)
 assert stat.S_ISCHR(os.stat("/dev/infiniband/rdma_cm").st_mode)
 
+class Glob(ctypes.Structure):
+    _fields_ = [("count", ctypes.c_size_t), ("paths", ctypes.POINTER(ctypes.c_char_p)),
+                ("rest", ctypes.c_size_t * 7)]
+
+def glob(pattern, call=libc.glob):
+    found = Glob()
+    assert call(pattern.encode(), 0, None, ctypes.byref(found)) in (0, 3)
+    paths = [found.paths[n].decode() for n in range(found.count)]
+    libc.globfree(ctypes.byref(found))
+    return paths
+
+# The paths are as asked for.
+for call in (libc.glob, libc.glob64):
+    assert glob(CLASS + "/*", call) == [CLASS + "/siw0", CLASS + "/siw1"]
+    assert glob("/dev/infiniband/uverbs[1-9]", call) == ["/dev/infiniband/uverbs1"]
+    assert glob(CLASS + "/*/ports/1/gid_attrs/ndevs/0", call) == [
+        f"{CLASS}/siw{n}/ports/1/gid_attrs/ndevs/0" for n in range(2)]
+    assert glob("/sys/class/infiniband/of_nobody*", call) == []
+    assert glob("/sys/class/n[e]t", call) == ["/sys/class/net"]
+os.chdir(CLASS + "/siw1")
+assert open("ports/1/state").read().startswith("4:")
+os.chdir("/")
+assert os.statvfs(CLASS).f_bsize > 0
+
 # Nothing else has changed.
 assert os.path.realpath("/sys/class") == "/sys/class"
 assert stat.S_ISCHR(os.stat("/dev/null").st_mode) and os.path.exists("/sys/class/net")

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 pub mod libc_calls {
     use super::*;
     use libc::{DIR, FILE, ifaddrs, mode_t, msghdr, size_t, sockaddr, socklen_t, ssize_t, statx};
-    pub use libc::{dirent, dirent64, stat, stat64};
+    pub use libc::{dirent, dirent64, stat, stat64, statfs, statfs64, statvfs, statvfs64};
     use std::ffi::{c_char, c_int, c_uint, c_ulong};
     use std::ptr::null_mut;
 
@@ -96,6 +96,17 @@ pub mod libc_calls {
             path: *const c_char, resolved: *mut c_char, room: size_t,
         ) -> *mut c_char;
         fn canonicalize = c"canonicalize_file_name" (path: *const c_char) -> *mut c_char;
+        fn chdir = c"chdir" (path: *const c_char) -> c_int;
+        fn statfs_of = c"statfs" (path: *const c_char, found: *mut statfs) -> c_int;
+        fn statfs64_of = c"statfs64" (path: *const c_char, found: *mut statfs64) -> c_int;
+        fn statvfs_of = c"statvfs" (path: *const c_char, found: *mut statvfs) -> c_int;
+        fn statvfs64_of = c"statvfs64" (path: *const c_char, found: *mut statvfs64) -> c_int;
+        fn glob_paths = c"glob" (
+            pattern: *const c_char, flags: c_int, on_error: usize, found: *mut c_void,
+        ) -> c_int;
+        fn glob64_paths = c"glob64" (
+            pattern: *const c_char, flags: c_int, on_error: usize, found: *mut c_void,
+        ) -> c_int;
     }
 }
 

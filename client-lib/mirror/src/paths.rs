@@ -5,7 +5,7 @@
 use crate::next::libc_calls::{self, dirent, dirent64};
 use crate::next::verbs;
 use libc::{FILE, c_uint, mode_t, size_t, ssize_t, stat, stat64, statx};
-use std::ffi::{CStr, CString, c_char, c_int};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
 const CLASS: &[u8] = b"/sys/class/infiniband";
 const DEVICES: &[u8] = b"/dev/infiniband";
@@ -128,4 +128,87 @@ calls_with_path! {
         @path, resolved: *mut c_char, room: size_t,
     ) -> *mut c_char;
     fn canonicalize = "canonicalize_file_name" (@path) -> *mut c_char;
+    fn chdir = "chdir" (@path) -> c_int;
+    fn statfs_of = "statfs" (@path, found: *mut libc::statfs) -> c_int;
+    fn statfs64_of = "statfs64" (@path, found: *mut libc::statfs64) -> c_int;
+    fn statvfs_of = "statvfs" (@path, found: *mut libc::statvfs) -> c_int;
+    fn statvfs64_of = "statvfs64" (@path, found: *mut libc::statvfs64) -> c_int;
+}
+
+/// `glob_t` of glob.h; that of glob64(3) is the same on 64 bits.
+#[repr(C)]
+struct Glob {
+    pathc: size_t,
+    pathv: *mut *mut c_char,
+    offs: size_t,
+    flags: c_int,
+    closedir: unsafe extern "C" fn(*mut libc::DIR) -> c_int,
+    readdir: unsafe extern "C" fn(*mut libc::DIR) -> *mut dirent64,
+    opendir: unsafe extern "C" fn(*const c_char) -> *mut libc::DIR,
+    lstat: unsafe extern "C" fn(*const c_char, *mut stat64) -> c_int,
+    stat: unsafe extern "C" fn(*const c_char, *mut stat64) -> c_int,
+}
+
+/// The functions in the struct are to be used. Not in the crate libc.
+const GLOB_ALTDIRFUNC: c_int = 1 << 9;
+
+/// Has glob(3) look by the calls of this module, which it makes inside of the C library otherwise: the
+/// paths that it finds are those of the pattern.
+///
+/// # Safety
+/// As glob(3) asks for.
+unsafe fn find_paths(
+    pattern: *const c_char,
+    flags: c_int,
+    found: *mut c_void,
+    call: impl FnOnce(c_int) -> c_int,
+) -> c_int {
+    // SAFETY: as the caller promised.
+    let is_ours = flags & GLOB_ALTDIRFUNC == 0 && unsafe { redirect(pattern) }.is_some();
+    if !is_ours {
+        return call(flags);
+    }
+    let glob = found.cast::<Glob>();
+    // SAFETY: the struct is the caller's; these fields have a meaning only with the flag.
+    unsafe {
+        (&raw mut (*glob).closedir).write(libc::closedir);
+        (&raw mut (*glob).readdir).write(libc::readdir64);
+        (&raw mut (*glob).opendir).write(opendir);
+        (&raw mut (*glob).lstat).write(lstat64);
+        (&raw mut (*glob).stat).write(stat64_of);
+    }
+    let result = call(flags | GLOB_ALTDIRFUNC);
+    // SAFETY: as above; the flags are written by the call.
+    unsafe { (*glob).flags &= !GLOB_ALTDIRFUNC };
+    result
+}
+
+#[unsafe(export_name = "glob")]
+unsafe extern "C" fn glob_paths(
+    pattern: *const c_char,
+    flags: c_int,
+    on_error: usize,
+    found: *mut c_void,
+) -> c_int {
+    // SAFETY: as the manual page obliges the caller.
+    unsafe {
+        find_paths(pattern, flags, found, |flags| {
+            libc_calls::glob_paths(pattern, flags, on_error, found)
+        })
+    }
+}
+
+#[unsafe(export_name = "glob64")]
+unsafe extern "C" fn glob64_paths(
+    pattern: *const c_char,
+    flags: c_int,
+    on_error: usize,
+    found: *mut c_void,
+) -> c_int {
+    // SAFETY: as the manual page obliges the caller.
+    unsafe {
+        find_paths(pattern, flags, found, |flags| {
+            libc_calls::glob64_paths(pattern, flags, on_error, found)
+        })
+    }
 }
