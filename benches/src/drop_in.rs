@@ -296,7 +296,7 @@ pub fn compare_drop_in(
     let (own, drop_in) = spreads.ok_or("no round")?;
     let shown = |name: &str, spread: &Spread| {
         let Spread { median, min, max } = spread;
-        eprintln!("{name}: {median:.1} ({min:.1} to {max:.1})");
+        eprintln!("{name}: {median:.2} ({min:.2} to {max:.2})");
     };
     shown("client library", &own);
     shown("drop-in library", &drop_in);
