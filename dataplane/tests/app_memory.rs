@@ -413,6 +413,37 @@ fn a_region_of_all_kinds_of_memory_is_one_region() {
 }
 
 #[test]
+fn a_part_of_a_mapping_of_huge_pages_is_registered() {
+    const HUGE: usize = 2 << 20;
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 4096);
+    for kind in [nix::libc::MAP_PRIVATE, nix::libc::MAP_SHARED] {
+        let prot = nix::libc::PROT_READ | nix::libc::PROT_WRITE;
+        let flags = kind | nix::libc::MAP_ANONYMOUS | nix::libc::MAP_HUGETLB;
+        // SAFETY: a new mapping, where nothing is.
+        let start = unsafe { nix::libc::mmap(std::ptr::null_mut(), HUGE, prot, flags, -1, 0) };
+        if start == nix::libc::MAP_FAILED {
+            println!("skipped: no huge page is free (/proc/sys/vm/nr_hugepages)");
+            return;
+        }
+        let pages = Pages {
+            start: start.cast(),
+            len: HUGE,
+        };
+        let at = |offset: usize| pages.slot(offset);
+        store(at(HUGE / 2 - 8), 1);
+        store(at(HUGE / 2), 2);
+        let mr = b.pd.reg_memory(at(HUGE / 2).cast(), 10_000, ALL).unwrap();
+        println!("{:?} {}", mr.methods(), mr.reason());
+        assert_eq!(read_word(&a, &mr, 0), 2);
+        assert_eq!(write_word(&a, &mr, 0, 3), WcStatus::SUCCESS);
+        assert_eq!((load(at(HUGE / 2 - 8)), load(at(HUGE / 2))), (1, 3));
+        mr.dereg().map_err(|(_, error)| error).unwrap();
+        assert_eq!(load(at(HUGE / 2)), 3);
+    }
+}
+
+#[test]
 fn pages_of_a_context_that_is_gone_are_registered_by_another() {
     let daemon = Daemon::loopback();
     let pages = Pages::new(4096);
