@@ -179,6 +179,14 @@ impl SendPlaces {
     }
 }
 
+impl SendPlaces {
+    /// The requests posted last leave their places again.
+    pub fn withdraw(&mut self, requests: u32) {
+        self.posted = self.posted.wrapping_sub(requests);
+        self.free += requests;
+    }
+}
+
 /// Queue pair numbers are small and spread: no other hash is needed.
 #[derive(Default)]
 struct ByNumber(u64);

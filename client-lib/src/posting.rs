@@ -89,6 +89,24 @@ impl SendPosting<'_> {
         self.pushed = true;
         Ok(())
     }
+
+    /// Adds all requests that `push_all` pushes, or none if it fails.
+    pub fn push_all_or_none(
+        &mut self,
+        push_all: impl FnOnce(&mut Self) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let before = (self.sq.as_ref().map(|sq| sq.ring.mark()), self.pushed);
+        let pushed = push_all(self);
+        if pushed.is_err()
+            && let (Some(mark), had_pushed) = before
+            && let Some(sq) = &mut self.sq
+        {
+            let requests = sq.ring.withdraw_since(mark);
+            sq.places.withdraw(requests);
+            self.pushed = had_pushed;
+        }
+        pushed
+    }
 }
 
 impl Drop for SendPosting<'_> {

@@ -43,6 +43,16 @@ fn threads_share_every_object() {
 }
 
 #[test]
+fn batches_are_posted_all_or_not_at_all() {
+    let daemon = Daemon::loopback();
+    let Some(program) = compile(&daemon, "verbs_batches") else {
+        return;
+    };
+    let said = run(&daemon, &program.display().to_string());
+    assert!(said.contains("all or nothing"), "{said}");
+}
+
+#[test]
 fn children_have_their_own_memory_with_fork_init_and_without() {
     let daemon = Daemon::loopback();
     let Some(program) = compile(&daemon, "verbs_fork") else {

@@ -265,6 +265,13 @@ impl<K: QueueKind> WorkQueueProducer<K> {
     }
 }
 
+/// How far a queue was filled at a time ([`SqProducer::mark`]).
+#[derive(Debug, Clone, Copy)]
+pub struct QueueMark {
+    filled: u32,
+    posted: u32,
+}
+
 impl WorkQueueProducer<SendKind> {
     /// Shows all pushed requests to the worker. Returns whether the QP's number
     /// has to go on the doorbell ring.
@@ -272,6 +279,24 @@ impl WorkQueueProducer<SendKind> {
     pub fn publish_posted(&mut self) -> bool {
         self.ring.publish_tail(self.memory.header_word(OFF_TAIL));
         doorbell::mark_pending(self.memory.header_word(OFF_PENDING))
+    }
+
+    /// What was pushed so far.
+    pub fn mark(&self) -> QueueMark {
+        QueueMark {
+            filled: self.ring.count_filled(),
+            posted: self.posted,
+        }
+    }
+
+    /// Takes back what was pushed since `mark`, which must not be published yet; how many requests
+    /// these were.
+    pub fn withdraw_since(&mut self, mark: QueueMark) -> u32 {
+        let slots = self.ring.count_filled().wrapping_sub(mark.filled);
+        self.ring.withdraw_filled(slots);
+        let requests = self.posted.wrapping_sub(mark.posted);
+        self.posted = mark.posted;
+        requests
     }
 
     /// A view of what the daemon says about the QP, for any thread.

@@ -3,8 +3,9 @@
  *
  *   verbs_threads MESSAGES
  *
- * Four threads post SENDs to one queue pair and four receive from it through one shared receive queue,
- * four poll one completion queue at either end, half of them asleep on one completion channel. Others
+ * Four threads post SENDs to one queue pair, half of them by ibv_wr_start(3), and four receive from it through one shared receive queue,
+ * four poll one completion queue at either end, half of them asleep on one completion channel and
+ * half by ibv_start_poll(3). Others
  * register memory, and make and destroy queues in the same protection domain meanwhile. Each message
  * has to arrive once, whole, and each request has to complete once.
  */
@@ -78,7 +79,12 @@ static struct ibv_context *open_device(const char *name)
 static void open_end(struct end *end, const char *name)
 {
 	struct ibv_srq_init_attr shared = { .attr = { .max_wr = SLOTS, .max_sge = 1 } };
-	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .sq_sig_all = 1 };
+	struct ibv_qp_init_attr_ex init = {
+		.qp_type = IBV_QPT_RC, .sq_sig_all = 1, .send_ops_flags = IBV_QP_EX_WITH_SEND,
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+	};
+	struct ibv_cq_init_attr_ex queue = { .cqe = 2 * SLOTS, .cq_context = end,
+					     .wc_flags = IBV_WC_EX_WITH_BYTE_LEN };
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
 
 	end->context = open_device(name);
@@ -88,7 +94,8 @@ static void open_end(struct end *end, const char *name)
 	end->channel = ibv_create_comp_channel(end->context);
 	expect(end->pd && end->channel, "protection domain and channel");
 	expect(!fcntl(end->channel->fd, F_SETFL, O_NONBLOCK), "fcntl");
-	end->cq = ibv_create_cq(end->context, 2 * SLOTS, end, end->channel, 0);
+	queue.channel = end->channel;
+	end->cq = ibv_cq_ex_to_cq(ibv_create_cq_ex(end->context, &queue));
 	end->srq = ibv_create_srq(end->pd, &shared);
 	expect(end->cq && end->srq, "completion queue and shared receive queue");
 	end->slots = calloc(SLOTS, sizeof *end->slots);
@@ -97,7 +104,8 @@ static void open_end(struct end *end, const char *name)
 	init.send_cq = init.recv_cq = end->cq;
 	init.srq = end->srq;
 	init.cap = (struct ibv_qp_cap){ .max_send_wr = SLOTS, .max_send_sge = 1 };
-	end->qp = ibv_create_qp(end->pd, &init);
+	init.pd = end->pd;
+	end->qp = ibv_create_qp_ex(end->context, &init);
 	expect(end->qp && !ibv_query_gid(end->context, 1, 0, &end->gid), "ibv_create_qp");
 	expect(!ibv_modify_qp(end->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
 			      IBV_QP_ACCESS_FLAGS), "to INIT");
@@ -141,8 +149,9 @@ static int take_slot(void)
 	}
 }
 
-static void *post_sends(void *unused)
+static void *post_sends(void *builds)
 {
+	struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(sender.qp);
 	unsigned int number;
 	int n;
 
@@ -155,9 +164,18 @@ static void *post_sends(void *unused)
 
 		for (n = 0; n < WORDS; n++)
 			sender.slots[slot].words[n] = (uint64_t)number * WORDS + n;
-		expect(!ibv_post_send(sender.qp, &wr, &bad), "ibv_post_send");
+		if (builds) {
+			ibv_wr_start(qp);
+			qp->wr_id = wr.wr_id;
+			qp->wr_flags = 0;
+			ibv_wr_send(qp);
+			ibv_wr_set_sge(qp, source.lkey, source.addr, source.length);
+			expect(!ibv_wr_complete(qp), "ibv_wr_complete");
+		} else {
+			expect(!ibv_post_send(sender.qp, &wr, &bad), "ibv_post_send");
+		}
 	}
-	return unused;
+	return NULL;
 }
 
 static void on_sent(const struct ibv_wc *wc)
@@ -208,10 +226,37 @@ static int is_done(struct end *end)
 	return atomic_load(end == &sender ? &sent : &received) == total;
 }
 
+/* The same by the functions of an extended queue. */
+static int take_by_functions(struct end *end)
+{
+	struct ibv_poll_cq_attr attr = { 0 };
+	struct ibv_cq_ex *cq = (struct ibv_cq_ex *)end->cq;
+	int status = ibv_start_poll(cq, &attr), got = 0, n;
+	struct ibv_wc wc[3];
+
+	expect(!status || status == ENOENT, "ibv_start_poll");
+	if (status)
+		return 0;
+	do {
+		wc[got].wr_id = cq->wr_id;
+		wc[got].status = cq->status;
+		wc[got].byte_len = ibv_wc_read_byte_len(cq);
+	} while (++got < 3 && !(status = ibv_next_poll(cq)));
+	ibv_end_poll(cq);
+	for (n = 0; n < got; n++) {
+		expect(!wc[n].status, "the status of a completion");
+		if (end == &sender)
+			on_sent(&wc[n]);
+		else
+			on_received(&wc[n]);
+	}
+	return got;
+}
+
 static void *spin(void *argument)
 {
 	while (!is_done(argument))
-		if (!take_completions(argument))
+		if (!take_by_functions(argument))
 			sched_yield();
 	return NULL;
 }
@@ -316,7 +361,8 @@ int main(int argc, char **argv)
 			       "thread");
 	}
 	for (n = 0; n < THREADS; n++)
-		expect(!pthread_create(&threads[started++], NULL, post_sends, NULL), "thread");
+		expect(!pthread_create(&threads[started++], NULL, post_sends,
+				       n % 2 ? &sender : NULL), "thread");
 	for (n = 0; n < started; n++)
 		pthread_join(threads[n], NULL);
 	atomic_store(&over, 1);

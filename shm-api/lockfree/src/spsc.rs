@@ -61,6 +61,18 @@ impl SpscProducer {
         self.tail = self.tail.wrapping_add(count);
     }
 
+    /// Gives back the `count` slots that were filled last; they have not been shown.
+    #[inline]
+    pub fn withdraw_filled(&mut self, count: u32) {
+        self.tail = self.tail.wrapping_sub(count);
+    }
+
+    /// How many slots were ever filled, modulo 2^32.
+    #[inline]
+    pub fn count_filled(&self) -> u32 {
+        self.tail
+    }
+
     /// Shows every filled slot to the consumer.
     #[inline]
     pub fn publish_tail(&self, tail: &AtomicU32) {

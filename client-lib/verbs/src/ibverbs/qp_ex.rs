@@ -111,14 +111,18 @@ impl Building {
                 data,
                 ..built.request
             })?;
-            if let Some((window, key)) = built.window {
-                // SAFETY: a window of this library, by ibv_wr_post(3).
-                unsafe { MwObject::from_abi(window) }
-                    .mw()
-                    .on_bind_posted(key);
-            }
         }
         Ok(())
+    }
+
+    /// The windows have the keys that their requests bind.
+    fn note_binds(&self) {
+        for (window, key) in self.requests.iter().filter_map(|built| built.window) {
+            // SAFETY: a window of this library, by ibv_wr_post(3).
+            unsafe { MwObject::from_abi(window) }
+                .mw()
+                .on_bind_posted(key);
+        }
     }
 }
 
@@ -215,10 +219,12 @@ unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
     let (object, building) = unsafe { (object_of(qp), building(qp)) };
     let posted = match building.error.take() {
         Some(error) => Err(error),
-        None => object
-            .qp()
-            .start_sending()
-            .and_then(|mut posting| building.post_all(&mut posting)),
+        // No work is executed unless all of it is.
+        None => object.qp().start_sending().and_then(|mut posting| {
+            posting.push_all_or_none(|posting| building.post_all(posting))?;
+            building.note_binds();
+            Ok(())
+        }),
     };
     object.batch.unlock();
     crate::status::errno_of("ibv_wr_complete", posted)
