@@ -86,8 +86,18 @@ impl Program {
         (status, said)
     }
 
+    /// Its process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
     /// Ends it and what it has forked.
-    fn kill(&mut self) {
+    pub fn kill(&mut self) {
         if !matches!(self.child.try_wait(), Ok(None)) {
             return;
         }
@@ -97,7 +107,7 @@ impl Program {
     }
 
     /// All output of a program that has ended: standard output, then standard error.
-    fn said(&mut self) -> String {
+    pub fn said(&mut self) -> String {
         let outputs = self.outputs.drain(..);
         outputs.map(|output| output.join().unwrap()).collect()
     }

@@ -199,7 +199,12 @@ impl Session {
             if let Some(stop) = self.ended.take() {
                 // What completed before the end counts.
                 while self.process_completions()? {}
-                return ready(self).ok_or(stop);
+                let Some(taken) = ready(self) else {
+                    return Err(stop);
+                };
+                // Whoever waits next hears of the end.
+                self.ended = Some(stop);
+                return Ok(taken);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {

@@ -1,0 +1,329 @@
+//! Unmodified programs that are killed at any moment, from the first millisecond of their life on: the
+//! daemon has what it had before, the program at the other end ends with an error, and new programs
+//! work. `SIW_KILL_ROUNDS=n` makes more rounds, `SIW_KILL_SEED=n` repeats one run's moments.
+
+mod common;
+
+use common::c_programs::{can_compile, compile};
+use common::programs::{Program, is_installed};
+use common::*;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Rounds of each kind of program.
+const ROUNDS: u32 = 8;
+/// By then each program has long been moving data.
+const LATEST_KILL: Duration = Duration::from_millis(400);
+
+fn rounds() -> u32 {
+    let wanted = std::env::var("SIW_KILL_ROUNDS").ok();
+    wanted.map_or(ROUNDS, |rounds| rounds.parse().unwrap())
+}
+
+/// Moments to kill at, early ones as likely as late ones.
+struct Moments(u64);
+
+impl Moments {
+    fn new() -> Moments {
+        let given = std::env::var("SIW_KILL_SEED").ok();
+        let seed = given.map_or_else(
+            || u64::from(std::process::id()),
+            |seed| seed.parse().unwrap(),
+        );
+        println!("SIW_KILL_SEED={seed}");
+        Moments(seed)
+    }
+
+    fn draw(&mut self) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 33
+    }
+
+    fn next(&mut self) -> Duration {
+        let latest = LATEST_KILL.as_micros() as u64 >> (self.draw() % 6);
+        Duration::from_micros(self.draw() % latest)
+    }
+}
+
+/// What the daemon holds for programs, and what they leave in the file system.
+#[derive(Debug, PartialEq)]
+struct Held {
+    descriptors: usize,
+    threads: usize,
+    /// Mappings of memory that has a file: arenas, imported memory, rings.
+    shared_mappings: usize,
+    /// But for the one that asks.
+    clients: usize,
+    listeners: u64,
+    queue_pairs: u64,
+    buffers_free: u64,
+    /// Connections of each device that stand.
+    established: Vec<u64>,
+    users: serde_json::Value,
+    files: BTreeSet<PathBuf>,
+}
+
+fn count_entries(folder: String) -> usize {
+    std::fs::read_dir(folder).unwrap().count()
+}
+
+fn collect_files(folder: &Path, files: &mut BTreeSet<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            collect_files(&entry.path(), files);
+        }
+        files.insert(entry.path());
+    }
+}
+
+/// As a client that stays sees it.
+fn look(daemon: &Daemon, ctx: &siw::Context) -> Held {
+    let pid = daemon.child.id();
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let statistics: serde_json::Value = serde_json::from_str(&ctx.read_stats().unwrap()).unwrap();
+    let workers = statistics["workers"].as_array().unwrap();
+    let sum = |name: &str| {
+        let each = workers.iter().map(|worker| worker[name].as_u64());
+        each.map(Option::unwrap).sum()
+    };
+    let devices = statistics["total"].as_array().unwrap();
+    let established = devices
+        .iter()
+        .map(|device| device["mib"]["TcpCurrEstab"].as_u64().unwrap());
+    let mut files = BTreeSet::new();
+    collect_files(daemon.dir.path(), &mut files);
+    Held {
+        descriptors: count_entries(format!("/proc/{pid}/fd")),
+        threads: count_entries(format!("/proc/{pid}/task")),
+        shared_mappings: maps.matches("memfd:").count(),
+        clients: statistics["clients"].as_array().unwrap().len() - 1,
+        listeners: statistics["listeners"].as_u64().unwrap(),
+        queue_pairs: sum("queue_pairs"),
+        buffers_free: sum("buffers_free"),
+        established: established.collect(),
+        users: statistics["users"].clone(),
+        files,
+    }
+}
+
+/// Waits until the daemon holds what it held before.
+fn await_release(daemon: &Daemon, ctx: &siw::Context, before: &Held, what: &str) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let now = look(daemon, ctx);
+        if now == *before {
+            return;
+        }
+        assert!(
+            Instant::now() < deadline,
+            "{what}: left behind\nnow    {now:?}\nbefore {before:?}"
+        );
+        std::thread::park_timeout(Duration::from_millis(2));
+    }
+}
+
+/// Queue pairs of a process, as the daemon counts them.
+fn queue_pairs_of(ctx: &siw::Context, pid: u32) -> u64 {
+    let statistics: serde_json::Value = serde_json::from_str(&ctx.read_stats().unwrap()).unwrap();
+    let clients = statistics["clients"].as_array().unwrap();
+    let own = clients.iter().filter(|client| client["pid"] == pid);
+    own.map(|client| client["queue_pairs"].as_u64().unwrap())
+        .sum()
+}
+
+/// Waits for the end of a program whose peer was killed. It must not succeed; rping's exit code says
+/// nothing.
+fn await_failure(program: Program, what: &str) {
+    println!("waiting for the other end of {what}");
+    let (status, said) = program.finish();
+    let has_failed = !status.success() || said.contains("DISCONNECT");
+    assert!(has_failed, "{what}: {status}, it said:\n{said}");
+}
+
+/// A server and a client that would go on for ever.
+struct Pair {
+    server: String,
+    client: String,
+}
+
+impl Pair {
+    fn new(server: &str, client: &str) -> Pair {
+        Pair {
+            server: server.to_owned(),
+            client: client.to_owned(),
+        }
+    }
+
+    /// Kills one end at a moment, and waits for the other one.
+    fn kill_one(&self, daemon: &Daemon, ctx: &siw::Context, moments: &mut Moments) {
+        let (at, kills_client) = (moments.next(), moments.draw().is_multiple_of(2));
+        let what = format!(
+            "{}, {} killed after {at:?}",
+            self.client,
+            if kills_client { "client" } else { "server" }
+        );
+        // Clients that come too early are refused: the moment may be in the server's start.
+        let mut server = Program::start(daemon, &self.server);
+        let waits = !moments.draw().is_multiple_of(4);
+        let deadline = Instant::now() + PATIENCE;
+        while waits && look(daemon, ctx).listeners == 0 {
+            assert!(Instant::now() < deadline, "{}: nobody listens", self.server);
+        }
+        let mut client = Program::start(daemon, &self.client);
+        std::thread::sleep(at);
+        if !kills_client {
+            server.kill();
+            await_failure(client, &what);
+            return;
+        }
+        let was_connected = queue_pairs_of(ctx, server.id()) > 0;
+        client.kill();
+        if was_connected {
+            await_failure(server, &what);
+        } else {
+            // Perhaps it goes on to listen.
+            server.kill();
+        }
+    }
+}
+
+fn kill_pairs(pair: &Pair) {
+    let (daemon, mut moments) = (Daemon::loopback(), Moments::new());
+    let ctx = daemon.context();
+    // The links are there from the first program on.
+    Program::start(&daemon, "true").succeed();
+    let before = look(&daemon, &ctx);
+    for round in 0..rounds() {
+        pair.kill_one(&daemon, &ctx, &mut moments);
+        let what = format!("{} in round {round}", pair.client);
+        await_release(&daemon, &ctx, &before, &what);
+    }
+    // New programs work.
+    let (from, to) = common::pair(&daemon, 8192);
+    ping(&from, &to);
+}
+
+#[test]
+fn rping_can_be_killed_at_any_moment() {
+    if is_installed("rping", "rdmacm-utils") {
+        kill_pairs(&Pair::new(
+            "rping -s -a 10.77.0.2",
+            "rping -c -a 10.77.0.2 -S 4096 -V",
+        ));
+    }
+}
+
+#[test]
+fn perftest_can_be_killed_at_any_moment() {
+    if is_installed("ib_write_bw", "perftest") {
+        let line = "ib_write_bw -d siw1 -R -F -n 100000000 -s 65536";
+        kill_pairs(&Pair::new(line, &format!("{line} 10.77.0.2")));
+    }
+}
+
+#[test]
+fn users_of_arenas_can_be_killed_at_any_moment() {
+    let program = siw_ping().display();
+    kill_pairs(&Pair::new(
+        &format!("{program} -s -a 10.77.0.2"),
+        &format!("{program} -c -a 10.77.0.2 -S 65536"),
+    ));
+}
+
+/// Registers memory of each kind again and again.
+const REGISTRATIONS: &str = r#"
+#define _GNU_SOURCE
+#include <infiniband/verbs.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#define CHECK(what) do { if (!(what)) { perror(#what); exit(1); } } while (0)
+int main(int count, char **arguments)
+{
+    enum { SIZE = 1 << 20 };
+    int protection = PROT_READ | PROT_WRITE, rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+    struct ibv_device **list = ibv_get_device_list(NULL);
+    struct ibv_context *context = list && list[0] ? ibv_open_device(list[0]) : NULL;
+    struct ibv_pd *pd = context ? ibv_alloc_pd(context) : NULL;
+    int shared = memfd_create("shared", 0);
+    CHECK(pd && shared >= 0 && count == 2 && ftruncate(shared, SIZE) == 0);
+    char on_stack[SIZE];
+    for (int left = atoi(arguments[1]); left; left--) {
+        char *kinds[3] = {
+            mmap(NULL, SIZE, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0),
+            mmap(NULL, SIZE, protection, MAP_SHARED, shared, 0),
+            on_stack,
+        };
+        struct ibv_mr *regions[3];
+        for (int i = 0; i < 3; i++) {
+            CHECK(kinds[i] != MAP_FAILED);
+            kinds[i][(unsigned)left % SIZE] = 1;
+            regions[i] = ibv_reg_mr(pd, kinds[i], SIZE, rights);
+            CHECK(regions[i]);
+        }
+        if (arguments[1][0] == '1')
+            pause();
+        for (int i = 0; i < 3; i++)
+            CHECK(ibv_dereg_mr(regions[i]) == 0 && (i == 2 || munmap(kinds[i], SIZE) == 0));
+    }
+    return 0;
+}
+"#;
+
+#[test]
+fn programs_that_register_can_be_killed_at_any_moment() {
+    if !can_compile() {
+        return;
+    }
+    let (daemon, mut moments) = (Daemon::loopback(), Moments::new());
+    let ctx = daemon.context();
+    let source = daemon.dir.path().join("register.c");
+    std::fs::write(&source, REGISTRATIONS).unwrap();
+    let (program, _) = compile(&daemon, &source);
+    let before = look(&daemon, &ctx);
+    // One that stays shows that each method is among them.
+    let mut one = Program::start(&daemon, &format!("{} 1", program.display()));
+    let deadline = Instant::now() + PATIENCE;
+    let methods = ["remap", "shared", "copy"];
+    while methods
+        .iter()
+        .any(|method| registered_bytes(&ctx, one.id(), method) < 1 << 20)
+    {
+        assert!(
+            Instant::now() < deadline && !one.has_ended(),
+            "not registered"
+        );
+    }
+    one.kill();
+    await_release(&daemon, &ctx, &before, "one that sleeps");
+    for round in 0..rounds() {
+        let at = moments.next();
+        let mut some =
+            [0, 1].map(|_| Program::start(&daemon, &format!("{} -1", program.display())));
+        std::thread::sleep(at);
+        for program in &mut some {
+            assert!(!program.has_ended(), "{}", program.said());
+            program.kill();
+        }
+        await_release(
+            &daemon,
+            &ctx,
+            &before,
+            &format!("round {round}, after {at:?}"),
+        );
+    }
+    Program::start(&daemon, &format!("{} 2", program.display())).succeed();
+}
+
+fn registered_bytes(ctx: &siw::Context, pid: u32, method: &str) -> u64 {
+    let statistics: serde_json::Value = serde_json::from_str(&ctx.read_stats().unwrap()).unwrap();
+    let clients = statistics["clients"].as_array().unwrap();
+    let own = clients.iter().filter(|client| client["pid"] == pid);
+    own.map(|client| client["registered"]["bytes"][method].as_u64().unwrap())
+        .sum()
+}
