@@ -179,3 +179,80 @@ fn a_program_can_be_woken_without_an_event() {
         run_c(&Daemon::loopback(), "--wake-after 2", SLEEP_FOR_EVENTS);
     }
 }
+
+/// Both ends in one process, which knows of no connection.
+const STOP_AT_ONCE: &str = r#"
+struct end {
+    struct ibv_context *context;
+    struct ibv_cq *cq;
+    struct ibv_qp *qp;
+    union ibv_gid gid;
+};
+
+static void open_end(struct end *end, struct ibv_device *device)
+{
+    end->context = ibv_open_device(device);
+    CHECK(end->context);
+    end->cq = ibv_create_cq(end->context, 8, NULL, NULL, 0);
+    struct ibv_pd *pd = ibv_alloc_pd(end->context);
+    CHECK(end->cq && pd);
+    struct ibv_qp_init_attr init = { .send_cq = end->cq, .recv_cq = end->cq, .qp_type = IBV_QPT_RC,
+        .cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 } };
+    end->qp = ibv_create_qp(pd, &init);
+    CHECK(end->qp && ibv_query_gid(end->context, 1, 0, &end->gid) == 0);
+    struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+    CHECK(ibv_modify_qp(end->qp, &attr,
+        IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
+}
+
+static void lead_to_rts(struct end *end, struct end *peer)
+{
+    struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024,
+        .dest_qp_num = peer->qp->qp_num, .max_dest_rd_atomic = 1, .min_rnr_timer = 12,
+        .ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = peer->gid, .hop_limit = 1 } } };
+    CHECK(ibv_modify_qp(end->qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN
+        | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) == 0);
+    memset(&attr, 0, sizeof attr);
+    attr.qp_state = IBV_QPS_RTS;
+    attr.max_rd_atomic = 1;
+    CHECK(ibv_modify_qp(end->qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT
+        | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC) == 0);
+}
+
+static int move(struct end *end, enum ibv_qp_state state)
+{
+    struct ibv_qp_attr attr = { .qp_state = state };
+    return ibv_modify_qp(end->qp, &attr, IBV_QP_STATE);
+}
+
+int main(void)
+{
+    struct ibv_device **list = ibv_get_device_list(NULL);
+    CHECK(list && list[0] && list[1]);
+    for (int round = 0; round < 20; round++) {
+        struct end here, there;
+        open_end(&here, list[0]);
+        open_end(&there, list[1]);
+        lead_to_rts(&here, &there);
+        lead_to_rts(&there, &here);
+        CHECK(move(&here, IBV_QPS_SQD) == 0);
+        CHECK(move(&here, IBV_QPS_RTS) == 0);
+        struct ibv_send_wr write = { .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED };
+        struct ibv_send_wr *bad;
+        CHECK(ibv_post_send(here.qp, &write, &bad) == 0);
+        struct ibv_wc wc;
+        int polled;
+        while ((polled = ibv_poll_cq(here.cq, 1, &wc)) == 0) {}
+        CHECK(polled == 1 && wc.status == IBV_WC_SUCCESS);
+        CHECK(ibv_destroy_qp(here.qp) == 0 && ibv_destroy_qp(there.qp) == 0);
+    }
+    return 0;
+}
+"#;
+
+#[test]
+fn a_queue_pair_can_be_stopped_right_after_rts() {
+    if can_compile() {
+        run_c(&Daemon::loopback(), "", STOP_AT_ONCE);
+    }
+}

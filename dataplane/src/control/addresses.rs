@@ -50,6 +50,7 @@ impl ControlThread {
             listening: false,
             backlog: 0,
             waiting: 0,
+            overflow_logged: false,
             port_claims,
         };
         self.resources.listeners.insert(binding, bound);
@@ -242,6 +243,7 @@ impl ControlThread {
             listening: true,
             backlog,
             waiting: 0,
+            overflow_logged: false,
             port_claims,
         };
         self.resources.listeners.insert(listener, entry);

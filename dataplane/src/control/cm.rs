@@ -117,6 +117,7 @@ impl ControlThread {
             reads && found.waiting < found.backlog
         });
         let Some(found) = found else {
+            self.resources.listeners.log_overflow(listener);
             let private_data = Vec::new();
             return self.workers.post_command(
                 worker,

@@ -60,6 +60,8 @@ pub struct ClientListener {
     pub backlog: u32,
     /// How many do.
     pub waiting: u32,
+    /// The log says that more came.
+    pub overflow_logged: bool,
     /// The port against the kernel, on devices that share addresses with it.
     pub port_claims: Vec<PortClaim>,
 }
@@ -117,6 +119,21 @@ impl Listeners {
     pub fn count_waiting(&mut self, number: CmListenerId) {
         if let Some(listener) = self.all.get_mut(&number) {
             listener.waiting += 1;
+        }
+    }
+
+    /// One more came than may wait. Said once of each listener: peers are only refused.
+    pub fn log_overflow(&mut self, number: CmListenerId) {
+        let Some(listener) = self.all.get_mut(&number) else {
+            return;
+        };
+        if listener.waiting >= listener.backlog && !listener.overflow_logged {
+            listener.overflow_logged = true;
+            tracing::warn!(
+                port = listener.port,
+                backlog = listener.backlog,
+                "connections are refused: as many as the backlog wait to be accepted"
+            );
         }
     }
 
@@ -263,6 +280,7 @@ mod tests {
             listening: true,
             backlog: 1,
             waiting: 0,
+            overflow_logged: false,
             port_claims: Vec::new(),
         };
         all.insert(CmListenerId(1), listener(&[0, 1], one));
@@ -294,6 +312,7 @@ mod tests {
             listening,
             backlog: 1,
             waiting: 0,
+            overflow_logged: false,
             port_claims: Vec::new(),
         };
         all.insert(CmListenerId(1), binding(true, false));

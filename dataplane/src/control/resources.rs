@@ -548,6 +548,7 @@ mod tests {
             listening: true,
             backlog: 1,
             waiting: 0,
+            overflow_logged: false,
             port_claims: Vec::new(),
         };
         all.last_listener = u32::MAX;

@@ -11,6 +11,7 @@ use crate::status::{errno_of, fail_with};
 use siw::{Error, PairOptions, QpState, VerbsQpState};
 use std::ffi::c_int;
 use std::sync::{MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// What ibv_modify_qp(3) has set, which ibv_query_qp(3) gives back.
 pub struct Attributes {
@@ -158,6 +159,21 @@ fn pair_options(queue_pair: &QpObject) -> Result<PairOptions, Error> {
     })
 }
 
+/// How long a program that stops a queue pair may wait for its connection.
+const CONNECTION_PATIENCE: Duration = Duration::from_secs(2);
+
+/// A queue pair of a program that knows of no connection is in RTS while there is none yet. What
+/// concerns the connection waits for it: the worker has the queue pair then.
+fn await_connection(queue_pair: &QpObject) {
+    if !queue_pair.lock_attributes().is_paired {
+        return;
+    }
+    let deadline = Instant::now() + CONNECTION_PATIENCE;
+    while queue_pair.qp().state() == Some(QpState::Idle) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 fn change_state(
     queue_pair: &QpObject,
     attr: &ibv_qp_attr,
@@ -184,7 +200,10 @@ fn change_state(
             qp.connect_pair(&options)?;
             queue_pair.lock_attributes().is_paired = true;
         }
-        IBV_QPS_SQD if from == IBV_QPS_RTS => qp.drain_start()?,
+        IBV_QPS_SQD if from == IBV_QPS_RTS => {
+            await_connection(queue_pair);
+            qp.drain_start()?;
+        }
         IBV_QPS_RTS if from == IBV_QPS_SQD => qp.drain_end()?,
         _ => {}
     }
