@@ -38,8 +38,8 @@ fn threads_share_every_object() {
     let Some(program) = compile(&daemon, "verbs_threads") else {
         return;
     };
-    let said = run(&daemon, &format!("{} 10000", program.display()));
-    assert!(said.contains("10000 messages"), "{said}");
+    let said = run(&daemon, &format!("{} 5000", program.display()));
+    assert!(said.contains("5000 messages"), "{said}");
 }
 
 #[test]
@@ -107,12 +107,12 @@ fn system_calls_go_on_while_their_memory_is_registered() {
         assert!(count(&said, "kernel_writes") > 1000, "{said}");
     };
     let program = program.display();
-    check(format!("{program} 100"));
+    check(format!("{program} 50"));
     if !is_installed("setpriv", "util-linux") {
         return;
     }
     // Without privilege the memory is copied where siwd does so ...
-    check(format!("{NOBODY} {program} 100"));
+    check(format!("{NOBODY} {program} 50"));
     // ... and remapped where the device of userfaultfd may be opened.
     if !Path::new("/dev/userfaultfd").exists() {
         println!("skipped: the kernel has no /dev/userfaultfd");
@@ -125,7 +125,7 @@ fn system_calls_go_on_while_their_memory_is_registered() {
     let text = format!(
         "set -e\nnumber=$(stat -c '%t %T' /dev/userfaultfd)\nset -- $number\n\
          mknod -m 666 {device} c $((0x$1)) $((0x$2))\n\
-         mount --bind {device} /dev/userfaultfd\nexec {NOBODY} {program} 100\n",
+         mount --bind {device} /dev/userfaultfd\nexec {NOBODY} {program} 50\n",
         device = device.display()
     );
     std::fs::write(&script, text).unwrap();
@@ -146,7 +146,7 @@ fn no_update_is_lost_without_privilege() {
         return;
     }
     admit_all(&daemon);
-    let said = run(&daemon, &format!("{NOBODY} {} 100", program.display()));
+    let said = run(&daemon, &format!("{NOBODY} {} 50", program.display()));
     assert_eq!(count(&said, "lost"), 0, "{said}");
     assert_eq!(count(&said, "failed_reads"), 0, "{said}");
 }
