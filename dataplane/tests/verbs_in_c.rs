@@ -5,7 +5,7 @@ mod common;
 
 use common::Daemon;
 use common::c_programs::{can_compile, compile};
-use common::programs::Program;
+use common::programs::{Program, start_listening};
 
 /// What all programs begin with.
 const PROLOGUE: &str = r#"
@@ -22,12 +22,17 @@ const PROLOGUE: &str = r#"
     fprintf(stderr, "line %d: %s, errno %d\n", __LINE__, #what, errno); exit(1); } } while (0)
 "#;
 
-/// Compiles a program and runs it by `siwrun`, with options of that; what it said.
-fn run_c(daemon: &Daemon, options: &str, source: &str) -> String {
+/// Compiles a program; the command line that runs it by `siwrun`, with options of that.
+fn compile_c(daemon: &Daemon, options: &str, source: &str) -> String {
     let file = daemon.dir.path().join("program.c");
     std::fs::write(&file, format!("{PROLOGUE}{source}")).unwrap();
     let (program, _) = compile(daemon, &file);
-    Program::start(daemon, &format!("{options} {}", program.display())).succeed()
+    format!("{options} {}", program.display())
+}
+
+/// Runs it to its end; what it said.
+fn run_c(daemon: &Daemon, options: &str, source: &str) -> String {
+    Program::start(daemon, &compile_c(daemon, options, source)).succeed()
 }
 
 /// As libfabric does: it polls in vain, its peer's message and disconnect come, it asks for events, and
@@ -255,4 +260,38 @@ fn a_queue_pair_can_be_stopped_right_after_rts() {
     if can_compile() {
         run_c(&Daemon::loopback(), "", STOP_AT_ONCE);
     }
+}
+
+const POLL_WHEN_THE_DAEMON_IS_GONE: &str = r#"
+int main(void)
+{
+    struct rdma_event_channel *channel = rdma_create_event_channel();
+    struct rdma_cm_id *id;
+    struct sockaddr_in address = { .sin_family = AF_INET };
+    CHECK(channel && rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
+    CHECK(fcntl(channel->fd, F_SETFL, O_NONBLOCK) == 0);
+    CHECK(rdma_bind_addr(id, (struct sockaddr *)&address) == 0 && rdma_listen(id, 1) == 0);
+    struct pollfd readable = { .fd = channel->fd, .events = POLLIN };
+    CHECK(poll(&readable, 1, 20000) == 1);
+    struct rdma_cm_event *event;
+    while (rdma_get_cm_event(channel, &event) == 0)
+        CHECK(rdma_ack_cm_event(event) == 0);
+    CHECK(errno == ENODEV);
+    /* A loop around poll(2) would go on for ever. */
+    CHECK(poll(&readable, 1, 0) == 0);
+    CHECK(rdma_get_cm_event(channel, &event) == -1 && errno == ENODEV);
+    return 0;
+}
+"#;
+
+#[test]
+fn an_event_channel_rests_when_the_daemon_is_gone() {
+    if !can_compile() {
+        return;
+    }
+    let mut daemon = Daemon::loopback();
+    let line = compile_c(&daemon, "", POLL_WHEN_THE_DAEMON_IS_GONE);
+    let program = start_listening(&daemon, &line);
+    daemon.kill();
+    program.succeed();
 }

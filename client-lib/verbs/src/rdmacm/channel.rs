@@ -176,7 +176,13 @@ impl EventChannel {
             Err(Error::DaemonGone) if !self.gone_reported.swap(true, Ordering::AcqRel) => {
                 IdObject::report_removal(self);
             }
-            Err(error) => return Err(error),
+            Err(error) => {
+                if matches!(error, Error::DaemonGone) {
+                    // Who polls the descriptor has been told: it would be readable for ever.
+                    let _ = epoll::delete(&self.epoll, self.daemon.as_fd());
+                }
+                return Err(error);
+            }
         }
         Ok(self.pop())
     }
