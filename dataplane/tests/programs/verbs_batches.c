@@ -3,11 +3,7 @@
  * a batch that does not fit, one with an invalid request at its end, and one that is aborted leave
  * nothing behind.
  */
-#include <errno.h>
-#include <infiniband/verbs.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "connect.h"
 
 static struct ibv_context *context;
 static struct ibv_pd *pd;
@@ -16,14 +12,6 @@ static struct ibv_qp *qps[2];
 static struct ibv_mr *mr;
 static union ibv_gid gid;
 static uint64_t words[16];
-
-static void expect(int holds, const char *what)
-{
-	if (!holds) {
-		fprintf(stderr, "%s: %s\n", what, strerror(errno));
-		exit(1);
-	}
-}
 
 static void create_qp(int n)
 {
@@ -40,22 +28,6 @@ static void create_qp(int n)
 	qps[n] = ibv_create_qp_ex(context, &init);
 	expect(qps[n] && !ibv_modify_qp(qps[n], &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX |
 					IBV_QP_PORT | IBV_QP_ACCESS_FLAGS), "a queue pair");
-}
-
-static void connect_qp(struct ibv_qp *qp, struct ibv_qp *peer)
-{
-	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024,
-				    .dest_qp_num = peer->qp_num, .max_dest_rd_atomic = 1 };
-
-	attr.ah_attr = (struct ibv_ah_attr){ .is_global = 1, .port_num = 1 };
-	attr.ah_attr.grh.dgid = gid;
-	expect(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
-			      IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
-			      IBV_QP_MIN_RNR_TIMER), "to RTR");
-	attr.qp_state = IBV_QPS_RTS;
-	attr.max_rd_atomic = 1;
-	expect(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
-			      IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC), "to RTS");
 }
 
 /* Builds SENDs, numbered from `first` on. */
@@ -100,7 +72,7 @@ int main(void)
 	for (n = 0; n < 2; n++)
 		create_qp(n);
 	for (n = 0; n < 2; n++)
-		connect_qp(qps[n], qps[!n]);
+		connect_qp(qps[n], qps[!n], gid);
 	qp = ibv_qp_to_qp_ex(qps[0]);
 	expect(!ibv_query_qp(qps[0], &attr, IBV_QP_CAP, &init), "ibv_query_qp");
 	room = attr.cap.max_send_wr;

@@ -7,13 +7,8 @@
  * exit(3), which runs the handlers of its parent's libraries, or start another program. The parent's
  * regions are written by its peer before, while and after a child exists.
  */
-#include <errno.h>
-#include <infiniband/verbs.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "connect.h"
 #include <sys/wait.h>
-#include <unistd.h>
 
 #define LENGTH 20000
 
@@ -22,14 +17,6 @@ static struct ibv_pd *pd;
 static struct ibv_cq *cq;
 static struct ibv_qp *qps[2];
 static union ibv_gid gid;
-
-static void expect(int holds, const char *what)
-{
-	if (!holds) {
-		fprintf(stderr, "%d: %s: %s\n", (int)getpid(), what, strerror(errno));
-		exit(1);
-	}
-}
 
 static struct ibv_qp *create_qp(void)
 {
@@ -43,22 +30,6 @@ static struct ibv_qp *create_qp(void)
 	expect(qp && !ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
 				    IBV_QP_ACCESS_FLAGS), "a queue pair");
 	return qp;
-}
-
-static void connect_qp(struct ibv_qp *qp, struct ibv_qp *peer)
-{
-	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024,
-				    .dest_qp_num = peer->qp_num, .max_dest_rd_atomic = 1 };
-
-	attr.ah_attr = (struct ibv_ah_attr){ .is_global = 1, .port_num = 1 };
-	attr.ah_attr.grh.dgid = gid;
-	expect(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
-			      IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
-			      IBV_QP_MIN_RNR_TIMER), "to RTR");
-	attr.qp_state = IBV_QPS_RTS;
-	attr.max_rd_atomic = 1;
-	expect(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
-			      IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC), "to RTS");
 }
 
 /* Has the second queue pair write its region into that of the first, and read a byte after it. */
@@ -132,7 +103,7 @@ int main(int argc, char **argv)
 	for (n = 0; n < 2; n++)
 		qps[n] = create_qp();
 	for (n = 0; n < 2; n++)
-		connect_qp(qps[n], qps[!n]);
+		connect_qp(qps[n], qps[!n], gid);
 	for (way = 0; way < 3; way++) {
 		int status;
 		pid_t child;
