@@ -50,13 +50,7 @@ fn exchange(a: &End, b: &End) {
 }
 
 fn tso_frames(daemon: &Daemon) -> u64 {
-    let text = daemon.context().read_stats().unwrap();
-    let all: serde_json::Value = serde_json::from_str(&text).unwrap();
-    let workers = all["workers"].as_array().unwrap().iter();
-    workers
-        .flat_map(|w| w["devices"].as_array().unwrap())
-        .map(|d| d["tcp"]["tso_frames"].as_u64().unwrap())
-        .sum()
+    daemon.tcp_counter("tso_frames")
 }
 
 fn config(n: u8, devargs: &str, more: &str) -> String {

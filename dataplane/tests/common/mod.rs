@@ -140,6 +140,17 @@ impl Daemon {
         Context::open(Some(&self.socket)).unwrap()
     }
 
+    /// A counter of TCP, the sum over all workers and devices.
+    pub fn tcp_counter(&self, name: &str) -> u64 {
+        let text = self.context().read_stats().unwrap();
+        let all: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let workers = all["workers"].as_array().unwrap().iter();
+        workers
+            .flat_map(|w| w["devices"].as_array().unwrap())
+            .map(|d| d["tcp"][name].as_u64().unwrap())
+            .sum()
+    }
+
     pub fn signal(&self, signal: nix::sys::signal::Signal) {
         let pid = nix::unistd::Pid::from_raw(self.child.id() as i32);
         nix::sys::signal::kill(pid, signal).unwrap();
