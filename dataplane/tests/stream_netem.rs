@@ -26,14 +26,6 @@ fn dropped(guest: &Guest, dev: &str) -> u64 {
     rest.split_once(',').unwrap().0.parse().unwrap()
 }
 
-/// A counter of `/proc/net/netstat` in the guest.
-fn netstat(guest: &Guest, name: &str) -> u64 {
-    let text = guest.run("grep ^TcpExt /proc/net/netstat");
-    let (names, values) = text.split_once('\n').unwrap();
-    let at = names.split(' ').position(|n| n == name).unwrap();
-    values.split(' ').nth(at).unwrap().trim().parse().unwrap()
-}
-
 /// What the guest's program said: every connection's bytes, and its retransmissions.
 fn retransmitted(out: &str, bytes: u64) -> u64 {
     let done = out.lines().filter_map(|l| l.strip_prefix("done "));
@@ -127,5 +119,5 @@ fn streams_of_both_sides_arrive_whole_through_the_netem_of_linux() {
     }
     assert!(trouble.ours > 20 && trouble.theirs > 20, "{trouble:?}");
     assert!(trouble.early > 100 && trouble.dsacks > 0, "{trouble:?}");
-    assert!(netstat(&guest, "TCPOFOQueue") > 100, "{trouble:?}");
+    assert!(guest.counter("TcpExt", "TCPOFOQueue") > 100, "{trouble:?}");
 }

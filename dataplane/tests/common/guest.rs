@@ -148,6 +148,16 @@ impl Guest {
         done.out
     }
 
+    /// A counter of the kernel, by its table and name in `/proc/net/snmp` or `/proc/net/netstat`.
+    pub fn counter(&self, table: &str, name: &str) -> u64 {
+        let text = self.run(&format!(
+            "cat /proc/net/snmp /proc/net/netstat | grep '^{table}: '"
+        ));
+        let (names, values) = text.split_once('\n').unwrap();
+        let at = names.split(' ').position(|n| n == name).unwrap();
+        values.split(' ').nth(at).unwrap().trim().parse().unwrap()
+    }
+
     /// Pulls the plug: no FIN, no RST, nothing.
     pub fn kill(&mut self) {
         let pid = std::fs::read_to_string(self.dir.path().join("qemu.pid")).unwrap();
