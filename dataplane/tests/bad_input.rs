@@ -349,10 +349,10 @@ fn killing_a_client_in_the_middle_of_a_transfer_frees_it_and_disturbs_nobody() {
         .unwrap()
         .iter()
         .any(|c| c["pid"] == child.id())
+        || stats("workers")[0]["queue_pairs"] != 3
     {
         assert!(std::time::Instant::now() < end);
     }
-    assert_eq!(stats("workers")[0]["queue_pairs"], 3);
 }
 
 #[test]

@@ -47,6 +47,7 @@ fn quiet(channel: &CompletionChannel) -> bool {
 
 #[test]
 fn resizing_under_load_loses_and_reorders_nothing() {
+    skip_if!(two_cores());
     let daemon = Daemon::start(
         &LOOPBACK.replace("[workers]", "[workers]\ncores = [0, 1]"),
         &[],
@@ -302,11 +303,16 @@ fn a_moderated_queue_raises_one_event_for_many_completions_or_after_a_while() {
     for _ in 0..9 {
         a.wc_polled();
     }
-    if start.elapsed() < Duration::from_millis(50) {
-        assert!(quiet(&channel), "nine of ten, and no time has passed");
-    }
+    // On a machine that is too slow for the period, the event is due now.
+    let is_early = channel.get_event(Some(Duration::ZERO)).is_ok();
+    assert!(
+        !is_early || start.elapsed() >= Duration::from_millis(59),
+        "nine of ten, and no time has passed"
+    );
     write(&a, &b, 9).unwrap();
-    assert_eq!(channel.get_event(Some(PATIENCE)).unwrap(), 7);
+    if !is_early {
+        assert_eq!(channel.get_event(Some(PATIENCE)).unwrap(), 7);
+    }
     a.wc_polled();
     // One alone: the period raises it.
     a.cq.req_notify(false).unwrap();

@@ -151,7 +151,7 @@ fn more_connections_than_buffers_each_with_half_a_word_only_delay_the_others() {
     let d = siwd(&ns);
     let cm = CmChannel::new(&d.context()).unwrap();
     let to: SocketAddr = format!("{IP}:{PORT}").parse().unwrap();
-    let patience = Duration::from_secs(2);
+    let patience = Duration::from_secs(5);
     let opt = ListenOptions {
         backlog: 64,
         request_timeout: Some(patience),
@@ -163,15 +163,18 @@ fn more_connections_than_buffers_each_with_half_a_word_only_delay_the_others() {
     let before = free(&d);
     // A byte of a request, which stays unread until the rest is there.
     let begin = Instant::now();
-    let half: Vec<_> = ns.run(|| {
-        (0..BUFFERS + 100)
-            .map_while(|_| {
-                let mut s = TcpStream::connect_timeout(&to, Duration::from_millis(400)).ok()?;
-                s.write_all(b"M").ok()?;
-                Some(s)
-            })
-            .collect()
-    });
+    let mut half = Vec::new();
+    while half.len() < BUFFERS as usize + 100 {
+        match ns.run(|| TcpStream::connect_timeout(&to, Duration::from_millis(400))) {
+            Ok(mut s) => match s.write_all(b"M") {
+                Ok(()) => half.push(s),
+                Err(_) => break,
+            },
+            // Nobody is served any more, unless the machine has other things to do.
+            Err(_) if free(&d) < before / 2 => break,
+            Err(error) => assert!(begin.elapsed() < PATIENCE, "{error}"),
+        }
+    }
     let left = free(&d);
     println!(
         "{} connections in {:?}, {left} of {before} buffers left",

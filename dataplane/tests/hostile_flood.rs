@@ -144,7 +144,8 @@ fn a_stream_echoed_beside_a_flood_of_everything_loses_no_byte() {
     let over = AtomicBool::new(false);
     let pattern = StreamPattern::new(SEED);
     let memory = resident(e.pid());
-    let (written, took) = std::thread::scope(|t| {
+    let begin = Instant::now();
+    let written = std::thread::scope(|t| {
         let writer = t.spawn(|| {
             let mut block = vec![0; 64 << 10];
             let mut at = 0;
@@ -170,24 +171,24 @@ fn a_stream_echoed_beside_a_flood_of_everything_loses_no_byte() {
                 echoed.store(at, Ordering::Relaxed);
             }
         });
-        let begin = Instant::now();
         let seen = || echoed.load(Ordering::Relaxed);
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             flood(&attacker, &mut mixer, time, seen, 256 << 10, &over)
         }));
-        let took = begin.elapsed();
         over.store(true, Ordering::Relaxed);
         let written = writer.join().unwrap();
         assert_eq!(reader.join().unwrap(), written, "the stream's length");
         match result {
-            Ok(rounds) => told(&mixer.sent, rounds, took),
+            Ok(rounds) => told(&mixer.sent, rounds, begin.elapsed()),
             Err(panic) => std::panic::resume_unwind(panic),
         }
-        (written, took)
+        written
     });
     drop(s);
     let grown = resident(e.pid()).saturating_sub(memory);
     let o = e.stop();
+    // The limits hold until the counters are read, which a busy machine delays.
+    let took = begin.elapsed();
     println!("{written} bytes, {grown} KiB more, {}", o.result);
     assert_eq!((o.count("accepted"), o.count("closed")), (1, 1));
     assert_eq!(o.count("bytes_in"), written);

@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::time::Instant;
+
 use common::*;
 use siw::{Arena, SendData, SendWr, WcStatus, inc_rkey};
 
@@ -11,11 +13,6 @@ const TWO: &str = "[workers]\ncores = [0, 1]\nidle = \"adaptive\"\n\
                    [dpdk]\nhugepages = \"never\"\nbuffers = 16384\n";
 const LEN: usize = 64 << 10;
 const WRITES: u64 = 48;
-
-fn two_cores() -> Option<String> {
-    let count = std::thread::available_parallelism().map_or(1, usize::from);
-    (count < 2).then(|| "two workers need two processors".into())
-}
 
 /// True: the invalidation came while WRITEs were under way.
 fn race(daemon: &Daemon, base: &End) -> bool {
@@ -66,7 +63,12 @@ fn nothing_is_placed_after_an_invalidation_completed() {
     let pair = LOOPBACK.split_once("[[device]]").unwrap().1;
     let daemon = Daemon::start(&format!("{TWO}[[device]]{pair}"), &[]);
     let base = End::new(&daemon.context(), 64);
-    let under_way = (0..24).filter(|_| race(&daemon, &base)).count();
-    assert!(under_way > 0, "no invalidation came in time");
+    let mut under_way = (0..24).filter(|_| race(&daemon, &base)).count();
+    // A busy machine may let the WRITEs end first, but not always.
+    let end = Instant::now() + PATIENCE;
+    while under_way == 0 {
+        assert!(Instant::now() < end, "no invalidation came in time");
+        under_way += usize::from(race(&daemon, &base));
+    }
     assert!(daemon.stop().success());
 }

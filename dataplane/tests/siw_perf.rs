@@ -172,7 +172,7 @@ fn queue_pairs_are_counted_up() {
 fn a_long_transfer_is_shown_while_it_runs() {
     let daemon = Daemon::loopback();
     let output = Command::new(siw_perf())
-        .args(["lat", "--live", "--interval", "0.05", "--secs", "0.3"])
+        .args(["lat", "--live", "--interval", "0.05", "--secs", "1"])
         .args(["--no-bounds", "--socket"])
         .arg(&daemon.socket)
         .output()

@@ -18,10 +18,13 @@ fn stat(d: &Daemon, args: &[&str]) -> (bool, String, String) {
     (out.status.success(), text(&out.stdout), text(&out.stderr))
 }
 
-/// Connects from siw0 to siw1 and exchanges some data.
+/// Connects from siw0 to siw1 and exchanges some data: at least five segments each way.
 fn traffic(daemon: &Daemon) {
     let (a, b) = common::pair(daemon, 4096);
-    drop((a, b));
+    for _ in 0..5 {
+        common::ping(&a, &b);
+        common::ping(&b, &a);
+    }
 }
 
 #[test]

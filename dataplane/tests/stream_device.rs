@@ -178,13 +178,14 @@ fn a_peer_that_falls_silent_is_given_up_as_configured() {
         let ns = network(1500);
         let device = format!("addresses = [\"10.77.0.1/24\"]\n[device.tcp]\n{tcp}");
         let e = Endpoint::configured(&ns, &device, &format!("--listen {service}:2000"));
+        // What is measured against begins after this.
+        let begin = std::time::Instant::now();
         let mut s = dial(&ns, OURS, 2000).unwrap();
         if service == "source" {
             s.read_exact(&mut [0; 1000]).unwrap();
         }
         // From now on nothing of Linux reaches us.
         ns.ip("route add blackhole 10.77.0.1/32");
-        let begin = std::time::Instant::now();
         let mut rest = vec![0; 1 << 20];
         // Linux learns of it by our reset.
         while s.read(&mut rest).is_ok_and(|n| n > 0) {}

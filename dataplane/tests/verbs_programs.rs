@@ -102,6 +102,7 @@ fn programs_see_their_requests_flushed_when_the_daemon_dies() {
 fn end_daemon_under_programs(mode: &str) {
     let mut daemon = Daemon::loopback();
     let watch = Program::start(&daemon, "ibv_asyncwatch -d siw1");
+    await_client(&daemon, "ibv_asyncwatch");
     let line = |device| format!("ibv_rc_pingpong -g 0 -n 100000000 -d {device} -s 4096 {mode}");
     let (server, client) = start_over_tcp(&daemon, &line("siw1"), &line("siw0"));
     await_traffic(&daemon);

@@ -5,6 +5,7 @@ mod common;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::time::Instant;
 
 use common::net::{Netns, lacks_network};
 use common::*;
@@ -22,11 +23,6 @@ idle = "adaptive"
 hugepages = "never"
 buffers = 16384
 "#;
-
-fn two_cores() -> Option<String> {
-    let n = std::thread::available_parallelism().map_or(1, usize::from);
-    (n < 2).then(|| "two workers need two processors".into())
-}
 
 /// One end of many connections: they share memory and completion queue.
 struct Crowd {
@@ -199,12 +195,11 @@ fn a_thousand_connections_over_taps_reach_their_workers_though_the_kernel_picks_
     let workers = crowd(&siwd, "siw2", "fd77::1", 40, 50_000);
     assert!(workers.iter().all(|n| *n > 5), "{workers:?}");
     assert!(sum(&siwd, "frames_forwarded") > 0, "{:?}", counters(&siwd));
-    assert_eq!(
-        sum(&siwd, "frames_forwarded"),
-        sum(&siwd, "frames_taken"),
-        "{:?}",
-        counters(&siwd)
-    );
+    // The ends of the connections may be on their way from one worker to the other.
+    let end = Instant::now() + PATIENCE;
+    while sum(&siwd, "frames_forwarded") != sum(&siwd, "frames_taken") {
+        assert!(Instant::now() < end, "{:?}", counters(&siwd));
+    }
     assert!(siwd.stop().success());
 }
 
@@ -226,8 +221,8 @@ fn a_port_with_one_queue_is_polled_by_one_worker_that_forwards_to_the_others() {
     let siwd = ns.siwd(&config, &[]);
     let workers = crowd(&siwd, "siw1", "10.77.0.2", 200, 20_000);
     assert!(workers.iter().all(|n| *n > 100), "{workers:?}");
-    let workers = crowd(&siwd, "siw2", "fd77::1", 20, 20_000);
-    assert!(workers.iter().all(|n| *n > 3), "{workers:?}");
+    let workers = crowd(&siwd, "siw2", "fd77::1", 40, 20_000);
+    assert!(workers.iter().all(|n| *n > 5), "{workers:?}");
     for name in [
         "frames_forwarded",
         "frames_copied",

@@ -289,6 +289,9 @@ mod tests {
         ] {
             assert!(value.unwrap() > 0.0, "{b:?}");
         }
-        assert!(b.crc_gbps > b.copy_crc_gbps, "{b:?}");
+        // The one with less to do is the faster one, unless something interrupted it.
+        let is_faster = |b: Bound| b.crc_gbps > b.copy_crc_gbps;
+        let repeated = (0..50).any(|_| is_faster(bounds.measure_all().unwrap()));
+        assert!(repeated, "{b:?}");
     }
 }

@@ -286,7 +286,9 @@ impl RawRunner {
         self.fill_burst(0, 1);
         let number = self.source.last_number();
         self.send_outbox(0);
-        while begin.elapsed() < ROUND_TRIP_TIMEOUT {
+        loop {
+            // The ports are looked at once more then: this thread may have been interrupted.
+            let is_late = begin.elapsed() >= ROUND_TRIP_TIMEOUT;
             if self.ports.list.len() > 1 {
                 // The second port sends the frame back, and lets others go.
                 self.pass_on(1, 1, |frame, _| {
@@ -305,20 +307,29 @@ impl RawRunner {
                 trips.times.saturating_record(ns);
                 return;
             }
+            if is_late {
+                trips.lost += 1;
+                return;
+            }
             self.ports.list[0].tx.retry_backlog();
         }
-        trips.lost += 1;
     }
 
     /// Receives what is still under way.
     fn receive_rest(&mut self) {
         let mut since = Instant::now();
-        while since.elapsed() < QUIET_TIME {
+        loop {
+            // The ports are looked at once more then: this thread may have been interrupted.
+            let is_quiet = since.elapsed() >= QUIET_TIME;
+            let mut received = 0;
             for at in 0..self.ports.list.len() {
                 self.ports.list[at].tx.retry_backlog();
-                if self.receive_and_free(at) > 0 && !self.is_stopped {
-                    since = Instant::now();
-                }
+                received += self.receive_and_free(at);
+            }
+            if received > 0 && !self.is_stopped {
+                since = Instant::now();
+            } else if is_quiet {
+                return;
             }
         }
     }

@@ -31,7 +31,7 @@ use siw::{
 use tempfile::TempDir;
 
 /// No step of a test takes longer; only a hang does.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub const LOOPBACK: &str = r#"
 [workers]
@@ -48,6 +48,12 @@ name = "siw1"
 pair = "lo"
 addresses = ["10.77.0.2/24", "fd77::2/64"]
 "#;
+
+/// Why two workers cannot run here; `None`: they can.
+pub fn two_cores() -> Option<String> {
+    let count = std::thread::available_parallelism().map_or(1, usize::from);
+    (count < 2).then(|| "two workers need two processors".into())
+}
 
 pub struct Daemon {
     pub child: Child,

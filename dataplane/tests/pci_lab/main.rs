@@ -38,8 +38,9 @@ fn exercise_pair(lab: &Lab, pair: usize, who: &str, device: &str) {
     if mtu == JUMBO {
         let percent = lab.idle_percent();
         println!("{who}: {percent} % of a core while idle");
-        // Emulated, a nap of a millisecond costs as much as many on a real core.
-        assert!(percent <= 60, "{who}: {percent} % of a core while idle");
+        // Emulated, a nap of a millisecond costs as much as many on a real core; one that spins uses
+        // all of it.
+        assert!(percent <= 90, "{who}: {percent} % of a core while idle");
     }
     let log = lab.stop_siwd();
     assert!(!log.contains("ERROR siwd"), "{who}: {log}");
