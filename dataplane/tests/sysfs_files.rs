@@ -123,6 +123,52 @@ for call in (libc.glob, libc.glob64):
         f"{CLASS}/siw{n}/ports/1/gid_attrs/ndevs/0" for n in range(2)]
     assert glob("/sys/class/infiniband/of_nobody*", call) == []
     assert glob("/sys/class/n[e]t", call) == ["/sys/class/net"]
+
+# Walks of trees, which the C library makes inside of itself.
+VISIT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int)
+VISIT_PLACE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int,
+                               ctypes.POINTER(ctypes.c_int * 2))
+
+def walk(call, path):
+    names = []
+    assert call(path.encode(), VISIT(lambda name, *_: names.append(name.decode()) or 0), 8) == 0
+    return sorted(names)
+
+def walk_with_places(call, path):
+    found = []
+    def visit(name, _, kind, place):
+        base, level = place.contents
+        found.append((level, name.decode()[base:], name.decode()))
+        return 0
+    assert call(path.encode(), VISIT_PLACE(visit), 8, 1) == 0  # FTW_PHYS
+    return sorted(found)
+
+port = f"{CLASS}/siw1/ports/1"
+for call in (libc.ftw, libc.ftw64):
+    assert walk(call, port + "/pkeys") == [port + "/pkeys", port + "/pkeys/0"]
+for call in (libc.nftw, libc.nftw64):
+    assert walk_with_places(call, port + "/pkeys") == [
+        (0, "pkeys", port + "/pkeys"), (1, "0", port + "/pkeys/0")]
+    assert walk_with_places(call, CLASS)[0] == (0, "infiniband", CLASS)
+    assert walk_with_places(call, "/sys/class/net/lo")[0] == (0, "lo", "/sys/class/net/lo")
+# A walk in a walk; what the function returns ends it.
+inner = []
+stop = VISIT(lambda name, *_: inner.append(walk(libc.ftw, port + "/pkeys")) or 7)
+assert libc.ftw(CLASS.encode(), stop, 8) == 7 and len(inner[0]) == 2
+libc.fts_open.restype = ctypes.c_void_p
+libc.fts_read.restype = ctypes.c_void_p
+libc.fts_read.argtypes = libc.fts_close.argtypes = [ctypes.c_void_p]
+for call in (libc.fts_open, libc.fts64_open):
+    call.restype = ctypes.c_void_p
+    paths = (ctypes.c_char_p * 3)((port + "/pkeys").encode(), b"/sys/class/net/lo", None)
+    files = call(paths, 16, None)  # FTS_PHYSICAL
+    assert files
+    entries = 0
+    while libc.fts_read(files):
+        entries += 1
+    # The folder twice, the file in it, and the link.
+    assert libc.fts_close(files) == 0 and entries == 4, entries
+
 os.chdir(CLASS + "/siw1")
 assert open("ports/1/state").read().startswith("4:")
 os.chdir("/")

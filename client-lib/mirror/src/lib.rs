@@ -13,6 +13,7 @@
 //! | `sockets.rs` | binding, connecting and sending |
 //! | `interfaces.rs`, `interface_requests.rs` | getifaddrs(3); ioctl(2), if_nametoindex(3) |
 //! | `paths.rs` | /sys/class/infiniband and /dev/infiniband, which lead to files that siwd writes |
+//! | `tree_walks.rs` | walks of file trees that begin there |
 #![allow(clippy::missing_safety_doc)]
 
 mod devices;
@@ -23,3 +24,4 @@ mod interfaces;
 mod next;
 mod paths;
 mod sockets;
+mod tree_walks;

@@ -13,6 +13,22 @@ pub mod libc_calls {
     use std::ffi::{c_char, c_int, c_uint, c_ulong};
     use std::ptr::null_mut;
 
+    /// `struct FTW` of ftw.h: where the last name of the path begins, and how deep it is.
+    #[repr(C)]
+    #[derive(Clone, Copy)]
+    pub struct Ftw {
+        pub base: c_int,
+        pub level: c_int,
+    }
+    /// What ftw(3) calls for each file.
+    pub type Visit = unsafe extern "C" fn(*const c_char, *const stat, c_int) -> c_int;
+    /// What nftw(3) calls for each file.
+    pub type VisitWithPlace =
+        unsafe extern "C" fn(*const c_char, *const stat, c_int, *mut Ftw) -> c_int;
+    /// What fts_open(3) sorts by; may be NULL.
+    pub type Compare =
+        Option<unsafe extern "C" fn(*mut *const c_void, *mut *const c_void) -> c_int>;
+
     imported_functions! { libc::RTLD_NEXT;
         fn bind = c"bind" (fd: c_int, addr: *const sockaddr, length: socklen_t) -> c_int;
         fn connect = c"connect" (fd: c_int, addr: *const sockaddr, length: socklen_t) -> c_int;
@@ -101,6 +117,20 @@ pub mod libc_calls {
         fn statfs64_of = c"statfs64" (path: *const c_char, found: *mut statfs64) -> c_int;
         fn statvfs_of = c"statvfs" (path: *const c_char, found: *mut statvfs) -> c_int;
         fn statvfs64_of = c"statvfs64" (path: *const c_char, found: *mut statvfs64) -> c_int;
+        fn ftw = c"ftw" (path: *const c_char, visit: Visit, most: c_int) -> c_int;
+        fn ftw64 = c"ftw64" (path: *const c_char, visit: Visit, most: c_int) -> c_int;
+        fn nftw = c"nftw" (
+            path: *const c_char, visit: VisitWithPlace, most: c_int, flags: c_int,
+        ) -> c_int;
+        fn nftw64 = c"nftw64" (
+            path: *const c_char, visit: VisitWithPlace, most: c_int, flags: c_int,
+        ) -> c_int;
+        fn fts_open = c"fts_open" (
+            paths: *const *const c_char, options: c_int, compare: Compare,
+        ) -> *mut c_void;
+        fn fts64_open = c"fts64_open" (
+            paths: *const *const c_char, options: c_int, compare: Compare,
+        ) -> *mut c_void;
         fn glob_paths = c"glob" (
             pattern: *const c_char, flags: c_int, on_error: usize, found: *mut c_void,
         ) -> c_int;

@@ -26,7 +26,7 @@ fn rest_in_tree(path: &[u8]) -> Option<&[u8]> {
 /// # Safety
 /// NULL or a C string.
 #[inline]
-unsafe fn redirect(path: *const c_char) -> Option<CString> {
+pub unsafe fn redirect(path: *const c_char) -> Option<CString> {
     // SAFETY: as the caller promised; what follows a byte that is not zero may be read.
     unsafe {
         if path.is_null() || path.read() != b'/' as c_char {

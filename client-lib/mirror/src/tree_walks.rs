@@ -1,0 +1,193 @@
+//! Walks of file trees that begin at a path of the kernel's RDMA devices: nftw(3), ftw(3), fts_open(3).
+//! The C library makes their calls inside of itself, where nothing stands before it: so they begin at
+//! siwd's files. nftw(3) and ftw(3) name files below the path that they were given; fts_read(3) names
+//! siwd's.
+
+use crate::next::libc_calls::{self, Compare, Ftw, Visit, VisitWithPlace};
+use crate::paths::redirect;
+use libc::stat;
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+
+/// A walk of this thread that began elsewhere than its caller asked for.
+#[derive(Clone)]
+struct Walk {
+    asked: CString,
+    /// Length of the path where it began instead.
+    real_length: usize,
+    visit: Visitor,
+}
+
+#[derive(Clone, Copy)]
+enum Visitor {
+    Plain(Visit),
+    WithPlace(VisitWithPlace),
+}
+
+thread_local! {
+    /// The innermost last: the function of a walk may begin another one.
+    static WALKS: RefCell<Vec<Walk>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Hands a file to the function of the caller, under the path that the caller expects.
+unsafe fn hand_over(
+    path: *const c_char,
+    found: *const stat,
+    kind: c_int,
+    place: *mut Ftw,
+) -> c_int {
+    // No borrow lasts while the function runs, which may begin a walk.
+    let Some(walk) = WALKS.with(|walks| walks.borrow().last().cloned()) else {
+        return 0;
+    };
+    // SAFETY: nftw(3) gives a C string, which begins with the path that it was given.
+    let below = unsafe { &CStr::from_ptr(path).to_bytes()[walk.real_length..] };
+    let Ok(named) = CString::new([walk.asked.as_bytes(), below].concat()) else {
+        return 0;
+    };
+    // SAFETY: as nftw(3) calls it; its own struct lives as long as this call.
+    unsafe {
+        match walk.visit {
+            Visitor::Plain(visit) => visit(named.as_ptr(), found, kind),
+            Visitor::WithPlace(visit) => {
+                let named_length = walk.asked.as_bytes().len() as c_int;
+                let mut shifted = *place;
+                // The walk's first path may have another last name than the one asked for.
+                shifted.base = if shifted.level == 0 {
+                    let slash = named.as_bytes().iter().rposition(|byte| *byte == b'/');
+                    slash.map_or(0, |at| at as c_int + 1)
+                } else {
+                    shifted.base - walk.real_length as c_int + named_length
+                };
+                visit(named.as_ptr(), found, kind, &mut shifted)
+            }
+        }
+    }
+}
+
+unsafe extern "C" fn hand_over_plain(
+    path: *const c_char,
+    found: *const stat,
+    kind: c_int,
+) -> c_int {
+    // SAFETY: ftw(3) calls it as that manual page says.
+    unsafe { hand_over(path, found, kind, std::ptr::null_mut()) }
+}
+
+unsafe extern "C" fn hand_over_place(
+    path: *const c_char,
+    found: *const stat,
+    kind: c_int,
+    place: *mut Ftw,
+) -> c_int {
+    // SAFETY: nftw(3) calls it as that manual page says.
+    unsafe { hand_over(path, found, kind, place) }
+}
+
+/// Makes a call with the path in siwd's tree while the walk is known; none for all other paths.
+///
+/// # Safety
+/// NULL or a C string.
+unsafe fn walk_elsewhere(
+    path: *const c_char,
+    visit: Visitor,
+    call: impl FnOnce(*const c_char) -> c_int,
+) -> Option<c_int> {
+    // SAFETY: as the caller promised.
+    let (real, asked) = unsafe { (redirect(path)?, CStr::from_ptr(path).to_owned()) };
+    let walk = Walk {
+        asked,
+        real_length: real.as_bytes().len(),
+        visit,
+    };
+    WALKS.with(|walks| walks.borrow_mut().push(walk));
+    let result = call(real.as_ptr());
+    WALKS.with(|walks| walks.borrow_mut().pop());
+    Some(result)
+}
+
+/// nftw(3) and ftw(3): the structs of their 64-bit names are the same.
+macro_rules! walks {
+    ($(fn $plain:ident = $plain_call:literal, $placed:ident = $placed_call:literal;)*) => {
+        $(
+            #[unsafe(export_name = $plain_call)]
+            unsafe extern "C" fn $plain(path: *const c_char, visit: Visit, most: c_int) -> c_int {
+                // SAFETY: as the manual page obliges the caller.
+                unsafe {
+                    walk_elsewhere(path, Visitor::Plain(visit), |path| {
+                        libc_calls::$plain(path, hand_over_plain, most)
+                    })
+                    .unwrap_or_else(|| libc_calls::$plain(path, visit, most))
+                }
+            }
+
+            #[unsafe(export_name = $placed_call)]
+            unsafe extern "C" fn $placed(
+                path: *const c_char, visit: VisitWithPlace, most: c_int, flags: c_int,
+            ) -> c_int {
+                // SAFETY: as the manual page obliges the caller.
+                unsafe {
+                    walk_elsewhere(path, Visitor::WithPlace(visit), |path| {
+                        libc_calls::$placed(path, hand_over_place, most, flags)
+                    })
+                    .unwrap_or_else(|| libc_calls::$placed(path, visit, most, flags))
+                }
+            }
+        )*
+    };
+}
+
+walks! {
+    fn ftw = "ftw", nftw = "nftw";
+    fn ftw64 = "ftw64", nftw64 = "nftw64";
+}
+
+/// # Safety
+/// As fts_open(3) asks for.
+unsafe fn open_walk(
+    paths: *const *const c_char,
+    call: impl FnOnce(*const *const c_char) -> *mut c_void,
+) -> *mut c_void {
+    let mut kept = Vec::new();
+    let mut list = Vec::new();
+    // SAFETY: an array of C strings that ends with NULL.
+    unsafe {
+        let mut next = paths;
+        while !(*next).is_null() {
+            let other = redirect(*next);
+            list.push(other.as_ref().map_or(*next, |other| other.as_ptr()));
+            kept.extend(other);
+            next = next.add(1);
+        }
+    }
+    if kept.is_empty() {
+        return call(paths);
+    }
+    list.push(std::ptr::null());
+    // fts_open(3) copies the paths.
+    call(list.as_ptr())
+}
+
+#[unsafe(export_name = "fts_open")]
+unsafe extern "C" fn fts_open(
+    paths: *const *const c_char,
+    options: c_int,
+    compare: Compare,
+) -> *mut c_void {
+    // SAFETY: as the manual page obliges the caller.
+    unsafe { open_walk(paths, |paths| libc_calls::fts_open(paths, options, compare)) }
+}
+
+#[unsafe(export_name = "fts64_open")]
+unsafe extern "C" fn fts64_open(
+    paths: *const *const c_char,
+    options: c_int,
+    compare: Compare,
+) -> *mut c_void {
+    // SAFETY: as the manual page obliges the caller.
+    unsafe {
+        open_walk(paths, |paths| {
+            libc_calls::fts64_open(paths, options, compare)
+        })
+    }
+}
