@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A client of one daemon. Clones share the connection.
@@ -32,6 +32,8 @@ pub(crate) struct ClientInner {
     page: WorkerPageView,
     workers: Vec<(DoorbellProducer, OwnedFd)>,
     async_events: ControlSocket,
+    /// Asynchronous events have ended: keeps what took the place of their descriptor.
+    events_ended: OnceLock<OwnedFd>,
     alive: AtomicBool,
     opened: Instant,
     /// When a poller last looked at the control socket, in microseconds since `opened`.
@@ -169,6 +171,7 @@ impl Context {
             page: WorkerPageView::new(Arc::new(page), worker_count)?,
             workers,
             async_events,
+            events_ended: OnceLock::new(),
             alive: AtomicBool::new(true),
             opened: Instant::now(),
             checked_at: AtomicU64::new(0),
@@ -244,6 +247,9 @@ impl Context {
     /// The next asynchronous event; [`Error::Timeout`] when none comes in time,
     /// [`Error::DaemonGone`] after the last one.
     pub fn get_async_event(&self, timeout: Option<Duration>) -> Result<AsyncEvent, Error> {
+        if self.0.events_ended.get().is_some() {
+            return Err(Error::DaemonGone);
+        }
         let packet = self.0.recv_event(&self.0.async_events, timeout)?;
         let error: control::AsyncEventMessage =
             control::decode_event(control::KIND_ASYNC_EVENT, &packet)?;
@@ -252,6 +258,21 @@ impl Context {
             object: error.object,
             reason: error.reason.to_text(),
         })
+    }
+
+    /// The daemon is gone, and everybody who polls [`Self::async_fd`] knows. `replace` puts something
+    /// that is not readable in its place, under the same number, and gives what has to be kept for
+    /// that. From now on [`Self::get_async_event`] says that the daemon is gone without reading.
+    pub fn end_async_events(
+        &self,
+        replace: impl FnOnce(BorrowedFd<'_>) -> std::io::Result<OwnedFd>,
+    ) {
+        let _calls = lock_unpoisoned(&self.0.calls);
+        if self.0.events_ended.get().is_none()
+            && let Ok(kept) = replace(self.async_fd())
+        {
+            let _ = self.0.events_ended.set(kept);
+        }
     }
 
     /// The daemon's statistics as JSON.

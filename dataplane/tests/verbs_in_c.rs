@@ -284,14 +284,81 @@ int main(void)
 }
 "#;
 
+/// The same of completions and asynchronous events: each queue has one event, DEVICE_FATAL comes, and
+/// then both descriptors are as those of a device that the kernel has lost.
+const POLL_VERBS_WHEN_THE_DAEMON_IS_GONE: &str = r#"
+#include <sys/epoll.h>
+int main(void)
+{
+    struct ibv_device **list = ibv_get_device_list(NULL);
+    struct ibv_context *context = list && list[0] ? ibv_open_device(list[0]) : NULL;
+    CHECK(context);
+    struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
+    struct ibv_pd *pd = ibv_alloc_pd(context);
+    CHECK(channel && pd);
+    struct ibv_cq *queues[2], *queue;
+    for (int i = 0; i < 2; i++) {
+        queues[i] = ibv_create_cq(context, 4, NULL, channel, 0);
+        CHECK(queues[i] && ibv_req_notify_cq(queues[i], 0) == 0);
+    }
+    /* For whoever waits until the program is ready. */
+    struct rdma_cm_id *id;
+    struct sockaddr_in address = { .sin_family = AF_INET };
+    CHECK(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);
+    CHECK(rdma_bind_addr(id, (struct sockaddr *)&address) == 0 && rdma_listen(id, 1) == 0);
+    CHECK(fcntl(channel->fd, F_SETFL, O_NONBLOCK) == 0);
+    CHECK(fcntl(context->async_fd, F_SETFL, O_NONBLOCK) == 0);
+    struct pollfd readable[2] = { { .fd = channel->fd, .events = POLLIN },
+                                  { .fd = context->async_fd, .events = POLLIN } };
+    int watch = epoll_create1(0);
+    for (int i = 0; i < 2; i++) {
+        struct epoll_event wanted = { .events = EPOLLIN };
+        CHECK(epoll_ctl(watch, EPOLL_CTL_ADD, readable[i].fd, &wanted) == 0);
+    }
+    for (int i = 0; i < 2; i++)
+        CHECK(poll(&readable[i], 1, 20000) == 1);
+    void *user;
+    int count = 0;
+    while (ibv_get_cq_event(channel, &queue, &user) == 0) {
+        ibv_ack_cq_events(queue, 1);
+        count++;
+    }
+    CHECK(count == 2 && errno == EIO);
+    struct ibv_async_event event;
+    for (count = 0; ibv_get_async_event(context, &event) == 0; count++) {
+        CHECK(event.event_type == IBV_EVENT_DEVICE_FATAL);
+        ibv_ack_async_event(&event);
+    }
+    CHECK(count == 1 && errno == EIO);
+    /* A loop around poll(2) or epoll_wait(2) would go on for ever. */
+    struct epoll_event found;
+    CHECK(poll(readable, 2, 0) == 0 && epoll_wait(watch, &found, 1, 0) == 0);
+    CHECK(fcntl(channel->fd, F_GETFL) & O_NONBLOCK);
+    CHECK(ibv_get_cq_event(channel, &queue, &user) == -1 && errno == EIO);
+    CHECK(fcntl(channel->fd, F_SETFL, 0) == 0 && fcntl(context->async_fd, F_SETFL, 0) == 0);
+    CHECK(ibv_get_cq_event(channel, &queue, &user) == -1 && errno == EIO);
+    CHECK(ibv_get_async_event(context, &event) == -1 && errno == EIO);
+    /* Everything can be freed. */
+    for (int i = 0; i < 2; i++)
+        ibv_destroy_cq(queues[i]);
+    ibv_destroy_comp_channel(channel);
+    return 0;
+}
+"#;
+
 #[test]
-fn an_event_channel_rests_when_the_daemon_is_gone() {
+fn descriptors_rest_when_the_daemon_is_gone() {
     if !can_compile() {
         return;
     }
-    let mut daemon = Daemon::loopback();
-    let line = compile_c(&daemon, "", POLL_WHEN_THE_DAEMON_IS_GONE);
-    let program = start_listening(&daemon, &line);
-    daemon.kill();
-    program.succeed();
+    for source in [
+        POLL_WHEN_THE_DAEMON_IS_GONE,
+        POLL_VERBS_WHEN_THE_DAEMON_IS_GONE,
+    ] {
+        let mut daemon = Daemon::loopback();
+        let line = compile_c(&daemon, "", source);
+        let program = start_listening(&daemon, &line);
+        daemon.kill();
+        program.succeed();
+    }
 }

@@ -5,6 +5,7 @@ use super::context::ContextObject;
 use super::cq::CqObject;
 use super::port::PORT;
 use super::qp::QpObject;
+use super::resting::replace_by_quiet;
 use super::srq::SrqObject;
 use crate::abi::*;
 use crate::status::{log_failure, set_errno};
@@ -75,6 +76,8 @@ pub unsafe fn get_async_event(context: *mut ibv_context, out: *mut ibv_async_eve
                 return -1;
             }
             Err(Error::DaemonGone) => {
+                // Who polls the descriptor has been told.
+                object.client().end_async_events(replace_by_quiet);
                 set_errno(libc::EIO);
                 return -1;
             }

@@ -4,15 +4,16 @@
 
 use super::context::ContextObject;
 use super::cq::CqObject;
+use super::resting::replace_by_quiet;
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq};
 use crate::status::{errno_of, pointer_of, set_errno, wake_interval};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::{AsFd, AsRawFd};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{OFlags, fcntl_getfl};
 use siw::{CompletionChannel, Error};
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A channel as programs see it.
@@ -21,6 +22,8 @@ pub struct ChannelObject {
     abi: ibv_comp_channel,
     channel: Arc<CompletionChannel>,
     queues: Mutex<ChannelQueues>,
+    /// All last events are delivered: the other end of what the descriptor is now.
+    quiet: OnceLock<OwnedFd>,
 }
 
 /// The completion queues that raise events on a channel, by cookie. A cookie is not given out
@@ -116,6 +119,16 @@ impl ChannelObject {
         }
     }
 
+    /// Nothing comes any more: who polls the descriptor has been told.
+    fn fall_silent(&self) {
+        let _queues = self.lock_queues();
+        if self.quiet.get().is_none()
+            && let Ok(writer) = replace_by_quiet(self.channel.as_fd())
+        {
+            let _ = self.quiet.set(writer);
+        }
+    }
+
     fn has_queues(&self) -> bool {
         !self.lock_queues().by_cookie.is_empty()
     }
@@ -136,6 +149,7 @@ pub unsafe fn create_channel(context: *mut ibv_context) -> *mut ibv_comp_channel
             },
             channel,
             queues: Mutex::default(),
+            quiet: OnceLock::new(),
         }))
     });
     pointer_of("ibv_create_comp_channel", channel).cast()
@@ -176,6 +190,10 @@ pub unsafe fn get_cq_event(
     // SAFETY: a channel of this library.
     let object = unsafe { ChannelObject::from_abi(channel) };
     loop {
+        if object.quiet.get().is_some() {
+            set_errno(libc::EIO);
+            return -1;
+        }
         let chosen = wake_interval().and_then(|interval| object.await_event(interval));
         let mut cookie = chosen.unwrap_or_default();
         let read = match chosen {
@@ -193,6 +211,7 @@ pub unsafe fn get_cq_event(
                     cookie = last.to_ne_bytes();
                 }
                 None => {
+                    object.fall_silent();
                     set_errno(libc::EIO);
                     return -1;
                 }

@@ -32,6 +32,7 @@ pub mod qp;
 mod qp_ex;
 pub mod qp_state;
 mod rates;
+mod resting;
 pub mod srq;
 mod sysfs;
 mod unsupported;
