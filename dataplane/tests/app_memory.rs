@@ -479,6 +479,66 @@ fn a_daemon_may_be_told_to_copy_nobodys_memory() {
     assert_eq!(word, 3);
 }
 
+/// Memory that the daemon would have to hold counts with its client; where that is too much, it copies, if
+/// it may. Regions are counted whatever they are made of.
+#[test]
+fn limits_hold_for_each_way_to_register() {
+    const LIMITS: &str =
+        "[limits]\nmemory_per_client = \"16 MiB\"\nmemory_regions_per_client = 5\n";
+    const MUCH: usize = 64 << 20;
+    for (policy, may_copy) in [("all", true), ("never", false)] {
+        let config = format!("{LOOPBACK}{LIMITS}[control]\nprocess_memory = \"{policy}\"\n");
+        let daemon = Daemon::start(&config, &[]);
+        let ctx = daemon.context();
+        let pd = ctx.alloc_pd().unwrap();
+        let error = Arena::alloc(&ctx, MUCH, false).err().unwrap().to_string();
+        assert!(error.contains("[limits] memory_per_client"), "{error}");
+        let private = Pages::new(MUCH);
+        let (_file, shared) = shared_file(MUCH);
+        for pages in [&private, &shared] {
+            match pd.reg_memory(pages.start, pages.len, ALL) {
+                Ok(mr) => {
+                    assert!(may_copy, "registered by {:?}", mr.methods());
+                    assert_eq!(only_method(&mr), ExtentMethod::Copy);
+                }
+                Err(error) => assert!(!may_copy, "{error}"),
+            }
+        }
+        let error = pd.reg_memory(private.start, MUCH, ALL);
+        let why = match error {
+            Ok(mr) => mr.reason().to_owned(),
+            Err(error) => error.to_string(),
+        };
+        assert!(why.contains("[limits] memory_per_client"), "{why}");
+
+        let arena = Arena::alloc(&ctx, 4096, false).unwrap();
+        let (_file, shared) = shared_file(4096);
+        let private = Pages::new(4096);
+        let on_stack = [0u64; 8];
+        for (method, start) in [
+            (ExtentMethod::Arena, arena.as_ptr()),
+            (ExtentMethod::Remap, private.start),
+            (ExtentMethod::Shared, shared.start),
+            (ExtentMethod::Copy, on_stack.as_ptr().cast_mut().cast()),
+        ] {
+            if method == ExtentMethod::Copy && !may_copy {
+                continue;
+            }
+            let mut regions = Vec::new();
+            let error = loop {
+                match pd.reg_memory(start, 64, ALL) {
+                    Ok(mr) => regions.push(mr),
+                    Err(error) => break error.to_string(),
+                }
+                assert_eq!(only_method(regions.last().unwrap()), method);
+            };
+            assert_eq!(regions.len(), 5, "{method:?}: {error}");
+            let named = error.contains("[limits] memory_regions_per_client");
+            assert!(named, "{method:?}: {error}");
+        }
+    }
+}
+
 /// Threads of the torture test that write: each has one word of each line, the rest is for peers.
 const WRITERS: usize = 4;
 

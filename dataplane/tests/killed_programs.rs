@@ -1,6 +1,6 @@
 //! Unmodified programs that are killed at any moment, from the first millisecond of their life on: the
-//! daemon has what it had before, the program at the other end ends with an error, and new programs
-//! work. `SIW_KILL_ROUNDS=n` makes more rounds, `SIW_KILL_SEED=n` repeats one run's moments.
+//! daemon has what it had before, no file is left in /tmp and /dev/shm, the program at the other end ends
+//! with an error, and new programs work. `SIW_KILL_ROUNDS=n` makes more rounds, `SIW_KILL_SEED=n` repeats one run's moments.
 
 mod common;
 
@@ -64,7 +64,37 @@ struct Held {
     /// Connections of each device that stand.
     established: Vec<u64>,
     users: serde_json::Value,
+    huge_memory: String,
     files: BTreeSet<PathBuf>,
+}
+
+/// Where programs leave files that they forget.
+const SHARED_FOLDERS: [&str; 2] = ["/tmp", "/dev/shm"];
+
+/// Runs a test with folders of its own, so that no file there is of another test: its daemon and its
+/// programs have no others.
+fn with_own_folders(test: impl FnOnce() + Send) {
+    if !nix::unistd::geteuid().is_root() {
+        println!("skipped: mounting empty folders needs root");
+        return;
+    }
+    let mount = |arguments: &[&str]| {
+        let status = std::process::Command::new("mount").args(arguments).status();
+        assert!(status.unwrap().success(), "mount {arguments:?}");
+    };
+    let run = move || {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
+        mount(&["--make-rprivate", "/"]);
+        for folder in SHARED_FOLDERS {
+            mount(&["-t", "tmpfs", "tmpfs", folder]);
+        }
+        test();
+    };
+    // Only this thread has them, and what it starts.
+    let ended = std::thread::scope(|scope| scope.spawn(run).join());
+    if let Err(panic) = ended {
+        std::panic::resume_unwind(panic);
+    }
 }
 
 fn count_entries(folder: String) -> usize {
@@ -94,8 +124,18 @@ fn look(daemon: &Daemon, ctx: &siw::Context) -> Held {
     let established = devices
         .iter()
         .map(|device| device["mib"]["TcpCurrEstab"].as_u64().unwrap());
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let huge_memory = status
+        .lines()
+        .find(|line| line.starts_with("HugetlbPages:"));
     let mut files = BTreeSet::new();
-    collect_files(daemon.dir.path(), &mut files);
+    for folder in SHARED_FOLDERS {
+        collect_files(Path::new(folder), &mut files);
+    }
+    assert!(
+        files.contains(daemon.dir.path()),
+        "other folders: {files:?}"
+    );
     Held {
         descriptors: count_entries(format!("/proc/{pid}/fd")),
         threads: count_entries(format!("/proc/{pid}/task")),
@@ -106,6 +146,7 @@ fn look(daemon: &Daemon, ctx: &siw::Context) -> Held {
         buffers_free: sum("buffers_free"),
         established: established.collect(),
         users: statistics["users"].clone(),
+        huge_memory: huge_memory.unwrap_or_default().to_owned(),
         files,
     }
 }
@@ -192,18 +233,22 @@ impl Pair {
 }
 
 fn kill_pairs(pair: &Pair) {
-    let (daemon, mut moments) = (Daemon::loopback(), Moments::new());
+    with_own_folders(|| kill_pairs_of(&Daemon::loopback(), pair));
+}
+
+fn kill_pairs_of(daemon: &Daemon, pair: &Pair) {
+    let mut moments = Moments::new();
     let ctx = daemon.context();
     // The links are there from the first program on.
-    Program::start(&daemon, "true").succeed();
-    let before = look(&daemon, &ctx);
+    Program::start(daemon, "true").succeed();
+    let before = look(daemon, &ctx);
     for round in 0..rounds() {
-        pair.kill_one(&daemon, &ctx, &mut moments);
+        pair.kill_one(daemon, &ctx, &mut moments);
         let what = format!("{} in round {round}", pair.client);
-        await_release(&daemon, &ctx, &before, &what);
+        await_release(daemon, &ctx, &before, &what);
     }
     // New programs work.
-    let (from, to) = common::pair(&daemon, 8192);
+    let (from, to) = common::pair(daemon, 8192);
     ping(&from, &to);
 }
 
@@ -228,10 +273,15 @@ fn perftest_can_be_killed_at_any_moment() {
 #[test]
 fn users_of_arenas_can_be_killed_at_any_moment() {
     let program = siw_ping().display();
-    kill_pairs(&Pair::new(
+    let pair = Pair::new(
         &format!("{program} -s -a 10.77.0.2"),
         &format!("{program} -c -a 10.77.0.2 -S 65536"),
-    ));
+    );
+    // From hugepages where some are free, and from normal pages.
+    for hugepages in ["auto", "never"] {
+        let config = LOOPBACK.replace("\"never\"", &format!("\"{hugepages}\""));
+        with_own_folders(|| kill_pairs_of(&Daemon::start(&config, &[]), &pair));
+    }
 }
 
 /// Registers memory of each kind again and again.
@@ -277,9 +327,12 @@ int main(int count, char **arguments)
 
 #[test]
 fn programs_that_register_can_be_killed_at_any_moment() {
-    if !can_compile() {
-        return;
+    if can_compile() {
+        with_own_folders(kill_programs_that_register);
     }
+}
+
+fn kill_programs_that_register() {
     let (daemon, mut moments) = (Daemon::loopback(), Moments::new());
     let ctx = daemon.context();
     let source = daemon.dir.path().join("register.c");
