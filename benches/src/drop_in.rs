@@ -107,6 +107,7 @@ impl LoadPair {
                 peer_qp_num: ends[to].qp.qp_num(),
                 ord: 1,
                 ird: 1,
+                denied_access: siw::Access::NONE,
             };
             ends[from]
                 .qp

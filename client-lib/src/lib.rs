@@ -97,6 +97,7 @@ mod drain;
 mod error;
 mod fast_mr;
 mod memory;
+mod pairing;
 mod pausable;
 mod posting;
 mod qp;
@@ -119,8 +120,9 @@ pub use drain::DRAIN_WR_ID;
 pub use error::{Error, PostError};
 pub use fast_mr::FastMr;
 pub use memory::{Arena, Mr, Pd, ReregChange};
+pub use pairing::PairOptions;
 pub use posting::{ReceivePosting, SendPosting, SharedReceivePosting};
-pub use qp::{PairOptions, Qp, QpAttr, QpInit, VerbsQpState};
+pub use qp::{Qp, QpAttr, QpInit, VerbsQpState};
 pub use siw_shm::control::{AsyncEventKind, ExtentMethod, Limits, QpState};
 pub use siw_shm::{
     Access, AtomicArgs, Opcode, RecvWr, SendData, SendWr, Sge, Wc, WcFlags, WcOpcode, WcStatus,

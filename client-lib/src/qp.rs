@@ -6,12 +6,11 @@ use crate::credit::{Credit, ReceivePlaces, SendPlaces};
 use crate::pausable::Pausable;
 use crate::{Cq, Error, Pd, PostError, RecvWr, SendWr, Srq, Wc, WcOpcode, WcStatus};
 use siw_shm::control::{
-    Addr, Connect, CreateQp, DestroyQp, Disconnect, MigrateCm, ModifyQp, PairQp, QpReply, QpState,
-    QueryQp,
+    Addr, Connect, CreateQp, DestroyQp, Disconnect, MigrateCm, ModifyQp, QpReply, QpState, QueryQp,
 };
 use siw_shm::work_queue::SqWatch;
 use siw_shm::{RqProducer, SharedMemory, SqProducer};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -98,23 +97,6 @@ pub struct QpAttr {
     pub local: Option<SocketAddr>,
     /// The peer's address, when connected.
     pub peer: Option<SocketAddr>,
-}
-
-/// The other end of a queue pair that is connected without rdma_cm.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PairOptions {
-    /// Device index.
-    pub device: u32,
-    /// An address of the device.
-    pub local: IpAddr,
-    /// The peer's address.
-    pub peer: IpAddr,
-    /// The peer's QP number.
-    pub peer_qp_num: u32,
-    /// Reads this side may have outstanding.
-    pub ord: u32,
-    /// Reads the peer may have outstanding.
-    pub ird: u32,
 }
 
 /// Queue pair; clones are the same QP.
@@ -414,6 +396,8 @@ impl Qp {
         self.0.pd.ctx().call_daemon(&ModifyQp {
             qp_num: self.qp_num(),
             state: to as u32,
+            flags: 0,
+            denied_access: 0,
         })?;
         Ok(())
     }
@@ -427,6 +411,8 @@ impl Qp {
         self.0.pd.ctx().call_daemon(&ModifyQp {
             qp_num: self.qp_num(),
             state: QpState::Idle as u32,
+            flags: 0,
+            denied_access: 0,
         })?;
         let (sends, receives) = map_rings(&self.0.region, &self.0.granted_limits)?;
         for cq in [&self.0.send_cq, &self.0.recv_cq] {
@@ -535,29 +521,6 @@ impl Qp {
             listener: 0,
             request: 0,
         })?;
-        Ok(())
-    }
-
-    /// Connects it with the queue pair that the program at the other end has named, without rdma_cm
-    /// (ibv_modify_qp(3) to RTR); that program does the same. Work requests may be posted at once:
-    /// they are sent when the connection stands. If it comes to nothing they are flushed, and an
-    /// asynchronous event, QP_FATAL, says why.
-    ///
-    /// # Errors
-    /// `EADDRNOTAVAIL`: `local` is no address of the device. `EHOSTUNREACH`: no route to the peer.
-    /// `EISCONN`: it is or was connected. `EOPNOTSUPP`: a daemon of an earlier release.
-    pub fn connect_pair(&self, pair: &PairOptions) -> Result<(), Error> {
-        self.0.pd.ctx().call_daemon(&PairQp {
-            qp_num: self.qp_num(),
-            peer_qp_num: pair.peer_qp_num,
-            device: pair.device,
-            ord: pair.ord,
-            ird: pair.ird,
-            reserved: 0,
-            local: Addr::from(pair.local),
-            peer: Addr::from(pair.peer),
-        })?;
-        self.allow_early_sends(true);
         Ok(())
     }
 

@@ -161,6 +161,8 @@ fn pages_freed_under_the_queues_end_their_client_alone() {
     let error = m::ModifyQp {
         qp_num: client.qp.qp_num,
         state: siw_shm::control::QpState::Error as u32,
+        flags: 0,
+        denied_access: 0,
     };
     let taken = {
         punch(client.queues.memfd().unwrap(), client.queues.len());

@@ -91,7 +91,13 @@ fn a_client_can_do_nothing_to_what_is_another_clients() {
     h.refused("querying a queue pair", &m::QueryQp { qp_num, reserved });
     h.refused("disconnecting", &m::Disconnect { qp_num, reserved });
     for state in 0..=7 {
-        h.refused("modifying a queue pair", &m::ModifyQp { qp_num, state });
+        let modify = m::ModifyQp {
+            qp_num,
+            state,
+            flags: 0,
+            denied_access: 0,
+        };
+        h.refused("modifying a queue pair", &modify);
     }
     let connect = m::Connect {
         qp_num,

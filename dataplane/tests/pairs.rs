@@ -6,7 +6,7 @@ mod common;
 use std::net::IpAddr;
 
 use common::{Daemon, End, PATIENCE};
-use siw::{AsyncEventKind, Context, PairOptions, RecvWr, SendData, SendWr, WcStatus};
+use siw::{Access, AsyncEventKind, Context, PairOptions, RecvWr, SendData, SendWr, WcStatus};
 
 /// The addresses of siw0 and siw1.
 const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
@@ -24,6 +24,7 @@ fn options(from: usize, to: usize, peer_qp_num: u32) -> PairOptions {
         peer_qp_num,
         ord: 16,
         ird: 16,
+        denied_access: Access::NONE,
     }
 }
 
@@ -212,4 +213,44 @@ fn a_pair_that_cannot_be_is_told_why() {
     );
     let again = a.qp.connect_pair(&options(0, 1, 1)).unwrap_err();
     assert_eq!(again.errno(), nix::libc::EISCONN);
+}
+
+#[test]
+fn what_a_queue_pair_denies_no_key_allows() {
+    let daemon = Daemon::loopback();
+    let read = |from: &End, of: &End, number| {
+        let sge = [from.mr.sge(0, 8)];
+        let wr = SendWr::read(number, &sge, of.mr.addr(), of.mr.rkey());
+        from.qp.post_send(&[wr]).unwrap();
+        completions::<1>(from)
+    };
+    let (a, b) = pair_of(&daemon, (0, 1));
+    assert_eq!(read(&a, &b, 1), [(1, WcStatus::SUCCESS)]);
+    b.qp.deny_access(Access::REMOTE_WRITE).unwrap();
+    assert_eq!(read(&a, &b, 2), [(2, WcStatus::SUCCESS)]);
+    b.qp.deny_access(Access::REMOTE).unwrap();
+    assert_eq!(read(&a, &b, 3), [(3, WcStatus::REM_ACCESS_ERR)]);
+    let error = b.qp.deny_access(Access::LOCAL_WRITE).unwrap_err();
+    assert_eq!(error.errno(), nix::libc::EINVAL, "{error}");
+
+    // From the connection on, and until something else is denied.
+    for (denied, allowed) in [
+        (Access::REMOTE_READ, Access::NONE),
+        (Access::NONE, Access::REMOTE_READ),
+    ] {
+        let contexts = (daemon.context(), daemon.context());
+        let (a, b) = (End::new(&contexts.0, 8192), End::new(&contexts.1, 8192));
+        a.qp.connect_pair(&options(0, 1, b.qp.qp_num())).unwrap();
+        let limited = PairOptions {
+            denied_access: denied,
+            ..options(1, 0, a.qp.qp_num())
+        };
+        b.qp.connect_pair(&limited).unwrap();
+        b.qp.deny_access(allowed).unwrap();
+        let expected = match allowed {
+            Access::NONE => WcStatus::SUCCESS,
+            _ => WcStatus::REM_ACCESS_ERR,
+        };
+        assert_eq!(read(&a, &b, 4), [(4, expected)]);
+    }
 }

@@ -1,5 +1,5 @@
-//! The test suite of rdma-core itself (pyverbs), on a device of siwd: what passes has to go on doing
-//! so, and what fails is named with its reason.
+//! The test suite of rdma-core itself (pyverbs), on a device of siwd: every test that is not skipped
+//! passes.
 
 mod common;
 
@@ -66,33 +66,17 @@ class Lines(unittest.TestResult):
 unittest.defaultTestLoader.loadTestsFromModule(tests).run(Lines())
 "#;
 
-/// What fails, and why.
-const FAILING: [(&str, &str); 3] = [
-    (
-        "test_atomic.AtomicTest.test_atomic_invalid_qp_access",
-        "qp_access_flags do not restrict a queue pair; the rights of regions and windows do",
-    ),
-    (
-        "test_mr.MRTest.test_mr_rereg_access",
-        "ibv_rereg_mr(3) changes the keys, and the test goes on with the old ones",
-    ),
-    (
-        "test_qp.QPTest.test_query_rc_qp",
-        "a new queue pair is in RESET as in ibv_modify_qp(3); of an RNIC the suite expects INIT",
-    ),
-];
-
 /// The least of each file that has to pass.
 const PASSING: [(&str, usize); 11] = [
-    ("test_atomic", 6),
+    ("test_atomic", 7),
     ("test_cq", 3),
     ("test_cq_events", 1),
     ("test_cqex", 3),
     ("test_device", 12),
     ("test_fork", 1),
-    ("test_mr", 11),
+    ("test_mr", 12),
     ("test_pd", 4),
-    ("test_qp", 4),
+    ("test_qp", 5),
     ("test_qpex", 10),
     ("test_relaxed_ordering", 1),
 ];
@@ -154,8 +138,7 @@ fn rdma_cores_own_tests_pass() {
         let found = results.iter().filter(|(found, _)| *found == what);
         found.map(|(_, test)| *test).collect()
     };
-    let expected: BTreeSet<&str> = FAILING.iter().map(|(test, _)| *test).collect();
-    assert_eq!(named("failed"), expected, "{said}");
+    assert_eq!(named("failed"), BTreeSet::new(), "{said}");
     let passed = named("passed");
     for (file, least) in PASSING {
         let prefix = format!("{file}.");
@@ -166,9 +149,8 @@ fn rdma_cores_own_tests_pass() {
         assert!(count >= least, "{count} of {file} pass:\n{said}");
     }
     println!(
-        "{} of rdma-core's tests pass, {} are skipped, {} fail as known",
+        "{} of rdma-core's tests pass, {} are skipped",
         passed.len(),
-        named("skipped").len(),
-        expected.len()
+        named("skipped").len()
     );
 }

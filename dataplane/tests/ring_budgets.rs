@@ -121,6 +121,8 @@ fn flushing_without_end_leaves_others_their_turns() {
     let error = m::ModifyQp {
         qp_num: client.qp.qp_num,
         state: QpState::Error as u32,
+        flags: 0,
+        denied_access: 0,
     };
     // Full before the queue pair is moved to ERROR without ever having had a connection, and after.
     client.ring(client.qp.sq_slots);

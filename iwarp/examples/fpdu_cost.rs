@@ -279,6 +279,7 @@ fn measure(shape: StreamShape) -> Cost {
         max_send_wr: 64,
         max_recv_wr: 64,
         sq_sig_all: false,
+        denied_access: Access::NONE,
     };
     let fresh = || {
         let mut qp = QueuePair::new(attr);

@@ -41,6 +41,7 @@
 //! ```
 //! use siw_iwarp::mpa::{InitiatorStep, MpaInitiator, MpaResponder, ResponderStep};
 //! use siw_iwarp::{ByteStream, MpaConfig, QpInitAttr, QueuePair, RdmapState};
+//! use siw_shm::Access;
 //!
 //! let config = MpaConfig::default();
 //! let mut initiator = MpaInitiator::new(&config, 16, 16, b"hello")?;
@@ -68,6 +69,7 @@
 //!     max_send_wr: 16,
 //!     max_recv_wr: 16,
 //!     sq_sig_all: false,
+//!     denied_access: Access::NONE,
 //! });
 //! queue_pair.set_rts(negotiated, 1448);
 //! assert_eq!(queue_pair.state(), RdmapState::Rts);

@@ -3,7 +3,7 @@
 use super::{Parts, free_imports};
 use crate::context::lock_unpoisoned;
 use crate::{Access, Error, Pd, Sge};
-use siw_shm::control::{DeregMr, ExtentMethod};
+use siw_shm::control::{DeregMr, ExtentMethod, REREG_ACCESS, ReregMr};
 
 /// A registered region of memory that the application has. Dropping deregisters it: when that returns
 /// nobody touches it. With windows bound to it the daemon refuses that ([`AppMr::dereg`] tells).
@@ -79,6 +79,25 @@ impl AppMr {
     /// Why some of it is not remapped; empty if all is.
     pub fn reason(&self) -> &str {
         &self.parts.reason
+    }
+
+    /// Gives it other access rights and keeps its keys, if that can be done without registering anew:
+    /// `EINVAL` where LOCAL_WRITE or REMOTE_ATOMIC come, ZERO_BASED changes, or siwd is of an earlier
+    /// release; `EBUSY` while windows are bound. When it returns nobody goes on with the old rights.
+    pub fn change_access(&mut self, access: Access) -> Result<(), Error> {
+        self.pd.ctx().call_daemon(&ReregMr {
+            lkey: self.lkey,
+            flags: REREG_ACCESS,
+            pd: 0,
+            arena: 0,
+            offset: 0,
+            len: 0,
+            va: 0,
+            access: access.0,
+            reserved: 0,
+        })?;
+        self.access = access;
+        Ok(())
     }
 
     /// Deregisters it and says whether that worked: EBUSY, with the region back, while memory

@@ -239,10 +239,7 @@ impl ControlThread {
             ));
         }
         if old.extents.is_some() {
-            return Err(Refusal::new(
-                libc::EINVAL,
-                "a region of extents is deregistered and registered again",
-            ));
+            return self.change_access(id, request);
         }
         const ALL: u32 = m::REREG_TRANSLATION | m::REREG_PD | m::REREG_ACCESS;
         if request.flags == 0 || request.flags & !ALL != 0 {
@@ -289,6 +286,39 @@ impl ControlThread {
         add_region(client, stag, region);
         let then = QuiescentReply::Rereg { lkey: stag };
         Ok(self.await_quiescent_key(ticket, regions, then))
+    }
+
+    /// Other access rights of a region of the application's own memory, under the same keys: of what a
+    /// program named to its peers before, nothing becomes wrong.
+    fn change_access(&mut self, id: ClientId, request: &m::ReregMr) -> Outcome {
+        let keys = self.config.keys.clone();
+        let lkey = Stag(request.lkey);
+        let new = check_access(request.access)?;
+        let old = keys
+            .with_entry(lkey, RegisteredMemory::access_rights)
+            .ok_or_else(|| Refusal::no_such("memory region with lkey", request.lkey))?;
+        // What the memory can do was checked for the old rights.
+        let added = new.without(old);
+        let is_rebased = (old.0 ^ new.0) & Access::ZERO_BASED.0 != 0;
+        if request.flags != m::REREG_ACCESS
+            || is_rebased
+            || added.intersects(Access::LOCAL_WRITE | Access::REMOTE_ATOMIC)
+        {
+            return Err(Refusal::new(
+                libc::EINVAL,
+                "a region of extents is deregistered and registered again",
+            ));
+        }
+        let ticket = keys.change_access(lkey, new).map_err(dereg_refusal)?;
+        // A port that still holds a frame of the memory only sends it again.
+        let then = QuiescentReply::Rereg { lkey };
+        tracing::debug!(
+            client = id.0,
+            lkey = lkey.0,
+            access = new.0,
+            "access rights changed"
+        );
+        Ok(self.await_quiescent_key(ticket, Vec::new(), then))
     }
 
     pub(super) fn dereg_mr(&mut self, id: ClientId, lkey: Stag) -> Outcome {

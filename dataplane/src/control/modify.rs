@@ -2,6 +2,7 @@
 //! has; a worker is asked about its own.
 
 use nix::libc;
+use siw_shm::Access;
 use siw_shm::control::messages as m;
 
 use super::ControlThread;
@@ -10,6 +11,18 @@ use super::requests::*;
 use super::resources::{Client, QpPhase};
 use crate::ids::{ClientId, CommandToken, Qpn};
 use crate::worker::messages::{Command, ModifyTarget, QpInfo};
+
+/// What a client denies the peer of a queue pair.
+pub(super) fn denied_access(bits: u32) -> Result<Access, Refusal> {
+    let denied = Access(bits);
+    if !Access::REMOTE.contains(denied) {
+        return Err(Refusal::new(
+            libc::EINVAL,
+            format!("access bits {bits:#x}: remote write, read and atomic can be denied"),
+        ));
+    }
+    Ok(denied)
+}
 
 impl ControlThread {
     pub(super) fn modify_qp(&mut self, id: ClientId, seq: u32, request: &m::ModifyQp) -> Outcome {
@@ -20,6 +33,21 @@ impl ControlThread {
             .get_mut(&qpn)
             .ok_or_else(|| Refusal::no_such("queue pair", qpn.0))?;
         let detached = qp.phase == QpPhase::Detached;
+        if request.flags == m::MODIFY_ACCESS {
+            let denied = denied_access(request.denied_access)?;
+            qp.attr.denied_access = denied;
+            if detached {
+                let reply = qp_state_reply(client, qpn, None)?;
+                return send_reply::<m::ModifyQp>(client, seq, &reply);
+            }
+            return self.ask_worker(id, qpn, Some(ModifyTarget::DenyAccess(denied)), true);
+        }
+        if request.flags != 0 {
+            return Err(Refusal::new(
+                libc::EINVAL,
+                format!("flags {:#x}: 0 or 1 is allowed", request.flags),
+            ));
+        }
         if request.state == m::QpState::Idle as u32 || request.state == m::QpState::Error as u32 {
             qp.pair = None;
         }

@@ -23,6 +23,7 @@ use siw_shm::control::messages as m;
 use siw_shm::control::{AsyncEventKind, CmEventMessage};
 
 use super::addresses::no_route;
+use super::modify::denied_access;
 use super::requests::*;
 use super::resources::{ClientQp, QpPhase};
 use super::{ControlThread, cm};
@@ -156,6 +157,7 @@ impl ControlThread {
                 "the queue pair is or was connected; move it to RESET first",
             ));
         }
+        let denied = denied_access(request.denied_access)?;
         self.listen_for_pairs()?;
         let initiates = (local, qpn) < (peer, peer_qpn);
         let depth = |depth: u32| u16::try_from(depth).unwrap_or(u16::MAX).min(0x3FFE);
@@ -172,6 +174,7 @@ impl ControlThread {
         let until = attempt.until;
         if let Some(qp) = self.resources.qp_mut(id, qpn) {
             qp.pair = Some(attempt);
+            qp.attr.denied_access = denied;
             qp.device = device;
         }
         self.pairing.retries.push((until, id, qpn));

@@ -7,7 +7,7 @@ use nix::libc;
 use siw_iwarp::QpInitAttr;
 use siw_shm::control::codec::UNANSWERED;
 use siw_shm::control::messages as m;
-use siw_shm::{CqProducer, QpGeometry, RqConsumer, SqConsumer, wqe};
+use siw_shm::{Access, CqProducer, QpGeometry, RqConsumer, SqConsumer, wqe};
 
 use super::ControlThread;
 use super::completion::cq_reply;
@@ -278,6 +278,7 @@ impl ControlThread {
                     max_send_wr: request.max_send_wr.max(1),
                     max_recv_wr: request.max_recv_wr.max(1),
                     sq_sig_all: request.sq_sig_all != 0,
+                    denied_access: Access::NONE,
                 },
                 counts_as_connection: false,
                 geometry,

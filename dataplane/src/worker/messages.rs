@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicUsize;
 
 use siw_iwarp::{NegotiatedParameters, QpEvent, QpInitAttr};
 use siw_memory::Stag;
-use siw_shm::{DoorbellConsumer, RqConsumer, SharedMemory, SqConsumer};
+use siw_shm::{Access, DoorbellConsumer, RqConsumer, SharedMemory, SqConsumer};
 
 use super::completion_queues::{CqModeration, WorkerCq};
 use super::pending_connections::PendingSlot;
@@ -291,6 +291,8 @@ pub enum ModifyTarget {
     Terminate,
     /// ERROR: everything is flushed, the connection is reset.
     Error,
+    /// Not elsewhere, but from now on its peer may not do this.
+    DenyAccess(Access),
 }
 
 /// What a worker knows of a queue pair.

@@ -22,6 +22,8 @@ impl Worker {
         let found = self.queue_pairs.find(qpn);
         let refused = match (to, found) {
             (Some(to), Some(slot)) => self.move_to(now, slot, to).err(),
+            // Whoever installs it does so with the new rights.
+            (Some(ModifyTarget::DenyAccess(_)), None) => None,
             (Some(_), None) => Some("its connection failed just now"),
             (None, _) => None,
         };
@@ -46,6 +48,10 @@ impl Worker {
             }
             ModifyTarget::Closing => {
                 self.disconnect_queue_pair(now, slot);
+                return Ok(());
+            }
+            ModifyTarget::DenyAccess(denied) => {
+                self.with_queue_pair(slot, |protocol, _| protocol.deny_access(denied));
                 return Ok(());
             }
             ModifyTarget::SendQueueDrain => {

@@ -55,6 +55,7 @@ use receive::ReceiveState;
 use requester::Requester;
 use responder::Responder;
 use siw_memory::Stag;
+use siw_shm::Access;
 use state::StreamErrors;
 use transmitter::{OpenMessage, Transmitter};
 
@@ -208,6 +209,11 @@ impl QueuePair {
     /// a full TCP segment.
     pub fn set_emss(&mut self, emss: u32) {
         self.transmitter.set_emss(emss);
+    }
+
+    /// Changes what the peer may not do from now on: of [`Access::REMOTE`].
+    pub fn deny_access(&mut self, denied: Access) {
+        self.attr.denied_access = denied;
     }
 
     /// What it was created with.

@@ -51,6 +51,9 @@ pub struct QpInitAttr {
     pub max_recv_wr: u32,
     /// Every send work request makes a completion.
     pub sq_sig_all: bool,
+    /// What the peer may not do, whatever a key allows (`qp_access_flags` of ibv_modify_qp(3) has it the
+    /// other way round).
+    pub denied_access: Access,
 }
 
 impl QpInitAttr {
@@ -66,6 +69,9 @@ impl QpInitAttr {
         len: u32,
         access: Access,
     ) -> Result<(&'k RegisteredMemory, u64), KeyError> {
+        if access.intersects(self.denied_access) {
+            return Err(KeyError::Access);
+        }
         keys.check_access(Stag(stag), address, len, access, self.pd, self.qpn)
     }
 }

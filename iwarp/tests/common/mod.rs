@@ -212,6 +212,7 @@ pub fn init_attr() -> QpInitAttr {
         max_send_wr: 64,
         max_recv_wr: 64,
         sq_sig_all: false,
+        denied_access: Access::NONE,
     }
 }
 

@@ -133,6 +133,14 @@ impl<T: Send + Sync> EpochTable<T> {
         Some(grace_period)
     }
 
+    /// Begins a grace period for a change inside of an entry, which was made before and which readers see
+    /// when they look again.
+    pub fn begin_grace_period(&self) -> GracePeriod {
+        // Pairs with the Acquire in `report_quiescent`: a reader that announces this epoch sees the
+        // change from then on.
+        GracePeriod(self.global.fetch_add(1, Ordering::AcqRel) + 1)
+    }
+
     /// The entry, for the writing side: alive as long as the closure runs.
     pub fn with_entry<R>(&self, slot: usize, f: impl FnOnce(&T) -> R) -> Option<R> {
         let slot = self.slots.get(slot)?;
@@ -208,12 +216,9 @@ impl<T: Send + Sync> TableReader<T> {
         (!pointer.is_null()).then(|| unsafe { &*pointer })
     }
 
-    /// Begins a grace period for a change inside of an entry, which was made before and which readers see
-    /// when they look again.
+    /// As [`EpochTable::begin_grace_period`].
     pub fn begin_grace_period(&self) -> GracePeriod {
-        // Pairs with the Acquire in `report_quiescent`: a reader that announces this epoch sees the
-        // change from then on.
-        GracePeriod(self.table.global.fetch_add(1, Ordering::AcqRel) + 1)
+        self.table.begin_grace_period()
     }
 
     /// As [`EpochTable::has_elapsed`], but for this reader, which knows by itself what it goes on with.

@@ -133,6 +133,18 @@ impl KeyTable {
         self.remove(stag).ok_or(DeregError::Unknown)
     }
 
+    /// Gives a region other access rights under the same key, unless windows are bound to it. When the
+    /// grace period has elapsed, no worker goes on with the old ones.
+    pub fn change_access(&self, stag: Stag, access: Access) -> Result<Retired, DeregError> {
+        let bound = self
+            .with_entry(stag, |mr| mr.change_access(access))
+            .ok_or(DeregError::Unknown)?;
+        if bound > 0 {
+            return Err(DeregError::Bound(bound));
+        }
+        Ok(self.table.begin_grace_period())
+    }
+
     /// Takes the key back, whatever is bound to it; no lookup finds it any more. A window leaves
     /// its region. None for an unknown key.
     pub fn remove(&self, stag: Stag) -> Option<Retired> {

@@ -55,7 +55,7 @@ pub struct RegisteredMemory {
     pd: u32,
     key_kind: KeyKind,
     /// The only stream that may use it, or [`ANY`]. This and what follows changes under a claim
-    /// of `key` alone.
+    /// of `key` alone, but for the rights of a region ([`crate::KeyTable::change_access`]).
     allowed_qp: AtomicU64,
     access_rights: AtomicU32,
     /// Of windows: the region that it is bound to.
@@ -329,6 +329,16 @@ impl RegisteredMemory {
             Ok(_) | Err(LOCKED) => 0,
             Err(count) => count,
         }
+    }
+
+    /// Other access rights, if no window is bound; how many are.
+    pub(crate) fn change_access(&self, access: Access) -> u32 {
+        let bound = self.lock_windows();
+        if bound == 0 {
+            self.access_rights.store(access.0, Ordering::Relaxed);
+            self.unlock_windows();
+        }
+        bound
     }
 
     pub(crate) fn unlock_windows(&self) {

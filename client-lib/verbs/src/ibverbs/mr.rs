@@ -146,7 +146,8 @@ const REREG_ERR_INPUT: c_int = -1;
 const REREG_ERR_CMD: c_int = -4;
 const REREG_ERR_CMD_AND_REG_NEW: c_int = -5;
 
-/// ibv_rereg_mr(3): the region is registered anew, then under its old keys no more.
+/// ibv_rereg_mr(3): the region is registered anew, then under its old keys no more. Fewer rights, or
+/// more for peers to read and write, change under the same keys.
 pub unsafe fn rereg_mr(
     mr: *mut ibv_mr,
     flags: c_int,
@@ -197,6 +198,19 @@ pub unsafe fn rereg_mr(
             return REREG_ERR_INPUT;
         }
     };
+    // Rights alone are changed in place where that is possible: the peers' keys stay good.
+    if flags as u32 == IBV_REREG_MR_CHANGE_ACCESS
+        && let Some(current) = region.as_mut()
+    {
+        match current.change_access(access) {
+            Ok(()) => return 0,
+            Err(error) if error.errno() == libc::EINVAL => {}
+            Err(error) => {
+                fail_with("ibv_rereg_mr", &error);
+                return REREG_ERR_INPUT;
+            }
+        }
+    }
     let registration = RegionChange {
         address,
         length,

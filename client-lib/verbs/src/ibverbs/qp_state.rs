@@ -1,14 +1,15 @@
 //! States and attributes of queue pairs (ibv_modify_qp(3), ibv_query_qp(3)).
 //!
 //! The daemon knows a queue pair as iWARP does: without a connection, or in the states of one. What
-//! verbs has before that (RESET, INIT, and RTR and RTS on the way to a connection) is kept here.
+//! verbs has before that (RESET, INIT, and RTR and RTS on the way to a connection) is kept here. A new
+//! queue pair is in INIT, as that of each RNIC under Linux: iWARP's IDLE, in which receives are posted.
 
 use super::gid::{device_gids, ip_of_gid};
 use super::port::PORT;
 use super::qp::{QpObject, to_cap};
 use crate::abi::*;
 use crate::status::{errno_of, fail_with};
-use siw::{Error, PairOptions, QpState, VerbsQpState};
+use siw::{Access, Error, PairOptions, QpState, VerbsQpState};
 use std::ffi::c_int;
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -22,6 +23,8 @@ pub struct Attributes {
     sq_sig_all: c_int,
     /// The program connects it by the peer's GID and number: it knows of no connection.
     is_paired: bool,
+    /// It has named `qp_access_flags`.
+    limits_access: bool,
 }
 
 // SAFETY: numbers only.
@@ -31,12 +34,21 @@ impl Attributes {
     /// Of a new queue pair.
     pub fn new(init: &ibv_qp_init_attr) -> Attributes {
         Attributes {
-            state: IBV_QPS_RESET,
+            state: IBV_QPS_INIT,
             // SAFETY: the struct is made of numbers.
             set: unsafe { std::mem::zeroed() },
             sq_sig_all: init.sq_sig_all,
             is_paired: false,
+            limits_access: false,
         }
+    }
+
+    /// What the peer may not do.
+    fn denied_access(&self) -> Access {
+        if !self.limits_access {
+            return Access::NONE;
+        }
+        Access::REMOTE.without(Access(self.set.qp_access_flags))
     }
 
     /// The state that the program sees, from what the daemon says of the connection.
@@ -72,6 +84,7 @@ impl Attributes {
             IBV_QP_MIN_RNR_TIMER => min_rnr_timer;
             IBV_QP_DEST_QPN => dest_qp_num;
         }
+        self.limits_access |= mask & IBV_QP_ACCESS_FLAGS != 0;
     }
 }
 
@@ -111,7 +124,10 @@ const CONNECTS: ibv_qp_attr_mask = IBV_QP_AV | IBV_QP_DEST_QPN;
 
 /// The peer that ibv_modify_qp(3) has named.
 fn pair_options(queue_pair: &QpObject) -> Result<PairOptions, Error> {
-    let set = queue_pair.lock_attributes().set;
+    let (set, denied_access) = {
+        let attributes = queue_pair.lock_attributes();
+        (attributes.set, attributes.denied_access())
+    };
     let context = queue_pair.context();
     let info = context.device().info();
     let path = &set.ah_attr;
@@ -156,6 +172,7 @@ fn pair_options(queue_pair: &QpObject) -> Result<PairOptions, Error> {
         // What the program wants itself is known only when it goes to RTS; the peer says what it takes.
         ord: context.client().limits().max_ord,
         ird: set.max_dest_rd_atomic.max(1).into(),
+        denied_access,
     })
 }
 
@@ -211,18 +228,36 @@ fn change_state(
     Ok(())
 }
 
+/// What the peer may do changes while there is a connection that the program made without rdma_cm. Of
+/// queue pairs of rdma_cm the flags are kept, no more: it sets them by itself, without atomics.
+fn limit_access(queue_pair: &QpObject) -> Result<(), Error> {
+    let denied = {
+        let attributes = queue_pair.lock_attributes();
+        if !attributes.is_paired {
+            return Ok(());
+        }
+        attributes.denied_access()
+    };
+    match queue_pair.qp().deny_access(denied) {
+        // A daemon of an earlier release has no such limits.
+        Err(error) if error.errno() == libc::EOPNOTSUPP => Ok(()),
+        limited => limited,
+    }
+}
+
 /// ibv_modify_qp(3)
 pub unsafe fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
     // SAFETY: as the caller promised.
     let (queue_pair, attr) = unsafe { (QpObject::from_abi(qp), &*attr) };
     let mask = mask as ibv_qp_attr_mask;
-    let changed = if mask & IBV_QP_STATE != 0 {
-        queue_pair.lock_attributes().merge(attr, mask);
-        change_state(queue_pair, attr, mask)
-    } else {
-        queue_pair.lock_attributes().merge(attr, mask);
-        Ok(())
+    queue_pair.lock_attributes().merge(attr, mask);
+    let mut changed = match mask & IBV_QP_STATE {
+        0 => Ok(()),
+        _ => change_state(queue_pair, attr, mask),
     };
+    if changed.is_ok() && mask & IBV_QP_ACCESS_FLAGS != 0 {
+        changed = limit_access(queue_pair);
+    }
     if changed.is_ok() && mask & IBV_QP_STATE != 0 {
         // SAFETY: the field is the library's to write, in calls that change the queue pair.
         unsafe { (*qp).state = attr.qp_state };

@@ -77,7 +77,8 @@ pub struct PairQp {
     pub ord: u32,
     /// Reads the peer may have outstanding.
     pub ird: u32,
-    pub reserved: u32,
+    /// What the peer may not do: [`crate::Access`] bits of [`crate::Access::REMOTE`].
+    pub denied_access: u32,
     /// An address of the device; its port means nothing.
     pub local: Addr,
     /// The peer's address; its port means nothing.

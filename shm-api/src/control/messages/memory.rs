@@ -79,6 +79,9 @@ pub const REREG_ACCESS: u32 = 4;
 
 /// Deregisters a region and registers it with what `flags` names changed (ibv_rereg_mr(3)).
 /// Answered with its new keys when no worker can touch the memory by the old one.
+///
+/// A region of memory that the application had already changes its access rights alone, and keeps its
+/// keys; LOCAL_WRITE and REMOTE_ATOMIC may go, but not come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct ReregMr {

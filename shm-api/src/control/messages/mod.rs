@@ -55,7 +55,8 @@ pub const VERSION: u16 = 4;
 /// negotiated: its HELLO names one version.
 pub const MIN_VERSION: u16 = 3;
 /// The optional features that this side knows.
-pub const FEATURES: u32 = FEATURE_ADDRESSES | FEATURE_EXTENTS | FEATURE_IMPORT | FEATURE_PAIRS;
+pub const FEATURES: u32 =
+    FEATURE_ADDRESSES | FEATURE_EXTENTS | FEATURE_IMPORT | FEATURE_PAIRS | FEATURE_QP_ACCESS;
 /// Feature: [`Bind`], [`Resolve`], [`MigrateCm`], [`Listen::binding`], [`Unlisten::flags`].
 pub const FEATURE_ADDRESSES: u32 = 1 << 0;
 /// Feature: regions of several extents ([`RegMemory`], [`AddExtents`]).
@@ -64,6 +65,8 @@ pub const FEATURE_EXTENTS: u32 = 1 << 1;
 pub const FEATURE_IMPORT: u32 = 1 << 2;
 /// Feature: [`PairQp`].
 pub const FEATURE_PAIRS: u32 = 1 << 4;
+/// Feature: [`ModifyQp::flags`].
+pub const FEATURE_QP_ACCESS: u32 = 1 << 5;
 /// Longest packet.
 pub const MAX_PACKET: usize = 8192;
 /// Most fds in one packet.
@@ -110,6 +113,8 @@ const fn oldest_len(kind: u16, len: usize) -> usize {
     match kind {
         // Before it had a range of versions, and features.
         ClientHello::KIND => 72,
+        // Before it had flags.
+        ModifyQp::KIND => 8,
         _ => len,
     }
 }

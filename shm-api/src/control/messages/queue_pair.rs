@@ -75,7 +75,15 @@ pub struct ModifyQp {
     /// starts over at the beginning of both rings), Sqd and Rts stop and resume sending, Closing
     /// disconnects, Terminate sends one, Error flushes.
     pub state: u32,
+    /// 0, or [`MODIFY_ACCESS`]: `denied_access` changes instead of the state. With
+    /// [`FEATURE_QP_ACCESS`](super::FEATURE_QP_ACCESS).
+    pub flags: u32,
+    /// What the peer may not do: [`crate::Access`] bits of [`crate::Access::REMOTE`].
+    pub denied_access: u32,
 }
+
+/// In [`ModifyQp`].
+pub const MODIFY_ACCESS: u32 = 1;
 
 /// Asks for the state of a queue pair (ibv_query_qp(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]

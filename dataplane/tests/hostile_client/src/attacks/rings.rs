@@ -105,6 +105,8 @@ pub fn flush_loops(attack: &mut Attack) -> Ended {
             let to_error = session.encode(&ModifyQp {
                 qp_num: queue_pair.reply.qp_num,
                 state: QpState::Error as u32,
+                flags: 0,
+                denied_access: 0,
             });
             session.conn.send_packet(&to_error, &[])?;
             // Full again and again while the daemon flushes.

@@ -1,0 +1,72 @@
+//! Queue pairs that are connected without rdma_cm: the program names the peer's by address and number, and
+//! says what the peer may do (ibv_modify_qp(3)).
+
+use crate::{Access, Error, Qp};
+use siw_shm::control::{Addr, FEATURE_QP_ACCESS, MODIFY_ACCESS, ModifyQp, PairQp};
+use std::net::IpAddr;
+
+/// The other end of a queue pair that is connected without rdma_cm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PairOptions {
+    /// Device index.
+    pub device: u32,
+    /// An address of the device.
+    pub local: IpAddr,
+    /// The peer's address.
+    pub peer: IpAddr,
+    /// The peer's QP number.
+    pub peer_qp_num: u32,
+    /// Reads this side may have outstanding.
+    pub ord: u32,
+    /// Reads the peer may have outstanding.
+    pub ird: u32,
+    /// What the peer may not do, whatever a key allows: of [`Access::REMOTE`].
+    pub denied_access: Access,
+}
+
+impl Qp {
+    /// Connects it with the queue pair that the program at the other end has named, without rdma_cm
+    /// (ibv_modify_qp(3) to RTR); that program does the same. Work requests may be posted at once:
+    /// they are sent when the connection stands. If it comes to nothing they are flushed, and an
+    /// asynchronous event, QP_FATAL, says why.
+    ///
+    /// # Errors
+    /// `EADDRNOTAVAIL`: `local` is no address of the device. `EHOSTUNREACH`: no route to the peer.
+    /// `EISCONN`: it is or was connected. `EOPNOTSUPP`: a daemon of an earlier release.
+    pub fn connect_pair(&self, pair: &PairOptions) -> Result<(), Error> {
+        self.0.pd.ctx().call_daemon(&PairQp {
+            qp_num: self.qp_num(),
+            peer_qp_num: pair.peer_qp_num,
+            device: pair.device,
+            ord: pair.ord,
+            ird: pair.ird,
+            denied_access: pair.denied_access.0,
+            local: Addr::from(pair.local),
+            peer: Addr::from(pair.peer),
+        })?;
+        self.allow_early_sends(true);
+        Ok(())
+    }
+
+    /// Changes what the peer may not do, whatever a key allows, of [`Access::REMOTE`]; until it is changed,
+    /// nothing is denied (`qp_access_flags` of ibv_modify_qp(3) says what is allowed).
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: a daemon of an earlier release.
+    pub fn deny_access(&self, denied: Access) -> Result<(), Error> {
+        let ctx = self.0.pd.ctx();
+        if ctx.features() & FEATURE_QP_ACCESS == 0 {
+            return Err(Error::Refused {
+                errno: libc::EOPNOTSUPP,
+                reason: "siwd is of an earlier release, and does not limit queue pairs".into(),
+            });
+        }
+        ctx.call_daemon(&ModifyQp {
+            qp_num: self.qp_num(),
+            state: 0,
+            flags: MODIFY_ACCESS,
+            denied_access: denied.0,
+        })?;
+        Ok(())
+    }
+}
