@@ -23,6 +23,8 @@ LAB = os.path.dirname(os.path.abspath(__file__))
 BUILD = os.path.join(LAB, "linux-siw", "build")
 KERNEL = os.path.join(LAB, "linux-siw", "out", "vmlinux")
 INITRAMFS = os.path.join(LAB, "linux-siw", "out", "initramfs.cpio")
+# Further programs, with many libraries.
+LARGE = os.path.join(LAB, "linux-siw", "out", "large.cpio")
 # Commands that can run at the same time, plus one port kept free to kill them.
 CHANNELS = 8
 BOOT_ATTEMPTS = 3
@@ -140,6 +142,15 @@ class Guest:
         self.stopping = False
         self.idle = queue.Queue()
         self.kill_lock = threading.Lock()
+
+    def add_files(self, archive):
+        """Gives the guest the files of another cpio archive: the kernel unpacks one after the other."""
+        joined = os.path.join(self.folder, "initramfs.cpio")
+        with open(joined, "wb") as output:
+            for part in (self.initramfs, archive):
+                with open(part, "rb") as source:
+                    shutil.copyfileobj(source, output)
+        self.initramfs = joined
 
     def start(self):
         options = self.options
