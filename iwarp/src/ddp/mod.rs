@@ -3,6 +3,7 @@
 
 mod header;
 pub(crate) mod placement;
+pub(crate) mod prefetch;
 
 pub use header::{
     ControlOctets, DDP_VERSION, L_BIT, MAX_HDR_LEN, Msn, QN_ATOMIC_RESPONSE, QN_READ_REQUEST,

@@ -29,9 +29,6 @@ use siw_shm::SharedMemory;
 /// Bytes of memory that is not mapped, copied by one system call: the payload of a usual segment.
 const COPIED_AT_ONCE: usize = 2048;
 
-/// Bytes of the next FPDU's payload that are prefetched.
-const PREFETCHED_AHEAD: usize = 512;
-
 /// One FPDU under construction.
 pub(crate) struct FpduBuilder<'a, B, const MARKERS: bool> {
     frame: &'a mut B,
@@ -142,14 +139,6 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> FpduBuilder<'a, B, MARKERS> {
             self.crc = crc::crc32c_append(self.crc, bytes);
         }
         self.frame.append_bytes(bytes);
-    }
-
-    /// Prefetches payload of the next FPDU of a message, which is built right after this one, with `len`
-    /// bytes at `off`. The first lines alone: then the processor has seen the stride, and more of them
-    /// stall on its line fill buffers.
-    #[inline]
-    pub fn prefetch_behind(mr: &RegisteredMemory, off: u64, len: u32) {
-        mr.prefetch_at(off + u64::from(len), (len as usize).min(PREFETCHED_AHEAD));
     }
 
     /// Appends payload from registered memory that [`RegisteredMemory::check`] gave.

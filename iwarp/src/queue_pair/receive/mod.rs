@@ -17,6 +17,7 @@ pub(crate) use untagged::ReceiveContext;
 pub use out_of_order::OutOfOrderPolicy;
 
 use crate::ddp::placement::place_payload;
+use crate::ddp::prefetch::prefetch_payload;
 use crate::ddp::{
     ControlOctets, DDP_VERSION, Msn, TAGGED_HDR_LEN, TaggedHeader, UNTAGGED_HDR_LEN, UntaggedHeader,
 };
@@ -143,7 +144,8 @@ impl ReceiveState {
         header: &TaggedHeader,
         len: u32,
     ) -> Result<(), SegmentError> {
-        if !self.is_write_open {
+        let is_first = !self.is_write_open;
+        if is_first {
             self.write_len = 0;
         }
         self.is_write_open = !header.control.is_last();
@@ -155,6 +157,10 @@ impl ReceiveState {
         let (mr, off) = attr
             .check_key(keys, header.stag, header.to, len, Access::REMOTE_WRITE)
             .map_err(tagged_buffer_code)?;
+        if !header.control.is_last() {
+            // How long the message is its header does not say.
+            prefetch_payload(mr, off + u64::from(len), u32::MAX, len, is_first);
+        }
         place_payload(rx, LEN_FIELD + TAGGED_HDR_LEN, len as usize, mr, off)
             .map_err(|_| TerminateCode::LOCAL_CATASTROPHIC.into())
     }

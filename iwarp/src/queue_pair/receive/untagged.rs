@@ -3,6 +3,7 @@
 
 use super::{ReceiveState, SegmentError};
 use crate::ddp::placement::place_payload;
+use crate::ddp::prefetch::prefetch_payload;
 use crate::ddp::{UNTAGGED_HDR_LEN, UntaggedHeader};
 use crate::environment::QpEnv;
 use crate::mpa::fpdu::LEN_FIELD;
@@ -159,6 +160,10 @@ impl ReceiveState {
             let part_len = left.min(sge.length - skip);
             let to = sge.addr.wrapping_add(u64::from(skip));
             let (mr, off) = attr.check_key(keys, sge.lkey, to, part_len, Access::LOCAL_WRITE)?;
+            let rest = sge.length - skip - part_len;
+            if rest >= part_len {
+                prefetch_payload(mr, off + u64::from(part_len), rest, part_len, skip == 0);
+            }
             place_payload(rx, from, part_len as usize, mr, off).map_err(|_| KeyError::Access)?;
             from += part_len as usize;
             left -= part_len;

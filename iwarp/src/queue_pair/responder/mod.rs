@@ -6,6 +6,7 @@
 
 mod response_queue;
 
+use crate::ddp::prefetch::prefetch_payload;
 use crate::ddp::{
     ControlOctets, Msn, TAGGED_HDR_LEN, TaggedHeader, UNTAGGED_HDR_LEN, UntaggedHeader,
 };
@@ -270,7 +271,8 @@ impl Responder {
             .check_key(keys, read.src_stag, from, len, Access::REMOTE_READ)
             .map_err(|_| BuildError::KeyDeregistered)?;
         if !record.is_last {
-            FpduBuilder::<B, MARKERS>::prefetch_behind(mr, off, len);
+            let rest = read.size - record.offset - len;
+            prefetch_payload(mr, off + u64::from(len), rest, len, record.offset == 0);
         }
         if fpdu.append_in_one_piece(&header, mr, off, len)? {
             return Ok(());
