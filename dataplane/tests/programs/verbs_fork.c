@@ -22,7 +22,8 @@ static struct ibv_qp *create_qp(void)
 {
 	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .send_cq = cq, .recv_cq = cq };
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1,
-				    .qp_access_flags = IBV_ACCESS_REMOTE_WRITE };
+				    .qp_access_flags =
+					    IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
 	struct ibv_qp *qp;
 
 	init.cap = (struct ibv_qp_cap){ 4, 4, 1, 1, 0 };
