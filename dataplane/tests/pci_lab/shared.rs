@@ -6,7 +6,8 @@
 //! namespace:  kernel -- lab1 (tap), and AF_PACKET -- another siwd
 //! ```
 
-use std::net::{IpAddr, TcpStream};
+use std::io::{Read, Write};
+use std::net::{IpAddr, Shutdown, TcpStream};
 use std::process::Stdio;
 
 use crate::common::PATIENCE;
@@ -21,6 +22,25 @@ const SHARED: &str = "10.77.0.1";
 const SHELL_PORT: u16 = 22;
 /// Lines typed while RDMA runs.
 const LINES: u64 = 20;
+const BULK_PORT: u16 = 5201;
+/// Bytes that a TCP stream of the kernels carries in each direction beside RDMA.
+const BULK_LEN: usize = 4 << 20;
+
+/// Sends through a stream whose far end returns everything, both ways at once, and compares.
+fn exchange_bulk(mut stream: TcpStream) {
+    let data: Vec<u8> = (0..BULK_LEN).map(|index| (index / 7) as u8).collect();
+    let mut returned = Vec::new();
+    let mut reader = stream.try_clone().unwrap();
+    reader.set_read_timeout(Some(PATIENCE)).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            stream.write_all(&data).unwrap();
+            stream.shutdown(Shutdown::Write).unwrap();
+        });
+        reader.read_to_end(&mut returned).unwrap();
+    });
+    assert!(returned == data, "{} of {BULK_LEN} bytes", returned.len());
+}
 
 #[test]
 fn the_guests_kernel_shares_a_nic_that_siwd_owns() {
@@ -69,12 +89,6 @@ fn the_guests_kernel_shares_a_nic_that_siwd_owns() {
     }
     drop(typist);
     assert_eq!(shell.wait(GUEST_PATIENCE).status, Some(0));
-    // It went on all the time, and neither stack took what is the other's.
-    let pings = lab.guest.run("pidof siw-ping; cat /tmp/pings");
-    assert!(!pings.contains("ended"), "{pings}");
-    lab.guest.run("kill $(pidof siw-ping)");
-    let _ = server.kill();
-    let _ = server.wait();
     let stats = lab.guest.run("siw-stat --json");
     let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
     let counters = &stats["devices"][0]["merged"];
@@ -89,6 +103,17 @@ fn the_guests_kernel_shares_a_nic_that_siwd_owns() {
         "{counters}"
     );
     assert_eq!(counter("SiwHostDrops"), 0, "{counters}");
+    let echo = lab.guest.start(&format!("nc -l -p {BULK_PORT} -e cat"));
+    lab.guest.run(&format!("wait-listen {BULK_PORT}"));
+    let connect = || TcpStream::connect_timeout(&(address, BULK_PORT).into(), PATIENCE);
+    exchange_bulk(ns.run(connect).unwrap());
+    assert_eq!(echo.wait(GUEST_PATIENCE).status, Some(0));
+    // It went on all the time, and neither stack took what is the other's.
+    let pings = lab.guest.run("pidof siw-ping; cat /tmp/pings");
+    assert!(!pings.contains("ended"), "{pings}");
+    lab.guest.run("kill $(pidof siw-ping)");
+    let _ = server.kill();
+    let _ = server.wait();
     let log = lab.stop_siwd();
     assert!(!log.contains("ERROR siwd"), "{log}");
     assert!(!lab.guest.run("ip link").contains("rdma0"));
