@@ -16,24 +16,24 @@ const FPDUS_AHEAD: u32 = 3;
 /// first lines, and more lines under way at a time only stall it.
 const LONGEST: u32 = 2048;
 
-/// Prefetches what comes soon in a message, of which an FPDU with `len` bytes of payload is at hand
-/// whose successor begins at `next` of `mr`. `rest`: bytes of the message from there on, or more.
+/// Prefetches what comes soon in a message, of which an FPDU with `len` bytes of payload at `off` of
+/// `mr` is at hand. `rest`: bytes of the message behind it, or more.
 #[inline]
-pub(crate) fn prefetch_payload(
+pub(crate) fn prefetch_behind(
     mr: &RegisteredMemory,
-    next: u64,
-    rest: u32,
+    off: u64,
     len: u32,
+    rest: u32,
     is_first: bool,
 ) {
-    let ahead = range_ahead(rest, len, is_first);
-    mr.prefetch_at(next + u64::from(ahead.start), ahead.len());
+    let behind = range_behind(rest, len, is_first);
+    mr.prefetch_at(off + u64::from(len) + u64::from(behind.start), behind.len());
 }
 
 /// The bytes to prefetch, counted from the end of the FPDU at hand: each line of a message once, if
 /// its FPDUs have the same length.
 #[inline]
-fn range_ahead(rest: u32, len: u32, is_first: bool) -> Range<u32> {
+fn range_behind(rest: u32, len: u32, is_first: bool) -> Range<u32> {
     if len > LONGEST {
         return 0..0;
     }
@@ -52,8 +52,8 @@ mod tests {
         let ranges = starts.filter_map(|start| {
             let part = len.min(total - start);
             let next = start + part;
-            let ahead = range_ahead(total - next, part, start == 0);
-            (part == len && !ahead.is_empty()).then(|| next + ahead.start..next + ahead.end)
+            let behind = range_behind(total - next, part, start == 0);
+            (part == len && !behind.is_empty()).then(|| next + behind.start..next + behind.end)
         });
         ranges.collect()
     }
@@ -74,8 +74,8 @@ mod tests {
     #[test]
     fn nothing_is_prefetched_of_long_fpdus_and_behind_the_end() {
         assert!(ranges_of(30_000, 8928).is_empty());
-        assert!(range_ahead(u32::MAX, u32::MAX, false).is_empty());
-        assert!(range_ahead(0, 1428, false).is_empty());
-        assert!(range_ahead(0, 0, true).is_empty());
+        assert!(range_behind(u32::MAX, u32::MAX, false).is_empty());
+        assert!(range_behind(0, 1428, false).is_empty());
+        assert!(range_behind(0, 0, true).is_empty());
     }
 }

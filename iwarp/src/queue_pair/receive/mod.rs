@@ -17,7 +17,7 @@ pub(crate) use untagged::ReceiveContext;
 pub use out_of_order::OutOfOrderPolicy;
 
 use crate::ddp::placement::place_payload;
-use crate::ddp::prefetch::prefetch_payload;
+use crate::ddp::prefetch::prefetch_behind;
 use crate::ddp::{
     ControlOctets, DDP_VERSION, Msn, TAGGED_HDR_LEN, TaggedHeader, UNTAGGED_HDR_LEN, UntaggedHeader,
 };
@@ -159,7 +159,7 @@ impl ReceiveState {
             .map_err(tagged_buffer_code)?;
         if !header.control.is_last() {
             // How long the message is its header does not say.
-            prefetch_payload(mr, off + u64::from(len), u32::MAX, len, is_first);
+            prefetch_behind(mr, off, len, u32::MAX, is_first);
         }
         place_payload(rx, LEN_FIELD + TAGGED_HDR_LEN, len as usize, mr, off)
             .map_err(|_| TerminateCode::LOCAL_CATASTROPHIC.into())

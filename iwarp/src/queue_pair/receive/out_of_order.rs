@@ -192,7 +192,7 @@ impl ReceiveState {
                 && header.mo >= open.received
                 && header.mo <= open.capacity
                 && len <= open.capacity - header.mo
-                && self.scatter(keys, attr, rx, header.mo, len).is_ok();
+                && self.scatter(keys, attr, rx, &header, len).is_ok();
         }
         let header = TaggedHeader::parse(&fpdu.hdr);
         let access = match opcode {

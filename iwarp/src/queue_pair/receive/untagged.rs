@@ -3,7 +3,7 @@
 
 use super::{ReceiveState, SegmentError};
 use crate::ddp::placement::place_payload;
-use crate::ddp::prefetch::prefetch_payload;
+use crate::ddp::prefetch::prefetch_behind;
 use crate::ddp::{UNTAGGED_HDR_LEN, UntaggedHeader};
 use crate::environment::QpEnv;
 use crate::mpa::fpdu::LEN_FIELD;
@@ -102,7 +102,7 @@ impl ReceiveState {
             return Err(TerminateCode::DDP_TOO_LONG.into());
         }
         if len > 0 {
-            let placed = self.scatter(env.keys(), context.attr, rx, self.open.received, len);
+            let placed = self.scatter(env.keys(), context.attr, rx, header, len);
             if placed.is_err() {
                 let outcome = ReceiveOutcome::error(WcStatus::LOC_PROT_ERR);
                 self.complete_receive(env, context, outcome);
@@ -138,16 +138,16 @@ impl ReceiveState {
         Ok(())
     }
 
-    /// Places the payload of one segment at offset `mo` of the message that is being received.
+    /// Places the payload of one segment, at its offset of the message that is being received.
     pub(super) fn scatter(
         &self,
         keys: &KeyReader,
         attr: &QpInitAttr,
         rx: &impl RxStream,
-        mo: u32,
+        header: &UntaggedHeader,
         len: u32,
     ) -> Result<(), KeyError> {
-        let (mut skip, mut left) = (mo, len);
+        let (mut skip, mut left) = (header.mo, len);
         let mut from = LEN_FIELD + UNTAGGED_HDR_LEN;
         for sge in &self.open.sges {
             if left == 0 {
@@ -160,9 +160,9 @@ impl ReceiveState {
             let part_len = left.min(sge.length - skip);
             let to = sge.addr.wrapping_add(u64::from(skip));
             let (mr, off) = attr.check_key(keys, sge.lkey, to, part_len, Access::LOCAL_WRITE)?;
-            let rest = sge.length - skip - part_len;
-            if rest >= part_len {
-                prefetch_payload(mr, off + u64::from(part_len), rest, part_len, skip == 0);
+            if !header.control.is_last() {
+                let rest = sge.length - skip - part_len;
+                prefetch_behind(mr, off, part_len, rest, skip == 0);
             }
             place_payload(rx, from, part_len as usize, mr, off).map_err(|_| KeyError::Access)?;
             from += part_len as usize;

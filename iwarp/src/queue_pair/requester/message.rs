@@ -3,7 +3,7 @@
 use super::Requester;
 use super::outstanding_read::sink_stag;
 use super::send_queue::SendEntry;
-use crate::ddp::prefetch::prefetch_payload;
+use crate::ddp::prefetch::prefetch_behind;
 use crate::ddp::{
     ControlOctets, Msn, QN_SEND, TAGGED_HDR_LEN, TaggedHeader, UNTAGGED_HDR_LEN, UntaggedHeader,
 };
@@ -173,7 +173,7 @@ impl Requester {
                 .map_err(|_| BuildError::KeyDeregistered)?;
             if !record.is_last {
                 let rest = sge.length - skip - part_len;
-                prefetch_payload(mr, off + u64::from(part_len), rest, part_len, skip == 0);
+                prefetch_behind(mr, off, part_len, rest, skip == 0);
             }
             if part_len == len
                 && entry.ext_buf_ref == ExtBufRef::NONE

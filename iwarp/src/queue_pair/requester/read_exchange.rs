@@ -3,7 +3,7 @@
 use super::Requester;
 use super::outstanding_read::{OutstandingRead, sink_stag};
 use crate::ddp::placement::place_payload;
-use crate::ddp::prefetch::prefetch_payload;
+use crate::ddp::prefetch::prefetch_behind;
 use crate::ddp::{TAGGED_HDR_LEN, TaggedHeader, UNTAGGED_HDR_LEN};
 use crate::environment::QpEnv;
 use crate::mpa::fpdu::LEN_FIELD;
@@ -91,7 +91,7 @@ impl Requester {
                 .check_key(env.keys(), header.stag, header.to, len, Access::LOCAL_WRITE)
                 .and_then(|(mr, off)| {
                     let rest = read.len - read.placed - len;
-                    prefetch_payload(mr, off + u64::from(len), rest, len, read.placed == 0);
+                    prefetch_behind(mr, off, len, rest, read.placed == 0);
                     place_payload(rx, LEN_FIELD + TAGGED_HDR_LEN, len as usize, mr, off)
                         .map_err(|_| KeyError::Access)
                 });

@@ -6,7 +6,7 @@
 
 mod response_queue;
 
-use crate::ddp::prefetch::prefetch_payload;
+use crate::ddp::prefetch::prefetch_behind;
 use crate::ddp::{
     ControlOctets, Msn, TAGGED_HDR_LEN, TaggedHeader, UNTAGGED_HDR_LEN, UntaggedHeader,
 };
@@ -272,7 +272,7 @@ impl Responder {
             .map_err(|_| BuildError::KeyDeregistered)?;
         if !record.is_last {
             let rest = read.size - record.offset - len;
-            prefetch_payload(mr, off + u64::from(len), rest, len, record.offset == 0);
+            prefetch_behind(mr, off, len, rest, record.offset == 0);
         }
         if fpdu.append_in_one_piece(&header, mr, off, len)? {
             return Ok(());
