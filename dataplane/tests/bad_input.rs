@@ -225,7 +225,6 @@ fn garbage_on_the_control_socket_disturbs_nobody() {
     ping(&a, &b);
 }
 
-/// Kind and length of each request.
 /// Number of each request, and how many bytes it may have.
 fn requests() -> Vec<(u16, RangeInclusive<usize>)> {
     macro_rules! list {

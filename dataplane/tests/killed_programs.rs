@@ -1,6 +1,7 @@
 //! Unmodified programs that are killed at any moment, from the first millisecond of their life on: the
 //! daemon has what it had before, no file is left in /tmp and /dev/shm, the program at the other end ends
-//! with an error, and new programs work. `SIW_KILL_ROUNDS=n` makes more rounds, `SIW_KILL_SEED=n` repeats one run's moments.
+//! with an error, and new programs work. `SIW_KILL_ROUNDS=n` makes more rounds, `SIW_KILL_SEED=n` repeats
+//! one run's moments.
 
 mod common;
 
