@@ -168,26 +168,21 @@ unsafe fn open_walk(
     call(list.as_ptr())
 }
 
-#[unsafe(export_name = "fts_open")]
-unsafe extern "C" fn fts_open(
-    paths: *const *const c_char,
-    options: c_int,
-    compare: Compare,
-) -> *mut c_void {
-    // SAFETY: as the manual page obliges the caller.
-    unsafe { open_walk(paths, |paths| libc_calls::fts_open(paths, options, compare)) }
+macro_rules! opened_walks {
+    ($(fn $open:ident = $call:literal;)*) => {
+        $(
+            #[unsafe(export_name = $call)]
+            unsafe extern "C" fn $open(
+                paths: *const *const c_char, options: c_int, compare: Compare,
+            ) -> *mut c_void {
+                // SAFETY: as the manual page obliges the caller.
+                unsafe { open_walk(paths, |paths| libc_calls::$open(paths, options, compare)) }
+            }
+        )*
+    };
 }
 
-#[unsafe(export_name = "fts64_open")]
-unsafe extern "C" fn fts64_open(
-    paths: *const *const c_char,
-    options: c_int,
-    compare: Compare,
-) -> *mut c_void {
-    // SAFETY: as the manual page obliges the caller.
-    unsafe {
-        open_walk(paths, |paths| {
-            libc_calls::fts64_open(paths, options, compare)
-        })
-    }
+opened_walks! {
+    fn fts_open = "fts_open";
+    fn fts64_open = "fts64_open";
 }
