@@ -146,6 +146,7 @@ def walk_with_places(call, path):
 port = f"{CLASS}/siw1/ports/1"
 for call in (libc.ftw, libc.ftw64):
     assert walk(call, port + "/pkeys") == [port + "/pkeys", port + "/pkeys/0"]
+    assert walk(call, port + "/pkeys//") == [port + "/pkeys", port + "/pkeys/0"]
 for call in (libc.nftw, libc.nftw64):
     assert walk_with_places(call, port + "/pkeys") == [
         (0, "pkeys", port + "/pkeys"), (1, "0", port + "/pkeys/0")]

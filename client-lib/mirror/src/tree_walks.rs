@@ -84,6 +84,17 @@ unsafe extern "C" fn hand_over_place(
     unsafe { hand_over(path, found, kind, place) }
 }
 
+fn without_last_slashes(path: &CStr) -> CString {
+    let mut bytes = path.to_bytes();
+    while let [rest @ .., b'/'] = bytes
+        && !rest.is_empty()
+    {
+        bytes = rest;
+    }
+    // A part of a C string has no zero byte either.
+    CString::new(bytes).unwrap_or_default()
+}
+
 /// Makes a call with the path in siwd's tree while the walk is known; none for all other paths.
 ///
 /// # Safety
@@ -94,7 +105,9 @@ unsafe fn walk_elsewhere(
     call: impl FnOnce(*const c_char) -> c_int,
 ) -> Option<c_int> {
     // SAFETY: as the caller promised.
-    let (real, asked) = unsafe { (redirect(path)?, CStr::from_ptr(path).to_owned()) };
+    let (real, asked) = unsafe { (redirect(path)?, CStr::from_ptr(path)) };
+    // As the C library names files: without slashes at the end of what was asked for.
+    let (real, asked) = (without_last_slashes(&real), without_last_slashes(asked));
     let walk = Walk {
         asked,
         real_length: real.as_bytes().len(),
