@@ -72,14 +72,17 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> FpduBuilder<'a, B, MARKERS> {
         off: u64,
         len: u32,
     ) -> Result<bool, BuildError> {
-        if MARKERS {
-            return Ok(false);
-        }
         let len = len as usize;
         let Ok((region, region_off, piece_len)) = mr.piece_at(off, len) else {
             return Ok(false);
         };
         let payload_at = LEN_FIELD + HDR;
+        if MARKERS {
+            return match piece_len < len {
+                true => Ok(false),
+                false => self.append_marked_in_one_piece(header, region, region_off, len),
+            };
+        }
         let pad_at = payload_at + len;
         let crc_at = pad_at + fpdu::pad_len(self.ulpdu_len);
         if piece_len < len {
@@ -102,6 +105,56 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> FpduBuilder<'a, B, MARKERS> {
             read.map(|()| 0)
         };
         let crc = crc.map_err(|_| BuildError::KeyDeregistered)?;
+        field.copy_from_slice(&crc.to_le_bytes());
+        Ok(true)
+    }
+
+    /// [`append_in_one_piece`](Self::append_in_one_piece) where the stream has markers: no marker
+    /// falls into the header, and no pad is needed, as in nearly every full segment.
+    #[inline(always)]
+    fn append_marked_in_one_piece<const HDR: usize>(
+        &mut self,
+        header: &[u8; HDR],
+        region: &SharedMemory,
+        region_off: usize,
+        len: usize,
+    ) -> Result<bool, BuildError> {
+        let payload_at = LEN_FIELD + HDR;
+        let Some(until_marker) = self.until_marker.checked_sub(payload_at) else {
+            return Ok(false);
+        };
+        if fpdu::pad_len(self.ulpdu_len) != 0 {
+            return Ok(false);
+        }
+        let layout = MarkerLayout {
+            until_marker,
+            fpdu_offset: payload_at,
+        };
+        let marked_len = layout.marked_len(len);
+        let payload_end = payload_at + marked_len;
+        let has_marker_behind = layout.until_marker_after(len, marked_len) == 0;
+        let crc_at = payload_end + if has_marker_behind { MARKER_LEN } else { 0 };
+        let Some(room) = self.frame.reserve_in_one_piece(crc_at + CRC_LEN) else {
+            return Ok(false);
+        };
+        self.is_whole = true;
+        let (bytes, field) = room.split_at_mut(crc_at);
+        bytes[..LEN_FIELD].copy_from_slice(&self.ulpdu_len.to_be_bytes());
+        bytes[LEN_FIELD..payload_at].copy_from_slice(header);
+        let crc = self.with_crc.then(|| crc::crc32c(&bytes[..payload_at]));
+        let marker_at = |offset| layout.marker_at(offset);
+        let payload = &mut bytes[payload_at..payload_end];
+        let gaps = layout.gaps();
+        let copied =
+            gap_copy::read_with_gaps(region, region_off, len, payload, gaps, marker_at, crc);
+        let mut crc = copied.map_err(|_| BuildError::KeyDeregistered)?;
+        if has_marker_behind {
+            let marker = marker::encode_marker(payload_end);
+            bytes[payload_end..].copy_from_slice(&marker);
+            if self.with_crc {
+                crc = crc::crc32c_append(crc, &marker);
+            }
+        }
         field.copy_from_slice(&crc.to_le_bytes());
         Ok(true)
     }

@@ -176,7 +176,7 @@ impl Requester {
                 prefetch_behind(mr, off, part_len, rest, skip == 0);
             }
             if part_len == len
-                && entry.ext_buf_ref == ExtBufRef::NONE
+                && (MARKERS || entry.ext_buf_ref == ExtBufRef::NONE)
                 && fpdu.append_in_one_piece(header, mr, off, len)?
             {
                 return Ok(());
