@@ -76,18 +76,15 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> FpduBuilder<'a, B, MARKERS> {
         let Ok((region, region_off, piece_len)) = mr.piece_at(off, len) else {
             return Ok(false);
         };
-        let payload_at = LEN_FIELD + HDR;
-        if MARKERS {
-            return match piece_len < len {
-                true => Ok(false),
-                false => self.append_marked_in_one_piece(header, region, region_off, len),
-            };
-        }
-        let pad_at = payload_at + len;
-        let crc_at = pad_at + fpdu::pad_len(self.ulpdu_len);
         if piece_len < len {
             return Ok(false);
         }
+        if MARKERS {
+            return self.append_marked_in_one_piece(header, region, region_off, len);
+        }
+        let payload_at = LEN_FIELD + HDR;
+        let pad_at = payload_at + len;
+        let crc_at = pad_at + fpdu::pad_len(self.ulpdu_len);
         let Some(room) = self.frame.reserve_in_one_piece(crc_at + CRC_LEN) else {
             return Ok(false);
         };
