@@ -428,6 +428,7 @@ impl OpenDevice {
             out_of_order: self.out_of_order_mode(),
             first_msn: Msn(settings.first_msn),
             receive_wait_ms: settings.receive_wait_ms,
+            wake_silent_peer_ms: settings.wake_silent_peer_ms,
             request_timeout_ms: settings.request_timeout_ms,
             reply_timeout_ms: settings.reply_timeout_ms,
         }

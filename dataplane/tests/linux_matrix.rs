@@ -41,6 +41,7 @@ mtu = {mtu}
 [device.mpa]
 request_timeout_ms = 60000
 reply_timeout_ms = 60000
+wake_silent_peer_ms = 50
 "#
     )
 }
@@ -298,6 +299,7 @@ fn everything_outstanding_completes_once_when_a_connection_is_lost_in_the_middle
         for loss in [Loss::Command("ss -K dst 10.77.0.1"), Loss::Kill] {
             let mut plan = lab.plan(role, V4, 2 * MIB);
             plan.ops = vec![format!("B{MIB}")];
+            let is_killed = matches!(loss, Loss::Kill);
             let last = play(&siwd, &lab.guest, &plan, Some(loss)).last;
             let (receives, sends): (Vec<Wc>, Vec<Wc>) =
                 last.iter().partition(|wc| wc.opcode == WcOpcode::RECV);
@@ -306,8 +308,12 @@ fn everything_outstanding_completes_once_when_a_connection_is_lost_in_the_middle
             assert_eq!(receives.iter().filter(|wc| good(wc)).count(), 0);
             let (done, failed) = sends.split_at(sends.iter().take_while(|wc| good(wc)).count());
             assert!(!done.is_empty() && !failed.is_empty(), "{last:?}");
+            // The memory of a killed program may go before its connection: the request that meets that
+            // is refused, by a Terminate.
             let flushed = |wc: &Wc| wc.status == WcStatus::WR_FLUSH_ERR;
-            assert!(failed.iter().all(flushed), "{last:?}");
+            let refused = is_killed && failed[0].status == WcStatus::REM_ACCESS_ERR;
+            let others = &failed[usize::from(refused)..];
+            assert!(others.iter().all(flushed), "{last:?}");
         }
         // Nobody else was disturbed.
         let mut plan = lab.plan(role, V4, 4096);

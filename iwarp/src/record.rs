@@ -28,7 +28,7 @@ pub enum FpduKind {
     Immediate,
     /// A segment of a Read Response, or an Atomic Response.
     Response,
-    /// The ready-to-receive message (RFC 6581 section 9.2).
+    /// The ready-to-receive message (RFC 6581 section 9.2), or a Write of nothing like it.
     Rtr,
     /// The Terminate message.
     Terminate,

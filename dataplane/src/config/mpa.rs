@@ -60,7 +60,7 @@ pub enum TerminateName {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MpaPreset {
-    /// Linux siw: no markers, Terminates as it reads them.
+    /// Linux siw: no markers, Terminates as it reads them, and woken when it is silent.
     Siw,
     /// Chelsio T4 to T6: a Read as ready-to-receive and no other, no markers, 32 reads, 256 bytes
     /// of private data.
@@ -70,7 +70,8 @@ pub enum MpaPreset {
     Intel,
 }
 
-/// `[device.mpa]`, after presets and defaults. The defaults suit all of the known peers.
+/// `[device.mpa]`, after presets and defaults. The defaults suit all of the known peers, but for
+/// servers on Linux siw: see [`wake_silent_peer_ms`](Self::wake_silent_peer_ms).
 #[derive(Debug, Clone, Deserialize)]
 #[serde(from = "MpaTable")]
 pub struct MpaSettings {
@@ -100,6 +101,10 @@ pub struct MpaSettings {
     /// Milliseconds that a SEND may wait for a receive work request, while the stream is held; 0: it
     /// is answered with a Terminate, as in RFC 5041, section 7.1.
     pub receive_wait_ms: u32,
+    /// Milliseconds after which a peer that has accepted a connection of this side, and sent nothing
+    /// since, gets an RDMA Write of nothing; repeated with growing pauses; 0: never. Linux siw may not
+    /// look at what arrives just after its MPA reply until more arrives.
+    pub wake_silent_peer_ms: u32,
     /// Try again with revision 1 when a peer resets a request of revision 2 (RFC 6581, section 10).
     pub fallback: bool,
     /// Milliseconds to wait for an MPA request after the TCP connection is established.
@@ -127,6 +132,7 @@ struct MpaTable {
     private_data: Option<Spanned<u16>>,
     first_msn: Option<u32>,
     receive_wait_ms: Option<u32>,
+    wake_silent_peer_ms: Option<u32>,
     fallback: Option<bool>,
     request_timeout_ms: Option<u32>,
     reply_timeout_ms: Option<u32>,
@@ -155,6 +161,7 @@ impl MpaSettings {
             private_data: at(512),
             first_msn: 1,
             receive_wait_ms: 0,
+            wake_silent_peer_ms: 0,
             fallback: true,
             request_timeout_ms: 5_000,
             reply_timeout_ms: 10_000,
@@ -166,6 +173,7 @@ impl MpaSettings {
                 markers: MarkersName::Never,
                 immediate_with_send: false,
                 terminate: TerminateName::Siw,
+                wake_silent_peer_ms: 50,
                 ..plain
             },
             Some(MpaPreset::Chelsio) => MpaSettings {
@@ -233,6 +241,9 @@ impl From<MpaTable> for MpaSettings {
             private_data: file.private_data.unwrap_or(preset.private_data),
             first_msn: file.first_msn.unwrap_or(preset.first_msn),
             receive_wait_ms: file.receive_wait_ms.unwrap_or(preset.receive_wait_ms),
+            wake_silent_peer_ms: file
+                .wake_silent_peer_ms
+                .unwrap_or(preset.wake_silent_peer_ms),
             fallback: file.fallback.unwrap_or(preset.fallback),
             request_timeout_ms: file.request_timeout_ms.unwrap_or(preset.request_timeout_ms),
             reply_timeout_ms: file.reply_timeout_ms.unwrap_or(preset.reply_timeout_ms),

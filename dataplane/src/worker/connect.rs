@@ -110,7 +110,9 @@ impl Worker {
                     negotiated,
                     private_data,
                 }) => {
+                    let wake_after = self.wake_after(slot);
                     self.enter_running(now, slot, conn, negotiated, private_data);
+                    self.watch_silent_peer(now, slot, wake_after);
                     // FPDUs may follow the reply in the same batch, and TCP may have ended.
                     let rest = Events(events.0 & !Events::CONNECTED.0);
                     return self.on_stream_event(now, port, conn, slot, rest);

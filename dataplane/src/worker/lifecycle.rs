@@ -35,6 +35,7 @@
 //! | `MpaNegotiation` | the MPA reply | what is left of the consumer's time-out, at most `reply_timeout_ms` | RST, set-up failed |
 //! | `AwaitingListener` | somebody who listens, where the consumer allows another try | [`REFUSAL_PAUSE`](super::connect::REFUSAL_PAUSE) | `TcpConnecting` |
 //! | `Running` | | RTS has no deadline; TCP's timers find a dead peer | |
+//! | | the first FPDU of a peer that accepted, where `wake_silent_peer_ms` says so | see [`silent_peer`](super::silent_peer) | an RDMA Write of nothing |
 //! | `FinishingMessage` | room for the FPDUs of the message under way | [`MESSAGE_STALL_TIMEOUT`] since the last acknowledgement | RST, `Disconnected` |
 //! | `Terminating` | room for the Terminate | [`CLOSE_TIMEOUT`] | RST, `Disconnected` |
 //! | `Closing` | the acknowledgement of all data, both FINs | [`CLOSE_TIMEOUT`] | RST, `Disconnected` |
@@ -55,6 +56,7 @@ use siw_tcp::{ConnId, Instant};
 use super::Worker;
 use super::deadlines::DeadlineOwner;
 use super::messages::{ConnectFailure, ConnectParams, DisconnectReason, Event};
+use super::silent_peer::PeerWake;
 use super::worker_qp::{QpSlot, WorkerQp};
 
 /// TCP has its own timers until the connection stands; this one bounds what they leave open.
@@ -74,7 +76,9 @@ pub(super) enum LifecycleState {
     TcpConnecting(Box<ConnectAttempt>),
     MpaNegotiation(Box<ConnectAttempt>),
     AwaitingListener(Box<ConnectAttempt>),
-    Running,
+    Running {
+        wake: Option<PeerWake>,
+    },
     FinishingMessage {
         deadline: Instant,
     },
@@ -112,9 +116,8 @@ impl LifecycleState {
             | LifecycleState::Terminating { deadline }
             | LifecycleState::Closing { deadline }
             | LifecycleState::Destroying { deadline } => Some(*deadline),
-            LifecycleState::Unconnected
-            | LifecycleState::Running
-            | LifecycleState::Disconnected => None,
+            LifecycleState::Running { wake } => wake.as_ref().map(|wake| wake.at),
+            LifecycleState::Unconnected | LifecycleState::Disconnected => None,
         }
     }
 
@@ -123,7 +126,7 @@ impl LifecycleState {
     pub(super) fn has_stream(&self) -> bool {
         matches!(
             self,
-            LifecycleState::Running
+            LifecycleState::Running { .. }
                 | LifecycleState::FinishingMessage { .. }
                 | LifecycleState::Terminating { .. }
                 | LifecycleState::Closing { .. }
@@ -180,7 +183,7 @@ impl Worker {
         negotiated: NegotiatedParameters,
         private_data: Vec<u8>,
     ) {
-        self.enter_state(slot, LifecycleState::Running);
+        self.enter_state(slot, LifecycleState::Running { wake: None });
         let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
             return;
         };
@@ -283,7 +286,7 @@ impl Worker {
             Some(CloseKind::Graceful) => {
                 let is_open = matches!(
                     state,
-                    LifecycleState::Running
+                    LifecycleState::Running { .. }
                         | LifecycleState::FinishingMessage { .. }
                         | LifecycleState::Terminating { .. }
                 );
@@ -293,7 +296,7 @@ impl Worker {
                     self.ports[port].stack.close(now, conn);
                 }
             }
-            None if !matches!(state, LifecycleState::Running) => {}
+            None if !matches!(state, LifecycleState::Running { .. }) => {}
             None => match queue_pair.protocol.state() {
                 RdmapState::Closing => {
                     let deadline = now + MESSAGE_STALL_TIMEOUT;
@@ -352,6 +355,8 @@ impl Worker {
         };
         if matches!(queue_pair.state, LifecycleState::AwaitingListener(_)) {
             self.connect_again(now, slot);
+        } else if matches!(queue_pair.state, LifecycleState::Running { .. }) {
+            self.wake_silent_peer(now, slot);
         } else if queue_pair.state.is_connecting() {
             self.abort_connection(now, slot);
             self.connect_failed(now, slot, ConnectFailure::TimedOut);

@@ -55,6 +55,7 @@ mod receive;
 mod receive_wait;
 mod send;
 pub mod shared_receive_queues;
+mod silent_peer;
 mod sleep;
 mod split_records;
 mod statistics;

@@ -24,12 +24,6 @@ pub const INBOXES: usize = 2;
 /// Room behind the memory, for words.
 const ROOM: usize = 64;
 
-/// How long siw may sleep over the first message of a connection before it gets another one:
-/// it assigns its data_ready callback after it has sent the MPA reply (siw_accept), and what
-/// arrives in between is acknowledged by TCP and not looked at until more comes.
-const NUDGE: Duration = Duration::from_millis(300);
-const NUDGES: usize = 40;
-
 /// Who connects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
@@ -226,13 +220,6 @@ impl Side {
         match plan.role {
             Role::Initiator => {
                 side.say(0, 0);
-                for _ in 0..NUDGES {
-                    if !side.arrived.is_empty() || side.completion(NUDGE) {
-                        break;
-                    }
-                    let (addr, key) = side.peer;
-                    side.transfer(SendWr::write(0, SendData::Sges(&[]), addr, key));
-                }
                 side.hear(0, "hello");
             }
             Role::Responder => {

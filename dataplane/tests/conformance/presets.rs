@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::bench::{CONFIG, Initiator, Responder};
+use crate::bench::{CONFIG, Initiator, Responder, SILENCE};
 use crate::common::net::lacks_network;
 use crate::common::peer::{C, M, Peer, R, S, reply, request, terminate, write};
 use crate::common::*;
@@ -44,6 +44,37 @@ fn with_the_siw_preset_a_refused_reply_is_told_in_the_same_order() {
     let b = Initiator::with(&preset("siw"));
     let mut peer = b.answer(&reply(S | C, 2, &[0x80, 1, 0x80, 200]));
     assert_eq!(peer.take_fpdu()[18..22], [0x02, 0x06, 0, 0]);
+}
+
+/// Linux siw may not look at what arrives just after its reply until more arrives.
+#[test]
+fn with_the_siw_preset_a_peer_that_accepts_and_is_silent_gets_writes_of_nothing() {
+    skip_if!(lacks_network());
+    let b = Initiator::with(&preset("siw"));
+    let mut peer = b.answer(&reply(S | C, 2, &[0, 1, 0, 1]));
+    b.established();
+    for _ in 0..2 {
+        let woken = peer.take_fpdu();
+        assert_eq!((&woken[..2], woken.len()), (&[0xc1, 0x40][..], 14));
+        assert_ne!(woken[2..6], [0; 4], "hardware refuses STag 0");
+    }
+}
+
+#[test]
+fn a_peer_that_has_sent_something_is_not_woken_nor_is_any_by_default() {
+    skip_if!(lacks_network());
+    let b = Initiator::with(&format!("{CONFIG}wake_silent_peer_ms = 700\n"));
+    let mut peer = b.answer(&reply(S | C, 2, &[0, 1, 0, 1]));
+    b.established();
+    assert_eq!(peer.take_fpdu()[..2], [0xc1, 0x40]);
+    peer.send(&write(true, 1, 0, b""));
+    // The next would come after 1.4 s.
+    peer.is_quiet(Duration::from_secs(2));
+
+    let b = Initiator::new();
+    let mut peer = b.answer(&reply(S | C, 2, &[0, 1, 0, 1]));
+    b.established();
+    peer.is_quiet(SILENCE);
 }
 
 /// cxgb4 takes a reply only when its ready-to-receive kind is exactly Read, and offers it alone.

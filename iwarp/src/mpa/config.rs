@@ -146,6 +146,10 @@ pub struct MpaConfig {
     /// How long an untagged message may wait for a receive work request, in milliseconds; 0: not at
     /// all (RFC 5041 section 7.1).
     pub receive_wait_ms: u32,
+    /// When an initiator sends a peer that has accepted the connection, and nothing since, an RDMA
+    /// Write of nothing, in milliseconds; 0: never. Linux siw may not look at what arrives just after
+    /// its MPA reply until more arrives.
+    pub wake_silent_peer_ms: u32,
     /// How long a responder waits for a request, in milliseconds.
     pub request_timeout_ms: u32,
     /// How long an initiator waits for a reply, in milliseconds.
@@ -169,6 +173,7 @@ impl Default for MpaConfig {
             out_of_order: OutOfOrderPolicy::Off,
             first_msn: Msn::FIRST,
             receive_wait_ms: 0,
+            wake_silent_peer_ms: 0,
             request_timeout_ms: 5_000,
             reply_timeout_ms: 10_000,
         }

@@ -80,8 +80,9 @@ pub struct QueuePair {
     wants_abort: bool,
     /// A responder sends nothing until it has received an FPDU (RFC 5044 section 7.1.2).
     may_send: bool,
-    /// The ready-to-receive message is still to be sent.
+    /// A message of `rtr` is still to be sent.
     is_rtr_pending: bool,
+    /// The ready-to-receive message, or the last one of [`send_empty_write`](Self::send_empty_write).
     rtr: Option<RtrKind>,
     /// Its consumer knows no connections: see [`set_paired`](Self::set_paired).
     is_paired: bool,
@@ -209,6 +210,24 @@ impl QueuePair {
     /// a full TCP segment.
     pub fn set_emss(&mut self, emss: u32) {
         self.transmitter.set_emss(emss);
+    }
+
+    /// The peer has sent an FPDU.
+    pub fn has_received(&self) -> bool {
+        self.receive.has_first_fpdu
+    }
+
+    /// Sends an RDMA Write of nothing, between messages; only when TCP has nothing of this stream
+    /// that is not acknowledged. Not while a message is under way, or none may be sent.
+    pub fn send_empty_write(&mut self) {
+        if self.state == RdmapState::Rts
+            && self.may_send
+            && !self.is_rtr_pending
+            && self.transmitter.open_message == OpenMessage::None
+        {
+            self.rtr = Some(RtrKind::Write);
+            self.is_rtr_pending = true;
+        }
     }
 
     /// Changes what the peer may not do from now on: of [`Access::REMOTE`].
