@@ -3,13 +3,11 @@
 
 mod common;
 
-use std::process::ExitStatus;
-use std::time::Duration;
-
 use common::Daemon;
 use common::guest::{GUEST_PATIENCE, Guest, lacks_guest};
 use common::net::Netns;
-use common::programs::{Program, is_installed, start_listening};
+use common::programs::{Program, await_kernel_listener, is_installed, start_listening};
+use common::python::python_programs;
 
 const CONFIG: &str = r#"
 [dpdk]
@@ -21,6 +19,7 @@ devargs = "net_af_packet0,iface=lab0"
 mac = "02:00:00:77:00:01"
 addresses = ["10.77.0.1/24"]
 [device.mpa]
+preset = "siw"
 # The guest may stand still for a while.
 request_timeout_ms = 60000
 reply_timeout_ms = 60000
@@ -126,40 +125,27 @@ impl Pair {
     }
 
     fn kernel_serves(&self, siwd: &Daemon, guest: &Guest) {
-        kernel_serves(guest, &self.server_line("10.77.0.2"), self.port, || {
-            let client = format!("timeout 8 {}", self.client_line("10.77.0.2"));
-            let (status, said) = Program::start(siwd, &client).finish();
-            let has_figures = says(&said, self.expected);
-            assert!(has_figures || !status.success(), "{}: {said}", self.name);
-            (status, said)
-        });
+        let client = self.client_line("10.77.0.2");
+        let said = kernel_serves(
+            siwd,
+            guest,
+            &self.server_line("10.77.0.2"),
+            self.port,
+            &client,
+        );
+        assert!(says(&said, self.expected), "{}: {said}", self.name);
     }
 }
 
-/// Runs a client of a server in the guest. siw does not look at a message that comes just after its MPA
-/// reply until more comes (linux_siw.rs): a client that waits for its answer is ended, by timeout(1), and
-/// started again.
-fn kernel_serves(
-    guest: &Guest,
-    server: &str,
-    port: u16,
-    run_client: impl Fn() -> (ExitStatus, String),
-) {
-    let mut reasons = Vec::new();
-    for _ in 0..5 {
-        let running = guest.start(server);
-        guest.run(&format!("wait-listen {port}"));
-        let (status, said) = run_client();
-        // It ends with its client. Killed just then, it may meet a race of the kernel's (a BUG in
-        // cm_work_handler() of iw_cm).
-        let served = running.wait(Duration::from_secs(5));
-        if status.success() {
-            return;
-        }
-        assert_eq!(status.code(), Some(124), "of {server}: {said}, {served:?}");
-        reasons.push(said);
-    }
-    panic!("{server}: {}", reasons.join("\n"));
+/// Runs a client of a server in the guest; what the client says.
+fn kernel_serves(siwd: &Daemon, guest: &Guest, server: &str, port: u16, client: &str) -> String {
+    let running = guest.start(server);
+    guest.run(&format!("wait-listen {port}"));
+    let said = Program::start(siwd, client).succeed();
+    // It ends with its client. Killed just then, it may meet a race of the kernel's (a BUG in
+    // cm_work_handler() of iw_cm).
+    running.wait(GUEST_PATIENCE);
+    said
 }
 
 #[test]
@@ -215,13 +201,118 @@ fn fio_meets_itself_on_the_kernel() {
         if verb == "send" {
             continue;
         }
-        kernel_serves(&guest, &server, 8899, || {
-            let (status, said) =
-                Program::start(&siwd, &format!("timeout 8 {}", client(verb, "10.77.0.2"))).finish();
-            if status.success() {
-                check(verb, &said);
-            }
-            (status, said)
-        });
+        let client = client(verb, "10.77.0.2");
+        check(verb, &kernel_serves(&siwd, &guest, &server, 8899, &client));
     }
+}
+
+/// The kernel's NVMe target, with a file as its namespace.
+const NVME_TARGET: &str = "
+    set -e
+    modprobe nvmet-rdma
+    mountpoint -q /sys/kernel/config || mount -t configfs none /sys/kernel/config
+    dd if=/dev/zero of=/disk bs=1M count=16 2>/dev/null
+    cd /sys/kernel/config/nvmet
+    mkdir subsystems/nqn.2026-11.test:disk ports/1
+    echo 1 >subsystems/nqn.2026-11.test:disk/attr_allow_any_host
+    mkdir subsystems/nqn.2026-11.test:disk/namespaces/1
+    cd subsystems/nqn.2026-11.test:disk/namespaces/1
+    echo -n /disk >device_path
+    echo 1 >buffered_io
+    echo 1 >enable
+    cd ../../../../ports/1
+    echo rdma >addr_trtype
+    echo ipv4 >addr_adrfam
+    echo 10.77.0.2 >addr_traddr
+    echo 4420 >addr_trsvcid
+    ln -s ../../subsystems/nqn.2026-11.test:disk subsystems/nqn.2026-11.test:disk
+";
+
+/// Writes blocks of several sizes, reads them into other memory, and compares.
+const NVME_INITIATOR: &str = r#"
+import nvmeof
+
+SIZES = (4096, 65_536, 1 << 20)
+
+with nvmeof.Controller.connect("10.77.0.2", "nqn.2026-11.test:disk", queue_depth=16) as controller:
+    disk = controller.namespace(1)
+    assert disk.info.size_lbas * disk.lba_size == 16 << 20
+    for size in SIZES:
+        data = bytes((n * 13 + size) % 253 for n in range(size))
+        with controller.allocate(size) as written, controller.allocate(size) as read:
+            written.write(data)
+            disk.write(written, 8)
+            disk.flush()
+            disk.read(read, 8)
+            assert read.read() == data, size
+print("all blocks are right")
+"#;
+
+#[test]
+fn an_nvme_initiator_uses_a_target_of_the_kernel() {
+    skip_if!(lacks_guest());
+    let packages = ["nvmeof==2026.10.22", "ibverbs==2026.10.22"];
+    let Some(programs) = python_programs(&packages) else {
+        return;
+    };
+    let ns = Netns::new();
+    let guest = Guest::boot(&ns, &["--ip", "10.77.0.2/24"]);
+    guest.run(NVME_TARGET);
+    let siwd = ns.siwd(CONFIG, &[]);
+    let script = siwd.dir.path().join("initiator.py");
+    std::fs::write(&script, NVME_INITIATOR).unwrap();
+    let python = programs.join("python");
+    let line = format!("timeout 60 {} {}", python.display(), script.display());
+    let said = Program::start(&siwd, &line).succeed();
+    assert!(said.contains("all blocks are right"), "{said}");
+    // The first bytes of what was written last, behind eight blocks.
+    let disk = guest.run("od -An -tu1 -j32768 -N4 /disk");
+    let disk: Vec<&str> = disk.split_whitespace().collect();
+    assert_eq!(disk, ["144", "157", "170", "183"]);
+}
+
+/// siwd with a NIC that its kernel shares, for programs that speak TCP to the address that they use for
+/// RDMA.
+fn shared_siwd(ns: &Netns) -> Daemon {
+    // A NIC of siwd's own has no interface: this one must not give the kernel its frames, too.
+    ns.run(|| std::fs::write("/proc/sys/net/ipv4/conf/lab0/rp_filter", "1").unwrap());
+    let shared = "host_interface = \"rdma0\"\nhost_ports = \"61000-61199\"\n[device.mpa]";
+    ns.siwd(&CONFIG.replace("[device.mpa]", shared), &[])
+}
+
+/// The tests of qperf for which Linux siw has the queue pairs and operations.
+const QPERF: [(&str, &str); 2] = [("rc_lat", "latency"), ("rc_bi_bw", "bw")];
+
+#[test]
+fn qperf_meets_itself_on_the_kernel() {
+    skip_if!(lacks_guest());
+    if !is_installed("qperf", "qperf") {
+        return;
+    }
+    let ns = Netns::new();
+    let guest = Guest::boot(&ns, &["--ip", "10.77.0.2/24"]);
+    let siwd = shared_siwd(&ns);
+    let names = QPERF.map(|(test, _)| test).join(" ");
+    let client = |ip: &str| format!("qperf {ip} -lp 19765 -t 1 -cm 1 {names}");
+    let check = |said: &str| {
+        for (test, figure) in QPERF {
+            let (_, after) = said.split_once(&format!("{test}:")).expect(test);
+            let line = after.lines().find(|line| line.contains('='));
+            // Not "bw = 0 bytes/sec", which it prints when nothing arrives.
+            let has_result =
+                line.is_some_and(|line| line.contains(figure) && !line.contains("= 0 "));
+            assert!(has_result, "{said}");
+        }
+    };
+    // Its servers go on serving.
+    let kernel = guest.start("qperf -lp 19765");
+    guest.run("wait-listen 19765");
+    let said = Program::start_in(&ns, &siwd, &client("10.77.0.2")).succeed();
+    check(&said);
+    kernel.kill();
+    let mut ours = Program::start_in(&ns, &siwd, "qperf -lp 19765");
+    await_kernel_listener(&mut ours, 19765);
+    let done = guest.start(&client("10.77.0.1")).wait(GUEST_PATIENCE);
+    assert_eq!(done.status, Some(0), "{done:?}");
+    check(&done.out);
 }

@@ -7,6 +7,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use super::net::Netns;
 use super::{Daemon, PATIENCE, client_program, siwrun};
 
 /// A program, ended when dropped. What it says is read all the time, so that it never waits for room
@@ -45,18 +46,32 @@ pub fn is_installed(program: &str, package: &str) -> bool {
 impl Program {
     /// Starts a command line.
     pub fn start(daemon: &Daemon, line: &str) -> Program {
+        let child = Program::command(daemon, line).spawn().unwrap();
+        Program::watch(child, line)
+    }
+
+    /// The same, in a network namespace of the kernel.
+    pub fn start_in(ns: &Netns, daemon: &Daemon, line: &str) -> Program {
+        let mut command = Program::command(daemon, line);
+        let child = ns.run(move || command.spawn()).unwrap();
+        Program::watch(child, line)
+    }
+
+    fn command(daemon: &Daemon, line: &str) -> Command {
         let mut command = Command::new(siwrun());
         command.arg("--verbose").arg("--socket").arg(&daemon.socket);
         command.arg("--links").arg(daemon.dir.path().join("links"));
         command.args(line.split_whitespace());
-        let mut child = command
+        command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             // Its own children go with it: they keep the pipes open.
-            .process_group(0)
-            .spawn()
-            .unwrap();
+            .process_group(0);
+        command
+    }
+
+    fn watch(mut child: Child, line: &str) -> Program {
         let outputs = vec![
             collect(child.stdout.take().unwrap()),
             collect(child.stderr.take().unwrap()),
@@ -176,13 +191,15 @@ pub fn free_port() -> u16 {
     listener.local_addr().unwrap().port()
 }
 
-/// Whether somebody listens on the port in the kernel, as /proc/net/tcp says: to connect would be
-/// taken for the client.
-fn is_listening(port: u16) -> bool {
+/// Whether somebody listens on the port in the kernel, in the network namespace of a process, as
+/// proc_pid_net(5) says: to connect would be taken for the client.
+fn is_listening(process: u32, port: u16) -> bool {
     const LISTEN: &str = "0A";
     let suffix = format!(":{port:04X}");
-    let tables = ["/proc/net/tcp", "/proc/net/tcp6"];
-    let tables = tables.map(|path| std::fs::read_to_string(path).unwrap_or_default());
+    let tables = ["tcp", "tcp6"].map(|name| {
+        let path = format!("/proc/{process}/net/{name}");
+        std::fs::read_to_string(path).unwrap_or_default()
+    });
     tables.iter().flat_map(|table| table.lines()).any(|line| {
         let mut fields = line.split_whitespace().skip(1);
         let has_port = fields.next().is_some_and(|local| local.ends_with(&suffix));
@@ -193,7 +210,7 @@ fn is_listening(port: u16) -> bool {
 /// Waits until the program listens on the port in the kernel, or has ended.
 pub fn await_kernel_listener(server: &mut Program, port: u16) {
     let deadline = Instant::now() + PATIENCE;
-    while !is_listening(port) && server.child.try_wait().unwrap().is_none() {
+    while !is_listening(server.id(), port) && server.child.try_wait().unwrap().is_none() {
         assert!(Instant::now() < deadline, "nobody listens on {port}");
         std::thread::park_timeout(std::time::Duration::from_millis(2));
     }
