@@ -389,11 +389,19 @@ impl SharedMemory {
     /// [`SharedMemory::prefetch_at`] for every line of a range, as far as it lies inside.
     #[inline]
     pub fn prefetch_range(&self, offset: usize, len: usize) {
+        const LINE: usize = 64;
         let end = offset.saturating_add(len).min(self.len);
         let mut at = offset;
+        // Four at a time: payload is prefetched for each FPDU, and half of it would be the loop.
+        while at + 3 * LINE < end {
+            for line in 0..4 {
+                prefetch_line(self.ptr.as_ptr().wrapping_add(at + line * LINE));
+            }
+            at += 4 * LINE;
+        }
         while at < end {
             prefetch_line(self.ptr.as_ptr().wrapping_add(at));
-            at += 64;
+            at += LINE;
         }
     }
 

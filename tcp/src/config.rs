@@ -226,6 +226,9 @@ pub struct StackConfig {
     pub rto_initial: Duration,
     /// How long an ACK may wait for company (RFC 9293 section 3.8.6.3: < 500 ms).
     pub delayed_ack: Duration,
+    /// How long the ACK of a message may wait for the owner's answer, on connections whose owner
+    /// answers so fast that an ACK without payload was for nothing; below 1 ms, zero: not at all.
+    pub answer_wait: Duration,
     /// Receive window of each connection in bytes, up to 1 GiB; scaled as RFC 7323 says.
     pub recv_window: u32,
     /// The least window scale to offer (RFC 7323 section 2.2), up to 14; the receive window may need a larger
@@ -309,6 +312,7 @@ impl StackConfig {
             rto_max: Duration::from_secs(60),
             rto_initial: Duration::from_secs(1),
             delayed_ack: Duration::from_millis(1),
+            answer_wait: Duration::from_micros(3),
             recv_window: 4 << 20,
             window_scale: 0,
             max_recv_buffers: 8192,
@@ -437,6 +441,9 @@ pub(crate) fn check_config(config: &StackConfig) -> Result<(), StackError> {
     }
     if config.delayed_ack.as_millis() >= 500 {
         return bad("delayed_ack is below 500 ms (RFC 9293 section 3.8.6.3)".into());
+    }
+    if config.answer_wait.as_millis() >= 1 {
+        return bad("answer_wait is below 1 ms".into());
     }
     Ok(())
 }

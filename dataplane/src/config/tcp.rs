@@ -47,6 +47,9 @@ pub struct TcpSettings {
     pub initial_window: Option<Spanned<u32>>,
     /// Delayed acknowledgement in microseconds, below 500 000.
     pub delayed_ack_us: Spanned<u32>,
+    /// How long the ACK of a message waits for an answer, in microseconds, on connections whose
+    /// application answers that fast; below 1000, 0: not at all.
+    pub answer_wait_us: Spanned<u32>,
     /// Seconds that data may stay unacknowledged before the connection ends (RFC 9293
     /// section 3.8.3).
     pub user_timeout_s: Spanned<u32>,
@@ -79,6 +82,7 @@ impl Default for TcpSettings {
             receive_window: None,
             initial_window: None,
             delayed_ack_us: default_value(1_000),
+            answer_wait_us: default_value(3),
             user_timeout_s: default_value(120),
             orphan_timeout_s: default_value(120),
             keepalive_s: None,
@@ -156,6 +160,7 @@ impl TcpSettings {
         check_range("rto_min_ms", &self.rto_min_ms, 1..=60_000)?;
         check_range("rto_initial_ms", &self.rto_initial_ms, 1..=60_000)?;
         check_range("delayed_ack_us", &self.delayed_ack_us, 0..=499_999)?;
+        check_range("answer_wait_us", &self.answer_wait_us, 0..=999)?;
         check_range("user_timeout_s", &self.user_timeout_s, 1..=86_400)?;
         check_range("orphan_timeout_s", &self.orphan_timeout_s, 1..=86_400)?;
         check_range("keepalive_probes", &self.keepalive_probes, 1..=255)?;
@@ -208,6 +213,7 @@ impl TcpSettings {
             .as_ref()
             .map_or(initial_window, |segments| *segments.get_ref());
         config.delayed_ack = Duration::from_micros((*self.delayed_ack_us.get_ref()).into());
+        config.answer_wait = Duration::from_micros((*self.answer_wait_us.get_ref()).into());
         config.user_timeout = seconds_of(&self.user_timeout_s);
         config.orphan_timeout = seconds_of(&self.orphan_timeout_s);
         config.keepalive = self.keepalive_s.as_ref().map(|idle| Keepalive {
@@ -331,6 +337,7 @@ mod tests {
             ("rto_min_ms = 0", "rto_min_ms 0: 1 to 60000"),
             ("rto_min_ms = 60001", "1 to 60000"),
             ("delayed_ack_us = 500000", "0 to 499999"),
+            ("answer_wait_us = 1000", "0 to 999"),
             ("receive_window = \"1 KiB\"", "\"4 KiB\" to \"1 GiB\""),
             ("receive_window = \"2 GiB\"", "\"4 KiB\" to \"1 GiB\""),
             ("keepalive_s = 0", "keepalive_s 0: 1 to"),

@@ -92,13 +92,26 @@ impl<B: RecvBuf, R> Connection<B, R> {
         self.receive_queue.counted += buffers;
         cx.shared.held_buffers += buffers as usize;
         tcb.unacked_segs = (u32::from(tcb.unacked_segs) + segs).min(255) as u8;
-        if push || tcb.unacked_segs >= 2 {
+        if push && tcb.unacked_segs == 1 && tcb.has(ConnectionFlags::ANSWERS) {
+            cx.await_answer(tcb);
+        } else if push || tcb.unacked_segs >= 2 {
             cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
         } else if tcb.ack_at == 0 {
             tcb.ack_at = cx.now.0 + cx.shared.delayed_ack;
             cx.schedule_timer(tcb, tcb.ack_at);
         }
         cx.raise_event(tcb, Events::READABLE);
+    }
+
+    /// Data is sent: if it comes so soon after a segment of the peer that an ACK which was sent in
+    /// between could have waited for it, the next ones will.
+    #[inline]
+    pub(crate) fn notice_answer(&mut self, cx: &TcpContext<'_>) {
+        let tcb = &mut self.tcb;
+        let since = cx.now.0.saturating_sub(tcb.last_rx);
+        if tcb.last_ack_sent == tcb.rcv_nxt && since < cx.shared.answer_wait {
+            tcb.flags |= ConnectionFlags::ANSWERS;
+        }
     }
 
     /// Processes the ACK and the window of an acceptable segment, whose ACK is at most SND.NXT.

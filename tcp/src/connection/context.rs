@@ -49,6 +49,8 @@ pub(crate) struct SharedState {
     pub config: StackConfig,
     pub rto_limits: RtoLimits,
     pub delayed_ack: u64,
+    /// [`StackConfig::answer_wait`] in ns.
+    pub answer_wait: u64,
     pub recv_window: u32,
     pub recv_wscale: u8,
     pub isn_key: Key,
@@ -57,6 +59,9 @@ pub(crate) struct SharedState {
     pub timer_wheel: TimerWheel,
     /// Connections with something to send.
     pub output_list: VecDeque<u32>,
+    /// Connections whose ACK waits for the owner's answer, and until when, in ns; earliest first. Those
+    /// that were answered meanwhile are here, too.
+    pub awaited_answers: VecDeque<(u32, u64)>,
     /// Connections with events, at most once each.
     pub event_list: VecDeque<u32>,
     pub listeners: HashMap<u32, ListenSocket>,
@@ -108,6 +113,15 @@ impl TcpContext<'_> {
         self.shared.schedule_output(self.index, tcb, what);
     }
 
+    /// The ACK of a message waits for the owner's answer. Not by the timer wheel: most waits end after
+    /// a microsecond.
+    #[inline]
+    pub(crate) fn await_answer(&mut self, tcb: &mut Tcb) {
+        tcb.ack_at = self.now.0 + self.shared.answer_wait;
+        let awaited = (self.index, tcb.ack_at);
+        self.shared.awaited_answers.push_back(awaited);
+    }
+
     /// Makes sure that the timer wheel calls the connection by `at`, in ns.
     #[inline]
     pub(crate) fn schedule_timer(&mut self, tcb: &mut Tcb, at: u64) {
@@ -132,6 +146,7 @@ impl SharedState {
             now,
             rto_limits: RtoLimits::new(&config),
             delayed_ack: crate::base::time::to_nanos(config.delayed_ack),
+            answer_wait: crate::base::time::to_nanos(config.answer_wait),
             recv_window: config.recv_window,
             recv_wscale,
             isn_key: Key::new(&config.isn_key),
@@ -139,6 +154,7 @@ impl SharedState {
             flow_table: FlowTable::new(config.max_connections),
             timer_wheel: TimerWheel::new(now),
             output_list: VecDeque::new(),
+            awaited_answers: VecDeque::new(),
             event_list: VecDeque::new(),
             listeners: HashMap::new(),
             ports: HashMap::new(),

@@ -138,6 +138,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if ect {
             self.tcb.flags &= !ConnectionFlags::SEND_CWR;
         }
+        if !self.tcb.has(ConnectionFlags::ANSWERS) {
+            self.notice_answer(cx);
+        }
         self.on_ack_sent(edge);
         if !self.has_sack_blocks() {
             self.tcb.flags &= !ConnectionFlags::NEED_ACK;

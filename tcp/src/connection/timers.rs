@@ -102,6 +102,11 @@ impl<B: RecvBuf, R> Connection<B, R> {
         self.tcb.state == TcpState::Closed && self.tcb.has(ConnectionFlags::RELEASED)
     }
 
+    /// The ACK that waited for the owner's answer is due.
+    pub(crate) fn on_answer_missed(&mut self, cx: &mut TcpContext<'_>) {
+        self.fire_timer(cx, Timer::DelayedAck);
+    }
+
     #[inline]
     fn fire_if_due(&mut self, cx: &mut TcpContext<'_>, timer: Timer) {
         if self.deadline_of(cx, timer).is_some_and(|at| at <= cx.now.0) {
@@ -173,6 +178,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         match timer {
             Timer::DelayedAck => {
                 self.tcb.ack_at = 0;
+                self.tcb.flags.remove(ConnectionFlags::ANSWERS);
                 cx.shared.stats.delayed_acks += 1;
                 cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
             }

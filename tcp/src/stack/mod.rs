@@ -473,6 +473,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 .control_queue
                 .flush(sink, &mut self.shared.stats);
         }
+        self.poll_awaited_answers(now);
         // One round: connections added during it wait for the next poll.
         for _ in 0..self.shared.output_list.len() {
             let Some(index) = self.shared.output_list.pop_front() else {
@@ -491,6 +492,20 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 conn.tcb.flags |= ConnectionFlags::IN_OUTPUT_LIST;
                 self.shared.output_list.push_front(index);
                 return;
+            }
+        }
+    }
+
+    /// Has the ACKs sent that waited for an answer in vain.
+    #[inline]
+    fn poll_awaited_answers(&mut self, now: Instant) {
+        while let Some(&(index, at)) = self.shared.awaited_answers.front()
+            && at <= now.0
+        {
+            self.shared.awaited_answers.pop_front();
+            let conn = &mut self.connections[index as usize];
+            if conn.tcb.ack_at == at {
+                conn.on_answer_missed(&mut self.shared.context_of(index));
             }
         }
     }
@@ -530,7 +545,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// When `poll` must be called even if nothing arrives. May be early, never late.
     pub fn next_deadline(&self) -> Option<Instant> {
+        let awaited_answer = self.shared.awaited_answers.front();
         let all = [
+            awaited_answer.map(|&(_, at)| Instant(at)),
             self.shared.timer_wheel.next_deadline(),
             self.shared.neighbours.next_deadline(),
             self.fragments.next_deadline(),

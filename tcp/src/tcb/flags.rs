@@ -72,6 +72,8 @@ impl ConnectionFlags {
     /// A router reported while we were connecting that the peer cannot be reached at the moment
     /// (RFC 9293 section 3.9.2.2).
     pub const SOFT_ERROR: ConnectionFlags = ConnectionFlags(1 << 30);
+    /// The owner answers messages at once: their ACKs wait for the answers.
+    pub const ANSWERS: ConnectionFlags = ConnectionFlags(1 << 31);
 
     /// Something besides data is to be sent.
     pub const NEED_MASK: ConnectionFlags = ConnectionFlags(

@@ -261,6 +261,47 @@ fn a_batch_gets_one_ack_which_data_carries() {
     assert_eq!(lab.read(0, client), b"reply");
 }
 
+/// How many ACKs without payload the server sends while it answers a request after `pause` microseconds.
+fn acks_of_exchange(lab: &mut Lab, [client, server]: [siw_tcp::ConnId; 2], pause: u64) -> u64 {
+    let before = lab.net.hosts[1].stats().pure_acks_out;
+    lab.send(0, client, b"request");
+    lab.net.run(Duration::from_millis(5), |net| {
+        net.hosts[1].tcp_info(server).unwrap().readable > 0
+    });
+    assert_eq!(lab.read(1, server), b"request");
+    lab.net.run(common::micros(pause), |_| false);
+    lab.send(1, server, b"reply");
+    lab.run_ms(5);
+    assert_eq!(lab.read(0, client), b"reply");
+    lab.net.hosts[1].stats().pure_acks_out - before
+}
+
+#[test]
+fn the_ack_of_a_message_waits_for_the_answer_of_an_owner_who_answers_at_once() {
+    let mut lab = Lab::new();
+    let ends = lab.connect();
+    assert_eq!(
+        acks_of_exchange(&mut lab, ends, 1),
+        1,
+        "nothing is known yet"
+    );
+    assert_eq!(acks_of_exchange(&mut lab, ends, 1), 0);
+    assert_eq!(acks_of_exchange(&mut lab, ends, 1), 0);
+    // It waits for 3 us and not for the delayed ACK's millisecond, once: the next goes at once.
+    assert_eq!(acks_of_exchange(&mut lab, ends, 20), 1);
+    assert_eq!(lab.net.hosts[1].stats().delayed_acks, 1);
+    assert_eq!(acks_of_exchange(&mut lab, ends, 20), 1);
+    assert_eq!(lab.net.hosts[1].stats().delayed_acks, 1);
+
+    let mut configs = [host_config(0), host_config(1)];
+    configs[1].answer_wait = Duration::ZERO;
+    let mut lab = Lab::with(configs);
+    let ends = lab.connect();
+    for _ in 0..3 {
+        assert_eq!(acks_of_exchange(&mut lab, ends, 1), 1, "it is off");
+    }
+}
+
 #[test]
 fn a_segment_without_push_gets_a_delayed_ack() {
     let mut lab = Lab::new();
