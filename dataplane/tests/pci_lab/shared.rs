@@ -12,7 +12,7 @@ use std::process::Stdio;
 
 use crate::common::PATIENCE;
 use crate::common::guest::{GUEST_PATIENCE, lacks_guest};
-use crate::common::net::{Netns, siw_ping};
+use crate::common::net::{Netns, missing_program, siw_ping};
 use crate::common::typing::Typist;
 use crate::lab::{Lab, lacks_lab};
 use crate::{alone, skip_if};
@@ -22,7 +22,9 @@ const SHARED: &str = "10.77.0.1";
 const SHELL_PORT: u16 = 22;
 /// Lines typed while RDMA runs.
 const LINES: u64 = 20;
-const BULK_PORT: u16 = 5201;
+const BULK_PORT: u16 = 5200;
+/// Where Debian has it.
+const IPERF3: &str = "/usr/bin/iperf3";
 /// Bytes that a TCP stream of the kernels carries in each direction beside RDMA.
 const BULK_LEN: usize = 4 << 20;
 
@@ -42,9 +44,25 @@ fn exchange_bulk(mut stream: TcpStream) {
     assert!(returned == data, "{} of {BULK_LEN} bytes", returned.len());
 }
 
+/// iperf3 between the kernels, to the guest and from it: bytes that arrived in a second each.
+fn run_iperf3(ns: &Netns, lab: &Lab) -> [u64; 2] {
+    ["-J", "-J -R"].map(|format| {
+        let server = lab.guest.start("iperf3 -s -1");
+        lab.guest.run("wait-listen 5201");
+        let line = format!("-c {SHARED} -t 1 {format}");
+        let report: serde_json::Value = serde_json::from_str(&ns.command(IPERF3, &line)).unwrap();
+        assert_eq!(server.wait(GUEST_PATIENCE).status, Some(0), "{report}");
+        report["end"]["sum_received"]["bytes"].as_u64().unwrap()
+    })
+}
+
 #[test]
 fn the_guests_kernel_shares_a_nic_that_siwd_owns() {
-    skip_if!(lacks_lab().or_else(lacks_guest));
+    skip_if!(
+        lacks_lab()
+            .or_else(lacks_guest)
+            .or_else(|| missing_program(IPERF3))
+    );
     let _alone = alone();
     let ns = Netns::new();
     ns.ip("tuntap add lab1 mode tap");
@@ -52,7 +70,7 @@ fn the_guests_kernel_shares_a_nic_that_siwd_owns() {
     ns.address("lab1", "10.77.0.2/24");
     // Somebody else's tap computes no checksums.
     ns.command("ethtool", "-K lab1 tx off");
-    let lab = ns.run(|| Lab::boot(&["--tap", "virtio=lab1"]));
+    let lab = ns.run(|| Lab::boot(&["--tap", "virtio=lab1", "--program", IPERF3]));
     lab.guest.run("modprobe tun; nics bind vfio-pci");
     let host = "host_interface = \"rdma0\"\nhost_ports = \"61000-61099\"";
     lab.start_siwd_on(&["0000:00:10.0".into()], "", host);
@@ -108,6 +126,9 @@ fn the_guests_kernel_shares_a_nic_that_siwd_owns() {
     let connect = || TcpStream::connect_timeout(&(address, BULK_PORT).into(), PATIENCE);
     exchange_bulk(ns.run(connect).unwrap());
     assert_eq!(echo.wait(GUEST_PATIENCE).status, Some(0));
+    let streams = run_iperf3(&ns, &lab);
+    println!("iperf3: {streams:?} bytes");
+    assert!(streams.iter().all(|bytes| *bytes > 1 << 20), "{streams:?}");
     // It went on all the time, and neither stack took what is the other's.
     let pings = lab.guest.run("pidof siw-ping; cat /tmp/pings");
     assert!(!pings.contains("ended"), "{pings}");
