@@ -14,7 +14,7 @@ use super::Worker;
 use super::lifecycle::LifecycleState;
 use super::worker_qp::QpSlot;
 
-/// Pauses double up to this one, which is the last.
+/// Pauses double; one that would be longer is not made.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// The next Write of nothing to a peer that has not sent an FPDU yet.
@@ -26,7 +26,7 @@ pub(super) struct PeerWake {
 impl PeerWake {
     fn after(now: Instant, pause: Duration) -> Option<PeerWake> {
         let at = now + pause;
-        (!pause.is_zero() && pause <= LONGEST_PAUSE).then_some(PeerWake { at, pause })
+        (!pause.is_zero()).then_some(PeerWake { at, pause })
     }
 }
 
@@ -72,7 +72,8 @@ impl Worker {
             }
             self.mark_ready(slot);
         }
-        let wake = PeerWake::after(now, pause).filter(|_| is_silent);
+        let goes_on = is_silent && pause <= LONGEST_PAUSE;
+        let wake = PeerWake::after(now, pause).filter(|_| goes_on);
         self.enter_state(slot, LifecycleState::Running { wake });
     }
 
