@@ -16,15 +16,20 @@ pub(crate) const MIN_LEN: usize = 256;
 /// P without its highest term, bit-reflected (RFC 3720 appendix B.4).
 const POLYNOMIAL: u32 = 0x82F6_3B78;
 
-/// x^n mod P, bit-reflected, shifted as reflected products want it.
-const fn power_of_x(exponent: u32) -> i64 {
-    let mut power = 0x8000_0000u32;
+/// `remainder`, bit-reflected, times x^`exponent` mod P.
+pub(crate) const fn times_power_of_x(remainder: u32, exponent: u32) -> u32 {
+    let mut product = remainder;
     let mut i = 0;
     while i < exponent {
-        power = (power >> 1) ^ (POLYNOMIAL & (power & 1).wrapping_neg());
+        product = (product >> 1) ^ (POLYNOMIAL & (product & 1).wrapping_neg());
         i += 1;
     }
-    (power as i64) << 1
+    product
+}
+
+/// x^n mod P, bit-reflected, shifted as reflected products want it.
+const fn power_of_x(exponent: u32) -> i64 {
+    (times_power_of_x(0x8000_0000, exponent) as i64) << 1
 }
 
 /// What brings a lane forward by D bits: for its low half, and for its high half.
@@ -194,20 +199,35 @@ pub(crate) fn fold_remainder(folded: __m512i) -> u32 {
 }
 
 /// The remainder after earlier bytes with remainder `crc` and a few more.
+///
+/// Why it is fast: what is left of the last group is told by the bits of its length, not counted.
 #[inline]
 #[target_feature(enable = "sse4.2")]
 pub(crate) fn continue_short(crc: u32, data: &[u8]) -> u32 {
-    let (words, bytes) = data.as_chunks::<8>();
+    let add = |remainder, word: &[u8; 8]| _mm_crc32_u64(remainder, u64::from_le_bytes(*word));
     let mut remainder = u64::from(crc);
-    for word in words {
-        remainder = _mm_crc32_u64(remainder, u64::from_le_bytes(*word));
+    let (groups, rest) = data.as_chunks::<32>();
+    for group in groups {
+        for word in group.as_chunks::<8>().0 {
+            remainder = add(remainder, word);
+        }
     }
-    let (words, bytes) = bytes.as_chunks::<4>();
+    let (pair, rest) = rest.as_chunks::<16>();
+    if let [pair] = pair {
+        for word in pair.as_chunks::<8>().0 {
+            remainder = add(remainder, word);
+        }
+    }
+    let (word, rest) = rest.as_chunks::<8>();
+    if let [word] = word {
+        remainder = add(remainder, word);
+    }
+    let (half, rest) = rest.as_chunks::<4>();
     let mut remainder = remainder as u32;
-    for word in words {
-        remainder = _mm_crc32_u32(remainder, u32::from_le_bytes(*word));
+    if let [half] = half {
+        remainder = _mm_crc32_u32(remainder, u32::from_le_bytes(*half));
     }
-    for byte in bytes {
+    for byte in rest {
         remainder = _mm_crc32_u8(remainder, *byte);
     }
     remainder

@@ -16,6 +16,7 @@ pub mod crc;
 pub mod crc_copy;
 mod crc_fold;
 mod crc_plain;
+mod crc_streams;
 pub mod gap_copy;
 pub mod key_table;
 pub mod queue_allocator;
