@@ -33,6 +33,10 @@ pub trait RxStream {
         &[]
     }
 
+    /// Prefetches what is read first of the pieces that follow the first one.
+    #[inline]
+    fn prefetch_next_pieces(&self) {}
+
     /// Copies the bytes of `offset..offset + len` to an offset of `mr` that [`RegisteredMemory::check_access`] gave; `false`
     /// when they may not be written there.
     #[inline]

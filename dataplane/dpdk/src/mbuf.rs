@@ -348,6 +348,12 @@ impl Mbuf {
         prefetch_data(self.ptr);
     }
 
+    /// Asks the CPU for the first line of the mbuf itself, which [`prefetch`](Self::prefetch) reads.
+    #[inline]
+    pub fn prefetch_description(&self) {
+        prefetch(self.as_ptr().cast_const().cast());
+    }
+
     pub(crate) fn last_segment(&self) -> *mut sys::rte_mbuf {
         let mut seg = self.as_ptr();
         // SAFETY: walks the chain that `self` owns; its last `next` is null.

@@ -139,6 +139,20 @@ impl RecvBuf for RxFrame {
     fn prefetch<T>(at: *const T) {
         dpdk::prefetch(at.cast());
     }
+
+    #[inline]
+    fn prefetch_description(&self) {
+        if let Some(mbuf) = &self.0 {
+            mbuf.prefetch_description();
+        }
+    }
+
+    #[inline]
+    fn prefetch_bytes(&self) {
+        if let Some(mbuf) = &self.0 {
+            mbuf.prefetch();
+        }
+    }
 }
 
 /// TCP's receive queue as iWARP reads it.
@@ -168,6 +182,11 @@ impl RxStream for TcpByteStream<'_> {
     #[inline]
     fn first_piece(&self) -> &[u8] {
         self.0.first_chunk()
+    }
+
+    #[inline]
+    fn prefetch_next_pieces(&self) {
+        self.0.prefetch_next_pieces();
     }
 
     #[inline]

@@ -89,24 +89,24 @@ impl Worker {
         let mut room = port.stack.send_room(conn);
         let mut budget = RECORDS_PER_BATCH;
         let mut has_more = false;
-        while room > 0 {
+        let protocol = &mut queue_pair.protocol;
+        port.stack.push_records(conn, || {
+            if room == 0 {
+                return None;
+            }
             if budget == 0 {
                 has_more = true;
-                break;
+                return None;
             }
-            let Some(fpdu) = queue_pair.protocol.next_record(&mut view, room) else {
-                has_more = queue_pair.protocol.take_yielded();
-                break;
+            let Some(fpdu) = protocol.next_record(&mut view, room) else {
+                has_more = protocol.take_yielded();
+                return None;
             };
-            let push = fpdu.record.is_last;
-            let record = TxRecord::Fpdu(fpdu.record);
-            let pushed = port.stack.push_record(conn, fpdu.wire_len, record, push);
-            if pushed.is_err() {
-                break;
-            }
             budget -= 1;
             room = room.saturating_sub(fpdu.wire_len as usize);
-        }
+            let push = fpdu.record.is_last;
+            Some((fpdu.wire_len, TxRecord::Fpdu(fpdu.record), push))
+        });
         drop(view);
         let writer = FpduWriter::new(&mut self.context, &self.queue_pairs);
         let wall_time = self.clock.wall_time(now);

@@ -37,6 +37,13 @@ pub trait RecvBuf {
     /// code, so the implementation issues the instruction; by default nothing happens.
     #[inline]
     fn prefetch<T>(_at: *const T) {}
+    /// Prefetches what describes the first piece, and then, by another call, its first bytes; by default
+    /// nothing happens.
+    #[inline]
+    fn prefetch_description(&self) {}
+    /// See [`prefetch_description`](RecvBuf::prefetch_description).
+    #[inline]
+    fn prefetch_bytes(&self) {}
 }
 
 /// A frame in one `Vec`, for tests and simulations.

@@ -5,6 +5,9 @@ use std::collections::VecDeque;
 
 use crate::base::buffer::RecvBuf;
 
+/// How many pieces ahead of a reader the bytes of a piece are prefetched.
+const PIECES_AHEAD: usize = 2;
+
 /// In-order received bytes of one connection, in owned buffers.
 pub struct ReceiveQueue<B> {
     bufs: VecDeque<B>,
@@ -86,6 +89,17 @@ impl<B: RecvBuf> ReceiveQueue<B> {
     #[inline]
     pub fn first_chunk(&self) -> &[u8] {
         self.bufs.front().map_or(&[][..], |buffer| buffer.chunk())
+    }
+
+    /// Prefetches what is read first of the pieces that follow the first one.
+    #[inline]
+    pub fn prefetch_next_pieces(&self) {
+        if let Some(buffer) = self.bufs.get(2 * PIECES_AHEAD) {
+            buffer.prefetch_description();
+        }
+        if let Some(buffer) = self.bufs.get(PIECES_AHEAD) {
+            buffer.prefetch_bytes();
+        }
     }
 
     /// Calls `f` with the pieces of `[offset, offset + len)`; returns how many bytes it saw, less

@@ -7,6 +7,7 @@ mod open;
 pub(crate) mod receive;
 mod slots;
 mod syn_cookies;
+mod transmit;
 
 use crate::tcb::flags::ConnectionFlags;
 use core::net::{IpAddr, SocketAddr};
@@ -26,7 +27,6 @@ use crate::connection::closing_list::Closing;
 use crate::connection::context::SharedState;
 use crate::connection::{Connection, NO_LISTENER};
 use crate::ip::reassembly::ReassemblyTable;
-use crate::pmtu::search::{PathSearch, SearchStep};
 use crate::queues::receive_queue::ReceiveQueue;
 use crate::stack::host_path::HOST_FRAMES;
 use crate::stack::receive::RxPipeline;
@@ -302,126 +302,6 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let (next, queued) = (conn.tcb.rcv_nxt, conn.receive_queue.len_bytes());
         if let Some(queue) = &mut conn.out_of_order {
             queue.show_unseen(|seq, block| visit(queued + (seq - next) as usize, block));
-        }
-    }
-
-    /// The most payload bytes of a segment at present: make records no longer than this. 0 for a stale
-    /// id.
-    #[inline]
-    pub fn effective_mss(&self, id: ConnId) -> usize {
-        self.connection(id)
-            .map_or(0, |conn| usize::from(conn.tcb.emss))
-    }
-
-    /// Bytes that may be queued now so that they leave at once: min(cwnd, peer's window) less
-    /// what is in flight and queued. At least one segment when nothing is queued on an open
-    /// connection, so that a record can wait for the window; 0 when not writable.
-    #[inline]
-    pub fn send_room(&self, id: ConnId) -> usize {
-        let Some(conn) = self.connection(id) else {
-            return 0;
-        };
-        let tcb = &conn.tcb;
-        if !matches!(tcb.state, TcpState::Established | TcpState::CloseWait) {
-            return 0;
-        }
-        let floor = if tcb.unsent == 0 {
-            u32::from(tcb.emss)
-        } else {
-            0
-        };
-        tcb.room().max(floor) as usize
-    }
-
-    /// Queues a record of `len` bytes behind the others; `push` ends a message (PSH). Nothing
-    /// bounds the queue but the caller's respect for `send_room`. Gives the record back when the
-    /// connection cannot send (stale, closing, closed, or `len` 0).
-    #[inline(always)]
-    pub fn push_record(&mut self, id: ConnId, len: u32, record: R, push: bool) -> Result<(), R> {
-        let conn = self.connections.get_mut(id.index as usize);
-        let conn = conn.filter(|conn| {
-            conn.generation == id.generation
-                && !conn.tcb.has(ConnectionFlags::RELEASED)
-                && matches!(conn.tcb.state, TcpState::Established | TcpState::CloseWait)
-        });
-        let (Some(conn), 1..) = (conn, len) else {
-            return Err(record);
-        };
-        let Some(unsent) = conn.tcb.unsent.checked_add(len) else {
-            return Err(record);
-        };
-        conn.send_queue.push_record(len, record, push);
-        conn.tcb.unsent = unsent;
-        if !conn.tcb.has(ConnectionFlags::COUNTED_ACTIVE) {
-            conn.update_active_count(&mut self.shared.context_of(id.index));
-        }
-        self.shared
-            .schedule_output(id.index, &mut conn.tcb, ConnectionFlags::NONE);
-        Ok(())
-    }
-
-    /// Sends what the windows allow, retransmissions first; an ACK that is due travels with the data.
-    pub fn flush(&mut self, now: Instant, id: ConnId, sink: &mut impl FrameSink<R>) {
-        self.shared.now = now;
-        if self.connection(id).is_some() {
-            let conn = &mut self.connections[id.index as usize];
-            // A pure ACK may yet travel with data of this batch; otherwise `poll` sends it.
-            let ack = conn.tcb.flags & ConnectionFlags::NEED_ACK;
-            let data = conn.tcb.unsent > 0
-                || conn
-                    .tcb
-                    .has(ConnectionFlags::RECOVERING | ConnectionFlags::FIN_QUEUED);
-            // ACKs that were built while segments were received come before what acknowledges more.
-            if data && !self.shared.control_queue.is_empty() {
-                self.shared
-                    .control_queue
-                    .flush(sink, &mut self.shared.stats);
-            }
-            if data
-                && conn
-                    .send_pending_data(&mut self.shared.context_of(id.index), sink)
-                    .is_err()
-            {
-                conn.tcb.flags |= ack;
-                self.shared
-                    .schedule_output(id.index, &mut conn.tcb, ConnectionFlags::NONE);
-            }
-        }
-    }
-
-    /// Hands out the records that are fully acknowledged, in order.
-    #[inline]
-    pub fn take_acked(&mut self, id: ConnId, visit: impl FnMut(R)) {
-        if let Some(conn) = self.connection_mut(id) {
-            conn.send_queue.take_acked(visit);
-        }
-    }
-
-    /// Hands out every record that is still here once the connection is closed (acknowledged or
-    /// not), in order; does nothing while it can still send.
-    pub fn take_unacked(&mut self, id: ConnId, visit: impl FnMut(R)) {
-        if let Some(conn) = self.connection_mut(id)
-            && matches!(conn.tcb.state, TcpState::Closed | TcpState::TimeWait)
-        {
-            conn.send_queue.drain_all(visit);
-        }
-    }
-
-    /// After [`Events::MTU_PROBE`]: how long one record may be, and preferably is, beyond
-    /// [`Stack::effective_mss`], to probe the path with it; whatever `send_room` says. `None`: no such record
-    /// is wanted any more.
-    pub fn mtu_probe_len(&self, id: ConnId) -> Option<usize> {
-        let conn = self.connection(id)?;
-        let mut path: PathSearch = *self.shared.paths.get(conn.template.key().remote().ip())?;
-        if !conn.tcb.has(ConnectionFlags::NARROW_PATH)
-            || !path.is_asked(id)
-            || conn.send_queue.next_len() > conn.tcb.emss.into()
-        {
-            return None;
-        }
-        match path.next_step(conn.mtu_of(conn.emss_agreed), path.asked_at()?) {
-            SearchStep::Probe(size) => Some(conn.emss_for(size).into()),
-            SearchStep::At(_) => None,
         }
     }
 

@@ -220,6 +220,7 @@ impl QueuePair {
     ) -> ReceiveProgress {
         let mut progress = ReceiveProgress::default();
         while rx.available() > 0 {
+            rx.prefetch_next_pieces();
             let mut piece = StreamPiece(rx.first_piece());
             let mut part = self.process_fpdus(env, &mut PlainStream(&mut piece), u32::MAX);
             if part.fpdus > 0 {
