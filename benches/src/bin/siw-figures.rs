@@ -58,6 +58,9 @@ enum FigureCommand {
         /// Which number: gbps, lat_us.p50.
         #[arg(long)]
         key: String,
+        /// Which number of the others, where it has another name.
+        #[arg(long)]
+        others_key: Option<String>,
         /// The lowest of each counts: the numbers are times.
         #[arg(long)]
         lowest: bool,
@@ -214,6 +217,7 @@ fn measure_figure(cli: &FigureOptions, good: BetterValue) -> Result<f64, String>
             file,
             others,
             key,
+            others_key,
             lowest,
         } => {
             let better = if *lowest {
@@ -221,8 +225,8 @@ fn measure_figure(cli: &FigureOptions, good: BetterValue) -> Result<f64, String>
             } else {
                 BetterValue::Higher
             };
-            let best = |file| best_value(&read_lines(file)?, key, better);
-            Ok(best(file)? / best(others)?)
+            let best = |file, key: &str| best_value(&read_lines(file)?, key, better);
+            Ok(best(file, key)? / best(others, others_key.as_ref().unwrap_or(key))?)
         }
         FigureCommand::IdleCpu {
             daemon,

@@ -379,6 +379,12 @@ fn add_limits(page: &mut String, limits: &MachineLimits) {
             "<p>A cache line from core {first} to core {second} and back: {ns:.0} ns.</p>"
         );
     }
+    if let (Some([first, second]), Some(us)) = (limits.cores, limits.wake_up_us) {
+        let _ = writeln!(
+            page,
+            "<p>A thread that sleeps on core {second} runs after core {first} woke it: {us:.0} us.</p>"
+        );
+    }
 }
 
 fn add_transfer_table(page: &mut String, groups: &[TransferRounds<'_>]) {

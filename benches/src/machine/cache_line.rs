@@ -17,7 +17,7 @@ const POLLS_PER_CLOCK_CHECK: u32 = 1 << 12;
 
 /// A number alone on the two lines that processors fetch together.
 #[repr(align(128))]
-struct Line(AtomicU32);
+pub(super) struct Line(pub(super) AtomicU32);
 
 /// Nanoseconds of a round trip between two threads that spin on `cores`: each writes a line that
 /// the other reads. Fails when a core is not this process's, and when both are the same.
@@ -110,7 +110,8 @@ fn time_requests(request: &Line, reply: &Line) -> Vec<f64> {
     samples
 }
 
-fn median(mut samples: Vec<f64>) -> Option<f64> {
+/// `None`: of nothing.
+pub(super) fn median(mut samples: Vec<f64>) -> Option<f64> {
     samples.sort_by(f64::total_cmp);
     samples.get(samples.len() / 2).copied()
 }

@@ -1,0 +1,116 @@
+//! How long a thread that sleeps needs until it runs after another core woke it: what no daemon that
+//! sleeps can be faster than. Where the machine is a guest, most of it is the hypervisor's.
+
+use super::cache_line::{Line, median, pin_thread};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::OwnedFd;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// Wake-ups; their median counts.
+const SAMPLES: u32 = 41;
+/// How long the thread sleeps each time: its core has found an idle state by then.
+const SLEEP: Duration = Duration::from_millis(2);
+/// Longest time that one wake-up may take.
+const TIME_LIMIT: Duration = Duration::from_millis(400);
+
+/// Microseconds from the write to an eventfd on the first core until a thread that blocked on it on the
+/// second has told so by a cache line. Fails when a core is not this process's, when both are the same,
+/// and when others keep the second.
+pub fn wake_up_us(cores: [usize; 2]) -> Result<f64, String> {
+    if cores[0] == cores[1] {
+        return Err(format!("core {} cannot wake itself", cores[0]));
+    }
+    let event = eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| format!("eventfd: {error}"))?;
+    let woken = Line(AtomicU32::new(0));
+    let started = Barrier::new(2);
+    std::thread::scope(|scope| {
+        let sleeper = scope.spawn(|| {
+            let pinned = pin_thread(cores[1]);
+            started.wait();
+            pinned.and_then(|()| tell_wake_ups(&event, &woken))
+        });
+        let waker = scope.spawn(|| {
+            let pinned = pin_thread(cores[0]);
+            started.wait();
+            let samples = pinned.and_then(|()| time_wake_ups(&event, &woken));
+            // Ends the sleeping thread, however far both are.
+            woken.0.store(u32::MAX, Ordering::Release);
+            wake(&event)?;
+            samples
+        });
+        let panicked = |_| "the measurement panicked".to_owned();
+        let samples = waker.join().map_err(panicked)?;
+        sleeper.join().map_err(panicked)??;
+        median(samples?).ok_or_else(|| "nothing was measured".to_owned())
+    })
+}
+
+fn wake(event: &OwnedFd) -> Result<(), String> {
+    let written = rustix::io::write(event, &1u64.to_ne_bytes());
+    written.map_err(|error| format!("eventfd: {error}"))?;
+    Ok(())
+}
+
+/// Counts the wake-ups in `woken`, until the other thread writes [`u32::MAX`] there.
+fn tell_wake_ups(event: &OwnedFd, woken: &Line) -> Result<(), String> {
+    for number in 0.. {
+        rustix::io::read(event, &mut [0; 8]).map_err(|error| format!("eventfd: {error}"))?;
+        let (current, next) = (Ordering::AcqRel, Ordering::Acquire);
+        let is_over = woken.0.compare_exchange(number, number + 1, current, next);
+        if is_over.is_err() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Microseconds of each wake-up.
+fn time_wake_ups(event: &OwnedFd, woken: &Line) -> Result<Vec<f64>, String> {
+    let mut samples = Vec::with_capacity(SAMPLES as usize);
+    for number in 1..=SAMPLES {
+        std::thread::sleep(SLEEP);
+        let start = Instant::now();
+        wake(event)?;
+        while woken.0.load(Ordering::Acquire) != number {
+            std::hint::spin_loop();
+            if start.elapsed() > TIME_LIMIT {
+                return Err("a thread that was woken did not run: others keep its core".to_owned());
+            }
+        }
+        samples.push(start.elapsed().as_nanos() as f64 / 1e3);
+    }
+    Ok(samples)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_core_does_not_wake_itself() {
+        assert!(wake_up_us([0, 0]).unwrap_err().contains("itself"));
+    }
+
+    #[test]
+    fn a_core_that_does_not_exist_is_an_error_and_ends() {
+        let error = wake_up_us([0, 100_000]).unwrap_err();
+        assert!(error.contains("100000"), "{error}");
+        let error = wake_up_us([100_000, 0]).unwrap_err();
+        assert!(error.contains("100000"), "{error}");
+    }
+
+    #[test]
+    fn a_wake_up_takes_microseconds() {
+        let cores = dpdk::allowed_cores();
+        let [first, second, ..] = cores[..] else {
+            println!("skipped: this machine has one core");
+            return;
+        };
+        match wake_up_us([first, second]) {
+            Ok(us) => assert!(us > 0.1 && us < 400_000.0, "{us}"),
+            Err(error) => assert!(error.contains("others"), "{error}"),
+        }
+    }
+}
