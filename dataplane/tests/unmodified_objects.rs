@@ -101,10 +101,10 @@ fn system_calls_go_on_while_their_memory_is_registered() {
     admit_all(&daemon);
     let check = |line: String| {
         let said = run(&daemon, &line);
-        assert_eq!(count(&said, "lost"), 0, "{said}");
-        assert_eq!(count(&said, "failed_reads"), 0, "{said}");
-        assert_eq!(count(&said, "failed_writes"), 0, "{said}");
-        assert!(count(&said, "kernel_writes") > 1000, "{said}");
+        assert_eq!(count(&said, "lost"), 0, "{line}: {said}");
+        assert_eq!(count(&said, "failed_reads"), 0, "{line}: {said}");
+        assert_eq!(count(&said, "failed_writes"), 0, "{line}: {said}");
+        assert!(count(&said, "kernel_writes") > 1000, "{line}: {said}");
     };
     let program = program.display();
     check(format!("{program} 50"));

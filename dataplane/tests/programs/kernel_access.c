@@ -22,6 +22,8 @@ static atomic_int stopped;
 static pthread_barrier_t barrier;
 static int file, rounds;
 static long written, lost, kernel_writes, kernel_reads, failed_writes, failed_reads, last_errno;
+/* The first word that was not as it was left: zero means a page that was lost, another number an old copy. */
+static unsigned long first_round, first_page, first_seen, first_expected;
 
 static void die(const char *what)
 {
@@ -41,7 +43,14 @@ static void *count_up(void *unused)
 			for (page = 0; page < PAGES; page++) {
 				volatile unsigned long *word = (void *)(memory + page * 4096 + 128);
 
-				lost += *word != count;
+				unsigned long seen = *word;
+
+				if (seen != count && !lost++) {
+					first_round = n;
+					first_page = page;
+					first_seen = seen;
+					first_expected = count;
+				}
 				*word = count + 1;
 			}
 			count++;
@@ -123,7 +132,9 @@ int main(int argc, char **argv)
 		munmap(memory, LENGTH);
 	}
 	printf("{\"rounds\":%d,\"written\":%ld,\"lost\":%ld,\"kernel_writes\":%ld,\"kernel_reads\":%ld,"
-	       "\"failed_writes\":%ld,\"failed_reads\":%ld,\"errno\":%ld}\n",
-	       rounds, written, lost, kernel_writes, kernel_reads, failed_writes, failed_reads, last_errno);
+	       "\"failed_writes\":%ld,\"failed_reads\":%ld,\"errno\":%ld,\"first_lost\":"
+	       "{\"round\":%lu,\"page\":%lu,\"seen\":%lu,\"expected\":%lu}}\n",
+	       rounds, written, lost, kernel_writes, kernel_reads, failed_writes, failed_reads, last_errno,
+	       first_round, first_page, first_seen, first_expected);
 	return 0;
 }
