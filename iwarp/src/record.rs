@@ -89,35 +89,6 @@ pub struct OutgoingFpdu {
     pub wire_len: u32,
 }
 
-impl OutgoingFpdu {
-    /// The same.
-    ///
-    /// Why it is fast: what functions that are not inlined return lies in memory. Where it were passed on
-    /// as it is, what the others return would lie there as well, written in pieces and read as a whole.
-    #[inline(always)]
-    pub(crate) fn in_registers(self) -> OutgoingFpdu {
-        let FpduRecord {
-            kind,
-            is_last,
-            ulpdu_len,
-            slot,
-            offset,
-            marker_position,
-        } = self.record;
-        OutgoingFpdu {
-            record: FpduRecord {
-                kind,
-                is_last,
-                ulpdu_len,
-                slot,
-                offset,
-                marker_position,
-            },
-            wire_len: self.wire_len,
-        }
-    }
-}
-
 /// A frame under construction. Calls come in wire order.
 pub trait FrameBuilder {
     /// Appends a copy of `bytes`: headers, pad, CRC, inline payload.

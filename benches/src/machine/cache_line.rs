@@ -29,35 +29,51 @@ pub fn cache_line_round_trip_ns(cores: [usize; 2]) -> Result<f64, String> {
         ));
     }
     let (request, reply) = (Line(AtomicU32::new(0)), Line(AtomicU32::new(0)));
+    let samples = run_on_cores(
+        cores,
+        || Ok(time_requests(&request, &reply)),
+        || request.0.store(u32::MAX, Ordering::Release),
+        || {
+            answer_requests(&request, &reply);
+            Ok(())
+        },
+    )?;
+    median(samples).ok_or_else(|| {
+        format!(
+            "cores {} and {} exchanged no cache lines in {} ms: other threads keep one of them",
+            cores[0],
+            cores[1],
+            TIME_LIMIT.as_millis()
+        )
+    })
+}
+
+/// Runs `ask` on the first core and `answer` on the second; what `ask` returns. `end` is called behind
+/// it, and makes `answer` return, however far that is.
+pub(super) fn run_on_cores<T: Send>(
+    cores: [usize; 2],
+    ask: impl FnOnce() -> Result<T, String> + Send,
+    end: impl FnOnce() + Send,
+    answer: impl FnOnce() -> Result<(), String> + Send,
+) -> Result<T, String> {
     let started = Barrier::new(2);
     std::thread::scope(|scope| {
         let answerer = scope.spawn(|| {
             let pinned = pin_thread(cores[1]);
             started.wait();
-            pinned.map(|()| answer_requests(&request, &reply))
+            pinned.and_then(|()| answer())
         });
         let asker = scope.spawn(|| {
             let pinned = pin_thread(cores[0]);
             started.wait();
-            let samples = pinned.map(|()| time_requests(&request, &reply));
-            // Ends the answering thread, however far both are.
-            request.0.store(u32::MAX, Ordering::Release);
-            samples
+            let asked = pinned.and_then(|()| ask());
+            end();
+            asked
         });
-        let samples = asker
-            .join()
-            .map_err(|_| "the measurement panicked".to_owned())?;
-        answerer
-            .join()
-            .map_err(|_| "the measurement panicked".to_owned())??;
-        median(samples?).ok_or_else(|| {
-            format!(
-                "cores {} and {} exchanged no cache lines in {} ms: other threads keep one of them",
-                cores[0],
-                cores[1],
-                TIME_LIMIT.as_millis()
-            )
-        })
+        let panicked = |_| "the measurement panicked".to_owned();
+        let asked = asker.join().map_err(panicked)?;
+        answerer.join().map_err(panicked)??;
+        asked
     })
 }
 

@@ -1,10 +1,9 @@
 //! How long a thread that sleeps needs until it runs after another core woke it: what no daemon that
 //! sleeps can be faster than. Where the machine is a guest, most of it is the hypervisor's.
 
-use super::cache_line::{Line, median, pin_thread};
+use super::cache_line::{Line, median, run_on_cores};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -24,27 +23,17 @@ pub fn wake_up_us(cores: [usize; 2]) -> Result<f64, String> {
     }
     let event = eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| format!("eventfd: {error}"))?;
     let woken = Line(AtomicU32::new(0));
-    let started = Barrier::new(2);
-    std::thread::scope(|scope| {
-        let sleeper = scope.spawn(|| {
-            let pinned = pin_thread(cores[1]);
-            started.wait();
-            pinned.and_then(|()| tell_wake_ups(&event, &woken))
-        });
-        let waker = scope.spawn(|| {
-            let pinned = pin_thread(cores[0]);
-            started.wait();
-            let samples = pinned.and_then(|()| time_wake_ups(&event, &woken));
-            // Ends the sleeping thread, however far both are.
+    let samples = run_on_cores(
+        cores,
+        || time_wake_ups(&event, &woken),
+        || {
             woken.0.store(u32::MAX, Ordering::Release);
-            wake(&event)?;
-            samples
-        });
-        let panicked = |_| "the measurement panicked".to_owned();
-        let samples = waker.join().map_err(panicked)?;
-        sleeper.join().map_err(panicked)??;
-        median(samples?).ok_or_else(|| "nothing was measured".to_owned())
-    })
+            // Only a counter that is full refuses: then the thread does not sleep.
+            let _ = wake(&event);
+        },
+        || tell_wake_ups(&event, &woken),
+    )?;
+    median(samples).ok_or_else(|| "nothing was measured".to_owned())
 }
 
 fn wake(event: &OwnedFd) -> Result<(), String> {

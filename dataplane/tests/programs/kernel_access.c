@@ -22,7 +22,7 @@ static atomic_int stopped;
 static pthread_barrier_t barrier;
 static int file, rounds;
 static long written, lost, kernel_writes, kernel_reads, failed_writes, failed_reads, last_errno;
-/* The first word that was not as it was left: zero means a page that was lost, another number an old copy. */
+/* The first word that was not as it was left: zero means a lost page, another number an old copy. */
 static unsigned long first_round, first_page, first_seen, first_expected;
 
 static void die(const char *what)

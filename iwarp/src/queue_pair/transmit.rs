@@ -27,9 +27,7 @@ impl QueuePair {
             RdmapState::Rts if !self.may_send => return None,
             RdmapState::Rts => {
                 if self.is_rtr_pending {
-                    return self
-                        .next_ready_to_receive(room)
-                        .map(OutgoingFpdu::in_registers);
+                    return self.next_ready_to_receive(room);
                 }
                 let next = match self.transmitter.open_message {
                     OpenMessage::None => self.start_message(env, room),
@@ -42,7 +40,7 @@ impl QueuePair {
             RdmapState::Closing => return self.continue_message(env, room),
             _ => {}
         }
-        self.next_terminate(room).map(OutgoingFpdu::in_registers)
+        self.next_terminate(room)
     }
 
     /// Whether the last [`next_record`](Self::next_record) returned `None` because the queue pair had
@@ -56,9 +54,7 @@ impl QueuePair {
     fn continue_message<E: QpEnv>(&mut self, env: &mut E, room: usize) -> Option<OutgoingFpdu> {
         match self.transmitter.open_message {
             OpenMessage::Request => self.requester.next_segment(&mut self.transmitter, room),
-            OpenMessage::Response => self
-                .next_response(env, room)
-                .map(OutgoingFpdu::in_registers),
+            OpenMessage::Response => self.next_response(env, room),
             OpenMessage::None => None,
         }
     }
@@ -70,9 +66,7 @@ impl QueuePair {
         if !has_response {
             self.transmitter.forget_lead();
         } else if self.transmitter.is_responses_turn() {
-            return self
-                .next_response(env, room)
-                .map(OutgoingFpdu::in_registers);
+            return self.next_response(env, room);
         }
         let (requester, mut context) = self.requester_with_context();
         match requester.prepare_request(env, &mut context) {
@@ -87,9 +81,7 @@ impl QueuePair {
             }
         }
         if has_response && self.state == RdmapState::Rts {
-            return self
-                .next_response(env, room)
-                .map(OutgoingFpdu::in_registers);
+            return self.next_response(env, room);
         }
         None
     }

@@ -199,35 +199,20 @@ pub(crate) fn fold_remainder(folded: __m512i) -> u32 {
 }
 
 /// The remainder after earlier bytes with remainder `crc` and a few more.
-///
-/// Why it is fast: what is left of the last group is told by the bits of its length, not counted.
 #[inline]
 #[target_feature(enable = "sse4.2")]
 pub(crate) fn continue_short(crc: u32, data: &[u8]) -> u32 {
-    let add = |remainder, word: &[u8; 8]| _mm_crc32_u64(remainder, u64::from_le_bytes(*word));
+    let (words, bytes) = data.as_chunks::<8>();
     let mut remainder = u64::from(crc);
-    let (groups, rest) = data.as_chunks::<32>();
-    for group in groups {
-        for word in group.as_chunks::<8>().0 {
-            remainder = add(remainder, word);
-        }
+    for word in words {
+        remainder = _mm_crc32_u64(remainder, u64::from_le_bytes(*word));
     }
-    let (pair, rest) = rest.as_chunks::<16>();
-    if let [pair] = pair {
-        for word in pair.as_chunks::<8>().0 {
-            remainder = add(remainder, word);
-        }
-    }
-    let (word, rest) = rest.as_chunks::<8>();
-    if let [word] = word {
-        remainder = add(remainder, word);
-    }
-    let (half, rest) = rest.as_chunks::<4>();
+    let (words, bytes) = bytes.as_chunks::<4>();
     let mut remainder = remainder as u32;
-    if let [half] = half {
-        remainder = _mm_crc32_u32(remainder, u32::from_le_bytes(*half));
+    for word in words {
+        remainder = _mm_crc32_u32(remainder, u32::from_le_bytes(*word));
     }
-    for byte in rest {
+    for byte in bytes {
         remainder = _mm_crc32_u8(remainder, *byte);
     }
     remainder

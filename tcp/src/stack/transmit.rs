@@ -134,9 +134,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// After [`Events::MTU_PROBE`](crate::Events::MTU_PROBE): how long one record may be, and preferably is, beyond
-    /// [`Stack::effective_mss`], to probe the path with it; whatever `send_room` says. `None`: no such record
-    /// is wanted any more.
+    /// After [`Events::MTU_PROBE`](crate::Events::MTU_PROBE): how long one record may be, and preferably
+    /// is, beyond [`Stack::effective_mss`], to probe the path with it; whatever `send_room` says. `None`:
+    /// no such record is wanted any more.
     pub fn mtu_probe_len(&self, id: ConnId) -> Option<usize> {
         let conn = self.connection(id)?;
         let mut path: PathSearch = *self.shared.paths.get(conn.template.key().remote().ip())?;

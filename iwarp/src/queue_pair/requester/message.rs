@@ -25,16 +25,14 @@ impl Requester {
         let mulpdu = u32::from(tx.mulpdu);
         let entry = self.queue.get_mut(slot)?;
         if entry.opcode.awaits_response() {
-            let next = if entry.opcode.is_atomic() {
+            return if entry.opcode.is_atomic() {
                 self.next_atomic_request(tx, slot, room)
             } else {
                 self.next_read_request(tx, slot, room)
             };
-            return next.map(OutgoingFpdu::in_registers);
         }
         if is_immediate_due(entry) {
-            let next = self.next_immediate(tx, slot, room);
-            return next.map(OutgoingFpdu::in_registers);
+            return self.next_immediate(tx, slot, room);
         }
         let is_write = matches!(entry.opcode, Opcode::Write | Opcode::WriteWithImm);
         let hdr_len = if is_write {
