@@ -256,44 +256,67 @@ fn replace_moved(
     prot: ProtFlags,
 ) -> Result<(), Errno> {
     let (address, len) = (range.start as *mut c_void, range.len());
-    // SAFETY: a new mapping, which only keeps the addresses that the pages are moved to.
-    let room = unsafe {
-        rustix::mm::mmap_anonymous(null_mut(), len, ProtFlags::empty(), MapFlags::PRIVATE)
-    }?;
+    let room = Room::reserve(len)?;
     let flags = MremapFlags::MAYMOVE | MremapFlags::DONTUNMAP;
     let moved = register_range(uffd, range, MODE_MISSING).and_then(|()| {
         // SAFETY: the pages stay reachable by their old addresses: until the file is mapped there,
-        // faults wait.
-        unsafe { rustix::mm::mremap_fixed(address, len, len, flags, room) }
+        // faults wait. The room is of this function.
+        unsafe { rustix::mm::mremap_fixed(address, len, len, flags, room.pages()) }
     });
     let moved = match moved {
         Ok(moved) => moved,
         Err(error) => {
             release_range(uffd, range);
-            // SAFETY: nothing was moved there.
-            let _ = unsafe { rustix::mm::munmap(room, len) };
+            // The call may have unmapped the addresses before it failed, and another thread have got
+            // them: they are left as they are.
+            std::mem::forget(room);
             return Err(error);
         }
     };
     let mapped = copy_pages(moved as usize, range, file, offset)
         .and_then(|()| map_file(range, file, offset, prot));
-    match mapped {
-        Ok(()) => {
-            // SAFETY: only this function knows the moved pages.
-            let _ = unsafe { rustix::mm::munmap(moved, len) };
-        }
-        Err(_) => {
-            let flags = MremapFlags::MAYMOVE;
-            // SAFETY: puts the pages back where they were.
-            let back = unsafe { rustix::mm::mremap_fixed(moved, len, len, flags, address) };
-            if back.is_err() {
-                // The application's memory cannot be given back to it.
-                std::process::abort();
-            }
+    if mapped.is_err() {
+        // SAFETY: puts the pages back where they were. The room stays mapped until it is dropped.
+        let back = unsafe { rustix::mm::mremap_fixed(moved, len, len, flags, address) };
+        if back.is_err() {
+            // The application's memory cannot be given back to it.
+            std::process::abort();
         }
     }
     release_range(uffd, range);
     mapped
+}
+
+/// Addresses to move pages to, between two pages that nobody can access. Without those the kernel
+/// could join the moved pages to the mapping next to them. If that is the one that they came from,
+/// which it may be while nothing has touched it (`copy_vma` in mm/vma.c), then userfaultfd is taken
+/// off both: whoever touches the old addresses does not wait, and loses what it writes.
+struct Room {
+    start: *mut c_void,
+    len: usize,
+}
+
+impl Room {
+    fn reserve(len: usize) -> Result<Room, Errno> {
+        let len = len + 2 * PAGE;
+        // SAFETY: a new mapping, which only keeps addresses.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(null_mut(), len, ProtFlags::empty(), MapFlags::PRIVATE)
+        }?;
+        Ok(Room { start, len })
+    }
+
+    /// Where pages are moved to.
+    fn pages(&self) -> *mut c_void {
+        self.start.wrapping_byte_add(PAGE)
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        // SAFETY: nobody else knows these addresses.
+        let _ = unsafe { rustix::mm::munmap(self.start, self.len) };
+    }
 }
 
 fn replace_protected(
