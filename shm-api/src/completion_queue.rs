@@ -363,7 +363,7 @@ impl CqProducer {
 
     /// Appends a completion; the client can poll it at once. An impossible
     /// consumer index looks like a full ring.
-    #[inline]
+    #[inline(always)]
     pub fn push(&mut self, completion: &Wc) -> Result<(), CqOverflow> {
         let entries = self.memory.geometry.entries;
         // The client's line is read only when the cached head says that the ring is full.

@@ -191,6 +191,14 @@ impl WorkQueueMemory {
         unsafe { self.slot_ptr(index).read_volatile() }
     }
 
+    /// One 64-bit word of a slot.
+    #[inline(always)]
+    fn load_word(&self, index: u32, word: usize) -> u64 {
+        debug_assert!(word < SLOT_LEN / 8);
+        // SAFETY: as in `load_slot`.
+        unsafe { self.slot_ptr(index).cast::<u64>().add(word).read_volatile() }
+    }
+
     #[inline]
     fn store_slot(&self, index: u32, slot: &WqeSlot) {
         // SAFETY: as in `load_slot`; the slot is reserved by this producer, so the consumer does
@@ -391,8 +399,13 @@ impl<K: QueueKind> WorkQueueConsumer<K> {
             return Ok(None);
         }
         let (memory, ring) = (&self.memory, &self.ring);
-        let load = |i: u32| memory.load_slot(ring.slot_index(i));
-        let slots = parse_copied(element, available, load)?;
+        let index = ring.slot_index(0);
+        let slots = if element.parse_plain(|i| memory.load_word(index, i)) {
+            1
+        } else {
+            let load = |i: u32| memory.load_slot(ring.slot_index(i));
+            parse_copied(element, available, load)?
+        };
         self.ring.advance_head(slots);
         self.has_unreleased = true;
         Ok(Some(()))
@@ -462,7 +475,6 @@ impl WorkQueueConsumer<SendKind> {
 
 /// Validates a request into `element` from slots that `load` copies out of shared memory, at most
 /// `available`, each copied once; returns how many slots it has.
-#[inline]
 pub(crate) fn parse_copied<E: WorkQueueElement>(
     element: &mut E,
     available: u32,

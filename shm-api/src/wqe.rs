@@ -87,6 +87,9 @@ pub struct WqeHeader {
 const _: () = assert!(size_of::<WqeSlot>() == SLOT_LEN && size_of::<WqeHeader>() == SLOT_LEN);
 const _: () = assert!(size_of::<Sge>() == 16);
 const _: () = assert!(offset_of!(WqeHeader, wr_id) == 8 && offset_of!(WqeHeader, rkey) == 24);
+const _: () = assert!(offset_of!(WqeHeader, flags) == 1 && offset_of!(WqeHeader, num_sge) == 2);
+const _: () = assert!(offset_of!(WqeHeader, slots) == 3 && offset_of!(WqeHeader, imm) == 4);
+const _: () = assert!(offset_of!(WqeHeader, remote_addr) == 16 && offset_of!(Sge, length) == 8);
 const _: () = assert!(offset_of!(WqeHeader, sge0) == SLOT_LEN - INLINE_IN_HEADER);
 const _: () = assert!(1 + (MAX_SGE - 1).div_ceil(4) == MAX_SLOTS);
 const _: () = assert!((MAX_INLINE - INLINE_IN_HEADER).div_ceil(SLOT_LEN) < MAX_SLOTS);
@@ -210,6 +213,28 @@ pub trait WorkQueueElement: Default {
         available: u32,
         more: impl FnMut(u32) -> WqeSlot,
     ) -> Result<u32, WqeError>;
+
+    /// As [`Self::parse_into`], for what is posted most: one slot with one element, not inline, of an
+    /// ordinary opcode. `word(i)` loads the i-th 64-bit word of the slot; each is asked for once.
+    /// False: the request is another one, or is wrong; then the element is as before.
+    fn parse_plain(&mut self, word: impl Fn(usize) -> u64) -> bool;
+}
+
+/// Whether the first word of a slot is that of one slot with one element. `flags`: those it may have.
+#[inline(always)]
+fn is_plain(first: u64, flags: WrFlags) -> bool {
+    const ONE_ELEMENT_ONE_SLOT: u32 = u32::from_le_bytes([0, 0, 1, 1]);
+    let looked_at = u32::from_le_bytes([0, !flags.0, 0xff, 0xff]);
+    first as u32 & looked_at == ONE_ELEMENT_ONE_SLOT
+}
+
+/// The element in the header slot.
+#[inline(always)]
+fn load_plain_sge(payload: &mut WqePayload, word: impl Fn(usize) -> u64) -> u32 {
+    payload.0[0] = word(4);
+    payload.0[1] = word(5);
+    // `Sge::length` is the lower half of its second word.
+    payload.0[1] as u32
 }
 
 /// A new element from a private copy of the slots.

@@ -5,8 +5,7 @@ use proptest::prelude::*;
 use siw_shm::completion_queue::{self as cq, CqGeometry};
 use siw_shm::doorbell;
 use siw_shm::work_queue::{self as wq, PushError};
-use siw_shm::wqe::WorkRequest;
-use siw_shm::wqe::{MAX_SLOTS, RecvWr, SendData, WqeSlot};
+use siw_shm::wqe::{MAX_SLOTS, RecvWr, SendData, WorkQueueElement, WorkRequest, WqeSlot};
 use siw_shm::*;
 use std::sync::Arc;
 
@@ -352,6 +351,37 @@ proptest! {
             }
         }
         let _ = RecvWqe::parse_slots(&list);
+    }
+
+    /// The parser for what is posted most, and the one for everything.
+    #[test]
+    fn both_parsers_make_the_same_of_a_plain_request(
+        words in any::<[u64; 8]>(), opcode in 0u8..16, flags in 0u8..32, num_sge in 0u8..3, slots in 1u8..3,
+    ) {
+        let mut slot = WqeSlot(words);
+        let op = if opcode == 15 { 0x80 } else { opcode };
+        let imm = words[0] & !0xffff_ffff;
+        slot.0[0] = imm | u64::from_le_bytes([op, flags, num_sge, slots, 0, 0, 0, 0]);
+        let whole = SendWqe::parse_slots(&[slot]);
+        let mut plain = SendWqe::new();
+        let is_plain = plain.parse_plain(|i| slot.0[i]);
+        let is_expected = whole.as_ref().is_ok_and(|wqe| {
+            !wqe.opcode.is_atomic()
+                && !matches!(wqe.opcode, Opcode::RegMr | Opcode::BindMw)
+                && wqe.sges().len() == 1
+        });
+        prop_assert_eq!(is_plain, is_expected);
+        if let (true, Ok(whole)) = (is_plain, whole) {
+            prop_assert_eq!(format!("{plain:?}"), format!("{whole:?}"));
+            prop_assert_eq!((plain.imm, plain.only_sge()), (whole.imm, whole.only_sge()));
+        }
+        let whole = RecvWqe::parse_slots(&[slot]);
+        let mut plain = RecvWqe::new();
+        let is_plain = plain.parse_plain(|i| slot.0[i]);
+        prop_assert_eq!(is_plain, whole.as_ref().is_ok_and(|wqe| wqe.sges().len() == 1));
+        if let (true, Ok(whole)) = (is_plain, whole) {
+            prop_assert_eq!(format!("{plain:?}"), format!("{whole:?}"));
+        }
     }
 
     #[test]

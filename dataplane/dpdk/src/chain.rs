@@ -147,7 +147,7 @@ impl ChainBuilder {
 
     /// Grows the last segment by `len` bytes and returns them, with leftovers of earlier
     /// packets in them; `None` when it has no room.
-    #[inline]
+    #[inline(always)]
     pub fn append_room(&mut self, len: u16) -> Option<&mut [u8]> {
         if len > self.tailroom() {
             return None;

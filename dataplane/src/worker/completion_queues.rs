@@ -214,7 +214,7 @@ impl CqTable {
 
     /// Appends a completion. A full ring breaks the queue (CQ_ERR): its queue pairs end, and
     /// nobody else's.
-    #[inline]
+    #[inline(always)]
     pub(super) fn push(&mut self, id: CqId, cqe: &Wc) {
         let Some(slot) = self
             .slots

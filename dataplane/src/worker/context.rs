@@ -200,7 +200,7 @@ impl QpEnv for QpView<'_> {
         self.announced = count;
     }
 
-    #[inline]
+    #[inline(always)]
     fn complete_send(&mut self, cqe: Option<&Wc>) {
         match self.announced.checked_sub(1) {
             Some(left) => self.announced = left,
@@ -230,7 +230,7 @@ impl QpEnv for QpView<'_> {
         is_released
     }
 
-    #[inline]
+    #[inline(always)]
     fn alloc_ext_buf_ref(&mut self, len: u32) -> ExtBufRef {
         // Payload this short is always copied: nothing is referenced.
         if self.rings.payload == PayloadPolicy::Copy || len <= COPY_MAX {

@@ -226,7 +226,7 @@ impl FrameBuilder for FrameAssembler<'_> {
         self.frame.reserve_room(self.cache, len)
     }
 
-    #[inline]
+    #[inline(always)]
     fn reserve_in_one_piece(&mut self, len: usize) -> Option<&mut [u8]> {
         self.frame.chain.append_room(u16::try_from(len).ok()?)
     }

@@ -94,6 +94,19 @@ impl ControlOctets {
         self.rdmap & 0x0f
     }
 
+    /// The segment is a Write, of the versions that this side speaks.
+    #[inline]
+    pub fn is_write(self) -> bool {
+        // All that is left out are the L bit and what is reserved.
+        const LOOKED_AT: [u8; 2] = [T_BIT | 0x03, 0xcf];
+        const WRITE: [u8; 2] = [
+            T_BIT | DDP_VERSION,
+            RDMAP_VERSION << 6 | RdmapOpcode::Write as u8,
+        ];
+        let octets = u16::from_le_bytes([self.ddp, self.rdmap]);
+        octets & u16::from_le_bytes(LOOKED_AT) == u16::from_le_bytes(WRITE)
+    }
+
     /// Length of the header that these control octets announce.
     #[inline]
     pub fn header_len(self) -> usize {
@@ -208,6 +221,19 @@ mod tests {
         let mut padded = [0; MAX_HDR_LEN];
         padded[..octets.len()].copy_from_slice(octets);
         padded
+    }
+
+    #[test]
+    fn a_write_is_told_by_its_fields_and_by_nothing_else() {
+        for octets in 0..=u16::MAX {
+            let [ddp, rdmap] = octets.to_le_bytes();
+            let control = ControlOctets { ddp, rdmap };
+            let by_fields = control.is_tagged()
+                && control.ddp_version() == DDP_VERSION
+                && control.rdmap_version() == RDMAP_VERSION
+                && control.opcode() == RdmapOpcode::Write as u8;
+            assert_eq!(control.is_write(), by_fields, "{control:?}");
+        }
     }
 
     /// RFC 5041 section 4.2, RFC 5040 section 4.3.

@@ -29,6 +29,52 @@ use siw_shm::SharedMemory;
 /// Bytes of memory that is not mapped, copied by one system call: the payload of a usual segment.
 const COPIED_AT_ONCE: usize = 2048;
 
+/// The memory of `len` octets at `off`, if they lie in one piece.
+#[inline(always)]
+fn whole_piece_at(mr: &RegisteredMemory, off: u64, len: usize) -> Option<(&SharedMemory, usize)> {
+    let (region, region_off, piece_len) = mr.piece_at(off, len).ok()?;
+    (piece_len == len).then_some((&**region, region_off))
+}
+
+/// Appends a whole FPDU without markers, from length field to CRC, if its payload can be copied from
+/// one piece of memory into one piece of the frame, as nearly always. False, with nothing appended: it
+/// has to be done part by part. Payload is as for [`FpduBuilder::append_memory`].
+///
+/// Why it is fast: room in the frame is asked for once, and a short FPDU gets its CRC in one pass.
+#[inline(always)]
+pub(crate) fn append_copied_fpdu<B: FrameBuilder, const HDR: usize>(
+    frame: &mut B,
+    ulpdu_len: u16,
+    with_crc: bool,
+    header: &[u8; HDR],
+    (mr, off): (&RegisteredMemory, u64),
+) -> Result<bool, BuildError> {
+    let payload_at = LEN_FIELD + HDR;
+    let pad_at = LEN_FIELD + usize::from(ulpdu_len);
+    let Some((region, region_off)) = whole_piece_at(mr, off, pad_at - payload_at) else {
+        return Ok(false);
+    };
+    let crc_at = pad_at + fpdu::pad_len(ulpdu_len);
+    let Some(room) = frame.reserve_in_one_piece(crc_at + CRC_LEN) else {
+        return Ok(false);
+    };
+    room[..LEN_FIELD].copy_from_slice(&ulpdu_len.to_be_bytes());
+    room[LEN_FIELD..payload_at].copy_from_slice(header);
+    if pad_at < crc_at {
+        room[pad_at..crc_at].fill(0);
+    }
+    let (bytes, field) = room.split_at_mut(crc_at);
+    let crc = if with_crc {
+        crc_copy::read_between_with_crc(region, region_off, bytes, payload_at..pad_at)
+    } else {
+        let read = region.read(region_off, &mut bytes[payload_at..pad_at]);
+        read.map(|()| 0)
+    };
+    let crc = crc.map_err(|_| BuildError::KeyDeregistered)?;
+    field.copy_from_slice(&crc.to_le_bytes());
+    Ok(true)
+}
+
 /// One FPDU under construction.
 pub(crate) struct FpduBuilder<'a, B, const MARKERS: bool> {
     frame: &'a mut B,
@@ -62,8 +108,6 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> FpduBuilder<'a, B, MARKERS> {
     /// Appends the whole FPDU, from length field to CRC, if its payload is to be copied from one piece
     /// of memory into one piece of the frame, as nearly always. False, with nothing appended: the
     /// caller does it part by part. Payload is as for [`append_memory`](Self::append_memory).
-    ///
-    /// Why it is fast: room in the frame is asked for once, and a short FPDU gets its CRC in one pass.
     #[inline(always)]
     pub fn append_in_one_piece<const HDR: usize>(
         &mut self,
@@ -72,38 +116,13 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> FpduBuilder<'a, B, MARKERS> {
         off: u64,
         len: u32,
     ) -> Result<bool, BuildError> {
-        let len = len as usize;
-        let Ok((region, region_off, piece_len)) = mr.piece_at(off, len) else {
-            return Ok(false);
-        };
-        if piece_len < len {
-            return Ok(false);
-        }
         if MARKERS {
-            return self.append_marked_in_one_piece(header, region, region_off, len);
+            return self.append_marked_in_one_piece(header, mr, off, len as usize);
         }
-        let payload_at = LEN_FIELD + HDR;
-        let pad_at = payload_at + len;
-        let crc_at = pad_at + fpdu::pad_len(self.ulpdu_len);
-        let Some(room) = self.frame.reserve_in_one_piece(crc_at + CRC_LEN) else {
-            return Ok(false);
-        };
-        self.is_whole = true;
-        room[..LEN_FIELD].copy_from_slice(&self.ulpdu_len.to_be_bytes());
-        room[LEN_FIELD..payload_at].copy_from_slice(header);
-        if pad_at < crc_at {
-            room[pad_at..crc_at].fill(0);
-        }
-        let (bytes, field) = room.split_at_mut(crc_at);
-        let crc = if self.with_crc {
-            crc_copy::read_between_with_crc(region, region_off, bytes, payload_at..pad_at)
-        } else {
-            let read = region.read(region_off, &mut bytes[payload_at..pad_at]);
-            read.map(|()| 0)
-        };
-        let crc = crc.map_err(|_| BuildError::KeyDeregistered)?;
-        field.copy_from_slice(&crc.to_le_bytes());
-        Ok(true)
+        let (ulpdu_len, with_crc) = (self.ulpdu_len, self.with_crc);
+        self.is_whole =
+            append_copied_fpdu(&mut *self.frame, ulpdu_len, with_crc, header, (mr, off))?;
+        Ok(self.is_whole)
     }
 
     /// [`append_in_one_piece`](Self::append_in_one_piece) where the stream has markers: no marker
@@ -112,10 +131,13 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> FpduBuilder<'a, B, MARKERS> {
     fn append_marked_in_one_piece<const HDR: usize>(
         &mut self,
         header: &[u8; HDR],
-        region: &SharedMemory,
-        region_off: usize,
+        mr: &RegisteredMemory,
+        off: u64,
         len: usize,
     ) -> Result<bool, BuildError> {
+        let Some((region, region_off)) = whole_piece_at(mr, off, len) else {
+            return Ok(false);
+        };
         let payload_at = LEN_FIELD + HDR;
         let Some(until_marker) = self.until_marker.checked_sub(payload_at) else {
             return Ok(false);

@@ -60,7 +60,7 @@ impl QpInitAttr {
     /// The memory behind a key, if this queue pair may access `len` bytes from `address` on in this
     /// way: the region, and the offset in it. Zero-length accesses are not checked (RFC 5041 section
     /// 5.2): callers leave the call out.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn check_key<'k>(
         &self,
         keys: &'k KeyReader,

@@ -86,9 +86,19 @@ pub fn crc32c(data: &[u8]) -> u32 {
 
 /// CRC32c of earlier bytes whose CRC is `crc`, followed by `data` (0 for none):
 /// `crc32c_append(crc32c(a), b) == crc32c(ab)`.
-#[inline]
+#[inline(always)]
 pub fn crc32c_append(crc: u32, data: &[u8]) -> u32 {
-    match chosen_kernel() {
+    let kernel = chosen_kernel();
+    if data.len() < SHORT && kernel <= INSTRUCTIONS {
+        // SAFETY: the CPU has SSE4.2.
+        return unsafe { !crc_fold::continue_short(!crc, data) };
+    }
+    update_long(kernel, crc, data)
+}
+
+#[inline(never)]
+fn update_long(kernel: u8, crc: u32, data: &[u8]) -> u32 {
+    match kernel {
         // SAFETY: the CPU has what the kernel needs.
         FOLD if data.len() >= FOLD_FROM => unsafe { crc_fold::update_folded(crc, data) },
         // SAFETY: as before.
@@ -103,6 +113,13 @@ pub fn crc32c_append(crc: u32, data: &[u8]) -> u32 {
         _ => update_portable(crc, data),
     }
 }
+
+/// Shorter buffers than this go through the SSE4.2 instruction wherever there is one.
+const SHORT: usize = if crc_streams::MIN_LEN < FOLD_FROM {
+    crc_streams::MIN_LEN
+} else {
+    FOLD_FROM
+};
 
 /// The fold of AVX-512, and SSE4.2 for short buffers.
 const FOLD: u8 = 1;

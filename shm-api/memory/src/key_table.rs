@@ -226,7 +226,7 @@ impl KeyReader {
 
     /// Looks a key up and checks the access ([`RegisteredMemory::check_access`]): the memory, and where
     /// the bytes are in it. For a window that is the region behind it.
-    #[inline]
+    #[inline(always)]
     pub fn check_access(
         &self,
         stag: Stag,

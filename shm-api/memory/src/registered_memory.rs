@@ -372,7 +372,7 @@ impl RegisteredMemory {
     /// Everything but validity of the key: PD, stream, access, then wrap before
     /// bounds. Returns where the bytes are, for the accessors below. Zero-length accesses are
     /// not checked by iWARP: the caller skips the call.
-    #[inline]
+    #[inline(always)]
     pub fn check_access(
         &self,
         addr: u64,
@@ -395,7 +395,7 @@ impl RegisteredMemory {
     }
 
     /// The range alone.
-    #[inline]
+    #[inline(always)]
     pub fn check_range(&self, addr: u64, len: u64) -> Result<u64, KeyError> {
         let end = addr.checked_add(len).ok_or(KeyError::Wrap)?;
         let base = self.base_address();
@@ -407,7 +407,7 @@ impl RegisteredMemory {
     }
 
     /// Whether `len` bytes at `offset` lie in this region.
-    #[inline]
+    #[inline(always)]
     fn check_offset(&self, offset: u64, len: usize) -> Result<(), OutOfBounds> {
         let rel = offset.checked_sub(self.start_offset()).ok_or(OutOfBounds)?;
         match rel.checked_add(len as u64) {
@@ -518,7 +518,7 @@ impl RegisteredMemory {
     /// Region, offset in it, and how many of `len` bytes lie there without a gap: for gather
     /// lists of a NIC. An error also for bytes in a process: those are only copied
     /// ([`RegisteredMemory::read_piece`]).
-    #[inline]
+    #[inline(always)]
     pub fn piece_at(
         &self,
         offset: u64,

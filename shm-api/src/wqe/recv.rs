@@ -2,7 +2,8 @@
 
 use super::{
     MAX_INLINE, MAX_SGE, OPCODE_RECV, Sge, WorkQueueElement, WorkRequest, WqeError, WqeHeader,
-    WqePayload, WqeSlot, element_of, encode_sges, parse_element, parse_sges, slots_for_sges,
+    WqePayload, WqeSlot, WrFlags, element_of, encode_sges, is_plain, load_plain_sge, parse_element,
+    parse_sges, slots_for_sges,
 };
 use bytemuck::Zeroable;
 
@@ -114,5 +115,17 @@ impl WorkQueueElement for RecvWqe {
         self.num_sge = header.num_sge;
         self.length = length;
         Ok(slots)
+    }
+
+    #[inline(always)]
+    fn parse_plain(&mut self, word: impl Fn(usize) -> u64) -> bool {
+        let first = word(0);
+        if first as u8 != OPCODE_RECV || !is_plain(first, WrFlags::NONE) {
+            return false;
+        }
+        self.wr_id = word(1);
+        self.num_sge = 1;
+        self.length = load_plain_sge(&mut self.payload, word);
+        true
     }
 }

@@ -4,7 +4,7 @@
 use super::{
     INLINE_IN_HEADER, MAX_INLINE, MAX_SGE, Opcode, SLOT_LEN, Sge, WorkQueueElement, WorkRequest,
     WqeError, WqeHeader, WqePayload, WqeSlot, WrFlags, check_slots, element_of, encode_sges,
-    parse_element, parse_sges, slots_for_inline, slots_for_sges,
+    is_plain, load_plain_sge, parse_element, parse_sges, slots_for_inline, slots_for_sges,
 };
 use crate::atomic::AtomicArgs;
 use bytemuck::Zeroable;
@@ -322,6 +322,13 @@ impl SendWqe {
         &bytemuck::cast_slice::<u64, Sge>(&self.payload.0)[..usize::from(self.num_sge)]
     }
 
+    /// The only element, as most requests have it; `None` for atomics, which have operands too.
+    #[inline(always)]
+    pub fn only_sge(&self) -> Option<Sge> {
+        let is_plain = self.num_sge == 1 && !self.opcode.is_atomic();
+        is_plain.then(|| bytemuck::cast([self.payload.0[0], self.payload.0[1]]))
+    }
+
     /// Inline data, when the INLINE flag is set.
     #[inline]
     pub fn inline_data(&self) -> Option<&[u8]> {
@@ -453,5 +460,26 @@ impl WorkQueueElement for SendWqe {
             self.length = length;
             Ok(takes)
         }
+    }
+
+    #[inline(always)]
+    fn parse_plain(&mut self, word: impl Fn(usize) -> u64) -> bool {
+        const FLAGS: WrFlags = WrFlags(WrFlags::ALL & !WrFlags::INLINE.0);
+        let first = word(0);
+        let Some(opcode) = Opcode::from_u8(first as u8) else {
+            return false;
+        };
+        if opcode.is_atomic() || opcode.takes_local() || !is_plain(first, FLAGS) {
+            return false;
+        }
+        self.opcode = opcode;
+        self.flags = WrFlags((first >> 8) as u8);
+        self.num_sge = 1;
+        self.imm = (first >> 32) as u32;
+        self.wr_id = word(1);
+        self.remote_addr = word(2);
+        self.rkey = word(3) as u32;
+        self.length = load_plain_sge(&mut self.payload, word);
+        true
     }
 }

@@ -313,6 +313,13 @@ impl QueuePair {
             rdmap: fpdu.hdr[1],
         };
         let ulpdu_len = usize::from(fpdu.ulpdu_len);
+        // Most segments are: they are asked for nothing else.
+        if control.is_write() && ulpdu_len >= TAGGED_HDR_LEN {
+            let header = TaggedHeader::parse(&fpdu.hdr);
+            let len = (ulpdu_len - TAGGED_HDR_LEN) as u32;
+            let receive = &mut self.receive;
+            return receive.on_write(env.keys(), &self.attr, rx, &header, len);
+        }
         if ulpdu_len < 2 || ulpdu_len < control.header_len() {
             return Err(TerminateCode::MPA_LENGTH.into());
         }
@@ -326,9 +333,6 @@ impl QueuePair {
         let header = TaggedHeader::parse(&fpdu.hdr);
         let len = (ulpdu_len - TAGGED_HDR_LEN) as u32;
         match parse_opcode(control)? {
-            RdmapOpcode::Write => self
-                .receive
-                .on_write(env.keys(), &self.attr, rx, &header, len),
             RdmapOpcode::ReadResponse => {
                 let is_answered = self
                     .requester

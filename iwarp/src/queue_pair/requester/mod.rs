@@ -164,8 +164,9 @@ impl Requester {
 
     #[inline]
     fn is_entry_stalled(&self, slot: MessageSlot, entry: &SendEntry) -> bool {
-        (!entry.is_started() && self.drain != DrainState::Inactive)
-            || (!entry.is_started() && entry.is_fenced() && !self.outstanding.is_empty())
+        let waits_to_start = self.drain != DrainState::Inactive
+            || (entry.is_fenced() && !self.outstanding.is_empty());
+        (waits_to_start && !entry.is_started())
             || (entry.opcode.awaits_response() && self.outstanding.len() >= usize::from(self.ord))
             // What was posted before it may still be sent again from the memory.
             || (entry.opcode == Opcode::LocalInv && !self.queue.is_front(slot))
@@ -230,7 +231,7 @@ impl Requester {
             Err(RingFault::InvalidRequest { wr_id }) => return Err(self.refuse_unknown(wr_id)),
         };
         self.current = Some(slot);
-        let Some(entry) = self.queue.get(slot) else {
+        let Some(entry) = self.queue.back() else {
             return Ok(false);
         };
         let status = self.check_request(env.keys(), attr, entry);
@@ -382,7 +383,11 @@ impl Requester {
         if entry.is_inline() {
             return WcStatus::SUCCESS;
         }
-        for sge in self.queue.sges(entry) {
+        let sges = match entry.only_sge() {
+            Some(sge) => std::slice::from_ref(sge),
+            None => self.queue.sges(entry),
+        };
+        for sge in sges {
             if sge.length > 0
                 && attr
                     .check_key(keys, sge.lkey, sge.addr, sge.length, access)
