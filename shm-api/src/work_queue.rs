@@ -13,10 +13,10 @@
 //! to be flushed: their doorbell is that of the QP's send queue.
 
 use crate::ring_memory::RingMemory;
-use crate::shared_memory::{OutOfBounds, SharedMemory};
+use crate::shared_memory::{OutOfBounds, SharedMemory, prefetch_line};
 use crate::wqe::{
-    RecvWqe, RecvWr, SLOT_LEN, SendWqe, SendWr, WorkQueueElement, WorkRequest, WqeError, WqeSlot,
-    slots_per_request,
+    PLAIN_WORDS, RecvWqe, RecvWr, SLOT_LEN, SendWqe, SendWr, WorkQueueElement, WorkRequest,
+    WqeError, WqeSlot, slots_per_request,
 };
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU32, Ordering, fence};
@@ -38,6 +38,8 @@ pub const OFF_WR_DONE: usize = 68;
 pub const OFF_QP_STATE: usize = 72;
 /// Offset of the index of the worker that serves the QP, send queue only.
 pub const OFF_WORKER: usize = 76;
+/// Slots that are fetched from the client's core before their turn.
+const SLOTS_AHEAD: u32 = 4;
 /// Most slots of one ring.
 pub const MAX_RING_SLOTS: u32 = 1 << 20;
 
@@ -191,12 +193,28 @@ impl WorkQueueMemory {
         unsafe { self.slot_ptr(index).read_volatile() }
     }
 
+    #[inline(always)]
+    fn prefetch_slot(&self, index: u32) {
+        prefetch_line(self.slot_ptr(index).cast());
+    }
+
     /// One 64-bit word of a slot.
     #[inline(always)]
     fn load_word(&self, index: u32, word: usize) -> u64 {
         debug_assert!(word < SLOT_LEN / 8);
         // SAFETY: as in `load_slot`.
         unsafe { self.slot_ptr(index).cast::<u64>().add(word).read_volatile() }
+    }
+
+    /// The first words of a slot.
+    #[inline(always)]
+    fn store_words(&self, index: u32, words: [u64; PLAIN_WORDS]) {
+        // SAFETY: as in `store_slot`.
+        unsafe {
+            self.slot_ptr(index)
+                .cast::<[u64; PLAIN_WORDS]>()
+                .write(words)
+        };
     }
 
     #[inline]
@@ -239,6 +257,13 @@ impl<K: QueueKind> WorkQueueProducer<K> {
     /// Writes a request; the worker sees it after `publish_posted`.
     #[inline]
     pub fn push(&mut self, request: &K::Request<'_>) -> Result<(), PushError> {
+        if let Some(words) = request.plain_words() {
+            self.reserve_slots(1)?;
+            self.memory.store_words(self.ring.slot_index(0), words);
+            self.ring.mark_filled(1);
+            self.posted = self.posted.wrapping_add(1);
+            return Ok(());
+        }
         let slots = request.slot_count()?;
         self.reserve_slots(slots)?;
         let (memory, ring) = (&self.memory, &self.ring);
@@ -394,11 +419,20 @@ impl<K: QueueKind> WorkQueueConsumer<K> {
     /// when the queue is empty. After an error the queue must not be read again.
     #[inline(always)]
     pub fn pop(&mut self, element: &mut K::Element) -> Result<Option<()>, RingError> {
+        let was_drained = self.ring.is_drained();
         let available = self.available_slots()?;
         if available == 0 {
             return Ok(None);
         }
         let (memory, ring) = (&self.memory, &self.ring);
+        if was_drained {
+            for ahead in 1..available.min(SLOTS_AHEAD) {
+                memory.prefetch_slot(ring.slot_index(ahead));
+            }
+        }
+        if available > SLOTS_AHEAD {
+            memory.prefetch_slot(ring.slot_index(SLOTS_AHEAD));
+        }
         let index = ring.slot_index(0);
         let slots = if element.parse_plain(|i| memory.load_word(index, i)) {
             1

@@ -197,6 +197,32 @@ pub trait WorkRequest {
 
     /// Hands the slots to `put(i, slot)` in order. Call [`Self::slot_count`] first.
     fn encode_slots(&self, put: impl FnMut(u32, &WqeSlot));
+
+    /// The words of a request of one slot with one element, less the operands behind them, which
+    /// nobody reads; `None` for other requests.
+    fn plain_words(&self) -> Option<[u64; PLAIN_WORDS]>;
+}
+
+/// Words of a slot up to its first element.
+pub const PLAIN_WORDS: usize = offset_of!(WqeHeader, args) / 8;
+
+/// [`WorkRequest::plain_words`]: `remote` is address and key of memory at the peer.
+#[inline(always)]
+fn encode_plain(
+    (opcode, flags, imm): (u8, WrFlags, u32),
+    wr_id: u64,
+    remote: (u64, u32),
+    sge: Sge,
+) -> [u64; PLAIN_WORDS] {
+    let join = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    [
+        join(u32::from_le_bytes([opcode, flags.0, 1, 1]), imm),
+        wr_id,
+        remote.0,
+        join(remote.1, sge.length),
+        sge.addr,
+        join(sge.length, sge.lkey),
+    ]
 }
 
 /// A validated work request in the worker's own memory: [`SendWqe`] or [`RecvWqe`].

@@ -273,6 +273,41 @@ fn atomics_carry_operands_and_masks_through_the_ring() {
     }
 }
 
+/// The words of a request of one slot and one element, written at once, and its whole slot.
+#[test]
+fn both_encoders_write_the_same_plain_request() {
+    fn check(request: &impl WorkRequest, is_plain: bool) {
+        let mut slots = [WqeSlot([0; 8]); MAX_SLOTS];
+        request.encode_slots(|i, slot| slots[i as usize] = *slot);
+        let words = request.plain_words();
+        assert_eq!(words.is_some(), is_plain);
+        if let Some(words) = words {
+            assert_eq!(words[..], slots[0].0[..words.len()]);
+            assert_eq!(request.slot_count(), Ok(1));
+        }
+    }
+    let sges = [
+        Sge {
+            addr: 0x1122_3344_5566_7788,
+            length: 0x99aa_bbcc,
+            lkey: 0xddee_ff01,
+        },
+        Sge::default(),
+    ];
+    let one = SendData::Sges(&sges[..1]);
+    let flags = WrFlags::FENCE | WrFlags::INLINE | WrFlags::SOLICITED;
+    check(&SendWr::write_with_imm(u64::MAX, one, 77, 5, 6), true);
+    check(&SendWr::send(9, one).with_flags(flags), true);
+    check(&SendWr::read(9, &sges[..1], 1 << 63, 5), true);
+    check(&SendWr::send(9, SendData::Sges(&sges)), false);
+    check(&SendWr::send(9, SendData::Sges(&[])), false);
+    check(&SendWr::send(9, SendData::Inline(b"bytes")), false);
+    check(&SendWr::fetch_add(9, sges[0], 1, 2, 3), false);
+    let (wr_id, sges) = (3, &sges[..1]);
+    check(&RecvWr { wr_id, sges }, true);
+    check(&RecvWr { wr_id, sges: &[] }, false);
+}
+
 #[test]
 fn a_slot_never_written_is_no_request() {
     assert_eq!(

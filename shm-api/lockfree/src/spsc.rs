@@ -100,6 +100,12 @@ impl SpscConsumer {
         }
     }
 
+    /// Whether [`Self::available_slots`] has to look at the producer's line.
+    #[inline]
+    pub fn is_drained(&self) -> bool {
+        self.tail == self.head
+    }
+
     /// Number of slots that may be read. The producer's line is read only when
     /// the cached tail says that nothing is left.
     #[inline]

@@ -1,9 +1,9 @@
 //! Work requests of receive queues and shared receive queues.
 
 use super::{
-    MAX_INLINE, MAX_SGE, OPCODE_RECV, Sge, WorkQueueElement, WorkRequest, WqeError, WqeHeader,
-    WqePayload, WqeSlot, WrFlags, element_of, encode_sges, is_plain, load_plain_sge, parse_element,
-    parse_sges, slots_for_sges,
+    MAX_INLINE, MAX_SGE, OPCODE_RECV, PLAIN_WORDS, Sge, WorkQueueElement, WorkRequest, WqeError,
+    WqeHeader, WqePayload, WqeSlot, WrFlags, element_of, encode_plain, encode_sges, is_plain,
+    load_plain_sge, parse_element, parse_sges, slots_for_sges,
 };
 use bytemuck::Zeroable;
 
@@ -33,6 +33,15 @@ impl WorkRequest for RecvWr<'_> {
             ..Zeroable::zeroed()
         };
         encode_sges(header, self.sges, put);
+    }
+
+    #[inline(always)]
+    fn plain_words(&self) -> Option<[u64; PLAIN_WORDS]> {
+        let [sge] = self.sges else {
+            return None;
+        };
+        let kind = (OPCODE_RECV, WrFlags::NONE, 0);
+        Some(encode_plain(kind, self.wr_id, (0, 0), *sge))
     }
 }
 

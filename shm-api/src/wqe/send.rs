@@ -2,9 +2,10 @@
 //! reads them.
 
 use super::{
-    INLINE_IN_HEADER, MAX_INLINE, MAX_SGE, Opcode, SLOT_LEN, Sge, WorkQueueElement, WorkRequest,
-    WqeError, WqeHeader, WqePayload, WqeSlot, WrFlags, check_slots, element_of, encode_sges,
-    is_plain, load_plain_sge, parse_element, parse_sges, slots_for_inline, slots_for_sges,
+    INLINE_IN_HEADER, MAX_INLINE, MAX_SGE, Opcode, PLAIN_WORDS, SLOT_LEN, Sge, WorkQueueElement,
+    WorkRequest, WqeError, WqeHeader, WqePayload, WqeSlot, WrFlags, check_slots, element_of,
+    encode_plain, encode_sges, is_plain, load_plain_sge, parse_element, parse_sges,
+    slots_for_inline, slots_for_sges,
 };
 use crate::atomic::AtomicArgs;
 use bytemuck::Zeroable;
@@ -230,6 +231,20 @@ impl WorkRequest for SendWr<'_> {
                 }
             }
         }
+    }
+
+    #[inline(always)]
+    fn plain_words(&self) -> Option<[u64; PLAIN_WORDS]> {
+        let SendData::Sges([sge]) = self.data else {
+            return None;
+        };
+        if self.opcode.is_atomic() || self.opcode.takes_local() {
+            return None;
+        }
+        let flags = WrFlags(self.flags.0 & !WrFlags::INLINE.0);
+        let kind = (self.opcode as u8, flags, self.imm);
+        let remote = (self.remote_addr, self.rkey);
+        Some(encode_plain(kind, self.wr_id, remote, *sge))
     }
 }
 

@@ -30,7 +30,7 @@ use crate::record::{FpduKind, MessageSlot};
 use send_queue::{SendEntry, WorkRequestQueue};
 use siw_memory::KeyReader;
 use siw_memory::key_table::{Retired, Stag};
-use siw_shm::{Access, BindMw, FastReg, Opcode, SendWqe, WcStatus};
+use siw_shm::{Access, BindMw, FastReg, Opcode, SendWqe, Sge, WcStatus};
 use std::collections::{BTreeSet, VecDeque};
 
 /// A work request is wrong, or its ring is: the queue pair ends with a local error. The work request
@@ -224,33 +224,49 @@ impl Requester {
         if self.queue.len() >= attr.max_send_wr as usize {
             return Ok(false);
         }
-        let slot = match env.next_send() {
-            Ok(Some(wqe)) => self.queue.push(wqe),
+        let (slot, opcode, sge) = match env.next_send() {
+            Ok(Some(wqe)) => (self.queue.push(wqe), wqe.opcode, wqe.only_sge()),
             Ok(None) => return Ok(false),
             Err(RingFault::InvalidIndex) => return Err(LocalError),
             Err(RingFault::InvalidRequest { wr_id }) => return Err(self.refuse_unknown(wr_id)),
         };
         self.current = Some(slot);
-        let Some(entry) = self.queue.back() else {
-            return Ok(false);
+        // What is posted most needs nothing but its one element checked.
+        let len = match sge {
+            Some(sge) if is_plain_message(opcode) => {
+                if !is_accessible(env.keys(), attr, &sge, Access::NONE) {
+                    return Err(self.refuse_current(slot, WcStatus::LOC_PROT_ERR));
+                }
+                sge.length
+            }
+            _ => self.check_current(env, attr, slot)?,
         };
+        if len > 0 {
+            let ext_buf_ref = env.alloc_ext_buf_ref(len);
+            if ext_buf_ref != ExtBufRef::NONE
+                && let Some(entry) = self.queue.get_mut(slot)
+            {
+                entry.ext_buf_ref = ext_buf_ref;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Checks a work request of any kind; how many bytes of it may be referenced.
+    #[inline(never)]
+    fn check_current<E: QpEnv>(
+        &mut self,
+        env: &E,
+        attr: &QpInitAttr,
+        slot: MessageSlot,
+    ) -> Result<u32, LocalError> {
+        let entry = self.queue.get(slot).ok_or(LocalError)?;
         let status = self.check_request(env.keys(), attr, entry);
         if status != WcStatus::SUCCESS {
             return Err(self.refuse_current(slot, status));
         }
-        let may_reference =
-            !entry.is_inline() && entry.length > 0 && !entry.opcode.awaits_response();
-        let ext_buf_ref = if may_reference {
-            env.alloc_ext_buf_ref(entry.length)
-        } else {
-            ExtBufRef::NONE
-        };
-        if ext_buf_ref != ExtBufRef::NONE
-            && let Some(entry) = self.queue.get_mut(slot)
-        {
-            entry.ext_buf_ref = ext_buf_ref;
-        }
-        Ok(true)
+        let is_copied = entry.is_inline() || entry.opcode.awaits_response();
+        Ok(if is_copied { 0 } else { entry.length })
     }
 
     /// A work request that cannot be read completes in error when it is its turn.
@@ -383,16 +399,8 @@ impl Requester {
         if entry.is_inline() {
             return WcStatus::SUCCESS;
         }
-        let sges = match entry.only_sge() {
-            Some(sge) => std::slice::from_ref(sge),
-            None => self.queue.sges(entry),
-        };
-        for sge in sges {
-            if sge.length > 0
-                && attr
-                    .check_key(keys, sge.lkey, sge.addr, sge.length, access)
-                    .is_err()
-            {
+        for sge in self.queue.sges(entry) {
+            if !is_accessible(keys, attr, sge, access) {
                 return WcStatus::LOC_PROT_ERR;
             }
         }
@@ -437,4 +445,20 @@ impl Requester {
             .iter()
             .any(|read| read.wants(stag, to, len))
     }
+}
+
+/// A message whose data is gathered here, and that is allowed whatever was negotiated.
+#[inline(always)]
+fn is_plain_message(opcode: Opcode) -> bool {
+    matches!(
+        opcode,
+        Opcode::Write | Opcode::Send | Opcode::SendWithInv | Opcode::WriteWithImm
+    )
+}
+
+/// Whether the queue pair may access the memory of an element.
+#[inline(always)]
+fn is_accessible(keys: &KeyReader, attr: &QpInitAttr, sge: &Sge, access: Access) -> bool {
+    let check = || attr.check_key(keys, sge.lkey, sge.addr, sge.length, access);
+    sge.length == 0 || check().is_ok()
 }

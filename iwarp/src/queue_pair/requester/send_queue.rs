@@ -228,12 +228,6 @@ impl WorkRequestQueue {
         self.entries.front()
     }
 
-    /// The one that was copied in last.
-    #[inline]
-    pub fn back(&self) -> Option<&SendEntry> {
-        self.entries.back()
-    }
-
     /// Takes the oldest out.
     #[inline]
     pub fn remove_front(&mut self) {
