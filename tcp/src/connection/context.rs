@@ -8,13 +8,13 @@ use std::collections::{HashMap, VecDeque};
 
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
+use crate::base::rate_limits::{RandomizedLimit, TokenBucket};
 use crate::base::sequence::SeqNr;
 use crate::base::siphash::Key;
 use crate::base::state::TcpState;
 use crate::base::stats::StackStats;
 use crate::base::time::Instant;
 use crate::base::timer_wheel::TimerWheel;
-use crate::base::token_bucket::TokenBucket;
 use crate::config::{IpCidr, LearnedRoutes, StackConfig};
 use crate::connection::Connection;
 use crate::connection::closing_list::{Closing, ClosingLists};
@@ -77,7 +77,7 @@ pub(crate) struct SharedState {
     /// Connections with something unacknowledged or unsent.
     pub active: usize,
     pub resets: TokenBucket,
-    pub challenges: TokenBucket,
+    pub challenges: RandomizedLimit,
     pub port_draws: u32,
     pub paths: Paths,
     /// Received buffers that connections hold, as last counted.
@@ -161,12 +161,12 @@ impl SharedState {
             next_listener: 0,
             neighbours: Neighbours::new(config.neighbours),
             learned_routes: LearnedRoutes::default(),
-            control_queue: ControlQueue::new(&config, TokenBucket::new(rate, now)),
+            control_queue: ControlQueue::new(&config, TokenBucket::new(rate)),
             closing: ClosingLists::new(),
             side_table: SideTable::default(),
             active: 0,
-            resets: TokenBucket::new(rate, now),
-            challenges: TokenBucket::randomized(rate, now, Key::new(&config.isn_key)),
+            resets: TokenBucket::new(rate),
+            challenges: RandomizedLimit::new(rate, now, Key::new(&config.isn_key)),
             port_draws: 0,
             paths: Paths::default(),
             held_buffers: 0,

@@ -12,11 +12,11 @@ use smoltcp::wire::{
 
 use crate::base::buffer::RecvBuf;
 use crate::base::frame_sink::{FrameMeta, FrameSink, TxChecksum};
+use crate::base::rate_limits::TokenBucket;
 use crate::base::sequence::SeqNr;
 use crate::base::siphash::Key;
 use crate::base::stats::StackStats;
 use crate::base::time::Instant;
-use crate::base::token_bucket::TokenBucket;
 use crate::config::StackConfig;
 use crate::link::neighbours::Solicitation;
 use crate::wire::constants::{
