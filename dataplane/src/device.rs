@@ -209,7 +209,7 @@ fn start_device(
             std::slice::from_ref(pool),
         )
         .map_err(fail)?;
-    if *config.tso.get_ref() == TsoPolicy::On && !caps.offloads.tso {
+    if *config.tso.get_ref() == TsoPolicy::On && !caps.offloads.tso && !in_process {
         return Err(format!(
             "device {name}: tso = \"on\", but the {} link cannot cut TCP segments; use \"auto\"",
             info.driver
@@ -274,7 +274,13 @@ fn start_device(
         config: config.clone(),
         port,
         mac,
-        link: LinkTraits::new(traits, &caps, config.checksum, config.tx_payload),
+        link: LinkTraits::new(
+            traits,
+            &caps,
+            config.checksum,
+            *config.tso.get_ref(),
+            config.tx_payload,
+        ),
         driver: info.driver,
         queues,
         steering: Arc::new(steering),

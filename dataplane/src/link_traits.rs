@@ -3,7 +3,7 @@
 
 use dpdk::{DriverTraits, PortCaps};
 
-use crate::config::{ChecksumPolicy, TxPayloadPolicy};
+use crate::config::{ChecksumPolicy, TsoPolicy, TxPayloadPolicy};
 
 /// How the payload of WRITE and SEND gets into frames, and when they complete therefore. READ
 /// responses, whose memory may change at any time, and short payload are always copied.
@@ -40,7 +40,8 @@ pub struct LinkTraits {
     pub tx_checksum: bool,
     /// The port fills in the IPv4 header checksums of what it cuts.
     pub tx_ip_checksum: bool,
-    /// The port cuts TCP segments (TSO), and computes their checksums.
+    /// The port cuts super-segments into TCP segments (TSO), and computes their checksums; a pair
+    /// carries them as they are.
     pub tso: bool,
     /// The port sends chains of segments; without, frames are copied into one buffer.
     pub multi_segs: bool,
@@ -65,6 +66,7 @@ impl LinkTraits {
         driver: &DriverTraits,
         granted: &PortCaps,
         checksum: ChecksumPolicy,
+        tso: TsoPolicy,
         tx_payload: TxPayloadPolicy,
     ) -> LinkTraits {
         let offloads = granted.offloads;
@@ -79,14 +81,19 @@ impl LinkTraits {
         };
         let port_may_checksum = checksum != ChecksumPolicy::Software && !driver.in_process;
         let tx_checksum = offloads.tx_checksum && port_may_checksum;
+        let no_checksums = driver.in_process && checksum != ChecksumPolicy::Software;
         LinkTraits {
             in_process: driver.in_process,
-            no_checksums: driver.in_process && checksum != ChecksumPolicy::Software,
+            no_checksums,
             rx_checksum: offloads.rx_checksum && port_may_checksum,
             rx_interrupt: offloads.rx_interrupt && !driver.in_process,
             tx_checksum,
             tx_ip_checksum: offloads.tx_ip_checksum,
-            tso: offloads.tso && tx_checksum,
+            tso: if driver.in_process {
+                no_checksums && tso != TsoPolicy::Off
+            } else {
+                offloads.tso && tx_checksum
+            },
             multi_segs,
             payload: match takes_references && wants_references {
                 false => PayloadPolicy::Copy,
@@ -121,7 +128,13 @@ mod tests {
 
     fn traits_of(devargs: &str, tx_payload: TxPayloadPolicy, caps: PortCaps) -> LinkTraits {
         let driver = DriverTraits::for_device(devargs);
-        LinkTraits::new(driver, &caps, ChecksumPolicy::Auto, tx_payload)
+        LinkTraits::new(
+            driver,
+            &caps,
+            ChecksumPolicy::Auto,
+            TsoPolicy::Auto,
+            tx_payload,
+        )
     }
 
     fn granted(multi_segs: bool, max_segments: u16) -> PortCaps {

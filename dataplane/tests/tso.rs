@@ -128,6 +128,42 @@ fn a_tap_cuts_super_segments_into_segments_of_one_fpdu() {
 }
 
 #[test]
+fn a_pair_carries_super_segments_unless_they_are_off_or_have_checksums() {
+    skip_if!(missing_program("tshark"));
+    let dir = tempfile::tempdir().unwrap();
+    for (n, (more, is_carried)) in [
+        ("", true),
+        ("tso = \"on\"", true),
+        ("tso = \"off\"", false),
+        ("checksum = \"software\"", false),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let file = dir.path().join(format!("{n}.pcapng"));
+        let device = |n| config(n, "", &format!("mtu = 1500\n{more}"));
+        let text = format!("{DPDK}{}{}", device(1), device(2));
+        let text = text.replace("devargs = \"\"", "pair = \"super\"");
+        let siwd = Daemon::start(&text, &["--capture", file.to_str().unwrap()]);
+        let (a, b) = (end(&siwd), end(&siwd));
+        connect(&a, &b, "siw1", "10.77.0.2:0".parse().unwrap());
+        exchange(&a, &b);
+        if is_carried {
+            assert!(tso_frames(&siwd) > 50, "{more}");
+        } else {
+            assert_eq!(tso_frames(&siwd), 0, "{more}");
+        }
+        drop((a, b));
+        assert!(siwd.stop().success());
+        judge(&file);
+        let long = tshark_fields(&file, "tcp.len > 1460", &["tcp.len"]);
+        assert_eq!(!long.is_empty(), is_carried, "{more}");
+        let most = long.iter().map(|len| len[0].parse::<u32>().unwrap()).max();
+        assert!(most.unwrap_or(0) <= 64_000, "{most:?}");
+    }
+}
+
+#[test]
 fn a_port_that_cannot_cut_says_so_when_it_has_to() {
     skip_if!(lacks_network().or_else(|| missing_program("ethtool")));
     let ns = Netns::new();

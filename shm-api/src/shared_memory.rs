@@ -378,30 +378,30 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Asks the cache for the line at `off`; harmless outside of the region.
-    #[inline]
-    pub fn prefetch_at(&self, offset: usize) {
-        if offset < self.len {
-            prefetch_line(self.ptr.as_ptr().wrapping_add(offset));
-        }
-    }
-
-    /// [`SharedMemory::prefetch_at`] for every line of a range, as far as it lies inside.
+    /// Asks the cache for every line of a range, as far as it lies inside.
     #[inline]
     pub fn prefetch_range(&self, offset: usize, len: usize) {
         const LINE: usize = 64;
+        const BLOCK: usize = 8 * LINE;
         let end = offset.saturating_add(len).min(self.len);
-        let mut at = offset;
-        // Four at a time: payload is prefetched for each FPDU, and half of it would be the loop.
-        while at + 3 * LINE < end {
-            for line in 0..4 {
-                prefetch_line(self.ptr.as_ptr().wrapping_add(at + line * LINE));
-            }
-            at += 4 * LINE;
+        if offset >= end {
+            return;
         }
-        while at < end {
-            prefetch_line(self.ptr.as_ptr().wrapping_add(at));
-            at += LINE;
+        let base = self.ptr.as_ptr();
+        // Eight at a time, the last of which may overlap: payload is prefetched for each FPDU, and half
+        // of it would be the loop.
+        let mut at = offset;
+        while at + BLOCK <= end {
+            prefetch_block(base.wrapping_add(at));
+            at += BLOCK;
+        }
+        if at > offset {
+            prefetch_block(base.wrapping_add(end - BLOCK));
+        } else {
+            while at < end {
+                prefetch_line(base.wrapping_add(at));
+                at += LINE;
+            }
         }
     }
 
@@ -555,6 +555,14 @@ impl MemoryInMaking {
             rustix::fs::fcntl_add_seals(fd, seals)?;
         }
         Ok(region)
+    }
+}
+
+/// The next eight lines.
+#[inline(always)]
+fn prefetch_block(at: *mut u8) {
+    for line in 0..8 {
+        prefetch_line(at.wrapping_add(line * 64));
     }
 }
 

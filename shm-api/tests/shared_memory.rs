@@ -53,7 +53,8 @@ fn accesses_outside_of_a_region_are_refused() {
     assert_eq!(memory.write(4096, &[]), Ok(()));
     assert!(memory.atomic_u32(2).is_err() && memory.atomic_u32(4096).is_err());
     assert!(memory.atomic_u64(4).is_err() && memory.atomic_u64(4092).is_err());
-    memory.prefetch_at(1 << 40);
+    memory.prefetch_range(1 << 40, 4096);
+    memory.prefetch_range(0, usize::MAX);
 }
 
 #[test]

@@ -354,6 +354,14 @@ impl Mbuf {
         prefetch(self.as_ptr().cast_const().cast());
     }
 
+    /// Asks the CPU for the first bytes of the second segment, if there is one.
+    #[inline]
+    pub fn prefetch_second_segment(&self) {
+        if let Some(second) = NonNull::new(self.raw_mbuf().next) {
+            prefetch_data(second);
+        }
+    }
+
     pub(crate) fn last_segment(&self) -> *mut sys::rte_mbuf {
         let mut seg = self.as_ptr();
         // SAFETY: walks the chain that `self` owns; its last `next` is null.

@@ -35,7 +35,7 @@ pub enum ChecksumPolicy {
     Software,
 }
 
-/// Whether the port segments TCP super-segments (TSO).
+/// Whether the port segments TCP super-segments (TSO); a pair carries them as they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TsoPolicy {
@@ -126,7 +126,8 @@ pub struct DeviceConfig {
     /// Who computes checksums.
     #[serde(default = "default_checksum")]
     pub checksum: ChecksumPolicy,
-    /// Whether the port segments super-segments of whole FPDUs (TSO); needs its checksums.
+    /// Whether the port segments super-segments of whole FPDUs (TSO), or carries them as they are, as a
+    /// pair does; needs its checksums.
     #[serde(default = "default_tso")]
     pub tso: Spanned<TsoPolicy>,
     /// How payload gets into frames.

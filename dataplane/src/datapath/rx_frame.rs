@@ -89,6 +89,11 @@ impl RecvBuf for RxFrame {
     }
 
     #[inline]
+    fn buffer_count(&self) -> usize {
+        self.0.as_ref().map_or(1, |mbuf| mbuf.nb_segs().into())
+    }
+
+    #[inline]
     fn chunk(&self) -> &[u8] {
         match self.0.as_ref().map_or(&[][..], Mbuf::data) {
             [] => self.chunks().next().unwrap_or(&[]),
@@ -107,6 +112,24 @@ impl RecvBuf for RxFrame {
             let is_long_enough = mbuf.advance(n as u32);
             debug_assert!(is_long_enough);
         }
+    }
+
+    /// Buffers are given back as soon as they are read, while the caches still hold them.
+    #[inline]
+    fn consume(&mut self, count: usize) {
+        let Some(mut mbuf) = self.0.take() else {
+            return;
+        };
+        let mut left = count as u32;
+        while left >= u32::from(mbuf.data_len()) {
+            left -= u32::from(mbuf.data_len());
+            let (first, rest) = mbuf.split_first();
+            drop(RxFrame::new(first));
+            let Some(rest) = rest else { return };
+            mbuf = rest;
+        }
+        mbuf.adj(left as u16);
+        self.0 = Some(mbuf);
     }
 
     #[cold]
@@ -151,6 +174,13 @@ impl RecvBuf for RxFrame {
     fn prefetch_bytes(&self) {
         if let Some(mbuf) = &self.0 {
             mbuf.prefetch();
+        }
+    }
+
+    #[inline]
+    fn prefetch_second_piece(&self) {
+        if let Some(mbuf) = &self.0 {
+            mbuf.prefetch_second_segment();
         }
     }
 }
@@ -341,6 +371,9 @@ mod tests {
             lie.extend(m.segments().map(<[u8]>::as_ptr_range));
             receiver.receive_burst(now, std::iter::once((RxFrame::new(m), info)));
         }
+        if arrive.len() as u64 == MERGED_SEGMENTS {
+            assert_eq!(receiver.held_buffers(), lie.len(), "each buffer counts");
+        }
         let rx = receiver.receive_queue(on_accepted).unwrap();
         let all = rx.len_bytes();
         assert_eq!(all as u64, MERGED_SEGMENTS * MERGED_BYTES);
@@ -357,7 +390,20 @@ mod tests {
             }
         });
         assert_eq!(seen, all);
+        let dropped_before = DROPPED.with_borrow(Vec::len);
+        // What is read goes back, also of a segment of which there is more.
+        let before = receiver.held_buffers();
+        let rx = receiver.receive_queue(on_accepted).unwrap();
+        assert_eq!(
+            rx.consume(MERGED_BYTES as usize / 2),
+            MERGED_BYTES as usize / 2
+        );
+        receiver.poll(now, &mut back);
+        let freed = before - receiver.held_buffers();
+        assert!(freed >= 10, "{freed} of {before}");
+        assert_eq!(DROPPED.with_borrow(Vec::len), dropped_before + freed);
         // Consumed in steps that end inside of buffers.
+        let rx = receiver.receive_queue(on_accepted).unwrap();
         while rx.consume(9999) > 0 {}
         receiver.poll(now, &mut back);
         assert_eq!(receiver.held_buffers(), 0);

@@ -25,6 +25,9 @@ pub(super) const COPY_MAX: u32 = 512;
 /// more than [`COPY_MAX`] bytes.
 const BUFFERS_NEEDED: usize = 40;
 
+/// Buffers that a super-segment may need: each FPDU of copied payload lies in one.
+const BUFFERS_NEEDED_BY_TSO: usize = 64;
+
 /// A record that could not be built: its queue pair has to end.
 pub(super) struct BuildFailure {
     pub(super) slot: QpSlot,
@@ -50,8 +53,12 @@ impl<'a> FpduWriter<'a> {
 
 impl RecordWriter<TxRecord> for FpduWriter<'_> {
     #[inline]
-    fn buffers_needed(_meta: &FrameMeta) -> usize {
-        BUFFERS_NEEDED
+    fn buffers_needed(meta: &FrameMeta) -> usize {
+        if meta.tso_segsz > 0 {
+            BUFFERS_NEEDED_BY_TSO
+        } else {
+            BUFFERS_NEEDED
+        }
     }
 
     #[inline(always)]
@@ -226,9 +233,16 @@ impl FrameBuilder for FrameAssembler<'_> {
         self.frame.reserve_room(self.cache, len)
     }
 
+    /// The FPDUs of a super-segment do not share buffers: each is built, and read by the far end of a
+    /// pair, in one piece.
     #[inline(always)]
     fn reserve_in_one_piece(&mut self, len: usize) -> Option<&mut [u8]> {
-        self.frame.chain.append_room(u16::try_from(len).ok()?)
+        let frame = &mut *self.frame;
+        let has_room = usize::from(frame.chain.tailroom()) >= len;
+        if !has_room && (frame.meta.tso_segsz == 0 || !frame.add_buffer(self.cache)) {
+            return None;
+        }
+        frame.chain.append_room(len as u16)
     }
 }
 

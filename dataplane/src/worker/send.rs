@@ -86,27 +86,15 @@ impl Worker {
         };
         let port = &mut self.ports[queue_pair.port];
         let mut view = self.context.for_rings(&mut queue_pair.rings);
-        let mut room = port.stack.send_room(conn);
-        let mut budget = RECORDS_PER_BATCH;
-        let mut has_more = false;
+        let room = port.stack.send_room(conn);
         let protocol = &mut queue_pair.protocol;
-        port.stack.push_records(conn, || {
-            if room == 0 {
-                return None;
-            }
-            if budget == 0 {
-                has_more = true;
-                return None;
-            }
-            let Some(fpdu) = protocol.next_record(&mut view, room) else {
-                has_more = protocol.take_yielded();
-                return None;
-            };
-            budget -= 1;
-            room = room.saturating_sub(fpdu.wire_len as usize);
-            let push = fpdu.record.is_last;
-            Some((fpdu.wire_len, TxRecord::Fpdu(fpdu.record), push))
+        let has_more = port.stack.push_records(conn, |records| {
+            protocol.next_records(&mut view, room, RECORDS_PER_BATCH, |fpdu| {
+                let ends_message = fpdu.record.is_last;
+                records.push(fpdu.wire_len, TxRecord::Fpdu(fpdu.record), ends_message);
+            })
         });
+        let has_more = has_more.unwrap_or(false);
         drop(view);
         let writer = FpduWriter::new(&mut self.context, &self.queue_pairs);
         let wall_time = self.clock.wall_time(now);

@@ -43,6 +43,38 @@ impl QueuePair {
         self.next_terminate(room)
     }
 
+    /// Hands FPDUs to `push` as [`next_record`](Self::next_record) gives them, `most` at most, as long as
+    /// there is `room`. True: more could follow at once.
+    #[inline(always)]
+    pub fn next_records<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        mut room: usize,
+        most: u32,
+        mut push: impl FnMut(OutgoingFpdu),
+    ) -> bool {
+        let mut left = most;
+        while room > 0 {
+            if left == 0 {
+                return true;
+            }
+            let Some(fpdu) = self.next_record(env, room) else {
+                return std::mem::take(&mut self.transmitter.has_yielded);
+            };
+            left -= 1;
+            room = room.saturating_sub(fpdu.wire_len as usize);
+            push(fpdu);
+            if self.transmitter.open_message == OpenMessage::Request {
+                let tx = &self.transmitter;
+                let (count, wire_len) =
+                    self.requester.push_full_segments(tx, room, left, &mut push);
+                left -= count;
+                room -= count as usize * wire_len;
+            }
+        }
+        false
+    }
+
     /// Whether the last [`next_record`](Self::next_record) returned `None` because the queue pair had
     /// worked enough for one turn: it is to be called again when others had theirs.
     pub fn take_yielded(&mut self) -> bool {

@@ -10,6 +10,11 @@ pub trait RecvBuf {
         Self: 'a;
     /// Bytes left in the whole chain.
     fn remaining(&self) -> usize;
+    /// Buffers of the pool that it holds; at least 1.
+    #[inline]
+    fn buffer_count(&self) -> usize {
+        1
+    }
     /// The first contiguous piece; empty only when nothing remains.
     fn chunk(&self) -> &[u8];
     /// All pieces, in order.
@@ -21,6 +26,12 @@ pub trait RecvBuf {
     /// are somebody else's, off the fast path.
     fn retreat(&mut self, _count: usize) -> bool {
         false
+    }
+    /// Drops the first `count` bytes, fewer than remain, which are not asked for again: what held them
+    /// may be freed before the rest.
+    #[inline]
+    fn consume(&mut self, count: usize) {
+        self.advance(count);
     }
     /// Keeps the first `count` bytes; the stack never asks for more than remain.
     fn truncate(&mut self, count: usize);
@@ -44,6 +55,9 @@ pub trait RecvBuf {
     /// See [`prefetch_description`](RecvBuf::prefetch_description).
     #[inline]
     fn prefetch_bytes(&self) {}
+    /// Prefetches what is read first of the second piece; by default nothing happens.
+    #[inline]
+    fn prefetch_second_piece(&self) {}
 }
 
 /// A frame in one `Vec`, for tests and simulations.

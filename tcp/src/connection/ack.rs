@@ -44,8 +44,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return Err(buffer);
         }
         if len > 0
-            && (self.out_of_order.is_some()
-                || cx.shared.is_receive_full(self.receive_queue.counted))
+            && (self.out_of_order.is_some() || cx.shared.is_receive_full(self.counted_buffers))
         {
             return Err(buffer);
         }
@@ -70,11 +69,11 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// section 3.8.6.3).
     #[inline]
     pub(crate) fn deliver_in_order(&mut self, cx: &mut TcpContext<'_>, buffer: B, push: bool) {
-        let len = buffer.remaining() as u32;
+        let (len, buffers) = (buffer.remaining() as u32, buffer.buffer_count() as u32);
         self.receive_queue.push(buffer);
         // A segment that a port coalesced counts as two, so that it is acknowledged at once.
         let counted = 1 + u32::from(len > u32::from(self.tcb.emss));
-        self.on_delivered(cx, (1, counted, len), push);
+        self.on_delivered(cx, (buffers, counted, len), push);
     }
 
     /// Accounts for `bytes` bytes in `buffers` buffers that were put into the receive queue, and
@@ -89,7 +88,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx.shared.stats.in_bytes += u64::from(bytes);
         let tcb = &mut self.tcb;
         tcb.rcv_nxt += bytes;
-        self.receive_queue.counted += buffers;
+        self.counted_buffers += buffers;
         cx.shared.held_buffers += buffers as usize;
         tcb.unacked_segs = (u32::from(tcb.unacked_segs) + segs).min(255) as u8;
         if push && tcb.unacked_segs == 1 && tcb.has(ConnectionFlags::ANSWERS) {

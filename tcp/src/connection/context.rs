@@ -341,9 +341,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 .out_of_order
                 .as_ref()
                 .map_or(0, |queue| queue.buffer_count());
-        cx.shared.held_buffers =
-            cx.shared.held_buffers + count - self.receive_queue.counted as usize;
-        self.receive_queue.counted = count as u32;
+        cx.shared.held_buffers = cx.shared.held_buffers + count - self.counted_buffers as usize;
+        self.counted_buffers = count as u32;
     }
 
     /// Ends the connection: removes it from the flow table, stops its timers, and discards what it had

@@ -347,7 +347,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         if buffer.remaining() > 0 {
             self.update_held_buffers(cx);
-            let full = cx.shared.is_receive_full(self.receive_queue.counted);
+            let full = cx.shared.is_receive_full(self.counted_buffers);
             if seq == self.tcb.rcv_nxt {
                 // A segment that fills a hole is kept beyond the limit, as buffers held behind the hole
                 // could otherwise never be delivered. Once many were, it replaces the last segment that
@@ -417,7 +417,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return false;
         };
         let all = cx.shared.config.max_held_buffers;
-        if (self.receive_queue.counted as usize) < limit + limit / 8
+        if (self.counted_buffers as usize) < limit + limit / 8
             && cx.shared.held_buffers < all.saturating_add(all / 8)
         {
             return true;

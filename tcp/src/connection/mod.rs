@@ -57,7 +57,6 @@ pub(crate) struct Connection<B, R> {
     pub stalled_since: u32,
     pub generation: u32,
     pub retransmits: u32,
-    pub timeouts: u32,
     /// The listener of a passive open, else `NO_LISTENER`.
     pub listener: u32,
     /// The effective MSS that the handshake agreed on, the upper limit of `tcb.emss`.
@@ -67,6 +66,9 @@ pub(crate) struct Connection<B, R> {
     /// When the connection next takes part in the MTU search of a narrow path, in ticks (2^20 ns), of
     /// which its timer needs these 32 bits; `SEARCH_DUE` once it may.
     pub search_at: u32,
+    /// How many received buffers of this connection, those held out of order included, are counted in the
+    /// total of the stack.
+    pub counted_buffers: u32,
 }
 
 impl<B: RecvBuf, R> Connection<B, R> {
@@ -89,10 +91,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
             stalled_since: 0,
             generation: 0,
             retransmits: 0,
-            timeouts: 0,
             listener: NO_LISTENER,
             emss_agreed: emss,
             search_at: 0,
+            counted_buffers: 0,
             reorder_window: ReorderWindow::default(),
             fin_at: SeqNr(0),
         };

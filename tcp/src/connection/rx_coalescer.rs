@@ -42,6 +42,7 @@ pub(crate) struct RxCoalescer {
     /// Segments taken, and how many the ACK policy counts them as.
     segs: u32,
     counted: u32,
+    buffers: u32,
     bytes: u32,
     push: bool,
 }
@@ -50,6 +51,8 @@ pub(crate) struct RxCoalescer {
 pub(crate) struct CoalescedSegment {
     pub headers: usize,
     pub len: u32,
+    /// Buffers of the pool that the frame holds.
+    buffers: u32,
     push: bool,
 }
 
@@ -72,6 +75,7 @@ impl RxCoalescer {
             space: 0,
             room: 0,
             segs: 0,
+            buffers: 0,
             counted: 0,
             bytes: 0,
             push: false,
@@ -102,7 +106,7 @@ impl RxCoalescer {
         {
             return;
         }
-        let own = conn.receive_queue.counted as usize;
+        let own = conn.counted_buffers as usize;
         let room = sh.config.max_recv_buffers.saturating_sub(own);
         let all = sh.config.max_held_buffers.saturating_sub(sh.held_buffers);
         self.index = index;
@@ -115,7 +119,7 @@ impl RxCoalescer {
         self.emss = u32::from(tcb.emss);
         self.space = tcb.rcv_adv.distance_from(tcb.rcv_nxt).max(0) as u32;
         self.room = u32::try_from(room.min(all)).unwrap_or(u32::MAX);
-        (self.segs, self.counted, self.bytes) = (0, 0, 0);
+        (self.segs, self.counted, self.buffers, self.bytes) = (0, 0, 0, 0);
         self.push = false;
     }
 
@@ -125,12 +129,16 @@ impl RxCoalescer {
         if self.index == NONE {
             return None;
         }
-        let bytes = buffer.chunk();
+        let (bytes, buffers) = (buffer.chunk(), buffer.buffer_count() as u32);
+        if buffers > self.room {
+            return None;
+        }
+        let size = (buffer.remaining(), buffers);
         match (self.vlan, self.v6) {
-            (None, false) => self.match_headers::<14, 20>(bytes, buffer.remaining()),
-            (None, true) => self.match_headers::<14, 40>(bytes, buffer.remaining()),
-            (Some(_), false) => self.match_headers::<18, 20>(bytes, buffer.remaining()),
-            (Some(_), true) => self.match_headers::<18, 40>(bytes, buffer.remaining()),
+            (None, false) => self.match_headers::<14, 20>(bytes, size),
+            (None, true) => self.match_headers::<14, 40>(bytes, size),
+            (Some(_), false) => self.match_headers::<18, 20>(bytes, size),
+            (Some(_), true) => self.match_headers::<18, 40>(bytes, size),
         }
     }
 
@@ -138,7 +146,7 @@ impl RxCoalescer {
     fn match_headers<const L2: usize, const L3: usize>(
         &self,
         bytes: &[u8],
-        frame: usize,
+        (frame, buffers): (usize, u32),
     ) -> Option<CoalescedSegment> {
         let headers = L2 + L3 + TCP;
         let bytes = bytes.get(..headers)?;
@@ -173,13 +181,13 @@ impl RxCoalescer {
             && read_u32(tcp, 20) == TS_ALIGNED
             && (ts.wrapping_sub(self.ts_recent) as i32) >= 0;
         // A length below that of the headers wrapped.
-        if !good || len == 0 || len > self.space as usize || headers + len > frame || self.room == 0
-        {
+        if !good || len == 0 || len > self.space as usize || headers + len > frame {
             return None;
         }
         Some(CoalescedSegment {
             headers,
             len: len as u32,
+            buffers,
             push: flags & PSH != 0,
         })
     }
@@ -219,8 +227,9 @@ impl RxCoalescer {
     pub(crate) fn add_segment(&mut self, segment: &CoalescedSegment) {
         self.match_next += segment.len;
         self.space -= segment.len;
-        self.room -= 1;
+        self.room -= segment.buffers;
         self.segs += 1;
+        self.buffers += segment.buffers;
         self.counted += 1 + u32::from(segment.len > self.emss);
         self.bytes += segment.len;
         self.push |= segment.push;
@@ -251,7 +260,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         tcb.snd_wl2 = coalescer.ack;
         self.on_delivered(
             cx,
-            (coalescer.segs, coalescer.counted, coalescer.bytes),
+            (coalescer.buffers, coalescer.counted, coalescer.bytes),
             coalescer.push,
         );
     }

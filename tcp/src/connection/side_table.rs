@@ -44,6 +44,8 @@ pub(crate) struct SideFields {
     pub probe_answers: AnswerLimit,
     /// Answers to all other segments that are not acceptable, and challenge ACKs.
     pub other_answers: AnswerLimit,
+    /// Retransmission timeouts so far.
+    pub timeouts: u32,
     /// Whose it is, if its owner said so.
     pub quota_owner: Option<QuotaOwner>,
 }
@@ -63,6 +65,13 @@ impl SideTable {
             self.0.resize(index + 1, SideFields::default());
         }
         &mut self.0[index]
+    }
+
+    /// Retransmission timeouts of the connection in slot `index`.
+    pub(crate) fn timeouts(&self, index: u32) -> u32 {
+        self.0
+            .get(index as usize)
+            .map_or(0, |fields| fields.timeouts)
     }
 
     /// Whose limits the connection in slot `index` counts for.

@@ -262,7 +262,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return;
         }
         cx.shared.stats.timeouts += 1;
-        self.timeouts += 1;
+        cx.shared.side_table.fields_of(cx.index).timeouts += 1;
         if self.tcb.has(ConnectionFlags::NARROW_PATH) {
             self.probe_timed_out(cx);
         }

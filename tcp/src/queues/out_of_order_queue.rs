@@ -22,6 +22,8 @@ pub(crate) type Block = (SeqNr, SeqNr);
 pub(crate) struct OutOfOrderQueue<B> {
     /// Where each buffer begins. Sorted, disjoint, none empty.
     bufs: VecDeque<(SeqNr, B)>,
+    /// Buffers of the pool in `bufs`, whose frames may have several.
+    buffers: usize,
     /// What the buffers cover: sorted, disjoint, not adjacent.
     ranges: VecDeque<Block>,
     /// A sequence number inside each recently changed range, newest first. All are beyond RCV.NXT.
@@ -43,6 +45,7 @@ impl<B: RecvBuf> OutOfOrderQueue<B> {
     pub(crate) fn new() -> Self {
         OutOfOrderQueue {
             bufs: VecDeque::new(),
+            buffers: 0,
             ranges: VecDeque::new(),
             recent: [SeqNr(0); RECENT],
             recent_len: 0,
@@ -110,7 +113,7 @@ impl<B: RecvBuf> OutOfOrderQueue<B> {
 
     /// The number of buffers that are held.
     pub(crate) fn buffer_count(&self) -> usize {
-        self.bufs.len()
+        self.buffers
     }
 
     /// Keeps what of `buffer` is new, which starts at `seq`, beyond the next expected byte. Returns how
@@ -147,9 +150,12 @@ impl<B: RecvBuf> OutOfOrderQueue<B> {
             }
             behind += 1;
         }
-        self.bufs.drain(at..behind);
+        for (_, replaced) in self.bufs.drain(at..behind) {
+            self.buffers -= replaced.buffer_count();
+        }
         let new = buffer.remaining();
         if new > 0 {
+            self.buffers += buffer.buffer_count();
             if at == self.bufs.len() {
                 self.bufs.push_back((seq, buffer));
             } else {
@@ -166,9 +172,10 @@ impl<B: RecvBuf> OutOfOrderQueue<B> {
     /// Drops the last buffer, which the peer will send again (RFC 2018 section 8); `false`: there is none.
     #[cold]
     pub(crate) fn drop_last(&mut self) -> bool {
-        let Some((start, _)) = self.bufs.pop_back() else {
+        let Some((start, dropped)) = self.bufs.pop_back() else {
             return false;
         };
+        self.buffers -= dropped.buffer_count();
         self.discard_from(start);
         true
     }
@@ -176,7 +183,10 @@ impl<B: RecvBuf> OutOfOrderQueue<B> {
     /// Drops everything from `end` on.
     #[cold]
     pub(crate) fn discard_from(&mut self, end: SeqNr) {
-        while self.bufs.back().is_some_and(|(start, _)| start.ge(end)) {
+        while let Some((start, dropped)) = self.bufs.back()
+            && start.ge(end)
+        {
+            self.buffers -= dropped.buffer_count();
             self.bufs.pop_back();
         }
         if let Some((start, buffer)) = self.bufs.back_mut() {
@@ -259,9 +269,11 @@ impl<B: RecvBuf> OutOfOrderQueue<B> {
             }
             let end = *start + buffer.remaining() as u32;
             let skip = (next - *start) as usize;
-            if let Some((_, mut buffer)) = self.bufs.pop_front()
-                && end.gt(next)
-            {
+            let Some((_, mut buffer)) = self.bufs.pop_front() else {
+                break;
+            };
+            self.buffers -= buffer.buffer_count();
+            if end.gt(next) {
                 buffer.advance(skip);
                 queue.push(buffer);
                 next = end;

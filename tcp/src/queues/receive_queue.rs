@@ -13,9 +13,8 @@ pub struct ReceiveQueue<B> {
     bufs: VecDeque<B>,
     /// Bytes in `bufs`: at most the largest window, 1 GiB.
     bytes: u32,
-    /// How many buffers of this connection, those held out of order included, are counted in the total of the
-    /// stack.
-    pub(crate) counted: u32,
+    /// Buffers of the pool in `bufs`, whose frames may have several.
+    buffers: u32,
 }
 
 impl<B: RecvBuf> ReceiveQueue<B> {
@@ -24,7 +23,7 @@ impl<B: RecvBuf> ReceiveQueue<B> {
         ReceiveQueue {
             bufs: VecDeque::new(),
             bytes: 0,
-            counted: 0,
+            buffers: 0,
         }
     }
 
@@ -38,18 +37,19 @@ impl<B: RecvBuf> ReceiveQueue<B> {
     #[inline]
     pub(crate) fn push(&mut self, buffer: B) {
         self.bytes += buffer.remaining() as u32;
+        self.buffers += buffer.buffer_count() as u32;
         self.bufs.push_back(buffer);
     }
 
     /// The number of buffers.
     pub(crate) fn buffer_count(&self) -> usize {
-        self.bufs.len()
+        self.buffers as usize
     }
 
     /// Drops all buffers, and the memory of the queue.
     pub(crate) fn clear(&mut self) {
         self.bufs = VecDeque::new();
-        self.bytes = 0;
+        (self.bytes, self.buffers) = (0, 0);
     }
 
     /// Whether the queue is empty and still holds memory.
@@ -94,6 +94,9 @@ impl<B: RecvBuf> ReceiveQueue<B> {
     /// Prefetches what is read first of the pieces that follow the first one.
     #[inline]
     pub fn prefetch_next_pieces(&self) {
+        if let Some(buffer) = self.bufs.front() {
+            buffer.prefetch_second_piece();
+        }
         if let Some(buffer) = self.bufs.get(2 * PIECES_AHEAD) {
             buffer.prefetch_description();
         }
@@ -180,8 +183,10 @@ impl<B: RecvBuf> ReceiveQueue<B> {
                 break;
             };
             let have = buffer.remaining();
+            self.buffers -= buffer.buffer_count() as u32;
             if left < have {
-                buffer.advance(left);
+                buffer.consume(left);
+                self.buffers += buffer.buffer_count() as u32;
                 break;
             }
             left -= have;

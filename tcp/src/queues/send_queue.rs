@@ -262,13 +262,26 @@ impl<R> TransmitQueue<R> {
         let (mut len, mut count, mut push) = (0, 0, false);
         while count < most {
             let left = usable - len;
+            let first = self.records.get(self.record_index(self.next_record));
+            // A record that is a full segment, as those of a long message are.
+            if let Some(record) = first
+                && record.len == emss
+                && self.next_offset == 0
+                && emss <= left
+                && (count == 0 || emss <= limit.max_bytes.saturating_sub(len))
+            {
+                push |= record.ends_message;
+                self.next_record = self.next_record.wrapping_add(1);
+                len += emss;
+                count += 1;
+                continue;
+            }
             let room = if count == 0 {
                 left
             } else {
                 left.min(limit.max_bytes.saturating_sub(len))
             };
             // Full segments of one record are taken at once.
-            let first = self.records.get(self.record_index(self.next_record));
             let here = first.map_or(0, |record| record.len - self.next_offset);
             let full =
                 (here.min(left).min(limit.max_bytes.saturating_sub(len)) / emss).min(most - count);

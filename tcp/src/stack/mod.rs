@@ -150,7 +150,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                     .retransmission_timeout(&self.shared.rto_limits, tcb.backoff),
             ),
             retransmits: conn.retransmits,
-            timeouts: conn.timeouts,
+            timeouts: self.shared.side_table.timeouts(id.index),
             peer_fin: tcb.has(ConnectionFlags::FIN_RECEIVED),
         })
     }

@@ -6,8 +6,25 @@ use crate::base::ids::ConnId;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
 use crate::pmtu::search::{PathSearch, SearchStep};
+use crate::queues::send_queue::TransmitQueue;
 use crate::stack::Stack;
 use crate::tcb::flags::ConnectionFlags;
+
+/// The send queue of a connection, while its owner adds to it.
+pub struct NewRecords<'a, R> {
+    send_queue: &'a mut TransmitQueue<R>,
+    unsent: u32,
+}
+
+impl<R> NewRecords<'_, R> {
+    /// Queues a record of `len` bytes, not 0; `ends_message`: PSH is set.
+    #[inline(always)]
+    pub fn push(&mut self, len: u32, record: R, ends_message: bool) {
+        debug_assert!(len > 0 && self.unsent.checked_add(len).is_some());
+        self.unsent = self.unsent.wrapping_add(len);
+        self.send_queue.push_record(len, record, ends_message);
+    }
+}
 
 impl<B: RecvBuf, R> Stack<B, R> {
     /// The most payload bytes of a segment at present: make records no longer than this. 0 for a stale
@@ -38,46 +55,52 @@ impl<B: RecvBuf, R> Stack<B, R> {
         tcb.room().max(floor) as usize
     }
 
-    /// Queues a record of `len` bytes behind the others; `push` ends a message (PSH). Nothing
+    /// Queues a record of `len` bytes behind the others; `ends_message`: PSH is set. Nothing
     /// bounds the queue but the caller's respect for `send_room`. Gives the record back when the
     /// connection cannot send (stale, closing, closed, or `len` 0).
-    pub fn push_record(&mut self, id: ConnId, len: u32, record: R, push: bool) -> Result<(), R> {
+    pub fn push_record(
+        &mut self,
+        id: ConnId,
+        len: u32,
+        record: R,
+        ends_message: bool,
+    ) -> Result<(), R> {
         let unsent = self.connection(id).map_or(0, |conn| conn.tcb.unsent);
         let is_possible = len > 0 && unsent.checked_add(len).is_some();
         let mut rest = Some(record);
-        self.push_records(id, || Some((len, rest.take_if(|_| is_possible)?, push)));
+        self.push_records(id, |records| {
+            if let Some(record) = rest.take_if(|_| is_possible) {
+                records.push(len, record, ends_message);
+            }
+        });
         rest.map_or(Ok(()), Err)
     }
 
-    /// As [`push_record`](Self::push_record) for each record that `next` gives with its length, not 0, and
-    /// whether it ends a message; no more than fit into `send_room`. `next` is not asked when the
-    /// connection cannot send.
+    /// As [`push_record`](Self::push_record) for each record that `fill` pushes, no more than fit into
+    /// `send_room`. Returns what `fill` does; it is not called when the connection cannot send.
     ///
     /// Why it is fast: the connection is looked up and looked after once for all of them.
     #[inline(always)]
-    pub fn push_records(&mut self, id: ConnId, mut next: impl FnMut() -> Option<(u32, R, bool)>) {
+    pub fn push_records<T>(
+        &mut self,
+        id: ConnId,
+        fill: impl FnOnce(&mut NewRecords<'_, R>) -> T,
+    ) -> Option<T> {
         let conn = self.connections.get_mut(id.index as usize);
         let conn = conn.filter(|conn| {
             conn.generation == id.generation
                 && !conn.tcb.has(ConnectionFlags::RELEASED)
                 && matches!(conn.tcb.state, TcpState::Established | TcpState::CloseWait)
-        });
-        let Some(conn) = conn else {
-            return;
-        };
+        })?;
         let before = conn.tcb.unsent;
-        let mut unsent = before;
-        while let Some((len, record, push)) = next() {
-            let Some(sum) = unsent.checked_add(len) else {
-                debug_assert!(false, "more than the room");
-                break;
-            };
-            debug_assert!(len > 0);
-            unsent = sum;
-            conn.send_queue.push_record(len, record, push);
-        }
+        let mut records = NewRecords {
+            send_queue: &mut conn.send_queue,
+            unsent: before,
+        };
+        let result = fill(&mut records);
+        let unsent = records.unsent;
         if unsent == before {
-            return;
+            return Some(result);
         }
         conn.tcb.unsent = unsent;
         if !conn.tcb.has(ConnectionFlags::COUNTED_ACTIVE) {
@@ -85,6 +108,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
         self.shared
             .schedule_output(id.index, &mut conn.tcb, ConnectionFlags::NONE);
+        Some(result)
     }
 
     /// Sends what the windows allow, retransmissions first; an ACK that is due travels with the data.
