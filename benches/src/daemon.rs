@@ -44,6 +44,12 @@ impl Retransmissions {
     }
 }
 
+/// What is in effect of the daemon's configuration, from its statistics; none where they do not say.
+pub fn settings_of(stats: &str) -> Option<Value> {
+    let json: Value = serde_json::from_str(stats).ok()?;
+    json.get("settings").cloned()
+}
+
 /// What one worker did during a measurement, as the daemon counts it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct WorkerUse {

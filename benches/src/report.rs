@@ -100,6 +100,9 @@ pub struct PerfReport {
     /// Connected queue pairs without work beside those that were measured.
     #[serde(default)]
     pub idle_qps: u32,
+    /// Frames of a million that the link loses, as whoever set it up says.
+    #[serde(default)]
+    pub link_loss_ppm: u32,
     /// Gb/s of the bulk transfer beside round trips; none without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bulk_gbps: Option<f64>,
@@ -132,6 +135,9 @@ pub struct PerfReport {
     pub p99_by_p50: f64,
     /// What happened to the machine meanwhile.
     pub conditions: Conditions,
+    /// What is in effect of the daemon's configuration; none where the client is no operator.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settings: Option<serde_json::Value>,
     /// The machine.
     pub machine: MachineRecord,
 }
@@ -199,6 +205,8 @@ impl PerfReport {
                 measured.latency.value_at_quantile(0.5) as f64,
             ),
             conditions: Conditions::default(),
+            settings: None,
+            link_loss_ppm: 0,
             machine: MachineRecord::default(),
         }
     }
@@ -225,6 +233,12 @@ impl PerfReport {
             words.push(format!("{} idle QP", self.idle_qps));
         }
         words
+    }
+
+    /// The loss of the link, if it has one.
+    pub fn loss_in_words(&self) -> Option<String> {
+        let percent = f64::from(self.link_loss_ppm) / 1e4;
+        (self.link_loss_ppm > 0).then(|| format!("{percent} % loss"))
     }
 
     /// Adds the conditions, and what the cache-line round trips in them are the unit of.

@@ -65,7 +65,11 @@ pub fn is_same_transfer(first: &PerfReport, second: &PerfReport) -> bool {
                 report.qps,
             ),
             (report.mtu, report.crc, report.inline),
-            (report.idle_qps, report.bulk_gbps.is_some()),
+            (
+                report.idle_qps,
+                report.bulk_gbps.is_some(),
+                report.link_loss_ppm,
+            ),
             (
                 report.threads,
                 report.bidirectional,
@@ -111,8 +115,9 @@ impl<'a> TransferRounds<'a> {
 /// The table: a line for each transfer.
 pub fn format_table(reports: &[PerfReport]) -> String {
     let mut text = format!(
-        "{:<12} {:>9} {:>6} {:>6} {:>22} {:>10} {:>20} {:>9} {:>6} {:>7}\n",
+        "{:<12} {:>6} {:>9} {:>6} {:>6} {:>22} {:>10} {:>20} {:>9} {:>6} {:>7}\n",
         "op",
+        "MTU",
         "size",
         "depth",
         "QPs",
@@ -138,14 +143,17 @@ pub fn format_table(reports: &[PerfReport]) -> String {
             0 => format!("{}", rounds.counted.len()),
             disturbed => format!("{} ({disturbed}!)", rounds.counted.len()),
         };
-        let variants = match &first.variants()[..] {
+        let mut words = first.variants();
+        words.extend(first.loss_in_words());
+        let variants = match &words[..] {
             [] => String::new(),
             words => format!("  {}", words.join(", ")),
         };
         let _ = writeln!(
             text,
-            "{:<12} {:>9} {:>6} {:>6} {:>22} {:>10.4} {:>20} {:>9.2} {ratio:>6} {count:>7}{variants}",
+            "{:<12} {:>6} {:>9} {:>6} {:>6} {:>22} {:>10.4} {:>20} {:>9.2} {ratio:>6} {count:>7}{variants}",
             first.op.json_name(),
+            first.mtu,
             format_bytes(first.size),
             first.depth,
             first.qps,
@@ -166,7 +174,7 @@ pub fn format_table(reports: &[PerfReport]) -> String {
 
 /// The names of the values in [`csv_line`].
 pub const CSV_HEADER: &str = "mode,op,size,depth,qps,mtu,crc,round,gbps,mmsgs,p50_us,p99_us,p999_us,\
-raw_gbps,copy_crc_gbps,crc_gbps,ratio,steal_percent,cache_line_ns,disturbed,commit,threads,bidirectional,events,idle_qps";
+raw_gbps,copy_crc_gbps,crc_gbps,ratio,steal_percent,cache_line_ns,disturbed,commit,threads,bidirectional,events,idle_qps,link_loss_ppm";
 
 /// One result as comma-separated values; what was not measured is empty.
 pub fn csv_line(report: &PerfReport) -> String {
@@ -201,6 +209,7 @@ pub fn csv_line(report: &PerfReport) -> String {
         report.bidirectional.to_string(),
         report.events.to_string(),
         report.idle_qps.to_string(),
+        report.link_loss_ppm.to_string(),
     ];
     fields.join(",")
 }
@@ -266,6 +275,18 @@ mod tests {
         reports[2].size = 64;
         assert_eq!(group_by_transfer(&reports).len(), 2);
         assert_eq!(format_table(&reports).lines().count(), 3);
+    }
+
+    #[test]
+    fn each_mtu_has_a_line_that_names_it() {
+        let mut reports = reports();
+        reports[2].mtu = 9000;
+        let table = format_table(&reports);
+        let mtus: Vec<_> = table
+            .lines()
+            .map(|line| line.split_whitespace().nth(1).unwrap())
+            .collect();
+        assert_eq!(mtus, ["MTU", "1500", "9000"], "{table}");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use crate::args::{PerfEndpoints, TransferMode, TransferOptions};
 use crate::bandwidth::BulkLoad;
 use crate::bounds::{Bounds, Framing, RawLink};
-use crate::daemon::{Retransmissions, WorkerCounters, WorkerUse};
+use crate::daemon::{Retransmissions, WorkerCounters, WorkerUse, settings_of};
 use crate::end::{Role, TransferEnd, find_device, open_context};
 use crate::live::LiveView;
 use crate::machine::{ConditionsWatch, MachineRecord};
@@ -31,31 +31,15 @@ pub fn run_transfers(
     mut on_report: impl FnMut(&PerfReport),
 ) -> Result<(), String> {
     let plans = options.to_plans(mode)?;
+    let all_ends = options.endpoints()?;
     let ctx = open_context(options.socket.as_deref())?;
-    let ends = options.endpoints();
-    let mut runner = TransferRunner::new(options, bulk, ctx, &ends)?;
-    if let PerfEndpoints::Listen(addr) = ends {
+    let mut runner = TransferRunner::new(options, bulk, ctx, &all_ends[0])?;
+    if let PerfEndpoints::Listen(addr) = all_ends[0] {
         return runner.serve(addr);
     }
-    for plan in &plans {
-        let mut left = options.rounds;
-        // Disturbed rounds are repeated, but the machine may never become quiet.
-        let mut repetitions = if options.rounds > 1 {
-            options.rounds
-        } else {
-            0
-        };
-        let mut round = 0;
-        while left > 0 {
-            round += 1;
-            let mut report = runner.measure(plan, &ends)?;
-            report.round = round;
-            on_report(&report);
-            if report.conditions.disturbed.is_some() && repetitions > 0 {
-                repetitions -= 1;
-            } else {
-                left -= 1;
-            }
+    for ends in &all_ends {
+        for plan in &plans {
+            runner.measure_rounds(plan, ends, &mut on_report)?;
         }
     }
     Ok(())
@@ -205,6 +189,31 @@ impl<'a> TransferRunner<'a> {
         })
     }
 
+    /// Measures one transfer as often as asked.
+    fn measure_rounds(
+        &mut self,
+        plan: &MeasurementPlan,
+        ends: &PerfEndpoints,
+        on_report: &mut impl FnMut(&PerfReport),
+    ) -> Result<(), String> {
+        let mut left = self.options.rounds;
+        // Disturbed rounds are repeated, but the machine may never become quiet.
+        let mut repetitions = if left > 1 { left } else { 0 };
+        let mut round = 0;
+        while left > 0 {
+            round += 1;
+            let mut report = self.measure(plan, ends)?;
+            report.round = round;
+            on_report(&report);
+            if report.conditions.disturbed.is_some() && repetitions > 0 {
+                repetitions -= 1;
+            } else {
+                left -= 1;
+            }
+        }
+        Ok(())
+    }
+
     /// Measures one transfer, with its bounds before and after.
     fn measure(
         &mut self,
@@ -266,6 +275,8 @@ impl<'a> TransferRunner<'a> {
         report.qps = plan.qps * self.options.threads;
         report.bidirectional = self.options.bidirectional;
         report.add_conditions(conditions);
+        report.link_loss_ppm = self.options.link_loss.unwrap_or(0);
+        report.settings = settings_of(&counters_after);
         report.machine = self.machine.clone();
         Ok(report)
     }

@@ -160,6 +160,7 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
         sends_by_reference: devices
             .iter()
             .any(|device| device.link.payload != PayloadPolicy::Copy),
+        settings: settings_json(&prepared, dpdk.hugepages, &devices),
         map_arena: arena_mapper(&prepared, &dpdk.eal, arena_readers),
     };
     let mut control =
@@ -497,4 +498,21 @@ fn ready_line(prepared: &Prepared, hugepages: bool, json: bool) -> String {
         "siwd ready: socket {socket}, cores {cores:?}, {}",
         devices.join(", ")
     )
+}
+
+/// What is in effect of the configuration, as far as it decides how fast siwd is.
+fn settings_json(
+    prepared: &Prepared,
+    hugepages: bool,
+    devices: &[OpenDevice],
+) -> serde_json::Value {
+    let workers = &prepared.config.workers;
+    let devices: Vec<_> = devices.iter().map(OpenDevice::settings_json).collect();
+    serde_json::json!({
+        "cores": prepared.cores,
+        "idle": workers.idle,
+        "spin_us": workers.spin_us,
+        "hugepages": hugepages,
+        "devices": devices,
+    })
 }

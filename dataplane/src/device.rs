@@ -21,7 +21,7 @@ use crate::control::DeviceView;
 use crate::datapath::port::WorkerPortConfig;
 use crate::host_path::{HostPath, HostSettings};
 use crate::host_ports::HostPorts;
-use crate::link_traits::LinkTraits;
+use crate::link_traits::{LinkTraits, PayloadPolicy};
 use crate::offloads::{asked_offloads, log_offloads, log_steering};
 use crate::prepared::StartedDpdk;
 use crate::xdp_device::{share_ports, xdp_link};
@@ -338,6 +338,28 @@ impl OpenDevice {
             host_ports: self.host_ports.clone(),
             learned_routes: LearnedRoutes::default(),
         }
+    }
+
+    /// What is in effect of its table of the configuration, and of what its link can do.
+    pub fn settings_json(&self) -> serde_json::Value {
+        let DeviceConfig { mtu, mpa, .. } = &self.config;
+        serde_json::json!({
+            "device": self.config.name.get_ref().0,
+            "driver": self.driver,
+            "mtu": mtu.get_ref(),
+            "crc": mpa.crc,
+            "tso": self.link.tso,
+            "checksums": match self.link {
+                LinkTraits { no_checksums: true, .. } => "none",
+                LinkTraits { tx_checksum: true, .. } => "port",
+                _ => "software",
+            },
+            "payload": match self.link.payload {
+                PayloadPolicy::Copy => "copy",
+                _ => "reference",
+            },
+            "workers": self.steering.worker_count(),
+        })
     }
 
     /// The queues of one worker, for programs that use the port without siwd's TCP.

@@ -324,9 +324,15 @@ fn a_client_sees_its_own_counters_and_names_alone() {
         if is_operator {
             assert_eq!(stats["scope"], "all");
             assert!(clients.len() > 1 && stats["workers"][0]["iterations"].is_u64());
+            let device = &stats["settings"]["devices"][0];
+            assert_eq!(
+                (&device["device"], &device["tso"]),
+                (&"siw0".into(), &true.into())
+            );
         } else {
             assert_eq!((clients.len(), &stats["scope"]), (1, &"client".into()));
             assert!(stats["workers"].is_null() && stats["total"].is_null());
+            assert!(stats["settings"].is_null());
             assert!(clients[0]["quotas"]["queue pairs"]["user_limit"].is_u64());
         }
         child.wait().unwrap();

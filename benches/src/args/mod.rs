@@ -1,7 +1,9 @@
 //! The command line of `siw-perf`, and what it asks to be measured.
 
+mod endpoints;
 mod other_commands;
 
+pub use endpoints::PerfEndpoints;
 pub use other_commands::{
     CompareOptions, ConnOptions, LimitsOptions, PageOptions, PeersOptions, PingPongOptions,
     ScaleOptions,
@@ -80,6 +82,11 @@ pub struct TransferOptions {
     #[arg(long, value_name = "N", default_value_t = 0, conflicts_with_all = ["listen", "connect"])]
     pub idle_qps: u32,
 
+    /// Percent of frames that the link loses, as it was set up (tc-netem(8)): goes into the result, and
+    /// the report has it as an axis.
+    #[arg(long, value_name = "PERCENT", value_parser = parse_loss)]
+    pub link_loss: Option<u32>,
+
     /// Measurements of each combination; their median is shown, with the least and the greatest.
     /// A disturbed one is repeated, at most as often again.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -101,13 +108,14 @@ pub struct TransferOptions {
     #[arg(long, value_name = "N", default_value = "3", value_parser = parse_seconds)]
     pub secs: Duration,
 
-    /// Device that starts; with --connect the one to connect from.
-    #[arg(long, value_name = "DEVICE")]
-    pub from: Option<String>,
+    /// Device that starts; with --connect the one to connect from. Several, such as those of other
+    /// MTUs, are measured one after the other, each with its own of --to [default: siw0].
+    #[arg(long, value_name = "DEVICE,..", value_delimiter = ',')]
+    pub from: Vec<String>,
 
-    /// Device that answers, in this process.
-    #[arg(long, value_name = "DEVICE", conflicts_with_all = ["listen", "connect"])]
-    pub to: Option<String>,
+    /// Device that answers, in this process [default: siw1].
+    #[arg(long, value_name = "DEVICE,..", value_delimiter = ',', conflicts_with_all = ["listen", "connect"])]
+    pub to: Vec<String>,
 
     /// Answer one measurement of another process, whose options count; port 7175
     /// unless named.
@@ -235,43 +243,7 @@ impl MixedOptions {
 /// Port of --listen and --connect addresses without one.
 pub const PORT: u16 = 7175;
 
-/// Where the two ends of the measurement are.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PerfEndpoints {
-    /// Both ends in this process, on these devices.
-    Both {
-        /// The initiator's device.
-        from: String,
-        /// The target's device.
-        to: String,
-    },
-    /// The target of another process, at this address.
-    Listen(SocketAddr),
-    /// The initiator, against a process that listens at `to`.
-    Connect {
-        /// Address of the target.
-        to: SocketAddr,
-        /// Device to connect from; none: the one that routes to `to`.
-        from: Option<String>,
-    },
-}
-
 impl TransferOptions {
-    /// The ends that the options name, with the default devices.
-    pub fn endpoints(&self) -> PerfEndpoints {
-        match (&self.listen, &self.connect) {
-            (Some(address), _) => PerfEndpoints::Listen(*address),
-            (None, Some(address)) => PerfEndpoints::Connect {
-                to: *address,
-                from: self.from.clone(),
-            },
-            (None, None) => PerfEndpoints::Both {
-                from: self.from.clone().unwrap_or_else(|| "siw0".into()),
-                to: self.to.clone().unwrap_or_else(|| "siw1".into()),
-            },
-        }
-    }
-
     /// CRC and markers of each set of measurements.
     pub fn mpa_choices(&self) -> Vec<(Option<bool>, Option<bool>)> {
         let markers = choices(&self.markers);
@@ -308,10 +280,6 @@ impl TransferOptions {
         if let (true, Some((option, _))) = (latency, beyond.iter().find(|(_, set)| *set)) {
             return Err(format!("{option}: lat measures one round trip at a time"));
         }
-        let or_default = |list: &[u32], value: u32| match list {
-            [] => vec![value],
-            list => list.to_vec(),
-        };
         let mut plans = Vec::new();
         for (crc, markers) in self.mpa_choices() {
             for &qps in &or_default(&self.qps, 1) {
@@ -343,6 +311,14 @@ impl TransferOptions {
             );
         }
         Ok(plans)
+    }
+}
+
+/// What is named, or else the default alone.
+fn or_default<T: Clone>(list: &[T], default: T) -> Vec<T> {
+    match list {
+        [] => vec![default],
+        list => list.to_vec(),
     }
 }
 
@@ -385,6 +361,15 @@ pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// Reads a percentage as parts in a million.
+fn parse_loss(text: &str) -> Result<u32, String> {
+    let percent = text.trim_end_matches('%').parse::<f64>();
+    match percent {
+        Ok(percent) if (0.0..100.0).contains(&percent) => Ok((percent * 1e4).round() as u32),
+        _ => Err("write percent from 0 to below 100, such as 0.1".into()),
+    }
+}
+
 fn parse_seconds_below_one(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (1e-6..1.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
@@ -412,8 +397,8 @@ mod tests {
 
     /// The options of a transfer, and the plan of its first combination.
     #[derive(Debug)]
-    struct Parsed {
-        options: TransferOptions,
+    pub(super) struct Parsed {
+        pub(super) options: TransferOptions,
         mode: TransferMode,
     }
 
@@ -423,7 +408,7 @@ mod tests {
         }
     }
 
-    fn parse(line: &str) -> Result<Parsed, String> {
+    pub(super) fn parse(line: &str) -> Result<Parsed, String> {
         let parsed = PerfOptions::try_parse_from(line.split(' ')).map_err(|e| e.to_string())?;
         let (mode, options) = match parsed.command {
             PerfCommand::Bw(options) => (TransferMode::Bw, options),
@@ -459,6 +444,17 @@ mod tests {
     }
 
     #[test]
+    fn loss_is_read_as_percent() {
+        let read =
+            |text| parse(&format!("siw-perf bw --link-loss {text}")).map(|p| p.options.link_loss);
+        assert_eq!(
+            (read("0.1"), read("2%")),
+            (Ok(Some(1000)), Ok(Some(20_000)))
+        );
+        assert!(read("100").unwrap_err().contains("below 100"));
+    }
+
+    #[test]
     fn output_has_one_form() {
         assert!(parse("siw-perf bw --json --csv").is_err());
     }
@@ -479,7 +475,7 @@ mod tests {
             from: "siw0".into(),
             to: "siw1".into(),
         };
-        assert_eq!(a.options.endpoints(), both);
+        assert_eq!(a.options.endpoints(), Ok(vec![both]));
     }
 
     #[test]
@@ -521,12 +517,6 @@ mod tests {
     }
 
     #[test]
-    fn ends_that_contradict_each_other_are_refused() {
-        assert!(parse("siw-perf bw --listen 10.77.0.2 --connect 10.77.0.2").is_err());
-        assert!(parse("siw-perf bw --listen 10.77.0.2 --to siw1").is_err());
-    }
-
-    #[test]
     fn latency_has_one_message_in_flight() {
         let a = parse("siw-perf lat --depth 4").unwrap();
         assert!(a.to_plan().unwrap_err().contains("one message in flight"));
@@ -552,17 +542,5 @@ mod tests {
         assert_eq!(crcs, [Some(true), Some(false)]);
         let error = parse("siw-perf lat --threads 2").unwrap();
         assert!(error.to_plan().unwrap_err().contains("--threads"));
-    }
-
-    #[test]
-    fn addresses_may_leave_the_port_out() {
-        let a = parse("siw-perf lat --connect fd77::2").unwrap();
-        let to = "[fd77::2]:7175".parse().unwrap();
-        assert_eq!(
-            a.options.endpoints(),
-            PerfEndpoints::Connect { to, from: None }
-        );
-        let error = parse("siw-perf lat --connect somewhere").unwrap_err();
-        assert!(error.contains("10.77.0.2:7175"), "{error}");
     }
 }

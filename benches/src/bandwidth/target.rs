@@ -22,6 +22,8 @@ pub(super) struct BandwidthTarget<'a> {
     /// Of these, messages with wrong bytes.
     pub(super) wrong: u64,
     pub(super) first_wrong: Option<String>,
+    /// As that of the initiator.
+    completions: Box<[Wc]>,
 }
 
 /// How far one queue pair is.
@@ -71,6 +73,7 @@ impl<'a> BandwidthTarget<'a> {
             verified: 0,
             wrong: 0,
             first_wrong: None,
+            completions: vec![Wc::default(); POLL_BATCH].into(),
         })
     }
 
@@ -80,7 +83,7 @@ impl<'a> BandwidthTarget<'a> {
         if self.end.plan.op != Operation::Send {
             return Ok(0);
         }
-        let mut wcs = [Wc::default(); POLL_BATCH];
+        let mut wcs = std::mem::take(&mut self.completions);
         let completions = self
             .end
             .recv_cq
@@ -108,6 +111,7 @@ impl<'a> BandwidthTarget<'a> {
                 self.announce_credits(qp)?;
             }
         }
+        self.completions = wcs;
         Ok(completions)
     }
 

@@ -11,7 +11,8 @@ use crate::raw::{DirectionReport, RawPortReport, RawReport};
 use crate::report::PerfReport;
 use crate::results::Results;
 use crate::summary::{Spread, TransferRounds, group_by_transfer};
-use plot::{LinePlot, LineSeries};
+use plot::{LinePlot, LineSeries, XUnit};
+use serde_json::Value;
 use std::fmt::Write;
 
 const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;max-width:1000px;margin:2em auto;\
@@ -29,6 +30,10 @@ pub fn format_page(results: &Results) -> String {
     );
     for machine in machines(results) {
         let _ = writeln!(page, "<p>{}</p>", escape(&describe_machine(machine)));
+    }
+    for settings in all_settings(results) {
+        let text = describe_settings(settings);
+        let _ = writeln!(page, "<p class=\"note\">{}</p>", escape(&text));
     }
     let groups = group_by_transfer(&results.transfers);
     add_plots(&mut page, &groups);
@@ -55,6 +60,9 @@ pub fn format_markdown(results: &Results) -> String {
     let mut text = String::new();
     for machine in machines(results) {
         let _ = writeln!(text, "{}\n", describe_machine(machine));
+    }
+    for settings in all_settings(results) {
+        let _ = writeln!(text, "{}\n", describe_settings(settings));
     }
     let groups = group_by_transfer(&results.transfers);
     if !groups.is_empty() {
@@ -130,6 +138,42 @@ fn describe_machine(machine: &MachineRecord) -> String {
     )
 }
 
+/// The different settings of the daemons of all transfers.
+fn all_settings(results: &Results) -> Vec<&Value> {
+    let mut all = Vec::new();
+    for settings in results
+        .transfers
+        .iter()
+        .filter_map(|report| report.settings.as_ref())
+    {
+        if !all.contains(&settings) {
+            all.push(settings);
+        }
+    }
+    all
+}
+
+/// The settings by their names: those of workers, then those of each device.
+fn describe_settings(settings: &Value) -> String {
+    let named = |value: &Value| {
+        let fields = value.as_object().into_iter().flatten();
+        let words = fields.filter(|(name, _)| *name != "devices" && *name != "device");
+        let words: Vec<_> = words
+            .map(|(name, value)| match value.as_str() {
+                Some(text) => format!("{name} {text}"),
+                None => format!("{name} {value}"),
+            })
+            .collect();
+        words.join(", ")
+    };
+    let mut text = format!("siwd: {}", named(settings));
+    for device in settings["devices"].as_array().into_iter().flatten() {
+        let name = device["device"].as_str().unwrap_or_default();
+        let _ = write!(text, "; {name}: {}", named(device));
+    }
+    text
+}
+
 fn escape(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
@@ -142,6 +186,7 @@ enum Axis {
     Size,
     Depth,
     QueuePairs,
+    Loss,
 }
 
 impl Axis {
@@ -150,6 +195,15 @@ impl Axis {
             Axis::Size => "size of a message",
             Axis::Depth => "messages in flight",
             Axis::QueuePairs => "queue pairs",
+            Axis::Loss => "frames that the link loses",
+        }
+    }
+
+    fn unit(self) -> XUnit {
+        match self {
+            Axis::Size => XUnit::Bytes,
+            Axis::Depth | Axis::QueuePairs => XUnit::Count,
+            Axis::Loss => XUnit::PartsPerMillion,
         }
     }
 
@@ -158,6 +212,7 @@ impl Axis {
             Axis::Size => report.size,
             Axis::Depth => report.depth,
             Axis::QueuePairs => report.qps,
+            Axis::Loss => report.link_loss_ppm,
         }
     }
 
@@ -175,6 +230,9 @@ impl Axis {
         }
         parts.push(format!("MTU {}", report.mtu));
         parts.extend(report.variants());
+        if self != Axis::Loss {
+            parts.extend(report.loss_in_words());
+        }
         parts.join(", ")
     }
 }
@@ -186,7 +244,7 @@ fn add_plots(page: &mut String, groups: &[TransferRounds<'_>]) {
             .iter()
             .filter(move |rounds| rounds.counted[0].mode == mode)
     };
-    for axis in [Axis::Size, Axis::Depth, Axis::QueuePairs] {
+    for axis in [Axis::Size, Axis::Depth, Axis::QueuePairs, Axis::Loss] {
         let gbps = |rounds: &TransferRounds<'_>| rounds.spread(|report| Some(report.gbps));
         let mut series = series_over(of_mode(Mode::Bw), axis, gbps);
         if axis == Axis::Size {
@@ -232,7 +290,7 @@ fn add_plot(page: &mut String, title: &str, axis: Axis, unit: &str, series: Vec<
     }
     let plot = LinePlot {
         x_title: axis.title(),
-        x_is_bytes: axis == Axis::Size,
+        x_unit: axis.unit(),
         y_title: unit,
         y_is_log: unit == "us",
         series: &series,
@@ -475,6 +533,36 @@ mod tests {
         results.transfers[0].machine.cpu = "<script>&".into();
         let page = format_page(&results);
         assert!(page.contains("&lt;script&gt;&amp;") && !page.contains("<script>"));
+    }
+
+    #[test]
+    fn transfers_over_links_that_lose_frames_are_a_line_over_the_loss() {
+        let mut results = results();
+        let mut lossy = results.transfers[0].clone();
+        lossy.link_loss_ppm = 1000;
+        results.transfers.push(lossy);
+        let page = format_page(&results);
+        assert!(
+            page.contains("Bandwidth by frames that the link loses") && page.contains("0.10 %"),
+            "{page}"
+        );
+        assert!(page.contains("0.1 % loss"), "{page}");
+    }
+
+    #[test]
+    fn the_settings_of_each_daemon_are_told_once() {
+        let mut results = results();
+        for (transfer, tso) in results.transfers.iter_mut().zip([true, true, false]) {
+            transfer.settings = Some(serde_json::json!({
+                "idle": "poll",
+                "devices": [{ "device": "siw0", "mtu": 1500, "tso": tso }],
+            }));
+        }
+        let page = format_page(&results);
+        for tso in [true, false] {
+            let line = format!("siwd: idle poll; siw0: mtu 1500, tso {tso}");
+            assert_eq!(page.matches(&line).count(), 1, "{page}");
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Lines over an axis of powers of two, as SVG.
+//! Lines over an axis of powers of two, or over one of shares, as SVG.
 
 use crate::measurement::format_bytes;
 use crate::summary::Spread;
@@ -22,11 +22,48 @@ impl LineSeries {
     }
 }
 
+/// What the positions of the x axis are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum XUnit {
+    /// Bytes, over powers of two.
+    Bytes,
+    /// A number, over powers of two.
+    Count,
+    /// Parts in a million, over an even axis from zero.
+    PartsPerMillion,
+}
+
+impl XUnit {
+    /// Where the position is on the axis.
+    fn place(self, x: u32) -> f64 {
+        match self {
+            XUnit::Bytes | XUnit::Count => f64::from(x.max(1)).log2(),
+            XUnit::PartsPerMillion => f64::from(x),
+        }
+    }
+
+    /// What stands at a place of the axis.
+    fn label(self, place: f64) -> String {
+        match self {
+            XUnit::Bytes => format_bytes(place.exp2().round() as u32),
+            XUnit::Count => (place.exp2().round() as u32).to_string(),
+            XUnit::PartsPerMillion => format!("{:.2} %", place / 1e4),
+        }
+    }
+
+    /// How many labels there are between two places.
+    fn label_count(self, left: f64, right: f64) -> usize {
+        match self {
+            XUnit::Bytes | XUnit::Count => (right - left).round() as usize + 1,
+            XUnit::PartsPerMillion => 8,
+        }
+    }
+}
+
 /// A plot of some lines.
 pub(super) struct LinePlot<'a> {
     pub(super) x_title: &'a str,
-    /// The positions are sizes.
-    pub(super) x_is_bytes: bool,
+    pub(super) x_unit: XUnit,
     pub(super) y_title: &'a str,
     /// Values differ by orders of magnitude.
     pub(super) y_is_log: bool,
@@ -51,7 +88,7 @@ impl LinePlot<'_> {
         let root = SVGBackend::with_string(svg, SIZE).into_drawing_area();
         root.fill(&WHITE)?;
         let points = || self.series.iter().flat_map(|line| &line.points);
-        let log = |x: u32| f64::from(x.max(1)).log2();
+        let place = |x: u32| self.x_unit.place(x);
         let scale = |y: f64| {
             if self.y_is_log {
                 y.max(LEAST_LOG).log10()
@@ -59,8 +96,8 @@ impl LinePlot<'_> {
                 y
             }
         };
-        let left = points().map(|(x, _)| log(*x)).fold(f64::MAX, f64::min);
-        let right = points().map(|(x, _)| log(*x)).fold(0.0, f64::max);
+        let left = points().map(|(x, _)| place(*x)).fold(f64::MAX, f64::min);
+        let right = points().map(|(x, _)| place(*x)).fold(0.0, f64::max);
         let highest = points().map(|(_, spread)| spread.max).fold(0.0, f64::max) * HEADROOM;
         let lowest = points()
             .map(|(_, spread)| spread.min)
@@ -74,14 +111,7 @@ impl LinePlot<'_> {
             .x_label_area_size(42)
             .y_label_area_size(64)
             .build_cartesian_2d(left..right, bottom..top)?;
-        let label = |x: &f64| {
-            let value = x.exp2().round() as u32;
-            if self.x_is_bytes {
-                format_bytes(value)
-            } else {
-                value.to_string()
-            }
-        };
+        let label = |x: &f64| self.x_unit.label(*x);
         let y_label = |y: &f64| match self.y_is_log {
             true => format!("{:.1}", 10f64.powf(*y)),
             false => format!("{y:.1}"),
@@ -93,7 +123,7 @@ impl LinePlot<'_> {
             .y_label_formatter(&y_label)
             .x_desc(self.x_title)
             .y_desc(self.y_title)
-            .x_labels((right - left).round() as usize + 1)
+            .x_labels(self.x_unit.label_count(left, right))
             .x_label_formatter(&label)
             .label_style(("sans-serif", 13))
             .draw()?;
@@ -102,7 +132,7 @@ impl LinePlot<'_> {
             let medians = line
                 .points
                 .iter()
-                .map(|(x, spread)| (log(*x), scale(spread.median)));
+                .map(|(x, spread)| (place(*x), scale(spread.median)));
             chart
                 .draw_series(LineElement::new(medians.clone(), color.stroke_width(2)))?
                 .label(&line.name)
@@ -113,7 +143,10 @@ impl LinePlot<'_> {
             // From the least to the greatest round.
             chart.draw_series(line.points.iter().map(|(x, spread)| {
                 PathElement::new(
-                    [(log(*x), scale(spread.min)), (log(*x), scale(spread.max))],
+                    [
+                        (place(*x), scale(spread.min)),
+                        (place(*x), scale(spread.max)),
+                    ],
                     color,
                 )
             }))?;

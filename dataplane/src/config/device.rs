@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 
 use dpdk::{DriverTraits, XdpLink};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
 use super::{
@@ -13,7 +13,7 @@ use super::{
 };
 
 /// Whether an FPDU carries a CRC32c (RFC 5044, section 7.1).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CrcSetting {
     /// Not requested; used when the peer requests it.

@@ -4,14 +4,14 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use serde::Deserialize;
 use serde::de::{self, Deserializer};
+use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
 use super::{ByteSize, FileMode};
 
 /// How a worker behaves when nothing is to be done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IdlePolicy {
     /// Poll without end: lowest latency, one whole core.

@@ -164,6 +164,8 @@ pub struct ControlParts {
     pub ports_use_dma: bool,
     /// Frames may refer to registered memory instead of copying it.
     pub sends_by_reference: bool,
+    /// What is in effect of the configuration, as the counters show it to operators.
+    pub settings: serde_json::Value,
 }
 
 const TOKEN_LISTENER: u64 = u64::MAX;

@@ -127,6 +127,7 @@ impl ControlThread {
             self.resources.clients.values().map(client_json).collect();
         serde_json::json!({
             "scope": "all",
+            "settings": self.config.settings,
             "workers": workers,
             "total": self.device_totals(),
             "clients": clients,
