@@ -104,7 +104,7 @@ static void join(pid_t child)
 		exit(1);
 }
 
-static void serve(int s, const char *order)
+static void serve(int s, const char *order, int connects)
 {
 	if (!strcmp(order, "write-first")) {
 		write_all(s);
@@ -127,6 +127,13 @@ static void serve(int s, const char *order)
 	socklen_t length = sizeof info;
 	if (getsockopt(s, IPPROTO_TCP, TCP_INFO, &info, &length))
 		die("TCP_INFO: %m");
+	/*
+	 * Whoever reads the line may end a far side that listens: by then it has acknowledged
+	 * everything. One that connects ends by itself, and may be gone before.
+	 */
+	struct linger acknowledged = { .l_onoff = connects, .l_linger = 60 };
+	if (setsockopt(s, SOL_SOCKET, SO_LINGER, &acknowledged, sizeof acknowledged) || close(s))
+		die("close: %m");
 	printf("done %llu %u\n", (unsigned long long)bytes, info.tcpi_total_retrans);
 	fflush(stdout);
 	exit(0);
@@ -170,7 +177,7 @@ int main(int argc, char **argv)
 		if (!child) {
 			if (listener < 0 && connect(s, to->ai_addr, to->ai_addrlen))
 				die("connect: %m");
-			serve(s, argv[7]);
+			serve(s, argv[7], listener < 0);
 		}
 		close(s);
 	}
