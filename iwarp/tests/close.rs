@@ -330,6 +330,30 @@ fn a_paired_queue_pair_fails_with_its_next_send_alone() {
 }
 
 #[test]
+fn a_paired_queue_pair_keeps_what_is_unacknowledged_until_it_is_flushed() {
+    let mut initiator = End::paired(negotiated(true));
+    for number in [1, 2] {
+        initiator
+            .env
+            .post(&wr(Opcode::Send, number, SendData::Inline(b"x")));
+    }
+    initiator.pull_all();
+    initiator
+        .qp
+        .on_tcp_closed(&mut initiator.env, CloseReason::Reset);
+    assert_eq!(initiator.env.statuses(), []);
+    assert!(initiator.qp.has_outstanding_sends());
+    assert_eq!(initiator.qp.state(), RdmapState::Idle);
+    initiator.qp.flush_queues(&mut initiator.env);
+    assert_eq!(
+        initiator.env.statuses(),
+        [(1, WcStatus::RETRY_EXC_ERR), (2, WcStatus::WR_FLUSH_ERR)]
+    );
+    assert!(initiator.env.events.is_empty());
+    assert_eq!(initiator.qp.state(), RdmapState::Error);
+}
+
+#[test]
 fn a_peer_that_stops_answering_fails_the_first_request() {
     let mut initiator = loaded();
     initiator.pull_all();

@@ -29,6 +29,7 @@ use super::resources::{ClientQp, QpPhase};
 use super::{ControlThread, cm};
 use crate::host_ports::PortClaim;
 use crate::ids::{ClientId, CmListenerId, Qpn};
+use crate::worker::PAIR_RETRIES;
 use crate::worker::messages::{Command, ConnectFailure, ConnectParams, QpSetup, RequestId};
 
 /// The TCP port where daemons wait for the other end of a pair.
@@ -58,6 +59,8 @@ pub struct PairAttempt {
     /// When both ends give up.
     until: Instant,
     retry_after: Duration,
+    /// Since when the other end's daemon knows no such queue pair.
+    unknown_since: Option<Instant>,
 }
 
 impl PairAttempt {
@@ -170,6 +173,7 @@ impl ControlThread {
             initiates,
             until: Instant::now() + PAIRING_TIMEOUT,
             retry_after: FIRST_RETRY,
+            unknown_since: None,
         };
         let until = attempt.until;
         if let Some(qp) = self.resources.qp_mut(id, qpn) {
@@ -359,13 +363,19 @@ impl ControlThread {
         if !attempt.initiates {
             return true;
         }
+        let now = Instant::now();
+        let is_unknown = matches!(failure, ConnectFailure::Rejected(data) if data == NO_SUCH_QP);
+        let unknown_since = is_unknown.then(|| attempt.unknown_since.unwrap_or(now));
+        if let Some(pair) = &mut qp.pair {
+            pair.unknown_since = unknown_since;
+        }
         let reason = match failure {
-            ConnectFailure::Rejected(data) if data == NO_SUCH_QP => {
+            _ if unknown_since.is_some_and(|since| now >= since + PAIR_RETRIES) => {
                 format!("{} has no queue pair {}", attempt.peer, attempt.peer_qpn.0)
             }
             ConnectFailure::Protocol(why) | ConnectFailure::Local(why) => why.clone(),
-            _ if Instant::now() < attempt.until => {
-                let again = Instant::now() + attempt.retry_after;
+            _ if now < attempt.until => {
+                let again = now + attempt.retry_after;
                 if let Some(pair) = &mut qp.pair {
                     pair.retry_after = (pair.retry_after * 2).min(LONGEST_RETRY);
                 }

@@ -40,6 +40,7 @@
 //! | `Terminating` | room for the Terminate | [`CLOSE_TIMEOUT`] | RST, `Disconnected` |
 //! | `Closing` | the acknowledgement of all data, both FINs | [`CLOSE_TIMEOUT`] | RST, `Disconnected` |
 //! | `Destroying` | the same | [`DESTROY_GRACE`] | RST, out of the table |
+//! | `AwaitingRetries` | nothing: what a paired queue pair sends has no peer any more | [`PAIR_RETRIES`] from the stream's end, or from the first request after it | `Disconnected`, flushed |
 //! | `Disconnected` | nothing of a peer: the consumer destroys it or connects again | | |
 //!
 //! The iWARP protocol's own state (RFC 5040 section 6.8; [`RdmapState`]) is part of
@@ -57,7 +58,7 @@ use super::Worker;
 use super::deadlines::DeadlineOwner;
 use super::messages::{ConnectFailure, ConnectParams, DisconnectReason, Event};
 use super::silent_peer::PeerWake;
-use super::worker_qp::{QpSlot, WorkerQp};
+use super::worker_qp::QpSlot;
 
 /// TCP has its own timers until the connection stands; this one bounds what they leave open.
 pub(super) const TCP_CONNECT_TIMEOUT: Duration = Duration::from_secs(200);
@@ -68,6 +69,10 @@ const MESSAGE_STALL_TIMEOUT: Duration = Duration::from_secs(10);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a destroyed queue pair may go on to get its last bytes acknowledged.
 const DESTROY_GRACE: Duration = Duration::from_millis(100);
+/// How long it takes until what a paired queue pair sends fails since its peer has left: the eight tries
+/// of 67 ms that InfiniBand makes with a `timeout` of 14 and a `retry_cnt` of 7, which most programs set.
+/// One whose peer is done first has read all that it waits for by then, and leaves.
+pub const PAIR_RETRIES: Duration = Duration::from_millis(540);
 
 /// Where a queue pair is in its life; see the module.
 pub(super) enum LifecycleState {
@@ -89,6 +94,9 @@ pub(super) enum LifecycleState {
         deadline: Instant,
     },
     Destroying {
+        deadline: Instant,
+    },
+    AwaitingRetries {
         deadline: Instant,
     },
     Disconnected,
@@ -115,7 +123,8 @@ impl LifecycleState {
             LifecycleState::FinishingMessage { deadline }
             | LifecycleState::Terminating { deadline }
             | LifecycleState::Closing { deadline }
-            | LifecycleState::Destroying { deadline } => Some(*deadline),
+            | LifecycleState::Destroying { deadline }
+            | LifecycleState::AwaitingRetries { deadline } => Some(*deadline),
             LifecycleState::Running { wake } => wake.as_ref().map(|wake| wake.at),
             LifecycleState::Unconnected | LifecycleState::Disconnected => None,
         }
@@ -195,7 +204,7 @@ impl Worker {
             .set_rts(negotiated, stack.effective_mss(conn) as u32);
         let qpn = queue_pair.rings.qpn;
         let addresses = stack.tcp_info(conn).map(|info| (info.local, info.remote));
-        self.publish_state(slot);
+        self.publish_state(now, slot);
         // What was posted before the connection stood may have been rung for at another worker.
         if let Some(queue_pair) = self.queue_pairs.get_mut(slot) {
             queue_pair.rings.sq.clear_pending();
@@ -271,7 +280,7 @@ impl Worker {
     /// send mark the queue pair as ready themselves; without room in TCP that waits for TCP's events,
     /// since a queue pair that marks itself again would keep the worker busy until then.
     pub(super) fn follow_protocol(&mut self, now: Instant, slot: QpSlot) {
-        self.publish_state(slot);
+        self.publish_state(now, slot);
         let Some(queue_pair) = self.queue_pairs.get(slot) else {
             return;
         };
@@ -334,7 +343,7 @@ impl Worker {
             queue_pair.conn = None;
         }
         let old = self.enter_state(slot, LifecycleState::Disconnected);
-        self.publish_state(slot);
+        self.publish_state(now, slot);
         if matches!(old, Some(LifecycleState::Destroying { .. })) {
             self.report_and_follow(now, slot);
             self.finish_destroy(now, slot);
@@ -360,6 +369,10 @@ impl Worker {
         } else if queue_pair.state.is_connecting() {
             self.abort_connection(now, slot);
             self.connect_failed(now, slot, ConnectFailure::TimedOut);
+        } else if matches!(queue_pair.state, LifecycleState::AwaitingRetries { .. }) {
+            self.enter_state(slot, LifecycleState::Disconnected);
+            self.flush_posted(slot);
+            self.report_and_follow(now, slot);
         } else if let Some(conn) = queue_pair.conn {
             let port = queue_pair.port;
             self.ports[port].stack.abort(now, conn);
@@ -433,26 +446,40 @@ impl Worker {
     }
 
     /// Writes the state where the client library looks, and flushes what raced with it: a client that
-    /// posted without having seen the new state.
-    fn publish_state(&mut self, slot: QpSlot) {
+    /// posted without having seen the new state. What a paired queue pair sends fails later.
+    fn publish_state(&mut self, now: Instant, slot: QpSlot) {
         self.write_state(slot);
-        let queue_pair = self.queue_pairs.get(slot);
-        if queue_pair.is_some_and(WorkerQp::only_flushes) {
-            let flushed = self.with_queue_pair(slot, |protocol, view| {
-                let was_quiet = is_quiet(protocol);
-                protocol.flush_queues(view);
-                let has_failed = was_quiet && !is_quiet(protocol);
-                (protocol.has_unflushed(), has_failed)
-            });
-            if flushed.is_some_and(|(has_more, _)| has_more) {
-                self.mark_ready(slot);
-            }
-            if flushed.is_some_and(|(_, has_failed)| has_failed) {
-                self.post_last_wqe(slot);
-            }
-            // After a clean close, what was flushed has led from IDLE to ERROR.
-            self.write_state(slot);
+        let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
+            return;
+        };
+        if !queue_pair.only_flushes() {
+            return;
         }
+        let is_awaiting = matches!(queue_pair.state, LifecycleState::AwaitingRetries { .. });
+        if !is_quiet(&queue_pair.protocol) {
+            self.flush_posted(slot);
+        } else if !is_awaiting && queue_pair.has_sends() {
+            let deadline = now + PAIR_RETRIES;
+            self.enter_state(slot, LifecycleState::AwaitingRetries { deadline });
+        }
+    }
+
+    /// Flushes what is posted to a queue pair without a stream.
+    fn flush_posted(&mut self, slot: QpSlot) {
+        let flushed = self.with_queue_pair(slot, |protocol, view| {
+            let was_quiet = is_quiet(protocol);
+            protocol.flush_queues(view);
+            let has_failed = was_quiet && !is_quiet(protocol);
+            (protocol.has_unflushed(), has_failed)
+        });
+        if flushed.is_some_and(|(has_more, _)| has_more) {
+            self.mark_ready(slot);
+        }
+        if flushed.is_some_and(|(_, has_failed)| has_failed) {
+            self.post_last_wqe(slot);
+        }
+        // After a clean close, what was flushed has led from IDLE to ERROR.
+        self.write_state(slot);
     }
 
     fn write_state(&mut self, slot: QpSlot) {

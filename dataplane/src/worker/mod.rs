@@ -92,6 +92,7 @@ use sleep::WakeSources;
 use user_shares::UserShares;
 use worker_qp::{QpSlot, QpTable};
 
+pub use lifecycle::PAIR_RETRIES;
 pub use mailbox::Mailbox;
 
 /// Batches between two returns of cached buffers to the pool, for the other workers.

@@ -72,8 +72,16 @@ impl WorkerQp {
     /// Work requests that are posted now can only be flushed.
     #[inline]
     pub(super) fn only_flushes(&self) -> bool {
-        matches!(self.state, LifecycleState::Disconnected)
-            || self.protocol.state() == RdmapState::Error
+        matches!(
+            self.state,
+            LifecycleState::Disconnected | LifecycleState::AwaitingRetries { .. }
+        ) || self.protocol.state() == RdmapState::Error
+    }
+
+    /// Work requests are posted to the send queue, or not completed. A ring with impossible indices
+    /// counts as full: to take from it ends its client.
+    pub(super) fn has_sends(&mut self) -> bool {
+        self.protocol.has_outstanding_sends() || !self.rings.sq.is_empty().unwrap_or(false)
     }
 }
 

@@ -66,8 +66,9 @@ impl QueuePair {
     }
 
     /// The stream is gone, no record comes back any more: flushes, and goes to IDLE (closed cleanly
-    /// with nothing left to send) or ERROR. A queue pair of [`set_paired`](Self::set_paired) that has
-    /// nothing left to send keeps its receive work requests, and fails with the next send.
+    /// with nothing left to send) or ERROR. A queue pair of [`set_paired`](Self::set_paired) flushes
+    /// nothing: its owner lets what is [unacknowledged](Self::has_outstanding_sends) or posted fail with
+    /// [`flush_queues`](Self::flush_queues) when the time of retries is over.
     pub fn on_tcp_closed<E: QpEnv>(&mut self, env: &mut E, reason: CloseReason) {
         if !self.stream_open {
             return;
@@ -75,22 +76,22 @@ impl QueuePair {
         self.stream_open = false;
         self.was_closed = true;
         self.complete_ready(env);
-        let is_clean = self.state == RdmapState::Closing && reason == CloseReason::Closed;
         let was_open = matches!(self.state, RdmapState::Rts | RdmapState::Closing);
-        let is_quiet = was_open && self.is_paired;
-        if was_open && !is_clean && !is_quiet {
+        if was_open && self.is_paired {
+            self.requester.set_peer_lost();
+            self.state = RdmapState::Idle;
+            return;
+        }
+        let is_clean = self.state == RdmapState::Closing && reason == CloseReason::Closed;
+        if was_open && !is_clean {
             self.errors.found.get_or_insert(TerminateCode::MPA_TCP_LOST);
             env.post_event(QpEvent::QpFatal);
         }
-        if was_open && (self.is_paired || reason == CloseReason::TimedOut) {
+        if was_open && reason == CloseReason::TimedOut {
             self.requester.set_peer_lost();
         }
         self.state = RdmapState::Error;
         let has_failed = self.flush_send_queue(env);
-        if is_quiet && !has_failed {
-            self.state = RdmapState::Idle;
-            return;
-        }
         self.flush_receive_queue(env);
         if is_clean && !has_failed {
             self.state = RdmapState::Idle;

@@ -90,9 +90,10 @@ impl QueuePair {
     /// [`has_unflushed`](Self::has_unflushed). Call it on a doorbell in ERROR or after the stream was
     /// closed; does nothing in other states.
     ///
-    /// After a clean close, and after the end of the stream of a paired one, the queue pair is IDLE, but its consumer may not have known that yet when it
-    /// posted to the send queue: such a work request is flushed too, and the queue pair goes to ERROR,
-    /// as if it had been posted before the end. Receive work requests wait for the next connection.
+    /// After a clean close, and after the end of the stream of a paired one, the queue pair is IDLE, but
+    /// its consumer may not have known that yet when it posted to the send queue: such a work request is
+    /// flushed too, and the queue pair goes to ERROR, as if it had been posted before the end. Receive
+    /// work requests wait for the next connection.
     pub fn flush_queues<E: QpEnv>(&mut self, env: &mut E) {
         let is_closed = self.state == RdmapState::Idle && self.was_closed;
         if is_closed && self.flush_send_queue(env) {

@@ -171,7 +171,7 @@ impl QueuePair {
 
     /// The consumer has named the peer's queue pair and knows of no connection, as with InfiniBand:
     /// the end of the stream is nothing that it hears of, until it sends. Then the first work request
-    /// completes with RETRY_EXC_ERR, and the queue pair goes to ERROR. Before
+    /// completes with RETRY_EXC_ERR, when its owner flushes the queue pair, which goes to ERROR. Before
     /// [`set_rts`](Self::set_rts).
     pub fn set_paired(&mut self, is_paired: bool) {
         self.is_paired = is_paired;
