@@ -69,6 +69,67 @@ pub struct WorkerUse {
     /// Likewise.
     #[serde(default)]
     pub cycles_per_message: Option<f64>,
+    /// Cache lines handed between applications and the worker for each message; none without messages,
+    /// or from a siwd that does not count them.
+    #[serde(default)]
+    pub lines_per_message: Option<LinesPerMessage>,
+}
+
+/// Cache lines that pass between the cores of applications and a worker through the queues, for each
+/// message, one way each time: what the queues need, which the CPUs may exceed. Whatever clients do at
+/// the same time is in it.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct LinesPerMessage {
+    /// Slots of requests.
+    pub requests: f64,
+    /// Indices of the queues: two lines for each batch of requests.
+    pub indices: f64,
+    /// Doorbells: two lines each.
+    pub doorbells: f64,
+    /// Completion entries.
+    pub completions: f64,
+}
+
+impl LinesPerMessage {
+    /// All of them.
+    pub fn total(&self) -> f64 {
+        self.requests + self.indices + self.doorbells + self.completions
+    }
+}
+
+/// What a worker took from the queues of applications and put there.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct QueueCounters {
+    slots: u64,
+    batches: u64,
+    doorbells: u64,
+    completions: u64,
+}
+
+impl QueueCounters {
+    /// None where the daemon does not count.
+    fn from_worker(worker: &Value) -> Option<QueueCounters> {
+        Some(QueueCounters {
+            slots: worker["request_slots"].as_u64()?,
+            batches: worker["request_batches"].as_u64()?,
+            doorbells: worker["doorbells"].as_u64()?,
+            completions: worker["completions"].as_u64()?,
+        })
+    }
+
+    /// The lines behind what was counted since, for each of `messages`.
+    fn lines_since(self, before: QueueCounters, messages: u64) -> Option<LinesPerMessage> {
+        let each = |after: u64, before: u64, lines: f64| {
+            let count = after.saturating_sub(before) as f64 * lines;
+            (count / messages as f64 * 1000.0).round() / 1000.0
+        };
+        (messages > 0).then(|| LinesPerMessage {
+            requests: each(self.slots, before.slots, 1.0),
+            indices: each(self.batches, before.batches, 2.0),
+            doorbells: each(self.doorbells, before.doorbells, 2.0),
+            completions: each(self.completions, before.completions, 1.0),
+        })
+    }
 }
 
 /// Counters of one worker since the daemon started.
@@ -78,6 +139,7 @@ pub struct WorkerCounters {
     pub core: usize,
     cpu_ns: u64,
     frames: u64,
+    queues: Option<QueueCounters>,
 }
 
 impl WorkerCounters {
@@ -96,6 +158,7 @@ impl WorkerCounters {
                         |device: &Value| count(&device["rx_frames"]) + count(&device["tx_frames"]);
                     devices.iter().map(frames).sum()
                 }),
+                queues: QueueCounters::from_worker(worker),
             })
             .collect()
     }
@@ -124,6 +187,10 @@ impl WorkerUse {
             ns_per_message: each(messages),
             cycles_per_frame: cycles(frames),
             cycles_per_message: cycles(messages),
+            lines_per_message: before
+                .queues
+                .zip(after.queues)
+                .and_then(|(before, after)| after.lines_since(before, messages)),
         }
     }
 }
@@ -140,6 +207,20 @@ impl fmt::Display for WorkerUse {
         }
         if let (Some(ns), Some(cycles)) = (self.ns_per_message, self.cycles_per_message) {
             write!(f, ", {ns:.0} ns ({cycles:.0} cycles) for each message")?;
+        }
+        if let Some(lines) = self.lines_per_message {
+            let LinesPerMessage {
+                requests,
+                indices,
+                doorbells,
+                completions,
+            } = lines;
+            write!(
+                f,
+                "\n  cache lines between cores for each message: {:.2} (requests {requests:.2}, \
+                 indices {indices:.2}, doorbells {doorbells:.2}, completions {completions:.2})",
+                lines.total()
+            )?;
         }
         Ok(())
     }
@@ -283,6 +364,7 @@ mod tests {
         let stats = |cpu_ns, frames| {
             let text = format!(
                 r#"{{"workers":[{{"core":1,"cpu_ns":{cpu_ns},
+                "request_slots":{frames},"request_batches":{frames},"doorbells":{frames},"completions":{frames},
                 "devices":[{{"rx_frames":{frames},"tx_frames":0}},{{"tx_frames":{frames}}}]}}]}}"#
             );
             WorkerCounters::from_statistics(&text)[0]
@@ -297,8 +379,18 @@ mod tests {
             ns_per_message: Some(250.0),
             cycles_per_frame: Some(100.0),
             cycles_per_message: Some(500.0),
+            lines_per_message: Some(LinesPerMessage {
+                requests: 2.5,
+                indices: 5.0,
+                doorbells: 5.0,
+                completions: 2.5,
+            }),
         };
         assert_eq!(used, expected);
+        assert!(used.to_string().ends_with(
+            "cache lines between cores for each message: 15.00 (requests 2.50, indices 5.00, \
+             doorbells 5.00, completions 2.50)"
+        ));
         assert_eq!(WorkerCounters::from_statistics("{}"), []);
     }
 

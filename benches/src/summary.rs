@@ -1,6 +1,7 @@
 //! Several results of `siw-perf` together: the median of the rounds of each transfer, as a table for
 //! people and as comma-separated values for spreadsheets.
 
+use crate::daemon::WorkerUse;
 use crate::measurement::format_bytes;
 use crate::plan::Mode;
 use crate::report::PerfReport;
@@ -98,6 +99,15 @@ impl<'a> TransferRounds<'a> {
     /// The spread of a number over the rounds that count.
     pub fn spread(&self, value: impl Fn(&PerfReport) -> Option<f64>) -> Option<Spread> {
         Spread::of(self.counted.iter().filter_map(|report| value(report)))
+    }
+
+    /// The median of what all workers together spent on a message; none if one of them does not say.
+    pub fn worker_cost(&self, value: impl Fn(&WorkerUse) -> Option<f64>) -> Option<f64> {
+        let of_report = |report: &PerfReport| {
+            let workers = Some(&report.workers).filter(|workers| !workers.is_empty())?;
+            workers.iter().map(&value).sum()
+        };
+        self.spread(of_report).map(|spread| spread.median)
     }
 
     /// The best rate over the best bound: rounds differ in both, and the best of the ratios would be

@@ -4,6 +4,7 @@ mod common;
 
 use common::{Daemon, client_program};
 use serde_json::Value;
+use siw::{RecvWr, SendData, SendWr};
 use std::process::{Command, Stdio};
 
 fn stat(d: &Daemon, args: &[&str]) -> (bool, String, String) {
@@ -81,6 +82,41 @@ fn counters_have_the_names_of_tcp_mib_merged_and_for_each_worker() {
     assert!(devices[0]["merged"]["TcpActiveOpens"].as_u64() > Some(0));
     assert!(devices[1]["merged"]["TcpPassiveOpens"].as_u64() > Some(0));
     assert!(v["merged"]["iterations"].as_u64() > Some(0));
+}
+
+#[test]
+fn what_passes_through_the_queues_of_applications_is_counted() {
+    let daemon = Daemon::loopback();
+    let (a, b) = common::pair(&daemon, 4096);
+    let counted = |name: &str| {
+        let text = a.ctx.read_stats().unwrap();
+        let statistics: Value = serde_json::from_str(&text).unwrap();
+        let workers = statistics["workers"].as_array().unwrap();
+        let counts = workers.iter().map(|worker| worker[name].as_u64().unwrap());
+        counts.sum::<u64>()
+    };
+    let names = [
+        "request_slots",
+        "request_batches",
+        "doorbells",
+        "completions",
+    ];
+    let before = names.map(counted);
+    for number in 0..10 {
+        let sges = &[b.mr.sge(0, 64)];
+        let wr_id = number;
+        b.qp.post_recv(&[RecvWr { wr_id, sges }]).unwrap();
+        let sge = [a.mr.sge(0, 64)];
+        let send = SendWr::send(number, SendData::Sges(&sge));
+        a.qp.post_send(&[send]).unwrap();
+        a.wc();
+        b.wc();
+    }
+    let after = names.map(counted);
+    let [slots, batches, doorbells, completions] = std::array::from_fn(|n| after[n] - before[n]);
+    // One slot for each Send and each receive, which are taken one by one.
+    assert_eq!((slots, batches, completions), (20, 20, 20));
+    assert!((1..=10).contains(&doorbells), "{doorbells}");
 }
 
 #[test]

@@ -389,8 +389,6 @@ impl SqWatch {
 pub struct WorkQueueConsumer<K> {
     memory: WorkQueueMemory,
     ring: SpscConsumer,
-    /// The client cannot have the slots of popped requests back yet.
-    has_unreleased: bool,
     done: u32,
     kind: PhantomData<K>,
 }
@@ -402,7 +400,6 @@ impl<K: QueueKind> WorkQueueConsumer<K> {
         Ok(WorkQueueConsumer {
             memory,
             ring: SpscConsumer::new(slots),
-            has_unreleased: false,
             done: 0,
             kind: PhantomData,
         })
@@ -441,7 +438,6 @@ impl<K: QueueKind> WorkQueueConsumer<K> {
             parse_copied(element, available, load)?
         };
         self.ring.advance_head(slots);
-        self.has_unreleased = true;
         Ok(Some(()))
     }
 
@@ -451,26 +447,25 @@ impl<K: QueueKind> WorkQueueConsumer<K> {
         Ok(self.available_slots()? == 0)
     }
 
-    /// Lets the client reuse the slots of all popped requests, if there are any; once for several, since
-    /// the client reads the line.
+    /// Lets the client reuse the slots of all popped requests, and returns how many there are; once for
+    /// several requests, since the client reads the line.
     #[inline]
-    pub fn release_popped(&mut self) {
-        if self.has_unreleased {
-            self.has_unreleased = false;
-            self.ring.release_head(self.memory.header_word(OFF_HEAD));
-        }
+    pub fn release_popped(&mut self) -> u32 {
+        self.ring.release_head(self.memory.header_word(OFF_HEAD))
     }
 
     /// Counts `count` requests as finished, signaled or not: before their completions can be seen, since
-    /// who sees one may post at once. The slots of all popped requests are the client's again.
+    /// who sees one may post at once. The slots of all popped requests are the client's again: returns
+    /// how many they are.
     #[inline]
-    pub fn complete_requests(&mut self, count: u32) {
-        self.release_popped();
+    pub fn complete_requests(&mut self, count: u32) -> u32 {
+        let slots = self.release_popped();
         self.done = self.done.wrapping_add(count);
         // Pairs with the Acquire in `SqWatch::wr_done`.
         self.memory
             .header_word(OFF_WR_DONE)
             .store(self.done, Ordering::Release);
+        slots
     }
 }
 

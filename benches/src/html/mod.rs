@@ -1,6 +1,7 @@
 //! `siw-perf report`: one page without references to other files, and a table in Markdown.
 
 mod plot;
+mod transfer_table;
 
 use crate::limits::MachineLimits;
 use crate::machine::MachineRecord;
@@ -14,6 +15,7 @@ use crate::summary::{Spread, TransferRounds, group_by_transfer};
 use plot::{LinePlot, LineSeries, XUnit};
 use serde_json::Value;
 use std::fmt::Write;
+use transfer_table::{add_transfer_table, transfer_cells};
 
 const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;max-width:1000px;margin:2em auto;\
 padding:0 1em;color:#1d2330}h1{font-size:1.6em}h2{margin-top:1.8em;font-size:1.2em}\
@@ -67,7 +69,8 @@ pub fn format_markdown(results: &Results) -> String {
     let groups = group_by_transfer(&results.transfers);
     if !groups.is_empty() {
         text.push_str(
-            "| transfer | result | p50, p99 us | of the bound | rounds |\n|---|---|---|---|---|\n",
+            "| transfer | result | p50, p99 us | of the bound | for each message | rounds |\n\
+             |---|---|---|---|---|---|\n",
         );
         for rounds in &groups {
             let cells = transfer_cells(rounds);
@@ -445,60 +448,10 @@ fn add_limits(page: &mut String, limits: &MachineLimits) {
     }
 }
 
-fn add_transfer_table(page: &mut String, groups: &[TransferRounds<'_>]) {
-    page.push_str("<table><tr><th>transfer</th><th>result</th><th>p50, p99 us</th>");
-    page.push_str("<th>of the bound</th><th>rounds</th></tr>\n");
-    for rounds in groups {
-        page.push_str("<tr>");
-        for cell in transfer_cells(rounds) {
-            let _ = write!(page, "<td>{}</td>", escape(&cell));
-        }
-        page.push_str("</tr>\n");
-    }
-    page.push_str("</table>\n");
-}
-
-/// Transfer, bandwidth or message rate, latency, ratio to the bound, rounds.
-fn transfer_cells(rounds: &TransferRounds<'_>) -> [String; 5] {
-    let first = rounds.counted[0];
-    let median = |value: fn(&PerfReport) -> f64| {
-        rounds
-            .spread(|report| Some(value(report)))
-            .map_or(0.0, |spread| spread.median)
-    };
-    let name = format!(
-        "{}, {}",
-        Axis::Depth.name_of_others(first),
-        match first.mode {
-            Mode::Bw => format!("depth {}", first.depth),
-            Mode::Lat => "round trips".into(),
-        }
-    );
-    [
-        name,
-        format!(
-            "{:.2} Gb/s, {:.3} M/s",
-            median(|report| report.gbps),
-            median(|report| report.mmsgs)
-        ),
-        format!(
-            "{:.2}, {:.2}",
-            median(|report| report.lat_us.p50),
-            median(|report| report.lat_us.p99)
-        ),
-        rounds
-            .ratio_to_bound()
-            .map_or("-".into(), |ratio| format!("{ratio:.2}")),
-        match rounds.disturbed {
-            0 => format!("{}", rounds.counted.len()),
-            disturbed => format!("{}, {disturbed} disturbed", rounds.counted.len()),
-        },
-    ]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::daemon::{LinesPerMessage, WorkerUse};
     use crate::report::example_report;
 
     fn results() -> Results {
@@ -567,7 +520,23 @@ mod tests {
 
     #[test]
     fn markdown_has_a_line_for_each_transfer() {
-        let text = format_markdown(&results());
+        let mut results = results();
+        let worker = |cycles| WorkerUse {
+            cycles_per_message: Some(cycles),
+            lines_per_message: Some(LinesPerMessage {
+                requests: 1.0,
+                indices: 0.25,
+                doorbells: 0.0,
+                completions: 1.0,
+            }),
+            ..WorkerUse::default()
+        };
+        results.transfers[0].workers = vec![worker(700.0), worker(300.0)];
+        let text = format_markdown(&results);
+        assert!(
+            text.contains("| 1000 cycles, 4.50 cache lines |") && text.contains("| - |"),
+            "{text}"
+        );
         let lines = text
             .lines()
             .filter(|line| line.starts_with("| WRITE"))

@@ -81,6 +81,8 @@ pub(crate) struct CqTable {
     moderated: BTreeSet<(Instant, CqId)>,
     /// Queues that overflowed and whose queue pairs have to end.
     pub(super) overflowed: Vec<CqId>,
+    /// Completions written, ever.
+    pub(super) written_entries: u64,
 }
 
 impl CqTable {
@@ -231,6 +233,7 @@ impl CqTable {
             }
             return;
         }
+        self.written_entries += 1;
         slot.unreported = slot.unreported.saturating_add(1);
         if !slot.is_written {
             slot.is_written = true;

@@ -34,6 +34,10 @@ pub(crate) struct WorkerContext {
     pub(super) split_records: SplitRecords,
     /// Where such an FPDU is built.
     pub(super) flat_record: Vec<u8>,
+    /// Slots of requests that were taken out of rings.
+    pub(super) request_slots: u64,
+    /// How often rings were read for them, one or many at once.
+    pub(super) request_batches: u64,
 }
 
 /// Work requests on their way from a ring into a queue pair; one of each for the whole worker.
@@ -56,7 +60,16 @@ impl WorkerContext {
             build_failures: Vec::new(),
             split_records: SplitRecords::default(),
             flat_record: Vec::new(),
+            request_slots: 0,
+            request_batches: 0,
         }
+    }
+
+    /// The client has so many slots of a ring back.
+    #[inline]
+    fn count_taken(&mut self, slots: u32) {
+        self.request_slots += u64::from(slots);
+        self.request_batches += u64::from(slots > 0);
     }
 
     /// What a queue pair with these rings reaches during one call.
@@ -83,8 +96,10 @@ impl Drop for QpView<'_> {
     /// requests that complete in the same call it has back before.
     #[inline]
     fn drop(&mut self) {
-        self.rings.sq.release_popped();
-        self.rings.rq.release_popped();
+        let slots = self.rings.sq.release_popped();
+        self.context.count_taken(slots);
+        let slots = self.rings.rq.release_popped();
+        self.context.count_taken(slots);
     }
 }
 
@@ -126,6 +141,14 @@ impl QpView<'_> {
         }
     }
 
+    /// A receive is about to complete: its slots, and those of all that were taken before it, are the
+    /// client's again.
+    #[inline]
+    fn complete_receive(&mut self) {
+        let slots = self.rings.rq.complete_requests(1);
+        self.context.count_taken(slots);
+    }
+
     #[cold]
     fn refuse_recv(&mut self, error: RingError) -> RingFault {
         let fault = self.note_misuse(error);
@@ -139,7 +162,7 @@ impl QpView<'_> {
                 flags: WcFlags::NONE,
                 ..Wc::default()
             };
-            self.rings.rq.complete_requests(1);
+            self.complete_receive();
             self.context.cqs.push(self.rings.recv_cq, &cqe);
         }
         fault
@@ -177,7 +200,11 @@ impl QpEnv for QpView<'_> {
         }
         let srq = self.rings.srq;
         let popped = match srq {
-            Some(srq) => self.context.srqs.pop(srq, &mut self.context.wqes.recv),
+            Some(srq) => {
+                let popped = self.context.srqs.pop(srq, &mut self.context.wqes.recv);
+                self.context.request_slots += u64::from(matches!(popped, Ok(Some(()))));
+                popped
+            }
             None => self.rings.rq.pop(&mut self.context.wqes.recv),
         };
         match popped {
@@ -196,7 +223,8 @@ impl QpEnv for QpView<'_> {
 
     #[inline]
     fn announce_completions(&mut self, count: u32) {
-        self.rings.sq.complete_requests(count);
+        let slots = self.rings.sq.complete_requests(count);
+        self.context.count_taken(slots);
         self.announced = count;
     }
 
@@ -204,7 +232,10 @@ impl QpEnv for QpView<'_> {
     fn complete_send(&mut self, cqe: Option<&Wc>) {
         match self.announced.checked_sub(1) {
             Some(left) => self.announced = left,
-            None => self.rings.sq.complete_requests(1),
+            None => {
+                let slots = self.rings.sq.complete_requests(1);
+                self.context.count_taken(slots);
+            }
         }
         if let Some(cqe) = cqe {
             self.context.cqs.push(self.rings.send_cq, cqe);
@@ -213,7 +244,7 @@ impl QpEnv for QpView<'_> {
 
     #[inline]
     fn complete_recv(&mut self, cqe: &Wc) {
-        self.rings.rq.complete_requests(1);
+        self.complete_receive();
         self.context.cqs.push(self.rings.recv_cq, cqe);
         if self.rings.srq_share != 0 {
             let newest = self.context.cqs.last_cqe(self.rings.recv_cq);

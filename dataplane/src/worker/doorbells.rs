@@ -72,6 +72,7 @@ impl Worker {
                 && let Some(of_user) = self.users.doorbells_left(user)
             {
                 *of_user -= taken;
+                self.doorbells_taken += taken as u64;
                 any = true;
             }
         }

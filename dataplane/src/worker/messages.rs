@@ -547,6 +547,20 @@ impl PortStats {
     }
 }
 
+/// Cache lines that applications and a worker hand each other through the queues, one way each time:
+/// what the queues need, which the CPUs may exceed.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SharedLines {
+    /// Slots of requests that the worker read.
+    pub request_slots: u64,
+    /// How often it read them, one or many at once: the queue's indices pass, one line each way.
+    pub request_batches: u64,
+    /// Doorbells that it took: a slot of the ring and the queue pair's pending word, each.
+    pub doorbells: u64,
+    /// Entries that it wrote to completion queues.
+    pub completions: u64,
+}
+
 /// Counters of one worker.
 #[derive(Debug, Default, Clone)]
 pub struct WorkerStats {
@@ -560,6 +574,8 @@ pub struct WorkerStats {
     pub core: usize,
     /// Nanoseconds that its thread has run.
     pub cpu_ns: u64,
+    /// What applications and this worker handed each other.
+    pub shared_lines: SharedLines,
     /// Frames from and to other workers.
     pub forward: crate::datapath::forward::ForwardStats,
     /// FPDUs whose payload was placed before a hole in front of them was filled.

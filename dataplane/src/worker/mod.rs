@@ -141,6 +141,8 @@ pub struct Worker {
     users: UserShares,
     /// Where the next batch begins to look for doorbells.
     first_client: usize,
+    /// Doorbells taken from all clients.
+    doorbells_taken: u64,
     /// Queue pairs that wait for a port to release buffers.
     releasing: Vec<QpSlot>,
     /// When to look again at the buffers that finished messages have left in ports.
@@ -198,6 +200,7 @@ impl Worker {
             cache: MbufCache::new(&config.pool),
             users: UserShares::default(),
             first_client: 0,
+            doorbells_taken: 0,
             releasing: Vec::new(),
             next_sweep: Instant::ZERO,
             awaited_frames: Vec::new(),

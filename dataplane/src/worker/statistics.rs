@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Worker;
-use super::messages::{PortStats, WorkerStats};
+use super::messages::{PortStats, SharedLines, WorkerStats};
 // Of the C library: rustix looks for the vDSO by itself, which valgrind has taken away.
 use nix::sched::sched_getcpu;
 use nix::time::{ClockId, clock_gettime};
@@ -19,6 +19,12 @@ impl Worker {
             placed_out_of_order: self.placed_out_of_order,
             receive_waits: self.receive_waits.begun,
             receive_wait_timeouts: self.receive_waits.timed_out,
+            shared_lines: SharedLines {
+                request_slots: self.context.request_slots,
+                request_batches: self.context.request_batches,
+                doorbells: self.doorbells_taken,
+                completions: self.context.cqs.written_entries,
+            },
             forward: self.forwarder.stats,
             devices: self
                 .ports

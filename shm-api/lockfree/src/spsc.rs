@@ -85,6 +85,8 @@ impl SpscProducer {
 #[derive(Debug)]
 pub struct SpscConsumer {
     head: u32,
+    /// What `head` was when the producer got slots back last.
+    released: u32,
     tail: u32,
     mask: u32,
 }
@@ -95,6 +97,7 @@ impl SpscConsumer {
         debug_assert!(slots.is_power_of_two());
         Self {
             head: 0,
+            released: 0,
             tail: 0,
             mask: slots - 1,
         }
@@ -141,10 +144,16 @@ impl SpscConsumer {
         self.head = self.head.wrapping_add(count);
     }
 
-    /// Lets the producer reuse every slot stepped over.
+    /// Lets the producer reuse every slot stepped over, and returns how many they are. Without any the
+    /// line, which the producer reads, is not written.
     #[inline]
-    pub fn release_head(&self, head: &AtomicU32) {
-        // Pairs with the Acquire in `SpscProducer::reserve_slots`.
-        head.store(self.head, Ordering::Release);
+    pub fn release_head(&mut self, head: &AtomicU32) -> u32 {
+        let slots = self.head.wrapping_sub(self.released);
+        if slots > 0 {
+            self.released = self.head;
+            // Pairs with the Acquire in `SpscProducer::reserve_slots`.
+            head.store(self.head, Ordering::Release);
+        }
+        slots
     }
 }
