@@ -82,9 +82,10 @@ pub struct WorkerUse {
 pub struct LinesPerMessage {
     /// Slots of requests.
     pub requests: f64,
-    /// Indices of the queues: two lines for each batch of requests.
+    /// Words of the queues' headers: for each batch of requests a line of the client's, and one of the
+    /// worker's.
     pub indices: f64,
-    /// Doorbells: two lines each.
+    /// Slots of doorbells.
     pub doorbells: f64,
     /// Completion entries.
     pub completions: f64,
@@ -126,7 +127,7 @@ impl QueueCounters {
         (messages > 0).then(|| LinesPerMessage {
             requests: each(self.slots, before.slots, 1.0),
             indices: each(self.batches, before.batches, 2.0),
-            doorbells: each(self.doorbells, before.doorbells, 2.0),
+            doorbells: each(self.doorbells, before.doorbells, 1.0),
             completions: each(self.completions, before.completions, 1.0),
         })
     }
@@ -382,14 +383,14 @@ mod tests {
             lines_per_message: Some(LinesPerMessage {
                 requests: 2.5,
                 indices: 5.0,
-                doorbells: 5.0,
+                doorbells: 2.5,
                 completions: 2.5,
             }),
         };
         assert_eq!(used, expected);
         assert!(used.to_string().ends_with(
-            "cache lines between cores for each message: 15.00 (requests 2.50, indices 5.00, \
-             doorbells 5.00, completions 2.50)"
+            "cache lines between cores for each message: 12.50 (requests 2.50, indices 5.00, \
+             doorbells 2.50, completions 2.50)"
         ));
         assert_eq!(WorkerCounters::from_statistics("{}"), []);
     }

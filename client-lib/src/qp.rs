@@ -6,9 +6,10 @@ use crate::credit::{Credit, ReceivePlaces, SendPlaces};
 use crate::pausable::Pausable;
 use crate::{Cq, Error, Pd, PostError, RecvWr, SendWr, Srq, Wc, WcOpcode, WcStatus};
 use siw_shm::control::{
-    Addr, Connect, CreateQp, DestroyQp, Disconnect, MigrateCm, ModifyQp, QpReply, QpState, QueryQp,
+    Addr, Connect, CreateQp, DestroyQp, Disconnect, FEATURE_STATE_LINE, MigrateCm, ModifyQp,
+    QpReply, QpState, QueryQp,
 };
-use siw_shm::work_queue::SqWatch;
+use siw_shm::work_queue::{SqWatch, state_offset};
 use siw_shm::{RqProducer, SharedMemory, SqProducer};
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
@@ -237,21 +238,27 @@ impl Pd {
         let credit = Arc::new(Credit::default());
         let install = |reply: &QpReply, region: Arc<SharedMemory>| {
             let (sq, rq) = map_rings(&region, reply)?;
+            let mut watch = sq.new_watch();
+            if self.ctx().features() & FEATURE_STATE_LINE != 0 {
+                let offset = state_offset(reply.rq_offset as usize, reply.rq_slots);
+                let at = (reply.mem.offset as usize).saturating_add(offset);
+                watch = watch.with_state_line(region.clone(), at)?;
+            }
             for cq in [send_cq, recv_cq] {
                 let mut polling = cq.polling_state().lock();
                 polling.credits.attach_qp(reply.qp_num, &credit);
             }
-            Ok((region, sq, rq))
+            Ok((region, sq, rq, watch))
         };
         let destroy = |reply: &QpReply| DestroyQp {
             qp_num: reply.qp_num,
             reserved: 0,
         };
-        let (reply, (region, sq, rq)) =
+        let (reply, (region, sq, rq, watch)) =
             self.ctx()
                 .create_queue(&create, |reply| reply.mem, install, destroy)?;
         let queue_pair = Arc::new(QpInner {
-            watch: sq.new_watch(),
+            watch,
             sq: Pausable::new(Posting {
                 ring: sq,
                 places: SendPlaces::new(reply.max_send_wr, &credit),

@@ -178,6 +178,9 @@ fn a_pair_is_connected_anew_after_a_reset() {
         exchange(&a, &b);
         a.qp.reset().unwrap();
         b.qp.reset().unwrap();
+        let sge = [a.mr.sge(4096, 8)];
+        let early = a.qp.post_send(&[SendWr::send(1, SendData::Sges(&sge))]);
+        assert!(early.is_err(), "it is not connected any more");
         join(&a, &b, (0, 1));
     }
     exchange(&a, &b);

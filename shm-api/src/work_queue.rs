@@ -6,6 +6,10 @@
 //!  +64   head u32, wr_done u32, qp_state u32, worker u32   written by the daemon
 //!  +128  slots * 64 bytes
 //! ```
+//! Behind the receive queue of a QP lies its state line, with the same words as at +72 and +76 of its send
+//! queue: qp_state u32, worker u32. Whoever posts reads them, and the daemon writes them seldom, but the
+//! line with `head` in each batch. Libraries without `FEATURE_STATE_LINE` read those at +72.
+//!
 //! `head` frees slots (the worker has copied them); `wr_done` counts requests
 //! that are finished, which is what max_send_wr and max_recv_wr limit.
 //! The `pending` word belongs to the doorbell ring (see [`crate::doorbell`]);
@@ -38,6 +42,12 @@ pub const OFF_WR_DONE: usize = 68;
 pub const OFF_QP_STATE: usize = 72;
 /// Offset of the index of the worker that serves the QP, send queue only.
 pub const OFF_WORKER: usize = 76;
+/// Offset of the QP state in the state line.
+const LINE_QP_STATE: usize = 0;
+/// Offset of the worker's index there.
+const LINE_WORKER: usize = 4;
+/// Bytes of the state line of a QP.
+pub const STATE_LINE_LEN: usize = 64;
 /// Slots that are fetched from the client's core before their turn.
 const SLOTS_AHEAD: u32 = 4;
 /// Most slots of one ring.
@@ -79,7 +89,7 @@ pub struct QpGeometry {
     pub rq_slots: u32,
     /// Offset of the receive queue from the send queue.
     pub rq_offset: usize,
-    /// Bytes of both.
+    /// Bytes of both, and of the state line behind them.
     pub len: usize,
 }
 
@@ -109,9 +119,14 @@ impl QpGeometry {
             sq_slots,
             rq_slots,
             rq_offset,
-            len: rq_offset + ring_len(rq_slots),
+            len: state_offset(rq_offset, rq_slots) + STATE_LINE_LEN,
         })
     }
+}
+
+/// Offset of the state line of a QP from its send queue.
+pub fn state_offset(rq_offset: usize, rq_slots: u32) -> usize {
+    rq_offset + ring_len(rq_slots)
 }
 
 /// Bytes of a ring with `slots` slots.
@@ -334,7 +349,12 @@ impl WorkQueueProducer<SendKind> {
 
     /// A view of what the daemon says about the QP, for any thread.
     pub fn new_watch(&self) -> SqWatch {
-        SqWatch(self.memory.clone())
+        SqWatch {
+            state: self.memory.0.clone(),
+            state_at: OFF_QP_STATE,
+            worker_at: OFF_WORKER,
+            queue: self.memory.clone(),
+        }
     }
 }
 
@@ -352,36 +372,60 @@ impl WorkQueueProducer<ReceiveKind> {
     }
 }
 
-/// What the daemon says about a QP in its send queue's header.
-pub struct SqWatch(WorkQueueMemory);
+/// What the daemon says about a QP.
+pub struct SqWatch {
+    queue: WorkQueueMemory,
+    /// Where its state is, and the offsets of the words there.
+    state: RingMemory,
+    state_at: usize,
+    worker_at: usize,
+}
 
 impl SqWatch {
+    /// The same of a daemon with `FEATURE_STATE_LINE`, whose state line is at `offset`.
+    pub fn with_state_line(
+        self,
+        memory: Arc<SharedMemory>,
+        offset: usize,
+    ) -> Result<SqWatch, OutOfBounds> {
+        Ok(SqWatch {
+            state: RingMemory::new(memory, offset, STATE_LINE_LEN)?,
+            state_at: LINE_QP_STATE,
+            worker_at: LINE_WORKER,
+            ..self
+        })
+    }
+
     /// The QP state that the daemon last wrote (`control::QpState` as u32).
     #[inline]
     pub fn qp_state(&self) -> u32 {
+        // SAFETY: one of two constants that are multiples of 4, inside the header or the line.
+        let word = unsafe { self.state.word_at(self.state_at) };
         // Pairs with the Release in `set_qp_state`: the worker index was written before.
-        self.0.header_word(OFF_QP_STATE).load(Ordering::Acquire)
+        word.load(Ordering::Acquire)
     }
 
     /// Whose doorbell ring the QP uses. Read it after [`Self::qp_state`]: the
     /// daemon writes it before RTS.
     #[inline]
     pub fn worker_index(&self) -> u32 {
+        // SAFETY: as in `qp_state`.
+        let word = unsafe { self.state.word_at(self.worker_at) };
         // Relaxed: ordered by the Acquire in `qp_state`.
-        self.0.header_word(OFF_WORKER).load(Ordering::Relaxed)
+        word.load(Ordering::Relaxed)
     }
 
     /// Marks the QP as pending without new requests: see [`RqProducer::publish_posted`].
     #[inline]
     pub fn mark_pending(&self) -> bool {
-        doorbell::mark_pending(self.0.header_word(OFF_PENDING))
+        doorbell::mark_pending(self.queue.header_word(OFF_PENDING))
     }
 
     /// Send requests finished so far, modulo 2^32.
     #[inline]
     pub fn wr_done(&self) -> u32 {
         // Pairs with the Release in `complete_requests`.
-        self.0.header_word(OFF_WR_DONE).load(Ordering::Acquire)
+        self.queue.header_word(OFF_WR_DONE).load(Ordering::Acquire)
     }
 }
 
@@ -390,6 +434,8 @@ pub struct WorkQueueConsumer<K> {
     memory: WorkQueueMemory,
     ring: SpscConsumer,
     done: u32,
+    /// Of the QP, in its send queue.
+    state_line: Option<RingMemory>,
     kind: PhantomData<K>,
 }
 
@@ -401,6 +447,7 @@ impl<K: QueueKind> WorkQueueConsumer<K> {
             memory,
             ring: SpscConsumer::new(slots),
             done: 0,
+            state_line: None,
             kind: PhantomData,
         })
     }
@@ -470,6 +517,37 @@ impl<K: QueueKind> WorkQueueConsumer<K> {
 }
 
 impl WorkQueueConsumer<SendKind> {
+    /// The same of a QP with a state line at `offset`.
+    pub fn with_state_line(
+        self,
+        memory: Arc<SharedMemory>,
+        offset: usize,
+    ) -> Result<Self, OutOfBounds> {
+        let line = RingMemory::new(memory, offset, STATE_LINE_LEN)?;
+        Ok(WorkQueueConsumer {
+            state_line: Some(line),
+            ..self
+        })
+    }
+
+    /// Stores a word of the QP's state in both places where it is read.
+    fn store_state(&self, (header_at, line_at): (usize, usize), value: u32) {
+        self.memory
+            .header_word(header_at)
+            .store(value, Ordering::Release);
+        if let Some(line) = &self.state_line {
+            // SAFETY: a multiple of 4 inside the line.
+            unsafe { line.word_at(line_at) }.store(value, Ordering::Release);
+        }
+    }
+
+    /// Fetches the slot that [`Self::pop`] reads first from the client's core, before that of the
+    /// pending word is waited for.
+    #[inline]
+    pub fn prefetch_next(&self) {
+        self.memory.prefetch_slot(self.ring.slot_index(0));
+    }
+
     /// Clears the doorbell's pending word: after the QP's number was popped from
     /// the ring and before the first [`Self::pop`].
     #[inline]
@@ -481,9 +559,7 @@ impl WorkQueueConsumer<SendKind> {
     /// queues afterwards.
     pub fn set_qp_state(&self, state: u32) {
         // Pairs with the Acquire in `SqWatch::qp_state`.
-        self.memory
-            .header_word(OFF_QP_STATE)
-            .store(state, Ordering::Release);
+        self.store_state((OFF_QP_STATE, LINE_QP_STATE), state);
         // Pairs with the fence in `RqProducer::publish_posted`.
         fence(Ordering::SeqCst);
     }
@@ -495,10 +571,7 @@ impl WorkQueueConsumer<SendKind> {
     /// owner clears the pending word and looks once when it installs a QP: otherwise a
     /// number that was lost leaves the word set for ever.
     pub fn set_worker(&self, worker: u32) {
-        // Relaxed: the Release in `set_qp_state` publishes it.
-        self.memory
-            .header_word(OFF_WORKER)
-            .store(worker, Ordering::Relaxed);
+        self.store_state((OFF_WORKER, LINE_WORKER), worker);
     }
 }
 

@@ -82,6 +82,34 @@ fn requests_of_every_size_survive_the_wrap_of_the_ring() {
 }
 
 #[test]
+fn the_state_is_seen_in_the_state_line_and_by_older_libraries() {
+    let geometry = QpGeometry::new(4, 4, 1, 1, 0).unwrap();
+    let at = wq::state_offset(geometry.rq_offset, geometry.rq_slots);
+    assert_eq!(geometry.len, at + wq::STATE_LINE_LEN);
+    let memory = new_memory(geometry.len);
+    let producer = SqProducer::new(memory.clone(), 0, geometry.sq_slots, 4).unwrap();
+    let consumer = SqConsumer::new(memory.clone(), 0, geometry.sq_slots)
+        .and_then(|consumer| consumer.with_state_line(memory.clone(), at))
+        .unwrap();
+    let in_header = producer.new_watch();
+    let in_line = producer
+        .new_watch()
+        .with_state_line(memory.clone(), at)
+        .unwrap();
+    consumer.set_worker(3);
+    consumer.set_qp_state(2);
+    for watch in [&in_header, &in_line] {
+        assert_eq!((watch.qp_state(), watch.worker_index()), (2, 3));
+    }
+    // A daemon that knows of no such line writes the header alone.
+    let older = SqConsumer::new(memory.clone(), 0, geometry.sq_slots).unwrap();
+    older.set_qp_state(5);
+    assert_eq!((in_header.qp_state(), in_line.qp_state()), (5, 2));
+    let outside = producer.new_watch().with_state_line(memory, 1 << 20);
+    assert!(outside.is_err());
+}
+
+#[test]
 fn a_full_queue_refuses_until_slots_and_requests_are_done() {
     let (mut producer, mut consumer, _memory) = new_send_queue(4, 2);
     let request = send_request(1, SendData::Sges(&[]));

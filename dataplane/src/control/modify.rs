@@ -4,6 +4,7 @@
 use nix::libc;
 use siw_shm::Access;
 use siw_shm::control::messages as m;
+use siw_shm::work_queue::{HEADER, STATE_LINE_LEN, state_offset};
 
 use super::ControlThread;
 use super::pending::{DeferredRequest, PendingReply};
@@ -201,10 +202,18 @@ impl ControlThread {
 /// Empties the rings of a queue pair that no worker has; the client starts over in them. What lies in
 /// the slots is read by nobody any more: however long the rings are, this takes the same time.
 fn clear_queues(qp: &super::resources::ClientQp) -> Result<(), Refusal> {
-    for ring in [0, qp.geometry.rq_offset] {
+    let geometry = &qp.geometry;
+    for (offset, len) in [
+        (0, HEADER),
+        (geometry.rq_offset, HEADER),
+        (
+            state_offset(geometry.rq_offset, geometry.rq_slots),
+            STATE_LINE_LEN,
+        ),
+    ] {
         qp.mem
             .region
-            .fill_zero(qp.mem.offset + ring, siw_shm::work_queue::HEADER)
+            .fill_zero(qp.mem.offset + offset, len)
             .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))?;
     }
     Ok(())

@@ -7,6 +7,7 @@ use nix::libc;
 use siw_iwarp::QpInitAttr;
 use siw_shm::control::codec::UNANSWERED;
 use siw_shm::control::messages as m;
+use siw_shm::work_queue::state_offset;
 use siw_shm::{Access, CqProducer, QpGeometry, RqConsumer, SqConsumer, wqe};
 
 use super::ControlThread;
@@ -312,7 +313,10 @@ impl ControlThread {
             .ok_or_else(|| Refusal::no_such("queue pair", qpn.0))?;
         let (region, at) = (&qp.mem.region, qp.mem.offset);
         let bad = |error: siw_shm::OutOfBounds| Refusal::new(libc::EINVAL, error.to_string());
-        let sq = SqConsumer::new(region.clone(), at, qp.geometry.sq_slots).map_err(bad)?;
+        let state_at = at + state_offset(qp.geometry.rq_offset, qp.geometry.rq_slots);
+        let sq = SqConsumer::new(region.clone(), at, qp.geometry.sq_slots)
+            .and_then(|sq| sq.with_state_line(region.clone(), state_at))
+            .map_err(bad)?;
         let rq = RqConsumer::new(
             region.clone(),
             at + qp.geometry.rq_offset,

@@ -65,6 +65,7 @@ impl Worker {
                 let Some(queue_pair) = queue_pair.filter(|found| found.client == client) else {
                     continue;
                 };
+                queue_pair.rings.sq.prefetch_next();
                 queue_pair.rings.sq.clear_pending();
                 self.mark_ready(slot);
             }

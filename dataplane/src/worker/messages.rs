@@ -553,9 +553,10 @@ impl PortStats {
 pub struct SharedLines {
     /// Slots of requests that the worker read.
     pub request_slots: u64,
-    /// How often it read them, one or many at once: the queue's indices pass, one line each way.
+    /// How often it read them, one or many at once: the words of the queue's header pass, one line each
+    /// way.
     pub request_batches: u64,
-    /// Doorbells that it took: a slot of the ring and the queue pair's pending word, each.
+    /// Doorbells that it took: the pending word is on the line of the queue's header.
     pub doorbells: u64,
     /// Entries that it wrote to completion queues.
     pub completions: u64,

@@ -55,8 +55,12 @@ pub const VERSION: u16 = 4;
 /// negotiated: its HELLO names one version.
 pub const MIN_VERSION: u16 = 3;
 /// The optional features that this side knows.
-pub const FEATURES: u32 =
-    FEATURE_ADDRESSES | FEATURE_EXTENTS | FEATURE_IMPORT | FEATURE_PAIRS | FEATURE_QP_ACCESS;
+pub const FEATURES: u32 = FEATURE_ADDRESSES
+    | FEATURE_EXTENTS
+    | FEATURE_IMPORT
+    | FEATURE_PAIRS
+    | FEATURE_QP_ACCESS
+    | FEATURE_STATE_LINE;
 /// Feature: [`Bind`], [`Resolve`], [`MigrateCm`], [`Listen::binding`], [`Unlisten::flags`].
 pub const FEATURE_ADDRESSES: u32 = 1 << 0;
 /// Feature: regions of several extents ([`RegMemory`], [`AddExtents`]).
@@ -67,6 +71,8 @@ pub const FEATURE_IMPORT: u32 = 1 << 2;
 pub const FEATURE_PAIRS: u32 = 1 << 4;
 /// Feature: [`ModifyQp::flags`].
 pub const FEATURE_QP_ACCESS: u32 = 1 << 5;
+/// Feature: queue pairs have a state line ([`crate::work_queue`]).
+pub const FEATURE_STATE_LINE: u32 = 1 << 6;
 /// Longest packet.
 pub const MAX_PACKET: usize = 8192;
 /// Most fds in one packet.
