@@ -36,6 +36,9 @@ pub struct LinkTraits {
     pub rx_checksum: bool,
     /// The port can wake a sleeping worker.
     pub rx_interrupt: bool,
+    /// Whether its interrupts arrive shows only once one did: drivers report success where the device
+    /// has none, or delivers none (e1000 and e1000e).
+    pub rx_interrupt_unproven: bool,
     /// The port computes TCP checksums.
     pub tx_checksum: bool,
     /// The port fills in the IPv4 header checksums of what it cuts.
@@ -87,6 +90,7 @@ impl LinkTraits {
             no_checksums,
             rx_checksum: offloads.rx_checksum && port_may_checksum,
             rx_interrupt: offloads.rx_interrupt && !driver.in_process,
+            rx_interrupt_unproven: driver.has_device_interrupts(),
             tx_checksum,
             tx_ip_checksum: offloads.tx_ip_checksum,
             tso: if driver.in_process {
@@ -151,6 +155,18 @@ mod tests {
             tx_mtu_seg_max: max_segments,
             reta_size: 0,
             rss_key_set: false,
+        }
+    }
+
+    #[test]
+    fn interrupts_of_devices_have_to_prove_themselves() {
+        for (devargs, unproven) in [
+            ("0000:03:00.0", true),
+            ("net_tap0,iface=t", false),
+            ("net_vhost0,iface=/s", false),
+        ] {
+            let traits = traits_of(devargs, TxPayloadPolicy::Auto, granted(true, 8));
+            assert_eq!(traits.rx_interrupt_unproven, unproven, "{devargs}");
         }
     }
 

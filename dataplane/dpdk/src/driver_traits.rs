@@ -172,6 +172,12 @@ impl DriverTraits {
         row.unwrap_or(&UNKNOWN)
     }
 
+    /// Its interrupts are a device's, and reach the process through VFIO or UIO: whether they arrive
+    /// is not known before one did.
+    pub fn has_device_interrupts(&self) -> bool {
+        self.needs == Needs::UserSpaceDriver
+    }
+
     /// Whether devargs name a device of a bus other than PCI's, which DPDK has to look at: a
     /// sub-function on the auxiliary bus, or a device of Hyper-V by its number.
     pub fn is_on_bus(devargs: &str) -> bool {

@@ -105,7 +105,7 @@ pub(crate) fn disarm_interrupts<R>(ports: &mut [WorkerPort<R>]) {
 /// something woke the thread.
 pub(crate) fn wait_for_wake<R>(
     wake: BorrowedFd<'_>,
-    ports: &[WorkerPort<R>],
+    ports: &mut [WorkerPort<R>],
     limit: Duration,
 ) -> bool {
     let mut fds: [_; 1 + MAX_INTERRUPTS] =
@@ -116,5 +116,20 @@ pub(crate) fn wait_for_wake<R>(
         *place = PollFd::new(interrupt, PollFlags::POLLIN);
         used += 1;
     }
-    ppoll(&mut fds[..used], Some(TimeSpec::from(limit)), None).is_ok_and(|ready| ready > 0)
+    let fds = &mut fds[..used];
+    let was_woken = ppoll(fds, Some(TimeSpec::from(limit)), None).is_ok_and(|ready| ready > 0);
+    if was_woken {
+        let raised: [bool; 1 + MAX_INTERRUPTS] =
+            std::array::from_fn(|place| fds.get(place).and_then(PollFd::any).unwrap_or(false));
+        let interrupting = ports
+            .iter_mut()
+            .filter(|port| port.interrupt_fd().is_some());
+        for (port, _) in interrupting
+            .zip(&raised[1..])
+            .filter(|(_, is_raised)| **is_raised)
+        {
+            port.note_interrupt();
+        }
+    }
+    was_woken
 }

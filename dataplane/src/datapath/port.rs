@@ -231,9 +231,15 @@ impl<R> WorkerPort<R> {
         self.output.close();
     }
 
-    /// Nothing wakes the thread when a frame arrives here.
+    /// Nothing wakes the thread for sure when a frame arrives here.
     pub(super) fn must_be_polled(&self) -> bool {
-        !self.link.in_process && !self.link.rx_interrupt && self.rx_queue.is_some()
+        let wakes = self.link.rx_interrupt && !self.link.rx_interrupt_unproven;
+        !self.link.in_process && !wakes && self.rx_queue.is_some()
+    }
+
+    /// An interrupt of the port woke the thread.
+    pub(super) fn note_interrupt(&mut self) {
+        self.link.rx_interrupt_unproven = false;
     }
 
     /// True when the port has an interrupt that is armed now.

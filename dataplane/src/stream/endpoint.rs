@@ -426,7 +426,7 @@ impl BatchLoop for Endpoint<'_> {
             return;
         }
         self.cache.return_surplus();
-        if idle::wait_for_wake(self.signals.as_fd(), &self.ports, limit) {
+        if idle::wait_for_wake(self.signals.as_fd(), &mut self.ports, limit) {
             let now = self.clock.now();
             self.next_check = now;
             self.idle.note_busy(now);

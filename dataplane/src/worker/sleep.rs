@@ -100,7 +100,7 @@ impl Worker {
             self.context.keys.go_offline();
             self.wake_sources.sleeps += 1;
             let was_woken =
-                idle::wait_for_wake(self.wake_sources.epoll.0.as_fd(), &self.ports, limit);
+                idle::wait_for_wake(self.wake_sources.epoll.0.as_fd(), &mut self.ports, limit);
             self.context.keys.go_online();
             // A sleep that ended by its limit leads to the next one, a wake-up to a spell of
             // spinning.

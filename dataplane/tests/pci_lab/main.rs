@@ -12,6 +12,7 @@ mod lab;
 mod linux_peer;
 mod queues;
 mod shared;
+mod two_daemons;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
