@@ -29,6 +29,9 @@ need_packages() {
     rm -f /tmp/siwd-apt.$$
 }
 
+# What building the workspace takes besides Rust.
+BUILD_PACKAGES=(build-essential pkg-config libdpdk-dev libclang-dev libibverbs-dev librdmacm-dev)
+
 need_rust() {
     local how="install rustup (see rustup.rs), then run: rustup toolchain install stable"
     [ -f "$HOME/.cargo/env" ] && . "$HOME/.cargo/env"
