@@ -163,17 +163,12 @@ impl Port {
         rc == 0 && found.get(..key.len()) == Some(key)
     }
 
-    /// Only arming an interrupt shows whether a driver has them. A driver whose descriptor
-    /// always signals has nothing to arm.
+    /// Whether a thread can wait for a queue's interrupt. Drivers also report success where a queue has
+    /// no vector, as with uio_pci_generic, and that of vmxnet3 writes outside of the NIC when it is asked
+    /// for an interrupt there: so nothing is armed to find out.
     pub(crate) fn interrupts_work(&self) -> bool {
-        // SAFETY: queue 0 of a started port exists and nobody polls it yet.
-        unsafe {
-            let arms = sys::rte_eth_dev_rx_intr_enable(self.id(), 0) == 0;
-            if arms {
-                sys::rte_eth_dev_rx_intr_disable(self.id(), 0);
-            }
-            arms || sys::rte_eth_dev_rx_intr_ctl_q_get_fd(self.id(), 0) >= 0
-        }
+        // SAFETY: queue 0 of a started port exists.
+        unsafe { sys::rte_eth_dev_rx_intr_ctl_q_get_fd(self.id(), 0) >= 0 }
     }
 
     /// The number of the kernel's interface that a port of AF_XDP shares; `None`: the port is another.

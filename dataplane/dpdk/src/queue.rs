@@ -113,10 +113,17 @@ impl RxQueue {
 
     /// Asks for an interrupt at the next packet. Poll once more after it, then
     /// sleep: a packet may have come in between.
+    ///
+    /// # Errors
+    /// The queue has no interrupt, as with uio_pci_generic, or the driver refuses.
     pub fn arm_interrupt(&mut self) -> Result<()> {
         if self.xdp.is_some() {
             // A socket is readable while it has a frame.
             return Ok(());
+        }
+        // The driver of vmxnet3 takes the vector's number without looking whether there is one.
+        if self.interrupt_fd().is_none() {
+            return self.check_call("arming the receive interrupt", -libc::ENOTSUP);
         }
         // SAFETY: the queue exists and is ours.
         let rc = unsafe { sys::rte_eth_dev_rx_intr_enable(self.port_id, self.queue) };
@@ -125,7 +132,7 @@ impl RxQueue {
 
     /// Takes the request back, and empties the descriptor when it is an eventfd.
     pub fn disarm_interrupt(&mut self) -> Result<()> {
-        if self.xdp.is_some() {
+        if self.xdp.is_some() || self.interrupt_fd().is_none() {
             return Ok(());
         }
         // SAFETY: the queue exists and is ours.
