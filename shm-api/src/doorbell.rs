@@ -117,7 +117,7 @@ impl DoorbellConsumer {
         Some(qp_num)
     }
 
-    /// Whether [`Self::pop`] would return something: the look after
+    /// Whether [`Self::pop`] would return something: also the look after
     /// [`SleepFlag::announce_sleep`].
     #[inline]
     pub fn has_work(&self) -> bool {

@@ -118,7 +118,9 @@ impl MbufBatch {
     }
 
     fn move_to_front(&mut self) {
-        self.bufs.copy_within(self.head..self.tail, 0);
+        if !self.is_empty() {
+            self.bufs.copy_within(self.head..self.tail, 0);
+        }
         self.tail -= self.head;
         self.head = 0;
     }

@@ -233,6 +233,12 @@ impl TxQueue {
         usize::from(sent)
     }
 
+    /// The kernel has not taken all of earlier bursts.
+    #[inline]
+    pub fn has_backlog(&self) -> bool {
+        self.xdp.as_ref().is_some_and(|xdp| xdp.has_backlog())
+    }
+
     /// Offers the kernel again what it has not taken of earlier bursts; for each turn in which no burst
     /// is sent.
     #[inline]

@@ -247,6 +247,10 @@ impl FrameForwarder {
         ports: &mut [WorkerPort<R>],
         cache: &mut MbufCache,
     ) -> bool {
+        // As with commands: to pop from an empty queue costs a fence.
+        if self.inboxes[self.own_index].frames.is_empty() {
+            return false;
+        }
         let mut any = false;
         for _ in 0..BURST {
             let Some(frame) = self.inboxes[self.own_index].frames.pop() else {

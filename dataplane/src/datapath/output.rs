@@ -68,22 +68,33 @@ impl PortOutput {
         !self.loopback.is_empty()
     }
 
+    /// The kernel has not taken all of earlier bursts.
+    #[inline]
+    pub(crate) fn has_backlog(&self) -> bool {
+        matches!(&self.path, TxPath::Queue(queue) if queue.has_backlog())
+    }
+
     /// Hands the batch to the port; what does not fit stays.
     #[inline]
     pub(crate) fn transmit_batch(&mut self) {
         if !self.batch.is_empty() {
-            let sent = match &mut self.path {
-                TxPath::Queue(queue) => queue.tx_burst(&mut self.batch),
-                TxPath::Proxy(proxy) => proxy.transmit_batch(&mut self.batch),
-                TxPath::Closed => {
-                    self.drop_batch();
-                    0
-                }
-            };
-            self.frames_sent += sent as u64;
+            self.transmit_frames();
         } else if let TxPath::Queue(queue) = &mut self.path {
             queue.retry_backlog();
         }
+    }
+
+    #[inline(never)]
+    fn transmit_frames(&mut self) {
+        let sent = match &mut self.path {
+            TxPath::Queue(queue) => queue.tx_burst(&mut self.batch),
+            TxPath::Proxy(proxy) => proxy.transmit_batch(&mut self.batch),
+            TxPath::Closed => {
+                self.drop_batch();
+                0
+            }
+        };
+        self.frames_sent += sent as u64;
     }
 
     #[cold]

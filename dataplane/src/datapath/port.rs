@@ -95,7 +95,20 @@ impl<R> WorkerPort<R> {
         })
     }
 
-    /// Gives TCP a burst from the port, the frames that other workers forwarded, and the loopback
+    /// Takes a burst from the port into `batch`. True when [`Self::receive`] has something to do: with
+    /// these frames, with those that other workers forwarded, or with loopback frames.
+    #[inline]
+    pub(crate) fn take_burst(&mut self, batch: &mut RxBatch) -> bool {
+        if let Some(rx_queue) = &mut self.rx_queue {
+            rx_queue.rx_burst(batch);
+        }
+        !batch.is_empty()
+            || !self.forwarded.is_empty()
+            || self.output.has_loopback()
+            || self.stack.has_host_frames()
+    }
+
+    /// Gives TCP the burst in `batch`, the frames that other workers forwarded, and the loopback
     /// frames. True when there were any. `keep` sees the frames of a port that does not deliver by
     /// worker, and returns those that this worker keeps.
     ///
@@ -109,9 +122,6 @@ impl<R> WorkerPort<R> {
         timer_hold: &mut TimerHold,
         mut keep: impl FnMut(&Steering, usize, Mbuf, RxChecksum) -> Option<Mbuf>,
     ) -> bool {
-        if let Some(rx_queue) = &mut self.rx_queue {
-            rx_queue.rx_burst(batch);
-        }
         let mut any = !batch.is_empty();
         if any {
             if batch.is_full() {
@@ -170,10 +180,16 @@ impl<R> WorkerPort<R> {
         }
     }
 
+    /// Whether [`Self::poll_stack`] has something to do.
+    #[inline]
+    pub(crate) fn needs_poll(&mut self, now: Instant) -> bool {
+        self.stack.needs_poll(now) || self.output.has_frames() || self.output.has_backlog()
+    }
+
     /// Acknowledgements, timers and retransmissions of the stack, then the burst. Without
     /// `run_timers` the timers wait. `wall_time`: nanoseconds since the epoch, for captures. True
     /// when frames left.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn poll_stack(
         &mut self,
         now: Instant,

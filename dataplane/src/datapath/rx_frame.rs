@@ -16,6 +16,13 @@ thread_local! {
 /// Gives dropped frames back to the cache. Once a batch.
 #[inline]
 pub fn recycle_dropped_frames(cache: &mut MbufCache) {
+    if DROPPED.with_borrow(|dropped| !dropped.is_empty()) {
+        recycle_all(cache);
+    }
+}
+
+#[inline(never)]
+fn recycle_all(cache: &mut MbufCache) {
     DROPPED.with_borrow_mut(|dropped| cache.free_all(dropped.drain(..)));
 }
 

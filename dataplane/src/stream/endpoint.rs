@@ -177,6 +177,7 @@ impl<'a> Endpoint<'a> {
     }
 
     fn receive(&mut self, now: Instant, port: usize) -> bool {
+        self.ports[port].take_burst(&mut self.rx_batch);
         let mut any = self.ports[port].receive(
             now,
             &mut self.rx_batch,

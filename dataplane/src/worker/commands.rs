@@ -21,6 +21,11 @@ impl Worker {
         if let Some(deadline) = self.stopping {
             self.check_stopped(now, deadline);
         }
+        // To pop from an empty queue costs a fence, which waits until what the last batch stored has
+        // reached the clients' lines.
+        if self.mailbox.commands.is_empty() {
+            return false;
+        }
         let mut any = false;
         for _ in 0..COMMANDS_PER_BATCH {
             let Some(command) = self.mailbox.commands.pop() else {

@@ -48,6 +48,10 @@ impl Worker {
             } else {
                 (start + index) % count
             };
+            // Mostly there is none, which is found out first.
+            if !self.clients[index].doorbells.has_work() {
+                continue;
+            }
             let WorkerClient { client, user, .. } = self.clients[index];
             let of_user = self.users.doorbells_left(user).map_or(0, |left| *left);
             let share = DOORBELLS_PER_BATCH.min(of_user);

@@ -265,11 +265,15 @@ impl BatchLoop for Worker {
         busy |= self
             .forwarder
             .take_frames(now, &self.clock, &mut self.ports, &mut self.cache);
+        let mut has_received = false;
         for port in 0..self.ports.len() {
-            busy |= self.receive(now, port);
+            has_received |= self.receive(now, port);
         }
-        // While they are warm in the cache: what is sent now takes these buffers.
-        rx_frame::recycle_dropped_frames(&mut self.cache);
+        if has_received {
+            busy = true;
+            // While they are warm in the cache: what is sent now takes these buffers.
+            rx_frame::recycle_dropped_frames(&mut self.cache);
+        }
         busy |= self.take_doorbells();
         busy |= self.send_from_ready(now);
         if !self.context.quiescing.is_empty() {

@@ -27,6 +27,13 @@ impl Worker {
     /// and acts on what TCP makes of them. True when there was anything.
     #[inline]
     pub(super) fn receive(&mut self, now: Instant, port: usize) -> bool {
+        let from = &mut self.ports[port];
+        let has_frames = from.take_burst(&mut self.rx_batch);
+        (has_frames || from.stack.has_events()) && self.receive_burst(now, port)
+    }
+
+    #[inline(never)]
+    fn receive_burst(&mut self, now: Instant, port: usize) -> bool {
         let Worker {
             forwarder, cache, ..
         } = self;

@@ -121,9 +121,13 @@ impl Worker {
     /// Acknowledgements, timers and retransmissions of one stack; then the burst.
     #[inline]
     pub(super) fn poll_port(&mut self, now: Instant, port: usize, run_timers: bool) -> bool {
+        let port = &mut self.ports[port];
+        if !port.needs_poll(now) {
+            return false;
+        }
         let writer = FpduWriter::new(&mut self.context, &self.queue_pairs);
         let wall_time = self.clock.wall_time(now);
-        self.ports[port].poll_stack(now, run_timers, &mut self.cache, writer, wall_time)
+        port.poll_stack(now, run_timers, &mut self.cache, writer, wall_time)
     }
 
     /// TCP probes a narrow path with one FPDU that is longer than a segment (RFC 8899): if the next

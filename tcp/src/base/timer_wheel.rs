@@ -160,14 +160,19 @@ impl TimerWheel {
         None
     }
 
+    /// Whether [`Self::pop_due`] may find an entry.
+    #[inline]
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        now.0 >> TICK_SHIFT >= self.quiet
+    }
+
     /// Removes an entry that is due and returns its index; to be called until `None`.
     #[inline]
     pub(crate) fn pop_due(&mut self, now: Instant) -> Option<u32> {
-        let target = now.0 >> TICK_SHIFT;
-        if target < self.quiet {
+        if !self.is_due(now) {
             return None;
         }
-        self.pop_until(target)
+        self.pop_until(now.0 >> TICK_SHIFT)
     }
 
     fn pop_until(&mut self, target: u64) -> Option<u32> {

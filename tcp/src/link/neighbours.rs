@@ -438,10 +438,16 @@ impl Neighbours {
         })
     }
 
+    /// Whether [`Self::poll`] has a timer to serve.
+    #[inline]
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        now.0 >= self.next_at
+    }
+
     /// Serves the timers. Returns the connections whose neighbour did not answer.
     pub(crate) fn poll(&mut self, now: Instant) -> Vec<ConnId> {
         let mut failed = Vec::new();
-        if now.0 < self.next_at {
+        if !self.is_due(now) {
             return failed;
         }
         let mut changed = false;
