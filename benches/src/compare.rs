@@ -41,13 +41,11 @@ impl Comparison {
     /// Compares medians. `tolerance`: how much worse the new may be, 0.05 for 5 %.
     pub fn new(old: &[PerfReport], new: &[PerfReport], tolerance: f64) -> Comparison {
         let (old_groups, new_groups) = (group_by_transfer(old), group_by_transfer(new));
-        let mut transfers = Vec::new();
-        for new in &new_groups {
-            let same = |old: &&TransferRounds| is_same_transfer(old.counted[0], new.counted[0]);
-            if let Some(old) = old_groups.iter().find(same) {
-                transfers.extend(compare_transfer(old, new, tolerance));
-            }
-        }
+        let partners = find_partners(&old_groups, &new_groups);
+        let pairs = new_groups.iter().zip(partners);
+        let transfers: Vec<_> = pairs
+            .filter_map(|(new, old)| compare_transfer(&old_groups[old?], new, tolerance))
+            .collect();
         let unmatched = old_groups.len() + new_groups.len() - 2 * transfers.len();
         let cpu = |reports: &[PerfReport]| reports.first().map(|report| report.machine.cpu.clone());
         Comparison {
@@ -61,6 +59,27 @@ impl Comparison {
     pub fn has_regression(&self) -> bool {
         self.transfers.iter().any(|transfer| transfer.is_regression)
     }
+}
+
+/// For each of the new transfers the place of the old one: of several with other settings of the daemon
+/// that with the same; where none has the same, the settings are what is compared.
+fn find_partners(old: &[TransferRounds<'_>], new: &[TransferRounds<'_>]) -> Vec<Option<usize>> {
+    let mut partners = vec![None; new.len()];
+    for wants_same_settings in [true, false] {
+        for (place, new) in new.iter().enumerate() {
+            let first = new.counted[0];
+            let is_partner = |place: &usize| {
+                let old = old[*place].counted[0];
+                let has_settings = old.settings == first.settings;
+                is_same_transfer(old, first) && (has_settings || !wants_same_settings)
+            };
+            if partners[place].is_none() {
+                let mut free = (0..old.len()).filter(|old| !partners.contains(&Some(*old)));
+                partners[place] = free.find(is_partner);
+            }
+        }
+    }
+    partners
 }
 
 fn compare_transfer(
@@ -185,6 +204,37 @@ mod tests {
         assert!((worse.transfers[0].gain - 2.05 / 3.05).abs() < 1e-9);
         let better = Comparison::new(&old, &rounds(Mode::Lat, &[1.0]), 0.05);
         assert!(!better.has_regression());
+    }
+
+    #[test]
+    fn transfers_are_compared_with_those_under_the_same_settings() {
+        let with_settings = |values: &[(f64, bool)]| {
+            let mut all = rounds(
+                Mode::Bw,
+                &values.iter().map(|(gbps, _)| *gbps).collect::<Vec<_>>(),
+            );
+            for (report, (_, tso)) in all.iter_mut().zip(values) {
+                report.settings = Some(serde_json::json!({ "tso": tso }));
+            }
+            all
+        };
+        let old = with_settings(&[(40.0, true), (10.0, false)]);
+        let new = with_settings(&[(11.0, false), (44.0, true)]);
+        let found = Comparison::new(&old, &new, 0.05);
+        let gains: Vec<_> = found
+            .transfers
+            .iter()
+            .map(|transfer| transfer.gain)
+            .collect();
+        assert_eq!((gains, found.unmatched), (vec![1.1, 1.1], 0));
+        // Other settings are compared where there are no others; each transfer once.
+        let only = with_settings(&[(20.0, false)]);
+        let found = Comparison::new(&only, &new, 0.05);
+        assert_eq!((found.transfers.len(), found.unmatched), (1, 1));
+        assert_eq!(
+            Comparison::new(&only, &new[1..], 0.05).transfers[0].gain,
+            2.2
+        );
     }
 
     #[test]

@@ -5,6 +5,7 @@ use crate::daemon::WorkerUse;
 use crate::measurement::format_bytes;
 use crate::plan::Mode;
 use crate::report::PerfReport;
+use serde_json::Value;
 use std::fmt::Write;
 
 /// A number over several rounds.
@@ -39,19 +40,48 @@ pub struct TransferRounds<'a> {
     pub counted: Vec<&'a PerfReport>,
     /// How many were disturbed.
     pub disturbed: usize,
+    /// The place of their daemon's settings in [`all_settings`], counted from one; `None` where all
+    /// results have the same.
+    pub settings_number: Option<usize>,
 }
 
-/// Groups results by transfer, in the order in which they came.
+/// The different settings of the daemons of all transfers, in the order in which they came.
+pub fn all_settings(reports: &[PerfReport]) -> Vec<&Value> {
+    let mut all = Vec::new();
+    for settings in reports.iter().filter_map(|report| report.settings.as_ref()) {
+        if !all.contains(&settings) {
+            all.push(settings);
+        }
+    }
+    all
+}
+
+/// Groups results by transfer and by the daemon's settings, in the order in which they came.
 pub fn group_by_transfer(reports: &[PerfReport]) -> Vec<TransferRounds<'_>> {
     let mut groups: Vec<Vec<&PerfReport>> = Vec::new();
     for report in reports {
-        let same = |group: &&mut Vec<&PerfReport>| is_same_transfer(group[0], report);
+        let same = |group: &&mut Vec<&PerfReport>| {
+            is_same_transfer(group[0], report) && group[0].settings == report.settings
+        };
         match groups.iter_mut().find(same) {
             Some(group) => group.push(report),
             None => groups.push(vec![report]),
         }
     }
-    groups.into_iter().map(TransferRounds::new).collect()
+    let settings = all_settings(reports);
+    let number_of = |report: &PerfReport| {
+        let found = settings
+            .iter()
+            .position(|&one| Some(one) == report.settings.as_ref());
+        found.filter(|_| settings.len() > 1).map(|place| place + 1)
+    };
+    groups
+        .into_iter()
+        .map(|rounds| {
+            let number = number_of(rounds[0]);
+            TransferRounds::new(rounds, number)
+        })
+        .collect()
 }
 
 /// Whether two results are rounds of one transfer.
@@ -83,7 +113,7 @@ pub fn is_same_transfer(first: &PerfReport, second: &PerfReport) -> bool {
 }
 
 impl<'a> TransferRounds<'a> {
-    fn new(rounds: Vec<&'a PerfReport>) -> TransferRounds<'a> {
+    fn new(rounds: Vec<&'a PerfReport>, settings_number: Option<usize>) -> TransferRounds<'a> {
         let quiet: Vec<_> = rounds
             .iter()
             .copied()
@@ -93,6 +123,15 @@ impl<'a> TransferRounds<'a> {
         TransferRounds {
             counted: if quiet.is_empty() { rounds } else { quiet },
             disturbed,
+            settings_number,
+        }
+    }
+
+    /// The name of a transfer, with the number of the daemon's settings where there are several.
+    pub fn name_with_settings(&self, name: String) -> String {
+        match self.settings_number {
+            Some(number) => format!("{name}, settings {number}"),
+            None => name,
         }
     }
 
@@ -285,6 +324,21 @@ mod tests {
         reports[2].size = 64;
         assert_eq!(group_by_transfer(&reports).len(), 2);
         assert_eq!(format_table(&reports).lines().count(), 3);
+    }
+
+    #[test]
+    fn rounds_under_other_settings_are_another_transfer() {
+        let mut reports = reports();
+        for (report, tso) in reports.iter_mut().zip([true, false, true]) {
+            report.settings = Some(serde_json::json!({ "tso": tso }));
+        }
+        let groups = group_by_transfer(&reports);
+        let found: Vec<_> = groups
+            .iter()
+            .map(|rounds| (rounds.counted.len(), rounds.settings_number))
+            .collect();
+        assert_eq!(found, [(2, Some(1)), (1, Some(2))]);
+        assert_eq!(group_by_transfer(&reports[..1])[0].settings_number, None);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::plan::Mode;
 use crate::raw::{DirectionReport, RawPortReport, RawReport};
 use crate::report::PerfReport;
 use crate::results::Results;
-use crate::summary::{Spread, TransferRounds, group_by_transfer};
+use crate::summary::{Spread, TransferRounds, all_settings, group_by_transfer};
 use plot::{LinePlot, LineSeries, XUnit};
 use serde_json::Value;
 use std::fmt::Write;
@@ -33,9 +33,8 @@ pub fn format_page(results: &Results) -> String {
     for machine in machines(results) {
         let _ = writeln!(page, "<p>{}</p>", escape(&describe_machine(machine)));
     }
-    for settings in all_settings(results) {
-        let text = describe_settings(settings);
-        let _ = writeln!(page, "<p class=\"note\">{}</p>", escape(&text));
+    for line in settings_lines(results) {
+        let _ = writeln!(page, "<p class=\"note\">{}</p>", escape(&line));
     }
     let groups = group_by_transfer(&results.transfers);
     add_plots(&mut page, &groups);
@@ -63,8 +62,8 @@ pub fn format_markdown(results: &Results) -> String {
     for machine in machines(results) {
         let _ = writeln!(text, "{}\n", describe_machine(machine));
     }
-    for settings in all_settings(results) {
-        let _ = writeln!(text, "{}\n", describe_settings(settings));
+    for line in settings_lines(results) {
+        let _ = writeln!(text, "{line}\n");
     }
     let groups = group_by_transfer(&results.transfers);
     if !groups.is_empty() {
@@ -141,19 +140,19 @@ fn describe_machine(machine: &MachineRecord) -> String {
     )
 }
 
-/// The different settings of the daemons of all transfers.
-fn all_settings(results: &Results) -> Vec<&Value> {
-    let mut all = Vec::new();
-    for settings in results
-        .transfers
-        .iter()
-        .filter_map(|report| report.settings.as_ref())
-    {
-        if !all.contains(&settings) {
-            all.push(settings);
+/// A line for the settings of each daemon: numbered, as the transfers name them, where there are several.
+fn settings_lines(results: &Results) -> Vec<String> {
+    let all = all_settings(&results.transfers);
+    let is_single = all.len() == 1;
+    let lines = all.into_iter().enumerate().map(|(place, settings)| {
+        let line = describe_settings(settings);
+        if is_single {
+            line
+        } else {
+            format!("Settings {}, {line}", place + 1)
         }
-    }
-    all
+    });
+    lines.collect()
 }
 
 /// The settings by their names: those of workers, then those of each device.
@@ -318,7 +317,7 @@ fn series_over<'a, 'r: 'a>(
         let Some(spread) = value(rounds) else {
             continue;
         };
-        let name = axis.name_of_others(rounds.counted[0]);
+        let name = rounds.name_with_settings(axis.name_of_others(rounds.counted[0]));
         let point = (axis.value(rounds.counted[0]), spread);
         match lines.iter_mut().find(|line| line.name == name) {
             Some(line) => line.points.push(point),
@@ -512,9 +511,10 @@ mod tests {
             }));
         }
         let page = format_page(&results);
-        for tso in [true, false] {
-            let line = format!("siwd: idle poll; siw0: mtu 1500, tso {tso}");
+        for (number, tso) in [(1, true), (2, false)] {
+            let line = format!("Settings {number}, siwd: idle poll; siw0: mtu 1500, tso {tso}");
             assert_eq!(page.matches(&line).count(), 1, "{page}");
+            assert!(page.contains(&format!(", settings {number}<")), "{page}");
         }
     }
 

@@ -39,7 +39,7 @@ pub fn transfer_cells(rounds: &TransferRounds<'_>) -> [String; 6] {
         }
     );
     [
-        name,
+        rounds.name_with_settings(name),
         format!(
             "{:.2} Gb/s, {:.3} M/s",
             median(|report| report.gbps),
