@@ -136,9 +136,10 @@ mod tests {
         Worker::new(config).unwrap()
     }
 
-    /// Two ends of a link that holds frames until they are read.
-    fn new_link(pool: &Mempool) -> (Vec<Port>, TxQueue, RxQueue) {
-        let (near, far) = Port::create_ring_pair(test_environment(), "awaited", 1, 64).unwrap();
+    /// Two ends of a link that holds frames until they are read. DPDK knows it by its name, so that tests
+    /// at the same time need names of their own.
+    fn new_link(pool: &Mempool, name: &str) -> (Vec<Port>, TxQueue, RxQueue) {
+        let (near, far) = Port::create_ring_pair(test_environment(), name, 1, 64).unwrap();
         let mut ports = vec![near, far];
         let mut queues = ports.iter_mut().map(|port| {
             let config = PortConfig {
@@ -186,7 +187,7 @@ mod tests {
     #[test]
     fn frames_that_a_port_keeps_are_reported_and_answered_later() {
         let pool = Mempool::new(test_environment(), "kept", 255, 0, 2048, None).unwrap();
-        let (_ports, mut tx, mut rx) = new_link(&pool);
+        let (_ports, mut tx, mut rx) = new_link(&pool, "kept");
         let memory = Arc::new(SharedMemory::new_anonymous(8192).unwrap());
         let mut worker = new_worker(&pool);
         let mut now = Instant::from_millis(1000);
@@ -216,7 +217,7 @@ mod tests {
     #[test]
     fn memory_stays_until_the_ring_holds_no_frame_of_it() {
         let pool = Mempool::new(test_environment(), "awaited", 255, 0, 2048, None).unwrap();
-        let (_ports, mut tx, mut rx) = new_link(&pool);
+        let (_ports, mut tx, mut rx) = new_link(&pool, "awaited");
         let [memory, other] = [0, 1].map(|_| Arc::new(SharedMemory::new_anonymous(8192).unwrap()));
         let mut workers = [(), ()].map(|()| new_worker(&pool));
         let [worker, idle] = &mut workers;
