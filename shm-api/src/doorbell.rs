@@ -11,6 +11,10 @@
 //! Worker: take a number, zero the slot, swap `pending` to 0, read the SQ. A QP is
 //! on the ring at most once, so a ring as long as the client's QP limit is never
 //! full, and a worker never scans QPs.
+//!
+//! A worker may leave `pending` set after it took the number, and look at the SQ's tail by itself as long
+//! as it does: the client rings no doorbells meanwhile. It clears the word, and looks once more, before
+//! it stops; before it says that it sleeps it does so for all of them.
 
 use crate::ring_memory::RingMemory;
 use crate::shared_memory::{OutOfBounds, SharedMemory};

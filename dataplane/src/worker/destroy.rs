@@ -20,6 +20,7 @@ impl Worker {
     pub(super) fn take_out(&mut self, slot: QpSlot) -> Option<Box<WorkerQp>> {
         self.enter_state(slot, LifecycleState::Disconnected)?;
         self.context.split_records.remove_queue_pair(slot);
+        self.polled_queues.remove(slot);
         self.queue_pairs.remove(slot)
     }
 

@@ -69,8 +69,7 @@ impl Worker {
                 let Some(queue_pair) = queue_pair.filter(|found| found.client == client) else {
                     continue;
                 };
-                queue_pair.rings.sq.prefetch_next();
-                queue_pair.rings.sq.clear_pending();
+                self.polled_queues.on_doorbell(slot, queue_pair);
                 self.mark_ready(slot);
             }
             if taken > 0

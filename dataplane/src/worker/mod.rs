@@ -17,7 +17,7 @@
 //! |---|---|
 //! | `commands.rs` | what the control thread asks for (`messages.rs`, `mailbox.rs`) |
 //! | `receive.rs` | frames in: from TCP's events to the queue pairs |
-//! | `doorbells.rs` | which queue pairs their clients have posted to |
+//! | `doorbells.rs`, `polled_queues.rs` | which queue pairs their clients have posted to |
 //! | `user_shares.rs` | what of a batch each user has |
 //! | `send.rs` | queue pairs hand FPDUs to TCP, TCP hands frames to the port (`fpdu_writer.rs`) |
 //! | `after_call.rs` | what a call into a queue pair left to do |
@@ -49,6 +49,7 @@ mod mailbox;
 pub mod messages;
 mod modify;
 mod pending_connections;
+mod polled_queues;
 mod port_removal;
 mod qp_rings;
 mod receive;
@@ -87,6 +88,7 @@ use doorbells::WorkerClient;
 use listen::PortListeners;
 use messages::Event;
 use pending_connections::PendingConnections;
+use polled_queues::PolledQueues;
 use receive_wait::ReceiveWaits;
 use sleep::WakeSources;
 use user_shares::UserShares;
@@ -141,6 +143,7 @@ pub struct Worker {
     users: UserShares,
     /// Where the next batch begins to look for doorbells.
     first_client: usize,
+    polled_queues: PolledQueues,
     /// Doorbells taken from all clients.
     doorbells_taken: u64,
     /// Queue pairs that wait for a port to release buffers.
@@ -200,6 +203,7 @@ impl Worker {
             cache: MbufCache::new(&config.pool),
             users: UserShares::default(),
             first_client: 0,
+            polled_queues: PolledQueues::default(),
             doorbells_taken: 0,
             releasing: Vec::new(),
             next_sweep: Instant::ZERO,
@@ -274,6 +278,7 @@ impl BatchLoop for Worker {
             // While they are warm in the cache: what is sent now takes these buffers.
             rx_frame::recycle_dropped_frames(&mut self.cache);
         }
+        busy |= self.look_at_polled_queues();
         busy |= self.take_doorbells();
         busy |= self.send_from_ready(now);
         if !self.context.quiescing.is_empty() {

@@ -29,11 +29,12 @@ impl Worker {
     pub(super) fn receive(&mut self, now: Instant, port: usize) -> bool {
         let from = &mut self.ports[port];
         let has_frames = from.take_burst(&mut self.rx_batch);
-        (has_frames || from.stack.has_events()) && self.receive_burst(now, port)
+        (has_frames || from.stack.has_events()) && self.process_arrivals(now, port)
     }
 
+    /// The burst that was taken goes through TCP, and what TCP has to report to its owners.
     #[inline(never)]
-    fn receive_burst(&mut self, now: Instant, port: usize) -> bool {
+    fn process_arrivals(&mut self, now: Instant, port: usize) -> bool {
         let Worker {
             forwarder, cache, ..
         } = self;

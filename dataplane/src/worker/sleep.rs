@@ -77,6 +77,7 @@ impl Worker {
         if !idle::is_worth_sleeping(limit) {
             return;
         }
+        self.stop_polling_queues();
         // What came before an interrupt was armed raises none: look once more.
         if idle::arm_interrupts(&mut self.ports) && self.run_batch(now) {
             idle::disarm_interrupts(&mut self.ports);

@@ -39,6 +39,8 @@ pub(super) struct WorkerQp {
     pub(super) is_ready: bool,
     /// In the list of queue pairs that wait for the port to release buffers.
     pub(super) is_releasing: bool,
+    /// Its send queue is polled.
+    pub(super) is_polled: bool,
 }
 
 impl WorkerQp {
@@ -66,7 +68,14 @@ impl WorkerQp {
             receive_wait_end: None,
             is_ready: false,
             is_releasing: false,
+            is_polled: false,
         }
+    }
+
+    /// Work requests that are posted now can be sent.
+    #[inline]
+    pub(super) fn is_streaming(&self) -> bool {
+        self.state.has_stream() && self.protocol.state() == RdmapState::Rts
     }
 
     /// Work requests that are posted now can only be flushed.

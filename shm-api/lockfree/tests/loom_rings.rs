@@ -419,6 +419,30 @@ fn a_post_while_the_worker_drains_is_never_forgotten() {
 }
 
 #[test]
+fn a_worker_that_stops_polling_a_queue_and_sleeps_forgets_no_post() {
+    loom::model(|| {
+        let b = Bell::new();
+        // The worker took the doorbell, and left the word set.
+        b.pending[0].store(1, Ordering::Relaxed);
+        let c = b.clone();
+        let client = thread::spawn(move || {
+            c.post(0, 1);
+            c.post(0, 2);
+        });
+        clear_pending(&b.pending[0]);
+        let mut seen = [b.sq_tail[0].load(Ordering::Acquire), 0];
+        announce_sleep(&b.sleeping);
+        let sleeps = b.slots[0].load(Ordering::Acquire) == 0;
+        client.join().unwrap();
+        if sleeps && seen[0] < 2 {
+            assert_eq!(b.eventfd.load(Ordering::Acquire), 1, "lost wake-up");
+        }
+        b.drain(&mut 0, &mut seen);
+        assert_eq!(seen[0], 2);
+    });
+}
+
+#[test]
 fn two_posting_threads_share_a_doorbell_ring() {
     loom::model(|| {
         let b = Bell::new();
