@@ -74,12 +74,20 @@ pub struct MeasurementPlan {
     /// Who waits for completions sleeps until an event says that there are some.
     #[serde(default)]
     pub events: bool,
+    /// Of how many messages the last one asks for a completion.
+    #[serde(default = "each_message")]
+    pub cq_mod: u32,
     /// Whether connections ask for CRCs; none: as the device is configured.
     #[serde(default)]
     pub crc: Option<bool>,
     /// Whether the target asks for markers; none: as the device is configured.
     #[serde(default)]
     pub markers: Option<bool>,
+}
+
+/// Every message completes.
+pub(crate) fn each_message() -> u32 {
+    1
 }
 
 /// Bytes of an atomic operation.
@@ -107,6 +115,7 @@ impl MeasurementPlan {
             verify: false,
             inline: false,
             events: false,
+            cq_mod: each_message(),
             crc: None,
             markers: None,
         }
@@ -146,6 +155,19 @@ impl MeasurementPlan {
         if self.mode == Mode::Lat && qps > 1 {
             return Err(format!(
                 "--qps {qps}: lat measures one round trip at a time, so one queue pair"
+            ));
+        }
+        if self.cq_mod == 0 || self.cq_mod > depth {
+            return Err(format!(
+                "--cq-mod {}: of the {depth} messages in flight on a QP (--depth) one or more have to \
+                 ask for a completion; 1 to {depth}",
+                self.cq_mod
+            ));
+        }
+        if self.mode == Mode::Lat && self.cq_mod > 1 {
+            return Err(format!(
+                "--cq-mod {}: lat has one message in flight; it is for bw and rate",
+                self.cq_mod
             ));
         }
         if self.inline && self.op.has_response() {
@@ -260,6 +282,16 @@ mod tests {
             },
             "one queue pair",
         );
+        for cq_mod in [0, p.depth + 1] {
+            bad(MeasurementPlan { cq_mod, ..p }, "--cq-mod");
+        }
+        let latency = MeasurementPlan {
+            mode: Mode::Lat,
+            qps: 1,
+            cq_mod: 2,
+            ..p
+        };
+        bad(latency, "for bw and rate");
         bad(MeasurementPlan { inline: true, ..p }, "do not fit");
         bad(
             MeasurementPlan {

@@ -4,7 +4,7 @@ use crate::bounds::Bound;
 use crate::daemon::{Retransmissions, WorkerUse};
 use crate::machine::{Conditions, MachineRecord};
 use crate::measurement::{Measurement, format_bytes, gigabits_per_second};
-use crate::plan::{MeasurementPlan, Mode, Operation};
+use crate::plan::{MeasurementPlan, Mode, Operation, each_message};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -70,6 +70,9 @@ pub struct PerfReport {
     /// Completions were waited for by events.
     #[serde(default)]
     pub events: bool,
+    /// Of how many messages the last one asked for a completion.
+    #[serde(default = "each_message")]
+    pub cq_mod: u32,
     /// Whether the target asked for markers; none: as its device is configured.
     #[serde(default)]
     pub markers: Option<bool>,
@@ -164,6 +167,7 @@ impl PerfReport {
             threads: 1,
             bidirectional: false,
             events: plan.events,
+            cq_mod: plan.cq_mod,
             markers: plan.markers,
             mtu: path.mtu,
             crc: path.crc,
@@ -228,6 +232,9 @@ impl PerfReport {
         }
         if self.threads > 1 {
             words.push(format!("{} threads", self.threads));
+        }
+        if self.cq_mod > 1 {
+            words.push(format!("{} messages to a completion", self.cq_mod));
         }
         if self.idle_qps > 0 {
             words.push(format!("{} idle QP", self.idle_qps));

@@ -105,6 +105,7 @@ pub fn is_same_transfer(first: &PerfReport, second: &PerfReport) -> bool {
                 report.threads,
                 report.bidirectional,
                 report.events,
+                report.cq_mod,
                 report.markers,
             ),
         )
@@ -223,7 +224,7 @@ pub fn format_table(reports: &[PerfReport]) -> String {
 
 /// The names of the values in [`csv_line`].
 pub const CSV_HEADER: &str = "mode,op,size,depth,qps,mtu,crc,round,gbps,mmsgs,p50_us,p99_us,p999_us,\
-raw_gbps,copy_crc_gbps,crc_gbps,ratio,steal_percent,cache_line_ns,disturbed,commit,threads,bidirectional,events,idle_qps,link_loss_ppm";
+raw_gbps,copy_crc_gbps,crc_gbps,ratio,steal_percent,cache_line_ns,disturbed,commit,threads,bidirectional,events,idle_qps,link_loss_ppm,cq_mod";
 
 /// One result as comma-separated values; what was not measured is empty.
 pub fn csv_line(report: &PerfReport) -> String {
@@ -259,6 +260,7 @@ pub fn csv_line(report: &PerfReport) -> String {
         report.events.to_string(),
         report.idle_qps.to_string(),
         report.link_loss_ppm.to_string(),
+        report.cq_mod.to_string(),
     ];
     fields.join(",")
 }

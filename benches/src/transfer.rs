@@ -472,6 +472,7 @@ fn idle_plan(count: u32) -> MeasurementPlan {
         verify: false,
         inline: false,
         events: false,
+        cq_mod: 1,
         crc: None,
         markers: None,
     }

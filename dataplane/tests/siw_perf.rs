@@ -124,6 +124,37 @@ fn events_wake_who_waits_at_both_ends() {
 }
 
 #[test]
+fn messages_count_that_complete_with_a_later_one() {
+    let daemon = Daemon::loopback();
+    for arguments in [
+        "rate --op write --qps 3 --depth 16 --cq-mod 7 --verify",
+        "rate --op send --qps 2 --depth 8 --cq-mod 8 --verify",
+        "bw --op read --size 4K --depth 16 --cq-mod 5 --verify --events",
+        "rate --op fetch-add --depth 4 --cq-mod 3 --verify",
+    ] {
+        let result = &run_for_json(&daemon, arguments)[0];
+        let (messages, cq_mod) = (&result["messages"], result["cq_mod"].as_u64().unwrap());
+        let messages = messages.as_u64().unwrap();
+        assert!(cq_mod > 1 && messages > 0, "{result}");
+        assert_eq!(messages % cq_mod, 0, "{result}");
+        // Those at the end are compared, too.
+        assert!(result["verified"].as_u64().unwrap() >= messages, "{result}");
+        let lines = &result["workers"][0]["lines_per_message"]["completions"];
+        let own = if arguments.contains("send") { 1.0 } else { 0.0 };
+        assert!(lines.as_f64().unwrap() < own + 0.5, "{result}");
+    }
+    let refused = Command::new(siw_perf())
+        .args(["rate", "--depth", "4", "--cq-mod", "5"])
+        .output()
+        .unwrap();
+    let error = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        !refused.status.success() && error.contains("--cq-mod 5"),
+        "{error}"
+    );
+}
+
+#[test]
 fn threads_and_directions_count_together() {
     let daemon = Daemon::loopback();
     let result = &run_for_json(&daemon, "rate --threads 2 --qps 2 --interval 0.01")[0];

@@ -146,6 +146,11 @@ pub struct TransferOptions {
     #[arg(long)]
     pub events: bool,
 
+    /// bw, rate: only each N-th message of a QP asks for a completion, as with perftest, whose default is
+    /// 100; latencies are those of such messages.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub cq_mod: u32,
+
     /// Whether connections have CRCs; both for a comparison [default: as the devices are configured].
     #[arg(long, value_enum, value_name = "on,off", value_delimiter = ',')]
     pub crc: Vec<Choice>,
@@ -294,6 +299,7 @@ impl TransferOptions {
                             verify: self.verify,
                             inline: self.inline,
                             events: self.events,
+                            cq_mod: self.cq_mod,
                             crc,
                             markers,
                         };

@@ -213,6 +213,7 @@ impl ScaleOptions {
             verify: false,
             inline: false,
             events: false,
+            cq_mod: 1,
             crc: Vec::new(),
             markers: Vec::new(),
             bidirectional: false,

@@ -8,7 +8,7 @@ use crate::measurement::new_histogram;
 use crate::pattern;
 use crate::plan::Operation;
 use hdrhistogram::Histogram;
-use siw::{Error, SendData, SendWr, Sge, Wc};
+use siw::{Error, SendData, SendWr, Sge, Wc, WrFlags};
 use std::time::{Duration, Instant};
 
 /// How long placed data may take to be seen after its message completed.
@@ -72,7 +72,16 @@ impl<'a> BandwidthInitiator<'a> {
     /// Fills the queues for the first time.
     pub(super) fn fill_queues(&mut self, now: Instant) -> Result<(), String> {
         for qp in 0..self.end.plan.qps {
-            self.post_messages(qp, now)?;
+            self.post_messages(qp, now, true)?;
+        }
+        Ok(())
+    }
+
+    /// Posts what is missing until the last message of each queue pair asks for a completion.
+    #[cold]
+    fn post_last_messages(&mut self, now: Instant) -> Result<(), String> {
+        for qp in 0..self.end.plan.qps {
+            self.post_messages(qp, now, false)?;
         }
         Ok(())
     }
@@ -99,23 +108,26 @@ impl<'a> BandwidthInitiator<'a> {
                 && let Some(before) = last.replace(qp)
                 && more
             {
-                self.post_messages(before, now)?;
+                self.post_messages(before, now, true)?;
             }
             self.record_completion(qp, now, target)?;
         }
         if more {
             if let Some(qp) = last {
-                self.post_messages(qp, now)?;
+                self.post_messages(qp, now, true)?;
             }
-            if !self.waiting.is_empty() {
-                self.post_waiting(now, target)?;
-            }
+        } else if self.end.plan.cq_mod > 1 {
+            self.post_last_messages(now)?;
+        }
+        if !self.waiting.is_empty() {
+            self.post_waiting(now, more, target)?;
         }
         self.completions = wcs;
         Ok(completions)
     }
 
-    /// Counts the next message of the QP as completed, with its latency.
+    /// Counts the messages of the QP as completed that a completion stands for, with the latency of the
+    /// last one, which asked for it.
     #[inline]
     pub(super) fn record_completion(
         &mut self,
@@ -124,15 +136,19 @@ impl<'a> BandwidthInitiator<'a> {
         target: Option<&BandwidthTarget>,
     ) -> Result<(), String> {
         let queue_pair = &mut self.queue_pairs[qp as usize];
-        let message = queue_pair.completed;
+        let first = queue_pair.completed;
+        let count = u64::from(self.end.plan.cq_mod);
+        let last = first + count - 1;
         let slots = queue_pair.since.len() as u64;
-        let posted = queue_pair.since[(message % slots) as usize];
+        let posted = queue_pair.since[(last % slots) as usize];
         self.latency
             .saturating_record((now - posted).as_nanos() as u64);
-        queue_pair.completed += 1;
-        self.messages += 1;
+        queue_pair.completed += count;
+        self.messages += count;
         if self.end.plan.verify {
-            self.verify_message(qp, message, target.map(|target| target.end))?;
+            for message in first..=last {
+                self.verify_message(qp, message, target.map(|target| target.end))?;
+            }
         }
         Ok(())
     }
@@ -176,14 +192,24 @@ impl<'a> BandwidthInitiator<'a> {
         Ok(())
     }
 
-    /// Posts as many messages as the QP may have in flight.
+    /// Posts as many messages as the QP may have in flight; not `more`: no more than until the last of
+    /// them asks for a completion.
     #[inline]
-    pub(super) fn post_messages(&mut self, qp: u32, now: Instant) -> Result<(), String> {
+    pub(super) fn post_messages(
+        &mut self,
+        qp: u32,
+        now: Instant,
+        more: bool,
+    ) -> Result<(), String> {
         let plan = &self.end.plan;
         let size = plan.size as usize;
+        let cq_mod = u64::from(plan.cq_mod);
         let queue_pair = &mut self.queue_pairs[qp as usize];
         loop {
-            let room = u64::from(plan.depth) - (queue_pair.posted - queue_pair.completed);
+            let mut room = u64::from(plan.depth) - (queue_pair.posted - queue_pair.completed);
+            if !more {
+                room = room.min(queue_pair.posted.next_multiple_of(cq_mod) - queue_pair.posted);
+            }
             let count = room
                 .min(queue_pair.allowed - queue_pair.posted)
                 .min(POST_BATCH as u64) as usize;
@@ -214,7 +240,12 @@ impl<'a> BandwidthInitiator<'a> {
                     SendData::Sges(sge)
                 };
                 let id = u64::from(qp);
-                match plan.op {
+                let number = queue_pair.posted + index as u64 + 1;
+                let flags = match number.is_multiple_of(cq_mod) {
+                    true => WrFlags::SIGNALED,
+                    false => WrFlags::NONE,
+                };
+                let wr = match plan.op {
                     Operation::Write => SendWr::write(id, data, remote, peer.rkey),
                     Operation::Read => SendWr::read(id, sge, remote, peer.rkey),
                     Operation::Send => SendWr::send(id, data),
@@ -225,7 +256,8 @@ impl<'a> BandwidthInitiator<'a> {
                         let new = old.wrapping_add(1);
                         SendWr::cmp_swap(id, sges[index], remote, peer.rkey, old, new)
                     }
-                }
+                };
+                wr.with_flags(flags)
             });
             let done = match self.end.qps[qp as usize].post_send(&list[..count]) {
                 Ok(()) => count,
@@ -249,6 +281,7 @@ impl<'a> BandwidthInitiator<'a> {
     pub(super) fn post_waiting(
         &mut self,
         now: Instant,
+        more: bool,
         target: Option<&BandwidthTarget>,
     ) -> Result<(), String> {
         let mut waiting = std::mem::take(&mut self.waiting);
@@ -266,7 +299,7 @@ impl<'a> BandwidthInitiator<'a> {
                     .min(queue_pair.completed + 2 * slots);
                 }
             }
-            self.post_messages(qp, now)?;
+            self.post_messages(qp, now, more)?;
         }
         Ok(())
     }
