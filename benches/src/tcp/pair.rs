@@ -19,8 +19,6 @@ use siwd::datapath::rx_frame::{RxFrame, recycle_dropped_frames};
 const PORT: u16 = 7;
 /// Segments sent in one turn, of one connection or of many together.
 const SEGMENTS_PER_TURN: usize = 64;
-/// How many connections ahead of its turn a connection is prefetched.
-const PREFETCH_DISTANCE: usize = 12;
 
 /// What the sending side does in a turn.
 #[derive(Clone, Copy)]
@@ -158,9 +156,6 @@ impl StackPair {
             }
             SenderLoad::RoundRobin(n, each) => {
                 for _ in 0..SEGMENTS_PER_TURN.div_ceil(each) {
-                    let ahead = |distance: usize| self.conns[(self.next + distance) % n];
-                    self.hosts[0].prefetch_connection(ahead(PREFETCH_DISTANCE));
-                    self.hosts[0].prefetch_queues(ahead(PREFETCH_DISTANCE / 2));
                     self.next = (self.next + 1) % n;
                     self.send_segments(link, now, self.next, each);
                 }

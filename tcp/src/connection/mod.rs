@@ -104,27 +104,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         conn
     }
 
-    /// Prefetches every cache line that a segment on the fast path touches.
-    #[inline]
-    pub(crate) fn prefetch_lines(&self) {
-        B::prefetch(&raw const self.tcb);
-        B::prefetch(&raw const self.tcb.user);
-        B::prefetch(&raw const self.send_queue);
-        B::prefetch(&raw const self.receive_queue);
-        B::prefetch(&raw const self.template);
-        B::prefetch(&raw const self.neighbour_generation);
-        B::prefetch(&raw const self.congestion.validation);
-    }
-
-    /// The second stage: prefetches what the lines of the first stage point to.
-    #[inline]
-    pub(crate) fn prefetch_queues(&self) {
-        self.send_queue.prefetch::<B>();
-        self.receive_queue.prefetch();
-    }
-
-    /// As `prefetch_lines`, but only the lines that a segment with data needs, or else a pure ACK: the
-    /// others would only displace lines that are needed.
+    /// Prefetches the cache lines that a segment with data touches, or else a pure ACK: others would only
+    /// displace lines that are needed.
     #[inline]
     pub(crate) fn prefetch_for(&self, data: bool) {
         B::prefetch(&raw const self.tcb);
@@ -138,6 +119,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
+    /// The second stage: prefetches what the lines of the first stage point to.
     #[inline]
     pub(crate) fn prefetch_queues_for(&self, data: bool) {
         if data {

@@ -10,7 +10,6 @@
 
 use crate::base::buffer::RecvBuf;
 use crate::base::frame_info::{FrameInfo, RxChecksum};
-use crate::base::ids::ConnId;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
 use crate::connection::input::SegmentVerdict;
@@ -311,23 +310,6 @@ impl<B: RecvBuf, R> Stack<B, R> {
             .is_some_and(|conn| {
                 conn.template.carries(key) && conn.tcb.has(ConnectionFlags::IN_FLOW_TABLE)
             })
-    }
-
-    /// Prefetches a connection that the caller is about to use. Worth calling some connections ahead when
-    /// many are worked on one after another.
-    #[inline]
-    pub fn prefetch_connection(&self, id: ConnId) {
-        if let Some(conn) = self.connections.get(id.index as usize) {
-            conn.prefetch_lines();
-        }
-    }
-
-    /// As [`Stack::prefetch_connection`], for the queues of a connection that should have arrived.
-    #[inline]
-    pub fn prefetch_queues(&self, id: ConnId) {
-        if let Some(conn) = self.connections.get(id.index as usize) {
-            conn.prefetch_queues();
-        }
     }
 
     /// Processes a copy of a frame that another worker received and answers: every worker of a device
