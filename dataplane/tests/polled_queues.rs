@@ -30,7 +30,7 @@ fn write(from: &End, to: &End) {
 }
 
 #[test]
-fn a_queue_that_is_posted_to_all_the_time_needs_no_doorbells() {
+fn a_busy_queue_needs_no_doorbells() {
     const ROUNDS: u64 = 100;
     if let Some(reason) = common::two_cores() {
         println!("skipped: {reason}");
@@ -51,7 +51,7 @@ fn a_queue_that_is_posted_to_all_the_time_needs_no_doorbells() {
 }
 
 #[test]
-fn more_queues_than_are_polled_at_a_time_lose_no_request() {
+fn more_queues_than_are_polled_lose_no_request() {
     for daemon in [Daemon::loopback(), spinning_daemon()] {
         let pairs: Vec<_> = (0..21).map(|_| pair(&daemon, 4096)).collect();
         for round in 0..100 {
@@ -65,7 +65,7 @@ fn more_queues_than_are_polled_at_a_time_lose_no_request() {
 }
 
 #[test]
-fn receives_posted_after_a_failure_are_flushed_though_the_queue_was_polled() {
+fn receives_after_a_failure_of_a_polled_queue_are_flushed() {
     let daemon = spinning_daemon();
     for round in 0..50 {
         let (a, b) = pair(&daemon, 4096);

@@ -419,7 +419,7 @@ fn a_post_while_the_worker_drains_is_never_forgotten() {
 }
 
 #[test]
-fn a_worker_that_stops_polling_a_queue_and_sleeps_forgets_no_post() {
+fn no_post_is_forgotten_when_polling_stops() {
     loom::model(|| {
         let b = Bell::new();
         // The worker took the doorbell, and left the word set.
