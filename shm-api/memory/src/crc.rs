@@ -6,7 +6,8 @@
 //! than crc-fast's own kernels), else through the instruction in three streams (`crc_streams.rs`; at
 //! MTU 1500 faster than crc-fast, and a quarter of its instructions) and, longer still, through
 //! crc-fast. Where these instructions are emulated, as by QEMU without KVM, which computes them bit by
-//! bit, doing without (`crc_plain.rs`) is faster: that is measured once. The crc32c crate is the oracle.
+//! bit, doing without (`crc_plain.rs`) is faster: that is measured once, unless [`INSTRUCTIONS_ENV`] is
+//! set. The crc32c crate is the oracle.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
@@ -130,6 +131,10 @@ const PLAIN: u8 = 3;
 /// crc-fast.
 const PORTABLE: u8 = 4;
 
+/// Environment variable that, whatever its value, has the instructions used where the processor has them,
+/// without a measurement: for counts of instructions under valgrind, which emulates them as slowly.
+pub const INSTRUCTIONS_ENV: &str = "SIWD_CRC32C_INSTRUCTIONS";
+
 /// How CRCs are computed here: asked for each FPDU, so the answer is kept.
 #[inline]
 fn chosen_kernel() -> u8 {
@@ -158,6 +163,9 @@ pub fn crc32c_method() -> &'static str {
 fn choose_kernel() -> u8 {
     if crc_fold::is_available() {
         return FOLD;
+    }
+    if crc_streams::is_available() && std::env::var_os(INSTRUCTIONS_ENV).is_some() {
+        return INSTRUCTIONS;
     }
     let (kernel, by_instructions) = match crc_streams::is_available() {
         // SAFETY: just asked.
