@@ -59,6 +59,8 @@ pub(crate) struct SharedState {
     pub timer_wheel: TimerWheel,
     /// Connections with something to send.
     pub output_list: VecDeque<u32>,
+    /// The sink was full before the list was done: whoever has data now has its turn behind the others.
+    pub is_output_blocked: bool,
     /// Connections whose ACK waits for the owner's answer, and until when, in ns; earliest first. Those
     /// that were answered meanwhile are here, too.
     pub awaited_answers: VecDeque<(u32, u64)>,
@@ -154,6 +156,7 @@ impl SharedState {
             flow_table: FlowTable::new(config.max_connections),
             timer_wheel: TimerWheel::new(now),
             output_list: VecDeque::new(),
+            is_output_blocked: false,
             awaited_answers: VecDeque::new(),
             event_list: VecDeque::new(),
             listeners: HashMap::new(),

@@ -392,9 +392,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
             {
                 conn.tcb.flags |= ConnectionFlags::IN_OUTPUT_LIST;
                 self.shared.output_list.push_front(index);
+                self.shared.is_output_blocked = true;
                 return;
             }
         }
+        self.shared.is_output_blocked = false;
     }
 
     /// Has the ACKs sent that waited for an answer in vain.

@@ -111,7 +111,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         Some(result)
     }
 
-    /// Sends what the windows allow, retransmissions first; an ACK that is due travels with the data.
+    /// Sends what the windows allow, retransmissions first; an ACK that is due travels with the data. While
+    /// the sink has no room for those that wait already, the connection waits behind them for `poll`.
     pub fn flush(&mut self, now: Instant, id: ConnId, sink: &mut impl FrameSink<R>) {
         self.shared.now = now;
         if self.connection(id).is_some() {
@@ -122,6 +123,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 || conn
                     .tcb
                     .has(ConnectionFlags::RECOVERING | ConnectionFlags::FIN_QUEUED);
+            if data && self.shared.is_output_blocked {
+                self.shared
+                    .schedule_output(id.index, &mut conn.tcb, ConnectionFlags::NONE);
+                return;
+            }
             // ACKs that were built while segments were received come before what acknowledges more.
             if data && !self.shared.control_queue.is_empty() {
                 self.shared

@@ -88,6 +88,33 @@ fn a_full_sink_keeps_the_work_for_later() {
     );
 }
 
+#[test]
+fn who_comes_later_waits_behind_those_without_room() {
+    let mut lab = Lab::new();
+    let [first, first_server] = lab.connect();
+    let [second, second_server] = lab.connect();
+    lab.run_ms(50);
+    lab.net.sinks[0].space = Some(0);
+    lab.send(0, first, &pattern(100));
+    lab.run_ms(1);
+    // Room for one frame: it is not that of whoever asks next.
+    lab.net.sinks[0].space = Some(1);
+    lab.send(0, second, &pattern(100));
+    lab.run_ms(2);
+    let readable = |lab: &Lab, id| lab.net.hosts[1].tcp_info(id).unwrap().readable;
+    assert_eq!(readable(&lab, first_server), 100);
+    assert_eq!(readable(&lab, second_server), 0);
+    lab.net.sinks[0].space = None;
+    lab.run_ms(20);
+    assert_eq!(readable(&lab, second_server), 100);
+    // And with room for all each sends at once.
+    lab.net.hosts[0]
+        .push_record(first, 100, pattern(100), true)
+        .unwrap();
+    lab.net.flush(0, first);
+    assert_eq!(lab.net.hosts[0].tcp_info(first).unwrap().unsent, 0);
+}
+
 /// Also when the window update is lost (RFC 9293 section 3.8.6.1).
 #[test]
 fn a_zero_window_is_probed_until_it_opens() {
