@@ -548,17 +548,15 @@ impl WorkQueueConsumer<SendKind> {
         self.memory.prefetch_slot(self.ring.slot_index(0));
     }
 
-    /// The index up to which the client has posted, as it wrote it: another one than before says that it
-    /// has posted since.
+    /// Up to where the client has posted, as it wrote it: it changes when the client posts.
     #[inline]
     pub fn producer_index(&self) -> u32 {
         // Relaxed: `pop` looks again, and pairs with the Release of the client.
         self.memory.header_word(OFF_TAIL).load(Ordering::Relaxed)
     }
 
-    /// Clears the doorbell's pending word: after the QP's number was popped from
-    /// the ring and before the first [`Self::pop`]; or when the worker stops looking at
-    /// [`Self::producer_index`] by itself, before the last look.
+    /// Clears the doorbell's pending word: after the QP's number was popped from the ring and before the
+    /// first [`Self::pop`]; or before the last look at [`Self::producer_index`] without a doorbell.
     #[inline]
     pub fn clear_pending(&self) {
         doorbell::clear_pending(self.memory.header_word(OFF_PENDING));
