@@ -463,19 +463,7 @@ impl TickRate {
 
 /// Queue pairs that are connected and have no work.
 fn idle_plan(count: u32) -> MeasurementPlan {
-    MeasurementPlan {
-        mode: Mode::Bw,
-        op: Operation::Write,
-        size: 64,
-        depth: 1,
-        qps: count,
-        verify: false,
-        inline: false,
-        events: false,
-        cq_mod: 1,
-        crc: None,
-        markers: None,
-    }
+    MeasurementPlan::for_bandwidth(Operation::Write, 64, 1, count)
 }
 
 /// What each worker did between two readings of the statistics. The warm-up is in them, so that

@@ -3,7 +3,6 @@
 mod common;
 
 use common::{Daemon, End, LOOPBACK, pair};
-use serde_json::Value;
 use siw::*;
 
 /// A worker that seldom sleeps. One that never does lets no other daemon have its core.
@@ -12,13 +11,6 @@ fn spinning_daemon() -> Daemon {
     let config = LOOPBACK.replace(adaptive, &format!("{adaptive}\nspin_us = 10000"));
     assert_ne!(config, LOOPBACK);
     Daemon::start(&config, &[])
-}
-
-fn count_doorbells(end: &End) -> u64 {
-    let statistics: Value = serde_json::from_str(&end.ctx.read_stats().unwrap()).unwrap();
-    let workers = statistics["workers"].as_array().unwrap();
-    let counts = workers.iter().map(|worker| worker["doorbells"].as_u64());
-    counts.map(Option::unwrap).sum()
 }
 
 /// Writes 64 bytes and waits for the completion.
@@ -41,11 +33,11 @@ fn a_busy_queue_needs_no_doorbells() {
     // Each write completes before the next is posted. A client that waits for a processor
     // in the meantime has to ring: most rounds need not, in one of many attempts.
     let needs_few = (0..200).any(|_| {
-        let before = count_doorbells(&a);
+        let before = a.count_of_workers("doorbells");
         for _ in 0..ROUNDS {
             write(&a, &b);
         }
-        count_doorbells(&a) - before < ROUNDS / 2
+        a.count_of_workers("doorbells") - before < ROUNDS / 2
     });
     assert!(needs_few, "nearly each message needed a doorbell");
 }

@@ -88,20 +88,13 @@ fn counters_have_the_names_of_tcp_mib_merged_and_for_each_worker() {
 fn what_passes_through_the_queues_of_applications_is_counted() {
     let daemon = Daemon::loopback();
     let (a, b) = common::pair(&daemon, 4096);
-    let counted = |name: &str| {
-        let text = a.ctx.read_stats().unwrap();
-        let statistics: Value = serde_json::from_str(&text).unwrap();
-        let workers = statistics["workers"].as_array().unwrap();
-        let counts = workers.iter().map(|worker| worker[name].as_u64().unwrap());
-        counts.sum::<u64>()
-    };
     let names = [
         "request_slots",
         "request_batches",
         "doorbells",
         "completions",
     ];
-    let before = names.map(counted);
+    let before = names.map(|name| a.count_of_workers(name));
     for number in 0..10 {
         let sges = &[b.mr.sge(0, 64)];
         let wr_id = number;
@@ -112,7 +105,7 @@ fn what_passes_through_the_queues_of_applications_is_counted() {
         a.wc();
         b.wc();
     }
-    let after = names.map(counted);
+    let after = names.map(|name| a.count_of_workers(name));
     let [slots, batches, doorbells, completions] = std::array::from_fn(|n| after[n] - before[n]);
     // One slot for each Send and each receive, which are taken one by one.
     assert_eq!((slots, batches, completions), (20, 20, 20));

@@ -69,19 +69,10 @@ impl<'a> BandwidthInitiator<'a> {
         })
     }
 
-    /// Fills the queues for the first time.
-    pub(super) fn fill_queues(&mut self, now: Instant) -> Result<(), String> {
+    /// Posts to every queue pair, as [`post_messages`](Self::post_messages) does to one.
+    pub(super) fn post_to_all(&mut self, now: Instant, more: bool) -> Result<(), String> {
         for qp in 0..self.end.plan.qps {
-            self.post_messages(qp, now, true)?;
-        }
-        Ok(())
-    }
-
-    /// Posts what is missing until the last message of each queue pair asks for a completion.
-    #[cold]
-    fn post_last_messages(&mut self, now: Instant) -> Result<(), String> {
-        for qp in 0..self.end.plan.qps {
-            self.post_messages(qp, now, false)?;
+            self.post_messages(qp, now, more)?;
         }
         Ok(())
     }
@@ -117,7 +108,7 @@ impl<'a> BandwidthInitiator<'a> {
                 self.post_messages(qp, now, true)?;
             }
         } else if self.end.plan.cq_mod > 1 {
-            self.post_last_messages(now)?;
+            self.post_to_all(now, false)?;
         }
         if !self.waiting.is_empty() {
             self.post_waiting(now, more, target)?;

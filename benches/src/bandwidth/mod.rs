@@ -39,7 +39,7 @@ pub fn measure_bandwidth(
     let (start, mut begin) = (now, now);
     let mut warm_up_messages = 0;
     let (mut counted, mut alive) = (None::<Instant>, now);
-    initiator.fill_queues(now)?;
+    initiator.post_to_all(now, true)?;
     let mut series = IntervalCounter::new(run.interval);
     let mut measured = None;
     let mut spins = 0u32;
@@ -203,7 +203,7 @@ impl<'a> BulkLoad<'a> {
             target: BandwidthTarget::new(target_end, false)?,
             counted_since: now,
         };
-        load.initiator.fill_queues(now)?;
+        load.initiator.post_to_all(now, true)?;
         Ok(load)
     }
 

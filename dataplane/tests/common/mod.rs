@@ -421,6 +421,15 @@ impl End {
         }
     }
 
+    /// What the workers have counted under this name, all together.
+    pub fn count_of_workers(&self, name: &str) -> u64 {
+        let text = self.ctx.read_stats().unwrap();
+        let statistics: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let workers = statistics["workers"].as_array().unwrap();
+        let counts = workers.iter().map(|worker| worker[name].as_u64().unwrap());
+        counts.sum()
+    }
+
     /// Fills the memory with a pattern of this seed.
     pub fn fill(&self, seed: u64) {
         let bytes: Vec<u8> = pattern(seed, self.mr.len());
