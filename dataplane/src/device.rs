@@ -27,7 +27,7 @@ use crate::prepared::StartedDpdk;
 use crate::xdp_device::{share_ports, xdp_link};
 
 /// Descriptors of a ring pair: enough for a few bursts, few enough to stay in the cache.
-const PAIR_RING: u32 = 1024;
+const PAIR_RING: u32 = 256;
 
 /// Longest frame beside its IP packet: Ethernet, VLAN tag, checksum.
 const FRAME_OVERHEAD: u16 = 32;

@@ -12,6 +12,12 @@ use crate::ids::{ClientId, Qpn};
 /// Doorbells taken from one client in one batch; the rest wait, so that no client delays the others.
 /// All clients of a user together have a share, too: see [`super::user_shares`].
 const DOORBELLS_PER_BATCH: usize = 64;
+/// Ready queue pairs of a user, with which a batch has enough to do. More of them would be looked at now
+/// and gone from the cache when it is their turn.
+const ENOUGH_READY: usize = 128;
+/// Doorbells taken from one client while its user has as many: those that are ready may have so much to
+/// send that they stay it.
+const DOORBELLS_WHEN_ENOUGH: usize = 8;
 
 /// A client as one worker sees it.
 pub(super) struct WorkerClient {
@@ -31,6 +37,17 @@ impl WorkerClient {
         *left = left.checked_sub(1)?;
         self.doorbells.pop().map(Qpn)
     }
+}
+
+/// How many doorbells are taken from a client of a user that has `of_user` left in this batch and `ready`
+/// queue pairs that wait already.
+#[inline]
+fn doorbell_share(of_user: usize, ready: usize) -> usize {
+    let most = match ready {
+        0..ENOUGH_READY => DOORBELLS_PER_BATCH,
+        _ => DOORBELLS_WHEN_ENOUGH,
+    };
+    most.min(of_user)
 }
 
 impl Worker {
@@ -54,7 +71,7 @@ impl Worker {
             }
             let WorkerClient { client, user, .. } = self.clients[index];
             let of_user = self.users.doorbells_left(user).map_or(0, |left| *left);
-            let share = DOORBELLS_PER_BATCH.min(of_user);
+            let share = doorbell_share(of_user, self.users.total_ready(user));
             if share == 0 && self.first_client == 0 {
                 self.first_client = index;
             }
@@ -141,6 +158,16 @@ mod tests {
             }
         }
         assert_eq!(rest, CAPACITY as usize / 2);
+    }
+
+    #[test]
+    fn doorbells_wait_while_enough_queue_pairs_do_and_never_for_ever() {
+        assert_eq!(doorbell_share(512, 0), DOORBELLS_PER_BATCH);
+        assert_eq!(doorbell_share(512, ENOUGH_READY - 1), DOORBELLS_PER_BATCH);
+        for ready in [ENOUGH_READY, 100_000] {
+            assert_eq!(doorbell_share(512, ready), DOORBELLS_WHEN_ENOUGH);
+            assert_eq!(doorbell_share(3, ready), 3);
+        }
     }
 
     #[test]

@@ -20,6 +20,7 @@
 //! | `doorbells.rs`, `polled_queues.rs` | which queue pairs their clients have posted to |
 //! | `user_shares.rs` | what of a batch each user has |
 //! | `send.rs` | queue pairs hand FPDUs to TCP, TCP hands frames to the port (`fpdu_writer.rs`) |
+//! | `prefetch.rs` | what is prefetched while very many queue pairs have something to do |
 //! | `after_call.rs` | what a call into a queue pair left to do |
 //! | `completion_queues.rs` | completions and the events of completion channels |
 //! | `sleep.rs` | what wakes a worker that has nothing to do |
@@ -51,6 +52,7 @@ mod modify;
 mod pending_connections;
 mod polled_queues;
 mod port_removal;
+mod prefetch;
 mod qp_rings;
 mod receive;
 mod receive_wait;

@@ -50,6 +50,7 @@ impl Worker {
         self.forwarder.wake_receivers();
         while let Some((conn, user, events)) = self.ports[port].stack.next_event() {
             any = true;
+            self.prefetch_event(port);
             self.on_tcp_event(now, port, conn, ConnOwner::from(user), events);
         }
         any

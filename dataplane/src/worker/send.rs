@@ -15,6 +15,9 @@ use super::worker_qp::QpSlot;
 const RECORDS_PER_BATCH: u32 = 64;
 /// Queue pairs of one user that have their turn in one batch; the others wait for the next one.
 const TURNS_PER_BATCH: usize = 256;
+/// The same of a port that has no room for all that is due: work requests are better left where they are
+/// than queued in TCP, whose state of them is cold in the cache when there is room.
+const TURNS_WHEN_FULL: usize = 4;
 /// Queue pairs of one user without a stream whose rings are flushed in one batch, each with a budget
 /// of its own.
 const FLUSHES_PER_BATCH: u32 = 8;
@@ -30,7 +33,8 @@ impl Worker {
             && !queue_pair.is_ready
         {
             queue_pair.is_ready = true;
-            self.users.push_ready(queue_pair.user, slot);
+            let (user, port) = (queue_pair.user, queue_pair.port);
+            self.users.push_ready(user, port, slot);
         }
     }
 
@@ -48,29 +52,35 @@ impl Worker {
 
     #[inline]
     fn send_from_ready_of(&mut self, now: Instant, user: UserSlot) {
-        // Those that become ready meanwhile wait for the next batch.
-        let count = self.users.ready_len(user).min(TURNS_PER_BATCH);
         let mut flushes_left = FLUSHES_PER_BATCH;
-        for _ in 0..count {
-            let Some(slot) = self.users.pop_ready(user) else {
-                break;
-            };
-            let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
-                continue;
-            };
-            if queue_pair.only_flushes() {
-                if flushes_left == 0 {
-                    self.users.push_ready(user, slot);
-                } else {
-                    flushes_left -= 1;
-                    queue_pair.is_ready = false;
-                    self.report_and_follow(now, slot);
+        for port in 0..self.ports.len() {
+            // Those that become ready meanwhile wait for the next batch.
+            let count = self.users.ready_len(user, port).min(TURNS_PER_BATCH);
+            for turn in 0..count {
+                if turn >= TURNS_WHEN_FULL && self.ports[port].stack.is_output_blocked() {
+                    break;
                 }
-                continue;
-            }
-            queue_pair.is_ready = false;
-            if queue_pair.state.has_stream() && self.send_from(now, slot) {
-                self.mark_ready(slot);
+                let Some(slot) = self.users.pop_ready(user, port) else {
+                    break;
+                };
+                self.prefetch_ready(user, port);
+                let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
+                    continue;
+                };
+                if queue_pair.only_flushes() {
+                    if flushes_left == 0 {
+                        self.users.push_ready(user, port, slot);
+                    } else {
+                        flushes_left -= 1;
+                        queue_pair.is_ready = false;
+                        self.report_and_follow(now, slot);
+                    }
+                    continue;
+                }
+                queue_pair.is_ready = false;
+                if queue_pair.state.has_stream() && self.send_from(now, slot) {
+                    self.mark_ready(slot);
+                }
             }
         }
     }

@@ -23,8 +23,8 @@ struct UserShare {
     /// `None`: the place is free.
     uid: Option<u32>,
     clients: u32,
-    /// Queue pairs that may have something to send.
-    ready: VecDeque<QpSlot>,
+    /// Queue pairs that may have something to send, by the place of their port in the worker.
+    ready: Vec<VecDeque<QpSlot>>,
     doorbells_left: usize,
     /// The batch that `doorbells_left` belongs to.
     batch: u64,
@@ -47,7 +47,7 @@ impl UserShares {
             self.users.push(UserShare {
                 uid: None,
                 clients: 0,
-                ready: VecDeque::new(),
+                ready: Vec::new(),
                 doorbells_left: 0,
                 batch: 0,
             });
@@ -67,7 +67,7 @@ impl UserShares {
         user.clients = user.clients.saturating_sub(1);
         if user.clients == 0 {
             user.uid = None;
-            self.ready_count -= user.ready.len();
+            self.ready_count -= user.ready.iter().map(VecDeque::len).sum::<usize>();
             user.ready.clear();
         }
     }
@@ -84,28 +84,51 @@ impl UserShares {
         self.ready_count == 0
     }
 
-    /// The queue pair has its turn after those of its user that wait already.
+    /// The queue pair has its turn after those of its user and port that wait already.
     #[inline]
-    pub(super) fn push_ready(&mut self, slot: UserSlot, queue_pair: QpSlot) {
-        if let Some(user) = self.users.get_mut(slot.0 as usize) {
-            user.ready.push_back(queue_pair);
-            self.ready_count += 1;
+    pub(super) fn push_ready(&mut self, slot: UserSlot, port: usize, queue_pair: QpSlot) {
+        let Some(user) = self.users.get_mut(slot.0 as usize) else {
+            return;
+        };
+        while user.ready.len() <= port {
+            user.ready.push(VecDeque::new());
         }
+        user.ready[port].push_back(queue_pair);
+        self.ready_count += 1;
     }
 
-    /// Queue pairs of the user that wait.
     #[inline]
-    pub(super) fn ready_len(&self, slot: UserSlot) -> usize {
-        let user = self.users.get(slot.0 as usize);
-        user.map_or(0, |user| user.ready.len())
+    fn ready(&self, slot: UserSlot, port: usize) -> Option<&VecDeque<QpSlot>> {
+        self.users.get(slot.0 as usize)?.ready.get(port)
     }
 
-    /// The user's queue pair whose turn it is.
+    /// Queue pairs of the user that wait, of one port.
     #[inline]
-    pub(super) fn pop_ready(&mut self, slot: UserSlot) -> Option<QpSlot> {
-        let found = self.users.get_mut(slot.0 as usize)?.ready.pop_front()?;
+    pub(super) fn ready_len(&self, slot: UserSlot, port: usize) -> usize {
+        self.ready(slot, port).map_or(0, VecDeque::len)
+    }
+
+    /// Queue pairs of the user that wait, of all ports.
+    #[inline]
+    pub(super) fn total_ready(&self, slot: UserSlot) -> usize {
+        self.users
+            .get(slot.0 as usize)
+            .map_or(0, |user| user.ready.iter().map(VecDeque::len).sum())
+    }
+
+    /// The user's queue pair of this port whose turn it is.
+    #[inline]
+    pub(super) fn pop_ready(&mut self, slot: UserSlot, port: usize) -> Option<QpSlot> {
+        let user = self.users.get_mut(slot.0 as usize)?;
+        let found = user.ready.get_mut(port)?.pop_front()?;
         self.ready_count -= 1;
         Some(found)
+    }
+
+    /// The queue pair that has its turn `ahead` turns from now.
+    #[inline]
+    pub(super) fn peek_ready(&self, slot: UserSlot, port: usize, ahead: usize) -> Option<QpSlot> {
+        self.ready(slot, port)?.get(ahead).copied()
     }
 
     /// All users have their doorbells of a batch anew.
@@ -152,19 +175,36 @@ mod tests {
         let mut shares = UserShares::default();
         let (greedy, honest) = (shares.add_client(7), shares.add_client(8));
         for number in 0..100 {
-            shares.push_ready(greedy, QpSlot(number));
+            shares.push_ready(greedy, 0, QpSlot(number));
         }
-        shares.push_ready(honest, QpSlot(200));
-        assert_eq!(shares.pop_ready(honest), Some(QpSlot(200)));
-        assert_eq!(shares.pop_ready(greedy), Some(QpSlot(0)));
+        shares.push_ready(honest, 0, QpSlot(200));
+        assert_eq!(shares.pop_ready(honest, 0), Some(QpSlot(200)));
+        assert_eq!(shares.pop_ready(greedy, 0), Some(QpSlot(0)));
         assert_eq!(
-            (shares.ready_len(greedy), shares.ready_len(honest)),
+            (shares.ready_len(greedy, 0), shares.ready_len(honest, 0)),
             (99, 0)
         );
         // Its place is the next user's, and nothing in it.
         shares.remove_client(greedy);
         assert!(shares.is_idle());
         assert_eq!(shares.add_client(9), greedy);
-        assert_eq!(shares.pop_ready(greedy), None);
+        assert_eq!(shares.pop_ready(greedy, 0), None);
+    }
+
+    #[test]
+    fn queue_pairs_wait_for_those_of_their_port_alone() {
+        let mut shares = UserShares::default();
+        let user = shares.add_client(7);
+        for number in 0..100 {
+            shares.push_ready(user, 1, QpSlot(number));
+        }
+        shares.push_ready(user, 0, QpSlot(200));
+        assert_eq!(shares.peek_ready(user, 1, 6), Some(QpSlot(6)));
+        assert_eq!(shares.peek_ready(user, 0, 1), None);
+        assert_eq!(shares.total_ready(user), 101);
+        assert_eq!(shares.pop_ready(user, 0), Some(QpSlot(200)));
+        assert_eq!(shares.pop_ready(user, 2), None);
+        shares.remove_client(user);
+        assert!(shares.is_idle());
     }
 }

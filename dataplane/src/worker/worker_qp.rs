@@ -2,6 +2,7 @@
 //! all of them.
 
 use siw_iwarp::{QueuePair, RdmapState};
+use siw_shm::shared_memory::prefetch_line;
 use siw_tcp::{ConnId, Events, Instant, QuotaOwner};
 
 use super::lifecycle::LifecycleState;
@@ -118,6 +119,18 @@ impl QpTable {
     #[inline]
     pub(super) fn get_mut(&mut self, slot: QpSlot) -> Option<&mut WorkerQp> {
         self.slots.get_mut(slot.0 as usize)?.as_deref_mut()
+    }
+
+    /// Prefetches the queue pair in this place.
+    #[inline]
+    pub(super) fn prefetch(&self, slot: QpSlot) {
+        if let Some(queue_pair) = self.get(slot) {
+            let start = (&raw const *queue_pair).cast::<u8>();
+            // To the last byte, wherever in its line it begins.
+            for offset in (0..size_of::<WorkerQp>() + 63).step_by(64) {
+                prefetch_line(start.wrapping_add(offset));
+            }
+        }
     }
 
     /// The slot of a queue pair number.

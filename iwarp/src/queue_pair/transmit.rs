@@ -43,6 +43,13 @@ impl QueuePair {
         self.next_terminate(room)
     }
 
+    /// Prefetches what [`next_records`](Self::next_records) touches beside `self`, of a queue pair whose
+    /// work requests are all completed.
+    #[inline]
+    pub fn prefetch_for_sending(&mut self) {
+        self.requester.prefetch_for_sending();
+    }
+
     /// Hands FPDUs to `push` as [`next_record`](Self::next_record) gives them, `most` at most, as long as
     /// there is `room`. True: more could follow at once.
     #[inline(always)]

@@ -164,6 +164,15 @@ impl<R> TransmitQueue<R> {
         B::prefetch(self.sent.as_slices().0.as_ptr());
     }
 
+    /// Has what is pushed next take the memory of what was here, if nothing is.
+    #[inline]
+    pub(crate) fn reuse_memory(&mut self) {
+        if self.records.is_empty() && self.sent.is_empty() {
+            self.records.clear();
+            self.sent.clear();
+        }
+    }
+
     /// Appends a record of `len` bytes, not 0. `push`: it ends a message.
     #[inline]
     pub(crate) fn push_record(&mut self, len: u32, record: R, push: bool) {
@@ -488,9 +497,7 @@ impl<R> TransmitQueue<R> {
             }
             self.sent.pop_front();
         }
-        if taken.retransmitted {
-            taken.sent_at = None;
-        }
+        taken.sent_at = taken.sent_at.filter(|_| !taken.retransmitted);
         let first_open = self
             .sent
             .front()
@@ -519,9 +526,8 @@ impl<R> TransmitQueue<R> {
         self.base = self.base.wrapping_add(self.records.len() as u32);
         self.next_record = self.base;
         self.next_offset = 0;
-        for record in self.records.drain(..) {
-            visit(record.record);
-        }
+        let records = self.records.drain(..);
+        records.for_each(|queued| visit(queued.record));
     }
 
     /// Index of the first segment that ends after `seq`.
@@ -585,8 +591,7 @@ impl<R> TransmitQueue<R> {
     /// Frees the memory of an empty queue.
     pub(crate) fn release_memory(&mut self) {
         if self.records.is_empty() && self.sent.is_empty() {
-            self.records = VecDeque::new();
-            self.sent = VecDeque::new();
+            (self.records, self.sent) = (VecDeque::new(), VecDeque::new());
         }
     }
 }

@@ -277,6 +277,22 @@ impl<B: RecvBuf, R> Stack<B, R> {
         None
     }
 
+    /// Connections with events, at most: see [`next_event`](Self::next_event).
+    #[inline]
+    pub fn event_count(&self) -> usize {
+        self.shared.event_list.len()
+    }
+
+    /// The user value of the connection that is `ahead` behind the next in the list of events: what belongs
+    /// to it can be prefetched.
+    #[inline]
+    pub fn peek_event_user(&self, ahead: usize) -> Option<u64> {
+        let index = *self.shared.event_list.get(ahead)?;
+        self.connections
+            .get(index as usize)
+            .map(|conn| conn.tcb.user)
+    }
+
     /// Whether [`next_event`](Self::next_event) may have something.
     #[inline]
     pub fn has_events(&self) -> bool {

@@ -35,6 +35,27 @@ impl<B: RecvBuf, R> Stack<B, R> {
             .map_or(0, |conn| usize::from(conn.tcb.emss))
     }
 
+    /// Prefetches what [`send_room`](Self::send_room), `push_records` and [`flush`](Self::flush) touch of a
+    /// connection.
+    #[inline]
+    pub fn prefetch_for_sending(&self, id: ConnId) {
+        if let Some(conn) = self.connections.get(id.index as usize) {
+            conn.prefetch_for(false);
+        }
+    }
+
+    /// The second stage: prefetches what the lines of the first stage point to.
+    #[inline]
+    pub fn prefetch_queues_for_sending(&mut self, id: ConnId) {
+        if let Some(conn) = self.connections.get_mut(id.index as usize) {
+            conn.send_queue.reuse_memory();
+            conn.send_queue.prefetch::<B>();
+            if let Some(recovery) = &conn.recovery {
+                B::prefetch(&raw const **recovery);
+            }
+        }
+    }
+
     /// Bytes that may be queued now so that they leave at once: min(cwnd, peer's window) less
     /// what is in flight and queued. At least one segment when nothing is queued on an open
     /// connection, so that a record can wait for the window; 0 when not writable.
@@ -142,8 +163,15 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 conn.tcb.flags |= ack;
                 self.shared
                     .schedule_output(id.index, &mut conn.tcb, ConnectionFlags::NONE);
+                self.shared.is_output_blocked = true;
             }
         }
+    }
+
+    /// The sink had no room for all that is due: what [`flush`](Self::flush) would send now waits behind it.
+    #[inline]
+    pub fn is_output_blocked(&self) -> bool {
+        self.shared.is_output_blocked
     }
 
     /// Hands out the records that are fully acknowledged, in order.

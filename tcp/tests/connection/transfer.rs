@@ -115,6 +115,42 @@ fn who_comes_later_waits_behind_those_without_room() {
     assert_eq!(lab.net.hosts[0].tcp_info(first).unwrap().unsent, 0);
 }
 
+#[test]
+fn a_full_sink_shows_until_what_waits_is_sent() {
+    let mut lab = Lab::new();
+    let [first, server] = lab.connect();
+    lab.run_ms(50);
+    let is_blocked = |lab: &Lab| lab.net.hosts[0].is_output_blocked();
+    assert!(!is_blocked(&lab));
+    lab.net.sinks[0].space = Some(0);
+    let push = |lab: &mut Lab, bytes: Vec<u8>| {
+        let stack = &mut lab.net.hosts[0];
+        stack
+            .push_record(first, bytes.len() as u32, bytes, true)
+            .unwrap();
+        // What is pushed or in flight stays as it is.
+        stack.prefetch_for_sending(first);
+        stack.prefetch_queues_for_sending(first);
+        lab.net.flush(0, first);
+    };
+    push(&mut lab, pattern(100));
+    assert!(is_blocked(&lab));
+    lab.net.sinks[0].space = None;
+    assert!(is_blocked(&lab), "it is not sent yet");
+    lab.run_ms(20);
+    assert!(!is_blocked(&lab));
+    for _ in 0..3 {
+        push(&mut lab, pattern(100));
+    }
+    lab.run_ms(20);
+    let info = lab.net.hosts[1].tcp_info(server).unwrap();
+    assert_eq!(info.readable, 400);
+    let mut received = vec![0; 400];
+    let queue = lab.net.hosts[1].receive_queue(server).unwrap();
+    assert!(queue.copy_to_slice(0, &mut received));
+    assert_eq!(received, pattern(100).repeat(4));
+}
+
 /// Also when the window update is lost (RFC 9293 section 3.8.6.1).
 #[test]
 fn a_zero_window_is_probed_until_it_opens() {

@@ -122,6 +122,12 @@ impl Requester {
         self.has_lost_peer = true;
     }
 
+    /// Prefetches what taking a work request touches beside `self`.
+    #[inline]
+    pub fn prefetch_for_sending(&mut self) {
+        self.queue.prefetch_for_pushing();
+    }
+
     /// No work request is unfinished.
     pub fn is_idle(&self) -> bool {
         self.queue.is_empty()

@@ -7,6 +7,7 @@
 
 use crate::environment::ExtBufRef;
 use crate::record::MessageSlot;
+use siw_shm::shared_memory::prefetch_line;
 use siw_shm::wqe::{MAX_INLINE, MAX_SGE};
 use siw_shm::{AtomicArgs, Opcode, SendWqe, Sge, WcStatus, WrFlags};
 use std::collections::VecDeque;
@@ -137,6 +138,18 @@ impl WorkRequestQueue {
     #[inline]
     pub fn len(&self) -> usize {
         self.entries.len()
+    }
+
+    /// Prefetches where the next work request is copied to, if there is none: it takes the memory that the
+    /// first one had.
+    #[inline]
+    pub fn prefetch_for_pushing(&mut self) {
+        if self.entries.is_empty() && self.entries.capacity() > 0 {
+            self.entries.clear();
+            let start = self.entries.as_slices().0.as_ptr().cast::<u8>();
+            prefetch_line(start);
+            prefetch_line(start.wrapping_add(64));
+        }
     }
 
     /// Copies a work request in.
@@ -368,5 +381,28 @@ mod tests {
         assert!(queue.get(MessageSlot(u32::MAX)).is_none());
         assert!(queue.get(MessageSlot(0)).is_some());
         assert!(queue.get(MessageSlot(1)).is_none());
+    }
+
+    #[test]
+    fn entries_stay_where_they_are_while_there_are_some() {
+        let mut queue = WorkRequestQueue::default();
+        queue.prefetch_for_pushing();
+        let wqe = |wr_id| {
+            let mut wqe = send_wqe(SendData::Sges(&[]));
+            wqe.wr_id = wr_id;
+            wqe
+        };
+        for round in 0..10 {
+            queue.push(&wqe(round));
+            queue.prefetch_for_pushing();
+            queue.push(&wqe(round + 100));
+            assert_eq!(queue.front().map(|entry| entry.wr_id), Some(round));
+            queue.remove_front();
+            queue.prefetch_for_pushing();
+            assert_eq!(queue.front().map(|entry| entry.wr_id), Some(round + 100));
+            queue.remove_front();
+            queue.prefetch_for_pushing();
+            assert!(queue.is_empty());
+        }
     }
 }
