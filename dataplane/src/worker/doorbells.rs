@@ -118,7 +118,7 @@ mod tests {
         let memory = Arc::new(memory.unwrap());
         let client = WorkerClient {
             client: ClientId(number),
-            user: UserShares::default().add_client(0),
+            user: UserShares::new(1).add_client(0),
             doorbells: DoorbellConsumer::new(memory.clone(), 0, CAPACITY).unwrap(),
             wake_fd: Arc::new(EventFd::new().unwrap().into()),
         };

@@ -196,6 +196,7 @@ impl Worker {
         Ok(Worker {
             index: config.index,
             clock,
+            users: UserShares::new(ports.len()),
             ports,
             port_listeners,
             clients: Vec::new(),
@@ -203,7 +204,6 @@ impl Worker {
             pending: PendingConnections::new(config.max_pending_per_user),
             context: WorkerContext::new(config.keys),
             cache: MbufCache::new(&config.pool),
-            users: UserShares::default(),
             first_client: 0,
             polled_queues: PolledQueues::default(),
             doorbells_taken: 0,

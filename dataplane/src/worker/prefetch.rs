@@ -6,20 +6,17 @@ use super::conn_owner::ConnOwner;
 use super::user_shares::UserSlot;
 
 /// Queue pairs that wait, above which it is worth while.
-const MANY: usize = 16;
+pub(super) const MANY: usize = 16;
 /// How many turns ahead a queue pair is fetched.
 const QUEUE_PAIR_AHEAD: usize = 6;
 /// How many turns ahead what it points to is: its request, its connection.
 const CONNECTION_AHEAD: usize = 3;
 
 impl Worker {
-    /// Before a ready queue pair of the user and port has its turn, which is taken out of the list
-    /// already.
+    /// Before one of [`MANY`] ready queue pairs of the user and port has its turn, which is taken out of
+    /// the list already.
     #[inline]
     pub(super) fn prefetch_ready(&mut self, user: UserSlot, port: usize) {
-        if self.users.ready_len(user, port) < MANY {
-            return;
-        }
         if let Some(slot) = self.users.peek_ready(user, port, QUEUE_PAIR_AHEAD) {
             self.queue_pairs.prefetch(slot);
         }

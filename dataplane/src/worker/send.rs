@@ -8,17 +8,18 @@ use siw_tcp::{ConnId, Instant};
 
 use super::Worker;
 use super::fpdu_writer::FpduWriter;
+use super::prefetch::MANY;
 use super::user_shares::UserSlot;
 use super::worker_qp::QpSlot;
 
 /// Records that one queue pair may queue in one batch; then the next has its turn.
 const RECORDS_PER_BATCH: u32 = 64;
-/// Queue pairs of one user that have their turn in one batch; the others wait for the next one.
+/// Queue pairs of one user and port that have their turn in one batch; the others wait for the next one.
 const TURNS_PER_BATCH: usize = 256;
 /// The same of a port that has no room for all that is due: work requests are better left where they are
 /// than queued in TCP, whose state of them is cold in the cache when there is room.
 const TURNS_WHEN_FULL: usize = 4;
-/// Queue pairs of one user without a stream whose rings are flushed in one batch, each with a budget
+/// Queue pairs of one user and port without a stream whose rings are flushed in one batch, each with a budget
 /// of its own.
 const FLUSHES_PER_BATCH: u32 = 8;
 
@@ -45,42 +46,47 @@ impl Worker {
             return false;
         }
         for user in self.users.slots() {
-            self.send_from_ready_of(now, user);
+            for port in 0..self.ports.len() {
+                let count = self.users.ready_len(user, port);
+                if count > 0 {
+                    self.send_from_ready_of(now, (user, port), count);
+                }
+            }
         }
         true
     }
 
+    /// Lets up to `count` queue pairs of a user and port have their turn: those that become ready meanwhile
+    /// wait for the next batch.
     #[inline]
-    fn send_from_ready_of(&mut self, now: Instant, user: UserSlot) {
+    fn send_from_ready_of(&mut self, now: Instant, (user, port): (UserSlot, usize), count: usize) {
         let mut flushes_left = FLUSHES_PER_BATCH;
-        for port in 0..self.ports.len() {
-            // Those that become ready meanwhile wait for the next batch.
-            let count = self.users.ready_len(user, port).min(TURNS_PER_BATCH);
-            for turn in 0..count {
-                if turn >= TURNS_WHEN_FULL && self.ports[port].stack.is_output_blocked() {
-                    break;
-                }
-                let Some(slot) = self.users.pop_ready(user, port) else {
-                    break;
-                };
+        for turn in 0..count.min(TURNS_PER_BATCH) {
+            if turn >= TURNS_WHEN_FULL && self.ports[port].stack.is_output_blocked() {
+                break;
+            }
+            let Some(slot) = self.users.pop_ready(user, port) else {
+                break;
+            };
+            if count >= MANY {
                 self.prefetch_ready(user, port);
-                let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
-                    continue;
-                };
-                if queue_pair.only_flushes() {
-                    if flushes_left == 0 {
-                        self.users.push_ready(user, port, slot);
-                    } else {
-                        flushes_left -= 1;
-                        queue_pair.is_ready = false;
-                        self.report_and_follow(now, slot);
-                    }
-                    continue;
+            }
+            let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
+                continue;
+            };
+            if queue_pair.only_flushes() {
+                if flushes_left == 0 {
+                    self.users.push_ready(user, port, slot);
+                } else {
+                    flushes_left -= 1;
+                    queue_pair.is_ready = false;
+                    self.report_and_follow(now, slot);
                 }
-                queue_pair.is_ready = false;
-                if queue_pair.state.has_stream() && self.send_from(now, slot) {
-                    self.mark_ready(slot);
-                }
+                continue;
+            }
+            queue_pair.is_ready = false;
+            if queue_pair.state.has_stream() && self.send_from(now, slot) {
+                self.mark_ready(slot);
             }
         }
     }

@@ -23,22 +23,35 @@ struct UserShare {
     /// `None`: the place is free.
     uid: Option<u32>,
     clients: u32,
-    /// Queue pairs that may have something to send, by the place of their port in the worker.
-    ready: Vec<VecDeque<QpSlot>>,
     doorbells_left: usize,
     /// The batch that `doorbells_left` belongs to.
     batch: u64,
 }
 
 /// The users of one worker.
-#[derive(Default)]
 pub(super) struct UserShares {
     users: Vec<UserShare>,
+    /// Queue pairs that may have something to send: a list for each port of each user.
+    ready: Vec<VecDeque<QpSlot>>,
+    /// All that are in `ready`.
     ready_count: usize,
+    /// The worker's ports.
+    ports: usize,
     batch: u64,
 }
 
 impl UserShares {
+    /// No users yet, of a worker with so many ports.
+    pub(super) fn new(ports: usize) -> UserShares {
+        UserShares {
+            users: Vec::new(),
+            ready: Vec::new(),
+            ready_count: 0,
+            ports,
+            batch: 0,
+        }
+    }
+
     /// A client of this user is there.
     pub(super) fn add_client(&mut self, uid: u32) -> UserSlot {
         let place = self.users.iter().position(|user| user.uid == Some(uid));
@@ -47,10 +60,11 @@ impl UserShares {
             self.users.push(UserShare {
                 uid: None,
                 clients: 0,
-                ready: Vec::new(),
                 doorbells_left: 0,
                 batch: 0,
             });
+            self.ready
+                .resize_with(self.users.len() * self.ports, VecDeque::new);
             self.users.len() - 1
         });
         let user = &mut self.users[place];
@@ -67,8 +81,12 @@ impl UserShares {
         user.clients = user.clients.saturating_sub(1);
         if user.clients == 0 {
             user.uid = None;
-            self.ready_count -= user.ready.iter().map(VecDeque::len).sum::<usize>();
-            user.ready.clear();
+            self.ready_count -= self.total_ready(slot);
+            for port in 0..self.ports {
+                if let Some(list) = self.ready_mut(slot, port) {
+                    list.clear();
+                }
+            }
         }
     }
 
@@ -84,22 +102,23 @@ impl UserShares {
         self.ready_count == 0
     }
 
-    /// The queue pair has its turn after those of its user and port that wait already.
     #[inline]
-    pub(super) fn push_ready(&mut self, slot: UserSlot, port: usize, queue_pair: QpSlot) {
-        let Some(user) = self.users.get_mut(slot.0 as usize) else {
-            return;
-        };
-        while user.ready.len() <= port {
-            user.ready.push(VecDeque::new());
-        }
-        user.ready[port].push_back(queue_pair);
-        self.ready_count += 1;
+    fn ready(&self, slot: UserSlot, port: usize) -> Option<&VecDeque<QpSlot>> {
+        self.ready.get(slot.0 as usize * self.ports + port)
     }
 
     #[inline]
-    fn ready(&self, slot: UserSlot, port: usize) -> Option<&VecDeque<QpSlot>> {
-        self.users.get(slot.0 as usize)?.ready.get(port)
+    fn ready_mut(&mut self, slot: UserSlot, port: usize) -> Option<&mut VecDeque<QpSlot>> {
+        self.ready.get_mut(slot.0 as usize * self.ports + port)
+    }
+
+    /// The queue pair has its turn after those of its user and port that wait already.
+    #[inline]
+    pub(super) fn push_ready(&mut self, slot: UserSlot, port: usize, queue_pair: QpSlot) {
+        if let Some(list) = self.ready_mut(slot, port) {
+            list.push_back(queue_pair);
+            self.ready_count += 1;
+        }
     }
 
     /// Queue pairs of the user that wait, of one port.
@@ -111,16 +130,14 @@ impl UserShares {
     /// Queue pairs of the user that wait, of all ports.
     #[inline]
     pub(super) fn total_ready(&self, slot: UserSlot) -> usize {
-        self.users
-            .get(slot.0 as usize)
-            .map_or(0, |user| user.ready.iter().map(VecDeque::len).sum())
+        let ports = 0..self.ports;
+        ports.map(|port| self.ready_len(slot, port)).sum()
     }
 
     /// The user's queue pair of this port whose turn it is.
     #[inline]
     pub(super) fn pop_ready(&mut self, slot: UserSlot, port: usize) -> Option<QpSlot> {
-        let user = self.users.get_mut(slot.0 as usize)?;
-        let found = user.ready.get_mut(port)?.pop_front()?;
+        let found = self.ready_mut(slot, port)?.pop_front()?;
         self.ready_count -= 1;
         Some(found)
     }
@@ -155,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_user_has_its_doorbells_once_a_batch_with_all_its_clients() {
-        let mut shares = UserShares::default();
+        let mut shares = UserShares::new(2);
         let greedy: Vec<_> = (0..3).map(|_| shares.add_client(7)).collect();
         let honest = shares.add_client(8);
         assert!(greedy.iter().all(|slot| *slot == greedy[0]) && honest != greedy[0]);
@@ -172,7 +189,7 @@ mod tests {
 
     #[test]
     fn queue_pairs_wait_for_those_of_their_user_alone() {
-        let mut shares = UserShares::default();
+        let mut shares = UserShares::new(2);
         let (greedy, honest) = (shares.add_client(7), shares.add_client(8));
         for number in 0..100 {
             shares.push_ready(greedy, 0, QpSlot(number));
@@ -193,7 +210,7 @@ mod tests {
 
     #[test]
     fn queue_pairs_wait_for_those_of_their_port_alone() {
-        let mut shares = UserShares::default();
+        let mut shares = UserShares::new(2);
         let user = shares.add_client(7);
         for number in 0..100 {
             shares.push_ready(user, 1, QpSlot(number));
