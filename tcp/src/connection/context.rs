@@ -59,7 +59,8 @@ pub(crate) struct SharedState {
     pub timer_wheel: TimerWheel,
     /// Connections with something to send.
     pub output_list: VecDeque<u32>,
-    /// The sink was full before the list was done: whoever has data now has its turn behind the others.
+    /// The sink was full before all that was due was sent: whoever has data now has its turn behind the
+    /// others in the list.
     pub is_output_blocked: bool,
     /// Connections whose ACK waits for the owner's answer, and until when, in ns; earliest first. Those
     /// that were answered meanwhile are here, too.

@@ -5,6 +5,8 @@
 //! Records are named by running numbers that wrap; only differences between numbers of records that are
 //! in the queue count.
 
+mod memory;
+
 use std::collections::VecDeque;
 
 use crate::base::sequence::SeqNr;
@@ -154,22 +156,6 @@ impl<R> TransmitQueue<R> {
             acked: 0,
             next_record: 0,
             next_offset: 0,
-        }
-    }
-
-    /// Prefetches the first records and segments.
-    #[inline]
-    pub(crate) fn prefetch<B: crate::base::buffer::RecvBuf>(&self) {
-        B::prefetch(self.records.as_slices().0.as_ptr());
-        B::prefetch(self.sent.as_slices().0.as_ptr());
-    }
-
-    /// Has what is pushed next take the memory of what was here, if nothing is.
-    #[inline]
-    pub(crate) fn reuse_memory(&mut self) {
-        if self.records.is_empty() && self.sent.is_empty() {
-            self.records.clear();
-            self.sent.clear();
         }
     }
 
@@ -497,7 +483,9 @@ impl<R> TransmitQueue<R> {
             }
             self.sent.pop_front();
         }
-        taken.sent_at = taken.sent_at.filter(|_| !taken.retransmitted);
+        if taken.retransmitted {
+            taken.sent_at = None;
+        }
         let first_open = self
             .sent
             .front()
@@ -526,8 +514,9 @@ impl<R> TransmitQueue<R> {
         self.base = self.base.wrapping_add(self.records.len() as u32);
         self.next_record = self.base;
         self.next_offset = 0;
-        let records = self.records.drain(..);
-        records.for_each(|queued| visit(queued.record));
+        for record in self.records.drain(..) {
+            visit(record.record);
+        }
     }
 
     /// Index of the first segment that ends after `seq`.
@@ -578,20 +567,6 @@ impl<R> TransmitQueue<R> {
                 };
             }
             self.sent.push_back(rest);
-        }
-    }
-
-    /// Whether the queue is empty and still holds memory.
-    pub(crate) fn holds_memory(&self) -> bool {
-        self.records.is_empty()
-            && self.sent.is_empty()
-            && self.records.capacity() + self.sent.capacity() > 0
-    }
-
-    /// Frees the memory of an empty queue.
-    pub(crate) fn release_memory(&mut self) {
-        if self.records.is_empty() && self.sent.is_empty() {
-            (self.records, self.sent) = (VecDeque::new(), VecDeque::new());
         }
     }
 }

@@ -44,7 +44,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// The second stage: prefetches what the lines of the first stage point to.
+    /// The second stage: prefetches what the lines of the first stage point to. An empty queue begins anew
+    /// where its memory begins, so that few lines of it are used.
     #[inline]
     pub fn prefetch_queues_for_sending(&mut self, id: ConnId) {
         if let Some(conn) = self.connections.get_mut(id.index as usize) {

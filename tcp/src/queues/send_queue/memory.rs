@@ -1,0 +1,41 @@
+//! The memory behind a transmit queue: when it is fetched, used again, and given back.
+
+use std::collections::VecDeque;
+
+use super::TransmitQueue;
+use crate::base::buffer::RecvBuf;
+
+impl<R> TransmitQueue<R> {
+    fn is_empty(&self) -> bool {
+        self.records.is_empty() && self.sent.is_empty()
+    }
+
+    /// Prefetches the first records and segments.
+    #[inline]
+    pub(crate) fn prefetch<B: RecvBuf>(&self) {
+        B::prefetch(self.records.as_slices().0.as_ptr());
+        B::prefetch(self.sent.as_slices().0.as_ptr());
+    }
+
+    /// Has what is pushed next take the memory of what was here, if nothing is.
+    #[inline]
+    pub(crate) fn reuse_memory(&mut self) {
+        if self.is_empty() {
+            self.records.clear();
+            self.sent.clear();
+        }
+    }
+
+    /// Whether the queue is empty and still holds memory.
+    pub(crate) fn holds_memory(&self) -> bool {
+        self.is_empty() && self.records.capacity() + self.sent.capacity() > 0
+    }
+
+    /// Frees the memory of an empty queue.
+    pub(crate) fn release_memory(&mut self) {
+        if self.is_empty() {
+            self.records = VecDeque::new();
+            self.sent = VecDeque::new();
+        }
+    }
+}
