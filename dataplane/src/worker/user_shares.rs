@@ -1,6 +1,7 @@
 //! Turns of a batch by users: each user (uid) whose clients ring doorbells, or whose queue pairs may
 //! have something to send, has as much of each batch as any other, however many clients and queue
-//! pairs it has. Within a user, queue pairs take turns, and so do clients.
+//! pairs it has. Within a user, the queue pairs of a port take turns, and so do clients. Where a port has
+//! no room for all, users come first one after the other.
 
 use std::collections::VecDeque;
 
@@ -37,6 +38,8 @@ pub(super) struct UserShares {
     ready_count: usize,
     /// The worker's ports.
     ports: usize,
+    /// The user whose turns come first.
+    first: u32,
     batch: u64,
 }
 
@@ -48,6 +51,7 @@ impl UserShares {
             ready: Vec::new(),
             ready_count: 0,
             ports,
+            first: 0,
             batch: 0,
         }
     }
@@ -90,10 +94,22 @@ impl UserShares {
         }
     }
 
-    /// How many users there are, gone ones whose places are free among them.
+    /// All users in the order of their turns, gone ones whose places are free among them.
     #[inline]
     pub(super) fn slots(&self) -> impl Iterator<Item = UserSlot> + use<> {
-        (0..self.users.len() as u32).map(UserSlot)
+        let (first, count) = (self.first, self.users.len() as u32);
+        (first..count).chain(0..first).map(UserSlot)
+    }
+
+    /// A port had no room for all turns of this user: in the next batch it comes first or, if it was that
+    /// in this one, the user behind it.
+    #[inline]
+    pub(super) fn note_lack_of_room(&mut self, slot: UserSlot) {
+        self.first = match slot.0 + 1 {
+            _ if slot.0 != self.first => slot.0,
+            next if next < self.users.len() as u32 => next,
+            _ => 0,
+        };
     }
 
     /// No queue pair of any user is ready.
@@ -223,5 +239,21 @@ mod tests {
         assert_eq!(shares.pop_ready(user, 2), None);
         shares.remove_client(user);
         assert!(shares.is_idle());
+    }
+
+    #[test]
+    fn users_without_room_come_first_one_after_the_other() {
+        let mut shares = UserShares::new(1);
+        let users: Vec<_> = (0..3).map(|uid| shares.add_client(uid)).collect();
+        let order = |shares: &UserShares| shares.slots().collect::<Vec<_>>();
+        assert_eq!(order(&shares), users);
+        // It was the first.
+        shares.note_lack_of_room(users[0]);
+        assert_eq!(order(&shares), [users[1], users[2], users[0]]);
+        // It was not.
+        shares.note_lack_of_room(users[2]);
+        assert_eq!(order(&shares), [users[2], users[0], users[1]]);
+        shares.note_lack_of_room(users[2]);
+        assert_eq!(order(&shares), users);
     }
 }
