@@ -49,30 +49,32 @@ impl Worker {
         for user in self.users.slots() {
             for port in 0..self.ports.len() {
                 let count = self.users.ready_len(user, port);
-                if count > 0 && self.send_from_ready_of(now, (user, port), count) {
-                    lacks_room = lacks_room.or(Some(user));
+                if count > 0
+                    && let Some(turns) = self.send_from_ready_of(now, (user, port), count)
+                {
+                    lacks_room = lacks_room.or(Some((user, turns > TURNS_WHEN_FULL)));
                 }
             }
         }
-        if let Some(user) = lacks_room {
-            self.users.note_lack_of_room(user);
+        if let Some((user, had_room)) = lacks_room {
+            self.users.note_lack_of_room(user, had_room);
         }
         true
     }
 
     /// Lets up to `count` queue pairs of a user and port have their turn: those that become ready meanwhile
-    /// wait for the next batch. True: the port had no room for them all.
+    /// wait for the next batch. If the port had no room for them all: how many had their turn.
     #[inline]
     fn send_from_ready_of(
         &mut self,
         now: Instant,
         (user, port): (UserSlot, usize),
         count: usize,
-    ) -> bool {
+    ) -> Option<usize> {
         let mut flushes_left = FLUSHES_PER_BATCH;
         for turn in 0..count.min(TURNS_PER_BATCH) {
             if turn >= TURNS_WHEN_FULL && self.ports[port].stack.is_output_blocked() {
-                return true;
+                return Some(turn);
             }
             let Some(slot) = self.users.pop_ready(user, port) else {
                 break;
@@ -98,7 +100,7 @@ impl Worker {
                 self.mark_ready(slot);
             }
         }
-        false
+        None
     }
 
     /// Queues records as far as TCP has room, and sends. True when more could follow at once.

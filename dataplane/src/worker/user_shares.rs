@@ -101,12 +101,12 @@ impl UserShares {
         (first..count).chain(0..first).map(UserSlot)
     }
 
-    /// A port had no room for all turns of this user: in the next batch it comes first or, if it was that
-    /// in this one, the user behind it.
+    /// A port had no room for all turns of this user, or `had_room` for some: in the next batch it comes
+    /// first or, if it was that in this one and had room, the user behind it.
     #[inline]
-    pub(super) fn note_lack_of_room(&mut self, slot: UserSlot) {
+    pub(super) fn note_lack_of_room(&mut self, slot: UserSlot, had_room: bool) {
         self.first = match slot.0 + 1 {
-            _ if slot.0 != self.first => slot.0,
+            _ if slot.0 != self.first || !had_room => slot.0,
             next if next < self.users.len() as u32 => next,
             _ => 0,
         };
@@ -247,13 +247,15 @@ mod tests {
         let users: Vec<_> = (0..3).map(|uid| shares.add_client(uid)).collect();
         let order = |shares: &UserShares| shares.slots().collect::<Vec<_>>();
         assert_eq!(order(&shares), users);
-        // It was the first.
-        shares.note_lack_of_room(users[0]);
+        // It was the first, and waits for room.
+        shares.note_lack_of_room(users[0], false);
+        assert_eq!(order(&shares), users);
+        shares.note_lack_of_room(users[0], true);
         assert_eq!(order(&shares), [users[1], users[2], users[0]]);
-        // It was not.
-        shares.note_lack_of_room(users[2]);
+        // It was not the first.
+        shares.note_lack_of_room(users[2], true);
         assert_eq!(order(&shares), [users[2], users[0], users[1]]);
-        shares.note_lack_of_room(users[2]);
+        shares.note_lack_of_room(users[2], true);
         assert_eq!(order(&shares), users);
     }
 }
