@@ -14,7 +14,7 @@
 use siw_iwarp::*;
 use siw_memory::{KeyReader, KeyTable, RegisteredMemory, Stag, crc};
 use siw_shm::wqe::{SendData, SendWr};
-use siw_shm::{Access, Opcode, RecvWqe, SendWqe, Sge, SharedMemory, Wc, WrFlags};
+use siw_shm::{Access, Opcode, PlainSend, RecvWqe, SendWqe, Sge, SharedMemory, Wc, WrFlags};
 use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -48,6 +48,10 @@ impl QpEnv for Env {
         self.posted -= 1;
         Ok(Some(&self.wqe))
     }
+    fn peek_plain_send(&mut self) -> Option<PlainSend> {
+        None
+    }
+    fn take_peeked_send(&mut self) {}
     fn next_recv(&mut self) -> Result<Option<&RecvWqe>, RingFault> {
         Ok(None)
     }
@@ -151,6 +155,9 @@ impl FrameBuilder for Gather<'_> {
     #[inline]
     fn reserve_in_one_piece(&mut self, len: usize) -> Option<&mut [u8]> {
         self.reserve(len)
+    }
+    fn withdraw(&mut self, len: usize) {
+        self.at -= len;
     }
     #[inline]
     fn append_reference(

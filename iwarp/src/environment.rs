@@ -5,7 +5,7 @@
 //! dispatch on the data path.
 
 use siw_memory::KeyReader;
-use siw_shm::{RecvWqe, SendWqe, Wc};
+use siw_shm::{PlainSend, RecvWqe, SendWqe, Wc};
 
 /// Names the count of references that a port still holds into the memory of one message: payload
 /// that leaves as external buffers (DPDK) instead of copies. The environment gives the numbers out;
@@ -58,6 +58,13 @@ pub trait QpEnv {
     /// is empty. A fault is returned once; the ring is empty from then on.
     fn next_send(&mut self) -> Result<Option<&SendWqe>, RingFault>;
 
+    /// A copy of what [`next_send`](Self::next_send) would take, if it is of the kind that is posted most;
+    /// [`take_peeked_send`](Self::take_peeked_send) takes it out. `None`: `next_send` tells what is there.
+    fn peek_plain_send(&mut self) -> Option<PlainSend>;
+
+    /// Takes out what [`peek_plain_send`](Self::peek_plain_send) returned.
+    fn take_peeked_send(&mut self);
+
     /// Takes one receive work request out of the receive queue, or out of the shared receive queue,
     /// likewise; but one that cannot be read has completed when the fault is returned.
     fn next_recv(&mut self) -> Result<Option<&RecvWqe>, RingFault>;
@@ -91,6 +98,12 @@ pub trait QpEnv {
     fn alloc_ext_buf_ref(&mut self, len: u32) -> ExtBufRef {
         let _ = len;
         ExtBufRef::NONE
+    }
+
+    /// [`alloc_ext_buf_ref`](Self::alloc_ext_buf_ref) counts no messages of this length.
+    fn copies_payload(&self, len: u32) -> bool {
+        let _ = len;
+        true
     }
 
     /// The message is finished. Where ports still hold references, because it was flushed or because

@@ -95,5 +95,7 @@ pub use queue_pair::{
     RdmapState, ReceiveProgress,
 };
 pub use rdmap::terminate::{TerminateBitOrder, TerminateCode};
-pub use record::{FpduKind, FpduRecord, FrameBuilder, MessageSlot, OutgoingFpdu, TxRecord};
+pub use record::{
+    FpduKind, FpduRecord, FpduRun, FrameBuilder, MessageSlot, OutgoingFpdu, TxRecord,
+};
 pub use stream::{ByteStream, RxStream};

@@ -13,8 +13,8 @@ use std::sync::Arc;
 /// A record of the send queue of TCP: kept until it is acknowledged, built when it is sent.
 #[derive(Debug, Clone)]
 pub enum TxRecord {
-    /// One FPDU; [`QueuePair::build_fpdu`](crate::QueuePair::build_fpdu) makes its bytes.
-    Fpdu(FpduRecord),
+    /// FPDUs; [`QueuePair::build_fpdu`](crate::QueuePair::build_fpdu) makes the bytes of each.
+    Fpdus(FpduRun),
     /// Bytes as they are: an MPA frame, or a Terminate sent without a queue pair.
     Stream(Box<[u8]>),
 }
@@ -79,6 +79,82 @@ impl FpduRecord {
     }
 }
 
+/// FPDUs of one length that follow one another: a single one; segments of one message; or messages of one
+/// kind that are one FPDU each, of work requests that follow one another. Several have no markers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FpduRun {
+    first: FpduRecord,
+    count: u16,
+    /// Octets of payload in each, if there are several.
+    payload_len: u16,
+}
+
+impl From<FpduRecord> for FpduRun {
+    #[inline]
+    fn from(first: FpduRecord) -> Self {
+        FpduRun {
+            first,
+            count: 1,
+            payload_len: 0,
+        }
+    }
+}
+
+impl FpduRun {
+    /// `count` FPDUs, each with `payload_len` octets of payload, that begin with `first`.
+    #[inline]
+    pub(crate) fn new(first: FpduRecord, count: u16, payload_len: u16) -> Self {
+        debug_assert!(count <= 1 || !first.marker_position.has_markers());
+        FpduRun {
+            first,
+            count,
+            payload_len,
+        }
+    }
+
+    /// What each carries.
+    #[inline]
+    pub fn kind(&self) -> FpduKind {
+        self.first.kind
+    }
+
+    /// How many FPDUs there are.
+    #[inline]
+    pub fn count(&self) -> u16 {
+        self.count
+    }
+
+    /// Each ends a message; else none does.
+    #[inline]
+    pub fn ends_messages(&self) -> bool {
+        self.first.is_last
+    }
+
+    /// Octets that each takes in the stream, markers included.
+    #[inline]
+    pub fn unit_len(&self) -> u32 {
+        self.first.wire_len() as u32
+    }
+
+    /// The FPDU with this number, from 0 on.
+    #[inline]
+    pub fn get(&self, index: u16) -> FpduRecord {
+        let mut record = self.first;
+        if record.is_last {
+            record.slot = record.slot.advanced_by(index.into());
+        } else {
+            record.offset += u32::from(index) * u32::from(self.payload_len);
+        }
+        record
+    }
+
+    /// Octets of payload in each, if there are several.
+    #[inline]
+    pub(crate) fn payload_len(&self) -> u16 {
+        self.payload_len
+    }
+}
+
 /// An FPDU that may leave now: see [`QueuePair::next_record`](crate::QueuePair::next_record).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OutgoingFpdu {
@@ -117,4 +193,14 @@ pub trait FrameBuilder {
     /// As [`reserve`](Self::reserve), for a whole FPDU that is copied, if there is room for it in one
     /// piece. `None`, with nothing appended: it goes part by part.
     fn reserve_in_one_piece(&mut self, len: usize) -> Option<&mut [u8]>;
+
+    /// As [`reserve_in_one_piece`](Self::reserve_in_one_piece), for as many FPDUs of `len` bytes as there is
+    /// room for, `most` at most.
+    fn reserve_fpdus(&mut self, len: usize, most: usize) -> Option<&mut [u8]> {
+        let _ = most;
+        self.reserve_in_one_piece(len)
+    }
+
+    /// Takes the last `len` bytes of what [`reserve_fpdus`](Self::reserve_fpdus) gave out of the frame again.
+    fn withdraw(&mut self, len: usize);
 }

@@ -40,18 +40,15 @@ impl RecordBytes for Rec {
         let (from, to) = (offset as usize, (offset + len) as usize);
         match &self.0 {
             TxRecord::Stream(bytes) => out.extend_from_slice(&bytes[from..to]),
-            TxRecord::Fpdu(rec) => {
-                let borrowed = self.1.borrow();
-                let mut frame = Frame::default();
-                let built = borrowed
-                    .end
-                    .qp
-                    .build_fpdu(&borrowed.end.env.keys, rec, &mut frame);
-                if built.is_err() {
-                    // Flushed meanwhile: the reset is on its way.
-                    frame.bytes.resize(to, 0);
-                }
-                out.extend_from_slice(&frame.bytes[from..to]);
+            TxRecord::Fpdus(run) => {
+                let unit_len = run.unit_len();
+                let units = offset / unit_len..(offset + len).div_ceil(unit_len);
+                let skip = (offset - units.start * unit_len) as usize;
+                let units = units.start as u16..units.end as u16;
+                let built = self.1.borrow().end.build_units(run, units);
+                // Flushed meanwhile: the reset is on its way.
+                let bytes = built.unwrap_or_else(|_| vec![0; skip + len as usize]);
+                out.extend_from_slice(&bytes[skip..skip + len as usize]);
             }
         }
     }
@@ -163,9 +160,9 @@ impl Host {
                 qp.receive_in_order(env, &mut rx);
                 left = rx.available();
             }
-            net.hosts[i].take_acked(id, |record| {
-                if let TxRecord::Fpdu(fpdu) = record.0 {
-                    qp.on_record_acked(&fpdu);
+            net.hosts[i].take_acked_units(id, |record, units| {
+                if let TxRecord::Fpdus(run) = &record.0 {
+                    qp.on_fpdus_acked(run, units);
                     qp.complete_acked(env);
                 }
             });
@@ -178,16 +175,17 @@ impl Host {
                 return;
             }
         }
-        loop {
-            let room = net.hosts[i].send_room(id);
-            let next = {
-                let mut borrowed = side.borrow_mut();
-                let End { qp, env, .. } = &mut borrowed.end;
-                qp.next_record(env, room)
-            };
-            let Some(fpdu) = next else { break };
-            let push = fpdu.record.is_last;
-            self.push(net, i, id, TxRecord::Fpdu(fpdu.record), fpdu.wire_len, push);
+        let room = net.hosts[i].send_room(id);
+        let pushed = net.hosts[i].push_records(id, |records| {
+            let mut borrowed = side.borrow_mut();
+            let End { qp, env, .. } = &mut borrowed.end;
+            qp.next_records(env, room, u32::MAX, |run| {
+                let record = Rec(TxRecord::Fpdus(run), side.clone());
+                records.push_run((run.unit_len(), run.count()), record, run.ends_messages());
+            });
+        });
+        if pushed.is_some() {
+            net.flush(i, id);
         }
         let wants = side.borrow().end.qp.requested_close();
         match wants {

@@ -7,15 +7,29 @@ use proptest::prelude::*;
 use siw_iwarp::*;
 use siw_shm::{WcFlags, WcOpcode, WcStatus};
 
-/// One step of `from`: send up to `count` FPDUs, deliver `cut` bytes to `to`, acknowledge `acks` records.
+/// One step of `from`: send up to `count` FPDUs, one by one or in runs, deliver `cut` bytes to `to`, acknowledge `acks` records.
 fn step(from: &mut Side, to: &mut Side, count: usize, cut: usize, acks: usize) -> bool {
     let mut moved = false;
-    for _ in 0..count {
-        let Some(frame) = from.end.pull() else { break };
-        from.wire.extend(&frame);
-        let record = *from.end.unacked.back().expect("pulled");
-        from.frames.push((record, frame));
-        moved = true;
+    if cut.is_multiple_of(2) {
+        let (runs, bytes) = from.end.pull_runs(usize::MAX, count as u32);
+        from.wire.extend(&bytes);
+        let mut rest = &bytes[..];
+        for run in &runs {
+            for unit in 0..run.count() {
+                let frame = rest.split_off(..run.unit_len() as usize).expect("built");
+                from.frames.push((run.get(unit), frame.to_vec()));
+                from.end.unacked.push_back(run.get(unit));
+                moved = true;
+            }
+        }
+    } else {
+        for _ in 0..count {
+            let Some(frame) = from.end.pull() else { break };
+            from.wire.extend(&frame);
+            let record = *from.end.unacked.back().expect("pulled");
+            from.frames.push((record, frame));
+            moved = true;
+        }
     }
     // A retransmission is the same segment again.
     if let Some((record, expected)) = from.frames.get(cut % from.frames.len().max(1)) {

@@ -53,4 +53,6 @@ pub use local_wqe::{BindMw, FastReg};
 pub use shared_memory::{OutOfBounds, SharedMemory};
 pub use shared_receive_queue::{LowWaterMark, SrqConsumer, SrqGeometry, SrqProducer, SrqRing};
 pub use work_queue::{QpGeometry, RingError, RqConsumer, RqProducer, SqConsumer, SqProducer};
-pub use wqe::{Opcode, RecvWqe, RecvWr, SendData, SendWqe, SendWr, Sge, WqeError, WrFlags};
+pub use wqe::{
+    Opcode, PlainSend, RecvWqe, RecvWr, SendData, SendWqe, SendWr, Sge, WqeError, WrFlags,
+};

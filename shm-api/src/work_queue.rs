@@ -19,8 +19,8 @@
 use crate::ring_memory::RingMemory;
 use crate::shared_memory::{OutOfBounds, SharedMemory, prefetch_line};
 use crate::wqe::{
-    PLAIN_WORDS, RecvWqe, RecvWr, SLOT_LEN, SendWqe, SendWr, WorkQueueElement, WorkRequest,
-    WqeError, WqeSlot, slots_per_request,
+    PLAIN_WORDS, PlainSend, RecvWqe, RecvWr, SLOT_LEN, SendWqe, SendWr, WorkQueueElement,
+    WorkRequest, WqeError, WqeSlot, slots_per_request,
 };
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU32, Ordering, fence};
@@ -468,15 +468,8 @@ impl<K: QueueKind> WorkQueueConsumer<K> {
         if available == 0 {
             return Ok(None);
         }
+        self.prefetch_slots(was_drained, available);
         let (memory, ring) = (&self.memory, &self.ring);
-        if was_drained {
-            for ahead in 1..available.min(SLOTS_AHEAD) {
-                memory.prefetch_slot(ring.slot_index(ahead));
-            }
-        }
-        if available > SLOTS_AHEAD {
-            memory.prefetch_slot(ring.slot_index(SLOTS_AHEAD));
-        }
         let index = ring.slot_index(0);
         let slots = if element.parse_plain(|i| memory.load_word(index, i)) {
             1
@@ -486,6 +479,20 @@ impl<K: QueueKind> WorkQueueConsumer<K> {
         };
         self.ring.advance_head(slots);
         Ok(Some(()))
+    }
+
+    /// Fetches the slots behind the next one, of `available`.
+    #[inline(always)]
+    fn prefetch_slots(&self, was_drained: bool, available: u32) {
+        let (memory, ring) = (&self.memory, &self.ring);
+        if was_drained {
+            for ahead in 1..available.min(SLOTS_AHEAD) {
+                memory.prefetch_slot(ring.slot_index(ahead));
+            }
+        }
+        if available > SLOTS_AHEAD {
+            memory.prefetch_slot(ring.slot_index(SLOTS_AHEAD));
+        }
     }
 
     /// Whether requests wait (looks at the client's line when none is cached).
@@ -539,6 +546,23 @@ impl WorkQueueConsumer<SendKind> {
             // SAFETY: a multiple of 4 inside the line.
             unsafe { line.word_at(line_at) }.store(value, Ordering::Release);
         }
+    }
+
+    /// A copy of the next request, if it is a [`PlainSend`]; [`Self::take_peeked`] takes it out. `None`:
+    /// [`Self::pop`] tells what is there.
+    #[inline(always)]
+    pub fn peek_plain(&mut self) -> Option<PlainSend> {
+        let was_drained = self.ring.is_drained();
+        let available = self.available_slots().ok().filter(|&slots| slots > 0)?;
+        self.prefetch_slots(was_drained, available);
+        let index = self.ring.slot_index(0);
+        PlainSend::parse(|i| self.memory.load_word(index, i))
+    }
+
+    /// Takes out the request that [`Self::peek_plain`] returned.
+    #[inline(always)]
+    pub fn take_peeked(&mut self) {
+        self.ring.advance_head(1);
     }
 
     /// Fetches the slot that [`Self::pop`] reads first from the client's core, before that of the

@@ -22,7 +22,7 @@ mod recv;
 mod send;
 
 pub use recv::{RecvWqe, RecvWr};
-pub use send::{SendData, SendWqe, SendWr};
+pub use send::{PlainSend, SendData, SendWqe, SendWr};
 
 use bytemuck::{Pod, Zeroable};
 use core::mem::{offset_of, size_of};

@@ -166,6 +166,19 @@ impl ChainBuilder {
         }
     }
 
+    /// Takes the last `len` bytes of the last segment away; false, with nothing done, when it has fewer.
+    #[inline]
+    pub fn withdraw(&mut self, len: u16) -> bool {
+        // SAFETY: `last` belongs to the chain that `self` owns.
+        let seg = unsafe { &mut *self.last };
+        let Some(left) = seg.data_len.checked_sub(len) else {
+            return false;
+        };
+        seg.data_len = left;
+        self.head.raw_mbuf_mut().pkt_len -= u32::from(len);
+        true
+    }
+
     /// Bytes in the whole chain.
     #[inline]
     pub fn pkt_len(&self) -> u32 {

@@ -1,8 +1,10 @@
 //! What all queue pairs of a worker share, and the view of it that a queue pair gets for one call.
 
-use siw_iwarp::{ExtBufRef, FpduRecord, QpEnv, QpEvent, RingFault};
+use std::ops::Range;
+
+use siw_iwarp::{ExtBufRef, FpduRun, QpEnv, QpEvent, RingFault};
 use siw_memory::KeyReader;
-use siw_shm::{RecvWqe, RingError, SendWqe, Wc, WcFlags, WcOpcode, WcStatus};
+use siw_shm::{PlainSend, RecvWqe, RingError, SendWqe, Wc, WcFlags, WcOpcode, WcStatus};
 
 use super::completion_queues::CqTable;
 use super::ext_bufs::ExtBufRefs;
@@ -115,11 +117,13 @@ impl QpView<'_> {
         held.len() < self.rings.srq_share as usize
     }
 
-    /// The FPDU is acknowledged.
+    /// These FPDUs of a run are acknowledged.
     #[inline]
-    pub(super) fn forget_split_record(&mut self, slot: QpSlot, record: &FpduRecord) {
+    pub(super) fn forget_split_records(&mut self, slot: QpSlot, run: &FpduRun, units: Range<u16>) {
         if !self.context.split_records.is_empty() {
-            self.context.split_records.remove(slot, record);
+            for unit in units {
+                self.context.split_records.remove(slot, &run.get(unit));
+            }
         }
     }
 
@@ -188,6 +192,19 @@ impl QpEnv for QpView<'_> {
                 Err(self.note_misuse(error))
             }
         }
+    }
+
+    #[inline(always)]
+    fn peek_plain_send(&mut self) -> Option<PlainSend> {
+        if self.rings.is_sq_broken {
+            return None;
+        }
+        self.rings.sq.peek_plain()
+    }
+
+    #[inline(always)]
+    fn take_peeked_send(&mut self) {
+        self.rings.sq.take_peeked();
     }
 
     #[inline]
@@ -262,9 +279,14 @@ impl QpEnv for QpView<'_> {
     }
 
     #[inline(always)]
-    fn alloc_ext_buf_ref(&mut self, len: u32) -> ExtBufRef {
+    fn copies_payload(&self, len: u32) -> bool {
         // Payload this short is always copied: nothing is referenced.
-        if self.rings.payload == PayloadPolicy::Copy || len <= COPY_MAX {
+        self.rings.payload == PayloadPolicy::Copy || len <= COPY_MAX
+    }
+
+    #[inline(always)]
+    fn alloc_ext_buf_ref(&mut self, len: u32) -> ExtBufRef {
+        if self.copies_payload(len) {
             return ExtBufRef::NONE;
         }
         self.context.ext_bufs.alloc()

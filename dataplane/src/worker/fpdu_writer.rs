@@ -71,11 +71,7 @@ impl RecordWriter<TxRecord> for FpduWriter<'_> {
         offset: u32,
         len: u32,
     ) {
-        if frame.meta.tso_segsz > 0 {
-            // Each record is a wire segment.
-            frame.references = 0;
-        }
-        let fpdu = match record {
+        let run = match record {
             TxRecord::Stream(bytes) => {
                 let part = bytes.get(offset as usize..offset as usize + len as usize);
                 let part = part.unwrap_or(&[]);
@@ -84,7 +80,7 @@ impl RecordWriter<TxRecord> for FpduWriter<'_> {
                 }
                 return;
             }
-            TxRecord::Fpdu(fpdu) => fpdu,
+            TxRecord::Fpdus(run) => run,
         };
         let found = ConnOwner::from(user)
             .queue_pair()
@@ -93,6 +89,64 @@ impl RecordWriter<TxRecord> for FpduWriter<'_> {
             frame.is_broken = true;
             return;
         };
+        let unit_len = run.unit_len();
+        let (mut offset, mut left) = (offset, len);
+        if left > unit_len && self.context.split_records.is_empty() && offset % unit_len == 0 {
+            let first = (offset / unit_len) as u16;
+            let units = first..first + (left / unit_len) as u16;
+            let mut assembler = FrameAssembler {
+                frame,
+                cache,
+                ext_bufs: &mut self.context.ext_bufs,
+            };
+            let keys = &self.context.keys;
+            let built = queue_pair
+                .protocol
+                .build_run(keys, run, units, &mut assembler);
+            match built {
+                Ok(built) => {
+                    let len = u32::from(built) * unit_len;
+                    (offset, left) = (offset + len, left - len);
+                    frame.bytes_left = frame.bytes_left.saturating_sub(len);
+                }
+                Err((record, error)) => {
+                    frame.is_broken = true;
+                    self.context.build_failures.push(BuildFailure {
+                        slot,
+                        record,
+                        error,
+                    });
+                    return;
+                }
+            }
+        }
+        while left > 0 && !frame.is_broken {
+            let (unit, from) = match run.count() {
+                1 => (0, offset),
+                _ => ((offset / unit_len) as u16, offset % unit_len),
+            };
+            let len = left.min(unit_len - from);
+            let target = (&mut *frame, &mut *cache);
+            self.write_fpdu((slot, queue_pair), target, &run.get(unit), (from, len));
+            (offset, left) = (offset + len, left - len);
+        }
+    }
+}
+
+impl FpduWriter<'_> {
+    /// Writes `len` bytes of an FPDU from `offset` on.
+    #[inline(always)]
+    fn write_fpdu(
+        &mut self,
+        (slot, queue_pair): (QpSlot, &WorkerQp),
+        (frame, cache): (&mut TxFrame, &mut MbufCache),
+        fpdu: &FpduRecord,
+        (offset, len): (u32, u32),
+    ) {
+        if frame.meta.tso_segsz > 0 {
+            // Each FPDU is a wire segment.
+            frame.references = 0;
+        }
         let is_whole = offset == 0 && len as usize == fpdu.wire_len();
         let built = if is_whole && self.context.split_records.is_empty() {
             let mut assembler = FrameAssembler {
@@ -244,6 +298,24 @@ impl FrameBuilder for FrameAssembler<'_> {
         }
         frame.chain.append_room(len as u16)
     }
+
+    #[inline(always)]
+    fn reserve_fpdus(&mut self, len: usize, most: usize) -> Option<&mut [u8]> {
+        let frame = &mut *self.frame;
+        if usize::from(frame.chain.tailroom()) < len
+            && (frame.meta.tso_segsz == 0 || !frame.add_buffer(self.cache))
+        {
+            return None;
+        }
+        let fit = usize::from(frame.chain.tailroom()) / len;
+        frame.chain.append_room((most.min(fit) * len) as u16)
+    }
+
+    #[cold]
+    fn withdraw(&mut self, len: usize) {
+        let is_withdrawn = u16::try_from(len).is_ok_and(|len| self.frame.chain.withdraw(len));
+        self.frame.is_broken |= !is_withdrawn;
+    }
 }
 
 /// Collects a record in plain memory, for the rare segment that holds a part of one: see
@@ -279,5 +351,9 @@ impl FrameBuilder for FlatRecord<'_> {
 
     fn reserve_in_one_piece(&mut self, len: usize) -> Option<&mut [u8]> {
         self.reserve(len)
+    }
+
+    fn withdraw(&mut self, len: usize) {
+        self.bytes.truncate(self.bytes.len().saturating_sub(len));
     }
 }

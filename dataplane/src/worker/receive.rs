@@ -233,10 +233,11 @@ impl Worker {
         };
         let protocol = &mut queue_pair.protocol;
         let mut view = self.context.for_rings(&mut queue_pair.rings);
-        self.ports[port].stack.take_acked(conn, |record| {
-            if let TxRecord::Fpdu(fpdu) = record {
-                view.forget_split_record(slot, &fpdu);
-                protocol.on_record_acked(&fpdu);
+        let stack = &mut self.ports[port].stack;
+        stack.take_acked_units(conn, |record, units| {
+            if let TxRecord::Fpdus(run) = record {
+                view.forget_split_records(slot, run, units.clone());
+                protocol.on_fpdus_acked(run, units);
             }
         });
         protocol.complete_acked(&mut view);

@@ -12,8 +12,8 @@ use super::prefetch::MANY;
 use super::user_shares::UserSlot;
 use super::worker_qp::QpSlot;
 
-/// Records that one queue pair may queue in one batch; then the next has its turn.
-const RECORDS_PER_BATCH: u32 = 64;
+/// FPDUs that one queue pair may queue in one batch; then the next has its turn.
+const FPDUS_PER_BATCH: u32 = 64;
 /// Queue pairs of one user and port that have their turn in one batch; the others wait for the next one.
 const TURNS_PER_BATCH: usize = 256;
 /// The same of a port that has no room for all that is due: work requests are better left where they are
@@ -117,9 +117,9 @@ impl Worker {
         let room = port.stack.send_room(conn);
         let protocol = &mut queue_pair.protocol;
         let has_more = port.stack.push_records(conn, |records| {
-            protocol.next_records(&mut view, room, RECORDS_PER_BATCH, |fpdu| {
-                let ends_message = fpdu.record.is_last;
-                records.push(fpdu.wire_len, TxRecord::Fpdu(fpdu.record), ends_message);
+            protocol.next_records(&mut view, room, FPDUS_PER_BATCH, |run| {
+                let units = (run.unit_len(), run.count());
+                records.push_run(units, TxRecord::Fpdus(run), run.ends_messages());
             })
         });
         let has_more = has_more.unwrap_or(false);
@@ -175,7 +175,7 @@ impl Worker {
         });
         if let Some(Some(fpdu)) = next {
             let push = fpdu.record.is_last;
-            let record = TxRecord::Fpdu(fpdu.record);
+            let record = TxRecord::Fpdus(fpdu.record.into());
             let stack = &mut self.ports[port].stack;
             // As in `send_from`: refused only by a connection that is over.
             let _ = stack.push_record(conn, fpdu.wire_len, record, push);

@@ -6,7 +6,8 @@ use super::requester::{CompletionContext, Requester};
 use super::state::{DrainState, RdmapState};
 use super::transmitter::OpenMessage;
 use crate::environment::QpEnv;
-use crate::record::{FpduKind, FpduRecord};
+use crate::record::{FpduKind, FpduRecord, FpduRun};
+use std::ops::Range;
 
 impl QueuePair {
     /// The requester, and what its completions need of the queue pair.
@@ -42,6 +43,18 @@ impl QueuePair {
             }
             FpduKind::Response => self.responder.on_acked(record.slot),
             FpduKind::Rtr | FpduKind::Terminate => {}
+        }
+    }
+
+    /// [`on_record_acked`](Self::on_record_acked) for the FPDUs of a run with these numbers.
+    #[inline]
+    pub fn on_fpdus_acked(&mut self, run: &FpduRun, units: Range<u16>) {
+        if run.count() == 1 {
+            self.on_record_acked(&run.get(0));
+        } else if run.ends_messages() {
+            let count = units.end - units.start;
+            let slot = run.get(units.start).slot;
+            self.requester.on_messages_acked(slot, count);
         }
     }
 

@@ -31,7 +31,11 @@ const COPIED_AT_ONCE: usize = 2048;
 
 /// The memory of `len` octets at `off`, if they lie in one piece.
 #[inline(always)]
-fn whole_piece_at(mr: &RegisteredMemory, off: u64, len: usize) -> Option<(&SharedMemory, usize)> {
+pub(crate) fn whole_piece_at(
+    mr: &RegisteredMemory,
+    off: u64,
+    len: usize,
+) -> Option<(&SharedMemory, usize)> {
     let (region, region_off, piece_len) = mr.piece_at(off, len).ok()?;
     (piece_len == len).then_some((&**region, region_off))
 }
@@ -49,15 +53,28 @@ pub(crate) fn append_copied_fpdu<B: FrameBuilder, const HDR: usize>(
     header: &[u8; HDR],
     (mr, off): (&RegisteredMemory, u64),
 ) -> Result<bool, BuildError> {
+    let Some(source) = whole_piece_at(mr, off, usize::from(ulpdu_len) - HDR) else {
+        return Ok(false);
+    };
+    let Some(room) = frame.reserve_in_one_piece(fpdu::wire_len(ulpdu_len)) else {
+        return Ok(false);
+    };
+    fill_copied_fpdu(room, ulpdu_len, with_crc, header, source)?;
+    Ok(true)
+}
+
+/// Writes a whole FPDU without markers to `room`, which is as long, with a copy of the payload at `source`.
+#[inline(always)]
+pub(crate) fn fill_copied_fpdu<const HDR: usize>(
+    room: &mut [u8],
+    ulpdu_len: u16,
+    with_crc: bool,
+    header: &[u8; HDR],
+    (region, region_off): (&SharedMemory, usize),
+) -> Result<(), BuildError> {
     let payload_at = LEN_FIELD + HDR;
     let pad_at = LEN_FIELD + usize::from(ulpdu_len);
-    let Some((region, region_off)) = whole_piece_at(mr, off, pad_at - payload_at) else {
-        return Ok(false);
-    };
     let crc_at = pad_at + fpdu::pad_len(ulpdu_len);
-    let Some(room) = frame.reserve_in_one_piece(crc_at + CRC_LEN) else {
-        return Ok(false);
-    };
     room[..LEN_FIELD].copy_from_slice(&ulpdu_len.to_be_bytes());
     room[LEN_FIELD..payload_at].copy_from_slice(header);
     if pad_at < crc_at {
@@ -72,7 +89,7 @@ pub(crate) fn append_copied_fpdu<B: FrameBuilder, const HDR: usize>(
     };
     let crc = crc.map_err(|_| BuildError::KeyDeregistered)?;
     field.copy_from_slice(&crc.to_le_bytes());
-    Ok(true)
+    Ok(())
 }
 
 /// One FPDU under construction.

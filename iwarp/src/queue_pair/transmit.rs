@@ -10,8 +10,9 @@ use crate::environment::QpEnv;
 use crate::mpa::RtrKind;
 use crate::rdmap::terminate::{TerminateCode, TerminatePayload};
 use crate::rdmap::{READ_REQUEST_LEN, RdmapOpcode, ReadRequestHeader};
-use crate::record::{FpduKind, FpduRecord, FrameBuilder, OutgoingFpdu};
+use crate::record::{FpduKind, FpduRecord, FpduRun, FrameBuilder, OutgoingFpdu};
 use siw_memory::KeyReader;
+use std::ops::Range;
 
 impl QueuePair {
     /// The next FPDU that may leave; TCP pushes it when it ends a message
@@ -58,28 +59,60 @@ impl QueuePair {
         env: &mut E,
         mut room: usize,
         most: u32,
-        mut push: impl FnMut(OutgoingFpdu),
+        mut push: impl FnMut(FpduRun),
     ) -> bool {
         let mut left = most;
+        let mut may_be_run = true;
         while room > 0 {
             if left == 0 {
                 return true;
             }
-            let Some(fpdu) = self.next_record(env, room) else {
-                return std::mem::take(&mut self.transmitter.has_yielded);
+            let next = may_be_run.then(|| self.next_run(env, room, left)).flatten();
+            let run = match next {
+                Some((run, has_next)) => {
+                    may_be_run = has_next;
+                    run
+                }
+                None => {
+                    may_be_run = true;
+                    let Some(fpdu) = self.next_record(env, room) else {
+                        return std::mem::take(&mut self.transmitter.has_yielded);
+                    };
+                    fpdu.record.into()
+                }
             };
-            left -= 1;
-            room = room.saturating_sub(fpdu.wire_len as usize);
-            push(fpdu);
-            if self.transmitter.open_message == OpenMessage::Request {
-                let tx = &self.transmitter;
-                let (count, wire_len) =
-                    self.requester.push_full_segments(tx, room, left, &mut push);
-                left -= count;
-                room -= count as usize * wire_len;
-            }
+            left -= u32::from(run.count());
+            room = room.saturating_sub(run.unit_len() as usize * usize::from(run.count()));
+            push(run);
         }
         false
+    }
+
+    /// FPDUs that are made and handed out together, if such come next; false with them: the request behind
+    /// them, if any, is of another kind.
+    #[inline(always)]
+    fn next_run<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        room: usize,
+        most: u32,
+    ) -> Option<(FpduRun, bool)> {
+        if self.state != RdmapState::Rts || self.is_rtr_pending || !self.may_send {
+            return None;
+        }
+        let tx = &mut self.transmitter;
+        match tx.open_message {
+            OpenMessage::Request => {
+                let run = self.requester.take_full_segments(tx, room, most)?;
+                Some((run, true))
+            }
+            OpenMessage::None if !self.responder.has_unsent() && !tx.has_markers() => {
+                tx.forget_lead();
+                let attr = &self.attr;
+                self.requester.take_messages(env, attr, tx, room, most)
+            }
+            _ => None,
+        }
     }
 
     /// Whether the last [`next_record`](Self::next_record) returned `None` because the queue pair had
@@ -166,8 +199,7 @@ impl QueuePair {
 
     /// Makes the whole FPDU of a record: header, payload, pad, CRC. Checks the memory key again.
     ///
-    /// Its calls are how `benches/figures speed-instructions` counts FPDUs: it is one function, and has
-    /// inlined what nearly all FPDUs need.
+    /// It is one function, and has inlined what nearly all FPDUs need.
     #[inline(never)]
     pub fn build_fpdu(
         &self,
@@ -185,6 +217,24 @@ impl QueuePair {
             }
         }
         self.build_unmarked_fpdu(keys, record, frame)
+    }
+
+    /// Makes FPDUs of a run as [`build_fpdu`](Self::build_fpdu) makes each: those with these numbers, up to
+    /// the first that needs more than one copy of memory. Returns how many they are. Where a frame cannot be
+    /// built, what is wrong with which FPDU.
+    #[inline]
+    pub fn build_run(
+        &self,
+        keys: &KeyReader,
+        run: &FpduRun,
+        units: Range<u16>,
+        frame: &mut impl FrameBuilder,
+    ) -> Result<u16, (FpduRecord, BuildError)> {
+        if run.count() == 1 || run.kind() != FpduKind::Request {
+            return Ok(0);
+        }
+        self.requester
+            .build_run(keys, &self.attr, (run, units), self.crc, frame)
     }
 
     #[inline(never)]

@@ -73,22 +73,6 @@ impl Transmitter {
         self.marker_position.has_markers()
     }
 
-    /// The record of an FPDU of `wire_len` octets in a stream without markers.
-    #[inline(always)]
-    pub fn unmarked_fpdu(&self, fpdu: &FpduSegment, wire_len: usize) -> OutgoingFpdu {
-        OutgoingFpdu {
-            record: FpduRecord {
-                kind: fpdu.kind,
-                is_last: fpdu.is_last,
-                ulpdu_len: fpdu.ulpdu_len,
-                slot: fpdu.slot,
-                offset: fpdu.offset,
-                marker_position: self.marker_position,
-            },
-            wire_len: wire_len as u32,
-        }
-    }
-
     /// The record of an FPDU that takes `wire_len` octets of the stream, as [`fit`](Self::fit) said.
     #[inline]
     pub fn push_fpdu(&mut self, fpdu: FpduSegment, wire_len: usize) -> OutgoingFpdu {

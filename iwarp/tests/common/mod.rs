@@ -12,9 +12,11 @@ use siw_iwarp::*;
 use siw_memory::{KeyReader, KeyTable, RegisteredMemory, Stag};
 use siw_shm::wqe::{RecvWr, SendData, SendWr};
 use siw_shm::{
-    Access, AtomicArgs, Opcode, RecvWqe, SendWqe, Sge, SharedMemory, Wc, WcStatus, WrFlags,
+    Access, AtomicArgs, Opcode, PlainSend, RecvWqe, SendWqe, Sge, SharedMemory, Wc, WcStatus,
+    WrFlags,
 };
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 pub const PD: u32 = 7;
@@ -64,6 +66,13 @@ impl FrameBuilder for Frame {
             return None;
         }
         self.reserve(len)
+    }
+    fn reserve_fpdus(&mut self, len: usize, most: usize) -> Option<&mut [u8]> {
+        let fit = self.contiguous_room(len * most) / len;
+        (fit > 0).then(|| self.reserve(fit * len))?
+    }
+    fn withdraw(&mut self, len: usize) {
+        self.bytes.truncate(self.bytes.len() - len);
     }
 }
 
@@ -168,6 +177,12 @@ impl QpEnv for Env {
             None => self.ring_fault.take().map_or(Ok(None), Err),
         }
     }
+    fn peek_plain_send(&mut self) -> Option<PlainSend> {
+        self.sq.front()?.as_plain()
+    }
+    fn take_peeked_send(&mut self) {
+        self.sq.pop_front();
+    }
     fn next_recv(&mut self) -> Result<Option<&RecvWqe>, RingFault> {
         match self.rq.pop_front() {
             Some(wqe) => {
@@ -187,6 +202,9 @@ impl QpEnv for Env {
         assert_ne!(owner, ExtBufRef::NONE);
         self.awaits_release |= self.held;
         !self.held
+    }
+    fn copies_payload(&self, _len: u32) -> bool {
+        !self.track
     }
     fn alloc_ext_buf_ref(&mut self, _len: u32) -> ExtBufRef {
         if !self.track {
@@ -276,6 +294,39 @@ impl End {
         assert!(wire_len <= EMSS, "an FPDU fits a segment");
         self.unacked.push_back(record);
         Some(frame.bytes)
+    }
+
+    /// What it hands out at once, as runs of FPDUs, and their bytes.
+    pub fn pull_runs(&mut self, room: usize, most: u32) -> (Vec<FpduRun>, Vec<u8>) {
+        let mut runs = Vec::new();
+        let Self { qp, env, .. } = self;
+        qp.next_records(env, room, most, |run| runs.push(run));
+        let mut bytes = Vec::new();
+        for run in &runs {
+            bytes.extend(
+                self.build_units(run, 0..run.count())
+                    .expect("the key is there"),
+            );
+        }
+        (runs, bytes)
+    }
+
+    /// The bytes of FPDUs of a run.
+    pub fn build_units(&self, run: &FpduRun, units: Range<u16>) -> Result<Vec<u8>, BuildError> {
+        let mut frame = Frame::default();
+        let keys = &self.env.keys;
+        let built = self.qp.build_run(keys, run, units.clone(), &mut frame);
+        let built = built.map_err(|(_, error)| error)?;
+        for unit in units.start + built..units.end {
+            self.qp.build_fpdu(keys, &run.get(unit), &mut frame)?;
+        }
+        let count = usize::from(units.end - units.start);
+        assert_eq!(
+            frame.bytes.len(),
+            run.unit_len() as usize * count,
+            "announced length"
+        );
+        Ok(frame.bytes)
     }
 
     /// Everything it may send now.

@@ -4,8 +4,8 @@
 use super::{
     INLINE_IN_HEADER, MAX_INLINE, MAX_SGE, Opcode, PLAIN_WORDS, SLOT_LEN, Sge, WorkQueueElement,
     WorkRequest, WqeError, WqeHeader, WqePayload, WqeSlot, WrFlags, check_slots, element_of,
-    encode_plain, encode_sges, is_plain, load_plain_sge, parse_element, parse_sges,
-    slots_for_inline, slots_for_sges,
+    encode_plain, encode_sges, is_plain, parse_element, parse_sges, slots_for_inline,
+    slots_for_sges,
 };
 use crate::atomic::AtomicArgs;
 use bytemuck::Zeroable;
@@ -263,6 +263,49 @@ fn plain_masks(op: Opcode) -> (u64, u64) {
     }
 }
 
+/// A copy of a validated send work request of one slot with one element, not inline, of an ordinary opcode:
+/// what is posted most.
+#[derive(Debug, Clone, Copy)]
+pub struct PlainSend {
+    /// Chosen by the application; comes back in the completion.
+    pub wr_id: u64,
+    /// Address at the peer.
+    pub remote_addr: u64,
+    /// Key of the memory at the peer.
+    pub rkey: u32,
+    /// Immediate data, or the key to invalidate (SendWithInv).
+    pub imm: u32,
+    /// What to do.
+    pub opcode: Opcode,
+    /// How to do it.
+    pub flags: WrFlags,
+    /// Local memory.
+    pub sge: Sge,
+}
+
+impl PlainSend {
+    /// The request in a slot of which `word(i)` loads the i-th 64-bit word; each is asked for once. `None`:
+    /// it is another one, or is wrong.
+    #[inline(always)]
+    pub(crate) fn parse(word: impl Fn(usize) -> u64) -> Option<PlainSend> {
+        const FLAGS: WrFlags = WrFlags(WrFlags::ALL & !WrFlags::INLINE.0);
+        let first = word(0);
+        let opcode = Opcode::from_u8(first as u8)?;
+        if opcode.is_atomic() || opcode.takes_local() || !is_plain(first, FLAGS) {
+            return None;
+        }
+        Some(PlainSend {
+            wr_id: word(1),
+            remote_addr: word(2),
+            rkey: word(3) as u32,
+            imm: (first >> 32) as u32,
+            opcode,
+            flags: WrFlags((first >> 8) as u8),
+            sge: bytemuck::cast([word(4), word(5)]),
+        })
+    }
+}
+
 /// A validated send work request in the worker's own memory.
 #[derive(Clone, Copy)]
 pub struct SendWqe {
@@ -318,6 +361,20 @@ impl SendWqe {
             num_sge: 0,
             payload: WqePayload([0; MAX_INLINE / 8]),
         }
+    }
+
+    /// The request as [`PlainSend`], if it is such a one.
+    pub fn as_plain(&self) -> Option<PlainSend> {
+        let sge = self.only_sge().filter(|_| !self.opcode.takes_local())?;
+        Some(PlainSend {
+            wr_id: self.wr_id,
+            remote_addr: self.remote_addr,
+            rkey: self.rkey,
+            imm: self.imm,
+            opcode: self.opcode,
+            flags: self.flags,
+            sge,
+        })
     }
 
     /// The same request without a ring in between; for tests and in-process use.
@@ -479,22 +536,19 @@ impl WorkQueueElement for SendWqe {
 
     #[inline(always)]
     fn parse_plain(&mut self, word: impl Fn(usize) -> u64) -> bool {
-        const FLAGS: WrFlags = WrFlags(WrFlags::ALL & !WrFlags::INLINE.0);
-        let first = word(0);
-        let Some(opcode) = Opcode::from_u8(first as u8) else {
+        let Some(plain) = PlainSend::parse(word) else {
             return false;
         };
-        if opcode.is_atomic() || opcode.takes_local() || !is_plain(first, FLAGS) {
-            return false;
-        }
-        self.opcode = opcode;
-        self.flags = WrFlags((first >> 8) as u8);
+        self.opcode = plain.opcode;
+        self.flags = plain.flags;
         self.num_sge = 1;
-        self.imm = (first >> 32) as u32;
-        self.wr_id = word(1);
-        self.remote_addr = word(2);
-        self.rkey = word(3) as u32;
-        self.length = load_plain_sge(&mut self.payload, word);
+        self.imm = plain.imm;
+        self.wr_id = plain.wr_id;
+        self.remote_addr = plain.remote_addr;
+        self.rkey = plain.rkey;
+        self.length = plain.sge.length;
+        let sge: [u64; 2] = bytemuck::cast(plain.sge);
+        self.payload.0[..2].copy_from_slice(&sge);
         true
     }
 }

@@ -17,7 +17,7 @@ impl Events {
     pub const ACCEPTED: Events = Events(1 << 1);
     /// In-order bytes are in the receive queue.
     pub const READABLE: Events = Events(1 << 2);
-    /// Records were fully acknowledged: `take_acked` has something.
+    /// Records, or units of a run, were fully acknowledged: `take_acked` or `take_acked_units` has something.
     pub const ACKED: Events = Events(1 << 3);
     /// `send_room` rose from less than a segment to at least one.
     pub const WRITABLE: Events = Events(1 << 4);

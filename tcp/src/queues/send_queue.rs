@@ -2,14 +2,21 @@
 //! them, and the segments that carried them. A retransmission is built again from the records, with the
 //! same boundaries, so that no bytes are kept here and each FPDU stays one segment (RFC 5044 section 5).
 //!
+//! A record is a unit that one segment carries, or a run of units of one length, each of which does: where a
+//! run lies in several segments, they meet between its units.
+//!
 //! Records are named by running numbers that wrap; only differences between numbers of records that are
 //! in the queue count.
 
 mod memory;
+mod records;
 
+use core::ops::Range;
 use std::collections::VecDeque;
 
 use crate::base::sequence::SeqNr;
+pub(crate) use records::SegmentPlan;
+use records::{QueuedRecord, walk_records};
 
 /// Marks of a segment in flight. This one: it is selectively acknowledged (RFC 2018).
 pub(crate) const SACKED: u8 = 1;
@@ -23,14 +30,6 @@ pub(crate) const PUSH: u8 = 8;
 pub(crate) const FIN: u8 = 16;
 /// It is longer than the path is known to carry (RFC 8899).
 pub(crate) const MTU_PROBE: u8 = 32;
-
-/// A record as the upper layer pushed it.
-struct QueuedRecord<R> {
-    /// Its length in bytes, not 0.
-    len: u32,
-    ends_message: bool,
-    record: R,
-}
 
 /// A segment in flight, or several that were sent together, perhaps as one frame that the port cuts (TSO).
 /// Its payload is the `len` bytes from `offset` of record `record` on.
@@ -79,17 +78,6 @@ impl InFlightSegment {
     }
 }
 
-/// What the next new segment would carry. Nothing changes until it is sent and
-/// [`commit_plan`](TransmitQueue::commit_plan) is called.
-#[derive(Clone, Copy)]
-pub(crate) struct SegmentPlan {
-    pub len: u32,
-    ends_message: bool,
-    /// Where the segment after it begins.
-    next_record: u32,
-    next_offset: u32,
-}
-
 /// What a cumulative ACK took off the queue.
 #[derive(Default)]
 pub(crate) struct AckedSegments {
@@ -103,7 +91,7 @@ pub(crate) struct AckedSegments {
     pub sent_at: Option<u64>,
     /// One of the segments was sent more than once.
     pub retransmitted: bool,
-    /// A record was acknowledged wholly.
+    /// A record was acknowledged wholly, or more of a run.
     pub records: bool,
 }
 
@@ -114,36 +102,11 @@ pub(crate) struct TransmitQueue<R> {
     pub sent: VecDeque<InFlightSegment>,
     /// Running number of `records[0]`.
     base: u32,
-    /// How many of the first records are acknowledged wholly.
-    acked: u32,
+    /// Units of `records[0]` that were handed back.
+    units_taken: u16,
     /// Where the next new segment begins.
     next_record: u32,
     next_offset: u32,
-}
-
-/// Where `len` bytes from `offset` of record `record` on end, and whether a message ends with a record in
-/// them.
-#[inline]
-fn walk_records<R>(
-    records: &VecDeque<QueuedRecord<R>>,
-    base: u32,
-    (mut record, mut offset): (u32, u32),
-    mut len: u32,
-) -> ((u32, u32), bool) {
-    let mut push = false;
-    while len > 0 {
-        let Some(queued) = records.get(record.wrapping_sub(base) as usize) else {
-            break;
-        };
-        let n = len.min(queued.len - offset);
-        len -= n;
-        offset += n;
-        if offset == queued.len {
-            push |= queued.ends_message;
-            (record, offset) = (record.wrapping_add(1), 0);
-        }
-    }
-    ((record, offset), push)
 }
 
 impl<R> TransmitQueue<R> {
@@ -153,7 +116,7 @@ impl<R> TransmitQueue<R> {
             records: VecDeque::new(),
             sent: VecDeque::new(),
             base: 0,
-            acked: 0,
+            units_taken: 0,
             next_record: 0,
             next_offset: 0,
         }
@@ -162,8 +125,15 @@ impl<R> TransmitQueue<R> {
     /// Appends a record of `len` bytes, not 0. `push`: it ends a message.
     #[inline]
     pub(crate) fn push_record(&mut self, len: u32, record: R, push: bool) {
+        self.push_run((len, 1), record, push);
+    }
+
+    /// Appends a record of units, at least one, each of `unit_len` bytes. `push`: each ends a message.
+    #[inline]
+    pub(crate) fn push_run(&mut self, (unit_len, units): (u32, u16), record: R, push: bool) {
         self.records.push_back(QueuedRecord {
-            len,
+            unit_len,
+            units,
             ends_message: push,
             record,
         });
@@ -175,50 +145,47 @@ impl<R> TransmitQueue<R> {
         number.wrapping_sub(self.base) as usize
     }
 
-    /// Plans the next new segment: whole records that fit into `emss` and `usable` bytes together. A record
-    /// longer than `emss`, and what is left of one, share a segment with no other. The first record may
+    /// Plans the next new segment: whole units that fit into `emss` and `usable` bytes together. A unit
+    /// longer than `emss`, and what is left of one, share a segment with no other. The first unit may
     /// exceed `usable`: then the caller decides whether to wait or to [`plan_part`](Self::plan_part).
     #[inline]
     pub(crate) fn plan_segment(&self, emss: u32, usable: u32) -> Option<SegmentPlan> {
-        let i = self.record_index(self.next_record);
+        let mut i = self.record_index(self.next_record);
         let first = self.records.get(i)?;
-        let left = first.len - self.next_offset;
-        if self.next_offset > 0 || first.len > emss {
-            let len = left.min(emss);
-            let whole = len == left;
-            return Some(SegmentPlan {
-                len,
-                ends_message: whole && first.ends_message,
-                next_record: self.next_record.wrapping_add(u32::from(whole)),
-                next_offset: if whole { 0 } else { self.next_offset + len },
-            });
+        let mut plan = SegmentPlan {
+            len: 0,
+            ends_message: false,
+            next_record: self.next_record,
+            next_offset: self.next_offset,
+        };
+        let left = first.unit_len - first.offset_in_unit(self.next_offset);
+        if left < first.unit_len || left > emss {
+            plan.take(first, left.min(emss));
+            return Some(plan);
         }
         let limit = emss.min(usable);
-        let mut plan = SegmentPlan {
-            len: first.len,
-            ends_message: first.ends_message,
-            next_record: self.next_record.wrapping_add(1),
-            next_offset: 0,
-        };
-        let mut i = i + 1;
-        while plan.len < limit {
-            match self.records.get(i) {
-                Some(record) if record.len <= limit - plan.len => {
-                    plan.len += record.len;
-                    plan.ends_message |= record.ends_message;
-                    plan.next_record = plan.next_record.wrapping_add(1);
-                    i += 1;
-                }
-                _ => break,
+        let whole = first.whole_units(self.next_offset, limit);
+        plan.take(first, whole.max(first.unit_len));
+        while plan.len < limit && plan.next_offset == 0 {
+            i += 1;
+            let Some(record) = self.records.get(i) else {
+                break;
+            };
+            let whole = record.whole_units(0, limit - plan.len);
+            if whole == 0 {
+                break;
             }
+            plan.take(record, whole);
         }
         Some(plan)
     }
 
-    /// What is left of the record that the next new segment begins with, in bytes.
+    /// What is left of the unit that the next new segment begins with, in bytes.
     pub(crate) fn next_len(&self) -> u32 {
         let first = self.records.get(self.record_index(self.next_record));
-        first.map_or(0, |record| record.len - self.next_offset)
+        first.map_or(0, |record| {
+            record.unit_len - record.offset_in_unit(self.next_offset)
+        })
     }
 
     /// Index of the MTU probe that ends at `end`.
@@ -230,7 +197,7 @@ impl<R> TransmitQueue<R> {
         (segment.flags & MTU_PROBE != 0 && segment.end_seq() == end).then_some(index)
     }
 
-    /// Plans a segment of a part of the first record, where the peer's window has no room for all of it.
+    /// Plans a segment of a part of the first unit, where the peer's window has no room for all of it.
     pub(crate) fn plan_part(&self, len: u32) -> SegmentPlan {
         SegmentPlan {
             len,
@@ -257,38 +224,26 @@ impl<R> TransmitQueue<R> {
         let (mut len, mut count, mut push) = (0, 0, false);
         while count < most {
             let left = usable - len;
-            let first = self.records.get(self.record_index(self.next_record));
-            // A record that is a full segment, as those of a long message are.
-            if let Some(record) = first
-                && record.len == emss
-                && self.next_offset == 0
-                && emss <= left
-                && (count == 0 || emss <= limit.max_bytes.saturating_sub(len))
-            {
-                push |= record.ends_message;
-                self.next_record = self.next_record.wrapping_add(1);
-                len += emss;
-                count += 1;
-                continue;
-            }
             let room = if count == 0 {
                 left
             } else {
                 left.min(limit.max_bytes.saturating_sub(len))
             };
-            // Full segments of one record are taken at once.
-            let here = first.map_or(0, |record| record.len - self.next_offset);
-            let full =
-                (here.min(left).min(limit.max_bytes.saturating_sub(len)) / emss).min(most - count);
-            if full > 1 {
-                self.next_offset += full * emss;
-                if full * emss == here {
-                    push |= first.is_some_and(|record| record.ends_message);
-                    (self.next_record, self.next_offset) = (self.next_record.wrapping_add(1), 0);
+            // Full segments of one record are taken at once: units of that length, or parts of a longer one.
+            if let Some(record) = self.records.get(self.record_index(self.next_record)) {
+                let here = record.full_segments_in(self.next_offset, emss);
+                let full = (here.min(room) / emss).min(most - count);
+                if full > 0 {
+                    push |= record.ends_message_in(self.next_offset, full * emss);
+                    self.next_offset += full * emss;
+                    if self.next_offset == record.len() {
+                        self.next_record = self.next_record.wrapping_add(1);
+                        self.next_offset = 0;
+                    }
+                    len += full * emss;
+                    count += full;
+                    continue;
                 }
-                len += full * emss;
-                count += full;
-                continue;
             }
             let Some(plan) = self
                 .plan_segment(emss, left)
@@ -330,7 +285,7 @@ impl<R> TransmitQueue<R> {
     #[inline]
     pub(crate) fn single_record(&self, (record, offset): (u32, u32), len: u32) -> Option<&R> {
         let record = self.records.get(self.record_index(record))?;
-        (len <= record.len - offset).then_some(&record.record)
+        (len <= record.len() - offset).then_some(&record.record)
     }
 
     /// Gives each segment of an entry that stands for several an entry of its own, from index `first` on.
@@ -433,7 +388,7 @@ impl<R> TransmitQueue<R> {
             let Some(record) = self.records.get(i) else {
                 return;
             };
-            let n = left.min(record.len - offset);
+            let n = left.min(record.len() - offset);
             visit(&record.record, offset, n);
             left -= n;
             offset = 0;
@@ -447,6 +402,7 @@ impl<R> TransmitQueue<R> {
     #[inline]
     pub(crate) fn ack_to(&mut self, una: SeqNr, pipe: &mut u32) -> AckedSegments {
         let mut taken = AckedSegments::default();
+        let before = self.first_unacked();
         while let Some(segment) = self.sent.front_mut() {
             if segment.end_seq().gt(una) {
                 let gone = segment.whole_segments_to(una);
@@ -486,31 +442,63 @@ impl<R> TransmitQueue<R> {
         if taken.retransmitted {
             taken.sent_at = None;
         }
-        let first_open = self
-            .sent
-            .front()
-            .map_or(self.next_record, |segment| segment.record);
-        let acked = first_open.wrapping_sub(self.base);
-        taken.records = acked > self.acked;
-        self.acked = acked;
+        taken.records = self.first_unacked() != before;
         taken
+    }
+
+    /// How many records are acknowledged wholly, and how many units of the one behind them.
+    #[inline]
+    fn first_unacked(&self) -> (u32, u16) {
+        let (record, offset) = match self.sent.front() {
+            Some(segment) => (segment.record, segment.offset),
+            None => self.next_position(),
+        };
+        let acked = record.wrapping_sub(self.base);
+        let units = match offset {
+            0 => 0,
+            _ => (self.records.get(acked as usize)).map_or(0, |record| record.units_in(offset)),
+        };
+        (acked, units)
     }
 
     /// Hands back the records that are acknowledged wholly, in order.
     #[inline]
     pub(crate) fn take_acked(&mut self, mut visit: impl FnMut(R)) {
-        for _ in 0..core::mem::take(&mut self.acked) {
+        let (acked, _) = self.first_unacked();
+        for _ in 0..acked {
             if let Some(record) = self.records.pop_front() {
                 self.base = self.base.wrapping_add(1);
+                self.units_taken = 0;
                 visit(record.record);
             }
+        }
+    }
+
+    /// As [`take_acked`](Self::take_acked), by units: shows which units of which record are acknowledged
+    /// since the last call.
+    #[inline]
+    pub(crate) fn take_acked_units(&mut self, mut visit: impl FnMut(&R, Range<u16>)) {
+        let (acked, units) = self.first_unacked();
+        for _ in 0..acked {
+            if let Some(record) = self.records.pop_front() {
+                self.base = self.base.wrapping_add(1);
+                let taken = core::mem::take(&mut self.units_taken);
+                visit(&record.record, taken..record.units);
+            }
+        }
+        let taken = self.units_taken;
+        if taken < units
+            && let Some(record) = self.records.front()
+        {
+            self.units_taken = units;
+            visit(&record.record, taken..units);
         }
     }
 
     /// Hands back all records, in order: the connection has ended.
     pub(crate) fn drain_all(&mut self, mut visit: impl FnMut(R)) {
         self.sent.clear();
-        self.acked = 0;
+        self.units_taken = 0;
         self.base = self.base.wrapping_add(self.records.len() as u32);
         self.next_record = self.base;
         self.next_offset = 0;
@@ -526,7 +514,7 @@ impl<R> TransmitQueue<R> {
             .partition_point(|segment| segment.end_seq().le(seq))
     }
 
-    /// Cuts segments longer than `emss`, between records where that is possible, and marks them as lost,
+    /// Cuts segments longer than `emss`, between units where that is possible, and marks them as lost,
     /// since the path does not carry them. Those that were SACKed have arrived all the same.
     pub(crate) fn resegment_to(&mut self, emss: u32) {
         let emss = emss.max(1);
@@ -540,15 +528,28 @@ impl<R> TransmitQueue<R> {
             while rest.len > emss {
                 let (mut len, mut record, mut offset) = (0, rest.record, rest.offset);
                 while let Some(queued) = self.records.get(self.record_index(record)) {
-                    let left = queued.len - offset;
-                    if left > emss - len {
+                    let unit_left = queued.unit_len - queued.offset_in_unit(offset);
+                    let taken = if unit_left < queued.unit_len {
+                        // What is left of a unit that was cut.
+                        if unit_left <= emss - len {
+                            unit_left
+                        } else {
+                            0
+                        }
+                    } else {
+                        queued.whole_units(offset, emss - len)
+                    };
+                    if taken == 0 {
                         if len == 0 {
                             (len, offset) = (emss, offset + emss);
                         }
                         break;
                     }
-                    len += left;
-                    (record, offset) = (record.wrapping_add(1), 0);
+                    len += taken;
+                    offset += taken;
+                    if offset == queued.len() {
+                        (record, offset) = (record.wrapping_add(1), 0);
+                    }
                 }
                 if len == 0 {
                     break;

@@ -1,5 +1,7 @@
 //! What the owner of a connection sends: how much it may queue, its records, and what became of them.
 
+use core::ops::Range;
+
 use crate::base::buffer::RecvBuf;
 use crate::base::frame_sink::FrameSink;
 use crate::base::ids::ConnId;
@@ -23,6 +25,17 @@ impl<R> NewRecords<'_, R> {
         debug_assert!(len > 0 && self.unsent.checked_add(len).is_some());
         self.unsent = self.unsent.wrapping_add(len);
         self.send_queue.push_record(len, record, ends_message);
+    }
+
+    /// Queues `units` records of `unit_len` bytes each, neither 0, as one: segments are divided between them,
+    /// and each `ends_message`, or none. A sink is asked for several of them at once.
+    #[inline(always)]
+    pub fn push_run(&mut self, (unit_len, units): (u32, u16), record: R, ends_message: bool) {
+        let len = unit_len.checked_mul(units.into());
+        debug_assert!(len.is_some_and(|len| len > 0 && self.unsent.checked_add(len).is_some()));
+        self.unsent = self.unsent.wrapping_add(len.unwrap_or(0));
+        self.send_queue
+            .push_run((unit_len, units), record, ends_message);
     }
 }
 
@@ -180,6 +193,15 @@ impl<B: RecvBuf, R> Stack<B, R> {
     pub fn take_acked(&mut self, id: ConnId, visit: impl FnMut(R)) {
         if let Some(conn) = self.connection_mut(id) {
             conn.send_queue.take_acked(visit);
+        }
+    }
+
+    /// As [`take_acked`](Self::take_acked) where some records were pushed as runs: shows which units of which
+    /// record, from 0 on, are acknowledged since the last call.
+    #[inline]
+    pub fn take_acked_units(&mut self, id: ConnId, visit: impl FnMut(&R, Range<u16>)) {
+        if let Some(conn) = self.connection_mut(id) {
+            conn.send_queue.take_acked_units(visit);
         }
     }
 

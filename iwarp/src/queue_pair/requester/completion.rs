@@ -19,6 +19,20 @@ fn may_complete<E: QpEnv>(env: &mut E, entry: &SendEntry) -> bool {
     entry.is_done() && (entry.ext_buf_ref == ExtBufRef::NONE || env.is_released(entry.ext_buf_ref))
 }
 
+/// What the consumer is told of a work request.
+#[inline(always)]
+fn completion(entry: &SendEntry, status: WcStatus, context: &CompletionContext<'_>) -> Wc {
+    Wc {
+        wr_id: entry.wr_id,
+        qp_num: context.attr.qpn,
+        status,
+        opcode: WcOpcode::from(entry.opcode),
+        byte_len: entry.length,
+        vendor_err: context.errors.vendor_error(status),
+        ..Wc::default()
+    }
+}
+
 impl Requester {
     /// Completes the work requests at the front that are finished.
     #[inline]
@@ -30,12 +44,9 @@ impl Requester {
         let entries = self.queue.iter();
         let finished = entries
             .take_while(|entry| entry.status == WcStatus::SUCCESS && may_complete(env, entry));
-        let finished = finished.count() as u32;
+        let finished = finished.count();
         if finished > 0 {
-            env.announce_completions(finished);
-        }
-        for _ in 0..finished {
-            self.complete_front(env, context, WcStatus::SUCCESS);
+            self.complete_first(env, context, finished);
         }
         let status = self.queue.front().map(|entry| entry.status);
         if let Some(failure) = status.filter(|status| *status != WcStatus::SUCCESS) {
@@ -43,7 +54,31 @@ impl Requester {
         }
     }
 
+    /// Completes the first `count` with success.
     #[inline(always)]
+    fn complete_first<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        context: &CompletionContext<'_>,
+        count: usize,
+    ) {
+        env.announce_completions(count as u32);
+        let reports_all = context.attr.sq_sig_all;
+        for entry in self.queue.iter().take(count) {
+            if entry.ext_buf_ref != ExtBufRef::NONE {
+                env.free_ext_buf_ref(entry.ext_buf_ref);
+            }
+            if entry.is_signaled() || reports_all {
+                let cqe = completion(entry, WcStatus::SUCCESS, context);
+                env.complete_send(Some(&cqe));
+            } else {
+                env.complete_send(None);
+            }
+        }
+        self.queue.remove_first(count);
+    }
+
+    #[inline(never)]
     fn complete_front<E: QpEnv>(
         &mut self,
         env: &mut E,
@@ -62,15 +97,7 @@ impl Requester {
             env.complete_send(None);
             return;
         }
-        let cqe = Wc {
-            wr_id: entry.wr_id,
-            qp_num: context.attr.qpn,
-            status,
-            opcode: WcOpcode::from(entry.opcode),
-            byte_len: entry.length,
-            vendor_err: context.errors.vendor_error(status),
-            ..Wc::default()
-        };
+        let cqe = completion(entry, status, context);
         self.queue.remove_front();
         env.complete_send(Some(&cqe));
     }

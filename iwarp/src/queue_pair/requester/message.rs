@@ -8,7 +8,6 @@ use crate::ddp::{
     ControlOctets, Msn, QN_SEND, TAGGED_HDR_LEN, TaggedHeader, UNTAGGED_HDR_LEN, UntaggedHeader,
 };
 use crate::environment::ExtBufRef;
-use crate::mpa::fpdu;
 use crate::queue_pair::fpdu_builder::{FpduBuilder, append_copied_fpdu};
 use crate::queue_pair::state::{BuildError, QpInitAttr};
 use crate::queue_pair::transmitter::{FpduSegment, OpenMessage, Transmitter};
@@ -72,54 +71,6 @@ impl Requester {
             offset,
         };
         Some(tx.push_fpdu(segment, wire_len))
-    }
-
-    /// Full segments of the current Write or Send that do not end it, behind its first one: as many as
-    /// there is `room` for, `most` at most. Returns how many, and the octets of the stream that each
-    /// takes. Nothing of a stream with markers.
-    ///
-    /// Why it is fast: what they have in common is looked up once.
-    #[inline]
-    pub fn push_full_segments(
-        &mut self,
-        tx: &Transmitter,
-        room: usize,
-        most: u32,
-        mut push: impl FnMut(OutgoingFpdu),
-    ) -> (u32, usize) {
-        let Some(slot) = self.current else {
-            return (0, 0);
-        };
-        let mulpdu = tx.mulpdu;
-        let Some(entry) = self.queue.get_mut(slot) else {
-            return (0, 0);
-        };
-        let hdr_len = match entry.opcode {
-            Opcode::Write | Opcode::WriteWithImm => TAGGED_HDR_LEN,
-            opcode if opcode.sends_data() => UNTAGGED_HDR_LEN,
-            _ => return (0, 0),
-        } as u32;
-        let payload_len = u32::from(mulpdu) - hdr_len;
-        let left = entry.length - entry.sent;
-        if left <= payload_len || entry.sent == 0 || tx.has_markers() {
-            return (0, 0);
-        }
-        let wire_len = fpdu::wire_len(mulpdu);
-        let by_room = u32::try_from(room / wire_len).unwrap_or(u32::MAX);
-        let count = ((left - 1) / payload_len).min(by_room).min(most);
-        let mut segment = FpduSegment {
-            kind: FpduKind::Request,
-            is_last: false,
-            ulpdu_len: mulpdu,
-            slot,
-            offset: entry.sent,
-        };
-        for _ in 0..count {
-            push(tx.unmarked_fpdu(&segment, wire_len));
-            segment.offset += payload_len;
-        }
-        entry.sent = segment.offset;
-        (count, wire_len)
     }
 
     fn next_immediate(
@@ -372,7 +323,7 @@ fn immediate_payload(
 
 /// Header of a segment of a Write.
 #[inline(always)]
-fn write_header(entry: &SendEntry, record: &FpduRecord) -> TaggedHeader {
+pub(super) fn write_header(entry: &SendEntry, record: &FpduRecord) -> TaggedHeader {
     TaggedHeader {
         control: ControlOctets::new(RdmapOpcode::Write, record.is_last),
         stag: entry.rkey,
@@ -382,7 +333,7 @@ fn write_header(entry: &SendEntry, record: &FpduRecord) -> TaggedHeader {
 
 /// Header of a segment of a Send.
 #[inline(always)]
-fn send_header(entry: &SendEntry, record: &FpduRecord) -> UntaggedHeader {
+pub(super) fn send_header(entry: &SendEntry, record: &FpduRecord) -> UntaggedHeader {
     let (opcode, inv_stag) = send_opcode(entry);
     UntaggedHeader {
         control: ControlOctets::new(opcode, record.is_last),

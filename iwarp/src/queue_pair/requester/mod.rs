@@ -12,6 +12,7 @@
 
 mod atomic_exchange;
 mod completion;
+mod fpdu_run;
 mod message;
 mod outstanding_read;
 mod read_exchange;

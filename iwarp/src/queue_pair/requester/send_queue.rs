@@ -9,7 +9,7 @@ use crate::environment::ExtBufRef;
 use crate::record::MessageSlot;
 use siw_shm::shared_memory::prefetch_line;
 use siw_shm::wqe::{MAX_INLINE, MAX_SGE};
-use siw_shm::{AtomicArgs, Opcode, SendWqe, Sge, WcStatus, WrFlags};
+use siw_shm::{AtomicArgs, Opcode, PlainSend, SendWqe, Sge, WcStatus, WrFlags};
 use std::collections::VecDeque;
 
 const SMALL_SGES: usize = 2;
@@ -164,9 +164,39 @@ impl WorkRequestQueue {
         self.push_entry(SendEntry::new(wqe, [sge, Sge::default()], 1))
     }
 
+    /// Copies in a message of one segment that is handed to TCP at once. `msn`: of a Send.
+    #[inline(always)]
+    pub fn push_sent(&mut self, request: &PlainSend, msn: u32) {
+        self.entries.push_back(SendEntry {
+            wr_id: request.wr_id,
+            remote_addr: request.remote_addr,
+            small: [request.sge, Sge::default()],
+            length: request.sge.length,
+            rkey: request.rkey,
+            imm: request.imm,
+            sent: request.sge.length,
+            msn,
+            ext_buf_ref: ExtBufRef::NONE,
+            large: NOT_LARGE,
+            opcode: request.opcode,
+            flags: request.flags,
+            sge_count: 1,
+            messages_sent: 0,
+            status: WcStatus::SUCCESS,
+            is_acked: false,
+            is_answered: false,
+        });
+    }
+
+    /// The slot of the work request that comes next.
+    #[inline]
+    pub fn next_slot(&self) -> MessageSlot {
+        self.base.advanced_by(self.entries.len())
+    }
+
     #[inline(always)]
     fn push_entry(&mut self, entry: SendEntry) -> MessageSlot {
-        let slot = self.base.advanced_by(self.entries.len());
+        let slot = self.next_slot();
         self.entries.push_back(entry);
         slot
     }
@@ -229,6 +259,19 @@ impl WorkRequestQueue {
         self.entries.get_mut(slot.index_from(self.base))
     }
 
+    /// The work requests in `count` slots from `slot` on, as far as they are not completed.
+    #[inline]
+    pub fn range_mut(
+        &mut self,
+        slot: MessageSlot,
+        count: usize,
+    ) -> impl Iterator<Item = &mut SendEntry> {
+        let len = self.entries.len();
+        let start = slot.index_from(self.base);
+        let end = start.saturating_add(count).min(len);
+        self.entries.range_mut(start.min(end)..end)
+    }
+
     /// It is the oldest that is not completed.
     #[inline]
     pub fn is_front(&self, slot: MessageSlot) -> bool {
@@ -244,14 +287,19 @@ impl WorkRequestQueue {
     /// Takes the oldest out.
     #[inline]
     pub fn remove_front(&mut self) {
-        let Some(entry) = self.entries.front() else {
-            return;
-        };
-        if entry.large != NOT_LARGE {
-            self.free_in_slab.push(entry.large);
+        self.remove_first(1);
+    }
+
+    /// Takes the oldest `count` out, all if there are fewer.
+    #[inline]
+    pub fn remove_first(&mut self, count: usize) {
+        let count = count.min(self.entries.len());
+        for entry in self.entries.drain(..count) {
+            if entry.large != NOT_LARGE {
+                self.free_in_slab.push(entry.large);
+            }
         }
-        self.entries.pop_front();
-        self.base = self.base.advanced_by(1);
+        self.base = self.base.advanced_by(count);
     }
 
     /// All that are not completed, oldest first.

@@ -155,3 +155,98 @@ fn records_complete_in_order_with_their_last_segment() {
     queue.take_acked(|record| got.push(record));
     assert_eq!((got, pipe), (vec![0, 1], 0));
 }
+
+/// Segments of the queue as lengths, and whether each ends a message.
+fn segments(queue: &TransmitQueue<usize>) -> Vec<(u32, bool)> {
+    let segments = queue.sent.iter();
+    segments
+        .map(|segment| (segment.len, segment.flags & PUSH != 0))
+        .collect()
+}
+
+#[test]
+fn segments_are_divided_between_units_of_a_run() {
+    let mut queue = TransmitQueue::new();
+    queue.push_record(100, 0, false);
+    queue.push_run((84, 20), 1, true);
+    queue.push_run((100, 3), 2, false);
+    let (end, mut pipe) = send_all(&mut queue, 1000);
+    // 100 + 10 * 84, 10 * 84 + 100, 2 * 100.
+    assert_eq!(segments(&queue), [(940, true), (940, true), (200, false)]);
+    assert_eq!(pieces(&queue, 1), [(1, 840, 840), (2, 0, 100)]);
+    assert_eq!(pieces(&queue, 2), [(2, 100, 200)]);
+
+    let first = queue.sent[0].seq;
+    let mut got = vec![];
+    assert!(queue.ack_to(first + 940, &mut pipe).records);
+    queue.take_acked_units(|record, units| got.push((*record, units)));
+    assert_eq!(got, [(0, 0..1), (1, 0..10)]);
+    assert!(!queue.ack_to(first + 1000, &mut pipe).records);
+    queue.take_acked_units(|_, _| panic!("nothing is complete"));
+    got.clear();
+    assert!(queue.ack_to(first + 1880, &mut pipe).records);
+    queue.take_acked_units(|record, units| got.push((*record, units)));
+    assert_eq!(got, [(1, 10..20), (2, 0..1)]);
+    got.clear();
+    assert!(queue.ack_to(end, &mut pipe).records);
+    queue.take_acked_units(|record, units| got.push((*record, units)));
+    assert_eq!((got, pipe), (vec![(2, 1..3)], 0));
+}
+
+#[test]
+fn a_narrower_path_and_a_narrow_window_cut_runs_between_units_if_they_can() {
+    let mut queue = TransmitQueue::new();
+    queue.push_run((300, 6), 0, true);
+    send_all(&mut queue, 1000);
+    assert_eq!(segments(&queue), [(900, true), (900, true)]);
+    queue.resegment_to(700);
+    let lens = |queue: &TransmitQueue<usize>| {
+        let segments = queue.sent.iter();
+        segments.map(|segment| segment.len).collect::<Vec<_>>()
+    };
+    assert_eq!(lens(&queue), [600, 300, 600, 300]);
+    queue.resegment_to(200);
+    assert_eq!(
+        lens(&queue),
+        [200, 100, 200, 100, 200, 100, 200, 100, 200, 100, 200, 100]
+    );
+
+    // A part of a unit: its rest travels alone.
+    let mut queue = TransmitQueue::new();
+    queue.push_run((300, 3), 0, true);
+    let plan = queue.plan_part(100);
+    queue.commit_plan(&plan);
+    assert_eq!(queue.next_len(), 200);
+    let plan = queue.plan_segment(1000, 1000).unwrap();
+    assert_eq!(plan.len, 200);
+    queue.commit_plan(&plan);
+    assert_eq!(queue.plan_segment(1000, 1000).unwrap().len, 600);
+    assert_eq!(queue.plan_segment(1000, 500).unwrap().len, 300);
+    assert_eq!(
+        queue.plan_segment(1000, 100).unwrap().len,
+        300,
+        "the caller waits"
+    );
+}
+
+#[test]
+fn full_segments_of_a_run_are_taken_at_once() {
+    let tso = crate::config::TsoLimits {
+        max_segments: 64,
+        max_bytes: 60_000,
+    };
+    let mut queue = TransmitQueue::new();
+    queue.push_run((1000, 10), 0, false);
+    queue.push_run((84, 30), 1, true);
+    let seq = SeqNr(7);
+    let (whole, count) = queue
+        .take_multi_segment((1000, 4500), &tso, seq, 0)
+        .expect("a segment");
+    assert_eq!((whole.len, count, queue.next_offset), (4000, 4, 4000));
+    let (whole, count) = queue
+        .take_multi_segment((1000, 60_000), &tso, whole.end_seq(), 0)
+        .expect("a segment");
+    // Units of 84 bytes do not fill a segment, so one with fewer bytes is the last.
+    assert_eq!((whole.len, count), (6000 + 924, 7));
+    assert_eq!((queue.next_record, queue.next_offset), (1, 924));
+}

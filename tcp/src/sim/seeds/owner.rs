@@ -22,6 +22,9 @@ pub(super) struct ScriptedOwner {
     salt: u64,
     peer_salt: u64,
     pub(super) pushed: u64,
+    /// Units of the records that were pushed and are not acknowledged: of each how many are, and how many
+    /// there are.
+    unacked_units: VecDeque<(u16, u16)>,
     pub(super) received: u64,
     pub(super) events: Events,
     pub(super) is_closed: bool,
@@ -49,6 +52,7 @@ impl ScriptedOwner {
             salt,
             peer_salt,
             pushed: 0,
+            unacked_units: VecDeque::new(),
             received: 0,
             events: Events::NONE,
             is_closed: false,
@@ -81,7 +85,7 @@ impl ScriptedOwner {
             return Ok(());
         }
         let now = net.now;
-        net.hosts[self.host].take_acked(self.id, drop);
+        self.take_acked(net)?;
         if self.is_reading(now) {
             self.read(net)?;
         }
@@ -104,6 +108,22 @@ impl ScriptedOwner {
             net.flush(self.host, self.id);
         }
         Ok(())
+    }
+
+    /// Every unit of every record is acknowledged once, in order.
+    fn take_acked(&mut self, net: &mut SimNet<Pattern>) -> Result<(), String> {
+        let (host, unacked) = (self.host, &mut self.unacked_units);
+        let mut result = Ok(());
+        net.hosts[host].take_acked_units(self.id, |_, range| match unacked.front_mut() {
+            Some((acked, units)) if *acked == range.start && range.end <= *units => {
+                *acked = range.end;
+                if range.end == *units {
+                    unacked.pop_front();
+                }
+            }
+            front => result = Err(format!("host {host}: {range:?} acknowledged of {front:?}")),
+        });
+        result
     }
 
     fn read(&mut self, net: &mut SimNet<Pattern>) -> Result<(), String> {
@@ -210,7 +230,7 @@ impl ScriptedOwner {
         }
     }
 
-    /// Pushes records of up to `bytes` bytes together; returns how many found no room.
+    /// Pushes records of up to `bytes` bytes together, some as runs; returns how many found no room.
     fn push(&mut self, net: &mut SimNet<Pattern>, rng: &mut Rng, bytes: u32, record: u32) -> u32 {
         let stack = &mut net.hosts[self.host];
         let mut left = bytes;
@@ -237,9 +257,20 @@ impl ScriptedOwner {
                 salt: self.salt,
                 start,
             };
-            if stack.push_record(self.id, len, record, push).is_err() {
+            let most = (left / len).min(room / len).clamp(1, 40);
+            let units = if rng.chance(0.3) {
+                rng.below(u64::from(most)) as u16 + 1
+            } else {
+                1
+            };
+            let pushed = stack.push_records(self.id, |records| {
+                records.push_run((len, units), record, push);
+            });
+            if pushed.is_none() {
                 return 0;
             }
+            self.unacked_units.push_back((0, units));
+            let len = len * u32::from(units);
             self.pushed += u64::from(len);
             left -= len;
         }

@@ -1,0 +1,236 @@
+//! Requests in bulk: messages of one FPDU each, and the full segments of a long one, become one record.
+//!
+//! Why it is fast: what they have in common is looked up, checked and noted once. TCP keeps one record of
+//! them, divides it among segments, and hands each part back to be built and acknowledged as a whole.
+
+use super::Requester;
+use super::message::{send_header, write_header};
+use super::send_queue::SendEntry;
+use crate::ddp::prefetch::prefetch_behind;
+use crate::ddp::{TAGGED_HDR_LEN, UNTAGGED_HDR_LEN};
+use crate::environment::{ExtBufRef, QpEnv};
+use crate::mpa::fpdu;
+use crate::queue_pair::fpdu_builder::{fill_copied_fpdu, whole_piece_at};
+use crate::queue_pair::state::{BuildError, DrainState, QpInitAttr};
+use crate::queue_pair::transmitter::{FpduSegment, OpenMessage, Transmitter};
+use crate::record::{FpduKind, FpduRecord, FpduRun, FrameBuilder, MessageSlot};
+use siw_memory::KeyReader;
+use siw_shm::{Access, Opcode, WrFlags};
+use std::ops::Range;
+
+impl Requester {
+    /// Takes messages out of the ring that are sent by themselves, all alike: Writes, or Sends, of one length
+    /// that fits an FPDU, copied from one element each. As many as there is `room` for, `most` at most.
+    /// `None`: what comes next, if anything, is of another kind, or has to wait, or is wrong. False with a run:
+    /// nothing comes next, or what is not even a [`siw_shm::PlainSend`].
+    #[inline(always)]
+    pub fn take_messages<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        attr: &QpInitAttr,
+        tx: &mut Transmitter,
+        room: usize,
+        most: u32,
+    ) -> Option<(FpduRun, bool)> {
+        if self.current.is_some() || self.drain != DrainState::Inactive || self.quiescing.is_some()
+        {
+            return None;
+        }
+        let first = env.peek_plain_send()?;
+        let (opcode, len) = (first.opcode, first.sge.length);
+        let hdr_len = match opcode {
+            Opcode::Write => TAGGED_HDR_LEN,
+            Opcode::Send => UNTAGGED_HDR_LEN,
+            _ => return None,
+        } as u32;
+        let is_alone = len == 0 || len > u32::from(tx.mulpdu) - hdr_len || !env.copies_payload(len);
+        if is_alone {
+            return None;
+        }
+        let ulpdu_len = (hdr_len + len) as u16;
+        let unit_len = fpdu::wire_len(ulpdu_len);
+        // The client library keeps to the depth of the queue by itself.
+        let depth_left = (attr.max_send_wr as usize).saturating_sub(self.queue.len());
+        let most = (most as usize).min(room / unit_len).min(depth_left);
+        let mut request = first;
+        let (mut count, mut has_next) = (0, true);
+        let slot = self.queue.next_slot();
+        while count < most {
+            let is_alike = request.opcode == opcode
+                && request.sge.length == len
+                && !request.flags.contains(WrFlags::FENCE);
+            let sge = &request.sge;
+            if !is_alike
+                || attr
+                    .check_key(env.keys(), sge.lkey, sge.addr, len, Access::NONE)
+                    .is_err()
+            {
+                break;
+            }
+            env.take_peeked_send();
+            let msn = self.next_send_msn;
+            self.queue.push_sent(&request, msn.0);
+            if opcode == Opcode::Send {
+                self.next_send_msn = msn.next();
+            }
+            count += 1;
+            match env.peek_plain_send() {
+                Some(next) => request = next,
+                None => {
+                    has_next = false;
+                    break;
+                }
+            }
+        }
+        if count == 0 {
+            return None;
+        }
+        tx.end_request(len);
+        let segment = FpduSegment::whole_message(FpduKind::Request, slot, ulpdu_len);
+        let first = tx.push_fpdu(segment, unit_len).record;
+        Some((FpduRun::new(first, count as u16, len as u16), has_next))
+    }
+
+    /// Full segments of the current Write or Send that do not end it, behind its first one: as many as
+    /// there is `room` for, `most` at most. Nothing of a stream with markers.
+    #[inline]
+    pub fn take_full_segments(
+        &mut self,
+        tx: &mut Transmitter,
+        room: usize,
+        most: u32,
+    ) -> Option<FpduRun> {
+        let slot = self.current?;
+        let mulpdu = tx.mulpdu;
+        let entry = self.queue.get_mut(slot)?;
+        let hdr_len = match entry.opcode {
+            Opcode::Write | Opcode::WriteWithImm => TAGGED_HDR_LEN,
+            opcode if opcode.sends_data() => UNTAGGED_HDR_LEN,
+            _ => return None,
+        } as u32;
+        let payload_len = u32::from(mulpdu) - hdr_len;
+        let left = entry.length - entry.sent;
+        if left <= payload_len || entry.sent == 0 || tx.has_markers() {
+            return None;
+        }
+        let unit_len = fpdu::wire_len(mulpdu);
+        let by_room = u32::try_from(room / unit_len).unwrap_or(u32::MAX);
+        let count = ((left - 1) / payload_len)
+            .min(by_room)
+            .min(most)
+            .min(u16::MAX.into());
+        if count == 0 {
+            return None;
+        }
+        let segment = FpduSegment {
+            kind: FpduKind::Request,
+            is_last: false,
+            ulpdu_len: mulpdu,
+            slot,
+            offset: entry.sent,
+        };
+        entry.sent += count * payload_len;
+        tx.open_message = OpenMessage::Request;
+        let first = tx.push_fpdu(segment, unit_len).record;
+        Some(FpduRun::new(first, count as u16, payload_len as u16))
+    }
+
+    /// Appends FPDUs of a run, as many as are copied from one piece of memory each, up to the first that is
+    /// not; returns how many.
+    pub fn build_run<B: FrameBuilder>(
+        &self,
+        keys: &KeyReader,
+        attr: &QpInitAttr,
+        (run, units): (&FpduRun, Range<u16>),
+        with_crc: bool,
+        frame: &mut B,
+    ) -> Result<u16, (FpduRecord, BuildError)> {
+        let first = run.get(units.start);
+        let Some(entry) = self.queue.get(first.slot) else {
+            return Err((first, BuildError::MessageCompleted));
+        };
+        let range = (run, units);
+        match entry.opcode {
+            Opcode::Write | Opcode::WriteWithImm => {
+                self.build_copied(keys, attr, range, with_crc, frame, |entry, record| {
+                    write_header(entry, record).to_bytes()
+                })
+            }
+            opcode if opcode.sends_data() => {
+                self.build_copied(keys, attr, range, with_crc, frame, |entry, record| {
+                    send_header(entry, record).to_bytes()
+                })
+            }
+            _ => Ok(0),
+        }
+    }
+
+    #[inline(always)]
+    fn build_copied<B: FrameBuilder, const HDR: usize>(
+        &self,
+        keys: &KeyReader,
+        attr: &QpInitAttr,
+        (run, units): (&FpduRun, Range<u16>),
+        with_crc: bool,
+        frame: &mut B,
+        header: impl Fn(&SendEntry, &FpduRecord) -> [u8; HDR],
+    ) -> Result<u16, (FpduRecord, BuildError)> {
+        let unit_len = run.unit_len() as usize;
+        let len = u32::from(run.payload_len());
+        let mut next = units.start;
+        while next < units.end {
+            let most = usize::from(units.end - next);
+            let Some(room) = frame.reserve_fpdus(unit_len, most) else {
+                break;
+            };
+            let mut left = room.len();
+            for fpdu in room.chunks_exact_mut(unit_len) {
+                let record = run.get(next);
+                let Some(entry) = self.queue.get(record.slot) else {
+                    return Err((record, BuildError::MessageCompleted));
+                };
+                let Some(sge) = entry.copied_sge() else {
+                    break;
+                };
+                let from = sge.addr.wrapping_add(u64::from(record.offset));
+                let (mr, off) = attr
+                    .check_key(keys, sge.lkey, from, len, Access::NONE)
+                    .map_err(|_| (record, BuildError::KeyDeregistered))?;
+                if !record.is_last {
+                    let rest = sge.length - record.offset - len;
+                    prefetch_behind(mr, off, len, rest, record.offset == 0);
+                }
+                let Some(source) = whole_piece_at(mr, off, len as usize) else {
+                    break;
+                };
+                let header = header(entry, &record);
+                fill_copied_fpdu(fpdu, record.ulpdu_len, with_crc, &header, source)
+                    .map_err(|error| (record, error))?;
+                left -= unit_len;
+                next += 1;
+            }
+            if left > 0 {
+                frame.withdraw(left);
+                break;
+            }
+        }
+        Ok(next - units.start)
+    }
+
+    /// Messages of one FPDU each, `count` from `slot` on, are acknowledged.
+    #[inline]
+    pub fn on_messages_acked(&mut self, slot: MessageSlot, count: u16) {
+        for entry in self.queue.range_mut(slot, count.into()) {
+            entry.is_acked = true;
+        }
+    }
+}
+
+impl SendEntry {
+    /// The element that all of its payload is copied from, if there is one.
+    #[inline(always)]
+    fn copied_sge(&self) -> Option<&siw_shm::Sge> {
+        self.only_sge()
+            .filter(|_| self.ext_buf_ref == ExtBufRef::NONE)
+    }
+}

@@ -1,0 +1,120 @@
+//! Records in the queue, and how they are divided among segments.
+
+use std::collections::VecDeque;
+
+/// A record as the upper layer pushed it.
+pub(super) struct QueuedRecord<R> {
+    /// The length of each of its units in bytes, not 0.
+    pub(super) unit_len: u32,
+    /// Units, at least 1.
+    pub(super) units: u16,
+    /// Each unit ends a message.
+    pub(super) ends_message: bool,
+    pub(super) record: R,
+}
+
+impl<R> QueuedRecord<R> {
+    /// Its length in bytes.
+    #[inline]
+    pub(super) fn len(&self) -> u32 {
+        self.unit_len * u32::from(self.units)
+    }
+
+    /// How far in its unit an offset lies.
+    #[inline]
+    pub(super) fn offset_in_unit(&self, offset: u32) -> u32 {
+        if self.units == 1 || offset == 0 {
+            offset
+        } else {
+            offset % self.unit_len
+        }
+    }
+
+    /// Whole units in the first `len` bytes.
+    #[inline]
+    pub(super) fn units_in(&self, len: u32) -> u16 {
+        (len / self.unit_len) as u16
+    }
+
+    /// Bytes from `offset` on that can be cut into segments of `emss`: units of that length, or what is left
+    /// of a longer one.
+    #[inline]
+    pub(super) fn full_segments_in(&self, offset: u32, emss: u32) -> u32 {
+        if self.unit_len > emss {
+            self.unit_len - self.offset_in_unit(offset)
+        } else if self.unit_len == emss && self.offset_in_unit(offset) == 0 {
+            self.len() - offset
+        } else {
+            0
+        }
+    }
+
+    /// Of `room` bytes, those that whole units fill from `offset` on, where a unit begins.
+    #[inline]
+    pub(super) fn whole_units(&self, offset: u32, room: u32) -> u32 {
+        let left = self.len() - offset;
+        if left <= room {
+            left
+        } else if self.units == 1 || room < self.unit_len {
+            0
+        } else {
+            room - room % self.unit_len
+        }
+    }
+
+    /// Whether a message ends with the `len` bytes from `offset` on, or among them.
+    #[inline]
+    pub(super) fn ends_message_in(&self, offset: u32, len: u32) -> bool {
+        self.ends_message && (offset + len == self.len() || len >= self.unit_len)
+    }
+}
+
+/// What the next new segment would carry. Nothing changes until it is sent and
+/// [`commit_plan`](super::TransmitQueue::commit_plan) is called.
+#[derive(Clone, Copy)]
+pub(crate) struct SegmentPlan {
+    pub len: u32,
+    pub(super) ends_message: bool,
+    /// Where the segment after it begins.
+    pub(super) next_record: u32,
+    pub(super) next_offset: u32,
+}
+
+impl SegmentPlan {
+    /// The segment has the next `len` bytes of `record`, too.
+    #[inline]
+    pub(super) fn take<R>(&mut self, record: &QueuedRecord<R>, len: u32) {
+        self.ends_message |= record.ends_message_in(self.next_offset, len);
+        self.len += len;
+        self.next_offset += len;
+        if self.next_offset == record.len() {
+            self.next_record = self.next_record.wrapping_add(1);
+            self.next_offset = 0;
+        }
+    }
+}
+
+/// Where `len` bytes from `offset` of record `record` on end, and whether a message ends with a record in
+/// them.
+#[inline]
+pub(super) fn walk_records<R>(
+    records: &VecDeque<QueuedRecord<R>>,
+    base: u32,
+    (mut record, mut offset): (u32, u32),
+    mut len: u32,
+) -> ((u32, u32), bool) {
+    let mut push = false;
+    while len > 0 {
+        let Some(queued) = records.get(record.wrapping_sub(base) as usize) else {
+            break;
+        };
+        let n = len.min(queued.len() - offset);
+        push |= queued.ends_message_in(offset, n);
+        len -= n;
+        offset += n;
+        if offset == queued.len() {
+            (record, offset) = (record.wrapping_add(1), 0);
+        }
+    }
+    ((record, offset), push)
+}
