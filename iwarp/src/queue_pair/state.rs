@@ -2,7 +2,7 @@
 
 use crate::queue_pair::error_mapping::vendor_error;
 use crate::rdmap::terminate::TerminateCode;
-use siw_memory::key_table::Stag;
+use siw_memory::key_table::{LastKey, Stag};
 use siw_memory::{KeyError, KeyReader, RegisteredMemory};
 use siw_shm::{Access, WcStatus};
 
@@ -73,6 +73,22 @@ impl QpInitAttr {
             return Err(KeyError::Access);
         }
         keys.check_access(Stag(stag), address, len, access, self.pd, self.qpn)
+    }
+
+    /// [`check_key`](Self::check_key) for one access after the other of the same kind.
+    #[inline(always)]
+    pub(crate) fn check_key_with<'k>(
+        &self,
+        keys: &'k KeyReader,
+        last: &mut LastKey<'k>,
+        (stag, address, len): (u32, u64, u32),
+        access: Access,
+    ) -> Result<(&'k RegisteredMemory, u64), KeyError> {
+        if access.intersects(self.denied_access) {
+            return Err(KeyError::Access);
+        }
+        let range = (Stag(stag), address, len);
+        keys.check_access_with(last, range, access, self.pd, self.qpn)
     }
 }
 

@@ -208,6 +208,11 @@ impl KeyTable {
     }
 }
 
+/// The key that [`KeyReader::check_access_with`] found last, and its memory. A deregistration is noticed by the
+/// next batch, as by who holds the memory anyway.
+#[derive(Debug, Default)]
+pub struct LastKey<'k>(Option<(Stag, &'k RegisteredMemory)>);
+
 /// A worker's view of the table.
 pub struct KeyReader(TableReader<RegisteredMemory>);
 
@@ -246,6 +251,31 @@ impl KeyReader {
             return Ok((mr, off));
         }
         self.check_changeable(mr, word, off, len, need)
+    }
+
+    /// As [`Self::check_access`] again and again with the same rights, PD and stream: remembers the memory of
+    /// the last key.
+    #[inline(always)]
+    pub fn check_access_with<'k>(
+        &'k self,
+        last: &mut LastKey<'k>,
+        (stag, addr, len): (Stag, u64, u32),
+        need: Access,
+        pd: u32,
+        qp: u32,
+    ) -> Result<(&'k RegisteredMemory, u64), KeyError> {
+        if let Some((key, mr)) = last.0
+            && key == stag
+        {
+            return Ok((mr, mr.check_range(addr, u64::from(len))?));
+        }
+        let (mr, off) = self.check_access(stag, addr, len, need, pd, qp)?;
+        // What a key names that changes is asked for each time.
+        last.0 = mr
+            .is_fixed()
+            .then_some((stag, mr))
+            .filter(|_| mr.home_key() == stag);
+        Ok((mr, off))
     }
 
     /// Begins to wait for the other workers after a key was invalidated or a window bound anew: see

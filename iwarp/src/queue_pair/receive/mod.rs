@@ -11,6 +11,7 @@
 
 mod out_of_order;
 mod untagged;
+mod writes;
 
 pub(crate) use untagged::ReceiveContext;
 
@@ -222,7 +223,10 @@ impl QueuePair {
         while rx.available() > 0 {
             rx.prefetch_next_pieces();
             let mut piece = StreamPiece(rx.first_piece());
-            let mut part = self.process_fpdus(env, &mut PlainStream(&mut piece), u32::MAX);
+            let mut part = self.place_writes(env.keys(), piece.0);
+            if part.fpdus == 0 {
+                part = self.process_fpdus(env, &mut PlainStream(&mut piece), u32::MAX);
+            }
             if part.fpdus > 0 {
                 rx.consume(part.bytes);
             } else {

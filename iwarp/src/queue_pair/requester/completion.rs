@@ -19,7 +19,7 @@ fn may_complete<E: QpEnv>(env: &mut E, entry: &SendEntry) -> bool {
     entry.is_done() && (entry.ext_buf_ref == ExtBufRef::NONE || env.is_released(entry.ext_buf_ref))
 }
 
-/// What the consumer is told of a work request.
+/// What the consumer learns of a work request.
 #[inline(always)]
 fn completion(entry: &SendEntry, status: WcStatus, context: &CompletionContext<'_>) -> Wc {
     Wc {

@@ -10,11 +10,14 @@ use crate::ddp::prefetch::prefetch_behind;
 use crate::ddp::{TAGGED_HDR_LEN, UNTAGGED_HDR_LEN};
 use crate::environment::{ExtBufRef, QpEnv};
 use crate::mpa::fpdu;
-use crate::queue_pair::fpdu_builder::{fill_copied_fpdu, whole_piece_at};
+use crate::queue_pair::fpdu_builder::{
+    fill_copied_fpdu, tagged_head, untagged_head, whole_piece_at,
+};
 use crate::queue_pair::state::{BuildError, DrainState, QpInitAttr};
 use crate::queue_pair::transmitter::{FpduSegment, OpenMessage, Transmitter};
 use crate::record::{FpduKind, FpduRecord, FpduRun, FrameBuilder, MessageSlot};
 use siw_memory::KeyReader;
+use siw_memory::key_table::LastKey;
 use siw_shm::{Access, Opcode, WrFlags};
 use std::ops::Range;
 
@@ -153,12 +156,12 @@ impl Requester {
         match entry.opcode {
             Opcode::Write | Opcode::WriteWithImm => {
                 self.build_copied(keys, attr, range, with_crc, frame, |entry, record| {
-                    write_header(entry, record).to_bytes()
+                    tagged_head(record.ulpdu_len, &write_header(entry, record))
                 })
             }
             opcode if opcode.sends_data() => {
                 self.build_copied(keys, attr, range, with_crc, frame, |entry, record| {
-                    send_header(entry, record).to_bytes()
+                    untagged_head(record.ulpdu_len, &send_header(entry, record))
                 })
             }
             _ => Ok(0),
@@ -166,17 +169,18 @@ impl Requester {
     }
 
     #[inline(always)]
-    fn build_copied<B: FrameBuilder, const HDR: usize>(
+    fn build_copied<B: FrameBuilder, const HEAD: usize>(
         &self,
         keys: &KeyReader,
         attr: &QpInitAttr,
         (run, units): (&FpduRun, Range<u16>),
         with_crc: bool,
         frame: &mut B,
-        header: impl Fn(&SendEntry, &FpduRecord) -> [u8; HDR],
+        head_of: impl Fn(&SendEntry, &FpduRecord) -> [u8; HEAD],
     ) -> Result<u16, (FpduRecord, BuildError)> {
         let unit_len = run.unit_len() as usize;
         let len = u32::from(run.payload_len());
+        let mut last_key = LastKey::default();
         let mut next = units.start;
         while next < units.end {
             let most = usize::from(units.end - next);
@@ -193,8 +197,9 @@ impl Requester {
                     break;
                 };
                 let from = sge.addr.wrapping_add(u64::from(record.offset));
+                let range = (sge.lkey, from, len);
                 let (mr, off) = attr
-                    .check_key(keys, sge.lkey, from, len, Access::NONE)
+                    .check_key_with(keys, &mut last_key, range, Access::NONE)
                     .map_err(|_| (record, BuildError::KeyDeregistered))?;
                 if !record.is_last {
                     let rest = sge.length - record.offset - len;
@@ -203,8 +208,8 @@ impl Requester {
                 let Some(source) = whole_piece_at(mr, off, len as usize) else {
                     break;
                 };
-                let header = header(entry, &record);
-                fill_copied_fpdu(fpdu, record.ulpdu_len, with_crc, &header, source)
+                let head = head_of(entry, &record);
+                fill_copied_fpdu(fpdu, record.ulpdu_len, with_crc, &head, source)
                     .map_err(|error| (record, error))?;
                 left -= unit_len;
                 next += 1;

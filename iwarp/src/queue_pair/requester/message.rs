@@ -8,7 +8,9 @@ use crate::ddp::{
     ControlOctets, Msn, QN_SEND, TAGGED_HDR_LEN, TaggedHeader, UNTAGGED_HDR_LEN, UntaggedHeader,
 };
 use crate::environment::ExtBufRef;
-use crate::queue_pair::fpdu_builder::{FpduBuilder, append_copied_fpdu};
+use crate::queue_pair::fpdu_builder::{
+    FpduBuilder, append_copied_fpdu, tagged_head, untagged_head,
+};
 use crate::queue_pair::state::{BuildError, QpInitAttr};
 use crate::queue_pair::transmitter::{FpduSegment, OpenMessage, Transmitter};
 use crate::rdmap::atomic_header::{AtomicOp, AtomicRequestHeader};
@@ -134,11 +136,11 @@ impl Requester {
         }
         let ulpdu_len = record.ulpdu_len;
         if hdr_len == TAGGED_HDR_LEN {
-            let header = write_header(entry, record).to_bytes();
-            append_copied_fpdu(frame, ulpdu_len, with_crc, &header, (mr, off))
+            let head = tagged_head(ulpdu_len, &write_header(entry, record));
+            append_copied_fpdu(frame, ulpdu_len, with_crc, &head, (mr, off))
         } else {
-            let header = send_header(entry, record).to_bytes();
-            append_copied_fpdu(frame, ulpdu_len, with_crc, &header, (mr, off))
+            let head = untagged_head(ulpdu_len, &send_header(entry, record));
+            append_copied_fpdu(frame, ulpdu_len, with_crc, &head, (mr, off))
         }
     }
 

@@ -294,11 +294,14 @@ impl WorkRequestQueue {
     #[inline]
     pub fn remove_first(&mut self, count: usize) {
         let count = count.min(self.entries.len());
-        for entry in self.entries.drain(..count) {
-            if entry.large != NOT_LARGE {
-                self.free_in_slab.push(entry.large);
+        if self.free_in_slab.len() < self.slab.len() {
+            for entry in self.entries.range(..count) {
+                if entry.large != NOT_LARGE {
+                    self.free_in_slab.push(entry.large);
+                }
             }
         }
+        self.entries.drain(..count);
         self.base = self.base.advanced_by(count);
     }
 

@@ -1,0 +1,78 @@
+//! What the daemon says about a queue pair, for any thread of its client.
+
+use super::{
+    LINE_QP_STATE, LINE_WORKER, OFF_PENDING, OFF_QP_STATE, OFF_WORKER, OFF_WR_DONE, STATE_LINE_LEN,
+    WorkQueueMemory,
+};
+use crate::ring_memory::RingMemory;
+use crate::shared_memory::{OutOfBounds, SharedMemory};
+use core::sync::atomic::Ordering;
+use siw_lockfree::doorbell;
+use std::sync::Arc;
+
+/// What the daemon says about a QP.
+pub struct SqWatch {
+    queue: WorkQueueMemory,
+    /// Where its state is, and the offsets of the words there.
+    state: RingMemory,
+    state_at: usize,
+    worker_at: usize,
+}
+
+impl SqWatch {
+    /// Of the QP with this send queue.
+    pub(super) fn new(queue: WorkQueueMemory) -> SqWatch {
+        SqWatch {
+            state: queue.0.clone(),
+            state_at: OFF_QP_STATE,
+            worker_at: OFF_WORKER,
+            queue,
+        }
+    }
+
+    /// The same of a daemon with `FEATURE_STATE_LINE`, whose state line is at `offset`.
+    pub fn with_state_line(
+        self,
+        memory: Arc<SharedMemory>,
+        offset: usize,
+    ) -> Result<SqWatch, OutOfBounds> {
+        Ok(SqWatch {
+            state: RingMemory::new(memory, offset, STATE_LINE_LEN)?,
+            state_at: LINE_QP_STATE,
+            worker_at: LINE_WORKER,
+            ..self
+        })
+    }
+
+    /// The QP state that the daemon last wrote (`control::QpState` as u32).
+    #[inline]
+    pub fn qp_state(&self) -> u32 {
+        // SAFETY: one of two constants that are multiples of 4, inside the header or the line.
+        let word = unsafe { self.state.word_at(self.state_at) };
+        // Pairs with the Release in `set_qp_state`: the worker index was written before.
+        word.load(Ordering::Acquire)
+    }
+
+    /// Whose doorbell ring the QP uses. Read it after [`Self::qp_state`]: the
+    /// daemon writes it before RTS.
+    #[inline]
+    pub fn worker_index(&self) -> u32 {
+        // SAFETY: as in `qp_state`.
+        let word = unsafe { self.state.word_at(self.worker_at) };
+        // Relaxed: ordered by the Acquire in `qp_state`.
+        word.load(Ordering::Relaxed)
+    }
+
+    /// Marks the QP as pending without new requests: see [`RqProducer::publish_posted`].
+    #[inline]
+    pub fn mark_pending(&self) -> bool {
+        doorbell::mark_pending(self.queue.header_word(OFF_PENDING))
+    }
+
+    /// Send requests finished so far, modulo 2^32.
+    #[inline]
+    pub fn wr_done(&self) -> u32 {
+        // Pairs with the Release in `complete_requests`.
+        self.queue.header_word(OFF_WR_DONE).load(Ordering::Acquire)
+    }
+}
