@@ -7,7 +7,8 @@
 //!
 //! Data path, receive: slices of the stream ([`RxStream`]) -> FPDU and CRC ([`mpa::fpdu`]) -> headers
 //! ([`ddp`], [`rdmap`]) -> key check and placement -> completion. Send: work request ->
-//! [`FpduRecord`] -> [`QueuePair::build_fpdu`] into a [`FrameBuilder`], again at each retransmission.
+//! [`FpduRun`] -> [`QueuePair::build_run`], [`QueuePair::build_fpdu`] into a [`FrameBuilder`], again at each
+//! retransmission.
 //!
 //! # How a worker drives it
 //!
@@ -16,14 +17,15 @@
 //! both frames have passed, [`NegotiatedParameters`] go into [`QueuePair::set_rts`].
 //!
 //! A segment arrived: [`QueuePair::receive_in_order`] with the payload, then
-//! [`QueuePair::on_record_acked`] for every record that its ACK covers, in order, and
-//! [`QueuePair::complete_acked`], then [`QueuePair::next_record`] while there is room. The receive
+//! [`QueuePair::on_fpdus_acked`] for all that its ACK covers, in order, and
+//! [`QueuePair::complete_acked`], then [`QueuePair::next_records`] with the room that there is. The receive
 //! window must be able to hold [`mpa::fpdu::MAX_FPDU`] bytes.
 //!
-//! A doorbell rang: [`QueuePair::next_record`] until `None`; in ERROR, [`QueuePair::flush_queues`].
+//! A doorbell rang: [`QueuePair::next_records`]; in ERROR, [`QueuePair::flush_queues`].
 //!
-//! A segment leaves or is sent again: [`QueuePair::build_fpdu`] for each record in it. When only a
-//! part of a record is wanted, build it into scratch memory and cut. After a [`BuildError`]:
+//! A segment leaves or is sent again: [`QueuePair::build_run`] for what it has of each record, and
+//! [`QueuePair::build_fpdu`] for each FPDU that is left. When only a part of an FPDU is wanted, build it into
+//! scratch memory and cut. After a [`BuildError`]:
 //! [`QueuePair::on_build_failure`].
 //!
 //! Buffers came back from the port: [`QueuePair::poll_releases`] for queue pairs for which

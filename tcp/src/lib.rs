@@ -20,6 +20,8 @@
 //! the bytes. A segment carries whole records. A record that fits a segment is split only if the peer's
 //! window or a path that became narrower forces it, and a retransmission has the same boundaries. So
 //! every segment begins with an FPDU of MPA (RFC 5044), and nothing is copied into a send buffer.
+//! Many records of one length can be pushed as one ([`NewRecords::push_run`]): what holds for a record then
+//! holds for each unit of the run, and [`Stack::take_acked_units`] tells which are acknowledged.
 //!
 //! # Example
 //!
@@ -167,5 +169,6 @@ pub use flow::port_set::PortSet;
 pub use flow::steering::{Destination, Steering, WorkerSteering};
 pub use flow::toeplitz::{DEFAULT_RSS_KEY, SYMMETRIC_RSS_KEY, Toeplitz};
 pub use queues::receive_queue::ReceiveQueue;
+pub use stack::transmit::NewRecords;
 pub use stack::{Stack, TcpInfo};
 pub use wire::checksum;

@@ -8,7 +8,7 @@
 //!                                   |                |
 //!                                acked          ready queue pairs
 //!                                                    |
-//!  tx_burst <- PortSink <- Stack::flush/poll <- push_record <- QueuePair::next_record
+//!  tx_burst <- PortSink <- Stack::flush/poll <- push_records <- QueuePair::next_records
 //! ```
 //! `Worker::run_batch` is one batch: the clock is read once, nothing is scanned, nothing is
 //! allocated in steady state. Its steps, and where they are:

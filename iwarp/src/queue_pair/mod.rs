@@ -3,9 +3,9 @@
 //! One worker owns it and drives it:
 //!
 //! ```text
-//! doorbell / room in TCP --> next_record() ------> FpduRecord: TCP keeps it, and calls build_fpdu()
-//!                                                  whenever it sends it
-//! ACK ---------------------> on_record_acked(), complete_acked() --> completions of SEND and WRITE
+//! doorbell / room in TCP --> next_records() -----> FpduRun: TCP keeps it, and has build_run() and
+//!                                                  build_fpdu() called whenever it sends of it
+//! ACK ---------------------> on_fpdus_acked(), complete_acked() --> completions of SEND and WRITE
 //! bytes in order ----------> receive_in_order() -> placement, receive and READ completions
 //! FIN, RST, timers --------> on_peer_fin(), on_tcp_closed() --> flush
 //! ```

@@ -7,7 +7,7 @@ mod open;
 pub(crate) mod receive;
 mod slots;
 mod syn_cookies;
-mod transmit;
+pub(crate) mod transmit;
 
 use crate::tcb::flags::ConnectionFlags;
 use core::net::{IpAddr, SocketAddr};
