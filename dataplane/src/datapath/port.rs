@@ -211,7 +211,10 @@ impl<R> WorkerPort<R> {
 
     /// Sends what is queued on one connection, as far as the windows allow; the frames leave with
     /// the next burst.
-    #[inline]
+    ///
+    /// Why it is inlined: the arguments are more than fit into registers. The last two would be stored one by
+    /// one and loaded together, which waits for the stores, and for all earlier ones that miss the cache.
+    #[inline(always)]
     pub(crate) fn flush_connection(
         &mut self,
         now: Instant,

@@ -19,6 +19,9 @@ const TURNS_PER_BATCH: usize = 256;
 /// The same of a port that has no room for all that is due: work requests are better left where they are
 /// than queued in TCP, whose state of them is cold in the cache when there is room.
 const TURNS_WHEN_FULL: usize = 4;
+/// Frames that more queue pairs than this of one user and port make in one batch. All of them could make more,
+/// but what they have touched shall still be in the cache when the acknowledgements arrive.
+const FRAMES_OF_MANY: usize = 48;
 /// Queue pairs of one user and port without a stream whose rings are flushed in one batch, each with a budget
 /// of its own.
 const FLUSHES_PER_BATCH: u32 = 8;
@@ -72,9 +75,16 @@ impl Worker {
         count: usize,
     ) -> Option<usize> {
         let mut flushes_left = FLUSHES_PER_BATCH;
+        let frames_before = self.ports[port].stack.stats().frames_out;
         for turn in 0..count.min(TURNS_PER_BATCH) {
             if turn >= TURNS_WHEN_FULL && self.ports[port].stack.is_output_blocked() {
                 return Some(turn);
+            }
+            if count > FRAMES_OF_MANY {
+                let frames = self.ports[port].stack.stats().frames_out - frames_before;
+                if frames >= FRAMES_OF_MANY as u64 {
+                    break;
+                }
             }
             let Some(slot) = self.users.pop_ready(user, port) else {
                 break;

@@ -89,17 +89,12 @@ pub fn crc32c(data: &[u8]) -> u32 {
 /// `crc32c_append(crc32c(a), b) == crc32c(ab)`.
 #[inline(always)]
 pub fn crc32c_append(crc: u32, data: &[u8]) -> u32 {
-    if is_short(data.len()) {
+    let kernel = chosen_kernel();
+    if data.len() < SHORT && kernel <= INSTRUCTIONS {
         // SAFETY: the CPU has SSE4.2.
         return unsafe { !crc_fold::continue_short(!crc, data) };
     }
-    update_long(chosen_kernel(), crc, data)
-}
-
-/// Whether the CRC of `len` bytes is computed by the SSE4.2 instruction, one word after the other.
-#[inline(always)]
-pub(crate) fn is_short(len: usize) -> bool {
-    len < SHORT && chosen_kernel() <= INSTRUCTIONS
+    update_long(kernel, crc, data)
 }
 
 #[inline(never)]

@@ -207,51 +207,13 @@ pub(crate) fn continue_short(crc: u32, data: &[u8]) -> u32 {
     for word in words {
         remainder = _mm_crc32_u64(remainder, u64::from_le_bytes(*word));
     }
+    let (words, bytes) = bytes.as_chunks::<4>();
     let mut remainder = remainder as u32;
-    let mut bytes = bytes;
-    if let Some((word, rest)) = bytes.split_first_chunk::<4>() {
+    for word in words {
         remainder = _mm_crc32_u32(remainder, u32::from_le_bytes(*word));
-        bytes = rest;
     }
     for byte in bytes {
         remainder = _mm_crc32_u8(remainder, *byte);
     }
     remainder
-}
-
-/// Copies `to.len()` bytes at `from`, and returns the remainder of `crc` after them. Each byte is read once.
-///
-/// # Safety
-///
-/// `from` is valid for reads of that many bytes, which do not overlap `to`.
-#[inline]
-#[target_feature(enable = "sse4.2")]
-pub(crate) unsafe fn copy_short(crc: u32, from: *const u8, to: &mut [u8]) -> u32 {
-    let len = to.len();
-    let to = to.as_mut_ptr();
-    let mut remainder = u64::from(crc);
-    let mut done = 0;
-    // SAFETY: what is read and written below lies within `len` bytes.
-    unsafe {
-        while done + 8 <= len {
-            let word = from.add(done).cast::<u64>().read_unaligned();
-            to.add(done).cast::<u64>().write_unaligned(word);
-            remainder = _mm_crc32_u64(remainder, word);
-            done += 8;
-        }
-        let mut remainder = remainder as u32;
-        if done + 4 <= len {
-            let word = from.add(done).cast::<u32>().read_unaligned();
-            to.add(done).cast::<u32>().write_unaligned(word);
-            remainder = _mm_crc32_u32(remainder, word);
-            done += 4;
-        }
-        while done < len {
-            let byte = from.add(done).read();
-            to.add(done).write(byte);
-            remainder = _mm_crc32_u8(remainder, byte);
-            done += 1;
-        }
-        remainder
-    }
 }

@@ -54,7 +54,8 @@ impl Requester {
         let unit_len = fpdu::wire_len(ulpdu_len);
         // The client library keeps to the depth of the queue by itself.
         let depth_left = (attr.max_send_wr as usize).saturating_sub(self.queue.len());
-        let most = (most as usize).min(room / unit_len).min(depth_left);
+        let most = (most as usize).min(usize::from(u16::MAX));
+        let most = most.min(room / unit_len).min(depth_left);
         let mut request = first;
         let (mut count, mut has_next) = (0, true);
         let slot = self.queue.next_slot();
