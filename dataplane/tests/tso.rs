@@ -164,6 +164,31 @@ fn a_pair_carries_super_segments_unless_they_are_off_or_have_checksums() {
 }
 
 #[test]
+fn a_super_segment_of_long_segments_is_no_longer_than_a_packet() {
+    skip_if!(missing_program("tshark"));
+    let dir = tempfile::tempdir().unwrap();
+    // Of 33,024 bytes two segments are longer together.
+    for (mtu, segments) in [(9000, 7), (33_024, 1)] {
+        let file = dir.path().join(format!("{mtu}.pcapng"));
+        let device = |n| config(n, "", &format!("mtu = {mtu}"));
+        let text = format!("{DPDK}{}{}", device(1), device(2));
+        let text = text.replace("devargs = \"\"", "pair = \"long\"");
+        let siwd = Daemon::start(&text, &["--capture", file.to_str().unwrap()]);
+        let (a, b) = (end(&siwd), end(&siwd));
+        connect(&a, &b, "siw1", "10.77.0.2:0".parse().unwrap());
+        exchange(&a, &b);
+        assert_eq!(siwd.tcp_counter("retrans_segs"), 0, "{mtu}");
+        drop((a, b));
+        assert!(siwd.stop().success());
+        judge(&file);
+        let lens = tshark_fields(&file, "tcp.len > 0", &["tcp.len"]);
+        let most = lens.iter().map(|len| len[0].parse::<u32>().unwrap()).max();
+        let most = most.expect("some data");
+        assert!(most <= 64_000 && most > (mtu - 100) * segments, "{most}");
+    }
+}
+
+#[test]
 fn a_port_that_cannot_cut_says_so_when_it_has_to() {
     skip_if!(lacks_network().or_else(|| missing_program("ethtool")));
     let ns = Netns::new();

@@ -224,11 +224,9 @@ impl<R> TransmitQueue<R> {
         let (mut len, mut count, mut push) = (0, 0, false);
         while count < most {
             let left = usable - len;
-            let room = if count == 0 {
-                left
-            } else {
-                left.min(limit.max_bytes.saturating_sub(len))
-            };
+            // The first segment goes whatever it takes.
+            let within = limit.max_bytes.saturating_sub(len);
+            let room = left.min(if count == 0 { within.max(emss) } else { within });
             // Full segments of one record are taken at once: units of that length, or parts of a longer one.
             if let Some(record) = self.records.get(self.record_index(self.next_record)) {
                 let here = record.full_segments_in(self.next_offset, emss);

@@ -250,3 +250,25 @@ fn full_segments_of_a_run_are_taken_at_once() {
     assert_eq!((whole.len, count), (6000 + 924, 7));
     assert_eq!((queue.next_record, queue.next_offset), (1, 924));
 }
+
+#[test]
+fn a_super_segment_has_no_more_bytes_than_a_frame_may_have() {
+    let tso = crate::config::TsoLimits {
+        max_segments: 64,
+        max_bytes: 60_000,
+    };
+    let seq = SeqNr(7);
+    let mut long = TransmitQueue::new();
+    long.push_run((9000, 20), 0, false);
+    for offset in [54_000, 108_000, 162_000] {
+        let (frame, count) = long
+            .take_multi_segment((9000, 1_000_000), &tso, seq, 0)
+            .expect("a segment");
+        assert_eq!((frame.len, count, long.next_offset), (54_000, 6, offset));
+    }
+    let mut longest = TransmitQueue::new();
+    longest.push_run((65_000, 2), 0, false);
+    let taken = longest.take_multi_segment((65_000, 1_000_000), &tso, seq, 0);
+    let (frame, count) = taken.expect("a segment");
+    assert_eq!((frame.len, count, frame.mss), (65_000, 1, 0));
+}
