@@ -63,7 +63,7 @@ impl SqWatch {
         word.load(Ordering::Relaxed)
     }
 
-    /// Marks the QP as pending without new requests: see [`RqProducer::publish_posted`].
+    /// Marks the QP as pending without new requests: see [`crate::RqProducer::publish_posted`].
     #[inline]
     pub fn mark_pending(&self) -> bool {
         doorbell::mark_pending(self.queue.header_word(OFF_PENDING))
