@@ -109,15 +109,7 @@ impl RecordWriter<TxRecord> for FpduWriter<'_> {
                     (offset, left) = (offset + len, left - len);
                     frame.bytes_left = frame.bytes_left.saturating_sub(len);
                 }
-                Err((record, error)) => {
-                    frame.is_broken = true;
-                    self.context.build_failures.push(BuildFailure {
-                        slot,
-                        record,
-                        error,
-                    });
-                    return;
-                }
+                Err((record, error)) => self.note_failure(frame, slot, &record, error),
             }
         }
         while left > 0 && !frame.is_broken {
@@ -163,13 +155,25 @@ impl FpduWriter<'_> {
         };
         frame.bytes_left = frame.bytes_left.saturating_sub(len);
         if let Err(error) = built {
-            frame.is_broken = true;
-            self.context.build_failures.push(BuildFailure {
-                slot,
-                record: *fpdu,
-                error,
-            });
+            self.note_failure(frame, slot, fpdu, error);
         }
+    }
+
+    /// The frame is dropped, and the queue pair of the FPDU has to end.
+    #[cold]
+    fn note_failure(
+        &mut self,
+        frame: &mut TxFrame,
+        slot: QpSlot,
+        record: &FpduRecord,
+        error: BuildError,
+    ) {
+        frame.is_broken = true;
+        self.context.build_failures.push(BuildFailure {
+            slot,
+            record: *record,
+            error,
+        });
     }
 }
 

@@ -14,7 +14,7 @@ use crate::queue_pair::fpdu_builder::{
     fill_copied_fpdu, tagged_head, untagged_head, whole_piece_at,
 };
 use crate::queue_pair::state::{BuildError, DrainState, QpInitAttr};
-use crate::queue_pair::transmitter::{FpduSegment, OpenMessage, Transmitter};
+use crate::queue_pair::transmitter::{FpduSegment, Transmitter};
 use crate::record::{FpduKind, FpduRecord, FpduRun, FrameBuilder, MessageSlot};
 use siw_memory::KeyReader;
 use siw_memory::key_table::LastKey;
@@ -134,7 +134,6 @@ impl Requester {
             offset: entry.sent,
         };
         entry.sent += count * payload_len;
-        tx.open_message = OpenMessage::Request;
         let first = tx.push_fpdu(segment, unit_len).record;
         Some(FpduRun::new(first, count as u16, payload_len as u16))
     }
