@@ -22,7 +22,7 @@
 //! | to learn about | read |
 //! |---|---|
 //! | posting and taking work requests | [`work_queue`], [`wqe`], [`shared_receive_queue`] |
-//! | completions and their events | [`completion_queue`] |
+//! | completions and their events | [`work_completion`], [`completion_queue`] |
 //! | waking a worker | [`doorbell`] |
 //! | creating objects, connecting | [`control`] |
 //! | mappings | [`shared_memory`], and [`fault_guard`] for those whose pages vanish |
@@ -36,22 +36,23 @@ pub mod device_identity;
 pub mod doorbell;
 pub mod fault_guard;
 pub mod local_wqe;
+pub mod prefetch;
 mod ring_memory;
 pub mod shared_memory;
 pub mod shared_receive_queue;
 pub mod spin;
+pub mod work_completion;
 pub mod work_queue;
 pub mod wqe;
 
 pub use access::{Access, WindowType};
 pub use atomic::AtomicArgs;
-pub use completion_queue::{
-    CqConsumer, CqGeometry, CqOverflow, CqProducer, Wc, WcFlags, WcOpcode, WcStatus,
-};
+pub use completion_queue::{CqConsumer, CqGeometry, CqOverflow, CqProducer};
 pub use doorbell::{DoorbellConsumer, DoorbellProducer, WorkerPage, WorkerPageView};
 pub use local_wqe::{BindMw, FastReg};
 pub use shared_memory::{OutOfBounds, SharedMemory};
 pub use shared_receive_queue::{LowWaterMark, SrqConsumer, SrqGeometry, SrqProducer, SrqRing};
+pub use work_completion::{Wc, WcFlags, WcOpcode, WcStatus};
 pub use work_queue::{QpGeometry, RingError, RqConsumer, RqProducer, SqConsumer, SqProducer};
 pub use wqe::{
     Opcode, PlainSend, RecvWqe, RecvWr, SendData, SendWqe, SendWr, Sge, WqeError, WrFlags,

@@ -7,6 +7,7 @@
 //! daemon's queues, arenas and registered memory, and all of client-lib, sit on this.
 
 use crate::fault_guard::GuardedMapping;
+use crate::prefetch::{prefetch_block, prefetch_line};
 use core::sync::atomic::{AtomicU32, AtomicU64};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -556,21 +557,6 @@ impl MemoryInMaking {
         }
         Ok(region)
     }
-}
-
-/// The next eight lines.
-#[inline(always)]
-fn prefetch_block(at: *mut u8) {
-    for line in 0..8 {
-        prefetch_line(at.wrapping_add(line * 64));
-    }
-}
-
-/// Prefetch hint for the cache line at `p`.
-#[inline]
-pub fn prefetch_line(pointer: *const u8) {
-    // SAFETY: a hint; never faults.
-    unsafe { core::arch::x86_64::_mm_prefetch(pointer.cast(), core::arch::x86_64::_MM_HINT_T0) };
 }
 
 fn protection(writable: bool) -> ProtFlags {

@@ -20,8 +20,9 @@ mod sq_watch;
 
 pub use sq_watch::SqWatch;
 
+use crate::prefetch::{prefetch_line, prefetch_line_to_write};
 use crate::ring_memory::RingMemory;
-use crate::shared_memory::{OutOfBounds, SharedMemory, prefetch_line};
+use crate::shared_memory::{OutOfBounds, SharedMemory};
 use crate::wqe::{
     PLAIN_WORDS, PlainSend, RecvWqe, RecvWr, SLOT_LEN, SendWqe, SendWr, WorkQueueElement,
     WorkRequest, WqeError, WqeSlot, slots_per_request,
@@ -507,11 +508,13 @@ impl WorkQueueConsumer<SendKind> {
         self.ring.advance_head(1);
     }
 
-    /// Fetches the slot that [`Self::pop`] reads first from the client's core, before that of the
-    /// pending word is waited for.
+    /// Fetches what [`Self::pop`] and [`Self::complete_requests`] touch first from the client's core, before
+    /// any of it is waited for: the producer's line, the next slot, and the line of the consumer, to write it.
     #[inline]
     pub fn prefetch_next(&self) {
         self.memory.prefetch_slot(self.ring.slot_index(0));
+        prefetch_line(self.memory.header_word(OFF_TAIL).as_ptr().cast());
+        prefetch_line_to_write(self.memory.header_word(OFF_HEAD).as_ptr().cast());
     }
 
     /// Up to where the client has posted, as it wrote it: it changes when the client posts.

@@ -171,27 +171,25 @@ impl<'a, W> PortSink<'a, W> {
 }
 
 impl<W> PortSink<'_, W> {
-    /// A frame with headers of `len` bytes that `fill` writes; `None`: there is no room for it now.
+    /// A frame with headers of `len` bytes that `fill` writes, which may need so many `buffers`; `None`:
+    /// there is no room for it now.
     ///
-    /// Why it is fast: what it returns fits into registers; a whole [`TxFrame`] would be copied, from
-    /// stores that are just being made.
+    /// Why it is fast: what it takes and returns fits into registers; a whole [`TxFrame`] would be copied,
+    /// from stores that are just being made.
     #[inline]
-    fn start_frame<R>(
+    fn start_frame(
         &mut self,
         len: usize,
-        meta: &FrameMeta,
+        buffers: usize,
         fill: impl FnOnce(&mut [u8]),
-    ) -> Option<ChainBuilder>
-    where
-        W: RecordWriter<R>,
-    {
+    ) -> Option<ChainBuilder> {
         if self.output.batch.is_full() {
             self.output.transmit_batch();
             if self.output.batch.is_full() {
                 return None;
             }
         }
-        if !self.cache.reserve(W::buffers_needed(meta)) {
+        if !self.cache.reserve(buffers) {
             return None;
         }
         let mut chain = ChainBuilder::new(self.cache.alloc()?);
@@ -203,14 +201,9 @@ impl<W> PortSink<'_, W> {
         Some(chain)
     }
 
+    /// The frame is complete. In parts, because a whole [`TxFrame`] would be copied.
     #[inline]
-    fn finish_frame(&mut self, frame: TxFrame) {
-        let TxFrame {
-            chain,
-            meta,
-            is_broken,
-            ..
-        } = frame;
+    fn finish_frame(&mut self, chain: ChainBuilder, meta: &FrameMeta, is_broken: bool) {
         let mbuf: Mbuf = chain.finish();
         if is_broken {
             // As if the network had lost it: TCP retransmits, or the connection ends.
@@ -218,7 +211,7 @@ impl<W> PortSink<'_, W> {
             return;
         }
         self.output
-            .send_frame(mbuf, &meta, self.cache, self.wall_time);
+            .send_frame(mbuf, meta, self.cache, self.wall_time);
     }
 }
 
@@ -234,7 +227,7 @@ impl<R, W: RecordWriter<R>> FrameSink<R> for PortSink<'_, W> {
         meta: &FrameMeta,
         fill: impl FnOnce(&mut [u8]),
     ) -> bool {
-        let chain = self.start_frame::<R>(len, meta, fill);
+        let chain = self.start_frame(len, W::buffers_needed(meta), fill);
         self.frame = chain.map(|chain| TxFrame::new(chain, meta, self.output));
         self.frame.is_some()
     }
@@ -248,14 +241,35 @@ impl<R, W: RecordWriter<R>> FrameSink<R> for PortSink<'_, W> {
         fill: impl FnOnce(&mut [u8]),
         (user, record, offset): (u64, &R, u32),
     ) -> bool {
-        let Some(chain) = self.start_frame::<R>(len, meta, fill) else {
+        let Some(chain) = self.start_frame(len, W::buffers_needed(meta), fill) else {
             return false;
         };
         let mut frame = TxFrame::new(chain, meta, self.output);
         let payload = meta.payload_len;
         self.writer
             .write_record(&mut frame, self.cache, user, record, offset, payload);
-        self.finish_frame(frame);
+        let TxFrame {
+            chain,
+            ref meta,
+            is_broken,
+            ..
+        } = frame;
+        self.finish_frame(chain, meta, is_broken);
+        true
+    }
+
+    /// As [`send_single_piece`](Self::send_single_piece), an acknowledgement mostly.
+    #[inline]
+    fn send_headers_only(
+        &mut self,
+        len: usize,
+        meta: &FrameMeta,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> bool {
+        let Some(chain) = self.start_frame(len, W::buffers_needed(meta), fill) else {
+            return false;
+        };
+        self.finish_frame(chain, meta, false);
         true
     }
 
@@ -276,7 +290,7 @@ impl<R, W: RecordWriter<R>> FrameSink<R> for PortSink<'_, W> {
     #[inline]
     fn end_frame(&mut self) {
         if let Some(frame) = self.frame.take() {
-            self.finish_frame(frame);
+            self.finish_frame(frame.chain, &frame.meta, frame.is_broken);
         }
     }
 }

@@ -89,10 +89,21 @@ impl Worker {
         }
     }
 
-    /// The events that can be acted on now: while a delivery is delayed, nothing behind it is received,
-    /// and the end of the stream waits.
+    /// The events that can be acted on now: while a delivery is delayed, or a message waits for a receive
+    /// work request, nothing behind it is received, and the end of the stream waits.
     #[inline]
-    fn hold_events(&mut self, slot: QpSlot, events: Events) -> Events {
+    fn hold_events(&mut self, slot: QpSlot, mut events: Events) -> Events {
+        if !self.context.quiescing.is_empty() {
+            events = self.hold_for_delivery(slot, events);
+        }
+        if !self.context.awaiting_receives.is_empty() {
+            events = self.hold_for_receive(slot, events);
+        }
+        events
+    }
+
+    #[cold]
+    fn hold_for_delivery(&mut self, slot: QpSlot, events: Events) -> Events {
         const HELD: Events = CONNECTION_ENDED
             .union(Events::READABLE)
             .union(Events::OUT_OF_ORDER)
@@ -149,9 +160,6 @@ impl Worker {
         events: Events,
     ) {
         let mut events = self.hold_events(slot, events);
-        if !self.context.awaiting_receives.is_empty() {
-            events = self.hold_for_receive(slot, events);
-        }
         if events.contains(Events::READABLE) {
             let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
                 return;
@@ -165,16 +173,10 @@ impl Worker {
                 .receive_in_order(&mut view, &mut TcpByteStream(rx_queue));
             drop(view);
             // A responder may send from its first FPDU on: what was posted before waits.
-            let may_be_delayed = queue_pair.rings.is_quiescing;
             if progress.first_fpdu || progress.has_output {
                 self.mark_ready(slot);
             }
-            if may_be_delayed {
-                events = self.hold_events(slot, events);
-            }
-            if !self.context.awaiting_receives.is_empty() {
-                events = self.hold_for_receive(slot, events);
-            }
+            events = self.hold_events(slot, events);
         }
         if events.contains(Events::OUT_OF_ORDER) {
             self.place_out_of_order(port, conn, slot);
@@ -211,18 +213,14 @@ impl Worker {
             self.on_connection_ended(now, port, conn, slot, reason);
             return;
         }
+        let Some(queue_pair) = self.queue_pairs.get(slot) else {
+            return;
+        };
         let may_send = events.intersects(Events::WRITABLE | Events::ACKED);
-        if may_send || self.has_output(slot) {
+        if may_send || queue_pair.protocol.has_output() {
             self.mark_ready(slot);
         }
         self.after_call(now, slot);
-    }
-
-    /// The protocol has something to send beyond what may wait in the ring.
-    #[inline]
-    fn has_output(&self, slot: QpSlot) -> bool {
-        let queue_pair = self.queue_pairs.get(slot);
-        queue_pair.is_some_and(|queue_pair| queue_pair.protocol.has_output())
     }
 
     /// Messages whose last byte was acknowledged complete, unless a port still holds their memory.

@@ -2,7 +2,7 @@
 //! all of them.
 
 use siw_iwarp::{QueuePair, RdmapState};
-use siw_shm::shared_memory::prefetch_line;
+use siw_shm::prefetch::prefetch_line;
 use siw_tcp::{ConnId, Events, Instant, QuotaOwner};
 
 use super::lifecycle::LifecycleState;

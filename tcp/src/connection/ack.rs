@@ -58,7 +58,11 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 tcb.ts_recent
             };
         }
-        self.process_ack(cx, seg, len);
+        if len > 0 && self.tcb.is_sender_idle() {
+            self.take_window(cx, seg);
+        } else {
+            self.process_ack(cx, seg, len);
+        }
         if len > 0 {
             self.deliver_in_order(cx, buffer, seg.flags & PSH != 0);
         }
@@ -113,6 +117,19 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
+    /// Processes the window of an acceptable data segment while there is nothing that it could
+    /// acknowledge: all that [`process_ack`](Self::process_ack) would do with it.
+    #[inline]
+    fn take_window(&mut self, cx: &mut TcpContext<'_>, seg: &Segment) {
+        let tcb = &mut self.tcb;
+        let emss = u32::from(tcb.emss);
+        let room = tcb.room();
+        tcb.update_send_window(seg);
+        if room < emss && tcb.room() >= emss {
+            cx.raise_event(tcb, Events::WRITABLE);
+        }
+    }
+
     /// Processes the ACK and the window of an acceptable segment, whose ACK is at most SND.NXT.
     #[inline]
     pub(crate) fn process_ack(&mut self, cx: &mut TcpContext<'_>, seg: &Segment, len: usize) {
@@ -121,17 +138,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let room = tcb.room();
         let phase = tcb.phase;
         let old_window = tcb.snd_wnd;
-        // RFC 9293 section 3.10.7.4, fifth. A segment that was sent again, below SND.WL1, counts too if
-        // it acknowledges something new: an older window would move the right edge beyond its own.
-        if tcb.snd_wl1.lt(seg.seq)
-            || (tcb.snd_wl1 == seg.seq && tcb.snd_wl2.le(seg.ack))
-            || seg.ack.gt(tcb.snd_una)
-        {
-            tcb.snd_wnd = u32::from(seg.window) << tcb.scales.send();
-            tcb.max_snd_wnd = tcb.max_snd_wnd.max(tcb.snd_wnd);
-            tcb.snd_wl1 = seg.seq;
-            tcb.snd_wl2 = seg.ack;
-        }
+        tcb.update_send_window(seg);
         if old_window < tcb.flight() && tcb.snd_wnd >= tcb.flight() {
             // The peer's window had shrunk below what is in flight and covers it again: what the peer
             // refused meanwhile was not lost on the path.

@@ -24,7 +24,7 @@ use crate::link::control_queue::ControlQueue;
 use crate::link::neighbours::Neighbours;
 use crate::pmtu::path_mtu::Paths;
 use crate::tcb::rtt::RtoLimits;
-use crate::wire::flow_key::FlowKey;
+use crate::wire::flow_key::{FlowKey, TableHasher};
 use crate::wire::frame;
 
 /// A connection that holds fewer buffers than this may keep some above the common limit.
@@ -54,7 +54,7 @@ pub(crate) struct SharedState {
     pub recv_window: u32,
     pub recv_wscale: u8,
     pub isn_key: Key,
-    pub hash_key: Key,
+    pub table_hasher: TableHasher,
     pub flow_table: FlowTable,
     pub timer_wheel: TimerWheel,
     /// Connections with something to send.
@@ -153,7 +153,7 @@ impl SharedState {
             recv_window: config.recv_window,
             recv_wscale,
             isn_key: Key::new(&config.isn_key),
-            hash_key: Key::new(&config.hash_key),
+            table_hasher: TableHasher::new(&config.hash_key),
             flow_table: FlowTable::new(config.max_connections),
             timer_wheel: TimerWheel::new(now),
             output_list: VecDeque::new(),

@@ -173,6 +173,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         Ok(())
     }
 
+    #[inline]
     pub(crate) fn send_acks(
         &mut self,
         cx: &mut TcpContext<'_>,
@@ -183,7 +184,24 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let seq = tcb
             .snd_nxt
             .min(tcb.snd_una + tcb.snd_wnd.max(tcb.flight().min(1)));
-        let again = tcb.last_ack_sent == tcb.rcv_nxt;
+        if self.out_of_order.is_some() {
+            return self.report_out_of_order(cx, seq, sink);
+        }
+        self.emit_without_payload(cx, seq, 0, sink)?;
+        cx.shared.stats.pure_acks_out += 1;
+        self.tcb.flags &= !ConnectionFlags::NEED_ACK;
+        Ok(())
+    }
+
+    /// Sends the ACKs that report what was received beyond a hole, or twice.
+    #[cold]
+    fn report_out_of_order(
+        &mut self,
+        cx: &mut TcpContext<'_>,
+        seq: SeqNr,
+        sink: &mut impl FrameSink<R>,
+    ) -> Result<(), SinkFull> {
+        let again = self.tcb.last_ack_sent == self.tcb.rcv_nxt;
         let has_dsack = self
             .out_of_order
             .as_ref()

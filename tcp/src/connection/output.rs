@@ -29,6 +29,7 @@ impl SharedState {
 }
 
 impl<B: RecvBuf, R> Connection<B, R> {
+    #[inline(always)]
     pub(crate) fn complete_meta(&self, cx: &mut TcpContext<'_>, meta: &mut FrameMeta) {
         meta.checksum = if cx.shared.config.tx_checksum {
             TxChecksum::Partial
@@ -58,9 +59,29 @@ impl<B: RecvBuf, R> Connection<B, R> {
         tcb.ack_at = 0;
     }
 
+    /// The length of a segment's headers, and what the sink needs to know about them.
+    ///
+    /// Why it is inlined: then each caller has the fields in registers. A whole that is copied right after
+    /// it was stored field by field waits for the stores.
+    #[inline(always)]
+    fn segment_meta(
+        &self,
+        cx: &mut TcpContext<'_>,
+        fields: &SegmentFields<'_>,
+        again: bool,
+    ) -> (usize, FrameMeta) {
+        let (len, mut meta) = self.template.meta(fields);
+        self.complete_meta(cx, &mut meta);
+        meta.retransmission = again;
+        if fields.tso {
+            meta.tso_segsz = self.tcb.emss;
+        }
+        (len, meta)
+    }
+
     /// Emits one segment with data, a FIN or both. `again`: it is a retransmission.
     #[inline]
-    fn emit_segment(
+    pub(crate) fn emit_segment(
         &mut self,
         cx: &mut TcpContext<'_>,
         segment: &InFlightSegment,
@@ -105,12 +126,6 @@ impl<B: RecvBuf, R> Connection<B, R> {
             ect,
             tso: segment.mss != 0,
         };
-        let (n, mut meta) = self.template.meta(&fields);
-        self.complete_meta(cx, &mut meta);
-        meta.retransmission = again;
-        if fields.tso {
-            meta.tso_segsz = self.tcb.emss;
-        }
         let user = self.tcb.user;
         let fill = |out: &mut [u8]| self.template.build(out, &fields);
         let begun = match self
@@ -118,9 +133,11 @@ impl<B: RecvBuf, R> Connection<B, R> {
             .single_record((segment.record, segment.offset), segment.len)
         {
             Some(record) if segment.len > 0 && !fields.tso => {
+                let (n, meta) = self.segment_meta(cx, &fields, again);
                 sink.send_single_piece(n, &meta, fill, (user, record, segment.offset))
             }
             _ => {
+                let (n, meta) = self.segment_meta(cx, &fields, again);
                 let begun = sink.begin_frame_with(n, &meta, fill);
                 if begun {
                     self.send_queue
@@ -376,7 +393,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             let tcb = &mut self.tcb;
             tcb.pipe += plan.len;
             tcb.unsent -= plan.len;
-            tcb.flags &= !ConnectionFlags::MAY_SPLIT_RECORD;
+            tcb.forbid_splitting();
             sent += plan.len;
         }
         let tcb = &self.tcb;
@@ -509,43 +526,6 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         self.tcb.restart_retransmission_timer(cx);
         Ok(())
-    }
-
-    /// Sends several new segments as one frame that the port cuts (TSO), and returns their payload in
-    /// bytes. During a recovery each is recorded on its own, since marks apply to single segments.
-    /// A FIN is never part of it.
-    fn send_tso(
-        &mut self,
-        cx: &mut TcpContext<'_>,
-        budget: (u32, u32),
-        tso: &crate::config::TsoLimits,
-        sink: &mut impl FrameSink<R>,
-    ) -> Result<u32, SinkFull> {
-        let (cursor, before) = (self.send_queue.next_position(), self.send_queue.sent.len());
-        let Some((whole, count)) =
-            self.send_queue
-                .take_multi_segment(budget, tso, self.tcb.snd_nxt, cx.now.0)
-        else {
-            return Ok(0);
-        };
-        if let Err(error) = self.emit_segment(cx, &whole, false, sink) {
-            self.send_queue.sent.truncate(before);
-            self.send_queue.rewind_to(cursor);
-            return Err(error);
-        }
-        cx.shared.stats.out_segs += u64::from(count - 1);
-        cx.shared.stats.tso_frames += u64::from(count > 1);
-        if self.tcb.has(ConnectionFlags::RECOVERING) {
-            self.send_queue.split_multi_segments(before);
-        } else {
-            self.tcb.flags |= ConnectionFlags::MULTI_SEGMENT;
-        }
-        self.on_new_segment_sent(cx, &whole);
-        let tcb = &mut self.tcb;
-        tcb.pipe += whole.len;
-        tcb.unsent -= whole.len;
-        tcb.flags &= !ConnectionFlags::MAY_SPLIT_RECORD;
-        Ok(whole.len)
     }
 
     /// Sends a new segment and records it as in flight; changes nothing when the sink is full.

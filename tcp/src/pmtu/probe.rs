@@ -251,7 +251,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let tcb = &mut self.tcb;
         tcb.pipe += plan.len;
         tcb.unsent -= plan.len;
-        tcb.flags &= !ConnectionFlags::MAY_SPLIT_RECORD;
+        tcb.forbid_splitting();
         let max_wait =
             (tcb.rtt.retransmission_timeout(&cx.shared.rto_limits, 2) >> 20).min(RETRY_LATER_TICKS);
         if let Some(path) = cx.shared.paths.search(to, own, now_ticks) {

@@ -19,7 +19,10 @@ use crate::base::frame_info::RxChecksum;
 use crate::base::stats::StackStats;
 use crate::wire::extension_headers;
 use crate::wire::flow_key::FlowKey;
-use crate::wire::frame::{FrameContent, FrameOrigin, LinkIdentity, classify_frame, peek_flow};
+use crate::wire::frame::{
+    FrameContent, FrameOrigin, LinkIdentity, classify_any_frame, classify_frame, peek_flow,
+    plain_frame_end, strip_plain_frame,
+};
 
 const IPV4_HEADER: usize = 20;
 const IPV6_HEADER: usize = 40;
@@ -279,6 +282,46 @@ proptest! {
         let classified = classify_tcp(&bytes, frame.vlan);
         if let (Some(ahead), Some((key, _, _))) = (ahead, classified) {
             prop_assert_eq!(ahead, key);
+        }
+    }
+
+    #[test]
+    fn plain_frames_are_what_all_checks_make_of_them(
+        frame in smoltcp_frames(),
+        changes in vec((0..60usize, any::<u8>()), 0..3),
+        cut in option::weighted(0.2, 0..160usize),
+    ) {
+        let mut bytes = frame.bytes.clone();
+        for (at, mask) in changes {
+            if let Some(byte) = bytes.get_mut(at) {
+                *byte ^= mask;
+            }
+        }
+        bytes.truncate(cut.unwrap_or(usize::MAX));
+        let link = LinkIdentity { mac: OWN_MAC, vlan: frame.vlan };
+        let whole = VecBuf::from(bytes);
+        for checksum in [RxChecksum::Unknown, RxChecksum::Bad, RxChecksum::TcpGood] {
+            prop_assert_eq!(plain_frame_end(&link, &whole, checksum), None);
+        }
+        let (mut checked, mut origin) = (whole.clone(), FrameOrigin::default());
+        let mut stats = StackStats::default();
+        let content =
+            classify_any_frame(&link, &mut checked, RxChecksum::Good, &mut origin, &mut stats);
+        if let Some(end) = plain_frame_end(&link, &whole, RxChecksum::Good) {
+            let (mut plain, mut plain_origin) = (whole, FrameOrigin::default());
+            let stripped = strip_plain_frame(&mut plain, end, &mut plain_origin);
+            let Some(FrameContent::Tcp { key, ce }) = content else {
+                return Err(TestCaseError::fail("not TCP for all checks"));
+            };
+            prop_assert_eq!(stripped, (key, ce));
+            prop_assert_eq!(plain.as_slice(), checked.as_slice());
+            prop_assert_eq!(
+                (plain_origin.src_mac, plain_origin.stripped),
+                (origin.src_mac, origin.stripped)
+            );
+        } else if frame.source.is_ipv4() && frame.vlan.is_none() && checked.as_slice() == frame.segment {
+            // Only IPv4 options keep a whole segment from being plain.
+            prop_assert!(usize::from(origin.stripped) > ETHERNET_HEADER + IPV4_HEADER);
         }
     }
 

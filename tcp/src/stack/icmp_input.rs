@@ -234,7 +234,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// MUST-56).
     fn on_unreachable(&mut self, key: &FlowKey, seq: SeqNr, soft: bool) {
         self.shared.stats.icmp_errors_in += 1;
-        let hash = key.hash::<1, 3>(self.shared.hash_key);
+        let hash = self.shared.table_hasher.hash(key);
         let Some(index) = self
             .shared
             .flow_table
@@ -262,7 +262,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// section 4.6.1).
     pub(crate) fn on_packet_too_big(&mut self, key: &FlowKey, seq: SeqNr, mtu: u16, now: Instant) {
         self.shared.stats.icmp_errors_in += 1;
-        let hash = key.hash::<1, 3>(self.shared.hash_key);
+        let hash = self.shared.table_hasher.hash(key);
         let conns = &self.connections;
         let found = self
             .shared

@@ -121,7 +121,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         if port == 0 || key.local() == remote {
             return None;
         }
-        let hash = key.hash::<1, 3>(self.shared.hash_key);
+        let hash = self.shared.table_hasher.hash(&key);
         if let Some(index) = self.shared.flow_table.find(hash, |i| {
             self.connections[i as usize].template.carries(&key)
         }) {
@@ -173,7 +173,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 continue;
             }
             let key = FlowKey::new(from, port, remote.ip(), remote.port())?;
-            let hash = key.hash::<1, 3>(self.shared.hash_key);
+            let hash = self.shared.table_hasher.hash(&key);
             let holder = self.shared.flow_table.find(hash, |i| {
                 self.connections[i as usize].template.carries(&key)
             });

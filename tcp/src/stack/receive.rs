@@ -104,32 +104,43 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 }
             }
             let key = frame::peek_flow(buffer.chunk(), tagged);
-            let mut staged = StagedFrame {
-                checksum,
-                data: buffer.remaining() > 128,
-                ..StagedFrame::NONE
-            };
+            let (mut hash, mut follows) = (0, false);
             if let Some(key) = key {
-                staged.follows = !first && key == flow;
-                staged.hashed = true;
-                if staged.follows {
-                    staged.hash = pipeline.staged.last().map_or(0, |entry| entry.hash);
+                follows = !first && key == flow;
+                if follows {
+                    hash = pipeline.staged.last().map_or(0, |entry| entry.hash);
                 } else if first && self.is_last_connection(&key) {
+                    let staged = StagedFrame {
+                        checksum,
+                        hashed: true,
+                        ..StagedFrame::NONE
+                    };
                     let more = frames.size_hint().1 != Some(0);
                     self.on_frame(now, buffer, &staged, more, &mut burst);
                     continue;
                 } else {
-                    staged.hash = key.hash::<1, 3>(self.shared.hash_key);
-                    B::prefetch(self.shared.flow_table.start(staged.hash));
+                    hash = self.shared.table_hasher.hash(&key);
+                    B::prefetch(self.shared.flow_table.start(hash));
                     flow = key;
                 }
             } else if first {
+                let staged = StagedFrame {
+                    checksum,
+                    ..StagedFrame::NONE
+                };
                 self.on_frame(now, buffer, &staged, false, &mut burst);
                 continue;
             } else {
                 flow = FlowKey::default();
             }
-            pipeline.staged.push(staged);
+            pipeline.staged.push(StagedFrame {
+                hash,
+                index: u32::MAX,
+                checksum,
+                hashed: key.is_some(),
+                follows,
+                data: buffer.remaining() > 128,
+            });
             pipeline.frames.push(buffer);
             if pipeline.frames.len() == PIPELINE_FRAMES {
                 self.process_pipeline(now, &mut pipeline, &mut burst);
@@ -256,35 +267,48 @@ impl<B: RecvBuf, R> Stack<B, R> {
     ) {
         self.finish_coalescing(&mut burst.coalescer);
         let mut origin = FrameOrigin::default();
+        let link = &burst.link_filter;
+        if let Some(end) = frame::plain_frame_end(link, &buffer, staged.checksum) {
+            let (key, ce) = frame::strip_plain_frame(&mut buffer, end, &mut origin);
+            return self.on_tcp_frame(now, buffer, (&key, ce), origin, (staged, more), burst);
+        }
         let stats = &mut self.shared.stats;
-        match frame::classify_frame(
-            &burst.link_filter,
-            &mut buffer,
-            staged.checksum,
-            &mut origin,
-            stats,
-        ) {
+        match frame::classify_any_frame(link, &mut buffer, staged.checksum, &mut origin, stats) {
             Some(FrameContent::Tcp { key, ce }) => {
-                let Some(buffer) = self.parse_segment(&mut burst.seg, buffer, ce) else {
-                    return;
-                };
-                let payload = buffer.remaining() > 0;
-                let hash = staged.hashed.then_some(staged.hash);
-                let matched = self.on_tcp_segment(now, &key, hash, &burst.seg, buffer, origin);
-                if matched && payload && more {
-                    let conn = &self.connections[self.last_connection as usize];
-                    burst
-                        .coalescer
-                        .start_after(&self.shared, self.last_connection, conn);
-                }
+                self.on_tcp_frame(now, buffer, (&key, ce), origin, (staged, more), burst);
             }
             Some(other) => self.on_other_frame(now, other, buffer, origin),
             None => {}
         }
     }
 
-    /// Parses the TCP header into `seg` and returns the payload; `None`: the header is malformed.
+    /// Processes a frame that was stripped to its TCP segment.
     #[inline]
+    fn on_tcp_frame(
+        &mut self,
+        now: Instant,
+        buffer: B,
+        (key, ce): (&FlowKey, bool),
+        origin: FrameOrigin,
+        (staged, more): (&StagedFrame, bool),
+        burst: &mut BurstState,
+    ) {
+        let Some(buffer) = self.parse_segment(&mut burst.seg, buffer, ce) else {
+            return;
+        };
+        let payload = buffer.remaining() > 0;
+        let hash = staged.hashed.then_some(staged.hash);
+        let matched = self.on_tcp_segment(now, key, hash, &burst.seg, buffer, origin);
+        if matched && payload && more {
+            let conn = &self.connections[self.last_connection as usize];
+            burst
+                .coalescer
+                .start_after(&self.shared, self.last_connection, conn);
+        }
+    }
+
+    /// Parses the TCP header into `seg` and returns the payload; `None`: the header is malformed.
+    #[inline(always)]
     pub(crate) fn parse_segment(
         &mut self,
         seg: &mut Segment,
@@ -344,7 +368,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         origin: FrameOrigin,
     ) -> bool {
         if !self.is_last_connection(key) {
-            let hash = hash.unwrap_or_else(|| key.hash::<1, 3>(self.shared.hash_key));
+            let hash = hash.unwrap_or_else(|| self.shared.table_hasher.hash(key));
             match self
                 .shared
                 .flow_table

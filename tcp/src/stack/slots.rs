@@ -53,7 +53,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         if self.free_slots.is_empty() && self.connections.len() >= max {
             self.evict_closing();
         }
-        let hash = key.hash::<1, 3>(self.shared.hash_key);
+        let hash = self.shared.table_hasher.hash(&key);
         let mut conn = Connection::new(&self.shared, &key, hash);
         let index = match self.free_slots.pop() {
             Some(i) => {

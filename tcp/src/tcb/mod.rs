@@ -13,6 +13,7 @@ use crate::congestion::window::{CongestionWindow, Flight};
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::rtt::RoundTrip;
 use crate::tcb::timer::Timer;
+use crate::wire::segment::Segment;
 
 /// The window scale factors of both directions (RFC 7323 section 2.3), each at most 14.
 #[derive(Clone, Copy, Default)]
@@ -173,6 +174,32 @@ impl Tcb {
         congestion.min(peer).saturating_sub(self.unsent)
     }
 
+    /// Nothing is in flight, and nothing waits to be sent or for an answer: an acknowledgement can mean
+    /// nothing.
+    #[inline]
+    pub(crate) fn is_sender_idle(&self) -> bool {
+        self.snd_una == self.snd_nxt
+            && self.unsent == 0
+            && self.timer.is_none()
+            && !self.has(ConnectionFlags::ECN | ConnectionFlags::FIN_QUEUED)
+    }
+
+    /// Takes the peer's window from an acceptable segment (RFC 9293 section 3.10.7.4, fifth). One that was
+    /// sent again, below SND.WL1, counts too if it acknowledges something new: an older window would move
+    /// the right edge beyond its own.
+    #[inline]
+    pub(crate) fn update_send_window(&mut self, seg: &Segment) {
+        if self.snd_wl1.lt(seg.seq)
+            || (self.snd_wl1 == seg.seq && self.snd_wl2.le(seg.ack))
+            || seg.ack.gt(self.snd_una)
+        {
+            self.snd_wnd = u32::from(seg.window) << self.scales.send();
+            self.max_snd_wnd = self.max_snd_wnd.max(self.snd_wnd);
+            self.snd_wl1 = seg.seq;
+            self.snd_wl2 = seg.ack;
+        }
+    }
+
     /// Data, or our FIN, may be sent in this state.
     #[inline]
     pub(crate) fn can_send_data(&self) -> bool {
@@ -191,6 +218,17 @@ impl Tcb {
     pub(crate) fn is_fin_pending(&self) -> bool {
         self.flags & (ConnectionFlags::FIN_QUEUED | ConnectionFlags::FIN_SENT)
             == ConnectionFlags::FIN_QUEUED
+    }
+
+    /// No record may be split any more for a small window.
+    ///
+    /// Why it looks first: the flag is rarely set, and to clear it stores one byte of the flags, which the
+    /// next load of all of them would wait for.
+    #[inline]
+    pub(crate) fn forbid_splitting(&mut self) {
+        if self.has(ConnectionFlags::MAY_SPLIT_RECORD) {
+            self.flags &= !ConnectionFlags::MAY_SPLIT_RECORD;
+        }
     }
 
     /// The congestion window does not pace any more: nothing waits for the pacer.

@@ -7,7 +7,7 @@
 
 use crate::environment::ExtBufRef;
 use crate::record::MessageSlot;
-use siw_shm::shared_memory::prefetch_line;
+use siw_shm::prefetch::prefetch_line;
 use siw_shm::wqe::{MAX_INLINE, MAX_SGE};
 use siw_shm::{AtomicArgs, Opcode, PlainSend, SendWqe, Sge, WcStatus, WrFlags};
 use std::collections::VecDeque;

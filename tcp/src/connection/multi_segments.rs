@@ -1,5 +1,6 @@
-//! Segmentation in software (GSO), for ports that cannot segment: consecutive new segments of one
-//! connection are planned and recorded as one, and their headers are built once. Called by `output`.
+//! Consecutive new segments of one connection that are planned and recorded as one: they leave as one frame
+//! that the port cuts (TSO) or, where it cannot, as frames whose headers are built once (GSO). Called by
+//! `output`.
 
 use crate::base::buffer::RecvBuf;
 use crate::base::frame_sink::FrameSink;
@@ -20,6 +21,43 @@ const LIMIT: TsoLimits = TsoLimits {
 };
 
 impl<B: RecvBuf, R> Connection<B, R> {
+    /// Sends several new segments as one frame that the port cuts (TSO), and returns their payload in
+    /// bytes. During a recovery each is recorded on its own, since marks apply to single segments.
+    /// A FIN is never part of it.
+    pub(crate) fn send_tso(
+        &mut self,
+        cx: &mut TcpContext<'_>,
+        budget: (u32, u32),
+        tso: &TsoLimits,
+        sink: &mut impl FrameSink<R>,
+    ) -> Result<u32, SinkFull> {
+        let (cursor, before) = (self.send_queue.next_position(), self.send_queue.sent.len());
+        let Some((whole, count)) =
+            self.send_queue
+                .take_multi_segment(budget, tso, self.tcb.snd_nxt, cx.now.0)
+        else {
+            return Ok(0);
+        };
+        if let Err(error) = self.emit_segment(cx, &whole, false, sink) {
+            self.send_queue.sent.truncate(before);
+            self.send_queue.rewind_to(cursor);
+            return Err(error);
+        }
+        cx.shared.stats.out_segs += u64::from(count - 1);
+        cx.shared.stats.tso_frames += u64::from(count > 1);
+        if self.tcb.has(ConnectionFlags::RECOVERING) {
+            self.send_queue.split_multi_segments(before);
+        } else {
+            self.tcb.flags |= ConnectionFlags::MULTI_SEGMENT;
+        }
+        self.on_new_segment_sent(cx, &whole);
+        let tcb = &mut self.tcb;
+        tcb.pipe += whole.len;
+        tcb.unsent -= whole.len;
+        tcb.forbid_splitting();
+        Ok(whole.len)
+    }
+
     /// Sends full segments of `usable` bytes at most, and a shorter one behind them if that fits. The
     /// caller has checked that the first fits. Returns the payload bytes that were sent, also when
     /// the sink did not take all.
@@ -134,7 +172,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let tcb = &mut self.tcb;
         tcb.pipe += bytes;
         tcb.unsent -= bytes;
-        tcb.flags &= !ConnectionFlags::MAY_SPLIT_RECORD;
+        tcb.forbid_splitting();
         self.on_ack_sent(edge);
         if !self.has_sack_blocks() {
             self.tcb.flags &= !ConnectionFlags::NEED_ACK;
