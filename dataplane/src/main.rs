@@ -9,6 +9,11 @@ use clap::{Parser, Subcommand};
 use siwd::config::{ByteSize, CaptureConfig, Config};
 use siwd::prepared::Prepared;
 
+/// What it keeps for each queue pair lies together, and in huge pages where the host gives them; what is
+/// free goes back to the host.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// A software RNIC in user space: iWARP over DPDK, served through shared memory.
 #[derive(Debug, Parser)]
 #[command(name = "siwd", version, about)]

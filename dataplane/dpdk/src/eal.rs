@@ -170,17 +170,6 @@ pub fn exit_process(code: i32) -> ! {
     unsafe { libc::_exit(code) }
 }
 
-/// Returns free pages of the C library's heap, in the middle of it, too, to the operating system
-/// (malloc_trim(3)). Takes the lock of one arena after the other.
-pub fn trim_heap() {
-    // Other C libraries return pages by themselves.
-    #[cfg(target_env = "gnu")]
-    // SAFETY: it touches nothing that is allocated.
-    unsafe {
-        libc::malloc_trim(0);
-    }
-}
-
 impl Drop for EalInner {
     fn drop(&mut self) {
         if LEAKED.load(Ordering::Relaxed) > 0 {

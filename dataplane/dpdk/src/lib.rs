@@ -90,7 +90,7 @@ pub use batch::{BURST, BatchDrain, MbufBatch, RxBatch, TxBatch};
 pub use cache::MbufCache;
 pub use chain::{ChainBuilder, Segments, SplitChain};
 pub use driver_traits::{DriverTraits, SoftwareTso};
-pub use eal::{Eal, EalConfig, IovaMode, exit_process, trim_heap};
+pub use eal::{Eal, EalConfig, IovaMode, exit_process};
 pub use error::{Error, Result};
 pub use ext::{ExtTracker, TrackerId, TrackerPool};
 pub use ext_memory::{ExtMemory, ExtSlice, ExternalRegion, OwnedMemory, external_regions_left};

@@ -2,18 +2,17 @@
 //! client decides how long it takes to close. The control thread serves the others meanwhile.
 //!
 //! ```text
-//! control thread -- MemoryTask ---> siwd-memory    fills pages, a part of each order in turn;
-//!       |      |                                    gives free pages of the heap back
+//! control thread -- MemoryOrder --> siwd-memory    fills pages, a part of each order in turn
+//!       |      |
 //!       |      `--- dispose() ----> siwd-disposal  one thread for each queue that has something
 //!       `<-- HelperReport (queue, then the wake-up that workers use, too)
 //! ```
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 use crossbeam::queue::SegQueue;
 use siw_shm::SharedMemory;
@@ -30,8 +29,6 @@ pub(super) const LONG_MEMORY: u64 = 16 << 20;
 const BYTES_PER_TURN: usize = 64 << 20;
 /// Disposals in users' queues, above which no further client is accepted.
 pub(super) const MOST_SLOW_DISPOSALS: usize = 1024;
-/// From the end of a client to the return of free pages: one return serves all that end meanwhile.
-const TRIM_DELAY: Duration = Duration::from_millis(100);
 
 /// An arena that a client waits for.
 pub(super) struct MemoryOrder {
@@ -39,13 +36,6 @@ pub(super) struct MemoryOrder {
     pub token: CommandToken,
     pub len: usize,
     pub pages: PageSize,
-}
-
-/// What the thread that makes memory has to do.
-enum MemoryTask {
-    Make(MemoryOrder),
-    /// Return free pages of the heap to the operating system, after [`TRIM_DELAY`].
-    TrimHeap,
 }
 
 /// A new arena, and what makes it known to NICs that read it.
@@ -109,9 +99,7 @@ type DisposalQueues = Arc<Mutex<HashMap<DisposalQueue, Disposal>>>;
 /// The helpers' threads, and what they have to do.
 pub(super) struct Helpers {
     reporter: Reporter,
-    tasks: Option<mpsc::Sender<MemoryTask>>,
-    /// Whether a trim was asked for and is not done.
-    trim_pending: Arc<AtomicBool>,
+    orders: Option<mpsc::Sender<MemoryOrder>>,
     maker: Option<JoinHandle<()>>,
     queues: DisposalQueues,
     slow: Arc<AtomicUsize>,
@@ -132,17 +120,14 @@ impl Helpers {
             wake,
             asleep,
         };
-        let (tasks, ordered) = mpsc::channel();
+        let (orders, ordered) = mpsc::channel();
         let to_control = reporter.clone();
-        let trim_pending = Arc::new(AtomicBool::new(false));
-        let trim_done = trim_pending.clone();
         let maker = std::thread::Builder::new()
             .name("siwd-memory".into())
-            .spawn(move || make_memory(&ordered, &trim_done, &to_control, &*map_arena))?;
+            .spawn(move || make_memory(&ordered, &to_control, &*map_arena))?;
         Ok(Helpers {
             reporter,
-            tasks: Some(tasks),
-            trim_pending,
+            orders: Some(orders),
             maker: Some(maker),
             queues: DisposalQueues::default(),
             slow: Arc::default(),
@@ -161,21 +146,9 @@ impl Helpers {
 
     /// Has an arena made; the report names the order's token.
     pub fn order_memory(&self, order: MemoryOrder) {
-        self.give(MemoryTask::Make(order));
-    }
-
-    /// Has free pages of the heap returned to the operating system soon: what clients leave between
-    /// what others use would stay with the process otherwise.
-    pub fn trim_heap_soon(&self) {
-        if !self.trim_pending.swap(true, Ordering::Relaxed) {
-            self.give(MemoryTask::TrimHeap);
-        }
-    }
-
-    fn give(&self, task: MemoryTask) {
-        if let Some(tasks) = &self.tasks {
+        if let Some(orders) = &self.orders {
             // The thread ends with this sender only.
-            let _ = tasks.send(task);
+            let _ = orders.send(order);
         }
     }
 
@@ -220,7 +193,7 @@ impl Helpers {
 
 impl Drop for Helpers {
     fn drop(&mut self) {
-        self.tasks = None;
+        self.orders = None;
         // Memory that it makes is known to DPDK, which ends after this. What is slow to close is
         // left to the end of the process.
         if let Some(maker) = self.maker.take() {
@@ -256,45 +229,22 @@ fn empty_queue(
     }
 }
 
-/// Makes arenas, a part of each in turn, and trims the heap, until nobody can order any more.
-fn make_memory(
-    ordered: &mpsc::Receiver<MemoryTask>,
-    trim_pending: &AtomicBool,
-    reporter: &Reporter,
-    map_arena: &MapArena,
-) {
+/// Makes arenas, a part of each in turn, until nobody can order any more.
+fn make_memory(ordered: &mpsc::Receiver<MemoryOrder>, reporter: &Reporter, map_arena: &MapArena) {
     let mut under_way: VecDeque<(MemoryOrder, std::io::Result<MemoryInMaking>)> = VecDeque::new();
-    let mut trim_at: Option<Instant> = None;
     loop {
-        let next = match (under_way.is_empty(), trim_at) {
-            (true, None) => match ordered.recv() {
-                Ok(task) => Some(task),
-                Err(mpsc::RecvError) => return,
-            },
-            (is_idle, trim_at) => {
-                let until_trim = trim_at.filter(|_| is_idle).map_or(Duration::ZERO, |at| {
-                    at.saturating_duration_since(Instant::now())
-                });
-                match ordered.recv_timeout(until_trim) {
-                    Ok(task) => Some(task),
-                    Err(mpsc::RecvTimeoutError::Timeout) => None,
-                    Err(mpsc::RecvTimeoutError::Disconnected) => return,
-                }
-            }
+        let next = if under_way.is_empty() {
+            ordered.recv().map_err(|_| mpsc::TryRecvError::Disconnected)
+        } else {
+            ordered.try_recv()
         };
         match next {
-            Some(MemoryTask::Make(order)) => {
+            Ok(order) => {
                 let begun = begin_arena(order.len, order.pages);
                 under_way.push_back((order, begun));
             }
-            Some(MemoryTask::TrimHeap) => trim_at = Some(Instant::now() + TRIM_DELAY),
-            None => {}
-        }
-        if trim_at.is_some_and(|at| at <= Instant::now()) {
-            trim_at = None;
-            // Before the trim: what ends during it asks again.
-            trim_pending.store(false, Ordering::Relaxed);
-            dpdk::trim_heap();
+            Err(mpsc::TryRecvError::Empty) => {}
+            Err(mpsc::TryRecvError::Disconnected) => return,
         }
         let Some((order, begun)) = under_way.pop_front() else {
             continue;
@@ -334,54 +284,4 @@ pub(super) fn map_memory(memory: SharedMemory, map_arena: &MapArena) -> Result<M
     let region = Arc::new(memory);
     let external = map_arena(&region)?;
     Ok((region, external))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::fs;
-    use std::os::fd::OwnedFd;
-
-    fn anonymous_kib() -> u64 {
-        let rollup = fs::read_to_string("/proc/self/smaps_rollup").expect("smaps_rollup");
-        let line = rollup
-            .lines()
-            .find_map(|line| line.strip_prefix("Anonymous:"));
-        let number = line.and_then(|line| line.split_whitespace().next());
-        number.expect("Anonymous").parse().expect("a number")
-    }
-
-    #[test]
-    fn free_pages_in_the_middle_of_the_heap_are_returned() {
-        if !cfg!(target_env = "gnu") || std::env::var_os("ASAN_OPTIONS").is_some() {
-            println!("skipped: only glibc's own heap is trimmed");
-            return;
-        }
-        let wake: OwnedFd = fs::File::open("/dev/null").expect("/dev/null").into();
-        let map_arena: Arc<MapArena> = Arc::new(|_| Ok(None));
-        let asleep = siw_shm::doorbell::WorkerPage::create_sealed(1)
-            .map(|page| page.sleep_flag(0).expect("a worker"))
-            .expect("shared memory");
-        let helpers =
-            Helpers::start(Arc::new(wake), Arc::new(asleep), map_arena).expect("a thread");
-        // Blocks too short for mappings of their own; one of each MiB stays, between the free ones.
-        let mut blocks: Vec<Vec<u8>> = (0..1024).map(|_| vec![1; 64 << 10]).collect();
-        let mut place = 0;
-        blocks.retain(|_| {
-            place += 1;
-            place % 16 == 0
-        });
-        let before = anonymous_kib();
-        helpers.trim_heap_soon();
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while anonymous_kib() + (32 << 10) > before {
-            assert!(
-                Instant::now() < deadline,
-                "{before} KiB before, {} KiB after",
-                anonymous_kib()
-            );
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        assert_eq!(blocks.len(), 64);
-    }
 }

@@ -91,7 +91,6 @@ impl ControlThread {
         if is_small && !departing.slow_to_close {
             drop(client);
             resources.ledger.close(account);
-            self.helpers.trim_heap_soon();
             return;
         }
         let queue = if departing.slow_to_close {
@@ -140,7 +139,6 @@ impl ControlThread {
                 } => self.finish_arena(client, token, made),
                 HelperReport::ClientGone { account } => {
                     self.resources.ledger.close(account);
-                    self.helpers.trim_heap_soon();
                 }
                 HelperReport::Released {
                     client,
