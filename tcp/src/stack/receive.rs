@@ -104,35 +104,26 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 }
             }
             let key = frame::peek_flow(buffer.chunk(), tagged);
-            let (mut hash, mut follows) = (0, false);
-            if let Some(key) = key {
-                follows = !first && key == flow;
-                if follows {
-                    hash = pipeline.staged.last().map_or(0, |entry| entry.hash);
-                } else if first && self.is_last_connection(&key) {
-                    let staged = StagedFrame {
-                        checksum,
-                        hashed: true,
-                        ..StagedFrame::NONE
-                    };
-                    let more = frames.size_hint().1 != Some(0);
-                    self.on_frame(now, buffer, &staged, more, &mut burst);
-                    continue;
-                } else {
-                    hash = self.shared.table_hasher.hash(&key);
-                    B::prefetch(self.shared.flow_table.start(hash));
-                    flow = key;
-                }
-            } else if first {
+            let is_last = first && key.is_some_and(|key| self.is_last_connection(&key));
+            if is_last || first && key.is_none() {
                 let staged = StagedFrame {
                     checksum,
                     ..StagedFrame::NONE
                 };
-                self.on_frame(now, buffer, &staged, false, &mut burst);
+                let more = is_last && frames.size_hint().1 != Some(0);
+                self.on_frame(now, buffer, &staged, more, &mut burst);
                 continue;
-            } else {
-                flow = FlowKey::default();
             }
+            let follows = key.is_some_and(|key| !first && key == flow);
+            let hash = match key {
+                Some(_) if follows => pipeline.staged.last().map_or(0, |entry| entry.hash),
+                Some(key) => self.shared.table_hasher.hash(&key),
+                None => 0,
+            };
+            if !follows && key.is_some() {
+                B::prefetch(self.shared.flow_table.start(hash));
+            }
+            flow = key.unwrap_or_default();
             pipeline.staged.push(StagedFrame {
                 hash,
                 index: u32::MAX,
