@@ -150,7 +150,6 @@ impl CqMemory {
     }
 }
 
-/// One worker's end of a completion queue.
 /// How many entries ahead of the last one the line of an entry is fetched from the client's core.
 const ENTRIES_AHEAD: u32 = 4;
 

@@ -1,5 +1,5 @@
-//! SipHash (Aumasson, Bernstein 2012) over whole words: the keyed hash of the flow table (1-3)
-//! and of initial sequence numbers (2-4, RFC 6528 section 3).
+//! SipHash (Aumasson, Bernstein 2012) over whole words: the keyed hash of initial sequence numbers (2-4,
+//! RFC 6528 section 3) and of others that peers see.
 
 #[inline(always)]
 fn mix_round(state: &mut [u64; 4]) {
@@ -31,15 +31,11 @@ impl Key {
         self.hash_blocks::<C, D>(words, (words.len() as u64 * 8) << 56)
     }
 
-    /// The hash of twelve bytes: one block less than of two words, since the length shares one with
+    /// The hash of twelve bytes (2-4): one block less than of two words, since the length shares one with
     /// the half.
     #[inline]
-    pub(crate) fn hash_twelve_bytes<const C: usize, const D: usize>(
-        self,
-        word: u64,
-        half: u32,
-    ) -> u64 {
-        self.hash_blocks::<C, D>(&[word], 12 << 56 | u64::from(half))
+    pub(crate) fn hash_twelve_bytes(self, word: u64, half: u32) -> u64 {
+        self.hash_blocks::<2, 4>(&[word], 12 << 56 | u64::from(half))
     }
 
     /// `last`: the bytes that do not fill a word, with the length in its highest byte.
@@ -79,9 +75,6 @@ mod tests {
         assert_eq!(key.hash::<2, 4>(&[message]), 0x93f5_f579_9a93_2462);
         assert_eq!(key.hash::<2, 4>(&[]), 0x726f_db47_dd0e_0e31);
         let half = u32::from_le_bytes([8, 9, 10, 11]);
-        assert_eq!(
-            key.hash_twelve_bytes::<2, 4>(message, half),
-            0x751e_8fbc_860e_e5fb
-        );
+        assert_eq!(key.hash_twelve_bytes(message, half), 0x751e_8fbc_860e_e5fb);
     }
 }

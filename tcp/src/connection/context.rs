@@ -302,13 +302,13 @@ impl SharedState {
     /// The initial sequence number of RFC 6528: M + F(four-tuple, secret), with M a clock of about
     /// 4 us.
     pub(crate) fn initial_sequence(&self, key: &FlowKey, now: Instant) -> SeqNr {
-        SeqNr((now.0 >> 12) as u32) + key.hash::<2, 4>(self.isn_key) as u32
+        SeqNr((now.0 >> 12) as u32) + key.hash(self.isn_key) as u32
     }
 
     /// The offset of the timestamp clock for a peer, so that peers cannot infer our uptime from it (RFC 7323
     /// section 5.4).
     pub(crate) fn timestamp_offset(&self, key: &FlowKey) -> u32 {
-        (key.hash::<2, 4>(self.isn_key) >> 32) as u32
+        (key.hash(self.isn_key) >> 32) as u32
     }
 
     pub(crate) fn leave_backlog(&mut self, tcb: &mut Tcb, listener: u32) {

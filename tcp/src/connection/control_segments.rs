@@ -184,31 +184,43 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let seq = tcb
             .snd_nxt
             .min(tcb.snd_una + tcb.snd_wnd.max(tcb.flight().min(1)));
-        if self.out_of_order.is_some() {
-            return self.report_out_of_order(cx, seq, sink);
-        }
-        self.emit_without_payload(cx, seq, 0, sink)?;
-        cx.shared.stats.pure_acks_out += 1;
-        self.tcb.flags &= !ConnectionFlags::NEED_ACK;
-        Ok(())
-    }
-
-    /// Sends the ACKs that report what was received beyond a hole, or twice.
-    #[cold]
-    fn report_out_of_order(
-        &mut self,
-        cx: &mut TcpContext<'_>,
-        seq: SeqNr,
-        sink: &mut impl FrameSink<R>,
-    ) -> Result<(), SinkFull> {
-        let again = self.tcb.last_ack_sent == self.tcb.rcv_nxt;
+        let again = tcb.last_ack_sent == tcb.rcv_nxt;
         let has_dsack = self
             .out_of_order
             .as_ref()
             .is_some_and(|queue| queue.dsack_block().is_some());
-        self.emit_without_payload(cx, seq, 0, sink)?;
-        cx.shared.stats.pure_acks_out += 1;
+        self.emit_ack(cx, seq, 0, sink)?;
         self.tcb.flags &= !ConnectionFlags::NEED_ACK;
+        if self.out_of_order.is_none() {
+            return Ok(());
+        }
+        self.send_further_acks(cx, seq, (again, has_dsack), sink)
+    }
+
+    /// Sends an ACK with the blocks behind the first `skip_blocks`.
+    #[inline]
+    fn emit_ack(
+        &mut self,
+        cx: &mut TcpContext<'_>,
+        seq: SeqNr,
+        skip_blocks: usize,
+        sink: &mut impl FrameSink<R>,
+    ) -> Result<(), SinkFull> {
+        self.emit_without_payload(cx, seq, skip_blocks, sink)?;
+        cx.shared.stats.pure_acks_out += 1;
+        Ok(())
+    }
+
+    /// The first ACK was sent: sends those that report what else was received beyond a hole, or twice.
+    /// `again`: the first acknowledged nothing new; `has_dsack`: it had a D-SACK block.
+    #[cold]
+    fn send_further_acks(
+        &mut self,
+        cx: &mut TcpContext<'_>,
+        seq: SeqNr,
+        (again, has_dsack): (bool, bool),
+        sink: &mut impl FrameSink<R>,
+    ) -> Result<(), SinkFull> {
         self.send_further_dsacks(cx, seq, sink)?;
         // One batch of received segments can open more holes than one ACK can report; data behind
         // a hole that is not reported would look lost to the peer.
@@ -224,8 +236,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if self.tcb.has(ConnectionFlags::SACK) {
             let first = blocks_per_ack - usize::from(has_dsack);
             for skip in (first..more).step_by(blocks_per_ack) {
-                self.emit_without_payload(cx, seq, skip, sink)?;
-                cx.shared.stats.pure_acks_out += 1;
+                self.emit_ack(cx, seq, skip, sink)?;
             }
         } else {
             // Without SACK the peer counts duplicate ACKs, one for each segment that it sent; three
@@ -236,8 +247,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 .map_or(0, |queue| queue.arrived_count())
                 .min(3);
             for _ in usize::from(again)..duplicates {
-                self.emit_without_payload(cx, seq, 0, sink)?;
-                cx.shared.stats.pure_acks_out += 1;
+                self.emit_ack(cx, seq, 0, sink)?;
             }
         }
         if let Some(queue) = &mut self.out_of_order {
@@ -265,8 +275,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             if !queue.pop_duplicate() {
                 break;
             }
-            self.emit_without_payload(cx, seq, 0, sink)?;
-            cx.shared.stats.pure_acks_out += 1;
+            self.emit_ack(cx, seq, 0, sink)?;
         }
         Ok(())
     }

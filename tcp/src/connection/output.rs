@@ -133,12 +133,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
             .single_record((segment.record, segment.offset), segment.len)
         {
             Some(record) if segment.len > 0 && !fields.tso => {
-                let (n, meta) = self.segment_meta(cx, &fields, again);
-                sink.send_single_piece(n, &meta, fill, (user, record, segment.offset))
+                let (len, meta) = self.segment_meta(cx, &fields, again);
+                sink.send_single_piece(len, &meta, fill, (user, record, segment.offset))
             }
             _ => {
-                let (n, meta) = self.segment_meta(cx, &fields, again);
-                let begun = sink.begin_frame_with(n, &meta, fill);
+                let (len, meta) = self.segment_meta(cx, &fields, again);
+                let begun = sink.begin_frame_with(len, &meta, fill);
                 if begun {
                     self.send_queue
                         .for_each_piece(segment, |record, offset, len| {

@@ -20,8 +20,8 @@ use crate::base::stats::StackStats;
 use crate::wire::extension_headers;
 use crate::wire::flow_key::FlowKey;
 use crate::wire::frame::{
-    FrameContent, FrameOrigin, LinkIdentity, classify_any_frame, classify_frame, peek_flow,
-    plain_frame_end, strip_plain_frame,
+    FrameContent, FrameOrigin, LinkIdentity, classify_frame, peek_flow, plain_frame_end,
+    strip_plain_frame,
 };
 
 const IPV4_HEADER: usize = 20;
@@ -306,7 +306,7 @@ proptest! {
         let (mut checked, mut origin) = (whole.clone(), FrameOrigin::default());
         let mut stats = StackStats::default();
         let content =
-            classify_any_frame(&link, &mut checked, RxChecksum::Good, &mut origin, &mut stats);
+            classify_frame(&link, &mut checked, RxChecksum::Good, &mut origin, &mut stats);
         if let Some(end) = plain_frame_end(&link, &whole, RxChecksum::Good) {
             let (mut plain, mut plain_origin) = (whole, FrameOrigin::default());
             let stripped = strip_plain_frame(&mut plain, end, &mut plain_origin);

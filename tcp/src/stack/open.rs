@@ -139,8 +139,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Chooses an ephemeral port by RFC 6056 section 3.3.3: a keyed offset per destination, plus a counter.
     /// Free ports are preferred to those that a connection in TIME-WAIT holds.
     fn draw_port(&mut self, now: Instant, from: IpAddr, remote: SocketAddr) -> Option<FlowKey> {
-        let offset = FlowKey::new(from, 0, remote.ip(), remote.port())?
-            .hash::<2, 4>(self.shared.isn_key) as u32;
+        let offset =
+            FlowKey::new(from, 0, remote.ip(), remote.port())?.hash(self.shared.isn_key) as u32;
         let time_wait = crate::base::time::to_nanos(self.shared.config.time_wait);
         let mut rested = None;
         let home = self.shared.config.steering.clone();

@@ -264,7 +264,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             return self.on_tcp_frame(now, buffer, (&key, ce), origin, (staged, more), burst);
         }
         let stats = &mut self.shared.stats;
-        match frame::classify_any_frame(link, &mut buffer, staged.checksum, &mut origin, stats) {
+        match frame::classify_frame(link, &mut buffer, staged.checksum, &mut origin, stats) {
             Some(FrameContent::Tcp { key, ce }) => {
                 self.on_tcp_frame(now, buffer, (&key, ce), origin, (staged, more), burst);
             }

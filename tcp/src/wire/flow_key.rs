@@ -142,11 +142,11 @@ impl FlowKey {
     }
 
     #[inline]
-    pub(crate) fn hash<const C: usize, const D: usize>(&self, key: Key) -> u64 {
+    pub(crate) fn hash(&self, key: Key) -> u64 {
         if self.v6 {
             let [local_high, local_low] = self.local;
             let [remote_high, remote_low] = self.remote;
-            key.hash::<C, D>(&[
+            key.hash::<2, 4>(&[
                 local_high,
                 local_low,
                 remote_high,
@@ -154,22 +154,22 @@ impl FlowKey {
                 u64::from(self.ports),
             ])
         } else {
-            key.hash_twelve_bytes::<C, D>(self.local[1] | self.remote[1] << 32, self.ports)
+            key.hash_twelve_bytes(self.local[1] | self.remote[1] << 32, self.ports)
         }
     }
 }
 
 /// The hash of the flow table, with a secret key.
 ///
-/// Why not SipHash, as everywhere else: this runs for each received frame, and takes a sixth of the
-/// instructions. Nobody sees the hash, nor anything that follows from it but a longer search.
+/// Why not [SipHash](crate::base::siphash), as elsewhere: this runs for each received frame, and takes a
+/// sixth of the instructions. Nobody sees the hash, nor anything that follows from it but a longer search.
 pub(crate) struct TableHasher(RandomState);
 
 impl TableHasher {
     pub(crate) fn new(key: &[u8; 16]) -> Self {
         let key = Key::new(key);
-        let [a, b, c, d] = [0, 1, 2, 3].map(|number| key.hash::<2, 4>(&[number]));
-        TableHasher(RandomState::with_seeds(a, b, c, d))
+        let seed = |number| key.hash::<2, 4>(&[number]);
+        TableHasher(RandomState::with_seeds(seed(0), seed(1), seed(2), seed(3)))
     }
 
     #[inline]

@@ -103,24 +103,6 @@ pub(crate) fn peek_flow(frame: &[u8], tagged: bool) -> Option<FlowKey> {
     }
 }
 
-/// Checks the headers of a frame, strips them, and says what it carries. `None`: dropped and counted.
-/// `origin` is filled in.
-pub(crate) fn classify_frame<B: RecvBuf>(
-    link: &LinkIdentity,
-    buffer: &mut B,
-    checksum: RxChecksum,
-    origin: &mut FrameOrigin,
-    stats: &mut StackStats,
-) -> Option<FrameContent> {
-    match plain_frame_end(link, buffer, checksum) {
-        Some(end) => {
-            let (key, ce) = strip_plain_frame(buffer, end, origin);
-            Some(FrameContent::Tcp { key, ce })
-        }
-        None => classify_any_frame(link, buffer, checksum, origin, stats),
-    }
-}
-
 /// The headers of a plain frame: Ethernet, IPv4, TCP without options.
 const PLAIN_HEADERS: usize = ETHERNET_HEADER_LEN + IPV4_HEADER_LEN + TCP_HEADER_LEN;
 
@@ -177,12 +159,13 @@ pub(crate) fn strip_plain_frame<B: RecvBuf>(
     (key, ce)
 }
 
-/// As [`classify_frame`], for any frame.
+/// Checks the headers of a frame, strips them, and says what it carries. `None`: dropped and counted.
+/// `origin` is filled in. Of a [plain frame](plain_frame_end) [`strip_plain_frame`] says the same sooner.
 ///
 /// Why it is fast: headers are read where they are, each field once; `advance` and `truncate` only move
 /// the ends of the buffer.
 #[inline(never)]
-pub(crate) fn classify_any_frame<B: RecvBuf>(
+pub(crate) fn classify_frame<B: RecvBuf>(
     link: &LinkIdentity,
     buffer: &mut B,
     checksum: RxChecksum,
