@@ -21,7 +21,7 @@ use crate::control::DeviceView;
 use crate::datapath::port::WorkerPortConfig;
 use crate::host_path::{HostPath, HostSettings};
 use crate::host_ports::HostPorts;
-use crate::link_traits::{LinkTraits, PayloadPolicy};
+use crate::link_traits::LinkTraits;
 use crate::offloads::{asked_offloads, log_offloads, log_steering};
 use crate::prepared::StartedDpdk;
 use crate::xdp_device::{share_ports, xdp_link};
@@ -280,6 +280,7 @@ fn start_device(
             config.checksum,
             *config.tso.get_ref(),
             config.tx_payload,
+            *config.mtu.get_ref(),
         ),
         driver: info.driver,
         queues,
@@ -354,10 +355,7 @@ impl OpenDevice {
                 LinkTraits { tx_checksum: true, .. } => "port",
                 _ => "software",
             },
-            "payload": match self.link.payload {
-                PayloadPolicy::Copy => "copy",
-                _ => "reference",
-            },
+            "payload": self.link.payload_name(),
             "workers": self.steering.worker_count(),
         })
     }

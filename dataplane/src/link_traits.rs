@@ -5,6 +5,10 @@ use dpdk::{DriverTraits, PortCaps};
 
 use crate::config::{ChecksumPolicy, TsoPolicy, TxPayloadPolicy};
 
+/// Payload of at most this many bytes is always copied: below it a copy costs less than a second buffer
+/// and its reference.
+pub const COPY_MAX: u32 = 512;
+
 /// How the payload of WRITE and SEND gets into frames, and when they complete therefore. READ
 /// responses, whose memory may change at any time, and short payload are always copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,8 +52,11 @@ pub struct LinkTraits {
     pub tso: bool,
     /// The port sends chains of segments; without, frames are copied into one buffer.
     pub multi_segs: bool,
-    /// How payload gets into frames.
+    /// How payload gets into frames, if not every stream copies it: see
+    /// [`copied_up_to`](Self::copied_up_to).
     pub payload: PayloadPolicy,
+    /// What is sent by reference.
+    references: ReferenceRule,
     /// Every segment but the last must have an even length, or the port's checksums are wrong.
     pub even_segments: bool,
     /// Segments that the port takes in a frame that it sends as it is. Frames with more are copied
@@ -58,6 +65,20 @@ pub struct LinkTraits {
     /// Segments that the port takes in a packet that it cuts.
     pub max_tso_segments: u16,
 }
+
+/// Which messages of a link are sent by reference.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ReferenceRule {
+    /// Those that are not short.
+    All,
+    /// Long ones, on streams without CRC.
+    LongWithoutCrc,
+}
+
+/// From this MTU on, long messages without CRC cross a pair faster by reference (`siw-perf bw`).
+const LONG_FRAME: u16 = 9000;
+/// Such messages are longer than this, in bytes.
+const LONG_MESSAGE: u32 = 4096;
 
 /// Segments in a frame for a driver that names no limit: a header, a reference, and what follows
 /// it. Any driver that sends chains takes as many.
@@ -71,20 +92,26 @@ impl LinkTraits {
         checksum: ChecksumPolicy,
         tso: TsoPolicy,
         tx_payload: TxPayloadPolicy,
+        mtu: u16,
     ) -> LinkTraits {
         let offloads = granted.offloads;
         let multi_segs = offloads.multi_segs || driver.in_process;
         let takes_references = driver.external_buffers && multi_segs;
-        let wants_references = match tx_payload {
+        let references = match tx_payload {
+            TxPayloadPolicy::Reference => Some(ReferenceRule::All),
+            // With long frames a pair is faster by reference. Not every application leaves its memory
+            // alone until the completion: QEMU migrates a guest that runs. The receiver would read it
+            // for its CRC after the sender did, and the connection would end.
+            TxPayloadPolicy::Auto if driver.in_process && mtu >= LONG_FRAME => {
+                Some(ReferenceRule::LongWithoutCrc)
+            }
             // One pass that copies and computes the CRC measured faster than the CRC and a second
             // buffer, at every length of messages at MTU 1500 and also where the far end takes the
             // frame by pointer (`./benches/figures iwarp`). A driver has one segment to send instead
-            // of three. With long frames a pair is faster by reference, but not every application
-            // leaves its memory alone until the completion: QEMU migrates a guest that runs. The
-            // receiver reads it for its CRC after the sender did, and the connection would end.
-            TxPayloadPolicy::Auto | TxPayloadPolicy::Copy => false,
-            TxPayloadPolicy::Reference => true,
+            // of three.
+            TxPayloadPolicy::Auto | TxPayloadPolicy::Copy => None,
         };
+        let references = references.filter(|_| takes_references);
         let port_may_checksum = checksum != ChecksumPolicy::Software && !driver.in_process;
         let tx_checksum = offloads.tx_checksum && port_may_checksum;
         let no_checksums = driver.in_process && checksum != ChecksumPolicy::Software;
@@ -102,11 +129,12 @@ impl LinkTraits {
                 offloads.tso && tx_checksum
             },
             multi_segs,
-            payload: match takes_references && wants_references {
-                false => PayloadPolicy::Copy,
-                true if driver.in_process => PayloadPolicy::ReferenceUntilRelease,
-                true => PayloadPolicy::ReferenceUntilAck,
+            payload: match references {
+                None => PayloadPolicy::Copy,
+                Some(_) if driver.in_process => PayloadPolicy::ReferenceUntilRelease,
+                Some(_) => PayloadPolicy::ReferenceUntilAck,
             },
+            references: references.unwrap_or(ReferenceRule::All),
             even_segments: driver.even_segments && tx_checksum,
             max_segments: match granted.tx_mtu_seg_max {
                 _ if !multi_segs => 1,
@@ -114,6 +142,26 @@ impl LinkTraits {
                 limit => limit,
             },
             max_tso_segments: granted.tx_seg_max,
+        }
+    }
+
+    /// Up to which length, in bytes, messages of a stream are copied into frames; longer ones are sent
+    /// by reference.
+    pub fn copied_up_to(&self, has_crc: bool) -> u32 {
+        match (self.payload, self.references) {
+            (PayloadPolicy::Copy, _) => u32::MAX,
+            (_, ReferenceRule::All) => COPY_MAX,
+            (_, ReferenceRule::LongWithoutCrc) if has_crc => u32::MAX,
+            (_, ReferenceRule::LongWithoutCrc) => LONG_MESSAGE,
+        }
+    }
+
+    /// How payload is sent, as `siwd --json` and the log name it.
+    pub fn payload_name(&self) -> &'static str {
+        match (self.payload, self.references) {
+            (PayloadPolicy::Copy, _) => "copy",
+            (_, ReferenceRule::All) => "reference",
+            (_, ReferenceRule::LongWithoutCrc) => "reference without CRC",
         }
     }
 
@@ -141,6 +189,7 @@ mod tests {
             ChecksumPolicy::Auto,
             TsoPolicy::Auto,
             tx_payload,
+            1500,
         )
     }
 
@@ -190,6 +239,33 @@ mod tests {
             let link = traits_of(devargs, asked, granted(multi_segs, 8));
             assert_eq!(link.payload, payload, "{devargs} {asked:?}");
         }
+    }
+
+    #[test]
+    fn a_pair_with_long_frames_refers_to_long_messages_without_crc() {
+        use TxPayloadPolicy::{Auto, Copy, Reference};
+        for (asked, mtu, with_crc, without_crc) in [
+            (Auto, 1500, u32::MAX, u32::MAX),
+            (Auto, LONG_FRAME, u32::MAX, LONG_MESSAGE),
+            (Copy, LONG_FRAME, u32::MAX, u32::MAX),
+            (Reference, 1500, COPY_MAX, COPY_MAX),
+        ] {
+            let link = LinkTraits::new(
+                DriverTraits::of_ring_pair(),
+                &granted(true, u16::MAX),
+                ChecksumPolicy::Auto,
+                TsoPolicy::Auto,
+                asked,
+                mtu,
+            );
+            let limits = [true, false].map(|has_crc| link.copied_up_to(has_crc));
+            assert_eq!(limits, [with_crc, without_crc], "{asked:?} {mtu}");
+        }
+        let wire = DriverTraits::for_device("net_af_packet0,iface=x");
+        let caps = granted(true, 8);
+        let (checksum, tso) = (ChecksumPolicy::Auto, TsoPolicy::Auto);
+        let link = LinkTraits::new(wire, &caps, checksum, tso, Auto, LONG_FRAME);
+        assert_eq!(link.payload, PayloadPolicy::Copy);
     }
 
     #[test]

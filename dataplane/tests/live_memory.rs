@@ -1,7 +1,8 @@
-//! RDMA Reads of memory that its owner keeps writing. The data may be torn; the connection has to
-//! stand: each FPDU carries the CRC of its very bytes.
+//! RDMA Reads of memory that its owner keeps writing, and RDMA Writes from such memory, as QEMU sends those of
+//! a guest that runs. The data may be torn; the connection has to stand: each FPDU carries the CRC of its
+//! very bytes, or none.
 //!
-//! Each test reads for a few seconds, or for as many as the environment variable
+//! Each test goes on for a few seconds, or for as many as the environment variable
 //! `SIW_LIVE_MEMORY_SECONDS` says.
 
 mod common;
@@ -22,32 +23,34 @@ fn seconds() -> u64 {
     wanted.map_or(3, |text| text.parse().expect("a number of seconds"))
 }
 
-/// Reads the other end's memory again and again while its owner writes it; how many Reads.
-fn read_while_written(reader: &End, owner: &End) -> u64 {
+/// Reads the other end's memory, or writes to it, again and again while the source is written; how
+/// often.
+fn transfer_while_written(opcode: Opcode, poster: &End, peer: &End) -> u64 {
+    let source = if opcode == Opcode::Read { peer } else { poster };
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let stop = StopOnDrop(&is_over);
-        let scribbler = scope.spawn(|| scribble(&owner.mr, &is_over));
+        let scribbler = scope.spawn(|| scribble(&source.mr, &is_over));
         let end = Instant::now() + Duration::from_secs(seconds());
         let (mut posted, mut done) = (0u64, 0u64);
         let mut failure = None;
         while failure.is_none() && (Instant::now() < end || done < posted) {
             while Instant::now() < end && posted - done < DEPTH as u64 {
                 let len = LENGTHS[posted as usize % LENGTHS.len()];
-                let read = SendWr {
-                    opcode: Opcode::Read,
+                let request = SendWr {
+                    opcode,
                     flags: WrFlags::SIGNALED,
                     wr_id: posted,
                     imm: 0,
-                    remote_addr: owner.mr.addr(),
-                    rkey: owner.mr.rkey(),
-                    data: SendData::Sges(&[reader.mr.sge(0, len)]),
+                    remote_addr: peer.mr.addr(),
+                    rkey: peer.mr.rkey(),
+                    data: SendData::Sges(&[poster.mr.sge(0, len)]),
                 };
-                reader.qp.post_send(&[read]).unwrap();
+                poster.qp.post_send(&[request]).unwrap();
                 posted += 1;
             }
             if done < posted {
-                let wc = reader.wc();
+                let wc = poster.wc();
                 if wc.status != WcStatus::SUCCESS {
                     failure = Some(wc);
                 }
@@ -56,9 +59,9 @@ fn read_while_written(reader: &End, owner: &End) -> u64 {
         }
         drop(stop);
         let rounds = scribbler.join().unwrap();
-        assert!(failure.is_none(), "after {done} Reads: {failure:?}");
+        assert!(failure.is_none(), "{opcode:?}, {done} done: {failure:?}");
         assert!(rounds > 0 && done > 0);
-        println!("{done} Reads while the memory was written {rounds} times");
+        println!("{opcode:?}: {done} while the memory was written {rounds} times");
         done
     })
 }
@@ -70,7 +73,19 @@ fn reads_over_a_ring_pair_survive_writes_to_their_source() {
         let config = LOOPBACK.replace("pair = \"lo\"", &line);
         let daemon = Daemon::start(&config, &[]);
         let (reader, owner) = pair(&daemon, MEMORY);
-        read_while_written(&reader, &owner);
+        transfer_while_written(Opcode::Read, &reader, &owner);
+        assert!(daemon.stop().success());
+    }
+}
+
+/// What "auto" sends by reference no CRC tells from what the memory was before.
+#[test]
+fn writes_over_a_pair_with_long_frames_survive_writes_to_their_source() {
+    for crc in ["off", "on"] {
+        let more = format!("/64\"]\nmtu = 33024\n[device.mpa]\ncrc = \"{crc}\"");
+        let daemon = Daemon::start(&LOOPBACK.replace("/64\"]", &more), &[]);
+        let (writer, target) = pair(&daemon, MEMORY);
+        transfer_while_written(Opcode::Write, &writer, &target);
         assert!(daemon.stop().success());
     }
 }
@@ -94,5 +109,5 @@ fn reads_over_af_packet_survive_writes_to_their_source() {
         .each_ref()
         .map(|daemon| End::new(&daemon.context(), MEMORY));
     connect(&ends[0], &ends[1], "siw0", "10.79.0.2:0".parse().unwrap());
-    read_while_written(&ends[0], &ends[1]);
+    transfer_while_written(Opcode::Read, &ends[0], &ends[1]);
 }

@@ -1,7 +1,7 @@
 //! The contenders: what each needs, and how one round of it is measured.
 
 use super::PeerFigure::{Bulk64kGbps, RoundTrip64Us};
-use super::daemon::{OwnDaemon, sibling_program};
+use super::daemon::{LinkSettings, OwnDaemon, sibling_program};
 use super::namespaces::{NamespacePair, SERVER_ADDRESS, VethSettings};
 use super::run_program::{RunningProgram, run_to_end};
 use super::testpmd;
@@ -61,9 +61,11 @@ const NAMESPACE_PROGRAMS: [(&str, &str); 3] = [
 pub(super) fn all_contenders(options: &PeersOptions, cores: [usize; 2]) -> Vec<Contender> {
     let time = options.secs;
     let veth = |mtu, offloads| VethSettings { mtu, offloads };
+    let link = |mtu| LinkSettings { mtu, crc: true };
     let mut all = vec![
-        own_devices("siwd, default", None, cores, time),
-        own_devices("siwd, MTU 1500", Some(1500), cores, time),
+        own_devices("siwd, default", LinkSettings::default(), cores, time),
+        own_devices("siwd, CRC, MTU of the default", link(None), cores, time),
+        own_devices("siwd, CRC, MTU 1500", link(Some(1500)), cores, time),
         own_drop_in("siwd, ib_write_bw unmodified", cores, time),
     ];
     for (set_up, settings) in [
@@ -107,12 +109,12 @@ fn number(value: &Value, name: &str) -> Result<f64, String> {
 /// Applications of client-lib, both in one process, and siwd with one worker.
 fn own_devices(
     name: &str,
-    mtu: Option<u32>,
+    link: LinkSettings,
     [client, worker]: [usize; 2],
     time: Duration,
 ) -> Contender {
     let measure = move || {
-        let daemon = OwnDaemon::start(worker, mtu)?;
+        let daemon = OwnDaemon::start(worker, link)?;
         let core = client.to_string();
         let on_core = ["--core", &core[..]];
         let bulk = [&["bw", "--size", BULK_SIZE, "--depth", "16"][..], &on_core].concat();
@@ -137,7 +139,7 @@ fn own_devices(
 /// perftest over the drop-in libraries: two processes on the client's core, as ours are one.
 fn own_drop_in(name: &str, [client, worker]: [usize; 2], time: Duration) -> Contender {
     let measure = move || {
-        let daemon = OwnDaemon::start(worker, None)?;
+        let daemon = OwnDaemon::start(worker, LinkSettings::default())?;
         let program = |device: &str| {
             let mut command = Command::new("taskset");
             command

@@ -18,14 +18,23 @@ pub(super) fn sibling_program(name: &str) -> PathBuf {
     own.parent().unwrap_or(Path::new(".")).join(name)
 }
 
+/// How the link differs from the embedded default.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct LinkSettings {
+    /// Another MTU.
+    pub(super) mtu: Option<u32>,
+    /// FPDUs have CRCs.
+    pub(super) crc: bool,
+}
+
 impl OwnDaemon {
-    /// Starts it with one worker. `mtu`: none for the default of the embedded link.
-    pub(super) fn start(worker_core: usize, mtu: Option<u32>) -> Result<OwnDaemon, String> {
+    /// Starts it with one worker.
+    pub(super) fn start(worker_core: usize, link: LinkSettings) -> Result<OwnDaemon, String> {
         let folder = std::env::temp_dir().join(format!("siw-perf-{}", std::process::id()));
         std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
         let config = folder.join("siwd.toml");
         let socket = folder.join("siwd.sock");
-        let text = embedded_configuration(worker_core, &socket, mtu)?;
+        let text = embedded_configuration(worker_core, &socket, link)?;
         std::fs::write(&config, text).map_err(|error| error.to_string())?;
         let mut command = Command::new(sibling_program("siwd"));
         command.arg("--config").arg(&config).arg("--json");
@@ -54,16 +63,19 @@ const EMBEDDED_DEFAULT: &str = include_str!("../../../config/loopback.toml");
 fn embedded_configuration(
     worker_core: usize,
     socket: &Path,
-    mtu: Option<u32>,
+    link: LinkSettings,
 ) -> Result<String, String> {
     let mut config: Table = EMBEDDED_DEFAULT
         .parse()
         .map_err(|error| format!("config/loopback.toml: {error}"))?;
     config["workers"]["cores"] = vec![Value::Integer(worker_core as i64)].into();
     config["control"]["socket"] = socket.display().to_string().into();
-    if let (Some(mtu), Some(devices)) = (mtu, config["device"].as_array_mut()) {
-        for device in devices {
+    for device in config["device"].as_array_mut().into_iter().flatten() {
+        if let Some(mtu) = link.mtu {
             device["mtu"] = Value::Integer(mtu.into());
+        }
+        if link.crc {
+            device["mpa"]["crc"] = "on".into();
         }
     }
     Ok(config.to_string())
@@ -81,20 +93,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_default_is_run_but_for_core_socket_and_mtu() {
+    fn the_default_is_run_but_for_core_socket_and_link() {
         let embedded: Table = EMBEDDED_DEFAULT.parse().unwrap();
-        let text = embedded_configuration(3, Path::new("/tmp/s.sock"), None).unwrap();
+        let text =
+            embedded_configuration(3, Path::new("/tmp/s.sock"), LinkSettings::default()).unwrap();
         let config: Table = text.parse().unwrap();
         assert_eq!(config["workers"]["cores"], vec![Value::Integer(3)].into());
         assert_eq!(config["control"]["socket"].as_str(), Some("/tmp/s.sock"));
         assert_eq!(config["device"], embedded["device"]);
-        let text = embedded_configuration(3, Path::new("/tmp/s.sock"), Some(1500)).unwrap();
+        let link = LinkSettings {
+            mtu: Some(1500),
+            crc: true,
+        };
+        let text = embedded_configuration(3, Path::new("/tmp/s.sock"), link).unwrap();
         let config: Table = text.parse().unwrap();
         let devices = config["device"].as_array().unwrap();
-        assert!(
-            devices
-                .iter()
-                .all(|device| device["mtu"] == Value::Integer(1500))
-        );
+        for device in devices {
+            assert_eq!(device["mtu"], Value::Integer(1500));
+            assert_eq!(device["mpa"]["crc"].as_str(), Some("on"));
+        }
     }
 }

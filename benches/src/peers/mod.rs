@@ -203,7 +203,7 @@ fn measure_watched(
 type NamedRatio = (&'static str, PeerFigure, &'static str, &'static str);
 
 /// The ratios that the report gives.
-const RATIOS: [NamedRatio; 7] = [
+const RATIOS: [NamedRatio; 8] = [
     (
         "bulk_to_kernel_offloads",
         PeerFigure::Bulk64kGbps,
@@ -211,15 +211,21 @@ const RATIOS: [NamedRatio; 7] = [
         "kernel TCP, all offloads",
     ),
     (
+        "bulk_crc_to_kernel_offloads",
+        PeerFigure::Bulk64kGbps,
+        "siwd, CRC, MTU of the default",
+        "kernel TCP, all offloads",
+    ),
+    (
         "bulk_1500_to_kernel_offloads",
         PeerFigure::Bulk64kGbps,
-        "siwd, MTU 1500",
+        "siwd, CRC, MTU 1500",
         "kernel TCP, all offloads, MTU 1500",
     ),
     (
         "bulk_1500_to_kernel_no_offloads",
         PeerFigure::Bulk64kGbps,
-        "siwd, MTU 1500",
+        "siwd, CRC, MTU 1500",
         "kernel TCP, no offloads, MTU 1500",
     ),
     (

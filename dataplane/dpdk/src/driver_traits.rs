@@ -163,6 +163,11 @@ const PACKET_RING_HEADER: u16 = 32;
 const PACKET_RING_MTU: u16 = 1900;
 
 impl DriverTraits {
+    /// What is true of both ends of [`crate::Port::create_ring_pair`].
+    pub fn of_ring_pair() -> &'static DriverTraits {
+        &RING_PAIR
+    }
+
     /// The row of a device, by its devargs (`net_tap0,iface=tap0`, `0000:03:00.0`) or its driver.
     pub fn for_device(device: &str) -> &'static DriverTraits {
         if is_pci_address(device) {

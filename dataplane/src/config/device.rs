@@ -51,7 +51,8 @@ pub enum TsoPolicy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TxPayloadPolicy {
-    /// What measured faster on this kind of link: a copy, on all of them so far.
+    /// What measured faster on this kind of link, and never damages a CRC: long messages without CRC on a
+    /// pair with long frames by reference, all others copied.
     Auto,
     /// Copied into the frame, in one pass with its CRC.
     Copy,

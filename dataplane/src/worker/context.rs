@@ -8,13 +8,12 @@ use siw_shm::{PlainSend, RecvWqe, RingError, SendWqe, Wc, WcFlags, WcOpcode, WcS
 
 use super::completion_queues::CqTable;
 use super::ext_bufs::ExtBufRefs;
-use super::fpdu_writer::{BuildFailure, COPY_MAX};
+use super::fpdu_writer::BuildFailure;
 use super::qp_rings::{QpRings, RingMisuse};
 use super::shared_receive_queues::SrqTable;
 use super::split_records::SplitRecords;
 use super::worker_qp::QpSlot;
 use crate::ids::Qpn;
-use crate::link_traits::PayloadPolicy;
 
 /// Messages with referenced memory in flight per worker; beyond it payload is copied.
 const EXT_BUF_TRACKERS: usize = 65_536;
@@ -272,16 +271,14 @@ impl QpEnv for QpView<'_> {
     #[inline]
     fn is_released(&mut self, ext_buf: ExtBufRef) -> bool {
         // Where references do not outlive the acknowledgement, its arrival is the release.
-        let is_released = self.rings.payload != PayloadPolicy::ReferenceUntilRelease
-            || self.context.ext_bufs.is_released(ext_buf);
+        let is_released = !self.rings.awaits_releases || self.context.ext_bufs.is_released(ext_buf);
         self.rings.is_awaiting_release |= !is_released;
         is_released
     }
 
     #[inline(always)]
     fn copies_payload(&self, len: u32) -> bool {
-        // Payload this short is always copied: nothing is referenced.
-        self.rings.payload == PayloadPolicy::Copy || len <= COPY_MAX
+        len <= self.rings.copied_up_to
     }
 
     #[inline(always)]

@@ -16,10 +16,7 @@ use super::context::WorkerContext;
 use super::ext_bufs::ExtBufRefs;
 use super::worker_qp::{QpSlot, QpTable, WorkerQp};
 use crate::datapath::frame_sink::{RecordWriter, TxFrame};
-
-/// Payload of at most this many bytes is always copied into the header's buffer: below it a copy
-/// costs less than a second buffer and its reference.
-pub(super) const COPY_MAX: u32 = 512;
+use crate::link_traits::COPY_MAX;
 
 /// Buffers that one frame may need: header, and a reference with a trailer for each piece of
 /// more than [`COPY_MAX`] bytes.

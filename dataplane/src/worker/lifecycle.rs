@@ -59,6 +59,7 @@ use super::deadlines::DeadlineOwner;
 use super::messages::{ConnectFailure, ConnectParams, DisconnectReason, Event};
 use super::silent_peer::PeerWake;
 use super::worker_qp::QpSlot;
+use crate::link_traits::PayloadPolicy;
 
 /// TCP has its own timers until the connection stands; this one bounds what they leave open.
 pub(super) const TCP_CONNECT_TIMEOUT: Duration = Duration::from_secs(200);
@@ -197,7 +198,9 @@ impl Worker {
             return;
         };
         let port = &self.ports[queue_pair.port];
-        queue_pair.rings.payload = port.output.link.payload;
+        let link = &port.output.link;
+        queue_pair.rings.copied_up_to = link.copied_up_to(negotiated.crc);
+        queue_pair.rings.awaits_releases = link.payload == PayloadPolicy::ReferenceUntilRelease;
         let stack = &port.stack;
         queue_pair
             .protocol

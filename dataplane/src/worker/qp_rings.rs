@@ -8,7 +8,6 @@ use siw_shm::{RqConsumer, SqConsumer};
 use super::completion_queues::CqeId;
 use super::messages::QpSetup;
 use crate::ids::{CqId, Qpn, SrqId};
-use crate::link_traits::PayloadPolicy;
 
 /// The rings of a queue pair, and what went wrong in them.
 pub struct QpRings {
@@ -38,8 +37,11 @@ pub struct QpRings {
     pub awaits_receive: bool,
     /// What the client did wrong, until the worker has reported it.
     pub misuse: Option<RingMisuse>,
-    /// How the payload of its messages is sent; set when it has a stream.
-    pub payload: PayloadPolicy,
+    /// Longest message whose payload is copied into frames, in bytes: longer ones are sent by reference;
+    /// set when it has a stream.
+    pub copied_up_to: u32,
+    /// Referenced memory may be read after the acknowledgement.
+    pub awaits_releases: bool,
     /// A message waits for its release by the port: see [`QpEnv::is_released`].
     ///
     /// [`QpEnv::is_released`]: siw_iwarp::QpEnv::is_released
@@ -65,7 +67,8 @@ impl QpRings {
             is_quiescing: false,
             awaits_receive: false,
             misuse: None,
-            payload: PayloadPolicy::Copy,
+            copied_up_to: u32::MAX,
+            awaits_releases: false,
             is_awaiting_release: false,
             events: Vec::new(),
         }
