@@ -110,17 +110,28 @@ impl Pair {
 
     fn kernel_connects(&self, siwd: &Daemon, guest: &Guest) {
         let client = self.client_line("10.77.0.1");
+        let mut cut_short = 0;
         for attempt in 1.. {
-            let server = start_listening(siwd, &self.server_line("10.77.0.1"));
+            let mut server = start_listening(siwd, &self.server_line("10.77.0.1"));
             let done = guest.start(&client).wait(GUEST_PATIENCE);
             if done.status == Some(0) {
                 assert!(says(&done.out, self.expected), "{}: {done:?}", self.name);
                 server.succeed();
                 return;
             }
-            println!("{}: attempt {attempt}: {done:?}", self.name);
+            let has_ended = server.has_ended();
+            server.kill();
+            let (name, said) = (self.name, server.said());
+            println!(
+                "{name}: attempt {attempt}: {done:?}; the server ended: {has_ended}, it said: {said}"
+            );
             let was_early = self.refused.is_some_and(|word| done.err.contains(word));
-            assert!(was_early && attempt < 40, "{}: {done:?}", self.name);
+            // Seen once: everything was measured, and the connection over which perftest ends was gone. Why,
+            // is not known; a second time it is an error.
+            let was_cut_short = !was_early && says(&done.out, self.expected);
+            cut_short += u32::from(was_cut_short);
+            let may_retry = was_early || (was_cut_short && cut_short == 1);
+            assert!(may_retry && attempt < 40, "{name}: {done:?}");
         }
     }
 

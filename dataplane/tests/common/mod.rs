@@ -259,6 +259,11 @@ impl Drop for Daemon {
                 std::thread::yield_now();
             }
         }
+        if std::thread::panicking()
+            && let Ok(log) = self.logged.recv_timeout(PATIENCE)
+        {
+            println!("siwd said: {log}");
+        }
     }
 }
 
