@@ -512,6 +512,7 @@ fn settings_json(
         "cores": prepared.cores,
         "idle": workers.idle,
         "spin_us": workers.spin_us,
+        "resume_latency_us": workers.resume_latency_us,
         "hugepages": hugepages,
         "devices": devices,
     })

@@ -48,6 +48,18 @@ pub enum HostError {
         /// Process id of the holder, as it wrote it.
         holder: String,
     },
+    /// The idle states of a core cannot be limited.
+    #[error(
+        "core {core}: its idle states cannot be limited: {path}: {source}; that takes root, a /sys that is writable (in a container it often is not), and a kernel with PM QoS; or leave resume_latency_us out of [workers]"
+    )]
+    ResumeLatency {
+        /// The core.
+        core: usize,
+        /// The file of its limit.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
     /// The lock file of a core or a NIC cannot be used.
     #[error("lock {path}: {source}; run siwd as root or make the folder writable")]
     Lock {

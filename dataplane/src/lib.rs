@@ -26,6 +26,7 @@ pub mod link_traits;
 pub mod netlink;
 pub mod offloads;
 pub mod prepared;
+pub mod resume_latency;
 pub mod stream;
 pub mod sysfs_tree;
 pub mod worker;

@@ -10,6 +10,7 @@ use crate::daemon::StartError;
 use crate::device;
 use crate::host::{self, HostClaim};
 use crate::host_path;
+use crate::resume_latency::{self, CORES_FOLDER, ResumeLatencyLimits};
 
 /// Memory in MiB that DPDK needs beside the packet buffers.
 const EAL_OVERHEAD_MB: u32 = 32;
@@ -40,6 +41,14 @@ pub struct StartedDpdk {
     pub eal: Eal,
     /// Whether hugepages back its memory.
     pub hugepages: bool,
+}
+
+/// What a daemon has of the host until this is dropped.
+pub struct ClaimedHost {
+    #[allow(dead_code, reason = "held for its effect")]
+    limits: Option<ResumeLatencyLimits>,
+    #[allow(dead_code, reason = "held for their locks")]
+    locks: Vec<HostClaim>,
 }
 
 impl Prepared {
@@ -75,6 +84,9 @@ impl Prepared {
     /// What is missing, with the command that provides it.
     pub fn check_host(&self) -> Result<(), StartError> {
         host::check_cores(&self.cores)?;
+        if self.config.workers.resume_latency_us.is_some() {
+            resume_latency::check_access(CORES_FOLDER.as_ref(), &self.cores)?;
+        }
         if self.config.dpdk.hugepages == HugepagePolicy::Require {
             dpdk::check_free_hugepages(self.memory_mb)?;
         }
@@ -168,18 +180,22 @@ impl Prepared {
     }
 
     /// Claims the cores of the first `workers` workers, so that no other daemon polls on them, and the
-    /// NICs.
+    /// NICs; and limits the idle states of those cores.
     ///
     /// # Errors
-    /// A core does not exist, or another process has it or a NIC.
-    pub fn claim_host(&self, workers: usize) -> Result<Vec<HostClaim>, StartError> {
+    /// A core does not exist, or another process has it or a NIC, or its idle states cannot be limited.
+    pub fn claim_host(&self, workers: usize) -> Result<ClaimedHost, StartError> {
         let cores = self.cores.get(..workers).unwrap_or(&self.cores);
         let folder = host::lock_folder();
-        let mut claims = host::claim_cores(&folder, cores, self.config.workers.idle)?;
+        let mut locks = host::claim_cores(&folder, cores, self.config.workers.idle)?;
         for nic in self.pci_devices() {
-            claims.push(host::claim_nic(&folder, &nic.address)?);
+            locks.push(host::claim_nic(&folder, &nic.address)?);
         }
-        Ok(claims)
+        let limit = self.config.workers.resume_latency_us;
+        let limits = limit
+            .map(|limit| ResumeLatencyLimits::set(CORES_FOLDER.as_ref(), cores, limit))
+            .transpose()?;
+        Ok(ClaimedHost { limits, locks })
     }
 
     /// The configured names of the devices.

@@ -4,8 +4,7 @@ use dpdk::{ExternalRegion, IovaSpace, MbufCache, Port, RegisteredThread, RxQueue
 use siw_shm::SharedMemory;
 use siwd::config::Config;
 use siwd::device::{OpenDevice, open_devices};
-use siwd::host::HostClaim;
-use siwd::prepared::{Prepared, StartedDpdk};
+use siwd::prepared::{ClaimedHost, Prepared, StartedDpdk};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::thread::sleep;
@@ -49,7 +48,7 @@ pub(super) struct RawPorts {
     _registered: RegisteredThread,
     space: IovaSpace,
     dpdk: StartedDpdk,
-    _claims: Vec<HostClaim>,
+    _claims: ClaimedHost,
 }
 
 impl RawPorts {

@@ -30,6 +30,9 @@ pub struct WorkersConfig {
     pub idle: IdlePolicy,
     /// Microseconds without work before an adaptive worker sleeps.
     pub spin_us: u32,
+    /// Microseconds that the workers' cores may take to leave an idle state, while siwd runs; 0: they do
+    /// not halt; absent: as the kernel has it.
+    pub resume_latency_us: Option<u32>,
 }
 
 impl Default for WorkersConfig {
@@ -38,6 +41,7 @@ impl Default for WorkersConfig {
             cores: Spanned::new(0..0, vec![]),
             idle: IdlePolicy::Adaptive,
             spin_us: 50,
+            resume_latency_us: None,
         }
     }
 }
