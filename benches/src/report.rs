@@ -106,6 +106,9 @@ pub struct PerfReport {
     /// Frames of a million that the link loses, as whoever set it up says.
     #[serde(default)]
     pub link_loss_ppm: u32,
+    /// Microseconds of silence before each round trip.
+    #[serde(default)]
+    pub pause_us: u64,
     /// Gb/s of the bulk transfer beside round trips; none without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bulk_gbps: Option<f64>,
@@ -193,6 +196,7 @@ impl PerfReport {
             tcp,
             inline: plan.inline,
             idle_qps: 0,
+            pause_us: 0,
             bulk_gbps: None,
             from: path.from,
             to: path.to,
@@ -238,6 +242,9 @@ impl PerfReport {
         }
         if self.idle_qps > 0 {
             words.push(format!("{} idle QP", self.idle_qps));
+        }
+        if self.pause_us > 0 {
+            words.push(format!("after {} us of silence", self.pause_us));
         }
         words
     }

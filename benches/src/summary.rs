@@ -100,6 +100,7 @@ pub fn is_same_transfer(first: &PerfReport, second: &PerfReport) -> bool {
                 report.idle_qps,
                 report.bulk_gbps.is_some(),
                 report.link_loss_ppm,
+                report.pause_us,
             ),
             (
                 report.threads,
@@ -224,7 +225,7 @@ pub fn format_table(reports: &[PerfReport]) -> String {
 
 /// The names of the values in [`csv_line`].
 pub const CSV_HEADER: &str = "mode,op,size,depth,qps,mtu,crc,round,gbps,mmsgs,p50_us,p99_us,p999_us,\
-raw_gbps,copy_crc_gbps,crc_gbps,ratio,steal_percent,cache_line_ns,disturbed,commit,threads,bidirectional,events,idle_qps,link_loss_ppm,cq_mod";
+raw_gbps,copy_crc_gbps,crc_gbps,ratio,steal_percent,cache_line_ns,disturbed,commit,threads,bidirectional,events,idle_qps,link_loss_ppm,cq_mod,pause_us";
 
 /// One result as comma-separated values; what was not measured is empty.
 pub fn csv_line(report: &PerfReport) -> String {
@@ -261,6 +262,7 @@ pub fn csv_line(report: &PerfReport) -> String {
         report.idle_qps.to_string(),
         report.link_loss_ppm.to_string(),
         report.cq_mod.to_string(),
+        report.pause_us.to_string(),
     ];
     fields.join(",")
 }
@@ -341,6 +343,17 @@ mod tests {
             .collect();
         assert_eq!(found, [(2, Some(1)), (1, Some(2))]);
         assert_eq!(group_by_transfer(&reports[..1])[0].settings_number, None);
+    }
+
+    #[test]
+    fn round_trips_after_silence_are_another_transfer() {
+        let mut reports = reports();
+        reports[1].pause_us = 2000;
+        let groups = group_by_transfer(&reports);
+        let counts: Vec<_> = groups.iter().map(|rounds| rounds.counted.len()).collect();
+        assert_eq!(counts, [2, 1]);
+        let words = groups[1].counted[0].variants();
+        assert_eq!(words, ["after 2000 us of silence"]);
     }
 
     #[test]

@@ -270,6 +270,10 @@ impl<'a> TransferRunner<'a> {
             report.add_histogram(&measured);
         }
         report.bulk_gbps = bulk_gbps;
+        report.pause_us = self
+            .options
+            .pause
+            .map_or(0, |pause| pause.as_micros() as u64);
         report.idle_qps = idle.map_or(0, |_| self.options.idle_qps);
         report.threads = self.options.threads;
         report.qps = plan.qps * self.options.threads;
