@@ -1,7 +1,7 @@
 //! The loops of the modes: one thread serves all ports, burst by burst.
 
 use super::echo::answer_request;
-use super::frames::{FrameAddresses, FrameSource, frame_number, swap_macs};
+use super::frames::{ETHERNET_ADDRESSES, FrameAddresses, FrameSource, frame_number, swap_macs};
 use super::options::{PayloadWay, RawMode, RawRun};
 use super::ports::{PortIdentity, RawPort, RawPorts};
 use super::report::{FrameCount, Interval, PortCount, RawReport};
@@ -239,11 +239,31 @@ impl RawRunner {
         let ports = self.ports.list.len();
         for from in 0..ports {
             let to = (from + 1) % ports;
-            let refused = self.pass_on(from, to, |frame, _| {
-                mode != RawMode::MacSwap || swap_macs(frame.data_mut())
-            });
+            self.forward_burst(from, to, mode == RawMode::MacSwap);
+        }
+    }
+
+    /// Receives a burst at one port into the outbox of another, and sends it.
+    ///
+    /// Why it is fast: nothing moves a frame from one list to another.
+    #[inline]
+    fn forward_burst(&mut self, from: usize, to: usize, swaps: bool) {
+        let RawPorts { list, cache, .. } = &mut self.ports;
+        let FrameOutbox { batch, bytes } = &mut self.outboxes[to];
+        let received = list[from].rx.rx_burst(batch);
+        let mut can_swap = true;
+        for frame in batch.packets_mut() {
+            *bytes += u64::from(frame.pkt_len());
+            can_swap &= !swaps || swap_macs(frame.data_mut());
+        }
+        let count = &mut self.counts[from].rx;
+        count.frames += received as u64;
+        count.bytes += *bytes;
+        if !can_swap {
+            let refused = drop_short_frames(&mut self.outboxes[to], cache);
             self.counts[to].tx.dropped += refused;
         }
+        self.send_outbox(to);
     }
 
     /// Receives at one port and sends those frames that `edit` returns true for at another. Returns how
@@ -390,6 +410,26 @@ impl FrameOutbox {
             count.bytes += bytes;
         }
     }
+}
+
+/// Frees the frames that are too short for two Ethernet addresses; how many there were.
+#[cold]
+fn drop_short_frames(outbox: &mut FrameOutbox, cache: &mut MbufCache) -> u64 {
+    let count = outbox.batch.len();
+    let mut refused = 0;
+    for _ in 0..count {
+        let Some(frame) = outbox.batch.pop() else {
+            break;
+        };
+        if frame.data().len() >= ETHERNET_ADDRESSES {
+            let _ = outbox.batch.push(frame);
+        } else {
+            refused += 1;
+            outbox.bytes -= u64::from(frame.pkt_len());
+            cache.free(frame);
+        }
+    }
+    refused
 }
 
 /// The port that makes frames: of rxonly on a pair of rings the one that is not measured.

@@ -181,13 +181,26 @@ pub(super) fn frame_number(frame: &[u8]) -> Option<u64> {
     is_ours.then(|| u64::from_be_bytes(*number))
 }
 
+/// Octets of both Ethernet addresses.
+pub(super) const ETHERNET_ADDRESSES: usize = 12;
+/// The octets of an Ethernet address, read as the lowest of an integer.
+const ADDRESS_MASK: u64 = (1 << 48) - 1;
+
 /// Exchanges the Ethernet addresses; false for what is no frame that can be written.
+///
+/// Why it is fast: both stay in registers.
 #[inline]
 pub(super) fn swap_macs(frame: &mut [u8]) -> bool {
-    let Some(addresses) = frame.first_chunk_mut::<12>() else {
+    let Some((front, behind)) = frame.split_first_chunk_mut::<8>() else {
         return false;
     };
-    addresses.rotate_left(6);
+    let Some(back) = behind.first_chunk_mut::<4>() else {
+        return false;
+    };
+    let (low, high) = (u64::from_le_bytes(*front), u32::from_le_bytes(*back));
+    let (to, from) = (low & ADDRESS_MASK, low >> 48 | u64::from(high) << 16);
+    *front = (from | to << 48).to_le_bytes();
+    *back = ((to >> 16) as u32).to_le_bytes();
     true
 }
 

@@ -117,6 +117,14 @@ impl MbufBatch {
         Some(unsafe { &*std::ptr::from_ref(slot).cast::<Mbuf>() })
     }
 
+    /// All packets in order, left in the batch.
+    #[inline]
+    pub fn packets_mut(&mut self) -> &mut [Mbuf] {
+        let pending = &raw mut self.bufs[self.head..self.tail];
+        // SAFETY: as in `peek`; they are borrowed as long as the batch is.
+        unsafe { &mut *(pending as *mut [Mbuf]) }
+    }
+
     fn move_to_front(&mut self) {
         if !self.is_empty() {
             self.bufs.copy_within(self.head..self.tail, 0);

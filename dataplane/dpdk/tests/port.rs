@@ -435,6 +435,23 @@ fn external_memory_is_registered_once_and_needs_whole_pages() {
 }
 
 #[test]
+fn packets_of_a_batch_are_changed_where_they_are() {
+    let pool = pool(63);
+    let mut cache = MbufCache::new(&pool);
+    let mut batch = TxBatch::new();
+    for number in 0..4 {
+        batch.push(filled(&mut cache, &[number])).unwrap();
+    }
+    cache.free(batch.pop().unwrap());
+    for packet in batch.packets_mut() {
+        packet.data_mut()[0] += 10;
+    }
+    let bytes: Vec<u8> = batch.drain().map(|packet| packet.data()[0]).collect();
+    assert_eq!(bytes, [11, 12, 13]);
+    assert!(batch.packets_mut().is_empty());
+}
+
+#[test]
 fn a_batch_frees_what_is_left_in_it() {
     let pool = pool(63);
     let mut batch = TxBatch::new();
