@@ -55,8 +55,8 @@ pub struct LinkTraits {
     /// How payload gets into frames, if not every stream copies it: see
     /// [`copied_up_to`](Self::copied_up_to).
     pub payload: PayloadPolicy,
-    /// What is sent by reference.
-    references: ReferenceRule,
+    /// What is sent by reference; none: nothing.
+    references: Option<ReferenceRule>,
     /// Every segment but the last must have an even length, or the port's checksums are wrong.
     pub even_segments: bool,
     /// Segments that the port takes in a frame that it sends as it is. Frames with more are copied
@@ -134,7 +134,7 @@ impl LinkTraits {
                 Some(_) if driver.in_process => PayloadPolicy::ReferenceUntilRelease,
                 Some(_) => PayloadPolicy::ReferenceUntilAck,
             },
-            references: references.unwrap_or(ReferenceRule::All),
+            references,
             even_segments: driver.even_segments && tx_checksum,
             max_segments: match granted.tx_mtu_seg_max {
                 _ if !multi_segs => 1,
@@ -148,20 +148,19 @@ impl LinkTraits {
     /// Up to which length, in bytes, messages of a stream are copied into frames; longer ones are sent
     /// by reference.
     pub fn copied_up_to(&self, has_crc: bool) -> u32 {
-        match (self.payload, self.references) {
-            (PayloadPolicy::Copy, _) => u32::MAX,
-            (_, ReferenceRule::All) => COPY_MAX,
-            (_, ReferenceRule::LongWithoutCrc) if has_crc => u32::MAX,
-            (_, ReferenceRule::LongWithoutCrc) => LONG_MESSAGE,
+        match self.references {
+            Some(ReferenceRule::All) => COPY_MAX,
+            Some(ReferenceRule::LongWithoutCrc) if !has_crc => LONG_MESSAGE,
+            Some(ReferenceRule::LongWithoutCrc) | None => u32::MAX,
         }
     }
 
-    /// How payload is sent, as `siwd --json` and the log name it.
+    /// How payload is sent, as the settings in the statistics name it.
     pub fn payload_name(&self) -> &'static str {
-        match (self.payload, self.references) {
-            (PayloadPolicy::Copy, _) => "copy",
-            (_, ReferenceRule::All) => "reference",
-            (_, ReferenceRule::LongWithoutCrc) => "reference without CRC",
+        match self.references {
+            None => "copy",
+            Some(ReferenceRule::All) => "reference",
+            Some(ReferenceRule::LongWithoutCrc) => "reference without CRC",
         }
     }
 

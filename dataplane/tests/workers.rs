@@ -13,6 +13,7 @@ use siw::{
     CmChannel, CmEvent, CmListener, ConnectOptions, Context, Cq, Mr, Pd, Qp, QpInit, SendData,
     SendWr, Wc, WcStatus,
 };
+use siwd::resume_latency;
 
 /// Two workers, on the cores that every machine of ours has.
 const TWO: &str = r#"
@@ -262,25 +263,20 @@ fn a_connection_from_a_given_source_port_lives_where_its_answers_come() {
 }
 
 /// What the kernel says of a core's idle states.
-fn resume_latency(core: usize) -> Result<String, std::io::Error> {
+fn read_resume_latency(core: usize) -> String {
     let file = format!("/sys/devices/system/cpu/cpu{core}/power/pm_qos_resume_latency_us");
-    std::fs::OpenOptions::new().write(true).open(&file)?;
-    Ok(std::fs::read_to_string(file)?.trim().to_owned())
+    std::fs::read_to_string(file).unwrap().trim().to_owned()
 }
 
 #[test]
 fn cores_do_not_halt_while_a_daemon_runs_that_asks_for_it() {
     let core = *siwd::host::allowed_cores().last().unwrap();
-    let before = match resume_latency(core) {
-        Ok(before) => before,
-        Err(error) => {
-            println!("skipped: idle states of core {core} cannot be limited: {error}");
-            return;
-        }
-    };
+    let access = resume_latency::check_access(resume_latency::CORES_FOLDER.as_ref(), &[core]);
+    skip_if!(access.err().map(|error| error.to_string()));
+    let before = read_resume_latency(core);
     let workers = format!("[workers]\ncores = [{core}]\nresume_latency_us = 0\n");
     let daemon = Daemon::start(&LOOPBACK.replace("[workers]\n", &workers), &[]);
-    assert_eq!(resume_latency(core).unwrap(), "n/a");
+    assert_eq!(read_resume_latency(core), "n/a");
     assert!(daemon.stop().success());
-    assert_eq!(resume_latency(core).unwrap(), before);
+    assert_eq!(read_resume_latency(core), before);
 }
