@@ -1,4 +1,4 @@
-//! What one device's stack is told at the start. Validated by `Stack::new`.
+//! Configuration of one device's stack. Validated by `Stack::new`.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::str::FromStr;
@@ -10,12 +10,12 @@ use crate::flow::port_set::PortSet;
 use crate::flow::steering::WorkerSteering;
 use crate::wire::frame::is_unicast_mac;
 
-/// An address of this device and the prefix that is on its link.
+/// An address of this device with the prefix of its link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IpCidr {
     /// The address.
     pub addr: IpAddr,
-    /// Bits of the address that all addresses on the link share.
+    /// The length of the prefix that all addresses on the link share, in bits.
     pub prefix: u8,
 }
 
@@ -25,7 +25,7 @@ impl IpCidr {
         IpCidr { addr, prefix }
     }
 
-    /// `other` is on the same link as this address.
+    /// Returns whether `other` is on the same link as this address.
     pub fn contains(&self, other: IpAddr) -> bool {
         match (self.addr, other) {
             (IpAddr::V4(address), IpAddr::V4(b)) => {
@@ -42,8 +42,9 @@ impl IpCidr {
         }
     }
 
-    /// `other` means everybody on this link, in one of the two ways (RFC 1122 section 3.2.1.3
-    /// (d), and its old form). Point-to-point links have none (RFC 3021).
+    /// Returns whether `other` is a broadcast address of this link: directed broadcast (RFC 1122
+    /// section 3.2.1.3 (d)) or its obsolete all-zeros form. Point-to-point links have none (RFC
+    /// 3021).
     pub(crate) fn is_broadcast(&self, other: IpAddr) -> bool {
         let (IpAddr::V4(address), IpAddr::V4(b)) = (self.addr, other) else {
             return false;
@@ -82,30 +83,30 @@ impl FromStr for IpCidr {
     }
 }
 
-/// Packets to these addresses go through this neighbour.
+/// A static route: packets to these destinations go through this neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Route {
-    /// Destinations; the longest matching prefix wins, an address of the link among equals.
+    /// Destinations; the longest matching prefix wins, and on-link prefixes win among equals.
     pub to: IpCidr,
-    /// On the link of one of our addresses.
+    /// The next hop, which is on the link of one of our addresses.
     pub via: IpAddr,
 }
 
-/// What somebody else than the configuration says of routes, as the kernel does on a device that it
-/// shares. Used where [`StackConfig`] leads nowhere better.
+/// Routes from a source other than the configuration, such as the kernel on a shared device. Used
+/// where [`StackConfig`] has no better route.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LearnedRoutes {
-    /// As [`StackConfig::gateway_v4`], which goes before it.
+    /// IPv4 gateway; [`StackConfig::gateway_v4`] takes precedence.
     pub gateway_v4: Option<Ipv4Addr>,
-    /// The same for IPv6.
+    /// IPv6 gateway; [`StackConfig::gateway_v6`] takes precedence.
     pub gateway_v6: Option<Ipv6Addr>,
-    /// As [`StackConfig::routes`].
+    /// Further routes, as in [`StackConfig::routes`].
     pub routes: Vec<Route>,
-    /// Networks that are on the link, though no address of ours is in them.
+    /// Prefixes that are on the link although none of our addresses is in them.
     pub on_link: Vec<IpCidr>,
 }
 
-/// TCP segmentation by the port: limits of one super-segment.
+/// Limits of one super-segment for TCP segmentation offload by the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TsoLimits {
     /// Wire segments, at least 2.
@@ -114,7 +115,7 @@ pub struct TsoLimits {
     pub max_bytes: u32,
 }
 
-/// Which congestion controller new connections use.
+/// The congestion controller of new connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CongestionControl {
     /// RFC 9438.
@@ -122,16 +123,17 @@ pub enum CongestionControl {
     Cubic,
     /// RFC 5681, 6582.
     NewReno,
-    /// RFC 8257: for fabrics whose switches mark and whose hosts all use it. Asks for ECN.
+    /// RFC 8257: for fabrics whose switches mark packets and whose hosts all use DCTCP. Requests
+    /// ECN.
     Dctcp,
 }
 
 /// Keepalive (RFC 9293 section 3.8.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keepalive {
-    /// Silence before the first probe.
+    /// Idle time before the first probe.
     pub idle: Duration,
-    /// Between probes.
+    /// Time between probes.
     pub interval: Duration,
     /// Unanswered probes before the connection is dropped.
     pub probes: u8,
@@ -140,18 +142,17 @@ pub struct Keepalive {
 /// Limits of the neighbour table (ARP, RFC 826; NDP, RFC 4861).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NeighbourConfig {
-    /// Most entries, resolved or not.
+    /// Maximum number of entries, resolved or not.
     pub max_entries: usize,
-    /// How long an answer is believed before it is probed again.
+    /// Lifetime of a confirmed entry before the neighbour is probed again.
     pub reachable: Duration,
-    /// Between solicitations (RetransTimer).
+    /// Time between solicitations (RetransTimer).
     pub retransmit: Duration,
-    /// Solicitations before the neighbour counts as unreachable.
+    /// Solicitations before the neighbour is considered unreachable.
     pub probes: u8,
-    /// Of the entries, those that wait for an answer and that one client had asked
-    /// ([`crate::QuotaOwner`]).
+    /// Maximum number of unresolved entries requested by one client ([`crate::QuotaOwner`]).
     pub max_unresolved_per_client: usize,
-    /// The same for all clients of a user.
+    /// Maximum number of unresolved entries requested by all clients of a user.
     pub max_unresolved_per_user: usize,
 }
 
@@ -168,16 +169,15 @@ impl Default for NeighbourConfig {
     }
 }
 
-/// Limits of datagrams that are reassembled from fragments.
+/// Limits of the reassembly of fragmented datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReassemblyConfig {
-    /// Datagrams that wait for fragments; the oldest gives way to a new one. 0: none is
-    /// reassembled.
+    /// Maximum number of incomplete datagrams; a new one evicts the oldest. 0 disables reassembly.
     pub max_datagrams: usize,
-    /// Received buffers that wait, of all datagrams together.
+    /// Maximum number of received buffers held by all incomplete datagrams.
     pub max_fragments: usize,
-    /// From a datagram's first fragment to arrive until it is given up (RFC 1122 section 3.3.2 asks
-    /// for 60 to 120 s, RFC 8200 for 60 s).
+    /// Time from the arrival of a datagram's first fragment until it is discarded (RFC 1122 section
+    /// 3.3.2 asks for 60 to 120 s, RFC 8200 for 60 s).
     pub timeout: Duration,
 }
 
@@ -191,105 +191,112 @@ impl Default for ReassemblyConfig {
     }
 }
 
-/// Another stack of this machine, the kernel's, has the device's Ethernet address, and some of its IP
-/// addresses, too. TCP ports at those addresses are divided: each stack has its own.
+/// Sharing with another stack of this machine, the kernel's, which has the device's Ethernet
+/// address and some of its IP addresses, too. The TCP ports at those addresses are divided between
+/// the stacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostShare {
-    /// Those of [`StackConfig::addresses`] that both stacks have.
+    /// The addresses of [`StackConfig::addresses`] that both stacks have.
     pub addresses: Vec<IpAddr>,
-    /// Ports at these addresses that are ours for connects without a port of their own.
+    /// Our ports at these addresses, for connects without a local port.
     pub ports: PortSet,
 }
 
-/// Everything a [`crate::Stack`] is told. `StackConfig::new` fills in the defaults of a fabric.
+/// The configuration of a [`crate::Stack`]. `StackConfig::new` fills in defaults for a fabric.
 #[derive(Clone, Debug)]
 pub struct StackConfig {
     /// The device's Ethernet address.
     pub mac: [u8; 6],
-    /// At least one; the first of a family is the default source of `connect`.
+    /// At least one address; the first of a family is the default source of `connect`.
     pub addresses: Vec<IpCidr>,
-    /// Next hop of IPv4 packets to addresses that neither a link nor a route leads to.
+    /// Next hop of IPv4 packets to destinations that are neither on a link nor covered by a route.
     pub gateway_v4: Option<Ipv4Addr>,
-    /// The same for IPv6.
+    /// Next hop of IPv6 packets, likewise.
     pub gateway_v6: Option<Ipv6Addr>,
-    /// Beside the links and the two default gateways.
+    /// Routes in addition to the links and the two default gateways.
     pub routes: Vec<Route>,
-    /// IP packet size, from 576 (1280 when there is an IPv6 address).
+    /// Maximum IP packet size, at least 576 (1280 if there is an IPv6 address).
     pub mtu: u16,
     /// 802.1Q tag of all our frames; frames of other VLANs are ignored.
     pub vlan: Option<u16>,
-    /// RFC 6298 (2.4) lower bound: 5 ms for a fabric, 200 ms for wide areas.
+    /// Lower bound of the retransmission timeout (RFC 6298 (2.4)): 5 ms for a fabric, 200 ms for
+    /// wide areas.
     pub rto_min: Duration,
     /// Upper bound of the retransmission timeout (RFC 6298 (2.5)).
     pub rto_max: Duration,
-    /// Before the first RTT sample (RFC 6298 (2.1)).
+    /// Retransmission timeout before the first RTT sample (RFC 6298 (2.1)).
     pub rto_initial: Duration,
-    /// How long an ACK may wait for company (RFC 9293 section 3.8.6.3: < 500 ms).
+    /// Maximum delay of an ACK (RFC 9293 section 3.8.6.3: < 500 ms).
     pub delayed_ack: Duration,
-    /// How long the ACK of a message may wait for the owner's answer, on connections whose owner
-    /// answers so fast that an ACK without payload was for nothing; below 1 ms, zero: not at all.
+    /// Maximum time that the ACK of a message waits for the owner's reply to carry it, on
+    /// connections whose owner replies so fast that a pure ACK would be superfluous. Below 1 ms;
+    /// zero disables the wait.
     pub answer_wait: Duration,
     /// Receive window of each connection in bytes, up to 1 GiB; scaled as RFC 7323 says.
     pub recv_window: u32,
-    /// The least window scale to offer (RFC 7323 section 2.2), up to 14; the receive window may need a larger
-    /// one.
+    /// Minimum window scale to offer (RFC 7323 section 2.2), up to 14; the receive window may need
+    /// a larger one.
     pub window_scale: u8,
-    /// Most received buffers a connection may hold, in order and out of order together, so that
-    /// tiny segments cannot pin the whole buffer pool; an eighth more for what fills holes.
+    /// Maximum number of received buffers that a connection holds, in order and out of order
+    /// together, so that tiny segments cannot pin the whole buffer pool. Segments that fill holes
+    /// may use an eighth more.
     pub max_recv_buffers: usize,
-    /// Most received buffers that all connections hold together, an eighth more for those that
-    /// hold few, and one for each beyond: below what the port needs to go on receiving.
+    /// Maximum number of received buffers that all connections hold together. Connections that hold
+    /// few buffers may exceed it by an eighth, and each connection may hold one beyond that. Choose
+    /// it so that the port keeps enough buffers to go on receiving.
     pub max_held_buffers: usize,
     /// Raise [`crate::Events::OUT_OF_ORDER`].
     pub show_out_of_order: bool,
     /// How the congestion window grows and shrinks.
     pub congestion: CongestionControl,
-    /// In segments; RFC 6928 says 10, a fabric may start wider.
+    /// Initial window in segments; RFC 6928 says 10, a fabric may start with more.
     pub initial_window: u32,
-    /// Secret of the initial sequence numbers (RFC 6528) and port choice (RFC 6056). Drawn at random
-    /// for each configuration; the stacks of one device have the same.
+    /// Secret of the initial sequence numbers (RFC 6528) and port choice (RFC 6056). Drawn at
+    /// random for each configuration; all stacks of a device share it.
     pub isn_key: [u8; 16],
-    /// Secret of the flow table, drawn in the same way.
+    /// Secret of the flow table, drawn and shared in the same way.
     pub hash_key: [u8; 16],
-    /// Connections of this stack, TIME-WAIT included (the oldest of those give way).
+    /// Maximum number of connections, including TIME-WAIT (the oldest of those are evicted).
     pub max_connections: usize,
-    /// Leave the sink to complete checksums in software ([`crate::TxChecksum::Partial`]).
+    /// Leave checksums to the sink, which completes them in software
+    /// ([`crate::TxChecksum::Partial`]).
     pub tx_checksum: bool,
-    /// The port cuts super-segments ([`crate::FrameMeta::tso_segsz`]); needs `tx_checksum` off,
-    /// since only it can then compute checksums.
+    /// TSO limits if the port segments super-segments ([`crate::FrameMeta::tso_segsz`]). Needs
+    /// `tx_checksum` off, because only the port can then compute checksums.
     pub tso: Option<TsoLimits>,
-    /// Which worker this is when several share the device: connects then draw source ports
-    /// whose flow comes home. `None`: it is alone.
+    /// This worker's steering when several workers share the device: connects then draw source
+    /// ports whose flows are steered to this worker. `None`: there is one worker.
     pub steering: Option<WorkerSteering>,
-    /// The kernel's stack beside this one, if the device is shared.
+    /// The kernel's share of the device, if the device is shared.
     pub host: Option<HostShare>,
     /// Keepalive probes (RFC 9293 section 3.8.4) of every connection; `None`: none are sent.
     pub keepalive: Option<Keepalive>,
     /// Unacknowledged data older than this ends the connection (RFC 9293 section 3.8.3).
     pub user_timeout: Duration,
-    /// A connection that its owner released ends after this time, whatever the peer answers, unless
-    /// all it had to send is acknowledged.
+    /// A connection released by its owner is aborted after this time, whatever the peer answers,
+    /// unless all its data is acknowledged.
     pub orphan_timeout: Duration,
-    /// Retransmissions of a SYN or SYN-ACK.
+    /// Maximum number of retransmissions of a SYN or SYN-ACK.
     pub syn_retries: u8,
-    /// TIME-WAIT, RFC 9293's 2 MSL.
+    /// Duration of TIME-WAIT (2 MSL in RFC 9293).
     pub time_wait: Duration,
     /// Offer timestamps (RFC 7323) and SACK (RFC 2018).
     pub timestamps: bool,
     /// Offer and accept SACK (RFC 2018).
     pub sack: bool,
-    /// Offer and accept ECN (RFC 3168). [`CongestionControl::Dctcp`] does in any case.
+    /// Offer and accept ECN (RFC 3168). [`CongestionControl::Dctcp`] implies it.
     pub ecn: bool,
-    /// The table of neighbours (ARP, NDP).
+    /// Limits of the neighbour table (ARP, NDP).
     pub neighbours: NeighbourConfig,
     /// Limits of the reassembly of IP fragments.
     pub reassembly: ReassemblyConfig,
-    /// Announce our IPv4 addresses at the start.
+    /// Announce our IPv4 addresses at start-up.
     pub gratuitous_arp: bool,
-    /// Answer SYNs beyond a listener's backlog without keeping anything (RFC 4987 section 3.6).
+    /// Answer SYNs beyond a listener's backlog with SYN cookies, without state (RFC 4987 section
+    /// 3.6).
     pub syn_cookies: bool,
-    /// Resets, challenge ACKs (RFC 5961 section 7) and ICMP replies per second of all connections
-    /// together, each.
+    /// Rate limit in packets per second over all connections, separately for resets, challenge ACKs
+    /// (RFC 5961 section 7) and ICMP replies.
     pub control_rate: u32,
 }
 
@@ -298,7 +305,8 @@ impl StackConfig {
         self.ecn || self.congestion == CongestionControl::Dctcp
     }
 
-    /// The defaults of a fabric for a device with this Ethernet address and these addresses.
+    /// Returns the defaults for a fabric, for a device with this Ethernet address and these
+    /// addresses.
     pub fn new(mac: [u8; 6], addrs: Vec<IpCidr>) -> Self {
         StackConfig {
             mac,
@@ -344,8 +352,8 @@ impl StackConfig {
     }
 }
 
-/// A secret that the operating system seeds: the standard library makes each `RandomState` anew from
-/// its source of randomness.
+/// A secret seeded by the operating system: the standard library seeds each `RandomState` from its
+/// source of randomness.
 fn random_key() -> [u8; 16] {
     let mut key = [0; 16];
     for half in key.chunks_exact_mut(8) {
@@ -354,7 +362,7 @@ fn random_key() -> [u8; 16] {
     key
 }
 
-/// What `Stack::new` refuses.
+/// Validates a configuration for `Stack::new`.
 pub(crate) fn check_config(config: &StackConfig) -> Result<(), StackError> {
     let bad = |text: String| Err(StackError::Config(text));
     if !is_unicast_mac(config.mac) {

@@ -7,21 +7,22 @@
 //! | call | effect |
 //! |---|---|
 //! | [`Stack::receive_burst`] | parses received frames in place, finds their connections, processes ACKs, queues data |
-//! | [`Stack::next_event`] | says what happened, each connection at most once in a batch |
+//! | [`Stack::next_event`] | returns the events of the next connection, each connection at most once in a batch |
 //! | [`Stack::receive_queue`] | in-order bytes in the buffers they arrived in ([`ReceiveQueue`]), to parse in place |
-//! | [`Stack::take_acked`] | records that are acknowledged: their memory is free again |
-//! | [`Stack::push_record`], [`Stack::flush`] | queue records; send them, with the acknowledgement of what was received |
-//! | [`Stack::poll`] | serves timers and sends what is left: ACKs, retransmissions, ARP |
+//! | [`Stack::take_acked`] | returns the acknowledged records, whose memory can then be reused |
+//! | [`Stack::push_record`], [`Stack::flush`] | queue records; send them, with the ACK of the received data |
+//! | [`Stack::poll`] | serves timers and sends pending output: ACKs, retransmissions, ARP |
 //!
-//! Frames go to a [`FrameSink`], piece by piece; in the daemon it fills packet buffers of DPDK.
-//! [`Stack::next_deadline`] says when `poll` is due if nothing is received meanwhile.
+//! Frames go to a [`FrameSink`], piece by piece; in the daemon the sink fills DPDK mbufs.
+//! [`Stack::next_deadline`] returns the time at which `poll` is due if no frame arrives before.
 //!
 //! **Records.** The upper layer pushes records: a length and a handle `R` from which the sink gathers
-//! the bytes. A segment carries whole records. A record that fits a segment is split only if the peer's
-//! window or a path that became narrower forces it, and a retransmission has the same boundaries. So
+//! the bytes. A segment carries whole records. A record that fits a segment is split only if the
+//! peer's window or a reduced path MTU forces it, and a retransmission has the same boundaries. So
 //! every segment begins with an FPDU of MPA (RFC 5044), and nothing is copied into a send buffer.
-//! Many records of one length can be pushed as one ([`NewRecords::push_run`]): what holds for a record then
-//! holds for each unit of the run, and [`Stack::take_acked_units`] tells which are acknowledged.
+//! Many records of one length can be pushed as one run ([`NewRecords::push_run`]): each unit of the
+//! run then has the guarantees of a record, and [`Stack::take_acked_units`] returns the
+//! acknowledged units.
 //!
 //! # Example
 //!
@@ -73,7 +74,7 @@
 //!             let mut link = MemoryLink::default();
 //!             hosts[from].poll(now, &mut link);
 //!             quiet &= link.frames.is_empty();
-//!             // Nothing damages frames in memory: checksums need not be computed.
+//!             // Frames in memory cannot be damaged: checksums need not be computed.
 //!             let info = FrameInfo { checksum: RxChecksum::Good, rss_hash: 0 };
 //!             let frames = link.frames.into_iter().map(|frame| (VecBuf::from(frame), info));
 //!             hosts[1 - from].receive_burst(now, frames);
@@ -81,7 +82,7 @@
 //!     }
 //! }
 //!
-//! /// The connection of the next event of this kind.
+//! /// Returns the connection of the next event of this kind.
 //! fn expect_event(host: &mut Host, expected: Events) -> siw_tcp::ConnId {
 //!     loop {
 //!         let (id, _user, events) = host.next_event().expect("an event");
@@ -105,7 +106,7 @@
 //! assert_eq!(received.contiguous_slice(0, 8), Some(&b"a record"[..]));
 //! received.consume(8);
 //!
-//! // The receiver delays its ACK (by default 1 ms); then the record is given back.
+//! // The receiver delays its ACK (by default 1 ms); then the record is returned.
 //! let now = Instant::from_millis(1_010);
 //! exchange(now, &mut hosts);
 //! expect_event(&mut hosts[0], Events::ACKED);
@@ -113,7 +114,7 @@
 //! # Ok::<(), StackError>(())
 //! ```
 //!
-//! # What comes from smoltcp
+//! # Relation to smoltcp
 //!
 //! smoltcp's wire types parse and build ARP, NDP, ICMPv6, the IP headers of ICMP messages and IP
 //! fragments, and they are the reference in this crate's property tests: segments, options, header
@@ -122,11 +123,11 @@
 //! The rest is written here, because smoltcp is made for small devices and this stack for many
 //! connections at line rate:
 //! - smoltcp's sockets copy bytes through a buffer of each socket and know no record boundaries; here
-//!   received buffers change owners, and records are gathered when they are sent.
+//!   received buffers are moved, not copied, and records are gathered when they are sent.
 //! - smoltcp has no SACK-based loss recovery, RACK-TLP, PRR, ECN, pacing, path MTU discovery or SYN
 //!   cookies.
-//! - smoltcp polls every socket; here work is proportional to what arrives or falls due (dirty list,
-//!   timer wheel, keyed flow table).
+//! - smoltcp polls every socket; here the work is proportional to arriving frames and expiring timers
+//!   (dirty list, timer wheel, keyed flow table).
 //! - The data path parses TCP/IP headers in place and patches a header template for each segment, which
 //!   needs neither smoltcp's intermediate `Repr` values nor its checks of every field.
 #![forbid(unsafe_code)]

@@ -1,43 +1,43 @@
 //! Received frames as the stack sees them: owned handles to one or more pieces of memory. The daemon
 //! implements the trait for chains of mbufs; tests use [`VecBuf`].
 
-/// A received frame, owned. All headers (Ethernet to the last TCP option) are contiguous in the
-/// first chunk; a frame whose headers are not is dropped as malformed.
+/// A received frame, owned. All headers (Ethernet to the last TCP option) must be contiguous in the
+/// first chunk; otherwise the frame is dropped as malformed.
 pub trait RecvBuf {
     /// The contiguous pieces of a frame, in order.
     type Chunks<'a>: Iterator<Item = &'a [u8]>
     where
         Self: 'a;
-    /// Bytes left in the whole chain.
+    /// Returns the bytes left in the whole chain.
     fn remaining(&self) -> usize;
-    /// Buffers of the pool that it holds; at least 1.
+    /// Returns the number of pool buffers that the frame occupies; at least 1.
     #[inline]
     fn buffer_count(&self) -> usize {
         1
     }
-    /// The first contiguous piece; empty only when nothing remains.
+    /// Returns the first contiguous piece; empty only if no bytes remain.
     fn chunk(&self) -> &[u8];
-    /// All pieces, in order.
+    /// Returns all pieces, in order.
     fn chunks(&self) -> Self::Chunks<'_>;
-    /// Drops the first `count` bytes; the stack never asks for more than remain.
+    /// Drops the first `count` bytes; `count` is at most `remaining()`.
     fn advance(&mut self, count: usize);
-    /// Puts back the last `count` bytes that [`advance`](RecvBuf::advance) dropped, which lay in the
-    /// first piece. `false`: this kind of buffer cannot, which is the default. Used for frames that
-    /// are somebody else's, off the fast path.
+    /// Restores the last `count` bytes that [`advance`](RecvBuf::advance) dropped from the first
+    /// piece. Returns `false`, the default, if this kind of buffer does not support it. Used for
+    /// frames of another owner, off the fast path.
     fn retreat(&mut self, _count: usize) -> bool {
         false
     }
-    /// Drops the first `count` bytes, fewer than remain, which are not asked for again: what held them
-    /// may be freed before the rest.
+    /// Drops the first `count` bytes, fewer than remain, for good: the memory that held them may be
+    /// freed before the rest.
     #[inline]
     fn consume(&mut self, count: usize) {
         self.advance(count);
     }
-    /// Keeps the first `count` bytes; the stack never asks for more than remain.
+    /// Keeps the first `count` bytes; `count` is at most `remaining()`.
     fn truncate(&mut self, count: usize);
-    /// Appends the bytes of another frame, copied or chained. Returns it as an error if this kind of
-    /// buffer cannot, which is the default. Used to reassemble IP datagrams, off the fast path; the
-    /// result should not hold much more memory than its bytes.
+    /// Appends the bytes of another frame, copied or chained. Returns the frame as an error, the
+    /// default, if this kind of buffer does not support it. Used to reassemble IP datagrams, off
+    /// the fast path; the result should not occupy much more memory than its bytes.
     fn try_append(&mut self, tail: Self) -> Result<(), Self>
     where
         Self: Sized,
@@ -45,17 +45,17 @@ pub trait RecvBuf {
         Err(tail)
     }
     /// Prefetches the cache line at an address, which need not be valid. This crate has no `unsafe`
-    /// code, so the implementation issues the instruction; by default nothing happens.
+    /// code, so the implementation issues the instruction. The default does nothing.
     #[inline]
     fn prefetch<T>(_at: *const T) {}
-    /// Prefetches what describes the first piece, and then, by another call, its first bytes; by default
-    /// nothing happens.
+    /// Prefetches the descriptor of the first piece. [`prefetch_bytes`](RecvBuf::prefetch_bytes)
+    /// then prefetches the first bytes of that piece. The default does nothing.
     #[inline]
     fn prefetch_description(&self) {}
     /// See [`prefetch_description`](RecvBuf::prefetch_description).
     #[inline]
     fn prefetch_bytes(&self) {}
-    /// Prefetches what is read first of the second piece; by default nothing happens.
+    /// Prefetches the first cache line read of the second piece. The default does nothing.
     #[inline]
     fn prefetch_second_piece(&self) {}
 }

@@ -1,8 +1,8 @@
-//! Errors of the management calls. The data path has none: it counts.
+//! Errors of the management calls. The data path returns no errors; it counts them.
 
 use crate::base::quota_owner::OwnerScope;
 
-/// Why a call was refused.
+/// The reason why a call was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StackError {
     /// A setting of [`crate::StackConfig`] is out of range; the text names it and its limits.
@@ -11,18 +11,18 @@ pub enum StackError {
     /// `listen` or `connect` named an address that is not one of the device's.
     #[error("this device has no address {0}; use one of its own")]
     NotOurAddress(core::net::IpAddr),
-    /// There is no local address of the family of the peer's.
+    /// The device has no address of the peer's address family.
     #[error("this device has no address of the family of {0}; give it one")]
     NoSource(core::net::IpAddr),
-    /// The peer is off-link, and no route or gateway leads to it.
+    /// The peer is off-link and not covered by a route or a gateway.
     #[error(
         "no route to {0}: it is off-link and neither a route nor a gateway of its family leads there"
     )]
     NoRoute(core::net::IpAddr),
-    /// The peer's address is no unicast address, or its port is 0.
+    /// The peer's address is not a unicast address, or its port is 0.
     #[error("{0} is not an address that a connection can have at its far end")]
     BadRemote(core::net::SocketAddr),
-    /// A listener or a connection with the same peer uses the port.
+    /// The port is in use by a listener or by a connection to the same peer.
     #[error("port {0} is in use for this address and peer; choose another")]
     AddrInUse(u16),
     /// No local port is left for a connection to this peer.
@@ -39,7 +39,7 @@ pub enum StackError {
         "neighbours of this {scope} without an answer: the limit is {limit}; see [device.neighbours] unresolved_per_{scope}"
     )]
     TooManyUnresolved {
-        /// Whose limit it is.
+        /// The scope of the limit.
         scope: OwnerScope,
         /// The limit.
         limit: usize,

@@ -1,23 +1,24 @@
-//! What happened to a connection since its owner last looked.
+//! Events of a connection since its owner last polled.
 
 use core::fmt;
 use core::ops::{BitOr, BitOrAssign};
 
-/// A set of events; [`crate::Stack::next_event`] hands out each connection at most once with
-/// everything that happened OR-ed together.
+/// A set of events; [`crate::Stack::next_event`] returns each connection at most once, with all its
+/// events OR-ed together.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Events(pub u16);
 
 impl Events {
     /// No event.
     pub const NONE: Events = Events(0);
-    /// Our `connect` is established.
+    /// Our `connect` completed.
     pub const CONNECTED: Events = Events(1 << 0);
     /// A listener's new connection is established; `user` is still the listener's.
     pub const ACCEPTED: Events = Events(1 << 1);
     /// In-order bytes are in the receive queue.
     pub const READABLE: Events = Events(1 << 2);
-    /// Records, or units of a run, were fully acknowledged: `take_acked` or `take_acked_units` has something.
+    /// Records, or units of a run, were fully acknowledged: `take_acked` or `take_acked_units`
+    /// returns them.
     pub const ACKED: Events = Events(1 << 3);
     /// `send_room` rose from less than a segment to at least one.
     pub const WRITABLE: Events = Events(1 << 4);
@@ -25,23 +26,24 @@ impl Events {
     pub const PEER_FIN: Events = Events(1 << 5);
     /// The peer reset the connection.
     pub const RESET: Events = Events(1 << 6);
-    /// Retransmission, keepalive or the user timeout gave up.
+    /// Retransmission or keepalive gave up, or the user timeout expired.
     pub const TIMED_OUT: Events = Events(1 << 7);
     /// The peer answered our SYN with a reset.
     pub const REFUSED: Events = Events(1 << 8);
-    /// No neighbour answered, or ICMP says so, while connecting.
+    /// While connecting, the neighbour did not answer or an ICMP error reported the peer
+    /// unreachable.
     pub const UNREACHABLE: Events = Events(1 << 9);
-    /// The connection is over for its owner (it may linger in TIME-WAIT); `release` it.
-    /// Comes with, or after, every other ending.
+    /// The connection has ended for its owner (it may linger in TIME-WAIT); `release` it. Raised
+    /// with, or after, every other terminal event.
     pub const CLOSED: Events = Events(1 << 10);
-    /// `effective_mss` changed: size new records by it.
+    /// `effective_mss` changed: size new records accordingly.
     pub const MSS_CHANGED: Events = Events(1 << 11);
 
-    /// Segments beyond a hole arrived and are kept: `Stack::for_each_out_of_order` shows them. Only with
-    /// [`crate::StackConfig::show_out_of_order`].
+    /// Segments beyond a hole arrived and were kept: `Stack::for_each_out_of_order` visits them.
+    /// Only with [`crate::StackConfig::show_out_of_order`].
     pub const OUT_OF_ORDER: Events = Events(1 << 12);
-    /// One record longer than `emss` is wanted, to probe the path with: see
-    /// [`crate::Stack::mtu_probe_len`]. Who leaves it at that loses nothing but the search.
+    /// One record longer than `emss` is requested, as a probe of the path MTU: see
+    /// [`crate::Stack::mtu_probe_len`]. Ignoring the event only stops the search.
     pub const MTU_PROBE: Events = Events(1 << 13);
 
     const NAMES: [&'static str; 14] = [
@@ -61,17 +63,17 @@ impl Events {
         "MTU_PROBE",
     ];
 
-    /// All of `other` are set.
+    /// Returns whether all of `other` are set.
     #[inline]
     pub const fn contains(self, other: Events) -> bool {
         self.0 & other.0 == other.0
     }
-    /// Any of `other` is set.
+    /// Returns whether any of `other` is set.
     #[inline]
     pub const fn intersects(self, other: Events) -> bool {
         self.0 & other.0 != 0
     }
-    /// Whether no event is set.
+    /// Returns whether no event is set.
     #[inline]
     pub const fn is_empty(self) -> bool {
         self.0 == 0

@@ -1,23 +1,23 @@
-//! What the port reports about a received frame.
+//! Receive metadata that the port reports with a frame.
 
-/// What the port says about a received frame's checksums.
+/// The port's result of the checksum verification of a received frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RxChecksum {
-    /// The IP and TCP checksums are right, or the frame never left this machine.
+    /// The IP and TCP checksums are correct, or the frame never left this machine.
     Good,
-    /// The TCP checksum is right; the IPv4 header is verified in software.
+    /// The TCP checksum is correct; the IPv4 header is to be verified in software.
     TcpGood,
-    /// Both are verified in software.
+    /// Both are to be verified in software.
     Unknown,
-    /// IP or TCP is wrong: the frame is dropped and counted.
+    /// The IP or TCP checksum is wrong: the frame is dropped and counted.
     Bad,
 }
 
-/// What the port reports beside a received frame.
+/// Receive metadata of one frame.
 #[derive(Clone, Copy, Debug)]
 pub struct FrameInfo {
-    /// What the port verified.
+    /// The port's checksum verification.
     pub checksum: RxChecksum,
-    /// The RSS hash as the port reported it; 0 if it reports none.
+    /// The RSS hash reported by the port; 0 if it reports none.
     pub rss_hash: u32,
 }

@@ -1,6 +1,6 @@
 //! Ids of connections and listeners.
 
-/// A connection of one stack. Stale ids are harmless: every call with one does nothing.
+/// A connection of one stack. Stale ids are harmless: calls with a stale id have no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ConnId {
     pub(crate) index: u32,

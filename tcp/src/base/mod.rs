@@ -1,4 +1,5 @@
-//! What everything else is built on: time, sequence numbers, buffers, sinks, counters, containers. Knows no connection.
+//! Foundations of the crate: time, sequence numbers, buffers, sinks, counters, containers. Nothing
+//! here knows a connection.
 
 pub(crate) mod buffer;
 pub(crate) mod error;

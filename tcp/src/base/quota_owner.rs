@@ -1,20 +1,20 @@
-//! Whose limits a connection counts for.
+//! The client and the user that a connection is charged to.
 
-/// Who opens a connection, for limits of what one client and one user may have the stack keep.
+/// The opener of a connection, for the limits per client and per user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QuotaOwner {
-    /// The client; the embedder's number.
+    /// The client: a number chosen by the embedder.
     pub client: u32,
-    /// The user that the client belongs to, with all its other clients.
+    /// The user that the client, with all the user's other clients, belongs to.
     pub user: u32,
 }
 
-/// Which of the two limits is reached.
+/// The scope of a limit that was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnerScope {
-    /// That of one client.
+    /// The limit of one client.
     Client,
-    /// That of all clients of a user.
+    /// The limit of all clients of a user.
     User,
 }
 

@@ -1,14 +1,14 @@
-//! Limits of what anybody can make us send: resets, challenge ACKs, ICMP.
+//! Rate limits of replies that any sender can provoke: resets, challenge ACKs, ICMP.
 
 use crate::base::siphash::Key;
 use crate::base::time::Instant;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Allows `rate` events at once, and then `rate` in a second, evenly: never more than `rate` and what
-/// the time that passed is worth.
+/// Allows a burst of `rate` events, then `rate` events per second, evenly spaced: in any interval
+/// at most `rate` events and those for which tokens accrued.
 pub(crate) struct TokenBucket {
-    /// Time that one event is worth, in ns; 0: nothing is allowed.
+    /// Time in which one token accrues, in ns; 0 allows no event.
     step: u64,
     /// When the bucket is full again.
     full_at: u64,
@@ -25,7 +25,7 @@ impl TokenBucket {
         }
     }
 
-    /// Takes a token; `false`: none is left now.
+    /// Takes a token; returns `false` if none is left now.
     pub(crate) fn try_take(&mut self, now: Instant) -> bool {
         let full_at = self.full_at.max(now.0) + self.step;
         let may = self.step > 0 && full_at - now.0 <= SECOND;
@@ -36,9 +36,9 @@ impl TokenBucket {
     }
 }
 
-/// Allows between half and one and a half times `rate` events in a second, drawn anew each second. A
-/// fixed limit that several share tells each, by what is left of it, how much the others used: enough
-/// to find the sequence numbers of a foreign connection by challenge ACKs (CVE-2016-5696).
+/// Allows between half and one and a half times `rate` events per second, redrawn each second. A
+/// fixed limit that several peers share shows each, by its remainder, how much the others used:
+/// enough to find the sequence numbers of another connection by challenge ACKs (CVE-2016-5696).
 pub(crate) struct RandomizedLimit {
     rate: u64,
     tokens: u64,
@@ -67,7 +67,7 @@ impl RandomizedLimit {
         self.filled = now.0;
     }
 
-    /// Takes a token; `false`: none is left in this second.
+    /// Takes a token; returns `false` if none is left in this second.
     pub(crate) fn try_take(&mut self, now: Instant) -> bool {
         if self.tokens == 0 && now.0.saturating_sub(self.filled) >= SECOND {
             self.draw_tokens(now);
@@ -82,7 +82,7 @@ impl RandomizedLimit {
 mod tests {
     use super::*;
 
-    /// How many are let through in each second of a flood.
+    /// Counts the events allowed in each second of a flood.
     fn seconds(mut take: impl FnMut(Instant) -> bool) -> Vec<usize> {
         let mut count = |second: u64| {
             let times = (0..5_000u64).map(|i| Instant(second * SECOND + i * 200_000));

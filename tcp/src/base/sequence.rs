@@ -13,32 +13,32 @@ impl SeqNr {
     pub const fn distance_from(self, other: SeqNr) -> i32 {
         self.0.wrapping_sub(other.0) as i32
     }
-    /// `self` is before `other`.
+    /// Returns whether `self` is before `other`.
     #[inline]
     pub const fn lt(self, other: SeqNr) -> bool {
         self.distance_from(other) < 0
     }
-    /// `self` is before `other`, or the same.
+    /// Returns whether `self` is before or equal to `other`.
     #[inline]
     pub const fn le(self, other: SeqNr) -> bool {
         self.distance_from(other) <= 0
     }
-    /// `self` is after `other`.
+    /// Returns whether `self` is after `other`.
     #[inline]
     pub const fn gt(self, other: SeqNr) -> bool {
         self.distance_from(other) > 0
     }
-    /// `self` is after `other`, or the same.
+    /// Returns whether `self` is after or equal to `other`.
     #[inline]
     pub const fn ge(self, other: SeqNr) -> bool {
         self.distance_from(other) >= 0
     }
-    /// The later of both.
+    /// Returns the later of both.
     #[inline]
     pub fn max(self, other: SeqNr) -> SeqNr {
         if self.ge(other) { self } else { other }
     }
-    /// The earlier of both.
+    /// Returns the earlier of both.
     #[inline]
     pub fn min(self, other: SeqNr) -> SeqNr {
         if self.le(other) { self } else { other }
@@ -61,7 +61,7 @@ impl Sub<u32> for SeqNr {
     }
 }
 
-/// Modular difference; the caller knows that `self` is not before `other`.
+/// Modular difference; the caller ensures that `self` is not before `other`.
 impl Sub<SeqNr> for SeqNr {
     type Output = u32;
     #[inline]
@@ -77,9 +77,10 @@ impl AddAssign<u32> for SeqNr {
     }
 }
 
-/// Maps sequence numbers to positions in the stream, 64 bits that do not wrap. They order totally, as
-/// keys of an ordered map must, which sequence numbers do not: among three numbers spread over the
-/// whole sequence space each can be before the next, and what a peer sends may be any number.
+/// Maps sequence numbers to positions in the stream, 64 bits that do not wrap. Positions are
+/// totally ordered, as keys of an ordered map must be. Sequence numbers are not: three numbers
+/// spread over the whole sequence space can each be before the next, and a peer may send any
+/// number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StreamPositions {
     reference: SeqNr,
@@ -93,16 +94,16 @@ impl Default for StreamPositions {
 }
 
 impl StreamPositions {
-    /// Positions of numbers less than 2^31 from `reference`.
+    /// Maps numbers less than 2^31 from `reference`.
     pub(crate) fn new(reference: SeqNr) -> Self {
         StreamPositions {
             reference,
-            // Numbers before the first reference have a position, too.
+            // Leaves room for positions of numbers before the first reference.
             position: 1 << 32,
         }
     }
 
-    /// From now on numbers less than 2^31 from `reference` are meant. Positions stay what they were.
+    /// From now on maps numbers less than 2^31 from `reference`. Existing positions stay valid.
     pub(crate) fn advance_to(&mut self, reference: SeqNr) {
         self.position = self.position_of(reference);
         self.reference = reference;

@@ -1,5 +1,5 @@
-//! SipHash (Aumasson, Bernstein 2012) over whole words: the keyed hash of initial sequence numbers (2-4,
-//! RFC 6528 section 3) and of others that peers see.
+//! SipHash (Aumasson, Bernstein 2012) over whole words: the keyed hash for initial sequence numbers
+//! (SipHash-2-4, RFC 6528 section 3) and for other hashes that peers can observe.
 
 #[inline(always)]
 fn mix_round(state: &mut [u64; 4]) {
@@ -25,20 +25,21 @@ impl Key {
         Key(key as u64, (key >> 64) as u64)
     }
 
-    /// The hash of whole words, with `C` rounds for each and `D` at the end.
+    /// Hashes whole words, with `C` rounds per word and `D` final rounds.
     #[inline]
     pub(crate) fn hash<const C: usize, const D: usize>(self, words: &[u64]) -> u64 {
         self.hash_blocks::<C, D>(words, (words.len() as u64 * 8) << 56)
     }
 
-    /// The hash of twelve bytes (2-4): one block less than of two words, since the length shares one with
-    /// the half.
+    /// Hashes twelve bytes (2-4): one block less than for two words, because the last four bytes
+    /// share a block with the length.
     #[inline]
     pub(crate) fn hash_twelve_bytes(self, word: u64, half: u32) -> u64 {
         self.hash_blocks::<2, 4>(&[word], 12 << 56 | u64::from(half))
     }
 
-    /// `last`: the bytes that do not fill a word, with the length in its highest byte.
+    /// Hashes `words` and `last`: the bytes that do not fill a word, with the length in the highest
+    /// byte.
     #[inline]
     fn hash_blocks<const C: usize, const D: usize>(self, words: &[u64], last: u64) -> u64 {
         let mut state = [

@@ -1,6 +1,7 @@
 //! The state of a connection.
 
-/// RFC 9293 section 3.3.2. LISTEN is no connection here, see [`crate::Stack::listen`].
+/// States of RFC 9293 section 3.3.2. LISTEN is not a connection state here, see
+/// [`crate::Stack::listen`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum TcpState {

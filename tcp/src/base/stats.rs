@@ -1,4 +1,4 @@
-//! Counters, named as TCP-MIB (RFC 4022) and Linux's TcpExt name them where they have a name.
+//! Counters, with the names of TCP-MIB (RFC 4022) and Linux's TcpExt where these have one.
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident = $mib:literal),* $(,)?) => {
@@ -32,7 +32,7 @@ impl StackStats {
         }
     }
 
-    /// Counts a segment that was sent again, in slow start after a timeout or in fast recovery.
+    /// Counts a retransmitted segment, in slow start after a timeout or in fast recovery.
     #[cold]
     pub(crate) fn count_retransmission(&mut self, after_timeout: bool) {
         self.retrans_segs += 1;
@@ -43,9 +43,10 @@ impl StackStats {
         }
     }
 
-    /// Each counter by the name that Linux's nstat shows, which is TCP-MIB's with its group before
-    /// it (`TcpRetransSegs`, `TcpExtTCPTimeouts`); what has no name there begins with `Siw`. As
-    /// RFC 4022 has it, `TcpOutSegs` leaves retransmissions out, and `TcpRetransSegs` counts SYNs too.
+    /// Returns each counter with its name in Linux's nstat, which is the name of TCP-MIB prefixed
+    /// by its group (`TcpRetransSegs`, `TcpExtTCPTimeouts`); counters without a name there begin
+    /// with `Siw`. As in RFC 4022, `TcpOutSegs` excludes retransmissions, and `TcpRetransSegs`
+    /// includes SYNs.
     pub fn mib_counters(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let again = self.retrans_segs + self.syn_retrans;
         let out = self.out_segs.saturating_sub(again);
@@ -78,13 +79,13 @@ counters! {
     active_opens = "TcpActiveOpens",
     /// Connections opened by a SYN of a peer.
     passive_opens = "TcpPassiveOpens",
-    /// Connections that ended before they were established.
+    /// Connection attempts that failed.
     attempt_fails = "TcpAttemptFails",
-    /// Established connections that ended by a reset.
+    /// Established connections that ended with a reset.
     estab_resets = "TcpEstabResets",
     /// Connections that are established now.
     curr_estab = "TcpCurrEstab",
-    /// Segments with data sent again.
+    /// Data segments retransmitted.
     retrans_segs = "TcpRetransSegs",
     /// Retransmission timeouts.
     timeouts = "TcpExtTCPTimeouts",
@@ -94,29 +95,29 @@ counters! {
     sack_recovery = "TcpExtTCPSackRecovery",
     /// Fast recoveries without SACK (RFC 6582).
     reno_recovery = "TcpExtTCPRenoRecovery",
-    /// Segments sent again in fast recovery.
+    /// Segments retransmitted in fast recovery.
     fast_retrans = "TcpExtTCPFastRetrans",
-    /// Segments sent again after a timeout.
+    /// Segments retransmitted after a timeout.
     slow_start_retrans = "TcpExtTCPSlowStartRetrans",
     /// Tail loss probes sent (RFC 8985 section 7.3).
     tlp_probes = "TcpExtTCPLossProbes",
     /// Tail loss probes that repaired a loss (RFC 8985 section 7.4).
     tlp_recoveries = "TcpExtTCPLossProbeRecovery",
-    /// Reductions of the congestion window undone since nothing had been lost (RFC 3522, 3708).
+    /// Congestion window reductions undone as spurious (RFC 3522, 3708).
     spurious = "TcpExtTCPFullUndo",
-    /// Data segments received with congestion experienced (RFC 3168).
+    /// Data segments received with Congestion Experienced (RFC 3168).
     ce_received = "IpExtInCEPkts",
-    /// Congestion windows reduced since the peer echoed marks (RFC 3168 section 6.1.2).
+    /// Congestion window reductions in response to echoed marks (RFC 3168 section 6.1.2).
     ecn_reductions = "SiwEcnReductions",
-    /// Congestion windows reduced after a time in which they were not used (RFC 7661).
+    /// Congestion window reductions after a period in which the window was not used (RFC 7661).
     idle_restarts = "SiwIdleRestarts",
-    /// Times that pacing held new segments back.
+    /// Times that pacing delayed new segments.
     paced = "SiwPaced",
     /// D-SACK blocks received (RFC 2883).
     dsacks_in = "TcpExtTCPDSACKRecv",
     /// D-SACK blocks sent (RFC 2883).
     dsacks_out = "TcpExtTCPDSACKOldSent",
-    /// Retransmissions found lost by later deliveries, without a timeout.
+    /// Retransmissions detected as lost by later deliveries, without a timeout.
     lost_retransmit = "TcpExtTCPLostRetransmit",
     /// Segments that SACK blocks newly covered.
     sacked_segs = "SiwSackedSegs",
@@ -136,17 +137,17 @@ counters! {
     challenge_acks = "TcpExtTCPChallengeACK",
     /// SYNs on open connections (RFC 5961 section 4).
     syn_challenges = "TcpExtTCPSYNChallenge",
-    /// Challenge ACKs that the rate limit kept back (RFC 5961 section 7).
+    /// Challenge ACKs suppressed by the rate limit (RFC 5961 section 7).
     challenges_skipped = "TcpExtTCPACKSkippedChallenge",
-    /// Resets that the rate limit kept back.
+    /// Resets suppressed by the rate limit.
     resets_skipped = "SiwResetsSkipped",
     /// Segments queued out of order.
     ofo_queue = "TcpExtTCPOFOQueue",
-    /// Out-of-order or in-order data dropped since a cap was reached.
+    /// Received data, in order or out of order, dropped because a buffer limit was reached.
     rcv_q_drop = "TcpExtTCPRcvQDrop",
-    /// Buffers held out of order that gave way to what fills a hole.
+    /// Out-of-order buffers dropped to make room for a segment that fills a hole.
     rcv_pruned = "TcpExtOfoPruned",
-    /// Bytes that had been received before.
+    /// Received bytes that were duplicates.
     dup_bytes_in = "SiwDupBytesIn",
     /// Segments dropped by PAWS (RFC 7323 section 5).
     paws_drops = "TcpExtPAWSEstab",
@@ -156,7 +157,7 @@ counters! {
     zero_window_probes = "TcpExtTCPWinProbe",
     /// Keepalive probes sent (RFC 9293 section 3.8.4).
     keepalive_probes = "TcpExtTCPKeepAlive",
-    /// Connections that ended since data or probes were not acknowledged in time.
+    /// Connections aborted because data or probes were not acknowledged in time.
     abort_on_timeout = "TcpExtTCPAbortOnTimeout",
     /// SYNs that were dropped.
     listen_drops = "TcpExtListenDrops",
@@ -168,14 +169,14 @@ counters! {
     cookies_recv = "TcpExtSyncookiesRecv",
     /// ACKs with a wrong or late SYN cookie.
     cookies_failed = "TcpExtSyncookiesFailed",
-    /// SYNs and SYN-ACKs sent again.
+    /// SYNs and SYN-ACKs retransmitted.
     syn_retrans = "TcpExtTCPSynRetrans",
     /// Connections in TIME-WAIT that a new SYN reopened (RFC 6191).
     time_wait_recycled = "TcpExtTWRecycled",
-    /// Connections in TIME-WAIT that gave way to new ones.
+    /// Connections in TIME-WAIT evicted in favor of new ones.
     time_wait_evicted = "TcpExtTCPTimeWaitOverflow",
-    /// Connections without an owner that were reset before their peers had acknowledged everything,
-    /// since a new one needed their slot.
+    /// Connections without an owner that were reset before their peers had acknowledged all data,
+    /// because a new connection needed the slot.
     orphans_evicted = "TcpExtTCPAbortOnMemory",
     /// ACKs of data that was never sent.
     bad_acks = "SiwBadAcks",
@@ -191,13 +192,14 @@ counters! {
     reassembly_oks = "IpReasmOKs",
     /// Fragments and datagrams that could not be reassembled.
     reassembly_fails = "IpReasmFails",
-    /// Datagrams whose fragments did not all come in time.
+    /// Datagrams whose fragments did not all arrive in time.
     reassembly_timeouts = "IpReasmTimeout",
-    /// Packets with addresses that they cannot have.
+    /// Packets with impossible addresses (martians).
     martians = "IpInAddrErrors",
     /// Frames for other devices or VLANs, or of other protocols.
     not_for_us = "SiwNotForUs",
-    /// IPv6 packets with extension headers that are malformed or ask for what is refused.
+    /// IPv6 packets whose extension headers are malformed or contain an option that must be
+    /// rejected.
     header_errors = "IpInHdrErrors",
     /// IP packets that carry neither TCP nor ICMP.
     unknown_protocols = "IpInUnknownProtos",
@@ -223,24 +225,27 @@ counters! {
     icmp_unreachables_out = "IcmpOutDestUnreachs",
     /// ICMPv6 parameter problems sent (RFC 4443 section 3.4).
     icmp_parameter_problems_out = "IcmpOutParmProbs",
-    /// ICMP time-exceeded errors sent: fragments whose rest did not come.
+    /// ICMP time-exceeded errors sent for incomplete fragmented datagrams.
     icmp_time_exceeded_out = "IcmpOutTimeExcds",
     /// Path MTUs reduced by an ICMP error (RFC 1191, 8201).
     pmtu_reductions = "SiwPmtuReductions",
-    /// Path MTUs reduced since full segments vanished without an ICMP error (RFC 8899 section 4.3).
+    /// Path MTUs reduced because full segments vanished without an ICMP error (RFC 8899 section
+    /// 4.3).
     black_holes = "SiwBlackHoles",
     /// MTU probes that were acknowledged (RFC 8899).
     mtu_probes_passed = "TcpExtTCPMTUPSuccess",
-    /// MTU probes that were lost alone or not answered (RFC 8899).
+    /// MTU probes that alone were lost or that were not answered (RFC 8899).
     mtu_probes_lost = "TcpExtTCPMTUPFail",
     /// Neighbours that did not answer.
     neighbour_failures = "ArpFailures",
     /// Lookups that found the neighbour table full.
     neighbour_overflows = "ArpTableFull",
-    /// ARP, NDP and ICMP answers, resets and SYN cookies that found the queue full or exceeded their rate.
+    /// ARP, NDP and ICMP answers, resets and SYN cookies dropped because the queue was full or by
+    /// the rate limit.
     control_drops = "SiwControlDrops",
-    /// Frames left to the kernel's stack, on a device that it shares.
+    /// Frames left to the kernel's stack on a shared device.
     host_frames = "SiwHostFrames",
-    /// Frames for the kernel's stack that were dropped: too many in one burst, or not to be made whole.
+    /// Frames for the kernel's stack that were dropped: too many in one burst, or impossible to
+    /// restore.
     host_drops = "SiwHostDrops",
 }

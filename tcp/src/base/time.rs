@@ -1,9 +1,9 @@
-//! The clock that callers hand in: nanoseconds since an origin of their choice.
+//! The clock of the caller: nanoseconds since an origin of its choice.
 
 use core::ops::{Add, Sub};
 use core::time::Duration;
 
-/// A point on the caller's monotonic clock, in nanoseconds. Read once a batch.
+/// A point on the caller's monotonic clock, in nanoseconds. Read once per batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(pub u64);
 
@@ -21,7 +21,7 @@ impl Instant {
         Instant(ms * 1_000_000)
     }
 
-    /// The time from `earlier` to `self`; zero if `earlier` is later.
+    /// Returns the time from `earlier` to `self`; zero if `earlier` is later.
     pub fn duration_since(self, earlier: Instant) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
@@ -42,37 +42,37 @@ impl Sub for Instant {
     }
 }
 
-/// Nanoseconds in ticks of 2^20, about a millisecond; 52 days wrap.
+/// Converts nanoseconds to ticks of 2^20 ns, about a millisecond; they wrap after 52 days.
 #[inline]
 pub(crate) fn to_ticks(ns: u64) -> u32 {
     (ns >> 20) as u32
 }
 
-/// The same, for times that are compared after months: these do not wrap.
+/// Converts nanoseconds to ticks that do not wrap, for times that are compared after months.
 pub(crate) fn to_long_ticks(ns: u64) -> u64 {
     ns >> 20
 }
 
-/// The time in nanoseconds, less than 26 days from `now`, that has these ticks.
+/// Returns the time in nanoseconds of a tick less than 26 days from `now`.
 pub(crate) fn at_ticks(ticks: u32, now: Instant) -> u64 {
     let ahead = ticks.wrapping_sub(to_ticks(now.0)) as i32;
     (now.0 >> 20).saturating_add_signed(ahead.into()) << 20
 }
 
-/// A duration as nanoseconds; 584 years and more saturate.
+/// Converts a duration to nanoseconds; saturates at 584 years.
 pub(crate) fn to_nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// RFC 7323 section 5.4: a clock of about 1 ms per tick, with an offset that each connection has of
-/// its own.
+/// Returns the value of our timestamp clock (RFC 7323 section 5.4): about 1 ms per tick, with an
+/// offset drawn for each connection.
 #[inline]
 pub(crate) fn timestamp_at(now: Instant, offset: u32) -> u32 {
     to_ticks(now.0).wrapping_add(offset)
 }
 
-/// The time since the tick of our timestamp clock began that the peer echoes: at least the round trip of
-/// the segment that it echoes, in ns. `None`: no tick of ours.
+/// Returns the time since the beginning of the tick that the peer echoes, in ns: an upper bound of
+/// the round-trip time of the echoed segment. `None`: the echo is not a tick of ours.
 pub(crate) fn since_timestamp(echo: u32, offset: u32, now: Instant) -> Option<u64> {
     let ticks = timestamp_at(now, offset).wrapping_sub(echo);
     let began = (now.0 >> 20)

@@ -1,13 +1,13 @@
-//! The timer wheel: one entry per connection, for its earliest deadline. When the entry is due, the
-//! connection looks at its own deadlines. A deadline that moves later leaves the entry where it is: it
-//! comes up early once and is scheduled again. Scheduling and removing are O(1), whatever the number
-//! of connections.
+//! The timer wheel: one entry per connection, for its earliest deadline. When the entry expires,
+//! the connection checks its own deadlines. Moving a deadline later leaves the entry in place: it
+//! expires early once and is rescheduled. Scheduling and removing are O(1), regardless of the
+//! number of connections.
 
 use crate::base::time::Instant;
 
 /// A tick is 2^15 ns, 32.8 us.
 const TICK_SHIFT: u32 = 15;
-/// Bits of a tick that choose the slot of one level.
+/// Bits of a tick that select the slot of one level.
 const BITS: u32 = 6;
 const SLOTS: usize = 1 << BITS;
 /// 9 * 6 bits cover every tick of a 64-bit nanosecond clock: no overflow list, no wrap.
@@ -38,11 +38,12 @@ impl WheelNode {
     }
 }
 
-/// A hierarchical timer wheel: level 0 has one tick per slot, each further level 64 times as many.
+/// A hierarchical timer wheel: a slot of level 0 spans one tick, a slot of each further level 64
+/// times more.
 pub(crate) struct TimerWheel {
-    /// The tick up to which entries were served.
+    /// The tick up to which expired entries were returned.
     now: u64,
-    /// Nothing is due before this tick: most polls compare it and return.
+    /// No entry is due before this tick: most polls compare it and return.
     quiet: u64,
     heads: [[u32; SLOTS]; LEVELS],
     occupied: [u64; LEVELS],
@@ -63,7 +64,7 @@ impl TimerWheel {
     /// Bytes of one entry, for memory estimates.
     pub(crate) const NODE: usize = size_of::<WheelNode>();
 
-    /// Schedules `index` for `at`, rounded up to a tick. An entry that is due earlier stays.
+    /// Schedules `index` for `at`, rounded up to a tick. An earlier entry stays unchanged.
     pub(crate) fn schedule_entry(&mut self, index: u32, at: Instant) {
         let position = index as usize;
         if position >= self.nodes.len() {
@@ -103,8 +104,8 @@ impl TimerWheel {
 
     fn link_node(&mut self, index: u32) {
         let tick = self.nodes[index as usize].due_tick();
-        // The highest bit in which the tick differs from now gives the level: its slots are so coarse that
-        // the entry is moved to finer ones before it is due.
+        // The highest bit in which the tick differs from `now` selects the level, whose slots are
+        // coarse enough that the entry is moved to finer ones before it is due.
         let differ = tick ^ self.now;
         let level = if differ == 0 {
             0
@@ -144,7 +145,7 @@ impl TimerWheel {
         self.nodes[index as usize].set_place(node.due_tick(), UNLINKED);
     }
 
-    /// The earliest occupied slot and the tick at which it begins.
+    /// Returns the earliest occupied slot and the tick at which it begins.
     fn next_slot(&self) -> Option<(usize, usize, u64)> {
         for level in 0..LEVELS {
             let occupied = self.occupied[level];
@@ -160,13 +161,13 @@ impl TimerWheel {
         None
     }
 
-    /// Whether [`Self::pop_due`] may find an entry.
+    /// Returns whether [`Self::pop_due`] may find an entry.
     #[inline]
     pub(crate) fn is_due(&self, now: Instant) -> bool {
         now.0 >> TICK_SHIFT >= self.quiet
     }
 
-    /// Removes an entry that is due and returns its index; to be called until `None`.
+    /// Removes an expired entry and returns its index; to be called until it returns `None`.
     #[inline]
     pub(crate) fn pop_due(&mut self, now: Instant) -> Option<u32> {
         if !self.is_due(now) {
@@ -201,13 +202,15 @@ impl TimerWheel {
         None
     }
 
-    /// Whether no entry is scheduled; [`TimerWheel::next_deadline`] may still name one that was.
+    /// Returns whether no entry is scheduled; [`TimerWheel::next_deadline`] may still return a
+    /// removed one.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn is_empty(&self) -> bool {
         self.occupied.iter().all(|slots| *slots == 0)
     }
 
-    /// The time before which `pop_due` returns nothing. Early for entries that are far away, never late.
+    /// Returns the time before which `pop_due` returns nothing. Early for distant entries, never
+    /// late.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         (self.quiet != u64::MAX).then_some(Instant(self.quiet << TICK_SHIFT))
     }

@@ -1,6 +1,6 @@
-//! The congestion control algorithms: how the window grows with each ACK and how far congestion shrinks
-//! it. NewReno (RFC 5681), CUBIC (RFC 9438) and DCTCP (RFC 8257) are one enum: a connection has its
-//! state inline, and an ACK costs a branch and no indirect call.
+//! The congestion control algorithms: how the window grows with each ACK and how far congestion
+//! reduces it. NewReno (RFC 5681), CUBIC (RFC 9438) and DCTCP (RFC 8257) are variants of one enum:
+//! a connection has its state inline, and an ACK costs a branch and no indirect call.
 
 use crate::base::sequence::SeqNr;
 use crate::base::time::to_ticks;
@@ -22,7 +22,7 @@ pub(crate) enum Controller {
     Dctcp(Dctcp),
 }
 
-/// What an ACK tells a controller. Times are in ns.
+/// The input that an ACK provides to a controller. Times are in ns.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct AckSample {
     /// Bytes that arrived at the peer.
@@ -31,25 +31,25 @@ pub(crate) struct AckSample {
     pub now: u64,
     /// The smoothed round-trip time, 0: not measured yet.
     pub srtt: u64,
-    /// The round trip that this ACK measured, 0: none.
+    /// The round-trip time measured by this ACK; 0: none.
     pub rtt: u64,
     /// SND.UNA and SND.NXT.
     pub una: SeqNr,
     pub nxt: SeqNr,
 }
 
-/// DCTCP (RFC 8257): the share of marked bytes decides how far the window shrinks.
+/// DCTCP (RFC 8257): the fraction of marked bytes determines how far the window is reduced.
 #[derive(Clone, Copy)]
 pub(crate) struct Dctcp {
-    /// DCTCP.Alpha: the estimated share of marked bytes.
+    /// DCTCP.Alpha: the estimated fraction of marked bytes.
     alpha: f32,
     /// DCTCP.BytesAcked and DCTCP.BytesMarked, since the observation window began.
     bytes: u32,
     marked: u32,
     /// Bytes acknowledged towards the next segment of growth.
     grown: u32,
-    /// DCTCP.WindowEnd: the observation window ends when this is passed. Every ACK on a connection with
-    /// ECN looks at it, so that it never is far behind.
+    /// DCTCP.WindowEnd: the observation window ends when this is passed. Every ACK on a connection
+    /// with ECN checks it, so it is never far behind.
     window_end: SeqNr,
 }
 
@@ -57,7 +57,8 @@ pub(crate) struct Dctcp {
 const GAIN: f32 = 1.0 / 16.0;
 
 impl Dctcp {
-    /// An ACK of `bytes` new bytes arrived, with an echoed mark or without (section 3.3 steps 1 to 4).
+    /// Processes an ACK of `bytes` new bytes, with or without an echoed mark (section 3.3 steps 1
+    /// to 4).
     #[inline]
     pub(crate) fn on_acked(&mut self, bytes: u32, marked: bool, una: SeqNr, nxt: SeqNr) {
         self.bytes = self.bytes.saturating_add(bytes);
@@ -70,12 +71,12 @@ impl Dctcp {
         }
     }
 
-    /// The first observation window begins.
+    /// Begins the first observation window.
     pub(crate) fn begin_window(&mut self, una: SeqNr) {
         self.window_end = una;
     }
 
-    /// An observation window ended (section 3.3 steps 5 to 8).
+    /// Ends an observation window (section 3.3 steps 5 to 8).
     fn end_window(&mut self) {
         if self.bytes > 0 {
             let share = self.marked as f32 / self.bytes as f32;
@@ -86,7 +87,7 @@ impl Dctcp {
 }
 
 impl Controller {
-    /// The controller of a new connection.
+    /// Returns the controller of a new connection.
     pub(crate) fn new(which: CongestionControl) -> Self {
         match which {
             CongestionControl::NewReno => Controller::NewReno { acked: 0 },
@@ -102,13 +103,13 @@ impl Controller {
         }
     }
 
-    /// Bytes arrived at the peer while the window was in use: it grows.
+    /// Grows the window for bytes that arrived at the peer while the window was in use.
     #[inline]
     pub(crate) fn on_ack(&mut self, cwnd: &mut u32, ssthresh: &mut u32, ack: &AckSample) {
         if *cwnd < *ssthresh {
             // Slow start. One ACK may stand for a whole batch of segments, so all bytes that it
-            // acknowledges count (RFC 3465, as Linux without its limit). Growth stops at ssthresh; from the
-            // next ACK on the window grows as below.
+            // acknowledges count (RFC 3465; like Linux, without its limit). Growth stops at
+            // ssthresh; from the next ACK on the window grows as below.
             let grow = match self {
                 Controller::HyStart(hystart) => hystart.slow_start(ack, *cwnd, ssthresh),
                 _ => ack.acked,
@@ -136,7 +137,8 @@ impl Controller {
         }
     }
 
-    /// The peer echoed a mark: the new ssthresh (RFC 3168 section 6.1.2, RFC 8257 section 3.3).
+    /// Returns the new ssthresh after an echoed mark (RFC 3168 section 6.1.2, RFC 8257 section
+    /// 3.3).
     pub(crate) fn on_mark(&mut self, cwnd: u32, in_flight: u32, mss: u32) -> u32 {
         if let Controller::Dctcp(dctcp) = self {
             let cut = (f64::from(cwnd) * f64::from(dctcp.alpha) / 2.0) as u32;
@@ -145,7 +147,7 @@ impl Controller {
         self.on_loss(cwnd, in_flight, mss)
     }
 
-    /// A loss was found: the new ssthresh (RFC 5681 section 3.1 (4), RFC 9438 section 4.6).
+    /// Returns the new ssthresh after a loss (RFC 5681 section 3.1 (4), RFC 9438 section 4.6).
     pub(crate) fn on_loss(&mut self, cwnd: u32, in_flight: u32, mss: u32) -> u32 {
         let floor = 2 * mss;
         if let Controller::HyStart(_) = self {
@@ -153,7 +155,7 @@ impl Controller {
         }
         match self {
             Controller::HyStart(_) => floor,
-            // DCTCP answers a loss as NewReno does (RFC 8257 section 3.5).
+            // DCTCP reacts to a loss like NewReno (RFC 8257 section 3.5).
             Controller::NewReno { acked } | Controller::Dctcp(Dctcp { grown: acked, .. }) => {
                 *acked = 0;
                 (in_flight.min(cwnd) / 2).max(floor)
@@ -162,8 +164,8 @@ impl Controller {
         }
     }
 
-    /// A retransmission timeout: the new ssthresh. CUBIC begins anew where slow start ends, with no
-    /// plateau above it (RFC 9438 section 4.8).
+    /// Returns the new ssthresh after a retransmission timeout. CUBIC restarts where slow start
+    /// ends, with no plateau above it (RFC 9438 section 4.8).
     pub(crate) fn on_timeout(&mut self, cwnd: u32, in_flight: u32, mss: u32) -> u32 {
         let ssthresh = self.on_loss(cwnd, in_flight, mss);
         if let Controller::Cubic(cubic) = self {
@@ -172,7 +174,7 @@ impl Controller {
         ssthresh
     }
 
-    /// The window is not what limits the flow: until it is again, no time passes for CUBIC
+    /// Notes that the window does not limit the flow: until it does again, no time passes for CUBIC
     /// (RFC 9438 section 5.8).
     #[inline]
     pub(crate) fn on_limited(&mut self, now: u64) {
@@ -181,7 +183,7 @@ impl Controller {
         }
     }
 
-    /// The window was reduced for what it was not used for: congestion avoidance begins anew.
+    /// Restarts congestion avoidance after the window was reduced because it was not in use.
     pub(crate) fn restart_avoidance(&mut self) {
         if let Controller::Cubic(cubic) = self {
             cubic.restart_stage();
@@ -222,7 +224,7 @@ mod tests {
             window / 2,
             "alpha starts at 1"
         );
-        // A tenth of the bytes is marked, for long.
+        // A tenth of the bytes is marked, over many windows.
         for _ in 0..200 {
             let Controller::Dctcp(dctcp) = &mut cubic else {
                 unreachable!()

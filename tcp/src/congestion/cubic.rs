@@ -1,8 +1,9 @@
-//! CUBIC (RFC 9438): after congestion the window grows as a cubic function of time, fast at first, slowly
-//! near the plateau where congestion was met, then fast again to look for more.
+//! CUBIC (RFC 9438): after congestion the window grows as a cubic function of time, fast at first,
+//! slowly near the plateau where congestion occurred, then fast again to probe for more.
 //!
-//! Windows are whole bytes, and what an ACK adds to a window of many megabytes is less than one. It is
-//! rounded up as often as it is large, so that such a window grows by the same law as one of ten segments.
+//! Windows are whole bytes, but an ACK adds less than one byte to a window of many megabytes. The
+//! fraction is rounded up with a probability equal to its value, so that a large window grows by
+//! the same law as one of ten segments.
 
 use crate::base::time::to_ticks;
 use crate::congestion::controller::AckSample;
@@ -17,40 +18,40 @@ const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
 /// A tick in seconds.
 const TICK: f64 = (1 << 20) as f64 / 1e9;
 
-/// The state of CUBIC, in 20 bytes. Windows are in bytes; 24 bits of mantissa would not do for them: from 16
-/// MiB on, what an ACK adds is less than the last of them.
+/// The state of CUBIC, in 20 bytes. Windows are integers in bytes; an `f32` with its 24-bit
+/// mantissa would not do: from 16 MiB on, the increment of an ACK is less than its resolution.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Cubic {
-    /// W_max, 0: there is no plateau.
+    /// W_max; 0: there is no plateau.
     w_max: u32,
     /// K: seconds from the start of the stage to the plateau at W_max.
     k: f32,
-    /// W_est: the window that a Reno flow would have.
+    /// W_est: the window of a Reno flow in the same place.
     w_est: u32,
     /// cwnd_prior: the window before the last reduction.
     cwnd_prior: u32,
-    /// When the congestion avoidance stage began in ticks, 0: it did not begin. With `HELD`: how long it
-    /// has lasted; no time passes for it.
+    /// The tick at which the congestion avoidance stage began; 0: it has not begun. With `HELD`:
+    /// the elapsed time of a stage for which no time passes.
     epoch: u32,
 }
 
-/// Marks a stage for which no time passes, since something else than the window limits the flow.
+/// Marks a stage for which no time passes, because the window does not limit the flow.
 const HELD: u32 = 1 << 31;
 
-/// Odd multipliers that spread sequence numbers evenly over 32 bits, one for each number that is rounded.
+/// Odd multipliers that spread sequence numbers evenly over 32 bits, one for each rounded value.
 const SPREAD_WINDOW: u32 = 0x9e37_79b9;
 const SPREAD_ESTIMATE: u32 = 0x85eb_ca6b;
 
-/// Rounds a number of bytes to a whole one, at most the largest window. `draw` is even over its range, so
-/// that on average nothing is gained or lost.
+/// Rounds a number of bytes to a whole number, at most the largest window. `draw` is uniform over
+/// its range, so that the rounding has no bias.
 fn round_evenly(bytes: f64, draw: u32) -> u32 {
     let rounded = (bytes + f64::from(draw) / (f64::from(u32::MAX) + 1.0)).floor();
     rounded.min(f64::from(MAX_WINDOW)) as u32
 }
 
 impl Cubic {
-    /// A loss or a mark was found while `cwnd` bytes of the window were in use: the new slow start threshold
-    /// (RFC 9438 section 4.6).
+    /// Returns the new slow start threshold after a loss or a mark, while `cwnd` bytes of the
+    /// window were in use (RFC 9438 section 4.6).
     pub(super) fn on_loss(&mut self, cwnd: u32) -> u32 {
         // Fast convergence (section 4.7): a flow that did not reach its plateau makes room for others.
         self.w_max = if cwnd < self.w_max {
@@ -63,17 +64,17 @@ impl Cubic {
         (f64::from(cwnd) * BETA) as u32
     }
 
-    /// A timeout followed: the next stage has no plateau above its start (section 4.8).
+    /// Removes the plateau after a timeout: the next stage has none above its start (section 4.8).
     pub(super) fn forget_plateau(&mut self) {
         self.w_max = 0;
     }
 
-    /// The next ACK begins a congestion avoidance stage.
+    /// Lets the next ACK begin a congestion avoidance stage.
     pub(super) fn restart_stage(&mut self) {
         self.epoch = 0;
     }
 
-    /// From `tick` on something else than the window limits the flow: no time passes for the stage (section
+    /// Stops the time of the stage at `tick`, because the window does not limit the flow (section
     /// 5.8).
     #[inline]
     pub(super) fn hold(&mut self, tick: u32) {
@@ -82,7 +83,7 @@ impl Cubic {
         }
     }
 
-    /// How long the stage has lasted, in ticks.
+    /// Returns the elapsed time of the stage, in ticks.
     fn elapsed_ticks(&self, now: u32) -> u32 {
         if self.epoch & HELD != 0 {
             self.epoch & !HELD
@@ -91,7 +92,7 @@ impl Cubic {
         }
     }
 
-    /// Grows the window by an ACK in congestion avoidance (section 4.2).
+    /// Grows the window on an ACK in congestion avoidance (section 4.2).
     pub(super) fn on_avoidance_ack(&mut self, cwnd: &mut u32, ack: &AckSample) {
         let mss = f64::from(ack.mss);
         let acked = f64::from(ack.acked);
@@ -123,7 +124,7 @@ impl Cubic {
         *cwnd = round_evenly(new, ack.una.0.wrapping_mul(SPREAD_WINDOW));
     }
 
-    /// A congestion avoidance stage begins with this window (section 4.2).
+    /// Begins a congestion avoidance stage with this window (section 4.2).
     fn begin_stage(&mut self, cwnd: u32, mss: f64, tick: u32) {
         self.epoch = (tick & !HELD).max(1);
         self.w_est = cwnd;
@@ -145,7 +146,7 @@ mod tests {
 
     const MSS: u32 = 1448;
 
-    /// An ACK of `acked` bytes, the last of which is `una`.
+    /// Returns an ACK of `acked` bytes that advances SND.UNA to `una`.
     fn sample(una: u32, acked: u32, now: u64, srtt: u64) -> AckSample {
         AckSample {
             acked,
@@ -206,7 +207,7 @@ mod tests {
 
     #[test]
     fn windows_beyond_16_mib_grow_by_the_same_law() {
-        // An ACK for every second segment, as a receiver that delays ACKs sends them.
+        // One ACK for every second segment, as from a receiver that delays ACKs.
         let (acked, rtt) = (2 * MSS, 20_000_000u64);
         for before in [1 << 20, 1 << 24, 1 << 26, 1 << 29] {
             let mut cubic = Cubic::default();
@@ -227,7 +228,7 @@ mod tests {
             let k = (f64::from(before - start) / (C * mss)).cbrt();
             let elapsed = (now - begin) as f64 / 1e9;
             let cubic_law = C * mss * (elapsed - k).powi(3) + f64::from(before);
-            // W_est grows by ALPHA segments a round trip.
+            // W_est grows by ALPHA segments per round trip.
             let reno_law = f64::from(start) + 20.0 * ALPHA * mss;
             let expected = cubic_law.max(reno_law) - f64::from(start);
             let ratio = f64::from(window - start) / expected;
@@ -243,7 +244,7 @@ mod tests {
             ..Cubic::default()
         };
         cubic.begin_stage(window, f64::from(MSS), 1);
-        // The plateau is far ahead: W_cubic falls short of W_est.
+        // The plateau is far ahead: W_cubic is below W_est.
         cubic.k = 1000.0;
         let (start, mut una) = (window, 0u32);
         for _ in 0..30 * (start / MSS) {

@@ -1,6 +1,5 @@
-//! HyStart++ (RFC 9406): slow start ends when round trips lengthen, which shows that a queue builds up
-//! on the path, and not only when that queue overflows. Used in the first slow start of a CUBIC
-//! connection.
+//! HyStart++ (RFC 9406): slow start ends when round trips lengthen, which shows that a queue builds
+//! up on the path, before that queue overflows. Used in the first slow start of a CUBIC connection.
 
 use crate::base::sequence::SeqNr;
 use crate::congestion::controller::AckSample;
@@ -19,26 +18,27 @@ pub(crate) struct HyStart {
     /// lastRoundMinRTT and currentRoundMinRTT; 0: not measured.
     last_min: u32,
     this_min: u32,
-    /// The round ends when this is acknowledged.
+    /// The round ends when this sequence number is acknowledged.
     window_end: SeqNr,
     /// cssBaselineMinRtt; 0: this is not conservative slow start.
     baseline: u32,
     /// rttSampleCount in segments, at most N_RTT_SAMPLE: one ACK may cover many.
     samples: u8,
     css_rounds: u8,
-    /// There has been an ACK, so that `window_end` has a meaning.
+    /// An ACK has been processed, so `window_end` is valid.
     begun: bool,
 }
 
 impl HyStart {
-    /// Whether the round that was measured is over. Its end lies between SND.UNA and SND.NXT. A connection
-    /// whose window does not grow, since it is not in use, does not come here for any number of bytes: an
-    /// end that lies anywhere else belongs to a round of long ago.
+    /// Returns whether the measured round is over. Its end normally lies between SND.UNA and
+    /// SND.NXT. While a window is not in use and does not grow, any number of bytes may pass
+    /// without a call: an end outside that range belongs to an old round.
     fn is_round_over(&self, ack: &AckSample) -> bool {
         !self.begun || ack.una.ge(self.window_end) || self.window_end.gt(ack.nxt)
     }
 
-    /// How much the window grows by one ACK (section 4.2). Ends slow start by lowering `ssthresh`.
+    /// Returns by how many bytes one ACK grows the window (section 4.2). Ends slow start by
+    /// lowering `ssthresh`.
     pub(crate) fn slow_start(&mut self, ack: &AckSample, cwnd: u32, ssthresh: &mut u32) -> u32 {
         if self.is_round_over(ack) {
             if self.begun && self.baseline != 0 {
@@ -67,7 +67,7 @@ impl HyStart {
         let enough = u32::from(self.samples) >= N_RTT_SAMPLE && self.this_min != 0;
         if self.baseline != 0 {
             if enough && self.this_min < self.baseline {
-                // Round trips became shorter again: it was no queue but jitter.
+                // Round trips became shorter again: the increase was jitter, not a queue.
                 self.baseline = 0;
                 self.css_rounds = 0;
             } else {
@@ -90,7 +90,7 @@ mod tests {
 
     const MSS: u32 = 1000;
 
-    /// One round of `w` bytes with this round trip in ms.
+    /// Simulates one round of `w` bytes with this round trip in ms.
     fn round(h: &mut HyStart, seq: &mut u32, w: &mut u32, ssthresh: &mut u32, ms: u64) {
         let n = *w / MSS;
         let end = seq.wrapping_add(n * MSS);
@@ -132,7 +132,7 @@ mod tests {
         let (mut h, mut seq, mut w, mut ssthresh) = (HyStart::default(), 0, 10 * MSS, u32::MAX);
         round(&mut h, &mut seq, &mut w, &mut ssthresh, 20);
         let end = h.window_end;
-        // The window was not in use for as many bytes as make the old end seem ahead.
+        // The window was not in use for so many bytes that the old end seems to lie ahead.
         seq = seq.wrapping_add((1 << 31) + 5);
         round(&mut h, &mut seq, &mut w, &mut ssthresh, 20);
         assert_ne!(h.window_end, end, "a new round began");

@@ -1,15 +1,15 @@
-//! Congestion control: how much may be on the wire, and how fast it leaves. [`CongestionState`]
-//! owns all of it. The connection reports what happens and asks what it may send; it writes neither
-//! the window nor the threshold.
+//! Congestion control: how many bytes may be on the wire, and how fast they leave.
+//! [`CongestionState`] owns all of its state. The connection reports what happens and asks for the
+//! number of bytes that it may send; it writes neither the window nor the threshold.
 //!
 //! ```text
 //! window             the window and the slow start threshold, in the connection's first cache line
-//! controller         NewReno, CUBIC, DCTCP: how the window grows, how far it shrinks
+//! controller         NewReno, CUBIC, DCTCP: how the window grows and how far it is reduced
 //! cubic              CUBIC's congestion avoidance
-//! hystart            where CUBIC's first slow start ends
-//! window_validation  a window that was not in use of late (RFC 7661)
+//! hystart            the end of CUBIC's first slow start
+//! window_validation  windows that were not in use recently (RFC 7661)
 //! reduction          the window during a recovery (RFC 9937)
-//! undo               taking a reduction back that was needless (RFC 3708, RFC 3522)
+//! undo               the undo of a spurious reduction (RFC 3708, RFC 3522)
 //! pacing             when new segments leave
 //! ```
 
@@ -29,45 +29,46 @@ use crate::congestion::reduction::{EntryScoreboard, WindowReduction};
 use crate::congestion::window::{CongestionWindow, Flight, SlowStartThreshold};
 use crate::congestion::window_validation::WindowValidation;
 
-/// Where a connection is in its reaction to losses.
+/// The phase of a connection's loss recovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum RecoveryPhase {
-    /// There is no recovery.
+    /// No recovery.
     Open,
     /// Fast recovery (RFC 6675, RFC 9937).
     Recovery,
-    /// Slow start after a retransmission timeout, until what was in flight then is acknowledged.
+    /// Slow start after a retransmission timeout, until the data in flight at that time is
+    /// acknowledged.
     Loss,
 }
 
-/// What a cumulative ACK tells congestion control. Times are in ns.
+/// The input that a cumulative ACK provides to congestion control. Times are in ns.
 pub(crate) struct DeliveredBytes {
     /// Bytes that arrived at the peer; not 0.
     pub bytes: u32,
-    /// The round trip that this ACK measured, 0: none.
+    /// The round-trip time measured by this ACK; 0: none.
     pub rtt: u64,
     pub now: u64,
     /// The phase after the ACK.
     pub phase: RecoveryPhase,
-    /// No recovery was under way, neither before the ACK nor after it.
+    /// No recovery was in progress, neither before the ACK nor after it.
     pub open: bool,
-    /// Nothing waits to be sent.
+    /// No data waits to be sent.
     pub idle: bool,
 }
 
-/// The congestion state of a connection beside its window, which every segment touches.
+/// The congestion state of a connection except its window, which every segment touches.
 pub(crate) struct CongestionState {
     controller: Controller,
-    /// How much of the window was in use of late.
+    /// Validation of the window: how much of it was in use recently.
     pub(crate) validation: WindowValidation,
-    /// Echoed marks are answered once a window (RFC 3168 section 6.1.2): not again before this is
-    /// acknowledged.
+    /// Echoed marks are answered once per window (RFC 3168 section 6.1.2): not again until this
+    /// sequence number is acknowledged.
     marks_answered: SeqNr,
 }
 
 impl CongestionState {
-    /// The state of a connection that is being opened.
+    /// Returns the state of a connection that is being opened.
     pub(crate) fn new(which: CongestionControl) -> Self {
         CongestionState {
             controller: Controller::new(which),
@@ -76,12 +77,12 @@ impl CongestionState {
         }
     }
 
-    /// The handshake fixed our first sequence number.
+    /// Sets our first sequence number, which the handshake fixed.
     pub(crate) fn set_first_byte(&mut self, first: SeqNr) {
         self.marks_answered = first;
     }
 
-    /// The connection is established: nothing is in flight.
+    /// Initializes the state of an established connection, with nothing in flight.
     pub(crate) fn on_established(
         &mut self,
         window: &mut CongestionWindow,
@@ -95,7 +96,7 @@ impl CongestionState {
         }
     }
 
-    /// Bytes were delivered outside of fast recovery. Returns whether the window was reduced
+    /// Processes bytes delivered outside of fast recovery. Returns whether the window was reduced
     /// because it was not in use.
     #[inline]
     pub(crate) fn on_ack(
@@ -137,19 +138,20 @@ impl CongestionState {
         reduced
     }
 
-    /// New segments were sent; `pipe` bytes are on the wire now.
+    /// Records that new segments were sent; `pipe` bytes are on the wire now.
     #[inline]
     pub(crate) fn on_sent(&mut self, pipe: u32) {
         self.validation.on_sent(pipe);
     }
 
-    /// Whether the pause before new segments was so long that what is known of the window's use is too old.
+    /// Returns whether the pause before new segments was so long that the last measurement of the
+    /// window's use is stale.
     #[inline]
     pub(crate) fn has_rested(&self, now: u64) -> bool {
         self.validation.has_rested(now)
     }
 
-    /// New segments are about to be sent after such a pause. Returns whether the window was reduced.
+    /// Handles that pause, before new segments are sent. Returns whether the window was reduced.
     #[cold]
     pub(crate) fn on_rest(
         &mut self,
@@ -162,8 +164,8 @@ impl CongestionState {
             .on_rest(window, flight, &mut self.controller, initial, now)
     }
 
-    /// An ACK on a connection with ECN, of `bytes` new bytes. Returns whether the echoed mark is to
-    /// be answered: once a window.
+    /// Processes an ACK of `bytes` new bytes on a connection with ECN. Returns whether the echoed
+    /// mark requires a reduction: at most once per window.
     #[inline]
     pub(crate) fn on_ecn_ack(&mut self, flight: &Flight, bytes: u32, marked: bool) -> bool {
         if let Controller::Dctcp(dctcp) = &mut self.controller {
@@ -172,7 +174,7 @@ impl CongestionState {
         if !flight.una.ge(self.marks_answered) {
             return false;
         }
-        // It follows SND.UNA, since it would be taken for a number ahead once it is 2^31 behind.
+        // It follows SND.UNA, because a number 2^31 behind would be taken for one ahead.
         self.marks_answered = if marked { flight.next } else { flight.una };
         marked
     }
@@ -184,8 +186,8 @@ impl CongestionState {
         self.validation.begin_validated(window, flight, now);
     }
 
-    /// A tail loss probe repaired a loss, which congestion control must react to all the same (RFC 8985
-    /// section 7.4.2).
+    /// Reduces the window for a loss that a tail loss probe repaired, as congestion control must
+    /// react to it all the same (RFC 8985 section 7.4.2).
     pub(crate) fn on_probe_loss(
         &mut self,
         window: &mut CongestionWindow,
@@ -197,7 +199,7 @@ impl CongestionState {
         self.validation.begin_validated(window, flight, now);
     }
 
-    /// Fast recovery begins, with an ACK or a timer that the scoreboard says `entry` of.
+    /// Begins fast recovery, on an ACK or a timer; `entry` is the scoreboard at that time.
     pub(crate) fn on_recovery(
         &mut self,
         window: &mut CongestionWindow,
@@ -209,7 +211,7 @@ impl CongestionState {
         reduction.begin_recovery(window, &mut self.controller, (in_use, entry), flight);
     }
 
-    /// A recovery ended: what the path carries is measured anew.
+    /// Ends a recovery: the capacity of the path is measured anew.
     pub(crate) fn on_recovered(
         &mut self,
         window: &mut CongestionWindow,
@@ -219,9 +221,9 @@ impl CongestionState {
         self.validation.begin_validated(window, flight, now);
     }
 
-    /// A retransmission timeout: slow start towards a new threshold, once until the data is acknowledged.
-    /// In a recovery that was under way the window was reduced already; what that replaced is what would
-    /// be restored.
+    /// Handles a retransmission timeout: slow start towards a new threshold, once until the data is
+    /// acknowledged. If a recovery was in progress, the window was already reduced; an undo
+    /// restores the window before that first reduction.
     pub(crate) fn on_timeout(
         &mut self,
         window: &mut CongestionWindow,
@@ -242,7 +244,8 @@ impl CongestionState {
         window.ssthresh = SlowStartThreshold(ssthresh);
     }
 
-    /// A timeout has marked what is lost: one segment may be sent beside those that may still arrive.
+    /// Allows one segment in addition to those that may still arrive, after a timeout has marked
+    /// the lost ones.
     pub(crate) fn after_timeout(
         &mut self,
         window: &mut CongestionWindow,
@@ -253,7 +256,7 @@ impl CongestionState {
         window.collapse_to_one(flight.pipe, flight.mss);
     }
 
-    /// Takes the last reduction back, which was needless.
+    /// Undoes the last reduction, which was spurious.
     pub(crate) fn undo_reduction(
         &mut self,
         window: &mut CongestionWindow,
@@ -264,7 +267,8 @@ impl CongestionState {
         self.validation.begin_round(flight);
     }
 
-    /// Whether this is DCTCP, whose receiver echoes marks in another way (RFC 8257 section 3.2).
+    /// Returns whether this is DCTCP, whose receiver echoes marks differently (RFC 8257 section
+    /// 3.2).
     #[inline]
     pub(crate) fn is_dctcp(&self) -> bool {
         matches!(self.controller, Controller::Dctcp(_))

@@ -1,41 +1,42 @@
-//! Pacing: once a path has shown congestion, or a window has not been in use of late (RFC 7661
-//! section 4.4.2), new segments are spread over the round trip instead of being sent in the bursts in
-//! which ACKs and records come. Nothing else is paced: windows in use on paths that lost and marked
-//! nothing, small windows, round trips that are too short for timers to divide, and recoveries, in which
-//! proportional rate reduction spreads what is sent (RFC 9937).
+//! Pacing: once a path has shown congestion, or the window has not been in use recently (RFC 7661
+//! section 4.4.2), new segments are spread over the round trip instead of being sent in bursts as
+//! ACKs and records arrive. Not paced are: windows in use on paths without losses and marks, small
+//! windows, round trips too short for timers to divide, and recoveries, in which proportional rate
+//! reduction (RFC 9937) spreads the segments.
 
 use crate::congestion::RecoveryPhase;
 use crate::congestion::window::{CongestionWindow, Flight, MIN_PACED_RTT};
 
-/// At least this part of a window (a sixteenth) may be sent at once.
+/// At least this fraction of a window (a sixteenth) may be sent at once.
 const BURST: u32 = 16;
-/// A timer that fires late is made up for by at most this part (a quarter) of a round trip.
+/// The credit for a timer that fires late is at most this fraction (a quarter) of a round trip.
 const LATE: u64 = 4;
-/// A window of so many segments needs no pacing: it is what every connection begins with (RFC 6928).
+/// Windows of up to this number of segments are not paced: every connection begins with one (RFC
+/// 6928).
 const SMALL_WINDOW: u32 = 10;
 
-/// How much may be sent now.
+/// The number of bytes that may be sent now.
 pub(crate) enum PacingCredit {
-    /// At most so many bytes.
+    /// At most this number of bytes.
     Bytes(u32),
     /// Nothing before this time (ns).
     NotBefore(u64),
 }
 
-/// When a paced connection may send.
+/// The send time of a paced connection.
 #[derive(Default)]
 pub(crate) struct Pacer {
-    /// When the next new segments may be sent, in ns.
+    /// The earliest time at which the next new segments may be sent, in ns.
     next_at: u64,
 }
 
 impl Pacer {
-    /// When the next new segments may be sent, in ns.
+    /// Returns the earliest time at which the next new segments may be sent, in ns.
     pub(crate) fn next_at(&self) -> u64 {
         self.next_at
     }
 
-    /// How many bytes of new segments may be sent now. `in_use`: the window is validated.
+    /// Returns how many bytes of new segments may be sent now. `in_use`: the window is validated.
     pub(crate) fn take_credit(
         &mut self,
         window: &CongestionWindow,
@@ -46,8 +47,8 @@ impl Pacer {
         if now < self.next_at {
             return PacingCredit::NotBefore(self.next_at);
         }
-        // The time since `next_at` is credited as the lateness of a timer, unless it was a pause after which
-        // the window is not validated: then it would be a burst.
+        // The time since `next_at` is credited as timer lateness. Not after a pause that left the
+        // window unvalidated: the credit would allow a burst.
         let late = if flight.flight_size() == 0 && !in_use {
             0
         } else {
@@ -59,13 +60,14 @@ impl Pacer {
         PacingCredit::Bytes(owed.max(window.cwnd / BURST).max(2 * flight.mss))
     }
 
-    /// `bytes` of new segments were sent, within what `take_credit` permitted.
+    /// Records that `bytes` of new segments were sent, within the credit that `take_credit`
+    /// returned.
     pub(crate) fn on_sent(&mut self, window: &CongestionWindow, srtt: u64, bytes: u32) {
         self.next_at += sending_time(window, srtt, bytes);
     }
 }
 
-/// Whether the window and the round trip are such that pacing makes a difference.
+/// Returns whether the window and the round trip are large enough for pacing to have an effect.
 pub(crate) fn is_effective(
     window: &CongestionWindow,
     flight: &Flight,
@@ -76,9 +78,9 @@ pub(crate) fn is_effective(
         && window.cwnd > SMALL_WINDOW * flight.mss
 }
 
-/// The time that sending `bytes` takes, in ns. The rate is twice the window in a round trip in slow start,
-/// which doubles the window in that time, else the window and a fifth, so that the window and not the pacer
-/// is what limits the rate.
+/// Returns the time over which `bytes` are spread, in ns. The rate is two windows per round trip in
+/// slow start, which doubles the window in that time, else 1.2 windows, so that the window and not
+/// the pacer limits the rate.
 fn sending_time(window: &CongestionWindow, srtt: u64, bytes: u32) -> u64 {
     let (gain, of) = if window.in_slow_start() {
         (2, 1)

@@ -1,5 +1,5 @@
-//! Taking back a reduction of the window that turns out to have been needless (RFC 3708, RFC 3522,
-//! RFC 4015): what the window was before, and what shows whether the reduction was deserved.
+//! Undo of a spurious window reduction (RFC 3708, RFC 3522, RFC 4015): the window before the
+//! reduction, and the evidence that shows whether the reduction was justified.
 //!
 //! ```text
 //! a recovery begins          PriorWindow: window and controller before the reduction
@@ -16,40 +16,41 @@ use crate::base::time::{Instant, timestamp_at};
 use crate::congestion::controller::Controller;
 use crate::congestion::window::CongestionWindow;
 
-/// What a reduction replaced, until it is known whether it was deserved.
+/// The window that a reduction replaced, kept until it is known whether the reduction was
+/// justified.
 pub(super) struct PriorWindow {
     pub(super) window: CongestionWindow,
     pub(super) controller: Controller,
-    /// When the first retransmission of the recovery was sent in ns, 0: none was.
+    /// The time of the recovery's first retransmission in ns; 0 if there was none.
     first_at: u64,
     positions: StreamPositions,
-    /// The retransmissions of the recovery that no D-SACK has reported yet, by where the segment begins,
-    /// so that a D-SACK block costs what it finds.
+    /// The retransmissions of the recovery that no D-SACK has reported yet, keyed by the start of
+    /// the segment, so that a D-SACK block costs only the entries it covers.
     unexplained: BTreeMap<u64, RetransmittedSegment>,
     ended: Option<EpisodeEnd>,
 }
 
-/// A segment that a recovery sent again.
+/// A segment that a recovery retransmitted.
 struct RetransmittedSegment {
     end: u64,
-    /// How many times, less the D-SACKs that reported it.
+    /// The number of retransmissions minus the number of D-SACKs that reported them.
     times: u32,
-    /// When it was sent again first, in ns.
+    /// The time of the first retransmission, in ns.
     first_at: u64,
-    /// The timestamp of the last segment that reported it.
+    /// The timestamp of the last segment with a D-SACK for it.
     reported: Option<u32>,
 }
 
-/// When the recovery has ended, and until when the answers to its retransmissions may arrive.
+/// The end of a recovery, and the time until which answers to its retransmissions may arrive.
 struct EpisodeEnd {
-    /// SND.NXT at the end. Answers to what was sent later come after those to the retransmissions.
+    /// SND.NXT at the end. Answers to later data follow those to the retransmissions.
     next: SeqNr,
-    /// The same for a connection that sends nothing more, in ns: a retransmission timeout later.
+    /// A time limit in ns for connections that send no more data: one retransmission timeout later.
     until: u64,
 }
 
 impl PriorWindow {
-    /// A recovery begins while SND.UNA is `una`, with this window and controller.
+    /// Records the beginning of a recovery: this window and controller, while SND.UNA is `una`.
     pub(super) fn new(window: CongestionWindow, controller: Controller, una: SeqNr) -> Self {
         PriorWindow {
             window,
@@ -61,8 +62,8 @@ impl PriorWindow {
         }
     }
 
-    /// The segment from `seq` to `end` was sent again. Only retransmissions of the recovery itself count;
-    /// what is sent again after it says nothing of it.
+    /// Records that the segment from `seq` to `end` was retransmitted. Only retransmissions of the
+    /// recovery itself count; later ones are no evidence about it.
     pub(super) fn on_retransmitted(&mut self, seq: SeqNr, end: SeqNr, now: u64) {
         if self.ended.is_some() {
             return;
@@ -84,10 +85,11 @@ impl PriorWindow {
         segment.times += 1;
     }
 
-    /// The peer reports that it received `lo..hi` twice (RFC 2883). Each segment of the recovery that lies
-    /// wholly in it was sent again once for nothing; nothing else counts, so that duplicates made by the
-    /// network, or reports of older recoveries, cannot excuse a loss. `timestamp`: that of the segment
-    /// that reports it; with one that is not newer it may be the same report, duplicated by the network.
+    /// Processes a D-SACK block: the peer received `lo..hi` twice (RFC 2883). One retransmission of
+    /// each segment of the recovery that lies wholly in the block was spurious. Nothing else
+    /// counts, so that duplicates made by the network and reports about older recoveries cannot
+    /// hide a loss. `timestamp` is that of the reporting segment; if it is not newer than the last,
+    /// the report may be a duplicate made by the network.
     pub(super) fn on_dsack(&mut self, lo: SeqNr, hi: SeqNr, timestamp: Option<u32>) {
         let lo = self.positions.position_of(lo);
         let hi = self.positions.position_of(hi);
@@ -114,8 +116,8 @@ impl PriorWindow {
         }
     }
 
-    /// The segment at `seq` is acknowledged by an ACK with this echo. Whether a retransmission of it
-    /// arrived first, so that it was needed.
+    /// Returns whether a retransmission of the segment at `seq` arrived first and was therefore
+    /// needed, given the timestamp echoed by the ACK that acknowledges the segment.
     pub(super) fn is_filled_by_retransmission(
         &self,
         seq: SeqNr,
@@ -126,36 +128,37 @@ impl PriorWindow {
         segment.is_some_and(|segment| !is_echo_older(echo, segment.first_at, timestamp_offset))
     }
 
-    /// Whether the peer has reported every retransmission of the recovery as a duplicate (RFC 3708 section 2):
-    /// it had all the originals, and nothing was lost.
+    /// Returns whether the peer has reported every retransmission of the recovery as a duplicate
+    /// (RFC 3708 section 2): all originals arrived, and nothing was lost.
     pub(super) fn is_explained(&self) -> bool {
         self.first_at != 0 && self.unexplained.is_empty()
     }
 
-    /// Whether the peer echoes a time before the first retransmission: the originals arrived (Eifel,
-    /// RFC 3522 section 3.2).
+    /// Returns whether the peer echoes a time before the first retransmission: the originals
+    /// arrived (Eifel, RFC 3522 section 3.2).
     pub(super) fn is_answered_by_original(&self, echo: u32, timestamp_offset: u32) -> bool {
         self.first_at != 0 && is_echo_older(echo, self.first_at, timestamp_offset)
     }
 
-    /// The recovery ended while SND.NXT was `next`. Until `until` (ns), unless data sent from now on is
-    /// acknowledged before, D-SACKs of its retransmissions may arrive.
+    /// Records the end of the recovery, while SND.NXT was `next`. D-SACKs of its retransmissions
+    /// may arrive until `until` (ns), or until data sent after the end is acknowledged.
     pub(super) fn on_recovery_end(&mut self, next: SeqNr, until: u64) {
         self.ended = Some(EpisodeEnd { next, until });
     }
 
-    /// Whether no answer to a retransmission of the recovery can come any more, now that SND.UNA is `una`.
+    /// Returns whether SND.UNA, now `una`, rules out further answers to the recovery's
+    /// retransmissions.
     pub(super) fn is_outlived_by(&self, una: SeqNr) -> bool {
         self.ended.as_ref().is_some_and(|end| una.gt(end.next))
     }
 
-    /// The same, by the time `now` (ns).
+    /// Returns whether the time `now` (ns) rules out further answers.
     pub(super) fn is_outdated(&self, now: u64) -> bool {
         self.ended.as_ref().is_some_and(|end| now > end.until)
     }
 }
 
-/// Whether the echoed timestamp is before that of a segment sent at `at` (ns).
+/// Returns whether the echoed timestamp is before that of a segment sent at `at` (ns).
 pub(crate) fn is_echo_older(echo: u32, at: u64, timestamp_offset: u32) -> bool {
     let sent = timestamp_at(Instant(at), timestamp_offset);
     (echo.wrapping_sub(sent) as i32) < 0
@@ -166,7 +169,8 @@ mod tests {
     use super::*;
     use crate::config::CongestionControl;
 
-    /// The segment 1:1001 was sent again twice, 10 and 40 ms after the start.
+    /// Returns a record in which the segment 1:1001 was retransmitted twice, 10 and 40 ms after the
+    /// start.
     fn sent_again_twice() -> PriorWindow {
         let controller = Controller::new(CongestionControl::NewReno);
         let mut prior = PriorWindow::new(CongestionWindow::CLOSED, controller, SeqNr(1));
