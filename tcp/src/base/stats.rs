@@ -173,7 +173,7 @@ counters! {
     syn_retrans = "TcpExtTCPSynRetrans",
     /// Connections in TIME-WAIT that a new SYN reopened (RFC 6191).
     time_wait_recycled = "TcpExtTWRecycled",
-    /// Connections in TIME-WAIT evicted in favor of new ones.
+    /// Connections in TIME-WAIT evicted in favour of new ones.
     time_wait_evicted = "TcpExtTCPTimeWaitOverflow",
     /// Connections without an owner that were reset before their peers had acknowledged all data,
     /// because a new connection needed the slot.

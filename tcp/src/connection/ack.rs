@@ -1,5 +1,5 @@
-//! What an acknowledgement does: header prediction for the fast path, the scoreboard and the
-//! congestion window for the rest.
+//! ACK processing: header prediction for the fast path, the scoreboard and the congestion window
+//! for the rest.
 
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
@@ -16,7 +16,7 @@ use crate::wire::segment::{ACK, CWR, ECE, FIN, PSH, RST, SYN, Segment};
 
 impl<B: RecvBuf, R> Connection<B, R> {
     /// Header prediction, the fast path: the connection is established and the segment is the next
-    /// one expected, with nothing special about it. Gives the buffer back in all other cases.
+    /// in sequence, without anything unusual. Returns the buffer in all other cases.
     #[inline]
     pub(crate) fn try_header_prediction(
         &mut self,
@@ -75,13 +75,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
     pub(crate) fn deliver_in_order(&mut self, cx: &mut TcpContext<'_>, buffer: B, push: bool) {
         let (len, buffers) = (buffer.remaining() as u32, buffer.buffer_count() as u32);
         self.receive_queue.push(buffer);
-        // A segment that a port coalesced counts as two, so that it is acknowledged at once.
+        // A segment coalesced by the port counts as two, so that it is acknowledged at once.
         let counted = 1 + u32::from(len > u32::from(self.tcb.emss));
         self.on_delivered(cx, (buffers, counted, len), push);
     }
 
     /// Accounts for `bytes` bytes in `buffers` buffers that were put into the receive queue, and
-    /// decides when to acknowledge them. `segs`: how many segments the ACK policy takes them for.
+    /// decides when to acknowledge them. `segs`: the number of segments for the ACK policy.
     #[inline]
     pub(crate) fn on_delivered(
         &mut self,
@@ -106,8 +106,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx.raise_event(tcb, Events::READABLE);
     }
 
-    /// Data is sent: if it comes so soon after a segment of the peer that an ACK which was sent in
-    /// between could have waited for it, the next ones will.
+    /// Called when data is sent: if it follows a segment of the peer so soon that an ACK sent in
+    /// between could have been piggybacked, the next ACKs wait for data.
     #[inline]
     pub(crate) fn notice_answer(&mut self, cx: &TcpContext<'_>) {
         let tcb = &mut self.tcb;
@@ -117,8 +117,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// Processes the window of an acceptable data segment while there is nothing that it could
-    /// acknowledge: all that [`process_ack`](Self::process_ack) would do with it.
+    /// Processes the window of an acceptable data segment when no data is in flight. Equivalent to
+    /// [`process_ack`](Self::process_ack) in that case.
     #[inline]
     fn take_window(&mut self, cx: &mut TcpContext<'_>, seg: &Segment) {
         let tcb = &mut self.tcb;
@@ -130,7 +130,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// Processes the ACK and the window of an acceptable segment, whose ACK is at most SND.NXT.
+    /// Processes the ACK, which is at most SND.NXT, and the window of an acceptable segment.
     #[inline]
     pub(crate) fn process_ack(&mut self, cx: &mut TcpContext<'_>, seg: &Segment, len: usize) {
         let tcb = &mut self.tcb;
@@ -140,8 +140,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let old_window = tcb.snd_wnd;
         tcb.update_send_window(seg);
         if old_window < tcb.flight() && tcb.snd_wnd >= tcb.flight() {
-            // The peer's window had shrunk below what is in flight and covers it again: what the peer
-            // refused meanwhile was not lost on the path.
+            // The peer's window had shrunk below the data in flight and covers it again: the
+            // segments that the peer refused in between were not lost on the path.
             tcb.backoff = 0;
             if let Some(recovery) = &mut self.recovery {
                 recovery.timeouts_in_row = 0;
@@ -161,7 +161,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             self.stalled_since = 0;
         }
         let tcb = &mut self.tcb;
-        // A duplicate ACK (RFC 5681 section 2). SYN is off here.
+        // A duplicate ACK (RFC 5681 section 2). SYN is clear here.
         let dup = !new
             && len == 0
             && tcb.snd_wnd == old_window
@@ -208,8 +208,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// Takes off the queue what an ACK of new data covers, and measures its round trip. Returns the bytes
-    /// that were not selectively acknowledged before, and the sample in ns, 0: none.
+    /// Removes the segments covered by an ACK of new data from the queue, and measures the round
+    /// trip. Returns the bytes that were not selectively acknowledged before, and the RTT sample in
+    /// ns (0: none).
     #[inline]
     fn advance_una(&mut self, cx: &mut TcpContext<'_>, seg: &Segment) -> (u32, u64) {
         let tcb = &mut self.tcb;
@@ -228,8 +229,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         tcb.dup_acks = 0;
         self.stalled_since = 0;
         let mut rtt = 0;
-        // Only a measurement takes the backoff back (Karn, RFC 6298 section 5): if the path has become
-        // longer than the timeout, all that is sent would be sent again before its ACK can come.
+        // Only an RTT sample resets the backoff (Karn, RFC 6298 section 5): if the path has become
+        // longer than the timeout, every segment would be retransmitted before its ACK can arrive.
         if let Some(at) = acked.sent_at {
             rtt = cx.now.0.saturating_sub(at);
             tcb.rtt.add_sample(rtt);
@@ -238,7 +239,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             && tcb.has(ConnectionFlags::TIMESTAMPS)
             && let Some(since) = since_timestamp(seg.ts_ecr, self.timestamp_offset, cx.now)
         {
-            // The echo tells which transmission was answered (RFC 7323 section 4.1).
+            // The echo identifies the transmission that was answered (RFC 7323 section 4.1).
             tcb.rtt.add_coarse_sample(since, &cx.shared.rto_limits);
             tcb.backoff = 0;
         }
@@ -256,9 +257,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         (acked.delivered, rtt)
     }
 
-    /// Processes the SACK blocks of an ACK that was overtaken by a later one: they report what the peer
-    /// has, and D-SACK what it has twice, as well as those of any ACK do (RFC 2018 section 5). Its window
-    /// and its acknowledgement number are outdated.
+    /// Processes the SACK blocks of an ACK that was overtaken by a later one: its SACK and D-SACK
+    /// blocks are as valid as those of any ACK (RFC 2018 section 5). Its window and acknowledgement
+    /// number are outdated.
     #[cold]
     pub(crate) fn process_overtaken_ack(&mut self, cx: &mut TcpContext<'_>, seg: &Segment) {
         if self.tcb.has(ConnectionFlags::SACK) {
@@ -266,9 +267,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// Processes SACK blocks and duplicate ACKs: marks losses, begins and ends recoveries (RFC 6675,
-    /// RFC 6582, RFC 9937, RFC 8985). `new`: the ACK acknowledged new data, `delivered` bytes of which had
-    /// not been selectively acknowledged before. `dup`: it is a duplicate ACK.
+    /// Processes SACK blocks and duplicate ACKs: marks losses, begins and ends recoveries (RFC
+    /// 6675, RFC 6582, RFC 9937, RFC 8985). `new`: the ACK acknowledged new data; `delivered`: the
+    /// bytes of it that had not been selectively acknowledged before. `dup`: it is a duplicate ACK.
     #[cold]
     fn process_loss_signals(
         &mut self,
@@ -341,17 +342,17 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let tcb = &mut self.tcb;
         cx.schedule_output(tcb, ConnectionFlags::NONE);
         if heard && !matches!(tcb.timer(), Some(Timer::Reordering | Timer::TailLossProbe)) {
-            // RFC 6675 section 6 permits this restart. That a retransmission was lost shows only in
-            // answers to what was sent after it, so the timer must not expire while answers to
+            // RFC 6675 section 6 permits this restart. The loss of a retransmission shows only in
+            // answers to segments sent after it, so the timer must not expire while answers to
             // earlier segments still arrive.
             tcb.restart_retransmission_timer(cx);
         }
         self.select_recovery_timer(cx, due, new);
     }
 
-    /// Undoes a reduction of the window that turns out to have been needless: the peer reports that
-    /// all retransmissions were duplicates (D-SACK, RFC 3708), or the first ACK after a timeout
-    /// echoes a timestamp from before the retransmission (Eifel, RFC 3522).
+    /// Undoes a window reduction that turns out to be spurious: the peer reports that all
+    /// retransmissions were duplicates (D-SACK, RFC 3708), or the first ACK after a timeout echoes
+    /// a timestamp from before the retransmission (Eifel, RFC 3522).
     fn undo_needless_reduction(&mut self, cx: &mut TcpContext<'_>, seg: &Segment, new: bool) {
         let tcb = &mut self.tcb;
         let Some(recovery) = &mut self.recovery else {
@@ -366,12 +367,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 (seg.has_ts && tcb.has(ConnectionFlags::TIMESTAMPS)).then_some(seg.ts_val);
             recovery.reduction.on_dsack(lo, hi, timestamp, cx.now.0);
         }
-        // Until the recovery point is passed, more may be found lost, and sent again for good reason.
+        // Until the recovery point is passed, further segments may be declared lost and rightly
+        // retransmitted.
         let is_over = tcb.phase == RecoveryPhase::Open || recovery.reduction.is_over(tcb.snd_una);
         let mut needless = is_over && recovery.reduction.is_refuted();
         if needless {
-            // What is marked lost now was sent after the recovery began: those marks are judgements of
-            // their own, and stay.
+            // Segments marked lost now were sent after the recovery began: their marks are
+            // independent of it and stay.
             tcb.phase = RecoveryPhase::Open;
         } else if new
             && tcb.phase == RecoveryPhase::Loss
@@ -393,8 +395,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// Ends the recovery, or the slow start after a timeout, once everything that was in flight
-    /// when it began is acknowledged.
+    /// Ends the recovery, or the slow start after a timeout, once all data that was in flight when
+    /// it began is acknowledged.
     fn end_recovery_if_over(&mut self, cx: &mut TcpContext<'_>) {
         let tcb = &mut self.tcb;
         let Some(recovery) = &mut self.recovery else {
@@ -419,8 +421,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
             .on_recovered(&mut tcb.window, &flight, cx.now.0);
     }
 
-    /// Begins fast recovery when `lost` segments were found lost outside of one; in a recovery, gives out
-    /// what the ACK permits to be sent. `dup`: it is a duplicate ACK. `partial`: a partial one (RFC 6582).
+    /// Begins fast recovery if `lost` segments were declared lost outside of one; during a
+    /// recovery, sets the window to what the ACK permits. `dup`: it is a duplicate ACK. `partial`:
+    /// it is a partial ACK (RFC 6582).
     fn adjust_window_in_recovery(
         &mut self,
         cx: &mut TcpContext<'_>,
@@ -432,8 +435,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let Some(recovery) = &mut self.recovery else {
             return;
         };
-        // Segments that were cut because the path does not carry them count as lost as well, but are no
-        // sign of congestion.
+        // Segments that were resegmented because they exceed the path MTU count as lost as well,
+        // but are no sign of congestion.
         let begins = tcb.phase == RecoveryPhase::Open && lost > 0;
         if begins {
             recovery.begin_fast_recovery(tcb);
@@ -464,9 +467,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         recovery.finish_if_settled(tcb);
     }
 
-    /// Chooses the timer to run (RFC 8985 section 8 wants a single one): the reordering timer while
-    /// RACK waits until `due` (0: it does not wait), else the retransmission timer, which may be a
-    /// tail loss probe unless a recovery runs. `new`: new data was acknowledged.
+    /// Selects the timer to run (RFC 8985 section 8 recommends a single one): the reordering timer
+    /// while RACK waits until `due` (0: it does not wait), else the retransmission timer, which may
+    /// be a tail loss probe unless a recovery is in progress. `new`: new data was acknowledged.
     fn select_recovery_timer(&mut self, cx: &mut TcpContext<'_>, due: u64, new: bool) {
         let tcb = &mut self.tcb;
         if tcb.snd_una == tcb.snd_nxt {
@@ -494,7 +497,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// The reordering timer fired (RFC 8985 section 6.2 step 5): the segments that RACK waited for are lost.
+    /// Handles the reordering timer (RFC 8985 section 6.2 step 5): the segments that RACK waited
+    /// for are lost.
     pub(crate) fn reordering_timeout(&mut self, cx: &mut TcpContext<'_>) {
         self.split_multi_segments();
         let path = (self.id(cx.index), self.template.key().remote().ip());

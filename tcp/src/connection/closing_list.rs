@@ -1,10 +1,10 @@
-//! Connections that end by themselves and give way when the stack is full, each kind in the order
-//! in which they came: those in TIME-WAIT (RFC 9293 section 3.6), and orphans, whose owner released
-//! them before the peer had acknowledged everything. Doubly linked lists in an array indexed by
-//! slot, since a connection can leave from any place: by its timer, or for a new connection with
-//! its addresses. A connection is in one of them at most.
+//! Connections that end by themselves and are evicted when the stack is full, each kind in order of
+//! arrival: those in TIME-WAIT (RFC 9293 section 3.6), and orphans, whose owner released them
+//! before the peer had acknowledged everything. Doubly linked lists in an array indexed by slot,
+//! because a connection can be removed from any position: by its timer, or by a new connection with
+//! the same addresses. A connection is in at most one of them.
 
-/// Which list.
+/// Selects a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Closing {
     TimeWait,
@@ -12,7 +12,7 @@ pub(crate) enum Closing {
 }
 
 impl Closing {
-    /// The link behind the last node of the list. Slots are far below.
+    /// The link value that marks the end of the list. Slot numbers are far below.
     const fn end(self) -> u32 {
         match self {
             Closing::TimeWait => u32::MAX,
@@ -20,7 +20,7 @@ impl Closing {
         }
     }
 
-    /// The list that ends with this link.
+    /// Returns the list that ends with this link value.
     fn ending_with(link: u32) -> Closing {
         if link == Closing::TimeWait.end() {
             Closing::TimeWait
@@ -32,9 +32,10 @@ impl Closing {
 
 #[derive(Clone, Copy)]
 struct ClosingNode {
-    /// A slot, or the end of its list.
+    /// The slot of the next older node, or the end of its list.
     older: u32,
-    /// A slot, the end of its list, or the node's own index when it is in none.
+    /// The slot of the next newer node, the end of its list, or the node's own index if it is in no
+    /// list.
     newer: u32,
 }
 
@@ -50,7 +51,7 @@ pub(crate) struct ClosingLists {
 }
 
 impl ClosingLists {
-    /// Bytes of a connection's entry.
+    /// Size of a connection's entry in bytes.
     pub(crate) const NODE: usize = size_of::<ClosingNode>();
 
     pub(crate) fn new() -> Self {
@@ -68,7 +69,7 @@ impl ClosingLists {
         node.is_some_and(|node| node.newer != index)
     }
 
-    /// Adds the connection to a list as its newest, unless it is in one already.
+    /// Adds the connection to a list as its newest, unless it is already in one.
     pub(crate) fn push(&mut self, list: Closing, index: u32) {
         if self.contains(index) {
             return;
@@ -91,7 +92,7 @@ impl ClosingLists {
         ends.newest = index;
     }
 
-    /// Does nothing for one that is in no list.
+    /// Removes the connection from its list, if it is in one.
     pub(crate) fn remove(&mut self, index: u32) {
         if !self.contains(index) {
             return;

@@ -1,5 +1,5 @@
-//! The state that all connections of a stack share, apart from the connections themselves, so that
-//! one connection and this state can be borrowed at the same time.
+//! The state that all connections of a stack share. It is separate from the connections so that one
+//! connection and this state can be borrowed at the same time.
 
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
@@ -27,24 +27,24 @@ use crate::tcb::rtt::RtoLimits;
 use crate::wire::flow_key::{FlowKey, TableHasher};
 use crate::wire::frame;
 
-/// A connection that holds fewer buffers than this may keep some above the common limit.
+/// A connection with fewer buffers than this may exceed the common limit by some.
 const FEW: usize = 16;
 
 pub(crate) struct ListenSocket {
     pub local: Option<IpAddr>,
     pub port: u16,
     pub backlog: usize,
-    /// Connections that are half-open, or established while their ACCEPTED event was not fetched.
+    /// Connections that are half-open, or established with an ACCEPTED event not yet fetched.
     pub pending: usize,
-    /// Those of `pending` that are established.
+    /// The established ones among `pending`.
     pub ready: usize,
-    /// SYN cookies that were sent may come back until this time, in ns.
+    /// The time in ns until which ACKs of sent SYN cookies may arrive.
     pub cookies_until: u64,
     pub user: u64,
 }
 
 pub(crate) struct SharedState {
-    /// When the stack was last called with the time.
+    /// The time passed to the last call of the stack.
     pub now: Instant,
     pub config: StackConfig,
     pub rto_limits: RtoLimits,
@@ -57,13 +57,13 @@ pub(crate) struct SharedState {
     pub table_hasher: TableHasher,
     pub flow_table: FlowTable,
     pub timer_wheel: TimerWheel,
-    /// Connections with something to send.
+    /// Connections with pending output.
     pub output_list: VecDeque<u32>,
-    /// The sink was full before all that was due was sent: whoever has data now has its turn behind the
-    /// others in the list.
+    /// The sink was full before all due output was sent: a connection with new data now takes its
+    /// turn behind the others in the list.
     pub is_output_blocked: bool,
-    /// Connections whose ACK waits for the owner's answer, and until when, in ns; earliest first. Those
-    /// that were answered meanwhile are here, too.
+    /// Connections whose ACK waits for the owner's reply, with the time limit in ns, earliest
+    /// first. Includes connections whose owner has replied since.
     pub awaited_answers: VecDeque<(u32, u64)>,
     /// Connections with events, at most once each.
     pub event_list: VecDeque<u32>,
@@ -71,33 +71,33 @@ pub(crate) struct SharedState {
     pub ports: HashMap<(u16, Option<IpAddr>), u32>,
     pub next_listener: u32,
     pub neighbours: Neighbours,
-    /// Beside those of the configuration.
+    /// Routes in addition to those of the configuration.
     pub learned_routes: LearnedRoutes,
     pub control_queue: ControlQueue,
-    /// Connections that are evicted when the stack is full.
+    /// Connections that may be evicted when the stack is full.
     pub closing: ClosingLists,
     pub side_table: SideTable,
-    /// Connections with something unacknowledged or unsent.
+    /// Connections with unacknowledged or unsent data.
     pub active: usize,
     pub resets: TokenBucket,
     pub challenges: RandomizedLimit,
     pub port_draws: u32,
     pub paths: Paths,
-    /// Received buffers that connections hold, as last counted.
+    /// Received buffers held by connections, as last counted.
     pub held_buffers: usize,
     pub stats: StackStats,
 }
 
-/// The groups that every IPv6 node is in: ff02::1, and ff02::1:ff00:0 with the end of an address.
+/// IPv6 groups of every node: ff02::1, and ff02::1:ff00:0 with the low 24 bits of an address.
 const ALL_NODES: u128 = 0xff02 << 112 | 1;
 const SOLICITED_NODE: u128 = 0xff02 << 112 | 0x1_ff00_0000;
 
-/// What a method of a connection needs besides the connection: the time, the index of its slot, and
-/// what all connections of the stack share.
+/// The context of a connection's method: the time, the index of the connection's slot, and the
+/// state shared by all connections of the stack.
 pub(crate) struct TcpContext<'a> {
     /// The time of this batch.
     pub now: Instant,
-    /// The connection's slot, by which the timer wheel and the output and event lists name it.
+    /// The connection's slot, its id in the timer wheel and in the output and event lists.
     pub index: u32,
     pub shared: &'a mut SharedState,
 }
@@ -109,15 +109,15 @@ impl TcpContext<'_> {
         self.shared.raise_event(self.index, tcb, events);
     }
 
-    /// Puts the connection on the list that `poll` works through. `what`: `NEED_` flags of what it has
-    /// to send besides data.
+    /// Puts the connection on the output list, which `poll` processes. `what`: `NEED_` flags of the
+    /// output other than data.
     #[inline]
     pub(crate) fn schedule_output(&mut self, tcb: &mut Tcb, what: ConnectionFlags) {
         self.shared.schedule_output(self.index, tcb, what);
     }
 
-    /// The ACK of a message waits for the owner's answer. Not by the timer wheel: most waits end after
-    /// a microsecond.
+    /// Delays the ACK of a message until the owner replies. Not by the timer wheel: most waits end
+    /// after a microsecond.
     #[inline]
     pub(crate) fn await_answer(&mut self, tcb: &mut Tcb) {
         tcb.ack_at = self.now.0 + self.shared.answer_wait;
@@ -125,7 +125,7 @@ impl TcpContext<'_> {
         self.shared.awaited_answers.push_back(awaited);
     }
 
-    /// Makes sure that the timer wheel calls the connection by `at`, in ns.
+    /// Ensures that the timer wheel calls the connection by `at`, in ns.
     #[inline]
     pub(crate) fn schedule_timer(&mut self, tcb: &mut Tcb, at: u64) {
         if at < tcb.wheel_at {
@@ -138,7 +138,7 @@ impl TcpContext<'_> {
 }
 
 impl SharedState {
-    /// The state of a stack without connections. `config` was checked.
+    /// Returns the state of a stack without connections. `config` has been validated.
     pub(crate) fn new(config: StackConfig, now: Instant) -> Self {
         let mut recv_wscale = config.window_scale;
         while recv_wscale < 14 && config.recv_window >> recv_wscale > 0xffff {
@@ -179,7 +179,7 @@ impl SharedState {
         }
     }
 
-    /// The context of the connection in slot `index`.
+    /// Returns the context of the connection in slot `index`.
     #[inline]
     pub(crate) fn context_of(&mut self, index: u32) -> TcpContext<'_> {
         TcpContext {
@@ -209,10 +209,11 @@ impl SharedState {
         }
     }
 
-    /// Whether the buffer of a new segment must be refused because the connection, or all connections
-    /// together, hold as many as they may. A connection that holds few may go an eighth above
-    /// the common limit, so that owners who read are not held up by those who do not; one that
-    /// holds none may always take one, so that none starves. `counted`: what it holds now.
+    /// Returns whether the buffer of a new segment must be refused because a limit on held buffers
+    /// is reached, that of the connection or that of all connections together. A connection that
+    /// holds few may exceed the common limit by an eighth, so that owners who read are not blocked
+    /// by those who do not; one that holds none may always take one, to avoid starvation.
+    /// `counted`: the buffers that the connection holds.
     #[inline]
     pub(crate) fn is_receive_full(&self, counted: u32) -> bool {
         let own = counted as usize;
@@ -230,9 +231,9 @@ impl SharedState {
             .any(|cidr| cidr.addr == address)
     }
 
-    /// The source address for an answer to a packet sent to `address`: `address` itself, or one of ours
-    /// if it is a multicast group that we are in (RFC 4291 section 2.7.1: all nodes of the link, and
-    /// the solicited-node groups). `None`: a group without a member here.
+    /// Returns the source address for an answer to a packet sent to `address`: `address` itself, or
+    /// one of ours if it is a multicast group that we are in (RFC 4291 section 2.7.1: all nodes of
+    /// the link, and the solicited-node groups). `None`: none of our addresses is in the group.
     #[cold]
     pub(crate) fn own_address_of_group(&self, address: IpAddr) -> Option<IpAddr> {
         let IpAddr::V6(group) = address else {
@@ -253,9 +254,9 @@ impl SharedState {
         found.map(|own| core::net::Ipv6Addr::from_bits(own).into())
     }
 
-    /// Whether packets from `address` may be answered: a peer can have it, and it is neither ours
-    /// (LAND attack; unless the frame is one that we sent to ourselves) nor a broadcast address of our
-    /// links (RFC 1122 section 3.2.1.3).
+    /// Returns whether packets from `address` may be answered: it is a valid peer address, and
+    /// neither ours (LAND attack; except for a frame that we sent to ourselves) nor a broadcast
+    /// address of our links (RFC 1122 section 3.2.1.3).
     pub(crate) fn can_be_peer(&self, address: IpAddr, src_mac: [u8; 6]) -> bool {
         let never = |cidr: &IpCidr| {
             cidr.addr == address && src_mac != self.config.mac || cidr.is_broadcast(address)
@@ -263,9 +264,9 @@ impl SharedState {
         frame::is_peer_address(address) && !self.config.addresses.iter().any(never)
     }
 
-    /// The next hop for `remote`: itself when it is on the link, else a gateway. The longest prefix
-    /// decides (RFC 1812 section 5.2.4.3). Looked up when a connection opens or the neighbour table
-    /// changed, not for each frame.
+    /// Returns the next hop for `remote`: `remote` itself if it is on the link, else a gateway. The
+    /// longest prefix wins (RFC 1812 section 5.2.4.3). Called when a connection opens or the
+    /// neighbour table has changed, not for each frame.
     pub(crate) fn next_hop(&self, remote: IpAddr) -> Option<IpAddr> {
         if matches!(remote, IpAddr::V6(address) if address.is_unicast_link_local()) {
             return Some(remote);
@@ -279,8 +280,8 @@ impl SharedState {
         let on_link = learned.on_link.iter().map(|network| (*network, remote));
         let routes = learned.routes.iter().chain(&self.config.routes);
         let routes = routes.map(|route| (route.to, route.via));
-        // `max_by_key` returns the last of equals, so that links win over routes, and what is
-        // configured over what was learned.
+        // `max_by_key` returns the last of equals, so that links win over routes, and configured
+        // entries over learned ones.
         let best = routes
             .chain(on_link)
             .chain(links)
@@ -299,14 +300,14 @@ impl SharedState {
         best.map(|(_, via)| via).or(default)
     }
 
-    /// The initial sequence number of RFC 6528: M + F(four-tuple, secret), with M a clock of about
-    /// 4 us.
+    /// Returns the initial sequence number of RFC 6528: M + F(four-tuple, secret), where M is a
+    /// clock with a tick of about 4 us.
     pub(crate) fn initial_sequence(&self, key: &FlowKey, now: Instant) -> SeqNr {
         SeqNr((now.0 >> 12) as u32) + key.hash(self.isn_key) as u32
     }
 
-    /// The offset of the timestamp clock for a peer, so that peers cannot infer our uptime from it (RFC 7323
-    /// section 5.4).
+    /// Returns the offset of the timestamp clock for a peer, which hides our uptime from peers (RFC
+    /// 7323 section 5.4).
     pub(crate) fn timestamp_offset(&self, key: &FlowKey) -> u32 {
         (key.hash(self.isn_key) >> 32) as u32
     }
@@ -337,7 +338,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// Brings `held_buffers` up to date with what the connection holds now.
+    /// Updates the shared `held_buffers` by the connection's current count.
     #[inline]
     pub(crate) fn update_held_buffers(&mut self, cx: &mut TcpContext<'_>) {
         let count = self.receive_queue.buffer_count()
@@ -349,8 +350,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         self.counted_buffers = count as u32;
     }
 
-    /// Ends the connection: removes it from the flow table, stops its timers, and discards what it had
-    /// to send. Records stay in the send queue for their owner.
+    /// Ends the connection: removes it from the flow table, stops its timers, and discards its
+    /// pending output. Records stay in the send queue for their owner.
     pub(crate) fn enter_closed(&mut self, cx: &mut TcpContext<'_>) {
         if self.tcb.state == TcpState::Closed {
             return;

@@ -12,7 +12,7 @@ use crate::tcb::flags::ConnectionFlags;
 use crate::wire::segment::{ACK, CWR, ECE, SYN};
 use crate::wire::template::SegmentFields;
 
-/// The options of a SYN, in the order in which other stacks send them as well, and their length.
+/// Returns the options of a SYN, in an order that is common among stacks, and their length.
 pub(crate) fn syn_options(
     mss: u16,
     sack: bool,
@@ -24,7 +24,7 @@ pub(crate) fn syn_options(
     bytes[2..4].copy_from_slice(&mss.to_be_bytes());
     let mut n = 4;
     if let Some((value, echo)) = ts {
-        // SACK-permitted, or two NOPs, aligns the timestamps.
+        // SACK-permitted, or two NOPs, align the timestamps.
         if sack {
             bytes[n..n + 2].copy_from_slice(&[4, 2]);
         }
@@ -44,7 +44,7 @@ pub(crate) fn syn_options(
 }
 
 impl<B: RecvBuf, R> Connection<B, R> {
-    /// A segment without payload: pure ACK or probe.
+    /// Sends a segment without payload: a pure ACK or a probe.
     pub(crate) fn emit_without_payload(
         &mut self,
         cx: &mut TcpContext<'_>,
@@ -62,7 +62,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if tcb.has(ConnectionFlags::SACK)
             && let Some(queue) = self.out_of_order.as_ref().filter(|queue| !queue.is_idle())
         {
-            // RFC 2018 section 3: three blocks fit beside timestamps, four without; a D-SACK
+            // RFC 2018 section 3: three blocks fit alongside timestamps, four without; a D-SACK
             // comes first (RFC 2883 section 4).
             let mut blocks = [(SeqNr(0), SeqNr(0)); 4];
             let max = if ts.is_some() { 3 } else { 4 };
@@ -115,7 +115,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         sink: &mut impl FrameSink<R>,
     ) -> Result<(), SinkFull> {
         let answer = self.tcb.state == TcpState::SynReceived;
-        // A SYN-ACK agrees only to what the SYN offered; a SYN offers what the configuration says.
+        // A SYN-ACK agrees only to options that the SYN offered; a SYN offers those that the
+        // configuration enables.
         let (ts, sack, scale) = if answer {
             (
                 self.tcb.has(ConnectionFlags::TIMESTAMPS),
@@ -162,7 +163,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return Err(SinkFull);
         }
         sink.end_frame();
-        // The handshake's round trip is measured from here.
+        // Start of the RTT measurement of the handshake.
         self.tcb.last_rx = cx.now.0;
         if answer {
             self.on_ack_sent(self.tcb.rcv_nxt + u32::from(window));
@@ -179,7 +180,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx: &mut TcpContext<'_>,
         sink: &mut impl FrameSink<R>,
     ) -> Result<(), SinkFull> {
-        // SND.NXT, unless the peer's window has shrunk below it: the peer would not accept that.
+        // SND.NXT, unless the peer's window has shrunk below it: the peer would not accept it.
         let tcb = &self.tcb;
         let seq = tcb
             .snd_nxt
@@ -197,7 +198,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         self.send_further_acks(cx, seq, (again, has_dsack), sink)
     }
 
-    /// Sends an ACK with the blocks behind the first `skip_blocks`.
+    /// Sends an ACK with the SACK blocks after the first `skip_blocks`.
     #[inline]
     fn emit_ack(
         &mut self,
@@ -211,8 +212,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         Ok(())
     }
 
-    /// The first ACK was sent: sends those that report what else was received beyond a hole, or twice.
-    /// `again`: the first acknowledged nothing new; `has_dsack`: it had a D-SACK block.
+    /// Sends the ACKs after the first, which report further blocks and duplicates. `again`: the
+    /// first ACK acknowledged nothing new; `has_dsack`: it had a D-SACK block.
     #[cold]
     fn send_further_acks(
         &mut self,
@@ -222,8 +223,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         sink: &mut impl FrameSink<R>,
     ) -> Result<(), SinkFull> {
         self.send_further_dsacks(cx, seq, sink)?;
-        // One batch of received segments can open more holes than one ACK can report; data behind
-        // a hole that is not reported would look lost to the peer.
+        // One batch of received segments can open more holes than one ACK can report; data beyond
+        // an unreported hole would look lost to the peer.
         let blocks_per_ack = if self.tcb.has(ConnectionFlags::TIMESTAMPS) {
             3
         } else {
@@ -259,9 +260,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
         Ok(())
     }
 
-    /// The first ACK of a batch was sent, with a D-SACK block if one waited. An ACK carries one such block,
-    /// so each further duplicate of the batch needs one of its own (RFC 2883 section 4): a sender that does
-    /// not hear of all of them cannot know that none of its retransmissions was needed.
+    /// Sends one ACK for each further duplicate of the batch. The first ACK carried a D-SACK block
+    /// if one was due, and an ACK carries only one such block, so each further duplicate needs an
+    /// ACK of its own (RFC 2883 section 4): a sender that misses one of them cannot know that all
+    /// its retransmissions were spurious.
     fn send_further_dsacks(
         &mut self,
         cx: &mut TcpContext<'_>,

@@ -11,12 +11,12 @@ use crate::wire::segment::{ACK, CWR, ECE, Segment};
 use crate::wire::template::SegmentFields;
 
 impl<B: RecvBuf, R> Connection<B, R> {
-    /// An acceptable data segment arrived on a connection with ECN.
+    /// Processes an acceptable data segment on a connection with ECN.
     #[cold]
     pub(crate) fn on_data_with_ecn(&mut self, cx: &mut TcpContext<'_>, seg: &Segment) {
         cx.shared.stats.ce_received += u64::from(seg.ce);
         if !self.congestion.is_dctcp() {
-            // ECE is set until CWR says that the sender reduced its window (section 6.1.3).
+            // ECE is set until CWR shows that the sender reduced its window (section 6.1.3).
             if seg.flags & CWR != 0 {
                 self.tcb.flags &= !ConnectionFlags::SEND_ECE;
             }
@@ -28,8 +28,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if seg.ce == self.tcb.has(ConnectionFlags::LAST_WAS_MARKED) {
             return;
         }
-        // RFC 8257 section 3.2: segments from before the change are acknowledged at once, with the old
-        // mark.
+        // RFC 8257 section 3.2: segments received before the change are acknowledged at once, with
+        // the old mark.
         if self.tcb.unacked_segs > 0 && self.neighbour_generation != 0 {
             let (window, edge) = self.receive_window(self.window_limit(cx));
             let tcb = &self.tcb;
@@ -83,7 +83,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if tcb.phase == RecoveryPhase::Open {
             cx.shared.stats.ecn_reductions += 1;
             let flight = tcb.flight_state();
-            // An earlier reduction cannot be taken back any more without taking this one back too.
+            // An earlier reduction can no longer be undone without also undoing this one.
             if let Some(recovery) = &mut self.recovery {
                 recovery.reduction.confirm();
             }

@@ -1,4 +1,4 @@
-//! Opening handshakes: what the peer's SYN says, and the way to ESTABLISHED.
+//! Opening handshakes: the options of the peer's SYN, and the transition to ESTABLISHED.
 
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
@@ -14,15 +14,15 @@ use crate::wire::segment::{ACK, CWR, ECE, FIN, RST, SYN, Segment};
 /// The MSS of a peer that sends no MSS option (RFC 9293 section 3.7.1, MUST-15).
 const MSS_DEFAULT_V4: u16 = 536;
 const MSS_DEFAULT_V6: u16 = 1220;
-/// A smaller offer is raised to this: it would only multiply the packets that we send.
+/// A smaller MSS is raised to this value, because it would only multiply the packets that we send.
 const MSS_FLOOR: u16 = 64;
 
-/// How a SYN asks for ECN and a SYN-ACK agrees (RFC 3168 section 6.1.1).
+/// The flags by which a SYN requests ECN and a SYN-ACK agrees (RFC 3168 section 6.1.1).
 const ASK: u8 = ECE | CWR;
 const ANSWER: u8 = ACK | ECE;
 
 impl<B: RecvBuf, R> Connection<B, R> {
-    /// Takes over sequence number, options and window of the peer's SYN.
+    /// Applies the sequence number, options and window of the peer's SYN.
     pub(crate) fn apply_peer_syn(&mut self, seg: &Segment, config: &StackConfig, wscale: u8) {
         let tcb = &mut self.tcb;
         tcb.rcv_nxt = seg.seq + 1;
@@ -39,7 +39,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
             .unwrap_or(default)
             .max(MSS_FLOOR)
             .min(config.mtu - overhead);
-        // A repeated SYN is sent without ECN, for what drops such SYNs (RFC 3168 section 6.1.1.1).
+        // A retransmitted SYN does not request ECN, as middleboxes may drop SYNs that do (RFC 3168
+        // section 6.1.1.1).
         let asks = match seg.flags & (ACK | ECE | CWR) {
             ASK => true,
             ANSWER => tcb.backoff == 0,
@@ -105,34 +106,34 @@ impl<B: RecvBuf, R> Connection<B, R> {
             }
             cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
             if buffer.remaining() > 0 || seg.flags & FIN != 0 {
-                // Text or a FIN behind the SYN (section 3.10.7.3, fourth).
+                // Data or a FIN follows the SYN (section 3.10.7.3, fourth).
                 let mut rest = *seg;
                 rest.seq += 1;
                 rest.flags &= !SYN;
                 return self.process_payload(cx, &rest, buffer);
             }
         } else {
-            // Simultaneous open (RFC 9293 figure 8). What follows the SYN is not acknowledged, so the
-            // peer sends it again.
+            // Simultaneous open (RFC 9293 figure 8). Data after the SYN is not acknowledged, so the
+            // peer retransmits it.
             self.tcb.state = TcpState::SynReceived;
-            // Our SYN-ACK repeats the SYN: which of them is answered cannot be told, so that no round
-            // trip is measured (Karn).
+            // Our SYN-ACK repeats the SYN: an answer does not tell them apart, so no round trip is
+            // measured (Karn).
             self.tcb.backoff = self.tcb.backoff.max(1);
             cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_SYN);
         }
         SegmentVerdict::Done
     }
 
-    /// The peer's SYN came again in SYN-RECEIVED: our SYN-ACK was lost, or they crossed. It is sent
-    /// again as by its timer, which backs off, and no more often than that would; whoever repeats the
-    /// SYN all the time gets no more answers than one who is silent. The round trip is then not
-    /// measured (Karn).
+    /// Handles a repeated SYN in SYN-RECEIVED: our SYN-ACK was lost, or they crossed. The SYN-ACK
+    /// is retransmitted as by its timer, with backoff, and no more often than the timer would: a
+    /// peer that repeats its SYN constantly gets no more answers than a silent one. The round trip
+    /// is then not measured (Karn).
     pub(crate) fn on_repeated_syn(&mut self, cx: &mut TcpContext<'_>) {
         let tcb = &mut self.tcb;
         let timeout = tcb
             .rtt
             .retransmission_timeout(&cx.shared.rto_limits, tcb.backoff);
-        // `last_rx`: when the last one left.
+        // `last_rx`: the time at which the last SYN-ACK was sent.
         let too_soon = tcb.backoff > 0 && cx.now.0.saturating_sub(tcb.last_rx) < timeout / 2;
         if too_soon
             || tcb.backoff >= cx.shared.config.syn_retries
@@ -145,7 +146,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         tcb.restart_retransmission_timer(cx);
     }
 
-    /// Our SYN is acknowledged: enters ESTABLISHED. `Some`: the connection ended instead.
+    /// Enters ESTABLISHED after our SYN was acknowledged. `Some`: the connection ended instead.
     pub(crate) fn on_established(
         &mut self,
         cx: &mut TcpContext<'_>,
@@ -154,7 +155,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if self.tcb.has(ConnectionFlags::PASSIVE)
             && !cx.shared.listeners.contains_key(&self.listener)
         {
-            // The listener was closed meanwhile.
+            // The listener was closed in the meantime.
             self.enter_closed(cx);
             self.tcb.flags |= ConnectionFlags::RELEASED;
             return Some(SegmentVerdict::Reset);
@@ -200,7 +201,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         None
     }
 
-    /// Common start of active and passive opens: our SYN or SYN-ACK is to be sent.
+    /// Starts an active or passive open: our SYN or SYN-ACK is to be sent.
     pub(crate) fn start_handshake(&mut self, cx: &mut TcpContext<'_>) {
         let key = self.template.key();
         let first = cx.shared.initial_sequence(&key, cx.now);

@@ -1,4 +1,4 @@
-//! What a received segment does to its connection (RFC 9293 section 3.10.7).
+//! Processing of a received segment by its connection (RFC 9293 section 3.10.7).
 
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
@@ -9,23 +9,23 @@ use crate::queues::out_of_order_queue::OutOfOrderQueue;
 use crate::tcb::flags::ConnectionFlags;
 use crate::wire::segment::{ACK, FIN, PSH, RST, SYN, Segment};
 
-/// What the stack must do after the connection has processed a segment.
+/// The action required of the stack after the connection has processed a segment.
 pub(crate) enum SegmentVerdict {
     Done,
-    /// Answer with a reset, as if there were no connection.
+    /// Answer with a reset, as for a segment without a connection.
     Reset,
     /// End the connection in TIME-WAIT and let this SYN open a new one (RFC 6191).
     Reopen,
 }
 
-/// PAWS compares timestamps only if the peer was heard in this time, in ns: its timestamp clock may
-/// have a tick of 1 ms, of which 2^31, the most that a comparison can tell apart, last 24.8 days
-/// (RFC 7323 section 5.5).
+/// PAWS compares timestamps only if the last segment from the peer is at most this old, in ns. With
+/// a timestamp clock of 1 ms per tick, the 2^31 ticks that a comparison can distinguish last 24.8
+/// days (RFC 7323 section 5.5).
 const PAWS_VALID_NS: u64 = 24 * 86_400 * 1_000_000_000;
 
 impl<B: RecvBuf, R> Connection<B, R> {
-    /// Processes every segment that `try_header_prediction` does not take, in the order of RFC 9293
-    /// section 3.10.7.4.
+    /// Processes every segment that `try_header_prediction` does not accept, in the order of RFC
+    /// 9293 section 3.10.7.4.
     pub(crate) fn process_segment(
         &mut self,
         cx: &mut TcpContext<'_>,
@@ -36,7 +36,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return self.on_segment_in_syn_sent(cx, seg, buffer);
         }
         let mut seg = *seg;
-        // In SYN-RECEIVED the peer's SYN may come again, or (simultaneous open) as SYN-ACK.
+        // In SYN-RECEIVED the peer's SYN may be repeated or, in a simultaneous open, arrive as
+        // SYN-ACK.
         if self.tcb.state == TcpState::SynReceived
             && seg.flags & (SYN | RST) == SYN
             && seg.seq + 1 == self.tcb.rcv_nxt
@@ -47,7 +48,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
             }
             seg.seq += 1;
             seg.flags &= !SYN;
-            // The window of a SYN-ACK is not scaled; the next segment brings the real one.
+            // Compensates for the later scaling: the window of a SYN-ACK is not scaled. The next
+            // segment brings the exact one.
             seg.window >>= self.tcb.scales.send();
         }
         let len = buffer.remaining() as u32;
@@ -86,14 +88,14 @@ impl<B: RecvBuf, R> Connection<B, R> {
             }
         }
         let tcb = &mut self.tcb;
-        // RFC 5961 section 5.2: an ACK of data never sent, or far too old, is not believed.
+        // RFC 5961 section 5.2: an ACK of data that was never sent, or is far too old, is rejected.
         if seg.ack.gt(tcb.snd_nxt) || seg.ack.lt(tcb.snd_una - tcb.max_snd_wnd) {
             cx.shared.stats.bad_acks += 1;
             self.send_challenge_ack(cx);
             return SegmentVerdict::Done;
         }
-        // TS.Recent is updated only now that the ACK has proved good: a forged timestamp from the
-        // future would make PAWS drop everything that follows.
+        // TS.Recent is updated only now that the ACK has been validated: a forged timestamp from
+        // the future would make PAWS drop everything that follows.
         if seg.has_ts && seg.seq.le(tcb.last_ack_sent) {
             tcb.ts_recent = seg.ts_val;
         }
@@ -115,9 +117,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// Whether a SYN may replace this connection in TIME-WAIT: its timestamp, or without timestamps
-    /// its sequence number, is above all that the old connection received (RFC 6191, RFC 9293
-    /// section 3.6.1).
+    /// Returns whether a SYN may replace this connection in TIME-WAIT: its timestamp, or without
+    /// timestamps its sequence number, is above all that the old connection received (RFC 6191, RFC
+    /// 9293 section 3.6.1).
     #[inline]
     fn may_reopen(&self, seg: &Segment) -> bool {
         let tcb = &self.tcb;
@@ -131,8 +133,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// Whether the segment passes the checks of RFC 7323. One that fails has been counted, and
-    /// answered if it must be. `span`: its length in sequence space.
+    /// Returns whether the segment passes the timestamp checks of RFC 7323. A segment that fails
+    /// has been counted, and answered if required. `span`: its length in sequence space.
     #[inline]
     fn passes_timestamp_checks(
         &mut self,
@@ -145,8 +147,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return true; // resets are exempt
         }
         if !seg.has_ts {
-            // Section 3.2: without the option a segment is dropped. A SYN goes on: the peer may
-            // have started anew, and the challenge ACK of RFC 5961 section 4 shows it that the
+            // Section 3.2: a segment without the option is dropped. A SYN continues: the peer may
+            // have restarted, and the challenge ACK of RFC 5961 section 4 shows it that the
             // connection still exists here.
             let is_syn = seg.flags & SYN != 0;
             cx.shared.stats.in_errs += u64::from(!is_syn);
@@ -164,10 +166,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
         true
     }
 
-    /// The sequence number check (RFC 9293 section 3.10.7.4, first). A pure ACK may lie between our
-    /// last ACK and RCV.NXT, or on the right edge of the window, as in Linux: both happen to
-    /// honest peers. A reset on the right edge is outside (RFC 5961 section 3.2), unless it is the one
-    /// that is expected. `span`: the segment's length in sequence space.
+    /// Checks the sequence number (RFC 9293 section 3.10.7.4, first). A pure ACK may lie between
+    /// our last ACK and RCV.NXT, or on the right edge of the window, as in Linux: legitimate peers
+    /// send both. A reset on the right edge is outside (RFC 5961 section 3.2), unless its sequence
+    /// number is RCV.NXT. `span`: the segment's length in sequence space.
     #[inline]
     fn is_acceptable(&mut self, cx: &mut TcpContext<'_>, seg: &Segment, span: u32) -> bool {
         let tcb = &mut self.tcb;
@@ -181,7 +183,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
             };
             inside && seg.seq.ge(tcb.last_ack_sent)
         } else if window == 0 && seg.seq == tcb.rcv_nxt {
-            // Nothing of it fits, but its ACK counts, and it is answered: it may probe the window.
+            // Its data does not fit, but its ACK counts, and it may be a window probe, which must
+            // be answered.
             cx.shared.stats.out_of_window += 1;
             if self.may_answer(cx, seg) {
                 cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
@@ -193,7 +196,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     }
 
     /// Answers a segment outside the receive window with an ACK (RFC 9293 section 3.10.7.4, first).
-    /// `len`: its payload, `span`: its length in sequence space.
+    /// `len`: its payload; `span`: its length in sequence space.
     fn on_unacceptable_segment(
         &mut self,
         cx: &mut TcpContext<'_>,
@@ -214,20 +217,20 @@ impl<B: RecvBuf, R> Connection<B, R> {
             tcb.start_time_wait_timer(cx);
         }
         let old = end.le(tcb.rcv_nxt) && tcb.rcv_nxt - seg.seq <= cx.shared.recv_window;
-        // Data that comes again means that our ACK was lost. A segment without data may belong to two
-        // stacks that correct each other for ever, and a peer that has not shown that it receives
-        // what we send may be a forged address: those answers are limited.
+        // Retransmitted data means that our ACK was lost. Segments without data may come from two
+        // stacks that correct each other in an endless loop, and a peer that has not proved that it
+        // receives our segments may be a forged address: answers to those are rate-limited.
         let proven = self.tcb.state != TcpState::SynReceived;
         if span > 0 && proven || self.may_answer(cx, &seg) {
             cx.shared.stats.dup_bytes_in += u64::from(len);
             cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
-            // Reported by D-SACK (RFC 2883 section 4), but not what lies outside every window of ours.
+            // Reported by D-SACK (RFC 2883 section 4), unless it lies outside all our windows.
             if old {
                 self.note_duplicate(seg.seq, seg.seq + len);
             }
         }
-        // The ACK of an old segment is processed all the same: otherwise two ends whose windows
-        // shrank would ignore each other for ever. Its window and SACK blocks are ignored.
+        // The ACK of an old segment is processed nevertheless: otherwise two ends whose windows
+        // shrank would ignore each other forever. Its window and SACK blocks are ignored.
         let tcb = &self.tcb;
         if old
             && seg.flags & (SYN | ACK) == ACK
@@ -244,8 +247,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         SegmentVerdict::Done
     }
 
-    /// RFC 9293 section 3.10.7.4 second, with RFC 5961 section 3.2: only a reset with the exact next
-    /// sequence number counts; one elsewhere in the window is answered with a challenge ACK.
+    /// Handles a reset (RFC 9293 section 3.10.7.4 second, with RFC 5961 section 3.2): only one with
+    /// the exact next sequence number takes effect; one elsewhere in the window is answered with a
+    /// challenge ACK.
     fn on_reset(&mut self, cx: &mut TcpContext<'_>, seg: &Segment) -> SegmentVerdict {
         if self.tcb.state == TcpState::TimeWait {
             return SegmentVerdict::Done; // RFC 1337
@@ -265,8 +269,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         SegmentVerdict::Done
     }
 
-    /// Changes the state when our FIN has been acknowledged. `Some`: the connection ended, and the
-    /// segment needs no more processing.
+    /// Changes the state if our FIN has been acknowledged. `Some`: the connection ended, and the
+    /// segment needs no further processing.
     fn on_fin_acknowledged(&mut self, cx: &mut TcpContext<'_>) -> Option<SegmentVerdict> {
         let tcb = &mut self.tcb;
         if !tcb.has(ConnectionFlags::FIN_SENT) || tcb.snd_una != tcb.snd_nxt {
@@ -306,12 +310,14 @@ impl<B: RecvBuf, R> Connection<B, R> {
             tcb.state,
             TcpState::Established | TcpState::FinWait1 | TcpState::FinWait2
         ) {
-            // No new data can follow the peer's FIN (section 3.10.7.4 seventh); acknowledge again.
+            // No new data can follow the peer's FIN (section 3.10.7.4 seventh); it is acknowledged
+            // again.
             cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
             return SegmentVerdict::Done;
         }
         if tcb.has(ConnectionFlags::RELEASED) && buffer.remaining() > 0 {
-            // Data arrived that nobody will read: reset (RFC 9293 section 3.6, MAY-1).
+            // The connection has no owner to read this data: reset it (RFC 9293 section 3.6,
+            // MAY-1).
             self.send_reset(cx);
             self.enter_closed(cx);
             return SegmentVerdict::Done;
@@ -341,7 +347,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             }
         }
         if tcb.has(ConnectionFlags::FIN_SEEN) {
-            // Anything behind a FIN is ignored (section 3.10.7.4 seventh).
+            // Data beyond a FIN is ignored (section 3.10.7.4 seventh).
             let space = self.fin_at.distance_from(seq).max(0) as usize;
             buffer.truncate(buffer.remaining().min(space));
         }
@@ -349,15 +355,16 @@ impl<B: RecvBuf, R> Connection<B, R> {
             self.update_held_buffers(cx);
             let full = cx.shared.is_receive_full(self.counted_buffers);
             if seq == self.tcb.rcv_nxt {
-                // A segment that fills a hole is kept beyond the limit, as buffers held behind the hole
-                // could otherwise never be delivered. Once many were, it replaces the last segment that
-                // is held out of order (RFC 2018 section 8).
+                // A segment that fills a hole is kept beyond the limit, because the buffers held
+                // beyond the hole could otherwise never be delivered. Above a second limit it
+                // replaces the last segment held out of order (RFC 2018 section 8).
                 if full && !self.make_room(cx) {
                     cx.shared.stats.rcv_q_drop += 1;
                     cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
                     return SegmentVerdict::Done;
                 }
-                // Of a segment with several duplicate parts the first is reported (RFC 2883 section 4.2).
+                // If a segment has several duplicate parts, the first is reported (RFC 2883 section
+                // 4.2).
                 if !was_seen {
                     self.note_overlap(seq, seq + buffer.remaining() as u32);
                 }
@@ -403,9 +410,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         SegmentVerdict::Done
     }
 
-    /// Makes room for a segment that fills a hole, on a connection that holds as many buffers as it
-    /// may: up to an eighth above the limit, then by dropping the last out-of-order segment.
-    /// `false`: there is none to drop.
+    /// Makes room for a segment that fills a hole, on a connection that has reached its limit of
+    /// held buffers: first an eighth above the limit, then by dropping the last out-of-order
+    /// segment. Returns `false` if there is none to drop.
     #[cold]
     fn make_room(&mut self, cx: &mut TcpContext<'_>) -> bool {
         let limit = cx.shared.config.max_recv_buffers;
@@ -426,7 +433,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         queue.drop_last()
     }
 
-    /// All data up to the peer's FIN was received (section 3.10.7.4 eighth).
+    /// Handles the peer's FIN once all data before it was received (section 3.10.7.4 eighth).
     fn on_fin(&mut self, cx: &mut TcpContext<'_>) {
         let tcb = &mut self.tcb;
         tcb.rcv_nxt += 1;

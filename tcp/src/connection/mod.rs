@@ -34,7 +34,7 @@ use crate::tcb::flags::ConnectionFlags;
 use crate::wire::flow_key::FlowKey;
 use crate::wire::template::Template;
 
-/// No listener has this id.
+/// The listener id of connections that have none.
 pub(crate) const NO_LISTENER: u32 = u32::MAX;
 
 #[repr(C, align(64))]
@@ -45,34 +45,35 @@ pub(crate) struct Connection<B, R> {
     pub out_of_order: Option<Box<OutOfOrderQueue<B>>>,
     pub recovery: Option<Box<Recovery>>,
     pub template: Template,
-    /// The template's destination was looked up in this generation of the neighbour table; 0: never.
+    /// The generation of the neighbour table in which the template's destination was looked up; 0:
+    /// never.
     pub neighbour_generation: u32,
     pub timestamp_offset: u32,
-    /// The low half of the four-tuple's hash, which the flow table keeps.
+    /// The low half of the four-tuple's hash, needed for removal from the flow table.
     pub hash: u32,
-    /// Sequence number of the peer's FIN, once `FIN_SEEN`, in order or not.
+    /// Sequence number of the peer's FIN once it has been seen (`FIN_SEEN`), in order or not.
     pub fin_at: SeqNr,
     pub congestion: CongestionState,
-    /// When the current series of timeouts began, in ticks; 0: none.
+    /// The tick at which the current series of timeouts began; 0: none.
     pub stalled_since: u32,
     pub generation: u32,
     pub retransmits: u32,
     /// The listener of a passive open, else `NO_LISTENER`.
     pub listener: u32,
-    /// The effective MSS that the handshake agreed on, the upper limit of `tcb.emss`.
+    /// The effective MSS agreed in the handshake, the upper limit of `tcb.emss`.
     pub emss_agreed: u16,
     /// RACK's reordering window, kept here while there is no `recovery`.
     pub reorder_window: ReorderWindow,
-    /// When the connection next takes part in the MTU search of a narrow path, in ticks (2^20 ns), of
-    /// which its timer needs these 32 bits; `SEARCH_DUE` once it may.
+    /// The tick (2^20 ns) at which the connection next takes part in the MTU search of a narrow
+    /// path; its timer needs only these 32 bits. Once it may, `SEARCH_DUE` is set.
     pub search_at: u32,
-    /// How many received buffers of this connection, those held out of order included, are counted in the
-    /// total of the stack.
+    /// The number of received buffers of this connection, including out-of-order ones, that are
+    /// counted in the total of the stack.
     pub counted_buffers: u32,
 }
 
 impl<B: RecvBuf, R> Connection<B, R> {
-    /// A connection for this four-tuple, whose hash is `hash`, before any handshake.
+    /// Returns a connection for this four-tuple, whose hash is `hash`, before any handshake.
     pub(crate) fn new(shared: &SharedState, key: &FlowKey, hash: u64) -> Self {
         let config = &shared.config;
         let headers = if key.is_v6() { 60 } else { 40 };
@@ -104,8 +105,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         conn
     }
 
-    /// Prefetches the cache lines that a segment with data touches, or else a pure ACK: others would only
-    /// displace lines that are needed.
+    /// Prefetches the cache lines that a segment with data (`data`) or a pure ACK touches: further
+    /// ones would only displace lines that are needed.
     #[inline]
     pub(crate) fn prefetch_for(&self, data: bool) {
         B::prefetch(&raw const self.tcb);
@@ -119,7 +120,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// The second stage: prefetches what the lines of the first stage point to.
+    /// Second stage: prefetches the memory that the lines of the first stage point to.
     #[inline]
     pub(crate) fn prefetch_queues_for(&self, data: bool) {
         if data {
@@ -129,7 +130,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// Prefetches what the timers look at.
+    /// Prefetches the cache lines that the timers read.
     #[inline]
     pub(crate) fn prefetch_timers(&self) {
         B::prefetch(&raw const self.tcb.flags);
@@ -138,14 +139,14 @@ impl<B: RecvBuf, R> Connection<B, R> {
         B::prefetch(&raw const self.receive_queue);
     }
 
-    /// Whether SACK or D-SACK blocks are to be sent, which only a pure ACK carries.
+    /// Returns whether SACK or D-SACK blocks are to be sent, which only a pure ACK carries.
     pub(crate) fn has_sack_blocks(&self) -> bool {
         self.out_of_order
             .as_ref()
             .is_some_and(|queue| !queue.is_idle())
     }
 
-    /// Makes sure that the recovery state exists and that each segment in flight is recorded on its
+    /// Ensures that the recovery state exists and that each segment in flight has a record of its
     /// own, so that segments can be marked.
     #[cold]
     pub(crate) fn start_recovery(&mut self) {
@@ -153,14 +154,14 @@ impl<B: RecvBuf, R> Connection<B, R> {
         self.split_multi_segments();
     }
 
-    /// Retransmission timeouts since something new was acknowledged.
+    /// Returns the number of retransmission timeouts since new data was last acknowledged.
     pub(crate) fn timeouts_in_row(&self) -> u8 {
         self.recovery
             .as_ref()
             .map_or(0, |recovery| recovery.timeouts_in_row)
     }
 
-    /// The recovery state, which is allocated when it is first needed.
+    /// Returns the recovery state, which is allocated on first use.
     pub(crate) fn recovery_state(&mut self) -> &mut Recovery {
         let (una, reorder_window) = (self.tcb.snd_una, self.reorder_window);
         self.recovery.get_or_insert_with(|| {
@@ -170,12 +171,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
         })
     }
 
-    /// Records segments that were sent together each on its own, before any is marked.
+    /// Splits the records of segments that were sent together into one per segment, before any is
+    /// marked.
     pub(crate) fn split_multi_segments(&mut self) {
         if self.tcb.has(ConnectionFlags::MULTI_SEGMENT) {
             self.tcb.flags &= !ConnectionFlags::MULTI_SEGMENT;
-            // What was split before is not walked again: a peer may have each of its ACKs looked at for
-            // losses.
+            // Records split earlier are not visited again: a peer can make each of its ACKs cause a
+            // search for losses.
             let first = match &mut self.recovery {
                 Some(recovery) => {
                     let split_to = core::mem::replace(&mut recovery.split_to, self.tcb.snd_nxt);
@@ -187,7 +189,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// Notes that the peer sent `lo..hi` twice, for a D-SACK block (RFC 2883).
+    /// Records that the peer sent `lo..hi` twice, for a D-SACK block (RFC 2883).
     #[cold]
     pub(crate) fn note_duplicate(&mut self, lo: SeqNr, hi: SeqNr) {
         if self.tcb.has(ConnectionFlags::SACK) && lo.lt(hi) {
@@ -197,8 +199,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// Notes the first part of `seq..end`, which is about to be received, that is held already, for a D-SACK
-    /// block (RFC 2883 section 4.2).
+    /// Records the first part of `seq..end`, which is about to be received, that is already held,
+    /// for a D-SACK block (RFC 2883 section 4.2).
     #[inline]
     pub(crate) fn note_overlap(&mut self, seq: SeqNr, end: SeqNr) {
         if let Some(queue) = &mut self.out_of_order
@@ -209,7 +211,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// Whether something is unacknowledged or waits to be sent.
+    /// Returns whether data is unacknowledged or waits to be sent.
     #[inline]
     pub(crate) fn is_busy(&self) -> bool {
         let tcb = &self.tcb;
@@ -217,9 +219,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
             && (tcb.snd_una != tcb.snd_nxt || tcb.unsent > 0 || tcb.is_fin_pending())
     }
 
-    /// The receive window to advertise: the field's value and the right edge it means. The edge
-    /// never moves left (RFC 9293 section 3.8.6.2.1), and moves right only by useful amounts
-    /// (silly window avoidance, section 3.8.6.2.2).
+    /// Returns the receive window to advertise: the value of the field and the right edge that it
+    /// implies. The edge never moves left (RFC 9293 section 3.8.6.2.1), and moves right only by
+    /// useful amounts (silly window avoidance, section 3.8.6.2.2).
     #[inline]
     pub(crate) fn receive_window(&self, limit: u32) -> (u16, SeqNr) {
         let tcb = &self.tcb;
@@ -240,7 +242,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         (field as u16, tcb.rcv_nxt + (field << shift))
     }
 
-    /// Whether the window grew so much that a pure ACK is worth sending for it.
+    /// Returns whether the window grew enough to justify a pure ACK.
     pub(crate) fn window_update_due(&self, limit: u32) -> bool {
         let tcb = &self.tcb;
         let left = tcb.rcv_adv.distance_from(tcb.rcv_nxt).max(0) as u32;
@@ -251,7 +253,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         gain >= limit / 4 || (left < 2 * u32::from(tcb.emss) && gain > 0)
     }
 
-    /// Whether `release_memory` would free something.
+    /// Returns whether `release_memory` would free any memory.
     pub(crate) fn holds_memory(&self) -> bool {
         self.send_queue.holds_memory()
             || self.receive_queue.holds_memory()
@@ -259,7 +261,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             || self.recovery.is_some()
     }
 
-    /// Frees the memory of empty queues and of a finished recovery, for a connection that is idle.
+    /// Frees the memory of empty queues and of a finished recovery on an idle connection.
     pub(crate) fn release_memory(&mut self) {
         self.send_queue.release_memory();
         self.receive_queue.release_memory();

@@ -1,6 +1,6 @@
-//! Consecutive new segments of one connection that are planned and recorded as one: they leave as one frame
-//! that the port cuts (TSO) or, where it cannot, as frames whose headers are built once (GSO). Called by
-//! `output`.
+//! Consecutive new segments of one connection that are planned and recorded as one: they are sent
+//! as one frame that the port segments (TSO) or, without TSO, as frames whose headers are built
+//! once (GSO). Called by `output`.
 
 use crate::base::buffer::RecvBuf;
 use crate::base::frame_sink::FrameSink;
@@ -14,16 +14,16 @@ use crate::tcb::flags::ConnectionFlags;
 use crate::wire::segment::{ACK, ECE, PSH};
 use crate::wire::template::{HEADER_MAX, SegmentFields};
 
-/// Limits of what is recorded as one.
+/// Limits of the segments recorded as one.
 const LIMIT: TsoLimits = TsoLimits {
     max_segments: 256,
     max_bytes: 1 << 24,
 };
 
 impl<B: RecvBuf, R> Connection<B, R> {
-    /// Sends several new segments as one frame that the port cuts (TSO), and returns their payload in
-    /// bytes. During a recovery each is recorded on its own, since marks apply to single segments.
-    /// A FIN is never part of it.
+    /// Sends several new segments as one frame that the port segments (TSO), and returns their
+    /// payload in bytes. During a recovery each is recorded on its own, because marks apply to
+    /// single segments. A FIN is never included.
     pub(crate) fn send_tso(
         &mut self,
         cx: &mut TcpContext<'_>,
@@ -58,9 +58,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         Ok(whole.len)
     }
 
-    /// Sends full segments of `usable` bytes at most, and a shorter one behind them if that fits. The
-    /// caller has checked that the first fits. Returns the payload bytes that were sent, also when
-    /// the sink did not take all.
+    /// Sends full segments of at most `usable` bytes in total, followed by a shorter one if that
+    /// fits. The caller has checked that the first fits. Returns the payload bytes sent, even if
+    /// the sink did not accept all segments.
     #[inline]
     pub(crate) fn send_gso(
         &mut self,
@@ -184,8 +184,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
     }
 }
 
-/// Copies the headers in pieces of constant length that may overlap: the compiler turns these into a
-/// few vector moves, where a copy of variable length is a call.
+/// Copies the headers in pieces of constant length that may overlap: the compiler turns them into a
+/// few vector moves, whereas a copy of variable length is a call.
 #[inline(always)]
 fn copy_headers(out: &mut [u8], image: &[u8; HEADER_MAX]) {
     let n = out.len();

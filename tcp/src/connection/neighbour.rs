@@ -1,5 +1,5 @@
-//! Where a connection's frames go on the link, and what happens while its neighbour does not answer
-//! (ARP, RFC 826; NDP, RFC 4861).
+//! The link-layer destination of a connection's frames, and the wait for a neighbour that does not
+//! answer (ARP, RFC 826; NDP, RFC 4861).
 
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
@@ -12,8 +12,9 @@ use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::timer::Timer;
 
 impl<B: RecvBuf, R> Connection<B, R> {
-    /// Whether the template carries the current link-layer destination, after a look-up if needed. If
-    /// not, the connection waits for its neighbour and is scheduled again when that answers.
+    /// Returns whether the template has the current link-layer destination, after a lookup if
+    /// needed. If not, the connection waits for its neighbour and is scheduled again when the
+    /// neighbour answers.
     #[inline]
     pub(crate) fn ensure_resolved(&mut self, cx: &mut TcpContext<'_>) -> bool {
         self.neighbour_generation == cx.shared.neighbours.generation || self.resolve_neighbour(cx)
@@ -37,14 +38,14 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 NeighbourLookup::Wait => return false,
                 NeighbourLookup::Full => {
                     cx.shared.stats.neighbour_overflows += 1;
-                    // No answer will schedule the connection; its timer tries again.
+                    // No answer will schedule the connection; its timer retries.
                     return false;
                 }
             }
         }
         self.neighbour_generation = cx.shared.neighbours.generation;
         if self.tcb.is_timer(Timer::NeighbourResolution) {
-            // What is sent from now on has all its time.
+            // Segments sent from now on get the full timeouts.
             self.tcb.stop_timer();
             self.tcb.backoff = 0;
             self.stalled_since = 0;
@@ -52,9 +53,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         true
     }
 
-    /// Something is to be sent, but the neighbour is not resolved. With nothing in flight no other timer
-    /// runs, and this one bounds the wait: the neighbour may stay silent, and the table may have had no
-    /// room for the question.
+    /// Starts the timer of a connection with pending output whose neighbour is not resolved. With
+    /// nothing in flight no other timer runs, and this one bounds the wait: the neighbour may stay
+    /// silent, or the table may have had no room for the request.
     #[cold]
     pub(crate) fn wait_for_neighbour(&mut self, cx: &mut TcpContext<'_>) {
         if self.tcb.timer().is_some()
@@ -68,8 +69,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         self.start_neighbour_timer(cx);
     }
 
-    /// (Re)starts the timer: for as long as the neighbour table asks before it gives up, twice as long
-    /// after each silence, and no longer than the user timeout.
+    /// (Re)starts the timer: with the time after which the neighbour table gives up, doubled after
+    /// each expiry, and at most up to the user timeout.
     fn start_neighbour_timer(&mut self, cx: &mut TcpContext<'_>) {
         let asked = cx.shared.neighbours.resolution_time();
         let longest = to_nanos(cx.shared.config.rto_max).max(asked);
@@ -82,8 +83,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx.schedule_timer(&mut self.tcb, at);
     }
 
-    /// The neighbour did not answer in time: has it asked again, unless the user timeout has passed
-    /// (RFC 9293 section 3.8.3).
+    /// Requests the neighbour again after it did not answer in time, unless the user timeout has
+    /// passed (RFC 9293 section 3.8.3).
     pub(crate) fn neighbour_timeout(&mut self, cx: &mut TcpContext<'_>) {
         if !self.is_busy() {
             self.drop_unsent_acks();
@@ -98,7 +99,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE);
     }
 
-    /// The neighbour table has asked often enough without an answer.
+    /// Handles the failure of the neighbour table to resolve the neighbour.
     pub(crate) fn on_neighbour_failed(&mut self, cx: &mut TcpContext<'_>) {
         match self.tcb.state {
             TcpState::SynSent | TcpState::SynReceived => {
@@ -115,8 +116,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// ACKs and keepalive probes that cannot be sent are lost, as on a link that loses them: the peer
-    /// sends its segment again, and the keepalive timer the probe.
+    /// Drops ACKs and keepalive probes that cannot be sent, as if the link had lost them: the peer
+    /// retransmits its segment, and the keepalive timer the probe.
     fn drop_unsent_acks(&mut self) {
         self.tcb.flags.remove(ConnectionFlags::NEED_MASK);
     }

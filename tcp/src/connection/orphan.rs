@@ -1,5 +1,5 @@
-//! Connections whose owner released them before they ended. Nobody waits for them, so they end at a
-//! time that is known from the start, whatever the peer answers: it may keep its window closed and
+//! Connections whose owner released them before they ended. No owner waits for them, so they end at
+//! a time fixed from the start, regardless of the peer's answers: it may keep its window closed and
 //! answer every probe, or acknowledge byte by byte.
 
 use crate::base::buffer::RecvBuf;
@@ -10,12 +10,12 @@ use crate::connection::closing_list::Closing;
 use crate::connection::context::TcpContext;
 use crate::tcb::flags::ConnectionFlags;
 
-/// Ticks wrap after 52 days; a deadline lies at most so many ahead: 12 days.
+/// Ticks wrap after 52 days; a deadline is at most this many ticks ahead: 12 days.
 const ORPHAN_TICKS_MAX: u64 = 1 << 30;
 
 impl<B: RecvBuf, R> Connection<B, R> {
-    /// The owner has released the connection, which is closing: gives it its deadline. What is queued,
-    /// and our FIN, have `orphan_timeout` to be acknowledged; after that the peer has the time of a
+    /// Starts the deadline of a closing connection that its owner has released. Queued data and our
+    /// FIN have `orphan_timeout` to be acknowledged; after that the peer has the duration of a
     /// TIME-WAIT to close its direction.
     pub(crate) fn start_orphan_timer(&mut self, cx: &mut TcpContext<'_>) {
         let config = &cx.shared.config;
@@ -34,7 +34,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx.schedule_timer(&mut self.tcb, at);
     }
 
-    /// When the orphan ends, in ns; `None`: it has an owner, or ends by other means.
+    /// Returns when the orphan ends, in ns; `None` if it has an owner or ends by other means.
     pub(crate) fn orphan_deadline(&self, cx: &TcpContext<'_>) -> Option<u64> {
         if !self.tcb.has(ConnectionFlags::RELEASED) {
             return None;
@@ -43,16 +43,16 @@ impl<B: RecvBuf, R> Connection<B, R> {
         Some(at_ticks(until, cx.now))
     }
 
-    /// It is no orphan any more: it ended or is in TIME-WAIT, which ends by itself.
+    /// Stops the orphan's deadline: it ended or is in TIME-WAIT, which ends by itself.
     pub(crate) fn stop_orphan_timer(&mut self, cx: &mut TcpContext<'_>) {
         cx.shared.closing.remove(cx.index);
         cx.shared.side_table.fields_of(cx.index).orphan_until = 0;
     }
 
-    /// The deadline passed.
+    /// Ends an orphan whose deadline has passed.
     pub(crate) fn orphan_timeout(&mut self, cx: &mut TcpContext<'_>) {
         if self.tcb.state != TcpState::FinWait2 {
-            // The peer has not got everything: it must not take the end for a good one.
+            // The peer has not received everything: it must not take this for a regular close.
             cx.shared.stats.abort_on_timeout += 1;
             self.send_reset(cx);
         }

@@ -1,4 +1,5 @@
-//! What a connection sends: SYNs, retransmissions, new segments, probes and pure ACKs, in that order.
+//! Output of a connection: SYNs, retransmissions, new segments, probes and pure ACKs, in that
+//! order.
 
 use crate::base::buffer::RecvBuf;
 use crate::base::frame_sink::{FrameMeta, FrameSink, TxChecksum};
@@ -21,7 +22,7 @@ use crate::wire::template::SegmentFields;
 pub(crate) struct SinkFull;
 
 impl SharedState {
-    /// The initial congestion window in bytes (RFC 6928).
+    /// Returns the initial congestion window in bytes (RFC 6928).
     #[inline]
     pub(crate) fn initial_window(&self, tcb: &Tcb) -> u32 {
         initial_window(self.config.initial_window, u32::from(tcb.emss))
@@ -40,7 +41,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         meta.connection = Some(self.id(cx.index));
     }
 
-    /// The largest receive window that the configuration and the agreed window scaling allow.
+    /// Returns the largest receive window that the configuration and the agreed window scaling
+    /// allow.
     #[inline]
     pub(crate) fn window_limit(&self, cx: &mut TcpContext<'_>) -> u32 {
         cx.shared
@@ -48,8 +50,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
             .min(0xffff << self.tcb.scales.receive())
     }
 
-    /// A frame with an ACK was sent: `edge`, the right edge of the window that it advertised, must be
-    /// honoured from now on, and no other ACK is due.
+    /// Records that a frame with an ACK was sent: `edge`, the right edge of the advertised window,
+    /// must be honoured from now on, and no other ACK is due.
     #[inline]
     pub(crate) fn on_ack_sent(&mut self, edge: SeqNr) {
         let tcb = &mut self.tcb;
@@ -59,9 +61,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         tcb.ack_at = 0;
     }
 
-    /// The length of a segment's headers, and what the sink needs to know about them.
+    /// Returns the length of a segment's headers and the metadata for the sink.
     ///
-    /// Why it is inlined: then each caller has the fields in registers. A whole that is copied right after
+    /// Inlined so that each caller has the fields in registers: a struct that is copied right after
     /// it was stored field by field waits for the stores.
     #[inline(always)]
     fn segment_meta(
@@ -79,7 +81,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         (len, meta)
     }
 
-    /// Emits one segment with data, a FIN or both. `again`: it is a retransmission.
+    /// Sends one segment with data, a FIN or both. `again`: it is a retransmission.
     #[inline]
     pub(crate) fn emit_segment(
         &mut self,
@@ -168,7 +170,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         Ok(())
     }
 
-    /// Sends everything that the connection has to send and may send now.
+    /// Sends all pending output that may be sent now.
     pub(crate) fn send_pending(
         &mut self,
         cx: &mut TcpContext<'_>,
@@ -198,7 +200,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             self.emit_syn(cx, sink)?;
             self.tcb.flags &= !(ConnectionFlags::NEED_SYN | ConnectionFlags::NEED_ACK);
         }
-        // Before the handshake is over only segments that are not acceptable are answered.
+        // Before the handshake completes, only unacceptable segments are answered.
         if matches!(self.tcb.state, TcpState::SynSent | TcpState::SynReceived)
             && !self.tcb.has(ConnectionFlags::NEED_ACK)
         {
@@ -215,8 +217,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
             .tcb
             .has(ConnectionFlags::NEED_PROBE | ConnectionFlags::NEED_KEEPALIVE)
         {
-            // A segment below the peer's window makes it answer with its ACK and window (RFC 9293
-            // section 3.8.4), without any payload.
+            // A segment below the peer's window makes the peer answer with its ACK and window (RFC
+            // 9293 section 3.8.4), without any payload.
             self.emit_without_payload(cx, self.tcb.snd_una - 1, 0, sink)?;
             cx.shared.stats.zero_window_probes +=
                 u64::from(self.tcb.has(ConnectionFlags::NEED_PROBE));
@@ -231,7 +233,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         Ok(())
     }
 
-    /// Sends data only, for `Stack::flush`; an ACK that is due travels with it.
+    /// Sends data only, for `Stack::flush`; a due ACK is piggybacked.
     pub(crate) fn send_pending_data(
         &mut self,
         cx: &mut TcpContext<'_>,
@@ -279,8 +281,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         while let Some(index) = recovery.next_lost(&self.send_queue) {
             let segment = self.send_queue.sent[index];
             if segment.is_probe(emss) {
-                // Nothing reported the loss of this MTU probe to the search, which another connection
-                // carries on by now; its data is sent again in segments that the path carries.
+                // Nothing reported the loss of this MTU probe to the search, which another
+                // connection now continues; its data is retransmitted in segments that fit the
+                // path.
                 self.send_queue.resegment_to(emss);
                 recovery.recount_lost(&mut self.tcb, &self.send_queue);
                 continue;
@@ -296,8 +299,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
             self.retransmits += 1;
             let after_timeout = self.tcb.phase == RecoveryPhase::Loss;
             cx.shared.stats.count_retransmission(after_timeout);
-            // The timer has to leave the retransmission a round trip: it must not expire for a
-            // loss that an ACK reported in time.
+            // The timer must leave the retransmission a round trip: it must not expire for a loss
+            // that an ACK reported in time.
             if self.tcb.timer().is_none()
                 || (index == 0
                     && self.tcb.phase == RecoveryPhase::Recovery
@@ -319,7 +322,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if self.tcb.flight() == 0 && self.tcb.unsent > 0 {
             self.validate_window(cx);
         }
-        // An MTU search (RFC 8899) may send a probe here, between two segments.
+        // An MTU search (RFC 8899) may send a probe between two segments.
         let mut searching = self.tcb.has(ConnectionFlags::SEARCH_DUE);
         let mut emss = u32::from(self.tcb.emss);
         let mut sent = 0;
@@ -367,7 +370,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
                         }
                     }
                 }
-                // Not when the last segment will carry a FIN.
+                // Not if the last segment will carry a FIN.
                 if most.min(self.tcb.unsent) >= 2 * emss
                     && !self.tcb.has(ConnectionFlags::FIN_QUEUED)
                 {
@@ -409,7 +412,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     }
 
     /// Plans the next new segment. Returns it together with the number of bytes that the peer's
-    /// window and the congestion window still allow, or `None` when nothing may be sent now.
+    /// window and the congestion window still allow, or `None` if nothing may be sent now.
     #[inline]
     fn plan_new_segment(
         &mut self,
@@ -429,10 +432,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let mut plan = self.send_queue.plan_segment(emss, usable)?;
         if plan.len > window {
             if tcb.flight() > 0 {
-                return None; // the ACK of what is in flight opens the window
+                return None; // the ACK of the data in flight opens the window
             }
             // Sender's silly window avoidance (RFC 9293 section 3.8.6.2.1): a part of a record is
-            // sent when it is half of the largest window seen, or when waiting did not help.
+            // sent if it is half of the largest window seen, or if waiting did not help.
             if window > 0
                 && (window >= tcb.max_snd_wnd / 2 || tcb.has(ConnectionFlags::MAY_SPLIT_RECORD))
             {
@@ -449,8 +452,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         Some((plan, usable))
     }
 
-    /// New segments with `sent` bytes of payload left: charges pacing (if the connection is paced)
-    /// and the recovery, and restarts the timer of the tail loss probe.
+    /// Accounts for new segments with `sent` bytes of payload: charges pacing (if the connection is
+    /// paced) and the recovery, and restarts the timer of the tail loss probe.
     #[inline]
     fn on_new_data_sent(&mut self, cx: &mut TcpContext<'_>, sent: u32, is_paced: bool) {
         if is_paced {
@@ -468,8 +471,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// Called before new segments are sent after a pause: the congestion window may have gone unused
-    /// for too long to be valid (RFC 7661).
+    /// Checks, before new segments are sent after a pause, whether the congestion window has gone
+    /// unused for too long to be valid (RFC 7661).
     #[inline]
     fn validate_window(&mut self, cx: &mut TcpContext<'_>) {
         let tcb = &mut self.tcb;
@@ -484,8 +487,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// The probe timeout fired (RFC 8985 section 7.3): sends a new segment regardless of the congestion
-    /// window, or else the last one again, to make the peer report what it has received.
+    /// Handles the probe timeout (RFC 8985 section 7.3): sends a new segment regardless of the
+    /// congestion window, or else retransmits the last one, to make the peer report what it has
+    /// received.
     #[cold]
     fn send_tail_probe(
         &mut self,
@@ -528,7 +532,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         Ok(())
     }
 
-    /// Sends a new segment and records it as in flight; changes nothing when the sink is full.
+    /// Sends a new segment and records it as in flight; changes nothing if the sink is full.
     #[inline]
     pub(crate) fn emit_new_segment(
         &mut self,
@@ -562,8 +566,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// Nothing is in flight and the peer's window is too small for the next record: starts the persist
-    /// timer, which will probe the window (RFC 9293 section 3.8.6.1).
+    /// Starts the persist timer, which probes the window (RFC 9293 section 3.8.6.1): nothing is in
+    /// flight, and the peer's window is too small for the next record.
     fn enter_persist(&mut self, cx: &mut TcpContext<'_>) {
         let tcb = &mut self.tcb;
         if !tcb.is_timer(Timer::Persist) {

@@ -1,4 +1,4 @@
-//! How many bytes of new segments the pacer permits now; see [`crate::congestion::pacing`].
+//! Limit of new segments by the pacer; see [`crate::congestion::pacing`].
 
 use crate::base::buffer::RecvBuf;
 use crate::congestion::pacing::{PacingCredit, is_effective};
@@ -7,11 +7,12 @@ use crate::connection::context::TcpContext;
 use crate::tcb::flags::ConnectionFlags;
 
 impl<B: RecvBuf, R> Connection<B, R> {
-    /// How many bytes of new segments may be sent now; `u32::MAX`: the connection is not paced.
+    /// Returns how many bytes of new segments may be sent now; `u32::MAX` if the connection is not
+    /// paced.
     #[inline]
     pub(crate) fn pacing_credit(&mut self, cx: &mut TcpContext<'_>) -> u32 {
-        // The usual case in a fabric: a connection without a congestion event is not paced, and pays
-        // one comparison.
+        // The usual case in a fabric: a connection without a congestion event is not paced, at the
+        // cost of one comparison.
         if !self.tcb.window.is_paced() {
             return u32::MAX;
         }
@@ -45,7 +46,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// `sent` bytes of new segments, within what `pacing_credit` permitted, were sent.
+    /// Records that `sent` bytes of new segments were sent, within the limit that `pacing_credit`
+    /// returned.
     #[cold]
     pub(crate) fn on_paced_output(&mut self, cx: &mut TcpContext<'_>, sent: u32) {
         let (window, srtt) = (self.tcb.window, self.tcb.rtt.srtt);

@@ -1,8 +1,8 @@
-//! Receive coalescing: segments of one connection that follow each other in a burst and carry nothing
-//! but the next bytes. Each is checked as header prediction would check it, against what the
-//! connection expects; the connection then processes all of them at once, like one long segment that
-//! a port coalesced. This is why a burst of one flow is fast: one comparison of header fields per
-//! segment, and one update of the connection per run. Called by `stack::receive`.
+//! Receive coalescing: consecutive segments of one connection in a burst that carry nothing but the
+//! next bytes. Each is checked as by header prediction, against the state that the connection
+//! expects; the connection then processes all of them at once, like one long segment that a port
+//! coalesced. This makes a burst of one flow fast: one comparison of header fields per segment, and
+//! one update of the connection per run. Called by `stack::receive`.
 
 use crate::base::buffer::RecvBuf;
 use crate::base::sequence::SeqNr;
@@ -15,31 +15,31 @@ use crate::wire::bytes::{read_u16, read_u32, read_u64};
 use crate::wire::checksum::OnesComplementSum;
 use crate::wire::segment::{ACK, CWR, ECE, FIN, PSH, RST, SYN, TS_ALIGNED};
 
-/// The index that stands for no connection.
+/// The index that means "no connection".
 const NONE: u32 = u32::MAX;
 /// Length of a TCP header with timestamps as its only option.
 const TCP: usize = 32;
 
-/// What the next segment of the run must look like, and the totals of those taken so far.
+/// The expected header fields of the next segment, and the totals of the segments accepted so far.
 pub(crate) struct RxCoalescer {
     pub index: u32,
     v6: bool,
     vlan: Option<u16>,
-    /// Our MAC, right-aligned.
+    /// Our MAC address, right-aligned.
     mac: u64,
     /// The peer's address, then ours; IPv4 fills the first word.
     addresses: [u64; 4],
-    /// The peer's port above ours.
+    /// The peer's port in the high half, ours in the low half.
     ports: u32,
     match_next: SeqNr,
     ack: SeqNr,
     window: u16,
     ts_recent: u32,
     emss: u32,
-    /// Payload bytes and buffers that still fit.
+    /// Payload bytes and buffers that the connection can still accept.
     space: u32,
     room: u32,
-    /// Segments taken, and how many the ACK policy counts them as.
+    /// Number of segments accepted, and the number that they count as for the ACK policy.
     segs: u32,
     counted: u32,
     buffers: u32,
@@ -51,7 +51,7 @@ pub(crate) struct RxCoalescer {
 pub(crate) struct CoalescedSegment {
     pub headers: usize,
     pub len: u32,
-    /// Buffers of the pool that the frame holds.
+    /// Number of pool buffers that the frame occupies.
     buffers: u32,
     push: bool,
 }
@@ -82,7 +82,7 @@ impl RxCoalescer {
         }
     }
 
-    /// A segment of this connection was processed: prepares to match those that follow it.
+    /// Prepares to match the segments that follow one of this connection, which was processed.
     #[inline]
     pub(crate) fn start_after<B: RecvBuf, R>(
         &mut self,
@@ -123,7 +123,7 @@ impl RxCoalescer {
         self.push = false;
     }
 
-    /// Matches the frame against the next segment, without its checksums; `None`: it is another.
+    /// Matches the frame against the next segment, without its checksums. `None`: no match.
     #[inline]
     pub(crate) fn match_next<B: RecvBuf>(&self, buffer: &B) -> Option<CoalescedSegment> {
         if self.index == NONE {
@@ -155,7 +155,7 @@ impl RxCoalescer {
             good &= read_u16(bytes, 12) == 0x8100 && Some(read_u16(bytes, 14) & 0xfff) == self.vlan;
         }
         let len = if L3 == 20 {
-            // No options, no fragment, TCP; not marked.
+            // No options, not a fragment, TCP; no CE mark.
             good &= read_u32(bytes, L2 - 2) >> 8 == 0x080045 && bytes[L2 + 1] & 3 != 3;
             good &= read_u32(bytes, L2 + 6) & 0x3fff_00ff == 6;
             good &= read_u64(bytes, L2 + 12) == self.addresses[0];
@@ -180,7 +180,7 @@ impl RxCoalescer {
             && read_u16(tcp, 14) == self.window
             && read_u32(tcp, 20) == TS_ALIGNED
             && (ts.wrapping_sub(self.ts_recent) as i32) >= 0;
-        // A length below that of the headers wrapped.
+        // A length below that of the headers wraps around.
         if !good || len == 0 || len > self.space as usize || headers + len > frame {
             return None;
         }
@@ -192,7 +192,7 @@ impl RxCoalescer {
         })
     }
 
-    /// Whether the checksums of the frame are right, for ports that do not check them.
+    /// Returns whether the checksums of the frame are correct, for ports that do not verify them.
     pub(crate) fn is_checksum_valid<B: RecvBuf>(
         &self,
         segment: &CoalescedSegment,
@@ -237,8 +237,8 @@ impl RxCoalescer {
 }
 
 impl<B: RecvBuf, R> Connection<B, R> {
-    /// Updates the connection for all segments of the run, whose payload is in the receive queue
-    /// already.
+    /// Updates the connection for all segments of the run, whose payload is already in the receive
+    /// queue.
     #[inline]
     pub(crate) fn on_coalesced_segments(
         &mut self,
@@ -254,8 +254,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let tcb = &mut self.tcb;
         tcb.last_rx = cx.now.0;
         tcb.probes = 0;
-        // TS.Recent stays: only the segment that begins where the last ACK ended updates it (RFC 7323
-        // section 4.3), and that can only be the one before this run.
+        // TS.Recent stays: only the segment that begins where the last ACK ended updates it (RFC
+        // 7323 section 4.3), and that can only be the one before this run.
         tcb.snd_wl1 = coalescer.match_next - 1;
         tcb.snd_wl2 = coalescer.ack;
         self.on_delivered(
@@ -336,7 +336,8 @@ mod tests {
                     let Some(segment) = coalescer.match_next(&f) else {
                         continue;
                     };
-                    // Where it came from, the tag's priority, what IPv6 leaves to routers.
+                    // Bits that are not compared: the source MAC, the priority of the tag, IPv6
+                    // fields for routers.
                     let unread = (6..12).contains(&(bit / 8))
                         || (vlan.is_some() && bit / 8 == 14 && bit % 8 >= 4)
                         || (coalescer.v6 && (n - 72..n - 68).contains(&(bit / 8)))

@@ -1,26 +1,27 @@
-//! What connections have besides [`Connection`](super::Connection): fields that only slow paths use.
-//! They lie in an array by slot, so that a connection keeps its cache lines.
+//! Per-connection fields outside of [`Connection`](super::Connection) that only slow paths use.
+//! They lie in an array indexed by slot, which keeps them out of the connection's cache lines.
 
 use crate::base::quota_owner::QuotaOwner;
 use crate::base::time::Instant;
 
-/// The unit of [`AnswerLimit`], 2^24 ns, as a shift: 17 ms, of which 2^16 wrap after 18 minutes.
+/// The unit of [`AnswerLimit`], 2^24 ns (17 ms), as a shift; 16 bits of units wrap after 18
+/// minutes.
 const UNIT_SHIFT: u32 = 24;
-/// Units after which one more answer is permitted: 67 ms.
+/// Units per further answer: 67 ms.
 const INTERVAL: u16 = 4;
-/// Answers that are permitted at once.
+/// Maximum burst of answers.
 const BURST: u16 = 8;
 
-/// Limits how many segments of one kind a connection answers: [`BURST`] at once, then one each
+/// Limits the answers of one kind that a connection sends: [`BURST`] at once, then one per
 /// [`INTERVAL`].
 #[derive(Clone, Copy, Default)]
 pub(crate) struct AnswerLimit {
-    /// When all answers are permitted again, in units.
+    /// The time in units at which the whole burst is available again.
     full_at: u16,
 }
 
 impl AnswerLimit {
-    /// Takes one answer; `false`: none is permitted now.
+    /// Takes one answer; returns `false` if none is allowed now.
     pub(crate) fn try_take(&mut self, now: Instant) -> bool {
         let now = (now.0 >> UNIT_SHIFT) as u16;
         let mut left = self.full_at.wrapping_sub(now);
@@ -35,30 +36,32 @@ impl AnswerLimit {
     }
 }
 
-/// The fields of one connection.
+/// The side fields of one connection.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct SideFields {
-    /// When a connection without an owner has to end, in ticks; 0: it has one, or is in TIME-WAIT.
+    /// The tick at which a connection without an owner must end; 0 if it has an owner or is in
+    /// TIME-WAIT.
     pub orphan_until: u32,
-    /// Answers to keepalive and zero-window probes. Only who knows RCV.NXT can use them up.
+    /// Limit of answers to keepalive and zero-window probes. Only a sender that knows RCV.NXT can
+    /// use them up.
     pub probe_answers: AnswerLimit,
-    /// Answers to all other segments that are not acceptable, and challenge ACKs.
+    /// Limit of answers to all other unacceptable segments, and of challenge ACKs.
     pub other_answers: AnswerLimit,
     /// Retransmission timeouts so far.
     pub timeouts: u32,
-    /// Whose it is, if its owner said so.
+    /// The client and user that the connection is charged to, if its owner named them.
     pub quota_owner: Option<QuotaOwner>,
 }
 
-/// The fields of all connections.
+/// The side fields of all connections.
 #[derive(Default)]
 pub(crate) struct SideTable(Vec<SideFields>);
 
 impl SideTable {
-    /// Bytes of a connection's entry.
+    /// Size of a connection's entry in bytes.
     pub(crate) const ENTRY: usize = size_of::<SideFields>();
 
-    /// The fields of the connection in slot `index`.
+    /// Returns the fields of the connection in slot `index`.
     pub(crate) fn fields_of(&mut self, index: u32) -> &mut SideFields {
         let index = index as usize;
         if index >= self.0.len() {
@@ -67,19 +70,19 @@ impl SideTable {
         &mut self.0[index]
     }
 
-    /// Retransmission timeouts of the connection in slot `index`.
+    /// Returns the number of retransmission timeouts of the connection in slot `index`.
     pub(crate) fn timeouts(&self, index: u32) -> u32 {
         self.0
             .get(index as usize)
             .map_or(0, |fields| fields.timeouts)
     }
 
-    /// Whose limits the connection in slot `index` counts for.
+    /// Returns the client and user that the connection in slot `index` is charged to.
     pub(crate) fn quota_owner(&self, index: u32) -> Option<QuotaOwner> {
         self.0.get(index as usize)?.quota_owner
     }
 
-    /// When the connection in slot `index` has to end for want of an owner, in ticks.
+    /// Returns the tick at which the connection in slot `index`, which has no owner, must end.
     pub(crate) fn orphan_until(&self, index: u32) -> Option<u32> {
         let fields = self.0.get(index as usize)?;
         (fields.orphan_until != 0).then_some(fields.orphan_until)
@@ -101,7 +104,8 @@ mod tests {
         for minute in 0..200u64 {
             let from = minute * 60_000 * MS;
             let n = second(&mut limit, from);
-            // Right after a wrap a past time may look like a future one, for the burst at most.
+            // Right after a wrap a past time may look like a future one, for the length of a burst
+            // at most.
             assert!((14..=24).contains(&n), "{n} in minute {minute}");
             let n = second(&mut limit, from + 1000 * MS);
             assert!((13..=16).contains(&n), "{n} a second later");

@@ -1,4 +1,4 @@
-//! A connection alone, with nothing but its context.
+//! Tests of a single connection, with only its context.
 
 use core::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::wire::segment::{ACK, RST, SYN, Segment};
 
 const START: Instant = Instant(1_000_000_000);
 
-/// A connection in SYN-SENT, and what it shares.
+/// Returns a connection in SYN-SENT and its shared state.
 fn opening() -> (SharedState, Connection<VecBuf, u8>) {
     let address = "10.0.0.1/24".parse().unwrap();
     let config = StackConfig::new([2, 0, 0, 0, 0, 1], vec![address]);
@@ -87,7 +87,7 @@ fn a_connection_takes_part_in_the_mtu_search_again() {
         assert!(!conn.tcb.has(ConnectionFlags::SEARCH_DUE));
         let at = in_ten_minutes << 20;
         while shared.now.0 < at {
-            // Other timers may come up before.
+            // Other timers may fire first.
             shared.now = Instant(conn.tcb.wheel_at.min(at));
             assert!(!conn.tcb.has(ConnectionFlags::SEARCH_DUE));
             conn.on_timer(&mut shared.context_of(0));

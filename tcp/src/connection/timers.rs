@@ -1,6 +1,6 @@
-//! What happens when a deadline of a connection passes. The timer wheel holds one entry for each
-//! connection; when it is due, all deadlines of the connection are checked, and the entry is
-//! scheduled again for the earliest that is left.
+//! Timeouts of a connection. The timer wheel holds one entry for each connection; when it expires,
+//! all deadlines of the connection are checked, and the entry is rescheduled for the earliest
+//! remaining one.
 
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
@@ -14,24 +14,24 @@ use crate::tcb::timer::Timer;
 use crate::wire::segment;
 use crate::wire::template::SegmentFields;
 
-/// After so long without traffic, in ns, an idle connection frees the memory of its queues. Longer
-/// than it takes to serve ten thousand others in turn, since a connection that is used again soon
-/// would only allocate the memory again.
+/// Idle time in ns after which a connection frees the memory of its queues. Longer than it takes to
+/// serve ten thousand others in turn, because a connection that is soon used again would only
+/// reallocate the memory.
 const IDLE_MEMORY_AFTER: u64 = 1_000_000_000;
 
 /// The timers of [`ConnectionFlags::RARE_TIMERS`].
 const RARE_TIMERS: [Timer; 3] = [Timer::Pacing, Timer::PathSearch, Timer::Orphan];
 
 impl Tcb {
-    /// (Re)starts the retransmission timer (RFC 6298 section 5), or in its place the probe timeout.
+    /// (Re)starts the retransmission timer (RFC 6298 section 5), or the probe timeout in its place.
     #[inline]
     pub(crate) fn restart_retransmission_timer(&mut self, cx: &mut TcpContext<'_>) {
         let mut timer = Timer::Retransmission;
         let mut after = self
             .rtt
             .retransmission_timeout(&cx.shared.rto_limits, self.backoff);
-        // RFC 8985 section 7.2: with SACK, a measured round trip, no recovery and no timeout before, the
-        // tail loss probe takes the place of the timeout when it is due sooner.
+        // RFC 8985 section 7.2: with SACK, a measured round trip, no recovery and no previous
+        // timeout, the tail loss probe replaces the timeout if it is due sooner.
         if self.flags & (ConnectionFlags::SACK | ConnectionFlags::RECOVERING)
             == ConnectionFlags::SACK
             && self.rtt.srtt > 0
@@ -46,24 +46,25 @@ impl Tcb {
         cx.schedule_timer(self, cx.now.0 + after);
     }
 
-    /// New segments were sent while the probe timeout runs: it starts again, since their answers are to
-    /// come too (RFC 8985 section 7.2), but not beyond the retransmission timeout of the oldest segment in
-    /// flight, which was sent at `oldest_at`. Otherwise a peer that is dead would never be found so by a
-    /// connection that sends a little at a time.
+    /// Restarts the probe timeout after new segments were sent, because their answers are also to
+    /// come (RFC 8985 section 7.2), but at most to the retransmission timeout of the oldest segment
+    /// in flight, which was sent at `oldest_at`. Otherwise a connection that sends a little at a
+    /// time would never detect a dead peer.
     #[inline]
     pub(crate) fn extend_probe_timeout(&mut self, cx: &mut TcpContext<'_>, oldest_at: u64) {
         let limits = &cx.shared.rto_limits;
         let alone = self.flight() <= u32::from(self.emss);
         let probe_at = cx.now.0 + self.rtt.probe_timeout(limits, alone);
-        // An ACK since then has started the timer anew (RFC 6298 (5.3)): what was set by it holds.
+        // An ACK since then may have restarted the timer (RFC 6298 (5.3)): that later deadline is
+        // kept.
         let latest = (oldest_at + self.rtt.first_timeout(limits)).max(self.timer_at().unwrap_or(0));
         let at = probe_at.min(latest);
         self.set_timer(Timer::TailLossProbe, at);
         cx.schedule_timer(self, at);
     }
 
-    /// (Re)starts the persist timer, which runs as long as the retransmission timer would: then the
-    /// window is probed if no update came (RFC 9293 section 3.8.6.1).
+    /// (Re)starts the persist timer, with the duration of the retransmission timer: the window is
+    /// probed if no update arrived by then (RFC 9293 section 3.8.6.1).
     pub(crate) fn start_persist_timer(&mut self, cx: &mut TcpContext<'_>) {
         self.restart_retransmission_timer(cx);
         if let Some(at) = self.timer_at() {
@@ -80,9 +81,9 @@ impl Tcb {
 }
 
 impl<B: RecvBuf, R> Connection<B, R> {
-    /// The connection's entry of the timer wheel is due: fires the timers that are due, and schedules
-    /// the entry for the earliest of the others. Returns `true` when the connection has ended and
-    /// has no owner.
+    /// Handles the expiry of the connection's timer wheel entry: fires the timers that are due, and
+    /// schedules the entry for the earliest of the others. Returns `true` if the connection has
+    /// ended and has no owner.
     pub(crate) fn on_timer(&mut self, cx: &mut TcpContext<'_>) -> bool {
         self.tcb.wheel_at = u64::MAX;
         self.fire_if_due(cx, Timer::DelayedAck);
@@ -102,7 +103,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         self.tcb.state == TcpState::Closed && self.tcb.has(ConnectionFlags::RELEASED)
     }
 
-    /// The ACK that waited for the owner's answer is due.
+    /// Sends the ACK that waited for the owner's reply.
     pub(crate) fn on_answer_missed(&mut self, cx: &mut TcpContext<'_>) {
         self.fire_timer(cx, Timer::DelayedAck);
     }
@@ -114,7 +115,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// When the timer fires, in ns; `None`: it does not run.
+    /// Returns the time in ns at which the timer fires; `None` if it does not run.
     #[inline]
     fn deadline_of(&self, cx: &TcpContext<'_>, timer: Timer) -> Option<u64> {
         let tcb = &self.tcb;
@@ -134,7 +135,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             }
             Timer::Orphan => self.orphan_deadline(cx),
             Timer::IdleMemory => {
-                // The recovery, which would be freed too, has the pacer.
+                // The pacer is part of the recovery, which would be freed too.
                 let waits = tcb.has(ConnectionFlags::WAITS_FOR_PACER);
                 let idle = tcb.timer().is_none() && !waits && self.holds_memory();
                 let rest = match tcb.state {
@@ -147,7 +148,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// The earliest deadline that lies ahead.
+    /// Returns the earliest deadline in the future.
     #[inline]
     fn earliest_deadline(&self, cx: &TcpContext<'_>) -> Option<u64> {
         let mut next = u64::MAX;
@@ -170,7 +171,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         (next != u64::MAX).then_some(next)
     }
 
-    /// Does what the timer is for; its deadline has passed.
+    /// Performs the action of a timer whose deadline has passed.
     fn fire_timer(&mut self, cx: &mut TcpContext<'_>, timer: Timer) {
         if self.tcb.is_timer(timer) {
             self.tcb.stop_timer();
@@ -200,11 +201,11 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// Sends our SYN or SYN-ACK again, or gives up.
+    /// Retransmits our SYN or SYN-ACK, or gives up.
     fn handshake_timeout(&mut self, cx: &mut TcpContext<'_>) {
         if self.tcb.backoff >= cx.shared.config.syn_retries {
             cx.shared.stats.attempt_fails += 1;
-            // A router may have said why (RFC 9293 section 3.9.2.2, SHLD-25).
+            // A router may have reported the reason (RFC 9293 section 3.9.2.2, SHLD-25).
             let why = if self.tcb.has(ConnectionFlags::SOFT_ERROR) {
                 Events::UNREACHABLE
             } else {
@@ -218,8 +219,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         self.tcb.restart_retransmission_timer(cx);
     }
 
-    /// The peer's window did not open in time: probes it, or lets a part of a record be sent that
-    /// fits.
+    /// Handles the persist timeout: the peer's window did not open in time. Probes it, or allows a
+    /// part of a record that fits.
     fn persist_timeout(&mut self, cx: &mut TcpContext<'_>) {
         if self.is_user_timeout_over(cx) {
             self.abort_on_timeout(cx);
@@ -235,13 +236,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
         self.tcb.start_persist_timer(cx);
     }
 
-    /// The probe timeout (RFC 8985 section 7.3).
+    /// Handles the probe timeout (RFC 8985 section 7.3).
     fn probe_timeout(&mut self, cx: &mut TcpContext<'_>) {
         if self.probe_unanswered(cx) {
             return;
         }
         cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_TAIL_PROBE);
-        // The retransmission timeout itself, in case the probe cannot be sent.
+        // The retransmission timeout as fallback, in case the probe cannot be sent.
         let at = cx.now.0
             + self
                 .tcb
@@ -283,7 +284,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         tcb.dup_acks = 0;
         cx.schedule_output(tcb, ConnectionFlags::NONE);
         tcb.restart_retransmission_timer(cx);
-        // Not after the user timeout: by then the backoff may be as long as that.
+        // At most until the user timeout: the backoff may exceed it by now.
         let end = cx.now.0.saturating_add(self.user_timeout_left(cx));
         if self.tcb.timer_at().is_some_and(|at| at > end) {
             self.tcb.set_timer(Timer::Retransmission, end);
@@ -291,7 +292,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// Whether the user timeout passed without progress (RFC 9293 section 3.8.3).
+    /// Returns whether the user timeout passed without progress (RFC 9293 section 3.8.3).
     pub(crate) fn is_user_timeout_over(&mut self, cx: &mut TcpContext<'_>) -> bool {
         if self.stalled_since == 0 {
             self.stalled_since = to_ticks(
@@ -305,8 +306,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         self.stalled_for(cx) >= to_nanos(cx.shared.config.user_timeout)
     }
 
-    /// How long nothing of what is queued has been acknowledged, in ns, if `stalled_since` says since
-    /// when.
+    /// Returns how long no queued data has been acknowledged, in ns. `stalled_since` must be set.
     fn stalled_for(&self, cx: &TcpContext<'_>) -> u64 {
         // A peer that shrank its window below what is in flight and still answers is not dead
         // (RFC 9293 section 3.8.6, SHLD-17).
@@ -319,7 +319,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         stalled.min(cx.now.0.saturating_sub(heard))
     }
 
-    /// What is left of the user timeout, in ns, rounded up to where `is_user_timeout_over` sees it.
+    /// Returns the rest of the user timeout in ns, rounded up so that `is_user_timeout_over` is
+    /// true when it expires.
     pub(crate) fn user_timeout_left(&self, cx: &TcpContext<'_>) -> u64 {
         if self.stalled_since == 0 {
             return u64::MAX;
@@ -341,8 +342,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx.raise_event(&mut self.tcb, why | Events::CLOSED);
     }
 
-    /// A reset from a synchronised connection, with timestamps where they are agreed (RFC 7323
-    /// section 3.2). Not sent when the neighbour was never resolved.
+    /// Sends a reset from a synchronised connection, with timestamps if agreed (RFC 7323 section
+    /// 3.2). Not sent if the neighbour was never resolved.
     pub(crate) fn send_reset(&mut self, cx: &mut TcpContext<'_>) {
         if self.neighbour_generation == 0
             || matches!(
@@ -377,8 +378,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
             .push_segment(&self.template, &fields, &mut cx.shared.stats);
     }
 
-    /// When the next keepalive probe is due, in ns. Not while data is in flight: that has a timer of its
-    /// own, and its acknowledgement is as good as the answer to a probe.
+    /// Returns when the next keepalive probe is due, in ns. `None` while data is in flight: that
+    /// data has a timer of its own, and its acknowledgement is equivalent to the answer to a probe.
     #[inline]
     fn keepalive_deadline(&self, cx: &TcpContext<'_>) -> Option<u64> {
         let keepalive = cx.shared.config.keepalive.as_ref()?;
@@ -392,8 +393,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         (open && tcb.snd_una == tcb.snd_nxt).then_some(at)
     }
 
-    /// When the wheel has to call for the sake of keepalive. Data in flight puts the probe off, and its
-    /// ACK does not come here: a look after each idle time finds the next probe before it is due.
+    /// Returns when the timer wheel must next check keepalive. Data in flight postpones the probe,
+    /// and its ACK does not update the wheel: a check after each idle time finds the next probe
+    /// before it is due.
     #[inline]
     fn keepalive_check(&self, cx: &TcpContext<'_>) -> Option<u64> {
         let idle = to_nanos(cx.shared.config.keepalive.as_ref()?.idle);
@@ -405,7 +407,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         (self.tcb.state != TcpState::Closed).then_some(at.max(cx.now.0 + 1))
     }
 
-    /// The peer was silent for the keepalive time: probes it, or gives up.
+    /// Probes a peer that was silent for the keepalive time, or gives up.
     fn keepalive_timeout(&mut self, cx: &mut TcpContext<'_>) {
         let Some(keepalive) = cx.shared.config.keepalive else {
             return;
@@ -415,8 +417,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
             self.abort_on_timeout(cx);
             return;
         }
-        // The next is due an interval after this one, even if this one is late because the program did
-        // not run: the peer must have the time to answer.
+        // The next probe is due an interval after this one, even if this one is late because the
+        // program did not run: the peer must have time to answer.
         self.tcb.last_rx += cx.now.0.saturating_sub(due);
         self.tcb.probes += 1;
         cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_KEEPALIVE);
@@ -449,7 +451,7 @@ mod tests {
             net.run(Duration::from_millis(1), |_| false);
             assert_eq!(read_all(&mut net.hosts[1], b), b"a turn");
             net.hosts[0].take_acked(a, drop);
-            // Longer than any timer of what was sent; others have their turns meanwhile.
+            // Longer than any timer of the sent data; other connections have their turns meanwhile.
             net.run(Duration::from_millis(60), |_| false);
             assert!(holds(&net), "turn {turn}");
         }
