@@ -1,4 +1,4 @@
-//! Which connection a segment belongs to, and which worker a connection.
+//! Lookup of a segment's connection, and of the worker that owns a connection.
 
 pub(crate) mod port_set;
 pub(crate) mod steering;

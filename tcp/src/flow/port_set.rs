@@ -1,23 +1,23 @@
-//! A set of TCP ports: those that a stack may draw from for connects at addresses that it shares with
+//! A set of TCP ports, from which a stack may choose local ports at addresses that it shares with
 //! another stack of the same machine.
 
 use core::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// Ports in one word of the bitmap.
+/// Number of ports in one word of the bitmap.
 const WORD: usize = 64;
 
 /// A set of ports, cheap to clone: the stacks of all workers share it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortSet {
     first: u16,
-    /// Ports from `first` to the last one of the set.
+    /// Number of ports from `first` to the last one of the set.
     span: u32,
     bits: Arc<[u64]>,
 }
 
 impl PortSet {
-    /// The ports of `range` for which `contains` is true.
+    /// Returns the set of the ports of `range` for which `contains` is true.
     pub fn new(range: RangeInclusive<u16>, mut contains: impl FnMut(u16) -> bool) -> PortSet {
         let (first, last) = (*range.start(), *range.end());
         let mut bits = vec![0u64; (usize::from(last) + 1).div_ceil(WORD)];
@@ -31,19 +31,19 @@ impl PortSet {
         }
     }
 
-    /// No port at all.
+    /// Returns the empty set.
     pub fn none() -> PortSet {
         PortSet::new(1..=1, |_| false)
     }
 
-    /// Whether the port is in the set.
+    /// Returns whether the port is in the set.
     #[inline]
     pub fn contains(&self, port: u16) -> bool {
         let word = self.bits.get(usize::from(port) / WORD);
         word.is_some_and(|word| word >> (usize::from(port) % WORD) & 1 != 0)
     }
 
-    /// How many ports there are.
+    /// Returns the number of ports in the set.
     pub fn len(&self) -> usize {
         self.bits
             .iter()
@@ -51,12 +51,12 @@ impl PortSet {
             .sum()
     }
 
-    /// Whether there is none.
+    /// Returns whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.bits.iter().all(|word| *word == 0)
     }
 
-    /// A port of the set's range, by any number; it may be one that the set does not contain.
+    /// Maps any number to a port of the set's range, which the set need not contain.
     pub(crate) fn nth_of_range(&self, number: u32) -> u16 {
         // The last port is at most 65535.
         self.first + (number % self.span.max(1)) as u16

@@ -1,6 +1,6 @@
-//! Which worker a flow belongs to when several share a device. The NIC's RSS and this code give the same
-//! answer: the Toeplitz hash of the four-tuple picks a slot of the indirection table, and slot `i`
-//! belongs to worker `i` modulo their number.
+//! Steering of flows to the workers that share a device. The NIC's RSS and this code agree: the
+//! Toeplitz hash of the four-tuple selects a slot of the indirection table, and slot `i` belongs to
+//! worker `i` modulo the number of workers.
 //!
 //! The key is symmetric, so that both directions of a flow belong to the same worker: a connection to
 //! the device's own address stays within one worker, as does one between two devices of these workers.
@@ -17,21 +17,21 @@ use crate::wire::constants::{
 };
 use crate::wire::extension_headers;
 
-/// Slots of the indirection table if the port has none.
+/// Number of slots if the port has no indirection table.
 const SLOTS: u32 = 512;
 
-/// For whom a received frame is.
+/// The workers that process a received frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Destination {
     /// The worker that owns the connection.
     Worker(usize),
-    /// Whoever received it answers; all others learn from a copy ([`crate::Stack::receive_copy`]).
+    /// The receiving worker answers; all others learn from a copy ([`crate::Stack::receive_copy`]).
     AllWorkers,
-    /// Whoever received it.
+    /// The receiving worker.
     AnyWorker,
 }
 
-/// The rule of one device.
+/// The steering rule of one device.
 pub struct Steering {
     hash: Toeplitz,
     slots: u32,
@@ -45,8 +45,8 @@ impl fmt::Debug for Steering {
 }
 
 impl Steering {
-    /// For `workers` workers. `reta_size` is the length of the port's indirection table, 0
-    /// without one.
+    /// Returns the rule for `workers` workers. `reta_size` is the length of the port's indirection
+    /// table, or 0 if it has none.
     pub fn new(workers: usize, reta_size: u16) -> Steering {
         Steering {
             hash: Toeplitz::new(&SYMMETRIC_RSS_KEY),
@@ -59,12 +59,12 @@ impl Steering {
         }
     }
 
-    /// Workers that share the device.
+    /// Returns the number of workers that share the device.
     pub fn worker_count(&self) -> usize {
         self.worker_count as usize
     }
 
-    /// The indirection table that a port with RSS is given: a worker's number a slot.
+    /// Returns the indirection table to program into a port with RSS: one worker number per slot.
     pub fn indirection_table(&self) -> Vec<u16> {
         (0..self.slots)
             .map(|i| (i % self.worker_count) as u16)
@@ -76,7 +76,7 @@ impl Steering {
         (hash % self.slots % self.worker_count) as usize
     }
 
-    /// The worker that a connection belongs to; 0 for addresses of two families.
+    /// Returns the worker that owns a connection; 0 if the addresses are of different families.
     pub fn owner_of(&self, local: SocketAddr, remote: SocketAddr) -> usize {
         let (sport, dport) = (remote.port(), local.port());
         match (remote.ip(), local.ip()) {
@@ -90,8 +90,9 @@ impl Steering {
         }
     }
 
-    /// Looks at a received frame's first bytes, Ethernet header first. What is no whole TCP
-    /// segment is for anyone: the stack counts and drops it.
+    /// Classifies a received frame by its first bytes, which begin with the Ethernet header. A
+    /// frame that is not a complete TCP segment may go to any worker: the stack counts and drops
+    /// it.
     #[inline]
     pub fn classify_frame(&self, frame: &[u8]) -> Destination {
         self.look_inside(frame).unwrap_or(Destination::AnyWorker)
@@ -156,17 +157,17 @@ impl Steering {
     }
 }
 
-/// One worker's place among those that share a device.
+/// The position of one worker among those that share a device.
 #[derive(Clone, Debug)]
 pub struct WorkerSteering {
-    /// The rule that all workers of the device share.
+    /// The steering rule shared by all workers of the device.
     pub steering: Arc<Steering>,
-    /// This worker's number, as the steering counts.
+    /// The number of this worker in the steering rule.
     pub worker: usize,
 }
 
 impl WorkerSteering {
-    /// Whether frames of this connection are this worker's.
+    /// Returns whether this worker receives the frames of a connection.
     #[inline]
     pub fn owns(&self, local: SocketAddr, remote: SocketAddr) -> bool {
         self.steering.owner_of(local, remote) == self.worker

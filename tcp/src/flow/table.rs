@@ -1,9 +1,9 @@
-//! The flow table: finds the connection of a four-tuple. Open addressing with a tag beside each index. The
-//! hash is keyed, so that peers cannot choose four-tuples that collide. Sized for all connections at the
-//! start, so that it never rehashes.
+//! The flow table, which maps a four-tuple to its connection. Open addressing with a tag next to
+//! each index. The hash is keyed, so that peers cannot choose four-tuples that collide. The table
+//! is allocated for the maximum number of connections and therefore never rehashes.
 
-/// A slot has the tag (low half of the hash) in its upper half and index + 1 in its lower. 0 is empty, so
-/// that a new table consists of zero pages that are not yet in memory.
+/// A slot has the tag (low half of the hash) in its upper half and index + 1 in its lower half. 0
+/// is empty, so that the pages of a new table are zero and not yet resident.
 pub(crate) struct FlowTable {
     slots: Vec<u64>,
     mask: usize,
@@ -21,25 +21,25 @@ impl FlowTable {
         }
     }
 
-    /// The slot at which the search for a tag begins.
+    /// Returns the slot at which the search for a tag begins.
     #[inline]
     fn home(&self, tag: u32) -> usize {
         tag as usize & self.mask
     }
 
-    /// The address at which the search for this hash begins, to prefetch it.
+    /// Returns the address at which the search for this hash begins, to prefetch it.
     #[inline]
     pub(crate) fn start(&self, hash: u64) -> *const u64 {
         &raw const self.slots[self.home(hash as u32)]
     }
 
-    /// The first entry with this tag, without a comparison with its connection.
+    /// Returns the first entry with this tag, without checking its connection.
     #[inline]
     pub(crate) fn guess(&self, hash: u64) -> Option<u32> {
         self.find(hash, |_| true)
     }
 
-    /// The entry with this hash for which `is` returns true.
+    /// Returns the entry with this hash for which `is` returns true.
     #[inline]
     pub(crate) fn find(&self, hash: u64, mut is: impl FnMut(u32) -> bool) -> Option<u32> {
         let tag = hash as u32;
@@ -59,7 +59,8 @@ impl FlowTable {
         }
     }
 
-    /// Adds an entry. The caller knows that it is not in the table and that there are fewer than `max`.
+    /// Adds an entry. The caller ensures that it is not in the table, and that the table has fewer
+    /// than `max`.
     pub(crate) fn insert(&mut self, hash: u64, index: u32) {
         let tag = hash as u32;
         let mut position = self.home(tag);
@@ -69,7 +70,7 @@ impl FlowTable {
         self.slots[position] = u64::from(tag) << 32 | u64::from(index + 1);
     }
 
-    /// Removes an entry, if it is there.
+    /// Removes an entry if it exists.
     pub(crate) fn remove(&mut self, hash: u64, index: u32) {
         let want = u64::from(hash as u32) << 32 | u64::from(index + 1);
         let mut position = self.home(hash as u32);
@@ -79,8 +80,8 @@ impl FlowTable {
             }
             position = (position + 1) & self.mask;
         }
-        // Backward-shift deletion: entries that may be in the gap move into it, so that no tombstones are
-        // needed.
+        // Backward-shift deletion: entries that may occupy the gap move into it, so no tombstones
+        // are needed.
         let mut hole = position;
         loop {
             position = (position + 1) & self.mask;
@@ -107,7 +108,7 @@ mod tests {
     #[test]
     fn colliding_entries_are_found_until_removed() {
         let mut table = FlowTable::new(256);
-        // Hashes collide by construction: only 16 different homes.
+        // Hashes collide by construction: there are only 16 different home slots.
         let hash = |index: u32| u64::from(index % 16) | u64::from(index) << 32;
         let mut alive = std::collections::HashSet::new();
         let mut random = 1u32;

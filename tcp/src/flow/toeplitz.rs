@@ -1,5 +1,5 @@
-//! The Toeplitz hash of receive-side scaling (RSS) in software: for links without RSS, and to choose a
-//! source port whose answers come to the own worker (see `steering.rs`).
+//! The Toeplitz hash of receive-side scaling (RSS) in software: for links without RSS, and for the
+//! choice of a source port whose answers are steered to this worker (see `steering.rs`).
 
 /// The key of the test vectors in Microsoft's RSS specification.
 pub const DEFAULT_RSS_KEY: [u8; 40] = [
@@ -46,7 +46,7 @@ impl Toeplitz {
         Self { tables }
     }
 
-    /// The hash of at most 36 bytes in network order; further bytes are ignored.
+    /// Returns the hash of at most 36 bytes in network order; further bytes are ignored.
     #[inline]
     pub fn hash(&self, input: &[u8]) -> u32 {
         self.tables
@@ -55,7 +55,7 @@ impl Toeplitz {
             .fold(0, |hash, (table, &byte)| hash ^ table[usize::from(byte)])
     }
 
-    /// Of a received TCP/IPv4 segment: source first, as it is on the wire.
+    /// Returns the hash of a received TCP/IPv4 segment: source first, as on the wire.
     #[inline]
     pub fn tcp_v4(&self, src: [u8; 4], dst: [u8; 4], sport: u16, dport: u16) -> u32 {
         let mut input = [0; 12];
@@ -66,7 +66,7 @@ impl Toeplitz {
         self.hash(&input)
     }
 
-    /// Of a received TCP/IPv6 segment.
+    /// Returns the hash of a received TCP/IPv6 segment.
     #[inline]
     pub fn tcp_v6(&self, src: [u8; 16], dst: [u8; 16], sport: u16, dport: u16) -> u32 {
         let mut input = [0; 36];

@@ -1,5 +1,5 @@
-//! Fragments packets that are longer than the link's MTU: answers to echo requests that came in
-//! fragments (RFC 1122 section 3.2.2.6, RFC 4443 section 4.2). Nothing else that we send is longer.
+//! Fragmentation of packets longer than the link's MTU: replies to fragmented echo requests (RFC
+//! 1122 section 3.2.2.6, RFC 4443 section 4.2). No other packets that we send are longer.
 
 use smoltcp::wire::{IpProtocol, Ipv4Packet, Ipv6Packet};
 
@@ -8,11 +8,11 @@ use crate::link::control_queue::ControlQueue;
 use crate::wire::constants::{IPV4_HEADER_LEN, IPV6_HEADER_LEN, PROTOCOL_ICMPV6};
 use crate::wire::extension_headers::FRAGMENT;
 
-/// Bytes of an IPv6 fragment header (RFC 8200 section 4.5).
+/// Size of an IPv6 fragment header (RFC 8200 section 4.5).
 const FRAGMENT_HEADER_LEN: usize = 8;
 
 impl ControlQueue {
-    /// Queues a frame with an ICMP message, in as many fragments as it takes.
+    /// Queues a frame with an ICMP message, fragmented if it exceeds the MTU.
     pub(crate) fn queue_long(&mut self, frame: Vec<u8>, ipv6: bool, stats: &mut StackStats) {
         let (header, extra): (usize, _) = if ipv6 {
             (IPV6_HEADER_LEN, FRAGMENT_HEADER_LEN)

@@ -1,4 +1,4 @@
-//! The ICMP errors that we send about packets that cannot be processed.
+//! ICMP errors about packets that cannot be processed.
 
 use core::net::IpAddr;
 
@@ -14,16 +14,16 @@ use crate::wire::icmp_error::{
     IcmpError,
 };
 
-/// Bytes of an ICMP header.
+/// Size of an ICMP header.
 const ICMP_HEADER_LEN: usize = 8;
-/// Bytes of the packet that an error quotes at most: an IPv4 error stays within 576 bytes (RFC 1812
-/// section 4.3.2.3), an IPv6 error within 1280 (RFC 4443 section 2.4 (c)).
+/// Maximum number of bytes of the packet that an error quotes: an IPv4 error stays within 576 bytes
+/// (RFC 1812 section 4.3.2.3), an IPv6 error within 1280 (RFC 4443 section 2.4 (c)).
 pub(crate) const QUOTE_V4: usize = 576 - IPV4_HEADER_LEN - ICMP_HEADER_LEN;
 pub(crate) const QUOTE_V6: usize = 1280 - IPV6_HEADER_LEN - ICMP_HEADER_LEN;
 
 impl ControlQueue {
-    /// Sends an ICMP error to the sender of `packet`, which is from an address that may be a peer's to one
-    /// of ours (RFC 1122 section 3.2.2, RFC 4443 section 2.4).
+    /// Sends an ICMP error to the sender of `packet`, whose source may be a peer's address and
+    /// whose destination is ours (RFC 1122 section 3.2.2, RFC 4443 section 2.4).
     pub(crate) fn icmp_error(
         &mut self,
         now: Instant,

@@ -1,4 +1,4 @@
-//! Fragments of IP datagrams, and ICMP errors.
+//! IP fragmentation and reassembly, and ICMP errors.
 
 pub(crate) mod fragmentation;
 pub(crate) mod icmp_errors;

@@ -1,11 +1,12 @@
-//! IP reassembly (RFC 791, RFC 1122 section 3.3.2; RFC 8200 section 4.5). Off the fast path, and bounded
-//! in every way: few datagrams and buffers, of which the oldest are dropped for new ones; no overlaps (RFC
-//! 5722), no first fragment without its headers (RFC 1858, 3128, 7112), nothing beyond 65535 bytes.
-//! Fragments are kept in the buffers they came in.
+//! IP reassembly (RFC 791, RFC 1122 section 3.3.2; RFC 8200 section 4.5). Off the fast path, and
+//! strictly bounded: a limited number of datagrams and buffers, of which the oldest are dropped in
+//! favour of new ones; no overlaps (RFC 5722), no first fragment without its headers (RFC 1858,
+//! 3128, 7112), no datagram beyond 65535 bytes. Fragments are kept in the buffers in which they
+//! arrived.
 //!
 //! ```text
-//! none ─► pieces ─┬─ all received ─► complete: processed as any datagram
-//!                 ├─ timeout ──────► ICMP time exceeded, if the first was received
+//! none ─► pieces ─┬─ all received ─► complete: processed like any datagram
+//!                 ├─ timeout ──────► ICMP time exceeded, if the first fragment was received
 //!                 └─ overlap ──────► invalid: further fragments are dropped until the timeout
 //! ```
 
@@ -15,35 +16,37 @@ use crate::base::buffer::RecvBuf;
 use crate::base::time::Instant;
 use crate::config::ReassemblyConfig;
 
-/// Fragments of one datagram, at most: 65535 bytes over links of 576 (RFC 1122 section 3.3.3).
+/// Maximum number of fragments of one datagram: 65535 bytes over links of 576 (RFC 1122 section
+/// 3.3.3).
 const MAX_PIECES: usize = 120;
 
-/// What the fragments of one datagram have in common.
+/// The header fields that all fragments of a datagram share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DatagramKey {
     pub src: IpAddr,
     pub dst: IpAddr,
     pub id: u32,
-    /// The protocol of an IPv4 datagram. 0 for IPv6, where only the first fragment says it.
+    /// The protocol of an IPv4 datagram. 0 for IPv6, where only the first fragment contains it.
     pub protocol: u8,
 }
 
-/// What the headers of a fragment say; its buffer begins with the IP header.
+/// The parsed headers of a fragment; its buffer begins with the IP header.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fragment {
     pub key: DatagramKey,
-    /// Where its part of the datagram begins: in the buffer (`at`) and in the datagram (`start`).
+    /// The beginning of its data: the offset in the buffer (`at`) and in the datagram (`start`).
     pub at: usize,
     pub start: u32,
     pub more: bool,
-    /// The next-header number of the datagram, and the offset of the byte that says it.
+    /// The next-header number of the datagram, and the offset of the byte that contains it.
     pub next: u8,
     pub named: usize,
     /// The ECN field of the IP header.
     pub ecn: u8,
 }
 
-/// A fragment that is kept: bytes `[start, end)` of the datagram, from `at` on in the buffer.
+/// A fragment held for reassembly: bytes `[start, end)` of the datagram, from `at` on in the
+/// buffer.
 struct FragmentPiece<B> {
     start: u32,
     end: u32,
@@ -51,25 +54,26 @@ struct FragmentPiece<B> {
     buf: B,
 }
 
-/// A datagram that waits for fragments.
+/// An incomplete datagram.
 struct Datagram<B> {
     key: DatagramKey,
     /// Sorted by `start`, without overlaps.
     pieces: Vec<FragmentPiece<B>>,
-    /// Length of the datagram, known from the last fragment.
+    /// Length of the datagram, known once the last fragment arrived.
     end: Option<u32>,
     /// Bytes received.
     have: u32,
     until: Instant,
-    /// A bit for each value of the ECN field that a fragment had.
+    /// One bit for each value of the ECN field seen in a fragment.
     ecn: u8,
     invalid: bool,
     first: FirstFragment,
 }
 
 impl<B> Datagram<B> {
-    /// Whether `fragment`, which ends at `end`, may become the piece at index `place`: it overlaps
-    /// none, agrees with what is known of the datagram's length, and is not one too many.
+    /// Returns whether `fragment`, which ends at `end`, may become the piece at index `place`: it
+    /// overlaps no piece, agrees with the known length of the datagram, and does not exceed the
+    /// number of pieces.
     fn has_gap_for(&self, fragment: &Fragment, place: usize, end: u32) -> bool {
         let before = place
             .checked_sub(1)
@@ -86,17 +90,17 @@ impl<B> Datagram<B> {
     }
 }
 
-/// What only the first fragment says.
+/// The fields that only the first fragment contains.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct FirstFragment {
     pub next: u8,
     pub named: usize,
     pub src_mac: [u8; 6],
-    /// This worker received it, and sends the ICMP error for the datagram if there is one.
+    /// Received by this worker, which sends the ICMP error for the datagram if there is one.
     pub ours: bool,
 }
 
-/// A datagram that is complete.
+/// A complete datagram.
 pub(crate) struct ReassembledDatagram<B> {
     pub key: DatagramKey,
     pub first: FirstFragment,
@@ -104,13 +108,13 @@ pub(crate) struct ReassembledDatagram<B> {
     pub ce: bool,
     /// The first fragment, with its headers.
     pub head: B,
-    /// The headers' length.
+    /// The length of the headers.
     pub at: usize,
     rest: Vec<FragmentPiece<B>>,
 }
 
 impl<B: RecvBuf> ReassembledDatagram<B> {
-    /// Bytes of the datagram behind the headers.
+    /// Returns the number of bytes of the datagram after the headers.
     pub(crate) fn len(&self) -> usize {
         let rest = self
             .rest
@@ -119,8 +123,8 @@ impl<B: RecvBuf> ReassembledDatagram<B> {
         self.head.remaining() - self.at + rest.sum::<usize>()
     }
 
-    /// What lies behind the first `at` bytes of the first fragment, in one buffer; `None` if buffers of
-    /// this kind cannot be joined.
+    /// Joins the datagram, without the first `at` bytes of the first fragment, into one buffer.
+    /// `None`: buffers of this kind cannot be joined.
     pub(crate) fn join_buffers(self, at: usize) -> Option<B> {
         let mut all = self.head;
         all.advance(at);
@@ -132,7 +136,7 @@ impl<B: RecvBuf> ReassembledDatagram<B> {
     }
 }
 
-/// What a fragment led to.
+/// The result of adding a fragment.
 pub(crate) enum FragmentOutcome<B> {
     Kept,
     /// The fragment was dropped, perhaps with its datagram.
@@ -140,11 +144,11 @@ pub(crate) enum FragmentOutcome<B> {
     Complete(ReassembledDatagram<B>),
 }
 
-/// The datagrams of one stack that wait for fragments, the oldest first.
+/// The incomplete datagrams of one stack, oldest first.
 pub(crate) struct ReassemblyTable<B> {
     waiting: Vec<Datagram<B>>,
     pieces: usize,
-    /// The first deadline; [`NEVER`] when nothing waits.
+    /// The first deadline; [`NEVER`] if there is no incomplete datagram.
     due: Instant,
 }
 
@@ -159,12 +163,12 @@ impl<B: RecvBuf> ReassemblyTable<B> {
         }
     }
 
-    /// The number of buffers that wait.
+    /// Returns the number of buffers held.
     pub(crate) fn held_buffers(&self) -> usize {
         self.pieces
     }
 
-    /// Whether a deadline has passed.
+    /// Returns whether a deadline has passed.
     #[inline]
     pub(crate) fn is_due(&self, now: Instant) -> bool {
         self.due <= now
@@ -184,8 +188,9 @@ impl<B: RecvBuf> ReassemblyTable<B> {
         datagram
     }
 
-    /// Removes the oldest datagram whose time is out. Its first fragment comes with it if this worker has to
-    /// send an ICMP error about it. Invalid datagrams, which were counted before, are removed silently.
+    /// Removes the oldest datagram whose deadline has passed. Returns its first fragment with it if
+    /// this worker must send an ICMP error. Invalid datagrams, which were counted earlier, are
+    /// removed silently.
     pub(crate) fn take_expired(
         &mut self,
         now: Instant,
@@ -205,7 +210,7 @@ impl<B: RecvBuf> ReassemblyTable<B> {
         None
     }
 
-    /// Makes room for one more by dropping the oldest; returns how many datagrams were dropped.
+    /// Drops the oldest datagrams until one more fragment fits; returns how many were dropped.
     fn make_room(&mut self, new: bool, limits: &ReassemblyConfig) -> u64 {
         let mut failed = 0;
         while !self.waiting.is_empty()
@@ -217,8 +222,8 @@ impl<B: RecvBuf> ReassemblyTable<B> {
         failed
     }
 
-    /// Adds a fragment, whose length and offset were checked. Datagrams that were dropped to make room count
-    /// in `failed`.
+    /// Adds a fragment, whose length and offset were validated. Adds the datagrams that were
+    /// dropped to make room to `failed`.
     pub(crate) fn insert(
         &mut self,
         now: Instant,
@@ -290,8 +295,8 @@ impl<B: RecvBuf> ReassemblyTable<B> {
         self.complete_datagram(index)
     }
 
-    /// The index of the datagram that waits under `key`; a new one, with the deadline `until`, if
-    /// there is none.
+    /// Returns the index of the datagram with this `key`, which is created with the deadline
+    /// `until` if it does not exist.
     fn find_or_add(&mut self, key: DatagramKey, until: Instant) -> usize {
         let found = self.waiting.iter().position(|datagram| datagram.key == key);
         found.unwrap_or_else(|| {
@@ -310,10 +315,11 @@ impl<B: RecvBuf> ReassemblyTable<B> {
         })
     }
 
-    /// Removes a datagram all of whose fragments were received, and makes it one.
+    /// Removes a datagram whose fragments have all arrived, and assembles it.
     fn complete_datagram(&mut self, index: usize) -> FragmentOutcome<B> {
         let datagram = self.remove(index);
-        // A fragment carries a congestion mark though another is not ECN-capable (RFC 3168 section 5.3).
+        // One fragment has a congestion mark although another is not ECN-capable (RFC 3168 section
+        // 5.3).
         if datagram.ecn & 0b1001 == 0b1001 {
             return FragmentOutcome::Failed;
         }
@@ -358,7 +364,7 @@ mod tests {
             }
         }
 
-        /// Bytes `start..end` of a datagram, byte i of which is i modulo 251.
+        /// Inserts bytes `start..end` of a datagram, byte i of which is i modulo 251.
         fn give(&mut self, id: u32, start: u32, end: u32, more: bool) -> FragmentOutcome<VecBuf> {
             self.give_marked(id, start, end, more, 2)
         }
@@ -453,8 +459,8 @@ mod tests {
 
     #[test]
     fn an_overlap_invalidates_the_datagram_rfc_5722() {
-        // What is there, and a fragment that cannot be beside it: an overlap on either side, within,
-        // around; an end before what is there, another end, something behind the end.
+        // Pieces held, and fragments that conflict with them: an overlap on either side, inside or
+        // around; an end before a held piece, a different end, data beyond the end.
         let there = [(800, 1600, true), (2400, 3200, true)];
         let bad = [
             (0, 808, true),
@@ -486,7 +492,7 @@ mod tests {
                 );
             }
             assert_eq!(lab.all.held_buffers(), 0);
-            // Its time out, the number is as good as any.
+            // After its timeout the identification can be used again.
             lab.now = lab.now + lab.limits.timeout;
             assert!(
                 lab.all.take_expired(lab.now).is_none(),
@@ -515,7 +521,7 @@ mod tests {
             "the rest of one that is gone"
         );
 
-        // One of many small pieces is refused, and many of some give way.
+        // A datagram of too many small pieces is refused, and among many the oldest are dropped.
         let mut lab = Lab::new();
         for i in 0..MAX_PIECES as u32 {
             assert!(kept(lab.give(1, i * 8, i * 8 + 8, true)));

@@ -1,5 +1,5 @@
 //! The queue of frames that belong to no connection: ARP, NDP, ICMP, resets. It is bounded, and its
-//! buffers come from a pool. smoltcp's wire types build and parse all but TCP here.
+//! buffers come from a pool. Everything except TCP is built and parsed with smoltcp's wire types.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::collections::VecDeque;
@@ -29,18 +29,18 @@ use crate::wire::icmp_error::{ICMPV4_PARAMETER_PROBLEM, ICMPV4_TIME_EXCEEDED, IC
 use crate::wire::segment::{self, Segment};
 use crate::wire::template::{HEADER_MAX, SegmentFields, Template};
 
-/// Frames that may wait.
+/// Maximum number of queued frames.
 const QUEUE_MAX: usize = 256;
-/// Unused buffers that are kept.
+/// Maximum number of unused buffers in the pool.
 const POOL_MAX: usize = 16;
 const BROADCAST: [u8; 6] = [0xff; 6];
-/// Hop limit of NDP (RFC 4861 section 7.1); all our ICMPv6 messages have it.
+/// Hop limit of NDP (RFC 4861 section 7.1); used for all our ICMPv6 messages.
 const NDP_HOP_LIMIT: u8 = 255;
 const ICMP_HEADER_LEN: usize = 8;
 const ICMPV4_ECHO_REPLY: u8 = 0;
 const ICMPV4_ECHO_REQUEST: u8 = 8;
 
-/// See the module.
+/// The queue of control frames; see the module documentation.
 pub(crate) struct ControlQueue {
     queue: VecDeque<(Vec<u8>, FrameMeta)>,
     pool: Vec<Vec<u8>>,
@@ -49,11 +49,11 @@ pub(crate) struct ControlQueue {
     icmp: TokenBucket,
     /// The MTU of the link: our longest IP packet.
     pub(crate) mtu: usize,
-    /// The number of fragmented packets so far, and the secret that makes their identifications hard to
-    /// guess (RFC 7739).
+    /// The number of fragmented packets so far, and the secret that makes their identifications
+    /// hard to guess (RFC 7739).
     fragmented: u64,
     secret: Key,
-    /// Answer nothing: another worker does for what is received now.
+    /// Suppresses answers: another worker answers the frame that is being processed.
     pub silent: bool,
 }
 
@@ -83,27 +83,27 @@ impl ControlQueue {
         self.queue.is_empty()
     }
 
-    /// An empty buffer from the pool.
+    /// Returns an empty buffer from the pool.
     pub(crate) fn buffer(&mut self) -> Vec<u8> {
         let mut buffer = self.pool.pop().unwrap_or_default();
         buffer.clear();
         buffer
     }
 
-    /// Gives a buffer back to the pool.
+    /// Returns a buffer to the pool.
     pub(crate) fn recycle(&mut self, buffer: Vec<u8>) {
         if self.pool.len() < POOL_MAX {
             self.pool.push(buffer);
         }
     }
 
-    /// The identification of the next fragmented packet.
+    /// Returns the identification of the next fragmented packet.
     pub(crate) fn next_id(&mut self) -> u32 {
         self.fragmented += 1;
         self.secret.hash::<1, 3>(&[self.fragmented, u64::MAX]) as u32
     }
 
-    /// A buffer that begins with an Ethernet header of ours.
+    /// Returns a buffer that begins with our Ethernet header.
     pub(crate) fn start_frame(&mut self, dst: [u8; 6], ethertype: u16) -> Vec<u8> {
         let mut frame = self.buffer();
         frame.extend_from_slice(&dst);
@@ -116,7 +116,7 @@ impl ControlQueue {
         frame
     }
 
-    /// Bytes of our Ethernet headers.
+    /// Returns the size of our Ethernet headers.
     pub(crate) fn ethernet_header_len(&self) -> usize {
         if self.vlan.is_some() {
             TAGGED_HEADER_LEN
@@ -125,7 +125,7 @@ impl ControlQueue {
         }
     }
 
-    /// Queues a complete frame; dropped and counted if the queue is full.
+    /// Queues a complete frame, or drops and counts it if the queue is full.
     pub(crate) fn push_frame(
         &mut self,
         frame: Vec<u8>,
@@ -153,7 +153,7 @@ impl ControlQueue {
         self.queue.push_back((frame, meta));
     }
 
-    /// Sends what is queued; `false` when the sink is full.
+    /// Sends the queued frames; returns `false` if the sink is full.
     pub(crate) fn flush<R>(&mut self, tx: &mut impl FrameSink<R>, stats: &mut StackStats) -> bool {
         while let Some((frame, meta)) = self.queue.front_mut() {
             let (head, rest) = frame.split_at(frame.len().min(HEADER_MAX));
@@ -196,19 +196,21 @@ impl ControlQueue {
         self.push_frame(buffer, meta.l3_len, meta.ipv6, stats);
     }
 
-    /// Whether there is room for an answer; if not, it is counted as dropped.
+    /// Returns whether there is room for an answer; if not, it is counted as dropped.
     fn has_room(&self, stats: &mut StackStats) -> bool {
         self.has_room_for(1, stats)
     }
 
-    /// The same for an answer of several frames.
+    /// Returns whether there is room for an answer of `frames` frames; if not, it is counted as
+    /// dropped.
     pub(crate) fn has_room_for(&self, frames: usize, stats: &mut StackStats) -> bool {
         let room = self.queue.len() + frames <= QUEUE_MAX;
         stats.control_drops += u64::from(!room);
         room
     }
 
-    /// The same for ICMP, whose rate is limited (RFC 1812 section 4.3.2.8, RFC 4443 section 2.4 (f)).
+    /// Returns whether an ICMP answer may be sent: there is room, and its rate limit (RFC 1812
+    /// section 4.3.2.8, RFC 4443 section 2.4 (f)) permits it. If not, it is counted as dropped.
     pub(crate) fn may_answer(&mut self, now: Instant, stats: &mut StackStats) -> bool {
         let may = self.has_room(stats);
         if may && !self.icmp.try_take(now) {
@@ -218,12 +220,13 @@ impl ControlQueue {
         may
     }
 
-    /// Whether the half of the queue is full that answers without a rate limit may use.
+    /// Returns whether half of the queue is full, the part available to answers without a rate
+    /// limit.
     pub(crate) fn is_half_full(&self) -> bool {
         self.queue.len() >= QUEUE_MAX / 2
     }
 
-    /// Queues the reset that answers a segment of no connection (RFC 9293 section 3.10.7.1).
+    /// Queues the reset in answer to a segment without a connection (RFC 9293 section 3.10.7.1).
     pub(crate) fn push_reset(
         &mut self,
         dst_mac: [u8; 6],
@@ -280,7 +283,7 @@ impl ControlQueue {
         self.push_arp(BROADCAST, &repr, stats);
     }
 
-    /// Asks for a neighbour by ARP or NDP, from our address `source`.
+    /// Queues an ARP or NDP solicitation from our address `source`.
     pub(crate) fn push_solicitation(
         &mut self,
         solicitation: &Solicitation,
@@ -351,8 +354,8 @@ impl ControlQueue {
         self.queue_long(frame, true, stats);
     }
 
-    /// Processes an ARP packet and answers a request for an address of ours. Returns the sender's claim:
-    /// its IP address, its Ethernet address, and whether the packet is a reply.
+    /// Processes an ARP packet and answers a request for one of our addresses. Returns the sender's
+    /// claim: its IP address, its Ethernet address, and whether the packet is a reply.
     pub(crate) fn receive_arp(
         &mut self,
         packet: &[u8],
@@ -396,8 +399,8 @@ impl ControlQueue {
         ))
     }
 
-    /// Processes an ICMP message and answers an echo request (RFC 792). Returns whether it is an error, whose
-    /// quoted packet the caller looks at.
+    /// Processes an ICMP message and answers an echo request (RFC 792). Returns whether it is an
+    /// error, whose quoted packet the caller must process.
     pub(crate) fn receive_icmpv4<B: RecvBuf>(
         &mut self,
         now: Instant,
@@ -441,9 +444,9 @@ impl ControlQueue {
         false
     }
 
-    /// Processes an ICMPv6 message: answers echo requests (RFC 4443 section 4) and neighbour solicitations.
-    /// Neighbour discovery is accepted with a `hop_limit` of 255 only: it comes from this link (RFC 4861
-    /// section 7.1).
+    /// Processes an ICMPv6 message: answers echo requests (RFC 4443 section 4) and neighbour
+    /// solicitations. Neighbour discovery is accepted only with a `hop_limit` of 255, which proves
+    /// that it comes from this link (RFC 4861 section 7.1).
     pub(crate) fn receive_icmpv6<B: RecvBuf>(
         &mut self,
         now: Instant,
@@ -579,11 +582,11 @@ pub(crate) fn append_ipv6_header(frame: &mut Vec<u8>, src: Ipv6Addr, dst: Ipv6Ad
     ip.set_dst_addr(dst);
 }
 
-/// What is left to do for an ICMPv6 message.
+/// The action that an ICMPv6 message requires of the caller.
 pub(crate) enum Icmpv6Outcome {
     Done,
-    /// An error, whose quoted packet the caller looks at.
+    /// An error, whose quoted packet the caller must process.
     Error,
-    /// A claim: IP address, Ethernet address, whether it answers a solicitation.
+    /// A claim: IP address, Ethernet address, and whether it answers a solicitation.
     Claim(IpAddr, [u8; 6], bool),
 }

@@ -1,4 +1,4 @@
-//! Neighbours, and frames that belong to no connection.
+//! The neighbour table, and frames that belong to no connection.
 
 pub(crate) mod control_queue;
 pub(crate) mod neighbour_quota;

@@ -1,5 +1,5 @@
-//! How many neighbours that have not answered yet one owner of connections may have asked for, so
-//! that nobody fills the neighbour table alone. The table ([`super::neighbours`]) counts here.
+//! Limits of the unresolved neighbours that one owner of connections may have requested, so that no
+//! single owner fills the neighbour table. The table ([`super::neighbours`]) keeps its counts here.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -7,7 +7,7 @@ use std::collections::hash_map::Entry;
 use crate::base::quota_owner::{OwnerScope, QuotaOwner};
 use crate::config::NeighbourConfig;
 
-/// Unresolved entries of the table by who had them asked first.
+/// Unresolved entries of the table by the owner that first requested them.
 pub(super) struct UnresolvedCounts {
     of_clients: HashMap<QuotaOwner, usize>,
     of_users: HashMap<u32, usize>,
@@ -25,7 +25,7 @@ impl UnresolvedCounts {
         }
     }
 
-    /// The limit that one more entry would exceed, and its amount.
+    /// Returns the scope and the value of the limit that one more entry would exceed.
     pub(super) fn exceeded_by(&self, owner: QuotaOwner) -> Option<(OwnerScope, usize)> {
         let of_client = self.of_clients.get(&owner).copied().unwrap_or(0);
         let of_user = self.of_users.get(&owner.user).copied().unwrap_or(0);
@@ -51,13 +51,13 @@ impl UnresolvedCounts {
 
 #[cfg(test)]
 impl UnresolvedCounts {
-    /// Clients and users of whom something is counted.
+    /// Returns the number of clients and users with a count.
     pub(super) fn owner_count(&self) -> usize {
         self.of_clients.len() + self.of_users.len()
     }
 }
 
-/// Counts one less. Those of whom none is left are forgotten, since clients come and go.
+/// Decrements a count. Counts that reach 0 are removed, because clients come and go.
 fn take_one<K>(entry: Entry<'_, K, usize>) {
     if let Entry::Occupied(mut count) = entry {
         *count.get_mut() = count.get().saturating_sub(1);

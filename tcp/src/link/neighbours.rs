@@ -1,6 +1,6 @@
-//! The neighbours on the link and their Ethernet addresses: one table for ARP (RFC 826) and NDP (RFC 4861
-//! section 7.3). Connections copy the address into their header template; a new generation of the table
-//! makes them look it up again.
+//! The neighbour table, with the Ethernet addresses of the neighbours on the link: one table for
+//! ARP (RFC 826) and NDP (RFC 4861 section 7.3). Connections copy the address into their header
+//! template; a new generation of the table makes them look it up again.
 
 use core::net::{IpAddr, Ipv4Addr};
 use std::collections::{BTreeSet, HashMap};
@@ -20,16 +20,16 @@ enum NeighbourState {
     /// Solicited, no answer yet.
     Incomplete,
     Reachable,
-    /// Not confirmed for a long time: the next use probes it.
+    /// Not confirmed for a long time: the next use triggers a probe.
     Stale,
     /// In use while it is probed.
     Probe,
-    /// The same, because another Ethernet address was claimed for it.
+    /// Probed as well, because another Ethernet address was claimed for it.
     Disputed,
 }
 
-/// The order in which entries are evicted when the table is full. Those that connections wait for are
-/// never evicted.
+/// The order in which entries are evicted when the table is full. Entries with waiting connections
+/// are never evicted.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum EvictionRank {
     Stale,
@@ -57,24 +57,24 @@ impl NeighbourState {
     }
 }
 
-/// What is known of one address.
+/// The entry of one neighbour.
 struct NeighbourEntry {
     mac: [u8; 6],
     status: NeighbourState,
-    /// When the next solicitation is sent or the state expires, ns.
+    /// The time of the next solicitation or of the state's expiry, in ns.
     at: u64,
     /// Solicitations sent in this state.
     sent: u8,
-    /// Only half-open passive connections wait, whose peers have not proved their addresses.
+    /// Only half-open passive connections wait for it, whose peers have not proved their addresses.
     unproven: bool,
-    /// For whom it was first asked, until the answer.
+    /// The owner whose connection first requested it; `None` once it is resolved.
     charged: Option<QuotaOwner>,
     /// Connections that wait for the answer, by slot and generation.
     waiters: BTreeSet<(u32, u32)>,
 }
 
 impl NeighbourEntry {
-    /// A neighbour whose Ethernet address is known, and that nobody waits for.
+    /// Returns an entry with a known Ethernet address and without waiting connections.
     fn with_mac(mac: [u8; 6], status: NeighbourState, at: u64) -> NeighbourEntry {
         NeighbourEntry {
             mac,
@@ -88,7 +88,7 @@ impl NeighbourEntry {
     }
 }
 
-/// A solicitation to send; to the group or broadcast address if `to` is `None`.
+/// A solicitation to send; to the multicast or broadcast address if `to` is `None`.
 pub(crate) struct Solicitation {
     pub target: IpAddr,
     pub to: Option<[u8; 6]>,
@@ -97,41 +97,42 @@ pub(crate) struct Solicitation {
 /// The result of a lookup.
 pub(crate) enum NeighbourLookup {
     Found([u8; 6]),
-    /// The neighbour is being asked; the connection is returned when it answers.
+    /// The neighbour is being solicited; the connection is returned when it answers.
     Wait,
-    /// The table is full of unresolved entries, or has as many as the asking owner may have.
+    /// The table is full of unresolved entries, or the requesting owner has reached its limit.
     Full,
 }
 
 /// The neighbour table of one device.
 pub(crate) struct Neighbours {
     entries: HashMap<IpAddr, NeighbourEntry>,
-    /// Every entry by its rank and `at`, so that timers and evictions find theirs without a search.
+    /// All entries by rank and `at`, so that timers and evictions find theirs without a search.
     order: BTreeSet<(EvictionRank, u64, IpAddr)>,
     max_entries: usize,
     /// Time between solicitations, ns (RFC 4861 RetransTimer).
     retransmit: u64,
-    /// How long an answer is valid, ns (RFC 4861 ReachableTime).
+    /// Lifetime of a confirmation, ns (RFC 4861 ReachableTime).
     reachable: u64,
-    /// Solicitations before a neighbour counts as unreachable.
+    /// Solicitations before a neighbour is considered unreachable.
     probes: u8,
-    /// Starts at 1. A connection that remembers another one looks its neighbour up again.
+    /// Starts at 1. A connection that remembers a different value looks its neighbour up again.
     pub generation: u32,
-    /// No `at` of any entry is earlier.
+    /// A lower bound of the `at` of all entries.
     next_at: u64,
     pub solicits: Vec<Solicitation>,
     incomplete: usize,
-    /// Those of them for which only unproven peers wait.
+    /// The incomplete entries for which only unproven peers wait.
     for_unproven: usize,
     unresolved: UnresolvedCounts,
 }
 
-/// Connections that wait for one entry; any beyond look it up again by their own timers.
+/// Maximum number of connections that wait for one entry; further ones look it up again by their
+/// own timers.
 const WAITERS_MAX: usize = 1 << 17;
-/// A disputed address is probed this many times as often and this many times more often in all, since a
-/// flood of false claims makes a link lose answers, too.
+/// A disputed address is probed at this many times the usual rate, with this many times the usual
+/// number of probes, because a flood of false claims also makes a link lose answers.
 const DISPUTED_FACTOR: u8 = 4;
-/// The time at which a permanent entry expires, in ns; sums with it do not overflow.
+/// The expiry of a permanent entry, in ns; sums with it do not overflow.
 const FOR_EVER: u64 = u64::MAX / 4;
 /// The lowest address in the order of `IpAddr`.
 const LOWEST_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
@@ -181,7 +182,7 @@ impl Neighbours {
         Some(entry)
     }
 
-    /// Puts an entry into a state until `at`.
+    /// Sets the state of an entry until `at`.
     fn set_state(&mut self, addr: IpAddr, status: NeighbourState, at: u64, sent: u8) {
         let Some(entry) = self.entries.get_mut(&addr) else {
             return;
@@ -199,14 +200,15 @@ impl Neighbours {
         self.next_at = self.next_at.min(at);
     }
 
-    /// A connection whose peer is proven waits too, or the neighbour has answered.
+    /// Clears `unproven`: a connection with a proven peer also waits, or the neighbour has
+    /// answered.
     fn not_for_unproven(&mut self, addr: IpAddr) {
         if let Some(entry) = self.entries.get_mut(&addr) {
             self.for_unproven -= usize::from(core::mem::take(&mut entry.unproven));
         }
     }
 
-    /// Asks the known Ethernet address whether it still has `addr`; `how` is `Probe` or `Disputed`.
+    /// Probes whether the known Ethernet address still has `addr`; `how` is `Probe` or `Disputed`.
     fn start_probe(&mut self, addr: IpAddr, mac: [u8; 6], how: NeighbourState, now: Instant) {
         self.set_state(addr, how, now.0 + self.solicitation_schedule(how).0, 1);
         self.solicits.push(Solicitation {
@@ -215,13 +217,13 @@ impl Neighbours {
         });
     }
 
-    /// How long a neighbour is asked before it counts as unreachable, in ns.
+    /// Returns how long a neighbour is solicited before it is considered unreachable, in ns.
     pub(crate) fn resolution_time(&self) -> u64 {
         self.retransmit
             .saturating_mul(u64::from(self.probes.max(1)))
     }
 
-    /// The time between solicitations in a state, and their number.
+    /// Returns the time between solicitations in a state, and their maximum number.
     fn solicitation_schedule(&self, status: NeighbourState) -> (u64, u8) {
         match status {
             NeighbourState::Disputed => (
@@ -232,10 +234,11 @@ impl Neighbours {
         }
     }
 
-    /// The Ethernet address of `addr`, for the connection `waiter`. `unproven`: the connection is half-open
-    /// and its peer has not proved its address. A flood of SYNs from many addresses of the link so occupies
-    /// at most a quarter of the table and evicts no entry in use (RFC 6583 section 6). `owner`: for whose
-    /// limits an entry counts while it has no answer.
+    /// Returns the Ethernet address of `addr`, for the connection `waiter`. `unproven`: the
+    /// connection is half-open and its peer has not proved its address. A flood of SYNs from many
+    /// addresses of the link can therefore occupy at most a quarter of the table, and evicts no
+    /// entry in use (RFC 6583 section 6). `owner`: the owner that an unresolved entry is charged
+    /// to.
     pub(crate) fn lookup(
         &mut self,
         addr: IpAddr,
@@ -287,10 +290,10 @@ impl Neighbours {
         NeighbourLookup::Wait
     }
 
-    /// Whether `owner` may have `addr` asked.
+    /// Checks whether `owner` may request the resolution of `addr`.
     ///
     /// # Errors
-    /// It is not in the table, and the owner has as many entries without an answer as it may have.
+    /// `addr` is not in the table, and the owner has reached its limit of unresolved entries.
     pub(crate) fn check_quota(
         &self,
         addr: IpAddr,
@@ -305,13 +308,13 @@ impl Neighbours {
         }
     }
 
-    /// Whether unproven peers occupy their share of the table.
+    /// Returns whether unproven peers occupy their share of the table.
     pub(crate) fn crowded(&self) -> bool {
         self.for_unproven >= self.max_entries / 4
     }
 
-    /// Evicts an entry that nobody waits for, stale ones first; only a stale one for an unproven peer.
-    /// `false`: there is none.
+    /// Evicts an entry without waiting connections, stale ones first; for an unproven peer only a
+    /// stale one. Returns `false` if there is none.
     fn evict_one(&mut self, unproven: bool) -> bool {
         let Some(&(worth, _, addr)) = self.order.first() else {
             return false;
@@ -324,12 +327,12 @@ impl Neighbours {
         true
     }
 
-    /// Processes the claim that `addr` is at `mac`: an answer to our solicitation, or (`learn`) the sender of
-    /// a solicitation to us. A sender is remembered as stale while there is room (RFC 4861 section 7.2.3)
-    /// and evicts nobody. A claim that contradicts an entry is not believed, since anybody can make it: the
-    /// known Ethernet address is probed, and forgotten only if it does not answer. An entry that was just
-    /// confirmed is not probed either (as with `locktime` of arp(7)).
-    /// Returns the connections that waited.
+    /// Processes the claim that `addr` is at `mac`, from an answer to our solicitation or (`learn`)
+    /// from the sender of a solicitation to us. A sender is stored as stale if there is room (RFC
+    /// 4861 section 7.2.3), without evicting other entries. A claim that contradicts an entry is
+    /// not accepted, because any host can forge one: the known Ethernet address is probed, and
+    /// replaced only if it does not answer. An entry that was just confirmed is not even probed (as
+    /// with `locktime` of arp(7)). Returns the connections that waited for the entry.
     pub(crate) fn process_claim(
         &mut self,
         addr: IpAddr,
@@ -380,8 +383,8 @@ impl Neighbours {
         Vec::new()
     }
 
-    /// Takes over what another stack of this machine knows: `addr` is at `mac`, for ever if it
-    /// `is_permanent`. Returns the connections that waited.
+    /// Stores an entry from another stack of this machine: `addr` is at `mac`, without expiry if it
+    /// `is_permanent`. Returns the connections that waited for it.
     pub(crate) fn set_known(
         &mut self,
         addr: IpAddr,
@@ -417,8 +420,8 @@ impl Neighbours {
         waiters
     }
 
-    /// The other stack does not know `addr` any more: an entry that was permanent is confirmed again
-    /// before its next use.
+    /// Handles the removal of `addr` by the other stack: an entry that was permanent is confirmed
+    /// again before its next use.
     pub(crate) fn forget_known(&mut self, addr: IpAddr, now: Instant) {
         let entry = self.entries.get(&addr);
         if entry.is_some_and(|entry| entry.at >= FOR_EVER) {
@@ -428,7 +431,7 @@ impl Neighbours {
         }
     }
 
-    /// Whether an answer about `addr` is expected. Unsolicited answers change nothing.
+    /// Returns whether an answer about `addr` is expected. Unsolicited answers are ignored.
     pub(crate) fn expects_answer(&self, addr: IpAddr) -> bool {
         self.entries.get(&addr).is_some_and(|entry| {
             !matches!(
@@ -438,7 +441,7 @@ impl Neighbours {
         })
     }
 
-    /// Whether [`Self::poll`] has a timer to serve.
+    /// Returns whether [`Self::poll`] has a timer to serve.
     #[inline]
     pub(crate) fn is_due(&self, now: Instant) -> bool {
         now.0 >= self.next_at
@@ -484,7 +487,7 @@ impl Neighbours {
                         );
                         changed = true;
                     }
-                    // No answer, or not used for a long time.
+                    // Unanswered, or unused for a long time.
                     NeighbourState::Incomplete
                     | NeighbourState::Probe
                     | NeighbourState::Disputed
@@ -507,13 +510,13 @@ impl Neighbours {
         (self.next_at != u64::MAX).then_some(Instant(self.next_at))
     }
 
-    /// Whether a neighbour is being asked.
+    /// Returns whether a neighbour is being solicited.
     pub(crate) fn is_resolving(&self) -> bool {
         self.incomplete > 0 || !self.solicits.is_empty()
     }
 }
 
-/// The connections of a set of waiters.
+/// Converts a set of waiters to connection ids.
 fn ids_of(waiters: BTreeSet<(u32, u32)>) -> Vec<ConnId> {
     let id = |(index, generation)| ConnId { index, generation };
     waiters.into_iter().map(id).collect()

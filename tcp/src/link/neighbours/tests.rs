@@ -69,7 +69,7 @@ fn a_known_address_is_kept_while_it_answers() {
     table.lookup(A, conn(7), false, None, now);
     table.process_claim(A, [2; 6], false, now);
     table.solicits.clear();
-    // Just confirmed: not worth a question.
+    // Just confirmed: no probe is sent.
     table.process_claim(A, [6; 6], true, now);
     assert!(table.solicits.is_empty());
     now = now + Duration::from_secs(2);
@@ -83,7 +83,7 @@ fn a_known_address_is_kept_while_it_answers() {
     assert_eq!(table.solicits[0].to, Some([2; 6]));
     table.process_claim(A, [2; 6], false, now);
     assert!(table.entries[&A].status == NeighbourState::Reachable);
-    // The same again, and nobody answers: twelve times within three seconds.
+    // Again, without an answer to the probes: twelve within three seconds.
     now = now + Duration::from_secs(2);
     table.solicits.clear();
     table.process_claim(A, [6; 6], true, now);
@@ -114,7 +114,7 @@ fn solicitations_do_not_evict_a_neighbour_in_use() {
         table.lookup(A, conn(7), false, None, Instant(3)),
         NeighbourLookup::Found(_)
     ));
-    // Neighbours of our own evict those of unproven peers.
+    // Neighbours that we contact evict those of unproven peers.
     for i in 0..7u32 {
         let addr = IpAddr::V4((i + 5000).into());
         assert!(matches!(
@@ -147,7 +147,7 @@ fn half_open_connections_get_a_quarter_of_the_table() {
             NeighbourLookup::Found(_)
         ));
     }
-    // One whom we want to reach does not count as unproven any more.
+    // A neighbour that we contact no longer counts as unproven.
     assert!(matches!(
         table.lookup(near(100), conn(7), false, None, Instant(3)),
         NeighbourLookup::Wait
@@ -220,7 +220,7 @@ fn one_user_leaves_room_for_the_questions_of_others() {
             limit: 4
         })
     );
-    // What is asked already may be waited for.
+    // Further connections may wait for an entry that is already requested.
     assert_eq!(table.check_quota(address(0), owner(9, 7)), Ok(()));
     for i in 40..43 {
         let asked = table.lookup(address(i), conn(i), false, owner(1, 8), now);
@@ -229,7 +229,7 @@ fn one_user_leaves_room_for_the_questions_of_others() {
     let refused = table.check_quota(address(43), owner(1, 8)).unwrap_err();
     let why = refused.to_string();
     assert!(why.contains("unresolved_per_client"), "{why}");
-    // An answer makes room, and so does the end of the questions.
+    // An answer makes room, and so does giving up.
     table.process_claim(address(40), [2; 6], false, now);
     assert_eq!(table.check_quota(address(43), owner(1, 8)), Ok(()));
     for second in 1..4 {
