@@ -46,7 +46,7 @@ pub(crate) struct Retransmission {
     pub end: SeqNr,
     /// Its payload in bytes.
     pub len: u32,
-    /// It had been sent only once before.
+    /// The segment had been sent only once before.
     pub is_first: bool,
     /// The time of the retransmission, in ns.
     pub at: u64,

@@ -1,6 +1,6 @@
-//! Loss detection and recovery (RFC 6675, RFC 8985): the scoreboard, what is judged to be lost and
-//! when, and what happens to those judgements when they turn out wrong. How the window reacts is
-//! decided in [`crate::congestion`].
+//! Loss detection and recovery (RFC 6675, RFC 8985): the scoreboard, which segments are declared
+//! lost and when, and the withdrawal of wrong loss marks. The reaction of the window is decided in
+//! [`crate::congestion`].
 
 pub(crate) mod rack;
 pub(crate) mod recovery;

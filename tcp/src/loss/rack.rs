@@ -1,5 +1,5 @@
-//! RACK-TLP (RFC 8985): loss detection by time. A segment is lost when one that was sent sufficiently
-//! later has been delivered, wherever both stand in the stream; and when no ACK comes, the last
+//! RACK-TLP (RFC 8985): loss detection by time. A segment is lost if one that was sent sufficiently
+//! later has been delivered, regardless of their sequence numbers. If no ACK arrives, the last
 //! segment is probed before the retransmission timeout.
 //!
 //! Part of [`Recovery`](crate::loss::recovery::Recovery). The reordering timer and the probe timeout
@@ -13,14 +13,14 @@ use crate::base::sequence::SeqNr;
 use crate::queues::send_queue::{LOST, RETX, SACKED, TransmitQueue};
 use crate::wire::segment::Segment;
 
-/// For how many recoveries a D-SACK keeps the reordering window wide (section 6.2 step 4).
+/// Number of recoveries for which a D-SACK keeps the reordering window wide (section 6.2 step 4).
 const DSACK_PERSIST: u8 = 16;
 
-/// By how much the reordering window (RACK.reo_wnd, section 6.2 step 4) is widened, because the peer
+/// The extension of the reordering window (RACK.reo_wnd, section 6.2 step 4) after the peer
 /// received segments twice. It outlives the other state of RACK, which an idle connection frees.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct ReorderWindow {
-    /// RACK.reo_wnd_mult less one.
+    /// RACK.reo_wnd_mult minus one.
     widened: u8,
     /// RACK.reo_wnd_persist: recoveries until the window is narrow again.
     persist: u8,
@@ -29,25 +29,27 @@ pub(crate) struct ReorderWindow {
 /// The state of RACK for one connection. Times are in ns.
 #[derive(Default)]
 pub(crate) struct Rack {
-    /// RACK.xmit_ts, RACK.end_seq: when the most recently sent of the delivered segments was sent, and
-    /// where it ends. The sequence number decides only between segments that were sent at the same
-    /// time, so that it cannot become too old to be compared.
+    /// RACK.xmit_ts, RACK.end_seq: the send time and the end of the most recently sent among the
+    /// delivered segments. The sequence number only breaks ties between segments sent at the same
+    /// time, so it cannot become too old to be compared.
     xmit: u64,
     end: SeqNr,
-    /// RACK.rtt: the round trip of that segment.
+    /// RACK.rtt: the round-trip time of that segment.
     rtt: u64,
-    /// RACK.fack: the highest sequence number that was delivered, never below SND.UNA.
+    /// RACK.fack: the highest sequence number delivered, never below SND.UNA.
     fack: SeqNr,
     pub reorder_window: ReorderWindow,
-    /// RACK.dsack_round: D-SACKs widen the window once a round trip, until this is acknowledged.
+    /// RACK.dsack_round: D-SACKs widen the window once per round trip, which ends when this is
+    /// acknowledged.
     dsack_round: Option<SeqNr>,
-    /// Retransmissions in the order in which they were sent, with the time. An entry whose segment has
-    /// been acknowledged, or sent again, is skipped.
+    /// Retransmissions in the order in which they were sent, with the time. Entries whose segments
+    /// have since been acknowledged or sent again are skipped.
     retransmitted: VecDeque<(SeqNr, u64)>,
-    /// Every first transmission before this has been judged. Never below SND.UNA.
+    /// All first transmissions before this have been judged. Never below SND.UNA.
     judged_to: SeqNr,
-    /// Segments sent before this are judged as if they had been sent then: it is when marks of theirs
-    /// were withdrawn, since which they have a full reordering window to arrive in.
+    /// The time at which loss marks were withdrawn. Segments sent before it are judged as if they
+    /// had been sent at that time, so that they have a full reordering window from then on to
+    /// arrive.
     reprieved_at: u64,
 }
 
@@ -58,17 +60,18 @@ pub(crate) struct OutstandingProbe {
     pub again: bool,
 }
 
-/// What the detection found.
+/// The result of loss detection.
 #[derive(Default)]
 pub(crate) struct DetectedLosses {
-    /// How many of the lost segments were retransmissions.
+    /// Number of lost segments that were retransmissions.
     pub retransmitted: u64,
-    /// When the next undecided segment is lost unless it arrives, in ns; 0: none is undecided.
+    /// The time at which the next undecided segment is lost unless it arrives, in ns; 0: none is
+    /// undecided.
     pub due: u64,
 }
 
 impl Rack {
-    /// Nothing was delivered yet, and SND.UNA is `una`.
+    /// Returns the state before any delivery; SND.UNA is `una`.
     pub(crate) fn new(una: SeqNr) -> Self {
         Rack {
             end: una,
@@ -78,8 +81,8 @@ impl Rack {
         }
     }
 
-    /// Notes that a segment was delivered which ends at `end` and was sent at `at` (section 6.2 step 2).
-    /// `again`: it had been sent before.
+    /// Records the delivery of a segment that ends at `end` and was sent at `at` (section 6.2 step
+    /// 2). `again`: it had been sent before.
     #[inline]
     pub(crate) fn on_delivered(
         &mut self,
@@ -90,7 +93,7 @@ impl Rack {
         now: u64,
     ) {
         let rtt = now.saturating_sub(at);
-        // A retransmission cannot arrive faster than the path is: this is the original.
+        // A retransmission cannot arrive faster than the minimum RTT: this is the original.
         if again && rtt < u64::from(min_rtt) {
             return;
         }
@@ -101,8 +104,8 @@ impl Rack {
         }
     }
 
-    /// Notes where the delivered segment stands: a first transmission that is delivered after one behind
-    /// it was reordered (section 6.2 step 3).
+    /// Detects reordering: a first transmission delivered after one with a higher sequence number
+    /// was reordered (section 6.2 step 3).
     #[inline]
     pub(crate) fn note_order(&mut self, tcb: &mut Tcb, end: SeqNr, again: bool) {
         if end.gt(self.fack) {
@@ -112,8 +115,8 @@ impl Rack {
         }
     }
 
-    /// SND.UNA is `una` now. Every sequence number that is kept follows it: one left behind would be
-    /// taken for one ahead once 2^31 more bytes were acknowledged.
+    /// Advances SND.UNA to `una`. Every stored sequence number follows it: one left behind would be
+    /// taken for one ahead once 2^31 more bytes are acknowledged.
     #[inline]
     pub(crate) fn advance_to(&mut self, una: SeqNr) {
         self.judged_to = self.judged_to.max(una);
@@ -123,8 +126,8 @@ impl Rack {
         }
     }
 
-    /// The reordering window RACK.reo_wnd (section 6.2 step 4). Without reordering seen there is none once
-    /// losses are certain: in a recovery, or when three segments are SACKed.
+    /// Returns the reordering window RACK.reo_wnd (section 6.2 step 4). Unless reordering was seen,
+    /// it is 0 once losses are certain: in a recovery, or when three segments are SACKed.
     fn reorder_timeout(&self, tcb: &Tcb, in_doubt: bool) -> u64 {
         if !tcb.has(ConnectionFlags::REORDERING_SEEN) && !in_doubt {
             return 0;
@@ -133,7 +136,8 @@ impl Rack {
         (step * (1 + u64::from(self.reorder_window.widened))).min(tcb.rtt.srtt)
     }
 
-    /// The peer received something twice: the reordering window was too short (section 6.2 step 4).
+    /// Widens the reordering window, which was too short: the peer received a segment twice
+    /// (section 6.2 step 4).
     pub(crate) fn on_dsack(&mut self, tcb: &Tcb) {
         if self.dsack_round.is_none() {
             self.dsack_round = Some(tcb.snd_nxt);
@@ -142,7 +146,8 @@ impl Rack {
         }
     }
 
-    /// A recovery ended, which is what the life of a widened reordering window counts in.
+    /// Counts the end of a recovery, the unit in which the lifetime of a widened reordering window
+    /// is measured.
     pub(crate) fn on_recovery_end(&mut self) {
         self.reorder_window.persist = self.reorder_window.persist.saturating_sub(1);
         if self.reorder_window.persist == 0 {
@@ -150,9 +155,9 @@ impl Rack {
         }
     }
 
-    /// Whether nothing has been delivered that was sent after the last transmission of the first
-    /// unacknowledged segment: whether that was lost cannot be known yet, and what does arrive shows that
-    /// the path still carries segments.
+    /// Returns whether no segment has been delivered that was sent after the last transmission of
+    /// the first unacknowledged segment. Then the loss of that segment cannot be detected yet, and
+    /// the segments that arrive show that the path still carries traffic.
     pub(crate) fn is_first_unjudged<R>(&self, queue: &TransmitQueue<R>) -> bool {
         queue
             .sent
@@ -160,17 +165,18 @@ impl Rack {
             .is_some_and(|segment| self.xmit < segment.at)
     }
 
-    /// Whether a segment sent at `at`, which ends at `end`, was sent before one that has been delivered.
+    /// Returns whether a segment sent at `at`, which ends at `end`, was sent before one that has
+    /// been delivered.
     fn is_overtaken(&self, at: u64, end: SeqNr) -> bool {
         at < self.xmit || (at == self.xmit && end.lt(self.end))
     }
 
-    /// Judges what is in flight (section 6.2 step 5), and calls `lose` with the index of each segment
-    /// that is lost by now.
+    /// Judges the segments in flight (section 6.2 step 5), and calls `lose` with the index of each
+    /// segment that is now lost.
     ///
-    /// First transmissions were sent in the order of their sequence numbers, and retransmissions in that
-    /// of their list. So only the first undecided one of each has to be looked at again, and the cost of
-    /// an ACK is that of what it decides.
+    /// First transmissions were sent in the order of their sequence numbers, and retransmissions in
+    /// the order of their list. So only the first undecided one of each has to be checked again,
+    /// and the cost of an ACK is proportional to the number of segments that it decides.
     pub(crate) fn detect_losses<R>(
         &mut self,
         tcb: &mut Tcb,
@@ -228,25 +234,26 @@ impl Rack {
         found
     }
 
-    /// Whether a segment sent at `at` is lost when the retransmission timer fires (section 6.3).
+    /// Returns whether a segment sent at `at` is lost when the retransmission timer fires (section
+    /// 6.3).
     pub(crate) fn is_expired(&self, tcb: &Tcb, at: u64, now: u64) -> bool {
         at + self.rtt + self.reorder_timeout(tcb, true) <= now
     }
 
-    /// The segment at `seq` was sent again.
+    /// Records the retransmission of the segment at `seq`.
     pub(crate) fn on_retransmitted(&mut self, seq: SeqNr, now: u64) {
         self.retransmitted.push_back((seq, now));
     }
 
-    /// A recovery left no marks. Retransmissions that are still in flight stay listed: nothing else would
-    /// find them lost before a timeout.
+    /// Drops acknowledged retransmissions after a recovery left no marks. Those still in flight
+    /// stay listed: nothing else would detect their loss before a timeout.
     pub(crate) fn forget_acknowledged(&mut self, una: SeqNr) {
         self.retransmitted.retain(|&(seq, _)| seq.ge(una));
     }
 
-    /// Marks of loss were withdrawn: everything in flight is to be judged again, but not before it had
-    /// the time from now on to arrive. Without this nothing would judge these segments any more, and a
-    /// loss among them would cost a timeout.
+    /// Schedules a new judgement of all segments in flight after loss marks were withdrawn, with
+    /// the full time to arrive from now on. Otherwise nothing would judge these segments any more,
+    /// and a loss among them would cost a timeout.
     pub(crate) fn judge_again<R>(&mut self, tcb: &Tcb, queue: &TransmitQueue<R>, now: u64) {
         self.reprieved_at = now;
         self.judged_to = tcb.snd_una;
@@ -255,14 +262,14 @@ impl Rack {
             .filter(|segment| segment.flags & (SACKED | RETX) == RETX)
             .map(|segment| (segment.seq, segment.at))
             .collect();
-        // Stable: of those that were sent at the same time the first in the stream was sent first.
+        // Stable: among those sent at the same time, the first in the stream was sent first.
         retransmitted.sort_by_key(|&(_, at)| at);
         self.retransmitted = retransmitted.into();
     }
 }
 
-/// The D-SACK block of a segment, if it has one: the first block reports a duplicate when it lies below
-/// the cumulative ACK or inside the second block (RFC 2883 section 4).
+/// Returns the D-SACK block of a segment, if it has one: the first block reports a duplicate if it
+/// lies below the cumulative ACK or inside the second block (RFC 2883 section 4).
 pub(crate) fn dsack_block(seg: &Segment) -> Option<(SeqNr, SeqNr)> {
     if seg.sacks == 0 {
         return None;

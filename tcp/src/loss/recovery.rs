@@ -1,6 +1,6 @@
-//! Loss recovery of one connection: the scoreboard, which is kept as marks on the segments in flight
-//! (RFC 2018, RFC 6675), the judgements of RACK-TLP (RFC 8985), and what is sent again. Exists only
-//! for connections that met a loss, a SACK block, a tail without an answer, or pacing.
+//! Loss recovery of one connection: the scoreboard, kept as marks on the segments in flight (RFC
+//! 2018, RFC 6675), the judgements of RACK-TLP (RFC 8985), and the selection of retransmissions.
+//! Exists only for connections that have seen a loss, a SACK block, an unanswered tail, or pacing.
 
 use crate::base::sequence::SeqNr;
 use crate::congestion::RecoveryPhase;
@@ -17,14 +17,14 @@ use crate::wire::segment::Segment;
 /// DupThresh (RFC 6675 section 2).
 const DUP_THRESH: u32 = 3;
 
-/// What a connection knows of losses. The counts are those of the marks in `TransmitQueue::sent`, and
+/// The loss state of a connection. The counts are those of the marks in `TransmitQueue::sent`, and
 /// every sequence number follows SND.UNA, so that none becomes too old to be compared.
 #[derive(Default)]
 pub(crate) struct Recovery {
-    /// Segments that are marked `SACKED`, and their payload in bytes.
+    /// Number of segments marked `SACKED`, and their payload in bytes.
     pub sacked: u32,
     pub sacked_bytes: u32,
-    /// Segments that are marked `LOST`: those that await their retransmission.
+    /// Number of segments marked `LOST`: those that await retransmission.
     pub lost: u32,
     /// No segment before this awaits retransmission.
     cursor: SeqNr,
@@ -35,14 +35,14 @@ pub(crate) struct Recovery {
     pub probe: Option<OutstandingProbe>,
     pub pacer: Pacer,
     pub reduction: WindowReduction,
-    /// Each segment before this is recorded on its own.
+    /// Each segment before this has a record of its own.
     pub split_to: SeqNr,
-    /// Retransmission timeouts since something new was acknowledged.
+    /// Retransmission timeouts since new data was last acknowledged.
     pub timeouts_in_row: u8,
 }
 
 impl Recovery {
-    /// Nothing is marked, and SND.UNA is `una`.
+    /// Returns the state without marks; SND.UNA is `una`.
     pub(crate) fn new(una: SeqNr) -> Self {
         Recovery {
             reduction: WindowReduction::new(una),
@@ -54,8 +54,9 @@ impl Recovery {
         }
     }
 
-    /// Tells RACK which segments the cumulative ACK `ack` delivers; called before they are taken off the
-    /// queue. `echo`: the timestamp that the ACK echoes, and the offset of our timestamps.
+    /// Reports the segments that the cumulative ACK `ack` delivers to RACK, before they are removed
+    /// from the queue. `echo`: the timestamp that the ACK echoes; `offset`: the offset of our
+    /// timestamps.
     pub(crate) fn before_ack<R>(
         &mut self,
         tcb: &mut Tcb,
@@ -79,7 +80,8 @@ impl Recovery {
             }
             let again = segment.flags & RETX != 0;
             self.rack.note_order(tcb, end, again);
-            // An echo from before the retransmission answers the original (RFC 8985 section 6.2 step 2).
+            // An echo from before the retransmission acknowledges the original (RFC 8985 section
+            // 6.2 step 2).
             let old = |echoed: u32| again && is_echo_older(echoed, segment.at, offset);
             let is_original = echo.is_some_and(old);
             if let Some(echoed) = echo
@@ -95,7 +97,8 @@ impl Recovery {
         }
     }
 
-    /// The cumulative ACK took segments off the queue, of which `sacked` and `lost` were so marked.
+    /// Updates the state after a cumulative ACK removed segments from the queue, `sacked` of which
+    /// were marked `SACKED`, and `lost` marked `LOST`.
     pub(crate) fn on_acked(&mut self, una: SeqNr, sacked: u32, lost: u32) {
         self.sacked -= sacked;
         self.lost -= lost;
@@ -107,14 +110,14 @@ impl Recovery {
         self.reduction.advance_to(una);
     }
 
-    /// Marks the segments that the SACK blocks of `seg` cover and earlier ones did not. Returns how many
-    /// they are, and their payload in bytes.
+    /// Marks the segments that the SACK blocks of `seg` newly cover. Returns their number, and
+    /// their payload in bytes.
     ///
-    /// What lies below SND.UNA is left out: that is what a D-SACK reports (RFC 2883), or an ACK that was
-    /// overtaken by a later one, whose other blocks count all the same (RFC 2018 section 5).
+    /// Blocks below SND.UNA are ignored: they are D-SACKs (RFC 2883), or come from an ACK that was
+    /// overtaken by a later one, whose other blocks are valid nevertheless (RFC 2018 section 5).
     ///
-    /// The cost is that of what is newly covered: what is known already is skipped range by range, and
-    /// the ranges that a block covers become one.
+    /// The cost is proportional to the newly covered segments: known ranges are skipped one by one,
+    /// and the ranges that a block covers are joined into one.
     pub(crate) fn process_sack<R>(
         &mut self,
         tcb: &mut Tcb,
@@ -149,8 +152,8 @@ impl Recovery {
         (segments, bytes)
     }
 
-    /// Marks the segments that lie wholly in `from..to`, of which none is marked yet. Returns how many
-    /// they are, and their payload in bytes.
+    /// Marks the segments that lie wholly in `from..to`, none of which is marked yet. Returns their
+    /// number, and their payload in bytes.
     fn mark_sacked<R>(
         &mut self,
         tcb: &mut Tcb,
@@ -189,7 +192,7 @@ impl Recovery {
         (segments, bytes)
     }
 
-    /// Marks a segment as lost, unless it was SACKed or is so marked already.
+    /// Marks a segment as lost, unless it is already marked `SACKED` or `LOST`.
     fn mark_lost<R>(&mut self, tcb: &mut Tcb, queue: &mut TransmitQueue<R>, index: usize) {
         if let Some(segment) = queue.sent.get_mut(index)
             && segment.flags & (SACKED | LOST) == 0
@@ -202,8 +205,9 @@ impl Recovery {
         }
     }
 
-    /// Lets RACK judge what is in flight, and marks what is lost. Returns how many retransmissions were
-    /// lost, and when to look again in ns (0: nothing is undecided).
+    /// Lets RACK judge the segments in flight, and marks the lost ones. Returns how many
+    /// retransmissions were lost, and the time of the next check in ns (0: no segment is
+    /// undecided).
     pub(crate) fn detect_losses<R>(
         &mut self,
         tcb: &mut Tcb,
@@ -219,8 +223,8 @@ impl Recovery {
         (found.retransmitted, found.due)
     }
 
-    /// The timeout that marked segments as lost was needless (RFC 4015 section 3.2): withdraws the marks.
-    /// The segments are judged anew, since some of them may be lost all the same.
+    /// Withdraws the loss marks of a timeout that was spurious (RFC 4015 section 3.2). The segments
+    /// are judged anew, because some of them may be lost nevertheless.
     pub(crate) fn withdraw_lost_marks<R>(
         &mut self,
         tcb: &mut Tcb,
@@ -241,7 +245,7 @@ impl Recovery {
         self.rack.judge_again(tcb, queue, now);
     }
 
-    /// Fast recovery begins.
+    /// Begins fast recovery.
     pub(crate) fn begin_fast_recovery(&mut self, tcb: &mut Tcb) {
         tcb.phase = RecoveryPhase::Recovery;
         tcb.flags |= ConnectionFlags::RECOVERING;
@@ -262,12 +266,12 @@ impl Recovery {
         repaired
     }
 
-    /// Without SACK the first segment is the one that is lost (RFC 6582 section 3.2).
+    /// Marks the first segment as lost: without SACK it is the lost one (RFC 6582 section 3.2).
     pub(crate) fn mark_first_lost<R>(&mut self, tcb: &mut Tcb, queue: &mut TransmitQueue<R>) {
         self.mark_lost(tcb, queue, 0);
     }
 
-    /// Returns to the fast path when no segment is marked any more.
+    /// Returns to the fast path if no segment is marked any more.
     pub(crate) fn finish_if_settled(&mut self, tcb: &mut Tcb) {
         if tcb.phase == RecoveryPhase::Open
             && self.sacked == 0
@@ -279,18 +283,18 @@ impl Recovery {
         }
     }
 
-    /// Marks what a retransmission timeout shows to be lost (RFC 8985 section 6.3): the first segment, and
-    /// those that have had their time; without SACK all (RFC 5681 section 3.1). SND.NXT stays where it
-    /// is: going back would make our pure ACKs unacceptable to the peer.
+    /// Marks the segments lost at a retransmission timeout (RFC 8985 section 6.3): the first one,
+    /// and those whose time to arrive has passed; without SACK all (RFC 5681 section 3.1). SND.NXT
+    /// is not moved back, which would make our pure ACKs unacceptable to the peer.
     pub(crate) fn mark_after_timeout<R>(
         &mut self,
         tcb: &mut Tcb,
         queue: &mut TransmitQueue<R>,
         now: u64,
     ) {
-        // A SACKed first segment means that the peer reneged (RFC 2018 section 8). It may have dropped
-        // everything that it reported, and nothing that it reported is judged again, so all of it counts
-        // as lost.
+        // A SACKed first segment means that the peer reneged (RFC 2018 section 8). It may have
+        // dropped all data that it reported, and SACKed segments are not judged again, so all of
+        // them count as lost.
         let renege = queue
             .sent
             .front()
@@ -327,8 +331,8 @@ impl Recovery {
         tcb.flags |= ConnectionFlags::RECOVERING;
     }
 
-    /// Segments that the path does not carry were cut and marked as lost: counts the marks again. That is
-    /// no sign of congestion (RFC 1191 section 6.5).
+    /// Recounts the marks after segments that exceed the path MTU were resegmented and marked as
+    /// lost. That is no sign of congestion (RFC 1191 section 6.5).
     pub(crate) fn recount_lost<R>(&mut self, tcb: &mut Tcb, queue: &TransmitQueue<R>) {
         (self.lost, tcb.pipe) = (0, 0);
         for segment in &queue.sent {
@@ -339,7 +343,7 @@ impl Recovery {
         tcb.flags |= ConnectionFlags::RECOVERING;
     }
 
-    /// Index of the next segment to send again.
+    /// Returns the index of the next segment to retransmit.
     pub(crate) fn next_lost<R>(&mut self, queue: &TransmitQueue<R>) -> Option<usize> {
         if self.lost == 0 {
             return None;
@@ -357,7 +361,7 @@ impl Recovery {
         None
     }
 
-    /// The segment at `index` was sent again.
+    /// Records the retransmission of the segment at `index`.
     pub(crate) fn on_retransmitted<R>(
         &mut self,
         tcb: &mut Tcb,
@@ -381,8 +385,8 @@ impl Recovery {
         self.rack.on_retransmitted(segment.seq, now);
     }
 
-    /// A tail loss probe was sent (RFC 8985 section 7.3). `again`: it was the last segment, sent again, which
-    /// stays in the pipe once.
+    /// Records that a tail loss probe was sent (RFC 8985 section 7.3). `again`: it was a
+    /// retransmission of the last segment, which is counted in the pipe only once.
     pub(crate) fn on_probe_sent<R>(
         &mut self,
         tcb: &mut Tcb,

@@ -1,10 +1,10 @@
-//! Which bytes in flight are selectively acknowledged (RFC 2018 section 5), as ranges, so that a SACK
-//! block that repeats what earlier blocks reported costs a look-up and not a walk. A receiver repeats
-//! each block in at least three ACKs (RFC 2018 section 4), and nothing prevents a hostile peer from
-//! reporting half of a large window in every ACK.
+//! The selectively acknowledged bytes in flight (RFC 2018 section 5), as ranges, so that a SACK
+//! block that repeats earlier blocks costs a lookup and not a walk. A receiver repeats each block
+//! in at least three ACKs (RFC 2018 section 4), and a hostile peer can report half of a large
+//! window in every ACK.
 //!
-//! Part of [`Recovery`](crate::loss::recovery::Recovery). A range begins and ends where segments do,
-//! and covers exactly the segments that are marked `SACKED` in the send queue.
+//! Part of [`Recovery`](crate::loss::recovery::Recovery). Ranges begin and end at segment
+//! boundaries, and cover exactly the segments that are marked `SACKED` in the send queue.
 
 use std::collections::BTreeMap;
 
@@ -14,12 +14,12 @@ use crate::base::sequence::{SeqNr, StreamPositions};
 #[derive(Default)]
 pub(crate) struct SackedRanges {
     positions: StreamPositions,
-    /// Where ranges begin, and where each ends.
+    /// Maps the beginning of each range to its end.
     ranges: BTreeMap<u64, u64>,
 }
 
 impl SackedRanges {
-    /// Nothing is selectively acknowledged, and SND.UNA is `una`.
+    /// Returns the state without selective acknowledgements; SND.UNA is `una`.
     pub(crate) fn new(una: SeqNr) -> Self {
         SackedRanges {
             positions: StreamPositions::new(una),
@@ -27,21 +27,21 @@ impl SackedRanges {
         }
     }
 
-    /// The end of the range that `seq` lies in; `None`: it lies in none.
+    /// Returns the end of the range that contains `seq`; `None` if there is none.
     pub(crate) fn end_of_range_at(&self, seq: SeqNr) -> Option<SeqNr> {
         let at = self.positions.position_of(seq);
         let (_, &end) = self.ranges.range(..=at).next_back()?;
         (end > at).then(|| self.positions.seq_at(end))
     }
 
-    /// Where the first range behind `seq` begins.
+    /// Returns the beginning of the first range after `seq`.
     pub(crate) fn next_range_after(&self, seq: SeqNr) -> Option<SeqNr> {
         let at = self.positions.position_of(seq);
         let (&start, _) = self.ranges.range(at + 1..).next()?;
         Some(self.positions.seq_at(start))
     }
 
-    /// Adds `start..end`, which lies between two ranges. Joins it with those that it touches.
+    /// Adds `start..end`, which overlaps no range, and joins it with the ranges that it touches.
     pub(crate) fn insert(&mut self, start: SeqNr, end: SeqNr) {
         let mut start = self.positions.position_of(start);
         let mut end = self.positions.position_of(end);
@@ -56,8 +56,8 @@ impl SackedRanges {
         self.ranges.insert(start, end);
     }
 
-    /// SND.UNA is `una` now: what lies before it is forgotten. Each range is removed once, so that this
-    /// costs no more than adding it did.
+    /// Advances SND.UNA to `una` and removes the ranges before it. Each range is removed once, so
+    /// this costs no more than adding it did.
     pub(crate) fn advance_to(&mut self, una: SeqNr) {
         self.positions.advance_to(una);
         let at = self.positions.position_of(una);
@@ -72,7 +72,7 @@ impl SackedRanges {
         }
     }
 
-    /// Nothing is selectively acknowledged any more: the peer reneged.
+    /// Removes all ranges, because the peer reneged.
     pub(crate) fn clear(&mut self) {
         self.ranges.clear();
     }

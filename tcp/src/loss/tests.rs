@@ -9,7 +9,7 @@ use crate::tcb::flags::ConnectionFlags;
 use crate::wire::segment::Segment;
 
 const MSS: u32 = 1000;
-/// Round trips and times in ns.
+/// Round-trip time and start time in ns.
 const RTT: u64 = 1_000_000;
 const START: u64 = 1_000_000_000;
 
@@ -50,7 +50,7 @@ impl Sender {
         }
     }
 
-    /// A cumulative ACK of everything before `ack`.
+    /// Processes a cumulative ACK of all data before `ack`.
     fn ack(&mut self, ack: SeqNr) {
         let none = (None, 0);
         self.recovery
@@ -62,7 +62,7 @@ impl Sender {
             .on_acked(ack, acked.sacked_segs, acked.lost_segs);
     }
 
-    /// SACK blocks, as numbers of segments counted from SND.UNA.
+    /// Processes SACK blocks, given as segment numbers counted from SND.UNA.
     fn sack(&mut self, blocks: &[(u32, u32)]) -> (u32, u32) {
         let una = self.tcb.snd_una;
         let mut segment = Segment {
@@ -82,7 +82,7 @@ impl Sender {
             .detect_losses(&mut self.tcb, &mut self.queue, self.now)
     }
 
-    /// Sends the next lost segment again; its index.
+    /// Retransmits the next lost segment; returns its index.
     fn retransmit(&mut self) -> Option<usize> {
         let index = self.recovery.next_lost(&self.queue)?;
         self.recovery
@@ -98,7 +98,7 @@ impl Sender {
             .collect()
     }
 
-    /// The counts are those of the marks.
+    /// Checks that the counts match the marks.
     fn check_counts(&self) {
         let count = |flag| {
             let marked = self.queue.sent.iter();
@@ -183,7 +183,7 @@ fn repeated_blocks_cost_no_walk_of_what_they_cover() {
     let began = std::time::Instant::now();
     let rounds = 200_000;
     for round in 0..rounds {
-        // No two in a row are equal, so that remembering the last blocks does not help.
+        // No two in a row are equal, so remembering the last blocks does not help.
         let shift = 1 + round % 7;
         let found = sender.sack(&[
             (half + shift, 2 * half),
@@ -192,7 +192,7 @@ fn repeated_blocks_cost_no_walk_of_what_they_cover() {
         ]);
         assert_eq!(found, (0, 0));
     }
-    // Walking the segments takes half a minute; looking the ranges up, a tenth of a second.
+    // Walking the segments takes half a minute; range lookups take a tenth of a second.
     let took = began.elapsed();
     assert!(took < std::time::Duration::from_secs(5), "{took:?}");
     sender.check_counts();
@@ -214,7 +214,8 @@ fn a_d_sack_after_2_gib_widens_the_reordering_window() {
     }
     sender.send(4);
     sender.recovery.rack.on_dsack(&sender.tcb);
-    // The window is three quarters of the least round trip now, half of one had the second not counted.
+    // The window is now three quarters of the minimum RTT; without the second D-SACK it would be
+    // half.
     sender.tcb.flags |= ConnectionFlags::REORDERING_SEEN;
     sender.now = sender.queue.sent[3].at + RTT;
     sender.sack(&[(3, 4)]);
@@ -224,7 +225,8 @@ fn a_d_sack_after_2_gib_widens_the_reordering_window() {
 
 #[test]
 fn marks_that_are_withdrawn_are_judged_again() {
-    // A timeout marks everything; the first ACK shows that it was needless, but the third segment is lost.
+    // A timeout marks all segments; the first ACK shows that it was spurious, but the third segment
+    // is lost.
     let mut sender = Sender::new(SeqNr(77));
     sender.send(6);
     sender.now += 10 * RTT;
@@ -243,7 +245,7 @@ fn marks_that_are_withdrawn_are_judged_again() {
     assert!(sender.lost().is_empty());
     sender.check_counts();
     sender.sack(&[(1, 4)]);
-    // It has the time to arrive that it would have if it were sent now.
+    // It has the same time to arrive as if it were sent now.
     let (_, due) = sender.detect();
     assert!(sender.lost().is_empty());
     assert!(due >= withdrawn_at, "a later judgement is due");
@@ -298,7 +300,7 @@ fn what_a_peer_reneged_on_is_lost() {
     for index in [0, 1, 3, 4] {
         assert!(sender.lost().contains(&index), "{:?}", sender.lost());
     }
-    // What is reported again is marked again.
+    // Segments reported again are marked again.
     assert_eq!(sender.sack(&[(3, 5)]), (2, 2 * MSS));
     sender.check_counts();
 }

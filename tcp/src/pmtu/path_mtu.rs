@@ -1,7 +1,7 @@
-//! The path MTU: reported by ICMP (RFC 1191, 8201), or guessed when full segments are lost for good
-//! (RFC 8899 section 4.3), and shared by all connections to a destination. A path is assumed to
-//! carry the MSS that the ends agreed on until it proves narrower; from then on `search` and
-//! `probe` look upward for the largest size that it carries.
+//! The path MTU: reported by ICMP (RFC 1191, 8201), or inferred from the repeated loss of full
+//! segments (RFC 8899 section 4.3), and shared by all connections to a destination. A path is
+//! assumed to carry the MSS agreed by both ends until it proves narrower; from then on `search` and
+//! `probe` search upward for the largest size that it carries.
 
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::timer::Timer;
@@ -17,24 +17,25 @@ use crate::connection::context::TcpContext;
 use crate::pmtu::search::{PathSearch, RAISE_TICKS};
 use crate::queues::send_queue::{InFlightSegment, SACKED};
 
-/// A router that reports less than any link in use carries is not believed: it would only multiply
-/// the packets that we send (RFC 5927 section 7).
+/// A smaller MTU reported by a router, below that of any link in use, is rejected: it would only
+/// multiply the packets that we send (RFC 5927 section 7).
 pub(crate) const MIN_V4: u16 = 552;
 /// The minimum link MTU of IPv6 (RFC 8201 section 4).
 pub(crate) const MIN_V6: u16 = 1280;
 /// BASE_PLPMTU (RFC 8899 section 5.1.2), and the size that every IPv4 host accepts (RFC 791).
 const BASE: u16 = 1200;
 const BASE_V4: u16 = 576;
-/// Timeouts in a row that make a black hole likely.
+/// Consecutive timeouts that make a black hole likely.
 const SUSPICIOUS: u8 = 2;
 const PATHS_MAX: usize = 4096;
 
-/// What is known of paths that are narrower than agreed, by destination (RFC 8899 section 3 item 9).
+/// The state of paths that are narrower than agreed, by destination (RFC 8899 section 3 item 9).
 #[derive(Default)]
 pub(crate) struct Paths(HashMap<IpAddr, PathSearch>);
 
-/// The next hop's MTU by an ICMPv4 error. Routers from before RFC 1191 report 0: then it is the next
-/// plateau of its section 7 below `quoted`, the length of the packet that was too big.
+/// Returns the next-hop MTU of an ICMPv4 error. Routers from before RFC 1191 report 0; the result
+/// is then the next plateau (RFC 1191 section 7) below `quoted`, the length of the packet that was
+/// too big.
 pub(crate) fn from_v4(mtu: u16, quoted: u16) -> u16 {
     const PLATEAUS: [u16; 5] = [8166, 4352, 2002, 1492, 1006];
     if mtu != 0 {
@@ -55,19 +56,19 @@ impl<B: RecvBuf, R> Connection<B, R> {
         ip + ts
     }
 
-    /// The payload of a segment in an IP packet of `mtu` bytes.
+    /// Returns the payload of a segment in an IP packet of `mtu` bytes.
     pub(crate) fn emss_for(&self, mtu: u16) -> u16 {
         mtu.saturating_sub(self.headers()).max(1)
     }
 
-    /// The length of the IP packet of a segment with `payload` bytes.
+    /// Returns the length of the IP packet of a segment with `payload` bytes.
     pub(crate) fn mtu_of(&self, payload: u16) -> u16 {
         payload.saturating_add(self.headers())
     }
 
-    /// When a connection whose path became narrow at `now_ticks` first tries a larger size: at once if it
-    /// can probe. Without SACK the loss of a probe shows late or by a timeout, so full segments are
-    /// tried again after ten minutes instead (RFC 1191 section 6.3).
+    /// Returns when a connection whose path became narrow at `now_ticks` first tries a larger size:
+    /// at once if it can probe. Without SACK the loss of a probe is detected late or by a timeout,
+    /// so full segments are tried again after ten minutes instead (RFC 1191 section 6.3).
     fn first_look(&self, now_ticks: u64) -> u64 {
         if self.tcb.has(ConnectionFlags::SACK) {
             now_ticks
@@ -83,7 +84,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// Segments in flight that are longer than the path carries are cut, to be sent again.
+    /// Resegments the segments in flight that exceed the path MTU, to be retransmitted.
     pub(crate) fn cut(&mut self) {
         self.split_multi_segments();
         self.send_queue.resegment_to(u32::from(self.tcb.emss));
@@ -101,7 +102,7 @@ impl Paths {
         }
     }
 
-    /// Whether an entry for `to` exists or can be added, after removing expired ones if needed.
+    /// Returns whether an entry for `to` exists or can be added; removes expired ones if needed.
     fn room_for(&mut self, to: IpAddr, now_ticks: u64) -> bool {
         if self.0.len() >= PATHS_MAX && !self.0.contains_key(&to) {
             self.0.retain(|_, search| now_ticks < search.until);
@@ -117,8 +118,8 @@ impl Paths {
         self.0.get_mut(&to)
     }
 
-    /// The search on the path to `to`; if none runs, one that starts at `own`, the packet size in use.
-    /// `None`: there are too many paths.
+    /// Returns the search on the path to `to`; if there is none, creates one that starts at `own`,
+    /// the packet size in use. `None`: there are too many paths.
     pub(crate) fn search(
         &mut self,
         to: IpAddr,
@@ -141,7 +142,7 @@ impl Paths {
 }
 
 impl<B: RecvBuf, R> Connection<B, R> {
-    /// A new connection starts with what others found out about its path.
+    /// Applies the known MTU of its path to a new connection.
     pub(crate) fn apply_path_mtu(&mut self, cx: &mut TcpContext<'_>) {
         if cx.shared.paths.0.is_empty() {
             return;
@@ -159,7 +160,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// From now on segments carry `emss` bytes at most; longer ones in flight are cut and sent again.
+    /// Limits segments to `emss` bytes from now on; longer ones in flight are resegmented and
+    /// retransmitted.
     pub(crate) fn narrow(&mut self, cx: &mut TcpContext<'_>, emss: u16) {
         self.tcb.emss = emss;
         self.tcb.flags |= ConnectionFlags::NARROW_PATH;
@@ -184,8 +186,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// Called at a retransmission timeout: after several in a row, full segments may be lost to a router
-    /// that drops them without an ICMP error (RFC 8899 section 4.3).
+    /// Checks for a black hole at a retransmission timeout: after several in a row, a router may be
+    /// dropping full segments without an ICMP error (RFC 8899 section 4.3).
     pub(crate) fn suspect_black_hole(&mut self, cx: &mut TcpContext<'_>) {
         if self.timeouts_in_row() < SUSPICIOUS {
             return;
@@ -203,8 +205,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
             (false, true) => BASE_V4,
         };
         let base = self.emss_for(mtu);
-        // Not if the peer shrank its window and still answers: then it refuses the retransmissions
-        // itself. And not if a segment longer than `base`, sent no earlier, was SACKed.
+        // Not if the peer shrank its window and still answers: then the peer itself refuses the
+        // retransmissions. And not if a segment longer than `base`, sent no earlier, was SACKed.
         let shut = self.tcb.snd_wnd < self.tcb.flight() && self.tcb.last_rx >= at;
         let passes = |segment: &InFlightSegment| {
             segment.flags & SACKED != 0 && segment.len > u32::from(base) && segment.at >= at

@@ -1,13 +1,13 @@
-//! Probing a narrow path with longer segments (RFC 8899 as an acknowledged protocol does it,
-//! RFC 4821 section 10.1 for TCP): when a probe may leave, what it carries, and what its
-//! acknowledgement or loss means. Only connections with [`ConnectionFlags::NARROW_PATH`] come here, and none of it
-//! is part of processing an ACK: that a probe was acknowledged is noticed when the next segments
-//! are to be sent.
+//! Probing a narrow path with longer segments (RFC 8899 for an acknowledged protocol, RFC 4821
+//! section 10.1 for TCP): when a probe may be sent, which data it carries, and the consequences of
+//! its acknowledgement or loss. Only connections with [`ConnectionFlags::NARROW_PATH`] use this
+//! code, and none of it runs in ACK processing: the acknowledgement of a probe is noticed when the
+//! next segments are to be sent.
 //!
-//! A probe is one segment of the next bytes of the stream. It carries a part of a record that is
-//! long enough, or several whole records. Where each record fills a segment of its own, as FPDUs
-//! do, the owner is asked for one longer record ([`Events::MTU_PROBE`], [`Stack::mtu_probe_len`]), so
-//! that no record is cut in two unless that probe is lost.
+//! A probe is one segment with the next bytes of the stream. It carries a part of a sufficiently
+//! long record, or several whole records. If each record fills a segment of its own, as FPDUs do,
+//! the owner is asked for one longer record ([`Events::MTU_PROBE`], [`Stack::mtu_probe_len`]), so
+//! that no record is split unless that probe is lost.
 
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
@@ -27,28 +27,29 @@ use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::timer::Timer;
 
-/// A connection that cannot continue the search tries again after so many ticks (2^20 ns): soon while
-/// another probes, later when it has nothing to probe with.
+/// Delay in ticks (2^20 ns) before a connection that cannot continue the search tries again: short
+/// while another connection probes, long if it has no data to probe with.
 const RETRY_SOON_TICKS: u64 = 16;
 const RETRY_LATER_TICKS: u64 = 954;
 
-/// What came of an attempt to probe.
+/// The result of an attempt to probe.
 pub(crate) enum ProbeStep {
-    /// A probe of so many payload bytes was sent.
+    /// A probe with this number of payload bytes was sent.
     Sent(u32),
     /// New segments wait until the window has room for the probe.
     Hold,
-    /// The owner was asked for a longer record: until that is next to be sent, segments are sent one by
-    /// one.
+    /// The owner was asked for a longer record: until that record is next, segments are sent one at
+    /// a time.
     Asked,
     /// No probe now.
     Later,
 }
 
 impl SharedState {
-    /// `fresh` segments were newly found lost. If one is the connection's MTU probe, it is cut into
-    /// segments that the path carries, to be sent again. Returns the number of the other losses,
-    /// which are a sign of congestion where that of a probe is not (RFC 8899 section 3 item 7, RFC 4821 section 7.6).
+    /// Handles `fresh` segments newly declared lost. If one is the connection's MTU probe, it is
+    /// divided into segments that fit the path, to be retransmitted. Returns the number of the
+    /// other losses, which, unlike that of a probe, are a sign of congestion (RFC 8899 section 3
+    /// item 7, RFC 4821 section 7.6).
     pub(crate) fn without_probe<R>(
         &mut self,
         (me, to): (ConnId, core::net::IpAddr),
@@ -83,7 +84,7 @@ impl SharedState {
 }
 
 impl<B: RecvBuf, R> Connection<B, R> {
-    /// The connection takes part in the search from this tick on. For narrow paths only.
+    /// Lets the connection take part in the search from this tick on. For narrow paths only.
     pub(crate) fn schedule_search(&mut self, cx: &mut TcpContext<'_>, at_tick: u64) {
         self.search_at = at_tick as u32;
         if to_long_ticks(cx.now.0) >= at_tick {
@@ -94,7 +95,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// Takes over the size that the path was found to carry, and sends the next probe when one is due.
+    /// Applies the confirmed size of the path, and sends the next probe if one is due.
     #[cold]
     pub(crate) fn probe_path(
         &mut self,
@@ -136,13 +137,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
             path.probe_confirmed(size, now_ticks);
         }
         if path.plpmtu.min(max) > own {
-            // The congestion window stays as it is in bytes (RFC 8899 section 3 item 7).
+            // The congestion window is unchanged in bytes (RFC 8899 section 3 item 7).
             let emss = self.emss_for(path.plpmtu).min(self.emss_agreed);
             if path.is_whole(max) {
                 cx.shared.paths.forget(self.template.key().remote().ip());
             }
             self.widen(cx, emss);
-            // The owner makes its records longer before the search goes on.
+            // The owner must make its records longer before the search continues.
             return Ok(ProbeStep::Later);
         }
         // Another connection to this destination may have found a smaller size than this one uses.
@@ -165,7 +166,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         self.send_probe(cx, size, tx)
     }
 
-    /// From now on segments may carry `emss` bytes.
+    /// Allows segments of up to `emss` bytes from now on.
     fn widen(&mut self, cx: &mut TcpContext<'_>, emss: u16) {
         self.tcb.emss = emss;
         if emss == self.emss_agreed {
@@ -176,8 +177,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx.raise_event(&mut self.tcb, Events::MSS_CHANGED);
     }
 
-    /// Sends a probe of a packet of `size` bytes if the stream has the bytes for it, or asks the owner for
-    /// a record that is long enough.
+    /// Sends a probe in a packet of `size` bytes if the stream has enough data, or asks the owner
+    /// for a sufficiently long record.
     fn send_probe(
         &mut self,
         cx: &mut TcpContext<'_>,
@@ -200,8 +201,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let long = self.send_queue.next_len() > emss;
         let least = emss + u32::from(path.granularity()).min(probe - emss);
         if plan.len < least || (asked && !long) {
-            // Records that fill a segment each make no longer one: the owner is asked. A connection that
-            // sends small records does not need the search.
+            // If each record fills a segment, no longer segment can be made: the owner is asked. A
+            // connection with small records does not need the search.
             let full = self
                 .send_queue
                 .plan_segment(emss, emss)
@@ -223,7 +224,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 }
             }
         }
-        // A loss of the probe has to be detected (RFC 4821 section 7.4), for which one segment sent after
+        // The loss of the probe must be detectable (RFC 4821 section 7.4); one segment sent after
         // it is enough (RFC 8985).
         let window = tcb.snd_wnd.saturating_sub(tcb.flight());
         let usable = window.min(tcb.window.available(tcb.pipe));
@@ -235,7 +236,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             if tcb.pipe > 0 && (followed || asked) {
                 return Ok(ProbeStep::Hold);
             }
-            // A record that the owner made for the probe is sent in one piece, even when nothing
+            // A record that the owner made for the probe is sent in one piece, even if no data
             // follows.
             if !asked || plan.len > window {
                 return Ok(ProbeStep::Later);
@@ -261,8 +262,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         Ok(ProbeStep::Sent(plan.len))
     }
 
-    /// Called when the timeout of the tail loss probe passed (RFC 8985 section 7.2). If the last segment
-    /// is an MTU probe, it is cut instead of being sent again whole; `false`: it is none.
+    /// Handles the probe timeout (RFC 8985 section 7.2). If the last segment is an MTU probe, it is
+    /// resegmented instead of being retransmitted whole. Returns `false` if it is not.
     pub(crate) fn probe_unanswered(&mut self, cx: &mut TcpContext<'_>) -> bool {
         if !self.tcb.has(ConnectionFlags::NARROW_PATH) || self.tcb.unsent > 0 {
             return false;
@@ -300,9 +301,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         true
     }
 
-    /// Called at a retransmission timeout: an MTU probe in flight is cut. Its loss counts for the search
-    /// only if it is the first unacknowledged segment, and the next probe waits long (RFC 4821
-    /// section 7.6.3).
+    /// Resegments an MTU probe in flight at a retransmission timeout. Its loss counts for the
+    /// search only if it is the first unacknowledged segment, and the next probe is delayed for
+    /// long (RFC 4821 section 7.6.3).
     pub(crate) fn probe_timed_out(&mut self, cx: &mut TcpContext<'_>) {
         let emss = u32::from(self.tcb.emss);
         let Some(index) = self
@@ -327,8 +328,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
     }
 }
 
-/// How long after a lost probe the next may follow, in ticks (2^20 ns): 8 round trips, a second at
-/// most.
+/// Returns the delay before the next probe after a lost one, in ticks (2^20 ns): 8 round trips, at
+/// most a second.
 fn gap(tcb: &Tcb) -> u64 {
     (tcb.rtt.srtt >> 17).min(RETRY_LATER_TICKS) + 1
 }

@@ -1,13 +1,13 @@
-//! The search for the largest packet that a path carries (RFC 8899 section 5.2, RFC 4821
-//! section 7): sizes, counts and times, one state for each destination. Knows nothing of
-//! segments; `probe` sends the probes, `path_mtu` says when a path became narrow. Times are ticks of
-//! 2^20 ns that do not wrap: nobody may use a path for months.
+//! The search for the largest packet that a path carries (RFC 8899 section 5.2, RFC 4821 section
+//! 7): sizes, counts and times, with one state for each destination. Knows nothing of segments;
+//! `probe` sends the probes, and `path_mtu` detects that a path became narrow. Times are ticks of
+//! 2^20 ns that do not wrap, because a path may be unused for months.
 //!
 //! ```text
-//!  black hole -> Base ----- what was cut is acknowledged ----> Searching <----------+
+//!  black hole -> Base ---- resegmented data is acknowledged --> Searching <----------+
 //!                  | black hole again                           ^     | nothing left |
 //!                  v                                            |     v  to try      |
-//!                Error ---- what was cut is acknowledged -------+   Complete --------+
+//!                Error --- resegmented data is acknowledged ----+   Complete --------+
 //!                                 Packet Too Big: its size -----------^   600 s
 //! ```
 
@@ -18,13 +18,13 @@ use crate::base::sequence::SeqNr;
 const MAX_PROBES: u8 = 3;
 /// PMTU_RAISE_TIMER (section 5.1.1), in 2^20 ns; RFC 1191 section 6.3 has the same ten minutes.
 pub(crate) const RAISE_TICKS: u64 = 600 * 954;
-/// How long the result of a search that no connection continues is used for new connections.
+/// Lifetime for new connections of the result of a search that no connection continues.
 const UNFINISHED_TICKS: u64 = 60 * 954;
-/// A connection that was chosen to probe and does not, or whose answer is lost, is replaced after this
-/// time.
+/// A connection that was chosen to probe but does not, or whose answer is lost, is replaced after
+/// this time.
 const TURN_TICKS: u64 = 64;
-/// Packet sizes of links and tunnels in use, which are tried first (RFC 4821 section 7.3 asks for such
-/// a table); between two of them the search bisects.
+/// Packet sizes of links and tunnels in use, which are tried first (RFC 4821 section 7.3 recommends
+/// this table); between two of them the search bisects.
 const COMMON_SIZES: [u16; 15] = [
     1006, 1280, 1380, 1400, 1420, 1450, 1480, 1492, 1500, 2002, 4352, 8166, 8950, 8982, 9000,
 ];
@@ -35,27 +35,27 @@ pub(crate) enum SearchState {
     Base,
     Searching,
     Complete,
-    /// Not even BASE_PLPMTU passes: the least size of the family is used.
+    /// Even BASE_PLPMTU does not pass: the minimum size of the address family is used.
     Error,
 }
 
-/// The turn of the one connection that probes for all.
+/// The turn of the single connection that probes on behalf of all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ProbeTurn {
     pub who: ConnId,
-    /// Its probe in flight: the sequence number where it ends, and its packet size. `None`: the owner
+    /// Its probe in flight: the sequence number of its end, and its packet size. `None`: the owner
     /// was asked for a longer record.
     pub probe: Option<(SeqNr, u16)>,
-    /// From then on another connection may take over.
+    /// The time from which another connection may take over.
     until: u64,
-    /// When the owner was last asked.
+    /// The time at which the owner was last asked.
     asked: u64,
 }
 
-/// What to do about a path.
+/// The next action on a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SearchStep {
-    /// A probe of this packet size.
+    /// Send a probe of this packet size.
     Probe(u16),
     /// Nothing to do before this tick.
     At(u64),
@@ -63,12 +63,12 @@ pub(crate) enum SearchStep {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PathSearch {
-    /// PLPMTU: the largest packet that is confirmed, named by a router, or assumed to pass.
+    /// PLPMTU: the largest packet size that is confirmed, reported by a router, or assumed to pass.
     pub plpmtu: u16,
     pub state: SearchState,
-    /// PROBE_COUNT: probes of at least `probed` bytes that were lost in a row.
+    /// PROBE_COUNT: consecutive lost probes of at least `probed` bytes.
     count: u8,
-    /// A router named `too_long - 1`.
+    /// A router reported `too_long - 1` as the MTU.
     named_by_router: bool,
     /// The smallest size known not to pass; u16::MAX: none.
     too_long: u16,
@@ -82,7 +82,7 @@ pub(crate) struct PathSearch {
 }
 
 impl PathSearch {
-    /// A search upward from a size that is in use.
+    /// Returns a search upward from a size that is in use.
     pub(crate) fn starting_at(plpmtu: u16, now: u64) -> Self {
         PathSearch {
             plpmtu,
@@ -97,7 +97,7 @@ impl PathSearch {
         }
     }
 
-    /// A router named the path's size: nothing to look for in the next ten minutes.
+    /// Returns the search after a router reported the path MTU: no probes in the next ten minutes.
     pub(crate) fn from_router_mtu(mtu: u16, now: u64) -> Self {
         let mut search = PathSearch::starting_at(mtu, now);
         (search.too_long, search.named_by_router) = (mtu.saturating_add(1), true);
@@ -105,8 +105,9 @@ impl PathSearch {
         search
     }
 
-    /// Longer packets were lost for good: `base` is confirmed once `who` sees the ACK of `end`.
-    /// `least`: `base` is the smallest size of the address family.
+    /// Returns the search after a black hole for longer packets was detected: `base` is confirmed
+    /// once `who` receives the ACK of `end`. `least`: `base` is the minimum size of the address
+    /// family.
     pub(crate) fn from_black_hole(
         base: u16,
         least: bool,
@@ -130,18 +131,19 @@ impl PathSearch {
         self.turn = None;
     }
 
-    /// A search that is this close to the result, in bytes, ends.
+    /// Returns the difference in bytes below which the search ends.
     pub(crate) fn granularity(&self) -> u16 {
         (self.plpmtu / 256).max(8)
     }
 
-    /// The size to probe next, `max` at most.
+    /// Returns the size to probe next, at most `max`.
     fn next_size(&self, max: u16) -> Option<u16> {
         let (low, high) = (self.plpmtu, max.min(self.too_long - 1));
         if high <= low {
             return None;
         }
-        // The full size first: most paths are narrow only for a while. Or the size that a router named.
+        // The full size first: most paths are narrow only for a while. Or the size that a router
+        // reported.
         if self.named_by_router || self.too_long > max {
             return Some(high);
         }
@@ -157,10 +159,10 @@ impl PathSearch {
         })
     }
 
-    /// What to do next. `max`: MAX_PLPMTU of the connection that asks.
+    /// Returns the next action. `max`: MAX_PLPMTU of the calling connection.
     pub(crate) fn next_step(&mut self, max: u16, now: u64) -> SearchStep {
         if self.state == SearchState::Complete && now >= self.at {
-            // PMTU_RAISE_TIMER fired: what did not pass may pass now.
+            // PMTU_RAISE_TIMER expired: sizes that did not pass may pass now.
             *self = PathSearch::starting_at(self.plpmtu, now);
         }
         if now < self.at {
@@ -175,7 +177,7 @@ impl PathSearch {
         }
     }
 
-    /// Whether another connection probes.
+    /// Returns whether another connection is probing.
     pub(crate) fn is_taken_by_other(&self, me: ConnId, now: u64) -> bool {
         self.turn
             .is_some_and(|turn| turn.who != me && now < turn.until)
@@ -186,20 +188,20 @@ impl PathSearch {
             .is_some_and(|turn| turn.who == me && turn.probe.is_none())
     }
 
-    /// When the owner was last asked for a record.
+    /// Returns when the owner was last asked for a record.
     pub(crate) fn asked_at(&self) -> Option<u64> {
         self.turn
             .filter(|turn| turn.probe.is_none())
             .map(|turn| turn.asked)
     }
 
-    /// Whether packets up to `max` are known to pass, and no size is known that does not.
+    /// Returns whether packets up to `max` are known to pass, and no size is known not to pass.
     pub(crate) fn is_whole(&self, max: u16) -> bool {
         self.plpmtu >= max && self.too_long == u16::MAX
     }
 
-    /// Notes that the owner of `who` is asked for a longer record; `Some(false)`: it was asked in this
-    /// tick already. `None`: it has been asked for long enough.
+    /// Records that the owner of `who` is to be asked for a longer record. `Some(false)`: it was
+    /// already asked in this tick. `None`: it has been asked for long enough.
     pub(crate) fn ask_owner(&mut self, who: ConnId, now: u64) -> Option<bool> {
         match &mut self.turn {
             // Only if it has kept asking since.
@@ -226,7 +228,8 @@ impl PathSearch {
         }
     }
 
-    /// A probe of `size` bytes that ends at `end` was sent; its answer may take `max_wait` ticks.
+    /// Records that a probe of `size` bytes that ends at `end` was sent; its answer may take
+    /// `max_wait` ticks.
     pub(crate) fn probe_sent(
         &mut self,
         who: ConnId,
@@ -246,12 +249,12 @@ impl PathSearch {
         });
     }
 
-    /// The end of `who`'s probe in flight, and its size.
+    /// Returns the end and the size of `who`'s probe in flight.
     pub(crate) fn probe_of(&self, who: ConnId) -> Option<(SeqNr, u16)> {
         self.turn.filter(|turn| turn.who == who)?.probe
     }
 
-    /// The probe in flight was acknowledged.
+    /// Records that the probe in flight was acknowledged.
     pub(crate) fn probe_confirmed(&mut self, size: u16, now: u64) {
         self.turn = None;
         self.count = 0;
@@ -264,8 +267,8 @@ impl PathSearch {
         }
     }
 
-    /// The probe in flight was lost, and nothing else (RFC 4821 section 7.6.2). The next may follow in
-    /// `gap` ticks.
+    /// Records that the probe in flight, and no other segment, was lost (RFC 4821 section 7.6.2).
+    /// The next may follow in `gap` ticks.
     pub(crate) fn probe_lost(&mut self, gap: u64, now: u64) {
         self.probe_inconclusive(gap, now);
         self.count += 1;
@@ -275,14 +278,14 @@ impl PathSearch {
         }
     }
 
-    /// The probe in flight was lost together with others, or its fate is unknown (RFC 4821 sections
-    /// 7.6.3, 7.6.4).
+    /// Ends the probe in flight without a result: it was lost together with other segments, or its
+    /// fate is unknown (RFC 4821 sections 7.6.3, 7.6.4).
     pub(crate) fn probe_inconclusive(&mut self, gap: u64, now: u64) {
         self.turn = None;
         self.at = now + gap;
     }
 
-    /// A router says that the probe was longer than `mtu` (RFC 8899 section 4.6.2).
+    /// Records a router's report that the probe was longer than `mtu` (RFC 8899 section 4.6.2).
     pub(crate) fn limited_by_router(&mut self, mtu: u16, now: u64) {
         self.turn = None;
         self.count = 0;
@@ -300,7 +303,7 @@ mod tests {
         generation: 0,
     };
 
-    /// Searches a path that carries `mtu`; returns what was found, and the probes' sizes.
+    /// Searches a path that carries `mtu`; returns the result and the sizes of the probes.
     fn run(mut search: PathSearch, max: u16, mtu: u16, says: bool) -> (u16, Vec<u16>) {
         let (mut now, mut probes) = (0, vec![]);
         loop {
@@ -334,7 +337,7 @@ mod tests {
                 assert!(found <= mtu, "{found} of {mtu}");
                 assert!(mtu - found < (found / 256).max(8), "{found} of {mtu}");
                 assert!(!COMMON_SIZES.contains(&mtu) || found == mtu);
-                // Each size three times, and no size that is known.
+                // Each size is probed three times, and no size is probed whose result is known.
                 let lost = probes.iter().filter(|&&probe| probe > mtu);
                 for &probe in lost {
                     assert_eq!(probes.iter().filter(|&&queue| queue == probe).count(), 3);
@@ -352,7 +355,7 @@ mod tests {
         );
         let (found, probes) = run(PathSearch::starting_at(1200, 0), 9000, 1437, true);
         assert_eq!((found, &probes[..]), (1437, &[9000, 1437][..]));
-        // What the router named does not pass either.
+        // The size that the router reported does not pass either.
         let mut search = PathSearch::starting_at(1200, 0);
         search.limited_by_router(1450, 0);
         let (found, probes) = run(search, 1500, 1400, false);

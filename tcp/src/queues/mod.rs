@@ -1,5 +1,5 @@
-//! What waits in a connection: records to be sent and segments to be acknowledged (`send_queue`), bytes
-//! to be read (`receive_queue`), and segments for a hole before them to be filled (`out_of_order_queue`).
+//! The queues of a connection: records to be sent and segments to be acknowledged (`send_queue`),
+//! bytes to be read (`receive_queue`), and segments beyond a hole (`out_of_order_queue`).
 
 pub(crate) mod out_of_order_queue;
 pub(crate) mod receive_queue;

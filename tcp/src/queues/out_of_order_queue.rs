@@ -1,8 +1,8 @@
-//! Segments that arrived out of order, held in the buffers that they arrived in, and the SACK blocks that
-//! tell the peer about them (RFC 2018), with the D-SACK blocks of what arrived twice (RFC 2883).
+//! Segments that arrived out of order, held in the buffers in which they arrived, with the SACK
+//! blocks that report them (RFC 2018) and the D-SACK blocks of duplicates (RFC 2883).
 //!
-//! Exists only while something is held or to be reported. The connection inserts what arrives behind a
-//! hole, and delivers from here when the hole is filled.
+//! Exists only while data is held or blocks are to be reported. The connection inserts segments
+//! beyond a hole, and delivers them from here when the hole is filled.
 
 use std::collections::VecDeque;
 
@@ -10,38 +10,40 @@ use crate::base::buffer::RecvBuf;
 use crate::base::sequence::SeqNr;
 use crate::queues::receive_queue::ReceiveQueue;
 
-/// How many recently changed ranges are remembered for SACK blocks.
+/// Maximum number of recently changed ranges remembered for SACK blocks.
 const RECENT: usize = 16;
-/// How many D-SACK blocks may wait for ACKs. Each ACK carries one; duplicates that follow each other are
-/// reported as one block.
+/// Maximum number of D-SACK blocks that wait for ACKs. Each ACK carries one; adjacent duplicates
+/// are reported as one block.
 const MAX_DUPLICATES: usize = 8;
 
-/// The first and the next sequence number of a block.
+/// The first sequence number of a block, and the one after its last.
 pub(crate) type Block = (SeqNr, SeqNr);
 
 pub(crate) struct OutOfOrderQueue<B> {
-    /// Where each buffer begins. Sorted, disjoint, none empty.
+    /// The buffers with their first sequence numbers. Sorted, disjoint, none empty.
     bufs: VecDeque<(SeqNr, B)>,
-    /// Buffers of the pool in `bufs`, whose frames may have several.
+    /// Number of pool buffers in `bufs`, whose frames may occupy several.
     buffers: usize,
-    /// What the buffers cover: sorted, disjoint, not adjacent.
+    /// The ranges that the buffers cover: sorted, disjoint, not adjacent.
     ranges: VecDeque<Block>,
     /// A sequence number inside each recently changed range, newest first. All are beyond RCV.NXT.
     recent: [SeqNr; RECENT],
     recent_len: u8,
-    /// How many of `recent` changed since the last ACK.
+    /// Number of entries of `recent` that changed since the last ACK.
     unreported_count: u8,
-    /// Segments that arrived since the last ACK.
+    /// Number of segments that arrived since the last ACK.
     arrived_count: u8,
-    /// What was received twice since the last ACK, oldest first (RFC 2883): the first `duplicate_count`.
+    /// The ranges received twice since the last ACK, oldest first (RFC 2883); `duplicate_count` are
+    /// valid.
     duplicates: [Block; MAX_DUPLICATES],
     duplicate_count: u8,
-    /// Where segments begin that the owner has not been shown; for owners who want to see them.
+    /// First sequence numbers of segments not yet shown to the owner, if the owner wants to see
+    /// them.
     unseen: Vec<SeqNr>,
 }
 
 impl<B: RecvBuf> OutOfOrderQueue<B> {
-    /// Nothing is held.
+    /// Returns an empty queue.
     pub(crate) fn new() -> Self {
         OutOfOrderQueue {
             bufs: VecDeque::new(),
@@ -57,13 +59,13 @@ impl<B: RecvBuf> OutOfOrderQueue<B> {
         }
     }
 
-    /// Whether nothing is held and nothing is to be reported.
+    /// Returns whether nothing is held and nothing is to be reported.
     pub(crate) fn is_idle(&self) -> bool {
         self.bufs.is_empty() && self.duplicate_count == 0
     }
 
-    /// Notes that `[lo, hi)` was received before. When it follows the duplicate before it, both are
-    /// reported as one; when too many wait, this one takes the place of the last.
+    /// Records that `[lo, hi)` was received before. If it touches the previous duplicate, both are
+    /// reported as one; if the list is full, it replaces the last.
     pub(crate) fn note_duplicate(&mut self, lo: SeqNr, hi: SeqNr) {
         let count = usize::from(self.duplicate_count);
         if let Some(last) = self.duplicates[..count].last_mut()
@@ -78,14 +80,14 @@ impl<B: RecvBuf> OutOfOrderQueue<B> {
         self.duplicate_count = (index + 1) as u8;
     }
 
-    /// The D-SACK block that the next ACK carries.
+    /// Returns the D-SACK block that the next ACK carries.
     pub(crate) fn dsack_block(&self) -> Option<Block> {
         self.duplicates[..usize::from(self.duplicate_count)]
             .first()
             .copied()
     }
 
-    /// The D-SACK block was sent. Returns whether another waits.
+    /// Removes the D-SACK block that was sent. Returns whether another waits.
     pub(crate) fn pop_duplicate(&mut self) -> bool {
         let count = usize::from(self.duplicate_count);
         if count > 0 {
@@ -95,8 +97,9 @@ impl<B: RecvBuf> OutOfOrderQueue<B> {
         self.duplicate_count > 0
     }
 
-    /// The first part of `[seq, end)` that is held: what is reported of a segment that overlaps held
-    /// ones, since a D-SACK reports one contiguous part (RFC 2883 section 4.2).
+    /// Returns the first part of `[seq, end)` that is held. This part is reported for a segment
+    /// that overlaps held ones, because a D-SACK reports one contiguous range (RFC 2883 section
+    /// 4.2).
     pub(crate) fn first_overlap(&self, seq: SeqNr, end: SeqNr) -> Option<Block> {
         let index = self.ranges.partition_point(|range| range.1.le(seq));
         let range = self.ranges.get(index)?;
@@ -104,20 +107,20 @@ impl<B: RecvBuf> OutOfOrderQueue<B> {
         overlap.0.lt(overlap.1).then_some(overlap)
     }
 
-    /// The range that holds all of `block`.
+    /// Returns the range that contains all of `block`.
     fn range_around(&self, block: Block) -> Option<Block> {
         let index = self.ranges.partition_point(|range| range.1.le(block.0));
         let range = *self.ranges.get(index)?;
         (range.0.le(block.0) && range.1.ge(block.1)).then_some(range)
     }
 
-    /// The number of buffers that are held.
+    /// Returns the number of buffers held.
     pub(crate) fn buffer_count(&self) -> usize {
         self.buffers
     }
 
-    /// Keeps what of `buffer` is new, which starts at `seq`, beyond the next expected byte. Returns how
-    /// many bytes that was.
+    /// Keeps the new part of `buffer`, which starts at `seq`, beyond the next expected byte.
+    /// Returns the number of new bytes.
     pub(crate) fn insert_segment(&mut self, mut seq: SeqNr, mut buffer: B) -> usize {
         self.arrived_count = self.arrived_count.saturating_add(1);
         let mut end = seq + buffer.remaining() as u32;
@@ -135,8 +138,8 @@ impl<B: RecvBuf> OutOfOrderQueue<B> {
                 seq = previous_end;
             }
         }
-        // Held buffers that lie wholly in this one make place for it, all at once: there may be as many as
-        // a connection may hold.
+        // Held buffers that lie wholly in this one are replaced by it, all at once: there may be as
+        // many as a connection may hold.
         let mut behind = at;
         while let Some((start, next)) = self.bufs.get(behind) {
             if start.ge(end) {
@@ -169,7 +172,8 @@ impl<B: RecvBuf> OutOfOrderQueue<B> {
         new
     }
 
-    /// Drops the last buffer, which the peer will send again (RFC 2018 section 8); `false`: there is none.
+    /// Drops the last buffer, which the peer will retransmit (RFC 2018 section 8); `false` if there
+    /// is none.
     #[cold]
     pub(crate) fn drop_last(&mut self) -> bool {
         let Some((start, dropped)) = self.bufs.pop_back() else {
@@ -180,7 +184,7 @@ impl<B: RecvBuf> OutOfOrderQueue<B> {
         true
     }
 
-    /// Drops everything from `end` on.
+    /// Drops all data from `end` on.
     #[cold]
     pub(crate) fn discard_from(&mut self, end: SeqNr) {
         while let Some((start, dropped)) = self.bufs.back()
@@ -200,15 +204,15 @@ impl<B: RecvBuf> OutOfOrderQueue<B> {
         }
     }
 
-    /// The segment that begins at `seq` is to be shown to the owner. At most as many as buffers are
-    /// held are remembered.
+    /// Remembers the segment that begins at `seq`, to be shown to the owner. The list is limited to
+    /// the number of held buffers.
     pub(crate) fn remember_unseen(&mut self, seq: SeqNr) {
         if self.unseen.len() < self.bufs.len() {
             self.unseen.push(seq);
         }
     }
 
-    /// Shows each held segment that was not shown yet, in the order of their arrival.
+    /// Calls `show` with each held segment that was not shown yet, in order of arrival.
     pub(crate) fn show_unseen(&mut self, mut show: impl FnMut(SeqNr, &B)) {
         for seq in self.unseen.drain(..) {
             let index = self.bufs.partition_point(|(start, _)| start.lt(seq));
@@ -257,7 +261,7 @@ impl<B: RecvBuf> OutOfOrderQueue<B> {
         self.unreported_count = fresh;
     }
 
-    /// Moves what is in order now to `queue`; returns the next expected sequence number.
+    /// Moves the data that is now in order to `queue`; returns the next expected sequence number.
     pub(crate) fn deliver_in_order(
         &mut self,
         mut next: SeqNr,
@@ -286,8 +290,8 @@ impl<B: RecvBuf> OutOfOrderQueue<B> {
         next
     }
 
-    /// Forgets the recently changed ranges before `next`. On a connection that always has something out of
-    /// order they would be compared with numbers 2^31 ahead one day.
+    /// Removes the recently changed ranges before `next`. On a connection that always has
+    /// out-of-order data they would eventually be compared with numbers 2^31 ahead.
     fn forget_recent(&mut self, next: SeqNr) {
         let (mut kept, mut unreported) = (0, 0);
         for index in 0..usize::from(self.recent_len) {
@@ -302,10 +306,10 @@ impl<B: RecvBuf> OutOfOrderQueue<B> {
         self.unreported_count = unreported;
     }
 
-    /// Fills `blocks` with the SACK blocks of an ACK, and returns how many they are: a D-SACK block first
-    /// if `with_dsack` says so and one waits, then the range around what it reports if that is not below
-    /// `next`, RCV.NXT (RFC 2883 section 4), then ranges, most recently changed first (RFC 2018 section 4),
-    /// without the first `skip`, so that several ACKs at once report different ones.
+    /// Fills `blocks` with the SACK blocks of an ACK, and returns their number. Order: a D-SACK
+    /// block, if `with_dsack` is set and one waits; the range around it, if that is not below
+    /// `next`, RCV.NXT (RFC 2883 section 4); then the ranges, most recently changed first (RFC 2018
+    /// section 4), without the first `skip`, so that several ACKs at once report different ones.
     pub(crate) fn fill_blocks(
         &self,
         (with_dsack, skip): (bool, usize),
@@ -339,17 +343,17 @@ impl<B: RecvBuf> OutOfOrderQueue<B> {
         FilledBlocks { count, dsacks }
     }
 
-    /// Ranges that changed since the last `mark_reported`.
+    /// Returns the number of ranges that changed since the last `mark_reported`.
     pub(crate) fn unreported_count(&self) -> usize {
         usize::from(self.unreported_count)
     }
 
-    /// Segments that arrived since the last `mark_reported`.
+    /// Returns the number of segments that arrived since the last `mark_reported`.
     pub(crate) fn arrived_count(&self) -> usize {
         usize::from(self.arrived_count)
     }
 
-    /// ACKs were sent that report everything.
+    /// Records that ACKs were sent that report everything.
     pub(crate) fn mark_reported(&mut self) {
         self.arrived_count = 0;
         self.unreported_count = 0;
@@ -357,8 +361,8 @@ impl<B: RecvBuf> OutOfOrderQueue<B> {
     }
 }
 
-/// What [`OutOfOrderQueue::fill_blocks`] filled in: how many blocks, of which the first so many are
-/// D-SACK.
+/// The result of [`OutOfOrderQueue::fill_blocks`]: the number of blocks, and the number of D-SACK
+/// blocks at the beginning.
 pub(crate) struct FilledBlocks {
     pub count: usize,
     pub dsacks: usize,

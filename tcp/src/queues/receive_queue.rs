@@ -1,11 +1,11 @@
-//! In-order received bytes of a connection, in the owned buffers that they arrived in. The upper layer
-//! parses them in place and consumes them; nothing is copied on the way.
+//! In-order received bytes of a connection, in the owned buffers in which they arrived. The upper
+//! layer parses them in place and consumes them, without a copy.
 
 use std::collections::VecDeque;
 
 use crate::base::buffer::RecvBuf;
 
-/// How many pieces ahead of a reader the bytes of a piece are prefetched.
+/// Prefetch distance: how many pieces ahead of a reader the bytes of a piece are prefetched.
 const PIECES_AHEAD: usize = 2;
 
 /// In-order received bytes of one connection, in owned buffers.
@@ -13,12 +13,12 @@ pub struct ReceiveQueue<B> {
     bufs: VecDeque<B>,
     /// Bytes in `bufs`: at most the largest window, 1 GiB.
     bytes: u32,
-    /// Buffers of the pool in `bufs`, whose frames may have several.
+    /// Number of pool buffers in `bufs`, whose frames may occupy several.
     buffers: u32,
 }
 
 impl<B: RecvBuf> ReceiveQueue<B> {
-    /// An empty queue.
+    /// Returns an empty queue.
     pub(crate) fn new() -> Self {
         ReceiveQueue {
             bufs: VecDeque::new(),
@@ -41,18 +41,18 @@ impl<B: RecvBuf> ReceiveQueue<B> {
         self.bufs.push_back(buffer);
     }
 
-    /// The number of buffers.
+    /// Returns the number of pool buffers.
     pub(crate) fn buffer_count(&self) -> usize {
         self.buffers as usize
     }
 
-    /// Drops all buffers, and the memory of the queue.
+    /// Drops all buffers, and frees the memory of the queue.
     pub(crate) fn clear(&mut self) {
         self.bufs = VecDeque::new();
         (self.bytes, self.buffers) = (0, 0);
     }
 
-    /// Whether the queue is empty and still holds memory.
+    /// Returns whether the queue is empty and still holds memory.
     pub(crate) fn holds_memory(&self) -> bool {
         self.bufs.is_empty() && self.bufs.capacity() > 0
     }
@@ -64,19 +64,19 @@ impl<B: RecvBuf> ReceiveQueue<B> {
         }
     }
 
-    /// Bytes in order and not yet consumed.
+    /// Returns the number of in-order bytes not yet consumed.
     #[inline]
     pub fn len_bytes(&self) -> usize {
         self.bytes as usize
     }
 
-    /// Whether no bytes wait to be consumed.
+    /// Returns whether no bytes wait to be consumed.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// All pieces in order; none is empty.
+    /// Returns all pieces in order; none is empty.
     #[inline]
     pub fn chunks(&self) -> impl Iterator<Item = &[u8]> {
         self.bufs
@@ -85,13 +85,13 @@ impl<B: RecvBuf> ReceiveQueue<B> {
             .filter(|chunk| !chunk.is_empty())
     }
 
-    /// The bytes of the first piece; empty when there are none.
+    /// Returns the bytes of the first piece; empty if there are none.
     #[inline]
     pub fn first_chunk(&self) -> &[u8] {
         self.bufs.front().map_or(&[][..], |buffer| buffer.chunk())
     }
 
-    /// Prefetches what is read first of the pieces that follow the first one.
+    /// Prefetches the first cache lines that a reader needs of the pieces after the first.
     #[inline]
     pub fn prefetch_next_pieces(&self) {
         if let Some(buffer) = self.bufs.front() {
@@ -105,8 +105,8 @@ impl<B: RecvBuf> ReceiveQueue<B> {
         }
     }
 
-    /// Calls `f` with the pieces of `[offset, offset + len)`; returns how many bytes it saw, less
-    /// than `len` only when that much is not here.
+    /// Calls `visit` with the pieces of `[offset, offset + len)`; returns the number of bytes
+    /// visited, which is less than `len` only if fewer are available.
     #[inline]
     pub fn for_each_chunk(
         &self,
@@ -140,13 +140,15 @@ impl<B: RecvBuf> ReceiveQueue<B> {
         len - left
     }
 
-    /// The bytes of `[offset, offset + len)` when they lie in the first piece, as nearly always.
+    /// Returns the bytes of `[offset, offset + len)` if they lie in the first piece, as is nearly
+    /// always the case.
     #[inline]
     pub fn contiguous_slice(&self, offset: usize, len: usize) -> Option<&[u8]> {
         self.bufs.front()?.chunk().get(offset..offset + len)
     }
 
-    /// Copies from `offset`; `false` (and `out` untouched) when not all of it is here.
+    /// Copies from `offset`; returns `false` (and leaves `out` untouched) if not all bytes are
+    /// available.
     #[inline]
     pub fn copy_to_slice(&self, offset: usize, out: &mut [u8]) -> bool {
         if offset
@@ -155,7 +157,7 @@ impl<B: RecvBuf> ReceiveQueue<B> {
         {
             return false;
         }
-        // Nearly always the bytes are contiguous in the first buffer.
+        // The bytes are nearly always contiguous in the first buffer.
         if let Some(chunk) = self
             .bufs
             .front()
@@ -172,8 +174,8 @@ impl<B: RecvBuf> ReceiveQueue<B> {
         true
     }
 
-    /// Drops the first `n` bytes (at most what is here) and so opens the window; it is advertised
-    /// lazily, by the next data, ACK or `poll`. Returns how many were dropped.
+    /// Drops the first `count` bytes (at most those available) and so opens the window, which is
+    /// advertised lazily, by the next data, ACK or `poll`. Returns the number of bytes dropped.
     #[inline]
     pub fn consume(&mut self, count: usize) -> usize {
         let count = count.min(self.len_bytes());

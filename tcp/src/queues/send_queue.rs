@@ -1,12 +1,12 @@
-//! What waits to be sent and what waits to be acknowledged: records as the upper layer pushed
-//! them, and the segments that carried them. A retransmission is built again from the records, with the
-//! same boundaries, so that no bytes are kept here and each FPDU stays one segment (RFC 5044 section 5).
+//! The records to be sent or acknowledged, as pushed by the upper layer, and the segments that
+//! carried them. A retransmission is rebuilt from the records, with the same boundaries, so that no
+//! bytes are copied here and each FPDU stays one segment (RFC 5044 section 5).
 //!
-//! A record is a unit that one segment carries, or a run of units of one length, each of which does: where a
-//! run lies in several segments, they meet between its units.
+//! A record is one unit, which a segment carries whole, or a run of units of one length: if a run
+//! is divided among several segments, the boundaries lie between its units.
 //!
-//! Records are named by running numbers that wrap; only differences between numbers of records that are
-//! in the queue count.
+//! Records are identified by running numbers that wrap; only differences between the numbers of
+//! records in the queue are meaningful.
 
 mod memory;
 mod records;
@@ -18,21 +18,21 @@ use crate::base::sequence::SeqNr;
 pub(crate) use records::SegmentPlan;
 use records::{QueuedRecord, walk_records};
 
-/// Marks of a segment in flight. This one: it is selectively acknowledged (RFC 2018).
+/// Marks of a segment in flight. `SACKED`: selectively acknowledged (RFC 2018).
 pub(crate) const SACKED: u8 = 1;
-/// It is deemed lost (RFC 8985 section 6.2) and was not retransmitted since.
+/// Deemed lost (RFC 8985 section 6.2) and was not retransmitted since.
 pub(crate) const LOST: u8 = 2;
-/// It was sent more than once.
+/// Sent more than once.
 pub(crate) const RETX: u8 = 4;
-/// It ends a message.
+/// Ends a message.
 pub(crate) const PUSH: u8 = 8;
-/// It carries our FIN behind its payload.
+/// Carries our FIN after its payload.
 pub(crate) const FIN: u8 = 16;
-/// It is longer than the path is known to carry (RFC 8899).
+/// Exceeds the confirmed MTU of the path (RFC 8899).
 pub(crate) const MTU_PROBE: u8 = 32;
 
-/// A segment in flight, or several that were sent together, perhaps as one frame that the port cuts (TSO).
-/// Its payload is the `len` bytes from `offset` of record `record` on.
+/// A segment in flight, or several that were sent together, possibly as one frame that the port
+/// segments (TSO). Its payload is the `len` bytes from `offset` of record `record` on.
 #[derive(Clone, Copy)]
 pub(crate) struct InFlightSegment {
     pub seq: SeqNr,
@@ -40,23 +40,25 @@ pub(crate) struct InFlightSegment {
     /// Running number of its first record.
     pub record: u32,
     pub offset: u32,
-    /// When it was last sent, in ns.
+    /// The time of the last transmission, in ns.
     pub at: u64,
     /// The marks above.
     pub flags: u8,
-    /// For several segments the payload of each, of which the last may have less; 0 for a single one. Only
-    /// single segments are ever marked, see [`TransmitQueue::split_multi_segments`].
+    /// If the entry stands for several segments, the payload of each (the last may be shorter); 0
+    /// for a single segment. Only single segments are ever marked, see
+    /// [`TransmitQueue::split_multi_segments`].
     pub mss: u16,
 }
 
 impl InFlightSegment {
-    /// The sequence number behind it; a FIN takes one.
+    /// Returns the sequence number after it; a FIN takes one.
     #[inline]
     pub(crate) fn end_seq(&self) -> SeqNr {
         self.seq + self.len + u32::from(self.flags & FIN != 0)
     }
 
-    /// Of several segments of which `una` acknowledges some: the payload in bytes of those.
+    /// Returns the payload in bytes of the segments of a multi-segment entry that `una`
+    /// acknowledges.
     #[inline]
     pub(crate) fn whole_segments_to(&self, una: SeqNr) -> u32 {
         match u32::from(self.mss) {
@@ -65,52 +67,52 @@ impl InFlightSegment {
         }
     }
 
-    /// Whether it is an MTU probe: longer than `emss`, and not cut since.
+    /// Returns whether it is an MTU probe: longer than `emss`, and not resegmented since.
     #[inline]
     pub(crate) fn is_probe(&self, emss: u32) -> bool {
         self.flags & MTU_PROBE != 0 && self.len > emss
     }
 
-    /// Whether it counts as being on the wire (the pipe of RFC 6675 section 4).
+    /// Returns whether it counts as being on the wire (the pipe of RFC 6675 section 4).
     #[inline]
     pub(crate) fn in_pipe(&self) -> bool {
         self.flags & (SACKED | LOST) == 0
     }
 }
 
-/// What a cumulative ACK took off the queue.
+/// The segments that a cumulative ACK removed from the queue.
 #[derive(Default)]
 pub(crate) struct AckedSegments {
     /// Payload bytes that had not been selectively acknowledged before.
     pub delivered: u32,
-    /// Segments that were marked `SACKED`, and `LOST`.
+    /// Number of segments that were marked `SACKED`, and `LOST`.
     pub sacked_segs: u32,
     pub lost_segs: u32,
-    /// When the newest segment was sent, in ns. `None`: the ACK measures no round trip, since one of the
-    /// segments was sent more than once (Karn's algorithm, RFC 6298 section 3).
+    /// The send time of the newest segment, in ns. `None`: the ACK yields no RTT sample, because
+    /// one of the segments was sent more than once (Karn's algorithm, RFC 6298 section 3).
     pub sent_at: Option<u64>,
     /// One of the segments was sent more than once.
     pub retransmitted: bool,
-    /// A record was acknowledged wholly, or more of a run.
+    /// A record, or at least one more unit of a run, was fully acknowledged.
     pub records: bool,
 }
 
-/// The records that were pushed and not taken back, and the segments in flight.
+/// The pushed records that were not yet returned, and the segments in flight.
 pub(crate) struct TransmitQueue<R> {
     records: VecDeque<QueuedRecord<R>>,
     /// Segments in flight, in the order of their sequence numbers, without gaps.
     pub sent: VecDeque<InFlightSegment>,
     /// Running number of `records[0]`.
     base: u32,
-    /// Units of `records[0]` that were handed back.
+    /// Units of `records[0]` that were already reported as acknowledged.
     units_taken: u16,
-    /// Where the next new segment begins.
+    /// The beginning of the next new segment.
     next_record: u32,
     next_offset: u32,
 }
 
 impl<R> TransmitQueue<R> {
-    /// An empty queue.
+    /// Returns an empty queue.
     pub(crate) fn new() -> Self {
         TransmitQueue {
             records: VecDeque::new(),
@@ -128,7 +130,8 @@ impl<R> TransmitQueue<R> {
         self.push_run((len, 1), record, push);
     }
 
-    /// Appends a record of units, at least one, each of `unit_len` bytes. `push`: each ends a message.
+    /// Appends a record of at least one unit, each of `unit_len` bytes. `push`: each unit ends a
+    /// message.
     #[inline]
     pub(crate) fn push_run(&mut self, (unit_len, units): (u32, u16), record: R, push: bool) {
         self.records.push_back(QueuedRecord {
@@ -139,15 +142,16 @@ impl<R> TransmitQueue<R> {
         });
     }
 
-    /// The index in `records` of the record with this running number.
+    /// Returns the index in `records` of the record with this running number.
     #[inline]
     fn record_index(&self, number: u32) -> usize {
         number.wrapping_sub(self.base) as usize
     }
 
-    /// Plans the next new segment: whole units that fit into `emss` and `usable` bytes together. A unit
-    /// longer than `emss`, and what is left of one, share a segment with no other. The first unit may
-    /// exceed `usable`: then the caller decides whether to wait or to [`plan_part`](Self::plan_part).
+    /// Plans the next new segment: whole units that fit into both `emss` and `usable` bytes. A unit
+    /// longer than `emss`, or the rest of one, shares a segment with no other. The first unit may
+    /// exceed `usable`; the caller then decides whether to wait or to
+    /// [`plan_part`](Self::plan_part).
     #[inline]
     pub(crate) fn plan_segment(&self, emss: u32, usable: u32) -> Option<SegmentPlan> {
         let mut i = self.record_index(self.next_record);
@@ -180,7 +184,7 @@ impl<R> TransmitQueue<R> {
         Some(plan)
     }
 
-    /// What is left of the unit that the next new segment begins with, in bytes.
+    /// Returns the remaining length of the unit with which the next new segment begins, in bytes.
     pub(crate) fn next_len(&self) -> u32 {
         let first = self.records.get(self.record_index(self.next_record));
         first.map_or(0, |record| {
@@ -188,7 +192,7 @@ impl<R> TransmitQueue<R> {
         })
     }
 
-    /// Index of the MTU probe that ends at `end`.
+    /// Returns the index of the MTU probe that ends at `end`.
     pub(crate) fn mtu_probe(&self, end: SeqNr) -> Option<usize> {
         let index = self
             .sent
@@ -197,7 +201,8 @@ impl<R> TransmitQueue<R> {
         (segment.flags & MTU_PROBE != 0 && segment.end_seq() == end).then_some(index)
     }
 
-    /// Plans a segment of a part of the first unit, where the peer's window has no room for all of it.
+    /// Plans a segment with a part of the first unit, if the peer's window has no room for all of
+    /// it.
     pub(crate) fn plan_part(&self, len: u32) -> SegmentPlan {
         SegmentPlan {
             len,
@@ -207,11 +212,12 @@ impl<R> TransmitQueue<R> {
         }
     }
 
-    /// Puts up to `limit` full segments and one behind them that is shorter, `usable` bytes together, into
-    /// `sent` as one entry. Returns it, and how many segments it stands for.
+    /// Adds up to `limit` full segments, and a shorter one after them, to `sent` as one entry of at
+    /// most `usable` bytes. Returns the entry, and the number of segments that it stands for.
     ///
-    /// Why this is fast: the segments carry consecutive bytes of consecutive records, so where the first
-    /// begins says it for all, and full segments of one record are counted by a division.
+    /// This is fast because the segments carry consecutive bytes of consecutive records: the
+    /// position of the first determines the rest, and full segments of one record are counted by a
+    /// division.
     pub(crate) fn take_multi_segment(
         &mut self,
         (emss, usable): (u32, u32),
@@ -224,10 +230,11 @@ impl<R> TransmitQueue<R> {
         let (mut len, mut count, mut push) = (0, 0, false);
         while count < most {
             let left = usable - len;
-            // The first segment goes whatever it takes.
+            // The first segment is taken regardless of its length.
             let within = limit.max_bytes.saturating_sub(len);
             let room = left.min(if count == 0 { within.max(emss) } else { within });
-            // Full segments of one record are taken at once: units of that length, or parts of a longer one.
+            // Full segments of one record are taken at once: units of that length, or parts of a
+            // longer one.
             if let Some(record) = self.records.get(self.record_index(self.next_record)) {
                 let here = record.full_segments_in(self.next_offset, emss);
                 let full = (here.min(room) / emss).min(most - count);
@@ -273,21 +280,21 @@ impl<R> TransmitQueue<R> {
         Some((whole, count))
     }
 
-    /// Where `len` bytes from a place on end, and whether a message ends with a record in them.
+    /// Returns the end of the `len` bytes from a position on, and whether a message ends in them.
     #[inline]
     pub(crate) fn walk_records(&self, from: (u32, u32), len: u32) -> ((u32, u32), bool) {
         walk_records(&self.records, self.base, from, len)
     }
 
-    /// The record in which all of `len` bytes from a place on lie, if one does.
+    /// Returns the record that contains all of the `len` bytes from a position on, if there is one.
     #[inline]
     pub(crate) fn single_record(&self, (record, offset): (u32, u32), len: u32) -> Option<&R> {
         let record = self.records.get(self.record_index(record))?;
         (len <= record.len() - offset).then_some(&record.record)
     }
 
-    /// Gives each segment of an entry that stands for several an entry of its own, from index `first` on.
-    /// Called before any segment is marked.
+    /// Splits entries that stand for several segments into one entry per segment, from index
+    /// `first` on. Called before any segment is marked.
     #[cold]
     pub(crate) fn split_multi_segments(&mut self, first: usize) {
         let Some(i) = self
@@ -319,7 +326,7 @@ impl<R> TransmitQueue<R> {
         }
     }
 
-    /// The segment that was planned, at `seq`. `fin`: it carries our FIN. `at`: now, in ns.
+    /// Returns the planned segment, at `seq`. `fin`: it carries our FIN. `at`: now, in ns.
     #[inline]
     pub(crate) fn make_segment(
         &self,
@@ -340,26 +347,26 @@ impl<R> TransmitQueue<R> {
         }
     }
 
-    /// The planned segment was sent: the next one begins behind it.
+    /// Advances past the planned segment, which was sent.
     #[inline]
     pub(crate) fn commit_plan(&mut self, plan: &SegmentPlan) {
         self.next_record = plan.next_record;
         self.next_offset = plan.next_offset;
     }
 
-    /// Where the next new segment begins, to come back to with [`rewind_to`](Self::rewind_to).
+    /// Returns the beginning of the next new segment, for [`rewind_to`](Self::rewind_to).
     #[inline]
     pub(crate) fn next_position(&self) -> (u32, u32) {
         (self.next_record, self.next_offset)
     }
 
-    /// New segments begin again at a place that `next_position` returned: those behind it were not sent.
+    /// Moves back to a position that `next_position` returned: the segments after it were not sent.
     #[inline]
     pub(crate) fn rewind_to(&mut self, (record, offset): (u32, u32)) {
         (self.next_record, self.next_offset) = (record, offset);
     }
 
-    /// A segment of our FIN alone.
+    /// Returns a segment with only our FIN.
     pub(crate) fn make_fin(&self, seq: SeqNr, at: u64) -> InFlightSegment {
         InFlightSegment {
             seq,
@@ -394,9 +401,9 @@ impl<R> TransmitQueue<R> {
         }
     }
 
-    /// Removes every segment that ends at or before `una`, also where an entry stands for several, and
-    /// updates `pipe`. A segment that is acknowledged in part stays whole: its retransmission keeps its
-    /// boundaries, and the peer takes from it what is new.
+    /// Removes every segment that ends at or before `una`, also those within a multi-segment entry,
+    /// and updates `pipe`. A partially acknowledged segment stays whole: its retransmission keeps
+    /// its boundaries, and the peer takes the new part of it.
     #[inline]
     pub(crate) fn ack_to(&mut self, una: SeqNr, pipe: &mut u32) -> AckedSegments {
         let mut taken = AckedSegments::default();
@@ -444,7 +451,8 @@ impl<R> TransmitQueue<R> {
         taken
     }
 
-    /// How many records are acknowledged wholly, and how many units of the one behind them.
+    /// Returns the number of fully acknowledged records, and of acknowledged units of the next
+    /// record.
     #[inline]
     fn first_unacked(&self) -> (u32, u16) {
         let (record, offset) = match self.sent.front() {
@@ -459,7 +467,7 @@ impl<R> TransmitQueue<R> {
         (acked, units)
     }
 
-    /// Hands back the records that are acknowledged wholly, in order.
+    /// Returns the fully acknowledged records to `visit`, in order.
     #[inline]
     pub(crate) fn take_acked(&mut self, mut visit: impl FnMut(R)) {
         let (acked, _) = self.first_unacked();
@@ -472,8 +480,8 @@ impl<R> TransmitQueue<R> {
         }
     }
 
-    /// As [`take_acked`](Self::take_acked), by units: shows which units of which record are acknowledged
-    /// since the last call.
+    /// Like [`take_acked`](Self::take_acked), by units: calls `visit` with each record and the
+    /// units of it that were acknowledged since the last call.
     #[inline]
     pub(crate) fn take_acked_units(&mut self, mut visit: impl FnMut(&R, Range<u16>)) {
         let (acked, units) = self.first_unacked();
@@ -493,7 +501,7 @@ impl<R> TransmitQueue<R> {
         }
     }
 
-    /// Hands back all records, in order: the connection has ended.
+    /// Returns all records to `visit`, in order, when the connection has ended.
     pub(crate) fn drain_all(&mut self, mut visit: impl FnMut(R)) {
         self.sent.clear();
         self.units_taken = 0;
@@ -505,15 +513,16 @@ impl<R> TransmitQueue<R> {
         }
     }
 
-    /// Index of the first segment that ends after `seq`.
+    /// Returns the index of the first segment that ends after `seq`.
     #[inline]
     pub(crate) fn first_after(&self, seq: SeqNr) -> usize {
         self.sent
             .partition_point(|segment| segment.end_seq().le(seq))
     }
 
-    /// Cuts segments longer than `emss`, between units where that is possible, and marks them as lost,
-    /// since the path does not carry them. Those that were SACKed have arrived all the same.
+    /// Resegments segments longer than `emss`, between units if possible, and marks them as lost,
+    /// because they exceed the path MTU. Segments that were SACKed have arrived and stay as they
+    /// are.
     pub(crate) fn resegment_to(&mut self, emss: u32) {
         let emss = emss.max(1);
         for segment in core::mem::take(&mut self.sent) {
@@ -528,7 +537,7 @@ impl<R> TransmitQueue<R> {
                 while let Some(queued) = self.records.get(self.record_index(record)) {
                     let unit_left = queued.unit_len - queued.offset_in_unit(offset);
                     let taken = if unit_left < queued.unit_len {
-                        // What is left of a unit that was cut.
+                        // The rest of a unit that was split.
                         if unit_left <= emss - len {
                             unit_left
                         } else {

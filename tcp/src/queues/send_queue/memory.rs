@@ -1,4 +1,4 @@
-//! The memory behind a transmit queue: when it is fetched, used again, and given back.
+//! The memory of a transmit queue: prefetch, reuse and release.
 
 use std::collections::VecDeque;
 
@@ -17,7 +17,7 @@ impl<R> TransmitQueue<R> {
         B::prefetch(self.sent.as_slices().0.as_ptr());
     }
 
-    /// Has what is pushed next take the memory of what was here, if nothing is.
+    /// Lets the next pushes reuse the memory from its beginning, if the queue is empty.
     #[inline]
     pub(crate) fn reuse_memory(&mut self) {
         if self.is_empty() {
@@ -26,7 +26,7 @@ impl<R> TransmitQueue<R> {
         }
     }
 
-    /// Whether the queue is empty and still holds memory.
+    /// Returns whether the queue is empty and still holds memory.
     pub(crate) fn holds_memory(&self) -> bool {
         self.is_empty() && self.records.capacity() + self.sent.capacity() > 0
     }

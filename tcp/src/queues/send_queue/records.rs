@@ -1,10 +1,10 @@
-//! Records in the queue, and how they are divided among segments.
+//! Records in the queue, and their division into segments.
 
 use std::collections::VecDeque;
 
-/// A record as the upper layer pushed it.
+/// A record as pushed by the upper layer.
 pub(super) struct QueuedRecord<R> {
-    /// The length of each of its units in bytes, not 0.
+    /// The length of each unit in bytes, not 0.
     pub(super) unit_len: u32,
     /// Units, at least 1.
     pub(super) units: u16,
@@ -14,13 +14,13 @@ pub(super) struct QueuedRecord<R> {
 }
 
 impl<R> QueuedRecord<R> {
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     #[inline]
     pub(super) fn len(&self) -> u32 {
         self.unit_len * u32::from(self.units)
     }
 
-    /// How far in its unit an offset lies.
+    /// Returns the position of an offset within its unit.
     #[inline]
     pub(super) fn offset_in_unit(&self, offset: u32) -> u32 {
         if self.units == 1 || offset == 0 {
@@ -30,14 +30,14 @@ impl<R> QueuedRecord<R> {
         }
     }
 
-    /// Whole units in the first `len` bytes.
+    /// Returns the number of whole units in the first `len` bytes.
     #[inline]
     pub(super) fn units_in(&self, len: u32) -> u16 {
         (len / self.unit_len) as u16
     }
 
-    /// Bytes from `offset` on that can be cut into segments of `emss`: units of that length, or what is left
-    /// of a longer one.
+    /// Returns the number of bytes from `offset` on that can be divided into segments of `emss`
+    /// bytes: units of that length, or the rest of a longer one.
     #[inline]
     pub(super) fn full_segments_in(&self, offset: u32, emss: u32) -> u32 {
         if self.unit_len > emss {
@@ -49,7 +49,7 @@ impl<R> QueuedRecord<R> {
         }
     }
 
-    /// Of `room` bytes, those that whole units fill from `offset` on, where a unit begins.
+    /// Returns how many of `room` bytes whole units fill from `offset` on, where a unit begins.
     #[inline]
     pub(super) fn whole_units(&self, offset: u32, room: u32) -> u32 {
         let left = self.len() - offset;
@@ -62,26 +62,26 @@ impl<R> QueuedRecord<R> {
         }
     }
 
-    /// Whether a message ends with the `len` bytes from `offset` on, or among them.
+    /// Returns whether a message ends within or at the end of the `len` bytes from `offset` on.
     #[inline]
     pub(super) fn ends_message_in(&self, offset: u32, len: u32) -> bool {
         self.ends_message && (offset + len == self.len() || len >= self.unit_len)
     }
 }
 
-/// What the next new segment would carry. Nothing changes until it is sent and
+/// The plan of the next new segment. Nothing changes until it is sent and
 /// [`commit_plan`](super::TransmitQueue::commit_plan) is called.
 #[derive(Clone, Copy)]
 pub(crate) struct SegmentPlan {
     pub len: u32,
     pub(super) ends_message: bool,
-    /// Where the segment after it begins.
+    /// The beginning of the segment after it.
     pub(super) next_record: u32,
     pub(super) next_offset: u32,
 }
 
 impl SegmentPlan {
-    /// The segment has the next `len` bytes of `record`, too.
+    /// Adds the next `len` bytes of `record` to the segment.
     #[inline]
     pub(super) fn take<R>(&mut self, record: &QueuedRecord<R>, len: u32) {
         self.ends_message |= record.ends_message_in(self.next_offset, len);
@@ -94,8 +94,8 @@ impl SegmentPlan {
     }
 }
 
-/// Where `len` bytes from `offset` of record `record` on end, and whether a message ends with a record in
-/// them.
+/// Returns the end of the `len` bytes from `offset` of record `record` on, and whether a message
+/// ends in them.
 #[inline]
 pub(super) fn walk_records<R>(
     records: &VecDeque<QueuedRecord<R>>,

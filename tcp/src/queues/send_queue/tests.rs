@@ -1,4 +1,4 @@
-//! Tests of the send queue: how records become segments, and what acknowledgements and cuts do to them.
+//! Tests of the send queue: segmentation of records, acknowledgements and resegmentation.
 
 use super::*;
 
@@ -80,7 +80,7 @@ fn a_smaller_emss_cuts_between_records_if_it_can() {
 
 #[test]
 fn a_super_segment_is_acked_and_split_like_segments() {
-    // One long record, full ones, two that share a segment, and a short end.
+    // One long record, full ones, two that share a segment, and a short one at the end.
     let lens = [3500, 1000, 1000, 400, 600, 1000, 300];
     let mut alone = queue(&lens);
     let mut combined = queue(&lens);
@@ -156,7 +156,7 @@ fn records_complete_in_order_with_their_last_segment() {
     assert_eq!((got, pipe), (vec![0, 1], 0));
 }
 
-/// Segments of the queue as lengths, and whether each ends a message.
+/// Returns the lengths of the queue's segments, and whether each ends a message.
 fn segments(queue: &TransmitQueue<usize>) -> Vec<(u32, bool)> {
     let segments = queue.sent.iter();
     segments
@@ -211,7 +211,7 @@ fn a_narrower_path_and_a_narrow_window_cut_runs_between_units_if_they_can() {
         [200, 100, 200, 100, 200, 100, 200, 100, 200, 100, 200, 100]
     );
 
-    // A part of a unit: its rest travels alone.
+    // A part of a unit: the rest is sent alone.
     let mut queue = TransmitQueue::new();
     queue.push_run((300, 3), 0, true);
     let plan = queue.plan_part(100);
@@ -246,7 +246,7 @@ fn full_segments_of_a_run_are_taken_at_once() {
     let (whole, count) = queue
         .take_multi_segment((1000, 60_000), &tso, whole.end_seq(), 0)
         .expect("a segment");
-    // Units of 84 bytes do not fill a segment, so one with fewer bytes is the last.
+    // Units of 84 bytes do not fill a segment exactly, so the first shorter segment is the last.
     assert_eq!((whole.len, count), (6000 + 924, 7));
     assert_eq!((queue.next_record, queue.next_offset), (1, 924));
 }
