@@ -63,7 +63,7 @@ impl FromStr for IpCidr {
     fn from_str(text: &str) -> Result<Self, StackError> {
         let bad = || {
             StackError::Config(format!(
-                "{text:?} is no address/prefix; write e.g. 10.0.0.1/24"
+                "{text:?} is not an address/prefix; write e.g. 10.0.0.1/24"
             ))
         };
         let (address, prefix) = match text.split_once('/') {
@@ -386,13 +386,13 @@ pub(crate) fn check_config(config: &StackConfig) -> Result<(), StackError> {
             return bad("TSO needs checksum offload: set tx_checksum to false".into());
         }
         if text.max_segments < 2 || text.max_bytes > 65000 {
-            return bad("TSO: at least 2 segments and at most 65000 bytes".into());
+            return bad("TSO limits must be at least 2 segments and at most 65000 bytes".into());
         }
     }
     for route in &config.routes {
         if route.to.addr.is_ipv4() != route.via.is_ipv4() {
             return bad(format!(
-                "route via {}: not of the family of {}",
+                "route via {}: not of the same address family as {}",
                 route.via, route.to.addr
             ));
         }
@@ -419,7 +419,7 @@ pub(crate) fn check_config(config: &StackConfig) -> Result<(), StackError> {
         return bad(format!("MTU {} is less than {min}", config.mtu));
     }
     if config.vlan.is_some_and(|vlan| vlan == 0 || vlan > 4094) {
-        return bad("a VLAN is 1..=4094".into());
+        return bad("the VLAN ID must be in 1..=4094".into());
     }
     if config.recv_window < 4096 || config.recv_window > 1 << 30 {
         return bad(format!(
@@ -434,24 +434,26 @@ pub(crate) fn check_config(config: &StackConfig) -> Result<(), StackError> {
         ));
     }
     if config.rto_min.is_zero() || config.rto_max < config.rto_min || config.rto_initial.is_zero() {
-        return bad("retransmission timeouts: 0 < rto_min <= rto_max, 0 < rto_initial".into());
+        return bad(
+            "retransmission timeouts must satisfy 0 < rto_min <= rto_max, 0 < rto_initial".into(),
+        );
     }
     if let Some(keepalive) = &config.keepalive
         && (keepalive.idle.is_zero() || keepalive.interval.is_zero())
     {
-        return bad("keepalive: idle and interval are longer than 0".into());
+        return bad("keepalive: idle and interval must be greater than 0".into());
     }
     if config.max_connections == 0 || config.max_connections > 1 << 24 {
-        return bad("max_connections is 1..=16777216".into());
+        return bad("max_connections must be in 1..=16777216".into());
     }
     if config.max_recv_buffers < 64 || config.max_held_buffers < 64 {
-        return bad("max_recv_buffers and max_held_buffers are at least 64".into());
+        return bad("max_recv_buffers and max_held_buffers must be at least 64".into());
     }
     if config.delayed_ack.as_millis() >= 500 {
-        return bad("delayed_ack is below 500 ms (RFC 9293 section 3.8.6.3)".into());
+        return bad("delayed_ack must be below 500 ms (RFC 9293 section 3.8.6.3)".into());
     }
     if config.answer_wait.as_millis() >= 1 {
-        return bad("answer_wait is below 1 ms".into());
+        return bad("answer_wait must be below 1 ms".into());
     }
     Ok(())
 }

@@ -12,15 +12,13 @@ pub enum StackError {
     #[error("this device has no address {0}; use one of its own")]
     NotOurAddress(core::net::IpAddr),
     /// The device has no address of the peer's address family.
-    #[error("this device has no address of the family of {0}; give it one")]
+    #[error("this device has no address of the address family of {0}; add one")]
     NoSource(core::net::IpAddr),
     /// The peer is off-link and not covered by a route or a gateway.
-    #[error(
-        "no route to {0}: it is off-link and neither a route nor a gateway of its family leads there"
-    )]
+    #[error("no route to {0}: it is off-link, and there is neither a route nor a gateway for it")]
     NoRoute(core::net::IpAddr),
     /// The peer's address is not a unicast address, or its port is 0.
-    #[error("{0} is not an address that a connection can have at its far end")]
+    #[error("{0} is not a valid remote address for a connection")]
     BadRemote(core::net::SocketAddr),
     /// The port is in use by a listener or by a connection to the same peer.
     #[error("port {0} is in use for this address and peer; choose another")]
@@ -36,7 +34,7 @@ pub enum StackError {
     /// [`crate::NeighbourConfig::max_unresolved_per_client`] or
     /// [`crate::NeighbourConfig::max_unresolved_per_user`] is reached.
     #[error(
-        "neighbours of this {scope} without an answer: the limit is {limit}; see [device.neighbours] unresolved_per_{scope}"
+        "this {scope} has reached its limit of {limit} unresolved neighbours; see [device.neighbours] unresolved_per_{scope}"
     )]
     TooManyUnresolved {
         /// The scope of the limit.
