@@ -1,9 +1,10 @@
-//! How long after its arrival a message is complete at its sender, with nothing else under way: the
-//! receiver's acknowledgement has to come back, and nothing may wait for later traffic. The time is
-//! counted from the receiver's completion, so it bounds the delay after the ACK from above.
+//! Measures the time from the arrival of a message at the receiver to its completion at the sender,
+//! with no other traffic. The completion needs the receiver's ACK and must not depend on later
+//! traffic. The clock starts at the receiver's completion, so the result is an upper bound for the
+//! delay after the ACK is sent.
 //!
-//! `completion_delay SOCKET FROM-DEVICE TO-ADDRESS MESSAGES`. Prints one line of JSON with microseconds,
-//! for `./benches/figures nics`.
+//! `completion_delay SOCKET FROM-DEVICE TO-ADDRESS MESSAGES`. Prints one line of JSON with
+//! microseconds, for `./benches/figures nics`.
 
 mod sides;
 
@@ -13,11 +14,11 @@ use siw::{RecvWr, SendData, SendWr, Wc, WcStatus};
 
 use sides::{Contexts, Outcome, PATIENCE, Side, connect_sides};
 
-/// Bytes of a message: several segments.
+/// Message size in bytes: several segments.
 const SIZE: usize = 4096;
 
-/// Waits for the next completion, which must be a success. It sleeps: a core that spins is one that
-/// an emulator lacks.
+/// Waits for the next completion, which must be a success. The wait sleeps, because an emulator
+/// needs the core that spinning would take.
 fn await_success(side: &Side) -> Outcome<()> {
     let mut wc = [Wc::default()];
     side.cq.wait(&mut wc, Some(PATIENCE))?;

@@ -1,9 +1,9 @@
-//! Keeps messages moving between two devices of a running siwd, one after the other, and prints what
-//! happens to them: each asynchronous event, the end of the connection, and what a new one meets then.
-//! For the PCI lab, which pulls cables and NICs meanwhile.
+//! Sends messages between two devices of a running siwd, one after the other, and prints each
+//! asynchronous event, the end of the connection, and the result of connecting again. Used by the
+//! PCI lab, which pulls cables and NICs during the run.
 //!
-//! `outages SOCKET FROM-DEVICE TO-ADDRESS`. Prints `moved` at the first message and `moved again` at the
-//! first one after an outage; exits with 0 after the connection ended.
+//! `outages SOCKET FROM-DEVICE TO-ADDRESS`. Prints `moved` after the first message and `moved
+//! again` after the first one that follows an outage; exits with 0 after the connection ended.
 
 mod sides;
 
@@ -15,10 +15,10 @@ use siw::{
 
 use sides::{Contexts, Outcome, PATIENCE, Side, connect_sides};
 
-/// Between two looks at completions and events, and between two messages.
+/// Interval between polls for completions and events, and between messages.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Prints the events that have come; the kind of the last one.
+/// Prints all pending events and returns the kind of the last one.
 fn print_events(context: &Context) -> Option<AsyncEventKind> {
     let mut last = None;
     while let Ok(event) = context.get_async_event(Some(Duration::ZERO)) {
@@ -31,7 +31,8 @@ fn print_events(context: &Context) -> Option<AsyncEventKind> {
     last
 }
 
-/// Moves one message; false when it completed with an error.
+/// Moves one message. Returns whether it completed without error, and whether events arrived
+/// meanwhile.
 fn move_message(context: &Context, from: &Side, to: &Side) -> Outcome<(bool, bool)> {
     let sges = [to.memory.sge(0, 1000)];
     let receive = RecvWr {
@@ -65,7 +66,7 @@ fn run(arguments: &[String]) -> Outcome<()> {
     let contexts = Contexts::open(socket, device, target)?;
     let context = &contexts.from;
     let (from, to) = (Side::new(context, 4096)?, Side::new(&contexts.to, 4096)?);
-    // Listens on the device itself: when that goes, the listener is told.
+    // This listener is bound to the device, so it gets an event when the device is removed.
     let watcher = CmChannel::new(context)?;
     let device = Some(contexts.device);
     let _listener = CmListener::new(&watcher, device, "0.0.0.0:0".parse()?, 8, 0)?;

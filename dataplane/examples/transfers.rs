@@ -1,9 +1,10 @@
-//! Moves data between two devices of a running siwd in every way and checks each byte: WRITE, READ
-//! and SEND of 1 byte up to a size, one message at a time and many, then many small messages and many
-//! connections. A message must be completed within a second of its arrival, without any later
-//! traffic. Prints one line, or what went wrong.
+//! Transfers data between two devices of a running siwd and checks each byte: WRITE, READ and SEND
+//! from 1 byte up to a given size, first one message at a time, then several in flight; then many
+//! small messages and many connections. Each message must complete within a second of its arrival,
+//! without any later traffic. Prints one summary line, or the error.
 //!
-//! `transfers SOCKET FROM-DEVICE TO-ADDRESS LARGEST-SIZE SMALL-MESSAGES CONNECTIONS`, for the PCI lab.
+//! `transfers SOCKET FROM-DEVICE TO-ADDRESS LARGEST-SIZE SMALL-MESSAGES CONNECTIONS`, for the PCI
+//! lab.
 
 mod sides;
 
@@ -13,15 +14,15 @@ use siw::{RecvWr, SendData, SendWr, Wc, WcStatus};
 
 use sides::{Contexts, Outcome, PATIENCE, Side, connect_sides};
 
-/// Between the arrival of a message and its completion.
+/// Time limit from the arrival of a message to its completion.
 const COMPLETION_LIMIT: Duration = Duration::from_secs(1);
 /// Messages in flight at once in the second pass.
 const DEPTH: usize = 16;
-/// Bytes that are moved at each size in the second pass, at most.
+/// Most bytes in flight at each size in the second pass.
 const BYTES_AT_ONCE: usize = 4 << 20;
 
 impl Side {
-    /// The next completion, which must be a success.
+    /// Waits for the next completion, which must be a success.
     fn wait_success(&self, what: &str) -> Outcome<Wc> {
         let mut wc = [Wc::default()];
         if self.cq.wait(&mut wc, Some(PATIENCE))? == 0 {
@@ -47,7 +48,7 @@ enum Operation {
     Send,
 }
 
-/// Bytes that differ with the message, at every place.
+/// Test data that differs for each message and at each position.
 fn pattern(seed: usize, len: usize) -> Vec<u8> {
     (0..len)
         .map(|index| (index.wrapping_mul(31) ^ (index >> 8) ^ seed.wrapping_mul(97)) as u8)
@@ -80,8 +81,8 @@ fn post_message(
     Ok(())
 }
 
-/// Moves `depth` messages of `len` bytes at once; the longest time between the arrival of the last one
-/// and its completion.
+/// Moves `depth` messages of `len` bytes at once. Returns the longest time from the arrival of the
+/// last one to its completion.
 fn move_messages(
     operation: Operation,
     from: &Side,

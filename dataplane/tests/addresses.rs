@@ -1,5 +1,5 @@
-//! What rdma_cm needs of `siwd` before and beside a connection: routes, bindings, backlogs, requests
-//! that outlive their listener, channels that change.
+//! Address resolution, binding, listening and event channels of rdma_cm: routes, bindings,
+//! backlogs, requests that outlive their listener, migration to another channel.
 
 mod common;
 
@@ -17,7 +17,7 @@ fn addr(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
-/// The errno of a refusal.
+/// The errno of a refused request, 0 for success.
 fn errno<T>(result: Result<T, Error>) -> i32 {
     result.err().map_or(0, |error| error.errno())
 }
@@ -79,7 +79,7 @@ fn a_bound_port_is_nobody_elses_and_free_again_afterwards() {
     let nobodys = addr("192.0.2.1:0");
     let refused = CmBinding::new(&ctx, nobodys, &plain);
     assert_eq!(errno(refused), libc::EADDRNOTAVAIL);
-    // Those that share it, until one listens.
+    // Bindings with `reuse` share the address until one of them listens.
     let reuse = BindOptions {
         reuse: true,
         ..plain
@@ -166,7 +166,7 @@ fn a_backlog_counts_requests_that_nobody_has_answered() {
     third.qp.connect(&third.cm, to, &options).unwrap();
     let refused = third.cm.get_event(Some(PATIENCE)).unwrap();
     assert!(matches!(refused, CmEvent::Rejected(_)), "{refused:?}");
-    // An answer makes room.
+    // Accepting one request makes room in the backlog.
     first.accept(&side.qp, None, &options).unwrap();
     let third = client.another();
     third.qp.connect(&third.cm, to, &options).unwrap();
@@ -205,7 +205,7 @@ fn a_request_outlives_its_listener_and_may_be_posted_to_at_once() {
     let own = CmChannel::new(&side.ctx).unwrap();
     request.migrate(&own).unwrap();
     request.accept(&side.qp, None, &options).unwrap();
-    // ESTABLISHED has not come yet.
+    // The ESTABLISHED event has not arrived yet.
     let sge = [side.mr.sge(0, 64)];
     let send = SendWr::send(1, SendData::Sges(&sge));
     side.qp.post_send(&[send]).unwrap();
@@ -216,7 +216,7 @@ fn a_request_outlives_its_listener_and_may_be_posted_to_at_once() {
         matches!(established, CmEvent::Established(_)),
         "{established:?}"
     );
-    // And back to where it was.
+    // And back to the first channel.
     side.qp.migrate_events(&side.cm).unwrap();
     client.qp.disconnect().unwrap();
     let over = side.cm.get_event(Some(PATIENCE)).unwrap();
@@ -243,7 +243,7 @@ fn a_connect_is_tried_again_until_somebody_listens() {
     };
     connect(patient, u8::MAX);
     connect(impatient, 0);
-    // The one before was refused by then, too.
+    // The earlier request was refused by then, too.
     let refused = impatient.cm.get_event(Some(PATIENCE)).unwrap();
     assert!(matches!(refused, CmEvent::Rejected(_)), "{refused:?}");
     let _listener = listen(free.port());

@@ -1,5 +1,5 @@
-//! Devices on interfaces that stay with the kernel: RDMA between two siwd over a veth pair, while the
-//! kernels of its two ends speak to each other as before.
+//! Devices on interfaces that the kernel keeps using: RDMA between two siwd over a veth pair, with
+//! kernel traffic between both ends at the same time.
 
 mod common;
 
@@ -16,7 +16,7 @@ use nix::sys::signal::Signal;
 use siw::{AsyncEventKind, CmEvent, CmListener, RecvWr, SendData, SendWr, WcStatus};
 use siw_xdp::{ClaimKind, XdpInterface, XdpSteering};
 
-/// Two hosts, joined by a veth pair whose ends are `veth0` and `veth1`. Their kernels have the addresses
+/// Two hosts joined by a veth pair with the ends `veth0` and `veth1`. The kernel addresses are
 /// 10.77.0.101 and .102, fd77::101 and ::102.
 struct Hosts {
     left: Netns,
@@ -44,14 +44,14 @@ impl Hosts {
         hosts
     }
 
-    /// A daemon at each end: siw0 has 10.77.0.1 and fd77::1, or 2.
+    /// Starts a daemon at each end; siw0 has 10.77.0.1 and fd77::1, or 10.77.0.2 and fd77::2.
     fn start_daemons(&self, more: &str) -> (Daemon, Daemon) {
         let left = self.left.siwd(&config("veth0", 1, more), &[]);
         let right = self.right.siwd(&config("veth1", 2, more), &[]);
         (left, right)
     }
 
-    /// Whether an XDP program is attached.
+    /// Whether an XDP program is attached to `veth0`.
     fn has_program(&self) -> bool {
         self.left.ip("link show dev veth0").contains("xdp")
     }
@@ -61,7 +61,8 @@ fn kernel_of_right() -> IpAddr {
     "10.77.0.102".parse().unwrap()
 }
 
-/// The configuration of a host; `last`: of the addresses. `more`: keys of the device.
+/// Configuration of a host. `last` is the last part of its addresses, `more` holds further keys of
+/// the device.
 fn config(interface: &str, last: u8, more: &str) -> String {
     format!(
         r#"
@@ -77,7 +78,7 @@ addresses = ["10.77.0.{last}/24", "fd77::{last}/64"]
     )
 }
 
-/// config/af_xdp.toml on `veth0`, with normal pages and a core that is there.
+/// config/af_xdp.toml on `veth0`, with normal pages and an existing core.
 fn example_file() -> String {
     let text = include_str!("../../config/af_xdp.toml");
     let pages = "hugepages = \"never\"\nbuffers = 4096";
@@ -86,7 +87,7 @@ fn example_file() -> String {
         .replace("hugepages = \"auto\"", pages)
 }
 
-/// Why the tests of this file cannot run.
+/// Reason why the tests of this file cannot run here.
 fn lacks_af_xdp() -> Option<String> {
     let lack = lacks_network().or_else(|| missing_program("ethtool"));
     lack.or_else(|| match XdpSteering::load(ClaimKind::Addresses, None, 1) {
@@ -95,7 +96,7 @@ fn lacks_af_xdp() -> Option<String> {
     })
 }
 
-/// What goes on between the kernels until it is stopped.
+/// Traffic between the two kernels that runs until it is stopped.
 struct KernelTraffic<'a> {
     hosts: &'a Hosts,
     is_over: AtomicBool,
@@ -115,8 +116,8 @@ impl<'a> KernelTraffic<'a> {
         }
     }
 
-    /// Pings one after the other. A veth drops frames when its ring of 256 is full, whoever sends them:
-    /// one in a hundred may be lost.
+    /// Sends one ping after the other. A veth drops any sender's frames when its ring of 256 is
+    /// full, so one ping in a hundred may be lost.
     fn keep_pinging(&self) {
         let mut lost = 0;
         while !self.is_over.load(Ordering::Relaxed) {
@@ -136,7 +137,8 @@ impl<'a> KernelTraffic<'a> {
         );
     }
 
-    /// One TCP connection, whose bytes are compared, and echoed, so that no ring overflows.
+    /// Streams over one TCP connection. The data is echoed, which keeps the rings from overflowing,
+    /// and compared.
     fn keep_streaming(&self, listener: &TcpListener) {
         let bytes = pattern(77, 64 << 10);
         let to = listener.local_addr().unwrap();
@@ -161,7 +163,7 @@ impl<'a> KernelTraffic<'a> {
         });
     }
 
-    /// Somebody at a terminal.
+    /// Simulates an interactive terminal session.
     fn keep_typing(&self, listener: &TcpListener) {
         let to = listener.local_addr().unwrap();
         std::thread::scope(|scope| {
@@ -174,7 +176,8 @@ impl<'a> KernelTraffic<'a> {
         });
     }
 
-    /// Runs `work` while the kernels speak to each other, and sees that they got on meanwhile.
+    /// Runs `work` with kernel traffic at the same time, and checks that this traffic made
+    /// progress.
     fn run_beside<T>(&self, work: impl FnOnce() -> T) -> T {
         let listen = || {
             let listener = || TcpListener::bind((kernel_of_right(), 0));
@@ -188,7 +191,7 @@ impl<'a> KernelTraffic<'a> {
             scope.spawn(|| self.keep_streaming(&listener));
             scope.spawn(|| self.keep_typing(&shell));
             let outcome = work();
-            // At least one of each, however short the work was.
+            // At least one of each, however short `work` was.
             while self.pings.load(Ordering::Relaxed) == 0
                 || self.streamed.load(Ordering::Relaxed) == 0
                 || self.lines.load(Ordering::Relaxed) == 0
@@ -200,7 +203,7 @@ impl<'a> KernelTraffic<'a> {
     }
 }
 
-/// WRITE, READ and SEND of several sizes, compared.
+/// WRITE, READ and SEND of several sizes; the data is compared.
 fn transfer_everything(left: &Daemon, right: &Daemon, to: &str) {
     const MEMORY: usize = 1 << 20;
     let (a, b) = (
@@ -256,7 +259,8 @@ fn rdma_runs_beside_pings_and_streams_of_the_kernel() {
 fn the_kernel_of_a_peer_reaches_siwd_and_its_own_kind() {
     skip_if!(lacks_af_xdp());
     let hosts = Hosts::new(1);
-    // Without it, the kernel leaves checksums to the device, which for a socket nobody completes.
+    // With TX checksum offload on, the kernel would leave checksums to the device, and an AF_XDP
+    // socket does not fill them in.
     hosts.right.command("ethtool", "-K veth1 tx off");
     hosts.right.address("veth1", "192.0.2.12/24");
     hosts.right.address("veth1", "2001:db8::12/64");
@@ -297,7 +301,7 @@ fn a_killed_siwd_leaves_the_interface_as_it_was() {
             std::thread::yield_now();
         }
     });
-    // And the next one finds it free.
+    // The next daemon finds the interface free.
     let again = hosts.left.siwd(&config("veth0", 1, ""), &[]);
     transfer_everything(&again, &right, "fd77::2");
 }
@@ -349,7 +353,7 @@ fn a_vlan_device_lives_beside_the_untagged_kernel() {
     assert!(judge(&file).good_crcs > 0);
 }
 
-/// The error of a daemon that does not start, with the status that it should have.
+/// Runs a daemon that must exit with status 1; returns its error output.
 fn refusal_of(host: &Netns, text: &str, args: &[&str]) -> String {
     let (status, _, error) = host.run(|| run(text, args));
     assert_eq!(status.code(), Some(1), "{error}");
@@ -410,7 +414,8 @@ fn an_interface_that_cannot_be_used_is_named_with_what_helps() {
         }
         assert!(!hosts.has_program());
     }
-    // A file that is right but for this host passes its check with a warning.
+    // A file that is correct but refers to things missing on this host passes its check with a
+    // warning.
     let (status, _, warning) = host.run(|| run(&config("no-such", 1, ""), &check));
     assert!(
         status.success() && warning.contains("no interface `no-such`"),
@@ -484,7 +489,7 @@ fn iperf3_and_siw_ping_share_an_interface() {
         command.args(["-s", "-1", "--forceflush"]);
         command.stdout(Stdio::piped()).spawn().unwrap()
     });
-    // It says when it listens.
+    // The server prints a line once it listens.
     let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
     assert!(lines.any(|line| line.unwrap().contains("listening")));
     let client = hosts.left.run(|| {
@@ -518,7 +523,7 @@ fn iperf3_and_siw_ping_share_an_interface() {
     );
 }
 
-/// A daemon at each end with the addresses of the kernels there.
+/// Starts a daemon at each end with the kernel's addresses there.
 fn start_sharing_daemons(hosts: &Hosts) -> (Daemon, Daemon) {
     let sharing = |interface, last| {
         config(
@@ -541,7 +546,7 @@ fn one_address_serves_the_kernel_and_rdma() {
         transfer_everything(&left, &right, "10.77.0.102");
         transfer_everything(&right, &left, "fd77::101");
     });
-    // What siwd does not have, the kernel refuses.
+    // The kernel refuses a connect to a port that siwd does not have.
     let closed = SocketAddr::new(kernel_of_right(), 9);
     let error = hosts
         .left
@@ -575,7 +580,7 @@ fn no_port_of_a_shared_address_is_used_twice() {
     assert_eq!(in_use(of_kernel.port()), std::io::ErrorKind::AddrInUse);
     assert_eq!(in_use(61_000), std::io::ErrorKind::AddrInUse);
     drop(listener);
-    // A connection keeps the port of its listener, which is gone.
+    // A connection keeps the port of its listener after the listener is destroyed.
     connect(&a, &b, "siw0", of_kernel);
     assert_eq!(in_use(of_kernel.port()), std::io::ErrorKind::AddrInUse);
     ping(&a, &b);
@@ -611,7 +616,7 @@ fn links_that_fall_and_interfaces_that_go_are_events() {
     assert!(expect(AsyncEventKind::DeviceFatal).contains("removed"));
     let event = a.cm.get_event(Some(PATIENCE)).unwrap();
     assert!(matches!(event, CmEvent::Disconnected(_)), "{event:?}");
-    // Its other devices, if it had some, would serve on.
+    // The daemon keeps running; further devices would continue to work.
     assert!(left.stop().success());
 }
 

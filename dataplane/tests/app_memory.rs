@@ -1,5 +1,5 @@
-//! Registration of memory that the application has already, end to end against a running daemon:
-//! what a peer writes and reads is the application's own memory, and nothing beside it changes.
+//! Registration of memory that the application already owns, end to end against a running daemon: a
+//! peer writes and reads the application's own memory, and the memory around it does not change.
 
 mod common;
 
@@ -26,7 +26,7 @@ impl Pages {
         if !address.is_null() {
             flags |= nix::libc::MAP_FIXED_NOREPLACE;
         }
-        // SAFETY: a new mapping, where nothing is.
+        // SAFETY: a new mapping in a free address range.
         let start = unsafe { nix::libc::mmap(address.cast(), len, prot, flags, -1, 0) };
         assert_ne!(start, nix::libc::MAP_FAILED);
         let start = start.cast();
@@ -35,14 +35,14 @@ impl Pages {
 
     fn slot(&self, offset: usize) -> *mut u64 {
         assert!(offset + 8 <= self.len);
-        // SAFETY: inside.
+        // SAFETY: `offset` lies within the mapping.
         unsafe { self.start.add(offset).cast() }
     }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's.
+        // SAFETY: the mapping belongs to this value.
         unsafe { nix::libc::munmap(self.start.cast(), self.len) };
     }
 }
@@ -64,7 +64,8 @@ fn write_word(peer: &End, mr: &AppMr, offset: u64, value: u64) -> WcStatus {
     let wr = SendWr::write(1, SendData::Sges(&sge), mr.addr() + offset, mr.rkey());
     peer.qp.post_send(&[wr]).unwrap();
     match peer.wc().status {
-        // A Write completes when its bytes are acknowledged: a Read says that it was placed.
+        // A Write completes when its bytes are acknowledged; only a Read after it shows that they
+        // were placed.
         WcStatus::SUCCESS => read_bytes(peer, mr, offset, 0).1,
         other => other,
     }
@@ -102,7 +103,7 @@ fn only_method(mr: &AppMr) -> ExtentMethod {
 fn a_buffer_in_a_malloced_struct_is_registered_where_it_is() {
     #[repr(C)]
     struct Session {
-        // The first page of a thread's heap has the state of malloc, and is never remapped.
+        // The first page of a thread's heap holds malloc's state and is never remapped.
         _beyond_that_page: [u8; 8192],
         before: u64,
         buffer: [u8; 16],
@@ -125,7 +126,7 @@ fn a_buffer_in_a_malloced_struct_is_registered_where_it_is() {
     assert_eq!(load(at.wrapping_add(8).cast()), 0x55);
     assert_eq!((session.before, session.after), (0x1111, 0x2222));
     session.after = 0x3333;
-    // Not a byte beyond.
+    // One byte beyond the region: refused.
     let (_, status) = read_bytes(&a, &mr, 8, 9);
     assert_ne!(status, WcStatus::SUCCESS);
     mr.dereg().map_err(|(_, error)| error).unwrap();
@@ -169,7 +170,7 @@ fn regions_overlap_and_a_page_is_remapped_once() {
 fn a_large_allocation_is_remapped() {
     let daemon = Daemon::loopback();
     let (a, b) = pair(&daemon, 4096);
-    // Several windows, of which the last is begun.
+    // The region spans several windows; the last one is only partly used.
     let len = (5 << 20) + 123;
     let mut large = pattern(5, len);
     let mr =
@@ -225,7 +226,7 @@ fn memory_that_does_not_exist_or_cannot_be_written_is_refused() {
     let (errno, why) = refused(at, text.len(), EVERYTHING).unwrap_err();
     assert_eq!(errno, nix::libc::EFAULT);
     assert!(why.contains("read-only"), "{why}");
-    // Without local write it is what a peer reads.
+    // Registered without local write, it can be read by a peer.
     let mr = b.pd.reg_memory(at, text.len(), READ).unwrap();
     let (bytes, status) = read_bytes(&a, &mr, 0, text.len());
     assert_eq!((&bytes[..], status), (text.as_bytes(), WcStatus::SUCCESS));
@@ -262,7 +263,7 @@ fn an_address_that_was_unmapped_gets_the_new_memory() {
 fn memory_that_was_registered_can_be_reallocated() {
     let daemon = Daemon::loopback();
     let (a, b) = pair(&daemon, 4096);
-    // Long enough for malloc to map it, and for realloc to use mremap(2).
+    // Large enough that malloc uses mmap and realloc uses mremap(2).
     let mut len = 1 << 20;
     let mut bytes = pattern(1, len);
     for round in 0..6 {
@@ -284,7 +285,7 @@ fn memory_that_was_registered_can_be_reallocated() {
     }
 }
 
-/// A file in memory, of whole pages, and a shared mapping of it.
+/// Creates a memfd of whole pages and a shared mapping of it.
 fn shared_file(len: usize) -> (std::fs::File, Pages) {
     let name = c"app-memory";
     let fd = nix::sys::memfd::memfd_create(name, nix::sys::memfd::MFdFlags::empty()).unwrap();
@@ -303,7 +304,7 @@ fn map_shared(file: &std::fs::File, at: *mut u8, len: usize) -> Pages {
         nix::libc::MAP_FIXED
     };
     let flags = nix::libc::MAP_SHARED | fixed;
-    // SAFETY: a new mapping, or in place of one of the test's.
+    // SAFETY: a new mapping in a free range, or one that replaces a mapping of the test.
     let start = unsafe { nix::libc::mmap(at.cast(), len, prot, flags, file.as_raw_fd(), 0) };
     assert_ne!(start, nix::libc::MAP_FAILED);
     let start = start.cast();
@@ -315,7 +316,8 @@ fn a_shared_mapping_is_shared_with_the_daemon_too() {
     let daemon = Daemon::loopback();
     let (a, b) = pair(&daemon, 4096);
     let (file, pages) = shared_file(4 * 4096);
-    // The descriptor is found although the application has closed it (as root), or while it is open.
+    // The file is found through an open descriptor, or, as root, after the application has closed
+    // it.
     let other = map_shared(&file, std::ptr::null_mut(), pages.len);
     let mr =
         b.pd.reg_memory(pages.start.wrapping_add(4100), 5000, EVERYTHING)
@@ -360,7 +362,7 @@ fn a_buffer_on_the_stack_is_copied_and_has_no_atomics() {
     assert_eq!(load(at.wrapping_add(3000).cast()), 8);
     let refused = b.pd.reg_memory(at, 3200, EVERYTHING).err().unwrap();
     assert_eq!(refused.errno(), nix::libc::EOPNOTSUPP, "{refused}");
-    // It is also a source.
+    // It also works as a source.
     a.mr.write(0, &[0; 64]).unwrap();
     let sge = [mr.sge(2996, 64)];
     let wr = SendWr::write(1, SendData::Sges(&sge), a.mr.addr(), a.mr.rkey());
@@ -400,11 +402,11 @@ fn a_region_of_all_kinds_of_memory_is_one_region() {
     let (bytes, status) = read_bytes(&a, &mr, 0, mr.len());
     assert_eq!(status, WcStatus::SUCCESS);
     assert!(bytes == pattern(4, 65_536)[..mr.len()]);
-    // SAFETY: mapped, and nobody writes any more.
+    // SAFETY: mapped, and no thread writes to it any more.
     let seen = unsafe { std::slice::from_raw_parts(pages.start.add(1), mr.len()) };
     assert!(seen == bytes);
     drop((inner, last));
-    // Data with initial values belongs to the program's file.
+    // Initialized data is backed by the program's file.
     let at = (&raw mut INITIALIZED).cast::<u8>();
     let mr = b.pd.reg_memory(at, 4096, ALL).unwrap();
     assert_eq!(read_word(&a, &mr, 88), 11);
@@ -420,7 +422,7 @@ fn a_part_of_a_mapping_of_huge_pages_is_registered() {
     for kind in [nix::libc::MAP_PRIVATE, nix::libc::MAP_SHARED] {
         let prot = nix::libc::PROT_READ | nix::libc::PROT_WRITE;
         let flags = kind | nix::libc::MAP_ANONYMOUS | nix::libc::MAP_HUGETLB;
-        // SAFETY: a new mapping, where nothing is.
+        // SAFETY: a new mapping in a free address range.
         let start = unsafe { nix::libc::mmap(std::ptr::null_mut(), HUGE, prot, flags, -1, 0) };
         if start == nix::libc::MAP_FAILED {
             println!("skipped: no huge page is free (/proc/sys/vm/nr_hugepages)");
@@ -479,8 +481,9 @@ fn a_daemon_may_be_told_to_copy_nobodys_memory() {
     assert_eq!(word, 3);
 }
 
-/// Memory that the daemon would have to hold counts with its client; where that is too much, it copies, if
-/// it may. Regions are counted whatever they are made of.
+/// Memory that the daemon has to keep mapped counts against its client's limit. Beyond the limit
+/// the daemon copies instead, if it is allowed to. Each region counts against the region limit,
+/// whichever method made it.
 #[test]
 fn limits_hold_for_each_way_to_register() {
     const LIMITS: &str =
@@ -539,16 +542,17 @@ fn limits_hold_for_each_way_to_register() {
     }
 }
 
-/// Threads of the torture test that write: each has one word of each line, the rest is for peers.
+/// Writer threads of the torture test. Each has one word of each line; peers use the rest.
 const WRITERS: usize = 4;
 
-/// Every so many rounds writers never give way to others, of whom there may be more than cores: such a
-/// round lasts some time slices of the scheduler, any other less than a millisecond.
+/// Every `BUSY_ROUNDS`-th round the writers never yield. There may be more of them than cores, so a
+/// busy round lasts several time slices of the scheduler; any other takes less than a millisecond.
 const BUSY_ROUNDS: usize = 20;
-/// How often writers count up before they give way.
+/// Increments between two yields of a writer.
 const COUNTS_TO_YIELD: u64 = 16;
 
-/// Counts up its words in all pages, as long as the round goes on; how far each came.
+/// Increments the writer's words in all pages until the round ends. Returns the number of
+/// increments per word.
 fn count_up(
     writer: usize,
     pages: usize,
@@ -580,7 +584,7 @@ fn count_up(
     count
 }
 
-/// SIWD_TORTURE_ROUNDS: for how many rounds fresh memory is registered while others write to it.
+/// Registers fresh memory while other threads write to it, for `SIWD_TORTURE_ROUNDS` rounds.
 #[test]
 fn no_update_is_lost_while_pages_are_registered() {
     use std::sync::Barrier;
@@ -617,7 +621,8 @@ fn no_update_is_lost_while_pages_are_registered() {
                     busy.fetch_add(1, Ordering::AcqRel);
                     begin.wait();
                     let start = address.load(Ordering::Acquire);
-                    // Overlapping, and each its own part of a line of words.
+                    // The registered ranges overlap, and each registrar uses its own part of a line
+                    // of words.
                     let mix = i
                         .wrapping_mul(0x9e37_79b9)
                         .wrapping_add(registrar * 0x85eb_ca6b);
@@ -625,7 +630,8 @@ fn no_update_is_lost_while_pages_are_registered() {
                     let len = LEN / 4 + mix / 7 % (LEN / 4);
                     let at = (start + from) as *mut u8;
                     let mr = b.pd.reg_memory(at, len, EVERYTHING).unwrap();
-                    // Remapped by this context, or by another, whose pages are shared.
+                    // Remapped by this context, or shared with another context that remapped it
+                    // first.
                     let is_copied = |(method, _)| method == ExtentMethod::Copy;
                     assert!(!mr.methods().into_iter().any(is_copied), "{}", mr.reason());
                     let line = (mix / 3 % (len / 64 - 1)) as u64 * 64;
@@ -658,13 +664,13 @@ fn no_update_is_lost_while_pages_are_registered() {
     println!("{} rounds of writers", counted.load(Ordering::Relaxed));
 }
 
-/// In the child alone, and with nothing but its own memory: whether `is_right`.
+/// Forks, and returns the result of `is_right` in the child, which may use only its own memory.
 fn in_child(is_right: impl FnOnce() -> bool) -> bool {
     // SAFETY: the child changes its memory, calls exit and nothing else.
     match unsafe { nix::unistd::fork() }.unwrap() {
         nix::unistd::ForkResult::Child => {
             let status = if is_right() { 0 } else { 1 };
-            // SAFETY: ends the child without what its parent wants to do at the end.
+            // SAFETY: ends the child without running the parent's exit handlers.
             unsafe { nix::libc::_exit(status) }
         }
         nix::unistd::ForkResult::Parent { child } => {
@@ -690,7 +696,7 @@ fn a_child_of_fork_has_its_own_copy_and_disturbs_nobody() {
     assert!(is_own);
     assert_eq!((load(pages.slot(4096)), load(pages.slot(0))), (7, 0));
     assert_eq!(fetch_add(&a, &mr, 4096, 1), 7);
-    // Neither does a child that frees what is its parent's.
+    // A child that frees its parent's objects does not disturb it either.
     let mut regions = Some(mr);
     assert!(in_child(|| {
         drop(regions.take());
@@ -822,7 +828,7 @@ fn a_hostile_client_imports_nothing_else_and_names_no_extent_outside() {
         reserved: 0,
     };
     assert_eq!(errno(&conn, &free, &[]), nix::libc::EBUSY);
-    // Two descriptors, or one with another request, are as hostile as before.
+    // Two descriptors, or one with another request, are rejected as before.
     let two = [file.as_fd(), pipe.as_fd()];
     assert!(greet().call_and_wait(5, &whole, &two).is_err());
     assert!(greet().call_and_wait(5, &free, &two[..1]).is_err());

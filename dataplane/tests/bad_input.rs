@@ -1,4 +1,4 @@
-//! What a user gets for bad configurations, missing resources, hostile clients.
+//! Results of bad configurations, missing resources and hostile clients.
 
 mod common;
 
@@ -154,12 +154,12 @@ fn a_socket_without_permission_is_an_error_that_says_so() {
         eprintln!("skipped: only root can become another user");
         return;
     }
-    // The test keeps root's group.
+    // The test process keeps root's group.
     let daemon = Daemon::start(&format!("{LOOPBACK}[control]\nmode = \"0600\"\n"), &[]);
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(daemon.dir.path(), mode).unwrap();
     let socket = daemon.socket.clone();
-    // A thread of its own: the user is set for it alone.
+    // In a thread of its own, because setfsuid applies to the calling thread only.
     let e = std::thread::spawn(move || {
         let nobody = nix::unistd::Uid::from_raw(65_534);
         nix::unistd::setfsuid(nobody);
@@ -210,7 +210,7 @@ fn garbage_on_the_control_socket_disturbs_nobody() {
         let conn = ControlSocket::connect_to(&d.socket).unwrap();
         let mut bytes = pattern(seed, (seed as usize * 97) % 4000 + 1);
         if seed % 2 == 0 && bytes.len() > 24 {
-            // A right header before the garbage.
+            // A valid header before the garbage.
             bytes[..4].copy_from_slice(b"siwd");
             bytes[4..6].copy_from_slice(&m::VERSION.to_le_bytes());
             bytes[6..8].copy_from_slice(&((seed % 57) as u16).to_le_bytes());
@@ -225,7 +225,7 @@ fn garbage_on_the_control_socket_disturbs_nobody() {
     ping(&a, &b);
 }
 
-/// Number of each request, and how many bytes it may have.
+/// Message number of each request and its permitted body sizes.
 fn requests() -> Vec<(u16, RangeInclusive<usize>)> {
     macro_rules! list {
         ($($name:ident)*) => {
@@ -273,10 +273,10 @@ fn every_request_with_random_arguments_is_answered_or_refused() {
             let mut body = pattern(seed, size);
             match round % 4 {
                 0 => {}
-                // Small numbers hit objects that exist.
+                // Small numbers match existing objects.
                 1 => (0..size).filter(|i| i % 4 != 0).for_each(|i| body[i] = 0),
                 2 => (0..size).for_each(|i| body[i] = u8::from(i % 4 == 0)),
-                // A length that is not its own.
+                // A body of the wrong length.
                 _ => body.truncate(seed as usize % (size + 1)),
             }
             packet.extend_from_slice(&body);
@@ -287,7 +287,7 @@ fn every_request_with_random_arguments_is_answered_or_refused() {
                 .unwrap_or_else(|error| panic!("round {round}, before kind {kind}: {error}"));
             let reply = conn.recv_packet().unwrap();
             assert_eq!(reply.bytes[12..16], (seed as u32).to_le_bytes());
-            // A packet that is not the protocol's is refused, and the client closed.
+            // A malformed packet is refused and the client is closed.
             if !sizes.contains(&(packet.len() - 24)) {
                 assert!(conn.recv_packet().is_err(), "kind {kind}");
                 (conn, _fds) = greeted();
@@ -344,7 +344,7 @@ fn killing_a_client_in_the_middle_of_a_transfer_frees_it_and_disturbs_nobody() {
         CmEvent::Disconnected(_)
     ));
     ping(&a, &b);
-    // Nothing of it is left: its queue pair is gone, all buffers come back.
+    // Nothing of the client is left: its queue pair is destroyed and all buffers are free.
     let stats = |key: &str| -> serde_json::Value {
         let text = observer.read_stats().unwrap();
         serde_json::from_str::<serde_json::Value>(&text).unwrap()[key].clone()

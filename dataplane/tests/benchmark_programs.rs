@@ -1,5 +1,5 @@
-//! Benchmarks of the distribution, both ends on one daemon: perftest over rdma_cm (`-R`), and with
-//! queue pairs that it connects itself.
+//! Benchmarks from the distribution, both ends on one daemon: perftest over rdma_cm (`-R`), and
+//! perftest with queue pairs that it connects itself.
 
 mod common;
 
@@ -8,7 +8,8 @@ use common::programs::{Program, is_installed, start_listening, start_over_tcp};
 
 const PACKAGE: &str = "perftest";
 
-/// A program on both ends with common arguments, with rdma_cm and without; what the clients said.
+/// Runs a program at both ends with common arguments, with rdma_cm and without. Returns the output
+/// of the clients.
 fn run_both_ways(daemon: &Daemon, program: &str, args: &str) -> [String; 2] {
     let line = format!("{program} -d siw1 -R -F {args}");
     let server = start_listening(daemon, &line);
@@ -19,8 +20,8 @@ fn run_both_ways(daemon: &Daemon, program: &str, args: &str) -> [String; 2] {
         &format!("{program} -d siw1 -x 0 -F {args}"),
         &format!("{program} -d siw0 -x 0 -F {args}"),
     );
-    // Without rdma_cm ib_send_bw keeps a memory region of its own to the end on iWARP, so that it
-    // fails when it frees its protection domain.
+    // Without rdma_cm, ib_send_bw on iWARP keeps a memory region registered to the end, so that
+    // deallocating its protection domain fails.
     let codes: &[_] = match program.ends_with("ib_send_bw") {
         true => &[Some(0), Some(1)],
         false => &[Some(0)],
@@ -36,7 +37,7 @@ fn run_both_ways(daemon: &Daemon, program: &str, args: &str) -> [String; 2] {
     [client, paired]
 }
 
-/// The rows of figures: they begin with a size and an iteration count.
+/// Rows of results: lines that begin with a size and an iteration count.
 fn rows(said: &str) -> Vec<(u64, u64)> {
     let numbers = said.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
@@ -46,7 +47,7 @@ fn rows(said: &str) -> Vec<(u64, u64)> {
     numbers.collect()
 }
 
-/// Every run gives one row of this size and at least that many iterations.
+/// Checks that every run prints one row with this size and at least `iterations` iterations.
 fn check(program: &str, args: &str, size: u64, iterations: u64) {
     let daemon = Daemon::loopback();
     for said in run_both_ways(&daemon, program, args) {
@@ -79,8 +80,9 @@ fn latency_of_writes_reads_and_sends() {
     }
 }
 
-/// WRITE has no events: perftest refuses. The client of `ib_send_bw` may sleep until its server returns
-/// credits, which it does by WRITE on iWARP: nothing that the client posted is left to raise an event.
+/// perftest refuses events for WRITE. The client of `ib_send_bw` may sleep until its server returns
+/// credits, which on iWARP the server does by WRITE: no request that the client posted is left to
+/// raise an event.
 #[test]
 fn bandwidth_by_completion_events() {
     if !is_installed("ib_read_bw", PACKAGE) {
@@ -132,8 +134,8 @@ fn every_size_to_eight_mebibytes() {
     }
 }
 
-/// fio's rdma engine. Its SENDs come before the server has posted the next receive, which a sender of
-/// InfiniBand repeats: here they wait.
+/// fio's rdma engine. Its SENDs arrive before the server has posted the next receive. An InfiniBand
+/// sender retries after an RNR NAK; here the SENDs wait.
 #[test]
 fn fio_moves_data_by_each_verb() {
     if !is_installed("fio", "fio") {

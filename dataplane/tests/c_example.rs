@@ -1,5 +1,5 @@
-//! The C examples against the daemon: messages and memory, shared receive queues,
-//! states of queue pairs from C programs.
+//! The C examples against the daemon: messages and memory, shared receive queues, queue pair
+//! states.
 
 mod common;
 
@@ -19,7 +19,7 @@ fn build(name: &str, temp: &Path) -> Option<PathBuf> {
     let mut cc = Command::new("cc");
     cc.args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-I"])
         .arg(client_lib.join("include"));
-    // The test runs from target/PROFILE/deps; the shared library is built beside it.
+    // The test runs from target/PROFILE/deps; the shared library is built next to it.
     let exe = std::env::current_exe().unwrap();
     let deps = exe.parent().unwrap();
     let lib = [deps.to_path_buf(), deps.parent().unwrap().to_path_buf()]
@@ -45,7 +45,7 @@ fn build(name: &str, temp: &Path) -> Option<PathBuf> {
     Some(bin)
 }
 
-/// Cargo's own library path may name an older library than the one linked to.
+/// Removes LD_LIBRARY_PATH: cargo's value may contain an older library than the one linked to.
 fn program(bin: &Path) -> Command {
     let mut command = Command::new(bin);
     command.env_remove("LD_LIBRARY_PATH");

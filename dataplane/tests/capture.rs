@@ -1,4 +1,4 @@
-//! tshark, which nobody here wrote, reads what siwd captures.
+//! tshark, an independent implementation, dissects siwd's captures.
 
 mod common;
 
@@ -74,7 +74,8 @@ fn tshark_dissects_every_kind_of_message_and_finds_only_good_crcs() {
         .map(|n| u8::from_str_radix(n.trim_start_matches("0x"), 16).unwrap())
         .collect();
     let count = |op| opcodes.iter().filter(|o| **o == op).count();
-    // ULPDUs of 1442 bytes at MTU 1500 with timestamps: 1428 of payload tagged, 1424 untagged.
+    // At MTU 1500 with timestamps a ULPDU has 1442 bytes: 1428 bytes of tagged payload, 1424
+    // untagged.
     assert_eq!(
         count(0),
         15 + 1 + 1,

@@ -1,5 +1,5 @@
-//! Clients that free pages of the memory they share with the daemon, where no others are left: that
-//! client ends, and nobody else.
+//! Clients that free pages of the memory that they share with the daemon, at a time when no free
+//! pages are left: the daemon closes that client and serves all others.
 
 mod common;
 
@@ -14,10 +14,10 @@ use siw::{CmEvent, SendData, SendWr, WcStatus};
 use siw_shm::control::messages as m;
 use siw_shm::shared_memory::{HUGE_PAGE, SharedMemory};
 
-/// Hugepages that a daemon of these tests takes, and what its clients ask for.
+/// Hugepages that a daemon of these tests and its clients need.
 const PAGES_NEEDED: u64 = 96;
 
-/// The tests that take every hugepage do so one after the other.
+/// Serializes the tests that take every hugepage.
 static POOL: Mutex<()> = Mutex::new(());
 
 fn free_hugepages() -> u64 {
@@ -33,7 +33,7 @@ fn missing_hugepages() -> Option<String> {
     (free < PAGES_NEEDED).then(|| format!("{free} hugepages are free, {PAGES_NEEDED} are needed"))
 }
 
-/// Every hugepage that is free, until it is dropped.
+/// Holds every free hugepage until it is dropped.
 struct AllHugepages {
     start: *mut libc::c_void,
     len: usize,
@@ -42,7 +42,7 @@ struct AllHugepages {
 impl AllHugepages {
     fn take() -> AllHugepages {
         let (mut parts, mut pages) = (AllHugepages::none(), free_hugepages());
-        // Others on this machine may take or give some at the same time.
+        // Other processes on this machine may take or free hugepages at the same time.
         while pages > 0 && parts.len == 0 {
             let len = pages as usize * HUGE_PAGE;
             let kind =
@@ -70,7 +70,7 @@ impl AllHugepages {
 impl Drop for AllHugepages {
     fn drop(&mut self) {
         if self.len > 0 {
-            // SAFETY: the mapping of `take`, which nobody refers to.
+            // SAFETY: the mapping from `take`, to which no reference exists.
             unsafe { libc::munmap(self.start, self.len) };
         }
     }
@@ -95,7 +95,7 @@ fn exchange(a: &End, b: &End, seed: u64) {
     assert_eq!(a.read(0, 4096), b.read(0, 4096));
 }
 
-/// What the daemon says of the end of a client: the socket is closed.
+/// Waits until the daemon has closed the client's socket.
 fn await_end(client: &RawClient) {
     assert!(client.conn.recv_packet().is_err(), "it goes on");
 }
@@ -129,7 +129,7 @@ fn pages_freed_in_an_arena_end_their_client_alone() {
         punch(descriptors[0].as_fd(), HUGE_PAGE);
         AllHugepages::take()
     };
-    // A peer writes where no page is.
+    // A peer writes to a page that was freed.
     end.fill(3);
     let source = [end.mr.sge(0, 4096)];
     let write = SendWr::write(1, SendData::Sges(&source), 8192, region.rkey);
@@ -144,7 +144,7 @@ fn pages_freed_in_an_arena_end_their_client_alone() {
         }
     }
     exchange(&a, &b, 5);
-    // What the daemon still has of the client is gone, and others get memory.
+    // The daemon has released everything of the client, and other clients get memory.
     let after = End::new(&daemon.context(), 4096);
     drop(after);
     assert!(daemon.stop().success());
@@ -168,7 +168,7 @@ fn pages_freed_under_the_queues_end_their_client_alone() {
         punch(client.queues.memfd().unwrap(), client.queues.len());
         AllHugepages::take()
     };
-    // The worker looks into the queues to flush them, and writes its state there.
+    // The worker reads the queues to flush them, and writes its state there.
     let _ = client.conn.call_and_wait(100, &error, &[]);
     await_end(&client);
     drop(taken);
@@ -191,7 +191,7 @@ fn a_queue_that_cannot_be_made_leaves_its_channel_alone() {
         let refused = client.try_call(&too_large).unwrap_err().to_string();
         assert!(refused.contains("8388608"), "{refused}");
     }
-    // Not "in use".
+    // Succeeds: the channel is not reported as in use.
     client.call(&m::DestroyChannel {
         channel: channel.id,
         reserved: 0,
@@ -211,8 +211,8 @@ fn a_client_that_frees_pages_all_the_time_harms_itself_alone() {
     };
     let (_, descriptors) = client.call(&arena);
     let arena = SharedMemory::map_fd(descriptors[0].try_clone().unwrap(), 1 << 20).unwrap();
-    // Freed pages of normal memory come back empty: the rings start over, with impossible indices
-    // perhaps, and the arena holds zeroes.
+    // Freed pages of normal memory come back zeroed: the rings start over, possibly with invalid
+    // indices, and the arena holds zeroes.
     for seed in 1..200 {
         punch(arena.memfd().unwrap(), arena.len());
         punch(client.queues.memfd().unwrap(), client.queues.len());

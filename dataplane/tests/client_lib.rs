@@ -1,4 +1,4 @@
-//! The Rust verbs against the daemon.
+//! The Rust verbs API against the daemon.
 
 mod common;
 
@@ -159,7 +159,7 @@ fn posting_refuses_what_verbs_refuse() {
     connect(&a, &b);
     let sges = [a.mr.sge(0, 1); 5];
     let ok = SendWr::write(1, SendData::Inline(b"x"), b.mr.addr(), b.mr.rkey());
-    // Nobody takes work requests while the daemon is stopped.
+    // No work requests are processed while the daemon is stopped.
     let paused = d.pause();
     let error = a.qp.post_send(&[ok, s(SendData::Sges(&sges))]).unwrap_err();
     assert_eq!(
@@ -186,7 +186,7 @@ fn posting_refuses_what_verbs_refuse() {
         }])
         .unwrap_err();
     assert_eq!(error.error.errno(), nix::libc::EINVAL);
-    // One is in the queue; 63 more fill it.
+    // One request is in the queue; 63 more fill it.
     for i in 0..63 {
         a.qp.post_send(&[ok])
             .unwrap_or_else(|error| panic!("{i}: {error}"));
@@ -221,7 +221,7 @@ fn a_sleeping_worker_is_woken_and_the_channel_delivers_the_cookie() {
         b.channel.get_event(Some(Duration::ZERO)),
         Err(Error::Timeout)
     ));
-    // A post between two sleeps of the worker needs its eventfd; none may be lost.
+    // A post while the worker goes to sleep needs the worker's eventfd; no wake-up may be lost.
     let sleeps = || {
         let stats: serde_json::Value = serde_json::from_str(&a.ctx.read_stats().unwrap()).unwrap();
         stats["workers"][0]["sleeps"].as_u64().unwrap()
@@ -271,7 +271,7 @@ fn everything_outstanding_is_flushed_in_the_error_state() {
     b.qp.set_error().unwrap();
     assert_eq!(b.qp.state(), Some(QpState::Error));
     assert_eq!(one(&b.cq).status, WcStatus::WR_FLUSH_ERR);
-    // Posted later: flushed as well.
+    // Posted after the flush began: flushed as well.
     b.qp.post_recv(&[RecvWr {
         wr_id: 2,
         sges: &[],
@@ -382,7 +382,7 @@ fn refusals_name_the_reason_and_leave_the_context_usable() {
     assert_eq!(ctx.query_devices().unwrap()[1].name, "siw1");
     assert_eq!(ctx.device_by_name("siw0").unwrap().ips.len(), 2);
     assert!(ctx.device_by_name("nope").is_err());
-    // Longer than one reply: it comes in parts.
+    // Longer than one reply, so it arrives in parts.
     let others: Vec<Context> = (0..50).map(|_| daemon.context()).collect();
     let text = ctx.read_stats().unwrap();
     assert!(text.len() > 4096);
@@ -400,7 +400,7 @@ fn many_queues_share_few_mappings() {
     let numbers: std::collections::HashSet<u32> = qps.iter().map(Qp::qp_num).collect();
     assert_eq!(numbers.len(), 300);
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    // Other tests of this process map queues, too; 300 QPs of 13 KiB are 2 chunks.
+    // Other tests of this process map queues, too; 300 QPs of 13 KiB fit in 2 chunks.
     assert!(maps.matches("siwd-queues").count() < 200);
     drop(qps);
     a.pd.create_qp(&a.cq, &a.cq, &init()).unwrap();
@@ -411,7 +411,7 @@ fn several_threads_post_and_poll_the_same_objects() {
     let daemon = Daemon::loopback();
     let (a, b) = pair(&daemon);
     let (threads, each) = (4u64, 500u64);
-    // The completion queue holds 128: no more may be unpolled.
+    // The completion queue holds 128, so the number of unpolled completions must stay below that.
     let credits = std::sync::atomic::AtomicI64::new(100);
     std::thread::scope(|s| {
         for t in 0..threads {
@@ -460,7 +460,7 @@ fn a_dead_daemon_ends_every_wait() {
         waits.push(s.spawn(|| a.ctx.get_async_event(None).unwrap_err()));
         waits.push(s.spawn(|| {
             loop {
-                // Plain polling, without any help.
+                // Plain polling, without the library's blocking calls.
                 if let Err(error) = bare.poll(&mut [Wc::default()]) {
                     return error;
                 }
@@ -530,7 +530,7 @@ fn no_daemon_is_told_with_the_path() {
     assert_eq!(error.errno(), nix::libc::ENOENT);
 }
 
-/// Opens a context while `answer` plays the daemon for one request.
+/// Opens a context while `answer` acts as the daemon for one request.
 fn open_against(answer: impl FnOnce(&ControlSocket, u32) + Send + 'static) -> Error {
     let (daemon, client) = ControlSocket::new_pair().unwrap();
     daemon.set_nonblocking(false).unwrap();

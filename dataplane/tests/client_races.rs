@@ -1,5 +1,5 @@
-//! The client library where threads race, where numbers are used again, and where the daemon does
-//! not answer.
+//! The client library with racing threads, with reused numbers, and with a daemon that does not
+//! answer.
 
 mod common;
 
@@ -30,8 +30,8 @@ fn queues_that_threads_create_at_once_all_find_their_memory() {
         max_wr: 2048,
         ..SrqInit::default()
     };
-    // Some queues fill a region of shared memory: every few calls another region's descriptor
-    // comes, with one reply only.
+    // Several queues share a region of memory. Every few calls a new region is needed; its
+    // descriptor arrives with one reply only.
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
@@ -58,7 +58,8 @@ fn a_destroyed_queue_pair_leaves_no_completions() {
         .unwrap();
     assert_eq!(a.wc().status, WcStatus::SUCCESS);
     let End { qp, cq, .. } = b;
-    // One receive has completed, the others would be flushed.
+    // One receive has completed and the others would be flushed; destroying the queue pair discards
+    // all completions.
     drop(qp);
     assert_eq!(cq.poll(&mut [Wc::default(); 16]).unwrap(), 0);
 }
@@ -113,7 +114,7 @@ fn a_reused_number_starts_without_completions_and_with_all_its_places() {
     post_receives(&b, 64);
     let End { qp, pd, cq, mr, .. } = b;
     drop(qp);
-    // The daemon lets a number rest while others are freed.
+    // The daemon does not reuse a freed number at once, while others are being freed.
     let init = QpInit::default();
     let again = (0..5000)
         .map(|_| pd.create_qp(&cq, &cq, &init).unwrap())
@@ -145,7 +146,7 @@ fn a_reused_number_starts_without_completions_and_with_all_its_places() {
     assert_eq!(flushed, init.max_recv_wr as usize);
 }
 
-/// How long a daemon may take in tests that stop it.
+/// Client time-out in tests that stop the daemon.
 const SHORT: Duration = Duration::from_millis(300);
 
 #[test]
@@ -167,7 +168,8 @@ fn a_stopped_daemon_holds_up_destructors_for_one_timeout_only() {
         Err(Error::Timeout)
     ));
     drop(paused);
-    // The daemon frees what the client gave up: the peer sees the end of the connection.
+    // The daemon frees the objects that the client gave up: the peer sees the end of the
+    // connection.
     while !matches!(
         b.cm.get_event(Some(PATIENCE)).unwrap(),
         siw::CmEvent::Disconnected(_)
@@ -205,7 +207,7 @@ fn who_posts_during_a_resize_that_hangs_sleeps() {
             sges: &sges,
         };
         let mut posted = 0;
-        // Until the resize has begun, posting goes on; then one request waits for its end.
+        // Posting continues until the resize has begun; then one call blocks until the resize ends.
         while !resize.is_finished() {
             let before = (Instant::now(), thread_cpu_time());
             match srq.post_recv(&[receive]) {
@@ -242,7 +244,7 @@ fn completions_are_polled_while_a_resize_hangs() {
             polled += taken.unwrap_or(0);
         }
         assert_eq!(polled, 3);
-        // One that waits for the resize takes its three seconds.
+        // A poll that waited for the resize would take three seconds.
         assert!(slowest < Duration::from_secs(2), "{slowest:?}");
         assert!(matches!(resize.join().unwrap(), Err(Error::Timeout)));
     });

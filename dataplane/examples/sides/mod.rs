@@ -1,4 +1,4 @@
-//! Two ends of a connection in one process, for the examples of this folder.
+//! Two ends of a connection in one process, shared by the examples of this folder.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -10,24 +10,24 @@ use siw::{
     QpInit,
 };
 
-/// What an example returns: any error ends it.
+/// Result of an example: any error ends it.
 pub type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// For what happens by itself, under emulation beside a busy machine.
+/// Time limit for waits. Generous, because the examples run under emulation on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The daemon's two clients, and which of its devices they use.
+/// Two client contexts of the daemon, and the devices they use.
 pub struct Contexts {
     pub from: Context,
     pub to: Context,
-    /// Index of the device that connections start from.
+    /// Index of the device from which connections are made.
     pub device: u32,
-    /// The address that they go to, with port 0.
+    /// Destination address of the connections, with port 0.
     pub target: SocketAddr,
 }
 
 impl Contexts {
-    /// Two clients of the daemon at `socket`; connections go from `device` to `target`.
+    /// Opens two clients of the daemon at `socket`; connections go from `device` to `target`.
     pub fn open(socket: &str, device: &str, target: &str) -> Outcome<Contexts> {
         let from = Context::open(Some(Path::new(socket)))?;
         let device = from.device_by_name(device)?.index;
@@ -39,7 +39,7 @@ impl Contexts {
         })
     }
 
-    /// Connections start from the device.
+    /// Options of a connect from the device.
     pub fn options(&self) -> ConnectOptions<'_> {
         ConnectOptions {
             device: Some(self.device),
@@ -57,7 +57,7 @@ pub struct Side {
 }
 
 impl Side {
-    /// A queue pair, and `bytes` of memory that the other side may use.
+    /// Creates a queue pair, and `bytes` of memory that the peer may access.
     pub fn new(context: &Context, bytes: usize) -> Outcome<Side> {
         let pd = context.alloc_pd()?;
         let completions = CompletionChannel::new(context)?;
@@ -69,7 +69,7 @@ impl Side {
     }
 }
 
-/// Connects two sides; the address that the target listened on.
+/// Connects two sides. Returns the address that the target listened on.
 pub fn connect_sides(from: &Side, to: &Side, contexts: &Contexts) -> Outcome<SocketAddr> {
     let listener = CmListener::new(&to.cm, None, contexts.target, 8, 0)?;
     let address = listener.local_addr();
