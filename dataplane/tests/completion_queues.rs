@@ -10,7 +10,7 @@ use siw::{
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// An end with a completion queue of its own, and with a channel.
+/// An end whose completion queue has a completion channel.
 struct Armed {
     end: End,
     channel: Arc<CompletionChannel>,
@@ -157,7 +157,7 @@ fn an_overflow_ends_the_queue_pairs_of_that_queue_and_nobody_else() {
         End::new(&daemon.context(), 4096),
     );
     to_siw1(&a, &b);
-    // A second queue pair of the same client with its own queue, and another client's.
+    // A second queue pair of the same client with a queue of its own, and one of another client.
     let second = End::new(&a.ctx, 4096);
     let e = End::new(&daemon.context(), 4096);
     to_siw1(&second, &e);
@@ -200,7 +200,7 @@ fn posting_until_enomem_without_polling_overflows_no_queue() {
     let mut sent = 0;
     let mut received = 0;
     for i in 0..300 {
-        // The daemon finishes requests between the posts: that alone makes no room.
+        // The daemon finishes requests between the posts; only polled completions make room.
         if write(&a, &b, i).is_ok() {
             sent += 1;
         }
@@ -222,7 +222,7 @@ fn posting_until_enomem_without_polling_overflows_no_queue() {
     }
     write(&a, &b, 0).unwrap();
     recv(0).unwrap();
-    // Unsignaled requests occupy the queue only until they are done.
+    // Unsignaled requests occupy the queue only until they are finished.
     let quiet = SendWr {
         opcode: Opcode::Write,
         flags: WrFlags::NONE,
@@ -256,7 +256,7 @@ fn an_error_behind_unpolled_completions_overflows_no_queue() {
         while a.qp.outstanding_sends() > 0 {
             std::thread::yield_now();
         }
-        // Eight completions wait; the daemon takes no more for now.
+        // Eight completions are pending; the paused daemon processes no further requests.
         let paused = d.pause();
         let mut posted = 8;
         while posted < 30 {
@@ -303,7 +303,7 @@ fn a_moderated_queue_raises_one_event_for_many_completions_or_after_a_while() {
     for _ in 0..9 {
         a.wc_polled();
     }
-    // On a machine that is too slow for the period, the event is due now.
+    // On a machine too slow for the period, the event is due by now.
     let is_early = channel.get_event(Some(Duration::ZERO)).is_ok();
     assert!(
         !is_early || start.elapsed() >= Duration::from_millis(59),
@@ -314,7 +314,7 @@ fn a_moderated_queue_raises_one_event_for_many_completions_or_after_a_while() {
         assert_eq!(channel.get_event(Some(PATIENCE)).unwrap(), 7);
     }
     a.wc_polled();
-    // One alone: the period raises it.
+    // A single completion: its event comes when the period ends.
     a.cq.req_notify(false).unwrap();
     let start = Instant::now();
     write(&a, &b, 10).unwrap();
@@ -325,7 +325,8 @@ fn a_moderated_queue_raises_one_event_for_many_completions_or_after_a_while() {
         start.elapsed()
     );
     a.wc_polled();
-    // Without moderation at once; and what waited when it ends is told.
+    // Without moderation the event comes at once, and a pending event is raised when moderation
+    // ends.
     a.cq.req_notify(false).unwrap();
     a.cq.moderate(100, Duration::from_micros(65_535)).unwrap();
     write(&a, &b, 11).unwrap();
@@ -367,7 +368,7 @@ trait Polled {
 }
 
 impl Polled for End {
-    /// The next completion, without arming the queue.
+    /// Polls for the next completion, without arming the queue.
     fn wc_polled(&self) -> Wc {
         let mut wc = [Wc::default()];
         assert_eq!(self.cq.poll_spin(&mut wc, PATIENCE).unwrap(), 1);
@@ -394,7 +395,7 @@ fn a_receive_queue_has_room_as_soon_as_one_completes() {
         wr_id: 1,
         sges: &sges,
     };
-    // The queue is full at any time: a place is taken as soon as a completion says that it is free.
+    // The receive queue is full all the time: a slot is reused as soon as its completion is polled.
     while b.qp.post_recv(&[receive]).is_ok() {}
     to_siw1(&a, &b);
     for round in 0..5_000 {
@@ -443,6 +444,6 @@ fn who_polls_in_vain_leaves_the_core_to_others() {
         poller.join().unwrap()
     });
     println!("polled for {polling:?} beside {WORK:?} of work");
-    // Without giving way each of the two has half of the core.
+    // Without yielding, each of the two would get half of the core.
     assert!(polling < WORK / 2, "{polling:?} of polling beside {WORK:?}");
 }

@@ -1,4 +1,4 @@
-//! A hostile host on the link: frames of any kind from a packet socket.
+//! A hostile host on the link: sends arbitrary frames through a packet socket.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -22,10 +22,10 @@ use super::{Daemon, PATIENCE, client_program};
 pub const MAC: [u8; 6] = [2, 0, 0, 0x77, 0, 1];
 pub const IP: &str = "10.77.0.1";
 pub const IP6: &str = "fd77::1";
-/// The attacker's own.
+/// The attacker's MAC address.
 pub const STRANGER: [u8; 6] = [2, 6, 6, 6, 6, 6];
 
-/// Frames between two marks: fewer than a receive ring and a queue of answers hold.
+/// Frames between two marks: fewer than the receive ring and the queue of answers hold.
 const BURST: usize = 100;
 
 pub struct Attacker {
@@ -33,7 +33,7 @@ pub struct Attacker {
     marks: u16,
 }
 
-/// From a stranger who claims this address, to the device.
+/// Endpoints of a frame to the device from a stranger that claims the address `from`.
 pub fn ends(from: &str) -> Ends {
     let from: IpAddr = from.parse().unwrap();
     let to = if from.is_ipv4() { IP } else { IP6 };
@@ -60,8 +60,8 @@ impl Attacker {
         }
     }
 
-    /// Everything, in bursts that the device has worked before the next comes. Returns the frames
-    /// that it sent in the meantime.
+    /// Sends all frames in bursts; the device has processed a burst before the next is sent.
+    /// Returns the frames that the device sent meanwhile.
     pub fn flood(&mut self, frames: impl IntoIterator<Item = Vec<u8>>) -> Vec<Vec<u8>> {
         let mut back = Vec::new();
         let mut n = 0;
@@ -72,25 +72,25 @@ impl Attacker {
                 self.settle(&mut back);
             }
         }
-        // Connections have their turn after strangers: what they owe has left when a second
-        // question is answered.
+        // The device serves connections after unmatched frames: their pending output has left once
+        // a second request is answered.
         self.settle(&mut back);
         self.settle(&mut back);
         back
     }
 
-    /// The answers to one frame.
+    /// Sends one frame and returns the answers.
     pub fn ask(&mut self, frame: Vec<u8>) -> Vec<Vec<u8>> {
         self.flood([frame])
     }
 
-    /// Waits until the device has worked all that was sent: a question that it answers behind the
-    /// others.
+    /// Waits until the device has processed every frame sent so far: sends an ARP probe, which the
+    /// device answers last.
     fn settle(&mut self, back: &mut Vec<Vec<u8>>) {
         self.marks += 1;
         let [a, b] = self.marks.to_be_bytes();
         let mark = [2, 0x4d, 0x41, 0x52, a, b];
-        // A probe, which claims no address (RFC 5227 section 2.1).
+        // A probe claims no address (RFC 5227 section 2.1).
         let mut error = ends("0.0.0.0");
         error.mac = [mark, [0xff; 6]];
         self.send(&error.arp(1));
@@ -106,12 +106,12 @@ impl Attacker {
         panic!("the device is silent");
     }
 
-    /// ARP questions that this was, beside those of the test.
+    /// Number of ARP probes sent by `settle`, in addition to the test's own.
     pub fn marks(&self) -> u64 {
         self.marks.into()
     }
 
-    /// The next segments with SYN on the link: whole frames.
+    /// The next `N` frames on the link that carry a segment with SYN.
     pub fn syns<const N: usize>(&self) -> [Vec<u8>; N] {
         let end = Instant::now() + PATIENCE;
         [0; N].map(|_| {
@@ -145,8 +145,7 @@ impl Attacker {
     }
 }
 
-/// The merged counters of a daemon's first device, and those of its workers, as `siw-stat` shows
-/// them.
+/// Merged counters of a daemon's first device and its workers, as `siw-stat` shows them.
 pub struct Counters(BTreeMap<String, u64>);
 
 impl Counters {
@@ -177,7 +176,7 @@ impl Counters {
         }
     }
 
-    /// What was counted since.
+    /// Increase of a counter since `before`.
     pub fn since(&self, before: &Counters, name: &str) -> u64 {
         self.get(name) - before.get(name)
     }

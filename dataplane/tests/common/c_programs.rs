@@ -6,7 +6,8 @@ use std::process::Command;
 use super::programs::is_installed;
 use super::{Daemon, siwrun};
 
-/// Compiles a C program with the flags of pkg-config; its path, and the folder of the libraries.
+/// Compiles a C program with the flags of pkg-config. Returns its path and the folder of the
+/// libraries.
 pub fn compile(daemon: &Daemon, source: &Path) -> (PathBuf, PathBuf) {
     let folder = daemon.dir.path().join("links");
     let made = Command::new(siwrun())
@@ -35,7 +36,7 @@ pub fn compile(daemon: &Daemon, source: &Path) -> (PathBuf, PathBuf) {
     (program, folder)
 }
 
-/// Both are installed.
+/// Whether gcc and pkg-config are installed.
 pub fn can_compile() -> bool {
     is_installed("cc", "gcc") && is_installed("pkg-config", "pkg-config")
 }

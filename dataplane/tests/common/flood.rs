@@ -1,4 +1,4 @@
-//! A flood of every kind of hostile frame, mixed by a seed, beside a connection that it must not
+//! A flood of every kind of hostile frame, mixed by a seed, next to a connection that it must not
 //! harm.
 
 use std::net::IpAddr;
@@ -13,38 +13,38 @@ use super::PATIENCE;
 use super::attacker::{Attacker, STRANGER};
 use super::raw::{ACK, FIN, PSH, RST, SYN};
 
-/// Frames sent between two looks at the clock and at the connection.
+/// Frames sent between two checks of the clock and the connection.
 const BURST: usize = 64;
-/// Sequence space beyond any window.
+/// Distance in sequence space beyond any window.
 const FAR: u32 = 1 << 30;
 
-/// What there is besides the flood: seen by an attacker on the link, who knows the four-tuple,
-/// but not what the connection carries.
+/// The target of the flood, as seen by an attacker on the link who knows the four-tuple, but not
+/// the data of the connection.
 #[derive(Clone)]
 pub struct Victim {
     /// The peer's address, then the device's.
     pub ends: Ends,
-    /// The device's address of IPv6.
+    /// The device's IPv6 address.
     pub ip6: IpAddr,
     /// The peer's port, then the device's.
     pub ports: [u16; 2],
-    /// The ports where the device listens.
+    /// The port on which the device listens.
     pub listening: u16,
     pub stream: Option<Stream>,
 }
 
-/// Where the connection's streams are, for frames that come close to being believed.
+/// Sequence space and timestamps of the connection, for frames that are almost acceptable.
 #[derive(Clone)]
 pub struct Stream {
-    /// Initial sequence numbers, of the peer and of the device.
+    /// Initial sequence numbers of the peer and of the device.
     pub first: [u32; 2],
-    /// A timestamp of the peer's.
+    /// One of the peer's timestamps.
     pub timestamp: u32,
-    /// Bytes that the peer has got back; so many were sent at least.
+    /// Bytes echoed to the peer: a lower bound for the bytes sent.
     pub echoed: Arc<AtomicU64>,
 }
 
-/// Kinds of frames and how many of each were sent.
+/// Number of frames sent of each of the [`KINDS`].
 pub type Sent = [u64; KINDS.len()];
 
 pub const KINDS: [&str; 16] = [
@@ -66,7 +66,7 @@ pub const KINDS: [&str; 16] = [
     "broken frame",
 ];
 
-/// Makes the frames.
+/// Generates the frames.
 pub struct Mixer {
     rng: Rng,
     victim: Victim,
@@ -86,7 +86,7 @@ impl Mixer {
         self.rng.next_u64() as u32
     }
 
-    /// From a stranger: on the link or beyond, of either family.
+    /// Endpoints of a frame from a stranger: on the link or beyond, of either family.
     fn stranger(&mut self) -> Ends {
         let r = self.rng.next_u64();
         let [a, b] = [(r >> 8) as u8, (r >> 16) as u8];
@@ -132,7 +132,7 @@ impl Mixer {
         e.tcp(&t)
     }
 
-    /// A segment as if from the peer.
+    /// A segment that claims to be from the peer.
     fn forged(&self, seq: u32, ack: u32, flags: u8, timestamp: bool, payload: &[u8]) -> Vec<u8> {
         let mut o = [1, 1, 8, 10, 0, 0, 0, 0, 0, 0, 0, 0];
         let stamp = self.victim.stream.as_ref().map_or(0, |s| s.timestamp);
@@ -151,7 +151,7 @@ impl Mixer {
         })
     }
 
-    /// What the peer sent at least, and what it has received at least, as sequence numbers.
+    /// Lower bounds of the peer's next sequence number and of its acknowledgment number.
     fn reached(&self) -> Option<(u32, u32)> {
         let s = self.victim.stream.as_ref()?;
         let n = s.echoed.load(Ordering::Relaxed) as u32;
@@ -183,7 +183,7 @@ impl Mixer {
                 let off = [FAR, FAR.wrapping_neg()][r as usize & 1];
                 self.forged(seq.wrapping_add(off), ack, ACK, r & 2 == 0, &[0xee; 200])
             }
-            // Of the next bytes, or of others in the window.
+            // Sequence number of the next bytes, or of others in the window.
             (5, Some((seq, ack))) => {
                 let seq = seq.wrapping_add((r >> 8) as u32 & 0xffff);
                 self.forged(seq, ack.wrapping_add(FAR), ACK, r & 2 == 0, &[0xee; 200])
@@ -195,7 +195,7 @@ impl Mixer {
                 r & 2 == 0,
                 b"",
             ),
-            // At odd places: what the peer sends begins at multiples of four.
+            // Odd offsets only: the peer's writes begin at multiples of four.
             (7, Some((seq, _))) => {
                 let first = self
                     .victim
@@ -235,7 +235,7 @@ impl Mixer {
                 r & 2 == 0,
                 &[0xee; 1000],
             ),
-            // Without a stream to come close to: no timestamp, or a SYN at any place.
+            // There is no stream to imitate: no timestamp, or a SYN with any sequence number.
             (4 | 5 | 9, None) => {
                 let (seq, ack) = (self.word(), self.word());
                 self.forged(seq, ack, ACK, false, &[0xee; 200])
@@ -295,7 +295,7 @@ impl Mixer {
             (12, _) => {
                 let mut e = self.stranger();
                 if r & 1 == 0 && e.ip[0].is_ipv4() {
-                    // Somebody claims to be the peer.
+                    // A stranger claims the peer's address.
                     e.ip[0] = self.victim.ends.ip[0];
                 }
                 match (e.ip[0].is_ipv4(), r >> 8 & 1) {
@@ -316,7 +316,8 @@ impl Mixer {
                 match r % 3 {
                     0 => f.truncate(14 + (r >> 8) as usize % (f.len() - 14)),
                     1 => {
-                        // Behind the Ethernet header; some bits are in no checksum.
+                        // Flips a bit behind the Ethernet header; some bits are not covered by any
+                        // checksum.
                         let at = 14 + (r >> 8) as usize % (f.len() - 14);
                         f[at] ^= 1 << (r >> 40 & 7);
                     }
@@ -334,7 +335,7 @@ impl Mixer {
         frame
     }
 
-    /// Questions, and errors that quote the connection at a place where it is not.
+    /// Echo requests, and errors that quote the connection with a sequence number out of range.
     fn icmp(&mut self, r: u64) -> Vec<u8> {
         let e = self.stranger();
         if r & 1 == 0 || e.ip[0].is_ipv6() {
@@ -356,14 +357,14 @@ impl Mixer {
                 .map_or(r as u32, |(_, ack)| ack.wrapping_add(FAR)),
             ..Tcp::default()
         });
-        // Too big for 68 bytes; no port, no protocol.
+        // Packet too big (MTU 68); port unreachable, protocol unreachable.
         let (what, mtu) = [([3, 4], 68), ([3, 3], 0), ([3, 2], 0)][(r >> 8) as usize % 3];
         e.icmp(what, [0, 0, 0, mtu], &quoted[14..42])
     }
 }
 
-/// Sends for so long, and on until the connection has moved in the last round: `progress` counts
-/// what it carried. A round ends when that has grown by `step`.
+/// Floods for `time`, and until the connection made progress in the last round. `progress` counts
+/// the bytes carried; a round ends once that count has grown by `step`.
 pub fn flood(
     attacker: &Attacker,
     mixer: &mut Mixer,

@@ -1,6 +1,6 @@
-//! The lab's guests: a Linux siw under QEMU on a tap (deploy/lab/linux-siw/guest), and a machine with
-//! PCI NICs for siwd (deploy/lab/pci/guest).
-//! It ends with the test, however that ends: the script watches a pipe that the test holds.
+//! The lab's guests: Linux siw under QEMU on a tap (deploy/lab/linux-siw/guest), and a machine with
+//! PCI NICs for siwd (deploy/lab/pci/guest). A guest ends with the test in any case: the script
+//! watches a pipe that the test holds.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
@@ -14,7 +14,8 @@ use tempfile::TempDir;
 
 use super::net::{Netns, lacks_network, missing_program};
 
-/// Emulated, on a machine that runs other tests too: slow is normal, a hang is not.
+/// Time limit for the guest. It is emulated on a machine that runs other tests too, so only a hang
+/// exceeds this.
 pub const GUEST_PATIENCE: Duration = Duration::from_secs(180);
 
 fn lab(file: &str) -> PathBuf {
@@ -23,12 +24,12 @@ fn lab(file: &str) -> PathBuf {
         .join(file)
 }
 
-/// Why this machine cannot run the guest; `None`: it can.
+/// Reason why this machine cannot run the guest; `None` if it can.
 pub fn lacks_guest() -> Option<String> {
     lacks_network().or_else(lacks_emulator)
 }
 
-/// Why this machine cannot run a guest without a tap.
+/// Reason why this machine cannot run a guest without a tap.
 pub fn lacks_emulator() -> Option<String> {
     missing_program("qemu-system-x86_64")
         .or_else(|| missing_program("python3"))
@@ -48,10 +49,10 @@ pub struct Guest {
     dir: TempDir,
 }
 
-/// What a command in the guest did.
+/// Result of a command in the guest.
 #[derive(Debug)]
 pub struct Done {
-    /// `None`: killed when its time was over.
+    /// `None` if it was killed after its time limit.
     pub status: Option<i32>,
     pub out: String,
     pub err: String,
@@ -65,13 +66,13 @@ impl Guest {
         ns.run(|| Guest::start_script(lab("linux-siw/guest"), &["--tap", "lab0"], args))
     }
 
-    /// Boots a guest with PCI NICs; `args` as deploy/lab/pci/guest has them.
+    /// Boots a guest with PCI NICs; `args` are those of deploy/lab/pci/guest.
     pub fn boot_pci(args: &[&str]) -> Guest {
         Guest::start_script(lab("pci/guest"), &[], args)
     }
 
-    /// Gives QEMU a command of its machine protocol, as `set_link`; the guest was booted with `--qmp`
-    /// and this path.
+    /// Sends QEMU a QMP command such as `set_link`; the guest was booted with `--qmp` and this
+    /// path.
     pub fn tell_emulator(qmp: &Path, command: &str, arguments: &serde_json::Value) {
         let socket = UnixStream::connect(qmp).unwrap();
         socket.set_read_timeout(Some(GUEST_PATIENCE)).unwrap();
@@ -82,7 +83,7 @@ impl Guest {
             serde_json::json!({ "execute": command, "arguments": arguments }),
         ] {
             (&socket).write_all(request.to_string().as_bytes()).unwrap();
-            // Events come in between.
+            // Events may precede the answer.
             let answer = lines
                 .by_ref()
                 .map(|line| serde_json::from_str::<serde_json::Value>(&line.unwrap()).unwrap())
@@ -141,7 +142,7 @@ impl Guest {
         }
     }
 
-    /// Runs a shell command that must succeed: its standard output.
+    /// Runs a shell command that must succeed. Returns its standard output.
     pub fn run(&self, command: &str) -> String {
         let done = self.start(command).wait(GUEST_PATIENCE);
         assert_eq!(done.status, Some(0), "{command}: {done:?}");
@@ -158,7 +159,7 @@ impl Guest {
         values.split(' ').nth(at).unwrap().trim().parse().unwrap()
     }
 
-    /// Pulls the plug: no FIN, no RST, nothing.
+    /// Kills the guest like a power failure: no FIN, no RST.
     pub fn kill(&mut self) {
         let pid = std::fs::read_to_string(self.dir.path().join("qemu.pid")).unwrap();
         let pid = nix::unistd::Pid::from_raw(pid.trim().parse().unwrap());
@@ -190,7 +191,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Its end; after `time` it is killed with its session.
+    /// Waits for its end; kills it with its session after `time`.
     pub fn wait(self, time: Duration) -> Done {
         let done = match self.told.recv_timeout(time) {
             Err(mpsc::RecvTimeoutError::Timeout) => return self.kill(),
@@ -200,7 +201,7 @@ impl Running {
         done.unwrap_or_else(|| panic!("{}: the guest is gone", self.command))
     }
 
-    /// Ends it with SIGKILL; what it printed until then.
+    /// Ends it with SIGKILL; returns the output until then.
     pub fn kill(self) -> Done {
         let _ = self.writer.shutdown(Shutdown::Write);
         match self.told.recv_timeout(GUEST_PATIENCE) {
@@ -210,7 +211,7 @@ impl Running {
     }
 }
 
-/// Reads `out N`, `err N` with their bytes, until `exit N` or `killed`.
+/// Reads records `out N` and `err N` with their bytes, until `exit N` or `killed`.
 fn follow(socket: UnixStream) -> Option<Done> {
     let mut socket = BufReader::new(socket);
     let (mut out, mut err) = (Vec::new(), Vec::new());
@@ -239,7 +240,7 @@ fn follow(socket: UnixStream) -> Option<Done> {
     })
 }
 
-/// The folder of a capture, which stays when the test fails: a guest does not fail twice alike.
+/// The folder of a capture, kept when the test fails: failures in a guest are hard to reproduce.
 pub struct Evidence(pub TempDir);
 
 impl Drop for Evidence {

@@ -1,4 +1,4 @@
-//! A wire that loses, delays, reorders and doubles frames as a seed says: netem for kernels
+//! A link that loses, delays, reorders and duplicates frames, driven by a seed: a netem for kernels
 //! without it. It lies between two veth pairs, in a namespace of its own.
 //!
 //! ```text
@@ -21,23 +21,23 @@ use nix::sys::time::TimeSpec;
 use super::net::Netns;
 use super::raw::packet_socket;
 
-/// What happens to frames, the same in both directions. Chances are in parts of 1000.
+/// Impairments of the link, the same in both directions. Probabilities are in parts of 1000.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Impairment {
     pub seed: u64,
     pub delay: Duration,
-    /// A lost frame takes so many after it along.
+    /// Probability of a loss, which takes the next `burst` frames too.
     pub loss: u32,
     pub burst: u32,
     pub duplicate: u32,
-    /// A frame that comes so much later than its delay.
+    /// Probability of a frame delayed by `lateness` more than `delay`.
     pub late: u32,
     pub lateness: Duration,
-    /// Frames of Linux get this 802.1Q tag; those of ours lose theirs in the kernel.
+    /// Frames from Linux get this 802.1Q tag; the kernel removes the tag from siwd's frames.
     pub vlan: Option<u16>,
 }
 
-/// What the link did, both directions together.
+/// Counters of the link, both directions together.
 #[derive(Debug, Default)]
 pub struct Counts {
     pub passed: AtomicU64,
@@ -52,9 +52,9 @@ impl Counts {
     }
 }
 
-/// The forwarder; it ends with the value.
+/// The forwarder, which ends when this is dropped.
 pub struct ImpairedLink {
-    /// Where the endpoints are: `veth0` for ours, `veth3` with Linux's addresses.
+    /// Namespace of the endpoints: `veth0` for `siw-stream`, `veth3` with Linux's addresses.
     pub ns: Netns,
     pub counts: Arc<Counts>,
     over: Arc<AtomicBool>,
@@ -133,7 +133,7 @@ struct Direction {
     how: Impairment,
     tag: Option<u16>,
     random: u64,
-    /// Frames of a burst that are still to be lost.
+    /// Frames of a loss burst that are still to be dropped.
     dropping: u32,
     waiting: BinaryHeap<Reverse<(Instant, u64, Vec<u8>)>>,
     number: u64,
@@ -149,7 +149,7 @@ impl Direction {
                 && *due <= now
                 && let Some(Reverse((_, _, frame))) = self.waiting.pop()
             {
-                // A full queue loses it, as wires do.
+                // A full queue loses the frame, like a real link.
                 let _ = send(self.to.as_raw_fd(), &frame, MsgFlags::MSG_DONTWAIT);
             }
             let next = self.waiting.peek().map(|Reverse((due, ..))| *due);
@@ -161,7 +161,7 @@ impl Direction {
             for _ in 0..64 {
                 let got = recvfrom::<LinkAddr>(self.from.as_raw_fd(), &mut b);
                 let Ok((n, from)) = got else { break };
-                // Not what was sent here by the other direction.
+                // Skips frames that the other direction sent here.
                 if from.is_some_and(|f| f.pkttype() != libc::PACKET_OUTGOING) {
                     self.take(&b[..n]);
                 }

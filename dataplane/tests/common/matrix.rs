@@ -1,5 +1,5 @@
-//! This side of the guest's matrix program (deploy/lab/linux-siw/programs/matrix.c, which says
-//! what the operations are): the same operations from the other end, through the verbs of siwd.
+//! The peer of the guest's matrix program (deploy/lab/linux-siw/programs/matrix.c, which describes
+//! the operations): the same operations from the other end, through siwd's verbs.
 
 use std::net::{IpAddr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -15,46 +15,46 @@ use super::guest::{GUEST_PATIENCE, Guest, Running};
 use super::{ALL, Daemon};
 
 const DEPTH: u64 = 64;
-/// READs that are posted at once.
+/// READs posted at once.
 pub const READS: usize = 32;
-/// Requests that are outstanding when a connection is lost on purpose.
+/// Requests outstanding when a connection is broken on purpose.
 pub const BURST: u64 = 48;
-/// Receives that are.
+/// Receives outstanding at that time.
 pub const INBOXES: usize = 2;
-/// Room behind the memory, for words.
+/// Room for words behind the memory.
 const ROOM: usize = 64;
 
-/// Who connects.
+/// The side that connects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// siwd to the guest.
+    /// siwd connects to the guest.
     Initiator,
-    /// The guest to siwd.
+    /// The guest connects to siwd.
     Responder,
 }
 
-/// One connection.
+/// Parameters of one connection.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub role: Role,
     pub us: IpAddr,
     pub them: IpAddr,
-    /// Where the guest listens.
+    /// The port on which the guest listens.
     pub port: u16,
-    /// What siwd asks for.
+    /// Whether siwd asks for CRC.
     pub crc: bool,
     /// Bytes of memory of each side.
     pub length: usize,
-    /// ORD and IRD of this side, which its listener holds to as well, and of the guest's.
+    /// ORD and IRD of this side, used by its listener too, and those of the guest.
     pub depth: (u16, u16),
     pub guest_depth: (u16, u16),
-    /// As the guest sees them.
+    /// Operations in the notation of the guest's program, from its point of view.
     pub ops: Vec<String>,
 }
 
-/// How it went.
+/// Result of a connection.
 pub struct Outcome {
-    /// As of ESTABLISHED here.
+    /// From ESTABLISHED on this side.
     pub info: ConnectionInfo,
     /// What the guest's program printed.
     pub out: String,
@@ -62,16 +62,16 @@ pub struct Outcome {
     pub last: Vec<Wc>,
 }
 
-/// How a burst of this side loses its connection.
+/// Ways in which a burst of this side loses its connection.
 pub enum Loss<'a> {
-    /// By a command in the guest, while its program lives.
+    /// By a command in the guest, while its program is alive.
     Command(&'a str),
-    /// The guest's program is killed.
+    /// By killing the guest's program.
     Kill,
 }
 
-/// Makes the connection and does all operations; both sides check every byte. Panics, with what
-/// the guest said, when anything is not as it should be.
+/// Makes the connection and runs all operations; both sides check every byte. Panics with the
+/// guest's output on any mismatch.
 pub fn play(siwd: &Daemon, guest: &Guest, plan: &Plan, loss: Option<Loss<'_>>) -> Outcome {
     let mut program = None;
     let result = catch_unwind(AssertUnwindSafe(|| {
@@ -147,7 +147,7 @@ impl Side {
     ) -> (Side, ConnectionInfo) {
         let ctx = siwd.context();
         let pd = ctx.alloc_pd().unwrap();
-        // Blocks instead of spinning: the guest needs the core.
+        // Waits block instead of spinning: the guest needs the core.
         let channel = CompletionChannel::new(&ctx).unwrap();
         let cq = Cq::new(&ctx, 2 * DEPTH as u32, Some((&channel, 1))).unwrap();
         let qp = pd.create_qp(&cq, &cq, &QpInit::default()).unwrap();
@@ -269,8 +269,8 @@ impl Side {
         }
     }
 
-    /// The next completion, which must be a success; a message is remembered. False: it did
-    /// not come in time.
+    /// Takes the next completion, which must be a success, and records a received message. Returns
+    /// false if none arrived in time.
     fn completion(&mut self, patience: Duration) -> bool {
         let Some(wc) = self.any_completion(patience) else {
             return false;
@@ -311,7 +311,7 @@ impl Side {
         assert_pattern(&v, n, op);
     }
 
-    /// The next message: its completion and its bytes.
+    /// Takes the next message: its completion and its bytes.
     fn message(&mut self, bytes: usize, n: u32, op: &str) -> (Wc, Vec<u8>) {
         while self.arrived.len() == self.taken {
             assert!(
@@ -422,7 +422,7 @@ impl Side {
             }
             "b" => {
                 self.clear(bytes);
-                // Nothing tells when a peer has written.
+                // A peer's WRITE raises no event, so poll the memory.
                 let end = Instant::now() + GUEST_PATIENCE;
                 while self.memory.read_byte(bytes - 1).unwrap() != pattern(n, bytes - 1) {
                     assert!(Instant::now() < end, "operation {n} ({op}): nothing comes");
@@ -455,8 +455,8 @@ impl Side {
         Vec::new()
     }
 
-    /// The completions of this many requests and of all receives on a connection that breaks:
-    /// each once, and none after them.
+    /// Takes the completions of `sends` requests and of all receives on a broken connection: each
+    /// exactly once, and no more after them.
     fn everything(&mut self, sends: usize) -> Vec<Wc> {
         let all: Vec<Wc> = (0..sends + INBOXES)
             .map(|i| {

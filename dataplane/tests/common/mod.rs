@@ -1,4 +1,4 @@
-//! A real daemon for a test: its own socket, its own folder, stopped by process id.
+//! A real daemon for a test, with its own socket and folder, stopped by process id.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 pub mod attacker;
@@ -30,7 +30,7 @@ use siw::{
 };
 use tempfile::TempDir;
 
-/// No step of a test takes longer; only a hang does.
+/// Time limit of every step of a test; only a hang exceeds it.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub const LOOPBACK: &str = r#"
@@ -49,7 +49,7 @@ pair = "lo"
 addresses = ["10.77.0.2/24", "fd77::2/64"]
 "#;
 
-/// Why two workers cannot run here; `None`: they can.
+/// Reason why two workers cannot run here; `None` if they can.
 pub fn two_cores() -> Option<String> {
     let count = std::thread::available_parallelism().map_or(1, usize::from);
     (count < 2).then(|| "two workers need two processors".into())
@@ -63,7 +63,7 @@ pub struct Daemon {
     logged: mpsc::Receiver<String>,
 }
 
-/// `siwd` with a configuration and arguments, not waited for.
+/// Starts `siwd` with a configuration and arguments, without waiting for it.
 pub fn spawn(dir: &Path, config: &str, args: &[&str]) -> Child {
     daemon_command(dir, config, args).spawn().unwrap()
 }
@@ -84,7 +84,7 @@ pub fn daemon_command(dir: &Path, config: &str, args: &[&str]) -> Command {
     c
 }
 
-/// Runs `siwd` that is expected to end by itself: status, stdout, stderr.
+/// Runs a `siwd` that is expected to exit by itself; returns status, stdout, stderr.
 pub fn run(config: &str, args: &[&str]) -> (ExitStatus, String, String) {
     let dir = tempfile::tempdir().unwrap();
     let out = spawn(dir.path(), config, args).wait_with_output().unwrap();
@@ -146,7 +146,7 @@ impl Daemon {
         Context::open(Some(&self.socket)).unwrap()
     }
 
-    /// A counter of TCP, the sum over all workers and devices.
+    /// A TCP counter, summed over all workers and devices.
     pub fn tcp_counter(&self, name: &str) -> u64 {
         let text = self.context().read_stats().unwrap();
         let all: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -162,7 +162,8 @@ impl Daemon {
         nix::sys::signal::kill(pid, signal).unwrap();
     }
 
-    /// Stops the whole process until the guard is dropped; it has stopped when this returns.
+    /// Stops the whole process until the guard is dropped. The process has stopped when this
+    /// returns.
     pub fn pause(&self) -> Paused {
         let pid = nix::unistd::Pid::from_raw(self.child.id() as i32);
         self.signal(nix::sys::signal::Signal::SIGSTOP);
@@ -173,13 +174,13 @@ impl Daemon {
         }
     }
 
-    /// As if it crashed.
+    /// Kills the daemon, as if it crashed.
     pub fn kill(&mut self) {
         self.signal(nix::sys::signal::Signal::SIGKILL);
         wait(&mut self.child);
     }
 
-    /// SIGTERM, and how it ended.
+    /// Sends SIGTERM and returns the exit status.
     pub fn stop(mut self) -> ExitStatus {
         self.signal(nix::sys::signal::Signal::SIGTERM);
         let how = wait(&mut self.child);
@@ -200,11 +201,13 @@ impl Drop for Paused {
     }
 }
 
-/// A thread of a child that stands still until this is dropped, in the thread that stopped it.
+/// A thread of a child process, stopped until this is dropped. Must be dropped by the thread that
+/// stopped it.
 pub struct StoppedThread(nix::unistd::Pid);
 
 impl StoppedThread {
-    /// Stops the thread that has this name. None, and a word of it, where that is not allowed.
+    /// Stops the thread with this name. Prints a message and returns `None` where that is not
+    /// permitted.
     pub fn stop(pid: u32, name: &str) -> Option<StoppedThread> {
         use nix::sys::{ptrace, wait};
         let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
@@ -267,7 +270,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Tells other threads of a test to end when it is dropped, also by a panic.
+/// Signals other threads of a test to end when it is dropped, also by a panic.
 pub struct StopOnDrop<'a>(pub &'a AtomicBool);
 
 impl Drop for StopOnDrop<'_> {
@@ -276,7 +279,7 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// Writes all of the memory again and again until told to stop; how often it did.
+/// Overwrites all of the memory repeatedly until `is_over`; returns the number of rounds.
 pub fn scribble(memory: &Mr, is_over: &AtomicBool) -> u64 {
     let mut rounds = 0u64;
     while !is_over.load(Ordering::Relaxed) {
@@ -297,7 +300,7 @@ pub fn client_program(name: &str) -> PathBuf {
     build_of_package("siw", "--bin", name).join(name)
 }
 
-/// The path of `siwrun`, built with the profile of this test, with its libraries beside it.
+/// The path of `siwrun`, built with the profile of this test, with its libraries next to it.
 pub fn siwrun() -> &'static Path {
     static PATH: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
     PATH.get_or_init(|| {
@@ -336,16 +339,16 @@ pub fn hostile_client() -> &'static Path {
     })
 }
 
-/// Builds a target of another package; the folder of this profile.
+/// Builds a target of another package; returns the folder of this profile.
 fn build_of_package(package: &str, kind: &str, name: &str) -> &'static Path {
-    // Cargo builds the programs of this package for its tests, not those of others.
+    // For its tests, cargo builds the programs of this package only.
     let folder = Path::new(env!("CARGO_BIN_EXE_siwd")).parent().unwrap();
     let profile = match folder.file_name().and_then(|n| n.to_str()) {
         Some("debug") | None => "dev",
         Some(p) => p,
     };
     let mut target_dir = folder.parent().unwrap();
-    // With an explicit target, cargo adds its folder again.
+    // With an explicit target, cargo appends the target's folder itself.
     let target = std::env::var_os("CARGO_BUILD_TARGET");
     if target.is_some() && target.as_deref() == target_dir.file_name() {
         target_dir = target_dir.parent().unwrap();
@@ -404,7 +407,7 @@ impl End {
         }
     }
 
-    /// Another queue pair of the same protection domain.
+    /// Creates another queue pair in the same protection domain.
     pub fn another(&self) -> End {
         let cq = Cq::new(&self.ctx, 64, None).unwrap();
         End {
@@ -417,7 +420,7 @@ impl End {
         }
     }
 
-    /// The next completion.
+    /// Waits for the next completion.
     pub fn wc(&self) -> Wc {
         let mut wc = [Wc::default()];
         match self.cq.wait(&mut wc, Some(PATIENCE)) {
@@ -426,7 +429,7 @@ impl End {
         }
     }
 
-    /// What the workers have counted under this name, all together.
+    /// The sum of a counter over all workers.
     pub fn count_of_workers(&self, name: &str) -> u64 {
         let text = self.ctx.read_stats().unwrap();
         let statistics: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -460,7 +463,7 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Listens on `to`, connects from `from`, and sees both sides established.
+/// Listens on `to`, connects from `from`, and waits until both sides are established.
 pub fn connect(a: &End, b: &End, from: &str, to: SocketAddr) {
     connect_with(a, b, from, to, &ConnectOptions::default());
 }
@@ -485,7 +488,7 @@ pub fn connect_with(a: &End, b: &End, from: &str, to: SocketAddr, opt: &ConnectO
     }
 }
 
-/// siw0 to siw1 through the ring pair.
+/// Two ends connected from siw0 to siw1 over the ring pair.
 pub fn pair(daemon: &Daemon, memory: usize) -> (End, End) {
     let (a, b) = (
         End::new(&daemon.context(), memory),
@@ -495,7 +498,7 @@ pub fn pair(daemon: &Daemon, memory: usize) -> (End, End) {
     (a, b)
 }
 
-/// A connection that still works: 4096 bytes arrive.
+/// Checks that a connection still works: transfers 4096 bytes.
 pub fn ping(a: &End, b: &End) {
     a.fill(99);
     let sge = [a.mr.sge(0, 4096)];

@@ -1,5 +1,5 @@
-//! A network of one's own for a test: a namespace without a name that vanishes with the last
-//! process in it, so that interfaces may have the names that the configuration files use.
+//! A private network for a test: an unnamed namespace that vanishes with the last process in it, so
+//! that interfaces can have the names used in the configuration files.
 
 use std::fs::File;
 use std::io::IoSlice;
@@ -18,7 +18,7 @@ use nix::sys::time::TimeVal;
 
 use super::{Daemon, spawn};
 
-/// Why this machine cannot run tests with interfaces; `None`: it can.
+/// Reason why this machine cannot run tests with interfaces; `None` if it can.
 pub fn lacks_network() -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
         return Some("interfaces need root".into());
@@ -29,7 +29,7 @@ pub fn lacks_network() -> Option<String> {
     missing_program("ip")
 }
 
-/// Why a program cannot be used.
+/// Reason why a program cannot be used.
 pub fn missing_program(name: &str) -> Option<String> {
     let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
     let found = path.split(':').any(|d| Path::new(d).join(name).is_file());
@@ -62,7 +62,7 @@ impl Netns {
         ns
     }
 
-    /// Runs in the namespace; sockets and processes made there stay there.
+    /// Runs `f` in the namespace; sockets and processes created there stay in it.
     pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|s| {
             let t = s.spawn(|| {
@@ -76,12 +76,12 @@ impl Netns {
         })
     }
 
-    /// One `ip` command.
+    /// Runs an `ip` command.
     pub fn ip(&self, args: &str) -> String {
         self.command("ip", args)
     }
 
-    /// A program with arguments separated by spaces, which must succeed.
+    /// Runs a program, which must succeed, with arguments separated by spaces.
     pub fn command(&self, program: &str, args: &str) -> String {
         self.run(|| {
             let out = Command::new(program)
@@ -101,14 +101,14 @@ impl Netns {
         })
     }
 
-    /// `siwd` in this namespace, ready.
+    /// Starts `siwd` in this namespace and waits until it is ready.
     pub fn siwd(&self, config: &str, args: &[&str]) -> Daemon {
         let dir = tempfile::tempdir().unwrap();
         let child = self.run(|| spawn(dir.path(), config, args));
         Daemon::wait_ready(dir, child)
     }
 
-    /// A veth pair as siwd's configuration asks for it: up, silent, without offloads.
+    /// Makes a veth pair as siwd's configuration expects it: up, silent, without offloads.
     pub fn veth(&self, mtu: u32) {
         self.ip(&format!(
             "link add veth0 mtu {mtu} type veth peer name veth1 mtu {mtu}"
@@ -124,7 +124,7 @@ impl Netns {
         self.ip("link set veth1 up");
     }
 
-    /// Moves an interface into another namespace, where it is up and silent.
+    /// Moves an interface into another namespace and brings it up, silent.
     pub fn give(&self, dev: &str, to: &Netns) {
         let path = format!("/proc/{}/fd/{}", std::process::id(), to.0.as_raw_fd());
         self.ip(&format!("link set {dev} netns {path}"));
@@ -138,12 +138,12 @@ impl Netns {
         self.ip(&format!("addr add {cidr} dev {dev}{nodad}"));
     }
 
-    /// One ICMP echo of Linux with this much data; false when no answer came in time.
+    /// Sends one ICMP echo from Linux with `data` bytes; returns false if no answer came in time.
     pub fn ping(&self, to: IpAddr, data: usize, wait: Duration) -> bool {
         self.run(|| ping(to, data, wait))
     }
 
-    /// Pings until an answer comes: links and neighbours need a moment after the start.
+    /// Pings until an answer arrives: links and neighbours need a moment after the start.
     pub fn wait_ping(&self, to: IpAddr) {
         let end = Instant::now() + super::PATIENCE;
         while !self.ping(to, 56, Duration::from_millis(500)) {
@@ -219,7 +219,7 @@ fn internet_checksum(bytes: &[u8]) -> u16 {
     !(sum as u16)
 }
 
-/// `siw-ping` at this daemon, arguments separated by spaces.
+/// `siw-ping` connected to this daemon, with arguments separated by spaces.
 pub fn siw_ping(daemon: &Daemon, args: &str) -> Command {
     let mut command = Command::new(super::siw_ping());
     command
@@ -229,8 +229,8 @@ pub fn siw_ping(daemon: &Daemon, args: &str) -> Command {
     command
 }
 
-/// What tshark says about the frames of a capture that match `filter`: these fields, one frame
-/// a line, values separated by tabs.
+/// Fields of the frames of a capture that match `filter`: one frame a line, values separated by
+/// tabs.
 pub fn tshark_fields(capture: &Path, filter: &str, fields: &[&str]) -> Vec<Vec<String>> {
     let mut c = tshark(capture, filter);
     c.args(["-T", "fields", "-E", "occurrence=a", "-E", "separator=/t"]);
@@ -243,7 +243,7 @@ pub fn tshark_fields(capture: &Path, filter: &str, fields: &[&str]) -> Vec<Vec<S
         .collect()
 }
 
-/// The dissection of iWARP as text; the other layers in a line each.
+/// tshark's dissection of iWARP as text, with one line for each other layer.
 pub fn tshark_text(capture: &Path, filter: &str) -> String {
     output(tshark(capture, filter).args(["-O", "iwarp_mpa,iwarp_ddp_rdmap"]))
 }
@@ -253,11 +253,11 @@ fn tshark(capture: &Path, filter: &str) -> Command {
     for name in not_iwarp() {
         command.args(["--disable-protocol", name]);
     }
-    // With checksums, since siwd makes them.
+    // Checksums are verified, since siwd computes them.
     command
         .args(["-o", "tcp.check_checksum:TRUE"])
         .args(["-o", "ip.check_checksum:TRUE"])
-        // Else the bytes that a retransmission brings are left out of the stream.
+        // Otherwise the stream would lack the bytes of retransmissions.
         .args(["-o", "tcp.reassemble_out_of_order:TRUE", "-2", "-r"])
         .arg(capture);
     if !filter.is_empty() {
@@ -266,13 +266,14 @@ fn tshark(capture: &Path, filter: &str) -> Command {
     command
 }
 
-/// What tshark could take a TCP stream for, by its port or by its bytes, that is not iWARP. Ports
-/// are drawn, and one of X11's makes an X11 stream of everything, mostly a malformed one.
+/// Protocols other than iWARP that tshark may guess for a TCP stream, by its port or its bytes.
+/// Ports are random, and with a port of X11 tshark would dissect the stream as X11, mostly
+/// malformed.
 fn not_iwarp() -> &'static [String] {
     static NAMES: std::sync::OnceLock<Vec<String>> = std::sync::OnceLock::new();
     NAMES.get_or_init(|| {
         let table = |which| output(Command::new("tshark").args(["-G", which]));
-        // Lines of table, value and protocol, and of table, protocol and whether it is on.
+        // Lines of table, value, protocol; and of table, protocol, enabled.
         let (ports, guesses) = (table("decodes"), table("heuristic-decodes"));
         let ports = ports.lines().filter_map(|l| {
             let mut l = l.split('\t');
@@ -304,8 +305,8 @@ fn output(c: &mut Command) -> String {
     String::from_utf8_lossy(&out.stdout).into_owned()
 }
 
-/// What every capture of siwd must stand: nothing malformed, every checksum right, and as many
-/// good CRCs as tshark finds CRCs.
+/// Checks that hold for every capture of siwd: no malformed frame, every checksum correct, and
+/// every CRC that tshark finds is good.
 pub struct Verdict {
     pub good_crcs: usize,
     pub text: String,
@@ -314,7 +315,7 @@ pub struct Verdict {
 pub fn judge(capture: &Path) -> Verdict {
     let bad = tshark_fields(
         capture,
-        // Linux may send 0xffff, the other zero of the sum; siwd takes it as well.
+        // Linux may send 0xffff, the other zero of the checksum; siwd accepts it too.
         "_ws.malformed || ip.checksum.status == 0 || \
          (tcp.checksum.status == 0 && tcp.checksum != 0xffff)",
         &["frame.number", "_ws.col.Info"],

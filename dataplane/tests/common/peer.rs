@@ -1,5 +1,5 @@
-//! An iWARP peer written by hand over a TCP socket of Linux: the bytes of RFC 5044, 5040 and
-//! 5041 are spelled out here and not made by the crates under test.
+//! A hand-written iWARP peer over a Linux TCP socket: it spells out the bytes of RFC 5044, 5040 and
+//! 5041 without the crates under test.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -14,7 +14,7 @@ pub const C: u8 = 0x40;
 pub const R: u8 = 0x20;
 pub const S: u8 = 0x10;
 
-/// An MPA frame (RFC 5044 section 7.1.1) whose PD_Length says what is there.
+/// An MPA frame (RFC 5044 section 7.1.1) with the correct PD_Length.
 pub fn mpa(key: &[u8; 16], flags: u8, rev: u8, data: &[u8]) -> Vec<u8> {
     let mut f = key.to_vec();
     f.extend([flags, rev]);
@@ -43,14 +43,15 @@ pub fn fpdu(ulpdu: &[u8]) -> Vec<u8> {
     f
 }
 
-/// The same FPDU as the first of a stream with markers (RFC 5044 section 4.3): one wherever the
-/// stream's position is a multiple of 512, saying how far back the FPDU began; the CRC covers them.
+/// The given FPDU as the first of a stream with markers (RFC 5044 section 4.3): a marker at each
+/// multiple of 512 of the stream position, with the distance back to the start of the FPDU. The CRC
+/// covers the markers.
 pub fn with_markers(fpdu: &[u8]) -> Vec<u8> {
     let (body, _crc) = fpdu.split_at(fpdu.len() - 4);
     let mut f: Vec<u8> = Vec::new();
     for b in body {
         if f.len().is_multiple_of(512) {
-            // The first one stands directly before the FPDU.
+            // The first marker directly precedes the FPDU.
             let back = f.len().saturating_sub(4) as u16;
             f.extend([0, 0]);
             f.extend(back.to_be_bytes());
@@ -89,7 +90,7 @@ pub fn tagged(control: [u8; 2], stag: u32, to: u64, data: &[u8]) -> Vec<u8> {
     fpdu(&u)
 }
 
-/// An untagged DDP segment with these control octets (RFC 5041 section 4.2). `stag`: the STag to
+/// An untagged DDP segment with these control octets (RFC 5041 section 4.2). `stag` is the STag to
 /// invalidate, or reserved.
 pub fn untagged(control: [u8; 2], stag: u32, qn: u32, msn: u32, mo: u32, data: &[u8]) -> Vec<u8> {
     let mut u = control.to_vec();
@@ -111,7 +112,7 @@ pub struct ReadRequest {
 }
 
 impl ReadRequest {
-    /// Its 28 octets.
+    /// The 28 octets of the request.
     pub fn octets(&self) -> Vec<u8> {
         let mut b = self.sink_stag.to_be_bytes().to_vec();
         b.extend(self.sink_to.to_be_bytes());
@@ -121,7 +122,7 @@ impl ReadRequest {
         b
     }
 
-    /// As the message number `msn` of queue 1.
+    /// The request as message number `msn` of queue 1.
     pub fn message(&self, msn: u32) -> Vec<u8> {
         untagged([0x41, 0x41], 0, 1, msn, 0, &self.octets())
     }
@@ -130,7 +131,7 @@ impl ReadRequest {
 /// An Atomic Request (RFC 7306 section 5).
 #[derive(Clone, Copy, Default)]
 pub struct AtomicRequest {
-    /// 0 FetchAdd, 2 CmpSwap.
+    /// 0 is FetchAdd, 2 is CmpSwap.
     pub op: u32,
     pub id: u32,
     pub stag: u32,
@@ -142,7 +143,7 @@ pub struct AtomicRequest {
 }
 
 impl AtomicRequest {
-    /// As the message number `msn` of queue 1.
+    /// The request as message number `msn` of queue 1.
     pub fn message(&self, msn: u32) -> Vec<u8> {
         let mut b = Vec::new();
         for field in [self.op, self.id, self.stag] {
@@ -161,7 +162,7 @@ impl AtomicRequest {
     }
 }
 
-/// The Terminate that this side expects: control words, then what is quoted.
+/// The Terminate that this side expects: control words, then the quoted headers.
 pub fn terminate(control: [u8; 4], quoted: &[u8]) -> Vec<u8> {
     let mut u = vec![0x41, 0x47, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0];
     u.extend(control);
@@ -169,7 +170,7 @@ pub fn terminate(control: [u8; 4], quoted: &[u8]) -> Vec<u8> {
     fpdu(&u)
 }
 
-/// One side of a TCP connection of Linux's.
+/// One side of a TCP connection of Linux.
 pub struct Peer(pub TcpStream);
 
 impl Peer {
@@ -194,22 +195,22 @@ impl Peer {
         self.0.write_all(bytes).unwrap();
     }
 
-    /// Each byte in a segment of its own, as far as Linux does as it is told.
+    /// Sends each byte in a segment of its own, as far as Linux permits.
     pub fn send_bytewise(&mut self, bytes: &[u8]) {
         for b in bytes {
             self.send(&[*b]);
-            // Nagle is off; acknowledgements of the peer are not waited for.
+            // Nagle is off, so no byte waits for the peer's acknowledgement.
         }
     }
 
-    /// Exactly so many bytes.
+    /// Reads exactly `n` bytes.
     pub fn take(&mut self, n: usize) -> Vec<u8> {
         let mut b = vec![0; n];
         self.0.read_exact(&mut b).unwrap();
         b
     }
 
-    /// A whole MPA frame: flags, revision, private data.
+    /// Reads a whole MPA frame: flags, revision, private data.
     pub fn take_mpa(&mut self, key: &[u8; 16]) -> (u8, u8, Vec<u8>) {
         let h = self.take(20);
         assert_eq!(&h[..16], key);
@@ -217,7 +218,7 @@ impl Peer {
         (h[16], h[17], self.take(n))
     }
 
-    /// A whole FPDU, CRC verified: its ULPDU.
+    /// Reads a whole FPDU and verifies its CRC; returns the ULPDU.
     pub fn take_fpdu(&mut self) -> Vec<u8> {
         let head = self.take(2);
         let len = usize::from(u16::from_be_bytes([head[0], head[1]]));
@@ -226,7 +227,8 @@ impl Peer {
         rest[..len].to_vec()
     }
 
-    /// The same, or how the stream ended before it was whole.
+    /// Like [`take_fpdu`](Self::take_fpdu), but returns the error that ended the stream before the
+    /// FPDU was whole.
     pub fn try_fpdu(&mut self) -> std::io::Result<Vec<u8>> {
         let mut head = [0; 2];
         self.0.read_exact(&mut head)?;
@@ -237,7 +239,7 @@ impl Peer {
         Ok(rest[..len].to_vec())
     }
 
-    /// The connection ends, and this is what came before it did.
+    /// Reads until the connection ends; returns the bytes before that.
     pub fn rest(&mut self) -> Vec<u8> {
         let mut all = Vec::new();
         let mut b = [0; 4096];
@@ -251,7 +253,7 @@ impl Peer {
         }
     }
 
-    /// Nothing comes, and the connection stays, for a while.
+    /// Checks that no data arrives and the connection stays open for `so_long`.
     pub fn is_quiet(&mut self, so_long: Duration) {
         self.0.set_read_timeout(Some(so_long)).unwrap();
         let mut b = [0];
@@ -262,7 +264,7 @@ impl Peer {
         self.0.set_read_timeout(Some(PATIENCE)).unwrap();
     }
 
-    /// RST instead of FIN.
+    /// Closes with RST instead of FIN.
     pub fn reset(self) {
         let linger = nix::libc::linger {
             l_onoff: 1,
@@ -271,7 +273,7 @@ impl Peer {
         nix::sys::socket::setsockopt(&self.0, nix::sys::socket::sockopt::Linger, &linger).unwrap();
     }
 
-    /// FIN; the other direction stays open.
+    /// Sends FIN; the other direction stays open.
     pub fn fin(&self) {
         self.0.shutdown(std::net::Shutdown::Write).unwrap();
     }

@@ -1,4 +1,4 @@
-//! Programs of the distribution, run by `siwrun` on a daemon of a test.
+//! Programs from the distribution, run by `siwrun` on a test's daemon.
 
 use std::io::Read;
 use std::net::TcpListener;
@@ -10,8 +10,8 @@ use std::time::Instant;
 use super::net::Netns;
 use super::{Daemon, PATIENCE, client_program, siwrun};
 
-/// A program, ended when dropped. What it says is read all the time, so that it never waits for room
-/// in a pipe.
+/// A running program, ended when dropped. Its output is read continuously, so that it never blocks
+/// on a full pipe.
 pub struct Program {
     child: Child,
     name: String,
@@ -33,7 +33,7 @@ impl Drop for Program {
     }
 }
 
-/// Whether the package of the programs is installed; says so where it is not.
+/// Whether the package of the program is installed; prints a message if it is not.
 pub fn is_installed(program: &str, package: &str) -> bool {
     let found = Command::new("which").arg(program).output().unwrap();
     if !found.status.success() {
@@ -50,7 +50,7 @@ impl Program {
         Program::watch(child, line)
     }
 
-    /// The same, in a network namespace of the kernel.
+    /// Like [`start`](Self::start), in a network namespace of the kernel.
     pub fn start_in(ns: &Netns, daemon: &Daemon, line: &str) -> Program {
         let mut command = Program::command(daemon, line);
         let child = ns.run(move || command.spawn()).unwrap();
@@ -66,7 +66,7 @@ impl Program {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // Its own children go with it: they keep the pipes open.
+            // Its own process group: its children are killed too, as they keep the pipes open.
             .process_group(0);
         command
     }
@@ -83,7 +83,7 @@ impl Program {
         }
     }
 
-    /// Waits until it ends by itself: its status and all that it said.
+    /// Waits until it ends by itself; returns its status and all output.
     pub fn finish(mut self) -> (ExitStatus, String) {
         let deadline = Instant::now() + PATIENCE;
         let status = loop {
@@ -101,7 +101,7 @@ impl Program {
         (status, said)
     }
 
-    /// Its process.
+    /// Its process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -111,7 +111,7 @@ impl Program {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// Ends it and what it has forked.
+    /// Kills the program and the processes that it forked.
     pub fn kill(&mut self) {
         if !matches!(self.child.try_wait(), Ok(None)) {
             return;
@@ -127,7 +127,7 @@ impl Program {
         outputs.map(|output| output.join().unwrap()).collect()
     }
 
-    /// The same, of a program that is to succeed.
+    /// Waits for a program that must succeed; returns its output.
     pub fn succeed(self) -> String {
         let name = self.name.clone();
         let (status, said) = self.finish();
@@ -136,7 +136,7 @@ impl Program {
     }
 }
 
-/// Bytes of TCP that a device of the daemon received, its own included.
+/// TCP bytes that a device of the daemon received, including those from itself.
 pub fn received_bytes(daemon: &Daemon, device: &str) -> u64 {
     let out = Command::new(client_program("siw-stat"))
         .args(["--json", "--device", device, "--socket"])
@@ -153,7 +153,7 @@ fn count_listeners(ctx: &siw::Context) -> u64 {
     statistics["listeners"].as_u64().unwrap()
 }
 
-/// Waits until that many listeners are there.
+/// Waits until the daemon has `count` listeners.
 pub fn await_listeners(daemon: &Daemon, count: u64) {
     let ctx = daemon.context();
     let start = Instant::now();
@@ -162,7 +162,7 @@ pub fn await_listeners(daemon: &Daemon, count: u64) {
     }
 }
 
-/// Starts a server on a daemon without another, and waits until it listens.
+/// Starts a server on a daemon without other listeners, and waits until it listens.
 pub fn start_listening(daemon: &Daemon, line: &str) -> Program {
     let mut server = Program::start(daemon, line);
     let ctx = daemon.context();
@@ -177,7 +177,7 @@ pub fn start_listening(daemon: &Daemon, line: &str) -> Program {
     server
 }
 
-/// A server and a client that both end by themselves; what each said.
+/// Runs a server and a client that both end by themselves; returns the output of each.
 pub fn run_pair(server: &str, client: &str) -> (String, String) {
     let daemon = Daemon::loopback();
     let server = start_listening(&daemon, server);
@@ -185,14 +185,14 @@ pub fn run_pair(server: &str, client: &str) -> (String, String) {
     (server.succeed(), client)
 }
 
-/// A TCP port of the kernel that nobody has.
+/// A free TCP port of the kernel.
 pub fn free_port() -> u16 {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     listener.local_addr().unwrap().port()
 }
 
-/// Whether somebody listens on the port in the kernel, in the network namespace of a process, as
-/// proc_pid_net(5) says: to connect would be taken for the client.
+/// Whether the kernel has a listener on the port, in the network namespace of a process, according
+/// to proc_pid_net(5). A test connection would be taken for the client.
 fn is_listening(process: u32, port: u16) -> bool {
     const LISTEN: &str = "0A";
     let suffix = format!(":{port:04X}");
@@ -216,8 +216,8 @@ pub fn await_kernel_listener(server: &mut Program, port: u16) {
     }
 }
 
-/// A server and a client that exchange what they need over a TCP connection of the kernel to the
-/// host, whose port they take by `-p`.
+/// Starts a server and a client that exchange their parameters over a kernel TCP connection to
+/// `host`, on the port passed as `-p`.
 pub fn start_at_host(
     daemon: &Daemon,
     server: &str,
@@ -231,12 +231,13 @@ pub fn start_at_host(
     (server, client)
 }
 
-/// The same over 127.0.0.1.
+/// Like [`start_at_host`], over 127.0.0.1.
 pub fn start_over_tcp(daemon: &Daemon, server: &str, client: &str) -> (Program, Program) {
     start_at_host(daemon, server, client, "127.0.0.1")
 }
 
-/// The same, of two that end by themselves; what each said.
+/// Runs a pair as [`start_over_tcp`] does, of programs that end by themselves; returns the output
+/// of each.
 pub fn run_over_tcp(daemon: &Daemon, server: &str, client: &str) -> (String, String) {
     let (server, client) = start_over_tcp(daemon, server, client);
     let client = client.succeed();

@@ -1,4 +1,4 @@
-//! Programs of the Python package index, in virtual environments of the tests.
+//! Programs from the Python package index, in virtual environments of the tests.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use super::programs::is_installed;
 
-/// Runs a command; what it said if it fails.
+/// Runs a command; returns its output if it fails.
 fn run(command: &mut Command) -> Result<(), String> {
     let out = command.output().map_err(|error| error.to_string())?;
     if out.status.success() {
@@ -15,7 +15,7 @@ fn run(command: &mut Command) -> Result<(), String> {
     Err(String::from_utf8_lossy(&out.stderr).into_owned())
 }
 
-/// Makes an environment and marks it as complete.
+/// Creates an environment and marks it as complete.
 fn install(folder: &Path, packages: &[&str]) -> Result<(), String> {
     let _ = fs::remove_dir_all(folder);
     run(Command::new("python3").args(["-m", "venv"]).arg(folder))?;
@@ -26,13 +26,14 @@ fn install(folder: &Path, packages: &[&str]) -> Result<(), String> {
     fs::write(folder.join("complete"), "").map_err(|error| error.to_string())
 }
 
-/// The folder of the programs of an environment with these packages (`NAME==VERSION`), which is made
-/// at the first use and kept in the target directory. None, and a word of it, where that fails.
+/// The folder of the programs of an environment with these packages (`NAME==VERSION`). It is
+/// created at the first use and kept in the target directory. Prints a message and returns `None`
+/// where that fails.
 pub fn python_programs(packages: &[&str]) -> Option<PathBuf> {
     if !is_installed("python3", "python3") {
         return None;
     }
-    // env(1) would take a path with = for a variable.
+    // env(1) would take a path that contains = for a variable.
     let name = packages.join("-").replace("==", "-");
     let root = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let folder = root.join(&name);

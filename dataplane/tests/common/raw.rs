@@ -1,5 +1,5 @@
-//! A TCP peer of single frames, for what no socket of Linux does: segments in any order, with any
-//! bytes. It has an address of its own that Linux does not know, and answers ARP for it.
+//! A TCP peer that sends single frames, for cases that no Linux socket produces: segments in any
+//! order, with any bytes. It has an address of its own, unknown to Linux, and answers ARP for it.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -21,14 +21,14 @@ pub const RST: u8 = 4;
 pub const PSH: u8 = 8;
 pub const ACK: u8 = 16;
 
-/// Our end of an Ethernet link.
+/// The test's end of an Ethernet link.
 pub struct Wire {
     socket: OwnedFd,
     mac: [u8; 6],
     ip: Ipv4Addr,
 }
 
-/// A socket that sees and sends whole frames of an interface in this namespace.
+/// Opens a socket that receives and sends whole frames of an interface in this namespace.
 pub fn packet_socket(ns: &Netns, interface: &str) -> OwnedFd {
     ns.run(|| {
         let s = socket(
@@ -60,7 +60,7 @@ pub fn packet_socket(ns: &Netns, interface: &str) -> OwnedFd {
 }
 
 impl Wire {
-    /// On an interface of this namespace, with an address that nobody has.
+    /// Opens an interface of this namespace with an unused address.
     pub fn open(ns: &Netns, interface: &str, ip: Ipv4Addr) -> Wire {
         let socket = packet_socket(ns, interface);
         let ip4 = ip.octets();
@@ -78,7 +78,7 @@ impl Wire {
         );
     }
 
-    /// The next frame for us; ARP requests are answered on the way.
+    /// The next frame for this address. Answers ARP requests meanwhile.
     pub fn recv(&self, until: Instant) -> Option<Vec<u8>> {
         let mut b = vec![0; 65_536];
         loop {
@@ -124,25 +124,25 @@ pub struct Segment {
     pub payload: Vec<u8>,
 }
 
-/// A connection without timers: what is lost stays lost unless the test says otherwise.
+/// A connection without timers: a lost segment is not retransmitted unless the test does so.
 pub struct RawTcp {
     pub wire: Wire,
     to: SocketAddrV4,
     to_mac: [u8; 6],
     port: u16,
     first: u32,
-    /// The next byte of ours.
+    /// Sequence number of the next byte to send.
     pub next: u32,
-    /// The next byte of theirs.
+    /// Sequence number of the next byte from the peer.
     pub expected: u32,
-    /// What of ours they acknowledged.
+    /// Acknowledgment number from the peer.
     pub acked: u32,
-    /// Read with [`take`](Self::take).
+    /// Received bytes, read with [`take`](Self::take).
     stream: Vec<u8>,
 }
 
 impl RawTcp {
-    /// Connects; `mac` is that of the device.
+    /// Connects; `mac` is the device's MAC address.
     pub fn connect(wire: Wire, mac: [u8; 6], to: SocketAddrV4) -> RawTcp {
         let first = 0x7fff_ff00;
         let mut c = RawTcp {
@@ -166,12 +166,12 @@ impl RawTcp {
         c
     }
 
-    /// One segment, wherever it lies.
+    /// Sends one segment with any sequence number.
     pub fn emit(&self, seq: u32, flags: u8, options: &[u8], payload: &[u8]) {
         self.wire.send(&self.frame(seq, flags, options, payload));
     }
 
-    /// Its frame, with right checksums.
+    /// Builds the frame of a segment, with correct checksums.
     pub fn frame(&self, seq: u32, flags: u8, options: &[u8], payload: &[u8]) -> Vec<u8> {
         let mut t = self.port.to_be_bytes().to_vec();
         t.extend(self.to.port().to_be_bytes());
@@ -210,13 +210,13 @@ impl RawTcp {
         f
     }
 
-    /// The next bytes of the stream, in order.
+    /// Sends the next bytes of the stream.
     pub fn send(&mut self, payload: &[u8]) {
         self.emit(self.next, ACK | PSH, &[], payload);
         self.next = self.next.wrapping_add(payload.len() as u32);
     }
 
-    /// Bytes that lie `ahead` bytes beyond the next ones; the stream does not move on.
+    /// Sends bytes `ahead` bytes beyond the next ones; the stream position does not change.
     pub fn send_ahead(&self, ahead: usize, payload: &[u8]) {
         self.emit(
             self.next.wrapping_add(ahead as u32),
@@ -226,7 +226,7 @@ impl RawTcp {
         );
     }
 
-    /// The next segment of this connection.
+    /// Receives the next segment of this connection.
     pub fn segment(&mut self) -> Segment {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -261,7 +261,7 @@ impl RawTcp {
         }
     }
 
-    /// The next bytes of theirs.
+    /// Receives the next `n` bytes of the peer's stream.
     pub fn take(&mut self, n: usize) -> Vec<u8> {
         while self.stream.len() < n {
             self.segment();
@@ -269,7 +269,7 @@ impl RawTcp {
         self.stream.drain(..n).collect()
     }
 
-    /// Everything that was sent in order is acknowledged.
+    /// Waits until everything sent in order is acknowledged.
     pub fn await_ack(&mut self) {
         while self.acked != self.next {
             self.segment();
@@ -286,7 +286,7 @@ impl Drop for RawTcp {
     }
 }
 
-/// The checksum of the Internet over all of them (RFC 1071).
+/// The Internet checksum over all parts (RFC 1071).
 pub fn checksum(parts: &[&[u8]]) -> [u8; 2] {
     let mut sum: u32 = parts
         .iter()

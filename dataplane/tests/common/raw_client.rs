@@ -1,4 +1,4 @@
-//! A client that speaks the control protocol itself, without the client library, so that it can write
+//! A client that implements the control protocol without the client library, so that it can write
 //! anything into its queues.
 
 use std::os::fd::OwnedFd;
@@ -31,8 +31,8 @@ pub struct RawClient {
 }
 
 impl RawClient {
-    /// With a queue pair that was never connected. `shared`: it receives through the shared receive
-    /// queue.
+    /// A client with a queue pair that was never connected. If `shared`, it receives through the
+    /// shared receive queue.
     pub fn detached(daemon: &Daemon, shared: bool) -> RawClient {
         let conn = ControlSocket::connect_to(&daemon.socket).unwrap();
         let hello = m::ClientHello::new("hostile");
@@ -90,7 +90,7 @@ impl RawClient {
         }
     }
 
-    /// With a queue pair that is connected to that of `end`.
+    /// A client with a queue pair that is connected to that of `end`.
     pub fn connected(daemon: &Daemon, end: &End, shared: bool) -> RawClient {
         let mut client = RawClient::detached(daemon, shared);
         let channel = m::CreateCmChannel { reserved: 0 };
@@ -123,7 +123,7 @@ impl RawClient {
         client
     }
 
-    /// A request that succeeds.
+    /// Sends a request that must succeed.
     pub fn call<M: Message>(&mut self, request: &M) -> (M::Reply, Vec<OwnedFd>) {
         self.try_call(request).unwrap()
     }
@@ -136,18 +136,18 @@ impl RawClient {
         self.conn.call_and_wait(self.sequence, request, &[])
     }
 
-    /// Where the send queue begins.
+    /// Offset of the send queue.
     pub fn send_queue(&self) -> usize {
         self.qp.mem.offset as usize
     }
 
-    /// The completion queue, to be polled.
+    /// A consumer that polls the completion queue.
     pub fn completions(&self) -> CqConsumer {
         let geometry = CqGeometry::from_exact(self.cq.entries, self.cq.workers).unwrap();
         CqConsumer::new(self.queues.clone(), self.cq.mem.offset as usize, geometry).unwrap()
     }
 
-    /// Writes the send queue's producer index and rings.
+    /// Writes the send queue's producer index and rings the doorbell.
     pub fn ring(&self, tail: u32) {
         let at = self.send_queue();
         let word = self.queues.atomic_u32(at + OFF_TAIL).unwrap();
@@ -155,7 +155,7 @@ impl RawClient {
         self.ring_again();
     }
 
-    /// Rings for what the send queue holds.
+    /// Rings the doorbell again without changing the send queue.
     pub fn ring_again(&self) {
         let pending = self.send_queue() + OFF_PENDING;
         let pending = self.queues.atomic_u32(pending).unwrap();
@@ -169,7 +169,7 @@ impl RawClient {
     }
 }
 
-/// Connection parameters as the device has them, with this many Reads in flight each way, and no
+/// Connection parameters with the device's defaults, `reads` Reads in flight each way, and no
 /// private data.
 pub fn connection_parameters(reads: u32) -> m::ConnParams {
     m::ConnParams {

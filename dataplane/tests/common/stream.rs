@@ -1,4 +1,4 @@
-//! `siw-stream` in a network of the test's own, and Linux sockets that speak with it.
+//! `siw-stream` in a private network of the test, and Linux sockets that are its peers.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -12,7 +12,7 @@ use super::PATIENCE;
 use super::net::Netns;
 
 pub const SEED: u64 = 0x5eed;
-/// Ours, and Linux's.
+/// Addresses of `siw-stream` and of Linux.
 pub const OURS: &str = "10.77.0.1";
 pub const OURS6: &str = "fd77::1";
 pub const LINUX: &str = "10.77.0.2";
@@ -25,7 +25,7 @@ pub struct Endpoint {
     pub mac: [u8; 6],
 }
 
-/// What it said at its end.
+/// The program's output at its end.
 pub struct Outcome {
     pub success: bool,
     pub result: Value,
@@ -39,7 +39,7 @@ impl Outcome {
         }
     }
 
-    /// A counter by its name in nstat or a MIB.
+    /// A counter by its nstat or MIB name.
     pub fn mib(&self, name: &str) -> u64 {
         match self.result["mib"][name].as_u64() {
             Some(n) => n,
@@ -47,7 +47,7 @@ impl Outcome {
         }
     }
 
-    /// A counter of TCP.
+    /// A TCP counter.
     pub fn tcp(&self, name: &str) -> u64 {
         match self.result["tcp"][name].as_u64() {
             Some(n) => n,
@@ -87,12 +87,12 @@ pub fn command(args: &str) -> Command {
 }
 
 impl Endpoint {
-    /// On `veth0`, ready.
+    /// Starts an endpoint on `veth0` and waits until it is ready.
     pub fn start(ns: &Netns, args: &str) -> Endpoint {
         Endpoint::on(ns, "net_af_packet0,iface=veth0", args)
     }
 
-    /// On a port by its devargs, ready.
+    /// Starts an endpoint on a port given by its devargs and waits until it is ready.
     pub fn on(ns: &Netns, devargs: &str, args: &str) -> Endpoint {
         Endpoint::spawn(
             ns,
@@ -103,7 +103,8 @@ impl Endpoint {
         )
     }
 
-    /// On `veth0`, as these lines of a configuration's device say, ready.
+    /// Starts an endpoint on `veth0`, configured by these lines of a device section, and waits
+    /// until it is ready.
     pub fn configured(ns: &Netns, device: &str, args: &str) -> Endpoint {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("stream.toml");
@@ -144,7 +145,7 @@ impl Endpoint {
         self.child.id()
     }
 
-    /// The result, when it ends by itself.
+    /// Waits until the program ends by itself; returns its result.
     pub fn wait(mut self) -> Outcome {
         let result = self.line();
         let status = super::wait(&mut self.child);
@@ -155,7 +156,7 @@ impl Endpoint {
         }
     }
 
-    /// SIGTERM, and the result.
+    /// Sends SIGTERM; returns the result.
     pub fn stop(self) -> Outcome {
         let pid = nix::unistd::Pid::from_raw(self.child.id() as i32);
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
@@ -172,7 +173,7 @@ impl Drop for Endpoint {
     }
 }
 
-/// A socket of Linux in this namespace that gives up when nothing moves.
+/// Connects a Linux socket in this namespace; its operations time out when nothing moves.
 pub fn dial(ns: &Netns, ip: &str, port: u16) -> std::io::Result<TcpStream> {
     let to = SocketAddr::new(ip.parse::<IpAddr>().unwrap(), port);
     let s = ns.run(|| TcpStream::connect_timeout(&to, PATIENCE))?;
@@ -185,7 +186,7 @@ pub fn patient(s: &TcpStream) {
     s.set_write_timeout(Some(PATIENCE)).unwrap();
 }
 
-/// Writes so many bytes of the endpoint's pattern.
+/// Writes `bytes` bytes of the endpoint's pattern.
 pub fn write_pattern(mut s: &TcpStream, bytes: u64) {
     let pattern = StreamPattern::new(SEED);
     let mut block = vec![0; 64 << 10];
@@ -198,12 +199,12 @@ pub fn write_pattern(mut s: &TcpStream, bytes: u64) {
     }
 }
 
-/// Reads to the end, which must come after exactly so many bytes of the pattern.
+/// Reads to the end, which must come after exactly `bytes` bytes of the pattern.
 pub fn read_pattern(s: &TcpStream, bytes: u64) {
     assert_eq!(read_matching(s), bytes, "the stream's length");
 }
 
-/// Reads to the end; every byte must be the pattern's. Returns how many there were.
+/// Reads to the end; every byte must match the pattern. Returns the number of bytes.
 pub fn read_matching(mut s: &TcpStream) -> u64 {
     let pattern = StreamPattern::new(SEED);
     let mut block = vec![0; 64 << 10];

@@ -1,5 +1,5 @@
-//! A TCP connection that is used as ssh uses one: single bytes that are echoed one by one, lines, and
-//! screens full of text at once. Every byte is compared.
+//! A TCP connection with the traffic of an ssh session: single bytes that are echoed one by one,
+//! lines, and whole screens of text. Every byte is compared.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -7,12 +7,12 @@ use std::time::Instant;
 
 use super::{PATIENCE, pattern};
 
-/// Keys of a line.
+/// Keystrokes per line.
 const KEYS: usize = 8;
-/// Bytes of a screen: several segments.
+/// Bytes per screen: several segments.
 const SCREEN: usize = 4000;
 
-/// Sends back what comes, until the peer ends the stream.
+/// Echoes all data until the peer ends the stream.
 pub fn echo(mut stream: TcpStream) {
     stream.set_nodelay(true).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -25,7 +25,7 @@ pub fn echo(mut stream: TcpStream) {
     }
 }
 
-/// The typing end of a connection to an echo.
+/// The client end of a connection to an echo server.
 pub struct Typist {
     stream: TcpStream,
     turn: u64,
@@ -38,7 +38,7 @@ impl Typist {
         Typist { stream, turn: 0 }
     }
 
-    /// A line, key by key, and a screen.
+    /// Types a line, key by key, then a screen of text, and checks the echo.
     pub fn type_line(&mut self) {
         self.turn += 1;
         let text = pattern(self.turn, KEYS + SCREEN);

@@ -1,4 +1,4 @@
-//! A siwd over a tap, an application of it, and what the scripted peer needs.
+//! A siwd over a tap, an application that uses it, and helpers for the scripted peer.
 
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
@@ -8,10 +8,11 @@ use crate::common::peer::{C, Peer, S, request, terminate};
 use crate::common::*;
 use siw::{AsyncEventKind, CmEvent, CmListener, ConnectOptions, ConnectionInfo, RecvWr, WcStatus};
 
-/// How long nothing must happen where nothing may.
+/// Time for which no event or data may arrive, where none is expected.
 pub const SILENCE: Duration = Duration::from_millis(200);
 
-/// Ends in `[device.mpa]`: tests add their settings. Its time limits outlast a slow machine.
+/// Base configuration. It ends in `[device.mpa]`, so that tests can add settings. Its time limits
+/// suit a slow machine.
 pub const CONFIG: &str = r#"
 [dpdk]
 hugepages = "never"
@@ -26,12 +27,12 @@ request_timeout_ms = 30000
 reply_timeout_ms = 30000
 "#;
 
-/// The same with time limits that a test can wait for.
+/// The base configuration with time limits short enough for a test to wait for.
 pub fn impatient() -> String {
     CONFIG.replace("30000", "700")
 }
 
-/// siwd with a listening application, Linux on the other end of the wire.
+/// siwd with a listening application; Linux is at the other end of the link.
 pub struct Responder {
     pub app: End,
     pub listener: CmListener,
@@ -66,7 +67,7 @@ impl Responder {
         Peer::connect(&self.ns, self.listener.local_addr())
     }
 
-    /// An accepted connection of MPA revision 2 with CRC, in FPDU mode on both sides.
+    /// Establishes a connection of MPA revision 2 with CRC, in FPDU mode on both sides.
     pub fn stream(&self) -> Peer {
         let mut peer = self.peer();
         peer.send(&request(S | C, 2, &[0, 4, 0, 4]));
@@ -77,7 +78,7 @@ impl Responder {
         peer
     }
 
-    /// The request that the application sees; it says yes.
+    /// Accepts the next connection request; returns its connection information.
     pub fn accept(&self, private_data: &[u8]) -> ConnectionInfo {
         let CmEvent::ConnectRequest(r) = self.event() else {
             panic!("no request")
@@ -109,7 +110,7 @@ impl Responder {
         self.app.cm.get_event(Some(PATIENCE)).unwrap()
     }
 
-    /// The application hears of no connection.
+    /// Checks that the application gets no connection event.
     pub fn nothing_heard(&self) {
         let heard = self.app.cm.get_event(Some(SILENCE));
         assert!(matches!(heard, Err(siw::Error::Timeout)), "{heard:?}");
@@ -123,12 +124,13 @@ impl Responder {
             .unwrap();
     }
 
-    /// The error that ended the connection: one event, the receive flushed, the end told.
+    /// Checks the end of a connection by an error: one asynchronous event, a disconnect, the
+    /// receive flushed.
     pub fn broken(&self, kind: AsyncEventKind) {
         self.broken_by(&[kind]);
     }
 
-    /// The same, where one of several errors may be met first.
+    /// Like [`broken`](Self::broken), where any of several errors may be detected first.
     pub fn broken_by(&self, kinds: &[AsyncEventKind]) {
         let event = self.app.ctx.get_async_event(Some(PATIENCE)).unwrap();
         let is_one = event.kind.is_some_and(|kind| kinds.contains(&kind));
@@ -139,8 +141,8 @@ impl Responder {
         assert_eq!((wc.status, wc.wr_id), (WcStatus::WR_FLUSH_ERR, 99));
     }
 
-    /// A stream on which this one message is an error: the Terminate with the code, of whose
-    /// headers it quotes what figure 10 of RFC 5040 says; the application hears of it.
+    /// Sends a message that is an error on a new stream. Expects a Terminate with the code and the
+    /// headers according to figure 10 of RFC 5040, and the event at the application.
     pub fn refuses(&self, message: &[u8], code: [u8; 2]) {
         let mut peer = self.stream();
         self.recv(99, 0, 64);
@@ -154,14 +156,15 @@ impl Responder {
         });
     }
 
-    /// A second stream of the application, in the same protection domain, on which siwd may send.
+    /// Creates a second stream of the application, in the same protection domain, on which siwd may
+    /// send.
     pub fn second(&self) -> (End, Peer) {
         let end = self.app.another();
         let peer = self.stream_of(&end);
         (end, peer)
     }
 
-    /// A stream of this queue pair, on which siwd may send.
+    /// Creates a stream of this queue pair, on which siwd may send.
     pub fn stream_of(&self, end: &End) -> Peer {
         let mut peer = self.peer();
         peer.send(&request(C, 1, b""));
@@ -175,12 +178,12 @@ impl Responder {
         peer
     }
 
-    /// An empty Write that gives siwd leave to send.
+    /// Sends a zero-length Write, after which siwd may send.
     pub fn begin(&self, peer: &mut Peer) {
         peer.send(&crate::common::peer::write(true, 1, 0, b""));
     }
 
-    /// siwd still serves others.
+    /// Checks that siwd still accepts other connections.
     pub fn goes_on(&self) {
         let next = End::new(&self.app.ctx, 4096);
         let mut peer = self.peer();
@@ -194,8 +197,8 @@ impl Responder {
     }
 }
 
-/// The Terminate with this code about this FPDU: layers above MPA quote the length of the segment
-/// and its header, of Read Requests the request too.
+/// The Terminate with this code about this FPDU. Layers above MPA quote the length of the segment
+/// and its header; for a Read Request also the request.
 pub fn quoting(code: [u8; 2], message: &[u8]) -> Vec<u8> {
     let tagged = message[2] & 0x80 != 0;
     match code[0] >> 4 {
@@ -253,7 +256,7 @@ impl Initiator {
         self.app.qp.connect(&self.app.cm, self.to, opt).unwrap();
     }
 
-    /// Connects, takes the request, gives this answer.
+    /// Connects, takes the request, and answers with `bytes`.
     pub fn answer(&self, bytes: &[u8]) -> Peer {
         self.connect(&ConnectOptions::default());
         let mut peer = Peer::accept(&self.listener);

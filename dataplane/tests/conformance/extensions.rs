@@ -20,7 +20,7 @@ fn word(mr: &Mr, n: usize) -> u64 {
     u64::from_ne_bytes(b)
 }
 
-/// The next Atomic Response: MSN, identifier, original value.
+/// Reads the next Atomic Response: MSN, identifier, original value.
 fn response(peer: &mut Peer) -> (u32, u32, u64) {
     let u = peer.take_fpdu();
     assert_eq!((&u[..2], u.len()), (&[0x41, 0x4b][..], 18 + 12));
@@ -133,7 +133,7 @@ fn c87_responses_come_in_order_with_their_identifiers() {
     );
     assert_eq!(response(&mut peer), (1, 0xcafe, 10));
     assert_eq!(response(&mut peer), (2, 7, 20));
-    // One that does not match changes nothing and tells what is there.
+    // A comparison that fails changes nothing and returns the current value.
     peer.send(&swap(7, 20, 22).message(3));
     assert_eq!(response(&mut peer), (3, 7, 21));
     assert_eq!((word(&mr, 0), word(&mr, 1)), (15, 21));
@@ -145,7 +145,7 @@ fn c88_a_masked_add_keeps_its_carries_within_the_fields() {
     let b = Responder::new();
     let mr = words(&b, &[0x0000_00ff_ffff_ffff]);
     let mut peer = b.stream();
-    // Fields that end at the set bits of the mask: 32 and 32 bits.
+    // The set bits of the mask end fields: two fields of 32 bits.
     peer.send(&add(&mr, 1, 0, 0x0000_0001_0000_0001, 0x8000_0000_8000_0000).message(1));
     assert_eq!(response(&mut peer).2, 0x0000_00ff_ffff_ffff);
     assert_eq!(word(&mr, 0), 0x0000_0100_0000_0000);
@@ -172,7 +172,8 @@ fn c89_reads_and_atomics_are_done_in_the_order_of_their_requests() {
         ]
         .concat(),
     );
-    // As with a Write behind a Read, the first may see what comes after it (RFC 5040 section 5.5).
+    // As with a Write after a Read, the first operation may see the effect of the second (RFC 5040
+    // section 5.5).
     let first = peer.take_fpdu();
     assert!(first[14..] == 1u64.to_ne_bytes() || first[14..] == 2u64.to_ne_bytes());
     assert_eq!(response(&mut peer).2, 1);

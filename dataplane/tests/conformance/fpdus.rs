@@ -27,7 +27,7 @@ fn c34_c35_an_fpdu_split_at_every_byte_and_several_in_one_segment_are_the_same_t
     );
     assert_eq!(b.app.read(1000, 19), b"placed byte by byte");
 
-    // Two parts of a message, a Write and a message in one segment.
+    // A message of two segments, a Write, and a message of one segment.
     let all = [
         send(false, 2, 0, b"in two "),
         send(true, 2, 7, b"segments"),
@@ -80,7 +80,7 @@ fn fpdus_that_ignore_segments_carry_a_large_write() {
     b.recv(1, 0, 16);
     let data = pattern(77, 60_000);
     let at = b.app.mr.addr();
-    // FPDUs of sizes that no segment has, far longer ones among them.
+    // FPDU sizes unrelated to the segment size, some of them far longer.
     let mut stream = Vec::new();
     let mut sent = 0;
     for size in (1..).map(|i| [7, 9_001, 1, 20_000, 333][i % 5]) {
@@ -134,7 +134,7 @@ fn c40_c81_an_unknown_stag_is_answered_by_terminate_1_1_00_with_the_offending_he
     b.recv(99, 0, 64);
     let f = write(true, 0x00bb_aa01, 0x1122_3344, b"whose");
     peer.send(&f);
-    // M and D: the length of the segment and its header are quoted.
+    // M and D bits: the length of the segment and its header are quoted.
     let quoted = [&f[..2], &f[2..16]].concat();
     assert_eq!(peer.rest(), terminate([0x11, 0x00, 0xc0, 0], &quoted));
     drop(peer);
@@ -253,7 +253,8 @@ fn an_oversized_length_never_completes_and_ends_with_the_stream() {
 #[test]
 fn a_terminate_from_the_peer_ends_the_connection_with_its_reason() {
     skip_if!(lacks_network());
-    // As the RFC orders the nibbles, as Linux siw does, and as hardware names MPA errors.
+    // In the RFC's order of the nibbles, in that of Linux siw, and with the layer and type that
+    // hardware uses for MPA errors.
     for first in [0x20, 0x02, 0x23] {
         let b = Responder::new();
         let mut peer = b.stream();

@@ -1,4 +1,4 @@
-//! Markers that siwd asked for (RFC 5044 section 4.3).
+//! Markers in the streams that siwd receives, at its request (RFC 5044 section 4.3).
 
 use crate::bench::{CONFIG, Responder};
 use crate::common::net::lacks_network;
@@ -19,8 +19,8 @@ fn marked() -> (Responder, Peer) {
     (b, peer)
 }
 
-/// A Write of 600 octets as the first of the stream: markers at 0 and 512. `change` spoils it
-/// before the CRC is computed.
+/// A Write of 600 octets as the first FPDU of the stream, with markers at 0 and 512. `change`
+/// corrupts it before the CRC is computed.
 fn first_write(b: &Responder, change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut f = with_markers(&write(
         true,

@@ -1,5 +1,5 @@
-//! Settings of devices and listeners, met by peers that behave as those do for which they are
-//! (protocol facts of Linux siw, Chelsio cxgb4 and Intel irdma).
+//! Settings of devices and listeners, tested with peers that behave like the products behind the
+//! presets (protocol facts of Linux siw, Chelsio cxgb4 and Intel irdma).
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -46,7 +46,7 @@ fn with_the_siw_preset_a_refused_reply_is_told_in_the_same_order() {
     assert_eq!(peer.take_fpdu()[18..22], [0x02, 0x06, 0, 0]);
 }
 
-/// Linux siw may not look at what arrives just after its reply until more arrives.
+/// Linux siw may not process data that arrives directly after its reply until more data arrives.
 #[test]
 fn with_the_siw_preset_a_peer_that_accepts_and_is_silent_gets_writes_of_nothing() {
     skip_if!(lacks_network());
@@ -68,7 +68,7 @@ fn a_peer_that_has_sent_something_is_not_woken_nor_is_any_by_default() {
     b.established();
     assert_eq!(peer.take_fpdu()[..2], [0xc1, 0x40]);
     peer.send(&write(true, 1, 0, b""));
-    // The next would come after 1.4 s.
+    // The next one would be due after 1.4 s.
     peer.is_quiet(Duration::from_secs(2));
 
     let b = Initiator::new();
@@ -77,7 +77,7 @@ fn a_peer_that_has_sent_something_is_not_woken_nor_is_any_by_default() {
     peer.is_quiet(SILENCE);
 }
 
-/// cxgb4 takes a reply only when its ready-to-receive kind is exactly Read, and offers it alone.
+/// cxgb4 accepts a reply only if its only ready-to-receive kind is Read; it offers no other kind.
 #[test]
 fn with_the_chelsio_preset_read_is_the_only_ready_to_receive() {
     skip_if!(lacks_network());
@@ -105,13 +105,14 @@ fn with_the_chelsio_preset_read_is_the_only_ready_to_receive() {
     b.accept(b"");
     let (_, _, data) = peer.take_mpa(b"MPA ID Rep Frame");
     assert_eq!((data[0] & 0xc0, data[2] & 0xc0), (0x80, 0x40));
-    // More private data than it has room for.
+    // More private data than the preset allows.
     let mut peer = b.peer();
     peer.send(&request(C, 1, &[7; 257]));
     assert_eq!(peer.rest(), b"");
 }
 
-/// irdma always asks for CRC and both kinds, refuses A=0, and does not put frames together.
+/// irdma always asks for CRC and both kinds, refuses A=0, and does not reassemble MPA frames from
+/// several segments.
 #[test]
 fn with_the_intel_preset_a_reply_keeps_a_and_names_one_kind_in_one_segment() {
     skip_if!(lacks_network());
@@ -151,7 +152,7 @@ fn a_device_without_fallback_asks_once() {
     assert!(b.listener.accept().is_err(), "no second attempt");
 }
 
-/// A listener of its own ways beside one of the device's.
+/// Creates a listener with options of its own, in addition to that of the device.
 fn listener(b: &Responder, opt: &ListenOptions) -> CmListener {
     let any: SocketAddr = "10.77.0.1:0".parse().unwrap();
     CmListener::new_with_options(&b.app.cm, any, opt).unwrap()
@@ -168,7 +169,7 @@ fn a_listener_may_differ_from_its_device_in_everything() {
         ..Default::default()
     };
     let l = listener(&b, &own);
-    // CRC only when asked for; the device of CONFIG would insist.
+    // CRC only on request; the device's own setting would require it.
     let mut peer = Peer::connect(&b.ns, l.local_addr());
     peer.send(&request(0, 1, b""));
     b.accept(b"");
@@ -178,7 +179,7 @@ fn a_listener_may_differ_from_its_device_in_everything() {
     let mut peer = Peer::connect(&b.ns, l.local_addr());
     peer.send(&request(M | C, 1, b""));
     assert_eq!(peer.take_mpa(b"MPA ID Rep Frame").0 & R, R);
-    // Revision 2 is too new.
+    // Revision 2 is above the listener's maximum.
     let mut newer = Peer::connect(&b.ns, l.local_addr());
     newer.send(&request(S | C, 2, &[0, 1, 0, 1]));
     assert_eq!(newer.rest(), b"");
@@ -229,7 +230,7 @@ fn a_listener_may_differ_from_its_device_in_everything() {
     drop(peer);
     b.disconnected();
 
-    // The device's own listener is as it was.
+    // The device's own listener is unaffected.
     let third = End::new(&b.app.ctx, 4096);
     let mut peer = b.peer();
     peer.send(&request(S, 2, &[0, 1, 0, 1]));
@@ -256,7 +257,7 @@ fn a_listener_may_be_less_patient_than_its_device() {
     let mut silent = Peer::connect(&b.ns, l.local_addr());
     assert_eq!(silent.rest(), b"");
     b.nothing_heard();
-    // Nobody answers in time.
+    // The application does not answer in time.
     let hasty = ListenOptions {
         accept_timeout: soon,
         ..Default::default()
@@ -272,7 +273,7 @@ fn a_listener_may_be_less_patient_than_its_device() {
         CmEvent::RequestCancelled { request } => assert_eq!(request, r.id()),
         other => panic!("{other:?}"),
     }
-    // Half of what the device would have waited, each time.
+    // Half of one time limit of the device.
     assert!(
         began.elapsed() < Duration::from_secs(15),
         "{:?}",
@@ -280,7 +281,7 @@ fn a_listener_may_be_less_patient_than_its_device() {
     );
 }
 
-/// The same answers as from devices that are configured so.
+/// The answers equal those of devices with these presets.
 #[test]
 fn a_listener_takes_a_preset_of_its_own() {
     skip_if!(lacks_network());
@@ -295,7 +296,7 @@ fn a_listener_takes_a_preset_of_its_own() {
         peer.send(&request(M | C, 1, b""));
         assert_eq!(peer.take_mpa(b"MPA ID Rep Frame").0 & R, R, "{preset:?}");
         let mut peer = Peer::connect(&b.ns, l.local_addr());
-        // Goes before its peer does: no event of this connection meets the next one's.
+        // Dropped before its peer, so that no event of this connection reaches the next iteration.
         let end = End::new(&b.app.ctx, 4096);
         peer.send(&request(S | C, 2, &[0x80, 16, 0xc0, 100]));
         let CmEvent::ConnectRequest(r) = b.event() else {

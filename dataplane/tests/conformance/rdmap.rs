@@ -57,7 +57,7 @@ fn c65_a_read_response_that_nobody_asked_for_is_answered_by_terminate_0_2_06() {
     assert_eq!(b.app.read(0, 4), [0; 4]);
 }
 
-/// The application reads `len` octets; the request as it went out.
+/// Posts a Read of `len` octets; returns the request as sent.
 fn read(b: &Responder, peer: &mut Peer, len: usize) -> ReadRequest {
     b.begin(peer);
     let wr = SendWr {
@@ -92,7 +92,7 @@ fn read(b: &Responder, peer: &mut Peer, len: usize) -> ReadRequest {
 fn c66_a_read_response_that_does_not_match_is_an_error_of_the_read() {
     skip_if!(lacks_network());
     let b = Responder::new();
-    // Another STag, another place, too much, too little.
+    // Wrong STag, wrong position, too long, too short.
     for (stag, to, len, code) in [
         (1, 0, 8, 0x00),
         (0, 8, 8, 0x01),
@@ -117,7 +117,7 @@ fn c66_a_read_response_that_does_not_match_is_an_error_of_the_read() {
         assert_eq!(b.app.read(0, 16), [0; 16]);
         b.app.qp.reset().unwrap();
     }
-    // And one that does.
+    // A response that matches.
     let mut peer = b.stream();
     let r = read(&b, &mut peer, 8);
     peer.send(&tagged([0x81, 0x42], r.sink_stag, r.sink_to, b"four"));
@@ -233,7 +233,7 @@ fn c73_a_read_of_nothing_is_answered_by_nothing_whatever_its_stags() {
     empty.extend(0xaaaau32.to_be_bytes());
     empty.extend(u64::MAX.to_be_bytes());
     assert_eq!(peer.take_fpdu(), empty);
-    // Also as the sink of a Read of this side.
+    // The stream continues: the next Read is answered.
     peer.send(&request(&b, 4).message(2));
     assert_eq!(peer.take_fpdu().len(), 14 + 4);
 }
@@ -254,7 +254,7 @@ fn c74_more_reads_than_agreed_on_end_their_own_stream_only() {
     peer.send(&all);
     let last = r.message(ird + 1);
     let got = peer.rest();
-    // Responses that had left already may come before.
+    // Responses that were already sent may come first.
     let expected = terminate([0x12, 0x02, 0xc0, 0], &last[..20]);
     assert!(
         got.ends_with(&expected),
@@ -340,7 +340,7 @@ fn c79_nothing_of_the_application_follows_a_terminate() {
         quoting([0x11, 0], &f)
     );
     let sge = [b.app.mr.sge(0, 64)];
-    // Flushed or refused; in no case sent.
+    // Flushed or refused, but never sent.
     let _ = b.app.qp.post_send(&[SendWr::send(3, SendData::Sges(&sge))]);
     assert_eq!(peer.rest(), b"");
 }
@@ -380,23 +380,23 @@ fn c81_a_refused_read_request_is_quoted_with_both_headers() {
 #[test]
 fn c82_a_read_that_is_refused_in_its_middle_is_quoted_from_there() {
     skip_if!(lacks_network());
-    // What TCP holds when the region goes decides between the two endings, of which each is legal
-    // and each is checked. That the position is right in every case is tested without a network
-    // (`iwarp/tests/terminate_reads.rs`).
+    // The data that TCP holds at the deregistration decides between the two endings; both are legal
+    // and both are checked. `iwarp/tests/terminate_reads.rs` tests without a network that the
+    // position is always right.
     let resets = (0..4).filter(|_| is_reset_in_its_middle()).count();
     println!("{resets} of 4 streams were reset");
 }
 
-/// The region of a Read Request goes while the response is sent. Either the Terminate quotes what
-/// is left of the request, or, where TCP had taken a segment that it cannot build any more, the
-/// stream is reset. Whether it was reset.
+/// The region of a Read Request is deregistered during the response. Either the Terminate quotes
+/// the rest of the request, or the stream is reset, because TCP had accepted a segment whose
+/// payload is no longer available. Returns whether it was reset.
 fn is_reset_in_its_middle() -> bool {
     let b = Responder::new();
     const LEN: u32 = 16 << 20;
     let mr = b.app.pd.alloc_mr(LEN as usize, ALL).unwrap();
     let mut peer = b.stream();
     b.recv(99, 0, 64);
-    // Little room, so that siwd cannot send all of it.
+    // A small receive buffer, so that siwd cannot send the whole response.
     nix::sys::socket::setsockopt(&peer.0, nix::sys::socket::sockopt::RcvBuf, &8192).unwrap();
     let request = ReadRequest {
         size: LEN,
@@ -406,7 +406,7 @@ fn is_reset_in_its_middle() -> bool {
     };
     peer.send(&request.message(1));
     let mut done = 0;
-    // Each segment of the response continues the one before it, and none is the last.
+    // Each segment of the response continues the previous one, and none is the last.
     let mut take_segment = |segment: &[u8]| {
         assert_eq!(segment[..2], [0x81, 0x42]);
         assert_eq!(segment[2..6], request.sink_stag.to_be_bytes());
@@ -439,14 +439,14 @@ fn is_reset_in_its_middle() -> bool {
             false
         }
         Err(error) => {
-            // Not a FIN: what came must not be taken for the whole.
+            // Not a FIN: the peer must not take the truncated data for the whole.
             assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{error}");
             true
         }
     };
     drop(peer);
     if is_reset {
-        // The refused request, or the segment that could not be built: whichever was met first.
+        // Either the refused request or the segment that could not be built is detected first.
         b.broken_by(&[ACCESS, FATAL]);
     } else {
         b.broken(ACCESS);
@@ -454,7 +454,7 @@ fn is_reset_in_its_middle() -> bool {
     is_reset
 }
 
-/// What ends a stream without the peer's doing has no header to quote.
+/// An error that is not caused by a message of the peer has no header to quote.
 #[test]
 fn c83_an_error_of_this_side_is_told_by_terminate_0_0_00_without_headers() {
     skip_if!(lacks_network());
@@ -487,7 +487,7 @@ fn c83_an_error_of_this_side_is_told_by_terminate_0_0_00_without_headers() {
         assert_eq!((wc.wr_id, wc.status), (wr_id, status));
     }
     b.broken(FATAL);
-    // And when the application itself wants the end.
+    // The same when the application asks for the Terminate.
     b.app.qp.reset().unwrap();
     let mut peer = b.stream();
     b.app.qp.modify(siw::QpState::Terminate).unwrap();

@@ -1,5 +1,5 @@
-//! siwd connects to listeners of Linux that do not do what they should, and to one, written by
-//! hand, that does.
+//! siwd connects to listeners on Linux sockets: most send faulty replies, one hand-written listener
+//! a correct one.
 
 use std::time::{Duration, Instant};
 
@@ -68,7 +68,7 @@ fn the_request_is_what_hardware_and_linux_want_and_the_ready_to_receive_comes_fi
 fn a_responder_without_ready_to_receive_is_met_without_it() {
     skip_if!(lacks_network());
     let b = Initiator::new();
-    // As Linux siw answers with A clear: no RTR.
+    // Like a reply of Linux siw with A clear: no RTR.
     let mut peer = b.answer(&reply(S, 2, &[0, 1, 0, 1]));
     let info = b.established();
     assert!(info.crc, "asked for by this side");
@@ -112,7 +112,7 @@ fn garbage_instead_of_a_reply_is_a_connect_error_that_says_so() {
         b.fails(words);
         assert_eq!(peer.rest(), b"", "{words}");
     }
-    // The queue pair may try again, and this one works.
+    // The queue pair can connect again, this time successfully.
     let _peer = b.answer(&reply(S | C, 2, &[0, 1, 0, 1]));
     b.established();
 }
@@ -133,7 +133,7 @@ fn c16_a_reject_brings_the_private_data_of_the_peer() {
 fn c22_an_unusable_reply_with_a_ready_to_receive_nobody_offered_is_terminated() {
     skip_if!(lacks_network());
     let b = Initiator::new();
-    // A and B: a zero-length Send, which was not offered.
+    // A and B: a zero-length Send, which siwd had not offered.
     let mut peer = b.answer(&reply(S | C, 2, &[0xc0, 1, 0, 1]));
     let t = peer.take_fpdu();
     assert_eq!(
@@ -247,7 +247,7 @@ fn a_closed_port_and_an_absent_host_are_told_apart() {
 fn c23_a_responder_that_reads_deeper_than_the_device_may_is_terminated_with_2_0_06() {
     skip_if!(lacks_network());
     let b = Initiator::new();
-    // ORD 200; a device has 128 at most.
+    // ORD 200; a device supports at most 128.
     let mut peer = b.answer(&reply(S | C, 2, &[0x80, 1, 0x80, 200]));
     let t = peer.take_fpdu();
     assert_eq!(t[18..22], [0x20, 0x06, 0, 0]);
@@ -258,13 +258,14 @@ fn c23_a_responder_that_reads_deeper_than_the_device_may_is_terminated_with_2_0_
 #[test]
 fn c26_a_reply_that_this_side_cannot_do_as_it_says_is_terminated_with_2_0_05() {
     skip_if!(lacks_network());
-    // Markers that the device does not send. The peer expects one before the Terminate.
+    // The reply asks for markers, which the device does not send. The peer expects one before the
+    // Terminate.
     let b = Initiator::with(&format!("{CONFIG}markers = \"never\"\n"));
     let mut peer = b.answer(&reply(M | S | C, 2, &[0, 1, 0, 1]));
     let told = terminate([0x20, 0x05, 0, 0], b"");
     assert_eq!(peer.rest(), with_markers(&told));
     b.fails("markers");
-    // A reply that leaves the CRC out, when the device insists on it.
+    // A reply without CRC, although the device requires it.
     let b = Initiator::with(&format!("{CONFIG}crc = \"required\"\n"));
     let mut peer = b.answer(&reply(S, 2, &[0, 1, 0, 1]));
     assert_eq!(peer.rest(), told);
@@ -317,11 +318,11 @@ fn a_connect_waits_for_its_reply_as_long_as_the_application_says() {
     assert_eq!(peer.rest(), b"");
 }
 
-/// Every kind of ready-to-receive, as its initiator (RFC 6581 section 9).
+/// Each ready-to-receive kind, sent by siwd as the initiator (RFC 6581 section 9).
 #[test]
 fn the_ready_to_receive_that_the_reply_names_is_sent_before_anything_else() {
     skip_if!(lacks_network());
-    // B beside the IRD, C and D beside the ORD.
+    // Flag B is next to the IRD, C and D are next to the ORD.
     for (kind, b_flag, cd, control) in [
         ("send", 0xc0, 0x00, [0x41, 0x43]),
         ("write", 0x80, 0x80, [0xc1, 0x40]),
@@ -352,7 +353,7 @@ fn the_ready_to_receive_that_the_reply_names_is_sent_before_anything_else() {
             answer.extend(&rtr[18..30]);
             peer.send(&fpdu(&answer));
         }
-        // The ready-to-receive Send has taken message number 1.
+        // The ready-to-receive Send used message number 1.
         let u = peer.take_fpdu();
         let msn = 1 + u32::from(kind == "send");
         assert_eq!(

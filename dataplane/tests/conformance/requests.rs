@@ -56,15 +56,15 @@ fn c6_c21_a_revision_2_request_is_answered_with_depths_and_one_ready_to_receive_
     assert_eq!(ord & 0x3fff, 4, "no more reads than the initiator holds");
     let info = b.established();
     assert_eq!((info.mpa_rev, info.ord), (2, 4));
-    // The ready-to-receive Write: nothing in it, on an STag that is none.
+    // The ready-to-receive Write: zero-length, with an invalid STag.
     peer.send(&write(true, 1, 0, b""));
     b.recv(1, 0, 64);
     peer.send(&send(true, 1, 0, b"after it"));
     assert_eq!(b.app.wc().status, WcStatus::SUCCESS);
 }
 
-/// Every kind of ready-to-receive, met as the responder (RFC 6581 section 9): none of them takes a
-/// receive work request, and siwd may send behind it.
+/// Each ready-to-receive kind, received by siwd as the responder (RFC 6581 section 9): none of them
+/// consumes a receive work request, and siwd may send afterwards.
 #[test]
 fn a_ready_to_receive_of_every_kind_opens_the_stream_and_takes_no_receive() {
     skip_if!(lacks_network());
@@ -98,7 +98,7 @@ fn a_ready_to_receive_of_every_kind_opens_the_stream_and_takes_no_receive() {
             "write" => write(true, 1, 0, b""),
             _ => empty_read.message(1),
         });
-        // Both may come first.
+        // The two may arrive in either order.
         let mut first = peer.take_fpdu();
         if kind == "read" {
             let second = peer.take_fpdu();
@@ -370,11 +370,11 @@ fn c22_a_request_whose_ready_to_receive_the_device_has_not_is_rejected() {
     skip_if!(lacks_network());
     let b = Responder::with(&format!("{CONFIG}rtr = [\"write\"]\n"));
     let mut peer = b.peer();
-    // A; D only: by Read.
+    // A; D only: Read.
     peer.send(&request(S | C, 2, &[0x80, 4, 0x40, 4]));
     let (flags, _, data) = peer.take_mpa(b"MPA ID Rep Frame");
     assert_eq!(flags & R, R);
-    // A; C only: what the device has.
+    // A; C only: the kind that the device supports.
     assert_eq!((data[0] & 0xc0, data[2] & 0xc0), (0x80, 0x80));
     assert_eq!(peer.rest(), b"");
     b.nothing_heard();

@@ -1,6 +1,7 @@
-//! What RFC 5042 and RFC 5040 section 8.1.1 ask for, seen from the peer's side, beyond what the
-//! numbered tests show: protection domains (c43, c69, c76), bounds (c45 to c47), keys that are gone
-//! (c41, c42), rights (c48, c70, c77), too many requests (c74), silence (c12).
+//! Requirements of RFC 5042 and RFC 5040 section 8.1.1, tested by a remote peer. The numbered tests
+//! cover protection domains (c43, c69, c76), bounds (c45 to c47), invalidated keys (c41, c42),
+//! access rights (c48, c70, c77), too many requests (c74) and silence (c12); this file covers the
+//! rest.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -93,13 +94,13 @@ fn an_error_of_one_stream_leaves_the_others_alone() {
     assert_eq!(b.app.wc().status, WcStatus::SUCCESS);
 }
 
-/// What was asked for or offered before the key went is not placed after it (RFC 5042 section 6.1;
-/// for what the peer writes by itself see c42).
+/// Data requested or receives posted before the deregistration of a key are not placed after it
+/// (RFC 5042 section 6.1; c42 covers the peer's own writes).
 #[test]
 fn nothing_is_placed_into_a_sink_or_a_receive_that_was_deregistered() {
     skip_if!(lacks_network());
     let b = Responder::new();
-    // In the middle of a Read Response.
+    // The sink is deregistered in the middle of a Read Response.
     let sink = b.app.pd.alloc_mr(4096, ALL).unwrap();
     let mut peer = b.stream();
     b.recv(98, 0, 16);
@@ -130,7 +131,7 @@ fn nothing_is_placed_into_a_sink_or_a_receive_that_was_deregistered() {
     arena.read(at, &mut now).unwrap();
     assert_eq!(&now, b"first 8!\0\0\0\0\0\0\0\0");
 
-    // A receive whose memory went before its message came.
+    // The memory of a posted receive is deregistered before the message arrives.
     b.app.qp.reset().unwrap();
     let inbox = b.app.pd.alloc_mr(4096, ALL).unwrap();
     let mut peer = b.stream();
@@ -155,8 +156,8 @@ fn nothing_is_placed_into_a_sink_or_a_receive_that_was_deregistered() {
     assert_eq!(now, [0; 16]);
 }
 
-/// A peer that fills a completion queue that is too short for what it may send ends the queue pairs
-/// of that queue (RFC 5042 section 6.4.3.2).
+/// A peer that overflows a completion queue that is too short for its messages ends only the queue
+/// pairs of that queue (RFC 5042 section 6.4.3.2).
 #[test]
 fn a_peer_that_overflows_a_completion_queue_ends_its_own_queue_pairs_only() {
     skip_if!(lacks_network());
@@ -196,8 +197,8 @@ fn a_peer_that_overflows_a_completion_queue_ends_its_own_queue_pairs_only() {
     b.goes_on();
 }
 
-/// An established stream whose peer vanished silently is noticed by keepalive, where the
-/// configuration asks for it, and gives its resources back.
+/// With keepalive configured, siwd detects an established stream whose peer vanished silently, and
+/// frees its resources.
 #[test]
 fn an_idle_stream_whose_peer_has_vanished_is_reaped() {
     skip_if!(lacks_network());
@@ -205,7 +206,7 @@ fn an_idle_stream_whose_peer_has_vanished_is_reaped() {
     let b = Responder::with(&config);
     let _peer = b.stream();
     b.recv(99, 0, 64);
-    // One that is only idle answers the probes, and stays.
+    // A peer that is only idle answers the probes, and the stream stays.
     let probes = || {
         let stats: serde_json::Value =
             serde_json::from_str(&b.app.ctx.read_stats().unwrap()).unwrap();
@@ -217,7 +218,7 @@ fn an_idle_stream_whose_peer_has_vanished_is_reaped() {
         std::thread::sleep(Duration::from_millis(20));
     }
     b.nothing_heard();
-    // Nobody has the address any more: nothing is answered.
+    // The peer's address is removed: no answer comes any more.
     b.ns.ip("addr del 10.77.0.2/24 dev tap0");
     b.broken(AsyncEventKind::QpFatal);
 }

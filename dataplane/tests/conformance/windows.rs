@@ -1,6 +1,6 @@
-//! Memory windows and fast registrations under the eyes of a scripted peer: what is bound to one
-//! stream is refused on others, what is shared is not the peer's to invalidate, and nothing is
-//! placed once a key is gone, be it in the middle of a message.
+//! Memory windows and fast registrations, tested by a scripted peer: a key bound to one stream is
+//! refused on others, the peer cannot invalidate a shared key, and nothing is placed after a key
+//! was invalidated, even in the middle of a message.
 
 use crate::bench::{Responder, quoting};
 use crate::common::net::lacks_network;
@@ -13,7 +13,7 @@ use siw::{
 
 const BINDABLE: Access = Access(31);
 
-/// Binds and waits until it is done.
+/// Binds a window and waits for the completion.
 fn bind(e: &End, qp: &Qp, mw: &Mw, to: &MwBind) -> u32 {
     let key = mw.post_bind(qp, 7, WrFlags::SIGNALED, to).unwrap();
     let wc = e.wc();
@@ -42,7 +42,7 @@ fn c44_a_window_of_another_stream_is_answered_by_terminate_1_1_02() {
     let f = write(true, key, mr.addr(), b"not yours");
     b.refuses(&f, [0x11, 0x02]);
     assert_eq!(contents(&mr, 0, 9), [0; 9]);
-    // Its own stream may.
+    // The stream to which it is bound may write through it.
     own.send(&f);
     own.send(&send(true, 1, 0, b""));
     assert_eq!(own.rest(), quoting([0x12, 0x02], &send(true, 1, 0, b"")));
@@ -83,7 +83,7 @@ fn c45_c46_a_window_ends_at_its_own_bytes_and_not_at_its_regions() {
         b.app.qp.reset().unwrap();
     }
     assert_eq!(contents(&mr, 0, 4096), vec![0; 4096]);
-    // For writing alone: it cannot be read.
+    // The key permits remote writes only: a Read is refused.
     let r = ReadRequest {
         sink_stag: 1,
         sink_to: 0,
@@ -141,7 +141,7 @@ fn c42_a_window_that_goes_within_a_message_takes_the_rest_of_it_along() {
                 b.app.qp.post_send(&[SendWr::local_inv(1, key)]).unwrap();
                 assert_eq!(b.app.wc().opcode, WcOpcode::LOCAL_INV);
             }
-            // The same bytes, but under another key.
+            // The same bytes under another key.
             1 => {
                 bind(&b.app, &b.app.qp, &mw, &to);
             }

@@ -1,5 +1,5 @@
-//! What comes after message number 0xFFFFFFFF (RFC 5041 section 4.3): a stream that begins there,
-//! as `first_msn` of the device says, since 2^32 messages are too many to wait for.
+//! Message numbers beyond 0xFFFFFFFF (RFC 5041 section 4.3): the streams begin near that number,
+//! set by `first_msn` of the device, since a test cannot send 2^32 messages.
 
 use crate::bench::{CONFIG, Responder, quoting};
 use crate::common::net::lacks_network;
@@ -7,7 +7,7 @@ use crate::common::peer::{AtomicRequest, ReadRequest, send, untagged};
 use crate::skip_if;
 use siw::{Access, AsyncEventKind, SendData, SendWr, WcStatus};
 
-/// The last number, the one after it, and that after zero.
+/// The last number before the wrap and the two after it.
 const NUMBERS: [u32; 3] = [u32::MAX, 0, 1];
 
 #[test]
@@ -19,7 +19,7 @@ fn c57_after_the_last_message_number_comes_zero_in_every_queue() {
     (0..3).for_each(|i| b.recv(i, 0, 64));
     b.recv(99, 0, 64);
 
-    // Queue 0 and 1 of the peer, and queue 3 of siwd's answers.
+    // Queues 0 and 1 of the peer, and queue 3 with siwd's answers.
     for (i, msn) in (0..).zip(NUMBERS) {
         peer.send(&send(true, msn, 0, b"across"));
         let wc = b.app.wc();
@@ -49,7 +49,7 @@ fn c57_after_the_last_message_number_comes_zero_in_every_queue() {
         assert_eq!(peer.take_fpdu()[..2], [0xc1, 0x42]);
     }
 
-    // Queue 0 and 1 of siwd.
+    // Queues 0 and 1 of siwd.
     let sge = [b.app.mr.sge(0, 4)];
     for msn in NUMBERS {
         b.app
@@ -68,7 +68,7 @@ fn c57_after_the_last_message_number_comes_zero_in_every_queue() {
         }
     }
 
-    // An old number is as old as ever.
+    // A number from before the wrap is still refused as old.
     let f = untagged([0x41, 0x43], 0, 0, u32::MAX, 0, b"again");
     peer.send(&f);
     assert_eq!(peer.rest(), quoting([0x12, 0x03], &f));
