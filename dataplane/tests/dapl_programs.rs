@@ -1,4 +1,4 @@
-//! The tests of DAPL, dtest and dapltest, over its provider for rdma_cm.
+//! DAPL's tests, dtest and dapltest, over its rdma_cm provider.
 
 mod common;
 
@@ -7,8 +7,8 @@ use common::programs::{Program, await_listeners, is_installed, start_listening};
 
 const PACKAGE: &str = "dapl2-utils";
 
-/// dtest has a fixed port for its control connection: each run has a network of its own. The last
-/// column of the table is the state of a socket that listens.
+/// dtest uses a fixed port for its control connection, so each run gets a network of its own. The
+/// last column of the table is the state of a listening socket.
 const BOTH_SIDES: &str = r"
 ip link set lo up
 dtest -P siw1 $* & server=$!
@@ -17,7 +17,8 @@ dtest -P siw0 -h 10.77.0.2 $*; client=$?
 wait $server && exit $client
 ";
 
-/// Names DAPL's adapters as siwd names its devices; what sets the environment for it.
+/// Registers siwd's devices as DAPL adapters under the same names. Returns the environment settings
+/// for this.
 fn describe_adapters(daemon: &Daemon) -> String {
     let file = daemon.dir.path().join("dat.conf");
     let line = |name, ip| {
@@ -37,7 +38,7 @@ fn dtest_passes_on_both_sides() {
     let env = describe_adapters(&daemon);
     let script = daemon.dir.path().join("dtest.sh");
     std::fs::write(&script, BOTH_SIDES).unwrap();
-    // Writes and reads with messages between them; writes back and forth with verification.
+    // Writes and reads with messages between them; writes in both directions with verification.
     for options in ["-B 20 -b 65536", "-W -D -B 20 -b 16384"] {
         let line = format!("{env} unshare -n sh {} {options}", script.display());
         let said = Program::start(&daemon, &line).succeed();

@@ -1,4 +1,5 @@
-//! When a deregistration is answered: frames that refer to the memory have left the ports by then.
+//! Time at which a deregistration is answered: frames that refer to the memory have left the ports
+//! by then.
 
 mod common;
 
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use siw::{Access, Opcode, SendData, SendWr, WcStatus, WrFlags};
 
-/// A ring pair whose frames refer to registered memory, or do not.
+/// Starts a ring pair whose frames refer to registered memory or contain copies.
 fn start_with(payload: &str) -> Daemon {
     let line = format!("pair = \"lo\"\ntx_payload = \"{payload}\"");
     let config = LOOPBACK.replace("pair = \"lo\"", &line);
@@ -16,7 +17,7 @@ fn start_with(payload: &str) -> Daemon {
     Daemon::start(&config.replace("[workers]", one_worker), &[])
 }
 
-/// Waits until the daemon's worker sleeps: then it holds no memory key.
+/// Waits until the daemon's worker sleeps and thus holds no memory key.
 fn await_sleep(d: &Daemon) {
     let pid = d.child.id();
     let end = Instant::now() + PATIENCE;
@@ -67,7 +68,8 @@ fn a_deregistration_waits_for_frames_that_a_worker_may_hold() {
     }
 }
 
-/// Memory comes and goes while a connection sends from other memory by reference all the time.
+/// Registers and deregisters memory while a connection continuously sends other memory by
+/// reference.
 #[test]
 fn a_deregistration_ends_beside_a_stream_of_frames() {
     const LEN: usize = 64 << 10;
@@ -90,7 +92,7 @@ fn a_deregistration_ends_beside_a_stream_of_frames() {
     for round in 0..ROUNDS {
         let fleeting = pd.alloc_mr(LEN, Access::LOCAL_WRITE).unwrap();
         fleeting.write(0, &pattern(round, LEN)).unwrap();
-        // What is behind it is under way while the memory goes.
+        // The requests behind it are in progress while the memory is deregistered.
         for (memory, wr_id) in [(&a.mr, 1), (&fleeting, 2), (&a.mr, 3), (&a.mr, 4)] {
             write(memory, wr_id);
         }

@@ -1,5 +1,5 @@
-//! `siwrun doctor`: what it says of programs of the distribution and of files made here, before
-//! they are run.
+//! `siwrun doctor`: its findings about programs of the distribution and about files made here,
+//! before they are run.
 
 mod common;
 
@@ -10,7 +10,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The exit code, and the findings with a severity of which something fails: `what` of each.
+/// Returns the exit code and the text of each finding that is more than a note.
 fn examine(program: impl AsRef<OsStr>) -> (i32, Vec<String>) {
     let out = Command::new(siwrun())
         .args(["doctor", "--json"])
@@ -36,7 +36,7 @@ fn says(findings: &[String], text: &str) -> bool {
     findings.iter().any(|what| what.contains(text))
 }
 
-/// A program of C, or none where there is no compiler.
+/// Compiles a C program; returns `None` without a compiler.
 fn compile(folder: &Path, name: &str, source: &str, flags: &[&str]) -> Option<PathBuf> {
     if !is_installed("cc", "gcc") {
         return None;
@@ -87,7 +87,7 @@ fn what_is_no_elf_file_is_refused() {
     let (code, said) = examine(&text);
     assert_eq!(code, 2);
     assert!(says(&said, "no ELF file"), "{said:?}");
-    // Cut off behind the identification, or anywhere else: an error, not a panic.
+    // Truncated after the identification or anywhere else: an error, not a panic.
     let whole = std::fs::read(siwrun()).unwrap();
     for length in [4, 17, 19, 63, 64, 4096] {
         std::fs::write(&text, &whole[..length]).unwrap();
@@ -100,7 +100,7 @@ fn another_processor_is_found() {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("program");
     let mut bytes = std::fs::read(siwrun()).unwrap();
-    // e_machine: EM_S390, which is no machine of siwd.
+    // e_machine: EM_S390, which siwd does not support.
     bytes[18] = 22;
     std::fs::write(&program, bytes).unwrap();
     let (code, findings) = examine(&program);
@@ -122,7 +122,7 @@ fn static_linking_is_found() {
     }
 }
 
-/// A library in place of libibverbs with a function and a version node that nobody else has.
+/// Tests a libibverbs replacement with a function and a version node that siwd's library lacks.
 #[test]
 fn missing_functions_and_versions_are_found() {
     let folder = tempfile::tempdir().unwrap();
@@ -147,7 +147,7 @@ fn missing_functions_and_versions_are_found() {
     assert_eq!(code, 1);
     assert!(says(&findings, "ibv_of_nobody@IBVERBS_1.1"), "{findings:?}");
     assert!(says(&findings, "version IBVERBS_9.9"), "{findings:?}");
-    // The folder has the program and the library, which only counts as a copy.
+    // The folder holds the program and the library; the library counts as a copy only.
     assert_eq!(examine(path), (1, findings));
 }
 
@@ -179,7 +179,8 @@ fn libraries_that_a_program_needs_are_examined() {
     assert!(says(&findings, "rdma_join_multicast"), "{findings:?}");
 }
 
-/// ld.so asks the file that a program was linked with for its versions: the copy of a wheel has them.
+/// ld.so looks up versions in the file that a program was linked with; the copy in a wheel has
+/// them.
 #[test]
 fn a_copy_under_another_name_has_what_is_missing() {
     let folder = tempfile::tempdir().unwrap();
@@ -203,7 +204,7 @@ fn a_copy_under_another_name_has_what_is_missing() {
     let (code, findings) = examine(&program);
     assert_eq!(code, 1);
     assert!(says(&findings, "version IBVERBS_9.9"), "{findings:?}");
-    // It starts, with the rest from siwd's library.
+    // It starts, with the remaining symbols from siwd's library.
     let links = path.join("links");
     let status = Command::new(siwrun())
         .arg("--links")
@@ -213,7 +214,7 @@ fn a_copy_under_another_name_has_what_is_missing() {
     assert!(status.success(), "{status}");
 }
 
-/// A wheel with these files in its folder `package.libs`, made by python3, which deflates them.
+/// Makes a wheel with these files in its folder `package.libs`; python3 compresses them.
 fn pack_wheel(folder: &Path, files: &[&Path]) -> Option<PathBuf> {
     if !is_installed("python3", "python3") {
         return None;
@@ -257,7 +258,7 @@ fn the_libraries_in_a_wheel_are_examined() {
     assert_eq!(code, 1);
     assert_eq!(findings.len(), 1, "{findings:?}");
     assert!(says(&findings, "rdma_join_multicast"), "{findings:?}");
-    // It says in which file, and finds the wheel in a folder too.
+    // The output names the file; a wheel in a folder is found too.
     let doctor = |what: &Path| Command::new(siwrun()).arg("doctor").arg(what).output();
     for what in [&wheel, &wheels] {
         let said = String::from_utf8(doctor(what).unwrap().stdout).unwrap();
@@ -268,7 +269,7 @@ fn the_libraries_in_a_wheel_are_examined() {
 
     pack_wheel(&wheels, &[&fine]).unwrap();
     assert_eq!(examine(&wheel), (0, vec![]));
-    // Nothing of RDMA is in it.
+    // A wheel without ELF files.
     pack_wheel(&wheels, &[]).unwrap();
     let (code, said) = examine(&wheel);
     assert_eq!(code, 2);
@@ -293,7 +294,7 @@ fn a_damaged_wheel_is_refused() {
         assert_eq!(code, 2, "{length} bytes: {said:?}");
         assert!(says(&said, "cannot read"), "{said:?}");
     }
-    // A changed byte within the compressed library.
+    // A corrupted byte in the compressed library.
     let mut bytes = whole;
     let middle = bytes.len() / 2;
     bytes[middle] ^= 0x55;

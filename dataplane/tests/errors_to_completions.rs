@@ -1,6 +1,6 @@
-//! Every way in which a stream ends, and what it makes of the work requests that are posted:
-//! each completes exactly once, in posting order, sends before receives, with the status that
-//! the error has (RFC 5040 sections 5.4 and 7).
+//! Each way in which a stream ends, and the completions of the posted work requests: each completes
+//! exactly once, in posting order, sends before receives, with the status of the error (RFC 5040
+//! sections 5.4 and 7).
 
 mod common;
 
@@ -31,7 +31,7 @@ struct Bench {
     siwd: Daemon,
 }
 
-/// A connection whose other end is written by hand.
+/// A connection with a hand-written peer.
 struct Stream {
     app: End,
     peer: Peer,
@@ -73,8 +73,8 @@ impl Bench {
 }
 
 impl Stream {
-    /// READ 1, WRITE 2, unsignaled SEND 3, READ 4, receives 11 and 12; the ULPDUs of the sends
-    /// as they came over the wire.
+    /// Posts READ 1, WRITE 2, unsignaled SEND 3, READ 4, and receives 11 and 12. Returns the ULPDUs
+    /// of the sends as the peer received them.
     fn loaded(&mut self) -> Vec<Vec<u8>> {
         let a = &self.app;
         for wr_id in [11, 12] {
@@ -96,7 +96,7 @@ impl Stream {
         (0..4).map(|_| self.peer.take_fpdu()).collect()
     }
 
-    /// All completions: work request and status.
+    /// Takes `n` completions, which must be all of them; returns work request ids and statuses.
     fn completions(&self, n: usize) -> Vec<(u64, WcStatus)> {
         let all = (0..n).map(|_| {
             let wc = self.app.wc();
@@ -117,7 +117,7 @@ impl Stream {
             "{all:?}"
         );
         assert_eq!(self.app.qp.outstanding_sends(), 0);
-        // What is posted now is flushed too, once.
+        // Requests posted now are flushed too, once.
         let late = SendWr::send(90, SendData::Sges(&[])).with_flags(WrFlags::NONE);
         self.app.qp.post_send(&[late]).unwrap();
         self.app
@@ -154,7 +154,7 @@ fn flushed(ids: &[u64]) -> Vec<(u64, WcStatus)> {
     ids.iter().map(|i| (*i, ALL_FLUSHED)).collect()
 }
 
-/// The Read Response to a Read Request that asks for 100 bytes.
+/// The Read Response to a Read Request of 100 bytes.
 fn response(read_request: &[u8]) -> Vec<u8> {
     let mut u = vec![0xc1, 0x42];
     u.extend(&read_request[18..30]);
@@ -168,8 +168,8 @@ fn a_terminate_fails_the_request_it_is_about_and_flushes_the_rest() {
     let b = Bench::new();
     use AsyncEventKind::*;
     let rows = [
-        // Layer and type, code, status, event; the headers of the first Read Request are quoted
-        // where they have to be.
+        // Layer and type, code, status, event. The headers of the first Read Request are quoted
+        // where the error requires it.
         ([0x01, 0x00], WcStatus::REM_ACCESS_ERR, QpAccessErr),
         ([0x01, 0x01], WcStatus::REM_ACCESS_ERR, QpAccessErr),
         ([0x01, 0x02], WcStatus::REM_ACCESS_ERR, QpAccessErr),
@@ -285,7 +285,7 @@ fn a_graceful_close_of_the_peer_flushes_without_an_error_event() {
 fn an_error_found_here_flushes_the_sends_and_the_receive_under_way() {
     skip_if!(lacks_network());
     let b = Bench::new();
-    // A bad CRC while a Send is half received; the events are those of protocol errors.
+    // A bad CRC after the first segment of a Send; the events are those of protocol errors.
     let mut s = b.stream();
     s.loaded();
     s.peer.send(&send(false, 1, 0, b"first half"));
@@ -296,7 +296,7 @@ fn an_error_found_here_flushes_the_sends_and_the_receive_under_way() {
     s.peer.fin();
     assert_eq!(s.completions(6), flushed(&[1, 2, 3, 4, 11, 12]));
     assert_eq!(s.event(), Some(AsyncEventKind::QpFatal));
-    // A Send beyond the receive: LOC_LEN_ERR, in front of the flush of the others.
+    // A Send longer than its receive: LOC_LEN_ERR, then the others are flushed.
     let mut s = b.stream();
     s.loaded();
     s.peer.send(&send(true, 1, 0, &[1; 65]));
@@ -348,7 +348,7 @@ fn an_error_found_here_flushes_the_sends_and_the_receive_under_way() {
     assert_eq!(s.event(), Some(AsyncEventKind::QpFatal));
 }
 
-/// Both ends are siwd's.
+/// siwd at both ends.
 #[test]
 fn errors_of_both_ends_complete_everything_once() {
     let daemon = Daemon::loopback();
@@ -408,7 +408,7 @@ fn errors_of_both_ends_complete_everything_once() {
             .map(|w| (w.wr_id, w.status))
             .collect();
         let first = got[0].1;
-        // A local error can be found while the READ before is under way.
+        // A local error may be found while the READ before it is still in progress.
         assert!(
             first == WcStatus::SUCCESS || first == ALL_FLUSHED,
             "{opcode:?} {got:?}"

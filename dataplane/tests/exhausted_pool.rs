@@ -1,5 +1,6 @@
-//! A pool of packet buffers that is deliberately small, and peers that make the daemon hold all of
-//! it: what finds no room is dropped and comes again, others go on, and everything comes back.
+//! A deliberately small pool of packet buffers and peers that make the daemon hold all of them:
+//! packets without a buffer are dropped and retransmitted, other connections continue, and all
+//! buffers come back.
 
 mod common;
 
@@ -22,7 +23,7 @@ fn lacks() -> Option<String> {
     lacks_network().or_else(|| missing_program("ethtool"))
 }
 
-/// A device on the link, and two that are joined inside: all of one pool.
+/// Starts a daemon with a device on the link and an internal pair of devices, all with one pool.
 fn siwd(ns: &Netns) -> Daemon {
     let config = format!(
         r#"
@@ -61,7 +62,7 @@ fn wait_free(daemon: &Daemon, least: u64) {
     }
 }
 
-/// One WRITE between the two inner devices, compared.
+/// Performs one WRITE between the two inner devices; the data is compared.
 fn write(a: &End, b: &End, n: u64) {
     let len = a.mr.len();
     a.fill(n);
@@ -102,7 +103,7 @@ fn what_is_held_out_of_order_is_bounded_and_others_go_on() {
     let SocketAddr::V4(to) = to else {
         unreachable!()
     };
-    // Each sends every other byte, and its first one last.
+    // Each peer sends every other byte, the first byte last.
     let mut peers: Vec<_> = (0..8)
         .map(|i| {
             let ip = Ipv4Addr::new(10, 77, 0, 10 + i);
@@ -110,7 +111,7 @@ fn what_is_held_out_of_order_is_bounded_and_others_go_on() {
             for at in (1..request.len()).step_by(2) {
                 p.send_ahead(at, &request[at..at + 1]);
             }
-            // Ours to look at again: everything before it was worked.
+            // An answer shows that the daemon has processed everything before it.
             p.segment();
             p
         })
@@ -125,7 +126,7 @@ fn what_is_held_out_of_order_is_bounded_and_others_go_on() {
     for n in 2..10 {
         write(&a, &b, n);
     }
-    // The holes are filled, for one after another.
+    // The peers fill their holes, one after the other.
     for p in &mut peers {
         p.send(&request);
         match cm.get_event(Some(PATIENCE)).unwrap() {
@@ -161,7 +162,7 @@ fn more_connections_than_buffers_each_with_half_a_word_only_delay_the_others() {
     let (a, b) = inner_pair(&d);
     write(&a, &b, 1);
     let before = free(&d);
-    // A byte of a request, which stays unread until the rest is there.
+    // Each sends one byte of a request, which stays unread until the rest arrives.
     let begin = Instant::now();
     let mut half = Vec::new();
     while half.len() < BUFFERS as usize + 100 {
@@ -170,7 +171,7 @@ fn more_connections_than_buffers_each_with_half_a_word_only_delay_the_others() {
                 Ok(()) => half.push(s),
                 Err(_) => break,
             },
-            // Nobody is served any more, unless the machine has other things to do.
+            // A timeout means that the pool is exhausted, unless the machine is just busy.
             Err(_) if free(&d) < before / 2 => break,
             Err(error) => assert!(begin.elapsed() < PATIENCE, "{error}"),
         }
@@ -182,15 +183,15 @@ fn more_connections_than_buffers_each_with_half_a_word_only_delay_the_others() {
         begin.elapsed()
     );
     assert!(left < before / 2, "{left} of {before}");
-    // Whatever is left of them, what others began ends; at the latest when the requests are
-    // given up.
+    // The remaining buffers suffice for the transfers of others, at the latest after the requests
+    // timed out.
     for n in 2..10 {
         write(&a, &b, n);
     }
     wait_free(&d, before);
     for mut s in half {
-        // Reset, or closed. A reset among hundreds may find no room to leave: then it answers what
-        // comes next.
+        // Reset or closed. One of hundreds of resets may find no buffer; the connection then
+        // answers the next segment with a reset.
         s.set_read_timeout(Some(Duration::from_millis(200)))
             .unwrap();
         let waits = |r: &std::io::Result<usize>| matches!(r, Err(error) if error.kind() == std::io::ErrorKind::WouldBlock);
@@ -202,7 +203,7 @@ fn more_connections_than_buffers_each_with_half_a_word_only_delay_the_others() {
         }
         assert!(!matches!(last, Ok(1)) && !waits(&last), "{last:?}");
     }
-    // Everybody is served again.
+    // New connections are served again.
     let mut s = ns.run(|| TcpStream::connect(to).unwrap());
     patient(&s);
     s.write_all(&common::peer::request(common::peer::C, 1, b"late"))
@@ -235,13 +236,13 @@ fn readers_that_stop_leave_room_for_one_that_reads_and_lose_nothing() {
         .collect();
     std::thread::scope(|t| {
         for s in &sockets {
-            // The echo has nowhere to go: what is written stays with the endpoint.
+            // The echo blocks: data written stays with the endpoint.
             t.spawn(|| {
                 write_pattern(s, BYTES);
                 s.shutdown(Shutdown::Write).unwrap();
             });
         }
-        // One that reads gets all of its own, whatever the others hold.
+        // A client that reads gets all of its data, although the others hold buffers.
         let s = dial(&ns, OURS, 2000).unwrap();
         std::thread::scope(|u| {
             u.spawn(|| {

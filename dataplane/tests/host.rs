@@ -1,4 +1,4 @@
-//! What siwd takes from its host and gives back: readiness, hugepages, core claims.
+//! siwd's use of host resources: readiness notification, hugepages, core claims.
 
 mod common;
 
@@ -75,7 +75,7 @@ fn hugepages_are_used_and_given_back() {
             .filter_map(Result::ok)
             .filter(|e| e.file_name().to_string_lossy().contains("siwd"))
             .filter(|e| {
-                // Folders of daemons that other tests run right now.
+                // Skips folders of daemons that other tests are running.
                 let name = e.file_name().to_string_lossy().into_owned();
                 let pid = name.rsplit('-').next().unwrap_or("").to_owned();
                 !std::path::Path::new("/proc").join(pid).exists()

@@ -1,8 +1,9 @@
-//! Honest clients beside hostile ones: the honest ones lose nothing, the hostile ones leave nothing.
+//! Honest clients alongside hostile ones: the honest ones lose no data, and no resources of the
+//! hostile ones remain.
 //!
-//! The attacks are those of `hostile_client/`, a program of its own that knows the ABI and nothing
-//! else of ours. `./benches/figures trust` measures what share of its throughput an honest client
-//! keeps; here it has to get on at all.
+//! The attacks are in `hostile_client/`, a separate program that depends on the ABI crate only.
+//! `./benches/figures trust` measures the share of its throughput that an honest client keeps; the
+//! tests here require only progress.
 
 mod common;
 
@@ -13,17 +14,17 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long each attack lasts: short, unless the environment asks for more.
+/// Duration of each attack: short, unless the environment sets a longer one.
 fn attack_time() -> Duration {
     let seconds = std::env::var("SIW_ATTACK_SECONDS").ok();
     let seconds = seconds.map(|text| text.parse().expect("SIW_ATTACK_SECONDS: a number"));
     Duration::from_secs_f64(seconds.unwrap_or(0.5))
 }
 
-/// Bytes of each transfer of the honest client.
+/// Size of the honest client's transfers in bytes.
 const MESSAGE: usize = 4096;
 
-/// The program that attacks, under way.
+/// A running attack program.
 struct Hostile {
     child: Child,
     stdout: BufReader<ChildStdout>,
@@ -46,7 +47,7 @@ impl Hostile {
         Hostile { child, stdout }
     }
 
-    /// What it did, when it has ended.
+    /// Waits for its end and returns its report.
     fn finish(mut self) -> String {
         let mut report = String::new();
         self.stdout.read_to_string(&mut report).unwrap();
@@ -62,7 +63,7 @@ impl Drop for Hostile {
     }
 }
 
-/// WRITEs of a pattern until `stop`, each completed and looked at; how many.
+/// Performs WRITEs of a pattern until `stop`, checks each of them, and counts them in `transfers`.
 fn transfer_until(ends: &(End, End), stop: &AtomicBool, transfers: &AtomicU64) {
     let (from, to) = ends;
     let sges = [from.mr.sge(0, MESSAGE)];
@@ -91,13 +92,13 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// Descriptors of a process.
+/// Number of open descriptors of the daemon.
 fn descriptors(daemon: &Daemon) -> usize {
     let folder = format!("/proc/{}/fd", daemon.child.id());
     std::fs::read_dir(folder).unwrap().count()
 }
 
-/// Waits until a daemon has what it had before.
+/// Waits until the daemon has at most `before` descriptors.
 fn wait_for_descriptors(daemon: &Daemon, before: usize) {
     let end = Instant::now() + PATIENCE;
     while descriptors(daemon) > before {
@@ -110,7 +111,7 @@ fn wait_for_descriptors(daemon: &Daemon, before: usize) {
     }
 }
 
-/// What is served at all, from one client to another.
+/// Transfers a message between two new clients.
 fn exchange_once(daemon: &Daemon) {
     let (from, to) = pair(daemon, MESSAGE);
     from.fill(9);
@@ -121,14 +122,14 @@ fn exchange_once(daemon: &Daemon) {
     assert_eq!(to.read(0, MESSAGE), from.read(0, MESSAGE));
 }
 
-/// An honest client beside one of this kind: it gets on, a new one is served during the attack and
-/// after it, and the daemon is left as it was.
+/// Runs an honest client alongside an attack of this kind: it makes progress, a new client is
+/// served during the attack and after it, and the daemon returns to its former state.
 fn stays_honest_beside(kind: &str) {
     stays_honest_with(LOOPBACK, kind);
 }
 
 fn stays_honest_with(config: &str, kind: &str) {
-    // Built before anything is measured.
+    // Built before the measurement.
     hostile_client();
     let daemon = Daemon::start(config, &[]);
     exchange_once(&daemon);
@@ -198,7 +199,7 @@ attacks! {
     objects_made_and_destroyed_without_end_stop_nobody: "create-destroy";
 }
 
-/// What the daemon has, for all clients together: clients, queue pairs, connections, regions.
+/// Objects of the daemon, all clients together: clients, queue pairs, connections, regions.
 fn objects(ctx: &Context) -> [u64; 4] {
     let text = ctx.read_stats().unwrap();
     let stats: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -219,7 +220,7 @@ fn objects(ctx: &Context) -> [u64; 4] {
 
 #[test]
 fn clients_killed_at_random_points_leave_nothing() {
-    /// Clients that each of two threads has killed.
+    /// Clients killed by each of two threads.
     const KILLS: u64 = 120;
     hostile_client();
     let daemon = Daemon::loopback();
@@ -234,7 +235,7 @@ fn clients_killed_at_random_points_leave_nothing() {
                 let socket = &daemon.socket;
                 scope.spawn(move || {
                     for round in 0..KILLS {
-                        // Their lives take some milliseconds, over and over.
+                        // One round of a client takes some milliseconds; it repeats.
                         let micros = (round * 2 + thread) * 7919 % 30_000;
                         let ended = Command::new(hostile_client())
                             .arg("killed")

@@ -1,5 +1,5 @@
-//! Bulk transfers beside a flood of hostile frames of every kind, mixed by a seed, from another
-//! host on the link: no byte lost or altered, no connection ended, no memory kept.
+//! Bulk transfers during a flood of all kinds of hostile frames, mixed by a seed, from another host
+//! on the link: no byte lost or altered, no connection ended, no memory leaked.
 //!
 //! The flood lasts 3 seconds; `SIW_FLOOD_SECONDS=30 cargo test --release -p siwd --test
 //! hostile_flood -- --test-threads 1` runs the long one, `SIW_SEED=N` another mix.
@@ -40,7 +40,8 @@ fn word(f: &[u8], at: usize) -> u32 {
     u32::from_be_bytes(f[at..at + 4].try_into().unwrap())
 }
 
-/// The connection that this frame opened; its answer, and the count of what is echoed.
+/// Describes the connection opened by this SYN; `stream` holds its answer and the count of echoed
+/// bytes.
 fn victim(syn: &[u8], stream: Option<(&[u8], Arc<AtomicU64>)>) -> Victim {
     let port = |at: usize| u16::from_be_bytes([syn[at], syn[at + 1]]);
     let ip = |at: usize| <[u8; 4]>::try_from(&syn[at..at + 4]).unwrap().into();
@@ -62,15 +63,16 @@ fn victim(syn: &[u8], stream: Option<(&[u8], Arc<AtomicU64>)>) -> Victim {
     }
 }
 
-/// KiB of memory that a process has touched.
+/// Resident memory of a process in KiB.
 fn resident(pid: u32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = text.lines().find(|l| l.starts_with("VmRSS:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// What can be said of the counters of any flood: each kind has its own, nothing is counted
-/// that was not sent, and answers keep to their limits. `n` is by the names of MIBs.
+/// Checks that hold for the counters of any flood: each kind is counted, no counter exceeds the
+/// number of frames sent, and answers respect their rate limits. `n` returns a counter by its MIB
+/// name.
 fn judge(n: impl Fn(&str) -> u64, sent: &Sent, time: Duration) {
     let of = |kind: &str| sent[KINDS.iter().position(|k| *k == kind).unwrap()];
     let seconds = time.as_secs() + 2;
@@ -82,7 +84,7 @@ fn judge(n: impl Fn(&str) -> u64, sent: &Sent, time: Duration) {
         ("TcpExtSyncookiesSent", of("SYN to a listener")),
         ("SiwBadOptions", of("garbage in options")),
     ] {
-        // Broken frames can turn into anything.
+        // A broken frame may look like any other kind.
         let most = most + of("broken frame") + of("odd flags of no connection");
         assert!(
             (1..=most).contains(&n(name)),
@@ -107,7 +109,7 @@ fn judge(n: impl Fn(&str) -> u64, sent: &Sent, time: Duration) {
     ] {
         assert!(n(name) <= rate * seconds, "{name}: {} in {time:?}", n(name));
     }
-    // Each frame is counted as one thing, or as two of which one is an error.
+    // Each frame is counted once, or twice if one of the counts is an error.
     let first = n("TcpInSegs")
         + n("TcpInCsumErrors")
         + n("IpReasmReqds")
@@ -187,7 +189,7 @@ fn a_stream_echoed_beside_a_flood_of_everything_loses_no_byte() {
     drop(s);
     let grown = resident(e.pid()).saturating_sub(memory);
     let o = e.stop();
-    // The limits hold until the counters are read, which a busy machine delays.
+    // The rate limits apply until the counters are read, which a busy machine delays.
     let took = begin.elapsed();
     println!("{written} bytes, {grown} KiB more, {}", o.result);
     assert_eq!((o.count("accepted"), o.count("closed")), (1, 1));
@@ -200,7 +202,7 @@ fn a_stream_echoed_beside_a_flood_of_everything_loses_no_byte() {
     judge(|name| o.mib(name), &mixer.sent, took);
 }
 
-/// A device of this end of the link.
+/// Configuration of the device at this end of the link.
 fn config(interface: &str, n: u8) -> String {
     format!(
         r#"
@@ -230,7 +232,7 @@ fn messages_between_two_daemons_beside_a_flood_of_everything_arrive_whole() {
     let to = ns.siwd(&config("veth0", 1), &[]);
     let from = ns.siwd(&config("veth1", 2), &[]);
     let attacker = Attacker::on(&ns, "veth1");
-    // What siwd sends is seen where it arrives.
+    // Frames that siwd sends are captured at the receiving end.
     let listener = Attacker::on(&ns, "veth0");
     let (a, b) = (
         End::new(&from.context(), SIZE),
@@ -283,7 +285,7 @@ fn messages_between_two_daemons_beside_a_flood_of_everything_arrive_whole() {
         messages
     });
     let now = Counters::of(&to);
-    // The limits hold until the counters are read, which a busy machine delays.
+    // The rate limits apply until the counters are read, which a busy machine delays.
     let took = begin.elapsed();
     let grown = resident(to.child.id()).saturating_sub(memory);
     println!("{messages} messages, {grown} KiB more");
@@ -293,7 +295,7 @@ fn messages_between_two_daemons_beside_a_flood_of_everything_arrive_whole() {
     }
     assert!(now.since(&before, "TcpExtTCPSYNChallenge") > 0);
     assert!(grown < 16 << 10, "{grown} KiB");
-    // What the flood held comes back, and the pair goes on.
+    // Buffers held because of the flood come back, and the pair still works.
     let end = Instant::now() + PATIENCE;
     while Counters::of(&to).get("buffers_free") < before.get("buffers_free") {
         assert!(Instant::now() < end, "buffers are held");

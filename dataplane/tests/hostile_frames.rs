@@ -1,6 +1,6 @@
-//! Each kind of hostile frame against a running siwd, over a real port: a counter that `siw-stat`
-//! shows, a bound, and the answer that its RFC asks for. What each kind does inside the engine is
-//! in `tcp/tests/floods/`.
+//! Each kind of hostile frame against a running siwd, over a real port: a counter in `siw-stat`, a
+//! rate limit, and the answer that its RFC requires. `tcp/tests/floods/` tests the effects inside
+//! the TCP engine.
 
 mod common;
 
@@ -15,7 +15,7 @@ use siw_tcp::sim::Rng;
 use siw_tcp::sim::forge::{Ends, Tcp, fix_ipv4};
 
 const PORT: u16 = 7174;
-/// The honest peer that a test has.
+/// Address of the honest peer.
 const PEER: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 9);
 
 fn lacks() -> Option<String> {
@@ -40,7 +40,7 @@ mtu = 1500
     )
 }
 
-/// A daemon, its enemy, and a listening client.
+/// A daemon, an attacker, and a listening client.
 struct Rig {
     ns: Netns,
     attacker: Attacker,
@@ -51,7 +51,7 @@ struct Rig {
 }
 
 impl Rig {
-    /// On a veth pair.
+    /// Sets up the test on a veth pair.
     fn new() -> Rig {
         let ns = Netns::new();
         ns.veth(1500);
@@ -72,7 +72,7 @@ impl Rig {
         let cm = CmChannel::new(&daemon.context()).unwrap();
         let to = format!("{IP}:{PORT}").parse().unwrap();
         let listener = CmListener::new(&cm, None, to, 8, 0).unwrap();
-        // The link and the daemon are awake.
+        // Wait until the link and the daemon respond.
         attacker.flood([]);
         let before = Counters::of(&daemon);
         Rig {
@@ -85,23 +85,24 @@ impl Rig {
         }
     }
 
-    /// What was counted since the start.
+    /// Increase of counters since the start.
     fn counted<const N: usize>(&self, names: [&str; N]) -> [u64; N] {
         let now = Counters::of(&self.daemon);
         names.map(|n| now.since(&self.before, n))
     }
 
-    /// An honest connection that has yet to say a word of MPA.
+    /// Opens an honest TCP connection that has not started MPA yet.
     fn connect(&mut self) -> RawTcp {
         let wire = Wire::open(&self.ns, "veth1", PEER);
         let to = format!("{IP}:{PORT}").parse().unwrap();
         let peer = RawTcp::connect(wire, MAC, to);
-        // What was said so far is nobody's answer.
+        // Discard the answers so far.
         self.attacker.flood([]);
         peer
     }
 
-    /// The connection begins MPA, and the client hears of it: nothing was lost or altered.
+    /// Starts MPA on the connection and waits for the client's event, which shows that no data was
+    /// lost or altered.
     fn lives(&self, peer: &mut RawTcp) {
         peer.send(&request());
         self.requested();
@@ -116,7 +117,7 @@ impl Rig {
         }
     }
 
-    /// All packet buffers come back; the client hears nothing more.
+    /// Checks that all packet buffers come back and that the client gets no more events.
     fn over(self) {
         let free = |c: &Counters| c.get("buffers_free");
         let end = std::time::Instant::now() + PATIENCE;
@@ -148,7 +149,7 @@ fn icmp(frames: &[Vec<u8>]) -> usize {
     frames.iter().filter(|f| v4(f) || v6(f)).count()
 }
 
-/// A segment as if from the honest peer.
+/// A segment that claims to be from the honest peer.
 fn forged(seq: u32, ack: u32, flags: u8) -> Tcp<'static> {
     Tcp {
         ports: [40_000, PORT],
@@ -217,7 +218,7 @@ fn floods_of_acks_get_resets_and_challenges_no_faster_than_their_limits_rfc_5961
     assert!(skipped > 0, "the limit is 1000 a second");
     assert_eq!(segments(&back).len() as u64, resets);
 
-    // On a connection: of bytes never sent, SYNs, resets beside the next byte.
+    // On a connection: ACKs of bytes never sent, SYNs, resets close to the next byte.
     let mut peer = r.connect();
     let (seq, ack) = (peer.next, peer.expected);
     let back = r.attacker.flood((1..=3000u32).map(|i| {
@@ -251,7 +252,7 @@ fn overlapping_and_out_of_window_segments_are_counted_and_the_stream_stays_whole
     let mut r = Rig::new();
     let peer = r.connect();
     let (seq, ack) = (peer.next, peer.expected);
-    // Data and bare ACKs where no window is.
+    // Data and bare ACKs outside the window.
     let back = r.attacker.flood((0..1000u32).map(|i| {
         let far = [1 << 28, 0xf000_0000][i as usize % 2];
         let mut t = forged(seq.wrapping_add(far + i), ack, ACK);
@@ -262,7 +263,7 @@ fn overlapping_and_out_of_window_segments_are_counted_and_the_stream_stays_whole
     let back = segments(&back);
     assert!((1..=1000).contains(&back.len()));
     assert!(back.iter().all(|s| *s == (ACK, ack, seq)));
-    // The request in pieces that overlap in every way, the first of them last.
+    // The request in pieces that overlap in every way, with the first byte last.
     let bytes = request();
     let mut rng = Rng::new(3);
     let mut pieces: Vec<_> = (0..200)
@@ -281,7 +282,7 @@ fn overlapping_and_out_of_window_segments_are_counted_and_the_stream_stays_whole
     let [twice, queued, once] = r.counted(["SiwDupBytesIn", "TcpExtTCPOFOQueue", "SiwTcpInBytes"]);
     assert!(twice > 10_000 && queued >= 200, "{twice} {queued}");
     assert_eq!(once, bytes.len() as u64);
-    // The next byte of the peer, for its reset.
+    // The sequence number of the peer's next byte, for its reset.
     let mut peer = peer;
     peer.next = peer.next.wrapping_add(bytes.len() as u32);
     drop(peer);
@@ -301,13 +302,13 @@ fn options_of_length_zero_and_garbage_are_counted_and_end_nothing_rfc_9293_must_
         peer_ends().tcp(&t)
     }));
     assert!(segments(&back).is_empty());
-    // Handshakes with nothing but garbage are handshakes without options.
+    // A SYN with invalid options is handled like a SYN without options.
     for (i, o) in garbage.into_iter().enumerate() {
         let mut t = forged(9, 0, SYN);
         t.ports[0] += 1 + i as u16;
         t.options = o;
         let back = r.attacker.ask(peer_ends().tcp(&t));
-        // Its neighbour is known by the connection.
+        // The connection has already resolved its neighbour.
         assert_eq!(segments(&back).len(), 1);
         assert_eq!(
             (segments(&back)[0].0, segments(&back)[0].2),
@@ -318,7 +319,7 @@ fn options_of_length_zero_and_garbage_are_counted_and_end_nothing_rfc_9293_must_
         t.options = &[];
         r.attacker.ask(peer_ends().tcp(&t));
     }
-    // Random ones neither.
+    // Random option bytes do not disturb the connection either.
     let mut rng = Rng::new(4);
     let frames: Vec<_> = (0..2000)
         .map(|_| {
@@ -340,7 +341,7 @@ fn options_of_length_zero_and_garbage_are_counted_and_end_nothing_rfc_9293_must_
 #[test]
 fn fragments_martians_and_broken_frames_are_counted_and_answered_by_nobody() {
     skip_if!(lacks_network());
-    // DPDK has the kernel put fragments together before AF_PACKET sockets see them; a tap not.
+    // DPDK makes the kernel reassemble fragments for AF_PACKET sockets, but not for a tap.
     let mut r = Rig::on_tap();
     let mut frames = Vec::new();
     for i in 0..500u16 {
@@ -372,7 +373,7 @@ fn fragments_martians_and_broken_frames_are_counted_and_answered_by_nobody() {
             frames.push(e.icmp([echo, 0], [0; 4], b"smurf"));
         }
     }
-    // A sender that is everybody.
+    // A broadcast address as the sender.
     let mut e = peer_ends();
     e.mac[0] = [0xff; 6];
     (0..100).for_each(|_| frames.push(e.tcp(&forged(1, 0, SYN))));
@@ -388,10 +389,10 @@ fn fragments_martians_and_broken_frames_are_counted_and_answered_by_nobody() {
     };
     let mut frames = vec![];
     for _ in 0..100 {
-        frames.push(broken(50, 1)); // the checksum of TCP
-        frames.push(broken(24, 1)); // that of IP
+        frames.push(broken(50, 1)); // wrong TCP checksum
+        frames.push(broken(24, 1)); // wrong IP checksum
         frames.push(broken(16, 0x40)); // longer than the frame
-        let mut short = broken(46, 0x10); // a header of 16 bytes
+        let mut short = broken(46, 0x10); // TCP header of 16 bytes
         let sum = u16::from_be_bytes([short[50], short[51]]);
         short[50..52].copy_from_slice(&(sum + 0x1000).to_be_bytes());
         frames.push(short);
@@ -421,7 +422,7 @@ fn scans_of_ports_and_protocols_over_a_tap_are_told_what_the_rfcs_say() {
         let back = r.attacker.ask(scan(9, flags));
         assert_eq!(segments(&back), [want], "{flags:#x}");
     }
-    // Section 3.10.7.2: the listener says nothing to what is nothing.
+    // Section 3.10.7.2: the listener does not answer segments without SYN or ACK.
     for flags in [FIN, 0, FIN | PSH | 0x20, RST] {
         assert!(r.attacker.ask(scan(PORT, flags)).is_empty(), "{flags:#x}");
     }
@@ -443,7 +444,7 @@ fn scans_of_ports_and_protocols_over_a_tap_are_told_what_the_rfcs_say() {
         "SiwControlDrops",
     ]);
     let told = told4 + told6;
-    // The tap's kernel itself reports groups that it joins, at times of its own.
+    // The tap's kernel itself sends reports about groups that it joins, at any time.
     assert!((3000..3020).contains(&unknown), "{unknown}");
     assert_eq!(told + kept, 3000);
     assert!(told4 > 0 && told6 > 0);
@@ -459,7 +460,7 @@ fn storms_and_spoofs_of_arp_and_neighbour_discovery_are_counted_bounded_and_not_
     let mut peer = r.connect();
     let start = r.counted(["ArpOut", "NdpOut"]);
     let marks = r.attacker.marks();
-    // Everybody asks where the device is.
+    // Hundreds of senders ask for the device's address.
     let back = r.attacker.flood((0..2000u32).map(|i| match i % 2 {
         0 => ends(&format!("10.77.0.{}", 10 + i % 240)).arp(1),
         _ => ends(&format!("fd77::{:x}:{:x}", 1 + i, i)).solicit(),
@@ -470,21 +471,21 @@ fn storms_and_spoofs_of_arp_and_neighbour_discovery_are_counted_bounded_and_not_
     assert!(arp >= 1000 + marks && ndp == 1000, "{arp} {ndp}");
     let answers = arp_out + ndp_out - start[0] - start[1] - marks;
     assert_eq!((answers + drops, back.len() as u64), (2000, answers));
-    // Somebody claims to be the peer; another to be the device.
+    // One sender claims the peer's address, another the device's.
     let spoof = |from: &str| {
         let e = ends(from);
         [e.arp(1), e.arp(2)]
     };
     let frames = (0..500).flat_map(|_| spoof("10.77.0.9").into_iter().chain(spoof(IP)));
     let back = r.attacker.flood(frames.collect::<Vec<_>>());
-    // Claims of the device's own address are answered by nobody.
+    // Claims of the device's own address are not answered.
     assert!(back.iter().all(|f| f[38..42] != [10, 77, 0, 1]));
-    // Neighbour discovery that was forwarded (RFC 4861 section 7.1).
+    // Forwarded neighbour discovery (RFC 4861 section 7.1).
     let mut far = ends("fd77::9").solicit();
     far[21] = 254;
     assert!(r.attacker.flood((0..100).map(|_| far.clone())).is_empty());
     assert_eq!(r.counted(["IpInAddrErrors"]), [100]);
-    // What it sends still goes to the peer.
+    // Output still goes to the peer's address.
     r.lives(&mut peer);
     peer.await_ack();
     drop(peer);

@@ -1,6 +1,6 @@
-//! A client process that writes at random over all memory it shares with the daemon, rings,
-//! doorbells, completion queues, page lists, while workers read it (RFC 5042 section 2.3, the
-//! local viewpoint): the daemon stays, others get their bytes, nothing of it remains.
+//! A client process that overwrites random parts of all memory that it shares with the daemon
+//! (rings, doorbells, completion queues, page lists) while workers read it (RFC 5042 section 2.3,
+//! local peer): the daemon survives, others get their bytes, and no resources of the client remain.
 
 mod common;
 
@@ -16,7 +16,7 @@ use siw::{
 };
 
 const SECONDS: u64 = 4;
-/// How much longer a client goes on that was not found out: less than it is waited for.
+/// Additional run time of a client that was not detected; less than the parent waits for it.
 const MORE_TIME: Duration = Duration::from_secs(8);
 
 #[test]
@@ -78,7 +78,7 @@ fn a_client_that_scribbles_over_its_rings_harms_nobody_else() {
         while child.try_wait().unwrap().is_none() && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(10));
         }
-        // One whose own library is confused may hang: its memory is what it wrote over.
+        // Its own library may hang, since the client overwrote the library's shared memory.
         let _ = child.kill();
         let mut said = String::new();
         let _ = child.stdout.take().unwrap().read_to_string(&mut said);
@@ -108,7 +108,7 @@ fn a_client_that_scribbles_over_its_rings_harms_nobody_else() {
     assert!(d.stop().success());
 }
 
-/// What this process shares with the daemon and may write, arenas aside.
+/// Memory that this process shares with the daemon and may write, except arenas.
 fn shared() -> Vec<(usize, usize)> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines()
@@ -135,10 +135,10 @@ impl Random {
     }
 }
 
-/// One word, or one line, of one mapping.
+/// Overwrites one word or one line of one mapping.
 fn scribble(r: &mut Random, how: usize, maps: &[(usize, usize)]) {
     let (from, to) = maps[r.below(maps.len())];
-    // Queues are handed out front to back.
+    // Queues are allocated from the start of a mapping.
     let len = (to - from).min(256 << 10);
     let word = (from + r.below(len / 4) * 4) as *mut u32;
     let odd = [
@@ -154,9 +154,9 @@ fn scribble(r: &mut Random, how: usize, maps: &[(usize, usize)]) {
         0x7fff_ffff,
         u32::MAX,
     ];
-    // SAFETY: inside of a mapping of this process that is readable and writable and stays until
-    // the context is dropped; other threads and the daemon may write it too, and nobody here
-    // cares for what is read.
+    // SAFETY: within a mapping of this process that is readable and writable and stays mapped until
+    // the context is dropped. Other threads and the daemon may write it too, and the values read
+    // here do not matter.
     unsafe {
         match how {
             0 => word.write_volatile(r.next() as u32),
@@ -171,7 +171,7 @@ fn scribble(r: &mut Random, how: usize, maps: &[(usize, usize)]) {
     }
 }
 
-/// True: the daemon closed the connection.
+/// Runs one round; returns true if the daemon closed the connection.
 fn round(ctx: &Context, r: &mut Random, how: usize) -> bool {
     let init = QpInit {
         max_send_wr: 16,
@@ -253,13 +253,13 @@ fn helper_that_scribbles() {
     let until = Instant::now() + Duration::from_secs(SECONDS);
     let mut was_closed = false;
     for n in 0.. {
-        // On a slow machine there are few rounds until then, and perhaps none was found out.
+        // On a slow machine there are few rounds until then, and possibly none was detected.
         let end = if was_closed { until } else { until + MORE_TIME };
         if Instant::now() > end {
             break;
         }
         let ctx = Context::open(Some(socket.as_ref())).expect("the daemon lives");
-        // What it wrote over may confuse the library in this process, which is its own affair.
+        // The overwritten memory may confuse the library in this process, which does not matter.
         let closed = catch_unwind(AssertUnwindSafe(|| round(&ctx, &mut r, n % 4)));
         was_closed |= closed.unwrap_or(false);
     }

@@ -1,4 +1,4 @@
-//! A client that writes garbage into its own queues: it and its streams end, and nobody else's.
+//! A client that writes garbage into its own queues: the client and its streams end, and no others.
 
 mod common;
 
@@ -13,7 +13,7 @@ fn impossible_ring_indices_close_that_client_and_no_other() {
     let end = End::new(&d.context(), 4096);
     let h = RawClient::connected(&d, &end, false);
     h.ring(0x8000_0000);
-    // Closed: the next receive says so.
+    // The daemon has closed the connection.
     assert!(h.conn.recv_packet().is_err());
     assert!(matches!(
         end.cm.get_event(Some(PATIENCE)).unwrap(),
@@ -36,12 +36,12 @@ fn garbage_work_requests_end_their_queue_pair_and_nothing_else() {
         let at = h.qp.mem.offset as usize + siw_shm::work_queue::HEADER;
         let mut slots = pattern(seed, 64 * 8);
         if seed % 2 == 0 {
-            // A right opcode and slot count before garbage addresses and keys.
+            // A valid opcode and slot count before garbage addresses and keys.
             slots[..4].copy_from_slice(&[1, 1, 1, 1]);
         }
         h.queues.write(at, &slots).unwrap();
         h.ring(8);
-        // Its peer sees the end, whatever the garbage was.
+        // Its peer gets the disconnect, whatever the garbage was.
         loop {
             match end.cm.get_event(Some(PATIENCE)).unwrap() {
                 CmEvent::Disconnected(_) => break,
@@ -64,7 +64,7 @@ fn a_hostile_shared_receive_queue_ends_its_own_streams_only() {
         let at = h.srq.mem.offset as usize;
         let mut slots = pattern(seed, 64 * 16);
         if seed % 2 == 0 {
-            // A receive of one element: garbage address and key.
+            // A receive of one element with garbage address and key.
             slots[..4].copy_from_slice(&[0x80, 0, 1, 1]);
         }
         let first = at + siw_shm::shared_receive_queue::HEADER;
@@ -81,7 +81,7 @@ fn a_hostile_shared_receive_queue_ends_its_own_streams_only() {
                 other => panic!("{other:?}"),
             }
         }
-        // An index that cannot be closes the client.
+        // An impossible index makes the daemon close the client.
         if tail > 16 {
             assert!(h.conn.recv_packet().is_err());
         }

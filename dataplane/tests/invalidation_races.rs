@@ -1,5 +1,6 @@
-//! A key is invalidated by one worker while another places the peer's WRITEs under it: once the
-//! invalidation has completed, nothing of them changes the memory any more (RFC 5040 section 8.1.1).
+//! One worker invalidates a key while another places the peer's WRITEs under it: after the
+//! completion of the invalidation none of them changes the memory any more (RFC 5040 section
+//! 8.1.1).
 
 mod common;
 
@@ -8,13 +9,13 @@ use std::time::Instant;
 use common::*;
 use siw::{Arena, SendData, SendWr, WcStatus, inc_rkey};
 
-/// Two workers: connections spread over them by chance.
+/// Two workers: connections are spread randomly over them.
 const TWO: &str = "[workers]\ncores = [0, 1]\nidle = \"adaptive\"\n\
                    [dpdk]\nhugepages = \"never\"\nbuffers = 16384\n";
 const LEN: usize = 64 << 10;
 const WRITES: u64 = 48;
 
-/// True: the invalidation came while WRITEs were under way.
+/// Returns true if the invalidation happened while WRITEs were in progress.
 fn race(daemon: &Daemon, base: &End) -> bool {
     let to = || "10.77.0.2:0".parse().unwrap();
     let writer = End::new(&daemon.context(), LEN);
@@ -48,7 +49,7 @@ fn race(daemon: &Daemon, base: &End) -> bool {
     assert_eq!(invalidator.wc().status, WcStatus::SUCCESS);
     let ours = vec![0x55; LEN];
     arena.write(0, &ours).unwrap();
-    // Until the WRITEs are all done, or have ended their stream.
+    // Waits until all WRITEs are done, or one of them has ended the stream.
     let refused = (1..WRITES).any(|_| writer.wc().status != WcStatus::SUCCESS);
     let mut found = vec![0; LEN];
     arena.read(0, &mut found).unwrap();
@@ -64,7 +65,7 @@ fn nothing_is_placed_after_an_invalidation_completed() {
     let daemon = Daemon::start(&format!("{TWO}[[device]]{pair}"), &[]);
     let base = End::new(&daemon.context(), 64);
     let mut under_way = (0..24).filter(|_| race(&daemon, &base)).count();
-    // A busy machine may let the WRITEs end first, but not always.
+    // On a busy machine the WRITEs sometimes, but not always, end first.
     let end = Instant::now() + PATIENCE;
     while under_way == 0 {
         assert!(Instant::now() < end, "no invalidation came in time");

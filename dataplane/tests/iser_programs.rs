@@ -9,11 +9,11 @@ use common::{Daemon, pattern};
 
 const TARGET: &str = "iqn.2026-01.example:disk";
 const INITIATOR: &str = "iqn.2026-01.example:initiator";
-/// What QEMU calls itself.
+/// QEMU's initiator name.
 const QEMU: &str = "iqn.2008-11.org.linux-kvm";
 const LENGTH: usize = 4 << 20;
 
-/// Asks tgtd.
+/// Sends an administrative command to tgtd.
 fn administer(daemon: &Daemon, line: &str) {
     let out = Command::new("tgtadm")
         .args(line.split_whitespace())
@@ -24,8 +24,8 @@ fn administer(daemon: &Daemon, line: &str) {
     assert!(out.status.success(), "tgtadm {line}: {said}");
 }
 
-/// Writes each part of the disk with another octet, in the largest transfers that libiscsi 1.19 has,
-/// and reads it again.
+/// Writes each part of the disk with a different octet, in the largest transfers of libiscsi 1.19,
+/// and reads it back.
 const OVERWRITE: &str = r#"
 set -- "$1"
 for part in 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do
@@ -56,7 +56,7 @@ fn a_disk_is_read_and_written_over_iser() {
     let written = pattern(1, LENGTH);
     std::fs::write(&disk, &written).unwrap();
     std::fs::write(&script, OVERWRITE).unwrap();
-    // It opens a port of the kernel for iSCSI over TCP as well.
+    // tgtd also opens a kernel port for iSCSI over TCP.
     let tgtd = format!(
         "env TGT_IPC_SOCKET={} tgtd -f --iser pool_sz_mb=16 --iscsi portal=127.0.0.1:{}",
         folder.join("tgtd").display(),
@@ -67,7 +67,7 @@ fn a_disk_is_read_and_written_over_iser() {
     administer(&daemon, &format!("{target} new -T {TARGET}"));
     let unit = "--lld iser --mode logicalunit --tid 1 --op new --lun 1";
     administer(&daemon, &format!("{unit} -b {}", disk.display()));
-    // This version wants the initiator's address and its name.
+    // This version of tgtd requires both the initiator's address and its name.
     administer(&daemon, &format!("{target} bind -I ALL"));
     for name in [INITIATOR, QEMU] {
         administer(&daemon, &format!("{target} bind -Q {name}"));
@@ -90,7 +90,7 @@ fn a_disk_is_read_and_written_over_iser() {
     let now = std::fs::read(&disk).unwrap();
     let is_right = |(n, part): (usize, &[u8])| part.iter().all(|octet| *octet == n as u8 + 1);
     assert!(now.chunks(256 << 10).enumerate().all(is_right));
-    // All of it went over siwd: read once, written, and read again.
+    // All data went over siwd: it was read once, written, and read again.
     let received = received_bytes(&daemon, "siw0") + received_bytes(&daemon, "siw1");
     assert!(received > 3 * LENGTH as u64, "{received} bytes");
 }

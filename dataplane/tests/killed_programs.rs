@@ -1,7 +1,7 @@
-//! Unmodified programs that are killed at any moment, from the first millisecond of their life on: the
-//! daemon has what it had before, no file is left in /tmp and /dev/shm, the program at the other end ends
-//! with an error, and new programs work. `SIW_KILL_ROUNDS=n` makes more rounds, `SIW_KILL_SEED=n` repeats
-//! one run's moments.
+//! Unmodified programs that are killed at any moment, from the first millisecond on: the daemon
+//! returns to its former state, no file is left in /tmp and /dev/shm, the program at the other end
+//! exits with an error, and new programs work. `SIW_KILL_ROUNDS=n` runs more rounds,
+//! `SIW_KILL_SEED=n` repeats the moments of a run.
 
 mod common;
 
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// Rounds of each kind of program.
 const ROUNDS: u32 = 8;
-/// By then each program has long been moving data.
+/// By this time each program has long been transferring data.
 const LATEST_KILL: Duration = Duration::from_millis(400);
 
 fn rounds() -> u32 {
@@ -22,7 +22,7 @@ fn rounds() -> u32 {
     wanted.map_or(ROUNDS, |rounds| rounds.parse().unwrap())
 }
 
-/// Moments to kill at, early ones as likely as late ones.
+/// Random kill times; early ones are as likely as late ones.
 struct Moments(u64);
 
 impl Moments {
@@ -50,30 +50,30 @@ impl Moments {
     }
 }
 
-/// What the daemon holds for programs, and what they leave in the file system.
+/// Resources that the daemon holds for programs, and files that programs leave.
 #[derive(Debug, PartialEq)]
 struct Held {
     descriptors: usize,
     threads: usize,
-    /// Mappings of memory that has a file: arenas, imported memory, rings.
+    /// File-backed shared mappings: arenas, imported memory, rings.
     shared_mappings: usize,
-    /// But for the one that asks.
+    /// Clients other than the observer.
     clients: usize,
     listeners: u64,
     queue_pairs: u64,
     buffers_free: u64,
-    /// Connections of each device that stand.
+    /// Established connections of each device.
     established: Vec<u64>,
     users: serde_json::Value,
     huge_memory: String,
     files: BTreeSet<PathBuf>,
 }
 
-/// Where programs leave files that they forget.
+/// Folders in which programs may leave files.
 const SHARED_FOLDERS: [&str; 2] = ["/tmp", "/dev/shm"];
 
-/// Runs a test with folders of its own, so that no file there is of another test: its daemon and its
-/// programs have no others.
+/// Runs a test with private instances of the shared folders, so that they contain files of its own
+/// daemon and programs only.
 fn with_own_folders(test: impl FnOnce() + Send) {
     if !nix::unistd::geteuid().is_root() {
         println!("skipped: mounting empty folders needs root");
@@ -102,7 +102,7 @@ fn with_own_folders(test: impl FnOnce() + Send) {
         }
         test();
     };
-    // Only this thread has them, and what it starts.
+    // The mounts are private to this thread and its children.
     let ended = std::thread::scope(|scope| scope.spawn(run).join());
     if let Err(panic) = ended {
         std::panic::resume_unwind(panic);
@@ -122,7 +122,7 @@ fn collect_files(folder: &Path, files: &mut BTreeSet<PathBuf>) {
     }
 }
 
-/// As a client that stays sees it.
+/// Takes a snapshot; `ctx` is a client that stays connected.
 fn look(daemon: &Daemon, ctx: &siw::Context) -> Held {
     let pid = daemon.child.id();
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
@@ -163,7 +163,7 @@ fn look(daemon: &Daemon, ctx: &siw::Context) -> Held {
     }
 }
 
-/// Waits until the daemon holds what it held before.
+/// Waits until the daemon holds the same resources as before.
 fn await_release(daemon: &Daemon, ctx: &siw::Context, before: &Held, what: &str) {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -179,7 +179,7 @@ fn await_release(daemon: &Daemon, ctx: &siw::Context, before: &Held, what: &str)
     }
 }
 
-/// Queue pairs of a process, as the daemon counts them.
+/// Number of queue pairs of a process, according to the daemon.
 fn queue_pairs_of(ctx: &siw::Context, pid: u32) -> u64 {
     let statistics: serde_json::Value = serde_json::from_str(&ctx.read_stats().unwrap()).unwrap();
     let clients = statistics["clients"].as_array().unwrap();
@@ -188,8 +188,8 @@ fn queue_pairs_of(ctx: &siw::Context, pid: u32) -> u64 {
         .sum()
 }
 
-/// Waits for the end of a program whose peer was killed. It must not succeed; rping's exit code says
-/// nothing.
+/// Waits for a program to end whose peer was killed. It must report an error; rping's exit code is
+/// not reliable.
 fn await_failure(program: Program, what: &str) {
     println!("waiting for the other end of {what}");
     let (status, said) = program.finish();
@@ -197,7 +197,7 @@ fn await_failure(program: Program, what: &str) {
     assert!(has_failed, "{what}: {status}, it said:\n{said}");
 }
 
-/// A server and a client that would go on for ever.
+/// A server and a client that would run for ever.
 struct Pair {
     server: String,
     client: String,
@@ -211,7 +211,7 @@ impl Pair {
         }
     }
 
-    /// Kills one end at a moment, and waits for the other one.
+    /// Kills one end at a random moment, and waits for the other.
     fn kill_one(&self, daemon: &Daemon, ctx: &siw::Context, moments: &mut Moments) {
         let (at, kills_client) = (moments.next(), moments.draw().is_multiple_of(2));
         let what = format!(
@@ -219,7 +219,8 @@ impl Pair {
             self.client,
             if kills_client { "client" } else { "server" }
         );
-        // Clients that come too early are refused: the moment may be in the server's start.
+        // A client that starts too early is refused. In a quarter of the rounds the kill may hit
+        // the start of the server.
         let mut server = Program::start(daemon, &self.server);
         let waits = !moments.draw().is_multiple_of(4);
         let deadline = Instant::now() + PATIENCE;
@@ -238,7 +239,7 @@ impl Pair {
         if was_connected {
             await_failure(server, &what);
         } else {
-            // Perhaps it goes on to listen.
+            // The server may go on listening.
             server.kill();
         }
     }
@@ -251,7 +252,7 @@ fn kill_pairs(pair: &Pair) {
 fn kill_pairs_of(daemon: &Daemon, pair: &Pair) {
     let mut moments = Moments::new();
     let ctx = daemon.context();
-    // The links are there from the first program on.
+    // The first program makes siwrun create its links.
     Program::start(daemon, "true").succeed();
     let before = look(daemon, &ctx);
     for round in 0..rounds() {
@@ -289,14 +290,14 @@ fn users_of_arenas_can_be_killed_at_any_moment() {
         &format!("{program} -s -a 10.77.0.2"),
         &format!("{program} -c -a 10.77.0.2 -S 65536"),
     );
-    // From hugepages where some are free, and from normal pages.
+    // With hugepages where some are free, and with normal pages.
     for hugepages in ["auto", "never"] {
         let config = LOOPBACK.replace("\"never\"", &format!("\"{hugepages}\""));
         with_own_folders(|| kill_pairs_of(&Daemon::start(&config, &[]), &pair));
     }
 }
 
-/// Registers memory of each kind again and again.
+/// Registers memory of each kind repeatedly.
 const REGISTRATIONS: &str = r#"
 #define _GNU_SOURCE
 #include <infiniband/verbs.h>
@@ -351,7 +352,7 @@ fn kill_programs_that_register() {
     std::fs::write(&source, REGISTRATIONS).unwrap();
     let (program, _) = compile(&daemon, &source);
     let before = look(&daemon, &ctx);
-    // One that stays shows that each method is among them.
+    // A client that runs longer shows that each method is used.
     let mut one = Program::start(&daemon, &format!("{} 1", program.display()));
     let deadline = Instant::now() + PATIENCE;
     let methods = ["remap", "shared", "copy"];

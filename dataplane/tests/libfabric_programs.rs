@@ -1,5 +1,5 @@
-//! Programs of libfabric's verbs provider: fi_pingpong, and MPI, whose processes talk through
-//! reliable datagrams over it (`verbs;ofi_rxm`).
+//! Programs over libfabric's verbs provider: fi_pingpong, and MPI, whose processes communicate by
+//! reliable datagrams (`verbs;ofi_rxm`).
 
 mod common;
 
@@ -7,7 +7,7 @@ use common::Daemon;
 use common::programs::{Program, await_kernel_listener, free_port, is_installed, received_bytes};
 use common::python::python_programs;
 
-/// Each process checks every octet that it gets.
+/// Each process checks every octet that it receives.
 const MPI_PROGRAM: &str = r#"
 from mpi4py import MPI
 import array
@@ -42,7 +42,7 @@ fn fi_pingpong_verifies_its_data() {
     exchange_and_verify("fi_pingpong -p verbs -e msg -c -I 20");
 }
 
-/// One side closes its connection while the other one still reads what came last.
+/// One side closes its connection while the other still reads the last message.
 #[test]
 fn fi_pingpong_ends_well_with_reliable_datagrams() {
     if !is_installed("fi_pingpong", "libfabric-bin") {
@@ -83,7 +83,7 @@ fn mpi_processes_exchange_and_reduce() {
     let programs = programs.display();
     for count in [2, 3] {
         let before = received_bytes(&daemon, "siw0") + received_bytes(&daemon, "siw1");
-        // No shared memory between processes of one machine, and no other provider.
+        // No shared memory between the processes, and no other provider.
         let line = format!(
             "env FI_PROVIDER=verbs;ofi_rxm MPIR_CVAR_CH4_NETMOD=ofi MPIR_CVAR_NOLOCAL=1 \
              {programs}/mpiexec -n {count} {programs}/python {}",

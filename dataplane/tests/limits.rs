@@ -1,5 +1,5 @@
-//! The limits that a client is told (ibv_query_device(3)): not below those of Linux siw, each
-//! reached, and what is beyond refused in words.
+//! Device limits that clients query (ibv_query_device(3)): each is at least that of Linux siw, each
+//! can be reached, and requests beyond it are refused with a reason.
 
 mod common;
 
@@ -52,7 +52,7 @@ fn as_many_queue_pairs_as_promised_exist_at_once() {
     };
     let most = ctx.limits().max_qp;
     let mut all = all_of(most, || pd.create_qp(&cq, &cq, &init), "limit is 102400");
-    // The last one works as the first one does, and a place is free again.
+    // The last queue pair works like the first, and destroying one makes room for another.
     let b = End::new(&daemon.context(), 4096);
     let mut a = End::new(&daemon.context(), 4096);
     drop(all.pop());
@@ -196,7 +196,7 @@ fn the_longest_queues_hold_what_they_promise() {
     for _ in 0..n {
         assert_eq!(a.wc().status, WcStatus::WR_FLUSH_ERR);
     }
-    // Linux siw's longest shared receive queue, filled.
+    // The longest shared receive queue of Linux siw, filled.
     let srq =
         a.pd.create_srq(&SrqInit {
             max_wr: limits.max_srq_wr,
@@ -240,7 +240,7 @@ fn sixteen_elements_and_256_inline_bytes_travel_and_one_more_is_refused() {
     );
     connect(&a, &b, "siw0", "10.77.0.2:0".parse().unwrap());
     a.fill(77);
-    // Elements of 1 to 16 bytes, some bytes apart on both sides, in opposite order.
+    // Elements of 1 to 16 bytes with gaps on both sides, in opposite order.
     let from: Vec<Sge> = (0..16).map(|i| a.mr.sge(i * 100, i + 1)).collect();
     let to: Vec<Sge> = (0..16).map(|i| b.mr.sge(i * 200, 16 - i)).collect();
     let data: Vec<u8> = (0..16).flat_map(|i| a.read(i * 100, i + 1)).collect();
@@ -319,7 +319,7 @@ fn the_deepest_reads_are_negotiated_and_run() {
         assert_eq!(a.wc().status, WcStatus::SUCCESS);
     }
     assert_eq!(a.read(0, 60_000), b.read(0, 60_000));
-    // More is cut to what the device has, and the event says so (RFC 6581 section 9.1).
+    // Larger values are reduced to the device's maximum, as the event shows (RFC 6581 section 9.1).
     let deeper = ConnectOptions {
         ord: limits.max_ord + 1,
         ird: limits.max_ird + 1,
@@ -332,7 +332,7 @@ fn the_deepest_reads_are_negotiated_and_run() {
     assert_eq!(depths(&a, &b, &deeper), (128, 128));
 }
 
-/// Connects with the same depths on both sides: what ESTABLISHED says on each.
+/// Connects with the same depths on both sides; returns the depths from ESTABLISHED on each side.
 fn depths(a: &End, b: &End, opt: &ConnectOptions<'_>) -> (u32, u32) {
     let listener = siw::CmListener::new(&b.cm, None, "10.77.0.2:0".parse().unwrap(), 8, 0).unwrap();
     a.qp.connect(&a.cm, listener.local_addr(), opt).unwrap();
@@ -359,7 +359,7 @@ fn a_fenced_request_waits_for_the_reads_before_it() {
         b.mr.write(500_000, &vec![0; len]).unwrap();
         let sge = [a.mr.sge(0, len)];
         let read = SendWr::read(1, &sge, b.mr.addr(), b.mr.rkey());
-        // What was read, and not what was there before.
+        // The fenced WRITE sends the bytes that were read, not those from before.
         let write = SendWr::write(2, SendData::Sges(&sge), b.mr.addr() + 500_000, b.mr.rkey())
             .with_flags(WrFlags::SIGNALED | WrFlags::FENCE);
         a.qp.post_send(&[read.with_flags(WrFlags::NONE), write])
@@ -400,8 +400,8 @@ fn only_signaled_requests_complete_visibly_unless_all_do() {
     }
 }
 
-/// A queue pair without requests is destroyed without waiting: whatever needs its place or what it
-/// used waits instead, and is never refused for it.
+/// A queue pair without requests is destroyed asynchronously. A later request that needs its slot
+/// or its resources waits for that and is never refused because of it.
 #[test]
 fn what_a_destroyed_queue_pair_held_is_free_for_the_next_request() {
     let limit = "[limits]\nqueue_pairs_per_client = 1\ncompletion_queues_per_client = 1\n";

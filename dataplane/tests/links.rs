@@ -1,5 +1,5 @@
-//! Every kind of link that a configuration in config/ describes, brought up for real, with
-//! Linux or a second siwd at the other end.
+//! Every kind of link that a configuration in config/ describes, brought up for real, with Linux or
+//! a second siwd at the other end.
 
 mod common;
 
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use common::net::{Netns, lacks_network, missing_program, siw_ping, tshark_fields};
 use common::*;
 
-/// A file of config/, with normal pages and a core that is there: tests share the machine.
+/// A file of config/ with normal pages and an existing core: tests share the machine.
 fn config(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../config")
@@ -26,7 +26,7 @@ fn config(name: &str) -> String {
     )
 }
 
-/// A replacement that must find something.
+/// Replaces text that must be present.
 fn replaced(text: &str, from: &str, to: &str) -> String {
     assert!(
         text.contains(from),
@@ -62,7 +62,7 @@ fn ping_at(server: &Daemon, client: &Daemon, addr: &str, size: usize) -> Output 
     out
 }
 
-/// Pings between two daemons, the data compared.
+/// Pings between two daemons and compares the data.
 fn pings(server: &Daemon, client: &Daemon, addr: &str, size: usize) {
     let out = ping_at(server, client, addr, size);
     let err = String::from_utf8_lossy(&out.stderr);
@@ -78,7 +78,7 @@ fn pings(server: &Daemon, client: &Daemon, addr: &str, size: usize) {
     );
 }
 
-/// Linux, in this namespace, reaches siwd and is told that a port is closed.
+/// Checks that Linux in this namespace reaches siwd and gets a refusal from a closed port.
 fn linux_reaches(ns: &Netns, siwd: &str) {
     ns.wait_ping(ip(siwd));
     let closed = SocketAddr::new(ip(siwd), 9);
@@ -121,7 +121,7 @@ fn the_tap_configuration_lets_linux_ping_siwd_and_get_resets() {
     skip_if!(lacks_network());
     let ns = Netns::new();
     let siwd = ns.siwd(&config("tap.toml"), &[]);
-    // As the comments of the file say.
+    // According to the comments of the file.
     ns.address("siwtap0", "10.77.0.2/24");
     ns.address("siwtap0", "fd77::2/64");
     ns.ip("link set siwtap0 up");
@@ -177,7 +177,7 @@ fn the_af_packet_configuration_lets_linux_ping_siwd_over_a_veth_pair() {
     assert!(ns.ping(ip("10.77.0.1"), 1400, PATIENCE));
 }
 
-/// A second daemon's end of the veth pair: other names, other addresses.
+/// A second daemon's end of the veth pair, with other names and addresses.
 fn other_end(text: &str) -> String {
     let text = replaced(text, "veth0", "veth1");
     let text = replaced(&text, "02:00:00:77:00:01", "02:00:00:77:00:02");
@@ -219,7 +219,7 @@ fn jumbo_frames_are_filled_over_veth() {
         .map(|r| r[0].parse().unwrap())
         .collect();
     let most = sizes.iter().copied().max().unwrap();
-    // FPDUs are multiples of four: at most three bytes of each frame stay free.
+    // FPDU lengths are multiples of four: at most three bytes of each frame stay unused.
     assert!(
         (8997..=9000).contains(&most),
         "the longest packet has {most} bytes"
@@ -261,7 +261,7 @@ fn a_vlan_device_speaks_in_its_vlan_and_hears_nothing_else() {
     let b = ns.siwd(&other_end(&text), &[]);
     pings(&b, &a, "10.77.0.2", 20_000);
     drop(b);
-    // Neither Linux without a tag, nor a daemon in another VLAN, is heard.
+    // siwd ignores untagged frames from Linux and frames of a daemon in another VLAN.
     let other = replaced(&other_end(&text), "vlan = 100", "vlan = 101");
     let c = ns.siwd(&other, &[]);
     let out = siw_ping(&c, "-c -a 10.77.0.1 -C 1 --timeout 8")
@@ -338,7 +338,7 @@ mtu = 1500
     pings(&back, &front, "10.77.0.1", 64);
     pings(&front, &back, "10.77.0.2", 100_000);
     assert!(front.stop().success());
-    // The back end outlives its front end, and serves the next.
+    // The back end survives its front end and serves the next one.
     assert!(back.stop().success());
 }
 
@@ -356,7 +356,7 @@ fn a_listener_of_linux_and_siwd_meet_on_the_tap_over_a_gateway_address() {
     ns.ip("link set siwtap0 up");
     ns.address("lo", "192.0.2.7/32");
     ns.wait_ping(ip("10.77.0.1"));
-    // Another network, behind the gateway.
+    // A network behind the gateway.
     let listener = ns.run(|| TcpListener::bind("192.0.2.7:0")).unwrap();
     let app = End::new(&siwd.context(), 4096);
     app.qp

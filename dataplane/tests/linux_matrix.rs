@@ -1,5 +1,6 @@
-//! Everything that siwd and the Linux kernel's iWARP (siw) both can, with each other, in every
-//! size that is an edge: transfers checked byte for byte at both ends, captures judged by tshark.
+//! All operations that siwd and the Linux kernel's iWARP (siw) have in common, between the two, in
+//! every boundary size: transfers are checked byte for byte at both ends, captures are checked with
+//! tshark.
 
 mod common;
 
@@ -46,7 +47,7 @@ wake_silent_peer_ms = 50
     )
 }
 
-/// What the tests of a guest share.
+/// Resources shared by the tests of a guest.
 struct Lab {
     guest: Guest,
     ns: Netns,
@@ -78,7 +79,7 @@ impl Lab {
         self.siwd_with("")
     }
 
-    /// With more lines of `[device.mpa]`.
+    /// Starts siwd with additional lines in `[device.mpa]`.
     fn siwd_with(&self, more: &str) -> (Daemon, PathBuf, Evidence) {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("siw.pcapng");
@@ -107,14 +108,14 @@ impl Lab {
     }
 }
 
-/// TCP's payload in a full frame: with timestamps, as both sides use them.
+/// TCP payload of a full frame with timestamps, which both sides use.
 fn segment(mtu: usize, us: &str) -> usize {
     mtu - if us.contains(':') { 40 } else { 20 } - 20 - 12
 }
 
-/// All operations of both sides with all sizes, each size that is an edge with its neighbours.
-/// But no READ of nothing from siw: one that has to wait for its send queue is answered with as
-/// many bytes as the request before it had, and siwd refuses that response.
+/// All operations of both sides with all sizes; each boundary size comes with its neighbours.
+/// Zero-length READs from siw are left out: if the response has to wait for siw's send queue, siw
+/// sends as many bytes as the previous request asked for, and siwd refuses that response.
 fn ops(segment: usize, large: &[usize]) -> Vec<String> {
     let ulpdu = segment - 6 - segment % 4;
     let mut sizes = vec![0, 1, 4, 63, 64, 65];
@@ -130,7 +131,7 @@ fn ops(segment: usize, large: &[usize]) -> Vec<String> {
         .collect()
 }
 
-/// All operations and sizes, each side in each role, CRC on and off, over IPv4 and IPv6.
+/// Runs all operations and sizes, each side in each role, CRC on and off, over IPv4 and IPv6.
 fn all_sizes(mtu: usize) {
     let mut lab = Lab::new(mtu);
     let (siwd, file, _dir) = lab.siwd();
@@ -195,8 +196,8 @@ fn everything_arrives_once_over_a_link_that_loses_packets() {
             lab.play(&siwd, &plan);
         }
     }
-    // By the counters of either side: of packets that the guest lost before the capture, tshark
-    // cannot tell by the time whether they were lost or overtaken.
+    // By the counters of either side: tshark cannot tell from the times whether packets that the
+    // guest lost before the capture were lost or reordered.
     let ours = siwd.tcp_counter("retrans_segs");
     let theirs = lab.guest.counter("Tcp", "RetransSegs");
     assert!(siwd.stop().success());
@@ -208,7 +209,7 @@ fn everything_arrives_once_over_a_link_that_loses_packets() {
 fn no_side_has_more_reads_outstanding_than_was_agreed() {
     skip_if!(lacks());
     let mut lab = Lab::new(1500);
-    // ORD and IRD that each side wants; those of the connection here. siw raises its IRD to an
+    // ORD and IRD requested by each side, and those agreed on this side. siw raises its IRD to an
     // initiator's ORD, and its ORD to a responder's IRD.
     for (role, depth, guest_depth, agreed) in [
         (Role::Initiator, (2, 4), (16, 16), (2, 4)),
@@ -238,7 +239,7 @@ fn no_side_has_more_reads_outstanding_than_was_agreed() {
     }
 }
 
-/// READs outstanding at most, of this side and of the other.
+/// Maximum of outstanding READs, of this side and of the other.
 fn most_reads(file: &Path) -> (usize, usize) {
     let fields = ["eth.src", "iwarp_rdma.opcode", "iwarp_ddp.last_flag"];
     let (mut now, mut most) = ([0usize; 2], [0usize; 2]);
@@ -263,7 +264,7 @@ fn most_reads(file: &Path) -> (usize, usize) {
 fn an_invalidated_key_is_refused_by_both_sides() {
     skip_if!(lacks());
     let mut lab = Lab::new(1500);
-    // siw swaps layer and type in its Terminate, and reads others so.
+    // siw swaps layer and type in its Terminate, and expects the same.
     let (siwd, file, _dir) = lab.siwd_with("preset = \"siw\"\n");
     for role in [Role::Initiator, Role::Responder] {
         let mut plan = lab.plan(role, V4, 4096);
@@ -286,7 +287,7 @@ fn everything_outstanding_completes_once_when_a_connection_is_lost_in_the_middle
     let mut lab = Lab::new(1500);
     let (siwd, file, _dir) = lab.siwd();
     for role in [Role::Initiator, Role::Responder] {
-        // Reset by this side, while the guest's requests are under way.
+        // This side resets the connection while the guest's requests are in progress.
         let mut plan = lab.plan(role, V4, 2 * MIB);
         plan.ops = vec![format!("b{MIB}")];
         let out = lab.play(&siwd, &plan).out;
@@ -295,7 +296,8 @@ fn everything_outstanding_completes_once_when_a_connection_is_lost_in_the_middle
         assert_eq!(counts.iter().sum::<u64>(), BURST + INBOXES as u64);
         assert!(counts[1] > INBOXES as u64, "{out}");
 
-        // Reset by the guest's kernel; and its program killed; while ours are.
+        // The guest's kernel resets the connection, or the guest's program is killed, while this
+        // side's requests are in progress.
         for loss in [Loss::Command("ss -K dst 10.77.0.1"), Loss::Kill] {
             let mut plan = lab.plan(role, V4, 2 * MIB);
             plan.ops = vec![format!("B{MIB}")];
@@ -308,14 +310,14 @@ fn everything_outstanding_completes_once_when_a_connection_is_lost_in_the_middle
             assert_eq!(receives.iter().filter(|wc| good(wc)).count(), 0);
             let (done, failed) = sends.split_at(sends.iter().take_while(|wc| good(wc)).count());
             assert!(!done.is_empty() && !failed.is_empty(), "{last:?}");
-            // The memory of a killed program may go before its connection: the request that meets that
-            // is refused, by a Terminate.
+            // The memory of a killed program may be freed before its connection ends: a request for
+            // that memory is then refused by a Terminate.
             let flushed = |wc: &Wc| wc.status == WcStatus::WR_FLUSH_ERR;
             let refused = is_killed && failed[0].status == WcStatus::REM_ACCESS_ERR;
             let others = &failed[usize::from(refused)..];
             assert!(others.iter().all(flushed), "{last:?}");
         }
-        // Nobody else was disturbed.
+        // Other connections still work.
         let mut plan = lab.plan(role, V4, 4096);
         plan.ops = ops(1448, &[]);
         lab.play(&siwd, &plan);

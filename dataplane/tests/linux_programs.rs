@@ -1,5 +1,5 @@
-//! The same program at both ends: over siwd by `siwrun`, and over the kernel's siw with the
-//! distribution's libraries, in a guest.
+//! The same program at both ends: over siwd by `siwrun`, and, in a guest, over the kernel's siw
+//! with the distribution's libraries.
 
 mod common;
 
@@ -25,7 +25,8 @@ request_timeout_ms = 60000
 reply_timeout_ms = 60000
 "#;
 
-/// A program, its arguments at both ends, how an end becomes a client, and where its server listens.
+/// A program, its arguments at both ends, the arguments that make an end a client, and the server's
+/// port.
 struct Pair {
     name: &'static str,
     arguments: &'static str,
@@ -33,10 +34,11 @@ struct Pair {
     client: &'static str,
     port: u16,
     package: &'static str,
-    /// What a client on the kernel says that came too early. That of perftest makes two connections and
-    /// does not wait until its server listens for the second: the kernel reports a refusal at once.
+    /// Output of a client on the kernel that started too early. perftest's client makes two
+    /// connections and does not wait until its server listens for the second: the kernel reports a
+    /// refusal at once.
     refused: Option<&'static str>,
-    /// What a client says of its success.
+    /// Output of a client that succeeded.
     expected: &'static str,
 }
 
@@ -79,7 +81,7 @@ const PAIRS: [Pair; 5] = [
     },
 ];
 
-/// A line has these words.
+/// Whether a line of the output contains these words in sequence.
 fn says(output: &str, words: &str) -> bool {
     output.lines().any(|line| {
         let line: Vec<&str> = line.split_whitespace().collect();
@@ -126,8 +128,8 @@ impl Pair {
                 "{name}: attempt {attempt}: {done:?}; the server ended: {has_ended}, it said: {said}"
             );
             let was_early = self.refused.is_some_and(|word| done.err.contains(word));
-            // Seen once: everything was measured, and the connection over which perftest ends was gone. Why,
-            // is not known; a second time it is an error.
+            // Seen once, for an unknown reason: everything was measured, but the connection over
+            // which perftest ends was lost. A second occurrence is an error.
             let was_cut_short = !was_early && says(&done.out, self.expected);
             cut_short += u32::from(was_cut_short);
             let may_retry = was_early || (was_cut_short && cut_short == 1);
@@ -148,13 +150,13 @@ impl Pair {
     }
 }
 
-/// Runs a client of a server in the guest; what the client says.
+/// Runs a server in the guest and a client of it; returns the output of the client.
 fn kernel_serves(siwd: &Daemon, guest: &Guest, server: &str, port: u16, client: &str) -> String {
     let running = guest.start(server);
     guest.run(&format!("wait-listen {port}"));
     let said = Program::start(siwd, client).succeed();
-    // It ends with its client. Killed just then, it may meet a race of the kernel's (a BUG in
-    // cm_work_handler() of iw_cm).
+    // The server ends with its client. If it is killed at that moment, it may hit a race in the
+    // kernel (a BUG in cm_work_handler() of iw_cm).
     running.wait(GUEST_PATIENCE);
     said
 }
@@ -177,7 +179,8 @@ fn programs_meet_themselves_on_the_kernel() {
     }
 }
 
-/// fio's rdma engine. Its server is the one with `--rw=read` and without a host name, whatever moves.
+/// Command line of fio's rdma engine. The server is the one with `--rw=read` and without a host
+/// name, for any operation.
 fn fio(what: &str) -> String {
     format!("fio --ioengine=rdma --port=8899 --bs=64k --size=1m --thread {what}")
 }
@@ -208,7 +211,8 @@ fn fio_meets_itself_on_the_kernel() {
         assert_eq!(done.status, Some(0), "{verb}: {done:?}");
         check(verb, &done.out);
         ours.succeed();
-        // Linux siw ends a connection whose message finds no receive, and fio posts them late.
+        // Linux siw ends a connection whose message finds no receive, and fio posts its receives
+        // late.
         if verb == "send" {
             continue;
         }
@@ -217,7 +221,7 @@ fn fio_meets_itself_on_the_kernel() {
     }
 }
 
-/// The kernel's NVMe target, with a file as its namespace.
+/// The kernel's NVMe target with a file as its namespace.
 const NVME_TARGET: &str = "
     set -e
     modprobe nvmet-rdma
@@ -276,22 +280,22 @@ fn an_nvme_initiator_uses_a_target_of_the_kernel() {
     let line = format!("timeout 60 {} {}", python.display(), script.display());
     let said = Program::start(&siwd, &line).succeed();
     assert!(said.contains("all blocks are right"), "{said}");
-    // The first bytes of what was written last, behind eight blocks.
+    // The first bytes of the last write, eight blocks into the disk.
     let disk = guest.run("od -An -tu1 -j32768 -N4 /disk");
     let disk: Vec<&str> = disk.split_whitespace().collect();
     assert_eq!(disk, ["144", "157", "170", "183"]);
 }
 
-/// siwd with a NIC that its kernel shares, for programs that speak TCP to the address that they use for
-/// RDMA.
+/// siwd with a NIC that its kernel shares, for programs that also use TCP at the RDMA address.
 fn shared_siwd(ns: &Netns) -> Daemon {
-    // A NIC of siwd's own has no interface: this one must not give the kernel its frames, too.
+    // A NIC owned by siwd has no kernel interface, so this interface must not deliver its frames to
+    // the kernel too.
     ns.run(|| std::fs::write("/proc/sys/net/ipv4/conf/lab0/rp_filter", "1").unwrap());
     let shared = "host_interface = \"rdma0\"\nhost_ports = \"61000-61199\"\n[device.mpa]";
     ns.siwd(&CONFIG.replace("[device.mpa]", shared), &[])
 }
 
-/// The tests of qperf for which Linux siw has the queue pairs and operations.
+/// qperf's tests that work with the queue pairs and operations of Linux siw.
 const QPERF: [(&str, &str); 2] = [("rc_lat", "latency"), ("rc_bi_bw", "bw")];
 
 #[test]
@@ -309,13 +313,13 @@ fn qperf_meets_itself_on_the_kernel() {
         for (test, figure) in QPERF {
             let (_, after) = said.split_once(&format!("{test}:")).expect(test);
             let line = after.lines().find(|line| line.contains('='));
-            // Not "bw = 0 bytes/sec", which it prints when nothing arrives.
+            // Excludes "bw = 0 bytes/sec", which qperf prints when nothing arrives.
             let has_result =
                 line.is_some_and(|line| line.contains(figure) && !line.contains("= 0 "));
             assert!(has_result, "{said}");
         }
     };
-    // Its servers go on serving.
+    // qperf servers keep running after a test.
     let kernel = guest.start("qperf -lp 19765");
     guest.run("wait-listen 19765");
     let said = Program::start_in(&ns, &siwd, &client("10.77.0.2")).succeed();

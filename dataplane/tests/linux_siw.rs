@@ -1,5 +1,5 @@
-//! The Linux kernel's iWARP (siw), in a guest, with librdmacm's rping as the application:
-//! a peer of which nothing was written here.
+//! The Linux kernel's iWARP (siw), in a guest, with librdmacm's rping as the application: an
+//! independent implementation as the peer.
 
 mod common;
 
@@ -15,8 +15,8 @@ use common::*;
 
 const MAC: &str = "02:00:00:77:00:01";
 const PINGS: usize = 4;
-/// The shortest usual one, more than a segment, and the longest that rping takes: siw sends the
-/// latter from its zero-copy path, with FPDUs that do not keep to segments.
+/// rping's default size, more than a segment, and rping's maximum: siw sends the latter by its
+/// zero-copy path, with FPDUs that are not aligned to segments.
 const SIZES: [usize; 3] = [64, 4096, 65_535];
 
 fn config(crc: &str) -> String {
@@ -61,7 +61,7 @@ fn capture(ns: &Netns, crc: &str) -> (Daemon, PathBuf, Evidence) {
     (siwd, file, Evidence(dir))
 }
 
-/// What rping writes into ping number `n`.
+/// The data of rping's ping number `n`.
 fn ping_text(n: usize, size: usize) -> String {
     let mut s = format!("rdma-ping-{n}: ");
     let letters = (0..).map(|i| char::from(b'A' + ((n + i) % 58) as u8));
@@ -69,7 +69,7 @@ fn ping_text(n: usize, size: usize) -> String {
     s
 }
 
-/// Every ping was printed in order with exactly its data.
+/// Checks that every ping was printed in order with exactly its data.
 fn assert_pings(out: &str, prefix: &str, size: usize, who: &str) {
     let lines: Vec<&str> = out.lines().filter_map(|l| l.strip_prefix(prefix)).collect();
     assert_eq!(
@@ -86,7 +86,7 @@ fn assert_pings(out: &str, prefix: &str, size: usize, who: &str) {
     }
 }
 
-/// A `siw-ping` whose output never has to wait for a reader.
+/// A `siw-ping` whose output is read continuously, so that it never blocks.
 struct Ping {
     child: Child,
     out: mpsc::Receiver<String>,
@@ -105,7 +105,7 @@ impl Ping {
         Ping { child, out, err }
     }
 
-    /// A server that listens.
+    /// Starts a server and waits until it listens.
     fn server(daemon: &Daemon, args: &str) -> Ping {
         let ping = Ping::start(daemon, args);
         let line = ping.err.recv_timeout(GUEST_PATIENCE).unwrap();
@@ -113,13 +113,13 @@ impl Ping {
         ping
     }
 
-    /// Waits for its first line, which must begin like this.
+    /// Waits for the first line of output, which must begin with `with`.
     fn begins(&self, with: &str) {
         let line = self.out.recv_timeout(GUEST_PATIENCE).unwrap();
         assert!(line.starts_with(with), "{line}");
     }
 
-    /// How it ended: status, standard output, standard error.
+    /// Waits for its end; returns status, standard output, standard error.
     fn wait(mut self) -> (Option<i32>, String, String) {
         let end = Instant::now() + GUEST_PATIENCE;
         let status = loop {
@@ -173,7 +173,7 @@ fn rping_connects(siwd: &Daemon, guest: &Guest, addr: &str, size: usize, who: &s
     );
 }
 
-/// A `siw-ping` client that has done its first ping with rping's server in the guest.
+/// Starts a `siw-ping` client with rping's server in the guest and waits for the first ping.
 fn first_ping(siwd: &Daemon, guest: &Guest, rping: &str, args: &str) -> (Running, Ping, String) {
     let server = guest.start(rping);
     guest.run("wait-listen 7174");
@@ -195,8 +195,9 @@ fn siw_ping_connects(siwd: &Daemon, guest: &Guest, addr: &str, size: usize, who:
         &format!("{who}, siw-ping"),
     );
     let done = server.wait(GUEST_PATIENCE);
-    // All pings are checked below. After an orderly end rping's server may still return -1: its thread
-    // of events may find the channel closed by its main thread, or that one the wait for pings ended.
+    // All pings are checked below. After an orderly end rping's server may still return -1: its
+    // event thread may find the channel closed by the main thread, or the main thread may see that
+    // the wait for pings ended.
     let after_the_end = [
         "server DISCONNECT EVENT...",
         "wait for RDMA_READ_ADV state 10",
@@ -221,7 +222,7 @@ fn rping_and_siw_ping_understand_each_other_both_ways_with_and_without_crc_over_
     skip_if!(lacks_guest().or_else(|| missing_program("tshark")));
     let ns = Netns::new();
     let guest = boot(&ns);
-    // Who asks for CRC: nobody, siwd, the guest.
+    // CRC requested by neither side, by siwd, by the guest.
     for (ours, theirs) in [("off", 0), ("on", 0), ("off", 1)] {
         guest.run(&format!(
             "echo {theirs} >/sys/module/siw/parameters/mpa_crc_required"
@@ -239,7 +240,7 @@ fn rping_and_siw_ping_understand_each_other_both_ways_with_and_without_crc_over_
         let replies = tshark_fields(&file, "iwarp_mpa.rep", &["eth.src", "iwarp_mpa.crc_flag"]);
         let count = |ours| replies.iter().filter(|r| (r[0] == MAC) == ours).count();
         assert!(count(true) > 0 && count(false) > 0, "{replies:?}");
-        // By their bytes and connections, whether or not tshark takes each for MPA.
+        // Selected by bytes, since tshark may not recognize each connection as MPA.
         let filter = "frame contains \"MPA ID Rep Frame\"";
         let mut streams = tshark_fields(&file, filter, &["eth.src", "tcp.stream"]);
         streams.sort();
@@ -262,7 +263,7 @@ fn rping_and_siw_ping_understand_each_other_both_ways_with_and_without_crc_over_
             );
         }
         for r in &replies {
-            // siw as responder does not ask for CRC, whatever it requires.
+            // siw as the responder does not ask for CRC, regardless of its own setting.
             let crc = ours == "on" || (theirs == 1 && r[0] == MAC);
             assert_eq!(
                 r[1],
@@ -270,7 +271,7 @@ fn rping_and_siw_ping_understand_each_other_both_ways_with_and_without_crc_over_
                 "CRC {ours}/{theirs}: {replies:?}"
             );
         }
-        // Each ping is at least a READ with its response, a WRITE and four SENDs.
+        // Each ping has at least a READ with its response, a WRITE and four SENDs.
         let with_crc = replies.iter().filter(|r| r[1] == "1").count();
         let pings = with_crc.min(4 * SIZES.len()) * PINGS;
         assert!(
@@ -289,7 +290,7 @@ fn connections_that_cannot_be_and_peers_that_vanish_are_clear_errors() {
     let mut guest = boot(&ns);
     let siwd = ns.siwd(&config("on"), &[]);
 
-    // Nobody listens, at either end. (rping reports and then waits for ever.)
+    // No listener at either end. (rping reports the error and then waits for ever.)
     let done = guest
         .start("rping -c -a 10.77.0.1 -p 7999 -C 1")
         .wait(Duration::from_secs(15));
@@ -306,9 +307,8 @@ fn connections_that_cannot_be_and_peers_that_vanish_are_clear_errors() {
     let client = guest.start("rping -c -a 10.77.0.1 -p 7174 -v");
     server.begins("server ping data: rdma-ping-0");
     client.kill();
-    // An orderly end between two pings is no error to a server. One within a ping is, in
-    // words that depend on the step it hit: a READ refused, a request flushed, a connection
-    // that broke.
+    // A server ignores an orderly end between two pings. An end within a ping is an error whose
+    // text depends on the step: a READ refused, a request flushed, a connection broken.
     let (status, _, err) = server.wait();
     assert!(
         status == Some(0) || (status == Some(1) && err.starts_with("siw-ping: ")),

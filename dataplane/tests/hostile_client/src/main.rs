@@ -3,9 +3,10 @@
 //! ```text
 //! siw-hostile-client KIND SOCKET SECONDS [SEED]
 //! ```
-//! It prints `attacking` once its attack is under way, and at the end one line of JSON with what it
-//! did. The tests and `./benches/figures trust` run it beside honest clients. Where the daemon
-//! refuses it or closes it, it begins anew: that is what the daemon is meant to do.
+//! Prints `attacking` once its attack has started, and at the end one line of JSON with its
+//! counters. The tests and `./benches/figures trust` run it together with honest clients. When the
+//! daemon closes its connection or does not answer, it starts again: the daemon is supposed to do
+//! that.
 #![forbid(unsafe_code)]
 
 mod attacks;
@@ -17,10 +18,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// What an attack is given, and what became of it.
+/// Parameters and counters of an attack.
 pub struct Attack {
     pub socket: PathBuf,
-    /// When the attack is over.
+    /// Time at which the attack ends.
     pub end: Instant,
     random: u64,
     announced: bool,
@@ -28,17 +29,17 @@ pub struct Attack {
     pub rounds: u64,
     /// Requests that the daemon refused.
     pub refused: u64,
-    /// Times that the daemon closed this client, or did not answer it.
+    /// Times that the daemon closed this client or did not answer it.
     pub closed: u64,
 }
 
 impl Attack {
-    /// Whether there is time for another round; the first announces that the attack is under way.
+    /// Whether there is time for another round. The first call prints that the attack has started.
     pub fn begin_round(&mut self) -> bool {
         if !self.announced {
             self.announced = true;
             println!("attacking");
-            // Who waits for the line has gone: then nobody needs it.
+            // The reader of this line may have exited, and then the line is not needed.
             let _ = std::io::stdout().flush();
         }
         self.rounds += 1;

@@ -1,5 +1,4 @@
-//! The control protocol and the shared memory, spoken without the client library and without its
-//! manners.
+//! The control protocol and the shared memory, used without the client library and its checks.
 
 use rustix::fd::OwnedFd;
 use siw_shm::control::codec::{self, CallError};
@@ -16,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-/// Nothing that the daemon answers at all takes longer.
+/// Time limit for a reply; longer than any reply of the daemon takes.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// One connection to the daemon.
@@ -32,7 +31,7 @@ pub struct AttackSession {
     seq: u32,
 }
 
-/// A queue pair, and where its rings lie.
+/// A queue pair and the location of its rings.
 pub struct AttackerQp {
     pub reply: m::QpReply,
     pub memory: Arc<SharedMemory>,
@@ -56,29 +55,29 @@ impl AttackerMemory {
         }
     }
 
-    /// A WRITE of `sges` to the second half.
+    /// A WRITE of `sges` to the second half of the memory.
     pub fn write_second_half<'a>(&self, sges: &'a [Sge]) -> SendWr<'a> {
         SendWr::write(1, SendData::Sges(sges), REGION_LEN / 2, self.keys.rkey)
     }
 
-    /// A READ of the second half into `sges`.
+    /// A READ of the second half of the memory into `sges`.
     pub fn read_second_half<'a>(&self, sges: &'a [Sge]) -> SendWr<'a> {
         SendWr::read(1, sges, REGION_LEN / 2, self.keys.rkey)
     }
 }
 
-/// Where connections of a client to itself come in.
+/// Listener for connections of this client to itself.
 pub struct AttackerListener {
     channel: u32,
     events: ControlSocket,
     addr: m::Addr,
 }
 
-/// The length of attacks' own memory regions.
+/// Length of the attacker's memory regions.
 pub const REGION_LEN: u64 = 1 << 20;
 
 impl AttackSession {
-    /// Connects and says hello.
+    /// Connects and sends HELLO.
     pub fn open(socket: &Path) -> Result<AttackSession, CallError> {
         let conn = ControlSocket::connect_within(socket, REPLY_TIMEOUT)?;
         let hello = m::ClientHello::new("hostile");
@@ -99,13 +98,13 @@ impl AttackSession {
         })
     }
 
-    /// One request and its reply.
+    /// Sends a request and waits for its reply.
     pub fn call<M: Message>(&mut self, message: &M) -> Result<(M::Reply, Vec<OwnedFd>), CallError> {
         self.seq = self.seq.wrapping_add(1).max(1);
         self.conn.call_and_wait(self.seq, message, &[])
     }
 
-    /// The bytes of a request that is sent without waiting.
+    /// Encodes a request that is sent without waiting for the reply.
     pub fn encode<M: Message>(&mut self, message: &M) -> Vec<u8> {
         self.seq = self.seq.wrapping_add(1).max(1);
         codec::encode_request(self.seq, message)
@@ -126,7 +125,7 @@ impl AttackSession {
             .ok_or(CallError::Proto(codec::ProtoError::MissingFd))
     }
 
-    /// A protection domain.
+    /// Allocates a protection domain.
     pub fn alloc_pd(&mut self) -> Result<u32, CallError> {
         let request = m::AllocPd {
             device: m::ANY_DEVICE,
@@ -135,7 +134,7 @@ impl AttackSession {
         Ok(self.call(&request)?.0.id)
     }
 
-    /// A completion queue, and where its rings lie.
+    /// Creates a completion queue; returns it with the memory of its rings.
     pub fn create_cq(&mut self, cqe: u32) -> Result<(m::CqReply, Arc<SharedMemory>), CallError> {
         let request = m::CreateCq {
             cqe,
@@ -147,7 +146,7 @@ impl AttackSession {
         Ok((reply, memory))
     }
 
-    /// A queue pair of `depth` requests each way.
+    /// Creates a queue pair for `depth` requests each way.
     pub fn create_qp(&mut self, pd: u32, cq: u32, depth: u32) -> Result<AttackerQp, CallError> {
         let request = m::CreateQp {
             pd,
@@ -166,7 +165,7 @@ impl AttackSession {
         Ok(AttackerQp { reply, memory })
     }
 
-    /// An arena, and its file.
+    /// Allocates an arena; returns its number and file.
     pub fn alloc_arena(&mut self, len: u64, huge: bool) -> Result<(u32, OwnedFd), CallError> {
         let request = m::AllocArena {
             len,
@@ -180,7 +179,7 @@ impl AttackSession {
         Ok((reply.arena, fd))
     }
 
-    /// Registers the beginning of an arena for everything.
+    /// Registers the beginning of an arena with all access rights.
     pub fn register_memory(
         &mut self,
         pd: u32,
@@ -199,7 +198,7 @@ impl AttackSession {
         Ok(self.call(&request)?.0)
     }
 
-    /// An arena that is registered and mapped.
+    /// Allocates an arena, registers and maps it.
     pub fn new_memory(&mut self, pd: u32) -> Result<AttackerMemory, CallError> {
         let (arena, fd) = self.alloc_arena(REGION_LEN, false)?;
         Ok(AttackerMemory {
@@ -221,7 +220,7 @@ impl AttackSession {
         Ok((reply.id, events))
     }
 
-    /// Listens with an event channel of its own.
+    /// Listens with a new event channel.
     pub fn listen(&mut self, at: SocketAddr) -> Result<AttackerListener, CallError> {
         let (channel, events) = self.create_cm_channel()?;
         let listen = m::Listen {
@@ -241,7 +240,7 @@ impl AttackSession {
         })
     }
 
-    /// Asks for a connection of a queue pair to an own listener.
+    /// Requests a connection of a queue pair to a listener of this client.
     pub fn start_connect(
         &mut self,
         listener: &AttackerListener,
@@ -290,7 +289,7 @@ impl AttackSession {
         Ok(())
     }
 
-    /// Two queue pairs that are connected to each other, and memory.
+    /// Creates two queue pairs that are connected to each other, and memory.
     pub fn connected_pair(
         &mut self,
         depth: u32,
@@ -372,7 +371,7 @@ impl AttackerQp {
             .map_or(0, |word| word.load(SeqCst))
     }
 
-    /// Makes both rings look full, whatever the worker has taken.
+    /// Makes both rings look full, regardless of the worker's progress.
     pub fn fill_rings(&self) {
         for (ring, slots) in [
             (self.send_queue(), self.reply.sq_slots),
@@ -383,7 +382,7 @@ impl AttackerQp {
         }
     }
 
-    /// Fills every slot of the send queue with this request.
+    /// Fills every slot of the send queue with the request.
     pub fn fill_slots(&self, request: &SendWr<'_>) -> Option<()> {
         let slots = self.reply.sq_slots;
         let at = self.send_queue();
@@ -392,7 +391,7 @@ impl AttackerQp {
         Some(())
     }
 
-    /// Posts as an honest client would, at the beginning of a fresh queue.
+    /// Posts requests at the beginning of a fresh queue, like an honest client.
     pub fn post(&self, request: &SendWr<'_>, count: u32) {
         let slots = self.reply.sq_slots;
         let at = self.send_queue();
@@ -407,7 +406,7 @@ impl AttackerQp {
         producer.publish_posted();
     }
 
-    /// Writes anything into the words and slots of both rings.
+    /// Overwrites the words and slots of both rings with `bytes`.
     pub fn scribble(&self, bytes: &[u8]) {
         let send = work_queue::ring_len(self.reply.sq_slots);
         let receive = work_queue::ring_len(self.reply.rq_slots);
@@ -417,7 +416,8 @@ impl AttackerQp {
         }
     }
 
-    /// Rings for this queue pair as an honest client would, and even if it has just done so.
+    /// Rings the doorbell for this queue pair like an honest client, even if one is already
+    /// pending.
     pub fn ring(&self, session: &AttackSession) {
         self.store(self.send_queue() + OFF_PENDING, 1);
         let worker = self.load(self.send_queue() + OFF_WORKER);

@@ -8,10 +8,10 @@ use siw_shm::control::ControlSocket;
 use siw_shm::control::messages as m;
 use std::time::Duration;
 
-/// How many connections and channels one round tries to hold.
+/// Connections and channels that one round tries to hold.
 const GREED: usize = 2000;
 
-/// Connections that never say anything, and channels and completion channels without number: each
+/// Opens connections that never send anything, and unlimited channels and completion channels: each
 /// costs the daemon a descriptor.
 pub fn exhaust_descriptors(attack: &mut Attack) -> Ended {
     while attack.begin_round() {
@@ -41,7 +41,7 @@ pub fn exhaust_descriptors(attack: &mut Attack) -> Ended {
     Ok(())
 }
 
-/// Requests without end, with descriptors that nobody asked for, from a client that reads no reply.
+/// Sends endless requests with unexpected descriptors and reads no reply.
 pub fn slow_socket(attack: &mut Attack) -> Ended {
     let mut session = AttackSession::open(&attack.socket)?;
     session.conn.set_nonblocking(true)?;
@@ -71,7 +71,7 @@ pub fn slow_socket(attack: &mut Attack) -> Ended {
     Ok(())
 }
 
-/// Connections without end to a listener whose events nobody reads.
+/// Opens endless connections to a listener and reads none of its events.
 pub fn unread_events(attack: &mut Attack) -> Ended {
     let mut session = AttackSession::open(&attack.socket)?;
     let pd = session.alloc_pd()?;
@@ -96,7 +96,7 @@ pub fn unread_events(attack: &mut Attack) -> Ended {
     Ok(())
 }
 
-/// Statistics of everything, asked for without end by several sessions at once.
+/// Requests all statistics endlessly from several sessions at once.
 pub fn statistics_flood(attack: &mut Attack) -> Ended {
     let mut sessions = (0..8)
         .map(|_| AttackSession::open(&attack.socket))
@@ -106,7 +106,7 @@ pub fn statistics_flood(attack: &mut Attack) -> Ended {
         reserved: 0,
     };
     while attack.begin_round() {
-        // All ask before any reads.
+        // All sessions send their request before any reads a reply.
         for session in &mut sessions {
             let packet = session.encode(&request);
             session.conn.send_packet(&packet, &[])?;
@@ -119,7 +119,7 @@ pub fn statistics_flood(attack: &mut Attack) -> Ended {
     Ok(())
 }
 
-/// Objects of every kind, made and destroyed as fast as the daemon allows.
+/// Creates and destroys objects of every kind as fast as the daemon allows.
 pub fn create_and_destroy(attack: &mut Attack) -> Ended {
     let mut session = AttackSession::open(&attack.socket)?;
     while attack.begin_round() {

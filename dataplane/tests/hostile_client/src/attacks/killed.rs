@@ -1,4 +1,4 @@
-//! A client that does what any client does, and is killed in the middle of it.
+//! A client with ordinary behavior that is killed in the middle of it.
 
 use super::Ended;
 use super::rings::own_address;
@@ -8,7 +8,7 @@ use siw_shm::WrFlags;
 use siw_shm::control::messages as m;
 use std::time::Instant;
 
-/// Lives until the attack's time is over, and is then killed wherever it is: a test that gives
+/// Runs until the attack's time is over and then kills itself at any point: a test that passes
 /// random times has it killed at random points.
 pub fn live_until_killed(attack: &mut Attack) -> Ended {
     let end = attack.end;
@@ -23,7 +23,7 @@ pub fn live_until_killed(attack: &mut Attack) -> Ended {
     }
 }
 
-/// One life: objects of every kind, a connection, transfers, and most of them given back.
+/// One round: creates objects of every kind, connects, transfers, and destroys most of the objects.
 fn live_once(attack: &mut Attack) -> Ended {
     let mut session = AttackSession::open(&attack.socket)?;
     let (channel, _fd) = session.call(&m::CreateChannel { reserved: 0 })?;
@@ -82,10 +82,10 @@ fn live_once(attack: &mut Attack) -> Ended {
     Ok(())
 }
 
-/// Connections that [`hold_many_queue_pairs`] makes, of two queue pairs each.
+/// Connections that [`hold_many_queue_pairs`] makes, with two queue pairs each.
 const CONNECTIONS: usize = 5000;
 
-/// Makes many connections, and waits to be killed.
+/// Makes many connections and waits to be killed.
 pub fn hold_many_queue_pairs(attack: &mut Attack) -> Ended {
     let mut session = AttackSession::open(&attack.socket)?;
     let pd = session.alloc_pd()?;

@@ -1,5 +1,5 @@
-//! Attacks with memory: holes under the daemon's feet, registrations without measure, memory that
-//! goes while it is used.
+//! Attacks with memory: holes in shared memory, unlimited registrations, deregistration of memory
+//! in use.
 
 use super::Ended;
 use super::rings::own_address;
@@ -11,8 +11,8 @@ use siw_shm::WrFlags;
 use siw_shm::control::codec::CallError;
 use siw_shm::control::messages as m;
 
-/// Punches holes into queues, doorbells and registered memory that the daemon uses, and takes the
-/// pages away from it.
+/// Punches holes into queues, doorbells and registered memory that the daemon uses, to free their
+/// pages.
 pub fn punched_holes(attack: &mut Attack) -> Ended {
     while attack.begin_round() {
         let mut session = AttackSession::open(&attack.socket)?;
@@ -20,7 +20,7 @@ pub fn punched_holes(attack: &mut Attack) -> Ended {
         let sges = [memory.first_half()];
         let write = memory.write_second_half(&sges);
         from.fill_slots(&write.with_flags(WrFlags::NONE));
-        // Whatever free pages there are go to somebody else.
+        // Allocate all free pages, so that none is left to fill the holes.
         let taken = take_free_pages(attack, &mut session)?;
         for _ in 0..16 {
             from.fill_rings();
@@ -36,7 +36,7 @@ pub fn punched_holes(attack: &mut Attack) -> Ended {
     Ok(())
 }
 
-/// The file must not become shorter, but it may lose its pages.
+/// Seals prevent truncation of the file, but not holes.
 fn punch_hole(memory: &siw_shm::SharedMemory) {
     if let Some(file) = memory.memfd() {
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -44,7 +44,7 @@ fn punch_hole(memory: &siw_shm::SharedMemory) {
     }
 }
 
-/// Arenas of hugepages until there are none.
+/// Allocates arenas of hugepages until none is free.
 fn take_free_pages(
     attack: &mut Attack,
     session: &mut AttackSession,
@@ -60,7 +60,7 @@ fn take_free_pages(
     Ok(arenas)
 }
 
-/// Arenas and registrations as large as they may be, made and freed without end.
+/// Allocates and registers arenas of the maximum size, and frees them, endlessly.
 pub fn giant_arenas(attack: &mut Attack) -> Ended {
     let mut session = AttackSession::open(&attack.socket)?;
     let pd = session.alloc_pd()?;
@@ -73,7 +73,7 @@ pub fn giant_arenas(attack: &mut Attack) -> Ended {
             len = (len / 2).max(1 << 20);
             continue;
         };
-        // Pages of files that are not preallocated.
+        // Allocates pages of files that are not preallocated.
         allocate_pages(&file, len);
         let registered = session.register_memory(pd, arena, len);
         if let Some(keys) = attack.count_refusal(registered)? {
@@ -89,17 +89,18 @@ pub fn giant_arenas(attack: &mut Attack) -> Ended {
     Ok(())
 }
 
-/// Most bytes that one call has filled with pages.
+/// Most bytes that one call fills with pages.
 const PAGES_AT_ONCE: u64 = 256 << 20;
 
-/// Pages of files that are not preallocated.
+/// Allocates pages of a file that is not preallocated.
 fn allocate_pages(file: impl AsFd, len: u64) {
     let len = len.min(PAGES_AT_ONCE);
     let _ = fallocate(file, FallocateFlags::empty(), 0, len);
 }
 
-/// What [`giant_arenas`] has the kernel do, without a daemon: pages allocated and freed, which any
-/// program may. What honest clients lose beside this is the machine's cost, not the daemon's.
+/// Makes the kernel do the same work as [`giant_arenas`], without a daemon: allocates and frees
+/// pages, which any program may do. The slowdown of honest clients during this is the machine's
+/// cost, not the daemon's.
 pub fn fill_own_memory(attack: &mut Attack) -> Ended {
     while attack.begin_round() {
         if let Ok(file) = memfd_create("own-memory", MemfdFlags::CLOEXEC) {
@@ -109,8 +110,7 @@ pub fn fill_own_memory(attack: &mut Attack) -> Ended {
     Ok(())
 }
 
-/// Moves memory and takes it away while it is being sent, received and read by the peer, and hands
-/// it out again.
+/// Deregisters memory while it is being sent, received or read by the peer, and allocates it again.
 pub fn deregister_in_flight(attack: &mut Attack) -> Ended {
     while attack.begin_round() {
         let mut session = AttackSession::open(&attack.socket)?;

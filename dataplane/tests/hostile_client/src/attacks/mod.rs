@@ -1,5 +1,5 @@
-//! The kinds of attack. Each runs until its time is over or the daemon ends it; then it is begun
-//! anew.
+//! The kinds of attack. Each runs until its time is over or the daemon closes the connection; then
+//! it starts again.
 
 mod control;
 mod killed;
@@ -9,13 +9,13 @@ mod rings;
 use crate::Attack;
 use siw_shm::control::codec::CallError;
 
-/// Why an attack ended early.
+/// Result of an attack; an error ended it early.
 pub type Ended = Result<(), CallError>;
 
-/// What runs an attack.
+/// Function that runs an attack.
 pub type Run = fn(&mut Attack) -> Ended;
 
-/// Names of the attacks.
+/// Attacks by name.
 pub const KINDS: &[(&str, Run)] = &[
     ("blocking-wake", rings::blocking_wake),
     ("full-rings", rings::full_rings),
@@ -36,7 +36,7 @@ pub const KINDS: &[(&str, Run)] = &[
     ("many-queue-pairs", killed::hold_many_queue_pairs),
 ];
 
-/// The attack of that name.
+/// Finds the attack with that name.
 pub fn by_name(name: &str) -> Option<Run> {
     KINDS
         .iter()

@@ -9,10 +9,10 @@ use siw_shm::control::messages::{ModifyQp, QpState};
 use siw_shm::{SendData, SendWr, Sge, WrFlags};
 use std::net::SocketAddr;
 
-/// Own requests between looks at the clock.
+/// Requests between two checks of the clock.
 const ROUND: u32 = 256;
 
-/// Where attacks connect their own queue pairs.
+/// Address for connections between the attacker's own queue pairs.
 pub fn own_address() -> SocketAddr {
     SocketAddr::from(([10, 77, 0, 2], 0))
 }
@@ -24,10 +24,10 @@ pub fn blocking_wake(attack: &mut Attack) -> Ended {
     let mut counter = [0; 8];
     while attack.begin_round() {
         for wake in &session.wake {
-            // O_NONBLOCK belongs to the file description, which the daemon may share.
+            // O_NONBLOCK belongs to the open file description, which the daemon may share.
             let _ = rustix::io::ioctl_fionbio(wake, false);
             let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
-            // On again for the moment of the own read, which must not block.
+            // Non-blocking again for this process's own read.
             let _ = rustix::io::ioctl_fionbio(wake, true);
             let _ = rustix::io::read(wake, &mut counter);
             let _ = rustix::io::ioctl_fionbio(wake, false);
@@ -41,7 +41,7 @@ pub fn blocking_wake(attack: &mut Attack) -> Ended {
     Ok(())
 }
 
-/// Rings that look full whenever the worker looks: valid requests without end.
+/// Keeps the rings full whenever the worker looks: endless valid requests.
 pub fn full_rings(attack: &mut Attack) -> Ended {
     let mut session = AttackSession::open(&attack.socket)?;
     let (from, to, memory) = session.connected_pair(256, own_address())?;
@@ -62,7 +62,7 @@ pub fn full_rings(attack: &mut Attack) -> Ended {
     Ok(())
 }
 
-/// Whether the daemon still serves this client.
+/// Checks that the daemon still serves this client.
 fn is_open(session: &mut AttackSession) -> Ended {
     let device = siw_shm::control::messages::QueryDevice {
         index: 0,
@@ -71,7 +71,7 @@ fn is_open(session: &mut AttackSession) -> Ended {
     session.call(&device).map(drop)
 }
 
-/// Doorbells without end and without work, for own numbers and any other.
+/// Rings endless doorbells without work, for own numbers and any others.
 pub fn endless_doorbells(attack: &mut Attack) -> Ended {
     let mut session = AttackSession::open(&attack.socket)?;
     let (from, to, _memory) = session.connected_pair(16, own_address())?;
@@ -90,8 +90,8 @@ pub fn endless_doorbells(attack: &mut Attack) -> Ended {
     Ok(())
 }
 
-/// Queue pairs in the error state whose rings never become empty, so that flushing never ends. The
-/// queue pairs were never connected.
+/// Keeps the rings of queue pairs in the error state full, so that flushing never ends. The queue
+/// pairs were never connected.
 pub fn flush_loops(attack: &mut Attack) -> Ended {
     let mut session = AttackSession::open(&attack.socket)?;
     let pd = session.alloc_pd()?;
@@ -109,7 +109,7 @@ pub fn flush_loops(attack: &mut Attack) -> Ended {
                 denied_access: 0,
             });
             session.conn.send_packet(&to_error, &[])?;
-            // Full again and again while the daemon flushes.
+            // Refill the rings while the daemon flushes.
             let reply = loop {
                 for _ in 0..ROUND {
                     queue_pair.fill_rings();
@@ -129,7 +129,7 @@ pub fn flush_loops(attack: &mut Attack) -> Ended {
     Ok(())
 }
 
-/// Anything in every word and slot of the rings, and in the doorbells.
+/// Writes random data to every word and slot of the rings and to the doorbells.
 pub fn scribbled_rings(attack: &mut Attack) -> Ended {
     while attack.begin_round() {
         let mut session = AttackSession::open(&attack.socket)?;
@@ -149,7 +149,7 @@ pub fn scribbled_rings(attack: &mut Attack) -> Ended {
     Ok(())
 }
 
-/// Requests far beyond what the queue pair was created for, which complete late or never.
+/// Posts far more requests than the queue pair was created for; they complete late or never.
 pub fn too_many_requests(attack: &mut Attack) -> Ended {
     let mut session = AttackSession::open(&attack.socket)?;
     let (from, _to, memory) = session.connected_pair(4, own_address())?;
