@@ -1,9 +1,9 @@
-//! RDMA Reads of memory that its owner keeps writing, and RDMA Writes from such memory, as QEMU sends those of
-//! a guest that runs. The data may be torn; the connection has to stand: each FPDU carries the CRC of its
-//! very bytes, or none.
+//! RDMA Reads of memory that its owner keeps writing, and RDMA Writes from such memory, as in
+//! QEMU's migration of a running guest. The data may be torn, but the connection must survive: the
+//! CRC of each FPDU, if any, covers exactly the bytes sent.
 //!
-//! Each test goes on for a few seconds, or for as many as the environment variable
-//! `SIW_LIVE_MEMORY_SECONDS` says.
+//! Each test runs for a few seconds, or for `SIW_LIVE_MEMORY_SECONDS` seconds if this environment
+//! variable is set.
 
 mod common;
 
@@ -23,8 +23,8 @@ fn seconds() -> u64 {
     wanted.map_or(3, |text| text.parse().expect("a number of seconds"))
 }
 
-/// Reads the other end's memory, or writes to it, again and again while the source is written; how
-/// often.
+/// Reads from or writes to the peer's memory repeatedly while the source is being written. Returns
+/// the number of transfers.
 fn transfer_while_written(opcode: Opcode, poster: &End, peer: &End) -> u64 {
     let source = if opcode == Opcode::Read { peer } else { poster };
     let is_over = AtomicBool::new(false);
@@ -78,7 +78,8 @@ fn reads_over_a_ring_pair_survive_writes_to_their_source() {
     }
 }
 
-/// What "auto" sends by reference no CRC tells from what the memory was before.
+/// With "auto", a message is sent by reference only if its stream has no CRC, so a change of the
+/// source never makes a CRC wrong.
 #[test]
 fn writes_over_a_pair_with_long_frames_survive_writes_to_their_source() {
     for crc in ["off", "on"] {
@@ -90,7 +91,7 @@ fn writes_over_a_pair_with_long_frames_survive_writes_to_their_source() {
     }
 }
 
-/// Each of two daemons at its end of a veth pair.
+/// Two daemons, one at each end of a veth pair.
 #[test]
 fn reads_over_af_packet_survive_writes_to_their_source() {
     skip_if!(lacks_network().or(missing_program("ethtool")));

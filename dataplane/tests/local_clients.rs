@@ -1,8 +1,8 @@
-//! What RFC 5042 asks for, seen from a hostile client on the same machine (its section 2.3, "local
-//! peer"): it names objects and keys that are another's, reads nothing that it is sent, sends
-//! without an end, takes whatever it is given. Memory that it shares with the daemon is in
-//! `hostile_memory.rs`, `hostile_rings.rs` and `bad_input.rs`; the remote peer's side is in
-//! `conformance/security.rs`.
+//! Requirements of RFC 5042 for a hostile client on the same machine (its section 2.3, "local
+//! peer"): it names objects and keys of other clients, reads none of its messages, sends endlessly,
+//! and takes everything it can get. `hostile_memory.rs`, `hostile_rings.rs` and `bad_input.rs`
+//! cover the memory that it shares with the daemon; `conformance/security.rs` covers the remote
+//! peer.
 
 mod common;
 
@@ -38,7 +38,7 @@ impl Raw {
             .map(|(reply, _)| reply)
     }
 
-    /// Refused in words, and not by closing the connection.
+    /// Sends a request that must be refused with a reason, without closing the connection.
     fn refused<M: Message>(&self, what: &str, request: &M) {
         match self.call(request) {
             Err(CallError::Refused { errno, reason }) => {
@@ -50,7 +50,7 @@ impl Raw {
     }
 }
 
-/// A WRITE that arrives.
+/// Checks that a WRITE arrives.
 fn ping(a: &End, b: &End, seed: u64) {
     a.fill(seed);
     let sge = [a.mr.sge(0, 64)];
@@ -63,8 +63,9 @@ fn ping(a: &End, b: &End, seed: u64) {
     assert_eq!(a.read(0, 64), b.read(0, 64));
 }
 
-/// Numbers that are the whole daemon's (queue pairs, keys, listeners, requests) name nothing to
-/// who does not own them; numbers of a client's own name nothing before it has made something.
+/// Numbers shared by the whole daemon (queue pairs, keys, listeners, requests) are invalid for
+/// clients that do not own the object; a client's own numbers are invalid before it has created an
+/// object.
 #[test]
 fn a_client_can_do_nothing_to_what_is_another_clients() {
     let d = Daemon::loopback();
@@ -185,7 +186,7 @@ fn a_client_can_do_nothing_to_what_is_another_clients() {
         h.refused("a region", &register);
     }
 
-    // All of it is as it was.
+    // Everything is unchanged.
     ping(&a, &b, 1);
     ping(&b, &a, 2);
     let own = a.another();
@@ -197,7 +198,8 @@ fn a_client_can_do_nothing_to_what_is_another_clients() {
     drop(window);
 }
 
-/// Keys are checked for the domain of the queue pair that uses them, on this side as on the wire.
+/// Keys are checked against the protection domain of the queue pair that uses them, in local
+/// requests as on the wire.
 #[test]
 fn keys_of_another_client_serve_no_work_request() {
     let daemon = Daemon::loopback();
@@ -266,8 +268,8 @@ fn keys_of_another_client_serve_no_work_request() {
     ping(&a, &b, 4);
 }
 
-/// A client that reads none of its events gets them in order once it does, and costs others
-/// nothing until then.
+/// A client that does not read its events gets them in order later, and does not delay other
+/// clients.
 #[test]
 fn events_that_a_client_does_not_read_keep_nobody_waiting() {
     const ERRORS: u64 = 400;
@@ -276,7 +278,7 @@ fn events_that_a_client_does_not_read_keep_nobody_waiting() {
     let deaf = End::new(&daemon.context(), 64);
     let any = "10.77.0.2:0".parse().unwrap();
     let listener = CmListener::new(&deaf.cm, None, any, 8, 0).unwrap();
-    // Requests that nobody looks at, and whose peers give up.
+    // Requests that are not read and whose peers give up.
     for i in 0..ERRORS {
         let caller = a.another();
         let options = ConnectOptions {
@@ -308,7 +310,7 @@ fn events_that_a_client_does_not_read_keep_nobody_waiting() {
             (Some(AsyncEventKind::QpFatal), x.qp.qp_num())
         );
     }
-    // Of each request that came, that it is gone again.
+    // Each request that arrived is followed by its cancellation.
     let mut open = std::collections::HashSet::new();
     let (mut came, end) = (0, Instant::now() + PATIENCE);
     drop(listener);
@@ -333,7 +335,7 @@ fn events_that_a_client_does_not_read_keep_nobody_waiting() {
     assert!(came > 0, "some got as far as a request");
 }
 
-/// One that asks and asks and never takes an answer is not listened to for ever.
+/// The daemon stops reading from a client that keeps sending requests and takes no reply.
 #[test]
 fn a_client_that_sends_requests_and_reads_no_reply_keeps_nobody_waiting() {
     let daemon = Daemon::loopback();
@@ -358,7 +360,7 @@ fn a_client_that_sends_requests_and_reads_no_reply_keeps_nobody_waiting() {
             }
         }
         if round % 10 == 0 {
-            // Control and data of others.
+            // Control requests and data of others.
             drop(a.another());
             ping(&a, &b, round);
         }
@@ -369,7 +371,7 @@ fn a_client_that_sends_requests_and_reads_no_reply_keeps_nobody_waiting() {
     assert!(daemon.stop().success());
 }
 
-/// What one client may take is bounded; what another may is not less for it.
+/// One client's share is bounded and does not reduce that of another.
 #[test]
 fn a_client_that_takes_all_it_may_leaves_others_theirs() {
     let limits = "[limits]\nqueue_pairs_per_client = 8\ncompletion_queues_per_client = 8\n\
@@ -415,12 +417,12 @@ fn a_client_that_takes_all_it_may_leaves_others_theirs() {
     }
     let (a, b) = pair(&daemon, 4096);
     ping(&a, &b, 1);
-    // What it gives back it may take again.
+    // Resources that it frees can be allocated again.
     drop((mrs, arenas));
     let _again = pd.alloc_mr(1 << 20, ALL).unwrap();
 }
 
-/// Regions are parts of arenas: any part, several of the same bytes, and nothing beyond.
+/// Regions are parts of arenas: any part, overlapping ones included, and nothing beyond.
 #[test]
 fn a_region_lies_within_its_arena() {
     let daemon = Daemon::loopback();

@@ -1,5 +1,5 @@
-//! Messages of 2^32-1 bytes, the longest that RDMAP knows, through a running siwd. The memory of
-//! one is far smaller: a fast registration may name a page many times.
+//! Messages of 2^32-1 bytes, RDMAP's maximum, through a running siwd. The memory is far smaller: a
+//! fast registration may list the same page many times.
 
 mod common;
 
@@ -9,15 +9,15 @@ use std::sync::Arc;
 use common::*;
 use siw::{Arena, FastMr, QpInit, RecvWr, SendData, SendWr, Sge, Wc, WcOpcode, WcStatus, inc_rkey};
 
-/// 512 pages of 2^23 bytes are 2^32 bytes; the last is short of one.
+/// 512 pages of 2^23 bytes are 2^32 bytes; the last page lacks one byte.
 const PAGE: usize = 1 << 23;
 const PAGES: usize = 512;
 const LONGEST: u32 = u32::MAX;
-/// Pages with memory of their own, by their place in the message: the one that begins at 2^31, and
-/// the last. All others are the same one.
+/// Pages with memory of their own, by their index in the message: the one that begins at 2^31, and
+/// the last. All other indices share one page.
 const MARKED: [(usize, usize); 2] = [(PAGES / 2, 1), (PAGES - 1, 2)];
 
-/// 2^32-1 bytes under one key, from address 0 on.
+/// 2^32-1 bytes under one key, starting at address 0.
 struct Long {
     arena: Arc<Arena>,
     fast: FastMr,
@@ -53,7 +53,7 @@ impl Long {
         self.arena.write(0, &pattern(seed, 3 * PAGE)).unwrap();
     }
 
-    /// All of its memory, but for the byte beyond the message.
+    /// The whole memory except the byte beyond the message.
     fn contents(&self) -> Vec<u8> {
         let mut v = vec![0; 3 * PAGE - 1];
         self.arena.read(0, &mut v).unwrap();
@@ -86,7 +86,7 @@ fn a_write_a_read_and_a_send_of_the_longest_message_arrive_whole() {
     a.qp.post_send(&[SendWr::write(1, SendData::Sges(&all), 0, key)])
         .unwrap();
     done(&a, WcOpcode::RDMA_WRITE);
-    // An answer says that all of it was placed.
+    // The answer to a READ shows that everything was placed.
     a.qp.post_send(&[SendWr::read(2, &[], 0, key)]).unwrap();
     done(&a, WcOpcode::RDMA_READ);
     assert!(from.contents() == to.contents(), "the bytes of the WRITE");
@@ -97,7 +97,7 @@ fn a_write_a_read_and_a_send_of_the_longest_message_arrive_whole() {
     assert_eq!(wc.byte_len, LONGEST);
     assert!(from.contents() == to.contents(), "the bytes of the READ");
 
-    // Three elements, whose seams are nowhere near a page's.
+    // Three elements whose boundaries are far from page boundaries.
     from.fill(3);
     let sink = [
         to.sge(0, 1),

@@ -12,7 +12,7 @@ const BINDABLE: Access = Access(1 | 2 | 4 | 8 | 16);
 const READ: Access = Access::REMOTE_READ;
 const WRITE: Access = Access::REMOTE_WRITE;
 
-/// Writes 8 bytes of `a` to the peer: how it went.
+/// Writes `len` bytes of `a` to the peer; returns the status.
 fn write(a: &End, to: u64, rkey: u32, len: usize) -> WcStatus {
     let sge = [a.mr.sge(0, len)];
     let wr = SendWr::write(1, SendData::Sges(&sge), to, rkey);
@@ -23,7 +23,8 @@ fn write(a: &End, to: u64, rkey: u32, len: usize) -> WcStatus {
     if wc.status != WcStatus::SUCCESS {
         return wc.status;
     }
-    // A Write completes when its bytes are acknowledged: only an answer says that it was placed.
+    // A Write completes when its bytes are acknowledged; only the answer to a Read shows that they
+    // were placed.
     read(a, to, rkey, 0)
 }
 
@@ -70,7 +71,7 @@ fn a_region_answers_to_the_address_that_was_chosen_for_it() {
         (WcStatus::SUCCESS, 0)
     );
     assert_eq!(bytes(&zero, 92, 8), a.read(0, 8));
-    // Bounds count single bytes.
+    // Bounds are exact to the byte.
     assert!(refused(write(&a, 93, zero.rkey(), 8)));
     assert_eq!(bytes(&zero, 93, 7), a.read(1, 7));
 }
@@ -159,7 +160,7 @@ fn a_type_1_window_shows_its_part_to_every_stream_under_a_new_key_each_time() {
         );
         assert_eq!(bytes(&mr, off + len - 8, 8), a.read(0, 8));
     }
-    // Bound: neither the region nor its protection domain can go.
+    // While a window is bound, neither deregistration nor a change of access is possible.
     let (mr, e) = mr.dereg().unwrap_err();
     assert_eq!(e.errno(), 16, "{e}");
     let mut mr = mr;
@@ -172,13 +173,13 @@ fn a_type_1_window_shows_its_part_to_every_stream_under_a_new_key_each_time() {
         .errno(),
         16
     );
-    // Another stream of the protection domain.
+    // A second stream of the same protection domain.
     let a2 = End::new(&a.ctx, 4096);
     let b2 = b.another();
     connect(&a2, &b2, "siw0", "10.77.0.2:0".parse().unwrap());
     let at = mr.addr() + 4000;
     assert_eq!(read(&a2, at, last, 8), WcStatus::SUCCESS);
-    // One byte beyond the window, inside of the region.
+    // One byte beyond the window, inside the region.
     assert!(refused(write(&a2, at + 1, last, 8)));
     // Length 0 unbinds.
     mw.post_bind(&b.qp, 8, WrFlags::SIGNALED, &MwBind::NONE)
@@ -218,7 +219,7 @@ fn a_type_2_window_serves_its_stream_alone_until_the_peer_invalidates_it() {
     let wc = b.wc();
     assert_eq!((wc.status, wc.imm), (WcStatus::SUCCESS, key));
     done(&a, WcOpcode::SEND);
-    // Free again: bound anew with a key of the consumer's choice, then invalidated locally.
+    // Unbound again: bound with a key chosen by the consumer, then invalidated locally.
     let chosen = key ^ 0x3c;
     mw.post_bind_with_key(&b.qp, 5, WrFlags::SIGNALED, &to, chosen)
         .unwrap();
@@ -253,7 +254,7 @@ fn a_bind_that_the_region_does_not_allow_ends_the_queue_pair() {
         );
         mr.dereg().map_err(|(_, e)| e).unwrap();
     }
-    // A window of type 2 that is bound; a window of another protection domain.
+    // A bound window of type 2; a window of another protection domain.
     let (_a, b) = pair(&daemon, 64);
     let mr = b.pd.alloc_mr(4096, BINDABLE).unwrap();
     let mw = b.pd.alloc_mw(WindowType::Two).unwrap();
@@ -296,7 +297,8 @@ fn a_window_goes_with_the_queue_pair_it_was_bound_through_or_when_it_is_freed() 
     mr.dereg().map_err(|(_, e)| e).unwrap();
 }
 
-/// Every second page of an arena, from inside the first to inside the last.
+/// Makes a fast registration of every second page of an arena, from inside the first to inside the
+/// last.
 fn scattered(b: &End) -> (FastMr, Vec<std::ops::Range<usize>>) {
     let arena = Arena::alloc(&b.ctx, 64 * 4096, false).unwrap();
     let mut ranges: Vec<_> = (0..16).map(|i| i * 8192..i * 8192 + 4096).collect();
@@ -333,7 +335,7 @@ fn scattered_pages_are_one_buffer_for_writes_reads_sends_and_receives() {
     a.mr.write(0, &vec![0; len]).unwrap();
     assert_eq!(read(&a, iova, key, len), WcStatus::SUCCESS);
     assert_eq!(a.read(0, len), all);
-    // As the local side of a SEND, over page boundaries, and of a receive.
+    // As the source of a SEND across page boundaries, and as a receive buffer.
     let sge = [a.mr.sge(0, 70_000)];
     a.qp.post_recv(&[RecvWr {
         wr_id: 2,
@@ -352,7 +354,7 @@ fn scattered_pages_are_one_buffer_for_writes_reads_sends_and_receives() {
         (60_000, WcStatus::SUCCESS)
     );
     assert_eq!(a.read(0, 60_000), all[50..60_050]);
-    // One byte beyond the end of the last page's part.
+    // One byte beyond the part of the last page.
     assert!(refused(read(&a, iova + 1, key, len)));
 }
 
@@ -386,7 +388,7 @@ fn registration_use_and_invalidation_follow_the_order_of_the_send_queue() {
     let mut v = vec![0; 3096];
     fast.arena().read(1000, &mut v).unwrap();
     assert_eq!(v, b.read(0, 3096));
-    // READ with invalidate takes the key with it.
+    // A READ with invalidate invalidates the key.
     key = inc_rkey(key);
     let reg = fast
         .register_request(1, key, 0, Access::LOCAL_WRITE)
@@ -449,7 +451,7 @@ fn a_page_list_that_points_elsewhere_is_refused() {
     }
 }
 
-/// What was checked is what is used: the list may change after REG_MR completed.
+/// The list is copied and then checked: changes after the completion of REG_MR have no effect.
 #[test]
 fn a_page_list_is_copied_before_it_is_checked() {
     let daemon = Daemon::loopback();
@@ -513,7 +515,7 @@ fn limits_and_nonsense_are_refused_in_words() {
     assert!(error.to_string().contains("wraps"), "{error}");
 }
 
-/// Whoever ends without freeing anything leaves nothing behind.
+/// The objects of a client that ends without freeing anything are released.
 #[test]
 fn windows_and_regions_of_a_lost_client_are_freed_whatever_is_bound() {
     let daemon = Daemon::loopback();
@@ -527,7 +529,7 @@ fn windows_and_regions_of_a_lost_client_are_freed_whatever_is_bound() {
         let to = MwBind::for_region(&mr, 0, 8, READ);
         mw.post_bind(&b2.qp, 1, WrFlags::SIGNALED, &to).unwrap();
         done(&b2, WcOpcode::BIND_MW);
-        // The region goes first; refused in silence, it is freed with the client.
+        // Deregistering the bound region is refused silently; it is freed with the client.
         drop(mr);
         drop((mw, b2));
         match a2.cm.get_event(Some(PATIENCE)).unwrap() {

@@ -1,12 +1,12 @@
-//! Programs that take siwd's addresses for addresses of the kernel: `siwrun` shows them as those of
-//! network interfaces, and has sockets of the kernel use a loopback address instead.
+//! Programs that use siwd's addresses as addresses of the kernel: `siwrun` presents them as
+//! addresses of network interfaces and makes kernel sockets use a loopback address instead.
 
 mod common;
 
 use common::programs::{Program, await_kernel_listener, free_port, is_installed, start_at_host};
 use common::{Daemon, two_cores};
 
-/// A connection and a datagram of the kernel, at both addresses of a device.
+/// A TCP connection and a UDP datagram of the kernel, at both addresses of a device.
 const SOCKETS: &str = r#"
 import socket
 for host in ("10.77.0.2", "fd77::2"):
@@ -39,13 +39,13 @@ fn kernel_sockets_work_at_addresses_of_siwd() {
             .succeed()
             .contains("all arrived")
     );
-    // Without the library they are no addresses of the kernel.
+    // Without the library the kernel does not have these addresses.
     let (status, said) = Program::start(&daemon, &format!("--no-mirror {line}")).finish();
     assert!(!status.success(), "{said}");
     assert!(said.contains("Cannot assign requested address"), "{said}");
 }
 
-/// What older programs ask of interfaces, by ioctl(2).
+/// Interface queries of older programs, by ioctl(2).
 const INTERFACES: &str = r#"
 import array, fcntl, socket, struct
 SIOCGIFNAME, SIOCGIFCONF, SIOCGIFFLAGS, SIOCGIFADDR = 0x8910, 0x8912, 0x8913, 0x8915
@@ -126,7 +126,7 @@ fn perftest_connects_by_a_kernel_socket() {
         );
         let said = client.succeed();
         server.succeed();
-        // Size and number of operations begin the line of results.
+        // The results line begins with size and number of operations.
         let has_result = said
             .lines()
             .any(|line| line.split_whitespace().take(2).eq(["4096", "200"]));
@@ -134,11 +134,11 @@ fn perftest_connects_by_a_kernel_socket() {
     }
 }
 
-/// Tests of qperf for RC queue pairs, connected by rdma_cm. Without, it knows LIDs only, which Ethernet does
-/// not have. Each with the name of its result.
+/// Runs qperf's tests for RC queue pairs connected by rdma_cm, given with the names of their
+/// results. Without rdma_cm, qperf supports LIDs only, which Ethernet does not have.
 fn run_qperf(daemon: &Daemon, tests: &[(&str, &str)]) {
     let port = free_port();
-    // It goes on serving.
+    // The server keeps running after a test.
     let mut server = Program::start(daemon, &format!("qperf -lp {port}"));
     await_kernel_listener(&mut server, port);
     let names: Vec<&str> = tests.iter().map(|(test, _)| *test).collect();
@@ -174,7 +174,7 @@ fn qperf_runs_its_tests_of_reliable_connections() {
     run_qperf(&Daemon::loopback(), &tests);
 }
 
-/// What runs without a configuration: its link is so fast that receives come late.
+/// Runs without a configuration file: the link is so fast that receives are posted late.
 #[test]
 fn qperf_runs_on_the_embedded_loopback_as_it_is() {
     skip_if!(two_cores());

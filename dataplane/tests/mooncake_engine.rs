@@ -1,5 +1,5 @@
-//! Mooncake's transfer engine (CPU wheel): a process whose memory another one writes and reads, over
-//! queue pairs that they connect by GID and number.
+//! Mooncake's transfer engine (CPU wheel): one process writes and reads another's memory over queue
+//! pairs that they connect by GID and QP number.
 
 mod common;
 
@@ -7,8 +7,8 @@ use common::Daemon;
 use common::programs::{Program, received_bytes};
 use common::python::python_programs;
 
-/// The target is a child of the initiator, on the other device. What the initiator writes comes back
-/// by a read into other memory; the target looks at its memory, too.
+/// The target is a child of the initiator, on the other device. The initiator writes data and reads
+/// it back into other memory; the target checks its memory, too.
 const TRANSFERS: &str = r#"
 import ctypes, subprocess, sys
 from mooncake.engine import TransferEngine

@@ -1,5 +1,5 @@
-//! A running siwd places payload that arrives beyond a hole, and delivers it in its turn
-//! (RFC 5041 section 5.2); only on devices that say so.
+//! A running siwd places payload that arrives beyond a hole and delivers it in order (RFC 5041
+//! section 5.2), but only on devices configured for this.
 
 mod common;
 
@@ -125,7 +125,7 @@ fn a_device_that_places_in_order_leaves_memory_alone_until_the_hole_is_filled() 
         let hole = send(true, 2, 0, b"");
         let beyond = write(true, key, base + 2000, &[7; 100]);
         b.peer.send_ahead(hole.len(), &beyond);
-        // siwd has it: it says so with a SACK block.
+        // A SACK block shows that siwd has received it.
         while !b.peer.segment().options.contains(&5) {}
         assert_eq!(b.app.read(2000, 100), [0; 100], "{policy}");
         b.peer.send(&hole);

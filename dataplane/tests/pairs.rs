@@ -1,5 +1,5 @@
-//! Queue pairs that are connected by address and number, without rdma_cm, as InfiniBand's are: they
-//! know of no connection, and what becomes of the peer shows in the completions of sends alone.
+//! Queue pairs connected by address and number, without rdma_cm, as on InfiniBand. They get no
+//! connection events; only the completions of sends show the state of the peer.
 
 mod common;
 
@@ -11,15 +11,15 @@ use siw::{Access, AsyncEventKind, Context, PairOptions, RecvWr, SendData, SendWr
 /// The addresses of siw0 and siw1.
 const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
 
-/// What is sent to a peer that has left fails no sooner: programs that are done later than their peer
-/// have the completions before it to read.
+/// A send to a peer that has left fails no earlier than this, so that programs slower than their
+/// peer can read the completions before it.
 const RETRIES: std::time::Duration = std::time::Duration::from_millis(500);
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// From a device to a queue pair on a device.
+/// Options of a connection from a device to a queue pair on a device.
 fn options(from: usize, to: usize, peer_qp_num: u32) -> PairOptions {
     PairOptions {
         device: from as u32,
@@ -32,7 +32,7 @@ fn options(from: usize, to: usize, peer_qp_num: u32) -> PairOptions {
     }
 }
 
-/// Two connected queue pairs of two clients.
+/// Two connected queue pairs, each of a client of its own.
 fn pair_of(daemon: &Daemon, devices: (usize, usize)) -> (End, End) {
     let contexts = (daemon.context(), daemon.context());
     let (a, b) = (End::new(&contexts.0, 8192), End::new(&contexts.1, 8192));
@@ -60,7 +60,7 @@ fn post_send(end: &End, number: u64) {
     end.qp.post_send(&[send]).unwrap();
 }
 
-/// The numbers and results of the next completions.
+/// The ids and statuses of the next completions.
 fn completions<const N: usize>(end: &End) -> [(u64, WcStatus); N] {
     std::array::from_fn(|_| {
         let done = end.wc();
@@ -68,7 +68,7 @@ fn completions<const N: usize>(end: &End) -> [(u64, WcStatus); N] {
     })
 }
 
-/// Waits until the worker of a queue pair knows that its stream is over.
+/// Waits until the worker of a queue pair has seen the end of its stream.
 fn await_end_of_stream(end: &End) {
     let start = std::time::Instant::now();
     while end.qp.query().unwrap().state != Some(siw::QpState::Idle) {
@@ -76,7 +76,7 @@ fn await_end_of_stream(end: &End) {
     }
 }
 
-/// Sends and their receives, in both directions.
+/// Exchanges SENDs in both directions.
 fn exchange(a: &End, b: &End) {
     for (from, to) in [(a, b), (b, a)] {
         from.fill(from.qp.qp_num().into());
@@ -95,7 +95,7 @@ fn pairs_connect_between_devices_and_on_one() {
         let (a, b) = pair_of(&daemon, devices);
         exchange(&a, &b);
     }
-    // Several pairs of one client, and what is posted before the other end is there.
+    // Several pairs of one client, with requests posted before the other end is connected.
     let ctx = daemon.context();
     let mut pairs = Vec::new();
     for _ in 0..8 {
@@ -117,7 +117,7 @@ fn pairs_connect_between_devices_and_on_one() {
 #[test]
 fn a_pair_stays_quiet_until_it_sends_to_a_peer_that_left() {
     let daemon = Daemon::loopback();
-    // Its queue pair is destroyed; its process ends.
+    // The peer's queue pair is destroyed; the peer's client ends.
     for ends_process in [false, true] {
         let (a, b) = pair_of(&daemon, (0, 1));
         exchange(&a, &b);
@@ -130,7 +130,7 @@ fn a_pair_stays_quiet_until_it_sends_to_a_peer_that_left() {
         } else {
             drop(b.qp);
         }
-        // It arrived: whatever becomes of the peer.
+        // The message has arrived, so the end of the peer does not matter.
         assert_eq!(completions(&a), [(5, WcStatus::SUCCESS)]);
         await_end_of_stream(&a);
         assert_eq!(a.cq.poll(&mut [Default::default()]).unwrap(), 0);
@@ -152,10 +152,10 @@ fn requests_under_way_to_a_peer_that_leaves_fail() {
     let daemon = Daemon::loopback();
     let (a, b) = pair_of(&daemon, (0, 1));
     exchange(&a, &b);
-    // No receive for it: it waits at the peer, and is acknowledged.
+    // No receive is posted for it: it waits at the peer and is acknowledged.
     post_send(&a, 1);
     assert_eq!(completions(&a), [(1, WcStatus::SUCCESS)]);
-    // More than the peer's window takes.
+    // More than the peer's receive window.
     let large = a.pd.alloc_mr(16 << 20, common::ALL).unwrap();
     let sge = [large.sge(0, 16 << 20)];
     let send = SendWr::send(2, SendData::Sges(&sge));
@@ -186,7 +186,7 @@ fn a_pair_is_connected_anew_after_a_reset() {
     exchange(&a, &b);
 }
 
-/// What the next asynchronous event says of a queue pair.
+/// The reason in the next asynchronous event of a queue pair.
 fn fatal_reason(ctx: &Context, qp_num: u32) -> String {
     let event = ctx.get_async_event(Some(PATIENCE)).unwrap();
     assert_eq!(event.kind, Some(AsyncEventKind::QpFatal), "{event:?}");
@@ -209,7 +209,7 @@ fn a_pair_that_cannot_be_is_told_why() {
     assert_eq!(refused(&not_ours), nix::libc::EADDRNOTAVAIL);
     let itself = |wanted: &mut PairOptions| *wanted = options(0, 0, a.qp.qp_num());
     assert_eq!(refused(&itself), nix::libc::EINVAL);
-    // The end that connects asks the other's daemon, which knows no such queue pair.
+    // The connecting end asks the other end's daemon, which has no such queue pair.
     post_receives(&a, 1..2);
     a.qp.connect_pair(&options(0, 1, 0xFFFF)).unwrap();
     post_send(&a, 2);
@@ -244,7 +244,7 @@ fn what_a_queue_pair_denies_no_key_allows() {
     let error = b.qp.deny_access(Access::LOCAL_WRITE).unwrap_err();
     assert_eq!(error.errno(), nix::libc::EINVAL, "{error}");
 
-    // From the connection on, and until something else is denied.
+    // Access denied from the connection on, until a change of the denied access.
     for (denied, allowed) in [
         (Access::REMOTE_READ, Access::NONE),
         (Access::NONE, Access::REMOTE_READ),

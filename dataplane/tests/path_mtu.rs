@@ -1,5 +1,6 @@
-//! What TCP learns of a path's MTU reaches iWARP before the next FPDU, and back: an FPDU fills a
-//! segment of the size in force, whatever became of the path (RFC 5044 section 5.1, RFC 8899).
+//! Path MTU discovery across TCP and iWARP: an MTU found by TCP applies from the next FPDU on, and
+//! each FPDU fills a segment of the current size, whatever happens to the path (RFC 5044 section
+//! 5.1, RFC 8899).
 
 mod common;
 
@@ -16,22 +17,22 @@ use siw::{CmEvent, CmListener, ConnectOptions, RecvWr, SendData, SendWr, WcStatu
 
 const MAC: [u8; 6] = [2, 0, 0, 0x77, 0, 1];
 const LEN: usize = 1 << 20;
-/// No timestamps are agreed.
+/// IPv4 and TCP headers without timestamps.
 const HEADERS: usize = 40;
 
-/// A path and the host at its end: frames beyond `mtu` go no further, the others are acknowledged,
-/// with SACK.
+/// A path and the host at its end: longer frames than `mtu` are dropped, the others are
+/// acknowledged, with SACK.
 struct Path {
     tcp: RawTcp,
     mtu: usize,
-    /// They are kept here.
+    /// Frames dropped.
     swallowed: Vec<Vec<u8>>,
-    /// Where the stream of FPDUs began.
+    /// Sequence number at which the stream of FPDUs began.
     start: u32,
     stream: Vec<u8>,
-    /// Beyond a hole, by position.
+    /// Payload beyond a hole, by position.
     ahead: BTreeMap<usize, Vec<u8>>,
-    /// Whole FPDUs of it, and messages that ended with one.
+    /// Bytes in whole FPDUs, and number of complete messages.
     whole: usize,
     messages: usize,
     /// Position and length of each segment that passed, in the order of arrival.
@@ -53,7 +54,7 @@ impl Path {
         }
     }
 
-    /// The position of a segment's payload, and the payload.
+    /// A segment's payload and its position in the stream.
     fn payload(&self, f: &[u8]) -> Option<(usize, Vec<u8>)> {
         if f.len() < 54 || f[12..14] != [8, 0] || f[23] != 6 {
             return None;
@@ -65,7 +66,7 @@ impl Path {
         Some((seq.wrapping_sub(self.start) as usize, payload))
     }
 
-    /// Takes what comes until it is enough; panics when that lasts too long.
+    /// Receives frames until `enough` holds; panics after the time limit.
     fn run(&mut self, what: &str, mut enough: impl FnMut(&Path) -> bool) {
         let end = Instant::now() + PATIENCE;
         while !enough(self) {
@@ -74,7 +75,7 @@ impl Path {
         }
     }
 
-    /// The next frame, if one comes.
+    /// Receives the next frame, if one arrives in time.
     fn take(&mut self, wait: Duration) {
         let Some(f) = self.tcp.wire.recv(Instant::now() + wait) else {
             return;
@@ -108,7 +109,8 @@ impl Path {
             self.messages += usize::from(control & 0x40 != 0);
         }
         self.tcp.expected = self.start.wrapping_add(self.stream.len() as u32);
-        // Blocks of what lies together, the latest segment's first (RFC 2018 section 4).
+        // SACK blocks of contiguous data, the one with the latest segment first (RFC 2018 section
+        // 4).
         let mut blocks: Vec<(usize, usize)> = Vec::new();
         for (&from, p) in &self.ahead {
             match blocks.last_mut() {
@@ -128,13 +130,13 @@ impl Path {
         self.tcp.emit(self.tcp.next, ACK, &options, b"");
     }
 
-    /// Where the segments began that went no further.
+    /// Start positions of the dropped segments.
     fn lost(&self) -> BTreeSet<usize> {
         let swallowed = self.swallowed.iter();
         swallowed.map(|f| self.payload(f).unwrap().0).collect()
     }
 
-    /// A router on the way says that this frame needed fragmentation (RFC 1191 section 4).
+    /// Sends the ICMP error of a router for which this frame was too big (RFC 1191 section 4).
     fn too_big(&self, frame: &[u8], mtu: u16) {
         let mut icmp = vec![3, 4, 0, 0, 0, 0];
         icmp.extend(mtu.to_be_bytes());
@@ -150,7 +152,7 @@ impl Path {
         self.tcp.wire.send(&[ethernet, ip, icmp].concat());
     }
 
-    /// The FPDUs of the stream: position, length on the wire, ULPDU; CRCs are right.
+    /// The FPDUs of the stream: position, length on the wire, ULPDU. Checks their CRCs.
     fn fpdus(&self) -> Vec<(usize, usize, &[u8])> {
         let (mut at, mut all) = (0, Vec::new());
         while let Some(head) = self.stream.get(at..at + 2) {
@@ -166,7 +168,7 @@ impl Path {
         all
     }
 
-    /// From `from` on each segment that passed carries one whole FPDU.
+    /// Checks that each segment that passed from `from` on carries one whole FPDU.
     fn assert_aligned(&self, from: usize) {
         let lens: BTreeMap<usize, usize> = self.fpdus().iter().map(|f| (f.0, f.1)).collect();
         let mut seen = 0;
@@ -186,7 +188,7 @@ struct Bench {
     _ns: Netns,
 }
 
-/// A connection in FPDU mode over a tap, on which the application may send.
+/// Sets up a connection in FPDU mode over a tap, on which the application may send.
 fn bench() -> Bench {
     let ns = Netns::new();
     let siwd = ns.siwd(
@@ -241,14 +243,14 @@ addresses = ["10.77.0.1/24"]
 }
 
 impl Bench {
-    /// A WRITE of all there is, to nowhere in particular.
+    /// Writes the whole memory to an arbitrary address of the peer.
     fn write(&self, wr_id: u64) {
         let sge = [self.app.mr.sge(0, LEN)];
         let wr = SendWr::write(wr_id, SendData::Sges(&sge), 0x1000, 0x77);
         self.app.qp.post_send(&[wr]).unwrap();
     }
 
-    /// The `n` WRITEs arrived, byte by byte.
+    /// Checks that the `n` WRITEs arrived, byte by byte.
     fn assert_written(&self, n: usize) {
         let data = self.app.read(0, LEN);
         let mut at = 0;
@@ -272,12 +274,12 @@ fn a_router_that_says_too_big_makes_the_next_fpdu_fit() {
         .run("the transfer begins", |p| p.stream.len() > 100_000);
     let whole = 1500 - HEADERS;
     assert!(b.path.segments.iter().all(|s| s.1 == whole));
-    // From here on the path is narrow; its router speaks once.
+    // From here on the path is narrow; its router reports this once.
     b.path.mtu = 1000;
     b.path
         .run("a frame is too long", |p| !p.swallowed.is_empty());
     let first = b.path.swallowed[0].clone();
-    // What had left by then was of the old size, and is cut to be sent again.
+    // FPDUs sent by then have the old size and are retransmitted in smaller segments.
     let before = b.path.segments.len();
     b.path.too_big(&first, 1000);
     b.path.run("the path is taken for what it is", |p| {
@@ -295,8 +297,8 @@ fn a_router_that_says_too_big_makes_the_next_fpdu_fit() {
         swallowed,
         "no frame was too long again"
     );
-    // Of the old size nothing was made any more: behind what waited to leave FPDUs have the new
-    // size, and segments of their own; the last one is shorter.
+    // No more FPDUs of the old size were built: behind those already queued, each FPDU has the new
+    // size and a segment of its own; the last one is shorter.
     let new = b.path.fpdus();
     let long = new.iter().rfind(|f| f.1 > 1000 - HEADERS).unwrap();
     let old = left.max(long.0 + long.1);
@@ -333,7 +335,7 @@ fn a_cut_fpdu_of_live_memory_keeps_the_bytes_of_its_crc() {
         path.tcp.send(&untagged([0x41, 0x41], 0, 1, 1, 0, &read));
         path.run("the response begins", |p| p.stream.len() > 100_000);
         path.mtu = 1000;
-        // The initial window has ten segments, and none was lost: more than these can be under way
+        // The initial window is ten segments and none was lost, so more than ten can be in flight
         // without an acknowledgment.
         path.run("frames are too long", |p| p.lost().len() >= 4);
         let first = path.swallowed[0].clone();
@@ -358,7 +360,7 @@ fn a_path_that_swallows_long_frames_is_searched_with_single_longer_fpdus() {
     b.path
         .run("the transfer begins", |p| p.stream.len() > 100_000);
     b.path.mtu = 1400;
-    // Search, at one WRITE after the other, until FPDUs have the path's size.
+    // Sends one WRITE after the other until the search has raised FPDUs to the path's size.
     let found = |p: &Path| {
         let last: Vec<_> = p.segments.iter().rev().skip(1).take(20).collect();
         last.len() == 20 && last.iter().all(|s| s.1 == 1400 - HEADERS)
@@ -386,14 +388,16 @@ fn a_path_that_swallows_long_frames_is_searched_with_single_longer_fpdus() {
         b.siwd.tcp_counter("mtu_probes_lost"),
     );
     assert!(passed >= 1 && lost >= 3, "{passed} {lost}");
-    // Whole segments vanished when the path became narrow, too; of each size between only probes.
+    // Segments of the full size were also lost when the path became narrow; for each size between,
+    // only probes.
     let full = b.path.swallowed.iter().map(Vec::len).max().unwrap();
     let mut probes = BTreeMap::new();
     for f in b.path.swallowed.iter().filter(|f| f.len() < full) {
         *probes.entry(f.len()).or_insert(0) += 1;
     }
     assert!(probes.values().all(|&n| n <= 3), "{probes:?}");
-    // Only FPDUs that were lost as probes came in parts, or were made for one that came to nothing.
+    // Only FPDUs that were lost as probes were split into segments, or built for a probe that
+    // failed.
     let lens: BTreeMap<usize, usize> = b.path.fpdus().iter().map(|f| (f.0, f.1)).collect();
     let parts = b.path.segments.iter();
     let parts = parts.filter(|s| s.0 > narrow && lens.get(&s.0) != Some(&s.1));

@@ -1,11 +1,11 @@
-//! Send queues that the worker looks at by itself: their clients ring no doorbells.
+//! Send queues that the worker polls: their clients ring no doorbells.
 
 mod common;
 
 use common::{Daemon, End, LOOPBACK, pair};
 use siw::*;
 
-/// A worker that seldom sleeps. One that never does lets no other daemon have its core.
+/// A worker that seldom sleeps. One that never sleeps would not share its core with other daemons.
 fn spinning_daemon() -> Daemon {
     let adaptive = "idle = \"adaptive\"";
     let config = LOOPBACK.replace(adaptive, &format!("{adaptive}\nspin_us = 10000"));
@@ -30,8 +30,8 @@ fn a_busy_queue_needs_no_doorbells() {
     }
     let daemon = spinning_daemon();
     let (a, b) = pair(&daemon, 4096);
-    // Each write completes before the next is posted. A client that waits for a processor
-    // in the meantime has to ring: most rounds need not, in one of many attempts.
+    // Each write completes before the next is posted. A client that is descheduled meanwhile has to
+    // ring: in at least one of many attempts most rounds need no doorbell.
     let needs_few = (0..200).any(|_| {
         let before = a.count_of_workers("doorbells");
         for _ in 0..ROUNDS {
@@ -47,7 +47,8 @@ fn more_queues_than_are_polled_lose_no_request() {
     for daemon in [Daemon::loopback(), spinning_daemon()] {
         let pairs: Vec<_> = (0..21).map(|_| pair(&daemon, 4096)).collect();
         for round in 0..100 {
-            // Each has rounds of its own, so that they come to be polled and not any more.
+            // Each pair is active in different rounds, so that queues become polled and then
+            // unpolled again.
             let of_round = (0..).zip(&pairs);
             for (_, (a, b)) in of_round.filter(|(number, _)| round % (number + 1) == 0) {
                 write(a, b);

@@ -1,12 +1,11 @@
-//! TCP programs as they are, whose sockets `siwrun --rsockets` makes rsockets.
+//! Unmodified TCP programs whose sockets `siwrun --rsockets` turns into rsockets.
 
 mod common;
 
 use common::Daemon;
 use common::programs::{Program, await_listeners, free_port, is_installed};
 
-/// Serves echoes by epoll (the selector of Linux) at the address until `count` clients have come and
-/// gone.
+/// Echo server with epoll (Python's selector on Linux) that ends after `count` clients.
 const ECHO_SERVER: &str = r#"
 import selectors, socket, sys
 selector = selectors.EpollSelector()

@@ -1,5 +1,5 @@
 //! A library and a daemon of different releases: the packets of an older library are written here
-//! byte by byte, those of a newer one are what the rules of `siw_shm::control::messages` allow it.
+//! byte by byte, those of a newer one use what the rules of `siw_shm::control::messages` permit.
 
 mod common;
 
@@ -11,7 +11,7 @@ use siw::{CmEvent, CmListener, ConnectOptions};
 use siw_shm::control::messages as m;
 use siw_shm::control::{CallError, ControlSocket, Message, codec};
 
-/// A library that speaks one version, and knows the structs of that version alone.
+/// A library that speaks one version and knows only the structs of that version.
 struct OtherLibrary {
     conn: ControlSocket,
     version: u16,
@@ -23,7 +23,7 @@ impl OtherLibrary {
         OtherLibrary { conn, version }
     }
 
-    /// A request whose body is cut, or filled up with `filler`, to `len` bytes.
+    /// Sends a request whose body is truncated or padded with `filler` to `len` bytes.
     fn send<M: Message>(&self, request: &M, len: usize, filler: u8) {
         let mut packet = codec::encode_request(9, request);
         packet.resize(24 + len, filler);
@@ -33,7 +33,8 @@ impl OtherLibrary {
         self.conn.send_packet(&packet, &[]).unwrap();
     }
 
-    /// The reply, of exactly `len` bytes and in this library's version: an older one takes no other.
+    /// Receives the reply, of exactly `len` bytes and in this library's version: older libraries
+    /// accept no other length.
     fn reply<M: Message>(&self, len: usize) -> Result<(M::Reply, Vec<OwnedFd>), CallError> {
         let packet = self.conn.recv_packet().unwrap();
         let reply = codec::decode_reply::<M>(9, &packet.bytes)?;
@@ -48,7 +49,7 @@ impl OtherLibrary {
     }
 }
 
-/// Connects as version 3 did: its HELLO had 72 bytes and one version, its reply 184.
+/// Connects like version 3: its HELLO had 72 bytes and one version, its reply 184.
 #[test]
 fn a_library_from_before_the_negotiation_connects() {
     let d = Daemon::loopback();
@@ -102,13 +103,13 @@ fn a_library_from_before_the_negotiation_connects() {
     request
         .accept(&end.qp, None, &ConnectOptions::default())
         .unwrap();
-    // Its events are of its version, too.
+    // Its events are in its version, too.
     let event = events.recv_packet().unwrap().bytes;
     assert_eq!(event[4..6], 3u16.to_le_bytes());
     assert_eq!(event.len(), 24 + size_of::<m::CmEventMessage>());
     let event: m::CmEventMessage = codec::decode_event(m::KIND_CM_EVENT, &event).unwrap();
     assert_eq!(event.kind, m::CmEventKind::Established as u32);
-    // And a refusal is one that it can read.
+    // A refusal is also in its version.
     old.send(
         &m::DestroyQp {
             qp_num: 0,
@@ -131,7 +132,7 @@ fn a_newer_library_gets_the_highest_version_that_the_daemon_has() {
         features: !0,
         ..m::ClientHello::new("new")
     };
-    // A field that this daemon does not know, and that asks for nothing.
+    // A field that this daemon does not know, with the value zero.
     let longer = size_of::<m::ClientHello>() + 8;
     new.send(&hello, longer, 0);
     let (reply, _fds) = new

@@ -1,5 +1,4 @@
-//! The test suite of rdma-core itself (pyverbs), on a device of siwd: every test that is not skipped
-//! passes.
+//! rdma-core's own test suite (pyverbs) on a device of siwd: every test that is not skipped passes.
 
 mod common;
 
@@ -11,10 +10,10 @@ use common::Daemon;
 use common::programs::Program;
 
 const SUITE: &str = "/usr/share/doc/rdma-core/tests";
-/// The distribution's: another one does not have its modules.
+/// The distribution's Python: other installations lack its modules.
 const PYTHON: &str = "/usr/bin/python3";
 
-/// Tests that are not about the devices of one vendor, and what they import.
+/// Test files that are not specific to a vendor's devices, and the modules that they import.
 const FILES: [&str; 24] = [
     "__init__.py",
     "args_parser.py",
@@ -42,7 +41,7 @@ const FILES: [&str; 24] = [
     "test_shared_pd.py",
 ];
 
-/// Runs the suite, and says of each test in a line what became of it.
+/// Runs the suite and prints a line with the result of each test.
 const RUNNER: &str = r#"
 import sys, unittest
 from importlib.machinery import SourceFileLoader
@@ -66,7 +65,7 @@ class Lines(unittest.TestResult):
 unittest.defaultTestLoader.loadTestsFromModule(tests).run(Lines())
 "#;
 
-/// The least of each file that has to pass.
+/// Minimum number of passing tests for each file.
 const PASSING: [(&str, usize); 11] = [
     ("test_atomic", 7),
     ("test_cq", 3),
@@ -92,7 +91,7 @@ fn is_installed() -> bool {
     found
 }
 
-/// Some files are compressed where the distribution keeps them.
+/// Copies the suite; the distribution compresses some of the files.
 fn copy_suite(folder: &Path) {
     for name in FILES {
         let plain = Path::new(SUITE).join(name);

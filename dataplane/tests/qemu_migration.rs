@@ -1,4 +1,4 @@
-//! QEMU moves a running guest over RDMA (`migrate rdma:HOST:PORT`) between two processes on one
+//! QEMU migrates a running guest over RDMA (`migrate rdma:HOST:PORT`) between two processes on one
 //! daemon.
 
 mod common;
@@ -12,10 +12,10 @@ use common::programs::{Program, await_listeners, is_installed};
 use common::{Daemon, PATIENCE};
 use serde_json::{Value, json};
 
-/// The guest counts here, in real mode.
+/// Address of the guest's counter, in real mode.
 const COUNTER: u32 = 0x500;
 
-/// A firmware that does nothing but count.
+/// Writes a firmware that only increments the counter.
 fn write_firmware(path: &Path) {
     let mut rom = vec![0u8; 0x10000];
     // cli; xor ax, ax; mov ds, ax; again: inc dword [COUNTER]; jmp again
@@ -23,12 +23,12 @@ fn write_firmware(path: &Path) {
         0xFA, 0x31, 0xC0, 0x8E, 0xD8, 0x66, 0xFF, 0x06, 0x00, 0x05, 0xEB, 0xF9,
     ];
     rom[..code.len()].copy_from_slice(&code);
-    // Where the processor begins: jmp F000:0000
+    // Reset vector: jmp F000:0000
     rom[0xFFF0..0xFFF5].copy_from_slice(&[0xEA, 0x00, 0x00, 0x00, 0xF0]);
     std::fs::write(path, rom).unwrap();
 }
 
-/// The machine protocol of one QEMU.
+/// The QMP connection to one QEMU.
 struct Monitor(BufReader<UnixStream>);
 
 impl Monitor {
@@ -53,7 +53,7 @@ impl Monitor {
         serde_json::from_str(&line).unwrap()
     }
 
-    /// A command's result; events before it are passed over.
+    /// Executes a command and returns its result; events before it are skipped.
     fn ask(&mut self, command: &str, arguments: &Value) -> Value {
         let request = json!({ "execute": command, "arguments": arguments });
         self.0
@@ -77,7 +77,7 @@ impl Monitor {
         u32::from_str_radix(value, 16).unwrap()
     }
 
-    /// Waits until the guest counts.
+    /// Waits until the guest's counter increases.
     fn await_progress(&mut self) {
         let (first, start) = (self.counter(), Instant::now());
         while self.counter() == first {

@@ -1,4 +1,4 @@
-//! Queue pair states, modify and query, draining, against the daemon.
+//! Queue pair states, modify, query and drain, against the daemon.
 
 mod common;
 
@@ -103,20 +103,20 @@ fn sqd_holds_new_sends_back_and_rts_lets_them_go() {
     assert_eq!((q.state, q.draining), (Some(QpState::Sqd), false));
     assert_eq!(VerbsQpState::from(QpState::Sqd), VerbsQpState::Sqd);
     a.qp.post_send(&[send(2), send(3)]).unwrap();
-    // The worker has seen the doorbell when it has answered a later request.
+    // An answer to a later request shows that the worker has seen the doorbell.
     a.ctx.read_stats().unwrap();
     a.ctx.read_stats().unwrap();
     assert_eq!(a.cq.poll(&mut [Wc::default()]).unwrap(), 0);
     assert_eq!(b.wc().wr_id, 0);
     assert_eq!(b.cq.poll(&mut [Wc::default()]).unwrap(), 0);
-    // Receiving goes on.
+    // Receiving continues.
     recv(&a, 9);
     b.qp.post_send(&[send(7)]).unwrap();
     assert_eq!(a.wc().wr_id, 9);
     a.qp.drain_end().unwrap();
     assert_eq!((a.wc().wr_id, a.wc().wr_id), (2, 3));
     assert_eq!(state(&a), QpState::Rts);
-    // A second time; and an error flushes what waits.
+    // A second drain; then an error flushes the pending requests.
     a.qp.drain_start().unwrap();
     assert_eq!(event(&a).0, Some(AsyncEventKind::SqDrained));
     a.qp.post_send(&[send(4)]).unwrap();
@@ -131,7 +131,7 @@ fn a_drain_waits_for_what_is_under_way() {
     let (a, b) = pair(&daemon, 8 << 20);
     let sge = [a.mr.sge(0, 8 << 20)];
     let write = SendWr::write(1, SendData::Sges(&sge), b.mr.addr(), b.mr.rkey());
-    // One request: the post and the drain race, but it is either started or not.
+    // Posted in one call: the drain races with it, and the Write is either started or not.
     a.qp.post_send(&[write, send(2)]).unwrap();
     a.qp.drain_start().unwrap();
     assert_eq!(event(&a).0, Some(AsyncEventKind::SqDrained));
@@ -167,7 +167,7 @@ fn moves_that_make_no_sense_are_refused_with_the_state() {
     drop(a);
 }
 
-/// RFC 5040 section 5.1: CLOSING ends in IDLE when nothing of the send queue is flushed.
+/// RFC 5040 section 5.1: CLOSING ends in IDLE if the send queue has nothing to flush.
 #[test]
 fn closing_ends_in_idle_or_when_sends_are_lost_in_error() {
     let daemon = Daemon::loopback();
@@ -183,7 +183,7 @@ fn closing_ends_in_idle_or_when_sends_are_lost_in_error() {
     }
     assert_eq!(a.wc().status, WcStatus::WR_FLUSH_ERR);
     let (a, b) = pair(&daemon, 4096);
-    // Held back, so that it cannot have been sent.
+    // The drain holds the request back, so it cannot have been sent.
     a.qp.drain_start().unwrap();
     a.qp.post_send(&[send(1)]).unwrap();
     a.qp.modify(QpState::Closing).unwrap();
@@ -233,7 +233,7 @@ fn a_reset_queue_pair_is_as_new_and_connects_again() {
             e.qp.reset().unwrap();
             assert_eq!(state(e), QpState::Idle);
             assert_eq!(e.qp.state(), Some(QpState::Idle));
-            // Nothing of the old connection is left.
+            // Discards what is left of the old connection.
             assert_eq!(e.cq.poll(&mut [Wc::default()]).unwrap(), 0);
             while e.cm.get_event(Some(Duration::ZERO)).is_ok() {}
         }
@@ -241,7 +241,7 @@ fn a_reset_queue_pair_is_as_new_and_connects_again() {
         assert!(err.to_string().contains("not connected"), "{err}");
         connect(&a, &b, "siw0", "10.77.0.2:0".parse().unwrap());
     }
-    // A reset in the middle of a connect.
+    // A reset during a connect.
     a.qp.reset().unwrap();
     let nobody = "10.77.0.99:1".parse().unwrap();
     a.qp.connect(&a.cm, nobody, &ConnectOptions::default())
@@ -318,7 +318,7 @@ fn the_time_out_of_a_connect_bounds_tcp_too() {
         ..Default::default()
     };
     let start = std::time::Instant::now();
-    // Nobody has this address: without the time-out, ARP alone takes three seconds.
+    // No host has this address: without the time-out, ARP alone takes three seconds.
     a.qp.connect(&a.cm, "10.77.0.99:7".parse().unwrap(), &opt)
         .unwrap();
     match a.cm.get_event(Some(PATIENCE)).unwrap() {
@@ -332,7 +332,7 @@ fn the_time_out_of_a_connect_bounds_tcp_too() {
     assert!(took < Duration::from_millis(2000), "{took:?}");
 }
 
-/// A client posts until it sees that its queue pair is closed: whatever was taken completes.
+/// A client posts until it sees that its queue pair is closed: every accepted request completes.
 #[test]
 fn a_clean_close_loses_no_work_request() {
     let d = Daemon::loopback();
@@ -346,7 +346,7 @@ fn a_clean_close_loses_no_work_request() {
         let end = std::time::Instant::now() + PATIENCE;
         let mut is_closing = false;
         loop {
-            // An empty Write needs nothing of the peer.
+            // A zero-length Write needs no memory of the peer.
             let write = SendWr::write(posted, SendData::Inline(b""), 0, 0);
             match a.qp.post_send(&[write]) {
                 Ok(()) => posted += 1,

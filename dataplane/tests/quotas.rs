@@ -1,4 +1,4 @@
-//! What one client or one user can take of the daemon, and what is left for others then.
+//! Limits of one client or one user, and the share that remains for others.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn with_limits(limits: &str) -> Daemon {
     Daemon::start(&format!("{LOOPBACK}[limits]\n{limits}\n"), &[])
 }
 
-/// Makes things until it is refused: how many there are, and why no more.
+/// Creates objects until one is refused; returns the objects and the reason of the refusal.
 fn until_refused<T>(mut make: impl FnMut() -> Result<T, Error>) -> (Vec<T>, String) {
     let mut all = Vec::new();
     loop {
@@ -40,7 +40,7 @@ fn a_thousand_clients_live_side_by_side() {
     const CLIENTS: usize = 1000;
     const FILES: u64 = 16_000;
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-    // Root may raise the hard limit as well.
+    // Root may raise the hard limit too.
     let files = hard.max(FILES);
     if setrlimit(Resource::RLIMIT_NOFILE, files, files).is_err() {
         println!("skipped: this process may open {hard} files, {FILES} are needed");
@@ -76,7 +76,7 @@ fn each_limit_names_its_key_and_gives_back_what_is_gone() {
         let (channels, why) = until_refused(|| CompletionChannel::new(&greedy));
         assert_eq!(channels.len(), 5, "{why}");
         drop(channels);
-        // Its doorbells take the rest.
+        // Its doorbells use the rest.
         let (arenas, why) = until_refused(|| Arena::alloc(&greedy, 1 << 20, false));
         assert_eq!(arenas.len(), 8, "{why}");
         assert!(why.contains("[limits] memory_per_client"), "{why}");
@@ -108,7 +108,7 @@ fn connections_of_a_user_are_bounded_and_free_again() {
     }
 }
 
-/// Each holds a place among the connections of the device, which others need as well.
+/// Each connection occupies a slot of the device, which others need as well.
 #[test]
 fn connections_that_nobody_accepts_are_bounded() {
     let d = with_limits("pending_connections_per_user = 4");
@@ -135,7 +135,7 @@ fn connections_that_nobody_accepts_are_bounded() {
         CmEvent::ConnectError(info) => assert_eq!(info.errno, nix::libc::ECONNRESET),
         other => panic!("{other:?}"),
     }
-    // One is answered, and the next one may wait.
+    // After the answer to one request, another may wait.
     requests.pop().unwrap().reject(b"").unwrap();
     let next = connect();
     match slow.cm.get_event(Some(PATIENCE)).unwrap() {
@@ -162,7 +162,7 @@ fn memory_of_all_clients_is_one_sum() {
         .unwrap()
         .to_string();
     assert!(refused.contains("see [limits] memory ("), "{refused}");
-    // The client is gone, and what it had a little later.
+    // The client's memory is freed soon after its end.
     drop((held, first));
     let end = Instant::now() + PATIENCE;
     while Arena::alloc(&second, 4 << 20, false).is_err() {
@@ -173,14 +173,14 @@ fn memory_of_all_clients_is_one_sum() {
     }
 }
 
-/// This test binary as a process of another user, doing what `task` says; `None` with a reason when
-/// that is not possible here.
+/// Runs this test binary as a process of another user with the given `task`. Prints a message and
+/// returns `None` when that is not possible here.
 fn other_user(d: &Daemon, task: &str, gid: u32) -> Option<Child> {
     if !nix::unistd::geteuid().is_root() {
         println!("skipped: only root can become another user");
         return None;
     }
-    // A copy, because another user may not reach the folder in which this was built.
+    // A copy, because another user may be unable to reach the build folder.
     let program = d.dir.path().join("another-user");
     std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
     for path in [d.dir.path(), &d.socket, &program] {
@@ -209,7 +209,7 @@ fn other_user(d: &Daemon, task: &str, gid: u32) -> Option<Child> {
     }
 }
 
-/// What the other user's process says.
+/// The output of the other user's process.
 fn said_by(child: &mut Child) -> String {
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let found = lines.find_map(|line| Some(line.ok()?.strip_prefix("said: ")?.to_owned()));
@@ -228,7 +228,7 @@ fn helper_of_another_user() {
         "clients" => {
             let (all, why) = until_refused(open);
             println!("\nsaid: {} {why}", all.len());
-            // Until the other process ends this one.
+            // Waits until the other process kills this one.
             let _ = std::io::stdin().read(&mut [0]);
         }
         "statistics" => println!("\nsaid: {}", open().unwrap().read_stats().unwrap()),
@@ -256,7 +256,7 @@ fn helper_of_another_user() {
     }
 }
 
-/// The reason in the event that a connect failed with.
+/// The errno and reason of a failed connect.
 fn why_not_connected(end: &End) -> String {
     match end.cm.get_event(Some(PATIENCE)) {
         Ok(CmEvent::ConnectError(info)) => format!("{} {}", info.errno, info.reason),
@@ -264,8 +264,8 @@ fn why_not_connected(end: &End) -> String {
     }
 }
 
-/// One client may wait for two answers, one user for three; the table has room for eight, and none
-/// of them is given up while this runs.
+/// One client may wait for two address resolutions, one user for three. The table has room for
+/// eight entries, and none of them times out during this test.
 #[test]
 fn a_user_that_asks_for_silent_neighbours_leaves_others_the_table() {
     let table = "[device.neighbours]\nentries = 8\nretransmit_ms = 60000\n\
@@ -283,7 +283,7 @@ fn a_user_that_asks_for_silent_neighbours_leaves_others_the_table() {
     assert!(refused.iter().all(|why| why.starts_with(&errno)), "{said}");
     assert!(refused[0].contains("unresolved_per_client"), "{said}");
     assert!(refused[8].contains("unresolved_per_user"), "{said}");
-    // The table has room for the honest user's question and its answer.
+    // The table has room for the honest user's request and its answer.
     let (a, b) = pair(&d, 4096);
     ping(&a, &b);
     child.kill().unwrap();
@@ -337,7 +337,7 @@ fn a_client_sees_its_own_counters_and_names_alone() {
         }
         child.wait().unwrap();
     }
-    // The daemon's own user sees all, too.
+    // The daemon's own user also sees everything.
     let stats: serde_json::Value =
         serde_json::from_str(&d.context().read_stats().unwrap()).unwrap();
     assert!(stats["clients"].as_array().unwrap().len() >= 2);
@@ -360,12 +360,12 @@ fn a_connection_that_says_nothing_is_closed_in_words() {
         other => panic!("{other:?}"),
     }
     assert!(silent.recv_packet().is_err());
-    // Who has said it may be silent for as long as it likes.
+    // A client that has sent HELLO may be silent for any time.
     ping(&a, &b);
     a.ctx.query_devices().unwrap();
 }
 
-/// Processor time of a process's main thread, in ticks of the clock.
+/// Processor time of a process's main thread, in clock ticks.
 fn main_thread_ticks(pid: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/stat")).unwrap();
     let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
@@ -397,7 +397,7 @@ fn a_daemon_without_descriptors_serves_its_clients_and_does_not_spin() {
     a.ctx.query_devices().unwrap();
     let before = main_thread_ticks(pid);
     std::thread::sleep(WATCHED);
-    // A tick has 10 ms: a thread that spins would have 40.
+    // A tick is 10 ms; a spinning thread would use 40.
     assert!(
         main_thread_ticks(pid) - before < 10,
         "the control thread spins"
@@ -438,7 +438,7 @@ fn the_daemon_may_open_as_many_files_as_the_hard_limit_allows() {
     assert_eq!(soft, "3000", "{files}");
 }
 
-/// It asks for connections that nobody accepts, and never reads what became of them.
+/// The client requests connections that are refused and never reads the events.
 #[test]
 fn a_client_that_reads_no_events_ends_at_its_limit() {
     let d = with_limits("events_per_client = 64");
@@ -467,7 +467,7 @@ fn a_client_that_reads_no_events_ends_at_its_limit() {
     ping(&a, &b);
 }
 
-/// Peers of a listener whose application reads no events are refused, and do not wait.
+/// Peers of a listener whose application reads no events are rejected instead of waiting.
 #[test]
 fn peers_of_a_client_that_reads_no_events_are_rejected() {
     let d = with_limits("events_per_client = 16");
@@ -483,7 +483,7 @@ fn peers_of_a_client_that_reads_no_events_are_rejected() {
         one.qp
             .connect(&one.cm, to, &ConnectOptions::default())
             .unwrap();
-        // An answer to one of those that asked before.
+        // The rejection of this connect or an earlier one.
         let rejected = waiting.iter().chain([&one]).any(|one: &End| {
             matches!(
                 one.cm.get_event(Some(Duration::ZERO)),

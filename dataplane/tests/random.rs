@@ -1,6 +1,6 @@
 //! Two queue pairs of a running siwd, random work requests from both sides at once, over memory and
-//! over a link that loses, repeats and reorders: memory equals a model, completions come in order,
-//! each exactly once. `SIWD_SEED=n` repeats one seed.
+//! over a link that loses, duplicates and reorders: memory equals a model, completions arrive in
+//! order, each exactly once. `SIWD_SEED=n` repeats one seed.
 
 mod common;
 
@@ -19,9 +19,9 @@ use siw::{
     WcStatus, WrFlags,
 };
 
-/// Of the memory of each side: the source of its own requests, the sink of its READs, the target of
-/// the peer's WRITEs, the receive buffers; then a word for the peer's atomics. So the model does not
-/// depend on timing.
+/// Size of each slice of a side's memory: the source of its own requests, the sink of its READs,
+/// the target of the peer's WRITEs, the receive buffers; then a word for the peer's atomics. The
+/// slices make the model independent of timing.
 const SLICE: usize = 128 << 10;
 const WORD: usize = 4 * SLICE;
 const OPS: usize = 60;
@@ -41,7 +41,7 @@ impl Rng {
         self.below(n) == 0
     }
 
-    /// Around the sizes where paths change, or any.
+    /// A length near the sizes where code paths change, or any length.
     fn len(&mut self) -> usize {
         let around = [0, 4, 64, 256, 512, 1428, 1448, 8192, 65_536][self.below(9)];
         match self.below(3) {
@@ -52,7 +52,7 @@ impl Rng {
     }
 }
 
-/// A send work request that owns what it refers to.
+/// A send work request that owns its data.
 struct Request {
     opcode: Opcode,
     flags: WrFlags,
@@ -81,7 +81,7 @@ impl Request {
     }
 }
 
-/// What a receive work request has to bring.
+/// Expected result of a receive work request.
 struct Expected {
     at: usize,
     room: usize,
@@ -96,7 +96,7 @@ struct Side {
     model: Vec<u8>,
     requests: VecDeque<Request>,
     receives: Vec<Expected>,
-    /// Keys that the peer takes away.
+    /// Regions whose keys the peer invalidates.
     spare: Vec<Mr>,
 }
 
@@ -113,7 +113,7 @@ impl Side {
         }
     }
 
-    /// `len` octets from `at`, in up to sixteen elements.
+    /// `len` octets from `at`, split into at most sixteen elements.
     fn elements(&self, rng: &mut Rng, at: usize, len: usize) -> Vec<Sge> {
         let mut cuts: Vec<usize> = (0..rng.below(16)).map(|_| rng.below(len + 1)).collect();
         cuts.extend([0, len]);
@@ -125,7 +125,7 @@ impl Side {
     }
 }
 
-/// One more request of `me`, and what it makes of both memories.
+/// Adds a request of `me` and applies its effect to the models of both memories.
 fn plan(rng: &mut Rng, me: &mut Side, peer: &mut Side) {
     let len = rng.len().min(SLICE);
     let (from, to) = (rng.below(SLICE - len + 1), rng.below(SLICE - len + 1));
@@ -215,7 +215,7 @@ fn plan(rng: &mut Rng, me: &mut Side, peer: &mut Side) {
     me.requests.push_back(r);
 }
 
-/// Posts in random pieces, polls in between, and checks each completion when it comes.
+/// Posts in random batches, polls in between, and checks each completion.
 fn run(me: &Side, mut rng: Rng) {
     let list: Vec<[Sge; 1]> = me
         .receives
@@ -303,7 +303,7 @@ fn random_requests(siwd: &Daemon, seed: u64) {
         plan(&mut rng, &mut a, &mut b);
         plan(&mut rng, &mut b, &mut a);
     }
-    // Every receive is there before the connection: no SEND of the peer can come too early.
+    // All receives are posted before the connection, so no SEND of the peer can arrive too early.
     for side in [&a, &b] {
         for (i, e) in side.receives.iter().enumerate() {
             let sges = [side.end.mr.sge(e.at, e.room)];
@@ -321,7 +321,7 @@ fn random_requests(siwd: &Daemon, seed: u64) {
         run(&b, Rng(two));
         ours.join().unwrap();
     });
-    // A last READ of either side comes after everything that is not signalled.
+    // A last READ of each side completes after all unsignaled requests.
     for (me, peer) in [(&a, &b), (&b, &a)] {
         let sges = [me.end.mr.sge(SLICE, 0)];
         let read = SendWr::read(u64::MAX, &sges, peer.end.mr.addr(), peer.end.mr.rkey());
@@ -347,8 +347,8 @@ fn random_requests_over_memory_leave_what_the_model_says() {
     }
 }
 
-/// Long frames of a pair: those of jumbo NICs, and as long as IP can say, which take two packet
-/// buffers; with markers too, which divide each FPDU many times.
+/// Long frames of a pair: jumbo frames, and the maximum IP length, which needs two packet buffers;
+/// also with markers, which split each FPDU many times.
 #[test]
 fn random_requests_in_long_frames_leave_what_the_model_says() {
     for mtu in [9000, 65_535] {
@@ -368,7 +368,7 @@ fn random_requests_in_long_frames_leave_what_the_model_says() {
     }
 }
 
-/// Carries frames between two interfaces, and loses, repeats and holds back some.
+/// Forwards frames between two interfaces, and drops, duplicates and delays some.
 struct BadLink<'a> {
     stop: &'a AtomicBool,
     lost: &'a AtomicU64,
@@ -380,7 +380,7 @@ impl BadLink<'_> {
         let mut b = vec![0; 65_536];
         while !self.stop.load(Ordering::Relaxed) {
             let n = recv(from.as_raw_fd(), &mut b, MsgFlags::empty());
-            // What this link itself sent there is no frame of that end.
+            // Skips frames that this link itself sent.
             let frame = n
                 .ok()
                 .map(|n| &b[..n])

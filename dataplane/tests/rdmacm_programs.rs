@@ -1,5 +1,5 @@
-//! The programs of rdmacm-utils as the distribution ships them, on a `siwd` with the embedded
-//! loopback: `siwrun` puts the drop-in libraries into their way.
+//! Unmodified programs of rdmacm-utils from the distribution, on a `siwd` with the embedded
+//! loopback: `siwrun` makes them load the drop-in libraries.
 
 mod common;
 
@@ -22,7 +22,8 @@ fn rping_validates_data_of_all_sizes() {
     }
 }
 
-/// As over the kernel, a loopback address is no address of a device, and stands for all of them.
+/// As with the kernel's rdma_cm, a loopback address belongs to no device and stands for all of
+/// them.
 #[test]
 fn rping_connects_to_a_loopback_address() {
     if !is_installed("rping", PACKAGE) {
@@ -45,7 +46,8 @@ fn a_persistent_rping_serves_several_clients() {
     let daemon = Daemon::loopback();
     let _server = Program::start(&daemon, "rping -s -P -a 0.0.0.0");
     await_listeners(&daemon, 1);
-    // One after the other: it keeps the last request alone until a thread has taken it.
+    // One client after the other: the server keeps only the last request until a thread has taken
+    // it.
     for to in ["10.77.0.1", "10.77.0.2", "10.77.0.2"] {
         let said = Program::start(&daemon, &format!("rping -c -a {to} -C 20 -vV")).succeed();
         assert_eq!(said.matches("ping data: rdma-ping").count(), 20, "{said}");
@@ -73,7 +75,7 @@ fn cmtime_measures_connections() {
         return;
     }
     let daemon = Daemon::loopback();
-    // It goes on serving.
+    // The server keeps running after a test.
     let _server = Program::start(&daemon, "cmtime -b 10.77.0.2 -c 100");
     await_listeners(&daemon, 1);
     let said = Program::start(&daemon, "cmtime -s 10.77.0.2 -c 100").succeed();

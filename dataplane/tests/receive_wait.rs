@@ -1,12 +1,12 @@
-//! SENDs that come before a receive work request is posted: with `receive_wait_ms` they wait, with
-//! any peer, and only as long as that.
+//! SENDs that arrive before a receive work request is posted: with `receive_wait_ms` they wait,
+//! from any peer, for at most this time.
 
 mod common;
 
 use common::{Daemon, End, LOOPBACK, PATIENCE, connect_with, pair};
 use siw::{CmEvent, ConnectOptions, RecvWr, SendData, SendWr, WcStatus};
 
-/// The loopback pair whose second device lets messages wait.
+/// The loopback pair; the second device has `receive_wait_ms`.
 fn daemon_with_wait(milliseconds: u32) -> Daemon {
     let config = format!("{LOOPBACK}[device.mpa]\nreceive_wait_ms = {milliseconds}\n");
     Daemon::start(&config, &[])
@@ -26,13 +26,13 @@ fn sends_wait_for_their_receives_and_arrive_in_order() {
     let daemon = daemon_with_wait(30_000);
     let (client, server) = pair(&daemon, 64 * 4096);
     client.fill(7);
-    // More than TCP's window takes: the stream is held, not only a message.
+    // More than TCP's receive window: the whole stream is held, not only one message.
     for number in 0..SENDS {
         let sge = [client.mr.sge(number as usize * 4096, 4096)];
         let send = SendWr::send(number, SendData::Sges(&sge));
         client.qp.post_send(&[send]).unwrap();
     }
-    // The server's worker has seen the first when it counts it.
+    // The server's worker has seen the first message when it counts a wait.
     let start = std::time::Instant::now();
     while count(&server, "receive_waits") == 0 {
         assert!(start.elapsed() < PATIENCE, "nothing waits");

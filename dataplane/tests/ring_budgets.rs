@@ -1,5 +1,5 @@
-//! A client that posts without end, or more than it may: each turn of the worker over its queues is
-//! bounded, others have theirs, and the daemon's memory does not grow.
+//! A client that posts endlessly, or more than it may: each turn of the worker over its queues is
+//! bounded, other clients get their turns, and the daemon's memory does not grow.
 
 mod common;
 
@@ -14,7 +14,7 @@ use siw_shm::control::messages as m;
 use siw_shm::work_queue::{HEADER, OFF_HEAD, OFF_TAIL};
 use siw_shm::{Access, BindMw, SqProducer};
 
-/// Fills each slot of the send queue with a request of one slot.
+/// Fills each slot of the send queue with a one-slot request.
 fn fill_ring(client: &RawClient, request: &SendWr<'_>) {
     let (at, slots) = (client.send_queue(), client.qp.sq_slots);
     let mut ring = SqProducer::new(client.queues.clone(), at, slots, slots).unwrap();
@@ -27,7 +27,7 @@ fn fill_ring(client: &RawClient, request: &SendWr<'_>) {
     );
 }
 
-/// Set when it is dropped, also by a test that fails.
+/// A flag that [`SetOnDrop`] sets, also when the test panics.
 struct StopFlag(AtomicBool);
 
 struct SetOnDrop<'a>(&'a StopFlag);
@@ -38,7 +38,7 @@ impl Drop for SetOnDrop<'_> {
     }
 }
 
-/// While `meanwhile` runs, the ring is full again whenever the worker has taken something.
+/// Keeps the ring full while `meanwhile` runs: refills it whenever the worker has taken a request.
 fn keep_full(client: &RawClient, meanwhile: impl FnOnce()) {
     let stop = StopFlag(AtomicBool::new(false));
     let (at, slots) = (client.send_queue(), client.qp.sq_slots);
@@ -57,7 +57,7 @@ fn keep_full(client: &RawClient, meanwhile: impl FnOnce()) {
     });
 }
 
-/// Messages between two ends, and back.
+/// Exchanges messages between two ends in both directions.
 fn exchange(a: &End, b: &End, count: u64) {
     for number in 0..count {
         for (from, to) in [(a, b), (b, a)] {
@@ -86,7 +86,7 @@ fn local_operations_without_end_leave_others_their_turns() {
         kind: 1,
     };
     let (window, _) = client.call(&window);
-    // Unbinds what is not bound: succeeds each time, and completes silently.
+    // Unbinds an unbound window: succeeds each time, and completes silently.
     let unbind = BindMw {
         rkey: window.rkey,
         new_rkey: window.rkey,
@@ -100,10 +100,10 @@ fn local_operations_without_end_leave_others_their_turns() {
     let head = head.unwrap();
     let until = Instant::now() + PATIENCE;
     keep_full(&client, || {
-        // Until it has run meanwhile, far more than one ring of it.
+        // Waits until the worker has taken far more than one ring of requests.
         while head.load(Ordering::Acquire) < 16 * client.qp.sq_slots {
             assert!(Instant::now() < until, "nothing is done");
-            // The worker may have found the ring empty once, and looks at it no more then.
+            // The worker may have found the ring empty once, and then does not poll it any more.
             client.ring_again();
             exchange(&a, &b, 20);
         }
@@ -124,7 +124,8 @@ fn flushing_without_end_leaves_others_their_turns() {
         flags: 0,
         denied_access: 0,
     };
-    // Full before the queue pair is moved to ERROR without ever having had a connection, and after.
+    // The ring is full before the queue pair, which was never connected, moves to ERROR, and
+    // afterwards.
     client.ring(client.qp.sq_slots);
     client.call(&error);
     keep_full(&client, || {
@@ -148,7 +149,7 @@ fn a_malformed_request_completes_once_and_in_its_turn() {
         let nothing = SendWr::write(number, SendData::Sges(&[]), 0, 0);
         ring.push(&nothing.with_flags(WrFlags::SIGNALED)).unwrap();
     }
-    // No such opcode, and the number that completions name it by.
+    // An invalid opcode, with the work request id for its completion.
     let mut slot = [0u8; 64];
     slot[0] = 0x6e;
     slot[3] = 1;
@@ -167,7 +168,7 @@ fn a_malformed_request_completes_once_and_in_its_turn() {
     let numbers: Vec<u64> = polled.iter().map(|(number, _)| *number).collect();
     assert_eq!(numbers, [1, 2, 3, 4], "{polled:?}");
     assert_eq!(polled[3].1, WcStatus::LOC_QP_OP_ERR);
-    // Rung again and again, it is not read again.
+    // Further doorbells do not make the worker read it again.
     for _ in 0..20 {
         client.ring(4);
         exchange(&a, &b, 2);

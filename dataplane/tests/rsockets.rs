@@ -1,4 +1,4 @@
-//! rsockets: the programs of rdmacm-utils as the distribution ships them, on a `siwd` with the
+//! rsockets: unmodified programs of rdmacm-utils from the distribution, on a `siwd` with the
 //! embedded loopback.
 
 mod common;
@@ -8,7 +8,7 @@ use common::programs::{Program, await_listeners, is_installed, run_pair};
 
 const PACKAGE: &str = "rdmacm-utils";
 
-/// `rstream` at both ends with the same options; each reports a line for each test.
+/// Runs `rstream` at both ends with the same options; it prints a line for each test.
 fn run_rstream(options: &str, lines: usize) {
     if !is_installed("rstream", PACKAGE) {
         return;
@@ -20,14 +20,14 @@ fn run_rstream(options: &str, lines: usize) {
     for said in [server, client] {
         let is_result = |line: &&str| line.split_whitespace().count() == 8;
         let found = said.lines().filter(is_result).count();
-        // The first line names the columns.
+        // Plus one line with the names of the columns.
         assert_eq!(found, lines + 1, "{said}");
         assert!(!said.contains("data verification failed"), "{said}");
     }
 }
 
-/// The sizes of its own tests, of latency and of bandwidth; of these, 100,000 round trips would take
-/// too long here.
+/// The sizes of rstream's own latency and bandwidth tests, whose 100,000 round trips would take too
+/// long here.
 #[test]
 fn rstream_works_blocking() {
     for size in [64, 4096, 65_536, 1_048_576] {

@@ -50,7 +50,7 @@ fn a_device_that_is_not_there_is_named() {
     assert!(said.contains("no device siw7"), "{said}");
 }
 
-/// A limit that the daemon sets low shows as one that siwd still keeps.
+/// A low limit of the daemon is reported as one that siwd keeps.
 #[test]
 fn limits_are_those_of_the_daemon() {
     let low = "[limits]\nqueue_pairs_per_client = 40\nwork_requests = 128\n";

@@ -1,4 +1,4 @@
-//! Regions of `Pd::alloc_mr` share a few arenas: how many, what becomes of freed ones.
+//! Regions of `Pd::alloc_mr` share a few arenas: their number, and the reuse of freed regions.
 
 mod common;
 
@@ -47,8 +47,8 @@ fn ten_thousand_regions_need_a_handful_of_arenas() {
     assert!(starts.iter().all(|start| start % 4096 == 0));
     assert!(starts.windows(2).all(|two| two[1] - two[0] >= 4096));
 
-    // Each is its own region: what a peer writes is in this one alone, and only by a key of the
-    // domain of its queue pair.
+    // Each region is separate: a peer's write changes this region only, and needs a key of its
+    // queue pair's protection domain.
     let write = |mr: &Mr| {
         let sge = [a.mr.sge(0, 4096)];
         let wr = SendWr::write(1, SendData::Sges(&sge), mr.addr(), mr.rkey());
@@ -94,7 +94,8 @@ fn freed_memory_is_used_again_and_zeroed() {
     }
     assert_eq!(arenas_of(&daemon), arenas);
     assert_eq!(addresses(&regions), known);
-    // Small ones share a page, in lines of their own; long ones have an arena for themselves.
+    // Small regions share a page, in cache lines of their own; a long region has an arena of its
+    // own.
     let small = [make(&pd, 1), make(&pd, 100), make(&pd, 8)];
     let starts = small.each_ref().map(|mr| mr.as_ptr() as usize);
     assert!(starts[0] % 64 == 0 && starts[1] % 128 == 0 && starts[2] % 64 == 0);
@@ -114,7 +115,7 @@ fn a_client_with_little_memory_takes_little() {
         (first.arena().len(), first.arena().is_huge()),
         (256 << 10, false)
     );
-    // Where the next longer arena is beyond a limit, one that is just long enough is taken.
+    // If the next larger arena would exceed a limit, one of just the required length is allocated.
     let mut regions = vec![first];
     let refused = loop {
         match pd.alloc_mr(1 << 20, ALL) {
@@ -126,7 +127,7 @@ fn a_client_with_little_memory_takes_little() {
     assert!(refused.contains("memory_per_client"), "{refused}");
 }
 
-/// A window keeps its region registered, whatever its owner does.
+/// A window keeps its region registered after the owner has dropped it.
 #[test]
 fn memory_under_a_window_is_not_used_again() {
     let daemon = Daemon::loopback();
@@ -143,7 +144,7 @@ fn memory_under_a_window_is_not_used_again() {
     assert!(others.iter().all(|mr| mr.as_ptr() != address));
 }
 
-/// What the C API allocates comes from the same arenas.
+/// Allocations of the C API come from the same arenas.
 #[test]
 fn the_c_api_shares_arenas_too() {
     let daemon = Daemon::loopback();

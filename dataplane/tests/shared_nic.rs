@@ -1,5 +1,5 @@
-//! A NIC of siwd's own that the kernel shares by a TAP interface: Linux's ping and TCP work at the same
-//! address as RDMA, each TCP port has one owner, and nothing is left of it afterwards.
+//! A NIC of siwd that the kernel shares by a TAP interface: Linux's ping and TCP work at the RDMA
+//! address, each TCP port has one owner, and nothing is left behind after the end of siwd.
 //!
 //! ```text
 //! namespace near:  kernel -- rdma0 (TAP) -- siwd -- AF_PACKET -- veth0
@@ -19,7 +19,7 @@ use common::typing::{Typist, echo};
 use common::*;
 use siw::CmListener;
 
-/// What both kernels and both daemons have.
+/// Addresses of the kernels and daemons; the near kernel and its siwd have the same ones.
 const SHARED: &str = "10.77.0.1";
 const SHARED6: &str = "fd77::1";
 const FAR_KERNEL: &str = "10.77.0.2";
@@ -59,7 +59,8 @@ impl Network {
     fn new(mtu: u32) -> Network {
         let (near, far) = (Netns::new(), Netns::new());
         near.veth(mtu);
-        // A NIC that siwd owns has no interface: this one must not give the kernel its frames, too.
+        // A NIC owned by siwd has no kernel interface, so this interface must not deliver its
+        // frames to the kernel too.
         near.run(|| {
             for (setting, value) in [
                 ("ipv4/conf/veth0/rp_filter", "1"),
@@ -75,21 +76,21 @@ impl Network {
         Network { near, far }
     }
 
-    /// The daemon that shares its NIC.
+    /// Starts the daemon that shares its NIC.
     fn near_siwd(&self, lines: &str) -> Daemon {
         let siwd = self.near.siwd(&near_config(lines), &[]);
         self.far.wait_ping(ip(SHARED));
         siwd
     }
 
-    /// One at the other end, with an address of its own.
+    /// Starts the daemon at the other end, with an address of its own.
     fn far_siwd(&self) -> Daemon {
         let addresses = format!("addresses = [\"{FAR_SIWD}/24\"]");
         self.far.siwd(&config("veth1", 3, &addresses), &[])
     }
 
-    /// A TCP stream between the kernels, `bytes` in each direction, to a listener of `server` at its
-    /// address.
+    /// Exchanges `bytes` in each direction over a TCP stream of the kernels, to a listener of
+    /// `server` at `address`.
     fn exchange(server: &Netns, address: &str, client: &Netns, bytes: usize) {
         let listener = server.run(|| TcpListener::bind((address, 0)).unwrap());
         let to = listener.local_addr().unwrap();
@@ -134,7 +135,7 @@ fn linux_and_rdma_use_one_address_at_the_same_time() {
             End::new(&far.context(), 1 << 20),
         )
     };
-    // siwd listens at the shared address, and connects from it.
+    // siwd listens on the shared address, and connects from it.
     let (inward, outward) = (ends(), ends());
     connect(
         &inward.1,
@@ -183,7 +184,7 @@ fn linux_and_rdma_use_one_address_at_the_same_time() {
             (&net.near, FAR_KERNEL6),
         ] {
             assert!(from.ping(ip(to), 56, PATIENCE), "{to}");
-            // In fragments, but for IPv4: DPDK's AF_PACKET reassembles what it then cuts off.
+            // Fragments over IPv6 only: DPDK's AF_PACKET reassembles IPv4 and then truncates.
             if to.contains(':') {
                 assert!(from.ping(ip(to), 4000, PATIENCE), "{to}");
             }
@@ -192,13 +193,13 @@ fn linux_and_rdma_use_one_address_at_the_same_time() {
         (rdma.join().unwrap(), typing.join().unwrap())
     });
     assert!(rounds > 0 && lines > 0, "{rounds} rounds, {lines} lines");
-    // One answer to each echo, though two stacks have the address.
+    // One answer to each echo, although two stacks have the address.
     let said = net.far.command("ping", &format!("-c 3 -i 0.1 {SHARED}"));
     assert!(
         said.contains("3 received") && !said.contains("DUP"),
         "{said}"
     );
-    // The peer's port without a listener is refused by its kernel, and the error comes through.
+    // The peer's kernel refuses a port without a listener, and the error arrives.
     let closed = SocketAddr::new(ip(SHARED), 9);
     let refused = net
         .far
@@ -222,7 +223,7 @@ fn a_port_belongs_to_linux_or_to_siwd() {
     let end = End::new(&near.context(), 4096);
     let at = |port: u16| SocketAddr::new(ip(SHARED), port);
     let bind = |to: SocketAddr| net.near.run(|| TcpListener::bind(to));
-    // Linux came first.
+    // Linux owns the port first.
     let linux = bind(at(0)).unwrap();
     let port = linux.local_addr().unwrap().port();
     for to in [at(port), SocketAddr::new(ip("0.0.0.0"), port)] {
@@ -234,21 +235,21 @@ fn a_port_belongs_to_linux_or_to_siwd() {
         );
     }
     drop(linux);
-    // Now siwd has it, at one address or at all.
+    // Now siwd owns it, on one address or on all.
     let listener = CmListener::new(&end.cm, None, at(port), 8, 0).unwrap();
     let anywhere = CmListener::new(&end.cm, None, "0.0.0.0:0".parse().unwrap(), 8, 0).unwrap();
     for to in [
         at(port),
         at(anywhere.local_addr().port()),
         SocketAddr::new(ip(SHARED6), anywhere.local_addr().port()),
-        // Of connects.
+        // Ports reserved for siwd's connects.
         at(61_000),
         at(61_199),
     ] {
         let refused = bind(to).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::AddrInUse, "{to}");
     }
-    // Ports that Linux draws for its own connects are others.
+    // Linux picks other ports for its own connects.
     let remote = net.far.run(|| TcpListener::bind((FAR_KERNEL, 0)).unwrap());
     let to = remote.local_addr().unwrap();
     let stream = net.near.run(|| TcpStream::connect(to).unwrap());
@@ -275,7 +276,7 @@ fn a_killed_daemon_leaves_no_interface_and_no_port() {
     }
     near.kill();
     assert!(!net.near.ip("link").contains("rdma0"));
-    // The same again at once.
+    // A second start directly afterwards.
     let near = net.near_siwd("");
     assert!(near.stop().success());
     assert!(!net.near.ip("link").contains("rdma0"));
@@ -300,7 +301,7 @@ fn a_flood_for_the_kernel_leaves_rdma_its_worker() {
             socket.connect((SHARED, 9)).unwrap();
             let mut sent = 0u64;
             while !is_over.load(Ordering::Relaxed) {
-                // Refused by ICMP now and then, which is as good.
+                // A send may fail because of an ICMP error, which is equally good.
                 sent += u64::from(socket.send(&[0; 18]).is_ok());
             }
             sent
@@ -323,7 +324,7 @@ fn a_flood_for_the_kernel_leaves_rdma_its_worker() {
         rounds > 20,
         "{rounds} rounds of RDMA beside {sent} datagrams"
     );
-    // And the kernel is reached again.
+    // The kernel can be reached again.
     net.far.wait_ping(ip(SHARED));
     assert!(near.stop().success() && far.stop().success());
 }
@@ -333,12 +334,13 @@ fn the_interface_shows_the_devices_vlan_without_tags() {
     skip_if!(lacks());
     let net = Network::new(1504);
     net.far.ip("addr flush dev veth1");
-    // Two workers, of which one has no queue of the port: the other sends for it and for the kernel.
+    // Two workers, of which one has no queue of the port: the other sends for it and for the
+    // kernel.
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let cores = if processors > 1 { "[0, 1]" } else { "[0]" };
     let workers = format!("[workers]\ncores = {cores}\nidle = \"adaptive\"\n");
     let near = net.near.siwd(&(workers + &near_config("vlan = 7")), &[]);
-    // Of this kernel no other interface has to know VLANs.
+    // Only the TAP interface of this kernel belongs to the VLAN.
     let far = format!(
         "addresses = [\"{FAR_KERNEL}/24\", \"{FAR_KERNEL6}/64\"]\nvlan = 7\n\
          host_interface = \"rdma0\"\nhost_ports = \"61000-61099\""
@@ -351,7 +353,7 @@ fn the_interface_shows_the_devices_vlan_without_tags() {
         net.near.ping(ip(FAR_KERNEL), 1472, PATIENCE),
         "a whole frame"
     );
-    // An interface that somebody deletes takes nothing with it.
+    // Deleting the interface does not affect siwd.
     net.near.ip("link delete rdma0");
     assert!(counter(&near, "SiwHostFrames") > 0);
     assert!(near.stop().success() && far.stop().success());
@@ -386,7 +388,7 @@ fn other_addresses_of_the_kernel_need_no_sharing() {
     let near = net.near.siwd(&near_config(lines), &[]);
     net.far.wait_ping(ip("10.77.0.11"));
     Network::exchange(&net.near, "10.77.0.11", &net.far, 1 << 20);
-    // siwd's own address is siwd's alone: it answers, and its ports are not the kernel's.
+    // The address belongs to siwd alone: siwd answers, and the kernel does not own its ports.
     net.far.wait_ping(ip(SHARED));
     let closed = SocketAddr::new(ip(SHARED), 9);
     let refused = net
@@ -395,13 +397,13 @@ fn other_addresses_of_the_kernel_need_no_sharing() {
         .unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
     assert_eq!(counter(&near, "TcpOutRsts"), 1);
-    // One that the administrator adds.
+    // An address that the administrator adds.
     net.near.address("rdma0", "10.77.0.12/24");
     net.far.wait_ping(ip("10.77.0.12"));
     assert!(near.stop().success());
 }
 
-/// `siwd` in the namespace, which ends by itself with this status; what it says.
+/// Runs `siwd` in the namespace until it ends by itself with this status; returns its output.
 fn said(ns: &Netns, config: &str, program: &[&str], args: &[&str], status: i32) -> String {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("siwd.toml");
@@ -434,7 +436,7 @@ fn what_the_interface_lacks_is_named_with_the_remedy() {
         "--bounding-set=-net_admin",
         "--inh-caps=-net_admin",
     ];
-    // A check looks at the host too, and warns; a start is refused.
+    // A check inspects the host too, and warns; a start is refused.
     for (args, status) in [(&["--check"][..], 0), (&[], 1)] {
         let text = said(&ns, &good, &without, args, status);
         assert!(
@@ -482,8 +484,8 @@ fn the_kernels_routes_and_neighbours_are_siwds() {
     skip_if!(lacks());
     let net = Network::new(1500);
     let (near, far) = (net.near_siwd("host_routes = true"), net.far_siwd());
-    // A network behind a router: the other daemon has an address of it, and the neighbour entry of the
-    // router that leads there is the administrator's, as nobody answers for it.
+    // A network behind a router: the other daemon has an address in it. The administrator sets the
+    // neighbour entry of that router, as no host answers for its address.
     drop(far);
     let beyond = "addresses = [\"192.0.2.3/24\"]\ngateway = \"192.0.2.1\"";
     let far = net.far.siwd(&config("veth1", 3, beyond), &[]);
@@ -507,7 +509,8 @@ fn the_kernels_routes_and_neighbours_are_siwds() {
         .ip("neigh add 10.77.0.254 lladdr 02:00:00:77:00:03 dev rdma0 nud permanent");
     net.near
         .ip("route add 192.0.2.0/24 via 10.77.0.254 dev rdma0");
-    // The way back: the far daemon asks its router, who is our kernel's address at another network.
+    // The return path: the far daemon asks for its router, an address of the near kernel in another
+    // network.
     net.near.address("rdma0", "192.0.2.1/32");
     let end = Instant::now() + PATIENCE;
     while let Err(error) = a.qp.connect(

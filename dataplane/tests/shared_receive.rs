@@ -79,7 +79,7 @@ fn send(from: &End, wr_id: u64, bytes: &[u8]) {
 }
 
 fn quiet(ctx: &Context) -> bool {
-    // What a worker told before it answered is queued by now.
+    // Events that a worker posted before this answer are queued by now.
     ctx.read_stats().unwrap();
     ctx.get_async_event(Some(Duration::ZERO)).is_err()
 }
@@ -193,7 +193,7 @@ fn the_limit_event_comes_once_for_each_arming() {
             ..SrqInit::default()
         },
     );
-    // Nothing is posted: below the limit from the start.
+    // Nothing is posted: the count is below the limit from the start.
     assert_eq!(
         hub.event(),
         (Some(AsyncEventKind::SrqLimitReached), hub.srq.srq_id())
@@ -276,7 +276,7 @@ fn a_resize_keeps_what_is_posted_and_refuses_to_lose_any() {
     }
     assert!(hub.try_post(20).is_err());
     (0..4).for_each(|_| take());
-    // Memory of earlier rings comes back: far more than the client's share of it in all.
+    // Memory of former rings is reused: in total far more than the client's share is allocated.
     for i in 0..2000 {
         hub.srq.resize(1 + i % 20_000).unwrap();
     }
@@ -300,14 +300,14 @@ fn a_stream_that_holds_its_share_cannot_starve_the_others() {
     for wr_id in 0..16 {
         hub.post(wr_id);
     }
-    // As much as it likes while the application keeps up.
+    // Unlimited while the application keeps up.
     for i in 0..40u64 {
         send(&greedy, i, b"x");
         let wc = hub.end.wc();
         assert_eq!((wc.status, wc.qp_num), (WcStatus::SUCCESS, qg.qp_num()));
         hub.post(16 + i);
     }
-    // Nobody polls: four are the share.
+    // Completions are not polled now: the share is four.
     for i in 0..10 {
         send(&greedy, i, b"x");
     }
@@ -363,7 +363,7 @@ fn queue_pairs_of_several_workers_share_one_queue_without_losing_a_message() {
     let mut acked = 0;
     while got < MESSAGES * ends.len() as u64 {
         for (i, (a, _)) in ends.iter().enumerate() {
-            // As many in flight in all as requests are posted.
+            // The messages in flight of all senders together never exceed the posted requests.
             while sent[i] < MESSAGES && sent[i] - next[i] < 32 {
                 let m = [i as u64, sent[i]];
                 send(a, 0, &le_bytes(&m));

@@ -1,11 +1,11 @@
-//! `siw-perf` against a daemon: what it prints for people, spreadsheets and programs.
+//! `siw-perf` against a daemon: its output for people, spreadsheets and programs.
 
 mod common;
 
 use common::{Daemon, siw_perf};
 use std::process::Command;
 
-/// Runs siw-perf on the daemon for a moment; what it printed.
+/// Runs siw-perf on the daemon for a moment; returns its output.
 fn run_siw_perf(daemon: &Daemon, arguments: &str) -> String {
     let output = Command::new(siw_perf())
         .args(arguments.split(' '))
@@ -54,7 +54,7 @@ fn a_result_names_the_machine_and_its_conditions() {
         !result["series_gbps"].as_array().unwrap().is_empty(),
         "{result}"
     );
-    // The histogram has every message of the measurement.
+    // The histogram covers every message of the measurement.
     let steps = result["histogram"].as_array().unwrap();
     let counted: u64 = steps.iter().map(|step| step[1].as_u64().unwrap()).sum();
     assert_eq!(counted, result["messages"].as_u64().unwrap());
@@ -137,7 +137,7 @@ fn messages_count_that_complete_with_a_later_one() {
         let messages = messages.as_u64().unwrap();
         assert!(cq_mod > 1 && messages > 0, "{result}");
         assert_eq!(messages % cq_mod, 0, "{result}");
-        // Those at the end are compared, too.
+        // Messages after the measurement are compared, too.
         assert!(result["verified"].as_u64().unwrap() >= messages, "{result}");
         let lines = &result["workers"][0]["lines_per_message"]["completions"];
         let own = if arguments.contains("send") { 1.0 } else { 0.0 };

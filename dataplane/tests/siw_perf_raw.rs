@@ -1,5 +1,5 @@
-//! `siw-perf raw` on a pair of rings, a tap and a veth pair: what it counts, what it does to frames,
-//! and that it answers.
+//! `siw-perf raw` on a pair of rings, a tap and a veth pair: its counters, its changes of frames,
+//! and its answers.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn raw(arguments: &str) -> Command {
     command
 }
 
-/// Runs it to its end; a result for each line.
+/// Runs it to its end; returns the result of each line.
 fn run_raw(command: &mut Command) -> Vec<Value> {
     let output = command.output().unwrap();
     let complaint = String::from_utf8_lossy(&output.stderr);
@@ -35,14 +35,14 @@ fn run_raw(command: &mut Command) -> Vec<Value> {
         .collect()
 }
 
-/// One that runs until it is told to end.
+/// A `siw-perf raw` that runs until it is stopped.
 struct Running {
     child: Child,
     output: BufReader<ChildStdout>,
 }
 
 impl Running {
-    /// Started in a namespace; its ports are open.
+    /// Starts it in a namespace and waits until its ports are open.
     fn start(ns: &Netns, arguments: &str) -> Running {
         let mut command = raw(arguments);
         let mut child = ns.run(|| command.stdout(Stdio::piped()).spawn().unwrap());
@@ -55,7 +55,7 @@ impl Running {
         Running { child, output }
     }
 
-    /// Ends it; what it printed since the start.
+    /// Stops it; returns its output since the start.
     fn stop(mut self) -> String {
         kill(Pid::from_raw(self.child.id() as i32), Signal::SIGTERM).unwrap();
         let mut text = String::new();
@@ -77,7 +77,7 @@ fn count(result: &Value, port: usize, key: &str) -> u64 {
     result.pointer(&pointer).unwrap().as_u64().unwrap()
 }
 
-/// Frames that the kernel received on an interface, and those that it had no room for.
+/// Frames that the kernel received on an interface, including those dropped for lack of room.
 fn kernel_frames(ns: &Netns, interface: &str) -> u64 {
     let text = ns.ip(&format!("-s -j link show {interface}"));
     let links: Value = serde_json::from_str(&text).unwrap();
@@ -117,7 +117,7 @@ fn frames_circulate_between_rings_and_none_is_lost() {
             "--mode {mode} --secs 0.05 --tx-first 2 --payload copy --json"
         )));
         let result = &results[0];
-        // Two bursts of 32 in each direction, again and again.
+        // Two bursts of 32 in each direction, repeatedly.
         assert!(count(result, 0, "rx/frames") > 64, "{result}");
         for port in [0, 1] {
             let (received, sent) = (

@@ -20,7 +20,7 @@ fn ping(d: &Daemon, args: &[&str]) -> Command {
     command
 }
 
-/// A server that listens, with its port.
+/// Starts a server; returns it with its port once it listens.
 fn server(daemon: &Daemon, args: &[&str]) -> (Server, String) {
     let mut child = ping(daemon, args)
         .args(["-s", "-a", "10.77.0.2", "-p", "0"])

@@ -1,5 +1,5 @@
-//! What a client can make slow does not hold up the control thread: descriptors that take long to
-//! close, memory that takes long to make and to free, and requests that it sends without waiting.
+//! Requests that a client can make slow do not block the control thread: descriptors that take long
+//! to close, memory that takes long to allocate and free, and requests sent without waiting.
 
 mod common;
 
@@ -16,10 +16,10 @@ use siw_shm::control::messages as m;
 use siw_shm::control::{CallError, ControlSocket, codec};
 use siw_shm::shared_memory::PageSize;
 
-/// How long a socket lingers: the test would notice a tenth of it.
+/// SO_LINGER time of a socket: the test would notice a tenth of it.
 const LINGER: Duration = Duration::from_secs(30);
 
-/// A TCP socket whose close waits for a peer that reads nothing, and that peer.
+/// A TCP socket whose close waits for its peer, which reads nothing; and that peer.
 fn lingering_socket() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -42,8 +42,8 @@ fn greeted(d: &Daemon) -> ControlSocket {
     conn
 }
 
-/// What nobody has read when the daemon is told to stop: more connections than it accepts at once,
-/// and a client's packet, each with a socket that is slow to close.
+/// Unread input at the time of the daemon's stop: more connections than it accepts at once, and a
+/// client's packet, each with a socket that is slow to close.
 #[test]
 fn descriptors_that_nobody_read_do_not_hold_up_the_end() {
     let mut d = Daemon::loopback();
@@ -74,7 +74,7 @@ fn descriptors_that_nobody_read_do_not_hold_up_the_end() {
     assert!(!d.socket.exists());
 }
 
-/// How long another client waits for an answer.
+/// Time in which another client gets an answer.
 fn answer_time(end: &End) -> Duration {
     let before = Instant::now();
     end.ctx.query_devices().unwrap();
@@ -97,7 +97,7 @@ fn descriptors_that_are_slow_to_close_hold_up_nobody() {
     let mut send_away = |conn: &ControlSocket, times: usize| {
         for _ in 0..times {
             let (socket, peer) = lingering_socket();
-            // The daemon's copy is the last one from here on, unless it has closed the connection.
+            // From here on the daemon has the last copy, unless it has closed the connection.
             if conn.send_packet(&request, &[socket.as_fd()]).is_err() {
                 let linger = libc::linger {
                     l_onoff: 1,
@@ -106,11 +106,11 @@ fn descriptors_that_are_slow_to_close_hold_up_nobody() {
                 setsockopt(&socket, sockopt::Linger, &linger).unwrap();
             }
             peers.push(peer);
-            // If the daemon's copy is closed already, it is this close that waits.
+            // If the daemon's copy is already closed, this close blocks.
             std::thread::spawn(move || drop(socket));
         }
     };
-    // With a request, behind one that is served, and in a connection that is no client yet.
+    // With a request, after a request that is served, and on a connection that has not sent HELLO.
     let first = greeted(&d);
     send_away(&first, 1);
     let second = greeted(&d);
@@ -119,8 +119,7 @@ fn descriptors_that_are_slow_to_close_hold_up_nobody() {
     let third = ControlSocket::connect_to(&d.socket).unwrap();
     send_away(&third, 2);
     for conn in [&first, &third] {
-        // What lies unread in a socket that is closed is an error for its peer, before what it was
-        // sent.
+        // Closing a socket with unread data gives its peer an error before the data sent to it.
         let packet = conn.recv_packet().or_else(|_| conn.recv_packet()).unwrap();
         match codec::decode_reply::<m::AllocPd>(2, &packet.bytes) {
             Err(CallError::Refused { errno, reason }) => {
@@ -142,15 +141,15 @@ fn descriptors_that_are_slow_to_close_hold_up_nobody() {
     drop(peers);
 }
 
-/// Has one client send this many requests ahead while nothing is served, and then another client a
-/// single one: how many of the first client's are served before it.
+/// Sends `ahead` requests of one client and then one of another while the daemon is paused. Returns
+/// the number of the first client's requests that are served before the other's.
 fn served_before_another(d: &Daemon, seq: impl Fn(u32) -> u32, ahead: u32) -> u32 {
     let (greedy, honest) = (greeted(d), greeted(d));
     let request = m::AllocPd {
         device: 0,
         reserved: 0,
     };
-    // Numbers of protection domains are given out in the order in which requests are served.
+    // Protection domains are numbered in the order in which requests are served.
     let (first, _) = honest.call_and_wait(2, &request, &[]).unwrap();
     let paused = d.pause();
     for number in 0..ahead {
@@ -163,7 +162,7 @@ fn served_before_another(d: &Daemon, seq: impl Fn(u32) -> u32, ahead: u32) -> u3
     drop(paused);
     let packet = honest.recv_packet().unwrap();
     let second = codec::decode_reply::<m::AllocPd>(3, &packet.bytes).unwrap();
-    // The rest is served, too: none of it is left for who counts next.
+    // Wait until the rest is served, so that the next count starts at zero.
     let last = codec::encode_request(ahead + 2, &request);
     greedy.send_packet(&last, &[]).unwrap();
     let is_last = |packet: &[u8]| codec::peek_header(packet).map(|(_, seq)| seq) == Some(ahead + 2);
@@ -175,10 +174,10 @@ fn served_before_another(d: &Daemon, seq: impl Fn(u32) -> u32, ahead: u32) -> u3
 fn requests_that_are_sent_ahead_are_served_in_turn_with_those_of_others() {
     const AHEAD: u32 = 64;
     let d = Daemon::loopback();
-    // One in a turn; where both clients became ready in different turns, two.
+    // One per turn; two if both clients became ready in different turns.
     let answered = served_before_another(&d, |number| number + 2, AHEAD);
     assert!(answered <= 2, "{answered} requests were served before");
-    // Those that have no answer are read ahead, but not all of them.
+    // Several requests without a reply are read in one turn, but not all of them.
     let unanswered = served_before_another(&d, |_| codec::UNANSWERED, AHEAD);
     assert!(unanswered <= 16, "{unanswered} requests were served before");
     assert!(d.stop().success());
@@ -190,7 +189,7 @@ fn run_time(thread: &str) -> Duration {
     Duration::from_nanos(times.split(' ').next().unwrap().parse().unwrap())
 }
 
-/// A helper unmaps the rings, whose pages nobody else has any more.
+/// A helper thread unmaps the rings, whose pages have no other user.
 #[test]
 fn a_large_completion_queue_is_freed_by_a_helper() {
     let d = Daemon::loopback();
@@ -213,7 +212,7 @@ fn a_large_completion_queue_is_freed_by_a_helper() {
         };
         fill(fds[0].as_fd()).unwrap();
         drop(fds);
-        // What it costs whoever frees it.
+        // The cost of freeing this memory.
         let same = SharedMemory::create_memfd("same", len as usize, PageSize::Normal);
         let same = same.unwrap();
         fill(same.memfd().unwrap()).unwrap();
@@ -226,14 +225,15 @@ fn a_large_completion_queue_is_freed_by_a_helper() {
             reserved: 0,
         };
         client.call_and_wait(seq + 1, &destroy, &[]).unwrap();
-        // An answer to somebody else comes behind all that the request makes the thread do.
+        // The answer to another client follows all work that the request causes in the control
+        // thread.
         answer_time(&a);
         let spent = run_time(&control) - before;
         assert!(spent < cost / 3, "{spent:?} of {cost:?}");
     }
 }
 
-/// Processor time of a process's thread, in ticks of the clock.
+/// Processor time of a process's thread, in clock ticks.
 fn thread_ticks(pid: u32, name: &str) -> u64 {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let marked = format!("({name}) ");
@@ -258,7 +258,7 @@ fn a_large_arena_is_made_while_others_are_served() {
         return;
     }
     let config = LOOPBACK.replace("\"never\"", "\"require\"");
-    // Beside the arena, some for the queues of the others.
+    // In addition to the arena, hugepages for the queues of the others.
     let limits = format!("[limits]\nhugepages_per_user = {}\n", LEN + (16 << 20));
     let d = Daemon::start(&format!("{config}{limits}"), &[]);
     let (a, b) = pair(&d, 4096);
@@ -275,17 +275,17 @@ fn a_large_arena_is_made_while_others_are_served() {
     ping(&a, &b);
     let packet = greedy.recv_packet().unwrap();
     let reply = codec::decode_reply::<m::AllocArena>(2, &packet.bytes).unwrap();
-    // The pages were filled by the helper, and not by the control thread.
+    // The helper thread, not the control thread, filled the pages.
     assert!(thread_ticks(d.child.id(), "siwd-memory") > 0);
     assert_eq!((reply.len, packet.fds.len()), (LEN, 1));
     drop(packet);
-    // It is given back in the same way, and may be had again.
+    // It is freed in the same way and can be allocated again.
     let free_arena = m::FreeArena {
         arena: reply.arena,
         reserved: 0,
     };
     greedy.call_and_wait(3, &free_arena, &[]).unwrap();
-    // What the client is not allowed in hugepages it gets in normal pages.
+    // Beyond its limit of hugepages the client gets normal pages.
     let first = greedy.call_and_wait(4, &request, &[]).unwrap().0;
     let more = m::AllocArena {
         len: 32 << 20,

@@ -1,4 +1,4 @@
-//! What users see of the counters of a running daemon: `siw-stat`, over its DPDK ring pair.
+//! The counters of a running daemon as shown to users: `siw-stat`, over its DPDK ring pair.
 
 mod common;
 
@@ -107,7 +107,7 @@ fn what_passes_through_the_queues_of_applications_is_counted() {
     }
     let after = names.map(|name| a.count_of_workers(name));
     let [slots, batches, doorbells, completions] = std::array::from_fn(|n| after[n] - before[n]);
-    // One slot for each Send and each receive, which are taken one by one.
+    // One slot for each Send and each receive, which the worker takes one by one.
     assert_eq!((slots, batches, completions), (20, 20, 20));
     assert!((1..=10).contains(&doorbells), "{doorbells}");
 }

@@ -1,5 +1,5 @@
-//! Linux as the peer of a device with what its configuration can say of addresses, routes, VLAN
-//! and TCP, and with frames whose checksums are wrong.
+//! Linux as the peer of a device with all configurable settings of addresses, routes, VLAN and TCP,
+//! and with frames whose checksums are wrong.
 
 mod common;
 
@@ -15,7 +15,7 @@ fn lacks() -> Option<String> {
     lacks_network().or_else(|| missing_program("ethtool"))
 }
 
-/// Linux sends and reads at once.
+/// Linux sends and reads at the same time.
 fn exchange(ns: &Netns, ip: &str, bytes: u64) {
     let s = dial(ns, ip, 2000).unwrap();
     std::thread::scope(|t| {
@@ -102,7 +102,7 @@ fn streams_to_other_networks_take_the_route_with_the_longest_prefix() {
                   routes = [{ to = \"192.0.2.0/24\", via = \"10.77.0.2\" }, \
                   { to = \"192.0.2.128/25\", via = \"10.78.0.2\" }, \
                   { to = \"2001:db8::/32\", via = \"fd77::2\" }]";
-    // The source address is the one on the link of the router.
+    // The source address is the one on the router's link.
     for (far, from) in [
         ("192.0.2.7", "10.77.0.1"),
         ("192.0.2.200", "10.78.0.1"),
@@ -135,20 +135,20 @@ fn a_router_with_a_narrow_link_behind_it_says_so_and_streams_pass() {
     for (end, ns, n) in [("far0", &router, 1), ("far1", &far, 2)] {
         ns.address(end, &format!("10.79.0.{n}/24"));
         ns.address(end, &format!("fd79::{n}/64"));
-        // What routers ask from.
+        // Source address of a router's neighbour solicitations.
         ns.address(end, &format!("fe80::{n}/64"));
     }
     router.address("veth1", "fe80::7/64");
     far.ip("route add default via 10.79.0.1");
     far.ip("-6 route add default via fd79::1");
-    // The far host's own link is wide: its SYN does not tell.
+    // The far host's own link has a large MTU, so its SYN does not announce the smaller path MTU.
     router.ip("route replace 10.79.0.0/24 dev far0 mtu lock 1300");
     router.ip("-6 route replace fd79::/64 dev far0 proto kernel metric 256 mtu lock 1300");
     router.run(|| {
         for (switch, on) in [
             ("ipv4/conf/all/forwarding", "1"),
             ("ipv6/conf/all/forwarding", "1"),
-            // What is ours the kernel sees too, and would forward.
+            // The kernel also sees frames for the endpoint, and would forward them.
             ("ipv4/conf/veth0/forwarding", "0"),
             ("ipv6/conf/veth0/disable_ipv6", "1"),
         ] {
@@ -178,16 +178,16 @@ fn a_peer_that_falls_silent_is_given_up_as_configured() {
         let ns = network(1500);
         let device = format!("addresses = [\"10.77.0.1/24\"]\n[device.tcp]\n{tcp}");
         let e = Endpoint::configured(&ns, &device, &format!("--listen {service}:2000"));
-        // What is measured against begins after this.
+        // The time is measured from here.
         let begin = std::time::Instant::now();
         let mut s = dial(&ns, OURS, 2000).unwrap();
         if service == "source" {
             s.read_exact(&mut [0; 1000]).unwrap();
         }
-        // From now on nothing of Linux reaches us.
+        // From now on no packet of Linux reaches the endpoint.
         ns.ip("route add blackhole 10.77.0.1/32");
         let mut rest = vec![0; 1 << 20];
-        // Linux learns of it by our reset.
+        // The endpoint's reset ends the connection for Linux.
         while s.read(&mut rest).is_ok_and(|n| n > 0) {}
         let took = begin.elapsed();
         let o = e.stop();
@@ -217,7 +217,7 @@ fn a_frame_counts_only_when_the_port_finds_both_its_checksums_good() {
     ns.ip("link set siwtap0 up");
     let wire = Wire::open(&ns, "siwtap0", Ipv4Addr::new(10, 77, 0, 66));
     let mut c = RawTcp::connect(wire, e.mac, "10.77.0.1:2000".parse().unwrap());
-    // The identification of the IP header is no part of TCP's sum.
+    // The identification of the IP header is not covered by TCP's checksum.
     for at in [18, 54] {
         let mut f = c.frame(c.next, ACK | PSH, &[], b"evil");
         f[at] ^= 1;

@@ -1,5 +1,5 @@
-//! What Linux and its routers cut into fragments reaches us whole. Over a tap: before an AF_PACKET
-//! socket of DPDK the kernel itself puts fragments together.
+//! Fragments made by Linux and its routers are reassembled. Over a tap: for DPDK's AF_PACKET
+//! sockets the kernel itself would reassemble them.
 
 mod common;
 
@@ -11,7 +11,7 @@ use common::stream::*;
 
 const MIB: u64 = 1 << 20;
 
-/// The endpoint on a tap, on whose other side Linux has its addresses.
+/// Starts the endpoint on a tap whose other side has Linux's addresses.
 fn on_tap(args: &str) -> (Netns, Endpoint) {
     let ns = Netns::new();
     let e = Endpoint::on(&ns, "net_tap0,iface=siwtap0", args);
@@ -62,7 +62,7 @@ fn a_stream_arrives_whole_that_a_router_cuts_into_fragments() {
         ns.run(|| std::fs::write(format!("/proc/sys/net/ipv4/{name}"), "1").unwrap());
     };
     set(&router, "conf/all/forwarding");
-    // Not to be asked for smaller segments, as what blocks ICMP leaves it too.
+    // Disables path MTU discovery, as when ICMP is blocked: the segments stay large.
     set(&far, "ip_no_pmtu_disc");
     let s = dial(&far, OURS, 2000).unwrap();
     std::thread::scope(|t| {
@@ -76,7 +76,7 @@ fn a_stream_arrives_whole_that_a_router_cuts_into_fragments() {
     let o = e.stop();
     assert!(o.success, "{}", o.result);
     assert_eq!((o.count("closed"), o.count("bytes_checked")), (1, MIB));
-    // A segment of 1460 bytes comes in three.
+    // A segment of 1460 bytes arrives in three fragments.
     assert!(o.tcp("reassembly_oks") > MIB / 1460 / 2, "{}", o.result);
     assert!(o.tcp("reassembly_required") > 2 * o.tcp("reassembly_oks"));
 }

@@ -1,4 +1,4 @@
-//! Our TCP against the kernel's over a link that loses, delays, reorders and doubles frames.
+//! Our TCP against the kernel's over a link that loses, delays, reorders and duplicates frames.
 //! Each test prints its seed; `SIW_SEED=N` runs it with another.
 
 mod common;
@@ -19,8 +19,8 @@ fn seed(default: u64) -> u64 {
     seed
 }
 
-/// Linux sends and reads this much at once on each of some connections; then everything has to
-/// be there, on both sides.
+/// Linux sends and reads `bytes` at the same time on each of several connections; all data must
+/// arrive on both sides.
 fn exchange(how: Impairment, mtu: u32, ip: &str, connections: usize, bytes: u64) -> (Outcome, u64) {
     let link = ImpairedLink::new(mtu, how);
     let e = Endpoint::start(

@@ -1,4 +1,4 @@
-//! Our TCP against the kernel's, over interfaces that each test makes: `siw-stream` on one side,
+//! Our TCP against the kernel's, over interfaces that each test creates: `siw-stream` on one side,
 //! plain sockets on the other.
 
 mod common;
@@ -18,7 +18,7 @@ fn lacks() -> Option<String> {
     lacks_network().or_else(|| missing_program("ethtool"))
 }
 
-/// Linux connects and sends; Linux connects and reads; both at once.
+/// Linux connects and sends; Linux connects and reads; then both at once.
 fn bulk(ns: &Netns, endpoint: Endpoint, ip: &str, bytes: u64) {
     let to = dial(ns, ip, 2000).unwrap();
     write_pattern(&to, bytes);
@@ -146,7 +146,7 @@ fn we_close_one_direction_and_still_read_everything_from_the_other() {
     let ns = network(1500);
     let e = Endpoint::start(&ns, "--listen exchange:2000 --bytes 3000001");
     let s = dial(&ns, OURS, 2000).unwrap();
-    // Their FIN comes before a byte of ours.
+    // Linux reads to our FIN before it sends a byte.
     read_pattern(&s, 3_000_001);
     write_pattern(&s, 3_000_001);
     drop(s);
@@ -177,7 +177,7 @@ fn whoever_connected_each_side_may_close_its_direction_first() {
             read_pattern(&s, bytes);
             write();
         } else {
-            // Their windows hold what they may not read yet.
+            // Linux writes first; the receive windows hold data that is not read yet.
             write();
             read_pattern(&s, bytes);
         }
@@ -221,7 +221,7 @@ fn nobody_at_a_port_is_told_at_once_to_either_side() {
         assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
         assert_eq!(e.stop().tcp("out_rsts"), 1);
 
-        // Bound, but nobody listens.
+        // Bound, but not listening.
         let free = ns.run(|| TcpListener::bind((linux, 0)).unwrap().local_addr().unwrap());
         let o = Endpoint::start(&ns, &format!("--connect {free} --role echo")).wait();
         assert!(!o.success, "a connect that fails is the program's failure");
@@ -229,8 +229,8 @@ fn nobody_at_a_port_is_told_at_once_to_either_side() {
     }
 }
 
-/// Until the kernel's receive queue has not grown for a while, in which probes of its shut window are
-/// due, also where a round trip took longer than usual.
+/// Waits until the kernel's receive queue has not grown for 2 s, which is enough for window probes
+/// even after an unusually long round trip.
 fn wait_until_full(s: &TcpStream) {
     let mut peeked = vec![0; 8 << 20];
     let (mut last, mut since) = (0, std::time::Instant::now());
@@ -283,7 +283,7 @@ fn linux_waits_while_our_window_is_shut_and_loses_nothing() {
     assert_eq!((&s).read(&mut [0]).unwrap(), 0);
     let o = e.stop();
     assert_eq!((o.count("closed"), o.count("bytes_checked")), (1, bytes));
-    // The probes of the kernel carry no data, or old data.
+    // The kernel's probes carry no data or old data.
     assert_eq!(o.count("bad_streams"), 0);
 }
 
@@ -316,7 +316,7 @@ fn a_thousand_connections_to_linux_are_opened_at_once() {
     let ns = network(1500);
     let listener = ns.run(|| {
         let l = TcpListener::bind((LINUX, 0)).unwrap();
-        // As long as the kernel lets it be.
+        // The kernel limits this backlog.
         nix::sys::socket::listen(&l, nix::sys::socket::Backlog::new(4096).unwrap()).unwrap();
         l
     });

@@ -1,5 +1,5 @@
 //! Byte streams between `siw-stream` and the Linux kernel in the lab guest, whose netem delays,
-//! reorders, loses and doubles frames of both directions.
+//! reorders, drops and duplicates frames of both directions.
 
 mod common;
 
@@ -10,8 +10,8 @@ use common::stream::*;
 const PORT: &str = "net_af_packet0,iface=lab0";
 const CONNECTIONS: u64 = 4;
 
-/// A tenth of the frames overtakes those that wait their 4 ms; frames that come in go by way of
-/// ifb0, since netem works on frames that leave.
+/// A tenth of the frames overtakes those delayed by 4 ms. Incoming frames pass through ifb0, since
+/// netem handles outgoing frames only.
 const NETEM: &str = "set -e; how='limit 20000 delay 4ms reorder 10% loss 1% duplicate 1%'
     modprobe ifb numifbs=1; ip link set ifb0 up
     tc qdisc add dev eth0 root netem $how
@@ -19,14 +19,15 @@ const NETEM: &str = "set -e; how='limit 20000 delay 4ms reorder 10% loss 1% dupl
     tc qdisc add dev eth0 ingress
     tc filter add dev eth0 ingress matchall action mirred egress redirect dev ifb0";
 
-/// Frames that netem has dropped on this interface of the guest.
+/// Frames that netem dropped on this interface of the guest.
 fn dropped(guest: &Guest, dev: &str) -> u64 {
     let text = guest.run(&format!("tc -s qdisc show dev {dev} root"));
     let (_, rest) = text.split_once("(dropped ").expect("no statistics");
     rest.split_once(',').unwrap().0.parse().unwrap()
 }
 
-/// What the guest's program said: every connection's bytes, and its retransmissions.
+/// Checks the byte count of every connection in the output of the guest's program; returns its
+/// retransmissions.
 fn retransmitted(out: &str, bytes: u64) -> u64 {
     let done = out.lines().filter_map(|l| l.strip_prefix("done "));
     let done: Vec<(u64, u64)> = done
@@ -38,10 +39,10 @@ fn retransmitted(out: &str, bytes: u64) -> u64 {
     done.iter().map(|d| d.1).sum()
 }
 
-/// What went wrong on the way, both sides together.
+/// Counts of impairments, both sides together.
 #[derive(Debug, Default)]
 struct Trouble {
-    /// Segments sent again.
+    /// Segments retransmitted.
     ours: u64,
     theirs: u64,
     /// Segments that arrived out of order here.
@@ -70,7 +71,7 @@ impl Trouble {
     }
 }
 
-/// The guest opens the connections.
+/// Runs a test in which the guest opens the connections.
 fn linux_connects(ns: &Netns, guest: &Guest, us: &str, bytes: u64, order: &str) -> (Outcome, u64) {
     let e = Endpoint::on(ns, PORT, &format!("--listen exchange:2000 --bytes {bytes}"));
     let command = format!("stream connect {us} 2000 {SEED} {bytes} {CONNECTIONS} {order}");
@@ -79,7 +80,7 @@ fn linux_connects(ns: &Netns, guest: &Guest, us: &str, bytes: u64, order: &str) 
     (e.stop(), retransmitted(&done.out, bytes))
 }
 
-/// `siw-stream` opens the connections.
+/// Runs a test in which `siw-stream` opens the connections.
 fn we_connect(ns: &Netns, guest: &Guest, them: &str, bytes: u64, order: &str) -> (Outcome, u64) {
     let command = format!("stream listen {them} 2000 {SEED} {bytes} {CONNECTIONS} {order}");
     let server = guest.start(&command);
@@ -100,8 +101,8 @@ fn streams_of_both_sides_arrive_whole_through_the_netem_of_linux() {
     guest.run(NETEM);
     let mut trouble = Trouble::default();
     for (us, them) in [(OURS, LINUX), (OURS6, LINUX6)] {
-        // Both directions at once; and one that goes on when the other is closed, from a side
-        // that had to wait with a full window.
+        // Both directions at once; then one direction that continues after the other was closed,
+        // from a side that had to wait with a full window.
         for (order, bytes) in [
             ("both", 4 << 20),
             ("write-first", 512 << 10),
@@ -113,7 +114,7 @@ fn streams_of_both_sides_arrive_whole_through_the_netem_of_linux() {
             trouble.add(&o, theirs, bytes, &format!("to {them}, {order}"));
         }
     }
-    // Either direction lost frames and had them overtaken, and either side had to cope.
+    // Each direction lost and reordered frames, and each side had to recover.
     for dev in ["eth0", "ifb0"] {
         assert!(dropped(&guest, dev) > 20, "{dev}: {trouble:?}");
     }

@@ -1,4 +1,4 @@
-//! What a service manager sees of a daemon that works, hangs, fails or is told to reload.
+//! The service manager's view of a daemon that works, hangs, fails or reloads.
 
 mod common;
 
@@ -9,10 +9,10 @@ use std::time::Duration;
 use common::*;
 use nix::sys::signal::Signal;
 
-/// As `WatchdogSec` of a unit.
+/// Value of `WatchdogSec` of the unit.
 const WATCHDOG: Duration = Duration::from_millis(300);
 
-/// A daemon whose service manager is this test.
+/// Starts a daemon with this test as its service manager.
 fn supervised() -> (Daemon, UnixDatagram) {
     let dir = tempfile::tempdir().unwrap();
     let notify = UnixDatagram::bind(dir.path().join("notify")).unwrap();
@@ -41,7 +41,8 @@ fn the_watchdog_hears_nothing_while_a_worker_hangs() {
     let Some(worker) = StoppedThread::stop(d.child.id(), "siwd-worker-0") else {
         return;
     };
-    // What was sent before the worker stood still, and then nothing for more than the interval.
+    // Discards the notifications sent before the worker stopped; then none may arrive for longer
+    // than the interval.
     notify.set_nonblocking(true).unwrap();
     while notify.recv(&mut [0; 64]).is_ok() {}
     notify.set_nonblocking(false).unwrap();
@@ -94,7 +95,7 @@ fn helper_whose_worker_panics() {
     siwd::host::end_process_on_panic();
     let worker = std::thread::Builder::new().name("siwd-worker-7".into());
     worker.spawn(|| panic!("a broken table")).unwrap();
-    // Nobody joins a worker before the daemon is told to stop.
+    // The main thread joins workers only at the stop of the daemon.
     std::thread::sleep(PATIENCE);
     std::process::exit(0);
 }
@@ -121,7 +122,7 @@ fn a_socket_that_cannot_be_bound_is_found_before_a_port_starts() {
         said.contains("control socket") && said.contains("[control] socket"),
         "{said}"
     );
-    // And a port that does not start leaves no socket behind.
+    // A port that fails to start leaves no socket behind.
     let out = daemon_command(dir.path(), config, &[]).output().unwrap();
     let said = String::from_utf8_lossy(&out.stderr);
     assert!(said.contains("no-such-if"), "{said}");

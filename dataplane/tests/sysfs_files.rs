@@ -1,5 +1,5 @@
-//! The files in which programs look for RDMA devices: siwd writes them beside its socket, libibverbs
-//! names their folder, and `siwrun` has the kernel's paths lead to them.
+//! The files in which programs look for RDMA devices: siwd writes them next to its socket,
+//! libibverbs uses their folder, and `siwrun` redirects the kernel's paths to them.
 
 mod common;
 
@@ -13,7 +13,7 @@ fn tree(daemon: &Daemon) -> PathBuf {
     daemon.dir.path().join("siwd.sock.sysfs")
 }
 
-/// Everything below a folder can be read by everybody; how many files there are.
+/// Checks that everything below a folder is world-readable; returns the number of files.
 fn check_readable(folder: &Path) -> usize {
     let mut files = 0;
     for entry in std::fs::read_dir(folder).unwrap() {
@@ -70,7 +70,7 @@ fn a_tree_that_a_killed_daemon_left_is_replaced() {
     assert!(!root.join("class/infiniband/siw1").exists());
 }
 
-/// By calls of Python and of the C library, as programs look at devices.
+/// Looks at devices with calls of Python and of the C library, like other programs.
 const LOOK: &str = r#"
 import ctypes, os, stat
 CLASS = "/sys/class/infiniband"
@@ -200,7 +200,7 @@ fn paths_of_the_kernels_devices_lead_to_the_tree() {
     let line = format!("python3 {}", script.display());
     let said = Program::start(&daemon, &line).succeed();
     assert!(said.contains("all as expected"), "{said}");
-    // By the system calls of other programs.
+    // With the system calls of other programs.
     let said = Program::start(&daemon, "cat /sys/class/infiniband/siw1/fw_ver").succeed();
     assert!(said.starts_with(env!("CARGO_PKG_VERSION")), "{said}");
     let said = Program::start(&daemon, "ls -l /sys/class/infiniband/").succeed();

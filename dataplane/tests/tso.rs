@@ -1,4 +1,4 @@
-//! Super-segments of whole FPDUs, cut by the port: nothing changes for the peer.
+//! Super-segments of whole FPDUs, segmented by the port: the peer sees no difference.
 
 mod common;
 
@@ -16,7 +16,7 @@ fn end(daemon: &Daemon) -> End {
     End::with(&daemon.context(), BIG, &init)
 }
 
-/// WRITE, SEND and READ of megabytes between two ends, compared byte by byte.
+/// Exchanges a WRITE, a SEND and a READ of megabytes between two ends and compares every byte.
 fn exchange(a: &End, b: &End) {
     let done = |end: &End| assert_eq!(end.wc().status, WcStatus::SUCCESS);
     let (whole, half) = (BIG - 12_345, BIG / 2);
@@ -113,7 +113,7 @@ fn a_tap_cuts_super_segments_into_segments_of_one_fpdu() {
     drop((a, b));
     assert!(siwd.stop().success());
     judge(&file);
-    // As they come out of the wire: 1480 bytes less 40 of headers and 12 of timestamps.
+    // Segments on the wire: 1480 bytes less 40 of headers and 12 of timestamps.
     let full = tshark_fields(
         &file,
         "frame.p2p_dir == 1 && tcp.len >= 1424",
@@ -121,7 +121,7 @@ fn a_tap_cuts_super_segments_into_segments_of_one_fpdu() {
     );
     assert!(full.len() > 2000, "{} full segments", full.len());
     for f in &full {
-        // The length of an FPDU that fills it: 1428 less length field and CRC.
+        // The ULPDU length that fills the segment: 1428 less length field and CRC.
         let length = u16::from_str_radix(&f[1][..4], 16).unwrap();
         assert_eq!((&*f[0], length), ("1428", 1422), "not one FPDU");
     }
@@ -167,7 +167,7 @@ fn a_pair_carries_super_segments_unless_they_are_off_or_have_checksums() {
 fn a_super_segment_of_long_segments_is_no_longer_than_a_packet() {
     skip_if!(missing_program("tshark"));
     let dir = tempfile::tempdir().unwrap();
-    // Of 33,024 bytes two segments are longer together.
+    // At an MTU of 33,024 bytes, two segments exceed the maximum packet length.
     for (mtu, segments) in [(9000, 7), (33_024, 1)] {
         let file = dir.path().join(format!("{mtu}.pcapng"));
         let device = |n| config(n, "", &format!("mtu = {mtu}"));

@@ -1,6 +1,6 @@
-//! What programs may do with the objects of verbs, whoever they are: use them from many threads, over
-//! several contexts, across fork(2), by descriptors of their own choosing, and without privilege.
-//! Programs of C, in `dataplane/tests/programs/`, run by `siwrun`.
+//! Supported uses of verbs objects by unmodified programs: from many threads, over several
+//! contexts, across fork(2), with descriptors in the program's own modes, and without privilege.
+//! The C programs are in `dataplane/tests/programs/` and run by `siwrun`.
 
 mod common;
 
@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Compiles a program, against the libraries that it will not run with.
+/// Compiles a program against the distribution's libraries, which it does not use at run time.
 fn compile(daemon: &Daemon, name: &str) -> Option<PathBuf> {
     if !is_installed("cc", "gcc") || !Path::new("/usr/include/infiniband/verbs.h").exists() {
         println!("skipped: gcc or libibverbs-dev is not installed");
@@ -74,7 +74,7 @@ fn descriptors_of_events_block_as_the_program_says() {
     assert!(said.contains("events are pollable"), "{said}");
 }
 
-/// Lets every user reach the daemon and what is in its folder.
+/// Lets every user reach the daemon and the files in its folder.
 fn admit_all(daemon: &Daemon) {
     for (path, mode) in [(daemon.dir.path(), 0o755), (daemon.socket.as_path(), 0o666)] {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
@@ -83,14 +83,14 @@ fn admit_all(daemon: &Daemon) {
 
 const NOBODY: &str = "setpriv --reuid 65534 --regid 65534 --clear-groups";
 
-/// What the program counted, by name.
+/// A count by name from the program's output.
 fn count(said: &str, name: &str) -> u64 {
     let line = said.lines().find(|line| line.starts_with('{')).unwrap();
     let counts: serde_json::Value = serde_json::from_str(line).unwrap();
     counts[name].as_u64().unwrap()
 }
 
-/// The kernel writes to pages while they are registered, by read(2) of another thread.
+/// Another thread's read(2) makes the kernel write to pages while they are being registered.
 #[test]
 fn system_calls_go_on_while_their_memory_is_registered() {
     let copies = format!("{LOOPBACK}[control]\nprocess_memory = \"all\"\n");
@@ -111,9 +111,9 @@ fn system_calls_go_on_while_their_memory_is_registered() {
     if !is_installed("setpriv", "util-linux") {
         return;
     }
-    // Without privilege the memory is copied where siwd does so ...
+    // Without privilege siwd copies the memory where permitted ...
     check(format!("{NOBODY} {program} 50"));
-    // ... and remapped where the device of userfaultfd may be opened.
+    // ... and remaps it where the userfaultfd device can be opened.
     if !Path::new("/dev/userfaultfd").exists() {
         println!("skipped: the kernel has no /dev/userfaultfd");
         return;
@@ -135,7 +135,7 @@ fn system_calls_go_on_while_their_memory_is_registered() {
     assert_eq!(count(&said, "failed_reads"), 0, "{said}");
 }
 
-/// Without any of this updates are still not lost, and the region says why it was made as it was.
+/// Without either, updates are still not lost, and the region gives the reason for its method.
 #[test]
 fn no_update_is_lost_without_privilege() {
     let daemon = Daemon::loopback();

@@ -1,4 +1,4 @@
-//! Two users with more queue pairs than a port has room for: each gets as much of it as the other.
+//! Two users with more queue pairs than a port has room for: each gets the same share.
 
 mod common;
 
@@ -9,10 +9,10 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 const NOBODY: u32 = 65534;
-/// More than the descriptors of a pair's ring.
+/// More than the number of descriptors of a pair's ring.
 const QUEUE_PAIRS: &str = "700";
 
-/// A client of the user `uid` that writes 64 bytes on each of its queue pairs in turn.
+/// Starts a client of the user `uid` that writes 64 bytes on each of its queue pairs in turn.
 fn start_client(daemon: &Daemon, program: &Path, uid: u32) -> Option<Child> {
     let started = Command::new(program)
         .args(["bw", "--op", "write", "--size", "64", "--depth", "1"])
@@ -34,7 +34,7 @@ fn start_client(daemon: &Daemon, program: &Path, uid: u32) -> Option<Child> {
     }
 }
 
-/// The messages that the client has transferred.
+/// Number of messages that the client transferred.
 fn messages(client: Child) -> f64 {
     let output = client.wait_with_output().unwrap();
     let complaint = String::from_utf8_lossy(&output.stderr);
@@ -50,7 +50,7 @@ fn users_have_equal_shares_of_a_port_that_is_full() {
         return;
     }
     let daemon = Daemon::start(&LOOPBACK.replace("buffers = 4096", "buffers = 16384"), &[]);
-    // A copy, because another user may not reach the folder in which it was built.
+    // A copy, because another user may be unable to reach the build folder.
     let program = daemon.dir.path().join("siw-perf");
     std::fs::copy(siw_perf(), &program).unwrap();
     for path in [daemon.dir.path(), &daemon.socket, &program] {
@@ -64,6 +64,6 @@ fn users_have_equal_shares_of_a_port_that_is_full() {
     };
     let counts = [messages(first), messages(second)];
     let ratio = counts[0] / counts[1];
-    // Without turns one of them has less than a tenth of what the other has.
+    // Without turns one of them would get less than a tenth of the other's share.
     assert!((0.33..3.0).contains(&ratio), "{counts:?}");
 }

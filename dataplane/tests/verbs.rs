@@ -1,5 +1,5 @@
-//! WRITE, READ and SEND end to end: application, shared memory, worker, iWARP, TCP, DPDK
-//! rings, and back up.
+//! WRITE, READ and SEND end to end: application, shared memory, worker, iWARP, TCP, DPDK rings, and
+//! back up.
 
 mod common;
 
@@ -189,7 +189,7 @@ fn private_data_travels_both_ways_and_a_reject_brings_its_own() {
         }
         other => panic!("{other:?}"),
     }
-    // The same queue pair may try again.
+    // The same queue pair may connect again.
     a.qp.connect(&a.cm, listener.local_addr(), &opt).unwrap();
     let CmEvent::ConnectRequest(request) = b.cm.get_event(Some(PATIENCE)).unwrap() else {
         panic!("no request");
@@ -293,7 +293,7 @@ fn a_send_without_a_receive_ends_the_connection() {
     let (a, b) = pair(&daemon, 4096);
     a.qp.post_send(&[SendWr::send(1, SendData::Sges(&[a.mr.sge(0, 8)]))])
         .unwrap();
-    // The bytes are acknowledged by TCP, so the send itself may complete; both ends close.
+    // TCP has acknowledged the bytes, so the send itself may complete; both ends close.
     for end in [&a, &b] {
         match end.cm.get_event(Some(PATIENCE)).unwrap() {
             CmEvent::Disconnected(_) => {}
@@ -336,7 +336,7 @@ fn an_armed_queue_wakes_its_reader_once() {
     assert_eq!(channel.get_event(Some(PATIENCE)).unwrap(), 42);
     let mut wc = [siw::Wc::default(); 4];
     assert_eq!(cq.poll(&mut wc).unwrap(), 1);
-    // Not armed: no event for the next one.
+    // Not armed, so the next completion raises no event.
     c.qp.post_send(&[SendWr::send(2, SendData::Sges(&[c.mr.sge(0, 8)]))])
         .unwrap();
     assert_eq!(cq.poll_spin(&mut wc, PATIENCE).unwrap(), 1);
@@ -480,8 +480,8 @@ fn two_workers_share_the_connections_and_one_completion_queue_serves_both() {
     }
 }
 
-/// Segments of one connection carry timestamps that never go back, whatever made them: data,
-/// acknowledgements, windows (RFC 7323 section 5).
+/// The timestamps in the segments of a connection never decrease, regardless of the code path:
+/// data, acknowledgements, window updates (RFC 7323 section 5).
 #[test]
 fn bulk_reads_lose_no_segment_to_old_timestamps() {
     let daemon = Daemon::loopback();
@@ -502,8 +502,8 @@ fn bulk_reads_lose_no_segment_to_old_timestamps() {
     }
 }
 
-/// RFC 5044 section 7.1.2: without an RTR message the responder keeps quiet until the
-/// initiator's first FPDU.
+/// RFC 5044 section 7.1.2: without an RTR message the responder does not send until the initiator's
+/// first FPDU.
 #[test]
 fn what_a_responder_posts_early_leaves_with_the_initiators_first_fpdu() {
     let daemon = Daemon::loopback();
@@ -524,7 +524,7 @@ fn what_a_responder_posts_early_leaves_with_the_initiators_first_fpdu() {
     connect_with(&a, &b, "siw0", "10.77.0.2:0".parse().unwrap(), &opt);
     b.qp.post_send(&[SendWr::send(1, SendData::Inline(b"early"))])
         .unwrap();
-    // The worker has seen the doorbell when it has answered a later request.
+    // An answer to a later request shows that the worker has seen the doorbell.
     b.ctx.read_stats().unwrap();
     write(&a, &b, 8);
     for _ in 0..2 {

@@ -1,5 +1,5 @@
-//! What programs in C see of the drop-in library where the tests' programs of the distribution show it
-//! only now and then.
+//! Behavior of the drop-in library seen by C programs, in cases that the tests with the
+//! distribution's programs reach only occasionally.
 
 mod common;
 
@@ -7,7 +7,7 @@ use common::Daemon;
 use common::c_programs::{can_compile, compile};
 use common::programs::{Program, start_listening};
 
-/// What all programs begin with.
+/// Common beginning of all programs.
 const PROLOGUE: &str = r#"
 #include <arpa/inet.h>
 #include <errno.h>
@@ -22,7 +22,7 @@ const PROLOGUE: &str = r#"
     fprintf(stderr, "line %d: %s, errno %d\n", __LINE__, #what, errno); exit(1); } } while (0)
 "#;
 
-/// Compiles a program; the command line that runs it by `siwrun`, with options of that.
+/// Compiles a program. Returns the command line that runs it by `siwrun` with `options`.
 fn compile_c(daemon: &Daemon, options: &str, source: &str) -> String {
     let file = daemon.dir.path().join("program.c");
     std::fs::write(&file, format!("{PROLOGUE}{source}")).unwrap();
@@ -30,13 +30,13 @@ fn compile_c(daemon: &Daemon, options: &str, source: &str) -> String {
     format!("{options} {}", program.display())
 }
 
-/// Runs it to its end; what it said.
+/// Runs a program to its end; returns its output.
 fn run_c(daemon: &Daemon, options: &str, source: &str) -> String {
     Program::start(daemon, &compile_c(daemon, options, source)).succeed()
 }
 
-/// As libfabric does: it polls in vain, its peer's message and disconnect come, it asks for events, and
-/// destroys the queue pair.
+/// The sequence of libfabric: polls find nothing, the peer's message and disconnect arrive, then it
+/// requests notification and destroys the queue pair.
 const DISCONNECT_BEHIND_A_MESSAGE: &str = r#"
 static void await(struct rdma_event_channel *channel, enum rdma_cm_event_type kind,
                   struct rdma_cm_id **id)
@@ -145,7 +145,7 @@ fn a_disconnect_is_reported_behind_what_came_before() {
     }
 }
 
-/// Nothing ever completes.
+/// No request ever completes.
 const SLEEP_FOR_EVENTS: &str = r#"
 int main(void)
 {
@@ -185,7 +185,7 @@ fn a_program_can_be_woken_without_an_event() {
     }
 }
 
-/// Both ends in one process, which knows of no connection.
+/// Both ends in one process, without rdma_cm.
 const STOP_AT_ONCE: &str = r#"
 struct end {
     struct ibv_context *context;
@@ -284,8 +284,8 @@ int main(void)
 }
 "#;
 
-/// The same of completions and asynchronous events: each queue has one event, DEVICE_FATAL comes, and
-/// then both descriptors are as those of a device that the kernel has lost.
+/// The same for completions and asynchronous events: each queue gets one event and DEVICE_FATAL is
+/// raised; then both descriptors behave like those of a device that the kernel has removed.
 const POLL_VERBS_WHEN_THE_DAEMON_IS_GONE: &str = r#"
 #include <sys/epoll.h>
 int main(void)

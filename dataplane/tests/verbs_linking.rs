@@ -1,5 +1,5 @@
-//! The drop-in library as compilers and linkers see it: symbols and versions are those of the
-//! distribution's libibverbs and librdmacm, and C programs compile against it.
+//! The drop-in library from the view of compilers and linkers: its symbols and versions are those
+//! of the distribution's libibverbs and librdmacm, and C programs compile against it.
 
 mod common;
 
@@ -39,12 +39,13 @@ fn every_symbol_of_the_distribution_is_there() {
             continue;
         }
         let theirs = defined_symbols(&path);
-        // Version 1.0 of what 1.1 has too is for programs older than 2006.
+        // The IBVERBS_1.0 versions of symbols that also exist in 1.1 serve programs older than
+        // 2006.
         let is_old = |name: &&String| {
             name.strip_suffix("@IBVERBS_1.0")
                 .is_some_and(|name| ours.contains(&format!("{name}@IBVERBS_1.1")))
         };
-        // The nodes themselves are symbols as well.
+        // The version nodes themselves are symbols too.
         let is_node = |name: &&String| {
             name.split_once('@')
                 .is_some_and(|(name, node)| name == node)

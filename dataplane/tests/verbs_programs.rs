@@ -1,6 +1,6 @@
-//! Unmodified programs of libibverbs over the drop-in library: Debian's ibverbs-utils, both ends on
-//! one daemon. Queue pairs are connected by GID and QP number; what the programs exchange for that
-//! goes over a connection of the kernel's, on 127.0.0.1.
+//! Unmodified libibverbs programs over the drop-in library: Debian's ibverbs-utils, both ends on
+//! one daemon. Queue pairs are connected by GID and QP number, which the programs exchange over a
+//! kernel TCP connection on 127.0.0.1.
 
 mod common;
 
@@ -12,8 +12,8 @@ use common::{Daemon, PATIENCE, siwrun};
 
 const PACKAGE: &str = "ibverbs-utils";
 
-/// A program of ibverbs-utils on two devices, with common arguments; both ends say how many rounds
-/// they had.
+/// Runs a program of ibverbs-utils on two devices with common arguments; both ends report their
+/// number of rounds.
 fn run_pingpong(daemon: &Daemon, program: &str, (server, client): (&str, &str), args: &str) {
     let (server, client) = run_over_tcp(
         daemon,
@@ -118,7 +118,7 @@ fn end_daemon_under_programs(mode: &str) {
     assert!(said.contains("IBV_EVENT_DEVICE_FATAL (8)"), "{said}");
 }
 
-/// Waits until a client of that name is there.
+/// Waits until a client with this name is connected.
 fn await_client(daemon: &Daemon, name: &str) {
     let ctx = daemon.context();
     let start = std::time::Instant::now();
@@ -133,7 +133,8 @@ fn await_client(daemon: &Daemon, name: &str) {
     }
 }
 
-/// Waits until the file in the tree beside the socket says so, and the event was posted.
+/// Waits until the file in the sysfs tree next to the socket shows the state and the event was
+/// posted.
 fn await_port_state(daemon: &Daemon, state: &str) {
     let tree = daemon.dir.path().join("siwd.sock.sysfs");
     let file = tree.join("class/infiniband/siw0/ports/1/state");
@@ -146,7 +147,7 @@ fn await_port_state(daemon: &Daemon, state: &str) {
         );
         std::thread::yield_now();
     }
-    // The thread that posts events answers this after it has posted them.
+    // The thread that posts events answers this request after it has posted them.
     daemon.context().query_device(0).unwrap();
 }
 

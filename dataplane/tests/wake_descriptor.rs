@@ -1,5 +1,5 @@
-//! Descriptors that the daemon shares with a client: whatever the client does with its end, no thread
-//! of the daemon waits for it.
+//! Descriptors that the daemon shares with a client: no thread of the daemon blocks, whatever the
+//! client does with its end.
 
 mod common;
 
@@ -14,7 +14,7 @@ use siw::{CompletionChannel, Cq, QpInit, SendData, SendWr, Wc, WcStatus};
 use siw_shm::control::ControlSocket;
 use siw_shm::control::messages as m;
 
-/// A client that has said HELLO, and its wake descriptor of the only worker.
+/// A client that has sent HELLO, and its wake descriptor of the only worker.
 fn client_with_wake_descriptor(daemon: &Daemon) -> (ControlSocket, OwnedFd) {
     let conn = ControlSocket::connect_to(&daemon.socket).unwrap();
     let hello = m::ClientHello::new("wake");
@@ -27,7 +27,7 @@ fn count_sleeps(end: &End) -> u64 {
     stats["workers"][0]["sleeps"].as_u64().unwrap()
 }
 
-/// A message from one end to the other.
+/// Sends a message from one end to the other.
 fn send_one(from: &End, to: &End, number: u64) {
     let sink = [to.mr.sge(0, 64)];
     let receive = siw::RecvWr {
@@ -39,7 +39,7 @@ fn send_one(from: &End, to: &End, number: u64) {
         .post_send(&[SendWr::send(number, SendData::Inline(b"beside"))])
         .unwrap();
     for end in [to, from] {
-        // Without the completion channel, which a test may have stalled.
+        // Polls without the completion channel, which a test may have blocked.
         let mut completion = [Wc::default()];
         assert_eq!(end.cq.poll_spin(&mut completion, PATIENCE).unwrap(), 1);
         let [Wc { wr_id, status, .. }] = completion;
@@ -52,7 +52,7 @@ fn the_daemon_never_reads_what_a_client_holds() {
     let daemon = Daemon::loopback();
     let (a, b) = pair(&daemon, 4096);
     let (_conn, wake) = client_with_wake_descriptor(&daemon);
-    // One worker: its descriptor follows the three of the client as a whole.
+    // One worker: its descriptor follows the three that belong to the client.
     nix::unistd::write(&wake, &5u64.to_ne_bytes()).unwrap();
     let until = Instant::now() + PATIENCE;
     let before = count_sleeps(&a);
@@ -65,7 +65,7 @@ fn the_daemon_never_reads_what_a_client_holds() {
     let mut value = [0; 8];
     assert_eq!(nix::unistd::read(&wake, &mut value), Ok(8), "taken away");
     assert_eq!(u64::from_ne_bytes(value), 5);
-    // Full: this client's wake-ups are lost, and nobody waits for room.
+    // The counter is full: this client's wake-ups are lost, but the daemon does not block.
     nix::unistd::write(&wake, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     send_one(&a, &b, 0);
     assert!(daemon.stop().success());
@@ -99,7 +99,7 @@ fn a_client_that_races_for_its_wake_ups_blocks_nobody() {
     assert!(daemon.stop().success());
 }
 
-/// Memory whose first access waits until this is dropped (userfaultfd(2)).
+/// Memory whose first access blocks until this is dropped (userfaultfd(2)).
 struct PendingPage {
     descriptor: OwnedFd,
     page: *mut libc::c_void,
@@ -108,12 +108,12 @@ struct PendingPage {
 const PAGE: usize = 4096;
 
 impl PendingPage {
-    /// `None` where the system refuses it.
+    /// Returns `None` where the system refuses it.
     fn new() -> Option<PendingPage> {
         const UFFD_API: libc::c_ulong = 0xc018_aa3f;
         const UFFD_REGISTER: libc::c_ulong = 0xc020_aa00;
-        // SAFETY: plain system calls; each structure is as long as its number says and outlives the
-        // call, and the page is a fresh mapping.
+        // SAFETY: plain system calls; each structure has the length encoded in its ioctl number and
+        // outlives the call, and the page is a fresh mapping.
         unsafe {
             let descriptor = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) as i32;
             if descriptor < 0 {
@@ -134,7 +134,7 @@ impl PendingPage {
         }
     }
 
-    /// Returns when somebody waits for the page.
+    /// Returns when a thread is blocked on the page.
     fn await_access(&self) {
         assert_eq!(nix::unistd::read(&self.descriptor, &mut [0; 32]), Ok(32));
     }
@@ -172,7 +172,7 @@ fn a_client_that_stalls_in_a_read_of_its_channel_blocks_nobody() {
         pending.await_access();
         near.cq.req_notify(false).unwrap();
         send_one(&near, &far, 2);
-        // The worker has written, or tried to write, the next event by now.
+        // The worker has by now written the next event, or tried to.
         send_one(&a, &b, 1);
         drop(pending.descriptor);
         assert_eq!(reader.join().unwrap(), 8);

@@ -1,5 +1,5 @@
-//! Several workers on one device: connections live on all of them, whatever the link thinks of
-//! which queue a frame belongs to.
+//! Several workers on one device: connections live on all of them, regardless of the queue that
+//! receives a frame.
 
 mod common;
 
@@ -15,7 +15,7 @@ use siw::{
 };
 use siwd::resume_latency;
 
-/// Two workers, on the cores that every machine of ours has.
+/// Two workers, on the cores that every test machine has.
 const TWO: &str = r#"
 [workers]
 cores = [0, 1]
@@ -25,7 +25,7 @@ hugepages = "never"
 buffers = 16384
 "#;
 
-/// One end of many connections: they share memory and completion queue.
+/// One end of many connections, which share memory and completion queue.
 struct Crowd {
     pd: Pd,
     cq: Cq,
@@ -59,8 +59,8 @@ impl Crowd {
     }
 }
 
-/// Connections from a device to an address, `bytes` written over each into a place of its own;
-/// the memory of the target is compared in the end. Returns queue pairs by worker.
+/// Makes connections from a device to an address, writes `bytes` over each into a separate area,
+/// and compares the target's memory at the end. Returns the number of queue pairs of each worker.
 fn crowd(daemon: &Daemon, from: &str, to: &str, connections: usize, bytes: usize) -> Vec<u64> {
     let (ctx, target) = (daemon.context(), daemon.context());
     let mut a = Crowd::new(&ctx, connections, bytes);
@@ -73,7 +73,7 @@ fn crowd(daemon: &Daemon, from: &str, to: &str, connections: usize, bytes: usize
     let mut begun = 0;
     let mut up = HashMap::new();
     while up.len() < connections {
-        // Some dozens on their way at a time.
+        // At most some dozens of connects in progress.
         while begun < connections && begun < up.len() + 64 {
             let opt = ConnectOptions {
                 device,
@@ -129,7 +129,7 @@ fn crowd(daemon: &Daemon, from: &str, to: &str, connections: usize, bytes: usize
     by_worker(daemon)
 }
 
-/// Queue pairs of each worker.
+/// Number of queue pairs of each worker.
 fn by_worker(daemon: &Daemon) -> Vec<u64> {
     let of = |w: &serde_json::Value| w["queue_pairs"].as_u64().unwrap();
     counters(daemon).iter().map(of).collect()
@@ -156,7 +156,7 @@ fn a_thousand_connections_over_the_ring_pair_spread_over_two_workers() {
     let workers = crowd(&siwd, "siw0", "10.77.0.2", 1000, 3000);
     assert!(workers.iter().all(|n| *n > 600), "{workers:?}");
     assert_eq!(sum(&siwd, "frames_forwarded"), 0, "flows are symmetric");
-    // A device's own address too, and IPv6.
+    // To an address of the same device, and over IPv6.
     let workers = crowd(&siwd, "siw1", "10.77.0.2", 100, 20_000);
     assert!(workers.iter().all(|n| *n > 40), "{workers:?}");
     let workers = crowd(&siwd, "siw0", "fd77::2", 100, 20_000);
@@ -196,7 +196,7 @@ fn a_thousand_connections_over_taps_reach_their_workers_though_the_kernel_picks_
     let workers = crowd(&siwd, "siw2", "fd77::1", 40, 50_000);
     assert!(workers.iter().all(|n| *n > 5), "{workers:?}");
     assert!(sum(&siwd, "frames_forwarded") > 0, "{:?}", counters(&siwd));
-    // The ends of the connections may be on their way from one worker to the other.
+    // Frames of the closing connections may still be in transit between workers.
     let end = Instant::now() + PATIENCE;
     while sum(&siwd, "frames_forwarded") != sum(&siwd, "frames_taken") {
         assert!(Instant::now() < end, "{:?}", counters(&siwd));
@@ -262,7 +262,7 @@ fn a_connection_from_a_given_source_port_lives_where_its_answers_come() {
     assert!(workers.iter().all(|n| *n > 0), "{workers:?}");
 }
 
-/// What the kernel says of a core's idle states.
+/// Reads the kernel's resume latency limit of a core.
 fn read_resume_latency(core: usize) -> String {
     let file = format!("/sys/devices/system/cpu/cpu{core}/power/pm_qos_resume_latency_us");
     std::fs::read_to_string(file).unwrap().trim().to_owned()

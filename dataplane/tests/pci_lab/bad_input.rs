@@ -1,4 +1,4 @@
-//! Devices that cannot be used: each gets its own error, with the command that helps.
+//! Devices that cannot be used: each gets an error of its own, with the command that solves it.
 
 use crate::common::guest::GUEST_PATIENCE;
 use crate::lab::{Lab, lacks_lab};
@@ -63,7 +63,7 @@ fn a_nic_that_cannot_be_used_is_named_with_the_command_that_helps() {
         hugepages.out
     );
 
-    // The machine below virtio carries 1500 bytes and says so: a longer MTU is refused.
+    // The emulator's link below virtio reports an MTU of 1500 bytes: a longer MTU is refused.
     lab.guest.run("nics bind vfio-pci");
     let too_long = lab.try_siwd(1, "", "mtu = 9000");
     assert!(
@@ -76,7 +76,7 @@ fn a_nic_that_cannot_be_used_is_named_with_the_command_that_helps() {
     );
 }
 
-/// An IOMMU that vfio does not trust, a NIC that another process drives, fewer queues than workers.
+/// An IOMMU that vfio considers unsafe, a NIC used by another process, fewer queues than workers.
 #[test]
 fn what_keeps_a_bound_nic_from_starting_is_named() {
     skip_if!(lacks_lab());
@@ -112,7 +112,7 @@ fn what_keeps_a_bound_nic_from_starting_is_named() {
     lab.guest
         .run(&format!("echo 65535 > {parameters}/dma_entry_limit"));
 
-    // One worker more than the NIC has queues: they hand frames to each other, and the log says so.
+    // More workers than the NIC has queues: they forward frames to each other, as the log reports.
     let short_rings = "rx_descriptors = 256\ntx_descriptors = 256";
     lab.start_siwd(1, "[workers]\ncores = [0, 1]", short_rings);
     lab.ping("virtio, two workers", 3);
@@ -129,7 +129,7 @@ fn what_keeps_a_bound_nic_from_starting_is_named() {
     let log = lab.stop_siwd();
     assert!(log.contains("the port has 1 queues for 2 workers"), "{log}");
 
-    // Somebody else than a siwd, who takes no lock of siwd's.
+    // The other process is not a siwd and does not take siwd's lock.
     lab.guest.run(
         "group=$(basename $(readlink /sys/bus/pci/devices/0000:00:10.0/iommu_group)); \
          setsid sh -c \"exec 4<>/dev/vfio/$group; echo open >/tmp/holder; exec sleep 1000\" </dev/null >/dev/null 2>&1 & \

@@ -1,4 +1,4 @@
-//! What happens to NICs while they are in use: links that go down and come back, NICs that are pulled.
+//! Events of NICs in use: links that go down and come back, NICs that are removed.
 
 use serde_json::json;
 
@@ -11,14 +11,14 @@ fn set_link(lab: &Lab, nic: &str, up: bool) {
     lab.tell_emulator("set_link", &json!({ "name": nic, "up": up }));
 }
 
-/// The addresses of all NICs that are there, in order.
+/// The addresses of all present NICs, in order.
 fn nic_addresses(lab: &Lab) -> Vec<String> {
     let listed = lab.guest.run("nics list");
     let first_word = |line: &str| line.split(' ').next().unwrap().to_owned();
     listed.lines().map(first_word).collect()
 }
 
-/// Two pairs behind one siwd. What befalls the first one leaves the second one alone.
+/// Two pairs with one siwd. Events of the first pair do not affect the second.
 #[test]
 fn links_that_fail_and_nics_that_are_pulled_are_events() {
     skip_if!(lacks_lab());
@@ -37,7 +37,7 @@ fn links_that_fail_and_nics_that_are_pulled_are_events() {
         let command = format!("outages /run/siwd/siwd.sock siw{from} 10.77.{network}.2");
         lab.start_in_background(&command, OUTPUT);
         lab.await_line(OUTPUT, "moved");
-        // A short loss of the link is seen, and survived.
+        // A short link outage is reported and does not end the connection.
         set_link(&lab, &format!("nic{nic}"), false);
         lab.await_line(OUTPUT, &format!("event PortErr {from} the link is down"));
         let stats = lab.guest.run(&format!("siw-stat --device siw{from}"));
@@ -46,7 +46,7 @@ fn links_that_fail_and_nics_that_are_pulled_are_events() {
         lab.await_line(OUTPUT, &format!("event PortActive {from} the link is up"));
         let seen = lab.await_line(OUTPUT, "moved again");
         assert!(!seen.contains("ended"), "{kind}: {seen}");
-        // The NIC is pulled: the connection ends, and the daemon says so.
+        // The NIC is removed: the connection ends, and the daemon reports it.
         lab.tell_emulator("device_del", &json!({ "id": format!("nic{nic}") }));
         lab.await_line(
             OUTPUT,
@@ -66,7 +66,7 @@ fn links_that_fail_and_nics_that_are_pulled_are_events() {
             "{kind}: {seen}"
         );
         assert!(seen.contains("ended 0"), "{kind}: {seen}");
-        // The kernel waited for siwd, and has the NIC no more.
+        // The kernel has waited for siwd to release the NIC, and then removed it.
         lab.guest.run(&format!(
             "n=0; while [ -e /sys/bus/pci/devices/{} ]; do n=$((n + 1)); [ $n -lt 400 ] || exit 1; sleep 0.05; done",
             nics[nic]

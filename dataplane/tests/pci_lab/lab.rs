@@ -1,4 +1,4 @@
-//! A guest with siwd's programs and PCI NICs, for the tests beside this file.
+//! A guest with siwd's programs and PCI NICs, for the tests in this folder.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ pub fn runs_everything() -> bool {
     std::env::var_os(EVERYTHING).is_some()
 }
 
-/// What is moved between two NICs.
+/// Amount of data moved between two NICs.
 pub struct Amount {
     largest: usize,
     small_messages: usize,
@@ -75,17 +75,17 @@ impl Lab {
         Lab { guest, record }
     }
 
-    /// Gives QEMU a command of its machine protocol.
+    /// Sends QEMU a QMP command.
     pub fn tell_emulator(&self, command: &str, arguments: &serde_json::Value) {
         Guest::tell_emulator(&self.record.0.path().join("qmp"), command, arguments);
     }
 
-    /// Starts siwd on the NICs of a pair as siw0 and siw1, and waits until it serves.
+    /// Starts siwd on the NICs of a pair as siw0 and siw1, and waits until it is ready.
     pub fn start_siwd(&self, pair: usize, more: &str, device: &str) {
         self.start_siwd_on(&pair_addresses(pair), more, device);
     }
 
-    /// Starts siwd on NICs as siw0, siw1, ..., two of them in one network each: 10.77.0.1,
+    /// Starts siwd on NICs as siw0, siw1, ..., with each two of them in one network: 10.77.0.1,
     /// 10.77.0.2, 10.77.1.1, ...
     pub fn start_siwd_on(&self, nics: &[String], more: &str, device: &str) {
         let done = self.try_siwd_on(nics, more, device);
@@ -96,7 +96,7 @@ impl Lab {
         self.try_siwd_on(&pair_addresses(pair), more, device)
     }
 
-    /// `more`: settings of `[dpdk]`, and tables behind it.
+    /// `more` holds settings of `[dpdk]` and further tables.
     pub fn try_siwd_on(&self, nics: &[String], more: &str, device: &str) -> Done {
         let workers = if more.contains("[workers]") {
             ""
@@ -115,8 +115,8 @@ impl Lab {
                 "[[device]]\nname = \"siw{index}\"\npci = \"{nic}\"\naddresses = [\"10.77.{network}.{host}/24\"]\n{device}\n"
             );
         }
-        // The daemon's own process outlives the command; the command ends with the ready line, or
-        // with what siwd said instead.
+        // The daemon's process outlives the command. The command ends with the ready line or with
+        // siwd's error output.
         let script = format!(
             "printf '{}' >/tmp/siwd.toml; mkdir -p /run/siwd; rm -f /tmp/ready; mkfifo /tmp/ready; \
              setsid sh -c 'siwd --config /tmp/siwd.toml >/tmp/ready 2>/tmp/siwd.log; echo ended >/tmp/ready' </dev/null >/dev/null 2>&1 & \
@@ -126,7 +126,7 @@ impl Lab {
         self.guest.start(&script).wait(GUEST_PATIENCE)
     }
 
-    /// SIGTERM, and waits for its end; what it logged.
+    /// Sends SIGTERM and waits for the end; returns the log.
     pub fn stop_siwd(&self) -> String {
         self.guest.run(
             "kill $(pidof siwd); while pidof siwd >/dev/null; do sleep 0.05; done; cat /tmp/siwd.log",
@@ -160,7 +160,7 @@ impl Lab {
         ));
     }
 
-    /// Waits for a line of a file in the guest that holds this text; the file.
+    /// Waits for a line with this text in a file in the guest; returns the file.
     pub fn await_line(&self, file: &str, text: &str) -> String {
         let done = self
             .guest
@@ -197,7 +197,7 @@ impl Lab {
         assert_eq!(done.status, Some(0), "{who}: {done:?}{}", self.log());
     }
 
-    /// A client that is killed while it sends; the daemon serves on.
+    /// Kills a client while it sends; the daemon keeps serving others.
     pub fn kill_client(&self) {
         self.guest.run(
             "siw-ping -s -a 10.77.0.2 -P >/dev/null 2>&1 & server=$!; \
@@ -207,7 +207,7 @@ impl Lab {
         );
     }
 
-    /// Percent of a core that siwd uses while nothing is to be done.
+    /// CPU usage of an idle siwd, in percent of a core.
     pub fn idle_percent(&self) -> u32 {
         // User and system time in hundredths of a second.
         let used = "$(($(cut -d' ' -f14,15 /proc/$(pidof siwd)/stat | tr ' ' +)))";
@@ -217,8 +217,8 @@ impl Lab {
         text.trim().parse().unwrap()
     }
 
-    /// Faults that the IOMMU reported, but those at address 0: vmxnet3's model reads that when it is
-    /// reset.
+    /// Faults reported by the IOMMU, except those at address 0, which vmxnet3's model reads during
+    /// a reset.
     pub fn assert_no_iommu_faults(&self) {
         let faults = self
             .guest
@@ -226,8 +226,8 @@ impl Lab {
         assert_eq!(faults, "");
     }
 
-    /// Dissects what passed between the NICs of a pair: no frame is malformed, has a wrong checksum
-    /// or is longer than `mtu` allows, which is also the proof that TSO packets were cut.
+    /// Dissects the frames between the NICs of a pair: no frame is malformed, has a wrong checksum
+    /// or exceeds `mtu`, which also proves that TSO packets were segmented.
     pub fn judge_pair(&self, pair: usize, mtu: usize) {
         let file = self.recorded(pair);
         let verdict = judge(&file);
@@ -241,7 +241,7 @@ impl Lab {
         assert!(longer.is_empty(), "frames beyond the MTU: {longer:?}");
     }
 
-    /// The file with the frames of a pair.
+    /// The capture file of a pair.
     pub fn recorded(&self, pair: usize) -> PathBuf {
         self.record.0.path().join(format!("pair{pair}.pcap"))
     }

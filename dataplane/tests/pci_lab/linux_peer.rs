@@ -1,4 +1,4 @@
-//! siwd on a PCI NIC against the Linux kernel's iWARP: two guests, joined by a bridge.
+//! siwd on a PCI NIC against the Linux kernel's iWARP: two guests connected by a bridge.
 
 use crate::common::guest::{GUEST_PATIENCE, Guest, lacks_guest};
 use crate::common::net::Netns;
@@ -26,7 +26,7 @@ fn linux_siw_and_siwd_on_a_pci_nic_understand_each_other() {
     lab.guest.run("nics bind vfio-pci");
     lab.start_siwd_on(&["0000:00:10.0".into()], "", "");
 
-    // Linux starts the connection. Its rping hangs when nobody listens yet.
+    // Linux initiates the connection. Its rping hangs without a listener.
     let server = lab
         .guest
         .start("siw-ping -s -a 10.77.0.1 -p 7174 -v 2>/tmp/server.log");
@@ -42,8 +42,8 @@ fn linux_siw_and_siwd_on_a_pci_nic_understand_each_other() {
     let server = server.wait(GUEST_PATIENCE);
     assert_eq!(server.status, Some(0), "siw-ping: {server:?}");
 
-    // siwd starts it. Linux may sleep through the first message of a connection that it accepted
-    // (linux_siw.rs): such a one is made again.
+    // siwd initiates the connection. Linux may miss the first message of a connection that it
+    // accepted (see linux_siw.rs); then the attempt is repeated.
     let mut outcome = None;
     for _ in 0..8 {
         let server = linux.start(&format!(

@@ -1,5 +1,5 @@
-//! siwd on PCI NICs, in a guest that emulates them: vfio with and without an IOMMU, uio. What passes is
-//! recorded outside of siwd and of the guest, and dissected.
+//! siwd on PCI NICs, in a guest that emulates them: vfio with and without an IOMMU, uio. The frames
+//! are recorded outside of siwd and the guest, and dissected.
 //!
 //! `deploy/lab/pci/run --all` runs the long selection.
 
@@ -21,15 +21,15 @@ use lab::{Lab, amount, lacks_lab, runs_everything};
 /// MTU of jumbo frames.
 const JUMBO: usize = 9000;
 
-/// All that siwd must do on one pair of NICs.
+/// Runs all checks for one pair of NICs.
 fn exercise_pair(lab: &Lab, pair: usize, who: &str, device: &str) {
     lab.start_siwd(pair, "", device);
     lab.ping(who, 100);
     lab.transfer(who, &amount());
     lab.kill_client();
     lab.stop_siwd();
-    // Stopped and started again: the NIC is as it was, and takes a VLAN, and jumbo frames where its
-    // model has them.
+    // Restart: the NIC works as before, with a VLAN, and with jumbo frames where its model supports
+    // them.
     let (mtu, size) = match who.starts_with("e1000") {
         true => (JUMBO, 30_000),
         false => (1500, 10_000),
@@ -39,15 +39,16 @@ fn exercise_pair(lab: &Lab, pair: usize, who: &str, device: &str) {
     if mtu == JUMBO {
         let percent = lab.idle_percent();
         println!("{who}: {percent} % of a core while idle");
-        // Emulated, a nap of a millisecond costs as much as many on a real core; one that spins uses
-        // all of it.
+        // Under emulation a sleep of a millisecond is as expensive as many on a real core; a
+        // spinning worker uses a whole core.
         assert!(percent <= 90, "{who}: {percent} % of a core while idle");
     }
     let log = lab.stop_siwd();
     assert!(!log.contains("ERROR siwd"), "{who}: {log}");
 }
 
-/// vmxnet3's model cuts TSO packets into IP fragments when the other side takes no uncut ones.
+/// vmxnet3's model splits TSO packets into IP fragments if the other side does not accept
+/// unsegmented ones.
 fn device_settings(kind: &str) -> &'static str {
     match kind {
         "vmxnet3" => "tso = \"off\"",
@@ -76,7 +77,7 @@ fn exercise_all(iommu: &str, driver: &str, kinds: &[&str]) {
     }
 }
 
-/// One guest at a time: each keeps both cores of a small machine busy.
+/// Allows one guest at a time: each keeps both cores of a small machine busy.
 static GUESTS: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
@@ -105,7 +106,7 @@ fn siwd_works_on_pci_nics_without_an_iommu() {
     }
 }
 
-/// The driver has interrupts for its queues by vfio alone, and no check of its own.
+/// The driver supports queue interrupts with vfio only and does not check this itself.
 #[test]
 fn siwd_works_on_vmxnet3_without_queue_interrupts() {
     skip_if!(lacks_lab());
@@ -113,7 +114,7 @@ fn siwd_works_on_vmxnet3_without_queue_interrupts() {
     exercise_all("off", "uio_pci_generic", &["vmxnet3"]);
 }
 
-/// Client memory lies above what the IOMMU translates; it is sent by reference all the same.
+/// Client memory lies above the IOMMU's address range; it is sent by reference nevertheless.
 #[test]
 fn registered_memory_is_sent_through_a_narrow_iommu() {
     skip_if!(lacks_lab());

@@ -1,5 +1,5 @@
-//! Several workers on one NIC: each receives what belongs to its connections, from the NIC where that
-//! spreads frames by their hash, else from the worker that the NIC gave them to.
+//! Several workers on one NIC: each worker receives the frames of its connections, directly from a
+//! NIC that steers them by hash, otherwise forwarded by the worker that received them.
 
 use crate::common::guest::lacks_guest;
 use crate::common::net::Netns;
@@ -18,7 +18,7 @@ fn joined_taps() -> Netns {
     ns
 }
 
-/// Frames that workers received, and those that they had to forward to each other.
+/// Frames received by workers, and frames forwarded between workers.
 fn received_and_forwarded(lab: &Lab) -> (u64, u64) {
     let text = lab.guest.run("siw-stat --all --json");
     let stats: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -71,7 +71,8 @@ fn flows_come_to_their_workers_on_several_queues() {
                 "{kind}: {forwarded} of {received}"
             );
         } else {
-            // Its model puts all frames into the first queue, whatever the driver says.
+            // vmxnet3's model puts all frames into the first queue, regardless of the driver's
+            // settings.
             assert!(
                 forwarded * 10 > received,
                 "{kind}: {forwarded} of {received}"

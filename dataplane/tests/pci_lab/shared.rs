@@ -1,5 +1,5 @@
-//! A NIC that siwd owns through vfio, and that the guest's kernel shares by a TAP interface: ping and TCP
-//! of both kernels at the address of RDMA, beside it.
+//! A NIC that siwd owns through vfio and shares with the guest's kernel by a TAP interface: ping
+//! and TCP of both kernels at the RDMA address, concurrently with RDMA.
 //!
 //! ```text
 //! guest:      kernel -- rdma0 (TAP) -- siwd -- vfio -- virtio-net
@@ -17,18 +17,18 @@ use crate::common::typing::Typist;
 use crate::lab::{Lab, lacks_lab};
 use crate::{alone, skip_if};
 
-/// What siwd in the guest and the guest's kernel have.
+/// Address shared by siwd in the guest and the guest's kernel.
 const SHARED: &str = "10.77.0.1";
 const SHELL_PORT: u16 = 22;
 /// Lines typed while RDMA runs.
 const LINES: u64 = 20;
 const BULK_PORT: u16 = 5200;
-/// Where Debian has it.
+/// Path of iperf3 in Debian.
 const IPERF3: &str = "/usr/bin/iperf3";
-/// Bytes that a TCP stream of the kernels carries in each direction beside RDMA.
+/// Bytes per direction that a TCP stream of the kernels carries while RDMA runs.
 const BULK_LEN: usize = 4 << 20;
 
-/// Sends through a stream whose far end returns everything, both ways at once, and compares.
+/// Sends data through a stream to an echo server, in both directions at once, and compares it.
 fn exchange_bulk(mut stream: TcpStream) {
     let data: Vec<u8> = (0..BULK_LEN).map(|index| (index / 7) as u8).collect();
     let mut returned = Vec::new();
@@ -44,7 +44,8 @@ fn exchange_bulk(mut stream: TcpStream) {
     assert!(returned == data, "{} of {BULK_LEN} bytes", returned.len());
 }
 
-/// iperf3 between the kernels, to the guest and from it: bytes that arrived in a second each.
+/// Runs iperf3 between the kernels, to the guest and from it; returns the received bytes per
+/// second.
 fn run_iperf3(ns: &Netns, lab: &Lab) -> [u64; 2] {
     ["-J", "-J -R"].map(|format| {
         let server = lab.guest.start("iperf3 -s -1");
@@ -68,7 +69,7 @@ fn the_guests_kernel_shares_a_nic_that_siwd_owns() {
     ns.ip("tuntap add lab1 mode tap");
     ns.ip("link set lab1 addrgenmode none up");
     ns.address("lab1", "10.77.0.2/24");
-    // Somebody else's tap computes no checksums.
+    // The peer's tap does not compute checksums.
     ns.command("ethtool", "-K lab1 tx off");
     let lab = ns.run(|| Lab::boot(&["--tap", "virtio=lab1", "--program", IPERF3]));
     lab.guest.run("modprobe tun; nics bind vfio-pci");
@@ -83,7 +84,7 @@ fn the_guests_kernel_shares_a_nic_that_siwd_owns() {
     ns.wait_ping(address);
     lab.guest.run("ping -c 3 -W 10 10.77.0.2");
 
-    // RDMA in both directions for as long as somebody types.
+    // RDMA runs in both directions while lines are typed.
     let mut server = siw_ping(&far, "-s -a 10.77.0.3 -P")
         .stdin(Stdio::null())
         .spawn()
@@ -129,7 +130,7 @@ fn the_guests_kernel_shares_a_nic_that_siwd_owns() {
     let streams = run_iperf3(&ns, &lab);
     println!("iperf3: {streams:?} bytes");
     assert!(streams.iter().all(|bytes| *bytes > 1 << 20), "{streams:?}");
-    // It went on all the time, and neither stack took what is the other's.
+    // RDMA ran all the time, and neither stack took the other's frames.
     let pings = lab.guest.run("pidof siw-ping; cat /tmp/pings");
     assert!(!pings.contains("ended"), "{pings}");
     lab.guest.run("kill $(pidof siw-ping)");

@@ -1,4 +1,4 @@
-//! Each NIC of a pair has a daemon of its own, so that nothing but the NIC's frames wakes it.
+//! Each NIC of a pair has a daemon of its own, so that only frames from the NIC wake it.
 
 use crate::common::guest::GUEST_PATIENCE;
 use crate::lab::{Lab, lacks_lab, pair_addresses};
@@ -6,7 +6,7 @@ use crate::{alone, device_settings, skip_if};
 
 const SECOND_SOCKET: &str = "/run/siwd/second.sock";
 
-/// Connections, each made after both daemons fell asleep.
+/// Connections, each made after both daemons have gone to sleep.
 const CONNECTIONS: usize = 5;
 
 /// Starts a second daemon, with the second NIC of a pair as 10.77.0.2.
@@ -22,8 +22,8 @@ fn start_second_siwd(lab: &Lab, nic: &str, device: &str) {
     lab.await_line("/tmp/second.log", "ready");
 }
 
-/// Drivers of e1000 and e1000e report receive interrupts that never arrive: who slept until one came
-/// missed its neighbours' requests.
+/// The drivers of e1000 and e1000e claim receive interrupts that never arrive: a worker that slept
+/// until one came missed its neighbours' requests.
 #[test]
 fn daemons_with_a_nic_each_reach_each_other() {
     skip_if!(lacks_lab());
