@@ -56,7 +56,7 @@ pub struct Plan {
 pub struct Outcome {
     /// From ESTABLISHED on this side.
     pub info: ConnectionInfo,
-    /// What the guest's program printed.
+    /// Output of the guest's program.
     pub out: String,
     /// Completions of the last, failing operation.
     pub last: Vec<Wc>,

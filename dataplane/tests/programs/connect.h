@@ -1,4 +1,4 @@
-/* What programs with two queue pairs of one process have in common. */
+/* Helpers of programs with two queue pairs in one process. */
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@ static inline void expect(int holds, const char *what)
 	}
 }
 
-/* Leads a queue pair from INIT to RTS, towards one of the device with this address. */
+/* Moves a queue pair from INIT to RTS, connected to `peer` on the device with this GID. */
 static inline void connect_qp(struct ibv_qp *qp, struct ibv_qp *peer, union ibv_gid gid)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024,

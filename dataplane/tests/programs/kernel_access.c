@@ -1,6 +1,6 @@
 /*
- * Registers fresh memory, ROUNDS times, while other threads use it: one counts up words of it, one has
- * the kernel write to it (pread(2)), one has the kernel read it (pwrite(2)).
+ * Registers fresh memory, ROUNDS times, while other threads use it: one increments words in it, one makes
+ * the kernel write to it (pread(2)), one makes the kernel read it (pwrite(2)).
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -22,7 +22,7 @@ static atomic_int stopped;
 static pthread_barrier_t barrier;
 static int file, rounds;
 static long written, lost, kernel_writes, kernel_reads, failed_writes, failed_reads, last_errno;
-/* The first word that was not as it was left: zero means a lost page, another number an old copy. */
+/* The first word with an unexpected value: zero means a lost page, another number an old copy. */
 static unsigned long first_round, first_page, first_seen, first_expected;
 
 static void die(const char *what)
@@ -61,7 +61,7 @@ static void *count_up(void *unused)
 	return unused;
 }
 
-/* The kernel writes 64 bytes into each page, or reads them. */
+/* Makes the kernel write 64 bytes into each page, or read them. */
 static void *call_kernel(void *argument)
 {
 	int is_write = argument != NULL;
@@ -121,7 +121,7 @@ int main(int argc, char **argv)
 			die("mmap");
 		atomic_store(&stopped, 0);
 		pthread_barrier_wait(&barrier);
-		/* In every other round nothing may have touched the memory yet. */
+		/* In every second round the memory may still be untouched at the registration. */
 		if (n % 2)
 			usleep(100);
 		mr = ibv_reg_mr(pd, memory, LENGTH, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);

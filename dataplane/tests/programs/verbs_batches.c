@@ -1,7 +1,7 @@
 /*
- * Requests that are built between ibv_wr_start(3) and ibv_wr_complete(3) are posted all or not at all:
- * a batch that does not fit, one with an invalid request at its end, and one that is aborted leave
- * nothing behind.
+ * Requests built between ibv_wr_start(3) and ibv_wr_complete(3) are posted all or not at all: a batch
+ * that does not fit, one that ends with an invalid request, and an aborted one leave nothing in the
+ * queue.
  */
 #include "connect.h"
 
@@ -30,7 +30,7 @@ static void create_qp(int n)
 					IBV_QP_PORT | IBV_QP_ACCESS_FLAGS), "a queue pair");
 }
 
-/* Builds SENDs, numbered from `first` on. */
+/* Builds `count` SENDs, numbered from `first`. */
 static void build_sends(struct ibv_qp_ex *qp, int first, int count)
 {
 	int n;
@@ -43,7 +43,7 @@ static void build_sends(struct ibv_qp_ex *qp, int first, int count)
 	}
 }
 
-/* The next completion of an end. */
+/* Waits for the next completion of an end. */
 static uint64_t take_completion(int end)
 {
 	struct ibv_wc wc;
@@ -80,11 +80,11 @@ int main(void)
 		struct ibv_sge place = { (uintptr_t)&words[8], 8, mr->lkey };
 		struct ibv_recv_wr receive = { .wr_id = 7, .sg_list = &place, .num_sge = 1 }, *bad;
 
-		/* One more than there is room for. */
+		/* One request more than fits. */
 		ibv_wr_start(qp);
 		build_sends(qp, 100, room + 1);
 		expect(ibv_wr_complete(qp) == ENOMEM, "a batch that does not fit");
-		/* An invalid one behind others: flags that nobody knows. */
+		/* An invalid request after valid ones: undefined flags. */
 		ibv_wr_start(qp);
 		build_sends(qp, 200, 3);
 		qp->wr_flags = 1u << 30;
@@ -95,7 +95,7 @@ int main(void)
 		ibv_wr_abort(qp);
 		expect(!ibv_poll_cq(cqs[0], 1, &wc) && !ibv_poll_cq(cqs[1], 1, &wc), "nothing is posted");
 
-		/* The first to arrive is the next batch, which has all the room. */
+		/* The next batch arrives first and fits completely. */
 		for (n = 0; n < 2; n++)
 			expect(!ibv_post_recv(qps[1], &receive, &bad), "ibv_post_recv");
 		words[0] = round;

@@ -1,6 +1,6 @@
 /*
- * The descriptors of a completion channel and of asynchronous events are the program's to poll, and to
- * have block or not: verbs_events.
+ * A program may poll the descriptors of a completion channel and of asynchronous events, and may make
+ * them blocking or non-blocking.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -32,7 +32,7 @@ static int is_readable(int fd, int timeout)
 	return poll(&entry, 1, timeout) == 1;
 }
 
-/* One receive, which is flushed: a completion, and with it an event. */
+/* Posts a receive and flushes it: one completion and one event. */
 static void complete_one(struct ibv_qp *qp)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
@@ -106,7 +106,7 @@ int main(void)
 	cq = ibv_create_cq(device, 16, &channel, channel, 0);
 	expect(cq != NULL, "ibv_create_cq");
 
-	/* It blocks as it is, and costs nothing meanwhile. */
+	/* It blocks by default and uses no CPU time. */
 	expect(!(fcntl(channel->fd, F_GETFL) & O_NONBLOCK), "a channel blocks at first");
 	expect(!ibv_req_notify_cq(cq, 0), "ibv_req_notify_cq");
 	expect(!pthread_create(&waiter, NULL, wait_for_event, NULL), "thread");
@@ -120,7 +120,7 @@ int main(void)
 	take_completion(cq);
 	expect(!ibv_destroy_qp(qp), "ibv_destroy_qp");
 
-	/* The flag is the program's, and stays. */
+	/* O_NONBLOCK, set by the program, stays set. */
 	expect(!fcntl(channel->fd, F_SETFL, fcntl(channel->fd, F_GETFL) | O_NONBLOCK), "fcntl");
 	expect(ibv_get_cq_event(channel, &found, &context) == -1 && errno == EAGAIN, "no event");
 	expect(!epoll_ctl(epoll, EPOLL_CTL_ADD, channel->fd, &interest), "epoll_ctl");

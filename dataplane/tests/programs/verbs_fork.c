@@ -1,11 +1,11 @@
 /*
- * fork(2) beside registered memory, with and without ibv_fork_init(3):
+ * fork(2) with registered memory, with and without ibv_fork_init(3):
  *
  *   verbs_fork none|init
  *
- * A child sees the memory of its parent as it was, and what it writes there is its own; it may end by
- * exit(3), which runs the handlers of its parent's libraries, or start another program. The parent's
- * regions are written by its peer before, while and after a child exists.
+ * A child sees its parent's memory as it was at the fork, and its own writes stay private. It ends by
+ * exit(3), which runs the exit handlers of its parent's libraries, or executes another program. The peer
+ * writes to the parent's regions before the child exists, while it exists, and after its end.
  */
 #include "connect.h"
 #include <sys/wait.h>
@@ -33,14 +33,14 @@ static struct ibv_qp *create_qp(void)
 	return qp;
 }
 
-/* Has the second queue pair write its region into that of the first, and read a byte after it. */
+/* Makes the second queue pair write its region into that of the first, and then read a byte. */
 static void transfer(struct ibv_mr *from, struct ibv_mr *to)
 {
 	enum ibv_wr_opcode opcodes[2] = { IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ };
 	int n;
 
 	for (n = 0; n < 2; n++) {
-		/* The end of a READ says that the WRITE before it is placed. */
+		/* The completion of the READ shows that the WRITE before it was placed. */
 		struct ibv_sge place = { (uintptr_t)from->addr, n ? 1 : LENGTH, from->lkey };
 		struct ibv_send_wr wr = { .sg_list = &place, .num_sge = 1, .opcode = opcodes[n],
 					  .send_flags = IBV_SEND_SIGNALED }, *bad;
@@ -66,7 +66,7 @@ static int is_filled(const char *bytes, char with)
 	return 1;
 }
 
-/* The child's end: 0 if all is as it should be. */
+/* Checks the memory in the child, and ends by _exit(2), exit(3) or execlp(3), depending on `way`. */
 static void be_child(char *target, char *source, char *beside, int way)
 {
 	expect(is_filled(target, 'b') && is_filled(source, 'b') && is_filled(beside, 'x'),

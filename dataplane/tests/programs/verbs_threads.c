@@ -3,11 +3,11 @@
  *
  *   verbs_threads MESSAGES
  *
- * Four threads post SENDs to one queue pair, half of them by ibv_wr_start(3), and four receive from it through one shared receive queue,
- * four poll one completion queue at either end, half of them asleep on one completion channel and
- * half by ibv_start_poll(3). Others
- * register memory, and make and destroy queues in the same protection domain meanwhile. Each message
- * has to arrive once, whole, and each request has to complete once.
+ * Four threads post SENDs to one queue pair, half of them by ibv_wr_start(3), and four receive from it
+ * through one shared receive queue. Four poll one completion queue at either end, half of them asleep on
+ * one completion channel and half by ibv_start_poll(3). Meanwhile others register memory, and create and
+ * destroy queues in the same protection domain. Each message must arrive once, whole, and each request
+ * must complete once.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -39,7 +39,7 @@ struct end {
 	struct ibv_mr *mr;
 	union ibv_gid gid;
 	struct message *slots;
-	/* Which slots are in use: each is one request. */
+	/* Slots in use; each is one request. */
 	atomic_int busy[SLOTS];
 };
 
@@ -136,7 +136,7 @@ static void post_receive(int slot)
 	expect(!ibv_post_srq_recv(receiver.srq, &wr, &bad), "ibv_post_srq_recv");
 }
 
-/* A free slot of the sender; each has at most one request. */
+/* Takes a free slot of the sender; each has at most one request. */
 static int take_slot(void)
 {
 	int slot;
@@ -201,7 +201,7 @@ static void on_received(const struct ibv_wc *wc)
 	atomic_fetch_add(&received, 1);
 }
 
-/* Takes completions of one end; how many there were. */
+/* Polls completions of one end; returns their number. */
 static int take_completions(struct end *end)
 {
 	struct ibv_wc wc[5];
@@ -226,7 +226,7 @@ static int is_done(struct end *end)
 	return atomic_load(end == &sender ? &sent : &received) == total;
 }
 
-/* The same by the functions of an extended queue. */
+/* The same with the functions of an extended completion queue. */
 static int take_by_functions(struct end *end)
 {
 	struct ibv_poll_cq_attr attr = { 0 };
@@ -261,7 +261,7 @@ static void *spin(void *argument)
 	return NULL;
 }
 
-/* Sleeps on the channel that others sleep on too. */
+/* Sleeps on the completion channel, like other threads. */
 static void *sleep_for_events(void *argument)
 {
 	struct end *end = argument;
@@ -274,7 +274,7 @@ static void *sleep_for_events(void *argument)
 		expect(!ibv_req_notify_cq(end->cq, 0), "ibv_req_notify_cq");
 		if (take_completions(end))
 			continue;
-		/* The end of the transfer raises no event for those who then sleep. */
+		/* The end of the transfer raises no event for sleeping threads. */
 		if (poll(&readable, 1, 20) <= 0)
 			continue;
 		/* Another thread may have taken the event. */
@@ -288,7 +288,7 @@ static void *sleep_for_events(void *argument)
 	return NULL;
 }
 
-/* Makes and destroys objects beside the transfer. */
+/* Creates and destroys objects during the transfer. */
 static void *make_objects(void *argument)
 {
 	struct end *end = argument;
