@@ -90,14 +90,14 @@ fn run(arguments: &[String]) -> Outcome<()> {
         other => return Err(format!("instead of the end: {other:?}").into()),
     }
     match watcher.get_event(Some(PATIENCE))? {
-        CmEvent::DeviceRemoval { device } => println!("listener: device {device} is gone"),
+        CmEvent::DeviceRemoval { device } => println!("listener: device {device} was removed"),
         other => return Err(format!("instead of the end of a listener: {other:?}").into()),
     }
     print_events(context);
     let fresh = Side::new(context, 4096)?;
     match fresh.qp.connect(&fresh.cm, address, &contexts.options()) {
         Err(error) => println!("refused: {error}"),
-        Ok(()) => return Err("a new connection begins on a device that is gone".into()),
+        Ok(()) => return Err("a new connection starts on a removed device".into()),
     }
     Ok(())
 }

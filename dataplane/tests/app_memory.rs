@@ -324,7 +324,11 @@ fn a_shared_mapping_is_shared_with_the_daemon_too() {
             .unwrap();
     assert_eq!(only_method(&mr), ExtentMethod::Shared);
     assert_eq!(write_word(&a, &mr, 4, 5), WcStatus::SUCCESS);
-    assert_eq!(load(other.slot(4104)), 5, "who else maps the file sees it");
+    assert_eq!(
+        load(other.slot(4104)),
+        5,
+        "other mappings of the file see it"
+    );
     store(other.slot(4104), 6);
     assert_eq!(fetch_add(&a, &mr, 4, 1), 6);
     mr.dereg().map_err(|(_, error)| error).unwrap();

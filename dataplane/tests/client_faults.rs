@@ -97,7 +97,10 @@ fn exchange(a: &End, b: &End, seed: u64) {
 
 /// Waits until the daemon has closed the client's socket.
 fn await_end(client: &RawClient) {
-    assert!(client.conn.recv_packet().is_err(), "it goes on");
+    assert!(
+        client.conn.recv_packet().is_err(),
+        "the client was not closed"
+    );
 }
 
 #[test]

@@ -443,7 +443,10 @@ fn who_polls_in_vain_leaves_the_core_to_others() {
         });
         poller.join().unwrap()
     });
-    println!("polled for {polling:?} beside {WORK:?} of work");
+    println!("polled for {polling:?} during {WORK:?} of work");
     // Without yielding, each of the two would get half of the core.
-    assert!(polling < WORK / 2, "{polling:?} of polling beside {WORK:?}");
+    assert!(
+        polling < WORK / 2,
+        "{polling:?} of polling during {WORK:?} of work"
+    );
 }

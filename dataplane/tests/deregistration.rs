@@ -59,7 +59,10 @@ fn a_deregistration_waits_for_frames_that_a_worker_may_hold() {
             drop(worker);
         } else {
             let early = told.recv_timeout(Duration::from_millis(200));
-            assert!(early.is_err(), "nobody has asked the worker's ports");
+            assert!(
+                early.is_err(),
+                "answered before the worker checked its ports"
+            );
             drop(worker);
             told.recv_timeout(PATIENCE).unwrap();
         }

@@ -151,7 +151,7 @@ fn stays_honest_with(config: &str, kind: &str) {
         let hostile = Hostile::start(&daemon, kind);
         let beside = measure(attack_time() * 3 / 4);
         let report = hostile.finish();
-        println!("{kind}: {alone:.0}/s alone, {beside:.0}/s beside {report}");
+        println!("{kind}: {alone:.0}/s alone, {beside:.0}/s during {report}");
         drop(stopping);
         honest.join().unwrap();
         assert!(beside > 0.0, "{kind}: the honest client came to a halt");

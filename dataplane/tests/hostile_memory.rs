@@ -70,7 +70,7 @@ fn a_client_that_scribbles_over_its_rings_harms_nobody_else() {
         assert_eq!(a.wc().status, WcStatus::SUCCESS);
         assert_eq!(a.read(0, len), b.read(0, len));
     }
-    assert!(rounds > 20, "{rounds} rounds beside the scribblers");
+    assert!(rounds > 20, "{rounds} rounds during the attack");
     let mut closed = 0;
     let pids: Vec<u32> = children.iter().map(std::process::Child::id).collect();
     for child in &mut children {
@@ -85,7 +85,7 @@ fn a_client_that_scribbles_over_its_rings_harms_nobody_else() {
         child.wait().unwrap();
         closed += said.matches("closed by the daemon").count();
     }
-    assert!(closed > 0, "none was closed for what it wrote");
+    assert!(closed > 0, "no client was closed for its writes");
     let stats =
         || -> serde_json::Value { serde_json::from_str(&a.ctx.read_stats().unwrap()).unwrap() };
     let end = Instant::now() + PATIENCE;

@@ -225,7 +225,7 @@ impl Pair {
         let waits = !moments.draw().is_multiple_of(4);
         let deadline = Instant::now() + PATIENCE;
         while waits && look(daemon, ctx).listeners == 0 {
-            assert!(Instant::now() < deadline, "{}: nobody listens", self.server);
+            assert!(Instant::now() < deadline, "{}: no listener", self.server);
         }
         let mut client = Program::start(daemon, &self.client);
         std::thread::sleep(at);

@@ -38,7 +38,7 @@ devargs = "net_af_packet0,iface=lab0"
 mac = "{MAC}"
 addresses = ["10.77.0.1/24", "fd77::1/64"]
 mtu = {mtu}
-# The guest may stand still for a while.
+# The guest may pause for a while.
 [device.mpa]
 request_timeout_ms = 60000
 reply_timeout_ms = 60000

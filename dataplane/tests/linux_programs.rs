@@ -20,7 +20,7 @@ mac = "02:00:00:77:00:01"
 addresses = ["10.77.0.1/24"]
 [device.mpa]
 preset = "siw"
-# The guest may stand still for a while.
+# The guest may pause for a while.
 request_timeout_ms = 60000
 reply_timeout_ms = 60000
 "#;

@@ -33,7 +33,7 @@ addresses = ["10.77.0.1/24", "fd77::1/64"]
 [device.mpa]
 crc = "{crc}"
 wake_silent_peer_ms = 50
-# The guest may stand still for a while.
+# The guest may pause for a while.
 request_timeout_ms = 60000
 reply_timeout_ms = 60000
 "#

@@ -45,7 +45,7 @@ impl Raw {
                 assert!(errno > 0 && !reason.is_empty(), "{what}: {errno} {reason}")
             }
             Err(error) => panic!("{what}: {error}"),
-            Ok(_) => panic!("{what} was done"),
+            Ok(_) => panic!("{what} was not refused"),
         }
     }
 }
@@ -326,7 +326,7 @@ fn events_that_a_client_does_not_read_keep_nobody_waiting() {
             CmEvent::ConnectRequest(r) if r.connection_info().cookie == 9 => break,
             CmEvent::ConnectRequest(r) => {
                 came += 1;
-                assert!(open.insert(r.id()), "told once");
+                assert!(open.insert(r.id()), "reported twice");
             }
             CmEvent::RequestCancelled { request } => assert!(open.remove(&request)),
             other => panic!("{other:?}"),
@@ -412,7 +412,7 @@ fn a_client_that_takes_all_it_may_leaves_others_theirs() {
     for (refusal, number) in [(mr, "8"), (cq, "8"), (qp, "8"), (memory, "4")] {
         assert!(
             refusal.contains(number),
-            "says what the limit is: {refusal}"
+            "does not name the limit: {refusal}"
         );
     }
     let (a, b) = pair(&daemon, 4096);

@@ -84,7 +84,7 @@ def interfaces(room):
 everything = interfaces(4096)
 assert everything["siw0"] == "10.77.0.1" and everything["siw1"] == "10.77.0.2", everything
 assert everything["lo"] == "127.0.0.1", everything
-# Room for all but one, and no room for one.
+# Buffers with room for all but one, and for none.
 assert "siw1" not in interfaces(40 * len(everything) - 1)
 length = struct.unpack_from("i", fcntl.ioctl(sock, SIOCGIFCONF, struct.pack("iP", 0, 0)))[0]
 assert length == 40 * len(everything), length
@@ -92,7 +92,7 @@ assert length == 40 * len(everything), length
 for code in (SIOCGIFADDR, SIOCGIFFLAGS):
     try:
         ask(code, "nobody", "i")
-        raise SystemExit("an interface that nobody has")
+        raise SystemExit("an interface that does not exist")
     except OSError as error:
         assert error.errno == 19, error
 print("all as expected")

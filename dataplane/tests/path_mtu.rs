@@ -282,9 +282,8 @@ fn a_router_that_says_too_big_makes_the_next_fpdu_fit() {
     // FPDUs sent by then have the old size and are retransmitted in smaller segments.
     let before = b.path.segments.len();
     b.path.too_big(&first, 1000);
-    b.path.run("the path is taken for what it is", |p| {
-        p.segments.len() > before
-    });
+    b.path
+        .run("shorter segments are sent", |p| p.segments.len() > before);
     let swallowed = b.path.swallowed.len();
     let ends = b.path.swallowed.iter().map(|f| {
         let (at, payload) = b.path.payload(f).unwrap();

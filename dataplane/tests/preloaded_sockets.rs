@@ -56,7 +56,7 @@ def talk(number):
             back += piece
         sender.join()
         assert back == data, "data differs"
-        # One write: threads print at once.
+        # One write, since several threads print.
         sys.stdout.write("peer %s\n" % peer.getpeername()[0])
 threads = [threading.Thread(target=talk, args=(n,)) for n in range(int(sys.argv[3]))]
 for thread in threads:

@@ -139,7 +139,7 @@ fn a_newer_library_gets_the_highest_version_that_the_daemon_has() {
         .reply::<m::ClientHello>(size_of::<m::HelloReply>())
         .unwrap();
     assert_eq!(reply.version, u32::from(m::VERSION));
-    assert_eq!(reply.features, m::FEATURES, "no feature that nobody has");
+    assert_eq!(reply.features, m::FEATURES, "only features of the daemon");
     new.call(&m::AllocPd {
         device: 0,
         reserved: 0,

@@ -168,7 +168,7 @@ fn memory_of_all_clients_is_one_sum() {
     while Arena::alloc(&second, 4 << 20, false).is_err() {
         assert!(
             Instant::now() < end,
-            "the memory of a client that is gone does not come back"
+            "the memory of a closed client is not freed"
         );
     }
 }
@@ -494,8 +494,8 @@ fn peers_of_a_client_that_reads_no_events_are_rejected() {
         if rejected {
             break;
         }
-        assert!(Instant::now() < end, "nobody is rejected");
+        assert!(Instant::now() < end, "no connection is rejected");
     }
     drop(waiting);
-    assert!(deaf.ctx.is_alive(), "what peers do does not end it");
+    assert!(deaf.ctx.is_alive(), "peers cannot end the client");
 }

@@ -102,7 +102,7 @@ fn local_operations_without_end_leave_others_their_turns() {
     keep_full(&client, || {
         // Waits until the worker has taken far more than one ring of requests.
         while head.load(Ordering::Acquire) < 16 * client.qp.sq_slots {
-            assert!(Instant::now() < until, "nothing is done");
+            assert!(Instant::now() < until, "the worker takes no requests");
             // The worker may have found the ring empty once, and then does not poll it any more.
             client.ring_again();
             exchange(&a, &b, 20);

@@ -322,7 +322,7 @@ fn a_flood_for_the_kernel_leaves_rdma_its_worker() {
     assert!(sent > 1000 && handed > 0);
     assert!(
         rounds > 20,
-        "{rounds} rounds of RDMA beside {sent} datagrams"
+        "{rounds} rounds of RDMA during {sent} datagrams"
     );
     // The kernel can be reached again.
     net.far.wait_ping(ip(SHARED));

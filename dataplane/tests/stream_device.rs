@@ -168,7 +168,7 @@ fn a_router_with_a_narrow_link_behind_it_says_so_and_streams_pass() {
     assert!(o.success);
     assert_eq!((o.count("closed"), o.count("bytes_out")), (2, 2 * bytes));
     assert!(o.tcp("pmtu_reductions") >= 2, "{}", o.result);
-    assert_eq!(o.tcp("black_holes"), 0, "told, not guessed");
+    assert_eq!(o.tcp("black_holes"), 0, "reported, not guessed");
 }
 
 #[test]

@@ -100,7 +100,7 @@ length = libc.readlink(f"{CLASS}/siw1".encode(), place, 4096)
 assert place.value[:length].endswith(b"/infiniband/siw1"), place.value
 assert not libc.opendir(b"/sys/class/infiniband_of_nobody") and ctypes.get_errno() == 2
 
-# As UCX asks.
+# Like UCX.
 assert stat.S_ISCHR(os.stat("/dev/infiniband/uverbs1").st_mode)
 assert stat.S_ISCHR(os.stat("/dev/infiniband/rdma_cm").st_mode)
 
@@ -115,7 +115,7 @@ def glob(pattern, call=libc.glob):
     libc.globfree(ctypes.byref(found))
     return paths
 
-# The paths are as asked for.
+# The paths are those of the request.
 for call in (libc.glob, libc.glob64):
     assert glob(CLASS + "/*", call) == [CLASS + "/siw0", CLASS + "/siw1"]
     assert glob("/dev/infiniband/uverbs[1-9]", call) == ["/dev/infiniband/uverbs1"]
@@ -124,7 +124,7 @@ for call in (libc.glob, libc.glob64):
     assert glob("/sys/class/infiniband/of_nobody*", call) == []
     assert glob("/sys/class/n[e]t", call) == ["/sys/class/net"]
 
-# Walks of trees, which the C library makes inside of itself.
+# Tree walks, which the C library implements internally.
 VISIT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int)
 VISIT_PLACE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int,
                                ctypes.POINTER(ctypes.c_int * 2))
@@ -152,7 +152,7 @@ for call in (libc.nftw, libc.nftw64):
         (0, "pkeys", port + "/pkeys"), (1, "0", port + "/pkeys/0")]
     assert walk_with_places(call, CLASS)[0] == (0, "infiniband", CLASS)
     assert walk_with_places(call, "/sys/class/net/lo")[0] == (0, "lo", "/sys/class/net/lo")
-# A walk in a walk; what the function returns ends it.
+# A walk within a walk; the return value of the function ends it.
 inner = []
 stop = VISIT(lambda name, *_: inner.append(walk(libc.ftw, port + "/pkeys")) or 7)
 assert libc.ftw(CLASS.encode(), stop, 8) == 7 and len(inner[0]) == 2

@@ -132,7 +132,7 @@ int main(void)
 {
     for (int round = 0; round < 20; round++)
         run(1);
-    /* Who does not poll has the event a little later. */
+    /* Without polling the event arrives a little later. */
     run(0);
     return 0;
 }
@@ -301,7 +301,7 @@ int main(void)
         queues[i] = ibv_create_cq(context, 4, NULL, channel, 0);
         CHECK(queues[i] && ibv_req_notify_cq(queues[i], 0) == 0);
     }
-    /* For whoever waits until the program is ready. */
+    /* Tells the test that the program is ready. */
     struct rdma_cm_id *id;
     struct sockaddr_in address = { .sin_family = AF_INET };
     CHECK(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);

@@ -450,7 +450,7 @@ impl Side {
                 all.extend(self.everything(BURST as usize - 1));
                 return all;
             }
-            other => panic!("what is {other}?"),
+            other => panic!("unknown operation {other}"),
         }
         Vec::new()
     }

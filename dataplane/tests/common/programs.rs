@@ -158,7 +158,7 @@ pub fn await_listeners(daemon: &Daemon, count: u64) {
     let ctx = daemon.context();
     let start = Instant::now();
     while count_listeners(&ctx) < count {
-        assert!(start.elapsed() < PATIENCE, "nobody listens");
+        assert!(start.elapsed() < PATIENCE, "no listener");
     }
 }
 
@@ -211,7 +211,7 @@ fn is_listening(process: u32, port: u16) -> bool {
 pub fn await_kernel_listener(server: &mut Program, port: u16) {
     let deadline = Instant::now() + PATIENCE;
     while !is_listening(server.id(), port) && server.child.try_wait().unwrap().is_none() {
-        assert!(Instant::now() < deadline, "nobody listens on {port}");
+        assert!(Instant::now() < deadline, "no listener on port {port}");
         std::thread::park_timeout(std::time::Duration::from_millis(2));
     }
 }

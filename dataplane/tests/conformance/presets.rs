@@ -94,7 +94,7 @@ fn with_the_chelsio_preset_read_is_the_only_ready_to_receive() {
     assert_eq!(
         (&rtr[..2], rtr.len()),
         (&[0x41, 0x41][..], 46),
-        "a Read of nothing"
+        "a zero-length Read"
     );
     assert_ne!(rtr[18..22], [0; 4], "hardware refuses STag 0");
     assert_eq!(rtr[30..34], [0; 4]);

@@ -423,7 +423,7 @@ fn is_reset_in_its_middle() -> bool {
             end => break end,
         }
     };
-    assert!(done < LEN, "the key was gone before the end");
+    assert!(done < LEN, "the response ended after the deregistration");
     let is_reset = match end {
         Ok(told) => {
             let left = ReadRequest {

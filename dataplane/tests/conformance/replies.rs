@@ -42,7 +42,7 @@ fn the_request_is_what_hardware_and_linux_want_and_the_ready_to_receive_comes_fi
         assert_eq!(
             (&rtr[..2], rtr.len()),
             (&[0xc1, 0x40][..], 14),
-            "a Write of nothing"
+            "a zero-length Write"
         );
         assert_ne!(rtr[2..6], [0; 4], "hardware refuses STag 0");
 
@@ -311,7 +311,7 @@ fn a_connect_waits_for_its_reply_as_long_as_the_application_says() {
     }
     assert!(
         began.elapsed() < Duration::from_secs(15),
-        "half of what the device would have waited: {:?}",
+        "longer than half of the device's time limit: {:?}",
         began.elapsed()
     );
     peer.take_mpa(b"MPA ID Req Frame");

@@ -62,7 +62,7 @@ fn links_that_fail_and_nics_that_are_pulled_are_events() {
             "{kind}: {seen}"
         );
         assert!(
-            seen.contains(&format!("listener: device {from} is gone")),
+            seen.contains(&format!("listener: device {from} was removed")),
             "{kind}: {seen}"
         );
         assert!(seen.contains("ended 0"), "{kind}: {seen}");

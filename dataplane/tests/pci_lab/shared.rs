@@ -113,7 +113,7 @@ fn the_guests_kernel_shares_a_nic_that_siwd_owns() {
     let counters = &stats["devices"][0]["merged"];
     let counter = |name: &str| counters[name].as_u64().unwrap();
     println!(
-        "{} frames to the kernel beside {} of RDMA",
+        "{} frames to the kernel, {} of RDMA",
         counter("SiwHostFrames"),
         counter("TcpInSegs")
     );
