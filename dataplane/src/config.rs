@@ -1,7 +1,7 @@
-//! The daemon's configuration: one TOML file, typed, unknown keys refused.
+//! The daemon's configuration: one typed TOML file; unknown keys are refused.
 //!
-//! `siwd --config FILE` loads it here; `--check` stops after it. Every error names
-//! file:line:column, what is wrong and what is allowed.
+//! `siwd --config FILE` loads the file here; `--check` exits after it. Every error names
+//! file:line:column, the mistake, and the allowed values.
 
 mod device;
 mod mpa;
@@ -29,13 +29,14 @@ pub use values::{
     ByteSize, Cidr, DeviceName, FileMode, InterfaceName, MacAddress, PciAddress, PortRange,
 };
 
-/// Workers that completion queues have rings for.
+/// Maximum number of workers: each completion queue has one ring per worker.
 const MAX_WORKERS: usize = siw_shm::completion_queue::MAX_WORKERS as usize;
 
-/// Packet buffers beside those in rings: received data that waits, and the workers' caches.
+/// Packet buffers beyond those in descriptor rings: for queued received data and the workers'
+/// caches.
 const SPARE_BUFFERS: u32 = 512;
 
-/// What is wrong with a configuration file, and where.
+/// Error in a configuration file, with its location.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
@@ -46,7 +47,7 @@ pub enum ConfigError {
         /// Why reading failed.
         source: std::io::Error,
     },
-    /// The file was read and something in it is wrong.
+    /// The file was read, but its contents are invalid.
     #[error("{}:{line}:{column}: {message}", path.display())]
     Invalid {
         /// The file.
@@ -55,12 +56,12 @@ pub enum ConfigError {
         line: usize,
         /// Column in characters, from 1.
         column: usize,
-        /// What is wrong and what is allowed.
+        /// The mistake, and the allowed values.
         message: String,
     },
 }
 
-/// The whole file.
+/// The whole configuration file.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
@@ -70,7 +71,7 @@ pub struct Config {
     /// Cores and idle policy.
     #[serde(default)]
     pub workers: WorkersConfig,
-    /// Bounds on what clients may hold.
+    /// Limits on the resources of clients.
     #[serde(default)]
     pub limits: LimitsConfig,
     /// The control socket.
@@ -87,7 +88,7 @@ impl Config {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// [`ConfigError`], with the place of the first thing that is wrong.
+    /// [`ConfigError`], with the location of the first mistake.
     pub fn load_file(path: &Path) -> Result<Config, ConfigError> {
         let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
             path: path.to_owned(),
@@ -96,7 +97,7 @@ impl Config {
         Config::parse_text(path, &text)
     }
 
-    /// Checks a text that came from `path`.
+    /// Parses and checks `text`; `path` appears in errors only.
     ///
     /// # Errors
     /// As [`Config::load_file`].
@@ -262,7 +263,7 @@ addresses = ["10.77.0.2/24", "fd77::2/64"]
             .to_string()
     }
 
-    /// Without the places in the file.
+    /// Debug output of `c` without the spans.
     fn values(c: &Config) -> String {
         let all = format!("{c:?}");
         let mut parts = all.split("span: ");

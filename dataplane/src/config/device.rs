@@ -24,62 +24,63 @@ pub enum CrcSetting {
     Required,
 }
 
-/// Who computes TCP checksums.
+/// TCP checksum computation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ChecksumPolicy {
-    /// The port when it can; nobody on the embedded pair, whose frames never leave
-    /// memory (captures show valid checksums all the same); siwd otherwise.
+    /// By the port if it can. On the embedded pair checksums are left out, because its frames never
+    /// leave memory (captures still show valid checksums). Otherwise by siwd.
     Auto,
-    /// Always siwd.
+    /// Always by siwd.
     Software,
 }
 
-/// Whether the port segments TCP super-segments (TSO); a pair carries them as they are.
+/// TCP segmentation offload (TSO) by the port; a pair carries super-segments unsegmented.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TsoPolicy {
-    /// When it can.
+    /// If the port supports it.
     Auto,
-    /// Always: a port that cannot is an error.
+    /// Always; a port without TSO is an error.
     On,
     /// Never.
     Off,
 }
 
-/// How the payload of WRITE and SEND gets into frames.
+/// Transmit path of the payload of WRITE and SEND.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TxPayloadPolicy {
-    /// What measured faster on this kind of link, and never damages a CRC: long messages without CRC on a
-    /// pair with long frames by reference, all others copied.
+    /// The faster way measured for this kind of link, provided that it can never invalidate a CRC:
+    /// by reference for long messages without CRC on a pair with a large MTU, by copy for all
+    /// others.
     Auto,
-    /// Copied into the frame, in one pass with its CRC.
+    /// Copied into the frame, in one pass with the CRC.
     Copy,
-    /// Sent from registered memory where it lies: a link that cannot is an error.
+    /// Sent directly from registered memory; a link without support for it is an error.
     Reference,
 }
 
-/// Who copies frames between an interface of AF_XDP and siwd's packet buffers.
+/// Copy mode of an AF_XDP socket between the interface and siwd's packet buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum XdpCopySetting {
-    /// The NIC where its driver can, else the kernel.
+    /// Zero-copy if the NIC's driver supports it, otherwise copies by the kernel.
     Auto,
-    /// The kernel.
+    /// Copies by the kernel.
     Copy,
-    /// The NIC: one that cannot is an error.
+    /// DMA by the NIC (zero-copy); a driver without it is an error.
     ZeroCopy,
 }
 
-/// Descriptors of a ring where the configuration says nothing.
+/// Default number of descriptors of a ring.
 const DESCRIPTORS: u16 = 1024;
-/// What every NIC has, and what none exceeds.
+/// Range of descriptor counts: every NIC supports the minimum, and none exceeds the maximum.
 const MIN_DESCRIPTORS: u16 = 32;
 const MAX_DESCRIPTORS: u16 = 16_384;
-/// Jumbo frames as NICs and switches know them.
+/// Largest jumbo-frame MTU that NICs and switches commonly support.
 const MAX_WIRE_MTU: u16 = 9000;
-/// A pair of rings passes pointers: as much as the length field of IP holds.
+/// A pair of rings passes pointers, so the limit is the length field of the IP header.
 const MAX_PAIR_MTU: u16 = u16::MAX;
 
 /// One `[[device]]`.
@@ -90,22 +91,22 @@ pub struct DeviceConfig {
     pub name: Spanned<DeviceName>,
     /// Two devices that name the same pair are joined by two DPDK rings.
     pub pair: Option<String>,
-    /// A DPDK device by its devargs: "net_tap0,iface=siwtap0", "auxiliary:mlx5_core.sf.2". With `pci`
-    /// arguments for the driver of that NIC: "mprq_en=1".
+    /// A DPDK device by its devargs: "net_tap0,iface=siwtap0", "auxiliary:mlx5_core.sf.2". Together
+    /// with `pci`: arguments for the driver of that NIC, "mprq_en=1".
     pub devargs: Option<String>,
     /// A PCI NIC that DPDK can drive (`siwd devices`): "0000:03:00.0".
     pub pci: Option<PciAddress>,
-    /// A network interface that stays with the kernel (AF_XDP): frames to the device's addresses are
-    /// siwd's, all others the kernel's.
+    /// A network interface that stays with the kernel (AF_XDP): siwd receives the frames to the
+    /// device's addresses, the kernel all others.
     pub af_xdp: Option<Spanned<InterfaceName>>,
-    /// Who copies frames on `af_xdp`.
+    /// Copy mode of `af_xdp`.
     #[serde(default = "default_xdp_copy")]
     pub xdp_copy: XdpCopySetting,
-    /// The device's addresses are the kernel's too: only TCP ports of siwd's listeners and connects are
-    /// siwd's.
+    /// The device shares its addresses with the kernel: siwd owns only the TCP ports of its
+    /// listeners and connects.
     #[serde(default)]
     pub xdp_share: bool,
-    /// Ethernet address; absent: the port's own, or one derived from the name.
+    /// Ethernet address; absent: that of the port, or one derived from the name.
     pub mac: Option<MacAddress>,
     /// Addresses with prefix length: "10.77.0.1/24", "fd77::1/64".
     pub addresses: Spanned<Vec<Cidr>>,
@@ -113,44 +114,45 @@ pub struct DeviceConfig {
     pub gateway: Option<Spanned<Ipv4Addr>>,
     /// IPv6 router for other networks.
     pub gateway6: Option<Spanned<Ipv6Addr>>,
-    /// Networks behind other routers than the gateway; the longest prefix wins.
+    /// Networks behind routers other than the gateway; the longest prefix wins.
     #[serde(default)]
     pub routes: Vec<RouteConfig>,
-    /// IP bytes in a frame, 1280 (576 without IPv6) to 9000, on a pair to 65535.
+    /// IP bytes in a frame: 1280 (576 without IPv6) to 9000, on a pair up to 65535.
     #[serde(default = "default_mtu")]
     pub mtu: Spanned<u16>,
     /// 802.1Q tag, 1 to 4094.
     pub vlan: Option<Spanned<u16>>,
-    /// Workers that serve the device; absent: all. Those beyond the port's queues receive and
-    /// send through the others.
+    /// Number of workers that serve the device; absent: all. Workers beyond the port's queues
+    /// receive and send through the other workers.
     pub queues: Option<Spanned<u16>>,
-    /// Who computes checksums.
+    /// Checksum computation.
     #[serde(default = "default_checksum")]
     pub checksum: ChecksumPolicy,
-    /// Whether the port segments super-segments of whole FPDUs (TSO), or carries them as they are, as a
-    /// pair does; needs its checksums.
+    /// TSO: the port segments super-segments of whole FPDUs, or, as a pair does, carries them
+    /// unsegmented. Requires checksum offload.
     #[serde(default = "default_tso")]
     pub tso: Spanned<TsoPolicy>,
-    /// How payload gets into frames.
+    /// Transmit path of payload.
     #[serde(default = "default_tx_payload")]
     pub tx_payload: TxPayloadPolicy,
-    /// Descriptors of each receive ring; absent: 1024. The driver may change it.
+    /// Descriptors of each receive ring; absent: 1024. The driver may adjust it.
     pub rx_descriptors: Option<Spanned<u16>>,
-    /// Descriptors of each transmit ring; absent: 1024. The driver may change it.
+    /// Descriptors of each transmit ring; absent: 1024. The driver may adjust it.
     pub tx_descriptors: Option<Spanned<u16>>,
-    /// Free descriptors at which a receive ring is refilled; absent: the driver's number.
+    /// Number of free descriptors at which a receive ring is refilled; absent: the driver's
+    /// default.
     pub rx_free_threshold: Option<Spanned<u16>>,
-    /// Free descriptors below which sent buffers are freed; absent: the driver's number.
+    /// Number of free descriptors below which sent buffers are freed; absent: the driver's default.
     pub tx_free_threshold: Option<Spanned<u16>>,
-    /// The kernel shares the device, through a TAP interface of this name that siwd creates; absent: the
-    /// device is siwd's alone.
+    /// Name of the TAP interface that siwd creates to share the device with the kernel; absent:
+    /// siwd uses the device alone.
     pub host_interface: Option<Spanned<InterfaceName>>,
-    /// Addresses of that interface; absent: those of the device, which both then have.
+    /// Addresses of the TAP interface; absent: those of the device, which the kernel then shares.
     pub host_addresses: Option<Spanned<Vec<Cidr>>>,
-    /// TCP ports that connects of siwd from shared addresses use: the kernel gives them to nobody.
+    /// TCP ports for siwd's connects from shared addresses. siwd keeps the kernel from using them.
     #[serde(default = "default_host_ports")]
     pub host_ports: Spanned<PortRange>,
-    /// The kernel's routes and neighbours on the interface are siwd's too.
+    /// Follow the kernel's routes and neighbours on the interface.
     #[serde(default)]
     pub host_routes: bool,
     /// `[device.mpa]`
@@ -198,7 +200,7 @@ pub struct RouteConfig {
     pub via: Spanned<IpAddr>,
 }
 
-/// Where a device's frames go.
+/// Link of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LinkSource {
     /// One end of a pair of rings.
@@ -207,12 +209,12 @@ pub enum LinkSource {
     Vdev(String),
     /// A PCI NIC.
     Pci(String),
-    /// An interface of the kernel, by AF_XDP.
+    /// A kernel interface, through AF_XDP.
     Xdp(String),
 }
 
 impl DeviceConfig {
-    /// The link that this device names; `validate` made sure that there is exactly one.
+    /// Link of this device; `check_settings` has verified that exactly one is named.
     pub fn link_source(&self) -> LinkSource {
         if let Some(pair) = &self.pair {
             LinkSource::Pair(pair.clone())
@@ -228,8 +230,8 @@ impl DeviceConfig {
 }
 
 impl DeviceConfig {
-    /// The device on a bus of the machine that it is, for DPDK's list of those to look at: a PCI NIC,
-    /// or an auxiliary or VMBus device.
+    /// Bus address of a PCI, auxiliary or VMBus device, for the list of devices that DPDK probes.
+    /// `None` for links that are not bus devices.
     pub fn bus_device(&self) -> Option<String> {
         match self.link_source() {
             LinkSource::Pci(device) => Some(device),
@@ -238,7 +240,7 @@ impl DeviceConfig {
         }
     }
 
-    /// Looks for what is out of range or contradicts itself; `whole` is the table's place.
+    /// Checks ranges and contradictions; `whole` is the location of the table.
     pub(super) fn check_settings(&self, whole: Range<usize>) -> Result<(), (Range<usize>, String)> {
         let name = &self.name.get_ref().0;
         let links = [
@@ -340,7 +342,7 @@ impl DeviceConfig {
         self.mpa.check_ranges()
     }
 
-    /// What an interface of AF_XDP excludes.
+    /// Checks that no setting conflicts with `af_xdp`.
     fn check_af_xdp(&self) -> Result<(), (Range<usize>, String)> {
         let Some(interface) = &self.af_xdp else {
             return match self.xdp_share {
@@ -377,7 +379,7 @@ impl DeviceConfig {
         Ok(())
     }
 
-    /// What is said of the kernel's part.
+    /// Checks the settings of the TAP interface shared with the kernel.
     fn check_host_path(&self) -> Result<(), (Range<usize>, String)> {
         let Some(interface) = &self.host_interface else {
             return match &self.host_addresses {
@@ -421,7 +423,7 @@ impl DeviceConfig {
         Ok(())
     }
 
-    /// Descriptors, and thresholds that have to lie below them.
+    /// Checks descriptor counts, and that thresholds are below them.
     fn check_rings(&self) -> Result<(), (Range<usize>, String)> {
         let pairs = [
             (&self.rx_descriptors, &self.rx_free_threshold, "rx"),
@@ -457,7 +459,8 @@ impl DeviceConfig {
         Ok(())
     }
 
-    /// Packet buffers that the rings of a NIC with this many queues hold; 0 where a ring takes none.
+    /// Packet buffers held by the rings of a NIC served by `workers` workers; 0 for links whose
+    /// rings hold none.
     pub fn ring_buffers(&self, workers: usize) -> u32 {
         if self.pci.is_none() && self.af_xdp.is_none() {
             return 0;
@@ -468,21 +471,21 @@ impl DeviceConfig {
         queues as u32 * (u32::from(self.rx_ring_len()) + u32::from(self.tx_ring_len()))
     }
 
-    /// Descriptors of each receive ring that are asked for.
+    /// Requested number of descriptors of each receive ring.
     pub fn rx_ring_len(&self) -> u16 {
         self.rx_descriptors
             .as_ref()
             .map_or(DESCRIPTORS, |count| *count.get_ref())
     }
 
-    /// Descriptors of each transmit ring that are asked for.
+    /// Requested number of descriptors of each transmit ring.
     pub fn tx_ring_len(&self) -> u16 {
         self.tx_descriptors
             .as_ref()
             .map_or(DESCRIPTORS, |count| *count.get_ref())
     }
 
-    /// A router has to be a neighbour: on a network of the device, or of IPv6's link.
+    /// A router must be on one of the device's networks, or be IPv6 link-local.
     fn check_router(
         &self,
         router: IpAddr,

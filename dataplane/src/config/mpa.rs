@@ -32,7 +32,7 @@ pub enum MarkersName {
     Request,
 }
 
-/// Placement out of order (RFC 5041, section 5.2); always of FPDUs with a good CRC only.
+/// Out-of-order placement (RFC 5041, section 5.2), of FPDUs with a valid CRC only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OutOfOrderName {
@@ -40,37 +40,37 @@ pub enum OutOfOrderName {
     Off,
     /// In streams with markers.
     Markers,
-    /// Also in streams whose peer has sent each FPDU in a segment of its own so far. If a middlebox
-    /// then began to resegment the stream, payload that looks like an FPDU could be taken for one:
-    /// only for networks without such middleboxes.
+    /// Also in streams in which every FPDU received so far was aligned with a TCP segment. If a
+    /// middlebox starts to resegment the stream later, payload that looks like an FPDU could be
+    /// placed as one: only for networks without resegmenting middleboxes.
     Aligned,
 }
 
-/// How the Terminates of a device begin.
+/// Layout of the first octet of a Terminate (RFC 5040, section 4.8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TerminateName {
-    /// Layer in the high half of the first octet (RFC 5040, section 4.8).
+    /// Layer in the high half of the first octet, as the RFC specifies.
     Rfc,
-    /// In the low half, as Linux siw sends and reads it.
+    /// Layer in the low half, as Linux siw sends and expects it.
     Siw,
 }
 
-/// Defaults for peers that are known to need others. A setting that is given beside a preset wins.
+/// Defaults for known peers with special needs. Explicit settings override the preset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MpaPreset {
-    /// Linux siw: no markers, Terminates as it reads them, and woken when it is silent.
+    /// Linux siw: no markers, Terminates in siw's layout, and a wake-up for a silent peer.
     Siw,
-    /// Chelsio T4 to T6: a Read as ready-to-receive and no other, no markers, 32 reads, 256 bytes
+    /// Chelsio T4 to T6: Read as the only ready-to-receive frame, no markers, 32 reads, 256 bytes
     /// of private data.
     Chelsio,
-    /// Intel X722 and E810: Read before Write, no markers, 63 reads, no second attempt but after a
+    /// Intel X722 and E810: Read preferred to Write, no markers, 63 reads, a retry only after a
     /// reset.
     Intel,
 }
 
-/// `[device.mpa]`, after presets and defaults. The defaults suit all of the known peers, but for
+/// `[device.mpa]`, with presets and defaults applied. The defaults suit all known peers except
 /// servers on Linux siw: see [`wake_silent_peer_ms`](Self::wake_silent_peer_ms).
 #[derive(Debug, Clone, Deserialize)]
 #[serde(from = "MpaTable")]
@@ -83,29 +83,29 @@ pub struct MpaSettings {
     pub markers: MarkersName,
     /// RTR frames offered in revision 2; empty means no peer-to-peer set-up.
     pub rtr: Vec<RtrName>,
-    /// Which streams place payload that arrives beyond a hole at once (delivery stays in order).
+    /// Streams in which payload beyond a sequence gap is placed at once (delivery stays in order).
     pub out_of_order: OutOfOrderName,
-    /// Agree with peers that can on immediate data with SEND.
+    /// Negotiate immediate data with SEND with peers that support it.
     pub immediate_with_send: bool,
-    /// How Terminates begin.
+    /// Layout of Terminates.
     pub terminate: TerminateName,
-    /// Inbound RDMA Reads granted at most (IRD).
+    /// Maximum number of inbound RDMA Reads granted (IRD).
     pub ird: Spanned<u16>,
-    /// Outbound RDMA Reads asked for at most (ORD).
+    /// Maximum number of outbound RDMA Reads requested (ORD).
     pub ord: Spanned<u16>,
-    /// Private data that is accepted from a peer, in bytes; RFC 5044 allows 512.
+    /// Maximum length of a peer's private data, in bytes; RFC 5044 allows 512.
     pub private_data: Spanned<u16>,
-    /// Number of the first message of each queue, both ways: 1 as in RFC 5041, section 4.3. Another
-    /// number tests the wrap of message numbers, with a peer that begins there as well.
+    /// MSN of the first message of each queue, in both directions: 1 in RFC 5041, section 4.3.
+    /// Other values test the wrap-around of MSNs, with a peer that starts at the same value.
     pub first_msn: u32,
-    /// Milliseconds that a SEND may wait for a receive work request, while the stream is held; 0: it
-    /// is answered with a Terminate, as in RFC 5041, section 7.1.
+    /// Milliseconds that a SEND may wait for a receive work request, during which the stream is
+    /// stopped. 0: a Terminate at once, as in RFC 5041, section 7.1.
     pub receive_wait_ms: u32,
-    /// Milliseconds after which a peer that has accepted a connection of this side, and sent nothing
-    /// since, gets an RDMA Write of nothing; repeated with growing pauses; 0: never. Linux siw may not
-    /// look at what arrives just after its MPA reply until more arrives.
+    /// Milliseconds after which a zero-length RDMA Write is sent to a peer that accepted this
+    /// side's connection and has sent nothing since; repeated at growing intervals; 0: never. Linux
+    /// siw can miss data that arrives right after its MPA reply until more data arrives.
     pub wake_silent_peer_ms: u32,
-    /// Try again with revision 1 when a peer resets a request of revision 2 (RFC 6581, section 10).
+    /// Retry with revision 1 when a peer resets a request of revision 2 (RFC 6581, section 10).
     pub fallback: bool,
     /// Milliseconds to wait for an MPA request after the TCP connection is established.
     pub request_timeout_ms: u32,
@@ -115,7 +115,7 @@ pub struct MpaSettings {
     pub accept_timeout_ms: u32,
 }
 
-/// The table as it is written, before presets and defaults.
+/// The table as written in the file, before presets and defaults.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct MpaTable {
@@ -196,7 +196,7 @@ impl MpaSettings {
         }
     }
 
-    /// Where and what is out of its range.
+    /// Checks ranges; the error has the location and the reason.
     pub(super) fn check_ranges(&self) -> Result<(), (Range<usize>, String)> {
         let revision = &self.revision;
         if !(1..=2).contains(revision.get_ref()) {

@@ -1,5 +1,4 @@
-//! The tables of the daemon as a whole: `[workers]`, `[limits]`, `[control]`, `[dpdk]` and
-//! `[capture]`.
+//! Tables for the whole daemon: `[workers]`, `[limits]`, `[control]`, `[dpdk]` and `[capture]`.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -10,11 +9,11 @@ use toml::Spanned;
 
 use super::{ByteSize, FileMode};
 
-/// How a worker behaves when nothing is to be done.
+/// Behaviour of a worker without work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IdlePolicy {
-    /// Poll without end: lowest latency, one whole core.
+    /// Poll continuously: lowest latency, uses a whole core.
     Poll,
     /// Spin for a while, then sleep until a doorbell, a frame or a timer.
     Adaptive,
@@ -26,12 +25,12 @@ pub enum IdlePolicy {
 pub struct WorkersConfig {
     /// The cores that workers are pinned to, one worker each.
     pub cores: Spanned<Vec<usize>>,
-    /// What a worker does when idle.
+    /// Behaviour of an idle worker.
     pub idle: IdlePolicy,
     /// Microseconds without work before an adaptive worker sleeps.
     pub spin_us: u32,
-    /// Microseconds that the workers' cores may take to leave an idle state, while siwd runs; 0: they do
-    /// not halt; absent: as the kernel has it.
+    /// Maximum exit latency, in microseconds, of the idle states of the workers' cores while siwd
+    /// runs. 0: the cores do not halt; absent: the kernel's setting.
     pub resume_latency_us: Option<u32>,
 }
 
@@ -46,20 +45,21 @@ impl Default for WorkersConfig {
     }
 }
 
-/// `[limits]`: what a client, all clients of a user (uid), and all clients together may hold.
+/// `[limits]`: resources of one client, of all clients of a user (uid), and of all clients
+/// together.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LimitsConfig {
     /// Clients connected at once.
     #[serde(deserialize_with = "at_least_one")]
     pub clients: u32,
-    /// Of these, clients of one user.
+    /// Clients of one user connected at once.
     #[serde(deserialize_with = "at_least_one")]
     pub clients_per_user: u32,
-    /// Queue pairs of one client, and as many shared receive queues.
+    /// Queue pairs of one client; also the limit of its shared receive queues.
     #[serde(deserialize_with = "at_least_one")]
     pub queue_pairs_per_client: u32,
-    /// The same for all clients of one user.
+    /// Queue pairs of all clients of one user; also the limit of their shared receive queues.
     #[serde(deserialize_with = "at_least_one")]
     pub queue_pairs_per_user: u32,
     /// Completion queues of one client.
@@ -74,19 +74,20 @@ pub struct LimitsConfig {
     /// Memory regions and windows of all clients of one user.
     #[serde(deserialize_with = "at_least_one")]
     pub memory_regions_per_user: u32,
-    /// Bytes of arenas, queues and doorbells of one client, together.
+    /// Bytes of arenas, queues and doorbells of one client, in total.
     pub memory_per_client: ByteSize,
-    /// The same for all clients of one user; absent: three quarters of `memory`.
+    /// Bytes of arenas, queues and doorbells of all clients of one user; absent: three quarters of
+    /// `memory`.
     pub memory_per_user: Option<ByteSize>,
-    /// The same for all clients; absent: as much as the machine has.
+    /// Bytes of arenas, queues and doorbells of all clients; absent: the memory of the machine.
     pub memory: Option<ByteSize>,
-    /// Of that memory, bytes in hugepages of all clients of one user, beyond which normal pages are
-    /// used; absent: half of what is free when the daemon has started.
+    /// Bytes of that memory that may be in hugepages, for all clients of one user; beyond it normal
+    /// pages are used. Absent: half of the hugepages free after the daemon's start.
     pub hugepages_per_user: Option<ByteSize>,
-    /// Sockets, pipes and pieces of shared memory that the daemon keeps open for one client.
+    /// Sockets, pipes and shared memory objects that the daemon keeps open for one client.
     #[serde(deserialize_with = "at_least_one")]
     pub descriptors_per_client: u32,
-    /// The same for all clients of one user; absent: half of what the process may have.
+    /// The same for all clients of one user; absent: half of the process's limit.
     pub descriptors_per_user: Option<u32>,
     /// Listeners of one client.
     #[serde(deserialize_with = "at_least_one")]
@@ -100,14 +101,14 @@ pub struct LimitsConfig {
     /// The same for all clients of one user.
     #[serde(deserialize_with = "at_least_one")]
     pub event_channels_per_user: u32,
-    /// Events that wait in the daemon for a client that does not read them.
+    /// Events queued in the daemon for a client that does not read them.
     #[serde(deserialize_with = "at_least_one")]
     pub events_per_client: u32,
     /// Connected and connecting queue pairs of all clients of one user; absent: half of
     /// `connections`.
     pub connections_per_user: Option<u32>,
-    /// Connections that wait in one worker for an MPA request, or for an application to accept them,
-    /// of all listeners of one user; absent: an eighth of `connections`.
+    /// Connections on one worker, of all listeners of one user, that await an MPA request or the
+    /// application's accept; absent: an eighth of `connections`.
     pub pending_connections_per_user: Option<u32>,
     /// Work requests in one queue.
     pub work_requests: u32,
@@ -150,14 +151,14 @@ impl Default for LimitsConfig {
 }
 
 impl LimitsConfig {
-    /// Connections of one user's listeners that may wait in one worker.
+    /// Pending connections that one worker allows for all listeners of one user.
     pub(crate) fn pending_connections_of_user(&self) -> u32 {
         let share = (self.connections / 8).max(1);
         self.pending_connections_per_user.unwrap_or(share)
     }
 }
 
-/// A limit that nobody could live with is a mistake.
+/// Refuses a limit of 0, which is always a mistake.
 fn at_least_one<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     match u32::deserialize(deserializer)? {
         0 => Err(de::Error::custom("0: at least 1 is needed")),
@@ -165,7 +166,7 @@ fn at_least_one<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Er
     }
 }
 
-/// Milliseconds that a client may take for its HELLO.
+/// Milliseconds from a client's connect to its HELLO.
 fn hello_timeout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     match u32::deserialize(deserializer)? {
         millis @ 10..=600_000 => Ok(millis),
@@ -175,16 +176,16 @@ fn hello_timeout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::E
     }
 }
 
-/// Whose registered memory workers may copy by system calls, which wait as long as the client's pages
-/// do (FUSE, userfaultfd): memory that can be neither replaced nor mapped.
+/// Users whose registered memory workers may copy with system calls, if it can be neither replaced
+/// nor mapped. These calls can block in the client's page faults (FUSE, userfaultfd).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProcessMemoryPolicy {
-    /// Nobody's: registering such memory is refused.
+    /// None: registration of this kind of memory is refused.
     Never,
-    /// That of root and of the daemon's own user.
+    /// Root and the daemon's own user.
     Trusted,
-    /// Everybody's.
+    /// All users.
     All,
 }
 
@@ -198,11 +199,12 @@ pub struct ControlSocketConfig {
     pub mode: FileMode,
     /// Group that owns the socket; absent means the daemon's.
     pub group: Option<Spanned<String>>,
-    /// Group whose members see the counters of all clients, as root and the daemon's own user do.
+    /// Group whose members can read the counters of all clients, like root and the daemon's own
+    /// user.
     pub operators: Option<Spanned<String>>,
-    /// Whose memory is copied by system calls where it cannot be shared.
+    /// Users whose memory is copied with system calls where it cannot be shared.
     pub process_memory: ProcessMemoryPolicy,
-    /// Milliseconds after which a connection is closed that has not said HELLO.
+    /// Milliseconds after which a connection without a HELLO is closed.
     #[serde(deserialize_with = "hello_timeout")]
     pub hello_timeout_ms: u32,
 }
@@ -220,11 +222,11 @@ impl Default for ControlSocketConfig {
     }
 }
 
-/// Whether hugepages back the daemon's memory.
+/// Use of hugepages for the daemon's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HugepagePolicy {
-    /// Use them when enough are free, fall back to normal pages and say so.
+    /// Use them if enough are free, otherwise normal pages with a warning.
     Auto,
     /// Refuse to start without them.
     Require,
@@ -238,29 +240,29 @@ pub enum HugepagePolicy {
 pub struct DpdkConfig {
     /// Hugepage policy for packet buffers and arenas.
     pub hugepages: HugepagePolicy,
-    /// Packet buffers in all; rounded up by DPDK.
+    /// Total number of packet buffers; DPDK may round it up.
     pub buffers: u32,
     /// EAL log level: emergency .. debug.
     pub log: EalLog,
-    /// What NICs read memory by.
+    /// Addresses that NICs use for DMA.
     pub iova: IovaSetting,
-    /// More arguments of DPDK's environment, behind siwd's own.
+    /// Additional EAL arguments, appended to siwd's own.
     pub eal_args: Spanned<Vec<String>>,
 }
 
-/// What NICs read memory by.
+/// Addresses that NICs use for DMA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IovaSetting {
-    /// Physical addresses if one of the NICs has no IOMMU, virtual ones otherwise.
+    /// Physical addresses if one of the NICs has no IOMMU, virtual addresses otherwise.
     Auto,
-    /// Virtual addresses: an IOMMU translates them.
+    /// Virtual addresses, translated by an IOMMU.
     Va,
-    /// Physical addresses: registered memory is never sent from where it lies.
+    /// Physical addresses; registered memory is then never sent by reference.
     Pa,
 }
 
-/// Arguments of the environment that siwd sets itself, by what they begin with.
+/// Names of the EAL arguments that siwd sets itself.
 const OWN_EAL_ARGS: [&str; 16] = [
     "-l",
     "-c",
@@ -281,7 +283,7 @@ const OWN_EAL_ARGS: [&str; 16] = [
 ];
 
 impl DpdkConfig {
-    /// Looks for arguments that contradict siwd's own.
+    /// Refuses arguments that contradict siwd's own.
     pub(super) fn check_settings(&self) -> Result<(), (Range<usize>, String)> {
         let taken = |arg: &&String| {
             let name = arg.split('=').next().unwrap_or_default();

@@ -1,5 +1,4 @@
-//! `[device.tcp]` and `[device.neighbours]`: how a device's TCP behaves, and its table of
-//! neighbours.
+//! `[device.tcp]` and `[device.neighbours]`: TCP settings and the neighbour table of a device.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -18,7 +17,7 @@ pub enum CongestionName {
     Cubic,
     /// RFC 5681 with RFC 6582.
     Newreno,
-    /// RFC 8257, for fabrics whose switches mark; asks for ECN.
+    /// RFC 8257, for fabrics whose switches mark packets; enables ECN.
     Dctcp,
 }
 
@@ -30,37 +29,36 @@ pub struct TcpSettings {
     pub congestion: CongestionName,
     /// Offer and accept Explicit Congestion Notification (RFC 3168).
     pub ecn: bool,
-    /// Offer timestamps (RFC 7323): round trips of every segment, and PAWS.
+    /// Offer timestamps (RFC 7323), for an RTT sample per segment and for PAWS.
     pub timestamps: bool,
     /// Offer selective acknowledgements (RFC 2018).
     pub sack: bool,
-    /// Least retransmission timeout in milliseconds (RFC 6298 allows less than 1 s on fabrics).
+    /// Minimum retransmission timeout in milliseconds (below the 1 s of RFC 6298, for fabrics).
     pub rto_min_ms: Spanned<u32>,
     /// Retransmission timeout in milliseconds before the first round trip is measured (RFC 6298,
     /// section 2.1).
     pub rto_initial_ms: Spanned<u32>,
-    /// Receive window of one connection. Absent: 1 MiB, and 256 KiB on a pair, whose
-    /// round trip is so short that more only leaves the processor's cache.
+    /// Receive window of one connection. Absent: 1 MiB, and 256 KiB on a pair, where the round-trip
+    /// time is short and a larger window only overflows the processor's cache.
     pub receive_window: Option<Spanned<ByteSize>>,
-    /// Segments that a new connection may send at once (RFC 6928). Absent: 10, and 256 on a
-    /// pair.
+    /// Segments that a new connection may send at once (RFC 6928). Absent: 10, and 256 on a pair.
     pub initial_window: Option<Spanned<u32>>,
     /// Delayed acknowledgement in microseconds, below 500 000.
     pub delayed_ack_us: Spanned<u32>,
-    /// How long the ACK of a message waits for an answer, in microseconds, on connections whose
-    /// application answers that fast; below 1000, 0: not at all.
+    /// Microseconds that the ACK of a message waits for the application's answer, on connections
+    /// whose application usually answers within that time; below 1000; 0: the ACK does not wait.
     pub answer_wait_us: Spanned<u32>,
     /// Seconds that data may stay unacknowledged before the connection ends (RFC 9293
     /// section 3.8.3).
     pub user_timeout_s: Spanned<u32>,
-    /// Seconds after which a connection ends that its owner released and whose peer has not
-    /// acknowledged everything, whatever that peer answers.
+    /// Seconds until a released connection is aborted if its peer has not acknowledged all data,
+    /// even if the peer still responds.
     pub orphan_timeout_s: Spanned<u32>,
     /// Seconds of silence before a keepalive probe; absent: none.
     pub keepalive_s: Option<Spanned<u32>>,
-    /// Seconds between keepalive probes; absent: as `keepalive_s`, at most 5.
+    /// Seconds between keepalive probes; absent: `keepalive_s`, but at most 5.
     pub keepalive_interval_s: Option<Spanned<u32>>,
-    /// Probes without an answer before the connection ends.
+    /// Unanswered probes before the connection ends.
     pub keepalive_probes: Spanned<u8>,
     /// Retransmissions of a SYN or SYN-ACK.
     pub syn_retries: u8,
@@ -95,21 +93,22 @@ impl Default for TcpSettings {
     }
 }
 
-/// `[device.neighbours]`: the table of ARP and NDP.
+/// `[device.neighbours]`: the neighbour table for ARP and NDP.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NeighbourSettings {
-    /// Most entries, resolved or not.
+    /// Maximum number of entries, resolved or not.
     pub entries: Spanned<u32>,
     /// Seconds that a resolved address is used before it is verified again.
     pub reachable_s: Spanned<u32>,
     /// Milliseconds between solicitations.
     pub retransmit_ms: Spanned<u32>,
-    /// Solicitations without an answer before a neighbour counts as unreachable.
+    /// Unanswered solicitations before a neighbour counts as unreachable.
     pub probes: Spanned<u8>,
-    /// Of `entries`, those without an answer that one client had asked for; absent: an eighth.
+    /// Maximum number of unresolved entries requested by one client; absent: an eighth of
+    /// `entries`.
     pub unresolved_per_client: Option<Spanned<u32>>,
-    /// The same for all clients of one user; absent: a quarter.
+    /// The same for all clients of one user; absent: a quarter of `entries`.
     pub unresolved_per_user: Option<Spanned<u32>>,
 }
 
@@ -126,7 +125,7 @@ impl Default for NeighbourSettings {
     }
 }
 
-/// A default: it has no place in the file.
+/// Wraps a default value, which has no location in the file.
 fn default_value<T>(value: T) -> Spanned<T> {
     Spanned::new(0..0, value)
 }
@@ -187,8 +186,8 @@ impl TcpSettings {
         Ok(())
     }
 
-    /// Writes the settings into a stack's configuration; `window` (bytes) and `initial_window`
-    /// (segments) where the file has none.
+    /// Writes the settings into a stack's configuration. `window` (bytes) and `initial_window`
+    /// (segments) apply where the file has no value.
     pub(crate) fn apply_to_stack(
         &self,
         window: u32,
@@ -259,7 +258,7 @@ impl NeighbourSettings {
         }
     }
 
-    /// A limit of unresolved entries: the setting, or this part of all entries.
+    /// Limit of unresolved entries: the setting, or by default `1 / part` of all entries.
     fn unresolved_or(&self, setting: &Option<Spanned<u32>>, part: u32) -> usize {
         let share = *self.entries.get_ref() / part;
         setting.as_ref().map_or(share, |limit| *limit.get_ref()) as usize
@@ -319,7 +318,7 @@ mod tests {
     fn the_defaults_are_those_of_a_fabric_as_the_stack_has_them() {
         let configured = stack("");
         let plain = StackConfig::new(configured.mac, configured.addresses.clone());
-        // Each configuration draws its own secrets; the window is the caller's.
+        // Each configuration draws its own secrets; the window is set by the caller.
         let expected = StackConfig {
             recv_window: configured.recv_window,
             isn_key: configured.isn_key,

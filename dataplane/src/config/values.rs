@@ -1,5 +1,4 @@
-//! Values that the configuration writes as text: each parses with an error that shows how to
-//! write one.
+//! Values written as text in the configuration. Each parse error shows an example of the format.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -40,7 +39,7 @@ impl FromStr for DeviceName {
     }
 }
 
-/// A PCI address, domain included.
+/// A PCI address, including the domain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PciAddress(pub String);
 from_text!(PciAddress);
@@ -68,7 +67,7 @@ impl FromStr for PciAddress {
     }
 }
 
-/// A name of a network interface: 1 to 15 bytes.
+/// Name of a network interface: 1 to 15 bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InterfaceName(pub String);
 from_text!(InterfaceName);
@@ -128,7 +127,7 @@ impl fmt::Display for MacAddress {
     }
 }
 
-/// An address with its prefix length.
+/// An IP address with its prefix length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cidr {
     /// The device's own address.
@@ -163,13 +162,13 @@ impl FromStr for Cidr {
     }
 }
 
-/// TCP ports from one to another, both included: "61000-65535".
+/// Inclusive range of TCP ports: "61000-65535".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PortRange(pub RangeInclusive<u16>);
 from_text!(PortRange);
 
 impl PortRange {
-    /// Those above the range that Linux draws from (`net.ipv4.ip_local_port_range`).
+    /// Ports above Linux's ephemeral range (`net.ipv4.ip_local_port_range`).
     pub const BEYOND_LINUX: PortRange = PortRange(61_000..=65_535);
 }
 

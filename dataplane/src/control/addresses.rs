@@ -1,4 +1,4 @@
-//! Addresses: which device leads where, bindings, and listeners, for requests of clients.
+//! Client requests for addresses: selection of devices, bindings and listeners.
 //!
 //! ```text
 //! BIND -> binding --LISTEN--> listener --UNLISTEN--> gone
@@ -18,7 +18,7 @@ use crate::host_ports::{ClaimError, PortClaim};
 use crate::ids::{ClientId, CmChannelId, CmListenerId, ConnectRequestId, Qpn};
 use crate::worker::messages::Command;
 
-/// Most requests that may wait at a listener.
+/// Maximum backlog of a listener.
 const MAX_BACKLOG: u32 = 4096;
 
 impl ControlThread {
@@ -93,7 +93,8 @@ impl ControlThread {
             let addresses = view.addresses.iter();
             addresses.filter(|cidr| cidr.addr.is_ipv4() == dst.is_ipv4())
         };
-        // The address itself if it is the device's own, else the one that shares most with it.
+        // The address itself if it is the device's own, else one on the destination's network with
+        // the longest prefix.
         let chosen = src.or_else(|| {
             same_family()
                 .find(|cidr| cidr.addr == dst.ip())
@@ -116,7 +117,7 @@ impl ControlThread {
         send_reply::<m::Resolve>(self.resources.client_mut(id)?, seq, &reply)
     }
 
-    /// Has events come to another channel, see [`m::MigrateCm`].
+    /// Moves events to another channel, see [`m::MigrateCm`].
     pub(super) fn migrate_events(
         &mut self,
         id: ClientId,
@@ -152,7 +153,7 @@ impl ControlThread {
         send_reply::<m::MigrateCm>(self.resources.client_mut(id)?, seq, &EMPTY)
     }
 
-    /// Accepts connections, at an address or for a binding, see [`m::Listen`].
+    /// Listens at an address or on a binding, see [`m::Listen`].
     pub(super) fn start_listener(
         &mut self,
         id: ClientId,
@@ -179,7 +180,7 @@ impl ControlThread {
             if listeners.has_listener(&bound.devices, bound.scope, bound.port) {
                 return Err(port_in_use(bound.port));
             }
-            // The binding's claims pass to the listener.
+            // The port claims of the binding pass to the listener.
             (bound.devices.clone(), bound.scope, (bound.port, Vec::new()))
         };
         self.check_crc(&devices, request.mpa.crc)?;
@@ -274,8 +275,8 @@ impl ControlThread {
         send_reply::<m::Unlisten>(self.resources.client_mut(id)?, seq, &EMPTY)
     }
 
-    /// Takes a listener or binding out, with its waiting requests unless they are kept. Its port is
-    /// the kernel's again when the result is dropped.
+    /// Removes a listener or binding, and its pending requests unless `keep_requests`. Dropping the
+    /// result returns the port to the kernel.
     pub(super) fn remove_listener(
         &mut self,
         listener: CmListenerId,
@@ -294,7 +295,7 @@ impl ControlThread {
         Some(removed)
     }
 
-    /// The devices that a client means; `device` is an index or [`m::ANY_DEVICE`].
+    /// Devices selected by a client; `device` is an index or [`m::ANY_DEVICE`].
     fn devices_of(&self, device: u32, scope: LocalScope) -> Result<Vec<usize>, Refusal> {
         if device != m::ANY_DEVICE {
             self.check_device(device as usize)?;
@@ -326,7 +327,7 @@ impl ControlThread {
         Ok(devices)
     }
 
-    /// Claims a port against the kernel on those of the devices that share addresses with it.
+    /// Claims a port in the kernel on those of the devices that share addresses with it.
     fn claim_against_kernel(
         &self,
         devices: &[usize],
@@ -340,7 +341,7 @@ impl ControlThread {
             .collect()
     }
 
-    /// The same of all addresses of the devices.
+    /// Claims a port on all addresses of the devices.
     pub(super) fn claim_port_of_all(
         &self,
         devices: &[usize],
@@ -353,7 +354,7 @@ impl ControlThread {
         Ok(self.claim_against_kernel(devices, LocalScope::All, port)?)
     }
 
-    /// The port that was asked for, or any free one for 0, and what holds it against the kernel.
+    /// Returns the requested port, or a free one for 0, with its claims in the kernel.
     fn choose_port(
         &self,
         devices: &[usize],
@@ -382,9 +383,9 @@ impl ControlThread {
         Err(Refusal::new(libc::EADDRINUSE, "no free port"))
     }
 
-    /// The device through which a peer is reached: its own address turns the connection
-    /// round, then whoever is on the peer's link, then the longest route, then whoever has a
-    /// gateway.
+    /// Selects the device for a connection: the one with the address `src` if given. Otherwise, in
+    /// this order, a device with the address `dst` (loopback), one with `dst` on its network, the
+    /// one with the longest matching route, or one with a gateway.
     pub(super) fn find_device(&self, src: Option<IpAddr>, dst: IpAddr) -> Option<usize> {
         let devices = &self.config.devices;
         let first = |fits: &dyn Fn(&super::DeviceView) -> bool| {
@@ -425,7 +426,7 @@ impl ControlThread {
         own.or_else(on_link).or_else(by_route).or_else(by_gateway)
     }
 
-    /// A device that can be used.
+    /// Returns the view of a usable device.
     pub(super) fn check_device(&self, device: usize) -> Result<&super::DeviceView, Refusal> {
         match self.config.devices.get(device) {
             None => Err(Refusal::new(libc::ENODEV, format!("no device {device}"))),
@@ -437,7 +438,7 @@ impl ControlThread {
         }
     }
 
-    /// No application turns off what the configuration requires.
+    /// Refuses to turn off CRC on a device that requires it.
     pub(super) fn check_crc(&self, devices: &[usize], crc: u8) -> Result<(), Refusal> {
         let strict = |device: &&usize| self.config.devices[**device].crc_required;
         match devices.iter().find(strict).filter(|_| crc == 0) {
@@ -461,7 +462,7 @@ fn port_in_use(port: u16) -> Refusal {
     Refusal::new(libc::EADDRINUSE, format!("port {port} is in use"))
 }
 
-/// No device leads to the address.
+/// Refusal: no device has a route to the address.
 pub(super) fn no_route(ip: IpAddr) -> Refusal {
     Refusal::new(
         libc::EHOSTUNREACH,
@@ -469,7 +470,7 @@ pub(super) fn no_route(ip: IpAddr) -> Refusal {
     )
 }
 
-/// Values that mean nothing are refused, with those that do.
+/// Refuses undefined option values; the refusal lists the allowed ones.
 fn check_options(options: &m::MpaOptions) -> Result<(), Refusal> {
     let bad = |what: &str, allowed: &str| {
         Err(Refusal::new(

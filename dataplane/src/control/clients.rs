@@ -1,4 +1,4 @@
-//! Clients come and go: their sockets, their packets, and what is left to do when one is gone.
+//! Client lifecycle: accept, request input, and removal.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -16,27 +16,27 @@ use super::{ControlThread, TOKEN_LISTENER};
 use crate::ids::{ClientId, CmListenerId};
 use crate::worker::messages::Command;
 
-/// Requests of one client that are served before those of others, when they have no answer.
+/// Requests without a reply of one client that are served in a row before other clients' requests.
 const READ_AHEAD: usize = 8;
 
-/// Descriptors of a client beside one for each worker: its socket, its events, its doorbells.
+/// Descriptors per client, in addition to one per worker: socket, event outbox, doorbells.
 const CLIENT_DESCRIPTORS: u64 = 3;
-/// Clients that are accepted before others are served.
+/// Clients accepted in a row before other events are served.
 const ACCEPTS_PER_TURN: usize = 16;
-/// How long nobody is accepted when the operating system lacks descriptors or memory: at first, and
-/// at most.
+/// Pause in accepting when the operating system is out of descriptors or memory: initial and
+/// maximum length.
 const ACCEPT_PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
-/// Packets of a client that is gone that are looked at for descriptors.
+/// Packets of a disconnected client that are searched for descriptors.
 const LAST_PACKETS: usize = 1024;
 
-/// When the control thread listens again, after the operating system refused a client.
+/// Pause in accepting clients after the operating system failed an accept.
 pub(super) struct AcceptPause {
     pub until: Instant,
     length: Duration,
 }
 
 impl ControlThread {
-    /// Accepts clients that wait.
+    /// Accepts waiting clients.
     pub(super) fn accept_clients(&mut self) {
         for _ in 0..ACCEPTS_PER_TURN {
             if !self.is_listening {
@@ -53,7 +53,8 @@ impl ControlThread {
         }
     }
 
-    /// Leaves who waits in the socket for a while: it would wake this thread without end.
+    /// Leaves waiting clients in the listen queue for a while; otherwise epoll would wake this
+    /// thread continuously.
     fn pause_accepting(&mut self, error: &std::io::Error) {
         let (first, longest) = ACCEPT_PAUSE;
         let length = match &self.accept_pause {
@@ -70,13 +71,13 @@ impl ControlThread {
         });
     }
 
-    /// Listens again after a pause.
+    /// Accepts clients again after the pause.
     pub(super) fn resume_accepting(&mut self) {
         let over = self
             .accept_pause
             .as_ref()
             .is_some_and(|pause| Instant::now() >= pause.until);
-        // The pause is kept: the next one is longer, unless a client is accepted before.
+        // The pause is kept: the next one is longer, unless a client is accepted first.
         if over && !self.is_listening && self.stopping.is_none() {
             self.watch_listener(true);
         }
@@ -94,7 +95,7 @@ impl ControlThread {
     }
 
     fn add_client(&mut self, conn: ControlSocket) {
-        // Nobody that the operating system cannot name has privileges.
+        // A client without known credentials gets no privileges.
         let (_, uid, gid) = conn.peer_credentials().unwrap_or((0, u32::MAX, u32::MAX));
         let mut account = Account::new(uid);
         let descriptors = CLIENT_DESCRIPTORS + self.workers.worker_count() as u64;
@@ -121,7 +122,7 @@ impl ControlThread {
             .push_back((Instant::now() + self.config.hello_timeout, id));
     }
 
-    /// Closes the connections that have not said HELLO in time.
+    /// Closes connections whose HELLO is overdue.
     pub(super) fn close_silent_clients(&mut self) {
         while let Some((deadline, id)) = self.silent_clients.front().copied() {
             let greeted = self
@@ -144,12 +145,12 @@ impl ControlThread {
         }
     }
 
-    /// Closes the connection of somebody who is no client.
+    /// Closes the connection of a refused client.
     fn close_refused(&mut self, uid: u32, conn: ControlSocket) {
         if has_descriptors_waiting(&conn) {
             self.helpers
                 .dispose(DisposalQueue::User(uid), Box::new(conn), None);
-            // Others of the kind wait until some of these are closed.
+            // Further clients wait until some of these are closed.
             if self.helpers.slow_disposals() > MOST_SLOW_DISPOSALS {
                 let error = std::io::Error::other("sockets of refused clients are slow to close");
                 self.pause_accepting(&error);
@@ -157,10 +158,11 @@ impl ControlThread {
         }
     }
 
-    /// A client's socket has requests.
+    /// Reads requests from a client's socket.
     pub(super) fn on_client_readable(&mut self, id: ClientId) {
-        // One at a time: most clients wait for the answer before they ask again; for the others
-        // epoll wakes us again. After a request that has no answer the next one is near.
+        // Usually one request: most clients wait for the reply before they send the next one, and
+        // epoll wakes this thread for the others. A request that expects no reply is soon followed by
+        // another.
         for _ in 0..READ_AHEAD {
             if !self.read_request(id) {
                 return;
@@ -168,7 +170,7 @@ impl ControlThread {
         }
     }
 
-    /// Serves a request, if one waits; whether it was one that has no answer.
+    /// Serves one waiting request, if any. Returns true if that request expects no reply.
     fn read_request(&mut self, id: ClientId) -> bool {
         let Some(client) = self.resources.clients.get_mut(&id) else {
             return false;
@@ -184,7 +186,7 @@ impl ControlThread {
                 self.on_packet(id, &bytes);
                 return codec::peek_header(&bytes).is_some_and(|(_, seq)| seq == codec::UNANSWERED);
             }
-            // Its reply comes after that of the request under way.
+            // The reply to this request must follow the reply to the deferred one.
             Err(RecvError::Descriptors) if client.waiting.is_some() => {
                 client.more_input = true;
                 self.watch_client(id, false);
@@ -242,7 +244,7 @@ impl ControlThread {
         }
     }
 
-    /// Watches a client's socket for requests, or leaves them in it.
+    /// Enables or disables epoll input events for a client's socket.
     fn watch_client(&mut self, id: ClientId, on: bool) {
         if let Some(client) = self.resources.clients.get(&id) {
             let flags = if on {
@@ -255,7 +257,7 @@ impl ControlThread {
         }
     }
 
-    /// The deferred request is answered: the next one may be read.
+    /// Resumes reading requests after a deferred one was answered.
     pub(super) fn on_answered(&mut self, id: ClientId) {
         self.settle_queues(id);
         let Some(client) = self.resources.clients.get_mut(&id) else {
@@ -272,7 +274,7 @@ impl ControlThread {
         }
     }
 
-    /// Frees a client's subtree: first in the workers, then its keys and memory.
+    /// Removes a client: its objects in the workers first, then its keys and memory.
     pub(super) fn remove_client(&mut self, id: ClientId, why: &str) {
         let Some(client) = self.resources.clients.remove(&id) else {
             return;
@@ -296,7 +298,7 @@ impl ControlThread {
         for listener in gone {
             drop(self.remove_listener(listener, false));
         }
-        // Those that outlived their listeners.
+        // Requests that outlived their listeners.
         for request in self.resources.requests.take_of_client(id) {
             let private_data = Vec::new();
             let command = Command::Reject {
@@ -314,7 +316,7 @@ impl ControlThread {
             .chain(client.held_memory.kept_regions())
             .cloned()
             .collect();
-        // Its queue pairs are gone by then: nothing refers to its memory anew.
+        // Its queue pairs are destroyed before this command: no new frame can refer to its memory.
         let (token, left) = if regions.is_empty() || !self.config.sends_by_reference {
             self.workers.post_barrier()
         } else {
@@ -328,8 +330,8 @@ impl ControlThread {
         });
     }
 
-    /// The daemon ends: what clients have goes, but for sockets that hold what a client decides how
-    /// long it takes to close. Those are left to the end of the process, which waits for nobody.
+    /// Releases all clients when the daemon ends. Sockets with unread descriptors stay open until
+    /// the process exits: closing them could take as long as the client likes.
     pub fn let_clients_go(&mut self) {
         let clients = self.resources.clients.drain().map(|(_, client)| client);
         let departing = self.resources.departing.drain(..);
@@ -340,7 +342,7 @@ impl ControlThread {
         }
     }
 
-    /// Ends clients that took pages of their shared memory away while it was in use.
+    /// Closes clients that freed pages of their shared memory while it was in use.
     pub(super) fn end_faulty_clients(&mut self) {
         for owner in fault_guard::take_faulty_owners() {
             let reason = "it freed pages of memory that it shares with siwd, and none are left";
@@ -348,7 +350,7 @@ impl ControlThread {
         }
     }
 
-    /// Ends a client that broke the rules of shared memory.
+    /// Closes a client that violated the rules of shared memory.
     pub(super) fn close_faulty_client(&mut self, id: ClientId, reason: &str) {
         if let Some(client) = self.resources.clients.get(&id) {
             tracing::warn!(
@@ -362,8 +364,8 @@ impl ControlThread {
     }
 }
 
-/// Whether descriptors lie unread in the socket of somebody who is gone: then closing it may take
-/// long. Nothing more can be sent to it.
+/// Returns true if the socket of a departed or refused client has unread descriptors: closing it
+/// can then take long. Shuts down the socket's input first, so that nothing more can be sent to it.
 fn has_descriptors_waiting(conn: &ControlSocket) -> bool {
     conn.refuse_input();
     for _ in 0..LAST_PACKETS {

@@ -1,5 +1,5 @@
-//! Connection management: what workers report of connections becomes CM events, and requests to
-//! connect find a device and a worker.
+//! Connection management: converts connection reports of workers into CM events, and selects a
+//! worker for connects.
 
 use std::net::SocketAddr;
 
@@ -16,7 +16,7 @@ use crate::ids::{ClientId, CmChannelId, CmListenerId, Qpn};
 use crate::worker::messages::{Command, ConnectFailure, DisconnectReason, RequestId};
 
 impl ControlThread {
-    /// The peer gave up before the application answered.
+    /// Reports a connection request that ended before the application answered it.
     pub(super) fn on_request_gone(&mut self, request: RequestId) {
         self.pairing.forget_request(request);
         let resources = &mut self.resources;
@@ -32,7 +32,7 @@ impl ControlThread {
         self.post_cm_event(client, Some(channel), &event);
     }
 
-    /// A queue pair's connection is set up.
+    /// Reports an established connection of a queue pair.
     pub(super) fn on_established(
         &mut self,
         qpn: Qpn,
@@ -68,7 +68,7 @@ impl ControlThread {
         self.post_cm_event(id, channel, &event);
     }
 
-    /// A queue pair's connection is over; without a reason it was closed in order.
+    /// Reports the end of a queue pair's connection; without a reason it was an orderly close.
     pub(super) fn on_disconnected(&mut self, qpn: Qpn, reason: Option<DisconnectReason>) {
         let Some(id) = self.resources.owner_of_qp(qpn) else {
             return;
@@ -77,7 +77,7 @@ impl ControlThread {
             return;
         };
         if qp.pair.is_some() {
-            // Its client learns it by the next work request that it sends.
+            // Its client learns of it with its next work request.
             return log_end_of_pair(qpn, qp.peer, reason);
         }
         qp.state = QpState::Error;
@@ -96,7 +96,7 @@ impl ControlThread {
         self.post_cm_event(id, channel, &event);
     }
 
-    /// A peer asks a listener for a connection: the application decides.
+    /// Passes a connection request to the application, which accepts or rejects it.
     pub(super) fn on_connect_request(
         &mut self,
         worker: usize,
@@ -109,8 +109,8 @@ impl ControlThread {
         }
         let listeners = &self.resources.listeners;
         let clients = &self.resources.clients;
-        // A client that does not read its events gets no more of those that peers can make, and
-        // nobody gets more than the backlog of his listener.
+        // Requests are caused by peers: a client that does not read its events gets no more of
+        // them, and a listener holds at most `backlog` of them.
         let found = listeners.get(listener).filter(|found| {
             let client = clients.get(&found.client);
             let reads = client.is_some_and(|client| !client.events_waiting.is_half_used());
@@ -151,7 +151,7 @@ impl ControlThread {
         self.post_cm_event(client, Some(channel), &event);
     }
 
-    /// A connect or an accept came to nothing; the queue pair may try again.
+    /// Reports a failed connect or accept; the queue pair may try again.
     pub(super) fn on_connect_failed(&mut self, qpn: Qpn, failure: ConnectFailure) {
         let Some(id) = self.resources.owner_of_qp(qpn) else {
             return;
@@ -214,7 +214,7 @@ impl ControlThread {
         self.post_cm_event(id, channel, &event);
     }
 
-    /// A device is gone: whoever listens on it alone is told.
+    /// Reports the removal of a device to the listeners that listen on no other device.
     pub(super) fn post_removal_to_listeners(&mut self, device: usize) {
         let on_it = |listener: &super::listening::ClientListener| listener.devices == [device];
         let told: Vec<_> = self
@@ -248,12 +248,13 @@ impl ControlThread {
             return;
         };
         let packet = codec::encode_event(KIND_CM_EVENT, event);
-        // When the network fails, all connections may end at once: each sets an event off.
+        // A network failure can end all connections at once, with one event each.
         let connections = client.account.amount(Quota::Connections) as usize;
         let has_room = outbox.send_event(&self.epoll, packet, connections);
-        // That a request is gone is the peers' doing; who accepts it is told then.
+        // Cancelled requests are caused by peers; the client learns of the cancellation when it
+        // accepts.
         if !has_room && event.kind != CmEventKind::RequestCancelled as u32 {
-            // It asks for connections and never looks what became of them.
+            // The client makes connections without reading their events.
             let limit = self.config.limits.events_per_client;
             let why = format!(
                 "{limit} events wait that the client does not read: see [limits] events_per_client"
@@ -262,7 +263,7 @@ impl ControlThread {
         }
     }
 
-    /// Takes turns among the workers that have a queue of the device.
+    /// Selects the next worker of the device in round-robin order.
     pub(super) fn next_worker_of(&mut self, device: usize) -> usize {
         let workers = &self.config.devices[device].workers;
         self.next_worker = self.next_worker.wrapping_add(1);
@@ -273,7 +274,7 @@ impl ControlThread {
     }
 }
 
-/// The errno of an end out of order, and the same in words.
+/// Errno and text for an abnormal end of a connection.
 fn describe_disconnect(reason: &DisconnectReason) -> (i32, String) {
     match reason {
         DisconnectReason::Reset => (libc::ECONNRESET, "the peer reset the connection".to_owned()),
@@ -302,7 +303,7 @@ pub(super) fn to_private_data(data: &[u8]) -> PrivateData {
     })
 }
 
-/// An address that is one, without the port when it names none.
+/// Converts an address of a message; `None` if its family is absent or unknown.
 pub(super) fn socket_addr(addr: Addr) -> Option<SocketAddr> {
     addr.to_socket_addr()
 }

@@ -1,8 +1,8 @@
 //! ibv_resize_cq(3) and ibv_modify_cq(3).
 //!
 //! ```text
-//! RESIZE_CQ -> new rings to each worker -> barriers -> reply: nobody writes to the old ones
-//! the client empties the old rings -> FREE_CQ_RING -> their memory is free
+//! RESIZE_CQ -> new rings to each worker -> barriers -> reply: no worker writes to the old rings
+//! the client empties the old rings -> FREE_CQ_RING -> their memory is freed
 //! ```
 
 use nix::libc;
@@ -133,7 +133,7 @@ impl ControlThread {
         {
             return Err(Refusal::no_such("completion queue", request.cq));
         }
-        // One completion raises the event at once, and so does one that waits for no time.
+        // A count of 1 or a period of 0 means an event for every completion: no moderation.
         let moderation = (request.count > 1 && request.period > 0).then(|| CqModeration {
             count: request.count.into(),
             period: u64::from(request.period) * 1000,

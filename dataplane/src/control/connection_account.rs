@@ -1,6 +1,6 @@
-//! What the connection of a queue pair costs its client: its place among the connections, and the
-//! descriptors that hold its local port against the kernel. `connections.rs` charges it, and it is
-//! given back when the connection, or the queue pair, is gone.
+//! Quota accounting of a queue pair's connection: its place among the connections, and the
+//! descriptors that hold its local port in the kernel. `connections.rs` charges it; it is released
+//! when the connection ends or the queue pair is destroyed.
 
 use super::quotas::Quota;
 use super::requests::Refusal;
@@ -9,7 +9,7 @@ use crate::host_ports::PortClaim;
 use crate::ids::{ClientId, Qpn};
 
 impl ClientQp {
-    /// What its connection costs.
+    /// Quota amounts of this queue pair's connection.
     pub fn connection_amounts(&self) -> [(Quota, u64); 2] {
         [
             (Quota::Connections, self.counts_as_connection.into()),
@@ -19,11 +19,11 @@ impl ClientQp {
 }
 
 impl Resources {
-    /// Puts the connection that a queue pair is about to have on its client's account, with the local
-    /// port that was claimed for it.
+    /// Charges the connection that a queue pair is about to have to its client, and stores the
+    /// claim of its local port.
     ///
     /// # Errors
-    /// A limit says no.
+    /// A limit is exceeded.
     pub fn count_connection(
         &mut self,
         id: ClientId,
@@ -47,7 +47,7 @@ impl Resources {
         Ok(())
     }
 
-    /// A queue pair has no connection any more, and may get another one.
+    /// Releases the charge of a queue pair's ended connection; the queue pair may connect again.
     pub fn forget_connection(&mut self, id: ClientId, qpn: Qpn) {
         let Some(qp) = self.qp_mut(id, qpn) else {
             return;

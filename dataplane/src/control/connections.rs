@@ -1,4 +1,4 @@
-//! CM channels, connects, accepts: requests of clients. Listeners are in `addresses.rs`.
+//! Client requests for CM channels, connects and accepts. Listeners are in `addresses.rs`.
 
 use std::os::fd::AsFd;
 
@@ -17,7 +17,7 @@ use crate::host_ports::PortClaim;
 use crate::ids::{ClientId, CmChannelId, ConnectRequestId, Qpn};
 use crate::worker::messages::{Command, ConnectParams};
 
-/// How often a client may have a refused connect tried again.
+/// Maximum number of retries of a refused connect that a client may request.
 const MAX_REFUSALS: u8 = 16;
 
 impl ControlThread {
@@ -104,13 +104,13 @@ impl ControlThread {
         self.check_device(device)?;
         self.check_crc(&[device], request.params.crc)?;
         let worker = match local.filter(|addr| addr.port() != 0) {
-            // Its answers come to the worker that the addresses name.
+            // The peer's segments arrive at the worker that owns this address pair.
             Some(local) => self.config.devices[device].steering.owner_of(local, remote),
             None => self.next_worker_of(device),
         };
         let (qpn, channel) = (Qpn(request.qp_num), CmChannelId(request.cm_channel));
         Self::detached_qp(self.resources.client_mut(id)?, qpn, channel)?;
-        // A port that the stack draws is claimed already.
+        // A port that the stack selects is claimed already.
         let port_claim = match (&self.config.devices[device].host_ports, local) {
             (Some(ports), Some(local)) if local.port() != 0 => {
                 ports.claim_port(local.port(), |ip| ip == local.ip())?
@@ -199,7 +199,8 @@ impl ControlThread {
         qp.cookie = request.cookie;
         qp.cm_channel = Some(channel);
         let setup = Box::new(Self::worker_qp_setup(client, qpn)?);
-        // The application may post when it has the reply, before the worker has the queue pair.
+        // The application may post as soon as it has the reply, before the worker has the queue
+        // pair.
         setup.sq.set_worker(worker_request.worker() as u32);
         let depth = |depth: u32| u16::try_from(depth).unwrap_or(u16::MAX).min(0x3FFE);
         self.workers.post_command(

@@ -1,5 +1,5 @@
-//! Registration of memory that an application has already, piece by piece: extents of its arenas,
-//! of files in memory that it shares with the daemon, and of its own address space.
+//! Piecewise registration of an application's existing memory: extents of its arenas, of memory
+//! files shared with the daemon, and of its own address space.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use super::resources::{Client, ClientArena};
 use crate::config::ProcessMemoryPolicy;
 use crate::ids::{ArenaId, ClientId, PdId};
 
-/// Extents of one region: 8 GiB in pieces of 2 MiB.
+/// Maximum number of extents of one region: 8 GiB in pieces of 2 MiB.
 const MOST_EXTENTS: usize = 4096;
 
 impl ControlThread {
@@ -72,7 +72,8 @@ impl ControlThread {
         send_reply::<m::RegMemory>(client, seq, &reply)
     }
 
-    /// A client sends the one request that carries a descriptor; false when it does not.
+    /// Receives an import, the only request with a descriptor; returns false if there is none to
+    /// read.
     pub(super) fn receive_import(&mut self, id: ClientId) -> bool {
         let Some(client) = self.resources.clients.get_mut(&id) else {
             return false;
@@ -102,7 +103,8 @@ impl ControlThread {
         if let (Err(refusal), Some(client)) = (served, self.resources.clients.get(&id)) {
             tracing::debug!(client = id.0, "memory not imported: {}", refusal.reason());
             refusal.send(client, kind, seq);
-            // What is no memory may be slow to close. A library sends a second only by mistake.
+            // Closing a descriptor other than memory can be slow. A library sends a second one only
+            // by mistake.
             if client.bad_imports > 1 {
                 self.remove_client(id, "sent descriptors that are no memory");
             }
@@ -176,11 +178,12 @@ impl ControlThread {
         send_reply::<m::ImportMemory>(client, seq, &reply)
     }
 
-    /// Whether a client's address space may be copied from and to, and a descriptor is of one.
+    /// Checks that workers may copy from and to a client's address space, and that the descriptor
+    /// refers to one.
     ///
-    /// Its pages may be such that the copy waits for what the client does: with a file system or a
-    /// fault handler of its own. So it is for those who could as well stop the daemon, unless the
-    /// configuration says otherwise.
+    /// The copy can block in page faults that the client controls, with its own file system or
+    /// userfaultfd handler. So only users who could stop the daemon anyway may use it, unless the
+    /// configuration allows more.
     fn check_process_memory(&self, uid: u32, fd: &OwnedFd) -> Result<(), Refusal> {
         let is_trusted = uid == 0 || uid == nix::unistd::geteuid().as_raw();
         let may = match self.config.process_memory {
@@ -222,7 +225,7 @@ impl ControlThread {
         send_reply::<m::ImportMemory>(client, seq, &reply)
     }
 
-    /// The daemon no longer copies from and to a client's address space.
+    /// Ends the use of a client's address space.
     pub(super) fn free_process(&mut self, id: ClientId, seq: u32, arena: ArenaId) -> Outcome {
         let client = self.resources.client_mut(id)?;
         let users = client.processes.get(&arena).map_or(0, |entry| entry.mrs);
@@ -242,7 +245,7 @@ fn too_many_extents() -> Refusal {
     )
 }
 
-/// The entries that a message uses.
+/// The extents in use of a message.
 fn used_extents(
     extents: &[m::MemoryExtent; m::MAX_EXTENTS],
     count: u32,
@@ -256,7 +259,7 @@ fn used_extents(
     })
 }
 
-/// Checks a registration; what it is made of.
+/// Checks a registration; returns the region and its extents.
 fn check_extents(
     client: &Client,
     request: &m::RegMemory,
@@ -309,7 +312,7 @@ fn check_extents(
         })
 }
 
-/// What an extent lies in, if it may be used so.
+/// Returns the memory that contains an extent, if it permits the requested access.
 fn find_memory(client: &Client, number: ArenaId, access: Access) -> Result<ExtentMemory, Refusal> {
     if let Some(arena) = client.arenas.get(&number) {
         if access.contains(Access::LOCAL_WRITE) && !arena.region.is_writable() {

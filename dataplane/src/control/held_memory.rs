@@ -1,7 +1,7 @@
-//! Memory that a port still holds frames of after its registration ended. Its client has its answer,
-//! since a driver may take as long as it likes to free what it sent. The memory stays what it is,
-//! mapped for the NIC and on its user's account, until the last such frame is gone: an arena that is
-//! freed meanwhile goes then.
+//! Memory whose registration has ended while ports still hold frames that refer to it. The client
+//! has its reply, because a driver may take any length of time to free sent frames. The memory
+//! stays mapped for the NIC and charged to its user until the last of these frames is freed; an
+//! arena that the client frees in the meantime is released then.
 
 use std::sync::Arc;
 
@@ -14,19 +14,19 @@ use super::quotas::Quota;
 use super::resources::ClientArena;
 use crate::ids::{ClientId, CommandToken};
 
-/// Memory that frames refer to.
+/// Memory that frames in ports refer to.
 struct HeldRegion {
-    /// Of the reports that the frames are gone.
+    /// Token of the workers' reports that the frames are freed.
     token: CommandToken,
-    /// Workers whose report is missing.
+    /// Number of workers whose report is missing.
     left: usize,
     region: Arc<SharedMemory>,
 }
 
-/// An arena that its client has freed, and what that gives back.
+/// An arena freed by its client, with the amounts to release.
 pub(super) type FreedArena = (ClientArena, Vec<(Quota, u64)>);
 
-/// What one client had that ports hold frames of.
+/// One client's memory that frames in ports refer to.
 #[derive(Default)]
 pub(super) struct HeldMemory {
     regions: Vec<HeldRegion>,
@@ -47,7 +47,7 @@ impl HeldMemory {
         });
     }
 
-    /// Keeps an arena that its client has freed, if frames refer to it; else gives it back.
+    /// Keeps an arena freed by its client if frames refer to it; otherwise returns it.
     pub(super) fn keep(&mut self, arena: FreedArena) -> Option<FreedArena> {
         if self.is_held(&arena.0.region) {
             self.freed.push(arena);
@@ -56,15 +56,15 @@ impl HeldMemory {
         Some(arena)
     }
 
-    /// The memory of arenas that are kept.
+    /// Memory of the arenas that are kept.
     pub(super) fn kept_regions(&self) -> impl Iterator<Item = &Arc<SharedMemory>> {
         self.freed.iter().map(|(arena, _)| &arena.region)
     }
 
-    /// A worker's ports hold no frame of it any more: the arenas that may go now. `None`: the
-    /// report is for somebody else.
+    /// A worker's ports have freed all frames: returns the arenas to release now, or `None` if the
+    /// token belongs to another wait.
     fn on_released(&mut self, token: CommandToken) -> Option<Vec<FreedArena>> {
-        // A registration may lie in several regions: all wait for the same reports.
+        // A registration may span several regions, which share one token.
         let mut left = None;
         for held in self.regions.iter_mut().filter(|held| held.token == token) {
             held.left = held.left.saturating_sub(1);
@@ -84,7 +84,7 @@ impl HeldMemory {
 }
 
 impl ControlThread {
-    /// A worker's ports have not released in time what a request waits for.
+    /// A worker's ports have not freed in time the frames that a request waits for.
     pub(super) fn on_frames_held(&mut self, worker: usize, token: CommandToken) {
         if let Some((client, late)) = self.late_workers(token) {
             late.push(worker);
@@ -96,15 +96,15 @@ impl ControlThread {
         }
     }
 
-    /// They have, before the request was answered.
+    /// A late worker's ports have freed the frames before the request was answered.
     pub(super) fn forget_late_worker(&mut self, worker: usize, token: CommandToken) {
         if let Some((_, late)) = self.late_workers(token) {
             late.retain(|other| *other != worker);
         }
     }
 
-    /// Of the request that waits for the frames with this token: its client, and whom it waits for
-    /// too long.
+    /// Finds the request that waits for frames with this token: its client, and its list of late
+    /// workers.
     fn late_workers(&mut self, token: CommandToken) -> Option<(ClientId, &mut Vec<usize>)> {
         let mut clients = self.resources.clients.iter_mut();
         clients.find_map(|(id, client)| match &mut client.waiting {
@@ -121,7 +121,7 @@ impl ControlThread {
         })
     }
 
-    /// The request that waited for frames is answered without them.
+    /// Holds the memory of a request that is answered while frames still refer to it.
     pub(super) fn hold_memory(
         client: &mut super::resources::Client,
         token: CommandToken,
@@ -135,7 +135,8 @@ impl ControlThread {
         }
     }
 
-    /// A worker reports frames as gone that nobody waits for any more; whether it was that.
+    /// Handles a worker's report of freed frames after the request was answered. Returns false if
+    /// the token belongs to another wait.
     pub(super) fn on_held_released(&mut self, token: CommandToken) -> bool {
         let mut clients = self.resources.clients.iter_mut();
         let found =
@@ -175,7 +176,7 @@ mod tests {
     fn an_arena_goes_with_the_last_frame_of_it() {
         let [memory, other] = [0, 1].map(|_| Arc::new(SharedMemory::new_anonymous(4096).unwrap()));
         let mut held = HeldMemory::default();
-        // Two registrations of one arena, of which two workers hold frames.
+        // Two registrations of one arena, with frames in two workers and in one.
         held.add(CommandToken(1), 2, memory.clone());
         held.add(CommandToken(2), 1, memory.clone());
         assert!(held.keep(arena(&other)).is_some(), "nothing refers to it");

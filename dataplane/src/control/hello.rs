@@ -1,4 +1,4 @@
-//! A client's first message: its doorbells, its event socket, and what it may ask for.
+//! HELLO, a client's first message: sets up its doorbells and event socket, and reports its limits.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -50,7 +50,7 @@ impl ControlThread {
             .next_power_of_two()
             .clamp(64, doorbell::MAX_CAPACITY);
         let len = doorbell::ring_len(capacity) * workers as usize;
-        // The client may touch all of it, as any memory that it shares.
+        // The client can touch all of it, so all of it is charged.
         self.resources.charge(id, &[(Quota::Memory, len as u64)])?;
         let client = self.resources.client_mut(id)?;
         client.name = hello.name.to_text();

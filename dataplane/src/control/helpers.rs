@@ -1,11 +1,11 @@
-//! What may take long, on threads of its own: making large memory, freeing it, and closing what a
-//! client decides how long it takes to close. The control thread serves the others meanwhile.
+//! Threads for slow operations: allocating and freeing large memory, and closing descriptors whose
+//! close a client can delay. The control thread serves other clients meanwhile.
 //!
 //! ```text
 //! control thread -- MemoryOrder --> siwd-memory    fills pages, a part of each order in turn
 //!       |      |
-//!       |      `--- dispose() ----> siwd-disposal  one thread for each queue that has something
-//!       `<-- HelperReport (queue, then the wake-up that workers use, too)
+//!       |      `--- dispose() ----> siwd-disposal  one thread for each nonempty queue
+//!       `<-- HelperReport (queue, then the wake-up that workers use as well)
 //! ```
 
 use std::collections::{HashMap, VecDeque};
@@ -23,14 +23,14 @@ use super::MapArena;
 use super::quotas::{Account, Quota};
 use crate::ids::{ClientId, CommandToken};
 
-/// Memory longer than this is made and freed by helpers.
+/// Memory above this size is allocated and freed by helpers.
 pub(super) const LONG_MEMORY: u64 = 16 << 20;
-/// Bytes that are filled for one order before the next one has its turn.
+/// Bytes populated for one order before the next order's turn.
 const BYTES_PER_TURN: usize = 64 << 20;
-/// Disposals in users' queues, above which no further client is accepted.
+/// Number of disposals in users' queues above which no further client is accepted.
 pub(super) const MOST_SLOW_DISPOSALS: usize = 1024;
 
-/// An arena that a client waits for.
+/// A client's order for an arena.
 pub(super) struct MemoryOrder {
     pub client: ClientId,
     pub token: CommandToken,
@@ -38,20 +38,20 @@ pub(super) struct MemoryOrder {
     pub pages: PageSize,
 }
 
-/// A new arena, and what makes it known to NICs that read it.
+/// A new arena, and its DMA mapping if NICs read it.
 pub(super) type MadeArena = (Arc<SharedMemory>, Option<dpdk::ExternalRegion>);
 
-/// What a helper has done.
+/// A helper's report.
 pub(super) enum HelperReport {
-    /// An order is done, or cannot be.
+    /// An order is complete or has failed.
     MemoryMade {
         client: ClientId,
         token: CommandToken,
         made: Result<MadeArena, String>,
     },
-    /// All that a client had is gone.
+    /// All memory and descriptors of a departed client are freed.
     ClientGone { account: Account },
-    /// Something of a client that goes on is gone.
+    /// An object of a live client is freed.
     Released {
         client: ClientId,
         token: CommandToken,
@@ -59,16 +59,16 @@ pub(super) enum HelperReport {
     },
 }
 
-/// Who waits for whom: within a queue one thing is disposed of after the other.
+/// Disposal queues, each first in, first out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum DisposalQueue {
-    /// What takes the time that the operating system needs.
+    /// Disposals that take only as long as the operating system needs.
     Memory,
-    /// What takes as long as a user wants: nobody else waits for it.
+    /// Closes that this user can delay; only the same user's disposals wait for them.
     User(u32),
 }
 
-/// Wakes the control thread after a report.
+/// Queues a report and wakes the control thread.
 #[derive(Clone)]
 struct Reporter {
     reports: Arc<SegQueue<HelperReport>>,
@@ -87,7 +87,7 @@ impl Reporter {
 
 type Doomed = (Box<dyn Send>, Option<HelperReport>);
 
-/// What waits in one queue.
+/// One disposal queue.
 #[derive(Default)]
 struct Disposal {
     doomed: VecDeque<Doomed>,
@@ -96,7 +96,7 @@ struct Disposal {
 
 type DisposalQueues = Arc<Mutex<HashMap<DisposalQueue, Disposal>>>;
 
-/// The helpers' threads, and what they have to do.
+/// The helper threads and their work.
 pub(super) struct Helpers {
     reporter: Reporter,
     orders: Option<mpsc::Sender<MemoryOrder>>,
@@ -106,10 +106,10 @@ pub(super) struct Helpers {
 }
 
 impl Helpers {
-    /// Starts the thread that makes memory. Reports wake the control thread by `wake`.
+    /// Starts the allocation thread. Reports wake the control thread through `wake`.
     ///
     /// # Errors
-    /// The operating system has no thread.
+    /// The operating system cannot create a thread.
     pub fn start(
         wake: Arc<OwnedFd>,
         asleep: Arc<SleepFlag>,
@@ -134,7 +134,7 @@ impl Helpers {
         })
     }
 
-    /// Whether a helper has reported something.
+    /// Returns true if a report is queued.
     pub fn has_reports(&self) -> bool {
         !self.reporter.reports.is_empty()
     }
@@ -144,15 +144,15 @@ impl Helpers {
         self.reporter.reports.pop()
     }
 
-    /// Has an arena made; the report names the order's token.
+    /// Orders an arena; the report carries the order's token.
     pub fn order_memory(&self, order: MemoryOrder) {
         if let Some(orders) = &self.orders {
-            // The thread ends with this sender only.
+            // The thread ends only when this sender is dropped, so the send succeeds.
             let _ = orders.send(order);
         }
     }
 
-    /// Drops something on another thread, and reports then.
+    /// Drops an object on another thread, then sends the report.
     pub fn dispose(&self, queue: DisposalQueue, what: Box<dyn Send>, report: Option<HelperReport>) {
         if matches!(queue, DisposalQueue::User(_)) {
             self.slow.fetch_add(1, Ordering::Relaxed);
@@ -173,7 +173,7 @@ impl Helpers {
             .spawn(move || empty_queue(queue, &all, &reporter, &slow));
         disposal.has_thread = started.is_ok();
         if let Err(error) = started {
-            // What comes next in this queue tries again.
+            // The next disposal in this queue tries again.
             tracing::warn!("no thread to free what clients had: {error}");
         }
     }
@@ -185,7 +185,7 @@ impl Helpers {
         }
     }
 
-    /// What waits in users' queues, or is being closed there.
+    /// Number of disposals queued or in progress in users' queues.
     pub fn slow_disposals(&self) -> usize {
         self.slow.load(Ordering::Relaxed)
     }
@@ -194,15 +194,15 @@ impl Helpers {
 impl Drop for Helpers {
     fn drop(&mut self) {
         self.orders = None;
-        // Memory that it makes is known to DPDK, which ends after this. What is slow to close is
-        // left to the end of the process.
+        // Wait for this thread: it maps memory in DPDK, which shuts down afterwards. Slow disposals
+        // are left to the process exit.
         if let Some(maker) = self.maker.take() {
             let _ = maker.join();
         }
     }
 }
 
-/// Drops what is in a queue, until nothing is.
+/// Drops the objects of a queue until it is empty.
 fn empty_queue(
     queue: DisposalQueue,
     queues: &DisposalQueues,
@@ -229,7 +229,7 @@ fn empty_queue(
     }
 }
 
-/// Makes arenas, a part of each in turn, until nobody can order any more.
+/// Allocates arenas, a part of each in turn, until the order channel is closed.
 fn make_memory(ordered: &mpsc::Receiver<MemoryOrder>, reporter: &Reporter, map_arena: &MapArena) {
     let mut under_way: VecDeque<(MemoryOrder, std::io::Result<MemoryInMaking>)> = VecDeque::new();
     loop {
@@ -252,7 +252,7 @@ fn make_memory(ordered: &mpsc::Receiver<MemoryOrder>, reporter: &Reporter, map_a
         let made = begun.and_then(|mut memory| match memory.populate(BYTES_PER_TURN) {
             Ok(false) => Ok(Err(memory)),
             Ok(true) => memory.finish().map(Ok),
-            // The hugepages are used up.
+            // No hugepages are left.
             Err(_) if memory.is_huge() => Ok(Err(begin_arena(order.len, PageSize::Normal)?)),
             Err(error) => Err(error),
         });
@@ -279,7 +279,7 @@ fn begin_arena(len: usize, pages: PageSize) -> std::io::Result<MemoryInMaking> {
     SharedMemory::begin_memfd("siwd-arena", len, pages)
 }
 
-/// Makes memory known to the NICs that read it.
+/// Maps memory for the NICs that read it.
 pub(super) fn map_memory(memory: SharedMemory, map_arena: &MapArena) -> Result<MadeArena, String> {
     let region = Arc::new(memory);
     let external = map_arena(&region)?;

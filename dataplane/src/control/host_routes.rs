@@ -1,9 +1,9 @@
-//! Devices with `host_routes = true`: the kernel's routes and neighbours on the interface that it shares
-//! are read at the start and followed, and every worker is told.
+//! Devices with `host_routes = true`: reads the kernel's routes and neighbours on the shared
+//! interface at the start, follows their changes, and passes them to every worker.
 //!
-//! The kernel's routes stand behind those of the configuration. What it knows of neighbours saves siwd a
-//! question, and permanent entries serve neighbours that answer none; siwd still confirms the others
-//! itself.
+//! Configured routes take precedence over the kernel's. A neighbour known to the kernel saves siwd
+//! a solicitation, and permanent entries cover neighbours that answer none; siwd confirms all other
+//! entries itself.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -16,11 +16,12 @@ use super::ControlThread;
 use crate::netlink::{KernelChange, KernelNeighbour, KernelRoute, RouteSocket};
 use crate::worker::messages::Command;
 
-/// What is followed: nothing, or the interfaces of some devices.
+/// Follows the routes and neighbours of the interfaces of some devices, possibly none.
 pub struct RouteFollower {
-    /// Numbers of the kernel's interfaces, by device index; `None`: the device has its own routes alone.
+    /// Kernel interface indices, by device index; `None`: the device uses only its configured
+    /// routes.
     interfaces: Vec<Option<u32>>,
-    /// Hears of changes; `None` where nothing is followed.
+    /// Receives changes; `None` if no interface is followed.
     monitor: Option<RouteSocket>,
 }
 
@@ -28,7 +29,7 @@ impl RouteFollower {
     /// Follows the routes of these interfaces, by device index.
     ///
     /// # Errors
-    /// The operating system has no netlink socket to give.
+    /// The operating system cannot create a netlink socket.
     pub fn new(interfaces: Vec<Option<u32>>) -> std::io::Result<RouteFollower> {
         let any = interfaces.iter().any(Option::is_some);
         let monitor = any.then(RouteSocket::open_monitor).transpose()?;
@@ -38,14 +39,15 @@ impl RouteFollower {
         })
     }
 
-    /// What becomes readable when something changed.
+    /// Descriptor that becomes readable on a change.
     pub(super) fn monitor_fd(&self) -> Option<BorrowedFd<'_>> {
         self.monitor.as_ref().map(AsFd::as_fd)
     }
 }
 
 impl ControlThread {
-    /// Reads everything that is followed: at the start, and after changes were lost.
+    /// Loads the routes and neighbours of all followed interfaces: at the start, and after lost
+    /// changes.
     pub(super) fn load_host_routes(&mut self) {
         for device in 0..self.config.host_routes.interfaces.len() {
             if let Some(interface) = self.config.host_routes.interfaces[device] {
@@ -55,7 +57,7 @@ impl ControlThread {
         }
     }
 
-    /// Tells the workers what changed.
+    /// Passes changes to the workers.
     pub(super) fn follow_host_routes(&mut self) {
         let follower = &mut self.config.host_routes;
         let mut all = Vec::new();
@@ -130,7 +132,7 @@ impl ControlThread {
     }
 }
 
-/// The kernel's routes as the stacks use them: the best to each destination.
+/// Converts the kernel's routes for the stacks, keeping the best route to each destination.
 fn learned_routes(mut routes: Vec<KernelRoute>) -> LearnedRoutes {
     routes.sort_by_key(|route| route.metric);
     let mut learned = LearnedRoutes::default();

@@ -1,5 +1,5 @@
-//! Links that go down and come up again, and devices that go away: polled, since few virtual links
-//! raise an interrupt for it, and reported to every client.
+//! Detects link changes and removed devices, and reports them to every client. Ports are polled,
+//! because few virtual links raise an interrupt.
 
 use std::time::{Duration, Instant};
 
@@ -13,24 +13,26 @@ use crate::worker::messages::Command;
 /// Time between two polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// A port that is watched.
+/// A monitored port.
 struct MonitoredPort {
     port: dpdk::Port,
-    /// The device is gone: workers that still have queues of the port. It is closed at the last one.
+    /// Number of workers that still have queues of the port, after the removal of its device. The
+    /// last one closes the port.
     queue_holders: Option<usize>,
 }
 
-/// The ports of the devices, by device index; `None` for those whose link is memory, or that are gone.
+/// Ports by device index; `None` for devices whose link is memory, and for removed ones.
 pub struct LinkMonitor {
     ports: Vec<Option<MonitoredPort>>,
-    /// The kernel's interfaces of shared devices, which show the same state; `None`: it has none.
+    /// Indices of the kernel interfaces of shared devices, which follow the link state, by device
+    /// index; `None` for other devices.
     host_interfaces: Vec<Option<u32>>,
     next_poll: Instant,
 }
 
 impl LinkMonitor {
-    /// Watches these ports, by device index; `None` for a link that is memory. `host_interfaces`: the
-    /// numbers of the kernel's interfaces, by device index too.
+    /// Monitors these ports, by device index; `None` for a link that is memory. `host_interfaces`:
+    /// kernel interface indices, by device index too.
     pub fn new(ports: Vec<Option<dpdk::Port>>, host_interfaces: Vec<Option<u32>>) -> LinkMonitor {
         let monitor = |port| MonitoredPort {
             port,
@@ -52,7 +54,7 @@ impl LinkMonitor {
         monitor
     }
 
-    /// The kernel's interface of a shared device gets or loses its carrier with the link.
+    /// Sets the carrier of a shared device's kernel interface to the link state.
     fn show_to_kernel(&self, device: usize, is_up: bool) {
         let Some(Some(interface)) = self.host_interfaces.get(device).copied() else {
             return;
@@ -64,13 +66,13 @@ impl LinkMonitor {
         }
     }
 
-    /// How long the control thread may sleep; `None`: there is nothing to poll.
+    /// Time until the next poll; `None` if no port is polled.
     pub(super) fn time_until_poll(&self) -> Option<Duration> {
         let any = self.ports.iter().any(Option::is_some);
         any.then(|| self.next_poll.saturating_duration_since(Instant::now()))
     }
 
-    /// The port of a device that is there.
+    /// Port of a device that has not been removed.
     fn port(&self, device: usize) -> Option<&dpdk::Port> {
         let monitored = self.ports.get(device)?.as_ref()?;
         monitored.queue_holders.is_none().then_some(&monitored.port)
@@ -78,7 +80,7 @@ impl LinkMonitor {
 }
 
 impl ControlThread {
-    /// Reports links that changed since the last poll, and devices that went away, to every client.
+    /// Reports link changes since the last poll, and removed devices, to every client.
     pub(super) fn poll_links(&mut self) {
         let now = Instant::now();
         if now < self.config.links.next_poll {
@@ -93,7 +95,7 @@ impl ControlThread {
                 self.begin_removal(device, event);
                 continue;
             }
-            // A port that cannot say has lost its interface.
+            // A port without a readable status has lost its interface.
             let link = port.link_status().ok();
             let up = link.is_some_and(|status| status.up);
             let view = &mut self.config.devices[device];
@@ -129,7 +131,7 @@ impl ControlThread {
         }
     }
 
-    /// A device can be used no longer: its connections end, and no new ones begin.
+    /// Begins the removal of a device: its connections end, and no new ones are made.
     fn begin_removal(&mut self, device: usize, event: PortEvent) {
         let why = match event {
             PortEvent::Removed => "the device was removed from the machine",
@@ -148,8 +150,8 @@ impl ControlThread {
         self.workers.post_to_all(|| Command::RemovePort { device });
     }
 
-    /// A worker has given back its queues of a device that is gone. After the last one the device is
-    /// closed, which the kernel may be waiting for.
+    /// A worker has released its queues of a removed device. After the last one the device is
+    /// closed; the kernel may be waiting for that.
     pub(super) fn on_port_removed(&mut self, device: usize) {
         let Some(slot) = self.config.links.ports.get_mut(device) else {
             return;

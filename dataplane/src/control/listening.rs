@@ -1,5 +1,5 @@
-//! Listeners and the connection requests that came to them. Lookups take the same time however
-//! many there are.
+//! Listeners and their pending connection requests. The time of a lookup does not depend on their
+//! number.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -9,21 +9,21 @@ use crate::host_ports::PortClaim;
 use crate::ids::{ClientId, CmChannelId, CmListenerId, ConnectRequestId};
 use crate::worker::messages::RequestId;
 
-/// Which of its devices' addresses a listener or binding has.
+/// Addresses of its devices that a listener or binding covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LocalScope {
-    /// All of them.
+    /// All addresses.
     All,
-    /// Those of IPv4.
+    /// All IPv4 addresses.
     Ipv4,
-    /// Those of IPv6.
+    /// All IPv6 addresses.
     Ipv6,
-    /// One.
+    /// One address.
     One(IpAddr),
 }
 
 impl LocalScope {
-    /// Whether the address is one of them.
+    /// Returns true if the scope covers the address.
     pub fn includes(self, ip: IpAddr) -> bool {
         match self {
             LocalScope::All => true,
@@ -33,7 +33,7 @@ impl LocalScope {
         }
     }
 
-    /// Whether an address may be in both.
+    /// Returns true if the two scopes can have an address in common.
     pub fn overlaps(self, other: LocalScope) -> bool {
         match (self, other) {
             (LocalScope::One(ip), scope) | (scope, LocalScope::One(ip)) => scope.includes(ip),
@@ -52,28 +52,28 @@ pub struct ClientListener {
     pub devices: Vec<usize>,
     pub scope: LocalScope,
     pub port: u16,
-    /// A binding that shares its port with others that say so, too.
+    /// The port may be shared with other bindings that set this flag.
     pub reuse: bool,
-    /// Not only a binding.
+    /// False for a mere binding.
     pub listening: bool,
-    /// How many requests may wait for an answer.
+    /// Maximum number of pending requests.
     pub backlog: u32,
-    /// How many do.
+    /// Number of pending requests.
     pub waiting: u32,
-    /// The log says that more came.
+    /// An overflow of the backlog was logged.
     pub overflow_logged: bool,
-    /// The port against the kernel, on devices that share addresses with it.
+    /// Claims of the port in the kernel, on devices that share addresses with it.
     pub port_claims: Vec<PortClaim>,
 }
 
 impl ClientListener {
-    /// What it costs.
+    /// Quota amounts of this listener.
     pub fn amounts(&self) -> [(Quota, u64); 2] {
         listener_amounts(&self.port_claims)
     }
 }
 
-/// What a listener or binding with these claims costs.
+/// Quota amounts of a listener or binding with these claims.
 pub fn listener_amounts(port_claims: &[PortClaim]) -> [(Quota, u64); 2] {
     let descriptors = port_claims.iter().map(PortClaim::descriptors).sum();
     [(Quota::Listeners, 1), (Quota::Descriptors, descriptors)]
@@ -93,7 +93,7 @@ impl Listeners {
         self.all.insert(number, listener);
     }
 
-    /// Takes a listener out.
+    /// Removes a listener.
     pub fn remove(&mut self, number: CmListenerId) -> Option<ClientListener> {
         let listener = self.all.remove(&number)?;
         if let Some(same) = self.by_port.get_mut(&listener.port) {
@@ -110,19 +110,19 @@ impl Listeners {
         self.all.get(&number)
     }
 
-    /// The same, to change it; its port stays.
+    /// Mutable access to a listener; its port must not change.
     pub fn get_mut(&mut self, number: CmListenerId) -> Option<&mut ClientListener> {
         self.all.get_mut(&number)
     }
 
-    /// A request came to wait for an answer.
+    /// Counts a new pending request.
     pub fn count_waiting(&mut self, number: CmListenerId) {
         if let Some(listener) = self.all.get_mut(&number) {
             listener.waiting += 1;
         }
     }
 
-    /// One more came than may wait. Said once of each listener: peers are only refused.
+    /// Logs an overflow of the backlog, once per listener; the peer is only rejected.
     pub fn log_overflow(&mut self, number: CmListenerId) {
         let Some(listener) = self.all.get_mut(&number) else {
             return;
@@ -137,25 +137,25 @@ impl Listeners {
         }
     }
 
-    /// A request waits no longer, whatever became of it.
+    /// Counts a request as no longer pending, for whichever reason.
     pub fn count_answered(&mut self, number: CmListenerId) {
         if let Some(listener) = self.all.get_mut(&number) {
             listener.waiting = listener.waiting.saturating_sub(1);
         }
     }
 
-    /// All listeners, in no order.
+    /// All listeners, in arbitrary order.
     pub fn iter(&self) -> impl Iterator<Item = (CmListenerId, &ClientListener)> {
         self.all.iter().map(|(other, listener)| (*other, listener))
     }
 
-    /// How many listen; bindings do not count.
+    /// Number of listeners, without mere bindings.
     pub fn len(&self) -> usize {
         self.all.values().filter(|one| one.listening).count()
     }
 
-    /// Whether the port is not to be had on one of these devices, at an address of the scope. With
-    /// `reuse`, only those are in the way that do not share their ports.
+    /// Returns true if the port is unavailable on one of these devices at an address of the scope.
+    /// With `reuse`, holders that share their port do not count.
     pub fn is_port_taken(
         &self,
         devices: &[usize],
@@ -168,7 +168,7 @@ impl Listeners {
         })
     }
 
-    /// Whether a listener has the port on one of these devices, at an address of the scope.
+    /// Returns true if a listener has the port on one of these devices at an address of the scope.
     pub fn has_listener(&self, devices: &[usize], scope: LocalScope, port: u16) -> bool {
         self.meets_any(devices, scope, port, |other| other.listening)
     }
@@ -190,18 +190,18 @@ impl Listeners {
     }
 }
 
-/// A request that waits for an answer. It may outlive its listener.
+/// Connection request that awaits the application's answer. It may outlive its listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WaitingRequest {
     pub request: RequestId,
     pub listener: CmListenerId,
     pub client: ClientId,
     pub cm_channel: CmChannelId,
-    /// Of the listener.
+    /// Cookie of the listener.
     pub cookie: u64,
 }
 
-/// Requests that wait for an answer, by the number that the client knows and by the worker's.
+/// Pending connection requests, by the client's number and by the worker's id.
 #[derive(Default)]
 pub struct ConnectRequests {
     all: HashMap<ConnectRequestId, WaitingRequest>,
@@ -209,30 +209,30 @@ pub struct ConnectRequests {
 }
 
 impl ConnectRequests {
-    /// Adds a request under both of its names.
+    /// Adds a request under both keys.
     pub fn insert(&mut self, number: ConnectRequestId, waiting: WaitingRequest) {
         self.by_worker_request.insert(waiting.request, number);
         self.all.insert(number, waiting);
     }
 
-    /// A request by the client's number.
+    /// Looks up a request by the client's number.
     pub fn get(&self, number: ConnectRequestId) -> Option<WaitingRequest> {
         self.all.get(&number).copied()
     }
 
-    /// The same, to change it.
+    /// Mutable access to a request by the client's number.
     pub fn get_mut(&mut self, number: ConnectRequestId) -> Option<&mut WaitingRequest> {
         self.all.get_mut(&number)
     }
 
-    /// Takes a request out by the client's number.
+    /// Removes a request by the client's number.
     pub fn remove(&mut self, number: ConnectRequestId) -> Option<WaitingRequest> {
         let waiting = self.all.remove(&number)?;
         self.by_worker_request.remove(&waiting.request);
         Some(waiting)
     }
 
-    /// Takes out what the worker says is gone.
+    /// Removes a request that its worker reports as ended.
     pub fn remove_by_worker_request(
         &mut self,
         request: RequestId,
@@ -241,7 +241,7 @@ impl ConnectRequests {
         Some((number, self.all.remove(&number)?))
     }
 
-    /// Takes out those of a client.
+    /// Removes all requests of a client.
     pub fn take_of_client(&mut self, client: ClientId) -> Vec<RequestId> {
         let of_client = self.all.extract_if(|_, waiting| waiting.client == client);
         let taken: Vec<RequestId> = of_client.map(|(_, waiting)| waiting.request).collect();
@@ -251,7 +251,7 @@ impl ConnectRequests {
         taken
     }
 
-    /// Forgets those of a listener that ended.
+    /// Removes the requests of a listener that ended.
     pub fn forget_listener(&mut self, listener: CmListenerId) {
         self.all.retain(|_, waiting| waiting.listener != listener);
         let all = &self.all;

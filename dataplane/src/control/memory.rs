@@ -1,4 +1,4 @@
-//! Arenas and memory regions: requests of clients.
+//! Client requests for arenas and memory regions.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use super::requests::*;
 use super::resources::{Client, ClientArena};
 use crate::ids::{ArenaId, ClientId, CommandToken, PdId};
 
-/// What an arena costs.
+/// Quota amounts of an arena.
 pub(super) fn arena_amounts(len: u64) -> [(Quota, u64); 3] {
     [
         (Quota::Memory, len),
@@ -60,7 +60,7 @@ impl ControlThread {
         self.add_arena(id, seq, len as u64, made)
     }
 
-    /// Gives a client its new arena, which was charged as `len` bytes.
+    /// Adds a new arena, which was charged as `len` bytes, to its client.
     fn add_arena(
         &mut self,
         id: ClientId,
@@ -98,7 +98,7 @@ impl ControlThread {
                 external,
             },
         );
-        // Hugepages are whole.
+        // Hugepages are allocated whole, so the arena may be larger than charged.
         if let Some(client) = resources.clients.get_mut(&id) {
             let account = &mut client.account;
             resources
@@ -109,7 +109,7 @@ impl ControlThread {
         Ok(Served::Replied)
     }
 
-    /// A helper has made an arena, or cannot. Its client may be gone.
+    /// A helper has made an arena, or failed to. The client may have left.
     pub(super) fn finish_arena(
         &mut self,
         id: ClientId,
@@ -209,7 +209,7 @@ impl ControlThread {
         send_reply::<m::RegMr>(client, seq, &reply)
     }
 
-    /// Enters a key, on its client's account: regions and windows share them.
+    /// Inserts a key and charges it to its client: regions and windows share this quota.
     pub(super) fn insert_key(
         &mut self,
         id: ClientId,
@@ -223,8 +223,8 @@ impl ControlThread {
         })
     }
 
-    /// As the manual says, deregistration followed by registration: the old keys never work
-    /// again. A request that makes no sense leaves the region as it is.
+    /// Deregisters and registers anew, as ibv_rereg_mr(3) specifies: the old keys become invalid
+    /// for ever. An invalid request leaves the region unchanged.
     pub(super) fn rereg_mr(&mut self, id: ClientId, request: &m::ReregMr) -> Outcome {
         let keys = self.config.keys.clone();
         let client = self.resources.client_mut(id)?;
@@ -288,8 +288,8 @@ impl ControlThread {
         Ok(self.await_quiescent_key(ticket, regions, then))
     }
 
-    /// Other access rights of a region of the application's own memory, under the same keys: of what a
-    /// program named to its peers before, nothing becomes wrong.
+    /// Changes the access rights of a region of the application's own memory. The keys stay the
+    /// same, so peers that know them are not affected.
     fn change_access(&mut self, id: ClientId, request: &m::ReregMr) -> Outcome {
         let keys = self.config.keys.clone();
         let lkey = Stag(request.lkey);
@@ -297,7 +297,8 @@ impl ControlThread {
         let old = keys
             .with_entry(lkey, RegisteredMemory::access_rights)
             .ok_or_else(|| Refusal::no_such("memory region with lkey", request.lkey))?;
-        // What the memory can do was checked for the old rights.
+        // The memory was checked for the old rights only, so rights that need another check are
+        // refused.
         let added = new.without(old);
         let is_rebased = (old.0 ^ new.0) & Access::ZERO_BASED.0 != 0;
         if request.flags != m::REREG_ACCESS
@@ -310,7 +311,7 @@ impl ControlThread {
             ));
         }
         let ticket = keys.change_access(lkey, new).map_err(dereg_refusal)?;
-        // A port that still holds a frame of the memory only sends it again.
+        // Frames that still refer to the memory are only read, for retransmission.
         let then = QuiescentReply::Rereg { lkey };
         tracing::debug!(
             client = id.0,
@@ -333,8 +334,9 @@ impl ControlThread {
         Ok(self.await_quiescent_key(ticket, regions, then))
     }
 
-    /// Defers the answer until no worker uses the key, and no port holds a frame of this memory any
-    /// more: it must not change under the NIC. Nothing may refer to it anew.
+    /// Defers the reply until no worker uses the key and no port holds a frame of this memory,
+    /// which must not change under the NIC. No new reference to the key may be made after this
+    /// call.
     pub(super) fn await_quiescent_key(
         &mut self,
         ticket: Retired,
@@ -356,7 +358,7 @@ impl ControlThread {
         })
     }
 
-    /// No worker uses the key any more: what waited for that is answered.
+    /// Answers the deferred request: no worker uses the key any more.
     pub(super) fn finish_quiescent_key(&mut self, id: ClientId) {
         let Some(client) = self.resources.clients.get_mut(&id) else {
             return;
@@ -401,19 +403,19 @@ impl ControlThread {
     }
 }
 
-/// What is answered when a key is quiet.
+/// Reply to send when no worker uses a key any more.
 pub(super) enum QuiescentReply {
     Dereg {
         lkey: Stag,
     },
-    /// With the new key.
+    /// The reply carries the new key.
     Rereg {
         lkey: Stag,
     },
     DeallocMw,
 }
 
-/// The memory behind a registration that NICs may read.
+/// Shared memory behind a registration, which NICs may read.
 fn regions_of(client: &Client, lkey: Stag) -> Vec<Arc<SharedMemory>> {
     let arenas = client.mrs.get(&lkey).map(MemoryRegion::arenas);
     let arenas = arenas.unwrap_or_default().iter();
@@ -431,7 +433,7 @@ fn dereg_refusal(error: DeregError) -> Refusal {
     Refusal::new(errno, error.to_string())
 }
 
-/// The access that a registration asks for.
+/// Access rights requested by a registration.
 pub(super) fn check_access(bits: u32) -> Result<Access, Refusal> {
     let access = Access(bits).without(Access::OPTIONAL);
     if !Access::ALL.contains(access) {
@@ -481,7 +483,7 @@ fn check_registration(client: &Client, request: &m::RegMr) -> Result<RegisteredM
     })
 }
 
-/// Enters a region among what the client holds.
+/// Adds a region to the client's objects.
 pub(super) fn add_region(client: &mut Client, key: Stag, region: MemoryRegion) {
     client.count_users(&region, |count| *count += 1);
     client.mrs.insert(key, region);

@@ -1,4 +1,4 @@
-//! The control thread: clients' requests, their resources, and what workers report.
+//! The control thread: client requests, client resources, and reports of workers.
 //!
 //! ```text
 //!  clients == SOCK_SEQPACKET ==> clients.rs -> requests.rs -> resources.rs (the tree)
@@ -7,10 +7,10 @@
 //!     |                                                                             |
 //!  outbox.rs <- cm.rs <- worker_events.rs <- Event (bounded queue) <----------------'
 //! ```
-//! It sleeps in epoll; nothing here is on a fast path. A handler of a request returns
-//! `Served::Replied` when it sent the reply, `Served::Deferred` when a worker has to answer first
-//! (the request then waits in the client's `waiting`, and the client's next request in its socket),
-//! or a `Refusal`, which becomes the reply.
+//! The thread sleeps in epoll; nothing here is on a fast path. A request handler returns
+//! `Served::Replied` after it sent the reply, `Served::Deferred` if a worker must answer first (the
+//! request is kept in the client's `waiting`, and its next request stays in the socket), or a
+//! `Refusal`, which becomes the reply.
 
 mod addresses;
 mod clients;
@@ -74,97 +74,97 @@ use socket::BoundSocket;
 use watchdog::Watchdog;
 use workers::WorkerSet;
 
-/// What clients see of one device, and what connects need to choose one.
+/// Attributes of one device: reported to clients, and used to select a device for a connection.
 #[derive(Debug, Clone)]
 pub struct DeviceView {
-    /// The name in the configuration, as in `siw0`.
+    /// Name in the configuration, such as `siw0`.
     pub name: String,
-    /// The name of its DPDK driver, as in `net_ring`.
+    /// Name of the DPDK driver, such as `net_ring`.
     pub driver: String,
-    /// The MAC address of its port.
+    /// MAC address of the port.
     pub mac: [u8; 6],
-    /// Its own addresses, each with the network that is on-link.
+    /// The device's own addresses, each with its on-link network.
     pub addresses: Vec<crate::config::Cidr>,
-    /// Networks behind routers on its link.
+    /// Networks behind routers on the link.
     pub routes: Vec<crate::config::Cidr>,
-    /// It has an IPv4 default route.
+    /// The device has an IPv4 default route.
     pub gateway: bool,
-    /// It has an IPv6 default route.
+    /// The device has an IPv6 default route.
     pub gateway6: bool,
-    /// The largest IP packet, in bytes.
+    /// Largest IP packet, in bytes.
     pub mtu: u16,
-    /// The speed of the link in Mb/s when last looked at; 0 where the port reports none.
+    /// Link speed in Mb/s at the last poll; 0 if the port reports none.
     pub link_mbps: u32,
-    /// The link was up when last looked at.
+    /// The link was up at the last poll.
     pub link_up: bool,
-    /// It was taken out of the machine, or can be used no longer for another reason.
+    /// The device was removed from the machine, or is unusable for another reason.
     pub is_gone: bool,
-    /// Connections ask for CRC unless their application says otherwise.
+    /// Connections request CRC by default.
     pub crc: bool,
-    /// No application may do without CRC.
+    /// Applications cannot turn off CRC.
     pub crc_required: bool,
-    /// The MPA revision that initiators ask for: 1 or 2 (RFC 5044, RFC 6581).
+    /// MPA revision that initiators request: 1 or 2 (RFC 5044, RFC 6581).
     pub mpa_rev: u8,
-    /// The most inbound RDMA READs and atomics that a queue pair may have outstanding.
+    /// Maximum number of outstanding inbound RDMA READs and atomics of a queue pair.
     pub max_ird: u16,
-    /// The most outbound RDMA READs and atomics that a queue pair may have outstanding.
+    /// Maximum number of outstanding outbound RDMA READs and atomics of a queue pair.
     pub max_ord: u16,
-    /// Workers that serve it.
+    /// Workers that serve the device.
     pub workers: Vec<usize>,
-    /// Which of them a connection belongs to.
+    /// Assignment of connections to these workers.
     pub steering: Arc<siw_tcp::Steering>,
-    /// How TCP ports are divided with the kernel, where both have the device's addresses.
+    /// Division of TCP ports with the kernel, for a device that shares addresses with it.
     pub host_ports: Option<Arc<crate::host_ports::HostPorts>>,
-    /// Routes of the kernel beside its own.
+    /// Routes learned from the kernel, in addition to the configured ones.
     pub learned_routes: siw_tcp::LearnedRoutes,
 }
 
-/// Makes an arena known to DPDK and its NICs: they may read it while the result lives. `None` when
-/// no NIC reads memory itself.
+/// Maps an arena in DPDK and for its NICs, which may read it while the result lives. `None` if no
+/// NIC reads memory by DMA.
 pub type MapArena =
     dyn Fn(&Arc<SharedMemory>) -> Result<Option<dpdk::ExternalRegion>, String> + Send + Sync;
 
-/// What the control thread is started with.
+/// Start parameters of the control thread.
 pub struct ControlParts {
     /// The control socket.
     pub socket: BoundSocket,
-    /// SIGTERM and SIGINT, which end the daemon, and SIGHUP, which does not.
+    /// Delivers SIGTERM and SIGINT, which end the daemon, and SIGHUP, which does not.
     pub signals: SignalFd,
-    /// How often the service manager wants to hear that all threads work; `None`: it does not.
+    /// Watchdog interval of the service manager; `None` without a watchdog.
     pub watchdog: Option<Duration>,
     /// The eventfd that workers write to wake the control thread.
     pub wake: Arc<OwnedFd>,
-    /// Set while the control thread sleeps: workers write `wake` only then.
+    /// Set while the control thread sleeps: workers write to `wake` only then.
     pub asleep: Arc<siw_shm::doorbell::SleepFlag>,
-    /// What each client may have, as its library is told.
+    /// Limits of each client, as reported to its library.
     pub limits: LimitsConfig,
-    /// What each client, each user and all together may have.
+    /// Limits of each client, of each user and of all clients together.
     pub quotas: QuotaLimits,
-    /// Who sees the counters of all clients.
+    /// Users that may read the counters of all clients.
     pub operators: Operators,
-    /// Whose memory may be copied from and to by system calls.
+    /// Users whose memory workers may copy with system calls.
     pub process_memory: crate::config::ProcessMemoryPolicy,
-    /// How long a connection may be silent at first.
+    /// Maximum time from connect to HELLO.
     pub hello_timeout: Duration,
     /// The devices, in the order of the configuration.
     pub devices: Vec<DeviceView>,
-    /// Reports links that go down and come up.
+    /// Reports link changes.
     pub links: links::LinkMonitor,
     /// Follows the kernel's routes and neighbours.
     pub host_routes: host_routes::RouteFollower,
     /// The memory keys, which workers read.
     pub keys: Arc<KeyTable>,
-    /// The page in which clients see which workers sleep.
+    /// Shared page in which clients see which workers sleep.
     pub page: WorkerPage,
-    /// Queues and registered memory come from hugepages while there are some.
+    /// Allocate queues and registered memory from hugepages while some are free.
     pub hugepages: bool,
-    /// Makes registered memory known to the ports that read it by DMA.
+    /// Maps registered memory for the ports that read it by DMA.
     pub map_arena: Arc<MapArena>,
-    /// Whether there are such ports: making memory known to them takes long.
+    /// Some ports read memory by DMA; mapping memory for them is slow.
     pub ports_use_dma: bool,
-    /// Frames may refer to registered memory instead of copying it.
+    /// Frames may refer to registered memory instead of a copy.
     pub sends_by_reference: bool,
-    /// What is in effect of the configuration, as the counters show it to operators.
+    /// Effective settings, as shown to operators with the counters.
     pub settings: serde_json::Value,
 }
 
@@ -172,7 +172,8 @@ const TOKEN_LISTENER: u64 = u64::MAX;
 const TOKEN_SIGNAL: u64 = u64::MAX - 1;
 const TOKEN_WAKE: u64 = u64::MAX - 2;
 const TOKEN_ROUTES: u64 = u64::MAX - 3;
-/// A client's socket: its number. An event socket with a backlog: this bit set.
+/// Epoll token of a client's socket: its id. Token of an outbox with a backlog: a number with this
+/// bit set.
 const TOKEN_OUTBOX: u64 = 1 << 62;
 
 /// The control thread's state.
@@ -182,17 +183,17 @@ pub struct ControlThread {
     workers: WorkerSet,
     helpers: Helpers,
     resources: Resources,
-    /// Connections that have not said HELLO, and when they have to; the oldest first.
+    /// Connections without a HELLO and their deadlines, oldest first.
     silent_clients: VecDeque<(Instant, ClientId)>,
     is_listening: bool,
     accept_pause: Option<AcceptPause>,
-    /// Counts connections, which take turns among a device's workers.
+    /// Round-robin counter over a device's workers.
     next_worker: usize,
     pairing: Pairing,
     watchdog: Option<Watchdog>,
-    /// Files that say what devices are and whether their links are up; `None`: they cannot be written.
+    /// Files that describe devices and link states; `None` if they cannot be written.
     sysfs: Option<SysfsTree>,
-    /// When the workers have to have stopped; `None` while the daemon serves.
+    /// Deadline for the workers to stop; `None` while the daemon serves.
     stopping: Option<Instant>,
 }
 
@@ -200,7 +201,8 @@ impl ControlThread {
     /// Watches the control socket, signals and the workers' wake-ups.
     ///
     /// # Errors
-    /// The operating system has no epoll instance or thread, or refuses to watch.
+    /// The operating system cannot create an epoll instance or a thread, or refuses to watch a
+    /// descriptor.
     pub fn new(
         config: ControlParts,
         mailboxes: Arc<[Arc<Mailbox>]>,
@@ -236,15 +238,15 @@ impl ControlThread {
         })
     }
 
-    /// Serves until a signal ends it and the workers have stopped. `false`: one of them has not, in
-    /// the time that it has.
+    /// Serves until a signal arrives and the workers have stopped. Returns `false` if a worker has
+    /// not stopped before the deadline.
     pub fn run(&mut self) -> bool {
         let mut events = [EpollEvent::empty(); 64];
-        // What changes from now on is heard of: the monitor listens already.
+        // The monitor is open already, so changes made from now on are not lost.
         self.load_host_routes();
         while self.workers.is_running() {
             let timeout = self.sleep_limit();
-            // Announce, look once more, sleep: no event is missed.
+            // Announce the sleep, check again, then sleep: no wake-up is lost.
             self.config.asleep.announce_sleep();
             let timeout = if self.workers.has_events() || self.helpers.has_reports() {
                 EpollTimeout::ZERO
@@ -267,7 +269,7 @@ impl ControlThread {
                 match event.data() {
                     TOKEN_LISTENER => self.accept_clients(),
                     TOKEN_SIGNAL => self.on_signal(),
-                    // Watched by its edges: it need not be read.
+                    // Edge-triggered: no read is needed.
                     TOKEN_WAKE => {}
                     TOKEN_ROUTES => self.follow_host_routes(),
                     token if token & TOKEN_OUTBOX != 0 => self.flush_outbox(token),
@@ -293,7 +295,7 @@ impl ControlThread {
         true
     }
 
-    /// How long nothing has to be done, whatever comes.
+    /// Longest sleep allowed by scheduled work.
     fn sleep_limit(&self) -> EpollTimeout {
         if self.waits_for_reclaim() {
             return EpollTimeout::from(1u8);
@@ -350,7 +352,7 @@ impl ControlThread {
         self.workers.post_to_all(|| Command::Stop);
     }
 
-    /// An asynchronous event for a client. One that does not read them loses them.
+    /// Sends an asynchronous event to a client; a client that does not read its events loses it.
     fn post_async_event(&mut self, id: ClientId, kind: AsyncEventKind, object: u32, reason: &str) {
         let Some(client) = self.resources.clients.get_mut(&id) else {
             return;
@@ -381,7 +383,7 @@ impl ControlThread {
         }
     }
 
-    /// Everything that workers have reported.
+    /// Processes all queued events of the workers.
     fn take_worker_events(&mut self) {
         for worker in 0..self.workers.worker_count() {
             while let Some(event) = self.workers.next_event(worker) {
@@ -391,7 +393,7 @@ impl ControlThread {
     }
 }
 
-/// Programs without these files find less; siwd serves them all the same.
+/// Writes the sysfs-like files. Without them some programs find less, but siwd serves all clients.
 fn write_sysfs(config: &ControlParts) -> Option<SysfsTree> {
     let written = SysfsTree::write(config.socket.path(), &config.devices);
     let warn = |error| tracing::warn!("no files for programs that look in /sys: {error}");

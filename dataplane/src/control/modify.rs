@@ -1,5 +1,5 @@
-//! ibv_modify_qp(3) and ibv_query_qp(3): the control thread answers for queue pairs that no worker
-//! has; a worker is asked about its own.
+//! ibv_modify_qp(3) and ibv_query_qp(3): the control thread answers for detached queue pairs, the
+//! worker for those that it has.
 
 use nix::libc;
 use siw_shm::Access;
@@ -13,7 +13,7 @@ use super::resources::{Client, QpPhase};
 use crate::ids::{ClientId, CommandToken, Qpn};
 use crate::worker::messages::{Command, ModifyTarget, QpInfo};
 
-/// What a client denies the peer of a queue pair.
+/// Access rights that a client denies to the peer of a queue pair.
 pub(super) fn denied_access(bits: u32) -> Result<Access, Refusal> {
     let denied = Access(bits);
     if !Access::REMOTE.contains(denied) {
@@ -168,8 +168,8 @@ impl ControlThread {
         self.on_answered(id);
     }
 
-    /// The worker gave the queue pair up for a reset: it is as new. Returns false when no request
-    /// waits for that.
+    /// The worker has released the queue pair for a reset, which makes it new. Returns false if no
+    /// request waits for that.
     pub(super) fn finish_reset(&mut self, id: ClientId, qpn: Qpn) -> bool {
         let Some(client) = self.resources.clients.get_mut(&id) else {
             return false;
@@ -199,8 +199,9 @@ impl ControlThread {
     }
 }
 
-/// Empties the rings of a queue pair that no worker has; the client starts over in them. What lies in
-/// the slots is read by nobody any more: however long the rings are, this takes the same time.
+/// Empties the rings of a queue pair that is in no worker; the client starts over in them. Only
+/// headers and state are cleared: stale slots are never read, so the time does not depend on the
+/// ring length.
 fn clear_queues(qp: &super::resources::ClientQp) -> Result<(), Refusal> {
     let geometry = &qp.geometry;
     for (offset, len) in [

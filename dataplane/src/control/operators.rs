@@ -1,11 +1,11 @@
-//! Who sees the counters and names of all clients: root, the user that the daemon runs as, and the
-//! members of a configured group. Others see their own.
+//! Operators, who see the counters and names of all clients: root, the user that the daemon runs
+//! as, and the members of a configured group. Other users see their own.
 
 use std::collections::HashSet;
 
 use nix::unistd::{Gid, Group, Uid, User};
 
-/// The users and the group, looked up at the start: later, a name service could be slow to answer.
+/// User and group ids, looked up once at the start, because a name service could be slow later.
 #[derive(Debug, Clone, Default)]
 pub struct Operators {
     uids: HashSet<u32>,
@@ -13,10 +13,10 @@ pub struct Operators {
 }
 
 impl Operators {
-    /// Root, the daemon's own user, and the members of `group`.
+    /// Looks up the operators: root, the daemon's own user, and the members of `group`.
     ///
     /// # Errors
-    /// There is no such group; the text says how to create it.
+    /// The group does not exist; the text says how to create it.
     pub fn look_up(group: Option<&str>) -> Result<Operators, String> {
         let mut operators = Operators {
             uids: HashSet::from([0, Uid::effective().as_raw()]),
@@ -36,7 +36,7 @@ impl Operators {
         Ok(operators)
     }
 
-    /// Whether a process with these ids is one.
+    /// Returns true if a process with these ids belongs to an operator.
     pub fn include(&self, uid: u32, gid: u32) -> bool {
         self.uids.contains(&uid) || self.gid == Some(gid)
     }

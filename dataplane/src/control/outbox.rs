@@ -1,6 +1,6 @@
-//! A one-way socket with events for a client, on which the control thread never blocks. A client
-//! that does not read gets its events later, in order; one that never reads costs a bounded backlog
-//! and then its events.
+//! A one-way event socket to a client, on which the control thread never blocks. A slow client gets
+//! its events later, in order; a client that never reads costs a bounded backlog, then loses
+//! events.
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use siw_shm::control::{ControlSocket, codec};
 
-/// Bytes of events that a socket takes before they wait here, where they are counted.
+/// Bytes of events that the socket buffers; further events are queued and counted here.
 const SOCKET_BYTES: usize = 64 << 10;
 
-/// How many events wait for a client that does not read, in all its outboxes together.
+/// Limit of events queued for a client that does not read, over all its outboxes.
 #[derive(Clone)]
 pub struct EventBudget {
     waiting: Arc<AtomicUsize>,
@@ -22,7 +22,7 @@ pub struct EventBudget {
 }
 
 impl EventBudget {
-    /// Of at most so many events.
+    /// Creates a budget of `most` events.
     pub fn new(most: usize) -> EventBudget {
         EventBudget {
             waiting: Arc::default(),
@@ -30,7 +30,8 @@ impl EventBudget {
         }
     }
 
-    /// Whether more than half of the events wait: peers then get no more of them.
+    /// Returns true if more than half of the budget is used: peers can then cause no further
+    /// events.
     pub fn is_half_used(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > self.most / 2
     }
@@ -51,7 +52,7 @@ impl EventBudget {
     }
 }
 
-/// A client's socket for events, and the events that it has no room for.
+/// A client's event socket, with a backlog for when the socket is full.
 pub struct Outbox {
     conn: ControlSocket,
     token: u64,
@@ -61,12 +62,12 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// An outbox that epoll reports under `token` while it has a backlog, for a client with this
-    /// budget. Events carry `version`, which the client agreed on.
+    /// Creates an outbox that epoll reports under `token` while it has a backlog. Events carry
+    /// `version`, which was negotiated with the client.
     pub fn new(conn: ControlSocket, token: u64, version: u16, budget: EventBudget) -> Outbox {
         conn.set_version(version);
-        // The client has nothing to say here: descriptors that it sent would be closed by whoever
-        // closes this end.
+        // The client has no input to send here. Descriptors in unread input would be closed,
+        // possibly slowly, by the thread that closes this end.
         conn.refuse_input();
         conn.limit_send_buffer(SOCKET_BYTES);
         Outbox {
@@ -78,13 +79,13 @@ impl Outbox {
         }
     }
 
-    /// What epoll reports it under.
+    /// Epoll token of the outbox.
     pub fn epoll_token(&self) -> u64 {
         self.token
     }
 
-    /// Sends an event, or keeps it until the client reads; false when its budget, and `extra` events
-    /// beyond it, are used up: the event is lost.
+    /// Sends an event, or queues it until the client reads. Returns false if the event is lost
+    /// because the budget and `extra` more events are used up.
     #[must_use]
     pub fn send_event(&mut self, epoll: &Epoll, packet: Vec<u8>, extra: usize) -> bool {
         if !self.budget.take(extra) {
@@ -94,7 +95,7 @@ impl Outbox {
         true
     }
 
-    /// Sends the last event that a client gets, whatever its budget.
+    /// Sends the last event to a client, regardless of its budget.
     pub fn send_last_event(&mut self, epoll: &Epoll, packet: Vec<u8>) {
         self.budget.take(usize::MAX);
         self.push_event(epoll, packet);
@@ -106,12 +107,12 @@ impl Outbox {
         self.flush_backlog(epoll);
     }
 
-    /// Sends what waits, as far as the socket takes it, and watches for room for the rest.
+    /// Sends queued events until the socket is full, and has epoll report room for the rest.
     pub fn flush_backlog(&mut self, epoll: &Epoll) {
         while let Some(packet) = self.backlog.front() {
             match self.conn.send_packet(packet, &[]) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                // Sent, or the client has closed its end and wants none.
+                // Sent, or discarded because the client has closed its end.
                 _ => {
                     self.backlog.pop_front();
                     self.budget.give_back(1);

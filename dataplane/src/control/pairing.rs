@@ -1,18 +1,18 @@
-//! Queue pairs that are connected without rdma_cm: programs exchange GIDs and QP numbers by other
-//! means and move both queue pairs to RTR (ibv_modify_qp(3)). iWARP needs a connection for that, so
-//! the two daemons, or the one, make it:
+//! Queue pairs connected without rdma_cm: programs exchange GIDs and QP numbers by other means and
+//! move both queue pairs to RTR (ibv_modify_qp(3)). iWARP needs a connection for that, so the two
+//! daemons (or the one daemon at both ends) make it:
 //!
 //! ```text
 //!   end with the lower (address, QP number)          the other end
 //!        | PAIR from its client                           |
 //!        | TCP to PAIRING_PORT, refused until the         | PAIR from its client, or later:
-//!        | other daemon listens: tried again              | the request is kept that long
+//!        | other daemon listens: tried again              | the request is kept until then
 //!        |---- MPA request, private data: both QPNs ----->|
 //!        |<--- MPA reply ---------------------------------| if it wants exactly this queue pair
 //! ```
 //!
-//! A daemon listens on its devices from its clients' first PAIR on. Work requests may be posted from
-//! PAIR on; if the connection comes to nothing, they are flushed and QP_FATAL says why.
+//! A daemon starts to listen on its devices at the first PAIR of a client. Work requests may be
+//! posted from PAIR on; if the connection fails, they are flushed and QP_FATAL carries the reason.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -32,21 +32,22 @@ use crate::ids::{ClientId, CmListenerId, Qpn};
 use crate::worker::PAIR_RETRIES;
 use crate::worker::messages::{Command, ConnectFailure, ConnectParams, QpSetup, RequestId};
 
-/// The TCP port where daemons wait for the other end of a pair.
+/// TCP port for connections between the two ends of a pair.
 pub const PAIRING_PORT: u16 = 5045;
-/// Begins the private data of a request.
+/// First bytes of the private data of a request.
 const MAGIC: [u8; 8] = *b"siwpair1";
-/// Connections of peers that are kept for queue pairs of this daemon that are not in RTR yet.
+/// Maximum number of peers' connections kept for queue pairs of this daemon that are not in RTR
+/// yet.
 const MAX_EARLY_REQUESTS: usize = 4096;
-/// How long an end that is in RTR waits for the other.
+/// Time that an end in RTR waits for the other end.
 const PAIRING_TIMEOUT: Duration = Duration::from_secs(30);
-/// Between two tries, at first; it doubles up to a second.
+/// Initial pause between two attempts; it doubles up to a second.
 const FIRST_RETRY: Duration = Duration::from_millis(5);
 const LONGEST_RETRY: Duration = Duration::from_secs(1);
-/// The reject frame of a daemon without the queue pair that was asked for.
+/// Private data of the reject of a daemon without the requested queue pair.
 const NO_SUCH_QP: &[u8] = b"siwpair: no such queue pair";
 
-/// What a queue pair is to be connected with.
+/// Connection attempt of a queue pair to its other end.
 #[derive(Debug, Clone)]
 pub struct PairAttempt {
     local: IpAddr,
@@ -54,24 +55,24 @@ pub struct PairAttempt {
     peer_qpn: Qpn,
     ird: u16,
     ord: u16,
-    /// This end connects.
+    /// This end initiates the connection.
     initiates: bool,
-    /// When both ends give up.
+    /// Deadline of both ends.
     until: Instant,
     retry_after: Duration,
-    /// Since when the other end's daemon knows no such queue pair.
+    /// Time since which the peer's daemon reports an unknown queue pair.
     unknown_since: Option<Instant>,
 }
 
 impl PairAttempt {
-    /// Nobody came, and nobody said no.
+    /// Error text for an attempt without any answer.
     fn describe_absence(&self) -> String {
         let PairAttempt { peer, peer_qpn, .. } = self;
         format!("queue pair {peer_qpn} of {peer} did not come to RTR in time")
     }
 }
 
-/// One end of a pair, as the other end names it.
+/// One end of a pair, from the other end's point of view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct PairKey {
     local: IpAddr,
@@ -80,42 +81,42 @@ struct PairKey {
     peer_qpn: Qpn,
 }
 
-/// What the control thread keeps of pairs, beside the attempts of queue pairs.
+/// Pairing state of the control thread, except for the attempts of queue pairs.
 #[derive(Default)]
 pub struct Pairing {
-    /// Of all devices, once there was a PAIR.
+    /// Listener on all devices, from the first PAIR on.
     listener: Option<CmListenerId>,
     port_claims: Vec<PortClaim>,
     /// Requests for queue pairs that are not in RTR yet.
     early: HashMap<PairKey, RequestId>,
-    /// Ends that are to connect again, and all when they give up.
+    /// Times at which ends retry or, for every end, give up.
     retries: Vec<(Instant, ClientId, Qpn)>,
 }
 
 impl Pairing {
-    /// Whether it listens under this number.
+    /// Returns true if this is the listener for pairs.
     pub fn is_listener(&self, listener: CmListenerId) -> bool {
         self.listener == Some(listener)
     }
 
-    /// A peer gave up.
+    /// Removes the request of a peer that gave up.
     pub fn forget_request(&mut self, request: RequestId) {
         self.early.retain(|_, kept| *kept != request);
     }
 
-    /// When the next end is to connect again.
+    /// Time until the next retry.
     pub fn time_until_retry(&self) -> Option<Duration> {
         let next = self.retries.iter().map(|(when, ..)| *when).min()?;
         Some(next.saturating_duration_since(Instant::now()))
     }
 }
 
-/// The private data of a request: the numbers of both queue pairs.
+/// Builds the private data of a request: the numbers of both queue pairs.
 fn to_private_data(from: Qpn, to: Qpn) -> Vec<u8> {
     [&MAGIC[..], &from.0.to_be_bytes(), &to.0.to_be_bytes()].concat()
 }
 
-/// The sender's queue pair and the one that it wants.
+/// Parses the sender's QP number and the requested one.
 fn parse_private_data(data: &[u8]) -> Option<(Qpn, Qpn)> {
     let rest = data.strip_prefix(&MAGIC)?;
     let (from, rest) = rest.split_first_chunk::<4>()?;
@@ -124,7 +125,7 @@ fn parse_private_data(data: &[u8]) -> Option<(Qpn, Qpn)> {
 }
 
 impl ControlThread {
-    /// Connects a queue pair with the one that its client names, see [`m::PairQp`].
+    /// Connects a queue pair with the one named by its client, see [`m::PairQp`].
     pub(super) fn pair_qp(&mut self, id: ClientId, seq: u32, request: &m::PairQp) -> Outcome {
         let (qpn, peer_qpn) = (Qpn(request.qp_num), Qpn(request.peer_qp_num));
         let device = request.device as usize;
@@ -209,7 +210,7 @@ impl ControlThread {
             for &worker in &self.config.devices[device].workers {
                 let command = Command::Listen {
                     listener,
-                    // It serves all clients: what waits for an answer is the daemon's own.
+                    // It serves all clients: its pending requests belong to the daemon itself.
                     user: nix::unistd::getuid().as_raw(),
                     device,
                     local: None,
@@ -225,14 +226,14 @@ impl ControlThread {
         Ok(())
     }
 
-    /// The attempt of a queue pair that waits for its other end.
+    /// Attempt of a queue pair that waits for its other end.
     fn waiting_pair(&mut self, id: ClientId, qpn: Qpn) -> Option<(&mut ClientQp, PairAttempt)> {
         let qp = self.resources.qp_mut(id, qpn)?;
         let attempt = qp.pair.clone()?;
         (qp.phase == QpPhase::Detached).then_some((qp, attempt))
     }
 
-    /// Takes a queue pair that waits for its other end: its device, and what it is connected with.
+    /// Starts connecting a queue pair that waits for its other end; returns its device and attempt.
     fn begin_attempt(
         &mut self,
         id: ClientId,
@@ -247,7 +248,7 @@ impl ControlThread {
         }))
     }
 
-    /// Gives the queue pair to a worker: the worker's ends of its rings.
+    /// Assigns the queue pair to a worker and returns the worker's ends of its rings.
     fn set_up_pair(
         &mut self,
         id: ClientId,
@@ -262,7 +263,7 @@ impl ControlThread {
         Ok(Box::new(setup))
     }
 
-    /// This end connects.
+    /// Connects as the initiating end.
     fn connect_pair(&mut self, id: ClientId, qpn: Qpn) -> Result<(), Refusal> {
         let Some((device, attempt)) = self.begin_attempt(id, qpn)? else {
             return Ok(());
@@ -287,7 +288,7 @@ impl ControlThread {
         Ok(())
     }
 
-    /// This end takes the connection of the other.
+    /// Accepts the connection of the initiating end.
     fn accept_pair(&mut self, id: ClientId, qpn: Qpn, request: RequestId) -> Result<(), Refusal> {
         let Some((_, attempt)) = self.begin_attempt(id, qpn)? else {
             return Ok(());
@@ -304,7 +305,7 @@ impl ControlThread {
         Ok(())
     }
 
-    /// The other end of a pair connects.
+    /// The initiating end of a pair connects.
     pub(super) fn on_pair_request(&mut self, request: RequestId, event: &CmEventMessage) {
         let addresses = event
             .local
@@ -332,7 +333,7 @@ impl ControlThread {
                 self.reject_pair(request, b"siwpair: a limit of the client");
             }
         } else if self.pairing.early.len() < MAX_EARLY_REQUESTS {
-            // Only one of the same two queue pairs is meant: the latest.
+            // A newer request for the same two queue pairs replaces the older one.
             if let Some(older) = self.pairing.early.insert(key, request) {
                 self.reject_pair(older, b"siwpair: connected again");
             }
@@ -349,7 +350,8 @@ impl ControlThread {
         self.workers.post_command(request.worker(), command);
     }
 
-    /// A connection of a pair came to nothing. True: it was one, and is dealt with here.
+    /// A connection attempt failed. Returns true if the queue pair was a pair's: it is handled
+    /// here.
     pub(super) fn on_pair_failed(
         &mut self,
         id: ClientId,
@@ -359,7 +361,7 @@ impl ControlThread {
         let Some((qp, attempt)) = self.waiting_pair(id, qpn) else {
             return false;
         };
-        // The end that accepts waits for the next connection.
+        // The accepting end waits for the next connection.
         if !attempt.initiates {
             return true;
         }
@@ -397,7 +399,7 @@ impl ControlThread {
         true
     }
 
-    /// What was posted is flushed, and the client is told why.
+    /// Flushes posted work requests and reports the reason to the client.
     fn fail_pair(&mut self, id: ClientId, qpn: Qpn, reason: &str) {
         let Some(qp) = self.resources.qp_mut(id, qpn) else {
             return;
@@ -414,7 +416,7 @@ impl ControlThread {
         self.post_async_event(id, AsyncEventKind::QpFatal, qpn.0, reason);
     }
 
-    /// Ends that are due connect again, or give up.
+    /// Retries the attempts that are due, or gives up.
     pub(super) fn retry_pairs(&mut self) {
         if self.pairing.retries.is_empty() {
             return;

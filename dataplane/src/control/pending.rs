@@ -1,4 +1,4 @@
-//! Requests whose reply has to wait for workers.
+//! Deferred requests, whose reply waits for workers or helpers.
 
 use std::sync::Arc;
 
@@ -8,40 +8,40 @@ use siw_shm::{CqGeometry, SharedMemory};
 use super::memory::QuiescentReply;
 use crate::ids::{CommandToken, CqId, Qpn, SrqId};
 
-/// What a client's unanswered request waits for. `left` counts the workers that have not answered.
+/// Condition that a deferred reply waits for. `left` counts the workers that have not reported.
 pub(super) enum PendingReply {
-    /// All workers passed a barrier; then the completion queue's memory is free.
+    /// All workers pass a barrier; then the completion queue's memory is freed.
     FreeCq {
         cq: CqId,
         token: CommandToken,
         left: usize,
     },
-    /// All workers passed a barrier: they write to the new rings.
+    /// All workers pass a barrier; from then on they write to the new rings.
     ResizeCq {
         cq: CqId,
         geometry: CqGeometry,
         token: CommandToken,
         left: usize,
     },
-    /// The worker reports the queue pair's state: the answer to MODIFY_QP, or to QUERY_QP.
+    /// The worker reports the queue pair's state, for MODIFY_QP or QUERY_QP.
     QpInfo { token: CommandToken, modify: bool },
-    /// The worker gives the queue pair up, which then is as new.
+    /// The worker releases the queue pair, which is then reset.
     ResetQp { qpn: Qpn },
-    /// The worker gives the queue pair up.
+    /// The worker releases the queue pair.
     DestroyQp { qpn: Qpn },
-    /// No worker can use the old key any more, and no port holds a frame of its memory, or its
-    /// driver takes too long to release it.
+    /// No worker can use the old key any more, and no port holds a frame of its memory, except for
+    /// ports whose driver takes too long to release it.
     QuiescentKey {
         ticket: Retired,
         token: CommandToken,
         left: usize,
-        /// Of these, workers whose ports do not release the frames in time.
+        /// Workers among them whose ports do not release the frames in time.
         late: Vec<usize>,
         /// The memory that the frames refer to.
         regions: Vec<Arc<SharedMemory>>,
         then: QuiescentReply,
     },
-    /// All workers passed a barrier; then the shared receive queue's memory is free.
+    /// All workers pass a barrier; then the shared receive queue's memory is freed.
     FreeSrq {
         srq: SrqId,
         token: CommandToken,
@@ -51,11 +51,11 @@ pub(super) enum PendingReply {
     MakeArena { token: CommandToken, len: u64 },
     /// A helper frees the arena.
     FreeArena { token: CommandToken },
-    /// Counters of all workers.
+    /// All workers report their counters.
     Stats { token: CommandToken, left: usize },
 }
 
-/// A request that has no reply yet, and the sequence number that the reply will carry.
+/// A request without a reply so far, and the sequence number of its reply.
 pub(super) struct DeferredRequest {
     pub seq: u32,
     pub what: PendingReply,

@@ -1,4 +1,4 @@
-//! Completion channels, completion queues and queue pairs: requests of clients.
+//! Client requests for completion channels, completion queues and queue pairs.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::ids::{ClientId, CompletionChannelId, CqId, PdId, Qpn, SrqId};
 use crate::worker::completion_queues::WorkerCq;
 use crate::worker::messages::{Command, QpSetup};
 
-/// What a channel of events costs.
+/// Quota amounts of an event channel.
 pub(super) const CHANNEL: [(Quota, u64); 2] = [(Quota::EventChannels, 1), (Quota::Descriptors, 1)];
 
 impl ControlThread {
@@ -125,7 +125,7 @@ impl ControlThread {
         Ok(Served::Replied)
     }
 
-    /// The workers forget the queue first; [`Self::finish_free_cq`] replies.
+    /// Removes the queue from the workers first; [`Self::finish_free_cq`] replies.
     pub(super) fn destroy_cq(&mut self, id: ClientId, cq: CqId) -> Outcome {
         let client = self.resources.client_mut(id)?;
         let found = client
@@ -171,7 +171,7 @@ impl ControlThread {
         self.on_answered(id);
     }
 
-    /// The rings of a queue pair, if limits and ABI allow what is asked for.
+    /// Computes the rings of a queue pair, or refuses sizes beyond the limits or the ABI.
     fn qp_geometry(&self, request: &m::CreateQp) -> Result<QpGeometry, Refusal> {
         let deepest = self.config.limits.work_requests;
         for (what, depth) in [
@@ -357,8 +357,8 @@ impl ControlThread {
         if seq != UNANSWERED {
             return Ok(Served::Deferred(PendingReply::DestroyQp { qpn }));
         }
-        // Nobody waits for a reply: the client no longer has it, but it stays here until its
-        // worker has given it up.
+        // No reply is wanted: the client has forgotten the queue pair, but it stays here until its
+        // worker has released it.
         let client = self.resources.client_mut(id)?;
         if let Some(qp) = client.qps.remove(&qpn) {
             client.departing_qps.insert(qpn, qp);

@@ -1,9 +1,9 @@
-//! What clients may hold: each client, each user (the uid of the process that connected), and all
-//! together.
+//! Resource quotas: of each client, of each user (the uid of the process that connected), and of
+//! all clients together.
 //!
-//! What a client makes is charged to its account before it is made, and given back when it is gone.
-//! The account of a client that has left is closed when the last of its memory is free, so that
-//! connecting anew gives nobody more than the limits say.
+//! A resource is charged to the client's account before it is allocated, and released when it is
+//! freed. The account of a departed client is closed only when the last of its memory is freed, so
+//! that a reconnect cannot exceed the limits.
 
 use std::collections::HashMap;
 
@@ -12,12 +12,12 @@ use nix::libc;
 use super::requests::Refusal;
 use crate::config::LimitsConfig;
 
-/// What is counted.
+/// Counted resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quota {
     /// Connections to the control socket.
     Clients,
-    /// Queue pairs, those on their way out included.
+    /// Queue pairs, including those being destroyed.
     QueuePairs,
     /// Shared receive queues.
     SharedReceiveQueues,
@@ -29,7 +29,7 @@ pub enum Quota {
     MemoryKeys,
     /// Bytes of arenas, queues and doorbells.
     Memory,
-    /// Of these, bytes in hugepages.
+    /// Bytes of that memory in hugepages.
     HugeMemory,
     /// Open files and mappings of the daemon.
     Descriptors,
@@ -37,13 +37,13 @@ pub enum Quota {
     Listeners,
     /// Completion channels and channels of connection events.
     EventChannels,
-    /// Queue pairs with a connection, or on the way to one.
+    /// Queue pairs that are connected or connecting.
     Connections,
-    /// Arenas, where NICs read them.
+    /// Arenas, if NICs read them by DMA.
     NicArenas,
 }
 
-/// How many kinds there are.
+/// Number of kinds.
 const KINDS: usize = Quota::NicArenas as usize + 1;
 type Amounts = [u64; KINDS];
 
@@ -64,7 +64,7 @@ impl Quota {
         Quota::NicArenas,
     ];
 
-    /// What it counts, and the beginning of its keys in `[limits]`.
+    /// Display name, and prefix of its keys in `[limits]`.
     fn names(self) -> (&'static str, &'static str) {
         match self {
             Quota::Clients => ("clients", "clients"),
@@ -84,25 +84,25 @@ impl Quota {
     }
 }
 
-/// Most protection domains of one client: as many as Linux siw has.
+/// Maximum number of protection domains of one client, as in Linux siw.
 pub const MAX_PD: u32 = 102_400;
 
-/// What the host and the rest of the configuration leave for all clients together.
+/// Capacity for all clients together, after the needs of the host and of the daemon itself.
 #[derive(Debug, Clone, Copy)]
 pub struct HostCapacity {
     /// Bytes of memory.
     pub memory: u64,
     /// Bytes in free hugepages.
     pub hugepages: u64,
-    /// Open files and mappings that the process may have beside its own.
+    /// Open files and mappings that the process can have in addition to its own.
     pub descriptors: u64,
     /// Slots of the key table.
     pub memory_keys: u64,
-    /// Pieces of memory that NICs can be given to read; none where they read no client's.
+    /// Memory regions that DPDK can map for NICs; `None` if NICs read no client memory.
     pub nic_arenas: Option<u64>,
 }
 
-/// The limits of each kind, for the three scopes.
+/// Limits of each kind, in the three scopes.
 #[derive(Debug, Clone)]
 pub struct QuotaLimits {
     of_client: Amounts,
@@ -113,7 +113,7 @@ pub struct QuotaLimits {
 const UNLIMITED: u64 = u64::MAX;
 
 impl QuotaLimits {
-    /// The limits that a configuration sets on a host.
+    /// Computes the limits of a configuration on a host.
     pub fn new(limits: &LimitsConfig, host: &HostCapacity) -> QuotaLimits {
         let memory = limits.memory.map_or(host.memory, |bytes| bytes.0);
         let memory_of_user = limits
@@ -193,7 +193,7 @@ impl QuotaLimits {
 pub struct OverQuota {
     quota: Quota,
     limit: u64,
-    /// Behind the name of the key.
+    /// Suffix of the configuration key.
     scope: QuotaScope,
 }
 
@@ -219,7 +219,7 @@ impl std::fmt::Display for OverQuota {
         }
         match self.quota {
             Quota::ProtectionDomains => Ok(()),
-            // Not more than the limit of DPDK that is reached.
+            // This limit comes from DPDK, not from [limits].
             Quota::NicArenas => f.write_str(
                 ", by what DPDK can map; use fewer and larger arenas, or tx_payload = \"copy\"",
             ),
@@ -238,7 +238,7 @@ impl From<OverQuota> for Refusal {
     }
 }
 
-/// What one client holds.
+/// Resources held by one client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Account {
     uid: u32,
@@ -246,7 +246,7 @@ pub struct Account {
 }
 
 impl Account {
-    /// The account of a client that holds nothing yet.
+    /// Creates the account of a client without resources.
     pub fn new(uid: u32) -> Account {
         Account {
             uid,
@@ -254,18 +254,18 @@ impl Account {
         }
     }
 
-    /// The user whose process connected.
+    /// User id of the process that connected.
     pub fn uid(&self) -> u32 {
         self.uid
     }
 
-    /// How much of it the client holds.
+    /// Amount of a resource held by the client.
     pub fn amount(&self, quota: Quota) -> u64 {
         self.held[quota as usize]
     }
 }
 
-/// Who holds how much.
+/// Accounting of all users and clients.
 #[derive(Debug)]
 pub struct Ledger {
     limits: QuotaLimits,
@@ -274,7 +274,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Nobody holds anything.
+    /// Creates an empty ledger.
     pub fn new(limits: QuotaLimits) -> Ledger {
         Ledger {
             limits,
@@ -283,10 +283,10 @@ impl Ledger {
         }
     }
 
-    /// Whether so much more stays within the limits.
+    /// Checks that `amount` more stays within the limits.
     ///
     /// # Errors
-    /// The narrowest limit that it would exceed.
+    /// The narrowest limit that would be exceeded.
     pub fn check(&self, account: &Account, quota: Quota, amount: u64) -> Result<(), OverQuota> {
         let kind = quota as usize;
         let of_user = self.users.get(&account.uid).map_or(0, |held| held[kind]);
@@ -315,7 +315,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Counts what is there, whatever the limits say.
+    /// Adds a resource that exists already, regardless of the limits.
     pub fn add(&mut self, account: &mut Account, quota: Quota, amount: u64) {
         if amount == 0 {
             return;
@@ -331,10 +331,11 @@ impl Ledger {
         }
     }
 
-    /// Counts what is about to be made: all of it, or nothing when a limit says no.
+    /// Charges resources before their allocation: all of them, or none if a limit would be
+    /// exceeded.
     ///
     /// # Errors
-    /// The limit.
+    /// The exceeded limit.
     pub fn charge(
         &mut self,
         account: &mut Account,
@@ -349,7 +350,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Counts what is gone no longer.
+    /// Releases a resource.
     pub fn release(&mut self, account: &mut Account, quota: Quota, amount: u64) {
         let kind = quota as usize;
         let amount = amount.min(account.held[kind]);
@@ -363,7 +364,7 @@ impl Ledger {
         }
     }
 
-    /// Everything of an account is gone.
+    /// Releases everything in an account.
     pub fn close(&mut self, mut account: Account) {
         for quota in Quota::ALL {
             let held = account.held[quota as usize];
@@ -373,7 +374,7 @@ impl Ledger {
         }
     }
 
-    /// What each user holds, by uid.
+    /// Resources held by each user, by uid.
     pub fn users_to_json(&self) -> serde_json::Value {
         let users = self.users.iter().map(|(uid, held)| {
             let rows = Quota::ALL.iter().map(|quota| {
@@ -385,7 +386,7 @@ impl Ledger {
         serde_json::Value::Object(users.collect())
     }
 
-    /// What a client and its user hold, and may hold, by the names of the keys in `[limits]`.
+    /// Usage and limits of a client and of its user, by the names of the keys in `[limits]`.
     pub fn to_json(&self, account: &Account) -> serde_json::Value {
         let of_user = self.users.get(&account.uid).copied().unwrap_or_default();
         let rows = Quota::ALL.iter().map(|quota| {
