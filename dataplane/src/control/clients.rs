@@ -16,7 +16,7 @@ use super::{ControlThread, TOKEN_LISTENER};
 use crate::ids::{ClientId, CmListenerId};
 use crate::worker::messages::Command;
 
-/// Requests without a reply of one client that are served in a row before other clients' requests.
+/// Maximum number of requests without replies served for one client before other clients' turn.
 const READ_AHEAD: usize = 8;
 
 /// Descriptors per client, in addition to one per worker: socket, event outbox, doorbells.

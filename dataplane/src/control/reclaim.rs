@@ -1,5 +1,5 @@
-//! What may be freed only when no worker can touch it: memory regions, completion queues,
-//! and everything of a client that is gone.
+//! Reclaims objects that may be freed only after no worker can touch them: memory regions,
+//! completion queues, and all objects of departed clients.
 
 use super::ControlThread;
 use super::helpers::{DisposalQueue, HelperReport, LONG_MEMORY};
@@ -8,7 +8,7 @@ use super::quotas::Quota;
 use super::resources::DepartingClient;
 use crate::ids::{ClientId, CommandToken};
 
-/// What a client with fewer queue pairs had is freed at once.
+/// The objects of a client with fewer queue pairs than this are freed directly.
 const FEW_QUEUE_PAIRS: u64 = 1024;
 
 impl ControlThread {
@@ -24,7 +24,7 @@ impl ControlThread {
             })
     }
 
-    /// Answers deregistrations and frees clients that no worker can touch any more.
+    /// Answers deregistrations and frees departed clients that no worker can touch any more.
     pub(super) fn reclaim_objects(&mut self) {
         let waits = self.config.keys.try_reclaim();
         let quiet: Vec<ClientId> = self.resources.clients
@@ -68,8 +68,8 @@ impl ControlThread {
         }
     }
 
-    /// No worker can touch anything of a client that is gone: its numbers are free now, and its
-    /// memory as soon as a helper has freed it.
+    /// Frees a departed client that no worker can touch any more: its numbers at once, and its
+    /// memory when a helper has freed it.
     fn free_client(&mut self, departing: DepartingClient) {
         let client = departing.client;
         let resources = &mut self.resources;
@@ -102,8 +102,8 @@ impl ControlThread {
         self.helpers.dispose(queue, Box::new(client), Some(report));
     }
 
-    /// Brings a client's account in line with the queue memory that it has. Of what it has freed, a helper
-    /// unmaps what takes long, and that stays on its account until then.
+    /// Updates a client's account to its current queue memory. Large freed regions are unmapped by
+    /// a helper and stay charged until then.
     pub(super) fn settle_queues(&mut self, id: ClientId) {
         self.resources.settle_queues(id);
         let Some(client) = self.resources.clients.get_mut(&id) else {
@@ -128,7 +128,7 @@ impl ControlThread {
         }
     }
 
-    /// What helpers have done since the last look.
+    /// Processes the helpers' reports.
     pub(super) fn take_helper_reports(&mut self) {
         while let Some(report) = self.helpers.next_report() {
             match report {

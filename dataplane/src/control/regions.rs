@@ -1,4 +1,4 @@
-//! What the control thread knows of a registered region: where its memory lies.
+//! Location of a registered region's memory, as recorded by the control thread.
 
 use std::sync::Arc;
 
@@ -10,16 +10,16 @@ use crate::ids::{ArenaId, PdId};
 /// A memory region of a client.
 pub struct MemoryRegion {
     pub pd: PdId,
-    /// Of memory that the application had already: the one of its first extent.
+    /// Arena of the region. With `extents`: that of the first extent.
     pub arena: ArenaId,
-    /// Of memory that the application had already.
+    /// Extents, for a region of the application's existing memory.
     pub extents: Option<Box<RegionExtents>>,
-    /// Of a fast registration: where its client writes page lists.
+    /// Page lists written by the client, for a fast registration.
     pub list: Option<QueueMemory>,
 }
 
 impl MemoryRegion {
-    /// A region in one piece of an arena.
+    /// Creates a region in one piece of an arena.
     pub fn in_arena(pd: PdId, arena: ArenaId) -> MemoryRegion {
         MemoryRegion {
             pd,
@@ -29,7 +29,7 @@ impl MemoryRegion {
         }
     }
 
-    /// The arenas that it lies in, each once.
+    /// Arenas of the region, each once.
     pub fn arenas(&self) -> &[ArenaId] {
         match &self.extents {
             Some(extents) => &extents.arenas,
@@ -38,19 +38,19 @@ impl MemoryRegion {
     }
 }
 
-/// What a region is made of whose memory the application had already.
+/// Extents of a region of the application's existing memory.
 pub struct RegionExtents {
-    /// Each arena once.
+    /// Arenas, each once.
     pub arenas: Vec<ArenaId>,
     /// Bytes by [`siw_shm::control::ExtentMethod`].
     pub bytes: [u64; 4],
-    /// Why, as the client says.
+    /// Reason given by the client for extents that are not remapped.
     pub reason: String,
 }
 
-/// The address space of a client, which system calls copy from and to.
+/// A client's address space, which workers copy from and to with system calls.
 pub struct ClientProcess {
     pub memory: Arc<ProcessMemory>,
-    /// Regions with extents in it.
+    /// Number of regions with extents in it.
     pub mrs: u32,
 }

@@ -1,5 +1,5 @@
-//! Clients' requests, one by one: each is checked against the client's own objects and limits,
-//! then served here or handed to a worker. [`ControlThread::on_request`] is the way in.
+//! Client requests: each is checked against the client's own objects and limits, then served here
+//! or passed to a worker. [`ControlThread::on_request`] is the entry point.
 
 use nix::libc;
 use siw_memory::{KeyError, Stag};
@@ -15,7 +15,7 @@ use super::{ControlThread, DeviceView};
 use crate::config::LimitsConfig;
 use crate::ids::{ArenaId, ClientId, CmChannelId, CompletionChannelId, CqId, PdId, Qpn, SrqId};
 
-/// Why a request is refused: an errno, and a text for the client's log.
+/// Refusal of a request: an errno, and a text for the client's log.
 #[derive(Debug)]
 pub struct Refusal {
     errno: i32,
@@ -29,24 +29,24 @@ impl From<crate::host_ports::ClaimError> for Refusal {
 }
 
 impl Refusal {
-    /// A refusal with this errno and text.
+    /// Creates a refusal with this errno and text.
     pub fn new(errno: i32, reason: impl Into<String>) -> Refusal {
         Refusal {
             errno,
             reason: reason.into(),
         }
     }
-    /// What is told to people.
+    /// Human-readable reason.
     pub(super) fn reason(&self) -> &str {
         &self.reason
     }
 
-    /// Shared memory could not be made.
+    /// Refusal: shared memory cannot be allocated.
     pub fn no_shared_memory(error: std::io::Error) -> Refusal {
         let errno = error.raw_os_error().unwrap_or(libc::ENOMEM);
         Refusal::new(errno, format!("no shared memory: {error}"))
     }
-    /// Answers a request with it.
+    /// Sends the refusal as the reply to a request.
     pub(super) fn send(&self, client: &Client, kind: u16, seq: u32) {
         if seq != UNANSWERED {
             let _ = client
@@ -54,7 +54,7 @@ impl Refusal {
                 .send_refusal(kind, seq, self.errno, &self.reason);
         }
     }
-    /// Whether the request may succeed once queue pairs that are being destroyed are gone.
+    /// Returns true if the request may succeed once queue pairs that are being destroyed are freed.
     fn may_be_temporary(&self) -> bool {
         matches!(self.errno, libc::EBUSY | libc::ENOMEM)
     }
@@ -75,24 +75,24 @@ impl From<KeyError> for Refusal {
     }
 }
 
-/// What a request led to.
+/// Outcome of a served request.
 pub(super) enum Served {
     Replied,
-    /// A worker has to answer first.
+    /// A worker must answer first.
     Deferred(PendingReply),
 }
 
-/// How far serving a request has come.
+/// Progress of a request.
 #[derive(PartialEq, Eq)]
 pub(super) enum RequestState {
     Finished,
-    /// Again, when no queue pair of the client is on its way out any more.
+    /// To be retried when none of the client's queue pairs is being destroyed.
     TryAgain,
 }
 
 pub(super) type Outcome = Result<Served, Refusal>;
 
-/// What a client may ask for, as the configuration and this version allow.
+/// Limits reported to clients, from the configuration and this version.
 pub fn client_limits(limits: &LimitsConfig, devices: &[DeviceView]) -> m::Limits {
     let most = |property: fn(&DeviceView) -> u16| devices.iter().map(property).max().unwrap_or(0);
     m::Limits {
@@ -130,7 +130,7 @@ pub(super) fn send_reply_with_fds<M: Message>(
     reply: &M::Reply,
     fds: &[std::os::fd::BorrowedFd<'_>],
 ) -> Outcome {
-    // A client that does not read its replies gets none; its next call fails.
+    // A client that does not read its replies loses them; its next call fails.
     if let Err(error) = client.conn.send_reply::<M>(seq, reply, fds) {
         tracing::debug!(client = client.id.0, "reply not sent: {error}");
     }
@@ -183,7 +183,7 @@ impl ControlThread {
         RequestState::Finished
     }
 
-    /// Has the handler of its kind serve a request.
+    /// Passes a request to its handler.
     fn dispatch_request(&mut self, id: ClientId, seq: u32, request: &Request) -> Outcome {
         match request {
             Request::ClientHello(hello) => self.greet_client(id, seq, hello),
@@ -242,7 +242,7 @@ impl ControlThread {
     fn alloc_pd(&mut self, id: ClientId, seq: u32) -> Outcome {
         self.resources
             .charge(id, &[(Quota::ProtectionDomains, 1)])?;
-        // Unique among those that exist, whoever has them: keys are checked for it.
+        // Unique among all clients, because keys are checked against it.
         let pd = PdId(self.resources.pds.allocate_number()?);
         let client = self.resources.client_mut(id)?;
         client.pds.insert(pd, ProtectionDomain { users: 0 });

@@ -1,5 +1,5 @@
-//! What clients hold: the resource tree (client > PD > MR, QP, SRQ; client > CQ, channel,
-//! listener, arena). Dropping a client frees its subtree.
+//! Client resources: the resource tree (client > PD > MR, QP, SRQ; client > CQ, channel, listener,
+//! arena). Dropping a client frees its subtree.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -30,14 +30,14 @@ use crate::ids::{
     ConnectRequestId, CqId, PdId, Qpn, SrqId,
 };
 
-/// Memory that the client may register.
+/// An arena: memory that the client may register.
 pub struct ClientArena {
     pub region: Arc<SharedMemory>,
-    /// Regions registered in it.
+    /// Number of regions registered in it.
     pub mrs: u32,
-    /// The client's own file: what it takes is not taken from the daemon's hugepages.
+    /// The client's own file: its memory does not come from the daemon's hugepages.
     pub imported: bool,
-    /// Known to DPDK for NICs that read it; none where no port needs that.
+    /// DMA mapping for NICs; `None` if no port needs one.
     #[allow(dead_code, reason = "held for its registration")]
     pub external: Option<dpdk::ExternalRegion>,
 }
@@ -47,53 +47,53 @@ pub struct MemoryWindow {
     pub pd: PdId,
 }
 
-/// A protection domain, and how many objects are in it.
+/// A protection domain, with the number of objects in it.
 pub struct ProtectionDomain {
     pub users: u32,
 }
 
-/// The writing end of a completion channel, and how many queues use it.
+/// Write end of a completion channel, with the number of queues that use it.
 pub struct ClientChannel {
     pub writer: Arc<OwnedFd>,
     pub cqs: u32,
 }
 
-/// A completion queue: where its rings lie, and who uses it.
+/// A completion queue: its rings and its users.
 pub struct CompletionQueue {
     pub mem: QueueMemory,
-    /// The rings from before a resize, until the client has emptied them.
+    /// Rings from before a resize, until the client has emptied them.
     pub old: Option<QueueMemory>,
-    /// Where its events go, if anywhere.
+    /// Channel for its events, if any.
     pub channel: Option<CompletionChannelId>,
     pub qps: u32,
 }
 
-/// Where a queue pair is, as the control thread knows it.
+/// Phase of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QpPhase {
-    /// In no worker: created, or its connect failed.
+    /// Not in a worker: created, or its connect failed.
     Detached,
     /// In a worker, connecting.
     Connecting,
-    /// In a worker, connected or over.
+    /// In a worker, connected or disconnected.
     Attached,
 }
 
-/// A queue pair as the control thread knows it.
+/// A queue pair.
 pub struct ClientQp {
     pub attr: QpInitAttr,
-    /// On its client's account as a connection.
+    /// Charged to its client as a connection.
     pub counts_as_connection: bool,
     pub geometry: QpGeometry,
     pub mem: QueueMemory,
     pub send_cq: CqId,
     pub recv_cq: CqId,
-    /// Shared receive queue instead of its own.
+    /// Shared receive queue, if it has no receive queue of its own.
     pub srq: Option<SrqId>,
     pub phase: QpPhase,
     pub worker: usize,
     pub cookie: u64,
-    /// Where its connection's events go.
+    /// Channel for the events of its connection.
     pub cm_channel: Option<CmChannelId>,
     pub device: usize,
     pub state: QpState,
@@ -101,15 +101,15 @@ pub struct ClientQp {
     pub ord: u16,
     pub local: Addr,
     pub peer: Addr,
-    /// What it is to be connected with, without rdma_cm.
+    /// Attempt to connect it without rdma_cm.
     pub pair: Option<PairAttempt>,
-    /// Its consumer wants messages to wait for receive work requests, with the current connection.
+    /// The consumer of the current connection wants messages to wait for receive work requests.
     pub waits_for_receives: bool,
-    /// The local port that its client chose, against the kernel.
+    /// Claim of the local port that its client chose.
     pub port_claim: PortClaim,
 }
 
-/// What of a client's queue memory is on its account.
+/// A client's queue memory that is charged to its account.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct ChargedQueues {
     pub bytes: u64,
@@ -124,53 +124,54 @@ pub struct Client {
     pub name: String,
     pub conn: ControlSocket,
     pub greeted: bool,
-    /// What the client holds, by quota.
+    /// Resources held by the client, by quota.
     pub account: Account,
     pub charged_queues: ChargedQueues,
-    /// May see the counters of all clients.
+    /// May read the counters of all clients.
     pub operator: bool,
-    /// Events that wait in all of its outboxes together.
+    /// Budget of queued events over all of the client's outboxes.
     pub events_waiting: EventBudget,
-    /// Asynchronous events.
+    /// Outbox for asynchronous events.
     pub events: Option<Outbox>,
     pub doorbells: Option<Arc<SharedMemory>>,
     pub pds: HashMap<PdId, ProtectionDomain>,
     pub arenas: HashMap<ArenaId, ClientArena>,
-    /// Numbered as arenas are.
+    /// Address spaces, numbered in the same space as arenas.
     pub processes: HashMap<ArenaId, ClientProcess>,
-    /// Descriptors that it sent, and that are no memory.
+    /// Number of descriptors received that were not memory.
     pub bad_imports: u32,
-    /// The first extents of the next region.
+    /// First extents of the next region to register.
     pub next_extents: Vec<MemoryExtent>,
-    /// By the key of the registration.
+    /// By registration key.
     pub mrs: HashMap<Stag, MemoryRegion>,
-    /// By the key of the allocation.
+    /// By allocation key.
     pub mws: HashMap<Stag, MemoryWindow>,
     pub channels: HashMap<CompletionChannelId, ClientChannel>,
     pub cqs: HashMap<CqId, CompletionQueue>,
     pub srqs: HashMap<SrqId, ClientSrq>,
     pub qps: HashMap<Qpn, ClientQp>,
-    /// Destroyed by a client that does not wait: their worker has not given them up yet.
+    /// Queue pairs destroyed without a reply, until their worker has released them.
     pub departing_qps: HashMap<Qpn, ClientQp>,
     pub cm_channels: HashMap<CmChannelId, Outbox>,
-    /// Memory that ports still hold frames of after its registration ended.
+    /// Memory that ports still refer to after the end of its registration.
     pub(super) held_memory: HeldMemory,
     pub queues: QueueAllocator,
     next_id: u32,
     pub(super) waiting: Option<DeferredRequest>,
-    /// A request that came while another was under way.
+    /// Request that arrived while another one was in progress.
     pub parked: Option<Vec<u8>>,
-    /// Further requests wait in the socket, which is not watched, until those are answered.
+    /// More requests are in the socket, which epoll does not watch until those in progress are
+    /// answered.
     pub more_input: bool,
     pub keys_removed: bool,
     pub stats_text: String,
 }
 
-/// Queue memory of one client: what its limits could need, and no more than this.
+/// Maximum queue memory of one client; less if its limits are lower.
 const QUEUE_BYTES: usize = 16 << 30;
 
 impl Client {
-    /// A client that just connected, and has paid for that.
+    /// Creates a client that has just connected, with the account charged for that.
     pub fn new(
         id: ClientId,
         conn: ControlSocket,
@@ -216,7 +217,7 @@ impl Client {
         }
     }
 
-    /// Changes the count of users of what a region lies in and belongs to.
+    /// Changes the user counts of a region's arenas, address spaces and protection domain.
     pub fn count_users(&mut self, region: &MemoryRegion, mut change: impl FnMut(&mut u32)) {
         for arena in region.arenas() {
             if let Some(entry) = self.arenas.get_mut(arena) {
@@ -230,7 +231,8 @@ impl Client {
         }
     }
 
-    /// Whether a helper makes or frees memory for the client: its account stays open until then.
+    /// Returns true if a helper allocates or frees memory for the client: its account stays open
+    /// until then.
     pub fn waits_for_helper(&self) -> bool {
         let waiting = self.waiting.as_ref().map(|waiting| &waiting.what);
         matches!(
@@ -239,7 +241,7 @@ impl Client {
         )
     }
 
-    /// A number for an object that only this client names, and that it has not used for another one.
+    /// Allocates a client-local object number that no live object of the client has.
     pub fn next_number(&mut self) -> u32 {
         loop {
             self.next_id = self.next_id.wrapping_add(1).max(1);
@@ -255,29 +257,29 @@ impl Client {
     }
 }
 
-/// A client that is gone, until no worker knows it any more.
+/// A disconnected client, until no worker refers to it.
 pub struct DepartingClient {
     pub client: Client,
     pub token: CommandToken,
-    /// Workers that have not passed the barrier yet.
+    /// Number of workers that have not passed the barrier yet.
     pub left: usize,
-    /// Its socket holds what the client decides how long it takes to close.
+    /// Closing its socket may take as long as the client likes.
     pub slow_to_close: bool,
 }
 
-/// Numbers of objects that messages of the data path name: a number is used again only when many
-/// others were freed after it.
+/// Pool of object numbers that data-path messages carry: a freed number is reused only after many
+/// others have been freed.
 #[derive(Default)]
 pub struct NumberPool {
     last: u32,
     free: VecDeque<u32>,
 }
 
-/// Freed numbers that rest before the oldest of them is used again.
+/// Minimum number of freed numbers before the oldest is reused.
 const RESTING_NUMBERS: usize = 1024;
 
 impl NumberPool {
-    /// A number from 1 on that no object has.
+    /// Allocates an unused number, starting at 1.
     ///
     /// # Errors
     /// All numbers are in use.
@@ -295,13 +297,13 @@ impl NumberPool {
         Ok(self.last)
     }
 
-    /// Gives the number of an object that is gone back.
+    /// Returns the number of a freed object to the pool.
     pub fn release_number(&mut self, number: u32) {
         self.free.push_back(number);
     }
 }
 
-/// Every object of every client, and the numbers that name them.
+/// All objects of all clients, and their number pools.
 pub struct Resources {
     pub clients: HashMap<ClientId, Client>,
     pub departing: Vec<DepartingClient>,
@@ -312,9 +314,9 @@ pub struct Resources {
     pub srqs: NumberPool,
     pub pds: NumberPool,
     pub ledger: Ledger,
-    /// Who has each queue pair, those on their way out included.
+    /// Owner of each queue pair, including those being destroyed.
     pub qp_owners: HashMap<Qpn, ClientId>,
-    /// Whose outbox epoll reports under a token; the channel, or none for asynchronous events.
+    /// Owner of each outbox by epoll token, and its channel; `None` for asynchronous events.
     pub outboxes: HashMap<u64, (ClientId, Option<CmChannelId>)>,
     last_client: u64,
     last_listener: u32,
@@ -323,7 +325,7 @@ pub struct Resources {
 }
 
 impl Resources {
-    /// Nothing, of which clients may have so much.
+    /// Creates an empty tree with these limits.
     pub fn new(limits: QuotaLimits) -> Resources {
         Resources {
             clients: HashMap::new(),
@@ -344,16 +346,16 @@ impl Resources {
         }
     }
 
-    /// Puts what a client is about to make on its account.
+    /// Charges resources to a client before their allocation.
     ///
     /// # Errors
-    /// A limit says no: then nothing is charged.
+    /// A limit would be exceeded; nothing is charged then.
     pub fn charge(&mut self, id: ClientId, amounts: &[(Quota, u64)]) -> Result<(), Refusal> {
         let client = self.clients.get_mut(&id).ok_or_else(no_client)?;
         Ok(self.ledger.charge(&mut client.account, amounts)?)
     }
 
-    /// Takes what is gone off a client's account.
+    /// Releases freed resources from a client's account.
     pub fn release(&mut self, id: ClientId, amounts: &[(Quota, u64)]) {
         if let Some(client) = self.clients.get_mut(&id) {
             for (quota, amount) in amounts {
@@ -362,7 +364,7 @@ impl Resources {
         }
     }
 
-    /// The pages that memory of a client is taken from: huge ones as far as its user may have them.
+    /// Page size for memory of a client: hugepages within the quota of its user.
     pub fn choose_pages(&self, id: ClientId, len: u64, huge: bool) -> PageSize {
         let may = self.clients.get(&id).is_some_and(|client| {
             let whole = len.next_multiple_of(HUGE_PAGE as u64);
@@ -376,10 +378,10 @@ impl Resources {
         }
     }
 
-    /// Memory for a queue of a client, on its account.
+    /// Allocates queue memory for a client and charges it.
     ///
     /// # Errors
-    /// A limit says no, or the operating system has no memory.
+    /// A limit would be exceeded, or the operating system has no memory.
     pub fn alloc_queue(
         &mut self,
         id: ClientId,
@@ -401,7 +403,7 @@ impl Resources {
         mem.map_err(|error| Refusal::new(libc::ENOMEM, error.to_string()))
     }
 
-    /// A helper is done with what it did for a client that is gone meanwhile.
+    /// A helper has finished an order of a client that has departed.
     pub fn forget_helper(&mut self, id: ClientId, done: CommandToken) {
         let found = self.departing.iter_mut().find(|one| one.client.id == id);
         if let Some(departing) = found {
@@ -415,7 +417,7 @@ impl Resources {
         }
     }
 
-    /// Brings a client's account in line with the queue memory that it has.
+    /// Updates a client's account to its current queue memory.
     pub fn settle_queues(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else {
             return;
@@ -441,15 +443,15 @@ impl Resources {
         }
     }
 
-    /// A connected client.
+    /// Looks up a connected client.
     ///
     /// # Errors
-    /// The client is gone: the refusal reaches nobody.
+    /// The client is disconnected; the refusal is not sent.
     pub fn client_mut(&mut self, id: ClientId) -> Result<&mut Client, Refusal> {
         self.clients.get_mut(&id).ok_or_else(no_client)
     }
 
-    /// The client that has, or just destroyed, a queue pair.
+    /// Client that has a queue pair, or has just destroyed it.
     pub fn owner_of_qp(&self, qpn: Qpn) -> Option<ClientId> {
         self.qp_owners.get(&qpn).copied()
     }
@@ -459,13 +461,13 @@ impl Resources {
         self.clients.get_mut(&id)?.qps.get_mut(&qpn)
     }
 
-    /// An id for a client that connects.
+    /// Allocates an id for a new client.
     pub fn next_client_id(&mut self) -> ClientId {
         self.last_client += 1;
         ClientId(self.last_client)
     }
 
-    /// An id for a listener that no other has.
+    /// Allocates an id that no other listener has.
     pub fn next_listener_id(&mut self) -> CmListenerId {
         loop {
             self.last_listener = self.last_listener.wrapping_add(1).max(1);
@@ -476,7 +478,7 @@ impl Resources {
         }
     }
 
-    /// The id of a connection request that no other has: never 0, which would mean none.
+    /// Allocates the id of a connection request; never 0, which means none.
     pub fn next_request_id(&mut self) -> ConnectRequestId {
         loop {
             self.last_request = self.last_request.wrapping_add(1).max(1);
@@ -487,7 +489,7 @@ impl Resources {
         }
     }
 
-    /// The token under which epoll reports a new outbox.
+    /// Registers a new outbox and returns its epoll token.
     pub fn next_outbox_token(&mut self, id: ClientId, channel: Option<CmChannelId>) -> u64 {
         self.last_outbox += 1;
         let token = TOKEN_OUTBOX | self.last_outbox;
@@ -582,7 +584,7 @@ mod tests {
         };
         client.channels.insert(CompletionChannelId(1), channel);
         assert_eq!(client.next_number(), 2);
-        // More than 32 bits of clients.
+        // Client ids do not wrap at 32 bits.
         all.last_client = u64::from(u32::MAX);
         assert_eq!(all.next_client_id(), ClientId(1 << 32));
     }

@@ -1,4 +1,4 @@
-//! Shared receive queues: requests of clients.
+//! Client requests for shared receive queues.
 
 use std::sync::Arc;
 
@@ -16,19 +16,19 @@ use crate::ids::{ClientId, PdId, SrqId};
 use crate::worker::messages::Command;
 use crate::worker::shared_receive_queues::WorkerSrq;
 
-/// Most requests that one shared receive queue holds: ten work queues, as Linux siw has it.
+/// Maximum size of a shared receive queue in work queues: ten, as in Linux siw.
 pub const WORK_REQUESTS_FACTOR: u32 = 10;
 
 /// A shared receive queue of a client.
 pub struct ClientSrq {
     pub pd: PdId,
     pub qps: u32,
-    /// Requests that one queue pair may hold; 0: no bound.
+    /// Maximum number of requests that one queue pair may hold; 0: unlimited.
     pub share: u32,
     max_wr: u32,
     max_sge: u32,
     low: Arc<LowWaterMark>,
-    /// The ring in use last; before it those of earlier sizes that a worker may still hold.
+    /// Rings, newest last; the older ones may still be in use by a worker after a resize.
     rings: Vec<(Arc<SrqRing>, QueueMemory)>,
 }
 
@@ -202,7 +202,7 @@ impl ControlThread {
         let limit = if request.mask & m::SRQ_LIMIT != 0 {
             Some(request.limit)
         } else {
-            // A new ring does not know of the mark yet.
+            // The new ring does not have the low-water mark yet.
             Some(srq.low.armed_limit()).filter(|limit| resize && *limit > 0)
         };
         let oldest = srq.rings.first().map(|(ring, _)| ring.clone());
@@ -221,7 +221,7 @@ impl ControlThread {
             .srqs
             .get_mut(&SrqId(request.srq))
             .ok_or_else(|| no_such_srq(SrqId(request.srq)))?;
-        // The oldest first: each ring holds its successor.
+        // Oldest first: each ring holds its successor.
         while srq.rings.len() > 1 && Arc::strong_count(&srq.rings[0].0) == 1 {
             let (ring, mem) = srq.rings.remove(0);
             drop(ring);
@@ -319,7 +319,7 @@ fn check_limit(limit: u32, max_wr: u32) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Most work requests of one shared receive queue.
+/// Maximum number of work requests of one shared receive queue.
 pub fn srq_depth(limits: &crate::config::LimitsConfig) -> u32 {
     limits
         .work_requests

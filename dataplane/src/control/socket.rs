@@ -1,5 +1,5 @@
-//! The control socket in the file system: bound before ports start, so that a daemon that nobody
-//! could reach touches no port, and removed at the end.
+//! The control socket in the file system. It is bound before ports start, so that a daemon without
+//! a socket touches no port, and removed at the end.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::mem::ManuallyDrop;
@@ -15,25 +15,24 @@ use crate::config::ControlSocketConfig;
 use crate::daemon::StartError;
 use crate::host;
 
-/// Clients that may wait to be accepted.
+/// Backlog of the control socket.
 const BACKLOG: i32 = 128;
 
-/// The socket that clients connect to. Its path is removed when this is dropped; who waits to be
-/// accepted then is left to the end of the process, since a client may have sent descriptors that
-/// take long to close.
+/// The listening control socket. Dropping it removes its path but leaves the descriptor open until
+/// the process exits: waiting clients may have sent descriptors that are slow to close.
 pub struct BoundSocket {
     path: PathBuf,
     listener: ManuallyDrop<OwnedFd>,
-    /// Held as long as the path is this daemon's.
+    /// Held while the path belongs to this daemon.
     #[allow(dead_code, reason = "held for its lock")]
     lock: Flock<File>,
 }
 
 impl BoundSocket {
-    /// Makes the socket with its owner and permissions.
+    /// Creates the socket with its owner and permissions.
     ///
     /// # Errors
-    /// Another daemon has it, its group does not exist, or the place cannot be written.
+    /// Another daemon uses the path, the group does not exist, or the path cannot be written.
     pub fn bind(config: &ControlSocketConfig) -> Result<BoundSocket, StartError> {
         let path = config.socket.clone();
         let fail = |reason: String| StartError::Socket {
@@ -68,7 +67,7 @@ impl BoundSocket {
         Ok(bound)
     }
 
-    /// Where clients find it.
+    /// Path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -81,15 +80,15 @@ impl BoundSocket {
 
 impl Drop for BoundSocket {
     fn drop(&mut self) {
-        // Only the daemon that bound the path takes it away.
+        // Only the daemon that bound the path removes it.
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
 const OTHER_PLACE: &str = "name a place that siwd may write in [control] socket";
 
-/// Locks the place of the socket, by a file beside it that stays: whoever removed it would take the
-/// lock of the next daemon away.
+/// Locks the path of the socket, with a lock file next to it that is never removed: a removal would
+/// break the lock of the next daemon.
 fn lock_path(path: &Path) -> Result<Flock<File>, String> {
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");
@@ -105,7 +104,7 @@ fn lock_path(path: &Path) -> Result<Flock<File>, String> {
         Ok(lock) => Ok(lock),
         Err((_, Errno::EWOULDBLOCK)) => {
             let holder = ControlSocket::connect_to(path).map_or_else(
-                // It does not answer yet, or not any more.
+                // It does not answer yet, or has stopped answering.
                 |_| "another siwd, which is starting or stopping, has it".to_owned(),
                 |conn| serves_it(&conn),
             );
@@ -122,11 +121,11 @@ fn serves_it(conn: &ControlSocket) -> String {
     format!("another siwd (process {pid}) serves it")
 }
 
-/// A socket that somebody answers on belongs to a running daemon; one that nobody answers on
-/// was left by one that was killed, and is removed.
+/// A socket with a listener belongs to a running daemon. One without a listener was left by a
+/// killed daemon and is removed.
 fn refuse_second_daemon(path: &Path) -> Result<(), String> {
     match ControlSocket::connect_to(path) {
-        // An older one, which locks nothing.
+        // An older daemon, which takes no lock.
         Ok(conn) => Err(format!("{}; {STOP_IT}", serves_it(&conn))),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
@@ -151,7 +150,7 @@ mod tests {
 
     use super::*;
 
-    /// Each round leaves a stale socket behind, as a killed daemon does.
+    /// Each round leaves a stale socket, like a killed daemon.
     #[test]
     fn of_daemons_that_start_at_once_one_gets_the_path() {
         let dir = tempfile::tempdir().unwrap();

@@ -30,7 +30,7 @@ impl ControlThread {
         Ok(Served::Deferred(PendingReply::Stats { token, left }))
     }
 
-    /// Answers statistics once all workers have reported theirs.
+    /// Answers a statistics request once all workers have reported.
     pub(super) fn on_worker_stats(
         &mut self,
         worker: usize,
@@ -141,7 +141,8 @@ impl ControlThread {
         .to_string()
     }
 
-    /// What a client sees that is no operator: itself, and what it and its user may have.
+    /// Statistics for a client that is not an operator: itself, and the usage and limits of it and
+    /// its user.
     fn own_statistics(&self, id: ClientId) -> String {
         let clients: Vec<serde_json::Value> = self
             .resources
@@ -157,7 +158,7 @@ impl ControlThread {
         serde_json::json!({ "scope": "client", "clients": clients }).to_string()
     }
 
-    /// Each device's counters, all workers together.
+    /// Counters of each device, summed over all workers.
     fn device_totals(&self) -> Vec<serde_json::Value> {
         let mut sums = vec![PortStats::default(); self.config.devices.len()];
         for port in self.workers.stats.iter().flat_map(|worker| &worker.devices) {
@@ -187,8 +188,8 @@ impl ControlThread {
     }
 }
 
-/// How the daemon gets at the memory that a client had before it registered it: bytes by method, and
-/// why some is not remapped, with the number of regions.
+/// Access methods to the application's existing memory: bytes by method, and the reasons for memory
+/// that is not remapped with their number of regions.
 fn registered_json(client: &Client) -> serde_json::Value {
     let mut bytes = [0u64; 4];
     let mut reasons = std::collections::BTreeMap::new();

@@ -1,6 +1,6 @@
-//! The service manager's watchdog (`WatchdogSec` of systemd, sd_notify(3)): it hears `WATCHDOG=1`
-//! only after every worker has executed a command that the control thread gave it for this. So a
-//! thread that hangs, whichever it is, is found within the time that the unit names.
+//! The service manager's watchdog (`WatchdogSec` of systemd, sd_notify(3)): `WATCHDOG=1` is sent
+//! only after every worker has passed a barrier of the control thread. Any thread that hangs is
+//! therefore detected within the interval of the unit.
 
 use std::time::{Duration, Instant};
 
@@ -8,19 +8,19 @@ use super::ControlThread;
 use crate::host;
 use crate::ids::CommandToken;
 
-/// Rounds in each interval of the service manager: two may be late.
+/// Rounds per interval of the service manager: two may be late.
 const ROUNDS_PER_INTERVAL: u32 = 3;
 
 /// Rounds of barriers through all workers.
 pub(super) struct Watchdog {
     period: Duration,
     next_round: Instant,
-    /// The round under way: its barrier, and how many workers have not reached it.
+    /// Current round: its barrier, and the number of workers that have not passed it.
     round: Option<(CommandToken, usize)>,
 }
 
 impl Watchdog {
-    /// For a service manager that wants to hear from the daemon within each `interval`.
+    /// Creates a watchdog for a service manager that expects a message within each `interval`.
     pub fn new(interval: Duration) -> Watchdog {
         Watchdog {
             period: interval / ROUNDS_PER_INTERVAL,
@@ -29,13 +29,14 @@ impl Watchdog {
         }
     }
 
-    /// `None` while a round is under way: its end wakes the control thread.
+    /// Time until the next round; `None` during a round, whose end wakes the control thread.
     pub fn time_until_round(&self) -> Option<Duration> {
         let left = self.next_round.saturating_duration_since(Instant::now());
         self.round.is_none().then_some(left)
     }
 
-    /// Whether the barrier is this round's. The last worker's ends the round.
+    /// Counts a worker's barrier; the last one ends the round. Returns false for a barrier of
+    /// another kind.
     pub fn on_barrier(&mut self, token: CommandToken) -> bool {
         let Some((_, left)) = self.round.as_mut().filter(|round| round.0 == token) else {
             return false;
@@ -50,7 +51,7 @@ impl Watchdog {
 }
 
 impl ControlThread {
-    /// Starts the next round when it is time.
+    /// Starts the next round if it is due.
     pub(super) fn run_watchdog(&mut self) {
         let now = Instant::now();
         if let Some(watchdog) = &mut self.watchdog

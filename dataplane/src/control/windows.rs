@@ -1,5 +1,5 @@
-//! Memory windows, and regions for fast registration: what the control thread allocates and
-//! workers bind and fill by work requests (ibv_alloc_mw(3), ib_alloc_mr).
+//! Memory windows, and regions for fast registration: allocated by the control thread, bound or
+//! filled by workers through work requests (ibv_alloc_mw(3), ib_alloc_mr).
 
 use nix::libc;
 use siw_memory::{RegisteredMemory, Stag};
@@ -60,7 +60,7 @@ impl ControlThread {
         }
         let ticket = keys.remove(rkey).ok_or_else(unknown)?;
         let then = QuiescentReply::DeallocMw;
-        // A window has no memory of its own: its region ends that.
+        // No memory to wait for: the deregistration of the window's region waits for frames.
         Ok(self.await_quiescent_key(ticket, Vec::new(), then))
     }
 

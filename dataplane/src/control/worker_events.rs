@@ -1,5 +1,5 @@
-//! What workers report: each event changes what the control thread knows, answers a request that
-//! waits for it, or becomes an event for a client.
+//! Worker events: each updates the control thread's state, answers a deferred request, or becomes
+//! an event for a client.
 
 use siw_iwarp::QpEvent;
 use siw_shm::control::{AsyncEventKind, CmEventKind, CmEventMessage, QpState};
@@ -22,7 +22,7 @@ impl ControlThread {
                 peer_ord,
             } => {
                 let mut event = CmEventMessage::new(CmEventKind::ConnectRequest);
-                // What the initiator can hold bounds our ORD, what it wants our IRD.
+                // The initiator's IRD bounds our ORD, and its ORD our IRD.
                 event.ord = peer_ird.map_or(0, u32::from);
                 event.ird = peer_ord.map_or(0, u32::from);
                 event.local = local.into();
@@ -41,7 +41,7 @@ impl ControlThread {
             Event::ConnectFailed { qpn, failure } => self.on_connect_failed(qpn, failure),
             Event::Disconnected { qpn, failure } => self.on_disconnected(qpn, failure),
             Event::QpDestroyed { qpn, windows } => {
-                // The number comes back: no window may be its next owner's.
+                // The number will be reused: no window may stay bound to its next owner.
                 for window in windows {
                     self.config.keys.unbind_stream(window, qpn.0);
                 }
@@ -88,7 +88,7 @@ impl ControlThread {
         }
     }
 
-    /// A queue pair has an asynchronous event for its client.
+    /// Reports an asynchronous event of a queue pair to its client.
     fn on_qp_event(&mut self, client: ClientId, qpn: Qpn, event: QpEvent) {
         let (kind, why) = match event {
             QpEvent::QpFatal => (

@@ -1,9 +1,9 @@
-//! The bytes of frames between a port and the TAP: VLAN tags that come and go, checksums that the port
-//! left out.
+//! Conversion of frames between a port and the TAP: VLAN tags, and checksums that the port left
+//! out.
 
 use siw_tcp::checksum::OnesComplementSum;
 
-/// Ethernet addresses.
+/// Length of the two Ethernet addresses.
 const ADDRESSES: usize = 12;
 const VLAN_TAG: usize = 4;
 const ETHERNET_HEADER: usize = 14;
@@ -20,15 +20,15 @@ fn read_u16(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes([field[0], field[1]]))
 }
 
-/// Takes the device's VLAN tag out of a frame; the stack has looked at the number already.
+/// Removes the device's VLAN tag from a frame; the stack has already checked the VLAN number.
 pub(super) fn remove_vlan_tag(frame: &mut Vec<u8>) {
     if read_u16(frame, ADDRESSES) == Some(ETHERTYPE_VLAN) && frame.len() >= ADDRESSES + VLAN_TAG {
         frame.drain(ADDRESSES..ADDRESSES + VLAN_TAG);
     }
 }
 
-/// Puts a VLAN tag into a frame that begins [`VLAN_ROOM`] bytes into `room`, which then holds it from its
-/// beginning.
+/// Inserts a VLAN tag into a frame that starts at offset [`VLAN_ROOM`] of `room`; the tagged frame
+/// starts at offset 0.
 pub(super) fn insert_vlan_tag(room: &mut [u8], vlan: u16) {
     if room.len() >= VLAN_TAG + ADDRESSES {
         room.copy_within(VLAN_TAG..VLAN_TAG + ADDRESSES, 0);
@@ -37,11 +37,12 @@ pub(super) fn insert_vlan_tag(room: &mut [u8], vlan: u16) {
     }
 }
 
-/// Bytes that [`insert_vlan_tag`] needs before a frame.
+/// Headroom that [`insert_vlan_tag`] needs before a frame.
 pub(super) const VLAN_ROOM: usize = VLAN_TAG;
 
-/// Completes the checksum of an untagged TCP or UDP packet whose field holds the sum of the pseudo
-/// header, as virtual links deliver packets that never were on a wire. Others are left alone.
+/// Completes the checksum of an untagged TCP or UDP packet whose checksum field holds the
+/// pseudo-header sum: virtual links deliver this for packets that were never on a wire. Other
+/// frames stay unchanged.
 pub(super) fn complete_l4_checksum(frame: &mut [u8]) -> Option<()> {
     let (protocol, start, end) = match read_u16(frame, ADDRESSES)? {
         ETHERTYPE_IPV4 => {
@@ -104,7 +105,7 @@ mod tests {
         assert_eq!(room[12..18], [0x81, 0, 0, 7, 8, 0]);
         remove_vlan_tag(&mut room);
         assert_eq!(room, frame);
-        // A frame without one stays as it is, however short.
+        // A frame without a tag stays unchanged, however short.
         remove_vlan_tag(&mut room);
         assert_eq!(room, frame);
         remove_vlan_tag(&mut vec![0x81; 14]);
@@ -125,10 +126,11 @@ mod tests {
                 (end.tcp(&segment), header + 16),
                 (end.udp([5, 6], b"data"), header + 6),
             ] {
-                // What the field holds before: the sum of the pseudo header.
+                // Initial value of the field: the pseudo-header sum.
                 let mut sum = OnesComplementSum::new();
                 sum.add(&whole[header..]);
-                // All words with those of the pseudo header give ffff: so that has the complement.
+                // The sum of all words and the pseudo header is ffff, so the pseudo-header sum is
+                // its complement.
                 let pseudo = !sum.value();
                 let mut partial = whole.clone();
                 partial[field..field + 2].copy_from_slice(&pseudo.to_be_bytes());

@@ -1,6 +1,6 @@
-//! The exception path of a NIC that siwd owns alone: what siwd does not claim goes to the kernel's
-//! stack through a TAP interface with the NIC's Ethernet address, and what the kernel sends leaves by
-//! the NIC. So ssh, ping and any other program keep their NIC beside RDMA.
+//! Exception path of a NIC that only siwd drives: frames not claimed by siwd go to the kernel's
+//! stack through a TAP interface with the NIC's Ethernet address, and frames sent by the kernel
+//! leave through the NIC. So ssh, ping and all other programs keep using the NIC alongside RDMA.
 //!
 //! ```text
 //!  NIC -> rx_burst -> Stack::receive_burst -> connections, listeners
@@ -13,18 +13,18 @@
 //!                           v                                worker
 //!  NIC <- tx_burst <- PortOutput
 //! ```
-//! - Workers make no system call for it but to wake a thread of its own, which is kept off the workers'
-//!   cores where there are others, and reads and writes the TAP, a call for each frame. A flood of frames for the kernel
-//!   fills the queue, and what does not fit is dropped and counted; it costs a worker no more than
-//!   looking at the frames.
-//! - The descriptor is our own and not DPDK's `net_tap`, which would poll from the worker, needs
-//!   packet buffers for its rings, and installs filters of its own beside the interface.
-//! - The TAP has no offloads: frames come with their checksums, and not longer than the MTU. It is not
-//!   persistent: the kernel removes it when the process ends, however it does.
-//! - The interface shows the device's VLAN without its tags, if the device has one.
+//! - Workers make no system call for this path, except to wake the host thread. That thread is kept
+//!   off the workers' cores if there are others, and reads and writes the TAP with one call per
+//!   frame. A flood of frames for the kernel fills the queue; further frames are dropped and
+//!   counted, and cost a worker only their classification.
+//! - The descriptor is siwd's own rather than DPDK's `net_tap`, which would poll from the worker,
+//!   needs packet buffers for its rings, and installs filters next to the interface.
+//! - The TAP has no offloads: frames carry their checksums and are at most one MTU long. It is not
+//!   persistent: the kernel removes it when the process ends, even if killed.
+//! - If the device has a VLAN, the interface carries its frames untagged.
 //!
-//! Which TCP ports are whose at an address that both have: [`crate::host_ports`]. Which frames are the
-//! kernel's: `tcp/src/stack/host_path.rs`.
+//! TCP port ownership at shared addresses: [`crate::host_ports`]. Classification of the kernel's
+//! frames: `tcp/src/stack/host_path.rs`.
 
 mod frame_bytes;
 mod queue;
@@ -44,37 +44,37 @@ pub use queue::HostQueue;
 pub use tap::{TapError, TapInterface, check_tap};
 pub use thread::{HostThread, HostThreadParts};
 
-/// The kernel's part in a device cannot be set up.
+/// Failure to set up the exception path of a device.
 #[derive(Debug, thiserror::Error)]
 pub enum HostPathError {
-    /// The TAP interface.
+    /// Failure of the TAP interface.
     #[error(transparent)]
     Interface(#[from] TapError),
-    /// The division of TCP ports.
+    /// Failure to claim the TCP ports.
     #[error("host_ports: {0}")]
     Ports(#[from] ClaimError),
-    /// Memory or descriptors for the queue.
+    /// Failure to create the frame queue.
     #[error("the queue of frames for the kernel cannot be made: {0}")]
     Queue(std::io::Error),
 }
 
-/// What the configuration says of the kernel's part in a device.
+/// Configuration of a device's exception path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostSettings {
     /// Name of the TAP interface that siwd creates.
     pub interface: String,
-    /// Addresses that the interface gets.
+    /// Addresses of the interface.
     pub addresses: Vec<IpCidr>,
-    /// Those of them that the device has too.
+    /// Those of them that the device shares.
     pub shared: Vec<IpAddr>,
-    /// TCP ports of connects from shared addresses.
+    /// TCP ports for siwd's connects from shared addresses.
     pub ports: RangeInclusive<u16>,
-    /// The kernel's routes and neighbours are siwd's too.
+    /// Follow the kernel's routes and neighbours.
     pub routes: bool,
 }
 
 impl HostSettings {
-    /// `None`: the device is siwd's alone.
+    /// Settings of a device; `None` if only siwd uses it.
     pub fn of_device(config: &DeviceConfig) -> Option<HostSettings> {
         let interface = config.host_interface.as_ref()?.get_ref().0.clone();
         let own = config.addresses.get_ref();
@@ -100,23 +100,23 @@ impl HostSettings {
     }
 }
 
-/// The kernel's part in a device, set up and not yet running.
+/// The exception path of a device, set up but not running.
 pub struct HostPath {
     /// The kernel's interface.
     pub tap: TapInterface,
-    /// Where workers leave frames.
+    /// Queue of frames from workers.
     pub queue: Arc<HostQueue>,
-    /// Whose TCP ports are whose at shared addresses.
+    /// TCP port ownership at shared addresses.
     pub ports: Arc<HostPorts>,
-    /// What was configured.
+    /// Configuration.
     pub settings: HostSettings,
 }
 
 impl HostPath {
-    /// Creates the interface, and claims the ports.
+    /// Creates the interface and claims the ports.
     ///
     /// # Errors
-    /// What is missing, with what to do.
+    /// The cause, with a remedy.
     pub fn set_up(
         settings: HostSettings,
         mac: [u8; 6],

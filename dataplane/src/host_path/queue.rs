@@ -1,4 +1,4 @@
-//! Where workers leave frames for the kernel: bounded, and it costs a system call only if the host
+//! Bounded queue of frames from workers for the kernel. A push needs a system call only if the host
 //! thread sleeps.
 
 use std::io;
@@ -11,10 +11,10 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use siw_shm::WorkerPage;
 use siw_shm::doorbell::SleepFlag;
 
-/// Frames that wait for the kernel: what it takes in a few milliseconds.
+/// Capacity in frames, which the kernel takes in a few milliseconds.
 const HOST_QUEUE_DEPTH: usize = 1024;
 
-/// Frames on their way from workers to the host thread of a device.
+/// Queue of frames from workers to the host thread of a device.
 pub struct HostQueue {
     frames: ArrayQueue<Mbuf>,
     wake_fd: OwnedFd,
@@ -23,10 +23,10 @@ pub struct HostQueue {
 }
 
 impl HostQueue {
-    /// An empty queue.
+    /// Creates an empty queue.
     ///
     /// # Errors
-    /// The process has no memory or no descriptor left.
+    /// The process has no memory or descriptor left.
     pub fn new() -> io::Result<HostQueue> {
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
         let no_flag = || io::Error::from(io::ErrorKind::OutOfMemory);
@@ -40,14 +40,14 @@ impl HostQueue {
         })
     }
 
-    /// Leaves a frame, or gives it back when the queue is full. [`Self::wake_if_asleep`] has to follow,
-    /// once for all frames of a batch.
+    /// Queues a frame, or returns it if the queue is full. [`Self::wake_if_asleep`] must follow,
+    /// once per batch.
     #[inline]
     pub fn push(&self, frame: Mbuf) -> Result<(), Mbuf> {
         self.frames.push(frame)
     }
 
-    /// After frames were pushed.
+    /// Wakes the host thread if it sleeps; to be called after frames were pushed.
     #[inline]
     pub fn wake_if_asleep(&self) {
         if self.sleep_flag.must_wake() {
@@ -55,7 +55,7 @@ impl HostQueue {
         }
     }
 
-    /// The thread ends as soon as it sees this.
+    /// Requests the end of the host thread.
     pub(super) fn stop(&self) {
         self.is_stopped.store(true, Ordering::Release);
         self.wake();
@@ -73,16 +73,16 @@ impl HostQueue {
         self.frames.pop()
     }
 
-    /// Before the thread sleeps; false: it must not, there is something to do.
+    /// Announces that the thread will sleep. Returns false if there is work, and it must not sleep.
     pub(super) fn announce_sleep(&self) -> bool {
         self.sleep_flag.announce_sleep();
         self.frames.is_empty() && !self.is_stopped()
     }
 
-    /// After the thread slept.
+    /// Announces that the thread is awake.
     pub(super) fn announce_awake(&self) {
         self.sleep_flag.announce_awake();
-        // Only this process has the descriptor: it never blocks.
+        // Never blocks: the eventfd is non-blocking.
         let _ = nix::unistd::read(&self.wake_fd, &mut [0; 8]);
     }
 

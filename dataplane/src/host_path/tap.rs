@@ -1,5 +1,6 @@
-//! The TAP interface: the kernel's end of the exception path. Created, given the NIC's Ethernet
-//! address, MTU and the configured IP addresses, and set up; gone when it is dropped, or the process.
+//! The TAP interface, the kernel's end of the exception path. It is created with the NIC's Ethernet
+//! address and MTU and the configured IP addresses, and brought up; the kernel removes it when it
+//! is dropped or the process ends.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,10 +16,10 @@ use crate::netlink::RouteSocket;
 /// The device node of tun(4).
 const TUN_NODE: &str = "/dev/net/tun";
 
-/// The interface cannot be made.
+/// Failure to create the interface.
 #[derive(Debug, thiserror::Error)]
 pub enum TapError {
-    /// The kernel has no TAP interfaces, or this container has not been given them.
+    /// The kernel has no TAP support, or this container has no access to it.
     #[error(
         "{TUN_NODE} is missing, which host_interface needs: load the module (modprobe tun), or give it to the container (--device {TUN_NODE})"
     )]
@@ -28,27 +29,27 @@ pub enum TapError {
         "interface {0:?} cannot be created without CAP_NET_ADMIN: run siwd as root, or add the capability to its unit (AmbientCapabilities=) or container (--cap-add NET_ADMIN)"
     )]
     NotPermitted(String),
-    /// There is such an interface.
+    /// An interface of this name exists.
     #[error(
         "interface {0:?} exists already: host_interface names one that siwd creates and removes; choose another name, or remove it (ip link delete {0})"
     )]
     NameTaken(String),
-    /// The kernel refuses something else.
+    /// Another system call failed.
     #[error("interface {name:?}: {what}: {source}")]
     Os {
         /// The interface.
         name: String,
-        /// What was tried.
+        /// Attempted operation.
         what: &'static str,
-        /// Why it failed.
+        /// Cause.
         source: io::Error,
     },
 }
 
-/// Looks whether an interface of this name could be created, and creates none.
+/// Checks that an interface of this name could be created, without creating one.
 ///
 /// # Errors
-/// What is in the way.
+/// The obstacle.
 pub fn check_tap(name: &str) -> Result<(), TapError> {
     if !Path::new(TUN_NODE).exists() {
         return Err(TapError::NoTun);
@@ -62,7 +63,7 @@ pub fn check_tap(name: &str) -> Result<(), TapError> {
     Ok(())
 }
 
-/// Whether this process has CAP_NET_ADMIN (capabilities(7)).
+/// Returns true if this process has CAP_NET_ADMIN (capabilities(7)).
 fn has_net_admin() -> bool {
     const CAP_NET_ADMIN: u32 = 12;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -77,15 +78,15 @@ fn has_net_admin() -> bool {
 pub struct TapInterface {
     device: SyncDevice,
     name: String,
-    /// Its number, by which netlink knows it.
+    /// Interface index, for netlink.
     index: u32,
 }
 
 impl TapInterface {
-    /// Creates the interface, which is up when this returns.
+    /// Creates the interface and brings it up.
     ///
     /// # Errors
-    /// What is in the way.
+    /// The obstacle.
     pub fn create(
         settings: &HostSettings,
         mac: [u8; 6],
@@ -107,7 +108,7 @@ impl TapInterface {
             .build_sync()
             .map_err(|error| match error.raw_os_error().map(Errno::from_raw) {
                 Some(Errno::EPERM | Errno::EACCES) => TapError::NotPermitted(name.clone()),
-                // Of another kind (EINVAL), or of another process.
+                // An interface of another kind (EINVAL), or of another process (EBUSY).
                 Some(Errno::EBUSY | Errno::EINVAL) => TapError::NameTaken(name.clone()),
                 _ => failed("it cannot be created")(error),
             })?;
@@ -136,21 +137,21 @@ impl TapInterface {
         })
     }
 
-    /// Its name.
+    /// Name of the interface.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its number in the kernel.
+    /// Kernel index of the interface.
     pub fn index(&self) -> u32 {
         self.index
     }
 
-    /// Takes a frame that the kernel sends; `None`: there is none. `buffer` must have room for the
-    /// longest.
+    /// Reads a frame sent by the kernel; `None` if there is none. `buffer` must have room for the
+    /// longest frame.
     ///
     /// # Errors
-    /// The interface is gone: somebody has deleted it.
+    /// The interface was deleted.
     pub(super) fn read_frame(&self, buffer: &mut [u8]) -> Result<Option<usize>, Errno> {
         match nix::unistd::read(&self.device, buffer) {
             Ok(len) => Ok(Some(len)),
@@ -159,7 +160,8 @@ impl TapInterface {
         }
     }
 
-    /// Hands a frame to the kernel. False: it takes none, as while the interface is down.
+    /// Passes a frame to the kernel. Returns false if the kernel refuses it, as while the interface
+    /// is down.
     pub(super) fn write_frame(&self, frame: &[u8]) -> bool {
         nix::unistd::write(&self.device, frame).is_ok()
     }

@@ -1,5 +1,5 @@
-//! The host thread of a device: frames from workers into the TAP, frames of the TAP to the worker that
-//! sends for the kernel. It sleeps when there is neither.
+//! The host thread of a device: passes frames from workers to the TAP, and frames from the TAP to
+//! the worker that sends for the kernel. It sleeps while there are neither.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -15,18 +15,18 @@ use super::{HostQueue, TapInterface};
 use crate::datapath::forward::WorkerInbox;
 use crate::host;
 
-/// Frames of one direction before it is the other's turn.
+/// Frames passed in one direction before the other direction's turn.
 const FRAMES_PER_TURN: usize = 64;
-/// Longest sleep: nothing depends on it.
+/// Longest sleep; no function depends on it.
 const LONGEST_SLEEP: Duration = Duration::from_secs(10);
-/// While the worker or the pool has no room for the kernel's frames.
+/// Sleep time while the worker or the pool has no room for the kernel's frames.
 const BLOCKED_PAUSE: Duration = Duration::from_micros(200);
-/// Bytes of an Ethernet header and a VLAN tag, which the kernel's interfaces upon the TAP may add.
+/// Ethernet header and a VLAN tag, which kernel interfaces on top of the TAP may add.
 const ETHERNET_BYTES: usize = 18;
 
-/// What the host thread of a device works with.
+/// Parameters of the host thread of a device.
 pub struct HostThreadParts {
-    /// The device's place in the configuration.
+    /// Device index in the configuration.
     pub device: usize,
     /// The kernel's interface.
     pub tap: TapInterface,
@@ -44,7 +44,7 @@ pub struct HostThreadParts {
     pub worker_cores: Vec<usize>,
 }
 
-/// The running thread of one device; dropping it ends the thread, and removes the interface.
+/// The running thread of one device; dropping it ends the thread and removes the interface.
 pub struct HostThread {
     queue: Arc<HostQueue>,
     thread: Option<JoinHandle<()>>,
@@ -54,7 +54,7 @@ impl HostThread {
     /// Starts the thread.
     ///
     /// # Errors
-    /// The operating system has no thread to give.
+    /// The operating system cannot create a thread.
     pub fn start(eal: &Eal, parts: HostThreadParts) -> std::io::Result<HostThread> {
         let queue = parts.queue.clone();
         let eal = eal.clone();
@@ -64,7 +64,7 @@ impl HostThread {
                 host::avoid_cores(&parts.worker_cores);
                 let registered = eal.register_thread();
                 if let Err(error) = &registered {
-                    // It works without, only the pool's cache of this thread is missing.
+                    // The thread works unregistered; it only lacks a cache for the pool.
                     tracing::debug!("the host thread is unknown to DPDK: {error}");
                 }
                 HostLoop::new(parts).run();
@@ -87,14 +87,14 @@ impl Drop for HostThread {
     }
 }
 
-/// Whether frames of the kernel can be taken.
+/// State of reading from the kernel.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum KernelSide {
     Open,
-    /// The worker's queue or the pool has no room: the kernel's own queue holds the frames, and its TCP
+    /// The worker's queue or the pool is full: frames stay in the kernel's own queue, and its TCP
     /// slows down.
     Blocked,
-    /// Somebody has deleted the interface.
+    /// The interface was deleted.
     Gone,
 }
 
@@ -102,7 +102,7 @@ enum KernelSide {
 struct HostLoop {
     parts: HostThreadParts,
     kernel_side: KernelSide,
-    /// A frame for the kernel in one piece.
+    /// Buffer for a frame to the kernel in one piece.
     flat: Vec<u8>,
 }
 
@@ -125,7 +125,7 @@ impl HostLoop {
         }
     }
 
-    /// Hands what workers left to the kernel. True when there was anything.
+    /// Passes queued frames to the kernel. Returns true if there were any.
     fn write_frames(&mut self) -> bool {
         let mut any = false;
         for _ in 0..FRAMES_PER_TURN {
@@ -144,13 +144,14 @@ impl HostLoop {
                 complete_l4_checksum(&mut self.flat);
             }
             drop(mbuf);
-            // An interface that an administrator has set down takes nothing: so does a cut cable.
+            // Frames are lost while an administrator has the interface down, as on an unplugged
+            // cable.
             self.parts.tap.write_frame(&self.flat);
         }
         any
     }
 
-    /// Hands what the kernel sends to the worker. True when there was anything.
+    /// Passes frames from the kernel to the worker. Returns true if there were any.
     fn read_frames(&mut self) -> bool {
         let mut sent = 0;
         if self.kernel_side == KernelSide::Blocked {
@@ -160,7 +161,7 @@ impl HostLoop {
             match self.read_frame() {
                 Ok(Some(mbuf)) => {
                     sent += 1;
-                    // A frame for which other workers have taken the last place is lost.
+                    // The frame is lost if other workers have filled the queue meanwhile.
                     let _ = self.parts.inbox.push_for_host(self.parts.device, mbuf);
                 }
                 Ok(None) => break,
@@ -173,7 +174,7 @@ impl HostLoop {
         sent > 0
     }
 
-    /// Takes one frame of the kernel; `None`: there is none.
+    /// Reads one frame from the kernel; `None` if there is none.
     fn read_frame(&mut self) -> Result<Option<Mbuf>, KernelSide> {
         let parts = &self.parts;
         if !parts.inbox.has_room_for_host() {
@@ -202,7 +203,7 @@ impl HostLoop {
         Ok(Some(mbuf))
     }
 
-    /// Sleeps until a worker leaves a frame or the kernel sends one.
+    /// Sleeps until a worker queues a frame or the kernel sends one.
     fn sleep(&self) {
         let queue = &self.parts.queue;
         if queue.announce_sleep() {
@@ -214,7 +215,7 @@ impl HostLoop {
                 PollFd::new(queue.wake_fd(), PollFlags::POLLIN),
                 PollFd::new(self.parts.tap.as_fd(), PollFlags::POLLIN),
             ];
-            // What cannot be read must not wake.
+            // A descriptor that is not read must not wake the thread.
             let used = if self.kernel_side == KernelSide::Open {
                 2
             } else {

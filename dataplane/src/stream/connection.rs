@@ -1,4 +1,4 @@
-//! One connection: what it still sends, what it does with what it reads.
+//! One connection: its service, the data it still sends, and the check of received data.
 
 use siw_tcp::{ConnId, Events, Instant, Stack};
 
@@ -7,59 +7,59 @@ use super::record::StreamRecord;
 use super::service::StreamService;
 use crate::datapath::rx_frame::RxFrame;
 
-/// Records queued for one connection in one batch; then the next has its turn.
+/// Records queued for one connection in one batch, before the next connection's turn.
 const RECORDS_PER_BATCH: u32 = 64;
 
 /// A connection of the endpoint.
 pub(super) struct StreamConnection {
     pub conn: ConnId,
-    /// The place of its port.
+    /// Index of its port.
     pub port: usize,
     pub service: StreamService,
-    /// It was opened from here.
+    /// Opened by this endpoint.
     pub is_active: bool,
-    /// In the list of those that have something to do.
+    /// In the list of ready connections.
     pub is_ready: bool,
-    /// What arrives is left unread until then.
+    /// Received data stays unread until this time.
     pub unread_until: Instant,
-    /// Bytes of the pattern queued, and how many there are to be.
+    /// Bytes of the pattern queued so far, and in total.
     sent: u64,
     to_send: Option<u64>,
-    /// Bytes that the peer's stream has to have.
+    /// Expected length of the peer's stream, in bytes.
     expected: Option<u64>,
     read: u64,
     checked: u64,
     /// A wrong byte was found.
     is_bad: bool,
     peer_fin: bool,
-    /// TCP asked for a longer record.
+    /// TCP requested a longer record as an MTU probe.
     wants_probe: bool,
     /// Our FIN is queued.
     pub is_closing: bool,
     pub is_aborted: bool,
 }
 
-/// What processing a connection did.
+/// Result of processing a connection.
 pub(super) struct Progress {
-    /// There is more to do at once.
+    /// More work can be done at once.
     pub has_more: bool,
     pub read: u64,
     pub checked: u64,
-    /// A wrong byte was found just now.
+    /// A wrong byte was found in this call.
     pub found_bad: bool,
 }
 
-/// What connections need of the endpoint.
+/// Parts of the endpoint that connections use.
 pub(super) struct StreamContext<'a> {
     pub stack: &'a mut Stack<RxFrame, StreamRecord>,
     pub pattern: StreamPattern,
-    /// Blocks for what is returned, to be used again.
+    /// Spare blocks for data to echo.
     pub blocks: &'a mut Vec<Vec<u8>>,
     pub now: Instant,
 }
 
 impl StreamConnection {
-    /// `length`: bytes of the pattern in each direction; without, it goes on.
+    /// `length`: bytes of the pattern in each direction; `None`: unlimited.
     pub(super) fn new(
         conn: ConnId,
         port: usize,
@@ -86,20 +86,20 @@ impl StreamConnection {
         }
     }
 
-    /// Notes what TCP says; [`Self::process_data`] acts on it.
+    /// Records TCP's events; [`Self::process_data`] acts on them.
     pub(super) fn note_events(&mut self, events: Events) {
         self.peer_fin |= events.contains(Events::PEER_FIN);
         self.wants_probe |= events.contains(Events::MTU_PROBE);
     }
 
-    /// No more of the pattern is sent: the time is over.
+    /// Stops sending the pattern, because the time is over.
     pub(super) fn stop_sending(&mut self) {
         if self.service.sends() {
             self.to_send = Some(self.sent);
         }
     }
 
-    /// Reads and queues what can be read and queued now.
+    /// Reads and queues as much as is possible now.
     pub(super) fn process_data(&mut self, context: &mut StreamContext<'_>) -> Progress {
         let (read, checked, was_bad) = (self.read, self.checked, self.is_bad);
         let mut has_more = false;
@@ -152,8 +152,8 @@ impl StreamConnection {
         }
     }
 
-    /// What was read goes back; what finds no room stays in the receive queue, whose window
-    /// tells the peer to wait. True when there is more.
+    /// Echoes received data. Data without room in the send queue stays in the receive queue, whose
+    /// window then stops the peer. Returns true if more can be echoed at once.
     fn echo_received(&mut self, context: &mut StreamContext<'_>) -> bool {
         let emss = context.stack.effective_mss(self.conn);
         let (mut size, mut room) = self.record_size_and_room(context, emss);
@@ -184,8 +184,8 @@ impl StreamConnection {
         true
     }
 
-    /// How long the next record may be, and the room for it and what follows: one that probes a
-    /// narrow path (RFC 8899) is longer than the others, and may wait for the window.
+    /// Length of the next record, and the room for it and its successors. A record that probes the
+    /// path MTU (RFC 8899) is longer than the others and may wait for the window.
     fn record_size_and_room(&mut self, context: &StreamContext<'_>, emss: usize) -> (usize, usize) {
         let room = context.stack.send_room(self.conn);
         let wants_probe = core::mem::take(&mut self.wants_probe);
@@ -196,7 +196,7 @@ impl StreamConnection {
         }
     }
 
-    /// Queues whole segments of the pattern as far as the windows reach. True when there is more.
+    /// Queues whole segments of the pattern, up to the windows. Returns true if there are more.
     fn send_pattern(&mut self, context: &mut StreamContext<'_>) -> bool {
         if !self.service.sends() {
             return false;
@@ -227,7 +227,7 @@ impl StreamConnection {
         true
     }
 
-    /// Closes our direction once everything is said.
+    /// Closes the sending direction once all data is queued.
     fn close_when_done(&mut self, context: &mut StreamContext<'_>) {
         let is_done = if self.service.sends() {
             self.to_send == Some(self.sent)
@@ -241,7 +241,7 @@ impl StreamConnection {
         }
     }
 
-    /// The connection is over: whether its stream was too short or too long.
+    /// Returns true if the stream of an ended connection has the wrong length.
     pub(super) fn has_wrong_length(&self) -> bool {
         let is_expected = |bytes| bytes == self.read;
         self.service.checks() && !self.is_bad && !self.expected.is_none_or(is_expected)

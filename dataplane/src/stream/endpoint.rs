@@ -1,4 +1,4 @@
-//! The endpoint's one thread: ports, stacks, connections. Its end is in `shutdown.rs`.
+//! The single thread of the endpoint: ports, stacks, connections. Its shutdown is in `shutdown.rs`.
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
@@ -21,25 +21,25 @@ use crate::datapath::port::{WorkerPort, WorkerPortConfig};
 use crate::datapath::rx_frame;
 use crate::datapath::timer_hold::TimerHold;
 
-/// Marks the users of listeners, the lower bits of which number the offer. Users of connections are
-/// their slots.
+/// Marks the user value of a listener, whose lower bits are the index of its offer. The user value
+/// of a connection is its slot.
 const LISTENER_USER: u64 = 1 << 63;
-/// Blocks of echoed bytes that are kept for use again.
+/// Maximum number of spare blocks for echoed bytes.
 const SPARE_BLOCKS: usize = 4096;
-/// Between two looks at signals, the time limit and the pool.
+/// Interval between checks of signals, the time limit and the pool.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Ends that are no orderly close.
+/// Events that end a connection abnormally.
 const FAILURES: Events = Events::RESET
     .union(Events::TIMED_OUT)
     .union(Events::REFUSED)
     .union(Events::UNREACHABLE);
 
-/// How far the endpoint is.
+/// Lifecycle of the endpoint.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum EndpointState {
     Running,
-    /// Connections close in order until then.
+    /// Connections close in order, until this time.
     Closing(Instant),
     Finished,
 }
@@ -51,9 +51,9 @@ pub(super) struct Endpoint<'a> {
     connecting_port: usize,
     pub(super) connections: Vec<Option<StreamConnection>>,
     pub(super) free_slots: Vec<u32>,
-    /// Connections that may have something to do.
+    /// Connections that may have work.
     ready: VecDeque<u32>,
-    /// Connections that leave what arrives unread, oldest first.
+    /// Connections that leave received data unread, oldest first.
     pub(super) unread: VecDeque<(Instant, u32)>,
     pub(super) spare_blocks: Vec<Vec<u8>>,
     pub(super) pattern: StreamPattern,
@@ -64,7 +64,7 @@ pub(super) struct Endpoint<'a> {
     idle: Idle,
     signals: SignalFd,
     totals: StreamTotals,
-    /// Connections opened from here that are not over.
+    /// Number of live connections opened by this endpoint.
     pub(super) active_count: u32,
     pub(super) state: EndpointState,
     /// The plan's time limit.
@@ -250,7 +250,8 @@ impl<'a> Endpoint<'a> {
         }
     }
 
-    /// The connection is over: what arrived before is still read. `how`: the events that ended it.
+    /// Handles the end of a connection; data received before it is still read. `how`: the events
+    /// that ended it.
     #[cold]
     pub(super) fn on_ended(&mut self, now: Instant, slot: u32, how: Events) {
         if let Some(connection) = &mut self.connections[slot as usize] {
@@ -290,7 +291,7 @@ impl<'a> Endpoint<'a> {
             };
             match &mut self.connections[slot as usize] {
                 Some(connection) if connection.is_ready => connection.is_ready = false,
-                // Its place is another's now, or nobody's.
+                // The slot is free or was reused.
                 _ => continue,
             }
             if self.process_connection(now, slot) {
@@ -300,7 +301,7 @@ impl<'a> Endpoint<'a> {
         count > 0
     }
 
-    /// Lets a connection read and queue, and sends. True when there is more to do at once.
+    /// Lets a connection read, queue and send. Returns true if more can be done at once.
     #[inline]
     fn process_connection(&mut self, now: Instant, slot: u32) -> bool {
         let Some(connection) = &mut self.connections[slot as usize] else {
@@ -327,7 +328,7 @@ impl<'a> Endpoint<'a> {
         progress.has_more
     }
 
-    /// SIGTERM or SIGINT came.
+    /// Returns true if SIGTERM or SIGINT arrived.
     pub(super) fn is_stop_requested(&self) -> bool {
         matches!(self.signals.read_signal(), Ok(Some(_)))
     }

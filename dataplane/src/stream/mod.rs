@@ -1,13 +1,13 @@
-//! The byte-stream endpoint: plain services over our TCP, without iWARP, so that any program with
-//! a socket can be its peer. `siw-stream` is its command line.
+//! The byte-stream endpoint: plain services over our TCP, without iWARP, so that any program with a
+//! socket can be its peer. `siw-stream` is its command line.
 //!
 //! ```text
 //!  rx_burst -> Stack::receive_burst -> events -> StreamConnection: read, check, return
 //!                                                      |
 //!  tx_burst <- PortSink <- Stack::flush/poll <- push_record
 //! ```
-//! It uses ports and stacks as a worker of the daemon does ([`crate::datapath`]), with one worker:
-//! bursts, one clock reading a batch, nothing scanned or allocated in steady state.
+//! It uses ports and stacks like a worker of the daemon ([`crate::datapath`]), with one worker:
+//! bursts, one clock reading per batch, and no scans or allocations in steady state.
 
 mod connection;
 mod endpoint;
@@ -36,44 +36,44 @@ use endpoint::Endpoint;
 /// Connections to open.
 #[derive(Debug, Clone)]
 pub struct ConnectPlan {
-    /// Where to.
+    /// Destination.
     pub to: SocketAddr,
-    /// What happens on the connections.
+    /// Service on the connections.
     pub service: StreamService,
-    /// How many there are.
+    /// Number of connections.
     pub count: u32,
-    /// The address to connect from; TCP's choice when absent.
+    /// Source address; chosen by TCP if absent.
     pub source: Option<IpAddr>,
 }
 
-/// What one run does.
+/// Plan of one run.
 #[derive(Debug, Clone)]
 pub struct StreamPlan {
-    /// What is listened for.
+    /// Services to listen for.
     pub offers: Vec<ServiceOffer>,
-    /// What is connected to.
+    /// Connections to open.
     pub connects: Option<ConnectPlan>,
-    /// Connections that wait to be accepted, of each offer; further ones get SYN cookies.
+    /// Backlog of each offer; further connections get SYN cookies.
     pub backlog: usize,
-    /// Connections at most.
+    /// Maximum number of connections.
     pub connections: usize,
-    /// Bytes that each stream of the pattern has; without, it ends with the time.
+    /// Bytes of the pattern in each stream; `None`: until the time is over.
     pub bytes: Option<u64>,
     /// Time after which everything closes.
     pub seconds: Option<f64>,
-    /// Seed of the pattern that is sent and compared with.
+    /// Seed of the pattern that is sent and expected.
     pub seed: u64,
-    /// What is received on a connection stays unread for so long after its opening.
+    /// Time after its opening during which a connection leaves received data unread.
     pub pause: Duration,
-    /// Name of the device that connects; without, the first.
+    /// Name of the device that connects; the first one if absent.
     pub device: Option<String>,
 }
 
-/// Runs until the connections that it opened are over; with offers until SIGTERM or SIGINT; in
-/// any case no longer than [`StreamPlan::seconds`]. `ready` is called once ports are up.
+/// Runs until the opened connections have ended, with offers until SIGTERM or SIGINT, but at most
+/// [`StreamPlan::seconds`]. `ready` is called once the ports are up.
 ///
 /// # Errors
-/// A text that says what is missing or wrong.
+/// A text that describes the error.
 pub fn run(
     config: &Config,
     plan: &StreamPlan,

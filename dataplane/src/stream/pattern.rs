@@ -1,14 +1,14 @@
-//! The bytes that a stream carries: a function of a seed and of the place in the stream alone, so
-//! that the sender keeps nothing for retransmissions and the receiver checks what it gets where it lies.
+//! The test pattern of a stream: a function of a seed and the stream offset alone. The sender keeps
+//! no data for retransmissions, and the receiver checks data in place.
 
-/// A stream's contents.
+/// Pattern of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamPattern {
     seed: u64,
 }
 
 impl StreamPattern {
-    /// Different seeds give unrelated streams.
+    /// Creates a pattern; different seeds give unrelated streams.
     pub fn new(seed: u64) -> StreamPattern {
         StreamPattern { seed }
     }
@@ -24,7 +24,8 @@ impl StreamPattern {
         (hash ^ (hash >> 31)).to_le_bytes()
     }
 
-    /// Calls `visit` with each piece of `len` bytes from `at` on: its range in them, and its bytes.
+    /// Calls `visit` for the pattern's words in `len` bytes at offset `at`: the range within these
+    /// bytes, and the contents.
     #[inline]
     fn for_each_word(
         self,
@@ -43,7 +44,7 @@ impl StreamPattern {
         }
     }
 
-    /// Writes the bytes from `at` on.
+    /// Writes the pattern at offset `at`.
     #[inline]
     pub fn fill(self, at: u64, out: &mut [u8]) {
         self.for_each_word(at, out.len(), |range, bytes| {
@@ -51,7 +52,7 @@ impl StreamPattern {
         });
     }
 
-    /// How many of `data` are as they have to be from `at` on, before the first that is not.
+    /// Number of leading bytes of `data` that match the pattern at offset `at`.
     #[inline]
     pub fn matching(self, at: u64, data: &[u8]) -> usize {
         let mut good = 0;

@@ -1,4 +1,4 @@
-//! What a stream has queued at TCP, and how it gets into frames: as copies.
+//! Records queued at TCP for a stream, and how they are copied into frames.
 
 use dpdk::MbufCache;
 use siw_tcp::FrameMeta;
@@ -6,14 +6,14 @@ use siw_tcp::FrameMeta;
 use super::pattern::StreamPattern;
 use crate::datapath::frame_sink::{RecordWriter, TxFrame};
 
-/// The shortest packet buffer; most hold a whole packet.
+/// Smallest packet buffer; most hold a whole packet.
 const BUFFER_BYTES: usize = 2048;
 
-/// What a connection has queued at TCP.
+/// Data queued at TCP for a connection.
 pub(super) enum StreamRecord {
-    /// So many bytes of the pattern from here on.
+    /// `len` bytes of the pattern from offset `at`.
     Pattern { at: u64, len: u32 },
-    /// Bytes to return.
+    /// Bytes to echo.
     Block(Vec<u8>),
 }
 

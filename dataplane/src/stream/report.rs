@@ -1,22 +1,22 @@
-//! What the endpoint counted, as text and as JSON.
+//! The endpoint's counters, as text and as JSON.
 
 use serde_json::{Value, json};
 use siw_tcp::{Events, StackStats};
 
-/// Connections by how they began and ended, and what they carried.
+/// Connections by their beginning and end, and the bytes transferred.
 #[derive(Debug, Default, Clone)]
 pub struct StreamTotals {
     /// Opened by the peer.
     pub accepted: u64,
-    /// Opened from here.
+    /// Opened by this endpoint.
     pub connected: u64,
-    /// Both directions were closed in order.
+    /// Closed in order in both directions.
     pub closed: u64,
     /// Ended by the peer's RST.
     pub reset_by_peer: u64,
-    /// Ended here: by the reset service, at a wrong byte, or at the time limit.
+    /// Aborted by this endpoint: by the reset service, at a wrong byte, or at the time limit.
     pub aborted: u64,
-    /// Answered by RST.
+    /// Refused by RST.
     pub refused: u64,
     /// No neighbour or router answered.
     pub unreachable: u64,
@@ -26,7 +26,7 @@ pub struct StreamTotals {
     pub bytes_in: u64,
     /// Bytes that peers acknowledged.
     pub bytes_out: u64,
-    /// Of the bytes read, those compared with the pattern and found right.
+    /// Bytes read that matched the pattern.
     pub bytes_checked: u64,
     /// Streams with a wrong byte, or of the wrong length.
     pub bad_streams: u64,
@@ -51,7 +51,7 @@ impl StreamTotals {
         *counter += 1;
     }
 
-    /// ConnectPlan that did not come about, and streams that were wrong.
+    /// Number of connections that failed, and of streams with wrong contents or length.
     pub fn failures(&self) -> u64 {
         self.refused + self.unreachable + self.timed_out + self.bad_streams
     }
@@ -62,17 +62,17 @@ impl StreamTotals {
 pub struct StreamReport {
     /// Connections and bytes.
     pub totals: StreamTotals,
-    /// From the first connection's opening to the last byte.
+    /// Time from the first connection's opening to the last byte.
     pub seconds: f64,
     /// Names of the devices.
     pub device: String,
-    /// TCP's counters of all devices together.
+    /// TCP counters, summed over all devices.
     pub tcp: StackStats,
     /// Frames received from ports.
     pub frames_in: u64,
     /// Frames handed to ports.
     pub frames_out: u64,
-    /// Packet buffers: all, free at the end, and the fewest that were seen free.
+    /// Packet buffers: total, free at the end, and the minimum seen free.
     pub buffers: [u32; 3],
 }
 
@@ -127,7 +127,7 @@ impl StreamReport {
         })
     }
 
-    /// A few lines for people.
+    /// A few lines of text.
     pub fn to_text(&self) -> String {
         let totals = &self.totals;
         let mut text = format!(

@@ -1,22 +1,22 @@
-//! What the endpoint does on a connection: the small services of RFC 862 to 864, and those that
-//! tests of a TCP need beside them.
+//! Services of the endpoint: the small services of RFC 862 to 864, and others for testing TCP
+//! implementations.
 
 use std::str::FromStr;
 
-/// What happens on a connection, whichever side opened it.
+/// Service on a connection, whichever side opened it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum StreamService {
-    /// Throws away what it reads; closes when the peer has (RFC 863).
+    /// Discards received data; closes after the peer (RFC 863).
     Discard,
-    /// Returns what it reads; closes when the peer has and all of it is returned (RFC 862).
+    /// Echoes received data; closes after the peer, when all of it is echoed (RFC 862).
     Echo,
-    /// Sends the pattern, then closes; throws away what it reads.
+    /// Sends the pattern, then closes; discards received data.
     Source,
-    /// Compares what it reads with the pattern; closes when the peer has.
+    /// Compares received data with the pattern; closes after the peer.
     Check,
-    /// Source and check at once.
+    /// Source and check together.
     Exchange,
-    /// Resets the connection: one that it opened at once, another at its first byte.
+    /// Resets the connection: at once if it opened it, otherwise at the first byte.
     Reset,
 }
 
@@ -30,7 +30,7 @@ impl StreamService {
         ("reset", StreamService::Reset),
     ];
 
-    /// As the command line writes it.
+    /// Name on the command line.
     pub fn name(self) -> &'static str {
         Self::NAMES
             .iter()
@@ -38,12 +38,12 @@ impl StreamService {
             .map_or("", |named| named.0)
     }
 
-    /// Sends bytes of its own.
+    /// Returns true if the service sends data of its own.
     pub fn sends(self) -> bool {
         matches!(self, StreamService::Source | StreamService::Exchange)
     }
 
-    /// Compares what it reads.
+    /// Returns true if the service compares received data.
     pub fn checks(self) -> bool {
         matches!(self, StreamService::Check | StreamService::Exchange)
     }
@@ -62,10 +62,10 @@ impl FromStr for StreamService {
     }
 }
 
-/// A service and the port that it is offered at: `echo:7`.
+/// A service and its port: `echo:7`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServiceOffer {
-    /// What happens on its connections.
+    /// Service on its connections.
     pub service: StreamService,
     /// The TCP port.
     pub port: u16,

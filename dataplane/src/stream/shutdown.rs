@@ -1,4 +1,4 @@
-//! How the endpoint comes to its end: the time is over, a signal came, or all connections are done.
+//! Shutdown of the endpoint: at the time limit, on a signal, or when all connections have ended.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use siw_tcp::{Events, Instant};
 use super::connection::StreamContext;
 use super::endpoint::{Endpoint, EndpointState};
 
-/// How long connections may take to close after the time is over.
+/// Time for connections to close after the time limit.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
 
 impl Endpoint<'_> {
-    /// Now and then: signals, the time, the pool.
+    /// Periodic check of signals, the time limit and the pool.
     #[cold]
     pub(super) fn check_end(&mut self, now: Instant) {
         self.cache.return_surplus();
@@ -44,7 +44,7 @@ impl Endpoint<'_> {
         }
     }
 
-    /// No more connections, no more of the pattern; those that are open close in order.
+    /// Stops opening connections and sending the pattern; open connections close in order.
     fn start_closing(&mut self, now: Instant) {
         self.state = EndpointState::Closing(now + CLOSE_GRACE);
         self.unread.clear();
