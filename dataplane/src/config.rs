@@ -216,7 +216,7 @@ impl Config {
                     return fail(
                         interface.span(),
                         format!(
-                            "interface {:?} is that of device {:?} already: give one device all addresses",
+                            "interface {:?} is already used by device {:?}: give one device all addresses",
                             interface.get_ref().0,
                             other.get_ref().name.get_ref().0
                         ),

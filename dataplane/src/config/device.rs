@@ -308,7 +308,7 @@ impl DeviceConfig {
         if *self.tso.get_ref() == TsoPolicy::On && self.checksum == ChecksumPolicy::Software {
             return Err((
                 self.tso.span(),
-                "tso \"on\": the port has to compute the checksums of the segments that it cuts; leave checksum = \"auto\"".into(),
+                "tso \"on\": the port must compute the checksums of its segments; use checksum = \"auto\"".into(),
             ));
         }
         let addresses = self.addresses.get_ref();
@@ -371,7 +371,7 @@ impl DeviceConfig {
             return Err((
                 self.mtu.span(),
                 format!(
-                    "mtu {mtu}: at most {} on af_xdp, whose frames have to fit into a page",
+                    "mtu {mtu}: at most {} on af_xdp, where a frame must fit into a page",
                     XdpLink::MAX_MTU
                 ),
             ));
@@ -385,12 +385,12 @@ impl DeviceConfig {
             return match &self.host_addresses {
                 Some(addresses) => Err((
                     addresses.span(),
-                    "host_addresses: addresses of an interface that host_interface has to name"
+                    "host_addresses: requires host_interface, which names the interface"
                         .into(),
                 )),
                 None if self.host_routes && self.af_xdp.is_none() => Err((
                     self.name.span(),
-                    "host_routes: the kernel has routes through this device only if host_interface or af_xdp names an interface for it".into(),
+                    "host_routes: requires an interface of the kernel, named by host_interface or af_xdp".into(),
                 )),
                 None => Ok(()),
             };
@@ -398,13 +398,13 @@ impl DeviceConfig {
         if self.pair.is_some() {
             return Err((
                 interface.span(),
-                "host_interface: a pair has no NIC that the kernel could share".into(),
+                "host_interface: a pair has no NIC to share with the kernel".into(),
             ));
         }
         if self.af_xdp.is_some() {
             return Err((
                 interface.span(),
-                "host_interface: the interface of af_xdp stays with the kernel anyway; leave this out".into(),
+                "host_interface: the interface of af_xdp stays with the kernel; remove this setting".into(),
             ));
         }
         let addresses = self.host_addresses.as_ref();
@@ -504,7 +504,7 @@ impl DeviceConfig {
         Err((
             span,
             format!(
-                "router {router}: it has to be on one of the device's own networks (or fe80::/10), of the destination's family, and not the device itself"
+                "router {router}: it must be on one of the device's own networks (or fe80::/10), of the destination's family, and not the device itself"
             ),
         ))
     }

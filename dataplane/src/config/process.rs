@@ -293,7 +293,7 @@ impl DpdkConfig {
             Some(arg) => Err((
                 self.eal_args.span(),
                 format!(
-                    "eal_args {arg:?}: siwd sets this one itself; see buffers, hugepages, iova, log, [workers] cores, and pci and devargs of a device"
+                    "eal_args {arg:?}: siwd sets this argument itself; see buffers, hugepages, iova, log, [workers] cores, and pci and devargs of a device"
                 ),
             )),
             None => Ok(()),

@@ -321,7 +321,9 @@ impl ControlThread {
             };
             return Err(Refusal::new(
                 libc::EADDRNOTAVAIL,
-                format!("{ip} is no address of this device; listen on one of its own or on any"),
+                format!(
+                    "{ip} is not an address of this device; listen on one of its addresses or on any"
+                ),
             ));
         }
         Ok(devices)
@@ -466,7 +468,7 @@ fn port_in_use(port: u16) -> Refusal {
 pub(super) fn no_route(ip: IpAddr) -> Refusal {
     Refusal::new(
         libc::EHOSTUNREACH,
-        format!("no device reaches {ip}: not on a device's network, and no gateway"),
+        format!("no device reaches {ip}: it is on no device's network, and there is no gateway"),
     )
 }
 
@@ -475,7 +477,9 @@ fn check_options(options: &m::MpaOptions) -> Result<(), Refusal> {
     let bad = |what: &str, allowed: &str| {
         Err(Refusal::new(
             libc::EINVAL,
-            format!("listen: {what} means nothing; allowed are {allowed}, or 255 for the device's"),
+            format!(
+                "listen: {what} is undefined; allowed are {allowed}, or 255 for the device's setting"
+            ),
         ))
     };
     match options {
@@ -495,7 +499,7 @@ fn check_options(options: &m::MpaOptions) -> Result<(), Refusal> {
         }
         _ if !matches!(options.private_data, 0..=512 | u16::MAX) => Err(Refusal::new(
             libc::EINVAL,
-            "listen: private data of 512 bytes at most, or 65535 for the device's limit",
+            "listen: at most 512 bytes of private data, or 65535 for the device's limit",
         )),
         _ => Ok(()),
     }

@@ -60,7 +60,7 @@ impl ControlThread {
         let length = match &self.accept_pause {
             Some(pause) => (pause.length * 2).min(longest),
             None => {
-                tracing::warn!("no client can be accepted now, siwd tries again: {error}");
+                tracing::warn!("cannot accept clients, will retry: {error}");
                 first
             }
         };
@@ -109,7 +109,7 @@ impl ControlThread {
         let id = self.resources.next_client_id();
         let event = EpollEvent::new(EpollFlags::EPOLLIN, id.0);
         if let Err(error) = self.epoll.add(conn.as_fd(), event) {
-            tracing::warn!("a client could not be watched: {error}");
+            tracing::warn!("cannot watch a client's socket: {error}");
             self.resources.ledger.close(account);
             self.close_refused(uid, conn);
             return;
@@ -138,10 +138,10 @@ impl ControlThread {
                 continue;
             }
             if let Some(client) = self.resources.clients.get(&id) {
-                let why = "no HELLO came in time: see [control] hello_timeout_ms";
+                let why = "no HELLO was received in time: see [control] hello_timeout_ms";
                 let _ = client.conn.send_refusal(0, 0, nix::libc::ETIMEDOUT, why);
             }
-            self.remove_client(id, "did not say HELLO in time");
+            self.remove_client(id, "did not send HELLO in time");
         }
     }
 
@@ -238,7 +238,7 @@ impl ControlThread {
                     .conn
                     .send_refusal(kind, seq, errno, &error.to_string());
                 if !matches!(error, codec::ProtoError::Kind(_)) {
-                    self.remove_client(id, "sent what is not our protocol");
+                    self.remove_client(id, "sent an invalid message");
                 }
             }
         }
@@ -279,7 +279,7 @@ impl ControlThread {
         let Some(client) = self.resources.clients.remove(&id) else {
             return;
         };
-        tracing::debug!(client = id.0, pid = client.pid, "client gone: it {why}");
+        tracing::debug!(client = id.0, pid = client.pid, "client removed: it {why}");
         let _ = self.epoll.delete(client.conn.as_fd());
         for outbox in client.events.iter().chain(client.cm_channels.values()) {
             self.resources.outboxes.remove(&outbox.epoll_token());
@@ -345,7 +345,7 @@ impl ControlThread {
     /// Closes clients that freed pages of their shared memory while it was in use.
     pub(super) fn end_faulty_clients(&mut self) {
         for owner in fault_guard::take_faulty_owners() {
-            let reason = "it freed pages of memory that it shares with siwd, and none are left";
+            let reason = "it freed pages of memory shared with siwd, and they cannot be replaced";
             self.close_faulty_client(ClientId::from_fault_owner(owner), reason);
         }
     }

@@ -257,7 +257,7 @@ impl ControlThread {
             // The client makes connections without reading their events.
             let limit = self.config.limits.events_per_client;
             let why = format!(
-                "{limit} events wait that the client does not read: see [limits] events_per_client"
+                "the client does not read its {limit} queued events: see [limits] events_per_client"
             );
             self.close_faulty_client(id, &why);
         }
@@ -293,7 +293,7 @@ fn log_end_of_pair(qpn: Qpn, peer: Addr, reason: Option<DisconnectReason>) {
         describe_disconnect(&reason).1
     });
     let peer = peer.to_socket_addr().map(|addr| addr.ip());
-    tracing::info!(%qpn, ?peer, "a queue pair has lost its pair: {why}");
+    tracing::info!(%qpn, ?peer, "the connection of a queue pair ended: {why}");
 }
 
 pub(super) fn to_private_data(data: &[u8]) -> PrivateData {

@@ -41,7 +41,7 @@ impl ControlThread {
         if cq.old.is_some() {
             return Err(Refusal::new(
                 libc::EBUSY,
-                "the rings from before the last resize are not emptied yet",
+                "the rings from before the last resize are not empty yet",
             ));
         }
         let huge = self.config.hugepages;

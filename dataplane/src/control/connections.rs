@@ -161,7 +161,7 @@ impl ControlThread {
         let found = found.ok_or_else(|| {
             Refusal::new(
                 libc::ENOENT,
-                format!("connection request {number} is gone: answered, or its peer gave up"),
+                format!("no connection request {number}: it was answered, or its peer gave up"),
             )
         })?;
         self.resources.listeners.count_answered(found.listener);

@@ -97,7 +97,7 @@ impl ControlThread {
             Ok((_, Request::ImportMemory(request))) => self.import_memory(id, seq, &request, fd),
             _ => {
                 self.helpers.close_unknown(queue, fd);
-                Err(Refusal::new(libc::EPROTO, "a request that makes no sense"))
+                Err(Refusal::new(libc::EPROTO, "invalid request"))
             }
         };
         if let (Err(refusal), Some(client)) = (served, self.resources.clients.get(&id)) {
@@ -106,7 +106,7 @@ impl ControlThread {
             // Closing a descriptor other than memory can be slow. A library sends a second one only
             // by mistake.
             if client.bad_imports > 1 {
-                self.remove_client(id, "sent descriptors that are no memory");
+                self.remove_client(id, "sent descriptors other than memory");
             }
         }
         true
@@ -129,7 +129,7 @@ impl ControlThread {
             Some(Err(refusal)) => refusal,
             None => Refusal::new(
                 libc::EOPNOTSUPP,
-                "only files in memory are mapped: memfd, tmpfs, hugetlbfs",
+                "only memory files can be mapped: memfd, tmpfs, hugetlbfs",
             ),
         };
         self.helpers.close_unknown(DisposalQueue::User(uid), fd);
@@ -194,7 +194,7 @@ impl ControlThread {
         if !may {
             return Err(Refusal::new(
                 libc::EPERM,
-                "memory of this kind is copied for root and siwd's user: [control] process_memory",
+                "this kind of memory is registered only for root and siwd's user: see [control] process_memory",
             ));
         }
         let path = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
@@ -204,7 +204,7 @@ impl ControlThread {
         if !is_mem {
             return Err(Refusal::new(
                 libc::EINVAL,
-                "the descriptor is not of /proc/self/mem",
+                "the descriptor does not refer to /proc/self/mem",
             ));
         }
         Ok(())
@@ -254,7 +254,7 @@ fn used_extents(
         let most = m::MAX_EXTENTS;
         Refusal::new(
             libc::EINVAL,
-            format!("{count} extents: a message has {most}"),
+            format!("{count} extents: at most {most} fit in a message"),
         )
     })
 }
@@ -272,7 +272,7 @@ fn check_extents(
     if extents.is_empty() {
         return Err(Refusal::new(
             libc::EINVAL,
-            "a region has an extent at least",
+            "a region needs at least one extent",
         ));
     }
     let mut parts = RegionExtents {
@@ -307,7 +307,7 @@ fn check_extents(
             let count = extents.len();
             Refusal::new(
                 libc::EINVAL,
-                format!("{count} extents do not lie in their arenas, are not {len} bytes, or wrap"),
+                format!("{count} extents are outside their arenas, do not add up to {len} bytes, or wrap"),
             )
         })
 }
@@ -327,7 +327,7 @@ fn find_memory(client: &Client, number: ArenaId, access: Access) -> Result<Exten
     if access.contains(Access::REMOTE_ATOMIC) {
         return Err(Refusal::new(
             libc::EOPNOTSUPP,
-            "memory that is copied by system calls has no remote atomics",
+            "memory copied by system calls does not support remote atomics",
         ));
     }
     Ok(ExtentMemory::Process(Arc::clone(&process.memory)))

@@ -91,7 +91,7 @@ impl ControlThread {
             tracing::warn!(
                 client = client.0,
                 worker,
-                "a port holds frames of memory whose registration ended: it is kept until they are gone"
+                "a port still holds frames of deregistered memory: the memory is kept until they are freed"
             );
         }
     }

@@ -38,7 +38,7 @@ impl ControlThread {
         if client.greeted {
             return Err(requests::Refusal::new(
                 nix::libc::EISCONN,
-                "HELLO was said already",
+                "HELLO was already sent",
             ));
         }
         let capacity = self

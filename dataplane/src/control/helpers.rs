@@ -174,7 +174,7 @@ impl Helpers {
         disposal.has_thread = started.is_ok();
         if let Err(error) = started {
             // The next disposal in this queue tries again.
-            tracing::warn!("no thread to free what clients had: {error}");
+            tracing::warn!("cannot start a thread that frees client memory: {error}");
         }
     }
 

@@ -62,7 +62,7 @@ impl LinkMonitor {
         let changed =
             RouteSocket::open().and_then(|mut socket| socket.set_carrier(interface, is_up));
         if let Err(error) = changed {
-            tracing::warn!("the kernel's interface cannot follow the link: {error}");
+            tracing::warn!("cannot set the carrier of the kernel's interface: {error}");
         }
     }
 
@@ -135,14 +135,14 @@ impl ControlThread {
     fn begin_removal(&mut self, device: usize, event: PortEvent) {
         let why = match event {
             PortEvent::Removed => "the device was removed from the machine",
-            PortEvent::NeedsReset => "the device wants a reset; restart siwd to use it again",
+            PortEvent::NeedsReset => "the device needs a reset; restart siwd to use it again",
         };
         if let Some(Some(monitored)) = self.config.links.ports.get_mut(device) {
             monitored.queue_holders = Some(self.workers.worker_count());
         }
         let view = &mut self.config.devices[device];
         (view.is_gone, view.link_up, view.link_mbps) = (true, false, 0);
-        tracing::error!(device = %view.name, "{why}; its connections end, other devices serve on");
+        tracing::error!(device = %view.name, "{why}; its connections end, other devices continue");
         self.write_link_state(device);
         self.post_to_clients(AsyncEventKind::DeviceFatal, device, why);
         self.config.links.show_to_kernel(device, false);
@@ -167,7 +167,9 @@ impl ControlThread {
             let name = &self.config.devices[device].name;
             match monitored.port.detach() {
                 Ok(()) => tracing::info!(device = %name, "the device is closed"),
-                Err(error) => tracing::warn!(device = %name, "the device stays open: {error}"),
+                Err(error) => {
+                    tracing::warn!(device = %name, "the device cannot be closed: {error}")
+                }
             }
         }
     }

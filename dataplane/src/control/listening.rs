@@ -132,7 +132,7 @@ impl Listeners {
             tracing::warn!(
                 port = listener.port,
                 backlog = listener.backlog,
-                "connections are refused: as many as the backlog wait to be accepted"
+                "connections are refused: the backlog is full"
             );
         }
     }

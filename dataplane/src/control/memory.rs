@@ -37,7 +37,7 @@ impl ControlThread {
             .ok()
             .and_then(|len| len.checked_next_multiple_of(PAGE))
             .filter(|len| *len > 0)
-            .ok_or_else(|| Refusal::new(libc::EINVAL, "an arena needs a length that exists"))?;
+            .ok_or_else(|| Refusal::new(libc::EINVAL, "the length of the arena is invalid"))?;
         let huge = request.huge != 0 && self.config.hugepages;
         self.resources.charge(id, &arena_amounts(len as u64))?;
         let pages = self.resources.choose_pages(id, len as u64, huge);
@@ -235,7 +235,7 @@ impl ControlThread {
         if old.list.is_some() {
             return Err(Refusal::new(
                 libc::EINVAL,
-                "a region for fast registration changes by REG_MR work requests alone",
+                "a region for fast registration can be changed only by REG_MR work requests",
             ));
         }
         if old.extents.is_some() {
@@ -307,7 +307,7 @@ impl ControlThread {
         {
             return Err(Refusal::new(
                 libc::EINVAL,
-                "a region of extents is deregistered and registered again",
+                "this change needs deregistration and a new registration of the region",
             ));
         }
         let ticket = keys.change_access(lkey, new).map_err(dereg_refusal)?;
@@ -445,7 +445,7 @@ pub(super) fn check_access(bits: u32) -> Result<Access, Refusal> {
     if access.allows_remote_changes() && !access.contains(Access::LOCAL_WRITE) {
         return Err(Refusal::new(
             libc::EINVAL,
-            "remote write and remote atomic need local write too (ibv_reg_mr(3))",
+            "remote write and remote atomic require local write (ibv_reg_mr(3))",
         ));
     }
     Ok(access)
@@ -474,7 +474,7 @@ fn check_registration(client: &Client, request: &m::RegMr) -> Result<RegisteredM
         Refusal::new(
             libc::EINVAL,
             format!(
-                "{} bytes at {} do not lie in the arena of {} bytes, or their address wraps",
+                "{} bytes at {} are outside the arena of {} bytes, or their address wraps",
                 request.len,
                 request.offset,
                 arena.region.len()

@@ -324,7 +324,7 @@ impl ControlThread {
         while let Ok(Some(signal)) = self.config.signals.read_signal() {
             if signal.ssi_signo == Signal::SIGHUP as u32 {
                 tracing::info!(
-                    "SIGHUP: nothing is read again; restart siwd for a changed configuration"
+                    "SIGHUP: the configuration is not reloaded; restart siwd to apply changes"
                 );
                 continue;
             }
@@ -365,7 +365,7 @@ impl ControlThread {
         if kind == AsyncEventKind::DeviceFatal && object == EVERY_DEVICE {
             outbox.send_last_event(&self.epoll, packet);
         } else if !outbox.send_event(&self.epoll, packet, 0) {
-            tracing::debug!(client = id.0, "event lost: the client reads none");
+            tracing::debug!(client = id.0, "event lost: the client does not read events");
         }
     }
 
@@ -396,7 +396,8 @@ impl ControlThread {
 /// Writes the sysfs-like files. Without them some programs find less, but siwd serves all clients.
 fn write_sysfs(config: &ControlParts) -> Option<SysfsTree> {
     let written = SysfsTree::write(config.socket.path(), &config.devices);
-    let warn = |error| tracing::warn!("no files for programs that look in /sys: {error}");
+    let warn =
+        |error| tracing::warn!("cannot write the files for programs that read /sys: {error}");
     written.map_err(warn).ok()
 }
 

@@ -55,7 +55,7 @@ impl ControlThread {
         let Some(state) = m::QpState::from_u32(request.state) else {
             return Err(Refusal::new(
                 libc::EINVAL,
-                format!("there is no queue pair state {}", request.state),
+                format!("unknown queue pair state {}", request.state),
             ));
         };
         let to = match state {
@@ -81,7 +81,7 @@ impl ControlThread {
                 return Err(Refusal::new(
                     libc::EINVAL,
                     format!(
-                        "a queue pair that is not connected cannot be moved to {state:?}: only to IDLE and ERROR"
+                        "a queue pair that is not connected can be moved only to IDLE and ERROR, not to {state:?}"
                     ),
                 ));
             }
@@ -96,7 +96,7 @@ impl ControlThread {
             m::QpState::Rtr => {
                 return Err(Refusal::new(
                     libc::EINVAL,
-                    "a queue pair gets to RTR by accepting a connection",
+                    "a queue pair reaches RTR by accepting a connection",
                 ));
             }
         };

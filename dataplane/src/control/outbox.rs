@@ -131,7 +131,7 @@ impl Outbox {
             epoll.delete(self.conn.as_fd())
         };
         if let Err(error) = done {
-            tracing::warn!("an event socket could not be watched: {error}");
+            tracing::warn!("cannot watch an event socket: {error}");
         }
     }
 }

@@ -68,7 +68,7 @@ impl PairAttempt {
     /// Error text for an attempt without any answer.
     fn describe_absence(&self) -> String {
         let PairAttempt { peer, peer_qpn, .. } = self;
-        format!("queue pair {peer_qpn} of {peer} did not come to RTR in time")
+        format!("queue pair {peer_qpn} of {peer} did not reach RTR in time")
     }
 }
 
@@ -135,7 +135,7 @@ impl ControlThread {
         let Some(local) = own else {
             return Err(Refusal::new(
                 libc::EADDRNOTAVAIL,
-                "the local GID is no address of this device",
+                "the local GID is not an address of this device",
             ));
         };
         let peer = cm::socket_addr(request.peer).map(|addr| addr.ip());
@@ -143,7 +143,7 @@ impl ControlThread {
         let Some(peer) = peer else {
             return Err(Refusal::new(
                 libc::EINVAL,
-                "the peer's GID is no address of the local GID's family",
+                "the peer's GID is not of the local GID's address family",
             ));
         };
         self.find_device(None, peer).ok_or_else(|| no_route(peer))?;
@@ -389,7 +389,7 @@ impl ControlThread {
             }
             ConnectFailure::Refused => {
                 format!(
-                    "{} does not wait for queue pairs; is it siwd?",
+                    "{} refuses connections of queue pairs; does it run siwd?",
                     attempt.peer
                 )
             }

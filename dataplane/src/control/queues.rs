@@ -204,7 +204,7 @@ impl ControlThread {
             request.max_recv_sge,
             request.max_inline,
         )
-        .ok_or_else(|| Refusal::new(libc::EINVAL, "the queues would be too long"))
+        .ok_or_else(|| Refusal::new(libc::EINVAL, "the queues are too long"))
     }
 
     pub(super) fn create_qp(&mut self, id: ClientId, seq: u32, request: &m::CreateQp) -> Outcome {

@@ -150,7 +150,7 @@ impl ControlThread {
         let outcome = if !greeted && !matches!(request, Request::ClientHello(_)) {
             Err(Refusal::new(
                 libc::EPROTO,
-                "the first message has to be HELLO",
+                "the first message must be HELLO",
             ))
         } else {
             self.dispatch_request(id, seq, request)
@@ -199,7 +199,7 @@ impl ControlThread {
             Request::RegMemory(request) => self.reg_memory(id, seq, request),
             Request::ImportMemory(_) => Err(Refusal::new(
                 libc::EINVAL,
-                "a descriptor of the memory has to come along",
+                "the descriptor of the memory is missing",
             )),
             Request::AllocFastMr(request) => self.alloc_fast_mr(id, seq, request),
             Request::AllocMw(request) => self.alloc_mw(id, seq, request),
@@ -274,7 +274,7 @@ impl ControlThread {
         let device = self.config.devices.get(index as usize).ok_or_else(|| {
             Refusal::new(
                 libc::ENODEV,
-                format!("no device {index}: there are {count}"),
+                format!("no device {index}: the number of devices is {count}"),
             )
         })?;
         let mut ips = [m::Addr::NONE; 8];

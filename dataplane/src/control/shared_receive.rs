@@ -76,7 +76,7 @@ impl ControlThread {
             ));
         }
         SrqGeometry::new(max_wr, max_sge)
-            .ok_or_else(|| Refusal::new(libc::EINVAL, "the queue would be too long"))
+            .ok_or_else(|| Refusal::new(libc::EINVAL, "the queue is too long"))
     }
 
     pub(super) fn create_srq(&mut self, id: ClientId, seq: u32, request: &m::CreateSrq) -> Outcome {

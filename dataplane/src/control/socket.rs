@@ -45,7 +45,9 @@ impl BoundSocket {
         };
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder).map_err(|error| {
-                fail(format!("its folder cannot be made: {error}; {OTHER_PLACE}"))
+                fail(format!(
+                    "cannot create its directory: {error}; {OTHER_PLACE}"
+                ))
             })?;
         }
         // Two daemons that find the same stale socket must not remove each other's.
@@ -85,7 +87,7 @@ impl Drop for BoundSocket {
     }
 }
 
-const OTHER_PLACE: &str = "name a place that siwd may write in [control] socket";
+const OTHER_PLACE: &str = "set [control] socket to a path that siwd can write";
 
 /// Locks the path of the socket, with a lock file next to it that is never removed: a removal would
 /// break the lock of the next daemon.
@@ -99,13 +101,13 @@ fn lock_path(path: &Path) -> Result<Flock<File>, String> {
         .mode(0o600)
         .custom_flags(nix::libc::O_NOFOLLOW)
         .open(&name)
-        .map_err(|error| format!("{} cannot be made: {error}; {OTHER_PLACE}", name.display()))?;
+        .map_err(|error| format!("cannot create {}: {error}; {OTHER_PLACE}", name.display()))?;
     match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
         Ok(lock) => Ok(lock),
         Err((_, Errno::EWOULDBLOCK)) => {
             let holder = ControlSocket::connect_to(path).map_or_else(
                 // It does not answer yet, or has stopped answering.
-                |_| "another siwd, which is starting or stopping, has it".to_owned(),
+                |_| "another siwd, which is starting or stopping, uses it".to_owned(),
                 |conn| serves_it(&conn),
             );
             Err(format!("{holder}; {STOP_IT}"))
@@ -114,7 +116,7 @@ fn lock_path(path: &Path) -> Result<Flock<File>, String> {
     }
 }
 
-const STOP_IT: &str = "stop that one, or give this one another [control] socket";
+const STOP_IT: &str = "stop that one, or set another [control] socket for this one";
 
 fn serves_it(conn: &ControlSocket) -> String {
     let pid = conn.peer_credentials().map_or(0, |peer| peer.0);
@@ -134,7 +136,7 @@ fn refuse_second_daemon(path: &Path) -> Result<(), String> {
                 .is_ok_and(|found| found.file_type().is_socket());
             if !is_socket {
                 return Err(format!(
-                    "something that is no socket is there; {OTHER_PLACE}"
+                    "the path exists and is not a socket; {OTHER_PLACE}"
                 ));
             }
             std::fs::remove_file(path)
@@ -192,7 +194,7 @@ mod tests {
             ..ControlSocketConfig::default()
         };
         let refused = BoundSocket::bind(&config).err().unwrap().to_string();
-        assert!(refused.contains("no socket"), "{refused}");
+        assert!(refused.contains("not a socket"), "{refused}");
         assert_eq!(std::fs::read(&socket).unwrap(), b"text");
     }
 }

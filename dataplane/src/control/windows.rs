@@ -22,7 +22,7 @@ impl ControlThread {
             other => {
                 return Err(Refusal::new(
                     libc::EINVAL,
-                    format!("memory window type {other}: there are 1 and 2"),
+                    format!("memory window type {other}: 1 and 2 are allowed"),
                 ));
             }
         };

@@ -51,12 +51,12 @@ impl ControlThread {
             Event::QpInfo { qpn, token, info } => self.on_qp_info(qpn, token, &info),
             Event::Async { client, qpn, event } => self.on_qp_event(client, qpn, event),
             Event::CqOverflow { client, cq } => {
-                let why = "the completion queue overflowed: make it deeper or poll it sooner";
+                let why = "the completion queue overflowed: make it deeper or poll it more often";
                 self.post_async_event(client, AsyncEventKind::CqErr, cq.0, why);
             }
             Event::SrqLimit { client, srq } => self.srq_limit(client, srq),
             Event::LastWqe { client, qpn } => {
-                let why = "nothing more is taken from the shared receive queue";
+                let why = "no more requests are taken from the shared receive queue";
                 self.post_async_event(client, AsyncEventKind::QpLastWqeReached, qpn.0, why);
             }
             Event::BadRequest {
@@ -68,7 +68,7 @@ impl ControlThread {
                 self.post_async_event(client, AsyncEventKind::QpFatal, qpn.0, &why);
             }
             Event::ClientFault { client, qpn } => {
-                let why = format!("queue pair {qpn}: ring indices are impossible");
+                let why = format!("queue pair {qpn}: invalid ring indices");
                 self.close_faulty_client(client, &why);
             }
             Event::ListenFailed { listener, reason } => {

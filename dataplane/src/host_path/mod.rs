@@ -54,7 +54,7 @@ pub enum HostPathError {
     #[error("host_ports: {0}")]
     Ports(#[from] ClaimError),
     /// Failure to create the frame queue.
-    #[error("the queue of frames for the kernel cannot be made: {0}")]
+    #[error("cannot create the queue of frames for the kernel: {0}")]
     Queue(std::io::Error),
 }
 

@@ -21,7 +21,7 @@ const TUN_NODE: &str = "/dev/net/tun";
 pub enum TapError {
     /// The kernel has no TAP support, or this container has no access to it.
     #[error(
-        "{TUN_NODE} is missing, which host_interface needs: load the module (modprobe tun), or give it to the container (--device {TUN_NODE})"
+        "host_interface needs {TUN_NODE}, which is missing: load the module (modprobe tun), or give it to the container (--device {TUN_NODE})"
     )]
     NoTun,
     /// The process may not create interfaces.

@@ -65,7 +65,7 @@ impl HostThread {
                 let registered = eal.register_thread();
                 if let Err(error) = &registered {
                     // The thread works unregistered; it only lacks a cache for the pool.
-                    tracing::debug!("the host thread is unknown to DPDK: {error}");
+                    tracing::debug!("the host thread cannot be registered with DPDK: {error}");
                 }
                 HostLoop::new(parts).run();
             })?;
@@ -190,7 +190,7 @@ impl HostLoop {
             Ok(None) => return Ok(None),
             Err(error) => {
                 tracing::error!(
-                    "interface {} was removed ({error}): the kernel has no part in the device any more; restart siwd to give it one",
+                    "interface {} was removed ({error}): the kernel no longer shares the device; restart siwd to create the interface again",
                     parts.tap.name()
                 );
                 return Err(KernelSide::Gone);

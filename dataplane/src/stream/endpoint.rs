@@ -107,7 +107,7 @@ impl<'a> Endpoint<'a> {
                 .position(|name| name == device)
                 .ok_or_else(|| {
                     let names = names.join(", ");
-                    format!("no device is called {device:?}: there is {names}")
+                    format!("no device {device:?}: the devices are {names}")
                 })?,
             None => 0,
         };

@@ -83,7 +83,7 @@ pub fn run(
     let signals = daemon::block_signals().map_err(|error| text(&error))?;
 
     let prepared = Prepared::new(config.clone());
-    let core = *prepared.cores.first().ok_or("no core may be used")?;
+    let core = *prepared.cores.first().ok_or("no core is available")?;
     let _claims = prepared.claim_host(1).map_err(|error| text(&error))?;
     let dpdk = prepared
         .start_dpdk("siw-stream", 0)

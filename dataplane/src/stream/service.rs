@@ -58,7 +58,12 @@ impl FromStr for StreamService {
             .iter()
             .find(|named| named.0 == text)
             .map(|named| named.1)
-            .ok_or_else(|| format!("{text:?} is no service: write one of {}", names.join(", ")))
+            .ok_or_else(|| {
+                format!(
+                    "unknown service {text:?}: write one of {}",
+                    names.join(", ")
+                )
+            })
     }
 }
 
