@@ -1,6 +1,6 @@
-//! Finds libdpdk with pkg-config, compiles the shim with the flags that DPDK
-//! itself asks for (`-march`, `-include rte_config.h`: they decide how its
-//! inline functions look) and generates the bindings of the allowlist.
+//! Finds libdpdk with pkg-config, compiles the shim with the flags that DPDK requires (`-march`,
+//! `-include rte_config.h`: they determine how its inline functions compile) and generates the
+//! bindings of the allowlist.
 
 use std::{
     env,
@@ -12,8 +12,8 @@ use std::{
 const MIN_VERSION: &str = "22.11";
 const PACKAGES: &str = "apt-get install libdpdk-dev libclang-dev";
 
-/// The libraries whose symbols the shim and the bindings name. `rte_log` is a
-/// library of its own since 23.11; it is linked where pkg-config lists it.
+/// Libraries whose symbols the shim and the bindings use. `rte_log` is a separate library since
+/// 23.11; it is linked if pkg-config lists it.
 const LIBS: &[&str] = &[
     "rte_ethdev",
     "rte_mbuf",
@@ -23,7 +23,7 @@ const LIBS: &[&str] = &[
     "rte_log",
 ];
 
-/// Everything the bindings may contain; functions of DPDK proper by full name.
+/// Allowlist of the bindings' functions; DPDK's own functions by full name.
 const FUNCTIONS: &[&str] = &[
     "siw_.*",
     "rte_eal_(init|cleanup|iova_mode|get_runtime_dir)",
@@ -58,7 +58,7 @@ fn main() {
     link_dpdk();
 }
 
-/// Tells what is missing and how to get it, without a backtrace around it.
+/// Prints the missing requirement and how to install it, without a backtrace around it.
 fn exit_with_error(what: &str) -> ! {
     eprintln!("\nerror: {what}\n  on Debian or Ubuntu: {PACKAGES}\n");
     exit(1)
@@ -115,13 +115,13 @@ fn generate_bindings(cflags: &[String]) {
         .derive_default(true)
         .prepend_enum_name(false)
         .allowlist_recursively(true)
-        // Their layout is stated by hand in lib.rs and asserted in shim.c: the
-        // anonymous unions inside are named differently in each DPDK version.
+        // Their layout is declared by hand in lib.rs and asserted in shim.c: the anonymous unions
+        // inside are named differently in each DPDK version.
         .blocklist_type("rte_mbuf")
         .blocklist_type("rte_mbuf_ext_shared_info")
         .blocklist_type("rte_mbuf__.*")
         .blocklist_type("rte_mbuf_sched")
-        // Only ever handled by pointer.
+        // Used by pointer only.
         .blocklist_type("rte_mempool")
         .blocklist_type("rte_ring(_.*)?")
         .blocklist_type("__rte_ring_.*")
@@ -132,8 +132,8 @@ fn generate_bindings(cflags: &[String]) {
     }
     builder = builder.allowlist_var("K_.*").allowlist_type("siw_.*");
 
-    // bindgen panics when libclang is missing; the panic text is noise to a
-    // user who only has to install a package.
+    // bindgen panics when libclang is missing; the panic text is noise to a user who only has to
+    // install a package.
     std::panic::set_hook(Box::new(|_| {}));
     let bindings = match std::panic::catch_unwind(AssertUnwindSafe(|| builder.generate())) {
         Ok(Ok(bindings)) => bindings,
@@ -151,8 +151,8 @@ fn generate_bindings(cflags: &[String]) {
         .expect("OUT_DIR is writable");
 }
 
-/// Constants are declared as `K_<name>` in the header, since DPDK has them as
-/// macros that bindgen cannot evaluate; the prefix ends here.
+/// Constants are declared as `K_<name>` in the header, since DPDK has them as macros that bindgen
+/// cannot evaluate; this callback removes the prefix.
 #[derive(Debug)]
 struct Names;
 
@@ -179,8 +179,8 @@ fn link_dpdk() {
     for dir in &dirs {
         println!("cargo:rustc-link-search=native={dir}");
     }
-    // The ring driver has an API of its own (rte_eth_from_rings), so it is
-    // linked by name; every other driver is a plugin that the EAL loads.
+    // The ring driver has an API of its own (rte_eth_from_rings), so it is linked by name; every
+    // other driver is a plugin that the EAL loads.
     println!("cargo:rustc-link-lib=dylib=rte_net_ring");
     for lib in LIBS {
         if listed

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-/* rte_dev_event_callback_register, which has been experimental since 2018. */
+/* For rte_dev_event_callback_register, which has been experimental since 2018. */
 #define ALLOW_EXPERIMENTAL_API
 #include <errno.h>
 #include <sched.h>
@@ -13,7 +13,7 @@
 
 #include "shim.h"
 
-/* The layouts that lib.rs states by hand. */
+/* The layouts that lib.rs declares by hand. */
 _Static_assert(sizeof(struct rte_mbuf) == 128, "struct rte_mbuf is not 128 bytes");
 #define AT(field, offset) \
 	_Static_assert(offsetof(struct rte_mbuf, field) == offset, "rte_mbuf." #field " moved")
@@ -161,7 +161,7 @@ unsigned int siw_lcore_id(void)
 
 static ssize_t log_write(void *cookie, const char *text, size_t len)
 {
-	/* A function pointer does not portably fit a void *, its address does. */
+	/* A function pointer does not portably fit into a void *, but its address does. */
 	siw_log_fn *fn = cookie;
 	(*fn)((uint32_t)rte_log_cur_msg_loglevel(), text, len);
 	return (ssize_t)len;
@@ -317,7 +317,7 @@ static int on_port_event(uint16_t port, enum rte_eth_event_type type, void *arg,
 	return 0;
 }
 
-/* vfio asks here: the kernel waits with the removal until the device is closed. */
+/* vfio waits for this callback: the kernel delays the removal until the device is closed. */
 static void on_device_event(const char *name, enum rte_dev_event_type type, void *arg)
 {
 	(void)name;
@@ -343,7 +343,7 @@ int siw_port_watch(uint16_t port, const char *name)
 
 void siw_port_unwatch(uint16_t port, const char *name)
 {
-	/* Both say "again" while the callback runs. */
+	/* Both return -EAGAIN while the callback runs. */
 	while (name != NULL && rte_dev_event_callback_unregister(name, on_device_event,
 								 &port_events[port]) == -EAGAIN)
 		sched_yield();
@@ -365,7 +365,7 @@ int siw_port_rss_key_get(uint16_t port, uint8_t *key, uint8_t *len)
 	struct rte_eth_rss_conf conf = {.rss_key = key, .rss_key_len = *len};
 	int rc = rte_eth_dev_rss_hash_conf_get(port, &conf);
 
-	/* A driver that does not know its key says nothing of its length. */
+	/* A driver that does not know its key leaves the length unset. */
 	*len = conf.rss_key_len;
 	return rc;
 }

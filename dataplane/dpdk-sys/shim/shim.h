@@ -1,6 +1,6 @@
-/* What the bindings see of DPDK: the functions that are static inlines or
- * macros there, the structures whose shape differs between DPDK versions
- * reduced to plain ones, and the flag macros as constants. */
+/* The part of DPDK that the bindings see: functions that DPDK has as static inlines or macros,
+ * plain versions of structures whose layout differs between DPDK versions, and flag macros as
+ * constants. */
 #ifndef SIW_DPDK_SHIM_H
 #define SIW_DPDK_SHIM_H
 
@@ -27,7 +27,7 @@ uint16_t siw_tx_prepare(uint16_t port, uint16_t queue, struct rte_mbuf **pkts, u
 int siw_mempool_get_bulk(struct rte_mempool *mp, struct rte_mbuf **objs, unsigned int n);
 void siw_mempool_put_bulk(struct rte_mempool *mp, struct rte_mbuf *const *objs, unsigned int n);
 
-/* The general path: right for every kind of mbuf, slower. */
+/* General path: correct for every kind of mbuf, but slower. */
 struct rte_mbuf *siw_pktmbuf_alloc(struct rte_mempool *mp);
 void siw_pktmbuf_free(struct rte_mbuf *m);
 void siw_pktmbuf_free_seg(struct rte_mbuf *m);
@@ -40,7 +40,7 @@ void siw_pktmbuf_attach_extbuf(struct rte_mbuf *m, void *buf, uint64_t iova, uin
 uint64_t siw_mempool_virt2iova(const void *obj);
 uint16_t siw_pool_data_room(struct rte_mempool *mp);
 uint16_t siw_pool_priv_size(struct rte_mempool *mp);
-/* The memory of a pool; the number of pieces, and if that is 1, where it is. */
+/* Returns the number of memory chunks of a pool; if it is 1, start and bytes describe it. */
 uint32_t siw_pool_memory(struct rte_mempool *mp, void **start, size_t *bytes);
 unsigned int siw_ring_dequeue_burst(struct rte_ring *r, void **objs, unsigned int n);
 unsigned int siw_ring_count(const struct rte_ring *r);
@@ -49,8 +49,8 @@ int siw_errno(void);
 void siw_errno_clear(void);
 unsigned int siw_lcore_id(void);
 
-/* EAL log lines go to the callback: (level, text, length). Lines may come from
- * any thread. Returns 0, or -1 when the stream cannot be made. */
+/* EAL log lines go to the callback as (level, text, length), from any thread. Returns 0, or -1
+ * if the stream cannot be created. */
 typedef void (*siw_log_fn)(uint32_t level, const char *text, size_t len);
 int siw_log_capture(siw_log_fn fn);
 
@@ -89,7 +89,7 @@ struct siw_port_conf {
 };
 int siw_port_configure(uint16_t port, const struct siw_port_conf *conf);
 int siw_port_adjust_desc(uint16_t port, uint16_t *rx, uint16_t *tx);
-/* free_thresh 0: the driver's. */
+/* free_thresh 0: the driver's default. */
 int siw_port_rx_queue(uint16_t port, uint16_t queue, uint16_t desc, uint64_t offloads,
 		      uint16_t free_thresh, struct rte_mempool *mp);
 int siw_port_tx_queue(uint16_t port, uint16_t queue, uint16_t desc, uint64_t offloads,
@@ -101,20 +101,21 @@ struct siw_port_stats {
 };
 int siw_port_stats_get(uint16_t port, struct siw_port_stats *out);
 int siw_port_link(uint16_t port, bool *up, uint32_t *mbps);
-/* Notes from now on that the device asks to be removed or reset; the callbacks run in DPDK's
- * interrupt thread. name: of the device, NULL when its bus reports no removal. */
+/* Starts recording removal and reset events of the device; the callbacks run in DPDK's interrupt
+ * thread. name: the device's, or NULL if its bus reports no removal. */
 int siw_port_watch(uint16_t port, const char *name);
 void siw_port_unwatch(uint16_t port, const char *name);
-/* What was noted since the last call: SIW_PORT_REMOVED, SIW_PORT_RESET. */
+/* Events since the last call: SIW_PORT_REMOVED, SIW_PORT_RESET. */
 uint8_t siw_port_take_events(uint16_t port);
-/* Reads back the RSS key, of at most len bytes; its length is written to len. */
+/* Reads the RSS key back, at most len bytes; stores its length in len. */
 int siw_port_rss_key_get(uint16_t port, uint8_t *key, uint8_t *len);
-/* RSS indirection: entry i goes to queue table[i]. */
+/* Sets the RSS indirection table: entry i goes to queue table[i]. */
 int siw_port_reta_set(uint16_t port, const uint16_t *table, uint16_t n);
 
-/* Lists of memory in use, of RTE_MAX_MEMSEG_LISTS: each piece of external memory takes one. */
+/* Memseg lists in use, out of RTE_MAX_MEMSEG_LISTS: each external memory region takes one. */
 uint32_t siw_memseg_lists_used(void);
-/* How many more pieces of memory vfio maps for the devices behind its IOMMU; -1: it does not tell. */
+/* Mappings that vfio can still create for devices behind its IOMMU; -1 if it does not report
+ * them. */
 int64_t siw_vfio_maps_left(void);
 
 #define SIW_PORT_REMOVED 1

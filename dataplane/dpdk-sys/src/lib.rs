@@ -1,9 +1,8 @@
-//! Raw bindings to the part of DPDK that the `dpdk` crate wraps; nobody else
-//! uses them.
+//! Raw bindings to the part of DPDK that the `dpdk` crate wraps, for that crate only.
 //!
-//! Functions named `rte_*` are DPDK's own. Functions named `siw_*` live in
-//! `shim/shim.c`: they give DPDK's static inlines a symbol (one call a burst),
-//! and hide the structures whose shape differs between DPDK versions.
+//! Functions named `rte_*` are DPDK's own. Functions named `siw_*` live in `shim/shim.c`: they give
+//! DPDK's static inline functions a symbol (one call per burst), and hide structures whose layout
+//! differs between DPDK versions.
 #![no_std]
 #![allow(non_camel_case_types, non_upper_case_globals, non_snake_case)]
 
@@ -24,19 +23,19 @@ mod bindings {
 }
 pub use bindings::*;
 
-/// Handled by pointer only.
+/// Used by pointer only.
 #[repr(C)]
 pub struct rte_mempool {
     _opaque: [u8; 0],
 }
 
-/// Handled by pointer only.
+/// Used by pointer only.
 #[repr(C)]
 pub struct rte_ring {
     _opaque: [u8; 0],
 }
 
-/// Handled by pointer only.
+/// Used by pointer only.
 #[repr(C)]
 pub struct rte_device {
     _opaque: [u8; 0],

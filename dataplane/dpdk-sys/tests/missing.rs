@@ -1,10 +1,10 @@
-//! What somebody sees who builds without DPDK: the build script itself, run where nothing is
-//! to be found.
+//! Error output of a build without DPDK: runs the build script itself with an environment in which
+//! it finds no library.
 
 use std::path::Path;
 use std::process::Command;
 
-/// The newest build script of this crate in the target folder that this test was built in.
+/// The newest build script of this crate in the target folder of this test.
 fn build_script() -> std::path::PathBuf {
     let build = Path::new(env!("OUT_DIR")).ancestors().nth(2).unwrap();
     std::fs::read_dir(build)

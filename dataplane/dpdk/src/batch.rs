@@ -1,14 +1,13 @@
-//! Fixed arrays of packets that queues fill and empty: no allocation a burst.
+//! Fixed-size packet arrays that queues fill and drain, so that a burst needs no allocation.
 
 use crate::{Mbuf, mbuf};
 use dpdk_sys as sys;
 use std::ptr::NonNull;
 
-/// Packets of one burst.
+/// Maximum packets in one burst.
 pub const BURST: usize = 64;
 
-/// Up to [`BURST`] owned packets in order. What is left in it when it is
-/// dropped is freed.
+/// Up to [`BURST`] owned packets in order. Dropping the batch frees the packets left in it.
 pub struct MbufBatch {
     /// Packets are at `head..tail`.
     head: usize,
@@ -16,9 +15,9 @@ pub struct MbufBatch {
     bufs: [*mut sys::rte_mbuf; BURST],
 }
 
-/// What [`crate::RxQueue::rx_burst`] fills.
+/// Batch filled by [`crate::RxQueue::rx_burst`].
 pub type RxBatch = MbufBatch;
-/// What [`crate::TxQueue::tx_burst`] empties.
+/// Batch drained by [`crate::TxQueue::tx_burst`].
 pub type TxBatch = MbufBatch;
 
 // SAFETY: the batch owns its packets, which are bound to no thread.
@@ -31,7 +30,7 @@ impl Default for MbufBatch {
 }
 
 impl MbufBatch {
-    /// An empty batch.
+    /// Creates an empty batch.
     pub fn new() -> Self {
         Self {
             head: 0,
@@ -46,13 +45,13 @@ impl MbufBatch {
         self.tail - self.head
     }
 
-    /// Whether there is no packet in it.
+    /// Returns true if the batch holds no packet.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.head == self.tail
     }
 
-    /// Whether it holds [`BURST`] packets.
+    /// Returns true if the batch holds [`BURST`] packets.
     #[inline]
     pub fn is_full(&self) -> bool {
         self.len() == BURST
@@ -64,7 +63,7 @@ impl MbufBatch {
         BURST - self.len()
     }
 
-    /// Adds a packet at the end; gives it back when the batch is full.
+    /// Appends a packet; returns it if the batch is full.
     #[inline]
     pub fn push(&mut self, mbuf: Mbuf) -> Result<(), Mbuf> {
         if self.tail == BURST {
@@ -78,7 +77,7 @@ impl MbufBatch {
         Ok(())
     }
 
-    /// Takes the first packet.
+    /// Removes and returns the first packet.
     #[inline]
     pub fn pop(&mut self) -> Option<Mbuf> {
         if self.is_empty() {
@@ -86,20 +85,19 @@ impl MbufBatch {
         }
         let packet = self.bufs[self.head];
         self.head += 1;
-        // SAFETY: entries at head..tail are packets that the batch owns; this
-        // one leaves it.
+        // SAFETY: entries at head..tail are packets that the batch owns; this one leaves it.
         Some(unsafe { Mbuf::from_raw(NonNull::new_unchecked(packet)) })
     }
 
-    /// Takes all packets in order; what the iterator has not yielded when it is
-    /// dropped stays in the batch.
+    /// Yields all packets in order. Packets not yet yielded when the iterator is dropped stay in
+    /// the batch.
     #[inline]
     pub fn drain(&mut self) -> BatchDrain<'_> {
         BatchDrain { batch: self }
     }
 
-    /// Asks the CPU for the mbuf and the first bytes of the packet `ahead` of
-    /// the first one, if there is one.
+    /// Prefetches the mbuf and the first data bytes of the packet at index `ahead`, if there is
+    /// one.
     #[inline]
     pub fn prefetch_packet(&self, ahead: usize) {
         if let Some(&packet) = self.bufs[self.head..self.tail].get(ahead) {
@@ -108,7 +106,7 @@ impl MbufBatch {
         }
     }
 
-    /// The first packet, left in the batch.
+    /// Returns the packet at `index`, counted from the front, without removing it.
     #[inline]
     pub fn peek(&self, index: usize) -> Option<&Mbuf> {
         let slot = self.bufs[self.head..self.tail].get(index)?;
@@ -117,11 +115,11 @@ impl MbufBatch {
         Some(unsafe { &*std::ptr::from_ref(slot).cast::<Mbuf>() })
     }
 
-    /// All packets in order, left in the batch.
+    /// All packets in order, without removing them.
     #[inline]
     pub fn packets_mut(&mut self) -> &mut [Mbuf] {
         let pending = &raw mut self.bufs[self.head..self.tail];
-        // SAFETY: as in `peek`; they are borrowed as long as the batch is.
+        // SAFETY: as in `peek`; the slice borrows the batch.
         unsafe { &mut *(pending as *mut [Mbuf]) }
     }
 
@@ -133,7 +131,7 @@ impl MbufBatch {
         self.head = 0;
     }
 
-    /// Where a receive burst may write.
+    /// Free slots for a receive burst to write to.
     #[inline]
     pub(crate) fn spare_slots(&mut self) -> &mut [*mut sys::rte_mbuf] {
         if self.head != 0 {
@@ -155,7 +153,7 @@ impl MbufBatch {
     }
 
     /// # Safety
-    /// The first `count` entries of [`Self::pending_packets`] were given to another owner.
+    /// The first `count` entries of [`Self::pending_packets`] were passed to another owner.
     #[inline]
     pub(crate) unsafe fn mark_sent(&mut self, count: usize) {
         self.head += count;
@@ -180,7 +178,7 @@ pub struct BatchDrain<'a> {
 }
 
 impl BatchDrain<'_> {
-    /// As [`MbufBatch::prefetch_packet`], counted from the packet that comes next.
+    /// Like [`MbufBatch::prefetch_packet`], counted from the next packet.
     #[inline]
     pub fn prefetch_packet(&self, ahead: usize) {
         self.batch.prefetch_packet(ahead);

@@ -1,8 +1,8 @@
-//! A worker's stack of free buffers: allocation and release without a call into
-//! DPDK, except once in 64 to refill or to give back.
+//! Per-worker stack of free buffers: allocation and release call into DPDK only once in 64
+//! operations, to refill the stack or to return surplus.
 //!
-//! A buffer freed here that came from the same pool is the next one allocated,
-//! still warm in the CPU's cache.
+//! A buffer of the same pool that was freed here is the next one allocated, while it is still warm
+//! in the CPU cache.
 
 use crate::mbuf::prefetch;
 use crate::{ExtTracker, Mbuf, Mempool};
@@ -13,24 +13,24 @@ use std::sync::atomic::Ordering;
 
 const REFILL: usize = 64;
 const STACK: usize = 512;
-/// Kept when a full stack is emptied: the warmest.
+/// Buffers kept when a full stack is trimmed: the most recently used ones.
 const KEEP: usize = STACK / 2;
-/// Kept when the pool runs dry.
+/// Buffers kept when the pool runs dry.
 const SPARE: usize = 16;
 
-/// One a worker; the worker's thread is registered with DPDK.
+/// Buffer cache of one worker, whose thread is registered with DPDK.
 pub struct MbufCache {
     len: usize,
     stack: Box<[*mut sys::rte_mbuf; STACK]>,
     pool: Mempool,
-    /// The pool's address, to compare with.
+    /// The pool's address, for comparison with an mbuf's pool.
     own: *mut sys::rte_mempool,
     buf_len: u16,
     iova_is_va: bool,
     foreign: ForeignBuffers,
 }
 
-/// Buffers of another pool, collected before they return to it.
+/// Buffers of another pool, collected to be returned to it in bulk.
 struct ForeignBuffers {
     pool: *mut sys::rte_mempool,
     buf_len: u16,
@@ -38,12 +38,12 @@ struct ForeignBuffers {
     bufs: [*mut sys::rte_mbuf; REFILL],
 }
 
-// SAFETY: the cache owns the buffers it holds, and buffers are bound to no
-// thread; another pool stays alive while any of its buffers is held.
+// SAFETY: the cache owns the buffers it holds, and buffers are bound to no thread; another pool
+// stays alive while any of its buffers is held.
 unsafe impl Send for MbufCache {}
 
 impl MbufCache {
-    /// An empty cache in front of `pool`.
+    /// Creates an empty cache for `pool`.
     pub fn new(pool: &Mempool) -> Self {
         Self {
             len: 0,
@@ -61,17 +61,17 @@ impl MbufCache {
         }
     }
 
-    /// The pool that it draws from.
+    /// The pool that the cache allocates from.
     pub fn pool(&self) -> &Mempool {
         &self.pool
     }
 
-    /// Buffers that can be allocated without asking the pool.
+    /// Buffers that can be allocated without a call to the pool.
     pub fn cached_buffers(&self) -> usize {
         self.len
     }
 
-    /// An empty buffer, or `None` when the pool is exhausted.
+    /// Allocates an empty buffer; returns `None` when the pool is exhausted.
     #[inline]
     pub fn alloc(&mut self) -> Option<Mbuf> {
         if self.len == 0 && !self.refill_stack() {
@@ -80,8 +80,8 @@ impl MbufCache {
         self.len -= 1;
         let buffer = self.stack[self.len];
         if let Some(next) = self.len.checked_sub(1) {
-            // The next allocation writes its two lines and the first two of its data, which
-            // lie right behind the headroom.
+            // The next allocation writes the two cache lines of the mbuf and the first two lines of
+            // its data, which follow the headroom.
             let next = self.stack[next].cast::<u8>().cast_const();
             for line in [0, 64, 256, 320] {
                 prefetch(next.wrapping_add(line));
@@ -94,7 +94,7 @@ impl MbufCache {
         }
     }
 
-    /// Makes sure that `count` allocations in a row succeed (at most 64).
+    /// Ensures that the next `count` allocations succeed (at most 64).
     #[inline]
     pub fn reserve(&mut self, count: usize) -> bool {
         self.len >= count || self.refill_up_to(count.min(REFILL))
@@ -110,10 +110,10 @@ impl MbufCache {
         true
     }
 
-    /// A packet of two buffers, made in one go: `headers` bytes (at most a buffer's
-    /// room), which `fill` writes, and a reference to `len` bytes of a tracker's memory.
-    /// `None`, and `fill` not called, when the pool is exhausted, the headers do not
-    /// fit, or [`ExtTracker::attach`] would refuse.
+    /// Builds a two-segment packet: `headers` bytes (at most the room of one buffer), which `fill`
+    /// writes, and a reference to `len` bytes of a tracker's memory. Returns `None` without calling
+    /// `fill` when the pool is exhausted, the headers do not fit, or [`ExtTracker::attach`] would
+    /// refuse.
     #[inline]
     pub fn alloc_frame(
         &mut self,
@@ -128,7 +128,8 @@ impl MbufCache {
         }
         let (head, tail) = (self.stack[self.len - 1], self.stack[self.len - 2]);
         self.len -= 2;
-        // The frame after the next: what is written of its header's buffer and of the other.
+        // The frame after the next one: the lines that will be written in its header buffer and its
+        // tail mbuf.
         if let Some(&[next_tail, next_head]) = self.stack[..self.len].last_chunk::<2>() {
             for line in [0, 64, 256, 320] {
                 prefetch(next_head.cast::<u8>().cast_const().wrapping_add(line));
@@ -175,15 +176,15 @@ impl MbufCache {
         false
     }
 
-    /// Frees a whole chain. External segments return their references; segments
-    /// with clones take the general path.
+    /// Frees a whole chain. External segments return their references; segments with clones are
+    /// freed through DPDK.
     #[inline]
     pub fn free(&mut self, mbuf: Mbuf) {
         self.free_all(std::iter::once(mbuf));
     }
 
-    /// As [`Self::free`] for many. References of consecutive segments to the same memory are
-    /// returned in one step of its counter, before this returns.
+    /// Like [`Self::free`], for several chains. References of consecutive segments to the same
+    /// memory are returned with one atomic operation, before this function returns.
     #[inline]
     pub fn free_all(&mut self, mbufs: impl Iterator<Item = Mbuf>) {
         let mut shares = Shares::new();
@@ -194,8 +195,9 @@ impl MbufCache {
                 unsafe {
                     let mut next = (*seg).next;
                     if !next.is_null() && (*next).next.is_null() {
-                        // The buffer that held headers is the next to hold some: those that
-                        // point elsewhere keep their own room out of the CPU's cache.
+                        // The header buffer goes on top of the stack, to hold the next headers:
+                        // buffers that only point to external memory keep their own room out of the
+                        // CPU cache.
                         self.free_segment(next, &mut shares);
                         next = ptr::null_mut();
                     }
@@ -208,7 +210,7 @@ impl MbufCache {
     }
 
     /// # Safety
-    /// `seg` is owned by the caller, who does not use it any more.
+    /// `seg` is owned by the caller and not used by it afterwards.
     #[inline]
     unsafe fn free_segment(&mut self, seg: *mut sys::rte_mbuf, shares: &mut Shares) {
         // SAFETY: owned, see above.
@@ -222,18 +224,19 @@ impl MbufCache {
             // SAFETY: owned by the caller.
             return unsafe { self.free_unusual(seg, shares) };
         }
-        // As rte_pktmbuf_prefree_seg leaves it: pools hold single segments.
+        // As rte_pktmbuf_prefree_seg does: pools hold single segments.
         mbuf.next = ptr::null_mut();
         mbuf.nb_segs = 1;
         if mbuf.ol_flags & sys::RTE_MBUF_F_EXTERNAL != 0 {
-            // SAFETY: an external segment that nobody else refers to.
+            // SAFETY: an external segment with no other reference to it.
             unsafe { detach_external(mbuf, self.buf_len, self.iova_is_va, shares) };
         }
         self.stack[self.len] = seg;
         self.len += 1;
     }
 
-    /// What has clones, another pool's, and what finds the stack full.
+    /// Slow path of [`Self::free_segment`]: segments with clones, segments of another pool, and a
+    /// full stack.
     ///
     /// # Safety
     /// As for [`Self::free_segment`].
@@ -244,7 +247,7 @@ impl MbufCache {
         // Acquire: as in `free_segment`.
         if mbuf.refcnt.load(Ordering::Acquire) != 1 || mbuf.ol_flags & sys::RTE_MBUF_F_INDIRECT != 0
         {
-            // SAFETY: owned; DPDK counts the references down.
+            // SAFETY: owned; DPDK decrements the reference count.
             unsafe { sys::siw_pktmbuf_free_seg(seg) };
             return;
         }
@@ -259,7 +262,7 @@ impl MbufCache {
             self.change_foreign(mbuf.pool);
         }
         if mbuf.ol_flags & sys::RTE_MBUF_F_EXTERNAL != 0 {
-            // SAFETY: an external segment that nobody else refers to.
+            // SAFETY: an external segment with no other reference to it.
             unsafe { detach_external(mbuf, self.foreign.buf_len, self.iova_is_va, shares) };
         }
         if self.foreign.len == REFILL {
@@ -269,7 +272,7 @@ impl MbufCache {
         self.foreign.len += 1;
     }
 
-    /// Gives the coldest buffers back, all but `keep`.
+    /// Returns the least recently used buffers to the pool, all but `keep`.
     fn give_back(&mut self, keep: usize) {
         let give = self.len.saturating_sub(keep);
         if give == 0 {
@@ -287,7 +290,7 @@ impl MbufCache {
     fn change_foreign(&mut self, pool: *mut sys::rte_mempool) {
         self.flush_foreign();
         self.foreign.pool = pool;
-        // SAFETY: the pool is alive, one of its buffers is in our hands.
+        // SAFETY: the pool is alive because we hold one of its buffers.
         self.foreign.buf_len = unsafe { sys::siw_pool_data_room(pool) };
     }
 
@@ -305,11 +308,10 @@ impl MbufCache {
         }
     }
 
-    /// Gives back the buffers of other pools, so that a peer does not run dry;
-    /// and most of its own when their pool has few: ports receive into buffers
-    /// that they take from the pool, and without them nothing arrives that
-    /// would make a worker free or use what it has here. For a worker that goes
-    /// idle, and for a busy one now and then.
+    /// Returns the buffers of other pools, so that a peer does not run dry, and most buffers of the
+    /// own pool when it has few left: ports receive into buffers of the pool, and without any no
+    /// frame arrives that would make the worker free or use the cached ones. A worker calls this
+    /// when it becomes idle, and from time to time while busy.
     pub fn return_surplus(&mut self) {
         self.flush_foreign();
         if self.len > SPARE && (self.pool.available_buffers() as usize) < STACK {
@@ -330,11 +332,10 @@ impl Drop for MbufCache {
     }
 }
 
-/// What rte_pktmbuf_reset does to a buffer fresh from its pool.
+/// Initializes a buffer fresh from its pool as rte_pktmbuf_reset does.
 ///
 /// # Safety
-/// `m` is a free buffer of a pool whose buffers have `buf_len` bytes, owned by
-/// the caller.
+/// `mbuf` is a free buffer of a pool whose buffers have `buf_len` bytes, owned by the caller.
 #[inline]
 pub(crate) unsafe fn init_raw(mbuf: *mut sys::rte_mbuf, buf_len: u16) {
     // SAFETY: owned by the caller.
@@ -350,9 +351,9 @@ pub(crate) unsafe fn init_raw(mbuf: *mut sys::rte_mbuf, buf_len: u16) {
     mbuf.tx_offload = 0;
 }
 
-/// Shares of external memory that freed buffers had, not given back yet.
+/// References to external memory that freed mbufs held, not yet returned.
 struct Shares {
-    /// Null: none.
+    /// Null if there are none.
     of: *mut sys::rte_mbuf_ext_shared_info,
     count: u16,
     buf_addr: *mut c_void,
@@ -373,11 +374,11 @@ impl Shares {
         if count == 0 {
             return;
         }
-        // SAFETY: `count` buffers that counted themselves in `of` passed their shares on to
-        // us, and it lives until they are given back.
+        // SAFETY: `count` mbufs counted in `of` passed their references on to us, and `of` lives
+        // until they are returned.
         unsafe {
-            // Release: our reads of the memory come before its owner's reuse, which
-            // acquires the counter. Acquire: before the callback, all others' too.
+            // Release: our reads of the memory come before its owner's reuse, which acquires the
+            // counter. Acquire: the reads of all other holders come before the callback.
             if (*of).refcnt.fetch_sub(count, Ordering::AcqRel) == count
                 && let Some(free) = (*of).free_cb
             {
@@ -387,12 +388,12 @@ impl Shares {
     }
 }
 
-/// What rte_pktmbuf_detach does to an external buffer, but that the reference
-/// is returned later, by [`Shares::give_back`]: the mbuf gets its own room back.
+/// Detaches an external buffer as rte_pktmbuf_detach does, so that the mbuf points to its own room
+/// again, except that [`Shares::give_back`] returns the reference later.
 ///
 /// # Safety
-/// `m` has an external buffer attached, is owned by the caller, and its pool's
-/// buffers have `buf_len` bytes.
+/// `mbuf` has an external buffer attached, is owned by the caller, and its pool's buffers have
+/// `buf_len` bytes.
 #[inline]
 unsafe fn detach_external(
     mbuf: &mut sys::rte_mbuf,
@@ -414,7 +415,7 @@ unsafe fn detach_external(
         own as u64
     } else {
         let header = (size_of::<sys::rte_mbuf>() + usize::from(mbuf.priv_size)) as u64;
-        // SAFETY: `m` is an object of its pool; its buffer follows it.
+        // SAFETY: `mbuf` is an object of its pool; its buffer follows it.
         header + unsafe { sys::siw_mempool_virt2iova(ptr::from_ref(mbuf).cast()) }
     };
     mbuf.buf_iova = iova;

@@ -1,5 +1,5 @@
-//! Chains of segments: built for sending (header + registered memory + CRC),
-//! walked and taken apart on receipt.
+//! Segment chains: built for transmission (header + registered memory + CRC), walked and split on
+//! receipt.
 
 use crate::{Mbuf, MbufCache, mbuf::seg_bytes};
 use dpdk_sys as sys;
@@ -7,8 +7,7 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 
 impl Mbuf {
-    /// The bytes of each segment in order; see [`Self::data`] about external
-    /// ones.
+    /// The bytes of each segment in order; see [`Self::data`] about external segments.
     #[inline]
     pub fn segments(&self) -> Segments<'_> {
         Segments {
@@ -17,9 +16,8 @@ impl Mbuf {
         }
     }
 
-    /// Puts `tail` behind this packet. Walks this chain to its end:
-    /// [`ChainBuilder`] does not. Gives `tail` back when the chain would exceed
-    /// 65535 segments.
+    /// Appends `tail` to this packet. Walks this chain to its end, which [`ChainBuilder`] avoids.
+    /// Returns `tail` if the chain would exceed 65535 segments.
     #[inline]
     pub fn append_chain(&mut self, tail: Mbuf) -> Result<(), Mbuf> {
         let last = self.last_segment();
@@ -27,7 +25,7 @@ impl Mbuf {
         unsafe { link_segments(self, last, tail) }
     }
 
-    /// Takes the first segment off: it, and what was behind it.
+    /// Splits off the first segment; returns it and the rest of the chain.
     #[inline]
     pub fn split_first(mut self) -> (Mbuf, Option<Mbuf>) {
         let head = self.raw_mbuf_mut();
@@ -46,15 +44,15 @@ impl Mbuf {
         (self, Some(rest))
     }
 
-    /// Takes the chain apart into packets of one segment each.
+    /// Splits the chain into packets of one segment each.
     #[inline]
     pub fn split_chain(self) -> SplitChain {
         SplitChain { rest: Some(self) }
     }
 
-    /// Copies the whole packet into one buffer, for ports that cannot send
-    /// chains; `self` is unchanged. `None` when no buffer is left or the packet
-    /// is longer than one. Offload requests are kept.
+    /// Copies the whole packet into one buffer, for ports that cannot send chains; `self` is
+    /// unchanged. `None` when no buffer is left or the packet is longer than a buffer. Offload
+    /// requests are kept.
     pub fn linearize(&self, cache: &mut MbufCache) -> Option<Mbuf> {
         let mut flat = cache.alloc()?;
         for seg in self.segments() {
@@ -91,22 +89,21 @@ unsafe fn link_segments(head: &mut Mbuf, last: *mut sys::rte_mbuf, tail: Mbuf) -
     Ok(())
 }
 
-/// Builds a chain segment by segment, without walking it: it remembers the tail.
+/// Builds a chain segment by segment without walking it, by keeping a pointer to the last segment.
 pub struct ChainBuilder {
     head: Mbuf,
     last: *mut sys::rte_mbuf,
 }
 
 impl ChainBuilder {
-    /// A chain that begins with `head`.
+    /// Starts a chain with `head`.
     #[inline]
     pub fn new(head: Mbuf) -> Self {
         let last = head.last_segment();
         Self { head, last }
     }
 
-    /// Puts `tail` at the end; gives it back when the chain is full (65535
-    /// segments).
+    /// Appends `tail`; returns it if the chain is full (65535 segments).
     #[inline]
     pub fn push(&mut self, tail: Mbuf) -> Result<(), Mbuf> {
         let last = tail.last_segment();
@@ -119,7 +116,7 @@ impl ChainBuilder {
     /// Free bytes behind the data of the last segment.
     #[inline]
     pub fn tailroom(&self) -> u16 {
-        // SAFETY: `last` belongs to the chain; the view is not dropped as owner.
+        // SAFETY: `last` belongs to the chain; the view is not dropped as an owner.
         let view = unsafe { std::mem::ManuallyDrop::new(segment_view(self.last)) };
         view.tailroom()
     }
@@ -130,8 +127,8 @@ impl ChainBuilder {
         if bytes.len() > usize::from(self.tailroom()) {
             return false;
         }
-        // SAFETY: the tail is writable and has the room, `tailroom` says so; it
-        // belongs to the chain that `self` owns.
+        // SAFETY: the tail is writable and has enough room, as `tailroom` reports; it belongs to
+        // the chain that `self` owns.
         unsafe {
             let seg = &mut *self.last;
             let at = seg
@@ -145,15 +142,15 @@ impl ChainBuilder {
         true
     }
 
-    /// Grows the last segment by `len` bytes and returns them, with leftovers of earlier
-    /// packets in them; `None` when it has no room.
+    /// Grows the last segment by `len` bytes and returns them; they hold stale data of earlier
+    /// packets. `None` if there is no room.
     #[inline(always)]
     pub fn append_room(&mut self, len: u16) -> Option<&mut [u8]> {
         if len > self.tailroom() {
             return None;
         }
         self.head.raw_mbuf_mut().pkt_len += u32::from(len);
-        // SAFETY: the tail is writable and has the room, `tailroom` says so; it belongs to
+        // SAFETY: the tail is writable and has enough room, as `tailroom` reports; it belongs to
         // the chain that `self` owns, and pool memory is initialised.
         unsafe {
             let seg = &mut *self.last;
@@ -166,7 +163,7 @@ impl ChainBuilder {
         }
     }
 
-    /// Takes the last `len` bytes of the last segment away; false, with nothing done, when it has fewer.
+    /// Removes the last `len` bytes of the last segment; false, without effect, if it has fewer.
     #[inline]
     pub fn withdraw(&mut self, len: u16) -> bool {
         // SAFETY: `last` belongs to the chain that `self` owns.
@@ -191,13 +188,13 @@ impl ChainBuilder {
         self.head.nb_segs()
     }
 
-    /// The first segment, to fill in headers; its length stays as it is.
+    /// The first segment's data, for filling in headers; its length does not change.
     #[inline]
     pub fn head_data_mut(&mut self) -> &mut [u8] {
         self.head.data_mut()
     }
 
-    /// The chain as one packet.
+    /// Returns the chain as one packet.
     #[inline]
     pub fn finish(self) -> Mbuf {
         self.head
@@ -208,7 +205,7 @@ impl ChainBuilder {
 unsafe impl Send for ChainBuilder {}
 
 /// # Safety
-/// `seg` is valid; the result is not dropped and not used beyond `seg`'s life.
+/// `seg` is valid; the result is not dropped and not used after `seg` is freed.
 #[inline]
 unsafe fn segment_view(seg: *mut sys::rte_mbuf) -> Mbuf {
     // SAFETY: promised by the caller; a segment pointer is never null.
@@ -233,7 +230,7 @@ impl<'a> Iterator for Segments<'a> {
     }
 }
 
-/// See [`Mbuf::split_chain`]. Dropping it frees what it has not yielded.
+/// See [`Mbuf::split_chain`]. Dropping it frees the segments not yet yielded.
 pub struct SplitChain {
     rest: Option<Mbuf>,
 }

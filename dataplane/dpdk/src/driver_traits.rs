@@ -1,7 +1,7 @@
-//! What the kinds of links can and cannot do that their drivers do not say, or say wrongly: one
-//! table, and the only place that knows drivers by name.
+//! Link properties that drivers do not report, or report wrongly: one table by kind of link, and
+//! the only place that knows drivers by name.
 //!
-//! | link | in process | external buffers | odd segments | own MAC address | interrupts | frees what it sent |
+//! | link | in process | external buffers | odd segments | own MAC address | interrupts | frees sent packets |
 //! |---|---|---|---|---|---|---|
 //! | ring pair | yes | yes | yes | none | none | when the peer frees it |
 //! | tap | no | yes | no (checksums, TSO) | Linux has the same | always signals | at once |
@@ -13,55 +13,56 @@
 //! | PCI NIC | no | yes, mapped for DMA | yes | yes | where the driver has them | when it sends more |
 //! | any other | no | no: nothing is known of it | yes | yes | where the driver has them | unknown |
 //!
-//! All of them send the packets of one queue in order, and all but the ring pair read a packet while
-//! they send it: what the peer has acknowledged is not read again, whenever it is freed. Numbers of segments, MTU and offloads are
-//! what the driver reports ([`crate::PortInfo`]) and grants ([`crate::PortCaps`]).
+//! All of them send the packets of one queue in order, and all but the ring pair read a packet
+//! while they send it: data that the peer has acknowledged is not read again, whenever the packet
+//! is freed. The driver reports segment limits, MTU and offloads ([`crate::PortInfo`]) and grants
+//! them ([`crate::PortCaps`]).
 
 use crate::pci::{PciDevice, is_pci_address};
 use std::path::Path;
 
-/// One row of the table: what is true of every link of a driver.
+/// One row of the table: properties that all links of a driver have in common.
 #[derive(Debug, PartialEq, Eq)]
 pub struct DriverTraits {
     /// DPDK's name of the driver, with which devargs begin; empty for all NICs on a bus.
     driver: &'static str,
-    /// Both ends are queues of this process: frames cross by pointer, nothing can damage them,
-    /// and nothing announces them.
+    /// Both ends are queues of this process: frames cross by pointer, cannot be damaged on the way,
+    /// and raise no interrupt.
     pub in_process: bool,
-    /// Segments to send may lie in memory outside of the packet buffers' pool. virtio_user would
-    /// have to share that memory with its peer, which it cannot; of drivers without a row it is not
-    /// known whether they hold such a packet beyond its acknowledgement.
+    /// Segments to send may lie in memory outside the packet buffers' pool. virtio_user would have
+    /// to share that memory with its peer, which it cannot do. Drivers without a row may hold a
+    /// packet beyond its acknowledgement.
     pub external_buffers: bool,
-    /// The driver adds up the checksum of each segment as if it began at an even byte: every
-    /// segment but the last must have an even length where the port computes checksums.
+    /// The driver sums the checksum of each segment as if it began at an even byte: where the port
+    /// computes checksums, every segment but the last must have an even length.
     pub even_segments: bool,
-    /// DPDK gives both ends of the link one address, which the other end must keep: the port
-    /// needs another, and passes every frame that is sent to it.
+    /// DPDK gives both ends of the link one MAC address, which the other end must keep: the port
+    /// needs another, and accepts every frame sent to it.
     pub shares_mac_address: bool,
-    /// The peer is on the same machine and hands over super-segments, if the port takes them (LRO).
+    /// The peer is on the same machine and sends super-segments if the port accepts them (LRO).
     pub peer_sends_uncut: bool,
-    /// The longest MTU that the driver accepts; the link may carry more.
+    /// The largest MTU that the driver accepts; the link may carry more.
     pub(crate) announced_mtu: u32,
-    /// The driver itself cuts TCP segments, with these limits.
+    /// Limits of the driver's own TCP segmentation, if it has one.
     pub software_tso: Option<SoftwareTso>,
-    /// Frames pass through a ring of AF_PACKET sockets, see [`Self::packet_ring_frame`].
+    /// Frames pass through an AF_PACKET socket ring, see [`Self::packet_ring_frame`].
     packet_ring: bool,
-    /// What is most often missing when such a device cannot be attached.
+    /// The requirement most often missing when such a device cannot be attached.
     needs: Needs,
 }
 
-/// Limits of a driver that cuts TCP segments itself.
+/// Limits of a driver that segments TCP in software.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SoftwareTso {
-    /// What the driver counts to the MTU when it cuts: Ethernet header and VLAN tag, in bytes.
+    /// Bytes that the driver adds to the MTU when it segments: Ethernet header and VLAN tag.
     pub header_room: u16,
-    /// The longest MTU it can be configured with, that room among it.
+    /// The largest MTU that can be configured, including that room.
     pub max_mtu: u16,
-    /// It cuts packets of IPv4 alone.
+    /// The driver segments IPv4 packets only.
     pub ipv4_only: bool,
 }
 
-/// What a device needs of this machine.
+/// Requirement of a device on this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Needs {
     Nothing,
@@ -75,7 +76,7 @@ enum Needs {
     UserSpaceDriver,
 }
 
-/// A driver that is in no row of its own.
+/// Traits of a driver without a row of its own.
 const OTHER: DriverTraits = DriverTraits {
     driver: "",
     in_process: false,
@@ -130,8 +131,8 @@ static VIRTUAL: [DriverTraits; 5] = [
     DriverTraits {
         driver: "net_af_packet",
         external_buffers: true,
-        // It announces the frames of plain Ethernet, whatever its interface carries, and never
-        // looks at the MTU.
+        // The driver reports the frame length of plain Ethernet, whatever its interface carries,
+        // and never checks the MTU.
         announced_mtu: 1500,
         packet_ring: true,
         needs: Needs::Interface,
@@ -156,14 +157,14 @@ static VIRTUAL: [DriverTraits; 5] = [
     },
 ];
 
-/// Bytes that the kernel puts in front of each frame in a ring of AF_PACKET sockets
-/// (`TPACKET2_HDRLEN`), without the address.
+/// Bytes that the kernel puts before each frame in an AF_PACKET socket ring (`TPACKET2_HDRLEN`),
+/// without the address.
 const PACKET_RING_HEADER: u16 = 32;
-/// MTUs up to this one fit into the ring's own frames.
+/// Largest MTU that fits into the ring's default frames.
 const PACKET_RING_MTU: u16 = 1900;
 
 impl DriverTraits {
-    /// What is true of both ends of [`crate::Port::create_ring_pair`].
+    /// Traits of both ends of [`crate::Port::create_ring_pair`].
     pub fn of_ring_pair() -> &'static DriverTraits {
         &RING_PAIR
     }
@@ -177,14 +178,14 @@ impl DriverTraits {
         row.unwrap_or(&UNKNOWN)
     }
 
-    /// Its interrupts are a device's, and reach the process through VFIO or UIO: whether they arrive
-    /// is not known before one did.
+    /// Returns true if interrupts come from a device, through VFIO or UIO: only the first interrupt
+    /// shows that they arrive.
     pub fn has_device_interrupts(&self) -> bool {
         self.needs == Needs::UserSpaceDriver
     }
 
-    /// Whether devargs name a device of a bus other than PCI's, which DPDK has to look at: a
-    /// sub-function on the auxiliary bus, or a device of Hyper-V by its number.
+    /// Returns true if the devargs name a device on a bus other than PCI that DPDK has to scan: a
+    /// sub-function on the auxiliary bus, or a Hyper-V device by its UUID.
     pub fn is_on_bus(devargs: &str) -> bool {
         let name = devargs.split(',').next().unwrap_or_default();
         let is_uuid = name.len() == 36
@@ -195,29 +196,29 @@ impl DriverTraits {
         is_uuid || name.starts_with("auxiliary:") || name.starts_with("vmbus:")
     }
 
-    /// Bytes that each frame of the device's packet ring has to hold for IP packets of `mtu` bytes
-    /// with `overhead` bytes around them. The ring's own default silently drops what is longer than
-    /// 1982 bytes. `None`: the default suffices, the devargs set it, or the link has no such ring.
+    /// Frame size that the device's packet ring needs for IP packets of `mtu` bytes with `overhead`
+    /// bytes around them. By default the ring silently drops frames of more than 1982 bytes.
+    /// `None`: the default suffices, the devargs set the size, or the link has no packet ring.
     pub fn packet_ring_frame(&self, devargs: &str, mtu: u16, overhead: u16) -> Option<u16> {
         let is_set = devargs.contains("framesz=") || devargs.contains("blocksz=");
         (self.packet_ring && mtu > PACKET_RING_MTU && !is_set)
             .then(|| (mtu + overhead + PACKET_RING_HEADER * 2).next_multiple_of(1024))
     }
 
-    /// Bytes of frame that fit into a packet ring's frame of `ring_frame` bytes.
+    /// Packet bytes that fit into a ring frame of `ring_frame` bytes.
     pub fn packet_ring_room(ring_frame: u16) -> u16 {
         ring_frame - PACKET_RING_HEADER
     }
 
-    /// The devargs of a device whose packet ring has frames of `ring_frame` bytes.
+    /// Devargs of a device whose packet ring has frames of `ring_frame` bytes.
     pub fn devargs_with_ring(devargs: &str, ring_frame: u16) -> String {
-        // Blocks are whole pages, and four of any such frame fill them without a gap.
+        // Blocks are whole pages; four frames of any of these sizes fill them without a gap.
         let block = u32::from(ring_frame) * 4;
         format!("{devargs},framesz={ring_frame},blocksz={block}")
     }
 
-    /// What is most often wrong with a device that cannot be attached, as far as it is so on this
-    /// machine: text to append to an error.
+    /// The most frequent reason why attaching this device fails, if it applies to this machine:
+    /// text to append to an error.
     pub(crate) fn attach_hint(&self, devargs: &str) -> String {
         let mut parts = devargs.split(',');
         let name = parts.next().unwrap_or_default();
@@ -233,7 +234,7 @@ impl DriverTraits {
             {
                 format!("; there is no interface `{iface}`: see ip link")
             }
-            // With the capability it is something else, which the log says.
+            // With the capability, the cause is another one, which the log names.
             (Needs::Interface, Some(_)) if !is_root() => {
                 "; it needs CAP_NET_RAW (run as root)".into()
             }
@@ -249,15 +250,15 @@ impl DriverTraits {
 
 /// Kernel drivers that hand a PCI device over to user space.
 const USER_SPACE_DRIVERS: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
-/// PCI vendor and device numbers of NICs that DPDK drives beside their kernel driver; `None`: all
-/// NICs of the vendor (Mellanox). Microsoft's is MANA.
+/// PCI vendor and device numbers of NICs that DPDK drives alongside their kernel driver; `None`:
+/// all NICs of the vendor (Mellanox). Microsoft's is MANA.
 const BIFURCATED: [(u16, Option<u16>); 2] = [(0x15b3, None), (0x1414, Some(0x00ba))];
 
 pub(crate) fn is_user_space_driver(kernel_driver: &str) -> bool {
     USER_SPACE_DRIVERS.contains(&kernel_driver)
 }
 
-/// Whether DPDK drives this NIC while its kernel driver keeps it.
+/// Returns true if DPDK drives this NIC while it stays bound to its kernel driver.
 pub(crate) fn is_bifurcated(vendor: u16, device: u16) -> bool {
     BIFURCATED.iter().any(|(of_vendor, of_device)| {
         *of_vendor == vendor && of_device.is_none_or(|of| of == device)
@@ -265,7 +266,7 @@ pub(crate) fn is_bifurcated(vendor: u16, device: u16) -> bool {
 }
 
 fn is_root() -> bool {
-    // SAFETY: takes nothing, cannot fail.
+    // SAFETY: takes no argument and cannot fail.
     unsafe { libc::geteuid() == 0 }
 }
 

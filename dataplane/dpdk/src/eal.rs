@@ -1,7 +1,7 @@
-//! DPDK's environment: initialised once a process, before any pool or port.
+//! DPDK's environment: initialised once per process, before any pool or port.
 //!
-//! Every pool, port and registered thread holds an [`Eal`]; when the last one
-//! goes, the environment is cleaned up and its hugepages return to the kernel.
+//! Every pool, port and registered thread holds an [`Eal`]; when the last one is dropped, the
+//! environment is cleaned up and its hugepages return to the kernel.
 
 use crate::{Error, RegisteredThread, Result, error, hugepages, log, thread};
 use std::ffi::{CStr, CString, OsStr, c_char};
@@ -9,38 +9,38 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What devices read memory by.
+/// Addresses that devices use to read memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IovaMode {
-    /// Virtual addresses of this process: an IOMMU translates them, or no device reads memory
-    /// itself.
+    /// Virtual addresses of this process: an IOMMU translates them, or no device reads memory by
+    /// DMA.
     Virtual,
-    /// Physical addresses: there is no IOMMU. Memory outside of DPDK's own cannot be referred to.
+    /// Physical addresses: there is no IOMMU. Packets cannot refer to memory outside DPDK's own.
     Physical,
 }
 
 /// How to start DPDK.
 #[derive(Debug, Clone)]
 pub struct EalConfig {
-    /// Keeps two DPDK processes on one machine apart.
+    /// Separates several DPDK processes on one machine.
     pub file_prefix: String,
-    /// Without hugepages normal pages are used: enough for virtual links.
+    /// If false, normal pages are used, which suffice for virtual links.
     pub hugepages: bool,
     /// Memory for buffer pools and the drivers' own structures.
     pub memory_mb: u32,
-    /// What devices read memory by.
+    /// Addresses that devices use to read memory.
     pub iova: IovaMode,
-    /// Do not look at the PCI bus at all.
+    /// Skip the PCI bus scan.
     pub no_pci: bool,
     /// PCI addresses to probe; empty means all that are bound to a DPDK driver.
     pub pci_allow: Vec<String>,
     /// Virtual devices to create at start; [`crate::Port::attach_vdev`] adds them later.
     pub vdevs: Vec<String>,
-    /// DPDK's name of a level: `error`, `warning`, `notice`, `info`, `debug`.
+    /// Log level by DPDK's name: `error`, `warning`, `notice`, `info`, `debug`.
     pub log_level: String,
     /// The CPU of DPDK's main lcore.
     pub main_core: usize,
-    /// More arguments of the environment, behind all others.
+    /// Further EAL arguments, appended to all others.
     pub extra_args: Vec<String>,
 }
 
@@ -61,7 +61,7 @@ impl Default for EalConfig {
     }
 }
 
-/// The running environment. Clones are handles to the same one.
+/// The running environment. Clones are handles to the same environment.
 #[derive(Clone)]
 pub struct Eal(Arc<EalInner>);
 
@@ -71,8 +71,8 @@ struct EalInner {
 
 static STARTED: AtomicBool = AtomicBool::new(false);
 
-/// Objects whose memory mbufs may still refer to although their owner is gone;
-/// the environment's memory then stays mapped until the process ends.
+/// Objects whose memory mbufs may still refer to after their owner was dropped. If there are any,
+/// the environment's memory stays mapped until the process ends.
 static LEAKED: AtomicUsize = AtomicUsize::new(0);
 
 pub(crate) fn leak_environment() {
@@ -88,11 +88,11 @@ pub(crate) fn device_lock() -> MutexGuard<'static, ()> {
 }
 
 impl Eal {
-    /// Starts DPDK. Missing hugepages and impossible cores are errors before it
-    /// is touched, so that the caller can try again with another configuration;
-    /// after any other error the process cannot.
+    /// Starts DPDK. Missing hugepages and unusable cores are detected before DPDK is called, so
+    /// that the caller can retry with another configuration; after any other error this process
+    /// cannot retry.
     ///
-    /// The calling thread keeps its CPU affinity (DPDK would pin it).
+    /// The calling thread keeps its CPU affinity, which DPDK would change.
     pub fn init(config: EalConfig) -> Result<Self> {
         let args = config.eal_args()?;
         if !thread::allowed_cores().contains(&config.main_core) {
@@ -111,8 +111,8 @@ impl Eal {
         let argv: Vec<*mut c_char> = args.into_iter().map(CString::into_raw).collect();
         let argv = Box::leak(argv.into_boxed_slice());
         let affinity = thread::current_affinity();
-        // SAFETY: argv holds argc NUL-terminated strings that live for ever, and
-        // STARTED lets exactly one thread come here.
+        // SAFETY: argv holds argc NUL-terminated strings that are never freed, and STARTED lets
+        // exactly one thread reach this point.
         let rc = unsafe { dpdk_sys::rte_eal_init(argv.len() as i32, argv.as_mut_ptr()) };
         let failed = (rc < 0).then(error::rte_errno);
         let _ = thread::set_affinity(&affinity);
@@ -130,18 +130,17 @@ impl Eal {
         })))
     }
 
-    /// Makes the calling thread known to DPDK while the guard lives; a worker
-    /// does so after pinning itself.
+    /// Registers the calling thread with DPDK while the guard lives. A worker pins itself first.
     pub fn register_thread(&self) -> Result<RegisteredThread> {
         RegisteredThread::new(self.clone())
     }
 
-    /// Whether I/O addresses equal virtual addresses.
+    /// Returns true if I/O addresses equal virtual addresses.
     pub fn iova_is_va(&self) -> bool {
         self.0.iova_is_va
     }
 
-    /// DPDK's version as it names itself.
+    /// DPDK's version string.
     pub fn version() -> String {
         // SAFETY: returns a static string.
         let text = unsafe { CStr::from_ptr(dpdk_sys::rte_version()) };
@@ -149,24 +148,25 @@ impl Eal {
     }
 }
 
-/// The EAL makes a directory for the files that processes share. We share none,
-/// so it is empty; without this each start would leave one behind.
+/// The EAL creates a directory for files shared between processes. We share none, so it is empty;
+/// without this removal, each start would leave one behind.
 fn remove_runtime_dir() {
     // SAFETY: returns a static string, empty before the directory is chosen.
     let dir = unsafe { CStr::from_ptr(dpdk_sys::rte_eal_get_runtime_dir()) };
     let dir = OsStr::from_bytes(dir.to_bytes());
     if !dir.is_empty() {
-        // Not empty, or not ours: then it stays.
+        // If it is not empty, or belongs to another process, it stays.
         let _ = std::fs::remove_dir(dir);
     }
 }
 
-/// Ends the process without its exit handlers, after flushing standard output: threads of
-/// DPDK's drivers (vhost has some) never end, and crash in libraries that are torn down.
+/// Ends the process without its exit handlers, after flushing standard output and standard error:
+/// threads of DPDK's drivers (for example vhost's) never end, and crash in libraries that are torn
+/// down.
 pub fn exit_process(code: i32) -> ! {
     let _ = std::io::Write::flush(&mut std::io::stdout());
     let _ = std::io::Write::flush(&mut std::io::stderr());
-    // SAFETY: ends the process; nothing of it runs afterwards.
+    // SAFETY: ends the process; none of its code runs afterwards.
     unsafe { libc::_exit(code) }
 }
 
@@ -176,8 +176,8 @@ impl Drop for EalInner {
             tracing::debug!("buffers outlive their pool: DPDK's memory stays until exit");
             return;
         }
-        // SAFETY: no pool, port or registered thread is left, each holds an
-        // `Eal`; no mbuf is left either, or LEAKED would say so.
+        // SAFETY: no pool, port or registered thread is left, since each holds an `Eal`; no mbuf is
+        // left either, since LEAKED would count it.
         unsafe { dpdk_sys::rte_eal_cleanup() };
     }
 }

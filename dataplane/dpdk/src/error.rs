@@ -1,13 +1,13 @@
-//! What can go wrong, in words that name the missing resource and the command
-//! that provides it. The daemon prints these texts as they are.
+//! Errors whose texts name the missing resource and the command that provides it. The daemon prints
+//! these texts unchanged.
 
 use std::ffi::CStr;
 
-/// What a call of this crate returns.
+/// Result of the functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a call failed, in words that an operator can act on. `log` is what DPDK logged
-/// meanwhile, ready to be appended.
+/// An error in words that an operator can act on. `log` is the text that DPDK logged during the
+/// call, ready to be appended.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// [`crate::Eal::init`] was called before in this process.
@@ -20,15 +20,15 @@ pub enum Error {
          reserve them with: echo {suggested} > {path}   (or use normal pages: hugepages = \"never\" in [dpdk])"
     )]
     Hugepages {
-        /// Pages that the memory takes.
+        /// Pages needed for the memory.
         needed_pages: u64,
         /// Pages of the smallest size that are free.
         free_pages: u64,
         /// Size of a page in KiB.
         page_kb: u64,
-        /// What the counter must become: pages in use by others stay theirs.
+        /// New value for the counter; it leaves pages used by other processes to them.
         suggested: u64,
-        /// The counter in sysfs.
+        /// Path of the counter in sysfs.
         path: String,
     },
 
@@ -44,9 +44,9 @@ pub enum Error {
     /// The environment refused its arguments, or lacks memory or permission.
     #[error("DPDK's environment failed to initialise: {reason}{log}")]
     Eal {
-        /// Why, in the words of the operating system or of this crate.
+        /// The reason, in the words of the operating system or of this crate.
         reason: String,
-        /// What DPDK logged.
+        /// DPDK's log lines.
         log: String,
     },
 
@@ -57,11 +57,11 @@ pub enum Error {
     /// An argument is out of range or malformed.
     #[error("{what} `{value}` is not usable: {why}")]
     Invalid {
-        /// What it was.
+        /// Name of the argument.
         what: &'static str,
         /// The value.
         value: String,
-        /// What would be right.
+        /// The values that are accepted.
         why: String,
     },
 
@@ -74,50 +74,50 @@ pub enum Error {
     Mempool {
         /// The pool's name.
         name: String,
-        /// Buffers that were asked for.
+        /// Buffers requested.
         count: u32,
         /// Bytes of one buffer with its mbuf.
         buffer_bytes: usize,
-        /// MiB of all of them.
+        /// MiB of all buffers together.
         total_mib: usize,
-        /// Why, in the words of the operating system or of this crate.
+        /// The reason, in the words of the operating system or of this crate.
         reason: String,
-        /// What DPDK logged.
+        /// DPDK's log lines.
         log: String,
     },
 
-    /// The thread is registered already, or there are too many.
+    /// The thread is already registered, or too many threads are.
     #[error("this thread could not be registered with DPDK ({reason}); at most 128 threads can be")]
     ThreadRegister {
-        /// Why, in the words of the operating system or of this crate.
+        /// The reason, in the words of the operating system or of this crate.
         reason: String,
     },
 
-    /// As many pieces of external memory are known as a limit allows.
+    /// A limit on the number of external memory regions is reached.
     #[error(
         "NICs cannot be given more memory to read: all {limit} of {what} are in use; let \
          applications use fewer and larger arenas, {remedy}, or set tx_payload = \"copy\", which \
          gives them none"
     )]
     TooManyRegions {
-        /// What is limited.
+        /// The limited resource.
         what: &'static str,
-        /// How many there are.
+        /// The limit.
         limit: u64,
-        /// What raises the limit.
+        /// How to raise the limit.
         remedy: String,
     },
 
-    /// A device could not be attached; `hint` says what is most often missing.
+    /// A device could not be attached; `hint` names the requirement most often missing.
     #[error("device `{device}` could not be attached: {reason}{hint}{log}")]
     Device {
         /// The devargs.
         device: String,
-        /// Why, in the words of the operating system or of this crate.
+        /// The reason, in the words of the operating system or of this crate.
         reason: String,
-        /// What to look at.
+        /// Requirement most often missing.
         hint: String,
-        /// What DPDK logged.
+        /// DPDK's log lines.
         log: String,
     },
 
@@ -126,17 +126,17 @@ pub enum Error {
     Port {
         /// DPDK's name of the port.
         port: String,
-        /// What it was.
+        /// The operation.
         what: &'static str,
         /// The error number.
         errno: i32,
-        /// Why, in the words of the operating system or of this crate.
+        /// The reason, in the words of the operating system or of this crate.
         reason: String,
-        /// What DPDK logged.
+        /// DPDK's log lines.
         log: String,
     },
 
-    /// The port cannot be changed while workers hold queues of it.
+    /// The port cannot be changed while workers hold its queues.
     #[error("port `{port}`: {queues} queues are still in use; drop them first")]
     QueuesInUse {
         /// DPDK's name of the port.
@@ -152,25 +152,25 @@ pub enum Error {
         port: String,
     },
 
-    /// Memory outside of DPDK could not be made known to it, or to a NIC.
+    /// Memory outside DPDK could not be registered with it or mapped for a NIC.
     #[error("external memory at {addr:#x} ({len} bytes) could not be {what}: {reason}{log}")]
     ExternalMemory {
-        /// Where it begins.
+        /// Start address.
         addr: usize,
-        /// Its bytes.
+        /// Length in bytes.
         len: usize,
-        /// What it was.
+        /// The operation.
         what: &'static str,
-        /// Why, in the words of the operating system or of this crate.
+        /// The reason, in the words of the operating system or of this crate.
         reason: String,
-        /// What DPDK logged.
+        /// DPDK's log lines.
         log: String,
     },
 }
 
 impl Error {
-    /// Whether the port's driver has no such function at all: a ring pair has no
-    /// address filter to set, for example, and takes every frame.
+    /// Returns true if the port's driver does not implement the function: a ring pair, for example,
+    /// has no address filter and accepts every frame.
     pub fn is_unsupported(&self) -> bool {
         matches!(self, Self::Port { errno, .. } if *errno == libc::ENOTSUP)
     }
@@ -190,8 +190,8 @@ pub(crate) fn rte_errno() -> i32 {
     unsafe { dpdk_sys::siw_errno() }
 }
 
-/// The positive error number of a negative return code, taking the thread-local
-/// one when the code is the bare -1 that many functions return.
+/// The positive error number of a negative return code. For the bare -1 that many functions return,
+/// it is the thread-local error number.
 pub(crate) fn errno_of(rc: i32) -> i32 {
     match (rc, rte_errno()) {
         (-1, errno) if errno != 0 => errno,

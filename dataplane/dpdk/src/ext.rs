@@ -1,9 +1,8 @@
 //! Trackers of external buffers: one for each work request in flight.
 //!
-//! A tracker counts the mbufs that point into a work request's memory. The
-//! request completes when its bytes are ACKed and [`ExtTracker::outstanding`] is
-//! zero: then neither the stack nor a driver nor the peer on a ring pair reads
-//! the memory any more.
+//! A tracker counts the mbufs that point into a work request's memory. The request completes when
+//! its bytes are ACKed and [`ExtTracker::outstanding_mbufs`] is zero: from then on neither the
+//! stack, nor a driver, nor the peer on a ring pair reads the memory.
 //!
 //! ```text
 //!            alloc             free, none outstanding
@@ -12,11 +11,10 @@
 //!                     └───────────────► zombies ── sweep ────┘
 //! ```
 //!
-//! DPDK's own counter does the counting. It starts at 1, the owner's share, so
-//! it never falls to zero and the callback never has work; a slot is reused only
-//! when the counter is back at 1. An mbuf gives its share back from whatever
-//! thread frees it. A tracker that sends much takes shares ahead of need: a step
-//! of the counter waits for all stores before it.
+//! DPDK's own reference counter is used. It starts at 1, the owner's share, so it never falls to
+//! zero and the free callback never runs; a slot is reused only when the counter is back at 1. The
+//! thread that frees an mbuf, whichever it is, returns the mbuf's share. A tracker with many mbufs
+//! takes shares in advance, because each atomic step of the counter waits for all earlier stores.
 
 use crate::{ExtMemory, ExtSlice, Mbuf, eal};
 use dpdk_sys as sys;
@@ -26,28 +24,28 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU16, Ordering};
 
-/// Shares of one tracker, its owner's among them: DPDK counts in 16 bits.
+/// Maximum shares of one tracker, including its owner's: DPDK counts in 16 bits.
 const MAX_SHARES: u16 = u16::MAX - 1;
-/// So many at most are taken from the counter at once.
+/// Maximum shares taken from the counter at once.
 const AHEAD: u16 = 64;
 
 #[repr(C, align(64))]
 struct TrackerSlot {
     shinfo: sys::rte_mbuf_ext_shared_info,
     memory: Option<Arc<dyn ExtMemory>>,
-    /// Which tracker of its pool has the slot, or had it last.
+    /// Serial number of the tracker that has the slot, or had it last.
     serial: u64,
     home: *const DroppedTrackers,
-    /// Link of the list of dropped trackers.
+    /// Link in the list of dropped trackers.
     dropped_next: AtomicPtr<TrackerSlot>,
 }
 
-/// Where trackers go that are dropped instead of freed.
+/// List of trackers that were dropped instead of freed.
 struct DroppedTrackers {
     dropped: AtomicPtr<TrackerSlot>,
 }
 
-/// One a worker: the slots of its work requests.
+/// Tracker slots for one worker's work requests.
 pub struct TrackerPool {
     home: NonNull<DroppedTrackers>,
     slots: NonNull<[TrackerSlot]>,
@@ -56,19 +54,19 @@ pub struct TrackerPool {
     last_serial: u64,
 }
 
-/// Names a tracker of a pool, also when it has ended: see [`TrackerPool::has_mbufs_out`].
+/// Identifies a tracker of a pool even after it has ended, see [`TrackerPool::has_mbufs_out`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TrackerId {
     slot: usize,
     serial: u64,
 }
 
-// SAFETY: slots of the free and zombie lists belong to the pool; what others
-// touch (the counter, the list of dropped trackers) is atomic.
+// SAFETY: slots of the free and zombie lists belong to the pool; the fields that other threads
+// access (the counter, the list of dropped trackers) are atomic.
 unsafe impl Send for TrackerPool {}
 
 impl TrackerPool {
-    /// Room for `capacity` work requests in flight.
+    /// Creates a pool for `capacity` work requests in flight.
     pub fn new(capacity: usize) -> Self {
         let home = NonNull::from(Box::leak(Box::new(DroppedTrackers {
             dropped: AtomicPtr::new(ptr::null_mut()),
@@ -103,8 +101,8 @@ impl TrackerPool {
         }
     }
 
-    /// A tracker for a work request on `memory`, which stays mapped until no
-    /// mbuf points into it. `None` when all slots are in use.
+    /// Allocates a tracker for a work request on `memory`, which stays mapped until no mbuf points
+    /// into it. `None` when all slots are in use.
     #[inline]
     pub fn alloc(&mut self, memory: Arc<dyn ExtMemory>) -> Option<ExtTracker> {
         if self.free.is_empty() && self.sweep_released() == 0 {
@@ -124,12 +122,12 @@ impl TrackerPool {
         })
     }
 
-    /// Ends a tracker. When mbufs still refer to it, its slot and its memory
-    /// stay until a later [`Self::sweep_released`] finds them gone.
+    /// Ends a tracker. If mbufs still refer to it, its slot and its memory are kept until a later
+    /// [`Self::sweep_released`] finds those mbufs freed.
     #[inline]
     pub fn free(&mut self, tracker: ExtTracker) {
         if !self.is_owner_of(tracker.slot) {
-            // Another pool's: its own list takes it.
+            // A tracker of another pool goes onto that pool's list.
             drop(tracker);
             return;
         }
@@ -146,8 +144,8 @@ impl TrackerPool {
 
     #[inline]
     fn reclaim_slot(&mut self, slot: NonNull<TrackerSlot>) {
-        // SAFETY: the owner's share is ours now. Acquire: pairs with the release
-        // with which each mbuf gave its share back.
+        // SAFETY: the owner's share is ours now. Acquire: pairs with the release with which each
+        // mbuf returned its share.
         unsafe {
             if (*slot.as_ptr()).shinfo.refcnt.load(Ordering::Acquire) == 1 {
                 (*slot.as_ptr()).memory = None;
@@ -158,13 +156,13 @@ impl TrackerPool {
         }
     }
 
-    /// Looks whether the mbufs of freed trackers are gone by now; returns how
-    /// many slots came back. A worker calls it when it has nothing else to do.
+    /// Reclaims the slots of ended trackers whose mbufs have all been freed; returns the number of
+    /// slots reclaimed. A worker calls it when it has nothing else to do.
     pub fn sweep_released(&mut self) -> usize {
         let before = self.free.len();
         for index in (0..self.zombies.len()).rev() {
             let slot = self.zombies[index];
-            // SAFETY: a zombie's owner's share is ours; Acquire as in `reclaim`.
+            // SAFETY: the owner's share of a zombie is ours; Acquire as in `reclaim_slot`.
             if unsafe { (*slot.as_ptr()).shinfo.refcnt.load(Ordering::Acquire) } == 1 {
                 self.zombies.swap_remove(index);
                 self.reclaim_slot(slot);
@@ -183,12 +181,12 @@ impl TrackerPool {
         self.free.len() - before
     }
 
-    /// Slots that wait for mbufs to be freed.
+    /// Slots of ended trackers that still have mbufs out.
     pub fn zombie_count(&self) -> usize {
         self.zombies.len()
     }
 
-    /// A name of the tracker, which stays its own when it has ended.
+    /// Identifier of the tracker, unique even after it has ended.
     pub fn id_of(&self, tracker: &ExtTracker) -> TrackerId {
         self.id_of_slot(tracker.slot)
     }
@@ -197,12 +195,12 @@ impl TrackerPool {
         let bytes = slot.addr().get() - self.slots.cast::<TrackerSlot>().addr().get();
         TrackerId {
             slot: bytes / size_of::<TrackerSlot>(),
-            // SAFETY: only `alloc` writes it, which nobody calls while this borrow lasts.
+            // SAFETY: only `alloc` writes it, which cannot be called while this borrow lasts.
             serial: unsafe { (*slot.as_ptr()).serial },
         }
     }
 
-    /// Trackers that ended while mbufs pointed into this memory, and wait for them.
+    /// Ended trackers that still have mbufs pointing into `memory`.
     pub fn ended_trackers_of(&self, memory: *const ()) -> impl Iterator<Item = TrackerId> + '_ {
         let is_of_memory = move |slot: &&NonNull<TrackerSlot>| {
             // SAFETY: a zombie's memory is ours.
@@ -213,7 +211,7 @@ impl TrackerPool {
         zombies.map(|slot| self.id_of_slot(*slot))
     }
 
-    /// Whether mbufs of a tracker that has ended still point into its memory.
+    /// Returns true if mbufs of an ended tracker still point into its memory.
     pub fn has_mbufs_out(&self, tracker: TrackerId) -> bool {
         if tracker.slot >= self.slots.len() {
             return false;
@@ -226,7 +224,7 @@ impl TrackerPool {
         }
     }
 
-    /// Slots that [`Self::alloc`] can give at once.
+    /// Trackers that [`Self::alloc`] can return without a sweep.
     pub fn available_trackers(&self) -> usize {
         self.free.len()
     }
@@ -248,7 +246,7 @@ impl Drop for TrackerPool {
                 drop(Box::from_raw(self.home.as_ptr()));
             }
         } else {
-            // An mbuf or a tracker is still out: the slots must outlive it.
+            // An mbuf or a tracker still refers to the slots, which must outlive it.
             eal::leak_environment();
         }
     }
@@ -256,13 +254,13 @@ impl Drop for TrackerPool {
 
 /// The memory of one work request, and the count of mbufs that point into it.
 ///
-/// Give it back with [`TrackerPool::free`]; dropping it also works, the pool
-/// then finds it at its next sweep.
+/// Return it with [`TrackerPool::free`]. If it is dropped instead, the pool reclaims it at its next
+/// sweep.
 pub struct ExtTracker {
     slot: NonNull<TrackerSlot>,
-    /// Shares that the counter has and no mbuf.
+    /// Shares taken from the counter but not yet given to an mbuf.
     spare: Cell<u16>,
-    /// How many to take next time: as many as were handed out.
+    /// Shares to take next time: as many as were used since the last time.
     ahead: Cell<u16>,
 }
 
@@ -270,12 +268,11 @@ pub struct ExtTracker {
 unsafe impl Send for ExtTracker {}
 
 impl ExtTracker {
-    /// Lets an empty buffer point to `len` bytes at `offset` of the memory; its
-    /// data is then these bytes and its packet length `len`.
+    /// Attaches `len` bytes at `offset` of the memory to an empty buffer; they become its data and
+    /// `len` its packet length.
     ///
-    /// False, with the mbuf unchanged, when the range is not in the memory, the
-    /// mbuf is a chain, shared, or already external, or the tracker has 65533
-    /// mbufs out.
+    /// Returns false, with the mbuf unchanged, if the range is not within the memory, if the mbuf
+    /// is a chain, shared, or already external, or if the tracker already has 65533 mbufs out.
     #[inline]
     #[must_use]
     pub fn attach(&self, mbuf: &mut Mbuf, offset: u64, len: u16) -> bool {
@@ -289,8 +286,9 @@ impl ExtTracker {
         true
     }
 
-    /// As [`Self::attach`] with a step of the counter for each mbuf, as `rte_mbuf_ext_refcnt_update`
-    /// counts: for what has to cost the same as in any other program that uses DPDK.
+    /// Like [`Self::attach`], with one atomic step of the counter for each mbuf, as
+    /// `rte_mbuf_ext_refcnt_update` counts: for measurements that must cost the same as in any
+    /// other DPDK program.
     #[inline]
     #[must_use]
     pub fn attach_unbatched(&self, mbuf: &mut Mbuf, offset: u64, len: u16) -> bool {
@@ -304,7 +302,7 @@ impl ExtTracker {
         true
     }
 
-    /// Where these bytes are, if they are in the memory.
+    /// Address of these bytes, if they are within the memory.
     #[inline]
     pub(crate) fn locate_bytes(&self, offset: u64, len: u16) -> Option<ExtSlice> {
         // SAFETY: the slot is ours while the tracker lives.
@@ -312,7 +310,7 @@ impl ExtTracker {
         memory.slice(offset, usize::from(len))
     }
 
-    /// A share for one mbuf, which gives it back when it is freed.
+    /// Takes a share for one mbuf, which returns it when it is freed.
     #[inline]
     pub(crate) fn take_share(&self) -> bool {
         if self.spare.get() == 0 && !self.take_ahead() {
@@ -324,7 +322,7 @@ impl ExtTracker {
 
     #[inline(never)]
     fn take_ahead(&self) -> bool {
-        // SAFETY: the slot is ours while the tracker lives. Relaxed: as in `take`.
+        // SAFETY: the slot is ours while the tracker lives. Relaxed: as in `take_shares`.
         let taken = unsafe { self.slot.as_ref() }
             .shinfo
             .refcnt
@@ -342,7 +340,7 @@ impl ExtTracker {
     fn take_shares(&self, count: u16) -> bool {
         // SAFETY: the slot is ours while the tracker lives.
         let refcnt = unsafe { &self.slot.as_ref().shinfo.refcnt };
-        // Relaxed: the mbuf reaches other threads through a queue that orders.
+        // Relaxed: the mbuf reaches other threads through a queue that provides the ordering.
         if refcnt.load(Ordering::Relaxed) > MAX_SHARES - count {
             return false;
         }
@@ -350,7 +348,8 @@ impl ExtTracker {
         true
     }
 
-    /// As `rte_pktmbuf_attach_extbuf` does it, with the data filled in; the share is taken.
+    /// Points the mbuf at the memory as `rte_pktmbuf_attach_extbuf` does, and sets its data; the
+    /// caller has taken the share.
     #[inline]
     pub(crate) fn point_mbuf_at(&self, mbuf: &mut sys::rte_mbuf, at: ExtSlice, len: u16) {
         mbuf.buf_addr = at.ptr.as_ptr().cast();
@@ -369,11 +368,12 @@ impl ExtTracker {
         if count > 0 {
             // SAFETY: the slot is ours while the tracker lives.
             let refcnt = unsafe { &self.slot.as_ref().shinfo.refcnt };
-            // Alone with the counter, nobody else changes it. Acquire: as in `outstanding_mbufs`.
+            // If all other shares are returned, no other thread changes the counter. Acquire: as in
+            // `outstanding_mbufs`.
             if refcnt.load(Ordering::Acquire) == count + 1 {
                 refcnt.store(1, Ordering::Relaxed);
             } else {
-                // Release: ends a tracker that another thread may reclaim.
+                // Release: this may end a tracker that another thread reclaims.
                 refcnt.fetch_sub(count, Ordering::Release);
             }
         }
@@ -418,6 +418,6 @@ impl Drop for ExtTracker {
     }
 }
 
-/// DPDK wants a callback; the owner's share keeps the counter above zero, so it
-/// is never called while the slot is in use.
+/// DPDK requires a callback; the owner's share keeps the counter above zero, so this is never
+/// called while the slot is in use.
 unsafe extern "C" fn nothing_to_free(_addr: *mut c_void, _opaque: *mut c_void) {}

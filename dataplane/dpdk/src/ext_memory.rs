@@ -1,5 +1,5 @@
-//! Memory outside DPDK that mbufs may point to: the arenas applications
-//! register. Implemented by the owner of such a mapping.
+//! Memory outside DPDK that mbufs may point to, such as the arenas that applications register. The
+//! owner of the mapping implements the trait.
 
 use crate::iova_space::{IovaRange, IovaSpace};
 use crate::{Eal, Error, Port, Result, error, log};
@@ -8,28 +8,28 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-/// A stretch of external memory.
+/// A range of external memory.
 #[derive(Debug, Clone, Copy)]
 pub struct ExtSlice {
-    /// Where the CPU reads it.
+    /// The address for the CPU.
     pub ptr: NonNull<u8>,
-    /// The address a NIC uses: equal to `ptr` unless I/O addresses are physical.
+    /// The address for a NIC: equal to `ptr` unless I/O addresses are physical or come from an
+    /// [`IovaSpace`].
     pub iova: u64,
 }
 
 /// Memory that stays mapped while this value lives.
 ///
 /// # Safety
-/// What [`Self::slice`] returns is readable for `len` bytes as long as the
-/// implementing value lives. Other processes may write to it at any time;
-/// nobody may hold a `&mut` to it.
+/// The range returned by [`Self::slice`] stays readable for `len` bytes while the implementing
+/// value lives. Other processes may write to it at any time; no `&mut` to it may exist.
 pub unsafe trait ExtMemory: Send + Sync {
-    /// The `len` bytes from `offset` on, or `None` when they are not all inside,
-    /// or not contiguous.
+    /// The `len` bytes from `offset` on, or `None` if they are not all inside the memory or not
+    /// contiguous.
     fn slice(&self, offset: u64, len: usize) -> Option<ExtSlice>;
 
-    /// From now on devices read the first byte at this address, which slices follow. False: this
-    /// memory can have its own address only.
+    /// Sets the I/O address at which devices read the first byte; later slices use it. Returns
+    /// false if the memory supports only its own address.
     fn set_io_address(&self, _address: u64) -> bool {
         false
     }
@@ -53,29 +53,30 @@ unsafe impl ExtMemory for siw_shm::SharedMemory {
     }
 }
 
-/// External memory made known to DPDK, so that NICs can read it.
+/// External memory registered with DPDK, so that NICs can read it.
 pub struct ExternalRegion {
     slice: ExtSlice,
     len: usize,
     mapped: Vec<Port>,
-    /// Before the memory: its I/O addresses are free when no device can use them any more.
+    /// Declared before the memory: its I/O addresses are freed when no device can use them any
+    /// more.
     _range: Option<IovaRange>,
     _memory: Arc<dyn ExtMemory>,
     _eal: Eal,
 }
 
-// SAFETY: the addresses are plain numbers here; the memory itself is shareable
+// SAFETY: the addresses are plain numbers here; the memory itself may be shared between threads
 // (`ExtMemory` is Send and Sync).
 unsafe impl Send for ExternalRegion {}
 // SAFETY: as above; no method changes anything through `&self`.
 unsafe impl Sync for ExternalRegion {}
 
 impl ExternalRegion {
-    /// Registers the first `len` bytes of `memory`, whose devices read it by addresses of `space`.
-    /// Address and length must be multiples of `page_size`, the size of the pages below.
+    /// Registers the first `len` bytes of `memory`, which devices read at addresses of `space`.
+    /// Address and length must be multiples of `page_size`, the size of the underlying pages.
     ///
     /// # Errors
-    /// DPDK has no room for another region, or the space none for its addresses.
+    /// DPDK's region table is full, or the space has no free address range.
     pub fn register(
         eal: &Eal,
         memory: Arc<dyn ExtMemory>,
@@ -115,8 +116,8 @@ impl ExternalRegion {
             slice.iova = new_range.base;
             range = Some(new_range);
         }
-        // SAFETY: DPDK notes the addresses; `memory` keeps them mapped until the
-        // region is unregistered in `drop`.
+        // SAFETY: DPDK records the addresses; `memory` keeps them mapped until the region is
+        // unregistered in `drop`.
         let rc = unsafe {
             sys::rte_extmem_register(
                 slice.ptr.as_ptr().cast(),
@@ -139,8 +140,8 @@ impl ExternalRegion {
         })
     }
 
-    /// Lets `port`'s device read the memory. Virtual links read it with the CPU
-    /// and need nothing; this returns at once for them.
+    /// Maps the memory for DMA by `port`'s device. Virtual links read it with the CPU and need no
+    /// mapping, so this returns at once for them.
     pub fn map_for(&mut self, port: &Port) -> Result<()> {
         if !port.needs_dma_map() || self.mapped.iter().any(|mapped| mapped.id() == port.id()) {
             return Ok(());
@@ -149,11 +150,11 @@ impl ExternalRegion {
         log::forget_lines();
         let addr = self.slice.ptr.as_ptr();
         let mapped = port.with_device(|device| {
-            // SAFETY: the device is not removed during the call, the memory stays mapped until it
-            // is unmapped for the device in `drop`.
+            // SAFETY: the device is not removed during the call, and the memory stays mapped until
+            // it is unmapped for the device in `drop`.
             unsafe { sys::rte_dev_dma_map(device, addr.cast(), self.slice.iova, self.len) }
         });
-        // A device that is gone reads nothing.
+        // A removed device needs no mapping.
         let Some(rc) = mapped else { return Ok(()) };
         if rc != 0 {
             return Err(Error::ExternalMemory {
@@ -183,14 +184,14 @@ impl Drop for ExternalRegion {
     }
 }
 
-/// How many more pieces of external memory DPDK can know ([`ExternalRegion`]).
+/// External memory regions that DPDK can still register ([`ExternalRegion`]).
 pub fn external_regions_left() -> u64 {
     // SAFETY: it only counts, under DPDK's own lock.
     let used = unsafe { sys::siw_memseg_lists_used() };
     u64::from(sys::RTE_MAX_MEMSEG_LISTS.saturating_sub(used))
 }
 
-/// DPDK would say that it is out of memory.
+/// Reports a full region table as such: DPDK's own error would be "out of memory".
 fn check_list_free() -> Result<()> {
     if external_regions_left() > 0 {
         return Ok(());
@@ -202,16 +203,16 @@ fn check_list_free() -> Result<()> {
     })
 }
 
-/// vfio would say that an argument is wrong.
+/// Reports vfio's mapping limit as such: vfio's own error would be "invalid argument".
 fn check_map_free() -> Result<()> {
-    // SAFETY: asks the kernel by a descriptor that DPDK owns, if it has one.
+    // SAFETY: queries the kernel through DPDK's vfio descriptor, if there is one.
     if unsafe { sys::siw_vfio_maps_left() } != 0 {
         return Ok(());
     }
     Err(too_few_maps())
 }
 
-/// vfio's limit of mappings is reached.
+/// Error for vfio's limit on DMA mappings.
 pub(crate) fn too_few_maps() -> Error {
     let text = std::fs::read_to_string(DMA_ENTRY_LIMIT).unwrap_or_default();
     let limit = text.trim().parse().unwrap_or(DEFAULT_DMA_ENTRIES);
@@ -226,11 +227,10 @@ pub(crate) fn too_few_maps() -> Error {
 }
 
 const DMA_ENTRY_LIMIT: &str = "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit";
-/// Of Linux.
+/// Linux's default limit.
 const DEFAULT_DMA_ENTRIES: u64 = 65_535;
 
-/// Ordinary process memory as external memory: for benches, tests, and frames
-/// built by the daemon itself.
+/// Ordinary process memory as external memory: for benches, tests, and frames built by the daemon.
 pub struct OwnedMemory {
     ptr: NonNull<u8>,
     layout: Layout,
@@ -242,7 +242,7 @@ unsafe impl Send for OwnedMemory {}
 unsafe impl Sync for OwnedMemory {}
 
 impl OwnedMemory {
-    /// `len` zero bytes, page-aligned; rounded up to whole pages of 4 KiB.
+    /// Allocates `len` zeroed bytes, page-aligned, rounded up to whole pages of 4 KiB.
     pub fn new(len: usize) -> Self {
         let len = len.max(1).next_multiple_of(4096);
         let layout = Layout::from_size_align(len, 4096).expect("a size below isize::MAX");
@@ -252,18 +252,18 @@ impl OwnedMemory {
         Self { ptr, layout }
     }
 
-    /// Bytes of the memory.
+    /// Size in bytes.
     pub fn len(&self) -> usize {
         self.layout.size()
     }
 
-    /// Never: there is at least a page.
+    /// Always false: the memory has at least one page.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Copies `bytes` in; false when they do not fit. As with all registered
-    /// memory, whoever reads at the same time sees old, new or mixed bytes.
+    /// Copies `bytes` to `offset`; false if they do not fit. As with all registered memory,
+    /// concurrent readers see old, new or mixed bytes.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> bool {
         if offset
             .checked_add(bytes.len())

@@ -1,5 +1,5 @@
-//! Counts the kernel's free hugepages, so that a missing reservation is reported
-//! before DPDK is touched. Called by `Eal::init` and by the daemon's `--check`.
+//! Counts the kernel's free hugepages, so that a missing reservation is reported before DPDK
+//! starts. Called by `Eal::init` and by the daemon's `--check`.
 
 use crate::{Error, Result};
 use std::fs;
@@ -7,19 +7,18 @@ use std::path::Path;
 
 const SYSFS: &str = "/sys/kernel/mm/hugepages";
 
-/// One page size of the machine.
+/// Counters of one hugepage size of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HugepageSize {
     /// Size of a page in KiB.
     pub page_kb: u64,
     /// Pages that the kernel has reserved.
     pub total: u64,
-    /// Pages of them that nobody uses.
+    /// Reserved pages that are unused.
     pub free: u64,
 }
 
-/// Every hugepage size of this machine, smallest first; empty when the kernel
-/// has none.
+/// Every hugepage size of this machine, smallest first; empty if the kernel supports none.
 pub fn hugepage_sizes() -> Vec<HugepageSize> {
     from_sysfs(Path::new(SYSFS))
 }
@@ -52,7 +51,7 @@ fn from_sysfs(dir: &Path) -> Vec<HugepageSize> {
     sizes
 }
 
-/// Looks whether `memory_mb` MiB of hugepages are free, of all sizes together.
+/// Checks that `memory_mb` MiB of hugepages are free, over all sizes together.
 ///
 /// # Errors
 /// [`Error::Hugepages`], which names the counter to raise and its value.

@@ -1,15 +1,15 @@
-//! I/O addresses for memory whose own address an IOMMU cannot translate: client platforms translate
-//! 39 bits, and the kernel maps memory of a process above them.
+//! I/O addresses for memory whose virtual address an IOMMU cannot translate: IOMMUs of client
+//! platforms translate 39 bits, and the kernel maps process memory above them.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Alignment of every range: the largest page that may lie below.
+/// Alignment of every range: the largest supported page size.
 const ALIGNMENT: u64 = 2 << 20;
-/// Where the addresses of a process end (x86-64, four levels of page tables).
+/// Width of the address space of a process (x86-64, four levels of page tables).
 const ADDRESS_BITS: u8 = 47;
 
-/// The I/O addresses of one IOMMU that DPDK leaves free: it has its own memory at the bottom, from
-/// 4 GiB on, and this is the upper half. Clones hand out of the same space.
+/// I/O addresses of one IOMMU that DPDK does not use: DPDK's own memory is at the bottom, from 4
+/// GiB on, and this space is the upper half. Clones allocate from the same space.
 #[derive(Clone)]
 pub struct IovaSpace {
     width: u8,
@@ -17,14 +17,14 @@ pub struct IovaSpace {
     used: Arc<Mutex<Vec<(u64, u64)>>>,
 }
 
-/// A range of I/O addresses, free again when dropped.
+/// A range of I/O addresses, freed when dropped.
 pub(crate) struct IovaRange {
     pub(crate) base: u64,
     space: IovaSpace,
 }
 
 impl IovaSpace {
-    /// The space of an IOMMU that translates addresses of `width` bits.
+    /// Creates the space of an IOMMU that translates addresses of `width` bits.
     pub fn new(width: u8) -> IovaSpace {
         IovaSpace {
             width: width.clamp(ALIGNMENT.trailing_zeros() as u8 + 1, ADDRESS_BITS + 1),
@@ -32,13 +32,13 @@ impl IovaSpace {
         }
     }
 
-    /// Whether memory at `addr` can have its own address as I/O address.
+    /// Returns true if memory at `addr` can use its own address as I/O address.
     pub(crate) fn translates(&self, addr: u64, len: u64) -> bool {
         addr.checked_add(len)
             .is_some_and(|end| end <= 1 << self.width)
     }
 
-    /// A range of `len` bytes, the first gap that is long enough; `None`: there is none.
+    /// Allocates `len` bytes in the first gap that is large enough; `None` if there is none.
     pub(crate) fn allocate(&self, len: u64) -> Option<IovaRange> {
         let len = len.checked_next_multiple_of(ALIGNMENT)?;
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,5 +1,5 @@
-//! A safe wrapper over the part of DPDK that siwd uses. All of the project's DPDK `unsafe` lives
-//! here; the daemon above forbids it.
+//! A safe wrapper for the part of DPDK that siwd uses. All DPDK-related `unsafe` of the project is
+//! here; the daemon that uses this crate forbids it.
 //!
 //! ```text
 //!   Eal ──┬── Mempool ── MbufCache (one a worker) ── Mbuf ── ChainBuilder
@@ -9,13 +9,13 @@
 //!                    └── TxQueue ── TxBatch
 //! ```
 //!
-//! [`Eal`] is initialised once a process; pools and ports hold it alive. A worker thread pins
+//! [`Eal`] is initialised once per process; pools and ports keep it alive. A worker thread pins
 //! itself, calls [`Eal::register_thread`], and owns one [`RxQueue`] and one [`TxQueue`] of each
-//! port. The per-packet path crosses the FFI once a burst; buffers come from and go back to an
-//! [`MbufCache`].
+//! port. The data path crosses the FFI once per burst; buffers are allocated from and returned to
+//! an [`MbufCache`].
 //!
 //! # Example
-//! A frame from one end of a pair of rings to the other, without hugepages or privileges:
+//! Sends a frame from one end of a ring pair to the other, without hugepages or privileges:
 //! ```no_run
 //! use dpdk::{Eal, EalConfig, MbufCache, Mempool, Port, PortConfig, RxBatch, TxBatch};
 //!
@@ -52,10 +52,10 @@
 //! # }
 //! ```
 //!
-//! # What an operator sees
+//! # Diagnostics
 //! [`Error`] names the missing resource and the command that provides it. DPDK's log becomes
-//! `tracing` events, and its last lines are part of the errors that they explain.
-//! [`DriverTraits`] is the one table of what kinds of links can do.
+//! `tracing` events, and its last lines are part of the errors that they explain. [`DriverTraits`]
+//! is the only table of link properties by driver.
 
 #![deny(missing_docs)]
 
@@ -110,5 +110,5 @@ pub use thread::{RegisteredThread, allowed_cores, pin_current_thread};
 pub use tsc::{tsc_hz, tsc_now};
 pub use xdp_port::XdpLink;
 
-/// Bytes that a fresh mbuf keeps free before its data, for headers to prepend.
+/// Headroom of a fresh mbuf: free bytes before its data, for headers to prepend.
 pub const HEADROOM: u16 = dpdk_sys::RTE_PKTMBUF_HEADROOM as u16;

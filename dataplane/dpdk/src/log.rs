@@ -1,12 +1,11 @@
-//! Takes over the EAL's log: each line becomes a `tracing` event, and the last
-//! warnings of each thread are kept, since DPDK puts the reason of most failures
-//! only there.
+//! Redirects the EAL's log: each line becomes a `tracing` event, and the last warnings of each
+//! thread are kept, since DPDK reports the reason of most failures only there.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ffi::c_char;
 
-/// RTE_LOG_ERR and RTE_LOG_WARNING of rte_log.h; lower is graver.
+/// RTE_LOG_ERR and RTE_LOG_WARNING of rte_log.h; lower is more severe.
 const ERR: u32 = 4;
 const WARNING: u32 = 5;
 const NOTICE: u32 = 6;
@@ -20,7 +19,7 @@ thread_local! {
 
 /// Redirects the log; called once, before the EAL starts.
 pub(crate) fn capture_eal_log() {
-    // SAFETY: the callback is a plain function that lives for ever.
+    // SAFETY: the callback is a plain function, valid for the whole process.
     let rc = unsafe { dpdk_sys::siw_log_capture(Some(on_log_line)) };
     if rc != 0 {
         tracing::warn!("the log of DPDK could not be redirected; it goes to stderr");
@@ -48,7 +47,7 @@ unsafe extern "C" fn on_log_line(level: u32, text: *const c_char, len: usize) {
 }
 
 fn keep_line(line: &str) {
-    // A thread that is ending has no place to keep it any more.
+    // Fails only while the thread is ending, when its thread-local storage is destroyed.
     let _ = LAST.try_with(|last| {
         if let Ok(mut last) = last.try_borrow_mut() {
             if last.len() == KEPT {
@@ -59,16 +58,14 @@ fn keep_line(line: &str) {
     });
 }
 
-/// Forgets this thread's earlier warnings and error number, so that an error
-/// quotes only its own.
+/// Clears this thread's earlier warnings and error number, so that an error quotes only its own.
 pub(crate) fn forget_lines() {
     // SAFETY: writes a thread-local of DPDK.
     unsafe { dpdk_sys::siw_errno_clear() };
     LAST.with_borrow_mut(VecDeque::clear);
 }
 
-/// What DPDK said on this thread since [`forget`], ready to be appended to an
-/// error text.
+/// DPDK's warnings on this thread since [`forget_lines`], ready to be appended to an error text.
 pub(crate) fn kept_lines() -> String {
     LAST.with_borrow(|last| {
         last.iter()

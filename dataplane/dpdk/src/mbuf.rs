@@ -1,9 +1,8 @@
-//! One packet: an owned chain of buffers.
+//! A packet: an owned chain of buffers.
 //!
-//! An [`Mbuf`] owns its first segment and every segment behind it. The bytes of
-//! a segment lie in the buffer's own room (direct), in memory somebody
-//! registered (external, see `ext.rs`), or in another mbuf's room (a clone).
-//! Only a direct segment without clones can be written to.
+//! An [`Mbuf`] owns its first segment and all that follow. The bytes of a segment lie in the
+//! buffer's own room (direct), in registered memory (external, see `ext.rs`), or in another mbuf's
+//! room (a clone). Only a direct segment without clones is writable.
 
 use crate::{Mempool, cache::init_raw};
 use dpdk_sys as sys;
@@ -12,37 +11,38 @@ use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::atomic::Ordering;
 
-/// An owned packet. Dropping it frees the whole chain through DPDK; the fast
-/// path hands it to [`crate::MbufCache::free`] instead.
+/// An owned packet. Dropping it frees the whole chain through DPDK; the fast path uses
+/// [`crate::MbufCache::free`] instead.
 #[repr(transparent)]
 pub struct Mbuf {
     ptr: NonNull<sys::rte_mbuf>,
     _owns: PhantomData<sys::rte_mbuf>,
 }
 
-// SAFETY: an mbuf is bound to no thread; its pool takes it back from any, and
-// the counters it shares with clones and external memory are atomic.
+// SAFETY: an mbuf is bound to no thread; its pool accepts it from any thread, and the counters that
+// it shares with clones and external memory are atomic.
 unsafe impl Send for Mbuf {}
 
 impl Mbuf {
-    /// One empty buffer, or `None` when the pool is exhausted. Workers use
+    /// Allocates an empty buffer; `None` when the pool is exhausted. Workers use
     /// [`crate::MbufCache::alloc`].
     pub fn alloc(pool: &Mempool) -> Option<Self> {
         // SAFETY: the pool is alive.
         let ptr = unsafe { sys::siw_pktmbuf_alloc(pool.as_ptr()) };
-        // SAFETY: a fresh mbuf belongs to nobody else.
+        // SAFETY: a fresh mbuf has no other owner.
         NonNull::new(ptr).map(|ptr| unsafe { Self::from_raw(ptr) })
     }
 
-    /// Appends `count` empty buffers to `out`, or none and returns false.
+    /// Appends `count` empty buffers to `out`; returns false and appends none if the pool has too
+    /// few.
     pub fn alloc_bulk(pool: &Mempool, out: &mut Vec<Mbuf>, count: usize) -> bool {
         let Ok(bulk) = u32::try_from(count) else {
             return false;
         };
         out.reserve(count);
         let spare = out.spare_capacity_mut().as_mut_ptr();
-        // SAFETY: `spare` has room for `count` mbufs, each of which is one
-        // pointer; all are initialised before the length says so.
+        // SAFETY: `spare` has room for `count` mbufs, each of which is one pointer; all are
+        // initialised before the length is set.
         unsafe {
             if sys::siw_mempool_get_bulk(pool.as_ptr(), spare.cast(), bulk) != 0 {
                 return false;
@@ -59,7 +59,7 @@ impl Mbuf {
     }
 
     /// # Safety
-    /// `ptr` is a valid chain that nobody else owns, its last `next` is null.
+    /// `ptr` is a valid chain without another owner, and its last `next` is null.
     #[inline]
     pub(crate) unsafe fn from_raw(ptr: NonNull<sys::rte_mbuf>) -> Self {
         Self {
@@ -78,7 +78,7 @@ impl Mbuf {
 
     #[inline]
     pub(crate) fn raw_mbuf(&self) -> &sys::rte_mbuf {
-        // SAFETY: the mbuf is owned by `self`, so valid and not written to.
+        // SAFETY: the mbuf is owned by `self`, so it is valid and not written to.
         unsafe { self.ptr.as_ref() }
     }
 
@@ -114,23 +114,22 @@ impl Mbuf {
 
     /// The bytes of the first segment.
     ///
-    /// When they are external memory that an application shares, it may change
-    /// them at any time: what has to stay as it was checked is copied out first.
+    /// An application that shares external memory may change it at any time: copy out first any
+    /// bytes that must not change after they were checked.
     #[inline]
     pub fn data(&self) -> &[u8] {
         seg_bytes(self.raw_mbuf())
     }
 
-    /// The writable bytes of the first segment; empty when the segment is
-    /// external or has clones.
+    /// The writable bytes of the first segment; empty if the segment is external or has clones.
     #[inline]
     pub fn data_mut(&mut self) -> &mut [u8] {
         if !self.is_writable() {
             return &mut [];
         }
         let mbuf = self.raw_mbuf();
-        // SAFETY: data_off + data_len stay within the buffer (every method keeps
-        // that), and the segment is direct and unshared.
+        // SAFETY: data_off + data_len stay within the buffer (an invariant of every method), and
+        // the segment is direct and unshared.
         unsafe {
             slice::from_raw_parts_mut(
                 mbuf.buf_addr.cast::<u8>().add(usize::from(mbuf.data_off)),
@@ -139,13 +138,13 @@ impl Mbuf {
         }
     }
 
-    /// Whether the first segment's bytes are in its own, unshared buffer.
+    /// Returns true if the first segment's bytes are in its own, unshared buffer.
     #[inline]
     pub fn is_writable(&self) -> bool {
         seg_is_writable(self.raw_mbuf())
     }
 
-    /// Whether the first segment's bytes are registered memory.
+    /// Returns true if the first segment's bytes are external memory.
     #[inline]
     pub fn is_external(&self) -> bool {
         self.raw_mbuf().ol_flags & sys::RTE_MBUF_F_EXTERNAL != 0
@@ -161,7 +160,7 @@ impl Mbuf {
         }
     }
 
-    /// Free bytes behind the data of the first segment.
+    /// Free bytes after the data of the first segment.
     #[inline]
     pub fn tailroom(&self) -> u16 {
         if self.is_writable() {
@@ -172,9 +171,8 @@ impl Mbuf {
         }
     }
 
-    /// Grows the packet at its end by `len` bytes and returns them, uninitialised
-    /// in the sense of leftovers from earlier packets. `None` when the last
-    /// segment has no room or is not writable.
+    /// Grows the packet at its end by `len` bytes and returns them; they hold stale data of earlier
+    /// packets. `None` if the last segment has no room or is not writable.
     #[inline]
     pub fn append(&mut self, len: u16) -> Option<&mut [u8]> {
         let last = self.last_segment();
@@ -208,7 +206,8 @@ impl Mbuf {
         }
     }
 
-    /// Grows the packet at its front by `len` bytes and returns them.
+    /// Grows the packet at its front by `len` bytes and returns them; `None` if the headroom is too
+    /// small.
     #[inline]
     pub fn prepend(&mut self, len: u16) -> Option<&mut [u8]> {
         if len > self.headroom() {
@@ -221,8 +220,8 @@ impl Mbuf {
         self.data_mut().get_mut(..usize::from(len))
     }
 
-    /// Removes `len` bytes from the front of the first segment; false when it has
-    /// fewer. See [`Self::advance`] for the chain.
+    /// Removes `len` bytes from the front of the first segment; false if it has fewer. See
+    /// [`Self::advance`] for the whole chain.
     #[inline]
     pub fn adj(&mut self, len: u16) -> bool {
         let mbuf = self.raw_mbuf_mut();
@@ -235,8 +234,8 @@ impl Mbuf {
         true
     }
 
-    /// Removes `len` bytes from the front of the packet. Segments that become
-    /// empty stay in the chain, without data; false when the packet is shorter.
+    /// Removes `len` bytes from the front of the packet; false if the packet is shorter. Segments
+    /// that become empty stay in the chain.
     #[inline]
     pub fn advance(&mut self, len: u32) -> bool {
         let head = self.raw_mbuf_mut();
@@ -261,8 +260,8 @@ impl Mbuf {
         true
     }
 
-    /// Puts back `len` bytes that [`Self::adj`] or [`Self::advance`] removed from the front of the first
-    /// segment; false when there are not so many before its data.
+    /// Restores `len` bytes that [`Self::adj`] or [`Self::advance`] removed from the front of the
+    /// first segment; false if fewer bytes precede its data.
     pub fn retreat(&mut self, len: u16) -> bool {
         let mbuf = self.raw_mbuf_mut();
         // The bytes are within the segment's buffer, whose memory is always initialised.
@@ -275,8 +274,8 @@ impl Mbuf {
         true
     }
 
-    /// Removes `len` bytes from the end of the last segment; false when it has
-    /// fewer. See [`Self::truncate`] for the chain.
+    /// Removes `len` bytes from the end of the last segment; false if it has fewer. See
+    /// [`Self::truncate`] for the whole chain.
     #[inline]
     pub fn trim(&mut self, len: u16) -> bool {
         let last = self.last_segment();
@@ -290,9 +289,8 @@ impl Mbuf {
         true
     }
 
-    /// Shortens the packet to `len` bytes (it drops Ethernet padding, say);
-    /// segments behind the cut stay, without data. Longer than the packet: no
-    /// change.
+    /// Shortens the packet to `len` bytes, for example to drop Ethernet padding. Segments after the
+    /// cut stay, without data. No effect if `len` exceeds the packet length.
     pub fn truncate(&mut self, len: u32) {
         if len >= self.pkt_len() {
             return;
@@ -310,8 +308,8 @@ impl Mbuf {
         }
     }
 
-    /// Copies bytes from `offset` on into `out`, across segments; returns how
-    /// many there were.
+    /// Copies bytes from `offset` on into `out`, across segments; returns the number of bytes
+    /// copied.
     #[inline]
     pub fn copy_out(&self, offset: usize, out: &mut [u8]) -> usize {
         let (mut skip, mut done) = (offset, 0);
@@ -331,30 +329,30 @@ impl Mbuf {
         done
     }
 
-    /// A second handle to the same bytes: every segment's buffer is shared, none
-    /// copied. Both become read-only where they are shared. `None` when `pool`
-    /// is exhausted.
+    /// Creates a second handle to the same bytes: every segment's buffer is shared, none is copied.
+    /// Shared segments are read-only in both. `None` when `pool` is exhausted.
     pub fn clone_ref(&self, pool: &Mempool) -> Option<Self> {
         // SAFETY: DPDK makes new mbufs that refer to the buffers of these and
         // count themselves in them; both are alive.
         let ptr = unsafe { sys::siw_pktmbuf_clone(self.as_ptr(), pool.as_ptr()) };
-        // SAFETY: the clone belongs to nobody else.
+        // SAFETY: the clone has no other owner.
         NonNull::new(ptr).map(|ptr| unsafe { Self::from_raw(ptr) })
     }
 
-    /// Asks the CPU for the first bytes of the packet.
+    /// Prefetches the first data bytes of the packet.
     #[inline]
     pub fn prefetch(&self) {
         prefetch_data(self.ptr);
     }
 
-    /// Asks the CPU for the first line of the mbuf itself, which [`prefetch`](Self::prefetch) reads.
+    /// Prefetches the first cache line of the mbuf itself, which [`prefetch`](Self::prefetch)
+    /// reads.
     #[inline]
     pub fn prefetch_description(&self) {
         prefetch(self.as_ptr().cast_const().cast());
     }
 
-    /// Asks the CPU for the first bytes of the second segment, if there is one.
+    /// Prefetches the first data bytes of the second segment, if there is one.
     #[inline]
     pub fn prefetch_second_segment(&self) {
         if let Some(second) = NonNull::new(self.raw_mbuf().next) {
@@ -377,7 +375,7 @@ impl Mbuf {
 impl Drop for Mbuf {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the chain is owned by `self` and used no more.
+        // SAFETY: the chain is owned by `self` and not used afterwards.
         unsafe { sys::siw_pktmbuf_free(self.ptr.as_ptr()) }
     }
 }
@@ -410,8 +408,8 @@ pub(crate) fn seg_bytes(mbuf: &sys::rte_mbuf) -> &[u8] {
 
 #[inline]
 fn seg_is_writable(mbuf: &sys::rte_mbuf) -> bool {
-    // Acquire: pairs with the release in a clone's free, so that its reads are
-    // over before we write.
+    // Acquire: pairs with the release when a clone is freed, so that its reads are over before we
+    // write.
     mbuf.ol_flags & (sys::RTE_MBUF_F_EXTERNAL | sys::RTE_MBUF_F_INDIRECT) == 0
         && mbuf.refcnt.load(Ordering::Acquire) == 1
 }
@@ -428,7 +426,7 @@ pub(crate) fn prefetch_data(mbuf: NonNull<sys::rte_mbuf>) {
     }
 }
 
-/// Asks the CPU for the cache line at `p`, which need not be valid.
+/// Prefetches the cache line at `ptr`, which need not be valid.
 #[inline]
 pub fn prefetch(ptr: *const u8) {
     #[cfg(target_arch = "x86_64")]

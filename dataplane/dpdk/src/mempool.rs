@@ -1,5 +1,5 @@
-//! Pools of packet buffers. The daemon makes one or two; workers draw from them
-//! through an [`crate::MbufCache`].
+//! Pools of packet buffers. The daemon creates one or two; workers allocate from them through a
+//! [`crate::MbufCache`].
 
 use crate::{Eal, Error, Result, eal, error, log};
 use dpdk_sys as sys;
@@ -19,17 +19,17 @@ struct MempoolInner {
     eal_handle: Eal,
 }
 
-// SAFETY: DPDK's pools are made for concurrent use from any thread; the ring
-// below them is multi-producer, multi-consumer.
+// SAFETY: DPDK's pools support concurrent use from any thread; the ring below them is
+// multi-producer, multi-consumer.
 unsafe impl Send for MempoolInner {}
 // SAFETY: as above.
 unsafe impl Sync for MempoolInner {}
 
 impl Mempool {
-    /// `count` buffers that hold `data_room` bytes each beside the headroom of
-    /// [`crate::HEADROOM`] bytes. `cache` buffers are kept for each registered
-    /// thread (at most 512 and two thirds of `count`, to which it is clamped).
-    /// `socket` is a NUMA node, or `None` for any.
+    /// Creates a pool of `count` buffers that hold `data_room` bytes each in addition to the
+    /// headroom of [`crate::HEADROOM`] bytes. DPDK caches `cache` buffers for each registered
+    /// thread, clamped to 512 and to two thirds of `count`. `socket` is a NUMA node, or `None` for
+    /// any.
     pub fn new(
         eal: &Eal,
         name: &str,
@@ -96,13 +96,13 @@ impl Mempool {
         &self.0.name
     }
 
-    /// Buffers in the pool altogether.
+    /// Total number of buffers.
     pub fn capacity(&self) -> u32 {
         self.0.count
     }
 
-    /// Buffers that nobody holds now; a count over all threads' caches, exact
-    /// only while nobody allocates or frees. Not for the fast path.
+    /// Buffers not allocated at the moment: a sum over the pool and all threads' caches, exact only
+    /// while no thread allocates or frees. Not for the fast path.
     pub fn available_buffers(&self) -> u32 {
         // SAFETY: the pool is alive while `self` is.
         unsafe { sys::rte_mempool_avail_count(self.0.ptr.as_ptr()) }
@@ -137,7 +137,7 @@ impl Drop for MempoolInner {
             if sys::rte_mempool_avail_count(self.ptr.as_ptr()) == self.count {
                 sys::rte_mempool_free(self.ptr.as_ptr());
             } else {
-                // An mbuf that is still out points into the pool.
+                // An allocated mbuf still points into the pool.
                 eal::leak_environment();
             }
         }

@@ -1,34 +1,34 @@
-//! What the NIC found out about a received packet, and what it is asked to do
-//! with one to send (rte_mbuf's `ol_flags` and `tx_offload`).
+//! Receive results of the NIC and transmit offload requests of a packet (rte_mbuf's `ol_flags` and
+//! `tx_offload`).
 
 use crate::Mbuf;
 use dpdk_sys as sys;
 
-/// What the NIC found about a checksum.
+/// The NIC's verdict on a checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChecksumStatus {
-    /// Not looked at: software has to.
+    /// Not checked: software has to.
     Unknown,
     /// The checksum is right.
     Good,
     /// The checksum is wrong.
     Bad,
-    /// Not in the packet, yet the data is known to be intact (virtual links
-    /// hand over segments whose checksum was never filled in).
+    /// The packet carries no checksum, but its data is known to be intact: virtual links deliver
+    /// segments whose checksum was never filled in.
     NotNeeded,
 }
 
 /// Work that the NIC does on a packet to send. Lengths are in bytes.
 ///
-/// The pseudo-header checksum has to stand in the TCP checksum field: over the
-/// TCP length without TSO, over length zero with it.
+/// The TCP checksum field must hold the pseudo-header checksum: over the TCP length without TSO,
+/// over length zero with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TxOffload {
-    /// Ethernet header, with any VLAN tag that is in the packet.
+    /// Ethernet header, including any VLAN tag in the packet.
     pub l2_len: u8,
-    /// IP header with options or extension headers.
+    /// IP header, including options or extension headers.
     pub l3_len: u16,
-    /// TCP header with options.
+    /// TCP header, including options.
     pub l4_len: u8,
     /// True for IPv6, false for IPv4.
     pub ipv6: bool,
@@ -63,21 +63,21 @@ impl Mbuf {
         }
     }
 
-    /// The RSS hash, when the NIC computed one.
+    /// The RSS hash, if the NIC computed one.
     #[inline]
     pub fn rss_hash(&self) -> Option<u32> {
         let mbuf = self.raw_mbuf();
         (mbuf.ol_flags & sys::RTE_MBUF_F_RX_RSS_HASH != 0).then_some(mbuf.rss)
     }
 
-    /// The VLAN tag control information that the NIC took out of the packet.
+    /// The VLAN tag control information that the NIC stripped from the packet.
     #[inline]
     pub fn rx_vlan(&self) -> Option<u16> {
         let mbuf = self.raw_mbuf();
         (mbuf.ol_flags & sys::RTE_MBUF_F_RX_VLAN_STRIPPED != 0).then_some(mbuf.vlan_tci)
     }
 
-    /// Whether the NIC merged several TCP segments into this one.
+    /// Returns true if the NIC merged several TCP segments into this packet.
     #[inline]
     pub fn rx_lro(&self) -> bool {
         self.raw_mbuf().ol_flags & sys::RTE_MBUF_F_RX_LRO != 0
@@ -89,10 +89,9 @@ impl Mbuf {
         self.raw_mbuf().port
     }
 
-    /// Forgets what the sender asked of its NIC or a NIC said on receipt: a
-    /// packet that a ring pair carries arrives with the sender's flags. What the
-    /// NIC said of a TCP or UDP checksum stays: whoever hands the packet on has
-    /// to know whether it is there.
+    /// Clears the sender's offload requests and the NIC's receive results: a packet on a ring pair
+    /// arrives with the sender's flags. The result for a TCP or UDP checksum stays: a receiver of
+    /// the forwarded packet has to know whether the checksum is filled in.
     #[inline]
     pub fn clear_offload(&mut self) {
         let mbuf = self.raw_mbuf_mut();
@@ -101,8 +100,8 @@ impl Mbuf {
         mbuf.tx_offload = 0;
     }
 
-    /// Asks the NIC for checksums and segmentation. The port must have granted
-    /// them, see [`crate::PortCaps`].
+    /// Requests checksums and segmentation from the NIC. The port must have granted them, see
+    /// [`crate::PortCaps`].
     #[inline]
     pub fn set_tx_offload(&mut self, offload: TxOffload) {
         let mut flags = if offload.ipv6 {
@@ -130,7 +129,7 @@ impl Mbuf {
             | u64::from(offload.tso_segsz) << sys::RTE_MBUF_TSO_SEGSZ_OFS;
     }
 
-    /// What [`Self::set_tx_offload`] asked for; `None` when nothing was.
+    /// The request made by [`Self::set_tx_offload`], if any.
     pub fn tx_offload(&self) -> Option<TxOffload> {
         let mbuf = self.raw_mbuf();
         if mbuf.ol_flags & (sys::RTE_MBUF_F_TX_IPV4 | sys::RTE_MBUF_F_TX_IPV6) == 0 {
@@ -154,7 +153,7 @@ impl Mbuf {
         })
     }
 
-    /// Asks the NIC to insert a VLAN tag.
+    /// Requests that the NIC insert a VLAN tag.
     #[inline]
     pub fn set_tx_vlan(&mut self, tci: u16) {
         let mbuf = self.raw_mbuf_mut();

@@ -1,5 +1,5 @@
-//! What the kernel says of the NICs of this machine: who drives them, where they are, and whether
-//! an IOMMU translates for them. Read from sysfs, without touching a device.
+//! The kernel's view of this machine's NICs: driver, location, and whether an IOMMU translates for
+//! them. Read from sysfs, without access to a device.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,9 +12,9 @@ use crate::log;
 const PCI_DEVICES: &str = "/sys/bus/pci/devices";
 /// PCI class codes of network controllers begin with this byte.
 const CLASS_NETWORK: u32 = 0x02;
-/// What the kernel calls the group of a device in vfio's no-IOMMU mode.
+/// The kernel's name for a device's group in vfio's no-IOMMU mode.
 const NO_IOMMU_GROUP: &str = "vfio-noiommu";
-/// Bits of the addresses that an IOMMU translates where the kernel does not say.
+/// Address width assumed for an IOMMU whose width the kernel does not report.
 const USUAL_IOMMU_WIDTH: u8 = 48;
 
 /// A network controller on the PCI bus.
@@ -26,15 +26,15 @@ pub struct PciDevice {
     pub vendor: u16,
     /// PCI device number.
     pub device: u16,
-    /// The kernel driver that it is bound to.
+    /// The kernel driver that the device is bound to.
     pub driver: Option<String>,
-    /// The NUMA node it is attached to, where the machine has several.
+    /// The NUMA node of the device, if the machine has several.
     pub numa_node: Option<u32>,
     /// Number of its IOMMU group.
     pub iommu_group: Option<String>,
-    /// Bits of the addresses that its IOMMU translates; `None`: no IOMMU does.
+    /// Address width in bits of the IOMMU that translates for the device; `None`: no IOMMU does.
     pub iommu_width: Option<u8>,
-    /// Its network interfaces, while a network driver of the kernel has it.
+    /// Its network interfaces, while it is bound to a network driver of the kernel.
     pub interfaces: Vec<NetworkInterface>,
 }
 
@@ -43,37 +43,37 @@ pub struct PciDevice {
 pub struct NetworkInterface {
     /// `eth0`
     pub name: String,
-    /// Whether its link is up.
+    /// True if the link is up.
     pub up: bool,
-    /// Speed of the link in Mb/s, where the kernel knows it.
+    /// Speed of the link in Mb/s, if the kernel knows it.
     pub mbps: Option<u32>,
 }
 
-/// Whether DPDK can take a device as it is.
+/// State of a device with regard to its use by DPDK.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PciReadiness {
-    /// It is bound to a driver for user space.
+    /// Bound to a user-space driver.
     Bound,
-    /// DPDK works beside the kernel's driver, which has to stay.
+    /// DPDK works alongside the kernel's driver, which must stay bound.
     Bifurcated,
-    /// A driver of the kernel has it.
+    /// Bound to a kernel driver.
     KernelDriver,
-    /// No driver has it.
+    /// Not bound to any driver.
     Unbound,
 }
 
 impl PciDevice {
-    /// The device at this address (`0000:03:00.0` or `03:00.0`); `None`: there is none.
+    /// Finds the device at this address (`0000:03:00.0` or `03:00.0`); `None` if there is none.
     pub fn at_address(address: &str) -> Option<PciDevice> {
         PciDevice::from_sysfs(Path::new(PCI_DEVICES), &full_address(address))
     }
 
-    /// Whether there is a device at this address.
+    /// Returns true if there is a device at this address.
     pub(crate) fn is_present(address: &str) -> bool {
         Path::new(PCI_DEVICES).join(full_address(address)).exists()
     }
 
-    /// Every network controller, in order of their addresses.
+    /// Every network controller, in address order.
     pub fn list_network() -> Vec<PciDevice> {
         let mut addresses: Vec<String> = fs::read_dir(PCI_DEVICES)
             .into_iter()
@@ -111,7 +111,7 @@ impl PciDevice {
         })
     }
 
-    /// Whether DPDK can take it as it is.
+    /// Classifies the device by the driver that it is bound to.
     pub fn readiness(&self) -> PciReadiness {
         match &self.driver {
             Some(driver) if is_user_space_driver(driver) => PciReadiness::Bound,
@@ -121,12 +121,13 @@ impl PciDevice {
         }
     }
 
-    /// Whether the device reads memory by physical addresses: no IOMMU translates for it.
+    /// Returns true if DPDK would drive the device and no IOMMU translates for it, so that it reads
+    /// memory by physical addresses.
     pub fn needs_physical_addresses(&self) -> bool {
         self.readiness() == PciReadiness::Bound && self.iommu_width.is_none()
     }
 
-    /// The command that makes the device usable; `None`: it is.
+    /// The command that makes the device usable; `None` if it already is.
     pub fn command_to_bind(&self) -> Option<String> {
         let address = &self.address;
         match self.readiness() {
@@ -137,7 +138,7 @@ impl PciDevice {
             _ if self.iommu_width.is_some() => Some(format!(
                 "modprobe vfio-pci && dpdk-devbind.py --bind=vfio-pci {address}"
             )),
-            // Either turn the IOMMU on, or do without its protection.
+            // Either enable the IOMMU, or do without its protection.
             _ => Some(format!(
                 "modprobe vfio-pci && echo 1 > /sys/module/vfio/parameters/enable_unsafe_noiommu_mode \
                  && dpdk-devbind.py --bind=vfio-pci {address}   (no IOMMU: boot with intel_iommu=on or \
@@ -147,8 +148,7 @@ impl PciDevice {
         }
     }
 
-    /// What is wrong with a device that could not be attached, and what helps; empty when nothing
-    /// in sysfs explains it.
+    /// Reason why attaching the device fails, and the remedy; empty if sysfs does not explain it.
     pub(crate) fn attach_hint(&self) -> String {
         let address = &self.address;
         let in_use = self.interfaces.iter().find(|interface| interface.up);
@@ -176,7 +176,7 @@ impl PciDevice {
         }
     }
 
-    /// Another process that drives it, by the file of its IOMMU group.
+    /// Finds another process that drives the device, by the open file of its IOMMU group.
     fn user_space_holder(&self) -> Option<String> {
         let group = self.iommu_group.as_deref()?;
         let files = [
@@ -204,7 +204,7 @@ impl PciDevice {
         ))
     }
 
-    /// Why vfio does not let an IOMMU that works translate for it.
+    /// Reason why vfio refuses the device although its IOMMU works.
     fn refused_by_iommu(&self) -> Option<String> {
         self.iommu_width?;
         let parameter = "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts";
@@ -215,12 +215,13 @@ impl PciDevice {
                  the firmware, or, where everything on this machine is trusted: echo 1 > {parameter}"
             ));
         }
-        // The container that could be asked is closed again.
+        // The container whose limit could be queried is already closed.
         let is_full = log::kept_lines().contains("(No space left on device)");
         is_full.then(|| too_few_maps().to_string())
     }
 
-    /// Devices of the same IOMMU group that a driver of the kernel has: vfio then refuses the group.
+    /// Devices of the same IOMMU group that are bound to kernel drivers: vfio then refuses the
+    /// group.
     fn group_in_use(&self) -> Option<String> {
         let members = Path::new(PCI_DEVICES)
             .join(&self.address)
@@ -241,14 +242,14 @@ impl PciDevice {
     }
 }
 
-/// Whether an IOMMU checks who sends which interrupt, by /proc/interrupts: the kernel's names for
-/// such controllers begin so (x86).
+/// Returns true if an IOMMU checks the source of each interrupt (interrupt remapping): in
+/// /proc/interrupts the kernel then prefixes the controllers' names with `IR-` (x86).
 fn are_interrupts_remapped(interrupts: &str) -> bool {
     let mut words = interrupts.split_whitespace();
     words.any(|word| word.starts_with("IR-"))
 }
 
-/// `0000:03:00.0` or `03:00.0`, with devargs behind a comma.
+/// Returns true for `0000:03:00.0` or `03:00.0`, optionally followed by a comma and devargs.
 pub(crate) fn is_pci_address(name: &str) -> bool {
     let address = name.split(',').next().unwrap_or_default();
     let hex = |part: &str, len: usize| {
@@ -265,7 +266,7 @@ pub(crate) fn is_pci_address(name: &str) -> bool {
         && parts.next().is_none()
 }
 
-/// With the domain, which is 0 where an address leaves it out; without devargs.
+/// Adds the domain if it is missing (domain 0) and removes devargs.
 pub(crate) fn full_address(address: &str) -> String {
     let address = address.split(',').next().unwrap_or_default().to_lowercase();
     if address.matches(':').count() == 1 {
@@ -274,8 +275,8 @@ pub(crate) fn full_address(address: &str) -> String {
     address
 }
 
-/// Intel's IOMMU says how wide its addresses are: the maximum guest address width of its
-/// capability register (VT-d specification, section 11.4.2), which counts from 0.
+/// Address width of an Intel IOMMU: the maximum guest address width in its capability register
+/// (VT-d specification, section 11.4.2), which encodes the width minus 1.
 fn iommu_width(device: &Path) -> u8 {
     let capabilities = read_text(&device.join("iommu/intel-iommu/cap"));
     let register = capabilities.and_then(|text| u64::from_str_radix(&text, 16).ok());
@@ -327,7 +328,7 @@ fn read_hex(path: &Path) -> Option<u32> {
     u32::from_str_radix(text.strip_prefix("0x")?, 16).ok()
 }
 
-/// The last part of a symbolic link's target.
+/// The last component of a symbolic link's target.
 fn link_name(path: &Path) -> Option<String> {
     let target = fs::read_link(path).ok()?;
     target.file_name()?.to_str().map(str::to_owned)
@@ -338,7 +339,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
 
-    /// A device folder as sysfs has it.
+    /// Creates a device folder like those in sysfs.
     fn write_device(root: &Path, vendor: &str, driver: Option<&str>, group_name: Option<&str>) {
         let path = root.join("0000:03:00.0");
         fs::create_dir_all(path.join("iommu/intel-iommu")).unwrap();

@@ -1,5 +1,5 @@
-//! An Ethernet port: attach (`probe.rs`, `ring_pair.rs`), configure, start, take
-//! the queues, and hand each worker its own.
+//! An Ethernet port: attach (`probe.rs`, `ring_pair.rs`), configure, start, then take the queues
+//! and hand each worker its own.
 
 use crate::pci::is_pci_address;
 use crate::port_config::{NegotiatedOffloads, negotiate_offloads};
@@ -16,11 +16,11 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A queue of each direction, as far as the port has them.
+/// A receive and a transmit queue; `None` where the port has fewer queues in that direction.
 pub type PortQueues = (Option<RxQueue>, Option<TxQueue>);
 
-/// One port. It is stopped, closed and its device removed when the port and all
-/// its queues are gone.
+/// A port. It is stopped and closed, and its device removed, when all its handles and queues are
+/// dropped.
 pub struct Port {
     inner: Arc<PortInner>,
 }
@@ -30,21 +30,21 @@ pub(crate) struct PortInner {
     pub name: String,
     traits: &'static DriverTraits,
     rte_device: *mut sys::rte_device,
-    /// Only a NIC that reads memory itself needs it mapped.
+    /// True for a NIC that reads memory by DMA and needs it mapped.
     dma: bool,
-    /// [`Port::detach`] has closed the device: DPDK may give its number to another one.
+    /// [`Port::detach`] has closed the device: DPDK may reuse its port number.
     detached: AtomicBool,
-    /// Queues in workers' hands: while there are any, the port is not changed.
+    /// Queues handed out to workers: the port cannot be changed while there are any.
     queues_out: AtomicUsize,
-    /// Before `state`: draining the rings wants the pools alive.
+    /// Declared before `state`: draining the rings requires the pools to be alive.
     rings: Option<Arc<PairRings>>,
-    /// The port is no port of DPDK's, and `id` is none.
+    /// Set for a port that is not DPDK's; `id` is then invalid.
     pub(crate) xdp: Option<XdpPort>,
     state: Mutex<PortState>,
     _eal: Eal,
 }
 
-/// The number of a port that DPDK does not know.
+/// `id` of a port that DPDK does not know.
 const NO_DPDK_PORT: u16 = u16::MAX;
 
 #[derive(Default)]
@@ -53,41 +53,41 @@ struct PortState {
     rx_queues: u16,
     tx_queues: u16,
     started: bool,
-    /// The RSS key that was asked for.
+    /// The requested RSS key.
     rss_key: Option<Vec<u8>>,
     /// The driver refills its receive rings from these.
     pools: Vec<Mempool>,
 }
 
-// SAFETY: the device pointer is only handed back to DPDK, whose control calls
-// are serialised by `state`; the rest is Send and Sync by itself.
+// SAFETY: the device pointer is only passed back to DPDK, whose control calls are serialised by
+// `state`; the rest is Send and Sync by itself.
 unsafe impl Send for PortInner {}
 // SAFETY: as above.
 unsafe impl Sync for PortInner {}
 
 /// Bytes of a frame around its IP packet: Ethernet header, VLAN tag and FCS.
 const FRAME_OVERHEAD: u32 = 22;
-/// Bytes of an RSS key where the driver does not say.
+/// Length of an RSS key if the driver does not report one.
 const RSS_KEY_LEN: usize = 40;
 
-/// What a port is and could do.
+/// A port's driver and capabilities.
 #[derive(Debug, Clone)]
 pub struct PortInfo {
     /// DPDK's name of the driver.
     pub driver: String,
-    /// The shortest MTU that the port takes.
+    /// The smallest MTU that the port accepts.
     pub min_mtu: u32,
-    /// The longest MTU that the port takes.
+    /// The largest MTU that the port accepts.
     pub max_mtu: u32,
-    /// Receive queues that the port can have.
+    /// Maximum number of receive queues.
     pub max_rx_queues: u16,
-    /// Transmit queues that the port can have.
+    /// Maximum number of transmit queues.
     pub max_tx_queues: u16,
     /// Entries of the RSS indirection table; 0 without RSS.
     pub reta_size: u16,
-    /// Segments that the port takes in a packet that it cuts (TSO).
+    /// Maximum segments of a packet that the port cuts (TSO).
     pub tx_seg_max: u16,
-    /// Segments that the port takes in any other packet.
+    /// Maximum segments of any other packet.
     pub tx_mtu_seg_max: u16,
     pub(crate) rx_capa: u64,
     pub(crate) tx_capa: u64,
@@ -112,7 +112,7 @@ impl Port {
         } else if is_pci_address(name) {
             DriverTraits::for_device(name)
         } else {
-            // The name of a virtual device may begin with an alias of its driver's.
+            // The name of a virtual device may begin with an alias of its driver's name.
             DriverTraits::for_device(&driver_name(&raw))
         };
         let port = Self {
@@ -156,24 +156,26 @@ impl Port {
         self.inner.xdp.as_ref()
     }
 
-    /// Another handle to the same port.
+    /// Creates another handle to the same port.
     pub fn share(&self) -> Self {
         Self {
             inner: self.inner.clone(),
         }
     }
 
-    /// Whether the device reads memory itself, so that external memory has to be mapped for it.
+    /// Returns true if the device reads memory by DMA, so that external memory has to be mapped for
+    /// it.
     pub fn needs_dma_map(&self) -> bool {
         self.inner.dma
     }
 
-    /// What is true of every link of its kind.
+    /// Properties of links of this driver.
     pub fn driver_traits(&self) -> &'static DriverTraits {
         self.inner.traits
     }
 
-    /// Calls with the device, unless it is gone; it is not removed meanwhile.
+    /// Calls `call` with the device unless it was removed; the device is not removed during the
+    /// call.
     pub(crate) fn with_device<T>(&self, call: impl FnOnce(*mut sys::rte_device) -> T) -> Option<T> {
         let _devices = eal::device_lock();
         self.check_attached().ok()?;
@@ -194,10 +196,10 @@ impl Port {
         &self.inner.name
     }
 
-    /// What the driver says of the device (`rte_eth_dev_info`).
+    /// The driver's description of the device (`rte_eth_dev_info`).
     ///
     /// # Errors
-    /// The device is gone.
+    /// The device was removed.
     pub fn device_info(&self) -> Result<PortInfo> {
         self.check_attached()?;
         if let Some(xdp) = self.xdp() {
@@ -223,9 +225,9 @@ impl Port {
         })
     }
 
-    /// Sets the port up, stopped. Queue `i` receives into `pools[i]`, the last
-    /// pool serves the rest. Offloads the port lacks are left out of what is
-    /// granted; an MTU or a number of queues it lacks is an error.
+    /// Configures the port and leaves it stopped. Queue `i` receives into `pools[i]`; the last pool
+    /// serves all further queues. Offloads that the port lacks are not granted; an unsupported MTU
+    /// or number of queues is an error.
     pub fn configure(&mut self, config: &PortConfig, pools: &[Mempool]) -> Result<PortCaps> {
         let mut state = self.lock_unused()?;
         let info = self.device_info()?;
@@ -236,7 +238,7 @@ impl Port {
             return Ok(caps);
         }
         let mtu = u32::from(config.mtu);
-        // Of any length: the key of 40 bytes is repeated for longer ones.
+        // Valid for any length: the 40-byte key is repeated for longer ones.
         let key_len = match info.hash_key_size {
             0 => RSS_KEY_LEN,
             len => len.into(),
@@ -267,7 +269,7 @@ impl Port {
 
         if state.started {
             self.check_call("stop", |id| {
-                // SAFETY: a port number of ours, no queue is in use.
+                // SAFETY: a port number of ours; no queue is in use.
                 unsafe { sys::rte_eth_dev_stop(id) }
             })?;
             state.started = false;
@@ -280,7 +282,7 @@ impl Port {
         };
         let mut granted = negotiated.granted;
         match configure(&conf) {
-            // Some drivers refuse interrupts only now.
+            // Some drivers refuse interrupts only at this point.
             Err(_) if granted.rx_interrupt => {
                 granted.rx_interrupt = false;
                 conf.rx_interrupt = false;
@@ -304,8 +306,7 @@ impl Port {
         state.granted_caps = Some(caps);
         state.rx_queues = config.rx_queues;
         state.tx_queues = config.tx_queues;
-        // Pools of an earlier configuration stay: a driver may still hold some
-        // of their buffers.
+        // Pools of an earlier configuration stay: a driver may still hold some of their buffers.
         state.pools.extend_from_slice(pools);
         if let Some(rings) = &self.inner.rings {
             rings.keep_alive(pools);
@@ -313,7 +314,7 @@ impl Port {
         Ok(caps)
     }
 
-    /// Looks whether the device takes the configuration, and what it grants of it.
+    /// Checks the configuration against the device's capabilities; returns the granted offloads.
     fn check_config(
         &self,
         config: &PortConfig,
@@ -365,7 +366,8 @@ impl Port {
         Ok(negotiated)
     }
 
-    /// Sets the queues of a configured port up; the descriptors of each receive and transmit queue.
+    /// Sets up the queues of a configured port; returns the descriptors of each receive and
+    /// transmit queue.
     fn set_up_queues(
         &self,
         config: &PortConfig,
@@ -408,16 +410,17 @@ impl Port {
         Ok((rx_desc, tx_desc))
     }
 
-    /// What the last [`Self::configure`] and [`Self::start`] granted.
+    /// Capabilities granted by the last [`Self::configure`] and [`Self::start`].
     pub fn granted_caps(&self) -> Option<PortCaps> {
         self.lock_state().granted_caps
     }
 
-    /// Starts the port and hands out its queues: as many pairs as it has queues
-    /// in one direction (a missing partner is `None`). Workers own them; the port
-    /// cannot be stopped before they are dropped.
+    /// Starts the port and returns its queues: as many pairs as the larger number of queues in a
+    /// direction (a missing partner is `None`). Workers own them; the port cannot be stopped before
+    /// they are dropped.
     pub fn start(&mut self) -> Result<Vec<PortQueues>> {
-        // Held until the queues count as handed out: no other handle hands out the same ones.
+        // Held until the queues are counted as handed out, so that no other handle hands them out
+        // again.
         let mut state = self.lock_unused()?;
         let Some(mut caps) = state.granted_caps else {
             return Err(Error::Invalid {
@@ -456,8 +459,8 @@ impl Port {
         Ok(queues)
     }
 
-    /// Closes the port and gives its device back while there are other handles, whose calls fail from
-    /// then on ([`Error::Removed`]): for a device that goes away. An error while queues are in use.
+    /// Closes the port and releases its device although other handles exist; their calls then fail
+    /// with [`Error::Removed`]. For a device that is being removed. Fails while queues are in use.
     pub fn detach(&self) -> Result<()> {
         let mut state = self.lock_unused()?;
         self.inner.close_device();
@@ -465,12 +468,12 @@ impl Port {
         Ok(())
     }
 
-    /// Stops the port; an error while queues are in use.
+    /// Stops the port; fails while queues are in use.
     pub fn stop(&mut self) -> Result<()> {
         let mut state = self.lock_unused()?;
         if state.started {
             self.check_call("stop", |id| {
-                // SAFETY: a port number of ours, no queue is in use.
+                // SAFETY: a port number of ours; no queue is in use.
                 unsafe { sys::rte_eth_dev_stop(id) }
             })?;
             state.started = false;
@@ -478,7 +481,7 @@ impl Port {
         Ok(())
     }
 
-    /// Gives this handle up. The device closes when the last handle and queue are dropped.
+    /// Drops this handle. The device closes when the last handle and queue are dropped.
     pub fn close(self) {}
 
     pub(crate) fn check_attached(&self) -> Result<()> {
@@ -497,8 +500,8 @@ impl Port {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The state, for a change of the port that no queue survives. Queues are handed out under the
-    /// same lock, so that none comes between the look and the change.
+    /// Locks the state for a change of the port that requires all queues to be dropped. Queues are
+    /// handed out under the same lock, so none appears between this check and the change.
     fn lock_unused(&self) -> Result<std::sync::MutexGuard<'_, PortState>> {
         let state = self.lock_state();
         match self.inner.queues_out.load(Ordering::Acquire) {
@@ -540,15 +543,15 @@ impl PortInner {
         self.queues_out.fetch_sub(1, Ordering::Release);
     }
 
-    /// Stops the port, closes it and gives its device back, once. No queue of it is in use.
+    /// Stops and closes the port and releases its device, once. No queue of it is in use.
     pub(crate) fn close_device(&self) {
         let _devices = eal::device_lock();
         if self.detached.swap(true, Ordering::AcqRel) || self.xdp.is_some() {
             return;
         }
         self.unwatch();
-        // SAFETY: neither the port nor one of its queues is in use any more, and `detached` keeps
-        // other handles from its number and its device.
+        // SAFETY: neither the port nor any of its queues is in use any more, and `detached` keeps
+        // other handles from using its number and its device.
         unsafe {
             sys::rte_eth_dev_stop(self.id);
             sys::rte_eth_dev_close(self.id);
@@ -578,7 +581,7 @@ fn raw_info(id: u16, name: &str) -> Result<sys::siw_port_info> {
             log: log::kept_lines(),
         });
     }
-    // SAFETY: filled, the call succeeded.
+    // SAFETY: initialised, because the call succeeded.
     Ok(unsafe { info.assume_init() })
 }
 
@@ -586,7 +589,7 @@ fn driver_name(info: &sys::siw_port_info) -> String {
     if info.driver.is_null() {
         return String::new();
     }
-    // SAFETY: not null, and then the driver's name, a C string as static as the driver.
+    // SAFETY: not null, so it is the driver's name, a C string that lives as long as the driver.
     let name = unsafe { CStr::from_ptr(info.driver) };
     name.to_string_lossy().into_owned()
 }

@@ -1,19 +1,19 @@
-//! What is asked of a port, and what it grants.
+//! Configuration requested of a port, and the capabilities that it grants.
 
 use crate::port::PortInfo;
 use dpdk_sys as sys;
 
-/// Work that a NIC may do. What is asked for is granted where the port can do it.
+/// Work that a NIC may do. Each requested offload is granted if the port supports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Offloads {
     /// Verify IPv4 and TCP checksums of received packets.
     pub rx_checksum: bool,
     /// Fill in IPv4 and TCP checksums.
     pub tx_checksum: bool,
-    /// Granted beside `tx_checksum`: fill in the IPv4 header's checksum of each packet that
-    /// asks. It need not be asked for.
+    /// Granted together with `tx_checksum`: fill in the IPv4 header checksum of each packet that
+    /// requests it. It need not be requested.
     pub tx_ip_checksum: bool,
-    /// Cut large TCP segments.
+    /// Segment large TCP packets (TSO).
     pub tso: bool,
     /// Merge received TCP segments.
     pub lro: bool,
@@ -21,12 +21,12 @@ pub struct Offloads {
     pub scatter: bool,
     /// Send chains.
     pub multi_segs: bool,
-    /// Take the VLAN tag out of received packets.
+    /// Strip the VLAN tag from received packets.
     pub vlan_strip: bool,
-    /// Take packets of the VLANs that are named ([`crate::Port::accept_vlan`]): some devices drop
-    /// tagged ones of all others, and of every VLAN until one is named.
+    /// Accept packets of the VLANs given to [`crate::Port::accept_vlan`]: some devices drop tagged
+    /// packets of all other VLANs, and of every VLAN until one is given.
     pub vlan_filter: bool,
-    /// Put a VLAN tag into packets that ask for one.
+    /// Insert a VLAN tag into packets that request one.
     pub vlan_insert: bool,
     /// Spread flows over the queues by hash, and deliver the hash.
     pub rss: bool,
@@ -35,7 +35,7 @@ pub struct Offloads {
 }
 
 impl Offloads {
-    /// Nothing: software does it all.
+    /// No offload: software does all the work.
     pub const NONE: Self = Self {
         rx_checksum: false,
         tx_checksum: false,
@@ -51,7 +51,7 @@ impl Offloads {
         rx_interrupt: false,
     };
 
-    /// The names of those that are set.
+    /// Names of the offloads that are set.
     pub fn names(&self) -> Vec<&'static str> {
         let all = [
             ("rx_checksum", self.rx_checksum),
@@ -73,8 +73,8 @@ impl Offloads {
             .collect()
     }
 
-    /// Everything but LRO, which merges segments before TCP sees them, and VLAN
-    /// handling, which only a device with a VLAN wants.
+    /// Every offload except LRO, which merges segments before TCP sees them, and VLAN handling,
+    /// which only a device with a VLAN needs.
     pub const USUAL: Self = Self {
         rx_checksum: true,
         tx_checksum: true,
@@ -93,27 +93,27 @@ impl Default for Offloads {
     }
 }
 
-/// What a port is asked for.
+/// Requested configuration of a port.
 #[derive(Debug, Clone)]
 pub struct PortConfig {
     /// Receive queues.
     pub rx_queues: u16,
     /// Transmit queues.
     pub tx_queues: u16,
-    /// Descriptors of each receive queue; adjusted to what the port can.
+    /// Descriptors of each receive queue; adjusted to the port's limits.
     pub rx_desc: u16,
-    /// Descriptors of each transmit queue; adjusted likewise.
+    /// Descriptors of each transmit queue; adjusted to the port's limits.
     pub tx_desc: u16,
-    /// Bytes of IP packet in a frame.
+    /// Bytes of a frame's IP packet.
     pub mtu: u16,
-    /// The Toeplitz key of RSS, repeated or cut to the length that the port has; `None` leaves the
-    /// driver's.
+    /// Toeplitz key for RSS, repeated or cut to the port's key length; `None` keeps the driver's
+    /// key.
     pub rss_key: Option<[u8; 40]>,
-    /// Descriptors that are free before the port refills a receive ring; 0: the driver's number.
+    /// Free descriptors at which the port refills a receive ring; 0: the driver's default.
     pub rx_free_threshold: u16,
-    /// Descriptors that are left before the port frees what it sent; 0: the driver's number.
+    /// Free descriptors below which the port frees transmitted packets; 0: the driver's default.
     pub tx_free_threshold: u16,
-    /// What the port is asked to do.
+    /// Requested offloads.
     pub offloads: Offloads,
 }
 
@@ -133,44 +133,43 @@ impl Default for PortConfig {
     }
 }
 
-/// What a port granted. Whatever is false, software has to do.
+/// Capabilities that a port granted. Software does the work of offloads that are false.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortCaps {
-    /// `rx_interrupt` is what `start` found out; before that, what was asked for.
+    /// `rx_interrupt` is the requested value until `start` has determined it.
     pub offloads: Offloads,
-    /// Bytes of IP packet in a frame.
+    /// Bytes of a frame's IP packet.
     pub mtu: u16,
-    /// The largest MTU the port can be configured with.
+    /// The largest MTU that the port can be configured with.
     pub max_mtu: u16,
     /// Descriptors of each receive queue.
     pub rx_desc: u16,
     /// Descriptors of each transmit queue.
     pub tx_desc: u16,
-    /// Segments that the port takes in a packet that it cuts (TSO); `u16::MAX` when it names no
-    /// limit.
+    /// Maximum segments of a packet that the port cuts (TSO); `u16::MAX` if it reports no limit.
     pub tx_seg_max: u16,
-    /// Segments that the port takes in any other packet; `u16::MAX` likewise.
+    /// Maximum segments of any other packet; `u16::MAX` if it reports no limit.
     pub tx_mtu_seg_max: u16,
     /// Entries of the RSS indirection table; 0 without RSS.
     pub reta_size: u16,
-    /// The port's RSS key is the one it was asked for, as it was read back.
+    /// True if the requested RSS key was read back from the port.
     pub rss_key_set: bool,
 }
 
-/// What became of one offload.
+/// State of one offload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OffloadState {
     /// Its name.
     pub name: &'static str,
-    /// It was asked for.
+    /// It was requested.
     pub asked: bool,
-    /// The driver says that the port can do it; `None`: only trying it shows.
+    /// The driver reports support for it; `None`: only an attempt can tell.
     pub offered: Option<bool>,
     /// It is in use.
     pub enabled: bool,
 }
 
-/// Each offload: what was asked of the port, what its driver offers, what is in use.
+/// Lists each offload with its request, the driver's offer, and its use.
 pub fn list_offloads(asked: &Offloads, info: &PortInfo, granted: &Offloads) -> Vec<OffloadState> {
     let offers_rx = |flags: u64| Some(info.rx_capa & flags == flags);
     let offers_tx = |flags: u64| Some(info.tx_capa & flags == flags);
@@ -250,7 +249,7 @@ const RSS_TYPES: u64 = sys::RTE_ETH_RSS_IPV4
     | sys::RTE_ETH_RSS_NONFRAG_IPV4_TCP
     | sys::RTE_ETH_RSS_NONFRAG_IPV6_TCP;
 
-/// What was asked for, cut down to what a port has, and DPDK's flags for it.
+/// The requested offloads that the port supports, and DPDK's flags for them.
 pub(crate) struct NegotiatedOffloads {
     pub granted: Offloads,
     pub rx: u64,
@@ -262,7 +261,7 @@ pub(crate) fn negotiate_offloads(config: &PortConfig, info: &PortInfo) -> Negoti
     let want = config.offloads;
     let (mut rx, mut tx) = (0, 0);
     let mut take_rx = |wanted: bool, flags: u64| {
-        // TCP alone decides: some drivers compute no IPv4 checksum, and 20 bytes of
+        // The TCP checksum alone decides: some drivers compute no IPv4 checksum, and 20 bytes of
         // header cost software little.
         let has = wanted && info.rx_capa & flags == flags;
         rx |= if has { flags } else { 0 };
@@ -289,7 +288,7 @@ pub(crate) fn negotiate_offloads(config: &PortConfig, info: &PortInfo) -> Negoti
     let multi_segs = take_tx(want.multi_segs, sys::RTE_ETH_TX_OFFLOAD_MULTI_SEGS);
     let tx_checksum = take_tx(want.tx_checksum, sys::RTE_ETH_TX_OFFLOAD_TCP_CKSUM);
     let tx_ip_checksum = tx_checksum && take_tx(true, sys::RTE_ETH_TX_OFFLOAD_IPV4_CKSUM);
-    // A TSO packet is a chain, and its segments need their checksums.
+    // A TSO packet is a chain, and its segments need checksums.
     let tso = tx_checksum && multi_segs && take_tx(want.tso, sys::RTE_ETH_TX_OFFLOAD_TCP_TSO);
     let vlan_insert = take_tx(want.vlan_insert, sys::RTE_ETH_TX_OFFLOAD_VLAN_INSERT);
 

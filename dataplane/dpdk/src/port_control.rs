@@ -1,5 +1,4 @@
-//! What a control thread asks of a port while workers use its queues: address,
-//! filters, link, counters, RSS table.
+//! Control of a port while workers use its queues: address, filters, link, counters, RSS table.
 
 use crate::xdp_port::XdpPort;
 use crate::{Claim, Error, Port, Result};
@@ -29,17 +28,17 @@ pub struct PortCounters {
 /// The state of a port's link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinkStatus {
-    /// Whether frames pass.
+    /// True if the link carries frames.
     pub up: bool,
-    /// Mb/s; `u32::MAX` when the port does not know.
+    /// Mb/s; `u32::MAX` if the port does not know.
     pub mbps: u32,
 }
 
 impl Port {
-    /// Takes frames to every address, or no longer.
+    /// Turns reception of frames to every address on or off.
     ///
     /// # Errors
-    /// The driver refuses or has no such function, see [`crate::Error::is_unsupported`].
+    /// The driver refuses or lacks the function, see [`crate::Error::is_unsupported`].
     pub fn set_promiscuous(&self, on: bool) -> Result<()> {
         self.check_call("setting promiscuous mode", |id| {
             // SAFETY: a port number of ours.
@@ -53,10 +52,10 @@ impl Port {
         })
     }
 
-    /// Takes frames to every multicast address, or no longer.
+    /// Turns reception of frames to every multicast address on or off.
     ///
     /// # Errors
-    /// The driver refuses or has no such function, see [`crate::Error::is_unsupported`].
+    /// The driver refuses or lacks the function, see [`crate::Error::is_unsupported`].
     pub fn set_allmulticast(&self, on: bool) -> Result<()> {
         if let Some(xdp) = self.xdp() {
             return xdp.set_allmulticast(on);
@@ -73,11 +72,11 @@ impl Port {
         })
     }
 
-    /// Takes tagged frames of this VLAN. The port must have granted `vlan_filter`
+    /// Accepts tagged frames of this VLAN. The port must have granted `vlan_filter`
     /// ([`crate::Offloads`]).
     ///
     /// # Errors
-    /// The driver refuses or has no such function, see [`crate::Error::is_unsupported`].
+    /// The driver refuses or lacks the function, see [`crate::Error::is_unsupported`].
     pub fn accept_vlan(&self, vlan: u16) -> Result<()> {
         self.check_call("accepting a VLAN", |id| {
             // SAFETY: a port number of ours.
@@ -88,7 +87,7 @@ impl Port {
     /// The address that the port receives frames for.
     ///
     /// # Errors
-    /// The driver refuses or has no such function, see [`crate::Error::is_unsupported`].
+    /// The driver refuses or lacks the function, see [`crate::Error::is_unsupported`].
     pub fn mac_address(&self) -> Result<[u8; 6]> {
         if let Some(xdp) = self.xdp() {
             return Ok(xdp.mac_address());
@@ -104,7 +103,7 @@ impl Port {
     /// Sets the address that the port receives frames for.
     ///
     /// # Errors
-    /// The driver refuses or has no such function, see [`crate::Error::is_unsupported`].
+    /// The driver refuses or lacks the function, see [`crate::Error::is_unsupported`].
     pub fn set_mac_address(&self, mac: [u8; 6]) -> Result<()> {
         let mut addr = sys::rte_ether_addr { addr_bytes: mac };
         self.check_call("setting the MAC address", |id| {
@@ -113,10 +112,10 @@ impl Port {
         })
     }
 
-    /// Whether the link is up, and how fast. Does not wait for it.
+    /// Reads link state and speed without waiting for the link.
     ///
     /// # Errors
-    /// The driver refuses or has no such function, see [`crate::Error::is_unsupported`].
+    /// The driver refuses or lacks the function, see [`crate::Error::is_unsupported`].
     pub fn link_status(&self) -> Result<LinkStatus> {
         if let Some(xdp) = self.xdp() {
             return xdp.link_status();
@@ -132,7 +131,7 @@ impl Port {
     /// Counters since the port started.
     ///
     /// # Errors
-    /// The driver refuses or has no such function, see [`crate::Error::is_unsupported`].
+    /// The driver refuses or lacks the function, see [`crate::Error::is_unsupported`].
     pub fn read_counters(&self) -> Result<PortCounters> {
         if let Some(xdp) = self.xdp() {
             return xdp.read_counters();
@@ -154,7 +153,7 @@ impl Port {
         })
     }
 
-    /// Reads the RSS key back: some drivers take none, and say nothing of it.
+    /// Reads the RSS key back and compares it: some drivers ignore it without an error.
     pub(crate) fn has_rss_key(&self, key: &[u8]) -> bool {
         let mut found = [0u8; u8::MAX as usize];
         let mut len = key.len().min(found.len()) as u8;
@@ -163,28 +162,28 @@ impl Port {
         rc == 0 && found.get(..key.len()) == Some(key)
     }
 
-    /// Whether a thread can wait for a queue's interrupt. Drivers also report success where a queue has
-    /// no vector, as with uio_pci_generic, and that of vmxnet3 writes outside of the NIC when it is asked
-    /// for an interrupt there: so nothing is armed to find out.
+    /// Returns true if a thread can wait for a queue's interrupt. This arms none to find out:
+    /// drivers report success also where a queue has no vector, as with uio_pci_generic, and
+    /// vmxnet3's driver then writes outside the NIC's registers.
     pub(crate) fn interrupts_work(&self) -> bool {
         // SAFETY: queue 0 of a started port exists.
         unsafe { sys::rte_eth_dev_rx_intr_ctl_q_get_fd(self.id(), 0) >= 0 }
     }
 
-    /// The number of the kernel's interface that a port of AF_XDP shares; `None`: the port is another.
+    /// Index of the kernel interface that an AF_XDP port shares; `None` for other ports.
     pub fn xdp_interface(&self) -> Option<u32> {
         self.xdp().map(XdpPort::interface_index)
     }
 
-    /// Frames to this address and port come to this port from now on, which is one of AF_XDP.
+    /// Receives frames to this address and port from now on. For AF_XDP ports only.
     ///
     /// # Errors
-    /// The kernel refuses; the port is another.
+    /// The kernel refuses, or this is no AF_XDP port.
     pub fn add_claim(&self, claim: Claim) -> Result<()> {
         self.of_xdp()?.add_claim(claim)
     }
 
-    /// They are the kernel's again.
+    /// Leaves frames to this address and port to the kernel again.
     ///
     /// # Errors
     /// As [`Self::add_claim`].
@@ -200,15 +199,15 @@ impl Port {
         })
     }
 
-    /// Sends flows whose hash is `i` modulo the table's length to queue
-    /// `table[i]`. The length is the port's `reta_size`.
+    /// Sends flows whose hash is `i` modulo the table's length to queue `table[i]`. The length must
+    /// be the port's `reta_size`.
     ///
     /// # Errors
-    /// The driver refuses or has no such function, see [`crate::Error::is_unsupported`].
+    /// The driver refuses or lacks the function, see [`crate::Error::is_unsupported`].
     pub fn set_rss_table(&self, table: &[u16]) -> Result<()> {
         self.check_call("setting the RSS table", |id| {
-            // SAFETY: the table is read within the call; the shim checks its
-            // length, which fits since no table has more than 512 entries.
+            // SAFETY: the table is read within the call; the shim checks its length, which fits
+            // into 16 bits because no table has more than 512 entries.
             unsafe {
                 sys::siw_port_reta_set(id, table.as_ptr(), table.len().min(u16::MAX.into()) as u16)
             }

@@ -1,5 +1,5 @@
-//! What a device says of itself while it is in use: that it goes away, or that it wants a reset. DPDK's
-//! interrupt thread notes it; the control thread asks from time to time.
+//! Events that a device reports while it is in use: its removal, or a required reset. DPDK's
+//! interrupt thread records them; the control thread polls for them.
 
 use crate::pci::{PciDevice, full_address, is_pci_address};
 use crate::port::PortInner;
@@ -7,19 +7,19 @@ use crate::{Error, Port, Result, error, log};
 use dpdk_sys as sys;
 use std::ffi::CString;
 
-/// What became of a device since it was last asked.
+/// An event of a device since the last query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PortEvent {
-    /// It is being removed from the machine, or is gone already. With vfio, the kernel waits with
-    /// the removal until [`Port::detach`].
+    /// The device was removed from the machine, or is about to be. With vfio, the kernel delays the
+    /// removal until [`Port::detach`].
     Removed,
-    /// It does nothing any more until it is reset, as a virtual function whose physical function was
-    /// reset.
+    /// The device does not work until it is reset, for example a virtual function after a reset of
+    /// its physical function.
     NeedsReset,
 }
 
 impl PortInner {
-    /// The name that a bus reports the removal of the device by.
+    /// The name by which the bus reports the removal of the device.
     fn bus_name(&self) -> Option<CString> {
         is_pci_address(&self.name).then(|| CString::new(full_address(&self.name)).ok())?
     }
@@ -33,7 +33,7 @@ impl PortInner {
 }
 
 impl Port {
-    /// Notes from now on what [`Self::take_event`] reports.
+    /// Starts recording the events that [`Self::take_event`] reports.
     pub(crate) fn watch(&self) -> Result<()> {
         let name = self.inner().bus_name();
         let name = name.as_ref().map_or(std::ptr::null(), |name| name.as_ptr());
@@ -52,8 +52,8 @@ impl Port {
         })
     }
 
-    /// What became of the device since the last call. Not every driver for user space reports a
-    /// removal, so the kernel's list of devices is looked at too.
+    /// Event of the device since the last call. Not every user-space driver reports a removal, so
+    /// the kernel's list of devices is checked too.
     pub fn take_event(&self) -> Option<PortEvent> {
         self.check_attached().ok()?;
         if let Some(xdp) = self.xdp() {

@@ -7,14 +7,14 @@ use dpdk_sys as sys;
 use std::ffi::CString;
 
 impl Port {
-    /// Creates a virtual device from DPDK's devargs, as in
-    /// `net_af_packet0,iface=eth0`, and adopts its port.
+    /// Creates a virtual device from DPDK's devargs, such as `net_af_packet0,iface=eth0`, and
+    /// adopts its port.
     pub fn attach_vdev(eal: &Eal, devargs: &str) -> Result<Self> {
         attach_device(eal, devargs)
     }
 
-    /// A port on an interface that stays with the kernel, by AF_XDP sockets (`xdp_port.rs`). Nothing
-    /// changes for the interface before the port is started.
+    /// Creates a port with AF_XDP sockets on an interface that stays with the kernel
+    /// (`xdp_port.rs`). The interface does not change before the port is started.
     ///
     /// # Errors
     /// The interface cannot be used, or a capability is missing.
@@ -23,8 +23,8 @@ impl Port {
         Ok(Port::from_xdp(eal, &name, XdpPort::prepare(link)?))
     }
 
-    /// Takes the NIC at a PCI address (`0000:03:00.0`, devargs may follow behind
-    /// a comma). The environment must have been started with `no_pci: false`.
+    /// Attaches the NIC at a PCI address (`0000:03:00.0`, optionally followed by a comma and
+    /// devargs). The environment must have been started with `no_pci: false`.
     pub fn attach_pci(eal: &Eal, address: &str) -> Result<Self> {
         if !is_pci_address(address) {
             return Err(Error::Invalid {
@@ -57,7 +57,7 @@ fn attach_device(eal: &Eal, devargs: &str) -> Result<Port> {
         return Err(fail("the name of the device is missing".into()));
     }
     let _devices = eal::device_lock();
-    // A PCI device may have been probed at start already.
+    // DPDK may have probed a PCI device at start.
     let mut id = port_by_name(&cname);
     if id.is_none() {
         // SAFETY: the string lives through the call, which copies it.

@@ -1,5 +1,5 @@
-//! The queues of a started port: each belongs to one worker, and is the only
-//! thing of DPDK that its loop touches besides buffers.
+//! The queues of a started port. Each belongs to one worker, whose loop uses nothing of DPDK but
+//! queues and buffers.
 
 use crate::port::PortInner;
 use crate::xdp_queue::{XdpReceiver, XdpSender};
@@ -10,28 +10,28 @@ use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
-/// A receive queue: owned, movable to a worker, not shareable.
+/// A receive queue: owned, can move to a worker thread, cannot be shared.
 pub struct RxQueue {
     port_id: u16,
     queue: u16,
-    /// The interrupt descriptor seen last, and whether it is an eventfd.
+    /// The last interrupt descriptor seen, and whether it is an eventfd.
     known_fd: (RawFd, bool),
-    /// The queue is one of AF_XDP sockets.
+    /// Set for a queue of AF_XDP sockets.
     xdp: Option<Box<XdpReceiver>>,
     port: Arc<PortInner>,
     _not_sync: PhantomData<Cell<()>>,
 }
 
-/// A transmit queue: owned, movable to a worker, not shareable.
+/// A transmit queue: owned, can move to a worker thread, cannot be shared.
 pub struct TxQueue {
     port_id: u16,
     queue: u16,
-    /// The port computes checksums or cuts packets: each driver wants the headers of such packets in
-    /// its own way, and says which packets it cannot send.
+    /// The port computes checksums or segments packets: each driver requires its own preparation of
+    /// the headers of such packets, and reports packets that it cannot send.
     prepare: bool,
-    /// Packets that the driver can never send.
+    /// Packets that the driver cannot send, counted when they are dropped.
     refused: u64,
-    /// The queue is one of AF_XDP sockets.
+    /// Set for a queue of AF_XDP sockets.
     xdp: Option<Box<XdpSender>>,
     port: Arc<PortInner>,
     _not_sync: PhantomData<Cell<()>>,
@@ -61,12 +61,13 @@ impl RxQueue {
         self.port_id
     }
 
-    /// The queue's place among the port's queues of its direction.
+    /// Index of the queue among the port's queues of its direction.
     pub fn queue_index(&self) -> u16 {
         self.queue
     }
 
-    /// Receives behind what is in `batch`, as many as fit; returns how many came.
+    /// Receives packets and appends them to `batch`, up to its free slots; returns the number
+    /// received.
     #[inline]
     pub fn rx_burst(&mut self, batch: &mut RxBatch) -> usize {
         let room = batch.spare_slots();
@@ -76,8 +77,8 @@ impl RxQueue {
             unsafe { batch.mark_filled(received) };
             return received;
         }
-        // SAFETY: the port is started while a queue of it lives, this is the
-        // only handle of the queue, and `room` holds that many pointers.
+        // SAFETY: the port is started while a queue of it lives, this is the only handle of the
+        // queue, and `room` holds that many pointers.
         let received = unsafe {
             sys::siw_rx_burst(
                 self.port_id,
@@ -91,9 +92,9 @@ impl RxQueue {
         usize::from(received)
     }
 
-    /// The descriptor to wait on; it is readable when a packet came after
-    /// [`Self::arm_interrupt`]. `None` when the port has no interrupts, or a
-    /// virtual link has no peer yet; it may change when a peer connects.
+    /// The descriptor to wait on; it becomes readable when a packet arrives after
+    /// [`Self::arm_interrupt`]. `None` if the port has no interrupts, or a virtual link has no peer
+    /// yet; it may change when a peer connects.
     pub fn interrupt_fd(&self) -> Option<RawFd> {
         if let Some(xdp) = &self.xdp {
             return xdp.descriptor().map(|descriptor| descriptor.as_raw_fd());
@@ -103,16 +104,16 @@ impl RxQueue {
         (fd >= 0).then_some(fd)
     }
 
-    /// [`Self::interrupt_fd`] to hand to poll(2); it stays open while the port is.
+    /// [`Self::interrupt_fd`] for use with poll(2); it stays open while the port is open.
     pub fn interrupt_source(&self) -> Option<BorrowedFd<'_>> {
-        // SAFETY: the descriptor belongs to the port's driver, which this queue keeps alive;
-        // one that changes meanwhile makes poll(2) look at another file, no more.
+        // SAFETY: the descriptor belongs to the port's driver, which this queue keeps alive; if it
+        // changes meanwhile, poll(2) merely looks at another file.
         self.interrupt_fd()
             .map(|fd| unsafe { BorrowedFd::borrow_raw(fd) })
     }
 
-    /// Asks for an interrupt at the next packet. Poll once more after it, then
-    /// sleep: a packet may have come in between.
+    /// Requests an interrupt for the next packet. Poll once more afterwards, then sleep: a packet
+    /// may have arrived in between.
     ///
     /// # Errors
     /// The queue has no interrupt, as with uio_pci_generic, or the driver refuses.
@@ -121,7 +122,7 @@ impl RxQueue {
             // A socket is readable while it has a frame.
             return Ok(());
         }
-        // The driver of vmxnet3 takes the vector's number without looking whether there is one.
+        // vmxnet3's driver uses the vector's number without checking that there is one.
         if self.interrupt_fd().is_none() {
             return self.check_call("arming the receive interrupt", -libc::ENOTSUP);
         }
@@ -130,7 +131,7 @@ impl RxQueue {
         self.check_call("arming the receive interrupt", rc)
     }
 
-    /// Takes the request back, and empties the descriptor when it is an eventfd.
+    /// Disarms the interrupt, and drains the descriptor if it is an eventfd.
     pub fn disarm_interrupt(&mut self) -> Result<()> {
         if self.xdp.is_some() || self.interrupt_fd().is_none() {
             return Ok(());
@@ -149,7 +150,7 @@ impl RxQueue {
     }
 
     fn check_call(&self, what: &'static str, rc: i32) -> Result<()> {
-        // A driver without the function signals always, if it has a descriptor.
+        // A driver without the function always signals, if it has a descriptor.
         if rc == 0 || (error::errno_of(rc) == libc::ENOTSUP && self.interrupt_fd().is_some()) {
             return Ok(());
         }
@@ -188,19 +189,19 @@ impl TxQueue {
         self.port_id
     }
 
-    /// The queue's place among the port's queues of its direction.
+    /// Index of the queue among the port's queues of its direction.
     pub fn queue_index(&self) -> u16 {
         self.queue
     }
 
-    /// Packets that the driver can never send, and that were dropped.
+    /// Dropped packets that the driver could never send.
     pub fn refused_packets(&self) -> u64 {
         self.refused
     }
 
-    /// Sends from the front of `batch`; returns how many the port took. The rest
-    /// stays, in order, but for a packet that the driver can never send: that one is dropped when it
-    /// comes to the front, as a network drops.
+    /// Sends from the front of `batch`; returns the number of packets that the port took. The rest
+    /// stays in order, except that a packet that the driver can never send is dropped when it
+    /// reaches the front, like a packet lost in the network.
     #[inline]
     pub fn tx_burst(&mut self, batch: &mut TxBatch) -> usize {
         let pending = batch.pending_packets();
@@ -224,8 +225,8 @@ impl TxQueue {
                 return 0;
             }
         }
-        // SAFETY: the port is started while a queue of it lives, this is the
-        // only handle of the queue, and `pending` holds owned packets.
+        // SAFETY: the port is started while a queue of it lives, this is the only handle of the
+        // queue, and `pending` holds owned packets.
         let sent =
             unsafe { sys::siw_tx_burst(self.port_id, self.queue, pending.as_mut_ptr(), len) };
         // SAFETY: the driver owns the first `sent` now.
@@ -233,14 +234,14 @@ impl TxQueue {
         usize::from(sent)
     }
 
-    /// The kernel has not taken all of earlier bursts.
+    /// Returns true if the kernel has not yet taken all frames of earlier bursts.
     #[inline]
     pub fn has_backlog(&self) -> bool {
         self.xdp.as_ref().is_some_and(|xdp| xdp.has_backlog())
     }
 
-    /// Offers the kernel again what it has not taken of earlier bursts; for each turn in which no burst
-    /// is sent.
+    /// Offers the kernel the frames of earlier bursts that it has not taken yet; called in each
+    /// loop turn that sends no burst.
     #[inline]
     pub fn retry_backlog(&mut self) {
         if let Some(xdp) = &mut self.xdp
@@ -250,9 +251,9 @@ impl TxQueue {
         }
     }
 
-    /// Asks the driver to free up to `limit` packets that are sent (0: all it can):
-    /// when a work request waits for its buffers only. Returns how many; 0 also
-    /// for drivers that cannot, which free as they send.
+    /// Asks the driver to free up to `limit` transmitted packets (0: all it can); for use only when
+    /// a work request waits for its buffers. Returns the number freed; 0 also for drivers without
+    /// this function, which free packets when they send.
     pub fn done_cleanup(&mut self, limit: u32) -> usize {
         if let Some(xdp) = &mut self.xdp {
             return xdp.free_completed();
@@ -263,13 +264,13 @@ impl TxQueue {
     }
 }
 
-/// A tap's descriptor must not be read here: that would take a packet.
+/// Used before draining: a tap's descriptor must not be read, since that would take a packet.
 fn is_eventfd(fd: RawFd) -> bool {
     std::fs::read_link(format!("/proc/self/fd/{fd}"))
         .is_ok_and(|target| target.to_string_lossy().contains("[eventfd]"))
 }
 
-/// An eventfd that stays readable would wake the sleeper at once.
+/// Reads an eventfd empty: while readable, it would wake the sleeper at once.
 fn drain_eventfd(fd: RawFd) {
     let mut poll = libc::pollfd {
         fd,
@@ -277,8 +278,8 @@ fn drain_eventfd(fd: RawFd) {
         revents: 0,
     };
     let mut count = 0u64;
-    // SAFETY: poll and read write within the variables given; poll says whether
-    // a read would block.
+    // SAFETY: poll and read write within the given variables; poll tells whether a read would
+    // block.
     unsafe {
         if libc::poll(&mut poll, 1, 0) == 1 && poll.revents & libc::POLLIN != 0 {
             libc::read(fd, (&raw mut count).cast(), size_of::<u64>());

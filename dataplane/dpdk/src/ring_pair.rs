@@ -1,6 +1,5 @@
-//! Two ports joined by rings in memory: the loopback device pair. Packets cross
-//! by pointer, so what one side sent, external segments included, is what the
-//! other receives.
+//! Two ports joined by rings in memory: the loopback device pair. Packets cross by pointer, so the
+//! peer receives the same mbufs that were sent, including external segments.
 
 use crate::{Eal, Error, Mempool, Port, Result, eal, error, log};
 use dpdk_sys as sys;
@@ -12,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) struct PairRings {
     a_to_b: Vec<NonNull<sys::rte_ring>>,
     b_to_a: Vec<NonNull<sys::rte_ring>>,
-    /// What is left in the rings goes back to these.
+    /// Pools to which packets left in the rings return.
     pools: Mutex<Vec<Mempool>>,
 }
 
@@ -23,16 +22,15 @@ impl PairRings {
     }
 }
 
-// SAFETY: rings are made for use from several threads; this value only creates
-// and frees them.
+// SAFETY: rings support use from several threads; this value only creates and frees them.
 unsafe impl Send for PairRings {}
 // SAFETY: as above.
 unsafe impl Sync for PairRings {}
 
 impl Port {
-    /// A pair of ports; queue `i` of one is joined to queue `i` of the other in
-    /// both directions by a ring of `ring_size` packets (rounded up to a power
-    /// of two). `name` is unique in the process and at most 16 bytes long.
+    /// Creates a pair of ports; queue `i` of one is joined to queue `i` of the other in both
+    /// directions by a ring of `ring_size` packets (rounded up to a power of two). `name` is unique
+    /// in the process and at most 16 bytes long.
     pub fn create_ring_pair(
         eal: &Eal,
         name: &str,
@@ -95,7 +93,7 @@ fn create_ring(name: &str, size: u32) -> Result<NonNull<sys::rte_ring>> {
         return Err(fail(format!("a ring of {size} packets is too large")));
     };
     let cname = CString::new(name).map_err(|error| fail(error.to_string()))?;
-    // Each ring has one writer and one reader: queues are owned by one worker.
+    // Each ring has one producer and one consumer, since each queue has one owner.
     let flags = sys::RING_F_SP_ENQ | sys::RING_F_SC_DEQ;
     // SAFETY: the name lives through the call, which copies it.
     let ring = unsafe { sys::rte_ring_create(cname.as_ptr(), size, sys::SOCKET_ID_ANY, flags) };
@@ -111,8 +109,8 @@ fn create_ring_port(
 ) -> Result<Port> {
     let cname = CString::new(name).unwrap_or_default();
     let devices = eal::device_lock();
-    // SAFETY: both arrays have the given lengths; a NonNull is a plain pointer;
-    // the rings live until both ports are closed.
+    // SAFETY: both arrays have the given lengths; a NonNull has the layout of a plain pointer; the
+    // rings live until both ports are closed.
     let id = unsafe {
         sys::rte_eth_from_rings(
             cname.as_ptr(),
@@ -139,8 +137,8 @@ impl Drop for PairRings {
     fn drop(&mut self) {
         for ring in self.a_to_b.iter().chain(&self.b_to_a) {
             let mut obj = ptr::null_mut();
-            // SAFETY: both ports are closed, nobody else touches the rings; what
-            // is in them are packets that nobody owns any more.
+            // SAFETY: both ports are closed, so nothing else accesses the rings, and the packets in
+            // them have no other owner.
             unsafe {
                 while sys::siw_ring_dequeue_burst(ring.as_ptr(), &mut obj, 1) == 1 {
                     sys::siw_pktmbuf_free(obj.cast());

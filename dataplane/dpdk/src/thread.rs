@@ -1,5 +1,5 @@
-//! Worker threads: plain std threads that pin themselves and then register with
-//! DPDK, so that mempools give them a cache of their own.
+//! Worker threads: std threads that pin themselves and then register with DPDK, which gives them
+//! mempool caches of their own.
 
 use crate::{Eal, Error, Result, error};
 use std::cell::Cell;
@@ -10,7 +10,7 @@ thread_local! {
     static REGISTERED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A thread known to DPDK until this is dropped. It stays on its thread.
+/// Registration of the current thread with DPDK, until dropped. It cannot move to another thread.
 pub struct RegisteredThread {
     _eal: Eal,
     _on_this_thread: PhantomData<*const ()>,
@@ -23,7 +23,7 @@ impl RegisteredThread {
                 reason: "it is registered already".into(),
             });
         }
-        // SAFETY: the EAL is initialised, `eal` proves it.
+        // SAFETY: the EAL is initialised, which `eal` proves.
         let rc = unsafe { dpdk_sys::rte_thread_register() };
         if rc != 0 {
             return Err(Error::ThreadRegister {
@@ -46,8 +46,8 @@ impl RegisteredThread {
 
 impl Drop for RegisteredThread {
     fn drop(&mut self) {
-        // SAFETY: this thread registered itself in `new` and, since the value
-        // is not Send, is the one that unregisters.
+        // SAFETY: this thread registered itself in `new`, and it is the one that unregisters, since
+        // the value is not Send.
         unsafe { dpdk_sys::rte_thread_unregister() }
         REGISTERED.set(false);
     }

@@ -1,6 +1,6 @@
-//! The clock of the data path: read once a batch.
+//! The clock of the data path, read once per batch.
 
-/// The time-stamp counter now.
+/// The current value of the time-stamp counter.
 #[inline]
 pub fn tsc_now() -> u64 {
     #[cfg(target_arch = "x86_64")]
@@ -11,13 +11,13 @@ pub fn tsc_now() -> u64 {
     #[cfg(target_arch = "aarch64")]
     {
         let ticks: u64;
-        // SAFETY: reads the virtual counter, which Linux lets user space do.
+        // SAFETY: reads the virtual counter, which Linux makes readable in user space.
         unsafe { core::arch::asm!("mrs {}, cntvct_el0", out(reg) ticks) };
         ticks
     }
 }
 
-/// Ticks a second, as the EAL calibrated it at start; 0 before that.
+/// Ticks per second, as calibrated by the EAL at start; 0 before that.
 pub fn tsc_hz() -> u64 {
     // SAFETY: returns a number that the EAL sets once.
     unsafe { dpdk_sys::rte_get_tsc_hz() }

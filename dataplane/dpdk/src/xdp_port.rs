@@ -1,9 +1,9 @@
-//! A port on a NIC that stays with the kernel, by AF_XDP sockets: packet buffers of the pool are the
-//! memory of the sockets, so that frames are neither copied nor converted on this side of the kernel.
+//! A port on a NIC that stays with the kernel, using AF_XDP sockets: the pool's packet buffers are
+//! the sockets' memory, so frames are neither copied nor converted on this side of the kernel.
 //!
-//! It is no port of DPDK's: its own AF_XDP driver leaves its XDP program on the NIC of a killed process
-//! (see the crate `siw_xdp`). [`Port`](crate::Port) hides the difference; a queue asks once a burst which
-//! of the two it is.
+//! It does not use DPDK's AF_XDP driver, which leaves its XDP program on the NIC when the process
+//! is killed (see the crate `siw_xdp`). [`Port`](crate::Port) hides the difference; a queue checks
+//! once per burst which kind it is.
 //!
 //! ```text
 //!   Port::attach_xdp   finds the interface, loads the program      nothing is attached yet
@@ -29,51 +29,51 @@ use crate::{
     RxQueue, TxQueue,
 };
 
-/// What an AF_XDP port is made for.
+/// Configuration of an AF_XDP port.
 #[derive(Debug, Clone)]
 pub struct XdpLink {
     /// The interface.
     pub interface: String,
-    /// What is claimed of its traffic.
+    /// Kind of traffic that is claimed.
     pub kind: ClaimKind,
-    /// The claims at the start.
+    /// The initial claims.
     pub claims: Vec<Claim>,
-    /// Addresses that the kernel has, too: it receives the answers to requests for neighbours, and the
+    /// Addresses shared with the kernel: it receives the answers to neighbour requests, and the
     /// port receives copies.
     pub shared_addresses: Vec<IpAddr>,
-    /// The VLAN of claimed frames; `None`: frames without a tag.
+    /// The VLAN of claimed frames; `None`: untagged frames.
     pub vlan: Option<u16>,
-    /// Who copies frames.
+    /// Copy mode of the sockets.
     pub copy_mode: CopyMode,
 }
 
 impl XdpLink {
-    /// The longest MTU: a frame, and what the kernel keeps before it, have to fit into a page.
+    /// The largest MTU: a frame and the kernel's headroom have to fit into a page.
     pub const MAX_MTU: u16 = (MAX_CHUNK - PACKET_HEADROOM as u32 - FRAME_OVERHEAD) as u16;
 
-    /// Bytes that packet buffers have to hold, beside their own headroom, for IP packets of `mtu` bytes.
+    /// Buffer bytes needed for IP packets of `mtu` bytes, in addition to the buffer's own headroom.
     pub fn buffer_room(mtu: u16) -> u16 {
         mtu + FRAME_OVERHEAD as u16 + PACKET_HEADROOM - crate::HEADROOM
     }
 
-    /// What is true of every such link.
+    /// Traits of all AF_XDP links.
     pub fn driver_traits() -> &'static DriverTraits {
         DriverTraits::for_device(XDP_DRIVER)
     }
 }
 
-/// The row of [`DriverTraits`].
+/// Name of the row of [`DriverTraits`].
 pub(crate) const XDP_DRIVER: &str = "net_af_xdp";
-/// Bytes around an IP packet: Ethernet header and VLAN tag; XDP sees no checksum of the frame.
+/// Bytes around an IP packet: Ethernet header and VLAN tag; XDP does not see the FCS.
 const FRAME_OVERHEAD: u32 = 18;
 /// A chunk is at most a page.
 const MAX_CHUNK: u32 = 4096;
-/// The shortest MTU of IPv4.
+/// The smallest MTU of IPv4.
 const MIN_MTU: u32 = 68;
-/// Entries of a ring: powers of two between these.
+/// Entries of a ring: a power of two in this range.
 const RING_ENTRIES: std::ops::RangeInclusive<u32> = 64..=16_384;
 
-/// The part of a [`crate::Port`] that is not DPDK's.
+/// The AF_XDP part of a [`crate::Port`].
 pub(crate) struct XdpPort {
     interface: XdpInterface,
     state: Mutex<XdpState>,
@@ -88,11 +88,11 @@ struct XdpState {
     multicast: Option<MulticastMembership>,
 }
 
-/// The two halves of a queue.
+/// Receiving and sending half of a queue.
 type XdpQueuePair = (XdpReceiver, XdpSender);
 
 impl XdpPort {
-    /// Finds the interface and loads the program. Nothing changes for the interface yet.
+    /// Finds the interface and loads the program. The interface does not change yet.
     pub(crate) fn prepare(link: &XdpLink) -> Result<XdpPort> {
         let interface = XdpInterface::find_by_name(&link.interface)?;
         interface.check_usable(link.vlan.is_some())?;
@@ -122,7 +122,7 @@ impl XdpPort {
             driver: XDP_DRIVER.into(),
             min_mtu: MIN_MTU,
             max_mtu: u32::from(XdpLink::MAX_MTU).min(self.interface.mtu),
-            // A worker beyond the NIC's queues would have no socket.
+            // A worker beyond the NIC's number of queues would have no socket.
             max_rx_queues: self.interface.rx_queues.min(u32::from(u16::MAX)) as u16,
             max_tx_queues: self.interface.rx_queues.min(u32::from(u16::MAX)) as u16,
             reta_size: 0,
@@ -156,7 +156,7 @@ impl XdpPort {
                 why: format!("AF_XDP needs {least} bytes at MTU {}", config.mtu),
             });
         }
-        // Those in rings, and some that are under way.
+        // Buffers for the rings, and some in flight.
         let in_rings = self.interface.rx_queues * u32::from(config.rx_desc)
             + u32::from(config.tx_queues) * u32::from(config.tx_desc);
         if pool.capacity() < in_rings + u32::from(config.rx_desc) {
@@ -188,7 +188,7 @@ impl XdpPort {
         Ok(caps)
     }
 
-    /// Starts the port, and makes its queues.
+    /// Starts the port and creates its queues.
     pub(crate) fn start_queues(&self, port: &Arc<PortInner>) -> Result<Vec<PortQueues>> {
         let queues = self.start()?.into_iter().enumerate();
         let queues = queues.map(|(queue, (receiver, sender))| {
@@ -199,7 +199,7 @@ impl XdpPort {
         Ok(queues.collect())
     }
 
-    /// Opens the sockets and attaches the program: from now on claimed frames come here.
+    /// Opens the sockets and attaches the program: claimed frames are received here from now on.
     fn start(&self) -> Result<Vec<XdpQueuePair>> {
         let mut state = self.lock_state();
         let Some((config, pool)) = state.config.clone() else {
@@ -257,7 +257,7 @@ impl XdpPort {
             .collect()
     }
 
-    /// One socket for each receive queue of the NIC, whatever its hash sends there.
+    /// Opens one socket for each receive queue of the NIC, since its hash may use any of them.
     fn open_sockets(
         &self,
         config: &PortConfig,
@@ -265,7 +265,8 @@ impl XdpPort {
         copy_mode: CopyMode,
     ) -> Result<Vec<XdpSocket>> {
         let memory = PoolMemory::of_pool(pool)?;
-        // SAFETY: the queues keep the pool; buffers are in the kernel's hands or in others', never both.
+        // SAFETY: the queues keep the pool; each buffer is owned either by the kernel or by this
+        // process, never by both.
         let umem = unsafe {
             Umem::new(
                 memory.base,
@@ -306,17 +307,17 @@ impl XdpPort {
         })
     }
 
-    /// The interface's number.
+    /// Index of the interface.
     pub(crate) fn interface_index(&self) -> u32 {
         self.interface.index
     }
 
-    /// Whether the interface was removed.
+    /// Returns true if the interface was removed.
     pub(crate) fn is_gone(&self) -> bool {
         !self.interface.exists()
     }
 
-    /// Only what is lost; queues do not count for others to see.
+    /// Reads the loss counters; the queues keep no shared counts of packets.
     pub(crate) fn read_counters(&self) -> Result<PortCounters> {
         let mut sum = PortCounters::default();
         for socket in &self.lock_state().sockets {
@@ -329,30 +330,30 @@ impl XdpPort {
         Ok(sum)
     }
 
-    /// Frames to this address and port come here from now on.
+    /// Receives frames to this address and port from now on.
     pub(crate) fn add_claim(&self, claim: Claim) -> Result<()> {
         Ok(self.lock_state().steering.add_claim(claim)?)
     }
 
-    /// They are the kernel's again.
+    /// Leaves frames to this address and port to the kernel again.
     pub(crate) fn remove_claim(&self, claim: Claim) -> Result<()> {
         Ok(self.lock_state().steering.remove_claim(claim)?)
     }
 }
 
-/// Where a pool's buffers are.
+/// Address range of a pool's buffers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PoolMemory {
     pub base: NonNull<u8>,
     pub bytes: usize,
-    /// From the start of a buffer back to its mbuf.
+    /// Distance from the start of a buffer back to its mbuf.
     pub mbuf_distance: usize,
 }
 
 // SAFETY: an address and lengths.
 unsafe impl Send for PoolMemory {}
 
-/// Pages that the kernel pins.
+/// Size of the pages that the kernel pins.
 const PAGE_BYTES: usize = 4096;
 
 impl PoolMemory {
@@ -375,7 +376,7 @@ impl PoolMemory {
         }
         let start = start.cast::<u8>();
         let before = start as usize % PAGE_BYTES;
-        // SAFETY: the page's start, in the same mapping.
+        // SAFETY: the start of the page, in the same mapping.
         let base = unsafe { start.sub(before) };
         Ok(PoolMemory {
             base: NonNull::new(base).ok_or_else(|| unusable("it has none".into()))?,

@@ -1,8 +1,9 @@
-//! One queue of an AF_XDP port (`xdp_port.rs`): packet buffers in and out of the sockets' rings.
+//! One queue of an AF_XDP port (`xdp_port.rs`): moves packet buffers to and from the sockets'
+//! rings.
 //!
-//! A chunk of a socket's memory is the room of a packet buffer, named by its distance from the base of
-//! the pool's memory. The mbuf lies at a fixed distance before it, so that neither direction needs a
-//! table.
+//! A chunk of a socket's memory is the room of a packet buffer, identified by its offset from the
+//! base of the pool's memory. The mbuf lies at a fixed distance before it, so neither direction
+//! needs a lookup table.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -13,28 +14,28 @@ use crate::cache::init_raw;
 use crate::xdp_port::PoolMemory;
 use crate::{Error, Mbuf, Mempool, Result};
 
-/// Buffers that are moved to the kernel at once.
+/// Buffers moved to the kernel at once.
 const REFILL: usize = 64;
 
 /// The receiving half: one or more sockets.
 pub(crate) struct XdpReceiver {
     sockets: Vec<FilledSocket>,
-    /// The socket that is looked at first.
+    /// The socket that is polled first.
     first: usize,
-    /// Readable while a frame waits, where there are several sockets.
+    /// Readable while a frame waits; used if there are several sockets.
     epoll: Option<OwnedFd>,
-    /// What the kernel receives and this port has to know.
+    /// Copies of frames that the kernel receives and this port needs too.
     copies: Option<NeighbourCopies>,
     memory: PoolMemory,
-    /// After the sockets: the kernel writes to its buffers.
+    /// Declared after the sockets, since the kernel writes to the pool's buffers.
     pool: Mempool,
 }
 
 struct FilledSocket {
     receiver: Receiver,
-    /// Buffers that the kernel has.
+    /// Buffers owned by the kernel at the moment.
     lent: usize,
-    /// As many as it is to have.
+    /// Number of buffers that the kernel should own.
     target: usize,
 }
 
@@ -74,7 +75,7 @@ impl XdpReceiver {
         Ok(receiver)
     }
 
-    /// Fills `room` with received packets; how many.
+    /// Fills `room` with received packets; returns their number.
     #[inline]
     pub(crate) fn rx_burst(&mut self, room: &mut [*mut sys::rte_mbuf]) -> usize {
         let mut count = 0;
@@ -118,7 +119,7 @@ impl XdpReceiver {
     }
 }
 
-/// Copies into buffers of the pool: how many, as far as there are buffers.
+/// Copies frames into buffers of the pool, as long as it has any; returns the number of frames.
 #[cold]
 fn take_copies(
     copies: &mut NeighbourCopies,
@@ -143,7 +144,7 @@ fn take_copies(
 }
 
 impl FilledSocket {
-    /// Gives the kernel buffers up to its share; fewer when the pool is exhausted, and the rest with
+    /// Lends buffers to the kernel up to its share; if the pool is exhausted, the rest follows with
     /// the next burst.
     fn lend_buffers(&mut self, pool: &Mempool, memory: &PoolMemory) {
         let mut buffers = [std::ptr::null_mut(); REFILL];
@@ -167,7 +168,7 @@ impl FilledSocket {
 }
 
 impl PoolMemory {
-    /// The chunk of a buffer of the pool.
+    /// The chunk of a pool buffer.
     #[inline]
     fn chunk_of(&self, mbuf: *mut sys::rte_mbuf) -> u64 {
         mbuf as u64 + self.mbuf_distance as u64 - self.base.as_ptr() as u64
@@ -175,19 +176,19 @@ impl PoolMemory {
 
     #[inline]
     fn mbuf_at(&self, chunk: u64) -> *mut sys::rte_mbuf {
-        // SAFETY: the kernel gives back what it was given, a chunk of the pool's memory, which an mbuf
-        // precedes at this distance.
+        // SAFETY: the kernel returns a chunk that it was given; it lies in the pool's memory, and
+        // an mbuf precedes it at this distance.
         unsafe {
             let room = self.base.as_ptr().add(chunk as usize);
             room.sub(self.mbuf_distance).cast()
         }
     }
 
-    /// The buffer of a frame that the kernel wrote: a packet of its own from now on.
+    /// Turns a frame that the kernel wrote into an owned packet.
     #[inline]
     fn adopt_frame(&self, frame: Frame, buf_len: u16) -> *mut sys::rte_mbuf {
         let mbuf = self.mbuf_at(frame.chunk);
-        // SAFETY: a buffer that was taken from the pool and lent to the kernel, which gave it back. The
+        // SAFETY: the buffer was taken from the pool and lent to the kernel, which returned it. The
         // kernel keeps offset and length within the chunk, which is no longer than the room.
         unsafe {
             init_raw(mbuf, buf_len);
@@ -216,7 +217,7 @@ impl XdpSender {
         }
     }
 
-    /// Sends from the front of `pending`; how many were taken.
+    /// Sends from the front of `pending`; returns the number of packets taken.
     #[inline]
     pub(crate) fn tx_burst(&mut self, pending: &mut [*mut sys::rte_mbuf]) -> usize {
         self.free_completed();
@@ -245,25 +246,26 @@ impl XdpSender {
         taken
     }
 
-    /// Offers the kernel again what it left; frees what was sent.
+    /// Offers the kernel the frames that it has not taken yet; frees transmitted ones.
     #[cold]
     pub(crate) fn retry_backlog(&mut self) {
         self.free_completed();
         self.sender.transmit_queued();
     }
 
-    /// The kernel has not taken all frames.
+    /// Returns true if the kernel has not taken all frames.
     #[inline]
     pub(crate) fn has_backlog(&self) -> bool {
         self.sender.has_backlog()
     }
 
-    /// Frees the buffers of sent frames; how many.
+    /// Frees the buffers of transmitted frames; returns their number.
     #[inline]
     pub(crate) fn free_completed(&mut self) -> usize {
         let mut count = 0;
         while let Some(chunk) = self.sender.next_completed() {
-            // SAFETY: a packet of one segment that was given to the kernel, which is done with it.
+            // SAFETY: a single-segment packet that was passed to the kernel, which no longer uses
+            // it.
             unsafe { sys::siw_pktmbuf_free_seg(self.memory.mbuf_at(chunk)) };
             count += 1;
         }
@@ -273,10 +275,11 @@ impl XdpSender {
         count
     }
 
-    /// Replaces a packet that is no single buffer of the pool's by a copy. False: there is no buffer.
+    /// Replaces a packet that is not a single buffer of the pool by a copy. False if no buffer is
+    /// free.
     #[cold]
     fn copy_into_pool(&self, slot: &mut *mut sys::rte_mbuf) -> bool {
-        // SAFETY: the packet is the caller's, and becomes the copy; the old one is freed.
+        // SAFETY: the caller owns the packet, which is freed and replaced by the copy.
         unsafe {
             let copy = sys::siw_pktmbuf_copy(*slot, self.pool.as_ptr());
             if copy.is_null() {
@@ -299,7 +302,7 @@ unsafe fn is_plain_buffer(mbuf: *const sys::rte_mbuf, pool: *mut sys::rte_mempoo
     mbuf.nb_segs == 1 && mbuf.ol_flags & NOT_OWN == 0 && mbuf.pool == pool
 }
 
-/// One descriptor that is readable while any of these is.
+/// Creates a descriptor that is readable while any of the given ones is.
 fn watch_descriptors(all: &[BorrowedFd<'_>]) -> Result<OwnedFd> {
     let fail = |what: &str| {
         Error::Xdp(siw_xdp::Error::Call {
@@ -312,7 +315,7 @@ fn watch_descriptors(all: &[BorrowedFd<'_>]) -> Result<OwnedFd> {
     if descriptor < 0 {
         return Err(fail("an epoll descriptor"));
     }
-    // SAFETY: just opened, and nobody else's.
+    // SAFETY: just opened, and without another owner.
     let epoll = unsafe { OwnedFd::from_raw_fd(descriptor) };
     for descriptor in all {
         let mut event = libc::epoll_event {

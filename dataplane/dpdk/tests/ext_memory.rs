@@ -1,4 +1,4 @@
-//! How much external memory DPDK can know: a process of its own, which uses all of it up.
+//! Limit on external memory regions, in a process of its own because the test uses all of them.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! Buffers: where they come from, how chains change, and that all come back.
+//! Buffers: allocation, changes to chains, and their return to the pool.
 
 mod common;
 
@@ -31,7 +31,7 @@ fn a_workers_stack_leaves_the_last_buffers_to_the_ports() {
     held.by_ref().take(100).for_each(|m| cache.free(m));
     assert_eq!((cache.cached_buffers(), pool.available_buffers()), (100, 0));
     cache.return_surplus();
-    // A port receives into these.
+    // A port receives into the buffers that were returned.
     assert!(
         pool.available_buffers() > 80,
         "{}",
@@ -41,7 +41,7 @@ fn a_workers_stack_leaves_the_last_buffers_to_the_ports() {
         cache.cached_buffers() as u32 + pool.available_buffers(),
         100
     );
-    // What is left can be used, and the rest asked for again.
+    // The cache still gives out its remaining buffers, and takes the rest from the pool again.
     let again: Vec<Mbuf> = std::iter::from_fn(|| cache.alloc()).collect();
     assert_eq!(again.len(), 100);
     drop((again, held, cache));
@@ -74,7 +74,7 @@ fn data_grows_and_shrinks_at_both_ends() {
     assert_eq!(bytes(&m), b"Rdat");
     assert!(!m.adj(5) && !m.trim(5));
     assert!(m.prepend(HEADROOM + 1).is_none());
-    // The end moved by four appended bytes and a trimmed one.
+    // The end moved by the four appended bytes and back by one trimmed byte.
     assert_eq!(m.tailroom(), 2048 - 3);
     assert!(m.append(2048 - 2).is_none());
     assert!(m.append(2048 - 3).is_some());
@@ -164,8 +164,7 @@ fn splitting_a_chain_yields_its_segments_as_packets() {
     assert_eq!(pool.available_buffers(), 63);
 }
 
-/// A model: whatever is done to a chain, its bytes are those of a Vec to which
-/// the same was done.
+/// Model test: a chain holds the same bytes as a Vec that went through the same operations.
 #[test]
 fn a_chain_behaves_like_the_bytes_it_holds() {
     let pool = pool(1023);

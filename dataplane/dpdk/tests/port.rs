@@ -1,4 +1,4 @@
-//! Ports: the loopback pair, virtual devices, and the errors of wrong ones.
+//! Ports: the loopback pair, virtual devices, and errors for unusable ones.
 
 mod common;
 
@@ -95,7 +95,7 @@ fn what_a_full_ring_does_not_take_stays_in_the_batch_in_order() {
     let mut sent = tx.tx_burst(&mut out);
     assert!(sent > 0 && sent < BURST);
     assert_eq!(out.len(), BURST - sent);
-    // Room at the front is room at the end.
+    // A slot freed at the front can be used at the end.
     out.push(filled(&mut cache, &[BURST as u8])).unwrap();
     let mut expected = 0u8;
     let mut inn = RxBatch::new();
@@ -128,7 +128,7 @@ fn a_port_with_queues_in_use_is_not_changed_under_them() {
     assert_eq!(start(&mut a, &pool, 1).len(), 1, "it can be set up again");
 }
 
-/// Two threads with a handle each start the port at the same time: the queues go to one of them.
+/// Two threads, each with a handle, start the port at the same time: one of them gets all queues.
 #[test]
 fn no_queue_is_handed_to_two_threads() {
     let pool = pool(63);
@@ -140,7 +140,7 @@ fn no_queue_is_handed_to_two_threads() {
         let attempt = |mut handle: Port| {
             at_once.wait();
             let outcome = handle.start();
-            // Nobody gives queues back before both have tried.
+            // Neither thread drops its queues before both have tried.
             at_once.wait();
             outcome.map(|queues| queues.len())
         };
@@ -310,8 +310,8 @@ fn a_virtual_device_is_attached_at_run_time_and_removed() {
     assert_eq!(pool.available_buffers(), 255);
 }
 
-/// A tap port and an af_packet port on its interface: what one sends, the
-/// kernel carries to the other.
+/// A tap port and an af_packet port on its interface: the kernel carries frames from each to the
+/// other.
 #[test]
 fn tap_and_af_packet_ports_carry_frames_through_the_kernel() {
     let pool = pool(2047);
@@ -326,8 +326,8 @@ fn tap_and_af_packet_ports_carry_frames_through_the_kernel() {
         let tap_queues = start(&mut tap, &pool, 1).remove(0);
         match Port::attach_vdev(eal(), &format!("net_af_packet5,iface={iface}")) {
             Ok(packet) => break (tap, tap_queues, packet),
-            // The driver takes its group from the process and interface numbers,
-            // and another process may have the same: a new interface has another.
+            // The driver derives its fanout group from the process and interface numbers, and
+            // another process may use the same group: a new interface gets another one.
             Err(e) if e.to_string().contains("PACKET_FANOUT") => {}
             Err(e) => panic!("{e}"),
         }
@@ -339,8 +339,8 @@ fn tap_and_af_packet_ports_carry_frames_through_the_kernel() {
     tap.set_mac_address([2, 0, 0, 0, 0, 9]).unwrap();
     assert_eq!(tap.mac_address().unwrap(), [2, 0, 0, 0, 0, 9]);
     let (mut rx, mut tx) = start(&mut packet, &pool, 1).remove(0);
-    // An Ethernet type for local experiments (IEEE 802, 88b5), so that the
-    // kernel's own chatter on the interface is told apart.
+    // An EtherType for local experiments (IEEE 802, 88b5), to distinguish the frame from the
+    // kernel's own traffic on the interface.
     let mut frame = vec![0xff; 6];
     frame.extend([2, 0, 0, 0, 0, 9, 0x88, 0xb5]);
     frame.extend([7; 86]);

@@ -1,5 +1,5 @@
-//! Starting and ending DPDK: each case in a process of its own, since a process
-//! can do it once.
+//! Start and end of DPDK: each case in a process of its own, since a process can start DPDK only
+//! once.
 
 mod common;
 
@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 const CASE: &str = "SIWD_DPDK_TEST_CASE";
 
-/// Runs this binary again with only the given test, which then takes its
-/// in-child branch; returns what it printed.
+/// Runs this binary again with only the given test, which then takes its in-child branch, and
+/// returns the output. Returns `None` in the child.
 fn in_child(test: &str) -> Option<String> {
     if std::env::var(CASE).as_deref() == Ok(test) {
         return None;
@@ -48,7 +48,7 @@ fn missing_hugepages_are_told_with_the_command_and_can_be_done_without() {
         text.contains("/nr_hugepages") && text.contains("echo "),
         "{text}"
     );
-    // Nothing was touched: normal pages still work.
+    // DPDK was not started yet: normal pages still work.
     let eal = Eal::init(config()).unwrap();
     assert!(Mempool::new(&eal, "fallback", 63, 0, 2048, None).is_ok());
 }
@@ -123,7 +123,7 @@ fn a_buffer_may_be_the_last_thing_left() {
 
 #[test]
 fn a_pool_that_does_not_fit_says_how_large_it_would_be() {
-    // In a process of its own: the attempt takes all memory for a moment.
+    // In a process of its own, since the attempt briefly takes all memory.
     if in_child("a_pool_that_does_not_fit_says_how_large_it_would_be").is_some() {
         return;
     }

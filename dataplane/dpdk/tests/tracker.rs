@@ -1,4 +1,4 @@
-//! External memory: counted, and mapped until the last mbuf is gone.
+//! External memory: counted, and mapped until the last mbuf is freed.
 
 mod common;
 
@@ -57,7 +57,7 @@ fn shares_taken_ahead_count_as_nobodys() {
                 assert_eq!(usize::from(tracker.outstanding_mbufs()), n + 1);
             }
             if end {
-                // Nobody is left: the slot is free at once.
+                // No mbuf is left: the slot is free at once.
                 cache.free_all(held.drain(..));
                 assert_eq!(tracker.outstanding_mbufs(), 0);
                 trackers.free(tracker);
@@ -117,7 +117,7 @@ fn a_frame_is_headers_and_a_reference() {
     let mut cache = MbufCache::new(&pool);
     let fill = |b: &mut [u8]| b.fill(0xee);
     let frame = |cache: &mut MbufCache| cache.alloc_frame(66, fill, (&tracker, 300, 1448));
-    // Buffers as an earlier packet left them.
+    // Buffers with leftovers of an earlier packet.
     let mut old = cache.alloc().unwrap();
     assert!(old.append_slice(&[1; 2000]) && old.adj(7));
     old.set_tx_offload(dpdk::TxOffload {
@@ -142,14 +142,14 @@ fn a_frame_is_headers_and_a_reference() {
         assert!(m.is_writable() && m.tx_offload().is_none());
         assert_eq!(m.headroom(), dpdk::HEADROOM);
         assert_eq!(tracker.outstanding_mbufs(), 1);
-        // The same buffer holds headers again, the other never.
+        // The same buffer holds headers again, and the other one never does.
         let at = m.data().as_ptr();
         assert!(n == 0 || headers == Some(at));
         headers = Some(at);
         cache.free(m);
         assert_eq!(tracker.outstanding_mbufs(), 0);
     }
-    // All that the pool has, then no more; nothing is lost.
+    // Allocates all that the pool has; a failed attempt loses no buffer.
     let held: Vec<Mbuf> = std::iter::from_fn(|| frame(&mut cache)).collect();
     assert_eq!((held.len(), tracker.outstanding_mbufs()), (63, 63));
     let never = |_: &mut [u8]| panic!("there is no frame to fill");

@@ -1,6 +1,6 @@
-//! vhost-user with virtio_user at its other end, in a process of its own without a test
-//! harness: the vhost driver's threads outlive its ports, and must not meet the exit handlers
-//! of the libraries they run in.
+//! vhost-user with virtio_user at its other end, in a process of its own without a test harness:
+//! the vhost driver's threads outlive its ports, and must not run while exit handlers tear down the
+//! libraries that they use.
 
 mod common;
 
@@ -20,8 +20,8 @@ fn main() {
     dpdk::exit_process(if passed { 0 } else { 101 });
 }
 
-/// A virtio port and the vhost port behind it, over a socket: what a guest or a
-/// container is joined by. Offloads are negotiated, and chains keep their bytes.
+/// A virtio port and its vhost backend, joined by a socket as for a guest or a container. Offloads
+/// are negotiated, and chains keep their bytes.
 fn virtio_and_vhost_ports_carry_chains() {
     let pool = pool(2047);
     let mut cache = MbufCache::new(&pool);

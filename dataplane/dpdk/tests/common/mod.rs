@@ -1,5 +1,5 @@
-//! One environment for all tests of a binary, on normal pages: it needs neither
-//! privileges nor reserved hugepages.
+//! One environment for all tests of a binary, on normal pages: it needs neither privileges nor
+//! reserved hugepages.
 #![allow(dead_code)]
 
 use dpdk::{
@@ -24,7 +24,7 @@ pub fn eal() -> &'static Eal {
     EAL.get_or_init(|| Eal::init(config()).expect("DPDK starts on normal pages"))
 }
 
-/// A name nobody else in this process has.
+/// Returns a name that is unique in this process.
 pub fn unique(prefix: &str) -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("{prefix}{}", NEXT.fetch_add(1, Ordering::Relaxed))
@@ -56,7 +56,7 @@ pub fn bytes(m: &Mbuf) -> Vec<u8> {
     m.segments().flatten().copied().collect()
 }
 
-/// Configures a port with so many queues, starts it and takes them.
+/// Configures a port with `queues` queues, starts it and takes them.
 pub fn start(port: &mut Port, pool: &Mempool, queues: u16) -> Vec<(RxQueue, TxQueue)> {
     let config = PortConfig {
         rx_queues: queues,
