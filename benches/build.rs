@@ -1,11 +1,11 @@
-//! Records the commit that the measuring programs are built from.
+//! Records the commit that the benchmark programs are built from.
 
 use std::path::Path;
 use std::process::Command;
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    // Git writes a line there with each commit and checkout.
+    // Git appends a line to this file with each commit and checkout.
     if let Some(dir) = git(&["rev-parse", "--absolute-git-dir"]) {
         let log = Path::new(&dir).join("logs/HEAD");
         if log.exists() {
@@ -16,7 +16,7 @@ fn main() {
     println!("cargo:rustc-env=SIWD_COMMIT={commit}");
 }
 
-/// What git prints; none without git or outside of a checkout.
+/// Output of a git command; `None` without git or outside a checkout.
 fn git(args: &[&str]) -> Option<String> {
     let output = Command::new("git").args(args).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;

@@ -1,5 +1,5 @@
-//! The rate at which queue pairs are created, connected, disconnected and destroyed, and whether the
-//! daemon's memory grows by it. Called by `siw-figures`.
+//! Rate at which queue pairs are created, connected, disconnected and destroyed, and the daemon's
+//! memory growth. Called by `siw-figures`.
 
 use siw::{CmChannel, CmEvent, CmListener, ConnectOptions, Context, Cq, Error, Pd, Qp, QpInit};
 use std::collections::HashMap;
@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a step may take: one that takes longer has failed.
+/// Time limit of one step; a longer one has failed.
 const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// One end: what its queue pairs are created with, and those that exist.
+/// One end: the objects needed to create its queue pairs, and the existing queue pairs.
 struct ChurnEnd {
     pd: Pd,
     cq: Cq,
@@ -48,11 +48,11 @@ fn failed_call(what: &'static str) -> impl Fn(Error) -> String {
     move |error| format!("{what}: {error}")
 }
 
-/// Measures queue pairs that were created, connected, closed and destroyed per second: two for each
+/// Measures queue pairs created, connected, closed and destroyed per second: two for each
 /// connection, one at each end.
 ///
 /// `in_flight` connections exist at a time. The initiator uses `initiator` on the device with index
-/// `from`, the target `target_context` at the address `to`; each has a thread.
+/// `from`, the target `target_context` at the address `to`; each has its own thread.
 pub fn queue_pairs_per_second(
     initiator: &Context,
     from: u32,
@@ -81,7 +81,7 @@ pub fn queue_pairs_per_second(
     })
 }
 
-/// The target: accepts every request with a queue pair of its own, until `stop` is set.
+/// Target thread: accepts every request with a new queue pair until `stop` is set.
 fn accept_connections(side: &mut ChurnEnd, stop: &AtomicBool) -> Result<(), String> {
     loop {
         let event = match side.cm.get_event(Some(Duration::from_millis(100))) {
@@ -104,8 +104,8 @@ fn accept_connections(side: &mut ChurnEnd, stop: &AtomicBool) -> Result<(), Stri
     }
 }
 
-/// The initiator: keeps `in_flight` connections alive, closes each as soon as it is established,
-/// and returns queue pairs per second at both ends.
+/// Initiator thread: keeps `in_flight` connections in progress, closes each as soon as it is
+/// established, and returns queue pairs per second at both ends.
 fn initiate_connections(
     ctx: &Context,
     from: u32,
@@ -157,7 +157,7 @@ fn initiate_connections(
     Ok(2.0 * done as f64 / time.as_secs_f64())
 }
 
-/// Creates and destroys `count` queue pairs, `alive` of them at a time.
+/// Creates and destroys `count` queue pairs, with `alive` of them existing at a time.
 pub fn create_and_destroy(ctx: &Context, count: u32, alive: u32) -> Result<(), String> {
     let mut side = ChurnEnd::new(ctx)?;
     let mut order = std::collections::VecDeque::new();

@@ -1,4 +1,4 @@
-//! `siw-perf compare OLD NEW`: the same transfers of two files of results side by side, as ratios.
+//! `siw-perf compare OLD NEW`: compares the transfers common to two result files as ratios.
 
 use crate::measurement::format_bytes;
 use crate::plan::Mode;
@@ -7,38 +7,40 @@ use crate::summary::{Spread, TransferRounds, group_by_transfer, is_same_transfer
 use serde::Serialize;
 use std::fmt;
 
-/// One transfer in both files.
+/// Comparison of one transfer.
 #[derive(Debug, Clone, Serialize)]
 pub struct TransferComparison {
-    /// The transfer in words.
+    /// Description of the transfer.
     pub transfer: String,
-    /// `Gb/s`, or `us` of the median round trip.
+    /// `Gb/s`, or `us` for the median round trip.
     pub unit: &'static str,
     /// Median of the old rounds.
     pub old: f64,
-    /// Median of the new ones.
+    /// Median of the new rounds.
     pub new: f64,
-    /// How many times better the new is.
+    /// Improvement factor of the new result.
     pub gain: f64,
-    /// The same, of the ratios to the machine's bounds, where both files have them.
+    /// Improvement factor of the ratios to the machine's bounds, if both files have them.
     pub gain_to_bound: Option<f64>,
-    /// The new is worse than the tolerance allows, and than any old round.
+    /// True if the new result is worse than the tolerance allows, and every new round worse than
+    /// every old one.
     pub is_regression: bool,
 }
 
-/// All transfers that both files have.
+/// Comparison of all transfers that both files have.
 #[derive(Debug, Clone, Serialize)]
 pub struct Comparison {
-    /// Each of them.
+    /// The transfers.
     pub transfers: Vec<TransferComparison>,
-    /// Those that only one file has.
+    /// Transfers that only one file has.
     pub unmatched: usize,
-    /// The files come from different processors, so that only ratios to bounds can be compared.
+    /// True if the files come from different processors, so that only ratios to bounds are
+    /// comparable.
     pub other_machine: bool,
 }
 
 impl Comparison {
-    /// Compares medians. `tolerance`: how much worse the new may be, 0.05 for 5 %.
+    /// Compares medians. `tolerance`: permitted deterioration, 0.05 for 5 %.
     pub fn new(old: &[PerfReport], new: &[PerfReport], tolerance: f64) -> Comparison {
         let (old_groups, new_groups) = (group_by_transfer(old), group_by_transfer(new));
         let partners = find_partners(&old_groups, &new_groups);
@@ -55,14 +57,15 @@ impl Comparison {
         }
     }
 
-    /// Whether any transfer became worse.
+    /// Returns true if any transfer became worse.
     pub fn has_regression(&self) -> bool {
         self.transfers.iter().any(|transfer| transfer.is_regression)
     }
 }
 
-/// For each of the new transfers the place of the old one: of several with other settings of the daemon
-/// that with the same; where none has the same, the settings are what is compared.
+/// Returns, for each new transfer, the index of the old one to compare it with. Among old ones with
+/// different daemon settings it picks the one with the same settings; if there is none, the
+/// comparison is between the settings.
 fn find_partners(old: &[TransferRounds<'_>], new: &[TransferRounds<'_>]) -> Vec<Option<usize>> {
     let mut partners = vec![None; new.len()];
     for wants_same_settings in [true, false] {
@@ -124,7 +127,7 @@ fn compare_transfer(
     })
 }
 
-/// Whether each new round is worse than each old one.
+/// Returns true if each new round is worse than each old one.
 fn is_apart(latency: bool, old: Spread, new: Spread) -> bool {
     match latency {
         true => new.min > old.max,
@@ -191,7 +194,7 @@ mod tests {
         let old = rounds(Mode::Bw, &[10.0, 11.0, 12.0]);
         let compare = |new: &[f64]| Comparison::new(&old, &rounds(Mode::Bw, new), 0.05);
         assert!(compare(&[8.0, 9.0, 9.5]).has_regression());
-        // One of them is as good as the old ones were.
+        // One of them is as good as the old ones.
         assert!(!compare(&[8.0, 9.0, 10.5]).has_regression());
         assert!(!compare(&[13.0]).has_regression());
     }
@@ -227,7 +230,8 @@ mod tests {
             .map(|transfer| transfer.gain)
             .collect();
         assert_eq!((gains, found.unmatched), (vec![1.1, 1.1], 0));
-        // Other settings are compared where there are no others; each transfer once.
+        // Transfers with different settings are compared if there is no match with the same
+        // settings, each transfer once.
         let only = with_settings(&[(20.0, false)]);
         let found = Comparison::new(&only, &new, 0.05);
         assert_eq!((found.transfers.len(), found.unmatched), (1, 1));

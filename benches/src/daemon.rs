@@ -1,5 +1,5 @@
-//! What a running daemon costs, as the kernel counts it: CPU time of its threads and private memory.
-//! And what its TCP retransmitted, as the daemon counts it.
+//! Resource usage of a running daemon: CPU time of its threads and private memory as the kernel
+//! counts them, and TCP retransmissions as the daemon counts them.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -8,7 +8,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Work of the daemon's TCP that a loss-free link does not need.
+/// TCP work of the daemon that a loss-free link does not require.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Retransmissions {
     /// Segments retransmitted.
@@ -18,7 +18,7 @@ pub struct Retransmissions {
 }
 
 impl Retransmissions {
-    /// From the daemon's statistics; zero for what it does not count.
+    /// Reads the daemon's statistics; zero for missing counters.
     pub fn from_statistics(stats: &str) -> Retransmissions {
         let json: Value = serde_json::from_str(stats).unwrap_or_default();
         let list = |value: &Value, key: &str| value[key].as_array().cloned().unwrap_or_default();
@@ -35,7 +35,7 @@ impl Retransmissions {
         }
     }
 
-    /// What was counted since `before`.
+    /// Increase since `before`.
     pub fn growth_since(self, before: Retransmissions) -> Retransmissions {
         Retransmissions {
             retrans_segs: self.retrans_segs.saturating_sub(before.retrans_segs),
@@ -44,61 +44,61 @@ impl Retransmissions {
     }
 }
 
-/// What is in effect of the daemon's configuration, from its statistics; none where they do not say.
+/// The daemon's effective settings from its statistics; `None` if they lack them.
 pub fn settings_of(stats: &str) -> Option<Value> {
     let json: Value = serde_json::from_str(stats).ok()?;
     json.get("settings").cloned()
 }
 
-/// What one worker did during a measurement, as the daemon counts it.
+/// Work of one worker during a measurement, as the daemon counts it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct WorkerUse {
     /// The core that it runs on.
     pub core: usize,
-    /// Percent of the time that its thread ran; the rest it slept, or lacked the core.
+    /// CPU time of its thread in percent; the rest of the time it slept or lacked the core.
     pub busy_percent: f64,
-    /// Frames that it sent and received.
+    /// Frames sent and received.
     pub frames: u64,
-    /// Nanoseconds that it ran for each frame, empty polls included; none without frames.
+    /// CPU nanoseconds per frame, including empty polls; `None` without frames.
     pub ns_per_frame: Option<f64>,
-    /// Nanoseconds that it ran for each message of the measurement.
+    /// CPU nanoseconds per message of the measurement.
     pub ns_per_message: Option<f64>,
-    /// The same in cycles of the time-stamp counter.
+    /// CPU time per frame in cycles of the time-stamp counter.
     #[serde(default)]
     pub cycles_per_frame: Option<f64>,
-    /// Likewise.
+    /// CPU time per message in cycles of the time-stamp counter.
     #[serde(default)]
     pub cycles_per_message: Option<f64>,
-    /// Cache lines handed between applications and the worker for each message; none without messages,
-    /// or from a siwd that does not count them.
+    /// Cache lines transferred between applications and the worker per message; `None` without
+    /// messages or if siwd does not count them.
     #[serde(default)]
     pub lines_per_message: Option<LinesPerMessage>,
 }
 
-/// Cache lines that pass between the cores of applications and a worker through the queues, for each
-/// message, one way each time: what the queues need, which the CPUs may exceed. Whatever clients do at
-/// the same time is in it.
+/// Cache-line transfers per message between the cores of applications and a worker through the
+/// queues, each direction counted: the number that the queues need, which CPUs may exceed. Includes
+/// the activity of all clients at that time.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct LinesPerMessage {
-    /// Slots of requests.
+    /// Request slots.
     pub requests: f64,
-    /// Words of the queues' headers: for each batch of requests a line of the client's, and one of the
-    /// worker's.
+    /// Words of the queue headers: for each batch of requests, one line written by the client and
+    /// one by the worker.
     pub indices: f64,
-    /// Slots of doorbells.
+    /// Doorbell slots.
     pub doorbells: f64,
     /// Completion entries.
     pub completions: f64,
 }
 
 impl LinesPerMessage {
-    /// All of them.
+    /// Sum of all lines.
     pub fn total(&self) -> f64 {
         self.requests + self.indices + self.doorbells + self.completions
     }
 }
 
-/// What a worker took from the queues of applications and put there.
+/// Entries that a worker consumed from and produced into applications' queues.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct QueueCounters {
     slots: u64,
@@ -108,7 +108,7 @@ struct QueueCounters {
 }
 
 impl QueueCounters {
-    /// None where the daemon does not count.
+    /// `None` if the daemon does not count.
     fn from_worker(worker: &Value) -> Option<QueueCounters> {
         Some(QueueCounters {
             slots: worker["request_slots"].as_u64()?,
@@ -118,7 +118,7 @@ impl QueueCounters {
         })
     }
 
-    /// The lines behind what was counted since, for each of `messages`.
+    /// Lines per message for the entries counted since `before`.
     fn lines_since(self, before: QueueCounters, messages: u64) -> Option<LinesPerMessage> {
         let each = |after: u64, before: u64, lines: f64| {
             let count = after.saturating_sub(before) as f64 * lines;
@@ -144,7 +144,7 @@ pub struct WorkerCounters {
 }
 
 impl WorkerCounters {
-    /// Of all workers, from the daemon's statistics; none when the client may not see them.
+    /// Counters of all workers, from the daemon's statistics; empty if the client may not see them.
     pub fn from_statistics(stats: &str) -> Vec<WorkerCounters> {
         let json: Value = serde_json::from_str(stats).unwrap_or_default();
         let workers = json["workers"].as_array().cloned().unwrap_or_default();
@@ -166,8 +166,8 @@ impl WorkerCounters {
 }
 
 impl WorkerUse {
-    /// What a worker did between two readings of its counters, `time` apart, while `messages`
-    /// completed; the time-stamp counter has `tsc_ghz`.
+    /// Work of a worker between two readings of its counters, `time` apart, while `messages`
+    /// completed; the time-stamp counter runs at `tsc_ghz`.
     pub fn between(
         before: &WorkerCounters,
         after: &WorkerCounters,
@@ -227,14 +227,14 @@ impl fmt::Display for WorkerUse {
     }
 }
 
-/// A process, by its number.
+/// A process, by its id.
 pub struct Process {
     proc: PathBuf,
     pid: u32,
 }
 
 impl Process {
-    /// The process with number `pid`; it need not exist.
+    /// The process with id `pid`; it need not exist.
     pub fn new(pid: u32) -> Process {
         Process {
             proc: format!("/proc/{pid}").into(),
@@ -246,14 +246,14 @@ impl Process {
         format!("process {}: {error}; is siwd still running?", self.pid)
     }
 
-    /// CPU time of all its threads.
+    /// CPU time of all threads.
     pub fn cpu_time(&self) -> Result<Duration, String> {
         let mut ns = 0;
         for task in
             fs::read_dir(self.proc.join("task")).map_err(|error| self.describe_missing(error))?
         {
             let task = task.map_err(|error| self.describe_missing(error))?.path();
-            // A thread may end meanwhile.
+            // A thread may have ended meanwhile.
             if let Ok(text) = fs::read_to_string(task.join("schedstat")) {
                 ns += schedstat_ns(&text).unwrap_or(0);
             } else if let Ok(text) = fs::read_to_string(task.join("stat")) {
@@ -263,15 +263,15 @@ impl Process {
         Ok(Duration::from_nanos(ns))
     }
 
-    /// Bytes of anonymous memory in RAM: not shared rings, arenas or hugepages. Of the page tables, since
-    /// the counters in `status` lag behind by some hundred KiB from Linux 6.2 on.
+    /// Bytes of resident anonymous memory, without shared rings, arenas or hugepages. Read from the
+    /// page tables, since the counters in `status` lag behind by some hundred KiB since Linux 6.2.
     pub fn private_bytes(&self) -> Result<u64, String> {
         let text = fs::read_to_string(self.proc.join("smaps_rollup"))
             .map_err(|error| self.describe_missing(error))?;
         status_bytes(&text, "Anonymous:").ok_or_else(|| "the kernel reports no Anonymous".into())
     }
 
-    /// Bytes of shared memory in RAM: rings, arenas, hugepages.
+    /// Bytes of resident shared memory: rings, arenas, hugepages.
     pub fn shared_bytes(&self) -> Result<u64, String> {
         let text = fs::read_to_string(self.proc.join("status"))
             .map_err(|error| self.describe_missing(error))?;
@@ -279,7 +279,7 @@ impl Process {
         Ok(bytes("RssShmem:") + bytes("HugetlbPages:"))
     }
 
-    /// Open descriptors.
+    /// Number of open descriptors.
     pub fn descriptors(&self) -> Result<u64, String> {
         let folder = fs::read_dir(self.proc.join("fd"));
         Ok(folder
@@ -293,8 +293,8 @@ fn schedstat_ns(text: &str) -> Option<u64> {
     text.split_whitespace().next()?.parse().ok()
 }
 
-/// utime and stime of proc_pid_stat(5), in clock ticks of 10 ms. The name before
-/// them may contain spaces and parentheses.
+/// utime and stime of proc_pid_stat(5), in clock ticks of 10 ms. The preceding command name may
+/// contain spaces and parentheses.
 fn stat_ns(text: &str) -> Option<u64> {
     let (_, rest) = text.rsplit_once(')')?;
     let mut fields = rest.split_whitespace().skip(11);

@@ -1,8 +1,8 @@
-//! What the drop-in libibverbs costs beyond the client library: the same WRITEs of one thread through
-//! both, in turns, against the same daemon.
+//! Cost of the drop-in libibverbs relative to the client library: the same WRITEs of one thread
+//! through both, alternating, with the same daemon.
 //!
-//! `benches/programs/verbs_load.c` is the other side. It makes the same calls in the same order on
-//! memory of the same kind, so that only the library between differs. Called by `siw-figures`.
+//! `benches/programs/verbs_load.c` is the counterpart. It makes the same calls in the same order on
+//! memory of the same kind, so that only the library differs. Called by `siw-figures`.
 
 use crate::end::{STALL_TIMEOUT, failed_call, find_device};
 use crate::summary::Spread;
@@ -14,39 +14,39 @@ use siw::{
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Completions that are polled at once.
+/// Maximum completions per poll.
 const BATCH: usize = 16;
 /// Longer than the daemon needs for the requests of a round.
 const SETTLE: Duration = Duration::from_millis(1);
 
-/// What is measured.
+/// Quantity to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Load {
-    /// Time for the calls that post a request and poll its completion.
+    /// Time of the calls that post a request and poll its completion.
     Cost,
     /// Throughput.
     Bandwidth,
 }
 
-/// A load, as the arguments of the program have it.
+/// Parameters of a load, as the program's arguments give them.
 #[derive(Debug, Clone, Copy)]
 pub struct LoadPlan {
-    /// What is measured.
+    /// Quantity to measure.
     pub load: Load,
     /// Bytes of a WRITE.
     pub size: usize,
-    /// Requests in flight; of [`Load::Cost`] those of a round.
+    /// Requests in flight; for [`Load::Cost`] the requests of a round.
     pub depth: u32,
-    /// Seconds; of [`Load::Cost`] rounds.
+    /// Seconds; for [`Load::Cost`] rounds.
     pub amount: f64,
 }
 
-/// One end: a queue pair, and memory that the application has.
+/// One end: a queue pair and ordinary application memory.
 struct LoadEnd {
     qp: Qp,
     cq: Cq,
     mr: AppMr,
-    // After the region, which is destroyed first.
+    // Declared after the region, which is dropped first.
     _memory: Vec<u8>,
 }
 
@@ -56,7 +56,7 @@ impl LoadEnd {
             .alloc_pd()
             .map_err(failed_call("protection domain"))?;
         let cq = Cq::new(context, plan.depth, None).map_err(failed_call("completion queue"))?;
-        // As long as malloc takes fresh pages for.
+        // Long enough that malloc takes fresh pages for it.
         let mut memory = vec![1u8; (plan.size * plan.depth as usize).max(1 << 20)];
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let mr = pd
@@ -114,13 +114,13 @@ impl LoadPair {
                 .connect_pair(&options)
                 .map_err(failed_call("connection"))?;
         }
-        // The connection stands when a request is done.
+        // The connection is fully established once a request has completed.
         pair.post_write(0)?;
         pair.await_completions(&mut [Wc::default()])?;
         Ok(pair)
     }
 
-    /// A WRITE of the next slot.
+    /// Posts a WRITE from the next slot.
     #[inline]
     fn post_write(&self, number: u64) -> Result<(), String> {
         let slot = number as usize % self.plan.depth as usize;
@@ -135,7 +135,7 @@ impl LoadPair {
         posted.map_err(|error| format!("post_send: {error}"))
     }
 
-    /// Waits for completions.
+    /// Polls until there are completions.
     fn await_completions(&self, completions: &mut [Wc]) -> Result<usize, String> {
         let mut begun = None;
         loop {
@@ -151,13 +151,12 @@ impl LoadPair {
         }
     }
 
-    /// Nanoseconds to post a request, and to poll its completion: medians over the rounds.
+    /// Nanoseconds to post a request and to poll its completion: medians over the rounds.
     ///
-    /// The queue has room for all requests of a round, and their completions are there before the
-    /// first is polled. With the worker on the same core, which runs while this program sleeps, the
-    /// daemon has no part in the time of a call at all: on another core it would contend for the
-    /// cache lines of the queues, more or less as it happens to keep up. A round in which a
-    /// completion is late does not count.
+    /// The queue has room for all requests of a round, and their completions are present before the
+    /// first poll. The worker shares the core and runs while this program sleeps, so the daemon has
+    /// no effect on the time of a call: on another core it would contend for the queues' cache
+    /// lines, depending on how well it keeps up. A round with a late completion does not count.
     fn measure_cost(&self) -> Result<f64, String> {
         let (count, rounds) = (self.plan.depth, self.plan.amount as usize);
         let per_call = |time: Duration| time.as_secs_f64() * 1e9 / f64::from(count);
@@ -197,7 +196,7 @@ impl LoadPair {
         }
     }
 
-    /// Gb/s.
+    /// Throughput in Gb/s.
     fn measure_bandwidth(&self) -> Result<f64, String> {
         let mut completions = [Wc::default(); BATCH];
         let (mut posted, mut done) = (0, 0);
@@ -235,7 +234,7 @@ fn check_completion(completion: &Wc) -> Result<(), String> {
     }
 }
 
-/// Through the client library.
+/// Measures through the client library.
 fn measure_client_lib(contexts: &[Context; 2], plan: &LoadPlan) -> Result<f64, String> {
     let pair = LoadPair::new(contexts, plan)?;
     match plan.load {
@@ -244,7 +243,7 @@ fn measure_client_lib(contexts: &[Context; 2], plan: &LoadPlan) -> Result<f64, S
     }
 }
 
-/// Through the drop-in library: by the program, which is given with what runs it.
+/// Measures through the drop-in library by running the program, given with its launcher.
 fn measure_program(program: &[String], plan: &LoadPlan) -> Result<f64, String> {
     let (name, arguments) = program.split_first().ok_or("which program?")?;
     let load = match plan.load {
@@ -270,9 +269,9 @@ fn measure_program(program: &[String], plan: &LoadPlan) -> Result<f64, String> {
     }
 }
 
-/// The drop-in library beside the client library, over rounds that take turns: of [`Load::Cost`] the
-/// nanoseconds that it takes more for a request, of [`Load::Bandwidth`] its throughput divided by the
-/// client library's. Medians of the rounds; each is printed on standard error.
+/// Compares the drop-in library with the client library over alternating rounds: for [`Load::Cost`]
+/// the additional nanoseconds per request, for [`Load::Bandwidth`] its throughput divided by the
+/// client library's. Uses medians of the rounds; prints each on standard error.
 ///
 /// # Errors
 /// A load fails, or the daemon does not have the devices `siw0` and `siw1`.
@@ -284,7 +283,7 @@ pub fn compare_drop_in(
 ) -> Result<f64, String> {
     let (mut own, mut drop_in) = (Vec::new(), Vec::new());
     for round in 0..rounds.max(1) {
-        // Neither is always the first.
+        // Alternates which one goes first.
         for turn in 0..2 {
             if (round + turn) % 2 == 0 {
                 own.push(measure_client_lib(contexts, plan)?);

@@ -1,5 +1,5 @@
-//! One end of a measurement: a client of the daemon with its memory, completion
-//! queues and queue pairs.
+//! One end of a measurement: a client of the daemon with its memory, completion queues and queue
+//! pairs.
 
 use crate::control_line::CONTROL_LINE_BYTES;
 use crate::plan::{ATOMIC_SIZE, INITIAL_BYTE, MeasurementPlan, Mode, Operation};
@@ -15,24 +15,25 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Receives that a ping-pong by SEND keeps posted.
+/// Receives that a SEND ping-pong keeps posted.
 const LAT_RECEIVES: u32 = 16;
 
 /// No completion for this long is an error.
 pub const STALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a receive queue may stay full: the worker frees a slot a little after the completion.
+/// Maximum time that a receive queue may stay full: the worker frees a slot shortly after the
+/// completion.
 const QUEUE_FULL_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Which part an end plays.
+/// Role of an end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// Posts WRITEs, READs or SENDs.
     Initiator,
-    /// Receives SENDs, or has the memory that WRITEs and READs name.
+    /// Receives SENDs, or owns the memory that WRITEs and READs refer to.
     Target,
 }
 
-/// Where the other end's memory for one QP is.
+/// Location of the other end's memory for one QP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerMemory {
     /// Address of the first message slot.
@@ -45,12 +46,12 @@ pub struct PeerMemory {
     pub control_rkey: u32,
 }
 
-/// Who sleeps until there are completions looks at the time so often.
+/// Maximum sleep for completions between two checks of the time.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
-/// A client of the daemon that takes part in a measurement.
+/// A client of the daemon as one end of a measurement.
 pub struct TransferEnd {
-    /// The queue pairs; their number is their index here.
+    /// The queue pairs, by their number.
     pub qps: Vec<Qp>,
     /// The other end's memory for each QP, once connected.
     pub peers: Vec<PeerMemory>,
@@ -58,20 +59,20 @@ pub struct TransferEnd {
     pub data: Mr,
     /// The control lines of all QPs.
     pub control: Mr,
-    /// Completions of what this end sends.
+    /// Completion queue for sends.
     pub send_cq: Cq,
-    /// Completions of what it receives.
+    /// Completion queue for receives.
     pub recv_cq: Cq,
-    /// Events of both, if the plan waits for such.
+    /// Event channel of both queues, if the plan uses events.
     completions: Option<Arc<CompletionChannel>>,
     is_armed: Cell<bool>,
     /// Events of the connections.
     pub channel: CmChannel,
-    /// What is measured.
+    /// The measurement plan.
     pub plan: MeasurementPlan,
-    /// The message slots are in hugepages.
+    /// True if the message slots are in hugepages.
     pub huge: bool,
-    /// Established connections, counted by whoever accepts them.
+    /// Established connections, counted by the accepting code.
     pub ready: u32,
     /// Message slots of each QP.
     slots: usize,
@@ -79,7 +80,7 @@ pub struct TransferEnd {
     pub ctx: Context,
 }
 
-/// Connects to the daemon, or says how to start it.
+/// Connects to the daemon; the error explains how to start it.
 pub fn open_context(socket: Option<&Path>) -> Result<Context, String> {
     Context::open(socket).map_err(|error| match error {
         Error::Open { path, source } => match source.kind() {
@@ -97,7 +98,7 @@ pub fn open_context(socket: Option<&Path>) -> Result<Context, String> {
     })
 }
 
-/// The device of that name; the error lists those that exist.
+/// Finds the device with this name; the error lists the existing ones.
 pub fn find_device(ctx: &Context, name: &str) -> Result<DeviceInfo, String> {
     let devices = ctx.query_devices().map_err(|error| error.to_string())?;
     let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
@@ -109,13 +110,13 @@ pub fn find_device(ctx: &Context, name: &str) -> Result<DeviceInfo, String> {
         .ok_or_else(|| format!("siwd has no device {name}; it has {names}"))
 }
 
-/// Puts what was tried before the error of a verbs call.
+/// Prefixes the error of a verbs call with the attempted operation.
 pub fn failed_call(what: &str) -> impl Fn(Error) -> String + '_ {
     move |error| format!("{what}: {error}")
 }
 
 impl TransferEnd {
-    /// Memory, queues and QPs as the plan needs them, not connected.
+    /// Creates memory, queues and QPs as the plan requires, not connected.
     pub fn new(ctx: &Context, plan: &MeasurementPlan, role: Role) -> Result<TransferEnd, String> {
         let slots = match role {
             Role::Initiator => plan.initiator_slots(),
@@ -204,7 +205,7 @@ impl TransferEnd {
             ctx: ctx.clone(),
         };
         end.touch_pages()?;
-        // Before anything can arrive.
+        // Posted before anything can arrive.
         for qp in 0..plan.qps {
             match (plan.mode, plan.op, role) {
                 (Mode::Bw, Operation::Send, Role::Target) => end.post_receives(qp, 0, slots)?,
@@ -219,7 +220,7 @@ impl TransferEnd {
         Ok(end)
     }
 
-    /// Writes to each page once: the first use of a page costs more than all later ones.
+    /// Writes to each page once: the first use of a page costs more than later ones.
     fn touch_pages(&self) -> Result<(), String> {
         let page = [INITIAL_BYTE; 4096];
         for at in (0..self.data.len()).step_by(page.len()) {
@@ -231,7 +232,7 @@ impl TransferEnd {
         Ok(())
     }
 
-    /// Where the memory of QP `qp` is, for the peer.
+    /// Location of QP `qp`'s memory, for the peer.
     pub fn local_memory(&self, qp: u32) -> PeerMemory {
         PeerMemory {
             addr: self.data.addr() + self.slot_offset(qp, 0) as u64,
@@ -241,7 +242,7 @@ impl TransferEnd {
         }
     }
 
-    /// The offset of message slot `slot` (counted on for ever) of a QP in the registered memory.
+    /// Offset in the registered memory of a QP's message slot; `slot` counts on without wrapping.
     #[inline]
     pub fn slot_offset(&self, qp: u32, slot: u64) -> usize {
         (qp as usize * self.slots + slot as usize % self.slots) * self.plan.slot_stride()
@@ -262,7 +263,7 @@ impl TransferEnd {
         Ok(())
     }
 
-    /// The worker may free the slot of a receive a little after its completion.
+    /// Posts a receive; retries, since the worker may free a slot shortly after its completion.
     #[inline]
     fn post_receive(&self, qp: u32, wr: &RecvWr) -> Result<(), String> {
         let mut since = None;
@@ -281,8 +282,8 @@ impl TransferEnd {
         }
     }
 
-    /// Writes `bytes` into the peer's control line, at `at`, without a completion.
-    /// False when the send queue is full.
+    /// Writes `bytes` into the peer's control line at `at`, without a completion. False if the send
+    /// queue is full.
     pub fn signal_peer(&self, qp: u32, at: u64, bytes: &[u8]) -> Result<bool, String> {
         let peer = self.peers[qp as usize];
         let wr = SendWr::write(
@@ -299,7 +300,7 @@ impl TransferEnd {
         }
     }
 
-    /// A byte of the own control line, as the peer last wrote it.
+    /// A byte of the local control line, as last written by the peer.
     #[inline]
     pub fn control_byte(&self, qp: u32, at: usize) -> Result<u8, String> {
         self.control
@@ -307,7 +308,7 @@ impl TransferEnd {
             .map_err(|error| error.to_string())
     }
 
-    /// A number in the own control line; whole once a later byte arrived.
+    /// A number in the local control line; complete once a later byte has arrived.
     pub fn control_u64(&self, qp: u32, at: usize) -> Result<u64, String> {
         let mut bytes = [0; 8];
         self.control
@@ -316,7 +317,7 @@ impl TransferEnd {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// The number in the memory at `offset`.
+    /// The 64-bit word in the memory at `offset`.
     pub fn read_word(&self, offset: usize) -> Result<u64, String> {
         let mut word = [0; ATOMIC_SIZE as usize];
         self.data
@@ -325,7 +326,7 @@ impl TransferEnd {
         Ok(u64::from_ne_bytes(word))
     }
 
-    /// Has the next completion raise an event; false when it was asked for before.
+    /// Arms the completion queues for an event; false if they are already armed.
     fn arm_queues(&self) -> Result<bool, String> {
         if self.completions.is_none() || self.is_armed.replace(true) {
             return Ok(false);
@@ -336,7 +337,7 @@ impl TransferEnd {
         Ok(true)
     }
 
-    /// Takes the events that came.
+    /// Takes the pending completion events.
     fn take_completion_events(&self) -> Result<(), String> {
         let Some(channel) = &self.completions else {
             return Ok(());
@@ -350,7 +351,7 @@ impl TransferEnd {
         }
     }
 
-    /// Fails if a message that completes only when it fails has completed.
+    /// Checks for errors of unsignaled sends, which complete only when they fail.
     pub fn check_unsignaled_sends(&self) -> Result<(), String> {
         let mut wcs = [Wc::default(); 4];
         let count = self
@@ -362,7 +363,7 @@ impl TransferEnd {
             .try_for_each(|wc| check_completion(wc, self.plan.op.json_name()))
     }
 
-    /// Fails if the other end has disconnected before it was done.
+    /// Fails if the other end disconnected early.
     pub fn check_peer_present(&self) -> Result<(), String> {
         match take_event(&self.channel)? {
             Some(CmEvent::Disconnected(_)) => Err("the other end went away".into()),
@@ -371,9 +372,9 @@ impl TransferEnd {
     }
 }
 
-/// Waits for a completion at one of the ends, with a plan that has events: the first of two calls has
-/// the next completion raise an event, what came before it has to be polled, and the second one waits
-/// for that event, but not for long.
+/// Waits for a completion at one of the ends, for a plan with events. The first of two calls arms
+/// the queues, after which the caller has to poll for completions that came earlier; the second
+/// call waits for the event, for a limited time.
 pub fn sleep_until_completion(ends: &[&TransferEnd]) -> Result<(), String> {
     let mut has_armed = false;
     for end in ends {
@@ -398,7 +399,7 @@ pub fn sleep_until_completion(ends: &[&TransferEnd]) -> Result<(), String> {
     ends.iter().try_for_each(|end| end.take_completion_events())
 }
 
-/// The next event if there is one.
+/// The next event, if there is one.
 pub fn take_event(channel: &CmChannel) -> Result<Option<CmEvent>, String> {
     match channel.get_event(Some(Duration::ZERO)) {
         Ok(error) => Ok(Some(error)),
@@ -407,7 +408,7 @@ pub fn take_event(channel: &CmChannel) -> Result<Option<CmEvent>, String> {
     }
 }
 
-/// Turns a completion with an error into a message that says what failed.
+/// Converts a completion with an error into a message that names the failed operation.
 #[inline]
 pub fn check_completion(wc: &Wc, what: &str) -> Result<(), String> {
     if wc.status == WcStatus::SUCCESS {

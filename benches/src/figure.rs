@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::Value;
 
-/// Whether a higher or a lower value is better.
+/// Direction in which a value is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BetterValue {
     /// At least the floor.
@@ -12,25 +12,25 @@ pub enum BetterValue {
     Lower,
 }
 
-/// One line of the result.
+/// A figure's value, floor and goal.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Figure {
     /// Name of the figure.
     pub figure: String,
-    /// Null when it could not be measured.
+    /// `None` (null) if it could not be measured.
     pub value: Option<f64>,
     /// Unit of value, floor and goal.
     pub unit: String,
     /// The value that must be reached.
     pub floor: f64,
-    /// The value that one would like to reach.
+    /// The value to aim for.
     pub goal: f64,
-    /// The floor is reached.
+    /// True if the floor is reached.
     pub holds: bool,
 }
 
 impl Figure {
-    /// Judges a value, which is none if it could not be measured.
+    /// Judges a value; `None` if it could not be measured.
     pub fn new(
         name: &str,
         value: Option<f64>,

@@ -1,7 +1,8 @@
-//! Round trips, one message at a time. The target of a WRITE polls its last byte, that of a SEND
-//! its completion queue; a READ is a round trip by itself.
+//! Round trips, one message at a time. The target of a WRITE polls the message's last byte, that of
+//! a SEND its completion queue; a READ is a round trip by itself.
 //!
-//! Each end has two message slots: 0 is sent from (or read by the peer), 1 receives.
+//! Each end has two message slots: slot 0 for sending (or for READs by the peer), slot 1 for
+//! receiving.
 
 use crate::bandwidth::BulkLoad;
 use crate::control_line::{DONE_OFFSET, FINAL_LINE_BYTES};
@@ -14,18 +15,18 @@ use crate::progress::ProgressLine;
 use siw::{Error, SendData, SendWr, Wc, WrFlags};
 use std::time::{Duration, Instant};
 
-/// The slot that is sent from, or read by the peer.
+/// Slot for sending, or for READs by the peer.
 const TX_SLOT: u64 = 0;
-/// The slot that receives.
+/// Slot for receiving.
 const RX_SLOT: u64 = 1;
 /// Rounds between two checks for errors of unsignaled messages.
 const ROUNDS_PER_ERROR_CHECK: u64 = 256;
-/// Polls without success between two readings of the clock.
+/// Unsuccessful polls between two clock readings.
 const POLLS_PER_CLOCK_CHECK: u32 = 1 << 14;
-/// Polls without success before the core is offered to others.
+/// Unsuccessful polls before yielding the core.
 const POLLS_PER_YIELD: u32 = 1 << 10;
 
-/// The last byte of the message of a round: two rounds in a row differ, and none is 0.
+/// Last byte of a round's message: consecutive rounds differ, and it is never 0.
 fn round_tag(round: u64) -> u8 {
     (round % 255) as u8 + 1
 }
@@ -109,7 +110,8 @@ impl<'a> PingPongEnd<'a> {
         Ok(())
     }
 
-    /// Whether the message of round `round` is here: the other end's, or that of the own READ.
+    /// Returns true if the message of round `round` has arrived: the other end's, or the data of
+    /// this end's READ.
     #[inline]
     fn has_arrived(&mut self, round: u64) -> Result<bool, String> {
         let end = self.end;
@@ -137,7 +139,7 @@ impl<'a> PingPongEnd<'a> {
         Ok(true)
     }
 
-    /// Waits for the message of round `round`, and calls `poll_others` meanwhile. False when `stop`
+    /// Waits for the message of round `round`, calling `poll_others` meanwhile. False if `stop`
     /// returned true first.
     #[inline]
     fn wait_for_round(
@@ -165,7 +167,7 @@ impl<'a> PingPongEnd<'a> {
         Ok(true)
     }
 
-    /// Compares the bytes of round `round` with those that it must have.
+    /// Verifies the data of round `round`.
     #[cold]
     fn compare_round(&mut self, round: u64) -> Result<(), String> {
         let plan = &self.end.plan;
@@ -205,7 +207,7 @@ impl<'a> PingPongEnd<'a> {
     }
 }
 
-/// Polls, and notices when nothing has arrived for too long.
+/// Polls, and detects when nothing has arrived for too long.
 struct StallDetector {
     polls: u32,
     since: Option<Instant>,
@@ -219,7 +221,7 @@ impl StallDetector {
         }
     }
 
-    /// Waits a moment between two polls; the clock is read once in many calls.
+    /// Pauses between two polls; reads the clock only once in many calls.
     #[inline]
     fn spin_once(&mut self, end: &TransferEnd) -> Result<(), String> {
         std::hint::spin_loop();
@@ -234,7 +236,7 @@ impl StallDetector {
         Ok(())
     }
 
-    /// Fails if the daemon or the peer is gone, or nothing arrived for [`STALL_TIMEOUT`].
+    /// Fails if the daemon or the peer disconnected, or nothing arrived for [`STALL_TIMEOUT`].
     #[cold]
     fn check_progress(&mut self, end: &TransferEnd) -> Result<(), String> {
         self.polls = 0;
@@ -252,8 +254,8 @@ impl StallDetector {
     }
 }
 
-/// Measures from the initiator; the target is in this process or another. `load` goes on
-/// meanwhile, in the same thread.
+/// Runs the measurement on the initiator; the target is in this process or another. `load`
+/// continues meanwhile, in the same thread.
 pub fn measure_latency(
     initiator_end: &TransferEnd,
     target_end: Option<&TransferEnd>,
@@ -311,7 +313,7 @@ pub fn measure_latency(
             });
         last = match run.pause {
             Some(pause) => stay_silent(now, pause),
-            // Asking the daemon for its counters is no part of a round trip.
+            // Excludes the query of the daemon's counters from the round trip.
             None if was_shown => Instant::now(),
             None => now,
         };
@@ -335,7 +337,7 @@ pub fn measure_latency(
         while !initiator_end.signal_peer(0, 0, &line)? {
             stall_detector.spin_once(initiator_end)?;
         }
-        // The target closes when it has seen it.
+        // The target closes when it has seen the end marker.
         let deadline = Instant::now() + STALL_TIMEOUT;
         while initiator_end.check_peer_present().is_ok() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
@@ -353,7 +355,8 @@ pub fn measure_latency(
     })
 }
 
-/// Waits without leaving the core, so that waking this thread is not measured; the time afterwards.
+/// Waits without yielding the core, so that waking this thread is not measured; returns the time
+/// afterwards.
 fn stay_silent(since: Instant, pause: Duration) -> Instant {
     loop {
         let now = Instant::now();
@@ -364,7 +367,7 @@ fn stay_silent(since: Instant, pause: Duration) -> Instant {
     }
 }
 
-/// Writes the bytes that READs of this end's memory return.
+/// Writes the data that READs of this end's memory return.
 fn prepare_read_source(end: &TransferEnd) -> Result<(), String> {
     if end.plan.verify && end.plan.op == Operation::Read {
         let offset = end.slot_offset(0, TX_SLOT);
@@ -374,7 +377,7 @@ fn prepare_read_source(end: &TransferEnd) -> Result<(), String> {
     Ok(())
 }
 
-/// Answers a measurement of another process until it is over.
+/// Serves a measurement of another process until it is over.
 pub fn serve_latency(end: &TransferEnd) -> Result<(), String> {
     prepare_read_source(end)?;
     let mut pong = PingPongEnd::new(end);

@@ -1,12 +1,12 @@
-//! What `siw-perf` and `./benches/figures` measure with.
+//! Building blocks of `siw-perf` and `./benches/figures`.
 //!
 //! ```text
 //!  args ─► transfer ─► plan ─► session (connects) ─► bandwidth │ latency ─► report ─► summary
 //!              ├─ bounds (raw frames, copy, CRC32c) ──────────────────────────┘
 //!              └─ machine (which one, and whether others disturbed it)
 //! ```
-//! One thread drives both ends of a transfer when they are in one process: the
-//! daemon's worker then has the other core to itself.
+//! If both ends of a transfer are in one process, one thread drives both, so that the daemon's
+//! worker has the other core to itself.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 

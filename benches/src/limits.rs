@@ -1,5 +1,5 @@
-//! `siw-perf limits`: what the machine can do, without siwd: copying, CRC32c in each implementation,
-//! both in one pass, a cache line's way between two cores and back, and waking a thread.
+//! `siw-perf limits`: limits of the machine without siwd: copying, CRC32c in each implementation,
+//! both in one pass, a cache-line round trip between two cores, and waking a thread.
 
 use crate::machine::{
     Conditions, ConditionsWatch, MachineRecord, cache_line_round_trip_ns, wake_up_us,
@@ -13,46 +13,47 @@ use std::fmt;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-/// Working sets: within a first-level, a second-level, a last-level cache, and beyond.
+/// Working set sizes: within the L1, L2 and last-level cache, and beyond.
 const WORKING_SETS: [u32; 5] = [16 << 10, 256 << 10, 4 << 20, 32 << 20, 128 << 20];
-/// Rounds of each measurement; the best counts, with the spread beside it.
+/// Rounds of each measurement; the best counts, and the spread is reported too.
 const ROUNDS: usize = 5;
 
-/// One kind of work on memory.
+/// Throughput of one kind of memory work.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct MemoryLimit {
-    /// What is done: `copy`, `copy + CRC32c`, or `CRC32c` with the implementation.
+    /// Kind of work: `copy`, `copy + CRC32c`, or `CRC32c` with the implementation.
     pub work: String,
-    /// For each working set of [`MachineLimits::working_sets`]: Gb/s of the best round.
+    /// Gb/s of the best round, for each working set of [`MachineLimits::working_sets`].
     pub gbps: Vec<f64>,
-    /// The same, of the worst round.
+    /// Gb/s of the worst round, for each working set.
     pub worst_gbps: Vec<f64>,
 }
 
 /// The limits of the machine.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct MachineLimits {
-    /// Which machine.
+    /// The machine.
     pub machine: MachineRecord,
-    /// What happened to it meanwhile.
+    /// Conditions during the measurement.
     pub conditions: Conditions,
-    /// Bytes that are worked on at a time: the payload of an FPDU.
+    /// Bytes processed at a time: the payload of an FPDU.
     pub piece: usize,
     /// Bytes of source and destination together.
     pub working_sets: Vec<u32>,
     /// Each kind of work.
     pub memory: Vec<MemoryLimit>,
-    /// The two cores that exchange a cache line; none on a machine with one.
+    /// The two cores that exchange a cache line; `None` on a single-core machine.
     pub cores: Option<[usize; 2]>,
-    /// Nanoseconds there and back.
+    /// Cache-line round trip in nanoseconds.
     pub cache_line_ns: Option<f64>,
-    /// Microseconds until a thread that sleeps on the second core runs after the first woke it; none in
-    /// results of before it was measured.
+    /// Microseconds from waking a thread that sleeps on the second core until it runs, woken by the
+    /// first core; `None` in results from before this was measured.
     #[serde(default)]
     pub wake_up_us: Option<f64>,
 }
 
-/// Measures all limits with pieces of `piece` bytes. `time`: of each round of each kind of work.
+/// Measures all limits with pieces of `piece` bytes. `time`: duration of each round of each kind of
+/// work.
 pub fn measure_limits(
     piece: usize,
     cores: Option<[usize; 2]>,
@@ -62,7 +63,7 @@ pub fn measure_limits(
     let cache_line_ns = cores.map(cache_line_round_trip_ns).transpose()?;
     let wake_up_us = cores.map(wake_up_us).transpose()?;
     let measure = || measure_memory(piece, time);
-    // On one core, as a worker is; the calling thread keeps its cores.
+    // Pinned to one core like a worker; the calling thread keeps its affinity.
     let memory = std::thread::scope(|scope| {
         let pinned = scope.spawn(|| {
             if let Some([core, _]) = cores {
@@ -86,7 +87,7 @@ pub fn measure_limits(
     })
 }
 
-/// What is done with each piece: source, its offset, and where to.
+/// Work on one piece: source, offset in the source, and destination.
 type PieceWork = Box<dyn Fn(&SharedMemory, usize, &mut [u8])>;
 
 fn all_work() -> Vec<(String, PieceWork)> {
@@ -134,7 +135,7 @@ fn measure_memory(piece: usize, time: Duration) -> Result<Vec<MemoryLimit>, Stri
     for (work, run) in all_work() {
         let (mut best, mut worst) = (Vec::new(), Vec::new());
         for set in WORKING_SETS {
-            // Copies use two memories, which share the caches.
+            // Copies use two buffers, which share the caches.
             let half = if work.starts_with("copy") {
                 set / 2
             } else {
@@ -155,7 +156,7 @@ fn measure_memory(piece: usize, time: Duration) -> Result<Vec<MemoryLimit>, Stri
     Ok(limits)
 }
 
-/// Gb/s of `run` over `len` bytes, piece after piece, again and again.
+/// Gb/s of `run` over `len` bytes, repeatedly, piece by piece.
 fn rate_over(
     len: usize,
     piece: usize,
@@ -172,7 +173,7 @@ fn rate_over(
             run(source, at, &mut target[at..at + piece]);
         }
     };
-    // Once without counting: the caches as later.
+    // One uncounted pass warms up the caches.
     pass();
     let start = Instant::now();
     let mut bytes = 0;

@@ -1,5 +1,6 @@
-//! `--live`: how a long transfer goes, once a second: bandwidth, latency, what the daemon's workers do,
-//! retransmissions. A block of lines that is drawn anew on a terminal, a line of a table elsewhere.
+//! `--live`: progress of a long transfer once a second: bandwidth, latency, workers of the daemon,
+//! retransmissions. On a terminal a block of lines that is redrawn, elsewhere a table row per
+//! update.
 
 use crate::daemon::{Retransmissions, WorkerCounters, WorkerUse};
 use crate::measurement::{format_bytes, gigabits_per_second, new_histogram};
@@ -10,22 +11,22 @@ use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-/// Between two updates where no interval was asked for.
+/// Time between two updates unless an interval is requested.
 const UPDATE_INTERVAL: Duration = Duration::from_secs(1);
-/// Characters of the bar that says how much of the time is over.
+/// Width of the progress bar in characters.
 const BAR: usize = 40;
 
-/// What a measurement has counted so far.
+/// Counters of a measurement so far.
 pub struct LiveSample<'a> {
     /// Messages.
     pub messages: u64,
     /// Their latencies in nanoseconds.
     pub latency: &'a Histogram<u64>,
-    /// Since the measurement began, and how long it takes in all.
+    /// Time since the measurement began, and its total duration.
     pub progress: (Duration, Duration),
 }
 
-/// What happened between two updates.
+/// Changes between two updates.
 struct LiveRow {
     progress: (Duration, Duration),
     gbps: f64,
@@ -43,14 +44,14 @@ pub struct LiveView {
     size: u32,
     tsc: (u64, Instant),
     is_terminal: bool,
-    /// Lines on the terminal that the next block replaces.
+    /// Lines on the terminal that the next block overwrites.
     drawn: usize,
     interval: Duration,
     next: Instant,
     last: Reading,
 }
 
-/// The state at an update.
+/// Counters at an update.
 struct Reading {
     at: Instant,
     messages: u64,
@@ -59,7 +60,7 @@ struct Reading {
 }
 
 impl LiveView {
-    /// Of a transfer that begins now. The daemon's statistics come through `ctx`.
+    /// Creates the view of a transfer that begins now. Reads the daemon's statistics through `ctx`.
     pub fn new(
         ctx: &Context,
         plan: &MeasurementPlan,
@@ -94,7 +95,7 @@ impl LiveView {
         Ok(view)
     }
 
-    /// The measurement begins now: nothing was counted before.
+    /// Starts the measurement; earlier messages are not counted.
     pub fn begin_counting(&mut self, now: Instant) {
         self.next = now + self.interval;
         self.last.at = now;
@@ -103,7 +104,7 @@ impl LiveView {
         self.last.statistics = self.ctx.read_stats().unwrap_or_default();
     }
 
-    /// Shows what happened since the last update, if that is long enough ago; whether it was.
+    /// Shows the changes since the last update if one is due; returns true if it was.
     #[inline]
     pub fn show_if_due<'a>(
         &mut self,
@@ -130,7 +131,7 @@ impl LiveView {
 
     fn compute_row(&mut self, now: Instant, sample: &LiveSample<'_>) -> LiveRow {
         let mut latency = sample.latency.clone();
-        // What is subtracted was in it.
+        // Cannot fail, since the histogram contains everything that is subtracted.
         let _ = latency.subtract(&self.last.latency);
         let messages = sample.messages.saturating_sub(self.last.messages);
         let statistics = self.ctx.read_stats().unwrap_or_default();
@@ -162,7 +163,7 @@ impl LiveView {
         row
     }
 
-    /// The text that puts `block` in the place of the last one.
+    /// Text that replaces the last block by `block`.
     fn replace_block(&mut self, block: &str) -> String {
         let mut text = match self.drawn {
             0 => String::new(),

@@ -1,44 +1,44 @@
-//! What a transfer measured, and the units that results are given in.
+//! Raw results of a transfer, and the units of results.
 
 use crate::live::LiveView;
 use hdrhistogram::Histogram;
 use std::time::Duration;
 
-/// How a transfer is measured.
+/// Options of one measurement run.
 pub struct RunOptions {
-    /// How long.
+    /// Duration.
     pub time: Duration,
-    /// The messages of each such part of the time are counted too.
+    /// Also count messages in intervals of this length.
     pub interval: Option<Duration>,
     /// Silence before each round trip.
     pub pause: Option<Duration>,
-    /// What is shown meanwhile.
+    /// Live view updated during the run.
     pub live: Option<LiveView>,
 }
 
-/// What a transfer measured.
+/// Raw results of a transfer.
 #[derive(Debug, Clone)]
 pub struct Measurement {
     /// Messages completed while the time was measured.
     pub messages: u64,
     /// Payload bytes of these messages.
     pub bytes: u64,
-    /// The time measured, without the warm-up.
+    /// Measured time, without the warm-up.
     pub time: Duration,
-    /// All messages, those of the warm-up included.
+    /// All messages, including those of the warm-up.
     pub all_messages: u64,
-    /// All the time, the warm-up included.
+    /// Total time, including the warm-up.
     pub whole_time: Duration,
-    /// Nanoseconds: of a round trip, or from posting to completion.
+    /// Latency in nanoseconds: of a round trip, or from posting to completion.
     pub latency: Histogram<u64>,
-    /// Messages whose bytes were compared.
+    /// Messages whose data was verified.
     pub verified: u64,
-    /// Messages that completed in each interval, if intervals were asked for.
+    /// Messages completed in each interval, if requested.
     pub series: Vec<u64>,
 }
 
 impl Measurement {
-    /// Adds what another thread measured at the same time.
+    /// Adds the results of another thread that measured at the same time.
     pub fn merge(&mut self, other: &Measurement) -> Result<(), String> {
         self.messages += other.messages;
         self.bytes += other.bytes;
@@ -65,7 +65,7 @@ pub fn gigabits_per_second(bytes: u64, time: Duration) -> f64 {
     bytes as f64 * 8.0 / time.as_secs_f64() / 1e9
 }
 
-/// A number of bytes for people: 65536 as "64 KiB".
+/// Formats a number of bytes: 65536 as "64 KiB".
 pub fn format_bytes(size: u32) -> String {
     match size {
         _ if size >= 1 << 20 && size.is_multiple_of(1 << 20) => format!("{} MiB", size >> 20),

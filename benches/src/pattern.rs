@@ -1,5 +1,5 @@
-//! The bytes of each message, so that a receiver can tell whether it has the right
-//! one: a stream seeded by queue pair and message number.
+//! Message contents, a stream seeded by queue pair and message number, so that a receiver can
+//! verify that it has the right message.
 
 use siw::Mr;
 
@@ -8,7 +8,7 @@ const CHUNK: usize = 4096;
 
 /// Word `index` of the stream with this seed.
 fn pattern_word(seed: u64, index: usize) -> u64 {
-    // A multiplication that changes every byte, mixed so that neighbours share nothing.
+    // A multiplication that changes every byte, mixed so that neighbouring words differ throughout.
     let mixed = (seed ^ index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed ^ (mixed >> 29)
 }
@@ -22,7 +22,8 @@ fn message_seed(qp: u32, message: u64) -> u64 {
         .wrapping_mul(0xa076_1d64_78bd_642f)
 }
 
-/// The bytes of message `message` on queue pair `qp` from `at`, a multiple of 8, on.
+/// Generates the bytes of message `message` on queue pair `qp` from offset `at`, a multiple of 8,
+/// on.
 pub fn write_bytes(qp: u32, message: u64, at: usize, out: &mut [u8]) {
     let seed = message_seed(qp, message);
     for (index, chunk) in out.chunks_mut(8).enumerate() {
@@ -31,7 +32,7 @@ pub fn write_bytes(qp: u32, message: u64, at: usize, out: &mut [u8]) {
     }
 }
 
-/// Writes the bytes of a message into memory.
+/// Writes a message's contents into memory.
 pub fn fill_memory(
     mr: &Mr,
     offset: usize,
@@ -48,7 +49,7 @@ pub fn fill_memory(
     Ok(())
 }
 
-/// The offset of the first wrong byte of a message in memory, if there is one.
+/// Offset of the first wrong byte of a message in memory, if any.
 pub fn find_mismatch(
     mr: &Mr,
     offset: usize,

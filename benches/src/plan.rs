@@ -1,10 +1,10 @@
-//! What to measure: the sizes of a transfer and of its working set, checked against limits. Comes
-//! from the command line, or from the other process.
+//! Measurement plan: the sizes of a transfer and of its working set, checked against limits. Comes
+//! from the command line or from the other process.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// What is measured.
+/// Measured quantity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
@@ -14,7 +14,7 @@ pub enum Mode {
     Lat,
 }
 
-/// How the data moves.
+/// Operation that moves the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Operation {
@@ -27,7 +27,7 @@ pub enum Operation {
     /// Atomic addition of 1 to 8 bytes of the target's memory (RFC 7306 FetchAdd).
     #[value(alias = "atomic")]
     FetchAdd,
-    /// Atomic exchange of 8 bytes of the target's memory whose old value is known (RFC 7306 CmpSwap).
+    /// Atomic exchange of 8 bytes of the target's memory with a known old value (RFC 7306 CmpSwap).
     CompareSwap,
 }
 
@@ -43,12 +43,13 @@ impl Operation {
         }
     }
 
-    /// Changes 8 bytes of the target's memory, and brings their old value.
+    /// Returns true if the operation changes 8 bytes of the target's memory and returns their old
+    /// value.
     pub fn is_atomic(self) -> bool {
         matches!(self, Operation::FetchAdd | Operation::CompareSwap)
     }
 
-    /// The target's device answers: a message is a round trip by itself.
+    /// Returns true if the target's device responds, so that a message is a round trip by itself.
     pub fn has_response(self) -> bool {
         self == Operation::Read || self.is_atomic()
     }
@@ -59,7 +60,7 @@ impl Operation {
 pub struct MeasurementPlan {
     /// Bandwidth or latency.
     pub mode: Mode,
-    /// How the data moves.
+    /// Operation that moves the data.
     pub op: Operation,
     /// Bytes of a message.
     pub size: u32,
@@ -67,44 +68,44 @@ pub struct MeasurementPlan {
     pub depth: u32,
     /// Queue pairs, each with a connection of its own.
     pub qps: u32,
-    /// Received data is checked.
+    /// Verify received data.
     pub verify: bool,
     /// Payload travels in the work request.
     pub inline: bool,
-    /// Who waits for completions sleeps until an event says that there are some.
+    /// Sleep until a completion event instead of polling.
     #[serde(default)]
     pub events: bool,
-    /// Of how many messages the last one asks for a completion.
+    /// Request a completion for every `cq_mod`-th message.
     #[serde(default = "each_message")]
     pub cq_mod: u32,
-    /// Whether connections ask for CRCs; none: as the device is configured.
+    /// CRC requested for the connections; `None`: the device's configuration.
     #[serde(default)]
     pub crc: Option<bool>,
-    /// Whether the target asks for markers; none: as the device is configured.
+    /// Markers requested by the target; `None`: the device's configuration.
     #[serde(default)]
     pub markers: Option<bool>,
 }
 
-/// Every message completes.
+/// Default of `cq_mod`: every message completes.
 pub(crate) fn each_message() -> u32 {
     1
 }
 
-/// Bytes of an atomic operation.
+/// Operand size of an atomic operation in bytes.
 pub const ATOMIC_SIZE: u32 = 8;
-/// What each byte of message slots has before the measurement.
+/// Initial value of each byte of the message slots.
 pub const INITIAL_BYTE: u8 = 0xa5;
-/// Longest message.
+/// Maximum message size.
 const MAX_SIZE: u32 = 1 << 30;
-/// Most queue pairs of a measurement.
+/// Maximum queue pairs of a measurement.
 const MAX_QPS: u32 = 131_072;
-/// Largest working set of one end.
+/// Maximum working set of one end.
 const MAX_SET: u64 = 4 << 30;
-/// Round trips have two slots: what is sent, and what arrives.
+/// Round trips use two slots: one for sending, one for receiving.
 const LAT_SLOTS: u32 = 2;
 
 impl MeasurementPlan {
-    /// A bulk transfer without any option.
+    /// A bulk transfer with default options.
     pub fn for_bandwidth(op: Operation, size: u32, depth: u32, qps: u32) -> MeasurementPlan {
         MeasurementPlan {
             mode: Mode::Bw,
@@ -121,7 +122,7 @@ impl MeasurementPlan {
         }
     }
 
-    /// Fails with the reason if this cannot be measured.
+    /// Checks the plan against the limits; the error is the reason why it cannot be measured.
     pub fn check_limits(&self) -> Result<(), String> {
         let MeasurementPlan {
             size, depth, qps, ..
@@ -190,8 +191,8 @@ impl MeasurementPlan {
         Ok(())
     }
 
-    /// The value that message `message` of a queue pair finds, if it is an atomic operation: each slot of
-    /// the target has its own count.
+    /// The old value that atomic operation `message` of a queue pair finds: each slot of the target
+    /// has its own count.
     pub fn value_before(&self, message: u64) -> u64 {
         let count = match self.mode {
             Mode::Bw => message / u64::from(self.target_slots()),
@@ -200,12 +201,12 @@ impl MeasurementPlan {
         u64::from_ne_bytes([INITIAL_BYTE; ATOMIC_SIZE as usize]).wrapping_add(count)
     }
 
-    /// Bytes between two messages in memory.
+    /// Distance in bytes between two message slots.
     pub fn slot_stride(&self) -> usize {
         (self.size as usize).next_multiple_of(64)
     }
 
-    /// Messages that each QP has memory for at the initiator.
+    /// Message slots of each QP at the initiator.
     pub fn initiator_slots(&self) -> u32 {
         match self.mode {
             Mode::Bw => self.depth,
@@ -213,8 +214,8 @@ impl MeasurementPlan {
         }
     }
 
-    /// Messages that each QP has memory for at the target. SENDs need receives that are posted while
-    /// those that arrived are processed.
+    /// Message slots of each QP at the target. SENDs need additional receives while those that
+    /// completed are processed.
     pub fn target_slots(&self) -> u32 {
         match (self.mode, self.op) {
             (Mode::Bw, Operation::Send) => 2 * self.depth,

@@ -1,11 +1,11 @@
-//! One line on the terminal that says how far a measurement is; nothing when stderr is no terminal.
+//! A progress line on the terminal; nothing if stderr is not a terminal.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 const REDRAW_INTERVAL: Duration = Duration::from_millis(250);
 
-/// The line; removed from the terminal when dropped.
+/// The progress line, cleared from the terminal when dropped.
 pub struct ProgressLine {
     enabled: bool,
     shown: bool,
@@ -19,7 +19,7 @@ impl Default for ProgressLine {
 }
 
 impl ProgressLine {
-    /// A line that has nothing to say yet.
+    /// Creates an empty line.
     pub fn new() -> ProgressLine {
         ProgressLine {
             enabled: std::io::stderr().is_terminal(),
@@ -28,7 +28,7 @@ impl ProgressLine {
         }
     }
 
-    /// A line that is never shown: something else is.
+    /// Creates a line that is never shown, for use with another display.
     pub fn hidden() -> ProgressLine {
         ProgressLine {
             enabled: false,
@@ -36,7 +36,7 @@ impl ProgressLine {
         }
     }
 
-    /// Shows `text` if the last update is long enough ago.
+    /// Shows `text` if an update is due.
     #[inline]
     pub fn show_if_due(&mut self, now: Instant, text: impl FnOnce() -> String) {
         if self.enabled && now >= self.next_update {

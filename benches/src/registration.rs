@@ -1,5 +1,5 @@
-//! What registering memory costs that an application has already: by size, and by the way in which
-//! the daemon gets at it.
+//! Cost of registering existing application memory, by size and by the method with which the daemon
+//! obtains access to it.
 
 use clap::ValueEnum;
 use siw::{Access, Arena, Context, ExtentMethod, Pd};
@@ -7,25 +7,25 @@ use siw_shm::SharedMemory;
 use siw_shm::shared_memory::{PAGE, PageSize};
 use std::time::{Duration, Instant};
 
-/// Memory of one kind.
+/// Kind of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum MemoryKind {
-    /// From malloc, and never registered: its pages are replaced.
+    /// From malloc, never registered before: its pages are replaced.
     Fresh,
-    /// From malloc, and registered before.
+    /// From malloc, registered before.
     Again,
     /// A part of an arena.
     Arena,
-    /// A shared mapping of a file in memory.
+    /// A shared mapping of a memory file.
     Shared,
     /// On the stack: copied by system calls.
     Stack,
 }
 
-/// Longest buffer on the stack.
+/// Maximum size of a stack buffer.
 const STACK_BYTES: usize = 64 << 10;
 
-/// Memory to register, which lives as long as this.
+/// Memory to register, allocated while this value lives.
 enum Buffer {
     Bytes(Vec<u8>),
     Arena(std::sync::Arc<Arena>),
@@ -44,7 +44,7 @@ impl Buffer {
                 let memory = SharedMemory::create_memfd("siw-figures", size, PageSize::Normal);
                 Buffer::Shared(memory.map_err(|error| error.to_string())?)
             }
-            // As long as malloc takes fresh pages for, and with something in each of them.
+            // Long enough that malloc takes fresh pages for it, each of which is written.
             _ => Buffer::Bytes(vec![1; size.max(PAGE * 64)]),
         })
     }
@@ -58,10 +58,10 @@ impl Buffer {
     }
 }
 
-/// The median time of a registration, of `count`.
+/// Median time of `count` registrations.
 ///
 /// # Errors
-/// The daemon refuses, or gets at the memory in another way than the kind stands for.
+/// The daemon refuses, or uses another access method than this kind of memory is meant to measure.
 pub fn registration_time(
     context: &Context,
     kind: MemoryKind,

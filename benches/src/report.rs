@@ -1,4 +1,4 @@
-//! The result of `siw-perf`: one line of JSON for programs, a few lines for people.
+//! Result of `siw-perf`: one line of JSON for programs, a few lines for people.
 
 use crate::bounds::Bound;
 use crate::daemon::{Retransmissions, WorkerUse};
@@ -15,14 +15,14 @@ use std::time::Duration;
 pub struct Quantiles {
     /// The median.
     pub p50: f64,
-    /// 99 of 100 are at most this.
+    /// 99th percentile.
     pub p99: f64,
-    /// 999 of 1000 are at most this.
+    /// 99.9th percentile.
     pub p999: f64,
 }
 
 impl From<&Histogram<u64>> for Quantiles {
-    /// From nanoseconds.
+    /// Converts from nanoseconds.
     fn from(histogram: &Histogram<u64>) -> Quantiles {
         let us = |quantile| histogram.value_at_quantile(quantile) as f64 / 1e3;
         Quantiles {
@@ -33,83 +33,83 @@ impl From<&Histogram<u64>> for Quantiles {
     }
 }
 
-/// The link that the data took.
+/// The link used by a transfer.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct TransferPath {
     /// The initiator's device.
     pub from: String,
-    /// The target's device, or its address in another process.
+    /// The target's device, or its address if it is in another process.
     pub to: String,
     /// DPDK's driver of the initiator's port.
     pub driver: String,
     /// The smaller of both devices' MTUs.
     pub mtu: u32,
-    /// The connections use CRCs.
+    /// True if the connections use CRCs.
     pub crc: bool,
 }
 
-/// Everything that is printed.
+/// All printed results of a measurement.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PerfReport {
     /// Bandwidth or latency.
     pub mode: Mode,
-    /// How the data moved.
+    /// Operation that moved the data.
     pub op: Operation,
     /// Bytes of a message.
     pub size: u32,
     /// Messages in flight on each queue pair.
     pub depth: u32,
-    /// Queue pairs, of all threads and in one direction.
+    /// Queue pairs of all threads, in one direction.
     pub qps: u32,
-    /// Threads of the application, each with as many queue pairs.
+    /// Threads of the application, each with an equal number of queue pairs.
     #[serde(default = "one_thread")]
     pub threads: u32,
-    /// Both ends sent; bandwidth and rate are those of both directions.
+    /// True if both ends sent; bandwidth and rate are totals of both directions.
     #[serde(default)]
     pub bidirectional: bool,
-    /// Completions were waited for by events.
+    /// True if completions were awaited by events.
     #[serde(default)]
     pub events: bool,
-    /// Of how many messages the last one asked for a completion.
+    /// Interval in messages between requested completions.
     #[serde(default = "each_message")]
     pub cq_mod: u32,
-    /// Whether the target asked for markers; none: as its device is configured.
+    /// Markers requested by the target; `None`: its device's configuration.
     #[serde(default)]
     pub markers: Option<bool>,
     /// MTU of the link.
     pub mtu: u32,
-    /// The connections use CRCs.
+    /// True if the connections use CRCs.
     pub crc: bool,
-    /// Payload, Gb/s.
+    /// Payload throughput in Gb/s.
     pub gbps: f64,
     /// Million messages per second.
     pub mmsgs: f64,
     /// Latency in microseconds.
     pub lat_us: Quantiles,
-    /// What the machine can do at most.
+    /// Upper bounds of the machine.
     pub bound: Bound,
-    /// Bandwidth over what the bounds allow; null for latency and without bounds.
+    /// Bandwidth divided by the combined bound; null for latency and without bounds.
     pub ratio: Option<f64>,
     /// Seconds measured.
     pub secs: f64,
     /// Messages completed.
     pub messages: u64,
-    /// Messages whose bytes were compared.
+    /// Messages whose data was verified.
     pub verified: u64,
-    /// What the daemon's TCP retransmitted meanwhile, for whatever client.
+    /// Retransmissions of the daemon during the measurement, for all clients.
     pub tcp: Retransmissions,
-    /// Payload travelled in the work requests.
+    /// True if payload travelled in the work requests.
     pub inline: bool,
-    /// Connected queue pairs without work beside those that were measured.
+    /// Connected idle queue pairs in addition to the measured ones.
     #[serde(default)]
     pub idle_qps: u32,
-    /// Frames of a million that the link loses, as whoever set it up says.
+    /// Loss configured on the link, in frames per million, as given on the command line.
     #[serde(default)]
     pub link_loss_ppm: u32,
     /// Microseconds of silence before each round trip.
     #[serde(default)]
     pub pause_us: u64,
-    /// Gb/s of the bulk transfer beside round trips; none without one.
+    /// Gb/s of the bulk transfer concurrent with the round trips, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bulk_gbps: Option<f64>,
     /// The initiator's device.
@@ -118,30 +118,30 @@ pub struct PerfReport {
     pub to: String,
     /// DPDK's driver of the initiator's port.
     pub driver: String,
-    /// What the reader should know of the measurement.
+    /// Remarks on the measurement for the reader.
     pub notes: Vec<String>,
-    /// What the daemon's workers did meanwhile, for whatever client.
+    /// Work of the daemon's workers during the measurement, for all clients.
     pub workers: Vec<WorkerUse>,
-    /// Gb/s of each interval that was asked for.
+    /// Gb/s in each interval, if requested.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub series_gbps: Vec<f64>,
-    /// Pairs of microseconds and number of messages that took as long, if asked for.
+    /// Pairs of microseconds and number of messages with that latency, if requested.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub histogram: Vec<(f64, u64)>,
-    /// Which of the measurements of the same transfer, from 1.
+    /// Number of the measurement among those of the same transfer, from 1.
     pub round: u32,
-    /// Of lat: the round trip (median) in cache-line round trips between the cores.
+    /// lat: median round trip in units of the cores' cache-line round trip.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub round_trip_lines: Option<f64>,
-    /// Of bw and rate: messages in the time of a cache-line round trip between the cores.
+    /// bw, rate: messages per cache-line round trip between the cores.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub messages_per_line: Option<f64>,
-    /// The latency that 99 of 100 do not exceed, by the median.
+    /// 99th percentile of the latency divided by the median.
     #[serde(default)]
     pub p99_by_p50: f64,
-    /// What happened to the machine meanwhile.
+    /// Conditions during the measurement.
     pub conditions: Conditions,
-    /// What is in effect of the daemon's configuration; none where the client is no operator.
+    /// The daemon's effective settings; `None` if the client is not an operator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settings: Option<serde_json::Value>,
     /// The machine.
@@ -149,7 +149,7 @@ pub struct PerfReport {
 }
 
 impl PerfReport {
-    /// Puts a measurement beside its bounds.
+    /// Builds the report of a measurement and its bounds.
     pub fn new(
         plan: &MeasurementPlan,
         path: TransferPath,
@@ -219,7 +219,7 @@ impl PerfReport {
         }
     }
 
-    /// What is unusual about the transfer, in words; none when nothing is.
+    /// Names the transfer's deviations from the defaults; empty if there are none.
     pub fn variants(&self) -> Vec<String> {
         let mut words = Vec::new();
         for (is_so, word) in [
@@ -249,19 +249,19 @@ impl PerfReport {
         words
     }
 
-    /// The loss of the link, if it has one.
+    /// Describes the link's loss, if it has any.
     pub fn loss_in_words(&self) -> Option<String> {
         let percent = f64::from(self.link_loss_ppm) / 1e4;
         (self.link_loss_ppm > 0).then(|| format!("{percent} % loss"))
     }
 
-    /// Adds the conditions, and what the cache-line round trips in them are the unit of.
+    /// Adds the conditions, and the results in units of their cache-line round trip.
     pub fn add_conditions(&mut self, conditions: Conditions) {
         let trips = [
             conditions.cache_line_ns_before,
             conditions.cache_line_ns_after,
         ];
-        // Others on a core make a trip longer, nothing makes it shorter.
+        // Other threads on a core make a round trip longer; nothing makes it shorter.
         let line = trips.into_iter().flatten().reduce(f64::min);
         let (line_us, lat) = (line.map(|ns| ns / 1e3), self.mode == Mode::Lat);
         self.round_trip_lines = line_us
@@ -285,7 +285,7 @@ impl PerfReport {
             .collect();
     }
 
-    /// Adds the whole distribution of latencies.
+    /// Adds the full latency distribution.
     pub fn add_histogram(&mut self, measured: &Measurement) {
         self.histogram = measured
             .latency
@@ -311,7 +311,7 @@ fn quotient(value: f64, by: f64) -> f64 {
     round_to_micro(value / by.max(1e-9))
 }
 
-/// Rounds to six digits behind the point: small rates stay visible.
+/// Rounds to six decimal places, so that small rates stay visible.
 fn round_to_micro(value: f64) -> f64 {
     (value * 1e6).round() / 1e6
 }
@@ -485,7 +485,7 @@ fn bound() -> Bound {
     }
 }
 
-/// A result for tests.
+/// An example result for tests.
 #[cfg(test)]
 pub(crate) fn example_report(mode: Mode) -> PerfReport {
     report_with(mode, bound())

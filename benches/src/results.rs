@@ -1,5 +1,5 @@
-//! Files with results of `siw-perf --json`: a line each, of `bw`, `lat`, `rate`, `peers`, `raw` and
-//! `limits` in any order.
+//! Result files of `siw-perf --json`: one line each for `bw`, `lat`, `rate`, `peers`, `raw` and
+//! `limits`, in any order.
 
 use crate::limits::MachineLimits;
 use crate::peers::PeersReport;
@@ -11,18 +11,18 @@ use std::path::Path;
 /// All results of some files.
 #[derive(Debug, Default)]
 pub struct Results {
-    /// Of `bw`, `lat` and `rate`.
+    /// Results of `bw`, `lat` and `rate`.
     pub transfers: Vec<PerfReport>,
-    /// Of `peers`.
+    /// Results of `peers`.
     pub peers: Vec<PeersReport>,
-    /// Of `raw`.
+    /// Results of `raw`.
     pub raw: Vec<RawReport>,
-    /// Of `limits`.
+    /// Results of `limits`.
     pub limits: Vec<MachineLimits>,
 }
 
 impl Results {
-    /// Reads a file; the error names the line that is no result.
+    /// Reads a file; an error names the invalid line.
     pub fn read(path: &Path) -> Result<Results, String> {
         let text = std::fs::read_to_string(path)
             .map_err(|error| format!("{}: {error}", path.display()))?;
@@ -44,7 +44,7 @@ impl Results {
         Ok(results)
     }
 
-    /// Adds those of another file.
+    /// Adds the results of another file.
     pub fn append(&mut self, other: Results) {
         self.transfers.extend(other.transfers);
         self.peers.extend(other.peers);

@@ -1,5 +1,5 @@
-//! `siw-perf scale`: what more and more queue pairs cost. For each number of them, a bulk transfer of
-//! one queue pair beside so many idle ones, and a transfer of all of them in turn.
+//! `siw-perf scale`: cost of additional queue pairs. For each number of queue pairs, measures a
+//! bulk transfer of one queue pair with all others idle, and a transfer of all of them in turn.
 
 use crate::args::{ScaleOptions, TransferMode, TransferOptions};
 use crate::measurement::format_bytes;
@@ -7,20 +7,20 @@ use crate::report::PerfReport;
 use crate::transfer::run_transfers;
 use std::fmt;
 
-/// Messages in flight of all active queue pairs together, where there are fewer pairs than that.
+/// Total messages in flight of all active queue pairs, unless there are more queue pairs than that.
 const IN_FLIGHT: u32 = 16;
 
-/// The measurements of one number of queue pairs.
+/// Measurements for one number of queue pairs.
 pub struct ScaleRow {
     /// Queue pairs.
     pub qps: u32,
-    /// One busy queue pair beside so many idle ones.
+    /// One busy queue pair, all others idle.
     pub idle: Option<PerfReport>,
     /// All of them active in turn.
     pub active: Option<PerfReport>,
 }
 
-/// All measurements, in the order of the numbers.
+/// All measurements, in the order of the numbers of queue pairs.
 pub struct ScaleReport {
     rows: Vec<ScaleRow>,
     busy_size: u32,
@@ -60,7 +60,8 @@ pub fn measure_scale(
 }
 
 impl ScaleOptions {
-    /// One queue pair, and `idle` ones without work; one of these is as good as none.
+    /// One busy queue pair and `idle` idle ones; a single idle one is left out, since it makes no
+    /// difference.
     fn busy_beside(&self, idle: u32) -> TransferOptions {
         TransferOptions {
             size: vec![self.busy_size],
@@ -70,7 +71,8 @@ impl ScaleOptions {
         }
     }
 
-    /// Each queue pair has a message in flight, or a share of the usual number.
+    /// Options for all queue pairs active: each has its share of [`IN_FLIGHT`] messages, and at
+    /// least one.
     fn all_active(&self, qps: u32) -> TransferOptions {
         TransferOptions {
             size: vec![self.size],

@@ -1,6 +1,5 @@
-//! Connects the two ends, in one process or in two. Each connection's private data
-//! carries what the other side has to know, as JSON: the plan, and where the memory
-//! of its queue pair is.
+//! Connects the two ends, in one process or in two. Each connection's private data carries the
+//! parameters for the other side as JSON: the plan, and the location of its queue pair's memory.
 
 use crate::end::{PeerMemory, Role, TransferEnd, failed_call, find_device, take_event};
 use crate::plan::MeasurementPlan;
@@ -13,13 +12,13 @@ use siw::{
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// Version of the private data's contents; both ends must have the same.
+/// Format version of the private data; both ends must use the same.
 const VERSION: u32 = 2;
-/// How long one connection may take.
+/// Time limit of one connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Connections between two addresses and a port: each has a port of the initiator's for itself.
+/// Maximum connections to one address and port: each needs a port of its own at the initiator.
 const CONNECTIONS_PER_LISTENER: u32 = 10_000;
-/// Connections that may wait to be accepted.
+/// Maximum connections waiting to be accepted.
 const BACKLOG: u32 = 64;
 
 /// Private data of the connecting end.
@@ -39,7 +38,7 @@ struct AcceptParameters {
 }
 
 fn decode_parameters<T: for<'a> Deserialize<'a>>(bytes: &[u8]) -> Result<T, String> {
-    // MPA may pad what it carries.
+    // MPA may pad the private data with zeros.
     let end = bytes
         .iter()
         .rposition(|byte| *byte != 0)
@@ -86,7 +85,7 @@ fn connect_options<'a>(
     }
 }
 
-/// How connections are accepted: as the devices are configured where nothing is asked for.
+/// Options of a listener; `None` selects the devices' configuration.
 pub fn listen_options(crc: Option<bool>, markers: Option<bool>) -> ListenOptions {
     ListenOptions {
         backlog: BACKLOG,
@@ -136,7 +135,7 @@ fn expect_established(event: CmEvent) -> Result<ConnectionInfo, String> {
         .join(": "))
 }
 
-/// Connects all QPs of two ends in this process. Returns whether they use CRCs.
+/// Connects all QPs of two ends in this process. Returns true if they use CRCs.
 pub fn connect_locally(
     initiator: &mut TransferEnd,
     from: &DeviceInfo,
@@ -205,8 +204,8 @@ pub fn connect_locally(
     Ok(crc)
 }
 
-/// Connects all QPs of an end to a listening process. Returns what is known of the last
-/// connection: whether it uses CRCs, and its local address.
+/// Connects all QPs of an end to a listening process. Returns whether the last connection uses
+/// CRCs, and its local address.
 pub fn connect_to_peer(
     end: &mut TransferEnd,
     from: Option<&DeviceInfo>,
@@ -237,7 +236,7 @@ pub fn connect_to_peer(
     last.ok_or_else(|| "no queue pair".into())
 }
 
-/// Waits for a process that connects, and accepts all its QPs.
+/// Waits for a connecting process, and accepts all its QPs.
 pub fn accept_all(
     ctx: &Context,
     addr: SocketAddr,
@@ -262,7 +261,7 @@ pub fn accept_all(
         };
         match event {
             CmEvent::ConnectRequest(request) => {
-                // A peer that is refused learns why, and does not end the waiting.
+                // A refused peer receives the reason; waiting continues for others.
                 if let Some(reason) = accept_or_reject(ctx, request, &mut end)? {
                     eprintln!("siw-perf: refused a connection: {reason}");
                     continue;
@@ -272,7 +271,7 @@ pub fn accept_all(
             CmEvent::RequestCancelled { .. } => {}
             event => {
                 expect_established(event)?;
-                // Connections are accepted in order: the last one to be established is the last.
+                // Connections are accepted in order, so the last one established completes the set.
                 if let Some(end) = end.as_mut() {
                     end.ready += 1;
                     if end.ready == end.plan.qps {
@@ -287,7 +286,7 @@ pub fn accept_all(
     Ok(end)
 }
 
-/// Accepts one request. Returns the reason when it was refused instead.
+/// Accepts or rejects one request. Returns the reason if it was rejected.
 fn accept_or_reject(
     ctx: &Context,
     request: ConnectionRequest,
@@ -336,7 +335,7 @@ fn accept_or_reject(
     Ok(None)
 }
 
-/// The device that a connection uses: the named one, or the one with its address.
+/// The device that a connection uses: the named one, or the one with the local address.
 pub fn local_device(
     ctx: &Context,
     name: Option<&str>,

@@ -1,4 +1,4 @@
-//! Several results of `siw-perf` together: the median of the rounds of each transfer, as a table for
+//! Summary of several `siw-perf` results: the median of each transfer's rounds, as a table for
 //! people and as comma-separated values for spreadsheets.
 
 use crate::daemon::WorkerUse;
@@ -8,19 +8,19 @@ use crate::report::PerfReport;
 use serde_json::Value;
 use std::fmt::Write;
 
-/// A number over several rounds.
+/// Spread of a number over several rounds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Spread {
     /// The median.
     pub median: f64,
-    /// The least.
+    /// The minimum.
     pub min: f64,
-    /// The greatest.
+    /// The maximum.
     pub max: f64,
 }
 
 impl Spread {
-    /// Of all values; none without values.
+    /// Spread of all values; `None` without values.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Spread> {
         let mut values: Vec<f64> = values.into_iter().collect();
         values.sort_by(f64::total_cmp);
@@ -36,16 +36,16 @@ impl Spread {
 
 /// The rounds of one transfer.
 pub struct TransferRounds<'a> {
-    /// The rounds that count: those that nothing disturbed, or all when there is no such.
+    /// The rounds that count: the undisturbed ones, or all if there are none.
     pub counted: Vec<&'a PerfReport>,
-    /// How many were disturbed.
+    /// Number of disturbed rounds.
     pub disturbed: usize,
-    /// The place of their daemon's settings in [`all_settings`], counted from one; `None` where all
+    /// Position of the daemon's settings in [`all_settings`], counted from one; `None` if all
     /// results have the same.
     pub settings_number: Option<usize>,
 }
 
-/// The different settings of the daemons of all transfers, in the order in which they came.
+/// The distinct daemon settings of all transfers, in order of first occurrence.
 pub fn all_settings(reports: &[PerfReport]) -> Vec<&Value> {
     let mut all = Vec::new();
     for settings in reports.iter().filter_map(|report| report.settings.as_ref()) {
@@ -56,7 +56,7 @@ pub fn all_settings(reports: &[PerfReport]) -> Vec<&Value> {
     all
 }
 
-/// Groups results by transfer and by the daemon's settings, in the order in which they came.
+/// Groups results by transfer and by the daemon's settings, in order of first occurrence.
 pub fn group_by_transfer(reports: &[PerfReport]) -> Vec<TransferRounds<'_>> {
     let mut groups: Vec<Vec<&PerfReport>> = Vec::new();
     for report in reports {
@@ -84,7 +84,7 @@ pub fn group_by_transfer(reports: &[PerfReport]) -> Vec<TransferRounds<'_>> {
         .collect()
 }
 
-/// Whether two results are rounds of one transfer.
+/// Returns true if two results are rounds of the same transfer.
 pub fn is_same_transfer(first: &PerfReport, second: &PerfReport) -> bool {
     let key = |report: &PerfReport| {
         (
@@ -129,7 +129,7 @@ impl<'a> TransferRounds<'a> {
         }
     }
 
-    /// The name of a transfer, with the number of the daemon's settings where there are several.
+    /// The name of a transfer, with the number of the daemon's settings if there are several.
     pub fn name_with_settings(&self, name: String) -> String {
         match self.settings_number {
             Some(number) => format!("{name}, settings {number}"),
@@ -137,12 +137,12 @@ impl<'a> TransferRounds<'a> {
         }
     }
 
-    /// The spread of a number over the rounds that count.
+    /// Spread of a number over the rounds that count.
     pub fn spread(&self, value: impl Fn(&PerfReport) -> Option<f64>) -> Option<Spread> {
         Spread::of(self.counted.iter().filter_map(|report| value(report)))
     }
 
-    /// The median of what all workers together spent on a message; none if one of them does not say.
+    /// Median of the workers' total cost per message; `None` if one of them lacks the number.
     pub fn worker_cost(&self, value: impl Fn(&WorkerUse) -> Option<f64>) -> Option<f64> {
         let of_report = |report: &PerfReport| {
             let workers = Some(&report.workers).filter(|workers| !workers.is_empty())?;
@@ -151,8 +151,8 @@ impl<'a> TransferRounds<'a> {
         self.spread(of_report).map(|spread| spread.median)
     }
 
-    /// The best rate over the best bound: rounds differ in both, and the best of the ratios would be
-    /// that of the round whose bound was disturbed most.
+    /// The best rate divided by the best bound. Both vary over the rounds, and the best of the
+    /// rounds' ratios would be that of the round whose bound was disturbed most.
     pub fn ratio_to_bound(&self) -> Option<f64> {
         let bound = |report: &PerfReport| report.bound.combined_gbps(report.crc);
         let best_bound = self.spread(bound)?.max;
@@ -163,7 +163,7 @@ impl<'a> TransferRounds<'a> {
     }
 }
 
-/// The table: a line for each transfer.
+/// Formats a table with a line for each transfer.
 pub fn format_table(reports: &[PerfReport]) -> String {
     let mut text = format!(
         "{:<12} {:>6} {:>9} {:>6} {:>6} {:>22} {:>10} {:>20} {:>9} {:>6} {:>7}\n",
@@ -223,11 +223,11 @@ pub fn format_table(reports: &[PerfReport]) -> String {
     text
 }
 
-/// The names of the values in [`csv_line`].
+/// Column names of [`csv_line`].
 pub const CSV_HEADER: &str = "mode,op,size,depth,qps,mtu,crc,round,gbps,mmsgs,p50_us,p99_us,p999_us,\
 raw_gbps,copy_crc_gbps,crc_gbps,ratio,steal_percent,cache_line_ns,disturbed,commit,threads,bidirectional,events,idle_qps,link_loss_ppm,cq_mod,pause_us";
 
-/// One result as comma-separated values; what was not measured is empty.
+/// One result as comma-separated values; values that were not measured are empty.
 pub fn csv_line(report: &PerfReport) -> String {
     let number = |value: Option<f64>| value.map_or(String::new(), |value| value.to_string());
     let mode = match report.mode {

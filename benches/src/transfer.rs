@@ -1,5 +1,5 @@
-//! `siw-perf bw`, `lat` and `rate`: measures each combination of sizes, depths and queue pairs, as
-//! often as asked, beside the bounds of the machine, and watches whether others disturb it.
+//! `siw-perf bw`, `lat` and `rate`: measures each combination of sizes, depths and queue pairs as
+//! often as requested, with the bounds of the machine, and detects disturbances.
 
 use crate::args::{PerfEndpoints, TransferMode, TransferOptions};
 use crate::bandwidth::BulkLoad;
@@ -18,12 +18,12 @@ use std::net::SocketAddr;
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
-/// Until then a worker without work sleeps, and leaves the machine to other measurements.
+/// Time after which an idle worker sleeps and does not disturb other measurements.
 const WORKER_SLEEP_TIME: Duration = Duration::from_millis(20);
 
-/// Measures what the options describe. `on_report` is called with each result, disturbed ones
-/// included. With `bulk` such a transfer goes on beside round trips. With --listen another process
-/// measures, and nothing is reported.
+/// Measures the transfers that the options describe. `on_report` is called with each result,
+/// including disturbed ones. With `bulk`, that transfer runs concurrently with round trips. With
+/// --listen, another process measures, and nothing is reported.
 pub fn run_transfers(
     options: &TransferOptions,
     mode: TransferMode,
@@ -45,40 +45,40 @@ pub fn run_transfers(
     Ok(())
 }
 
-/// What several measurements share.
+/// State shared by several measurements.
 struct TransferRunner<'a> {
     options: &'a TransferOptions,
-    /// What goes on beside round trips.
+    /// Bulk transfer concurrent with round trips.
     bulk: Option<MeasurementPlan>,
     ctx: Context,
     machine: MachineRecord,
     /// The client's core and the worker's.
     cores: Option<[usize; 2]>,
-    /// DPDK's environment can be started once: the link goes from one measurement to the next.
+    /// Reused between measurements, since DPDK's environment can be started only once.
     link: Option<RawLink>,
-    /// Why there is no link.
+    /// Reason why there is no link.
     link_error: Option<String>,
 }
 
-/// Two ends that are connected; only the first when the other is in another process.
+/// Two connected ends; only the first if the other one is in another process.
 struct ConnectedEnds {
     initiator: TransferEnd,
     target: Option<TransferEnd>,
     path: TransferPath,
-    /// The link is the pair of rings inside of the daemon.
+    /// True if the link is the daemon's embedded ring pair.
     ring: bool,
     ipv6: bool,
 }
 
 impl<'a> TransferRunner<'a> {
-    /// Pins the calling thread, if both ends are in this process or a core is named.
+    /// Pins the calling thread if both ends are in this process or a core is given.
     fn new(
         options: &'a TransferOptions,
         bulk: Option<MeasurementPlan>,
         ctx: Context,
         ends: &PerfEndpoints,
     ) -> Result<TransferRunner<'a>, String> {
-        // With two processes the kernel chooses the cores, unless --core names one.
+        // With two processes, the kernel chooses the cores unless --core is given.
         let both = matches!(ends, PerfEndpoints::Both { .. });
         let first = both.then(|| EalConfig::default().main_core);
         let core = options.core.or(first);
@@ -107,7 +107,7 @@ impl<'a> TransferRunner<'a> {
         })
     }
 
-    /// Answers one measurement of another process.
+    /// Serves one measurement of another process.
     fn serve(&self, addr: SocketAddr) -> Result<(), String> {
         let (crc, markers) = self.options.mpa_choices()[0];
         let options = session::listen_options(crc, markers);
@@ -189,7 +189,7 @@ impl<'a> TransferRunner<'a> {
         })
     }
 
-    /// Measures one transfer as often as asked.
+    /// Measures one transfer for the requested number of rounds.
     fn measure_rounds(
         &mut self,
         plan: &MeasurementPlan,
@@ -238,7 +238,7 @@ impl<'a> TransferRunner<'a> {
             true => None,
             false => Some(self.take_bounds(plan, first, &mut notes)?),
         };
-        // The new connections are done, and the worker sleeps.
+        // By then the new connections are idle, and the worker sleeps.
         std::thread::sleep(WORKER_SLEEP_TIME);
         let watch = ConditionsWatch::begin(self.cores);
         let bound_before = bounds.as_mut().map(Bounds::measure_all).transpose()?;
@@ -285,7 +285,7 @@ impl<'a> TransferRunner<'a> {
         Ok(report)
     }
 
-    /// The ends of one thread.
+    /// Connects the ends of one thread.
     fn connect_both_directions(
         &self,
         plan: &MeasurementPlan,
@@ -304,8 +304,8 @@ impl<'a> TransferRunner<'a> {
         })
     }
 
-    /// The bounds of a transfer; raw frames are measured where the link is a pair of rings and DPDK
-    /// has the memory.
+    /// Measures the bounds of a transfer. Raw frames are measured if the link is a ring pair and
+    /// DPDK has enough memory.
     fn take_bounds(
         &mut self,
         plan: &MeasurementPlan,
@@ -330,7 +330,7 @@ impl<'a> TransferRunner<'a> {
         Bounds::new(*plan, framing, ends.initiator.huge, link, ends.path.crc)
     }
 
-    /// The measurement, and the bandwidth of the bulk transfer beside it.
+    /// The measurement, and the bandwidth of the concurrent bulk transfer.
     fn measure_transfer(
         &self,
         plan: &MeasurementPlan,
@@ -361,7 +361,7 @@ impl<'a> TransferRunner<'a> {
         Ok((measured, Some(gbps)))
     }
 
-    /// How long a transfer is measured, and what is shown meanwhile.
+    /// Duration and live view of a run.
     fn run_options(&self, plan: &MeasurementPlan, live: bool) -> Result<RunOptions, String> {
         let interval = self.options.interval;
         Ok(RunOptions {
@@ -375,13 +375,13 @@ impl<'a> TransferRunner<'a> {
         })
     }
 
-    /// Each thread on a core of its own, as far as there are such beside the worker's.
+    /// Runs each thread on a core of its own, as long as there are cores other than the worker's.
     fn measure_by_threads(
         &self,
         plan: &MeasurementPlan,
         transfers: &mut [ThreadTransfers],
     ) -> Result<Measurement, String> {
-        // What is shown is that of the first thread.
+        // The live view shows the first thread.
         let mut runs = Vec::new();
         for index in 0..transfers.len() {
             runs.push(self.run_options(plan, index == 0)?);
@@ -421,10 +421,10 @@ impl<'a> TransferRunner<'a> {
     }
 }
 
-/// What one thread of the application drives.
+/// Transfers driven by one application thread.
 struct ThreadTransfers {
     forward: ConnectedEnds,
-    /// From the target's device to the initiator's.
+    /// Transfer from the target's device to the initiator's.
     backward: Option<ConnectedEnds>,
 }
 
@@ -444,7 +444,7 @@ impl ThreadTransfers {
     }
 }
 
-/// How fast the time-stamp counter runs.
+/// Measures the rate of the time-stamp counter.
 struct TickRate {
     ticks: u64,
     begin: Instant,
@@ -458,20 +458,20 @@ impl TickRate {
         }
     }
 
-    /// Ticks per nanosecond since the beginning.
+    /// Ticks per nanosecond since the start.
     fn ghz(&self) -> f64 {
         let ticks = dpdk::tsc_now().wrapping_sub(self.ticks);
         ticks as f64 / self.begin.elapsed().as_nanos().max(1) as f64
     }
 }
 
-/// Queue pairs that are connected and have no work.
+/// Plan for connected idle queue pairs.
 fn idle_plan(count: u32) -> MeasurementPlan {
     MeasurementPlan::for_bandwidth(Operation::Write, 64, 1, count)
 }
 
-/// What each worker did between two readings of the statistics. The warm-up is in them, so that
-/// messages are counted up by its share.
+/// Work of each worker between two readings of the statistics. The readings include the warm-up, so
+/// the message count is scaled up accordingly.
 fn workers_used(before: &str, after: &str, measured: &Measurement, tsc_ghz: f64) -> Vec<WorkerUse> {
     let (before, after) = (
         WorkerCounters::from_statistics(before),

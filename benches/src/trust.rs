@@ -1,4 +1,4 @@
-//! What clients that are killed leave behind in a daemon. Called by `siw-figures`; the clients are
+//! Resources that killed clients leave behind in a daemon. Called by `siw-figures`; the clients are
 //! those of `siw-hostile-client`, a program of the daemon's tests.
 
 use crate::daemon::Process;
@@ -11,23 +11,23 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long the daemon may take to forget a client before that counts as never.
+/// Time limit for the daemon to clean up a client.
 const CLEAN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Threads that start clients one after the other.
 const KILLERS: u32 = 2;
 
-/// Batches of killed clients in which private memory may grow before that counts.
+/// Maximum batches of killed clients for telling memory growth from a leak.
 const BATCHES: u32 = 3;
 
-/// How long the daemon may take to return free memory: it collects for a moment what clients leave.
+/// Time limit for the daemon to return free memory, which it collects for a moment.
 const RETURN_TIME: Duration = Duration::from_secs(2);
 
-/// The daemon under test, and the program of clients that end badly.
+/// The daemon under test, and the program of misbehaving clients.
 pub struct Victim {
     /// The daemon's process.
     pub process: Process,
-    /// Asks it what it has.
+    /// Connection for querying the daemon's state.
     pub observer: Context,
     /// Its control socket.
     pub socket: PathBuf,
@@ -35,34 +35,35 @@ pub struct Victim {
     pub program: PathBuf,
 }
 
-/// What a daemon holds.
+/// Resources held by a daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Holdings {
     clients: u64,
     queue_pairs: u64,
     connections: u64,
     descriptors: u64,
-    /// Of all users.
+    /// Keys of all users.
     memory_keys: u64,
 }
 
-/// What a daemon holds more than before.
+/// Growth of the resources held by a daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Growth {
     /// Private memory, in bytes.
     pub bytes: u64,
-    /// Shared memory and hugepages that it maps, in bytes.
+    /// Mapped shared memory and hugepages, in bytes.
     pub shared_bytes: u64,
     /// Open descriptors.
     pub descriptors: u64,
-    /// Connections of TCP.
+    /// TCP connections.
     pub connections: u64,
     /// Memory regions and windows.
     pub memory_keys: u64,
 }
 
 impl Growth {
-    /// Of two batches of clients: the less of private memory, the more of all else.
+    /// Combines the growth of two batches of clients: the minimum for private memory, the maximum
+    /// for all else.
     fn combine(self, other: Growth) -> Growth {
         Growth {
             bytes: self.bytes.min(other.bytes),
@@ -100,7 +101,7 @@ impl Victim {
         })
     }
 
-    /// Waits until the daemon holds no more than before; how long that took.
+    /// Waits until the daemon holds no more than before; returns the time taken.
     fn wait_until_clean(&self, before: Holdings) -> Result<Duration, String> {
         let begin = Instant::now();
         loop {
@@ -133,11 +134,12 @@ impl Victim {
         command
     }
 
-    /// Has `count` clients killed at random points of their lives, and returns what the daemon holds
-    /// more than before. As many go before: what is allocated for them once, as for the connections
-    /// that are in TIME-WAIT at a time, is no growth. Where private memory grew, as many are killed again,
-    /// and again: a leak grows each time, what was in use at once reaches a new height more and more
-    /// seldom. The least growth of private memory counts, and the most of all else.
+    /// Kills `count` clients at random points of their lives, and returns the growth of the
+    /// daemon's resources. A first, unmeasured batch of `count` clients excludes one-time
+    /// allocations, such as memory for the connections that are in TIME-WAIT at a time. If private
+    /// memory grew, further batches follow: a leak grows with each batch, whereas peak use reaches
+    /// new heights less and less often. Returns the minimum growth of private memory, and the
+    /// maximum of all else.
     pub fn kill_clients(&self, count: u32) -> Result<Growth, String> {
         self.start_and_kill(count)?;
         let clean = self.holdings()?;
@@ -156,12 +158,12 @@ impl Victim {
         Ok(grown)
     }
 
-    /// What the daemon holds more than before after `count` clients were killed.
+    /// Growth of the daemon's resources after `count` clients were killed.
     fn growth_of(&self, count: u32) -> Result<Growth, String> {
         let before = self.holdings()?;
         let (bytes, shared) = (self.private_bytes(0)?, self.process.shared_bytes()?);
         self.start_and_kill(count)?;
-        // What cannot be waited for is growth.
+        // Resources not freed in time count as growth.
         let cleaned = self.wait_until_clean(before);
         if let Err(error) = &cleaned {
             eprintln!("{error}");
@@ -176,7 +178,7 @@ impl Victim {
         })
     }
 
-    /// The daemon's private memory, once free memory is returned or it is no more than `enough`.
+    /// The daemon's private memory, once free memory is returned or at most `enough` is left.
     fn private_bytes(&self, enough: u64) -> Result<u64, String> {
         let begin = Instant::now();
         loop {
@@ -194,7 +196,7 @@ impl Victim {
                 .map(|killer| {
                     scope.spawn(move || {
                         for round in (killer..count).step_by(KILLERS as usize) {
-                            // Their lives take some milliseconds, over and over.
+                            // Lifetimes from zero to some milliseconds, in a repeating sequence.
                             let micros = round.wrapping_mul(7919) % 12_000;
                             self.command("killed", f64::from(micros) / 1e6, round)
                                 .status()
@@ -216,7 +218,8 @@ impl Victim {
         format!("{}: {error}", self.program.display())
     }
 
-    /// Kills a client with many connected queue pairs; how long the daemon takes to be rid of them.
+    /// Kills a client with many connected queue pairs; returns the time that the daemon takes to
+    /// clean up.
     pub fn kill_large_client(&self) -> Result<Duration, String> {
         let before = self.holdings()?;
         let mut child = self
@@ -249,7 +252,7 @@ fn failed(what: &str) -> impl Fn(Error) -> String + '_ {
     move |error| format!("{what}: {error}")
 }
 
-/// The path of a program beside this one.
+/// Path of a program in the same folder as this one.
 pub fn program_beside(name: &str) -> Result<PathBuf, String> {
     let own = std::env::current_exe().map_err(|error| error.to_string())?;
     let path = own.parent().unwrap_or(Path::new(".")).join(name);

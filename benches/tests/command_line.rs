@@ -1,4 +1,4 @@
-//! What a user sees of `siw-perf` and `./benches/figures` when something is wrong.
+//! Error output of `siw-perf` and `./benches/figures`.
 #![forbid(unsafe_code)]
 
 use std::path::Path;

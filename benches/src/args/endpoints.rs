@@ -1,9 +1,9 @@
-//! Between which ends `siw-perf` measures.
+//! The two endpoints of a `siw-perf` measurement.
 
 use super::{TransferOptions, or_default};
 use std::net::SocketAddr;
 
-/// Where the two ends of the measurement are.
+/// Location of the two ends of a measurement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PerfEndpoints {
     /// Both ends in this process, on these devices.
@@ -13,20 +13,20 @@ pub enum PerfEndpoints {
         /// The target's device.
         to: String,
     },
-    /// The target of another process, at this address.
+    /// The target, for an initiator in another process, listening at this address.
     Listen(SocketAddr),
-    /// The initiator, against a process that listens at `to`.
+    /// The initiator, connecting to a process that listens at `to`.
     Connect {
         /// Address of the target.
         to: SocketAddr,
-        /// Device to connect from; none: the one that routes to `to`.
+        /// Device to connect from; `None`: the one that routes to `to`.
         from: Option<String>,
     },
 }
 
 impl TransferOptions {
-    /// The ends that the options name, with the default devices; those of other devices one after the
-    /// other. Never empty.
+    /// Endpoints that the options name, with the default devices. Several devices are measured one
+    /// after the other. Never empty.
     pub fn endpoints(&self) -> Result<Vec<PerfEndpoints>, String> {
         if let Some(address) = self.listen {
             return Ok(vec![PerfEndpoints::Listen(address)]);

@@ -1,4 +1,4 @@
-//! The command line of `siw-perf`, and what it asks to be measured.
+//! The command line of `siw-perf`, and the measurements that it requests.
 
 mod endpoints;
 mod other_commands;
@@ -20,45 +20,47 @@ use std::time::Duration;
 #[derive(Debug, Clone, Parser)]
 #[command(name = "siw-perf", version, about)]
 pub struct PerfOptions {
-    /// What to measure.
+    /// The measurement.
     #[command(subcommand)]
     pub command: PerfCommand,
 }
 
-/// What to measure.
+/// Subcommands of `siw-perf`.
 #[derive(Debug, Clone, Subcommand)]
 pub enum PerfCommand {
-    /// Bandwidth over siwd, beside the bounds of the machine.
+    /// Bandwidth over siwd, compared with the bounds of the machine.
     Bw(TransferOptions),
     /// Round trips over siwd, one at a time.
     Lat(TransferOptions),
     /// Messages per second over siwd: 64 bytes, 128 in flight.
     Rate(TransferOptions),
-    /// Round trips while a bulk transfer of other queue pairs goes on.
+    /// Round trips during a bulk transfer on other queue pairs.
     Mixed(MixedOptions),
-    /// What more queue pairs cost: one that is busy beside idle ones, and all of them active in turn.
+    /// Cost of additional queue pairs: one busy queue pair with many idle ones, and all of them
+    /// active in turn.
     Scale(ScaleOptions),
     /// Queue pairs created, connected, closed and destroyed per second.
     Conn(ConnOptions),
-    /// Frames on a port without TCP and without a daemon, as testpmd does it: sends, receives, forwards,
+    /// Frames on a port without TCP and without a daemon, like testpmd: sends, receives, forwards
     /// or answers, with statistics for each second.
     Raw(RawOptions),
-    /// What the machine can do without siwd: copying, CRC32c, both in one pass, a cache line's way
-    /// between two cores.
+    /// Limits of the machine without siwd: copying, CRC32c, both in one pass, and the transfer of a
+    /// cache line between two cores.
     Limits(LimitsOptions),
-    /// siwd beside the kernel's TCP, UCX, libfabric and testpmd on this machine: the same sizes and
-    /// cores, medians of alternating rounds. Starts daemons and network namespaces of its own; needs root.
+    /// siwd compared with the kernel's TCP, UCX, libfabric and testpmd on this machine: the same
+    /// sizes and cores, medians of alternating rounds. Starts its own daemons and network
+    /// namespaces; needs root.
     Peers(PeersOptions),
-    /// One page and a table of results that were printed with --json.
+    /// An HTML page and a table of results that were printed with --json.
     Report(PageOptions),
-    /// The same transfers of two files of results as ratios; exit code 1 when some became worse.
+    /// Compares the same transfers in two result files as ratios; exit code 1 if any became worse.
     Compare(CompareOptions),
     /// Round trips over the kernel's TCP with both ends spinning; part of `peers`.
     #[command(hide = true)]
     TcpPingPong(PingPongOptions),
 }
 
-/// What and how a transfer is measured. Lists of sizes, depths or queue pairs measure every
+/// Options of a transfer measurement. Lists of sizes, depths or queue pairs measure every
 /// combination and print a table.
 #[derive(Debug, Clone, Args)]
 pub struct TransferOptions {
@@ -78,21 +80,21 @@ pub struct TransferOptions {
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1")]
     pub qps: Vec<u32>,
 
-    /// Connected queue pairs without work beside those that are measured.
+    /// Connected but idle queue pairs in addition to the measured ones.
     #[arg(long, value_name = "N", default_value_t = 0, conflicts_with_all = ["listen", "connect"])]
     pub idle_qps: u32,
 
-    /// Percent of frames that the link loses, as it was set up (tc-netem(8)): goes into the result, and
-    /// the report has it as an axis.
+    /// Percent of frames that the link is configured to lose (tc-netem(8)): recorded in the result,
+    /// and used as an axis by the report.
     #[arg(long, value_name = "PERCENT", value_parser = parse_loss)]
     pub link_loss: Option<u32>,
 
-    /// Measurements of each combination; their median is shown, with the least and the greatest.
-    /// A disturbed one is repeated, at most as often again.
+    /// Measurements of each combination; the median is shown with minimum and maximum. Disturbed
+    /// measurements are repeated, at most N times in all.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
 
-    /// Also report the bandwidth of each such interval.
+    /// Also report the bandwidth of each interval of this length.
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub interval: Option<Duration>,
 
@@ -100,29 +102,30 @@ pub struct TransferOptions {
     #[arg(long)]
     pub histogram: bool,
 
-    /// lat: seconds of silence before each round trip, in which a worker may fall asleep.
+    /// lat: seconds of silence before each round trip, during which a worker may go to sleep.
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds_below_one)]
     pub pause: Option<Duration>,
 
-    /// Seconds to measure; some tenths before them are not counted.
+    /// Seconds to measure, after a warm-up of some tenths of a second.
     #[arg(long, value_name = "N", default_value = "3", value_parser = parse_seconds)]
     pub secs: Duration,
 
-    /// Device that starts; with --connect the one to connect from. Several, such as those of other
-    /// MTUs, are measured one after the other, each with its own of --to [default: siw0].
+    /// Initiator's device; with --connect the device to connect from. Several devices, for example
+    /// with different MTUs, are measured one after the other, each with its counterpart in --to
+    /// [default: siw0].
     #[arg(long, value_name = "DEVICE,..", value_delimiter = ',')]
     pub from: Vec<String>,
 
-    /// Device that answers, in this process [default: siw1].
+    /// Target's device in this process [default: siw1].
     #[arg(long, value_name = "DEVICE,..", value_delimiter = ',', conflicts_with_all = ["listen", "connect"])]
     pub to: Vec<String>,
 
-    /// Answer one measurement of another process, whose options count; port 7175
-    /// unless named.
+    /// Serve one measurement requested by another process, with that process's options; port 7175
+    /// by default.
     #[arg(long, value_name = "ADDR", value_parser = parse_address, conflicts_with_all = ["connect", "from"])]
     pub listen: Option<SocketAddr>,
 
-    /// Measure against a process that listens.
+    /// Measure with a process that listens.
     #[arg(long, value_name = "ADDR", value_parser = parse_address)]
     pub connect: Option<SocketAddr>,
 
@@ -130,7 +133,7 @@ pub struct TransferOptions {
     #[arg(long, conflicts_with = "csv")]
     pub json: bool,
 
-    /// Print a line of comma-separated values for each result, and one with their names.
+    /// Print each result as a line of comma-separated values, after a header line.
     #[arg(long)]
     pub csv: bool,
 
@@ -142,40 +145,40 @@ pub struct TransferOptions {
     #[arg(long)]
     pub inline: bool,
 
-    /// Wait for completions on an event channel, and leave the core to others meanwhile.
+    /// Wait for completions on an event channel, and leave the core to other threads meanwhile.
     #[arg(long)]
     pub events: bool,
 
-    /// bw, rate: only each N-th message of a QP asks for a completion, as with perftest, whose default is
-    /// 100; latencies are those of such messages.
+    /// bw, rate: request a completion only for every N-th message of a QP, like perftest, whose
+    /// default is 100; latencies are those of these messages.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub cq_mod: u32,
 
-    /// Whether connections have CRCs; both for a comparison [default: as the devices are configured].
+    /// CRC on the connections; both for a comparison [default: the devices' configuration].
     #[arg(long, value_enum, value_name = "on,off", value_delimiter = ',')]
     pub crc: Vec<Choice>,
 
-    /// Whether the target asks for markers in what it receives; both for a comparison [default: as its
-    /// device is configured].
+    /// Markers requested by the target for its receive direction; both for a comparison [default:
+    /// the device's configuration].
     #[arg(long, value_enum, value_name = "on,off", value_delimiter = ',')]
     pub markers: Vec<Choice>,
 
-    /// bw, rate: the target sends to the initiator as well, on queue pairs of its own; bandwidth and
-    /// rate are those of both directions together.
+    /// bw, rate: the target also sends to the initiator, on separate queue pairs; bandwidth and
+    /// rate are totals of both directions.
     #[arg(long, conflicts_with_all = ["listen", "connect"])]
     pub bidirectional: bool,
 
-    /// Show how it goes once a second, or by --interval: bandwidth, latency, workers, retransmissions; of
-    /// several threads the first one's messages.
+    /// Show progress once a second, or at each --interval: bandwidth, latency, workers,
+    /// retransmissions; with several threads, the messages of the first one.
     #[arg(long)]
     pub live: bool,
 
-    /// bw, rate: threads, each with as many queue pairs.
+    /// bw, rate: number of threads, each with --qps queue pairs.
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with_all = ["listen", "connect"],
           value_parser = clap::value_parser!(u32).range(1..=64))]
     pub threads: u32,
 
-    /// Do not measure the bounds (they need DPDK memory in this process).
+    /// Do not measure the bounds, which need DPDK memory in this process.
     #[arg(long)]
     pub no_bounds: bool,
 
@@ -183,27 +186,27 @@ pub struct TransferOptions {
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 
-    /// The core to measure on; the daemon's workers should have others
-    /// [default: the first that this process may use, when both ends are in it].
+    /// The core to measure on; the daemon's workers should have others [default: the first core
+    /// available to this process, if both ends are in it].
     #[arg(long, value_name = "N")]
     pub core: Option<usize>,
 
-    /// The core of the daemon's worker, to compare the cache line's way with
-    /// [default: that of the first worker].
+    /// The core of the daemon's worker, for the cache-line round trip [default: that of the first
+    /// worker].
     #[arg(long, value_name = "N")]
     pub worker_core: Option<usize>,
 }
 
-/// Whether something is asked for.
+/// Requested setting of an option.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Choice {
-    /// It is.
+    /// Requested.
     On,
-    /// It is not; a device may require it all the same.
+    /// Not requested; a device may require it all the same.
     Off,
 }
 
-/// The choices to measure: one that asks for nothing where none is named.
+/// The settings to measure: only the configured one if the list is empty.
 fn choices(list: &[Choice]) -> Vec<Option<bool>> {
     match list {
         [] => vec![None],
@@ -214,7 +217,7 @@ fn choices(list: &[Choice]) -> Vec<Option<bool>> {
     }
 }
 
-/// Round trips beside a bulk transfer.
+/// Round trips during a bulk transfer.
 #[derive(Debug, Clone, Args)]
 pub struct MixedOptions {
     /// The round trips.
@@ -245,11 +248,11 @@ impl MixedOptions {
     }
 }
 
-/// Port of --listen and --connect addresses without one.
+/// Default port of --listen and --connect addresses.
 pub const PORT: u16 = 7175;
 
 impl TransferOptions {
-    /// CRC and markers of each set of measurements.
+    /// Combinations of CRC and markers, each for one set of measurements.
     pub fn mpa_choices(&self) -> Vec<(Option<bool>, Option<bool>)> {
         let markers = choices(&self.markers);
         let with_markers = |crc| markers.iter().map(move |markers| (crc, *markers));
@@ -259,8 +262,8 @@ impl TransferOptions {
             .collect()
     }
 
-    /// The measurements that the options describe, one for each combination of sizes, depths and
-    /// queue pairs, checked against the limits. Never empty.
+    /// Measurements that the options describe, one for each combination of sizes, depths and queue
+    /// pairs, checked against the limits. Never empty.
     pub fn to_plans(&self, mode: TransferMode) -> Result<Vec<MeasurementPlan>, String> {
         let latency = mode == TransferMode::Lat;
         if latency && self.depth.iter().any(|&depth| depth != 1) {
@@ -320,7 +323,7 @@ impl TransferOptions {
     }
 }
 
-/// What is named, or else the default alone.
+/// The list itself, or the default if it is empty.
 fn or_default<T: Clone>(list: &[T], default: T) -> Vec<T> {
     match list {
         [] => vec![default],
@@ -328,7 +331,7 @@ fn or_default<T: Clone>(list: &[T], default: T) -> Vec<T> {
     }
 }
 
-/// Which of the commands a transfer is measured for: it chooses the defaults.
+/// The command that a transfer is measured for, which determines the defaults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TransferMode {
     /// Bandwidth.
@@ -339,7 +342,7 @@ pub enum TransferMode {
     Rate,
 }
 
-/// Reads a number of bytes: `64`, `4K`, `1M`, `1MiB`.
+/// Parses a number of bytes: `64`, `4K`, `1M`, `1MiB`.
 pub fn parse_size(text: &str) -> Result<u32, String> {
     let digits = text.trim_end_matches(|character: char| character.is_ascii_alphabetic());
     let shift = match &text[digits.len()..].to_ascii_lowercase()[..] {
@@ -359,7 +362,7 @@ pub fn parse_size(text: &str) -> Result<u32, String> {
         .ok_or_else(|| "a message has less than 4 GiB".into())
 }
 
-/// Reads a number of seconds.
+/// Parses a number of seconds.
 pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.01..=86_400.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
@@ -367,7 +370,7 @@ pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Reads a percentage as parts in a million.
+/// Parses a percentage into parts per million.
 fn parse_loss(text: &str) -> Result<u32, String> {
     let percent = text.trim_end_matches('%').parse::<f64>();
     match percent {
@@ -401,7 +404,7 @@ fn parse_address(text: &str) -> Result<SocketAddr, String> {
 mod tests {
     use super::*;
 
-    /// The options of a transfer, and the plan of its first combination.
+    /// Options of a transfer, and the plan of its first combination.
     #[derive(Debug)]
     pub(super) struct Parsed {
         pub(super) options: TransferOptions,

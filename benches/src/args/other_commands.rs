@@ -1,5 +1,5 @@
-//! The options of the commands that measure no single transfer: of `peers`, `conn`, `report`,
-//! `compare`, `limits` and `scale`.
+//! Options of the commands that measure more or other things than a single transfer: `peers`,
+//! `conn`, `report`, `compare`, `limits` and `scale`.
 
 use super::{TransferOptions, parse_seconds, parse_size};
 use crate::plan::Operation;
@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How contenders are compared.
+/// Options of the comparison with other implementations.
 #[derive(Debug, Clone, Args)]
 pub struct PeersOptions {
     /// Rounds; each measures every contender once.
@@ -19,7 +19,7 @@ pub struct PeersOptions {
     #[arg(long, value_name = "N", default_value = "2", value_parser = parse_seconds)]
     pub secs: Duration,
 
-    /// The core of the side that begins, and that of the other: siwd's worker, or the server
+    /// The core of the initiating side, and that of the other side, siwd's worker or the server
     /// [default: the first two of this process].
     #[arg(long, value_name = "A,B", value_delimiter = ',', num_args = 2)]
     pub cores: Option<Vec<usize>>,
@@ -33,7 +33,7 @@ pub struct PeersOptions {
     pub json: bool,
 }
 
-/// How connections are measured.
+/// Options of the connection rate measurement.
 #[derive(Debug, Clone, Args)]
 pub struct ConnOptions {
     /// Device that connects.
@@ -44,7 +44,7 @@ pub struct ConnOptions {
     #[arg(long, value_name = "DEVICE", default_value = "siw1")]
     pub to: String,
 
-    /// Connections on their way at a time.
+    /// Connections in progress at a time.
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub in_flight: u32,
 
@@ -61,14 +61,14 @@ pub struct ConnOptions {
     pub socket: Option<PathBuf>,
 }
 
-/// What a report is made from.
+/// Input and output of a report.
 #[derive(Debug, Clone, Args)]
 pub struct PageOptions {
     /// Files with the lines that bw, lat, rate, raw, limits and peers print with --json.
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
 
-    /// Where to write the page.
+    /// Output file of the page.
     #[arg(long, value_name = "FILE", default_value = "siw-perf.html")]
     pub html: PathBuf,
 
@@ -77,16 +77,16 @@ pub struct PageOptions {
     pub markdown: Option<PathBuf>,
 }
 
-/// What is compared.
+/// Options of a comparison.
 #[derive(Debug, Clone, Args)]
 pub struct CompareOptions {
-    /// Results of before.
+    /// Results before the change.
     pub old: PathBuf,
 
-    /// Results of after.
+    /// Results after the change.
     pub new: PathBuf,
 
-    /// Percent by which a result may be worse.
+    /// Percent by which a result may be worse without counting as a regression.
     #[arg(long, value_name = "N", default_value_t = 5.0)]
     pub tolerance: f64,
 
@@ -95,10 +95,10 @@ pub struct CompareOptions {
     pub json: bool,
 }
 
-/// One end of round trips over the kernel's TCP.
+/// One end of a ping-pong over the kernel's TCP.
 #[derive(Debug, Clone, Args)]
 pub struct PingPongOptions {
-    /// Answer one connection.
+    /// Serve one connection.
     #[arg(
         long,
         value_name = "ADDR:PORT",
@@ -120,10 +120,10 @@ pub struct PingPongOptions {
     pub secs: Duration,
 }
 
-/// How the machine is measured.
+/// Options of the machine limits measurement.
 #[derive(Debug, Clone, Args)]
 pub struct LimitsOptions {
-    /// Bytes that are worked on at a time.
+    /// Bytes processed at a time.
     #[arg(long, value_name = "N", default_value = "1428", value_parser = parse_size)]
     pub piece: u32,
 
@@ -140,10 +140,10 @@ pub struct LimitsOptions {
     pub json: bool,
 }
 
-/// How queue pairs are counted up.
+/// Options of the queue pair scaling measurement.
 #[derive(Debug, Clone, Args)]
 pub struct ScaleOptions {
-    /// Numbers of queue pairs.
+    /// Numbers of queue pairs to measure.
     #[arg(
         long,
         value_name = "N,..",
@@ -152,19 +152,19 @@ pub struct ScaleOptions {
     )]
     pub qps: Vec<u32>,
 
-    /// Bytes of a message of the busy queue pair.
+    /// Message size of the busy queue pair in bytes.
     #[arg(long, value_name = "N", default_value = "64K", value_parser = parse_size)]
     pub busy_size: u32,
 
-    /// Bytes of a message of those that are active in turn.
+    /// Message size in bytes of the queue pairs that are active in turn.
     #[arg(long, value_name = "N", default_value = "4K", value_parser = parse_size)]
     pub size: u32,
 
-    /// Idle ones only.
+    /// Measure idle queue pairs only.
     #[arg(long, conflicts_with = "active")]
     pub idle: bool,
 
-    /// Active ones only.
+    /// Measure active queue pairs only.
     #[arg(long)]
     pub active: bool,
 
@@ -172,15 +172,15 @@ pub struct ScaleOptions {
     #[arg(long, value_name = "N", default_value = "2", value_parser = parse_seconds)]
     pub secs: Duration,
 
-    /// Device that starts.
+    /// Initiator's device.
     #[arg(long, value_name = "DEVICE")]
     pub from: Option<String>,
 
-    /// Device that answers.
+    /// Target's device.
     #[arg(long, value_name = "DEVICE")]
     pub to: Option<String>,
 
-    /// Print each result as one line of JSON, as bw does.
+    /// Print each result as one line of JSON, like bw.
     #[arg(long)]
     pub json: bool,
 
@@ -190,7 +190,7 @@ pub struct ScaleOptions {
 }
 
 impl ScaleOptions {
-    /// What all measurements have in common.
+    /// Options common to all measurements.
     pub(crate) fn base_options(&self) -> TransferOptions {
         TransferOptions {
             op: Operation::Write,

@@ -11,20 +11,20 @@ use hdrhistogram::Histogram;
 use siw::{Error, SendData, SendWr, Sge, Wc, WrFlags};
 use std::time::{Duration, Instant};
 
-/// How long placed data may take to be seen after its message completed.
+/// Maximum time between the completion of a message and the visibility of its data.
 const PLACEMENT_TIMEOUT: Duration = Duration::from_secs(1);
-/// Most work requests of one call of `post_send`.
+/// Maximum work requests in one call of `post_send`.
 const POST_BATCH: usize = 16;
 
-/// How far one queue pair is; all counts are of messages since the start.
+/// Progress of one queue pair; all counts are of messages since the start.
 pub(super) struct InitiatorQueuePair {
     pub(super) posted: u64,
     pub(super) completed: u64,
-    /// How many messages the target's receives allow to post.
+    /// Messages that may be posted in all, limited by the target's posted receives.
     pub(super) allowed: u64,
-    /// The count of credits as last read, modulo 256.
+    /// The last credit count read, modulo 256.
     pub(super) credit: u8,
-    /// When the message in each slot was posted.
+    /// Time at which the message in each slot was posted.
     pub(super) since: Vec<Instant>,
 }
 
@@ -32,13 +32,13 @@ pub(super) struct InitiatorQueuePair {
 pub(super) struct BandwidthInitiator<'a> {
     pub(super) end: &'a TransferEnd,
     pub(super) queue_pairs: Vec<InitiatorQueuePair>,
-    /// QPs that lacked credits or room in the send queue for what they may have in flight.
+    /// QPs with fewer messages in flight than allowed, for lack of credits or send queue room.
     pub(super) waiting: Vec<u32>,
     pub(super) latency: Histogram<u64>,
     pub(super) messages: u64,
     pub(super) verified: u64,
     pub(super) inline: [u8; siw_shm::wqe::MAX_INLINE],
-    /// Where completions are taken to: filling it with zeros at each poll takes as long as a message.
+    /// Reused poll buffer: zeroing it for each poll takes as long as a message.
     completions: Box<[Wc]>,
 }
 
@@ -69,7 +69,7 @@ impl<'a> BandwidthInitiator<'a> {
         })
     }
 
-    /// Posts to every queue pair, as [`post_messages`](Self::post_messages) does to one.
+    /// Posts to every queue pair as [`post_messages`](Self::post_messages) does.
     pub(super) fn post_to_all(&mut self, now: Instant, more: bool) -> Result<(), String> {
         for qp in 0..self.end.plan.qps {
             self.post_messages(qp, now, more)?;
@@ -77,7 +77,7 @@ impl<'a> BandwidthInitiator<'a> {
         Ok(())
     }
 
-    /// Takes completions, and posts again if `more`.
+    /// Polls completions, and posts again if `more` is set.
     #[inline]
     pub(super) fn poll_and_post(
         &mut self,
@@ -117,8 +117,8 @@ impl<'a> BandwidthInitiator<'a> {
         Ok(completions)
     }
 
-    /// Counts the messages of the QP as completed that a completion stands for, with the latency of the
-    /// last one, which asked for it.
+    /// Counts the `cq_mod` messages that one completion of the QP stands for. Records the latency
+    /// of the last of them, which requested the completion.
     #[inline]
     pub(super) fn record_completion(
         &mut self,
@@ -144,7 +144,7 @@ impl<'a> BandwidthInitiator<'a> {
         Ok(())
     }
 
-    /// Compares what a completed message brought, where this process can see it.
+    /// Verifies the data of a completed message where this process can see it.
     #[cold]
     pub(super) fn verify_message(
         &mut self,
@@ -174,7 +174,8 @@ impl<'a> BandwidthInitiator<'a> {
                 .map_err(|error| error.to_string())?
             {
                 None => break,
-                // A WRITE completes when it is acknowledged, which may be before it is placed.
+                // A WRITE completes when it is acknowledged, which may be before its data is
+                // placed.
                 Some(_) if plan.op == Operation::Write && Instant::now() < deadline => {}
                 Some(at) => return Err(describe_mismatch(plan.op, qp, message, at)),
             }
@@ -183,8 +184,8 @@ impl<'a> BandwidthInitiator<'a> {
         Ok(())
     }
 
-    /// Posts as many messages as the QP may have in flight; not `more`: no more than until the last of
-    /// them asks for a completion.
+    /// Posts messages up to the QP's limit in flight. Without `more`, stops at the next message
+    /// that requests a completion.
     #[inline]
     pub(super) fn post_messages(
         &mut self,
@@ -267,7 +268,7 @@ impl<'a> BandwidthInitiator<'a> {
         }
     }
 
-    /// Looks for new credits of QPs that ran out of them.
+    /// Rechecks the credits of QPs that ran out of them.
     #[cold]
     pub(super) fn post_waiting(
         &mut self,
@@ -295,7 +296,7 @@ impl<'a> BandwidthInitiator<'a> {
         Ok(())
     }
 
-    /// Messages posted and not completed, of all QPs.
+    /// Messages posted but not completed, over all QPs.
     pub(super) fn in_flight(&self) -> u64 {
         self.queue_pairs
             .iter()
@@ -304,8 +305,8 @@ impl<'a> BandwidthInitiator<'a> {
     }
 }
 
-/// Writes the bytes of the next message where it is sent from; into the sink of a READ or an atomic
-/// operation bytes that the message does not have, so that one that places nothing is noticed.
+/// Writes the next message to its source slot. For a READ or an atomic operation, writes different
+/// bytes to the sink, so that a message that places nothing is detected.
 fn prepare_message(
     end: &TransferEnd,
     qp: u32,

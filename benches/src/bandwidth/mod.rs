@@ -16,8 +16,8 @@ use siw::{CmEvent, Error};
 use std::time::{Duration, Instant};
 use target::BandwidthTarget;
 
-/// Measures from the initiator; the target is in this process or another. Messages of `load`, which
-/// goes on meanwhile, count as well.
+/// Runs the measurement on the initiator; the target is in this process or another. Messages of a
+/// concurrent `load` are counted too.
 pub fn measure_bandwidth(
     initiator_end: &TransferEnd,
     target_end: Option<&TransferEnd>,
@@ -133,7 +133,7 @@ pub fn measure_bandwidth(
     }
 }
 
-/// The ends of this transfer and of another one that counts.
+/// Ends of this transfer and of the concurrent counted one.
 fn all_ends<'a, 'load: 'a>(
     initiator: &'a TransferEnd,
     target: Option<&'a TransferEnd>,
@@ -146,7 +146,7 @@ fn all_ends<'a, 'load: 'a>(
         .collect()
 }
 
-/// Latencies of this transfer and of another one that counts.
+/// Latencies of this transfer and of the concurrent counted one.
 fn all_latencies(
     initiator: &BandwidthInitiator<'_>,
     load: &Option<&mut BulkLoad<'_>>,
@@ -159,7 +159,7 @@ fn all_latencies(
     Ok(all)
 }
 
-/// What the line on the terminal says.
+/// Text of the progress line.
 fn describe_progress(
     plan: &MeasurementPlan,
     messages: u64,
@@ -179,7 +179,7 @@ fn describe_progress(
     )
 }
 
-/// Messages of another transfer that count.
+/// Messages of the concurrent counted transfer.
 fn load_messages(load: &Option<&mut BulkLoad<'_>>) -> u64 {
     load.as_ref().map_or(0, |load| load.initiator.messages)
 }
@@ -192,7 +192,7 @@ pub struct BulkLoad<'a> {
 }
 
 impl<'a> BulkLoad<'a> {
-    /// Fills the queues.
+    /// Posts the initial messages.
     pub fn start(
         initiator_end: &'a TransferEnd,
         target_end: &'a TransferEnd,
@@ -207,7 +207,7 @@ impl<'a> BulkLoad<'a> {
         Ok(load)
     }
 
-    /// Keeps the transfer going; to be called again and again.
+    /// Keeps the transfer going; must be called repeatedly.
     #[inline]
     pub fn poll(&mut self) -> Result<usize, String> {
         let completions = self
@@ -220,31 +220,31 @@ impl<'a> BulkLoad<'a> {
         }
     }
 
-    /// Both of its ends.
+    /// Both ends of the transfer.
     fn ends(&self) -> [Option<&'a TransferEnd>; 2] {
         [Some(self.initiator.end), Some(self.target.end)]
     }
 
-    /// Messages whose bytes were compared.
+    /// Messages whose data was verified.
     pub fn verified(&self) -> u64 {
         self.initiator.verified + self.target.verified
     }
 
-    /// Counts from now on.
+    /// Resets the counters.
     pub fn begin_counting(&mut self) {
         self.initiator.messages = 0;
         self.initiator.latency.reset();
         self.counted_since = Instant::now();
     }
 
-    /// Gb/s since the counting began.
+    /// Gb/s since the counters were reset.
     pub fn gbps(&self) -> f64 {
         let bytes = self.initiator.messages * u64::from(self.initiator.end.plan.size);
         gigabits_per_second(bytes, self.counted_since.elapsed())
     }
 
-    /// Ends the transfer: takes what is in flight, and posts nothing more. Returns how many messages'
-    /// bytes were compared.
+    /// Ends the transfer: waits for the messages in flight, and posts no more. Returns the number
+    /// of verified messages.
     pub fn finish(mut self) -> Result<u64, String> {
         let deadline = Instant::now() + STALL_TIMEOUT;
         while self.initiator.in_flight() > 0 {
@@ -259,7 +259,7 @@ impl<'a> BulkLoad<'a> {
     }
 }
 
-/// Counts messages by intervals of time.
+/// Counts messages per time interval.
 struct IntervalCounter {
     interval: Option<Duration>,
     next: Option<Instant>,
@@ -277,12 +277,12 @@ impl IntervalCounter {
         }
     }
 
-    /// The counting begins now, with no message.
+    /// Starts counting from zero messages.
     fn begin(&mut self, now: Instant) {
         self.next = self.interval.map(|interval| now + interval);
     }
 
-    /// Notes what was counted since the last interval ended, if this one is over.
+    /// Records the messages of the current interval if it is over.
     #[inline]
     fn count_if_due(&mut self, now: Instant, messages: u64) {
         if let (Some(next), Some(interval)) = (self.next, self.interval)
@@ -304,7 +304,7 @@ fn describe_stall(initiator: &BandwidthInitiator) -> String {
     )
 }
 
-/// Whether the target has every message: SENDs are received a little after they complete.
+/// Returns true if the target has every message: SENDs are received shortly after they complete.
 fn all_received(initiator: &BandwidthInitiator, target: &Option<BandwidthTarget>) -> bool {
     match target {
         Some(target) if target.end.plan.op == Operation::Send => {
@@ -315,7 +315,7 @@ fn all_received(initiator: &BandwidthInitiator, target: &Option<BandwidthTarget>
     }
 }
 
-/// Tells the other process that all is sent. Returns how many messages it compared.
+/// Signals the end to the other process. Returns the number of messages that it verified.
 fn finish_with_peer(end: &TransferEnd, initiator: &BandwidthInitiator) -> Result<u64, String> {
     let deadline = Instant::now() + STALL_TIMEOUT;
     for (qp, queue_pair) in initiator.queue_pairs.iter().enumerate() {
@@ -346,7 +346,7 @@ fn check_deadline(deadline: Instant) -> Result<(), String> {
     Ok(())
 }
 
-/// Answers a measurement of another process until it is over.
+/// Serves a measurement of another process until it is over.
 pub fn serve_bandwidth(end: &TransferEnd) -> Result<(), String> {
     let mut target = BandwidthTarget::new(end, true)?;
     let mut done = 0;
@@ -382,7 +382,7 @@ pub fn serve_bandwidth(end: &TransferEnd) -> Result<(), String> {
     while !end.signal_peer(0, 0, &line)? {
         check_deadline(deadline)?;
     }
-    // The other end closes when it has read the answer.
+    // The other end closes after it has read the answer.
     while Instant::now() < deadline {
         match end.channel.get_event(Some(STALL_TIMEOUT)) {
             Ok(CmEvent::Disconnected(_)) | Err(Error::Timeout) => break,
@@ -396,8 +396,8 @@ pub fn serve_bandwidth(end: &TransferEnd) -> Result<(), String> {
     }
 }
 
-/// Leaves the core to others, and looks from time to time whether the other end is still there.
-/// A target of WRITEs, READs and atomics has nothing to do meanwhile and sleeps.
+/// Yields the core, and checks from time to time that the other end is still connected. A target of
+/// WRITEs, READs and atomics has nothing else to do and sleeps.
 fn yield_and_check(end: &TransferEnd, last_check: &mut Instant) -> Result<(), String> {
     if end.plan.events {
         sleep_until_completion(&[end])?;

@@ -1,6 +1,5 @@
-//! The target of a bandwidth measurement: receives SENDs, posts its receives again,
-//! and compares what arrived. Driven by [`super::measure_bandwidth`] and
-//! [`super::serve_bandwidth`].
+//! The target of a bandwidth measurement: receives SENDs, reposts its receives, and verifies the
+//! data. Driven by [`super::measure_bandwidth`] and [`super::serve_bandwidth`].
 
 use crate::control_line::{CREDITS_OFFSET, receives_per_credit};
 use crate::end::{TransferEnd, check_completion};
@@ -8,36 +7,36 @@ use crate::pattern;
 use crate::plan::Operation;
 use siw::Wc;
 
-/// Completions taken at once.
+/// Maximum completions per poll.
 pub(super) const POLL_BATCH: usize = 32;
 
-/// The end that receives the messages, or whose memory they write and read.
+/// The end that receives the messages, or whose memory is the target of WRITEs and READs.
 pub(super) struct BandwidthTarget<'a> {
     pub(super) end: &'a TransferEnd,
-    /// The initiator is another process and has to be sent credits.
+    /// The initiator is another process and needs credits.
     pub(super) remote: bool,
     pub(super) queue_pairs: Vec<TargetQueuePair>,
-    /// Messages whose bytes were compared.
+    /// Messages whose data was verified.
     pub(super) verified: u64,
-    /// Of these, messages with wrong bytes.
+    /// Verified messages with wrong data.
     pub(super) wrong: u64,
     pub(super) first_wrong: Option<String>,
-    /// As that of the initiator.
+    /// Reused poll buffer, as in the initiator.
     completions: Box<[Wc]>,
 }
 
-/// How far one queue pair is.
+/// Progress of one queue pair.
 #[derive(Clone, Copy)]
 pub(super) struct TargetQueuePair {
     /// SENDs received.
     pub(super) messages: u64,
     /// Receives posted.
     pub(super) posted: u64,
-    /// Receives posted that the initiator knows of, by credits.
+    /// Receives announced to the initiator by credits.
     pub(super) announced: u64,
 }
 
-/// The error for a message that has wrong bytes from `at` on.
+/// Error text for a message whose data is wrong from byte `at` on.
 pub(super) fn describe_mismatch(op: Operation, qp: u32, message: u64, at: usize) -> String {
     format!(
         "{} message {message} on queue pair {qp} has wrong data from byte {at} on",
@@ -77,7 +76,7 @@ impl<'a> BandwidthTarget<'a> {
         })
     }
 
-    /// Takes the completions that arrived, and posts a receive for each again.
+    /// Polls completions, and posts a new receive for each.
     #[inline]
     pub(super) fn poll_and_repost(&mut self) -> Result<usize, String> {
         if self.end.plan.op != Operation::Send {
@@ -115,7 +114,7 @@ impl<'a> BandwidthTarget<'a> {
         Ok(completions)
     }
 
-    /// Compares message `message`, in slot `slot`, with the bytes that it must have.
+    /// Verifies the data of message `message`, in slot `slot`.
     #[cold]
     pub(super) fn compare_message(
         &mut self,
@@ -137,7 +136,7 @@ impl<'a> BandwidthTarget<'a> {
         Ok(())
     }
 
-    /// Sends the count of posted receives to an initiator in another process.
+    /// Sends the number of posted receives to an initiator in another process.
     pub(super) fn announce_credits(&mut self, qp: u32) -> Result<(), String> {
         let batch = receives_per_credit(&self.end.plan);
         let queue_pair = &mut self.queue_pairs[qp as usize];
@@ -148,7 +147,7 @@ impl<'a> BandwidthTarget<'a> {
         let announced = queue_pair.announced + new_credits * batch;
         let first = u64::from(self.end.plan.target_slots());
         let value = ((announced - first) / batch) as u8;
-        // Where the send queue is full, the next message tries again.
+        // If the send queue is full, the next message tries again.
         if self.end.signal_peer(qp, CREDITS_OFFSET as u64, &[value])? {
             queue_pair.announced = announced;
         }

@@ -1,5 +1,6 @@
-//! `siw-figures`: measures one figure and prints its line; called by the groups of `./benches/figures`.
-//! Exit code 0: the floor is reached; 1: it is not; 2: the figure could not be measured.
+//! `siw-figures`: measures one figure and prints it as one line; called by the groups of
+//! `./benches/figures`. Exit code 0: the floor is reached; 1: it is not; 2: the figure could not be
+//! measured.
 #![forbid(unsafe_code)]
 
 use clap::{Args, Parser, Subcommand};
@@ -30,42 +31,42 @@ struct FigureOptions {
     #[arg(long, global = true, default_value = "")]
     unit: String,
 
-    /// The least that is good; with --low the most.
+    /// Lowest acceptable value; with --low the highest.
     #[arg(long, global = true, default_value_t = 0.0)]
     floor: f64,
 
     #[arg(long, global = true, default_value_t = 0.0)]
     goal: f64,
 
-    /// Small values are good.
+    /// Lower values are better.
     #[arg(long, global = true)]
     low: bool,
 }
 
 #[derive(Debug, Subcommand)]
 enum FigureCommand {
-    /// The best of the runs whose JSON lines are in a file.
+    /// Best value among the runs whose JSON lines are in a file.
     Best {
         file: PathBuf,
-        /// Which number: gbps, lat_us.p50.
+        /// Name of the number: gbps, lat_us.p50.
         #[arg(long)]
         key: String,
     },
-    /// The best of some runs by the best of others: what the others cost.
+    /// Best of some runs divided by the best of others, whose cost it measures.
     Ratio {
         file: PathBuf,
         others: PathBuf,
-        /// Which number: gbps, lat_us.p50.
+        /// Name of the number: gbps, lat_us.p50.
         #[arg(long)]
         key: String,
-        /// Which number of the others, where it has another name.
+        /// Name of the number in the other runs, if it differs.
         #[arg(long)]
         others_key: Option<String>,
-        /// The lowest of each counts: the numbers are times.
+        /// The lowest value of each counts, because the numbers are times.
         #[arg(long)]
         lowest: bool,
     },
-    /// Percent of a core that the daemon uses while clients are silent.
+    /// CPU use of the daemon in percent of a core while its clients are idle.
     IdleCpu {
         #[command(flatten)]
         daemon: DaemonOptions,
@@ -84,14 +85,14 @@ enum FigureCommand {
         daemon: DaemonOptions,
         #[arg(long, default_value_t = 3.0)]
         secs: f64,
-        /// Connections on their way at a time.
+        /// Connections in progress at a time.
         #[arg(long, default_value_t = 64)]
         in_flight: u32,
-        /// The best of so many tries counts: the machine may have others on it.
+        /// Number of tries, of which the best counts: other programs may disturb the machine.
         #[arg(long, default_value_t = 1)]
         tries: u32,
     },
-    /// Private bytes that the daemon grows by while queue pairs are created and destroyed.
+    /// Growth of the daemon's private memory in bytes while queue pairs are created and destroyed.
     QpGrowth {
         #[command(flatten)]
         daemon: DaemonOptions,
@@ -108,17 +109,17 @@ enum FigureCommand {
         #[arg(long, default_value_t = 1000)]
         connections: u32,
     },
-    /// Descriptors that the daemon has more after clients were killed at random points.
+    /// Growth of the daemon's open descriptors after clients were killed at random points.
     KilledClients {
         #[command(flatten)]
         daemon: DaemonOptions,
         #[arg(long, default_value_t = 10_000)]
         count: u32,
-        /// Where to write what else grew, as a line of JSON for `best`.
+        /// Output file for other growth, as a line of JSON for `best`.
         #[arg(long)]
         growth: PathBuf,
     },
-    /// Microseconds to register memory that an application has.
+    /// Microseconds to register existing application memory.
     Registration {
         /// Control socket of siwd.
         #[arg(long)]
@@ -128,14 +129,14 @@ enum FigureCommand {
         /// Bytes.
         #[arg(long)]
         size: usize,
-        /// How often; the median counts.
+        /// Number of registrations; the median counts.
         #[arg(long, default_value_t = 201)]
         count: usize,
     },
-    /// What the drop-in library costs beyond the client library: nanoseconds more for a request, or
-    /// its throughput divided by the client library's.
+    /// Cost of the drop-in library relative to the client library: additional nanoseconds per
+    /// request, or its throughput divided by the client library's.
     DropIn(DropInOptions),
-    /// Seconds until the daemon is rid of a killed client with 10,000 connected queue pairs.
+    /// Seconds until the daemon has cleaned up a killed client with 10,000 connected queue pairs.
     KillAndClean {
         #[command(flatten)]
         daemon: DaemonOptions,
@@ -144,7 +145,7 @@ enum FigureCommand {
 
 #[derive(Debug, Args)]
 struct DaemonOptions {
-    /// Process number of siwd.
+    /// Process id of siwd.
     #[arg(long)]
     pid: u32,
     /// Its control socket.
@@ -166,19 +167,19 @@ struct DropInOptions {
     /// Bytes of a WRITE.
     #[arg(long)]
     size: usize,
-    /// Requests in flight, or of a round.
+    /// Requests in flight, or requests of a round.
     #[arg(long, default_value_t = 16)]
     depth: u32,
-    /// Seconds of bandwidth, or rounds of calls.
+    /// Seconds for bandwidth, rounds for call cost.
     #[arg(long)]
     amount: f64,
-    /// How often each; medians count.
+    /// Number of runs of each; medians count.
     #[arg(long, default_value_t = 5)]
     rounds: u32,
-    /// The core that both run on.
+    /// The core that both programs run on.
     #[arg(long)]
     core: Option<usize>,
-    /// `siwrun`, and the program that does the same through the drop-in library.
+    /// `siwrun`, followed by the program that creates the same load through the drop-in library.
     #[arg(last = true)]
     program: Vec<String>,
 }
@@ -239,7 +240,7 @@ fn measure_figure(cli: &FigureOptions, good: BetterValue) -> Result<f64, String>
                 pairs.push(ClientPair::new(daemon)?.connect_idle(daemon, *connections)?);
             }
             let process = Process::new(daemon.pid);
-            // Handshakes and their delayed ACKs are over then.
+            // By then, handshakes and their delayed ACKs are over.
             std::thread::sleep(Duration::from_secs(1));
             let (start, used) = (Instant::now(), process.cpu_time()?);
             std::thread::sleep(Duration::from_secs_f64(secs.clamp(0.1, 600.0)));
@@ -279,7 +280,7 @@ fn measure_figure(cli: &FigureOptions, good: BetterValue) -> Result<f64, String>
         } => {
             let process = Process::new(daemon.pid);
             let pair = ClientPair::new(daemon)?;
-            // First allocations are no growth.
+            // First-time allocations do not count as growth.
             churn::create_and_destroy(&pair.initiator, 2 * alive, *alive)?;
             let before = process.private_bytes()?;
             churn::create_and_destroy(&pair.initiator, *count, *alive)?;
@@ -290,7 +291,7 @@ fn measure_figure(cli: &FigureOptions, good: BetterValue) -> Result<f64, String>
             connections,
         } => {
             let process = Process::new(daemon.pid);
-            // What every client costs, and first allocations, are no connection's.
+            // Excludes the base memory of a client, and first-time allocations.
             let _first = ClientPair::new(daemon)?.connect_idle(daemon, 8)?;
             let pair = ClientPair::new(daemon)?;
             let before = process.private_bytes()?;
@@ -376,7 +377,7 @@ impl ClientPair {
         })
     }
 
-    /// Adds connections that nothing is sent on.
+    /// Adds idle connections.
     fn connect_idle(
         mut self,
         daemon: &DaemonOptions,

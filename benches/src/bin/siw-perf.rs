@@ -1,4 +1,4 @@
-//! `siw-perf`: measures siwd beside the bounds of the machine.
+//! `siw-perf`: measures siwd and compares it with the bounds of the machine.
 #![forbid(unsafe_code)]
 
 use clap::Parser;
@@ -126,7 +126,7 @@ fn run_raw_frames(options: &RawOptions) -> Result<(), String> {
         true => println!("{}", report.to_json()),
         false => print!("{report}"),
     })?;
-    // Threads of drivers may still run: no exit handlers.
+    // Skip exit handlers, since driver threads may still run.
     dpdk::exit_process(0)
 }
 
@@ -185,7 +185,7 @@ fn write_file(path: &Path, text: &str) -> Result<(), String> {
     std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// Whether anything became worse.
+/// Prints the comparison; returns true if any result became worse.
 fn print_comparison(options: &CompareOptions) -> Result<bool, String> {
     let (old, new) = (Results::read(&options.old)?, Results::read(&options.new)?);
     let tolerance = options.tolerance / 100.0;

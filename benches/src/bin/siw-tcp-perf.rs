@@ -1,5 +1,5 @@
-//! `siw-tcp-perf`: measures siw-tcp beside raw frames, and under loss; prints a line of JSON. Called
-//! by the groups `tcp` and `tcp-kernel` of `./benches/figures`.
+//! `siw-tcp-perf`: compares siw-tcp with raw frames, and measures it under loss; prints a line of
+//! JSON. Called by the groups `tcp` and `tcp-kernel` of `./benches/figures`.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
@@ -16,8 +16,8 @@ use siw_bench::tcp::raw::{self, BufferSource};
 use siw_bench::tcp::{BenchClock, MSS};
 use siw_tcp::{CongestionControl, TsoLimits};
 
-/// Slices of a measurement whose parts take turns, so that other load of the machine disturbs all
-/// parts alike.
+/// Time slices in which the parts of a measurement take turns, so that other load on the machine
+/// disturbs all parts alike.
 const SLICES: usize = 9;
 
 #[derive(Debug, Parser)]
@@ -29,35 +29,35 @@ struct TcpPerfOptions {
 
 #[derive(Debug, Subcommand)]
 enum TcpPerfCommand {
-    /// One flow, one beside idle connections, and many in turn, also with a segment alone, over a
-    /// ring pair; beside raw frames of a header and a reference to memory.
+    /// Over a ring pair: one flow, one flow with idle connections, and many flows in turn, also
+    /// with single segments; compared with raw frames of a header and a reference to memory.
     Stream {
-        /// Idle, or active in turn.
+        /// Number of connections, idle or active in turn.
         #[arg(long, default_value_t = 10_000)]
         connections: usize,
-        /// Most segments that each of those sends in its turn: siwd's workers let a queue pair
-        /// send so many before the next.
+        /// Maximum segments per turn of these connections, like the limit of siwd's workers for a
+        /// queue pair.
         #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u8).range(1..=64))]
         turn: u8,
         #[arg(long, default_value_t = 4.0)]
         secs: f64,
-        /// Only one part, for a profiler.
+        /// Run only one part, for a profiler.
         #[arg(long, value_parser = ["raw", "one", "idle", "active", "alone"])]
         only: Option<String>,
     },
-    /// Super-segments from a virtio_user port to the vhost port behind it, beside raw ones.
+    /// Super-segments from a virtio_user port to its vhost backend, compared with raw ones.
     Tso {
         #[arg(long, default_value_t = 4.0)]
         secs: f64,
-        /// Only one part, for a profiler.
+        /// Run only one part, for a profiler.
         #[arg(long, value_parser = ["raw", "tcp"])]
         only: Option<String>,
     },
-    /// Flows over a link that loses and delays.
+    /// Flows over a link with loss and delay.
     Impaired {
         #[command(flatten)]
         link: ImpairmentOptions,
-        /// The link is what lies between these two interfaces, and impairs by itself.
+        /// Use the link between these two interfaces, which has its own impairments.
         #[arg(long, num_args = 2, value_names = ["LEFT", "RIGHT"])]
         between: Option<Vec<String>>,
         #[arg(long, default_value_t = 1)]
@@ -65,12 +65,14 @@ enum TcpPerfCommand {
         #[arg(long, default_value_t = 5.0)]
         secs: f64,
     },
-    /// Bytes of an idle connection: as the types say, and as the process grows.
+    /// Memory of an idle connection in bytes: by its types' sizes, and by the growth of the
+    /// process.
     State {
         #[arg(long, default_value_t = 20_000)]
         connections: usize,
     },
-    /// Such a link between two interfaces, for other stacks; ends when its input does.
+    /// Provides an impaired link between two interfaces for other stacks, until its standard input
+    /// closes.
     Forward {
         left: String,
         right: String,
@@ -81,13 +83,13 @@ enum TcpPerfCommand {
 
 #[derive(Debug, Args)]
 struct ImpairmentOptions {
-    /// Microseconds there and back.
+    /// Round-trip time of the link in microseconds.
     #[arg(long, default_value_t = 100.0)]
     rtt: f64,
-    /// Probability that a data segment is lost.
+    /// Loss probability of a data segment.
     #[arg(long, default_value_t = 0.01)]
     loss: f64,
-    /// Instead: so many segments close together once in --every.
+    /// Instead of --loss: number of segments lost close together, once in --every segments.
     #[arg(long)]
     burst: Option<u64>,
     #[arg(long, default_value_t = 500)]
@@ -121,7 +123,7 @@ fn main() -> ExitCode {
             2
         }
     };
-    // The threads of a vhost port outlive it, and must not run while exit handlers do.
+    // A vhost port's threads outlive it, and must not run during exit handlers.
     dpdk::exit_process(code)
 }
 
@@ -160,7 +162,7 @@ const ONE: StackPairConfig = StackPairConfig {
     congestion: CongestionControl::Cubic,
 };
 
-/// The median: neither the luckiest nor the most disturbed slice.
+/// The median, which ignores the fastest and the most disturbed slices.
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
@@ -187,8 +189,8 @@ fn measure_streams(
         pair.open_connections(&mut link, connections)?;
         pairs.push(pair);
     }
-    // Parts: raw, one flow, one beside idle ones, all in turn; then the round trips, raw frames of
-    // cached buffers, all in turn with a segment alone.
+    // Parts: raw frames, one flow, one flow with idle connections, all in turn; then round trips,
+    // raw frames from cached buffers, all in turn with single segments.
     let slice = Duration::from_secs_f64(secs.clamp(0.1, 600.0) / (8 * SLICES) as f64);
     let mut parts: [Vec<f64>; 8] = Default::default();
     let wanted = |part: &str| only.is_none_or(|only| only == part);
@@ -231,7 +233,7 @@ fn measure_streams(
         }
     }
     let ratio = |part: &[f64], reference: &[f64], high: bool| {
-        // Slice by slice: neighbours in time share their disturbances.
+        // Compares slice by slice, since neighbouring slices share their disturbances.
         let mut ratios: Vec<f64> = part
             .iter()
             .zip(reference)
@@ -273,7 +275,7 @@ fn measure_connection_state(machine: &BenchDpdk, connections: usize) -> Result<V
     };
     let config = StackPairConfig { connections, ..ONE };
     let process = Process::new(std::process::id());
-    // First allocations are no connection's.
+    // Excludes first-time allocations.
     StackPair::new(BenchClock::new(), &ONE)?.open_connections(&mut link, 500)?;
     let before = process.private_bytes()?;
     let mut pair = StackPair::new(BenchClock::new(), &config)?;
@@ -286,7 +288,7 @@ fn measure_connection_state(machine: &BenchDpdk, connections: usize) -> Result<V
 }
 
 fn measure_tso(machine: &BenchDpdk, secs: f64, only: Option<&str>) -> Result<Value, String> {
-    // As many as an IP packet holds.
+    // Maximum that fits into an IP packet.
     const SEGMENTS: u16 = 44;
     let dir = std::env::temp_dir().join(format!("siw-tcp-perf-{}", std::process::id()));
     std::fs::create_dir(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
@@ -406,7 +408,7 @@ fn measure_impaired_link(
     }))
 }
 
-/// Packet sockets on two interfaces that nobody else uses.
+/// Packet sockets on two interfaces without other users.
 fn open_interfaces(machine: &BenchDpdk, left: &str, right: &str) -> Result<[PortEnd; 2], String> {
     let open = |index: u8, iface: &str| {
         let args = format!(
@@ -415,7 +417,7 @@ fn open_interfaces(machine: &BenchDpdk, left: &str, right: &str) -> Result<[Port
         let port =
             Port::attach_vdev(&machine.eal, &args).map_err(|error| format!("{iface}: {error}"))?;
         let mut end = machine.open_port(port, &PortConfig::default())?;
-        // Veth devices change no frame on its way.
+        // Veth devices do not corrupt frames.
         (end.offload, end.trusted) = (false, true);
         Ok::<_, String>(end)
     };
@@ -432,7 +434,7 @@ fn forward_until_closed(
     let mut cache = MbufCache::new(&machine.pool);
     let clock = BenchClock::new();
     println!("ready");
-    // Whoever started this holds the other end of its input.
+    // The parent process holds the other end of standard input.
     let gone = std::thread::spawn(|| {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
     });

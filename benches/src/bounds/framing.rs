@@ -1,9 +1,9 @@
-//! The frames that a message is cut into, as siwd cuts it (RFC 5044 section 4.5).
+//! The frames into which siwd segments a message (RFC 5044 section 4.5).
 
 use crate::plan::Operation;
 use std::time::Duration;
 
-/// How long each bound is measured.
+/// Duration of each bound's measurement.
 pub(super) const BOUND_TIME: Duration = Duration::from_millis(150);
 
 /// Sizes of the frames of one message.
@@ -11,7 +11,7 @@ pub(super) const BOUND_TIME: Duration = Duration::from_millis(150);
 pub struct Framing {
     /// Ethernet, IP, TCP with timestamps, MPA length, DDP and RDMAP.
     pub header: usize,
-    /// Most payload bytes of an FPDU.
+    /// Maximum payload bytes of an FPDU.
     pub payload: usize,
 }
 
@@ -21,7 +21,7 @@ pub(super) const CRC_BYTES: usize = 4;
 const MPA_LENGTH_BYTES: usize = 2;
 
 impl Framing {
-    /// Of WRITEs and READ responses (tagged), or SENDs, at an MTU.
+    /// Framing of WRITEs and READ responses (tagged), or of SENDs, at an MTU.
     pub fn new(mtu: u32, ipv6: bool, op: Operation) -> Framing {
         let ip = if ipv6 { 40 } else { 20 };
         let tcp = 20 + 12;

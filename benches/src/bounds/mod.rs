@@ -1,11 +1,11 @@
-//! What this machine can do at most, measured on the client's core while the daemon idles: raw
-//! frames over a ring pair, copying with CRC32c, CRC32c alone. `siw-perf` measures them before and
-//! after a transfer; the better of both counts.
+//! Upper bounds of this machine, measured on the client's core while the daemon idles: raw frames
+//! over a ring pair, copying with CRC32c, CRC32c alone. `siw-perf` measures them before and after a
+//! transfer and uses the better result.
 //!
-//! The frames are those of the transfer: each message is cut into FPDUs of one
-//! segment (RFC 5044 section 4.5), and a frame is a buffer with the headers, the payload, and the
-//! four bytes of CRC behind it. The payload is copied, and in an external buffer: both are measured, as
-//! in `siw-perf raw`, and the better one counts.
+//! The frames are those of the transfer: each message is segmented into FPDUs of one TCP segment
+//! each (RFC 5044 section 4.5), and a frame holds the headers, the payload, and four bytes of CRC.
+//! Frames with copied payload and frames with payload in an external buffer are both measured, as
+//! in `siw-perf raw`, and the better result counts.
 
 mod framing;
 mod raw_link;
@@ -26,35 +26,35 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Bytes between two readings of the clock, which costs as much as a small message.
+/// Bytes between two clock readings, which cost as much as a small message.
 const CLOCK_BYTES: usize = 256 << 10;
 
-/// The bounds in Gb/s of payload; absent ones were not measured.
+/// The bounds in Gb/s of payload; `None` if not measured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Bound {
-    /// Raw frames over a ring pair: the better of the two ways below.
+    /// Raw frames over a ring pair: the better of the two variants below.
     pub raw_gbps: Option<f64>,
-    /// Their payload copied behind the headers.
+    /// Raw frames with the payload copied behind the headers.
     #[serde(default)]
     pub raw_copy_gbps: Option<f64>,
-    /// Their payload in a segment that refers to it.
+    /// Raw frames with the payload in a segment that refers to it.
     #[serde(default)]
     pub raw_reference_gbps: Option<f64>,
-    /// Reading for a CRC, and copying.
+    /// Copying with a CRC in one pass.
     pub copy_crc_gbps: Option<f64>,
     /// CRC32c alone.
     pub crc_gbps: Option<f64>,
-    /// Copying alone: counts when the connection has no CRC.
+    /// Copying alone: used if the connection has no CRC.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub copy_gbps: Option<f64>,
-    /// A message there and back over the rings, median.
+    /// Median round trip of a message over the rings.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub raw_rtt_us: Option<f64>,
 }
 
 impl Bound {
-    /// What a transfer could reach if each byte costs what the parts cost one after
-    /// the other: 1/(1/raw + 1/copy_crc + 1/crc). Without CRC 1/(1/raw + 1/copy).
+    /// Throughput of a transfer if each byte costs the sum of the parts' costs: 1/(1/raw +
+    /// 1/copy_crc + 1/crc). Without CRC 1/(1/raw + 1/copy).
     pub fn combined_gbps(&self, crc: bool) -> Option<f64> {
         let cost = if crc {
             1.0 / self.raw_gbps? + 1.0 / self.copy_crc_gbps? + 1.0 / self.crc_gbps?
@@ -81,7 +81,7 @@ impl Bound {
     }
 }
 
-/// The greater of two numbers, of those that there are.
+/// The greater of two optional numbers; a missing one is ignored.
 fn max(first: Option<f64>, second: Option<f64>) -> Option<f64> {
     match (first, second) {
         (Some(first), Some(second)) => Some(first.max(second)),
@@ -89,7 +89,7 @@ fn max(first: Option<f64>, second: Option<f64>) -> Option<f64> {
     }
 }
 
-/// Memory and a link like those of the transfer, to measure the bounds with.
+/// Memory and a link like those of the transfer, for measuring the bounds.
 pub struct Bounds {
     plan: MeasurementPlan,
     framing: Framing,
@@ -101,7 +101,8 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// Takes memory like the transfer's (`huge`: hugepages), and a ring pair if its link is one.
+    /// Allocates memory like the transfer's (`huge`: hugepages), and takes a ring pair if its link
+    /// is one.
     pub fn new(
         plan: MeasurementPlan,
         framing: Framing,
@@ -134,7 +135,7 @@ impl Bounds {
         })
     }
 
-    /// Gives the link back: DPDK's environment can be started once in a process.
+    /// Returns the link for reuse, since DPDK's environment can be started only once per process.
     pub fn into_link(self) -> Option<RawLink> {
         self.link
     }
@@ -186,7 +187,7 @@ impl Bounds {
     }
 
     /// Gb/s of `work`, which is called with source offset, destination offset and length of each
-    /// FPDU's payload, over all messages of the working set.
+    /// FPDU's payload, for all messages of the working set.
     fn measure_memory_work(
         &self,
         mut work: impl FnMut(usize, usize, usize) -> Result<(), String>,
@@ -195,7 +196,7 @@ impl Bounds {
         let slots = self.plan.initiator_bytes() / stride;
         let to_slots = self.plan.target_bytes() / stride;
         let (mut message, mut bytes, mut unclocked) = (0, 0u64, 0);
-        // Once without counting: pages and caches as in the middle of a transfer.
+        // One uncounted pass warms up pages and caches, as in the middle of a transfer.
         let mut start = Instant::now();
         let mut warm = false;
         loop {
@@ -232,7 +233,7 @@ mod tests {
             crc_gbps: Some(100.0),
             ..Bound::default()
         };
-        // 10 + 20 + 10 ps a bit.
+        // 10 + 20 + 10 ps per bit.
         assert!((b.combined_gbps(true).unwrap() - 25.0).abs() < 1e-9);
         assert_eq!(b.combined_gbps(false), None);
         let plain = Bound {
@@ -289,7 +290,7 @@ mod tests {
         ] {
             assert!(value.unwrap() > 0.0, "{b:?}");
         }
-        // The one with less to do is the faster one, unless something interrupted it.
+        // CRC alone is faster than copying with CRC, unless something interrupts it.
         let is_faster = |b: Bound| b.crc_gbps > b.copy_crc_gbps;
         let repeated = (0..50).any(|_| is_faster(bounds.measure_all().unwrap()));
         assert!(repeated, "{b:?}");

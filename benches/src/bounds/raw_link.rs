@@ -1,5 +1,5 @@
-//! Raw frames over a ring pair like the one inside of the daemon, both ends in one thread: what the
-//! link itself costs. Called by [`super::Bounds`].
+//! Raw frames over a ring pair like the daemon's embedded one, both ends in one thread: the cost of
+//! the link itself. Used by [`super::Bounds`].
 
 use super::framing::{BOUND_TIME, CRC_BYTES, Framing};
 use crate::measurement::{gigabits_per_second, new_histogram};
@@ -14,14 +14,14 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Longest frame that is copied into one buffer.
+/// Longest frame that fits into one buffer by copying.
 pub(super) const COPIED_FRAME_MAX: usize = BUFFER_ROOM as usize;
-/// Bytes that a packet buffer holds.
+/// Data room of a packet buffer in bytes.
 const BUFFER_ROOM: u16 = 2048;
-/// Memory of our own EAL.
+/// Memory of this process's EAL in MiB.
 const EAL_MB: u32 = 48;
 
-/// A ring pair of our own, like the one inside of the daemon.
+/// A ring pair like the daemon's embedded one.
 pub struct RawLink {
     forward_queues: (TxQueue, RxQueue),
     backward_queues: (TxQueue, RxQueue),
@@ -32,8 +32,8 @@ pub struct RawLink {
 }
 
 impl RawLink {
-    /// Starts DPDK's environment, once in a process. To be called on the thread that measures: it
-    /// becomes a thread of the environment.
+    /// Starts DPDK's environment, once per process. Must be called on the measuring thread, which
+    /// is registered with the environment.
     pub fn new() -> Result<RawLink, String> {
         let free_kb: u64 = hugepage_sizes()
             .iter()
@@ -112,7 +112,7 @@ impl RawLink {
             self.forward_queues.0.tx_burst(&mut out);
             self.forward_queues.1.rx_burst(&mut received);
             for mbuf in received.drain() {
-                // The payload is what is neither headers nor CRC.
+                // The payload is the frame without headers and CRC.
                 bytes += u64::from(mbuf.pkt_len()) - (framing.header + CRC_BYTES) as u64;
                 seen ^= u64::from(mbuf.data()[framing.header - 1]);
                 self.cache.free(mbuf);
@@ -130,7 +130,7 @@ impl RawLink {
         Ok(result)
     }
 
-    /// Median microseconds of one message there and back.
+    /// Median round trip of a message in microseconds.
     pub(super) fn measure_round_trip(
         &mut self,
         plan: &MeasurementPlan,
@@ -180,7 +180,7 @@ impl RawLink {
         Ok(times.value_at_quantile(0.5) as f64 / 1e3)
     }
 
-    /// Frees the frames that are still on their way.
+    /// Frees the frames that are still in flight.
     fn drain_rings(&mut self, out: &mut TxBatch) {
         while let Some(mbuf) = out.pop() {
             self.cache.free(mbuf);
@@ -194,8 +194,8 @@ impl RawLink {
     }
 }
 
-/// A frame with the payload bytes `offset..offset + length` of the memory; none while buffers or
-/// references lack.
+/// A frame with the payload bytes `offset..offset + length` of the memory; `None` while buffers or
+/// references are exhausted.
 #[inline]
 fn build_frame(
     cache: &mut MbufCache,

@@ -1,4 +1,4 @@
-//! `siw-perf report`: one page without references to other files, and a table in Markdown.
+//! `siw-perf report`: a self-contained HTML page, and tables in Markdown.
 
 mod plot;
 mod transfer_table;
@@ -24,7 +24,7 @@ border-bottom:1px solid #dde1ea}td:first-child,th:first-child{text-align:left}td
 .bar{background:#5b7fd4;height:1em;min-width:2px}.bar.own{background:#d46a3c}\
 .bars td{border:0;white-space:nowrap}.note{color:#667}svg{max-width:100%;height:auto}";
 
-/// The page.
+/// Formats the HTML page.
 pub fn format_page(results: &Results) -> String {
     let mut page = format!(
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
@@ -56,7 +56,7 @@ pub fn format_page(results: &Results) -> String {
     page
 }
 
-/// The transfers and the comparison with peers as Markdown.
+/// Formats the transfers and the comparison with peers as Markdown.
 pub fn format_markdown(results: &Results) -> String {
     let mut text = String::new();
     for machine in machines(results) {
@@ -105,7 +105,7 @@ pub fn format_markdown(results: &Results) -> String {
     text
 }
 
-/// The different machines of all results.
+/// The distinct machines of all results.
 fn machines(results: &Results) -> Vec<&MachineRecord> {
     let transfers = results.transfers.iter().map(|report| &report.machine);
     let peers = results.peers.iter().map(|report| &report.machine);
@@ -140,7 +140,8 @@ fn describe_machine(machine: &MachineRecord) -> String {
     )
 }
 
-/// A line for the settings of each daemon: numbered, as the transfers name them, where there are several.
+/// A line for each daemon's settings, numbered if there are several, as the transfers refer to
+/// them.
 fn settings_lines(results: &Results) -> Vec<String> {
     let all = all_settings(&results.transfers);
     let is_single = all.len() == 1;
@@ -155,7 +156,7 @@ fn settings_lines(results: &Results) -> Vec<String> {
     lines.collect()
 }
 
-/// The settings by their names: those of workers, then those of each device.
+/// Lists the settings by name: those of workers, then those of each device.
 fn describe_settings(settings: &Value) -> String {
     let named = |value: &Value| {
         let fields = value.as_object().into_iter().flatten();
@@ -182,7 +183,7 @@ fn escape(text: &str) -> String {
         .replace('>', "&gt;")
 }
 
-/// What a plot shows over its x axis.
+/// Quantity on a plot's x axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Axis {
     Size,
@@ -218,7 +219,7 @@ impl Axis {
         }
     }
 
-    /// The transfer in words, without what this axis shows.
+    /// Description of the transfer without the quantity on this axis.
     fn name_of_others(self, report: &PerfReport) -> String {
         let mut parts = vec![report.op.json_name().to_uppercase()];
         if self != Axis::Size {
@@ -239,7 +240,7 @@ impl Axis {
     }
 }
 
-/// Plots over size, depth and number of queue pairs, where there are several.
+/// Adds plots over size, depth and number of queue pairs, for those that vary.
 fn add_plots(page: &mut String, groups: &[TransferRounds<'_>]) {
     let of_mode = |mode| {
         groups
@@ -253,7 +254,7 @@ fn add_plots(page: &mut String, groups: &[TransferRounds<'_>]) {
             let bound = |rounds: &TransferRounds<'_>| {
                 rounds.spread(|report| report.bound.combined_gbps(report.crc))
             };
-            // One line is enough: the bound depends on the size above all.
+            // One line is enough: the bound depends mainly on the size.
             let bounds = series_over(of_mode(Mode::Bw), axis, bound);
             let name = "bound of the machine";
             series.extend(
@@ -306,7 +307,7 @@ fn add_plot(page: &mut String, title: &str, axis: Axis, unit: &str, series: Vec<
     }
 }
 
-/// A line for each set of transfers that differ in the axis alone.
+/// One line for each set of transfers that differ only in the axis.
 fn series_over<'a, 'r: 'a>(
     groups: impl Iterator<Item = &'a TransferRounds<'r>>,
     axis: Axis,
@@ -386,7 +387,7 @@ fn add_raw_table(page: &mut String, reports: &[RawReport]) {
     page.push_str("</table>\n");
 }
 
-/// What was run, the rates of all ports together, frames that were dropped, round trips.
+/// Run, rates of all ports together, dropped frames, round trips.
 fn raw_cells(report: &RawReport) -> [String; 5] {
     let together = |direction: fn(&RawPortReport) -> DirectionReport| {
         let sum = |value: fn(DirectionReport) -> f64| -> f64 {

@@ -1,4 +1,4 @@
-//! Lines over an axis of powers of two, or over one of shares, as SVG.
+//! Line plots over a logarithmic (powers of two) or linear x axis, as SVG.
 
 use crate::measurement::format_bytes;
 use crate::summary::Spread;
@@ -8,7 +8,7 @@ use plotters::prelude::{
 };
 use plotters::series::LineSeries as LineElement;
 
-/// One line: values at positions of the x axis, in ascending order.
+/// One line: values at ascending positions of the x axis.
 #[derive(Debug, Clone)]
 pub(super) struct LineSeries {
     pub(super) name: String,
@@ -22,19 +22,19 @@ impl LineSeries {
     }
 }
 
-/// What the positions of the x axis are.
+/// Unit of the x axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum XUnit {
-    /// Bytes, over powers of two.
+    /// Bytes, on a logarithmic axis.
     Bytes,
-    /// A number, over powers of two.
+    /// A number, on a logarithmic axis.
     Count,
-    /// Parts in a million, over an even axis from zero.
+    /// Parts per million, on a linear axis from zero.
     PartsPerMillion,
 }
 
 impl XUnit {
-    /// Where the position is on the axis.
+    /// Coordinate of a value on the axis.
     fn place(self, x: u32) -> f64 {
         match self {
             XUnit::Bytes | XUnit::Count => f64::from(x.max(1)).log2(),
@@ -42,7 +42,7 @@ impl XUnit {
         }
     }
 
-    /// What stands at a place of the axis.
+    /// Label at a coordinate of the axis.
     fn label(self, place: f64) -> String {
         match self {
             XUnit::Bytes => format_bytes(place.exp2().round() as u32),
@@ -51,7 +51,7 @@ impl XUnit {
         }
     }
 
-    /// How many labels there are between two places.
+    /// Number of labels between two coordinates.
     fn label_count(self, left: f64, right: f64) -> usize {
         match self {
             XUnit::Bytes | XUnit::Count => (right - left).round() as usize + 1,
@@ -60,21 +60,21 @@ impl XUnit {
     }
 }
 
-/// A plot of some lines.
+/// A line plot.
 pub(super) struct LinePlot<'a> {
     pub(super) x_title: &'a str,
     pub(super) x_unit: XUnit,
     pub(super) y_title: &'a str,
-    /// Values differ by orders of magnitude.
+    /// True if the y axis is logarithmic.
     pub(super) y_is_log: bool,
     pub(super) series: &'a [LineSeries],
 }
 
-/// Width and height.
+/// Width and height of a plot.
 const SIZE: (u32, u32) = (960, 420);
 /// Room above the highest value.
 const HEADROOM: f64 = 1.15;
-/// The least value of an axis with logarithms.
+/// The lowest value of a logarithmic axis.
 const LEAST_LOG: f64 = 1e-3;
 
 impl LinePlot<'_> {
@@ -140,7 +140,7 @@ impl LinePlot<'_> {
                     PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2))
                 });
             chart.draw_series(medians.map(|point| Circle::new(point, 3, color.filled())))?;
-            // From the least to the greatest round.
+            // From the lowest to the highest round.
             chart.draw_series(line.points.iter().map(|(x, spread)| {
                 PathElement::new(
                     [

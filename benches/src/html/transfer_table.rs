@@ -8,7 +8,7 @@ use crate::plan::Mode;
 use crate::report::PerfReport;
 use crate::summary::TransferRounds;
 
-/// As HTML.
+/// Adds the table as HTML.
 pub fn add_transfer_table(page: &mut String, groups: &[TransferRounds<'_>]) {
     page.push_str("<table><tr><th>transfer</th><th>result</th><th>p50, p99 us</th>");
     page.push_str("<th>of the bound</th><th>for each message</th><th>rounds</th></tr>\n");
@@ -22,7 +22,8 @@ pub fn add_transfer_table(page: &mut String, groups: &[TransferRounds<'_>]) {
     page.push_str("</table>\n");
 }
 
-/// Transfer, bandwidth or message rate, latency, ratio to the bound, cost of a message, rounds.
+/// Cells: transfer, bandwidth or message rate, latency, ratio to the bound, cost per message,
+/// rounds.
 pub fn transfer_cells(rounds: &TransferRounds<'_>) -> [String; 6] {
     let first = rounds.counted[0];
     let median = |value: fn(&PerfReport) -> f64| {
@@ -61,7 +62,7 @@ pub fn transfer_cells(rounds: &TransferRounds<'_>) -> [String; 6] {
     ]
 }
 
-/// What the workers spend on a message, all together.
+/// Cost per message, summed over all workers.
 fn describe_message_cost(rounds: &TransferRounds<'_>) -> String {
     let cycles = rounds.worker_cost(|worker| worker.cycles_per_message);
     let lines = rounds.worker_cost(|worker| Some(worker.lines_per_message?.total()));

@@ -1,26 +1,27 @@
-//! The time that a cache line takes from one core to another and back: the unit in which the
-//! latency of anything that two cores do together can be compared between machines.
+//! Round-trip time of a cache line between two cores: a unit in which latencies of work shared by
+//! two cores can be compared between machines.
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Round trips between two readings of the clock.
+/// Round trips between two clock readings.
 const ROUNDS_PER_SAMPLE: u32 = 500;
 /// Samples; their median counts.
 const SAMPLES: usize = 41;
-/// Longest time of a measurement: another thread may hold one of the cores.
+/// Time limit of a measurement: another thread may occupy one of the cores.
 const TIME_LIMIT: Duration = Duration::from_millis(400);
-/// Polls without an answer between two looks at the clock.
+/// Unsuccessful polls between two clock readings.
 const POLLS_PER_CLOCK_CHECK: u32 = 1 << 12;
 
-/// A number alone on the two lines that processors fetch together.
+/// A counter with two cache lines of its own, which processors prefetch in pairs.
 #[repr(align(128))]
 pub(super) struct Line(pub(super) AtomicU32);
 
-/// Nanoseconds of a round trip between two threads that spin on `cores`: each writes a line that
-/// the other reads. Fails when a core is not this process's, and when both are the same.
+/// Measures the round-trip time in nanoseconds between two threads that spin on `cores`: each
+/// writes a line that the other reads. Fails if a core is not available to this process, or both
+/// are the same.
 pub fn cache_line_round_trip_ns(cores: [usize; 2]) -> Result<f64, String> {
     if cores[0] == cores[1] {
         return Err(format!(
@@ -48,8 +49,8 @@ pub fn cache_line_round_trip_ns(cores: [usize; 2]) -> Result<f64, String> {
     })
 }
 
-/// Runs `ask` on the first core and `answer` on the second; what `ask` returns. `end` is called behind
-/// it, and makes `answer` return, however far that is.
+/// Runs `ask` on the first core and `answer` on the second; returns the result of `ask`. `end` is
+/// called after it and makes `answer` return at any point.
 pub(super) fn run_on_cores<T: Send>(
     cores: [usize; 2],
     ask: impl FnOnce() -> Result<T, String> + Send,
@@ -77,7 +78,7 @@ pub(super) fn run_on_cores<T: Send>(
     })
 }
 
-/// Moves the calling thread to `core`, also where its parent was pinned to another.
+/// Moves the calling thread to `core`, even if its parent was pinned to another one.
 pub fn pin_thread(core: usize) -> Result<(), String> {
     let fail = |reason: &str| format!("core {core} cannot be used: {reason}");
     if core >= CpuSet::MAX_CPU {
@@ -102,7 +103,7 @@ fn answer_requests(request: &Line, reply: &Line) {
     }
 }
 
-/// Nanoseconds of a round trip, of each sample that was complete in time.
+/// Round-trip nanoseconds of each sample completed in time.
 fn time_requests(request: &Line, reply: &Line) -> Vec<f64> {
     let begin = Instant::now();
     let mut samples = Vec::with_capacity(SAMPLES);
@@ -126,7 +127,7 @@ fn time_requests(request: &Line, reply: &Line) -> Vec<f64> {
     samples
 }
 
-/// `None`: of nothing.
+/// The median; `None` without samples.
 pub(super) fn median(mut samples: Vec<f64>) -> Option<f64> {
     samples.sort_by(f64::total_cmp);
     samples.get(samples.len() / 2).copied()
@@ -163,7 +164,7 @@ mod tests {
         };
         match cache_line_round_trip_ns([first, second]) {
             Ok(ns) => assert!(ns > 1.0 && ns < 1e6, "{ns}"),
-            // Others may keep a core for longer than the limit.
+            // Other programs may occupy a core for longer than the limit.
             Err(error) => assert!(error.contains("other threads"), "{error}"),
         }
     }

@@ -1,30 +1,31 @@
-//! What happened to the machine while something was measured.
+//! Disturbances of the machine during a measurement.
 
 use super::cache_line_round_trip_ns;
 use serde::{Deserialize, Serialize};
 use std::fs;
 
-/// Largest share of the processors' time that a hypervisor may give to others.
+/// Largest permitted share of processor time that a hypervisor takes away (steal time).
 pub const MAX_STEAL_PERCENT: f64 = 1.0;
-/// Largest change of the cache-line round trip between before and after.
+/// Largest permitted change of the cache-line round trip during a measurement.
 pub const MAX_CACHE_LINE_DRIFT: f64 = 0.3;
 
 /// The conditions of one measurement.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Conditions {
-    /// Percent of the processors' time that the hypervisor gave to others.
+    /// Percent of processor time that the hypervisor gave to other guests.
     pub steal_percent: f64,
     /// Interrupts of all processors.
     pub interrupts: u64,
-    /// Nanoseconds of a cache line's round trip between the cores, before; none on one core.
+    /// Cache-line round trip in nanoseconds between the cores before the measurement; `None` on one
+    /// core.
     pub cache_line_ns_before: Option<f64>,
-    /// The same, after.
+    /// Cache-line round trip after the measurement.
     pub cache_line_ns_after: Option<f64>,
-    /// Why the result does not count; none when nothing disturbed it.
+    /// Reason why the result does not count; `None` if nothing disturbed it.
     pub disturbed: Option<String>,
 }
 
-/// Counters of the kernel since it started.
+/// Kernel counters since boot.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct KernelCounters {
     all_ticks: u64,
@@ -37,7 +38,7 @@ impl KernelCounters {
         KernelCounters::parse(&fs::read_to_string("/proc/stat").unwrap_or_default())
     }
 
-    /// Of the text of proc_stat(5).
+    /// Parses the text of proc_stat(5).
     fn parse(text: &str) -> KernelCounters {
         let mut counters = KernelCounters::default();
         for line in text.lines() {
@@ -61,7 +62,7 @@ impl KernelCounters {
     }
 }
 
-/// Watches the machine during one measurement.
+/// Monitors the machine during one measurement.
 pub struct ConditionsWatch {
     cores: Option<[usize; 2]>,
     cache_line_ns: Option<f64>,
@@ -69,7 +70,8 @@ pub struct ConditionsWatch {
 }
 
 impl ConditionsWatch {
-    /// Begins to watch. `cores`: the two that work together, free of other threads that spin.
+    /// Starts monitoring. `cores`: the two cores of the measurement, not used by other spinning
+    /// threads.
     pub fn begin(cores: Option<[usize; 2]>) -> ConditionsWatch {
         ConditionsWatch {
             cores,
@@ -78,7 +80,7 @@ impl ConditionsWatch {
         }
     }
 
-    /// Ends the watch, and says whether the measurement counts.
+    /// Stops monitoring, and decides whether the measurement counts.
     pub fn end(self) -> Conditions {
         let counters = KernelCounters::read();
         let after = round_trip(self.cores);

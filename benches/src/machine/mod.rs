@@ -1,5 +1,5 @@
-//! The machine that a result was measured on, and whether others disturbed the measurement: a
-//! figure without them cannot be compared with another.
+//! The machine that a result was measured on, and disturbances of the measurement, without which
+//! figures cannot be compared.
 
 mod cache_line;
 mod conditions;

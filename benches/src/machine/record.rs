@@ -1,4 +1,4 @@
-//! What the machine and the software are.
+//! Description of the machine and the software.
 
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -6,22 +6,22 @@ use std::fs;
 /// Processor, kernel, DPDK and the version of this program.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineRecord {
-    /// The processor's name, as it gives it.
+    /// Model name of the processor.
     pub cpu: String,
     /// Logical processors that are online.
     pub processors: usize,
-    /// A hypervisor is below.
+    /// True if the machine is a hypervisor's guest.
     pub virtual_machine: bool,
-    /// Release of the kernel.
+    /// Kernel release.
     pub kernel: String,
     /// DPDK's name and version.
     pub dpdk: String,
-    /// The commit that this program was built from; empty outside of a checkout.
+    /// The commit that this program was built from; empty outside a checkout.
     pub commit: String,
 }
 
 impl MachineRecord {
-    /// Of the machine that this process runs on.
+    /// Describes the machine that this process runs on.
     pub fn read() -> MachineRecord {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();

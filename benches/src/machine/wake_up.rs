@@ -1,5 +1,5 @@
-//! How long a thread that sleeps needs until it runs after another core woke it: what no daemon that
-//! sleeps can be faster than. Where the machine is a guest, most of it is the hypervisor's.
+//! Time to wake a sleeping thread from another core: a lower bound for the latency of any daemon
+//! that sleeps. On a virtual machine most of it is the hypervisor's.
 
 use super::cache_line::{Line, median, run_on_cores};
 use rustix::event::{EventfdFlags, eventfd};
@@ -7,16 +7,16 @@ use rustix::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Wake-ups; their median counts.
+/// Number of wake-ups; their median counts.
 const SAMPLES: u32 = 41;
-/// How long the thread sleeps each time: its core has found an idle state by then.
+/// Sleep before each wake-up, long enough for the core to enter an idle state.
 const SLEEP: Duration = Duration::from_millis(2);
-/// Longest time that one wake-up may take.
+/// Time limit of one wake-up.
 const TIME_LIMIT: Duration = Duration::from_millis(400);
 
-/// Microseconds from the write to an eventfd on the first core until a thread that blocked on it on the
-/// second has told so by a cache line. Fails when a core is not this process's, when both are the same,
-/// and when others keep the second.
+/// Microseconds from the write to an eventfd on the first core until a thread that blocked on it on
+/// the second core has reported through a cache line. Fails if a core is not available to this
+/// process, if both are the same, or if other programs occupy the second.
 pub fn wake_up_us(cores: [usize; 2]) -> Result<f64, String> {
     if cores[0] == cores[1] {
         return Err(format!("core {} cannot wake itself", cores[0]));
@@ -28,7 +28,7 @@ pub fn wake_up_us(cores: [usize; 2]) -> Result<f64, String> {
         || time_wake_ups(&event, &woken),
         || {
             woken.0.store(u32::MAX, Ordering::Release);
-            // Only a counter that is full refuses: then the thread does not sleep.
+            // The write fails only if the counter is full; then the thread does not sleep anyway.
             let _ = wake(&event);
         },
         || tell_wake_ups(&event, &woken),

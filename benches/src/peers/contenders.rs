@@ -1,4 +1,4 @@
-//! The contenders: what each needs, and how one round of it is measured.
+//! The contenders: their requirements, and one round's measurement of each.
 
 use super::PeerFigure::{Bulk64kGbps, RoundTrip64Us};
 use super::daemon::{LinkSettings, OwnDaemon, sibling_program};
@@ -15,25 +15,25 @@ use std::time::Duration;
 const BULK_SIZE: &str = "65536";
 /// Bytes of a message in round trips.
 const SMALL_SIZE: &str = "64";
-/// Round trips of programs that count instead of taking a time.
+/// Round trips of programs that take a count instead of a duration.
 const ROUND_TRIPS: &str = "20000";
-/// Bulk messages of programs that count instead of taking a time.
+/// Bulk messages of programs that take a count instead of a duration.
 const BULK_MESSAGES: &str = "20000";
 /// TCP port of our own ping-pong.
 const PING_PONG_PORT: u16 = 7177;
 
-/// One way to move data.
+/// One implementation in the comparison.
 pub(super) struct Contender {
-    /// Name and set-up, for people.
+    /// Human-readable name and set-up.
     pub(super) name: String,
     /// Programs that must be installed, each with its Debian package.
     pub(super) needs: Vec<(&'static str, &'static str)>,
-    /// Measures once.
+    /// Runs one measurement.
     pub(super) measure: Box<dyn FnMut() -> Result<MeasuredValues, String>>,
 }
 
 impl Contender {
-    /// A sentence about a program that is not there.
+    /// Describes the first required program that is not installed, if any.
     pub(super) fn find_missing_program(&self) -> Option<String> {
         let (program, package) = self
             .needs
@@ -56,8 +56,8 @@ const NAMESPACE_PROGRAMS: [(&str, &str); 3] = [
     ("taskset", "util-linux"),
 ];
 
-/// All contenders, in the order in which they are measured. `cores`: of the side that begins, and of
-/// the other.
+/// All contenders in the order of measurement. `cores`: that of the initiating side, and that of
+/// the other side.
 pub(super) fn all_contenders(options: &PeersOptions, cores: [usize; 2]) -> Vec<Contender> {
     let time = options.secs;
     let veth = |mtu, offloads| VethSettings { mtu, offloads };
@@ -82,7 +82,7 @@ pub(super) fn all_contenders(options: &PeersOptions, cores: [usize; 2]) -> Vec<C
     all
 }
 
-/// One run of siw-perf against a daemon; the number at `key`.
+/// Runs siw-perf once with a daemon; returns the result line.
 fn siw_perf(daemon: &OwnDaemon, arguments: &[&str], time: Duration) -> Result<Value, String> {
     let mut command = Command::new(sibling_program("siw-perf"));
     command
@@ -106,7 +106,7 @@ fn number(value: &Value, name: &str) -> Result<f64, String> {
         .ok_or_else(|| format!("the result has no {name}"))
 }
 
-/// Applications of client-lib, both in one process, and siwd with one worker.
+/// Applications of client-lib, both in one process, with a siwd that has one worker.
 fn own_devices(
     name: &str,
     link: LinkSettings,
@@ -136,7 +136,8 @@ fn own_devices(
     }
 }
 
-/// perftest over the drop-in libraries: two processes on the client's core, as ours are one.
+/// perftest over the drop-in libraries: two processes on the client's core, since our client is one
+/// process.
 fn own_drop_in(name: &str, [client, worker]: [usize; 2], time: Duration) -> Contender {
     let measure = move || {
         let daemon = OwnDaemon::start(worker, LinkSettings::default())?;
@@ -160,7 +161,7 @@ fn own_drop_in(name: &str, [client, worker]: [usize; 2], time: Duration) -> Cont
             command
         };
         let _server = RunningProgram::start(&mut program("siw1"))?;
-        // The server says nothing when it listens: a connect that comes too early is repeated.
+        // The server does not report when it listens, so a failed early connect is repeated.
         let mut last = String::new();
         for _ in 0..20 {
             std::thread::sleep(Duration::from_millis(100));
@@ -178,7 +179,7 @@ fn own_drop_in(name: &str, [client, worker]: [usize; 2], time: Duration) -> Cont
     }
 }
 
-/// The average bandwidth: the fourth number of the only line that begins with the size.
+/// The average bandwidth: the fourth number on the only line that begins with the size.
 fn perftest_gbps(text: &str) -> Result<f64, String> {
     let line = text
         .lines()
@@ -250,7 +251,7 @@ fn iperf_gbps(text: &str) -> Result<f64, String> {
     number(&json["end"]["sum_received"]["bits_per_second"], "rate").map(|rate| rate / 1e9)
 }
 
-/// UCX's puts over its TCP transport.
+/// UCX put operations over its TCP transport.
 fn ucx_tcp(settings: VethSettings, [client, server]: [usize; 2]) -> Contender {
     let measure = move || {
         let link = NamespacePair::create(settings)?;
@@ -267,7 +268,7 @@ fn ucx_tcp(settings: VethSettings, [client, server]: [usize; 2]) -> Contender {
             command.args([SERVER_ADDRESS, "-t", test, "-s", size, "-n", count]);
             run_to_end(command.args(["-w", "200", "-f", "-v"]))
         };
-        // Mebibytes; and half of a round trip.
+        // ucx_perftest reports mebibytes, and half of a round trip.
         let bulk = ucx_column(&run("ucp_put_bw", BULK_SIZE, BULK_MESSAGES)?, "overall_bw")?;
         let half = ucx_column(
             &run("ucp_put_lat", SMALL_SIZE, ROUND_TRIPS)?,
@@ -287,7 +288,7 @@ fn ucx_tcp(settings: VethSettings, [client, server]: [usize; 2]) -> Contender {
     }
 }
 
-/// A column of the last line of ucx_perftest's comma-separated values.
+/// A column of the last line of ucx_perftest's CSV output.
 fn ucx_column(text: &str, name: &str) -> Result<f64, String> {
     let mut lines = text.lines().filter(|line| line.contains(','));
     let header = lines.next().unwrap_or_default();
@@ -319,7 +320,7 @@ fn libfabric_tcp(settings: VethSettings, [client, server]: [usize; 2]) -> Conten
         link.wait_for_listener(47592)?;
         let mut command = link.client(client, "fi_pingpong");
         let text = run_to_end(command.args(options).arg(SERVER_ADDRESS))?;
-        // The time of a transfer in one direction.
+        // The reported time is that of one direction.
         let half = pingpong_us(&text)?;
         Ok(vec![(RoundTrip64Us, 2.0 * half)])
     };
@@ -346,7 +347,7 @@ fn pingpong_us(text: &str) -> Result<f64, String> {
         .ok_or_else(|| "fi_pingpong printed no time".into())
 }
 
-/// The best median of those contenders whose name begins with `prefix`.
+/// The best median among contenders whose name begins with `prefix`.
 pub(super) fn best_of<'a>(
     results: impl Iterator<Item = &'a super::PeerResult>,
     figure: PeerFigure,

@@ -1,4 +1,4 @@
-//! A siwd of our own with two devices on one link, for a contender.
+//! A siwd instance with two devices on one link, started for a contender.
 
 use super::run_program::RunningProgram;
 use std::io::{BufRead, BufReader};
@@ -12,23 +12,23 @@ pub(super) struct OwnDaemon {
     folder: PathBuf,
 }
 
-/// A program that was built beside this one.
+/// Path of a program in the same folder as this one.
 pub(super) fn sibling_program(name: &str) -> PathBuf {
     let own = std::env::current_exe().unwrap_or_default();
     own.parent().unwrap_or(Path::new(".")).join(name)
 }
 
-/// How the link differs from the embedded default.
+/// Differences of the link from the embedded default.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct LinkSettings {
-    /// Another MTU.
+    /// MTU, if it differs.
     pub(super) mtu: Option<u32>,
-    /// FPDUs have CRCs.
+    /// True if FPDUs have CRCs.
     pub(super) crc: bool,
 }
 
 impl OwnDaemon {
-    /// Starts it with one worker.
+    /// Starts the daemon with one worker.
     pub(super) fn start(worker_core: usize, link: LinkSettings) -> Result<OwnDaemon, String> {
         let folder = std::env::temp_dir().join(format!("siw-perf-{}", std::process::id()));
         std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
@@ -41,7 +41,7 @@ impl OwnDaemon {
         let mut program = RunningProgram::start_piped(&mut command)?;
         let stdout = program.child().stdout.take().ok_or("siwd has no output")?;
         let mut line = String::new();
-        // The line comes when it is ready; none when it ended.
+        // The daemon prints a line when it is ready, and none if it exits.
         BufReader::new(stdout)
             .read_line(&mut line)
             .map_err(|error| error.to_string())?;
@@ -51,13 +51,13 @@ impl OwnDaemon {
         Ok(OwnDaemon { program, folder })
     }
 
-    /// Its control socket.
+    /// Path of its control socket.
     pub(super) fn socket(&self) -> PathBuf {
         self.folder.join("siwd.sock")
     }
 }
 
-/// What siwd runs without --config, with its worker on `worker_core` and a socket of its own.
+/// Configuration of siwd without --config; the worker's core and the socket are replaced.
 const EMBEDDED_DEFAULT: &str = include_str!("../../../config/loopback.toml");
 
 fn embedded_configuration(

@@ -1,7 +1,7 @@
-//! `siw-perf peers`: siwd beside other ways to move data between two programs of one machine, with
-//! the same sizes and the same cores, in alternating rounds.
+//! `siw-perf peers`: compares siwd with other ways to move data between two programs on one
+//! machine, with the same sizes and cores, in alternating rounds.
 //!
-//! Each contender is a program of its own, so that none inherits what another left in a process.
+//! Each contender is a separate program, so that none inherits process state from another.
 
 mod contenders;
 mod daemon;
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// What is compared.
+/// Compared quantity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PeerFigure {
@@ -26,13 +26,13 @@ pub enum PeerFigure {
     Bulk64kGbps,
     /// Microseconds of a round trip of 64 bytes, median.
     RoundTrip64Us,
-    /// Million frames of 64 bytes per second that one core takes from two rings and returns with their
-    /// Ethernet addresses exchanged.
+    /// Million frames of 64 bytes per second that one core receives from two rings and returns with
+    /// swapped Ethernet addresses.
     RingMframes,
 }
 
 impl PeerFigure {
-    /// For people.
+    /// Human-readable title.
     pub fn title(self) -> &'static str {
         match self {
             PeerFigure::Bulk64kGbps => "64 KiB messages, Gb/s (more is better)",
@@ -42,18 +42,18 @@ impl PeerFigure {
     }
 }
 
-/// The result of one contender in one figure.
+/// Result of one contender for one figure.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PeerResult {
     /// The figure.
     pub figure: PeerFigure,
-    /// The contender, and how it was set up.
+    /// The contender and its set-up.
     pub name: String,
     /// Median of the rounds.
     pub median: f64,
-    /// The least.
+    /// Minimum of the rounds.
     pub min: f64,
-    /// The greatest.
+    /// Maximum of the rounds.
     pub max: f64,
     /// Rounds that counted.
     pub rounds: usize,
@@ -64,21 +64,21 @@ pub struct PeerResult {
 pub struct PeersReport {
     /// The machine.
     pub machine: MachineRecord,
-    /// The cores: of the side that begins, and of the other (siwd's worker among them).
+    /// Cores of the initiating side and of the other side, which includes siwd's worker.
     pub cores: [usize; 2],
-    /// Nanoseconds of a cache line's round trip between them, median over the rounds.
+    /// Cache-line round trip between them in nanoseconds, median over the rounds.
     pub cache_line_ns: Option<f64>,
-    /// Each contender in each figure.
+    /// Result of each contender for each figure.
     pub results: Vec<PeerResult>,
-    /// How many times better siwd is than its peers, by name; those that were measured.
+    /// Factors by which siwd is better than its measured peers, by name.
     pub ratios: BTreeMap<String, f64>,
-    /// What was not measured, and why.
+    /// Contenders that were not measured, with the reason.
     pub skipped: BTreeMap<String, String>,
-    /// Rounds of a contender that others disturbed, and that were repeated.
+    /// Rounds of a contender that were disturbed and repeated.
     pub disturbed: usize,
 }
 
-/// Measures all contenders; `on_progress` is told what is measured now.
+/// Measures all contenders; `on_progress` is called with the current step.
 pub fn compare_with_peers(
     options: &PeersOptions,
     mut on_progress: impl FnMut(&str),
@@ -128,7 +128,7 @@ fn two_cores(options: &PeersOptions) -> Result<[usize; 2], String> {
     }
 }
 
-/// What the rounds brought so far.
+/// Results of the rounds so far.
 #[derive(Default)]
 struct RoundValues {
     /// In the order of the contenders.
@@ -138,7 +138,7 @@ struct RoundValues {
 }
 
 impl RoundValues {
-    /// Measures a contender, once more if others disturbed it.
+    /// Measures a contender, and once more if the measurement was disturbed.
     fn measure_once(&mut self, contender: &mut Contender, cores: [usize; 2]) -> Result<(), String> {
         let (mut values, mut conditions) = measure_watched(contender, cores)?;
         if conditions.disturbed.is_some() {
@@ -199,10 +199,10 @@ fn measure_watched(
     Ok((values, watch.end()))
 }
 
-/// Name of a ratio, its figure, and how the names of our contenders and of the others' begin.
+/// Name of a ratio, its figure, and the name prefixes of our contenders and of the peers.
 type NamedRatio = (&'static str, PeerFigure, &'static str, &'static str);
 
-/// The ratios that the report gives.
+/// The ratios in the report.
 const RATIOS: [NamedRatio; 8] = [
     (
         "bulk_to_kernel_offloads",
@@ -254,8 +254,8 @@ const RATIOS: [NamedRatio; 8] = [
     ),
 ];
 
-/// How many times better siwd is than a peer: the best median of the contenders whose names begin
-/// with `ours` against that of those which begin with `theirs`. None when either is missing.
+/// Factor by which siwd is better than a peer: compares the best median of the contenders with name
+/// prefix `ours` with that for prefix `theirs`. `None` if either is missing.
 fn ratio_of(results: &[PeerResult], figure: PeerFigure, ours: &str, theirs: &str) -> Option<f64> {
     let best = |prefix| best_of(results.iter(), figure, prefix);
     let (ours, theirs) = (best(ours)?, best(theirs)?);

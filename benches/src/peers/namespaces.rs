@@ -5,18 +5,18 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// The address in the second namespace.
+/// Address in the second namespace.
 pub(super) const SERVER_ADDRESS: &str = "10.79.0.2";
 
-/// How the veth devices are set.
+/// Settings of the veth devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct VethSettings {
     pub(super) mtu: u32,
-    /// TSO, GSO, GRO and checksums by the device; without them each segment is a frame.
+    /// TSO, GSO, GRO and checksum offload; without them each segment is a frame.
     pub(super) offloads: bool,
 }
 
-/// The namespaces; removed when dropped, and the devices with them.
+/// Two namespaces, removed with their devices when dropped.
 pub(super) struct NamespacePair {
     names: [String; 2],
 }
@@ -27,8 +27,8 @@ fn ip(args: &[&str]) -> Result<(), String> {
     run_to_end(Command::new("ip").args(args)).map(|_| ())
 }
 
-/// The kernel announces a link a little after both of its ends are up, and some programs do not use
-/// one before.
+/// Waits for the link: the kernel announces it shortly after both ends are up, and some programs do
+/// not use it earlier.
 fn wait_until_link_is_up(namespace: &str) -> Result<(), String> {
     for _ in 0..200 {
         let mut command = Command::new("ip");
@@ -42,7 +42,7 @@ fn wait_until_link_is_up(namespace: &str) -> Result<(), String> {
 }
 
 impl NamespacePair {
-    /// Creates them; needs root.
+    /// Creates the namespaces; needs root.
     pub(super) fn create(settings: VethSettings) -> Result<NamespacePair, String> {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = |end| format!("siwperf{}{}{end}", std::process::id(), number);
@@ -95,12 +95,12 @@ impl NamespacePair {
         Ok(pair)
     }
 
-    /// A program in the first namespace, on one core.
+    /// Command for a program in the first namespace, pinned to one core.
     pub(super) fn client(&self, core: usize, program: &str) -> Command {
         self.pinned(&self.names[0], core, program)
     }
 
-    /// A program in the second namespace, on one core.
+    /// Command for a program in the second namespace, pinned to one core.
     pub(super) fn server(&self, core: usize, program: &str) -> Command {
         self.pinned(&self.names[1], core, program)
     }
@@ -117,7 +117,7 @@ impl NamespacePair {
         command
     }
 
-    /// Waits until something listens at a TCP port of the second namespace.
+    /// Waits until a process listens on a TCP port of the second namespace.
     pub(super) fn wait_for_listener(&self, port: u16) -> Result<(), String> {
         let filter = format!("sport = :{port}");
         for _ in 0..200 {

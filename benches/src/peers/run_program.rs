@@ -1,21 +1,21 @@
-//! Starts the programs of contenders, never longer than a limit, and reads what they print.
+//! Starts the programs of contenders with a time limit, and reads their output.
 
 use rustix::process::{Pid, Signal, kill_process};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longest time of one program.
+/// Time limit of one program.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
-/// Longest time from asking a program to end until it has.
+/// Time limit from asking a program to end until it exits.
 const STOP_TIME_LIMIT: Duration = Duration::from_secs(5);
-/// Between two looks at a program that runs.
+/// Time between two checks of a running program.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A program that is killed and waited for when dropped.
+/// A running program, killed and reaped when dropped.
 pub(super) struct RunningProgram(Child);
 
 impl RunningProgram {
-    /// Starts a program that answers others; what it prints is lost.
+    /// Starts a program in the background; its output is discarded.
     pub(super) fn start(command: &mut Command) -> Result<RunningProgram, String> {
         let child = command
             .stdin(Stdio::null())
@@ -39,7 +39,7 @@ impl RunningProgram {
             .map_err(|error| describe_start(command, &error))
     }
 
-    /// Asks the program to end, and waits for that; one that does not is killed when dropped.
+    /// Asks the program to end and waits for it; if it does not, it is killed when dropped.
     pub(super) fn stop(&mut self) {
         let Some(pid) = Pid::from_raw(self.0.id() as i32) else {
             return;
@@ -67,7 +67,7 @@ fn describe_start(command: &Command, error: &std::io::Error) -> String {
     format!("{}: {error}", command.get_program().to_string_lossy())
 }
 
-/// Runs a program to its end. Returns what it printed, or what it complained of.
+/// Runs a program to its end. Returns its output, or its error text.
 pub(super) fn run_to_end(command: &mut Command) -> Result<String, String> {
     let child = command
         .stdin(Stdio::null())
@@ -94,7 +94,7 @@ pub(super) fn run_to_end(command: &mut Command) -> Result<String, String> {
 }
 
 fn wait_with_limit(mut child: Child) -> Result<Output, String> {
-    // The pipes are drained by threads: a program may print more than a pipe holds.
+    // Threads drain the pipes, since a program may print more than a pipe holds.
     let drain = |pipe: Option<Box<dyn std::io::Read + Send>>| {
         std::thread::spawn(move || {
             let mut bytes = Vec::new();

@@ -1,5 +1,5 @@
-//! Round trips of 64 bytes over the kernel's TCP with both ends spinning: the fastest that a program
-//! gets from sockets.
+//! Round trips of 64 bytes over the kernel's TCP with both ends spinning: the lowest latency that a
+//! program achieves with sockets.
 
 use crate::measurement::new_histogram;
 use hdrhistogram::Histogram;
@@ -7,10 +7,10 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Nothing arrives for this long: the other end is gone.
+/// Time without arriving data after which the other end counts as disconnected.
 const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Answers one connection until it is closed.
+/// Serves one connection until it is closed.
 pub fn answer_round_trips(address: SocketAddr, size: usize) -> Result<(), String> {
     let listener = TcpListener::bind(address).map_err(|error| format!("{address}: {error}"))?;
     let (mut stream, _) = listener.accept().map_err(|error| error.to_string())?;
@@ -22,7 +22,7 @@ pub fn answer_round_trips(address: SocketAddr, size: usize) -> Result<(), String
     Ok(())
 }
 
-/// Nanoseconds of round trips of `size` bytes during `time`.
+/// Measures round trips of `size` bytes for `time`, in nanoseconds.
 pub fn measure_round_trips(
     address: SocketAddr,
     size: usize,
@@ -57,7 +57,7 @@ fn prepare(stream: &TcpStream) -> Result<(), String> {
         .map_err(|error| error.to_string())
 }
 
-/// Fills `buffer`. False when the other end closed.
+/// Fills `buffer`. False if the other end closed.
 fn read_spinning(stream: &mut TcpStream, buffer: &mut [u8]) -> Result<bool, String> {
     let mut filled = 0;
     let mut polls = 0u32;

@@ -1,5 +1,5 @@
 //! Frames over rings, without TCP: `siw-perf raw` and DPDK's testpmd on the same kind of port. Both
-//! exchange the Ethernet addresses of frames that circulate, on one core.
+//! swap the Ethernet addresses of circulating frames on one core.
 
 use super::PeerFigure::RingMframes;
 use super::contenders::Contender;
@@ -10,14 +10,14 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
-/// Frames that either program takes from a ring at once.
+/// Burst size of both programs.
 const BURST: &str = "32";
-/// Memory that testpmd is given, in MiB.
+/// Memory for testpmd in MiB.
 const MEMORY_MB: u32 = 128;
-/// What is in each frame that testpmd prints rates in: since the last time.
+/// Interval of the rates that testpmd prints.
 const RATE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Both programs.
+/// Both contenders.
 pub(super) fn contenders(cores: [usize; 2], time: Duration) -> [Contender; 2] {
     [own_frames(cores, time), testpmd_frames(cores, time)]
 }
@@ -48,7 +48,7 @@ fn own_frames([_, core]: [usize; 2], time: Duration) -> Contender {
 fn testpmd_frames([first, core]: [usize; 2], time: Duration) -> Contender {
     let measure = move || {
         let mut command = Command::new("dpdk-testpmd");
-        // Its first core prints, the other forwards.
+        // Its first core prints, the second one forwards.
         command
             .args(["-l", &format!("{first},{core}")])
             .args(["--main-lcore", &first.to_string()])
@@ -84,7 +84,7 @@ fn has_hugepages() -> bool {
     free_kb >= u64::from(MEMORY_MB) * 1024
 }
 
-/// The last rate of each of the two ports, together.
+/// Sum of the two ports' last rates.
 fn rx_mframes(text: &str) -> Result<f64, String> {
     let rates: Vec<f64> = text
         .lines()
@@ -92,7 +92,7 @@ fn rx_mframes(text: &str) -> Result<f64, String> {
         .filter_map(|rest| rest.split_whitespace().next()?.parse().ok())
         .collect();
     match rates[..] {
-        // The first two are those of the time when it started.
+        // The first two rates include the start-up.
         [_, _, .., first, second] => Ok((first + second) / 1e6),
         _ => Err("dpdk-testpmd printed no rates".into()),
     }

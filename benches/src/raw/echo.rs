@@ -1,5 +1,5 @@
-//! Answers to ARP requests (RFC 826) and to ICMP echo requests (RFC 792), made of the requests
-//! themselves.
+//! Replies to ARP requests (RFC 826) and ICMP echo requests (RFC 792), built in place from the
+//! requests.
 
 use super::frames::swap_macs;
 use super::options::ETHERNET_HEADER;
@@ -7,17 +7,17 @@ use std::net::Ipv4Addr;
 
 const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
 const ETHERTYPE_ARP: [u8; 2] = [0x08, 0x06];
-/// Ethernet, IPv4, and lengths of their addresses; then the operation.
+/// Hardware type Ethernet, protocol type IPv4, and their address lengths; the operation follows.
 const ARP_FIXED: [u8; 6] = [0, 1, 8, 0, 6, 4];
 const ARP_REQUEST: [u8; 2] = [0, 1];
 const ARP_REPLY: [u8; 2] = [0, 2];
 const PROTOCOL_ICMP: u8 = 1;
 const ICMP_ECHO_REQUEST: u8 = 8;
 const ICMP_ECHO_REPLY: u8 = 0;
-/// Flags and offset of a packet that is whole: all but "do not fragment" are zero.
+/// Fragment flags and offset: all bits except "do not fragment" are zero in an unfragmented packet.
 const FRAGMENT_BITS: u8 = 0xbf;
 
-/// Turns a request for one of `addresses` into its answer; false for every other frame.
+/// Turns a request for one of `addresses` into its reply; false for every other frame.
 pub(super) fn answer_request(frame: &mut [u8], mac: [u8; 6], addresses: &[Ipv4Addr]) -> bool {
     match frame.get(12..14) {
         Some(ethertype) if ethertype == ETHERTYPE_ARP => answer_arp(frame, mac, addresses),
@@ -43,7 +43,7 @@ fn answer_arp(frame: &mut [u8], mac: [u8; 6], addresses: &[Ipv4Addr]) -> bool {
     reply[6..8].copy_from_slice(&ARP_REPLY);
     reply[8..14].copy_from_slice(&mac);
     reply[14..18].copy_from_slice(&arp[24..28]);
-    // The target is who asked.
+    // The target of the reply is the sender of the request.
     reply[18..28].copy_from_slice(&arp[8..18]);
     frame[ETHERNET_HEADER..ETHERNET_HEADER + 28].copy_from_slice(&reply);
     swap_macs(frame);
@@ -67,11 +67,11 @@ fn answer_echo(frame: &mut [u8], mac: [u8; 6], addresses: &[Ipv4Addr]) -> bool {
     if !(to_us && is_whole && is_echo && is_ours(&packet[16..20], addresses)) {
         return false;
     }
-    // Exchanged addresses leave the header's sum as it is.
+    // Swapping the addresses does not change the header checksum.
     packet[12..20].rotate_left(4);
     packet[header_len] = ICMP_ECHO_REPLY;
     let checksum = &mut packet[header_len + 2..header_len + 4];
-    // One word became smaller by 0x0800, so the sum's complement grows by it (RFC 1624).
+    // One word became smaller by 0x0800, so the checksum grows by it (RFC 1624).
     let before = u16::from_be_bytes([checksum[0], checksum[1]]);
     let (sum, carry) = before.overflowing_add(u16::from(ICMP_ECHO_REQUEST) << 8);
     checksum.copy_from_slice(&(sum + u16::from(carry)).to_be_bytes());
@@ -170,7 +170,7 @@ mod tests {
             frame[at] = value;
             answer_request(&mut frame, MAC, &OURS)
         };
-        // To another host, a fragment, another protocol, a reply.
+        // Another host, a fragment, another protocol, a reply.
         assert!(!changed(0, 0xff) && !changed(20, 0x20) && !changed(21, 1));
         assert!(!changed(23, 17) && !changed(34, 0) && !changed(33, 2));
         assert!(changed(22, 3));

@@ -1,4 +1,4 @@
-//! The loops of the modes: one thread serves all ports, burst by burst.
+//! Forwarding loops of the modes: one thread serves all ports, burst by burst.
 
 use super::echo::answer_request;
 use super::frames::{ETHERNET_ADDRESSES, FrameAddresses, FrameSource, frame_number, swap_macs};
@@ -13,21 +13,21 @@ use nix::sys::signalfd::SignalFd;
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
-/// A frame that is longer under way is lost.
+/// Time after which a frame counts as lost.
 const ROUND_TRIP_TIMEOUT: Duration = Duration::from_millis(100);
-/// After a run, frames that are under way are received until none came for so long.
+/// After a run, frames in flight are received until none has arrived for this time.
 const QUIET_TIME: Duration = Duration::from_millis(20);
-/// The other address of a network for tests of network devices (RFC 2544), where none is known.
+/// Default destination: the second address of a network for benchmarking (RFC 2544).
 const DEFAULT_DESTINATION: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 2);
-/// Where frames go that nobody is named for: a locally administered address.
+/// Default destination MAC: a locally administered address.
 const DEFAULT_TO_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0];
 
-/// All that a run needs.
+/// State of a run.
 pub(super) struct RawRunner {
     source: FrameSource,
-    /// The ports' devices can read the source's memory.
+    /// Keeps the source's memory readable for the ports' devices.
     _region: Option<ExternalRegion>,
-    /// In the order of the ports, as what follows.
+    /// In the order of the ports, like the following fields.
     counts: Vec<PortCount>,
     received: Vec<RxBatch>,
     outboxes: Vec<FrameOutbox>,
@@ -65,17 +65,17 @@ impl RawRunner {
         })
     }
 
-    /// The ports, in the order of counts.
+    /// The ports, in the order of the counts.
     pub(super) fn ports(&self) -> &[RawPort] {
         &self.ports.list
     }
 
-    /// Whether a signal asked to end.
+    /// Returns true if a signal requested the end.
     pub(super) fn is_stopped(&self) -> bool {
         self.is_stopped
     }
 
-    /// One run. `on_interval` is called with what each interval counted.
+    /// Executes one run. `on_interval` is called with the counts of each interval.
     pub(super) fn run(
         &mut self,
         run: &RawRun,
@@ -125,7 +125,7 @@ impl RawRunner {
         Ok(report)
     }
 
-    /// The counts, with what the drivers have lost of received frames.
+    /// The counts, including received frames that the drivers lost.
     fn read_counts(&self) -> Vec<PortCount> {
         let with_drops = |(port, count): (&RawPort, &PortCount)| {
             let mut count = *count;
@@ -181,7 +181,7 @@ impl RawRunner {
         self.source.describe_frames(run.size, way, &addresses);
     }
 
-    /// Puts new frames into the outbox of a port, up to a burst.
+    /// Fills a port's outbox with new frames, up to a burst.
     #[inline]
     fn fill_burst(&mut self, at: usize, burst: usize) {
         let outbox = &mut self.outboxes[at];
@@ -193,14 +193,14 @@ impl RawRunner {
         }
     }
 
-    /// Sends what is in the outbox of a port; what it does not take is dropped.
+    /// Sends a port's outbox; drops frames that the port does not take.
     #[inline]
     fn send_outbox(&mut self, at: usize) {
         let (tx, cache) = (&mut self.ports.list[at].tx, &mut self.ports.cache);
         self.outboxes[at].send(tx, cache, &mut self.counts[at].tx);
     }
 
-    /// Receives at a port and frees.
+    /// Receives frames from a port and frees them.
     #[inline]
     fn receive_and_free(&mut self, at: usize) -> usize {
         let RawPorts { list, cache, .. } = &mut self.ports;
@@ -210,7 +210,7 @@ impl RawRunner {
         })
     }
 
-    /// A turn of txonly or rxonly.
+    /// One turn of txonly or rxonly.
     #[inline]
     fn send_and_receive(&mut self, run: &RawRun) {
         if run.payload.is_some() {
@@ -223,7 +223,7 @@ impl RawRunner {
         }
     }
 
-    /// The frames that circulate where nobody else sends any.
+    /// Sends the initial frames, which then circulate between the ports.
     fn send_first(&mut self, run: &RawRun) {
         for _ in 0..run.tx_first {
             for at in 0..self.ports.list.len() {
@@ -233,7 +233,7 @@ impl RawRunner {
         }
     }
 
-    /// A turn of io or macswap.
+    /// One turn of io or macswap.
     #[inline]
     fn forward(&mut self, mode: RawMode) {
         let ports = self.ports.list.len();
@@ -243,9 +243,9 @@ impl RawRunner {
         }
     }
 
-    /// Receives a burst at one port into the outbox of another, and sends it.
+    /// Receives a burst from one port directly into the outbox of another, and sends it.
     ///
-    /// Why it is fast: nothing moves a frame from one list to another.
+    /// Fast because no frame is moved from one list to another.
     #[inline]
     fn forward_burst(&mut self, from: usize, to: usize, swaps: bool) {
         let RawPorts { list, cache, .. } = &mut self.ports;
@@ -266,8 +266,8 @@ impl RawRunner {
         self.send_outbox(to);
     }
 
-    /// Receives at one port and sends those frames that `edit` returns true for at another. Returns how
-    /// many it freed instead.
+    /// Receives from one port and sends the frames for which `edit` returns true to another.
+    /// Returns the number of frames freed instead.
     #[inline]
     fn pass_on(
         &mut self,
@@ -291,7 +291,7 @@ impl RawRunner {
         refused
     }
 
-    /// A turn of icmpecho.
+    /// One turn of icmpecho.
     fn answer(&mut self) {
         for at in 0..self.ports.list.len() {
             self.pass_on(at, at, |frame, identity| {
@@ -300,17 +300,18 @@ impl RawRunner {
         }
     }
 
-    /// One frame there and back.
+    /// One round trip of a frame.
     fn measure_round_trip(&mut self, trips: &mut RoundTrips) {
         let begin = Instant::now();
         self.fill_burst(0, 1);
         let number = self.source.last_number();
         self.send_outbox(0);
         loop {
-            // The ports are looked at once more then: this thread may have been interrupted.
+            // After the timeout the ports are polled once more: this thread may have been
+            // interrupted.
             let is_late = begin.elapsed() >= ROUND_TRIP_TIMEOUT;
             if self.ports.list.len() > 1 {
-                // The second port sends the frame back, and lets others go.
+                // The second port sends this frame back, and frees all others.
                 self.pass_on(1, 1, |frame, _| {
                     frame_number(frame.data()) == Some(number) && swap_macs(frame.data_mut())
                 });
@@ -335,11 +336,12 @@ impl RawRunner {
         }
     }
 
-    /// Receives what is still under way.
+    /// Receives the frames still in flight.
     fn receive_rest(&mut self) {
         let mut since = Instant::now();
         loop {
-            // The ports are looked at once more then: this thread may have been interrupted.
+            // After the quiet time the ports are polled once more: this thread may have been
+            // interrupted.
             let is_quiet = since.elapsed() >= QUIET_TIME;
             let mut received = 0;
             for at in 0..self.ports.list.len() {
@@ -355,7 +357,7 @@ impl RawRunner {
     }
 }
 
-/// Receives at a port, and hands each frame to `take`. Returns how many there were.
+/// Receives from a port and passes each frame to `take`. Returns the number of frames.
 #[inline]
 fn receive_burst(
     rx: &mut RxQueue,
@@ -372,11 +374,11 @@ fn receive_burst(
     received
 }
 
-/// Frames that a port is going to send.
+/// Frames to be sent by a port.
 #[derive(Default)]
 struct FrameOutbox {
     batch: TxBatch,
-    /// Of the frames in it.
+    /// Bytes of the frames in the batch.
     bytes: u64,
 }
 
@@ -390,7 +392,7 @@ impl FrameOutbox {
         }
     }
 
-    /// Sends all of it, and frees what the port does not take.
+    /// Sends the whole batch, and frees frames that the port does not take.
     #[inline]
     fn send(&mut self, tx: &mut TxQueue, cache: &mut MbufCache, count: &mut FrameCount) {
         let offered = self.batch.len();
@@ -412,7 +414,7 @@ impl FrameOutbox {
     }
 }
 
-/// Frees the frames that are too short for two Ethernet addresses; how many there were.
+/// Frees the frames too short for two Ethernet addresses; returns their number.
 #[cold]
 fn drop_short_frames(outbox: &mut FrameOutbox, cache: &mut MbufCache) -> u64 {
     let count = outbox.batch.len();
@@ -432,7 +434,7 @@ fn drop_short_frames(outbox: &mut FrameOutbox, cache: &mut MbufCache) -> u64 {
     refused
 }
 
-/// The port that makes frames: of rxonly on a pair of rings the one that is not measured.
+/// The port that generates frames: for rxonly on a ring pair the one that is not measured.
 fn sender_of(mode: RawMode, ports: usize) -> usize {
     match mode {
         RawMode::RxOnly => ports - 1,

@@ -1,4 +1,4 @@
-//! Frames made here, and the exchange of Ethernet addresses.
+//! Generated frames, and the swap of Ethernet addresses.
 
 use super::options::{ETHERNET_HEADER, PayloadWay};
 use dpdk::{ExtMemory, ExtTracker, Mbuf, MbufCache, TrackerPool};
@@ -7,7 +7,7 @@ use siw_shm::shared_memory::PageSize;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
-/// Ethernet, IPv4 without options, UDP, and the number of the frame.
+/// Ethernet, IPv4 without options, UDP, and the frame number.
 const HEADER: usize = ETHERNET_HEADER + IPV4_HEADER + UDP_HEADER + NUMBER_BYTES;
 const IPV4_HEADER: usize = 20;
 const UDP_HEADER: usize = 8;
@@ -15,13 +15,13 @@ const NUMBER_BYTES: usize = 8;
 const NUMBER_AT: usize = HEADER - NUMBER_BYTES;
 const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
 const PROTOCOL_UDP: u8 = 17;
-/// The port whose datagrams hosts throw away (RFC 863).
+/// Port whose datagrams hosts discard (RFC 863).
 const DISCARD_PORT: u16 = 9;
 
-/// Bytes that payload is taken from: they stay in the cache of a core.
+/// Size of the payload memory, which fits into a core's cache.
 const MEMORY_BYTES: usize = 1 << 20;
 
-/// Who sends frames, and whom to.
+/// Source and destination of frames.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct FrameAddresses {
     pub(super) from: [u8; 6],
@@ -30,13 +30,13 @@ pub(super) struct FrameAddresses {
     pub(super) destination: Ipv4Addr,
 }
 
-/// Makes UDP frames with numbers, whose payload is registered memory.
+/// Generates numbered UDP frames with payload from registered memory.
 pub(super) struct FrameSource {
     memory: Arc<SharedMemory>,
     trackers: TrackerPool,
     tracker: Option<ExtTracker>,
     header: [u8; HEADER],
-    /// Payload bytes behind the header.
+    /// Payload bytes after the header.
     payload: usize,
     way: PayloadWay,
     at: usize,
@@ -44,7 +44,7 @@ pub(super) struct FrameSource {
 }
 
 impl FrameSource {
-    /// The memory that payload comes from, and a source whose frames have yet to be described.
+    /// Allocates the payload memory; [`Self::describe_frames`] must follow before frames are built.
     pub(super) fn new() -> Result<FrameSource, String> {
         let memory = SharedMemory::create_memfd("siw-perf-raw", MEMORY_BYTES, PageSize::Normal)
             .map_err(|error| format!("memory for payload: {error}"))?;
@@ -68,12 +68,12 @@ impl FrameSource {
         })
     }
 
-    /// The memory that payload comes from.
+    /// The payload memory.
     pub(super) fn memory(&self) -> &Arc<SharedMemory> {
         &self.memory
     }
 
-    /// What the next frames are.
+    /// Sets the properties of the next frames.
     pub(super) fn describe_frames(
         &mut self,
         size: usize,
@@ -85,7 +85,7 @@ impl FrameSource {
         self.way = way;
     }
 
-    /// The next frame; none while buffers or references lack.
+    /// Builds the next frame; `None` while buffers or references are exhausted.
     #[inline]
     pub(super) fn build_frame(&mut self, cache: &mut MbufCache) -> Option<Mbuf> {
         if self.at + self.payload > MEMORY_BYTES {
@@ -101,7 +101,7 @@ impl FrameSource {
                 };
                 room[..HEADER].copy_from_slice(&self.header);
                 room[NUMBER_AT..HEADER].copy_from_slice(&number);
-                // Within the memory, as `at` was checked.
+                // Cannot fail, since `at` was checked to be within the memory.
                 let _ = self.memory.read(self.at, &mut room[HEADER..]);
                 mbuf
             }
@@ -120,7 +120,7 @@ impl FrameSource {
         Some(mbuf)
     }
 
-    /// Number of the frame that was built last.
+    /// Number of the last frame built.
     pub(super) fn last_number(&self) -> u64 {
         self.next_number.wrapping_sub(1)
     }
@@ -134,7 +134,7 @@ impl Drop for FrameSource {
     }
 }
 
-/// The headers of a frame of `size` bytes, with number 0.
+/// Headers of a frame of `size` bytes, with number 0.
 fn build_header(size: usize, addresses: &FrameAddresses) -> [u8; HEADER] {
     let mut header = [0; HEADER];
     header[..6].copy_from_slice(&addresses.to);
@@ -144,7 +144,7 @@ fn build_header(size: usize, addresses: &FrameAddresses) -> [u8; HEADER] {
     let ip_len = (size - ETHERNET_HEADER) as u16;
     ip[0] = 0x45;
     ip[2..4].copy_from_slice(&ip_len.to_be_bytes());
-    // Do not fragment.
+    // "Do not fragment" flag.
     ip[6] = 0x40;
     ip[8] = 64;
     ip[9] = PROTOCOL_UDP;
@@ -155,12 +155,12 @@ fn build_header(size: usize, addresses: &FrameAddresses) -> [u8; HEADER] {
     let udp = &mut header[ETHERNET_HEADER + IPV4_HEADER..NUMBER_AT];
     udp[..2].copy_from_slice(&DISCARD_PORT.to_be_bytes());
     udp[2..4].copy_from_slice(&DISCARD_PORT.to_be_bytes());
-    // A checksum of zero: none was computed (RFC 768).
+    // The checksum stays zero: none was computed (RFC 768).
     udp[4..6].copy_from_slice(&(ip_len - IPV4_HEADER as u16).to_be_bytes());
     header
 }
 
-/// The ones' complement sum of RFC 1071, of an even number of bytes.
+/// Ones' complement sum (RFC 1071) of an even number of bytes.
 pub(super) fn sum_words(bytes: &[u8]) -> u16 {
     let words = bytes
         .chunks_exact(2)
@@ -170,7 +170,7 @@ pub(super) fn sum_words(bytes: &[u8]) -> u16 {
     ((folded & 0xffff) + (folded >> 16)) as u16
 }
 
-/// The number of a frame that was made here.
+/// The frame number, if the frame was generated here.
 #[inline]
 pub(super) fn frame_number(frame: &[u8]) -> Option<u64> {
     let header = frame.first_chunk::<HEADER>()?;
@@ -181,14 +181,14 @@ pub(super) fn frame_number(frame: &[u8]) -> Option<u64> {
     is_ours.then(|| u64::from_be_bytes(*number))
 }
 
-/// Octets of both Ethernet addresses.
+/// Octets of the two Ethernet addresses.
 pub(super) const ETHERNET_ADDRESSES: usize = 12;
-/// The octets of an Ethernet address, read as the lowest of an integer.
+/// Mask for the octets of an Ethernet address in the low bits of an integer.
 const ADDRESS_MASK: u64 = (1 << 48) - 1;
 
-/// Exchanges the Ethernet addresses; false for what is no frame that can be written.
+/// Swaps the Ethernet addresses; false if the frame is too short or not writable.
 ///
-/// Why it is fast: both stay in registers.
+/// Fast because both addresses stay in registers.
 #[inline]
 pub(super) fn swap_macs(frame: &mut [u8]) -> bool {
     let Some((front, behind)) = frame.split_first_chunk_mut::<8>() else {
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(header[..6], ADDRESSES.to);
         assert_eq!(header[16..18], 1500u16.to_be_bytes());
         assert_eq!(header[38..40], 1480u16.to_be_bytes());
-        // The sum over a header with its checksum is all ones.
+        // The sum of a header including its checksum is all ones.
         assert_eq!(sum_words(&header[14..34]), 0xffff);
     }
 

@@ -1,11 +1,11 @@
-//! `siw-perf raw`: frames on one or two ports, without TCP and without a daemon, as testpmd does it.
+//! `siw-perf raw`: frames on one or two ports, without TCP and without a daemon, like testpmd.
 //!
 //! ```text
 //!  options ─► ports (opened as siwd opens them) ─► forward (a mode's loop, one thread) ─► report
-//!                                                    ├─ frames (made here: by copy, by reference)
-//!                                                    └─ echo (ARP and ICMP answers)
+//!                                                    ├─ frames (generated: by copy, by reference)
+//!                                                    └─ echo (ARP and ICMP replies)
 //! ```
-//! Buffers come from the thread's cache and go back to it, as in siwd's workers.
+//! Buffers are allocated from and freed to the thread's cache, as in siwd's workers.
 
 mod echo;
 mod forward;
@@ -23,15 +23,16 @@ use ports::RawPorts;
 use report::{format_header, format_interval};
 use std::time::Duration;
 
-/// How long a link may take to come up before frames are sent all the same.
+/// Time limit for a link to come up; afterwards frames are sent anyway.
 const LINK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Runs what the options describe: every size, by copy and by reference. `on_report` is called with
-/// each result. SIGINT and SIGTERM end the run, whose results so far are reported.
+/// Executes the runs that the options describe: every size, by copy and by reference. `on_report`
+/// is called with each result. SIGINT and SIGTERM end the current run, whose results so far are
+/// reported.
 pub fn run_raw(options: &RawOptions, mut on_report: impl FnMut(&RawReport)) -> Result<(), String> {
     let config = options.to_config()?;
     siwd::host::log_to_stderr("warn")?;
-    // Before DPDK's threads exist, so that none of them is interrupted instead.
+    // Before DPDK's threads exist, so that none of them receives the signals.
     let signals = siwd::daemon::block_signals().map_err(|error| error.to_string())?;
     let ports = RawPorts::open(config)?;
     let runs = options.to_runs(&ports.describe_all())?;

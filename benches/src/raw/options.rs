@@ -1,4 +1,4 @@
-//! The command line of `siw-perf raw`, and the runs that it asks for.
+//! The command line of `siw-perf raw`, and the runs that it requests.
 
 use super::ports::PortDescription;
 use crate::args::{parse_seconds, parse_size};
@@ -9,27 +9,27 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What is done with frames.
+/// Forwarding mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[value(rename_all = "lowercase")]
 pub enum RawMode {
-    /// The first port sends frames as fast as it takes them; a second one receives and counts.
+    /// The first port sends as fast as it can; a second one receives and counts.
     TxOnly,
-    /// Every port receives, counts and frees; of a pair of rings the second end sends.
+    /// Every port receives, counts and frees; on a ring pair the second end sends.
     RxOnly,
-    /// Received frames are sent as they are: by the other port, or by the only one.
+    /// Received frames are sent unchanged by the other port, or by the only one.
     Io,
-    /// As io, with the Ethernet addresses exchanged.
+    /// Like io, with swapped Ethernet addresses.
     MacSwap,
-    /// One frame there and back at a time: a second port returns it, or whoever is at the other end.
+    /// One frame at a time makes a round trip: returned by a second port, or by another host.
     PingPong,
-    /// ARP requests and ICMP echo requests for the ports' addresses are answered.
+    /// Replies to ARP requests and ICMP echo requests for the ports' addresses.
     IcmpEcho,
 }
 
 impl RawMode {
-    /// As the command line has it.
+    /// Name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             RawMode::TxOnly => "txonly",
@@ -41,24 +41,24 @@ impl RawMode {
         }
     }
 
-    /// Frames that arrive are sent on.
+    /// Returns true if received frames are sent on.
     pub fn forwards(self) -> bool {
         matches!(self, RawMode::Io | RawMode::MacSwap)
     }
 }
 
-/// How the payload gets into frames that are made here.
+/// Placement of payload in generated frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PayloadWay {
     /// Copied behind the headers.
     Copy,
-    /// In a second segment that refers to the memory where it lies.
+    /// In a second segment that refers to the payload memory.
     Reference,
 }
 
 impl PayloadWay {
-    /// As the command line has it.
+    /// Name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             PayloadWay::Copy => "copy",
@@ -67,53 +67,53 @@ impl PayloadWay {
     }
 }
 
-/// Frames on ports, without TCP.
+/// Options of `siw-perf raw`.
 #[derive(Debug, Clone, Args)]
 pub struct RawOptions {
-    /// What is done with frames.
+    /// Forwarding mode.
     #[arg(long, value_enum)]
     pub mode: RawMode,
 
-    /// A configuration of siwd, whose first one or two devices are the ports [default: a pair of
-    /// rings].
+    /// Configuration file of siwd whose first one or two devices are the ports [default: a ring
+    /// pair].
     #[arg(long, value_name = "FILE", conflicts_with_all = ["port", "address", "mtu"])]
     pub config: Option<PathBuf>,
 
-    /// A port: devargs ("net_tap0,iface=tap0"), a PCI address, or af_xdp:INTERFACE; once or twice.
+    /// Port as devargs ("net_tap0,iface=tap0"), PCI address, or af_xdp:INTERFACE; once or twice.
     #[arg(long, value_name = "PORT")]
     pub port: Vec<String>,
 
-    /// Address with prefix length of each port: what icmpecho answers for, and what frames name
-    /// [default: 198.18.0.1/24, 198.18.0.2/24].
+    /// Address with prefix length of each port, used for replies by icmpecho and in generated
+    /// frames [default: 198.18.0.1/24, 198.18.0.2/24].
     #[arg(long, value_name = "CIDR,..", value_delimiter = ',')]
     pub address: Vec<String>,
 
-    /// IP bytes that fit into a frame.
+    /// MTU: maximum IP bytes in a frame.
     #[arg(long, value_name = "N", default_value_t = 1500)]
     pub mtu: u16,
 
-    /// Bytes of a frame, without its checksum.
+    /// Bytes of a frame, without FCS.
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = parse_size, default_value = "64")]
     pub size: Vec<u32>,
 
-    /// Frames that are sent or received at once.
+    /// Maximum frames sent or received in one burst.
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub burst: u16,
 
-    /// How payload gets into frames that are made here [default: one after the other].
+    /// Placement of payload in generated frames [default: both, one after the other].
     #[arg(long, value_enum)]
     pub payload: Option<PayloadWay>,
 
-    /// io, macswap: bursts that each port sends first [default: 1 on a pair of rings, else 0].
+    /// io, macswap: bursts that each port sends first [default: 1 on a ring pair, else 0].
     #[arg(long, value_name = "N")]
     pub tx_first: Option<u32>,
 
-    /// Ethernet address that frames made here are sent to [default: the second port's, or
+    /// Destination MAC address of generated frames [default: the second port's, or
     /// 02:00:00:00:00:00].
     #[arg(long, value_name = "MAC", value_parser = parse_mac)]
     pub to_mac: Option<[u8; 6]>,
 
-    /// Seconds of each run [default: 3 for txonly and pingpong and on a pair of rings, else until
+    /// Seconds of each run [default: 3 for txonly and pingpong and on a ring pair, else until
     /// SIGINT].
     #[arg(long, value_name = "N", value_parser = parse_seconds)]
     pub secs: Option<Duration>,
@@ -135,26 +135,26 @@ pub struct RawOptions {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct RawRun {
     pub(super) mode: RawMode,
-    /// Bytes of frames that are made here.
+    /// Size of generated frames in bytes.
     pub(super) size: usize,
     pub(super) burst: usize,
-    /// None: no frame is made here.
+    /// `None`: no frames are generated.
     pub(super) payload: Option<PayloadWay>,
     pub(super) tx_first: u32,
     pub(super) to_mac: Option<[u8; 6]>,
-    /// None: until a signal.
+    /// `None`: until a signal.
     pub(super) time: Option<Duration>,
     pub(super) interval: Duration,
 }
 
-/// Ethernet's header.
+/// Length of the Ethernet header.
 pub(super) const ETHERNET_HEADER: usize = 14;
-/// What Ethernet requires, without the checksum.
+/// Minimum Ethernet frame without FCS.
 const MIN_FRAME: u32 = 60;
 const DEFAULT_TIME: Duration = Duration::from_secs(3);
 
 impl RawOptions {
-    /// siwd's configuration of the ports.
+    /// Builds siwd's configuration of the ports.
     pub(super) fn to_config(&self) -> Result<Config, String> {
         let mut config = match &self.config {
             Some(path) => Config::load_file(path),
@@ -168,7 +168,7 @@ impl RawOptions {
         Ok(config)
     }
 
-    /// The text of a configuration with the ports that are named.
+    /// Text of a configuration with the named ports.
     fn to_toml(&self) -> Result<String, String> {
         if self.port.len() > 2 {
             return Err("--port: at most two ports take part".into());
@@ -184,7 +184,8 @@ impl RawOptions {
                 links.len()
             ));
         }
-        // Rings hold as many of each port; those of a pair are short.
+        // The receive and transmit rings of each port hold this many together; those of a ring pair
+        // are short.
         let buffers = if self.port.is_empty() { 4096 } else { 8192 };
         let mut text = format!("[dpdk]\nbuffers = {buffers}\n");
         for (index, link) in links.iter().enumerate() {
@@ -201,7 +202,7 @@ impl RawOptions {
         Ok(text)
     }
 
-    /// The runs: every size, and each way of payload where frames are made here.
+    /// The runs: every size, and each payload placement if frames are generated.
     pub(super) fn to_runs(&self, ports: &[PortDescription]) -> Result<Vec<RawRun>, String> {
         let on_rings = ports.iter().all(|port| port.in_process);
         if on_rings && ports.len() == 1 {
@@ -217,7 +218,7 @@ impl RawOptions {
         let measures = matches!(self.mode, RawMode::TxOnly | RawMode::PingPong) || on_rings;
         let time = self.secs.or(measures.then_some(DEFAULT_TIME));
         let most = ports.iter().map(|port| u32::from(port.mtu)).min();
-        // A pair of rings carries packets that are longer than a packet buffer.
+        // A ring pair carries packets longer than a packet buffer.
         let most =
             (most.unwrap_or(0) + ETHERNET_HEADER as u32).min(u32::from(u16::MAX - dpdk::HEADROOM));
         if let Some(size) = self
@@ -242,7 +243,7 @@ impl RawOptions {
             (None, Some(_)) => vec![Some(PayloadWay::Copy)],
             (None, None) => vec![Some(PayloadWay::Copy), Some(PayloadWay::Reference)],
         };
-        // Without frames of our own, sizes make no difference.
+        // Without generated frames, sizes make no difference.
         let sizes = &self.size[..if makes_frames { self.size.len() } else { 1 }];
         let run = |size: u32, payload| RawRun {
             mode: self.mode,
@@ -262,12 +263,12 @@ impl RawOptions {
     }
 }
 
-/// A string of TOML.
+/// Quotes a string for TOML.
 fn quote(text: &str) -> String {
     toml::Value::String(text.into()).to_string()
 }
 
-/// The line of a configuration that names the link of a port.
+/// The configuration line for the link of a port.
 fn link_line(port: &str) -> String {
     if let Some(interface) = port.strip_prefix("af_xdp:") {
         return format!("af_xdp = {}", quote(interface));

@@ -1,4 +1,4 @@
-//! The ports of `siw-perf raw`, opened from a configuration of siwd by the functions that siwd uses.
+//! Ports of `siw-perf raw`, opened from a siwd configuration with siwd's own functions.
 
 use dpdk::{ExternalRegion, IovaSpace, MbufCache, Port, RegisteredThread, RxQueue, TxQueue};
 use siw_shm::SharedMemory;
@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Packet buffers that DPDK keeps for the thread.
+/// Packet buffers in DPDK's cache for the thread.
 const POOL_CACHE: u32 = 256;
-/// Between two looks at the links.
+/// Time between two checks of the links.
 const LINK_POLL: Duration = Duration::from_millis(10);
 
-/// What decides which runs a port can take part in.
+/// Properties of a port that determine the possible runs.
 #[derive(Debug, Clone)]
 pub(super) struct PortDescription {
     pub(super) name: String,
@@ -25,14 +25,14 @@ pub(super) struct PortDescription {
     pub(super) takes_references: bool,
 }
 
-/// Whom frames of a port are from, and who is asked for there.
+/// Source MAC address of a port's frames, and the addresses that it replies for.
 pub(super) struct PortIdentity {
     pub(super) mac: [u8; 6],
     /// The device's IPv4 addresses.
     pub(super) addresses: Vec<Ipv4Addr>,
 }
 
-/// A port with its only queues.
+/// A port with its two queues.
 pub(super) struct RawPort {
     pub(super) description: PortDescription,
     pub(super) identity: PortIdentity,
@@ -41,7 +41,7 @@ pub(super) struct RawPort {
     pub(super) port: Port,
 }
 
-/// All ports, and what they need as long as they are open; dropped in this order.
+/// All ports and the objects that they need while open; dropped in this order.
 pub(super) struct RawPorts {
     pub(super) list: Vec<RawPort>,
     pub(super) cache: MbufCache,
@@ -84,13 +84,13 @@ impl RawPorts {
         })
     }
 
-    /// What decides which runs are possible.
+    /// Descriptions of all ports.
     pub(super) fn describe_all(&self) -> Vec<PortDescription> {
         let describe = |port: &RawPort| port.description.clone();
         self.list.iter().map(describe).collect()
     }
 
-    /// Waits until every link is up, but not for ever: a port may not know.
+    /// Waits until every link is up, for at most `limit`: a port may not know its state.
     pub(super) fn wait_for_links(&self, limit: Duration) {
         let deadline = Instant::now() + limit;
         for port in &self.list {
@@ -107,7 +107,7 @@ impl RawPorts {
         }
     }
 
-    /// Lets the ports' devices read `memory`, for as long as the result lives.
+    /// Makes `memory` readable for the ports' devices while the result lives.
     pub(super) fn map_memory(
         &self,
         memory: &Arc<SharedMemory>,
@@ -135,7 +135,8 @@ impl RawPort {
             .ok_or_else(|| format!("device {} has no queue", view.name))?;
         let traits = device.port.driver_traits();
         if !traits.in_process {
-            // Frames may be for anybody; ports that take all of them anyway refuse the call.
+            // Frames may be addressed to any host; ports that accept all frames anyway refuse the
+            // call.
             let _ = device.port.set_promiscuous(true);
         }
         let addresses = view.addresses.iter().filter_map(|cidr| match cidr.addr {

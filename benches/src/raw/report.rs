@@ -1,4 +1,4 @@
-//! What `siw-perf raw` prints: a line for each interval and port, and the result.
+//! Output of `siw-perf raw`: a line for each interval and port, and the result.
 
 use super::options::{PayloadWay, RawMode, RawRun};
 use super::ports::RawPort;
@@ -8,18 +8,17 @@ use serde::{Deserialize, Serialize};
 use std::fmt::{self, Write};
 use std::time::Duration;
 
-/// Frames of one direction of a port.
+/// Counts of one direction of a port.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct FrameCount {
     pub(super) frames: u64,
-    /// Of the frames, without their checksums.
+    /// Bytes of the frames, without FCS.
     pub(super) bytes: u64,
-    /// Frames that were not received or sent: the receive ring was full or buffers lacked; the
-    /// transmit ring was full, or the driver refused them.
+    /// Frames lost: receive ring full or no buffers; transmit ring full, or refused by the driver.
     pub(super) dropped: u64,
 }
 
-/// What a port received and sent.
+/// Counts of a port.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct PortCount {
     pub(super) rx: FrameCount,
@@ -48,11 +47,11 @@ impl PortCount {
 /// One direction of a port.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct DirectionReport {
-    /// Frames that were received or sent.
+    /// Frames received or sent.
     pub frames: u64,
-    /// Their bytes, without checksums.
+    /// Bytes of the frames, without FCS.
     pub bytes: u64,
-    /// Frames that were lost at the port.
+    /// Frames lost at the port.
     pub dropped: u64,
     /// Million frames per second.
     pub mframes: f64,
@@ -74,51 +73,51 @@ impl DirectionReport {
     }
 }
 
-/// A port in a run.
+/// Results of one port.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RawPortReport {
     /// Name of the device.
     pub name: String,
     /// DPDK's driver.
     pub driver: String,
-    /// What it received.
+    /// Received frames.
     pub rx: DirectionReport,
-    /// What it sent.
+    /// Sent frames.
     pub tx: DirectionReport,
 }
 
 /// The result of one run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RawReport {
-    /// What was done with frames.
+    /// The mode.
     pub raw: RawMode,
-    /// Bytes of a frame that was made here.
+    /// Size of generated frames in bytes.
     pub size: u32,
-    /// Most frames of a burst.
+    /// Maximum frames of a burst.
     pub burst: u32,
-    /// How payload got into frames that were made here; none: no frame was made.
+    /// Placement of payload in generated frames; `None` if none were generated.
     pub payload: Option<PayloadWay>,
     /// Seconds of the run.
     pub secs: f64,
     /// The ports, over the whole run.
     pub ports: Vec<RawPortReport>,
-    /// Each interval: the ports in the same order.
+    /// For each interval, the ports in the same order.
     pub series: Vec<Vec<(DirectionReport, DirectionReport)>>,
     /// pingpong: round trips in microseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub round_trip_us: Option<Quantiles>,
-    /// pingpong: frames that did not come back.
+    /// pingpong: frames that did not return.
     #[serde(default)]
     pub lost: u64,
-    /// What happened to the machine meanwhile.
+    /// Conditions during the measurement.
     pub conditions: Conditions,
     /// The machine.
     pub machine: MachineRecord,
 }
 
-/// What one interval, or a whole run, counted.
+/// Counts of an interval or of a whole run.
 pub(super) struct Interval {
-    /// Since the run began.
+    /// Time since the run began.
     pub(super) end: Duration,
     pub(super) length: Duration,
     pub(super) counts: Vec<PortCount>,
@@ -166,7 +165,7 @@ impl RawReport {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// What was run, in a few words.
+    /// Short description of the run.
     pub fn title(&self) -> String {
         let frames = match self.payload {
             Some(way) => format!(" {} B by {}", self.size, way.name()),
@@ -184,7 +183,7 @@ impl RawReport {
 const COLUMNS: &str =
     "       s  port          rx M/s   rx Gb/s   rx lost    tx M/s   tx Gb/s   tx lost";
 
-/// What is printed before a run.
+/// Header line printed before a run.
 pub(super) fn format_header(run: &RawRun, ports: &[RawPort]) -> String {
     let mut text = format!("{}, bursts of {}", run.mode.name(), run.burst);
     if let Some(way) = run.payload {
@@ -217,7 +216,7 @@ pub(super) fn format_header(run: &RawRun, ports: &[RawPort]) -> String {
     text
 }
 
-/// A line for each port.
+/// Formats a line for each port.
 pub(super) fn format_interval(ports: &[RawPort], interval: &Interval) -> String {
     let mut text = String::new();
     for (port, (rx, tx)) in ports.iter().zip(interval.directions()) {

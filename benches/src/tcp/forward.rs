@@ -1,6 +1,6 @@
-//! A link with seeded loss and delay between two ports: frames pass from one to the other, in order,
-//! after a fixed time, or not at all. For machines whose kernel has no netem, and the same for every
-//! stack that is measured.
+//! An impaired link between two ports with seeded loss and delay: frames pass in order after a
+//! fixed time, or are dropped. For machines whose kernel has no netem, and identical for every
+//! measured stack.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -10,15 +10,15 @@ use siw_tcp::Instant;
 
 use super::link::PortEnd;
 
-/// Most frames delayed in one direction; more are dropped, as in a router's queue.
+/// Maximum delayed frames per direction; more are dropped, as in a router's queue.
 const QUEUE_FRAMES: usize = 12_000;
-/// Shorter frames are acknowledgements and handshakes, which are never lost on purpose.
+/// Shorter frames are acknowledgements and handshakes, which the link never drops on purpose.
 const DATA_FRAME_BYTES: u32 = 500;
 
-/// Which data segments from the first port to the second are lost.
+/// Loss pattern of data segments from the first port to the second.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Loss {
-    /// Each segment with this probability.
+    /// Each segment is lost with this probability.
     Random(f64),
     /// `lost` segments, every second one of a run, once in `every` segments.
     Burst {
@@ -47,7 +47,7 @@ pub struct ImpairedLink {
 }
 
 impl ImpairedLink {
-    /// Frames take half of `rtt` each way. The same seed loses the same segments.
+    /// Delays frames by half of `rtt` each way. The same seed loses the same segments.
     pub fn new(ends: [PortEnd; 2], rtt: Duration, loss: Loss, seed: u64) -> ImpairedLink {
         let way = || DelayedFrames {
             frames: VecDeque::with_capacity(QUEUE_FRAMES),
@@ -72,7 +72,7 @@ impl ImpairedLink {
         )
     }
 
-    /// The next number of the generator splitmix64.
+    /// Next number of the splitmix64 generator.
     fn next_random(&mut self) -> u64 {
         self.random_state = self.random_state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let random =
@@ -81,7 +81,7 @@ impl ImpairedLink {
         random ^ random >> 31
     }
 
-    /// Counts a data segment, and decides whether it is lost.
+    /// Counts a data segment, and decides whether to drop it.
     fn drops_next_segment(&mut self) -> bool {
         self.data += 1;
         let lost = match self.loss {
@@ -97,7 +97,7 @@ impl ImpairedLink {
         lost
     }
 
-    /// Takes the frames that arrived and sends those that are due; true when there were any.
+    /// Receives arrived frames and sends the due ones; returns true if there were any.
     #[inline]
     pub fn pass_frames(&mut self, now: Instant, cache: &mut MbufCache) -> bool {
         let mut any = false;

@@ -10,13 +10,13 @@ use siw_tcp::RxChecksum;
 
 use super::sink::PayloadSource;
 
-/// Bytes of the memory that payload is sent from: with more than a core's L2 cache holds twice, the
-/// memory would be measured instead.
+/// Size of the payload memory: if two copies exceeded a core's L2 cache, the benchmark would
+/// measure memory instead.
 pub const MEMORY_BYTES: usize = 1 << 20;
 const EAL_MB: u32 = 192;
 const POOL_BUFFERS: u32 = 32_767;
 
-/// DPDK, started once in a process, and a pool of packet buffers.
+/// DPDK, started once per process, and a pool of packet buffers.
 pub struct BenchDpdk {
     /// DPDK's environment.
     pub eal: Eal,
@@ -50,7 +50,7 @@ impl BenchDpdk {
         })
     }
 
-    /// Starts a port with a queue in each direction.
+    /// Starts a port with one queue in each direction.
     pub fn open_port(&self, mut port: Port, config: &PortConfig) -> Result<PortEnd, String> {
         let caps = port
             .configure(config, std::slice::from_ref(&self.pool))
@@ -69,20 +69,21 @@ impl BenchDpdk {
         })
     }
 
-    /// The ends of a ring pair, as the daemon's embedded loopback has it.
+    /// Opens a ring pair like the daemon's embedded loopback.
     pub fn open_ring_pair(&self, name: &str) -> Result<[PortEnd; 2], String> {
         let (first, second) =
             Port::create_ring_pair(&self.eal, name, 1, 1024).map_err(describe_error)?;
         let open = |port| {
             let mut end = self.open_port(port, &PortConfig::default())?;
-            // Nothing can damage a frame between the ends.
+            // Frames cannot be corrupted between the ends.
             (end.offload, end.trusted) = (false, true);
             Ok::<_, String>(end)
         };
         Ok([open(first)?, open(second)?])
     }
 
-    /// The memory that payload is sent from; `external`: by reference, not as unwritten bytes.
+    /// Creates the payload memory. `external`: send references to it, instead of unwritten buffer
+    /// bytes.
     pub fn new_source(&self, external: bool) -> Result<(SourceMemory, TrackerPool), String> {
         let memory: Arc<dyn ExtMemory> = Arc::new(OwnedMemory::new(MEMORY_BYTES));
         let mut trackers = TrackerPool::new(4);
@@ -96,10 +97,10 @@ impl BenchDpdk {
     }
 }
 
-/// The buffers and the memory that frames are made of.
+/// Buffers and payload memory of generated frames.
 pub struct SourceMemory(pub(super) PayloadSource);
 
-/// One port, with the burst that it received and the burst that it is to send.
+/// One port, with its received burst and its burst to send.
 pub struct PortEnd {
     pub(super) rx: RxQueue,
     pub(super) tx: TxQueue,
@@ -107,11 +108,11 @@ pub struct PortEnd {
     pub(super) out: TxBatch,
     /// The port fills in checksums.
     pub offload: bool,
-    /// The port cuts super-segments.
+    /// The port segments super-segments (TSO).
     pub tso: bool,
     /// The port verifies checksums.
     pub rx_checksum: bool,
-    /// Checksums need not be verified: nothing can damage frames.
+    /// Checksums need not be verified, since frames cannot be corrupted.
     pub trusted: bool,
     _port: Port,
 }
@@ -126,7 +127,7 @@ impl PortEnd {
     }
 }
 
-/// How the checksums of received frames are known to be right.
+/// Rule by which checksums of received frames count as correct.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ChecksumTrust {
     /// They need not be verified.

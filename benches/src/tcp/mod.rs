@@ -1,5 +1,4 @@
-//! siw-tcp over DPDK links with both ends in one thread: what `siw-tcp-perf` measures the figures of
-//! TCP with.
+//! siw-tcp over DPDK links with both ends in one thread: the harness of `siw-tcp-perf`.
 //!
 //! ```text
 //!  pair (two stacks) ──► sink ──► link (ring pair, virtio_user and vhost) ──► the other stack
@@ -28,7 +27,7 @@ pub struct BenchClock {
 }
 
 impl BenchClock {
-    /// To be called after the EAL has started, which calibrates the TSC.
+    /// Creates the clock. The EAL must have started, since it calibrates the TSC.
     pub fn new() -> BenchClock {
         let hz = dpdk::tsc_hz().max(1);
         BenchClock {
@@ -37,11 +36,11 @@ impl BenchClock {
         }
     }
 
-    /// The time since the clock was made.
+    /// Time since the clock was created.
     #[inline]
     pub fn read_clock(&self) -> Instant {
         let ticks = dpdk::tsc_now().wrapping_sub(self.base);
-        // Instants start at 1, because stacks use 0 for "none".
+        // Instants start at 1, because the stacks use 0 for "none".
         Instant::from_nanos(1 + ((u128::from(ticks) * u128::from(self.scale)) >> 32) as u64)
     }
 }

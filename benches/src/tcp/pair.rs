@@ -1,5 +1,6 @@
-//! Two stacks, one behind each end of a link, driven by one thread as the daemon's worker drives
-//! its ports: receive, events, new records, remaining output, transmit; the clock is read once a turn.
+//! Two stacks, one at each end of a link, driven by one thread as the daemon's worker drives its
+//! ports: receive, events, new records, remaining output, transmit; the clock is read once per
+//! turn.
 
 use std::time::Duration;
 
@@ -17,16 +18,16 @@ use crate::measurement::{gigabits_per_second, new_histogram};
 use siwd::datapath::rx_frame::{RxFrame, recycle_dropped_frames};
 
 const PORT: u16 = 7;
-/// Segments sent in one turn, of one connection or of many together.
+/// Segments sent in one turn by one connection or by many together.
 const SEGMENTS_PER_TURN: usize = 64;
 
-/// What the sending side does in a turn.
+/// Load of the sending side in a turn.
 #[derive(Clone, Copy)]
 enum SenderLoad {
     Nothing,
-    /// This many connections, each as far as its window allows.
+    /// This many connections, each up to its window.
     Full(usize),
-    /// So many connections in turn, each so many segments, [`SEGMENTS_PER_TURN`] segments in all.
+    /// Number of connections in turn and segments of each, [`SEGMENTS_PER_TURN`] segments in all.
     RoundRobin(usize, usize),
 }
 
@@ -37,23 +38,23 @@ pub struct StackPair {
     clock: BenchClock,
     opened: [usize; 2],
     received: u64,
-    /// The second host answers with as many bytes.
+    /// The second host echoes the bytes that it receives.
     echo: bool,
     /// Bytes that the first host received back.
     echoed: u64,
     next: usize,
     at: usize,
-    /// Segments that one connection may queue in a turn, in two records: a stream hands over more
-    /// than a segment at a time.
+    /// Maximum segments that one connection queues in a turn, in two records: a stream hands over
+    /// more than one segment at a time.
     segments_per_turn: usize,
 }
 
-/// What makes a pair differ from another.
+/// Parameters of a pair.
 #[derive(Debug, Clone)]
 pub struct StackPairConfig {
-    /// Most connections.
+    /// Maximum number of connections.
     pub connections: usize,
-    /// Super-segments that the port cuts; none: full segments.
+    /// TSO limits of the port; `None`: no super-segments.
     pub tso: Option<TsoLimits>,
     /// The stacks compute checksums.
     pub software_checksum: bool,
@@ -67,7 +68,7 @@ impl StackPair {
     /// See [`Stack::HOT_BYTES`].
     pub const HOT_BYTES: usize = Stack::<RxFrame, RecordLen>::HOT_BYTES;
 
-    /// Two stacks that can reach each other, without connections.
+    /// Creates two stacks that can reach each other, without connections.
     pub fn new(clock: BenchClock, config: &StackPairConfig) -> Result<StackPair, String> {
         let stack = |n: u8| {
             let addr = std::net::Ipv4Addr::new(10, 77, 1, n);
@@ -95,7 +96,7 @@ impl StackPair {
             echoed: 0,
             next: 0,
             at: 0,
-            // Whole super-segments, two of the longest.
+            // Two super-segments of maximum size.
             segments_per_turn: config.tso.map_or(SEGMENTS_PER_TURN, |limits| {
                 2 * usize::from(limits.max_segments)
             }),
@@ -110,7 +111,7 @@ impl StackPair {
     ) -> Result<(), String> {
         let end = std::time::Instant::now() + Duration::from_secs(20);
         while self.conns.len() < connections || self.opened != [connections; 2] {
-            // No more at a time than fit the listener's backlog.
+            // Opens at most as many at a time as fit into the listener's backlog.
             let now = self.clock.read_clock();
             while self.conns.len() < connections && self.conns.len() < self.opened[1] + 256 {
                 let to = (std::net::Ipv4Addr::new(10, 77, 1, 2), PORT).into();
@@ -145,7 +146,7 @@ impl StackPair {
         for host in 0..2 {
             self.receive_frames(link, now, host);
         }
-        // While they are in the cache, and before other buffers are allocated.
+        // Recycles frames while they are in the cache, and before other buffers are allocated.
         recycle_dropped_frames(&mut link.source.0.cache);
         match load {
             SenderLoad::Nothing => {}
@@ -232,7 +233,7 @@ impl StackPair {
                 self.at = 0;
             }
             let record = RecordLen(self.at as u32);
-            // What a connection sends in its turn is one message.
+            // The data that a connection sends in its turn forms one message.
             if self.hosts[0]
                 .push_record(
                     id,
@@ -270,8 +271,8 @@ impl StackPair {
         }
     }
 
-    /// Gb/s of payload that the first connections deliver together, each sending as far as its window
-    /// allows.
+    /// Gb/s of payload that the first `connections` connections deliver together, each sending up
+    /// to its window.
     pub fn measure_stream(
         &mut self,
         link: &mut PairLink<'_>,
@@ -291,7 +292,7 @@ impl StackPair {
         self.measure_load(link, time, SenderLoad::RoundRobin(connections, each))
     }
 
-    /// Median nanoseconds of 64 bytes there and back on the first connection.
+    /// Median round trip of 64 bytes on the first connection in nanoseconds.
     pub fn measure_round_trip(
         &mut self,
         link: &mut PairLink<'_>,

@@ -1,6 +1,6 @@
 //! The bound: frames of the same shape over the same link in the same thread, without TCP. Buffers
-//! come from DPDK's pool by DPDK's own functions, as in other DPDK programs, or from a cache of
-//! prepared buffers, as in the daemon.
+//! come from DPDK's pool through DPDK's own functions, as in other DPDK programs, or from a cache
+//! of prepared buffers, as in the daemon.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::sink::PayloadSource;
 use super::{BenchClock, HEADER, MSS};
 use crate::measurement::gigabits_per_second;
 
-/// Headers that a port can parse; lengths and checksums are left out.
+/// Headers that a port can parse; lengths and checksums are not filled in.
 const HEADERS: [u8; HEADER] = {
     let mut headers = [0x42; HEADER];
     (headers[0], headers[6]) = (2, 2);
@@ -24,7 +24,7 @@ const HEADERS: [u8; HEADER] = {
     headers
 };
 
-/// Where raw frames take buffers from and return them to.
+/// Allocator of raw frames' buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BufferSource {
     /// `rte_pktmbuf_alloc` and `rte_pktmbuf_free`.
@@ -33,8 +33,8 @@ pub enum BufferSource {
     Cache,
 }
 
-/// A header and a reference to `len` bytes of the memory, by DPDK's functions alone, which count each
-/// reference by itself.
+/// Builds a frame of a header and a reference to `len` bytes of the memory with DPDK's functions
+/// only, which count each reference individually.
 #[inline]
 fn build_frame_from_pool(source: &mut PayloadSource, at: usize, len: usize) -> Option<Mbuf> {
     let mut header = Mbuf::alloc(source.cache.pool())?;
@@ -78,8 +78,8 @@ fn build_frame_from_cache(
     Some(mbuf)
 }
 
-/// Gb/s of payload in frames of `payload` bytes from the first end to the second, as many in a turn
-/// as carry 64 full segments.
+/// Gb/s of payload in frames of `payload` bytes from the first end to the second; each turn sends
+/// as many frames as carry 64 full segments.
 pub fn measure_raw_stream(
     ends: &mut [PortEnd; 2],
     source: &mut SourceMemory,
@@ -132,7 +132,7 @@ pub fn measure_raw_stream(
     while let Some(mbuf) = sender.out.pop() {
         source.cache.free(mbuf);
     }
-    // A port that is served by another thread delivers its last frames a little later.
+    // A port served by another thread delivers its last frames a little later.
     let quiet = std::time::Instant::now();
     while quiet.elapsed() < Duration::from_millis(2) {
         receiver.rx.rx_burst(&mut receiver.received);

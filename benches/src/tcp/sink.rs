@@ -1,30 +1,31 @@
-//! Frames out of a stack: headers in a buffer, payload as references to memory, as the daemon sends
-//! it, or as unwritten room in buffers for ports that take no references.
+//! Builds a stack's output frames: headers in a buffer, payload as references to memory, as in the
+//! daemon, or as unwritten buffer bytes for ports without reference support.
 
 use dpdk::{ChainBuilder, ExtTracker, Mbuf, MbufCache, TxOffload};
 use siw_tcp::{FrameMeta, FrameSink};
 
 use super::link::PortEnd;
 
-/// Payload of at most this many bytes goes into the header's buffer, as in the daemon.
+/// Payload up to this length goes into the header's buffer, as in the daemon.
 const COPY_MAX: u32 = 512;
-/// Buffers that one frame may need.
+/// Maximum buffers per frame.
 const RESERVED_BUFFERS: usize = 48;
 
-/// A record: bytes of the source memory from here on.
+/// A record: bytes of the source memory from this offset on.
 #[derive(Debug, Clone, Copy)]
 pub struct RecordLen(pub u32);
 
-/// Where payload comes from.
+/// Source of payload.
 pub(super) struct PayloadSource {
     pub cache: MbufCache,
     pub tracker: ExtTracker,
-    /// The port sends references to the memory; otherwise the payload is unwritten bytes of buffers.
+    /// True if the port sends references to the memory; otherwise the payload is unwritten buffer
+    /// bytes.
     pub external: bool,
 }
 
 impl PayloadSource {
-    /// Adds `len` payload bytes from `at` on; false if a buffer lacks.
+    /// Appends `len` payload bytes from `at` on; false if no buffer is available.
     #[inline]
     pub(super) fn append_payload(&mut self, chain: &mut ChainBuilder, at: u64, len: u32) -> bool {
         if self.external && len > COPY_MAX {
@@ -69,7 +70,7 @@ impl<'a> PairSink<'a> {
         }
     }
 
-    /// Whether the port takes another frame.
+    /// Returns true if the port takes another frame.
     #[inline]
     fn has_room(&mut self) -> bool {
         if self.end.out.is_full() {
@@ -78,7 +79,7 @@ impl<'a> PairSink<'a> {
         !self.end.out.is_full()
     }
 
-    /// A buffer with the headers in it; none if a buffer lacks.
+    /// Starts a chain with the headers in a buffer; `None` if no buffer is available.
     #[inline]
     fn begin_chain(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) -> Option<ChainBuilder> {
         if !self.source.cache.reserve(RESERVED_BUFFERS) {
