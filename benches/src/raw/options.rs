@@ -184,8 +184,7 @@ impl RawOptions {
                 links.len()
             ));
         }
-        // The receive and transmit rings of each port hold this many together; those of a ring pair
-        // are short.
+        // The rings of a port can hold this many buffers; those of a ring pair are short.
         let buffers = if self.port.is_empty() { 4096 } else { 8192 };
         let mut text = format!("[dpdk]\nbuffers = {buffers}\n");
         for (index, link) in links.iter().enumerate() {

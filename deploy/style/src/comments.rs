@@ -2,7 +2,7 @@
 
 use proc_macro2::{LineColumn, TokenStream, TokenTree};
 
-/// The lines (from 1) on which a `//` comment stands, documentation left out.
+/// Line numbers (from 1) of `//` comments, without documentation comments.
 pub fn comment_lines(text: &str) -> Vec<usize> {
     let mut literals = Vec::new();
     if let Ok(tokens) = text.parse::<TokenStream>() {
@@ -24,7 +24,7 @@ pub fn comment_lines(text: &str) -> Vec<usize> {
             {
                 next_literal += 1;
             }
-            // Documentation is a literal to the tokenizer.
+            // To the tokenizer, documentation is a literal.
             let in_literal = literals
                 .get(next_literal)
                 .is_some_and(|&(start, _)| start <= at);

@@ -1,4 +1,4 @@
-//! What one file declares: bindings, functions, public items, types.
+//! Declarations of one file: bindings, functions, public items, types.
 
 use proc_macro2::{Span, TokenStream};
 use syn::parse::Parser;
@@ -17,7 +17,7 @@ pub struct Place {
     pub name: String,
 }
 
-/// Counts of one file; the vectors hold what exceeds, the numbers count all.
+/// Counts of one file; the vectors hold the findings, the numbers count all.
 #[derive(Default)]
 pub struct Counts {
     pub bindings: usize,
@@ -28,12 +28,12 @@ pub struct Counts {
     pub undocumented_items: Vec<Place>,
     pub long_functions: Vec<Place>,
     pub types: Vec<Place>,
-    /// First and last line of each item that exists only in tests.
+    /// First and last line of each test-only item.
     pub test_lines: Vec<(usize, usize)>,
 }
 
-/// Counts the code of `file`. `has_inner_docs` tells for a `mod name;` whether its file opens
-/// with a description.
+/// Counts the code of `file`. `has_inner_docs` tells whether the file of a `mod name;` begins with
+/// a description.
 pub fn count_file(
     file: &SourceFile,
     long_function: usize,
@@ -50,7 +50,7 @@ pub fn count_file(
     counter.counts
 }
 
-/// A name with one letter, whatever digits and underscores it has besides.
+/// Returns true if the name has exactly one letter, regardless of digits and underscores.
 fn is_single_letter(name: &str) -> bool {
     let mut letters = name
         .chars()
@@ -75,10 +75,10 @@ fn is_public(visibility: &Visibility) -> bool {
     matches!(visibility, Visibility::Public(_))
 }
 
-/// Calls `visit` with each expression in the arguments of a macro that reads like a function
-/// call or like statements; other macros are left alone.
+/// Calls `visit` for each expression in the arguments of a macro whose arguments parse as a
+/// function call or as statements; ignores other macros.
 fn visit_macro_arguments<'ast, V: Visit<'ast>>(visitor: &mut V, tokens: &TokenStream) {
-    // The parsed nodes live as long as the process: a few kilobytes, and no second visitor.
+    // The parsed nodes are leaked: a few kilobytes, and they save a second visitor.
     let comma_separated = Punctuated::<Expr, syn::Token![,]>::parse_terminated;
     if let Ok(arguments) = comma_separated.parse2(tokens.clone()) {
         let arguments: &'ast _ = Box::leak(Box::new(arguments));
@@ -149,7 +149,7 @@ impl Counter<'_> {
         self.counts.types.push(place);
     }
 
-    /// Remembers the lines of a test item; true if it is one.
+    /// Records the lines of a test item; returns true if it is one.
     fn skip_test(&mut self, attributes: &[Attribute], span: Span) -> bool {
         let skip = is_test_only(attributes);
         if skip {
@@ -286,7 +286,7 @@ impl<'ast> Visit<'ast> for Counter<'_> {
 
     fn visit_pat_ident(&mut self, pattern: &'ast syn::PatIdent) {
         let name = pattern.ident.to_string();
-        // A constant or an enum variant looks like a binding to the parser.
+        // The parser cannot distinguish a constant or an enum variant from a binding.
         if !name.starts_with(|first: char| first.is_uppercase()) {
             self.counts.bindings += 1;
             if is_single_letter(&name) {

@@ -1,11 +1,12 @@
-//! Checks that documents name what exists: each path, function and type between backticks in the
+//! Checks that names in documents exist: each path, function and type between backticks in the
 //! Markdown files at the top of the repository.
 //!
-//! - `` `tcp/src/lib.rs` ``: a file or folder, from the root
-//! - `` `process_ack()` ``: a function declared somewhere
-//! - `` `Stack::receive` ``, `` `Stack` ``: a type, module or crate, and a name that occurs in the code
+//! - `` `tcp/src/lib.rs` ``: a file or folder, relative to the root
+//! - `` `process_ack()` ``: a declared function
+//! - `` `Stack::receive` ``, `` `Stack` ``: a type, module or crate, and a name that occurs in the
+//!   code
 //!
-//! Code blocks, absolute paths and anything with spaces or placeholders are left alone.
+//! Code blocks, absolute paths, and anything with spaces or placeholders are ignored.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -14,7 +15,7 @@ use proc_macro2::{TokenStream, TokenTree};
 
 use crate::counts::Place;
 
-/// The documents that are checked; those that do not exist are no error.
+/// Documents to check; missing ones are no error.
 const DOCUMENTS: [&str; 4] = [
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
@@ -31,11 +32,12 @@ struct DeclaredNames {
     functions: BTreeSet<String>,
     /// Types, modules, macros, and packages with `_` for `-`.
     scopes: BTreeSet<String>,
-    /// Every identifier.
+    /// All identifiers.
     identifiers: BTreeSet<String>,
 }
 
-/// Every name in the documents below `root` that does not exist; `files` are all its files.
+/// All names in the documents below `root` that do not exist; `files` lists all files of the
+/// repository.
 pub fn find_stale_names(root: &Path, files: &[String]) -> Vec<Place> {
     let documents: Vec<(&str, String)> = DOCUMENTS
         .iter()
@@ -106,7 +108,7 @@ impl DeclaredNames {
         }
     }
 
-    /// Whether `code`, the text between two backticks, names something that is not there.
+    /// Returns true if `code`, the text between two backticks, names something that does not exist.
     fn is_stale(&self, code: &str, files: &[String]) -> bool {
         if is_path(code) {
             let path = code.trim_start_matches("./").trim_end_matches('/');
@@ -134,7 +136,7 @@ impl DeclaredNames {
     }
 }
 
-/// A relative path with a folder, or a file name with one of our extensions.
+/// Returns true for a relative path with a folder, or a file name with one of our extensions.
 fn is_path(code: &str) -> bool {
     let allowed = |character: char| character.is_ascii_alphanumeric() || "._-/".contains(character);
     let has_extension = [".rs", ".md", ".toml", ".sh", ".txt", ".yml"]
@@ -153,7 +155,8 @@ fn is_identifier(name: &str) -> bool {
         && characters.all(|other| other.is_ascii_alphanumeric() || other == '_')
 }
 
-/// A name of several capitalised words, as `TransferEnd`: a single one may be any word.
+/// Returns true for a name of several capitalised words, like `TransferEnd`; a single word may be
+/// ordinary text.
 fn is_type_name(name: &str) -> bool {
     let capitals = name
         .chars()

@@ -1,8 +1,8 @@
-//! Which file of a crate uses which, and the circles in that.
+//! Dependencies between the files of a crate, and their cycles.
 //!
 //! A file uses another if a path in it that starts with `crate`, `self`, `super`, a module in
-//! scope, or the package's own library resolves to something that the other declares.
-//! Re-exports are followed to the declaration, and are no use themselves.
+//! scope, or the package's own library resolves to a declaration in the other file. Re-exports are
+//! followed to the declaration and do not count as a use themselves.
 
 use std::collections::BTreeMap;
 
@@ -13,13 +13,13 @@ use syn::{Item, Visibility};
 use crate::counts::Place;
 use crate::source::{Crate, FileId, ModuleId, flatten_use, is_test_only, item_attributes};
 
-/// For each file, the files it uses with the line of the first use.
+/// For each file, the files that it uses, with the line of the first use.
 pub type Edges = BTreeMap<FileId, BTreeMap<FileId, usize>>;
 
-/// Re-exports that lead to one another end here.
+/// Limit on resolution steps, which ends cycles of re-exports.
 const DEEPEST_RESOLUTION: usize = 16;
 
-/// Which files of the crate use which.
+/// Finds the uses between the files of a crate.
 pub fn find_edges(krate: &Crate) -> Edges {
     let mut edges = Edges::new();
     let library_path = format!("{}/src/lib.rs", krate.folder);
@@ -41,7 +41,7 @@ pub fn find_edges(krate: &Crate) -> Edges {
     edges
 }
 
-/// The largest strongly connected set of files, sorted; empty if no file is in a circle.
+/// The largest strongly connected set of files, sorted; empty if there is no cycle.
 pub fn largest_circle(edges: &Edges) -> Vec<FileId> {
     let mut search = CircleSearch {
         edges,
@@ -75,10 +75,11 @@ pub fn uses_inside(krate: &Crate, edges: &Edges, circle: &[FileId]) -> Vec<Place
     places
 }
 
-/// Tarjan's algorithm; the recursion is as deep as the longest chain of files.
+/// Tarjan's algorithm; the recursion depth is the length of the longest chain of files.
 struct CircleSearch<'a> {
     edges: &'a Edges,
-    /// Order of the first visit, and the lowest order reachable; `usize::MAX` once a set is done.
+    /// Order of the first visit, and the lowest order reachable; `usize::MAX` once the set is
+    /// complete.
     visited: BTreeMap<FileId, (usize, usize)>,
     stack: Vec<FileId>,
     best: Vec<FileId>,
@@ -124,7 +125,7 @@ struct Collector<'a> {
 }
 
 impl<'a> Collector<'a> {
-    /// Visits the file that the module, a whole file, stands for, then its children's.
+    /// Visits the file of a module that is a whole file, then its children's files.
     fn visit_module_file(&mut self) {
         let krate = self.krate;
         let file = krate.modules[self.module].file;
@@ -151,7 +152,7 @@ impl<'a> Collector<'a> {
         }
     }
 
-    /// The file that declares what `path` means in `module`.
+    /// Finds the file that declares `path` as seen from `module`.
     fn resolve(&self, module: ModuleId, path: &[String], depth: usize) -> Option<FileId> {
         let modules = &self.krate.modules;
         let (first, rest) = path.split_first()?;
@@ -172,7 +173,7 @@ impl<'a> Collector<'a> {
                 self.resolve_inside(self.library?, rest, depth)
             }
             name => {
-                // A name alone is a local one more often than a module.
+                // A single name is more often local than a module.
                 let is_module = modules[module].children.contains_key(name);
                 let is_alias = modules[module]
                     .aliases
@@ -186,7 +187,7 @@ impl<'a> Collector<'a> {
         }
     }
 
-    /// The file that declares `path`, whose first part is looked for in `module` itself.
+    /// Finds the file that declares `path`, whose first part is looked up in `module` itself.
     fn resolve_inside(&self, module: ModuleId, path: &[String], depth: usize) -> Option<FileId> {
         let scope = &self.krate.modules[module];
         let Some((first, rest)) = path.split_first() else {
@@ -201,7 +202,7 @@ impl<'a> Collector<'a> {
         if let Some((_, target)) = scope.aliases.iter().find(|(alias, _)| alias == first) {
             let mut whole = target.clone();
             whole.extend_from_slice(rest);
-            // `use name::name` would lead back here for ever but for the depth.
+            // `use name::name` would recurse forever without the depth limit.
             if let Some(file) = self.resolve_alias(module, &whole, depth + 1) {
                 return Some(file);
             }
@@ -224,12 +225,12 @@ impl<'a> Collector<'a> {
             Some(first) if self.krate.modules[module].children.contains_key(first) => {
                 self.resolve_inside(module, path, depth)
             }
-            // Of another crate.
+            // A name of another crate.
             _ => None,
         }
     }
 
-    /// Looks for `crate::a::b` and the like in the unparsed arguments of a macro.
+    /// Finds paths like `crate::a::b` in the unparsed arguments of a macro.
     fn scan_tokens(&mut self, tokens: TokenStream) {
         let mut path: Vec<String> = Vec::new();
         let mut line = 0;
@@ -334,7 +335,7 @@ mod tests {
     use super::*;
     use crate::source::crate_from_texts;
 
-    /// The uses between files, as `user>used`, and the largest circle.
+    /// Returns the uses between files, as `user>used`, and the largest cycle.
     fn analyse(texts: &[(&str, &str)]) -> (Vec<String>, Vec<String>) {
         let krate = crate_from_texts("k", texts);
         let edges = find_edges(&krate);

@@ -1,9 +1,9 @@
-//! Counts what a reader notices first in the Rust code of this repository: names, comments,
-//! documentation, imports in circles, lengths, and words that the project no longer uses.
+//! Counts properties of this repository's Rust code that affect readability: names, comments,
+//! documentation, import cycles, lengths, and retired words.
 //!
 //! `deploy/style-report` builds and runs it. Only non-test code is counted: no `#[cfg(test)]`
-//! items, no `tests/`, `benches/`, `examples/` of a crate, no fuzz crates; retired words and
-//! long files are looked for everywhere. [`limits`] has the limit of each metric.
+//! items, no `tests/`, `benches/` or `examples/` of a crate, no fuzz crates. Retired words and long
+//! files are searched for everywhere. [`limits`] has the limit of each metric.
 
 mod comments;
 mod counts;
@@ -73,7 +73,7 @@ fn parse_options(mut arguments: impl Iterator<Item = String>) -> Result<ReportOp
     Ok(options)
 }
 
-/// A copy of the repository at one revision, removed when dropped.
+/// A checkout of the repository at one revision, removed when dropped.
 struct Checkout(PathBuf);
 
 impl Checkout {
@@ -114,7 +114,7 @@ fn run(options: &ReportOptions) -> Result<ExitCode, String> {
     let root = checkout
         .as_ref()
         .map_or(options.root.as_path(), |checkout| &checkout.0);
-    // The list in force is that of the working tree, whatever revision is looked at.
+    // The working tree's list applies to every revision.
     let list_path = options.root.join(retired::LIST);
     let list = std::fs::read_to_string(&list_path)
         .map_err(|error| format!("{}: {error}", list_path.display()))?;
@@ -131,7 +131,7 @@ fn run(options: &ReportOptions) -> Result<ExitCode, String> {
         None if options.check => String::new(),
         None => report.to_table(krate),
     };
-    // A reader such as `head` may close the pipe early.
+    // A pipe reader like `head` may close the pipe early.
     let _ = std::io::stdout().write_all(output.as_bytes());
     if options.check {
         let exceeded = report.exceeded_limits(krate);

@@ -1,4 +1,4 @@
-//! The findings of all crates, and their forms: table, JSON, list, limits.
+//! The findings of all crates, and their output formats: table, JSON, list, limits.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::limits;
 use crate::retired::{RetiredEntry, find_retired, is_searched};
 use crate::source::{Crate, SourceFile, list_files, load_crates};
 
-/// What `--list` can show.
+/// Metrics that `--list` can show.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Metric {
     Bindings,
@@ -27,12 +27,12 @@ pub enum Metric {
     LongTestFiles,
     LongFunctions,
     Retired,
-    /// Names in documents that do not exist.
+    /// Names in documents that do not exist in the code.
     Documents,
 }
 
 impl Metric {
-    /// The metric that `--list NAME` asks for.
+    /// The metric for `--list NAME`.
     pub fn from_name(name: &str) -> Option<Metric> {
         Some(match name {
             "bindings" => Metric::Bindings,
@@ -52,7 +52,7 @@ impl Metric {
     }
 }
 
-/// The findings of one crate; of the rest of the repository where `folder` is `.`.
+/// Findings of one crate, or of files outside all crates if `folder` is `.`.
 #[derive(Default)]
 pub struct CrateReport {
     folder: String,
@@ -71,7 +71,7 @@ pub struct CrateReport {
     documents: Vec<Place>,
 }
 
-/// The findings of every crate, and of what belongs to none.
+/// Findings of every crate, and of the files outside all crates.
 pub struct StyleReport {
     crates: Vec<CrateReport>,
 }
@@ -314,7 +314,7 @@ impl StyleReport {
             ..CrateReport::default()
         };
         for path in files.iter().filter(|path| is_searched(path)) {
-            // What is not UTF-8 is no text.
+            // Files that are not UTF-8 are not text.
             let Ok(text) = std::fs::read_to_string(root.join(path)) else {
                 continue;
             };
@@ -334,7 +334,7 @@ impl StyleReport {
         Ok(StyleReport { crates: reports })
     }
 
-    /// Whether a crate has this folder or package name.
+    /// Returns true if a crate has this folder or package name.
     pub fn has_crate(&self, name: &str) -> bool {
         self.selected(Some(name)).next().is_some()
     }
@@ -345,7 +345,7 @@ impl StyleReport {
         })
     }
 
-    /// Each finding of a metric as `path:line name`.
+    /// Lists the findings of a metric as `path:line name`.
     pub fn list_findings(&self, metric: Metric, krate: Option<&str>) -> String {
         let mut text = String::new();
         for place in self
@@ -362,7 +362,7 @@ impl StyleReport {
         self.selected(krate).map(CrateReport::to_json).collect()
     }
 
-    /// All counts as a table for people.
+    /// All counts as a table.
     pub fn to_table(&self, krate: Option<&str>) -> String {
         let heads = [
             "crate",
@@ -394,7 +394,7 @@ impl StyleReport {
         table
     }
 
-    /// One line for each limit of [`limits`] that is exceeded.
+    /// One line for each exceeded limit of [`limits`].
     pub fn exceeded_limits(&self, krate: Option<&str>) -> Vec<String> {
         let mut exceeded = Vec::new();
         for report in self.selected(krate) {
@@ -404,8 +404,8 @@ impl StyleReport {
     }
 }
 
-/// Finds names that more than one file declares as a type; several in one file are variants of
-/// one type under different conditions.
+/// Finds type names declared by more than one file; several declarations in one file are variants
+/// of one type under different conditions.
 fn find_shared_type_names(reports: &mut [CrateReport]) {
     let mut declarations: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for place in reports.iter().flat_map(|report| &report.counts.types) {

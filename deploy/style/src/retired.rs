@@ -1,20 +1,20 @@
-//! Words that the project once used and uses no longer: `deploy/style/retired.txt`.
+//! Words that the project no longer uses: `deploy/style/retired.txt`.
 
 use proc_macro2::{TokenStream, TokenTree};
 
 use crate::counts::Place;
 
-/// Where the list lives, from the root of the repository.
+/// Path of the list, from the root of the repository.
 pub const LIST: &str = "deploy/style/retired.txt";
 
-/// What is looked for.
+/// Pattern of a retired word.
 #[derive(Debug, PartialEq)]
 pub enum RetiredPattern {
-    /// An identifier of Rust code, or a word between backticks elsewhere.
+    /// An identifier in Rust code, or a word between backticks elsewhere.
     Identifier(String),
-    /// A function declared with this name.
+    /// A function declaration with this name.
     Function(String),
-    /// Words in any text, whatever their case and wherever the lines break.
+    /// Words in any text, regardless of case and line breaks.
     Phrase(String),
 }
 
@@ -22,12 +22,12 @@ pub enum RetiredPattern {
 #[derive(Debug, PartialEq)]
 pub struct RetiredEntry {
     pub pattern: RetiredPattern,
-    /// Only files whose path starts with this; empty for all.
+    /// Path prefix of the files to search; empty for all.
     pub below: String,
 }
 
-/// Reads the list: `identifier NAME`, `function NAME`, `phrase WORDS`, each with an optional
-/// ` in: FOLDER` at the end; `#` starts a comment.
+/// Parses the list: `identifier NAME`, `function NAME`, `phrase WORDS`, each optionally followed by
+/// ` in: FOLDER`; `#` starts a comment.
 pub fn parse_list(text: &str) -> Result<Vec<RetiredEntry>, String> {
     let mut entries = Vec::new();
     for (index, line) in text.lines().enumerate() {
@@ -52,7 +52,7 @@ pub fn parse_list(text: &str) -> Result<Vec<RetiredEntry>, String> {
     Ok(entries)
 }
 
-/// Whether a file is searched: text, and none that speaks about former names.
+/// Returns true if a file is searched: text files, except those that document former names.
 pub fn is_searched(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     !path.starts_with("deploy/style/")
@@ -60,7 +60,7 @@ pub fn is_searched(path: &str) -> bool {
         && !name.starts_with("LICENSE")
 }
 
-/// Every retired word of one file.
+/// All retired words in one file.
 pub fn find_retired(path: &str, text: &str, entries: &[RetiredEntry]) -> Vec<Place> {
     let entries: Vec<&RetiredEntry> = entries
         .iter()
@@ -149,7 +149,7 @@ fn code_words_in_prose(text: &str) -> Vec<Word> {
     words
 }
 
-/// A text with its lines joined and the marks of comments removed, in lower case.
+/// A text with joined lines and without comment markers, in lower case.
 struct FlowingText {
     text: String,
     /// Byte offset in `text` at which each line starts.

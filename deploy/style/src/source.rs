@@ -5,12 +5,13 @@ use std::path::{Component, Path, PathBuf};
 
 use syn::{Attribute, Expr, Item, Lit, Meta};
 
-/// One Rust file, by its path from the root of the repository.
+/// One Rust file, with its path from the root of the repository.
 pub struct SourceFile {
     pub path: String,
     pub text: String,
     pub syntax: syn::File,
-    /// In `tests/`, `benches/`, `examples/`, or only reached through a `#[cfg(test)]` module.
+    /// True if in `tests/`, `benches/` or `examples/`, or only reachable through a `#[cfg(test)]`
+    /// module.
     pub is_test: bool,
 }
 
@@ -19,7 +20,7 @@ pub type FileId = usize;
 /// Index into [`Crate::modules`].
 pub type ModuleId = usize;
 
-/// A module of one target: the scope that `use` paths are resolved in.
+/// A module of one target: the scope in which `use` paths are resolved.
 pub struct Module {
     pub parent: Option<ModuleId>,
     /// The crate root of the target that the module belongs to.
@@ -28,15 +29,15 @@ pub struct Module {
     pub children: HashMap<String, ModuleId>,
     /// Names of the functions, types, constants and macros declared here.
     pub declared: Vec<String>,
-    /// Names brought in by `use`, with the path that each stands for.
+    /// Names imported by `use`, with the path of each.
     pub aliases: Vec<(String, Vec<String>)>,
-    /// Paths of the `use path::*` of this module.
+    /// Paths of this module's `use path::*`.
     pub globs: Vec<Vec<String>>,
 }
 
 /// A package with its files and modules.
 pub struct Crate {
-    /// The folder from the root of the repository, as `tcp/drill`.
+    /// The folder, from the root of the repository, for example `tcp/drill`.
     pub folder: String,
     /// The name in Cargo.toml.
     pub package: String,
@@ -45,18 +46,18 @@ pub struct Crate {
 }
 
 impl Crate {
-    /// Files whose code counts.
+    /// Files whose code is counted.
     pub fn code_files(&self) -> impl Iterator<Item = &SourceFile> {
         self.files.iter().filter(|file| !file.is_test)
     }
 }
 
-/// Folders that hold nothing written by hand.
+/// Folders without hand-written files.
 const SKIPPED_FOLDERS: [&str; 3] = ["target", ".git", "out"];
-/// Folders of a crate with tests and what is used like tests.
+/// Folders of a crate with tests or test-like programs.
 const TEST_FOLDERS: [&str; 3] = ["tests", "benches", "examples"];
 
-/// Every file below `root`, sorted, as paths relative to it.
+/// All files below `root`, sorted, as paths relative to it.
 pub fn list_files(root: &Path) -> Result<Vec<String>, String> {
     let mut found = Vec::new();
     let mut folders = vec![PathBuf::new()];
@@ -79,7 +80,7 @@ pub fn list_files(root: &Path) -> Result<Vec<String>, String> {
     Ok(found)
 }
 
-/// The value of `key = "value"` in a Cargo.toml, the first one.
+/// The first value of `key = "value"` in a Cargo.toml.
 fn manifest_value<'a>(manifest: &'a str, key: &str) -> Option<&'a str> {
     manifest.lines().find_map(|line| {
         let value = line
@@ -91,7 +92,7 @@ fn manifest_value<'a>(manifest: &'a str, key: &str) -> Option<&'a str> {
     })
 }
 
-/// All crates below `root` but for fuzz crates, in the order of their folders.
+/// Loads all crates below `root` except fuzz crates, in the order of their folders.
 pub fn load_crates(root: &Path, files: &[String]) -> Result<Vec<Crate>, String> {
     let mut crates = Vec::new();
     for manifest_path in files.iter().filter(|path| path.ends_with("/Cargo.toml")) {
@@ -111,7 +112,7 @@ pub fn load_crates(root: &Path, files: &[String]) -> Result<Vec<Crate>, String> 
             modules: Vec::new(),
         });
     }
-    // A file belongs to the crate with the longest folder that it is in.
+    // A file belongs to the crate with the longest matching folder.
     let folders: Vec<String> = crates.iter().map(|krate| krate.folder.clone()).collect();
     let owner = |path: &str| {
         let inside = |folder: &String| {
@@ -157,7 +158,7 @@ fn parse_file(path: String, text: String, is_test: bool) -> Result<SourceFile, S
     })
 }
 
-/// A crate made of files in memory, for tests.
+/// Builds a crate from files in memory, for tests.
 #[cfg(test)]
 pub fn crate_from_texts(folder: &str, texts: &[(&str, &str)]) -> Crate {
     let mut krate = Crate {
@@ -174,7 +175,7 @@ pub fn crate_from_texts(folder: &str, texts: &[(&str, &str)]) -> Crate {
     krate
 }
 
-/// Whether an item with these attributes exists only in tests.
+/// Returns true if an item with these attributes is test-only.
 pub fn is_test_only(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         if attribute.path().is_ident("test") {
@@ -210,7 +211,7 @@ fn path_attribute(attributes: &[Attribute]) -> Option<String> {
     })
 }
 
-/// Resolves `.` and `..` without looking at the disk.
+/// Resolves `.` and `..` without accessing the file system.
 fn normalize(path: &Path) -> PathBuf {
     let mut result = PathBuf::new();
     for part in path.components() {
@@ -293,8 +294,8 @@ impl TreeBuilder<'_> {
         id
     }
 
-    /// Enters the items of a module. `children` is the folder where `mod name;` looks for
-    /// files, `beside` the folder of the file itself, from which `#[path]` counts.
+    /// Adds the items of a module. `children` is the folder with the files of `mod name;`, and
+    /// `beside` the folder of the file itself, to which `#[path]` is relative.
     fn add_items(&mut self, module: ModuleId, items: &[Item], children: &Path, beside: &Path) {
         for item in items
             .iter()
@@ -316,7 +317,7 @@ impl TreeBuilder<'_> {
                 }
             }
         }
-        // Files of test modules hold no code that counts.
+        // Files of test modules have no code that is counted.
         for item in items
             .iter()
             .filter(|item| is_test_only(item_attributes(item)))
@@ -381,7 +382,7 @@ impl TreeBuilder<'_> {
     }
 }
 
-/// The names that a `use` tree brings in and the paths of its globs.
+/// The names imported by a `use` tree, and the paths of its globs.
 pub fn flatten_use(
     tree: &syn::UseTree,
     prefix: &mut Vec<String>,
@@ -444,7 +445,7 @@ pub fn item_attributes(item: &Item) -> &[Attribute] {
     }
 }
 
-/// The name that an item declares, if it declares one.
+/// The name that an item declares, if any.
 pub fn item_name(item: &Item) -> Option<String> {
     let name = match item {
         Item::Const(item) => &item.ident,
