@@ -1,9 +1,9 @@
 /*
  * Opens connections through rdma_cm, both ends in this process: SERVER-ADDRESS COUNT WINDOW.
  *
- * WINDOW connections are being made at any time. When COUNT are open, a message goes over each, so
- * that each is known to work while all others are open; then they are closed. Prints one line of
- * JSON: how many were made in a second, and how long the messages took.
+ * WINDOW connections are being established at any time. When COUNT are open, a message on each proves
+ * that it works while all others are open; then they are closed. Prints one line of JSON: connections
+ * established per second, and the time of the messages.
  */
 #include <infiniband/verbs.h>
 #include <netdb.h>
@@ -30,7 +30,7 @@ static double now(void)
 	return time.tv_sec + time.tv_nsec / 1e9;
 }
 
-/* One end: its identifiers, and the objects that all of them share. */
+/* One end: its connection identifiers, and the objects that they share. */
 struct end {
 	struct rdma_event_channel *channel;
 	struct rdma_cm_id **ids;
@@ -62,7 +62,7 @@ static void create_qp(struct end *end, struct rdma_cm_id *id)
 		die("rdma_create_qp");
 }
 
-/* The next event, which becomes acknowledged; its identifier. */
+/* Takes and acknowledges the next event; returns its identifier. */
 static struct rdma_cm_id *next_event(struct end *end, enum rdma_cm_event_type *kind)
 {
 	struct rdma_cm_event *event;
@@ -94,7 +94,7 @@ static void accept_request(struct end *end, struct rdma_cm_id *id)
 		die("rdma_accept");
 }
 
-/* The server: until all connections are open, and after the messages until all are closed. */
+/* Server thread: runs until all connections are open, then, after the messages, until all are closed. */
 static void *serve(void *argument)
 {
 	struct end *end = argument;

@@ -6,7 +6,7 @@
  *   bandwidth BYTES DEPTH SECONDS   Gb/s, with DEPTH requests in flight
  *
  * benches/src/drop_in.rs does the same through the client library, with the same calls in the same
- * order: what one measures beyond the other is what the drop-in library costs.
+ * order: the difference between the two results is the cost of the drop-in library.
  */
 #include <infiniband/verbs.h>
 #include <stdio.h>
@@ -34,7 +34,7 @@ static double now(void)
 	return time.tv_sec + time.tv_nsec / 1e9;
 }
 
-/* One end: a queue pair on a device, and memory that malloc gave. */
+/* One end: a queue pair on a device, and memory from malloc. */
 struct end {
 	struct ibv_context *context;
 	struct ibv_pd *pd;
@@ -68,7 +68,7 @@ static void open_end(struct end *end, const char *name)
 		die(name);
 	end->pd = ibv_alloc_pd(end->context);
 	end->cq = ibv_create_cq(end->context, depth, NULL, NULL, 0);
-	/* As long as malloc takes fresh pages for. */
+	/* Long enough that malloc takes fresh pages for it. */
 	length = bytes * depth > 1 << 20 ? bytes * depth : 1 << 20;
 	end->memory = malloc(length);
 	if (!end->pd || !end->cq || !end->memory)
@@ -105,7 +105,7 @@ static void connect_end(struct end *end, struct end *peer)
 		die("to RTS");
 }
 
-/* A WRITE of the next slot. */
+/* Posts a WRITE from the next slot. */
 static void post_write(unsigned long number)
 {
 	size_t offset = number % depth * bytes;
@@ -128,7 +128,7 @@ static void check(const struct ibv_wc *completion)
 	}
 }
 
-/* Waits for completions, at most `most`. */
+/* Polls until there are completions; takes at most `most`. */
 static int await(struct ibv_wc *completions, int most)
 {
 	double begun = 0;
@@ -157,10 +157,10 @@ static int compare(const void *a, const void *b)
 }
 
 /*
- * The queue has room for all requests of a round, and their completions are there before the first
- * is polled. With siwd's worker on the same core, which runs while this program sleeps, siwd has no
- * part in the time of a call at all: on another core it would contend for the cache lines of the
- * queues, more or less as it happens to keep up. A round in which a completion is late does not count.
+ * The queue has room for all requests of a round, and their completions are present before the first
+ * poll. siwd's worker shares the core and runs while this program sleeps, so siwd has no effect on
+ * the time of a call: on another core it would contend for the queues' cache lines, depending on how
+ * well it keeps up. A round with a late completion does not count.
  */
 static void measure_cost(int rounds)
 {
@@ -236,7 +236,7 @@ int main(int argc, char **argv)
 	open_end(&receiver, "siw1");
 	connect_end(&sender, &receiver);
 	connect_end(&receiver, &sender);
-	/* The connection stands when a request is done. */
+	/* The connection is fully established once a request has completed. */
 	post_write(0);
 	await(&completion, 1);
 	if (!strcmp(argv[1], "cost"))

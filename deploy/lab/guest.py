@@ -1,6 +1,6 @@
-"""What the lab's guests have in common: a Debian kernel and initramfs under QEMU, and commands that
-travel over virtio-serial ports, apart from the guest's console, so that kernel messages never mix
-with their output. Used by linux-siw/guest and pci/guest; linux-siw/README.md has the protocol.
+"""Common code of the lab's guests: a Debian kernel and initramfs under QEMU, and commands over
+virtio-serial ports, separate from the guest's console, so that kernel messages never mix with their
+output. Used by linux-siw/guest and pci/guest; linux-siw/README.md has the protocol.
 """
 
 import argparse
@@ -19,13 +19,13 @@ import threading
 import time
 
 LAB = os.path.dirname(os.path.abspath(__file__))
-# The kernel and the root file system of every guest; linux-siw/build makes them.
+# The kernel and root file system of every guest, built by linux-siw/build.
 BUILD = os.path.join(LAB, "linux-siw", "build")
 KERNEL = os.path.join(LAB, "linux-siw", "out", "vmlinux")
 INITRAMFS = os.path.join(LAB, "linux-siw", "out", "initramfs.cpio")
-# Further programs, with many libraries.
+# Further programs with many libraries.
 LARGE = os.path.join(LAB, "linux-siw", "out", "large.cpio")
-# Commands that can run at the same time, plus one port kept free to kill them.
+# Commands that can run at the same time; one more port is kept free to kill them.
 CHANNELS = 8
 BOOT_ATTEMPTS = 3
 EXIT_TIMEOUT = 124  # as timeout(1)
@@ -33,11 +33,11 @@ EXIT_BROKEN = 125  # the guest or the channel failed, not the command
 
 
 class GuestError(Exception):
-    """The guest did not start, or it died; the text says what to do."""
+    """The guest did not start, or it died; the text gives the remedy."""
 
 
 class Cancelled(Exception):
-    """Whoever asked for the command went away, or its time is over."""
+    """The command's caller disconnected, or its time limit is over."""
 
 
 def fail(message):
@@ -65,10 +65,10 @@ class Channel:
             buffer += data
 
     def run(self, command, output, stop=None, deadline=None, kill=None):
-        """Runs one shell command; output(b"out" or b"err", bytes) gets what it
-        prints: standard output as it comes, standard error at the end. End of
+        """Runs one shell command; output(b"out" or b"err", bytes) receives its
+        standard output as it arrives, and its standard error at the end. End of
         file on the socket `stop`, or the time `deadline`, ends the command
-        through kill(nonce). Returns its exit status."""
+        through kill(nonce). Returns the command's exit status."""
         nonce = secrets.token_hex(16)
         marker = f"\n{nonce} exit ".encode()
         self._send(f"{nonce} {base64.b64encode(command).decode()}\n".encode())
@@ -83,7 +83,7 @@ class Channel:
                     trailer = [int(word) for word in line.split()]
                 keep = len(buffer) - at
             else:
-                # Pass on all that cannot be the beginning of the marker.
+                # Pass on everything that cannot be the beginning of the marker.
                 keep = next(
                     (n for n in range(min(len(marker), len(buffer)), 0, -1)
                      if buffer.endswith(marker[:n])), 0)
@@ -95,7 +95,7 @@ class Channel:
                 if finished and errors:
                     output(b"err", errors)
             except OSError:
-                # Nobody reads any more.
+                # The reader has closed its end.
                 if not cancelled and not finished:
                     kill(nonce)
                 cancelled = True
@@ -127,8 +127,8 @@ class Channel:
 
 
 class Guest:
-    """A guest of some kind. `machine` is the part of QEMU's command line that the kinds differ in,
-    `setup` the shell command that brings the guest's devices up, `initramfs` its root file system."""
+    """A guest. `machine` is the part of QEMU's command line specific to its kind, `setup` the shell
+    command that brings up its devices, `initramfs` its root file system."""
 
     def __init__(self, options, machine, setup, initramfs=INITRAMFS, append=()):
         self.options = options
@@ -144,7 +144,7 @@ class Guest:
         self.kill_lock = threading.Lock()
 
     def add_files(self, archive):
-        """Gives the guest the files of another cpio archive: the kernel unpacks one after the other."""
+        """Adds the files of another cpio archive: the kernel unpacks consecutive archives."""
         joined = os.path.join(self.folder, "initramfs.cpio")
         with open(joined, "wb") as output:
             for part in (self.initramfs, archive):
@@ -159,7 +159,7 @@ class Guest:
         if options.interactive:
             append.append("lab.shell=1")
         command = [
-            # QEMU dies with this script, however that ends.
+            # QEMU dies with this script, however the script ends.
             "setpriv", "--pdeathsig", "KILL",
             "qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none",
             # KVM hangs on some nested hosts; the emulator behaves the same everywhere.
@@ -176,7 +176,7 @@ class Guest:
             command += ["-chardev", f"file,id=console,path={self.log}"]
         command += ["-serial", "chardev:console"]
         deadline = time.monotonic() + options.boot_timeout
-        # The emulator sometimes stands still before the kernel has its second CPU: begin again.
+        # The emulator sometimes hangs before the kernel has started its second CPU: try again.
         for attempt in range(BOOT_ATTEMPTS):
             patience = (deadline - time.monotonic()) / (BOOT_ATTEMPTS - attempt)
             ours = self.boot(command)
@@ -204,7 +204,7 @@ class Guest:
             raise GuestError(f"`{self.setup}` failed:\n{text.decode(errors='replace')}")
 
     def boot(self, command):
-        """Starts QEMU; the host's ends of the control channels."""
+        """Starts QEMU; returns the host's ends of the control channels."""
         command = list(command)
         ours, theirs = [], []
         for number in range(CHANNELS + 1):
@@ -229,7 +229,7 @@ class Guest:
         try:
             return channel.run(command, output, stop, deadline, self.kill)
         finally:
-            # A channel that failed belongs to a dead guest and fails again.
+            # A failed channel belongs to a dead guest and fails again.
             self.idle.put(channel)
 
     def kill(self, nonce):
@@ -246,7 +246,7 @@ class Guest:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def last_words(self):
-        """The end of the console: a crashed kernel explains itself there."""
+        """The last lines of the console, where a crashed kernel reports the reason."""
         try:
             with open(self.log, "rb") as log:
                 lines = log.read().decode(errors="replace").splitlines()[-40:]
@@ -259,7 +259,7 @@ class Guest:
 
 
 def serve(guest, path):
-    """The control socket: a client sends one command line and gets
+    """Serves the control socket: a client sends one command line and receives
     "out LENGTH\\n" + bytes and "err LENGTH\\n" + bytes any number of times, then
     "exit N\\n", "killed\\n" or "error TEXT\\n". A client that closes or shuts
     down its writing side early kills its command."""
@@ -325,7 +325,7 @@ def execute(arguments):
         if deadline is not None:
             left = deadline - time.monotonic()
             if not select.select([connection], [], [], max(0, left))[0]:
-                # Asks for the end of the command; its last output still comes.
+                # Requests the end of the command, whose last output still arrives.
                 connection.shutdown(socket.SHUT_WR)
                 deadline = None
         data = connection.recv(65536)
@@ -361,7 +361,7 @@ def execute(arguments):
 
 
 def add_options(parser, memory, cpus):
-    """The options that every kind of guest has."""
+    """Adds the options common to all kinds of guests."""
     parser.add_argument("--memory", type=int, default=memory, metavar="MIB")
     parser.add_argument("--cpus", type=int, default=cpus, metavar="N")
     parser.add_argument("--boot-timeout", type=float, default=120, metavar="SECONDS")
@@ -387,7 +387,7 @@ def check_host(options):
 
 
 def run_guest(guest):
-    """Boots it, runs or serves commands; the exit status of the script."""
+    """Boots the guest, and runs or serves commands; returns the exit status of the script."""
     options = guest.options
 
     def terminate(number, _frame):
@@ -438,7 +438,7 @@ def run_guest(guest):
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except SystemExit as stop:
-        # Being told to stop is how a serving guest ends.
+        # A serving guest ends by being told to stop.
         return 0 if serving else stop.code
     finally:
         guest.stop()
