@@ -218,7 +218,7 @@ impl fmt::Display for WorkerUse {
             } = lines;
             write!(
                 f,
-                "\n  cache lines between cores for each message: {:.2} (requests {requests:.2}, \
+                "\n  cache lines between cores per message: {:.2} (requests {requests:.2}, \
                  indices {indices:.2}, doorbells {doorbells:.2}, completions {completions:.2})",
                 lines.total()
             )?;
@@ -389,7 +389,7 @@ mod tests {
         };
         assert_eq!(used, expected);
         assert!(used.to_string().ends_with(
-            "cache lines between cores for each message: 12.50 (requests 2.50, indices 5.00, \
+            "cache lines between cores per message: 12.50 (requests 2.50, indices 5.00, \
              doorbells 2.50, completions 2.50)"
         ));
         assert_eq!(WorkerCounters::from_statistics("{}"), []);

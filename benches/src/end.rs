@@ -366,7 +366,7 @@ impl TransferEnd {
     /// Fails if the other end disconnected early.
     pub fn check_peer_present(&self) -> Result<(), String> {
         match take_event(&self.channel)? {
-            Some(CmEvent::Disconnected(_)) => Err("the other end went away".into()),
+            Some(CmEvent::Disconnected(_)) => Err("the other end disconnected".into()),
             _ => Ok(()),
         }
     }

@@ -176,7 +176,7 @@ impl<'a> PingPongEnd<'a> {
             let offset = self.end.slot_offset(0, RX_SLOT);
             if self.end.read_word(offset)? != plan.value_before(round) {
                 return Err(format!(
-                    "{} round {round} brought a wrong value",
+                    "{} round {round} returned a wrong value",
                     plan.op.json_name().to_uppercase()
                 ));
             }

@@ -211,12 +211,12 @@ impl fmt::Display for MachineLimits {
                 f,
                 "  a cache line from core {first} to core {second} and back: {ns:.0} ns"
             )?,
-            _ => writeln!(f, "  one core: no cache line has to travel")?,
+            _ => writeln!(f, "  single core: no cache-line transfers")?,
         }
         if let (Some([first, second]), Some(us)) = (self.cores, self.wake_up_us) {
             writeln!(
                 f,
-                "  a thread that sleeps on core {second} runs after core {first} woke it: {us:.0} us"
+                "  waking a thread on core {second} from core {first}: {us:.0} us"
             )?;
         }
         if let Some(reason) = &self.conditions.disturbed {

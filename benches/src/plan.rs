@@ -160,8 +160,8 @@ impl MeasurementPlan {
         }
         if self.cq_mod == 0 || self.cq_mod > depth {
             return Err(format!(
-                "--cq-mod {}: of the {depth} messages in flight on a QP (--depth) one or more have to \
-                 ask for a completion; 1 to {depth}",
+                "--cq-mod {}: at least one of the {depth} messages in flight on a QP (--depth) has to \
+                 request a completion; use 1 to {depth}",
                 self.cq_mod
             ));
         }

@@ -118,6 +118,8 @@ fn register_once(
     };
     match region.methods()[..] {
         [(method, _)] if method == expected => Ok(time),
-        ref other => Err(format!("reached by {other:?}, not by {expected:?}")),
+        ref other => Err(format!(
+            "siwd accesses the memory by {other:?}, not by {expected:?}"
+        )),
     }
 }

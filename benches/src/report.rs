@@ -366,27 +366,27 @@ impl fmt::Display for PerfReport {
             latency.p99,
             latency.p999,
             match self.bound.raw_rtt_us {
-                Some(raw) => format!("; raw frames there and back {raw:.2} us"),
+                Some(raw) => format!("; raw frame round trip {raw:.2} us"),
                 None => String::new(),
             }
         )?;
         if let Some(trips) = self.round_trip_lines {
             writeln!(
                 f,
-                "  a round trip is {trips:.1} of a cache line between the cores"
+                "  a round trip takes {trips:.1} cache-line round trips between the cores"
             )?;
         }
         if let Some(messages) = self.messages_per_line {
             writeln!(
                 f,
-                "  {messages:.3} messages in the time of a cache line's round trip between the cores"
+                "  {messages:.3} messages per cache-line round trip between the cores"
             )?;
         }
         if let Some(gbps) = self.bulk_gbps {
-            writeln!(f, "  beside a bulk transfer of {gbps:.2} Gb/s")?;
+            writeln!(f, "  during a bulk transfer of {gbps:.2} Gb/s")?;
         }
         if self.idle_qps > 0 {
-            writeln!(f, "  beside {} idle queue pairs", self.idle_qps)?;
+            writeln!(f, "  with {} idle queue pairs", self.idle_qps)?;
         }
         let bound = &self.bound;
         let parts: Vec<String> = [

@@ -44,7 +44,7 @@ fn decode_parameters<T: for<'a> Deserialize<'a>>(bytes: &[u8]) -> Result<T, Stri
         .rposition(|byte| *byte != 0)
         .map_or(0, |last| last + 1);
     serde_json::from_slice(&bytes[..end])
-        .map_err(|error| format!("the peer is no siw-perf of this version ({error})"))
+        .map_err(|error| format!("the peer is not a siw-perf of this version ({error})"))
 }
 
 fn encode_parameters<T: Serialize>(what: &T) -> Vec<u8> {
@@ -110,7 +110,9 @@ fn wait_for_event(channels: &[&CmChannel], deadline: Instant) -> Result<(), Stri
         .map(|channel| PollFd::new(*channel, PollFlags::IN))
         .collect();
     match poll(&mut fds, Some(&ts)) {
-        Ok(0) => Err("no connection within 10 s; is the peer there, and the same link?".into()),
+        Ok(0) => {
+            Err("no connection within 10 s; is the peer running, and on the same link?".into())
+        }
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(error) => Err(error.to_string()),
     }
@@ -386,7 +388,7 @@ mod tests {
     fn garbage_in_the_private_data_is_refused() {
         for garbage in [&b""[..], b"\0\0", b"{}", b"{\"siw_perf\":1}", &[255; 512]] {
             let e = decode_parameters::<ConnectParameters>(garbage).unwrap_err();
-            assert!(e.contains("no siw-perf"), "{e}");
+            assert!(e.contains("not a siw-perf"), "{e}");
         }
     }
 }

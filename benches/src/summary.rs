@@ -218,7 +218,9 @@ pub fn format_table(reports: &[PerfReport]) -> String {
         .iter()
         .any(|report| report.conditions.disturbed.is_some())
     {
-        text.push_str("(!) others disturbed so many rounds; they do not count if any was quiet\n");
+        text.push_str(
+            "(!) number of disturbed rounds; they count only if all rounds were disturbed\n",
+        );
     }
     text
 }

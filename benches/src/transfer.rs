@@ -259,7 +259,7 @@ impl<'a> TransferRunner<'a> {
         let tcp = Retransmissions::from_statistics(&counters_after)
             .growth_since(Retransmissions::from_statistics(&counters_before));
         if plan.crc.is_some_and(|asked| asked != crc) {
-            notes.push("a device decided about CRCs otherwise than --crc".into());
+            notes.push("a device's configuration overrides --crc".into());
         }
         let mut report = PerfReport::new(plan, path, &measured, bound, tcp, notes);
         report.workers = workers_used(&counters_before, &counters_after, &measured, tsc_ghz);

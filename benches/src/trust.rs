@@ -94,7 +94,7 @@ impl Victim {
             descriptors: self.process.descriptors()?,
             memory_keys: stats["users"]
                 .as_object()
-                .ok_or("the statistics of all clients are for operators")?
+                .ok_or("only operators may read the statistics of all clients")?
                 .values()
                 .filter_map(|held| held["memory regions and windows"].as_u64())
                 .sum(),
@@ -152,7 +152,7 @@ impl Victim {
             if grown.bytes == 0 {
                 break;
             }
-            eprintln!("{count} clients killed: {grown:?}; once more, to tell a leak");
+            eprintln!("{count} clients killed: {grown:?}; repeating to detect a leak");
             grown = grown.combine(self.growth_of(count)?);
         }
         Ok(grown)

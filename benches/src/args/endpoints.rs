@@ -47,8 +47,8 @@ impl TransferOptions {
         let to = or_default(&self.to, "siw1".to_owned());
         if from.len() != to.len() {
             return Err(format!(
-                "--from has {} devices and --to has {}: name as many, each beside the one it is \
-                 connected to",
+                "--from has {} devices and --to has {}: give equal numbers, with \
+                 connected devices at the same position",
                 from.len(),
                 to.len()
             ));

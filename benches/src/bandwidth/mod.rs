@@ -333,7 +333,7 @@ fn finish_with_peer(end: &TransferEnd, initiator: &BandwidthInitiator) -> Result
     let wrong = end.control_u64(0, 0)?;
     if wrong > 0 {
         return Err(format!(
-            "the peer found wrong data in {wrong} messages; it says which"
+            "the peer found wrong data in {wrong} messages; see its output"
         ));
     }
     end.control_u64(0, COMPARED_OFFSET)

@@ -198,7 +198,7 @@ impl Axis {
             Axis::Size => "size of a message",
             Axis::Depth => "messages in flight",
             Axis::QueuePairs => "queue pairs",
-            Axis::Loss => "frames that the link loses",
+            Axis::Loss => "frame loss of the link",
         }
     }
 
@@ -443,7 +443,7 @@ fn add_limits(page: &mut String, limits: &MachineLimits) {
     if let (Some([first, second]), Some(us)) = (limits.cores, limits.wake_up_us) {
         let _ = writeln!(
             page,
-            "<p>A thread that sleeps on core {second} runs after core {first} woke it: {us:.0} us.</p>"
+            "<p>Waking a thread on core {second} from core {first}: {us:.0} us.</p>"
         );
     }
 }
@@ -496,7 +496,7 @@ mod tests {
         results.transfers.push(lossy);
         let page = format_page(&results);
         assert!(
-            page.contains("Bandwidth by frames that the link loses") && page.contains("0.10 %"),
+            page.contains("Bandwidth by frame loss of the link") && page.contains("0.10 %"),
             "{page}"
         );
         assert!(page.contains("0.1 % loss"), "{page}");

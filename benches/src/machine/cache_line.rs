@@ -25,7 +25,7 @@ pub(super) struct Line(pub(super) AtomicU32);
 pub fn cache_line_round_trip_ns(cores: [usize; 2]) -> Result<f64, String> {
     if cores[0] == cores[1] {
         return Err(format!(
-            "core {} has nobody to exchange lines with",
+            "core {} cannot exchange cache lines with itself",
             cores[0]
         ));
     }
@@ -41,7 +41,7 @@ pub fn cache_line_round_trip_ns(cores: [usize; 2]) -> Result<f64, String> {
     )?;
     median(samples).ok_or_else(|| {
         format!(
-            "cores {} and {} exchanged no cache lines in {} ms: other threads keep one of them",
+            "cores {} and {} exchanged no cache lines in {} ms: other threads occupy one of them",
             cores[0],
             cores[1],
             TIME_LIMIT.as_millis()
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn a_core_does_not_exchange_lines_with_itself() {
         let error = cache_line_round_trip_ns([0, 0]).unwrap_err();
-        assert!(error.contains("nobody"), "{error}");
+        assert!(error.contains("itself"), "{error}");
     }
 
     #[test]

@@ -113,7 +113,7 @@ impl Conditions {
             ))
         } else if drift > MAX_CACHE_LINE_DRIFT {
             Some(format!(
-                "the cache-line round trip moved from {:.0} to {:.0} ns",
+                "the cache-line round trip changed from {:.0} to {:.0} ns",
                 line_before.unwrap_or(0.0),
                 line_after.unwrap_or(0.0)
             ))

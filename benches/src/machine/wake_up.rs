@@ -65,7 +65,7 @@ fn time_wake_ups(event: &OwnedFd, woken: &Line) -> Result<Vec<f64>, String> {
         while woken.0.load(Ordering::Acquire) != number {
             std::hint::spin_loop();
             if start.elapsed() > TIME_LIMIT {
-                return Err("a thread that was woken did not run: others keep its core".to_owned());
+                return Err("a woken thread did not run: other threads occupy its core".to_owned());
             }
         }
         samples.push(start.elapsed().as_nanos() as f64 / 1e3);
@@ -99,7 +99,7 @@ mod tests {
         };
         match wake_up_us([first, second]) {
             Ok(us) => assert!(us > 0.1 && us < 400_000.0, "{us}"),
-            Err(error) => assert!(error.contains("others"), "{error}"),
+            Err(error) => assert!(error.contains("other threads"), "{error}"),
         }
     }
 }

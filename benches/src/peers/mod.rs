@@ -36,7 +36,7 @@ impl PeerFigure {
     pub fn title(self) -> &'static str {
         match self {
             PeerFigure::Bulk64kGbps => "64 KiB messages, Gb/s (more is better)",
-            PeerFigure::RoundTrip64Us => "64 bytes there and back, us (less is better)",
+            PeerFigure::RoundTrip64Us => "64-byte round trip, us (less is better)",
             PeerFigure::RingMframes => "frames over rings, macswap, M/s (more is better)",
         }
     }
@@ -276,7 +276,7 @@ impl fmt::Display for PeersReport {
             self.cores[0],
             self.cores[1],
             match self.cache_line_ns {
-                Some(ns) => format!(", a cache line there and back {ns:.0} ns"),
+                Some(ns) => format!(", cache-line round trip {ns:.0} ns"),
                 None => String::new(),
             }
         )?;
@@ -292,7 +292,7 @@ impl fmt::Display for PeersReport {
             )?;
         }
         if !self.ratios.is_empty() {
-            writeln!(f, "siwd is so many times better:")?;
+            writeln!(f, "siwd is better by these factors:")?;
         }
         for (name, ratio) in &self.ratios {
             writeln!(f, "  {name:<44} {ratio:>9.2}")?;
