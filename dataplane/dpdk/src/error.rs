@@ -95,9 +95,9 @@ pub enum Error {
 
     /// A limit on the number of external memory regions is reached.
     #[error(
-        "NICs cannot be given more memory to read: all {limit} of {what} are in use; let \
+        "no more memory can be mapped for NICs: all {limit} of {what} are in use; let \
          applications use fewer and larger arenas, {remedy}, or set tx_payload = \"copy\", which \
-         gives them none"
+         needs none"
     )]
     TooManyRegions {
         /// The limited resource.

@@ -110,7 +110,7 @@ impl ExternalRegion {
             if !memory.set_io_address(new_range.base) {
                 return Err(fail(
                     addr,
-                    "the IOMMU translates no addresses as high".into(),
+                    "the IOMMU cannot translate addresses that high".into(),
                 ));
             }
             slice.iova = new_range.base;

@@ -133,7 +133,7 @@ impl PciDevice {
         match self.readiness() {
             PciReadiness::Bound | PciReadiness::Bifurcated => None,
             _ if is_bifurcated(self.vendor, self.device) => Some(format!(
-                "echo {address} > /sys/bus/pci/drivers_probe   (its kernel driver has to have it)"
+                "echo {address} > /sys/bus/pci/drivers_probe   (it has to be bound to its kernel driver)"
             )),
             _ if self.iommu_width.is_some() => Some(format!(
                 "modprobe vfio-pci && dpdk-devbind.py --bind=vfio-pci {address}"
@@ -164,14 +164,14 @@ impl PciDevice {
                 .or_else(|| self.refused_by_iommu())
                 .map_or(String::new(), |why| format!("; {why}")),
             (PciReadiness::KernelDriver, Some(command)) => format!(
-                "; the kernel's driver {} has it{}: {command}",
+                "; it is bound to the kernel driver {}{}: {command}",
                 self.driver.as_deref().unwrap_or_default(),
                 in_use.map_or(String::new(), |interface| format!(
                     ", and its interface {} is up",
                     interface.name
                 ))
             ),
-            (_, Some(command)) => format!("; no driver has {address}: {command}"),
+            (_, Some(command)) => format!("; {address} is not bound to a driver: {command}"),
             (_, None) => String::new(),
         }
     }
@@ -211,7 +211,7 @@ impl PciDevice {
         let is_refused = read_text(Path::new(parameter)).as_deref() == Some("N");
         if is_refused && !are_interrupts_remapped(&read_text(Path::new("/proc/interrupts"))?) {
             return Some(format!(
-                "its IOMMU does not remap interrupts, and vfio refuses it therefore: turn that on in \
+                "its IOMMU does not remap interrupts, so vfio refuses it: enable that in \
                  the firmware, or, where everything on this machine is trusted: echo 1 > {parameter}"
             ));
         }
@@ -234,7 +234,7 @@ impl PciDevice {
             .filter_map(|address| PciDevice::at_address(&address))
             .find(|other| other.readiness() == PciReadiness::KernelDriver)?;
         Some(format!(
-            "its IOMMU group {} has {} too, which the kernel's driver {} uses: bind that to vfio-pci as well",
+            "its IOMMU group {} also contains {}, which is bound to the kernel driver {}: bind it to vfio-pci as well",
             self.iommu_group.as_deref().unwrap_or_default(),
             holder.address,
             holder.driver.as_deref().unwrap_or_default(),
@@ -434,7 +434,7 @@ mod tests {
         let kernel = device("0x8086\n", Some("ixgbe"), Some(""));
         let command = kernel.command_to_bind().unwrap();
         assert!(command.contains("--bind=vfio-pci 0000:03:00.0") && !command.contains("noiommu"));
-        assert!(kernel.attach_hint().contains("driver ixgbe has it"));
+        assert!(kernel.attach_hint().contains("kernel driver ixgbe"));
         let unbound = device("0x8086\n", None, None);
         assert!(
             unbound
@@ -442,7 +442,7 @@ mod tests {
                 .unwrap()
                 .contains("enable_unsafe_noiommu_mode")
         );
-        assert!(unbound.attach_hint().contains("no driver has"));
+        assert!(unbound.attach_hint().contains("not bound to a driver"));
     }
 
     #[test]

@@ -195,7 +195,7 @@ impl Port {
         self.xdp().ok_or_else(|| Error::Invalid {
             what: "port",
             value: self.name().to_owned(),
-            why: "only a port of AF_XDP takes claims".into(),
+            why: "only an AF_XDP port takes claims".into(),
         })
     }
 

@@ -234,7 +234,7 @@ impl XdpPort {
             sockets = state.sockets.len(),
             program = match mode {
                 AttachMode::Native => "in the driver",
-                AttachMode::Generic => "behind the driver, which has no XDP: slower",
+                AttachMode::Generic => "in the generic path, slower: the driver does not support XDP here",
             },
             frames = if is_zero_copy { "zero-copy" } else { "copied by the kernel" },
             "AF_XDP port started"
