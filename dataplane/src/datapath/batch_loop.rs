@@ -6,19 +6,19 @@ use siw_tcp::Instant;
 use super::clock::TscClock;
 use super::idle::Idle;
 
-/// A thread that works in batches. The clock is read once for each.
+/// A thread that works in batches and reads the clock once for each.
 pub(crate) trait BatchLoop {
-    /// The thread has done what it was started for.
+    /// True when the thread has finished its task.
     fn is_finished(&self) -> bool;
 
     fn clock(&self) -> &TscClock;
 
     fn idle(&mut self) -> &mut Idle;
 
-    /// One batch of everything: receive, process, send. True when anything was done.
+    /// Runs one batch: receive, process, send. Returns true if there was any work.
     fn run_batch(&mut self, now: Instant) -> bool;
 
-    /// Sleeps until something may have to be done.
+    /// Sleeps until there may be work.
     fn sleep(&mut self, now: Instant);
 
     /// Runs until [`Self::is_finished`].

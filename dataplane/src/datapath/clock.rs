@@ -1,13 +1,13 @@
-//! The clock of a thread: the TSC in nanoseconds, read once a batch.
+//! The clock of a thread: the TSC in nanoseconds, read once per batch.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use siw_tcp::Instant;
 
-/// Turns TSC ticks into nanoseconds since the clock was made.
+/// Converts TSC ticks to nanoseconds since the clock was created.
 #[derive(Debug, Clone, Copy)]
 pub struct TscClock {
-    /// The TSC when the clock was made.
+    /// The TSC when the clock was created.
     base: u64,
     /// Nanoseconds per tick, 32.32 fixed point.
     scale: u64,
@@ -16,7 +16,7 @@ pub struct TscClock {
 }
 
 impl TscClock {
-    /// Its rate is what the EAL measured; `Eal::init` must have run.
+    /// Uses the TSC rate that the EAL measured; `Eal::init` must have run.
     pub fn new() -> TscClock {
         let ticks_per_second = dpdk::tsc_hz().max(1);
         let wall = SystemTime::now()

@@ -1,12 +1,12 @@
-//! Frames from worker to worker. A port that spreads flows by another rule than ours (a tap, a
-//! vhost-user peer, AF_PACKET's fanout), or has fewer queues than the device has workers,
-//! delivers frames to workers that do not own the connection: those forward them. What all have
-//! to know (ARP, NDP, ICMP errors) is copied to everyone, and workers without a queue send
-//! through one that has one.
+//! Frames from worker to worker. A port delivers frames to workers that do not own the connection if
+//! it spreads flows by another rule than ours (a tap, a vhost-user peer, AF_PACKET's fanout), or has
+//! fewer queues than the device has workers; those workers forward them. Frames that concern all
+//! workers (ARP, NDP, ICMP errors) are copied to every worker. A worker without a queue sends through
+//! one that has one.
 //!
-//! Each worker has one bounded queue of such frames. Nobody waits for room in it: a frame that
-//! was received and finds none is dropped and counted, as a NIC does when its ring is full, and
-//! TCP retransmits; a frame to send stays with its sender.
+//! Each worker has one bounded queue of forwarded frames, and no sender waits for room in it. A
+//! received frame that does not fit is dropped and counted, as by a NIC whose ring is full, and TCP
+//! retransmits; a frame to send stays with its sender.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -20,21 +20,22 @@ use super::clock::TscClock;
 use super::port::WorkerPort;
 use super::rx_frame::RxFrame;
 
-/// Frames that wait for one worker.
+/// Capacity of a worker's queue of forwarded frames.
 const FORWARD_QUEUE_DEPTH: usize = 2048;
-/// Frames of a worker's queue beyond which the kernel's have to wait: the rest is for other workers'.
+/// Length of a worker's queue at which the kernel's frames have to wait; the rest is for other
+/// workers.
 const HOST_FRAMES_LIMIT: usize = FORWARD_QUEUE_DEPTH / 4;
 
-/// What to do with a frame that another worker forwarded.
+/// Purpose of a forwarded frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ForwardPurpose {
-    /// It was received for a connection of this worker.
+    /// Received for a connection of this worker.
     Receive(RxChecksum),
-    /// A copy, to learn from.
+    /// Copy of a frame that concerns all workers.
     Overhear(RxChecksum),
-    /// It is ready to leave by this worker's queue.
+    /// Ready to be sent through this worker's queue.
     Send,
-    /// The same, of the kernel's stack.
+    /// Likewise, sent by the kernel's stack.
     SendForHost,
 }
 
@@ -45,7 +46,7 @@ pub struct ForwardedFrame {
     mbuf: Mbuf,
 }
 
-/// Where other workers leave frames for one, and what wakes it.
+/// Queue in which other workers leave frames for one worker, and the worker's wake-up.
 pub struct WorkerInbox {
     frames: ArrayQueue<ForwardedFrame>,
     wake_fd: OwnedFd,
@@ -53,7 +54,7 @@ pub struct WorkerInbox {
 }
 
 impl WorkerInbox {
-    /// `wake_fd`: the event descriptor that the worker sleeps on; `sleep_flag`: set while it does.
+    /// `wake_fd`: the event descriptor that the worker sleeps on; `sleep_flag`: set while it sleeps.
     pub fn new(wake_fd: OwnedFd, sleep_flag: SleepFlag) -> WorkerInbox {
         WorkerInbox {
             frames: ArrayQueue::new(FORWARD_QUEUE_DEPTH),
@@ -62,7 +63,8 @@ impl WorkerInbox {
         }
     }
 
-    /// After something was put into one of the worker's queues: a system call only if it sleeps.
+    /// Wakes the worker after something was put into one of its queues; a system call only if it
+    /// sleeps.
     #[inline]
     pub fn wake_if_asleep(&self) {
         if self.sleep_flag.must_wake() {
@@ -70,7 +72,7 @@ impl WorkerInbox {
         }
     }
 
-    /// Wakes the worker whether or not it says that it sleeps.
+    /// Wakes the worker regardless of its sleep flag.
     pub fn wake_always(&self) {
         let _ = nix::unistd::write(&self.wake_fd, &1u64.to_ne_bytes());
     }
@@ -80,12 +82,13 @@ impl WorkerInbox {
         &self.wake_fd
     }
 
-    /// Whether a frame that the kernel sends may be left here. While it may not, the kernel waits.
+    /// Returns whether a frame that the kernel sends may be left here. If not, the kernel waits.
     pub(crate) fn has_room_for_host(&self) -> bool {
         self.frames.len() < HOST_FRAMES_LIMIT
     }
 
-    /// Leaves a frame that the kernel sends by a device's port. [`Self::wake_if_asleep`] has to follow.
+    /// Leaves a frame for the kernel, to be sent through a device's port. The caller has to call
+    /// [`Self::wake_if_asleep`] afterwards.
     pub(crate) fn push_for_host(&self, device: usize, mbuf: Mbuf) -> Result<(), Mbuf> {
         let frame = ForwardedFrame {
             device,
@@ -95,41 +98,41 @@ impl WorkerInbox {
         self.frames.push(frame).map_err(|frame| frame.mbuf)
     }
 
-    /// No frame waits.
+    /// True if no frame waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.frames.is_empty()
     }
 }
 
-/// Frames between workers, counted by the worker that forwarded them.
+/// Frames between workers, counted per worker.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct ForwardStats {
-    /// Received here for a connection of another worker.
+    /// Received by this worker for a connection of another one.
     pub forwarded: u64,
     /// Received by another worker for a connection of this one.
     pub taken: u64,
-    /// Copies that were made for other workers.
+    /// Copies made for other workers.
     pub copied: u64,
     /// Sent on behalf of workers without a queue.
     pub sent_for_others: u64,
-    /// Dropped: the owner's queue was full, or no buffer was left for a copy.
+    /// Dropped because the owner's queue was full, or no buffer was left for a copy.
     pub dropped: u64,
 }
 
-/// One worker's way to the others.
+/// Forwards frames from one worker to the others.
 pub(crate) struct FrameForwarder {
-    /// This worker's place in `inboxes`.
+    /// Index of this worker in `inboxes`.
     own_index: usize,
     inboxes: Arc<[Arc<WorkerInbox>]>,
-    /// Workers that were forwarded something since [`Self::wake_receivers`], a bit each.
+    /// Workers with frames forwarded since [`Self::wake_receivers`], one bit each.
     to_wake: u64,
-    /// When another worker last forwarded a frame to this one.
+    /// Time at which another worker last forwarded a frame to this one.
     pub(crate) last_forwarded: Instant,
     pub(crate) stats: ForwardStats,
 }
 
 impl FrameForwarder {
-    /// `inboxes` holds every worker of the daemon.
+    /// `inboxes` holds the inboxes of all workers of the daemon.
     pub(crate) fn new(own_index: usize, inboxes: Arc<[Arc<WorkerInbox>]>) -> FrameForwarder {
         FrameForwarder {
             own_index,
@@ -140,13 +143,14 @@ impl FrameForwarder {
         }
     }
 
-    /// The way out through another worker's queue of a device's port.
+    /// Transmit path through another worker's queue of a device's port.
     pub(crate) fn make_proxy(&self, device: usize, worker: usize) -> Option<ProxyTx> {
         let inbox = self.inboxes.get(worker)?.clone();
         Some(ProxyTx { device, inbox })
     }
 
-    /// Looks for whom a received frame is; gives it back when it is for this worker.
+    /// Determines which worker processes a received frame, and forwards it. Returns the frame if it is
+    /// this worker.
     #[inline]
     pub(crate) fn keep_or_forward(
         &mut self,
@@ -225,7 +229,7 @@ impl FrameForwarder {
         Ok(())
     }
 
-    /// Wakes the workers that were forwarded something, if they sleep. Once a batch.
+    /// Wakes the workers with forwarded frames, if they sleep. Called once per batch.
     #[inline]
     pub(crate) fn wake_receivers(&mut self) {
         let mut to_wake = std::mem::take(&mut self.to_wake);
@@ -237,8 +241,8 @@ impl FrameForwarder {
         }
     }
 
-    /// What other workers forwarded: received frames wait for [`WorkerPort::receive`], frames to
-    /// send join the port's batch. True when there were any.
+    /// Takes frames that other workers forwarded: received frames wait for [`WorkerPort::receive`],
+    /// frames to send join the port's batch. Returns true if there were any.
     #[inline]
     pub(crate) fn take_frames<R>(
         &mut self,
@@ -247,7 +251,7 @@ impl FrameForwarder {
         ports: &mut [WorkerPort<R>],
         cache: &mut MbufCache,
     ) -> bool {
-        // As with commands: to pop from an empty queue costs a fence.
+        // As with commands, popping from an empty queue costs a fence.
         if self.inboxes[self.own_index].frames.is_empty() {
             return false;
         }
@@ -289,14 +293,14 @@ impl FrameForwarder {
     }
 }
 
-/// The sending side of a worker that has no queue of a port: another worker sends for it.
+/// Transmit path of a worker that has no queue of a port: another worker sends for it.
 pub(crate) struct ProxyTx {
     device: usize,
     inbox: Arc<WorkerInbox>,
 }
 
 impl ProxyTx {
-    /// Hands over frames from the front of `batch`; returns how many. The rest stays.
+    /// Hands over frames from the front of `batch` and returns their number. The rest stays.
     pub(super) fn transmit_batch(&self, batch: &mut TxBatch) -> usize {
         let mut sent = 0;
         while !self.inbox.frames.is_full() {
@@ -306,8 +310,8 @@ impl ProxyTx {
                 purpose: ForwardPurpose::Send,
                 mbuf,
             };
-            // Another worker may have taken the last place: the frame is lost then, and TCP
-            // retransmits it.
+            // Another worker may have taken the last slot: then the frame is lost, and TCP retransmits
+            // it.
             let _ = self.inbox.frames.push(frame);
             sent += 1;
         }

@@ -1,4 +1,4 @@
-//! Frames out: TCP's segments become mbuf chains.
+//! Transmit path: TCP's segments become mbuf chains.
 //!
 //! ```text
 //! Stack::flush -> begin_frame -> append_record* -> end_frame -> PortOutput::send_frame
@@ -14,8 +14,8 @@ use crate::link_traits::PayloadPolicy;
 
 /// Writes records of connections into frames.
 pub(crate) trait RecordWriter<R> {
-    /// Buffers that a frame may need. A frame is begun only when the cache has them, so that a pool
-    /// that runs dry delays frames instead of cutting them short.
+    /// Buffers that a frame may need. A frame is begun only when the cache has them, so that an
+    /// exhausted pool delays frames instead of truncating them.
     fn buffers_needed(meta: &FrameMeta) -> usize;
 
     /// Appends `len` bytes of `record` from `offset` on. `user`: the connection's owner.
@@ -34,19 +34,19 @@ pub(crate) trait RecordWriter<R> {
 pub(crate) struct TxFrame {
     pub(crate) chain: ChainBuilder,
     pub(crate) meta: FrameMeta,
-    /// Payload bytes that are still to come, those of the record being written among them.
+    /// Payload bytes still to be written, including those of the current record.
     pub(crate) bytes_left: u32,
     /// References to registered memory in this wire segment.
     pub(crate) references: u16,
-    /// As many as the port takes.
+    /// Maximum number of references per wire segment.
     references_max: u16,
-    /// Buffers that the port takes in the whole frame.
+    /// Maximum number of buffers in the whole frame.
     chain_max: u16,
-    /// The port's checksums are wrong when a buffer but the last has an odd length.
+    /// The port computes wrong checksums if any buffer but the last has an odd length.
     pub(crate) even_segments: bool,
-    /// The port reads registered memory where it lies.
+    /// The port reads registered memory in place.
     pub(crate) takes_references: bool,
-    /// Something is missing: the frame is dropped, as if the network had lost it.
+    /// The frame is incomplete: it is dropped, as if the network had lost it.
     pub(crate) is_broken: bool,
 }
 
@@ -69,8 +69,8 @@ impl TxFrame {
             takes_references: match link.payload {
                 PayloadPolicy::Copy => false,
                 PayloadPolicy::ReferenceUntilRelease => true,
-                // The acknowledgement of a retransmission tells nothing of where an earlier frame
-                // is; a looped back frame is read by the receiver itself, also after the
+                // The acknowledgement of a retransmission does not show that an earlier frame has left
+                // the port. A loopback frame is read by the receiver itself, also after the
                 // acknowledgement.
                 PayloadPolicy::ReferenceUntilAck => !meta.retransmission && !meta.self_addressed,
             },
@@ -78,8 +78,8 @@ impl TxFrame {
         }
     }
 
-    /// A reference to `len` bytes, and what follows it in a buffer of its own, still fit. What is
-    /// left is copied otherwise, which needs a buffer for each kilobyte at most.
+    /// True if a reference to `len` bytes still fits, together with the buffer that follows it. The
+    /// rest of the payload may be copied, which needs at most one buffer per kilobyte.
     #[inline]
     pub(crate) fn has_room_for_reference(&self, len: usize) -> bool {
         if self.even_segments && (self.chain.pkt_len() as usize | len) & 1 != 0 {
@@ -90,8 +90,8 @@ impl TxFrame {
             && u32::from(self.chain.nb_segs()) + rest <= u32::from(self.chain_max)
     }
 
-    /// Room for `len` bytes in one piece, in a fresh buffer if the last has too little. `None` breaks
-    /// the frame.
+    /// Reserves room for `len` bytes in one piece, in a new buffer if the last has too little. On
+    /// failure returns `None` and marks the frame as broken.
     #[inline]
     pub(crate) fn reserve_room(&mut self, cache: &mut MbufCache, len: usize) -> Option<&mut [u8]> {
         if usize::from(self.chain.tailroom()) < len && !self.add_buffer(cache) {
@@ -104,7 +104,7 @@ impl TxFrame {
         room
     }
 
-    /// Appends an empty buffer; false breaks the frame.
+    /// Appends an empty buffer. On failure returns false and marks the frame as broken.
     #[inline]
     pub(crate) fn add_buffer(&mut self, cache: &mut MbufCache) -> bool {
         let added = cache
@@ -116,8 +116,8 @@ impl TxFrame {
         added
     }
 
-    /// Calls `write` with room for `len` bytes, in as many pieces as buffers ask for, and with the
-    /// place of each among them.
+    /// Reserves room for `len` bytes, split at buffer ends, and calls `write` with the offset and the
+    /// room of each piece.
     #[inline]
     pub(crate) fn fill_bytes(
         &mut self,
@@ -142,7 +142,7 @@ impl TxFrame {
     }
 }
 
-/// Where TCP's frames go during one call into a stack.
+/// Sink for TCP's frames during one call into a stack.
 pub(crate) struct PortSink<'a, W> {
     output: &'a mut PortOutput,
     cache: &'a mut MbufCache,
@@ -171,11 +171,11 @@ impl<'a, W> PortSink<'a, W> {
 }
 
 impl<W> PortSink<'_, W> {
-    /// A frame with headers of `len` bytes that `fill` writes, which may need so many `buffers`; `None`:
-    /// there is no room for it now.
+    /// Starts a frame with headers of `len` bytes, which `fill` writes. `buffers` is the number of
+    /// buffers that the frame may need. Returns `None` if there is no room now.
     ///
-    /// Why it is fast: what it takes and returns fits into registers; a whole [`TxFrame`] would be copied,
-    /// from stores that are just being made.
+    /// Why it is fast: arguments and result fit into registers. A whole [`TxFrame`] would be copied
+    /// right after its fields were stored, and wait for the stores.
     #[inline]
     fn start_frame(
         &mut self,
@@ -201,7 +201,7 @@ impl<W> PortSink<'_, W> {
         Some(chain)
     }
 
-    /// The frame is complete. In parts, because a whole [`TxFrame`] would be copied.
+    /// Completes the frame. Takes it in parts, because a whole [`TxFrame`] would be copied.
     #[inline]
     fn finish_frame(&mut self, chain: ChainBuilder, meta: &FrameMeta, is_broken: bool) {
         let mbuf: Mbuf = chain.finish();
@@ -232,7 +232,7 @@ impl<R, W: RecordWriter<R>> FrameSink<R> for PortSink<'_, W> {
         self.frame.is_some()
     }
 
-    /// The frame of one piece, as nearly all are, is not kept between calls.
+    /// A frame with a single piece of payload, as nearly all are, is not kept between calls.
     #[inline]
     fn send_single_piece(
         &mut self,
@@ -258,7 +258,7 @@ impl<R, W: RecordWriter<R>> FrameSink<R> for PortSink<'_, W> {
         true
     }
 
-    /// As [`send_single_piece`](Self::send_single_piece), an acknowledgement mostly.
+    /// As [`send_single_piece`](Self::send_single_piece), mostly for acknowledgements.
     #[inline]
     fn send_headers_only(
         &mut self,

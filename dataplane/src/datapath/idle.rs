@@ -1,4 +1,4 @@
-//! When nothing is to be done: whether a thread may sleep, for how long, and which ports wake it.
+//! Idle threads: whether a thread may sleep, for how long, and which ports wake it.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -12,21 +12,22 @@ use crate::config::IdlePolicy;
 
 /// Longest sleep on a port that cannot wake the thread.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(1);
-/// Longest sleep while connections have something in flight on such a port, or frames wait to leave.
+/// Longest sleep while connections on a port without wake-ups have data in flight, or frames wait to
+/// be sent.
 pub(crate) const SHORT_POLL_INTERVAL: Duration = Duration::from_micros(50);
-/// After another worker forwarded a frame, the interval stays short for so long.
+/// Time for which the interval stays short after another worker forwarded a frame.
 const AFTER_FORWARDED_FRAME: Duration = Duration::from_millis(10);
-/// Longest sleep at all: counters and captures stay fresh.
+/// Longest sleep in any case; keeps counters and captures fresh.
 const LONGEST_SLEEP: Duration = Duration::from_secs(10);
 /// A sleep shorter than this costs more than spinning.
 const SHORTEST_SLEEP: Duration = Duration::from_micros(5);
-/// Ports whose interrupts one thread waits for; further ones are polled at intervals.
+/// Maximum number of ports whose interrupts one thread waits for; others are polled at intervals.
 const MAX_INTERRUPTS: usize = 15;
 
-/// Whether the thread spins or may sleep.
+/// Decides whether the thread spins or may sleep.
 pub(crate) struct Idle {
     policy: IdlePolicy,
-    /// How long the thread spins after the last work before it sleeps.
+    /// Time that the thread spins after the last work before it sleeps.
     spin_time: Duration,
     last_busy: Instant,
 }
@@ -51,12 +52,12 @@ impl Idle {
     }
 }
 
-/// Whether a sleep of this length is worth its system calls.
+/// Returns whether a sleep of this length is worth its system calls.
 pub(crate) fn is_worth_sleeping(limit: Duration) -> bool {
     limit >= SHORTEST_SLEEP
 }
 
-/// How long the ports and the stacks above them can be left alone. `forwarded_at`: when another
+/// Time for which the ports and the stacks above them need no processing. `forwarded_at`: when another
 /// worker last forwarded a frame to this one.
 pub(crate) fn ports_sleep_limit<R>(
     ports: &[WorkerPort<R>],
@@ -66,7 +67,7 @@ pub(crate) fn ports_sleep_limit<R>(
     let mut limit = LONGEST_SLEEP;
     for port in ports {
         if port.must_be_polled() {
-            // Others whose frames come and go here may have something in flight too.
+            // Workers that send and receive through this one may have data in flight, too.
             let is_quiet =
                 port.stack.is_idle() && now.duration_since(forwarded_at) > AFTER_FORWARDED_FRAME;
             limit = limit.min(if is_quiet {
@@ -85,8 +86,8 @@ pub(crate) fn ports_sleep_limit<R>(
     limit
 }
 
-/// Arms the receive interrupts of the ports that have them. True when there is one: the caller must
-/// look for frames once more before it sleeps, since those that came earlier raise no interrupt.
+/// Arms the receive interrupts of the ports that have them. Returns true if there is one: the caller
+/// must then check for frames once more before it sleeps, since earlier ones raise no interrupt.
 pub(crate) fn arm_interrupts<R>(ports: &mut [WorkerPort<R>]) -> bool {
     let mut any = false;
     for port in ports {
@@ -101,8 +102,8 @@ pub(crate) fn disarm_interrupts<R>(ports: &mut [WorkerPort<R>]) {
     }
 }
 
-/// Sleeps until `wake` is readable, a port's interrupt is raised, or the time is over. True when
-/// something woke the thread.
+/// Sleeps until `wake` is readable, a port's interrupt is raised, or `limit` has passed. Returns true
+/// if the thread was woken.
 pub(crate) fn wait_for_wake<R>(
     wake: BorrowedFd<'_>,
     ports: &mut [WorkerPort<R>],

@@ -1,5 +1,5 @@
-//! The way of frames between DPDK ports and TCP stacks: what a worker of the daemon and the endpoint
-//! of `siw-stream` have in common, generic over what their connections send.
+//! Data path between DPDK ports and TCP stacks, shared by the workers of the daemon and the endpoint
+//! of `siw-stream`, and generic over the records that connections send.
 //!
 //! ```text
 //!  rx_burst -> WorkerPort::receive -> Stack::receive_burst -> events of connections
@@ -11,17 +11,17 @@
 //!                                        '- RecordWriter: the bytes of one record
 //! ```
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
 //! | `batch_loop.rs` | the loop of a pinned thread: a batch, spinning, sleeping |
 //! | `clock.rs` | the TSC in nanoseconds |
-//! | `port.rs` | one port as one worker has it: queues, stack, received frames |
+//! | `port.rs` | one port of one worker: queues, stack, received frames |
 //! | `rx_frame.rs` | received frames as TCP holds them |
 //! | `forward.rs` | frames from worker to worker |
-//! | `output.rs` | frames that leave: the port's queue, another worker, loopback |
+//! | `output.rs` | transmit paths: the port's queue, another worker, loopback |
 //! | `frame_sink.rs` | TCP's segments become mbuf chains |
-//! | `idle.rs` | how long a thread may sleep, and what wakes it |
-//! | `timer_hold.rs` | when retransmission timers wait for frames that lie in a receive ring |
+//! | `idle.rs` | how long a thread may sleep, and its wake-up sources |
+//! | `timer_hold.rs` | holds retransmission timers while frames may lie in a receive ring |
 
 pub(crate) mod batch_loop;
 pub(crate) mod clock;

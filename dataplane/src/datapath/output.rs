@@ -1,4 +1,4 @@
-//! Where frames leave: the port's queue, another worker that has one, or straight back in.
+//! Transmit paths: the port's queue, another worker that has one, or loopback.
 
 use dpdk::{Mbuf, MbufCache, TxBatch, TxOffload, TxQueue};
 use siw_tcp::{FrameInfo, FrameMeta, RxChecksum, TxChecksum, checksum};
@@ -8,13 +8,13 @@ use super::rx_frame::RxFrame;
 use crate::capture::{CaptureHandle, Direction};
 use crate::link_traits::LinkTraits;
 
-/// By what way a port's frames leave.
+/// Transmit path of a port.
 pub(crate) enum TxPath {
     /// The worker's own queue of the port.
     Queue(TxQueue),
     /// The port has no queue for this worker: another one sends.
     Proxy(ProxyTx),
-    /// The port is gone: frames are dropped.
+    /// The port was removed: frames are dropped.
     Closed,
 }
 
@@ -30,13 +30,13 @@ pub(crate) struct PortOutput {
     pub(crate) interface: u32,
     /// Frames that left through the port or the proxy.
     pub(crate) frames_sent: u64,
-    /// Frames with more segments than the port takes, which were copied into one.
+    /// Frames copied into one segment because they had more segments than the port supports.
     pub(crate) frames_linearized: u64,
-    /// Frames that do not fit into one buffer either, and that were dropped.
+    /// Frames dropped because they do not fit into one buffer either.
     frames_too_long: u64,
     /// Frames that the kernel sent through the port.
     pub(crate) host_frames_sent: u64,
-    /// Frames between the port and the kernel, in either direction, for which there was no room.
+    /// Frames between port and kernel, in either direction, dropped for lack of room.
     pub(crate) host_frames_dropped: u64,
 }
 
@@ -57,7 +57,7 @@ impl PortOutput {
         }
     }
 
-    /// Frames wait for the next burst, or to be received again.
+    /// True if frames wait for the next burst or for loopback.
     #[inline]
     pub(crate) fn has_frames(&self) -> bool {
         !self.batch.is_empty() || self.has_loopback()
@@ -68,7 +68,7 @@ impl PortOutput {
         !self.loopback.is_empty()
     }
 
-    /// The kernel has not taken all of earlier bursts.
+    /// True if the kernel has not taken all frames of earlier bursts.
     #[inline]
     pub(crate) fn has_backlog(&self) -> bool {
         matches!(&self.path, TxPath::Queue(queue) if queue.has_backlog())
@@ -102,13 +102,13 @@ impl PortOutput {
         while self.batch.pop().is_some() {}
     }
 
-    /// The port is gone: what waits and what follows is dropped.
+    /// Closes the path to a removed port: drops the waiting frames and all later ones.
     pub(super) fn close(&mut self) {
         self.path = TxPath::Closed;
         self.drop_batch();
     }
 
-    /// The loopback frames, as received: their checksums are our own.
+    /// Takes the loopback frames as received frames. Their checksums are ours and count as good.
     pub(crate) fn take_loopback(&mut self) -> impl Iterator<Item = (RxFrame, FrameInfo)> + use<> {
         let info = FrameInfo {
             checksum: RxChecksum::Good,
@@ -120,9 +120,9 @@ impl PortOutput {
             .map(move |mbuf| (RxFrame::new(mbuf), info))
     }
 
-    /// A whole frame leaves with the next burst, or is looped back: with its checksum, or with what
-    /// the port needs to know to make it. `wall_time` is for captures, in nanoseconds since the
-    /// epoch.
+    /// Queues a complete frame for the next burst or for loopback. It has its checksum, or gets the
+    /// metadata that the port needs to compute it. `wall_time` is for captures, in nanoseconds since
+    /// the epoch.
     #[inline]
     pub(crate) fn send_frame(
         &mut self,
@@ -182,8 +182,9 @@ impl PortOutput {
         }
     }
 
-    /// Copies a frame of more segments than the port takes into one buffer. `None`: there is none, or
-    /// the frame does not fit; it is dropped, and TCP sends its segments again one by one.
+    /// Copies a frame with more segments than the port supports into one buffer. Returns `None` if
+    /// there is no buffer or the frame does not fit; it is dropped, and TCP sends its segments again
+    /// one by one.
     #[cold]
     fn linearize(&mut self, mbuf: Mbuf, cache: &mut MbufCache) -> Option<Mbuf> {
         let flat = mbuf.linearize(cache);
@@ -195,7 +196,7 @@ impl PortOutput {
         flat
     }
 
-    /// Frames that the port can never send, and that were dropped.
+    /// Frames dropped because the port can never send them.
     pub(crate) fn frames_refused(&self) -> u64 {
         let by_driver = match &self.path {
             TxPath::Queue(queue) => queue.refused_packets(),
@@ -204,7 +205,7 @@ impl PortOutput {
         by_driver + self.frames_too_long
     }
 
-    /// Queues a frame that another worker made ready. A full port drops it, as a full NIC ring does.
+    /// Queues a frame that another worker prepared. A full port drops it, as a full NIC ring does.
     pub(super) fn send_for_other(&mut self, mbuf: Mbuf, cache: &mut MbufCache) {
         if self.batch.is_full() {
             self.transmit_batch();
@@ -214,7 +215,8 @@ impl PortOutput {
         }
     }
 
-    /// Queues a frame that the kernel sends, with its checksums. A full port drops it, and counts it.
+    /// Queues a frame that the kernel sends, with its checksums. If the port is full, drops and counts
+    /// it.
     pub(super) fn send_for_host(&mut self, mbuf: Mbuf, cache: &mut MbufCache, wall_time: u64) {
         self.capture_sent(&mbuf, false, wall_time);
         if self.batch.is_full() {
@@ -229,7 +231,7 @@ impl PortOutput {
         }
     }
 
-    /// Asks the port to free the buffers of what it has sent.
+    /// Has the port free the buffers of sent frames.
     pub(crate) fn release_sent_buffers(&mut self) {
         if let TxPath::Queue(queue) = &mut self.path {
             queue.done_cleanup(0);

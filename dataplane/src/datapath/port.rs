@@ -1,5 +1,5 @@
-//! One port as one worker has it: its queues of the port, the TCP stack above them, and what becomes
-//! of received frames.
+//! One port of one worker: its queues of the port, the TCP stack above them, and the processing of
+//! received frames.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -21,24 +21,24 @@ use crate::link_traits::LinkTraits;
 /// Received frames whose headers are prefetched before the first is parsed.
 const PREFETCH_FRAMES: usize = 4;
 
-/// What a worker is given of one device.
+/// A worker's part of one device.
 pub struct WorkerPortConfig {
     /// The device's place in the configuration.
     pub device: usize,
-    /// The worker's queues of the port; or the worker that receives and sends for this one,
-    /// when the port has too few.
+    /// The worker's queues of the port, or, if the port has too few, the worker that receives and
+    /// sends for this one.
     pub queues: Result<(RxQueue, TxQueue), usize>,
     /// Settings of the TCP stack.
     pub stack: siw_tcp::StackConfig,
     /// MPA settings of connections.
     pub mpa: MpaConfig,
-    /// How long an application has to accept or reject a connection.
+    /// Time for an application to accept or reject a connection.
     pub accept_timeout: std::time::Duration,
-    /// What the link below the port can do.
+    /// Capabilities of the link below the port.
     pub link: LinkTraits,
-    /// Where frames are recorded.
+    /// Capture in which frames are recorded.
     pub tap: Option<CaptureHandle>,
-    /// Where frames for the kernel go, if it shares the device.
+    /// Queue for frames to the kernel, if it shares the device.
     pub host: Option<Arc<HostQueue>>,
 }
 
@@ -46,9 +46,9 @@ pub struct WorkerPortConfig {
 pub(crate) struct WorkerPort<R> {
     /// The device's place in the configuration.
     pub(crate) device: usize,
-    /// `None`: another worker receives for this one.
+    /// `None` if another worker receives for this one.
     rx_queue: Option<RxQueue>,
-    /// Tells which worker a received frame is for; `None`: all are for this one.
+    /// Determines which worker processes a received frame; `None` if all are for this one.
     home: Option<WorkerSteering>,
     /// Frames that other workers received for this one.
     pub(crate) forwarded: Vec<(RxFrame, FrameInfo)>,
@@ -60,10 +60,10 @@ pub(crate) struct WorkerPort<R> {
 }
 
 impl<R> WorkerPort<R> {
-    /// `proxy` makes the way through another worker, by its index.
+    /// `proxy` creates the transmit path through the worker with the given index.
     ///
     /// # Errors
-    /// The stack refuses its configuration, or there is no such worker.
+    /// The stack refuses its configuration, or the worker to send through does not exist.
     pub(crate) fn new(
         config: WorkerPortConfig,
         now: Instant,
@@ -95,8 +95,8 @@ impl<R> WorkerPort<R> {
         })
     }
 
-    /// Takes a burst from the port into `batch`. True when [`Self::receive`] has something to do: with
-    /// these frames, with those that other workers forwarded, or with loopback frames.
+    /// Takes a burst from the port into `batch`. Returns true if [`Self::receive`] has work: these
+    /// frames, frames that other workers forwarded, loopback frames, or frames for the kernel.
     #[inline]
     pub(crate) fn take_burst(&mut self, batch: &mut RxBatch) -> bool {
         if let Some(rx_queue) = &mut self.rx_queue {
@@ -108,11 +108,11 @@ impl<R> WorkerPort<R> {
             || self.stack.has_host_frames()
     }
 
-    /// Gives TCP the burst in `batch`, the frames that other workers forwarded, and the loopback
-    /// frames. True when there were any. `keep` sees the frames of a port that does not deliver by
-    /// worker, and returns those that this worker keeps.
+    /// Passes to TCP the burst in `batch`, the frames that other workers forwarded, and the loopback
+    /// frames. Returns true if there were any. On a port that does not deliver by worker, `keep` gets
+    /// each frame and returns it if this worker keeps it.
     ///
-    /// The frames go through one iterator, burst to stack, so that nothing is stored in between.
+    /// The frames go through one iterator from burst to stack, so that nothing is stored in between.
     #[inline]
     pub(crate) fn receive(
         &mut self,
@@ -159,7 +159,7 @@ impl<R> WorkerPort<R> {
         any
     }
 
-    /// Leaves frames to the host thread; those for which its queue has no room are dropped.
+    /// Hands frames to the host thread; frames that do not fit into its queue are dropped.
     #[cold]
     fn leave_host_frames(&mut self) {
         let mut dropped = 0;
@@ -180,15 +180,15 @@ impl<R> WorkerPort<R> {
         }
     }
 
-    /// Whether [`Self::poll_stack`] has something to do.
+    /// Returns whether [`Self::poll_stack`] has work.
     #[inline]
     pub(crate) fn needs_poll(&mut self, now: Instant) -> bool {
         self.stack.needs_poll(now) || self.output.has_frames() || self.output.has_backlog()
     }
 
-    /// Acknowledgements, timers and retransmissions of the stack, then the burst. Without
-    /// `run_timers` the timers wait. `wall_time`: nanoseconds since the epoch, for captures. True
-    /// when frames left.
+    /// Runs acknowledgements, timers and retransmissions of the stack, then sends the burst. Without
+    /// `run_timers`, timers are held. `wall_time`: nanoseconds since the epoch, for captures. Returns
+    /// true if there were frames to send.
     #[inline(never)]
     pub(crate) fn poll_stack(
         &mut self,
@@ -212,8 +212,9 @@ impl<R> WorkerPort<R> {
     /// Sends what is queued on one connection, as far as the windows allow; the frames leave with
     /// the next burst.
     ///
-    /// Why it is inlined: the arguments are more than fit into registers. The last two would be stored one by
-    /// one and loaded together, which waits for the stores, and for all earlier ones that miss the cache.
+    /// Why it is inlined: the arguments do not all fit into registers. The last two would be stored
+    /// one by one and loaded together, which waits for these stores and for all earlier ones that miss
+    /// the cache.
     #[inline(always)]
     pub(crate) fn flush_connection(
         &mut self,
@@ -243,25 +244,25 @@ impl<R> WorkerPort<R> {
         }
     }
 
-    /// Gives the queues back to a port that goes away, and drops what waits for them.
+    /// Gives the queues back to a port that is being removed, and drops the frames that wait for them.
     #[cold]
     pub(crate) fn drop_queues(&mut self) {
         self.rx_queue = None;
         self.output.close();
     }
 
-    /// Nothing wakes the thread for sure when a frame arrives here.
+    /// True if the port has no reliable interrupt, so that it must be polled.
     pub(super) fn must_be_polled(&self) -> bool {
         let wakes = self.link.rx_interrupt && !self.link.rx_interrupt_unproven;
         !self.link.in_process && !wakes && self.rx_queue.is_some()
     }
 
-    /// An interrupt of the port woke the thread.
+    /// Records that an interrupt of the port woke the thread.
     pub(super) fn note_interrupt(&mut self) {
         self.link.rx_interrupt_unproven = false;
     }
 
-    /// True when the port has an interrupt that is armed now.
+    /// Arms the port's interrupt. Returns true if the port has one that is armed now.
     pub(super) fn arm_interrupt(&mut self) -> bool {
         let Some(rx_queue) = self.rx_queue.as_mut().filter(|_| self.link.rx_interrupt) else {
             return false;
@@ -285,7 +286,7 @@ impl<R> WorkerPort<R> {
         }
     }
 
-    /// The descriptor that becomes readable with the port's interrupt.
+    /// Descriptor that becomes readable with the port's interrupt.
     pub(super) fn interrupt_fd(&self) -> Option<BorrowedFd<'_>> {
         self.rx_queue
             .as_ref()

@@ -13,7 +13,7 @@ thread_local! {
     static DROPPED: RefCell<Vec<Mbuf>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Gives dropped frames back to the cache. Once a batch.
+/// Returns dropped frames to the cache. Called once per batch.
 #[inline]
 pub fn recycle_dropped_frames(cache: &mut MbufCache) {
     if DROPPED.with_borrow(|dropped| !dropped.is_empty()) {
@@ -26,8 +26,8 @@ fn recycle_all(cache: &mut MbufCache) {
     DROPPED.with_borrow_mut(|dropped| cache.free_all(dropped.drain(..)));
 }
 
-/// What a port that checks says about a frame (RFC 1122 section 3.2.1.2: the IP header's checksum is
-/// the host's to verify, whatever lies behind it, and not every port looks at both).
+/// Result of a port that verifies checksums. The host must verify the IP header's checksum whatever
+/// the payload is (RFC 1122 section 3.2.1.2), and not every port checks both.
 #[inline]
 fn port_verdict(mbuf: &Mbuf) -> RxChecksum {
     use ChecksumStatus::{Bad, Good, NotNeeded, Unknown};
@@ -39,8 +39,8 @@ fn port_verdict(mbuf: &Mbuf) -> RxChecksum {
     }
 }
 
-/// What is known of a frame's checksums before anybody adds them up. `is_trusted`: the link cannot
-/// damage frames, and all are good; `port_checks`: it is what the port says.
+/// State of a frame's checksums as known before any computation. `is_trusted`: the link cannot damage
+/// frames, so all are good; `port_checks`: the port's result is used.
 #[inline]
 pub fn known_checksum(mbuf: &Mbuf, is_trusted: bool, port_checks: bool) -> RxChecksum {
     match (is_trusted, port_checks) {
@@ -50,17 +50,17 @@ pub fn known_checksum(mbuf: &Mbuf, is_trusted: bool, port_checks: bool) -> RxChe
     }
 }
 
-/// A received frame, or what is left of it.
+/// A received frame, or the rest of one that was partly consumed.
 pub struct RxFrame(Option<Mbuf>);
 
 impl RxFrame {
-    /// Takes the chain over.
+    /// Takes ownership of the chain.
     #[inline]
     pub fn new(mbuf: Mbuf) -> RxFrame {
         RxFrame(Some(mbuf))
     }
 
-    /// The chain, for somebody else.
+    /// Returns the chain to the caller.
     pub fn into_mbuf(mut self) -> Option<Mbuf> {
         self.0.take()
     }
@@ -70,13 +70,13 @@ impl Drop for RxFrame {
     #[inline]
     fn drop(&mut self) {
         if let Some(mbuf) = self.0.take() {
-            // During thread exit the list may be gone already: then DPDK frees the mbuf.
+            // During thread exit the list may be destroyed already: then DPDK frees the mbuf.
             let _ = DROPPED.try_with(|dropped| dropped.borrow_mut().push(mbuf));
         }
     }
 }
 
-/// The pieces of a frame that hold bytes.
+/// The non-empty pieces of a frame.
 pub struct FrameChunks<'a>(Option<Segments<'a>>);
 
 impl<'a> Iterator for FrameChunks<'a> {
@@ -121,7 +121,7 @@ impl RecvBuf for RxFrame {
         }
     }
 
-    /// Buffers are given back as soon as they are read, while the caches still hold them.
+    /// Returns buffers as soon as they are read, while the caches still hold them.
     #[inline]
     fn consume(&mut self, count: usize) {
         let Some(mut mbuf) = self.0.take() else {
@@ -152,7 +152,7 @@ impl RecvBuf for RxFrame {
         }
     }
 
-    /// Copied where the last buffer has room, as for small pieces; chained else.
+    /// Copies a single buffer if the last one has room, as for small pieces; otherwise chains it.
     #[cold]
     fn try_append(&mut self, mut tail: RxFrame) -> Result<(), RxFrame> {
         let (Some(all), Some(more)) = (&mut self.0, tail.0.take()) else {
@@ -232,7 +232,7 @@ impl RxStream for TcpByteStream<'_> {
     }
 }
 
-/// A segment that TCP holds behind a hole.
+/// A segment that TCP holds behind a gap.
 pub struct OutOfOrderSegment<'a>(pub &'a RxFrame);
 
 impl RxStream for OutOfOrderSegment<'_> {
@@ -300,8 +300,8 @@ mod tests {
         }
     }
 
-    /// The frame as a port with LRO gives it: the headers in the first buffer, which the others
-    /// continue with so many bytes each, some with none.
+    /// The frame as a port with LRO delivers it: headers in the first buffer, the rest in buffers of
+    /// `sizes` bytes, some of them empty.
     fn chain(frame: &[u8], cache: &mut MbufCache, sizes: &[usize]) -> Mbuf {
         let buffer = |cache: &mut MbufCache, b: &[u8]| {
             let mut m = cache.alloc().unwrap();
@@ -325,8 +325,8 @@ mod tests {
     const MERGED_SEGMENTS: u64 = 6;
     const MERGED_BYTES: u64 = 40 * 1448;
 
-    /// Merged segments of 58 KB, in chains of many buffers, in the order of `arrive`: the bytes
-    /// come out as they were sent, from the very buffers, all of which return to the pool.
+    /// Receives merged segments of 58 KB, in chains of many buffers, in the order of `arrive`. The
+    /// bytes are read as they were sent, in place, and all buffers return to the pool.
     fn received(pool: &Mempool, arrive: &[usize], sizes: &[usize]) {
         let now = Instant::from_millis(1000);
         let mut cache = MbufCache::new(pool);
@@ -398,7 +398,7 @@ mod tests {
         });
         assert_eq!(seen, all);
         let dropped_before = DROPPED.with_borrow(Vec::len);
-        // What is read goes back, also of a segment of which there is more.
+        // Read buffers are returned, also those of a partly read segment.
         let before = receiver.held_buffers();
         let rx = receiver.receive_queue(on_accepted).unwrap();
         assert_eq!(
@@ -420,7 +420,7 @@ mod tests {
         assert_eq!(pool.available_buffers(), BUFFERS);
     }
 
-    /// Pieces of a datagram become one frame, small ones in the room behind what came before.
+    /// Joins pieces of a datagram into one frame; small ones are copied behind the data before them.
     fn joined(pool: &Mempool) {
         let mut cache = MbufCache::new(pool);
         let byte = |i: usize| (i % 251) as u8;
@@ -466,7 +466,7 @@ mod tests {
         received(&pool, &[0, 1, 2, 3, 4, 5], &[2048]);
         received(&pool, &[0, 1, 2, 3, 4, 5], &[1, 2047, 0, 700, 1448]);
         received(&pool, &[1, 5, 0, 3, 2, 4], &[1448]);
-        // Some twice, before and after their turn.
+        // Some arrive twice, before and after their turn.
         received(&pool, &[2, 2, 0, 0, 4, 1, 1, 3, 3, 5], &[999, 0, 1001]);
         joined(&pool);
     }

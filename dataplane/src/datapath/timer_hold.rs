@@ -1,30 +1,30 @@
-//! Retransmission timers wait while the acknowledgement that would stop them may still lie in a
-//! receive ring: after a burst that came up full, and after the thread was away. Else a busy machine
-//! retransmits what has arrived.
+//! Holds retransmission timers while the acknowledgement that would stop them may still be in a
+//! receive ring: after a full burst, and after the thread did not run for a while. Otherwise a busy
+//! machine would retransmit data that has arrived.
 
 use std::time::Duration;
 
 use siw_tcp::Instant;
 
-/// Whether TCP's timers run in the current batch.
+/// Decides whether TCP's timers run in the current batch.
 #[derive(Default)]
 pub(crate) struct TimerHold {
     last_batch: Instant,
-    /// Batches left in which timers wait.
+    /// Number of further batches in which timers are held.
     batches_left: u32,
-    /// When the waiting began.
+    /// Start of the hold.
     held_since: Instant,
 }
 
 impl TimerHold {
-    /// A thread that ran no batch for so long was away.
+    /// Time without a batch after which the thread counts as having been away.
     const AWAY: Duration = Duration::from_micros(300);
-    /// Data, its acknowledgement, and what that releases each take a batch.
+    /// Data, its acknowledgement, and the data that this releases each take a batch.
     const BATCHES: u32 = 3;
-    /// A flood of frames must not stop the timers for ever.
+    /// Bounds the hold, so that a flood of frames cannot stop the timers.
     const LONGEST_HOLD: Duration = Duration::from_millis(10);
 
-    /// Once a batch, before frames are taken.
+    /// Called once per batch, before frames are taken.
     #[inline]
     pub(crate) fn on_batch_start(&mut self, now: Instant) {
         if now.duration_since(self.last_batch) > Self::AWAY {
@@ -33,7 +33,7 @@ impl TimerHold {
         self.last_batch = now;
     }
 
-    /// More may wait in the ring than was taken.
+    /// Holds the timers: the ring may contain more frames than were taken.
     #[inline]
     pub(crate) fn hold_timers(&mut self, now: Instant) {
         if self.batches_left == 0 {
@@ -42,7 +42,7 @@ impl TimerHold {
         self.batches_left = Self::BATCHES;
     }
 
-    /// Whether timers wait in this batch; asked once a batch, after frames were taken.
+    /// Returns whether timers are held in this batch. Called once per batch, after frames were taken.
     #[inline]
     pub(crate) fn is_held(&mut self, now: Instant) -> bool {
         let is_held =

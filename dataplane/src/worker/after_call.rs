@@ -1,5 +1,5 @@
-//! Calls into a queue pair, and what they leave to do: asynchronous events, misused rings, a stream
-//! that is to be closed.
+//! Calls into a queue pair, and the work that follows from them: asynchronous events, misused rings, a
+//! stream to close.
 
 use siw_iwarp::{QueuePair, RdmapState};
 use siw_tcp::Instant;
@@ -24,8 +24,8 @@ impl Worker {
         Some(call(protocol, &mut self.context.for_rings(rings)))
     }
 
-    /// After each call that may have changed a queue pair. In RTS with nothing to report, which is
-    /// the fast path, that is four comparisons.
+    /// Does the work that follows from a call which may have changed a queue pair. On the fast path
+    /// (RTS, nothing to report) this takes four comparisons.
     #[inline]
     pub(super) fn after_call(&mut self, now: Instant, slot: QpSlot) {
         let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
@@ -40,12 +40,12 @@ impl Worker {
         }
     }
 
-    /// Posts what happened in the queue pair, and lets its life cycle follow.
+    /// Posts the queue pair's events and updates its life-cycle state.
     pub(super) fn report_and_follow(&mut self, now: Instant, slot: QpSlot) {
         let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
             return;
         };
-        // Whatever the call was about: only this list sees to it that the completion comes.
+        // Needed after every call: only this list leads to the completion.
         if std::mem::take(&mut queue_pair.rings.is_awaiting_release) && !queue_pair.is_releasing {
             queue_pair.is_releasing = true;
             self.releasing.push(slot);
@@ -68,7 +68,7 @@ impl Worker {
         self.follow_protocol(now, slot);
     }
 
-    /// Records that could not be built: their queue pairs end.
+    /// Ends the queue pairs of records that could not be built.
     #[cold]
     pub(super) fn handle_build_failures(&mut self, now: Instant) {
         for failure in std::mem::take(&mut self.context.build_failures) {
@@ -80,7 +80,7 @@ impl Worker {
         }
     }
 
-    /// A completion queue overflowed: its queue pairs end, nobody else's.
+    /// Ends the queue pairs of overflowed completion queues, and no others.
     #[cold]
     pub(super) fn handle_cq_overflows(&mut self, now: Instant) {
         for cq in std::mem::take(&mut self.context.cqs.overflowed) {

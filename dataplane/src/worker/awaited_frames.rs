@@ -1,9 +1,9 @@
-//! Frames that have to leave the ports before the memory they refer to may go: what the control
-//! thread waits for when a registration ends, or a client.
+//! Waits until the ports have released all frames that refer to memory which is to be released. The
+//! control thread waits for this when a registration or a client ends.
 //!
-//! Drivers free sent frames when they are asked to, but for some that do it only as they send more,
-//! and a NIC that a peer has paused sends nothing. So a client is not let wait for ever: after
-//! [`PATIENCE`] the control thread is told, and keeps the memory until the frames are gone.
+//! Drivers free sent frames on request, but some free them only as they send more, and a NIC that a
+//! peer has paused sends nothing. So the wait of a client is bounded: after [`PATIENCE`] the worker
+//! informs the control thread, which keeps the memory until the frames are released.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,13 +22,13 @@ pub(super) struct AwaitedFrames {
     held: HeldFrames,
     is_answered: bool,
     unanswered: Arc<AtomicUsize>,
-    /// When the control thread is told that the ports still hold some.
+    /// Time at which the control thread is informed that ports still hold frames.
     late_at: Instant,
     is_late: bool,
 }
 
-/// How long a port may take to release the frames: longer than it takes to send a full ring of the
-/// slowest link, less than clients wait for an answer.
+/// Time that a port may take to release the frames: longer than sending a full ring on the slowest
+/// link takes, shorter than clients wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl AwaitedFrames {
@@ -48,16 +48,16 @@ impl AwaitedFrames {
         }
     }
 
-    /// A client may wait for them: the ports are to be asked often.
+    /// True while a client may be waiting for the frames, so that the ports must be swept often.
     pub(super) fn is_urgent(&self, now: Instant) -> bool {
         now < self.late_at
     }
 }
 
 impl Worker {
-    /// Answers when the ports have released the frames. A worker that has answered goes on asking
-    /// its ports to free what they have sent until all have: a frame may lie in the queue of a
-    /// worker that sent it for another one.
+    /// Answers when the ports have released the frames. A worker that has answered continues to have
+    /// its ports free sent frames until all workers have answered: a frame may be in the queue of a
+    /// worker that sent it on behalf of another one.
     #[cold]
     pub(super) fn poll_awaited_frames(&mut self, now: Instant) {
         if now >= self.next_sweep {
@@ -68,7 +68,7 @@ impl Worker {
             self.context.ext_bufs.drop_released(&mut frames.held);
             if frames.held.is_empty() {
                 frames.is_answered = true;
-                // Relaxed: it decides only whether the ports are asked once more.
+                // Relaxed suffices: the counter only decides whether the ports are swept once more.
                 frames.unanswered.fetch_sub(1, Ordering::Relaxed);
                 self.post_event(Event::BarrierReached {
                     worker: self.index,
@@ -136,8 +136,8 @@ mod tests {
         Worker::new(config).unwrap()
     }
 
-    /// Two ends of a link that holds frames until they are read. DPDK knows it by its name, so that tests
-    /// at the same time need names of their own.
+    /// Creates a ring pair, which holds frames until they are read. Its name must be unique in DPDK
+    /// among concurrent tests.
     fn new_link(pool: &Mempool, name: &str) -> (Vec<Port>, TxQueue, RxQueue) {
         let (near, far) = Port::create_ring_pair(test_environment(), name, 1, 64).unwrap();
         let mut ports = vec![near, far];
@@ -156,7 +156,7 @@ mod tests {
         (ports, tx, rx)
     }
 
-    /// Sends a frame that refers to this memory.
+    /// Sends a frame that refers to `memory`.
     fn send_from(
         worker: &mut Worker,
         memory: &Arc<SharedMemory>,
@@ -174,7 +174,7 @@ mod tests {
     }
 
     fn next_answer(worker: &mut Worker, now: &mut Instant) -> Option<CommandToken> {
-        // Later than the interval in which ports are asked to free what they have sent.
+        // Longer than the sweep interval.
         *now = *now + Duration::from_millis(20);
         worker.run_batch(*now);
         match worker.mailbox.events.pop() {
@@ -225,7 +225,7 @@ mod tests {
         let in_flight = send_from(worker, &memory, &pool, &mut tx);
         let done = send_from(worker, &memory, &pool, &mut tx);
         send_from(worker, &other, &pool, &mut tx);
-        // Completed by its ACK: the frame is in the ring yet.
+        // Completed by its ACK while the frame is still in the ring.
         worker.context.ext_bufs.free(done);
 
         let token = CommandToken(7);
@@ -252,7 +252,7 @@ mod tests {
         let mut frames = received.drain();
         drop(frames.next());
         worker.context.ext_bufs.free(in_flight);
-        // Takes the tracker that is free again: nobody has asked for its frame.
+        // Reuses the freed tracker; the command does not cover its new frame.
         send_from(worker, &memory, &pool, &mut tx);
         assert_eq!(next_answer(worker, &mut now), None, "one frame");
         drop(frames.next());

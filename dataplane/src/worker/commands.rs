@@ -1,4 +1,4 @@
-//! What the control thread asks of a worker.
+//! Executes the control thread's commands.
 
 use siw_tcp::{Instant, LearnedRoutes};
 
@@ -15,14 +15,14 @@ use crate::netlink::KernelNeighbour;
 const COMMANDS_PER_BATCH: usize = 16;
 
 impl Worker {
-    /// Executes commands in the order in which they were given. True when there were any.
+    /// Executes commands in the order in which they were given. Returns true if there were any.
     #[inline]
     pub(super) fn take_commands(&mut self, now: Instant) -> bool {
         if let Some(deadline) = self.stopping {
             self.check_stopped(now, deadline);
         }
-        // To pop from an empty queue costs a fence, which waits until what the last batch stored has
-        // reached the clients' lines.
+        // Popping from an empty queue costs a fence, which waits until the last batch's stores have
+        // reached the clients' cache lines.
         if self.mailbox.commands.is_empty() {
             return false;
         }
@@ -149,7 +149,7 @@ impl Worker {
         }
     }
 
-    /// The kernel's routes through a device, in place of those before.
+    /// Replaces the kernel's routes through a device.
     fn learn_routes(&mut self, device: usize, routes: &LearnedRoutes) {
         let ports = self.ports.iter_mut();
         for port in ports.filter(|port| port.device == device) {
@@ -157,7 +157,7 @@ impl Worker {
         }
     }
 
-    /// What the kernel knows of a neighbour.
+    /// Takes over the kernel's state of a neighbour.
     fn learn_neighbour(&mut self, now: Instant, device: usize, known: &KernelNeighbour) {
         let ports = self.ports.iter_mut();
         for port in ports.filter(|port| port.device == device) {
@@ -181,10 +181,10 @@ impl Worker {
     }
 
     fn add_queue_pair(&mut self, setup: QpSetup, port: usize) -> QpSlot {
-        // A doorbell that was rung before any worker knew the queue pair found nobody.
+        // Doorbells rung before any worker had the queue pair were lost.
         setup.sq.clear_pending();
         setup.sq.set_worker(self.index as u32);
-        // Its client was added before, and is there: see `Command::RemoveClient`.
+        // The client was added before and still exists: see `Command::RemoveClient`.
         let mut clients = self.clients.iter();
         let client = clients.find(|client| client.client == setup.client);
         let user = client.map_or(UserSlot::FIRST, |client| client.user);

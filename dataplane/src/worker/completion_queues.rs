@@ -1,7 +1,7 @@
 //! The worker's ends of completion queues, and the events of their completion channels.
 //!
-//! A completion is visible to the client at once; the event of an armed queue is written once a batch,
-//! or later where the queue's moderation says so.
+//! A completion is visible to the client at once. The event of an armed queue is written once per
+//! batch, or later if the queue's moderation delays it.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
@@ -12,9 +12,10 @@ use siw_tcp::Instant;
 
 use crate::ids::{ClientId, CqId};
 
-/// Nanoseconds until an event that found its channel full is tried again.
+/// Nanoseconds until an event that found its channel full is retried.
 const EVENT_RETRY_INTERVAL: u64 = 1_000_000;
-/// Such events that are tried in one batch: a client that reads none must not cost others more.
+/// Maximum retries of events in one batch, which bounds the cost that a client without reads imposes
+/// on others.
 const EVENT_RETRIES: usize = 64;
 
 /// A completion queue as one worker sees it.
@@ -25,25 +26,25 @@ pub struct WorkerCq {
     pub client: ClientId,
     /// The worker's ring of the queue.
     pub producer: CqProducer,
-    /// Where an armed queue writes its cookie.
+    /// Channel to which an armed queue writes its cookie.
     pub channel: Option<Arc<OwnedFd>>,
-    /// What the client wants to read there.
+    /// Value that identifies the queue in its channel; chosen by the client.
     pub cookie: u64,
 }
 
-/// When an armed queue raises its event (ibv_modify_cq(3)).
+/// Condition under which an armed queue raises its event (ibv_modify_cq(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CqModeration {
-    /// Completions that raise it.
+    /// Number of completions that raise the event.
     pub count: u32,
-    /// Nanoseconds from the first of them.
+    /// Nanoseconds from the first completion until the event is raised.
     pub period: u64,
 }
 
-/// Names a completion in its queue.
+/// Identifies a completion in its queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CqeId {
-    /// Resizes of the queue before it.
+    /// Number of resizes of the queue before this completion.
     ring: u32,
     /// Its number in the ring.
     number: u32,
@@ -53,15 +54,16 @@ struct CqSlot {
     queue: WorkerCq,
     /// In [`CqTable::written`].
     is_written: bool,
-    /// In [`CqTable::unwritten_events`]: one event is owed, however often it was raised since.
+    /// In [`CqTable::unwritten_events`]: one event is pending, regardless of how often it was raised
+    /// since.
     is_event_unwritten: bool,
     is_overflowed: bool,
-    /// Resizes so far: numbers of completions start over with each.
+    /// Number of resizes so far; completion numbers start over with each.
     ring: u32,
     moderation: Option<CqModeration>,
     /// Completions since the event was last considered.
     unreported: u32,
-    /// When moderated completions raise the event.
+    /// Time at which moderated completions raise the event.
     moderated_until: Option<Instant>,
 }
 
@@ -73,15 +75,15 @@ pub(crate) struct CqTable {
     written: Vec<CqId>,
     /// Queues whose event is to be written with the next [`CqTable::notify_channels`].
     raised: Vec<CqId>,
-    /// Queues whose event a full channel did not take yet, each once.
+    /// Queues whose event did not fit into a full channel, each once.
     unwritten_events: VecDeque<CqId>,
-    /// When they are tried again.
+    /// Time of the next retry of `unwritten_events`.
     retry_at: Instant,
-    /// Queues whose completions wait for more of them, by the end of the wait.
+    /// Queues whose completions are held back by moderation, by the end of the wait.
     moderated: BTreeSet<(Instant, CqId)>,
     /// Queues that overflowed and whose queue pairs have to end.
     pub(super) overflowed: Vec<CqId>,
-    /// Completions written, ever.
+    /// Total number of completions written.
     pub(super) written_entries: u64,
 }
 
@@ -113,8 +115,8 @@ impl CqTable {
         }));
     }
 
-    /// Completions go to another ring from now on. An event that the old ring was armed for is not
-    /// lost.
+    /// Directs completions to another ring from now on. An event that the old ring was armed for is
+    /// preserved.
     pub(super) fn resize(&mut self, id: CqId, producer: CqProducer) {
         let Some(slot) = self.slot_mut(id) else {
             return;
@@ -148,7 +150,7 @@ impl CqTable {
         };
         slot.moderation = moderation;
         let old = slot.moderated_until.take();
-        // What waits is considered anew.
+        // Held-back completions are considered again.
         let reconsider = slot.queue.producer.has_unflushed() && !slot.is_written;
         slot.is_written |= reconsider;
         if let Some(until) = old {
@@ -159,7 +161,7 @@ impl CqTable {
         }
     }
 
-    /// When [`Self::notify_channels`] has something to do at the latest.
+    /// Latest time at which [`Self::notify_channels`] has work to do.
     #[inline]
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let moderated = self.moderated.first().map(|(until, _)| *until);
@@ -192,7 +194,7 @@ impl CqTable {
             .retain(|(_, id)| slots.get(id.index()).is_some_and(Option::is_some));
     }
 
-    /// Names the completion that was pushed last.
+    /// Identifies the completion that was pushed last.
     pub(super) fn last_cqe(&self, id: CqId) -> Option<CqeId> {
         let slot = self.slot(id)?;
         Some(CqeId {
@@ -201,7 +203,8 @@ impl CqTable {
         })
     }
 
-    /// Whether the client has polled a completion of a queue. After a resize it counts as polled.
+    /// Returns whether the client has polled a completion of a queue. After a resize it counts as
+    /// polled.
     pub(super) fn is_polled(&self, id: CqId, cqe: CqeId) -> bool {
         let Some(slot) = self.slot(id) else {
             return true;
@@ -214,8 +217,8 @@ impl CqTable {
         self.slot(id).map(|slot| slot.queue.client)
     }
 
-    /// Appends a completion. A full ring breaks the queue (CQ_ERR): its queue pairs end, and
-    /// nobody else's.
+    /// Appends a completion. A full ring breaks the queue (CQ_ERR), which ends the queue pairs that
+    /// use it and no others.
     #[inline(always)]
     pub(super) fn push(&mut self, id: CqId, cqe: &Wc) {
         let Some(slot) = self
@@ -241,7 +244,7 @@ impl CqTable {
         }
     }
 
-    /// Writes the event channels of queues that are armed and got something. Once a batch.
+    /// Writes the event channels of armed queues with new completions. Called once per batch.
     #[inline]
     pub(super) fn notify_channels(&mut self, now: Instant) {
         let is_due = self.next_deadline().is_some_and(|until| until <= now);
@@ -294,8 +297,9 @@ impl CqTable {
         self.raised = events;
     }
 
-    /// Writes the event of a queue. A full channel means that the client has not read hundreds of events:
-    /// this one waits, and others that are raised meanwhile are the same. A closed channel wants none.
+    /// Writes the event of a queue. If the channel is full, the client has left hundreds of events
+    /// unread: the event is retried later, and events raised meanwhile merge into it. Events for a
+    /// closed channel are dropped.
     fn write_event(&mut self, now: Instant, id: CqId) {
         let Some(slot) = self.slot_mut(id) else {
             return;
@@ -316,7 +320,7 @@ impl CqTable {
         }
     }
 
-    /// Tries some of the events that found their channel full, in turn.
+    /// Retries some of the events that found their channel full, in turn.
     #[cold]
     fn retry_events(&mut self, now: Instant) {
         self.retry_at = Instant(now.0 + EVENT_RETRY_INTERVAL);
@@ -331,7 +335,7 @@ impl CqTable {
         }
     }
 
-    /// Events wait for room in a channel.
+    /// True while events wait for room in a channel.
     pub(super) fn has_unwritten_events(&self) -> bool {
         !self.unwritten_events.is_empty()
     }

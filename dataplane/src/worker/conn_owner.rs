@@ -1,4 +1,4 @@
-//! What a TCP connection belongs to, packed into the 64 bits that TCP carries for its owner.
+//! Owner of a TCP connection, packed into the 64 bits that TCP carries for it.
 
 use super::pending_connections::PendingSlot;
 use super::worker_qp::QpSlot;
@@ -13,7 +13,7 @@ pub(super) enum ConnOwner {
     Pending(PendingSlot),
     /// A listener, by the daemon's number.
     Listener(CmListenerId),
-    /// Nobody: late events of a connection that was given up.
+    /// No owner: late events of a connection that was given up.
     Nobody,
 }
 

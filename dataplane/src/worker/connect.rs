@@ -14,7 +14,7 @@ use super::receive::CONNECTION_ENDED;
 use super::worker_qp::QpSlot;
 use crate::datapath::rx_frame::TcpByteStream;
 
-/// Between a refused connect and the next try.
+/// Pause between a refused connect and the next attempt.
 pub(super) const REFUSAL_PAUSE: Duration = Duration::from_millis(25);
 
 impl Worker {
@@ -45,7 +45,7 @@ impl Worker {
             _ => {}
         }
         if let Some(timeout) = params.timeout_ms {
-            // Up to the consumer's deadline.
+            // The consumer's deadline bounds the wait.
             config.reply_timeout_ms = timeout;
         }
         if let Some(revision) = params.revision {
@@ -89,7 +89,7 @@ impl Worker {
         self.enter_state(slot, LifecycleState::TcpConnecting(Box::new(attempt)));
     }
 
-    /// Something happened to the connection of a queue pair that is not in FPDU mode yet.
+    /// Handles events of a queue pair's connection that is not in FPDU mode yet.
     pub(super) fn on_connecting_event(
         &mut self,
         now: Instant,
@@ -101,7 +101,7 @@ impl Worker {
         if events.contains(Events::CONNECTED) {
             self.send_mpa_request(now, port, conn, slot);
         }
-        // Of the request nothing is kept once it is acknowledged.
+        // An acknowledged MPA request is not needed any more.
         self.ports[port].stack.take_acked(conn, |_| {});
         if events.contains(Events::READABLE) {
             match self.read_mpa_reply(port, conn, slot) {
@@ -135,7 +135,7 @@ impl Worker {
         }
     }
 
-    /// The TCP connection stands: the MPA request goes out.
+    /// Sends the MPA request on the established TCP connection.
     fn send_mpa_request(&mut self, now: Instant, port: usize, conn: ConnId, slot: QpSlot) {
         let is_new = |state: &LifecycleState| matches!(state, LifecycleState::TcpConnecting(_));
         let queue_pair = self.queue_pairs.get(slot);
@@ -154,7 +154,7 @@ impl Worker {
         self.flush_connection(now, port, conn);
     }
 
-    /// What the bytes received so far make of the MPA reply.
+    /// Advances the MPA negotiation with the bytes received so far.
     fn read_mpa_reply(&mut self, port: usize, conn: ConnId, slot: QpSlot) -> Option<InitiatorStep> {
         let queue_pair = self.queue_pairs.get_mut(slot)?;
         let rx_queue = self.ports[port].stack.receive_queue(conn)?;
@@ -170,7 +170,7 @@ impl Worker {
         Some(step)
     }
 
-    /// The connection ended before the peer's answer was complete.
+    /// Handles a connection that ended before the peer's answer was complete.
     fn on_connecting_ended(
         &mut self,
         now: Instant,
@@ -201,7 +201,7 @@ impl Worker {
         self.connect_failed(now, slot, failure);
     }
 
-    /// Nobody listens: true if the consumer allows another try.
+    /// Schedules another attempt after a refused connect. Returns false if the consumer allows none.
     fn await_listener(&mut self, now: Instant, port: usize, conn: ConnId, slot: QpSlot) -> bool {
         let Some(queue_pair) = self.queue_pairs.get(slot) else {
             return false;
@@ -228,7 +228,7 @@ impl Worker {
         true
     }
 
-    /// The pause after a refusal is over.
+    /// Starts the next attempt after the pause that follows a refusal.
     pub(super) fn connect_again(&mut self, now: Instant, slot: QpSlot) {
         let old = self.enter_state(slot, LifecycleState::Unconnected);
         if let Some(LifecycleState::AwaitingListener(attempt)) = old {
@@ -236,8 +236,9 @@ impl Worker {
         }
     }
 
-    /// RFC 6581 section 10: a revision 1 peer resets what it does not know. The parameters of the
-    /// next attempt and its deadline, if the device's configuration allows one.
+    /// Returns the parameters and the deadline of an attempt with MPA revision 1, if the device's
+    /// configuration allows one: a revision 1 peer resets the connection on a request that it does not
+    /// know (RFC 6581 section 10).
     fn revision_1_attempt(&self, slot: QpSlot) -> Option<(ConnectParams, Option<Instant>)> {
         let LifecycleState::MpaNegotiation(attempt) = &self.queue_pairs.get(slot)?.state else {
             return None;

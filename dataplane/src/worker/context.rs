@@ -1,4 +1,5 @@
-//! What all queue pairs of a worker share, and the view of it that a queue pair gets for one call.
+//! State shared by all queue pairs of a worker, and the view of it that a queue pair gets for one
+//! call.
 
 use std::ops::Range;
 
@@ -18,26 +19,26 @@ use crate::ids::Qpn;
 /// Messages with referenced memory in flight per worker; beyond it payload is copied.
 const EXT_BUF_TRACKERS: usize = 65_536;
 
-/// What the queue pairs of a worker have in common.
+/// State shared by the queue pairs of a worker.
 pub(crate) struct WorkerContext {
     pub(super) keys: KeyReader,
     pub(super) cqs: CqTable,
     pub(super) srqs: SrqTable,
     pub(super) ext_bufs: ExtBufRefs,
-    /// Queue pairs that wait for other workers to let go of a key.
+    /// Queue pairs that wait until other workers no longer use a key.
     pub(super) quiescing: Vec<Qpn>,
-    /// Queue pairs of which a message waits for a receive work request.
+    /// Queue pairs with a message that waits for a receive work request.
     pub(super) awaiting_receives: Vec<Qpn>,
     wqes: WqeScratch,
     /// Records that could not be built since the worker last looked.
     pub(super) build_failures: Vec<BuildFailure>,
-    /// FPDUs that leave in parts.
+    /// FPDUs that are sent in parts.
     pub(super) split_records: SplitRecords,
-    /// Where such an FPDU is built.
+    /// Buffer in which an FPDU of `split_records` is built.
     pub(super) flat_record: Vec<u8>,
-    /// Slots of requests that were taken out of rings.
+    /// Request slots taken out of rings.
     pub(super) request_slots: u64,
-    /// How often rings were read for them, one or many at once.
+    /// Reads of rings, each of one or several requests.
     pub(super) request_batches: u64,
 }
 
@@ -66,14 +67,14 @@ impl WorkerContext {
         }
     }
 
-    /// The client has so many slots of a ring back.
+    /// Counts slots returned to the client.
     #[inline]
     fn count_taken(&mut self, slots: u32) {
         self.request_slots += u64::from(slots);
         self.request_batches += u64::from(slots > 0);
     }
 
-    /// What a queue pair with these rings reaches during one call.
+    /// View for a queue pair with these rings during one call.
     #[inline]
     pub(super) fn for_rings<'a>(&'a mut self, rings: &'a mut QpRings) -> QpView<'a> {
         QpView {
@@ -84,17 +85,17 @@ impl WorkerContext {
     }
 }
 
-/// A worker as one of its queue pairs sees it: its own rings, and what all share.
+/// A queue pair's view of its worker: its own rings and the shared state.
 pub(super) struct QpView<'a> {
     pub(super) rings: &'a mut QpRings,
     context: &'a mut WorkerContext,
-    /// Sends that the client may take for finished, and that are to be completed.
+    /// Sends whose slots were already returned to the client and that are still to be completed.
     announced: u32,
 }
 
 impl Drop for QpView<'_> {
-    /// The client may have the slots of requests back that were copied during the call. Those of
-    /// requests that complete in the same call it has back before.
+    /// Returns the slots of requests copied during the call to the client. Slots of requests that
+    /// complete within the call were returned before.
     #[inline]
     fn drop(&mut self) {
         let slots = self.rings.sq.release_popped();
@@ -105,7 +106,7 @@ impl Drop for QpView<'_> {
 }
 
 impl QpView<'_> {
-    /// Whether the stream may take one more of the shared requests (RFC 5042 section 6.4.3.1).
+    /// Returns whether the stream may take one more shared request (RFC 5042 section 6.4.3.1).
     fn is_within_srq_share(&mut self) -> bool {
         let QpRings { held, recv_cq, .. } = &mut *self.rings;
         while let Some(oldest) = held.front()
@@ -116,7 +117,7 @@ impl QpView<'_> {
         held.len() < self.rings.srq_share as usize
     }
 
-    /// These FPDUs of a run are acknowledged.
+    /// Removes the split records of acknowledged FPDUs: `units` of a run.
     #[inline]
     pub(super) fn forget_split_records(&mut self, slot: QpSlot, run: &FpduRun, units: Range<u16>) {
         if !self.context.split_records.is_empty() {
@@ -126,8 +127,8 @@ impl QpView<'_> {
         }
     }
 
-    /// Notes what is wrong with a ring, which is not read any more: behind a request that cannot be
-    /// read, it is not known where the next one begins.
+    /// Records the defect of a ring, which is not read any more: behind a request that cannot be read,
+    /// the start of the next one is unknown.
     #[cold]
     fn note_misuse(&mut self, error: RingError) -> RingFault {
         match error {
@@ -144,8 +145,8 @@ impl QpView<'_> {
         }
     }
 
-    /// A receive is about to complete: its slots, and those of all that were taken before it, are the
-    /// client's again.
+    /// Returns the slots of a receive that is about to complete to the client, and those of all
+    /// receives taken before it.
     #[inline]
     fn complete_receive(&mut self) {
         let slots = self.rings.rq.complete_requests(1);
@@ -270,7 +271,7 @@ impl QpEnv for QpView<'_> {
 
     #[inline]
     fn is_released(&mut self, ext_buf: ExtBufRef) -> bool {
-        // Where references do not outlive the acknowledgement, its arrival is the release.
+        // If no reference outlives the acknowledgement, the acknowledgement is the release.
         let is_released = !self.rings.awaits_releases || self.context.ext_bufs.is_released(ext_buf);
         self.rings.is_awaiting_release |= !is_released;
         is_released

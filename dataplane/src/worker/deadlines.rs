@@ -1,5 +1,5 @@
-//! When a connection that is being set up or closed is given up. Data transfer has no deadline here:
-//! its timers are TCP's.
+//! Deadlines of connections that are being set up or closed. Data transfer has none here: its timers
+//! are TCP's.
 
 use std::collections::BTreeSet;
 
@@ -9,8 +9,8 @@ use super::Worker;
 use super::pending_connections::PendingSlot;
 use super::worker_qp::QpSlot;
 
-/// Whom a deadline is for. What it means is a matter of the owner's state, which also holds the
-/// deadline: there is at most one for each owner.
+/// Owner of a deadline. The owner's state gives the deadline its meaning and also holds it: an owner
+/// has at most one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum DeadlineOwner {
     /// A queue pair, see `lifecycle.rs`.
@@ -19,8 +19,8 @@ pub(super) enum DeadlineOwner {
     Pending(PendingSlot),
 }
 
-/// The deadlines of one worker, earliest first. A handful at any time: only states of set-up and
-/// close have one.
+/// The deadlines of one worker, earliest first. They are few at any time: only states of set-up and
+/// close, and the watch of a silent peer, have one.
 #[derive(Default)]
 pub(super) struct Deadlines(BTreeSet<(Instant, DeadlineOwner)>);
 
@@ -38,7 +38,7 @@ impl Deadlines {
         self.0.first().map(|(deadline, _)| *deadline)
     }
 
-    /// Takes one out whose time has come.
+    /// Removes an expired deadline and returns its owner.
     #[inline]
     pub(super) fn pop_expired(&mut self, now: Instant) -> Option<DeadlineOwner> {
         if self.earliest()? > now {
@@ -49,7 +49,7 @@ impl Deadlines {
 }
 
 impl Worker {
-    /// Gives up what had its time. Once a batch.
+    /// Handles all expired deadlines. Called once per batch.
     #[inline]
     pub(super) fn expire_deadlines(&mut self, now: Instant) {
         while let Some(owner) = self.deadlines.pop_expired(now) {

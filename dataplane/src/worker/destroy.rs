@@ -1,4 +1,4 @@
-//! Queue pairs, clients and the worker itself go.
+//! Removal of queue pairs, of clients, and of the worker itself.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use super::messages::Event;
 use super::worker_qp::{QpSlot, WorkerQp};
 use crate::ids::{ClientId, Qpn};
 
-/// How long a stop waits for connections to close gracefully.
+/// Time that a stop allows connections to close gracefully.
 const STOP_GRACE: Duration = Duration::from_millis(500);
 
 impl Worker {
-    /// Takes a queue pair out of the table, and its deadline out of the list.
+    /// Removes a queue pair from the table, and its deadline from the list.
     pub(super) fn take_out(&mut self, slot: QpSlot) -> Option<Box<WorkerQp>> {
         self.enter_state(slot, LifecycleState::Disconnected)?;
         self.context.split_records.remove_queue_pair(slot);
@@ -24,7 +24,7 @@ impl Worker {
         self.queue_pairs.remove(slot)
     }
 
-    /// A connection without owner from now on: TCP closes it by itself, within its own limits.
+    /// Leaves a connection without an owner; TCP closes it by itself, within its own limits.
     pub(super) fn give_up_connection(&mut self, now: Instant, port: usize, conn: ConnId) {
         let stack = &mut self.ports[port].stack;
         stack.set_user(conn, ConnOwner::Nobody.into());
@@ -32,9 +32,9 @@ impl Worker {
         stack.release(now, conn);
     }
 
-    /// Takes a queue pair out; its connection is closed, or reset if data would be lost without
-    /// notice or `reset` asks for it. Everything outstanding is flushed. Returns its number, and the
-    /// memory windows that may be bound to it.
+    /// Removes a queue pair and flushes everything outstanding. Its connection is closed, or reset if
+    /// a close would lose data without notice or `reset` asks for it. Returns the queue pair's number,
+    /// and the memory windows that may be bound to it.
     pub(super) fn drop_queue_pair(
         &mut self,
         now: Instant,
@@ -45,12 +45,13 @@ impl Worker {
         let port = queue_pair.port;
         if let Some(conn) = queue_pair.conn {
             let stack = &mut self.ports[port].stack;
-            // A FIN in flight is no data.
+            // A FIN in flight is not data.
             let is_clean = stack
                 .tcp_info(conn)
                 .is_none_or(|info| info.unsent == 0 && info.in_flight <= 1);
-            // A close acknowledges what has arrived, which the peer's program counts on, where neither
-            // knows of a connection.
+            // Consumers of paired queue pairs do not know of a connection, and the peer's program
+            // relies on the acknowledgement of data that has arrived, which a close sends and a reset
+            // does not.
             let is_reset = reset && !queue_pair.protocol.is_paired();
             if is_reset || !is_clean {
                 stack.abort(now, conn);
@@ -63,7 +64,7 @@ impl Worker {
         Some((queue_pair.rings.qpn, windows))
     }
 
-    /// The consumer has the queue pair back as new, its connection is reset.
+    /// Resets a queue pair and its connection for a consumer that gets the queue pair back as new.
     pub(super) fn reset_queue_pair(&mut self, now: Instant, qpn: Qpn) {
         let mut windows = Vec::new();
         if let Some(slot) = self.queue_pairs.find(qpn) {
@@ -76,7 +77,7 @@ impl Worker {
         self.post_event(Event::QpDestroyed { qpn, windows });
     }
 
-    /// Ends everything of a client.
+    /// Removes a client with all its queue pairs and queues.
     pub(super) fn remove_client(&mut self, now: Instant, client: ClientId) {
         for slot in self
             .queue_pairs
@@ -93,7 +94,7 @@ impl Worker {
         }
     }
 
-    /// The daemon stops: connections close gracefully while there is time.
+    /// Starts to stop the worker: connections close gracefully within [`STOP_GRACE`].
     pub(super) fn start_stopping(&mut self, now: Instant) {
         if self.stopping.is_some() {
             return;
@@ -110,7 +111,7 @@ impl Worker {
         }
     }
 
-    /// Ends the thread when all connections are closed, or the time is over.
+    /// Ends the thread when all connections are closed, or at the deadline.
     pub(super) fn check_stopped(&mut self, now: Instant, deadline: Instant) {
         let open = self
             .queue_pairs

@@ -1,4 +1,5 @@
-//! Doorbells: clients name the queue pairs that they have posted to, so that no worker looks at all.
+//! Doorbells: clients name the queue pairs that they have posted to, so that no worker scans all of
+//! them.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -12,17 +13,17 @@ use crate::ids::{ClientId, Qpn};
 /// Doorbells taken from one client in one batch; the rest wait, so that no client delays the others.
 /// All clients of a user together have a share, too: see [`super::user_shares`].
 const DOORBELLS_PER_BATCH: usize = 64;
-/// Ready queue pairs of a user, with which a batch has enough to do. More of them would be looked at now
-/// and gone from the cache when it is their turn.
+/// Number of a user's ready queue pairs that keeps a batch busy. The state of further ones would be
+/// read now and evicted from the cache before their turn.
 const ENOUGH_READY: usize = 128;
-/// Doorbells taken from one client while its user has as many: those that are ready may have so much to
-/// send that they stay it.
+/// Doorbells taken from one client while its user has [`ENOUGH_READY`] ready queue pairs. Not zero,
+/// because those may have so much to send that they stay ready.
 const DOORBELLS_WHEN_ENOUGH: usize = 8;
 
 /// A client as one worker sees it.
 pub(super) struct WorkerClient {
     pub(super) client: ClientId,
-    /// Whose share of a batch it uses.
+    /// User whose share of a batch the client uses.
     pub(super) user: UserSlot,
     pub(super) doorbells: DoorbellConsumer,
     /// Written by the client when the worker sleeps.
@@ -30,8 +31,8 @@ pub(super) struct WorkerClient {
 }
 
 impl WorkerClient {
-    /// The next number that the client has rung for. `left` is what remains of its share of this
-    /// batch: nothing more comes when it is used up, however fast the client rings.
+    /// Takes the next queue pair number that the client has rung for. `left` is the rest of its share
+    /// of this batch; at zero, nothing more is taken, however fast the client rings.
     #[inline]
     fn next_doorbell(&mut self, left: &mut usize) -> Option<Qpn> {
         *left = left.checked_sub(1)?;
@@ -39,8 +40,8 @@ impl WorkerClient {
     }
 }
 
-/// How many doorbells are taken from a client of a user that has `of_user` left in this batch and `ready`
-/// queue pairs that wait already.
+/// Number of doorbells to take from a client whose user has `of_user` left in this batch and `ready`
+/// ready queue pairs.
 #[inline]
 fn doorbell_share(of_user: usize, ready: usize) -> usize {
     let most = match ready {
@@ -51,7 +52,7 @@ fn doorbell_share(of_user: usize, ready: usize) -> usize {
 }
 
 impl Worker {
-    /// Queue pairs whose doorbell was rung become ready. True when there were any.
+    /// Marks the queue pairs whose doorbell was rung as ready. Returns true if there were any.
     #[inline]
     pub(super) fn take_doorbells(&mut self) -> bool {
         let mut any = false;
@@ -59,13 +60,13 @@ impl Worker {
         let start = std::mem::take(&mut self.first_client);
         self.users.begin_batch();
         for index in 0..count {
-            // Those that had no turn in the last batch come first.
+            // Clients that had no turn in the last batch come first.
             let index = if start + index < count {
                 start + index
             } else {
                 (start + index) % count
             };
-            // Mostly there is none, which is found out first.
+            // Checked first, because most clients have none.
             if !self.clients[index].doorbells.has_work() {
                 continue;
             }
@@ -81,7 +82,7 @@ impl Worker {
                 let Some(slot) = self.queue_pairs.find(qpn) else {
                     continue;
                 };
-                // A client rings for its own queue pairs only, whatever number it writes.
+                // A client can ring only for its own queue pairs, whatever number it writes.
                 let queue_pair = self.queue_pairs.get_mut(slot);
                 let Some(queue_pair) = queue_pair.filter(|found| found.client == client) else {
                     continue;
@@ -125,7 +126,8 @@ mod tests {
         (client, DoorbellProducer::new(memory, 0, CAPACITY).unwrap())
     }
 
-    /// What one batch takes from a client; `meanwhile` runs after each doorbell.
+    /// Takes one batch of doorbells from a client and returns their number; `meanwhile` runs after
+    /// each.
     fn take_batch(client: &mut WorkerClient, mut meanwhile: impl FnMut()) -> usize {
         let mut left = DOORBELLS_PER_BATCH;
         let mut taken = 0;
@@ -144,7 +146,7 @@ mod tests {
             ring.ring_doorbell(number);
         }
         for _ in 0..100 {
-            // As fast as the worker takes them.
+            // Rings as fast as the worker takes doorbells.
             let taken = take_batch(&mut greedy, || ring.ring_doorbell(u32::MAX - 1));
             assert_eq!(taken, DOORBELLS_PER_BATCH);
         }

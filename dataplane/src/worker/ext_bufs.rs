@@ -1,6 +1,6 @@
-//! Which messages still have buffers in a port. A frame refers to registered memory by DPDK's
-//! external buffers; each message in flight has one counter of such references, with a tracker from
-//! its first referenced byte on.
+//! Tracks the messages that still have buffers in a port. A frame refers to registered memory through
+//! DPDK's external buffers; each message in flight has one counter of these references, with a tracker
+//! from its first referenced byte on.
 
 use std::sync::Arc;
 
@@ -16,12 +16,12 @@ struct RefSlot {
     region: usize,
 }
 
-/// Messages that had buffers of certain memory in a port at one time, and their trackers.
+/// Messages that had buffers of given memory in a port at one point in time, and their trackers.
 #[derive(Default)]
 pub struct HeldFrames(Vec<(ExtBufRef, TrackerId)>);
 
 impl HeldFrames {
-    /// The ports have released all of them.
+    /// True if the ports have released all of them.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -44,7 +44,7 @@ impl ExtBufRefs {
         }
     }
 
-    /// A counter for a new message.
+    /// Allocates a counter for a new message.
     #[inline]
     pub fn alloc(&mut self) -> ExtBufRef {
         if let Some(slot) = self.free.pop() {
@@ -54,7 +54,8 @@ impl ExtBufRefs {
         ExtBufRef((self.slots.len() - 1) as u32)
     }
 
-    /// The message is done. Its memory stays mapped until no port holds a buffer of it.
+    /// Frees the counter of a finished message. Its memory stays mapped until no port holds a buffer
+    /// of it.
     #[inline]
     pub fn free(&mut self, ext_buf: ExtBufRef) {
         if let Some(slot) = self.slots.get_mut(ext_buf.0 as usize) {
@@ -65,7 +66,7 @@ impl ExtBufRefs {
         }
     }
 
-    /// No port holds a buffer of this message any more.
+    /// True if no port holds a buffer of this message.
     #[inline]
     pub fn is_released(&self, ext_buf: ExtBufRef) -> bool {
         self.slots
@@ -74,7 +75,8 @@ impl ExtBufRefs {
             .is_none_or(|tracker| tracker.outstanding_mbufs() == 0)
     }
 
-    /// Points `mbuf` at registered memory on behalf of a message. False: copy instead.
+    /// Points `mbuf` at registered memory on behalf of a message. Returns false if the payload must be
+    /// copied instead.
     #[inline]
     pub fn attach(
         &mut self,
@@ -99,8 +101,8 @@ impl ExtBufRefs {
         }
     }
 
-    /// Which messages have buffers of these regions in a port now, those that are done included.
-    /// Scans all: for the end of a registration, not for the data path.
+    /// Messages, including finished ones, that have buffers of these regions in a port now. Scans all
+    /// slots: for the end of a registration, not for the data path.
     pub fn frames_held_of(&self, regions: &[Arc<SharedMemory>]) -> HeldFrames {
         let is_named = |address| {
             let mut regions = regions.iter();
@@ -123,7 +125,7 @@ impl ExtBufRefs {
         held
     }
 
-    /// Takes those off the list whose buffers the ports have released meanwhile.
+    /// Removes the messages whose buffers the ports have released meanwhile.
     pub fn drop_released(&self, held: &mut HeldFrames) {
         held.0.retain(|(message, id)| {
             let slot = self.slots.get(message.0 as usize);
@@ -137,13 +139,14 @@ impl ExtBufRefs {
         });
     }
 
-    /// A port still holds buffers of messages that are done.
+    /// True if a port still holds buffers of finished messages.
     #[inline]
     pub fn has_unreleased(&self) -> bool {
         self.trackers.zombie_count() > 0
     }
 
-    /// Takes back trackers of ended messages whose buffers the port has released. Now and then.
+    /// Takes back the trackers of finished messages whose buffers the port has released. Called at
+    /// intervals.
     pub fn sweep(&mut self) {
         self.trackers.sweep_released();
     }

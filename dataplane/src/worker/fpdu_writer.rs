@@ -1,4 +1,5 @@
-//! Records of queue pairs in frames: FPDUs become header bytes and references to registered memory.
+//! Writes records of queue pairs into frames: FPDUs become header bytes and references to registered
+//! memory.
 //!
 //! ```text
 //! PortSink::append -> FpduWriter::write_record -> QueuePair::build_fpdu -> FrameAssembler -> TxFrame
@@ -18,14 +19,14 @@ use super::worker_qp::{QpSlot, QpTable, WorkerQp};
 use crate::datapath::frame_sink::{RecordWriter, TxFrame};
 use crate::link_traits::COPY_MAX;
 
-/// Buffers that one frame may need: header, and a reference with a trailer for each piece of
-/// more than [`COPY_MAX`] bytes.
+/// Buffers that one frame may need: a header, and a reference with a trailer for each piece of more
+/// than [`COPY_MAX`] bytes.
 const BUFFERS_NEEDED: usize = 40;
 
 /// Buffers that a super-segment may need: each FPDU of copied payload lies in one.
 const BUFFERS_NEEDED_BY_TSO: usize = 64;
 
-/// A record that could not be built: its queue pair has to end.
+/// A record that could not be built; its queue pair has to end.
 pub(super) struct BuildFailure {
     pub(super) slot: QpSlot,
     pub(super) record: FpduRecord,
@@ -156,7 +157,7 @@ impl FpduWriter<'_> {
         }
     }
 
-    /// The frame is dropped, and the queue pair of the FPDU has to end.
+    /// Drops the frame and records that the queue pair of the FPDU has to end.
     #[cold]
     fn note_failure(
         &mut self,
@@ -174,7 +175,7 @@ impl FpduWriter<'_> {
     }
 }
 
-/// Writes a record while some leave in parts: of this one `part`, an offset and a length, or all.
+/// Writes a record while split records exist: its `part` (offset and length), or the whole record.
 #[cold]
 fn write_part(
     context: &mut WorkerContext,
@@ -219,7 +220,7 @@ struct FrameAssembler<'a> {
 }
 
 impl FrameAssembler<'_> {
-    /// Appends a part of an FPDU that was built before.
+    /// Appends a part of an FPDU that was built earlier.
     #[cold]
     fn append_part(&mut self, fpdu: &[u8], offset: u32, len: u32) {
         match fpdu.get(offset as usize..(offset + len) as usize) {
@@ -250,7 +251,7 @@ impl FrameBuilder for FrameAssembler<'_> {
         {
             return false;
         }
-        // Without a buffer the caller finds none for a copy either; the frame is dropped, and TCP
+        // If no buffer is free, the caller's copy fails as well; the frame is dropped, and TCP
         // retransmits.
         let Some(mut mbuf) = self.cache.alloc() else {
             return false;
@@ -276,7 +277,7 @@ impl FrameBuilder for FrameAssembler<'_> {
         if tailroom >= want.min(COPY_MAX as usize) || (is_odd && tailroom > 0) {
             return tailroom.min(want);
         }
-        // The buffer is full, or as good as full.
+        // The buffer is full or nearly full.
         if !self.frame.add_buffer(self.cache) {
             return 0;
         }
@@ -288,8 +289,8 @@ impl FrameBuilder for FrameAssembler<'_> {
         self.frame.reserve_room(self.cache, len)
     }
 
-    /// The FPDUs of a super-segment do not share buffers: each is built, and read by the far end of a
-    /// pair, in one piece.
+    /// Each FPDU of a super-segment lies within one buffer: it is built in one piece, and the peer on
+    /// a ring pair reads it in one piece.
     #[inline(always)]
     fn reserve_in_one_piece(&mut self, len: usize) -> Option<&mut [u8]> {
         let frame = &mut *self.frame;
@@ -319,7 +320,7 @@ impl FrameBuilder for FrameAssembler<'_> {
     }
 }
 
-/// Collects a record in plain memory, for the rare segment that holds a part of one: see
+/// Collects a record in plain memory, for the rare segment that holds only a part of one: see
 /// `split_records.rs`.
 struct FlatRecord<'a> {
     bytes: &'a mut Vec<u8>,

@@ -1,5 +1,5 @@
-//! The life of a queue pair in its worker: one state at a time, and every state in which something
-//! is awaited of a peer has a deadline, but for RTS.
+//! Life cycle of a queue pair in its worker. A queue pair is in one state at a time; each state that
+//! awaits something from a peer has a deadline, except RTS.
 //!
 //! ```text
 //!   Connect                  Accept              InstallQp (moved to ERROR without a connection)
@@ -20,31 +20,31 @@
 //!                   Closing: FIN queued              |
 //!                      | both FINs, RST, TCP gave up |
 //!                      v                             v
-//!                 Disconnected: flushes what is posted
+//!                 Disconnected: flushes posted requests
 //!
-//!  DestroyQp while data is unacknowledged: Destroying, then out of the table; else out at once.
+//!  DestroyQp while data is unacknowledged: Destroying, then removed; otherwise removed at once.
 //!  An error without Terminate (reset, moved to ERROR, a failed build): RST, Disconnected.
-//!  A set-up that fails, or whose queue pair is moved to ERROR: out of the table; the control thread
-//!  has the rings back for a new attempt.
+//!  A failed set-up, or one whose queue pair is moved to ERROR: removed; the control thread gets the
+//!  rings back for a new attempt.
 //! ```
 //!
 //! | state | awaits | for how long | then |
 //! |---|---|---|---|
-//! | `Unconnected` | nothing: the command that put it here goes on | | |
+//! | `Unconnected` | nothing: the command that inserted the queue pair continues | | |
 //! | `TcpConnecting` | TCP, which has its own limits | the consumer's time-out, else [`TCP_CONNECT_TIMEOUT`] | RST, set-up failed |
 //! | `MpaNegotiation` | the MPA reply | what is left of the consumer's time-out, at most `reply_timeout_ms` | RST, set-up failed |
-//! | `AwaitingListener` | somebody who listens, where the consumer allows another try | [`REFUSAL_PAUSE`](super::connect::REFUSAL_PAUSE) | `TcpConnecting` |
+//! | `AwaitingListener` | a listener at the peer, if the consumer allows another try | [`REFUSAL_PAUSE`](super::connect::REFUSAL_PAUSE) | `TcpConnecting` |
 //! | `Running` | | RTS has no deadline; TCP's timers find a dead peer | |
-//! | | the first FPDU of a peer that accepted, where `wake_silent_peer_ms` says so | see [`silent_peer`](super::silent_peer) | an RDMA Write of nothing |
+//! | | the first FPDU of a peer that accepted, if `wake_silent_peer_ms` is set | see [`silent_peer`](super::silent_peer) | a zero-length RDMA Write |
 //! | `FinishingMessage` | room for the FPDUs of the message under way | [`MESSAGE_STALL_TIMEOUT`] since the last acknowledgement | RST, `Disconnected` |
 //! | `Terminating` | room for the Terminate | [`CLOSE_TIMEOUT`] | RST, `Disconnected` |
 //! | `Closing` | the acknowledgement of all data, both FINs | [`CLOSE_TIMEOUT`] | RST, `Disconnected` |
-//! | `Destroying` | the same | [`DESTROY_GRACE`] | RST, out of the table |
-//! | `AwaitingRetries` | nothing: what a paired queue pair sends has no peer any more | [`PAIR_RETRIES`] from the stream's end, or from the first request after it | `Disconnected`, flushed |
-//! | `Disconnected` | nothing of a peer: the consumer destroys it or connects again | | |
+//! | `Destroying` | as for `Closing` | [`DESTROY_GRACE`] | RST, removed |
+//! | `AwaitingRetries` | nothing: the peer of a paired queue pair has left | [`PAIR_RETRIES`] from the stream's end, or from the first request after it | `Disconnected`, flushed |
+//! | `Disconnected` | nothing from a peer: the consumer destroys it or connects again | | |
 //!
-//! The iWARP protocol's own state (RFC 5040 section 6.8; [`RdmapState`]) is part of
-//! [`siw_iwarp::QueuePair`]. [`Worker::follow_protocol`] derives this one from it after each call,
+//! The iWARP protocol has a state of its own in [`siw_iwarp::QueuePair`] (RFC 5040 section 6.8;
+//! [`RdmapState`]). [`Worker::follow_protocol`] derives the life-cycle state from it after each call,
 //! and is the only place that decides to close a stream.
 
 use std::time::Duration;
@@ -61,23 +61,23 @@ use super::silent_peer::PeerWake;
 use super::worker_qp::QpSlot;
 use crate::link_traits::PayloadPolicy;
 
-/// TCP has its own timers until the connection stands; this one bounds what they leave open.
+/// TCP's own timers apply until the connection is established; this one bounds all cases they do not.
 pub(super) const TCP_CONNECT_TIMEOUT: Duration = Duration::from_secs(200);
-/// How long a message that is under way at a disconnect may wait for the peer to take more of it.
+/// Time that a message under way at a disconnect may wait for the peer to accept more of it.
 const MESSAGE_STALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a Terminate may wait for room, and how long a graceful close may take, before the
-/// connection is reset.
+/// Time that a Terminate may wait for room, and that a graceful close may take, before the connection
+/// is reset.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a destroyed queue pair may go on to get its last bytes acknowledged.
+/// Time for a destroyed queue pair to get its last bytes acknowledged.
 const DESTROY_GRACE: Duration = Duration::from_millis(100);
-/// How long it takes until what a paired queue pair sends fails since its peer has left: the eight tries
-/// of 67 ms that InfiniBand makes with a `timeout` of 14 and a `retry_cnt` of 7, which most programs set.
-/// One whose peer is done first has read all that it waits for by then, and leaves.
+/// Time until sends of a paired queue pair fail after its peer has left. InfiniBand makes eight tries
+/// of 67 ms with a `timeout` of 14 and a `retry_cnt` of 7, which most programs set. A consumer whose
+/// peer finishes first has read everything it waits for by then, and leaves.
 pub const PAIR_RETRIES: Duration = Duration::from_millis(540);
 
-/// Where a queue pair is in its life; see the module.
+/// State of a queue pair's life cycle; see the module.
 pub(super) enum LifecycleState {
-    /// In the table, while the command that put it there is executed.
+    /// In the table while the command that inserted it is executed.
     Unconnected,
     TcpConnecting(Box<ConnectAttempt>),
     MpaNegotiation(Box<ConnectAttempt>),
@@ -103,19 +103,19 @@ pub(super) enum LifecycleState {
     Disconnected,
 }
 
-/// The initiator's set-up.
+/// Set-up by the initiator.
 pub(super) struct ConnectAttempt {
     pub(super) initiator: MpaInitiator,
     pub(super) params: ConnectParams,
     pub(super) config: MpaConfig,
-    /// Of the current state.
+    /// Deadline of the current state.
     pub(super) deadline: Instant,
-    /// Of the whole set-up, if the consumer gave a time-out.
+    /// Deadline of the whole set-up, if the consumer gave a time-out.
     pub(super) consumer_deadline: Option<Instant>,
 }
 
 impl LifecycleState {
-    /// When the state is given up.
+    /// Time at which the state is given up.
     fn deadline(&self) -> Option<Instant> {
         match self {
             LifecycleState::TcpConnecting(attempt)
@@ -131,7 +131,7 @@ impl LifecycleState {
         }
     }
 
-    /// MPA set-up is over and the connection stands: there is a stream of FPDUs.
+    /// True while there is a stream of FPDUs: MPA set-up is complete and the connection is open.
     #[inline]
     pub(super) fn has_stream(&self) -> bool {
         matches!(
@@ -144,13 +144,13 @@ impl LifecycleState {
         )
     }
 
-    /// A message is sent to its end before the stream is closed.
+    /// True while a message is sent to its end before the stream is closed.
     #[inline]
     pub(super) fn is_finishing_message(&self) -> bool {
         matches!(self, LifecycleState::FinishingMessage { .. })
     }
 
-    /// The connection is being set up by this side.
+    /// True while this side sets the connection up.
     fn is_connecting(&self) -> bool {
         matches!(
             self,
@@ -161,13 +161,15 @@ impl LifecycleState {
     }
 }
 
-/// Its stream is over, and its consumer does not know that yet: see [`QueuePair::set_paired`].
+/// True if the stream has ended without the consumer having been notified: see
+/// [`QueuePair::set_paired`].
 fn is_quiet(protocol: &QueuePair) -> bool {
     protocol.is_paired() && protocol.state() == RdmapState::Idle
 }
 
 impl Worker {
-    /// Puts a queue pair into another state, and its deadline into the list. Returns the old state.
+    /// Moves a queue pair to another state and updates its deadline in the list. Returns the old
+    /// state.
     pub(super) fn enter_state(
         &mut self,
         slot: QpSlot,
@@ -184,7 +186,7 @@ impl Worker {
         Some(std::mem::replace(&mut queue_pair.state, state))
     }
 
-    /// MPA is through, on either side: the stream is in FPDU mode.
+    /// Starts the FPDU stream after MPA set-up, on either side.
     pub(super) fn enter_running(
         &mut self,
         now: Instant,
@@ -208,7 +210,8 @@ impl Worker {
         let qpn = queue_pair.rings.qpn;
         let addresses = stack.tcp_info(conn).map(|info| (info.local, info.remote));
         self.publish_state(now, slot);
-        // What was posted before the connection stood may have been rung for at another worker.
+        // Doorbells for requests posted before the connection was established may have gone to another
+        // worker.
         if let Some(queue_pair) = self.queue_pairs.get_mut(slot) {
             queue_pair.rings.sq.clear_pending();
         }
@@ -225,8 +228,8 @@ impl Worker {
         self.after_call(now, slot);
     }
 
-    /// The set-up failed: reports it, and takes the queue pair out. The control thread hands the
-    /// rings in again for a new attempt.
+    /// Reports a failed set-up and removes the queue pair. The control thread hands the rings in again
+    /// for a new attempt.
     pub(super) fn connect_failed(&mut self, now: Instant, slot: QpSlot, failure: ConnectFailure) {
         let Some(queue_pair) = self.take_out(slot) else {
             return;
@@ -238,7 +241,7 @@ impl Worker {
         self.post_event(Event::ConnectFailed { qpn, failure });
     }
 
-    /// The consumer disconnects.
+    /// Disconnects a queue pair for its consumer.
     pub(super) fn disconnect_queue_pair(&mut self, now: Instant, slot: QpSlot) {
         let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
             return;
@@ -253,8 +256,7 @@ impl Worker {
         }
     }
 
-    /// The queue pair goes to ERROR: it flushes, and its connection is reset. A set-up under way
-    /// fails.
+    /// Moves the queue pair to ERROR: flushes it and resets its connection. A set-up under way fails.
     pub(super) fn end_in_error(&mut self, now: Instant, slot: QpSlot) {
         self.with_queue_pair(slot, |protocol, view| protocol.modify_to_error(view));
         self.report_and_follow(now, slot);
@@ -265,7 +267,7 @@ impl Worker {
         }
     }
 
-    /// A queue pair that never had a connection was moved to ERROR, by its consumer or since its pair
+    /// Moves a queue pair that never had a connection to ERROR, for its consumer or because its peer
     /// could not be reached.
     pub(super) fn enter_disconnected(&mut self, now: Instant, slot: QpSlot) {
         self.enter_state(slot, LifecycleState::Disconnected);
@@ -278,10 +280,10 @@ impl Worker {
         self.post_last_wqe(slot);
     }
 
-    /// Brings the life cycle to where the protocol went: it may want its stream closed after an
-    /// error, a Terminate, a disconnect. Callers after whose call the protocol may have something to
-    /// send mark the queue pair as ready themselves; without room in TCP that waits for TCP's events,
-    /// since a queue pair that marks itself again would keep the worker busy until then.
+    /// Derives the life-cycle state from the protocol's state: the protocol requests a close of its
+    /// stream after an error, a Terminate or a disconnect. Callers after whose call the protocol may
+    /// have data to send mark the queue pair ready themselves. If TCP has no room, TCP's events resume
+    /// sending; a queue pair that marked itself ready again would keep the worker busy until then.
     pub(super) fn follow_protocol(&mut self, now: Instant, slot: QpSlot) {
         self.publish_state(now, slot);
         let Some(queue_pair) = self.queue_pairs.get(slot) else {
@@ -323,14 +325,14 @@ impl Worker {
         }
     }
 
-    /// The peer acknowledged data: a message that is being finished has its time anew.
+    /// Restarts the deadline of a message being finished, because the peer acknowledged data.
     #[cold]
     pub(super) fn extend_message_deadline(&mut self, now: Instant, slot: QpSlot) {
         let deadline = now + MESSAGE_STALL_TIMEOUT;
         self.enter_state(slot, LifecycleState::FinishingMessage { deadline });
     }
 
-    /// The connection under a stream is gone: everything outstanding completes.
+    /// Completes everything outstanding after the connection below a stream has ended.
     pub(super) fn on_connection_ended(
         &mut self,
         now: Instant,
@@ -360,7 +362,7 @@ impl Worker {
         }
     }
 
-    /// A state had its time.
+    /// Handles the expiry of a state's deadline.
     pub(super) fn on_queue_pair_deadline(&mut self, now: Instant, slot: QpSlot) {
         let Some(queue_pair) = self.queue_pairs.get(slot) else {
             return;
@@ -383,8 +385,7 @@ impl Worker {
         }
     }
 
-    /// The consumer destroys the queue pair. What was posted before the end still arrives when it
-    /// can.
+    /// Destroys a queue pair for its consumer. Requests posted before are still delivered if possible.
     pub(super) fn destroy_queue_pair(&mut self, now: Instant, slot: QpSlot) {
         let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
             return;
@@ -437,8 +438,8 @@ impl Worker {
         self.post_event(Event::Disconnected { qpn, failure });
     }
 
-    /// The queue pair takes nothing more from its shared receive queue: what it had taken is
-    /// completed.
+    /// Reports that the queue pair takes no more requests from its shared receive queue: all that it
+    /// had taken are completed.
     fn post_last_wqe(&mut self, slot: QpSlot) {
         if let Some(queue_pair) = self.queue_pairs.get(slot)
             && queue_pair.rings.srq.is_some()
@@ -448,8 +449,8 @@ impl Worker {
         }
     }
 
-    /// Writes the state where the client library looks, and flushes what raced with it: a client that
-    /// posted without having seen the new state. What a paired queue pair sends fails later.
+    /// Publishes the state to the client library and flushes requests that a client posted before it
+    /// saw the new state. Sends of a paired queue pair fail later.
     fn publish_state(&mut self, now: Instant, slot: QpSlot) {
         self.write_state(slot);
         let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
@@ -467,7 +468,7 @@ impl Worker {
         }
     }
 
-    /// Flushes what is posted to a queue pair without a stream.
+    /// Flushes the requests posted to a queue pair without a stream.
     fn flush_posted(&mut self, slot: QpSlot) {
         let flushed = self.with_queue_pair(slot, |protocol, view| {
             let was_quiet = is_quiet(protocol);
@@ -481,7 +482,7 @@ impl Worker {
         if flushed.is_some_and(|(_, has_failed)| has_failed) {
             self.post_last_wqe(slot);
         }
-        // After a clean close, what was flushed has led from IDLE to ERROR.
+        // After a clean close, the flush moves the queue pair from IDLE to ERROR.
         self.write_state(slot);
     }
 
@@ -493,7 +494,7 @@ impl Worker {
         let state = match protocol.state() {
             RdmapState::Idle => control::QpState::Idle,
             RdmapState::Rts => control::QpState::Rts,
-            // Its consumer learns by the next send that there is nobody any more.
+            // The consumer learns from its next send that the peer has left.
             RdmapState::Closing if protocol.is_paired() => control::QpState::Rts,
             RdmapState::Closing => control::QpState::Closing,
             RdmapState::Terminate => control::QpState::Terminate,

@@ -21,16 +21,16 @@ use crate::datapath::port::WorkerPortConfig;
 use crate::datapath::rx_frame::TcpByteStream;
 use crate::ids::CmListenerId;
 
-/// How connections of one device are set up, and what is listened for on its port.
+/// MPA settings and listeners of one device's port.
 pub(super) struct PortListeners {
     /// The device's settings.
     pub(super) mpa: MpaConfig,
     accept_timeout: Duration,
-    /// TCP's listeners by the daemon's numbers.
+    /// TCP listeners by the daemon's listener numbers.
     listeners: Vec<(CmListenerId, ListenerId)>,
-    /// Whose they are (uid).
+    /// User (uid) of each listener.
     users: HashMap<CmListenerId, u32>,
-    /// Of listeners that differ from the device.
+    /// Settings of listeners that differ from the device's.
     own_settings: HashMap<CmListenerId, ListenerSettings>,
 }
 
@@ -54,7 +54,7 @@ impl PortListeners {
     }
 }
 
-/// Gives a queue pair what its device's or listener's settings say about its stream.
+/// Applies the stream settings of a device or listener to a queue pair.
 pub(super) fn apply_mpa_config(protocol: &mut QueuePair, config: &MpaConfig) {
     protocol.set_out_of_order(config.out_of_order);
     protocol.set_terminate_bit_order(config.terminate_bit_order);
@@ -64,10 +64,10 @@ pub(super) fn apply_mpa_config(protocol: &mut QueuePair, config: &MpaConfig) {
     }
 }
 
-/// What an application listens for.
+/// Parameters of a listener.
 pub(super) struct ListenRequest {
     pub(super) listener: CmListenerId,
-    /// Whose limit of connections that wait it counts for (uid).
+    /// User (uid) whose limit of pending connections applies.
     pub(super) user: u32,
     pub(super) device: usize,
     pub(super) local: Option<IpAddr>,
@@ -109,7 +109,7 @@ impl Worker {
         }
     }
 
-    /// Ends what is listened for on one port.
+    /// Ends all listeners on one port.
     pub(super) fn stop_listening_on(&mut self, now: Instant, port: usize) {
         let own = &mut self.port_listeners[port];
         own.own_settings.clear();
@@ -119,12 +119,12 @@ impl Worker {
         }
     }
 
-    /// Ends a listener; connections that no application has answered are reset, unless requests
-    /// are kept.
+    /// Ends a listener. Connections that no application has answered are reset, unless requests are
+    /// kept.
     pub(super) fn unlisten(&mut self, now: Instant, listener: CmListenerId, keep_requests: bool) {
         for (port, own) in self.ports.iter_mut().zip(&mut self.port_listeners) {
             let is_meant = |entry: &(CmListenerId, ListenerId)| entry.0 == listener;
-            // One for each address, if it is bound to those of one family.
+            // A listener that is bound to the addresses of one family has one entry per address.
             while let Some(index) = own.listeners.iter().position(is_meant) {
                 let (_, tcp_listener) = own.listeners.swap_remove(index);
                 port.stack.stop_listening(now, tcp_listener);
@@ -141,7 +141,7 @@ impl Worker {
         }
     }
 
-    /// A connection came to a listener.
+    /// Registers a new connection of a listener as pending.
     pub(super) fn on_accepted(
         &mut self,
         now: Instant,
@@ -153,7 +153,7 @@ impl Worker {
         if events.intersects(CONNECTION_ENDED) {
             return self.ports[port].stack.release(now, conn);
         }
-        // A listener that is gone has no user; its connections wait for nobody.
+        // A removed listener has no user; its connections are reset.
         let user = self.port_listeners[port].users.get(&listener).copied();
         let Some(user) = user.filter(|user| self.pending.has_room_for(*user)) else {
             self.ports[port].stack.abort(now, conn);
@@ -179,7 +179,7 @@ impl Worker {
         self.on_pending_event(now, port, conn, slot, events);
     }
 
-    /// Something happened to a connection that no queue pair has taken yet.
+    /// Handles events of a connection that no queue pair has taken yet.
     pub(super) fn on_pending_event(
         &mut self,
         now: Instant,
@@ -229,7 +229,7 @@ impl Worker {
         }
     }
 
-    /// From now on the application's answer is awaited.
+    /// Starts the wait for the application's answer.
     fn await_answer(
         &mut self,
         now: Instant,
@@ -245,7 +245,7 @@ impl Worker {
         Some((request_id, pending.listener))
     }
 
-    /// The peer or the application took too long.
+    /// Gives up a connection whose peer or application took too long.
     pub(super) fn on_pending_deadline(&mut self, now: Instant, slot: PendingSlot) {
         tracing::debug!("a connection was given up: no MPA request, or no answer to it");
         self.drop_pending(now, slot, true);
@@ -269,14 +269,14 @@ impl Worker {
         }
     }
 
-    /// The connection that the application means, unless it is gone.
+    /// Pending connection of `request`, if it still exists.
     fn find_pending(&mut self, request: RequestId) -> Option<&mut PendingConnection> {
         self.pending
             .get_mut(request.slot())
             .filter(|pending| pending.generation == request.generation())
     }
 
-    /// The application took the connection: the reply goes out, the queue pair runs.
+    /// Accepts a connection for the application: sends the reply and starts the queue pair.
     pub(super) fn accept_pending(
         &mut self,
         now: Instant,
@@ -324,7 +324,7 @@ impl Worker {
         }
     }
 
-    /// The application refused the connection.
+    /// Rejects a connection for the application.
     pub(super) fn reject_pending(&mut self, now: Instant, request: RequestId, private_data: &[u8]) {
         let Some(pending) = self.find_pending(request) else {
             return;

@@ -1,4 +1,4 @@
-//! How a listener sets up its connections, where it differs from its device.
+//! Settings of a listener for its connections, where they differ from its device's.
 
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ const RTR_READ: u8 = 4;
 /// The settings of one listener.
 pub(super) struct ListenerSettings {
     pub(super) mpa: MpaConfig,
-    /// How long the application has to answer a connection request.
+    /// Time for the application to answer a connection request.
     pub(super) accept_timeout: Duration,
 }
 
 impl ListenerSettings {
-    /// `mpa` and `accept_timeout` are the device's; numbers that `options` does not know leave them.
+    /// Applies `options` to the device's `mpa` and `accept_timeout`; unknown values change nothing.
     pub(super) fn new(
         mpa: &MpaConfig,
         accept_timeout: Duration,

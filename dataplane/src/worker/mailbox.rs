@@ -1,8 +1,8 @@
-//! The queues between a worker and the control thread, and how each wakes the other.
+//! The queues between a worker and the control thread, and the wake-ups of both.
 //!
-//! Both sides put their message into the queue first and look at the other's sleep flag then; the
-//! other announces its sleep first and looks at the queue once more (see `siw_shm::doorbell`). So no
-//! message waits for a sleeper.
+//! A sender puts its message into the queue first and then reads the receiver's sleep flag; a receiver
+//! announces its sleep first and then checks the queue once more (see `siw_shm::doorbell`). So no
+//! message waits for a sleeping receiver.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -19,22 +19,22 @@ pub struct Mailbox {
     pub commands: ArrayQueue<Command>,
     /// Worker to control thread.
     pub events: ArrayQueue<Event>,
-    /// Frames that other workers forward, and what wakes the worker.
+    /// Frames that other workers forward, and the worker's wake-up descriptor.
     pub inbox: Arc<WorkerInbox>,
     /// Wakes the control thread; shared by all workers.
     pub control_wake: Arc<OwnedFd>,
-    /// The control thread sleeps; else it looks at `events` by itself.
+    /// Set while the control thread sleeps; while it is awake, it polls `events`.
     pub control_asleep: Arc<SleepFlag>,
 }
 
 impl Mailbox {
-    /// After something was put into one of the worker's queues.
+    /// Wakes the worker after something was put into one of its queues.
     #[inline]
     pub fn wake_worker(&self) {
         self.inbox.wake_if_asleep();
     }
 
-    /// After events were put into the queue.
+    /// Wakes the control thread after events were put into the queue.
     pub(super) fn wake_control(&self) {
         if self.control_asleep.must_wake() {
             let _ = nix::unistd::write(&*self.control_wake, &1u64.to_ne_bytes());

@@ -1,4 +1,4 @@
-//! What the control thread and the workers say to each other, through bounded queues.
+//! Messages between the control thread and the workers, exchanged through bounded queues.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -15,7 +15,7 @@ use super::shared_receive_queues::WorkerSrq;
 use crate::ids::{ClientId, CmListenerId, CommandToken, CqId, Qpn, SrqId};
 use crate::netlink::KernelNeighbour;
 
-/// Bits of a generation in a [`RequestId`]: above the slot, below the worker.
+/// Mask of the generation in a [`RequestId`]; the worker lies above it, the slot below.
 pub(super) const GENERATION_MASK: u32 = 0xFF_FFFF;
 
 /// A connection request at a listener: worker, slot, generation.
@@ -48,23 +48,24 @@ pub struct QpSetup {
     pub client: ClientId,
     /// The client's user (uid).
     pub user: u32,
-    /// What it was created with.
+    /// Attributes at creation.
     pub attr: QpInitAttr,
     /// The worker's end of the send queue.
     pub sq: SqConsumer,
     /// The worker's end of the receive queue.
     pub rq: RqConsumer,
-    /// Where send work requests complete.
+    /// Completion queue of send work requests.
     pub send_cq: CqId,
-    /// Where receive work requests complete.
+    /// Completion queue of receive work requests.
     pub recv_cq: CqId,
     /// Shared receive queue instead of its own.
     pub srq: Option<SrqId>,
-    /// Of it: how many requests the queue pair may hold, 0 for no bound.
+    /// Requests of the shared receive queue that the queue pair may hold; 0 for no bound.
     pub srq_share: u32,
-    /// It is connected without rdma_cm.
+    /// Connected without rdma_cm.
     pub is_paired: bool,
-    /// A message without a receive work request waits for one, also where the device does not say so.
+    /// A message without a receive work request waits for one, even if the device's settings do not
+    /// ask for it.
     pub waits_for_receives: bool,
 }
 
@@ -77,27 +78,27 @@ pub struct ConnectParams {
     pub local: Option<IpAddr>,
     /// The source port; drawn when absent.
     pub local_port: Option<u16>,
-    /// Where to.
+    /// Destination.
     pub remote: SocketAddr,
     /// Private data of the MPA request.
     pub private_data: Vec<u8>,
-    /// Inbound RDMA Reads that the queue pair takes at once.
+    /// Maximum concurrent inbound RDMA Reads.
     pub ird: u16,
-    /// RDMA Reads that it may have outstanding.
+    /// Maximum outstanding RDMA Reads.
     pub ord: u16,
-    /// The consumer's own choice of CRCs; the device's setting when absent.
+    /// The consumer's choice of CRCs; the device's setting when absent.
     pub crc: Option<bool>,
-    /// The consumer's own choice of the MPA revision; the device's setting when absent.
+    /// The consumer's choice of the MPA revision; the device's setting when absent.
     pub revision: Option<u8>,
-    /// For the whole set-up, from the start of the TCP connection to the MPA reply.
+    /// Time-out of the whole set-up, from the start of the TCP connection to the MPA reply.
     pub timeout_ms: Option<u32>,
-    /// How often it is tried again where nobody listens.
+    /// Number of retries if the peer has no listener.
     pub refusals: u8,
 }
 
 /// Control thread to worker. Executed in order.
 pub enum Command {
-    /// A client may have queue pairs here from now on.
+    /// Allows a client to have queue pairs in this worker.
     AddClient {
         /// Its number.
         client: ClientId,
@@ -108,19 +109,19 @@ pub enum Command {
         /// Written by the client when the worker sleeps.
         wake: Arc<OwnedFd>,
     },
-    /// Ends everything of a client: its connections are reset.
+    /// Removes a client and its queue pairs; resets its connections.
     RemoveClient {
         /// Its number.
         client: ClientId,
     },
-    /// A completion queue that queue pairs of this worker complete to.
+    /// Adds a completion queue that queue pairs of this worker complete to.
     AddCq(Box<WorkerCq>),
     /// Forgets a completion queue.
     RemoveCq {
         /// Its number.
         cq: CqId,
     },
-    /// Completions go to other memory from now on.
+    /// Directs completions to a new ring from now on.
     ResizeCq {
         /// The queue.
         cq: CqId,
@@ -139,14 +140,14 @@ pub enum Command {
         /// The queue.
         cq: CqId,
     },
-    /// A shared receive queue that queue pairs of this worker take requests from.
+    /// Adds a shared receive queue from which queue pairs of this worker take requests.
     AddSrq(Box<WorkerSrq>),
     /// Forgets a shared receive queue.
     RemoveSrq {
         /// Its number.
         srq: SrqId,
     },
-    /// A resize put a new ring behind the old one.
+    /// Reports that a resize appended a new ring to the old one.
     SettleSrq {
         /// The queue.
         srq: SrqId,
@@ -155,10 +156,10 @@ pub enum Command {
     Connect {
         /// The queue pair.
         setup: Box<QpSetup>,
-        /// Where to, and how.
+        /// Destination and options.
         params: Box<ConnectParams>,
     },
-    /// The application takes a connection; answered as [`Command::Connect`].
+    /// Accepts a connection for the application; answered like [`Command::Connect`].
     Accept {
         /// The queue pair that the connection is for.
         setup: Box<QpSetup>,
@@ -166,12 +167,12 @@ pub enum Command {
         request: RequestId,
         /// Private data of the MPA reply.
         private_data: Vec<u8>,
-        /// Inbound RDMA Reads that the queue pair takes at once.
+        /// Maximum concurrent inbound RDMA Reads.
         ird: u16,
-        /// RDMA Reads that it may have outstanding.
+        /// Maximum outstanding RDMA Reads.
         ord: u16,
     },
-    /// The application refuses a connection.
+    /// Rejects a connection for the application.
     Reject {
         /// The connection.
         request: RequestId,
@@ -199,8 +200,8 @@ pub enum Command {
     Unlisten {
         /// Its number.
         listener: CmListenerId,
-        /// Requests that its application has taken live on; else they are reset, as are
-        /// connections without a request in any case.
+        /// Keeps connection requests that were reported to the application; otherwise they are reset.
+        /// Connections without a request are reset in any case.
         keep_requests: bool,
     },
     /// Closes a queue pair's connection gracefully.
@@ -208,28 +209,27 @@ pub enum Command {
         /// The queue pair.
         qpn: Qpn,
     },
-    /// A queue pair without a connection whose queues are to be flushed.
+    /// Installs a queue pair without a connection, whose queues are to be flushed.
     InstallQp {
         /// The queue pair.
         setup: Box<QpSetup>,
     },
-    /// Moves a queue pair to another state, or nowhere; answered with [`Event::QpInfo`].
+    /// Moves a queue pair to another state, or only queries it; answered with [`Event::QpInfo`].
     Modify {
         /// The queue pair.
         qpn: Qpn,
-        /// Where to; `None` asks only.
+        /// Target; `None` only queries.
         to: Option<ModifyTarget>,
         /// Comes back with the answer.
         token: CommandToken,
     },
-    /// Takes a queue pair out when its last bytes are acknowledged, or soon; answered with
-    /// [`Event::QpDestroyed`].
+    /// Removes a queue pair when its last bytes are acknowledged or a short grace period has passed;
+    /// answered with [`Event::QpDestroyed`].
     DestroyQp {
         /// The queue pair.
         qpn: Qpn,
     },
-    /// Takes a queue pair out at once, its connection is reset; answered with
-    /// [`Event::QpDestroyed`].
+    /// Removes a queue pair at once and resets its connection; answered with [`Event::QpDestroyed`].
     ResetQp {
         /// The queue pair.
         qpn: Qpn,
@@ -239,24 +239,24 @@ pub enum Command {
         /// Comes back with the answer.
         token: CommandToken,
     },
-    /// Answered with [`Event::BarrierReached`] when no port holds a frame any more that refers to
-    /// the memory as of now.
+    /// Answered with [`Event::BarrierReached`] when no port holds a frame that refers to memory of
+    /// `regions`.
     AwaitFrames {
         /// Comes back with the answer.
         token: CommandToken,
-        /// Memory that nothing refers to anew: its keys are gone, or its queue pairs.
+        /// Memory that gets no new references: its keys or its queue pairs were removed.
         regions: Arc<[Arc<SharedMemory>]>,
         /// Workers that have not answered yet.
         unanswered: Arc<AtomicUsize>,
     },
-    /// Routes of the kernel through a device that it shares, in place of those before.
+    /// Replaces the kernel's routes through a device that is shared with it.
     LearnRoutes {
         /// The device's place in the configuration.
         device: usize,
         /// The routes.
         routes: Arc<siw_tcp::LearnedRoutes>,
     },
-    /// What the kernel knows of a neighbour on a device that it shares.
+    /// Reports the kernel's state of a neighbour on a device that is shared with it.
     LearnNeighbour {
         /// The device's place in the configuration.
         device: usize,
@@ -268,47 +268,47 @@ pub enum Command {
         /// Comes back with the answer.
         token: CommandToken,
     },
-    /// The device is gone: its connections end, and the worker gives its queues of the port back;
+    /// Removes a device: its connections end, and the worker gives its queues of the port back;
     /// answered with [`Event::PortRemoved`].
     RemovePort {
         /// The device's place in the configuration.
         device: usize,
     },
-    /// Close all connections and end the thread.
+    /// Closes all connections and ends the thread.
     Stop,
 }
 
-/// Where a consumer moves a queue pair that a worker has.
+/// Target of a state change that a consumer requests for a queue pair of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ModifyTarget {
     /// From SQD back to RTS.
     ReadyToSend,
     /// SQD: no further send work request starts.
     SendQueueDrain,
-    /// As a disconnect.
+    /// Like a disconnect.
     Closing,
     /// A Terminate goes out, then the connection closes.
     Terminate,
     /// ERROR: everything is flushed, the connection is reset.
     Error,
-    /// Not elsewhere, but from now on its peer may not do this.
+    /// No other state: denies the peer this access from now on.
     DenyAccess(Access),
 }
 
-/// What a worker knows of a queue pair.
+/// State and attributes of a queue pair, as reported by its worker.
 #[derive(Debug, Clone)]
 pub struct QpInfo {
     /// The state in the consumer's terms.
     pub state: siw_shm::control::QpState,
-    /// In SQD: nothing that was started is left.
+    /// In SQD: every work request that had started is complete.
     pub drained: bool,
-    /// Inbound RDMA Reads that the queue pair takes at once.
+    /// Maximum concurrent inbound RDMA Reads.
     pub ird: u16,
-    /// RDMA Reads that it may have outstanding.
+    /// Maximum outstanding RDMA Reads.
     pub ord: u16,
     /// Largest ULPDU of an FPDU as of now, bytes (RFC 5044 section 4.1).
     pub mulpdu: u16,
-    /// Why the queue pair is not where it was asked to go.
+    /// Why the requested change was refused.
     pub refused: Option<&'static str>,
 }
 
@@ -325,10 +325,10 @@ impl Default for QpInfo {
     }
 }
 
-/// Why a connection did not come about.
+/// Why a connection set-up failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConnectFailure {
-    /// The responder's application said no, with this private data.
+    /// The responder's application rejected the connection, with this private data.
     Rejected(Vec<u8>),
     /// The peer's TCP sent RST in answer to SYN.
     Refused,
@@ -342,7 +342,7 @@ pub enum ConnectFailure {
     Protocol(String),
     /// TCP had no port, route or room.
     Local(String),
-    /// The client or its user has too much of something that others need too.
+    /// The client or its user exceeds a quota of a shared resource.
     OverQuota(String),
 }
 
@@ -353,7 +353,7 @@ pub enum DisconnectReason {
     Reset,
     /// The peer stopped answering, or the close took too long.
     TimedOut,
-    /// The peer found an error, with its layer, type and code.
+    /// The peer reported an error, with its layer, type and code.
     TerminateReceived(siw_iwarp::TerminateCode),
     /// This side found an error.
     TerminateSent(siw_iwarp::TerminateCode),
@@ -361,7 +361,7 @@ pub enum DisconnectReason {
 
 /// Worker to control thread.
 pub enum Event {
-    /// A peer wants a connection: the application is asked, and answers by [`Command::Accept`] or
+    /// A peer requests a connection; the application answers with [`Command::Accept`] or
     /// [`Command::Reject`].
     ConnectRequest {
         /// Names the connection in the answer.
@@ -374,12 +374,12 @@ pub enum Event {
         remote: SocketAddr,
         /// Private data of the MPA request.
         private_data: Vec<u8>,
-        /// The peer's IRD, if its request says it (RFC 6581).
+        /// The peer's IRD, if its request contains it (RFC 6581).
         peer_ird: Option<u16>,
         /// The peer's ORD, likewise.
         peer_ord: Option<u16>,
     },
-    /// The peer gave up before the application answered.
+    /// A connection request ended before the application answered.
     RequestGone {
         /// The connection.
         request: RequestId,
@@ -388,7 +388,7 @@ pub enum Event {
     Established {
         /// The queue pair.
         qpn: Qpn,
-        /// What MPA agreed on.
+        /// Parameters that MPA negotiated.
         negotiated: NegotiatedParameters,
         /// Private data of the MPA reply, at the initiator.
         private_data: Vec<u8>,
@@ -397,7 +397,7 @@ pub enum Event {
         /// The peer's.
         remote: SocketAddr,
     },
-    /// A set-up failed: the worker does not have the queue pair any more.
+    /// A set-up failed, and the worker has removed the queue pair.
     ConnectFailed {
         /// The queue pair.
         qpn: Qpn,
@@ -408,34 +408,34 @@ pub enum Event {
     Disconnected {
         /// The queue pair.
         qpn: Qpn,
-        /// Why, if not in order.
+        /// Reason, if the close was not orderly.
         failure: Option<DisconnectReason>,
     },
-    /// The worker does not have the queue pair any more.
+    /// The worker has removed the queue pair.
     QpDestroyed {
         /// The queue pair.
         qpn: Qpn,
-        /// Memory windows that may be bound to it, by the keys that they were allocated with.
+        /// Memory windows that may be bound to the queue pair, named by the keys of their allocation.
         windows: Vec<Stag>,
     },
     /// A port still holds frames some time after [`Command::AwaitFrames`];
     /// [`Event::BarrierReached`] comes when it has released them.
     FramesHeld {
-        /// The command's.
+        /// Token of the command.
         token: CommandToken,
     },
     /// The answer to [`Command::Modify`].
     QpInfo {
         /// The queue pair.
         qpn: Qpn,
-        /// The command's.
+        /// Token of the command.
         token: CommandToken,
         /// Its state and attributes.
         info: Box<QpInfo>,
     },
     /// An asynchronous event of a queue pair (ibv_get_async_event(3)).
     Async {
-        /// The client that hears of it.
+        /// Client that gets the event.
         client: ClientId,
         /// The queue pair.
         qpn: Qpn,
@@ -444,35 +444,35 @@ pub enum Event {
     },
     /// A completion ring was full: the queue is broken.
     CqOverflow {
-        /// The client that hears of it.
+        /// Client that gets the event.
         client: ClientId,
         /// The queue.
         cq: CqId,
     },
     /// The requests in a shared receive queue fell below its limit.
     SrqLimit {
-        /// The client that hears of it.
+        /// Client that gets the event.
         client: ClientId,
         /// The queue.
         srq: SrqId,
     },
-    /// The queue pair takes nothing more from its shared receive queue.
+    /// The queue pair takes no more requests from its shared receive queue.
     LastWqe {
-        /// The client that hears of it.
+        /// Client that gets the event.
         client: ClientId,
         /// The queue pair.
         qpn: Qpn,
     },
     /// A work request could not be executed.
     BadRequest {
-        /// The client that hears of it.
+        /// Client that gets the event.
         client: ClientId,
         /// The queue pair.
         qpn: Qpn,
-        /// What is wrong with it.
+        /// Description of the error.
         reason: String,
     },
-    /// A ring holds what no client library writes: the client is closed.
+    /// A ring has contents that no client library writes; the client is closed.
     ClientFault {
         /// The client.
         client: ClientId,
@@ -491,7 +491,7 @@ pub enum Event {
     BarrierReached {
         /// The worker.
         worker: usize,
-        /// The command's.
+        /// Token of the command.
         token: CommandToken,
     },
     /// The answer to [`Command::RemovePort`].
@@ -503,12 +503,12 @@ pub enum Event {
     Stats {
         /// The worker.
         worker: usize,
-        /// The command's.
+        /// Token of the command.
         token: CommandToken,
         /// Its counters.
         stats: Box<WorkerStats>,
     },
-    /// The thread ends.
+    /// The worker's thread ends.
     Stopped {
         /// The worker.
         worker: usize,
@@ -522,15 +522,15 @@ pub struct PortStats {
     pub device: usize,
     /// Frames from the port.
     pub frames_received: u64,
-    /// Frames that the port took.
+    /// Frames that the port accepted.
     pub frames_sent: u64,
-    /// Frames with more segments than the port takes, which were copied into one.
+    /// Frames copied into one segment because they had more segments than the port supports.
     pub frames_linearized: u64,
-    /// Frames that the port can never send, and that were dropped.
+    /// Frames dropped because the port can never send them.
     pub frames_refused: u64,
     /// Frames that the kernel sent through the port.
     pub host_frames_sent: u64,
-    /// Frames between the port and the kernel, in either direction, for which there was no room.
+    /// Frames between port and kernel, in either direction, dropped for lack of room.
     pub host_frames_dropped: u64,
     /// TCP's counters.
     pub tcp: siw_tcp::StackStats,
@@ -547,47 +547,47 @@ impl PortStats {
     }
 }
 
-/// Cache lines that applications and a worker hand each other through the queues, one way each time:
-/// what the queues need, which the CPUs may exceed.
+/// Cache-line transfers between applications and a worker through the queues, counted per direction.
+/// These are the transfers that the queues require; the CPUs may make more.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SharedLines {
-    /// Slots of requests that the worker read.
+    /// Request slots that the worker read.
     pub request_slots: u64,
-    /// How often it read them, one or many at once: the words of the queue's header pass, one line each
-    /// way.
+    /// Reads of request rings, each of one or several requests: each transfers the words of the
+    /// queue's header, one line in each direction.
     pub request_batches: u64,
-    /// Doorbells that it took: the pending word is on the line of the queue's header.
+    /// Doorbells that the worker took: the pending word is on the line of the queue's header.
     pub doorbells: u64,
-    /// Entries that it wrote to completion queues.
+    /// Entries that the worker wrote to completion queues.
     pub completions: u64,
 }
 
 /// Counters of one worker.
 #[derive(Debug, Default, Clone)]
 pub struct WorkerStats {
-    /// Queue pairs that it has.
+    /// Queue pairs in the worker.
     pub queue_pairs: usize,
-    /// Batches that it ran.
+    /// Batches that the worker ran.
     pub iterations: u64,
-    /// How often it slept.
+    /// Number of times the worker slept.
     pub sleeps: u64,
-    /// The core that it runs on.
+    /// Core that the worker runs on.
     pub core: usize,
-    /// Nanoseconds that its thread has run.
+    /// CPU time of the worker's thread, nanoseconds.
     pub cpu_ns: u64,
-    /// What applications and this worker handed each other.
+    /// Cache-line transfers between applications and this worker.
     pub shared_lines: SharedLines,
     /// Frames from and to other workers.
     pub forward: crate::datapath::forward::ForwardStats,
-    /// FPDUs whose payload was placed before a hole in front of them was filled.
+    /// FPDUs placed while a gap in front of them was open.
     pub placed_out_of_order: u64,
-    /// Messages that had to wait for a receive work request.
+    /// Messages that waited for a receive work request.
     pub receive_waits: u64,
-    /// Those that waited longer than `receive_wait_ms`.
+    /// Messages that waited longer than `receive_wait_ms`.
     pub receive_wait_timeouts: u64,
-    /// Of each device.
+    /// Counters of each device's port.
     pub devices: Vec<PortStats>,
-    /// Packet buffers that are free.
+    /// Free packet buffers.
     pub buffers_free: u32,
     /// Packet buffers of all workers.
     pub buffers: u32,

@@ -10,26 +10,27 @@
 //!                                                    |
 //!  tx_burst <- PortSink <- Stack::flush/poll <- push_records <- QueuePair::next_records
 //! ```
-//! `Worker::run_batch` is one batch: the clock is read once, nothing is scanned, nothing is
-//! allocated in steady state. Its steps, and where they are:
+//! `Worker::run_batch` is one batch. It reads the clock once, scans nothing, and allocates nothing in
+//! steady state. Its steps, and where they are:
 //!
-//! | file | what |
+//! | file | step |
 //! |---|---|
-//! | `commands.rs` | what the control thread asks for (`messages.rs`, `mailbox.rs`) |
-//! | `receive.rs` | frames in: from TCP's events to the queue pairs |
-//! | `doorbells.rs`, `polled_queues.rs` | which queue pairs their clients have posted to |
-//! | `user_shares.rs` | what of a batch each user has |
-//! | `send.rs` | queue pairs hand FPDUs to TCP, TCP hands frames to the port (`fpdu_writer.rs`) |
-//! | `prefetch.rs` | what is prefetched while very many queue pairs have something to do |
-//! | `after_call.rs` | what a call into a queue pair left to do |
-//! | `completion_queues.rs` | completions and the events of completion channels |
-//! | `sleep.rs` | what wakes a worker that has nothing to do |
+//! | `commands.rs` | executes the control thread's commands (`messages.rs`, `mailbox.rs`) |
+//! | `receive.rs` | passes received frames on, from TCP's events to the queue pairs |
+//! | `doorbells.rs`, `polled_queues.rs` | find the queue pairs that clients have posted to |
+//! | `user_shares.rs` | divides a batch among users |
+//! | `send.rs` | passes FPDUs from queue pairs to TCP, and frames from TCP to the port (`fpdu_writer.rs`) |
+//! | `prefetch.rs` | prefetches state while very many queue pairs are ready |
+//! | `after_call.rs` | does the work left by a call into a queue pair |
+//! | `completion_queues.rs` | writes completions and the events of completion channels |
+//! | `sleep.rs` | puts an idle worker to sleep and defines its wake-up sources |
 //!
 //! Connections: `lifecycle.rs` is the state machine of a queue pair and its connection, with
-//! `deadlines.rs`; `connect.rs` and `listen.rs` set connections up on either side (the latter with
+//! `deadlines.rs`. `connect.rs` and `listen.rs` set connections up on either side (the latter with
 //! `listener_options.rs` and `pending_connections.rs`), `modify.rs` serves ibv_modify_qp(3),
-//! `destroy.rs` takes queue pairs out, `port_removal.rs` a device that is gone. What a queue pair consists of: `worker_qp.rs`, `qp_rings.rs`,
-//! and `context.rs` for what all of a worker share. Ports and their frames: [`crate::datapath`].
+//! `destroy.rs` removes queue pairs, and `port_removal.rs` a removed device. `worker_qp.rs` and
+//! `qp_rings.rs` define a queue pair's state, `context.rs` the state that all queue pairs of a worker
+//! share. Ports and their frames: [`crate::datapath`].
 
 mod after_call;
 mod awaited_frames;
@@ -99,7 +100,7 @@ use worker_qp::{QpSlot, QpTable};
 pub use lifecycle::PAIR_RETRIES;
 pub use mailbox::Mailbox;
 
-/// Batches between two returns of cached buffers to the pool, for the other workers.
+/// Batches between two returns of cached buffers to the pool, where other workers can use them.
 const CACHE_FLUSH_INTERVAL: u64 = 1024;
 
 /// Everything a worker thread is started with.
@@ -108,23 +109,23 @@ pub struct WorkerConfig {
     pub index: usize,
     /// The core that its thread is pinned to.
     pub core: usize,
-    /// Whether it may sleep.
+    /// Sleep policy.
     pub idle: IdlePolicy,
-    /// How long it spins without work before it sleeps.
+    /// Time without work before the worker sleeps; it spins until then.
     pub spin: std::time::Duration,
-    /// Its part of each device that it serves.
+    /// The worker's part of each device that it serves.
     pub ports: Vec<WorkerPortConfig>,
     /// Packet buffers of all workers.
     pub pool: dpdk::Mempool,
     /// The table of memory keys.
     pub keys: KeyReader,
-    /// Set while the worker sleeps; clients and other workers look at it.
+    /// Set while the worker sleeps; read by clients and other workers.
     pub sleeping: SleepFlag,
-    /// Connections of one user's listeners that may wait for an MPA request or an answer.
+    /// Maximum connections of one user's listeners that wait for an MPA request or an answer.
     pub max_pending_per_user: usize,
-    /// Its queues to and from the control thread.
+    /// Queues to and from the control thread.
     pub mailbox: Arc<Mailbox>,
-    /// The inboxes of all workers, this one's among them.
+    /// The inboxes of all workers, including this one.
     pub inboxes: Arc<[Arc<WorkerInbox>]>,
 }
 
@@ -133,34 +134,34 @@ pub struct Worker {
     index: usize,
     clock: TscClock,
     ports: Vec<WorkerPort<TxRecord>>,
-    /// What each of `ports` listens for.
+    /// Listeners on each of `ports`.
     port_listeners: Vec<PortListeners>,
     clients: Vec<WorkerClient>,
     queue_pairs: QpTable,
     pending: PendingConnections,
     context: WorkerContext,
     cache: MbufCache,
-    /// What users have in this batch: their doorbells, and queue pairs that may have something to
+    /// Share of each user in this batch: its doorbells, and its queue pairs that may have data to
     /// send.
     users: UserShares,
-    /// Where the next batch begins to look for doorbells.
+    /// Client at which the next batch starts to look for doorbells.
     first_client: usize,
     polled_queues: PolledQueues,
     /// Doorbells taken from all clients.
     doorbells_taken: u64,
     /// Queue pairs that wait for a port to release buffers.
     releasing: Vec<QpSlot>,
-    /// When to look again at the buffers that finished messages have left in ports.
+    /// Time of the next look at buffers that finished messages have left in ports.
     next_sweep: Instant,
-    /// Who waits for frames that refer to memory.
+    /// Waits for frames that refer to memory.
     awaited_frames: Vec<AwaitedFrames>,
-    /// FPDUs placed before their turn.
+    /// FPDUs placed out of order.
     placed_out_of_order: u64,
     receive_waits: ReceiveWaits,
     deadlines: Deadlines,
     mailbox: Arc<Mailbox>,
-    /// Events for the control thread: those of this batch, and those that the full mailbox did not
-    /// take.
+    /// Events for the control thread: those of this batch, and those that did not fit into the
+    /// mailbox.
     outgoing_events: VecDeque<Event>,
     forwarder: FrameForwarder,
     idle: Idle,
@@ -168,7 +169,7 @@ pub struct Worker {
     rx_batch: RxBatch,
     batches: u64,
     timer_hold: TimerHold,
-    /// The daemon stops: connections have until then to close.
+    /// Set while the daemon stops: deadline for connections to close.
     stopping: Option<Instant>,
     is_stopped: bool,
 }
@@ -177,7 +178,7 @@ impl Worker {
     /// Builds a worker on its own thread.
     ///
     /// # Errors
-    /// A device's stack refuses its configuration, or the descriptors to sleep on cannot be had.
+    /// A device's stack refuses its configuration, or a descriptor to sleep on cannot be created.
     pub fn new(config: WorkerConfig) -> Result<Worker, String> {
         let clock = TscClock::new();
         let now = clock.now();
@@ -277,7 +278,7 @@ impl BatchLoop for Worker {
         }
         if has_received {
             busy = true;
-            // While they are warm in the cache: what is sent now takes these buffers.
+            // Done while they are warm in the cache: frames sent next reuse these buffers.
             rx_frame::recycle_dropped_frames(&mut self.cache);
         }
         busy |= self.look_at_polled_queues();

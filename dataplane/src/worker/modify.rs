@@ -1,5 +1,5 @@
-//! State changes of queue pairs that their consumer asks for (ibv_modify_qp(3)), and the answer
-//! to ibv_query_qp(3): the worker alone knows the true state.
+//! State changes of queue pairs that their consumer requests (ibv_modify_qp(3)), and the answer to
+//! ibv_query_qp(3): only the worker knows the true state.
 
 use siw_iwarp::{DrainState, RdmapState, TerminateCode};
 use siw_shm::control;
@@ -11,7 +11,8 @@ use super::worker_qp::{QpSlot, WorkerQp};
 use crate::ids::{CommandToken, Qpn};
 
 impl Worker {
-    /// Answers with what became of the queue pair, and why not what was asked.
+    /// Executes a requested change, and answers with the queue pair's state and the reason of a
+    /// refusal.
     pub(super) fn modify_queue_pair(
         &mut self,
         now: Instant,
@@ -22,7 +23,7 @@ impl Worker {
         let found = self.queue_pairs.find(qpn);
         let refused = match (to, found) {
             (Some(to), Some(slot)) => self.move_to(now, slot, to).err(),
-            // Whoever installs it does so with the new rights.
+            // The queue pair will be installed with the new rights.
             (Some(ModifyTarget::DenyAccess(_)), None) => None,
             (Some(_), None) => Some("its connection failed just now"),
             (None, _) => None,
@@ -97,7 +98,7 @@ fn consumer_state(queue_pair: &WorkerQp) -> control::QpState {
         RdmapState::Rts if is_draining => control::QpState::Sqd,
         RdmapState::Rts if protocol.is_awaiting_first_fpdu() => control::QpState::Rtr,
         RdmapState::Rts => control::QpState::Rts,
-        // Its consumer learns by the next send that there is nobody any more.
+        // The consumer learns from its next send that the peer has left.
         RdmapState::Closing if protocol.is_paired() => control::QpState::Rts,
         RdmapState::Closing => control::QpState::Closing,
         RdmapState::Terminate => control::QpState::Terminate,

@@ -17,24 +17,25 @@ use siw_tcp::{ConnId, Instant};
 use super::messages::GENERATION_MASK;
 use crate::ids::CmListenerId;
 
-/// The place of a connection in [`PendingConnections`].
+/// Index of a connection in [`PendingConnections`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PendingSlot(pub(super) u32);
 
-/// What a pending connection awaits. Either has a deadline, at which the connection is reset.
+/// State of a pending connection. A state that awaits something has a deadline, at which the
+/// connection is reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PendingState {
-    /// The peer's MPA request.
+    /// Awaits the peer's MPA request.
     AwaitingRequest,
-    /// The application was asked: its answer.
+    /// Awaits the application's answer.
     AwaitingAnswer,
-    /// The application said no; nothing is awaited.
+    /// The application rejected the connection; nothing is awaited.
     Rejected,
 }
 
-/// One such connection.
+/// A connection without a queue pair.
 pub(super) struct PendingConnection {
-    /// The place of its device's port in the worker.
+    /// Index of its device's port in the worker.
     pub(super) port: usize,
     pub(super) conn: ConnId,
     pub(super) listener: CmListenerId,
@@ -48,18 +49,19 @@ pub(super) struct PendingConnection {
     pub(super) user: u32,
 }
 
-/// Those of one worker. Finding a slot costs the same however many are taken.
+/// Pending connections of one worker. The cost of finding a slot does not depend on their number.
 pub(super) struct PendingConnections {
     slots: Vec<Option<PendingConnection>>,
     free: Vec<u32>,
     generation: u32,
-    /// Connections by the users whose listeners they came to, where there are some.
+    /// Number of pending connections by the user whose listeners they came to; users without any are
+    /// absent.
     of_users: HashMap<u32, usize>,
     max_per_user: usize,
 }
 
 impl PendingConnections {
-    /// None yet; of each user at most so many.
+    /// Creates an empty table that admits at most `max_per_user` connections of each user.
     pub(super) fn new(max_per_user: usize) -> PendingConnections {
         PendingConnections {
             slots: Vec::new(),
@@ -70,8 +72,8 @@ impl PendingConnections {
         }
     }
 
-    /// Whether one more may come to a listener of this user. Each holds a place among the
-    /// connections of its device, which are everybody's.
+    /// Returns whether one more connection may come to a listener of this user. Each takes one of its
+    /// device's connections, which all users share.
     pub(super) fn has_room_for(&self, user: u32) -> bool {
         self.of_users.get(&user).copied().unwrap_or(0) < self.max_per_user
     }
@@ -93,7 +95,7 @@ impl PendingConnections {
         self.slots.get_mut(slot.0 as usize)?.as_mut()
     }
 
-    /// Takes the connection out.
+    /// Removes the connection.
     pub(super) fn take(&mut self, slot: PendingSlot) -> Option<PendingConnection> {
         let pending = self.slots.get_mut(slot.0 as usize)?.take()?;
         self.free.push(slot.0);
@@ -106,7 +108,7 @@ impl PendingConnections {
         Some(pending)
     }
 
-    /// Slots of those that `pick` picks. Control path only: it walks them all.
+    /// Slots of the connections that `pick` selects. Control path only: scans all slots.
     pub(super) fn select(&self, pick: impl Fn(&PendingConnection) -> bool) -> Vec<PendingSlot> {
         let indices = 0..self.slots.len() as u32;
         indices

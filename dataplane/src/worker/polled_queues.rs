@@ -1,25 +1,26 @@
-//! Send queues that were posted to a moment ago: the worker looks at them in each batch, as Linux polls a
-//! network device whose interrupt it has turned off (NAPI), and their clients ring no doorbells meanwhile.
+//! Polling of recently used send queues: the worker checks them in each batch, as Linux polls a
+//! network device whose interrupt it has turned off (NAPI), and their clients ring no doorbells
+//! meanwhile.
 //!
-//! What tells the client is the pending word: it stays set while its queue is polled, as if the doorbell
-//! were not taken yet. The word is cleared before the worker stops looking, and the queue looked at once
-//! more: who posts after that look rings.
+//! The pending word shows this to the client: it stays set while its queue is polled, as if the
+//! doorbell had not been taken yet. To stop, the worker clears the word and then checks the queue once
+//! more; a client that posts after that check rings.
 
 use super::Worker;
 use super::worker_qp::{QpSlot, WorkerQp};
 
-/// Queues that are polled at a time. Others ring.
+/// Maximum number of queues polled at a time. Clients of other queues ring doorbells.
 const MAX_POLLED: usize = 8;
-/// Looks in vain after which a queue is not polled any more.
+/// Consecutive empty polls after which a queue is no longer polled.
 const LOOKS_IN_VAIN: u32 = 256;
 
 /// One polled send queue.
 #[derive(Debug, Clone, Copy)]
 struct PolledQueue {
     slot: QpSlot,
-    /// The producer index at the last look.
+    /// Producer index at the last poll.
     seen: u32,
-    /// Looks since it changed.
+    /// Polls since the index changed.
     in_vain: u32,
 }
 
@@ -28,11 +29,11 @@ struct PolledQueue {
 pub(super) struct PolledQueues(Vec<PolledQueue>);
 
 impl PolledQueues {
-    /// The client has rung for this queue: polls it from now on, or has the client ring again.
+    /// Handles a doorbell: polls the queue from now on, or lets the client ring again.
     #[inline]
     pub(super) fn on_doorbell(&mut self, slot: QpSlot, queue_pair: &mut WorkerQp) {
         queue_pair.rings.sq.prefetch_next();
-        // A client may ring without need.
+        // A client may ring for a polled queue, though it need not.
         if queue_pair.is_polled {
             return;
         }
@@ -48,14 +49,14 @@ impl PolledQueues {
         }
     }
 
-    /// The queue pair is taken out of its worker.
+    /// Removes a queue pair that is removed from its worker.
     pub(super) fn remove(&mut self, slot: QpSlot) {
         self.0.retain(|polled| polled.slot != slot);
     }
 }
 
 impl Worker {
-    /// Looks at the polled queues. True when something was posted to one.
+    /// Polls the queues. Returns true if a request was posted to one.
     #[inline]
     pub(super) fn look_at_polled_queues(&mut self) -> bool {
         let mut any = false;
@@ -85,13 +86,13 @@ impl Worker {
         any
     }
 
-    /// The worker is about to sleep: clients have to ring from now on. What they posted before has its
-    /// queue pair ready.
+    /// Stops polling before the worker sleeps: clients have to ring from now on. Marks the queue pairs
+    /// with requests posted before as ready.
     pub(super) fn stop_polling_queues(&mut self) {
         for polled in std::mem::take(&mut self.polled_queues).0 {
             if let Some(queue_pair) = self.queue_pairs.get_mut(polled.slot) {
                 stop_polling(queue_pair);
-                // One that has failed has its receive queue flushed, too.
+                // A failed queue pair is marked, too, to have its receive queue flushed.
                 let is_streaming = queue_pair.is_streaming();
                 if queue_pair.rings.sq.producer_index() != polled.seen || !is_streaming {
                     self.mark_ready(polled.slot);
@@ -101,8 +102,8 @@ impl Worker {
     }
 }
 
-/// From now on the client has to ring. Whether it has posted since the last look is to be found out
-/// afterwards.
+/// Makes the client ring from now on. The caller has to check afterwards for requests posted since the
+/// last poll.
 #[inline]
 fn stop_polling(queue_pair: &mut WorkerQp) {
     queue_pair.is_polled = false;

@@ -1,4 +1,4 @@
-//! A device goes away while it is in use: its connections end, the worker goes on with the others.
+//! Removal of a device in use: its connections end, and the worker continues with the others.
 
 use siw_iwarp::CloseReason;
 use siw_tcp::Instant;
@@ -7,7 +7,7 @@ use super::Worker;
 use super::messages::{ConnectFailure, Event};
 
 impl Worker {
-    /// Ends the connections of a device that is gone and gives its queues back to the port.
+    /// Ends the connections of a removed device and gives its queues back to the port.
     pub(super) fn remove_port(&mut self, now: Instant, device: usize) {
         if let Some(port) = self.ports.iter().position(|port| port.device == device) {
             for slot in self.pending.select(|pending| pending.port == port) {
@@ -35,7 +35,7 @@ impl Worker {
             }
             self.ports[port].drop_queues();
         }
-        // Of what its driver still holds nothing comes back.
+        // Buffers that its driver still holds are lost.
         self.post_event(Event::PortRemoved { device });
     }
 }

@@ -1,20 +1,21 @@
-//! Prefetching while very many queue pairs have something to do: then nothing of the next one is in the
-//! cache, and several of them are fetched while one is worked on. With few there is nothing to gain.
+//! Prefetching while very many queue pairs are ready. Then the state of the next one is not in the
+//! cache, and the state of several is fetched while one is processed. With few there is nothing to
+//! gain.
 
 use super::Worker;
 use super::conn_owner::ConnOwner;
 use super::user_shares::UserSlot;
 
-/// Queue pairs that wait, above which it is worth while.
+/// Number of ready queue pairs from which prefetching pays.
 pub(super) const MANY: usize = 16;
-/// How many turns ahead a queue pair is fetched.
+/// Turns ahead at which a queue pair is prefetched.
 const QUEUE_PAIR_AHEAD: usize = 6;
-/// How many turns ahead what it points to is: its request, its connection.
+/// Turns ahead at which the data that it points to is prefetched: its request and its connection.
 const CONNECTION_AHEAD: usize = 3;
 
 impl Worker {
-    /// Before one of [`MANY`] ready queue pairs of the user and port has its turn, which is taken out of
-    /// the list already.
+    /// Prefetches for coming turns of a user and port with at least [`MANY`] ready queue pairs. The
+    /// current queue pair has been taken out of the list.
     #[inline]
     pub(super) fn prefetch_ready(&mut self, user: UserSlot, port: usize) {
         if let Some(slot) = self.users.peek_ready(user, port, QUEUE_PAIR_AHEAD) {
@@ -38,7 +39,7 @@ impl Worker {
         }
     }
 
-    /// Before an event of the port is acted on, which is taken out of the list already.
+    /// Prefetches for coming events of the port. The current event has been taken out of the list.
     #[inline]
     pub(super) fn prefetch_event(&self, port: usize) {
         let stack = &self.ports[port].stack;

@@ -1,4 +1,4 @@
-//! The rings of one queue pair in its worker, and what the client did wrong in them.
+//! The rings of one queue pair in its worker, and their misuse by the client.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use super::completion_queues::CqeId;
 use super::messages::QpSetup;
 use crate::ids::{CqId, Qpn, SrqId};
 
-/// The rings of a queue pair, and what went wrong in them.
+/// The rings of a queue pair and their state.
 pub struct QpRings {
     /// The queue pair's number.
     pub qpn: Qpn,
@@ -17,32 +17,32 @@ pub struct QpRings {
     pub sq: SqConsumer,
     /// The worker's end of the receive queue.
     pub rq: RqConsumer,
-    /// Where send work requests complete.
+    /// Completion queue of send work requests.
     pub send_cq: CqId,
-    /// Where receive work requests complete.
+    /// Completion queue of receive work requests.
     pub recv_cq: CqId,
     /// Shared receive queue instead of `rq`.
     pub srq: Option<SrqId>,
-    /// Requests of the shared receive queue that it may hold; 0: no bound.
+    /// Requests of the shared receive queue that the queue pair may hold; 0 for no bound.
     pub srq_share: u32,
-    /// Completions of such requests that the client may not have polled yet.
+    /// Completions of shared requests that the client may not have polled yet.
     pub held: VecDeque<CqeId>,
-    /// Nothing more is read from the send queue, because of what it held.
+    /// The send queue is not read any more because of its invalid contents.
     pub is_sq_broken: bool,
-    /// Nothing more is taken for the receiving side, likewise.
+    /// No receive work requests are taken any more because of invalid contents.
     pub is_rq_broken: bool,
-    /// In the list of queue pairs that wait for other workers to let go of a key.
+    /// In the list of queue pairs that wait until other workers no longer use a key.
     pub is_quiescing: bool,
-    /// In the list of queue pairs of which a message waits for a receive work request.
+    /// In the list of queue pairs with a message that waits for a receive work request.
     pub awaits_receive: bool,
-    /// What the client did wrong, until the worker has reported it.
+    /// Misuse by the client that the worker has not reported yet.
     pub misuse: Option<RingMisuse>,
-    /// Longest message whose payload is copied into frames, in bytes: longer ones are sent by reference;
-    /// set when it has a stream.
+    /// Longest message, in bytes, whose payload is copied into frames; longer ones are sent by
+    /// reference. Set when the stream starts.
     pub copied_up_to: u32,
     /// Referenced memory may be read after the acknowledgement.
     pub awaits_releases: bool,
-    /// A message waits for its release by the port: see [`QpEnv::is_released`].
+    /// A message waits until the port releases its memory: see [`QpEnv::is_released`].
     ///
     /// [`QpEnv::is_released`]: siw_iwarp::QpEnv::is_released
     pub is_awaiting_release: bool,
@@ -51,7 +51,7 @@ pub struct QpRings {
 }
 
 impl QpRings {
-    /// The rings that the control thread made.
+    /// Takes over the rings that the control thread created.
     pub fn new(setup: QpSetup) -> QpRings {
         QpRings {
             qpn: Qpn(setup.attr.qpn),
@@ -74,9 +74,9 @@ impl QpRings {
         }
     }
 
-    /// The consumer gives the queue pair up: nothing completes visibly any more, as after
-    /// ibv_destroy_qp(3). Flushed requests could otherwise overflow a queue that others share, and
-    /// reach the next owner of the number.
+    /// Suppresses all further completions of a queue pair that its consumer gives up, as after
+    /// ibv_destroy_qp(3). Flushed requests could otherwise overflow a queue that others share, or be
+    /// attributed to the next owner of the number.
     pub fn silence_completions(&mut self) {
         // Numbers of completion queues start at 1.
         const NO_QUEUE: CqId = CqId(0);
@@ -84,11 +84,11 @@ impl QpRings {
     }
 }
 
-/// What a client did to its rings.
+/// Misuse of a ring by its client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RingMisuse {
-    /// Indices that cannot be: the client is closed.
+    /// Invalid indices; the client is closed.
     InvalidIndex,
-    /// A work request that cannot be executed: its queue pair ends.
+    /// A work request that cannot be executed; its queue pair ends.
     BadRequest(String),
 }

@@ -1,5 +1,4 @@
-//! Frames in: a burst from a port goes through TCP, and what TCP reports of connections goes to the
-//! queue pairs.
+//! Receive path: a burst from a port goes through TCP, and TCP's events go to the queue pairs.
 //!
 //! ```text
 //! WorkerPort::receive -> Stack::next_event -> on_tcp_event -+- on_stream_event: a queue pair's stream
@@ -23,8 +22,8 @@ pub(super) const CONNECTION_ENDED: Events = Events::CLOSED
     .union(Events::UNREACHABLE);
 
 impl Worker {
-    /// Takes a burst from a port, the frames that other workers forwarded and the loopback frames,
-    /// and acts on what TCP makes of them. True when there was anything.
+    /// Takes a burst from a port, including frames forwarded by other workers and loopback frames, and
+    /// processes the resulting TCP events. Returns true if there was anything.
     #[inline]
     pub(super) fn receive(&mut self, now: Instant, port: usize) -> bool {
         let from = &mut self.ports[port];
@@ -32,7 +31,7 @@ impl Worker {
         (has_frames || from.stack.has_events()) && self.process_arrivals(now, port)
     }
 
-    /// The burst that was taken goes through TCP, and what TCP has to report to its owners.
+    /// Passes the burst to TCP, and TCP's events to the owners of the connections.
     #[inline(never)]
     fn process_arrivals(&mut self, now: Instant, port: usize) -> bool {
         let Worker {
@@ -56,7 +55,7 @@ impl Worker {
         any
     }
 
-    /// What happened to one connection, from TCP's list of connections with news.
+    /// Dispatches the events of one connection to its owner.
     #[inline]
     fn on_tcp_event(
         &mut self,
@@ -89,8 +88,9 @@ impl Worker {
         }
     }
 
-    /// The events that can be acted on now: while a delivery is delayed, or a message waits for a receive
-    /// work request, nothing behind it is received, and the end of the stream waits.
+    /// Returns the events that can be processed now. While a delivery is delayed, or a message waits
+    /// for a receive work request, nothing behind it is received, and the end of the stream is held
+    /// back.
     #[inline]
     fn hold_events(&mut self, slot: QpSlot, mut events: Events) -> Events {
         if !self.context.quiescing.is_empty() {
@@ -119,8 +119,8 @@ impl Worker {
         }
     }
 
-    /// Queue pairs whose completions wait until no other worker uses a key any more. Once a batch while
-    /// there are some: each batch of the others brings them further.
+    /// Polls queue pairs whose completions wait until no other worker uses a key. Called once per
+    /// batch while there are any; each batch of the other workers brings the wait closer to its end.
     #[cold]
     pub(super) fn poll_quiescing(&mut self, now: Instant) {
         for qpn in std::mem::take(&mut self.context.quiescing) {
@@ -149,7 +149,7 @@ impl Worker {
         }
     }
 
-    /// Something happened to the stream of a queue pair.
+    /// Handles events of a queue pair's stream.
     #[inline]
     pub(super) fn on_stream_event(
         &mut self,
@@ -172,7 +172,8 @@ impl Worker {
                 .protocol
                 .receive_in_order(&mut view, &mut TcpByteStream(rx_queue));
             drop(view);
-            // A responder may send from its first FPDU on: what was posted before waits.
+            // A responder may send once its first FPDU has arrived; requests posted earlier wait for
+            // it.
             if progress.first_fpdu || progress.has_output {
                 self.mark_ready(slot);
             }
@@ -223,7 +224,8 @@ impl Worker {
         self.after_call(now, slot);
     }
 
-    /// Messages whose last byte was acknowledged complete, unless a port still holds their memory.
+    /// Completes messages whose last byte was acknowledged, unless a port still refers to their
+    /// memory.
     #[inline]
     fn complete_acked(&mut self, port: usize, conn: ConnId, slot: QpSlot) {
         let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
@@ -241,7 +243,7 @@ impl Worker {
         protocol.complete_acked(&mut view);
     }
 
-    /// Segments arrived beyond a hole: what may be placed of them is placed now.
+    /// Places payload of segments that arrived beyond a gap, as far as it may be placed.
     #[cold]
     fn place_out_of_order(&mut self, port: usize, conn: ConnId, slot: QpSlot) {
         let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {

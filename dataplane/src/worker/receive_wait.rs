@@ -1,32 +1,32 @@
-//! Messages that wait for a receive work request, where the device's `receive_wait_ms` allows it: as
-//! programs for InfiniBand expect (its RNR), which there is no answer for in iWARP but to keep the
-//! stream. What has arrived stays in TCP's receive queue, whose window closes.
+//! Messages that wait for a receive work request, if the device's `receive_wait_ms` or the consumer
+//! asks for it. Programs for InfiniBand expect this (its RNR); the only way to do it in iWARP is to
+//! hold the stream. Received data stays in TCP's receive queue, whose window closes.
 //!
-//! Nobody rings a doorbell for a receive: a worker with such queue pairs looks again in each batch,
-//! and does not sleep for long.
+//! Posting a receive work request rings no doorbell: a worker with these queue pairs polls them in
+//! each batch, and does not sleep for long.
 
 use siw_tcp::{Events, Instant};
 
 use super::Worker;
 use super::worker_qp::QpSlot;
 
-/// Counts for statistics.
+/// Counters for statistics.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct ReceiveWaits {
     /// Messages that had to wait.
     pub(super) begun: u64,
-    /// Those that waited in vain.
+    /// Messages whose wait timed out.
     pub(super) timed_out: u64,
 }
 
-/// What waits behind a message: a reset does not.
+/// Events that are held back behind a waiting message. A reset is not.
 const HELD: Events = Events::CLOSED
     .union(Events::READABLE)
     .union(Events::OUT_OF_ORDER)
     .union(Events::PEER_FIN);
 
 impl Worker {
-    /// The events that can be acted on now.
+    /// Holds events back behind a waiting message, and returns those that can be processed now.
     #[cold]
     pub(super) fn hold_for_receive(&mut self, slot: QpSlot, events: Events) -> Events {
         match self.queue_pairs.get_mut(slot) {
@@ -38,8 +38,8 @@ impl Worker {
         }
     }
 
-    /// Has the queue pairs of waiting messages look again for a receive work request. True when one
-    /// went on.
+    /// Has the queue pairs of waiting messages check for a receive work request. Returns true if one
+    /// continued.
     #[cold]
     pub(super) fn poll_awaited_receives(&mut self, now: Instant) -> bool {
         let mut any = false;

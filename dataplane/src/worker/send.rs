@@ -1,5 +1,5 @@
-//! Frames out: ready queue pairs hand FPDUs to TCP as far as the windows allow, and TCP hands frames
-//! to the port.
+//! Transmit path: ready queue pairs hand FPDUs to TCP as far as the windows allow, and TCP hands
+//! frames to the port.
 
 use std::time::Duration;
 
@@ -12,25 +12,27 @@ use super::prefetch::MANY;
 use super::user_shares::UserSlot;
 use super::worker_qp::QpSlot;
 
-/// FPDUs that one queue pair may queue in one batch; then the next has its turn.
+/// FPDUs that one queue pair may queue in one batch before the next one has its turn.
 const FPDUS_PER_BATCH: u32 = 64;
 /// Queue pairs of one user and port that have their turn in one batch; the others wait for the next one.
 const TURNS_PER_BATCH: usize = 256;
-/// The same of a port that has no room for all that is due: work requests are better left where they are
-/// than queued in TCP, whose state of them is cold in the cache when there is room.
+/// Turns per batch on a port that has no room for everything due. Work requests are better left in
+/// their rings than queued in TCP, whose state for them would be cold in the cache by the time there
+/// is room.
 const TURNS_WHEN_FULL: usize = 4;
-/// Frames that more queue pairs than this of one user and port make in one batch. All of them could make more,
-/// but what they have touched shall still be in the cache when the acknowledgements arrive.
+/// Limit of frames per batch if more queue pairs than this of one user and port are ready. They could
+/// send more, but the state that they touch should still be in the cache when the acknowledgements
+/// arrive.
 const FRAMES_OF_MANY: usize = 48;
-/// Queue pairs of one user and port without a stream whose rings are flushed in one batch, each with a budget
-/// of its own.
+/// Queue pairs of one user and port without a stream whose rings are flushed in one batch, each with
+/// its own budget.
 const FLUSHES_PER_BATCH: u32 = 8;
 
-/// Between two looks at the buffers that finished messages have left in ports.
+/// Interval between sweeps of buffers that finished messages have left in ports.
 pub(super) const SWEEP_INTERVAL: Duration = Duration::from_millis(10);
 
 impl Worker {
-    /// The queue pair may have something to send.
+    /// Marks a queue pair that may have data to send.
     #[inline]
     pub(super) fn mark_ready(&mut self, slot: QpSlot) {
         if let Some(queue_pair) = self.queue_pairs.get_mut(slot)
@@ -42,7 +44,7 @@ impl Worker {
         }
     }
 
-    /// Lets the ready queue pairs of every user send their shares. True when there were any.
+    /// Gives the ready queue pairs of every user their turns. Returns true if there were any.
     #[inline]
     pub(super) fn send_from_ready(&mut self, now: Instant) -> bool {
         if self.users.is_idle() {
@@ -65,8 +67,8 @@ impl Worker {
         true
     }
 
-    /// Lets up to `count` queue pairs of a user and port have their turn: those that become ready meanwhile
-    /// wait for the next batch. If the port had no room for them all: how many had their turn.
+    /// Gives up to `count` queue pairs of a user and port their turn; those that become ready
+    /// meanwhile wait for the next batch. Returns the number of turns if the port had no room for all.
     #[inline]
     fn send_from_ready_of(
         &mut self,
@@ -113,7 +115,7 @@ impl Worker {
         None
     }
 
-    /// Queues records as far as TCP has room, and sends. True when more could follow at once.
+    /// Queues records as far as TCP has room, and sends them. Returns true if more can follow at once.
     #[inline]
     fn send_from(&mut self, now: Instant, slot: QpSlot) -> bool {
         let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
@@ -141,10 +143,10 @@ impl Worker {
         has_more
     }
 
-    /// Queues bytes outside of FPDUs, an MPA frame: they are never cut by the send window.
+    /// Queues bytes outside of FPDUs (an MPA frame); the send window never cuts them.
     pub(super) fn queue_stream_bytes(&mut self, port: usize, conn: ConnId, bytes: Box<[u8]>) {
         let len = bytes.len() as u32;
-        // Refused only by a connection that is over.
+        // Fails only on a connection that has ended.
         let stack = &mut self.ports[port].stack;
         let _ = stack.push_record(conn, len, TxRecord::Stream(bytes), true);
     }
@@ -156,7 +158,7 @@ impl Worker {
         self.ports[port].flush_connection(now, conn, &mut self.cache, writer, wall_time);
     }
 
-    /// Acknowledgements, timers and retransmissions of one stack; then the burst.
+    /// Runs acknowledgements, timers and retransmissions of one stack, then sends the burst.
     #[inline]
     pub(super) fn poll_port(&mut self, now: Instant, port: usize, run_timers: bool) -> bool {
         let port = &mut self.ports[port];
@@ -168,8 +170,8 @@ impl Worker {
         port.poll_stack(now, run_timers, &mut self.cache, writer, wall_time)
     }
 
-    /// TCP probes a narrow path with one FPDU that is longer than a segment (RFC 8899): if the next
-    /// one can be. It waits for the window in TCP's queue.
+    /// Queues an FPDU longer than a segment, with which TCP probes the path MTU (RFC 8899), if the
+    /// next FPDU can be that long. It waits in TCP's queue for the window.
     #[cold]
     pub(super) fn queue_mtu_probe(&mut self, port: usize, conn: ConnId, slot: QpSlot) {
         let stack = &mut self.ports[port].stack;
@@ -187,14 +189,14 @@ impl Worker {
             let push = fpdu.record.is_last;
             let record = TxRecord::Fpdus(fpdu.record.into());
             let stack = &mut self.ports[port].stack;
-            // As in `send_from`: refused only by a connection that is over.
+            // As in `queue_stream_bytes`: fails only on a connection that has ended.
             let _ = stack.push_record(conn, fpdu.wire_len, record, push);
         }
         self.mark_ready(slot);
     }
 
-    /// Completes the messages whose buffers the far end of a ring pair has released by now. Once a
-    /// batch while there are any; a worker that would sleep looks at least every millisecond.
+    /// Completes the messages whose buffers the peer on a ring pair has released. Called once per
+    /// batch while there are any; a worker that would sleep polls at least every millisecond.
     pub(super) fn poll_releases(&mut self, now: Instant) {
         let mut waiting = std::mem::take(&mut self.releasing);
         waiting.retain(|&slot| {
@@ -208,7 +210,7 @@ impl Worker {
             queue_pair.is_releasing = std::mem::take(&mut queue_pair.rings.is_awaiting_release);
             let is_waiting = queue_pair.is_releasing;
             if !is_waiting {
-                // What waited for these completions may go now.
+                // Requests that waited for these completions can be sent now.
                 self.mark_ready(slot);
             }
             self.after_call(now, slot);
@@ -218,8 +220,8 @@ impl Worker {
         self.releasing = waiting;
     }
 
-    /// Asks the ports to free what they have sent, and takes back the memory of finished messages. Now
-    /// and then: no completion waits for it, only the memory stays mapped until then.
+    /// Has the ports free sent frames, and takes back the memory of finished messages. Called at
+    /// intervals: no completion waits for it, but the memory stays mapped until then.
     #[cold]
     pub(super) fn sweep_sent_buffers(&mut self, now: Instant) {
         self.next_sweep = now + SWEEP_INTERVAL;

@@ -10,7 +10,7 @@ pub struct WorkerSrq {
     pub id: SrqId,
     /// The client that owns it.
     pub client: ClientId,
-    /// The worker's end of the queue; workers take turns at its requests without locks.
+    /// The worker's end of the queue; workers share its requests without locks.
     pub consumer: SrqConsumer,
 }
 
@@ -18,7 +18,7 @@ pub struct WorkerSrq {
 #[derive(Default)]
 pub(crate) struct SrqTable {
     slots: Vec<Option<Box<WorkerSrq>>>,
-    /// Clients and numbers of queues whose low-water mark was passed: events to post.
+    /// Clients and numbers of queues that fell below their limit: events to post.
     pub(super) low: Vec<(ClientId, SrqId)>,
 }
 
@@ -48,7 +48,7 @@ impl SrqTable {
         }
     }
 
-    /// Takes the oldest request of a queue into `wqe`. `None`: there is none.
+    /// Takes the oldest request of a queue into `wqe`. Returns `None` if the queue is empty.
     #[inline]
     pub(super) fn pop(&mut self, id: SrqId, wqe: &mut RecvWqe) -> Result<Option<()>, RingError> {
         let Some(Some(queue)) = self.slots.get_mut(id.index()) else {

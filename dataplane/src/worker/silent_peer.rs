@@ -1,10 +1,10 @@
-//! Peers that accept a connection and then look at nothing that they received, where the device's
-//! `wake_silent_peer_ms` allows for them.
+//! Wakes peers that accept a connection and then do not read received data, if the device's
+//! `wake_silent_peer_ms` is set.
 //!
-//! Linux siw assigns the function that hears of received data after it has sent its MPA reply: what
-//! arrives in between is acknowledged by its TCP, and read when more arrives. Both sides would wait for
-//! ever if the initiator waits for an answer to its first message. An RDMA Write of nothing is more
-//! data, and changes nothing at any peer (RFC 5040 section 5.1).
+//! Linux siw installs its callback for received data after it has sent its MPA reply: data that
+//! arrives in between is acknowledged by its TCP, but read only when more arrives. If the initiator
+//! waits for an answer to its first message, both sides would wait without end. A zero-length RDMA
+//! Write is more data, and has no effect at any peer (RFC 5040 section 5.1).
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use super::Worker;
 use super::lifecycle::LifecycleState;
 use super::worker_qp::QpSlot;
 
-/// Pauses double; one that would be longer is not made.
+/// Longest pause between two wake-ups. Each pause is twice the one before.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// The next Write of nothing to a peer that has not sent an FPDU yet.
+/// Next zero-length RDMA Write to a peer that has not sent an FPDU yet.
 pub(super) struct PeerWake {
     pub(super) at: Instant,
     pause: Duration,
@@ -31,7 +31,7 @@ impl PeerWake {
 }
 
 impl Worker {
-    /// How long the peer of a connection that is being set up may be silent: zero for ever.
+    /// Time that the peer of a connection under set-up may stay silent; zero for no limit.
     pub(super) fn wake_after(&self, slot: QpSlot) -> Duration {
         let queue_pair = self.queue_pairs.get(slot);
         let milliseconds = match queue_pair.map(|queue_pair| &queue_pair.state) {
@@ -43,7 +43,7 @@ impl Worker {
         Duration::from_millis(milliseconds.into())
     }
 
-    /// The peer has accepted the connection.
+    /// Starts to watch a peer that has accepted the connection.
     pub(super) fn watch_silent_peer(&mut self, now: Instant, slot: QpSlot, pause: Duration) {
         let queue_pair = self.queue_pairs.get(slot);
         let is_running = |state: &LifecycleState| matches!(state, LifecycleState::Running { .. });
@@ -53,7 +53,7 @@ impl Worker {
         }
     }
 
-    /// The peer had its time to send something.
+    /// Sends a zero-length RDMA Write to a peer that has stayed silent for the pause.
     pub(super) fn wake_silent_peer(&mut self, now: Instant, slot: QpSlot) {
         let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
             return;
@@ -65,7 +65,7 @@ impl Worker {
         let port = queue_pair.port;
         let conn = queue_pair.conn;
         let is_silent = !queue_pair.protocol.has_received();
-        // What is under way will do, and is repeated by TCP if it is lost.
+        // Data in flight has the same effect, and TCP retransmits it if it is lost.
         if is_silent && conn.is_some_and(|conn| self.is_acknowledged(port, conn)) {
             if let Some(queue_pair) = self.queue_pairs.get_mut(slot) {
                 queue_pair.protocol.send_empty_write();
@@ -77,7 +77,7 @@ impl Worker {
         self.enter_state(slot, LifecycleState::Running { wake });
     }
 
-    /// The peer's TCP has all that was given to ours.
+    /// True if the peer's TCP has acknowledged all data given to ours.
     fn is_acknowledged(&self, port: usize, conn: ConnId) -> bool {
         let info = self.ports[port].stack.tcp_info(conn);
         info.is_some_and(|info| info.in_flight == 0 && info.unsent == 0)

@@ -1,11 +1,11 @@
-//! How a worker sleeps until a doorbell, a frame, a command or a timer.
+//! Puts a worker to sleep until a doorbell, a frame, a command or a timer.
 //!
-//! The order that loses no wake-up: announce the sleep, look at every ring once more, sleep.
-//! Clients ring, fence, and look at the announcement (see `siw_shm::doorbell`).
+//! The order that loses no wake-up: announce the sleep, check every ring once more, sleep. Clients
+//! ring, issue a fence, and read the announcement (see `siw_shm::doorbell`).
 //!
-//! The event descriptors are watched by their edges and never read: a client shares the file
-//! description of its own, so it could make a read block, or take the value away in the middle of
-//! one. Each write is an edge; a client that fills its counter loses its own wake-ups only.
+//! The event descriptors are watched edge-triggered and never read: a client shares the file
+//! description of its descriptor, so it could make a read block, or take the value away during one.
+//! Each write is an edge; a client that fills its counter loses only its own wake-ups.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -20,10 +20,10 @@ use super::{Mailbox, Worker};
 use crate::datapath::batch_loop::BatchLoop;
 use crate::datapath::idle::{self, POLL_INTERVAL};
 
-/// Edges that are taken in one go; others wake the worker once more.
+/// Edges taken per wake-up; further ones wake the worker again.
 const EDGES_PER_WAKE: usize = 16;
 
-/// What wakes a worker beside its ports: its mailbox, and the doorbells of its clients.
+/// Wake-up sources of a worker besides its ports: its mailbox, and the doorbells of its clients.
 pub(super) struct WakeSources {
     epoll: Epoll,
     flag: SleepFlag,
@@ -47,12 +47,12 @@ impl WakeSources {
         self.epoll.add(fd, EpollEvent::new(edges, 0))
     }
 
-    /// How often the worker slept.
+    /// Number of times the worker slept.
     pub(super) fn sleeps(&self) -> u64 {
         self.sleeps
     }
 
-    /// Wakes when this client writes.
+    /// Adds a client's descriptor to the wake-up sources.
     pub(super) fn watch(&mut self, fd: &OwnedFd) {
         if let Err(error) = self.add(fd) {
             tracing::error!("a client's doorbell cannot wake the worker: {error}");
@@ -71,14 +71,14 @@ impl WakeSources {
 }
 
 impl Worker {
-    /// Sleeps until something may have to be done.
+    /// Sleeps until there may be work.
     pub(super) fn sleep_until_work(&mut self, now: Instant) {
         let limit = self.sleep_limit(now);
         if !idle::is_worth_sleeping(limit) {
             return;
         }
         self.stop_polling_queues();
-        // What came before an interrupt was armed raises none: look once more.
+        // Arrivals before an interrupt was armed raise none: check once more.
         if idle::arm_interrupts(&mut self.ports) && self.run_batch(now) {
             idle::disarm_interrupts(&mut self.ports);
             self.idle.note_busy(now);
@@ -97,14 +97,14 @@ impl Worker {
         if has_work {
             self.idle.note_busy(now);
         } else {
-            // A sleeper reads no memory keys: deregistration need not wait for it.
+            // A sleeping worker reads no memory keys: deregistration need not wait for it.
             self.context.keys.go_offline();
             self.wake_sources.sleeps += 1;
             let was_woken =
                 idle::wait_for_wake(self.wake_sources.epoll.0.as_fd(), &mut self.ports, limit);
             self.context.keys.go_online();
-            // A sleep that ended by its limit leads to the next one, a wake-up to a spell of
-            // spinning.
+            // After a sleep that ended by its limit the worker sleeps again; after a wake-up it spins
+            // first.
             if was_woken {
                 self.wake_sources.take_edges();
                 let now = self.clock.now();

@@ -1,8 +1,8 @@
-//! FPDUs that leave in parts: a path that became narrow, or a peer whose window is shorter than an
-//! FPDU, has TCP send a part of a record at a time. The parts are of one FPDU with one CRC, so they
+//! FPDUs that are sent in parts. After a decrease of the path MTU, or to a peer whose window is
+//! smaller than an FPDU, TCP sends a record in parts. They belong to one FPDU with one CRC, so they
 //! have to come from one read of registered memory: the FPDU is built once, and its bytes are kept
-//! until they are acknowledged. That is rare, so it may allocate; it takes no more than the bytes that
-//! TCP has in flight.
+//! until they are acknowledged. This is rare, so it may allocate; it takes no more memory than TCP has
+//! bytes in flight.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use siw_iwarp::{FpduKind, FpduRecord, MessageSlot};
 
 use super::worker_qp::QpSlot;
 
-/// Names an FPDU among those in flight.
+/// Identifies an FPDU among those in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct FpduKey {
     queue_pair: QpSlot,
@@ -30,35 +30,35 @@ impl FpduKey {
     }
 }
 
-/// The bytes of FPDUs that were sent in parts and are not acknowledged.
+/// Bytes of FPDUs that were sent in parts and are not acknowledged.
 #[derive(Default)]
 pub(super) struct SplitRecords(HashMap<FpduKey, Box<[u8]>>);
 
 impl SplitRecords {
-    /// None is in flight, as nearly always.
+    /// True if no FPDU in parts is in flight, which is nearly always the case.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The bytes of an FPDU, if a part of it was sent before.
+    /// Bytes of an FPDU of which a part was sent before.
     pub(super) fn get(&self, queue_pair: QpSlot, record: &FpduRecord) -> Option<&[u8]> {
         let bytes = self.0.get(&FpduKey::new(queue_pair, record))?;
         Some(bytes)
     }
 
-    /// A part of an FPDU is about to be sent: all later ones come from these bytes.
+    /// Keeps the bytes of an FPDU before its first part is sent; all later parts come from them.
     pub(super) fn insert(&mut self, queue_pair: QpSlot, record: &FpduRecord, bytes: &[u8]) {
         self.0
             .insert(FpduKey::new(queue_pair, record), bytes.into());
     }
 
-    /// The FPDU is acknowledged.
+    /// Removes an acknowledged FPDU.
     pub(super) fn remove(&mut self, queue_pair: QpSlot, record: &FpduRecord) {
         self.0.remove(&FpduKey::new(queue_pair, record));
     }
 
-    /// The stream of the queue pair is over.
+    /// Removes the FPDUs of a queue pair whose stream has ended.
     pub(super) fn remove_queue_pair(&mut self, queue_pair: QpSlot) {
         if !self.0.is_empty() {
             self.0.retain(|key, _| key.queue_pair != queue_pair);

@@ -1,10 +1,10 @@
-//! A worker's counters as of now.
+//! Snapshot of a worker's counters.
 
 use std::time::Duration;
 
 use super::Worker;
 use super::messages::{PortStats, SharedLines, WorkerStats};
-// Of the C library: rustix looks for the vDSO by itself, which valgrind has taken away.
+// From the C library: rustix looks up the vDSO by itself, which valgrind has removed.
 use nix::sched::sched_getcpu;
 use nix::time::{ClockId, clock_gettime};
 
@@ -47,7 +47,7 @@ impl Worker {
     }
 }
 
-/// Nanoseconds that the calling thread has run.
+/// CPU time of the calling thread in nanoseconds.
 fn thread_cpu_ns() -> u64 {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)
         .map_or(0, |time| Duration::from(time).as_nanos() as u64)

@@ -1,7 +1,7 @@
-//! Turns of a batch by users: each user (uid) whose clients ring doorbells, or whose queue pairs may
-//! have something to send, has as much of each batch as any other, however many clients and queue
-//! pairs it has. Within a user, the queue pairs of a port take turns, and so do clients. Where a port has
-//! no room for all, users come first one after the other.
+//! Shares of a batch by user. Each user (uid) whose clients ring doorbells, or whose queue pairs may
+//! have data to send, gets the same share of each batch, regardless of its number of clients and queue
+//! pairs. Within a user, the queue pairs of a port take turns, and so do clients. If a port has no
+//! room for all users, they take turns at coming first.
 
 use std::collections::VecDeque;
 
@@ -10,41 +10,41 @@ use super::worker_qp::QpSlot;
 /// Doorbells taken from all clients of one user in one batch; the rest wait.
 const DOORBELLS_PER_USER: usize = 512;
 
-/// The place of a user in [`UserShares`].
+/// Index of a user in [`UserShares`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct UserSlot(u32);
 
 impl UserSlot {
-    /// That of a queue pair whose client is not known.
+    /// Slot for a queue pair whose client is unknown.
     pub(super) const FIRST: UserSlot = UserSlot(0);
 }
 
-/// What one user has in this batch.
+/// One user's share of the current batch.
 struct UserShare {
-    /// `None`: the place is free.
+    /// `None` if the slot is vacant.
     uid: Option<u32>,
     clients: u32,
     doorbells_left: usize,
-    /// The batch that `doorbells_left` belongs to.
+    /// Batch to which `doorbells_left` applies.
     batch: u64,
 }
 
 /// The users of one worker.
 pub(super) struct UserShares {
     users: Vec<UserShare>,
-    /// Queue pairs that may have something to send: a list for each port of each user.
+    /// Queue pairs that may have data to send: one list per user and port.
     ready: Vec<VecDeque<QpSlot>>,
-    /// All that are in `ready`.
+    /// Total length of the lists in `ready`.
     ready_count: usize,
-    /// The worker's ports.
+    /// Number of the worker's ports.
     ports: usize,
-    /// The user whose turns come first.
+    /// User whose turns come first.
     first: u32,
     batch: u64,
 }
 
 impl UserShares {
-    /// No users yet, of a worker with so many ports.
+    /// Shares of a worker with `ports` ports and no users.
     pub(super) fn new(ports: usize) -> UserShares {
         UserShares {
             users: Vec::new(),
@@ -56,7 +56,7 @@ impl UserShares {
         }
     }
 
-    /// A client of this user is there.
+    /// Adds a client of this user.
     pub(super) fn add_client(&mut self, uid: u32) -> UserSlot {
         let place = self.users.iter().position(|user| user.uid == Some(uid));
         let place = place.or_else(|| self.users.iter().position(|user| user.uid.is_none()));
@@ -77,7 +77,7 @@ impl UserShares {
         UserSlot(place as u32)
     }
 
-    /// A client of this user is gone, its queue pairs before it.
+    /// Removes a client of this user, whose queue pairs were removed before.
     pub(super) fn remove_client(&mut self, slot: UserSlot) {
         let Some(user) = self.users.get_mut(slot.0 as usize) else {
             return;
@@ -94,15 +94,16 @@ impl UserShares {
         }
     }
 
-    /// All users in the order of their turns, gone ones whose places are free among them.
+    /// All users in the order of their turns, including vacant slots.
     #[inline]
     pub(super) fn slots(&self) -> impl Iterator<Item = UserSlot> + use<> {
         let (first, count) = (self.first, self.users.len() as u32);
         (first..count).chain(0..first).map(UserSlot)
     }
 
-    /// A port had no room for all turns of this user, or `had_room` for some: in the next batch it comes
-    /// first or, if it was that in this one and had room, the user behind it.
+    /// Records that a port had no room for all turns of this user; with `had_room`, it had room for
+    /// some. The user comes first in the next batch, unless it came first in this one and had room:
+    /// then the next user does.
     #[inline]
     pub(super) fn note_lack_of_room(&mut self, slot: UserSlot, had_room: bool) {
         self.first = match slot.0 + 1 {
@@ -112,7 +113,7 @@ impl UserShares {
         };
     }
 
-    /// No queue pair of any user is ready.
+    /// True if no queue pair of any user is ready.
     #[inline]
     pub(super) fn is_idle(&self) -> bool {
         self.ready_count == 0
@@ -128,7 +129,7 @@ impl UserShares {
         self.ready.get_mut(slot.0 as usize * self.ports + port)
     }
 
-    /// The queue pair has its turn after those of its user and port that wait already.
+    /// Queues the queue pair behind the ready ones of its user and port.
     #[inline]
     pub(super) fn push_ready(&mut self, slot: UserSlot, port: usize, queue_pair: QpSlot) {
         if let Some(list) = self.ready_mut(slot, port) {
@@ -137,20 +138,20 @@ impl UserShares {
         }
     }
 
-    /// Queue pairs of the user that wait, of one port.
+    /// Number of the user's ready queue pairs on one port.
     #[inline]
     pub(super) fn ready_len(&self, slot: UserSlot, port: usize) -> usize {
         self.ready(slot, port).map_or(0, VecDeque::len)
     }
 
-    /// Queue pairs of the user that wait, of all ports.
+    /// Number of the user's ready queue pairs on all ports.
     #[inline]
     pub(super) fn total_ready(&self, slot: UserSlot) -> usize {
         let ports = 0..self.ports;
         ports.map(|port| self.ready_len(slot, port)).sum()
     }
 
-    /// The user's queue pair of this port whose turn it is.
+    /// Takes the user's next ready queue pair of this port.
     #[inline]
     pub(super) fn pop_ready(&mut self, slot: UserSlot, port: usize) -> Option<QpSlot> {
         let found = self.ready_mut(slot, port)?.pop_front()?;
@@ -158,19 +159,19 @@ impl UserShares {
         Some(found)
     }
 
-    /// The queue pair that has its turn `ahead` turns from now.
+    /// Queue pair whose turn comes `ahead` turns from now.
     #[inline]
     pub(super) fn peek_ready(&self, slot: UserSlot, port: usize, ahead: usize) -> Option<QpSlot> {
         self.ready(slot, port)?.get(ahead).copied()
     }
 
-    /// All users have their doorbells of a batch anew.
+    /// Starts a batch, which renews each user's share of doorbells.
     #[inline]
     pub(super) fn begin_batch(&mut self) {
         self.batch += 1;
     }
 
-    /// What the user has left of this batch, to be taken from.
+    /// Rest of the user's share of doorbells in this batch; the caller subtracts from it.
     #[inline]
     pub(super) fn doorbells_left(&mut self, slot: UserSlot) -> Option<&mut usize> {
         let user = self.users.get_mut(slot.0 as usize)?;
@@ -217,7 +218,7 @@ mod tests {
             (shares.ready_len(greedy, 0), shares.ready_len(honest, 0)),
             (99, 0)
         );
-        // Its place is the next user's, and nothing in it.
+        // The next user gets its slot, which is empty.
         shares.remove_client(greedy);
         assert!(shares.is_idle());
         assert_eq!(shares.add_client(9), greedy);
@@ -247,12 +248,12 @@ mod tests {
         let users: Vec<_> = (0..3).map(|uid| shares.add_client(uid)).collect();
         let order = |shares: &UserShares| shares.slots().collect::<Vec<_>>();
         assert_eq!(order(&shares), users);
-        // It was the first, and waits for room.
+        // It came first and had no room.
         shares.note_lack_of_room(users[0], false);
         assert_eq!(order(&shares), users);
         shares.note_lack_of_room(users[0], true);
         assert_eq!(order(&shares), [users[1], users[2], users[0]]);
-        // It was not the first.
+        // It did not come first.
         shares.note_lack_of_room(users[2], true);
         assert_eq!(order(&shares), [users[2], users[0], users[1]]);
         shares.note_lack_of_room(users[2], true);

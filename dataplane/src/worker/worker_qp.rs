@@ -11,20 +11,20 @@ use super::qp_rings::QpRings;
 use super::user_shares::UserSlot;
 use crate::ids::{ClientId, Qpn};
 
-/// How long a message waits for a receive work request where the consumer wants that and the device
-/// does not say: programs that are made for InfiniBand have the sender try again for seconds or for
-/// ever.
+/// Time that a message waits for a receive work request if the consumer asks for the wait and the
+/// device's settings give no time. Programs made for InfiniBand let the sender retry for seconds or
+/// without limit.
 const RECEIVE_WAIT_MS: u32 = 10_000;
 
 /// One queue pair of a worker.
 pub(super) struct WorkerQp {
     /// The client that owns it.
     pub(super) client: ClientId,
-    /// Whose limits its connections count for.
+    /// Client and user against whose quotas its connections count.
     pub(super) quota_owner: QuotaOwner,
-    /// Whose share of a batch it uses.
+    /// User whose share of a batch it uses.
     pub(super) user: UserSlot,
-    /// The place of its device's port in the worker.
+    /// Index of its device's port in the worker.
     pub(super) port: usize,
     /// Its TCP connection, while there is one.
     pub(super) conn: Option<ConnId>,
@@ -32,11 +32,11 @@ pub(super) struct WorkerQp {
     pub(super) protocol: QueuePair,
     pub(super) rings: QpRings,
     pub(super) state: LifecycleState,
-    /// What TCP reported while a delivery was delayed.
+    /// TCP events held back while a delivery is delayed or a message waits for a receive work request.
     pub(super) held_events: Events,
-    /// Until when a message may wait for a receive work request, while one does.
+    /// Deadline of a message that waits for a receive work request, if one does.
     pub(super) receive_wait_end: Option<Instant>,
-    /// In the list of queue pairs that may have something to send.
+    /// In the list of queue pairs that may have data to send.
     pub(super) is_ready: bool,
     /// In the list of queue pairs that wait for the port to release buffers.
     pub(super) is_releasing: bool,
@@ -55,7 +55,7 @@ impl WorkerQp {
         WorkerQp {
             client: setup.client,
             quota_owner: QuotaOwner {
-                // Two clients of one user that are 2^32 clients apart share their limit.
+                // Clients of one user whose numbers are equal modulo 2^32 share a limit.
                 client: setup.client.0 as u32,
                 user: setup.user,
             },
@@ -73,13 +73,13 @@ impl WorkerQp {
         }
     }
 
-    /// Work requests that are posted now can be sent.
+    /// True if work requests posted now can be sent.
     #[inline]
     pub(super) fn is_streaming(&self) -> bool {
         self.state.has_stream() && self.protocol.state() == RdmapState::Rts
     }
 
-    /// Work requests that are posted now can only be flushed.
+    /// True if work requests posted now can only be flushed.
     #[inline]
     pub(super) fn only_flushes(&self) -> bool {
         matches!(
@@ -88,14 +88,14 @@ impl WorkerQp {
         ) || self.protocol.state() == RdmapState::Error
     }
 
-    /// Work requests are posted to the send queue, or not completed. A ring with impossible indices
-    /// counts as full: to take from it ends its client.
+    /// True if the send queue has work requests that are posted or not completed. A ring with invalid
+    /// indices counts as non-empty: taking from it ends its client.
     pub(super) fn has_sends(&mut self) -> bool {
         self.protocol.has_outstanding_sends() || !self.rings.sq.is_empty().unwrap_or(false)
     }
 }
 
-/// The place of a queue pair in [`QpTable`].
+/// Index of a queue pair in [`QpTable`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct QpSlot(pub(super) u32);
 
@@ -104,29 +104,29 @@ pub(super) struct QpSlot(pub(super) u32);
 pub(super) struct QpTable {
     slots: Vec<Option<Box<WorkerQp>>>,
     free: Vec<u32>,
-    /// Slot plus one by queue pair number; 0: no such queue pair here.
+    /// Slot plus one by queue pair number; 0 if the worker does not have the queue pair.
     by_qpn: Vec<u32>,
 }
 
 impl QpTable {
-    /// The queue pair in this place.
+    /// The queue pair in this slot.
     #[inline]
     pub(super) fn get(&self, slot: QpSlot) -> Option<&WorkerQp> {
         self.slots.get(slot.0 as usize)?.as_deref()
     }
 
-    /// The queue pair in this place.
+    /// The queue pair in this slot.
     #[inline]
     pub(super) fn get_mut(&mut self, slot: QpSlot) -> Option<&mut WorkerQp> {
         self.slots.get_mut(slot.0 as usize)?.as_deref_mut()
     }
 
-    /// Prefetches the queue pair in this place.
+    /// Prefetches the queue pair in this slot.
     #[inline]
     pub(super) fn prefetch(&self, slot: QpSlot) {
         if let Some(queue_pair) = self.get(slot) {
             let start = (&raw const *queue_pair).cast::<u8>();
-            // To the last byte, wherever in its line it begins.
+            // Reaches the last byte for any alignment within a line.
             for offset in (0..size_of::<WorkerQp>() + 63).step_by(64) {
                 prefetch_line(start.wrapping_add(offset));
             }
@@ -155,7 +155,7 @@ impl QpTable {
         QpSlot(slot)
     }
 
-    /// Takes the queue pair out.
+    /// Removes the queue pair.
     pub(super) fn remove(&mut self, slot: QpSlot) -> Option<Box<WorkerQp>> {
         let queue_pair = self.slots.get_mut(slot.0 as usize)?.take()?;
         self.by_qpn[queue_pair.rings.qpn.index()] = 0;
@@ -163,7 +163,7 @@ impl QpTable {
         Some(queue_pair)
     }
 
-    /// Slots of all queue pairs that `pick` picks. Control path only: it walks them all.
+    /// Slots of all queue pairs that `pick` selects. Control path only: scans all slots.
     pub(super) fn select(&self, pick: impl Fn(&WorkerQp) -> bool) -> Vec<QpSlot> {
         (0..self.slots.len() as u32)
             .map(QpSlot)
@@ -171,7 +171,7 @@ impl QpTable {
             .collect()
     }
 
-    /// How many queue pairs there are.
+    /// Number of queue pairs.
     pub(super) fn count(&self) -> usize {
         self.slots.len() - self.free.len()
     }
