@@ -1,11 +1,11 @@
-//! Which XDP program an interface has, by one request of rtnetlink(7): bpf(2) would only say that there
-//! is one.
+//! Queries the XDP program of an interface with one request of rtnetlink(7): bpf(2) would only say
+//! that there is one.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// Bytes of a request: the header of a message and `struct ifinfomsg`.
+/// Bytes of a request: the message header and `struct ifinfomsg`.
 const REQUEST_BYTES: usize = 16 + 16;
-/// More than the kernel says of an interface without virtual functions.
+/// Receive buffer: more than the kernel reports for an interface without virtual functions.
 const ANSWER_BYTES: usize = 32 << 10;
 /// Attributes of linux/if_link.h.
 const IFLA_XDP: u16 = 43;
@@ -13,7 +13,7 @@ const IFLA_XDP_PROGRAM_ID: u16 = 4;
 /// The upper bits of an attribute's type are flags.
 const ATTRIBUTE_TYPE_MASK: u16 = 0x3fff;
 
-/// The number of the program that the interface has; `None`: none, or the kernel does not say.
+/// The number of the attached program; `None` if there is none or the kernel does not report it.
 pub(crate) fn read_attached_program(interface: u32) -> Option<u32> {
     // SAFETY: takes no address; the result is checked.
     let descriptor = unsafe {
@@ -26,7 +26,7 @@ pub(crate) fn read_attached_program(interface: u32) -> Option<u32> {
     if descriptor < 0 {
         return None;
     }
-    // SAFETY: just opened, and nobody else's.
+    // SAFETY: just opened, and not owned elsewhere.
     let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
     let request = request_of(interface);
     // SAFETY: the request lives through the call and has the length given.
@@ -42,7 +42,7 @@ pub(crate) fn read_attached_program(interface: u32) -> Option<u32> {
         return None;
     }
     let mut answer = vec![0; ANSWER_BYTES];
-    // SAFETY: the kernel writes at most as many bytes as there are.
+    // SAFETY: the kernel writes at most `answer.len()` bytes.
     let received = unsafe {
         libc::recv(
             socket.as_raw_fd(),
@@ -75,8 +75,8 @@ fn program_in_answer(answer: &[u8]) -> Option<u32> {
     Some(u32::from_ne_bytes(id.get(..4)?.try_into().ok()?))
 }
 
-/// The value of the first attribute of this type: each has a length with its header, a type, a value,
-/// and padding to four bytes.
+/// Returns the value of the first attribute of this type. Each attribute has a length that includes
+/// its header, a type, a value, and padding to four bytes.
 fn find_attribute(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
     loop {
         let length = u16::from_ne_bytes(attributes.get(..2)?.try_into().ok()?);
@@ -110,7 +110,7 @@ mod tests {
         nested.extend(attribute(IFLA_XDP_PROGRAM_ID, &258u32.to_ne_bytes()));
         answer.extend(attribute(IFLA_XDP, &nested));
         assert_eq!(program_in_answer(&answer), Some(258));
-        // However it is cut, nothing is found rather than read beyond the end.
+        // A truncated answer yields nothing, and is not read beyond its end.
         for length in 0..answer.len() {
             assert_eq!(program_in_answer(&answer[..length]), None, "{length}");
         }

@@ -15,12 +15,12 @@ const COMMAND_LINK_CREATE: libc::c_int = 28;
 
 const PROGRAM_TYPE_XDP: u32 = 6;
 const ATTACH_TYPE_XDP: u32 = 37;
-/// The program reads the first buffer of a frame alone, so that it may have more.
+/// The program reads only the first buffer of a frame, so that a frame may have more.
 const PROGRAM_HAS_FRAGMENTS: u32 = 1 << 5;
 
 /// Bytes of the verifier's log that are kept.
 const LOG_BYTES: usize = 64 << 10;
-/// Lines of it that an error shows.
+/// Lines of the log that an error shows.
 const LOG_LINES: usize = 12;
 
 /// Kinds of maps.
@@ -28,7 +28,7 @@ const LOG_LINES: usize = 12;
 pub(crate) enum MapType {
     /// Keys and values of any form.
     Hash = 1,
-    /// As `Hash`; what was not used for long makes room.
+    /// As `Hash`, but evicts the entries that were not used recently.
     RecentHash = 9,
     /// AF_XDP sockets by number.
     Sockets = 17,
@@ -102,10 +102,10 @@ struct LinkCreate {
 }
 
 /// # Safety
-/// Addresses in `attributes` are valid for what the command does with them.
+/// Addresses in `attributes` are valid for the accesses of the command.
 unsafe fn call_bpf<T>(command: libc::c_int, attributes: &mut T) -> io::Result<i32> {
-    // SAFETY: the kernel reads and writes within the structure, and what it points to as the caller
-    // promises.
+    // SAFETY: the kernel reads and writes within the structure, and accesses the memory it points to
+    // as the caller promises.
     let result = unsafe {
         libc::syscall(
             libc::SYS_bpf,
@@ -143,13 +143,13 @@ fn error_of(what: &'static str, source: io::Error) -> Error {
     }
 }
 
-/// Takes the descriptor that a command made.
+/// Takes ownership of the descriptor that a command created.
 fn own_descriptor(descriptor: i32) -> OwnedFd {
     // SAFETY: the kernel has just opened it for us.
     unsafe { OwnedFd::from_raw_fd(descriptor) }
 }
 
-/// A map in the kernel; gone with its last descriptor and program.
+/// A map in the kernel; freed with its last descriptor and program.
 #[derive(Debug)]
 pub(crate) struct Map {
     descriptor: OwnedFd,
@@ -188,16 +188,16 @@ impl Map {
         assert_eq!((key.len(), value.len()), (self.key_bytes, self.value_bytes));
         let mut attributes = self.element_attributes(key);
         attributes.value = address_of(value);
-        // SAFETY: key and value have the lengths that the map was made with.
+        // SAFETY: key and value have the lengths that the map was created with.
         unsafe { call_bpf(COMMAND_MAP_UPDATE, &mut attributes) }
             .map(|_| ())
             .map_err(|source| error_of("an entry of a BPF map", source))
     }
 
-    /// Removes a key; one that is not there is no error.
+    /// Removes a key; a missing key is not an error.
     pub(crate) fn delete_element(&self, key: &[u8]) -> Result<()> {
         assert_eq!(key.len(), self.key_bytes);
-        // SAFETY: the key has the length that the map was made with.
+        // SAFETY: the key has the length that the map was created with.
         match unsafe { call_bpf(COMMAND_MAP_DELETE, &mut self.element_attributes(key)) } {
             Err(source) if source.raw_os_error() != Some(libc::ENOENT) => {
                 Err(error_of("an entry of a BPF map", source))
@@ -250,7 +250,7 @@ pub(crate) fn load_program(name: &str, instructions: &[Instruction]) -> Result<O
     outcome.map(own_descriptor).map_err(|source| {
         let text = String::from_utf8_lossy(&log);
         let lines: Vec<_> = text.trim_end_matches('\0').lines().collect();
-        // If the verifier says nothing, it was not even asked.
+        // An empty log means that the verifier did not run.
         if lines.is_empty() && matches!(source.raw_os_error(), Some(libc::EPERM | libc::EACCES)) {
             return error_of("loading the XDP program", source);
         }
@@ -261,7 +261,7 @@ pub(crate) fn load_program(name: &str, instructions: &[Instruction]) -> Result<O
     })
 }
 
-/// Runs a program on a frame, without sending it anywhere; what the program returns.
+/// Runs a program on a frame without sending it anywhere, and returns the program's result.
 pub(crate) fn test_program(program: &OwnedFd, frame: &[u8]) -> Result<u32> {
     let mut attributes = ProgramTest {
         program: program.as_raw_fd() as u32,
@@ -279,8 +279,8 @@ pub(crate) fn test_program(program: &OwnedFd, frame: &[u8]) -> Result<u32> {
     Ok(attributes.result)
 }
 
-/// Attaches a program to an interface as long as the descriptor that it returns is open.
-/// `flags`: as `XDP_FLAGS_` of linux/if_link.h.
+/// Attaches a program to an interface until the returned descriptor is closed. `flags`: `XDP_FLAGS_*`
+/// of linux/if_link.h.
 pub(crate) fn attach_program(program: &OwnedFd, interface: u32, flags: u32) -> io::Result<OwnedFd> {
     let mut attributes = LinkCreate {
         program: program.as_raw_fd() as u32,

@@ -1,6 +1,6 @@
-//! What can go wrong, in words that name what is missing and the command that helps.
+//! Errors: each names the missing resource and the command that helps.
 
-/// What a call of this crate returns.
+/// Result of the calls of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why AF_XDP cannot be used on an interface.
@@ -10,7 +10,7 @@ pub enum Error {
     #[error("there is no interface `{0}`: see ip link")]
     NoInterface(String),
 
-    /// The name is none that an interface can have.
+    /// The name is not a valid name of an interface.
     #[error("`{0}` cannot be the name of an interface: 1 to 15 bytes, see ip link")]
     InvalidName(String),
 
@@ -18,7 +18,7 @@ pub enum Error {
     #[error("the interface `{0}` is down: ip link set {0} up")]
     Down(String),
 
-    /// The interface takes VLAN tags out of frames.
+    /// The interface strips VLAN tags from frames.
     #[error(
         "the interface `{0}` takes VLAN tags out of received frames before XDP sees them: \
          ethtool -K {0} rxvlan off"
@@ -32,11 +32,11 @@ pub enum Error {
          setcap cap_net_raw,cap_net_admin,cap_bpf,cap_ipc_lock+ep on its program"
     )]
     Permission {
-        /// What was refused.
+        /// The operation that was refused.
         what: &'static str,
     },
 
-    /// Somebody attached an XDP program before.
+    /// The interface has an XDP program already.
     #[error(
         "the interface `{interface}` has an XDP program already{program}: stop who attached it, or \
          remove it with ip link set dev {interface} xdp off"
@@ -44,7 +44,7 @@ pub enum Error {
     ProgramAttached {
         /// The interface.
         interface: String,
-        /// Its number in parentheses, where the kernel tells it.
+        /// The program's number in parentheses, if the kernel reports it.
         program: String,
     },
 
@@ -75,7 +75,7 @@ pub enum Error {
     Program {
         /// The error of the system call.
         reason: std::io::Error,
-        /// The end of what the verifier says.
+        /// End of the verifier's log.
         log: String,
     },
 
@@ -83,10 +83,10 @@ pub enum Error {
     #[error("the XDP program cannot be assembled: {0}")]
     Assembly(&'static str),
 
-    /// Any other call that failed.
+    /// Any other system call failed.
     #[error("{what}: {source}")]
     Call {
-        /// What was to be done.
+        /// The operation that failed.
         what: String,
         /// The error of the system call.
         source: std::io::Error,
@@ -94,7 +94,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// The error of the system call that just failed, as a lack of permission if it is one.
+    /// The error of the system call that just failed; [`Error::Permission`] if a permission is
+    /// missing.
     pub(crate) fn last_call(what: &'static str) -> Error {
         let source = std::io::Error::last_os_error();
         match source.raw_os_error() {

@@ -3,8 +3,8 @@
 
 use crate::{Error, Result};
 
-/// One of the machine's registers. R1 to R5 (which no call here has) are arguments of a call and lost
-/// by it, R6 to R9 survive it, R0 is its result, and R10 the frame pointer, which nobody writes.
+/// A register of the machine. R1 to R5 are arguments of a call and clobbered by it (no call here has a
+/// fifth), R6 to R9 survive it, R0 is its result, and R10 the read-only frame pointer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Register {
     R0,
@@ -19,7 +19,7 @@ pub(crate) enum Register {
     R10,
 }
 
-/// Bytes that a load or store moves.
+/// Width of a load or store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Width {
     Byte,
@@ -28,7 +28,7 @@ pub(crate) enum Width {
     Double,
 }
 
-/// Arithmetic of 64 bits.
+/// 64-bit arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Arithmetic {
     Add,
@@ -37,7 +37,7 @@ pub(crate) enum Arithmetic {
     Move,
 }
 
-/// When a jump is taken; comparisons are unsigned.
+/// Condition of a jump; comparisons are unsigned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Condition {
     Equal,
@@ -47,7 +47,7 @@ pub(crate) enum Condition {
     AnyBit,
 }
 
-/// A place in the program that jumps lead to.
+/// A target of jumps in the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Label(usize);
 
@@ -72,7 +72,7 @@ const WIDTH_DOUBLE: u8 = 0x18;
 /// The second operand is a register, not the immediate.
 const SOURCE_REGISTER: u8 = 0x08;
 const ALU_SWAP: u8 = 0xd0;
-/// `ALU_SWAP` from the machine's order to big endian, or back.
+/// `ALU_SWAP` between the machine's byte order and big endian.
 const SWAP_TO_BIG_ENDIAN: u8 = 0x08;
 const JUMP_ALWAYS: u8 = 0x00;
 const JUMP_CALL: u8 = 0x80;
@@ -127,20 +127,20 @@ pub(crate) struct Instruction {
 #[derive(Debug, Default)]
 pub(crate) struct Assembler {
     instructions: Vec<Instruction>,
-    /// The instruction that each label stands before.
+    /// Index of the instruction behind each label.
     labels: Vec<Option<usize>>,
-    /// Jumps, and where they lead to.
+    /// Jumps and their targets.
     jumps: Vec<(usize, Label)>,
 }
 
 impl Assembler {
-    /// A label that is bound later.
+    /// Creates a label that is bound later.
     pub(crate) fn new_label(&mut self) -> Label {
         self.labels.push(None);
         Label(self.labels.len() - 1)
     }
 
-    /// The label stands before the next instruction.
+    /// Places the label before the next instruction.
     pub(crate) fn bind_label(&mut self, label: Label) {
         self.labels[label.0] = Some(self.instructions.len());
     }
@@ -167,7 +167,7 @@ impl Assembler {
         self.emit_instruction(code, to, from, offset, 0);
     }
 
-    /// A field of the wire, of two bytes, in the machine's order.
+    /// Loads a two-byte field of the wire, in the machine's byte order.
     pub(crate) fn load_big_endian_half(&mut self, to: Register, from: Register, offset: i16) {
         self.load_field(Width::Half, to, from, offset);
         let code = CLASS_ALU | ALU_SWAP | SWAP_TO_BIG_ENDIAN;
@@ -204,7 +204,7 @@ impl Assembler {
         self.emit_instruction(code, to, from, 0, 0);
     }
 
-    /// `to` becomes the map with this descriptor.
+    /// Loads the map with this descriptor into `to`.
     pub(crate) fn load_map(&mut self, to: Register, descriptor: i32) {
         self.instructions.push(Instruction {
             code: CLASS_LOAD_IMMEDIATE | WIDTH_DOUBLE,
@@ -222,12 +222,12 @@ impl Assembler {
         self.emit_instruction(code, Register::R0, Register::R0, 0, helper as i32);
     }
 
-    /// Ends the program with what R0 says.
+    /// Ends the program with the result in R0.
     pub(crate) fn exit_program(&mut self) {
         self.emit_instruction(CLASS_JUMP | JUMP_EXIT, Register::R0, Register::R0, 0, 0);
     }
 
-    /// Jumps in any case.
+    /// Jumps unconditionally.
     pub(crate) fn jump_always(&mut self, label: Label) {
         self.jumps.push((self.instructions.len(), label));
         self.emit_instruction(CLASS_JUMP | JUMP_ALWAYS, Register::R0, Register::R0, 0, 0);
@@ -259,7 +259,7 @@ impl Assembler {
         self.emit_instruction(code, left, right, 0, 0);
     }
 
-    /// The program, its jumps resolved.
+    /// Resolves the jumps and returns the program.
     ///
     /// # Errors
     /// A label was never bound, or is too far away.

@@ -1,5 +1,5 @@
-//! What Linux says of a network interface, by ioctl: sysfs shows the interfaces of the namespace
-//! that it was mounted in, which need not be that of the process.
+//! Properties of a network interface, by ioctl: sysfs shows the interfaces of the namespace that it
+//! was mounted in, which need not be that of the process.
 
 use std::ffi::CString;
 use std::mem::MaybeUninit;
@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use crate::attached::read_attached_program;
 use crate::{Error, Result};
 
-/// An interface, as it was when it was looked up.
+/// An interface in its state at the look-up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct XdpInterface {
     /// Its name.
@@ -21,13 +21,13 @@ pub struct XdpInterface {
     pub mtu: u32,
     /// Receive queues, each of which needs a socket.
     pub rx_queues: u32,
-    /// Whether it is up.
+    /// True if the interface is up.
     pub is_up: bool,
-    /// Whether its link carries frames.
+    /// True if its link carries frames.
     pub is_running: bool,
-    /// Mb/s; `None` where the driver does not know.
+    /// Mb/s; `None` if the driver does not know it.
     pub mbps: Option<u32>,
-    /// The NIC takes the VLAN tag out of received frames, so that XDP does not see it.
+    /// The NIC strips the VLAN tag from received frames, so that XDP does not see it.
     pub strips_vlan: bool,
 }
 
@@ -74,10 +74,10 @@ struct EthtoolSettings {
 }
 
 impl XdpInterface {
-    /// The interface of this name in the network namespace of the calling thread.
+    /// Finds the interface of this name in the network namespace of the calling thread.
     ///
     /// # Errors
-    /// There is none.
+    /// No interface has this name.
     pub fn find_by_name(name: &str) -> Result<XdpInterface> {
         if name.is_empty() || name.len() >= libc::IFNAMSIZ || name.contains(['/', '\0', ' ']) {
             return Err(Error::InvalidName(name.to_owned()));
@@ -130,9 +130,9 @@ impl XdpInterface {
 }
 
 impl XdpInterface {
-    /// Whether it is still there.
+    /// Returns whether the interface still exists.
     pub fn exists(&self) -> bool {
-        // It was a C string when it was found.
+        // The name was a valid C string at the look-up.
         CString::new(self.name.as_str()).is_ok_and(|name| {
             // SAFETY: a C string that lives through the call.
             let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
@@ -140,7 +140,7 @@ impl XdpInterface {
         })
     }
 
-    /// The error of an interface that has an XDP program; `None`: it has none.
+    /// The error of an interface that has an XDP program; `None` if it has none.
     pub(crate) fn attached_error(&self) -> Option<Error> {
         let id = read_attached_program(self.index)?;
         Some(Error::ProgramAttached {
@@ -149,10 +149,10 @@ impl XdpInterface {
         })
     }
 
-    /// Whether AF_XDP can work on it now; `has_vlan`: with frames that have a VLAN tag.
+    /// Checks that AF_XDP can work on the interface now; `has_vlan`: with VLAN tags in frames.
     ///
     /// # Errors
-    /// It is down, takes the tags away, or has an XDP program.
+    /// The interface is down, strips the tags, or has an XDP program.
     pub fn check_usable(&self, has_vlan: bool) -> Result<()> {
         if !self.is_up {
             return Err(Error::Down(self.name.clone()));
@@ -164,15 +164,15 @@ impl XdpInterface {
     }
 }
 
-/// Frames to all multicast addresses reach an interface as long as this lives: neighbour
-/// solicitations go to multicast addresses that the kernel did not ask the NIC for.
+/// Keeps the reception of all multicast frames enabled on an interface: neighbour solicitations go to
+/// multicast addresses that the kernel did not request from the NIC.
 #[derive(Debug)]
 pub struct MulticastMembership {
     _socket: OwnedFd,
 }
 
 impl XdpInterface {
-    /// Has the NIC receive all multicast frames; the kernel counts who asks for it.
+    /// Has the NIC receive all multicast frames; the kernel counts the requests.
     ///
     /// # Errors
     /// A capability is missing.
@@ -183,7 +183,7 @@ impl XdpInterface {
         if descriptor < 0 {
             return Err(Error::last_call("a packet socket"));
         }
-        // SAFETY: just opened, and nobody else's.
+        // SAFETY: just opened, and not owned elsewhere.
         let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
         let request = libc::packet_mreq {
             mr_ifindex: self.index as libc::c_int,
@@ -208,7 +208,7 @@ impl XdpInterface {
     }
 }
 
-/// A socket to ask about one interface.
+/// A socket for queries about one interface.
 struct Query {
     socket: OwnedFd,
     name: [libc::c_char; libc::IFNAMSIZ],
@@ -227,14 +227,14 @@ impl Query {
             *to = *from as libc::c_char;
         }
         Ok(Query {
-            // SAFETY: just opened, and nobody else's.
+            // SAFETY: just opened, and not owned elsewhere.
             socket: unsafe { OwnedFd::from_raw_fd(descriptor) },
             name: bytes,
         })
     }
 
     fn new_request(&self) -> libc::ifreq {
-        // SAFETY: a C structure of numbers and a union of such, for which zeros are valid.
+        // SAFETY: a C structure of numbers and a union of numbers, for which zeros are valid.
         let mut request: libc::ifreq = unsafe { MaybeUninit::zeroed().assume_init() };
         request.ifr_name = self.name;
         request
@@ -255,7 +255,7 @@ impl Query {
         Ok(())
     }
 
-    /// Asks the driver; false when it does not know.
+    /// Asks the driver; returns false if it does not support the command.
     fn ask_driver<T>(&self, command: &mut T) -> bool {
         let mut request = self.new_request();
         request.ifr_ifru.ifru_data = std::ptr::from_mut(command).cast();
@@ -264,7 +264,7 @@ impl Query {
             .is_ok()
     }
 
-    /// Drivers that do not know the question have one queue.
+    /// Number of receive queues; one if the driver does not report it.
     fn rx_queues(&self) -> u32 {
         let mut channels = EthtoolChannels {
             command: ETHTOOL_GCHANNELS,

@@ -3,9 +3,9 @@
 //! before.
 //!
 //! ```text
-//!   XdpInterface        what Linux says of the NIC: number, MTU, MAC address, receive queues
+//!   XdpInterface        properties of the NIC: number, MTU, MAC address, receive queues
 //!   XdpSteering         the XDP program with its maps, attached to the NIC by a link
-//!     program.rs       which frames are claimed, in BPF instructions (instruction.rs)
+//!     program.rs       classification of frames, in BPF instructions (instruction.rs)
 //!     bpf.rs           the bpf(2) system call
 //!   XdpSocket           one AF_XDP socket: a Receiver (fill and RX ring), a Sender (TX and completion ring)
 //!     ring.rs          one ring in memory shared with the kernel
@@ -19,8 +19,8 @@
 //! not used: it attaches by netlink, and leaves the program on the NIC of a killed process. It also
 //! has no receive interrupts, and waits up to a second inside of a receive burst.
 //!
-//! Who uses it: the crate `dpdk`, which puts packet buffers into the sockets' rings, and `siwd`, which
-//! fills the maps.
+//! Users of this crate are `dpdk`, which puts packet buffers into the sockets' rings, and `siwd`,
+//! which fills the maps.
 
 #![deny(missing_docs)]
 

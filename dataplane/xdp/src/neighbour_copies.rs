@@ -1,12 +1,12 @@
-//! Copies of what tells siwd a neighbour's Ethernet address, on an interface whose addresses it shares
-//! with the kernel: replies of ARP and neighbour advertisements. They are the kernel's, and an XDP
-//! program cannot send a frame two ways; but the kernel copies each frame that it receives to packet
-//! sockets. So siwd asks with its own requests, the kernel answers those of others, and both hear the
-//! replies.
+//! Copies of the frames from which siwd learns a neighbour's Ethernet address (ARP replies and
+//! neighbour advertisements), on an interface whose addresses it shares with the kernel. These frames
+//! go to the kernel, and an XDP program cannot send a frame two ways; but the kernel copies each frame
+//! that it receives to packet sockets. So siwd sends its own requests, the kernel answers the requests
+//! of others, and both receive the replies.
 //!
-//! A packet socket for each family, with a filter, so that it costs other traffic next to nothing. Its
-//! ring is in memory shared with the kernel (TPACKET_V2 of packet(7)): looking whether there is a frame
-//! is one load.
+//! Each family has a packet socket with a filter, so that it costs other traffic next to nothing. Its
+//! ring is in memory shared with the kernel (TPACKET_V2 of packet(7)): checking for a frame is one
+//! load.
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::{Error, Result, XdpInterface};
 
-/// Bytes of a slot of the ring; the frames in question have at most 120.
+/// Bytes of a slot of the ring; the expected frames have at most 120.
 const SLOT_BYTES: usize = 512;
 /// Slots of a ring, two pages.
 const SLOTS: usize = 64;
@@ -29,7 +29,7 @@ const NEXT_HEADER_ICMPV6: u32 = 58;
 const ICMPV6_TYPE: u32 = ETHERNET_BYTES + 40;
 const NEIGHBOUR_ADVERTISEMENT: u32 = 136;
 
-/// The copies, of both families where both are used.
+/// The copies, for both families if both are used.
 pub struct NeighbourCopies {
     rings: Vec<PacketRing>,
 }
@@ -44,7 +44,7 @@ struct PacketRing {
 unsafe impl Send for PacketRing {}
 
 impl NeighbourCopies {
-    /// Listens on the interface from now on, for the families of `addresses`.
+    /// Receives copies on the interface from now on, for the families of `addresses`.
     ///
     /// # Errors
     /// A capability is missing.
@@ -70,13 +70,13 @@ impl NeighbourCopies {
         Ok(NeighbourCopies { rings })
     }
 
-    /// Whether a frame waits.
+    /// Returns whether a frame waits.
     #[inline]
     pub fn has_frame(&self) -> bool {
         self.rings.iter().any(PacketRing::has_frame)
     }
 
-    /// Gives the next frame to `take`; false when there is none.
+    /// Passes the next frame to `take`; returns false if there is none.
     #[inline]
     pub fn take_frame(&mut self, take: impl FnOnce(&[u8])) -> bool {
         match self.rings.iter_mut().find(|ring| ring.has_frame()) {
@@ -88,7 +88,7 @@ impl NeighbourCopies {
         }
     }
 
-    /// Readable while a frame waits.
+    /// Descriptors that are readable while a frame waits.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.rings.iter().map(|ring| ring.socket.as_fd())
     }
@@ -101,10 +101,10 @@ const LOAD_ABSOLUTE: u16 = 0x20;
 const JUMP_EQUAL: u16 = 0x05 | 0x10;
 const RETURN: u16 = 0x06;
 
-/// Frames of an Ethernet type that have certain values at certain places.
+/// Matches frames of an Ethernet type with given values in given fields.
 struct Filter {
     protocol: libc::c_int,
-    /// Size of the field, where it is in the frame, and its value.
+    /// Size, offset and value of each field.
     conditions: Vec<(u16, u32, u32)>,
 }
 
@@ -118,7 +118,7 @@ impl Filter {
         };
         let mut code = Vec::new();
         for (index, (size, offset, value)) in self.conditions.iter().enumerate() {
-            // To the refusal: over the conditions that are left, and the acceptance.
+            // Distance to the refusal: over the remaining conditions and the acceptance.
             let left = self.conditions.len() - index - 1;
             code.push(instruction(LOAD_ABSOLUTE | size, 0, *offset));
             code.push(instruction(JUMP_EQUAL, left as u8 * 2 + 1, *value));
@@ -131,14 +131,14 @@ impl Filter {
 
 impl PacketRing {
     fn open(interface: &XdpInterface, filter: &Filter) -> Result<PacketRing> {
-        // Bound to no protocol yet: nothing arrives before the filter is there.
+        // Not bound to a protocol yet, so that nothing arrives before the filter is attached.
         // SAFETY: takes no address; the result is checked.
         let descriptor =
             unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
         if descriptor < 0 {
             return Err(Error::last_call("a packet socket"));
         }
-        // SAFETY: just opened, and nobody else's.
+        // SAFETY: just opened, and not owned elsewhere.
         let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
         let mut code = filter.instructions();
         let program = libc::sock_fprog {
@@ -216,8 +216,8 @@ impl PacketRing {
     }
 
     fn take_frame(&mut self, take: impl FnOnce(&[u8])) {
-        // SAFETY: the kernel leaves a slot of this status alone. Offset and length are checked against
-        // the slot.
+        // SAFETY: the kernel does not access a slot of this status. Offset and length are checked
+        // against the slot.
         let frame = unsafe {
             let header = self.header().as_ref();
             let offset = usize::from(header.tp_mac).min(SLOT_BYTES);
@@ -235,7 +235,7 @@ impl PacketRing {
 
 impl Drop for PacketRing {
     fn drop(&mut self) {
-        // SAFETY: mapped by `open`, and used by nobody any more.
+        // SAFETY: mapped by `open`, and no longer used.
         unsafe {
             libc::munmap(self.slots.as_ptr().cast(), RING_BYTES);
         }

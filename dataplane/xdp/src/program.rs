@@ -1,6 +1,6 @@
-//! The XDP program: which frames are claimed for siwd. It runs in the kernel for each frame that the
-//! NIC receives, before the kernel allocates anything for it. It cannot copy a frame, so each frame
-//! goes either to siwd or to the kernel.
+//! The XDP program, which decides which frames are siwd's. It runs in the kernel for each frame that
+//! the NIC receives, before the kernel allocates anything for it. It cannot copy a frame, so each
+//! frame goes either to siwd or to the kernel.
 //!
 //! With claimed addresses ([`ClaimKind::Addresses`]), siwd owns addresses that the kernel does not have:
 //! - IPv4 and IPv6 packets to a claimed address are siwd's, whatever they carry: TCP, ping, fragments,
@@ -11,14 +11,14 @@
 //!
 //! With claimed TCP ports ([`ClaimKind::Ports`]), siwd shares the addresses of the kernel:
 //! - TCP segments to a claimed address and port are siwd's.
-//! - Of a fragmented packet, only the first fragment has ports. It notes the packet's identification in a
-//!   map, where the others are looked up. Fragments that overtake the first go to the kernel, which then
-//!   never has the whole packet, and drops them.
+//! - Only the first fragment of a fragmented packet has ports. It adds the packet's identification to
+//!   a map, in which the others are looked up. Fragments that overtake the first go to the kernel,
+//!   which then never has the whole packet, and drops them.
 //! - ICMP errors are siwd's if the packet that they quote came from a claimed address and port.
 //! - Everything else is the kernel's: ping, ARP and neighbour discovery as well.
 //!
 //! A claimed frame that no socket takes is dropped: the kernel would answer it with a reset. IPv6
-//! extension headers other than the fragment header are not looked behind.
+//! extension headers other than the fragment header are not parsed.
 //!
 //! Registers: R6 the context, R7 the fragment field, R8 the end of the frame, R9 the IP header.
 
@@ -28,7 +28,7 @@ use crate::instruction::{
 };
 use Register::{R0, R1, R2, R3, R4, R6, R7, R8, R9, R10};
 
-/// What is claimed.
+/// Kind of claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClaimKind {
     /// Whole addresses, which the kernel does not have.
@@ -37,11 +37,11 @@ pub enum ClaimKind {
     Ports,
 }
 
-/// What the program is made for. Maps are given by their descriptors.
+/// Parameters of the program. Maps are given by their descriptors.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ProgramConfig {
     pub kind: ClaimKind,
-    /// The VLAN of the frames; `None`: those without a tag.
+    /// The VLAN of the frames; `None` for frames without a tag.
     pub vlan: Option<u16>,
     /// Claims, with keys as [`claim_key`] makes them.
     pub claims: i32,
@@ -58,10 +58,10 @@ pub(crate) const CLAIM_KEY_BYTES: usize = 20;
 /// the Ethernet type.
 pub(crate) const FRAGMENT_KEY_BYTES: usize = 40;
 
-/// Values of the map of claims, and of fragments: they only have to be there.
+/// Bytes of a value in the maps of claims and fragments; only the presence of a key matters.
 pub(crate) const VALUE_BYTES: usize = 4;
 
-// Places on the stack, from the frame pointer.
+// Offsets on the stack, from the frame pointer.
 const CLAIM_KEY: i16 = -24;
 const CLAIM_PORT: i16 = CLAIM_KEY + 16;
 const FRAGMENT_KEY: i16 = -64;
@@ -138,12 +138,12 @@ pub(crate) fn claim_key(address: std::net::IpAddr, port: u16) -> [u8; CLAIM_KEY_
     key
 }
 
-/// A field of two bytes as a load reads it.
+/// Value of a two-byte field as a load reads it.
 fn on_wire(value: u16) -> i32 {
     i32::from(value.to_be())
 }
 
-/// The program's instructions.
+/// Assembles the program.
 ///
 /// # Errors
 /// It cannot be assembled, which is a defect.
@@ -177,7 +177,7 @@ struct Program {
 }
 
 impl Program {
-    /// Loads the context, and goes on by the Ethernet type; the tag of the VLAN is skipped.
+    /// Loads the context, skips the VLAN tag, and branches by the Ethernet type.
     fn emit_ethernet(&self, code: &mut Assembler) {
         code.compute_register(Arithmetic::Move, R6, R1);
         code.load_field(Width::Word, R9, R6, CONTEXT_DATA);
@@ -344,7 +344,7 @@ impl Program {
         self.redirect_known_fragment(code);
     }
 
-    /// Passes frames that end within `length` bytes from `start`. The verifier requires it before each
+    /// Passes frames that end before `start + length`. The verifier requires this check before each
     /// load.
     fn check_length(&self, code: &mut Assembler, start: Register, length: i16) {
         code.compute_register(Arithmetic::Move, R0, start);
@@ -352,21 +352,21 @@ impl Program {
         code.jump_if_registers(Condition::Greater, R0, R8, self.pass);
     }
 
-    /// The IPv4 address at `header + offset` becomes the claim's, without a port.
+    /// Sets the claim's address to the IPv4 address at `header + offset`, without a port.
     fn set_claim_address4(&self, code: &mut Assembler, header: Register, offset: i16) {
         code.load_field(Width::Word, R1, header, offset);
         store_mapped_address(code, CLAIM_KEY);
         code.store_immediate(Width::Word, R10, CLAIM_PORT, 0);
     }
 
-    /// Redirects the frame if the claim's key is in the map; goes on otherwise.
+    /// Redirects the frame if the claim's key is in the map; continues otherwise.
     fn redirect_if_claimed(&self, code: &mut Assembler) {
         look_up(code, self.config.claims, CLAIM_KEY);
         code.jump_if(Condition::NotEqual, R0, 0, self.redirect);
     }
 
-    /// Redirects a packet or its first fragment if its port is claimed, and passes it otherwise. R7: not
-    /// zero if more fragments follow; those go the same way.
+    /// Redirects a packet or its first fragment if its port is claimed, and passes it otherwise. R7 is
+    /// nonzero if more fragments follow; those go the same way.
     fn redirect_first(&self, code: &mut Assembler, set_fragment_key: fn(&mut Assembler)) {
         let not_claimed = code.new_label();
         look_up(code, self.config.claims, CLAIM_KEY);
@@ -382,7 +382,7 @@ impl Program {
         code.jump_always(self.redirect);
         code.bind_label(not_claimed);
         code.jump_if(Condition::Equal, R7, 0, self.pass);
-        // An identification that is used again belongs to this packet from now on.
+        // A reused identification belongs to this packet from now on.
         set_fragment_key(code);
         code.load_map(R1, self.config.fragments);
         address_of(code, R2, FRAGMENT_KEY);
@@ -397,7 +397,7 @@ impl Program {
     }
 }
 
-/// R0 becomes the value in the map, or 0.
+/// Looks up a key: sets R0 to the address of its value, or to 0.
 fn look_up(code: &mut Assembler, map: i32, key: i16) {
     code.load_map(R1, map);
     address_of(code, R2, key);
@@ -409,7 +409,7 @@ fn address_of(code: &mut Assembler, to: Register, place: i16) {
     code.compute_immediate(Arithmetic::Add, to, place.into());
 }
 
-/// `::ffff:0:0/96` with the IPv4 address in R1, at a place on the stack.
+/// Stores the IPv4 address in R1 as `::ffff:0:0/96` at a place on the stack.
 fn store_mapped_address(code: &mut Assembler, place: i16) {
     code.store_immediate(Width::Double, R10, place, 0);
     let mapped = i32::from_ne_bytes([0, 0, 0xff, 0xff]);
@@ -424,15 +424,15 @@ fn copy_address6(code: &mut Assembler, header: Register, offset: i16, place: i16
     }
 }
 
-/// The port at `header + offset` becomes the claim's.
+/// Sets the claim's port to the port at `header + offset`.
 fn set_claim_port(code: &mut Assembler, header: Register, offset: i16) {
     code.load_field(Width::Half, R1, header, offset);
     code.store_immediate(Width::Word, R10, CLAIM_PORT, 0);
     code.store_register(Width::Half, R10, CLAIM_PORT, R1);
 }
 
-/// `to` becomes the length of an IPv4 header; one below 20 bytes points into the header itself, and
-/// what is found there is no claim of anybody who sends valid packets.
+/// Loads the length of an IPv4 header into `to`. With a length below 20 bytes, ports are read from the
+/// header itself; only invalid packets have it.
 fn load_header_length4(code: &mut Assembler, to: Register, header: Register) {
     code.load_field(Width::Byte, to, header, 0);
     code.compute_immediate(Arithmetic::And, to, 0x0f);

@@ -1,5 +1,5 @@
-//! One ring of an AF_XDP socket: descriptors in memory that is shared with the kernel, a counter of
-//! what was produced and one of what was consumed. Each side writes one of the two.
+//! One ring of an AF_XDP socket: entries in memory that is shared with the kernel, a counter of
+//! entries produced and a counter of entries consumed. Each side writes one of the two counters.
 //!
 //! Orderings: the producer writes entries and then its counter with release, which the consumer
 //! loads with acquire; the consumer reads entries and then writes its counter with release, which the
@@ -22,7 +22,7 @@ unsafe impl Send for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by `Shared::map_memory`, and used by nobody any more.
+        // SAFETY: mapped by `Shared::map_memory`, and no longer used.
         unsafe {
             libc::munmap(self.start.as_ptr().cast(), self.bytes);
         }
@@ -35,12 +35,12 @@ struct Shared<T> {
     consumer: NonNull<AtomicU32>,
     flags: NonNull<AtomicU32>,
     entries: NonNull<T>,
-    /// Entries less one; their number is a power of two.
+    /// Number of entries, a power of two, minus one.
     mask: u32,
     _mapping: Mapping,
 }
 
-// SAFETY: as of the mapping that the pointers lead into.
+// SAFETY: as for the mapping that the pointers lead into.
 unsafe impl<T: Send> Send for Shared<T> {}
 
 /// Kinds of rings, as `linux/if_xdp.h` numbers their mappings.
@@ -73,7 +73,7 @@ impl RingKind {
 }
 
 impl<T> Shared<T> {
-    /// `entries`: the power of two that the ring was made with.
+    /// `entries`: the power of two that the ring was created with.
     fn map_memory(
         socket: BorrowedFd<'_>,
         kind: RingKind,
@@ -97,7 +97,7 @@ impl<T> Shared<T> {
             Some(start) if start.as_ptr().cast() != libc::MAP_FAILED => start,
             _ => return Err(Error::last_call("mapping a ring of an AF_XDP socket")),
         };
-        // SAFETY: the kernel gave offsets within the mapping, aligned for what lies there.
+        // SAFETY: the kernel gave offsets within the mapping, aligned for the fields at them.
         unsafe {
             Ok(Self {
                 producer: start.add(at.producer as usize).cast(),
@@ -141,7 +141,7 @@ pub(crate) struct ProducerRing<T> {
     /// The next entry to write; the kernel knows of those before `published`.
     next: u32,
     published: u32,
-    /// What the kernel had consumed when it was last looked at.
+    /// The kernel's counter of consumed entries when it was last read.
     consumed: u32,
 }
 
@@ -160,8 +160,8 @@ impl<T> ProducerRing<T> {
         })
     }
 
-    /// Entries that can be pushed. The kernel's counter, in a cache line that it writes, is only read
-    /// when less than `wanted` are known to be free.
+    /// Number of entries that can be pushed. The kernel's counter, in a cache line that it writes, is
+    /// read only if fewer than `wanted` entries are known to be free.
     #[inline]
     pub(crate) fn free_entries(&mut self, wanted: u32) -> u32 {
         let size = self.shared.mask + 1;
@@ -173,20 +173,20 @@ impl<T> ProducerRing<T> {
         size - self.next.wrapping_sub(self.consumed)
     }
 
-    /// Writes an entry; false when there is no room.
+    /// Writes an entry; returns false if there is no room.
     #[inline]
     pub(crate) fn push(&mut self, value: T) -> bool {
         if self.free_entries(1) == 0 {
             return false;
         }
-        // SAFETY: the entry lies behind what the kernel consumed, so that it does not read it until
-        // it is published.
+        // SAFETY: the kernel has consumed the slot's previous entry, and does not read the new one
+        // until it is published.
         unsafe { self.shared.entry_at(self.next).write(value) };
         self.next = self.next.wrapping_add(1);
         true
     }
 
-    /// Lets the kernel see what was pushed.
+    /// Makes the pushed entries visible to the kernel.
     #[inline]
     pub(crate) fn publish_entries(&mut self) {
         if self.published != self.next {
@@ -198,14 +198,14 @@ impl<T> ProducerRing<T> {
         }
     }
 
-    /// Entries that the kernel has not consumed.
+    /// Number of entries that the kernel has not consumed.
     #[inline]
     pub(crate) fn unconsumed_entries(&mut self) -> u32 {
         self.consumed = self.shared.consumer_counter().load(Ordering::Acquire);
         self.next.wrapping_sub(self.consumed)
     }
 
-    /// The kernel looks at the ring only when it is told to.
+    /// True if the kernel reads the ring only after a wake-up call.
     #[inline]
     pub(crate) fn needs_wakeup(&self) -> bool {
         self.shared.ring_flags().load(Ordering::Relaxed) & libc::XDP_RING_NEED_WAKEUP != 0
@@ -217,7 +217,7 @@ pub(crate) struct ConsumerRing<T> {
     shared: Shared<T>,
     /// The next entry to read.
     next: u32,
-    /// What the kernel had produced when it was last looked at.
+    /// The kernel's counter of produced entries when it was last read.
     produced: u32,
 }
 
@@ -235,8 +235,8 @@ impl<T: Copy> ConsumerRing<T> {
         })
     }
 
-    /// Entries that can be popped. The kernel's counter is only read when there is none left of those
-    /// that are known.
+    /// Number of entries that can be popped. The kernel's counter is read only if no known entry is
+    /// left.
     #[inline]
     pub(crate) fn available_entries(&mut self) -> u32 {
         let known = self.produced.wrapping_sub(self.next);
@@ -247,7 +247,7 @@ impl<T: Copy> ConsumerRing<T> {
         self.produced.wrapping_sub(self.next)
     }
 
-    /// Reads an entry; the kernel may write there again after [`Self::release`].
+    /// Reads an entry; the kernel may overwrite it after [`Self::release_entries`].
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<T> {
         if self.available_entries() == 0 {
@@ -259,7 +259,7 @@ impl<T: Copy> ConsumerRing<T> {
         Some(value)
     }
 
-    /// Gives the entries that were read back.
+    /// Returns the entries that were read to the kernel.
     #[inline]
     pub(crate) fn release_entries(&mut self) {
         // Release: the entries were read before.

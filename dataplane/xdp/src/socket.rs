@@ -1,5 +1,5 @@
-//! An AF_XDP socket on one receive queue of an interface: frames come and go by rings of
-//! descriptors, in memory that this process chose.
+//! An AF_XDP socket on one receive queue of an interface: frames are received and sent through rings
+//! of descriptors, in memory that this process provides.
 //!
 //! In copy mode, which every driver has, the kernel copies each frame between that memory and its
 //! own; in zero-copy mode the NIC reads and writes it. Either way the memory is in chunks at any
@@ -17,26 +17,26 @@ use crate::{Error, Result, XdpInterface};
 /// How frames get into the memory of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CopyMode {
-    /// Zero-copy where the driver has it.
+    /// Zero-copy if the driver supports it.
     Auto,
     /// The kernel copies.
     Copy,
-    /// The NIC reads and writes the memory: an error where it cannot.
+    /// The NIC reads and writes the memory; an error if it cannot.
     ZeroCopy,
 }
 
-/// What a socket is made with.
+/// Parameters of a socket.
 #[derive(Debug, Clone, Copy)]
 pub struct SocketConfig {
     /// Entries of the fill and the RX ring: a power of two.
     pub rx_entries: u32,
     /// Entries of the TX and the completion ring: a power of two.
     pub tx_entries: u32,
-    /// Who copies.
+    /// Copies by the kernel, or zero-copy.
     pub copy_mode: CopyMode,
 }
 
-/// Memory for frames: `bytes` at `base`, of which the kernel is given chunks of `chunk_bytes`.
+/// Memory for frames: `bytes` bytes at `base`, given to the kernel in chunks of `chunk_bytes`.
 #[derive(Debug, Clone, Copy)]
 pub struct Umem {
     base: NonNull<u8>,
@@ -44,7 +44,7 @@ pub struct Umem {
     chunk_bytes: u32,
 }
 
-// SAFETY: an address and lengths; what may be done with them is the business of `Umem::new`.
+// SAFETY: an address and lengths; the contract of `Umem::new` covers accesses to the memory.
 unsafe impl Send for Umem {}
 // SAFETY: as above.
 unsafe impl Sync for Umem {}
@@ -54,7 +54,7 @@ impl Umem {
     ///
     /// # Safety
     /// The memory stays mapped and is not used for anything else while a socket of it exists; a chunk
-    /// given to the kernel is left alone until the kernel gives it back.
+    /// given to the kernel is not accessed until the kernel gives it back.
     pub unsafe fn new(base: NonNull<u8>, bytes: usize, chunk_bytes: u32) -> Umem {
         Umem {
             base,
@@ -66,17 +66,17 @@ impl Umem {
 
 /// Bytes that the kernel keeps free before a received frame (`XDP_PACKET_HEADROOM`).
 pub const PACKET_HEADROOM: u16 = 256;
-/// An address in the memory's upper bits: what is to be added to the lower ones
+/// Shift of the upper bits of an address, which are an offset to be added to the lower bits
 /// (`XSK_UNALIGNED_BUF_OFFSET_SHIFT`).
 const OFFSET_SHIFT: u32 = 48;
 const BASE_MASK: u64 = (1 << OFFSET_SHIFT) - 1;
 
-/// Frames that the kernel sends at one call, in copy mode (`TX_BATCH_SIZE`).
+/// Frames that the kernel sends per call, in copy mode (`TX_BATCH_SIZE`).
 const FRAMES_A_KICK: u32 = 32;
-/// Calls to send one burst, when the kernel asks for another.
+/// Maximum calls to send one burst, if the kernel asks for more.
 const MAX_KICKS: u32 = 8;
-/// Bytes of frames that the kernel may hold for a socket that sends: the default holds 90 frames, and
-/// a burst that follows another stops there.
+/// Limit on the bytes of frames that the kernel holds for a sending socket. The default allows 90
+/// frames, at which the second of two successive bursts would stop.
 const SEND_BUFFER_BYTES: libc::c_int = 4 << 20;
 
 /// `struct xdp_desc`
@@ -91,18 +91,18 @@ struct Descriptor {
 /// A frame in the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame {
-    /// The chunk, in bytes from the memory's base, as it was given to the kernel.
+    /// The chunk as it was given to the kernel, in bytes from the memory's base.
     pub chunk: u64,
-    /// Where the frame begins in the chunk.
+    /// Offset of the frame in the chunk.
     pub offset: u16,
     /// Bytes of the frame.
     pub bytes: u32,
 }
 
-/// What the kernel counted.
+/// Counters of the kernel.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SocketCounters {
-    /// Frames dropped for other reasons than a full ring, as too long ones.
+    /// Frames dropped for other reasons than a full ring, for example too long ones.
     pub rx_dropped: u64,
     /// Frames dropped because the RX ring was full.
     pub rx_ring_full: u64,
@@ -137,12 +137,12 @@ pub struct Sender {
 }
 
 impl XdpSocket {
-    /// A socket on receive queue `queue` of the interface. All sockets of an interface after the first
-    /// share the first one's memory: `first`.
+    /// Opens a socket on receive queue `queue` of the interface. All sockets of an interface after the
+    /// first share the memory of `first`.
     ///
     /// # Errors
-    /// A capability is missing, the queue has a socket, the memory cannot be locked, the interface is
-    /// down.
+    /// A capability is missing, the queue has a socket, the memory cannot be locked, or the interface
+    /// is down.
     pub fn open(
         interface: &XdpInterface,
         queue: u32,
@@ -193,31 +193,32 @@ impl XdpSocket {
         })
     }
 
-    /// Whether the NIC reads and writes the memory itself.
+    /// Returns whether the NIC reads and writes the memory itself.
     pub fn is_zero_copy(&self) -> bool {
         self.is_zero_copy
     }
 
-    /// The two halves, and a handle that counts and that the map of sockets takes.
+    /// Splits the socket into its two halves, and a handle for the counters and for the map of
+    /// sockets.
     pub fn split(self) -> (Receiver, Sender, SocketHandle) {
         (self.receiver, self.sender, SocketHandle(self.descriptor))
     }
 
-    /// For the map of sockets.
+    /// Descriptor for the map of sockets.
     pub fn socket_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
 }
 
-/// What is left of a [`XdpSocket`] that was split.
+/// Handle of an [`XdpSocket`] that was split.
 #[derive(Debug, Clone)]
 pub struct SocketHandle(Arc<OwnedFd>);
 
 impl SocketHandle {
-    /// What the kernel counted.
+    /// Reads the counters of the kernel.
     ///
     /// # Errors
-    /// The interface is gone.
+    /// The interface was removed.
     pub fn read_counters(&self) -> Result<SocketCounters> {
         let counters: libc::xdp_statistics = read_option(&self.0, libc::XDP_STATISTICS)
             .map_err(|source| call_error("reading the counters of an AF_XDP socket", source))?;
@@ -231,7 +232,8 @@ impl SocketHandle {
 }
 
 impl Receiver {
-    /// The next received frame. [`Self::release_frames`] follows the last one of a burst.
+    /// Returns the next received frame. [`Self::release_frames`] has to follow the last one of a
+    /// burst.
     #[inline]
     pub fn next_frame(&mut self) -> Option<Frame> {
         let descriptor = self.ring.pop()?;
@@ -242,30 +244,30 @@ impl Receiver {
         })
     }
 
-    /// The kernel may write to the RX ring again where frames were read.
+    /// Lets the kernel reuse the entries of the RX ring whose frames were read.
     #[inline]
     pub fn release_frames(&mut self) {
         self.ring.release_entries();
     }
 
-    /// Whether a frame waits.
+    /// Returns whether a frame waits.
     #[inline]
     pub fn has_frame(&mut self) -> bool {
         self.ring.available_entries() != 0
     }
 
-    /// Gives the kernel a chunk, by its bytes from the memory's base; false when the ring is full.
-    /// [`Self::publish_chunks`] follows the last one.
+    /// Gives the kernel a chunk, by its offset from the memory's base; returns false if the ring is
+    /// full. [`Self::publish_chunks`] has to follow the last one.
     #[inline]
     pub fn push_chunk(&mut self, chunk: u64) -> bool {
         self.fill.push(chunk)
     }
 
-    /// Lets the kernel use the chunks.
+    /// Makes the pushed chunks available to the kernel.
     #[inline]
     pub fn publish_chunks(&mut self) {
         self.fill.publish_entries();
-        // A driver with zero-copy that ran out of chunks.
+        // A zero-copy driver has run out of chunks.
         if self.fill.needs_wakeup() {
             self.wake_driver();
         }
@@ -284,26 +286,27 @@ impl Receiver {
         }
     }
 
-    /// Readable while a frame waits.
+    /// Descriptor that is readable while a frame waits.
     pub fn socket_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
 }
 
 impl Sender {
-    /// A chunk whose frame was sent. [`Self::release_completed`] follows the last one.
+    /// Returns a chunk whose frame was sent. [`Self::release_completed`] has to follow the last one.
     #[inline]
     pub fn next_completed(&mut self) -> Option<u64> {
         self.completion.pop().map(|address| address & BASE_MASK)
     }
 
-    /// The kernel may write to the completion ring again.
+    /// Lets the kernel reuse the entries of the completion ring that were read.
     #[inline]
     pub fn release_completed(&mut self) {
         self.completion.release_entries();
     }
 
-    /// Queues a frame; false when the ring is full. [`Self::transmit_queued`] follows the last one.
+    /// Queues a frame; returns false if the ring is full. [`Self::transmit_queued`] has to follow the
+    /// last one.
     #[inline]
     pub fn push_frame(&mut self, frame: Frame) -> bool {
         self.ring.push(Descriptor {
@@ -313,14 +316,15 @@ impl Sender {
         })
     }
 
-    /// The kernel left frames in the ring, which [`Self::transmit_queued`] offers again.
+    /// True if the kernel left frames in the ring, which [`Self::transmit_queued`] offers again.
     #[inline]
     pub fn has_backlog(&self) -> bool {
         self.has_backlog
     }
 
-    /// Has the kernel send what is queued. In copy mode this is where frames are copied and pass the
-    /// driver, so that a call for each burst is the price of AF_XDP; it takes 32 frames at a time.
+    /// Has the kernel send the queued frames. In copy mode, frames are copied and pass the driver in
+    /// this call, so that a call per burst is the price of AF_XDP; the kernel takes 32 frames at a
+    /// time.
     #[inline]
     pub fn transmit_queued(&mut self) {
         self.ring.publish_entries();
@@ -335,7 +339,7 @@ impl Sender {
             if left == 0 {
                 break;
             }
-            // SAFETY: sends no bytes, so that the address is not looked at.
+            // SAFETY: sends no bytes, so that the address is not read.
             let result = unsafe {
                 libc::sendto(
                     self.descriptor.as_raw_fd(),
@@ -348,7 +352,8 @@ impl Sender {
             };
             let before = left;
             left = self.ring.unconsumed_entries();
-            // EAGAIN: it sent its share and wants another call, or its buffers are full.
+            // EAGAIN: the kernel has sent its share and requests another call, or its buffers are
+            // full.
             if result < 0 && left == before {
                 break;
             }
@@ -380,11 +385,11 @@ fn open_socket() -> Result<OwnedFd> {
         }
         return Err(call_error("an AF_XDP socket", source));
     }
-    // SAFETY: just opened, and nobody else's.
+    // SAFETY: just opened, and not owned elsewhere.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
-/// Without the capability, the system's limit holds.
+/// Enlarges the send buffer. Without the capability, the system's limit applies.
 fn set_send_buffer(socket: &OwnedFd) {
     let bytes = SEND_BUFFER_BYTES;
     for option in [libc::SO_SNDBUFFORCE, libc::SO_SNDBUF] {
@@ -405,7 +410,7 @@ fn set_send_buffer(socket: &OwnedFd) {
 }
 
 fn register_memory(socket: &OwnedFd, umem: &Umem) -> Result<()> {
-    // The first version of the structure, which all kernels take.
+    // The first version of the structure, which all kernels accept.
     #[repr(C)]
     struct Registration {
         address: u64,
@@ -440,7 +445,7 @@ fn bind_socket(
     copy_mode: CopyMode,
     first: Option<&XdpSocket>,
 ) -> Result<()> {
-    // Sockets that share memory take the flags of the first.
+    // Sockets that share memory inherit the flags of the first.
     let flags = match (first, copy_mode) {
         (Some(_), _) => libc::XDP_SHARED_UMEM,
         (None, CopyMode::Auto) => libc::XDP_USE_NEED_WAKEUP,
@@ -513,7 +518,7 @@ fn set_option<T>(socket: &OwnedFd, option: libc::c_int, value: &T) -> io::Result
 fn read_option<T>(socket: &OwnedFd, option: libc::c_int) -> io::Result<T> {
     let mut value = MaybeUninit::<T>::zeroed();
     let mut bytes = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most as many bytes as the value has.
+    // SAFETY: the kernel writes at most `bytes` bytes, which is the size of the value.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

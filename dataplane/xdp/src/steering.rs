@@ -11,16 +11,16 @@ use crate::program::{
 };
 use crate::{Error, Result, XdpInterface};
 
-/// Claims that fit: every port of an address, and some.
+/// Capacity of the map of claims: every port of one address, and as much again.
 const MAX_CLAIMS: u32 = 1 << 17;
-/// Fragmented packets that are under way at a time.
+/// Maximum number of fragmented packets tracked at a time.
 const MAX_FRAGMENTED: u32 = 1024;
 
 /// `XDP_FLAGS_SKB_MODE` and `XDP_FLAGS_DRV_MODE` of linux/if_link.h
 const GENERIC_MODE: u32 = 1 << 1;
 const NATIVE_MODE: u32 = 1 << 2;
 
-/// What is siwd's.
+/// An address or a port whose frames are siwd's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Claim {
     /// The address that frames are sent to.
@@ -38,16 +38,16 @@ pub enum AttachMode {
     Generic,
 }
 
-/// What the program does with a frame.
+/// Result of the program for a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is the kernel's.
+    /// The frame goes to the kernel.
     Pass,
-    /// It is claimed, and goes to the socket of its queue.
+    /// The frame is claimed, and goes to the socket of its queue.
     Redirect,
-    /// It is claimed, and no socket takes it.
+    /// The frame is claimed, and no socket takes it.
     Drop,
-    /// What this program never returns.
+    /// A result that this program never returns.
     Other(u32),
 }
 
@@ -57,19 +57,19 @@ pub struct XdpSteering {
     program: OwnedFd,
     claims: Map,
     sockets: Map,
-    /// Kept open with the program, which uses it.
+    /// Kept open for the program, which uses it.
     _fragments: Map,
     claimed: BTreeSet<Claim>,
-    /// The kernel detaches the program when this is closed, also with the process.
+    /// The kernel detaches the program when this is closed, also at the end of the process.
     link: Option<OwnedFd>,
 }
 
 impl XdpSteering {
-    /// Loads the program, attached to nothing. `vlan`: the tag of claimed frames, if they have one.
-    /// `queues`: the receive queues of the interface.
+    /// Loads the program without attaching it. `vlan`: the tag of claimed frames, if they have one.
+    /// `queues`: the number of receive queues of the interface.
     ///
     /// # Errors
-    /// A capability is missing, or the kernel refuses it.
+    /// A capability is missing, or the kernel refuses the program.
     pub fn load(kind: ClaimKind, vlan: Option<u16>, queues: u32) -> Result<XdpSteering> {
         let claims = Map::create_map(&MapShape {
             kind: MapType::Hash,
@@ -109,7 +109,7 @@ impl XdpSteering {
         })
     }
 
-    /// Frames to this address and port are siwd's from now on.
+    /// Directs frames to this address and port to siwd from now on.
     ///
     /// # Errors
     /// The map is full.
@@ -120,7 +120,7 @@ impl XdpSteering {
         Ok(())
     }
 
-    /// They are the kernel's again.
+    /// Directs these frames to the kernel again.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -131,12 +131,13 @@ impl XdpSteering {
         Ok(())
     }
 
-    /// What is claimed.
+    /// All claims.
     pub fn claims(&self) -> impl Iterator<Item = Claim> + '_ {
         self.claimed.iter().copied()
     }
 
-    /// Claimed frames that arrive at this receive queue go to the socket, which must be bound to it.
+    /// Directs claimed frames that arrive at this receive queue to the socket, which must be bound to
+    /// it.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -145,14 +146,14 @@ impl XdpSteering {
         self.sockets.update_element(&queue.to_ne_bytes(), &value)
     }
 
-    /// Attaches the program to the interface: in its driver if that has XDP.
+    /// Attaches the program to the interface: in its driver if the driver has XDP.
     ///
     /// # Errors
     /// The interface has a program already, or a capability is missing.
     pub fn attach(&mut self, interface: &XdpInterface) -> Result<AttachMode> {
         let native = attach_program(&self.program, interface.index, NATIVE_MODE);
         let (outcome, mode) = match native {
-            // The driver has no XDP, or none with this MTU or these settings.
+            // The driver has no XDP, or does not support it with this MTU or these settings.
             Err(error)
                 if matches!(
                     error.raw_os_error(),
@@ -165,7 +166,7 @@ impl XdpSteering {
             outcome => (outcome, AttachMode::Native),
         };
         let link = outcome.map_err(|source| match source.raw_os_error() {
-            // Attached since the interface was looked at.
+            // Attached since the interface was looked up.
             Some(libc::EBUSY | libc::EEXIST) => {
                 interface
                     .attached_error()
@@ -186,10 +187,10 @@ impl XdpSteering {
         Ok(mode)
     }
 
-    /// What the program would do with a frame that arrives at queue 0.
+    /// Returns the program's verdict on a frame that arrives at queue 0.
     ///
     /// # Errors
-    /// The kernel refuses the test, as of a frame shorter than an Ethernet header.
+    /// The kernel refuses the test, for example of a frame shorter than an Ethernet header.
     pub fn judge_frame(&self, frame: &[u8]) -> Result<Verdict> {
         Ok(match test_program(&self.program, frame)? {
             1 => Verdict::Drop,

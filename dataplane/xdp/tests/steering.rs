@@ -1,4 +1,4 @@
-//! What the XDP program does with frames of every kind, by test runs in the kernel: without a socket,
+//! Verdicts of the XDP program on frames of every kind, by test runs in the kernel: without a socket,
 //! a claimed frame is dropped, and every other passes.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -16,7 +16,7 @@ const UDP: u8 = 17;
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
 
-/// The program with these claims; `None` where the test has to be skipped.
+/// Loads the program with these claims; `None` if the test has to be skipped.
 fn load_steering(
     kind: ClaimKind,
     vlan: Option<u16>,
