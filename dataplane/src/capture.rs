@@ -1,9 +1,8 @@
 //! Packet capture: workers hand copies of frames to a thread that writes pcapng.
 //!
-//! Off unless configured. Each frame is captured once: where it is sent, and where it is
-//! received on a port whose far end is not ours. Checksums that a port (or nobody, on the
-//! embedded pair) would have filled are completed here, so that a capture reads as the
-//! wire would.
+//! Off unless configured. Each frame is captured once: where it is sent, or where it is received on a
+//! port whose peer is not in this daemon. Checksums that a port would fill in, or that are not
+//! computed on the embedded pair, are completed here, so that a capture shows the frames as on a wire.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -26,7 +25,7 @@ use crate::config::CaptureConfig;
 
 const QUEUE_FRAMES: usize = 16_384;
 
-/// Which way a captured frame went.
+/// Direction of a captured frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// Received by siwd.
@@ -57,9 +56,8 @@ struct CaptureQueue {
 pub struct CaptureHandle(Arc<CaptureQueue>);
 
 impl CaptureHandle {
-    /// Takes a copy of a frame whose bytes `fill` appends. A full queue is waited for
-    /// briefly, since a capture with holes is worth little; then the frame is counted as
-    /// dropped.
+    /// Queues a copy of a frame whose bytes `fill` appends. If the queue is full, waits briefly, since
+    /// a capture with gaps is worth little; then the frame is counted as dropped.
     pub fn record_frame(
         &self,
         interface: u32,
@@ -92,7 +90,7 @@ impl CaptureHandle {
     }
 }
 
-/// The thread that writes; stops and flushes when dropped.
+/// The writing thread; stops and flushes when dropped.
 pub struct Capture {
     shared: Arc<CaptureQueue>,
     thread: Option<JoinHandle<()>>,
@@ -108,7 +106,7 @@ pub struct CaptureError {
 }
 
 impl Capture {
-    /// Creates the file with one interface a device (its MTU decides the snap length).
+    /// Creates the file with one interface per device, without a snap length.
     ///
     /// # Errors
     /// [`CaptureError`] when the file cannot be created.
@@ -157,7 +155,7 @@ impl Capture {
         })
     }
 
-    /// A handle for a worker.
+    /// Creates a handle for a worker.
     pub fn new_handle(&self) -> CaptureHandle {
         CaptureHandle(self.shared.clone())
     }

@@ -1,6 +1,6 @@
-//! Start and stop of the daemon: what the host must have is looked at first ([`Prepared`]), then
-//! the control socket, ports and workers come up in this order, and go in the opposite one. Clients
-//! that connect early wait in the socket until the daemon is ready.
+//! Start and stop of the daemon. The host's resources are checked first ([`Prepared`]); then the
+//! control socket, ports and workers are started in this order, and stopped in the opposite one.
+//! Clients that connect early wait in the socket until the daemon is ready.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
@@ -32,7 +32,7 @@ use crate::link_traits::PayloadPolicy;
 use crate::prepared::{Prepared, StartedDpdk};
 use crate::worker::{Mailbox, Worker, WorkerConfig};
 
-/// The daemon cannot start, or could not go on.
+/// The daemon cannot start or cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The host lacks a core, or another daemon has it.
@@ -47,9 +47,9 @@ pub enum StartError {
     /// The control socket cannot be served.
     #[error("control socket {path}: {reason}")]
     Socket {
-        /// Where it should be.
+        /// Path of the socket.
         path: String,
-        /// What is wrong, and what to do.
+        /// Cause and remedy.
         reason: String,
     },
     /// A device or a worker cannot be set up; the text names it.
@@ -58,7 +58,7 @@ pub enum StartError {
     /// A call to the operating system failed.
     #[error("{what}: {source}")]
     Os {
-        /// What could not be done.
+        /// Operation that failed.
         what: &'static str,
         /// Why.
         source: std::io::Error,
@@ -83,16 +83,16 @@ fn too_many_workers() -> StartError {
     StartError::Device("too many workers".into())
 }
 
-/// Commands and events that fit between a worker and the control thread.
+/// Capacity of the queues of commands and events between a worker and the control thread.
 const MAILBOX_CAPACITY: usize = 4096;
 /// Packet buffers that DPDK keeps for each registered thread.
 const POOL_CACHE: u32 = 256;
 
-/// Runs until SIGTERM or SIGINT. SIGHUP is logged and changes nothing: the configuration is read at
-/// the start alone. A panic of any thread ends the process.
+/// Runs the daemon until SIGTERM or SIGINT. SIGHUP is logged and changes nothing, because the
+/// configuration is read only at the start. A panic of any thread ends the process.
 ///
 /// # Errors
-/// A resource is missing, named with the command that provides it; nothing was touched then.
+/// A resource is missing; the error names the command that provides it, and the host is unchanged.
 pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
     host::end_process_on_panic();
     let signals = block_signals()?;
@@ -117,7 +117,7 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
         .transpose()?;
 
     let channels = WorkerChannels::new(&prepared)?;
-    // After DPDK, which looks for hugepages with a handler of its own.
+    // After the start of DPDK, which probes hugepages with a handler of its own.
     let fault_wake = channels.control_wake.try_clone();
     fault_wake
         .and_then(siw_shm::fault_guard::install)
@@ -125,7 +125,7 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
             what: "faults on clients' memory cannot be handled",
             source,
         })?;
-    // Measured here once, and not with a worker's first FPDU.
+    // Measured here once, rather than at a worker's first FPDU.
     let method = siw_memory::crc::crc32c_method();
     tracing::debug!(method, "CRC32c");
     let threads = start_workers(&prepared, &dpdk, &mut devices, capture.as_ref(), &channels)?;
@@ -173,7 +173,7 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
     let _ = std::io::Write::flush(&mut std::io::stdout());
     host::notify_service_manager("READY=1");
     if !control.run() {
-        // What it hangs in is in use: nothing may be freed, and nobody waits for it.
+        // A thread hangs and still uses its resources: nothing may be freed, and nothing waits for it.
         dpdk::exit_process(1);
     }
     for thread in threads {
@@ -196,7 +196,7 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
     Ok(())
 }
 
-/// Who sees the counters of all clients.
+/// Looks up the users that may see the counters of all clients.
 fn look_up_operators(config: &Config) -> Result<Operators, StartError> {
     let group = config.control.operators.as_ref();
     let name = group.map(|group| group.get_ref().as_str());
@@ -206,8 +206,8 @@ fn look_up_operators(config: &Config) -> Result<Operators, StartError> {
     })
 }
 
-/// SIGTERM, SIGINT and SIGHUP come through a descriptor from now on. Called before any thread exists, so
-/// that all inherit the mask.
+/// Delivers SIGTERM, SIGINT and SIGHUP through a descriptor from now on. Must be called before any
+/// thread exists, so that all threads inherit the mask.
 ///
 /// # Errors
 /// The operating system refuses.
@@ -223,11 +223,11 @@ pub fn block_signals() -> Result<SignalFd, StartError> {
         .map_err(os_error("signals cannot be received"))
 }
 
-/// What joins the workers with the control thread, with each other and with clients.
+/// Connections of the workers with the control thread, with each other and with clients.
 struct WorkerChannels {
     /// The workers' sleep flags, which clients map.
     page: WorkerPage,
-    /// One of each worker, in order.
+    /// One per worker, in order.
     mailboxes: Arc<[Arc<Mailbox>]>,
     control_wake: Arc<OwnedFd>,
     control_asleep: Arc<SleepFlag>,
@@ -324,8 +324,8 @@ fn start_workers(
     Ok(threads)
 }
 
-/// Starts a thread for each device that the kernel shares. The first worker, which serves every device,
-/// sends for it.
+/// Starts a thread for each device that is shared with the kernel. The first worker, which serves
+/// every device, sends for it.
 fn start_host_threads(
     prepared: &Prepared,
     dpdk: &StartedDpdk,
@@ -370,7 +370,7 @@ fn follow_routes(devices: &[OpenDevice]) -> Result<RouteFollower, StartError> {
     })
 }
 
-/// The links that can go down: all but those that are memory.
+/// The links that can go down: all except those in memory.
 fn monitor_links(devices: &[OpenDevice]) -> LinkMonitor {
     let port = |device: &OpenDevice| (!device.link.in_process).then(|| device.port.share());
     let host_interface = |device: &OpenDevice| device.host.as_ref().map(|host| host.tap.index());
@@ -380,7 +380,7 @@ fn monitor_links(devices: &[OpenDevice]) -> LinkMonitor {
     )
 }
 
-/// The NICs that read arenas themselves.
+/// The NICs that read arenas by DMA.
 fn arena_readers(devices: &[OpenDevice]) -> Vec<dpdk::Port> {
     devices
         .iter()
@@ -391,10 +391,10 @@ fn arena_readers(devices: &[OpenDevice]) -> Vec<dpdk::Port> {
         .collect()
 }
 
-/// Makes arenas known to the NICs that read them.
+/// Returns a function that maps arenas for the NICs that read them.
 fn arena_mapper(prepared: &Prepared, eal: &Eal, ports: Vec<dpdk::Port>) -> Arc<MapArena> {
     let eal = eal.clone();
-    // The narrowest decides: an address has to suit all of them.
+    // The narrowest IOMMU decides: an address has to suit all of them.
     let widths = prepared
         .pci_devices()
         .filter_map(|device| device.iommu_width);
@@ -457,7 +457,7 @@ fn start_worker(eal: &Eal, config: WorkerConfig) -> Result<JoinHandle<()>, Start
     }
 }
 
-/// What is printed once the daemon serves.
+/// Line that is printed once the daemon serves.
 fn ready_line(prepared: &Prepared, hugepages: bool, json: bool) -> String {
     let (config, cores) = (&prepared.config, &prepared.cores);
     let socket = config.control.socket.display().to_string();
@@ -500,7 +500,7 @@ fn ready_line(prepared: &Prepared, hugepages: bool, json: bool) -> String {
     )
 }
 
-/// What is in effect of the configuration, as far as it decides how fast siwd is.
+/// The effective settings that determine siwd's performance.
 fn settings_json(
     prepared: &Prepared,
     hugepages: bool,

@@ -29,36 +29,37 @@ use crate::xdp_device::{share_ports, xdp_link};
 /// Descriptors of a ring pair: enough for a few bursts, few enough to stay in the cache.
 const PAIR_RING: u32 = 256;
 
-/// Longest frame beside its IP packet: Ethernet, VLAN tag, checksum.
+/// Maximum bytes of a frame in addition to its IP packet: Ethernet, VLAN tag, checksum.
 const FRAME_OVERHEAD: u16 = 32;
 /// Bytes of an 802.1Q tag.
 pub(crate) const VLAN_TAG: u16 = 4;
 
-/// Wire segments of a super-segment: 64 KB of plain Ethernet, and what a tap cuts at most.
+/// Maximum wire segments of a super-segment: 64 KB of plain Ethernet, which is also the limit of a
+/// tap.
 const TSO_SEGMENTS: u16 = 44;
 const TSO_BYTES: u32 = 64_000;
 
-/// Receive windows where the configuration names none.
+/// Receive windows if the configuration names none.
 const WINDOW: u32 = 1 << 20;
 const PAIR_WINDOW: u32 = 256 << 10;
-/// Segments that a connection of a pair may send at once after silence.
+/// Segments that a connection of a pair may send at once after an idle period.
 const PAIR_INITIAL_WINDOW: u32 = 256;
 
-/// A started port, and what the workers need to know of it.
+/// A started port, and its properties that the workers need.
 pub struct OpenDevice {
-    /// Its table of the configuration.
+    /// The device's table of the configuration.
     pub config: DeviceConfig,
     /// The started DPDK port.
     pub port: Port,
     /// The MAC address of the port.
     pub mac: [u8; 6],
-    /// What the port and its link can do.
+    /// Capabilities of the port and its link.
     pub link: LinkTraits,
     driver: String,
     queues: Vec<Option<(RxQueue, TxQueue)>>,
-    /// Who of the device's workers owns a connection.
+    /// Assignment of connections to the device's workers.
     steering: Arc<Steering>,
-    /// How TCP ports are divided with the kernel, where both have the device's addresses.
+    /// Division of TCP ports with the kernel, if both have the device's addresses.
     pub host_ports: Option<Arc<HostPorts>>,
     /// The kernel's interface, until its thread starts.
     pub host: Option<HostPath>,
@@ -67,7 +68,7 @@ pub struct OpenDevice {
 /// Opens and starts every port.
 ///
 /// # Errors
-/// A text that names the device and what it lacks.
+/// A text that names the device and the problem.
 pub fn open_devices(
     dpdk: &StartedDpdk,
     configs: &[DeviceConfig],
@@ -93,7 +94,7 @@ pub fn open_devices(
                 match pairs.iter().position(|(other_name, _)| *other_name == pair) {
                     Some(at) => pairs.swap_remove(at).1,
                     None => {
-                        // Device names of rings are global in DPDK and short.
+                        // Device names of rings are global in DPDK, and short.
                         let label = format!("siw_{}", pairs.len() + devices.len());
                         let (first_end, second_end) =
                             Port::create_ring_pair(&dpdk.eal, &label, workers as u16, PAIR_RING)
@@ -124,10 +125,10 @@ pub fn open_devices(
     Ok(devices)
 }
 
-/// Gives the kernel its part in the devices that have `host_interface`.
+/// Sets up the kernel's part of the devices that have `host_interface`.
 ///
 /// # Errors
-/// A text that names the device and what is missing.
+/// A text that names the device and the missing resource.
 pub fn set_up_host_paths(devices: &mut [OpenDevice]) -> Result<(), String> {
     for device in devices {
         let Some(settings) = HostSettings::of_device(&device.config) else {
@@ -159,7 +160,7 @@ pub fn buffer_room(config: &DeviceConfig) -> u16 {
         _ => 0,
     };
     let frame = config.mtu.get_ref().saturating_add(FRAME_OVERHEAD);
-    // The longest frames of a pair take a second buffer for their last bytes.
+    // The longest frames of a pair use a second buffer for their last bytes.
     frame.clamp(2048, u16::MAX - dpdk::HEADROOM).max(ring)
 }
 
@@ -224,7 +225,7 @@ fn start_device(
         ));
     }
     tracing::debug!(device = %name, driver = %info.driver, queues, ?caps, "port configured");
-    // Neither end of a link takes frames from its own address.
+    // Neither end of a link accepts frames from its own address.
     let shared_mac = traits.shares_mac_address;
     let own_mac = match port.mac_address() {
         Ok(mac_address) if !shared_mac => mac_address,
@@ -237,7 +238,8 @@ fn start_device(
                 && mac_address != own_mac
                 && port.set_mac_address(mac_address).is_err()
             {
-                // The link delivers only its own address then, unless promiscuous mode lets others pass.
+                // The link then delivers only its own address, unless promiscuous mode lets others
+                // pass.
                 if let Err(error) = port.set_promiscuous(true) {
                     tracing::warn!(device = %name, "neither the address nor promiscuous mode could be set: {error}");
                 }
@@ -264,7 +266,7 @@ fn start_device(
     let steering = Steering::new(usize::from(wanted), caps.reta_size);
     log_steering(name, queues, wanted, &caps);
     if caps.reta_size > 0 && queues == wanted {
-        // Without it the port's own table decides, and workers sort what comes to the wrong one.
+        // Without the table, the port's own decides, and workers forward misdirected frames.
         if let Err(error) = port.set_rss_table(&steering.indirection_table()) {
             tracing::warn!(device = %name, "workers will forward frames to each other: {error}");
         }
@@ -290,8 +292,8 @@ fn start_device(
     })
 }
 
-/// The MTU that a port is configured with, to carry `mtu` bytes of IP packet and a VLAN tag. Drivers
-/// that count the tag apart may take no more than `mtu`, and carry tagged frames all the same.
+/// The MTU to configure on a port, so that it carries `mtu` bytes of IP packet and a VLAN tag. Drivers
+/// that count the tag separately may accept no more than `mtu`, and still carry tagged frames.
 fn port_mtu(mtu: u16, has_vlan: bool, info: &dpdk::PortInfo) -> u16 {
     let tagged = if has_vlan { mtu + VLAN_TAG } else { mtu };
     if u32::from(tagged) > info.max_mtu && u32::from(mtu) <= info.max_mtu {
@@ -313,7 +315,7 @@ fn derived_mac(name: &str, config: &DeviceConfig) -> [u8; 6] {
 }
 
 impl OpenDevice {
-    /// What clients see.
+    /// The device as clients see it.
     pub fn client_view(&self) -> DeviceView {
         let link = self.port.link_status().ok();
         let addresses = self.config.addresses.get_ref().clone();
@@ -341,7 +343,7 @@ impl OpenDevice {
         }
     }
 
-    /// What is in effect of its table of the configuration, and of what its link can do.
+    /// Effective settings of the device's configuration and link.
     pub fn settings_json(&self) -> serde_json::Value {
         let DeviceConfig { mtu, mpa, .. } = &self.config;
         serde_json::json!({
@@ -360,13 +362,13 @@ impl OpenDevice {
         })
     }
 
-    /// The queues of one worker, for programs that use the port without siwd's TCP.
+    /// Takes the queues of one worker, for programs that use the port without siwd's TCP.
     pub fn take_queues(&mut self, worker: usize) -> Option<(RxQueue, TxQueue)> {
         self.queues.get_mut(worker)?.take()
     }
 
-    /// The port as one worker has it, if it serves the device. Workers beyond the port's queues receive
-    /// and send through those that have one.
+    /// The port of one worker, if the worker serves the device. Workers beyond the port's queues
+    /// receive and send through workers that have one.
     pub fn worker_port(
         &mut self,
         device: usize,
@@ -405,7 +407,7 @@ impl OpenDevice {
         })
     }
 
-    /// What the port takes at once: a header, and two buffers for each FPDU.
+    /// Limits of the super-segments that the port takes: a header, and two buffers for each FPDU.
     fn super_segments(&self) -> TsoLimits {
         let by_buffers = self.link.max_tso_segments.saturating_sub(1) / 2;
         TsoLimits {
@@ -468,14 +470,14 @@ impl OpenDevice {
             .iter()
             .map(|cidr| IpCidr::new(cidr.addr, cidr.prefix))
             .collect();
-        // Of the same buffers.
+        // Fragments are held in the same buffers.
         let fragments = (keys.max_held_buffers / 16).min(512);
         let mut stack = StackConfig {
             gateway_v4: config.gateway.as_ref().map(|gateway| *gateway.get_ref()),
             gateway_v6: config.gateway6.as_ref().map(|gateway| *gateway.get_ref()),
             mtu: *config.mtu.get_ref(),
             vlan: config.vlan.as_ref().map(|vlan| *vlan.get_ref()),
-            // A listener may want it though its device does not.
+            // A listener may want it even if its device does not.
             show_out_of_order: true,
             routes: config
                 .routes
@@ -510,24 +512,25 @@ impl OpenDevice {
     }
 }
 
-/// Secrets and bounds that every stack shares.
+/// Secrets and limits that every stack shares.
 pub struct SharedStackConfig {
-    /// Of the initial sequence numbers (RFC 6528).
+    /// Key of the initial sequence numbers (RFC 6528).
     pub isn_key: [u8; 16],
-    /// Of the flow table's hash.
+    /// Key of the flow table's hash.
     pub hash_key: [u8; 16],
-    /// Connections of one device in one worker.
+    /// Maximum connections of one device in one worker.
     pub max_connections: usize,
-    /// Received buffers that one stack's connections may hold together.
+    /// Maximum received buffers that the connections of one stack may hold together.
     pub max_held_buffers: usize,
 }
 
 impl SharedStackConfig {
-    /// Fresh secrets of the operating system, which is waited for where it has just booted and has
-    /// none yet. `buffers` of the pool are shared by `stacks`; a quarter is for the ports.
+    /// Generates secrets with the operating system's random numbers; right after boot, blocks until it
+    /// has some. Three quarters of the `buffers` of the pool are shared by `stacks` stacks; the rest
+    /// is for the ports.
     ///
     /// # Errors
-    /// The operating system has no random numbers.
+    /// The operating system provides no random numbers.
     pub fn generate_secrets(
         connections: usize,
         buffers: u32,
@@ -570,7 +573,7 @@ mod tests {
         for (index, key) in keys.iter().enumerate() {
             assert!(!keys[..index].contains(key), "{key:02x?} twice");
         }
-        // Every octet varies: none is left as it was.
+        // Every octet varies: none was left at its initial value.
         for octet in 0..16 {
             assert!(keys.iter().any(|key| key[octet] != keys[0][octet]));
         }

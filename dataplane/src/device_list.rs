@@ -1,5 +1,5 @@
-//! `siwd devices`: what siwd could use on this machine, and the command that makes it usable. Read from
-//! sysfs; no device is touched and DPDK is not started.
+//! `siwd devices`: the devices that siwd could use on this machine, and the commands that make them
+//! usable. Read from sysfs; no device is touched and DPDK is not started.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 /// Other buses with devices that DPDK drives, and the prefix of their names in devargs.
 const OTHER_BUSES: [(&str, &str); 2] = [("auxiliary", "auxiliary:"), ("vmbus", "")];
-/// What the kernel calls sub-functions of a NIC.
+/// Part of the kernel's names for sub-functions of a NIC.
 const SUB_FUNCTION: &str = ".sf.";
 /// Class of network devices on Hyper-V's bus.
 const VMBUS_NETWORK: &str = "{f8615163-df3e-46c5-913f-f2d2f965ed0e}";
@@ -20,7 +20,7 @@ struct BusDevice {
     driver: Option<String>,
 }
 
-/// Everything that could be used, as text for people or as JSON.
+/// Describes all usable devices, as human-readable text or as JSON.
 pub fn describe_devices(as_json: bool) -> String {
     let nics = PciDevice::list_network();
     let others = list_other_buses();

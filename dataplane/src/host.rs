@@ -1,5 +1,5 @@
-//! What the daemon needs of its host, looked at before anything is touched: cores,
-//! hugepages, and the readiness protocol of the service manager.
+//! The daemon's requirements on its host, checked before anything is changed: cores, hugepages, and
+//! the readiness protocol of the service manager.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, Write};
@@ -35,7 +35,7 @@ pub enum HostError {
     BusyCore {
         /// The core.
         core: usize,
-        /// Process id of the holder, as it wrote it.
+        /// Process id of the holder, from its lock file.
         holder: String,
     },
     /// Another daemon has the NIC.
@@ -45,7 +45,7 @@ pub enum HostError {
     BusyNic {
         /// Its PCI address.
         address: String,
-        /// Process id of the holder, as it wrote it.
+        /// Process id of the holder, from its lock file.
         holder: String,
     },
     /// The idle states of a core cannot be limited.
@@ -106,11 +106,12 @@ fn no_such_core(core: usize) -> HostError {
     }
 }
 
-/// The claim of one worker on its core, exclusive when it polls, shared when it sleeps; or of the daemon
-/// on a NIC.
+/// The claim of one worker on its core, exclusive if the worker polls, shared if it sleeps; or the
+/// claim of the daemon on a NIC.
 pub struct HostClaim(#[allow(dead_code, reason = "held for its lock")] Flock<File>);
 
-/// Where locks of cores and NICs lie: one folder for the machine, or for the user who may not write there.
+/// Folder of the locks of cores and NICs: one for the machine, or one of a user who may not write
+/// there.
 pub fn lock_folder() -> PathBuf {
     let machine = PathBuf::from("/run/siwd");
     if fs::create_dir_all(&machine).is_ok()
@@ -123,10 +124,10 @@ pub fn lock_folder() -> PathBuf {
         .join("siwd")
 }
 
-/// Looks whether this process may run on these cores.
+/// Checks that this process may run on these cores.
 ///
 /// # Errors
-/// [`HostError::NoSuchCore`] with those that it may run on.
+/// [`HostError::NoSuchCore`] with the allowed cores.
 pub fn check_cores(cores: &[usize]) -> Result<(), HostError> {
     let allowed = allowed_cores();
     match cores.iter().find(|core| !allowed.contains(core)) {
@@ -138,7 +139,7 @@ pub fn check_cores(cores: &[usize]) -> Result<(), HostError> {
 /// The id of a group by its name.
 ///
 /// # Errors
-/// There is no such group; the text says how to create it.
+/// The group does not exist; the text says how to create it.
 pub fn find_group(name: &str) -> Result<Gid, String> {
     let found = nix::unistd::Group::from_name(name).ok().flatten();
     found
@@ -172,7 +173,7 @@ fn claim_core(folder: &Path, core: usize, idle: IdlePolicy) -> Result<HostClaim,
         .map_err(|holder| HostError::BusyCore { core, holder })
 }
 
-/// Claims a NIC for this process: not every driver for user space refuses a second user.
+/// Claims a NIC for this process: not every user-space driver refuses a second user.
 ///
 /// # Errors
 /// [`HostError::BusyNic`].
@@ -187,7 +188,7 @@ pub fn claim_nic(folder: &Path, address: &str) -> Result<HostClaim, HostError> {
     })
 }
 
-/// Takes a lock, or finds who has it.
+/// Takes a lock, or returns the process that holds it.
 fn lock_for_process(path: &Path, how: FlockArg) -> Result<Result<HostClaim, String>, HostError> {
     let lock_error = |source| HostError::Lock {
         path: path.display().to_string(),
@@ -216,7 +217,7 @@ fn lock_for_process(path: &Path, how: FlockArg) -> Result<Result<HostClaim, Stri
     }
 }
 
-/// Bytes in free hugepages that nobody has reserved (the default size).
+/// Bytes in free hugepages of the default size that are not reserved.
 pub fn free_hugepage_bytes() -> u64 {
     let Ok(text) = fs::read_to_string("/proc/meminfo") else {
         return 0;
@@ -232,7 +233,7 @@ pub fn free_hugepage_bytes() -> u64 {
     free * field("Hugepagesize:") * 1024
 }
 
-/// Lets the process have as many open files as the hard limit allows; how many that are.
+/// Raises the limit of open files to the hard limit. Returns the limit in force.
 pub fn raise_file_limit() -> u64 {
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else {
         return 1024;
@@ -246,8 +247,8 @@ pub fn raise_file_limit() -> u64 {
     }
 }
 
-/// What is left of the host for clients, now that the daemon has taken its own part. `nic_arenas`:
-/// pieces of their memory that NICs can be given, if they read any.
+/// Capacity of the host that is left for clients after the daemon has taken its own part.
+/// `nic_arenas`: number of memory regions that NICs can still be given, if they read any.
 pub fn client_capacity(
     file_limit: u64,
     memory_keys: usize,
@@ -268,19 +269,20 @@ pub fn client_capacity(
     HostCapacity {
         memory: meminfo_bytes("MemTotal:"),
         hugepages: free_hugepage_bytes(),
-        // Some for what the daemon opens later: captures, drivers, sockets that it refuses.
+        // Keeps a reserve for descriptors that the daemon opens later: captures, drivers, refused
+        // sockets.
         descriptors: left - (left / 4).min(SPARE_DESCRIPTORS),
         memory_keys: memory_keys as u64,
         nic_arenas,
     }
 }
 
-/// Of Linux's `vm.max_map_count`.
+/// Linux's default of `vm.max_map_count`.
 const DEFAULT_MAPPINGS: u64 = 65_530;
-/// Descriptors that no client gets.
+/// Descriptors that are reserved for the daemon.
 const SPARE_DESCRIPTORS: u64 = 512;
 
-/// A field of /proc/meminfo that is in kB.
+/// Bytes of a field of /proc/meminfo that is in kB.
 fn meminfo_bytes(name: &str) -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let kilobytes = text
@@ -291,7 +293,7 @@ fn meminfo_bytes(name: &str) -> u64 {
     kilobytes.unwrap_or(0) * 1024
 }
 
-/// Reports a state to the service manager (sd_notify protocol) when there is one.
+/// Reports a state to the service manager (sd_notify protocol) if there is one.
 pub fn notify_service_manager(state: &str) {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else {
         return;
@@ -312,8 +314,8 @@ pub fn notify_service_manager(state: &str) {
     }
 }
 
-/// How often the service manager wants to hear that the daemon works (`WatchdogSec` of systemd,
-/// sd_watchdog_enabled(3)); `None` when it does not.
+/// Interval in which the service manager expects a sign of life (`WatchdogSec` of systemd,
+/// sd_watchdog_enabled(3)); `None` without a watchdog.
 pub fn watchdog_interval() -> Option<Duration> {
     let number = |name| std::env::var(name).ok()?.parse::<u64>().ok();
     let for_us = number("WATCHDOG_PID").is_none_or(|pid| pid == u64::from(std::process::id()));
@@ -321,8 +323,8 @@ pub fn watchdog_interval() -> Option<Duration> {
     for_us.then_some(Duration::from_micros(micros))
 }
 
-/// From now on a panic in any thread ends the process, with the message of the panic, the name of
-/// the thread and status 101. A daemon that lost a worker would look healthy and serve nobody.
+/// Makes a panic in any thread end the process, with the panic's message, the thread's name and status
+/// 101. A daemon that lost a worker would look healthy and not serve its clients.
 pub fn end_process_on_panic() {
     let print_panic = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -337,7 +339,7 @@ pub fn end_process_on_panic() {
 /// Exit status after a panic, as of a Rust program whose main thread panics.
 const PANIC_STATUS: i32 = 101;
 
-/// Sends what is logged at `levels`, the argument of `--log`, to stderr; once a process.
+/// Sends the log at `levels`, the argument of `--log`, to stderr. May be called once per process.
 pub fn log_to_stderr(levels: &str) -> Result<(), String> {
     let filter = tracing_subscriber::EnvFilter::try_new(levels).map_err(|error| {
         format!("--log {levels:?}: {error}; write error, warn, info, debug or trace")
@@ -350,7 +352,7 @@ pub fn log_to_stderr(levels: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// The NUMA node of a core, where the kernel tells.
+/// The NUMA node of a core, if the kernel reports it.
 pub fn numa_node_of_core(core: usize) -> Option<u32> {
     let folder = std::fs::read_dir(format!("/sys/devices/system/cpu/cpu{core}")).ok()?;
     folder.flatten().find_map(|entry| {

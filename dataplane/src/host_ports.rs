@@ -1,10 +1,10 @@
-//! TCP ports at addresses that siwd shares with the kernel: each belongs to one of the two, so that
-//! nobody uses a port twice. A port is claimed by a kernel socket that is bound to it and never used:
-//! the kernel then refuses the port to its own programs with EADDRINUSE, and gives it to nobody who
-//! asks for any port. A port that the kernel has given away already cannot be claimed, and siwd's
-//! client is told so.
+//! Division of TCP ports at addresses that siwd shares with the kernel: each port belongs to one of
+//! the two. siwd claims a port with a kernel socket that is bound to it and otherwise unused. The
+//! kernel then refuses the port to its own programs with EADDRINUSE, and does not assign it to a
+//! program that asks for any port. A port that the kernel has assigned already cannot be claimed, and
+//! siwd's client gets an error.
 //!
-//! For links that leave the kernel's stack beside siwd's, whichever way frames are divided:
+//! For links on which the kernel's stack works alongside siwd's, regardless of how frames are divided:
 //! ```text
 //! start of a device      HostPorts::claim_range()   ports for connects, claimed once: RDMA connections
 //!                                                   come and go, their ports stay siwd's
@@ -14,14 +14,14 @@
 //! frame to a shared address and TCP port            siwd's if a listener, a connection or
 //!                                                   HostPorts::connect_ports() has it, else the kernel's
 //! ```
-//! Where an XDP program divides the frames (`af_xdp` with `xdp_share`), it learns of each claim by
-//! [`PortSteering`]; a connection that a listener accepted shares the listener's claim, so that its
-//! frames come here after the listener is gone.
+//! Where an XDP program divides the frames (`af_xdp` with `xdp_share`), [`PortSteering`] passes each
+//! claim to it. A connection that a listener accepted shares the listener's claim, so that its frames
+//! still come here after the end of the listener.
 //!
-//! The sockets are in the network namespace of the thread that makes the claim, which has to be that of
-//! the kernel's interface. The address need not exist there yet. Each socket is one descriptor of the
-//! process: a claim holds one for each shared address that it is about. Claims are made by the control
-//! thread and at the start, never by workers.
+//! The sockets are in the network namespace of the thread that makes the claim, which has to be that
+//! of the kernel's interface. The address need not exist there yet. Each socket is one descriptor of
+//! the process: a claim holds one for each shared address that it covers. Claims are made by the
+//! control thread and at the start, never by workers.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -38,12 +38,12 @@ use siw_tcp::{HostShare, PortSet};
 /// A port could not be claimed against the kernel.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum ClaimError {
-    /// The XDP program did not take the claim.
+    /// The XDP program did not accept the claim.
     #[error("TCP port {port} at {address} cannot be steered to siwd: {reason}")]
     Steering {
-        /// Where.
+        /// The address.
         address: IpAddr,
-        /// Which.
+        /// The port.
         port: u16,
         /// Why.
         reason: String,
@@ -53,9 +53,9 @@ pub enum ClaimError {
         "TCP port {port} at {address} is used by a program of this machine (ss -tanp): choose another"
     )]
     Taken {
-        /// Where.
+        /// The address.
         address: IpAddr,
-        /// Which.
+        /// The port.
         port: u16,
     },
     /// The process may not bind ports below the kernel's limit.
@@ -63,7 +63,7 @@ pub enum ClaimError {
         "TCP port {port} needs CAP_NET_BIND_SERVICE: run siwd as root, add the capability to its unit (AmbientCapabilities=), or choose a port from 1024 on"
     )]
     NotPermitted {
-        /// Which.
+        /// The port.
         port: u16,
     },
     /// The process has no descriptors left.
@@ -71,27 +71,27 @@ pub enum ClaimError {
         "no descriptor is left to claim TCP port {port} against the kernel: raise the limit (ulimit -n, LimitNOFILE= of the unit), or narrow host_ports"
     )]
     NoDescriptors {
-        /// Which.
+        /// The port.
         port: u16,
     },
-    /// The kernel has none of the ports to give.
+    /// The kernel has assigned all of the ports already.
     #[error(
         "no TCP port from {first} to {last} at {address} is free: choose another range in host_ports"
     )]
     NoneFree {
-        /// Where.
+        /// The address.
         address: IpAddr,
-        /// The lowest of them.
+        /// The lowest port.
         first: u16,
-        /// The highest.
+        /// The highest port.
         last: u16,
     },
     /// Another error of the operating system.
     #[error("TCP port {port} at {address} cannot be claimed against the kernel: {errno}")]
     Os {
-        /// Where.
+        /// The address.
         address: IpAddr,
-        /// Which.
+        /// The port.
         port: u16,
         /// Why.
         errno: Errno,
@@ -99,7 +99,7 @@ pub enum ClaimError {
 }
 
 impl ClaimError {
-    /// The errno that a client gets for it.
+    /// The errno that a client gets for the error.
     pub fn errno(&self) -> i32 {
         let errno = match self {
             ClaimError::Taken { .. } | ClaimError::NoneFree { .. } => Errno::EADDRINUSE,
@@ -112,19 +112,19 @@ impl ClaimError {
     }
 }
 
-/// Who has to know which ports are siwd's, beside the kernel's sockets.
+/// Divider of frames that has to know siwd's ports, in addition to the kernel's sockets.
 pub trait PortSteering: std::fmt::Debug + Send + Sync {
-    /// Frames to this address and port are siwd's from now on.
+    /// Directs frames to this address and port to siwd from now on.
     ///
     /// # Errors
-    /// Why they are not.
+    /// The reason, as text.
     fn add_port(&self, address: IpAddr, port: u16) -> Result<(), String>;
 
-    /// They are the kernel's again.
+    /// Directs these frames to the kernel again.
     fn remove_port(&self, address: IpAddr, port: u16);
 }
 
-/// A port at one address: the socket that holds it, and who was told.
+/// A claimed port at one address: the socket that holds it, and the steering that was informed.
 #[derive(Debug)]
 struct PortHolder {
     address: IpAddr,
@@ -154,7 +154,7 @@ impl PortHolder {
 
 impl Drop for PortHolder {
     fn drop(&mut self) {
-        // Before the socket is closed: the kernel gets no frame of a port that is not its own.
+        // Before the socket is closed: a program that gets the port afterwards has to get its frames.
         if let Some(steering) = &self.steering {
             steering.remove_port(self.address, self.port);
         }
@@ -171,17 +171,17 @@ fn steer_port(steering: &dyn PortSteering, address: IpAddr, port: u16) -> Result
         })
 }
 
-/// A port that is claimed against the kernel until this, and others like it, are dropped. Empty where
-/// nothing had to be claimed.
+/// A port that is claimed against the kernel until this claim and all that share it are dropped. Empty
+/// if nothing had to be claimed.
 #[derive(Debug, Default)]
 pub struct PortClaim {
     sockets: Vec<Arc<PortHolder>>,
-    /// The descriptors are on another claim's account.
+    /// The descriptors are accounted to another claim.
     is_shared: bool,
 }
 
 impl PortClaim {
-    /// Descriptors that it holds.
+    /// Number of descriptors that are accounted to this claim.
     pub fn descriptors(&self) -> u64 {
         match self.is_shared {
             true => 0,
@@ -189,7 +189,8 @@ impl PortClaim {
         }
     }
 
-    /// The claims of a listener, for a connection that it accepted: they last as long as one of the two.
+    /// Shares the claims of a listener with a connection that it accepted: they last until both are
+    /// dropped.
     pub fn share_all<'a>(claims: impl IntoIterator<Item = &'a PortClaim>) -> PortClaim {
         let claims = claims.into_iter();
         PortClaim {
@@ -204,23 +205,24 @@ impl PortClaim {
 /// The division of TCP ports between siwd and the kernel, for one device.
 #[derive(Debug)]
 pub struct HostPorts {
-    /// Addresses that both have.
+    /// Addresses that both stacks have.
     addresses: Vec<IpAddr>,
-    /// Claimed for connects, at all of the addresses.
+    /// Ports claimed for connects, at all of the addresses.
     connect_ports: PortSet,
     #[allow(dead_code, reason = "held for their ports")]
     sockets: Vec<OwnedFd>,
-    /// Claims that are alive, so that several connects may share a port as they may without a kernel.
+    /// Live claims of single ports, so that several connects may share a port as they may without a
+    /// kernel.
     single_claims: Mutex<SingleClaims>,
-    /// Who divides the frames, if it is not siwd.
+    /// Divider of the frames, if it is not siwd.
     steering: Option<Arc<dyn PortSteering>>,
 }
 
-/// The sockets of single ports, by what they hold.
+/// The sockets of single ports by address and port.
 #[derive(Debug, Default)]
 struct SingleClaims {
     sockets: HashMap<(IpAddr, u16), Weak<PortHolder>>,
-    /// Entries at which those that are over are looked for.
+    /// Number of entries at which expired ones are removed.
     prune_at: usize,
 }
 
@@ -246,11 +248,11 @@ impl SingleClaims {
 }
 
 impl HostPorts {
-    /// Claims the ports of `range` at each of these addresses, for connects. Those that the kernel has
-    /// given away already are left out, with a warning.
+    /// Claims the ports of `range` at each of `addresses`, for connects. Ports that the kernel has
+    /// assigned already are left out, with a warning.
     ///
     /// # Errors
-    /// Not one is free, or something else than their use speaks against it.
+    /// No port is free, or a claim fails for another reason than use.
     pub fn claim_range(
         addresses: Vec<IpAddr>,
         range: RangeInclusive<u16>,
@@ -296,10 +298,10 @@ impl HostPorts {
         })
     }
 
-    /// Has somebody else divide the frames: it learns of what is claimed, and of each claim to come.
+    /// Has `steering` divide the frames: passes the claimed ports to it, and each later claim.
     ///
     /// # Errors
-    /// It does not take them.
+    /// It does not accept a port.
     pub fn steer_by(mut self, steering: Arc<dyn PortSteering>) -> Result<HostPorts, ClaimError> {
         for address in &self.addresses {
             for port in (1..=u16::MAX).filter(|port| self.connect_ports.contains(*port)) {
@@ -310,11 +312,12 @@ impl HostPorts {
         Ok(self)
     }
 
-    /// Claims a port for a binding, a listener, or a connect from it, at those shared addresses for
-    /// which `includes` is true. Nothing is claimed twice, nor what is siwd's for connects already.
+    /// Claims a port for a binding, a listener, or a connect from it, at the shared addresses for
+    /// which `includes` is true. A port that is claimed already is not claimed again; those for
+    /// connects need no claim of their own.
     ///
     /// # Errors
-    /// The kernel has the port, or gives no socket.
+    /// The kernel has assigned the port, or no socket can be created.
     pub fn claim_port(
         &self,
         port: u16,
@@ -343,12 +346,12 @@ impl HostPorts {
         &self.addresses
     }
 
-    /// The ports that are siwd's for connects, at these addresses.
+    /// The ports that are claimed for connects, at these addresses.
     pub fn connect_ports(&self) -> &PortSet {
         &self.connect_ports
     }
 
-    /// What a TCP stack of the device has to know.
+    /// The division of ports as a TCP stack of the device needs it.
     pub fn stack_share(&self) -> HostShare {
         HostShare {
             addresses: self.addresses.clone(),
@@ -356,7 +359,7 @@ impl HostPorts {
         }
     }
 
-    /// Descriptors that it holds.
+    /// Number of descriptors held.
     pub fn descriptors(&self) -> u64 {
         self.sockets.len() as u64
     }
@@ -382,16 +385,16 @@ fn claim_at(address: IpAddr, port: u16) -> Result<OwnedFd, ClaimError> {
     })
 }
 
-/// A TCP socket that holds a port and does nothing. Without SO_REUSEADDR, so that no other socket can
-/// have the port, whatever its own options are.
+/// A TCP socket that only holds a port. It lacks SO_REUSEADDR, so that no other socket can get the
+/// port, whatever its own options are.
 fn bind_socket(address: SocketAddr) -> Result<OwnedFd, Errno> {
     let family = match address {
         SocketAddr::V4(_) => AddressFamily::Inet,
         SocketAddr::V6(_) => AddressFamily::Inet6,
     };
     let holder = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
-    // The kernel may get the address later, or check it for duplicates yet. IPv6 sockets take this
-    // option too.
+    // The kernel may get the address later, or still check it for duplicates. IPv6 sockets accept this
+    // option, too.
     setsockopt(&holder, sockopt::IpFreebind, &true)?;
     bind(holder.as_raw_fd(), &SockaddrStorage::from(address))?;
     Ok(holder)
@@ -403,7 +406,7 @@ mod tests {
     use std::io::ErrorKind;
     use std::net::TcpListener;
 
-    /// An address of this test's own: others may have the same ports elsewhere.
+    /// An address of this test process: others may use the same ports elsewhere.
     fn address(last: u8) -> IpAddr {
         let process = std::process::id();
         IpAddr::from([127, (process >> 8) as u8 | 1, process as u8, last])
@@ -449,7 +452,7 @@ mod tests {
         assert!(!set.contains(61_001) && set.contains(61_000) && set.contains(61_007));
         assert_eq!((set.len(), ports.descriptors()), (7, 7));
         assert_eq!(ports.stack_share().ports, *set);
-        // Claimed for connects already: a listener of siwd may have it all the same.
+        // Already claimed for connects; a listener of siwd needs no other claim.
         assert_eq!(ports.claim_port(61_002, |_| true).unwrap().descriptors(), 0);
         let error = HostPorts::claim_range(vec![own], 61_001..=61_001).unwrap_err();
         assert!(error.to_string().contains("host_ports"), "{error}");
@@ -459,7 +462,7 @@ mod tests {
     #[test]
     fn addresses_are_claimed_one_by_one_and_before_they_exist() {
         let (first, second) = (address(3), address(4));
-        // Of no interface here (RFC 5737, RFC 3849).
+        // On no interface here (RFC 5737, RFC 3849).
         let later: [IpAddr; 2] = [
             "192.0.2.77".parse().unwrap(),
             "2001:db8::77".parse().unwrap(),
@@ -470,7 +473,7 @@ mod tests {
         let claim = ports.claim_port(61_010, |ip| ip == first).unwrap();
         assert_eq!(claim.descriptors(), 1);
         drop(TcpListener::bind((second, 61_010)).unwrap());
-        // An address that the kernel does not have: nothing to claim.
+        // An address that is not shared with the kernel: nothing to claim.
         let foreign = ports.claim_port(61_010, |ip| ip == IpAddr::from([192, 0, 2, 1]));
         assert_eq!(foreign.unwrap().descriptors(), 0);
         assert_eq!(ports.claim_port(61_011, |_| true).unwrap().descriptors(), 4);

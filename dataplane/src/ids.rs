@@ -1,7 +1,7 @@
-//! Numbers of the daemon's objects, one type for each kind, so that none is taken for another.
+//! Numbers of the daemon's objects, one type per kind, so that they cannot be confused.
 //!
-//! Clients name these objects by the bare number in their control messages; the control thread
-//! wraps it when it takes a request apart, and unwraps it when it writes a reply.
+//! Clients name these objects by bare numbers in their control messages; the control thread wraps a
+//! number when it parses a request, and unwraps it when it writes a reply.
 
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident($number:ty)) => {
@@ -16,7 +16,7 @@ macro_rules! id {
         }
 
         impl $name {
-            /// The number as a place in a table.
+            /// The number as a table index.
             #[inline]
             pub const fn index(self) -> usize {
                 self.0 as usize
@@ -26,17 +26,17 @@ macro_rules! id {
 }
 
 id! {
-    /// A connected client process; never used again.
+    /// A connected client process; numbers are never reused.
     ClientId(u64)
 }
 
 impl ClientId {
-    /// Under which faults on the client's memory are noted (`siw_shm::fault_guard`).
+    /// Owner under which faults on the client's memory are recorded (`siw_shm::fault_guard`).
     pub fn fault_owner(self) -> u64 {
         self.0
     }
 
-    /// The client of a noted fault.
+    /// The client of a recorded fault.
     pub fn from_fault_owner(owner: u64) -> ClientId {
         ClientId(owner)
     }
@@ -55,7 +55,7 @@ id! {
     SrqId(u32)
 }
 id! {
-    /// A protection domain, unique in the daemon; memory keys are checked for it.
+    /// A protection domain, unique in the daemon; memory keys are checked against it.
     PdId(u32)
 }
 id! {
@@ -64,7 +64,7 @@ id! {
     CmListenerId(u32)
 }
 id! {
-    /// Names a command that the control thread awaits the answer of.
+    /// A command whose answer the control thread awaits.
     CommandToken(u64)
 }
 id! {

@@ -6,7 +6,7 @@
 //!       '== control socket ==> control thread: resources, connections, configuration
 //! ```
 //!
-//! [`daemon::run_daemon`] is the whole life of the process; `main.rs` is its command line.
+//! [`daemon::run_daemon`] runs the process from start to stop; `main.rs` is its command line.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

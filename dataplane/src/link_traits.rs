@@ -1,5 +1,5 @@
-//! What a worker has to know of the link below a device: one value, made from what the driver is
-//! known for, what the port granted and what the configuration allows.
+//! Properties of the link below a device, as its workers need them: one value, derived from the
+//! driver's traits, the capabilities that the port granted, and the configuration.
 
 use dpdk::{DriverTraits, PortCaps};
 
@@ -9,83 +9,83 @@ use crate::config::{ChecksumPolicy, TsoPolicy, TxPayloadPolicy};
 /// and its reference.
 pub const COPY_MAX: u32 = 512;
 
-/// How the payload of WRITE and SEND gets into frames, and when they complete therefore. READ
+/// How payload of WRITE and SEND gets into frames, which determines when they complete. READ
 /// responses, whose memory may change at any time, and short payload are always copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PayloadPolicy {
     /// Copied into the frame, in one pass with the CRC. The message completes when it is
     /// acknowledged.
     Copy,
-    /// By reference to registered memory. The link sends the frames of a queue in order and reads
-    /// each while it sends it, so the acknowledgement of the last byte proves that the memory was
-    /// read. Retransmissions are copied: an acknowledgement need not be theirs. The message completes
-    /// when it is acknowledged, whenever the driver frees its buffers. A peer that acknowledges what it
-    /// has not received can be sent what the application writes into the buffer after the completion,
-    /// with a wrong CRC: where that matters, payload is to be copied.
+    /// By reference to registered memory. The link sends the frames of a queue in order and reads each
+    /// while it sends it, so the acknowledgement of the last byte proves that the memory was read.
+    /// Retransmissions are copied, because an acknowledgement may be for an earlier transmission. The
+    /// message completes when it is acknowledged, regardless of when the driver frees its buffers. A
+    /// peer that acknowledges data before it has received them can be sent data that the application
+    /// writes into the buffer after the completion, with a wrong CRC: where that matters, payload has
+    /// to be copied.
     ReferenceUntilAck,
-    /// By reference, and the far end receives the very frame: it may read the memory after it
-    /// acknowledged it. The message completes when no frame refers to it any more, which is polled.
+    /// By reference, and the peer gets the same mbuf: it may read the memory after it acknowledged it.
+    /// The message completes when no frame refers to its memory any more, which is polled.
     ReferenceUntilRelease,
 }
 
-/// What a device's link can do, as it is configured.
+/// Capabilities of a device's link, as it is configured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinkTraits {
-    /// The far end is in this daemon: memory, no wire. Nothing announces its frames, and each ring
-    /// joins the same worker's ends.
+    /// The peer is in this daemon, and the link is memory without a wire. No interrupt announces
+    /// frames, and each ring joins two ends in the same worker.
     pub in_process: bool,
-    /// Nobody computes checksums: nothing can damage frames in memory.
+    /// No checksums are computed: nothing can damage frames in memory.
     pub no_checksums: bool,
     /// The port verifies the checksums of received frames.
     pub rx_checksum: bool,
     /// The port can wake a sleeping worker.
     pub rx_interrupt: bool,
-    /// Whether its interrupts arrive shows only once one did: drivers report success where the device
-    /// has none, or delivers none (e1000 and e1000e).
+    /// No interrupt has arrived yet, so that they cannot be relied on: drivers report success even if
+    /// the device has none, or delivers none (e1000 and e1000e).
     pub rx_interrupt_unproven: bool,
     /// The port computes TCP checksums.
     pub tx_checksum: bool,
-    /// The port fills in the IPv4 header checksums of what it cuts.
+    /// The port fills in the IPv4 header checksums of the segments that it cuts.
     pub tx_ip_checksum: bool,
-    /// The port cuts super-segments into TCP segments (TSO), and computes their checksums; a pair
-    /// carries them as they are.
+    /// The port cuts super-segments into TCP segments (TSO), and computes their checksums; a ring pair
+    /// carries them uncut.
     pub tso: bool,
-    /// The port sends chains of segments; without, frames are copied into one buffer.
+    /// The port sends chains of segments; otherwise frames are copied into one buffer.
     pub multi_segs: bool,
-    /// How payload gets into frames, if not every stream copies it: see
+    /// How payload gets into frames. A stream may still copy all of it: see
     /// [`copied_up_to`](Self::copied_up_to).
     pub payload: PayloadPolicy,
-    /// What is sent by reference; none: nothing.
+    /// Selection of messages that are sent by reference; `None` if all are copied.
     references: Option<ReferenceRule>,
-    /// Every segment but the last must have an even length, or the port's checksums are wrong.
+    /// Every segment but the last must have an even length; otherwise the port's checksums are wrong.
     pub even_segments: bool,
-    /// Segments that the port takes in a frame that it sends as it is. Frames with more are copied
-    /// into one.
+    /// Maximum segments of a frame that the port sends uncut. Frames with more are copied into one.
     pub max_segments: u16,
-    /// Segments that the port takes in a packet that it cuts.
+    /// Maximum segments of a packet that the port cuts.
     pub max_tso_segments: u16,
 }
 
-/// Which messages of a link are sent by reference.
+/// Selection of a link's messages that are sent by reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReferenceRule {
-    /// Those that are not short.
+    /// All messages that are not short.
     All,
-    /// Long ones, on streams without CRC.
+    /// Long messages, on streams without CRC.
     LongWithoutCrc,
 }
 
-/// From this MTU on, long messages without CRC cross a pair faster by reference (`siw-perf bw`).
+/// MTU from which long messages without CRC cross a pair faster by reference (`siw-perf bw`).
 const LONG_FRAME: u16 = 9000;
-/// Such messages are longer than this, in bytes.
+/// Long messages have more bytes than this.
 const LONG_MESSAGE: u32 = 4096;
 
-/// Segments in a frame for a driver that names no limit: a header, a reference, and what follows
-/// it. Any driver that sends chains takes as many.
+/// Maximum segments of a frame if the driver states no limit: a header, a reference, and a trailer.
+/// Any driver that sends chains supports these three.
 const UNSTATED_MAX_SEGMENTS: u16 = 3;
 
 impl LinkTraits {
-    /// `driver` knows the kind of link, `granted` is the outcome of the port's configuration.
+    /// `driver` describes the kind of link, `granted` is the result of the port's configuration.
     pub fn new(
         driver: &DriverTraits,
         granted: &PortCaps,
@@ -99,16 +99,16 @@ impl LinkTraits {
         let takes_references = driver.external_buffers && multi_segs;
         let references = match tx_payload {
             TxPayloadPolicy::Reference => Some(ReferenceRule::All),
-            // With long frames a pair is faster by reference. Not every application leaves its memory
-            // alone until the completion: QEMU migrates a guest that runs. The receiver would read it
-            // for its CRC after the sender did, and the connection would end.
+            // With long frames a pair is faster by reference. With CRC, payload is copied: not every
+            // application leaves its memory alone until the completion (QEMU migrates a guest that
+            // runs). The receiver would read it for its CRC after the sender did, and the connection
+            // would end.
             TxPayloadPolicy::Auto if driver.in_process && mtu >= LONG_FRAME => {
                 Some(ReferenceRule::LongWithoutCrc)
             }
             // One pass that copies and computes the CRC measured faster than the CRC and a second
-            // buffer, at every length of messages at MTU 1500 and also where the far end takes the
-            // frame by pointer (`./benches/figures iwarp`). A driver has one segment to send instead
-            // of three.
+            // buffer, at every message length at MTU 1500, even if the peer takes the frame by pointer
+            // (`./benches/figures iwarp`). The driver has one segment to send instead of three.
             TxPayloadPolicy::Auto | TxPayloadPolicy::Copy => None,
         };
         let references = references.filter(|_| takes_references);
@@ -145,7 +145,7 @@ impl LinkTraits {
         }
     }
 
-    /// Up to which length, in bytes, messages of a stream are copied into frames; longer ones are sent
+    /// Length in bytes up to which messages of a stream are copied into frames; longer ones are sent
     /// by reference.
     pub fn copied_up_to(&self, has_crc: bool) -> u32 {
         match self.references {
@@ -155,7 +155,7 @@ impl LinkTraits {
         }
     }
 
-    /// How payload is sent, as the settings in the statistics name it.
+    /// Name of the payload policy in the settings of the statistics.
     pub fn payload_name(&self) -> &'static str {
         match self.references {
             None => "copy",
@@ -164,12 +164,12 @@ impl LinkTraits {
         }
     }
 
-    /// Whether TCP has to compute checksums itself.
+    /// Returns whether TCP has to compute checksums itself.
     pub fn needs_software_checksum(&self) -> bool {
         !(self.tx_checksum || self.no_checksums)
     }
 
-    /// Whether received frames may belong to another worker.
+    /// Returns whether received frames may belong to another worker.
     pub fn needs_steering(&self) -> bool {
         !self.in_process
     }
@@ -230,7 +230,7 @@ mod tests {
             ("0000:03:00.0", TxPayloadPolicy::Copy, true, Copy),
             ("0000:03:00.0", Reference, true, ReferenceUntilAck),
             ("net_af_packet0,iface=x", Reference, true, ReferenceUntilAck),
-            // Neither chains, nor memory that it cannot reach, nor a driver that nobody knows.
+            // No chains, memory that the driver cannot reach, and an unknown driver.
             ("0000:03:00.0", Reference, false, Copy),
             ("net_virtio_user0,path=/s", Reference, true, Copy),
             ("net_memif0", Reference, true, Copy),

@@ -9,8 +9,8 @@ use clap::{Parser, Subcommand};
 use siwd::config::{ByteSize, CaptureConfig, Config};
 use siwd::prepared::Prepared;
 
-/// What it keeps for each queue pair lies together, and in huge pages where the host gives them; what is
-/// free goes back to the host.
+/// Keeps the state of each queue pair together, in huge pages if the host provides them, and returns
+/// free memory to the host.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -110,7 +110,7 @@ fn run_args(args: &DaemonArgs) -> Result<(), String> {
                 .map_err(|error| format!("device {name}: {error}"))?;
             asked.push((name, offloads));
         }
-        // The file is right wherever it is read; this host may lack what it names.
+        // The file is valid on any host; this one may lack resources that it names.
         if let Err(missing) = Prepared::new(config).check_host() {
             tracing::warn!("siwd would not start on this host: {missing}");
         }

@@ -1,8 +1,9 @@
-//! The kernel's interfaces, addresses, routes and neighbours, asked for, changed and followed through
-//! rtnetlink(7). For devices that share a NIC with the kernel's stack; nothing here is on a data path.
+//! Queries, changes and monitoring of the kernel's interfaces, addresses, routes and neighbours
+//! through rtnetlink(7), for devices that share a NIC with the kernel's stack. Nothing here is on a
+//! data path.
 //!
-//! `netlink-packet-route` writes and reads the messages; the socket is a blocking or polled one of
-//! [`nix`], because an asynchronous runtime for some messages a minute would be more than the messages.
+//! `netlink-packet-route` encodes and decodes the messages. The socket is a blocking or polled one of
+//! [`nix`]: an asynchronous runtime would be out of proportion for a few messages per minute.
 
 use std::io;
 use std::net::IpAddr;
@@ -31,13 +32,13 @@ use nix::sys::socket::{
 use nix::sys::time::TimeVal;
 use siw_tcp::IpCidr;
 
-/// Bytes that are received at once: more than the kernel puts into one answer.
+/// Size of the receive buffer: the kernel puts less into one answer.
 const RECEIVE_BYTES: usize = 64 << 10;
 /// Groups of rtnetlink(7): neighbours, routes of IPv4 and IPv6.
 const RTMGRP_NEIGH: u32 = 4;
 const RTMGRP_IPV4_ROUTE: u32 = 0x40;
 const RTMGRP_IPV6_ROUTE: u32 = 0x400;
-/// The kernel answers at once; a socket that does not is broken.
+/// The kernel answers immediately; a socket without an answer after this time is broken.
 const ANSWER_TIMEOUT_S: i64 = 5;
 
 /// A route of the kernel's main table through one interface.
@@ -45,9 +46,9 @@ const ANSWER_TIMEOUT_S: i64 = 5;
 pub struct KernelRoute {
     /// Destinations; the prefix of a default route is 0.
     pub to: IpCidr,
-    /// The router; `None`: the destinations are on the link.
+    /// The router; `None` if the destinations are on the link.
     pub via: Option<IpAddr>,
-    /// The lower is preferred among routes to the same destinations.
+    /// The lowest metric is preferred among routes to the same destinations.
     pub metric: u32,
 }
 
@@ -56,31 +57,31 @@ pub struct KernelRoute {
 pub struct KernelNeighbour {
     /// Its IP address.
     pub address: IpAddr,
-    /// Its Ethernet address; `None`: the kernel does not know it, or not any more.
+    /// Its Ethernet address; `None` if the kernel does not know it, or no longer does.
     pub mac: Option<[u8; 6]>,
-    /// An administrator set it, and nobody has to confirm it.
+    /// Set by an administrator, and valid without confirmation.
     pub is_permanent: bool,
 }
 
-/// What changed.
+/// A change of the kernel's neighbours or routes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KernelChange {
     /// A neighbour on this interface became known or unknown.
     Neighbour(u32, KernelNeighbour),
     /// Routes through this interface have to be read again.
     Routes(u32),
-    /// The kernel had more to tell than the socket takes: everything has to be read again.
+    /// Changes were lost because the socket's buffer was full: everything has to be read again.
     Lost,
 }
 
-/// A socket for requests, or one that hears of changes.
+/// A socket for requests, or one that receives changes.
 pub struct RouteSocket {
     socket: OwnedFd,
     sequence: u32,
 }
 
 impl RouteSocket {
-    /// A socket for requests, in the network namespace of the calling thread.
+    /// Opens a socket for requests, in the network namespace of the calling thread.
     ///
     /// # Errors
     /// The operating system refuses.
@@ -91,7 +92,7 @@ impl RouteSocket {
         Ok(opened)
     }
 
-    /// A socket that hears of changes to routes and neighbours and never blocks.
+    /// Opens a socket that receives changes to routes and neighbours and never blocks.
     ///
     /// # Errors
     /// As [`RouteSocket::open`].
@@ -119,7 +120,7 @@ impl RouteSocket {
     /// Sets an interface's Ethernet address and MTU.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn set_mac_and_mtu(&mut self, interface: u32, mac: [u8; 6], mtu: u16) -> io::Result<()> {
         let attributes = vec![
             LinkAttribute::Address(mac.to_vec()),
@@ -131,7 +132,7 @@ impl RouteSocket {
     /// Sets an interface up, as `ip link set NAME up` does.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn set_up(&mut self, interface: u32) -> io::Result<()> {
         self.change_link(interface, LinkFlags::Up, Vec::new())
     }
@@ -139,7 +140,7 @@ impl RouteSocket {
     /// Tells the kernel whether an interface has a carrier.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn set_carrier(&mut self, interface: u32, is_up: bool) -> io::Result<()> {
         let attributes = vec![LinkAttribute::Carrier(is_up.into())];
         self.change_link(interface, LinkFlags::empty(), attributes)
@@ -159,10 +160,10 @@ impl RouteSocket {
         self.change(RouteNetlinkMessage::SetLink(message), 0)
     }
 
-    /// Gives an interface an address, usable at once: siwd does not look for duplicates either.
+    /// Adds an address to an interface, without duplicate address detection, as siwd itself has none.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn add_address(&mut self, interface: u32, cidr: IpCidr) -> io::Result<()> {
         let mut message = AddressMessage::default();
         message.header.family = family_of(cidr.addr);
@@ -185,7 +186,7 @@ impl RouteSocket {
     /// The routes of the main table through an interface, without those of the kernel's own addresses.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn routes_of(&mut self, interface: u32) -> io::Result<Vec<KernelRoute>> {
         let mut found = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
@@ -203,7 +204,7 @@ impl RouteSocket {
     /// The neighbours on an interface whose Ethernet addresses the kernel knows.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn neighbours_of(&mut self, interface: u32) -> io::Result<Vec<KernelNeighbour>> {
         let mut found = Vec::new();
         let request = RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default());
@@ -216,8 +217,8 @@ impl RouteSocket {
         Ok(found.into_iter().map(|(_, neighbour)| neighbour).collect())
     }
 
-    /// The changes on these interfaces since the last call, of a socket of
-    /// [`RouteSocket::open_monitor`].
+    /// Appends the changes on these interfaces since the last call to `changes`. The socket has to be
+    /// one of [`RouteSocket::open_monitor`].
     pub fn take_changes(&mut self, interfaces: &[u32], changes: &mut Vec<KernelChange>) {
         let mut buffer = vec![0; RECEIVE_BYTES];
         loop {
@@ -306,7 +307,7 @@ impl AsFd for RouteSocket {
     }
 }
 
-/// The messages of one answer; it ends early where they cannot be read.
+/// Iterates over the messages of one answer; ends early at an invalid length.
 struct Messages<'a>(&'a [u8]);
 
 impl Iterator for Messages<'_> {
@@ -319,7 +320,7 @@ impl Iterator for Messages<'_> {
             let message = self.0.get(..len).filter(|message| message.len() >= 16)?;
             // Messages begin at multiples of four.
             self.0 = self.0.get(len.next_multiple_of(4)..).unwrap_or(&[]);
-            // One that this version of the library cannot read is left out.
+            // A message that this version of the library cannot decode is skipped.
             if let Ok(read) = NetlinkMessage::<RouteNetlinkMessage>::deserialize(message) {
                 return Some(read.payload);
             }
@@ -344,7 +345,7 @@ fn read_change(message: &RouteNetlinkMessage, interfaces: &[u32]) -> Option<Kern
     match message {
         RouteNetlinkMessage::NewNeighbour(entry) => neighbour(entry, false),
         RouteNetlinkMessage::DelNeighbour(entry) => neighbour(entry, true),
-        // A router may change many that lead elsewhere.
+        // A router may change many routes through other interfaces; those are ignored.
         RouteNetlinkMessage::NewRoute(route) | RouteNetlinkMessage::DelRoute(route) => {
             let mut interfaces = interfaces.iter();
             let through = interfaces.find(|interface| read_route(route, **interface).is_some());
@@ -354,7 +355,7 @@ fn read_change(message: &RouteNetlinkMessage, interfaces: &[u32]) -> Option<Kern
     }
 }
 
-/// A neighbour, and its interface. `is_gone`: the kernel has removed it.
+/// Reads a neighbour and its interface. `is_gone`: the kernel has removed it.
 fn read_neighbour(message: &NeighbourMessage, is_gone: bool) -> Option<(u32, KernelNeighbour)> {
     let address = message
         .attributes
@@ -391,7 +392,7 @@ fn read_neighbour(message: &NeighbourMessage, is_gone: bool) -> Option<(u32, Ker
     Some((message.header.ifindex, neighbour))
 }
 
-/// A unicast route of the main table through the interface.
+/// Reads a route; `None` unless it is a unicast route of the main table through the interface.
 fn read_route(message: &RouteMessage, interface: u32) -> Option<KernelRoute> {
     let header = &message.header;
     if header.kind != RouteType::Unicast || header.table != RouteHeader::RT_TABLE_MAIN {
@@ -410,7 +411,7 @@ fn read_route(message: &RouteMessage, interface: u32) -> Option<KernelRoute> {
             RouteAttribute::Destination(address) => to = ip_of(address),
             RouteAttribute::Gateway(address) => route.via = ip_of(address),
             RouteAttribute::Priority(metric) => route.metric = *metric,
-            // Of several next hops, the first through the interface.
+            // With several next hops, the first through the interface counts.
             RouteAttribute::MultiPath(hops) => {
                 if let Some(hop) = hops.iter().find(|hop| hop.interface_index == interface) {
                     is_through = true;
@@ -477,7 +478,7 @@ mod tests {
         let mut blackhole = message.clone();
         blackhole.header.kind = RouteType::BlackHole;
         assert_eq!(read_route(&blackhole, 3), None);
-        // Several next hops; no destination: a default route.
+        // Several next hops, and no destination: a default route.
         let mut hop = RouteNextHop::default();
         hop.interface_index = 3;
         hop.attributes = vec![RouteAttribute::Gateway(address("10.0.0.253"))];

@@ -1,14 +1,14 @@
-//! Which work a device asks its port to do, and what the log says of the answer.
+//! Offloads that a device requests from its port, and the log of the outcome.
 
 use dpdk::{DriverTraits, Offloads, PortCaps, XdpLink};
 
 use crate::config::{ChecksumPolicy, DeviceConfig, LinkSource, TsoPolicy};
 use crate::device::VLAN_TAG;
 
-/// What a device asks of its port.
+/// Offloads that a device requests from its port.
 ///
 /// # Errors
-/// The configuration asks for TSO, and the driver cannot segment what the device sends.
+/// The configuration requires TSO, and the driver cannot segment the device's frames.
 pub fn asked_offloads(config: &DeviceConfig, traits: &DriverTraits) -> Result<Offloads, String> {
     let has_port_checksums = config.checksum != ChecksumPolicy::Software;
     Ok(Offloads {
@@ -22,8 +22,8 @@ pub fn asked_offloads(config: &DeviceConfig, traits: &DriverTraits) -> Result<Of
     })
 }
 
-/// The offloads that a device asks for, for `siwd --check`: which of them its port has, only a start
-/// shows.
+/// Names of the offloads that a device requests, for `siwd --check`. Only a start shows which of them
+/// the port has.
 ///
 /// # Errors
 /// As [`asked_offloads`].
@@ -36,7 +36,7 @@ pub fn name_asked_offloads(config: &DeviceConfig) -> Result<Vec<&'static str>, S
     Ok(asked_offloads(config, traits)?.names())
 }
 
-/// What the port does, and what siwd has to do instead.
+/// Logs the offloads that the port enabled, refused, or has unused.
 pub(crate) fn log_offloads(name: &str, driver: &str, offloads: &[dpdk::OffloadState]) {
     let names = |keep: &dyn Fn(&dpdk::OffloadState) -> bool| {
         let kept: Vec<_> = offloads
@@ -60,7 +60,7 @@ pub(crate) fn log_offloads(name: &str, driver: &str, offloads: &[dpdk::OffloadSt
     );
 }
 
-/// Which way frames come to the worker that owns their connection.
+/// Logs how frames reach the worker that owns their connection.
 pub(crate) fn log_steering(name: &str, queues: u16, wanted: u16, caps: &PortCaps) {
     if wanted < 2 {
         return;
@@ -80,10 +80,10 @@ pub(crate) fn log_steering(name: &str, queues: u16, wanted: u16, caps: &PortCaps
     tracing::info!(device = %name, "workers forward frames to each other: {why}");
 }
 
-/// Whether the port is asked for TSO.
+/// Returns whether TSO is requested from the port.
 ///
 /// # Errors
-/// The configuration asks for it, and the driver cannot segment what the device sends.
+/// The configuration requires it, and the driver cannot segment the device's frames.
 fn wants_tso(config: &DeviceConfig, traits: &DriverTraits) -> Result<bool, String> {
     let policy = *config.tso.get_ref();
     let software_checksum = config.checksum == ChecksumPolicy::Software;

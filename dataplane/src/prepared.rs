@@ -1,7 +1,7 @@
-//! What a start is going to need, worked out from the configuration, and whether this host has it.
+//! Start-up plan derived from the configuration, and the check whether this host fulfils it.
 //!
-//! [`crate::daemon::run_daemon`] and `siw-stream` start from it; `siwd --check` looks at it and
-//! stops. Nothing here changes the host but [`Prepared::claim_host`] and [`Prepared::start_dpdk`].
+//! [`crate::daemon::run_daemon`] and `siw-stream` start from it; `siwd --check` checks it and stops.
+//! Only [`Prepared::claim_host`] and [`Prepared::start_dpdk`] change the host.
 
 use dpdk::{Eal, EalConfig, IovaMode, Mempool, PciDevice, XdpInterface};
 
@@ -12,18 +12,18 @@ use crate::host::{self, HostClaim};
 use crate::host_path;
 use crate::resume_latency::{self, CORES_FOLDER, ResumeLatencyLimits};
 
-/// Memory in MiB that DPDK needs beside the packet buffers.
+/// Memory in MiB that DPDK needs in addition to the packet buffers.
 const EAL_OVERHEAD_MB: u32 = 32;
-/// Bytes that DPDK adds to each packet buffer, at most.
+/// Maximum bytes that DPDK adds to each packet buffer.
 const BUFFER_OVERHEAD: u64 = 256;
-/// Most memory keys of the daemon, whatever the limits say.
+/// Maximum number of memory keys of the daemon, regardless of the configured limits.
 const MAX_KEY_SLOTS: u64 = 4 << 20;
 
-/// A configuration and what follows from it for this host.
+/// A configuration and the values derived from it for this host.
 pub struct Prepared {
     /// The configuration itself.
     pub config: Config,
-    /// Each device of it.
+    /// The devices of the configuration.
     pub devices: Vec<DeviceConfig>,
     /// The cores that workers are pinned to, one worker each.
     pub cores: Vec<usize>,
@@ -39,11 +39,11 @@ pub struct StartedDpdk {
     pub pool: Mempool,
     /// The environment.
     pub eal: Eal,
-    /// Whether hugepages back its memory.
+    /// Set if hugepages back its memory.
     pub hugepages: bool,
 }
 
-/// What a daemon has of the host until this is dropped.
+/// Host resources that a daemon holds until this is dropped.
 pub struct ClaimedHost {
     #[allow(dead_code, reason = "held for its effect")]
     limits: Option<ResumeLatencyLimits>,
@@ -52,7 +52,7 @@ pub struct ClaimedHost {
 }
 
 impl Prepared {
-    /// Works out what the configuration needs; looks at nothing but this process's affinity.
+    /// Derives the plan from the configuration; reads only this process's affinity from the host.
     pub fn new(config: Config) -> Prepared {
         let devices: Vec<_> = config
             .devices
@@ -78,10 +78,10 @@ impl Prepared {
         }
     }
 
-    /// Looks whether this host has what the configuration names, and changes nothing.
+    /// Checks that this host has the resources that the configuration names, and changes nothing.
     ///
     /// # Errors
-    /// What is missing, with the command that provides it.
+    /// A resource is missing; the error names the command that provides it.
     pub fn check_host(&self) -> Result<(), StartError> {
         host::check_cores(&self.cores)?;
         if self.config.workers.resume_latency_us.is_some() {
@@ -102,7 +102,7 @@ impl Prepared {
         Ok(())
     }
 
-    /// Looks whether the interfaces of shared devices can be created.
+    /// Checks that the interfaces of shared devices can be created.
     fn check_host_interfaces(&self) -> Result<(), StartError> {
         for config in &self.devices {
             if let Some(interface) = &config.host_interface {
@@ -114,8 +114,8 @@ impl Prepared {
         Ok(())
     }
 
-    /// Looks whether each NIC of the configuration exists and whether DPDK can take it; warns where a
-    /// worker is on another NUMA node.
+    /// Checks that each NIC of the configuration exists and that DPDK can use it; warns if a worker is
+    /// on another NUMA node.
     fn check_nics(&self) -> Result<(), StartError> {
         for config in &self.devices {
             let Some(address) = &config.pci else { continue };
@@ -154,7 +154,7 @@ impl Prepared {
         Ok(())
     }
 
-    /// Looks whether the interfaces of AF_XDP exist and can carry what their devices send.
+    /// Checks that the interfaces of AF_XDP exist and can carry their devices' frames.
     fn check_interfaces(&self) -> Result<(), StartError> {
         for config in &self.devices {
             let LinkSource::Xdp(name) = config.link_source() else {
@@ -179,11 +179,11 @@ impl Prepared {
         Ok(())
     }
 
-    /// Claims the cores of the first `workers` workers, so that no other daemon polls on them, and the
-    /// NICs; and limits the idle states of those cores.
+    /// Claims the NICs and the cores of the first `workers` workers, so that no other daemon polls on
+    /// these cores, and limits the cores' idle states.
     ///
     /// # Errors
-    /// A core does not exist, or another process has it or a NIC, or its idle states cannot be limited.
+    /// A core does not exist, another process has it or a NIC, or its idle states cannot be limited.
     pub fn claim_host(&self, workers: usize) -> Result<ClaimedHost, StartError> {
         let cores = self.cores.get(..workers).unwrap_or(&self.cores);
         let folder = host::lock_folder();
@@ -204,7 +204,7 @@ impl Prepared {
         self.devices.iter().map(name).collect()
     }
 
-    /// Memory regions and windows that all clients together may register.
+    /// Number of memory regions and windows that all clients together may register.
     pub fn key_slots(&self) -> usize {
         let limits = &self.config.limits;
         let most =
@@ -212,8 +212,8 @@ impl Prepared {
         most.min(MAX_KEY_SLOTS) as usize
     }
 
-    /// Starts DPDK with hugepages, or without where the configuration allows it, and makes the pool
-    /// of packet buffers, with `cache` of them kept for each thread.
+    /// Starts DPDK with hugepages, or without if the configuration allows it, and creates the pool of
+    /// packet buffers, with `cache` of them kept for each thread.
     ///
     /// # Errors
     /// DPDK cannot be started: hugepages are missing, or it was started already.
@@ -251,7 +251,7 @@ impl Prepared {
         })
     }
 
-    /// What devices read memory by.
+    /// Decides whether devices read memory by virtual or physical addresses.
     fn decide_iova(&self) -> IovaMode {
         let is_physical = match self.config.dpdk.iova {
             IovaSetting::Va => false,
@@ -280,7 +280,7 @@ impl Prepared {
         addresses.filter_map(|address| PciDevice::at_address(&address.0))
     }
 
-    /// Whether hugepages are used; warns where they are wanted and too few are free.
+    /// Decides whether hugepages are used; warns if they are wanted and too few are free.
     fn decide_hugepages(&self) -> bool {
         match self.config.dpdk.hugepages {
             HugepagePolicy::Never => false,

@@ -1,6 +1,6 @@
-//! How long the kernel may take to bring the cores of workers out of idle states: a worker that sleeps is
-//! woken that much later. The limit is PM QoS of each core, `power/pm_qos_resume_latency_us` (Linux,
-//! Documentation/ABI/testing/sysfs-devices-power).
+//! Limits on the time that the kernel takes to bring workers' cores out of idle states, which delays
+//! the wake-up of a sleeping worker. The limit is PM QoS of each core,
+//! `power/pm_qos_resume_latency_us` (Linux, Documentation/ABI/testing/sysfs-devices-power).
 
 use std::fs;
 use std::io;
@@ -10,19 +10,19 @@ use nix::unistd::AccessFlags;
 
 use crate::host::HostError;
 
-/// Where the kernel shows its cores.
+/// Folder in which the kernel shows its cores.
 pub const CORES_FOLDER: &str = "/sys/devices/system/cpu";
-/// No limit, in words of the kernel.
+/// The kernel's notation for no limit.
 const UNLIMITED: &str = "0";
-/// No time at all: the core polls instead of halting.
+/// The kernel's notation for no latency: the core polls instead of halting.
 const NONE_ACCEPTED: &str = "n/a";
 
-/// Limits that hold until this is dropped. A process that is killed leaves them.
+/// Limits that hold until this is dropped. A killed process leaves them in place.
 pub struct ResumeLatencyLimits(Vec<LimitedCore>);
 
 struct LimitedCore {
     file: PathBuf,
-    /// What the file said before.
+    /// Previous content of the file.
     before: String,
 }
 
@@ -38,7 +38,7 @@ fn refusal(folder: &Path, core: usize, source: io::Error) -> HostError {
     }
 }
 
-/// Looks whether the limits of these cores can be set, and changes nothing.
+/// Checks that the limits of these cores can be set, and changes nothing.
 ///
 /// # Errors
 /// [`HostError::ResumeLatency`].
@@ -51,10 +51,10 @@ pub fn check_access(folder: &Path, cores: &[usize]) -> Result<(), HostError> {
 }
 
 impl ResumeLatencyLimits {
-    /// Limits the idle states of `cores` to those that they leave within `microseconds`; 0: to none.
+    /// Limits the idle states of `cores` to those with a wake-up within `microseconds`; 0 allows none.
     ///
     /// # Errors
-    /// [`HostError::ResumeLatency`]; what was set is as it was before.
+    /// [`HostError::ResumeLatency`]; limits that were set already are restored.
     pub fn set(folder: &Path, cores: &[usize], microseconds: u32) -> Result<Self, HostError> {
         let limit = match microseconds {
             0 => NONE_ACCEPTED.to_owned(),
@@ -95,7 +95,7 @@ impl Drop for ResumeLatencyLimits {
 mod tests {
     use super::*;
 
-    /// Cores as the kernel shows them, in a folder of our own.
+    /// Cores as the kernel shows them, in a temporary folder.
     fn folder_with(values: &[&str]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         for (core, value) in values.iter().enumerate() {

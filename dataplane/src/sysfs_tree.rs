@@ -1,6 +1,6 @@
-//! Files like those of /sys/class/infiniband and /dev/infiniband, beside the control socket: programs
-//! read there what a device is. The drop-in libibverbs names the folder to them, and the library that
-//! `siwrun` preloads has hard-wired paths lead there.
+//! Files like those of /sys/class/infiniband and /dev/infiniband, in a folder next to the control
+//! socket, from which programs read the attributes of a device. The drop-in libibverbs names the
+//! folder to programs, and the library that `siwrun` preloads redirects hard-wired paths to it.
 //!
 //! ```text
 //! SOCKET.sysfs/devices/siwd/siw0/infiniband/siw0/ports/1/...
@@ -25,7 +25,7 @@ use crate::control::DeviceView;
 
 /// Addresses that the control protocol reports to clients.
 const MAX_ADDRESSES: usize = 8;
-/// The version of the kernel's interface that the classes stand for.
+/// Version of the kernel's verbs interface that the classes represent.
 const VERBS_ABI: &str = "6";
 
 /// The tree of a running daemon, removed when this is dropped.
@@ -37,7 +37,7 @@ pub struct SysfsTree {
 struct Folder(PathBuf);
 
 impl Folder {
-    /// Makes the folder, readable for all whatever the umask is.
+    /// Creates the folder, readable for all regardless of the umask.
     fn make(path: PathBuf) -> io::Result<Folder> {
         DirBuilder::new()
             .recursive(true)
@@ -47,7 +47,7 @@ impl Folder {
         Ok(Folder(path))
     }
 
-    /// A folder in it, or in a folder of it that is made too.
+    /// Creates a folder in this one, and the folders in between.
     fn folder(&self, name: &str) -> io::Result<Folder> {
         let mut path = self.0.clone();
         for part in name.split('/') {
@@ -56,7 +56,7 @@ impl Folder {
         Ok(Folder(path))
     }
 
-    /// A line of text, readable for all. Whoever reads it sees the old line or the new one.
+    /// Writes a line of text, readable for all. A reader sees the old line or the new one.
     fn write_line(&self, name: &str, text: &str) -> io::Result<()> {
         let temporary = self.0.join(format!(".{name}.new"));
         std::fs::write(&temporary, format!("{text}\n"))?;
@@ -99,7 +99,7 @@ fn port_folder(root: &Path, name: &str) -> PathBuf {
     root.join(format!("devices/siwd/{name}/infiniband/{name}/ports/1"))
 }
 
-/// What changes with the link.
+/// Writes the attributes that change with the link.
 fn write_link(port: &Folder, device: &DeviceView) -> io::Result<()> {
     let (state, phys_state) = match device.link_up {
         true => ("4: ACTIVE", "5: LinkUp"),
@@ -122,7 +122,7 @@ fn write_port(port: &Folder, device: &DeviceView) -> io::Result<()> {
         ("sm_sl", "0"),
         ("cap_mask", "0x00000000"),
     ])?;
-    // iWARP has no partitions: there is the default one.
+    // iWARP has no partitions: only the default one is shown.
     port.folder("pkeys")?.write_line("0", "0xffff")?;
     let (gids, types, interfaces) = (
         port.folder("gids")?,
@@ -195,7 +195,7 @@ fn write_device(root: &Folder, index: usize, device: &DeviceView) -> io::Result<
         .link(name, &format!("{place}/infiniband/{name}"))?;
     root.folder("class/infiniband_verbs")?
         .link(&uverbs, &format!("{place}/infiniband_verbs/{uverbs}"))?;
-    // A character device that anybody may open, which is all that programs ask of it.
+    // A character device that anyone may open; programs require nothing else of it.
     root.folder("dev/infiniband")?.link(&uverbs, "/dev/null")
 }
 
@@ -218,16 +218,16 @@ fn remove(path: &Path) -> io::Result<()> {
 }
 
 impl SysfsTree {
-    /// Writes the tree of these devices for a socket, in the place of one that a killed daemon left.
+    /// Writes the tree of these devices for a socket, and replaces one that a killed daemon left.
     ///
     /// # Errors
-    /// The place cannot be written. Nothing is left there then.
+    /// The tree cannot be written; nothing is left of it.
     pub fn write(socket: &Path, devices: &[DeviceView]) -> io::Result<SysfsTree> {
         let root = sysfs_tree_of(socket);
         let mut unfinished = root.clone().into_os_string();
         unfinished.push(".new");
         let unfinished = PathBuf::from(unfinished);
-        // Both are this daemon's alone, which holds the socket's lock.
+        // Both belong to this daemon alone, which holds the socket's lock.
         remove(&unfinished)?;
         remove(&root)?;
         let written = Folder::make(unfinished.clone())

@@ -1,8 +1,8 @@
-//! Devices on interfaces that stay with the kernel (`af_xdp`): what of the interface's traffic is
-//! siwd's. `device.rs` opens them.
+//! Devices on interfaces that stay with the kernel (`af_xdp`): the part of the interface's traffic
+//! that is siwd's. `device.rs` opens them.
 //!
-//! Addresses of siwd alone are claimed whole, at the start. With `xdp_share` the kernel has the addresses
-//! too, and TCP ports are claimed one by one: those that connects draw from at the start, those of
+//! Addresses that only siwd has are claimed whole, at the start. With `xdp_share` the kernel has the
+//! addresses, too, and TCP ports are claimed one by one: ports for connects at the start, ports of
 //! listeners as they come and go ([`crate::host_ports`]).
 
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use dpdk::{Claim, ClaimKind, CopyMode, Port, XdpLink};
 use crate::config::{DeviceConfig, XdpCopySetting};
 use crate::host_ports::{HostPorts, PortSteering};
 
-/// What the port of the device is made for.
+/// Parameters of the device's port.
 pub(crate) fn xdp_link(config: &DeviceConfig, interface: String) -> XdpLink {
     let addresses: Vec<IpAddr> = own_addresses(config).collect();
     let whole = |address: &IpAddr| Claim {
@@ -41,7 +41,7 @@ pub(crate) fn xdp_link(config: &DeviceConfig, interface: String) -> XdpLink {
     }
 }
 
-/// Divides the TCP ports of the device's addresses with the kernel, if that has them too.
+/// Divides the TCP ports of the device's addresses with the kernel, if it shares them.
 ///
 /// # Errors
 /// A text that names the port that cannot be claimed.
@@ -69,7 +69,7 @@ fn own_addresses(config: &DeviceConfig) -> impl Iterator<Item = IpAddr> + '_ {
     config.addresses.get_ref().iter().map(|cidr| cidr.addr)
 }
 
-/// Lets the XDP program of a port know which TCP ports are siwd's.
+/// Passes siwd's TCP ports to the XDP program of a port.
 struct XdpPortSteering {
     port: Port,
 }

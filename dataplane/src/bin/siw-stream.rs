@@ -210,7 +210,7 @@ fn print_ready(args: &Args, devices: &[OpenDevice]) {
     let _ = std::io::stdout().flush();
 }
 
-/// The file, or one made from the options, so that both are checked alike.
+/// Loads the file, or a configuration made from the options, so that both are checked alike.
 fn load_config(args: &Args) -> Result<Config, String> {
     let mut config = match &args.config {
         Some(path) => Config::load_file(path).map_err(|error| error.to_string())?,

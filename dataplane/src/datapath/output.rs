@@ -74,7 +74,7 @@ impl PortOutput {
         matches!(&self.path, TxPath::Queue(queue) if queue.has_backlog())
     }
 
-    /// Hands the batch to the port; what does not fit stays.
+    /// Hands the batch to the port; frames that do not fit stay in it.
     #[inline]
     pub(crate) fn transmit_batch(&mut self) {
         if !self.batch.is_empty() {

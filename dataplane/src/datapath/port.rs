@@ -209,7 +209,7 @@ impl<R> WorkerPort<R> {
         any
     }
 
-    /// Sends what is queued on one connection, as far as the windows allow; the frames leave with
+    /// Sends the queued data of one connection, as far as the windows allow; the frames leave with
     /// the next burst.
     ///
     /// Why it is inlined: the arguments do not all fit into registers. The last two would be stored

@@ -32,7 +32,7 @@
 //! |---|---|---|---|
 //! | `Unconnected` | nothing: the command that inserted the queue pair continues | | |
 //! | `TcpConnecting` | TCP, which has its own limits | the consumer's time-out, else [`TCP_CONNECT_TIMEOUT`] | RST, set-up failed |
-//! | `MpaNegotiation` | the MPA reply | what is left of the consumer's time-out, at most `reply_timeout_ms` | RST, set-up failed |
+//! | `MpaNegotiation` | the MPA reply | the rest of the consumer's time-out, else `reply_timeout_ms` | RST, set-up failed |
 //! | `AwaitingListener` | a listener at the peer, if the consumer allows another try | [`REFUSAL_PAUSE`](super::connect::REFUSAL_PAUSE) | `TcpConnecting` |
 //! | `Running` | | RTS has no deadline; TCP's timers find a dead peer | |
 //! | | the first FPDU of a peer that accepted, if `wake_silent_peer_ms` is set | see [`silent_peer`](super::silent_peer) | a zero-length RDMA Write |
@@ -61,7 +61,7 @@ use super::silent_peer::PeerWake;
 use super::worker_qp::QpSlot;
 use crate::link_traits::PayloadPolicy;
 
-/// TCP's own timers apply until the connection is established; this one bounds all cases they do not.
+/// Bounds the TCP set-up in cases that TCP's own timers leave open.
 pub(super) const TCP_CONNECT_TIMEOUT: Duration = Duration::from_secs(200);
 /// Time that a message under way at a disconnect may wait for the peer to accept more of it.
 const MESSAGE_STALL_TIMEOUT: Duration = Duration::from_secs(10);

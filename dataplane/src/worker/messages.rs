@@ -439,7 +439,7 @@ pub enum Event {
         client: ClientId,
         /// The queue pair.
         qpn: Qpn,
-        /// What happened.
+        /// Kind of event.
         event: QpEvent,
     },
     /// A completion ring was full: the queue is broken.

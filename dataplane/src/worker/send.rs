@@ -151,7 +151,7 @@ impl Worker {
         let _ = stack.push_record(conn, len, TxRecord::Stream(bytes), true);
     }
 
-    /// Sends what is queued on one connection.
+    /// Sends the queued data of one connection.
     pub(super) fn flush_connection(&mut self, now: Instant, port: usize, conn: ConnId) {
         let writer = FpduWriter::new(&mut self.context, &self.queue_pairs);
         let wall_time = self.clock.wall_time(now);
