@@ -171,7 +171,7 @@ impl Map {
         };
         // SAFETY: the attributes hold no address.
         let descriptor = unsafe { call_bpf(COMMAND_MAP_CREATE, &mut attributes) }
-            .map_err(|source| error_of("a BPF map", source))?;
+            .map_err(|source| error_of("creating a BPF map", source))?;
         Ok(Map {
             descriptor: own_descriptor(descriptor),
             key_bytes: shape.key_bytes,
@@ -191,7 +191,7 @@ impl Map {
         // SAFETY: key and value have the lengths that the map was created with.
         unsafe { call_bpf(COMMAND_MAP_UPDATE, &mut attributes) }
             .map(|_| ())
-            .map_err(|source| error_of("an entry of a BPF map", source))
+            .map_err(|source| error_of("setting an entry of a BPF map", source))
     }
 
     /// Removes a key; a missing key is not an error.
@@ -200,7 +200,7 @@ impl Map {
         // SAFETY: the key has the length that the map was created with.
         match unsafe { call_bpf(COMMAND_MAP_DELETE, &mut self.element_attributes(key)) } {
             Err(source) if source.raw_os_error() != Some(libc::ENOENT) => {
-                Err(error_of("an entry of a BPF map", source))
+                Err(error_of("removing an entry of a BPF map", source))
             }
             _ => Ok(()),
         }

@@ -20,7 +20,7 @@ pub enum Error {
 
     /// The interface strips VLAN tags from frames.
     #[error(
-        "the interface `{0}` takes VLAN tags out of received frames before XDP sees them: \
+        "the interface `{0}` strips VLAN tags from received frames before XDP sees them: \
          ethtool -K {0} rxvlan off"
     )]
     StripsVlan(String),
@@ -38,7 +38,7 @@ pub enum Error {
 
     /// The interface has an XDP program already.
     #[error(
-        "the interface `{interface}` has an XDP program already{program}: stop who attached it, or \
+        "the interface `{interface}` has an XDP program already{program}: stop the program that attached it, or \
          remove it with ip link set dev {interface} xdp off"
     )]
     ProgramAttached {

@@ -181,7 +181,7 @@ impl XdpInterface {
         let descriptor =
             unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
         if descriptor < 0 {
-            return Err(Error::last_call("a packet socket"));
+            return Err(Error::last_call("opening a packet socket"));
         }
         // SAFETY: just opened, and not owned elsewhere.
         let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
@@ -220,7 +220,7 @@ impl Query {
         let descriptor =
             unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
         if descriptor < 0 {
-            return Err(Error::last_call("a socket"));
+            return Err(Error::last_call("opening a socket"));
         }
         let mut bytes = [0; libc::IFNAMSIZ];
         for (to, from) in bytes.iter_mut().zip(name.as_bytes()) {

@@ -136,7 +136,7 @@ impl PacketRing {
         let descriptor =
             unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
         if descriptor < 0 {
-            return Err(Error::last_call("a packet socket"));
+            return Err(Error::last_call("opening a packet socket"));
         }
         // SAFETY: just opened, and not owned elsewhere.
         let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };

@@ -162,7 +162,7 @@ impl XdpSocket {
             (libc::XDP_TX_RING, config.tx_entries),
         ] {
             set_option(&descriptor, option, &entries)
-                .map_err(|source| call_error("making a ring of an AF_XDP socket", source))?;
+                .map_err(|source| call_error("creating a ring of an AF_XDP socket", source))?;
         }
         let offsets: libc::xdp_mmap_offsets = read_option(&descriptor, libc::XDP_MMAP_OFFSETS)
             .map_err(|source| call_error("reading the offsets of the rings", source))?;
@@ -379,11 +379,11 @@ fn open_socket() -> Result<OwnedFd> {
         let source = io::Error::last_os_error();
         if source.raw_os_error() == Some(libc::EAFNOSUPPORT) {
             return Err(Error::Call {
-                what: "an AF_XDP socket: this kernel has none (CONFIG_XDP_SOCKETS)".into(),
+                what: "opening an AF_XDP socket: this kernel has none (CONFIG_XDP_SOCKETS)".into(),
                 source,
             });
         }
-        return Err(call_error("an AF_XDP socket", source));
+        return Err(call_error("opening an AF_XDP socket", source));
     }
     // SAFETY: just opened, and not owned elsewhere.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
@@ -482,7 +482,7 @@ fn bind_socket(
         },
         Some(libc::EOPNOTSUPP) if copy_mode == CopyMode::ZeroCopy => Error::Call {
             what: format!(
-                "the driver of `{}` has no zero-copy mode; use copy = \"auto\"",
+                "the driver of `{}` has no zero-copy mode; use xdp_copy = \"auto\"",
                 interface.name
             ),
             source,
