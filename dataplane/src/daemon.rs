@@ -74,7 +74,7 @@ fn os_error(what: &'static str) -> impl Fn(nix::errno::Errno) -> StartError {
 
 fn no_shared_memory(source: std::io::Error) -> StartError {
     StartError::Os {
-        what: "shared memory cannot be made",
+        what: "shared memory cannot be created",
         source,
     }
 }
@@ -122,7 +122,7 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
     fault_wake
         .and_then(siw_shm::fault_guard::install)
         .map_err(|source| StartError::Os {
-            what: "faults on clients' memory cannot be handled",
+            what: "the handler of faults on clients' memory cannot be installed",
             source,
         })?;
     // Measured here once, rather than at a worker's first FPDU.
@@ -244,7 +244,9 @@ impl WorkerChannels {
             .map_err(no_shared_memory)?
             .sleep_flag(0)
             .map(Arc::new)
-            .ok_or_else(|| StartError::Device("no memory for a flag".into()))?;
+            .ok_or_else(|| {
+                StartError::Device("no memory for the sleep flag of the control thread".into())
+            })?;
         let mailboxes = (0..workers as u32)
             .map(|index| {
                 let sleep_flag = page.sleep_flag(index).ok_or_else(too_many_workers)?;
@@ -283,7 +285,7 @@ fn start_workers(
         prepared.cores.len() * devices.len(),
     );
     let stack_config = stack_config.map_err(|source| StartError::Os {
-        what: "the secrets of the TCP stacks cannot be drawn",
+        what: "the secrets of the TCP stacks cannot be generated",
         source,
     })?;
     let inboxes: Arc<[_]> = channels
@@ -417,7 +419,7 @@ fn arena_mapper(prepared: &Prepared, eal: &Eal, ports: Vec<dpdk::Port>) -> Arc<M
 fn new_event_fd() -> Result<OwnedFd, StartError> {
     EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)
         .map(OwnedFd::from)
-        .map_err(os_error("no event descriptor"))
+        .map_err(os_error("an event descriptor cannot be created"))
 }
 
 /// Starts one worker's thread; returns when the worker runs, or could not be built.
@@ -451,9 +453,7 @@ fn start_worker(eal: &Eal, config: WorkerConfig) -> Result<JoinHandle<()>, Start
     match outcome.recv() {
         Ok(Ok(())) => Ok(thread),
         Ok(Err(error)) => Err(error),
-        Err(_) => Err(StartError::Device(
-            "a worker thread failed at its start".into(),
-        )),
+        Err(_) => Err(StartError::Device("a worker thread failed to start".into())),
     }
 }
 

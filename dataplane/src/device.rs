@@ -220,7 +220,7 @@ fn start_device(
         traits.external_buffers && (caps.offloads.multi_segs || traits.in_process);
     if config.tx_payload == TxPayloadPolicy::Reference && !takes_references {
         return Err(format!(
-            "device {name}: tx_payload = \"reference\", but the {} link sends from packet buffers alone; use \"auto\"",
+            "device {name}: tx_payload = \"reference\", but the {} link can send only from packet buffers; use \"auto\"",
             info.driver
         ));
     }

@@ -45,7 +45,7 @@ pub fn describe_devices(as_json: bool) -> String {
         if let (Some(interface), true) = (up, nic.readiness() == PciReadiness::KernelDriver) {
             let _ = writeln!(
                 text,
-                "    its interface {} is up: the kernel loses it, and connections through it",
+                "    its interface {} is up: the kernel loses it, and connections through it end",
                 interface.name
             );
         }
@@ -60,8 +60,8 @@ pub fn describe_devices(as_json: bool) -> String {
 fn readiness_text(readiness: PciReadiness) -> &'static str {
     match readiness {
         PciReadiness::Bound => "ready",
-        PciReadiness::Bifurcated => "ready, beside its kernel driver",
-        PciReadiness::KernelDriver => "in the kernel's hands",
+        PciReadiness::Bifurcated => "ready, alongside its kernel driver",
+        PciReadiness::KernelDriver => "bound to a kernel driver",
         PciReadiness::Unbound => "without a driver",
     }
 }
@@ -170,7 +170,7 @@ mod tests {
             "NUMA node 1",
             "IOMMU group 17 (39 bits)",
             "eth0 up 10000 Mb/s",
-            "in the kernel's hands",
+            "bound to a kernel driver",
         ] {
             assert!(line.contains(part), "{part}: {line}");
         }

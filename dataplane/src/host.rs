@@ -50,7 +50,7 @@ pub enum HostError {
     },
     /// The idle states of a core cannot be limited.
     #[error(
-        "core {core}: its idle states cannot be limited: {path}: {source}; that takes root, a /sys that is writable (in a container it often is not), and a kernel with PM QoS; or leave resume_latency_us out of [workers]"
+        "core {core}: its idle states cannot be limited: {path}: {source}; this needs root, a writable /sys (often read-only in a container), and a kernel with PM QoS; otherwise leave resume_latency_us out of [workers]"
     )]
     ResumeLatency {
         /// The core.
@@ -241,7 +241,7 @@ pub fn raise_file_limit() -> u64 {
     match setrlimit(Resource::RLIMIT_NOFILE, hard, hard) {
         Ok(()) => hard,
         Err(error) => {
-            tracing::warn!("siwd may open {soft} files only: {error}");
+            tracing::warn!("siwd may open only {soft} files: {error}");
             soft
         }
     }
@@ -310,7 +310,7 @@ pub fn notify_service_manager(state: &str) {
         None => socket.send_to(state.as_bytes(), &path),
     };
     if let Err(error) = sent {
-        tracing::warn!("the service manager did not get {state}: {error}");
+        tracing::warn!("{state} could not be reported to the service manager: {error}");
     }
 }
 

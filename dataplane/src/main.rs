@@ -26,11 +26,11 @@ struct DaemonArgs {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Check the configuration file and exit; warn about what this host lacks for it.
+    /// Check the configuration file and exit; warn about resources that this host lacks for it.
     #[arg(long)]
     check: bool,
 
-    /// What to log: error, warn, info, debug, trace, or a filter such as
+    /// Log level (error, warn, info, debug, trace), or a filter like
     /// `siwd=debug,siw_tcp=info`.
     #[arg(long, value_name = "FILTER", default_value = "info")]
     log: String,

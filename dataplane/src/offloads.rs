@@ -70,7 +70,7 @@ pub(crate) fn log_steering(name: &str, queues: u16, wanted: u16, caps: &PortCaps
     } else if !caps.offloads.rss {
         "the port does not spread flows by their hash".into()
     } else if !caps.rss_key_set {
-        "the port did not take the RSS key".into()
+        "the port did not accept the RSS key".into()
     } else if caps.reta_size == 0 {
         "the port has no RSS table".into()
     } else {

@@ -125,13 +125,13 @@ impl Prepared {
             let address = &address.0;
             let Some(nic) = PciDevice::at_address(address) else {
                 return Err(fail(format!(
-                    "there is no PCI device {address}: `siwd devices` lists those that there are"
+                    "there is no PCI device {address}: `siwd devices` lists the existing ones"
                 )));
             };
             if let Some(command) = nic.command_to_bind() {
                 let driver = nic.driver.as_deref().unwrap_or("no driver");
                 return Err(fail(format!(
-                    "{address} is bound to {driver}, not to one for user space: {command}"
+                    "{address} is bound to {driver}, not to a user-space driver: {command}"
                 )));
             }
             if self.config.dpdk.iova == IovaSetting::Va && nic.needs_physical_addresses() {

@@ -83,7 +83,7 @@ impl Drop for ResumeLatencyLimits {
         for LimitedCore { file, before } in &self.0 {
             if let Err(error) = fs::write(file, before) {
                 tracing::warn!(
-                    "{} stays limited: {error}; echo {before} into it",
+                    "the limit in {} could not be restored: {error}; write {before} to it",
                     file.display()
                 );
             }

@@ -252,7 +252,7 @@ impl SysfsTree {
 impl Drop for SysfsTree {
     fn drop(&mut self) {
         if let Err(error) = remove(&self.root) {
-            tracing::warn!("{} stays: {error}", self.root.display());
+            tracing::warn!("{} could not be removed: {error}", self.root.display());
         }
     }
 }

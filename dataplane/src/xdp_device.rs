@@ -90,7 +90,9 @@ impl PortSteering for XdpPortSteering {
 
     fn remove_port(&self, address: IpAddr, port: u16) {
         if let Err(error) = self.port.remove_claim(Claim { address, port }) {
-            tracing::error!("TCP port {port} at {address} stays siwd's: {error}");
+            tracing::error!(
+                "TCP port {port} at {address} could not be returned to the kernel: {error}"
+            );
         }
     }
 }

@@ -54,13 +54,13 @@ struct Args {
     /// Receive window of a connection, for example 256KiB.
     #[arg(long, value_name = "SIZE", conflicts_with = "config")]
     window: Option<ByteSize>,
-    /// Least retransmission timeout, milliseconds.
+    /// Minimum retransmission timeout in milliseconds.
     #[arg(long, value_name = "MS", conflicts_with = "config")]
     rto_min: Option<u32>,
     /// Packet buffers.
     #[arg(long, value_name = "COUNT", conflicts_with = "config")]
     buffers: Option<u32>,
-    /// Use hugepages, or fail; else they are used when enough are free.
+    /// Require hugepages; without this option they are used if enough are free.
     #[arg(long, conflicts_with = "config")]
     hugepages: bool,
     /// Use normal pages.
@@ -73,16 +73,16 @@ struct Args {
     #[arg(long, conflicts_with = "config")]
     poll: bool,
 
-    /// ServiceOffer a service: discard, echo, source, check, exchange or reset.
+    /// Offer a service: discard, echo, source, check, exchange or reset.
     #[arg(long, value_name = "SERVICE:PORT")]
     listen: Vec<ServiceOffer>,
-    /// Connections that may wait to be accepted, of each service.
+    /// Connections of each service that may wait to be accepted.
     #[arg(long, value_name = "COUNT", default_value_t = 1024)]
     backlog: usize,
     /// Open connections to this address and port.
     #[arg(long, value_name = "IP:PORT")]
     connect: Option<SocketAddr>,
-    /// What to do on connections opened from here.
+    /// Service to run on connections opened from here.
     #[arg(
         long,
         value_name = "SERVICE",
@@ -90,7 +90,7 @@ struct Args {
         requires = "connect"
     )]
     role: StreamService,
-    /// So many connections at once.
+    /// Number of concurrent connections.
     #[arg(long, value_name = "N", default_value_t = 1, requires = "connect")]
     count: u32,
     /// Connect from this address.
@@ -99,29 +99,29 @@ struct Args {
     /// Connect from this device of the configuration; its first when absent.
     #[arg(long, value_name = "NAME", requires = "connect")]
     device: Option<String>,
-    /// Length of each stream of the pattern, for example 64MiB; without, it ends with the time.
+    /// Length of each stream of the pattern, for example 64MiB; unlimited when absent.
     #[arg(long, value_name = "SIZE")]
     bytes: Option<ByteSize>,
-    /// Close everything after so many seconds and end.
+    /// Close everything and exit after this time.
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     seconds: Option<f64>,
-    /// Seed of the pattern that is sent and compared with.
+    /// Seed of the pattern that is sent and verified.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Leave what arrives unread for so long after a connection's opening.
+    /// Time after the opening of a connection for which received data are left unread.
     #[arg(long, value_name = "MS", default_value_t = 0)]
     pause: u64,
-    /// Most connections, those that linger among them.
+    /// Maximum number of connections, including those in TIME-WAIT.
     #[arg(long, value_name = "COUNT", default_value_t = 16384)]
     connections: usize,
 
     /// Write every frame to this pcapng file.
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
-    /// Print the ready line and the result as JSON, one object a line.
+    /// Print the ready line and the result as JSON, one object per line.
     #[arg(long)]
     json: bool,
-    /// What to log: error, warn, info, debug, trace.
+    /// Log level: error, warn, info, debug or trace.
     #[arg(long, value_name = "FILTER", default_value = "warn")]
     log: String,
 }

@@ -333,7 +333,7 @@ impl Worker {
         let (port, conn) = (pending.port, pending.conn);
         match pending.responder.reject(private_data) {
             Ok(reply) => self.queue_stream_bytes(port, conn, reply),
-            Err(error) => tracing::debug!(%error, "no reject frame could be made"),
+            Err(error) => tracing::debug!(%error, "the reject frame could not be built"),
         }
         self.drop_pending(now, request.slot(), false);
     }

@@ -25,7 +25,7 @@ impl Worker {
             (Some(to), Some(slot)) => self.move_to(now, slot, to).err(),
             // The queue pair will be installed with the new rights.
             (Some(ModifyTarget::DenyAccess(_)), None) => None,
-            (Some(_), None) => Some("its connection failed just now"),
+            (Some(_), None) => Some("its connection has just failed"),
             (None, _) => None,
         };
         let info = found
@@ -68,7 +68,7 @@ impl Worker {
             }),
         };
         if moved != Some(true) {
-            return Err("only a queue pair in RTS can be moved there");
+            return Err("only a queue pair in RTS can move to this state");
         }
         self.mark_ready(slot);
         self.report_and_follow(now, slot);
