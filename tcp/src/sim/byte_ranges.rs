@@ -1,4 +1,4 @@
-//! Sets of byte positions, as ranges that do not touch.
+//! Sets of byte positions, stored as disjoint ranges that do not touch.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ impl ByteRanges {
         self.0.insert(low, high);
     }
 
-    /// Whether all of `start..end` is in the set.
+    /// Returns whether all of `start..end` is in the set.
     pub fn covers(&self, start: u32, end: u32) -> bool {
         start >= end
             || self
@@ -33,7 +33,7 @@ impl ByteRanges {
                 .is_some_and(|(_, &until)| until >= end)
     }
 
-    /// The end of the range that begins at or before `start`, at least `start`.
+    /// Returns the end of the last range that begins at or before `start`, but at least `start`.
     pub fn end_from(&self, start: u32) -> u32 {
         let range = self.0.range(..=start).next_back();
         range.map_or(start, |(_, &until)| until.max(start))

@@ -1,5 +1,5 @@
-//! What the wire oracle keeps of the connections that it judges: what each end sent, what arrived
-//! there, and what was sent again.
+//! State of the wire oracle for each connection that it checks: sent and received ranges, and
+//! retransmissions.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -8,77 +8,77 @@ use crate::base::time::Instant;
 use crate::sim::byte_ranges::ByteRanges;
 use crate::sim::wire_view::{SYN, TcpView};
 
-/// The ends of a connection: that of host 0, that of host 1.
+/// The endpoints of a connection: that of host 0, then that of host 1.
 pub type FlowEnds = [SocketAddr; 2];
 
-/// A segment that was sent: [`WireOracle::on_way`](crate::sim::wire_oracle::WireOracle::on_way) is told
-/// what becomes of it.
+/// A sent segment, whose fate is reported to
+/// [`WireOracle::on_way`](crate::sim::wire_oracle::WireOracle::on_way).
 pub struct SentRange {
     pub(super) flow: usize,
     pub(super) from: usize,
     pub(super) start: u32,
     pub(super) end: u32,
     pub(super) retransmission: Option<SentAgain>,
-    /// What the peer had sent and this segment reports as a duplicate, if nothing shows when it is
-    /// itself doubled.
+    /// The range that this segment reports as a duplicate, if the segment has no timestamps: then
+    /// its receiver cannot recognise a duplicate of the report.
     pub(super) duplicate: Option<(u32, u32)>,
 }
 
-/// A retransmission, before its fate is known.
+/// A retransmission whose fate is not yet known.
 pub(super) struct SentAgain {
     pub(super) needed: bool,
     pub(super) is_tail_probe: bool,
     pub(super) timeouts_before: u64,
-    /// Reductions of the host's windows until then.
+    /// Window reductions of the host so far.
     pub(super) reductions: u64,
     pub(super) at: Instant,
 }
 
-/// What an episode sent again from one position on.
+/// Retransmissions of an episode that start at one position.
 #[derive(Default)]
 pub(super) struct RangeSentAgain {
-    /// Before it was sent again no copy arrived.
+    /// No copy had arrived before the retransmission.
     pub(super) needed: bool,
     pub(super) times: u32,
-    /// How many of these arrive, with those that the network made.
+    /// How many of these arrive, including duplicates made by the network.
     pub(super) copies: u32,
 }
 
-/// The retransmissions for which one reduction of the window was made: from the first one until all
-/// that was in flight then is acknowledged, or until the window is reduced once more. A timeout in
-/// a recovery, or after one whose last ACK was lost, is a reduction of its own.
+/// The retransmissions that belong to one reduction of the window: from the first one until all data
+/// then in flight is acknowledged, or until the next reduction. A timeout during a recovery, or after
+/// one whose last ACK was lost, is a separate reduction.
 #[derive(Clone, Copy, Debug)]
 pub struct RecoveryEpisode {
-    /// The end of what was in flight when it began.
+    /// End of the data in flight when the episode began.
     pub(super) recover: u32,
     /// The first retransmission was needed.
     pub first_needed: bool,
-    /// Any was.
+    /// At least one retransmission was needed.
     pub needed: bool,
-    /// Timeouts of the host before it.
+    /// Timeouts of the host before the episode.
     pub timeouts_before: u64,
-    /// Reductions of the host's windows, its own with them. Those of another connection count too, and
-    /// divide the episode in two, of which each is judged alone.
+    /// Window reductions of the host, including this one. Reductions of other connections also count
+    /// and split the episode in two, each checked separately.
     pub(super) reductions: u64,
     /// When the first retransmission was sent.
     pub began_at: Instant,
 }
 
-/// What one end sent, and what arrived there. Positions count from the end's own SYN, which is 0.
+/// Data sent by and received at one end. Positions count from the end's own SYN, which is 0.
 #[derive(Default)]
 pub(super) struct FlowSide {
     pub(super) iss: Option<u32>,
     pub(super) window_scale: Option<u8>,
-    /// The end of what was sent.
+    /// End of the sent data.
     pub(super) sent: u32,
     pub(super) fin_at: Option<u32>,
     /// First transmissions: start and end.
     pub(super) segments: BTreeMap<u32, u32>,
-    /// Of what was sent, what arrives.
+    /// Sent ranges of which a copy arrives.
     pub(super) arriving: ByteRanges,
-    /// What of the peer's arrived here.
+    /// Ranges of the peer's data that arrived here.
     pub(super) received: ByteRanges,
-    /// Highest acknowledgement of this end's data that arrived here, and right edge.
+    /// Highest acknowledgement of this end's data that arrived here, and the right edge.
     pub(super) acked: u32,
     pub(super) edge: u32,
     /// Acknowledgement and right edge of the last segment that this end sent.
@@ -86,12 +86,12 @@ pub(super) struct FlowSide {
     pub(super) last_edge: u32,
     pub(super) last_tsval: Option<u32>,
     pub(super) newest_peer_tsval: Option<u32>,
-    /// In flight: start, end, when it was last sent.
+    /// Segments in flight: start, end, time of the last transmission.
     pub(super) outstanding: VecDeque<(u32, u32, Instant)>,
-    /// Timeouts of the host when this end last sent text, a SYN or a FIN. Those of other connections
-    /// count too: a reduction may then be taken for one that a timeout made.
+    /// Timeouts of the host when this end last sent data, a SYN or a FIN. Timeouts of other connections
+    /// also count: a reduction may then be attributed to a timeout by mistake.
     pub(super) timeouts: u64,
-    /// The last episode, what it sent again, and the one before it.
+    /// The last episode, its retransmitted ranges, and the previous episode.
     pub(super) episode: Option<RecoveryEpisode>,
     pub(super) sent_again: BTreeMap<u32, RangeSentAgain>,
     pub(super) episode_before: Option<RecoveryEpisode>,
@@ -100,7 +100,7 @@ pub(super) struct FlowSide {
 }
 
 impl FlowSide {
-    /// `start..end` is sent once more. Returns when its first segment was last sent.
+    /// Notes a retransmission of `start..end`. Returns when its first segment was last sent.
     pub(super) fn note_sent_again(
         &mut self,
         start: u32,
@@ -120,7 +120,7 @@ impl FlowSide {
         before
     }
 
-    /// Of what the last episode sent again, whether anything was needed.
+    /// Updates whether a retransmission of the last episode was needed.
     pub(super) fn judge_episode(&mut self) {
         if let Some(episode) = &mut self.episode {
             let mut ranges = self.sent_again.values();
@@ -132,16 +132,16 @@ impl FlowSide {
 pub(super) struct Flow {
     pub(super) ends: FlowEnds,
     pub(super) sides: [FlowSide; 2],
-    /// The path narrowed: retransmissions may be cut smaller.
+    /// The MTU of the path decreased: retransmissions may be split into smaller segments.
     pub(super) is_recut: bool,
-    /// This host lost the connection and answered a SYN that was still on its way once more, with
-    /// this initial sequence number; the other end stays with the first answer. What the half-open
-    /// connection sends says nothing of this one.
+    /// This host lost the connection and answered an old SYN that was still in transit, with this
+    /// initial sequence number; the other end keeps the first SYN-ACK. Segments of the half-open
+    /// connection say nothing about this one.
     pub(super) answered_anew: Option<(usize, u32)>,
 }
 
 impl Flow {
-    /// Whether a segment from `from` is of a half-open connection that the other end does not know.
+    /// Returns whether a segment from `from` belongs to a half-open connection that the other end does not know.
     pub(super) fn is_of_new_answer(&self, from: usize, view: &TcpView<'_>) -> bool {
         self.answered_anew.is_some_and(|(host, iss)| {
             host == from && (view.flags & SYN != 0 || view.seq == iss.wrapping_add(1))
@@ -149,7 +149,7 @@ impl Flow {
     }
 }
 
-/// Whether a host that has asked everybody for its neighbour has been answered.
+/// State of the neighbour resolution of a host.
 #[derive(Clone, Copy)]
 pub(super) enum NeighbourSearch {
     Asked,

@@ -1,5 +1,5 @@
-//! Frames of any kind, honest or not, for tests that play a hostile host. Checksums are right;
-//! whoever wants a wrong one changes the frame.
+//! Builds frames of any kind, valid or not, for tests that play a hostile host. Checksums are correct;
+//! a test that needs a wrong one changes the frame.
 
 use core::net::IpAddr;
 
@@ -14,17 +14,17 @@ pub struct Tcp<'a> {
     pub seq: u32,
     /// Acknowledgment number.
     pub ack: u32,
-    /// Flags as they are on the wire (FIN is 1).
+    /// Flags as on the wire (FIN is 1).
     pub flags: u8,
     /// Window, not scaled.
     pub window: u16,
-    /// Filled up with zeros, the end of options, to whole words.
+    /// Options, padded with zeros (end of option list) to a multiple of four bytes.
     pub options: &'a [u8],
     /// Payload.
     pub payload: &'a [u8],
 }
 
-/// Between whom frames go, as they claim: source first.
+/// Addresses that frames carry, which may be forged: source first.
 #[derive(Clone, Copy, Debug)]
 pub struct Ends {
     /// Ethernet addresses.
@@ -34,7 +34,7 @@ pub struct Ends {
 }
 
 impl Ends {
-    /// A frame with this payload.
+    /// Builds a frame with this payload.
     pub fn ethernet(&self, ethertype: u16, payload: &[u8]) -> Vec<u8> {
         let mut frame = [self.mac[1], self.mac[0]].concat();
         frame.extend_from_slice(&ethertype.to_be_bytes());
@@ -42,7 +42,7 @@ impl Ends {
         frame
     }
 
-    /// An IP packet; hop limit 255, as neighbour discovery demands.
+    /// Builds an IP packet. The hop limit is 255, as neighbour discovery requires.
     pub fn ip(&self, protocol: u8, payload: &[u8]) -> Vec<u8> {
         match self.ip {
             [IpAddr::V4(source), IpAddr::V4(destination)] => {
@@ -66,7 +66,7 @@ impl Ends {
         }
     }
 
-    /// The sum of the pseudo header (RFC 9293 section 3.1, RFC 8200 section 8.1).
+    /// Computes the pseudo-header sum (RFC 9293 section 3.1, RFC 8200 section 8.1).
     fn pseudo_header_sum(&self, protocol: u8, len: usize) -> OnesComplementSum {
         let mut sum = OnesComplementSum::new();
         for address in self.ip {
@@ -80,7 +80,7 @@ impl Ends {
         sum
     }
 
-    /// A frame with a TCP segment.
+    /// Builds a frame with a TCP segment.
     pub fn tcp(&self, segment: &Tcp<'_>) -> Vec<u8> {
         let mut bytes = [
             segment.ports[0].to_be_bytes(),
@@ -102,8 +102,8 @@ impl Ends {
         self.ip(6, &bytes)
     }
 
-    /// An ICMP message of the addresses' family: type and code, the word behind the checksum, and
-    /// what follows.
+    /// Builds an ICMP message of the addresses' family from type and code, the 32-bit word after the
+    /// checksum, and the rest of the message.
     pub fn icmp(&self, what: [u8; 2], word: [u8; 4], body: &[u8]) -> Vec<u8> {
         let mut message = vec![what[0], what[1], 0, 0];
         message.extend_from_slice(&word);
@@ -118,7 +118,7 @@ impl Ends {
         self.ip(protocol, &message)
     }
 
-    /// A UDP datagram.
+    /// Builds a UDP datagram.
     pub fn udp(&self, ports: [u16; 2], payload: &[u8]) -> Vec<u8> {
         let mut datagram = [ports[0].to_be_bytes(), ports[1].to_be_bytes()].concat();
         datagram.extend_from_slice(&(8 + payload.len() as u16).to_be_bytes());
@@ -130,7 +130,8 @@ impl Ends {
         self.ip(17, &datagram)
     }
 
-    /// ARP (RFC 826): 1 asks where the second address is, 2 says where the first is.
+    /// Builds an ARP packet (RFC 826): operation 1 requests the MAC address of the second IP address,
+    /// 2 announces that of the first.
     pub fn arp(&self, operation: u8) -> Vec<u8> {
         let [IpAddr::V4(sender), IpAddr::V4(target)] = self.ip else {
             panic!("ARP is of IPv4");
@@ -143,12 +144,13 @@ impl Ends {
         self.ethernet(0x0806, &packet)
     }
 
-    /// Neighbour solicitation of the second address (RFC 4861 section 4.3).
+    /// Builds a neighbour solicitation for the second address (RFC 4861 section 4.3).
     pub fn solicit(&self) -> Vec<u8> {
         self.ndp(135, [0; 4], self.ip[1], 1)
     }
 
-    /// Neighbour advertisement of the first address (RFC 4861 section 4.4): solicited, override.
+    /// Builds a neighbour advertisement of the first address (RFC 4861 section 4.4) with the flags
+    /// solicited and override.
     pub fn advertise(&self) -> Vec<u8> {
         self.ndp(136, [0x60, 0, 0, 0], self.ip[0], 2)
     }
@@ -164,7 +166,7 @@ impl Ends {
     }
 }
 
-/// Sets the checksum of an IPv4 header without options that `p` begins with.
+/// Sets the checksum of the IPv4 header without options at the start of `packet`.
 pub fn fix_ipv4(packet: &mut [u8]) {
     packet[10..12].fill(0);
     let mut sum = OnesComplementSum::new();
@@ -172,8 +174,8 @@ pub fn fix_ipv4(packet: &mut [u8]) {
     packet[10..12].copy_from_slice(&(!sum.value()).to_be_bytes());
 }
 
-/// An IPv6 frame with extension headers before what it carries: the kind of each, and its bytes, of
-/// which the first is set to what follows.
+/// Inserts extension headers between the IPv6 header of a frame and its payload. Each entry has the
+/// type and the bytes of a header; the first byte is overwritten with the next-header number.
 pub fn behind(frame: &[u8], headers: &[(u8, &[u8])]) -> Vec<u8> {
     let (head, payload) = frame.split_at(14 + 40);
     let mut changed = head.to_vec();
@@ -191,8 +193,8 @@ pub fn behind(frame: &[u8], headers: &[(u8, &[u8])]) -> Vec<u8> {
     changed
 }
 
-/// A frame of either family as fragments that carry `most` bytes each at most, a multiple of eight,
-/// in their order.
+/// Splits an IP packet of either family into fragments in order, each with at most `most` bytes of
+/// payload, a multiple of eight.
 pub fn fragments(frame: &[u8], most: usize, id: u32) -> Vec<Vec<u8>> {
     let v6 = frame[14] >> 4 == 6;
     let (head, payload) = frame.split_at(14 + if v6 { 40 } else { 20 });

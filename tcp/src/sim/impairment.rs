@@ -1,44 +1,45 @@
-//! What a link does to the frames that it carries.
+//! Impairments of a simulated link.
 
 use std::time::Duration;
 
-/// What a link does to frames.
+/// Impairments of a link. Probabilities are per frame unless stated otherwise.
 #[derive(Clone, Copy, Debug)]
 pub struct Impairment {
-    /// Time that each frame needs.
+    /// Propagation delay of each frame.
     pub delay: Duration,
-    /// Uniform extra delay up to this, which reorders.
+    /// Upper bound of a uniform extra delay per frame, which reorders frames.
     pub jitter: Duration,
     /// Probability that a frame is lost.
     pub loss: f64,
-    /// Probability to enter a burst in which every other frame is lost, and to leave it.
+    /// Probabilities per frame of entering and of leaving a burst, in which a frame is lost with
+    /// probability 0.5.
     pub burst: (f64, f64),
-    /// Probability to be held back by four delays.
+    /// Probability that a frame is held back by four times `delay`.
     pub reorder: f64,
     /// Probability that a frame arrives twice.
     pub duplicate: f64,
-    /// Probability that bits flip behind the Ethernet header. ARP is spared: Ethernet's own CRC guards what
-    /// has no other.
+    /// Probability that bits flip behind the Ethernet header. ARP frames are exempt: only the
+    /// Ethernet CRC protects them.
     pub corrupt: f64,
-    /// Most bits that flip in a frame that is damaged, next to one another or anywhere. Damage that
-    /// every checksum overlooks counts as loss: no receiver could know of it.
+    /// Maximum number of bits that flip in a damaged frame, either adjacent or anywhere. Above 1,
+    /// damage that every checksum misses counts as loss: no receiver could detect it.
     pub corrupt_bits: u32,
-    /// Bits per second, 0: infinite.
+    /// Bits per second; 0: unlimited.
     pub rate: u64,
-    /// Frames waiting for `rate` before the tail is dropped.
+    /// Frames that may wait for `rate`; further frames are dropped.
     pub queue: usize,
-    /// Frames waiting before ECN-capable ones are marked (RFC 3168); 0: never.
+    /// Queue length in frames above which ECN-capable packets are marked (RFC 3168); 0: never.
     pub mark: usize,
-    /// Longest IP packet, 0: any. Longer ones vanish.
+    /// Longest IP packet in bytes; 0: unlimited. Longer packets are dropped.
     pub mtu: u16,
-    /// Probability that the sender gets an ICMP error about one that vanished (ICMP).
+    /// Probability that the sender of a packet longer than `mtu` gets an ICMP error.
     pub icmp_error: f64,
-    /// Probability that a segment's window is made smaller on its way, down to nothing.
+    /// Probability that the window of a segment is reduced in transit, possibly to zero.
     pub shrink: f64,
 }
 
 impl Impairment {
-    /// A link that only delays.
+    /// A link that only delays frames.
     pub fn perfect(delay: Duration) -> Self {
         Impairment {
             delay,

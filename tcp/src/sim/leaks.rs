@@ -1,4 +1,4 @@
-//! What a stack still holds that nobody needs any more, for tests of its end.
+//! Finds resources that a stack still holds after its connections ended, for tests.
 
 use crate::base::buffer::RecvBuf;
 use crate::base::ids::ConnId;
@@ -6,8 +6,8 @@ use crate::base::state::TcpState;
 use crate::stack::Stack;
 
 impl<B: RecvBuf, R> Stack<B, R> {
-    /// What is left behind when no connection should exist any more: slots, timers, buffers, places
-    /// in lists and tables. `None`: nothing.
+    /// Describes a resource that is still held although no connection should exist: slots, timers,
+    /// buffers, entries in lists and tables. `None`: there is none.
     pub fn find_leak(&self) -> Option<String> {
         let shared = &self.shared;
         if self.connection_count() > 0 {
@@ -42,19 +42,19 @@ impl<B: RecvBuf, R> Stack<B, R> {
         left.map(|(what, count)| format!("{count} {what}"))
     }
 
-    /// The state of a connection, whether or not its owner released it; `None` once its slot is free.
+    /// Returns the state of a connection, even after its owner released it; `None` once its slot is free.
     pub fn state_of_slot(&self, id: ConnId) -> Option<TcpState> {
         let conn = self.connections.get(id.index as usize)?;
         (conn.generation == id.generation).then_some(conn.tcb.state)
     }
 
-    /// Whether a connection's Ethernet destination has to be looked up before it can send.
+    /// Returns whether a connection's Ethernet destination has to be looked up before it can send.
     pub fn waits_for_neighbour(&self, id: ConnId) -> bool {
         let conn = self.connections.get(id.index as usize);
         conn.is_some_and(|conn| conn.neighbour_generation != self.shared.neighbours.generation)
     }
 
-    /// What the initial sequence number of a connection to `remote` is when it is opened at `now`.
+    /// Computes the initial sequence number of a connection from `local` to `remote` opened at `now`.
     pub fn initial_sequence(
         &self,
         now: crate::Instant,

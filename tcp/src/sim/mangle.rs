@@ -1,10 +1,10 @@
-//! What nodes on the path do to frames: marks, smaller windows, and words about what is too big.
+//! Changes that nodes on the path make to frames: ECN marks, smaller windows, and ICMP errors.
 
 use crate::base::frame_sink::FrameMeta;
 use crate::sim::Rng;
 use crate::wire::checksum::{OnesComplementSum, tcp_checksum_offset};
 
-/// Offset of the IP header; `None`: no IP.
+/// Returns the offset of the IP header; `None`: not an IP frame.
 fn ip_at(frame: &[u8]) -> Option<usize> {
     let l2 = if frame.get(12..14)? == [0x81, 0] {
         18
@@ -14,7 +14,7 @@ fn ip_at(frame: &[u8]) -> Option<usize> {
     matches!(frame.get(l2 - 2..l2)?, [8, 0] | [0x86, 0xdd]).then_some(l2)
 }
 
-/// Congestion experienced, if the packet can say so (RFC 3168 section 5).
+/// Marks a packet Congestion Experienced if it is ECN-capable (RFC 3168 section 5).
 pub fn mark(frame: &mut [u8]) -> bool {
     let Some(l2) = ip_at(frame) else { return false };
     if frame[l2] >> 4 == 4 && frame[l2 + 1] & 3 != 0 {
@@ -33,7 +33,7 @@ pub fn mark(frame: &mut [u8]) -> bool {
     }
 }
 
-/// Flips up to `most` bits behind the Ethernet header: next to one another, or anywhere.
+/// Flips up to `most` bits behind the Ethernet header, either adjacent or anywhere.
 pub fn damage(frame: &mut [u8], rng: &mut Rng, most: u32) {
     let bits = (frame.len() as u64 - 14) * 8;
     let mut at = rng.below(bits);
@@ -52,8 +52,8 @@ pub fn damage(frame: &mut [u8], rng: &mut Rng, most: u32) {
     }
 }
 
-/// Puts a window into a TCP segment that is no SYN and no reset, `share` of 256 of the one it had;
-/// the checksum is kept right (RFC 1624).
+/// Reduces the window of a TCP segment that is neither SYN nor RST to `share`/256 of its value and
+/// updates the checksum (RFC 1624). Returns whether the window became smaller.
 pub fn shrink_window(frame: &mut [u8], share: u8) -> bool {
     let Some(l2) = ip_at(frame) else { return false };
     let (protocol, tcp) = match frame[l2] >> 4 {
@@ -75,13 +75,13 @@ pub fn shrink_window(frame: &mut [u8], share: u8) -> bool {
     new < old
 }
 
-/// Length of the IP packet in `frame`, 0: no IP.
+/// Returns the length of the IP packet in `frame`; 0: not IP.
 pub fn packet_len(frame: &[u8]) -> usize {
     ip_at(frame).map_or(0, |l2| frame.len() - l2)
 }
 
-/// What a router with a narrow link answers (RFC 1191 section 4, RFC 4443 section 3.2), in the
-/// name of the packet's destination.
+/// Builds the "packet too big" error of a router with a narrow link (RFC 1191 section 4, RFC 4443
+/// section 3.2), with the destination of the packet as its source address.
 pub fn too_big(frame: &[u8], mtu: u16) -> Option<Vec<u8>> {
     let l2 = ip_at(frame)?;
     let mut out = [&frame[6..12], &frame[..6], &frame[12..l2]].concat();
@@ -118,7 +118,7 @@ pub fn too_big(frame: &[u8], mtu: u16) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Changes the last byte of a TCP segment's payload and makes the checksum right.
+/// Changes the last payload byte of a TCP segment and corrects the checksum.
 pub fn forge(frame: &mut [u8], meta: &FrameMeta) {
     if meta.l4_len == 0 {
         return;

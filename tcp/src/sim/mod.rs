@@ -1,5 +1,5 @@
 //! A simulated network in virtual time: two stacks joined by links that lose, reorder, duplicate,
-//! corrupt and delay, all from one seed. For the tests of this crate and of those above it.
+//! corrupt and delay frames, determined by one seed. For tests of this crate and of crates that use it.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -36,7 +36,7 @@ struct SimLink {
     free_at: u64,
 }
 
-/// A data segment as it left: for the proof that retransmissions keep boundaries.
+/// A data segment as sent, to verify that retransmissions keep segment boundaries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SentSegment {
     /// The host that sent it.
@@ -45,7 +45,7 @@ pub struct SentSegment {
     pub seq: u32,
     /// Bytes of payload.
     pub payload: u32,
-    /// What the stack said: sent before.
+    /// The stack marked the frame as a retransmission.
     pub retransmission: bool,
 }
 
@@ -57,51 +57,51 @@ pub struct SimNet<R> {
     pub now: Instant,
     /// The two stacks.
     pub hosts: [Stack<VecBuf, R>; 2],
-    /// Decides what happens to frames.
+    /// Decides the fate of frames.
     pub rng: Rng,
     links: [SimLink; 2],
     arrivals: BinaryHeap<Arrival>,
-    /// On the wire: the frame, and whether it is as it was sent.
+    /// Frames on the wire, and whether each is intact.
     frames: BTreeMap<u64, (Vec<u8>, bool)>,
-    /// What each host's clock is ahead of `now`.
+    /// Offset of each host's clock ahead of `now`.
     clock_offsets: [Duration; 2],
-    /// A host that is down hears nothing, sends nothing and has no timers.
+    /// A host that is down receives nothing, sends nothing and runs no timers.
     is_up: [bool; 2],
-    /// Judges every frame, when wanted.
+    /// Checks every frame, if present.
     pub oracle: Option<WireOracle>,
     serial: u64,
-    /// What the stacks have sent and the links have not yet carried.
+    /// Frames that the stacks have sent and the links have not carried yet.
     pub sinks: [VecSink; 2],
-    /// Frames for which this says `false` vanish: (sender, frame).
+    /// Called with (sender, frame); returns `false` to drop the frame.
     #[allow(clippy::type_complexity)]
     pub filter: Option<Box<dyn FnMut(usize, &[u8]) -> bool>>,
-    /// Is shown every frame that a host sends (`true`) or receives: (when, host, sent, frame).
+    /// Called with every frame that a host sends (`true`) or receives: (time, host, sent, frame).
     #[allow(clippy::type_complexity)]
     pub tap: Option<Box<dyn FnMut(Instant, usize, bool, &[u8])>>,
-    /// Every TCP segment with payload, when wanted.
+    /// Every TCP segment with payload, if present.
     pub log: Option<Vec<SentSegment>>,
-    /// Frames that were lost.
+    /// Frames dropped by the filter, by loss, by a full queue or for undetectable damage.
     pub lost: u64,
     /// Frames that were damaged.
     pub damaged: u64,
-    /// Frames that arrived at a host that is down.
+    /// Frames that arrived at a host that was down.
     pub unheard: u64,
-    /// Frames that arrived at any other.
+    /// Frames that arrived at a host that was up.
     pub arrived: u64,
     /// Frames that the hosts sent onto a link.
     pub carried: u64,
-    /// Frames marked with congestion experienced.
+    /// Frames marked Congestion Experienced.
     pub marked: u64,
-    /// Windows that were made smaller, packets that were too big.
+    /// Segments whose window was reduced.
     pub shrunk: u64,
-    /// Packets that were longer than the MTU of a link.
+    /// Packets longer than the MTU of a link.
     pub too_big: u64,
-    /// For tests of tests: in every so many frames a byte of the payload is forged and the
-    /// checksum made right; 0: never.
+    /// To test the tests: in every `forge`-th frame, a payload byte is changed and the checksum
+    /// corrected; 0: never.
     pub forge: u64,
 }
 
-/// Usual configuration of host `i`: 10.0.0.1/24 and fd00::1/64, or .2 and ::2.
+/// Default configuration of `host`: 10.0.0.1/24 and fd00::1/64 for host 0, .2 and ::2 for host 1.
 pub fn host_config(host: usize) -> StackConfig {
     let number = host as u8 + 1;
     let addrs: [IpCidr; 2] = [
@@ -119,13 +119,13 @@ pub fn host_config(host: usize) -> StackConfig {
 }
 
 impl<R: RecordBytes> SimNet<R> {
-    /// Two hosts, and the link from each of them to the other.
+    /// Creates two hosts and a link from each to the other.
     pub fn new(seed: u64, configs: [StackConfig; 2], links: [Impairment; 2]) -> Self {
         Self::with_clocks(seed, configs, links, [Duration::ZERO; 2])
     }
 
-    /// The same, with clocks that are so much ahead of the network's: as on machines that were
-    /// started at different times. [`SimNet::clock`] tells a host's time.
+    /// Like [`new`](Self::new), with host clocks ahead of the network's by `clock_offsets`, as on
+    /// machines started at different times. [`SimNet::clock`] returns the time of a host.
     pub fn with_clocks(
         seed: u64,
         configs: [StackConfig; 2],
@@ -169,7 +169,7 @@ impl<R: RecordBytes> SimNet<R> {
         }
     }
 
-    /// Two default hosts over perfect links of 50 us.
+    /// Creates two default hosts and perfect links with a delay of 50 us.
     pub fn perfect() -> Self {
         let link = Impairment::perfect(Duration::from_micros(50));
         Self::new(1, [host_config(0), host_config(1)], [link; 2])
@@ -180,17 +180,17 @@ impl<R: RecordBytes> SimNet<R> {
         self.links[from].what = what;
     }
 
-    /// The time on this host's clock, which every call of its stack is given.
+    /// Returns the time on this host's clock, the `now` of every call to its stack.
     pub fn clock(&self, host: usize) -> Instant {
         self.now + self.clock_offsets[host]
     }
 
-    /// Stops a host, or lets it go on with the stack that it had.
+    /// Stops a host, or resumes it with its old stack.
     pub fn set_up(&mut self, host: usize, is_up: bool) {
         self.is_up[host] = is_up;
     }
 
-    /// Starts a host anew, as after a crash: its stack knows nothing of what was.
+    /// Restarts a host as after a crash: its stack starts empty.
     pub fn restart(&mut self, host: usize, config: StackConfig) {
         let now = self.clock(host);
         self.hosts[host] = Stack::new(config, now).expect("a valid configuration");
@@ -208,7 +208,7 @@ impl<R: RecordBytes> SimNet<R> {
         self.arrivals.push(Reverse((at, self.serial, to)));
     }
 
-    /// Puts a frame onto the wire as if `from` had sent it.
+    /// Delivers a frame at once as if `from` had sent it.
     pub fn inject(&mut self, from: usize, frame: Vec<u8>) {
         let at = self.now.0;
         self.carry(1 - from, at, frame);
@@ -226,13 +226,13 @@ impl<R: RecordBytes> SimNet<R> {
         }
     }
 
-    /// Puts a frame onto the wire as if `from` had sent it; it needs the time of the path.
+    /// Delivers a frame as if `from` had sent it, after the delay of the link.
     pub fn inject_on_path(&mut self, from: usize, frame: Vec<u8>) {
         let at = self.now + self.links[from].what.delay;
         self.carry(1 - from, at.0, frame);
     }
 
-    /// How many times the frame will arrive as it was sent.
+    /// Sends a frame over the link. Returns how many intact copies will arrive.
     fn send_over_link(&mut self, from: usize, mut frame: Vec<u8>, meta: &FrameMeta) -> u32 {
         if let Some(log) = &mut self.log
             && meta.l4_len > 0
@@ -336,7 +336,7 @@ impl<R: RecordBytes> SimNet<R> {
         copies
     }
 
-    /// What the sinks of flushes collected goes onto the wire.
+    /// Puts the frames collected in the sinks on the wire.
     pub fn drain_sinks(&mut self) {
         for from in 0..2 {
             while let Some((frame, meta)) = self.sinks[from].frames.pop_front() {
@@ -373,8 +373,8 @@ impl<R: RecordBytes> SimNet<R> {
         frame.into_iter().chain(timers).min()
     }
 
-    /// Polls, then goes to the next moment at which something happens and delivers what arrives.
-    /// `false`: nothing will ever happen, or `limit` is reached.
+    /// Polls both stacks, then advances to the next event and delivers the frames that arrive.
+    /// Returns `false` if no event is pending or `limit` is reached.
     pub fn step(&mut self, limit: Instant) -> bool {
         self.poll();
         let Some(next) = self.next_time() else {
@@ -420,7 +420,7 @@ impl<R: RecordBytes> SimNet<R> {
         true
     }
 
-    /// Steps until `done` or for `time`; returns whether it was done.
+    /// Steps until `done` holds or `time` has passed; returns whether `done` holds.
     pub fn run(&mut self, time: Duration, mut done: impl FnMut(&mut Self) -> bool) -> bool {
         let limit = self.now + time;
         loop {
@@ -433,13 +433,13 @@ impl<R: RecordBytes> SimNet<R> {
         }
     }
 
-    /// Frames that are on the wire towards `host`.
+    /// Number of frames on the wire, in both directions.
     pub fn in_transit(&self) -> usize {
         self.frames.len()
     }
 }
 
-/// Reads everything in order and consumes it.
+/// Reads and consumes all received bytes.
 pub fn read_all<R>(host: &mut Stack<VecBuf, R>, id: crate::base::ids::ConnId) -> Vec<u8> {
     let Some(rx) = host.receive_queue(id) else {
         return vec![];

@@ -1,15 +1,15 @@
-//! The generator behind every decision of the simulated network.
+//! The random number generator of the simulated network.
 
-/// SplitMix64: good enough for dice, the same everywhere.
+/// SplitMix64: fast, deterministic and the same on every platform.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// A generator; the same seed gives the same numbers.
+    /// Creates a generator; the same seed gives the same numbers.
     pub fn new(seed: u64) -> Self {
         Rng(seed)
     }
-    /// The next number, uniform over all 64-bit numbers.
+    /// Returns the next number, uniform over all 64-bit numbers.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -17,7 +17,7 @@ impl Rng {
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     }
-    /// In `0..n`; 0 for an empty range.
+    /// Returns a number in `0..bound`; 0 if the range is empty.
     pub fn below(&mut self, bound: u64) -> u64 {
         if bound == 0 {
             0
@@ -25,7 +25,7 @@ impl Rng {
             self.next_u64() % bound
         }
     }
-    /// True once in `1 / p` times.
+    /// Returns `true` with this probability.
     pub fn chance(&mut self, probability: f64) -> bool {
         ((self.next_u64() >> 11) as f64) < probability * (1u64 << 53) as f64
     }

@@ -1,11 +1,11 @@
-//! Records whose bytes can be checked, and the sink that collects frames as a port would send them.
+//! Records with verifiable contents, and a sink that collects frames as a port would send them.
 
 use std::collections::VecDeque;
 
 use crate::base::frame_sink::{FrameMeta, FrameSink, TxChecksum};
 use crate::wire::checksum::{self, OnesComplementSum};
 
-/// A record whose bytes the simulated sink can read.
+/// A record that the simulated sink can read.
 pub trait RecordBytes {
     /// Appends the bytes `[offset, offset + len)` of the record to `out`.
     fn read(&self, offset: u32, len: u32, out: &mut Vec<u8>);
@@ -17,18 +17,18 @@ impl RecordBytes for Vec<u8> {
     }
 }
 
-/// Part of an endless pattern that starts at a stream position: makes big transfers checkable
+/// Part of an endless pattern, starting at a stream position: large transfers can be verified
 /// without storing them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pattern {
-    /// Tells patterns from one another.
+    /// Selects the pattern.
     pub salt: u64,
-    /// Position in the stream of the record's first byte.
+    /// Stream position of the record's first byte.
     pub start: u64,
 }
 
 impl Pattern {
-    /// The byte at a position of the stream.
+    /// Returns the byte of the pattern at a stream position.
     pub fn byte(salt: u64, at: u64) -> u8 {
         ((at ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 51) as u8
     }
@@ -41,20 +41,20 @@ impl RecordBytes for Pattern {
     }
 }
 
-/// Collects whole frames; completes checksums in software.
+/// Collects whole frames and completes checksums in software.
 #[derive(Default)]
 pub struct VecSink {
-    /// Complete frames that were not taken yet, the oldest first.
+    /// Complete frames not taken yet, oldest first.
     pub frames: VecDeque<(Vec<u8>, FrameMeta)>,
     open: Option<(Vec<u8>, FrameMeta, usize, OnesComplementSum)>,
-    /// Most payload that one frame had.
+    /// Largest payload of a frame so far, in bytes.
     pub largest: u32,
-    /// So many more frames are taken; `None`: all.
+    /// Number of frames that are still accepted; `None`: unlimited.
     pub space: Option<usize>,
 }
 
 impl VecSink {
-    /// TCP segmentation offload, as a NIC does it.
+    /// Performs TCP segmentation offload as a NIC does.
     fn segment(&mut self, frame: &[u8], meta: FrameMeta, headers: usize) {
         let (l2, l3) = (usize::from(meta.l2_len), usize::from(meta.l3_len));
         let (head, payload) = frame.split_at(headers);
@@ -78,7 +78,7 @@ impl VecSink {
             segment[tcp + 4..tcp + 8]
                 .copy_from_slice(&seq.wrapping_add((index * size) as u32).to_be_bytes());
             if index + 1 < count {
-                segment[tcp + 13] &= !0x09; // FIN and PSH go with the last
+                segment[tcp + 13] &= !0x09; // FIN and PSH are kept in the last segment only
             }
             let mut length = OnesComplementSum::new();
             length.add(&segment[tcp + 16..tcp + 18]);
@@ -139,7 +139,7 @@ impl<R: RecordBytes> FrameSink<R> for VecSink {
         if meta.tso_segsz > 0 {
             return self.segment(&frame, meta, headers);
         }
-        // As a NIC does, or as the daemon's sink.
+        // As a NIC or the sink of the daemon does.
         if meta.checksum != TxChecksum::Complete && meta.l4_len > 0 {
             let done = checksum::complete_tcp_checksum(&frame[..headers], &meta, sum);
             let at = checksum::tcp_checksum_offset(&meta);

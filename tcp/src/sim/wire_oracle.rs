@@ -1,19 +1,19 @@
-//! Judges each frame that two stacks exchange by what the RFCs allow, from what the frames
-//! themselves and their fates on the way show: it shares no code and no state with the stacks.
+//! Checks each frame that two stacks exchange against the RFCs, using only the frames and whether
+//! they arrived: it shares no code and no state with the stacks.
 //!
 //! | rule | source |
 //! |---|---|
-//! | nothing is sent beyond the right edge that the peer advertised and that arrived | RFC 9293 3.8.6 |
-//! | the right edge never moves left, the acknowledgement number neither | RFC 9293 3.8.6.2.1, 3.4 |
-//! | acknowledged and selectively acknowledged is only what arrived | RFC 9293 3.4, RFC 2018 3, RFC 2883 4 |
-//! | payload is what the owner pushed, wherever it is sent again, and nothing follows a FIN | RFC 9293 3.4, 3.6 |
+//! | no data is sent beyond the right edge of a window advertisement that arrived | RFC 9293 3.8.6 |
+//! | neither the right edge nor the acknowledgement number moves left | RFC 9293 3.8.6.2.1, 3.4 |
+//! | ACK and SACK cover only data that arrived | RFC 9293 3.4, RFC 2018 3, RFC 2883 4 |
+//! | payload is the data that the owner pushed, in retransmissions too, and ends at the FIN | RFC 9293 3.4, 3.6 |
 //! | a retransmission has the boundaries of the first transmission | records, RFC 5044 5 |
-//! | timestamps never go back, and echo what was received | RFC 7323 4, 5.4 |
+//! | timestamps never decrease, and echoes repeat received timestamps | RFC 7323 4, 5.4 |
 //!
-//! It also knows which retransmissions were needed: no earlier copy of the bytes arrives. A
-//! reduction of the congestion window may be undone only if those of its recovery were not
-//! (RFC 3708, RFC 3522). And it knows which had to wait for a peer that looked for its neighbour
-//! before it could answer.
+//! It also knows which retransmissions were needed, that is, no earlier copy of the bytes arrives. A
+//! reduction of the congestion window may be undone only if no retransmission of its recovery was
+//! needed (RFC 3708, RFC 3522). It also counts retransmissions whose ACK may have been delayed
+//! because the peer had to resolve its neighbour first.
 
 use std::collections::HashMap;
 
@@ -25,36 +25,37 @@ use crate::sim::wire_view::{ACK, FIN, NeighbourMessage, RST, SYN, TcpView, tcp_v
 
 pub use crate::sim::flow_state::{FlowEnds, RecoveryEpisode, SentRange};
 
-/// Which pattern the payload from one end of a connection shows.
+/// Returns the salt of the pattern that `host` sends on a connection.
 pub fn salt_of(ends: &FlowEnds, host: usize) -> u64 {
     let ports = u64::from(ends[0].port()) << 16 | u64::from(ends[1].port());
     (ports * 2 + host as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// Judges the frames of all connections between two hosts.
+/// Checks the frames of all connections between two hosts.
 #[derive(Default)]
 pub struct WireOracle {
     flows: Vec<Flow>,
-    /// The newest connection between two ends.
+    /// The newest connection for each pair of endpoints.
     current: HashMap<FlowEnds, usize>,
-    /// The path narrows in this run.
+    /// The MTU of the path decreases in this run.
     path_narrows: bool,
-    /// The first rule that was broken.
+    /// The first rule violation.
     violation: Option<String>,
     tail_probes: [u64; 2],
-    /// The last search of each host.
+    /// The last neighbour resolution of each host.
     searches: [Option<NeighbourSearch>; 2],
-    /// Retransmissions of each host whose answer may have waited for such a search of the peer.
+    /// Retransmissions of each host whose ACK may have been delayed by a neighbour resolution of
+    /// the peer.
     pub held_up: [u64; 2],
-    /// Connections of which a frame arrived since this was last emptied, with the host.
+    /// Connections for which a frame arrived since this was last cleared, with the receiving host.
     pub touched: Vec<(usize, usize)>,
-    /// Connections whose sequence numbers went through zero.
+    /// Times that the sequence numbers of a connection wrapped.
     pub wraps: u64,
-    /// Segments with payload, and how many of them had to be sent again.
+    /// Segments with payload, retransmissions included.
     pub segments: u64,
-    /// Retransmissions without which data would have been missing.
+    /// Retransmissions of data of which no earlier copy arrives.
     pub needed: u64,
-    /// Retransmissions of what arrived anyway.
+    /// Retransmissions of data of which an earlier copy arrives.
     pub needless: u64,
 }
 
@@ -63,7 +64,7 @@ fn is_before(first: u32, second: u32) -> bool {
 }
 
 impl WireOracle {
-    /// An oracle that has seen nothing. `path_narrows`: segments may be sent again in smaller parts.
+    /// Creates an oracle. `path_narrows`: retransmissions may be split into smaller segments.
     pub fn new(path_narrows: bool) -> Self {
         WireOracle {
             path_narrows,
@@ -71,7 +72,7 @@ impl WireOracle {
         }
     }
 
-    /// What was wrong first, if anything was.
+    /// Takes the first rule violation, if any.
     pub fn take_violation(&mut self) -> Option<String> {
         self.violation.take()
     }
@@ -94,7 +95,7 @@ impl WireOracle {
         }
     }
 
-    /// The connection of a frame; a SYN with another sequence number begins a new one.
+    /// Finds the connection of a frame; a SYN with another sequence number starts a new one.
     fn flow_of(&mut self, from: usize, view: &TcpView<'_>) -> Option<usize> {
         let ends = Self::ends_of(from, view);
         let known = self.current.get(&ends).copied();
@@ -120,7 +121,7 @@ impl WireOracle {
                     flow.answered_anew = Some((from, view.seq));
                     return None;
                 }
-                // The answer of a connection that took the place of an earlier half-open one.
+                // The SYN-ACK of a connection that replaced an earlier half-open one.
                 let side = &mut self.flows[known?].sides[from];
                 let (edge, received) = (side.edge, std::mem::take(&mut side.received));
                 *side = FlowSide {
@@ -141,7 +142,7 @@ impl WireOracle {
             self.current.insert(ends, self.flows.len() - 1);
             return Some(self.flows.len() - 1);
         }
-        // Whoever answered anew has forgotten the connection that is judged here.
+        // A host that answered anew has forgotten the connection that is checked here.
         known.filter(|&flow| {
             let flow = &self.flows[flow];
             let forgot = flow.answered_anew.is_some_and(|(host, _)| host == from);
@@ -149,7 +150,7 @@ impl WireOracle {
         })
     }
 
-    /// A host starts anew: its counters begin at zero.
+    /// Notes that a host restarts: its counters start at zero.
     pub fn on_restart(&mut self, host: usize) {
         (self.tail_probes[host], self.searches[host]) = (0, None);
         for flow in &mut self.flows {
@@ -157,7 +158,7 @@ impl WireOracle {
         }
     }
 
-    /// A host sends a frame. Returns what [`WireOracle::on_way`] takes.
+    /// Checks a frame that a host sends. Returns the argument for [`WireOracle::on_way`].
     pub fn on_sent(
         &mut self,
         now: Instant,
@@ -242,8 +243,8 @@ impl WireOracle {
         })
     }
 
-    /// The D-SACK block of a segment without timestamps: if the network doubles that segment, its sender
-    /// seems to have received the duplicate once more.
+    /// Returns the D-SACK block of a segment without timestamps. If the network duplicates this segment,
+    /// the receiver of the block counts the duplicate report twice.
     fn unmarked_duplicate(view: &TcpView<'_>) -> Option<(u32, u32)> {
         if view.sack_count == 0 || view.timestamps.is_some() {
             return None;
@@ -255,10 +256,10 @@ impl WireOracle {
         (!is_before(view.ack, high) || is_inside).then_some((low, high))
     }
 
-    /// What [`WireOracle::on_sent`] was shown arrives so many times. Where the network doubles
-    /// retransmissions, a segment may be reported as a duplicate as often as it was sent again,
-    /// whatever became of the original: then they look needless to their sender (RFC 3708 section 3).
-    /// So they do where it doubles the report.
+    /// Notes that the frame passed to [`WireOracle::on_sent`] arrives `copies` times. Where the network
+    /// duplicates retransmissions, a segment may be reported as a duplicate as often as it was
+    /// retransmitted, whether or not the original arrived: then the retransmissions look needless to
+    /// their sender (RFC 3708 section 3). The same happens where the network duplicates the report.
     pub fn on_way(&mut self, sent: &SentRange, copies: u32) {
         if let Some((low, high)) = sent.duplicate.filter(|_| copies > 1) {
             let peer = &mut self.flows[sent.flow].sides[1 - sent.from];
@@ -280,7 +281,7 @@ impl WireOracle {
             side.acked < episode.recover && episode.reductions == again.reductions
         });
         if !goes_on && again.is_tail_probe {
-            return; // a tail loss probe is no recovery
+            return; // a tail loss probe starts no recovery
         }
         if !goes_on {
             side.sent_again.clear();
@@ -301,7 +302,7 @@ impl WireOracle {
         side.judge_episode();
     }
 
-    /// The acknowledgement, window, SACK blocks and timestamps of a segment.
+    /// Checks the acknowledgement, window, SACK blocks and timestamps of a segment.
     fn judge_acknowledgement(
         &mut self,
         index: usize,
@@ -340,7 +341,7 @@ impl WireOracle {
             _ => 0,
         };
         let edge = ack + (u32::from(view.window) << shift);
-        // A SYN's window is not scaled, and may have to say less.
+        // The window of a SYN is not scaled, so its right edge may be smaller.
         if edge < side.last_edge && view.flags & SYN == 0 {
             let last = side.last_edge;
             return Err(format!("the right edge moves left: {edge} after {last}"));
@@ -360,7 +361,7 @@ impl WireOracle {
         Ok(())
     }
 
-    /// The payload and the FIN of a segment, of which neither is beyond the window.
+    /// Checks the payload and the FIN of a segment, and that the payload is within the window.
     fn judge_text(
         &mut self,
         index: usize,
@@ -379,7 +380,7 @@ impl WireOracle {
         if view.flags & SYN != 0 {
             return Ok(());
         }
-        // A FIN takes no room in the peer's buffers.
+        // A FIN occupies no receive buffer.
         if payload_end > side.edge {
             let (edge, len) = (side.edge, view.payload.len());
             return Err(format!(
@@ -418,7 +419,7 @@ impl WireOracle {
         Ok(())
     }
 
-    /// A frame arrives as it was sent, and the host is about to see it.
+    /// Notes that a frame arrives intact, before the host processes it.
     pub fn on_arrival(&mut self, now: Instant, to: usize, frame: &[u8]) {
         if NeighbourMessage::of(frame) == Some(NeighbourMessage::Answer)
             && let Some(search @ NeighbourSearch::Asked) = &mut self.searches[to]
@@ -443,7 +444,7 @@ impl WireOracle {
         }
         let start = view.seq.wrapping_sub(peer_iss);
         if start > i32::MAX as u32 {
-            return; // of an older connection between the same ends, or a probe below SND.UNA
+            return; // of an older connection between the same endpoints, or a probe below SND.UNA
         }
         side.received.insert(start, start + view.span());
         if let Some((value, _)) = view.timestamps
@@ -481,13 +482,13 @@ impl WireOracle {
         side.edge = side.edge.max(ack + (u32::from(view.window) << shift));
     }
 
-    /// The newest connection between these ends.
+    /// Returns the newest connection between these endpoints.
     pub fn find_flow(&self, ends: &FlowEnds) -> Option<usize> {
         self.current.get(ends).copied()
     }
 
-    /// The recovery of a connection's end that was the last when frames arrived at `now`; what they
-    /// made it begin may have followed.
+    /// Returns the last recovery episode of one end of a connection before the frames that arrived at
+    /// `now`; those may already have started another.
     pub fn last_episode(&self, flow: usize, host: usize, now: Instant) -> Option<RecoveryEpisode> {
         let side = &self.flows[flow].sides[host];
         match side.episode {
@@ -496,15 +497,15 @@ impl WireOracle {
         }
     }
 
-    /// The oldest data in flight from `host`: when it was last sent. `None`: there is none that
-    /// the peer's window ever covered.
+    /// Returns when the oldest data in flight from `host` was last sent. `None`: no data is in
+    /// flight.
     pub fn oldest_in_flight(&self, flow: usize, host: usize) -> Option<Instant> {
         let oldest = self.flows[flow].sides[host].outstanding.front()?;
         Some(oldest.2)
     }
 
-    /// When a frame of the connection last arrived at `host`, and when one last acknowledged
-    /// something new.
+    /// Returns when a frame of the connection last arrived at `host`, and when one last acknowledged
+    /// new data.
     pub fn last_heard(&self, flow: usize, host: usize) -> (Instant, Instant) {
         let side = &self.flows[flow].sides[host];
         (side.heard_at, side.acked_at)

@@ -1,5 +1,5 @@
-//! A frame as somebody on the wire reads it: parsed apart from the stack's own parser, so that a
-//! defect of that one cannot hide itself. For the wire oracle and for readable logs.
+//! Parses frames as an observer on the wire would, for the wire oracle and for readable logs. The code
+//! is separate from the parser of the stack, so that a defect of that parser cannot hide itself.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -14,7 +14,7 @@ const PROTOCOL_ICMP: u8 = 1;
 const PROTOCOL_TCP: u8 = 6;
 const PROTOCOL_ICMPV6: u8 = 58;
 
-/// FIN, as it is on the wire.
+/// FIN, as on the wire.
 pub const FIN: u8 = 1;
 /// SYN.
 pub const SYN: u8 = 2;
@@ -26,15 +26,15 @@ pub const ACK: u8 = 16;
 /// A TCP segment on the wire.
 #[derive(Clone, Copy, Debug)]
 pub struct TcpView<'a> {
-    /// Who sent it, as it claims.
+    /// Address and port of the sender, as the segment claims.
     pub source: SocketAddr,
-    /// Whom it is for.
+    /// Destination address and port.
     pub destination: SocketAddr,
     /// Sequence number.
     pub seq: u32,
     /// Acknowledgment number.
     pub ack: u32,
-    /// Flags as they are on the wire.
+    /// Flags as on the wire.
     pub flags: u8,
     /// Window, not scaled.
     pub window: u16,
@@ -44,18 +44,18 @@ pub struct TcpView<'a> {
     pub window_scale: Option<u8>,
     /// TSval and TSecr.
     pub timestamps: Option<(u32, u32)>,
-    /// SACK blocks; the first `sack_count` are there.
+    /// SACK blocks; the first `sack_count` are valid.
     pub sack: [(u32, u32); 4],
-    /// How many blocks there are.
+    /// Number of valid SACK blocks.
     pub sack_count: usize,
     /// Payload.
     pub payload: &'a [u8],
-    /// Where the TCP header begins in the frame.
+    /// Offset of the TCP header in the frame.
     pub tcp_offset: usize,
 }
 
 impl TcpView<'_> {
-    /// Sequence numbers that it occupies.
+    /// Returns the length of the segment in sequence space, SYN and FIN included.
     pub fn span(&self) -> u32 {
         let flags = u32::from(self.flags & SYN != 0) + u32::from(self.flags & FIN != 0);
         self.payload.len() as u32 + flags
@@ -70,7 +70,7 @@ fn word32(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-/// Ethertype and offset of what follows, behind a VLAN tag.
+/// Returns the EtherType and the offset of the payload, after a VLAN tag if any.
 fn link_payload(frame: &[u8]) -> Option<(u16, usize)> {
     match word16(frame, 12)? {
         ETHERTYPE_VLAN => Some((word16(frame, 16)?, 18)),
@@ -78,7 +78,7 @@ fn link_payload(frame: &[u8]) -> Option<(u16, usize)> {
     }
 }
 
-/// Protocol, addresses, where the payload of the IP packet begins and where it ends.
+/// Returns protocol, addresses, and the start and end of the IP payload.
 fn ip_payload(frame: &[u8]) -> Option<(u8, [IpAddr; 2], usize, usize)> {
     let (ethertype, at) = link_payload(frame)?;
     match ethertype {
@@ -106,7 +106,7 @@ fn ip_payload(frame: &[u8]) -> Option<(u8, [IpAddr; 2], usize, usize)> {
     }
 }
 
-/// The TCP segment in a frame; `None`: it carries none, or a malformed one.
+/// Parses the TCP segment in a frame; `None`: there is none, or it is malformed.
 pub fn tcp_view(frame: &[u8]) -> Option<TcpView<'_>> {
     let (protocol, [source, destination], at, end) = ip_payload(frame)?;
     if protocol != PROTOCOL_TCP {
@@ -157,19 +157,19 @@ pub fn tcp_view(frame: &[u8]) -> Option<TcpView<'_>> {
     Some(view)
 }
 
-/// What a frame of ARP or NDP says.
+/// Kind of an ARP or NDP message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NeighbourMessage {
-    /// A solicitation to everybody: its sender does not know the neighbour.
+    /// A broadcast or multicast solicitation: its sender does not know the neighbour's MAC address.
     Search,
-    /// A solicitation to the neighbour itself, which is known and confirmed.
+    /// A unicast solicitation: its sender confirms a known neighbour.
     Confirmation,
-    /// An answer.
+    /// A reply or an advertisement.
     Answer,
 }
 
 impl NeighbourMessage {
-    /// `None`: the frame is neither.
+    /// Classifies a frame. `None`: neither ARP nor a neighbour solicitation or advertisement.
     pub fn of(frame: &[u8]) -> Option<Self> {
         let asks = match link_payload(frame)? {
             (ETHERTYPE_ARP, at) => word16(frame, at + 6)? == 1,
@@ -190,14 +190,14 @@ impl NeighbourMessage {
     }
 }
 
-/// Whether every checksum that guards the frame is right: those of IPv4, TCP and ICMP. Of a frame
-/// that was damaged on its way and still passes, no receiver can know.
+/// Returns whether all IPv4, TCP and ICMP checksums of the frame are correct. No receiver can detect that
+/// a frame was damaged if they are.
 pub fn has_valid_checksums(frame: &[u8]) -> bool {
     let Some((ethertype, ip)) = link_payload(frame) else {
         return false;
     };
     if ethertype == ETHERTYPE_ARP {
-        return true; // it has none
+        return true; // ARP has no checksum
     }
     let Some((protocol, addresses, at, end)) = ip_payload(frame) else {
         return false;
@@ -230,7 +230,7 @@ pub fn has_valid_checksums(frame: &[u8]) -> bool {
     }
 }
 
-/// A frame in one line, as tcpdump would print it; sequence numbers are absolute.
+/// Formats a frame on one line like tcpdump; sequence numbers are absolute.
 pub struct FrameLine<'a>(pub &'a [u8]);
 
 impl fmt::Display for FrameLine<'_> {

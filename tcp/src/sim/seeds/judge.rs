@@ -1,4 +1,4 @@
-//! What is judged after each step of a run, after each event of an owner, and at the end.
+//! Checks after each step of a run, after each event of an owner, and at the end.
 
 use std::time::Duration;
 
@@ -11,26 +11,26 @@ use crate::sim::seeds::plan::NetEvent;
 use crate::sim::seeds::run::SeedRun;
 use crate::stack::TcpInfo;
 
-/// What a deadline may be late by: neighbours have to be found, timers are coarse.
+/// Tolerance of a deadline: neighbours must be resolved, and timers are coarse.
 const MARGIN: Duration = Duration::from_secs(6);
 
-/// What the judges remember between steps.
+/// State of the checks between steps.
 #[derive(Default)]
 pub(super) struct RunJudge {
-    /// Reductions that each host had undone.
+    /// Undone reductions of each host.
     undone: [u64; 2],
-    /// Of each connection and host: since when something waits to be acknowledged.
+    /// For each connection and host: since when data has been waiting for an acknowledgement.
     pending_since: Vec<[Option<Instant>; 2]>,
 }
 
 impl RunJudge {
-    /// The host's counters begin at zero.
+    /// Resets the counters of a restarted host.
     pub(super) fn on_restart(&mut self, host: usize) {
         self.undone[host] = 0;
     }
 }
 
-/// How long a connection takes to give up its SYN.
+/// Returns how long a connection may take to give up its SYN.
 fn handshake_limit(config: &StackConfig) -> Duration {
     let tries = (0..=u32::from(config.syn_retries)).map(|tried| {
         config
@@ -42,7 +42,7 @@ fn handshake_limit(config: &StackConfig) -> Duration {
 }
 
 impl SeedRun {
-    /// After each step: every frame was right, and nothing is late.
+    /// Checks after each step that every frame was valid and nothing is overdue.
     pub(super) fn judge_step(&mut self) -> Result<(), String> {
         if let Some(oracle) = &mut self.net.oracle
             && let Some(why) = oracle.take_violation()
@@ -75,7 +75,7 @@ impl SeedRun {
         Ok(())
     }
 
-    /// One end of a connection. Returns since when something waits to be acknowledged.
+    /// Checks one end of a connection. Returns since when data has been waiting for an acknowledgement.
     fn judge_owner(
         &self,
         index: usize,
@@ -118,7 +118,7 @@ impl SeedRun {
             }
             return Ok(None);
         }
-        // Of connections between the same ends only the newest is known by its frames.
+        // Among connections with the same endpoints, frames are attributed to the newest only.
         let is_judged = is_open(info.state) && !self.flows[index].is_reused;
         let (Some(flow), true) = (flow, is_judged) else {
             return Ok(None);
@@ -166,8 +166,8 @@ impl SeedRun {
             .and_then(|hosts| hosts[host])
     }
 
-    /// A round trip is never shorter than the path: a sample that is belongs to another
-    /// transmission (Karn, RFC 6298 section 3).
+    /// Checks that a round trip is at least as long as the path: a shorter sample was taken from another
+    /// transmission (Karn's algorithm, RFC 6298 section 3).
     fn judge_round_trip(&self, info: &TcpInfo) -> Result<(), String> {
         let Some(measured) = info.srtt else {
             return Ok(());
@@ -181,8 +181,8 @@ impl SeedRun {
         Ok(())
     }
 
-    /// A reduction was undone: the retransmissions of a connection that just heard from its peer
-    /// must have been needless; after a timeout the first of them (RFC 3522).
+    /// Checks an undone reduction: the retransmissions of a connection that just received a frame must
+    /// have been needless; after a timeout, at least the first of them (RFC 3522).
     fn judge_undone(&mut self, host: usize) -> Result<(), String> {
         let stats = self.net.hosts[host].stats();
         let (undone, timeouts) = (stats.spurious, stats.timeouts);
@@ -209,7 +209,7 @@ impl SeedRun {
         ))
     }
 
-    /// An owner's events.
+    /// Checks the events of an owner.
     pub(super) fn judge_events(
         &self,
         index: usize,
@@ -247,13 +247,14 @@ impl SeedRun {
         if !self.plan.is_clean || !events.intersects(bad) {
             return Ok(());
         }
-        // An earlier connection between the same ends may answer with a reset.
+        // An earlier connection between the same endpoints may answer with a reset.
         if flow.is_reused && events.contains(Events::RESET) {
             return Ok(());
         }
-        // TIME-WAIT of an earlier connection may outlive all tries: a SYN without timestamps whose sequence
-        // number is not beyond it, because that connection sent faster than the clock of initial sequence
-        // numbers ticks, opens none (RFC 9293 section 3.6.1), and resets do not end it (RFC 1337).
+        // TIME-WAIT of an earlier connection may outlast all SYN retransmissions. A SYN without timestamps
+        // cannot replace it if its sequence number is not beyond the old one (RFC 9293 section 3.6.1), which
+        // happens if the old connection sent faster than the clock of initial sequence numbers ticks; and
+        // resets do not end TIME-WAIT (RFC 1337).
         let is_connected = (owner.events).intersects(Events::CONNECTED | Events::ACCEPTED);
         let (time_wait, rto_max) = (
             self.plan.configs[1 - host].time_wait,
@@ -263,7 +264,7 @@ impl SeedRun {
             return Ok(());
         }
         let expects_reset = peer.is_some_and(|peer| peer.is_aborted || peer.released_at.is_some());
-        // An owner that does not read for so long that the peer gives up.
+        // The peer gives up if an owner does not read for too long.
         let is_stopped = peer.is_some_and(|peer| !peer.is_reading(self.net.now));
         let gives_up = Events::RESET | Events::TIMED_OUT;
         if events.intersects(gives_up) && is_stopped {
@@ -277,7 +278,7 @@ impl SeedRun {
         ))
     }
 
-    /// At the end: timeouts have causes, and what nothing disturbed was sent once.
+    /// Checks at the end that every timeout has a cause and an undisturbed path saw no retransmission.
     pub(super) fn judge_totals(&self) -> Result<(), String> {
         let jitters = |from: usize| {
             let link = &self.plan.links[from];
@@ -301,7 +302,7 @@ impl SeedRun {
             for (host, stack) in net.hosts.iter().enumerate() {
                 let stats = stack.stats();
                 let repeated = stats.retrans_segs - stats.tlp_probes.min(stats.retrans_segs);
-                // No timer knows that the peer has to find its neighbour before it answers.
+                // No timer accounts for the peer's neighbour resolution before it answers.
                 let held_up = net.oracle.as_ref().map_or(0, |oracle| oracle.held_up[host]);
                 if repeated.max(stats.timeouts).max(stats.spurious) > held_up {
                     let timeouts = stats.timeouts;
@@ -316,7 +317,7 @@ impl SeedRun {
     }
 }
 
-/// In a state in which data is sent and acknowledged.
+/// Returns whether data is sent and acknowledged in this state.
 fn is_open(state: TcpState) -> bool {
     matches!(
         state,

@@ -1,18 +1,21 @@
-//! Runs drawn from a seed: two stacks, several connections with owners of their own, a network that
-//! loses, delays, damages and dies, and judges of every frame and of every end.
+//! Random runs drawn from a seed: two stacks, several connections whose owners follow scripts, and a
+//! network that loses, delays and damages frames and whose hosts may die. Checks every frame and how
+//! every connection ends.
 //!
-//! A seed decides everything: the clocks (so that initial sequence numbers wrap in the first
-//! message and ticks in the middle of a run), ports, round trips up to 300 ms, configurations, what
-//! owners do (`OwnerStep`), what happens to network and hosts (`NetEvent`). What must hold:
+//! The seed determines everything: the clocks (so that initial sequence numbers wrap within the first
+//! message and ticks wrap during a run), ports, round trips up to 300 ms, configurations, actions of
+//! the owners (`OwnerStep`), and events of the network and the hosts (`NetEvent`). These must hold:
 //!
-//! - every frame is one that [`WireOracle`] accepts;
-//! - what an owner reads is what the peer's owner pushed, all of it when the peer closed;
-//! - no reduction of the congestion window is undone whose retransmissions were needed;
-//! - data in flight is sent again in time; a connection whose peer is silent ends, an orphan always;
-//! - a stack does not wake for nothing; timeouts have causes; on a clean path nothing is sent twice;
-//! - in the end no slot, timer or buffer is left.
+//! - [`WireOracle`] accepts every frame;
+//! - an owner reads what the peer's owner pushed, and all of it if the peer closed;
+//! - a reduction of the congestion window is undone only if its retransmissions were needless;
+//! - data in flight is retransmitted in time; a connection whose peer is silent ends, and so does
+//!   every orphan;
+//! - a stack does not wake needlessly; every timeout has a cause; a clean path sees no
+//!   retransmission;
+//! - at the end no slot, timer or buffer is in use.
 //!
-//! [`run_seed`] runs one; `tests/seeds.rs` runs many, `examples/soak.rs` as many as one likes.
+//! [`run_seed`] runs one seed; `tests/seeds.rs` runs many, `examples/soak.rs` any number.
 
 mod judge;
 mod owner;
@@ -27,7 +30,7 @@ use std::rc::Rc;
 use crate::sim::seeds::run::SeedRun;
 use crate::sim::wire_view::FrameLine;
 
-/// Counters of runs in which all held.
+/// Counters of a successful run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SeedOutcome {
     /// Connections that were opened.
@@ -40,21 +43,21 @@ pub struct SeedOutcome {
     pub lost: u64,
     /// Frames that were damaged in transit.
     pub damaged: u64,
-    /// Times that a connection's sequence numbers went through zero.
+    /// Times that the sequence numbers of a connection wrapped.
     pub wraps: u64,
     /// Segments sent again.
     pub retransmits: u64,
     /// Retransmission timeouts.
     pub timeouts: u64,
-    /// Reductions that were undone.
+    /// Window reductions that were undone.
     pub undone: u64,
-    /// Connections that ended by a reset of the peer.
+    /// Connections that the peer reset.
     pub resets: u64,
-    /// Connections that were given up.
+    /// Connections that timed out.
     pub timed_out: u64,
-    /// Connections that were refused or found nobody.
+    /// Connections that were refused or whose peer was unreachable.
     pub unopened: u64,
-    /// Hosts that died or started anew.
+    /// Hosts that died, for good or until a restart.
     pub deaths: u64,
     /// Virtual seconds.
     pub seconds: u64,
@@ -81,7 +84,7 @@ impl SeedOutcome {
         ]
     }
 
-    /// Adds another run's.
+    /// Adds the counters of another run.
     pub fn add(&mut self, other: &SeedOutcome) {
         self.connections += other.connections;
         self.bytes += other.bytes;
@@ -107,7 +110,7 @@ pub struct SeedFailure {
     pub seed: u64,
     /// The rule, and where it was broken.
     pub why: String,
-    /// The last frames before that, in a readable form.
+    /// The last frames before the violation, in readable form.
     pub frames: Vec<String>,
 }
 
@@ -126,10 +129,10 @@ impl fmt::Display for SeedFailure {
     }
 }
 
-/// Frames that a failure shows unless more are asked for.
+/// Default number of frames shown for a failure.
 pub const FRAMES_SHOWN: usize = 60;
 
-/// The frames of a run in one line each.
+/// The frames of a run, one line each.
 type FrameLines = Rc<RefCell<Vec<String>>>;
 
 fn run_once(seed: u64, lines: Option<FrameLines>) -> Result<SeedOutcome, String> {
@@ -153,7 +156,7 @@ fn run_once(seed: u64, lines: Option<FrameLines>) -> Result<SeedOutcome, String>
     })
 }
 
-/// Runs a seed; one that fails is run once more to show its last `frames` frames.
+/// Runs a seed; a failing seed runs once more to record its last `frames` frames.
 pub fn run_seed(seed: u64, frames: usize) -> Result<SeedOutcome, SeedFailure> {
     let why = match run_once(seed, None) {
         Ok(outcome) => return Ok(outcome),
@@ -170,7 +173,7 @@ pub fn run_seed(seed: u64, frames: usize) -> Result<SeedOutcome, SeedFailure> {
     })
 }
 
-/// What a seed draws, for a reader of its failure.
+/// Describes the plan of a seed, to help analyse a failure.
 pub fn describe_seed(seed: u64) -> String {
     format!("{:#?}", plan::SeedPlan::draw(seed))
 }

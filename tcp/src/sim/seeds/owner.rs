@@ -1,5 +1,4 @@
-//! The owner of one end of a connection: reads and checks what arrives, and does what its script
-//! says.
+//! The owner of one end of a connection: reads and checks received data, and follows its script.
 
 use std::collections::VecDeque;
 
@@ -10,20 +9,19 @@ use crate::base::time::Instant;
 use crate::sim::seeds::plan::OwnerStep;
 use crate::sim::{Pattern, Rng, SimNet};
 
-/// One end of a connection, and what its owner has done with it.
+/// One end of a connection, and the progress of its owner.
 pub(super) struct ScriptedOwner {
     pub(super) id: ConnId,
     pub(super) host: usize,
     script: VecDeque<OwnerStep>,
-    /// The network's time at which the script goes on.
+    /// Time of the network at which the script continues.
     ready_at: Instant,
     reads_from: Instant,
     read_step: usize,
     salt: u64,
     peer_salt: u64,
     pub(super) pushed: u64,
-    /// Units of the records that were pushed and are not acknowledged: of each how many are, and how many
-    /// there are.
+    /// Pushed records that are not fully acknowledged: number of acknowledged units, and of all units.
     unacked_units: VecDeque<(u16, u16)>,
     pub(super) received: u64,
     pub(super) events: Events,
@@ -62,24 +60,24 @@ impl ScriptedOwner {
         }
     }
 
-    /// Whether it reads what arrives.
+    /// Returns whether the owner reads received data.
     pub(super) fn is_reading(&self, now: Instant) -> bool {
         now >= self.reads_from
     }
 
-    /// When the owner acts next without an event; `None`: it waits for one.
+    /// Returns when the owner acts next without an event; `None`: it waits for one.
     pub(super) fn next_action(&self, now: Instant) -> Option<Instant> {
         let script = (!self.script.is_empty()).then_some(self.ready_at);
         let all = [script, Some(self.reads_from)];
         all.into_iter().flatten().filter(|at| *at > now).min()
     }
 
-    /// Whether it has nothing left to do but to wait for the end.
+    /// Returns whether the script is finished or the connection released.
     pub(super) fn is_done(&self) -> bool {
         self.script.is_empty() || self.released_at.is_some()
     }
 
-    /// Reads, checks, and goes on with the script.
+    /// Reads and checks received data, and continues the script.
     pub(super) fn work(&mut self, net: &mut SimNet<Pattern>, rng: &mut Rng) -> Result<(), String> {
         if self.released_at.is_some() {
             return Ok(());
@@ -110,7 +108,7 @@ impl ScriptedOwner {
         Ok(())
     }
 
-    /// Every unit of every record is acknowledged once, in order.
+    /// Checks that every unit of every record is acknowledged once, in order.
     fn take_acked(&mut self, net: &mut SimNet<Pattern>) -> Result<(), String> {
         let (host, unacked) = (self.host, &mut self.unacked_units);
         let mut result = Ok(());
@@ -156,7 +154,7 @@ impl ScriptedOwner {
         Ok(())
     }
 
-    /// Does a step; `false`: it, or the next, has to wait.
+    /// Performs a step; returns `false` if it or the next step must wait.
     fn take_step(&mut self, net: &mut SimNet<Pattern>, rng: &mut Rng, step: OwnerStep) -> bool {
         let now = net.now;
         match step {
@@ -221,7 +219,7 @@ impl ScriptedOwner {
         }
     }
 
-    /// Releases the connection, if that was not done.
+    /// Releases the connection unless already released.
     pub(super) fn release(&mut self, net: &mut SimNet<Pattern>) {
         if self.released_at.is_none() {
             let clock = net.clock(self.host);
@@ -230,7 +228,7 @@ impl ScriptedOwner {
         }
     }
 
-    /// Pushes records of up to `bytes` bytes together, some as runs; returns how many found no room.
+    /// Pushes records of `bytes` bytes in total, some as runs; returns how many bytes found no room.
     fn push(&mut self, net: &mut SimNet<Pattern>, rng: &mut Rng, bytes: u32, record: u32) -> u32 {
         let stack = &mut net.hosts[self.host];
         let mut left = bytes;
@@ -239,7 +237,7 @@ impl ScriptedOwner {
                 return 0;
             };
             if !matches!(info.state, TcpState::Established | TcpState::CloseWait) {
-                return 0; // closing: nothing more can be sent
+                return 0; // closing: no more data can be sent
             }
             let longest = if record > 0 {
                 record

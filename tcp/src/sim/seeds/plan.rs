@@ -1,14 +1,14 @@
-//! What happens in one run of the generator, all of it drawn from the seed.
+//! The plan of one run, drawn entirely from the seed.
 
 use std::time::Duration;
 
 use crate::config::{CongestionControl, Keepalive, StackConfig, TsoLimits};
 use crate::sim::{Impairment, Rng, host_config};
 
-/// What an owner does with its connection, one after another.
+/// A step of an owner's script; steps are carried out in order.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum OwnerStep {
-    /// Pushes so many bytes in records of at most so many (0: of a segment), as there is room.
+    /// Pushes `bytes` bytes in records of at most `record` bytes (0: one segment), as room permits.
     Send { bytes: u32, record: u32 },
     /// Pushes small records at a steady pace.
     Trickle {
@@ -16,42 +16,42 @@ pub(super) enum OwnerStep {
         size: u32,
         pause: Duration,
     },
-    /// Does nothing but read.
+    /// Only reads for this time.
     Wait(Duration),
-    /// Does not read for so long; goes on with the next step.
+    /// Stops reading for this time and continues with the next step.
     StopReading(Duration),
     /// Waits until the peer has closed.
     WaitForFin,
     /// Closes its direction.
     Close,
-    /// Resets.
+    /// Resets the connection.
     Abort,
-    /// Releases the connection, whatever is queued or unread.
+    /// Releases the connection, even with queued or unread data.
     Release,
 }
 
 /// Something that happens to the network or to a host.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum NetEvent {
-    /// What this host sends is lost from now on, or not any more.
+    /// Frames that this host sends are lost from now on (or again carried).
     Cut { from: usize, is_cut: bool },
-    /// ARP and NDP are lost from now on, or not any more.
+    /// ARP and NDP messages are lost from now on (or again carried).
     LoseNeighbours { is_lost: bool },
     /// The host stops for good.
     Die { host: usize },
-    /// The host starts anew and knows nothing of its connections.
+    /// The host restarts with no knowledge of its connections.
     Restart { host: usize },
     /// The delay of the path changes.
     Delay { delay: Duration },
-    /// Packets above this size vanish, with an ICMP error in so many of all cases.
+    /// Packets longer than `mtu` are dropped, with an ICMP error at probability `icmp_error`.
     Narrow {
         from: usize,
         mtu: u16,
         icmp_error: f64,
     },
-    /// A router reports, of the last segment that this host sent, an error that may pass.
+    /// A router reports a soft error about the last segment that this host sent.
     SoftError { to: usize, kind: usize },
-    /// Somebody repeats old segments of the first connection towards this host.
+    /// An attacker repeats old segments of the first connection towards this host.
     Flood { to: usize, frames: u32 },
 }
 
@@ -62,23 +62,23 @@ pub(super) struct ConnectionPlan {
     pub(super) is_v6: bool,
     pub(super) local_port: u16,
     pub(super) remote_port: u16,
-    /// Of each host.
+    /// Script of each host.
     pub(super) scripts: [Vec<OwnerStep>; 2],
     pub(super) read_step: [usize; 2],
 }
 
-/// All of a run.
+/// The whole plan of a run.
 #[derive(Clone, Debug)]
 pub(super) struct SeedPlan {
     pub(super) configs: [StackConfig; 2],
     pub(super) links: [Impairment; 2],
-    /// Near which point each host's clock starts.
+    /// Approximate initial time of each host's clock.
     pub(super) clocks: [u64; 2],
     pub(super) connections: Vec<ConnectionPlan>,
     pub(super) events: Vec<(Duration, NetEvent)>,
-    /// So far before its wrap is the initial sequence number of each end of the first connection.
+    /// Distance of the initial sequence number of each end of the first connection from its wrap.
     pub(super) before_wrap: [u32; 2],
-    /// Nothing is lost, late, damaged or cut, and nobody dies.
+    /// No frame is lost, late, damaged or cut, and no host dies.
     pub(super) is_clean: bool,
 }
 
@@ -86,7 +86,7 @@ fn millis(count: u64) -> Duration {
     Duration::from_millis(count)
 }
 
-/// Between the two, small ones as likely as large ones.
+/// Draws a number between the two on a logarithmic scale.
 fn log_uniform(rng: &mut Rng, low: u64, high: u64) -> u64 {
     let (low_bits, high_bits) = ((low as f64).ln(), (high as f64).ln());
     let part = rng.below(1 << 20) as f64 / f64::from(1 << 20);
@@ -94,12 +94,12 @@ fn log_uniform(rng: &mut Rng, low: u64, high: u64) -> u64 {
 }
 
 impl SeedPlan {
-    /// The plan of a seed.
+    /// Draws the plan of a seed.
     pub(super) fn draw(seed: u64) -> SeedPlan {
         let mut rng = Rng::new(seed ^ 0x5eed_5eed_5eed_5eed);
         let rng = &mut rng;
         let is_clean = rng.chance(0.15);
-        // Half of the round trip: up to 150 ms.
+        // One-way delay, half of the round trip: up to 150 ms.
         let delay = Duration::from_micros(log_uniform(rng, 5, 150_000));
         let mut links = [link(rng, delay, is_clean), link(rng, delay, is_clean)];
         let mut configs = [host_config(0), host_config(1)];
@@ -110,7 +110,7 @@ impl SeedPlan {
             configure(rng, config, delay);
         }
         if rng.chance(0.02) {
-            // A window of tens of megabytes, to which one loss makes a difference.
+            // A window of tens of megabytes, for which a single loss matters.
             for config in &mut configs {
                 config.initial_window = 2_000 + rng.below(10_000) as u32;
                 config.recv_window = 128 << 20;
@@ -161,7 +161,7 @@ impl SeedPlan {
     }
 }
 
-/// Bytes that an owner sends first, at least.
+/// Minimum number of bytes that an owner sends first.
 fn first_message(plan: &ConnectionPlan, host: usize) -> u32 {
     let sent = plan.scripts[host].iter().find_map(|step| match step {
         OwnerStep::Send { bytes, .. } => Some(*bytes),
@@ -235,7 +235,7 @@ fn configure(rng: &mut Rng, config: &mut StackConfig, delay: Duration) {
         config.max_held_buffers = 64 + rng.below(100) as usize;
     }
     config.rto_min = millis([5, 5, 20, 200][rng.below(4) as usize]);
-    // A second before the first sample (RFC 6298), less where the path is known to be short.
+    // One second before the first sample (RFC 6298), less where the path is known to be short.
     config.rto_initial = if delay < millis(10) && rng.chance(0.5) {
         millis(50)
     } else {
@@ -261,7 +261,7 @@ fn configure(rng: &mut Rng, config: &mut StackConfig, delay: Duration) {
     config.hash_key = std::array::from_fn(|_| rng.next_u64() as u8);
 }
 
-/// Clocks start anywhere: just now, before 32 bits of ticks or of nanoseconds wrap, late.
+/// Draws the start of a clock: zero, shortly before 32 bits of ticks or nanoseconds wrap, or late.
 fn clock(rng: &mut Rng) -> u64 {
     let near =
         |rng: &mut Rng, bits: u32| (1u64 << bits) - rng.below(3_000_000_000).min(1 << (bits - 1));
@@ -301,7 +301,7 @@ fn connection(rng: &mut Rng, delay: Duration, before: &[ConnectionPlan]) -> Conn
     if let Some(last) = before.last()
         && rng.chance(0.3)
     {
-        // The same ends once more.
+        // The same endpoints once more.
         (plan.opener, plan.is_v6) = (last.opener, last.is_v6);
         (plan.local_port, plan.remote_port) = (last.local_port, last.remote_port);
         plan.at = last.at + millis(rng.below(8_000));
@@ -351,7 +351,7 @@ fn script(rng: &mut Rng, delay: Duration) -> Vec<OwnerStep> {
     steps
 }
 
-/// Cuts, deaths, restarts, and paths that change.
+/// Draws cuts, deaths, restarts and path changes.
 fn misfortunes(rng: &mut Rng, delay: Duration, events: &mut Vec<(Duration, NetEvent)>, mtu: u16) {
     let soon = |rng: &mut Rng| {
         delay.mul_f64(rng.below(4_000) as f64 / 100.0) + millis(log_uniform(rng, 1, 3_000))
@@ -417,7 +417,7 @@ fn misfortunes(rng: &mut Rng, delay: Duration, events: &mut Vec<(Duration, NetEv
     }
 }
 
-/// One peer's connection is flooded, while another's lives on keepalive probes that must be
+/// Floods the connection of one peer while that of another depends on keepalive probes being
 /// answered.
 fn flood(
     rng: &mut Rng,

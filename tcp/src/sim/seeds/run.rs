@@ -1,4 +1,4 @@
-//! One run: carries out the plan, step by step, and asks the judges after each.
+//! One run: carries out the plan step by step and applies the checks after each step.
 
 use std::cell::{Cell, RefCell};
 use std::net::{IpAddr, SocketAddr};
@@ -18,30 +18,30 @@ use crate::sim::{Pattern, Rng, SimNet};
 use crate::stack::Stack;
 use crate::{StackConfig, VecBuf};
 
-/// After the last event, owners have so long to finish before everything is released.
+/// Time after the last event that owners have to finish before everything is released.
 const ACTIVE_TIME: Duration = Duration::from_secs(60);
-/// After that, nothing may be left: longer than any deadline of the configurations drawn.
+/// Time after which nothing may be left: longer than any deadline of the drawn configurations.
 const DRAIN_TIME: Duration = Duration::from_secs(600);
-/// Wake-ups without a frame: so many, and so many more each second.
+/// Allowed wake-ups without a frame: a base number, and a number per second.
 const IDLE_STEPS: u64 = 400;
 const IDLE_STEPS_PER_SECOND: u64 = 50;
 
-/// Type and code of errors that may pass: network and host unreachable, source route failed or no
-/// route, time exceeded, parameter problem.
+/// Type and code of soft errors: network and host unreachable (IPv6: no route, address unreachable),
+/// time exceeded, parameter problem.
 const SOFT_ERRORS_V4: [[u8; 2]; 4] = [[3, 0], [3, 1], [11, 0], [12, 0]];
 const SOFT_ERRORS_V6: [[u8; 2]; 4] = [[1, 0], [1, 3], [3, 0], [4, 0]];
 
-/// A connection of the plan, and its two owners once they have it.
+/// A connection of the plan, and its two owners once it is open.
 pub(super) struct PlannedFlow {
     pub(super) plan: ConnectionPlan,
     pub(super) ends: FlowEnds,
     pub(super) owners: [Option<ScriptedOwner>; 2],
     pub(super) is_opened: bool,
-    /// Another connection of the run has the same ends.
+    /// Another connection of the run has the same endpoints.
     pub(super) is_reused: bool,
 }
 
-/// Called with every frame: seconds since the start, host, whether it sent it, and the frame.
+/// Called with every frame: seconds since the start, host, whether the host sent it, and the frame.
 type FrameListener = Box<dyn Fn(f64, usize, bool, &[u8])>;
 
 pub(super) struct SeedRun {
@@ -83,12 +83,12 @@ fn ends_of(plan: &ConnectionPlan) -> FlowEnds {
     [0, 1].map(|host| SocketAddr::new(address(host, plan.is_v6), port(host)))
 }
 
-/// How far ahead each clock is, so that the first connection's initial sequence numbers are as far
-/// before their wrap as the plan wants.
+/// Offset of each clock, chosen so that the initial sequence numbers of the first connection are as
+/// far before their wrap as the plan says.
 fn clock_offsets(plan: &SeedPlan, start: Instant) -> [Duration; 2] {
     let first = &plan.connections[0];
     let ends = ends_of(first);
-    // The peer draws its own when the SYN arrives, behind a question and an answer about addresses.
+    // The peer chooses its own when the SYN arrives, after an address resolution.
     let path = plan.links[0].delay + plan.links[1].delay + plan.links[first.opener].delay;
     [0, 1].map(|host| {
         let stack = Stack::<VecBuf, Pattern>::new(plan.configs[host].clone(), start);
@@ -196,7 +196,7 @@ impl SeedRun {
         run
     }
 
-    /// Has every frame shown to `listener`.
+    /// Sets the listener that is called with every frame.
     pub(super) fn record_frames(&mut self, listener: impl Fn(f64, usize, bool, &[u8]) + 'static) {
         *self.listener.borrow_mut() = Some(Box::new(listener));
     }
@@ -207,7 +207,7 @@ impl SeedRun {
             .map(|plan| plan.remote_port)
             .collect();
         for port in ports {
-            let _ = self.net.hosts[host].listen(None, port, 32, 0); // perhaps twice
+            let _ = self.net.hosts[host].listen(None, port, 32, 0); // the port may already be in use
         }
     }
 
@@ -215,7 +215,7 @@ impl SeedRun {
         self.plan.configs[host].clone()
     }
 
-    /// Runs the plan to its end and beyond, until nothing is left.
+    /// Runs the plan to its end, and on until nothing is left.
     pub(super) fn finish(mut self) -> Result<SeedOutcome, String> {
         let last = self
             .plan
@@ -225,8 +225,8 @@ impl SeedRun {
         let opened = self.plan.connections.iter().map(|plan| plan.at).max();
         let limit = self.start + last + opened.unwrap_or_default() + ACTIVE_TIME;
         self.run_until(limit, |run| run.are_owners_done())?;
-        // Owners who read release first: their connections have to end even if the peer's owner
-        // keeps its window closed.
+        // Owners who read release first: their connections must end even if the owner of the peer keeps
+        // its window closed.
         let limit = self.net.now + DRAIN_TIME;
         self.release_owners(true);
         self.run_until(limit, Self::are_released_gone)?;
@@ -269,7 +269,7 @@ impl SeedRun {
         }
     }
 
-    /// Whether every connection that was released is over.
+    /// Returns whether the slots of all released connections are free.
     fn are_released_gone(&self) -> bool {
         let mut owners = self
             .flows
@@ -328,12 +328,12 @@ impl SeedRun {
                 .next_action()
                 .filter(|next| *next < limit)
                 .unwrap_or(limit);
-            // Frames that reach a host which is dead are no wake-ups of a stack.
+            // Frames that reach a dead host do not wake a stack.
             let moved = |net: &SimNet<Pattern>| net.carried + net.arrived + net.unheard;
             let before = moved(&self.net);
             let goes_on = self.net.step(next);
             if !goes_on {
-                // The last timers may have raised events, which owners see first.
+                // The last timers may have raised events, which owners process first.
                 if next >= limit && is_last_turn {
                     return Ok(());
                 }
@@ -352,7 +352,7 @@ impl SeedRun {
         }
     }
 
-    /// When a connection is to be opened, an event of the plan or an owner's next step is due.
+    /// Returns when the next connection opens, event of the plan occurs, or owner acts.
     fn next_action(&self) -> Option<Instant> {
         let event = self.plan.events.get(self.next_event);
         let event = event.map(|(at, _)| self.start + *at);
@@ -400,7 +400,7 @@ impl SeedRun {
         flow.owners[host] = Some(ScriptedOwner::new(id, host, now, script, read_step, salts));
     }
 
-    /// Hands events to the owners; connections that were accepted get one.
+    /// Passes events to the owners; creates the owner of an accepted connection.
     fn fetch_events(&mut self) -> Result<(), String> {
         for host in 0..2 {
             while let Some((id, _, events)) = self.net.hosts[host].next_event() {
@@ -496,8 +496,8 @@ impl SeedRun {
         }
     }
 
-    /// Quotes the last segment of a host in an ICMP error that says nothing final (RFC 9293 section
-    /// 3.9.2.2, RFC 1122 section 4.2.3.9).
+    /// Quotes the last segment of a host in a soft ICMP error (RFC 9293 section 3.9.2.2, RFC 1122
+    /// section 4.2.3.9).
     fn report_soft_error(&mut self, to: usize, kind: usize) {
         let frame = self.last_sent.borrow()[to].clone();
         let Some(view) = tcp_view(&frame) else { return };
@@ -513,7 +513,7 @@ impl SeedRun {
         self.net.inject_on_path(1 - to, error);
     }
 
-    /// Repeats, in the name of the first connection's peer, a segment below the window.
+    /// Sends segments below the window, forged in the name of the first connection's peer.
     fn flood(&mut self, to: usize, frames: u32) {
         let frame = self.last_frames.borrow()[1 - to].clone();
         let Some(view) = tcp_view(&frame) else { return };
