@@ -141,7 +141,7 @@ pub(super) struct Flow {
 }
 
 impl Flow {
-    /// Returns whether a segment from `from` belongs to a half-open connection that the other end does not know.
+    /// Returns whether a segment from `from` belongs to a half-open connection unknown to the other end.
     pub(super) fn is_of_new_answer(&self, from: usize, view: &TcpView<'_>) -> bool {
         self.answered_anew.is_some_and(|(host, iss)| {
             host == from && (view.flags & SYN != 0 || view.seq == iss.wrapping_add(1))

@@ -1,4 +1,4 @@
-//! ARP, NDP and ICMP: what a stack answers to messages of smoltcp, and what it asks by itself.
+//! ARP, NDP and ICMP: the stack's answers to messages built by smoltcp, and its solicitations.
 
 use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -20,7 +20,7 @@ const OWN_V4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const OWN_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1);
 const NOW: Instant = Instant::from_millis(1_000_000);
 const BROADCAST_MAC: [u8; 6] = [0xff; 6];
-/// Hop limit of NDP (RFC 4861 section 7.1), and of what the stack sends over IPv6 in general.
+/// Hop limit of NDP (RFC 4861 section 7.1), which the stack uses for all IPv6 control messages.
 const NDP_HOP_LIMIT: u8 = 255;
 const IPV4_HEADER: usize = 20;
 const IPV6_HEADER: usize = 40;
@@ -50,7 +50,7 @@ impl FrameSink<Vec<u8>> for Frames {
     }
 }
 
-/// A stack with one address of each family, after it has announced itself.
+/// Creates a stack with one address of each family, after it has announced itself.
 fn stack(vlan: Option<u16>) -> Stack<VecBuf, Vec<u8>> {
     let addrs = vec![
         IpCidr::new(OWN_V4.into(), 24),
@@ -63,14 +63,14 @@ fn stack(vlan: Option<u16>) -> Stack<VecBuf, Vec<u8>> {
     stack
 }
 
-/// What the stack sends now.
+/// Polls the stack and returns the frames that it sends.
 fn sent(stack: &mut Stack<VecBuf, Vec<u8>>) -> Vec<Vec<u8>> {
     let mut frames = Frames::default();
     stack.poll(NOW, &mut frames);
     frames.complete
 }
 
-/// What the stack sends after it has received a frame.
+/// Receives a frame and returns the frames that the stack sends in answer.
 fn answers(stack: &mut Stack<VecBuf, Vec<u8>>, frame: Vec<u8>) -> Vec<Vec<u8>> {
     let info = FrameInfo {
         checksum: RxChecksum::Unknown,
@@ -80,7 +80,7 @@ fn answers(stack: &mut Stack<VecBuf, Vec<u8>>, frame: Vec<u8>) -> Vec<Vec<u8>> {
     sent(stack)
 }
 
-/// A message in an IPv4 packet in a frame of the peer.
+/// Builds an IPv4 frame from the peer with this message.
 fn ipv4_frame(vlan: Option<u16>, from: Ipv4Addr, protocol: IpProtocol, body: &[u8]) -> Vec<u8> {
     let repr = Ipv4Repr {
         src_addr: from,
@@ -98,7 +98,7 @@ fn ipv4_frame(vlan: Option<u16>, from: Ipv4Addr, protocol: IpProtocol, body: &[u
     ethernet_frame(PEER_MAC, OWN_MAC, vlan, EthernetProtocol::Ipv4, &packet)
 }
 
-/// A message in an IPv6 packet in a frame of the peer.
+/// Builds an IPv6 frame from the peer with this message.
 fn ipv6_frame(
     vlan: Option<u16>,
     from: Ipv6Addr,
@@ -119,7 +119,7 @@ fn ipv6_frame(
     ethernet_frame(PEER_MAC, OWN_MAC, vlan, EthernetProtocol::Ipv6, &packet)
 }
 
-/// The bytes of an ICMPv6 message with its checksum.
+/// Builds an ICMPv6 message with its checksum.
 fn icmpv6_message(from: Ipv6Addr, to: Ipv6Addr, repr: &Icmpv6Repr<'_>) -> Vec<u8> {
     let mut message = vec![0; repr.buffer_len()];
     repr.emit(
@@ -131,13 +131,13 @@ fn icmpv6_message(from: Ipv6Addr, to: Ipv6Addr, repr: &Icmpv6Repr<'_>) -> Vec<u8
     message
 }
 
-/// The only frame of several.
+/// Returns the only frame; panics unless there is exactly one.
 fn single(frames: Vec<Vec<u8>>) -> Vec<u8> {
     let [frame] = <[Vec<u8>; 1]>::try_from(frames).expect("one frame");
     frame
 }
 
-/// The ICMP message of a frame from the stack to `to`, after a check of all headers.
+/// Checks all headers of a frame from the stack to `to` and returns the ICMP message.
 fn icmpv4_of(frame: &[u8], vlan: Option<u16>, to: Ipv4Addr) -> Vec<u8> {
     let (ethernet, packet) = open_ethernet(frame, vlan);
     assert_eq!(ethernet.ethertype(), EthernetProtocol::Ipv4);
@@ -153,7 +153,7 @@ fn icmpv4_of(frame: &[u8], vlan: Option<u16>, to: Ipv4Addr) -> Vec<u8> {
     ip.payload().to_vec()
 }
 
-/// The ICMPv6 message of a frame from the stack, from and to these addresses.
+/// Checks all headers of a frame between these addresses and returns the ICMPv6 message.
 fn icmpv6_of(frame: &[u8], vlan: Option<u16>, from: Ipv6Addr, to: Ipv6Addr) -> Vec<u8> {
     let (ethernet, packet) = open_ethernet(frame, vlan);
     assert_eq!(ethernet.ethertype(), EthernetProtocol::Ipv6);
@@ -375,7 +375,7 @@ proptest! {
         let (message, most) = if v6 {
             let message = icmpv6_of(&answer, vlan, OWN_V6, peer_v6);
             let icmp = Icmpv6Packet::new_unchecked(&message[..]);
-            // RFC 4443 section 3.4: unrecognised next header, which stands at byte 6.
+            // RFC 4443 section 3.4: unrecognised next header; its number is at byte 6.
             prop_assert_eq!(icmp.msg_type(), Icmpv6Message::ParamProblem);
             prop_assert_eq!((icmp.msg_code(), icmp.param_problem_ptr()), (1, 6));
             (message, 1280 - IPV6_HEADER - ICMP_HEADER)

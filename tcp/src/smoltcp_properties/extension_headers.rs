@@ -1,4 +1,4 @@
-//! IPv6 extension headers (RFC 8200 section 4): the walk, rebuilt from smoltcp's types.
+//! IPv6 extension headers (RFC 8200 section 4): the header walk against one built on smoltcp's types.
 
 use proptest::collection::vec;
 use proptest::option;
@@ -15,7 +15,7 @@ const IPV6_HEADER: usize = 40;
 const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
 const DESTINATION: u8 = 60;
-/// Extension headers that are walked over, at most.
+/// Maximum number of extension headers in the walk.
 const HEADERS_MAX: usize = 8;
 
 /// The body of an extension header behind its first two bytes: options, well-formed or not.
@@ -31,13 +31,13 @@ fn bodies() -> impl Strategy<Value = Vec<u8>> {
     let piece = prop_oneof![8 => well_formed, 1 => vec(any::<u8>(), 0..3)];
     vec(piece, 0..4).prop_map(|pieces| {
         let mut body = pieces.concat();
-        // Padding of one byte each, to a multiple of eight with the first two bytes.
+        // One-byte padding, up to a multiple of eight together with the first two bytes.
         body.resize((body.len() + 2).next_multiple_of(8) - 2, 0);
         body
     })
 }
 
-/// An IPv6 packet of extension headers, of which smoltcp writes the first bytes.
+/// Generates IPv6 packets with extension headers, whose first bytes smoltcp writes.
 fn packets() -> impl Strategy<Value = Vec<u8>> {
     let kind = prop_oneof![1 => Just(HOP_BY_HOP), 1 => Just(ROUTING), 5 => Just(DESTINATION)];
     let last = prop_oneof![Just(6u8), Just(44), Just(58), Just(59), any::<u8>()];
@@ -74,7 +74,7 @@ fn parameter_problem(code: u8, pointer: usize, group: bool) -> WalkEnd {
     }
 }
 
-/// What the options of a header that begins at `at` lead to: `None`, the packet goes on.
+/// Returns how the options of the header at `at` end the walk; `None`: the walk continues.
 fn smoltcp_options(payload: &[u8], at: usize) -> Option<WalkEnd> {
     let mut offset = 0;
     while offset < payload.len() {
@@ -101,7 +101,7 @@ fn smoltcp_options(payload: &[u8], at: usize) -> Option<WalkEnd> {
     None
 }
 
-/// The walk by smoltcp's types and the rules of RFC 8200 sections 4.1, 4.2 and 4.4.
+/// Walks the headers with smoltcp's types and the rules of RFC 8200 sections 4.1, 4.2 and 4.4.
 fn smoltcp_walk(packet: &[u8]) -> WalkEnd {
     let (mut next, mut at, mut named) =
         (packet[NEXT_HEADER_OFFSET], IPV6_HEADER, NEXT_HEADER_OFFSET);

@@ -45,7 +45,7 @@ struct TcpFrame {
     segment: Vec<u8>,
 }
 
-/// Frames that smoltcp builds, with IPv4 options and padding behind the packet.
+/// Generates frames built by smoltcp, with IPv4 options and padding after the packet.
 fn smoltcp_frames() -> impl Strategy<Value = TcpFrame> {
     (
         address_pairs(),
@@ -64,7 +64,7 @@ fn smoltcp_frames() -> impl Strategy<Value = TcpFrame> {
                     (IpAddr::V4(source), IpAddr::V4(destination)) => {
                         let header = IPV4_HEADER + 4 * option_words;
                         let mut bytes = vec![0; header + segment.len()];
-                        // Options are NOPs, which need no more room than the length says.
+                        // Options are NOPs, which fit any length.
                         bytes[IPV4_HEADER..header].fill(1);
                         bytes[header..].copy_from_slice(&segment);
                         let total = bytes.len() as u16;
@@ -109,7 +109,7 @@ fn smoltcp_frames() -> impl Strategy<Value = TcpFrame> {
         )
 }
 
-/// A TCP header with its checksum, and a payload.
+/// Builds a TCP header with its checksum, and a payload.
 fn tcp_segment(source: IpAddr, destination: IpAddr, ports: (u16, u16), payload: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0; 20];
     bytes.extend(payload);
@@ -122,8 +122,8 @@ fn tcp_segment(source: IpAddr, destination: IpAddr, ports: (u16, u16), payload: 
     bytes
 }
 
-/// What [`classify_frame`] makes of a frame, if it is TCP: the four-tuple, congestion experienced, and the
-/// bytes from the TCP header on.
+/// Classifies a frame with [`classify_frame`]. For TCP, returns the four-tuple, whether it is marked
+/// Congestion Experienced, and the bytes from the TCP header on.
 fn classify_tcp(bytes: &[u8], vlan: Option<u16>) -> Option<(FlowKey, bool, Vec<u8>)> {
     let link = LinkIdentity { mac: OWN_MAC, vlan };
     let mut buffer = VecBuf::from(bytes.to_vec());
@@ -141,8 +141,8 @@ fn classify_tcp(bytes: &[u8], vlan: Option<u16>) -> Option<(FlowKey, bool, Vec<u
     }
 }
 
-/// The same by smoltcp's types. `None`: no TCP, or not acceptable. Beyond them, this crate takes no
-/// frame from a group address, and no TCP that was sent to one.
+/// Classifies a frame with smoltcp's types. `None`: not TCP, or not acceptable. In addition to smoltcp's
+/// checks, this crate rejects frames from a group address and TCP segments sent to one.
 fn smoltcp_tcp(bytes: &[u8], vlan: Option<u16>) -> Option<(FlowKey, bool, Vec<u8>)> {
     if bytes.len() < ETHERNET_HEADER {
         return None;
@@ -196,7 +196,7 @@ fn smoltcp_tcp(bytes: &[u8], vlan: Option<u16>) -> Option<(FlowKey, bool, Vec<u8
         }
         _ => return None,
     };
-    // Only the ports are read here; the rest of the TCP header is checked with the segment.
+    // Only the ports are read here; the rest of the TCP header is checked when the segment is parsed.
     let ports = tcp.get(..4)?;
     let sum = smoltcp_checksum::combine(&[
         smoltcp_checksum::pseudo_header(&source, &destination, IpProtocol::Tcp, tcp.len() as u32),
@@ -207,7 +207,7 @@ fn smoltcp_tcp(bytes: &[u8], vlan: Option<u16>) -> Option<(FlowKey, bool, Vec<u8
     (sum == 0xffff).then(|| (key, ecn == ECN_CE, tcp.to_vec()))
 }
 
-/// Makes the checksums of a packet right again, so that other errors in it count.
+/// Corrects the checksums of a packet, so that its other errors matter.
 fn repair_checksums(packet: &mut [u8]) {
     match packet[0] >> 4 {
         4 => {
@@ -259,7 +259,7 @@ proptest! {
         if repair && bytes.len() > ip {
             repair_checksums(&mut bytes[ip..]);
         }
-        // TCP behind IPv6 extension headers has its own test; smoltcp has no walk over them.
+        // TCP behind IPv6 extension headers has its own test; smoltcp does not walk them.
         let extended = bytes
             .get(ip + 6)
             .is_some_and(|next| frame.source.is_ipv6() && *next != IP_PROTOCOL_TCP);
@@ -320,7 +320,7 @@ proptest! {
                 (origin.src_mac, origin.stripped)
             );
         } else if frame.source.is_ipv4() && frame.vlan.is_none() && checked.as_slice() == frame.segment {
-            // Only IPv4 options keep a whole segment from being plain.
+            // An intact segment fails to be plain only because of IPv4 options.
             prop_assert!(usize::from(origin.stripped) > ETHERNET_HEADER + IPV4_HEADER);
         }
     }
@@ -330,7 +330,7 @@ proptest! {
         mut header in any::<[u8; 8]>(),
         begins in any::<bool>(),
     ) {
-        // Of a random offset only one in 8192 is zero, and only there does the flag decide.
+        // Only one random offset in 8192 is zero, the only value for which the flag matters.
         if begins {
             header[2] = 0;
             header[3] &= 7;

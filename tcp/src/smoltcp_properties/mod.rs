@@ -1,7 +1,7 @@
-//! Property tests: this crate's wire code against smoltcp's wire types, which were written apart from
-//! it. Both directions: what smoltcp builds is parsed here to the same values, and what is built here
-//! smoltcp parses to the same values, with correct checksums. Arbitrary bytes are accepted here exactly
-//! when smoltcp accepts them; each exception is named at its test.
+//! Property tests of this crate's wire code against smoltcp's independently written wire types, in both
+//! directions: this crate parses packets built by smoltcp to the same values, and smoltcp parses
+//! packets built by this crate to the same values, with correct checksums. Arbitrary bytes are accepted
+//! exactly when smoltcp accepts them; each exception is listed at its test.
 
 mod control;
 mod extension_headers;
@@ -22,7 +22,7 @@ const ETHERTYPE_VLAN: u16 = 0x8100;
 const ETHERNET_HEADER: usize = 14;
 const VLAN_TAG: usize = 4;
 
-/// Two addresses of one family.
+/// Generates two addresses of one family.
 fn address_pairs() -> impl Strategy<Value = (IpAddr, IpAddr)> {
     prop_oneof![
         any::<(u32, u32)>().prop_map(|(source, destination)| (
@@ -36,12 +36,12 @@ fn address_pairs() -> impl Strategy<Value = (IpAddr, IpAddr)> {
     ]
 }
 
-/// No VLAN tag, or one with this identifier.
+/// Generates no VLAN tag, or one with this identifier.
 fn vlan_tags() -> impl Strategy<Value = Option<u16>> {
     proptest::option::of(1..4095u16)
 }
 
-/// A frame from `source` with an Ethernet header by smoltcp, and a VLAN tag if there is one.
+/// Builds a frame from `source` with an Ethernet header by smoltcp, and with a VLAN tag if requested.
 fn ethernet_frame(
     source: [u8; 6],
     destination: [u8; 6],
@@ -63,7 +63,7 @@ fn ethernet_frame(
     bytes
 }
 
-/// The Ethernet header and the payload of a frame whose VLAN tag must be `vlan`.
+/// Returns the Ethernet header and the payload of a frame; its VLAN tag must be `vlan`.
 fn open_ethernet(frame: &[u8], vlan: Option<u16>) -> (EthernetFrame<Vec<u8>>, &[u8]) {
     let mut untagged = frame.to_vec();
     let mut header = ETHERNET_HEADER;

@@ -18,13 +18,13 @@ use crate::wire::segment::{ACK, SYN, Segment};
 use crate::wire::template::{HEADER_MAX, SegmentFields, Template};
 
 const TCP_HEADER: usize = 20;
-/// Bytes of options that a TCP header has room for.
+/// Maximum length of TCP options in bytes.
 const OPTIONS_MAX: usize = 40;
 const KIND_SACK: u8 = 5;
 const KIND_TIMESTAMPS: u8 = 8;
 
-/// Segments as smoltcp describes them, without payload. Options of a SYN and SACK blocks do not fit
-/// one header together, and smoltcp sends blocks with an acknowledgment only.
+/// Generates segments in smoltcp's representation, without payload. SYN options and SACK blocks do not
+/// fit one header together, and smoltcp sends SACK blocks only with an acknowledgment.
 fn smoltcp_segments() -> impl Strategy<Value = TcpRepr<'static>> {
     let syn_options = (
         option::of(any::<u16>()),
@@ -80,7 +80,7 @@ fn smoltcp_segments() -> impl Strategy<Value = TcpRepr<'static>> {
         )
 }
 
-/// The bytes of a segment without an IP header or a checksum.
+/// Builds the bytes of a segment without an IP header or a checksum.
 fn emit_segment(repr: &TcpRepr<'_>) -> Vec<u8> {
     let mut bytes = vec![0; repr.buffer_len()];
     let unspecified = IpAddress::v4(0, 0, 0, 0);
@@ -93,7 +93,7 @@ fn emit_segment(repr: &TcpRepr<'_>) -> Vec<u8> {
     bytes
 }
 
-/// Options that are well-formed, malformed, unknown, or any bytes at all; as long as fits a header.
+/// Generates options that are well-formed, malformed, unknown or arbitrary, and that fit a header.
 fn option_bytes() -> impl Strategy<Value = Vec<u8>> {
     let known_kind = prop_oneof![Just(2u8), Just(3), Just(4), Just(5), Just(8), any::<u8>()];
     let right_length =
@@ -125,7 +125,7 @@ fn option_bytes() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// What the options of a segment say.
+/// Values of the options of a segment.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct OptionValues {
     mss: Option<u16>,
@@ -136,12 +136,12 @@ struct OptionValues {
     malformed: bool,
 }
 
-/// Reads options with smoltcp. Where this crate differs from it:
+/// Reads options with smoltcp. Differences between this crate and smoltcp:
 /// - MSS, window scale and SACK-permitted count on a SYN only (RFC 9293 section 3.2, RFC 7323
 ///   section 2.2, RFC 2018 section 2); smoltcp takes them from any segment.
-/// - smoltcp gives a segment up at the first malformed option. Here a known option of a wrong length
-///   is skipped, and a length that is impossible ends the options (RFC 9293 section 3.1, MUST-7).
-/// - smoltcp drops the fourth SACK block; here all four are read.
+/// - smoltcp rejects a segment at the first malformed option. Here a known option of a wrong length
+///   is skipped, and an impossible length ends the options (RFC 9293 section 3.1, MUST-7).
+/// - smoltcp ignores the fourth SACK block; here all four are read.
 /// - A SACK option without blocks is malformed to smoltcp and empty here. A timestamps option of a
 ///   wrong length is unknown to smoltcp and malformed here.
 fn read_options(mut rest: &[u8], syn: bool) -> OptionValues {
@@ -185,7 +185,7 @@ fn read_options(mut rest: &[u8], syn: bool) -> OptionValues {
     values
 }
 
-/// The same of a segment that this crate parsed.
+/// Returns the option values of a segment that this crate parsed.
 fn option_values(segment: &Segment, malformed: u64) -> OptionValues {
     OptionValues {
         mss: segment.mss,
@@ -314,7 +314,7 @@ proptest! {
         let (len, meta) = template.meta(&fields);
         let mut headers = [0; HEADER_MAX];
         template.build(&mut headers[..len], &fields);
-        // The payload is summed in two pieces, as a sink may get it.
+        // The payload is summed in two pieces, because a sink may get it in pieces.
         let mut sum = OnesComplementSum::new();
         let (first, second) = payload.split_at(cut.min(payload.len()));
         sum.add(first);

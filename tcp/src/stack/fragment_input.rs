@@ -1,7 +1,7 @@
 //! Received fragments: each is checked and kept in [`ReassemblyTable`], and the complete datagram is
-//! received like any other. Workers that share a device all get every fragment, since only a
-//! complete datagram shows whose it is; ICMP errors are sent by the worker that received the first
-//! fragment itself.
+//! received like any other. Workers that share a device all get every fragment, since only a complete
+//! datagram identifies its worker; ICMP errors are sent by the worker that received the first fragment
+//! from the device.
 //!
 //! [`ReassemblyTable`]: crate::ip::reassembly::ReassemblyTable
 
@@ -21,10 +21,10 @@ use crate::wire::icmp_error::IcmpError;
 use crate::wire::segment::Segment;
 
 const ICMP: u8 = 1;
-/// Length of the longest datagram in bytes, without the IPv6 header.
+/// Length in bytes of the longest datagram, without the IPv6 header.
 const LONGEST: usize = 65_535;
 
-/// Parses the headers of a fragment, which were checked before; in IPv6 `header` is the offset of the
+/// Parses the headers of a fragment, which were checked before. In IPv6 `header` is the offset of the
 /// fragment header.
 fn parse(packet: &[u8], header: Option<usize>) -> Option<Fragment> {
     let Some(at) = header else {
@@ -64,8 +64,8 @@ fn parse(packet: &[u8], header: Option<usize>) -> Option<Fragment> {
     })
 }
 
-/// Checks that a fragment can be part of a datagram; the error is the ICMP error to answer with, if
-/// any. `packet`: the beginning of the packet, `len`: its whole length.
+/// Checks that a fragment can be part of a datagram; the error is the ICMP error to send, if any.
+/// `packet`: the beginning of the packet, `len`: its whole length.
 fn check(fragment: &Fragment, packet: &[u8], len: usize) -> Result<(), Option<IcmpError>> {
     let part = len - fragment.at;
     if part == 0 {
@@ -73,7 +73,7 @@ fn check(fragment: &Fragment, packet: &[u8], len: usize) -> Result<(), Option<Ic
     }
     let end = fragment.start as usize + part;
     let holds = |at: usize, n: usize| packet.len() >= at + n;
-    // The TCP header must be complete with its options (RFC 1858 section 3), as it is read from the
+    // The TCP header must be complete, options included (RFC 1858 section 3), since it is read from the
     // first buffer alone.
     let tcp = |at: usize| holds(at, 20) && holds(at, usize::from(packet[at + 12] >> 4) * 4);
     if fragment.key.dst.is_ipv4() {
@@ -83,7 +83,7 @@ fn check(fragment: &Fragment, packet: &[u8], len: usize) -> Result<(), Option<Ic
                 ICMP => holds(fragment.at, 8),
                 _ => true,
             };
-        // A fragment that would overwrite the TCP flags (RFC 3128).
+        // A fragment at this offset would overwrite the TCP flags (RFC 3128).
         let over_flags = fragment.next == PROTOCOL_TCP && fragment.start == 8;
         let whole = !fragment.more || part.is_multiple_of(8);
         let sound = whole && fragment.at + end <= LONGEST && first_ok && !over_flags;
@@ -112,8 +112,8 @@ fn check(fragment: &Fragment, packet: &[u8], len: usize) -> Result<(), Option<Ic
     Ok(())
 }
 
-/// Whether a datagram that begins with this fragment is an ICMP error, which must not be answered with
-/// another (RFC 1122 section 3.2.2, RFC 4443 section 2.4 (e)).
+/// Returns whether a datagram that begins with this fragment is an ICMP error, which must not be answered
+/// with another (RFC 1122 section 3.2.2, RFC 4443 section 2.4 (e)).
 fn is_icmp_error(fragment: &Fragment, packet: &[u8]) -> bool {
     match fragment.key.dst {
         IpAddr::V4(_) => {
@@ -177,13 +177,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// Receives a datagram that was reassembled.
+    /// Processes a reassembled datagram.
     fn on_reassembled(&mut self, now: Instant, whole: ReassembledDatagram<B>) {
         let stats = &mut self.shared.stats;
         let (src, dst) = (whole.key.src, whole.key.dst);
         let src_mac = whole.first.src_mac;
-        // Our MSS keeps segments within our MTU, and a connection counts a segment as one buffer: a
-        // longer segment is refused.
+        // Our MSS keeps segments within our MTU, and a connection counts a segment as one buffer, so a
+        // longer segment is rejected.
         let too_long = whole.at + whole.len() > usize::from(self.shared.config.mtu);
         let (next, at, named) = if dst.is_ipv4() {
             (whole.first.next, whole.at, 9)
@@ -219,8 +219,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 return;
             }
             (IpAddr::V4(src), IpAddr::V4(dst)) if next == ICMP => FrameContent::Icmpv4 { src, dst },
-            // Neighbour discovery must not be fragmented (RFC 6980): a hop limit of 0 makes it fail its
-            // check for 255.
+            // Neighbour discovery must not be fragmented (RFC 6980): a hop limit of 0 fails its check for 255.
             (IpAddr::V6(src), IpAddr::V6(dst)) if next == PROTOCOL_ICMPV6 => FrameContent::Icmpv6 {
                 src,
                 dst,
@@ -296,8 +295,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// Drops datagrams whose time has run out. If the first fragment was received, the sender gets an
-    /// ICMP error (RFC 792, RFC 4443 section 3.3).
+    /// Drops datagrams whose reassembly timed out. If the first fragment was received, an ICMP error is
+    /// sent to the source (RFC 792, RFC 4443 section 3.3).
     #[cold]
     pub(crate) fn give_up_fragments(&mut self, now: Instant) {
         while let Some((key, first, head)) = self.fragments.take_expired(now) {
@@ -321,7 +320,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// Received buffers of datagrams that wait for more fragments, at most
+    /// Number of received buffers in incomplete datagrams, at most
     /// [`max_fragments`](crate::ReassemblyConfig::max_fragments).
     pub fn held_fragments(&self) -> usize {
         self.fragments.held_buffers()

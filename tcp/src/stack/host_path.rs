@@ -1,9 +1,9 @@
-//! Frames for the kernel's stack, on a device that both share ([`crate::StackConfig::host`]).
+//! Frames for the kernel's stack, on a device that both stacks share ([`crate::StackConfig::host`]).
 //!
-//! The division costs frames of our connections nothing: they have left for their connection before
-//! anybody asks. What is left over is ours or the kernel's:
+//! Frames of our connections pay nothing for this: they reach their connection before the frame owner
+//! is determined. All other frames are ours or the kernel's:
 //!
-//! | frame | at an address of ours alone | at a shared address | at another address, or to a group |
+//! | frame | at an address of ours only | at a shared address | at another address, or to a group |
 //! |---|---|---|---|
 //! | TCP: a port that we listen on or draw from | ours | ours | |
 //! | TCP: another port | ours (RST) | the kernel's | the kernel's |
@@ -15,10 +15,10 @@
 //! | neither IP nor ARP | | | the kernel's |
 //!
 //! Both stacks answer ARP and neighbour solicitations for shared addresses, with the same Ethernet
-//! address: neither depends on the other's being up. An ICMP error that quotes a segment of ours means
-//! nothing to the kernel, which has no such connection. The frames wait, whole as they were received,
-//! in a short list that the owner of the stack takes after each burst; what does not fit is dropped
-//! and counted.
+//! address, so neither depends on the other being up. An ICMP error that quotes a segment of ours means
+//! nothing to the kernel, which has no matching connection. Frames for the kernel are kept complete as
+//! received, in a short list that the owner of the stack drains after each burst; frames that do not fit
+//! are dropped and counted.
 
 use core::net::{IpAddr, Ipv4Addr};
 
@@ -29,8 +29,8 @@ use crate::wire::constants::PROTOCOL_TCP;
 use crate::wire::flow_key::FlowKey;
 use crate::wire::frame::FrameContent;
 
-/// Frames for the kernel that one burst may leave: two bursts of a port, since what other workers
-/// forwarded arrives beside it.
+/// Maximum number of frames for the kernel per burst: two bursts of a port, since frames forwarded by
+/// other workers arrive as well.
 pub(crate) const HOST_FRAMES: usize = 64;
 
 /// Types of ICMPv4 errors (RFC 792) and of neighbour discovery (RFC 4861).
@@ -39,7 +39,7 @@ const NEIGHBOUR_DISCOVERY: core::ops::RangeInclusive<u8> = 133..=137;
 /// ICMPv6 messages below this type are errors (RFC 4443 section 2.1).
 const FIRST_INFORMATIONAL: u8 = 128;
 
-/// Whose a frame is that carries no segment of a connection.
+/// Owner of a frame that carries no segment of a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FrameOwner {
     Ours,
@@ -48,13 +48,13 @@ pub(crate) enum FrameOwner {
 }
 
 impl<B: RecvBuf, R> Stack<B, R> {
-    /// Whether a segment without a connection here is the kernel's.
+    /// Returns whether a segment that matches no connection here belongs to the kernel.
     #[cold]
     pub(crate) fn is_host_segment(&self, key: &FlowKey) -> bool {
         let Some(host) = &self.shared.config.host else {
             return false;
         };
-        // One of our own connects, looped back: the kernel takes nothing from its own address.
+        // One of our own connects, looped back: the kernel accepts nothing from its own address.
         if self.shared.is_own_address(key.remote().ip()) {
             return false;
         }
@@ -66,13 +66,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// Whose a frame is that carries no TCP segment. `frame` begins with what `what` says.
+    /// Determines the owner of a frame that carries no TCP segment. `frame` starts with the content `what`.
     pub(crate) fn owner_of_frame(&self, what: &FrameContent, frame: &B) -> FrameOwner {
         let Some(host) = &self.shared.config.host else {
             return FrameOwner::Ours;
         };
         let bytes = frame.chunk();
-        // Of a packet to this address; `at_shared` where both stacks have it.
+        // Owner of a packet to this address; `at_shared` applies if both stacks have the address.
         let by_address = |dst: IpAddr, at_shared: FrameOwner| {
             if host.addresses.contains(&dst) {
                 at_shared
@@ -116,11 +116,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// Leaves a frame for the kernel, whole again: `stripped` bytes of headers were taken from its
-    /// front (0: it was reassembled, and there is no such frame).
+    /// Queues a frame for the kernel after restoring the `stripped` bytes of headers (0: a reassembled
+    /// datagram, for which no frame exists).
     #[cold]
     pub(crate) fn hand_to_host(&mut self, mut frame: B, stripped: usize) {
-        // What another worker received, it hands over as well.
+        // A copy of a frame that another worker received: that worker hands it over.
         if self.shared.control_queue.silent {
             return;
         }
@@ -132,20 +132,20 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.host_frames.push(frame);
     }
 
-    /// Whether frames wait for the kernel.
+    /// Returns whether frames for the kernel are queued.
     #[inline]
     pub fn has_host_frames(&self) -> bool {
         !self.host_frames.is_empty()
     }
 
-    /// The frames for the kernel that the last bursts brought, as they were received but for Ethernet's
-    /// padding. To be called after each burst: the list is short.
+    /// Drains the frames for the kernel, as received except for Ethernet padding. Must be called after
+    /// each burst, since the list is short.
     pub fn take_host_frames(&mut self) -> impl Iterator<Item = B> {
         self.host_frames.drain(..)
     }
 }
 
-/// Whose an ICMP message to a shared address is.
+/// Determines the owner of an ICMP message to a shared address.
 fn owner_if_shared(is_error: bool) -> FrameOwner {
     if is_error {
         FrameOwner::Both
@@ -154,8 +154,8 @@ fn owner_if_shared(is_error: bool) -> FrameOwner {
     }
 }
 
-/// Where a fragment goes, and the protocol of its datagram; in IPv6 `header` is the offset of the
-/// fragment header.
+/// Returns the destination of a fragment and the protocol of its datagram. In IPv6 `header` is the
+/// offset of the fragment header.
 fn fragment_target(packet: &[u8], header: Option<usize>) -> Option<(IpAddr, u8)> {
     match header {
         None => {

@@ -1,4 +1,4 @@
-//! Received frames other than TCP: ARP, NDP and ICMP, and what ICMP errors do to connections.
+//! Received frames other than TCP: ARP, NDP and ICMP, and the effect of ICMP errors on connections.
 
 use core::net::IpAddr;
 
@@ -25,19 +25,19 @@ use crate::wire::icmp_error::{IcmpError, is_soft_error_v4, is_soft_error_v6};
 const FRAGMENTATION_NEEDED: [u8; 2] = [3, 4];
 const PACKET_TOO_BIG: u8 = 2;
 
-/// Length of the part of an ICMP error before the packet that it quotes (RFC 792, RFC 4443).
+/// Length of an ICMP error before the quoted packet (RFC 792, RFC 4443).
 const ICMP_HEADER: usize = 8;
 
-/// What an ICMP error quotes of a TCP segment of ours.
+/// Our TCP segment that an ICMP error quotes.
 struct QuotedSegment {
     key: FlowKey,
     seq: SeqNr,
-    /// IPv4 only, else 0: the total length in the quoted IP header.
+    /// Total length in the quoted IP header (IPv4 only, else 0).
     packet_len: u16,
 }
 
 impl QuotedSegment {
-    /// `quoted`: an IPv4 header and at least eight bytes behind it (RFC 792).
+    /// `quoted`: an IPv4 header and at least the next eight bytes (RFC 792).
     fn parse_v4(quoted: &[u8]) -> Option<QuotedSegment> {
         let ip = quoted.get(..20)?;
         let header_len = usize::from(ip[0] & 15) * 4;
@@ -53,7 +53,7 @@ impl QuotedSegment {
         })
     }
 
-    /// `quoted`: an IPv6 header with TCP right behind it, as we send it.
+    /// `quoted`: an IPv6 header directly followed by TCP, as we send it.
     fn parse_v6(quoted: &[u8]) -> Option<QuotedSegment> {
         let (ip, tcp) = (quoted.get(..40)?, quoted.get(40..48)?);
         if ip[6] != PROTOCOL_TCP {
@@ -70,8 +70,8 @@ impl QuotedSegment {
 }
 
 impl<B: RecvBuf, R> Stack<B, R> {
-    /// A received frame that carries no TCP segment: ARP, neighbour discovery, ICMP, a fragment, or
-    /// a packet that is refused with an ICMP error.
+    /// Processes a received frame that carries no TCP segment: ARP, neighbour discovery, ICMP, a
+    /// fragment, or a packet that is rejected with an ICMP error.
     #[cold]
     pub(crate) fn on_other_frame(
         &mut self,
@@ -120,7 +120,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// Answers a packet to one of our addresses that nothing here takes with an ICMP error.
+    /// Answers a packet to one of our addresses that no protocol here accepts with an ICMP error.
     fn reject_packet(&mut self, now: Instant, origin: &Origin, error: IcmpError, packet: &[u8]) {
         let sh = &mut self.shared;
         if !sh.is_own_address(origin.dst) {
@@ -171,7 +171,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     fn on_icmpv6(&mut self, now: Instant, origin: &Origin, hop_limit: u8, message: &B) {
         let sh = &mut self.shared;
-        // A node that asks whether an address is free has none yet (RFC 4862 section 5.4.2).
+        // A node that checks whether its address is unique has none yet (RFC 4862 section 5.4.2).
         if !sh.can_be_peer(origin.src, origin.src_mac) && !origin.src.is_unspecified() {
             sh.stats.martians += 1;
             return;
@@ -201,12 +201,12 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// A neighbour announced its link-layer address. An answer that nobody asked for is ignored.
+    /// A neighbour announced its link-layer address. Unsolicited answers are ignored.
     fn on_neighbour_heard(&mut self, now: Instant, addr: IpAddr, mac: [u8; 6], answer: bool) {
         if answer && !self.shared.neighbours.expects_answer(addr) {
             return;
         }
-        // Only neighbours on the link are worth remembering.
+        // Only neighbours on the link are cached.
         if self.shared.next_hop(addr) != Some(addr) {
             return;
         }
@@ -219,7 +219,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// The neighbour that a connection waits for is known: it sends in the next poll.
+    /// Schedules output of a connection whose neighbour was resolved.
     pub(crate) fn schedule_after_resolution(&mut self, id: ConnId) {
         let conn = self.connections.get_mut(id.index as usize);
         if let Some(conn) = conn.filter(|conn| conn.generation == id.generation) {
@@ -228,9 +228,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// An ICMP error other than "too big" quotes a segment of ours. It ends a connection only while
-    /// that is being opened (RFC 5927 section 5.2) and only if it quotes our SYN; a `soft` one not even
-    /// then, but it is remembered as the reason if nothing else comes (RFC 9293 section 3.9.2.2,
+    /// Processes an ICMP error other than "too big" that quotes a segment of ours. It ends a connection
+    /// only during an active open (RFC 5927 section 5.2) and only if it quotes our SYN. A `soft` error
+    /// does not end it, but is reported as the reason if the open fails (RFC 9293 section 3.9.2.2,
     /// MUST-56).
     fn on_unreachable(&mut self, key: &FlowKey, seq: SeqNr, soft: bool) {
         self.shared.stats.icmp_errors_in += 1;
@@ -257,9 +257,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
 }
 
 impl<B: RecvBuf, R> Stack<B, R> {
-    /// A router reports that the segment of `key` at `seq` was too big for `mtu`. Believed if the segment
-    /// is in flight (RFC 5927 section 4.1) and was longer, and the size is plausible (RFC 8899
-    /// section 4.6.1).
+    /// Processes the report of a router that the segment of `key` at `seq` exceeded `mtu`. The report is
+    /// accepted if the segment is in flight (RFC 5927 section 4.1) and was longer than `mtu` allows, and
+    /// if `mtu` is plausible (RFC 8899 section 4.6.1).
     pub(crate) fn on_packet_too_big(&mut self, key: &FlowKey, seq: SeqNr, mtu: u16, now: Instant) {
         self.shared.stats.icmp_errors_in += 1;
         let hash = self.shared.table_hasher.hash(key);
@@ -280,7 +280,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let Some(segment) = conn.send_queue.sent.get(conn.send_queue.first_after(seq)) else {
             return;
         };
-        // Segments that were sent together are each as long as the EMSS was then.
+        // Segments sent as one super-segment each have the EMSS of that time.
         let len = if segment.mss == 0 {
             segment.len
         } else {
@@ -299,8 +299,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 .learn(to, PathSearch::from_router_mtu(mtu, now_ticks), now_ticks);
             conn.narrow(&mut self.shared.context_of(index), emss);
         } else if probe {
-            // The answer to an MTU probe (section 4.6.2): the size in use stays, and the search goes on
-            // below the one reported.
+            // The answer to an MTU probe (section 4.6.2): the current size is kept, and the search goes on
+            // below the reported size.
             if let Some(path) = self.shared.paths.get_mut(to)
                 && path.probe_of(conn.id(index)).is_some()
             {

@@ -31,7 +31,7 @@ use crate::queues::receive_queue::ReceiveQueue;
 use crate::stack::host_path::HOST_FRAMES;
 use crate::stack::receive::RxPipeline;
 
-/// A connection at one moment.
+/// Snapshot of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct TcpInfo {
     /// State of RFC 9293 section 3.3.2.
@@ -40,7 +40,7 @@ pub struct TcpInfo {
     pub local: SocketAddr,
     /// The peer's address and port.
     pub remote: SocketAddr,
-    /// What the owner set, see [`Stack::set_user`].
+    /// Value set by the owner, see [`Stack::set_user`].
     pub user: u64,
     /// The listener of a passive open.
     pub listener: Option<ListenerId>,
@@ -52,11 +52,11 @@ pub struct TcpInfo {
     pub ssthresh: u32,
     /// The peer's window.
     pub send_window: u32,
-    /// Sent and not cumulatively acknowledged.
+    /// Sequence space sent and not cumulatively acknowledged.
     pub in_flight: u32,
-    /// Queued and never sent.
+    /// Bytes queued and never sent.
     pub unsent: u32,
-    /// In order and not consumed.
+    /// Received bytes in order, not consumed.
     pub readable: usize,
     /// Smoothed round-trip time (RFC 6298); `None` before the first measurement.
     pub srtt: Option<Duration>,
@@ -74,18 +74,18 @@ pub struct TcpInfo {
 pub struct Stack<B: RecvBuf, R> {
     pub(crate) connections: Vec<Connection<B, R>>,
     pub(crate) free_slots: Vec<u32>,
-    /// The connection whose segment was received last.
+    /// Connection of the last received segment.
     pub(crate) last_connection: u32,
     /// Empty between bursts.
     pub(crate) rx_pipeline: RxPipeline<B>,
     pub(crate) fragments: ReassemblyTable<B>,
-    /// Frames for the kernel's stack, until they are taken.
+    /// Frames for the kernel's stack, until drained.
     pub(crate) host_frames: Vec<B>,
     pub(crate) shared: SharedState,
 }
 
 impl<B: RecvBuf, R> Stack<B, R> {
-    /// Checks the configuration.
+    /// Creates a stack after checking the configuration.
     pub fn new(config: StackConfig, now: Instant) -> Result<Self, StackError> {
         crate::config::check_config(&config)?;
         let mut shared = SharedState::new(config, now);
@@ -98,8 +98,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 }
             }
         }
-        // Reserved for all connections: the pages stay untouched until used, while growing would copy
-        // every connection within one batch.
+        // Reserved for all connections: pages stay untouched until used, while growth would copy all
+        // connections within one batch.
         let conns = Vec::with_capacity(shared.config.max_connections);
         let host_frames = shared.config.host.as_ref().map_or(0, |_| HOST_FRAMES);
         Ok(Stack {
@@ -127,7 +127,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         })
     }
 
-    /// The connection as it is now; `None` for a stale id.
+    /// Returns a snapshot of the connection; `None` for a stale id.
     pub fn tcp_info(&self, id: ConnId) -> Option<TcpInfo> {
         let conn = self.connection(id)?;
         let tcb = &conn.tcb;
@@ -155,22 +155,22 @@ impl<B: RecvBuf, R> Stack<B, R> {
         })
     }
 
-    /// Sets the value that comes with every event of this connection.
+    /// Sets the value that accompanies every event of this connection.
     pub fn set_user(&mut self, id: ConnId, user: u64) {
         if let Some(conn) = self.connection_mut(id) {
             conn.tcb.user = user;
         }
     }
 
-    /// Sets whose limits the connection counts for, see [`Stack::connect_for`].
+    /// Sets the owner whose quota the connection counts against, see [`Stack::connect_for`].
     pub fn set_quota_owner(&mut self, id: ConnId, owner: QuotaOwner) {
         if self.connection(id).is_some() {
             self.shared.side_table.fields_of(id.index).quota_owner = Some(owner);
         }
     }
 
-    /// Sends FIN after the queued records. Received data can still be read (half close). No
-    /// records can be pushed any more.
+    /// Sends FIN after the queued records. Received data can still be read (half close), but no more
+    /// records can be pushed.
     pub fn close(&mut self, now: Instant, id: ConnId) {
         self.shared.now = now;
         if self.connection(id).is_some() {
@@ -218,10 +218,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// The owner forgets the connection: no more events. One that is closing lives on until
-    /// TIME-WAIT or LAST-ACK ends, or until the peer has let [`StackConfig::orphan_timeout`] pass; one
-    /// that is open is closed first (reset when received data was not read, RFC 2525
-    /// section 2.17).
+    /// Detaches the owner from the connection: no more events. A closing connection lives on until
+    /// TIME-WAIT or LAST-ACK ends, or until [`StackConfig::orphan_timeout`] expires. An open one is closed first (reset if received data was not
+    /// read, RFC 2525 section 2.17).
     pub fn release(&mut self, now: Instant, id: ConnId) {
         self.shared.now = now;
         if self.connection(id).is_none() {
@@ -243,7 +242,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         conn.tcb.flags |= ConnectionFlags::RELEASED;
         conn.tcb.events = 0;
         conn.receive_queue.clear();
-        // Nobody will read what is held beyond a hole: what fills the hole is answered by a reset.
+        // Out-of-order data can no longer be read; data that fills the hole is answered with a reset.
         conn.out_of_order = None;
         let cx = &mut self.shared.context_of(index);
         conn.update_held_buffers(cx);
@@ -254,7 +253,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.free_if_done(index);
     }
 
-    /// The next connection with events: its id, its user value, and all its events OR-ed together.
+    /// Returns the next connection with events: its id, its user value, and all its events OR-ed together.
     pub fn next_event(&mut self) -> Option<(ConnId, u64, Events)> {
         while let Some(index) = self.shared.event_list.pop_front() {
             let conn = &mut self.connections[index as usize];
@@ -277,14 +276,14 @@ impl<B: RecvBuf, R> Stack<B, R> {
         None
     }
 
-    /// Connections with events, at most: see [`next_event`](Self::next_event).
+    /// Upper bound on the number of connections with events: see [`next_event`](Self::next_event).
     #[inline]
     pub fn event_count(&self) -> usize {
         self.shared.event_list.len()
     }
 
-    /// The user value of the connection that is `ahead` behind the next in the list of events: what belongs
-    /// to it can be prefetched.
+    /// Returns the user value of the connection `ahead` places behind the next in the event list, so that
+    /// its data can be prefetched.
     #[inline]
     pub fn peek_event_user(&self, ahead: usize) -> Option<u64> {
         let index = *self.shared.event_list.get(ahead)?;
@@ -293,19 +292,19 @@ impl<B: RecvBuf, R> Stack<B, R> {
             .map(|conn| conn.tcb.user)
     }
 
-    /// Whether [`next_event`](Self::next_event) may have something.
+    /// Returns whether [`next_event`](Self::next_event) may return an event.
     #[inline]
     pub fn has_events(&self) -> bool {
         !self.shared.event_list.is_empty()
     }
 
-    /// Received bytes, in order.
+    /// Returns the queue of bytes received in order.
     #[inline]
     pub fn receive_queue(&mut self, id: ConnId) -> Option<&mut ReceiveQueue<B>> {
         self.connection(id)?;
         let conn = &mut self.connections[id.index as usize];
         conn.update_held_buffers(&mut self.shared.context_of(id.index));
-        // The caller may consume data and so open the window: `poll` checks.
+        // The caller may consume data and thereby open the window: `poll` checks.
         if conn.tcb.state != TcpState::Closed {
             self.shared
                 .schedule_output(id.index, &mut conn.tcb, ConnectionFlags::NONE);
@@ -313,9 +312,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
         Some(&mut conn.receive_queue)
     }
 
-    /// Visits each out-of-order segment that was not visited yet. `visit` gets its offset in bytes from
-    /// the first byte of [`receive_queue`](Self::receive_queue), and its payload, or the part of it that
-    /// is new. The segment stays held and reaches the queue once the data before it has.
+    /// Visits each out-of-order segment not visited yet. `visit` gets its offset in bytes from the first
+    /// byte of [`receive_queue`](Self::receive_queue), and its payload, or the new part of it. The
+    /// segment stays held and reaches the queue once all earlier data is there.
     pub fn for_each_out_of_order(&mut self, id: ConnId, mut visit: impl FnMut(usize, &B)) {
         if self.connection(id).is_none() {
             return;
@@ -327,8 +326,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// Timers, and everything due: pure ACKs (at most one per connection and batch, more only
-    /// to report many holes), retransmissions, window updates, probes, SYN, RST, ARP, NDP, ICMP.
+    /// Runs timers and sends all pending output: pure ACKs (at most one per connection and batch, more
+    /// only to report many holes), retransmissions, window updates, probes, SYN, RST, ARP, NDP, ICMP.
     pub fn poll(&mut self, now: Instant, sink: &mut impl FrameSink<R>) {
         self.shared.now = now;
         self.poll_timers(now);
@@ -339,8 +338,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.poll_neighbours(now, sink);
     }
 
-    /// Whether [`poll`](Self::poll) has anything to do at `now`: a few comparisons, for callers who come in
-    /// each batch, and for whom it takes the place of a poll without work.
+    /// Returns whether [`poll`](Self::poll) has any work at `now`. This takes a few comparisons, so that
+    /// callers can skip an idle poll in each batch.
     #[inline]
     pub fn needs_poll(&mut self, now: Instant) -> bool {
         let shared = &mut self.shared;
@@ -355,7 +354,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     }
 
     /// Runs the timers that are due. Several connections are prefetched together before the first is
-    /// worked on, so that their cache misses overlap.
+    /// processed, so that their cache misses overlap.
     #[inline]
     fn poll_timers(&mut self, now: Instant) {
         let mut due = [0; 16];
@@ -380,11 +379,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// [`poll`](Self::poll) without timers: for a caller who knows that received frames still
-    /// wait which may stop a retransmission timer.
+    /// [`poll`](Self::poll) without timers, for callers with received frames still to process, which may
+    /// stop a retransmission timer.
     pub fn poll_output(&mut self, now: Instant, sink: &mut impl FrameSink<R>) {
         self.shared.now = now;
-        // ACKs that were built while segments were received come before later ones.
+        // ACKs built while segments were received are sent before later ones.
         if !self.shared.control_queue.is_empty() {
             self.shared
                 .control_queue
@@ -415,7 +414,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.shared.is_output_blocked = false;
     }
 
-    /// Has the ACKs sent that waited for an answer in vain.
+    /// Schedules ACKs whose wait for an answer expired.
     #[inline]
     fn poll_awaited_answers(&mut self, now: Instant) {
         while let Some(&(index, at)) = self.shared.awaited_answers.front()
@@ -462,7 +461,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// When `poll` must be called even if nothing arrives. May be early, never late.
+    /// Returns when `poll` must be called even if nothing arrives. May be early, never late.
     pub fn next_deadline(&self) -> Option<Instant> {
         let awaited_answer = self.shared.awaited_answers.front();
         let all = [
@@ -474,32 +473,32 @@ impl<B: RecvBuf, R> Stack<B, R> {
         all.into_iter().flatten().min()
     }
 
-    /// Whether `poll` would send something now (if the sink has room).
+    /// Returns whether `poll` would send something now (if the sink has room).
     pub fn has_output(&self) -> bool {
         !self.shared.output_list.is_empty()
             || !self.shared.control_queue.is_empty()
             || !self.shared.neighbours.solicits.is_empty()
     }
 
-    /// Whether nothing is in flight, queued or due to be sent: if the peers' stacks are idle too, only
+    /// Returns whether nothing is in flight, queued or pending: if the peers' stacks are idle too, only
     /// timers and new work can wake this one.
     pub fn is_idle(&self) -> bool {
         self.shared.active == 0 && !self.has_output() && !self.shared.neighbours.is_resolving()
     }
 
-    /// The counters since the start.
+    /// Returns the counters since the start.
     pub fn stats(&self) -> &StackStats {
         &self.shared.stats
     }
 
-    /// Received buffers that connections hold for their owners or out of order; what owners
-    /// consumed since the last `poll` is still among them. At most
-    /// [`StackConfig::max_held_buffers`], an eighth more, and one for each connection.
+    /// Number of received buffers held by connections, in order or out of order, including those that
+    /// owners consumed since the last `poll`. At most [`StackConfig::max_held_buffers`] plus an
+    /// eighth, and one more for each connection.
     pub fn held_buffers(&self) -> usize {
         self.shared.held_buffers
     }
 
-    /// Connections that occupy a slot, TIME-WAIT included.
+    /// Number of connections that occupy a slot, TIME-WAIT included.
     pub fn connection_count(&self) -> usize {
         self.connections.len() - self.free_slots.len()
     }

@@ -1,4 +1,4 @@
-//! Opening connections: from here ([`Stack::connect`]) and for peers ([`Stack::listen`]).
+//! Opening connections actively ([`Stack::connect`]) and passively ([`Stack::listen`]).
 
 use crate::tcb::flags::ConnectionFlags;
 use core::net::{IpAddr, SocketAddr};
@@ -18,18 +18,18 @@ use crate::wire::frame;
 /// Ephemeral ports: all that are not reserved (RFC 6056 section 3.2).
 const PORT_FIRST: u16 = 1024;
 const PORT_COUNT: u32 = 65536 - PORT_FIRST as u32;
-/// How many ports an active open tries, times the workers that share the device, before it fails; with
-/// a quarter of the ports free that happens once in 10^8.
+/// Ports that an active open tries, multiplied by the number of workers that share the device, before
+/// it fails; with a quarter of the ports free that happens once in 10^8.
 const PORT_TRIES: u32 = 64;
-/// After so many tries the port of an old connection in TIME-WAIT is taken.
+/// Number of tries after which the port of an old connection in TIME-WAIT is reused.
 const FRESH_TRIES: u32 = 4;
-/// How long in TIME-WAIT, in ns, a port is not taken: a tick of any peer's timestamp clock (RFC 7323
-/// section 5.4), so that its PAWS can distinguish the two connections.
+/// Minimum time in TIME-WAIT, in ns, before a port is reused: one tick of any peer's timestamp clock
+/// (RFC 7323 section 5.4), so that its PAWS can distinguish the two connections.
 const PORT_REST: u64 = 1_000_000_000;
 
 impl<B: RecvBuf, R> Stack<B, R> {
-    /// Active open; ends in `CONNECTED`, or `CLOSED` with one of `REFUSED`, `UNREACHABLE`,
-    /// `TIMED_OUT`. `local` must be one of the device's addresses. The SYN leaves with `poll`.
+    /// Opens a connection actively; ends in `CONNECTED`, or in `CLOSED` with one of `REFUSED`,
+    /// `UNREACHABLE`, `TIMED_OUT`. `local` must be one of the device's addresses. `poll` sends the SYN.
     pub fn connect(
         &mut self,
         now: Instant,
@@ -41,11 +41,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.connect_for(None, now, local, local_port, remote, user)
     }
 
-    /// [`connect`](Self::connect) for an owner, whose neighbours that have not answered yet are
-    /// limited. The neighbour is asked for at once.
+    /// [`connect`](Self::connect) on behalf of an owner, for whom the number of unresolved neighbours
+    /// is limited. Neighbour resolution starts at once.
     ///
     /// # Errors
-    /// [`StackError::TooManyUnresolved`] beside those of `connect`.
+    /// [`StackError::TooManyUnresolved`], and those of `connect`.
     pub fn connect_for(
         &mut self,
         owner: Option<QuotaOwner>,
@@ -103,7 +103,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.shared.stats.active_opens += 1;
         self.start_handshake(index);
         if owner.is_some() {
-            // Counted now: more connects may come before the SYN is sent.
+            // Counted now, since further connects may come before the SYN is sent.
             self.shared.side_table.fields_of(index).quota_owner = owner;
             let conn = &mut self.connections[index as usize];
             conn.ensure_resolved(&mut self.shared.context_of(index));
@@ -114,8 +114,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         })
     }
 
-    /// The key of the four-tuple if it is free, or held by a TIME-WAIT that timestamps allow to reuse
-    /// (RFC 6191).
+    /// Returns the key of the four-tuple if it is free, or if timestamps allow to reuse the TIME-WAIT
+    /// connection that holds it (RFC 6191).
     fn claim_four_tuple(&mut self, from: IpAddr, port: u16, remote: SocketAddr) -> Option<FlowKey> {
         let key = FlowKey::new(from, port, remote.ip(), remote.port())?;
         if port == 0 || key.local() == remote {
@@ -137,14 +137,14 @@ impl<B: RecvBuf, R> Stack<B, R> {
     }
 
     /// Chooses an ephemeral port by RFC 6056 section 3.3.3: a keyed offset per destination, plus a counter.
-    /// Free ports are preferred to those that a connection in TIME-WAIT holds.
+    /// Free ports are preferred to ports held by a connection in TIME-WAIT.
     fn draw_port(&mut self, now: Instant, from: IpAddr, remote: SocketAddr) -> Option<FlowKey> {
         let offset =
             FlowKey::new(from, 0, remote.ip(), remote.port())?.hash(self.shared.isn_key) as u32;
         let time_wait = crate::base::time::to_nanos(self.shared.config.time_wait);
         let mut rested = None;
         let home = self.shared.config.steering.clone();
-        // At an address of two stacks, only the ports that were claimed for this one.
+        // On an address shared with the kernel, only ports that are reserved for this stack.
         let host = self.shared.config.host.as_ref();
         let claimed = host
             .filter(|host| host.addresses.contains(&from))
@@ -195,10 +195,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.claim_four_tuple(from, rested?, remote)
     }
 
-    /// Passive open on one address or all. `backlog` bounds connections that are not yet
-    /// established plus those whose `ACCEPTED` was not yet fetched; SYNs beyond are answered with
-    /// cookies while fewer than `backlog` wait to be fetched. `user` becomes the user of
-    /// new connections until `set_user`.
+    /// Opens passively on one address or on all. `backlog` bounds connections that are not yet
+    /// established plus those whose `ACCEPTED` was not yet fetched. Further SYNs are answered with
+    /// cookies while fewer than `backlog` established connections wait to be fetched. `user` is the
+    /// user value of new connections until `set_user`.
     pub fn listen(
         &mut self,
         local: Option<IpAddr>,
@@ -238,14 +238,14 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// Routes that are used beside those of the configuration, in place of any set before.
+    /// Replaces the learned routes, which are used in addition to those of the configuration.
     pub fn set_learned_routes(&mut self, routes: LearnedRoutes) {
         self.shared.learned_routes = routes;
         self.shared.neighbours.new_generation();
     }
 
-    /// Where a neighbour is, as another stack of this machine knows it; `None`: it does not know it any
-    /// more. `is_permanent`: nobody has to confirm it.
+    /// Sets the MAC address of a neighbour as known to another stack on this machine; `None`: that
+    /// stack no longer knows it. `is_permanent`: the entry needs no confirmation.
     pub fn learn_neighbour(
         &mut self,
         now: Instant,
@@ -263,7 +263,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// Common start of active and passive opens.
+    /// Starts the handshake of an active or passive open.
     pub(crate) fn start_handshake(&mut self, index: u32) {
         let conn = &mut self.connections[index as usize];
         conn.start_handshake(&mut self.shared.context_of(index));

@@ -1,11 +1,11 @@
-//! From a burst of frames to connections: classification, lookup, and segments that match no
-//! connection (for listeners, or from unknown peers).
+//! Receive path from a burst of frames to connections: classification, lookup, and segments that match
+//! no connection (for listeners, or from unknown peers).
 //!
-//! A frame of the same connection as the one before is processed at once. Other frames wait in a short
-//! pipeline, so that the CPU can fetch their slots of the flow table, then their connections, then
-//! their queues, while it processes the frames before them:
+//! A frame of the same connection as the previous frame is processed at once. Other frames wait in a
+//! short pipeline, in which their flow table slots, then their connections, then their queues are
+//! prefetched while earlier frames are processed:
 //! ```text
-//! flow, hash ─► slot ─► connection ─► queues ─► frames in their order
+//! flow, hash ─► slot ─► connection ─► queues ─► frames in order
 //! ```
 
 use crate::base::buffer::RecvBuf;
@@ -20,25 +20,25 @@ use crate::wire::flow_key::FlowKey;
 use crate::wire::frame::{self, FrameContent, FrameOrigin, LinkIdentity};
 use crate::wire::segment::{self, Segment};
 
-/// Frames in the pipeline. With more, the first would be evicted from a small cache before it is
-/// processed.
+/// Frames in the pipeline. A longer pipeline would evict the first frames from a small cache before
+/// they are processed.
 const PIPELINE_FRAMES: usize = 32;
-/// Prefetch distances in frames: of a connection, and of its queues.
+/// Prefetch distances in frames, for connections and for their queues.
 const PREFETCH_CONN_AHEAD: usize = 12;
 const PREFETCH_QUEUES_AHEAD: usize = 6;
 
-/// What is known of a frame in the pipeline.
+/// Metadata of a frame in the pipeline.
 #[derive(Clone, Copy)]
 pub(crate) struct StagedFrame {
     hash: u64,
-    /// The slot of its connection, by a guess of the flow table that compares hashes alone.
+    /// Slot of its connection, guessed from the flow table by comparing hashes only.
     index: u32,
     checksum: RxChecksum,
     /// `hash` is valid.
     hashed: bool,
-    /// Its flow is the same as that of the frame before.
+    /// Belongs to the same flow as the previous frame.
     follows: bool,
-    /// It is longer than headers alone can be, so it carries data.
+    /// Longer than headers alone can be, so it carries data.
     data: bool,
 }
 
@@ -53,7 +53,7 @@ impl StagedFrame {
     };
 }
 
-/// Frames that wait to be processed, and what is known of each; empty between bursts.
+/// Frames waiting to be processed, with their metadata; empty between bursts.
 pub(crate) struct RxPipeline<B> {
     frames: Vec<B>,
     staged: Vec<StagedFrame>,
@@ -68,7 +68,7 @@ impl<B> Default for RxPipeline<B> {
     }
 }
 
-/// What is kept while a burst is processed.
+/// State during the processing of a burst.
 struct BurstState {
     link_filter: LinkIdentity,
     seg: Segment,
@@ -76,8 +76,8 @@ struct BurstState {
 }
 
 impl<B: RecvBuf, R> Stack<B, R> {
-    /// Processes a burst of received frames. ARP, NDP and ICMP are answered here as well; the answers are
-    /// sent by the next `poll`.
+    /// Processes a burst of received frames. ARP, NDP and ICMP are answered too; the next `poll` sends
+    /// the answers.
     pub fn receive_burst(
         &mut self,
         now: Instant,
@@ -95,7 +95,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let mut flow = FlowKey::default();
         while let Some((mut buffer, FrameInfo { checksum, .. })) = frames.next() {
             self.shared.stats.frames_in += 1;
-            // Behind a frame that waits all others wait, so that each connection gets its frames in order.
+            // If any frame waits, all later ones wait too, so that each connection gets its frames in order.
             let first = pipeline.frames.is_empty();
             if first {
                 match self.try_coalesce(&mut burst.coalescer, buffer, checksum) {
@@ -151,7 +151,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// Takes the frame if it continues the run of coalesced segments; else gives it back.
+    /// Takes the frame if it continues the run of coalesced segments; otherwise returns it.
     #[inline]
     fn try_coalesce(
         &mut self,
@@ -223,7 +223,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         staged.clear();
     }
 
-    /// Prefetches the frame's connection, whose slot of the flow table has arrived.
+    /// Prefetches the frame's connection; its flow table slot was prefetched earlier.
     #[inline]
     fn prefetch_staged_connection(&self, staged: &mut StagedFrame) {
         if staged.hashed && !staged.follows {
@@ -238,7 +238,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// Prefetches the queues of the frame's connection, which has arrived.
+    /// Prefetches the queues of the frame's connection, which was prefetched earlier.
     #[inline]
     fn prefetch_staged_queues(&self, staged: &StagedFrame) {
         if let Some(conn) = self.connections.get(staged.index as usize) {
@@ -246,7 +246,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// Processes one frame. `more`: the next may be of the same flow.
+    /// Processes one frame. `more`: the next may belong to the same flow.
     #[inline]
     fn on_frame(
         &mut self,
@@ -273,7 +273,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// Processes a frame that was stripped to its TCP segment.
+    /// Processes a frame stripped to its TCP segment.
     #[inline]
     fn on_tcp_frame(
         &mut self,
@@ -316,8 +316,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         Some(buffer)
     }
 
-    /// Whether the key is that of the last connection, which is tried first since most of a burst
-    /// belongs to one flow: saves hashing and the flow table.
+    /// Returns whether the key is that of the last connection. It is tried first, since most frames of a
+    /// burst belong to one flow: this saves hashing and the flow table lookup.
     #[inline]
     fn is_last_connection(&self, key: &FlowKey) -> bool {
         self.connections
@@ -327,8 +327,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
             })
     }
 
-    /// Processes a copy of a frame that another worker received and answers: every worker of a device
-    /// needs the information (neighbours, ICMP errors), see [`crate::Destination::AllWorkers`].
+    /// Processes a copy of a frame that another worker received and answers. Every worker of a device
+    /// needs its information (neighbours, ICMP errors), see [`crate::Destination::AllWorkers`].
     pub fn receive_copy(&mut self, now: Instant, mut frame: B, checksum: RxChecksum) {
         self.shared.now = now;
         let mut origin = FrameOrigin::default();
@@ -346,8 +346,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// Processes a TCP segment. `hash`: that of the key, if it was computed. Returns `false` if the segment
-    /// matched no connection.
+    /// Processes a TCP segment. `hash`: hash of the key, if already computed. Returns `false` if the
+    /// segment matched no connection.
     #[inline]
     pub(crate) fn on_tcp_segment(
         &mut self,
@@ -374,7 +374,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                     self.last_connection = i;
                 }
                 None if self.is_host_segment(key) => {
-                    // A reassembled datagram is no frame any more.
+                    // A reassembled datagram is no longer a frame.
                     let headers = match origin.stripped {
                         0 => 0,
                         stripped => usize::from(stripped) + usize::from(seg.header_len),
@@ -421,8 +421,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// The listener for the key's local address and port: one on the address itself first, then one on
-    /// all addresses.
+    /// Returns the listener for the key's local address and port; one on the address itself takes
+    /// precedence over one on all addresses.
     pub(crate) fn find_listener(&self, key: &FlowKey) -> Option<u32> {
         let local = key.local();
         let ports = &self.shared.ports;
@@ -430,9 +430,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
         one.or_else(|| ports.get(&(local.port(), None))).copied()
     }
 
-    /// A SYN that is acceptable for a new connection in place of one in TIME-WAIT. That gives way only
-    /// if the new one is opened, for which there must be a listener with room: otherwise the peer may
-    /// yet repeat its FIN (RFC 9293 section 3.6.1).
+    /// Processes a SYN that is acceptable for a new connection in place of one in TIME-WAIT. The old one is
+    /// closed only if the new one can be opened, which needs a listener with room; otherwise it stays, since
+    /// the peer may still retransmit its FIN (RFC 9293 section 3.6.1).
     #[cold]
     fn on_syn_in_time_wait(
         &mut self,
@@ -464,14 +464,14 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.on_unmatched_segment(now, key, seg, payload, src_mac);
     }
 
-    /// Whether a segment that matches no connection comes from an address that a peer can have and that is
-    /// not ours (LAND attack).
+    /// Returns whether a segment that matches no connection has a source address that a peer can have and
+    /// that is not ours (LAND attack).
     pub(crate) fn is_plausible_peer(&self, key: &FlowKey, src_mac: [u8; 6]) -> bool {
         let remote = key.remote();
         self.shared.can_be_peer(remote.ip(), src_mac) && remote.port() != 0
     }
 
-    /// A segment for no connection (RFC 9293 section 3.10.7.1 and .2).
+    /// Processes a segment that matches no connection (RFC 9293 sections 3.10.7.1 and 3.10.7.2).
     #[cold]
     fn on_unmatched_segment(
         &mut self,
@@ -493,14 +493,14 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
         let listener = self.find_listener(key);
         if listener.is_some() && seg.flags & (segment::SYN | segment::ACK) == 0 {
-            // LISTEN ignores segments without SYN and ACK (section 3.10.7.2, fourth).
+            // LISTEN ignores segments with neither SYN nor ACK (section 3.10.7.2, fourth).
             return;
         }
         if listener.is_some()
             && seg.flags & (segment::SYN | segment::ACK | segment::FIN)
                 == segment::SYN | segment::FIN
         {
-            // It opens and closes at once: nobody who means a connection sends that.
+            // SYN with FIN opens and closes at once; no legitimate peer sends it.
             self.shared.stats.martians += 1;
             return;
         }
@@ -513,8 +513,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let Some(entry) = self.shared.listeners.get_mut(&listener) else {
             return;
         };
-        // A cookie needs neither a slot nor a neighbour entry: it is sent to the MAC address that the
-        // SYN came from.
+        // A cookie needs neither a slot nor a neighbour entry: it is sent to the source MAC address of the
+        // SYN.
         let pressed = entry.pending >= entry.backlog || self.shared.neighbours.crowded();
         if pressed && entry.ready < entry.backlog && self.shared.config.syn_cookies {
             return self.send_cookie(now, key, seg, listener, src_mac);

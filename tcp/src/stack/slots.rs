@@ -1,5 +1,5 @@
-//! Allocation of the slots that hold connections; when all are taken, one in TIME-WAIT or without an
-//! owner is evicted.
+//! Slots for connections; when all are taken, a connection in TIME-WAIT or without an owner is
+//! evicted.
 
 use crate::base::buffer::RecvBuf;
 use crate::base::state::TcpState;
@@ -15,17 +15,17 @@ use crate::tcb::flags::ConnectionFlags;
 use crate::wire::flow_key::FlowKey;
 
 impl<B: RecvBuf, R> Stack<B, R> {
-    /// Bytes of an idle connection in this crate: its slot, its entries of the timer wheel, the
-    /// lists of those that close and the side table, and its share of the flow table.
+    /// Bytes of an idle connection in this crate: its slot, its entries in the timer wheel, the closing
+    /// lists and the side table, and its share of the flow table.
     pub const CONNECTION_BYTES: usize = size_of::<Connection<B, R>>()
         + TimerWheel::NODE
         + ClosingLists::NODE
         + SideTable::ENTRY
         + FlowTable::SHARE;
-    /// The part of these bytes that every segment touches.
+    /// The part of these bytes that every segment accesses.
     pub const HOT_BYTES: usize = size_of::<Tcb>();
 
-    /// Frees a closed connection that nobody owns.
+    /// Frees a closed connection that has no owner.
     pub(crate) fn free_if_done(&mut self, index: u32) {
         let tcb = &self.connections[index as usize].tcb;
         if tcb.state == TcpState::Closed && tcb.has(ConnectionFlags::RELEASED) {
@@ -74,8 +74,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         Some(index)
     }
 
-    /// Sees to a slot for a connection that replaces the one in slot `instead`, whose own becomes free
-    /// unless it still has an owner. `false`: there is none.
+    /// Ensures that a slot is free for a connection that replaces the one in slot `instead`, whose own slot
+    /// becomes free unless it still has an owner. Returns `false` if there is none.
     pub(crate) fn make_slot(&mut self, instead: u32) -> bool {
         let replaced = &self.connections[instead as usize].tcb;
         if replaced.has(ConnectionFlags::RELEASED)
@@ -90,7 +90,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     }
 
     /// Frees the slot of the oldest connection in TIME-WAIT that has no owner, or else resets the oldest
-    /// orphan. A TIME-WAIT with an owner enters the list again when it is released.
+    /// orphan. A TIME-WAIT connection with an owner enters the list again on release.
     fn evict_closing(&mut self) {
         while let Some(index) = self.shared.closing.pop_oldest(Closing::TimeWait) {
             if self.connections[index as usize]

@@ -1,6 +1,6 @@
 //! SYN cookies (RFC 4987 section 3.6): a listener whose backlog is full answers SYNs without keeping
-//! state. The sequence number of the SYN-ACK authenticates the peer's ACK; the options come back in
-//! the low bits of the echoed timestamp, and are not used when the peer offers no timestamps.
+//! state. The sequence number of the SYN-ACK authenticates the peer's ACK. The peer's options return in
+//! the low bits of the echoed timestamp; they are not used if the peer offers no timestamps.
 //!
 //! ```text
 //! sequence number   5 bits period | 3 bits MSS | 24 bits keyed hash
@@ -20,9 +20,9 @@ use crate::wire::flow_key::FlowKey;
 use crate::wire::segment::{ACK, CWR, ECE, SYN, Segment};
 use crate::wire::template::{SegmentFields, Template};
 
-/// The MSS values that a cookie can carry; the largest that is not above the peer's is used.
+/// MSS values that a cookie can carry; the largest that does not exceed the peer's is used.
 const MSS: [u16; 8] = [216, 536, 1220, 1440, 1460, 4036, 8940, 8960];
-/// A period is 2^36 ns, about 69 s; cookies of the current one and the last are valid.
+/// A period is 2^36 ns, about 69 s; cookies of the current and the previous one are valid.
 const PERIOD_SHIFT: u32 = 36;
 const PERIODS: u32 = 32;
 const LIFETIME: u64 = 2 << PERIOD_SHIFT;
@@ -67,7 +67,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             .unwrap_or(0) as u32;
         let config = &sh.config;
         let ts = config.timestamps && seg.has_ts;
-        // Without timestamps the peer's ACK could not bring these options back.
+        // Without timestamps the peer's ACK cannot return these options.
         let sack = ts && config.sack && seg.sack_permitted;
         let scale = seg.wscale.filter(|_| ts);
         let ecn = ts && config.wants_ecn() && seg.flags & (ECE | CWR) == ECE | CWR;
@@ -77,7 +77,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let ts = ts.then(|| {
             let clock = timestamp_at(now, sh.timestamp_offset(key));
             let mut value = clock >> OPTION_BITS << OPTION_BITS | bits;
-            // Never ahead of the clock: later segments must not look old.
+            // The timestamp must not be ahead of the clock, or later segments would look old.
             if value.wrapping_sub(clock) as i32 > 0 {
                 value = value.wrapping_sub(1 << OPTION_BITS);
             }
@@ -103,7 +103,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// Checks whether an ACK that matches no connection returns a cookie of ours; `None`: it does not.
     /// `Some(Some(index))`: the connection that it opens, in SYN-RECEIVED, which processes the segment
-    /// next. `Some(None)`: there is no room for one now; the peer will send its data again.
+    /// next. `Some(None)`: there is no room for a connection now; the peer will retransmit its data.
     #[cold]
     pub(crate) fn cookie_returned(
         &mut self,
@@ -168,8 +168,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         tcb.snd_una = SeqNr(got);
         tcb.snd_nxt = seg.ack;
         tcb.snd_wl2 = SeqNr(got);
-        // When the SYN-ACK was sent is not recorded: a backoff of 1 keeps the round trip from being
-        // measured.
+        // The time of the SYN-ACK is not recorded: a backoff of 1 prevents a round-trip measurement.
         tcb.backoff = 1;
         conn.update_active_count(&mut self.shared.context_of(index));
         Some(Some(index))

@@ -1,4 +1,4 @@
-//! What the owner of a connection sends: how much it may queue, its records, and what became of them.
+//! The send interface for owners of connections: room in the window, records, and acknowledgements.
 
 use core::ops::Range;
 
@@ -27,8 +27,8 @@ impl<R> NewRecords<'_, R> {
         self.send_queue.push_record(len, record, ends_message);
     }
 
-    /// Queues `units` records of `unit_len` bytes each, neither 0, as one: segments are divided between them,
-    /// and each `ends_message`, or none. A sink is asked for several of them at once.
+    /// Queues `units` records of `unit_len` bytes each, neither 0, as one entry. Segments end between
+    /// records, and `ends_message` holds for each of them. A sink is asked for several records at once.
     #[inline(always)]
     pub fn push_run(&mut self, (unit_len, units): (u32, u16), record: R, ends_message: bool) {
         let len = unit_len.checked_mul(units.into());
@@ -40,16 +40,15 @@ impl<R> NewRecords<'_, R> {
 }
 
 impl<B: RecvBuf, R> Stack<B, R> {
-    /// The most payload bytes of a segment at present: make records no longer than this. 0 for a stale
-    /// id.
+    /// Maximum payload bytes of a segment at present, and so of a record. 0 for a stale id.
     #[inline]
     pub fn effective_mss(&self, id: ConnId) -> usize {
         self.connection(id)
             .map_or(0, |conn| usize::from(conn.tcb.emss))
     }
 
-    /// Prefetches what [`send_room`](Self::send_room), `push_records` and [`flush`](Self::flush) touch of a
-    /// connection.
+    /// Prefetches the state of a connection that [`send_room`](Self::send_room), `push_records` and
+    /// [`flush`](Self::flush) access.
     #[inline]
     pub fn prefetch_for_sending(&self, id: ConnId) {
         if let Some(conn) = self.connections.get(id.index as usize) {
@@ -57,8 +56,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// The second stage: prefetches what the lines of the first stage point to. An empty queue begins anew
-    /// where its memory begins, so that few lines of it are used.
+    /// The second stage: prefetches the memory that the lines of the first stage point to. An empty queue
+    /// restarts at the beginning of its memory, so that it uses few cache lines.
     #[inline]
     pub fn prefetch_queues_for_sending(&mut self, id: ConnId) {
         if let Some(conn) = self.connections.get_mut(id.index as usize) {
@@ -70,9 +69,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// Bytes that may be queued now so that they leave at once: min(cwnd, peer's window) less
-    /// what is in flight and queued. At least one segment when nothing is queued on an open
-    /// connection, so that a record can wait for the window; 0 when not writable.
+    /// Bytes that can be queued now and leave at once: min(cwnd, peer's window) less the data in
+    /// flight and queued. At least one segment when nothing is queued on an open connection, so that a
+    /// record can wait for the window; 0 when not writable.
     #[inline]
     pub fn send_room(&self, id: ConnId) -> usize {
         let Some(conn) = self.connection(id) else {
@@ -90,8 +89,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         tcb.room().max(floor) as usize
     }
 
-    /// Queues a record of `len` bytes behind the others; `ends_message`: PSH is set. Nothing
-    /// bounds the queue but the caller's respect for `send_room`. Gives the record back when the
+    /// Queues a record of `len` bytes after the others; `ends_message`: PSH is set. Only the caller's
+    /// respect for `send_room` bounds the queue. Returns the record as the error if the
     /// connection cannot send (stale, closing, closed, or `len` 0).
     pub fn push_record(
         &mut self,
@@ -111,10 +110,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
         rest.map_or(Ok(()), Err)
     }
 
-    /// As [`push_record`](Self::push_record) for each record that `fill` pushes, no more than fit into
-    /// `send_room`. Returns what `fill` does; it is not called when the connection cannot send.
+    /// Like [`push_record`](Self::push_record) for each record that `fill` pushes; these must fit into
+    /// `send_room`. Returns the result of `fill`, which is not called if the connection cannot send.
     ///
-    /// Why it is fast: the connection is looked up and looked after once for all of them.
+    /// Why it is fast: the connection is looked up and updated once for all records.
     #[inline(always)]
     pub fn push_records<T>(
         &mut self,
@@ -146,13 +145,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
         Some(result)
     }
 
-    /// Sends what the windows allow, retransmissions first; an ACK that is due travels with the data. While
-    /// the sink has no room for those that wait already, the connection waits behind them for `poll`.
+    /// Sends what the windows allow, retransmissions first; an ACK that is due travels with the data. If
+    /// the sink lacked room for earlier connections, this one queues behind them for `poll`.
     pub fn flush(&mut self, now: Instant, id: ConnId, sink: &mut impl FrameSink<R>) {
         self.shared.now = now;
         if self.connection(id).is_some() {
             let conn = &mut self.connections[id.index as usize];
-            // A pure ACK may yet travel with data of this batch; otherwise `poll` sends it.
+            // A pure ACK may still travel with data of this batch; otherwise `poll` sends it.
             let ack = conn.tcb.flags & ConnectionFlags::NEED_ACK;
             let data = conn.tcb.unsent > 0
                 || conn
@@ -163,7 +162,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                     .schedule_output(id.index, &mut conn.tcb, ConnectionFlags::NONE);
                 return;
             }
-            // ACKs that were built while segments were received come before what acknowledges more.
+            // ACKs built while segments were received are sent first, since they acknowledge less.
             if data && !self.shared.control_queue.is_empty() {
                 self.shared
                     .control_queue
@@ -182,13 +181,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// The sink had no room for all that is due: what [`flush`](Self::flush) would send now waits behind it.
+    /// Returns whether the sink lacked room for pending output, so that [`flush`](Self::flush) only queues.
     #[inline]
     pub fn is_output_blocked(&self) -> bool {
         self.shared.is_output_blocked
     }
 
-    /// Hands out the records that are fully acknowledged, in order.
+    /// Returns the fully acknowledged records to the owner, in order.
     #[inline]
     pub fn take_acked(&mut self, id: ConnId, visit: impl FnMut(R)) {
         if let Some(conn) = self.connection_mut(id) {
@@ -196,8 +195,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// As [`take_acked`](Self::take_acked) where some records were pushed as runs: shows which units of which
-    /// record, from 0 on, are acknowledged since the last call.
+    /// Like [`take_acked`](Self::take_acked) if some records were pushed as runs: reports the units of each
+    /// record, counted from 0, that were acknowledged since the last call.
     #[inline]
     pub fn take_acked_units(&mut self, id: ConnId, visit: impl FnMut(&R, Range<u16>)) {
         if let Some(conn) = self.connection_mut(id) {
@@ -205,8 +204,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// Hands out every record that is still here once the connection is closed (acknowledged or
-    /// not), in order; does nothing while it can still send.
+    /// Returns every remaining record of a closed connection, acknowledged or not, in order; does
+    /// nothing while the connection can still send.
     pub fn take_unacked(&mut self, id: ConnId, visit: impl FnMut(R)) {
         if let Some(conn) = self.connection_mut(id)
             && matches!(conn.tcb.state, TcpState::Closed | TcpState::TimeWait)
@@ -215,9 +214,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// After [`Events::MTU_PROBE`](crate::Events::MTU_PROBE): how long one record may be, and preferably
-    /// is, beyond [`Stack::effective_mss`], to probe the path with it; whatever `send_room` says. `None`:
-    /// no such record is wanted any more.
+    /// After [`Events::MTU_PROBE`](crate::Events::MTU_PROBE): maximum and preferred length of one record,
+    /// longer than [`Stack::effective_mss`] and independent of `send_room`, that probes the path MTU.
+    /// `None`: no probe is wanted any more.
     pub fn mtu_probe_len(&self, id: ConnId) -> Option<usize> {
         let conn = self.connection(id)?;
         let mut path: PathSearch = *self.shared.paths.get(conn.template.key().remote().ip())?;

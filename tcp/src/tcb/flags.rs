@@ -1,4 +1,4 @@
-//! What is true of a connection, a bit each.
+//! Boolean state of a connection, one bit each.
 
 use core::ops::{BitAnd, BitAndAssign, BitOr, BitOrAssign, BitXorAssign, Not};
 
@@ -8,15 +8,15 @@ pub(crate) struct ConnectionFlags(u32);
 
 impl ConnectionFlags {
     pub const NONE: ConnectionFlags = ConnectionFlags(0);
-    /// An ACK is to be sent.
+    /// An ACK must be sent.
     pub const NEED_ACK: ConnectionFlags = ConnectionFlags(1 << 0);
-    /// Our SYN or SYN-ACK is to be sent.
+    /// Our SYN or SYN-ACK must be sent.
     pub const NEED_SYN: ConnectionFlags = ConnectionFlags(1 << 1);
-    /// A window probe is to be sent.
+    /// A window probe must be sent.
     pub const NEED_PROBE: ConnectionFlags = ConnectionFlags(1 << 2);
-    /// A keepalive probe is to be sent.
+    /// A keepalive probe must be sent.
     pub const NEED_KEEPALIVE: ConnectionFlags = ConnectionFlags(1 << 3);
-    /// Is in the list of connections that `poll` looks at.
+    /// In the list of connections that `poll` processes.
     pub const IN_OUTPUT_LIST: ConnectionFlags = ConnectionFlags(1 << 4);
     /// Counted in `SharedState::active`.
     pub const COUNTED_ACTIVE: ConnectionFlags = ConnectionFlags(1 << 5);
@@ -24,7 +24,7 @@ impl ConnectionFlags {
     pub const RELEASED: ConnectionFlags = ConnectionFlags(1 << 6);
     /// The owner closed its direction: FIN follows the queued records.
     pub const FIN_QUEUED: ConnectionFlags = ConnectionFlags(1 << 7);
-    /// Our FIN left.
+    /// Our FIN was sent.
     pub const FIN_SENT: ConnectionFlags = ConnectionFlags(1 << 8);
     /// The peer's FIN arrived, and everything before it.
     pub const FIN_RECEIVED: ConnectionFlags = ConnectionFlags(1 << 9);
@@ -32,21 +32,21 @@ impl ConnectionFlags {
     pub const TIMESTAMPS: ConnectionFlags = ConnectionFlags(1 << 10);
     /// Selective acknowledgements are agreed (RFC 2018).
     pub const SACK: ConnectionFlags = ConnectionFlags(1 << 11);
-    /// The other end is this very device.
+    /// The other end is an address of this device.
     pub const SELF_ADDRESSED: ConnectionFlags = ConnectionFlags(1 << 12);
     /// Passive open.
     pub const PASSIVE: ConnectionFlags = ConnectionFlags(1 << 13);
     /// Counted in its listener's backlog.
     pub const IN_BACKLOG: ConnectionFlags = ConnectionFlags(1 << 14);
-    /// SACKed or lost segments, or a recovery in progress: not the fast path.
+    /// Segments are SACKed or lost, or a recovery is in progress: no fast path.
     pub const RECOVERING: ConnectionFlags = ConnectionFlags(1 << 15);
-    /// Is in the flow table.
+    /// In the flow table.
     pub const IN_FLOW_TABLE: ConnectionFlags = ConnectionFlags(1 << 16);
-    /// The persist timer fired: a part of a record may leave.
+    /// The persist timer fired: part of a record may be sent.
     pub const MAY_SPLIT_RECORD: ConnectionFlags = ConnectionFlags(1 << 17);
-    /// The peer's FIN arrived, perhaps before its data.
+    /// The peer's FIN arrived, possibly ahead of data.
     pub const FIN_SEEN: ConnectionFlags = ConnectionFlags(1 << 18);
-    /// A tail loss probe is to be sent (RFC 8985 section 7.3).
+    /// A tail loss probe must be sent (RFC 8985 section 7.3).
     pub const NEED_TAIL_PROBE: ConnectionFlags = ConnectionFlags(1 << 19);
     /// The path was seen to reorder (RACK.reordering_seen).
     pub const REORDERING_SEEN: ConnectionFlags = ConnectionFlags(1 << 20);
@@ -58,24 +58,24 @@ impl ConnectionFlags {
     pub const SEND_CWR: ConnectionFlags = ConnectionFlags(1 << 23);
     /// DCTCP.CE (RFC 8257 section 3.2): the last data segment was marked.
     pub const LAST_WAS_MARKED: ConnectionFlags = ConnectionFlags(1 << 24);
-    /// `emss` is below what the ends agreed on.
+    /// `emss` is below the value that the ends agreed on.
     pub const NARROW_PATH: ConnectionFlags = ConnectionFlags(1 << 25);
     /// Established, and counted in its listener's `ready`.
     pub const COUNTED_READY: ConnectionFlags = ConnectionFlags(1 << 26);
-    /// Entries of several segments may be among what was sent.
+    /// Sent entries of the send queue may cover several segments.
     pub const MULTI_SEGMENT: ConnectionFlags = ConnectionFlags(1 << 27);
-    /// New segments wait until the pacer lets them leave.
+    /// New segments wait for the pacer.
     pub const WAITS_FOR_PACER: ConnectionFlags = ConnectionFlags(1 << 28);
 
-    /// The connection may take part in the MTU search of its path now. Only with `NARROW_PATH`.
+    /// The connection may take part in the MTU search of its path. Only with `NARROW_PATH`.
     pub const SEARCH_DUE: ConnectionFlags = ConnectionFlags(1 << 29);
-    /// A router reported while we were connecting that the peer cannot be reached at the moment
+    /// During an active open, a router reported that the peer is unreachable at the moment
     /// (RFC 9293 section 3.9.2.2).
     pub const SOFT_ERROR: ConnectionFlags = ConnectionFlags(1 << 30);
-    /// The owner answers messages at once: their ACKs wait for the answers.
+    /// The owner answers messages at once, so their ACKs wait for the answers.
     pub const ANSWERS: ConnectionFlags = ConnectionFlags(1 << 31);
 
-    /// Something besides data is to be sent.
+    /// Output other than data is pending.
     pub const NEED_MASK: ConnectionFlags = ConnectionFlags(
         Self::NEED_ACK.0
             | Self::NEED_SYN.0
@@ -84,12 +84,11 @@ impl ConnectionFlags {
             | Self::NEED_TAIL_PROBE.0,
     );
 
-    /// One of these is set while a timer runs that few connections ever need: pacing, MTU search,
-    /// orphan.
+    /// One of these is set while a timer runs that few connections need: pacing, MTU search, orphan.
     pub const RARE_TIMERS: ConnectionFlags =
         ConnectionFlags(Self::WAITS_FOR_PACER.0 | Self::NARROW_PATH.0 | Self::RELEASED.0);
 
-    /// Any of `other` is set.
+    /// Returns whether any of `other` is set.
     #[inline]
     pub(crate) const fn intersects(self, other: ConnectionFlags) -> bool {
         self.0 & other.0 != 0

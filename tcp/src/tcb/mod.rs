@@ -1,6 +1,6 @@
 //! The transmission control block (RFC 9293 section 3.3.1): the variables of a connection that every
-//! segment touches, in two cache lines, and the small types that it is made of. What else a
-//! connection has is in [`crate::connection`].
+//! segment accesses, in two cache lines, and the small types that they use. The rest of a connection is
+//! in [`crate::connection`].
 
 pub(crate) mod flags;
 pub(crate) mod rtt;
@@ -20,31 +20,31 @@ use crate::wire::segment::Segment;
 pub(crate) struct WindowScales(u8);
 
 impl WindowScales {
-    /// `send`: what the peer's windows are shifted by, `receive`: what ours are.
+    /// `send`: shift of the peer's windows, `receive`: shift of ours.
     pub(crate) fn new(send: u8, receive: u8) -> Self {
         WindowScales(send << 4 | receive)
     }
 
-    /// What the peer's windows are shifted by.
+    /// Returns the shift of the peer's windows.
     #[inline]
     pub(crate) fn send(self) -> u8 {
         self.0 >> 4
     }
 
-    /// What our windows are shifted by.
+    /// Returns the shift of our windows.
     #[inline]
     pub(crate) fn receive(self) -> u8 {
         self.0 & 15
     }
 
-    /// The ends agreed on the option, with a factor that is not 0.
+    /// Returns whether the ends agreed on window scaling, with a factor other than 0.
     #[inline]
     pub(crate) fn is_scaled(self) -> bool {
         self.0 != 0
     }
 }
 
-/// 128 bytes: what every segment touches.
+/// The variables that every segment accesses, 128 bytes.
 #[repr(C, align(64))]
 pub(crate) struct Tcb {
     /// RCV.NXT: the next sequence number that the peer will send.
@@ -55,7 +55,7 @@ pub(crate) struct Tcb {
     pub snd_nxt: SeqNr,
     /// SND.WND: the peer's window in bytes, scaled.
     pub snd_wnd: u32,
-    /// SND.WL1, SND.WL2: the sequence and acknowledgement number of the segment that brought it.
+    /// SND.WL1, SND.WL2: sequence and acknowledgement number of the segment that set SND.WND.
     pub snd_wl1: SeqNr,
     pub snd_wl2: SeqNr,
     /// Right edge of the window we advertised; never moves left.
@@ -75,27 +75,27 @@ pub(crate) struct Tcb {
     pub scales: WindowScales,
     /// Segments received since our last ACK.
     pub unacked_segs: u8,
-    /// What the running timer is for; see [`timer`].
+    /// Purpose of the running timer; see [`timer`].
     timer: Option<Timer>,
     /// Eff.snd.MSS (RFC 9293 section 3.7.1): payload bytes of a full segment.
     pub emss: u16,
-    /// [`crate::Events`] that the owner was not handed yet.
+    /// [`crate::Events`] not yet reported to the owner.
     pub events: u16,
-    // Second line.
+    // Second cache line.
     /// When the running timer fires, in ns.
     timer_at: u64,
-    /// When the delayed ACK is due in ns, 0: none waits.
+    /// When the delayed ACK is due, in ns; 0: none is pending.
     pub ack_at: u64,
-    /// Where the timer wheel has the connection in ns, u64::MAX: nowhere.
+    /// Position of the connection in the timer wheel, in ns; `u64::MAX`: not in the wheel.
     pub wheel_at: u64,
-    /// The owner's.
+    /// The user value of the owner.
     pub user: u64,
-    /// When the peer was last heard, in ns.
+    /// When the last segment of the peer was received, in ns.
     pub last_rx: u64,
     pub rtt: RoundTrip,
     /// The largest window the peer ever offered.
     pub max_snd_wnd: u32,
-    /// Timeouts in a row, by which the timeout is doubled (RFC 6298 section 5.5).
+    /// Consecutive timeouts, each of which doubles the timeout (RFC 6298 section 5.5).
     pub backoff: u8,
     pub dup_acks: u8,
     /// Keepalive probes without an answer.
@@ -106,7 +106,7 @@ pub(crate) struct Tcb {
 const _: () = assert!(size_of::<Tcb>() == 128, "two cache lines");
 
 impl Tcb {
-    /// Of a connection that is being opened, with segments of `emss` bytes.
+    /// Creates the block of a connection that is being opened, with segments of `emss` bytes.
     pub(crate) fn new(emss: u16) -> Self {
         Tcb {
             rcv_nxt: SeqNr(0),
@@ -142,7 +142,7 @@ impl Tcb {
         }
     }
 
-    /// Any of these flags is set.
+    /// Returns whether any of these flags is set.
     #[inline]
     pub(crate) fn has(&self, flags: ConnectionFlags) -> bool {
         self.flags.intersects(flags)
@@ -154,7 +154,7 @@ impl Tcb {
         self.snd_nxt - self.snd_una
     }
 
-    /// What congestion control needs to know of it.
+    /// Returns the state in flight for congestion control.
     #[inline]
     pub(crate) fn flight_state(&self) -> Flight {
         Flight {
@@ -174,8 +174,8 @@ impl Tcb {
         congestion.min(peer).saturating_sub(self.unsent)
     }
 
-    /// Nothing is in flight, and nothing waits to be sent or for an answer: an acknowledgement can mean
-    /// nothing.
+    /// Returns whether nothing is in flight, queued, or waiting for an answer, so that an acknowledgement has
+    /// no effect.
     #[inline]
     pub(crate) fn is_sender_idle(&self) -> bool {
         self.snd_una == self.snd_nxt
@@ -184,9 +184,9 @@ impl Tcb {
             && !self.has(ConnectionFlags::ECN | ConnectionFlags::FIN_QUEUED)
     }
 
-    /// Takes the peer's window from an acceptable segment (RFC 9293 section 3.10.7.4, fifth). One that was
-    /// sent again, below SND.WL1, counts too if it acknowledges something new: an older window would move
-    /// the right edge beyond its own.
+    /// Takes the peer's window from an acceptable segment (RFC 9293 section 3.10.7.4, fifth). A
+    /// retransmitted segment below SND.WL1 counts too if it acknowledges new data: otherwise the older
+    /// window would be applied to the new SND.UNA and move the right edge too far.
     #[inline]
     pub(crate) fn update_send_window(&mut self, seg: &Segment) {
         if self.snd_wl1.lt(seg.seq)
@@ -200,7 +200,7 @@ impl Tcb {
         }
     }
 
-    /// Data, or our FIN, may be sent in this state.
+    /// Returns whether data or our FIN may be sent in this state.
     #[inline]
     pub(crate) fn can_send_data(&self) -> bool {
         matches!(
@@ -213,17 +213,17 @@ impl Tcb {
         )
     }
 
-    /// The owner closed its direction, and our FIN waits to be sent.
+    /// Returns whether the owner closed its direction and our FIN waits to be sent.
     #[inline]
     pub(crate) fn is_fin_pending(&self) -> bool {
         self.flags & (ConnectionFlags::FIN_QUEUED | ConnectionFlags::FIN_SENT)
             == ConnectionFlags::FIN_QUEUED
     }
 
-    /// No record may be split any more for a small window.
+    /// Forbids splitting a record for a small window.
     ///
-    /// Why it looks first: the flag is rarely set, and to clear it stores one byte of the flags, which the
-    /// next load of all of them would wait for.
+    /// Why it tests first: the flag is rarely set, and clearing it stores one byte of the flags, for
+    /// which the next load of all flags would have to wait.
     #[inline]
     pub(crate) fn forbid_splitting(&mut self) {
         if self.has(ConnectionFlags::MAY_SPLIT_RECORD) {
@@ -231,7 +231,7 @@ impl Tcb {
         }
     }
 
-    /// The congestion window does not pace any more: nothing waits for the pacer.
+    /// Clears `WAITS_FOR_PACER` if the congestion window is no longer paced.
     #[inline]
     pub(crate) fn forget_pacing(&mut self) {
         if self.has(ConnectionFlags::WAITS_FOR_PACER) && !self.window.is_paced() {
@@ -239,32 +239,32 @@ impl Tcb {
         }
     }
 
-    /// What the one timer of a connection is for (RFC 8985 section 8), if it runs.
+    /// Returns the purpose of the connection's timer (RFC 8985 section 8), if it runs.
     #[inline]
     pub(crate) fn timer(&self) -> Option<Timer> {
         self.timer
     }
 
-    /// When it fires, in ns; `None`: it does not run.
+    /// Returns when the timer fires, in ns; `None`: it does not run.
     #[inline]
     pub(crate) fn timer_at(&self) -> Option<u64> {
         self.timer.map(|_| self.timer_at)
     }
 
-    /// It runs, and for this.
+    /// Returns whether the timer runs for this purpose.
     #[inline]
     pub(crate) fn is_timer(&self, timer: Timer) -> bool {
         self.timer == Some(timer)
     }
 
-    /// Runs for `timer` until `at` (ns), in place of what it ran for. The caller registers the time
-    /// with the wheel.
+    /// Sets the timer to fire at `at` (ns) for `timer`, replacing any earlier purpose. The caller
+    /// registers the time with the wheel.
     #[inline]
     pub(crate) fn set_timer(&mut self, timer: Timer, at: u64) {
         (self.timer, self.timer_at) = (Some(timer), at);
     }
 
-    /// It does not run any more.
+    /// Disarms the timer.
     #[inline]
     pub(crate) fn stop_timer(&mut self) {
         self.timer = None;

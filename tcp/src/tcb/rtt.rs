@@ -21,24 +21,24 @@ impl RtoLimits {
     }
 }
 
-/// Workers serve timers between batches: a probe that is earlier than that is for nothing.
+/// Workers serve timers between batches, so an earlier probe would be needless.
 const PTO_SLACK: u64 = 2_000_000;
 
-/// Four ticks of the timestamp clock.
+/// Four ticks of the timestamp clock, in ns.
 const COARSE_MIN: u64 = 4 << 20;
 
 #[derive(Clone, Copy, Default)]
 pub(crate) struct RoundTrip {
-    /// 0: no sample yet.
+    /// Smoothed round-trip time; 0: no sample yet.
     pub srtt: u64,
     variance: u32,
-    /// Near the least of recent samples (RFC 8985 section 6.2 step 1): falls at once, forgets
+    /// Approximate minimum of recent samples (RFC 8985 section 6.2 step 1): falls at once, rises
     /// slowly. Saturates at 4 s.
     pub min: u32,
 }
 
 impl RoundTrip {
-    /// RFC 6298 (2.2), (2.3). Only of segments sent once (Karn).
+    /// Adds a sample (RFC 6298 (2.2), (2.3)), only of segments sent once (Karn's algorithm).
     #[inline]
     pub(crate) fn add_sample(&mut self, rtt: u64) {
         let rtt = rtt.max(1);
@@ -55,21 +55,21 @@ impl RoundTrip {
         }
     }
 
-    /// A sample from an echoed timestamp, which may be a tick too long (RFC 7323 section 4.1). One of a few
-    /// ticks counts only if it shows that the timeout is too short.
+    /// Adds a sample from an echoed timestamp, which may be one tick too long (RFC 7323 section 4.1). A
+    /// sample of a few ticks counts only if it shows that the timeout is too short.
     pub(crate) fn add_coarse_sample(&mut self, rtt: u64, limits: &RtoLimits) {
         if rtt >= COARSE_MIN || rtt > self.first_timeout(limits) {
             self.add_sample(rtt);
         }
     }
 
-    /// The variance counts in 64 ns: 275 s are enough.
+    /// Converts to the unit of the variance, 64 ns, which saturates at 275 s.
     fn variance_units(ns: u64) -> u32 {
         u32::try_from(ns >> 6).unwrap_or(u32::MAX)
     }
 
-    /// Probe timeout (RFC 8985 section 7.2), without a sample none. A lone segment may wait for a
-    /// delayed ACK: half the minimum timeout, which already says how long peers may sit on one.
+    /// Probe timeout (RFC 8985 section 7.2); not used before the first sample. A lone segment may wait for
+    /// a delayed ACK: its slack is half the minimum timeout, which allows for the ACK delay of peers.
     #[inline]
     pub(crate) fn probe_timeout(&self, limits: &RtoLimits, alone: bool) -> u64 {
         let slack = if alone {
@@ -80,16 +80,16 @@ impl RoundTrip {
         2 * self.srtt + slack
     }
 
-    /// The retransmission timeout of segments that did not time out before, once a round trip was
-    /// measured: what `retransmission_timeout` returns then, computed in fewer steps.
+    /// Retransmission timeout without backoff, once a round trip was measured. Equals
+    /// `retransmission_timeout` in that case, but takes fewer steps.
     #[inline]
     pub(crate) fn first_timeout(&self, limits: &RtoLimits) -> u64 {
         let timeout = self.srtt + (u64::from(self.variance) << 8).max(limits.min);
         timeout.min(limits.max.max(limits.min))
     }
 
-    /// The minimum bounds the variance term, not the sum: as Linux does it, so that a steady path
-    /// longer than the minimum keeps a margin.
+    /// Retransmission timeout. The minimum bounds the variance term, not the sum, as in Linux: a steady
+    /// path longer than the minimum keeps a margin.
     #[inline]
     pub(crate) fn retransmission_timeout(&self, limits: &RtoLimits, backoff: u8) -> u64 {
         let base = if self.srtt == 0 {

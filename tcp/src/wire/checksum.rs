@@ -1,7 +1,7 @@
 //! The Internet checksum (RFC 1071) over data in pieces, for the stack and for sinks.
 
-/// A one's complement sum in progress. Pieces may have odd lengths: a piece that starts at an odd
-/// offset is summed as if it started at an even one, then its bytes are swapped (RFC 1071 section 2 (B)).
+/// A one's complement sum in progress. Pieces may have odd lengths: a piece at an odd offset is summed
+/// as if it started at an even one, and its bytes are then swapped (RFC 1071 section 2 (B)).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OnesComplementSum {
     acc: u64,
@@ -33,16 +33,16 @@ impl OnesComplementSum {
         self.acc += u64::from(word);
     }
 
-    /// The sum in host order, not complemented.
+    /// Returns the sum in host order, not complemented.
     #[inline]
     pub fn value(self) -> u16 {
         fold_carries(self.acc)
     }
 }
 
-/// Completes a checksum: `headers` is what [`crate::FrameSink::begin_frame`] got, with the pseudo-header sum in
-/// its TCP checksum field; `payload` is the sum of all payload pieces. Returns the two bytes to
-/// write at `l2_len + l3_len + 16`, the field's place in a TCP header.
+/// Completes a checksum: `headers` was passed to [`crate::FrameSink::begin_frame`] and has the
+/// pseudo-header sum in its TCP checksum field; `payload` is the sum of all payload pieces. Returns the
+/// two bytes to write at `l2_len + l3_len + 16`, the offset of the field.
 #[inline]
 pub fn complete_tcp_checksum(
     headers: &[u8],
@@ -73,10 +73,11 @@ pub(crate) fn fold_carries(mut value: u64) -> u16 {
 }
 
 /// Sum of big-endian 16-bit words, odd tail padded with zero, as an unfolded value.
-/// Why it is fast: the sum is taken in native byte order (RFC 1071 section 2 (B)) and in words of 64 bits,
-/// each an addition and one of its carry, in two independent sums; carries are folded once at the end.
-/// Wider registers would have to be split to keep carries, which gains nothing, and takes three times as
-/// long where a processor is emulated.
+///
+/// Why it is fast: the sum is taken in native byte order (RFC 1071 section 2 (B)) and in 64-bit words,
+/// each an addition and an addition of its carry, in two independent sums; carries are folded once at
+/// the end. Wider registers would have to be split to keep carries: no gain, and three times as slow on
+/// an emulated processor.
 #[inline]
 fn sum_words(data: &[u8]) -> u64 {
     let (mut even, mut odd) = (0u128, 0u128);
@@ -89,7 +90,7 @@ fn sum_words(data: &[u8]) -> u64 {
         }
     }
     let total = even + odd;
-    // The high half counts carries out of the low one, which are worth one each.
+    // The high half counts carries out of the low half, each worth one.
     let low = total as u64;
     let mut sum = (low & 0xffff_ffff) + (low >> 32) + (total >> 64) as u64;
     let (words, tail) = rest.as_chunks::<4>();

@@ -1,13 +1,13 @@
-//! Numbers of the wire formats that several modules use.
+//! Constants of the wire formats that several modules use.
 
 /// EtherTypes (IEEE 802.3), host order.
 pub(crate) const ETHERTYPE_IPV4: u16 = 0x0800;
 pub(crate) const ETHERTYPE_ARP: u16 = 0x0806;
-/// A VLAN tag follows (IEEE 802.1Q).
+/// The EtherType before a VLAN tag (IEEE 802.1Q).
 pub(crate) const ETHERTYPE_VLAN: u16 = 0x8100;
 pub(crate) const ETHERTYPE_IPV6: u16 = 0x86dd;
 
-/// The bits of a VLAN tag that are the identifier; the others are priority and drop eligibility.
+/// Identifier bits of a VLAN tag; the others are priority and drop eligibility.
 pub(crate) const VLAN_ID_MASK: u16 = 0x0fff;
 
 /// Bytes of an Ethernet header, and of one with a VLAN tag.
@@ -24,9 +24,9 @@ pub(crate) const TCP_HEADER_LEN: usize = 20;
 pub(crate) const IPV4_PLAIN_FIRST_BYTE: u8 = 0x45;
 /// The version in the first byte of an IPv6 header.
 pub(crate) const IPV6_FIRST_BYTE: u8 = 0x60;
-/// "More fragments" and the fragment offset of an IPv4 header: 0 in a whole packet.
+/// "More fragments" and the fragment offset of an IPv4 header: 0 in an unfragmented packet.
 pub(crate) const IPV4_FRAGMENT_MASK: u16 = 0x3fff;
-/// "Don't fragment", in the upper byte of that field.
+/// "Don't fragment", in the upper byte of the same field.
 pub(crate) const IPV4_DONT_FRAGMENT: u8 = 0x40;
 
 /// Protocol and next-header numbers.
@@ -34,11 +34,11 @@ pub(crate) const PROTOCOL_ICMP: u8 = 1;
 pub(crate) const PROTOCOL_TCP: u8 = 6;
 pub(crate) const PROTOCOL_ICMPV6: u8 = 58;
 
-/// The ECN field of a packet that met congestion (RFC 3168 section 5).
+/// Congestion Experienced in the ECN field (RFC 3168 section 5).
 pub(crate) const ECN_CE: u8 = 3;
 
 /// The time to live of our packets (RFC 1700).
 pub(crate) const DEFAULT_HOP_LIMIT: u8 = 64;
 
-/// What the one's complement sum over data with a right checksum comes to (RFC 1071).
+/// One's complement sum over data with a correct checksum (RFC 1071).
 pub(crate) const CHECKSUM_RIGHT: u16 = 0xffff;

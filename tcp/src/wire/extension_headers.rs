@@ -1,5 +1,5 @@
-//! IPv6 extension headers (RFC 8200 section 4), checked and skipped in place. Off the fast path: a
-//! packet whose IPv6 header is followed by TCP does not come here.
+//! IPv6 extension headers (RFC 8200 section 4), checked and skipped in place. Off the fast path:
+//! packets whose IPv6 header is directly followed by TCP are not processed here.
 
 use crate::wire::constants::PROTOCOL_ICMPV6;
 use crate::wire::icmp_error::IcmpError;
@@ -10,28 +10,28 @@ pub(crate) const FRAGMENT: u8 = 44;
 const DESTINATION: u8 = 60;
 /// Offset of the next-header field of an IPv6 header.
 pub(crate) const NEXT_HEADER_OFFSET: usize = 6;
-/// Extension headers that are accepted in one packet (RFC 8504 section 5.3).
+/// Maximum number of extension headers accepted in one packet (RFC 8504 section 5.3).
 const MAX_HEADERS: usize = 8;
 
-/// Whether this next-header number is that of an extension header known here.
+/// Returns whether this next-header number is that of an extension header known here.
 pub(crate) fn is_extension_header(next: u8) -> bool {
     matches!(next, HOP_BY_HOP | ROUTING | FRAGMENT | DESTINATION)
 }
 
-/// Where a walk over extension headers ends.
+/// Result of a walk over extension headers.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum WalkEnd {
-    /// At a header that is no extension header, or at a fragment header: its number, its offset, and the
+    /// A header that is not an extension header, or a fragment header: its number, its offset, and the
     /// offset of the next-header field that names it.
     Reached { next: u8, at: usize, named: usize },
-    /// At something for which the packet is discarded silently.
+    /// The packet must be discarded silently.
     Discard,
-    /// At something that is reported to the sender, with `group` even if it sent to a group.
+    /// The error must be reported to the sender, with `group` even if the packet was sent to a group.
     Report { error: IcmpError, group: bool },
 }
 
-/// Walks from a header of number `next` at the offset `at`, which the byte at `named` names. `packet`
-/// begins with the IPv6 header.
+/// Walks from a header of number `next` at the offset `at`; the next-header field at `named` contains
+/// the number. `packet` begins with the IPv6 header.
 #[cold]
 pub(crate) fn walk_extension_headers(
     packet: &[u8],
@@ -45,7 +45,7 @@ pub(crate) fn walk_extension_headers(
     };
     for _ in 0..=MAX_HEADERS {
         match next {
-            // A hop-by-hop header anywhere but first is unrecognised (section 4.1).
+            // A hop-by-hop header that is not first is unrecognised (section 4.1).
             HOP_BY_HOP if named != NEXT_HEADER_OFFSET => return report(1, named, false),
             HOP_BY_HOP | DESTINATION | ROUTING => {}
             _ => return WalkEnd::Reached { next, at, named },
@@ -60,8 +60,8 @@ pub(crate) fn walk_extension_headers(
                 OptionsVerdict::Report { option, group } => return report(2, at + option, group),
             }
         } else if header[3] != 0 {
-            // Segments are left, and no routing type is known here; type 0 is deprecated (section 4.4, RFC
-            // 5095).
+            // Segments are left, and no routing type is known here; type 0 is deprecated (section 4.4,
+            // RFC 5095).
             return report(0, at + 2, false);
         }
         (next, named) = (header[0], at);
@@ -70,18 +70,18 @@ pub(crate) fn walk_extension_headers(
     WalkEnd::Discard
 }
 
-/// The extension header at an offset, if all of it is there. Its second byte is its length in units of
-/// eight bytes, the first unit not counted.
+/// Returns the extension header at an offset if it is complete. Its second byte is the length in units
+/// of eight bytes, not counting the first unit.
 fn extension_header_at(packet: &[u8], at: usize) -> Option<&[u8]> {
     let len = (usize::from(*packet.get(at + 1)?) + 1) * 8;
     packet.get(at..at + len)
 }
 
-/// What the options of a header lead to.
+/// Result of checking the options of a header.
 enum OptionsVerdict {
     Accept,
     Discard,
-    /// An ICMP error: `option` is the offset of the option in its header; `group`: even if the packet was
+    /// Send an ICMP error. `option`: offset of the option in its header; `group`: even if the packet was
     /// sent to a group.
     Report {
         option: usize,
@@ -89,8 +89,8 @@ enum OptionsVerdict {
     },
 }
 
-/// Checks the options of a hop-by-hop or destination header. No option but padding is known here: the two
-/// highest bits of its type say what to do (section 4.2).
+/// Checks the options of a hop-by-hop or destination header. Only padding is known here: for other
+/// options, the two highest bits of the type determine the action (section 4.2).
 fn check_options(header: &[u8]) -> OptionsVerdict {
     let mut offset = 2;
     while let Some(&kind) = header.get(offset) {
@@ -120,8 +120,8 @@ fn check_options(header: &[u8]) -> OptionsVerdict {
     OptionsVerdict::Accept
 }
 
-/// The header behind the extension headers, whose content is not checked: its number and its offset. That
-/// is the fragment header if the packet is a fragment. `None`: the packet ends before it, or has too many
+/// Finds the header after the extension headers, without checking their content: its number and its
+/// offset. In a fragment that is the fragment header. `None`: the packet ends before it, or has too many
 /// headers.
 #[cold]
 pub(crate) fn find_upper_layer(packet: &[u8], mut next: u8, mut at: usize) -> Option<(u8, usize)> {
@@ -142,13 +142,13 @@ pub(crate) fn find_upper_layer(packet: &[u8], mut next: u8, mut at: usize) -> Op
     None
 }
 
-/// Whether a fragment header is that of a whole datagram (RFC 6946): the offset is 0 and no more fragments
-/// follow.
+/// Returns whether a fragment header is that of an unfragmented datagram (RFC 6946): the offset is 0 and
+/// no more fragments follow.
 pub(crate) fn is_atomic_fragment(header: &[u8]) -> bool {
     u16::from_be_bytes([header[2], header[3]]) & 0xfff9 == 0
 }
 
-/// Whether the packet carries an ICMPv6 error or a redirect (137), which must not be answered with an
+/// Returns whether the packet carries an ICMPv6 error or a redirect (137), which must not be answered with an
 /// error (RFC 4443 section 2.4 (e)). Errors have types below 128.
 pub(crate) fn carries_icmp_error(packet: &[u8], next: u8, at: usize) -> bool {
     match find_upper_layer(packet, next, at) {
@@ -188,7 +188,7 @@ mod tests {
         let packet = packet_of(
             0,
             &[
-                // A router alert, skipped by its bits; a padding of two.
+                // A router alert, to be skipped according to its type; then padding of two bytes.
                 &[43, 0, 5, 2, 0, 0, 1, 0],
                 &routing,
                 &[6, 0, 0, 0, 0, 1, 1, 0],
@@ -199,7 +199,7 @@ mod tests {
         let end = WalkEnd::Reached { next: 6, at, named };
         assert_eq!(walked(&packet), end);
         assert_eq!(find_upper_layer(&packet, 0, 40), Some((6, at)));
-        // Truncated anywhere in them: discarded.
+        // Truncated anywhere in the headers: discarded.
         for len in 41..at {
             assert_eq!(walked(&packet[..len]), WalkEnd::Discard, "{len}");
             assert_eq!(find_upper_layer(&packet[..len], 0, 40), None, "{len}");
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn misplaced_or_too_many_headers_are_refused() {
-        // RFC 5095, and types that nobody knows.
+        // RFC 5095, and unknown types.
         for kind in [0, 2, 4, 253] {
             let header = [6, 0, kind, 1, 0, 0, 0, 0];
             assert_eq!(walked(&packet_of(43, &[&header])), reported(0, 42, false));

@@ -90,15 +90,15 @@ impl FlowKey {
         self.v6
     }
 
-    /// Whether this is the flow of an IPv4 header of ours with these addresses (local, then remote) and
-    /// ports.
+    /// Returns whether this is the flow of an IPv4 header that we send, with these addresses (local, then
+    /// remote) and ports.
     #[inline(always)]
     pub(crate) fn is_v4(&self, addresses: u64, ports: u32) -> bool {
         !self.v6 && addresses == self.local[1] << 32 | self.remote[1] && ports == self.ports
     }
 
-    /// Addresses and ports as they are in headers of the peer: its own first; both IPv4 addresses in one
-    /// word.
+    /// Returns addresses and ports as in headers that the peer sends: the peer's first, both IPv4 addresses
+    /// in one word.
     pub(crate) fn in_peer_headers(&self) -> ([u64; 4], u32) {
         let ([local_high, local_low], [remote_high, remote_low]) = (self.local, self.remote);
         let addresses = if self.v6 {
@@ -109,7 +109,7 @@ impl FlowKey {
         (addresses, self.ports.rotate_left(16))
     }
 
-    /// Reads addresses and ports as they are in a header of ours: 12 bytes (IPv4) or 36 (IPv6).
+    /// Reads addresses and ports as in a header that we send: 12 bytes (IPv4) or 36 (IPv6).
     #[inline]
     pub(crate) fn read(bytes: &[u8]) -> Self {
         if bytes.len() == 12 {
@@ -127,7 +127,7 @@ impl FlowKey {
         }
     }
 
-    /// A hash that includes `extra`, for purposes other than the flow table.
+    /// Computes a hash that includes `extra`, for purposes other than the flow table.
     pub(crate) fn hash_with(&self, key: Key, extra: u64) -> u64 {
         let [local_high, local_low] = self.local;
         let [remote_high, remote_low] = self.remote;
@@ -162,7 +162,7 @@ impl FlowKey {
 /// The hash of the flow table, with a secret key.
 ///
 /// Why not [SipHash](crate::base::siphash), as elsewhere: this runs for each received frame, and takes a
-/// sixth of the instructions. Nobody sees the hash, nor anything that follows from it but a longer search.
+/// sixth of the instructions. The hash is never visible outside; all it affects is the search length.
 pub(crate) struct TableHasher(RandomState);
 
 impl TableHasher {
@@ -237,7 +237,7 @@ mod tests {
         );
     }
 
-    /// Ports are chosen one after the other: their hashes fall into as many of the table's places as random
+    /// Ports are chosen one after the other: their hashes occupy as many slots of the table as random
     /// numbers would.
     #[test]
     fn consecutive_ports_spread_over_the_table() {
@@ -247,7 +247,7 @@ mod tests {
             let key = FlowKey::v4(0x0a00_0001, 0x0a00_0002, 7471, port);
             used[hasher.hash(&key) as usize % 4096] = true;
         }
-        // Of as many random numbers 1 - 1/e of the places, 2589, with a deviation of 25.
+        // The same number of random values fills 1 - 1/e of the slots, 2589, with a deviation of 25.
         let count = used.iter().filter(|used| **used).count();
         assert!((2400..2800).contains(&count), "{count}");
     }

@@ -1,4 +1,4 @@
-//! Classifies received frames: checks Ethernet, VLAN and IP headers in place and says what they carry.
+//! Classifies received frames: checks Ethernet, VLAN and IP headers in place and identifies the content.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -16,22 +16,22 @@ use crate::wire::extension_headers::{self, WalkEnd};
 use crate::wire::flow_key::FlowKey;
 use crate::wire::icmp_error::IcmpError;
 
-/// Whether an Ethernet address can be that of one station: no group address, and not all zeros.
+/// Returns whether an Ethernet address is unicast and not all zeros.
 pub(crate) fn is_unicast_mac(mac: [u8; 6]) -> bool {
     mac[0] & 1 == 0 && mac != [0; 6]
 }
 
-/// What a frame carries. Its buffer was advanced to the first byte of that and truncated to the last.
+/// Content of a frame. The buffer was advanced to its first byte and truncated to its last.
 pub(crate) enum FrameContent {
-    /// A TCP segment with a right checksum.
+    /// A TCP segment with a correct checksum.
     Tcp {
         key: FlowKey,
-        /// The IP header says: congestion experienced (RFC 3168 section 5).
+        /// The IP header is marked Congestion Experienced (RFC 3168 section 5).
         ce: bool,
     },
     Arp,
-    /// Nothing of ours, in a frame to our station or to a group: another protocol than IP and ARP, or a
-    /// packet to a group that is never answered. The buffer begins with Ethernet's payload.
+    /// A frame to our station or to a group that concerns nothing here: a protocol other than IP and ARP,
+    /// or a packet to a group that is never answered. The buffer begins with Ethernet's payload.
     Unclaimed,
     Icmpv4 {
         src: Ipv4Addr,
@@ -47,8 +47,8 @@ pub(crate) enum FrameContent {
         /// Offset of the fragment header in an IPv6 packet.
         header: Option<usize>,
     },
-    /// An IP packet that is answered with an ICMP error if it was sent to an address of ours, or, with
-    /// `group`, to a group that we are a member of; the buffer begins with the IP header.
+    /// An IP packet that is answered with an ICMP error if its destination is our address or, with `group`,
+    /// a group that we are a member of; the buffer begins with the IP header.
     Rejected {
         src: IpAddr,
         dst: IpAddr,
@@ -57,12 +57,12 @@ pub(crate) enum FrameContent {
     },
 }
 
-/// Where a frame came from, and what was taken from its front.
+/// Source of a frame, and length of the headers stripped from its front.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct FrameOrigin {
     /// The sender's Ethernet address, for answers.
     pub src_mac: [u8; 6],
-    /// Bytes of headers before what the buffer begins with; 0 for a reassembled datagram.
+    /// Bytes of headers stripped before the buffer's first byte; 0 for a reassembled datagram.
     pub stripped: u16,
 }
 
@@ -76,7 +76,7 @@ pub(crate) struct LinkIdentity {
 }
 
 /// Reads the four-tuple of a TCP segment without any check, to prefetch its connection ahead of
-/// [`classify_frame`]. `None`: not TCP, or IP options or extension headers before it. `tagged`: frames of
+/// [`classify_frame`]. `None`: not TCP, or TCP after IP options or extension headers. `tagged`: frames of
 /// this device have a VLAN tag.
 #[inline]
 pub(crate) fn peek_flow(frame: &[u8], tagged: bool) -> Option<FlowKey> {
@@ -106,16 +106,16 @@ pub(crate) fn peek_flow(frame: &[u8], tagged: bool) -> Option<FlowKey> {
 /// The headers of a plain frame: Ethernet, IPv4, TCP without options.
 const PLAIN_HEADERS: usize = ETHERNET_HEADER_LEN + IPV4_HEADER_LEN + TCP_HEADER_LEN;
 
-/// Recognises a plain frame, as most are: a TCP segment in a whole IPv4 packet without options, to our
-/// station, without a VLAN tag, with nothing wrong and a checksum known to be right. Returns how many bytes of
-/// it the Ethernet header and the packet are; `None`: something else, or something is wrong.
+/// Recognises a plain frame, the most common kind: a valid TCP segment with a verified checksum in an
+/// unfragmented IPv4 packet without options, to our station, without a VLAN tag. Returns the length of the
+/// Ethernet header and the packet; `None`: some other frame, or an invalid one.
 #[inline(always)]
 pub(crate) fn plain_frame_end<B: RecvBuf>(
     link: &LinkIdentity,
     buffer: &B,
     checksum: RxChecksum,
 ) -> Option<usize> {
-    // Of a length that the compiler knows: no read is checked by itself.
+    // A slice of constant length needs no bounds check per read.
     let headers = buffer.chunk().first_chunk::<PLAIN_HEADERS>()?;
     let end = ETHERNET_HEADER_LEN + usize::from(read_u16(headers, 16));
     let is_plain = checksum == RxChecksum::Good
@@ -131,8 +131,8 @@ pub(crate) fn plain_frame_end<B: RecvBuf>(
     is_plain.then_some(end)
 }
 
-/// Strips a [plain frame](plain_frame_end) to its TCP segment. Returns what [`FrameContent::Tcp`] has;
-/// `origin` is filled in.
+/// Strips a [plain frame](plain_frame_end) to its TCP segment. Returns the fields of
+/// [`FrameContent::Tcp`] and fills in `origin`.
 #[inline(always)]
 pub(crate) fn strip_plain_frame<B: RecvBuf>(
     buffer: &mut B,
@@ -159,8 +159,8 @@ pub(crate) fn strip_plain_frame<B: RecvBuf>(
     (key, ce)
 }
 
-/// Checks the headers of a frame, strips them, and says what it carries. `None`: dropped and counted.
-/// `origin` is filled in. Of a [plain frame](plain_frame_end) [`strip_plain_frame`] says the same sooner.
+/// Checks the headers of a frame, strips them, and identifies the content. `None`: dropped and counted.
+/// Fills in `origin`. For a [plain frame](plain_frame_end), [`strip_plain_frame`] is faster.
 ///
 /// Why it is fast: headers are read where they are, each field once; `advance` and `truncate` only move
 /// the ends of the buffer.
@@ -367,7 +367,7 @@ fn parse_ipv6<B: RecvBuf>(
     }
 }
 
-/// What is needed of an IPv6 header and its frame after they are stripped.
+/// Fields of an IPv6 header and its frame that are needed after stripping.
 struct Ipv6Fields {
     src: [u64; 2],
     dst: [u64; 2],
@@ -386,7 +386,7 @@ impl Ipv6Fields {
     }
 }
 
-/// A TCP segment of `len` bytes behind `at` bytes of IPv6 headers.
+/// Accepts a TCP segment of `len` bytes after `at` bytes of IPv6 headers.
 #[inline(always)]
 fn accept_ipv6_tcp<B: RecvBuf>(
     buffer: &mut B,
@@ -420,7 +420,7 @@ fn accept_ipv6_tcp<B: RecvBuf>(
     Some(FrameContent::Tcp { key, ce: fields.ce })
 }
 
-/// An IPv6 packet whose first next header is not TCP; the buffer begins with the IPv6 header.
+/// Processes an IPv6 packet whose first next header is not TCP; the buffer begins with the IPv6 header.
 #[cold]
 fn parse_beyond_ipv6<B: RecvBuf>(
     buffer: &mut B,
@@ -461,8 +461,8 @@ fn parse_beyond_ipv6<B: RecvBuf>(
             }
             return Some(FrameContent::Fragment { header: Some(at) });
         }
-        // An atomic fragment is a whole datagram, whatever other fragments have its identification (RFC
-        // 6946). It may not carry neighbour discovery (RFC 6980), which demands a hop limit of 255.
+        // An atomic fragment is a complete datagram, even if other fragments have its identification (RFC
+        // 6946). It may not carry neighbour discovery (RFC 6980), which requires a hop limit of 255.
         hop_limit = 0;
         walk = extension_headers::walk_extension_headers(packet, header[0], at + 8, at);
     }
@@ -513,7 +513,7 @@ fn parse_beyond_ipv6<B: RecvBuf>(
     }
 }
 
-/// Verifies the TCP checksum of a segment from a reassembled datagram. `None`: it is wrong, and counted.
+/// Verifies the TCP checksum of a segment from a reassembled datagram. `None`: wrong, and counted.
 pub(crate) fn verify_segment_checksum<B: RecvBuf>(
     key: &FlowKey,
     buffer: &B,
@@ -529,7 +529,7 @@ pub(crate) fn verify_segment_checksum<B: RecvBuf>(
     verify_tcp_checksum(sum, buffer, stats)
 }
 
-/// Verifies a TCP checksum; `sum` is that of the addresses.
+/// Verifies a TCP checksum; `sum` is the sum of the addresses.
 fn verify_tcp_checksum<B: RecvBuf>(
     mut sum: OnesComplementSum,
     buffer: &B,
@@ -545,7 +545,7 @@ fn verify_tcp_checksum<B: RecvBuf>(
     Some(())
 }
 
-/// Whether a TCP peer can have this address (RFC 1122 section 3.2.1.3, RFC 4291).
+/// Returns whether a TCP peer can have this address (RFC 1122 section 3.2.1.3, RFC 4291).
 pub(crate) fn is_peer_address(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => {

@@ -1,5 +1,5 @@
-//! ICMP errors: the first eight bytes of those that we send, without the checksum, and what the types
-//! and codes of those that we receive mean.
+//! ICMP errors: the first eight bytes of errors to send, without the checksum, and the classification
+//! of received types and codes.
 
 /// Types of errors (RFC 792, RFC 4443).
 pub(crate) const ICMPV4_UNREACHABLE: u8 = 3;
@@ -9,7 +9,7 @@ pub(crate) const ICMPV6_UNREACHABLE: u8 = 1;
 pub(crate) const ICMPV6_TIME_EXCEEDED: u8 = 3;
 pub(crate) const ICMPV6_PARAMETER_PROBLEM: u8 = 4;
 
-/// Whether an ICMPv4 error of this type and code is a soft one, which may pass by itself (RFC 9293
+/// Returns whether an ICMPv4 error of this type and code is soft, that is, possibly transient (RFC 9293
 /// section 3.9.2.2): network or host unreachable, also for a type of service (RFC 1122
 /// section 3.2.2.1), source route failed, time exceeded, parameter problem.
 pub(crate) const fn is_soft_error_v4(kind: u8, code: u8) -> bool {
@@ -19,8 +19,8 @@ pub(crate) const fn is_soft_error_v4(kind: u8, code: u8) -> bool {
     }
 }
 
-/// The same for ICMPv6: no route, beyond the scope of the source, address unreachable, time exceeded,
-/// parameter problem.
+/// Returns whether an ICMPv6 error of this type and code is soft: no route, beyond the scope of the source,
+/// address unreachable, time exceeded, parameter problem.
 pub(crate) const fn is_soft_error_v6(kind: u8, code: u8) -> bool {
     match kind {
         ICMPV6_UNREACHABLE => matches!(code, 0 | 2 | 3),
@@ -28,7 +28,7 @@ pub(crate) const fn is_soft_error_v6(kind: u8, code: u8) -> bool {
     }
 }
 
-/// Type, code, and the 32-bit word behind the checksum.
+/// Type, code, and the 32-bit word after the checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct IcmpError {
     pub kind: u8,

@@ -26,7 +26,7 @@ const SACK_BLOCK_LEN: usize = 8;
 /// The largest window scale (RFC 7323 section 2.3).
 const MAX_WINDOW_SCALE: u8 = 14;
 
-/// `NOP NOP TIMESTAMPS 10`: how the timestamps option of a data segment is laid out (RFC 7323 appendix A).
+/// `NOP NOP TIMESTAMPS 10`: layout of the timestamps option of a data segment (RFC 7323 appendix A).
 pub(crate) const TS_ALIGNED: u32 = 0x0101_080a;
 
 /// The header of a received segment.
@@ -37,12 +37,12 @@ pub(crate) struct Segment {
     pub flags: u8,
     pub window: u16,
     pub header_len: u8,
-    /// The IP header says: congestion experienced (RFC 3168).
+    /// The IP header is marked Congestion Experienced (RFC 3168).
     pub ce: bool,
-    /// The timestamps option is there: `ts_val` and `ts_ecr` are valid.
+    /// The timestamps option is present: `ts_val` and `ts_ecr` are valid.
     pub has_ts: bool,
     pub sack_permitted: bool,
-    /// How many entries of `sack` are valid.
+    /// Number of valid entries of `sack`.
     pub sacks: u8,
     pub ts_val: u32,
     pub ts_ecr: u32,
@@ -52,11 +52,11 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// Parses the header that `tcp` starts with; `false` if it is not complete or malformed. Entries of
-    /// `sack` beyond `sacks` are not written. A segment with malformed options counts in `bad_options`.
+    /// Parses the header at the start of `tcp`; `false` if it is incomplete or malformed. Entries of `sack`
+    /// beyond `sacks` are not written. A segment with malformed options counts in `bad_options`.
     ///
     /// Why it is fast: the fields are written in place, since moving a value just written field by field
-    /// would wait for the stores; and the usual options, timestamps alone, are recognised by one compare.
+    /// would wait for the stores; and the usual options, timestamps only, are recognised by one compare.
     #[inline]
     pub(crate) fn parse(&mut self, tcp: &[u8], bad_options: &mut u64) -> bool {
         let Some(fixed) = tcp.get(..TCP_HEADER_LEN) else {
@@ -92,9 +92,9 @@ impl Segment {
         true
     }
 
-    /// Parses the options. Unknown ones are skipped, as are known ones of a wrong length; a length that is
-    /// impossible or reaches beyond the header ends them (RFC 9293 section 3.1, MUST-7). The latter two are
-    /// malformed, which `false` says; options read before keep their values.
+    /// Parses the options. Unknown ones are skipped, as are known ones of a wrong length; an impossible
+    /// length or one that reaches beyond the header ends them (RFC 9293 section 3.1, MUST-7). Returns
+    /// `false` for a wrong or impossible length; options read before keep their values.
     #[cold]
     fn parse_options(&mut self, mut options: &[u8]) -> bool {
         let mut well_formed = true;
@@ -135,7 +135,7 @@ impl Segment {
                     self.ts_val = read_u32(body, 0);
                     self.ts_ecr = read_u32(body, 4);
                 }
-                // Options of a SYN in another segment.
+                // SYN options in another segment are ignored.
                 (OPTION_MSS, 2) | (OPTION_WINDOW_SCALE, 1) | (OPTION_SACK_PERMITTED, 0) => {}
                 (OPTION_MSS..=OPTION_SACK | OPTION_TIMESTAMPS, _) => well_formed = false,
                 _ => {}
@@ -155,7 +155,7 @@ mod tests {
         segment.parse(bytes, &mut 0).then_some(segment)
     }
 
-    /// How many segments with these options count as malformed: 0 or 1.
+    /// Parses a segment with these options and returns 1 if it counts as malformed, else 0.
     fn bad(flags: u8, options: &[u8]) -> u64 {
         let mut count = 0;
         assert!(Segment::default().parse(&header(flags, options), &mut count));
@@ -237,7 +237,7 @@ mod tests {
                 "{options:?}"
             );
         }
-        // What came before the malformed one counts.
+        // Options before the malformed one count.
         let segment = parse(&header(SYN, &[2, 4, 5, 0xb4, 254, 0, 0, 0])).unwrap();
         assert_eq!(segment.mss, Some(1460));
     }

@@ -1,4 +1,4 @@
-//! The headers of a connection's frames (Ethernet, VLAN, IP, TCP), made once and patched for each
+//! The headers of a connection's frames (Ethernet, VLAN, IP, TCP), built once and patched for each
 //! segment.
 
 use crate::base::frame_sink::{FrameMeta, TxChecksum};
@@ -18,7 +18,7 @@ const LEN: usize = TAGGED_HEADER_LEN + IPV6_HEADER_LEN + TCP_HEADER_LEN;
 /// Bytes of the longest headers with TCP options, rounded up.
 pub(crate) const HEADER_MAX: usize = 128;
 
-/// The headers of a connection with all fields that do not change.
+/// The headers of a connection with all constant fields.
 pub(crate) struct Template {
     bytes: [u8; LEN],
     l2: u8,
@@ -36,12 +36,12 @@ pub(crate) struct SegmentFields<'a> {
     pub flags: u8,
     pub window: u16,
     pub ts: Option<(u32, u32)>,
-    /// Options beside timestamps, a multiple of 4 bytes.
+    /// Options other than timestamps, a multiple of 4 bytes.
     pub options: &'a [u8],
     pub payload: u32,
     /// Send as ECN-capable transport, ECT(0) (RFC 3168 section 5).
     pub ect: bool,
-    /// A super-segment for TSO: its pseudo-header sum has no length, since its segments have their own.
+    /// A super-segment for TSO: its pseudo-header sum excludes the length, since each segment has its own.
     pub tso: bool,
 }
 
@@ -112,8 +112,8 @@ impl Template {
         self.v6
     }
 
-    /// Whether this is the connection of `key`. Compared in the headers, so that no copy of the four-tuple
-    /// is needed beside them.
+    /// Returns whether this is the connection of `key`. The headers themselves are compared, so that no
+    /// separate copy of the four-tuple is needed.
     #[inline(always)]
     pub(crate) fn carries(&self, key: &FlowKey) -> bool {
         let l2 = usize::from(self.l2);
@@ -134,7 +134,7 @@ impl Template {
         )
     }
 
-    /// The four-tuple of the connection.
+    /// Returns the four-tuple of the connection.
     #[inline]
     pub(crate) fn key(&self) -> FlowKey {
         let ip = &self.bytes[usize::from(self.l2)..];
@@ -146,7 +146,7 @@ impl Template {
         self.bytes[..6].copy_from_slice(&mac);
     }
 
-    /// The length of the headers of a segment, and what the sink needs to know about them.
+    /// Returns the header length of a segment, and its metadata for the sink.
     #[inline]
     pub(crate) fn meta(&self, fields: &SegmentFields<'_>) -> (usize, FrameMeta) {
         let l3 = if self.v6 { 40 } else { 20 };
@@ -166,9 +166,9 @@ impl Template {
         (usize::from(self.l2) + usize::from(l3) + l4, meta)
     }
 
-    /// Writes the headers into `out`, which is exactly as long as [`Template::meta`] says. The TCP checksum
-    /// field gets the pseudo-header sum, not complemented, as checksum offload and
-    /// [`crate::checksum::complete_tcp_checksum`] need it.
+    /// Writes the headers into `out`, which has exactly the length that [`Template::meta`] returns. The TCP
+    /// checksum field gets the pseudo-header sum, not complemented, as checksum offload and
+    /// [`crate::checksum::complete_tcp_checksum`] require.
     #[inline]
     pub(crate) fn build(&self, out: &mut [u8], fields: &SegmentFields<'_>) {
         let l2 = usize::from(self.l2);
