@@ -1,5 +1,5 @@
-//! Answers to segments that are not acceptable (RFC 5961, RFC 9293 section 3.10.7.4): how many, and
-//! that nobody can use up those of others.
+//! Answers to unacceptable segments (RFC 5961, RFC 9293 section 3.10.7.4): their rate, and that no
+//! sender can exhaust the answers to others.
 
 mod common;
 
@@ -7,7 +7,7 @@ use common::wire::{ACK, Lab, PSH, RST, SYN, Seg};
 use siw_tcp::sim::host_config;
 use siw_tcp::{Events, FrameInfo, RxChecksum, TcpState, VecBuf};
 
-/// What host 1 answers at once, as flags and acknowledgement number.
+/// Returns the segments with which host 1 answers at once.
 fn answers(lab: &mut Lab, seg: &Seg) -> Vec<Seg> {
     let info = FrameInfo {
         checksum: RxChecksum::Unknown,
@@ -21,14 +21,14 @@ fn answers(lab: &mut Lab, seg: &Seg) -> Vec<Seg> {
     frames.filter_map(|(f, _)| Seg::parse(1, &f)).collect()
 }
 
-/// A segment as of RFC 9293 section 3.8.4: left of the window, so that it is answered.
+/// A keepalive probe of RFC 9293 section 3.8.4: left of the window, so that it is answered.
 fn keepalive(next: &Seg) -> Seg {
     let mut probe = next.clone();
     probe.seq = probe.seq.wrapping_sub(1);
     probe
 }
 
-/// An ACK that lies outside of the window.
+/// An ACK outside of the window.
 fn outside(next: &Seg, by: u32) -> Seg {
     let mut seg = next.clone();
     seg.seq = seg.seq.wrapping_add(0x4000_0000 + by);
@@ -59,14 +59,14 @@ fn no_connection_uses_up_the_answers_of_another() {
     let mut rst = honest.clone();
     (rst.flags, rst.seq) = (RST, rst.seq.wrapping_add(5));
     assert_eq!(answers(&mut lab, &rst).len(), 1, "RFC 5961 section 3.2");
-    // After a second the attacker is answered again, as slowly as before.
+    // After a second the attacker is answered again, at the same low rate.
     lab.run_ms(1000);
     let again = (0..1000).map(|i| answers(&mut lab, &outside(&attacker, i)).len());
     assert_eq!(again.sum::<usize>(), 8);
 }
 
-/// Whoever knows the ports but not the sequence numbers cannot keep the peer from learning that
-/// the connection lives.
+/// An attacker with the ports but without the sequence numbers cannot prevent the peer from learning
+/// that the connection is alive.
 #[test]
 fn blind_segments_use_up_no_answers_to_probes() {
     let mut configs = [host_config(0), host_config(1)];
@@ -78,7 +78,7 @@ fn blind_segments_use_up_no_answers_to_probes() {
         answers(&mut lab, &outside(&next, i));
     }
     assert_eq!(answers(&mut lab, &keepalive(&next)).len(), 1);
-    // With a byte of garbage, as older systems send them (RFC 1122 section 4.2.3.6).
+    // With a byte of garbage, as in the probes of older systems (RFC 1122 section 4.2.3.6).
     let mut probe = keepalive(&next);
     probe.payload = vec![0];
     assert_eq!(answers(&mut lab, &probe).len(), 1);
@@ -105,8 +105,8 @@ fn probes_of_a_closed_window_are_limited() {
     assert_eq!(answers(&mut lab, &probe).len(), 1);
 }
 
-/// The limit of all connections together is what RFC 5961 section 7 asks for; what is left of it
-/// says nothing (CVE-2016-5696).
+/// RFC 5961 section 7 requires a limit for all connections together; the remainder of the limit must
+/// not leak information (CVE-2016-5696).
 #[test]
 fn all_connections_together_are_limited_too() {
     let mut lab = Lab::new();
@@ -123,11 +123,11 @@ fn all_connections_together_are_limited_too() {
     let sent = stats.challenge_acks - before;
     assert!((500..1500).contains(&sent), "{sent}");
     assert_eq!(stats.challenges_skipped, 3000 - sent);
-    // Keepalive probes have nothing to do with it.
+    // Keepalive probes are not subject to the limit.
     assert_eq!(answers(&mut lab, &keepalive(&next[0])).len(), 1);
 }
 
-/// A connection of host 1 in SYN-RECEIVED, and what its peer would send next.
+/// Opens a connection of host 1 up to SYN-RECEIVED and returns the peer's next segment.
 fn half_open(lab: &mut Lab) -> Seg {
     lab.connect();
     let syn = Seg {
@@ -162,7 +162,7 @@ fn syn_received_challenges_resets_and_syns() {
         assert_eq!(got, [(ACK, next.ack, next.seq)]);
     }
     assert_eq!(lab.net.hosts[1].stats().challenge_acks, 2);
-    // The handshake goes on.
+    // The handshake continues.
     answers(&mut lab, &next);
     assert!(
         lab.net.hosts[1]
@@ -207,7 +207,7 @@ fn a_reset_on_the_right_edge_is_dropped_silently() {
     );
 }
 
-/// A window of zero has no inside, but the exact reset counts (RFC 9293 section 3.10.7.4).
+/// No sequence number is within a zero window, but the exact reset counts (RFC 9293 section 3.10.7.4).
 #[test]
 fn an_exact_reset_counts_with_a_closed_window() {
     let mut configs = [host_config(0), host_config(1)];

@@ -12,7 +12,7 @@ const INFO: FrameInfo = FrameInfo {
     rss_hash: 0,
 };
 
-/// Everything about the receiver that a burst can change.
+/// Describes all state of the receiver that a burst can change.
 fn outcome(lab: &mut Lab, ids: [siw_tcp::ConnId; 2]) -> String {
     lab.run_ms(0);
     let sent: Vec<_> = lab.seen.borrow().clone();
@@ -28,14 +28,14 @@ fn outcome(lab: &mut Lab, ids: [siw_tcp::ConnId; 2]) -> String {
     });
     let read = lab.read(1, ids[1]);
     let mut stats = lab.net.hosts[1].stats().clone();
-    // A burst is one look at the ACKs owed, frames alone are many; how segments were recognised
-    // is the same for both.
+    // A burst leads to one round of pending ACKs, single frames to many; segments are recognised in the
+    // same way in both cases.
     (stats.frames_out, stats.out_segs, stats.pure_acks_out) = (0, 0, 0);
     let last = sent.iter().rev().find(|segment| segment.from == 1).cloned();
     format!("{state:?} {last:?} {stats:?} {read:?}")
 }
 
-/// Frames of a flow from host 0, some of them spoilt.
+/// Builds frames of a flow from host 0, some of them invalid.
 fn frames(lab: &Lab, rng: &mut Rng) -> Vec<Vec<u8>> {
     let mut next = lab.forge(0);
     let mut frames = vec![];
@@ -89,7 +89,7 @@ fn a_burst_does_what_its_frames_do_one_by_one() {
         let run = |alone: bool| {
             let mut rng = Rng::new(seed);
             let mut config = host_config(1);
-            // Some bursts run into the limits of window and buffers.
+            // Some bursts reach the limits of window and buffers.
             if rng.chance(0.3) {
                 config.recv_window = 4096 + rng.below(20_000) as u32;
             }
@@ -135,7 +135,7 @@ fn flows_in_a_burst_behave_as_frame_by_frame() {
                     (ids, frames(&lab, &mut rng))
                 })
                 .collect();
-            // Runs of each, and between them what is no segment at all.
+            // Runs of each flow, and between them frames that are not segments.
             let mut left: Vec<_> = flows.iter().map(|frame| frame.1.iter().cloned()).collect();
             let mut all = vec![];
             while left.iter().any(|flow| flow.len() > 0) {
@@ -201,7 +201,7 @@ fn a_small_tx_ring_gets_the_same_segments() {
                 if lab.net.hosts[0].tcp_info(ids[0]).unwrap().unsent == 0 {
                     break;
                 }
-                // What the port did not take at once must not wait for an ACK.
+                // Segments that the port did not accept at once must not wait for an ACK.
                 steps += 1;
                 if !narrow || steps % 64 == 0 {
                     lab.run_ms(1);

@@ -17,7 +17,7 @@ fn bottleneck(mark: usize) -> Impairment {
     lab
 }
 
-/// Moves 12 MB through a marking bottleneck: (Gb/s, sender's counters, frames lost, marked).
+/// Transfers 12 MB through a marking bottleneck; returns (Gb/s, sender's counters, frames lost, marked).
 fn through(congestion: CongestionControl, ecn: bool, v6: bool) -> (f64, StackStats, u64, u64) {
     let mut configs = configs();
     for config in &mut configs {
@@ -87,7 +87,7 @@ fn marks_are_echoed_until_cwr() {
     assert_eq!(flags(&lab, 1), SYN | ACK | ECE);
     lab.send(0, client, b"x");
     lab.run_ms(5);
-    // A marked segment, forged; its sender hears ECE until it says CWR.
+    // A forged marked segment; its sender receives ECE until it sends CWR.
     let mut segment = lab.forge(0);
     segment.payload = b"y".to_vec();
     let mut frame = segment.frame();
@@ -200,7 +200,7 @@ fn burst(lab: &mut Lab, [client, server]: [siw_tcp::ConnId; 2], segments: usize)
     assert_eq!(lab.read(1, server).len(), segments * 1448);
 }
 
-/// So many seconds, also when nothing is to happen in them.
+/// Waits for this many seconds, even if no event occurs in them.
 fn wait(lab: &mut Lab, seconds: u64) {
     let end = lab.net.now + Duration::from_secs(seconds);
     lab.run_ms(1000 * seconds);
@@ -218,7 +218,7 @@ fn an_unused_window_is_halved_after_five_minutes() {
     for count in [10, 20, 40] {
         burst(&mut lab, ids, count);
     }
-    // A loss, so that there is a slow start threshold; then rounds that use the whole window.
+    // A loss sets the slow start threshold; then rounds use the whole window.
     let mut left = 1;
     lab.lose(move |from, frame| {
         let hit = from == 0 && frame.len() > 1000 && left > 0;
@@ -235,7 +235,7 @@ fn an_unused_window_is_halved_after_five_minutes() {
     wait(&mut lab, 299);
     burst(&mut lab, ids, 2);
     assert_eq!((info(&lab).cwnd, info(&lab).ssthresh), (wide, low), "kept");
-    // It goes unused, but not idle.
+    // The window is not fully used, but the connection is not idle.
     for _ in 0..20 {
         lab.run_ms(200);
         burst(&mut lab, ids, 2);
@@ -292,8 +292,8 @@ fn a_mark_halves_what_an_unvalidated_window_used() {
     );
 }
 
-/// The ACK that a change of marks calls for (RFC 8257 section 3.2) acknowledges less than data that
-/// leaves in the same batch, and so goes first.
+/// The ACK required by a change of marks (RFC 8257 section 3.2) acknowledges less than data sent in
+/// the same batch, and so goes first.
 #[test]
 fn an_ack_for_a_changed_mark_precedes_newer_ones() {
     let mut configs = [host_config(0), host_config(1)];
@@ -303,7 +303,7 @@ fn an_ack_for_a_changed_mark_precedes_newer_ones() {
     let mut lab = Lab::with(configs);
     let [_, server] = lab.connect();
     let base = lab.forge(0);
-    // A segment whose ACK is delayed, and a marked one behind it.
+    // A segment whose ACK is delayed, followed by a marked segment.
     let frames = [0, 1].map(|place| {
         let mut segment = base.clone();
         segment.seq = base.seq.wrapping_add(place);

@@ -1,5 +1,5 @@
-//! Buffers that run out: what cannot be received or sent is dropped and comes again, what is held
-//! stays within its bounds, nobody is stuck.
+//! Exhausted buffers: segments that cannot be received or sent are dropped and retransmitted, held
+//! buffers stay within their limits, and no connection gets stuck.
 
 mod common;
 
@@ -39,7 +39,7 @@ fn every_byte_arrives_despite_exhausted_resources() {
         }
         let goals = [50_000 + rng.below(200_000), rng.below(100_000)];
         let mut transfer = Transfer::new(seed, configs, [link; 2], goals);
-        // A pool that is empty takes nothing from the wire, and the port takes nothing to send.
+        // With an empty pool, no frame is received, and the port accepts no frame to send.
         let deaf = std::rc::Rc::new(std::cell::Cell::new([false; 2]));
         let hears = deaf.clone();
         transfer.net.filter = Some(Box::new(move |from, _| !hears.get()[1 - from]));
@@ -53,13 +53,13 @@ fn every_byte_arrives_despite_exhausted_resources() {
                     continue;
                 }
                 let mut is_deaf = deaf.get();
-                // In the end the pools recover.
+                // At the end the pools recover.
                 let out = !is_deaf[host] && net.now < end && rng.chance(0.5);
                 is_deaf[host] = out;
                 deaf.set(is_deaf);
                 windows += u32::from(out);
                 sinks[host] = match out {
-                    // Nothing at all, or a few frames.
+                    // Zero frames, or a few.
                     true => Some(if rng.chance(0.5) {
                         0
                     } else {
@@ -83,7 +83,7 @@ fn every_byte_arrives_despite_exhausted_resources() {
     assert!(all > 300, "{all}");
 }
 
-/// In order and out of order together.
+/// The limit applies to buffers in order and out of order together.
 #[test]
 fn a_connection_holds_at_most_its_limit_of_buffers() {
     let mut configs = [host_config(0), host_config(1)];
@@ -98,7 +98,8 @@ fn a_connection_holds_at_most_its_limit_of_buffers() {
         segment.payload = vec![at as u8];
         segment
     };
-    // Far beyond a hole, then in order up to it: both are bounded, and so is what fills the hole.
+    // First segments far beyond a hole, then in order up to it: both are bounded, and so is the data
+    // that fills the hole.
     for at in (2..4000).step_by(2) {
         give(&mut lab, 1, &byte(at));
     }
@@ -114,7 +115,7 @@ fn a_connection_holds_at_most_its_limit_of_buffers() {
         lab.net.hosts[1].stats().rcv_pruned > 0,
         "reneged on, RFC 2018 section 8"
     );
-    // The reader drains, the sender repeats: on it goes.
+    // The reader drains and the sender retransmits: the transfer continues.
     let mut got = 0;
     for _ in 0..200 {
         for byte in lab.read(1, server) {
@@ -141,7 +142,7 @@ fn all_connections_share_the_buffers_and_none_starves() {
     lab.net.hosts[1].listen(None, 80, 2 * CONNS, 0).unwrap();
     let ids: Vec<_> = (0..CONNS).map(|_| lab.connect()).collect();
     let _ = now;
-    // Nobody reads at first.
+    // At first no connection is read.
     let data = pattern(40 * MSS);
     for [client, _] in &ids {
         for chunk in data.chunks(MSS) {
@@ -161,7 +162,7 @@ fn all_connections_share_the_buffers_and_none_starves() {
         .iter()
         .map(|[_, server]| lab.net.hosts[1].tcp_info(*server).unwrap().readable);
     assert!(each.min().unwrap() > 0, "each has its one");
-    // One reads on though the others do not; then all.
+    // One connection is read while the others are not; then all are.
     let mut got = vec![vec![]; CONNS];
     for round in 0..1_500 {
         for (k, [_, byte]) in ids.iter().enumerate() {
@@ -209,7 +210,7 @@ fn a_reader_progresses_while_others_hold_buffers() {
         lab.run_ms(1);
         got.extend(lab.read(1, reads[1]));
         assert!(lab.net.hosts[1].held_buffers() <= 225 + 5);
-        // One segment at a time, each after a timeout, would take seconds.
+        // Resending one segment at a time, each after a timeout, would take seconds.
         assert!(
             lab.net.now - start < Duration::from_millis(500),
             "{}",
@@ -242,7 +243,7 @@ fn buffers_are_released_however_a_connection_ends() {
             _ => {
                 lab.net.hosts[0].abort(now, client);
                 lab.run_ms(2);
-                // What came in order can still be read.
+                // Data received in order can still be read.
                 assert_eq!(lab.net.hosts[1].held_buffers(), 1);
                 lab.net.hosts[1].release(now, server);
             }

@@ -1,5 +1,5 @@
-//! IPv6 packets with extension headers (RFC 8200 section 4): what lies behind them is received, and
-//! impossible ones are reported to the sender.
+//! IPv6 packets with extension headers (RFC 8200 section 4): the upper-layer packet is received, and
+//! invalid headers are reported to the sender.
 
 mod common;
 
@@ -8,7 +8,7 @@ use common::wire::pattern;
 use siw_tcp::sim::forge::behind;
 use siw_tcp::{Destination, Steering};
 
-/// Hop-by-hop with a router alert, destination options with padding, routing that is done with.
+/// Hop-by-hop with a router alert, destination options with padding, routing with no segments left.
 const SKIPPED: [(u8, &[u8]); 3] = [
     (0, &[0, 0, 5, 2, 0, 0, 1, 0]),
     (60, &[0, 1, 1, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
@@ -26,7 +26,7 @@ fn through<'a>(headers: &'a [(u8, &'a [u8])]) -> impl Fn(Vec<u8>) -> Vec<Vec<u8>
     move |frame| vec![behind(&frame, headers)]
 }
 
-/// The error's type, code and pointer, and what it quotes.
+/// Returns type and code, pointer, and quoted packet of an error.
 fn error(frame: &[u8]) -> ([u8; 2], u32, &[u8]) {
     assert_eq!(frame[20], 58, "ICMPv6");
     let pointer = u32::from_be_bytes(frame[58..62].try_into().unwrap());
@@ -45,7 +45,7 @@ fn tcp_works_behind_skipped_extension_headers() {
     for one in &SKIPPED {
         assert!(raw_host.delivers(id, b"behind one", &through(&[*one])));
     }
-    // The headers are not in the checksum of TCP, a wrong one is found behind them.
+    // The TCP checksum does not cover the extension headers; a wrong one is detected after them.
     let spoilt = |frame: Vec<u8>| {
         let mut frame = behind(&frame, &SKIPPED);
         *frame.last_mut().unwrap() ^= 1;
@@ -77,7 +77,7 @@ fn option_types_decide_what_happens() {
     let packet = raw_host.ends.udp([1, 2], b"data");
     let with = |kind: u8, option: u8| behind(&packet, &[(kind, &[0, 0, 1, 0, option, 2, 0, 0])]);
     for kind in [0, 60] {
-        // Skipped: then what is behind cannot be had. The header names it in its first byte.
+        // Skipped: then the next header is not supported. The first byte of this header names it.
         let frame = with(kind, 0x1e);
         let replies = raw_host.answers(vec![frame.clone()]);
         assert_eq!(error(&replies[0]), ([4, 1], 40, &frame[14..]));
@@ -147,7 +147,7 @@ fn routing_headers_with_segments_left_are_refused() {
         );
         assert_eq!(error(&replies[0]), ([4, 0], 48 + 2, &frame[14..]));
     }
-    // Not even for a listener.
+    // Not even if the port has a listener.
     let id = raw_host.connect(&through(&[]));
     assert!(!raw_host.delivers(id, b"by a detour", &through(&[(43, &header)])));
 }
@@ -187,7 +187,7 @@ fn long_or_truncated_chains_are_dropped_and_counted() {
     let long: (u8, &[u8]) = (60, &[0, 200, 1, 4, 0, 0, 0, 0]);
     assert!(raw_host.answers(vec![behind(&packet, &[long])]).is_empty());
     assert_eq!(raw_host.stats().header_errors, 2);
-    // And with every byte cut off, nothing happens but counting.
+    // Truncated at any byte, a packet has no effect other than counting.
     let whole = behind(&packet, &SKIPPED);
     for count in 14..whole.len() {
         let mut frame = whole[..count].to_vec();

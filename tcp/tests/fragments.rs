@@ -1,5 +1,5 @@
-//! Datagrams in fragments (RFC 1122 section 3.3.2, RFC 8200 section 4.5): reassembled and received
-//! as whole ones, within bounds, whatever comes.
+//! Fragmented datagrams (RFC 1122 section 3.3.2, RFC 8200 section 4.5): they are reassembled and
+//! received like whole ones, within limits, whatever arrives.
 
 mod common;
 
@@ -10,7 +10,7 @@ use common::wire::{SYN, pattern, sum};
 use siw_tcp::sim::forge::{Tcp, behind, fix_ipv4, fragments};
 use siw_tcp::{Destination, Steering, WorkerSteering};
 
-/// Every frame in fragments of so many bytes, the last first.
+/// Splits every frame into fragments of at most `most` bytes, the last first.
 fn cut(most: usize) -> impl Fn(Vec<u8>) -> Vec<Vec<u8>> {
     let id = std::cell::Cell::new(77);
     move |frame| {
@@ -25,15 +25,15 @@ fn pass(raw_host: &mut RawHost, time: Duration) {
     raw_host.lab.net.now = raw_host.lab.net.now + time;
 }
 
-/// Type, code, and the word behind the checksum of an ICMP message of either family, and what
-/// follows.
+/// Returns type and code, the word after the checksum, and the rest of an ICMP message of either
+/// family.
 fn icmp(frame: &[u8]) -> ([u8; 2], u32, &[u8]) {
     let at = if frame[14] >> 4 == 6 { 54 } else { 34 };
     let word = u32::from_be_bytes(frame[at + 4..at + 8].try_into().unwrap());
     ([frame[at], frame[at + 1]], word, &frame[at + 8..])
 }
 
-/// The datagram that frames make, which are fragments in order, each within the MTU.
+/// Reassembles a datagram from frames, which must be fragments in order, each within the MTU.
 fn put_together(frames: &[Vec<u8>], mtu: usize) -> Vec<u8> {
     let mut whole = Vec::new();
     let mut ids = Vec::new();
@@ -70,7 +70,7 @@ fn tcp_works_in_fragments_of_any_order() {
                 "{most}, {bytes}"
             );
         }
-        // Doubled, and with another datagram's between.
+        // Duplicated, and interleaved with fragments of another datagram.
         let doubled = |frame: Vec<u8>| {
             let all = fragments(&frame, 256, 9);
             let other = fragments(&frame, 128, 10);
@@ -99,7 +99,7 @@ fn tcp_works_in_fragments_of_any_order() {
 fn connections_open_in_fragments() {
     for v6 in [false, true] {
         let mut raw_host = RawHost::new(v6);
-        // A header without options is in one of 24 bytes; what is shorter comes whole.
+        // A header without options fits one fragment of 24 bytes; shorter packets are not fragmented.
         let padded = |frame: Vec<u8>| fragments(&frame, 24, 1);
         let id = raw_host.connect(&padded);
         assert!(raw_host.delivers(id, &pattern(100), &padded));
@@ -134,17 +134,17 @@ fn long_echo_requests_are_answered_in_fragments() {
     }
 }
 
-/// If the first fragment was received.
+/// The error is sent only if the first fragment was received.
 #[test]
 fn incomplete_datagrams_time_out_with_an_icmp_error() {
     for v6 in [false, true] {
         let mut raw_host = RawHost::new(v6);
         let kind = if v6 { 128 } else { 8 };
         let frame = raw_host.ends.icmp([kind, 0], [0; 4], &pattern(600));
-        // One without its last part, one without its first.
+        // One datagram without its last fragment, one without its first.
         let first = fragments(&frame, 256, 1)[0].clone();
         raw_host.give(vec![first.clone(), fragments(&frame, 256, 2)[1].clone()]);
-        // The error would be about an error.
+        // An error about an ICMP error must not be sent.
         let error = raw_host
             .ends
             .icmp(if v6 { [1, 0] } else { [3, 0] }, [0; 4], &pattern(600));
@@ -181,7 +181,7 @@ fn fragments_that_hide_the_tcp_header_are_refused() {
             options: &[2, 4, 5, 180],
             ..Tcp::default()
         });
-        // 24 bytes of header in three parts, and in two.
+        // 24 bytes of header in three fragments, and in two.
         for (i, most) in [8, 16].into_iter().enumerate() {
             let all = fragments(&syn, most, i as u32);
             let replies = raw_host.answers(all.clone());
@@ -194,7 +194,7 @@ fn fragments_that_hide_the_tcp_header_are_refused() {
         }
         assert_eq!(raw_host.stats().no_ports + raw_host.stats().in_segs, 0);
         if !v6 {
-            // The flags alone, over whatever there is (RFC 3128).
+            // A fragment with the flags only, which would overwrite any others (RFC 3128).
             let before = raw_host.stats().reassembly_fails;
             raw_host.give(vec![fragments(&syn, 8, 9)[1].clone()]);
             assert_eq!(raw_host.stats().reassembly_fails, before + 1);
@@ -209,7 +209,7 @@ fn overlapping_fragments_make_nothing_rfc_5722() {
         let id = raw_host.connect(&|frame| vec![frame]);
         let overlapping = |frame: Vec<u8>| {
             let (narrow, wide) = (fragments(&frame, 256, 5), fragments(&frame, 264, 5));
-            // 0..256, 264..528: sound; then what is missing, and more.
+            // 0..256 and 264..528 are valid; then the missing bytes follow, with an overlap.
             [&narrow[..1], &wide[1..2], &narrow[1..], &wide[2..]].concat()
         };
         assert!(!raw_host.delivers(id, &pattern(1000), &overlapping));
@@ -238,7 +238,7 @@ fn overlong_and_misaligned_fragments_are_refused() {
         }
         let replies = raw_host.answers(vec![far.clone()]);
         if v6 {
-            // Points at the offset.
+            // The pointer is that of the offset.
             assert_eq!(icmp(&replies[0]), ([4, 0], 42, &far[14..]));
         }
         let mut odd = part[..part.len() - 1].to_vec();
@@ -256,7 +256,7 @@ fn overlong_and_misaligned_fragments_are_refused() {
         }
         let reply_frames = raw_host.answers(vec![odd.clone()]);
         if v6 {
-            // Points at the length.
+            // The pointer is that of the length.
             assert_eq!(icmp(&reply_frames[0]), ([4, 0], 4, &odd[14..]));
         } else {
             assert!(replies.is_empty() && reply_frames.is_empty());
@@ -307,7 +307,7 @@ fn a_flood_of_first_fragments_is_bounded() {
             "a SYN is answered, data acknowledged: {}",
             replies.len()
         );
-        // Those left are given up; the limit of the rate of ICMP holds for them.
+        // The remaining ones time out; the ICMP rate limit applies to them.
         pass(&mut raw_host, Duration::from_secs(61));
         raw_host.said();
         assert_eq!(raw_host.lab.net.hosts[1].held_fragments(), 0);
@@ -329,7 +329,7 @@ fn without_reassembly_fragments_are_dropped() {
     assert_eq!(raw_host.lab.net.hosts[1].held_fragments(), 0);
 }
 
-/// Whatever fragments wait with the same identification (RFC 6946).
+/// They are accepted even if other fragments with the same identification wait (RFC 6946).
 #[test]
 fn atomic_fragments_are_whole_datagrams() {
     let mut raw_host = RawHost::new(true);
@@ -374,7 +374,7 @@ fn extension_headers_around_a_fragment_header_work() {
     let id = raw_host.connect(&|frame| vec![frame]);
     assert!(raw_host.delivers(id, &pattern(700), &way));
     raw_host.said();
-    // Unknown behind them: named by the last header before it.
+    // Unknown next header after the extension headers: the last of these names it.
     let frame = raw_host.ends.udp([1, 2], &pattern(300));
     let all: Vec<_> = way(frame);
     let replies = raw_host.answers(all.clone());
@@ -382,7 +382,7 @@ fn extension_headers_around_a_fragment_header_work() {
         icmp(replies.last().unwrap()),
         ([4, 1], 40 + 16 + 8 + 8, &all[0][14..])
     );
-    // An option that is refused, in the part that is fragmented.
+    // An option that is rejected, in the fragmentable part.
     let bad: (u8, &[u8]) = (60, &[0, 0, 0x80, 4, 0, 0, 0, 0]);
     let all = fragments(
         &behind(&raw_host.ends.udp([1, 2], &pattern(300)), &[bad]),
@@ -391,7 +391,7 @@ fn extension_headers_around_a_fragment_header_work() {
     );
     let replies = raw_host.answers(all.clone());
     assert_eq!(icmp(&replies[0]), ([4, 2], 40 + 8 + 2, &all[0][14..]));
-    // Headers that go on in the second fragment (RFC 7112).
+    // Headers that continue in the second fragment (RFC 7112).
     let frame = raw_host.ends.tcp(&Tcp::default());
     let all = fragments(&behind(&frame, &[skip; 3]), 16, 5);
     let replies = raw_host.answers(all.clone());
@@ -441,7 +441,7 @@ fn one_worker_processes_a_datagram_all_received() {
             let stack = &mut net.lab.net.hosts[1];
             stack.receive_copy(now, frame.clone().into(), siw_tcp::RxChecksum::Unknown);
         };
-        // A port scan in fragments: the owner alone resets.
+        // A port scan in fragments: only the owner of the flow sends resets.
         for port in 1..20 {
             let segment = Tcp {
                 ports: [port, 99],
@@ -472,7 +472,7 @@ fn one_worker_processes_a_datagram_all_received() {
                 );
             }
         }
-        // An echo: whoever received the first fragment itself, in whatever order they came.
+        // An echo request: the worker that received the first fragment answers, in any order of arrival.
         let kind = if v6 { 128 } else { 8 };
         let frame = workers[0].ends.icmp([kind, 0], [0; 4], &pattern(200));
         for (round, order) in [[0, 1], [1, 0]].into_iter().enumerate() {

@@ -1,5 +1,5 @@
-//! The bodies of the fuzz targets (`tcp/fuzz`) on random input: what nightly's coverage guides
-//! elsewhere, dice do here.
+//! The bodies of the fuzz targets (`tcp/fuzz`) on random input instead of the coverage-guided input of
+//! the fuzzer, which needs nightly.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! What comes twice, early or from routers while a connection is being opened.
+//! Handshakes with duplicate segments, early segments and ICMP errors.
 
 mod common;
 
@@ -20,7 +20,7 @@ fn syn(port: u16) -> Seg {
     }
 }
 
-/// Host 1 listens and knows its neighbour; host 0 says nothing of its own.
+/// Host 1 listens and knows its neighbour; host 0 sends nothing by itself.
 fn listening() -> Lab {
     let mut lab = Lab::new();
     lab.connect();
@@ -30,7 +30,7 @@ fn listening() -> Lab {
     lab
 }
 
-/// SYN-ACKs of host 1 so far.
+/// Counts the SYN-ACKs of host 1 so far.
 fn syn_acks(lab: &Lab) -> usize {
     let seen = lab.seen.borrow();
     seen.iter().filter(|seg| seg.flags == SYN | ACK).count()
@@ -39,14 +39,14 @@ fn syn_acks(lab: &Lab) -> usize {
 #[test]
 fn repeated_syns_are_answered_ever_more_seldom() {
     let mut lab = listening();
-    // The same SYN, ten times a millisecond for half a minute.
+    // The same SYN, once a millisecond for half a minute.
     for _ in 0..30_000 {
         lab.inject(&syn(9));
         lab.net.run(Duration::from_millis(1), |_| false);
     }
     let sent = syn_acks(&lab);
     assert!((3..=7).contains(&sent), "{sent} SYN-ACKs");
-    // Then the peer is silent, and the connection ends as any other.
+    // Then the peer is silent, and the connection times out like any other.
     lab.run_ms(130_000);
     assert!(syn_acks(&lab) <= 7);
     assert_eq!(lab.net.hosts[1].connection_count(), 1, "the first only");
@@ -63,7 +63,7 @@ fn a_syn_ack_that_was_lost_is_sent_again_at_once() {
     assert_eq!(syn_acks(&lab), 2);
 }
 
-/// RFC 6298 section 3: which of two SYN-ACKs the ACK answers cannot be told.
+/// RFC 6298 section 3: the ACK could answer either of two SYN-ACKs.
 #[test]
 fn a_repeated_syn_ack_measures_no_round_trip() {
     for again in [false, true] {
@@ -86,7 +86,7 @@ fn a_repeated_syn_ack_measures_no_round_trip() {
     }
 }
 
-/// The same where both ends open: the SYN-ACK repeats our SYN.
+/// The same in a simultaneous open: the SYN-ACK retransmits our SYN.
 #[test]
 fn a_simultaneous_open_measures_no_round_trip() {
     let mut lab = listening();
@@ -104,7 +104,7 @@ fn a_simultaneous_open_measures_no_round_trip() {
     };
     lab.inject(&theirs);
     lab.run_ms(1);
-    // It answers our SYN, not our SYN-ACK.
+    // The segment acknowledges our SYN, not our SYN-ACK.
     (theirs.flags, theirs.ack) = (SYN | ACK, ours.seq.wrapping_add(1));
     lab.inject(&theirs);
     lab.run_ms(1);
@@ -112,7 +112,7 @@ fn a_simultaneous_open_measures_no_round_trip() {
     assert_eq!((info.state, info.srtt), (TcpState::Established, None));
 }
 
-/// RFC 9293 section 3.10.7.3: what follows the SYN of a SYN-ACK is processed.
+/// RFC 9293 section 3.10.7.3: text and FIN in a SYN-ACK are processed.
 #[test]
 fn text_and_fin_on_a_syn_ack_are_received() {
     let mut lab = listening();
@@ -140,7 +140,7 @@ fn text_and_fin_on_a_syn_ack_are_received() {
     assert_eq!((ack.flags, ack.ack), (ACK, 5000 + 1 + 5 + 1));
 }
 
-/// Text on a SYN is not acknowledged, so that the peer sends it again.
+/// Text in a SYN is not acknowledged, so that the peer retransmits it.
 #[test]
 fn text_on_a_syn_is_not_lost() {
     let mut lab = listening();
@@ -157,7 +157,7 @@ fn text_on_a_syn_is_not_lost() {
     assert_eq!(lab.read(1, id), b"early");
 }
 
-/// Host 0 connects to a peer that does not answer; the SYN that it sent.
+/// Connects host 0 to a peer that does not answer; returns the SYN that it sent.
 fn connecting() -> (Lab, ConnId, Seg) {
     let mut configs = [host_config(0), host_config(1)];
     configs[0].syn_retries = 2;
@@ -200,7 +200,7 @@ fn soft_icmp_errors_only_explain_a_failed_connect() {
             "{what:?}"
         );
     }
-    // Without one it timed out, and a good answer after one is as good as ever.
+    // Without a soft error the connect times out, and a SYN-ACK after a soft error is still accepted.
     let (mut lab, ..) = connecting();
     lab.run_ms(10_000);
     assert!(lab.got(0).contains(Events::TIMED_OUT) && !lab.got(0).contains(Events::UNREACHABLE));

@@ -1,4 +1,4 @@
-//! Unknown peers, floods, malformed segments; and the protocols beside TCP.
+//! Unknown peers, floods and malformed segments; and the protocols other than TCP.
 
 mod common;
 
@@ -42,7 +42,7 @@ fn a_syn_flood_is_bounded_by_the_backlog() {
     }
     assert_eq!(lab.net.hosts[1].connection_count(), 20);
     assert!(lab.net.hosts[1].stats().listen_overflows > 1900);
-    // The flooder never answers.
+    // The source of the flood never answers.
     lab.lose(|from, _| from == 0);
     lab.run_ms(10_000);
     assert_eq!(lab.net.hosts[1].connection_count(), 0);
@@ -83,12 +83,12 @@ fn garbage_is_dropped_and_harms_no_other_flow() {
                 .wrapping_add((rng.below(1 << 20)) as u32)
                 .wrapping_sub(1 << 19);
             segment.ack = rng.next_u64() as u32;
-            segment.flags = rng.next_u64() as u8 & !4; // an exact RST would be obeyed
+            segment.flags = rng.next_u64() as u8 & !4; // an exact RST would be accepted
             segment.options = (0..rng.below(11) * 4)
                 .map(|_| rng.next_u64() as u8)
                 .collect();
             segment.window = rng.next_u64() as u16;
-            // Data at an acceptable place would be believed: keep it bare.
+            // Data at a valid sequence number would be accepted: send none.
             segment.flags &= !1;
             let mut frame = segment.frame();
             if rng.chance(0.5) {
@@ -127,7 +127,7 @@ fn incomplete_fragments_and_martians_are_counted() {
     frame[24..26].copy_from_slice(&checksum);
     give(&mut lab, 1, frame);
     assert_eq!(lab.net.hosts[1].stats().reassembly_required, 1);
-    // From its own address, from outside (LAND).
+    // From our own address, received from the link (LAND).
     let mut frame = syn(80, 80).frame();
     frame[29] = 2;
     frame[24..26].fill(0);
@@ -153,7 +153,7 @@ fn tiny_segments_cannot_pin_more_than_the_buffer_cap() {
     lab.send(0, client, b"x");
     lab.run_ms(5);
     let base = lab.forge(0);
-    // Out of order first, every other byte; then in order, never read.
+    // First every other byte out of order; then in order, without reading.
     for i in 0..2000u32 {
         let mut segment = base.clone();
         segment.seq = segment.seq.wrapping_add(2 * i + 1);
@@ -214,7 +214,7 @@ fn lost_arp_is_retried_until_unreachable() {
 fn off_link_peers_are_reached_through_the_gateway() {
     let mut configs = [host_config(0), host_config(1)];
     configs[0].gateway_v4 = Some("10.0.0.2".parse().unwrap());
-    // Host 1 plays gateway and far peer in one.
+    // Host 1 acts as both the gateway and the remote peer.
     configs[1].addresses.push("192.0.2.7/32".parse().unwrap());
     configs[1].gateway_v4 = Some("10.0.0.1".parse().unwrap());
     let mut lab = Lab::with(configs);
@@ -311,7 +311,7 @@ fn neighbours_are_probed_while_a_connection_uses_them() {
         assert_eq!(lab.read(1, server), b"tick");
     }
     assert!(lab.net.hosts[0].stats().arp_out >= 3);
-    // The peer's MAC is gone for good: the neighbour fails, the data waits, nothing panics.
+    // The peer no longer answers ARP: the neighbour fails, the data waits, nothing panics.
     lab.lose(|_, _| true);
     lab.run_ms(40_000);
     lab.send(0, client, b"lost");

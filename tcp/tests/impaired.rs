@@ -1,4 +1,4 @@
-//! Properties under seeded impairment (see `common/scenario.rs`), and that a violated one is reported.
+//! Properties under seeded impairment (see `common/scenario.rs`), and that a violation is reported.
 //! `SIW_TCP_SEEDS=n` runs n seeds; `cargo run -p siw-tcp --release --example soak` runs more.
 
 mod common;
@@ -43,7 +43,7 @@ fn all_data_arrives_whatever_the_network_does() {
     parts.iter().for_each(|outcome| sum.add(outcome));
     println!("{count} seeds: {sum:?}");
     if count >= 400 {
-        // The network did its worst.
+        // Enough seeds that every kind of impairment occurs.
         let all = [
             sum.lost,
             sum.timeouts,
@@ -66,7 +66,7 @@ fn a_failure_prints_its_replay_and_writes_a_pcapng() {
     for (fault, says) in faults {
         let dir = dir().join(format!("{fault:?}"));
         std::fs::create_dir_all(&dir).unwrap();
-        // Not every seed meets every fault.
+        // Not every seed triggers every fault.
         let failure = (0..50).find_map(|seed| scenario::run(seed, Some(fault), &dir).err());
         let failure = failure.unwrap_or_else(|| panic!("{fault:?} is not noticed"));
         assert!(failure.why.contains(says), "{fault:?}: {}", failure.why);
@@ -94,7 +94,7 @@ fn a_failure_prints_its_replay_and_writes_a_pcapng() {
                 last = segment.timestamp;
             }
         }
-        // Both hosts' frames, both ways: at least a handshake.
+        // Frames of both hosts in both directions: at least a handshake.
         assert!(ways.iter().all(|&count| count > 0), "{fault:?}: {ways:?}");
     }
 }
@@ -110,19 +110,19 @@ fn failures_on_purpose_print_no_panic() {
     assert!(!log.contains("panicked"), "{log}");
 }
 
-/// What a transfer of 20 MB over a 10 Gb/s link came to.
+/// Result of a transfer of 20 MB over a 10 Gb/s link.
 struct Goodput {
     gbps: f64,
-    /// Part of all segments that the network lost.
+    /// Fraction of all segments that the network lost.
     lost: f64,
     round_trip: f64,
     timeouts: u64,
 }
 
 impl Goodput {
-    /// What Reno reaches at most at this loss and round trip, in Gb/s: Mathis et al., "The Macroscopic
+    /// Maximum throughput of Reno at this loss and round trip, in Gb/s: Mathis et al., "The Macroscopic
     /// Behavior of the TCP Congestion Avoidance Algorithm", 1997, equation 3; RFC 5348 section 3.1 has the
-    /// same without timeouts. CUBIC is to be no worse (RFC 9438 section 4.3).
+    /// same without timeouts. CUBIC should not be slower (RFC 9438 section 4.3).
     fn computed(&self) -> f64 {
         1.5f64.sqrt() * 1448.0 * 8.0 / (self.round_trip * self.lost.sqrt()) / 1e9
     }
@@ -140,7 +140,7 @@ fn measure_goodput(seed: u64, loss: f64, congestion: CongestionControl) -> Goodp
         .for_each(|config| config.congestion = congestion);
     let size = 20_000_000;
     let mut transfer = Transfer::new(seed, configs, [forward, link], [size, 0]);
-    // Records of many segments, so that these are full.
+    // Records of many segments, so that segments are full.
     transfer.sides[0].record = 1_000_000;
     transfer.connect(false);
     let start = transfer.net.now;
@@ -162,7 +162,7 @@ fn measure_goodput(seed: u64, loss: f64, congestion: CongestionControl) -> Goodp
     }
 }
 
-/// At a loss of 1 % and a round trip of 100 us that is 1.4 Gb/s.
+/// The computed throughput at a loss of 1 % and a round trip of 100 us is 1.4 Gb/s.
 #[test]
 fn one_percent_loss_costs_what_is_computed() {
     const SEEDS: u64 = 6;
@@ -176,8 +176,8 @@ fn one_percent_loss_costs_what_is_computed() {
         }
         println!("1% loss, {congestion:?}: {measured:.2} of {computed:.2} Gb/s");
         assert!((computed - 1.4).abs() < 0.1, "{computed}");
-        // Windows of a dozen segments are halved to whole ones, and recoveries take a round trip each,
-        // of which the formula knows nothing.
+        // Windows of a dozen segments are halved to whole segments, and each recovery takes a round trip;
+        // the formula models neither.
         let part = measured / computed;
         assert!((0.85..1.15).contains(&part), "{congestion:?}: {part}");
         let clean = measure_goodput(7, 0.0, congestion).gbps;

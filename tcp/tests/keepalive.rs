@@ -1,4 +1,4 @@
-//! Keepalive (RFC 9293 section 3.8.4) beside data, and after a pause of the whole program.
+//! Keepalive (RFC 9293 section 3.8.4) with data in flight, and after a pause of the whole program.
 
 mod common;
 
@@ -36,7 +36,7 @@ fn an_overdue_probe_waits_for_data_in_flight() {
         lab.net.hosts[0].tcp_info(a).unwrap().state,
         TcpState::Established
     );
-    // Data has a timeout of its own.
+    // Data has its own timeout.
     lab.run_ms(100_000);
     assert!(lab.got(0).contains(Events::TIMED_OUT));
 }
@@ -60,7 +60,7 @@ fn probes_go_on_after_data_was_acknowledged() {
     assert!(lab.got(0).contains(Events::TIMED_OUT));
 }
 
-/// Each probe gets its time, also when the program was stopped for longer than all of them.
+/// Each probe gets its full interval, even if the program was stopped for longer than all of them.
 #[test]
 fn a_pause_does_not_end_a_living_connection() {
     let mut lab = lab();

@@ -1,4 +1,4 @@
-//! The search for a narrow path's MTU, through whole connections: RFC 8899, RFC 4821.
+//! The MTU search on a narrow path, with whole connections: RFC 8899, RFC 4821.
 
 mod common;
 
@@ -11,34 +11,34 @@ use common::wire::{Lab, Seg, icmp_error};
 use siw_tcp::sim::{Pattern, host_config, read_all};
 use siw_tcp::{ConnId, Events, TsoLimits};
 
-/// How the sender's records look.
+/// Layout of the sender's records.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Records {
     /// Parts of a byte stream, far longer than a segment.
     Long,
-    /// As FPDUs: each fills a segment, and one is longer when TCP asks for it.
+    /// FPDUs: each fills a segment, and one is longer when TCP asks for it.
     Fpdus,
-    /// The same, from an owner that does not answer.
+    /// FPDUs from an owner that ignores the request for a longer one.
     Deaf,
     /// Small messages.
     Small,
 }
 
-/// A connection of host 0 that has always something to send, and what its path swallowed.
+/// A connection of host 0 that always has data to send, and the packets that its path dropped.
 struct Bulk {
     lab: Lab,
     ids: [ConnId; 2],
     records: Records,
     sent: u64,
     got: u64,
-    /// Where records begin in the stream.
+    /// Stream offsets at which records begin.
     begins: HashSet<u64>,
     /// Sequence number of the stream's first byte.
     first: u32,
-    /// Longest IP packet that passes; longer ones are kept here.
+    /// Longest IP packet that passes; longer packets are dropped and kept here.
     mtu: Rc<RefCell<usize>>,
     lost: Rc<RefCell<Vec<Vec<u8>>>>,
-    /// Least congestion window, in parts of the largest before it.
+    /// Whether the congestion window fell below the `cwnd` noted before.
     fell: bool,
     cwnd: u32,
     asked: u32,
@@ -100,7 +100,7 @@ impl Bulk {
     }
 
     fn fill(&mut self) {
-        // A dozen segments a round trip are enough.
+        // A dozen segments per round trip are enough.
         let room = |bulk: &Bulk| {
             let info = bulk.lab.net.hosts[0].tcp_info(bulk.ids[0]).unwrap();
             let most = 12 * bulk.emss() as u32;
@@ -117,7 +117,7 @@ impl Bulk {
                 break;
             }
             self.record(count);
-            // Small ones leave in company.
+            // Small records are sent in batches.
             if self.records != Records::Small || self.begins.len().is_multiple_of(12) {
                 self.lab.net.flush(0, self.ids[0]);
             }
@@ -125,7 +125,7 @@ impl Bulk {
         self.lab.net.flush(0, self.ids[0]);
     }
 
-    /// 20 us; returns the events of host 0.
+    /// Runs for 20 us; returns the events of host 0.
     fn step(&mut self) -> Events {
         self.lab.net.run(Duration::from_micros(20), |_| false);
         self.lab.events[0].clear();
@@ -149,7 +149,7 @@ impl Bulk {
         events
     }
 
-    /// Sends all the time for some virtual time.
+    /// Keeps sending for some virtual time.
     fn run_ms(&mut self, ms: u64) {
         let end = self.lab.net.now + Duration::from_millis(ms);
         while self.lab.net.now < end {
@@ -158,8 +158,8 @@ impl Bulk {
         }
     }
 
-    /// What is out arrives, and is acknowledged: an ACK that is still on its way when the clock is set
-    /// forward would measure a round trip of minutes.
+    /// Waits until data in flight is delivered and acknowledged: an ACK still in transit when the clock is
+    /// advanced would measure a round trip of minutes.
     fn drain(&mut self) {
         for _ in 0..50_000 {
             let info = self.lab.net.hosts[0].tcp_info(self.ids[0]).unwrap();
@@ -171,7 +171,7 @@ impl Bulk {
         panic!("{} of {} bytes arrived", self.got, self.sent);
     }
 
-    /// The path becomes `mtu` bytes narrow silently, and the connection finds out.
+    /// Silently reduces the path MTU to `mtu`, and waits until the connection detects it.
     fn narrow(&mut self, mtu: usize) {
         *self.mtu.borrow_mut() = mtu;
         let before = self.lab.net.hosts[0].stats().black_holes;
@@ -191,8 +191,8 @@ impl Bulk {
         self.lab.net.hosts[0].stats().clone()
     }
 
-    /// Segments of host 0 begin and end where records do, but for those of records that were
-    /// longer than a segment: these are cut, from their start on.
+    /// Checks that segments of host 0 begin and end at record boundaries, except for records that were
+    /// longer than a segment: these are split, counted from their start.
     fn assert_records_kept(&self) {
         let mut cut = HashSet::new();
         for seg in self.lab.seen.borrow().iter() {
@@ -214,7 +214,7 @@ impl Bulk {
                 cut.insert(to);
             }
         }
-        // Only probes that were lost are cut, into two at these sizes.
+        // Only lost probes are split, into two at these sizes.
         assert!(
             cut.len() as u64 <= self.stats().mtu_probes_lost + self.stats().black_holes * 40,
             "{} cuts",
@@ -249,7 +249,7 @@ fn the_search_costs_no_timeout_and_no_window() {
             let found = bulk.emss() + V4;
             let what = format!("{records:?} {mtu}: {found}");
             assert!(found <= mtu, "{what}");
-            // Small records add up to what their lengths allow.
+            // The lengths of small records limit the sizes that they can add up to.
             let step = match (records, exactly) {
                 (Records::Small, _) => 300,
                 (_, true) => 1,
@@ -286,7 +286,7 @@ fn a_path_that_is_whole_again_is_used_after_one_probe() {
     assert_eq!(bulk.emss(), 1448);
     assert_eq!(probes(&bulk), (1, 0));
     assert_eq!(bulk.asked, 1, "the owner is asked for one record");
-    // Nothing is left of it: a new connection starts with full segments.
+    // Nothing of the search remains: a new connection starts with full segments.
     let [client, _] = bulk.lab.connect();
     assert_eq!(bulk.lab.net.hosts[0].effective_mss(client), 1448);
 }
@@ -348,7 +348,7 @@ fn an_icmp_error_gives_the_next_size_to_probe() {
             let lost: Vec<_> = bulk.lost.borrow_mut().drain(..).collect();
             for frame in lost {
                 let big = Seg::parse(0, &frame).unwrap();
-                // Not about the probe: longer than it, or about a segment that is not too long.
+                // Not about the probe: the MTU is larger than it, or the segment is not too long.
                 bulk.lab.net.inject(1, icmp_error(&big, [3, 4], 1500));
                 let mut other = big.clone();
                 other.seq = other.seq.wrapping_add(big.payload.len() as u32);
@@ -377,7 +377,7 @@ fn an_icmp_error_narrows_the_path_during_a_search() {
     let mut bulk = Bulk::new(Records::Fpdus);
     bulk.narrow(1300);
     *bulk.mtu.borrow_mut() = 1000;
-    // The probe and what follows it vanish; the router says so of all.
+    // The probe and the segments after it are dropped; the router reports each.
     for _ in 0..500 {
         bulk.fill();
         bulk.step();
@@ -474,7 +474,7 @@ fn without_sack_full_segments_retry_after_ten_minutes() {
     for (seconds, payload) in [(580, 1200 - V4), (40, 1500 - V4)] {
         let end = bulk.lab.net.now + Duration::from_secs(seconds);
         bulk.lab.net.run(Duration::from_secs(seconds), |_| false);
-        // Nothing was due any more.
+        // No timer was due any more.
         bulk.lab.net.now = end;
         bulk.run_ms(5);
         assert_eq!(bulk.emss(), payload);
@@ -521,13 +521,13 @@ fn one_connection_probes_for_a_destination() {
     assert_eq!(bulk.lab.net.hosts[0].effective_mss(events), 1400 - V4);
 }
 
-/// It is congestion (RFC 4821 section 7.6.4).
+/// The loss is congestion (RFC 4821 section 7.6.4).
 #[test]
 fn a_probe_lost_with_others_proves_nothing() {
     let mut bulk = Bulk::new(Records::Long);
     bulk.narrow(1300);
     let before = bulk.stats();
-    // The first probe's burst is lost but for its end.
+    // The first probe's burst is lost except for its end.
     let left = Rc::new(RefCell::new(0));
     let still_lost = left.clone();
     bulk.lab.lose(move |from, frame| {
@@ -558,14 +558,14 @@ fn a_probe_lost_with_others_proves_nothing() {
     bulk.drain();
 }
 
-/// Without a timeout.
+/// No timeout is needed.
 #[test]
 fn a_lost_probe_at_the_end_is_resent_in_parts() {
     let mut bulk = Bulk::new(Records::Fpdus);
     bulk.narrow(1300);
     let before = bulk.stats();
     for round in 1..=3 {
-        // Until the owner is asked, it sends; then its longer record is the last.
+        // The owner sends until it is asked; then its longer record is the last.
         let mut asked = bulk.asked;
         while bulk.asked == asked {
             bulk.fill();

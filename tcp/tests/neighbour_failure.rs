@@ -1,5 +1,5 @@
-//! Connections whose neighbour does not answer any more: what they have to send waits, ever more
-//! patiently, and not for ever.
+//! Connections whose neighbour no longer answers: pending output waits with increasing pauses, for a
+//! bounded time.
 
 mod common;
 
@@ -9,7 +9,7 @@ use common::wire::{ACK, Lab, SYN, Seg};
 use siw_tcp::sim::host_config;
 use siw_tcp::{ConnId, Events, TcpState};
 
-/// Whether a frame is ARP.
+/// Returns whether a frame is ARP.
 fn is_arp(frame: &[u8]) -> bool {
     frame[12..14] == [8, 6]
 }
@@ -22,13 +22,13 @@ fn forgotten(user_timeout: u64) -> (Lab, [ConnId; 2]) {
     configs[0].neighbours.reachable = Duration::from_millis(100);
     let mut lab = Lab::with(configs);
     let ids = lab.connect();
-    // An entry that is not used for ten times as long is removed.
+    // An entry unused for ten times as long as it is reachable is removed.
     lab.run_ms(3000);
     lab.lose(|_, frame| is_arp(frame));
     (lab, ids)
 }
 
-/// Runs for some virtual time; returns how often a stack had something to do.
+/// Runs for some virtual time; returns the number of steps in which a stack had work.
 fn turns(lab: &mut Lab, ms: u64) -> u32 {
     let limit = lab.net.now + Duration::from_millis(ms);
     let mut turns = 0;
@@ -48,7 +48,7 @@ fn data_for_a_silent_neighbour_times_out() {
     let info = lab.net.hosts[0].tcp_info(a).unwrap();
     assert_eq!((info.state, info.in_flight), (TcpState::Established, 0));
     assert!(busy < 150, "{busy} turns in a minute");
-    // Three questions each time, and every pause is twice as long as the one before.
+    // Each attempt has three requests, and every pause is twice as long as the previous one.
     let asked = lab.net.hosts[0].stats().arp_out - before;
     assert!((6..=21).contains(&asked), "{asked} ARP requests");
     lab.run_ms(2000);
@@ -84,7 +84,7 @@ fn data_leaves_when_the_neighbour_answers_at_last() {
     lab.lose(|_, _| false);
     lab.run_ms(20_000);
     assert_eq!(lab.read(1, b), b"late");
-    // The time without a neighbour does not count against what is sent from now on.
+    // The time without a neighbour does not affect data sent later.
     let info = lab.net.hosts[0].tcp_info(a).unwrap();
     assert_eq!((info.state, info.in_flight), (TcpState::Established, 0));
     assert!(info.rto < Duration::from_millis(100), "{:?}", info.rto);
@@ -96,7 +96,7 @@ fn data_leaves_when_the_neighbour_answers_at_last() {
     assert!(lab.got(0).contains(Events::TIMED_OUT));
 }
 
-/// Whatever cannot be sent is lost, as it would be on the link: the peer sends its data again.
+/// An ACK that cannot be sent is lost, as it could be on the link: the peer retransmits its data.
 #[test]
 fn an_ack_for_a_silent_neighbour_is_given_up() {
     let (mut lab, [a, b]) = forgotten(5);

@@ -1,4 +1,4 @@
-//! Connections and the neighbours that they wait for.
+//! Connections that wait for neighbour resolution.
 
 mod common;
 #[path = "common/cpu_time.rs"]
@@ -15,7 +15,7 @@ type Host = Stack<VecBuf, Pattern>;
 #[test]
 fn a_reused_slot_ignores_the_old_neighbour_lookup() {
     let mut lab = Lab::new();
-    // The peer is there, but its answers to a SYN are not.
+    // The peer exists, but its SYN-ACKs are lost.
     lab.lose(|_, frame| {
         frame[12..14] == [8, 0] && frame.get(47).is_some_and(|flags| flags & 2 != 0)
     });
@@ -31,14 +31,14 @@ fn a_reused_slot_ignores_the_old_neighbour_lookup() {
     let peer = "10.0.0.2:80".parse().unwrap();
     let id = host.connect(now, None, None, peer, 0).unwrap();
     assert_eq!(host.connection_count(), 1, "in the same slot");
-    // Three questions, a second apart, find nobody.
+    // Three requests, a second apart, are not answered.
     lab.run_ms(4000);
     assert_eq!(lab.net.hosts[0].stats().neighbour_failures, 1);
     assert!(!lab.got(0).contains(Events::UNREACHABLE));
     assert!(lab.net.hosts[0].tcp_info(id).is_some());
 }
 
-/// Processor time of `count` connects that wait for one neighbour; its answer brings them all.
+/// Processor time of `count` connects that wait for one neighbour, whose answer completes them all.
 fn waiting(count: usize) -> Duration {
     let mut config = host_config(0);
     config.max_connections = count;
@@ -69,7 +69,7 @@ fn waiting(count: usize) -> Duration {
 
 #[test]
 fn waiting_for_a_neighbour_costs_constant_work() {
-    // A search through those that wait would take a hundred times as long.
+    // A search through the waiting connections would take a hundred times as long.
     let (few, many) = (
         (0..3).map(|_| waiting(5_000)).min().unwrap(),
         (0..3).map(|_| waiting(50_000)).min().unwrap(),
@@ -101,7 +101,7 @@ fn a_time_wait_gives_way_as_soon_as_it_has_no_owner() {
     }
     let now = lab.net.now;
     let host = &mut lab.net.hosts[0];
-    // Both are in TIME-WAIT and still somebody's.
+    // Both are in TIME-WAIT and not released.
     assert!(host.connect(now, None, None, to, 0).is_err());
     host.release(now, ids[1]);
     assert!(host.connect(now, None, None, to, 0).is_ok());

@@ -1,4 +1,4 @@
-//! Super-segments out, coalesced chains in.
+//! Sent super-segments, received coalesced chains.
 
 mod common;
 
@@ -92,11 +92,11 @@ impl RecvBuf for Chain {
     }
 }
 
-/// A memory link that carries super-segments whole; records where records begin.
+/// A memory link that carries whole super-segments and notes the lengths of their records.
 #[derive(Default)]
 struct Wire {
     frames: Vec<Chain>,
-    /// Of each super-segment: its segment size and the lengths of its records.
+    /// Segment size and record lengths of each super-segment.
     super_segments: Vec<(u16, Vec<u32>)>,
     open: Chain,
     segsz: u16,
@@ -144,7 +144,7 @@ fn super_segments_carry_whole_records() {
         .unwrap();
     let mut wires = [Wire::default(), Wire::default()];
     let mut server = None;
-    // Full records, two halves that share a segment, a short one that ends a super-segment.
+    // Full records, two halves that share a segment, and a short one that ends a super-segment.
     let lens = [1448, 1448, 724, 724, 1448, 500, 1448, 1448, 1000, 1000];
     let total: u32 = lens.iter().sum();
     let mut pushed = false;

@@ -1,5 +1,5 @@
-//! Connections that their owner released before the peer had acknowledged everything: they end,
-//! whatever the peer answers, and make way for others when there is no room.
+//! Connections released by their owner before the peer acknowledged everything: they end, whatever the
+//! peer answers, and are evicted when slots run out.
 
 mod common;
 
@@ -96,7 +96,7 @@ fn a_peer_that_acks_byte_by_byte_holds_no_orphan() {
     assert_eq!(lab.net.hosts[0].connection_count(), 0);
 }
 
-/// CLOSING and LAST-ACK (RFC 9293 figure 5), with a peer that never acknowledges our FIN but goes on
+/// CLOSING and LAST-ACK (RFC 9293 figure 5), with a peer that never acknowledges our FIN but keeps
 /// sending ACKs.
 #[test]
 fn closing_and_last_ack_have_a_deadline() {
@@ -128,7 +128,7 @@ fn closing_and_last_ack_have_a_deadline() {
         seg.flags = ACK;
         seg.seq = seg.seq.wrapping_add(1);
         for _ in 0..11 {
-            // Window updates keep it company.
+            // Alternate between two windows, so that half of the ACKs are window updates.
             seg.window ^= 1;
             lab.inject(&seg);
             lab.run_ms(1000);

@@ -1,4 +1,4 @@
-//! An owner that wants to see segments beyond a hole is shown each byte once, at its place.
+//! An owner that reads segments beyond a hole sees each byte once, at its stream offset.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn transfer(seed: u64, show: bool) -> Transfer {
     transfer
 }
 
-/// With their distance from the first unread byte.
+/// Each segment is reported with its distance from the first unread byte.
 #[test]
 fn out_of_order_segments_are_shown_once() {
     let mut shown = 0;

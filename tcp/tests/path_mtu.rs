@@ -1,4 +1,4 @@
-//! Path MTUs: learned from ICMP errors, inferred from losses, remembered, raised again.
+//! Path MTUs: learned from ICMP errors, inferred from losses, cached, raised again.
 
 mod common;
 
@@ -12,7 +12,7 @@ use siw_tcp::{ConnId, Events};
 
 const FRAG: [u8; 2] = [3, 4];
 
-/// Frames of host 0 beyond this IP length vanish; the last such is kept.
+/// Drops frames of host 0 beyond this IP length; the last one is kept.
 fn hole(lab: &mut Lab, mtu: usize) -> Rc<RefCell<Option<Seg>>> {
     let last = Rc::new(RefCell::new(None));
     let keep = last.clone();
@@ -45,12 +45,12 @@ fn packet_too_big_resegments_data_in_flight() {
     let mut lab = Lab::new();
     let [client, server] = lab.connect();
     let last = hole(&mut lab, 1200);
-    // Whole records, several to a segment, and one that needs two.
+    // Whole records, several per segment, and one that needs two segments.
     let data = push(&mut lab, client, &[1448, 700, 700, 1448, 1448]);
     lab.net.run(Duration::from_micros(100), |_| false);
     let big = last.borrow().clone().unwrap();
     let before = lab.net.hosts[0].tcp_info(client).unwrap().cwnd;
-    // Outside the flight, absurdly small: nobody believes it.
+    // Errors about a segment outside the flight, or with an absurdly small MTU, are ignored.
     for (seq, mtu) in [(big.seq.wrapping_sub(1 << 20), 1200), (big.seq, 68)] {
         let mut segment = big.clone();
         segment.seq = seq;
@@ -71,7 +71,7 @@ fn packet_too_big_resegments_data_in_flight() {
     assert_eq!(lab.read(1, server), data);
     let stats = lab.net.hosts[0].stats();
     assert_eq!((stats.timeouts, stats.pmtu_reductions), (0, 1));
-    // Another connection starts narrow; after ten minutes the full size is probed.
+    // Another connection starts with the narrow size; after ten minutes the full size is probed.
     let [opener, _] = lab.connect();
     assert_eq!(lab.net.hosts[0].effective_mss(opener), 1200 - 52);
     lab.lose(|_, _| false);
@@ -122,7 +122,7 @@ fn a_black_hole_is_found_by_silence_rfc_8899() {
         assert_eq!(lab.net.hosts[0].effective_mss(client), narrow);
         assert!(lab.net.hosts[0].stats().black_holes >= 1);
         assert!(lab.got(0).contains(Events::MSS_CHANGED));
-        // A guess is doubted at once, by a probe; and where nobody probes, after a minute.
+        // An estimated MTU is probed at once; without a probing owner, it is raised after a minute.
         lab.lose(|_, _| false);
         let [opener, _] = lab.connect();
         assert_eq!(lab.net.hosts[0].effective_mss(opener), narrow);
@@ -147,7 +147,7 @@ fn jumbo_frames_shrink_under_load_and_no_byte_is_lost() {
     for round in 0..40usize {
         if round == 5 {
             let last = hole(&mut lab, 1500);
-            // The router reports once, in the middle.
+            // The router reports once, in the middle of the data.
             sent.extend(push(&mut lab, client, &[8948; 6]));
             lab.net.run(Duration::from_micros(60), |_| false);
             let big = last.borrow().clone().unwrap();

@@ -1,4 +1,4 @@
-//! How losses are found and repaired, and what is made of repairs that were for nothing.
+//! Detection and repair of losses, and the response to needless retransmissions.
 
 mod common;
 
@@ -10,13 +10,13 @@ use siw_tcp::{ConnId, Instant};
 
 const MSS: usize = 1448;
 
-/// A lab whose sender may send `segments` at once, and its connection.
+/// A lab whose sender may send `segments` segments at once, and its connection.
 fn lab_with_sender(segments: u32) -> (Lab, [ConnId; 2]) {
     let mut configs = [host_config(0), host_config(1)];
     configs[0].initial_window = segments;
     let mut lab = Lab::with(configs);
     let ids = lab.connect();
-    // RACK wants the round trip of the path, not of the handshake alone.
+    // RACK needs the round trip of the path, not only that of the handshake.
     lab.send(0, ids[0], &pattern(MSS));
     lab.run_ms(5);
     assert_eq!(lab.read(1, ids[1]).len(), MSS);
@@ -34,7 +34,7 @@ fn push(lab: &mut Lab, id: ConnId, segments: usize) -> Vec<u8> {
     data
 }
 
-/// Until the peer has it all; how long that took.
+/// Runs until the peer has all data; returns how long that took.
 fn until_read(lab: &mut Lab, peer: ConnId, len: usize, start: Instant) -> Duration {
     lab.net.run(Duration::from_millis(50), |net| {
         net.hosts[1]
@@ -44,7 +44,7 @@ fn until_read(lab: &mut Lab, peer: ConnId, len: usize, start: Instant) -> Durati
     lab.net.now - start
 }
 
-/// Loses those first transmissions of host 0 (counted from now).
+/// Loses these first transmissions of host 0, counted from now.
 fn lose(lab: &mut Lab, which: &[usize]) {
     let (mut count, which) = (0, which.to_vec());
     lab.lose(move |from, frame| {
@@ -55,7 +55,7 @@ fn lose(lab: &mut Lab, which: &[usize]) {
     });
 }
 
-/// Loses the next segment with payload of host 0, and its first retransmission.
+/// Loses the next segment with payload from host 0, and its first retransmission.
 fn lose_twice(lab: &mut Lab) {
     let (mut seen, mut first) = (0, None);
     lab.lose(move |from, frame| {
@@ -101,8 +101,8 @@ fn up_to_3_losses_in_a_window_cost_no_timeout() {
 /// RFC 6298 (5.1).
 #[test]
 fn a_retransmission_gets_a_full_rto() {
-    // A round trip just below the shortest timeout: whoever starts the timer when the first
-    // segment leaves, and not again when it is sent again, times out before the ACK can be here.
+    // The round trip is just below the shortest timeout: a timer that is started when the first segment
+    // is sent, and not restarted by its retransmission, fires before the ACK can arrive.
     for rtt_us in [2_600, 3_500, 4_400, 4_800] {
         let mut configs = [host_config(0), host_config(1)];
         configs[0].initial_window = 12;
@@ -115,7 +115,7 @@ fn a_retransmission_gets_a_full_rto() {
         let id = lab.net.hosts[0].connect(now, None, None, to, 0).unwrap();
         lab.run_ms(20);
         let peer = lab.events[1][0].0;
-        // The round trip is known to be steady.
+        // Many samples show that the round trip is steady.
         for _ in 0..50 {
             lab.send(0, id, b"tick");
             lab.run_ms(10);
@@ -201,7 +201,7 @@ fn a_probe_that_repairs_a_loss_reduces_cwnd() {
 #[test]
 fn a_needless_probe_seen_by_d_sack_costs_nothing() {
     let (mut lab, [id, peer]) = lab_with_sender(10);
-    // The ACKs of the flight are late.
+    // The ACKs of the flight are delayed.
     let mut left = 8;
     lab.lose(move |from, frame| {
         let ack =
@@ -259,8 +259,8 @@ fn a_lost_retransmission_is_resent_without_timeout() {
 /// RFC 6675 section 6.
 #[test]
 fn sacks_reveal_a_lost_retransmission() {
-    // The shortest timeout is half of the round trip beyond it. The first segment and its
-    // retransmission are lost; what shows that leaves most of a round trip after the retransmission.
+    // The shortest timeout is the round trip plus half of it. The first segment and its retransmission
+    // are lost; segments sent most of a round trip after the retransmission reveal the loss.
     let mut configs = [host_config(0), host_config(1)];
     configs[0].initial_window = 16;
     let mut lab = Lab::with(configs);
@@ -278,8 +278,8 @@ fn sacks_reveal_a_lost_retransmission() {
     }
     lab.read(1, peer);
     lose_twice(&mut lab);
-    // The retransmission is sent after 10 ms, alone; the answers to what left after 7.5 ms come after
-    // 17.5 ms, those to what leaves after the retransmission no sooner than after 26 ms.
+    // The retransmission is sent at 10 ms, alone. ACKs of segments sent at 7.5 ms arrive at 17.5 ms, those
+    // of segments sent after the retransmission at 26 ms at the earliest.
     let mut data = push(&mut lab, id, 4);
     lab.net.run(Duration::from_micros(7_500), |_| false);
     data.extend(push(&mut lab, id, 12));
@@ -340,7 +340,7 @@ fn a_timeout_for_nothing_is_taken_back_rfc_3522() {
     lab.run_ms(1);
     lab.net
         .set_link(0, Impairment::perfect(Duration::from_micros(50)));
-    // Retransmissions are held up as well, behind the originals.
+    // Retransmissions are delayed too, behind the originals.
     lab.lose(|from, frame| from == 0 && frame.len() > 1000);
     lab.run_ms(28);
     lab.lose(|_, _| false);

@@ -1,4 +1,4 @@
-//! Which neighbour packets go to, and which address they come from.
+//! Next hops and source addresses of packets.
 
 use siw_tcp::sim::{Pattern, SimNet, VecSink, host_config};
 use siw_tcp::{Instant, Route, Stack, StackConfig, StackError, VecBuf};
@@ -10,7 +10,7 @@ fn route(to: &str, via: &str) -> Route {
     }
 }
 
-/// The neighbour that a connect to `to` asks for, and the source address it asks with.
+/// Returns the neighbour that a connect to `to` solicits, and the source address of the solicitation.
 fn asked(config: &StackConfig, to: &str) -> Option<(String, String)> {
     let now = Instant::from_millis(1);
     let mut stack = Stack::<VecBuf, Pattern>::new(config.clone(), now).unwrap();
@@ -69,7 +69,7 @@ fn the_longest_prefix_decides_the_route_and_source() {
         ("192.0.2.200:1", "10.0.0.7", "10.0.0.1"),
         ("172.16.9.9:1", "172.16.9.9", "172.16.0.1"),
         ("172.16.5.5:1", "172.16.0.8", "172.16.0.1"),
-        // The link beats a route of the same length.
+        // The link takes precedence over a route of the same length.
         ("10.0.0.77:1", "10.0.0.77", "10.0.0.1"),
         ("[2001:db8::1]:1", "fd00::9", "fd00::1"),
         ("[2001:db8:1::1]:1", "fe80::1", "fd00::1"),
@@ -120,7 +120,7 @@ fn two_routed_networks_talk_through_each_other() {
     assert!(net.run(std::time::Duration::from_millis(10), up));
 }
 
-/// What the kernel says stands behind the configuration, and neighbours that it knows are not asked for.
+/// Routes learned from the kernel rank below the configuration; neighbours known to it are not solicited.
 #[test]
 fn learned_routes_and_neighbours_are_used() {
     let now = Instant::from_millis(1);
@@ -140,7 +140,7 @@ fn learned_routes_and_neighbours_are_used() {
         ],
         on_link: vec!["100.64.0.0/16".parse().unwrap()],
     });
-    // By the configuration, a learned route, a learned link, the learned gateway.
+    // By the configuration, by a learned route, by a learned link, by the learned gateway.
     let hops = ["10.0.0.250", "10.0.0.252", "100.64.0.9", "10.0.0.254"];
     let remotes = ["192.0.2.1", "203.0.113.1", "100.64.0.9", "198.51.100.1"];
     for (number, hop) in hops.iter().enumerate() {
@@ -157,7 +157,7 @@ fn learned_routes_and_neighbours_are_used() {
         );
         assert!(sink.frames.is_empty(), "nobody is asked");
     }
-    // One that is waited for: its connection sends at once.
+    // A connection waits for this neighbour, and sends as soon as it is learned.
     let waited: std::net::SocketAddr = "10.0.0.77:80".parse().unwrap();
     stack.connect(now, None, None, waited, 0).unwrap();
     stack.poll(now, &mut sink);
@@ -166,7 +166,7 @@ fn learned_routes_and_neighbours_are_used() {
     stack.learn_neighbour(now, waited.ip(), Some([2, 9, 9, 9, 9, 9]), false);
     stack.poll(now, &mut sink);
     assert_eq!(sink.frames.pop_front().unwrap().0[..6], [2, 9, 9, 9, 9, 9]);
-    // A permanent entry is not confirmed, however old; one that the kernel forgets is.
+    // A permanent entry is not confirmed at any age; an entry that the kernel removes is solicited.
     let later = now + std::time::Duration::from_secs(3600);
     let permanent = "192.0.2.9:80".parse().unwrap();
     let asked = |stack: &mut Stack<VecBuf, Pattern>| {

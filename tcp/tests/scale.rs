@@ -1,4 +1,4 @@
-//! Many connections in one stack: each lives, none costs the others, and all of it comes back.
+//! Many connections in one stack: each works, none slows the others, and all resources are freed.
 
 #[path = "common/cpu_time.rs"]
 mod cpu_time;
@@ -18,7 +18,7 @@ struct Net {
     now: Instant,
     hosts: [Host; 2],
     sinks: [VecSink; 2],
-    /// By the connecting side's number, at each host.
+    /// Connection ids by the number of the connecting side, at each host.
     ids: [Vec<Option<ConnId>>; 2],
     received: [Vec<u64>; 2],
     acked: usize,
@@ -49,7 +49,7 @@ impl Net {
         }
     }
 
-    /// The number of a connection, from its ports; so both ends agree.
+    /// Returns the number of a connection, derived from its ports, so that both ends agree.
     fn number(&self, host: usize, id: ConnId) -> usize {
         let info = self.hosts[host].tcp_info(id).unwrap();
         let (theirs, ours) = if host == 0 {
@@ -80,7 +80,7 @@ impl Net {
         self.hosts[host].flush(self.now, id, &mut self.sinks[host]);
     }
 
-    /// Carries frames to and fro until none is left.
+    /// Exchanges frames until none is left.
     fn exchange(&mut self) {
         loop {
             self.now = self.now + Duration::from_micros(10);
@@ -137,7 +137,7 @@ impl Net {
         }
     }
 
-    /// Processor time of so many idle polls and round trips on one connection.
+    /// Measures the processor time of a fixed number of idle polls and round trips on one connection.
     fn effort(&mut self) -> Duration {
         let exchanges = || {
             for _ in 0..2000 {
@@ -166,7 +166,7 @@ fn a_hundred_thousand_connections_leave_nothing() {
     assert_eq!(net.hosts[1].connection_count(), CONNECTIONS);
     assert_eq!(net.hosts[1].stats().curr_estab, CONNECTIONS as u64);
 
-    // A scan over all would take thousands of times as long; fuller caches do not.
+    // A scan over all connections would take thousands of times as long; cache misses do not.
     let among = (0..3).map(|_| net.effort()).min().unwrap();
     assert!(
         among < 20 * alone,
@@ -182,7 +182,7 @@ fn a_hundred_thousand_connections_leave_nothing() {
         }
         net.exchange();
     }
-    // ACKs that waited for company.
+    // Delayed ACKs.
     net.now = net.now + Duration::from_millis(2);
     net.exchange();
     assert!(net.received[0].iter().all(|&count| count == BYTES));

@@ -1,33 +1,34 @@
-//! The generator of `siw_tcp::sim::seeds`: 10,000 seeds, in shares that run side by side.
-//! `SIW_TCP_SEEDS=n` runs n in all, `SIW_TCP_FIRST_SEED=n` begins elsewhere;
-//! `cargo run -p siw-tcp --release --example soak` runs as many as one likes.
+//! The generator of `siw_tcp::sim::seeds`: 10,000 seeds, in shares that run in parallel.
+//! `SIW_TCP_SEEDS=n` runs n in all, `SIW_TCP_FIRST_SEED=n` starts at another seed;
+//! `cargo run -p siw-tcp --release --example soak` runs any number.
 //!
-//! What the generator must find when it is put back, and which judge says so. Each defect was put back,
-//! and these seeds failed, the first of so many among the 10,000:
+//! Defects that the generator finds when they are reintroduced, and the check that reports each. Every
+//! defect was reintroduced; the seeds listed are the first that failed, with the number of failures
+//! among the 10,000:
 //!
-//! | defect | put back by | found as | seeds |
+//! | defect | reintroduced by | found as | seeds |
 //! |---|---|---|---|
-//! | what is queued towards a neighbour that does not answer never ends | no user timeout while a connection waits for its neighbour | "lives on" | 1930, 3109 (7) |
+//! | output towards a neighbour that does not answer waits for ever | no user timeout while a connection waits for its neighbour | "lives on" | 1930, 3109 (7) |
 //! | a D-SACK for another duplicate undoes a reduction | counting every D-SACK as an answer to a retransmission | "undoes a reduction whose retransmissions were needed" | 13, 57 (187) |
-//! | a needed retransmission that the network doubled looks needless | no look at the timestamp that the ACK which passes the hole echoes | "undoes a reduction whose retransmissions were needed" | 4041, 7755 |
+//! | a needed retransmission that the network duplicated looks needless | ignoring the timestamp echoed by the ACK that passes the hole | "undoes a reduction whose retransmissions were needed" | 4041, 7755 |
 //! | one flooded connection uses up the challenge ACKs of all | one common bucket for challenge ACKs and answers to segments outside the window | "TIMED_OUT on a path that loses nothing" | 833, 1207 (31) |
 //! | an orphan whose peer keeps its window closed lives for ever | no deadline for FIN-WAIT-1, CLOSING and LAST-ACK | "an orphan lives on without progress" | 177, 200 (247) |
 //! | keepalive spins while data is in flight | the next check one nanosecond ahead | "wake-ups for nothing" | 2, 7 (2172) |
-//! | steady small sends put off the probe of a dead path | restarting the probe timeout at each send, without the limit of the oldest data | "data in flight is not sent again" | 707, 794 (47) |
-//! | a repeated SYN makes a round-trip sample that is too short | sampling from the last SYN-ACK | "a round trip of ... on a path of ..." | 46, 48 (325) |
-//! | the timer of a segment runs from the solicitation of its neighbour | starting the retransmission timer when the neighbour is asked | "sent ... segments again, though nothing was lost" | 14, 47 (41) |
+//! | steady small sends defer the probe of a dead path | restarting the probe timeout at each send, without the limit of the oldest data | "data in flight is not sent again" | 707, 794 (47) |
+//! | a retransmitted SYN gives a round-trip sample that is too short | sampling from the last SYN-ACK | "a round trip of ... on a path of ..." | 46, 48 (325) |
+//! | the timer of a segment runs from the solicitation of its neighbour | starting the retransmission timer when the neighbour is solicited | "sent ... segments again, though nothing was lost" | 14, 47 (41) |
 //! | a soft ICMP error ends SYN-SENT | UNREACHABLE at once | "gives up a SYN for an ICMP error" | 13, 61 (132) |
-//! | a late segment moves the right edge beyond what was advertised | SND.WL1 and SND.WL2 alone decide about the window | "go beyond the right edge" | 99, 133 (74) |
-//! | an ACK that was built earlier leaves behind newer data | `Stack::flush` before the control queue | "acknowledges ... after ...", "go beyond the right edge" | 965, 3311 (2) |
+//! | a late segment moves the right edge beyond the advertised one | updating the window by SND.WL1 and SND.WL2 only | "go beyond the right edge" | 99, 133 (74) |
+//! | an ACK that was built earlier is sent after newer data | `Stack::flush` before the control queue | "acknowledges ... after ...", "go beyond the right edge" | 965, 3311 (2) |
 //!
-//! Beyond the reach of seeds, and tested on their own: marks that must survive 2^31 bytes, CUBIC
+//! Out of the generator's reach, and tested separately: marks that must survive 2^31 bytes, CUBIC
 //! above 16 MB, the cost of SACK blocks.
 
 use siw_tcp::sim::seeds::{FRAMES_SHOWN, SeedOutcome, run_seed};
 
 const SEEDS: u64 = 10_000;
 const SHARES: u64 = 4;
-/// Seeds beyond those that once failed, for a defect or for what the judges did not know.
+/// Seeds beyond the 10,000 that once failed, because of a defect or because a check was incomplete.
 const FAILED_ONCE: [u64; 24] = [
     11317, 12451, 14099, 15654, 16619, 20733, 21220, 21600, 23807, 24390, 24977, 28134, 29692,
     32672, 34197, 34415, 39016, 42144, 42520, 42800, 44805, 49285, 49872, 51590,
@@ -56,7 +57,7 @@ fn run_share(share: u64) {
     }
     println!("{count} seeds: {sum:?}");
     if count >= 500 {
-        // Everything that the generator can do happens.
+        // Everything that the generator can produce has occurred.
         for (name, value) in sum.rows() {
             assert!(value > 0, "no {name}");
         }

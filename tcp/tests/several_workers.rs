@@ -1,4 +1,4 @@
-//! One device, several workers: flows come home, and what one worker hears all know.
+//! One device, several workers: flows reach their worker, and all workers learn what one receives.
 
 use std::sync::Arc;
 
@@ -82,7 +82,7 @@ fn who_overhears_a_question_does_not_answer_it() {
     workers[1].receive_copy(NOW, VecBuf::from(question[0].clone()), RxChecksum::Unknown);
     assert_eq!(sent(&mut workers[0]).len(), 1);
     assert!(sent(&mut workers[1]).is_empty());
-    // It has learned who asked: no question of its own is needed.
+    // It has learned the sender's address and need not solicit it.
     let back = std::net::SocketAddr::new(host_config(1).addresses[0].addr, 9);
     workers[1].connect(NOW, None, None, back, 0).unwrap();
     let first = sent(&mut workers[1]);

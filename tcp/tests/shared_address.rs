@@ -1,5 +1,5 @@
-//! A device whose addresses the kernel has too: what is the kernel's is left to it as it was received,
-//! what is ours is answered, and neither is both unless both need it.
+//! A device whose addresses the kernel shares: frames for the kernel are handed over as received, frames
+//! for this stack are processed, and frames go to both only if both need them.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -17,7 +17,7 @@ const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const SYN: u8 = 2;
 const RST: u8 = 4;
 
-/// Addresses of both stacks, of ours alone, of the kernel alone; the peer's.
+/// Addresses of both stacks, of ours only, of the kernel only; and the peer's.
 const SHARED: [&str; 2] = ["10.0.0.1", "fd00::1"];
 const OWN: [&str; 2] = ["10.0.0.9", "fd00::9"];
 const FOREIGN: [&str; 2] = ["10.0.0.77", "fd00::77"];
@@ -38,7 +38,7 @@ fn config() -> StackConfig {
     config
 }
 
-/// What a stack made of a frame: how many it answered with, and what it left to the kernel.
+/// Result of a frame: the stack's answers, and the frames left for the kernel.
 struct Outcome {
     answers: Vec<Vec<u8>>,
     left: Vec<Vec<u8>>,
@@ -75,7 +75,7 @@ fn syn(to: &str, port: u16) -> Vec<u8> {
     })
 }
 
-/// TCP segments with this flag among the answers, of either family.
+/// Counts TCP segments with this flag among the answers, of either family.
 fn segments(outcome: &Outcome, flag: u8) -> usize {
     let has_flag = |frame: &&Vec<u8>| match (&frame[12..14], frame[20], frame[23]) {
         ([8, 0], _, 6) => frame[47] & flag != 0,
@@ -89,7 +89,7 @@ fn resets(outcome: &Outcome) -> usize {
     segments(outcome, RST)
 }
 
-/// The frame went to the kernel alone.
+/// Returns whether the frame went to the kernel only.
 fn is_hosts(outcome: &Outcome, frame: &[u8]) -> bool {
     outcome.left == [frame] && outcome.answers.is_empty()
 }
@@ -99,7 +99,7 @@ fn ports_of_a_shared_address_have_one_owner_each() {
     let mut host = Host::new(config(), NOW).unwrap();
     host.listen(None, 7174, 8, 0).unwrap();
     host.listen(Some(ip(OWN[0])), 22, 8, 0).unwrap();
-    // The neighbour is known, so that nothing but the answer is sent.
+    // The neighbour is known, so that only the answer is sent.
     for family in 0..2 {
         let shared = SHARED[family];
         let known = match family {
@@ -113,10 +113,10 @@ fn ports_of_a_shared_address_have_one_owner_each() {
         assert_eq!((listened.left.len(), segments(&listened, SYN)), (0, 1));
         let drawn_from = give(&mut host, &syn(shared, 61_002));
         assert_eq!((drawn_from.left.len(), resets(&drawn_from)), (0, 1));
-        // In the range, but not claimed.
+        // In the range, but not reserved for this stack.
         let odd = syn(shared, 61_003);
         assert!(is_hosts(&give(&mut host, &odd), &odd));
-        // An address of ours alone: nobody else answers.
+        // An address of ours only: the kernel does not answer.
         let refused = give(&mut host, &syn(OWN[family], 23));
         assert_eq!((refused.left.len(), resets(&refused)), (0, 1));
         let foreign = syn(FOREIGN[family], 7174);
@@ -164,7 +164,7 @@ fn echoes_datagrams_and_unknown_frames_are_the_kernels() {
             assert_eq!((outcome.left.len(), outcome.answers.len()), (0, 1));
         }
     }
-    // To everybody: LLDP, a DHCP offer, multicast DNS, a router advertisement of no use to us.
+    // To a group: LLDP, a DHCP offer, multicast DNS, a router advertisement of no use to us.
     let mut lldp = ends(SHARED[0]).ethernet(0x88cc, &[2; 60]);
     lldp[..6].copy_from_slice(&[1, 0x80, 0xc2, 0, 0, 0xe]);
     let mut offer = Ends {
@@ -185,7 +185,7 @@ fn echoes_datagrams_and_unknown_frames_are_the_kernels() {
     for frame in [&mut lldp, &mut offer, &mut mdns, &mut report] {
         assert!(is_hosts(&give(&mut host, frame), frame));
     }
-    // To another station: a port that sees all frames must not give them to the kernel.
+    // To another station: a promiscuous port must not hand the frame to the kernel.
     let mut other = ends(FOREIGN[0]).udp([1, 2], b"not for this machine");
     other[5] ^= 0x40;
     let outcome = give(&mut host, &other);
@@ -202,7 +202,7 @@ fn neighbours_and_errors_concern_both() {
     let solicitation = ends(SHARED[1]).solicit();
     let both = give(&mut host, &solicitation);
     assert_eq!((both.left, both.answers.len()), (vec![solicitation], 1));
-    // An error about a connect of ours ends it; the kernel sees it too, and has no such connection.
+    // An error about a connect of ours ends it; the kernel gets it too, without a matching connection.
     let remote = SocketAddr::new(ip("10.0.0.200"), 7);
     let id = host.connect(NOW, None, None, remote, 5).unwrap();
     let mut to_remote = ends(SHARED[0]);
@@ -249,7 +249,7 @@ fn connects_from_a_shared_address_draw_claimed_ports() {
     assert!(seen.len() > 40 && seen.len() <= 50);
     let refused = host.connect(NOW, None, None, remote, 0).unwrap_err();
     assert_eq!(refused, StackError::NoPorts);
-    // An address of ours alone has all ports.
+    // An address of ours only has all ports.
     for _ in 0..60 {
         host.connect(NOW, Some(ip(OWN[0])), None, remote, 0)
             .unwrap();
@@ -270,7 +270,7 @@ fn a_burst_for_the_kernel_is_bounded_and_copies_go_nowhere() {
     assert!(!host.has_host_frames());
     let stats = host.stats();
     assert_eq!((stats.host_frames, stats.host_drops), (64, 36));
-    // What another worker received, that one hands over.
+    // Copies from another worker are not handed over: that worker does it.
     let frames = [
         ends(SHARED[0]).arp(1),
         ends(SHARED[0]).icmp([3, 1], [0; 4], &[0; 28]),
@@ -279,7 +279,7 @@ fn a_burst_for_the_kernel_is_bounded_and_copies_go_nowhere() {
         host.receive_copy(NOW, VecBuf::from(frame), RxChecksum::Unknown);
     }
     assert!(!host.has_host_frames());
-    // A device that is ours alone hands over nothing.
+    // A device that is not shared hands over nothing.
     let mut alone = Host::new(host_config(0), NOW).unwrap();
     for frame in [syn(SHARED[0], 22), frame, ends(FOREIGN[0]).udp([1, 2], b"")] {
         assert!(give(&mut alone, &frame).left.is_empty());

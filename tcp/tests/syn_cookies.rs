@@ -1,4 +1,4 @@
-//! Listeners under attack, and beside each other.
+//! Listeners under attack, and several listeners together.
 
 mod common;
 
@@ -14,7 +14,7 @@ const INFO: FrameInfo = FrameInfo {
     rss_hash: 0,
 };
 
-/// A segment from any IPv4 address; checksums are left to `RxChecksum::Good`.
+/// Builds a segment from any IPv4 address; checksums are left to `RxChecksum::Good`.
 fn from(addr: [u8; 4], segment: &Seg) -> VecBuf {
     let mut frame = segment.frame();
     frame[26..30].copy_from_slice(&addr);
@@ -33,7 +33,7 @@ fn flood(rng: &mut Rng, dport: u16, flags: u8) -> VecBuf {
         window: 1000,
         ..Seg::default()
     };
-    // Half of them claim to be neighbours.
+    // Half of them claim to be on the link.
     let near = rng.chance(0.5);
     let random = rng.next_u64();
     let address = if near {
@@ -81,10 +81,10 @@ fn a_full_backlog_is_answered_with_syn_cookies() {
         let info = lab.net.hosts[1].tcp_info(server).unwrap();
         assert_eq!((info.state, info.user), (TcpState::Established, 7));
         let overhead = if v6 { 60 } else { 40 } + if ts { 12 } else { 0 };
-        // The nearest MSS of the table.
+        // The closest MSS of the table.
         let mss = if v6 { 1440 } else { 1460 } + if v6 { 60 } else { 40 };
         assert_eq!(info.effective_mss, mss - overhead);
-        // With timestamps, window scaling and SACK survived.
+        // With timestamps, window scaling and SACK are preserved.
         let data = pattern(400_000);
         lab.send(0, client, &data);
         lab.send(1, server, &data);
@@ -130,7 +130,7 @@ fn forged_and_stale_cookies_open_nothing() {
     let mut lab = Lab::new();
     lab.net.hosts[1].listen(None, 80, 4, 0).unwrap();
     let mut rng = Rng::new(4);
-    // Nobody is attacked: no cookie is even looked at.
+    // Without an attack, cookies are not even checked.
     let now = lab.net.now;
     let buffer = flood(&mut rng, 80, ACK);
     lab.net.hosts[1].receive_burst(now, std::iter::once((buffer, INFO)));
@@ -143,7 +143,7 @@ fn forged_and_stale_cookies_open_nothing() {
     let stats = lab.net.hosts[1].stats();
     assert_eq!((stats.cookies_recv, stats.cookies_failed), (0, 20_000));
     assert!(stats.out_rsts <= 1000, "rate limited");
-    // A right one, too late.
+    // A valid cookie that arrives too late.
     lab.net.poll();
     lab.lose(|from, frame| {
         from == 0 && Seg::parse(0, frame).is_some_and(|segment| segment.flags == ACK)
@@ -263,9 +263,9 @@ fn connections_not_yet_accepted_are_bounded() {
                 .unwrap(),
         );
     }
-    // Nobody calls next_event on host 1.
+    // next_event is not called on host 1.
     lab.net.run(Duration::from_millis(20), |_| false);
-    // As many by cookie as the backlog, and those that were half-open.
+    // At most `backlog` connections by cookie, plus those that were half-open.
     assert!(lab.net.hosts[1].stats().curr_estab <= 8);
     assert!(lab.net.hosts[1].stats().listen_overflows > 0);
     lab.collect();

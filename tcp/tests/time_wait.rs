@@ -1,5 +1,5 @@
-//! TIME-WAIT is left for a SYN that opens a new connection, and for nothing else (RFC 9293
-//! sections 3.6.1 and 3.10.7.4, RFC 5961 section 4).
+//! TIME-WAIT ends early only for a SYN that opens a new connection (RFC 9293 sections 3.6.1 and
+//! 3.10.7.4, RFC 5961 section 4).
 
 mod common;
 
@@ -7,8 +7,8 @@ use common::wire::{ACK, FIN, Lab, RST, SYN, Seg};
 use siw_tcp::ListenerId;
 use siw_tcp::sim::host_config;
 
-/// Host 1, whose listener has this backlog, closed first and is in TIME-WAIT. Returns the FIN that
-/// ended it. Host 0 says nothing of its own any more.
+/// Host 1, whose listener has this backlog, closed first and is in TIME-WAIT. Returns the peer's FIN.
+/// Host 0 no longer sends anything by itself.
 fn waiting(backlog: usize) -> (Lab, ListenerId, Seg) {
     let mut configs = [host_config(0), host_config(1)];
     configs[1].syn_cookies = false;
@@ -27,7 +27,7 @@ fn waiting(backlog: usize) -> (Lab, ListenerId, Seg) {
     (lab, listener, fin)
 }
 
-/// A SYN of the same ports, acceptable for a new connection (RFC 6191).
+/// A SYN with the same ports, acceptable for a new connection (RFC 6191).
 fn new_syn(fin: &Seg) -> Seg {
     let (value, _) = fin.ts().unwrap();
     let mut syn = fin.clone();
@@ -38,7 +38,7 @@ fn new_syn(fin: &Seg) -> Seg {
     syn
 }
 
-/// What host 1 answers.
+/// Returns the answers of host 1.
 fn answers(lab: &mut Lab, seg: &Seg) -> Vec<Seg> {
     lab.seen.borrow_mut().clear();
     lab.inject(seg);
@@ -47,7 +47,7 @@ fn answers(lab: &mut Lab, seg: &Seg) -> Vec<Seg> {
     seen.iter().filter(|seg| seg.from == 1).cloned().collect()
 }
 
-/// The connection is still there: it acknowledges, and the repeated FIN gets no reset.
+/// Checks that the connection still exists: it acknowledges, and a repeated FIN gets no reset.
 fn still_waits(lab: &mut Lab, fin: &Seg, seg: &Seg) {
     let back = answers(lab, seg);
     assert!(back.iter().all(|answer| answer.flags == ACK), "{back:?}");
@@ -76,7 +76,7 @@ fn a_syn_without_a_listener_does_not_end_it() {
     lab.net.hosts[1].stop_listening(lab.net.now, listener);
     let syn = new_syn(&fin);
     still_waits(&mut lab, &fin, &syn);
-    // A port that never had a connection refuses, of course.
+    // A port without a connection refuses the same segment.
     let mut other = syn;
     other.sport ^= 1;
     assert_eq!(answers(&mut lab, &other)[0].flags, ACK | RST);
@@ -96,7 +96,7 @@ fn a_full_backlog_does_not_end_it() {
     assert_eq!(lab.net.hosts[1].stats().listen_overflows, 1);
 }
 
-/// With an owner who has not released it, and no slot for another connection.
+/// The owner has not released the connection, and no other slot is free.
 #[test]
 fn a_syn_that_finds_no_slot_does_not_end_it() {
     let mut configs = [host_config(0), host_config(1)];

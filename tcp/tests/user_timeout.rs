@@ -1,5 +1,5 @@
-//! The user timeout (RFC 9293 section 3.8.3) ends a connection when it is over, however long the
-//! retransmission timeout has become.
+//! The user timeout (RFC 9293 section 3.8.3) ends a connection on time, however long the retransmission
+//! timeout has become.
 
 mod common;
 
@@ -26,8 +26,8 @@ fn the_user_timeout_does_not_wait_for_the_backoff() {
     }
 }
 
-/// A peer that shrank its window below what is in flight and answers is alive, and the answers do not
-/// make the retransmission timer spin.
+/// A peer that shrank its window below the data in flight is alive while it answers, and its answers do
+/// not make the retransmission timer spin.
 #[test]
 fn a_shrunken_window_outlives_the_user_timeout() {
     let mut configs = [host_config(0), host_config(1)];

@@ -1,4 +1,4 @@
-//! Segments of a peer that does what it likes, against invariants. `cargo +nightly fuzz run engine` in tcp/.
+//! Arbitrary segments of a peer, checked against invariants. `cargo +nightly fuzz run engine` in tcp/.
 #![no_main]
 
 #[path = "../../tests/common/mod.rs"]

@@ -1,4 +1,4 @@
-//! What the hosts of a simulated network send and receive, as a pcapng.
+//! Captures the frames that the hosts of a simulated network send and receive, as a pcapng file.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -17,7 +17,7 @@ use pcap_file::pcapng::blocks::interface_description::{
 use siw_tcp::Instant;
 use siw_tcp::sim::{RecordBytes, SimNet};
 
-/// Frames kept at most: a failure that takes longer shows its end.
+/// Maximum number of frames kept: a longer failing run shows its end.
 const KEEP: usize = 200_000;
 
 struct Frame {
@@ -27,7 +27,7 @@ struct Frame {
     bytes: Vec<u8>,
 }
 
-/// Collects from `net` until it is written.
+/// Collects the frames of a network until written.
 #[derive(Clone, Default)]
 pub struct Capture(Rc<RefCell<std::collections::VecDeque<Frame>>>);
 
@@ -51,7 +51,7 @@ impl Capture {
         capture
     }
 
-    /// One interface for each host; what it received is inbound, what it sent outbound.
+    /// Writes one interface per host: received frames are inbound, sent frames outbound.
     pub fn write(&self, path: &Path) -> Result<usize> {
         let err = |error: pcap_file::PcapError| std::io::Error::other(error);
         let mut writer = PcapNgWriter::new(BufWriter::new(File::create(path)?)).map_err(err)?;

@@ -1,5 +1,5 @@
-//! The processor time of a piece of work. Unlike the time on a clock it does not grow when the
-//! machine has other things to do.
+//! Measures the processor time of a piece of work, which unlike wall-clock time does not grow when the
+//! machine is busy.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ fn thread_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// What `work` returns, and the processor time that this thread needed for it.
+/// Returns the result of `work` and the processor time that this thread used for it.
 pub fn measure<T>(work: impl FnOnce() -> T) -> (T, Duration) {
     let start = thread_time();
     let result = work();

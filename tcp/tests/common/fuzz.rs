@@ -33,7 +33,7 @@ fn stack() -> Host {
     Stack::new(config, Instant::from_millis(1)).expect("a valid configuration")
 }
 
-/// Raw frames, as a port delivers them: any bytes, checksums held for good.
+/// Raw frames as a port delivers them: arbitrary bytes, with checksums reported as good.
 pub fn frames(data: &[u8]) {
     let mut host = stack();
     let mut now = Instant::from_millis(1);
@@ -44,14 +44,14 @@ pub fn frames(data: &[u8]) {
         let (frame, next) = tail.split_at(tail.len().min(usize::from(*count)));
         rest = next;
         let mut frame = frame.to_vec();
-        // Mostly to us, so that there is something to look at.
+        // Mostly to our address, so that the frames are processed further.
         if count & 1 == 0 && frame.len() >= 14 {
             frame[..6].copy_from_slice(&[2, 0, 0, 0, 0, 2]);
             frame[12] = if count & 2 == 0 { 8 } else { 0x86 };
             frame[13] = if count & 2 == 0 { 0 } else { 0xdd };
         }
-        // Sound enough for what lies behind the IP header to be looked at: extension headers and
-        // fragments of few datagrams from one neighbour.
+        // Valid enough to be processed beyond the IP header: extension headers and fragments of few
+        // datagrams from one neighbour.
         if count & 17 == 16 && frame.len() >= 54 {
             let len = (frame.len() - 14) as u16;
             if count & 2 == 0 {
@@ -82,26 +82,26 @@ pub fn frames(data: &[u8]) {
     assert!(sink.frames.len() <= 8 * data.len() + 8, "no storm");
 }
 
-/// What the peer of the stack under test knows and believes.
+/// State of the peer of the stack under test.
 struct Peer {
     stack: Host,
     sink: VecSink,
     now: Instant,
-    /// Our and its initial sequence numbers.
+    /// Initial sequence numbers: `iss` of the peer, `irs` of the stack.
     iss: u32,
     irs: u32,
-    /// Its last ACK and right edge, as offsets from `iss`.
+    /// The stack's last ACK and right edge, as offsets from `iss`.
     acked: u32,
     edge: u32,
-    /// The end of what it sent, as an offset from `irs`.
+    /// End of the data that the stack sent, as an offset from `irs`.
     sent: u32,
     last: Seg,
     ts: u32,
-    /// Bytes it was given to send.
+    /// Bytes that the owner of the stack pushed.
     pushed: u64,
     read: u64,
     id: Option<ConnId>,
-    /// A SYN opened the four-tuple anew: what was known means nothing.
+    /// A SYN reopened the four-tuple: the recorded state no longer applies.
     over: bool,
 }
 
@@ -120,7 +120,7 @@ impl Peer {
         }
     }
 
-    /// Polls, and checks each frame that leaves; returns how many TCP segments and resets.
+    /// Polls, and checks each frame sent; returns the number of TCP segments and of resets.
     fn poll(&mut self) -> (usize, usize) {
         self.stack.poll(self.now, &mut self.sink);
         let (mut count, mut resets) = (0, 0);
@@ -193,8 +193,8 @@ impl Peer {
     }
 }
 
-/// Segments of a peer that does what it likes on an established connection, between reads,
-/// writes, pauses and a close of the stack's owner.
+/// Arbitrary segments of a peer on an established connection, interleaved with reads, writes, pauses
+/// and a close by the stack's owner.
 pub fn engine(data: &[u8]) {
     let mut words = data.iter().copied();
     let mut byte = || words.next();
@@ -216,7 +216,7 @@ pub fn engine(data: &[u8]) {
         over: false,
     };
     peer.stack.listen(None, 80, 4, 0).expect("free");
-    // Its neighbour entry comes from the ARP request that the SYN-ACK waits for.
+    // The neighbour entry comes from the ARP request that precedes the SYN-ACK.
     let mut syn = peer.seg(SYN);
     if mode & 2 != 0 {
         syn.options = vec![4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 0];
@@ -293,8 +293,8 @@ pub fn engine(data: &[u8]) {
                 let state = peer.stack.tcp_info(id).map(|info| info.state);
                 let is_over = state.is_none_or(|state| state == TcpState::Closed);
                 // At RCV.NXT it ends the connection (RFC 5961 section 3.2), except in TIME-WAIT
-                // (RFC 1337). What the peer knows of RCV.NXT lags behind while an ACK is delayed:
-                // then a challenge ACK answers.
+                // (RFC 1337). While an ACK is delayed, the peer's view of RCV.NXT lags behind: then a
+                // challenge ACK answers.
                 assert!(
                     first != 0 || is_over || count == 1 || state == Some(TcpState::TimeWait),
                     "a reset at the next sequence number is ignored in {state:?}"
@@ -355,7 +355,7 @@ pub fn engine(data: &[u8]) {
             "{info:?} after a reset"
         );
     }
-    // Whatever happened: without a peer it ends, or owes nothing.
+    // In any case, without a peer the connection ends or has nothing pending.
     for _ in 0..400 {
         peer.now = peer.now + Duration::from_secs(1);
         peer.poll();

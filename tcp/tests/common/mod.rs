@@ -18,7 +18,7 @@ pub const PORT: u16 = 7000;
 
 pub type Net = SimNet<Pattern>;
 
-/// One direction's progress.
+/// Progress of one direction.
 #[derive(Default, Clone)]
 pub struct Side {
     pub id: Option<ConnId>,
@@ -32,16 +32,16 @@ pub struct Side {
     pub closing: bool,
     pub peer_fin: bool,
     pub ended: Events,
-    /// Bytes that were shown beyond a hole.
+    /// Bytes shown to the owner beyond a hole.
     pub shown: u64,
-    /// Records are this long at most; 0: whatever the segment takes.
+    /// Maximum record length; 0: one segment.
     pub record: u32,
-    /// Reads only so many bytes at each look.
+    /// Maximum number of bytes per read; 0: unlimited.
     pub read_step: usize,
 }
 
 impl Side {
-    /// Fetches events, reads and checks, sends what there is room for.
+    /// Fetches events, reads and checks received data, and sends as room permits.
     pub fn work(&mut self, net: &mut Net, host: usize, rng: &mut Rng) {
         let Some(id) = self.id else { return };
         let mut acked = 0;
@@ -90,7 +90,7 @@ impl Side {
             } else {
                 len
             };
-            // With nothing queued one record of any length may wait for the window.
+            // With an empty queue, one record of any length may wait for the window.
             if room < len && (room == 0 || stack.tcp_info(id).is_none_or(|info| info.unsent > 0)) {
                 break;
             }
@@ -202,7 +202,7 @@ impl Transfer {
         self.run_watching(time, |_| ())
     }
 
-    /// `run`; `watch` may also say how many frames the sinks take.
+    /// Like `run`; `watch` may also limit the number of frames that the sinks accept.
     pub fn run_all(
         &mut self,
         time: Duration,
@@ -220,7 +220,7 @@ impl Transfer {
         })
     }
 
-    /// `run`; `watch` is shown the network whenever something happened.
+    /// Like `run`; calls `watch` with the network after each step.
     pub fn run_watching(&mut self, time: Duration, mut watch: impl FnMut(&mut Net)) -> bool {
         let limit = self.net.now + time;
         loop {
@@ -246,8 +246,8 @@ impl Transfer {
         }
     }
 
-    /// Every retransmission has the boundaries of a first transmission; where the path narrowed, it
-    /// is a part of one and joins nothing that was apart.
+    /// Checks that every retransmission has the boundaries of a first transmission; on a path that
+    /// narrowed, that it is part of one and does not join separate segments.
     pub fn check_boundaries(&self) {
         let mut first: [BTreeMap<u32, u32>; 2] = Default::default();
         for sent in self.net.log.as_ref().unwrap() {
@@ -259,8 +259,8 @@ impl Transfer {
             } = *sent;
             let stats = self.net.hosts[from].stats();
             if retransmission && stats.black_holes + stats.pmtu_reductions > 0 {
-                // Transfers are too short for sequence numbers to come round; the wrap itself
-                // is left alone.
+                // Transfers are too short for sequence numbers to wrap around fully; the wrap
+                // itself is not checked.
                 let whole = first[from].range(..=seq).next_back();
                 let inside = whole.is_none_or(|(start, len)| seq - start + payload <= *len);
                 assert!(inside, "a retransmission at {seq} joins what was apart");

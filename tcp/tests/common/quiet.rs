@@ -1,17 +1,17 @@
-//! Panics that are wanted print nothing: a log that shows a panic shows a failure. For whoever
-//! breaks a property on purpose, or breaks it once more to capture it.
+//! Silences expected panics, so that a panic in a log means a failure. For tests that break a property
+//! on purpose, or break it again to capture it.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::Once;
 
 thread_local! {
-    /// Whether this thread expects to panic.
+    /// This thread expects to panic.
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `f` on this thread; what it panicked with, if it did, as text. A panic is printed as
-/// ever unless `quiet`; those of other threads are printed always.
+/// Runs `apply` on this thread and returns the panic message, if it panics. The panic is printed as
+/// usual unless `quiet`; panics of other threads are always printed.
 pub fn caught<T>(quiet: bool, apply: impl FnOnce() -> T) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

@@ -1,4 +1,4 @@
-//! A host without a stack: it builds each frame that host 1 of a lab receives, and reads the answers.
+//! A host without a stack: it builds each frame that host 1 of a lab receives, and parses the answers.
 
 use siw_tcp::sim::forge::{Ends, Tcp};
 use siw_tcp::{ConnId, Events, FrameInfo, Instant, RxChecksum, StackConfig, StackStats};
@@ -9,7 +9,7 @@ pub const MAC: [u8; 6] = [2, 9, 9, 9, 9, 9];
 const HOST: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const PORTS: [u16; 2] = [2000, 80];
 
-/// A change that a frame undergoes on its way.
+/// A change made to a frame in transit.
 pub type FrameChange<'a> = &'a dyn Fn(Vec<u8>) -> Vec<Vec<u8>>;
 
 pub struct RawHost {
@@ -20,12 +20,12 @@ pub struct RawHost {
 }
 
 impl RawHost {
-    /// On the link of host 1, with an address of the family.
+    /// Creates a host on the link of host 1, with an address of the given family.
     pub fn new(v6: bool) -> RawHost {
         RawHost::of(v6, |_| {})
     }
 
-    /// With changes to the configuration of host 1.
+    /// Like `new`, with changes to the configuration of host 1.
     pub fn of(v6: bool, change: impl FnOnce(&mut StackConfig)) -> RawHost {
         let mut configs = [0, 1].map(siw_tcp::sim::host_config);
         change(&mut configs[1]);
@@ -67,7 +67,7 @@ impl RawHost {
         self.lab.net.hosts[1].receive_burst(now, frames);
     }
 
-    /// What host 1 sends at its next chance.
+    /// Polls host 1 and returns the frames that it sends.
     pub fn said(&mut self) -> Vec<Vec<u8>> {
         let now = self.now();
         let sink = &mut self.lab.net.sinks[1];
@@ -96,9 +96,9 @@ impl RawHost {
         })
     }
 
-    /// A connection to port 80, all of its segments by this way.
+    /// Opens a connection to port 80, with all segments changed by `way`.
     pub fn connect(&mut self, way: FrameChange<'_>) -> ConnId {
-        // With an answer comes a question where we are.
+        // Host 1 also sends an address resolution for this host.
         let replies = self.answers(way(self.segment(SYN, b"")));
         let tcp = if self.ends.ip[0].is_ipv6() { 54 } else { 34 };
         let numbers = replies.iter().find_map(|frame| {
@@ -116,7 +116,7 @@ impl RawHost {
         id
     }
 
-    /// Sends data; whether it was there at once.
+    /// Sends data; returns whether it was delivered at once.
     pub fn delivers(&mut self, id: ConnId, data: &[u8], way: FrameChange<'_>) -> bool {
         self.give(way(self.segment(ACK | PSH, data)));
         let got = self.lab.read(1, id);

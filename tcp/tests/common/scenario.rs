@@ -1,5 +1,5 @@
-//! One seed, one run: two stacks, an impaired network that changes while they talk, and what
-//! must hold whatever happens: what is delivered is a prefix of what was sent, all of it arrives,
+//! One seed, one run: two stacks and an impaired network that changes during the run, and the
+//! properties that must always hold: delivered data is a prefix of sent data, all of it arrives,
 //! both ends close, retransmissions keep their boundaries, memory stays bounded.
 
 use std::fmt;
@@ -13,20 +13,20 @@ use super::capture::Capture;
 use super::quiet::caught;
 use super::{Transfer, configs, micros};
 
-/// A fault put in on purpose, to see that it is found.
+/// A deliberate fault, to verify that it is detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// A byte of the payload changes on the way and the checksum is made right again.
+    /// A payload byte is changed in transit and the checksum corrected.
     Forge,
-    /// From some moment on one host hears nothing more.
+    /// From some time on, one host receives nothing.
     Silence,
-    /// A retransmission is as if it had been cut elsewhere.
+    /// A retransmission appears to have different boundaries.
     Recut,
-    /// The owner never reads, so that the receive limits hold what arrived.
+    /// The owner never reads, so that received data reaches the receive limits.
     KeepUnread,
 }
 
-/// What happened in a good run.
+/// Counters of a successful run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ScenarioOutcome {
     pub bytes: u64,
@@ -155,7 +155,7 @@ fn stack(rng: &mut Rng, config: &mut StackConfig) {
     config.time_wait = Duration::from_secs(60);
 }
 
-/// When the path's MTU changes, and to what (IP packet; 0: as wide as ever).
+/// Draws when the MTU of the path changes, and its new value (IP packet; 0: unlimited).
 fn narrowings(rng: &mut Rng, v6: bool) -> Vec<(Duration, usize, u16, f64)> {
     if !rng.chance(0.3) {
         return vec![];
@@ -181,7 +181,7 @@ fn narrowings(rng: &mut Rng, v6: bool) -> Vec<(Duration, usize, u16, f64)> {
         .collect()
 }
 
-/// Runs a seed; panics where a property breaks. `capture` is given what the network carried.
+/// Runs a seed; panics if a property is violated. `capture` records the frames of the network.
 fn run_seed(seed: u64, fault: Option<Fault>, capture: &mut Option<Capture>) -> ScenarioOutcome {
     let mut rng = Rng::new(seed);
     let mut configs = configs();
@@ -316,8 +316,8 @@ fn run_seed(seed: u64, fault: Option<Fault>, capture: &mut Option<Capture>) -> S
     outcome
 }
 
-/// Runs a seed. When a property breaks, runs it again and writes what the network carried into
-/// `dir`. What broke by itself prints its panic, once; what `fault` broke prints nothing.
+/// Runs a seed. If a property is violated, runs the seed again and writes the frames of the network
+/// into `dir`. A genuine violation prints its panic once; one caused by `fault` prints nothing.
 pub fn run(
     seed: u64,
     fault: Option<Fault>,

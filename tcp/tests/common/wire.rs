@@ -1,4 +1,4 @@
-//! Looking at frames and forging them.
+//! Parses and forges frames.
 #![allow(dead_code)]
 
 use std::cell::RefCell;
@@ -51,7 +51,7 @@ impl Seg {
         })
     }
 
-    /// The frame, checksums right, between the simulated hosts.
+    /// Builds the frame between the simulated hosts, with correct checksums.
     pub fn frame(&self) -> Vec<u8> {
         let (me, peer) = (self.from as u8 + 1, 2 - self.from as u8);
         let mut frame = vec![2, 0, 0, 0, 0, peer, 2, 0, 0, 0, 0, me, 8, 0];
@@ -104,7 +104,7 @@ pub fn sum(data: &[u8], start: u32) -> [u8; 2] {
     (!(total as u16)).to_be_bytes()
 }
 
-/// An ICMPv4 error towards host 0 that quotes `s`, a segment of its own.
+/// Builds an ICMPv4 error to host 0 that quotes `segment`, one of its own.
 pub fn icmp_error(segment: &Seg, what: [u8; 2], mtu: u16) -> Vec<u8> {
     let frame = segment.frame();
     let mut icmp = vec![what[0], what[1], 0, 0, 0, 0];
@@ -124,11 +124,11 @@ pub fn icmp_error(segment: &Seg, what: [u8; 2], mtu: u16) -> Vec<u8> {
 pub type Net = SimNet<Vec<u8>>;
 type Dropper = Rc<RefCell<Box<dyn FnMut(usize, &[u8]) -> bool>>>;
 
-/// Two hosts, everything seen on the wire, and a connection when asked for.
+/// Two hosts, all segments seen on the wire, and helpers to open connections.
 pub struct Lab {
     pub net: Net,
     pub seen: Rc<RefCell<Vec<Seg>>>,
-    /// Frames for which this is true are lost.
+    /// Frames for which this returns `true` are lost.
     pub drop: Dropper,
     pub events: [Vec<(ConnId, Events)>; 2],
 }
@@ -175,7 +175,7 @@ impl Lab {
         self.collect();
     }
 
-    /// All events of a host so far.
+    /// Returns all events of a host so far.
     pub fn got(&self, host: usize) -> Events {
         self.events[host]
             .iter()
@@ -199,7 +199,7 @@ impl Lab {
         [client, server]
     }
 
-    /// Pushes and sends at once.
+    /// Pushes a record and sends it at once.
     pub fn send(&mut self, host: usize, id: ConnId, data: &[u8]) {
         self.net.hosts[host]
             .push_record(id, data.len() as u32, data.to_vec(), true)
@@ -211,7 +211,7 @@ impl Lab {
         siw_tcp::sim::read_all(&mut self.net.hosts[host], id)
     }
 
-    /// The last segment `host` sent.
+    /// Returns the last segment that `host` sent.
     pub fn last(&self, host: usize) -> Seg {
         self.seen
             .borrow()
@@ -222,7 +222,7 @@ impl Lab {
             .clone()
     }
 
-    /// A connection over which a byte has gone to host 1, and the next bare segment of host 0.
+    /// Opens a connection, transfers one byte to host 1, and returns the next bare segment of host 0.
     pub fn connect_with_data(&mut self) -> ([ConnId; 2], Seg) {
         let ids = self.connect();
         self.send(0, ids[0], b"x");
@@ -232,7 +232,7 @@ impl Lab {
         (ids, self.forge(0))
     }
 
-    /// What `host` would send next on the connection of its last segment, bare.
+    /// Returns the next segment of `host` on the connection of its last one, without payload.
     pub fn forge(&self, host: usize) -> Seg {
         let mut segment = self.last(host);
         segment.seq = segment.seq.wrapping_add(

@@ -1,4 +1,4 @@
-//! How connections end.
+//! Closing, aborting and timing out of connections.
 
 use super::*;
 
@@ -108,7 +108,7 @@ fn releasing_with_unread_data_resets_rfc_2525_2_17() {
     assert!(lab.got(0).contains(Events::RESET));
 }
 
-/// Only a reset with the expected sequence number is obeyed (RFC 5961).
+/// Only a reset with the expected sequence number is accepted (RFC 5961).
 #[test]
 fn blind_resets_and_syns_are_challenged() {
     let mut lab = Lab::new();

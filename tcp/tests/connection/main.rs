@@ -1,4 +1,4 @@
-//! How connections open, close, probe and recover, one behaviour a test.
+//! How connections open, close, probe and recover; one behaviour per test.
 
 mod closing;
 #[path = "../common/mod.rs"]

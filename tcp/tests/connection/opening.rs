@@ -55,7 +55,7 @@ fn isns_differ_by_four_tuple_and_rise_with_time() {
 #[test]
 fn both_ends_may_open_at_once_rfc_9293_figure_8() {
     let mut lab = Lab::new();
-    // Neighbours first, so that the SYNs cross.
+    // Neighbours are resolved first, so that the SYNs cross.
     lab.connect();
     let now = lab.net.now;
     let client = lab.net.hosts[0]
@@ -150,7 +150,7 @@ fn a_new_syn_takes_over_time_wait_rfc_6191() {
             .find(|(_, events)| events.contains(Events::ACCEPTED))
             .unwrap()
             .0;
-        // The server closes first and keeps TIME-WAIT; then the client does.
+        // In round 0 the server closes first and keeps TIME-WAIT; then the client does.
         let (host, id, other, oid) = if round == 0 {
             (1, accepted, 0, opener)
         } else {
@@ -185,7 +185,7 @@ fn ports_in_time_wait_are_reused_when_all_are_taken() {
     let (server, _) = lab.events[1][0];
     lab.net.hosts[1].release(lab.net.now, server);
     lab.run_ms(5);
-    // All others are taken; every draw looks at some ports, so that these many look at all.
+    // All other ports are taken; every draw tries some ports, so that these draws try all.
     let now = lab.net.now;
     let host = &mut lab.net.hosts[0];
     for port in (1024..=65535).filter(|port| *port != FREE) {

@@ -97,7 +97,7 @@ fn who_comes_later_waits_behind_those_without_room() {
     lab.net.sinks[0].space = Some(0);
     lab.send(0, first, &pattern(100));
     lab.run_ms(1);
-    // Room for one frame: it is not that of whoever asks next.
+    // Room for one frame: it must not go to a connection that flushes out of turn.
     lab.net.sinks[0].space = Some(1);
     lab.send(0, second, &pattern(100));
     lab.run_ms(2);
@@ -107,7 +107,7 @@ fn who_comes_later_waits_behind_those_without_room() {
     lab.net.sinks[0].space = None;
     lab.run_ms(20);
     assert_eq!(readable(&lab, second_server), 100);
-    // And with room for all each sends at once.
+    // With room for all, each sends at once.
     lab.net.hosts[0]
         .push_record(first, 100, pattern(100), true)
         .unwrap();
@@ -128,7 +128,7 @@ fn a_full_sink_shows_until_what_waits_is_sent() {
         stack
             .push_record(first, bytes.len() as u32, bytes, true)
             .unwrap();
-        // What is pushed or in flight stays as it is.
+        // Pushed data and data in flight stay intact.
         stack.prefetch_for_sending(first);
         stack.prefetch_queues_for_sending(first);
         lab.net.flush(0, first);
@@ -151,7 +151,7 @@ fn a_full_sink_shows_until_what_waits_is_sent() {
     assert_eq!(received, pattern(100).repeat(4));
 }
 
-/// Also when the window update is lost (RFC 9293 section 3.8.6.1).
+/// The window opens even if the window update is lost (RFC 9293 section 3.8.6.1).
 #[test]
 fn a_zero_window_is_probed_until_it_opens() {
     let mut configs = [host_config(0), host_config(1)];
@@ -171,7 +171,7 @@ fn a_zero_window_is_probed_until_it_opens() {
     );
     let mut got = lab.read(1, server);
     assert!(got.len() <= 8192 && got.len() > 7000);
-    // The window update vanishes.
+    // The window update is lost.
     lab.lose(|from, _| from == 1);
     lab.run_ms(1);
     lab.lose(|_, _| false);
@@ -324,7 +324,8 @@ fn a_batch_gets_one_ack_which_data_carries() {
     assert_eq!(lab.read(0, client), b"reply");
 }
 
-/// How many ACKs without payload the server sends while it answers a request after `pause` microseconds.
+/// Counts the ACKs without payload that the server sends if it answers a request after `pause`
+/// microseconds.
 fn acks_of_exchange(lab: &mut Lab, [client, server]: [siw_tcp::ConnId; 2], pause: u64) -> u64 {
     let before = lab.net.hosts[1].stats().pure_acks_out;
     lab.send(0, client, b"request");
@@ -350,7 +351,8 @@ fn the_ack_of_a_message_waits_for_the_answer_of_an_owner_who_answers_at_once() {
     );
     assert_eq!(acks_of_exchange(&mut lab, ends, 1), 0);
     assert_eq!(acks_of_exchange(&mut lab, ends, 1), 0);
-    // It waits for 3 us and not for the delayed ACK's millisecond, once: the next goes at once.
+    // The ACK waits 3 us for the answer, not the millisecond of a delayed ACK, and only once: the next
+    // ACK is sent at once.
     assert_eq!(acks_of_exchange(&mut lab, ends, 20), 1);
     assert_eq!(lab.net.hosts[1].stats().delayed_acks, 1);
     assert_eq!(acks_of_exchange(&mut lab, ends, 20), 1);
@@ -385,8 +387,8 @@ fn a_segment_without_push_gets_a_delayed_ack() {
     assert_eq!(lab.net.hosts[1].stats().delayed_acks, 1);
 }
 
-/// The window of a segment that arrives late counts if it acknowledges something new: the right edge
-/// is what that segment says, not its acknowledgement plus an older window (RFC 9293 section 3.8.6).
+/// The window of a segment that arrives late counts if it acknowledges new data: the right edge is
+/// the one in this segment, not its acknowledgement plus an older window (RFC 9293 section 3.8.6).
 #[test]
 fn a_late_segment_with_a_newer_ack_brings_its_window() {
     let mut lab = Lab::new();
@@ -399,7 +401,7 @@ fn a_late_segment_with_a_newer_ack_brings_its_window() {
             .push_record(client, 1448, vec![0; 1448], false)
             .unwrap();
     }
-    // The peer's second segment overtakes the first, which was sent again when more had arrived.
+    // The peer's second segment overtakes the first, which is retransmitted after more data arrived.
     let mut second = peer.clone();
     (second.seq, second.window) = (peer.seq.wrapping_add(44), (4 * 1448) >> 7);
     second.payload = vec![0; 44];

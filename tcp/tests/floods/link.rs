@@ -29,7 +29,7 @@ fn icmp_for_unknown_protocols_is_rate_limited() {
     );
     assert_eq!(reply.len(), 14 + 1280);
     assert_eq!(reply[62..], frame[14..14 + 1232]);
-    // RFC 8200 section 4.7: nothing follows, nothing is said.
+    // RFC 8200 section 4.7: no next header, so no answer.
     assert!(answers(&mut lab, ends("2001:db8::1").ip(59, b"")).is_empty());
 
     let mut answered = 0;
@@ -55,7 +55,7 @@ fn arp_and_ndp_storms_are_answered_up_to_a_limit() {
     let mut lab = Lab::new();
     let (ids, _) = lab.connect_with_data();
     let before = read_stats(&lab);
-    // One by one each question gets its answer.
+    // Sent one at a time, each request is answered.
     for i in 0..200u8 {
         let endpoints = ends(&format!("10.0.0.{}", i.max(3)));
         let replies = answers(&mut lab, endpoints.arp(1));
@@ -68,7 +68,7 @@ fn arp_and_ndp_storms_are_answered_up_to_a_limit() {
         let replies = answers(&mut lab, endpoints.solicit());
         assert_eq!((replies.len(), replies[0][54]), (1, 136));
     }
-    // All at once, as many as the queue holds; the rest is counted.
+    // Sent at once, requests are answered until the queue is full; the rest is counted.
     for i in 0..5000u32 {
         let endpoints = ends(&format!("10.0.0.{}", 3 + i % 250));
         give(&mut lab, endpoints.arp(1));
@@ -94,13 +94,13 @@ fn ndp_from_off_link_and_false_claims_change_nothing() {
     lab.run_ms(10);
     let server = lab.events[1].last().unwrap().0;
     let mut endpoints = ends("fd00::1");
-    // RFC 4861 section 7.1: a hop limit below 255 was forwarded.
+    // RFC 4861 section 7.1: a hop limit below 255 means that the packet was forwarded.
     for mut frame in [endpoints.solicit(), endpoints.advertise()] {
         frame[21] = 254;
         assert!(answers(&mut lab, frame).is_empty());
     }
     assert_eq!(read_stats(&lab).martians, 2);
-    // Host 0's address at that host: unasked for, and in a question.
+    // An attacker claims host 0's address: in unsolicited advertisements and in solicitations.
     for _ in 0..50 {
         give(&mut lab, endpoints.advertise());
         give(&mut lab, endpoints.solicit());
@@ -112,7 +112,7 @@ fn ndp_from_off_link_and_false_claims_change_nothing() {
     lab.send(1, server, b"to the right one");
     lab.run_ms(10);
     assert_eq!(lab.read(0, client), b"to the right one");
-    // It asked the one it knew, once.
+    // It confirmed the known neighbour once.
     assert!(
         read_stats(&lab).ndp_out <= 52 + 2,
         "{}",
@@ -134,7 +134,7 @@ fn false_claims_on_a_lossy_link_divert_no_flow() {
     let ids = lab.connect();
     let endpoints = ends("10.0.0.1");
     let mut rng = Rng::new(9);
-    // As a flood makes a receive ring lose: what would disprove the claims, too.
+    // A flood makes a receive ring lose frames, including those that would disprove the claims.
     lab.lose(move |from, frame| from == 0 && frame[12..14] == [8, 6] && rng.chance(0.4));
     let start = read_stats(&lab).arp_out;
     for tick in 0..12_000 {
@@ -147,7 +147,7 @@ fn false_claims_on_a_lossy_link_divert_no_flow() {
             assert_eq!(lab.read(0, ids[0]), b"to the right one", "after {tick}0 ms");
         }
     }
-    // Each causes neither a question nor an answer.
+    // A claim causes neither a solicitation nor an answer.
     let asked = read_stats(&lab).arp_out - start - 6000;
     assert!(asked < 4 * 120, "{asked}");
 }

@@ -1,5 +1,5 @@
-//! Each kind of hostile frame by itself: counted under its name, bounded, answered as its RFC
-//! says. `hostile.rs` has what mixes them.
+//! Each kind of hostile frame by itself: it has its own counter, is bounded, and is answered as its RFC
+//! requires. `hostile.rs` mixes them.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -39,7 +39,7 @@ fn give(lab: &mut Lab, frame: Vec<u8>) {
     lab.net.hosts[1].receive_burst(now, std::iter::once((frame.into(), info)));
 }
 
-/// What host 1 sends in answer to a frame.
+/// Gives host 1 a frame and returns the frames that it sends in answer.
 fn answers(lab: &mut Lab, frame: Vec<u8>) -> Vec<Vec<u8>> {
     give(lab, frame);
     let now = lab.net.now;
@@ -55,7 +55,7 @@ fn read_stats(lab: &Lab) -> StackStats {
     lab.net.hosts[1].stats().clone()
 }
 
-/// The connection still carries everything both ways.
+/// Checks that the connection still transfers data both ways.
 fn unharmed(lab: &mut Lab, [client, server]: [ConnId; 2]) {
     let data = pattern(50_000);
     lab.send(0, client, &data);
@@ -66,7 +66,7 @@ fn unharmed(lab: &mut Lab, [client, server]: [ConnId; 2]) {
     assert!(!lab.got(0).intersects(over) && !lab.got(1).intersects(over));
 }
 
-/// Others still connect (RFC 6583).
+/// Other peers can still connect (RFC 6583).
 #[test]
 fn syns_of_absent_neighbours_evict_nobody() {
     let mut configs = [host_config(0), host_config(1)];
@@ -97,7 +97,7 @@ fn syns_of_absent_neighbours_evict_nobody() {
             };
             give(&mut lab, ends(&from).tcp(&segment));
         }
-        // The neighbour in use is asked for by nobody again, and forgotten by nobody.
+        // The neighbour in use is neither solicited again nor evicted.
         lab.send(0, ids[0], b"tick");
         lab.send(1, ids[1], b"tock");
         lab.run_ms(20);
@@ -110,9 +110,9 @@ fn syns_of_absent_neighbours_evict_nobody() {
         stats.cookies_sent > 4000,
         "beyond a quarter of the table: {stats:?}"
     );
-    // One solicitation a second for each of those.
+    // One solicitation per second for each of those.
     assert!(stats.ndp_out - before.ndp_out < 16 * 8, "{}", stats.ndp_out);
-    // A newcomer whom nobody knows is let in by a cookie.
+    // A new peer without a neighbour entry can connect by a cookie.
     let now = lab.net.now;
     lab.net.hosts[0]
         .connect(now, None, None, "10.0.0.2:80".parse().unwrap(), 0)
@@ -149,7 +149,7 @@ fn resets_for_stray_acks_are_rate_limited() {
     assert_eq!(stats.resets_skipped, 4000);
     assert_eq!(stats.no_connection - before.no_connection, 5000);
     assert_eq!(lab.net.hosts[1].connection_count(), 0);
-    // Resets of no connection are answered by nobody.
+    // Resets that match no connection are not answered.
     let segment = Tcp {
         ports: [9, 80],
         flags: RST | ACK,
@@ -168,7 +168,7 @@ fn challenges_of_impossible_acks_are_rate_limited() {
     let mut answered = 0;
     for i in 0..5000u32 {
         let mut segment = good.clone();
-        // Never sent, or long before anything that is in flight.
+        // Acknowledges data never sent, or far older than the data in flight.
         let off = if i % 2 == 0 { 1 + i } else { 0x8000_0000 + i };
         segment.ack = segment.ack.wrapping_add(off);
         for frame in answers(&mut lab, segment.frame()) {
@@ -182,7 +182,7 @@ fn challenges_of_impossible_acks_are_rate_limited() {
     let sent = stats.challenge_acks - before.challenge_acks;
     assert_eq!(sent, 8, "the limit of one connection");
     assert_eq!((answered, stats.challenges_skipped), (sent, 5000 - sent));
-    // Those that say nothing new are counted, and answered by nobody.
+    // ACKs that acknowledge nothing new are counted, and not answered.
     for _ in 0..1000 {
         assert!(answers(&mut lab, good.frame()).is_empty());
     }
@@ -211,8 +211,8 @@ fn challenges_of_blind_segments_are_rate_limited() {
     assert_eq!(sent, 8, "the limit of one connection");
     assert_eq!(segment.challenges_skipped, 4000 - sent);
     assert_eq!(segment.syn_challenges, syns);
-    // A SYN is answered with the connection wherever it lies, and without timestamps too: so a peer
-    // that has forgotten it learns to reset it (RFC 9293 section 3.5.1).
+    // A SYN is answered on the connection at any sequence number, and without timestamps too, so that a
+    // peer that has lost the connection learns to reset it (RFC 9293 section 3.5.1).
     lab.run_ms(1500);
     for (off, timestamps) in [(1 << 30, true), (0x9000_0000u32, true), (77, false)] {
         let mut segment = good.clone();
@@ -265,8 +265,8 @@ fn overlapping_segments_deliver_each_byte_once() {
         segment.payload = vec![what; len];
         segment.frame()
     };
-    // Beyond a hole, then over both its sides, then over everything. What is held stays; what
-    // is in order goes before what is held.
+    // First beyond a hole, then overlapping both its sides, then overlapping everything. Held data is
+    // kept; data in order is delivered before held data.
     give(&mut lab, bytes(100, 100, 1));
     give(&mut lab, bytes(150, 100, 2));
     give(&mut lab, bytes(50, 100, 3));
@@ -302,7 +302,7 @@ fn segments_outside_the_window_are_acknowledged() {
             (ACK, good.seq, 0)
         );
     }
-    // A burst gets one answer.
+    // A burst of them gets one answer.
     let far = Seg {
         seq: good.seq.wrapping_add(1 << 28),
         payload: vec![7; 20],
@@ -329,11 +329,11 @@ fn malformed_options_are_counted_and_end_nothing() {
         &[8, 0, 0, 0],
     ];
     for garbage_option in garbage {
-        // Behind the timestamps, which count.
+        // After the timestamps, which remain valid.
         let mut segment = good.clone();
         segment.options.extend(garbage_option);
         assert!(answers(&mut lab, segment.frame()).is_empty());
-        // A handshake with them is one without options.
+        // A handshake with these options proceeds as without options.
         let syn = Tcp {
             ports: [2000, 80],
             seq: 7,
@@ -371,7 +371,7 @@ fn martians_are_counted_and_not_answered() {
         ..Tcp::default()
     };
     let mut sent = 0;
-    // Ourselves (LAND), loopback, nobody, groups, everybody.
+    // Source addresses: our own (LAND), loopback, unspecified, multicast, broadcast.
     for from in [
         "10.0.0.2",
         "127.0.0.1",
@@ -396,7 +396,7 @@ fn martians_are_counted_and_not_answered() {
             sent += 1;
         }
     }
-    // A sender that is a group on the link.
+    // A source that is a group address on the link.
     let mut endpoints = ends("10.0.0.1");
     endpoints.mac[0] = [0xff; 6];
     for frame in [
@@ -407,7 +407,7 @@ fn martians_are_counted_and_not_answered() {
         assert!(answers(&mut lab, frame).is_empty());
         sent += 1;
     }
-    // To a group of the link, from a good address.
+    // To a group address of the link, from a valid source address.
     let mut endpoints = ends("10.0.0.1");
     endpoints.mac[1] = [0xff; 6];
     assert!(answers(&mut lab, endpoints.tcp(&syn)).is_empty());
@@ -418,7 +418,8 @@ fn martians_are_counted_and_not_answered() {
     sent += 1;
     assert_eq!(read_stats(&lab).martians, sent);
     assert_eq!(lab.net.hosts[1].connection_count(), 0);
-    // The address of nobody may ask whether an address is free (RFC 4862), and is answered.
+    // The unspecified address may be the source of duplicate address detection (RFC 4862), which is
+    // answered.
     let mut endpoints = ends("::1");
     endpoints.ip[0] = "::".parse().unwrap();
     let replies = answers(&mut lab, endpoints.solicit());
@@ -444,7 +445,7 @@ fn a_port_scan_is_counted_and_answered_with_resets() {
             ..Tcp::default()
         })
     };
-    // Section 3.10.7.1: with an ACK, as it says; else after what came.
+    // Section 3.10.7.1: with an ACK, the reset uses its number; otherwise it acknowledges the segment.
     for (flags, want) in [
         (SYN, (RST | ACK, 0, 501)),
         (ACK, (RST, 900, 0)),
@@ -465,7 +466,7 @@ fn a_port_scan_is_counted_and_answered_with_resets() {
     assert!(answers(&mut lab, scan(RST, 81)).is_empty());
     let stats = read_stats(&lab);
     assert_eq!((stats.no_ports, stats.no_connection), (2, 5));
-    // Section 3.10.7.2: a listener answers ACKs with a reset, and drops what is nothing.
+    // Section 3.10.7.2: a listener answers ACKs with a reset, and ignores other segments without SYN.
     for (flags, count) in [(FIN, 0), (0, 0), (FIN | PSH | 32, 0), (ACK, 1), (RST, 0)] {
         assert_eq!(
             answers(&mut lab, scan(flags, 80)).len(),
@@ -474,7 +475,7 @@ fn a_port_scan_is_counted_and_answered_with_resets() {
         );
     }
     assert_eq!(read_stats(&lab).no_connection, 10);
-    // All of them.
+    // Scan all ports.
     let before = read_stats(&lab);
     for port in 1..=u16::MAX {
         if port != 80 {

@@ -1,4 +1,4 @@
-//! Addresses that no peer can have, and ICMP errors.
+//! Addresses that are invalid for a peer, and ICMP errors.
 
 use super::*;
 
@@ -39,7 +39,7 @@ fn segments_to_group_addresses_are_ignored() {
 fn source_quench_and_unquoted_errors_end_nothing() {
     let mut lab = Lab::new();
     let now = lab.net.now;
-    // Nobody answers: the connect is in SYN-SENT all the time.
+    // SYN-ACKs are lost: the connect stays in SYN-SENT throughout.
     lab.net.hosts[1].listen(None, 80, 4, 0).unwrap();
     lab.lose(|from, frame| from == 1 && frame[12..14] == [8, 0]);
     let client = lab.net.hosts[0]

@@ -26,7 +26,7 @@ fn a_close_in_syn_received_completes_the_handshake() {
     let mut lab = Lab::new();
     let now = lab.net.now;
     let to = |host: u8, port: u16| format!("10.0.0.{host}:{port}").parse().unwrap();
-    // A simultaneous open whose SYN-ACKs are lost once.
+    // A simultaneous open in which the first SYN-ACKs are lost.
     let client = lab.net.hosts[0]
         .connect(now, None, Some(5001), to(2, 5002), 0)
         .unwrap();
@@ -57,7 +57,7 @@ fn a_close_in_syn_received_completes_the_handshake() {
 /// Found in xarxa 084, 270.
 #[test]
 fn nothing_beyond_the_fin_is_accepted() {
-    // The bytes beyond it come before, with and after the FIN.
+    // The bytes beyond the FIN arrive before, with and after it.
     for order in 0..3 {
         let mut lab = Lab::new();
         let [_, server] = lab.connect();
@@ -160,7 +160,7 @@ fn a_reset_outside_the_window_is_ignored() {
     give(&mut lab, 1, &rst);
     lab.collect();
     assert!(lab.got(1).contains(Events::RESET));
-    // Nor is a reset of no connection answered.
+    // A reset that matches no connection is not answered either.
     rst.sport = 9;
     let from = seen(&lab);
     give(&mut lab, 1, &rst);

@@ -1,11 +1,11 @@
-//! Work that must not grow, and work that must not be put off.
+//! Work that must stay constant, and work that must not be deferred.
 
 use super::*;
 
-/// Found in smoltcp. No work grows with the idle ones.
+/// Found in smoltcp. The cost of a new connection must not grow with the number of idle ones.
 #[test]
 fn one_listener_accepts_many_connections() {
-    // With a linear lookup 10,000 idle connections cost three orders of magnitude.
+    // With a linear lookup, 10,000 idle connections would cost three orders of magnitude.
     let cost = |idle: usize| {
         let mut configs = [host_config(0), host_config(1)];
         configs.iter_mut().for_each(|config| {
@@ -63,7 +63,7 @@ fn data_is_delivered_in_the_buffer_it_came_in() {
 /// Found in TAS 15.
 #[test]
 fn the_last_data_is_sent_without_another_call() {
-    // Userspace iWARP hung over TAS since the last of several sends was never flushed.
+    // Userspace iWARP hung over TAS because the last of several sends was never flushed.
     for count in [1usize, 2, 3, 17] {
         let mut lab = Lab::new();
         let [client, server] = lab.connect();

@@ -2,12 +2,12 @@
 
 use super::*;
 
-/// Found in smoltcp; xarxa 017. Resets do, too.
+/// Found in smoltcp; xarxa 017. The same holds for resets.
 #[test]
 fn acks_after_a_timeout_carry_snd_nxt() {
     let mut lab = with(|config| config.recv_window = 16 * MSS as u32);
     let [client, server] = lab.connect();
-    // Both ends have data out, and both time out.
+    // Both ends have data in flight, and both time out.
     lab.lose(|_, _| true);
     let data = push(&mut lab, 0, client, 8);
     assert!(push(&mut lab, 1, server, 8) == data);
@@ -22,7 +22,7 @@ fn acks_after_a_timeout_carry_snd_nxt() {
             .max()
             .unwrap()
     });
-    // A segment of the peer is answered: the ACK must be acceptable to it.
+    // The answer to a segment of the peer must be an ACK that the peer accepts.
     let from = seen(&lab);
     let mut probe = lab.forge(1);
     probe.seq = nxt_b.wrapping_sub(1);
@@ -40,7 +40,7 @@ fn acks_after_a_timeout_carry_snd_nxt() {
     assert!(lab.read(0, client) == data);
     lab.run_ms(10);
     assert!(lab.net.hosts.iter().all(Stack::is_idle), "no mutual wedge");
-    // The same for a reset.
+    // The same with a reset.
     lab.lose(|_, _| true);
     push(&mut lab, 0, client, 4);
     lab.run_ms(60);
@@ -51,10 +51,10 @@ fn acks_after_a_timeout_carry_snd_nxt() {
     assert!(lab.got(1).contains(Events::RESET));
 }
 
-/// Found in smoltcp. Most of Reno's expected throughput remains.
+/// Found in smoltcp. Most of Reno's expected throughput must remain.
 #[test]
 fn one_percent_loss_costs_no_timeouts() {
-    // Mathis: MSS / RTT * sqrt(3/2) / sqrt(p), the least that a loss-driven flow should reach.
+    // Mathis: MSS / RTT * sqrt(3/2) / sqrt(p), the minimum that a loss-based flow should reach.
     for rtt_us in [100u64, 1_000] {
         let mut link = Impairment::perfect(micros(rtt_us / 2));
         link.rate = 10_000_000_000;
@@ -78,7 +78,7 @@ fn one_percent_loss_costs_no_timeouts() {
 fn sacked_data_is_not_sent_again_after_a_timeout() {
     let mut lab = with(|config| config.initial_window = 20);
     let [client, server] = lab.connect();
-    // The first segment is lost every time until the timer has fired twice.
+    // The first segment is lost each time until the timer has fired twice.
     let first = lab.last(0).seq;
     let mut count = 0;
     lab.lose(move |from, frame| {
@@ -171,15 +171,15 @@ fn hundreds_of_holes_are_held() {
 /// Found in smoltcp.
 #[test]
 fn sack_blocks_across_the_sequence_wrap_work() {
-    // Enough connections that some data crosses the wrap is a matter of luck: the clock part of
-    // the initial sequence number is moved instead, so that it is near the wrap.
+    // Whether some data crosses the wrap among many connections is chance. Instead, the clock part of
+    // the initial sequence number is advanced until it is near the wrap.
     let mut wrapped = 0;
     for step in 0..64u64 {
         let mut lab = with(|config| config.initial_window = 40);
         lab.net.now = lab.net.now + Duration::from_nanos(step << 38);
         let [client, server] = lab.connect();
         let distance = 0u32.wrapping_sub(lab.last(0).seq);
-        // Within the next 2^26 bytes: go there.
+        // Advance there if it is within the next 2^26 bytes.
         if distance > 1 << 26 {
             continue;
         }
@@ -252,12 +252,12 @@ fn limited_transmit_and_partial_acks_without_sack() {
         config.rto_min = Duration::from_millis(200);
     });
     let [client, server] = lab.connect();
-    // The first ACK brings a new window and so is no duplicate: let it pass.
+    // The first ACK carries a new window and is therefore not a duplicate: let it pass.
     lab.send(0, client, b"x");
     lab.run_ms(5);
     lab.read(1, server);
     let mut count = 0;
-    // Of a window of four the first is lost: two duplicates and no third, but for new data.
+    // The first of four segments is lost: two duplicate ACKs; the third needs new data.
     lab.lose(move |from, frame| {
         let data = from == 0 && frame.len() > 1000;
         count += u32::from(data);
@@ -328,7 +328,7 @@ fn the_initial_ssthresh_is_unlimited() {
                 config.tso = Some(tso);
             });
         }
-        // 10 Gb/s and 4 ms: 5 MB in flight, 9 doublings of ten segments.
+        // 10 Gb/s and 4 ms: 5 MB in flight, nine doublings of ten segments.
         let mut link = Impairment::perfect(Duration::from_millis(2));
         link.rate = 10_000_000_000;
         link.queue = 10_000;

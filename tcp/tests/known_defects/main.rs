@@ -1,4 +1,4 @@
-//! Defects found in other TCP stacks, each as a test that this stack does not have it: smoltcp and its
+//! Defects found in other TCP stacks, each with a test that this stack does not have it: smoltcp and its
 //! successor xarxa (with the number in xarxa's audit), TAS, libxlio, Demikernel, F-Stack, mTCP. The comment
 //! on a test names the stack.
 
@@ -34,7 +34,7 @@ fn with(apply: impl Fn(&mut StackConfig)) -> Lab {
     Lab::with(configs)
 }
 
-/// Hands a segment of the other host to `host` now.
+/// Delivers a segment of the other host to `host` now.
 fn give(lab: &mut Lab, host: usize, segment: &Seg) {
     let now = lab.net.now;
     lab.net.hosts[host].receive_burst(now, std::iter::once((segment.frame().into(), INFO)));
@@ -55,7 +55,7 @@ fn state(lab: &Lab, host: usize, id: ConnId) -> TcpState {
     lab.net.hosts[host].tcp_info(id).unwrap().state
 }
 
-/// What `host` sent since `from` frames were seen.
+/// Returns the segments that `host` sent after the first `from` frames.
 fn since(lab: &Lab, host: usize, from: usize) -> Vec<Seg> {
     let seen = lab.seen.borrow();
     seen[from..]

@@ -68,7 +68,7 @@ fn probes_of_two_zero_windows_are_both_answered() {
     for host in [0, 1] {
         sent[host] = push(&mut lab, host, ids[host], 12);
     }
-    // Both windows are closed, both probe; every window update of the first opening is lost.
+    // Both windows are closed and both ends probe; every window update of the first opening is lost.
     lab.run_ms(300);
     assert!(
         lab.net
@@ -124,13 +124,13 @@ fn a_window_shrunk_to_zero_below_data_recovers() {
     let una = lab.last(0).seq;
     lab.lose(|from, frame| from == 1 && frame[12..14] == [8, 0]);
     push(&mut lab, 0, client, 2);
-    // The first is taken, the window closes over the second.
+    // The first record is acknowledged, and the window closes before the second.
     let mut ack = lab.forge(1);
     ack.ack = una.wrapping_add(MSS as u32);
     ack.window = 0;
     give(&mut lab, 0, &ack);
     let from = seen(&lab);
-    // The peer lives and answers for long beyond the user timeout.
+    // The peer is alive and answers, far longer than the user timeout.
     for _ in 0..60 {
         lab.run_ms(1000);
         give(&mut lab, 0, &ack);
@@ -147,7 +147,7 @@ fn a_window_shrunk_to_zero_below_data_recovers() {
             .iter()
             .any(|segment| segment.seq == second && !segment.payload.is_empty())
     );
-    // A peer that says nothing at all is given up.
+    // A peer that does not answer at all is given up.
     lab.run_ms(120_000);
     assert!(lab.got(0).contains(Events::TIMED_OUT));
 }
@@ -159,7 +159,7 @@ fn silly_windows_are_neither_offered_nor_filled() {
     let [client, server] = lab.connect();
     let data = push(&mut lab, 0, client, 24);
     lab.run_ms(20);
-    // Reading bytes one by one opens nothing.
+    // Reading single bytes does not open the window.
     let from = seen(&lab);
     for _ in 0..200 {
         lab.net.hosts[1].receive_queue(server).unwrap().consume(1);
