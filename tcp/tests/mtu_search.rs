@@ -38,7 +38,7 @@ struct Bulk {
     /// Longest IP packet that passes; longer packets are dropped and kept here.
     mtu: Rc<RefCell<usize>>,
     lost: Rc<RefCell<Vec<Vec<u8>>>>,
-    /// Whether the congestion window fell below the `cwnd` noted before.
+    /// The congestion window has decreased between two steps.
     fell: bool,
     cwnd: u32,
     asked: u32,

@@ -11,13 +11,13 @@ use crate::{Host, run};
 /// The access mode that `F_GETFL` returns.
 const O_RDWR: i64 = 2;
 
-/// What a system call returned.
+/// Result of a system call.
 pub(crate) enum CallResult {
     Value(i64),
     Error(Errno),
 }
 
-/// Bytes written and read so far on each socket, from which their content follows: see
+/// Bytes written and read so far on each socket, which determine the content of further bytes: see
 /// [`run::stream_byte`].
 #[derive(Default)]
 pub(crate) struct StreamOffsets {
@@ -25,7 +25,7 @@ pub(crate) struct StreamOffsets {
     read: std::collections::HashMap<i32, u64>,
 }
 
-/// The argument at `index` as a number; `...` is 0. `what` is for the message.
+/// Returns the argument at `index` as a number; `...` is 0. `what` names it in error messages.
 fn int_argument(call: &SystemCall, index: usize, what: &str) -> Result<i64, String> {
     match call.args.get(index) {
         Some(Argument::Int(value)) => Ok(*value),
@@ -38,7 +38,7 @@ fn int_argument(call: &SystemCall, index: usize, what: &str) -> Result<i64, Stri
     }
 }
 
-/// The symbols of the argument at `index`; none if it is something else.
+/// Returns the symbols of the argument at `index`; none if it is of another kind.
 fn symbols_argument(call: &SystemCall, index: usize) -> Vec<&str> {
     match call.args.get(index) {
         Some(Argument::Symbols(symbols)) => symbols.iter().map(String::as_str).collect(),
@@ -46,7 +46,7 @@ fn symbols_argument(call: &SystemCall, index: usize) -> Vec<&str> {
     }
 }
 
-/// The elements of the argument at `index`.
+/// Returns the elements of the argument at `index`.
 fn list_argument(call: &SystemCall, index: usize) -> Result<&[Argument], String> {
     match call.args.get(index) {
         Some(Argument::List(list)) => Ok(list),
@@ -58,8 +58,8 @@ fn list_argument(call: &SystemCall, index: usize) -> Result<&[Argument], String>
     }
 }
 
-/// Makes a call. `Err`: the script asks for something that siw-drill does not have, or the bytes read
-/// are not those that the peer sent.
+/// Makes a call. `Err`: the script needs a feature that siw-drill lacks, or the bytes read differ from
+/// those that the peer sent.
 pub(crate) fn make_call(
     host: &mut Host,
     streams: &mut StreamOffsets,
@@ -104,7 +104,7 @@ pub(crate) fn make_call(
             let fd = int_argument(call, 0, "the socket")? as i32;
             let len = usize::try_from(int_argument(call, 2, "the length")?)
                 .map_err(|error| error.to_string())?;
-            // `read` has no fourth argument.
+            // `read` has no fourth argument, so it never peeks.
             let peeks = symbols_argument(call, 3).contains(&"MSG_PEEK");
             let result = if peeks {
                 host.peek(fd, len)
@@ -137,7 +137,7 @@ pub(crate) fn make_call(
             zero(host.close(fd))
         }
         "fcntl" => match symbols_argument(call, 1)[..] {
-            // All sockets are non-blocking. A call with two times is made until it returns.
+            // All sockets are non-blocking. A call with two times is retried until it returns.
             ["F_GETFL"] => Ok(call.result.unwrap_or(O_RDWR)),
             ["F_SETFL"] => Ok(0),
             _ => return Err("fcntl knows F_GETFL and F_SETFL".into()),
@@ -166,7 +166,7 @@ fn check_content(data: &[u8], from: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// `socket(..., SOCK_STREAM, IPPROTO_TCP)`. The outer error is one of the script.
+/// `socket(..., SOCK_STREAM, IPPROTO_TCP)`. The outer error is an error in the script.
 fn open_socket(host: &mut Host, call: &SystemCall) -> Result<Result<i64, Errno>, String> {
     let v6 = match call.args.first() {
         Some(Argument::Any) => host.setup.local.is_ipv6(),
@@ -180,7 +180,7 @@ fn open_socket(host: &mut Host, call: &SystemCall) -> Result<Result<i64, Errno>,
     Ok(Ok(i64::from(host.socket(v6))))
 }
 
-/// The option of `setsockopt` and its value.
+/// Parses the option of `setsockopt` and its value.
 fn parse_socket_option(call: &SystemCall) -> Result<SockOpt, String> {
     let value = match call.args.get(3) {
         Some(Argument::List(list)) => list.first(),
@@ -297,7 +297,7 @@ fn poll_sockets(host: &mut Host, call: &SystemCall) -> Result<Result<i64, Errno>
         let mut expected = names("revents");
         actual.sort();
         expected.sort();
-        // A poll that blocks is made again until it has an event.
+        // A blocking poll is retried until it has an event.
         if actual != expected && call.until.is_none() {
             return Err(format!("revents of {fd} are {}", actual.join("|")));
         }

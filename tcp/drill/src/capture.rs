@@ -11,8 +11,8 @@ use pcap_file::{DataLink, PcapError};
 
 use crate::run::CapturedPacket;
 
-/// Writes the packets as a pcapng file of raw IP packets, in the order of their times. The first packet
-/// of a script at time 0 has the time stamp 0; the resolution is a microsecond.
+/// Writes the packets as a pcapng file of raw IP packets, ordered by time. Time 0 of a script has the
+/// timestamp 0; the resolution is one microsecond.
 pub fn write_pcapng(out: impl Write, packets: &[CapturedPacket]) -> Result<(), PcapError> {
     let mut writer = PcapNgWriter::new(out)?;
     writer.write_pcapng_block(InterfaceDescriptionBlock {

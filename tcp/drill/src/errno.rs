@@ -1,6 +1,6 @@
 //! Error numbers of system calls, with Linux's values and names.
 
-/// An error number (errno) as on Linux. Shown by its symbol.
+/// An error number (errno) as on Linux. Displayed as its symbol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Errno(pub i32);
 
@@ -12,7 +12,7 @@ macro_rules! errnos {
                 pub const $name: Errno = Errno($value);
             )*
 
-            /// The symbol, if it is one that a call of this crate returns.
+            /// Returns the symbol, or `an unknown error` if no call of this crate returns this number.
             pub fn name(self) -> &'static str {
                 match self.0 {
                     $($value => stringify!($name),)*

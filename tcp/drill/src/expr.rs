@@ -1,4 +1,4 @@
-//! Evaluates the code of scripts: assertions over the state of the newest connection and the stack's
+//! Evaluates the code of scripts: assertions about the state of the newest connection and the stack's
 //! counters.
 //!
 //! ```text
@@ -20,11 +20,11 @@ struct Evaluator<'a> {
     at: usize,
     line: usize,
     value: &'a dyn Fn(&str) -> Option<i64>,
-    /// The names used so far with their values, for the message.
+    /// The names used so far with their values, for error messages.
     seen: Vec<(String, i64)>,
 }
 
-/// Checks the assertions of `code`, which begins on `line`. `value` gives the values of names.
+/// Checks the assertions of `code`, which begins on `line`. `value` returns the value of a name.
 pub(crate) fn check_assertions(
     code: &str,
     line: usize,

@@ -1,5 +1,5 @@
-//! A host: the stack, its clock, its link, and the sockets over it. Time passes only when the
-//! caller says so, so that a script runs the same way each time.
+//! A host: the stack, its clock, its link, and its sockets. Time passes only when the caller advances it,
+//! so that a script always runs in the same way.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::IpAddr;
@@ -13,47 +13,47 @@ use crate::link::{self, FrameCollector, SentFrame};
 use crate::options::Setup;
 use crate::sockets::Socket;
 
-/// What events have said about a connection so far.
+/// State of a connection according to its events.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ConnStatus {
     /// The handshake is complete.
     pub connected: bool,
-    /// A call has returned that to the application.
+    /// A call has reported the completed handshake to the application.
     pub connect_reported: bool,
     /// The peer closed its direction.
     pub peer_fin: bool,
-    /// The connection is gone.
+    /// The connection is closed.
     pub closed: bool,
     /// The pending error, which the next call returns and clears.
     pub error: Option<Errno>,
 }
 
-/// A host with one stack and its sockets. Sockets are numbered from 3, as file descriptors are. Calls do
-/// not block: they fail with [`Errno::EAGAIN`] instead, and the caller lets time pass with
+/// A host with one stack and its sockets. Sockets are numbered from 3, like file descriptors. Calls do
+/// not block: they fail with [`Errno::EAGAIN`], and the caller advances the time with
 /// [`Host::advance_once`].
 pub struct Host {
     pub(crate) setup: Setup,
-    /// Made by the first `listen` or `connect`, from the options set before.
+    /// Created by the first `listen` or `connect`, with the options set before.
     pub(crate) stack: Option<Stack<VecBuf, Vec<u8>>>,
     pub(crate) now: Instant,
     sink: FrameCollector,
-    /// Packets that the stack sent, with the time.
+    /// Packets that the stack sent, with their times.
     sent: VecDeque<(Instant, Vec<u8>)>,
     pub(crate) sockets: BTreeMap<i32, Socket>,
     pub(crate) conns: HashMap<ConnId, ConnStatus>,
     pub(crate) newest: Option<ConnId>,
-    /// The last state of the newest connection, which may be gone.
+    /// The last state of the newest connection, which may no longer exist.
     newest_info: Option<TcpInfo>,
     /// The last ICMP error about each pair of ports and peer.
     icmp_errors: HashMap<(u16, u16, IpAddr), Errno>,
 }
 
-/// More rounds than the stack needs for all its output at one time. A stack that always has more would
-/// hang the caller.
+/// Limit of rounds per point in time, more than the stack needs for all its output. A stack that always
+/// has more output would hang the caller.
 const MAX_ROUNDS: usize = 10_000;
 
 impl Host {
-    /// A host whose clock shows `now`, which should be far from zero: the stack computes times before it.
+    /// Creates a host whose clock shows `now`, which should be far from zero: the stack computes earlier times.
     pub fn new(setup: Setup, now: Instant) -> Host {
         Host {
             setup,
@@ -69,51 +69,51 @@ impl Host {
         }
     }
 
-    /// Sets the stack's address. It has no effect after the first `listen` or `connect`.
+    /// Sets the stack's address. Has no effect after the first `listen` or `connect`.
     pub fn set_local_address(&mut self, local: std::net::IpAddr) {
         if self.stack.is_none() {
             self.setup.local = local;
         }
     }
 
-    /// The time on the host's clock.
+    /// Returns the time on the host's clock.
     pub fn now(&self) -> Instant {
         self.now
     }
 
-    /// Takes the oldest packet that the stack sent, an IP packet, with the time at which it was sent.
+    /// Takes the oldest IP packet that the stack sent, with the time at which it was sent.
     pub fn take_packet(&mut self) -> Option<(Instant, Vec<u8>)> {
         self.sent.pop_front()
     }
 
-    /// When the packet was sent that [`Host::take_packet`] would return.
+    /// Returns the send time of the packet that [`Host::take_packet`] would return.
     pub fn oldest_packet_time(&self) -> Option<Instant> {
         self.sent.front().map(|(at, _)| *at)
     }
 
-    /// The newest connection, or its last state if it is gone.
+    /// Returns the state of the newest connection, or its last state if it no longer exists.
     pub fn newest_connection(&self) -> Option<TcpInfo> {
         self.newest_info
     }
 
-    /// The counters of the stack.
+    /// Returns the counters of the stack.
     pub fn stats(&self) -> StackStats {
         self.stack
             .as_ref()
             .map_or_else(StackStats::default, |stack| stack.stats().clone())
     }
 
-    /// The number of connections of the stack, those in TIME-WAIT included.
+    /// Returns the number of connections of the stack, TIME-WAIT included.
     pub fn connection_count(&self) -> usize {
         self.stack.as_ref().map_or(0, Stack::connection_count)
     }
 
-    /// Hands an IP packet of the peer to the stack, which does at once all that it can do. Before the first
-    /// `listen` or `connect` every port is CLOSED, and answers so (RFC 9293 section 3.10.7.1).
+    /// Delivers an IP packet of the peer to the stack and runs the stack. Before the first `listen` or
+    /// `connect` every port is CLOSED and answers accordingly (RFC 9293 section 3.10.7.1).
     pub fn receive_packet(&mut self, packet: &[u8]) {
         let is_early = self.stack.is_none();
         if is_early {
-            // A stack of its own, so that options can still be set.
+            // A temporary stack, so that options can still be set.
             self.stack = Stack::new(self.setup.stack_config(), self.now).ok();
         }
         if let Some(IcmpReport {
@@ -132,7 +132,7 @@ impl Host {
         }
     }
 
-    /// Hands Ethernet frames to the stack.
+    /// Delivers Ethernet frames to the stack.
     fn deliver_frames(&mut self, frames: Vec<Vec<u8>>) {
         let info = FrameInfo {
             checksum: RxChecksum::Unknown,
@@ -146,7 +146,7 @@ impl Host {
         }
     }
 
-    /// Lets the stack do all that it can do now.
+    /// Runs the stack until it has nothing left to do at the current time.
     pub(crate) fn run_stack(&mut self) {
         for _ in 0..MAX_ROUNDS {
             let Some(stack) = &mut self.stack else { return };
@@ -173,7 +173,7 @@ impl Host {
         }
     }
 
-    /// Notes what happened to connections, and queues new ones at their listeners.
+    /// Records the events of connections, and queues new connections at their listeners.
     fn handle_events(&mut self) {
         let Some(stack) = &mut self.stack else { return };
         while let Some((id, user, events)) = stack.next_event() {
@@ -191,7 +191,7 @@ impl Host {
             conn.connected |= events.intersects(Events::CONNECTED | Events::ACCEPTED);
             conn.peer_fin |= events.contains(Events::PEER_FIN);
             conn.closed |= events.contains(Events::CLOSED);
-            // Why a connection could not be opened is known if a router or the peer said so.
+            // An ICMP error or a reset is the reason why a connection could not be opened.
             let told = stack.tcp_info(id).filter(|_| !conn.connected);
             let told = told.and_then(|info| {
                 let key = (info.local.port(), info.remote.port(), info.remote.ip());
@@ -216,7 +216,7 @@ impl Host {
         let next = self.stack.as_ref().and_then(Stack::next_deadline);
         match next {
             Some(at) if at <= limit => {
-                // The clock advances in any case: a deadline that stays in the past must not stop it.
+                // The clock always advances: a deadline that stays in the past must not stop it.
                 self.now = at.max(self.now + Duration::from_nanos(1)).min(limit);
                 self.run_stack();
                 self.now < limit

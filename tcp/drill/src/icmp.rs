@@ -1,32 +1,32 @@
-//! What an ICMP error means to a socket. The stack reports that a connection could not be opened, and not
-//! why; a socket gets the error number that Linux gives it for the message (RFC 1122 section 4.2.3.9).
+//! Maps ICMP errors to socket errors. The stack reports that a connection could not be opened, but not
+//! the reason; a socket gets Linux's error number for the ICMP message (RFC 1122 section 4.2.3.9).
 
 use std::net::IpAddr;
 
 use crate::errno::Errno;
 
-/// Where an IPv4 header says which protocol it carries; which protocols there are.
+/// Offsets of the protocol in IP headers, and protocol numbers.
 const IPV4_PROTOCOL_AT: usize = 9;
 const IPV6_NEXT_HEADER_AT: usize = 6;
 const PROTOCOL_ICMP: u8 = 1;
 const PROTOCOL_TCP: u8 = 6;
 const PROTOCOL_ICMPV6: u8 = 58;
 const IPV6_HEADER: usize = 40;
-/// The header of an ICMP error, before the packet that it quotes.
+/// Length of the header of an ICMP error, before the quoted packet.
 const ICMP_HEADER: usize = 8;
 
 /// An ICMP error that quotes a segment of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct IcmpReport {
-    /// The port of the host, and that of its peer.
+    /// The ports of the host and of its peer.
     pub ports: (u16, u16),
-    /// The peer.
+    /// The peer's address.
     pub remote: IpAddr,
     pub errno: Errno,
 }
 
-/// What the packet reports if it is an ICMP error about a TCP segment. Checksums are not looked at: the
-/// stack does, and what it does not believe has no consequence.
+/// Returns the report if the packet is an ICMP error about a TCP segment. Checksums are not verified: the
+/// stack verifies them, and an error that it ignores has no effect.
 pub(crate) fn read_icmp_error(packet: &[u8]) -> Option<IcmpReport> {
     let is_v4 = packet.first()? >> 4 == 4;
     let (protocol, body) = split_ip_packet(packet)?;
@@ -52,7 +52,7 @@ pub(crate) fn read_icmp_error(packet: &[u8]) -> Option<IcmpReport> {
     })
 }
 
-/// The protocol of an IP packet without extension headers, and what follows the header.
+/// Returns the protocol of an IP packet without extension headers, and its payload.
 fn split_ip_packet(packet: &[u8]) -> Option<(u8, &[u8])> {
     let first = *packet.first()?;
     if first >> 4 == 4 {
@@ -65,7 +65,7 @@ fn split_ip_packet(packet: &[u8]) -> Option<(u8, &[u8])> {
     ))
 }
 
-/// The destination address of an IP packet.
+/// Returns the destination address of an IP packet.
 fn destination(packet: &[u8]) -> Option<IpAddr> {
     if packet.first()? >> 4 == 4 {
         let octets: [u8; 4] = packet.get(16..20)?.try_into().ok()?;
@@ -75,7 +75,7 @@ fn destination(packet: &[u8]) -> Option<IpAddr> {
     Some(octets.into())
 }
 
-/// The error number of an ICMPv4 error (RFC 792, RFC 1122 section 3.2.2, RFC 1812 section 5.2.7.1).
+/// Returns the error number of an ICMPv4 error (RFC 792, RFC 1122 section 3.2.2, RFC 1812 section 5.2.7.1).
 fn errno_of_icmpv4(kind: u8, code: u8) -> Option<Errno> {
     match (kind, code) {
         (3, 0 | 6 | 9 | 11) => Some(Errno::ENETUNREACH),
@@ -91,7 +91,7 @@ fn errno_of_icmpv4(kind: u8, code: u8) -> Option<Errno> {
     }
 }
 
-/// The error number of an ICMPv6 error (RFC 4443 section 3).
+/// Returns the error number of an ICMPv6 error (RFC 4443 section 3).
 fn errno_of_icmpv6(kind: u8, code: u8) -> Option<Errno> {
     match (kind, code) {
         (1, 0) => Some(Errno::ENETUNREACH),

@@ -35,7 +35,7 @@ impl std::fmt::Display for Token {
     }
 }
 
-/// The text that has not been read yet.
+/// The unread text.
 struct Cursor<'a> {
     rest: &'a str,
     line: usize,
@@ -50,7 +50,7 @@ impl<'a> Cursor<'a> {
         taken
     }
 
-    /// Takes characters as long as `belongs` says so.
+    /// Takes characters while `belongs` returns `true`.
     fn take_while(&mut self, belongs: impl Fn(char) -> bool) -> &'a str {
         let count = self
             .rest
@@ -59,7 +59,7 @@ impl<'a> Cursor<'a> {
         self.take(count)
     }
 
-    /// Takes what stands before `end`, and `end` itself. `what` is for the message.
+    /// Takes the text before `end`, and `end` itself. `what` names the text in error messages.
     fn take_until(&mut self, end: &str, what: &str) -> Result<&'a str, LineError> {
         let Some(n) = self.rest.find(end) else {
             return Err(LineError::new(self.line, format!("{what} has no {end:?}")));
@@ -70,7 +70,7 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// Each token with its line, from 1.
+/// Splits text into tokens, each with its line number from 1.
 pub(crate) fn tokenize(text: &str) -> Result<Vec<(usize, Token)>, LineError> {
     let mut cursor = Cursor {
         rest: text,
@@ -145,7 +145,7 @@ pub(crate) fn tokenize(text: &str) -> Result<Vec<(usize, Token)>, LineError> {
     Ok(out)
 }
 
-/// A hexadecimal or decimal integer, or a decimal fraction.
+/// Reads a hexadecimal or decimal integer, or a decimal fraction.
 fn lex_number(cursor: &mut Cursor<'_>) -> Result<Token, LineError> {
     let line = cursor.line;
     let large = || LineError::new(line, "the number is too large");

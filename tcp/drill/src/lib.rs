@@ -1,8 +1,8 @@
 //! Packetdrill scripts run against [`siw_tcp::Stack`], in virtual time.
 //!
-//! A script is a list of events with times: system calls and what they return, packets that the
-//! peer sends (`<`), packets that the stack must send (`>`), and assertions. The language is
-//! packetdrill's without the parts that need a kernel:
+//! A script is a list of timed events: system calls with their results, packets that the peer sends
+//! (`<`), packets that the stack must send (`>`), and assertions. The language is packetdrill's
+//! without the parts that need a kernel:
 //!
 //! ```text
 //! --tolerance_usecs=1000                 // packetdrill's own options, as far as they apply
@@ -23,15 +23,15 @@
 //! +0   %{ assert cwnd == 10 * mss, retransmits == 0 }%
 //! ```
 //!
-//! Sequence numbers and timestamps of the stack count from its first SYN that the script expects;
-//! those of the peer are what the script says. Every payload byte is a function of its place in the
-//! stream and is checked in both directions, in retransmissions too.
+//! Sequence numbers and timestamps of the stack are relative to its first SYN that the script expects;
+//! those of the peer are absolute. Every payload byte is a function of its stream offset and is checked
+//! in both directions, also in retransmissions.
 //!
-//! One rule is stricter than packetdrill's: a packet that no line expects is an error at the next
-//! line that is later than it, or at the end of the script.
+//! One rule is stricter than packetdrill's: an unexpected packet is an error at the next line with a
+//! later time, or at the end of the script.
 //!
-//! [`Host`] is the socket layer over the stack. The shared object in `tcp/drill/so`, through which
-//! packetdrill itself runs scripts against the stack, uses it too.
+//! [`Host`] is the socket layer on the stack. It is also used by the shared object in `tcp/drill/so`,
+//! with which packetdrill itself runs scripts against the stack.
 //!
 //! ```
 //! let script = "

@@ -1,5 +1,5 @@
-//! The Ethernet link that the stack is given. Its frames become IP packets, and every address that it
-//! asks for by ARP (RFC 826) or NDP (RFC 4861) is answered for, so that scripts see neither.
+//! The Ethernet link of the stack. Converts frames to IP packets, and answers ARP (RFC 826) or NDP
+//! (RFC 4861) requests for any address, so that scripts see neither.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -8,7 +8,7 @@ use siw_tcp::{FrameMeta, FrameSink, TxChecksum};
 
 use crate::packet::{self, PROTOCOL_ICMPV6};
 
-/// Ethernet address of everybody but the stack.
+/// Ethernet address of all stations other than the stack.
 const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const ETHERNET_HEADER: usize = 14;
 const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
@@ -32,10 +32,10 @@ const SOLICITED_OVERRIDE: u8 = 0x60;
 /// NDP option: target link-layer address, one unit of eight bytes.
 const TARGET_LINK_ADDRESS: [u8; 2] = [2, 1];
 
-/// Collects whole frames with their checksums filled in.
+/// Collects whole frames and completes their checksums.
 #[derive(Default)]
 pub(crate) struct FrameCollector {
-    /// Frames that were finished and not taken yet.
+    /// Finished frames not taken yet.
     pub frames: Vec<Vec<u8>>,
     /// The frame being written.
     current: Vec<u8>,
@@ -81,7 +81,7 @@ impl FrameSink<Vec<u8>> for FrameCollector {
     }
 }
 
-/// An IP packet as a frame from the peer to the Ethernet address `to`.
+/// Wraps an IP packet in a frame from the peer to the Ethernet address `to`.
 pub(crate) fn frame_from_peer(to: [u8; 6], ip: &[u8]) -> Vec<u8> {
     let ethertype = if ip.first().is_some_and(|first| first >> 4 == 6) {
         ETHERTYPE_IPV6
@@ -91,17 +91,17 @@ pub(crate) fn frame_from_peer(to: [u8; 6], ip: &[u8]) -> Vec<u8> {
     [&to[..], &PEER_MAC, &ethertype, ip].concat()
 }
 
-/// What a frame of the stack means to the link.
+/// A frame of the stack as processed by the link.
 pub(crate) enum SentFrame {
-    /// An IP packet, which a script sees.
+    /// An IP packet, which is passed to the script.
     Packet(Vec<u8>),
-    /// An ARP request or a Neighbour Solicitation, and the frame that answers it.
+    /// The answer to an ARP request or a Neighbour Solicitation.
     Asked(Vec<u8>),
     /// ARP or NDP that needs no answer.
     Ignored,
 }
 
-/// Says what to do with a frame that the stack sent.
+/// Classifies a frame that the stack sent.
 pub(crate) fn classify_frame(frame: Vec<u8>) -> SentFrame {
     let body = &frame[ETHERNET_HEADER..];
     let ethertype = [frame[12], frame[13]];
@@ -120,14 +120,13 @@ pub(crate) fn classify_frame(frame: Vec<u8>) -> SentFrame {
     }
 }
 
-/// RFC 826: a request for any address is answered, except for the sender's own, which is an
-/// announcement.
+/// RFC 826: answers a request for any address, except for the sender's own, which is an announcement.
 fn answer_arp(request: &[u8]) -> SentFrame {
     if request.len() < ARP_LEN || request[7] != ARP_REQUEST || request[14..18] == request[24..28] {
         return SentFrame::Ignored;
     }
     let (sender, sender_mac, target) = (&request[8..18], &request[8..14], &request[24..28]);
-    // The first seven bytes, which say "IPv4 over Ethernet", stay; the operation follows.
+    // The first seven bytes ("IPv4 over Ethernet") are copied; the operation follows.
     let link_and_network = &request[..7];
     let mut reply = [sender_mac, &PEER_MAC, &ETHERTYPE_ARP, link_and_network].concat();
     reply.push(ARP_REPLY);
@@ -137,7 +136,7 @@ fn answer_arp(request: &[u8]) -> SentFrame {
     SentFrame::Asked(reply)
 }
 
-/// RFC 4861 section 7.2.4: the answer to a Neighbour Solicitation. `body` is the IPv6 packet.
+/// RFC 4861 section 7.2.4: answers a Neighbour Solicitation. `body` is the IPv6 packet.
 fn answer_solicitation(asker: [u8; 6], body: &[u8]) -> SentFrame {
     if body[ICMPV6_AT] != NEIGHBOUR_SOLICITATION {
         return SentFrame::Ignored;
@@ -147,12 +146,12 @@ fn answer_solicitation(asker: [u8; 6], body: &[u8]) -> SentFrame {
         octets.copy_from_slice(&body[at..at + 16]);
         Ipv6Addr::from(octets)
     };
-    // The IPv6 source address stands at 8, the target of the solicitation after its 8-byte header.
+    // The IPv6 source address is at offset 8, the target of the solicitation after its 8-byte header.
     let (source, target) = (address_at(8), address_at(ICMPV6_AT + 8));
     SentFrame::Asked(frame_from_peer(asker, &build_advertisement(target, source)))
 }
 
-/// A Neighbour Advertisement (RFC 4861 section 4.4) that says that `target` is at [`PEER_MAC`].
+/// Builds a Neighbour Advertisement (RFC 4861 section 4.4) of `target` at [`PEER_MAC`].
 fn build_advertisement(target: Ipv6Addr, to: Ipv6Addr) -> Vec<u8> {
     let (from, to) = (IpAddr::V6(target), IpAddr::V6(to));
     let mut message = vec![

@@ -1,4 +1,4 @@
-//! Writes segments in the notation of scripts, for messages and traces.
+//! Formats segments in the notation of scripts, for messages and traces.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use crate::packet::{
     TcpSpec, URG, WireSegment,
 };
 
-/// The flags in the order in which scripts write them.
+/// The flags in the order used by scripts.
 const LETTERS: [(u8, char); 8] = [
     (FIN, 'F'),
     (SYN, 'S'),
@@ -19,7 +19,7 @@ const LETTERS: [(u8, char); 8] = [
     (ACK, '.'),
 ];
 
-/// The letters of the flags that are set, such as `P.`; `-` for none.
+/// Formats the set flags as letters, for example `P.`; `-` if none is set.
 pub(crate) fn format_flags(flags: u8) -> String {
     let letters: String = LETTERS
         .iter()
@@ -33,7 +33,7 @@ pub(crate) fn format_flags(flags: u8) -> String {
     }
 }
 
-/// The flag that a letter stands for.
+/// Returns the flag of a letter.
 pub(crate) fn flag_of_letter(letter: char) -> Option<u8> {
     LETTERS
         .iter()
@@ -41,7 +41,7 @@ pub(crate) fn flag_of_letter(letter: char) -> Option<u8> {
         .map(|(bit, _)| *bit)
 }
 
-/// The ECN codepoint in brackets, with the blank that separates it from what follows.
+/// Formats the ECN codepoint in brackets, with the blank after it.
 pub(crate) fn format_ecn(ecn: EcnSpec) -> &'static str {
     match ecn {
         EcnSpec::Exactly(ECN_NOT_ECT) => "[noecn] ",
@@ -70,7 +70,7 @@ fn format_option(option: &TcpOption) -> String {
     }
 }
 
-/// A segment as a script writes it.
+/// Formats a segment in the notation of scripts.
 pub(crate) fn format_spec(spec: &TcpSpec) -> String {
     let mut out = String::new();
     out.push_str(spec.ecn.map_or("", format_ecn));
@@ -105,7 +105,7 @@ pub(crate) fn format_spec(spec: &TcpSpec) -> String {
     out
 }
 
-/// A segment from the wire as a script would write it, sequence numbers as they are.
+/// Describes a segment from the wire in script terms, with unchanged sequence numbers.
 pub(crate) fn spec_of(segment: &WireSegment) -> TcpSpec {
     TcpSpec {
         ports: None,

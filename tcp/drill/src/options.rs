@@ -1,5 +1,5 @@
-//! What the options of a script set: packetdrill's own by their names, and the stack's through
-//! `--so_flags`, whose text packetdrill hands to the shared object as it is.
+//! The options of a script: packetdrill's own by their names, and the stack's in `--so_flags`, whose
+//! text packetdrill passes unchanged to the shared object.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -7,22 +7,22 @@ use std::time::Duration;
 
 use siw_tcp::{CongestionControl, IpCidr, Keepalive, StackConfig};
 
-/// The stack under test, its peer, and how strictly a script is compared.
+/// The stack under test, its peer, and the tolerance of comparisons.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// The stack's configuration, addresses and gateway excepted.
+    /// The stack's configuration, except addresses and gateway.
     pub config: StackConfig,
     /// The stack's address.
     pub local: IpAddr,
     /// The peer's address.
     pub remote: IpAddr,
-    /// The port that `bind` with `...` binds to.
+    /// The port used by `bind` with `...`.
     pub bind_port: u16,
-    /// The peer's port that `connect` with `...` connects to.
+    /// The peer's port used by `connect` with `...`.
     pub connect_port: u16,
-    /// How far a packet, or the end of a blocking call, may be from its time.
+    /// Maximum deviation of a packet, or of the end of a blocking call, from its time.
     pub tolerance: Duration,
-    /// Bytes that a socket accepts before they are acknowledged.
+    /// Maximum number of unacknowledged bytes that a socket accepts.
     pub send_buffer: u32,
     /// The last segment of each `write` carries PSH.
     pub push: bool,
@@ -34,8 +34,9 @@ const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const GATEWAY_BITS: u8 = 0xfe;
 
 impl Setup {
-    /// packetdrill's default addresses, IPv6 or IPv4, and timers for wide-area networks (RTO of at least
-    /// 200 ms, ACKs delayed by 40 ms), which are far enough apart to tell them from one another.
+    /// Creates a setup with packetdrill's default addresses, IPv6 or IPv4, and timers for wide-area
+    /// networks (RTO of at least 200 ms, ACKs delayed by 40 ms), which are far enough apart to be told
+    /// apart.
     pub fn new(v6: bool) -> Setup {
         let (local, remote) = if v6 {
             ("fd3d:fa7b:d17d::1", "2001:db8::1")
@@ -62,7 +63,7 @@ impl Setup {
         }
     }
 
-    /// The stack's configuration with its address and a gateway, which the peer is behind.
+    /// Returns the stack's configuration with its address and a gateway, behind which the peer is.
     pub(crate) fn stack_config(&self) -> StackConfig {
         let mut config = self.config.clone();
         match self.local {
@@ -79,7 +80,7 @@ impl Setup {
         config
     }
 
-    /// Applies one `--name=value` of a script, `ip_version` excepted.
+    /// Applies one `--name=value` of a script, except `ip_version`.
     pub(crate) fn set_option(&mut self, name: &str, value: &str) -> Result<(), String> {
         match name {
             "local_ip" => self.local = parse_value(name, value)?,
@@ -89,7 +90,7 @@ impl Setup {
             "tolerance_usecs" => self.tolerance = parse_micros(name, value)?,
             "mtu" => self.config.mtu = parse_value(name, value)?,
             "so_flags" => apply_engine_flags(self, value)?,
-            // These configure a kernel, an interface or the speed of the clock.
+            // Options for a kernel, an interface or the speed of the clock have no effect here.
             "gateway_ip" | "netmask_ip" | "so_filename" | "speed" | "non_fatal" | "verbose"
             | "init_scripts" => {}
             _ => return Err(format!("--{name} is not an option that siw-drill knows")),
@@ -120,15 +121,15 @@ fn parse_switch(name: &str, value: &str) -> Result<bool, String> {
     }
 }
 
-/// Keepalive where only some of its options are set: RFC 1122 section 4.2.3.6 asks for at least two
-/// hours of idle time; interval and probes are those of Linux.
+/// Keepalive defaults if only some of its options are set: RFC 1122 section 4.2.3.6 requires at least
+/// two hours of idle time; interval and probes are Linux's.
 pub(crate) const KEEPALIVE: Keepalive = Keepalive {
     idle: Duration::from_secs(7200),
     interval: Duration::from_secs(75),
     probes: 9,
 };
 
-/// The congestion control that a value of `TCP_CONGESTION` names.
+/// Returns the congestion control for a value of `TCP_CONGESTION`.
 pub(crate) fn congestion_by_name(name: &str) -> Option<CongestionControl> {
     match name {
         "cubic" => Some(CongestionControl::Cubic),
@@ -138,10 +139,10 @@ pub(crate) fn congestion_by_name(name: &str) -> Option<CongestionControl> {
     }
 }
 
-/// Applies the flags of `--so_flags`: `name=value` pairs separated by blanks, which are fields of
-/// [`StackConfig`] (times in microseconds, named `..._usecs`), `local_ip`, `send_buffer`, `push`, and `mss`,
-/// the MSS that SYNs offer, which sets the MTU for the family of `local_ip`. An error says which flag is
-/// wrong and what is allowed.
+/// Applies the flags of `--so_flags`: `name=value` pairs separated by blanks. Names are fields of
+/// [`StackConfig`] (times in microseconds, named `..._usecs`), `local_ip`, `send_buffer`, `push`, and
+/// `mss`: the MSS that SYNs offer, which sets the MTU for the family of `local_ip`. An error names the
+/// wrong flag and the allowed values.
 pub fn apply_engine_flags(setup: &mut Setup, flags: &str) -> Result<(), String> {
     for flag in flags.split_whitespace() {
         let Some((name, value)) = flag.split_once('=') else {

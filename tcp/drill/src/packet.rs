@@ -1,6 +1,6 @@
-//! Packets as scripts describe them, and as they are on the wire: IP packets without a link layer.
+//! Packets in scripts and on the wire: IP packets without a link layer.
 //!
-//! This is written apart from the stack's own wire code on purpose, so that an error in one does not
+//! This code is deliberately separate from the stack's own wire code, so that an error in one cannot
 //! hide in the other.
 
 use std::net::{IpAddr, SocketAddr};
@@ -33,7 +33,7 @@ const TCP_HEADER: usize = 20;
 const IPV4_VERSION_AND_LENGTH: u8 = 0x45;
 const IPV6_VERSION: u8 = 0x60;
 const IPV4_DONT_FRAGMENT: u8 = 0x40;
-/// Bytes of TCP options that a header has room for.
+/// Maximum length of TCP options in a header, in bytes.
 const MAX_TCP_OPTIONS: usize = 40;
 /// One's complement sum of data that includes its own, correct checksum.
 const SUM_OF_CORRECT: u16 = 0xffff;
@@ -65,7 +65,7 @@ pub(crate) enum TcpOption {
     Other(u8, Vec<u8>),
 }
 
-/// What a script says about the ECN codepoint (RFC 3168 section 5).
+/// ECN codepoint in a script (RFC 3168 section 5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EcnSpec {
     Exactly(u8),
@@ -76,7 +76,7 @@ pub(crate) enum EcnSpec {
 /// A TCP segment as a script describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TcpSpec {
-    /// Source and destination port, if the script names them.
+    /// Source and destination port, if the script specifies them.
     pub ports: Option<(u16, u16)>,
     pub ecn: Option<EcnSpec>,
     pub flags: u8,
@@ -116,7 +116,7 @@ pub(crate) struct WireSegment {
     pub payload: Vec<u8>,
 }
 
-/// Hop limit of packets that the peer sends: the one that NDP demands (RFC 4861 section 7.1).
+/// Hop limit of packets that the peer sends: 255, as NDP requires (RFC 4861 section 7.1).
 const HOP_LIMIT: u8 = 255;
 
 fn read_u16(bytes: &[u8], at: usize) -> u16 {
@@ -127,8 +127,8 @@ fn read_u32(bytes: &[u8], at: usize) -> u32 {
     u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-/// One's complement sum of the pseudo-header (RFC 9293 section 3.1, RFC 8200 section 8.1). `len` is that
-/// of the transport header with its payload.
+/// Computes the one's complement sum of the pseudo-header (RFC 9293 section 3.1, RFC 8200 section 8.1).
+/// `len` is the length of the transport header with its payload.
 pub(crate) fn pseudo_header_sum(
     src: IpAddr,
     dst: IpAddr,
@@ -147,7 +147,7 @@ pub(crate) fn pseudo_header_sum(
     sum
 }
 
-/// An IP packet with the payload `body`. Both addresses are of one family.
+/// Builds an IP packet with the payload `body`. Both addresses are of one family.
 pub(crate) fn build_ip_packet(
     src: IpAddr,
     dst: IpAddr,
@@ -168,7 +168,7 @@ pub(crate) fn build_ip_packet(
             packet[10..12].copy_from_slice(&(!sum.value()).to_be_bytes());
         }
         (IpAddr::V6(source), IpAddr::V6(destination)) => {
-            // The lower half of the traffic class ends in the ECN codepoint.
+            // The lower bits of the traffic class are the ECN codepoint.
             packet.extend([IPV6_VERSION, ecn << 4, 0, 0]);
             packet.extend((body.len() as u16).to_be_bytes());
             packet.extend([protocol, HOP_LIMIT]);
@@ -182,7 +182,7 @@ pub(crate) fn build_ip_packet(
 }
 
 impl TcpOption {
-    /// Appends the option as it is on the wire.
+    /// Appends the option in wire format.
     fn emit(&self, out: &mut Vec<u8>) {
         match self {
             TcpOption::Nop => out.push(OPTION_NOP),
@@ -212,7 +212,7 @@ impl TcpOption {
         }
     }
 
-    /// All options of a header; `None` if a length is wrong.
+    /// Parses all options of a header; `None` if a length is wrong.
     fn parse(mut rest: &[u8]) -> Option<Vec<TcpOption>> {
         let mut all = vec![];
         while let Some((&kind, after_kind)) = rest.split_first() {
@@ -268,7 +268,7 @@ pub(crate) fn check_options_fit(options: &[TcpOption]) -> Result<(), String> {
 }
 
 impl WireSegment {
-    /// The segment in an IP packet, with its checksums.
+    /// Builds the segment in an IP packet, with its checksums.
     pub(crate) fn to_packet(&self) -> Vec<u8> {
         let mut tcp = vec![0; TCP_HEADER];
         tcp[0..2].copy_from_slice(&self.src.port().to_be_bytes());
@@ -287,7 +287,7 @@ impl WireSegment {
         build_ip_packet(self.src.ip(), self.dst.ip(), PROTOCOL_TCP, self.ecn, &tcp)
     }
 
-    /// Parses an IP packet of the stack. An error says what is malformed about it.
+    /// Parses an IP packet of the stack. An error describes the malformed part.
     pub(crate) fn parse(packet: &[u8]) -> Result<WireSegment, String> {
         let (src, dst, protocol, ecn, body): (IpAddr, IpAddr, u8, u8, &[u8]) = match packet.first()
         {
@@ -353,8 +353,8 @@ impl WireSegment {
     }
 }
 
-/// Type and code of an ICMP error by their names in scripts (RFC 792, RFC 1122 section 3.2.2.1, RFC 1812
-/// section 5.2.7.1, RFC 4443 section 3).
+/// Returns type and code of an ICMP error for their names in scripts (RFC 792, RFC 1122 section 3.2.2.1,
+/// RFC 1812 section 5.2.7.1, RFC 4443 section 3).
 pub(crate) fn icmp_type_and_code(v6: bool, spec: &IcmpSpec) -> Result<(u8, u8), String> {
     let code = spec.code.as_deref();
     let unreachable_v4 = [
@@ -402,14 +402,14 @@ pub(crate) fn icmp_type_and_code(v6: bool, spec: &IcmpSpec) -> Result<(u8, u8), 
     }
 }
 
-/// The ICMP error about `quoted`, from its destination to its source.
+/// Builds the ICMP error about `quoted`, from its destination to its source.
 pub(crate) fn build_icmp_error(kind: u8, code: u8, mtu: u32, quoted: &WireSegment) -> Vec<u8> {
     let original = quoted.to_packet();
     let (src, dst) = (quoted.dst.ip(), quoted.src.ip());
     let v6 = src.is_ipv6();
     let mut message = vec![kind, code, 0, 0];
     message.extend(mtu.to_be_bytes());
-    // RFC 792: the header and 64 bits. RFC 4443: as much as fits; the TCP header is enough here.
+    // RFC 792: the header and 64 bits. RFC 4443: as much as fits; here the TCP header suffices.
     let quoted_len = if v6 {
         IPV6_HEADER + TCP_HEADER
     } else {

@@ -1,4 +1,4 @@
-//! Parses the packets of scripts: what follows `<` or `>`.
+//! Parses the packets of scripts: the text after `<` or `>`.
 
 use crate::lexer::Token;
 use crate::notation;
@@ -9,8 +9,8 @@ use crate::packet::{
 use crate::parser::TokenStream;
 use crate::script::{LineError, ScriptPacket};
 
-/// Parses a packet, one that the peer sends (`injected`) or one that the stack must send. The latter
-/// may leave things open.
+/// Parses a packet that the peer sends (`injected`), or one that the stack must send. The latter may
+/// omit fields, which then match anything.
 pub(crate) fn parse_packet(
     tokens: &mut TokenStream,
     injected: bool,
@@ -56,7 +56,7 @@ pub(crate) fn parse_packet(
     if tokens.eat_word("urg") {
         spec.urgent = Some(tokens.expect_number("an urgent pointer")?);
     }
-    // A peer may fill in the field without the flag.
+    // A peer may set the field without the flag.
     if flags & ACK == 0 && spec.ack.is_some() && !injected {
         return Err(LineError::new(line, "`ack` without the flag `.`"));
     }
@@ -91,7 +91,7 @@ pub(crate) fn parse_packet(
     }
 }
 
-/// The ECN codepoint (RFC 3168 section 5) in brackets: `[ce]`, `(ect0)` and so on.
+/// Parses the ECN codepoint (RFC 3168 section 5) in brackets: `[ce]`, `(ect0)` and so on.
 fn parse_ecn(tokens: &mut TokenStream) -> Result<Option<EcnSpec>, LineError> {
     let close = match tokens.peek() {
         Some(Token::Punct('[')) => ']',
@@ -118,7 +118,7 @@ fn parse_ecn(tokens: &mut TokenStream) -> Result<Option<EcnSpec>, LineError> {
     Ok(Some(ecn))
 }
 
-/// The letters of the TCP flags, or `-` for none.
+/// Parses the letters of the TCP flags, or `-` for none.
 fn parse_flags(tokens: &mut TokenStream) -> Result<u8, LineError> {
     if tokens.eat_punct('-') {
         return Ok(0);

@@ -6,7 +6,7 @@ use crate::script::{
     Action, Argument, EventTime, LineError, Script, ScriptEvent, ScriptPacket, SystemCall,
 };
 
-/// The tokens of a script that have not been parsed yet.
+/// The unparsed tokens of a script.
 pub(crate) struct TokenStream {
     all: Vec<(usize, Token)>,
     at: usize,
@@ -14,12 +14,12 @@ pub(crate) struct TokenStream {
 }
 
 impl TokenStream {
-    /// The next token.
+    /// Returns the next token.
     pub(crate) fn peek(&self) -> Option<&Token> {
         self.all.get(self.at).map(|(_, token)| token)
     }
 
-    /// The token `ahead` places after the next.
+    /// Returns the token `ahead` places after the next.
     fn peek_at(&self, ahead: usize) -> Option<&Token> {
         self.all.get(self.at + ahead).map(|(_, token)| token)
     }
@@ -31,33 +31,33 @@ impl TokenStream {
         Some(token.clone())
     }
 
-    /// Line of the next token, or of the end.
+    /// Returns the line of the next token, or of the end.
     pub(crate) fn line(&self) -> usize {
         self.all
             .get(self.at)
             .map_or(self.last_line, |(line, _)| *line)
     }
 
-    /// Whether the next token is this punctuation character.
+    /// Returns whether the next token is this punctuation character.
     pub(crate) fn is_next(&self, symbol: char) -> bool {
         self.peek() == Some(&Token::Punct(symbol))
     }
 
-    /// Takes this punctuation character if it comes next, and says whether it did.
+    /// Takes this punctuation character if it comes next, and returns whether it did.
     pub(crate) fn eat_punct(&mut self, symbol: char) -> bool {
         let matched = self.is_next(symbol);
         self.at += usize::from(matched);
         matched
     }
 
-    /// Takes this word if it comes next, and says whether it did.
+    /// Takes this word if it comes next, and returns whether it did.
     pub(crate) fn eat_word(&mut self, word: &str) -> bool {
         let matched = matches!(self.peek(), Some(Token::Word(found)) if found == word);
         self.at += usize::from(matched);
         matched
     }
 
-    /// An error at the next token.
+    /// Returns an error at the next token.
     pub(crate) fn syntax_error<T>(&self, wanted: &str) -> Result<T, LineError> {
         let found = self
             .peek()
@@ -76,7 +76,7 @@ impl TokenStream {
         self.syntax_error(&format!("`{symbol}`"))
     }
 
-    /// Takes an integer, which must come next. `what` is for the message.
+    /// Takes an integer, which must come next. `what` names it in error messages.
     pub(crate) fn expect_int(&mut self, what: &str) -> Result<i64, LineError> {
         let negative = self.is_next('-');
         match self.peek_at(usize::from(negative)) {
@@ -88,7 +88,7 @@ impl TokenStream {
         }
     }
 
-    /// Takes an integer that fits the type. `what` is for the message.
+    /// Takes an integer that fits the type. `what` names it in error messages.
     pub(crate) fn expect_number<T: TryFrom<i64>>(&mut self, what: &str) -> Result<T, LineError> {
         let line = self.line();
         let value = self.expect_int(what)?;
@@ -96,7 +96,7 @@ impl TokenStream {
             .map_err(|_| LineError::new(line, format!("{value} is out of range for {what}")))
     }
 
-    /// Takes a word, which must come next. `what` is for the message.
+    /// Takes a word, which must come next. `what` names it in error messages.
     pub(crate) fn expect_word(&mut self, what: &str) -> Result<String, LineError> {
         match self.peek() {
             Some(Token::Word(word)) => {
@@ -109,8 +109,8 @@ impl TokenStream {
     }
 }
 
-/// Parses a whole script. Whether an ICMP type exists depends on the IP version, and is checked when
-/// the packet is sent.
+/// Parses a whole script. The validity of an ICMP type depends on the IP version and is checked when the
+/// packet is sent.
 pub(crate) fn parse_script(text: &str) -> Result<Script, LineError> {
     let all = tokenize(text)?;
     let last_line = text.lines().count().max(1);
@@ -130,7 +130,7 @@ pub(crate) fn parse_script(text: &str) -> Result<Script, LineError> {
                 script.options.push((line, name.clone(), value.clone()));
                 tokens.next();
             }
-            // Shell commands configure a kernel. The stack is configured by `--so_flags` instead.
+            // Shell commands configure a kernel and are skipped; `--so_flags` configures the stack.
             Token::Shell => {
                 tokens.next();
             }
@@ -147,7 +147,7 @@ pub(crate) fn parse_script(text: &str) -> Result<Script, LineError> {
     Ok(script)
 }
 
-/// A time and what happens then; `None` for a shell command.
+/// Parses a time and the event at it; `None` for a shell command.
 fn parse_event(tokens: &mut TokenStream) -> Result<Option<ScriptEvent>, LineError> {
     let line = tokens.line();
     let when = parse_time(tokens)?;
@@ -195,7 +195,7 @@ fn parse_event(tokens: &mut TokenStream) -> Result<Option<ScriptEvent>, LineErro
     Ok(Some(ScriptEvent { line, when, action }))
 }
 
-/// Seconds, whole or a decimal fraction, in nanoseconds.
+/// Parses seconds, whole or a decimal fraction, into nanoseconds.
 fn parse_nanos(tokens: &mut TokenStream) -> Result<u64, LineError> {
     let nanos = match tokens.peek() {
         Some(Token::Int(nanos)) => nanos.checked_mul(1_000_000_000),
@@ -270,7 +270,7 @@ fn parse_call(tokens: &mut TokenStream, until: Option<EventTime>) -> Result<Syst
         errno = Some(tokens.expect_word("an error name")?);
     }
     if tokens.is_next('(') {
-        // The explanation of the result that strace prints.
+        // The explanation of the result, as printed by strace.
         while !tokens.eat_punct(')') {
             if tokens.next().is_none() {
                 return tokens.syntax_error("`)`");
@@ -286,7 +286,7 @@ fn parse_call(tokens: &mut TokenStream, until: Option<EventTime>) -> Result<Syst
     })
 }
 
-/// One argument of a system call.
+/// Parses one argument of a system call.
 fn parse_argument(tokens: &mut TokenStream) -> Result<Argument, LineError> {
     match tokens.peek() {
         Some(Token::Ellipsis) => {

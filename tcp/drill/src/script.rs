@@ -2,19 +2,19 @@
 
 use crate::packet::{IcmpSpec, TcpSpec};
 
-/// Why a script failed, and where. Shown as `file:line: message`.
+/// Reason and place of a script failure. Displayed as `file:line: message`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{file}:{line}: {message}")]
 pub struct ScriptFailure {
-    /// The name that [`crate::run_script`] was given.
+    /// The name passed to [`crate::run_script`].
     pub file: String,
-    /// The first line is 1.
+    /// Line number, from 1.
     pub line: usize,
-    /// What the line expects and what happened, or what is wrong with the line itself.
+    /// The expected and the actual event, or the error in the line itself.
     pub message: String,
 }
 
-/// A failure at a line of a script whose file name the caller knows.
+/// A failure at a line of a script; the caller adds the file name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LineError {
     pub line: usize,
@@ -30,14 +30,14 @@ impl LineError {
     }
 }
 
-/// When an event of a script happens; all in nanoseconds.
+/// Time of a script event, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EventTime {
     /// `0.5`: since the start of the script.
     Absolute(u64),
     /// `+.1`: since the last event.
     Relative(u64),
-    /// `0.5~1`: a packet may leave between these two.
+    /// `0.5~1`: a packet may be sent between these two times.
     AbsoluteRange(u64, u64),
     /// `+0.5~+1`
     RelativeRange(u64, u64),
@@ -78,7 +78,7 @@ pub(crate) enum ScriptPacket {
     Icmp(IcmpSpec),
 }
 
-/// What happens at an event.
+/// The action of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Call(SystemCall),

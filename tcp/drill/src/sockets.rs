@@ -1,5 +1,5 @@
-//! System calls of sockets, made on the stack. Nothing blocks: a call that would fails with
-//! [`Errno::EAGAIN`], and the caller lets time pass before it tries again.
+//! Socket system calls on the stack. No call blocks: a call that would block fails with
+//! [`Errno::EAGAIN`], and the caller advances the time before it retries.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -11,7 +11,7 @@ use crate::errno::Errno;
 use crate::host::{ConnStatus, Host};
 use crate::options::{KEEPALIVE, congestion_by_name};
 
-/// What a socket stands for.
+/// State of a socket.
 #[derive(Clone, Copy, Debug)]
 enum SocketKind {
     Fresh,
@@ -32,7 +32,7 @@ pub(crate) struct Socket {
     pub accept_queue: VecDeque<ConnId>,
 }
 
-/// Which direction of a connection `shutdown` ends.
+/// Direction of a connection that `shutdown` ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shutdown {
     /// SHUT_RD: the application reads no more.
@@ -43,7 +43,7 @@ pub enum Shutdown {
     Both,
 }
 
-/// Socket options. The connections of the stack share one configuration: all options but `Linger`,
+/// Socket options. The connections of the stack share one configuration: all options except `Linger`,
 /// `SendBuffer` and `NoEffect` must be set before the first `listen` or `connect`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SockOpt {
@@ -63,15 +63,15 @@ pub enum SockOpt {
     Congestion(String),
     /// SO_RCVBUF: receive window in bytes.
     ReceiveBuffer(u32),
-    /// SO_SNDBUF: bytes that `write` accepts beyond what is acknowledged.
+    /// SO_SNDBUF: maximum number of unacknowledged bytes that `write` accepts.
     SendBuffer(u32),
     /// TCP_SYNCNT: retransmissions of a SYN before `connect` fails.
     SynCount(u8),
-    /// Options whose effect the stack has in any case: TCP_NODELAY, SO_REUSEADDR, SO_REUSEPORT.
+    /// Options whose behaviour the stack always has: TCP_NODELAY, SO_REUSEADDR, SO_REUSEPORT.
     NoEffect,
 }
 
-/// What `poll` reports for a socket.
+/// Readiness of a socket as reported by poll(2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Readiness {
     /// POLLIN: `read` or `accept` would not block.
@@ -82,11 +82,11 @@ pub struct Readiness {
     pub error: bool,
     /// POLLRDHUP: the peer closed its direction.
     pub peer_closed: bool,
-    /// POLLHUP: the connection is gone, or the socket was never connected.
+    /// POLLHUP: the connection is closed, or the socket was never connected.
     pub hung_up: bool,
 }
 
-/// The error number of an error of the stack.
+/// Returns the error number of an error of the stack.
 fn errno_of(error: &StackError) -> Errno {
     match error {
         StackError::NotOurAddress(_) => Errno::EADDRNOTAVAIL,
@@ -99,7 +99,7 @@ fn errno_of(error: &StackError) -> Errno {
 }
 
 impl Host {
-    /// The stack, which is made here if this is the first call that needs it.
+    /// Returns the stack, which is created by the first call that needs it.
     fn stack_or_new(&mut self) -> Result<&mut Stack<siw_tcp::VecBuf, Vec<u8>>, Errno> {
         if self.stack.is_none() {
             let stack = Stack::new(self.setup.stack_config(), self.now)
@@ -109,12 +109,12 @@ impl Host {
         self.stack.as_mut().ok_or(Errno::EINVAL)
     }
 
-    /// The socket with this number.
+    /// Returns the socket with this number.
     fn find_socket(&mut self, fd: i32) -> Result<&mut Socket, Errno> {
         self.sockets.get_mut(&fd).ok_or(Errno::EBADF)
     }
 
-    /// The connection of a socket.
+    /// Returns the connection of a socket.
     fn connection_of(&mut self, fd: i32) -> Result<ConnId, Errno> {
         match self.find_socket(fd)?.kind {
             SocketKind::Conn(id) => Ok(id),
@@ -122,7 +122,7 @@ impl Host {
         }
     }
 
-    /// What is known of a connection.
+    /// Returns the status of a connection.
     fn status_of(&mut self, id: ConnId) -> &mut ConnStatus {
         self.conns.entry(id).or_default()
     }
@@ -145,7 +145,7 @@ impl Host {
         fd
     }
 
-    /// Makes a TCP socket for IPv6 or IPv4, and returns its number.
+    /// Creates a TCP socket for IPv6 or IPv4, and returns its number.
     pub fn socket(&mut self, v6: bool) -> i32 {
         self.add_socket(SocketKind::Fresh, v6)
     }
@@ -184,7 +184,7 @@ impl Host {
         Ok(())
     }
 
-    /// accept(2): the new socket and the address of its peer.
+    /// accept(2). Returns the new socket and the address of its peer.
     pub fn accept(&mut self, fd: i32) -> Result<(i32, SocketAddr), Errno> {
         let socket = self.find_socket(fd)?;
         if !matches!(socket.kind, SocketKind::Listening(_)) {
@@ -248,8 +248,8 @@ impl Host {
         }
     }
 
-    /// write(2): accepts as many bytes as the send buffer has room for, and returns how many. The last
-    /// segment of them carries PSH if [`Setup::push`](crate::Setup::push) says so.
+    /// write(2). Accepts as many bytes as fit the send buffer and returns their number. The last segment
+    /// carries PSH if [`Setup::push`](crate::Setup::push) is set.
     pub fn write(&mut self, fd: i32, data: &[u8]) -> Result<usize, Errno> {
         let id = self.connection_of(fd).map_err(|errno| match errno {
             Errno::ENOTCONN => Errno::EPIPE,
@@ -273,7 +273,7 @@ impl Host {
         if count == 0 && !data.is_empty() {
             return Err(Errno::EAGAIN);
         }
-        // Records of the length of a segment; the first may be longer, to probe the path MTU.
+        // Records as long as a segment; the first may be longer, to probe the path MTU.
         let mut record_len = stack.mtu_probe_len(id).unwrap_or(info.effective_mss);
         let mut left = &data[..count];
         while !left.is_empty() {
@@ -292,7 +292,7 @@ impl Host {
         Ok(count)
     }
 
-    /// read(2): at most `max` bytes. No bytes: the peer closed its direction.
+    /// read(2). Returns at most `max` bytes; none if the peer closed its direction.
     pub fn read(&mut self, fd: i32, max: usize) -> Result<Vec<u8>, Errno> {
         let data = self.peek(fd, max)?;
         let id = self.connection_of(fd)?;
@@ -303,7 +303,7 @@ impl Host {
         Ok(data)
     }
 
-    /// recv(2) with MSG_PEEK: what `read` would return, which stays to be read.
+    /// recv(2) with MSG_PEEK: returns the same bytes as `read` but leaves them in the queue.
     pub fn peek(&mut self, fd: i32, max: usize) -> Result<Vec<u8>, Errno> {
         let id = self.connection_of(fd)?;
         let read_shut = self.find_socket(fd)?.read_shut;
@@ -326,7 +326,7 @@ impl Host {
         }
     }
 
-    /// The number of bytes that `read` would return (SIOCINQ).
+    /// Returns the number of bytes that `read` would return (SIOCINQ).
     pub fn unread_bytes(&mut self, fd: i32) -> Result<usize, Errno> {
         let id = self.connection_of(fd)?;
         Ok(self
@@ -375,7 +375,7 @@ impl Host {
         Ok(())
     }
 
-    /// The pending error, which is cleared (SO_ERROR).
+    /// Returns and clears the pending error (SO_ERROR).
     pub fn take_error(&mut self, fd: i32) -> Result<Option<Errno>, Errno> {
         match self.find_socket(fd)?.kind {
             SocketKind::Conn(id) => Ok(self.status_of(id).error.take()),
@@ -383,12 +383,12 @@ impl Host {
         }
     }
 
-    /// Bytes that `write` accepts beyond what is acknowledged (SO_SNDBUF).
+    /// Returns the maximum number of unacknowledged bytes that `write` accepts (SO_SNDBUF).
     pub fn send_buffer(&self) -> u32 {
         self.setup.send_buffer
     }
 
-    /// Bytes of payload that a full segment has now (TCP_MAXSEG).
+    /// Returns the payload of a full segment at present, in bytes (TCP_MAXSEG).
     pub fn segment_payload(&mut self, fd: i32) -> Result<u16, Errno> {
         let id = self.connection_of(fd)?;
         Ok(self.stack_or_new()?.effective_mss(id) as u16)
@@ -442,7 +442,7 @@ impl Host {
         Ok(())
     }
 
-    /// What poll(2) reports for a socket.
+    /// Returns the readiness of a socket for poll(2).
     pub fn readiness(&mut self, fd: i32) -> Result<Readiness, Errno> {
         let buffer = self.setup.send_buffer;
         let socket = self.find_socket(fd)?;

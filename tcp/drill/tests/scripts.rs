@@ -1,5 +1,5 @@
-//! Every script below `scripts/`, a test for each directory. A script that fails names itself, its
-//! line, and what was expected.
+//! Runs every script below `scripts/`, one test per directory. A failing script reports its name, the
+//! line, and the expectation.
 
 use std::path::Path;
 

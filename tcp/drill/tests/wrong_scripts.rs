@@ -1,4 +1,4 @@
-//! A script that expects something wrong fails on the line that expects it.
+//! A script with a wrong expectation fails on the line of the expectation.
 
 /// Opens a connection; lines 1 to 7 of each script.
 const OPEN: &str = "\
@@ -11,7 +11,7 @@ const OPEN: &str = "\
 +0   accept(3, ..., ...) = 4
 ";
 
-/// The line and the message with which `OPEN` followed by `rest` fails.
+/// Returns the line and the message of the failure of `OPEN` followed by `rest`.
 fn failure_of(rest: &str) -> (usize, String) {
     let f = siw_drill::run_script("wrong.pkt", &format!("{OPEN}{rest}"))
         .result

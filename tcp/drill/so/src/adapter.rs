@@ -1,4 +1,4 @@
-//! What the functions of the table act on: a host whose clock follows that of the machine.
+//! The state behind the function table: a host whose clock follows that of the machine.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ const FIRST_EPOLL: i32 = 10_000;
 /// The interest list of an epoll instance: events and user data of each socket.
 type Interest = BTreeMap<i32, (u32, u64)>;
 
-/// The host and what the stack does not know of its descriptors.
+/// The host, and the state of descriptors that the stack does not keep.
 pub(crate) struct AdapterState {
     pub host: Host,
     /// File status flags of sockets: O_NONBLOCK or 0.
@@ -36,7 +36,7 @@ pub(crate) struct Adapter {
 }
 
 impl Adapter {
-    /// An adapter whose clock starts now.
+    /// Creates an adapter whose clock starts now.
     pub fn new(setup: Setup) -> Adapter {
         Adapter {
             state: Mutex::new(AdapterState {
@@ -48,7 +48,7 @@ impl Adapter {
         }
     }
 
-    /// The host, advanced to the present.
+    /// Locks the host and advances it to the present.
     pub fn lock(&self) -> MutexGuard<'_, AdapterState> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let now = START + self.started.elapsed();
@@ -56,12 +56,12 @@ impl Adapter {
         state
     }
 
-    /// Microseconds since the start, which are the time of `gettimeofday`.
+    /// Returns microseconds since the start, the time of `gettimeofday`.
     pub fn elapsed_micros(&self) -> i64 {
         self.started.elapsed().as_micros() as i64
     }
 
-    /// Calls `call` again and again while it would block; once if the socket is non-blocking.
+    /// Retries `call` while it would block; calls it once if the socket is non-blocking.
     pub fn retry_until_done<T>(
         &self,
         fd: i32,
@@ -84,8 +84,8 @@ impl Adapter {
         }
     }
 
-    /// Calls `call` until it returns a value or `millis` have passed, which gives `None`. A negative time
-    /// is no limit, as for poll(2).
+    /// Retries `call` until it returns a value or `millis` have passed, which gives `None`. A negative
+    /// `millis` means no limit, as for poll(2).
     pub fn wait_until<T>(
         &self,
         millis: i32,
@@ -104,7 +104,7 @@ impl Adapter {
         }
     }
 
-    /// The next packet of the stack and when it was sent, in microseconds; waits for it up to
+    /// Returns the next packet of the stack and its send time in microseconds; waits for it up to
     /// [`RECEIVE_TIMEOUT`].
     pub fn take_packet(&self) -> Option<(i64, Vec<u8>)> {
         let begin = Clock::now();
@@ -119,7 +119,7 @@ impl Adapter {
         }
     }
 
-    /// A new epoll instance.
+    /// Creates an epoll instance.
     pub fn epoll_create(&self) -> i32 {
         let mut state = self.lock();
         let fd = state
@@ -133,7 +133,7 @@ impl Adapter {
 }
 
 impl AdapterState {
-    /// The events of a socket, as bits of poll(2).
+    /// Returns the events of a socket, as bits of poll(2).
     pub fn poll_events(&mut self, fd: i32) -> Result<i32, Errno> {
         let readiness = self.host.readiness(fd)?;
         let all = [
@@ -149,7 +149,7 @@ impl AdapterState {
             .sum())
     }
 
-    /// bind(2). The stack takes the address that the script binds to if it is not running yet.
+    /// bind(2). Also sets the stack's address unless the stack is already running.
     pub fn bind(&mut self, fd: i32, to: SocketAddr) -> Result<(), Errno> {
         if !to.ip().is_unspecified() {
             self.host.set_local_address(to.ip());

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use libc::{sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
 use siw_drill::Errno;
 
-/// The address that a system call was given.
+/// Reads the address passed to a system call.
 ///
 /// # Safety
 /// `addr` points to `len` readable bytes.
@@ -34,17 +34,15 @@ pub(crate) unsafe fn read_sockaddr(
     Err(Errno::EAFNOSUPPORT)
 }
 
-/// Writes `address`, cut to what there is room for; nothing when `addr` or `len` is null.
-///
-/// The address that a system call was given.
+/// Writes `address`, truncated to the available room; nothing when `addr` or `len` is null.
 ///
 /// # Safety
-/// `addr` points to as many writable bytes as `len` points to the number of.
+/// `addr` points to `*len` writable bytes, and `len` to a writable length; either may be null.
 pub(crate) unsafe fn write_sockaddr(address: SocketAddr, addr: *mut sockaddr, len: *mut socklen_t) {
     if addr.is_null() || len.is_null() {
         return;
     }
-    // SAFETY: all-zero is a value of these types of plain integers.
+    // SAFETY: all-zero is a valid value of these types of plain integers.
     let (mut v4, mut v6): (sockaddr_in, sockaddr_in6) = unsafe { std::mem::zeroed() };
     let (from, size) = match address {
         SocketAddr::V4(address) => {
@@ -60,7 +58,7 @@ pub(crate) unsafe fn write_sockaddr(address: SocketAddr, addr: *mut sockaddr, le
             ((&raw const v6).cast::<u8>(), size_of::<sockaddr_in6>())
         }
     };
-    // SAFETY: `from` has `size` bytes, `addr` has `*len`; the lesser of both is copied, and the two
+    // SAFETY: `from` has `size` bytes, `addr` has `*len`; the smaller number is copied, and the two
     // do not overlap since one is local.
     unsafe {
         let room = (*len as usize).min(size);

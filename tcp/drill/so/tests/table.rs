@@ -17,7 +17,7 @@ const RST: u8 = 4;
 const PSH: u8 = 8;
 const ACK: u8 = 16;
 
-/// A table that the loaded library filled.
+/// A table filled by the loaded library.
 struct LoadedTable(Interface);
 
 impl LoadedTable {
@@ -29,8 +29,8 @@ impl LoadedTable {
         }
         let path = path.join("libsiw_packetdrill.so");
         let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
-        // SAFETY: the path is a string; the symbol has the type that the interface says; the
-        // library stays loaded.
+        // SAFETY: the path is a string; the symbol has the type of the interface; the library stays
+        // loaded.
         unsafe {
             let lib = libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
             assert!(
@@ -49,17 +49,17 @@ impl LoadedTable {
 
     fn inject(&self, flags: u8, seq: u32, ack: u32, payload: &[u8]) {
         let p = segment(flags, seq, ack, payload);
-        // SAFETY: the packet is there for the call.
+        // SAFETY: the packet is valid during the call.
         let r = unsafe { (self.0.netdev_send)(self.0.userdata, p.as_ptr().cast(), p.len()) };
         assert_eq!(r, 0);
     }
 
-    /// Flags, sequence number, acknowledgment, payload of the next packet.
+    /// Returns flags, sequence number, acknowledgment number and payload of the next packet.
     fn next(&self) -> (u8, u32, u32, Vec<u8>) {
         let mut buf = [0u8; 2000];
         let mut len = buf.len();
         let mut at: c_longlong = -1;
-        // SAFETY: the buffer, its length and the time are there for the call.
+        // SAFETY: the buffer, its length and the time are valid during the call.
         let r = unsafe {
             (self.0.netdev_receive)(self.0.userdata, buf.as_mut_ptr().cast(), &mut len, &mut at)
         };
@@ -102,7 +102,7 @@ fn segment(flags: u8, seq: u32, ack: u32, payload: &[u8]) -> Vec<u8> {
 
 #[test]
 fn the_table_opens_uses_and_closes_a_connection() {
-    // The clock is the machine's, so the timers that this waits for are short.
+    // The clock is the machine's, so the timers awaited here are short.
     let d = LoadedTable::load(
         c"local_ip=192.168.0.77 delayed_ack_usecs=1000 rto_min_usecs=5000 congestion=newreno",
     );
@@ -115,8 +115,7 @@ fn the_table_opens_uses_and_closes_a_connection() {
         },
         sin_zero: [0; 8],
     };
-    // SAFETY: every pointer is to something that lives through its call; the table is the
-    // library's, and `free` comes last.
+    // SAFETY: every pointer is valid during its call; the table is the library's, and `free` comes last.
     unsafe {
         // Before the first call every port is CLOSED.
         d.inject(SYN, 50, 0, &[]);
@@ -144,7 +143,7 @@ fn the_table_opens_uses_and_closes_a_connection() {
         assert_eq!(u16::from_be(peer.sin_port), 40000);
         assert_eq!(peer.sin_addr.s_addr, u32::from_ne_bytes(REMOTE));
 
-        // A blocking read in another thread; the data comes once that thread waits.
+        // A blocking read in another thread; the data is sent once that thread waits.
         let question = std::thread::scope(|s| {
             let d = SendTable(&d);
             let (send_id, reader_id) = mpsc::channel();
@@ -167,12 +166,12 @@ fn the_table_opens_uses_and_closes_a_connection() {
         let (flags, seq, ack, payload) = d.next();
         assert_eq!((flags, seq, ack), (PSH | ACK, isn + 1, 109));
         assert_eq!(payload, b"answer");
-        // Nobody acknowledges: its timer sends it again.
+        // No acknowledgment arrives: the retransmission timer sends the data again.
         let (_, again, _, payload) = d.next();
         assert_eq!((again, &payload[..]), (isn + 1, &b"answer"[..]));
         d.inject(ACK, 109, isn + 7, &[]);
 
-        // What is peeked stays to be read.
+        // Peeked data stays in the queue.
         d.inject(PSH | ACK, 109, isn + 7, b"more");
         assert_eq!(d.next().2, 113);
         for (flags, len) in [(libc::MSG_PEEK, 2), (libc::MSG_PEEK, 4), (0, 4)] {
@@ -203,7 +202,7 @@ fn the_table_opens_uses_and_closes_a_connection() {
     }
 }
 
-/// Returns once a thread of this process sleeps again and again, as a call does that blocks: each sleep is a
+/// Returns once a thread of this process sleeps repeatedly, as a blocking call does: each sleep is a
 /// voluntary context switch.
 fn wait_until_blocked(thread: libc::pid_t) {
     let path = format!("/proc/self/task/{thread}/status");
@@ -221,11 +220,11 @@ fn wait_until_blocked(thread: libc::pid_t) {
     }
 }
 
-/// packetdrill calls the table from two threads as well.
+/// packetdrill also calls the table from two threads.
 #[derive(Clone, Copy)]
 struct SendTable<'a>(&'a LoadedTable);
 
-// SAFETY: the library guards its state by a lock.
+// SAFETY: the library guards its state with a lock.
 unsafe impl Send for SendTable<'_> {}
 
 impl<'a> SendTable<'a> {

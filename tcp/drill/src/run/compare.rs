@@ -1,4 +1,4 @@
-//! Compares a segment that the stack sent with what a script expects.
+//! Compares a segment that the stack sent with the one expected by a script.
 
 use std::fmt::Display;
 
@@ -6,7 +6,7 @@ use crate::notation;
 use crate::packet::{EcnSpec, SYN, TcpOption, TcpSpec, WireSegment};
 use crate::run::{FlowNumbering, stream_byte};
 
-/// The value of the timestamps option, if there is one.
+/// Returns the value of the timestamps option, if there is one.
 pub(super) fn timestamp_of(options: &[TcpOption]) -> Option<u32> {
     options.iter().find_map(|option| match option {
         TcpOption::Timestamps { val, .. } => Some(*val),
@@ -14,7 +14,7 @@ pub(super) fn timestamp_of(options: &[TcpOption]) -> Option<u32> {
     })
 }
 
-/// A segment of the stack in the numbers of the script.
+/// Converts a segment of the stack to the numbers of the script.
 pub(super) fn in_script_numbers(segment: &WireSegment, flow: &FlowNumbering) -> TcpSpec {
     let mut spec = notation::spec_of(segment);
     spec.seq = spec.seq.wrapping_sub(flow.seq_offset.unwrap_or(0));
@@ -26,8 +26,8 @@ pub(super) fn in_script_numbers(segment: &WireSegment, flow: &FlowNumbering) -> 
     spec
 }
 
-/// Says the first difference between a segment and what was expected. What `expected` leaves open
-/// (`None`) matches anything. `tolerance` is in nanoseconds.
+/// Returns the first difference between a segment and the expected one. Fields of `expected` that are
+/// `None` match anything. `tolerance` is in nanoseconds.
 pub(super) fn compare_segment(
     expected: &TcpSpec,
     segment: &WireSegment,
@@ -90,7 +90,7 @@ fn differ(what: &str, expected: &dyn Display, actual: &dyn Display) -> Result<()
     Err(format!("wrong {what}: {actual}, not {expected}"))
 }
 
-/// Whether the options are the same, in the same order; timestamps within the tolerance.
+/// Returns whether the options are equal and in the same order; timestamps within the tolerance.
 fn options_match(expected: &[TcpOption], actual: &[TcpOption], tolerance: u64) -> bool {
     let matches = |expected: &TcpOption, actual: &TcpOption| match (expected, actual) {
         (
@@ -110,7 +110,7 @@ fn options_match(expected: &[TcpOption], actual: &[TcpOption], tolerance: u64) -
     expected.len() == actual.len() && expected.iter().zip(actual).all(|(e, a)| matches(e, a))
 }
 
-/// Checks each payload byte against [`stream_byte`] of its place in the stream.
+/// Checks each payload byte against [`stream_byte`] of its stream offset.
 fn check_payload(segment: &WireSegment, flow: &FlowNumbering) -> Result<(), String> {
     // The SYN takes one sequence number.
     let first = segment.seq.wrapping_sub(flow.isn).wrapping_sub(1);

@@ -1,10 +1,10 @@
 //! Runs a script in virtual time: makes its system calls, injects its packets, and compares every
-//! packet that the stack sends with what the script expects.
+//! packet that the stack sends with the script.
 //!
-//! [`Runner::run_event`] is the heart of it: it lets time pass until the event is due, checks that
-//! nothing unexpected was sent meanwhile, and does what the event says. The rest of `Runner` is in
-//! the files of this folder: `system_calls`, `packets` (with `compare`) and `values` (the names that
-//! assertions may use). All times here are nanoseconds since the start of the script.
+//! [`Runner::run_event`] is the core: it advances time until the event is due, checks that no unexpected
+//! packet was sent meanwhile, and performs the event. The rest of `Runner` is in the files of this
+//! folder: `system_calls`, `packets` (with `compare`) and `values` (the names for assertions). All times
+//! here are nanoseconds since the start of the script.
 
 mod compare;
 mod packets;
@@ -25,12 +25,12 @@ use crate::script::{
     Action, EventTime, LineError, Script, ScriptEvent, ScriptFailure, ScriptPacket, SystemCall,
 };
 
-/// The stack's clock at the start of a script. Far from zero, so that a subtraction that should
-/// wrap and does not is seen.
+/// The stack's clock at the start of a script. Far from zero, so that a missing wrap-around in a
+/// subtraction shows.
 const START: Instant = Instant::from_millis(1_000_000);
-/// A packet that may leave at any time (`*`) must leave within a day: nanoseconds.
+/// Maximum time in nanoseconds until a packet without a time (`*`) must be sent: one day.
 const LONGEST_WAIT: u64 = 24 * 3600 * 1_000_000_000;
-/// The peer's port when the stack listens and the script does not name one.
+/// The peer's port when the stack listens and the script specifies none.
 const PEER_PORT: u16 = 45_678;
 
 /// A packet that the stack sent or received while a script ran.
@@ -44,24 +44,24 @@ pub struct CapturedPacket {
     pub packet: Vec<u8>,
 }
 
-/// What came of running a script.
+/// Outcome of a script run.
 #[derive(Clone, Debug)]
 pub struct RunOutcome {
-    /// Whether the stack did what the script says, and if not, where it first differed.
+    /// Success, or the first deviation from the script.
     pub result: Result<(), ScriptFailure>,
     /// Every packet in either direction up to the end or the failure.
     pub packets: Vec<CapturedPacket>,
-    /// The same packets in the notation of scripts, each line with its time.
+    /// The same packets in the notation of scripts, one per line with its time.
     pub trace: Vec<String>,
 }
 
-/// The payload byte at an offset of the byte stream, the same in both directions. Content that
-/// depends on the position shows data that was delivered or retransmitted from the wrong place.
+/// Returns the payload byte at an offset of the byte stream, the same in both directions. Content that
+/// depends on the position exposes data delivered or retransmitted from the wrong place.
 pub(crate) fn stream_byte(offset: u64) -> u8 {
     (offset.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 51) as u8
 }
 
-/// How the numbers of a script relate to those on the wire, for one pair of ports. A script cannot
+/// Offsets between the numbers of a script and those on the wire, for one pair of ports. A script cannot
 /// know the initial sequence number (RFC 6528) and the timestamp clock that the stack chooses.
 #[derive(Clone, Copy, Default)]
 struct FlowNumbering {
@@ -77,7 +77,7 @@ struct FlowNumbering {
     peer_isn: u32,
 }
 
-/// A system call with two times, `a...b`, that has not returned yet.
+/// A pending system call with two times, `a...b`.
 struct BlockedCall {
     line: usize,
     call: SystemCall,
@@ -85,26 +85,26 @@ struct BlockedCall {
     until: u64,
 }
 
-/// A script being run.
+/// A running script.
 struct Runner {
     host: Host,
-    /// How far an event may be from its time.
+    /// Maximum deviation of an event from its time.
     tolerance: u64,
     streams: StreamOffsets,
-    /// By the stack's port and the peer's.
+    /// Numbering of each flow, by the stack's port and the peer's.
     flows: HashMap<(u16, u16), FlowNumbering>,
-    /// The stack's port and the peer's for packets of the script that name no ports.
+    /// The stack's port and the peer's for packets of the script without ports.
     current_ports: (u16, u16),
     /// Initial sequence numbers that the stack chose, in order: `isn_1`, `isn_2` ... in assertions.
     isns: Vec<u32>,
     blocked: Vec<BlockedCall>,
-    /// Time of the last event, from which relative times count.
+    /// Time of the last event, the base of relative times.
     last_event: u64,
     packets: Vec<CapturedPacket>,
     trace: Vec<String>,
 }
 
-/// Runs a script. `name` is the file name that a failure reports, `text` what the file contains.
+/// Runs a script. `name` is the file name for failure reports, `text` the content of the file.
 pub fn run_script(name: &str, text: &str) -> RunOutcome {
     let mut packets = vec![];
     let mut trace = vec![];
@@ -125,7 +125,7 @@ pub fn run_script(name: &str, text: &str) -> RunOutcome {
     }
 }
 
-/// Nanoseconds as seconds with microseconds, as scripts write times.
+/// Formats nanoseconds as seconds with microseconds, as in scripts.
 fn format_seconds(nanos: u64) -> String {
     format!(
         "{}.{:06}",
@@ -135,7 +135,7 @@ fn format_seconds(nanos: u64) -> String {
 }
 
 impl Runner {
-    /// A host set up as the options of the script say.
+    /// Creates a host with the options of the script.
     fn new(script: &Script) -> Result<Runner, LineError> {
         let version = script
             .options
@@ -161,8 +161,8 @@ impl Runner {
                     .map_err(|message| LineError::new(*line, message))?;
             }
         }
-        // The stack is made by the first `listen` or `connect`. A configuration that it would refuse
-        // is reported now, on the line of the last option.
+        // The stack is created by the first `listen` or `connect`. A configuration that it would reject is
+        // reported now, on the line of the last option.
         let line = script.options.last().map_or(1, |(line, _, _)| *line);
         siw_tcp::Stack::<siw_tcp::VecBuf, Vec<u8>>::new(setup.stack_config(), START)
             .map_err(|error| LineError::new(line, error.to_string()))?;
@@ -180,7 +180,7 @@ impl Runner {
         })
     }
 
-    /// Nanoseconds since the start of the script.
+    /// Returns the time since the start of the script, in nanoseconds.
     fn now(&self) -> u64 {
         self.host.now().duration_since(START).as_nanos() as u64
     }
@@ -199,7 +199,7 @@ impl Runner {
         self.check_no_packet_before(u64::MAX, last, "after the last line")
     }
 
-    /// The earliest and the latest time at which an event may happen.
+    /// Returns the earliest and the latest time of an event.
     fn time_range(&self, when: EventTime, line: usize) -> Result<(u64, u64), LineError> {
         let base = self.last_event;
         let (from, to) = match when {
@@ -248,8 +248,8 @@ impl Runner {
         self.retry_blocked_calls()
     }
 
-    /// Fails if the stack sent a packet before `time`, less the tolerance, that no line expected.
-    /// `place` says in the message where the script has no line for it.
+    /// Fails if the stack sent an unexpected packet before `time` less the tolerance. `place` describes
+    /// the position in the script for the message.
     fn check_no_packet_before(
         &mut self,
         time: u64,
@@ -278,16 +278,16 @@ impl Runner {
         }
     }
 
-    /// Lets time pass until `time`.
+    /// Advances time to `time`.
     fn advance_to(&mut self, time: u64) -> Result<(), LineError> {
         while self.advance_once(time)? {}
         Ok(())
     }
 
-    /// Lets time pass until the stack or a blocked call needs attention, at most until `time`.
-    /// `false`: `time` is reached.
+    /// Advances time until the stack or a blocked call needs attention, at most to `time`. Returns
+    /// `false` once `time` is reached.
     fn advance_once(&mut self, time: u64) -> Result<bool, LineError> {
-        // Stop just after the latest time at which a blocked call may return: one that still blocks
+        // Stop just after the latest time at which a blocked call may return: a call that is still blocked
         // then has failed.
         let overdue = self
             .blocked

@@ -10,13 +10,13 @@ use crate::run::{CapturedPacket, Runner, START, format_seconds, stream_byte};
 use crate::script::{LineError, ScriptEvent};
 
 impl Runner {
-    /// The stack's port and the peer's of a segment that the peer sends.
+    /// Returns the stack's port and the peer's for a segment that the peer sends.
     fn ports_of(&self, spec: &TcpSpec) -> (u16, u16) {
         spec.ports
             .map_or(self.current_ports, |(from, to)| (to, from))
     }
 
-    /// Sends a segment of the peer, its acknowledgment, SACK blocks and echoed timestamp turned into
+    /// Sends a segment of the peer, with its acknowledgment, SACK blocks and echoed timestamp converted to
     /// the numbers of the wire.
     pub(super) fn inject_segment(&mut self, spec: &TcpSpec) {
         let (local, remote) = self.ports_of(spec);
@@ -43,8 +43,8 @@ impl Runner {
                 _ => {}
             }
         }
-        // The SYN takes one sequence number: the first byte of the stream comes after it, in the same
-        // segment or a later one.
+        // The SYN takes one sequence number: the first byte of the stream follows it, in the same segment or
+        // a later one.
         let start = spec.seq.wrapping_add(u32::from(spec.flags & SYN != 0));
         let first = start.wrapping_sub(flow.peer_isn).wrapping_sub(1);
         let payload = (0..spec.len)
@@ -73,7 +73,7 @@ impl Runner {
         self.deliver_packet(segment.to_packet());
     }
 
-    /// Hands a packet of the peer to the stack, and notes it for the capture.
+    /// Delivers a packet of the peer to the stack, and records it for the capture.
     fn deliver_packet(&mut self, packet: Vec<u8>) {
         self.host.receive_packet(&packet);
         self.packets.push(CapturedPacket {
@@ -83,7 +83,7 @@ impl Runner {
         });
     }
 
-    /// Sends an ICMP error about a segment of the stack, which it quotes by sequence number and length.
+    /// Sends an ICMP error about a segment of the stack, given by sequence number and length.
     pub(super) fn inject_icmp_error(
         &mut self,
         spec: &IcmpSpec,
@@ -124,7 +124,7 @@ impl Runner {
         Ok(())
     }
 
-    /// A packet of the stack in the notation of scripts, for messages.
+    /// Formats a packet of the stack in the notation of scripts, for messages.
     pub(super) fn describe_packet(&self, raw: &[u8]) -> String {
         match WireSegment::parse(raw) {
             Err(error) => format!("a packet of {} bytes: {error}", raw.len()),
@@ -140,8 +140,8 @@ impl Runner {
         }
     }
 
-    /// Waits until `to` for the stack to send a packet and compares it with `spec`. Returns the time at
-    /// which the packet was sent.
+    /// Waits until `to` for the stack to send a packet and compares it with `spec`. Returns when the packet
+    /// was sent.
     pub(super) fn expect_packet(
         &mut self,
         spec: &TcpSpec,
@@ -183,7 +183,7 @@ impl Runner {
             Err(error) => return fail("a malformed packet", format!("bad packet: {error}")),
         };
         let key = (segment.src.port(), segment.dst.port());
-        // A SYN that opens a connection may come from any port, which is then the current one.
+        // A SYN that opens a connection may come from any port, which becomes the current one.
         let expected_ports = spec.ports.unwrap_or(
             if segment.flags & (SYN | ACK) == SYN && spec.flags == segment.flags {
                 key
@@ -221,8 +221,8 @@ impl Runner {
         Ok(at)
     }
 
-    /// Learns how numbers of the script relate to those of the wire: sequence numbers from a SYN of the
-    /// stack, timestamps from the first that it sends.
+    /// Learns the offsets between the numbers of the script and of the wire: for sequence numbers from a
+    /// SYN of the stack, for timestamps from the first one that it sends.
     fn learn_offsets(&mut self, segment: &WireSegment, spec: &TcpSpec) {
         let flow = self
             .flows

@@ -1,4 +1,4 @@
-//! The system calls of a script: those that return at once, and those that block.
+//! The system calls of a script: immediate and blocking ones.
 
 use crate::calls::{self, CallResult};
 use crate::errno::Errno;
@@ -6,7 +6,7 @@ use crate::run::{BlockedCall, Runner, format_seconds};
 use crate::script::{EventTime, LineError, SystemCall};
 
 impl Runner {
-    /// Makes a call at the time `from`, or notes one that is to block until its second time.
+    /// Makes a call at the time `from`, or registers one that must block until its second time.
     pub(super) fn make_call(
         &mut self,
         call: &SystemCall,
@@ -42,8 +42,8 @@ impl Runner {
         }
     }
 
-    /// Makes the blocked calls again. One that returns must do so at its second time and with the
-    /// result of the script; one that blocks beyond that time is an error.
+    /// Retries the blocked calls. A call that returns must do so at its second time and with the result of
+    /// the script; one that blocks beyond that time is an error.
     pub(super) fn retry_blocked_calls(&mut self) -> Result<(), LineError> {
         let now = self.now();
         let mut index = 0;
@@ -94,7 +94,7 @@ impl Runner {
     }
 }
 
-/// Whether a call returned what the script says.
+/// Returns whether a call returned the result in the script.
 fn result_matches(call: &SystemCall, result: &CallResult) -> bool {
     match (call.result, result) {
         (None, _) => true,
@@ -107,7 +107,7 @@ fn result_matches(call: &SystemCall, result: &CallResult) -> bool {
     }
 }
 
-/// The message about a call that returned something else.
+/// Formats the message about a call with an unexpected result.
 fn describe_result(call: &SystemCall, result: &CallResult) -> String {
     let expected = match (call.result, &call.errno) {
         (Some(value), Some(errno)) => format!("{value} {errno}"),

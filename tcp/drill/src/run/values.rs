@@ -1,4 +1,4 @@
-//! The names that assertions of scripts may use.
+//! The names available to assertions of scripts.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use siw_tcp::TcpState;
 use crate::run::Runner;
 
 impl Runner {
-    /// The value of a name in an assertion: a TCP state, `isn_N`, `connections`, a counter of
-    /// [`siw_tcp::Stats`], or a property of the newest connection. `None`: there is no such name.
+    /// Returns the value of a name in an assertion: a TCP state, `isn_N`, `connections`, a counter of
+    /// [`siw_tcp::Stats`], or a property of the newest connection. `None`: the name is unknown.
     pub(super) fn named_value(&self, name: &str) -> Option<i64> {
         const STATES: [(&str, TcpState); 10] = [
             ("SYN_SENT", TcpState::SynSent),

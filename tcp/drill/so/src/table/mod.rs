@@ -1,8 +1,8 @@
-//! The table of functions, laid out as packetdrill's `struct packetdrill_interface` is.
+//! The function table, with the layout of packetdrill's `struct packetdrill_interface`.
 //!
-//! Each function gets the `userdata` that `init` set, an [`Adapter`]; packetdrill calls none after
-//! `free`. Pointers and lengths are those of the system calls of the same names. The functions are in
-//! the files of this folder, by what they do.
+//! Each function gets the `userdata` that `init` set, an [`Adapter`]; packetdrill calls no function after
+//! `free`. Pointers and lengths are those of the system calls of the same names. The functions are
+//! grouped by purpose in the files of this folder.
 
 mod netdev;
 mod readiness;
@@ -19,11 +19,11 @@ use siw_drill::{Errno, Setup, apply_engine_flags};
 
 use crate::adapter::Adapter;
 
-/// What `packetdrill_interface_init` set and every function gets: points to an [`Adapter`].
+/// Set by `packetdrill_interface_init` and passed to every function: points to an [`Adapter`].
 type UserData = *mut c_void;
 
-/// `struct packetdrill_interface`. The two variadic members take one argument of a register's
-/// size at most; variadic arguments are passed as others are on the machines of this project.
+/// `struct packetdrill_interface`. The two variadic members take at most one argument, of register
+/// size; the supported machines pass variadic arguments like others.
 #[repr(C)]
 pub struct Interface {
     /// First argument of every function.
@@ -94,10 +94,10 @@ pub struct Interface {
         unsafe extern "C" fn(UserData, c_int, c_int, c_int, *const c_void, socklen_t) -> c_int,
     /// poll(2).
     pub poll: unsafe extern "C" fn(UserData, *mut pollfd, nfds_t, c_int) -> c_int,
-    /// Hands an IP packet to the stack.
+    /// Passes an IP packet to the stack.
     pub netdev_send: unsafe extern "C" fn(UserData, *const c_void, size_t) -> c_int,
-    /// Takes an IP packet of the stack and the time, in microseconds, at which it was sent. Length 0:
-    /// nothing was sent for five seconds.
+    /// Receives an IP packet of the stack and its send time in microseconds. Length 0: no packet was sent
+    /// for five seconds.
     pub netdev_receive:
         unsafe extern "C" fn(UserData, *mut c_void, *mut size_t, *mut c_longlong) -> c_int,
     /// usleep(3).
@@ -125,7 +125,7 @@ pub struct Interface {
     ) -> c_int,
 }
 
-/// Makes a host as the flags say and fills the table. A wrong flag ends the program with a message,
+/// Creates a host with the given flags and fills the table. A wrong flag ends the program with a message,
 /// since the interface has no way to report an error.
 ///
 /// # Safety
@@ -188,10 +188,10 @@ pub unsafe extern "C" fn packetdrill_interface_init(flags: *const c_char, table:
     unsafe { table.write(filled) };
 }
 
-/// The adapter behind `userdata`.
+/// Returns the adapter behind `userdata`.
 ///
 /// # Safety
-/// `userdata` is what `packetdrill_interface_init` set, and `free` has not been called.
+/// `packetdrill_interface_init` set `userdata`, and `free` has not been called.
 unsafe fn adapter_of<'a>(userdata: UserData) -> &'a Adapter {
     // SAFETY: the caller vouches for it; only shared references to the adapter exist.
     unsafe { &*userdata.cast::<Adapter>() }
@@ -204,12 +204,12 @@ fn fail_with(errno: Errno) -> c_int {
     -1
 }
 
-/// What a system call without another result returns.
+/// Returns the result of a system call that has no value.
 fn zero_or_error(result: Result<(), Errno>) -> c_int {
     result.map_or_else(fail_with, |()| 0)
 }
 
-/// What a system call that moves bytes returns.
+/// Returns the result of a system call that transfers bytes.
 fn len_or_error(result: Result<usize, Errno>) -> ssize_t {
     result.map_or_else(|errno| fail_with(errno) as ssize_t, |len| len as ssize_t)
 }

@@ -1,4 +1,4 @@
-//! Functions of the table that move packets and tell the time.
+//! Functions of the table that transfer packets and return the time.
 
 use std::ffi::{c_int, c_longlong, c_void};
 use std::time::Duration;

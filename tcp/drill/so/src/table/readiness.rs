@@ -13,7 +13,7 @@ pub(super) unsafe extern "C" fn sys_poll(
     count: nfds_t,
     timeout: c_int,
 ) -> c_int {
-    // SAFETY: our userdata; entries as for poll(2), used by nobody else during the call.
+    // SAFETY: our userdata; entries as for poll(2), not accessed elsewhere during the call.
     let (adapter, fds) = unsafe {
         (
             adapter_of(userdata),

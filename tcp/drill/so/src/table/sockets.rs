@@ -1,4 +1,4 @@
-//! Functions of the table that make, connect, configure and close sockets.
+//! Functions of the table that create, connect, configure and close sockets.
 
 use std::ffi::{c_int, c_ulong, c_void};
 use std::time::Duration;
@@ -110,7 +110,7 @@ pub(super) unsafe extern "C" fn sys_ioctl(
     request: c_ulong,
     arg: c_ulong,
 ) -> c_int {
-    // SIOCINQ has this number, too.
+    // SIOCINQ has the same number.
     if request != libc::FIONREAD {
         return fail_with(Errno::EINVAL);
     }
@@ -181,7 +181,7 @@ pub(super) unsafe extern "C" fn sys_getsockopt(
     }))
 }
 
-/// The option that setsockopt(2) sets; `None` if there is no such option here.
+/// Parses an option of setsockopt(2); `None` if it is not supported.
 fn parse_socket_option(level: c_int, name: c_int, value: &[u8]) -> Option<SockOpt> {
     let int = |at: usize| {
         value
@@ -195,7 +195,7 @@ fn parse_socket_option(level: c_int, name: c_int, value: &[u8]) -> Option<SockOp
     match (level, name) {
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => Some(SockOpt::KeepAlive(int(0)? != 0)),
         (libc::SOL_SOCKET, libc::SO_RCVBUF) => Some(SockOpt::ReceiveBuffer(unsigned()?)),
-        // Twice what is asked for, as on Linux.
+        // Twice the requested size, as on Linux.
         (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
             Some(SockOpt::SendBuffer(unsigned()?.saturating_mul(2)))
         }

@@ -1,4 +1,4 @@
-//! Functions of the table that move bytes.
+//! Functions of the table that transfer bytes.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -8,7 +8,7 @@ use siw_drill::Errno;
 use super::{UserData, adapter_of, fail_with, len_or_error};
 use crate::adapter::AdapterState;
 
-/// Whether a buffer with a length has no address.
+/// Returns whether a non-empty buffer has a null address.
 fn has_null_buffer(iov: &[iovec]) -> bool {
     iov.iter()
         .any(|buffer| buffer.iov_base.is_null() && buffer.iov_len > 0)
@@ -66,7 +66,7 @@ unsafe fn send_from(userdata: UserData, fd: c_int, iov: &[iovec], flags: c_int) 
             std::slice::from_raw_parts(buffer.iov_base.cast(), buffer.iov_len)
         });
     }
-    // A blocking call returns when all bytes are accepted, another one with those that fit now.
+    // A blocking call returns when all bytes are accepted; a non-blocking one when no more fit.
     let mut accepted = 0;
     loop {
         let write = |state: &mut AdapterState| state.host.write(fd, &data[accepted..]);
