@@ -31,7 +31,7 @@ fn int_argument(call: &SystemCall, index: usize, what: &str) -> Result<i64, Stri
         Some(Argument::Int(value)) => Ok(*value),
         Some(Argument::Any) => Ok(0),
         _ => Err(format!(
-            "argument {} of {} is {what}: a number",
+            "argument {} of {}, {what}, must be a number",
             index + 1,
             call.name
         )),
@@ -51,7 +51,7 @@ fn list_argument(call: &SystemCall, index: usize) -> Result<&[Argument], String>
     match call.args.get(index) {
         Some(Argument::List(list)) => Ok(list),
         _ => Err(format!(
-            "argument {} of {} is a list in brackets",
+            "argument {} of {} must be a list in brackets",
             index + 1,
             call.name
         )),
@@ -140,7 +140,7 @@ pub(crate) fn make_call(
             // All sockets are non-blocking. A call with two times is retried until it returns.
             ["F_GETFL"] => Ok(call.result.unwrap_or(O_RDWR)),
             ["F_SETFL"] => Ok(0),
-            _ => return Err("fcntl knows F_GETFL and F_SETFL".into()),
+            _ => return Err("fcntl supports only F_GETFL and F_SETFL".into()),
         },
         "setsockopt" => {
             let fd = int_argument(call, 0, "the socket")? as i32;
@@ -148,7 +148,7 @@ pub(crate) fn make_call(
         }
         "getsockopt" => check_socket_error(host, call)?,
         "poll" => poll_sockets(host, call)?,
-        unknown => return Err(format!("{unknown} is not a system call that siw-drill has")),
+        unknown => return Err(format!("{unknown} is not a system call of siw-drill")),
     };
     Ok(result.map_or_else(CallResult::Error, CallResult::Value))
 }
@@ -175,7 +175,7 @@ fn open_socket(host: &mut Host, call: &SystemCall) -> Result<Result<i64, Errno>,
         _ => return Err("socket needs ..., AF_INET or AF_INET6".into()),
     };
     if !symbols_argument(call, 1).contains(&"SOCK_STREAM") {
-        return Err("only SOCK_STREAM sockets are known here".into());
+        return Err("only SOCK_STREAM sockets are supported".into());
     }
     Ok(Ok(i64::from(host.socket(v6))))
 }
@@ -189,7 +189,10 @@ fn parse_socket_option(call: &SystemCall) -> Result<SockOpt, String> {
     let name = symbols_argument(call, 2);
     let number = || match value {
         Some(Argument::Int(value)) => Ok(*value),
-        _ => Err(format!("the value of {} is a number: [1]", name.join("|"))),
+        _ => Err(format!(
+            "the value of {} must be a number, such as [1]",
+            name.join("|")
+        )),
     };
     let unsigned = || {
         let value = number()?;
@@ -210,7 +213,7 @@ fn parse_socket_option(call: &SystemCall) -> Result<SockOpt, String> {
                 };
                 SockOpt::Linger(field("onoff") && !field("linger"))
             }
-            _ => return Err("the value of SO_LINGER is {onoff=1, linger=0}".into()),
+            _ => return Err("the value of SO_LINGER must be {onoff=1, linger=0}".into()),
         },
         ["TCP_KEEPIDLE"] => SockOpt::KeepIdle(seconds()?),
         ["TCP_KEEPINTVL"] => SockOpt::KeepInterval(seconds()?),
@@ -219,12 +222,12 @@ fn parse_socket_option(call: &SystemCall) -> Result<SockOpt, String> {
         ["TCP_USER_TIMEOUT"] => SockOpt::UserTimeout(Duration::from_millis(unsigned()?.into())),
         ["TCP_CONGESTION"] => match value {
             Some(Argument::Str(name)) => SockOpt::Congestion(name.clone()),
-            _ => return Err("the value of TCP_CONGESTION is a string".into()),
+            _ => return Err("the value of TCP_CONGESTION must be a string".into()),
         },
         ["SO_REUSEADDR" | "SO_REUSEPORT" | "TCP_NODELAY"] => SockOpt::NoEffect,
         _ => {
             return Err(format!(
-                "the socket option {} is not known here",
+                "the socket option {} is not supported",
                 name.join("|")
             ));
         }
@@ -235,7 +238,7 @@ fn parse_socket_option(call: &SystemCall) -> Result<SockOpt, String> {
 /// expected one, and clears it.
 fn check_socket_error(host: &mut Host, call: &SystemCall) -> Result<Result<i64, Errno>, String> {
     if symbols_argument(call, 2)[..] != ["SO_ERROR"] {
-        return Err("getsockopt knows SO_ERROR".into());
+        return Err("getsockopt supports only SO_ERROR".into());
     }
     let got = match host.take_error(int_argument(call, 0, "the socket")? as i32) {
         Ok(errno) => errno,
@@ -246,7 +249,7 @@ fn check_socket_error(host: &mut Host, call: &SystemCall) -> Result<Result<i64, 
         Some(Argument::Int(number)) => got.map_or(0, |errno| i64::from(errno.0)) == *number,
         Some(Argument::Symbols(symbols)) => symbols == &[name],
         Some(Argument::Any) => true,
-        _ => return Err("the expected value of SO_ERROR is [0] or [ECONNREFUSED]".into()),
+        _ => return Err("the value of SO_ERROR must be [0] or an error: [ECONNREFUSED]".into()),
     };
     if !same {
         return Err(format!("SO_ERROR is {name}"));
@@ -259,7 +262,7 @@ fn poll_sockets(host: &mut Host, call: &SystemCall) -> Result<Result<i64, Errno>
     let mut count = 0;
     for entry in list_argument(call, 0)? {
         let Argument::Struct(fields) = entry else {
-            return Err("poll's list is of {fd=.., events=.., revents=..}".into());
+            return Err("poll needs a list of {fd=.., events=.., revents=..}".into());
         };
         let field = |wanted: &str| {
             fields

@@ -93,7 +93,7 @@ impl Setup {
             // Options for a kernel, an interface or the speed of the clock have no effect here.
             "gateway_ip" | "netmask_ip" | "so_filename" | "speed" | "non_fatal" | "verbose"
             | "init_scripts" => {}
-            _ => return Err(format!("--{name} is not an option that siw-drill knows")),
+            _ => return Err(format!("--{name} is not an option of siw-drill")),
         }
         if self.local.is_ipv4() != self.remote.is_ipv4() {
             return Err("local_ip and remote_ip are of different families".into());
@@ -117,7 +117,7 @@ fn parse_switch(name: &str, value: &str) -> Result<bool, String> {
     match value {
         "1" | "on" => Ok(true),
         "0" | "off" => Ok(false),
-        _ => Err(format!("{name}={value}: say 1 or 0")),
+        _ => Err(format!("{name}={value}: the value must be 1 or 0")),
     }
 }
 

@@ -260,7 +260,7 @@ pub(crate) fn check_options_fit(options: &[TcpOption]) -> Result<(), String> {
     }
     if bytes.len() > MAX_TCP_OPTIONS {
         return Err(format!(
-            "the TCP options are {} bytes; {MAX_TCP_OPTIONS} fit",
+            "the TCP options are {} bytes; at most {MAX_TCP_OPTIONS} fit",
             bytes.len()
         ));
     }
@@ -323,10 +323,10 @@ impl WireSegment {
                         .ok_or("its IPv6 length is wrong")?,
                 )
             }
-            _ => return Err("it is no IP packet".into()),
+            _ => return Err("it is not an IP packet".into()),
         };
         if protocol != PROTOCOL_TCP {
-            return Err(format!("it is of protocol {protocol}, not TCP"));
+            return Err(format!("its protocol is {protocol}, not TCP"));
         }
         let mut sum = pseudo_header_sum(src, dst, PROTOCOL_TCP, body.len());
         sum.add(body);
@@ -397,7 +397,7 @@ pub(crate) fn icmp_type_and_code(v6: bool, spec: &IcmpSpec) -> Result<(u8, u8), 
         (false, "parameter_problem") => Ok((12, find(&[])?)),
         (true, "parameter_problem") => Ok((4, find(&[])?)),
         (_, unknown) => Err(format!(
-            "icmp type {unknown:?} is not known for this IP version"
+            "icmp type {unknown:?} is not supported for this IP version"
         )),
     }
 }

@@ -122,7 +122,7 @@ fn check_payload(segment: &WireSegment, flow: &FlowNumbering) -> Result<(), Stri
     match wrong {
         None => Ok(()),
         Some((_, index)) => Err(format!(
-            "wrong payload: byte {index} is not what was written there"
+            "wrong payload: byte {index} differs from the byte written at this offset"
         )),
     }
 }
