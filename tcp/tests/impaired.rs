@@ -68,7 +68,7 @@ fn a_failure_prints_its_replay_and_writes_a_pcapng() {
         std::fs::create_dir_all(&dir).unwrap();
         // Not every seed triggers every fault.
         let failure = (0..50).find_map(|seed| scenario::run(seed, Some(fault), &dir).err());
-        let failure = failure.unwrap_or_else(|| panic!("{fault:?} is not noticed"));
+        let failure = failure.unwrap_or_else(|| panic!("{fault:?} is not detected"));
         assert!(failure.why.contains(says), "{fault:?}: {}", failure.why);
         let replay = format!(
             "--example soak -- --transfers --seeds 1 --from {}",

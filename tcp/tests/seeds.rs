@@ -13,7 +13,7 @@
 //! | a needed retransmission that the network duplicated looks needless | ignoring the timestamp echoed by the ACK that passes the hole | "undoes a reduction whose retransmissions were needed" | 4041, 7755 |
 //! | one flooded connection uses up the challenge ACKs of all | one common bucket for challenge ACKs and answers to segments outside the window | "TIMED_OUT on a path that loses nothing" | 833, 1207 (31) |
 //! | an orphan whose peer keeps its window closed lives for ever | no deadline for FIN-WAIT-1, CLOSING and LAST-ACK | "an orphan lives on without progress" | 177, 200 (247) |
-//! | keepalive spins while data is in flight | the next check one nanosecond ahead | "wake-ups for nothing" | 2, 7 (2172) |
+//! | keepalive spins while data is in flight | the next check one nanosecond ahead | "needless wake-ups" | 2, 7 (2172) |
 //! | steady small sends defer the probe of a dead path | restarting the probe timeout at each send, without the limit of the oldest data | "data in flight is not sent again" | 707, 794 (47) |
 //! | a retransmitted SYN gives a round-trip sample that is too short | sampling from the last SYN-ACK | "a round trip of ... on a path of ..." | 46, 48 (325) |
 //! | the timer of a segment runs from the solicitation of its neighbour | starting the retransmission timer when the neighbour is solicited | "sent ... segments again, though nothing was lost" | 14, 47 (41) |

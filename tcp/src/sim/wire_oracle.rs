@@ -350,7 +350,9 @@ impl WireOracle {
         for (place, (low, high)) in view.sack[..view.sack_count].iter().enumerate() {
             let (low, high) = (low.wrapping_sub(peer_iss), high.wrapping_sub(peer_iss));
             if low >= high || !side.received.covers(low, high) {
-                return Err(format!("SACK {low}..{high} of what did not arrive"));
+                return Err(format!(
+                    "SACK {low}..{high} covers data that did not arrive"
+                ));
             }
             if place > 0 && high <= ack {
                 return Err(format!(
@@ -393,7 +395,7 @@ impl WireOracle {
             .position(|(&byte, position)| byte != Pattern::byte(salt, position));
         if let Some(at) = differs {
             return Err(format!(
-                "byte {} of the stream is not what was pushed",
+                "byte {} of the stream differs from the pushed byte",
                 first + at as u64
             ));
         }

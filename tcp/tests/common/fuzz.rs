@@ -149,7 +149,7 @@ impl Peer {
             let ack = segment.ack.wrapping_sub(self.iss);
             assert!(
                 ack >= self.acked,
-                "what is acknowledged stays so: {ack} < {}",
+                "the acknowledgement number moved left: {ack} < {}",
                 self.acked
             );
             self.acked = ack;
@@ -162,10 +162,7 @@ impl Peer {
                 .wrapping_sub(self.irs)
                 .wrapping_add(segment.payload.len() as u32);
             let end = end.wrapping_add(u32::from(segment.flags & FIN != 0));
-            assert!(
-                end <= self.pushed as u32 + 2,
-                "only what it was given is sent"
-            );
+            assert!(end <= self.pushed as u32 + 2, "sent data was never pushed");
             let at = u64::from(segment.seq.wrapping_sub(self.irs).wrapping_sub(1));
             for (i, &byte) in segment.payload.iter().enumerate() {
                 assert_eq!(byte, Pattern::byte(SALT, at + i as u64));

@@ -86,7 +86,7 @@ impl fmt::Display for ScenarioFailure {
             self.seed, self.why, self.replay
         )?;
         if let Some(path) = &self.pcapng {
-            write!(f, "\nwhat the network carried: {}", path.display())?;
+            write!(f, "\ncapture: {}", path.display())?;
         }
         Ok(())
     }

@@ -347,7 +347,7 @@ impl SeedRun {
             idle_steps += 1;
             let idle = (self.net.now - idle_since).as_secs();
             if idle_steps > IDLE_STEPS + idle * IDLE_STEPS_PER_SECOND {
-                return Err(format!("{idle_steps} wake-ups for nothing in {idle} s"));
+                return Err(format!("{idle_steps} needless wake-ups in {idle} s"));
             }
         }
     }
@@ -414,7 +414,10 @@ impl SeedRun {
                             && ends == (info.local, info.remote)
                     };
                     let Some(index) = self.flows.iter().rposition(is_it) else {
-                        return Err(format!("host {host} accepted {} unasked", info.remote));
+                        return Err(format!(
+                            "host {host} accepted an unexpected connection from {}",
+                            info.remote
+                        ));
                     };
                     self.add_owner(index, host, id);
                 }
