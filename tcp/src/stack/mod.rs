@@ -219,8 +219,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
     }
 
     /// Detaches the owner from the connection: no more events. A closing connection lives on until
-    /// TIME-WAIT or LAST-ACK ends, or until [`StackConfig::orphan_timeout`] expires. An open one is closed first (reset if received data was not
-    /// read, RFC 2525 section 2.17).
+    /// TIME-WAIT or LAST-ACK ends, or until [`StackConfig::orphan_timeout`] expires. An open one is
+    /// closed first (reset if received data was not read, RFC 2525 section 2.17).
     pub fn release(&mut self, now: Instant, id: ConnId) {
         self.shared.now = now;
         if self.connection(id).is_none() {
