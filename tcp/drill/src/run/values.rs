@@ -8,7 +8,7 @@ use crate::run::Runner;
 
 impl Runner {
     /// Returns the value of a name in an assertion: a TCP state, `isn_N`, `connections`, a counter of
-    /// [`siw_tcp::Stats`], or a property of the newest connection. `None`: the name is unknown.
+    /// [`siw_tcp::StackStats`], or a property of the newest connection. `None`: the name is unknown.
     pub(super) fn named_value(&self, name: &str) -> Option<i64> {
         const STATES: [(&str, TcpState); 10] = [
             ("SYN_SENT", TcpState::SynSent),
