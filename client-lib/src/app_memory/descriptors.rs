@@ -1,4 +1,4 @@
-//! Descriptors of memory that this process has mapped, to be sent to the daemon.
+//! Descriptors of mapped memory of this process, to be sent to the daemon.
 
 use std::fs::File;
 use std::io;
@@ -9,11 +9,11 @@ use super::vma::{MappedFileId, Vma};
 use crate::context::lock_unpoisoned;
 use rustix::fs::{Mode, OFlags};
 
-/// Files whose pages took the place of private ones, of all contexts, also of those that are closed:
-/// the pages stay, and another context can register them by these.
+/// Files that private pages were remapped to, of all contexts, including closed ones: the pages
+/// stay remapped, and another context can register them through these descriptors.
 static REMAPPED_FILES: Mutex<Vec<(MappedFileId, OwnedFd)>> = Mutex::new(Vec::new());
 
-/// The files, and nobody else changes them.
+/// The locked list of files.
 pub(super) type RemappedFiles = MutexGuard<'static, Vec<(MappedFileId, OwnedFd)>>;
 
 pub(super) fn lock_files() -> RemappedFiles {
@@ -27,7 +27,7 @@ pub(super) fn keep_file(id: MappedFileId, fd: BorrowedFd<'_>) -> io::Result<()> 
     Ok(())
 }
 
-/// A descriptor of this process's memory.
+/// Opens this process's memory.
 pub(super) fn open_process_memory() -> io::Result<OwnedFd> {
     let file = File::options()
         .read(true)
@@ -36,7 +36,7 @@ pub(super) fn open_process_memory() -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// A descriptor of the file that is mapped, if it is one in memory: the daemon maps no others.
+/// Opens the mapped file, if it is in memory: the daemon maps no other files.
 pub(super) fn open_mapped_file(vma: &Vma) -> Option<OwnedFd> {
     let id = vma.file?;
     let kept = lock_unpoisoned(&REMAPPED_FILES)
@@ -62,21 +62,21 @@ fn flags_of(vma: &Vma) -> OFlags {
     access | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY
 }
 
-/// By the mapping itself: for root alone (proc_pid_map_files(5)).
+/// Opens the file through the mapping itself; for root only (proc_pid_map_files(5)).
 fn open_map_file(vma: &Vma) -> Option<OwnedFd> {
     let (start, end) = (vma.range.start, vma.range.end);
     let path = format!("/proc/self/map_files/{start:x}-{end:x}");
     rustix::fs::open(path, flags_of(vma), Mode::empty()).ok()
 }
 
-/// By its name, if it still has one.
+/// Opens the file by its name, if it still has one.
 fn open_path(vma: &Vma) -> Option<OwnedFd> {
     let has_name = vma.name.starts_with('/') && !vma.name.ends_with(" (deleted)");
     let path = has_name.then_some(&vma.name)?;
     rustix::fs::open(path, flags_of(vma), Mode::empty()).ok()
 }
 
-/// Among the files that the process has open.
+/// Looks for the file among the open descriptors of the process.
 fn find_open_file(vma: &Vma, id: MappedFileId) -> Option<OwnedFd> {
     let entries = std::fs::read_dir("/proc/self/fd").ok()?;
     for entry in entries.flatten() {
@@ -85,7 +85,7 @@ fn find_open_file(vma: &Vma, id: MappedFileId) -> Option<OwnedFd> {
         if !is_same {
             continue;
         }
-        // Opened anew: the application's own descriptor may be for reading alone.
+        // Reopened, because the application's own descriptor may be read-only.
         if let Ok(fd) = rustix::fs::open(entry.path(), flags_of(vma), Mode::empty()) {
             return Some(fd);
         }

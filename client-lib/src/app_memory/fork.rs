@@ -1,11 +1,11 @@
-//! fork(2): remapped pages are shared with the daemon, so a child would share them too, and what it
-//! wrote would appear in its parent. The child gets private copies of them in their place, before
-//! fork() returns in either process: as if the pages had stayed private. So a child may go on using
-//! its memory whatever of it its parent registered (`IBV_FORK_UNNEEDED`), and may end as it likes.
-//! A child has no use of the contexts of its parent: their calls fail in it.
+//! fork(2): remapped pages are shared with the daemon, so a child would share them too, and its
+//! writes would appear in its parent. Therefore the child gets private copies in their place before
+//! fork() returns in either process, as if the pages had stayed private. The child may use all its
+//! memory regardless of the parent's registrations (`IBV_FORK_UNNEEDED`), and may end in any way. A
+//! child cannot use the contexts of its parent: their calls fail in it.
 //!
-//! A child of vfork(2), posix_spawn(3) or clone(2) with CLONE_VM is on its parent's memory in any
-//! case, and nothing is done; neither is it for programs that call clone(2) themselves.
+//! A child of vfork(2), posix_spawn(3) or clone(2) with CLONE_VM runs on its parent's memory
+//! anyway, so no copies are made; neither are they for programs that call clone(2) directly.
 
 use std::cell::RefCell;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,23 +18,23 @@ use super::descriptors::{self, RemappedFiles};
 use super::vma::{Vma, list_vmas};
 use crate::context::lock_unpoisoned;
 
-/// How many forks lie between this process and the first one.
+/// Number of forks between the first process and this one.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
-/// A number that is another one in each child.
+/// Returns a number that differs between a process and its children.
 #[inline]
 pub(crate) fn process_generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// What the thread that forks holds meanwhile: nobody remaps, and the child has the locks.
+/// State held by the forking thread: it blocks remapping, and passes the locks to the child.
 struct ForkUnderWay {
     _one_at_a_time: MutexGuard<'static, ()>,
     files: RemappedFiles,
-    /// The mappings of `files`. Listed before the fork: until the child has its copies, what it
-    /// allocates would change its parent's heap.
+    /// Mappings of `files`, listed before the fork: until the child has its copies, its allocations
+    /// would change its parent's heap.
     mappings: Vec<Vma>,
-    /// The child's end is closed when the child has its copies.
+    /// The child closes its end when it has its copies.
     pipe: Option<(OwnedFd, OwnedFd)>,
 }
 
@@ -42,12 +42,12 @@ thread_local! {
     static UNDER_WAY: RefCell<Option<ForkUnderWay>> = const { RefCell::new(None) };
 }
 
-/// Does what has to be done at each fork from now on.
+/// Installs the fork handlers.
 pub(crate) fn watch_forks() {
     static WATCHED: Once = Once::new();
     WATCHED.call_once(|| {
-        // SAFETY: three functions that stay: the library is never unloaded while they may run, as
-        // glibc removes handlers of libraries that are.
+        // SAFETY: three functions that stay valid: the library is never unloaded while they may
+        // run, because glibc removes the handlers of an unloaded library.
         unsafe {
             libc::pthread_atfork(
                 Some(before_fork),
@@ -61,7 +61,7 @@ pub(crate) fn watch_forks() {
 extern "C" fn before_fork() {
     let one_at_a_time = lock_unpoisoned(&super::ONE_AT_A_TIME);
     let files = descriptors::lock_files();
-    // Without a pipe the child copies while its parent goes on.
+    // Without a pipe the child copies while its parent continues.
     let pipe = (!files.is_empty())
         .then(|| rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).ok())
         .flatten();
@@ -77,7 +77,7 @@ extern "C" fn before_fork() {
         mappings,
         pipe,
     };
-    // Threads on their way out have no such place any more: they do not fork.
+    // The variable no longer exists in threads that are exiting; they do not fork.
     let _ = UNDER_WAY.try_with(|place| place.borrow_mut().replace(under_way));
 }
 
@@ -92,7 +92,7 @@ extern "C" fn after_in_parent() {
     if let Some((read, write)) = under_way.pipe {
         drop(write);
         let mut byte = [0];
-        // The end of the file, when the child closes it, or ends.
+        // Reads the end of the file when the child closes it or ends.
         while rustix::io::read(&read, &mut byte) == Err(rustix::io::Errno::INTR) {}
     }
 }
@@ -102,7 +102,7 @@ extern "C" fn after_in_child() {
     let Some(under_way) = take_under_way() else {
         return;
     };
-    // Nothing is allocated or freed before all are copied.
+    // No allocation or deallocation until all mappings are copied.
     for vma in &under_way.mappings {
         let found = under_way.files.iter().find(|(id, _)| Some(*id) == vma.file);
         if let Some((_, fd)) = found {
@@ -111,14 +111,14 @@ extern "C" fn after_in_child() {
     }
 }
 
-/// Puts a private copy in the place of a mapping.
+/// Replaces a mapping by a private copy.
 fn copy_mapping(vma: &Vma, fd: &OwnedFd) {
     let mut prot = ProtFlags::empty();
     prot.set(ProtFlags::READ, vma.readable);
     prot.set(ProtFlags::WRITE, vma.writable);
     let (address, len) = (vma.range.start as *mut std::ffi::c_void, vma.range.len());
     let flags = MapFlags::PRIVATE | MapFlags::FIXED;
-    // SAFETY: the same pages as before, until they are written to: then they are copied.
+    // SAFETY: the same pages as before, copied on the first write.
     let mapped = unsafe { rustix::mm::mmap(address, len, prot, flags, fd.as_fd(), vma.offset) };
     if mapped.is_ok() && vma.writable {
         super::remap::populate_pages(&vma.range);

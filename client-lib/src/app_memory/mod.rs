@@ -1,16 +1,16 @@
-//! Registration of memory that the application has already, of any kind and at any byte
-//! ([`Pd::reg_memory`]): `ibv_reg_mr(3)` as programs know it.
+//! Registration of existing application memory of any kind, at any byte ([`Pd::reg_memory`]):
+//! `ibv_reg_mr(3)` as programs know it.
 //!
-//! | memory | how the daemon gets at it |
+//! | memory | how the daemon accesses it |
 //! |---|---|
-//! | of an [`Arena`] | it has it already |
-//! | private: malloc, mmap, static data | pages of its own take the place of the private ones, at the same addresses ([`remap`]) |
-//! | shared mappings of files in memory | it maps the file, whose descriptor it is sent |
-//! | anything else | a descriptor of /proc/self/mem, by which system calls copy |
+//! | of an [`Arena`] | already mapped |
+//! | private: malloc, mmap, static data | the private pages are replaced by pages of a daemon's file, at the same addresses ([`remap`]) |
+//! | shared mappings of files in memory | it maps the file, from a descriptor sent to it |
+//! | anything else | it copies by system calls, through a descriptor of /proc/self/mem |
 //!
-//! A region may consist of several of these. It is the mappings of the process that say what a page
-//! is: a page that was remapped for an earlier region is found to be one of the daemon's, and used
-//! as it is.
+//! A region may consist of several of these. The mappings of the process show the kind of each
+//! page: a page remapped for an earlier region is recognised as a page of the daemon and used as it
+//! is.
 
 mod descriptors;
 mod fork;
@@ -41,37 +41,37 @@ pub(crate) use vma::MappedFileId;
 use vma::{Vma, list_vmas};
 use windows::{WindowPlace, Windows};
 
-/// One registration at a time in the whole process, whatever its contexts: two that freeze the same
-/// pages would wait for each other.
+/// Serialises registrations in the whole process, across contexts: two that freeze the same pages
+/// would wait for each other.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Why private pages of a program with several threads are copied, or replaced in the way that has
-/// system calls of other threads fail.
+/// Reason for copying private pages of a program with several threads, instead of replacing them in
+/// a way that makes system calls of other threads fail.
 const UNPRIVILEGED: &str = "threads, and no access to /dev/userfaultfd";
 
-/// Longest reason that goes to the daemon.
+/// Longest reason sent to the daemon.
 const REASON_LEN: usize = 63;
 
-/// What a context knows of the memory that it registers.
+/// Registered application memory of a context.
 #[derive(Default)]
 pub(crate) struct AppMemory {
     state: Mutex<State>,
-    /// Arenas of this context, by their file. An arena that ends takes itself out: no other lock is
-    /// taken under this one, and no arena is dropped.
+    /// Arenas of this context, by file. Dropping an arena removes it: while this lock is held, no
+    /// other lock is taken and no arena is dropped.
     arenas: Mutex<HashMap<MappedFileId, Weak<Arena>>>,
 }
 
 #[derive(Default)]
 struct State {
     windows: Windows,
-    /// The number of this process's memory at the daemon, once it was sent.
+    /// The daemon's number for the memory of this process, once it was sent.
     process: Option<u32>,
-    /// Why the daemon does not take it: it is asked once.
+    /// Error if the daemon has refused the memory of this process; it is asked only once.
     process_refused: Option<(i32, String)>,
 }
 
 impl AppMemory {
-    /// Notes an arena: regions in it need no copy.
+    /// Adds an arena: regions in it need no copy.
     pub(crate) fn add_arena(&self, id: MappedFileId, arena: &Arc<Arena>) {
         lock_unpoisoned(&self.arenas).insert(id, Arc::downgrade(arena));
     }
@@ -82,33 +82,33 @@ impl AppMemory {
             .and_then(Weak::upgrade)
     }
 
-    /// The arena is gone.
+    /// Removes a dropped arena.
     pub(crate) fn remove_arena(&self, id: MappedFileId) {
         lock_unpoisoned(&self.arenas).remove(&id);
     }
 }
 
-/// What a region consists of.
+/// Parts of a region.
 #[derive(Default)]
 struct Parts {
     extents: Vec<MemoryExtent>,
-    /// In files of windows: counted there.
+    /// Parts in window files, whose registrations are counted there.
     windows: Vec<(MappedFileId, Range<u64>)>,
-    /// Kept alive.
+    /// Arenas kept alive.
     arenas: Vec<Arc<Arena>>,
-    /// Numbers of mappings that the daemon has for this region alone.
+    /// Numbers of mappings that the daemon has for this region only.
     imports: Vec<u32>,
-    /// Why memory is copied, or otherwise not remapped.
+    /// Reason why memory is copied, or not remapped for another reason.
     reason: String,
 }
 
 impl Pd {
-    /// Registers `len` bytes at `address` of this process, whatever memory they are. Peers and work
-    /// requests name them by that address, or from 0 with ZERO_BASED.
+    /// Registers `len` bytes at `address` of this process, of any kind of memory. Peers and work
+    /// requests address them by that address, or from 0 with ZERO_BASED.
     ///
-    /// The memory stays the application's: it is read and written as before, and neighbours on the
-    /// same pages do not notice. What the region should not do before it is deregistered is be
-    /// unmapped, or be moved by mremap(2).
+    /// The memory still belongs to the application: it is read and written as before, and other
+    /// data on the same pages is unaffected. The region must not be unmapped, or moved by
+    /// mremap(2), before it is deregistered.
     ///
     /// # Errors
     /// `EFAULT`: not all of it is mapped, or it is read-only and `access` has LOCAL_WRITE.
@@ -118,7 +118,7 @@ impl Pd {
         self.reg_memory_iova(address, len, address as u64, access)
     }
 
-    /// The same, named from `iova` on (ibv_reg_mr_iova(3)).
+    /// As [`Self::reg_memory`], addressed from `iova` on (ibv_reg_mr_iova(3)).
     pub fn reg_memory_iova(
         &self,
         address: *mut u8,
@@ -173,7 +173,7 @@ fn registration_error(errno: i32, reason: impl Into<String>) -> Error {
     }
 }
 
-/// Has the daemon make a region of the parts; its keys.
+/// Has the daemon make a region of the parts; returns its keys.
 fn register_parts(
     pd: &Pd,
     parts: &Parts,
@@ -209,7 +209,7 @@ fn register_parts(
     Ok((reply.lkey, reply.rkey))
 }
 
-/// Has the daemon map the file behind a part of a shared mapping, if it can.
+/// Has the daemon map the file behind a part of a shared mapping, if possible.
 fn import_mapping(ctx: &ClientInner, vma: &Vma, bytes: &Range<usize>) -> Option<MemoryExtent> {
     let fd = descriptors::open_mapped_file(vma)?;
     let page = SharedMemory::file_page_size(fd.as_fd()).ok()?;
@@ -231,7 +231,7 @@ fn import_mapping(ctx: &ClientInner, vma: &Vma, bytes: &Range<usize>) -> Option<
     })
 }
 
-/// The daemon needs the mappings of a region no longer.
+/// Frees the daemon's mappings of a region.
 fn free_imports(ctx: &ClientInner, parts: &Parts) {
     for arena in &parts.imports {
         ctx.call_ignoring_errors(&FreeArena {
@@ -262,13 +262,13 @@ impl Parts {
     }
 }
 
-/// The whole pages that a range touches.
+/// Extends a range to whole pages.
 fn whole_pages(range: &Range<usize>) -> Range<usize> {
     range.start / PAGE * PAGE..range.end.next_multiple_of(PAGE)
 }
 
 impl State {
-    /// Makes memory reachable for the daemon.
+    /// Makes memory accessible to the daemon.
     fn prepare_range(
         &mut self,
         ctx: &Arc<ClientInner>,
@@ -351,7 +351,7 @@ impl State {
         Ok(())
     }
 
-    /// Lets the daemon copy from and to this process.
+    /// Sends the daemon a descriptor by which it copies from and to this process.
     fn import_process(&mut self, ctx: &ClientInner) -> Result<u32, Error> {
         if let Some((errno, reason)) = &self.process_refused {
             return Err(registration_error(*errno, reason.clone()));
@@ -372,7 +372,7 @@ impl State {
         }
     }
 
-    /// Adds memory that the daemon has already.
+    /// Adds memory that the daemon already has.
     fn add_known(
         &self,
         ctx: &ClientInner,
@@ -403,7 +403,7 @@ impl State {
         true
     }
 
-    /// Adds what [`State::remap_pages`] has just remapped.
+    /// Adds pages that [`State::remap_pages`] has just remapped.
     fn add_remapped(&self, bytes: &Range<usize>, parts: &mut Parts) {
         for part in Windows::split_range(bytes) {
             let pages = whole_pages(&part);
@@ -425,8 +425,8 @@ impl State {
         }
     }
 
-    /// How others are kept off the pages of a mapping while they are replaced, or why they are not
-    /// replaced.
+    /// Chooses how to block other threads from the pages of a mapping while they are replaced; an
+    /// error is the reason not to replace them.
     fn choose_freezer(
         &mut self,
         ctx: &ClientInner,
@@ -437,8 +437,8 @@ impl State {
             return Ok(remap::Freezer::Alone);
         }
         let freezer = remap::Freezer::open_best().map_err(|error| format!("remap: {error}"))?;
-        // A slower region is better than a read(2) that fails elsewhere in the program; only where
-        // memory cannot be copied the few microseconds are risked.
+        // A slower region is better than a read(2) that fails elsewhere in the program. The risk, a
+        // few microseconds long, is taken only if the memory cannot be copied.
         if freezer.fails_system_calls()
             && !access.contains(Access::REMOTE_ATOMIC)
             && self.can_copy(ctx)
@@ -448,7 +448,7 @@ impl State {
         Ok(freezer)
     }
 
-    /// Whether the daemon copies from and to this process.
+    /// Checks whether the daemon can copy from and to this process.
     fn can_copy(&mut self, ctx: &ClientInner) -> bool {
         if self.process.is_none() && ctx.features() & FEATURE_IMPORT != 0 {
             self.process = self.import_process(ctx).ok();
@@ -456,7 +456,7 @@ impl State {
         self.process.is_some()
     }
 
-    /// Replaces private pages by pages of the daemon. `pages` are of one mapping.
+    /// Replaces private pages by pages of the daemon. `pages` belong to one mapping.
     fn remap_pages(
         &mut self,
         ctx: &Arc<ClientInner>,
@@ -469,7 +469,7 @@ impl State {
         if vma.writable {
             prot |= ProtFlags::WRITE;
         }
-        // Windows whose places follow each other are replaced together.
+        // Windows with consecutive places are replaced together.
         let mut joined: Vec<(Range<usize>, WindowPlace)> = Vec::new();
         for part in Windows::split_range(pages) {
             let Some((place, _)) = self.windows.place_of(&part) else {
@@ -502,7 +502,7 @@ impl State {
         Ok(())
     }
 
-    /// Gives all windows of a range of pages places where nothing is lost.
+    /// Assigns places to all windows of a range of pages without overwriting mapped pages.
     fn find_places(&mut self, ctx: &Arc<ClientInner>, pages: &Range<usize>) -> Result<(), Error> {
         let parts = Windows::split_range(pages);
         let was_used = |windows: &Windows, part: &Range<usize>| {
@@ -514,7 +514,8 @@ impl State {
                 .iter()
                 .any(|part| was_used(&self.windows, part).is_some())
         {
-            // Pages that were remapped before, and are private now: unmapped, or moved by mremap(2).
+            // Pages that were remapped before and are private now: they were unmapped, or moved by
+            // mremap(2).
             let all = list_vmas(&(0..usize::MAX))?;
             for part in &parts {
                 if let Some((place, _)) = was_used(&self.windows, part)
@@ -557,7 +558,7 @@ impl State {
         Ok(())
     }
 
-    /// A region is gone.
+    /// Removes the registrations of a deregistered region.
     fn forget_region(&mut self, parts: &Parts) {
         for (file, bytes) in &parts.windows {
             self.windows.count_registration(*file, bytes, false);
@@ -565,7 +566,7 @@ impl State {
     }
 }
 
-/// Whether all of a range is mapped, and allows the access.
+/// Checks that the whole range is mapped and allows the access.
 fn check_vmas(vmas: &[Vma], range: &Range<usize>, access: Access) -> Result<(), Error> {
     let mut at = range.start;
     for vma in vmas {

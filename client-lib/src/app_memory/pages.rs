@@ -1,28 +1,28 @@
-//! Which pages of a mapping may be replaced, and which stay where they are.
+//! Pages of a mapping that may be replaced, and those that must not.
 
 use super::remap;
 use super::vma::Vma;
 use siw_shm::shared_memory::PAGE;
 use std::ops::Range;
 
-/// The heaps that glibc's malloc(3) makes for threads begin at multiples of this (HEAP_MAX_SIZE).
+/// Alignment of the heaps that glibc's malloc(3) makes for threads (HEAP_MAX_SIZE).
 const ARENA_ALIGNMENT: usize = 64 << 20;
 
-/// Whether the page holds the state of an arena of malloc(3), in the first page of its first heap.
-/// glibc writes there in a child of fork(2) before any handler runs, so that the page cannot be
-/// shared with the child even for that long. `page`: readable, of this process.
+/// Checks for the state of a malloc(3) arena, in the first page of its first heap. In a child of
+/// fork(2) glibc writes to it before any handler runs, so the page cannot be shared with the child
+/// even for that long. `page` has to be a readable page of this process.
 fn holds_arena_state(page: usize) -> bool {
     if !page.is_multiple_of(ARENA_ALIGNMENT) {
         return false;
     }
-    // SAFETY: the caller has found the page mapped and readable; any bits are a number.
+    // SAFETY: the caller has found the page mapped and readable; any bits are a valid number.
     let first = unsafe { (page as *const usize).read_volatile() };
-    // `heap_info` begins with the address of the arena, which lies behind it in the first heap.
+    // `heap_info` begins with the address of the arena, which follows it in the first heap.
     (page + 1..page + PAGE).contains(&first)
 }
 
-/// Bytes of a mapping in pieces: pages with the state of an arena of malloc(3), which stay where they
-/// are, with the reason, and what lies between them.
+/// Splits bytes of a mapping into pieces: pages with the state of a malloc(3) arena, which are not
+/// replaced, with the reason; and the bytes between them.
 pub(super) fn split_at_arena_states(
     vma: &Vma,
     bytes: Range<usize>,
@@ -49,7 +49,7 @@ pub(super) fn split_at_arena_states(
     })
 }
 
-/// Why pages of a mapping cannot be replaced; none if they can.
+/// Reason why pages of a mapping cannot be replaced; None if they can.
 pub(super) fn why_not_remapped(vma: &Vma) -> Option<&'static str> {
     let local = 0u8;
     if vma.shared {
@@ -61,7 +61,7 @@ pub(super) fn why_not_remapped(vma: &Vma) -> Option<&'static str> {
     if vma.name.starts_with("[stack") || vma.range.contains(&(&raw const local as usize)) {
         return Some("stack");
     }
-    // userfaultfd(2) is not for these.
+    // userfaultfd(2) does not support these mappings.
     if vma.writable && !vma.is_private_anonymous() && !remap::is_only_thread() {
         return Some("private mapping of a file");
     }

@@ -1,12 +1,13 @@
-//! A registered region of memory that the application has.
+//! A registered region of application memory.
 
 use super::{Parts, free_imports};
 use crate::context::lock_unpoisoned;
 use crate::{Access, Error, Pd, Sge};
 use siw_shm::control::{DeregMr, ExtentMethod, REREG_ACCESS, ReregMr};
 
-/// A registered region of memory that the application has. Dropping deregisters it: when that returns
-/// nobody touches it. With windows bound to it the daemon refuses that ([`AppMr::dereg`] tells).
+/// A registered region of application memory. Dropping deregisters it: afterwards the daemon no
+/// longer accesses it. The daemon refuses this while windows are bound to it ([`AppMr::dereg`]
+/// returns the error).
 pub struct AppMr {
     pub(super) pd: Pd,
     pub(super) address: usize,
@@ -33,12 +34,12 @@ impl AppMr {
     pub fn as_ptr(&self) -> *mut u8 {
         self.address as *mut u8
     }
-    /// Bytes.
+    /// Length in bytes.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.len
     }
-    /// What it may be used for.
+    /// Access rights.
     pub fn access(&self) -> Access {
         self.access
     }
@@ -55,7 +56,7 @@ impl AppMr {
         self.rkey
     }
 
-    /// Names `len` bytes at `offset` for a work request; the daemon checks them.
+    /// Scatter/gather element of `len` bytes at `offset`; the daemon checks the bounds.
     #[inline]
     pub fn sge(&self, offset: usize, len: usize) -> Sge {
         Sge {
@@ -65,7 +66,7 @@ impl AppMr {
         }
     }
 
-    /// How the daemon gets at its memory, with the bytes of each way.
+    /// Methods by which the daemon accesses the memory, with the bytes of each.
     pub fn methods(&self) -> Vec<(ExtentMethod, u64)> {
         let sum = |method: ExtentMethod| {
             let extents = self.parts.extents.iter();
@@ -76,14 +77,15 @@ impl AppMr {
         all.into_iter().filter(|(_, bytes)| *bytes > 0).collect()
     }
 
-    /// Why some of it is not remapped; empty if all is.
+    /// Reason why some of it is not remapped; empty if all is.
     pub fn reason(&self) -> &str {
         &self.parts.reason
     }
 
-    /// Gives it other access rights and keeps its keys, if that can be done without registering anew:
-    /// `EINVAL` where LOCAL_WRITE or REMOTE_ATOMIC come, ZERO_BASED changes, or siwd is of an earlier
-    /// release; `EBUSY` while windows are bound. When it returns nobody goes on with the old rights.
+    /// Changes the access rights and keeps the keys, if that is possible without registering anew:
+    /// `EINVAL` if LOCAL_WRITE or REMOTE_ATOMIC are added, ZERO_BASED changes, or siwd is of an
+    /// earlier release; `EBUSY` while windows are bound. When it returns no operation continues
+    /// with the old rights.
     pub fn change_access(&mut self, access: Access) -> Result<(), Error> {
         self.pd.ctx().call_daemon(&ReregMr {
             lkey: self.lkey,
@@ -100,8 +102,8 @@ impl AppMr {
         Ok(())
     }
 
-    /// Deregisters it and says whether that worked: EBUSY, with the region back, while memory
-    /// windows are bound to it (ibv_dereg_mr(3)).
+    /// Deregisters it; EBUSY, with the region returned, while memory windows are bound to it
+    /// (ibv_dereg_mr(3)).
     pub fn dereg(mut self) -> Result<(), (AppMr, Error)> {
         match self.call_dereg() {
             Ok(()) => {
@@ -120,7 +122,7 @@ impl AppMr {
         Ok(())
     }
 
-    /// Nobody touches its memory any more.
+    /// Cleans up after deregistration.
     fn finish_region(&mut self) {
         self.gone = true;
         lock_unpoisoned(&self.pd.ctx().app_memory.state).forget_region(&self.parts);
@@ -131,7 +133,7 @@ impl AppMr {
 impl Drop for AppMr {
     fn drop(&mut self) {
         if !self.gone {
-            // There is nobody to tell.
+            // A destructor cannot report the error.
             let _ = self.call_dereg();
             self.finish_region();
         }

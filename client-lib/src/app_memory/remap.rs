@@ -1,22 +1,22 @@
-//! Replaces private pages by pages of a file in memory, at the same addresses, while other threads go
-//! on using them: no update is lost, whoever writes.
+//! Replaces private pages by pages of a file in memory, at the same addresses, while other threads
+//! go on using them. No write is lost.
 //!
 //! ```text
-//! freeze   with userfaultfd(2): whoever touches the pages from now on waits
+//! freeze   with userfaultfd(2): from now on any access to the pages blocks
 //! copy     their content into the file
 //! replace  mmap(MAP_FIXED | MAP_SHARED) of the file
-//! wake     who waits: it finds the new pages
+//! wake     blocked threads, which find the new pages
 //! ```
 //! There are two ways to freeze. If userfaultfd may handle faults of the kernel too (as root, with
-//! vm.unprivileged_userfaultfd=1, or with access to /dev/userfaultfd), mremap(2) moves the pages away,
-//! and every access waits. Otherwise the pages are write-protected, so that reads go on, and a write
-//! waits; but a system call of another thread that writes to the very pages fails with EFAULT in
-//! these microseconds, and a thread whose stack is among them is killed if the kernel writes there.
-//! So that way is taken only where memory cannot be copied instead.
+//! vm.unprivileged_userfaultfd=1, or with access to /dev/userfaultfd), mremap(2) moves the pages
+//! away, and every access blocks. Otherwise the pages are write-protected: reads continue, and
+//! writes block. But during these microseconds a system call of another thread that writes to these
+//! pages fails with EFAULT, and a thread whose stack is among them is killed if the kernel writes
+//! to it. Therefore the second way is taken only if the memory cannot be copied instead.
 //!
-//! Between freeze and wake nothing of this process's memory is touched but the stack of this thread:
-//! any page may be among the frozen ones, that of the allocator or of `errno`. So system calls are
-//! made by rustix, which makes them directly, and nothing is allocated.
+//! Between freeze and wake this thread must not access any memory of the process except its own
+//! stack: any page may be frozen, including those of the allocator or of `errno`. Therefore system
+//! calls go through rustix, which makes them directly, and no memory is allocated.
 
 use std::ffi::c_void;
 use std::io;
@@ -27,7 +27,7 @@ use std::ptr::null_mut;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags, UserfaultfdFlags};
 
-/// Bytes that are frozen at a time: others wait as long as these take, about a millisecond.
+/// Bytes frozen at a time; other threads block for about a millisecond.
 pub(super) const FROZEN_AT_ONCE: usize = 4 << 20;
 
 /// `struct uffdio_api` of linux/userfaultfd.h.
@@ -77,14 +77,14 @@ const UFFDIO_WRITEPROTECT: Opcode = opcode::read_write::<UffdioWriteprotect>(GRO
 /// `_IO(0xaa, 0)` on /dev/userfaultfd.
 const USERFAULTFD_IOC_NEW: Opcode = opcode::none(GROUP, 0);
 
-/// How other threads are kept off pages that are being replaced.
+/// Method of blocking other threads from pages that are being replaced.
 #[derive(Debug)]
 pub(super) enum Freezer {
-    /// Faults of the kernel wait, too: pages are moved away.
+    /// Faults of the kernel block, too: pages are moved away.
     Move(OwnedFd),
-    /// Only faults of programs wait: pages are write-protected.
+    /// Only faults of user code block: pages are write-protected.
     Protect(OwnedFd),
-    /// There is no other thread.
+    /// The process has no other thread.
     Alone,
 }
 
@@ -103,14 +103,15 @@ fn set_up(uffd: &OwnedFd, features: u64) -> Result<(), Errno> {
     uffd_call::<UFFDIO_API, _>(uffd, &mut api)
 }
 
-/// userfaultfd(2) by the device file, whose permissions say who may handle faults of the kernel.
+/// userfaultfd(2) through the device file, whose permissions control the handling of kernel faults.
 fn open_device() -> Result<OwnedFd, Errno> {
     use rustix::fs::{Mode, OFlags};
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let device = rustix::fs::open("/dev/userfaultfd", flags, Mode::empty())?;
-    /// The request whose argument is the flags of the new descriptor, and whose result it is.
+    /// The request takes the flags of the new descriptor as its argument and returns the
+    /// descriptor.
     struct NewUserfaultfd;
-    // SAFETY: the argument is a number; the result is a descriptor that nobody else has.
+    // SAFETY: the argument is a number; the result is a new descriptor without another owner.
     unsafe impl rustix::ioctl::Ioctl for NewUserfaultfd {
         type Output = OwnedFd;
         const IS_MUTATING: bool = false;
@@ -125,7 +126,7 @@ fn open_device() -> Result<OwnedFd, Errno> {
             _: *mut c_void,
         ) -> Result<OwnedFd, Errno> {
             use std::os::fd::FromRawFd;
-            // SAFETY: the kernel just made it for this call.
+            // SAFETY: the kernel has just made it for this call.
             Ok(unsafe { OwnedFd::from_raw_fd(out) })
         }
     }
@@ -134,7 +135,7 @@ fn open_device() -> Result<OwnedFd, Errno> {
 }
 
 impl Freezer {
-    /// The best way that this process may use.
+    /// Opens the best method available to this process.
     ///
     /// # Errors
     /// userfaultfd(2) is not allowed, and the process has several threads.
@@ -152,12 +153,12 @@ impl Freezer {
         Self::open_for_programs()
     }
 
-    /// Whether a system call of another thread fails that writes to the pages meanwhile.
+    /// Checks whether system calls of other threads that write to the pages fail meanwhile.
     pub fn fails_system_calls(&self) -> bool {
         matches!(self, Freezer::Protect(_))
     }
 
-    /// The way that needs no privilege.
+    /// Opens the method that needs no privilege.
     pub fn open_for_programs() -> Result<Freezer, Errno> {
         let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::from_bits_retain(1);
         // SAFETY: as in `open_best`.
@@ -167,19 +168,19 @@ impl Freezer {
     }
 }
 
-/// Whether no other thread of this process could write meanwhile.
+/// Checks that no other thread of this process could write meanwhile.
 pub(super) fn is_only_thread() -> bool {
-    // One link for each thread, and two as every directory has.
+    // One link for each thread, and the two links of every directory.
     rustix::fs::stat("/proc/self/task").is_ok_and(|status| status.st_nlink == 3)
 }
 
-/// Replaces the pages of `range`, which are of one private anonymous mapping (or of one that nobody
-/// can write, then with [`Freezer::Alone`]), by those of `file` at `offset`, with the same content
-/// and the access `prot`. At most [`FROZEN_AT_ONCE`] bytes. The stack of this thread is not among
-/// them.
+/// Replaces the pages of `range` by those of `file` at `offset`, with the same content and the
+/// access `prot`. The range lies in one private anonymous mapping (or in a read-only one, then with
+/// [`Freezer::Alone`]) and has at most [`FROZEN_AT_ONCE`] bytes. The stack of this thread must not
+/// be in it.
 ///
 /// # Errors
-/// The operating system refuses; then everything is as before.
+/// The operating system refuses; then nothing has changed.
 pub(super) fn replace_pages(
     freezer: &Freezer,
     range: &Range<usize>,
@@ -187,10 +188,10 @@ pub(super) fn replace_pages(
     offset: u64,
     prot: ProtFlags,
 ) -> io::Result<()> {
-    // The file's pages exist before others have to wait.
+    // Allocate the file's pages before other threads block.
     let flags = rustix::fs::FallocateFlags::empty();
     rustix::fs::fallocate(file, flags, offset, range.len() as u64)?;
-    // A handler that this thread ran would wait for this thread.
+    // A signal handler in this thread that touched a frozen page would deadlock.
     let _blocked = BlockedSignals::block_all();
     let replaced = match freezer {
         Freezer::Move(uffd) => replace_moved(uffd, range, file, offset, prot),
@@ -201,7 +202,7 @@ pub(super) fn replace_pages(
     Ok(replaced?)
 }
 
-/// No signal handler runs in this thread while this exists.
+/// Blocks signal handlers in this thread while it exists.
 struct BlockedSignals(libc::sigset_t);
 
 impl BlockedSignals {
@@ -219,7 +220,7 @@ impl BlockedSignals {
 
 impl Drop for BlockedSignals {
     fn drop(&mut self) {
-        // SAFETY: the mask that there was before.
+        // SAFETY: restores the previous mask.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, null_mut()) };
     }
 }
@@ -240,10 +241,10 @@ fn register_range(uffd: &OwnedFd, range: &Range<usize>, mode: u64) -> Result<(),
     uffd_call::<UFFDIO_REGISTER, _>(uffd, &mut argument)
 }
 
-/// Nobody waits any more: also after a failure.
+/// Wakes all blocked threads, also after a failure.
 fn release_range(uffd: &OwnedFd, range: &Range<usize>) {
     let mut argument = uffd_range(range);
-    // Removes protection too. Fails where the file is mapped by now.
+    // Also removes the protection. Fails if the file is already mapped.
     let _ = uffd_call::<UFFDIO_UNREGISTER, _>(uffd, &mut argument);
     let _ = uffd_call::<UFFDIO_WAKE, _>(uffd, &mut argument);
 }
@@ -259,16 +260,16 @@ fn replace_moved(
     let room = Room::reserve(len)?;
     let flags = MremapFlags::MAYMOVE | MremapFlags::DONTUNMAP;
     let moved = register_range(uffd, range, MODE_MISSING).and_then(|()| {
-        // SAFETY: the pages stay reachable by their old addresses: until the file is mapped there,
-        // faults wait. The room is of this function.
+        // SAFETY: accesses to the old addresses block until the file is mapped there, so no thread
+        // sees them unmapped. The room belongs to this function.
         unsafe { rustix::mm::mremap_fixed(address, len, len, flags, room.pages()) }
     });
     let moved = match moved {
         Ok(moved) => moved,
         Err(error) => {
             release_range(uffd, range);
-            // The call may have unmapped the addresses before it failed, and another thread have got
-            // them: they are left as they are.
+            // The call may have unmapped the addresses before it failed, and another thread may
+            // have mapped them: leave them as they are.
             std::mem::forget(room);
             return Err(error);
         }
@@ -279,7 +280,7 @@ fn replace_moved(
         // SAFETY: puts the pages back where they were. The room stays mapped until it is dropped.
         let back = unsafe { rustix::mm::mremap_fixed(moved, len, len, flags, address) };
         if back.is_err() {
-            // The application's memory cannot be given back to it.
+            // The application's memory cannot be restored.
             std::process::abort();
         }
     }
@@ -287,10 +288,11 @@ fn replace_moved(
     mapped
 }
 
-/// Addresses to move pages to, between two pages that nobody can access. Without those the kernel
-/// could join the moved pages to the mapping next to them. If that is the one that they came from,
-/// which it may be while nothing has touched it (`copy_vma` in mm/vma.c), then userfaultfd is taken
-/// off both: whoever touches the old addresses does not wait, and loses what it writes.
+/// Addresses to move pages to, between two inaccessible pages. Without those the kernel could merge
+/// the moved pages with an adjacent mapping. If that is the mapping that they came from, which is
+/// possible while no page of it has been touched (`copy_vma` in mm/vma.c), the kernel removes
+/// userfaultfd from both: then accesses to the old addresses do not block, and their writes are
+/// lost.
 struct Room {
     start: *mut c_void,
     len: usize,
@@ -299,14 +301,14 @@ struct Room {
 impl Room {
     fn reserve(len: usize) -> Result<Room, Errno> {
         let len = len + 2 * PAGE;
-        // SAFETY: a new mapping, which only keeps addresses.
+        // SAFETY: a new mapping, which only reserves addresses.
         let start = unsafe {
             rustix::mm::mmap_anonymous(null_mut(), len, ProtFlags::empty(), MapFlags::PRIVATE)
         }?;
         Ok(Room { start, len })
     }
 
-    /// Where pages are moved to.
+    /// Destination of the pages.
     fn pages(&self) -> *mut c_void {
         self.start.wrapping_byte_add(PAGE)
     }
@@ -314,7 +316,7 @@ impl Room {
 
 impl Drop for Room {
     fn drop(&mut self) {
-        // SAFETY: nobody else knows these addresses.
+        // SAFETY: these addresses are used only here.
         let _ = unsafe { rustix::mm::munmap(self.start, self.len) };
     }
 }
@@ -326,8 +328,8 @@ fn replace_protected(
     offset: u64,
     prot: ProtFlags,
 ) -> Result<(), Errno> {
-    // Pages that do not exist cannot be protected: they are made first, and whoever makes one that
-    // was freed meanwhile waits.
+    // Missing pages cannot be protected, so they are populated first; a thread that faults in a
+    // page freed meanwhile blocks.
     populate_pages(range);
     register_range(uffd, range, MODE_MISSING | MODE_WRITE_PROTECT)?;
     let mut argument = UffdioWriteprotect {
@@ -341,7 +343,7 @@ fn replace_protected(
     mapped
 }
 
-/// Has the pages of a range exist and be writable, as far as there is memory.
+/// Populates the pages of a range for writing, as far as there is memory.
 pub(super) fn populate_pages(range: &Range<usize>) {
     let address = range.start as *mut c_void;
     // SAFETY: changes no content.
@@ -350,19 +352,20 @@ pub(super) fn populate_pages(range: &Range<usize>) {
     };
 }
 
-/// Makes the last page of a range a mapping of its own. realloc(3) lets mremap(2) grow what malloc(3)
-/// mapped, and a shared mapping grows over the next pages of its file, which are others' here: of two
-/// mappings mremap(2) grows neither, and realloc(3) copies.
+/// Makes the last page of a range a mapping of its own. realloc(3) grows memory mapped by malloc(3)
+/// with mremap(2), and a shared mapping would grow over the next pages of its file, which here
+/// belong to other addresses. mremap(2) does not grow a range of two mappings, so realloc(3)
+/// copies.
 pub(super) fn end_mapping(range: &Range<usize>) {
     if range.len() > PAGE {
         let last = (range.end - PAGE) as *mut c_void;
-        // SAFETY: a hint, which tells the kernel not to read ahead of a file that is memory.
+        // SAFETY: a hint that disables read-ahead, which a file in memory does not need.
         let _ = unsafe { rustix::mm::madvise(last, PAGE, rustix::mm::Advice::Random) };
     }
 }
 
-/// Copies pages at `source`, whose place is `range`, into the file: by a system call, for which a
-/// page that is missing and must not be waited for is an error.
+/// Copies pages at `source`, which are to appear at `range`, into the file, by a system call: on a
+/// missing page that it must not wait for, it fails instead of blocking.
 fn copy_pages(
     source: usize,
     range: &Range<usize>,
@@ -373,14 +376,15 @@ fn copy_pages(
     let mut done = 0;
     while done < range.len() {
         let left = range.len() - done;
-        // SAFETY: the bytes are mapped, and nobody writes them meanwhile: they are frozen. The slice
-        // is only handed to the kernel.
+        // SAFETY: the bytes are mapped, and no thread writes them meanwhile because they are
+        // frozen. The slice is only handed to the kernel.
         let bytes = unsafe { std::slice::from_raw_parts((source + done) as *const u8, left) };
         match rustix::io::pwrite(file, bytes, offset + done as u64) {
             Ok(0) => return Err(Errno::NOSPC),
             Ok(written) => done += written,
             Err(Errno::INTR) => {}
-            // Freed by the application meanwhile, and nobody can make it anew before the end.
+            // The application freed the page meanwhile, and it cannot be populated again before the
+            // end.
             Err(Errno::FAULT) => {
                 let page = done / PAGE * PAGE;
                 rustix::io::pwrite(file, &ZEROES, offset + page as u64)?;
@@ -402,6 +406,6 @@ fn map_file(
 ) -> Result<(), Errno> {
     let (address, len) = (range.start as *mut c_void, range.len());
     let flags = MapFlags::SHARED | MapFlags::FIXED;
-    // SAFETY: replaces pages by others of the same content.
+    // SAFETY: replaces pages by pages with the same content.
     unsafe { rustix::mm::mmap(address, len, prot, flags, file, offset) }.map(|_| ())
 }

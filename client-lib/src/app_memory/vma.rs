@@ -1,5 +1,5 @@
-//! What is mapped where in this process: PROCMAP_QUERY (proc_pid_maps(5), Linux 6.11), which finds
-//! one mapping without reading all, else the text of /proc/self/maps.
+//! Mappings of this process, from PROCMAP_QUERY (proc_pid_maps(5), Linux 6.11), which finds one
+//! mapping without reading all, or else from the text of /proc/self/maps.
 
 use std::fs::File;
 use std::io;
@@ -17,12 +17,12 @@ pub(crate) struct MappedFileId {
 }
 
 impl MappedFileId {
-    /// Of an open file.
+    /// Identity of an open file.
     pub fn of_file(fd: impl AsFd) -> io::Result<MappedFileId> {
         Ok(MappedFileId::from_status(&rustix::fs::fstat(fd)?))
     }
 
-    /// Of what stat(2) says of a file.
+    /// Identity from the result of stat(2).
     pub fn from_status(status: &rustix::fs::Stat) -> MappedFileId {
         MappedFileId {
             major: rustix::fs::major(status.st_dev),
@@ -40,28 +40,27 @@ pub(super) struct Vma {
     pub writable: bool,
     pub executable: bool,
     pub shared: bool,
-    /// In the file, of the first byte.
+    /// File offset of the first byte.
     pub offset: u64,
-    /// None: anonymous.
+    /// None for anonymous memory.
     pub file: Option<MappedFileId>,
     /// Path, or a name in brackets; empty for most anonymous memory.
     pub name: String,
 }
 
 impl Vma {
-    /// The part of it in a range of addresses.
+    /// Intersection with a range of addresses.
     pub fn clip_to(&self, range: &Range<usize>) -> Range<usize> {
         self.range.start.max(range.start)..self.range.end.min(range.end)
     }
 
-    /// The offset in the file of an address inside.
+    /// File offset of an address in the mapping.
     pub fn offset_of(&self, address: usize) -> u64 {
         self.offset + (address - self.range.start) as u64
     }
 
-    /// Memory that only this process has, without a file behind it: heap, static data without
-    /// initial values, anonymous mappings. The main thread's stack and what the kernel provides are
-    /// something else.
+    /// Checks for private memory without a file behind it: heap, static data without initial
+    /// values, anonymous mappings; not the main thread's stack or mappings made by the kernel.
     pub fn is_private_anonymous(&self) -> bool {
         let is_plain =
             self.name.is_empty() || self.name == "[heap]" || self.name.starts_with("[anon");
@@ -160,21 +159,21 @@ const COVERING_OR_NEXT: u64 = 0x10;
 /// `_IOWR('f', 17, struct procmap_query)`.
 const PROCMAP_QUERY: rustix::ioctl::Opcode =
     rustix::ioctl::opcode::read_write::<ProcmapQuery>(b'f', 17);
-/// Longest name that the kernel gives (PATH_MAX).
+/// Maximum length of the name that the kernel returns (PATH_MAX).
 const NAME_LEN: usize = 4096;
 
-/// The mapping at an address, or the next one.
+/// Returns the mapping at an address, or the next one.
 fn query_vma(maps: &File, address: usize) -> io::Result<Option<Vma>> {
     let mut name = [0u8; NAME_LEN];
-    // SAFETY: all zeroes are a query.
+    // SAFETY: an all-zero query is valid.
     let mut query: ProcmapQuery = unsafe { std::mem::zeroed() };
     query.size = size_of::<ProcmapQuery>() as u64;
     query.query_flags = COVERING_OR_NEXT;
     query.query_addr = address as u64;
     query.vma_name_size = NAME_LEN as u32;
     query.vma_name_addr = name.as_mut_ptr() as u64;
-    // SAFETY: the structure is that of this request, and its one pointer is to a buffer of the
-    // length that it gives.
+    // SAFETY: the structure matches this request, and its only pointer is to a buffer of the length
+    // given in it.
     let asked = unsafe {
         let request = rustix::ioctl::Updater::<PROCMAP_QUERY, ProcmapQuery>::new(&mut query);
         rustix::ioctl::ioctl(maps, request)

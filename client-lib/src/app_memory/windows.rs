@@ -1,10 +1,11 @@
-//! Where in the daemon's memory a page of this process goes when it is remapped.
+//! Places of remapped pages of this process in the daemon's memory.
 //!
-//! Addresses are divided into windows of 2 MiB. A window gets 2 MiB of a file in memory when the
-//! first page in it is registered, and each page has its place there. So pages of which one follows
-//! the other do so in the file too, and the kernel joins their mappings: thousands of small
+//! Addresses are divided into windows of 2 MiB. A window gets 2 MiB of a file in memory when its
+//! first page is registered, and each page has a fixed place there. Consecutive pages are therefore
+//! consecutive in the file too, and the kernel merges their mappings: thousands of small
 //! registrations in one heap are a few mappings and extents, and need one descriptor. A page stays
-//! remapped when its registration ends; what is still mapped is found out when windows run short.
+//! remapped after its registration ends; windows that are no longer mapped are found when windows
+//! run short.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,21 +18,21 @@ use super::vma::{MappedFileId, Vma};
 /// Bytes of a window.
 pub(super) const WINDOW: usize = 2 << 20;
 const WORDS: usize = WINDOW / PAGE / 64;
-/// Bytes of the longest file that is made ahead of need.
+/// Maximum length of a file allocated in advance.
 const LONGEST_AHEAD: usize = 64 << 20;
-/// Windows in use before it is looked for the first time which are not mapped any more.
+/// Number of windows in use at the first search for unmapped windows.
 const FIRST_SWEEP: usize = 64;
 
-/// A place of 2 MiB in a file.
+/// 2 MiB of a file.
 #[derive(Debug)]
 struct Window {
     file: usize,
     offset: u64,
-    /// Number of the address window that it is for; none: free.
+    /// Number of the address window that uses it; None if free.
     address: Option<usize>,
-    /// Pages that were mapped at some time.
+    /// Pages that have ever been mapped.
     used: [u64; WORDS],
-    /// Registrations with pages in it.
+    /// Number of registrations with pages in it.
     registrations: u32,
 }
 
@@ -39,7 +40,7 @@ struct Window {
 #[derive(Debug)]
 pub(super) struct WindowFile {
     pub id: MappedFileId,
-    /// Its number at the daemon.
+    /// The daemon's number for it.
     pub arena: u32,
     pub fd: OwnedFd,
     first_window: usize,
@@ -50,13 +51,13 @@ pub(super) struct WindowFile {
 pub(super) struct Windows {
     files: Vec<WindowFile>,
     windows: Vec<Window>,
-    /// By address: which window is its own now.
+    /// Index of the current window of each address window.
     by_address: HashMap<usize, usize>,
     free: Vec<usize>,
     next_sweep: usize,
 }
 
-/// Where pages go.
+/// Destination of pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WindowPlace {
     pub file: usize,
@@ -67,7 +68,7 @@ fn window_of(address: usize) -> usize {
     address / WINDOW
 }
 
-/// The bits of the pages of a range, which lies in one window.
+/// Bits of the pages of a range that lies in one window.
 fn page_bits(range: &Range<usize>) -> impl Iterator<Item = (usize, u64)> {
     let first = range.start % WINDOW / PAGE;
     (first..first + range.len() / PAGE).map(|page| (page / 64, 1u64 << (page % 64)))
@@ -83,7 +84,7 @@ impl Windows {
         self.files.iter().find(|file| file.id == id)
     }
 
-    /// Splits a range where windows begin.
+    /// Splits a range at window boundaries.
     pub fn split_range(range: &Range<usize>) -> Vec<Range<usize>> {
         let mut parts = Vec::new();
         let mut at = range.start;
@@ -95,8 +96,8 @@ impl Windows {
         parts
     }
 
-    /// The place of a range of pages in one window, if the window has one, and whether some of the
-    /// pages were mapped there before: then they may still be, at other addresses.
+    /// Returns the place of a range of pages in one window, if the window has one, and whether some
+    /// of the pages were mapped there before: then they may still be mapped, at other addresses.
     pub fn place_of(&self, range: &Range<usize>) -> Option<(WindowPlace, bool)> {
         let index = *self.by_address.get(&window_of(range.start))?;
         let window = &self.windows[index];
@@ -108,8 +109,8 @@ impl Windows {
         Some((place, was_used))
     }
 
-    /// Whether the pages at a place may be overwritten: no registration has them, and no mapping is
-    /// among `all`, those of the whole process.
+    /// Checks that the pages at a place may be overwritten: no registration uses them, and no
+    /// mapping in `all`, the mappings of the whole process.
     pub fn is_unmapped(&self, place: WindowPlace, len: usize, all: &[Vma]) -> bool {
         let file = &self.files[place.file];
         let of_window = |window: &&Window| {
@@ -121,7 +122,7 @@ impl Windows {
             && !is_mapped(file.id, place.offset..place.offset + len as u64, all)
     }
 
-    /// The pages of a range, which lies in one window, are mapped from now on.
+    /// Marks the pages of a range that lies in one window as mapped.
     pub fn mark_used(&mut self, range: &Range<usize>) {
         if let Some(index) = self.by_address.get(&window_of(range.start)) {
             for (word, bit) in page_bits(range) {
@@ -130,7 +131,7 @@ impl Windows {
         }
     }
 
-    /// Changes the count of registrations of the windows behind a part of a file.
+    /// Updates the registration count of the windows behind a part of a file.
     pub fn count_registration(&mut self, id: MappedFileId, bytes: &Range<u64>, is_new: bool) {
         let Some(file) = self.files.iter().find(|file| file.id == id) else {
             return;
@@ -146,8 +147,8 @@ impl Windows {
         }
     }
 
-    /// Gives each window of a range a place of its own, unless it has one. What is missing is how
-    /// many windows must be added ([`Windows::add_file`]).
+    /// Assigns a place to each window of a range that has none. The error is the number of windows
+    /// to be added first ([`Windows::add_file`]).
     pub fn assign_places(&mut self, range: &Range<usize>) -> Result<(), usize> {
         let wanted: Vec<usize> = (window_of(range.start)..=window_of(range.end - 1))
             .filter(|number| !self.by_address.contains_key(number))
@@ -155,7 +156,8 @@ impl Windows {
         if wanted.len() > self.free.len() {
             return Err(wanted.len() - self.free.len());
         }
-        // The lowest places first, in the order of addresses: neighbours become one mapping.
+        // The lowest places first, in the order of addresses, so that adjacent windows become one
+        // mapping.
         self.free.sort_unstable_by(|a, b| b.cmp(a));
         let start = self.find_run(wanted.len());
         for (i, number) in wanted.into_iter().enumerate() {
@@ -177,7 +179,7 @@ impl Windows {
         Ok(())
     }
 
-    /// Free windows that follow each other in one file.
+    /// Finds consecutive free windows in one file.
     fn find_run(&self, len: usize) -> Option<usize> {
         let mut run = 0;
         // Sorted from high to low.
@@ -194,19 +196,19 @@ impl Windows {
         None
     }
 
-    /// A window is given up for its address, since its pages are used elsewhere: the next
-    /// [`Windows::assign_places`] finds another.
+    /// Gives up the window of an address, because its pages are used elsewhere: the next
+    /// [`Windows::assign_places`] finds another one.
     pub fn abandon_place(&mut self, address: usize) {
         self.by_address.remove(&window_of(address));
     }
 
-    /// Bytes of the next file, for so many windows at least.
+    /// Length of the next file, with at least `missing` windows.
     pub fn next_file_len(&self, missing: usize) -> usize {
         let so_far = self.windows.len() * WINDOW;
         (missing * WINDOW).max(so_far.min(LONGEST_AHEAD))
     }
 
-    /// Adds the places of a new file.
+    /// Adds the windows of a new file.
     pub fn add_file(&mut self, id: MappedFileId, arena: u32, fd: OwnedFd, len: usize) {
         let (file, first_window) = (self.files.len(), self.windows.len());
         for i in 0..len / WINDOW {
@@ -227,13 +229,13 @@ impl Windows {
         });
     }
 
-    /// Whether it is time to look for windows that nobody uses any more.
+    /// Checks whether it is time to search for unused windows.
     pub fn wants_sweep(&self) -> bool {
         self.windows.len() - self.free.len() >= self.next_sweep.max(FIRST_SWEEP)
     }
 
-    /// Frees the windows that have no registration and no mapping among `all`, those of the whole
-    /// process, and gives their memory back to the system.
+    /// Frees the windows without a registration and without a mapping in `all`, the mappings of the
+    /// whole process, and returns their memory to the system.
     pub fn sweep_windows(&mut self, all: &[Vma]) {
         for index in 0..self.windows.len() {
             let window = &self.windows[index];
@@ -265,7 +267,7 @@ fn is_mapped(id: MappedFileId, bytes: Range<u64>, all: &[Vma]) -> bool {
 fn free_pages(fd: BorrowedFd<'_>, offset: u64) {
     use rustix::fs::FallocateFlags;
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    // What cannot be freed stays until the file goes.
+    // Memory that cannot be freed now is freed with the file.
     let _ = rustix::fs::fallocate(fd, flags, offset, WINDOW as u64);
 }
 
