@@ -1,5 +1,5 @@
-//! The counters of a running siwd: by device, merged over workers and for each of them, by the
-//! names that nstat and TCP-MIB (RFC 4022) have.
+//! Counters of a running siwd: by device, merged and per worker, under the names of nstat and of
+//! TCP-MIB (RFC 4022).
 #![forbid(unsafe_code)]
 
 use clap::Parser;
@@ -30,7 +30,7 @@ struct StatArgs {
     json: bool,
 }
 
-/// A counter: merged, and of each worker.
+/// A counter: merged value, and value of each worker.
 type DeviceRow = (u64, Vec<u64>);
 type Rows = BTreeMap<String, DeviceRow>;
 
@@ -66,7 +66,7 @@ fn run(args: &StatArgs) -> Result<String, String> {
     Ok(as_text(&devices, &workers, args.all) + &registered_text(&stats))
 }
 
-/// What a user sees who is no operator: what its clients hold, and may hold.
+/// Output for a user who is not an operator: usage and quotas of the user's own clients.
 fn own_text(stats: &Value, as_json: bool) -> Result<String, String> {
     let own = list(stats, "clients").first();
     let quotas = own.and_then(|client| client["quotas"].as_object());
@@ -90,7 +90,7 @@ fn own_text(stats: &Value, as_json: bool) -> Result<String, String> {
     Ok(out)
 }
 
-/// How siwd gets at the memory that clients registered, by client, where it is no arena's.
+/// Access methods for registered memory outside arenas, by client.
 fn registered_text(stats: &Value) -> String {
     let mut out = String::new();
     for client in list(stats, "clients") {
@@ -121,10 +121,10 @@ fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
     value[key].as_array().map_or(&[], Vec::as_slice)
 }
 
-/// What is counted of a device's frames beside TCP's counters.
+/// Frame counters of a device, in addition to TCP's counters.
 const FRAME_COUNTERS: [&str; 4] = ["rx_frames", "tx_frames", "tx_linearized", "tx_refused"];
 
-/// What is known of a device.
+/// Counters and link state of a device.
 struct DeviceCounters {
     name: String,
     /// `up`, `down` or `removed`.
@@ -132,7 +132,7 @@ struct DeviceCounters {
     rows: Rows,
 }
 
-/// The counters of each device.
+/// Collects the counters of each device.
 fn devices(stats: &Value, args: &StatArgs) -> Result<Vec<DeviceCounters>, String> {
     let mut out = Vec::new();
     let mut names = Vec::new();
@@ -181,7 +181,7 @@ fn devices(stats: &Value, args: &StatArgs) -> Result<Vec<DeviceCounters>, String
     }
 }
 
-/// What workers count beside devices.
+/// Counters of workers that belong to no device.
 fn workers(stats: &Value) -> Rows {
     let mut rows = Rows::new();
     let workers = list(stats, "workers");

@@ -213,7 +213,7 @@ pub unsafe extern "C" fn siw_listen(
     unsafe { store_boxed(out, made) }
 }
 
-/// `struct siw_mpa_options` is laid out as the control message has it.
+/// The layout of `struct siw_mpa_options` is that of the control message.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_listen_mpa(
     channel: *const CmChannel,
@@ -274,7 +274,7 @@ pub unsafe extern "C" fn siw_accept(
     if req.is_null() {
         return fail_with(null_pointer());
     }
-    // SAFETY: from `with_request`, given back once by contract.
+    // SAFETY: from `with_request`, returned once by contract.
     let req = unsafe { Box::from_raw(req) };
     // SAFETY: module contract.
     let args = unsafe {

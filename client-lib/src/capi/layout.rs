@@ -128,7 +128,7 @@ pub struct SiwAsyncEvent {
     pub reason: [c_char; 128],
 }
 
-/// Zero-terminated, cut if too long.
+/// Converts to a zero-terminated string, truncated if too long.
 pub(super) fn c_text<const N: usize>(s: &str) -> [c_char; N] {
     let mut t = [0; N];
     for (to, from) in t[..N - 1].iter_mut().zip(s.bytes()) {
@@ -167,7 +167,7 @@ impl From<&DeviceInfo> for SiwDeviceAttr {
     }
 }
 
-/// The C form; all zero for none.
+/// Converts to C; all zero for None.
 pub(super) fn from_socket_addr(a: Option<SocketAddr>) -> libc::sockaddr_storage {
     // SAFETY: all zero is a valid sockaddr_storage.
     let mut s: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
@@ -193,10 +193,10 @@ pub(super) fn from_socket_addr(a: Option<SocketAddr>) -> libc::sockaddr_storage 
     s
 }
 
-/// From C; None for NULL, unknown families and short lengths.
+/// Converts from C; None for NULL, unknown families and short lengths.
 ///
 /// # Safety
-/// `p` is NULL or valid for `len` bytes.
+/// `pointer` is NULL or valid for `len` bytes.
 pub(super) unsafe fn to_socket_addr(
     pointer: *const libc::sockaddr,
     len: libc::socklen_t,

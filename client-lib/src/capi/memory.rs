@@ -1,5 +1,5 @@
-//! Arenas, registration with an address, memory windows, fast registration, and the work
-//! requests that are not messages: the C API.
+//! Arenas, registration with an address, memory windows, fast registration, and work requests other
+//! than messages: the C API.
 
 use super::{
     SiwMwBind, SiwRange, SiwSendWr, borrow_array, borrow_handle, fail_with, free_handle,
@@ -16,7 +16,7 @@ use std::sync::Arc;
 // Each `unsafe` below relies on the header's contract, see the parent module.
 
 /// # Safety
-/// NULL, or valid and used by nobody else meanwhile.
+/// NULL, or valid and not used elsewhere meanwhile.
 unsafe fn borrow_handle_mut<'a, T>(pointer: *mut T) -> Result<&'a mut T, Error> {
     // SAFETY: by the caller's contract.
     unsafe { pointer.as_mut() }.ok_or_else(null_pointer)
@@ -107,7 +107,7 @@ pub unsafe extern "C" fn siw_dereg_mr(mr: *mut Mr) -> c_int {
     // SAFETY: module contract.
     let tried = unsafe { borrow_handle(mr) }.and_then(Mr::call_dereg);
     if tried.is_ok() {
-        // SAFETY: module contract; deregistered already.
+        // SAFETY: module contract; already deregistered.
         unsafe { Box::from_raw(mr) }.mark_deregistered();
     }
     to_status(tried)
@@ -247,7 +247,7 @@ pub unsafe extern "C" fn siw_bind_mw(
 /// Posts an atomic, BIND_MW or REG_MR.
 ///
 /// # Safety
-/// The part of `wr` that `opcode` names is valid.
+/// The field of `wr` for `opcode` is valid.
 pub(super) unsafe fn post_special(
     qp: &Qp,
     wr: &SiwSendWr,

@@ -53,7 +53,7 @@ pub struct SiwReg {
     pub access: u32,
 }
 
-/// What `opcode` of `struct siw_send_wr` decides on.
+/// Part of `struct siw_send_wr` that depends on `opcode`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union SiwWrUnion {

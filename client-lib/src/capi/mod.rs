@@ -2,9 +2,8 @@
 //! Handles are boxed Rust objects. Layouts are checked against the header by
 //! tests/c_api.rs.
 //!
-//! Safety of every function here is the contract of the header: pointers are NULL
-//! or valid for what they name, handles come from this library and are used no
-//! more after they were destroyed.
+//! Safety of every function here is the contract of the header: pointers are NULL or valid for
+//! their type, handles come from this library and are not used after they were destroyed.
 #![allow(clippy::missing_safety_doc, missing_docs)]
 
 mod cm;
@@ -101,7 +100,7 @@ unsafe fn store_boxed<T>(out: *mut *mut T, value: Result<T, Error>) -> c_int {
 /// Frees a handle.
 ///
 /// # Safety
-/// NULL or from [`store_boxed`], not used any more.
+/// NULL or from [`store_boxed`], and not used afterwards.
 unsafe fn free_handle<T>(pointer: *mut T) {
     if !pointer.is_null() {
         // SAFETY: by the caller's contract.
@@ -109,10 +108,10 @@ unsafe fn free_handle<T>(pointer: *mut T) {
     }
 }
 
-/// An array from C.
+/// Borrows an array from C.
 ///
 /// # Safety
-/// `p` valid for `n` elements, or NULL with any `n`.
+/// `pointer` is valid for `count` elements, or NULL.
 unsafe fn borrow_array<'a, T>(pointer: *const T, count: usize) -> Result<&'a [T], Error> {
     if count == 0 {
         return Ok(&[]);
@@ -196,7 +195,7 @@ pub unsafe extern "C" fn siw_query_devices(
         Ok(devices) => {
             if !out.is_null() {
                 for (i, device) in devices.iter().take(count as usize).enumerate() {
-                    // SAFETY: room for n elements by contract.
+                    // SAFETY: room for `count` elements by contract.
                     unsafe { out.add(i).write(SiwDeviceAttr::from(device)) };
                 }
             }
@@ -371,7 +370,7 @@ pub unsafe extern "C" fn siw_destroy_cq(cq: *mut Cq) {
 /// Polls in batches on the stack and converts.
 ///
 /// # Safety
-/// `out` valid for `n` elements.
+/// `out` is valid for `count` elements.
 unsafe fn poll_into(
     count: u32,
     out: *mut SiwWc,
@@ -386,7 +385,7 @@ unsafe fn poll_into(
         let want = (count as usize - done).min(batch.len());
         let got = match poll(&mut batch[..want], done == 0) {
             Ok(got) => got,
-            // What was taken before must be delivered first.
+            // Completions taken before the error must be delivered first.
             Err(_) if done > 0 => break,
             Err(error) => return -fail_with(error),
         };

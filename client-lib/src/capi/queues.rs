@@ -159,7 +159,7 @@ pub unsafe extern "C" fn siw_query_qp(qp: *const Qp, out: *mut SiwQpAttr) -> c_i
     }))
 }
 
-/// Tells one completion that a drain found; may be NULL.
+/// Callback for each completion found by a drain; may be NULL.
 type Seen = Option<unsafe extern "C" fn(wc: *const SiwWc, arg: *mut c_void)>;
 
 /// # Safety
@@ -171,7 +171,7 @@ unsafe fn drain_with(
     timeout_ms: c_int,
     run: impl FnOnce(&Qp, Duration, &mut dyn FnMut(&Wc)) -> Result<(), Error>,
 ) -> c_int {
-    // Some centuries stand for ever.
+    // A wait without a timeout is some centuries.
     let timeout = super::to_timeout(timeout_ms).unwrap_or(Duration::from_secs(1 << 34));
     let mut tell = |wc: &Wc| {
         if let Some(callback) = seen {

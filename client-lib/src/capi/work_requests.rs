@@ -10,7 +10,7 @@ use std::ffi::c_int;
 /// Gathers inline data of one request.
 ///
 /// # Safety
-/// Each SGE names readable memory.
+/// Each SGE refers to readable memory.
 unsafe fn gather_inline(sges: &[Sge], into: &mut [u8; 256]) -> Result<usize, Error> {
     let mut count = 0;
     for sge in sges {
@@ -18,7 +18,7 @@ unsafe fn gather_inline(sges: &[Sge], into: &mut [u8; 256]) -> Result<usize, Err
         let to = into
             .get_mut(count..count + len)
             .ok_or(Error::Invalid("more than 256 bytes of inline data"))?;
-        // SAFETY: readable for length bytes by contract; `to` is ours.
+        // SAFETY: readable for `length` bytes by contract; `to` is ours.
         unsafe { std::ptr::copy_nonoverlapping(sge.addr as *const u8, to.as_mut_ptr(), len) };
         count += len;
     }
@@ -99,7 +99,7 @@ pub(super) unsafe fn posted_status(result: Result<(), PostError>, bad: *mut u32)
     )
 }
 
-/// Posts receive requests one by one, to whatever takes them.
+/// Posts receive requests one by one to `to`, a queue pair or a shared receive queue.
 ///
 /// # Safety
 /// `wr` and its lists are valid, `bad` is NULL or writable.

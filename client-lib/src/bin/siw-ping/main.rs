@@ -1,5 +1,4 @@
-//! `rping` over siwd: the same protocol on the wire, so that either end may be
-//! librdmacm's rping.
+//! `rping` over siwd, with the same protocol on the wire: the other end may be librdmacm's rping.
 //!
 //! ```text
 //! client                                   server
@@ -11,8 +10,8 @@
 //!                                  <-----  SEND "go ahead"
 //! compare, repeat; disconnect
 //! ```
-//! `protocol` has the messages, `session` the steps on one connection; here are the command line
-//! and the two roles.
+//! `protocol` has the messages, `session` the steps on one connection; this file has the command
+//! line and the two roles.
 #![forbid(unsafe_code)]
 
 mod protocol;
@@ -186,7 +185,7 @@ fn run_server(args: &PingArgs, ctx: &Context) -> Result<u64, Stop> {
     })
 }
 
-/// Prints how a role ended; whether it succeeded.
+/// Prints the outcome of a role; returns whether it succeeded.
 fn print_result(args: &PingArgs, result: Result<u64, Stop>) -> bool {
     let (pings, error) = match result {
         Ok(pings) => (pings, None),

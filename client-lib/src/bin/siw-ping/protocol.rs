@@ -1,12 +1,12 @@
-//! What rping's messages hold: the announcement of a buffer, and the data of a ping.
+//! Contents of rping's messages: the announcement of a buffer, and the data of a ping.
 
 use siw::Mr;
 
-/// rping's smallest buffer: its format with the longest number.
+/// rping's smallest buffer: the length of its format with the longest number.
 pub const MIN_SIZE: u32 = 26;
 /// Largest buffer of this program.
 pub const MAX_SIZE: u32 = 1 << 20;
-/// Bytes of an announcement.
+/// Length of an announcement in bytes.
 pub const BUFFER_INFO_LEN: usize = 16;
 
 /// The announcement of a buffer: `struct rping_rdma_info`, big-endian.
@@ -18,7 +18,7 @@ pub struct BufferInfo {
 }
 
 impl BufferInfo {
-    /// The first `size` bytes of a region.
+    /// Announces the first `size` bytes of a region.
     pub fn for_region(mr: &Mr, size: u32) -> BufferInfo {
         BufferInfo {
             addr: mr.addr(),
@@ -27,7 +27,7 @@ impl BufferInfo {
         }
     }
 
-    /// As it is on the wire.
+    /// Encodes it.
     pub fn to_bytes(self) -> [u8; BUFFER_INFO_LEN] {
         let mut bytes = [0; BUFFER_INFO_LEN];
         bytes[..8].copy_from_slice(&self.addr.to_be_bytes());
@@ -36,7 +36,7 @@ impl BufferInfo {
         bytes
     }
 
-    /// From the wire.
+    /// Decodes it.
     pub fn from_bytes(bytes: [u8; BUFFER_INFO_LEN]) -> BufferInfo {
         let all = u128::from_be_bytes(bytes);
         BufferInfo {
@@ -47,8 +47,8 @@ impl BufferInfo {
     }
 }
 
-/// The data of ping number `number`, exactly as rping writes it: the number, then characters from
-/// `A` to `z` that begin one further with each ping, then a zero.
+/// Data of ping number `number`, exactly as rping writes it: the number, then characters from `A`
+/// to `z`, starting one character further with each ping, then a zero.
 pub fn ping_data(number: u64, size: usize) -> Vec<u8> {
     const FIRST: u64 = b'A' as u64;
     const SPAN: u64 = b'z' as u64 - FIRST + 1;

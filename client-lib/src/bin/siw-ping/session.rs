@@ -11,17 +11,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const SQ_DEPTH: u32 = 16;
-/// Work request ids: one for each kind.
+/// Work request ids, one for each kind.
 const RECV: u64 = 1;
 const SEND: u64 = 2;
 const RDMA: u64 = 3;
 
-/// Why a session ended before it was done.
+/// Reason why a session ended early.
 #[derive(Debug)]
 pub enum Stop {
-    /// The peer closed in order.
+    /// The peer closed gracefully.
     Closed,
-    /// Something went wrong.
+    /// An error occurred.
     Failed(String),
 }
 
@@ -31,7 +31,7 @@ impl From<Error> for Stop {
     }
 }
 
-/// One connection: its queues, buffers, and what completed but was not waited for.
+/// One connection: its queues, buffers, and completions not yet waited for.
 pub struct Session {
     pub qp: Qp,
     cq: Cq,
@@ -107,7 +107,7 @@ impl Session {
     fn on_completion(&mut self, wc: &Wc) -> Result<(), Stop> {
         match (wc.status, wc.opcode) {
             (WcStatus::WR_FLUSH_ERR, _) => {
-                // The event on the CM channel says whether this is an orderly end.
+                // The event on the CM channel shows whether the end is graceful.
                 return Ok(());
             }
             (WcStatus::SUCCESS, WcOpcode::RECV) => {
@@ -145,7 +145,7 @@ impl Session {
         Ok(count > 0)
     }
 
-    /// Takes connection events that are there; remembers the end of the connection.
+    /// Processes pending connection events; remembers the end of the connection.
     fn process_cm_events(&mut self) -> Result<(), Stop> {
         loop {
             match self.cm.get_event(Some(Duration::ZERO)) {
@@ -177,7 +177,7 @@ impl Session {
         ));
     }
 
-    /// Waits until `ready` takes what it waits for out of the session.
+    /// Waits until `ready` takes an item out of the session.
     fn wait_until<T>(
         &mut self,
         what: &str,
@@ -197,12 +197,12 @@ impl Session {
             }
             self.process_cm_events()?;
             if let Some(stop) = self.ended.take() {
-                // What completed before the end counts.
+                // Completions from before the end still count.
                 while self.process_completions()? {}
                 let Some(taken) = ready(self) else {
                     return Err(stop);
                 };
-                // Whoever waits next hears of the end.
+                // The next wait reports the end.
                 self.ended = Some(stop);
                 return Ok(taken);
             }
@@ -248,7 +248,7 @@ impl Session {
         })
     }
 
-    /// Pings answered until the client leaves.
+    /// Answers pings until the client disconnects; returns their number.
     pub fn serve_pings(&mut self, verbose: bool) -> (u64, Stop) {
         let mut pings = 0;
         loop {
@@ -305,7 +305,7 @@ impl Session {
             .map_err(|error| error.error)
     }
 
-    /// One ping: `source` holds the data, the session's buffer is the sink.
+    /// Runs one ping: `source` holds the data, the session's buffer is the sink.
     pub fn run_ping(&mut self, source: &Mr, number: u64, args: &PingArgs) -> Result<(), Stop> {
         let data = ping_data(number, args.size as usize);
         source.write(0, &data)?;
@@ -335,7 +335,7 @@ impl Session {
         Ok(())
     }
 
-    /// Closes from this side and waits for the end.
+    /// Closes the connection from this side and waits for the end.
     pub fn close_connection(&mut self) -> Result<(), Stop> {
         self.qp.disconnect()?;
         match self.wait_until("the disconnect", |_| None::<()>) {
