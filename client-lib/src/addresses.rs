@@ -1,5 +1,5 @@
-//! Addresses before there is a connection: which device leads to a destination, and ports that are
-//! reserved (rdma_resolve_addr(3), rdma_bind_addr(3)).
+//! Address resolution and binding before a connection exists: the device that leads to a
+//! destination, and reserved ports (rdma_resolve_addr(3), rdma_bind_addr(3)).
 
 use crate::context::ClientInner;
 use crate::{Context, Error};
@@ -9,34 +9,35 @@ use siw_shm::control::{
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// How a destination is reached.
+/// Result of resolving a destination address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResolvedAddress {
     /// Device index.
     pub device: u32,
-    /// The source address, with the port that was asked for.
+    /// The source address, with the requested port.
     pub local: SocketAddr,
 }
 
-/// How an address is bound.
+/// Options for binding an address.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BindOptions {
-    /// Device index; None for all that the address fits.
+    /// Device index; None for all devices that the address fits.
     pub device: Option<u32>,
-    /// Others that say so may bind the same port, until one of them listens.
+    /// Other bindings with this flag may share the port, until one of them listens.
     pub reuse: bool,
     /// `::` stands for IPv6 alone, not for IPv4 as well.
     pub v6_only: bool,
 }
 
 impl Context {
-    /// The daemon knows [`Self::resolve_address`], [`CmBinding`] and the `migrate` calls.
+    /// Checks that the daemon supports [`Self::resolve_address`], [`CmBinding`] and the `migrate`
+    /// calls.
     pub fn has_addresses(&self) -> bool {
         self.0.has_feature(FEATURE_ADDRESSES)
     }
 
-    /// The device that leads to `dst`, and the address that connections to it come from: `src` if
-    /// it names one. Refused with EHOSTUNREACH without a route, with EADDRNOTAVAIL when no
+    /// Finds the device that leads to `dst`, and the source address of connections to it (`src`, if
+    /// that names an address). Fails with EHOSTUNREACH without a route, with EADDRNOTAVAIL when no
     /// device has `src`.
     pub fn resolve_address(
         &self,
@@ -58,7 +59,7 @@ impl Context {
     }
 }
 
-/// An address and port that nobody else gets; given up when dropped.
+/// A reserved address and port, released when dropped.
 pub struct CmBinding {
     ctx: Arc<ClientInner>,
     id: u32,
@@ -66,7 +67,7 @@ pub struct CmBinding {
 }
 
 impl CmBinding {
-    /// Binds `addr`; the daemon chooses port 0.
+    /// Binds `addr`; for port 0 the daemon chooses a port.
     pub fn new(
         context: &Context,
         addr: SocketAddr,
@@ -85,7 +86,7 @@ impl CmBinding {
         })
     }
 
-    /// With the port in use.
+    /// Bound address, with the port in use.
     pub fn local_addr(&self) -> SocketAddr {
         self.addr
     }
@@ -94,7 +95,7 @@ impl CmBinding {
         self.id
     }
 
-    /// It is a listener now, which ends it.
+    /// Gives up ownership: a listener has taken over the binding.
     pub(crate) fn forget(mut self) {
         self.id = 0;
     }

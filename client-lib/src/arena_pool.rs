@@ -1,8 +1,8 @@
-//! Arenas that [`Pd::alloc_mr`](crate::Pd::alloc_mr) shares among regions. NICs, DPDK and the kernel
-//! limit how many pieces of memory they know, so a client has a few large ones: the first is small,
-//! each further one longer than those before, up to [`LONGEST_ARENA`].
+//! Arenas that [`Pd::alloc_mr`](crate::Pd::alloc_mr) shares among regions. NICs, DPDK and the
+//! kernel limit the number of separate memory areas, so a client has a few large ones: the first is
+//! small, each further one longer than those before, up to [`LONGEST_ARENA`].
 //!
-//! A region's block is free again when it is deregistered, and an arena goes with its last block.
+//! Deregistering a region frees its block. An arena is freed with its last block.
 
 use crate::context::{ClientInner, lock_unpoisoned};
 use crate::memory::Arena;
@@ -12,44 +12,44 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
-/// Of a client with little memory.
+/// Length of the first arena of a client.
 const FIRST_ARENA: usize = 256 << 10;
-/// The one after it: a hugepage.
+/// Length of the second arena: a hugepage.
 const SECOND_ARENA: usize = 2 << 20;
-/// No arena that regions share is longer.
+/// Maximum length of a shared arena.
 const LONGEST_ARENA: usize = 64 << 20;
-/// Longer regions have an arena of their own.
+/// Maximum length of a region in a shared arena; longer regions get an arena of their own.
 const LONGEST_SHARING: usize = LONGEST_ARENA / 8;
-/// From this length on an arena is of hugepages, if there are any.
+/// Arenas of at least this length use hugepages if available.
 const HUGE_FROM: usize = 1 << 20;
-/// Regions shorter than a page begin at a multiple of their length, rounded up to a power of two,
-/// and of this: two of them share no cache line.
+/// Minimum alignment of regions, so that no two share a cache line. A region shorter than a page is
+/// aligned to its length, rounded up to a power of two.
 const LEAST_ALIGNMENT: usize = 64;
 
-/// The arenas of one context that regions share.
+/// The shared arenas of one context.
 #[derive(Default)]
 pub(crate) struct ArenaPool {
     arenas: Mutex<Vec<SharedArena>>,
 }
 
-/// An arena, which the blocks in it keep.
+/// A shared arena, kept alive by its blocks.
 struct SharedArena {
     arena: Weak<Arena>,
-    /// As ordered: the next one is longer.
+    /// Requested length, from which the length of the next arena is derived.
     len: usize,
     space: ArenaSpace,
 }
 
-/// Memory for one region; free again when dropped.
+/// Memory for one region; freed when dropped.
 pub(crate) struct ArenaBlock {
     arena: Arc<Arena>,
     range: Range<usize>,
 }
 
 impl ArenaBlock {
-    /// `len` zeroed bytes.
+    /// Allocates `len` zeroed bytes.
     pub(crate) fn alloc(ctx: &Arc<ClientInner>, len: usize) -> Result<ArenaBlock, Error> {
-        // A child of fork(2) would share what it takes with its parent.
+        // A child of fork(2) would share the memory with its parent.
         ctx.check_process()?;
         if len == 0 || len > LONGEST_SHARING {
             let arena = Arena::alloc(&Context(ctx.clone()), len, true)?;
@@ -108,14 +108,15 @@ impl Drop for ArenaBlock {
         {
             arenas[index].space.give_back(self.range.clone());
             if arenas[index].space.is_unused() {
-                // The last block is this one: the arena goes with it.
+                // This was the last block: the arena is freed.
                 arenas.remove(index);
             }
         }
     }
 }
 
-/// An arena of the first length, or of the second if a limit refuses that; and which it was.
+/// Allocates an arena of `wanted` bytes, or of `least` if a limit refuses that; returns the length
+/// used.
 fn alloc_arena(
     ctx: &Arc<ClientInner>,
     wanted: usize,
@@ -130,7 +131,7 @@ fn alloc_arena(
     }
 }
 
-/// How long the next arena is, when the longest so far is `longest` and `len` bytes are wanted.
+/// Length of the next arena, when the longest so far is `longest` and `len` bytes are wanted.
 fn next_arena_len(longest: Option<usize>, len: usize) -> usize {
     let next = match longest {
         None => FIRST_ARENA,
@@ -139,12 +140,12 @@ fn next_arena_len(longest: Option<usize>, len: usize) -> usize {
     next.max(len.next_power_of_two())
 }
 
-/// Which bytes of an arena are free.
+/// Free bytes of an arena.
 struct ArenaSpace {
     len: usize,
-    /// Length by offset; no two touch.
+    /// Free ranges, length by offset; no two are adjacent.
     free: BTreeMap<usize, usize>,
-    /// From here on nothing was ever used: it is zero.
+    /// Bytes from here on were never allocated, so they are zero.
     untouched_from: usize,
 }
 
@@ -157,10 +158,11 @@ impl ArenaSpace {
         }
     }
 
-    /// The first `len` bytes that are free, and the part of them that may have been used before.
+    /// Takes the first `len` free bytes; also returns the part of them that may have been used
+    /// before.
     fn take(&mut self, len: usize) -> Option<(Range<usize>, Range<usize>)> {
         let alignment = len.next_power_of_two().clamp(LEAST_ALIGNMENT, PAGE);
-        // The rest of its last cache line is nobody's.
+        // The rest of the last cache line stays unused.
         let room = len.next_multiple_of(LEAST_ALIGNMENT);
         let (hole, hole_len, start) = self.free.iter().find_map(|(hole, hole_len)| {
             let start = hole.next_multiple_of(alignment);
@@ -177,7 +179,7 @@ impl ArenaSpace {
         Some((start..start + len, start..used_to.max(start)))
     }
 
-    /// What [`Self::take`] gave is free again.
+    /// Frees a range from [`Self::take`].
     fn give_back(&mut self, range: Range<usize>) {
         let mut start = range.start;
         let mut end = start + range.len().next_multiple_of(LEAST_ALIGNMENT);
@@ -234,7 +236,7 @@ mod tests {
             taken.push(range);
         }
         assert!(space.take(1 << 20).is_none());
-        // Given back in another order, it is one piece again.
+        // Freed in another order, the space is one range again.
         while !taken.is_empty() {
             let index = taken.len() * 7 / 11;
             assert!(!space.is_unused());

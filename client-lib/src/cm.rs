@@ -1,5 +1,5 @@
-//! Connection management: channels that deliver events, listeners, requests
-//! (the life of rdma_cm(7), without its address resolution steps).
+//! Connection management: channels that deliver events, listeners, connection requests (rdma_cm(7)
+//! without its address resolution steps).
 
 use crate::context::ClientInner;
 use crate::{CmBinding, Context, Error, Qp};
@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How to connect or accept.
+/// Options for connecting and accepting.
 #[derive(Debug, Clone, Copy)]
 pub struct ConnectOptions<'a> {
     /// Device index; None routes by address.
@@ -22,10 +22,10 @@ pub struct ConnectOptions<'a> {
     pub src: Option<SocketAddr>,
     /// At most 512 bytes.
     pub private_data: &'a [u8],
-    /// Reads this side may have outstanding (initiator_depth). More than the device's limit is
-    /// cut to it; ESTABLISHED tells what was negotiated.
+    /// RDMA Reads this side may have outstanding (initiator_depth), clamped to the device's limit;
+    /// the ESTABLISHED event has the negotiated value.
     pub ord: u32,
-    /// Reads the peer may have outstanding (responder_resources); likewise.
+    /// RDMA Reads the peer may have outstanding (responder_resources), likewise.
     pub ird: u32,
     /// MPA CRC; None for the device's setting.
     pub crc: Option<bool>,
@@ -33,13 +33,14 @@ pub struct ConnectOptions<'a> {
     pub mpa_rev: Option<u8>,
     /// None for the daemon's default.
     pub timeout: Option<Duration>,
-    /// How often to try again, a little later, where nobody listens (yet); daemons of earlier
-    /// releases do not.
+    /// Number of retries, each after a short delay, while the peer refuses the connection; ignored
+    /// by daemons of earlier releases.
     pub refusals: u8,
-    /// The peer's SENDs wait for a receive work request of this end, also where its device does not
-    /// say so (`receive_wait_ms`); daemons of earlier releases end the connection then.
+    /// SENDs of the peer wait for a receive work request of this end even if the device is not
+    /// configured so (`receive_wait_ms`). With daemons of earlier releases a missing receive work
+    /// request ends the connection.
     pub wait_for_receives: bool,
-    /// Comes back in the events of this connection.
+    /// Returned in the events of this connection.
     pub cookie: u64,
 }
 
@@ -83,54 +84,54 @@ fn private_data(data: &[u8]) -> Result<PrivateData, Error> {
     PrivateData::new(data).ok_or(Error::Invalid("more than 512 bytes of private data"))
 }
 
-/// What an event tells about a connection. Fields without meaning are empty.
+/// Connection data of an event. Fields that do not apply are empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ConnectionInfo {
-    /// Of the connect, accept or listener that the event belongs to.
+    /// Cookie of the connect, accept or listener that the event belongs to.
     pub cookie: u64,
     /// The queue pair, once there is one.
     pub qp_num: u32,
-    /// Positive, 0 when nothing failed.
+    /// Positive errno; 0 for success.
     pub errno: i32,
-    /// Why something failed, for people.
+    /// Human-readable reason of a failure.
     pub reason: String,
     /// Address of this side.
     pub local: Option<SocketAddr>,
     /// The peer's address.
     pub peer: Option<SocketAddr>,
-    /// Reads that the peer may have outstanding: negotiated, or as the peer offers.
+    /// RDMA Reads that the peer may have outstanding: negotiated, or as the peer offers.
     pub ird: u32,
-    /// Reads that this side may have outstanding, likewise.
+    /// RDMA Reads that this side may have outstanding, likewise.
     pub ord: u32,
     /// FPDUs have CRCs.
     pub crc: bool,
     /// MPA revision.
     pub mpa_rev: u8,
-    /// What the peer sent along.
+    /// Private data from the peer.
     pub private_data: Vec<u8>,
 }
 
-/// What happened on a CM channel.
+/// An event of a CM channel.
 #[derive(Debug)]
 pub enum CmEvent {
     /// A peer wants to connect to a listener.
     ConnectRequest(ConnectionRequest),
     /// The connection exists; work requests may be posted.
     Established(ConnectionInfo),
-    /// The peer said no.
+    /// The peer rejected the connection.
     Rejected(ConnectionInfo),
     /// No answer, or no route.
     Unreachable(ConnectionInfo),
-    /// Anything else that ended a connect.
+    /// The connection attempt failed for any other reason.
     ConnectError(ConnectionInfo),
-    /// The connection has ended, in order or because it broke (`errno`).
+    /// The connection has ended, gracefully or by an error (`errno`).
     Disconnected(ConnectionInfo),
     /// The peer of this pending request gave up.
     RequestCancelled {
         /// [`ConnectionRequest::id`].
         request: u32,
     },
-    /// The device of a listener is gone.
+    /// The device of a listener was removed.
     DeviceRemoval {
         /// Device index.
         device: u32,
@@ -145,7 +146,7 @@ pub struct CmChannel {
 }
 
 impl AsFd for CmChannel {
-    /// Readable when an event waits, and when the daemon is gone.
+    /// Readable when an event is pending or the daemon has ended.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.conn.as_fd()
     }
@@ -221,14 +222,14 @@ impl CmChannel {
     }
 }
 
-/// How a listener sets up connections; None as its device does (`[device.mpa]` of siwd).
+/// Options of a listener. None takes the setting of its device (`[device.mpa]` of siwd).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ListenOptions {
-    /// Device index; None for all that the address fits.
+    /// Device index; None for all devices that the address fits.
     pub device: Option<u32>,
-    /// Connection requests that may wait; 0 for 128.
+    /// Maximum number of pending connection requests; 0 for 128.
     pub backlog: u32,
-    /// Comes back in the events of its requests.
+    /// Returned in the events of its requests.
     pub cookie: u64,
     /// MPA CRC.
     pub crc: Option<bool>,
@@ -238,19 +239,19 @@ pub struct ListenOptions {
     pub markers: Option<Markers>,
     /// Ready-to-receive kinds (RFC 6581 section 9).
     pub rtr: Option<ReadyToReceive>,
-    /// Reads that peers may have outstanding, at most.
+    /// Maximum number of RDMA Reads that a peer may have outstanding.
     pub max_ird: Option<u16>,
-    /// Reads that this side may have outstanding, at most.
+    /// Maximum number of RDMA Reads that this side may have outstanding.
     pub max_ord: Option<u16>,
-    /// How long a peer may take to send its MPA request.
+    /// Time within which a peer has to send its MPA request.
     pub request_timeout: Option<Duration>,
-    /// How long the application may take to answer one.
+    /// Time within which the application has to answer a connection request.
     pub accept_timeout: Option<Duration>,
-    /// Private data accepted from a peer, in bytes; 512 at most.
+    /// Maximum length of a peer's private data, up to 512 bytes.
     pub max_private_data: Option<u16>,
-    /// How Terminates to its peers begin.
+    /// Order of the first octet of Terminates sent to its peers.
     pub terminate: Option<TerminateOrder>,
-    /// Which of its streams place payload that arrives beyond a hole.
+    /// Streams that place payload received beyond a gap.
     pub out_of_order: Option<OutOfOrder>,
 }
 
@@ -264,40 +265,40 @@ pub enum TerminateOrder {
     Siw = 1,
 }
 
-/// Placement out of order (RFC 5041 section 5.2); always of FPDUs with a good CRC only, and never
-/// delivery.
+/// Out-of-order placement (RFC 5041 section 5.2). Only FPDUs with a valid CRC are placed out of
+/// order; delivery is always in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum OutOfOrder {
     /// Everything is placed in order.
     Off = 0,
-    /// In streams with markers.
+    /// Only streams with markers.
     Markers = 1,
-    /// Also in streams whose peer has put each FPDU into one segment so far.
+    /// Also streams whose peer has sent every FPDU in a segment of its own so far.
     Aligned = 2,
 }
 
-/// Peers that are known to want it their way; the same as `preset` of `[device.mpa]`.
+/// Peers with known requirements; the same as `preset` of `[device.mpa]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerPreset {
-    /// Linux siw: no markers, Terminates as it reads them.
+    /// Linux siw: no markers, Terminates in its own octet order.
     Siw,
-    /// Chelsio T4 to T6: Read as the only ready-to-receive, no markers, 32 reads, 256 bytes of
+    /// Chelsio T4 to T6: Read as the only ready-to-receive, no markers, 32 RDMA Reads, 256 bytes of
     /// private data.
     Chelsio,
-    /// Intel X722 and E810: Read or Write as ready-to-receive, no markers, 64 and 63 reads.
+    /// Intel X722 and E810: Read or Write as ready-to-receive, no markers, 64 and 63 RDMA Reads.
     Intel,
 }
 
-/// What a listener does about MPA markers.
+/// MPA marker policy of a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Markers {
-    /// Refuses peers that want them.
+    /// Refuses peers that request markers.
     Never = 0,
-    /// Sends them to peers that want them.
+    /// Sends markers to peers that request them.
     Accept = 1,
-    /// Asks for them, too.
+    /// Also requests markers from the peer.
     Request = 2,
 }
 
@@ -313,7 +314,7 @@ pub struct ReadyToReceive {
 }
 
 impl ListenOptions {
-    /// As peers of this kind want it; every field may then be changed.
+    /// Options for peers of this kind; every field may be changed afterwards.
     pub fn for_peer(preset: PeerPreset) -> ListenOptions {
         let plain = ListenOptions {
             markers: Some(Markers::Never),
@@ -377,12 +378,12 @@ pub struct CmListener {
     ctx: Arc<ClientInner>,
     id: u32,
     addr: SocketAddr,
-    /// Of the UNLISTEN that ends it.
+    /// Flags of the UNLISTEN request on drop.
     flags: u32,
 }
 
 impl CmListener {
-    /// Listens on `addr` (port 0: the daemon chooses) of one device or of all.
+    /// Listens on `addr` (port 0: the daemon chooses) of one device or of all devices.
     pub fn new(
         channel: &CmChannel,
         device: Option<u32>,
@@ -399,7 +400,7 @@ impl CmListener {
         Self::new_with_options(channel, addr, &options)
     }
 
-    /// Listens and sets up connections in its own way.
+    /// Listens with the given options.
     pub fn new_with_options(
         channel: &CmChannel,
         addr: SocketAddr,
@@ -408,7 +409,7 @@ impl CmListener {
         Self::listen_with(channel, addr, options, options.to_mpa_options(), 0)
     }
 
-    /// Listens at an address that was bound, on its devices.
+    /// Listens on a bound address, on the devices of the binding.
     pub fn from_binding(
         channel: &CmChannel,
         binding: CmBinding,
@@ -453,17 +454,17 @@ impl CmListener {
         })
     }
 
-    /// With the port in use.
+    /// Listening address, with the port in use.
     pub fn local_addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Stops listening; requests that were taken from the channel can still be answered.
+    /// Stops listening; requests already taken from the channel can still be answered.
     pub fn close_keeping_requests(mut self) {
         self.flags = UNLISTEN_KEEP_REQUESTS;
     }
 
-    /// Has its requests come to another channel; none comes to the old one after this.
+    /// Moves its requests to another channel; afterwards the old channel gets none.
     pub fn migrate(&self, channel: &CmChannel) -> Result<(), Error> {
         self.ctx.call_daemon(&MigrateCm {
             cm_channel: channel.id,
@@ -484,7 +485,7 @@ impl Drop for CmListener {
     }
 }
 
-/// A peer that wants to connect. Rejected when dropped without an answer.
+/// Connection request of a peer. Rejected when dropped without an answer.
 pub struct ConnectionRequest {
     ctx: Arc<ClientInner>,
     id: u32,
@@ -503,7 +504,7 @@ impl std::fmt::Debug for ConnectionRequest {
 }
 
 impl ConnectionRequest {
-    /// Number in [`CmEvent::RequestCancelled`].
+    /// Id of the request, as in [`CmEvent::RequestCancelled`].
     pub fn id(&self) -> u32 {
         self.id
     }
@@ -518,8 +519,8 @@ impl ConnectionRequest {
         &self.connection_info
     }
 
-    /// Accepts with a QP; ESTABLISHED follows on the listener's channel, or on
-    /// `channel`. Private data, ord, ird and cookie come from `opt`.
+    /// Accepts with a QP; ESTABLISHED follows on `channel`, or without one on the listener's
+    /// channel. Private data, ord, ird and cookie come from `options`.
     pub fn accept(
         mut self,
         qp: &Qp,
@@ -540,8 +541,8 @@ impl ConnectionRequest {
         Ok(())
     }
 
-    /// Has the request's further events come to another channel: RequestCancelled, and what
-    /// follows [`Self::accept`] without a channel.
+    /// Moves further events of the request to another channel: RequestCancelled, and the events
+    /// after [`Self::accept`] without a channel.
     pub fn migrate(&self, channel: &CmChannel) -> Result<(), Error> {
         self.ctx.call_daemon(&MigrateCm {
             cm_channel: channel.id,
@@ -552,7 +553,7 @@ impl ConnectionRequest {
         Ok(())
     }
 
-    /// Says no, with private data.
+    /// Rejects the connection, with private data.
     pub fn reject(mut self, private: &[u8]) -> Result<(), Error> {
         let private_data = private_data(private)?;
         self.open = false;

@@ -1,5 +1,5 @@
-//! The connection to the daemon: control calls, devices, doorbells, the liveness
-//! of the daemon, asynchronous events. Everything else holds an Arc of it.
+//! The connection to the daemon: control calls, devices, doorbells, liveness of the daemon,
+//! asynchronous events. Every other object holds an `Arc` of it.
 
 use crate::app_memory::{AppMemory, process_generation, watch_forks};
 use crate::arena_pool::ArenaPool;
@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 pub struct Context(pub(crate) Arc<ClientInner>);
 
 pub(crate) struct ClientInner {
-    /// Serialises request and reply. Never taken by who holds a spin lock: a call may last as long
+    /// Serialises request and reply. Never taken while holding a spin lock: a call may last as long
     /// as [`CALL_TIMEOUT`].
     calls: Mutex<Calls>,
     conn: ControlSocket,
@@ -32,36 +32,37 @@ pub(crate) struct ClientInner {
     page: WorkerPageView,
     workers: Vec<(DoorbellProducer, OwnedFd)>,
     async_events: ControlSocket,
-    /// Asynchronous events have ended: keeps what took the place of their descriptor.
+    /// Set when asynchronous events have ended: keeps the replacement of their descriptor alive.
     events_ended: OnceLock<OwnedFd>,
     alive: AtomicBool,
     opened: Instant,
-    /// When a poller last looked at the control socket, in microseconds since `opened`.
+    /// Time of the last check of the control socket while polling, in microseconds since `opened`.
     checked_at: AtomicU64,
-    /// Of the process that opened it: a child's calls would come between its parent's.
+    /// Generation of the process that opened it: calls of a child would interleave with those of
+    /// its parent.
     generation: u32,
-    /// Memory of the application that it registers.
+    /// Registered memory of the application.
     pub(crate) app_memory: AppMemory,
-    /// Memory that regions share.
+    /// Arenas shared among regions.
     pub(crate) arena_pool: ArenaPool,
 }
 
-/// What has to change together with the requests that the daemon has answered.
+/// State that has to change together with the requests that the daemon has answered.
 struct Calls {
     /// Sequence number of the last request.
     seq: u32,
-    /// Queue memory by the daemon's number: the descriptor comes with the first reply that names it.
+    /// Queue memory by the daemon's number: the descriptor comes with the first reply that names
+    /// it.
     regions: HashMap<u32, Arc<SharedMemory>>,
 }
 
-/// How long the daemon may take to answer before a context gives it up; see
-/// [`Context::set_call_timeout`].
+/// Time within which the daemon has to answer a call; see [`Context::set_call_timeout`].
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A device of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Place among the devices of the daemon, from 0.
+    /// Index among the devices of the daemon, from 0.
     pub index: u32,
     /// Name in the configuration.
     pub name: String,
@@ -69,30 +70,30 @@ pub struct DeviceInfo {
     pub driver: String,
     /// Ethernet address.
     pub mac: [u8; 6],
-    /// Own addresses.
+    /// IP addresses of the device.
     pub ips: Vec<IpAddr>,
-    /// Bytes of the longest IP packet.
+    /// MTU: bytes of the longest IP packet.
     pub mtu: u32,
     /// Speed of the link in Mb/s; 0 when unknown.
     pub link_mbps: u32,
     /// The link is up.
     pub active: bool,
-    /// FPDUs have CRCs unless asked otherwise.
+    /// FPDUs have CRCs by default.
     pub crc: bool,
     /// Highest MPA revision.
     pub mpa_rev: u8,
-    /// `CAP_` bits of [`siw_shm::control`]: what it can do beyond WRITE, READ and SEND.
+    /// `CAP_` bits of [`siw_shm::control`]: capabilities beyond WRITE, READ and SEND.
     pub capabilities: u64,
 }
 
-/// What happened to an object, or to everything.
+/// Asynchronous event of an object or of the device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AsyncEvent {
-    /// None for kinds of a newer daemon.
+    /// None for an event kind that only newer daemons know.
     pub kind: Option<control::AsyncEventKind>,
     /// QP number, CQ id or device index.
     pub object: u32,
-    /// What happened, for people.
+    /// Human-readable description.
     pub reason: String,
 }
 
@@ -107,7 +108,7 @@ impl Context {
         Self::open_with_timeout(socket, CALL_TIMEOUT)
     }
 
-    /// The same with another time-out than [`CALL_TIMEOUT`], for connecting too; see
+    /// As [`Self::open`], with another timeout than [`CALL_TIMEOUT`], also for connecting; see
     /// [`Self::set_call_timeout`].
     pub fn open_with_timeout(socket: Option<&Path>, timeout: Duration) -> Result<Context, Error> {
         let path = control::socket_path(socket);
@@ -118,7 +119,7 @@ impl Context {
         Self::from_conn(conn)
     }
 
-    /// Over a connected socket.
+    /// Opens a context over a connected socket.
     pub fn from_conn(conn: ControlSocket) -> Result<Context, Error> {
         let name = std::env::args_os().next().unwrap_or_default();
         let name = Path::new(&name)
@@ -128,7 +129,7 @@ impl Context {
             .into_owned();
         watch_forks();
         let hello = ClientHello::new(&name);
-        // In a packet of the oldest version, which every daemon that this library can use reads.
+        // Sent as a packet of the oldest version, which every supported daemon can read.
         conn.set_version(MIN_VERSION);
         let (hello, fds) = conn.call_and_wait(1, &hello, &[])?;
         let agreed = u16::try_from(hello.version).unwrap_or(u16::MAX);
@@ -181,15 +182,16 @@ impl Context {
         })))
     }
 
-    /// How long the daemon may take to answer a call, [`CALL_TIMEOUT`] unless set. A call that
-    /// takes longer fails with [`Error::Timeout`], or is given up if it is a destructor's, and ends
-    /// the context: whether the daemon has done what was asked is not known any more. All further
-    /// calls return [`Error::DaemonGone`] at once, and the daemon frees what this client had.
+    /// Sets the time within which the daemon has to answer a call, [`CALL_TIMEOUT`] by default. A
+    /// call that takes longer fails with [`Error::Timeout`] (a destructor ignores the failure) and
+    /// ends the context, because it is unknown whether the daemon has carried out the request. All
+    /// further calls return [`Error::DaemonGone`] at once, and the daemon frees the objects of this
+    /// client.
     pub fn set_call_timeout(&self, timeout: Duration) -> Result<(), Error> {
         Ok(self.0.conn.set_call_timeout(timeout)?)
     }
 
-    /// What this client may ask for.
+    /// Limits of this client.
     pub fn limits(&self) -> Limits {
         self.0.hello.limits
     }
@@ -204,20 +206,20 @@ impl Context {
         self.0.hello.daemon.to_text()
     }
 
-    /// All devices.
+    /// Queries all devices.
     pub fn query_devices(&self) -> Result<Vec<DeviceInfo>, Error> {
         (0..self.0.hello.n_devices)
             .map(|i| self.query_device(i))
             .collect()
     }
 
-    /// One device by index.
+    /// Queries a device by index.
     pub fn query_device(&self, index: u32) -> Result<DeviceInfo, Error> {
         let (device, _) = self.0.call_daemon(&QueryDevice { index, reserved: 0 })?;
         Ok(DeviceInfo::from(&device))
     }
 
-    /// One device by name.
+    /// Finds a device by name.
     pub fn device_by_name(&self, name: &str) -> Result<DeviceInfo, Error> {
         self.query_devices()?
             .into_iter()
@@ -225,7 +227,7 @@ impl Context {
             .ok_or(Error::Invalid("siwd has no device of that name"))
     }
 
-    /// A protection domain.
+    /// Allocates a protection domain.
     pub fn alloc_pd(&self) -> Result<Pd, Error> {
         let (reply, _) = self.0.call_daemon(&AllocPd {
             device: control::ANY_DEVICE,
@@ -234,17 +236,17 @@ impl Context {
         Ok(Pd::new(self.0.clone(), reply.id))
     }
 
-    /// False once the daemon was found to be gone. Looks at the socket.
+    /// Checks the control socket; false when the daemon has ended.
     pub fn is_alive(&self) -> bool {
         self.0.check_alive()
     }
 
-    /// Becomes readable with asynchronous events and when the daemon goes away.
+    /// Descriptor that becomes readable with asynchronous events and when the daemon ends.
     pub fn async_fd(&self) -> BorrowedFd<'_> {
         self.0.async_events.as_fd()
     }
 
-    /// The next asynchronous event; [`Error::Timeout`] when none comes in time,
+    /// Waits for the next asynchronous event; [`Error::Timeout`] when none comes in time,
     /// [`Error::DaemonGone`] after the last one.
     pub fn get_async_event(&self, timeout: Option<Duration>) -> Result<AsyncEvent, Error> {
         if self.0.events_ended.get().is_some() {
@@ -260,9 +262,10 @@ impl Context {
         })
     }
 
-    /// The daemon is gone, and everybody who polls [`Self::async_fd`] knows. `replace` puts something
-    /// that is not readable in its place, under the same number, and gives what has to be kept for
-    /// that. From now on [`Self::get_async_event`] says that the daemon is gone without reading.
+    /// Ends asynchronous events once every poller of [`Self::async_fd`] knows that the daemon has
+    /// ended. `replace` puts a descriptor that is not readable in its place, under the same number,
+    /// and returns the object that has to be kept alive for it. From now on
+    /// [`Self::get_async_event`] returns [`Error::DaemonGone`] without reading.
     pub fn end_async_events(
         &self,
         replace: impl FnOnce(BorrowedFd<'_>) -> std::io::Result<OwnedFd>,
@@ -314,7 +317,7 @@ impl From<&DeviceReply> for DeviceInfo {
     }
 }
 
-/// The region of a queue: the one in the reply, or one seen before.
+/// Memory of a queue: received with this reply, or with an earlier one.
 fn map_queue_memory(
     regions: &mut HashMap<u32, Arc<SharedMemory>>,
     place: &QueueRef,
@@ -336,10 +339,10 @@ fn map_queue_memory(
 }
 
 impl ClientInner {
-    /// Whether this is the process that opened it, not a child of it.
+    /// Checks that the caller is the process that opened the context, not a child of it.
     ///
     /// # Errors
-    /// It is another one, for which there is no daemon.
+    /// [`Error::DaemonGone`] in a child: it has no connection to the daemon.
     pub(crate) fn check_process(&self) -> Result<(), Error> {
         if self.generation == process_generation() {
             Ok(())
@@ -348,12 +351,12 @@ impl ClientInner {
         }
     }
 
-    /// The optional features that the daemon has too.
+    /// Optional features that both the library and the daemon support.
     pub(crate) fn features(&self) -> u32 {
         self.hello.features
     }
 
-    /// One request and its reply.
+    /// Sends a request and waits for its reply.
     pub(crate) fn call_daemon<M: Message>(
         &self,
         message: &M,
@@ -393,7 +396,7 @@ impl ClientInner {
         let reply = self.conn.call_and_wait(calls.seq, message, fds);
         reply.map_err(|error| {
             let error = Error::from(error);
-            // After anything but a refusal, replies and requests may be out of step.
+            // After any error except a refusal, replies and requests may be out of step.
             if !matches!(error, Error::Refused { .. }) {
                 self.give_up_daemon();
             }
@@ -401,9 +404,10 @@ impl ClientInner {
         })
     }
 
-    /// A request that creates a queue. `install` maps it, still before any other call: a later reply
+    /// Sends a request that creates a queue. `install` maps it before any other call: a later reply
     /// may name the same memory without a descriptor, and the queue's number has to be known when
-    /// its first completion comes. If it fails, `undo` says how to be rid of the queue.
+    /// its first completion comes. If `install` fails, `undo` gives the request that destroys the
+    /// queue.
     pub(crate) fn create_queue<M: Message, T, U: Message>(
         &self,
         message: &M,
@@ -418,14 +422,14 @@ impl ClientInner {
         match installed {
             Ok(queue) => Ok((reply, queue)),
             Err(error) => {
-                // There is no second error to report.
+                // The first error is the one to report.
                 let _ = self.exchange(&mut calls, &undo(&reply));
                 Err(error)
             }
         }
     }
 
-    /// A request that puts other memory in the place of a queue's.
+    /// Sends a request that replaces the memory of a queue.
     pub(crate) fn replace_queue<M: Message, T>(
         &self,
         message: &M,
@@ -436,13 +440,13 @@ impl ClientInner {
         let (reply, fds) = self.exchange(&mut calls, message)?;
         let installed = map_queue_memory(&mut calls.regions, &place(&reply), fds)
             .and_then(|memory| install(&reply, memory));
-        // The daemon uses memory that this process cannot reach: there is no way back.
+        // The daemon uses memory that this process cannot reach, and this cannot be undone.
         let installed = installed.inspect_err(|_| self.give_up_daemon())?;
         Ok((reply, installed))
     }
 
-    /// A request that nobody waits for: it is done before any later one, and what it says is
-    /// lost.
+    /// Sends a request without waiting for its reply: the daemon carries it out before any later
+    /// one, and the reply is discarded.
     pub(crate) fn post_unanswered<M: Message>(&self, message: &M) {
         let _one_at_a_time = lock_unpoisoned(&self.calls);
         self.send_unanswered(message);
@@ -458,13 +462,13 @@ impl ClientInner {
         }
     }
 
-    /// For destructors: nobody is left to tell about failures.
+    /// Calls the daemon and ignores errors, for destructors.
     pub(crate) fn call_ignoring_errors<M: Message>(&self, message: &M) {
         let _ = self.call_daemon(message);
     }
 
-    /// Destroys what has a number that the daemon gives out again: `forget` runs when it has done
-    /// so (or nobody waits for it), and before any other call can get that number.
+    /// Destroys an object whose number the daemon reuses. `forget` runs after the reply (after
+    /// sending, unless `waits`), and before any other call can get that number.
     pub(crate) fn destroy_numbered<M: Message>(
         &self,
         message: &M,
@@ -480,8 +484,8 @@ impl ClientInner {
         forget();
     }
 
-    /// Nothing more is asked of this daemon. It sees the end of the connection, if it lives, and
-    /// frees what this client had.
+    /// Ends the connection to the daemon. If the daemon still runs, it sees the end of the
+    /// connection and frees the objects of this client.
     #[cold]
     fn give_up_daemon(&self) {
         self.alive.store(false, Ordering::Release);
@@ -496,23 +500,23 @@ impl ClientInner {
         };
         bell.ring_doorbell(qp_num);
         if self.page.must_wake(worker) {
-            // The counter is full only if the worker has been told already.
+            // The counter is full only if the worker has already been woken.
             let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
         }
     }
 
-    /// The daemon has a feature that this library knows.
+    /// Checks that the daemon supports a feature.
     pub(crate) fn has_feature(&self, feature: u32) -> bool {
         self.hello.features & feature != 0
     }
 
-    /// What was last known.
+    /// Last known liveness of the daemon.
     #[inline]
     pub(crate) fn known_alive(&self) -> bool {
         self.alive.load(Ordering::Acquire)
     }
 
-    /// Looks at the control socket: a system call, for slow paths.
+    /// Checks the control socket: a system call, for slow paths.
     #[cold]
     pub(crate) fn check_alive(&self) -> bool {
         if self.known_alive() {
@@ -528,10 +532,10 @@ impl ClientInner {
         self.known_alive()
     }
 
-    /// [`Self::check_alive`], if nobody who polls has done so for `interval`.
+    /// Calls [`Self::check_alive`] unless a poller has done so within `interval`.
     pub(crate) fn check_alive_every(&self, interval: Duration) {
         let now = self.opened.elapsed().as_micros() as u64;
-        // Two threads that look at the same time do no harm.
+        // Two threads that check at the same time do no harm.
         let last = self.checked_at.load(Ordering::Relaxed);
         if now.saturating_sub(last) >= interval.as_micros() as u64 {
             self.checked_at.store(now, Ordering::Relaxed);
@@ -539,7 +543,7 @@ impl ClientInner {
         }
     }
 
-    /// Waits until `fd` is readable. Ready data wins over a dead daemon.
+    /// Waits until `fd` is readable. Pending data takes precedence over the end of the daemon.
     pub(crate) fn wait_readable(
         &self,
         fd: BorrowedFd<'_>,
@@ -572,7 +576,7 @@ impl ClientInner {
         }
     }
 
-    /// One event packet from an event socket.
+    /// Receives one packet from an event socket.
     pub(crate) fn recv_event(
         &self,
         from: &ControlSocket,

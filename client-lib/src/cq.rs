@@ -1,5 +1,5 @@
-//! Completion queues and the channels that tell when to poll them
-//! (ibv_poll_cq(3), ibv_req_notify_cq(3), ibv_get_cq_event(3)).
+//! Completion queues and completion channels (ibv_poll_cq(3), ibv_req_notify_cq(3),
+//! ibv_get_cq_event(3)).
 
 use crate::context::{ClientInner, lock_unpoisoned};
 use crate::credit::Credits;
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-/// Delivers the cookies of completion queues that were armed and have completions.
+/// Delivers the cookies of armed completion queues that have completions.
 pub struct CompletionChannel {
     client: Arc<ClientInner>,
     id: u32,
@@ -30,13 +30,13 @@ impl CompletionChannel {
             id: reply.id,
             fd,
         });
-        // Readiness is waited for by poll: a second reader must not block here.
+        // poll(2) waits for readiness: a second reader must not block in read(2).
         rustix::io::ioctl_fionbio(&channel.fd, true)?;
         Ok(channel)
     }
 
-    /// The cookie of a queue with completions. Events were consumed one by one by
-    /// the armings; poll the queue after arming it again.
+    /// Waits for an event and returns the cookie of its queue. Each arming raises at most one
+    /// event; arm the queue again, then poll it.
     pub fn get_event(&self, timeout: Option<Duration>) -> Result<u64, Error> {
         loop {
             self.client.wait_readable(self.fd.as_fd(), timeout)?;
@@ -56,7 +56,7 @@ impl CompletionChannel {
 }
 
 impl AsFd for CompletionChannel {
-    /// Readable when an event waits.
+    /// Readable when an event is pending.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -83,24 +83,24 @@ struct CqInner {
     resizing: Mutex<()>,
     entries: AtomicU32,
     channel: Option<Arc<CompletionChannel>>,
-    /// Since the last completion.
+    /// Number of empty polls since the last completion.
     empty_polls: AtomicU32,
 }
 
-/// What polling needs, under one lock.
+/// Polling state, under one lock.
 pub(crate) struct Polling {
     pub ring: CqConsumer,
-    /// What was left in the rings from before a resize: older than all in `ring`.
+    /// Completions drained from rings that a resize replaced: older than all in `ring`.
     pub left: VecDeque<Wc>,
     pub credits: Credits,
-    /// Those that complete into it, by number.
+    /// Queue pairs that complete into this queue, by number.
     pub queue_pairs: HashMap<u32, Weak<dyn LostRequests>>,
 }
 
-/// A queue pair, as its completion queues know it.
+/// A queue pair, as seen by its completion queues.
 pub(crate) trait LostRequests: Send + Sync {
-    /// The daemon is gone: completions, with WR_FLUSH_ERR, of what it has not done and what completes
-    /// into the queue with this id.
+    /// Called when the daemon has ended: adds completions with WR_FLUSH_ERR for unfinished requests
+    /// that complete into the queue with this id.
     fn flush_into(&self, cq: u32, flushed: &mut Vec<Wc>);
 }
 
@@ -128,7 +128,7 @@ impl Polling {
 }
 
 impl Polling {
-    /// Moves what waits in the rings to what is left of earlier ones. True: there was something.
+    /// Moves the completions in the rings to `left`. Returns whether there were any.
     pub fn drain_rings(&mut self) -> bool {
         let mut wc = [Wc::default(); 64];
         let mut found = false;
@@ -142,28 +142,28 @@ impl Polling {
         }
     }
 
-    /// Whether a request of the queue pair succeeded, and its completion was not polled.
+    /// Checks for an unpolled completion of a successful request of the queue pair.
     pub fn has_success_of(&self, qp_num: u32) -> bool {
         let is_success = |wc: &Wc| wc.qp_num == qp_num && wc.status == WcStatus::SUCCESS;
         self.left.iter().any(is_success) || self.ring.has_waiting(is_success)
     }
 
-    /// Forgets the completions of a queue pair that were not polled.
+    /// Discards the unpolled completions of a queue pair.
     pub fn purge_qp(&mut self, qp_num: u32) {
         self.drain_rings();
         self.left.retain(|wc| wc.qp_num != qp_num);
     }
 }
 
-/// Polls in succession without a completion, some microseconds, after which a program that polls without
-/// pause gives way to others on its core.
+/// Consecutive empty polls, some microseconds, after which a program that polls without pause
+/// yields its core.
 const POLLS_TO_YIELD: u32 = 1024;
 /// Empty polls between two readings of the clock: some tens of microseconds.
 const CLOCK_CHECK: u32 = 4 * POLLS_TO_YIELD;
-/// Time between two looks at the control socket, which are system calls.
+/// Time between two checks of the control socket, which are system calls.
 const ALIVE_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// How long [`Cq::wait`] spins before it blocks.
+/// Spinning time of [`Cq::wait`] before it blocks.
 const SPIN: Duration = Duration::from_micros(50);
 
 impl Drop for CqInner {
@@ -175,7 +175,7 @@ impl Drop for CqInner {
     }
 }
 
-/// The application's end of new rings.
+/// Maps the application's end of new rings.
 pub(crate) fn map_consumer(
     reply: &CqReply,
     region: Arc<SharedMemory>,
@@ -191,8 +191,8 @@ pub(crate) fn map_consumer(
 }
 
 impl Cq {
-    /// A queue of at least `cqe` entries, with an event channel and the cookie that
-    /// it delivers for this queue.
+    /// Creates a queue of at least `cqe` entries, with an event channel and the cookie that the
+    /// channel delivers for this queue.
     pub fn new(
         ctx: &Context,
         cqe: u32,
@@ -240,7 +240,7 @@ impl Cq {
         self.0.id
     }
 
-    /// Completions it can hold (per worker).
+    /// Maximum number of completions (per worker).
     pub fn capacity(&self) -> u32 {
         self.0.entries.load(Ordering::Relaxed)
     }
@@ -249,7 +249,7 @@ impl Cq {
         &self.0.ring
     }
 
-    /// Held by the one thread that replaces the rings.
+    /// Takes the lock of the thread that replaces the rings.
     pub(crate) fn start_resizing(&self) -> MutexGuard<'_, ()> {
         lock_unpoisoned(&self.0.resizing)
     }
@@ -258,7 +258,7 @@ impl Cq {
         self.0.entries.store(entries, Ordering::Relaxed);
     }
 
-    /// Takes completions that are there, at most `out.len()`.
+    /// Polls completions, at most `out.len()`.
     #[inline]
     pub fn poll(&self, out: &mut [Wc]) -> Result<usize, Error> {
         let taken = self.0.ring.lock().poll(out);
@@ -287,8 +287,8 @@ impl Cq {
         }
     }
 
-    /// Nothing has come for some time: others that the core has may run, such as the program at the
-    /// other end, or siwd.
+    /// Yields the core after many empty polls, so that other threads on it can run, such as the
+    /// peer program or siwd.
     #[cold]
     fn on_silence(&self, polls: u32) {
         std::thread::yield_now();
@@ -297,7 +297,7 @@ impl Cq {
         }
     }
 
-    /// Why an empty queue may stay empty.
+    /// Checks for a reason why an empty queue may stay empty.
     #[cold]
     fn check_health(&self) -> Result<(), Error> {
         if !self.0.client.known_alive() {
@@ -309,15 +309,15 @@ impl Cq {
         Ok(())
     }
 
-    /// Has the work requests that the daemon had not done when it went complete with WR_FLUSH_ERR, as
-    /// those of a device that failed do. For when [`Self::poll`] returns [`Error::DaemonGone`]. True:
-    /// there are some to poll.
+    /// Completes the work requests that the daemon has not finished with WR_FLUSH_ERR, as a failed
+    /// device does. For use after [`Self::poll`] has returned [`Error::DaemonGone`]. Returns
+    /// whether there are completions to poll.
     #[cold]
     pub fn flush_lost_requests(&self) -> bool {
-        // The locks of a completion queue and of a work queue are not held together.
+        // The locks of a completion queue and of a work queue are never held together.
         let queue_pairs: Vec<_> = {
             let mut polling = self.0.ring.lock();
-            // What the daemon completed last of all comes first, and is not lost.
+            // The last completions of the daemon come first; they are not lost.
             if polling.drain_rings() {
                 return true;
             }
@@ -340,7 +340,7 @@ impl Cq {
         Ok(())
     }
 
-    /// Polls for up to `spin` until something is there.
+    /// Polls for up to `spin` until there are completions.
     pub fn poll_spin(&self, out: &mut [Wc], spin: Duration) -> Result<usize, Error> {
         let mut start = None;
         loop {
@@ -358,8 +358,8 @@ impl Cq {
         }
     }
 
-    /// Waits for completions: spins a little, then arms and blocks on the channel,
-    /// which must be this queue's own. A queue without channel spins and yields.
+    /// Waits for completions: spins a little, then arms and blocks on the channel, which no other
+    /// queue may use. A queue without a channel spins and yields.
     pub fn wait(&self, out: &mut [Wc], timeout: Option<Duration>) -> Result<usize, Error> {
         if out.is_empty() {
             return Ok(0);
@@ -389,7 +389,7 @@ impl Cq {
             match channel.get_event(left()) {
                 Ok(_) => {}
                 Err(Error::DaemonGone) => {
-                    // What completed before the daemon went is still delivered.
+                    // Completions from before the daemon ended are still delivered.
                     let taken = self.0.ring.lock().poll(out);
                     return if taken > 0 {
                         Ok(taken)

@@ -1,4 +1,4 @@
-//! Changes of a living completion queue: its size (ibv_resize_cq(3)), and when it raises events
+//! Changes of a completion queue in use: its size (ibv_resize_cq(3)) and its event moderation
 //! (ibv_modify_cq(3)).
 
 use crate::cq::map_consumer;
@@ -7,8 +7,8 @@ use siw_shm::control::{FreeCqRing, ModerateCq, ResizeCq};
 use std::time::Duration;
 
 impl Cq {
-    /// Makes the queue longer or shorter; completions that wait stay, in order. EINVAL when more
-    /// wait than the new size. Polling goes on meanwhile.
+    /// Makes the queue longer or shorter; pending completions stay, in order. EINVAL when there are
+    /// more of them than the new size. Polling goes on meanwhile.
     pub fn resize(&self, cqe: u32) -> Result<(), Error> {
         let ctx = self.client();
         let _one_at_a_time = self.start_resizing();
@@ -31,12 +31,12 @@ impl Cq {
         let found = polling.drain_rings();
         let old = std::mem::replace(&mut polling.ring, new);
         self.set_capacity(reply.entries);
-        // An arming from after the workers had left.
+        // The queue was armed after the workers had left the old rings.
         if old.disarm_event() {
             polling.ring.arm_event(false);
         }
-        // One worker may have taken the arming along while another completed into its old ring, or
-        // into its new one just before the arming got there.
+        // One worker may have moved the arming to the new ring while another completed into its old
+        // ring, or into its new one just before the arming was moved.
         let notify = (found || polling.ring.count_waiting(1) > 0) && polling.ring.disarm_event();
         drop(polling);
         ctx.call_daemon(&FreeCqRing {

@@ -1,9 +1,9 @@
-//! What a completion queue tells its queue pairs: how many of their completions were polled.
+//! Credits from completion queues to queue pairs: the number of polled completions.
 //!
-//! A work request occupies its place in the queue until its completion is polled, as with
-//! hardware: an application that posts until ENOMEM and polls late cannot overflow a completion
-//! queue that is as long as its work queues. An unsignaled request leaves its place when it is
-//! done: one that fails completes visibly in the place that it still has.
+//! A work request occupies its slot in the queue until its completion is polled, as with hardware:
+//! an application that posts until ENOMEM and polls late cannot overflow a completion queue that is
+//! as long as its work queues. An unsignaled request frees its slot when it is done; if it fails,
+//! its completion is visible and uses that slot.
 
 use siw_shm::Wc;
 use std::collections::HashMap;
@@ -11,15 +11,15 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Completions of one queue pair that were polled, modulo 2^32. Each is written under the lock
-/// of one completion queue.
+/// Polled completions of one queue pair, modulo 2^32. Each counter is written under the lock of one
+/// completion queue.
 #[derive(Default)]
 pub(crate) struct Credit {
     pub sends: AtomicU32,
     pub receives: AtomicU32,
 }
 
-/// The identifiers of the requests in a queue's places, for the flush when the daemon is gone.
+/// Ids of the requests in a queue's slots, for the flush after the daemon has ended.
 struct Identifiers(Box<[u64]>);
 
 impl Identifiers {
@@ -34,7 +34,7 @@ impl Identifiers {
     }
 }
 
-/// Places of a receive queue: every request completes visibly.
+/// Slots of a receive queue: every request completes visibly.
 pub(crate) struct ReceivePlaces {
     wr_ids: Identifiers,
     posted: u32,
@@ -44,7 +44,7 @@ pub(crate) struct ReceivePlaces {
 }
 
 impl ReceivePlaces {
-    /// All free.
+    /// Creates an empty queue.
     pub fn new(most: u32, credit: &Credit) -> Self {
         let posted = credit.receives.load(Ordering::Acquire);
         ReceivePlaces {
@@ -55,27 +55,27 @@ impl ReceivePlaces {
         }
     }
 
-    /// Whether a request finds no place.
+    /// Checks that no slot is free.
     #[inline]
     pub fn is_full(&self, credit: &Credit) -> bool {
         let polled = credit.receives.load(Ordering::Acquire);
         self.posted.wrapping_sub(polled) >= self.most
     }
 
-    /// Whether the completion of everything that was posted has been polled.
+    /// Checks that the completions of all posted requests have been polled.
     pub fn is_idle(&self, credit: &Credit) -> bool {
         self.posted == credit.receives.load(Ordering::Acquire)
     }
 
-    /// A request was posted.
+    /// Records a posted request.
     #[inline]
     pub fn take_place(&mut self, wr_id: u64) {
         *self.wr_ids.place(self.posted) = wr_id;
         self.posted = self.posted.wrapping_add(1);
     }
 
-    /// The daemon is gone, and all completions that it made are polled: hands out the requests that
-    /// are left, each once.
+    /// Called when the daemon has ended and all its completions are polled: calls `with` for each
+    /// remaining request, once.
     pub fn flush(&mut self, credit: &Credit, mut with: impl FnMut(u64)) {
         let polled = credit.receives.load(Ordering::Acquire);
         if self.flushed.wrapping_sub(polled) as i32 <= 0 {
@@ -88,23 +88,23 @@ impl ReceivePlaces {
     }
 }
 
-/// Places of a send queue.
+/// Slots of a send queue.
 pub(crate) struct SendPlaces {
-    /// Which requests are signaled, by place; a power of two of bits.
+    /// Signaled requests, by slot; the number of bits is a power of two.
     signaled: Box<[u64]>,
     wr_ids: Identifiers,
     posted: u32,
-    /// Requests that are known to be done.
+    /// Requests known to be done.
     done: u32,
-    /// Signaled ones among them.
+    /// Signaled requests among `done`.
     done_signaled: u32,
     most: u32,
-    /// Places that are free for sure.
+    /// Slots known to be free.
     free: u32,
 }
 
 impl SendPlaces {
-    /// All free.
+    /// Creates an empty queue.
     pub fn new(most: u32, credit: &Credit) -> Self {
         let words = (most as usize).div_ceil(64).next_power_of_two();
         SendPlaces {
@@ -118,21 +118,21 @@ impl SendPlaces {
         }
     }
 
-    /// Whether a request finds no place; `done` counts those that the daemon has finished, and is
-    /// looked at when the places known to be free are used up.
+    /// Checks that no slot is free. `done` returns the number of requests that the daemon has
+    /// finished; it is called only when the slots known to be free are used up.
     #[inline]
     pub fn is_full(&mut self, credit: &Credit, done: impl FnOnce() -> u32) -> bool {
         self.free == 0 && self.refresh_free(credit, done())
     }
 
-    /// Whether everything that was posted is finished, and polled if it completes visibly.
+    /// Checks that all posted requests are finished, and polled if they complete visibly.
     pub fn is_idle(&mut self, credit: &Credit, done: u32) -> bool {
         self.refresh_free(credit, done);
         self.free == self.most
     }
 
     fn refresh_free(&mut self, credit: &Credit, done: u32) -> bool {
-        // The daemon cannot have finished more than was posted.
+        // The daemon cannot have finished more requests than were posted.
         let news = done
             .wrapping_sub(self.done)
             .min(self.posted.wrapping_sub(self.done));
@@ -144,7 +144,7 @@ impl SendPlaces {
             self.done = self.done.wrapping_add(1);
         }
         let polled = credit.sends.load(Ordering::Acquire);
-        // An error completes unsignaled requests too: more are polled than were signaled.
+        // After an error unsignaled requests complete too, so `polled` may exceed `done_signaled`.
         let unpolled = (self.done_signaled.wrapping_sub(polled) as i32).max(0) as u32;
         let used = self.posted.wrapping_sub(self.done) + unpolled;
         self.free = self.most.saturating_sub(used);
@@ -156,18 +156,18 @@ impl SendPlaces {
         (bit / 64, bit as u32 % 64)
     }
 
-    /// The daemon is gone: hands out the requests that it has not done, each once.
+    /// Called when the daemon has ended: calls `with` for each unfinished request, once.
     pub fn flush(&mut self, credit: &Credit, done: u32, mut with: impl FnMut(u64)) {
         self.refresh_free(credit, done);
         while self.done != self.posted {
             with(*self.wr_ids.place(self.done));
             self.done = self.done.wrapping_add(1);
-            // Each completes visibly now.
+            // Every flushed request completes visibly.
             self.done_signaled = self.done_signaled.wrapping_add(1);
         }
     }
 
-    /// A request was posted, signaled or not.
+    /// Records a posted request, signaled or not.
     #[inline]
     pub fn take_place(&mut self, signaled: bool, wr_id: u64) {
         *self.wr_ids.place(self.posted) = wr_id;
@@ -180,14 +180,15 @@ impl SendPlaces {
 }
 
 impl SendPlaces {
-    /// The requests posted last leave their places again.
+    /// Frees the slots of the last `requests` posted requests.
     pub fn withdraw(&mut self, requests: u32) {
         self.posted = self.posted.wrapping_sub(requests);
         self.free += requests;
     }
 }
 
-/// Queue pair numbers are small and spread: no other hash is needed.
+/// Multiplicative hash of a queue pair number: numbers are small and spread, so no stronger hash is
+/// needed.
 #[derive(Default)]
 struct ByNumber(u64);
 
@@ -210,24 +211,24 @@ impl Hasher for ByNumber {
 #[derive(Default)]
 pub(crate) struct Credits {
     by_qp: HashMap<u32, Arc<Credit>, BuildHasherDefault<ByNumber>>,
-    /// The one whose completion was polled last.
+    /// The queue pair of the last polled completion.
     last: Option<(u32, Arc<Credit>)>,
 }
 
 impl Credits {
-    /// A queue pair completes into this queue from now on.
+    /// Adds a queue pair that completes into this queue.
     pub fn attach_qp(&mut self, qp_num: u32, credit: &Arc<Credit>) {
         self.by_qp.insert(qp_num, credit.clone());
         self.last = None;
     }
 
-    /// A queue pair is gone.
+    /// Removes a destroyed queue pair.
     pub fn detach_qp(&mut self, qp_num: u32) {
         self.by_qp.remove(&qp_num);
         self.last = None;
     }
 
-    /// Counts polled completions. False: some belong to no queue pair that exists, see
+    /// Counts polled completions. Returns false if some belong to no existing queue pair; see
     /// [`Self::keep_known`].
     #[inline]
     #[must_use]
@@ -261,8 +262,8 @@ impl Credits {
         are_known
     }
 
-    /// Moves the completions of queue pairs that exist to the front; how many there are. The others
-    /// were destroyed: their completions concern nobody (ibv_destroy_qp(3)).
+    /// Moves the completions of existing queue pairs to the front and returns their number.
+    /// Completions of destroyed queue pairs are discarded (ibv_destroy_qp(3)).
     #[cold]
     pub fn keep_known(&self, polled: &mut [Wc]) -> usize {
         let mut kept = 0;

@@ -1,18 +1,18 @@
-//! Draining a queue pair before its memory is taken away: everything that was posted has
-//! completed when these return (the kernel's ib_drain_qp; verbs programs do it by hand).
+//! Draining a queue pair before its memory is freed: all posted requests have completed when these
+//! functions return (the kernel's ib_drain_qp; verbs programs do it by hand).
 
 use crate::{Cq, Error, Qp, RecvWr, SendData, SendWr, Wc, WcOpcode};
 use siw_shm::control::QpState;
 use std::time::{Duration, Instant};
 
-/// Work request id of the marker that a drain posts behind all others; of completions with it
-/// the drain consumes one.
+/// Work request id of the marker that a drain posts behind all other requests; the drain consumes
+/// one completion with this id.
 pub const DRAIN_WR_ID: u64 = u64::MAX;
 
 impl Qp {
-    /// Moves the QP to ERROR, posts a marker behind every posted send and waits for its
-    /// completion. All other completions found on the way, of this and of other queue pairs,
-    /// go to `seen` in order.
+    /// Moves the QP to ERROR, posts a marker behind all posted sends and waits for its completion.
+    /// All other completions polled meanwhile, of this and of other queue pairs, go to `seen` in
+    /// order.
     pub fn drain_sq(&self, timeout: Duration, mut seen: impl FnMut(&Wc)) -> Result<(), Error> {
         let marker = SendWr::send(DRAIN_WR_ID, SendData::Sges(&[]));
         let post = || self.post_send(&[marker]).map_err(|error| error.error);
@@ -21,8 +21,8 @@ impl Qp {
         })
     }
 
-    /// The same for the receive queue. A QP with a shared receive queue has none: wait for
-    /// QP_LAST_WQE_REACHED and poll its completion queue empty instead.
+    /// As [`Self::drain_sq`], for the receive queue. A QP with a shared receive queue has none:
+    /// wait for QP_LAST_WQE_REACHED and poll its completion queue empty instead.
     pub fn drain_rq(&self, timeout: Duration, mut seen: impl FnMut(&Wc)) -> Result<(), Error> {
         let marker = RecvWr {
             wr_id: DRAIN_WR_ID,
@@ -54,7 +54,7 @@ impl Qp {
         let mut wc = [Wc::default(); 32];
         loop {
             if !posted {
-                // A full queue has room when its flush is polled.
+                // A full queue has room after its flushed requests are polled.
                 posted = match post() {
                     Ok(()) => true,
                     Err(Error::QueueFull) => false,

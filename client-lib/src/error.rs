@@ -4,7 +4,7 @@ use siw_shm::control::{CallError, ProtoError};
 use siw_shm::work_queue::PushError;
 use siw_shm::{OutOfBounds, WqeError};
 
-/// What went wrong.
+/// Error of any call of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No daemon at the socket, or no permission.
@@ -12,23 +12,23 @@ pub enum Error {
         "cannot reach siwd at {path}: {source}; is it running, and may this user open the socket?"
     )]
     Open {
-        /// The socket.
+        /// Path of the socket.
         path: String,
-        /// What the operating system says.
+        /// Error of the operating system.
         source: std::io::Error,
     },
     /// The daemon refused a request.
     #[error("siwd: {reason} (errno {errno})")]
     Refused {
-        /// Positive.
+        /// Positive errno.
         errno: i32,
-        /// For people.
+        /// Human-readable reason.
         reason: String,
     },
     /// The daemon ended or closed this client.
     #[error("siwd is gone, or closed this client (its async event tells why)")]
     DaemonGone,
-    /// Messages that do not fit together.
+    /// Protocol mismatch with the daemon.
     #[error("siwd speaks another protocol: {0}")]
     Proto(#[from] ProtoError),
     /// Any other error of a socket or file descriptor.
@@ -40,22 +40,22 @@ pub enum Error {
     /// EINVAL of ibv_post_send(3).
     #[error("work request: {0}")]
     Wqe(#[from] WqeError),
-    /// A parameter makes no sense.
+    /// Invalid parameter.
     #[error("{0}")]
     Invalid(&'static str),
     /// Memory of the application that cannot be registered.
     #[error("{reason}")]
     Registration {
-        /// Positive.
+        /// Positive errno.
         errno: i32,
-        /// What is wrong with it.
+        /// Human-readable reason.
         reason: String,
     },
     /// Nothing happened in the given time, or the daemon did not answer
     /// ([`crate::Context::set_call_timeout`]).
     #[error("timed out")]
     Timeout,
-    /// The daemon's own error word in a completion queue.
+    /// The daemon has marked the completion queue as overflowed.
     #[error("completion queue overflow: poll more often or create it larger")]
     CqOverflow,
     /// A connection attempt that failed.
@@ -115,11 +115,11 @@ impl From<rustix::io::Errno> for Error {
     }
 }
 
-/// A list of work requests was posted up to, not including, request `index`.
+/// Error of posting a list of work requests: those before `index` were posted.
 #[derive(Debug, thiserror::Error)]
 #[error("work request {index} of the list: {error}")]
 pub struct PostError {
-    /// Place in the list; the requests before it are posted.
+    /// Index in the list; the requests before it are posted.
     pub index: usize,
     /// Why it was not posted.
     pub error: Error,

@@ -1,6 +1,6 @@
-//! Fast registration: pages of an arena under one key, put there by a work request in the order
-//! of the send queue (ib_alloc_mr, ib_map_mr_sg, IB_WR_REG_MR), taken back by LOCAL_INV or by the
-//! peer's SEND_WITH_INV.
+//! Fast registration: a work request registers pages of an arena under one key, in the order of the
+//! send queue (ib_alloc_mr, ib_map_mr_sg, IB_WR_REG_MR); LOCAL_INV, or the peer's SEND_WITH_INV,
+//! invalidates it.
 
 use crate::memory::Arena;
 use crate::{Access, Error, Pd, SendWr};
@@ -9,20 +9,20 @@ use siw_shm::{FastReg, SharedMemory};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A region to be registered by work requests. Dropping frees it.
+/// A region registered by work requests. Dropping frees it.
 pub struct FastMr {
     pd: Pd,
     arena: Arc<Arena>,
     list: Arc<SharedMemory>,
     list_at: usize,
     max_pages: u32,
-    /// As of the allocation: names it to the daemon.
+    /// Key from the allocation, which identifies the region to the daemon.
     home: u32,
     key: u32,
     mapped: Option<Mapped>,
 }
 
-/// What [`FastMr::map`] wrote into the page list.
+/// Layout that [`FastMr::map_ranges`] wrote into the page list.
 #[derive(Debug, Clone, Copy)]
 struct Mapped {
     length: u32,
@@ -31,7 +31,8 @@ struct Mapped {
 }
 
 impl Pd {
-    /// A region of at most `max_pages` pages of an arena. Its key works from the first REG_MR on.
+    /// Allocates a region of at most `max_pages` pages of an arena. Its key is valid from the first
+    /// REG_MR on.
     pub fn alloc_fast_mr(&self, arena: &Arc<Arena>, max_pages: u32) -> Result<FastMr, Error> {
         let alloc = AllocFastMr {
             pd: self.id(),
@@ -65,9 +66,10 @@ impl FastMr {
         self.key
     }
 
-    /// Writes the pages of these ranges into the page list, as ib_map_mr_sg does: the first may
-    /// start inside of a page of 2^page_shift bytes (12 to 30), the last may end inside of one,
-    /// and nothing else. How many ranges fit. Not while a REG_MR is outstanding.
+    /// Writes the pages of these ranges into the page list, as ib_map_mr_sg does: only the first
+    /// may start inside a page of 2^page_shift bytes (12 to 30), and only the last may end inside
+    /// one. Returns the number of ranges that fit. Must not be called while a REG_MR is
+    /// outstanding.
     pub fn map_ranges(&mut self, ranges: &[Range<usize>], page_shift: u8) -> Result<usize, Error> {
         if !(siw_shm::local_wqe::MIN_PAGE_SHIFT..=siw_shm::local_wqe::MAX_PAGE_SHIFT)
             .contains(&page_shift)
@@ -117,9 +119,9 @@ impl FastMr {
         Ok(used)
     }
 
-    /// The REG_MR work request for what was mapped, signaled: from its place in the send queue
-    /// on, `key` (the same region, any low octet) names it from `iova` on, or from 0 with
-    /// ZERO_BASED. Refused with MW_BIND_ERR while an older key of it works.
+    /// Builds the signaled REG_MR work request for the mapped ranges. From its position in the send
+    /// queue on, `key` (the same region, any low octet) addresses the region from `iova` on, or
+    /// from 0 with ZERO_BASED. Fails with MW_BIND_ERR while an older key of it is valid.
     pub fn register_request(
         &mut self,
         wr_id: u64,
@@ -144,18 +146,18 @@ impl FastMr {
         ))
     }
 
-    /// Bytes that are mapped.
+    /// Mapped length in bytes.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.mapped.map_or(0, |mapped| mapped.length as usize)
     }
 
-    /// The arena that its pages are of.
+    /// The arena of its pages.
     pub fn arena(&self) -> &Arc<Arena> {
         &self.arena
     }
 
-    /// Where the application writes the page list: for tests of what a hostile one could write.
+    /// Memory of the page list, for tests of hostile page lists.
     #[doc(hidden)]
     pub fn list(&self) -> (&Arc<SharedMemory>, usize) {
         (&self.list, self.list_at)

@@ -68,7 +68,7 @@
 //! Complete programs are in the folder `examples`: `ping`, `read`, `write_with_completion_channel`,
 //! `srq_server`, `atomics`.
 //!
-//! # What to know
+//! Rules
 //!
 //! - Objects free themselves when dropped and keep alive what they need.
 //! - Every call may be made from any thread. Posting and polling allocate nothing, take a spin lock
@@ -76,7 +76,7 @@
 //! - Memory that a peer may access changes at any time: it is read and written by copies
 //!   ([`Mr::read`], [`Mr::write`]), never borrowed.
 //! - A daemon that does not answer a call within [`CALL_TIMEOUT`] counts as gone
-//!   ([`Context::set_call_timeout`]): no call, and no destructor, blocks for ever.
+//!   ([`Context::set_call_timeout`]): every call and every destructor is bounded.
 //! - When a queue pair is dropped its completions go with it, polled or not (ibv_destroy_qp(3)).
 //! - When the daemon goes away every blocked call returns [`Error::DaemonGone`], and polling does
 //!   after the last completion was taken.

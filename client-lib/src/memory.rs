@@ -45,12 +45,11 @@ impl Pd {
         self.0.id
     }
 
-    /// Zeroed memory from the daemon, with a region of its own: the zero-copy way. It begins at a
-    /// page, or, if it is shorter, at a multiple of its length rounded up to a power of two, at
-    /// least 64.
+    /// Allocates zeroed memory of the daemon with a region of its own: the zero-copy path. It is
+    /// aligned to a page or, if shorter, to its length rounded up to a power of two, at least 64.
     ///
-    /// Regions of up to 8 MiB share a few arenas. When the region is deregistered, its memory is
-    /// free for others: what else was registered of it has to be deregistered before.
+    /// Regions of up to 8 MiB share a few arenas. Deregistering the region frees its memory for
+    /// other regions: deregister other registrations of the same memory first.
     pub fn alloc_mr(&self, len: usize, access: Access) -> Result<Mr, Error> {
         let block = ArenaBlock::alloc(&self.0.ctx, len)?;
         let mut mr = self.reg_mr(block.arena(), block.range(), access)?;
@@ -58,8 +57,8 @@ impl Pd {
         Ok(mr)
     }
 
-    /// Registers a part of an arena. Peers and work requests name it by the address
-    /// it has in this process ([`Mr::addr`]), or from 0 with ZERO_BASED.
+    /// Registers a part of an arena. Peers and work requests address it by its address in this
+    /// process ([`Mr::addr`]), or from 0 with ZERO_BASED.
     pub fn reg_mr(
         &self,
         arena: &Arc<Arena>,
@@ -70,7 +69,7 @@ impl Pd {
         self.reg_mr_iova(arena, range, iova, access)
     }
 
-    /// The same, named from `iova` on (ibv_reg_mr_iova(3)).
+    /// As [`Self::reg_mr`], addressed from `iova` on (ibv_reg_mr_iova(3)).
     pub fn reg_mr_iova(
         &self,
         arena: &Arc<Arena>,
@@ -103,7 +102,7 @@ impl Pd {
     }
 }
 
-/// Bytes of a range, if it lies in the arena.
+/// Length of a range; an error unless it lies in the arena.
 pub(crate) fn range_len(arena: &Arena, range: &Range<usize>) -> Result<usize, Error> {
     let len = range
         .end
@@ -113,10 +112,11 @@ pub(crate) fn range_len(arena: &Arena, range: &Range<usize>) -> Result<usize, Er
     Ok(len)
 }
 
-/// What [`Mr::rereg`] changes (ibv_rereg_mr(3)); `None` stays as it is.
+/// Changes made by [`Mr::rereg`] (ibv_rereg_mr(3)); `None` leaves the setting as it is.
 #[derive(Clone, Copy, Default)]
 pub struct ReregChange<'a> {
-    /// Another part of this or another arena, named by its address in this process.
+    /// Another part (offset, length) of this or another arena, addressed by its address in this
+    /// process.
     pub range: Option<(&'a Arc<Arena>, usize, usize)>,
     /// Another protection domain.
     pub pd: Option<&'a Pd>,
@@ -133,7 +133,7 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// At least `len` bytes, from hugepages if wanted and available.
+    /// Allocates at least `len` bytes, from hugepages if requested and available.
     pub fn alloc(ctx: &Context, len: usize, huge: bool) -> Result<Arc<Arena>, Error> {
         let (reply, fds) = ctx.0.call_daemon(&AllocArena {
             len: len as u64,
@@ -167,13 +167,13 @@ impl Arena {
         Ok(arena)
     }
 
-    /// Bytes.
+    /// Length in bytes.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.region.len()
     }
 
-    /// Whether hugepages back it.
+    /// True if backed by hugepages.
     pub fn is_huge(&self) -> bool {
         self.region.is_huge()
     }
@@ -196,12 +196,12 @@ impl Arena {
         Ok(self.region.fill_zero(range.start, range.len())?)
     }
 
-    /// Copies `src` to `off`; works with and without a registration.
+    /// Copies `src` to `offset`; works with and without a registration.
     pub fn write(&self, offset: usize, src: &[u8]) -> Result<(), Error> {
         Ok(self.region.write(offset, src)?)
     }
 
-    /// Copies out of it.
+    /// Copies from `offset` into `dst`.
     pub fn read(&self, offset: usize, dst: &mut [u8]) -> Result<(), Error> {
         Ok(self.region.read(offset, dst)?)
     }
@@ -217,8 +217,9 @@ impl Drop for Arena {
     }
 }
 
-/// Registered memory. Dropping deregisters it: when that returns nobody touches it. With windows
-/// bound to it the daemon refuses that ([`Mr::dereg`] tells): free them first.
+/// Registered memory. Dropping deregisters it: afterwards the daemon no longer accesses it. The
+/// daemon refuses this while windows are bound to it ([`Mr::dereg`] returns the error): free them
+/// first.
 pub struct Mr {
     /// Address without ZERO_BASED.
     iova: u64,
@@ -228,10 +229,10 @@ pub struct Mr {
     offset: usize,
     len: usize,
     arena: Arc<Arena>,
-    /// Of [`Pd::alloc_mr`]: its memory is free again with it.
+    /// Memory from [`Pd::alloc_mr`], freed with the region.
     block: Option<ArenaBlock>,
     pd: Pd,
-    /// Deregistered already.
+    /// Already deregistered.
     gone: bool,
 }
 
@@ -245,16 +246,16 @@ impl Mr {
             self.iova
         }
     }
-    /// What it may be used for.
+    /// Access rights.
     pub fn access(&self) -> Access {
         self.access
     }
-    /// The arena that it lies in, from [`Mr::arena_offset`] on; regions of [`Pd::alloc_mr`] share
-    /// theirs.
+    /// The arena that holds it, from [`Mr::arena_offset`] on; regions of [`Pd::alloc_mr`] share
+    /// arenas.
     pub fn arena(&self) -> &Arc<Arena> {
         &self.arena
     }
-    /// Where in the arena it begins.
+    /// Offset in the arena.
     pub fn arena_offset(&self) -> usize {
         self.offset
     }
@@ -270,7 +271,7 @@ impl Mr {
     pub fn rkey(&self) -> u32 {
         self.rkey
     }
-    /// Bytes.
+    /// Length in bytes.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.len
@@ -281,7 +282,7 @@ impl Mr {
         self.arena.as_ptr().wrapping_add(self.offset)
     }
 
-    /// Names `len` bytes at `offset` for a work request; the daemon checks them.
+    /// Scatter/gather element of `len` bytes at `offset`; the daemon checks the bounds.
     #[inline]
     pub fn sge(&self, offset: usize, len: usize) -> Sge {
         Sge {
@@ -298,7 +299,7 @@ impl Mr {
         }
     }
 
-    /// Copies `src` into it.
+    /// Copies `src` to `offset`.
     pub fn write(&self, offset: usize, src: &[u8]) -> Result<(), Error> {
         Ok(self
             .arena
@@ -306,7 +307,7 @@ impl Mr {
             .write(self.check_range(offset, src.len())?, src)?)
     }
 
-    /// Copies out of it.
+    /// Copies from `offset` into `dst`.
     pub fn read(&self, offset: usize, dst: &mut [u8]) -> Result<(), Error> {
         Ok(self
             .arena
@@ -314,7 +315,7 @@ impl Mr {
             .read(self.check_range(offset, dst.len())?, dst)?)
     }
 
-    /// One byte, read from memory each time: to spin on what a peer writes.
+    /// Reads one byte from memory, to spin on data that a peer writes.
     #[inline]
     pub fn read_byte(&self, offset: usize) -> Result<u8, Error> {
         let at = self.check_range(offset, 1)?;
@@ -325,9 +326,10 @@ impl Mr {
 }
 
 impl Mr {
-    /// Deregisters it and registers it with these changes, in one call: new keys, and no worker
-    /// touches anything by the old ones when it returns. EBUSY while windows are bound. After an
-    /// error that names a limit or a lost daemon the region is gone; after others it is as it was.
+    /// Deregisters it and registers it with these changes, in one call. It gets new keys, and when
+    /// the call returns no worker accesses memory through the old ones. EBUSY while windows are
+    /// bound. After an error that names a limit or a lost daemon the region is deregistered; after
+    /// other errors it is unchanged.
     pub fn rereg(&mut self, change: &ReregChange<'_>) -> Result<(), Error> {
         let (mut flags, mut arena, mut offset, mut len) = (0, &self.arena, self.offset, self.len);
         let mut iova = self.iova;
@@ -363,14 +365,14 @@ impl Mr {
         let (arena, pd) = (arena.clone(), pd.clone());
         (self.lkey, self.rkey, self.iova, self.access) = (reply.lkey, reply.rkey, iova, access);
         (self.arena, self.pd, self.offset, self.len) = (arena, pd, offset, len);
-        // The old memory is nobody's any more, unless it still lies in it.
+        // The old block is freed unless the region still lies in its arena.
         self.block
             .take_if(|block| !Arc::ptr_eq(block.arena(), &self.arena));
         Ok(())
     }
 
-    /// Deregisters it and says whether that worked: EBUSY, with the region back, while memory
-    /// windows are bound to it (ibv_dereg_mr(3)).
+    /// Deregisters it; EBUSY, with the region returned, while memory windows are bound to it
+    /// (ibv_dereg_mr(3)).
     pub fn dereg(self) -> Result<(), (Mr, Error)> {
         match self.call_dereg() {
             Ok(()) => {
@@ -381,7 +383,7 @@ impl Mr {
         }
     }
 
-    /// It is deregistered.
+    /// Marks it as deregistered.
     pub(crate) fn mark_deregistered(mut self) {
         self.gone = true;
     }
@@ -404,7 +406,7 @@ impl Drop for Mr {
             .call_dereg()
             .is_err_and(|error| error.errno() == libc::EBUSY)
         {
-            // Windows are bound to it: peers can reach this memory as long as the client lives.
+            // Windows are bound to it: peers can access this memory as long as the client exists.
             std::mem::forget(self.block.take());
         }
     }

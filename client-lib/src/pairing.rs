@@ -1,5 +1,5 @@
-//! Queue pairs that are connected without rdma_cm: the program names the peer's by address and number, and
-//! says what the peer may do (ibv_modify_qp(3)).
+//! Queue pairs that are connected without rdma_cm: the program specifies the peer's queue pair by
+//! address and number, and the access rights of the peer (ibv_modify_qp(3)).
 
 use crate::{Access, Error, Qp};
 use siw_shm::control::{Addr, FEATURE_QP_ACCESS, MODIFY_ACCESS, ModifyQp, PairQp};
@@ -20,19 +20,19 @@ pub struct PairOptions {
     pub ord: u32,
     /// Reads the peer may have outstanding.
     pub ird: u32,
-    /// What the peer may not do, whatever a key allows: of [`Access::REMOTE`].
+    /// Rights of [`Access::REMOTE`] denied to the peer, even if a key grants them.
     pub denied_access: Access,
 }
 
 impl Qp {
-    /// Connects it with the queue pair that the program at the other end has named, without rdma_cm
-    /// (ibv_modify_qp(3) to RTR); that program does the same. Work requests may be posted at once:
-    /// they are sent when the connection stands. If it comes to nothing they are flushed, and an
-    /// asynchronous event, QP_FATAL, says why.
+    /// Connects it with the specified queue pair of the peer, without rdma_cm (ibv_modify_qp(3) to
+    /// RTR); the peer program does the same. Work requests may be posted at once: they are sent
+    /// when the connection is established. If it fails they are flushed, and the asynchronous event
+    /// QP_FATAL has the reason.
     ///
     /// # Errors
-    /// `EADDRNOTAVAIL`: `local` is no address of the device. `EHOSTUNREACH`: no route to the peer.
-    /// `EISCONN`: it is or was connected. `EOPNOTSUPP`: a daemon of an earlier release.
+    /// `EADDRNOTAVAIL`: `local` is not an address of the device. `EHOSTUNREACH`: no route to the
+    /// peer. `EISCONN`: it is or was connected. `EOPNOTSUPP`: a daemon of an earlier release.
     pub fn connect_pair(&self, pair: &PairOptions) -> Result<(), Error> {
         self.0.pd.ctx().call_daemon(&PairQp {
             qp_num: self.qp_num(),
@@ -48,8 +48,8 @@ impl Qp {
         Ok(())
     }
 
-    /// Changes what the peer may not do, whatever a key allows, of [`Access::REMOTE`]; until it is changed,
-    /// nothing is denied (`qp_access_flags` of ibv_modify_qp(3) says what is allowed).
+    /// Sets the rights of [`Access::REMOTE`] denied to the peer, even if a key grants them;
+    /// initially none (`qp_access_flags` of ibv_modify_qp(3) has the allowed ones).
     ///
     /// # Errors
     /// `EOPNOTSUPP`: a daemon of an earlier release.

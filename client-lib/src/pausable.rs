@@ -1,22 +1,24 @@
 //! A ring under a spin lock that is taken out of use while the daemon changes it.
 //!
-//! Spin locks are held for nanoseconds; a call to the daemon may last as long as its time-out. So a
-//! change of a ring marks it as paused, calls without the spin lock, and puts the new ring in place
-//! under it. Who wants to use the ring meanwhile sleeps.
+//! Spin locks are held for nanoseconds; a call to the daemon may last as long as its timeout.
+//! Therefore a thread that changes the ring marks it as paused, calls the daemon without the spin
+//! lock, and installs the new ring under the lock. Other threads that lock the ring meanwhile
+//! sleep.
 
 use crate::context::lock_unpoisoned;
 use siw_shm::spin::{SpinGuard, SpinLock};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard};
 
-/// A value that many threads use for moments, and one at a time may change for long.
+/// A value that many threads use briefly, and that one thread at a time may change over a long
+/// time.
 pub(crate) struct Pausable<T> {
     value: SpinLock<Slot<T>>,
-    /// Held by who changes the value.
+    /// Held by the thread that changes the value.
     changing: Mutex<()>,
 }
 
-/// What the spin lock guards.
+/// Contents of the spin lock.
 pub(crate) struct Slot<T> {
     is_paused: bool,
     value: T,
@@ -48,7 +50,7 @@ impl<T> Pausable<T> {
         }
     }
 
-    /// The value, for a moment; sleeps while it is being changed.
+    /// Locks the value briefly; sleeps while it is being changed.
     #[inline]
     pub fn lock(&self) -> SpinGuard<'_, Slot<T>> {
         let guard = self.value.lock();
@@ -68,7 +70,7 @@ impl<T> Pausable<T> {
         guard
     }
 
-    /// Keeps everybody else from the value until the result is dropped, without spinning.
+    /// Blocks other threads from the value until the result is dropped, without spinning.
     pub fn pause(&self) -> Pause<'_, T> {
         let changing = lock_unpoisoned(&self.changing);
         self.value.lock().is_paused = true;
@@ -86,7 +88,7 @@ pub(crate) struct Pause<'a, T> {
 }
 
 impl<T> Pause<'_, T> {
-    /// Replaces the value, or looks at it.
+    /// Replaces or inspects the value.
     pub fn with_value<R>(&mut self, change: impl FnOnce(&mut T) -> R) -> R {
         change(&mut self.of.value.lock().value)
     }
@@ -94,7 +96,8 @@ impl<T> Pause<'_, T> {
 
 impl<T> Drop for Pause<'_, T> {
     fn drop(&mut self) {
-        // Before `changing` is released: who waits for that finds the value in use again.
+        // Cleared before `changing` is released: a thread that waits for `changing` then finds the
+        // value in use again.
         self.of.value.lock().is_paused = false;
     }
 }

@@ -1,8 +1,8 @@
 //! Posting of work requests (ibv_post_send(3), ibv_post_recv(3)): thread-safe, and without a system
 //! call unless the worker sleeps.
 //!
-//! [`SendPosting`] and [`ReceivePosting`] hold the queue while a list is pushed, one request after
-//! the other, and show what was pushed to the worker when they are dropped: one doorbell a list.
+//! [`SendPosting`] and [`ReceivePosting`] hold the queue while a list is pushed request by request,
+//! and publish the requests to the worker when dropped: one doorbell per list.
 
 use crate::credit::{ReceivePlaces, SendPlaces};
 use crate::pausable::Slot;
@@ -21,8 +21,8 @@ pub struct SendPosting<'a> {
 }
 
 impl Qp {
-    /// Begins a list of send work requests; nobody else posts until the result is dropped, so do
-    /// not wait for anything meanwhile. Refused before the QP is connected.
+    /// Begins a list of send work requests. It holds the queue's lock until dropped, so do not
+    /// block meanwhile. Refused before the QP is connected.
     #[inline]
     pub fn start_sending(&self) -> Result<SendPosting<'_>, Error> {
         if self.0.watch.qp_state() == QpState::Idle as u32
@@ -51,15 +51,15 @@ impl Qp {
         })
     }
 
-    /// Whether work requests may be posted while a connection is on its way: they are sent when it
-    /// stands, and flushed when it fails and the QP is moved to the error state.
+    /// Sets whether work requests may be posted while the connection is being set up: they are sent
+    /// when it is established, and flushed when it fails and the QP is moved to the error state.
     pub fn allow_early_sends(&self, allow: bool) {
         self.0.early_sends.store(allow, Ordering::Release);
     }
 }
 
 impl SendPosting<'_> {
-    /// Adds one request. After an error the queue is as it was before.
+    /// Adds one request. An error leaves the queue unchanged.
     #[inline]
     pub fn push(&mut self, wr: &SendWr<'_>) -> Result<(), Error> {
         let inner = &*self.qp.0;
@@ -90,7 +90,7 @@ impl SendPosting<'_> {
         Ok(())
     }
 
-    /// Adds all requests that `push_all` pushes, or none if it fails.
+    /// Adds all requests that `push_all` pushes; none of them if it fails.
     pub fn push_all_or_none(
         &mut self,
         push_all: impl FnOnce(&mut Self) -> Result<(), Error>,
@@ -133,7 +133,7 @@ pub struct ReceivePosting<'a> {
 }
 
 impl ReceivePosting<'_> {
-    /// Adds one request. After an error the queue is as it was before.
+    /// Adds one request. An error leaves the queue unchanged.
     #[inline]
     pub fn push(&mut self, wr: &RecvWr<'_>) -> Result<(), Error> {
         let inner = &*self.qp.0;
@@ -160,7 +160,7 @@ impl Drop for ReceivePosting<'_> {
         };
         rq.ring.publish_posted();
         drop(rq);
-        // In the error state nobody looks at the queue unless told.
+        // In the error state the worker looks at the queue only after a doorbell.
         let (qp, watch) = (self.qp, &self.qp.0.watch);
         if watch.qp_state() >= QpState::Terminate as u32 && watch.mark_pending() {
             qp.pd()
@@ -188,7 +188,7 @@ impl Srq {
 }
 
 impl SharedReceivePosting<'_> {
-    /// Adds one request. After an error the queue is as it was before.
+    /// Adds one request. An error leaves the queue unchanged.
     #[inline]
     pub fn push(&mut self, wr: &RecvWr<'_>) -> Result<(), Error> {
         if wr.sges.len() > self.max_sge as usize {

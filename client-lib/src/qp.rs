@@ -1,4 +1,4 @@
-//! Queue pairs: state, connecting. Posting is in `posting.rs`.
+//! Queue pairs: creation, states, connecting. Posting is in `posting.rs`.
 
 use crate::cm::{CmChannel, CmEvent, ConnectOptions, ConnectionInfo};
 use crate::cq::LostRequests;
@@ -16,18 +16,18 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// What a QP is created with (ibv_create_qp(3)).
+/// Parameters of a new queue pair (ibv_create_qp(3)).
 #[derive(Debug, Clone, Copy)]
 pub struct QpInit {
-    /// Send work requests that are posted and whose completion was not polled.
+    /// Send work requests that are posted and whose completion has not been polled.
     pub max_send_wr: u32,
     /// Receive work requests, likewise.
     pub max_recv_wr: u32,
-    /// Elements of a send work request.
+    /// Scatter/gather elements of a send work request.
     pub max_send_sge: u32,
-    /// Elements of a receive work request.
+    /// Scatter/gather elements of a receive work request.
     pub max_recv_sge: u32,
-    /// Bytes of inline data.
+    /// Maximum length of inline data in bytes.
     pub max_inline: u32,
     /// Every send work request completes visibly.
     pub sq_sig_all: bool,
@@ -46,7 +46,7 @@ impl Default for QpInit {
     }
 }
 
-/// Queue pair states of verbs (`enum ibv_qp_state`), as Linux siw maps its own to them.
+/// Queue pair states of verbs (`enum ibv_qp_state`), mapped as in Linux siw.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum VerbsQpState {
@@ -62,13 +62,13 @@ pub enum VerbsQpState {
     Sqd = 4,
     /// The send queue has failed.
     Sqe = 5,
-    /// Everything is flushed.
+    /// All work requests are flushed.
     Err = 6,
 }
 
 impl From<QpState> for VerbsQpState {
-    /// IDLE is INIT: receives may be posted. CLOSING sends nothing more, as SQD; TERMINATE is
-    /// SQE.
+    /// IDLE is INIT: receive requests may be posted. CLOSING sends no further requests, as SQD;
+    /// TERMINATE is SQE.
     fn from(s: QpState) -> VerbsQpState {
         match s {
             QpState::Idle => VerbsQpState::Init,
@@ -84,11 +84,11 @@ impl From<QpState> for VerbsQpState {
 /// State of a QP (ibv_query_qp(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QpAttr {
-    /// None for a state of a newer daemon.
+    /// None for a state that only newer daemons know.
     pub state: Option<QpState>,
-    /// In SQD: something that was started is not completed yet.
+    /// In SQD: requests that were started have not all completed.
     pub draining: bool,
-    /// Largest ULPDU of an FPDU as of now; 0 without a connection.
+    /// Current MULPDU, the largest ULPDU of an FPDU; 0 without a connection.
     pub mulpdu: u32,
     /// Reads the peer may have outstanding.
     pub ird: u32,
@@ -104,7 +104,7 @@ pub struct QpAttr {
 #[derive(Clone)]
 pub struct Qp(pub(crate) Arc<QpInner>);
 
-/// One end of a ring, and which places of it are taken.
+/// One end of a ring, and the state of its slots.
 pub(crate) struct Posting<P, T> {
     pub ring: P,
     pub places: T,
@@ -118,7 +118,8 @@ pub(crate) struct QpInner {
     pub granted_limits: QpReply,
     region: Arc<SharedMemory>,
     pub sig_all: bool,
-    /// Work requests may be posted before there is a connection; see [`Qp::allow_early_sends`].
+    /// Work requests may be posted before the connection is established; see
+    /// [`Qp::allow_early_sends`].
     pub early_sends: AtomicBool,
     pub pd: Pd,
     send_cq: Cq,
@@ -144,7 +145,7 @@ impl LostRequests for QpInner {
                 .places
                 .flush(credit, done, |wr_id| push(wr_id, WcOpcode::SEND));
         }
-        // Those of a shared queue are nobody's yet.
+        // Requests of a shared receive queue are not assigned to a queue pair yet.
         if self.recv_cq.id() == cq && self.srq.is_none() {
             let mut receives = self.rq.lock();
             receives
@@ -161,13 +162,13 @@ impl Drop for QpInner {
             qp_num,
             reserved: 0,
         };
-        // With every completion polled none can come any more: no reason to wait. (Requests that
-        // the worker counts as finished may complete yet.)
+        // If every completion is polled, no more can come and there is no need to wait. (Requests
+        // that the worker counts as finished may still complete.)
         let done = self.watch.wr_done();
         let is_idle = self.srq.is_none()
             && self.sq.lock().places.is_idle(&self.credit, done)
             && self.rq.lock().places.is_idle(&self.credit);
-        // Its number is another queue pair's later: nothing may be left of it then.
+        // The number is reused by a later queue pair, for which no old state may remain.
         self.pd.ctx().destroy_numbered(&destroy, !is_idle, || {
             for cq in [&self.send_cq, &self.recv_cq] {
                 let mut polling = cq.polling_state().lock();
@@ -182,14 +183,14 @@ impl Drop for QpInner {
 }
 
 impl Pd {
-    /// A queue pair that completes sends into one queue and receives into another
-    /// (or the same).
+    /// Creates a queue pair that completes sends into one queue and receives into another (or the
+    /// same).
     pub fn create_qp(&self, send_cq: &Cq, recv_cq: &Cq, init: &QpInit) -> Result<Qp, Error> {
         self.create_with(send_cq, recv_cq, None, init)
     }
 
-    /// A queue pair that receives into the requests of a shared receive queue of this
-    /// protection domain; `max_recv_wr` and `max_recv_sge` mean nothing then.
+    /// Creates a queue pair that takes receive requests from a shared receive queue of this
+    /// protection domain; `max_recv_wr` and `max_recv_sge` are ignored.
     pub fn create_qp_with_srq(
         &self,
         send_cq: &Cq,
@@ -286,7 +287,7 @@ impl Pd {
     }
 }
 
-/// The application's ends of both rings, at their beginning.
+/// Maps the application's ends of both rings, at their beginning.
 fn map_rings(
     region: &Arc<SharedMemory>,
     reply: &QpReply,
@@ -299,12 +300,12 @@ fn map_rings(
 }
 
 impl Qp {
-    /// QP number, unique in the daemon; what completions and events carry.
+    /// QP number, unique in the daemon; completions and events carry it.
     pub fn qp_num(&self) -> u32 {
         self.0.granted_limits.qp_num
     }
 
-    /// What was granted, at least what was asked for.
+    /// Granted limits, at least those requested.
     pub fn granted_limits(&self) -> QpInit {
         let granted = &self.0.granted_limits;
         QpInit {
@@ -335,10 +336,10 @@ impl Qp {
         &self.0.pd
     }
 
-    /// Posts work requests in order (ibv_post_send(3)). After an error those before
-    /// `index` are posted. A signaled request has its place in the queue until its completion
-    /// is polled: [`Error::QueueFull`] may mean that polling is due. In the error state they
-    /// complete as flushed; before the QP is connected they are refused.
+    /// Posts work requests in order (ibv_post_send(3)). After an error the requests before `index`
+    /// are posted. A signaled request occupies its slot in the queue until its completion is
+    /// polled: on [`Error::QueueFull`] polling may be due. Requests posted in the error state
+    /// complete as flushed; before the QP is connected posting is refused.
     #[inline]
     pub fn post_send(&self, list: &[SendWr<'_>]) -> Result<(), PostError> {
         let mut posting = self
@@ -352,8 +353,8 @@ impl Qp {
         Ok(())
     }
 
-    /// Posts receive requests in order (ibv_post_recv(3)). Each has its place in the queue until
-    /// its completion is polled.
+    /// Posts receive requests in order (ibv_post_recv(3)). Each occupies its slot in the queue
+    /// until its completion is polled.
     #[inline]
     pub fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostError> {
         let mut posting = self
@@ -367,35 +368,35 @@ impl Qp {
         Ok(())
     }
 
-    /// State as the daemon last wrote it; no system call. RTR and SQD show as RTS: see
+    /// State as last written by the daemon, without a system call. RTR and SQD show as RTS: see
     /// [`Self::query`].
     pub fn state(&self) -> Option<QpState> {
         QpState::from_u32(self.0.watch.qp_state())
     }
 
-    /// Send work requests that are not finished.
+    /// Number of unfinished send work requests.
     pub fn outstanding_sends(&self) -> u32 {
         self.0.sq.lock().ring.count_outstanding()
     }
 
-    /// To the error state: outstanding work is flushed.
+    /// Moves the QP to the error state: outstanding work requests are flushed.
     pub fn set_error(&self) -> Result<(), Error> {
         self.modify(QpState::Error)
     }
 
-    /// Stops sending (verbs' SQD): work requests that are started are completed, those posted
-    /// later wait. SQ_DRAINED follows when none is left. Only in RTS.
+    /// Stops sending (verbs' SQD): started work requests complete, those posted later wait.
+    /// SQ_DRAINED follows when all have completed. Only in RTS.
     pub fn drain_start(&self) -> Result<(), Error> {
         self.modify(QpState::Sqd)
     }
 
-    /// Sends again after [`Self::drain_start`].
+    /// Resumes sending after [`Self::drain_start`].
     pub fn drain_end(&self) -> Result<(), Error> {
         self.modify(QpState::Rts)
     }
 
-    /// ibv_modify_qp(3). CLOSING disconnects, SQD and RTS stop and resume sending, TERMINATE
-    /// sends one to the peer, ERROR flushes, IDLE is [`Self::reset`].
+    /// Changes the state (ibv_modify_qp(3)). CLOSING disconnects, SQD and RTS stop and resume
+    /// sending, TERMINATE sends a Terminate to the peer, ERROR flushes, IDLE is [`Self::reset`].
     pub fn modify(&self, to: QpState) -> Result<(), Error> {
         if to == QpState::Idle {
             return self.reset();
@@ -409,9 +410,9 @@ impl Qp {
         Ok(())
     }
 
-    /// Back to IDLE from any state (verbs' RESET): a connection is reset, both queues are
-    /// emptied, completions that were not polled are removed, and the QP can be connected
-    /// again. Posting waits meanwhile.
+    /// Returns to IDLE from any state (verbs' RESET): the connection is reset, both queues are
+    /// emptied, unpolled completions are removed, and the QP can be connected again. Posting waits
+    /// meanwhile.
     pub fn reset(&self) -> Result<(), Error> {
         let mut send = self.0.sq.pause();
         let mut receive = self.0.rq.pause();
@@ -438,14 +439,14 @@ impl Qp {
         Ok(())
     }
 
-    /// Whether the completion of a request that succeeded was not polled yet.
+    /// Checks for unpolled completions of successful requests.
     pub fn has_unpolled_successes(&self) -> bool {
         [&self.0.send_cq, &self.0.recv_cq]
             .iter()
             .any(|cq| cq.polling_state().lock().has_success_of(self.qp_num()))
     }
 
-    /// Asks the daemon.
+    /// Queries the state from the daemon.
     pub fn query(&self) -> Result<QpAttr, Error> {
         let (reply, _) = self.0.pd.ctx().call_daemon(&QueryQp {
             qp_num: self.qp_num(),
@@ -462,8 +463,8 @@ impl Qp {
         })
     }
 
-    /// Starts to connect; the outcome is an event with `opt.cookie` on `channel`:
-    /// ESTABLISHED, REJECTED, UNREACHABLE or CONNECT_ERROR.
+    /// Starts to connect; the outcome is an event with `options.cookie` on `channel`: ESTABLISHED,
+    /// REJECTED, UNREACHABLE or CONNECT_ERROR.
     pub fn connect(
         &self,
         channel: &CmChannel,
@@ -487,7 +488,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Connects and waits for the outcome. The channel delivers DISCONNECTED later.
+    /// Connects and waits for the outcome. The channel later delivers DISCONNECTED.
     pub fn connect_blocking(
         &self,
         dst: SocketAddr,
@@ -495,7 +496,7 @@ impl Qp {
     ) -> Result<(CmChannel, ConnectionInfo), Error> {
         let channel = CmChannel::from_inner(self.0.pd.ctx())?;
         self.connect(&channel, dst, options)?;
-        // The daemon's own timeout comes first and says more.
+        // The daemon's timeout expires first, with a more specific error.
         let timeout = options
             .timeout
             .map(|timeout| timeout + Duration::from_secs(2));
@@ -514,13 +515,14 @@ impl Qp {
         )))
     }
 
-    /// A request was accepted with it: what is posted from now on is sent when the worker has it.
+    /// Called when a request was accepted with this QP: work requests posted from now on are sent
+    /// once the worker has it.
     pub(crate) fn allow_posting(&self) {
         self.allow_early_sends(true);
     }
 
-    /// Has events of its connection come to another channel; none comes to the old one after this.
-    /// With [`Context::has_addresses`](crate::Context::has_addresses).
+    /// Moves the events of its connection to another channel; afterwards the old channel gets none.
+    /// Requires [`Context::has_addresses`](crate::Context::has_addresses).
     pub fn migrate_events(&self, channel: &CmChannel) -> Result<(), Error> {
         self.0.pd.ctx().call_daemon(&MigrateCm {
             cm_channel: channel.id(),
@@ -538,10 +540,10 @@ impl Qp {
             reserved: 0,
         };
         if self.0.watch.qp_state() == QpState::Idle as u32 {
-            // Whether there is a connection on its way, the daemon knows.
+            // Only the daemon knows whether a connection is being set up.
             self.0.pd.ctx().call_daemon(&disconnect)?;
         } else {
-            // It was connected, so it is not refused: no reason to wait.
+            // It was connected, so the daemon cannot refuse: no need to wait.
             self.0.pd.ctx().post_unanswered(&disconnect);
             if !self.0.pd.ctx().known_alive() {
                 return Err(Error::DaemonGone);

@@ -1,5 +1,5 @@
-//! Shared receive queues: receive requests that several queue pairs take from, on whatever
-//! worker they run (ibv_create_srq(3), ibv_modify_srq(3)).
+//! Shared receive queues: receive requests shared by several queue pairs, on any worker
+//! (ibv_create_srq(3), ibv_modify_srq(3)).
 
 use crate::pausable::Pausable;
 use crate::{Error, Pd, PostError, RecvWr};
@@ -9,18 +9,18 @@ use siw_shm::control::{
 use siw_shm::{SharedMemory, SrqGeometry, SrqProducer};
 use std::sync::Arc;
 
-/// What a shared receive queue is created with.
+/// Parameters of a new shared receive queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SrqInit {
     /// Receive requests that no queue pair has taken yet.
     pub max_wr: u32,
-    /// Elements of a request.
+    /// Scatter/gather elements of a request.
     pub max_sge: u32,
     /// Low-water mark: one SRQ_LIMIT_REACHED event when fewer requests are posted; 0 for none.
     pub limit: u32,
-    /// Requests that one queue pair may hold, being filled or completed and not polled: a stream
-    /// that needs more ends for want of a buffer, and cannot starve the others (RFC 5042 section
-    /// 6.4.3.1). 0: no bound.
+    /// Maximum number of requests that one queue pair may hold: being filled, or completed and not
+    /// polled. A stream that needs more ends for lack of a buffer, so it cannot starve the others
+    /// (RFC 5042 section 6.4.3.1). 0: no limit.
     pub share: u32,
 }
 
@@ -38,15 +38,15 @@ impl Default for SrqInit {
 /// State of a shared receive queue (ibv_query_srq(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SrqAttr {
-    /// Requests that it can hold.
+    /// Maximum number of posted requests.
     pub max_wr: u32,
-    /// Elements of a request.
+    /// Scatter/gather elements of a request.
     pub max_sge: u32,
-    /// 0 when no event is armed: the event disarms it.
+    /// Low-water mark; 0 when the event is not armed. The event disarms it.
     pub limit: u32,
-    /// Requests posted that no queue pair has taken.
+    /// Posted requests that no queue pair has taken.
     pub posted: u32,
-    /// As created.
+    /// [`SrqInit::share`].
     pub share: u32,
 }
 
@@ -71,7 +71,7 @@ impl Drop for SrqInner {
 }
 
 impl Pd {
-    /// A shared receive queue of this protection domain.
+    /// Creates a shared receive queue of this protection domain.
     pub fn create_srq(&self, init: &SrqInit) -> Result<Srq, Error> {
         let create = CreateSrq {
             pd: self.id(),
@@ -124,8 +124,9 @@ impl Srq {
         &self.0.pd
     }
 
-    /// Posts receive requests in order (ibv_post_srq_recv(3)). After an error those before
-    /// `index` are posted; [`Error::QueueFull`] when `max_wr` wait already. No system call.
+    /// Posts receive requests in order (ibv_post_srq_recv(3)). After an error the requests before
+    /// `index` are posted; [`Error::QueueFull`] when `max_wr` requests are already posted. No
+    /// system call.
     #[inline]
     pub fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostError> {
         let mut posting = self.start_receiving();
@@ -137,8 +138,8 @@ impl Srq {
         Ok(())
     }
 
-    /// Arms the low-water event: one SRQ_LIMIT_REACHED when fewer than `limit` requests are
-    /// posted, at once when they are already. 0 disarms.
+    /// Arms the low-water event: one SRQ_LIMIT_REACHED when fewer than `limit` requests are posted,
+    /// immediately if that is already so. 0 disarms.
     pub fn arm_limit(&self, limit: u32) -> Result<(), Error> {
         self.0.pd.ctx().call_daemon(&ModifySrq {
             srq: self.0.id,
@@ -149,8 +150,8 @@ impl Srq {
         Ok(())
     }
 
-    /// Makes the queue larger or smaller; what is posted stays, in order. EINVAL when more is
-    /// posted than the new size. Posting waits meanwhile.
+    /// Makes the queue larger or smaller; posted requests stay, in order. EINVAL when there are
+    /// more of them than the new size. Posting waits meanwhile.
     pub fn resize(&self, max_wr: u32) -> Result<(), Error> {
         let resize = ModifySrq {
             srq: self.0.id,
@@ -158,7 +159,7 @@ impl Srq {
             max_wr,
             limit: 0,
         };
-        // What is posted moves: nothing may be posted into the old ring once the daemon has begun.
+        // The posted requests move: none may be posted into the old ring once the daemon has begun.
         let mut pause = self.0.ring.pause();
         let ctx = self.0.pd.ctx();
         let (_, new) = ctx.replace_queue(&resize, |reply| reply.mem, map_producer)?;
@@ -166,7 +167,7 @@ impl Srq {
         Ok(())
     }
 
-    /// Asks the daemon.
+    /// Queries the state from the daemon.
     pub fn query(&self) -> Result<SrqAttr, Error> {
         let (reply, _) = self.0.pd.ctx().call_daemon(&QuerySrq {
             srq: self.0.id,

@@ -1,5 +1,5 @@
-//! Memory windows (ibv_alloc_mw(3), ibv_bind_mw(3)): parts of a region that peers may use under
-//! a key of their own, bound and unbound by work requests.
+//! Memory windows (ibv_alloc_mw(3), ibv_bind_mw(3)): parts of a region with a key of their own for
+//! peers, bound and unbound by work requests.
 
 use crate::{Access, Error, Mr, Pd, PostError, Qp, SendWr, WrFlags};
 use siw_shm::BindMw;
@@ -13,7 +13,7 @@ pub fn inc_rkey(rkey: u32) -> u32 {
     (rkey & !0xff) | (rkey.wrapping_add(1) & 0xff)
 }
 
-/// A memory window. Dropping frees it: when that returns no peer can use it.
+/// A memory window. Dropping frees it: afterwards no peer can use it.
 pub struct Mw {
     pd: Pd,
     window_type: WindowType,
@@ -21,21 +21,21 @@ pub struct Mw {
     rkey: AtomicU32,
 }
 
-/// What a window shows (`struct ibv_mw_bind_info`). Length 0 unbinds.
+/// Binding of a window (`struct ibv_mw_bind_info`). Length 0 unbinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MwBind {
     /// Key of the region, which needs MW_BIND.
     pub lkey: u32,
     /// First address in the region.
     pub addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
     /// Remote access, and ZERO_BASED.
     pub access: Access,
 }
 
 impl MwBind {
-    /// `len` bytes at `offset` of a region.
+    /// Binds `len` bytes at `offset` of a region.
     pub fn for_region(mr: &Mr, offset: usize, len: usize, access: Access) -> MwBind {
         MwBind {
             lkey: mr.lkey(),
@@ -45,7 +45,7 @@ impl MwBind {
         }
     }
 
-    /// Nothing.
+    /// Unbinds the window.
     pub const NONE: MwBind = MwBind {
         lkey: 0,
         addr: 0,
@@ -55,8 +55,8 @@ impl MwBind {
 }
 
 impl Pd {
-    /// A window that is not bound. Type 1 works on every queue pair of the protection domain,
-    /// type 2 (2B) on the one that it is bound through.
+    /// Allocates an unbound window. Type 1 works on every queue pair of the protection domain, type
+    /// 2 (2B) on the queue pair that it is bound through.
     pub fn alloc_mw(&self, kind: WindowType) -> Result<Mw, Error> {
         let (reply, _) = self.ctx().call_daemon(&AllocMw {
             pd: self.id(),
@@ -75,7 +75,7 @@ impl Pd {
 }
 
 impl Mw {
-    /// Key for peers, as of the last bind that was posted.
+    /// Key for peers, as of the last posted bind.
     pub fn rkey(&self) -> u32 {
         self.rkey.load(Ordering::Relaxed)
     }
@@ -85,8 +85,9 @@ impl Mw {
         self.window_type
     }
 
-    /// Posts a bind under the next key (ibv_bind_mw(3)); completes as BIND_MW. Where it is
-    /// refused the queue pair ends with MW_BIND_ERR. The new key: also in [`Self::rkey`].
+    /// Posts a bind under the next key (ibv_bind_mw(3)); completes as BIND_MW. If the bind is
+    /// refused, the queue pair ends with MW_BIND_ERR. Returns the new key, also available from
+    /// [`Self::rkey`].
     pub fn post_bind(
         &self,
         qp: &Qp,
@@ -99,7 +100,7 @@ impl Mw {
         Ok(new)
     }
 
-    /// The same under a key of the caller's choice in the low octet.
+    /// As [`Self::post_bind`], with a key whose low octet the caller chooses.
     pub fn post_bind_with_key(
         &self,
         qp: &Qp,
@@ -115,7 +116,7 @@ impl Mw {
         Ok(())
     }
 
-    /// The work request alone, to be posted among others; then call [`Self::on_bind_posted`].
+    /// Builds the bind work request, to be posted among others; then call [`Self::on_bind_posted`].
     pub fn bind_request(&self, wr_id: u64, binding: &MwBind, new_rkey: u32) -> SendWr<'static> {
         SendWr::bind_mw(
             wr_id,
@@ -130,7 +131,7 @@ impl Mw {
         )
     }
 
-    /// A bind with this key was posted.
+    /// Records that a bind with this key was posted.
     pub fn on_bind_posted(&self, rkey: u32) {
         self.rkey.store(rkey, Ordering::Relaxed);
     }
