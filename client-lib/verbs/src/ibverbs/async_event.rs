@@ -1,5 +1,5 @@
-//! Asynchronous events (ibv_get_async_event(3)): what the daemon reports, with the object that the
-//! program knows. The descriptor keeps the O_NONBLOCK that the program gives it.
+//! Asynchronous events (ibv_get_async_event(3)): events of the daemon, with the program's object.
+//! The descriptor keeps the O_NONBLOCK setting of the program.
 
 use super::context::ContextObject;
 use super::cq::CqObject;
@@ -16,8 +16,8 @@ use std::time::Duration;
 
 type Element = ibv_async_event__bindgen_ty_1;
 
-/// The object that an event is about, which now waits for it to be acknowledged. None: it is gone,
-/// or concerns another device.
+/// Finds the object of an event; it counts the event as unacknowledged. None if the object was
+/// destroyed, or the event is of another device.
 fn find_element(context: &ContextObject, event: &AsyncEvent) -> Option<(ibv_event_type, Element)> {
     use AsyncEventKind::*;
     let kind = event.kind?;
@@ -50,7 +50,7 @@ fn find_element(context: &ContextObject, event: &AsyncEvent) -> Option<(ibv_even
 }
 
 fn is_nonblocking(fd: c_int) -> bool {
-    // SAFETY: reading flags does nothing to memory.
+    // SAFETY: reading flags does not access memory.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
     flags >= 0 && flags & libc::O_NONBLOCK != 0
 }
@@ -66,7 +66,7 @@ pub unsafe fn get_async_event(context: *mut ibv_context, out: *mut ibv_async_eve
                 log_failure("asynchronous event", &event.reason);
                 find_element(object, &event)
             }
-            // The daemon ends only once.
+            // The end of the daemon is reported once.
             Err(Error::DaemonGone) if !object.fatal_reported.swap(true, Ordering::Relaxed) => {
                 let port_num = PORT as c_int;
                 Some((IBV_EVENT_DEVICE_FATAL, Element { port_num }))
@@ -76,7 +76,7 @@ pub unsafe fn get_async_event(context: *mut ibv_context, out: *mut ibv_async_eve
                 return -1;
             }
             Err(Error::DaemonGone) => {
-                // Who polls the descriptor has been told.
+                // Pollers of the descriptor have been told.
                 object.client().end_async_events(replace_by_quiet);
                 set_errno(libc::EIO);
                 return -1;

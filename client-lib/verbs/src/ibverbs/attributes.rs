@@ -1,4 +1,4 @@
-//! What a device can do (ibv_query_device(3), ibv_query_device_ex(3)): the daemon's limits.
+//! Device attributes (ibv_query_device(3), ibv_query_device_ex(3)): the daemon's limits.
 
 use super::context::ContextObject;
 use super::device::copy_text;
@@ -7,7 +7,7 @@ use crate::status::fail_errno;
 use siw_shm::control::{CAP_ATOMIC, CAP_FAST_REG, CAP_MEM_WINDOW};
 use std::ffi::c_int;
 
-/// The daemon's numbers are unsigned, those of verbs are not.
+/// Converts unsigned numbers of the daemon to the signed ones of verbs.
 fn to_int(number: u32) -> c_int {
     c_int::try_from(number).unwrap_or(c_int::MAX)
 }
@@ -22,12 +22,13 @@ pub fn device_attributes(context: &ContextObject) -> ibv_device_attr {
     attr.node_guid = context.device().guid();
     attr.sys_image_guid = attr.node_guid;
     attr.max_mr_size = limits.max_mr_size;
-    // Every power of two from a page on.
+    // All powers of two from a page up.
     attr.page_size_cap = !0xfff;
     attr.vendor_id = u32::from_be_bytes([0, info.mac[0], info.mac[1], info.mac[2]]);
     attr.max_qp = to_int(limits.max_qp);
     attr.max_qp_wr = to_int(limits.max_qp_wr);
-    // `siwrun --self-test` proves every bit. PORT_ACTIVE_EVENT would need a link that it takes down.
+    // `siwrun --self-test` tests every bit. For PORT_ACTIVE_EVENT it would have to take a link
+    // down.
     attr.device_cap_flags =
         IBV_DEVICE_SYS_IMAGE_GUID | IBV_DEVICE_SRQ_RESIZE | IBV_DEVICE_CURR_QP_STATE_MOD;
     if info.capabilities & CAP_MEM_WINDOW != 0 {
@@ -90,7 +91,7 @@ pub unsafe extern "C" fn query_device_ex(
     full.cq_mod_caps.max_cq_period = u16::MAX;
     full.phys_port_cnt_ex = 1;
     let filled = attr_size.min(size_of::<ibv_device_attr_ex>());
-    // SAFETY: the caller's struct has `attr_size` bytes; what this release does not know is zero.
+    // SAFETY: the caller's struct has `attr_size` bytes; fields unknown to this release are zeroed.
     unsafe {
         let bytes: *mut u8 = attr.cast();
         bytes.write_bytes(0, attr_size);

@@ -1,6 +1,6 @@
 //! Completion channels (ibv_create_comp_channel(3), ibv_get_cq_event(3)): a pipe that carries the
-//! cookie of a completion queue for each event. Its descriptor is the program's to poll, and keeps
-//! the O_NONBLOCK that the program gives it.
+//! cookie of a completion queue for each event. The program may poll its descriptor, which keeps
+//! the O_NONBLOCK setting of the program.
 
 use super::context::ContextObject;
 use super::cq::CqObject;
@@ -22,17 +22,18 @@ pub struct ChannelObject {
     abi: ibv_comp_channel,
     channel: Arc<CompletionChannel>,
     queues: Mutex<ChannelQueues>,
-    /// All last events are delivered: the other end of what the descriptor is now.
+    /// Set when all last events are delivered: the writing end of the pipe that has replaced the
+    /// descriptor.
     quiet: OnceLock<OwnedFd>,
 }
 
-/// The completion queues that raise events on a channel, by cookie. A cookie is not given out
-/// twice: events of a queue that is gone are found to be nobody's.
+/// The completion queues that raise events on a channel, by cookie. Cookies are not reused: events
+/// of a destroyed queue match no queue.
 #[derive(Default)]
 struct ChannelQueues {
     last_cookie: u64,
     by_cookie: HashMap<u64, QueuePointer>,
-    /// Queues whose last event is still to be delivered; none while the daemon lives.
+    /// Queues whose last event has yet to be delivered; None while the daemon runs.
     last_events: Option<Vec<u64>>,
     /// The queue that [`ChannelObject::await_event`] chose last.
     last_woken: u64,
@@ -61,27 +62,27 @@ impl ChannelObject {
         &self.channel
     }
 
-    /// A cookie for a queue that is about to be made.
+    /// Returns the cookie for a new queue.
     pub fn next_cookie(&self) -> u64 {
         let mut queues = self.lock_queues();
         queues.last_cookie += 1;
         queues.last_cookie
     }
 
-    /// From now on events with the cookie are the queue's.
+    /// Adds a queue, which gets the events with the cookie.
     pub fn attach(&self, cookie: u64, queue: &CqObject) {
         self.lock_queues()
             .by_cookie
             .insert(cookie, QueuePointer(queue));
     }
 
-    /// The queue gets no more events.
+    /// Removes a queue, which gets no more events.
     pub fn detach(&self, cookie: u64) {
         self.lock_queues().by_cookie.remove(&cookie);
     }
 
-    /// The daemon is gone: each queue has one more event, so that whoever sleeps finds its requests
-    /// flushed. The cookie of one that had none yet.
+    /// Called when the daemon has ended: each queue gets one more event, so that a sleeping program
+    /// finds its requests flushed. Returns the cookie of a queue that has not had its last event.
     fn next_last_event(&self) -> Option<u64> {
         let mut queues = self.lock_queues();
         let ChannelQueues {
@@ -93,8 +94,8 @@ impl ChannelObject {
         last_events.get_or_insert_with(all).pop()
     }
 
-    /// Waits for the event of a queue, if the program sleeps for it. After `interval` without one: the
-    /// cookie of a queue, of each in turn.
+    /// Waits for the event of a queue, if the descriptor is blocking. After `interval` without an
+    /// event it returns the cookies of the queues in turn.
     #[cold]
     fn await_event(&self, interval: Duration) -> Option<[u8; 8]> {
         let fd = self.channel.as_fd();
@@ -105,13 +106,13 @@ impl ChannelObject {
             let timeout = Timespec::try_from(interval).ok()?;
             match poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)) {
                 Ok(0) => {}
-                // What is wrong the read says.
+                // The read reports the error.
                 _ => return None,
             }
             let mut queues = self.lock_queues();
             let last = queues.last_woken;
             let cookies = queues.by_cookie.keys().copied();
-            // Those after the last one first.
+            // Cookies after the last one come first.
             if let Some(next) = cookies.min_by_key(|cookie| (*cookie <= last, *cookie)) {
                 queues.last_woken = next;
                 return Some(next.to_ne_bytes());
@@ -119,7 +120,7 @@ impl ChannelObject {
         }
     }
 
-    /// Nothing comes any more: who polls the descriptor has been told.
+    /// Called when no events can follow: pollers of the descriptor have been told.
     fn fall_silent(&self) {
         let _queues = self.lock_queues();
         if self.quiet.get().is_none()
@@ -139,7 +140,7 @@ pub unsafe fn create_channel(context: *mut ibv_context) -> *mut ibv_comp_channel
     // SAFETY: a context of this library.
     let object = unsafe { ContextObject::from_abi(context) };
     let channel = CompletionChannel::new(object.client()).and_then(|channel| {
-        // Only the program decides whether taking an event may block.
+        // The program decides whether taking an event may block.
         rustix::io::ioctl_fionbio(channel.as_fd(), false)?;
         Ok(Box::new(ChannelObject {
             abi: ibv_comp_channel {
@@ -172,8 +173,8 @@ pub unsafe fn destroy_channel(channel: *mut ibv_comp_channel) -> c_int {
     errno_of("ibv_destroy_comp_channel", unused)
 }
 
-/// A daemon that ends closes its descriptors one after the other. Requests are flushed when the control
-/// socket is closed too.
+/// Waits for the end of the control connection: an ending daemon closes its descriptors one after
+/// the other, and requests are flushed only when the control socket is closed too.
 fn await_end(context: &ContextObject) {
     let deadline = Instant::now() + Duration::from_secs(1);
     while context.client().is_alive() && Instant::now() < deadline {
@@ -202,7 +203,7 @@ pub unsafe fn get_cq_event(
         };
         match read {
             Ok(8) => {}
-            // The daemon is gone.
+            // The daemon has ended.
             Ok(_) => match object.next_last_event() {
                 Some(last) => {
                     // SAFETY: a channel's context is open.
@@ -225,8 +226,8 @@ pub unsafe fn get_cq_event(
         let Some(found) = queues.by_cookie.get(&u64::from_ne_bytes(cookie)) else {
             continue;
         };
-        // SAFETY: it is in the table, whose lock `destroy_cq` takes before it frees the queue, and
-        // waits for the event afterwards.
+        // SAFETY: it is in the table. `destroy_cq` takes the table's lock before it frees the
+        // queue, and afterwards waits for the event to be acknowledged.
         let queue = unsafe { &*found.0 };
         queue.events.deliver();
         // SAFETY: two pointers to write.

@@ -1,5 +1,5 @@
-//! Contexts (ibv_open_device(3)): a connection to the daemon each, with the tables of functions
-//! through which programs call what is not a symbol.
+//! Contexts (ibv_open_device(3)): each is a connection to the daemon, with tables of the functions
+//! that programs call without a symbol.
 
 use super::device::DeviceObject;
 use super::objects::Objects;
@@ -12,8 +12,8 @@ use std::ffi::c_int;
 use std::mem::offset_of;
 use std::sync::atomic::AtomicBool;
 
-/// A context as programs see it. The struct of the header is at the end of `abi`: what newer
-/// releases add comes before it.
+/// A context as programs see it. The struct of the header is at the end of `abi`: newer releases
+/// add fields before it.
 #[repr(C)]
 pub struct ContextObject {
     abi: verbs_context,
@@ -25,7 +25,7 @@ pub struct ContextObject {
 }
 
 impl ContextObject {
-    /// A context of `device` on a connection to the daemon of its own, or one that it shares.
+    /// Creates a context of `device` on a connection of its own, or on a shared one.
     pub fn new(device: &'static DeviceObject, client: Context) -> Box<ContextObject> {
         // SAFETY: the struct is made of numbers, pointers and optional function pointers; a mutex
         // of zeros is PTHREAD_MUTEX_INITIALIZER.
@@ -35,10 +35,11 @@ impl ContextObject {
         let context = &mut abi.context;
         context.device = device.as_abi();
         context.async_fd = client.async_fd().as_raw_fd();
-        // Programs duplicate it to import the device elsewhere, which fails with EOPNOTSUPP.
+        // Programs duplicate it to import the device in another process, which fails with
+        // EOPNOTSUPP.
         context.cmd_fd = context.async_fd;
         context.num_comp_vectors = 1;
-        // `verbs_get_ctx_op` looks for the larger struct if this is set.
+        // If set, `verbs_get_ctx_op` looks for the larger struct.
         context.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
         fill_operations(context);
         Box::new(ContextObject {
@@ -58,7 +59,7 @@ impl ContextObject {
         unsafe { &*context.byte_sub(before).cast() }
     }
 
-    /// For fields that hold a context.
+    /// Pointer for struct fields that hold a context.
     pub fn as_abi(&self) -> *mut ibv_context {
         let before = offset_of!(ContextObject, abi) + offset_of!(verbs_context, context);
         (&raw const *self)
@@ -72,7 +73,7 @@ impl ContextObject {
         &self.client
     }
 
-    /// What was made with it.
+    /// Objects of the context.
     pub fn objects(&self) -> &Objects {
         &self.objects
     }
@@ -83,7 +84,7 @@ impl ContextObject {
     }
 }
 
-/// What programs call through `context->ops`.
+/// Functions that programs call through `context->ops`.
 fn fill_operations(context: &mut ibv_context) {
     let operations = &mut context.ops;
     operations.alloc_mw = Some(mw::alloc_mw);
@@ -96,7 +97,7 @@ fn fill_operations(context: &mut ibv_context) {
     operations.post_recv = Some(post::post_recv);
 }
 
-/// What programs call through `verbs_get_ctx_op`. Slots that stay empty mean EOPNOTSUPP.
+/// Functions that programs call through `verbs_get_ctx_op`. Empty slots mean EOPNOTSUPP.
 fn fill_extended_operations(abi: &mut verbs_context) {
     abi.query_device_ex = Some(attributes::query_device_ex);
     abi.query_port = Some(port::query_port_sized);
@@ -108,7 +109,7 @@ fn fill_extended_operations(abi: &mut verbs_context) {
     abi.advise_mr = Some(mr::advise_mr);
 }
 
-/// The device of that name in the daemon as it is now.
+/// Connects to the daemon, which must have a device with the name of `device`.
 pub fn open_client(device: &DeviceObject) -> Result<Context, Error> {
     let client = Context::open(None)?;
     client.device_by_name(&device.info().name)?;
@@ -117,7 +118,7 @@ pub fn open_client(device: &DeviceObject) -> Result<Context, Error> {
 
 /// ibv_open_device(3)
 pub unsafe fn open_device(device: *mut ibv_device) -> *mut ibv_context {
-    // SAFETY: a device of this library, which lives for ever.
+    // SAFETY: a device of this library, which is never freed.
     let device: &'static DeviceObject = unsafe { DeviceObject::from_abi(device) };
     let context = open_client(device).map(|client| ContextObject::new(device, client));
     let object = pointer_of("ibv_open_device", context);

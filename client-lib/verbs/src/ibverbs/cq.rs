@@ -1,5 +1,5 @@
-//! Completion queues (ibv_create_cq(3), ibv_poll_cq(3), ibv_req_notify_cq(3)); the extended ones
-//! are in `cq_ex.rs`, which every queue can be used as.
+//! Completion queues (ibv_create_cq(3), ibv_poll_cq(3), ibv_req_notify_cq(3)). Every queue can also
+//! be used as an extended one; those functions are in `cq_ex.rs`.
 
 use super::channel::ChannelObject;
 use super::context::ContextObject;
@@ -15,10 +15,10 @@ use std::time::Duration;
 #[repr(C)]
 pub struct CqObject {
     abi: ibv_cq_ex,
-    /// What `ibv_start_poll` is at.
+    /// Current completion of `ibv_start_poll`.
     pub current: Current,
     cq: Cq,
-    /// Queue pairs of it.
+    /// Queue pairs that use the queue.
     pub users: Users,
     /// Completion events.
     pub events: EventCount,
@@ -36,7 +36,7 @@ impl CqObject {
         unsafe { &*cq.cast() }
     }
 
-    /// For fields that hold a completion queue.
+    /// Pointer for struct fields that hold a completion queue.
     pub fn as_abi(&self) -> *mut ibv_cq {
         (&raw const *self).cast_mut().cast()
     }
@@ -58,7 +58,7 @@ fn check_size(context: &ContextObject, cqe: i64) -> Result<u32, Error> {
     }
 }
 
-/// What both ways to create a queue have in common.
+/// Creates a queue, for both calls that do so.
 pub(super) unsafe fn create(
     context: *mut ibv_context,
     cqe: i64,
@@ -181,18 +181,19 @@ pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -
     // SAFETY: a completion queue of this library.
     let queue = unsafe { CqObject::from_abi(cq) };
     match queue.cq.req_notify(solicited_only != 0) {
-        // Programs arm before they poll: let them see their requests flushed. The channel ends.
+        // Programs arm before they poll: the next poll shows the flushed requests. The channel
+        // ends.
         Ok(()) | Err(Error::DaemonGone) => 0,
         Err(error) => fail_with("ibv_req_notify_cq", &error),
     }
 }
 
-/// Bits of `wc_flags` that are those of [`WcFlags`].
+/// Converts [`WcFlags`] to the bits of `wc_flags`.
 pub(super) fn to_wc_flags(flags: WcFlags) -> u32 {
     u32::from(flags.0) & (IBV_WC_WITH_IMM | IBV_WC_WITH_INV)
 }
 
-/// Immediate data goes as it is on the wire, a key as a number.
+/// Converts to `imm_data`: immediate data in network order, an invalidated key in host order.
 pub(super) fn to_imm_data(completion: &Wc) -> u32 {
     if completion.flags.contains(WcFlags::WITH_IMM) {
         completion.imm.to_be()
@@ -201,7 +202,7 @@ pub(super) fn to_imm_data(completion: &Wc) -> u32 {
     }
 }
 
-/// Completions that are taken at once: more than most programs ask for.
+/// Completions per batch: more than most programs request.
 const BATCH: usize = 8;
 
 /// ibv_poll_cq(3), which programs call through the context.

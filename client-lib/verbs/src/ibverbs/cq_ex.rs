@@ -1,5 +1,5 @@
-//! Extended completion queues (ibv_create_cq_ex(3)): one completion at a time, whose fields are
-//! read by functions.
+//! Extended completion queues (ibv_create_cq_ex(3)): polled one completion at a time, whose fields
+//! are read by functions.
 
 use super::cq::{CqObject, create, to_imm_data, to_wc_flags};
 use crate::abi::*;
@@ -9,15 +9,15 @@ use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The completion that `ibv_start_poll` or `ibv_next_poll` found. From a start that found one to
-/// the end it belongs to one thread.
+/// The completion found by `ibv_start_poll` or `ibv_next_poll`. It belongs to one thread from a
+/// successful start to the end of polling.
 #[derive(Default)]
 pub struct Current {
     locked: AtomicBool,
     completion: UnsafeCell<Wc>,
 }
 
-// SAFETY: the completion is reached by the thread alone that set `locked`.
+// SAFETY: only the thread that set `locked` accesses the completion.
 unsafe impl Sync for Current {}
 
 impl Current {
@@ -33,7 +33,7 @@ impl Current {
     }
 }
 
-/// What a queue can be asked to deliver.
+/// Completion fields that a queue can be created with.
 const SUPPORTED: u64 = (IBV_WC_EX_WITH_BYTE_LEN
     | IBV_WC_EX_WITH_IMM
     | IBV_WC_EX_WITH_QP_NUM
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn create_cq_ex(
     pointer_of("ibv_create_cq_ex", queue).cast()
 }
 
-/// The functions of a queue.
+/// Fills in the functions of a queue.
 pub(super) fn fill_extended(abi: &mut ibv_cq_ex) {
     abi.start_poll = Some(start_poll);
     abi.next_poll = Some(next_poll);
@@ -106,8 +106,8 @@ unsafe fn take_next(cq: *mut ibv_cq_ex) -> c_int {
     match found {
         Ok(0) => libc::ENOENT,
         Ok(_) => {
-            // SAFETY: the fields are the library's to write, between start and end of polling; the
-            // completion is this thread's.
+            // SAFETY: the library may write the fields between start and end of polling; the
+            // completion belongs to this thread.
             unsafe {
                 (*cq).status = completion[0].status.0.into();
                 (*cq).wr_id = completion[0].wr_id;
@@ -182,7 +182,7 @@ unsafe extern "C" fn read_wc_flags(cq: *mut ibv_cq_ex) -> u32 {
     to_wc_flags(unsafe { completion_of(cq) }.flags)
 }
 
-/// Datagrams alone have these.
+/// Reads a field that only datagrams have.
 unsafe extern "C" fn read_zero(_cq: *mut ibv_cq_ex) -> u32 {
     0
 }

@@ -1,4 +1,4 @@
-//! The list of devices (ibv_get_device_list(3)): those of the daemon, under their own names.
+//! The device list (ibv_get_device_list(3)): the daemon's devices, under their own names.
 
 use crate::abi::{IBV_NODE_RNIC, IBV_TRANSPORT_IWARP, ibv_device};
 use crate::status::{fail_with, null_with};
@@ -7,23 +7,23 @@ use siw_shm::device_identity::node_guid;
 use std::ffi::{c_char, c_int};
 use std::sync::{Mutex, PoisonError};
 
-/// A device as programs see it. It is never freed: a program may use it as long as a context of it
-/// is open, and there are as many as the daemon has devices.
+/// A device as programs see it. It is never freed, because a program may use it as long as one of
+/// its contexts is open; there is one object per device of the daemon.
 #[repr(C)]
 pub struct DeviceObject {
     abi: ibv_device,
     info: DeviceInfo,
 }
 
-// SAFETY: nothing of it changes after it was made.
+// SAFETY: it is immutable after its creation.
 unsafe impl Sync for DeviceObject {}
-// SAFETY: as above; the struct of the header holds no pointer that is used.
+// SAFETY: as above; the pointers in the struct of the header are not used.
 unsafe impl Send for DeviceObject {}
 
-/// All devices that were ever seen.
+/// All devices ever listed.
 static SEEN: Mutex<Vec<&'static DeviceObject>> = Mutex::new(Vec::new());
 
-/// Copies text into a field of C, cut where it does not fit.
+/// Copies text into a C field, truncated if too long.
 pub fn copy_text(field: &mut [c_char], text: &str) {
     let Some((end, room)) = field.split_last_mut() else {
         return;
@@ -36,7 +36,7 @@ pub fn copy_text(field: &mut [c_char], text: &str) {
 }
 
 impl DeviceObject {
-    /// The device of that description, the same object each time.
+    /// Returns the device with that description, the same object each time.
     pub fn find_or_add(info: &DeviceInfo) -> &'static DeviceObject {
         let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(device) = seen.iter().find(|device| device.info.is_same_device(info)) {
@@ -70,17 +70,17 @@ impl DeviceObject {
         unsafe { &*device.cast() }
     }
 
-    /// For fields that hold a device.
+    /// Pointer for struct fields that hold a device.
     pub fn as_abi(&self) -> *mut ibv_device {
         (&raw const self.abi).cast_mut()
     }
 
-    /// What the daemon said of it.
+    /// Description by the daemon.
     pub fn info(&self) -> &DeviceInfo {
         &self.info
     }
 
-    /// EUI-64 of the Ethernet address, in the order of the wire.
+    /// EUI-64 of the Ethernet address, in network order.
     pub fn guid(&self) -> u64 {
         u64::from_ne_bytes(node_guid(self.info.mac))
     }
@@ -91,7 +91,7 @@ trait SameDevice {
 }
 
 impl SameDevice for DeviceInfo {
-    /// State and speed may change.
+    /// Compares the fields that cannot change; state and speed may.
     fn is_same_device(&self, other: &DeviceInfo) -> bool {
         let identity = |info: &DeviceInfo| (info.index, info.name.clone(), info.mac);
         identity(self) == identity(other) && self.ips == other.ips
@@ -117,7 +117,7 @@ pub unsafe fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
         return null_with(libc::ENOMEM);
     }
     for (i, info) in devices.iter().enumerate() {
-        // SAFETY: there is room for one more than there are devices; the last stays NULL.
+        // SAFETY: the list has one entry more than there are devices; the last stays NULL.
         unsafe { *list.add(i) = DeviceObject::find_or_add(info).as_abi() };
     }
     if !count.is_null() {
@@ -129,7 +129,7 @@ pub unsafe fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
 
 /// ibv_free_device_list(3)
 pub unsafe fn free_device_list(list: *mut *mut ibv_device) {
-    // SAFETY: from `get_device_list`, and the devices themselves stay.
+    // SAFETY: from `get_device_list`; the devices themselves are not freed.
     unsafe { libc::free(list.cast()) };
 }
 

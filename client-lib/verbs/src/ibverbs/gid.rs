@@ -1,5 +1,5 @@
 //! GIDs (ibv_query_gid(3), ibv_query_gid_ex(3), ibv_query_gid_table(3)): the IP addresses of a
-//! device, and last the one that Linux gives to iWARP devices, its Ethernet address.
+//! device, and last the Ethernet address, which is the GID of iWARP devices under Linux.
 
 use super::context::ContextObject;
 use super::port::PORT;
@@ -11,12 +11,12 @@ pub use siw_shm::device_identity::ip_of_gid;
 use std::ffi::c_int;
 use std::net::IpAddr;
 
-/// A GID and what it stands for.
+/// A GID and the IP address in it.
 #[derive(Clone, Copy)]
 pub struct DeviceGid {
-    /// As on the wire.
+    /// Raw bytes, in network order.
     pub raw: [u8; 16],
-    /// The address; none for the Ethernet address.
+    /// The IP address; None for the Ethernet address.
     pub ip: Option<IpAddr>,
 }
 
@@ -30,7 +30,7 @@ pub fn device_gids(info: &DeviceInfo) -> Vec<DeviceGid> {
     gids.into_iter().map(with_ip).collect()
 }
 
-/// Programs know the types of RoCE: what carries an IP address is version 2 there.
+/// Programs know the GID types of RoCE, where version 2 carries an IP address.
 fn gid_type(gid: &DeviceGid) -> ibv_gid_type {
     if gid.ip.is_some() {
         IBV_GID_TYPE_ROCE_V2
@@ -76,7 +76,7 @@ fn to_entry(index: usize, gid: &DeviceGid) -> ibv_gid_entry {
     }
 }
 
-/// ibv_query_gid_ex(3); `entry_size` is what the caller's release has.
+/// ibv_query_gid_ex(3); `entry_size` is the size of the struct in the caller's release.
 pub unsafe fn query_gid_ex(
     context: *mut ibv_context,
     port_num: u32,

@@ -3,13 +3,13 @@
 //! | file | manual pages |
 //! |---|---|
 //! | `exports.rs` | the table of symbols |
-//! | `device.rs`, `context.rs`, `attributes.rs`, `port.rs`, `gid.rs` | devices, their contexts, what they can do |
+//! | `device.rs`, `context.rs`, `attributes.rs`, `port.rs`, `gid.rs` | devices, their contexts, attributes |
 //! | `pd.rs`, `mr.rs`, `mw.rs` | protection domains, memory |
 //! | `cq.rs`, `cq_ex.rs`, `channel.rs`, `async_event.rs` | completions and events |
 //! | `qp.rs`, `qp_state.rs`, `post.rs`, `qp_ex.rs`, `srq.rs` | queue pairs and work requests |
-//! | `objects.rs`, `users.rs` | objects by number, and who uses them |
+//! | `objects.rs`, `users.rs` | objects by number, and their use counts |
 //! | `names.rs`, `rates.rs`, `sysfs.rs`, `fork.rs` | text of numbers, files, fork |
-//! | `unsupported.rs` | what iWARP does not have, and the kernel's own interfaces |
+//! | `unsupported.rs` | features that iWARP does not have, and the kernel's own interfaces |
 
 mod async_event;
 pub mod attributes;

@@ -1,5 +1,5 @@
-//! Memory regions (ibv_reg_mr(3), ibv_rereg_mr(3), ibv_advise_mr(3)): any memory that the program
-//! has, see `Pd::reg_memory` of the client library.
+//! Memory regions (ibv_reg_mr(3), ibv_rereg_mr(3), ibv_advise_mr(3)) of any memory of the program;
+//! see `Pd::reg_memory` of the client library.
 
 use super::pd::PdObject;
 use crate::abi::*;
@@ -16,7 +16,7 @@ pub struct MrObject {
     region: Mutex<Option<AppMr>>,
 }
 
-/// What `access` may say; optional bits that mean nothing here are taken out.
+/// Checks the access flags, and removes optional ones that have no meaning here.
 fn check_access(access: u32) -> Result<Access, Error> {
     let access = Access(access & !Access::OPTIONAL.0 & !IBV_ACCESS_HUGETLB);
     if access.0 & IBV_ACCESS_ON_DEMAND != 0 {
@@ -37,7 +37,7 @@ fn check_access(access: u32) -> Result<Access, Error> {
     Ok(access)
 }
 
-/// What a region is made of.
+/// Parameters of a registration.
 struct RegionChange {
     address: *mut c_void,
     length: usize,
@@ -88,7 +88,7 @@ unsafe fn create(
     pointer_of("ibv_reg_mr", created).cast()
 }
 
-/// The symbol ibv_reg_mr(3)
+/// The exported function ibv_reg_mr(3).
 pub unsafe fn reg_mr(
     pd: *mut ibv_pd,
     address: *mut c_void,
@@ -146,8 +146,9 @@ const REREG_ERR_INPUT: c_int = -1;
 const REREG_ERR_CMD: c_int = -4;
 const REREG_ERR_CMD_AND_REG_NEW: c_int = -5;
 
-/// ibv_rereg_mr(3): the region is registered anew, then under its old keys no more. Fewer rights, or
-/// more for peers to read and write, change under the same keys.
+/// ibv_rereg_mr(3): registers the region anew, then deregisters the old registration. If only
+/// access rights change, the keys are kept where that is possible: fewer rights, or more rights of
+/// peers to read and write.
 pub unsafe fn rereg_mr(
     mr: *mut ibv_mr,
     flags: c_int,
@@ -198,7 +199,7 @@ pub unsafe fn rereg_mr(
             return REREG_ERR_INPUT;
         }
     };
-    // Rights alone are changed in place where that is possible: the peers' keys stay good.
+    // Access rights alone are changed in place if possible: the peers' keys stay valid.
     if flags as u32 == IBV_REREG_MR_CHANGE_ACCESS
         && let Some(current) = region.as_mut()
     {
@@ -225,7 +226,7 @@ pub unsafe fn rereg_mr(
         }
     };
     if let Some(Err((back, error))) = region.take().map(AppMr::dereg) {
-        // Windows are bound to it: it stays as it was, and the new one goes.
+        // Windows are bound to it: it stays unchanged, and the new registration is dropped.
         *region = Some(back);
         fail_with("ibv_rereg_mr", &error);
         return REREG_ERR_CMD_AND_REG_NEW;
@@ -243,7 +244,7 @@ pub unsafe fn rereg_mr(
 /// IBV_ADVISE_MR_FLAG_FLUSH
 const ADVISE_FLUSH: u32 = 1;
 
-/// ibv_advise_mr(3), which programs call through the context: all memory is there always.
+/// ibv_advise_mr(3), which programs call through the context: all memory is always present.
 pub unsafe extern "C" fn advise_mr(
     _pd: *mut ibv_pd,
     advice: ib_uverbs_advise_mr_advice,

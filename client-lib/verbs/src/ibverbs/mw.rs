@@ -62,7 +62,7 @@ pub unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     0
 }
 
-/// What a window is to show.
+/// Converts the binding of a window.
 ///
 /// # Safety
 /// The region of `info` is NULL or one of this library.
@@ -73,7 +73,7 @@ pub(super) unsafe fn to_binding(info: &ibv_mw_bind_info) -> MwBind {
         lkey,
         addr: info.addr,
         length: info.length,
-        // Programs copy what they gave the region; a window is for peers alone.
+        // Programs copy the access flags of the region, but a window is only for peers.
         access: Access(info.mw_access_flags).without(Access::LOCAL_WRITE),
     }
 }

@@ -1,4 +1,4 @@
-//! Numbers in words (ibv_event_type_str(3), ibv_wc_status_str).
+//! Names of enumerators (ibv_event_type_str(3), ibv_wc_status_str).
 
 use crate::abi::*;
 use std::ffi::{CStr, c_char, c_int};

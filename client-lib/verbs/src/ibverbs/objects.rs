@@ -1,4 +1,4 @@
-//! The objects of a context by the numbers that asynchronous events carry.
+//! The objects of a context, by the numbers in asynchronous events.
 
 use super::cq::CqObject;
 use super::qp::QpObject;
@@ -17,7 +17,7 @@ pub struct Objects {
     pub srqs: Table<SrqObject>,
 }
 
-/// Objects by number. An object takes itself out before it is freed.
+/// Objects by number. Each is removed before it is freed.
 pub struct Table<T>(Mutex<HashMap<u32, Pointer<T>>>);
 
 struct Pointer<T>(*const T);
@@ -33,19 +33,19 @@ impl<T> Default for Table<T> {
 }
 
 impl<T> Table<T> {
-    /// From now on events with the number are the object's.
+    /// Adds an object, which gets the events with the number.
     pub fn insert(&self, number: u32, object: &T) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.insert(number, Pointer(object));
     }
 
-    /// The object gets no more events.
+    /// Removes an object, which gets no more events.
     pub fn remove(&self, number: u32) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.remove(&number);
     }
 
-    /// Calls `with` for the object, which cannot be freed meanwhile.
+    /// Calls `with` for the object, which is not freed meanwhile.
     pub fn find<R>(&self, number: u32, with: impl FnOnce(&T) -> R) -> Option<R> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: it is in the table, whose lock `remove` takes before the object is freed.

@@ -12,7 +12,7 @@ use std::ffi::c_int;
 pub struct PdObject {
     abi: ibv_pd,
     pd: Pd,
-    /// Regions, windows and queues of it.
+    /// Regions, windows and queues of the domain.
     pub users: Users,
 }
 
@@ -24,7 +24,7 @@ impl PdObject {
         unsafe { &*pd.cast() }
     }
 
-    /// For fields that hold a protection domain.
+    /// Pointer for struct fields that hold a protection domain.
     pub fn as_abi(&self) -> *mut ibv_pd {
         (&raw const *self).cast_mut().cast()
     }
@@ -34,7 +34,7 @@ impl PdObject {
         &self.pd
     }
 
-    /// Its context, for fields that hold one.
+    /// Its context, for struct fields that hold one.
     pub fn context(&self) -> *mut ibv_context {
         self.abi.context
     }

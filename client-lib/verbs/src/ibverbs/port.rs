@@ -15,7 +15,7 @@ pub const PORT: u32 = 1;
 const PHYS_DISABLED: u8 = 3;
 const PHYS_LINK_UP: u8 = 5;
 
-/// The enumeration has powers of two, of which the next below counts.
+/// Rounds down to a power of two of the enumeration.
 fn to_mtu(bytes: u32) -> ibv_mtu {
     match bytes {
         4096.. => IBV_MTU_4096,
@@ -51,8 +51,8 @@ fn port_attributes(context: &ContextObject, info: &DeviceInfo) -> ibv_port_attr 
     attr
 }
 
-/// ibv_query_port(3) as programs call it through the context: `length` is what their release's
-/// struct has.
+/// ibv_query_port(3) as programs call it through the context: `length` is the size of the struct in
+/// their release.
 pub unsafe extern "C" fn query_port_sized(
     context: *mut ibv_context,
     port_num: u8,
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn query_port_sized(
         Ok(info) => port_attributes(context, &info),
         Err(error) => return fail_with("ibv_query_port", &error),
     };
-    // SAFETY: the caller's struct has `length` bytes; what this release does not know is zero.
+    // SAFETY: the caller's struct has `length` bytes; fields unknown to this release are zeroed.
     unsafe {
         let bytes: *mut u8 = attr.cast();
         bytes.write_bytes(0, length);
@@ -82,7 +82,8 @@ pub unsafe extern "C" fn query_port_sized(
     0
 }
 
-/// The symbol ibv_query_port, of programs older than `link_layer`: their struct ends before it.
+/// The exported function ibv_query_port, for programs older than `link_layer`: their struct ends
+/// before it.
 pub unsafe fn query_port(
     context: *mut ibv_context,
     port_num: u8,
@@ -93,7 +94,8 @@ pub unsafe fn query_port(
     unsafe { query_port_sized(context, port_num, attr.cast(), length) }
 }
 
-/// ibv_query_pkey(3): iWARP has no partitions, which is the default partition with full membership.
+/// ibv_query_pkey(3): iWARP has no partitions; it reports the default partition with full
+/// membership.
 pub unsafe fn query_pkey(
     _context: *mut ibv_context,
     port_num: u8,

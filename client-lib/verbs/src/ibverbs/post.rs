@@ -1,5 +1,5 @@
 //! Posting (ibv_post_send(3), ibv_post_recv(3), ibv_post_srq_recv(3)), which programs call through
-//! the context: a list goes into the queue without an allocation or a look-up, with one doorbell.
+//! the context: a list is posted without an allocation or a look-up, with one doorbell.
 
 use super::mw::{MwObject, to_binding};
 use super::qp::QpObject;
@@ -13,13 +13,13 @@ use siw_shm::wqe::{MAX_INLINE, MAX_SGE};
 use std::ffi::c_int;
 use std::mem::{MaybeUninit, offset_of};
 
-// A list of elements is used where it is.
+// Lists of elements are used in place.
 const _: () = assert!(size_of::<ibv_sge>() == size_of::<Sge>());
 const _: () = assert!(offset_of!(ibv_sge, length) == offset_of!(Sge, length));
 const _: () = assert!(offset_of!(ibv_sge, lkey) == offset_of!(Sge, lkey));
 const _: () = assert!(WcStatus::WR_FLUSH_ERR.0 as u32 == IBV_WC_WR_FLUSH_ERR);
 
-/// Flags of a request, INLINE apart.
+/// Converts flags of a request, except INLINE.
 #[inline]
 pub(super) fn to_flags(flags: u32) -> Result<WrFlags, Error> {
     let known = IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED | IBV_SEND_INLINE;
@@ -34,10 +34,10 @@ pub(super) fn to_flags(flags: u32) -> Result<WrFlags, Error> {
     ))
 }
 
-/// Room for elements that are not where a `Sge` may be.
+/// Buffer for elements that are not aligned for `Sge`.
 type Realigned = MaybeUninit<[Sge; MAX_SGE]>;
 
-/// A list of elements.
+/// Converts a list of elements.
 ///
 /// # Safety
 /// `list` has `count` elements.
@@ -53,7 +53,7 @@ unsafe fn to_sges(list: *mut ibv_sge, count: c_int, room: &mut Realigned) -> Res
     }
 }
 
-/// Copies elements from wherever they are: libiscsi has them in packed structs.
+/// Copies unaligned elements: libiscsi has them in packed structs.
 ///
 /// # Safety
 /// `list` has `count` elements.
@@ -63,7 +63,8 @@ unsafe fn realign(list: *mut ibv_sge, count: usize, room: &mut Realigned) -> Res
         return Err(Error::Invalid("more elements than max_sge"));
     }
     let to = room.as_mut_ptr().cast::<Sge>();
-    // SAFETY: the room has as many elements, of which `count` are written; the layouts are the same.
+    // SAFETY: the buffer has MAX_SGE elements, of which `count` are written; the layouts are the
+    // same.
     unsafe {
         to.cast::<u8>()
             .copy_from_nonoverlapping(list.cast(), count * size_of::<Sge>());
@@ -71,10 +72,10 @@ unsafe fn realign(list: *mut ibv_sge, count: usize, room: &mut Realigned) -> Res
     }
 }
 
-/// Inline data of several elements, gathered in `buffer`.
+/// Gathers inline data of several elements in `buffer`.
 ///
 /// # Safety
-/// Each element names readable memory.
+/// Each element refers to readable memory.
 #[inline(never)]
 unsafe fn gather<'a>(sges: &[Sge], buffer: &'a mut [u8; MAX_INLINE]) -> Result<&'a [u8], Error> {
     let mut filled = 0;
@@ -96,7 +97,7 @@ unsafe fn gather<'a>(sges: &[Sge], buffer: &'a mut [u8; MAX_INLINE]) -> Result<&
 /// Pushes a request whose data is inline.
 ///
 /// # Safety
-/// Each element names readable memory.
+/// Each element refers to readable memory.
 #[inline]
 unsafe fn push_inline(
     posting: &mut SendPosting<'_>,
@@ -122,12 +123,12 @@ unsafe fn push_inline(
 /// Pushes one request of a list.
 ///
 /// # Safety
-/// As ibv_post_send(3) asks for.
+/// The contract of ibv_post_send(3).
 #[inline]
 unsafe fn push_request(posting: &mut SendPosting<'_>, wr: &ibv_send_wr) -> Result<(), Error> {
     let mut room = Realigned::uninit();
-    // SAFETY: by the caller's contract. Which field of a union holds the value follows from the
-    // opcode; all of them are numbers.
+    // SAFETY: by the caller's contract. The opcode decides which field of a union is valid; all of
+    // them are numbers.
     let (sges, rdma, imm_data, key) = unsafe {
         (
             to_sges(wr.sg_list, wr.num_sge, &mut room)?,
@@ -176,10 +177,10 @@ unsafe fn push_request(posting: &mut SendPosting<'_>, wr: &ibv_send_wr) -> Resul
     posting.push(&request)
 }
 
-/// Atomics, and requests that change keys of this side.
+/// Pushes an atomic, or a request that changes keys of this side.
 ///
 /// # Safety
-/// As ibv_post_send(3) asks for.
+/// The contract of ibv_post_send(3).
 #[inline(never)]
 unsafe fn push_special(
     posting: &mut SendPosting<'_>,
@@ -260,7 +261,7 @@ pub unsafe extern "C" fn post_send(
     0
 }
 
-/// A full queue is an ordinary answer: programs post until they get it.
+/// Converts an error of posting. A full queue is not reported: programs post until they get ENOMEM.
 #[cold]
 fn fail_post(call: &str, error: &Error) -> c_int {
     match error {
@@ -272,7 +273,7 @@ fn fail_post(call: &str, error: &Error) -> c_int {
 /// Pushes a list of receive requests by `push`.
 ///
 /// # Safety
-/// As ibv_post_recv(3) asks for.
+/// The contract of ibv_post_recv(3).
 #[inline]
 unsafe fn push_receives(
     call: &str,

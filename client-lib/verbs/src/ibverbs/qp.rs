@@ -19,9 +19,9 @@ use std::sync::Mutex;
 pub struct QpObject {
     abi: ibv_qp_ex,
     qp: Qp,
-    /// What `ibv_wr_start` has begun.
+    /// Requests since `ibv_wr_start`.
     pub batch: Batch,
-    /// What ibv_modify_qp(3) has set.
+    /// Attributes set by ibv_modify_qp(3).
     pub attributes: Mutex<Attributes>,
     /// Asynchronous events.
     pub async_events: EventCount,
@@ -37,7 +37,7 @@ impl QpObject {
         unsafe { &*qp.cast() }
     }
 
-    /// For fields that hold a queue pair.
+    /// Pointer for struct fields that hold a queue pair.
     pub fn as_abi(&self) -> *mut ibv_qp {
         (&raw const *self).cast_mut().cast()
     }
@@ -48,7 +48,7 @@ impl QpObject {
         &self.qp
     }
 
-    /// What the program sees.
+    /// The struct that the program sees.
     pub fn abi(&self) -> &ibv_qp {
         &self.abi.qp_base
     }
@@ -60,7 +60,7 @@ impl QpObject {
     }
 }
 
-/// Capabilities as the client library names them.
+/// Converts capabilities to those of the client library.
 fn to_init(cap: &ibv_qp_cap, sq_sig_all: c_int) -> QpInit {
     QpInit {
         max_send_wr: cap.max_send_wr,
@@ -72,7 +72,7 @@ fn to_init(cap: &ibv_qp_cap, sq_sig_all: c_int) -> QpInit {
     }
 }
 
-/// What was granted.
+/// Converts the granted limits.
 pub(super) fn to_cap(granted: &QpInit) -> ibv_qp_cap {
     ibv_qp_cap {
         max_send_wr: granted.max_send_wr,
@@ -91,7 +91,7 @@ fn not_supported(reason: &str) -> Error {
 }
 
 /// # Safety
-/// The objects that `init` names are NULL or of this library.
+/// The objects in `init` are NULL or of this library.
 unsafe fn create(
     pd: *mut ibv_pd,
     init: &mut ibv_qp_init_attr,
@@ -168,7 +168,7 @@ pub unsafe fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ib
     pointer_of("ibv_create_qp", queue_pair).cast()
 }
 
-/// The requests that a queue pair can be asked to offer by `ibv_wr_*`.
+/// Operations that a queue pair can be created with for `ibv_wr_*`.
 const SEND_OPS: u64 = (IBV_QP_EX_WITH_RDMA_WRITE
     | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
     | IBV_QP_EX_WITH_SEND
@@ -224,7 +224,7 @@ pub unsafe extern "C" fn create_qp_ex(
     pointer_of("ibv_create_qp_ex", created).cast()
 }
 
-/// ibv_qp_to_qp_ex(3): NULL unless the queue pair was made with SEND_OPS_FLAGS.
+/// ibv_qp_to_qp_ex(3): NULL unless the queue pair was created with SEND_OPS_FLAGS.
 pub unsafe fn to_extended(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     // SAFETY: a queue pair of this library.
     if unsafe { QpObject::from_abi(qp) }.is_extended {
@@ -241,7 +241,7 @@ pub unsafe fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     let objects = queue_pair.context().objects();
     objects.qps.remove(queue_pair.qp.qp_num());
     queue_pair.async_events.wait_acknowledged();
-    // SAFETY: what a queue pair uses cannot be freed before it.
+    // SAFETY: the objects used by a queue pair cannot be freed before it.
     let (pd, send_cq, recv_cq, srq) = unsafe {
         let base = queue_pair.abi();
         (

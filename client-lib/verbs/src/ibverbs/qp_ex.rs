@@ -1,5 +1,5 @@
-//! Work requests that are built by calls (ibv_wr_post(3)): `ibv_wr_start`, one call for each request
-//! and its data, `ibv_wr_complete`. What is built is kept until then, so that it can be abandoned.
+//! Work requests built by calls (ibv_wr_post(3)): `ibv_wr_start`, one call for each request and its
+//! data, `ibv_wr_complete`. The requests are kept until then, so that they can be aborted.
 
 use super::mw::{MwObject, to_binding};
 use super::post::to_flags;
@@ -10,20 +10,20 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The requests since `ibv_wr_start`. From then to `ibv_wr_complete` or `ibv_wr_abort` they belong
-/// to one thread.
+/// The requests since `ibv_wr_start`. They belong to one thread until `ibv_wr_complete` or
+/// `ibv_wr_abort`.
 #[derive(Default)]
 pub struct Batch {
     locked: AtomicBool,
     building: UnsafeCell<Building>,
 }
 
-// SAFETY: what is built is reached by the thread alone that set `locked`.
+// SAFETY: only the thread that set `locked` accesses the requests.
 unsafe impl Sync for Batch {}
-// SAFETY: the window that a request names may be used from any thread.
+// SAFETY: the window in a request may be used from any thread.
 unsafe impl Send for Batch {}
 
-/// Both lists keep their memory from one batch to the next.
+/// Requests being built, with their data. The lists keep their capacity across batches.
 #[derive(Default)]
 struct Building {
     requests: Vec<BuiltRequest>,
@@ -38,7 +38,8 @@ struct BuiltRequest {
     window: Option<(*mut ibv_mw, u32)>,
 }
 
-/// Places in the lists of [`Building`].
+/// Data of a request: ranges in the lists of [`Building`], or operands. `AsItIs` leaves the data
+/// that the request was built with.
 enum BuiltData {
     None,
     Sges(usize, usize),
@@ -77,7 +78,7 @@ impl Building {
         });
     }
 
-    /// What the request that was begun last works on.
+    /// Sets the data of the last request.
     fn set_data(&mut self, data: BuiltData) {
         let Some(last) = self.requests.last_mut() else {
             self.error = Some(Error::Invalid("data without a work request"));
@@ -115,7 +116,7 @@ impl Building {
         Ok(())
     }
 
-    /// The windows have the keys that their requests bind.
+    /// Stores the keys that the posted requests bind in their windows.
     fn note_binds(&self) {
         for (window, key) in self.requests.iter().filter_map(|built| built.window) {
             // SAFETY: a window of this library, by ibv_wr_post(3).
@@ -126,8 +127,8 @@ impl Building {
     }
 }
 
-/// The functions of a queue pair. Those of other transports stay empty: ibv_create_qp_ex refuses
-/// their send operations.
+/// Fills in the functions of a queue pair. Those of other transports stay empty: ibv_create_qp_ex
+/// refuses their send operations.
 pub(super) fn fill_extended(abi: &mut ibv_qp_ex) {
     abi.wr_start = Some(start);
     abi.wr_complete = Some(complete);
@@ -155,16 +156,16 @@ unsafe fn object_of<'a>(qp: *mut ibv_qp_ex) -> &'a QpObject {
     unsafe { QpObject::from_abi(qp.cast()) }
 }
 
-/// What is being built.
+/// Returns the requests being built.
 ///
 /// # Safety
-/// Between `ibv_wr_start` and its end, and one reference at a time.
+/// Called between `ibv_wr_start` and its end, with one reference at a time.
 unsafe fn building<'a>(qp: *mut ibv_qp_ex) -> &'a mut Building {
     // SAFETY: by the caller's contract, this thread has the lock.
     unsafe { &mut *object_of(qp).batch.building.get() }
 }
 
-/// Begins a request with the flags and the id that the program has put into the struct.
+/// Begins a request with the flags and the id that the program has written into the struct.
 ///
 /// # Safety
 /// As [`building`].
@@ -184,7 +185,7 @@ unsafe fn begin_request(qp: *mut ibv_qp_ex, opcode: Opcode, imm: u32, data: Buil
     }
 }
 
-/// The same with memory of the peer.
+/// As [`begin_request`], with memory of the peer.
 ///
 /// # Safety
 /// As [`building`].
@@ -207,7 +208,7 @@ unsafe fn begin_remote(
 }
 
 unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
-    // SAFETY: as ibv_wr_post(3) asks for, which also holds for all functions below.
+    // SAFETY: by the contract of ibv_wr_post(3), as in all functions below.
     unsafe {
         object_of(qp).batch.lock();
         building(qp).begin();
@@ -219,7 +220,7 @@ unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
     let (object, building) = unsafe { (object_of(qp), building(qp)) };
     let posted = match building.error.take() {
         Some(error) => Err(error),
-        // No work is executed unless all of it is.
+        // All requests are posted, or none.
         None => object.qp().start_sending().and_then(|mut posting| {
             posting.push_all_or_none(|posting| building.post_all(posting))?;
             building.note_binds();

@@ -1,8 +1,8 @@
 //! States and attributes of queue pairs (ibv_modify_qp(3), ibv_query_qp(3)).
 //!
-//! The daemon knows a queue pair as iWARP does: without a connection, or in the states of one. What
-//! verbs has before that (RESET, INIT, and RTR and RTS on the way to a connection) is kept here. A new
-//! queue pair is in INIT, as that of each RNIC under Linux: iWARP's IDLE, in which receives are posted.
+//! The daemon knows only iWARP's states: unconnected, and those of a connection. The verbs states
+//! before that (RESET, INIT, and RTR and RTS while connecting) are kept here. A new queue pair is
+//! in INIT, as with every RNIC under Linux: iWARP's IDLE, in which receive requests may be posted.
 
 use super::gid::{device_gids, ip_of_gid};
 use super::port::PORT;
@@ -14,16 +14,17 @@ use std::ffi::c_int;
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What ibv_modify_qp(3) has set, which ibv_query_qp(3) gives back.
+/// Attributes set by ibv_modify_qp(3) and returned by ibv_query_qp(3).
 pub struct Attributes {
-    /// The state while the daemon has no connection.
+    /// The state while the daemon has no connection for it.
     pub state: ibv_qp_state,
-    /// Everything else.
+    /// All other attributes.
     pub set: ibv_qp_attr,
     sq_sig_all: c_int,
-    /// The program connects it by the peer's GID and number: it knows of no connection.
+    /// The program connects it by the peer's GID and number, and does not see the connection
+    /// itself.
     is_paired: bool,
-    /// It has named `qp_access_flags`.
+    /// The program has set `qp_access_flags`.
     limits_access: bool,
 }
 
@@ -31,7 +32,7 @@ pub struct Attributes {
 unsafe impl Send for Attributes {}
 
 impl Attributes {
-    /// Of a new queue pair.
+    /// Attributes of a new queue pair.
     pub fn new(init: &ibv_qp_init_attr) -> Attributes {
         Attributes {
             state: IBV_QPS_INIT,
@@ -43,7 +44,7 @@ impl Attributes {
         }
     }
 
-    /// What the peer may not do.
+    /// Access rights denied to the peer.
     fn denied_access(&self) -> Access {
         if !self.limits_access {
             return Access::NONE;
@@ -51,17 +52,18 @@ impl Attributes {
         Access::REMOTE.without(Access(self.set.qp_access_flags))
     }
 
-    /// The state that the program sees, from what the daemon says of the connection.
+    /// The state that the program sees, given the daemon's state.
     fn verbs_state(&self, of_daemon: Option<QpState>) -> ibv_qp_state {
         match of_daemon {
             Some(QpState::Idle) | None => self.state,
-            // The connection stands before the program says that it may.
+            // The connection may be established before the program moves the queue pair to RTR or
+            // RTS.
             Some(QpState::Rtr | QpState::Rts) if self.is_paired => self.state,
             Some(state) => VerbsQpState::from(state) as ibv_qp_state,
         }
     }
 
-    /// Takes over what the mask names.
+    /// Copies the attributes in the mask.
     fn merge(&mut self, attr: &ibv_qp_attr, mask: ibv_qp_attr_mask) {
         macro_rules! take {
             ($($flag:ident => $($field:ident),*;)*) => {
@@ -95,19 +97,20 @@ impl QpObject {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The state that the program sees: the daemon's, once there is or was a connection.
+    /// The state that the program sees: the daemon's, once the queue pair is or was connected.
     pub fn verbs_state(&self) -> ibv_qp_state {
         let of_daemon = self.qp().state();
         self.lock_attributes().verbs_state(of_daemon)
     }
 
-    /// The state before there is a connection: for rdma_cm, which leads its queue pairs itself.
+    /// Sets the state before there is a connection, for rdma_cm, which moves its queue pairs
+    /// itself.
     pub fn set_unconnected_state(&self, state: ibv_qp_state) {
         self.lock_attributes().state = state;
     }
 }
 
-/// Which states may follow another one: any may be left for RESET or ERR.
+/// Checks a state transition: RESET and ERR may follow any state.
 fn may_follow(from: ibv_qp_state, to: ibv_qp_state) -> bool {
     match to {
         IBV_QPS_RESET | IBV_QPS_ERR => true,
@@ -119,10 +122,10 @@ fn may_follow(from: ibv_qp_state, to: ibv_qp_state) -> bool {
     }
 }
 
-/// What a move to RTR names if it is to make a connection.
+/// Attributes of a move to RTR that make a connection.
 const CONNECTS: ibv_qp_attr_mask = IBV_QP_AV | IBV_QP_DEST_QPN;
 
-/// The peer that ibv_modify_qp(3) has named.
+/// The peer set by ibv_modify_qp(3).
 fn pair_options(queue_pair: &QpObject) -> Result<PairOptions, Error> {
     let (set, denied_access) = {
         let attributes = queue_pair.lock_attributes();
@@ -144,7 +147,7 @@ fn pair_options(queue_pair: &QpObject) -> Result<PairOptions, Error> {
     // SAFETY: both fields of the union are numbers of the same size.
     let raw = unsafe { path.grh.dgid.raw };
     let peer = ip_of_gid(raw).or_else(|| {
-        // The Ethernet address of a device of the same daemon will do.
+        // The Ethernet address of a device of the same daemon is accepted too.
         let devices = context.client().query_devices().ok()?;
         let found = devices.iter().find(|device| device.mac == raw[..6])?;
         found.ips.first().copied()
@@ -169,18 +172,18 @@ fn pair_options(queue_pair: &QpObject) -> Result<PairOptions, Error> {
         local,
         peer,
         peer_qp_num: set.dest_qp_num,
-        // What the program wants itself is known only when it goes to RTS; the peer says what it takes.
+        // The program sets its own ORD only in the move to RTS; the peer states its limit.
         ord: context.client().limits().max_ord,
         ird: set.max_dest_rd_atomic.max(1).into(),
         denied_access,
     })
 }
 
-/// How long a program that stops a queue pair may wait for its connection.
+/// Time that a program which stops a queue pair may wait for its connection.
 const CONNECTION_PATIENCE: Duration = Duration::from_secs(2);
 
-/// A queue pair of a program that knows of no connection is in RTS while there is none yet. What
-/// concerns the connection waits for it: the worker has the queue pair then.
+/// Waits for the connection of a paired queue pair: a program that does not see the connection may
+/// be in RTS before it exists, and only then does the worker have the queue pair.
 fn await_connection(queue_pair: &QpObject) {
     if !queue_pair.lock_attributes().is_paired {
         return;
@@ -228,8 +231,8 @@ fn change_state(
     Ok(())
 }
 
-/// What the peer may do changes while there is a connection that the program made without rdma_cm. Of
-/// queue pairs of rdma_cm the flags are kept, no more: it sets them by itself, without atomics.
+/// Updates the denied access rights of a queue pair that is connected without rdma_cm. For a queue
+/// pair of rdma_cm the flags are only stored: rdma_cm sets them itself, without atomics.
 fn limit_access(queue_pair: &QpObject) -> Result<(), Error> {
     let denied = {
         let attributes = queue_pair.lock_attributes();

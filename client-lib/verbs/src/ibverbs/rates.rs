@@ -4,7 +4,7 @@
 use crate::abi::ibv_rate;
 use std::ffi::c_int;
 
-/// Number of the rate, multiple of 2.5 Gb/s where it has one, Mb/s.
+/// Enumerator, multiple of 2.5 Gb/s if defined, rate in Mb/s.
 const RATES: [(ibv_rate, Option<c_int>, c_int); 23] = [
     (2, Some(1), 2_500),
     (5, Some(2), 5_000),

@@ -13,7 +13,7 @@ use std::ffi::c_int;
 pub struct SrqObject {
     abi: ibv_srq,
     srq: Srq,
-    /// Queue pairs of it.
+    /// Queue pairs that use the queue.
     pub users: Users,
     /// Asynchronous events.
     pub async_events: EventCount,
@@ -28,7 +28,7 @@ impl SrqObject {
         unsafe { &*srq.cast() }
     }
 
-    /// For fields that hold a shared receive queue.
+    /// Pointer for struct fields that hold a shared receive queue.
     pub fn as_abi(&self) -> *mut ibv_srq {
         (&raw const *self).cast_mut().cast()
     }
@@ -75,7 +75,7 @@ pub unsafe fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut 
     pointer_of("ibv_create_srq", created).cast()
 }
 
-/// ibv_create_srq_ex(3) for all that is not ibv_create_srq(3): XRC and tag matching.
+/// ibv_create_srq_ex(3): only basic queues; XRC and tag matching fail.
 pub unsafe extern "C" fn create_srq_ex(
     _context: *mut ibv_context,
     attr: *mut ibv_srq_init_attr_ex,
@@ -96,7 +96,7 @@ pub unsafe extern "C" fn create_srq_ex(
     queue
 }
 
-/// ibv_get_srq_num(3): XRC alone has numbers of shared receive queues.
+/// ibv_get_srq_num(3): only XRC numbers shared receive queues.
 pub unsafe extern "C" fn get_srq_num(_srq: *mut ibv_srq, _number: *mut u32) -> c_int {
     fail_errno(libc::EOPNOTSUPP)
 }

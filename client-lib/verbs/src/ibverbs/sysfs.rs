@@ -1,6 +1,6 @@
-//! Files that describe devices (ibv_read_sysfs_file, ibv_get_sysfs_path): siwd writes them beside its
-//! socket. Where it has not, the folder is /sys, which does not know siwd's devices. `SIW_SYSFS` names
-//! another folder.
+//! Files that describe devices (ibv_read_sysfs_file, ibv_get_sysfs_path). siwd writes them to a
+//! folder next to its socket. If there is none, the folder is /sys, which does not have siwd's
+//! devices. `SIW_SYSFS` selects another folder.
 
 use crate::abi::ibv_device;
 use crate::export::export_symbols;
@@ -13,7 +13,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// siwd's tree, if it is there and has the owner of the socket: anybody may make folders in /tmp.
+/// Finds siwd's tree if it has the same owner as the socket: anyone may create folders in /tmp.
 fn find_tree() -> Option<PathBuf> {
     if let Some(named) = std::env::var_os("SIW_SYSFS").filter(|name| !name.is_empty()) {
         return Some(named.into());
@@ -27,7 +27,7 @@ fn find_tree() -> Option<PathBuf> {
     (found.is_dir() && found.uid() == socket.uid()).then_some(tree)
 }
 
-/// The tree once it was found, since programs keep its name.
+/// The tree, remembered once found because programs keep its name.
 fn known_tree() -> Option<&'static CStr> {
     static FOUND: OnceLock<CString> = OnceLock::new();
     if let Some(found) = FOUND.get() {
@@ -41,7 +41,7 @@ fn root() -> &'static CStr {
     known_tree().unwrap_or(c"/sys")
 }
 
-/// Where the tree is.
+/// Path of the tree.
 pub fn root_text() -> String {
     root().to_string_lossy().into_owned()
 }
@@ -51,7 +51,8 @@ pub unsafe fn get_sysfs_path() -> *const c_char {
     root().as_ptr()
 }
 
-/// siwd's tree, for the library of `siwrun` that has paths of /sys lead there; NULL where there is none.
+/// Path of siwd's tree, for the library by which `siwrun` redirects paths of /sys; NULL if there is
+/// none.
 pub unsafe fn get_tree() -> *const c_char {
     known_tree().map_or(std::ptr::null(), CStr::as_ptr)
 }
@@ -60,7 +61,7 @@ export_symbols! { "SIWD_PRIVATE":
     fn siw_sysfs_tree() -> *const c_char = get_tree;
 }
 
-/// Reads the beginning of a file; the number of bytes, without a newline at the end.
+/// Reads the beginning of a file; returns the number of bytes, without a newline at the end.
 ///
 /// # Safety
 /// `buffer` is writable for `size` bytes.
@@ -75,7 +76,7 @@ unsafe fn read_beginning(path: &Path, buffer: *mut c_char, size: usize) -> c_int
     if text.last() == Some(&b'\n') {
         text.pop();
     }
-    // SAFETY: at most `size` bytes were read; the end is marked where there is room.
+    // SAFETY: at most `size` bytes were read; a terminator is written if there is room.
     unsafe {
         buffer.copy_from_nonoverlapping(text.as_ptr().cast(), text.len());
         if text.len() < size {
@@ -100,7 +101,7 @@ pub unsafe fn read_sysfs_file(
     unsafe { read_beginning(&path, buffer, size) }
 }
 
-/// ibv_read_ibdev_sysfs_file, whose format of the name is not used by any program: fails.
+/// ibv_read_ibdev_sysfs_file: always fails; no program uses its format of the name.
 pub unsafe fn read_ibdev_sysfs_file(
     _buffer: *mut c_char,
     _size: usize,

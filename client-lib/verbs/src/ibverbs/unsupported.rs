@@ -1,12 +1,12 @@
-//! What iWARP does not have (address handles, multicast, ECE, dmabuf, import of objects), and the
-//! interface between libibverbs and its provider libraries, which exists only so that programs
-//! linked with libmlx5 or libefa start. Each call fails with the errno of its manual page.
+//! Features that iWARP does not have (address handles, multicast, ECE, dmabuf, import of objects),
+//! and the interface between libibverbs and its provider libraries, which exists only so that
+//! programs linked with libmlx5 or libefa start. Each call fails with the errno of its manual page.
 
 use crate::abi::*;
 use crate::status::{fail_errno, null_with};
 use std::ffi::{c_int, c_void};
 
-/// ibv_create_ah(3): datagrams alone have address handles.
+/// ibv_create_ah(3): only datagrams have address handles.
 pub unsafe fn create_ah(_pd: *mut ibv_pd, _attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     null_with(libc::EOPNOTSUPP)
 }
@@ -33,7 +33,7 @@ pub unsafe fn init_ah_from_wc(
     -1
 }
 
-/// ibv_destroy_ah(3): there is none.
+/// ibv_destroy_ah(3): always an error, because there are no address handles.
 pub unsafe fn destroy_ah(_ah: *mut ibv_ah) -> c_int {
     fail_errno(libc::EINVAL)
 }
@@ -93,24 +93,24 @@ pub unsafe fn register_dmabuf(
     null_with(libc::EOPNOTSUPP)
 }
 
-/// ibv_copy_ah_attr_from_kern and its like: there is no kernel.
+/// ibv_copy_ah_attr_from_kern and similar functions: they are unused, without kernel structs.
 pub unsafe fn copy_kernel_struct(_to: *mut c_void, _from: *mut c_void) {}
 
-/// ibv_register_driver, verbs_register_driver_34: provider libraries announce themselves. Their
-/// devices are the kernel's and never show here.
+/// ibv_register_driver, verbs_register_driver_34: registration of provider libraries. Their kernel
+/// devices are not listed.
 pub unsafe fn register_driver(_driver: *const c_void) {}
 
-/// Functions of the kernel's interface that return an errno.
+/// Kernel interface functions that return an errno.
 unsafe fn refuse_call() -> c_int {
     fail_errno(libc::EOPNOTSUPP)
 }
 
-/// Those that return a pointer.
+/// Kernel interface functions that return a pointer.
 unsafe fn refuse_object() -> *mut c_void {
     null_with(libc::EOPNOTSUPP)
 }
 
-/// Those that return nothing.
+/// Kernel interface functions without a result.
 unsafe fn do_nothing() {}
 
 /// verbs_allow_disassociate_destroy: data that libmlx5 reads.
@@ -122,7 +122,7 @@ core::arch::global_asm!(
      verbs_allow_disassociate_destroy@@IBVERBS_PRIVATE_34"
 );
 
-// Whatever they are called with is not looked at, so that no arguments are declared.
+// Declared without arguments, because these functions ignore them.
 crate::export::export_symbols! { "IBVERBS_PRIVATE_34":
     fn __ioctl_final_num_attrs() -> c_int = refuse_call;
     fn __verbs_log() = do_nothing;

@@ -1,28 +1,28 @@
 //! Counts that decide whether an object may be destroyed: objects that use it (EBUSY), and events
-//! that a program has taken and not acknowledged (destroying waits).
+//! delivered to the program but not acknowledged (destroying waits).
 
 use siw::Error;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// How many objects use another one.
+/// Number of objects that use another one.
 #[derive(Default)]
 pub struct Users(AtomicU32);
 
 impl Users {
-    /// One more.
+    /// Adds a user.
     pub fn add(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// One less.
+    /// Removes a user.
     pub fn remove(&self) {
         self.0.fetch_sub(1, Ordering::Release);
     }
 
-    /// EBUSY while there are some.
+    /// Fails with EBUSY while there are users.
     pub fn check_none(&self, what: &str) -> Result<(), Error> {
-        // Pairs with the Release in `remove`: what the last user did is done.
+        // Pairs with the Release in `remove`: the last user's accesses are complete.
         match self.0.load(Ordering::Acquire) {
             0 => Ok(()),
             count => Err(Error::Refused {
@@ -33,7 +33,7 @@ impl Users {
     }
 }
 
-/// Events of an object that were delivered, and acknowledged.
+/// Count of delivered events that are not acknowledged.
 #[derive(Default)]
 pub struct EventCount {
     unacknowledged: Mutex<u64>,
@@ -41,7 +41,7 @@ pub struct EventCount {
 }
 
 impl EventCount {
-    /// A program gets an event.
+    /// Counts an event delivered to the program.
     pub fn deliver(&self) {
         *self
             .unacknowledged
@@ -49,7 +49,7 @@ impl EventCount {
             .unwrap_or_else(PoisonError::into_inner) += 1;
     }
 
-    /// A program acknowledges events.
+    /// Counts events acknowledged by the program.
     pub fn acknowledge(&self, count: u32) {
         let mut left = self
             .unacknowledged
@@ -61,7 +61,7 @@ impl EventCount {
         }
     }
 
-    /// Waits until all that were delivered are acknowledged. None may be delivered any more.
+    /// Waits until all delivered events are acknowledged. No further ones may be delivered.
     pub fn wait_acknowledged(&self) {
         let mut left = self
             .unacknowledged
