@@ -8,7 +8,7 @@ use std::process::exit;
 
 const PACKAGES: &str = "apt-get install libibverbs-dev librdmacm-dev libclang-dev";
 
-/// What the headers declare beside functions, which this crate defines itself.
+/// Declarations taken from the headers; functions are defined by this crate itself.
 const TYPES: &[&str] = &[
     "ibv_.*",
     "_ibv_.*",
@@ -28,8 +28,9 @@ fn main() {
     println!("cargo:rerun-if-changed=symbol-versions.map");
     generate_bindings();
     let root = env::var("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR");
-    // The script declares the nodes alone; `.symver` beside each function says what belongs to them
-    // (src/export.rs). lld and mold accept that beside rustc's own script, GNU ld and gold do not.
+    // The script only declares the nodes; `.symver` directives next to each function assign symbols
+    // to them (src/export.rs). lld and mold accept the script along with rustc's own, GNU ld and
+    // gold do not.
     println!("cargo:rustc-cdylib-link-arg=-Wl,--version-script={root}/symbol-versions.map");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libibverbs.so.1");
     // Threads and thread-local data of the library live as long as the process.
@@ -58,8 +59,8 @@ fn generate_bindings() {
     for name in CONSTANTS {
         builder = builder.allowlist_var(name);
     }
-    // bindgen panics when libclang is missing; the panic text is noise to a
-    // user who only has to install a package.
+    // bindgen panics when libclang is missing; suppress the panic text, because the user only has
+    // to install a package.
     std::panic::set_hook(Box::new(|_| {}));
     let bindings = match std::panic::catch_unwind(AssertUnwindSafe(|| builder.generate())) {
         Ok(Ok(bindings)) => bindings,

@@ -1,6 +1,6 @@
-//! The structs and constants of `infiniband/verbs.h`, `rdma/rdma_cma.h` and `rdma/rsocket.h`, as
-//! bindgen reads them from the distribution's headers (build.rs), and what programs that were
-//! compiled against other releases rely on. Everything else of this crate uses them.
+//! The structs and constants of `infiniband/verbs.h`, `rdma/rdma_cma.h` and `rdma/rsocket.h`, which
+//! bindgen reads from the distribution's headers (build.rs), and the layout that programs compiled
+//! against other releases rely on. The rest of this crate uses these definitions.
 #![allow(
     non_camel_case_types,
     non_upper_case_globals,
@@ -20,7 +20,7 @@ include!(concat!(env!("OUT_DIR"), "/abi.rs"));
 
 use core::mem::{offset_of, size_of};
 
-/// `offset_of!` with the number that compiled programs use.
+/// Asserts the sizes and offsets that compiled programs use.
 macro_rules! assert_layout {
     ($($type:ident $len:literal { $($field:ident $(. $inner:ident)? = $offset:literal),* })*) => {
         $(
@@ -59,12 +59,12 @@ assert_layout! {
     rdma_addrinfo 96 { ai_family = 4 }
 }
 
-// These have grown at their end in later releases.
+// Structs that have grown at their end in later releases.
 const _: () = assert!(size_of::<ibv_qp_ex>() >= 352 && offset_of!(ibv_qp_ex, wr_start) == 320);
 const _: () = assert!(size_of::<ibv_device_attr_ex>() >= 400);
 const _: () = assert!(size_of::<ibv_port_attr>() >= 52 && offset_of!(ibv_port_attr, lid) == 34);
 
-/// A slot of `verbs_context` is where programs look for it, counted back from the context.
+/// Asserts the distance of a `verbs_context` slot from the context, from which programs count back.
 macro_rules! assert_slot {
     ($($field:ident $before:literal),*) => {
         $(const _: () = assert!(

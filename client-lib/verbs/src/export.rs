@@ -1,6 +1,6 @@
-//! How a function of this crate becomes a versioned symbol of libibverbs or librdmacm.
+//! Exports functions of this crate as versioned symbols of libibverbs or librdmacm.
 //!
-//! A table names the symbol, its version node and the function that it calls:
+//! A table gives the symbol, its version node and the function that it calls:
 //!
 //! ```text
 //! export_symbols! { "IBVERBS_1.1":
@@ -8,10 +8,10 @@
 //! }
 //! ```
 //!
-//! The symbol and its `.symver` directive have to be in one object file: the macro puts them into
-//! one module, which rustc never divides.
+//! The symbol and its `.symver` directive must be in the same object file: the macro puts them into
+//! one module, which rustc never splits.
 
-/// See the module.
+/// See the module documentation.
 macro_rules! export_symbols {
     ($node:literal: $(
         fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)? = $function:path;
@@ -23,8 +23,8 @@ macro_rules! export_symbols {
 
             #[unsafe(export_name = concat!("siw_abi_", stringify!($name)))]
             unsafe extern "C" fn $name($($argument: $type),*) $(-> $result)? {
-                // SAFETY: the manual page of the symbol obliges its caller to what the function
-                // asks for.
+                // SAFETY: the manual page of the symbol gives its caller the obligations of the
+                // function.
                 unsafe { $function($($argument),*) }
             }
         )*

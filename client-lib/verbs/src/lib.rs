@@ -1,6 +1,6 @@
 //! libibverbs.so.1 and librdmacm.so.1 on siwd: one shared object with the symbols, versions and
-//! struct layouts of both, so that RDMA programs run on siwd as they are. `siwrun` puts it into
-//! their way.
+//! struct layouts of both, so that RDMA programs run on siwd unmodified. `siwrun` makes programs
+//! load it.
 //!
 //! | folder | what it is |
 //! |---|---|
@@ -10,11 +10,11 @@
 //! | `rsockets/` | librdmacm: rsockets |
 //! | `mirror.rs` | addresses of devices, for the library that `siwrun` preloads |
 //!
-//! An object is a `repr(C)` struct that begins with the struct of the header; C code holds a pointer
-//! to it, and a call gets back from the pointer to the Rust object without a look-up.
+//! An object is a `repr(C)` struct that begins with the struct of the header; C code holds a
+//! pointer to it, from which a call gets the Rust object without a look-up.
 //!
-//! Functions take pointers as the manual pages describe them: valid, of this library, and not used
-//! after the object was destroyed. That is what their `# Safety` sections would all say.
+//! Pointer arguments have the contract of the manual pages: valid, of this library, and not used
+//! after the object was destroyed. Separate `# Safety` sections would repeat this.
 #![allow(clippy::missing_safety_doc)]
 
 mod abi;

@@ -1,5 +1,5 @@
-//! The addresses of the devices, for the library of `siwrun` that shows them to programs among those
-//! of the kernel (crate `siw-mirror`).
+//! The addresses of the devices, for the library by which `siwrun` adds them to those of the kernel
+//! (crate `siw-mirror`).
 
 use crate::export::export_symbols;
 use siw::Context;
@@ -7,11 +7,11 @@ use siw_shm::device_identity::interface_index;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::net::IpAddr;
 
-/// Takes the name of a device, the number of its network interface, its Ethernet address (6 octets),
-/// its MTU and an address of it (16 octets, those of IPv4 as IPv4-mapped IPv6 addresses).
+/// Callback with the name of a device, its network interface index, Ethernet address (6 octets),
+/// MTU, and one of its addresses (16 octets; IPv4 as IPv4-mapped IPv6).
 type AddAddress = unsafe extern "C" fn(*mut c_void, *const c_char, u32, *const u8, u32, *const u8);
 
-/// Calls the function for each address of each device; -1 where there is no daemon.
+/// Calls the function for each address of each device; -1 if there is no daemon.
 pub unsafe fn list_addresses(add: AddAddress, list: *mut c_void) -> c_int {
     let Ok(devices) = Context::open(None).and_then(|client| client.query_devices()) else {
         return -1;
@@ -25,7 +25,8 @@ pub unsafe fn list_addresses(add: AddAddress, list: *mut c_void) -> c_int {
                 IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
                 IpAddr::V6(v6) => v6.octets(),
             };
-            // SAFETY: a function with what belongs to it; text and octets as it expects them.
+            // SAFETY: a function with its argument; text and octets have the layout that it
+            // expects.
             unsafe {
                 let (mac, octets) = (info.mac.as_ptr(), octets.as_ptr());
                 let interface = interface_index(info.index);

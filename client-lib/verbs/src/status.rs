@@ -1,5 +1,5 @@
-//! Results as C callers get them: a positive errno, -1 or NULL with errno set, and the reason of a
-//! failure in a line on standard error if `SIW_VERBS_LOG` is set, since an errno says little.
+//! Results for C callers: a positive errno, or -1 or NULL with errno set. If `SIW_VERBS_LOG` is
+//! set, the reason of a failure is also written to standard error.
 
 use siw::Error;
 use std::ffi::c_int;
@@ -12,7 +12,7 @@ pub fn set_errno(errno: c_int) {
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// Writes why a call failed, if the user wants to know (`SIW_VERBS_LOG=1`, or `siwrun --verbose`).
+/// Logs the reason of a failed call, if enabled (`SIW_VERBS_LOG=1`, or `siwrun --verbose`).
 #[cold]
 pub fn log_failure(call: &str, reason: &dyn std::fmt::Display) {
     static WANTED: OnceLock<bool> = OnceLock::new();
@@ -21,16 +21,16 @@ pub fn log_failure(call: &str, reason: &dyn std::fmt::Display) {
     }
 }
 
-/// Whether SENDs of peers are to wait for receive work requests (`SIW_RNR=wait`, or `siwrun --rnr
-/// wait`), as a sender of InfiniBand makes them by rnr_retry.
+/// Checks whether SENDs of peers wait for receive work requests (`SIW_RNR=wait`, or `siwrun --rnr
+/// wait`), like those of an InfiniBand sender with rnr_retry.
 pub fn wants_receive_waits() -> bool {
     static WANTED: OnceLock<bool> = OnceLock::new();
     *WANTED.get_or_init(|| std::env::var_os("SIW_RNR").is_some_and(|value| value == "wait"))
 }
 
-/// After how long programs asleep in ibv_get_cq_event(3) get an event all the same
-/// (`SIW_WAKE_AFTER_MS`, or `siwrun --wake-after MS`): some wait for what a WRITE of their peer brings,
-/// and no WRITE raises an event.
+/// Time after which programs asleep in ibv_get_cq_event(3) get an event without a completion
+/// (`SIW_WAKE_AFTER_MS`, or `siwrun --wake-after MS`): some wait for data that a WRITE of their
+/// peer brings, and a WRITE raises no event.
 pub fn wake_interval() -> Option<Duration> {
     static WANTED: OnceLock<Option<Duration>> = OnceLock::new();
     *WANTED.get_or_init(|| {
@@ -40,7 +40,7 @@ pub fn wake_interval() -> Option<Duration> {
     })
 }
 
-/// The errno of a result: what `int` functions of libibverbs return, which also set errno.
+/// Returns the errno of a result, for `int` functions of libibverbs; also sets errno.
 pub fn errno_of(call: &str, result: Result<(), Error>) -> c_int {
     match result {
         Ok(()) => 0,
@@ -48,10 +48,10 @@ pub fn errno_of(call: &str, result: Result<(), Error>) -> c_int {
     }
 }
 
-/// The same of an error alone.
+/// Returns the errno of an error; also sets errno.
 #[cold]
 pub fn fail_with(call: &str, error: &Error) -> c_int {
-    // A call that does not block, and found nothing yet, has not failed.
+    // A non-blocking call that has found nothing yet has not failed.
     let would_block =
         matches!(error, Error::Io(error) if error.kind() == std::io::ErrorKind::WouldBlock);
     if !would_block {
@@ -62,14 +62,14 @@ pub fn fail_with(call: &str, error: &Error) -> c_int {
     errno
 }
 
-/// An errno that has no further reason.
+/// Sets and returns an errno without a further reason.
 #[cold]
 pub fn fail_errno(errno: c_int) -> c_int {
     set_errno(errno);
     errno
 }
 
-/// A new object for C, or NULL with errno set.
+/// Returns a new object for C, or NULL with errno set.
 pub fn pointer_of<T>(call: &str, result: Result<Box<T>, Error>) -> *mut T {
     match result {
         Ok(object) => Box::into_raw(object),
@@ -80,7 +80,7 @@ pub fn pointer_of<T>(call: &str, result: Result<Box<T>, Error>) -> *mut T {
     }
 }
 
-/// NULL, with errno set.
+/// Returns NULL, with errno set.
 #[cold]
 pub fn null_with<T>(errno: c_int) -> *mut T {
     set_errno(errno);

@@ -16,7 +16,7 @@ fn refusal(errno: i32, reason: &str) -> Error {
     }
 }
 
-/// Only connections can be had: no datagrams.
+/// Checks the queue pair type: only connections are supported, no datagrams.
 fn check_kind(id: *mut rdma_cm_id) -> Result<(), Error> {
     // SAFETY: an identifier of this library.
     let qp_type = unsafe { (*id).qp_type };
@@ -46,13 +46,13 @@ fn store_device(object: &IdObject, state: &mut IdState, device: u32) -> Result<(
     Ok(())
 }
 
-/// The address is one of the kernel's loopback, which no device has. As in the kernel, it stands for
-/// the devices themselves, whatever their addresses.
+/// Checks for a loopback address of the kernel, which no device has. As in the kernel, it stands
+/// for the devices themselves, whatever their addresses.
 fn is_loopback(devices: &Devices, addr: SocketAddr) -> bool {
     addr.ip().is_loopback() && !devices.has_address(addr.ip())
 }
 
-/// Any address of the same family, and the same port.
+/// Returns the wildcard address of the same family, with the same port.
 fn any_address(like: SocketAddr) -> SocketAddr {
     let any: IpAddr = match like {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -61,7 +61,7 @@ fn any_address(like: SocketAddr) -> SocketAddr {
     (any, like.port()).into()
 }
 
-/// Reserves address and port for the identifier.
+/// Reserves the address and port for the identifier.
 pub fn bind(object: &IdObject, addr: SocketAddr) -> Result<(), Error> {
     let mut state = object.lock_state();
     if state.local.is_some() {
@@ -107,7 +107,7 @@ fn resolve(
     src: Option<SocketAddr>,
     destination: SocketAddr,
 ) -> Result<(), Error> {
-    // A port of one's own is reserved; an address alone need not be.
+    // Only a source with a port is reserved.
     let is_bound = object.lock_state().local.is_some();
     if let Some(src) = src.filter(|src| src.port() != 0 && !is_bound) {
         bind(object, src)?;
@@ -174,7 +174,7 @@ pub unsafe fn resolve_addr(
     }
 }
 
-/// rdma_resolve_route(3): the device has found it already; iWARP has no path records.
+/// rdma_resolve_route(3): the device already has the route; iWARP has no path records.
 pub unsafe fn resolve_route(id: *mut rdma_cm_id, _timeout_ms: c_int) -> c_int {
     // SAFETY: an identifier of this library.
     let object = unsafe { IdObject::from_abi(id) };
@@ -186,8 +186,8 @@ pub unsafe fn resolve_route(id: *mut rdma_cm_id, _timeout_ms: c_int) -> c_int {
     unsafe { complete(id) }
 }
 
-/// rdma_set_option(3). The type of service and the acknowledgement time-out are taken and have no
-/// effect: siwd marks no packets, and TCP measures its time-outs.
+/// rdma_set_option(3). The type of service and the acknowledgement timeout are accepted and have no
+/// effect: siwd marks no packets, and TCP measures its timeouts.
 pub unsafe fn set_option(
     id: *mut rdma_cm_id,
     level: c_int,
@@ -201,7 +201,7 @@ pub unsafe fn set_option(
         return fail(libc::ENOSYS);
     }
     let is_number = length == size_of::<c_int>() && !value.is_null();
-    // SAFETY: as long as its length says.
+    // SAFETY: valid for its length.
     let read_flag = || is_number.then(|| unsafe { value.cast::<c_int>().read_unaligned() } != 0);
     let mut state = object.lock_state();
     match (name as u32, read_flag()) {
@@ -225,7 +225,7 @@ pub unsafe fn set_option(
     }
 }
 
-/// rdma_get_src_port(3), in the order of the network.
+/// rdma_get_src_port(3), in network order.
 pub unsafe fn get_src_port(id: *mut rdma_cm_id) -> u16 {
     // SAFETY: an identifier of this library.
     let route = unsafe { IdObject::from_abi(id) }.route();
@@ -234,7 +234,7 @@ pub unsafe fn get_src_port(id: *mut rdma_cm_id) -> u16 {
     addr.map_or(0, |addr| addr.port().to_be())
 }
 
-/// rdma_get_dst_port(3), in the order of the network.
+/// rdma_get_dst_port(3), in network order.
 pub unsafe fn get_dst_port(id: *mut rdma_cm_id) -> u16 {
     // SAFETY: an identifier of this library.
     let route = unsafe { IdObject::from_abi(id) }.route();

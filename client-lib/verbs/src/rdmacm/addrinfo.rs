@@ -1,4 +1,4 @@
-//! rdma_getaddrinfo(3): names and services become addresses by getaddrinfo(3).
+//! rdma_getaddrinfo(3): resolves names and services with getaddrinfo(3).
 
 use super::sockaddr::{length_of, read_address, write_address};
 use crate::abi::*;
@@ -16,7 +16,7 @@ struct InfoObject {
     dst: libc::sockaddr_storage,
 }
 
-/// Port space and queue pair type, each from the other where one of them is not given.
+/// Chooses port space and queue pair type, each derived from the other if not given.
 fn choose_space(hints: &rdma_addrinfo) -> (c_int, c_int) {
     let (udp, tcp) = (RDMA_PS_UDP as c_int, RDMA_PS_TCP as c_int);
     let (datagram, connected) = (IBV_QPT_UD as c_int, IBV_QPT_RC as c_int);
@@ -30,10 +30,10 @@ fn choose_space(hints: &rdma_addrinfo) -> (c_int, c_int) {
     }
 }
 
-/// Asks getaddrinfo(3); its own code on failure.
+/// Calls getaddrinfo(3); returns its error code on failure.
 ///
 /// # Safety
-/// NULL or texts.
+/// `node` and `service` are NULL or C strings.
 unsafe fn look_up(
     node: *const c_char,
     service: *const c_char,
@@ -101,7 +101,7 @@ pub unsafe fn getaddrinfo(
         )
     };
     if !node.is_null() || !service.is_null() {
-        // SAFETY: NULL or texts.
+        // SAFETY: NULL or C strings.
         match unsafe { look_up(node, service, hints, is_datagram) } {
             Ok(found) if is_passive => src = found,
             Ok(found) => dst = found,
@@ -129,7 +129,7 @@ pub unsafe fn getaddrinfo(
     object.abi.ai_port_space = port_space;
     object.abi.ai_qp_type = qp_type;
     let object = Box::into_raw(object);
-    // SAFETY: just made; the addresses have room for any, and live as long as the result.
+    // SAFETY: just created; the addresses have room for any family, and live as long as the result.
     unsafe {
         if let Some(src) = src {
             (*object).abi.ai_src_len = length_of(src) as socklen_t;

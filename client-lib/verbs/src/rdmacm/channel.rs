@@ -1,7 +1,6 @@
 //! Event channels (rdma_create_event_channel(3), rdma_get_cm_event(3)). The descriptor of a channel
-//! is an epoll instance with the daemon's socket and an eventfd for events that this library makes
-//! itself: it is readable when an event may be there, and keeps the O_NONBLOCK that the program
-//! gives it.
+//! is an epoll instance with the daemon's socket and an eventfd for events of this library: it is
+//! readable when an event may be pending, and keeps the O_NONBLOCK setting of the program.
 
 use super::devices::Devices;
 use super::events::{EventObject, QueuedEvent, RecentDisconnect, deliver, dispatch};
@@ -17,19 +16,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Between two looks at whether a disconnect can be reported.
+/// Time between two checks whether a disconnect can be reported.
 const DISCONNECT_CHECK: Duration = Duration::from_micros(200);
 
-/// What a channel is beside its C struct; identifiers keep it.
+/// State of a channel, kept alive by its identifiers.
 pub struct EventChannel {
-    /// The daemon's end of it.
+    /// The daemon's event channel.
     pub daemon: CmChannel,
     pub devices: &'static Devices,
     epoll: OwnedFd,
     /// Readable while the queue is not empty.
     local: OwnedFd,
     queue: Mutex<VecDeque<QueuedEvent>>,
-    /// The identifiers were told that the daemon is gone.
+    /// The end of the daemon was reported to the identifiers.
     gone_reported: AtomicBool,
 }
 
@@ -48,12 +47,12 @@ impl EventChannelObject {
         unsafe { &*channel.cast() }
     }
 
-    /// What identifiers keep.
+    /// State kept by identifiers.
     pub fn channel(&self) -> &Arc<EventChannel> {
         &self.channel
     }
 
-    /// A new channel.
+    /// Creates a channel.
     pub fn create() -> Result<Box<EventChannelObject>, Error> {
         let devices = Devices::open()?;
         let daemon = CmChannel::new(&devices.client)?;
@@ -95,8 +94,8 @@ impl EventChannel {
         self.show_state(&queue);
     }
 
-    /// The descriptor shows whether there are events. Under the lock of the queue, so that the last
-    /// word is the right one.
+    /// Updates the readiness of the descriptor, under the lock of the queue so that it matches the
+    /// final state.
     fn show_state(&self, queue: &VecDeque<QueuedEvent>) {
         if queue.is_empty() {
             let mut count = [0; 8];
@@ -106,12 +105,12 @@ impl EventChannel {
         }
     }
 
-    /// The first event that has not to wait; see [`RecentDisconnect`].
+    /// Takes the first event that need not wait; see [`RecentDisconnect`].
     fn pop(&self) -> Option<QueuedEvent> {
         let queue = self.lock_queue();
         let disconnects = queue.iter().filter_map(QueuedEvent::as_recent_disconnect);
         let disconnects: Vec<RecentDisconnect> = disconnects.collect();
-        // Who looks at an identifier must not hold this lock.
+        // This lock must not be held while looking at an identifier.
         drop(queue);
         let in_time = disconnects
             .iter()
@@ -134,7 +133,7 @@ impl EventChannel {
         event
     }
 
-    /// Takes out events that nobody is to get any more.
+    /// Takes out events that must not be delivered any more.
     pub fn take_matching(&self, is_meant: impl Fn(&QueuedEvent) -> bool) -> Vec<QueuedEvent> {
         let mut queue = self.lock_queue();
         let (taken, kept): (Vec<_>, Vec<_>) = queue.drain(..).partition(is_meant);
@@ -143,7 +142,7 @@ impl EventChannel {
         taken
     }
 
-    /// Hands all that the daemon has reported on this channel to the identifiers it is about.
+    /// Passes all events of the daemon on this channel to their identifiers.
     pub fn drain_daemon(&self) -> Result<(), Error> {
         loop {
             match self.daemon.get_event(Some(Duration::ZERO)) {
@@ -154,7 +153,7 @@ impl EventChannel {
         }
     }
 
-    /// Takes note of what the daemon reports on this channel.
+    /// Processes an event of the daemon on this channel.
     fn take_report(&self, report: CmEvent) {
         match report {
             // The peer gave up before the program took the request.
@@ -165,7 +164,7 @@ impl EventChannel {
         }
     }
 
-    /// The next event, if there is one.
+    /// Takes the next event, if there is one.
     fn next_event(&self) -> Result<Option<QueuedEvent>, Error> {
         if let Some(event) = self.pop() {
             return Ok(Some(event));
@@ -178,7 +177,7 @@ impl EventChannel {
             }
             Err(error) => {
                 if matches!(error, Error::DaemonGone) {
-                    // Who polls the descriptor has been told: it would be readable for ever.
+                    // Pollers of the descriptor have been told; otherwise it would stay readable.
                     let _ = epoll::delete(&self.epoll, self.daemon.as_fd());
                 }
                 return Err(error);
@@ -192,7 +191,7 @@ impl EventChannel {
             .is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK))
     }
 
-    /// The next event, waited for unless the program set O_NONBLOCK.
+    /// Takes the next event; waits for it unless the program has set O_NONBLOCK.
     pub fn get_event(&self) -> Result<Box<EventObject>, Error> {
         loop {
             while let Some(event) = self.next_event()? {
@@ -201,7 +200,7 @@ impl EventChannel {
                 }
             }
             if !self.lock_queue().is_empty() {
-                // Events that wait for the program to poll.
+                // The events wait for the program to poll completions.
                 if self.is_nonblocking() {
                     return Err(std::io::Error::from_raw_os_error(libc::EAGAIN).into());
                 }
@@ -241,8 +240,8 @@ pub unsafe fn get_cm_event(
         fail_errno(libc::EINVAL);
         return -1;
     }
-    // Programs destroy channels that another thread waits on: it goes on waiting, as a read of a
-    // descriptor that is closed meanwhile does.
+    // Programs destroy channels that another thread waits on. That thread goes on waiting, like a
+    // read of a descriptor that is closed meanwhile.
     // SAFETY: a channel of this library.
     let waited_on = unsafe { EventChannelObject::from_abi(channel) }
         .channel

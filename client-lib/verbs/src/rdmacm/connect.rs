@@ -12,15 +12,14 @@ use std::ffi::{c_int, c_void};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::Ordering;
 
-/// What Linux takes for a backlog of 0 or less.
+/// Linux's value for a backlog of 0 or less.
 const DEFAULT_BACKLOG: u32 = 1024;
 
-/// How often a connect that nobody listens for is tried again: perftest's client and server agree to
-/// connect, and then the one resolves an address, which takes long elsewhere, while the other begins
-/// to listen.
+/// Number of retries of a refused connect: perftest's client and server agree to connect, and then
+/// the client resolves an address, which takes long elsewhere, while the server begins to listen.
 const REFUSALS: u8 = 8;
 
-/// The queue pair of the identifier, or the one whose number the program gave.
+/// Returns the queue pair of the identifier, or the one whose number the program has given.
 ///
 /// # Safety
 /// An identifier of this library.
@@ -42,17 +41,17 @@ pub unsafe fn find_queue_pair(id: *mut rdma_cm_id) -> Option<Qp> {
     }
 }
 
-/// What a program wants of a connection.
+/// Connection parameters of the program.
 struct Wanted<'a> {
     private_data: &'a [u8],
-    /// This side's responder resources and initiator depth; None as much as possible.
+    /// Responder resources and initiator depth of this side; None for the maximum.
     ird: Option<u32>,
     ord: Option<u32>,
     qp_num: u32,
 }
 
 /// # Safety
-/// NULL, or as rdma_connect(3) has it.
+/// NULL, or parameters as of rdma_connect(3).
 unsafe fn read_parameters<'a>(param: *const rdma_conn_param) -> Wanted<'a> {
     if param.is_null() {
         return Wanted {
@@ -66,7 +65,7 @@ unsafe fn read_parameters<'a>(param: *const rdma_conn_param) -> Wanted<'a> {
     let param = unsafe { &*param };
     let depth = |depth: u8| (u32::from(depth) != RDMA_MAX_RESP_RES).then_some(depth.into());
     Wanted {
-        // SAFETY: as long as its length says.
+        // SAFETY: valid for its length.
         private_data: unsafe { bytes(param.private_data, param.private_data_len) },
         ird: depth(param.responder_resources),
         ord: depth(param.initiator_depth),
@@ -84,7 +83,7 @@ unsafe fn bytes<'a>(data: *const c_void, length: u8) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(data.cast(), length.into()) }
 }
 
-/// `wanted`, which may not be above `most`; as much as there is without it.
+/// Returns `wanted`, which must not exceed `most`; without it, `default`.
 fn choose_depth(wanted: Option<u32>, most: u32, default: u32) -> Result<u32, Error> {
     match wanted {
         Some(depth) if depth > most => Err(Error::Invalid(
@@ -186,7 +185,7 @@ unsafe fn start_accept(id: *mut rdma_cm_id, wanted: &Wanted<'_>) -> Result<(), E
     let channel = object.channel();
     let limits = channel.devices.client.limits();
     let mut state = object.lock_state();
-    // A peer of MPA revision 1 offers nothing: it takes what it gets.
+    // A peer of MPA revision 1 offers no depths: it accepts any.
     let offer = |depth: u32, most| if depth == 0 { most } else { depth };
     let offered_ird = offer(state.offered.0, limits.max_ird);
     let offered_ord = offer(state.offered.1, limits.max_ord);
@@ -223,7 +222,7 @@ pub unsafe fn reject(id: *mut rdma_cm_id, data: *const c_void, length: u8) -> c_
         .request
         .take();
     let rejected = match request {
-        // SAFETY: as long as its length says.
+        // SAFETY: valid for its length.
         Some(request) => request.reject(unsafe { bytes(data, length) }),
         None => Err(Error::Invalid("there is no request to reject")),
     };
@@ -252,7 +251,7 @@ pub unsafe fn disconnect(id: *mut rdma_cm_id) -> c_int {
     }
 }
 
-/// rdma_establish(3): over iWARP, a connection is established without it.
+/// rdma_establish(3): over iWARP, connections are established without this call.
 pub unsafe fn establish(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: an identifier of this library.
     let object = unsafe { IdObject::from_abi(id) };
@@ -263,7 +262,7 @@ pub unsafe fn establish(id: *mut rdma_cm_id) -> c_int {
     }
 }
 
-/// rdma_notify(3): communication is established without being told.
+/// rdma_notify(3): ignored, because the connection is established without it.
 pub unsafe fn notify(_id: *mut rdma_cm_id, _event: ibv_event_type) -> c_int {
     0
 }

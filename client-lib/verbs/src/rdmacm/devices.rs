@@ -1,5 +1,5 @@
-//! What all identifiers of the process share: one connection to the daemon, and on it a context for
-//! each device, with the protection domain that queue pairs get when a program names none.
+//! State shared by all identifiers of the process: one connection to the daemon, and on it a
+//! context for each device, with the default protection domain for queue pairs.
 
 use crate::abi::{ibv_context, ibv_pd};
 use crate::ibverbs::context::ContextObject;
@@ -11,8 +11,8 @@ use std::ffi::c_int;
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// A connection to the daemon and its contexts. They are never freed: identifiers, and whatever
-/// programs make with them, refer to them.
+/// A connection to the daemon and its contexts. They are never freed, because identifiers, and the
+/// objects that programs create with them, refer to them.
 pub struct Devices {
     pub client: Context,
     all: Vec<Device>,
@@ -30,8 +30,8 @@ struct PdPointer(*mut ibv_pd);
 
 // SAFETY: a protection domain may be used from any thread.
 unsafe impl Send for PdPointer {}
-// SAFETY: nothing of a device changes but what is in its mutex; a context may be used from any
-// thread.
+// SAFETY: a device is immutable except for the contents of its mutex; a context may be used from
+// any thread.
 unsafe impl Sync for Device {}
 // SAFETY: as above.
 unsafe impl Send for Device {}
@@ -39,7 +39,8 @@ unsafe impl Send for Device {}
 static OPEN: Mutex<Option<&'static Devices>> = Mutex::new(None);
 
 impl Devices {
-    /// Those of the daemon, connected to at the first call, and anew when it is another daemon.
+    /// Returns the devices of the daemon. The first call connects; later ones reconnect if the
+    /// daemon has ended.
     pub fn open() -> Result<&'static Devices, Error> {
         let mut open: MutexGuard<'_, _> = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(devices) = open.filter(|devices| devices.client.is_alive()) {
@@ -81,12 +82,12 @@ impl Devices {
             .ok_or(Error::Invalid("siwd named a device that it does not have"))
     }
 
-    /// One of the devices has the address.
+    /// Checks whether a device has the address.
     pub fn has_address(&self, ip: IpAddr) -> bool {
         self.all.iter().any(|device| device.info.ips.contains(&ip))
     }
 
-    /// The first address of that family that a device has.
+    /// Returns the first address of that family of any device.
     pub fn first_address(&self, is_v4: bool) -> Option<IpAddr> {
         let mut all = self.all.iter().flat_map(|device| &device.info.ips);
         all.find(|ip| ip.is_ipv4() == is_v4).copied()
@@ -101,7 +102,7 @@ impl Devices {
         Ok(self.socket_pd.get_or_init(|| pd))
     }
 
-    /// The protection domain for queue pairs of the device whose context this is.
+    /// Returns the default protection domain for queue pairs of the device with this context.
     pub fn default_pd(&self, context: *mut ibv_context) -> Result<*mut ibv_pd, Error> {
         let mut all = self.all.iter();
         let device = all
@@ -134,7 +135,7 @@ pub unsafe fn get_devices(count: *mut c_int) -> *mut *mut ibv_context {
         }
     };
     let length = devices.all.len();
-    // SAFETY: malloc may be called with any size; `free_devices` gives it back.
+    // SAFETY: malloc may be called with any size; `free_devices` frees it.
     let list: *mut *mut ibv_context =
         unsafe { libc::calloc(length + 1, size_of::<*mut ibv_context>()) }.cast();
     if list.is_null() {
@@ -142,7 +143,7 @@ pub unsafe fn get_devices(count: *mut c_int) -> *mut *mut ibv_context {
         return list;
     }
     for (index, device) in devices.all.iter().enumerate() {
-        // SAFETY: there is room for one more than there are devices.
+        // SAFETY: the list has one entry more than there are devices.
         unsafe { list.add(index).write(device.context.as_abi()) };
     }
     if !count.is_null() {

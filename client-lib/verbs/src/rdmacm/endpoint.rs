@@ -1,5 +1,5 @@
-//! Endpoints: identifiers made from the result of rdma_getaddrinfo(3), whose calls wait for their
-//! events (rdma_create_ep(3), rdma_get_request(3)).
+//! Endpoints: identifiers created from the result of rdma_getaddrinfo(3), whose calls wait for
+//! their events (rdma_create_ep(3), rdma_get_request(3)).
 
 use super::address::{bind_addr, resolve_addr, resolve_route};
 use super::id::{IdObject, InitAttr, destroy_id, fail, release_event, result_of};
@@ -9,7 +9,7 @@ use crate::status::{fail_with, set_errno};
 use std::ffi::c_int;
 use std::ptr::null_mut;
 
-/// How long resolving may take, in milliseconds; the daemon answers at once.
+/// Timeout of resolving, in milliseconds; the daemon answers at once.
 const RESOLVE_TIMEOUT_MS: c_int = 2000;
 
 /// rdma_create_ep(3)
@@ -31,7 +31,7 @@ pub unsafe fn create_ep(
     let status = unsafe { set_up(created, info, pd, init) };
     if status != 0 {
         let errno = std::io::Error::last_os_error().raw_os_error();
-        // SAFETY: just made, and given to nobody.
+        // SAFETY: just created, and not yet passed on.
         unsafe { destroy_id(created) };
         set_errno(errno.unwrap_or(libc::EINVAL));
         return -1;
@@ -42,7 +42,7 @@ pub unsafe fn create_ep(
 }
 
 /// # Safety
-/// As rdma_create_ep(3) obliges its caller.
+/// The contract of rdma_create_ep(3).
 unsafe fn set_up(
     id: *mut rdma_cm_id,
     info: &rdma_addrinfo,
@@ -105,7 +105,7 @@ pub unsafe fn get_request(listen: *mut rdma_cm_id, id: *mut *mut rdma_cm_id) -> 
             return -1;
         }
     };
-    // SAFETY: a valid event, which becomes that of an identifier.
+    // SAFETY: a valid event, which is assigned to an identifier.
     unsafe {
         if (*event).event != RDMA_CM_EVENT_CONNECT_REQUEST {
             (*listen).event = event;

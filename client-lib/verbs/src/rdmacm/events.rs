@@ -1,5 +1,5 @@
-//! How what the daemon reports becomes events of rdma_cm (rdma_get_cm_event(3)): which identifier an
-//! event is about, its kind, status and parameters, and who has to acknowledge it.
+//! Converts events of the daemon to events of rdma_cm (rdma_get_cm_event(3)): the identifier of an
+//! event, its kind, status and parameters, and the identifier that has to acknowledge it.
 
 use super::id::{IdObject, RegisteredId, with_registered};
 use super::sockaddr::write_address;
@@ -9,35 +9,36 @@ use std::ffi::{c_char, c_int};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How long a disconnect waits at most for the program to poll what completed before it.
+/// Maximum time that a disconnect waits for the program to poll earlier completions.
 const DISCONNECT_DELAY: Duration = Duration::from_millis(10);
 
 /// An event in the queue of a channel.
 pub enum QueuedEvent {
-    /// Of an identifier that exists.
+    /// An event of an existing identifier.
     Plain(PlainEvent),
-    /// A peer asks a listener. The identifier of the connection is made when the program takes it.
+    /// A connection request. The identifier of the connection is created when the program takes the
+    /// event.
     Request {
         listener: RegisteredId,
         request: ConnectionRequest,
     },
 }
 
-/// An event in the queue of a channel that brings no new identifier.
+/// A queued event without a new identifier.
 pub struct PlainEvent {
     pub id: RegisteredId,
     pub kind: rdma_cm_event_type,
     /// 0, or a negative errno.
     pub status: c_int,
-    /// What the event says of the connection.
+    /// Connection data of the event.
     pub info: Option<Box<ConnectionInfo>>,
-    /// When the library got it.
+    /// When the library received it.
     pub since: Instant,
 }
 
-/// A disconnect that the program is to have only when it has polled what succeeded before: libfabric
-/// polls, finds nothing, asks for events, and destroys the queue pair of a connection that has ended,
-/// and with it what has completed between these two calls.
+/// A disconnect to be delivered only after the program has polled earlier successful completions.
+/// libfabric polls, finds none, asks for events, and destroys the queue pair of an ended
+/// connection, and with it the completions that arrived between these two calls.
 #[derive(Clone, Copy)]
 pub struct RecentDisconnect {
     pub id: RegisteredId,
@@ -45,7 +46,7 @@ pub struct RecentDisconnect {
 }
 
 impl RecentDisconnect {
-    /// Whether something is left to poll.
+    /// Checks for unpolled completions.
     pub fn is_early(&self) -> bool {
         let is_unpolled = with_registered(self.id, |id| {
             let qps = &id.context()?.objects().qps;
@@ -56,7 +57,7 @@ impl RecentDisconnect {
 }
 
 impl QueuedEvent {
-    /// An event without parameters.
+    /// Creates an event without parameters.
     pub fn plain(id: RegisteredId, kind: rdma_cm_event_type, status: c_int) -> QueuedEvent {
         QueuedEvent::Plain(PlainEvent {
             id,
@@ -67,7 +68,7 @@ impl QueuedEvent {
         })
     }
 
-    /// Of a disconnect that may wait for the program: what it waits for.
+    /// Returns the disconnect if the event is one that may have to wait for the program.
     pub fn as_recent_disconnect(&self) -> Option<RecentDisconnect> {
         let QueuedEvent::Plain(event) = self else {
             return None;
@@ -80,7 +81,7 @@ impl QueuedEvent {
         })
     }
 
-    /// The identifier that has to acknowledge it.
+    /// Returns the identifier that has to acknowledge it.
     pub fn owner(&self) -> RegisteredId {
         match self {
             QueuedEvent::Plain(event) => event.id,
@@ -93,23 +94,24 @@ impl QueuedEvent {
 #[repr(C)]
 pub struct EventObject {
     pub abi: rdma_cm_event,
-    /// Who counts it: the listener of a request, else the identifier.
+    /// Identifier that counts it: the listener of a request, else the identifier of the event.
     owner: RegisteredId,
-    /// What `param` points to.
+    /// Memory that `param` points to.
     _private_data: Box<[u8]>,
 }
 
-/// The cookie is the identifier's number, and the listener's for requests.
+/// Returns the identifier of the cookie; for requests it is the listener.
 fn id_of(info: &ConnectionInfo) -> RegisteredId {
     RegisteredId(info.cookie)
 }
 
-/// Puts an event of the daemon into the queue of the channel that its identifier has now.
+/// Queues an event of the daemon on the current channel of its identifier.
 pub fn dispatch(event: CmEvent) {
     let (kind, info) = match event {
         CmEvent::ConnectRequest(request) => {
             let listener = id_of(request.connection_info());
-            // Of a listener that is gone, or does not admit the peer: dropping it rejects it.
+            // Dropped, and thereby rejected, if the listener was destroyed or does not admit the
+            // peer.
             let mut request = Some(request);
             with_registered(listener, |id| {
                 if let Some(request) = request.take_if(|request| id.admits(request)) {
@@ -132,7 +134,7 @@ pub fn dispatch(event: CmEvent) {
                 0
             }
             RDMA_CM_EVENT_DISCONNECTED => {
-                // An event that the library made itself may have come before.
+                // The library may have created this event itself already.
                 if !id.connected.swap(false, Ordering::AcqRel) {
                     return;
                 }
@@ -150,7 +152,7 @@ pub fn dispatch(event: CmEvent) {
     });
 }
 
-/// Parameters of the connection: what the peer asks of this side, or what was negotiated.
+/// Parameters of the connection: those that the peer requests, or the negotiated ones.
 fn connection_parameters(info: &ConnectionInfo, private_data: &[u8]) -> rdma_conn_param {
     let depth = |depth: u32| u8::try_from(depth).unwrap_or(u8::MAX);
     rdma_conn_param {
@@ -186,7 +188,7 @@ fn new_event(owner: RegisteredId, info: Option<&ConnectionInfo>) -> Box<EventObj
     })
 }
 
-/// Makes a queued event one that a program can have; None if its identifier is gone.
+/// Converts a queued event for the program; None if its identifier was destroyed.
 pub fn deliver(event: QueuedEvent) -> Option<Box<EventObject>> {
     match event {
         QueuedEvent::Plain(plain) => {
@@ -211,7 +213,7 @@ pub fn deliver(event: QueuedEvent) -> Option<Box<EventObject>> {
         QueuedEvent::Request { listener, request } => {
             let mut event = new_event(listener, Some(request.connection_info()));
             event.abi.event = RDMA_CM_EVENT_CONNECT_REQUEST;
-            // Its channel may have to be made, which is not to be done under the lock.
+            // It may have to create a channel, which must not be done under the lock.
             event.abi.id = IdObject::new_child(listener, request)?;
             with_registered(listener, |id| {
                 event.abi.listen_id = id.as_abi();
@@ -223,7 +225,7 @@ pub fn deliver(event: QueuedEvent) -> Option<Box<EventObject>> {
 }
 
 impl IdObject {
-    /// The addresses of a connection are those of its identifier.
+    /// Stores the addresses of a connection in its identifier.
     pub fn store_addresses(&self, info: &ConnectionInfo) {
         let route = self.route();
         // SAFETY: the identifier's own fields, each with room for any address.

@@ -1,5 +1,5 @@
-//! Identifiers (rdma_create_id(3)): the C struct, what belongs to it, and the table by which events
-//! find them. Synchronous ones have a channel of their own, on which each call waits for its event.
+//! Identifiers (rdma_create_id(3)): the C struct, its state, and the table by which events find
+//! them. Synchronous ones have a channel of their own, on which each call waits for its event.
 
 use super::channel::{EventChannel, EventChannelObject};
 use super::connect::find_queue_pair;
@@ -16,61 +16,62 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// The number of an identifier, given to no other one: cookie of its events.
+/// The number of an identifier, never reused; it is the cookie of its events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RegisteredId(pub u64);
 
-/// An identifier as programs see it. Its fields are the program's to read and this library's to
-/// write, in calls that programs do not make at the same time for one identifier.
+/// An identifier as programs see it. The program may read its fields, and this library may write
+/// them, in calls that programs do not make concurrently for one identifier.
 #[repr(C)]
 pub struct IdObject {
     abi: UnsafeCell<rdma_cm_id>,
     number: RegisteredId,
-    /// Events that were delivered; destroying waits until all are acknowledged.
+    /// Delivered events; destroying waits until all are acknowledged.
     pub events: EventCount,
-    /// A connection was established whose end was not reported.
+    /// A connection was established, and its end has not been reported.
     pub connected: AtomicBool,
     closing: AtomicBool,
     channel: Mutex<ChannelOf>,
     state: Mutex<IdState>,
 }
 
-/// Where events of an identifier go.
+/// Event channel of an identifier.
 struct ChannelOf {
     channel: Arc<EventChannel>,
-    /// Of a synchronous identifier: the same, which nobody else has.
+    /// For a synchronous identifier: the same channel, used by no other identifier.
     own: Option<Box<EventChannelObject>>,
 }
 
-/// What an identifier has; none of it is needed to dispatch events.
+/// State of an identifier; dispatching events needs none of it.
 #[derive(Default)]
 pub struct IdState {
     pub binding: Option<CmBinding>,
     pub listener: Option<CmListener>,
-    /// A request that was not answered yet.
+    /// A request that has not been answered.
     pub request: Option<ConnectionRequest>,
-    /// READs and atomics that the request offers: this side's IRD and ORD.
+    /// RDMA Reads and atomics that the request offers: IRD and ORD of this side.
     pub offered: (u32, u32),
-    /// What was bound or resolved.
+    /// Bound or resolved address.
     pub local: Option<SocketAddr>,
     pub destination: Option<SocketAddr>,
-    /// The daemon's index.
+    /// The daemon's device index.
     pub device: Option<u32>,
-    /// Of a queue pair that the program made by itself (`qp_num` of `struct rdma_conn_param`).
+    /// Number of a queue pair that the program created itself (`qp_num` of `struct
+    /// rdma_conn_param`).
     pub qp_num: u32,
     pub reuse: bool,
     pub v6_only: bool,
-    /// Bound to a loopback address: only siwd's own addresses may connect.
+    /// Bound to a loopback address: only peers with an address of siwd may connect.
     pub loopback_only: bool,
-    /// For the connections of rdma_create_ep(3) with RAI_PASSIVE.
+    /// Attributes for the connections of rdma_create_ep(3) with RAI_PASSIVE.
     pub init_attr: Option<InitAttr>,
 }
 
-/// How queue pairs of connections to a listener are made.
+/// Attributes for the queue pairs of connections to a listener.
 #[derive(Clone, Copy)]
 pub struct InitAttr(pub ibv_qp_init_attr);
 
-// SAFETY: what it points to may be used from any thread.
+// SAFETY: the objects it points to may be used from any thread.
 unsafe impl Send for InitAttr {}
 
 struct IdPointer(*const IdObject);
@@ -86,8 +87,8 @@ fn lock_registered() -> MutexGuard<'static, HashMap<RegisteredId, IdPointer>> {
     REGISTERED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Calls `with` for an identifier that exists and is not being destroyed; it cannot go meanwhile.
-/// For acknowledging, one that is being destroyed will do.
+/// Calls `with` for a registered identifier, which cannot be freed meanwhile. This includes an
+/// identifier that `destroy_id` waits to free until its events are acknowledged.
 pub fn with_registered<R>(number: RegisteredId, with: impl FnOnce(&IdObject) -> R) -> Option<R> {
     let all = lock_registered();
     // SAFETY: it is in the table, whose lock `destroy_id` takes before it frees the identifier.
@@ -95,7 +96,7 @@ pub fn with_registered<R>(number: RegisteredId, with: impl FnOnce(&IdObject) -> 
 }
 
 impl IdObject {
-    /// A new identifier of the channel, or a synchronous one.
+    /// Creates an identifier on the channel, or a synchronous one.
     pub fn create(
         channel: *mut rdma_event_channel,
         context: *mut c_void,
@@ -144,7 +145,7 @@ impl IdObject {
         unsafe { &*id.cast() }
     }
 
-    /// For fields that hold an identifier, and to access the fields of this one.
+    /// Pointer for struct fields that hold an identifier, and for access to the fields of this one.
     pub fn as_abi(&self) -> *mut rdma_cm_id {
         self.abi.get()
     }
@@ -164,7 +165,7 @@ impl IdObject {
         self.channel.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The device's context, once it has one: it stays the same while there is a connection.
+    /// The device's context, once it has one: it does not change while there is a connection.
     pub fn context(&self) -> Option<&'static ContextObject> {
         // SAFETY: the identifier's own field.
         let verbs = unsafe { (*self.as_abi()).verbs };
@@ -172,17 +173,17 @@ impl IdObject {
         (!verbs.is_null()).then(|| unsafe { ContextObject::from_abi(verbs) })
     }
 
-    /// What it has.
+    /// Locks its state.
     pub fn lock_state(&self) -> MutexGuard<'_, IdState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where its events go now.
+    /// Its current event channel.
     pub fn channel(&self) -> Arc<EventChannel> {
         self.lock_channel().channel.clone()
     }
 
-    /// Its calls wait for their events.
+    /// True if its calls wait for their events.
     pub fn is_sync(&self) -> bool {
         self.lock_channel().own.is_some()
     }
@@ -194,24 +195,24 @@ impl IdObject {
         }
     }
 
-    /// Whether the peer of a request may connect here.
+    /// Checks whether the peer of a request may connect.
     pub fn admits(&self, request: &ConnectionRequest) -> bool {
         let peer = request.connection_info().peer;
         !self.lock_state().loopback_only
             || peer.is_some_and(|peer| self.channel().devices.has_address(peer.ip()))
     }
 
-    /// It is being destroyed: it gets no more events.
+    /// True while it is being destroyed: it gets no more events.
     pub fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Acquire)
     }
 
-    /// The same for an event without parameters.
+    /// Adds an event without parameters.
     pub fn push_plain(&self, kind: rdma_cm_event_type) {
         self.push_event(QueuedEvent::plain(self.number, kind, 0));
     }
 
-    /// The identifier for a request, like that of its listener.
+    /// Creates the identifier for a request, with the settings of its listener.
     pub fn new_child(
         listener: RegisteredId,
         request: ConnectionRequest,
@@ -239,12 +240,12 @@ impl IdObject {
         let object = unsafe { IdObject::from_abi(child) };
         let channel = object.channel();
         if is_sync {
-            // If that fails, it is known by no cancellation.
+            // If that fails, a cancellation of the request does not reach the identifier.
             let _ = request.migrate(&channel.daemon);
         }
         let info = request.connection_info();
         object.store_addresses(info);
-        // SAFETY: a valid pointer that nobody else has yet.
+        // SAFETY: a valid pointer that is not shared yet.
         let abi = unsafe { &mut *child };
         abi.verbs = channel
             .devices
@@ -261,7 +262,7 @@ impl IdObject {
         Some(child)
     }
 
-    /// The daemon is gone: every identifier of the channel that has a device loses it.
+    /// Reports the end of the daemon: every identifier of the channel that has a device loses it.
     pub fn report_removal(channel: &EventChannel) {
         for found in lock_registered().values() {
             // SAFETY: it is in the table, whose lock is held.
@@ -274,7 +275,7 @@ impl IdObject {
     }
 }
 
-/// A null pointer in place of an error.
+/// Converts an error to a null pointer.
 trait OrNull<T> {
     fn unwrap_or_default_null(self) -> *mut T;
 }
@@ -285,8 +286,8 @@ impl<T> OrNull<T> for Result<*mut T, Error> {
     }
 }
 
-/// What a call of a synchronous identifier ends with: its event, which becomes that of the
-/// identifier. Nothing for others.
+/// Ends a call of a synchronous identifier: waits for its event, which is stored in the identifier.
+/// No effect for other identifiers.
 ///
 /// # Safety
 /// An identifier of this library.
@@ -296,7 +297,8 @@ pub unsafe fn complete(id: *mut rdma_cm_id) -> c_int {
     if !object.is_sync() {
         return 0;
     }
-    // SAFETY: the identifier's own field, which the program uses in no other thread meanwhile.
+    // SAFETY: the identifier's own field, which the program does not use in other threads
+    // meanwhile.
     unsafe {
         release_event(id);
         let event = match object.channel().get_event() {
@@ -315,13 +317,13 @@ pub unsafe fn complete(id: *mut rdma_cm_id) -> c_int {
     }
 }
 
-/// -1, with errno set.
+/// Returns -1, with errno set.
 pub fn fail(errno: c_int) -> c_int {
     fail_errno(errno);
     -1
 }
 
-/// 0, or -1 with errno set.
+/// Returns 0, or -1 with errno set.
 pub fn result_of(call: &str, result: Result<(), Error>) -> c_int {
     if errno_of(call, result) == 0 { 0 } else { -1 }
 }
@@ -331,7 +333,7 @@ pub fn result_of(call: &str, result: Result<(), Error>) -> c_int {
 /// # Safety
 /// An identifier of this library.
 pub unsafe fn release_event(id: *mut rdma_cm_id) {
-    // SAFETY: as the caller promised; what the field points to came from `get_cm_event`.
+    // SAFETY: as the caller promised; the field is NULL or from `get_cm_event`.
     unsafe {
         let event = std::mem::replace(&mut (*id).event, std::ptr::null_mut());
         if !event.is_null() {
@@ -383,7 +385,7 @@ pub unsafe fn destroy_id(id: *mut rdma_cm_id) -> c_int {
     if let Some(listener) = state.listener {
         listener.close_keeping_requests();
     }
-    // A request that was not answered is rejected.
+    // An unanswered request is rejected.
     drop((state.request, state.binding));
     let number = object.number;
     drop(
@@ -439,7 +441,7 @@ unsafe fn migrate(
     if let Some(qp) = unsafe { find_queue_pair(id) } {
         qp.migrate_events(&to.daemon)?;
     }
-    // No more comes to the old channel; what has come so far goes where it would have gone.
+    // The old channel gets no more events; deliver those that have already arrived.
     from.drain_daemon()?;
     let own_pointer = own.as_ref().map(|own| (&raw const **own).cast_mut().cast());
     let old = {

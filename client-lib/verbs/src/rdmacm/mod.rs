@@ -4,16 +4,16 @@
 //! |---|---|
 //! | `exports.rs` | the table of symbols |
 //! | `devices.rs` | the process's connection to the daemon, and a context for each device |
-//! | `channel.rs`, `events.rs` | event channels; how what the daemon reports becomes their events |
+//! | `channel.rs`, `events.rs` | event channels; conversion of the daemon's events |
 //! | `id.rs` | identifiers: creating, destroying, migrating |
 //! | `address.rs` | binding, resolving, options |
 //! | `connect.rs` | connecting, listening, accepting, rejecting, disconnecting |
 //! | `queues.rs` | queue pairs and shared receive queues of identifiers |
 //! | `endpoint.rs`, `addrinfo.rs` | rdma_create_ep(3), rdma_get_request(3), rdma_getaddrinfo(3) |
-//! | `sockaddr.rs`, `unsupported.rs` | addresses of C; what iWARP does not have |
+//! | `sockaddr.rs`, `unsupported.rs` | C addresses; features that iWARP does not have |
 //!
 //! All identifiers of a process use one connection to the daemon, so that a listener on all devices
-//! hands its requests to queue pairs of any of them.
+//! can pass its requests to queue pairs of any of them.
 
 mod address;
 mod addrinfo;

@@ -1,5 +1,5 @@
-//! Queue pairs and shared receive queues of identifiers (rdma_create_qp(3), rdma_create_srq(3)), and
-//! the completion queues that they get when the program brings none.
+//! Queue pairs and shared receive queues of identifiers (rdma_create_qp(3), rdma_create_srq(3)),
+//! and completion queues for them if the program provides none.
 
 use super::id::{IdObject, fail, result_of};
 use crate::abi::*;
@@ -15,7 +15,7 @@ fn last_error() -> Error {
     std::io::Error::last_os_error().into()
 }
 
-/// The domain that is named, else that of the identifier, else the default of its device.
+/// Chooses the given domain, else that of the identifier, else the default of its device.
 ///
 /// # Safety
 /// An identifier of this library, and NULL or a protection domain of it.
@@ -39,7 +39,7 @@ unsafe fn choose_pd(id: *mut rdma_cm_id, pd: *mut ibv_pd) -> Result<*mut ibv_pd,
     Ok(pd)
 }
 
-/// A completion queue with a channel of its own, whose events carry the identifier.
+/// Creates a completion queue with a channel of its own, whose events carry the identifier.
 ///
 /// # Safety
 /// An identifier of this library with a device.
@@ -65,12 +65,12 @@ unsafe fn create_cq(
     }
 }
 
-/// Destroys the completion queues that the library made for the identifier.
+/// Destroys the completion queues that the library created for the identifier.
 ///
 /// # Safety
-/// An identifier of this library whose queue pair is gone.
+/// An identifier of this library whose queue pair has been destroyed.
 unsafe fn destroy_cqs(id: *mut rdma_cm_id) {
-    // SAFETY: as the caller promised: the fields are NULL or what `create_cq` made.
+    // SAFETY: as the caller promised: the fields are NULL or from `create_cq`.
     unsafe {
         for (queue, events) in [
             (&raw mut (*id).send_cq, &raw mut (*id).send_cq_channel),
@@ -85,7 +85,7 @@ unsafe fn destroy_cqs(id: *mut rdma_cm_id) {
 }
 
 /// # Safety
-/// As the manual page obliges the caller.
+/// The contract of the manual page.
 unsafe fn create(
     id: *mut rdma_cm_id,
     pd: *mut ibv_pd,
@@ -121,7 +121,7 @@ unsafe fn create(
             destroy_cqs(id);
             return Err(error);
         }
-        // As after rdma_create_qp(3) over the kernel: receives may be posted.
+        // As after rdma_create_qp(3) with kernel devices: receive requests may be posted.
         QpObject::from_abi(made).set_unconnected_state(IBV_QPS_INIT);
         (*made).state = IBV_QPS_INIT;
         (*id).qp = made;
@@ -176,7 +176,8 @@ pub unsafe fn destroy_qp(id: *mut rdma_cm_id) {
         qp::destroy_qp(made);
         (*id).qp = null_mut();
         destroy_cqs(id);
-        // The daemon reports nothing of a queue pair that is gone, but the connection has ended.
+        // The daemon does not report events of a destroyed queue pair, but the connection has
+        // ended.
         if object.connected.load(Ordering::Acquire) {
             let _ = object.channel().drain_daemon();
             if object.connected.swap(false, Ordering::AcqRel) {
@@ -236,8 +237,8 @@ pub unsafe fn destroy_srq(id: *mut rdma_cm_id) {
     }
 }
 
-/// rdma_init_qp_attr(3): what a program that moves its queue pair by itself passes to
-/// ibv_modify_qp(3). Over iWARP, connecting does the rest.
+/// rdma_init_qp_attr(3): attributes for ibv_modify_qp(3), for a program that moves its queue pair
+/// itself. Over iWARP, connecting does the rest.
 pub unsafe fn init_qp_attr(id: *mut rdma_cm_id, attr: *mut ibv_qp_attr, mask: *mut c_int) -> c_int {
     // SAFETY: as the manual page obliges the caller.
     unsafe {

@@ -1,9 +1,9 @@
-//! Addresses as C has them, `struct sockaddr_in` and `struct sockaddr_in6`, and as Rust has them.
+//! Converts between the C addresses `struct sockaddr_in` and `struct sockaddr_in6` and Rust's.
 
 use std::ffi::c_void;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
-/// Bytes of an address of C.
+/// Size of the C sockaddr.
 pub fn length_of(addr: SocketAddr) -> usize {
     match addr {
         SocketAddr::V4(_) => size_of::<libc::sockaddr_in>(),
@@ -11,10 +11,10 @@ pub fn length_of(addr: SocketAddr) -> usize {
     }
 }
 
-/// None for NULL and for families other than AF_INET and AF_INET6.
+/// Reads a C address; None for NULL and for families other than AF_INET and AF_INET6.
 ///
 /// # Safety
-/// NULL, or as long as its family says.
+/// NULL, or valid for the size of its family.
 pub unsafe fn read_address<T>(addr: *const T) -> Option<SocketAddr> {
     let addr: *const c_void = addr.cast();
     if addr.is_null() {
@@ -24,13 +24,13 @@ pub unsafe fn read_address<T>(addr: *const T) -> Option<SocketAddr> {
     let family = unsafe { addr.cast::<libc::sa_family_t>().read_unaligned() };
     match i32::from(family) {
         libc::AF_INET => {
-            // SAFETY: the family says that it is one.
+            // SAFETY: the family is that of this struct.
             let v4 = unsafe { addr.cast::<libc::sockaddr_in>().read_unaligned() };
             let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
             Some(SocketAddrV4::new(ip, u16::from_be(v4.sin_port)).into())
         }
         libc::AF_INET6 => {
-            // SAFETY: the family says that it is one.
+            // SAFETY: the family is that of this struct.
             let v6 = unsafe { addr.cast::<libc::sockaddr_in6>().read_unaligned() };
             let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
             let port = u16::from_be(v6.sin6_port);
@@ -40,7 +40,7 @@ pub unsafe fn read_address<T>(addr: *const T) -> Option<SocketAddr> {
     }
 }
 
-/// Writes an address of C.
+/// Writes a C address.
 ///
 /// # Safety
 /// There is room for [`length_of`] bytes.

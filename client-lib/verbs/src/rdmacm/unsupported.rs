@@ -1,4 +1,4 @@
-//! What iWARP does not have: multicast, and enhanced connection establishment.
+//! Features that iWARP does not have: multicast, and enhanced connection establishment.
 
 use super::id::fail;
 use crate::abi::*;
@@ -22,7 +22,7 @@ pub unsafe fn join_multicast_ex(
     fail(libc::EOPNOTSUPP)
 }
 
-/// rdma_leave_multicast(3): nothing was joined.
+/// rdma_leave_multicast(3): always an error, because no group was joined.
 pub unsafe fn leave_multicast(_id: *mut rdma_cm_id, _addr: *mut sockaddr) -> c_int {
     fail(libc::EADDRNOTAVAIL)
 }
