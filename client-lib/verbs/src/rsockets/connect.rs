@@ -1,4 +1,4 @@
-//! How rsockets are made, bound, connected and accepted.
+//! Creating, binding, connecting and accepting rsockets.
 
 use super::options::Options;
 use super::socket::{
@@ -20,10 +20,10 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Reads that each side may have outstanding: rsockets have none, but one is needed to set up a
-/// connection in which a READ is the first message (RFC 6581 section 9).
+/// RDMA Reads that each side may have outstanding. rsockets use none, but one is needed to set up a
+/// connection whose first message is a READ (RFC 6581 section 9).
 const READS: u32 = 1;
-/// What Linux takes for a backlog of 0 or less.
+/// Linux's value for a backlog of 0 or less.
 const DEFAULT_BACKLOG: u32 = 1024;
 
 fn errno_of(call: &str, error: &Error) -> c_int {
@@ -51,7 +51,8 @@ pub fn create_rsocket(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_i
     Ok(table::insert(new_descriptor()?, Arc::new(socket)))
 }
 
-/// Whether connections to the address go over siwd; with `own`, whether it is siwd's own.
+/// Checks whether connections to the address go over siwd; with `own`, whether it is an address of
+/// siwd.
 pub fn is_reachable(addr: SocketAddr, own: bool) -> bool {
     let ip = addr.ip();
     if ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() {
@@ -129,7 +130,7 @@ impl RsocketState {
         }
     }
 
-    /// The first half of rconnect(3).
+    /// Starts rconnect(3).
     fn start_connect(&mut self, descriptor: c_int, to: SocketAddr) -> Result<(), c_int> {
         match &self.phase {
             Phase::New | Phase::Bound(_) => {}
@@ -144,7 +145,7 @@ impl RsocketState {
         add_to_descriptor(table::borrow(descriptor), &*connecting.channel)?;
         add_to_descriptor(table::borrow(descriptor), &*connecting.stream.channel)?;
         self.peer = Some(to);
-        // A port that was bound stays reserved until the connection has it.
+        // A bound port stays reserved until the connection has it.
         self.phase = Phase::Connecting(connecting);
         Ok(())
     }
@@ -175,7 +176,7 @@ impl RsocketState {
         })
     }
 
-    /// Takes the answer to a connect, if it is there.
+    /// Processes the answer to a connect, if it has arrived.
     pub fn progress_connect(&mut self) {
         let Phase::Connecting(connecting) = &self.phase else {
             return;
@@ -224,7 +225,7 @@ impl RsocketState {
 }
 
 impl Rsocket {
-    /// A listener of the kernel becomes part of this one.
+    /// Adds a listener of the kernel, whose connections this one accepts too.
     pub fn join(&self, descriptor: c_int, kernel: OwnedFd) -> Result<(), c_int> {
         let mut state = self.lock();
         let Phase::Listening(listening) = &mut state.phase else {
@@ -263,14 +264,15 @@ impl Rsocket {
             });
             match outcome {
                 Ok(outcome) => return outcome,
-                // A connect that a signal interrupts goes on; nobody expects to be asked again.
+                // A connect interrupted by a signal continues: callers do not expect to repeat it.
                 Err(libc::EINTR) => {}
                 Err(errno) => return Err(errno),
             }
         }
     }
 
-    /// raccept(3): a new socket with its descriptor. Without an address it is the kernel's.
+    /// raccept(3): returns a new socket with its descriptor. Without an address it is a socket of
+    /// the kernel.
     pub fn accept(&self, flags: c_int) -> Result<(c_int, Option<SocketAddr>), c_int> {
         let accepted = self.attempt(self.blocks(0), None, |state| match &mut state.phase {
             Phase::Listening(listening) => listening.accept(flags),
@@ -310,8 +312,8 @@ fn connect_outcome(state: &mut RsocketState) -> Result<(), c_int> {
     }
 }
 
-/// EventSource of the connection go to the channel of the listener, which ignores them: the completions
-/// tell what becomes of a stream.
+/// Accepts a connection. Its events go to the channel of the listener, which ignores them:
+/// completions show the state of a stream.
 fn accept_request(
     request: ConnectionRequest,
     channel: &CmChannel,
@@ -336,10 +338,10 @@ fn accept_request(
     Ok(stream)
 }
 
-/// What a listener gave.
+/// An accepted connection.
 enum Accepted {
     Request(ConnectionRequest, Arc<CmChannel>),
-    /// A connection of the kernel's listener that it was joined with.
+    /// A connection of the kernel's listener that was added by `join`.
     Kernel(c_int),
 }
 
@@ -352,7 +354,7 @@ impl Listening {
             return Attempt::Wait;
         };
         let (fd, null) = (kernel.as_raw_fd(), std::ptr::null_mut::<libc::sockaddr>());
-        // SAFETY: a listener that does not block; no address is asked for.
+        // SAFETY: a non-blocking listener; no address is requested.
         let accepted = unsafe { libc::syscall(libc::SYS_accept4, fd, null, null, flags) };
         match c_int::try_from(accepted) {
             Ok(accepted) if accepted >= 0 => Attempt::Done(Ok(Accepted::Kernel(accepted))),
@@ -363,7 +365,8 @@ impl Listening {
         }
     }
 
-    /// Takes one request from the channel: its descriptor shows whether there are more.
+    /// Takes requests from the channel until one is queued; its descriptor shows whether there are
+    /// more.
     pub fn take_requests(&mut self) {
         while self.requests.is_empty() {
             match self.channel.get_event(Some(Duration::ZERO)) {

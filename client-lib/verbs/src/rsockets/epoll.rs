@@ -1,9 +1,9 @@
 //! repoll_create(3), repoll_ctl(3), repoll_wait(3): epoll(7) with rsockets.
 //!
-//! The kernel's instance that the program has holds the kernel's descriptors, and one more, an
-//! instance of this library's own with those of the rsockets. An rsocket whose descriptor is readable
-//! becomes a candidate: it is looked at, reported if it is ready, and, if it is not, armed and left
-//! alone until its descriptor is readable again.
+//! The program's kernel instance holds the kernel's descriptors and one more: an inner instance of
+//! this library, with the descriptors of the rsockets. An rsocket whose descriptor is readable
+//! becomes a candidate. A candidate is checked; if it is ready it is reported, otherwise it is
+//! armed and not checked again until its descriptor is readable.
 
 use super::socket::Rsocket;
 use super::table;
@@ -15,16 +15,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
-/// The number of the eventfd, which no descriptor of an rsocket has.
+/// Event data of the eventfd; no rsocket descriptor has this number.
 const WAKE: u64 = u64::MAX;
-/// EventSource that are taken from the kernel at once.
+/// Events taken from the kernel at once.
 const BATCH: usize = 64;
 
-/// An epoll instance that rsockets were added to.
+/// An epoll instance with rsockets.
 pub struct Instance {
-    /// Of the rsockets.
+    /// Kernel instance with the descriptors of the rsockets.
     inner: OwnedFd,
-    /// Tells a thread that waits of a new candidate.
+    /// Wakes a waiting thread for a new candidate.
     wake: OwnedFd,
     watches: Mutex<Watches>,
 }
@@ -32,7 +32,7 @@ pub struct Instance {
 #[derive(Default)]
 struct Watches {
     all: HashMap<c_int, Watch>,
-    /// Those that may be ready.
+    /// Rsockets that may be ready.
     candidates: Vec<c_int>,
 }
 
@@ -73,7 +73,7 @@ impl Watchers {
         });
     }
 
-    /// EventSource were taken that an instance may wait for.
+    /// Wakes the instances, after events for which they may wait were taken.
     pub fn wake(&self) {
         if !self.any.load(Ordering::Acquire) {
             return;
@@ -86,7 +86,7 @@ impl Watchers {
         }
     }
 
-    /// The descriptor is closed.
+    /// Removes a closed descriptor.
     pub fn forget(&self, descriptor: c_int) {
         if !self.any.load(Ordering::Acquire) {
             return;
@@ -109,7 +109,7 @@ impl Instance {
         self.watches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For the kernel's instance `outer`, which it becomes part of.
+    /// Creates the inner instance and adds it to the kernel's instance `outer`.
     fn new(outer: c_int) -> Result<Arc<Instance>, c_int> {
         let inner = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(errno_of)?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
@@ -127,8 +127,7 @@ impl Instance {
         Ok(instance)
     }
 
-    /// What the kernel calls the inner instance in its reports: an address that no data of the
-    /// program's can be.
+    /// Event data of the inner instance: an address that event data of the program cannot equal.
     fn token(self: &Arc<Self>) -> u64 {
         Arc::as_ptr(self) as u64
     }
@@ -168,7 +167,7 @@ impl Instance {
         Ok(())
     }
 
-    /// A thread that waits now has to look at it.
+    /// Has a waiting thread check the descriptor.
     fn wake_for(&self, descriptor: c_int) {
         self.add_candidate(descriptor);
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
@@ -189,7 +188,7 @@ impl Instance {
         epoll::delete(&self.inner, table::borrow(descriptor)).map_err(errno_of)
     }
 
-    /// The rsockets whose descriptors are readable become candidates.
+    /// Makes rsockets with readable descriptors candidates.
     fn take_inner_events(&self) {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
         let count = wait_kernel(self.inner.as_raw_fd(), &mut events, 0, std::ptr::null());
@@ -215,7 +214,7 @@ impl Instance {
         }
     }
 
-    /// Reports the candidates that are ready; how many.
+    /// Reports the ready candidates and returns their number.
     fn report_ready(&self, events: &mut [libc::epoll_event]) -> usize {
         let mut candidates = std::mem::take(&mut self.lock().candidates);
         let mut count = 0;
@@ -236,15 +235,15 @@ impl Instance {
             }
             self.end_check(*descriptor, &watch, ready)
         });
-        // Those that were looked at go to the end: everybody's turn comes.
+        // Checked candidates move to the end, so that every candidate gets its turn.
         let kept = candidates.len().min(count);
         candidates.rotate_left(kept);
         self.lock().candidates.append(&mut candidates);
         count
     }
 
-    /// What to look for. The look itself is taken without the lock, which threads that hold the
-    /// lock of an rsocket may wait for.
+    /// Returns the watch to check. The check itself runs without the lock, because threads that
+    /// hold the lock of an rsocket may wait for this one.
     fn begin_check(&self, descriptor: c_int) -> Option<Watch> {
         let mut watches = self.lock();
         let watch = watches.all.get_mut(&descriptor)?;
@@ -252,7 +251,7 @@ impl Instance {
         Some(watch.clone())
     }
 
-    /// Whether it stays a candidate in the list of the caller.
+    /// Ends a check; returns whether the rsocket stays a candidate in the caller's list.
     fn end_check(&self, descriptor: c_int, checked: &Watch, ready: u32) -> bool {
         if ready == 0 {
             return false;
@@ -265,7 +264,7 @@ impl Instance {
             watch.events = 0;
             return false;
         }
-        // It may have become one again meanwhile, and be in the other list.
+        // It may have become a candidate again meanwhile, in the other list.
         let stays = checked.events & libc::EPOLLET as u32 == 0 && !watch.is_candidate;
         watch.is_candidate |= stays;
         stays
@@ -273,14 +272,13 @@ impl Instance {
 }
 
 impl Watch {
-    /// What is to be reported. When that is nothing, or not again (EPOLLET), the next event is asked
-    /// for.
+    /// Returns the events to report. If there are none, or with EPOLLET, it arms the next event.
     fn check_readiness(&self) -> u32 {
         let asked = self.events | (libc::EPOLLERR | libc::EPOLLHUP) as u32;
         if self.events & !(libc::EPOLLET | libc::EPOLLONESHOT) as u32 == 0 {
             return 0;
         }
-        // The numbers of epoll(7) are those of poll(2).
+        // The event bits of epoll(7) are those of poll(2).
         let is_edge = self.events & libc::EPOLLET as u32 != 0;
         let mut ready = 0;
         if !is_edge {
@@ -294,14 +292,14 @@ impl Watch {
     }
 }
 
-/// epoll_pwait(2) by its number: a preloaded library may have taken the function's name.
+/// epoll_pwait(2) by system call number: a preloaded library may define a function of that name.
 fn wait_kernel(
     instance: c_int,
     events: &mut [libc::epoll_event],
     timeout_ms: c_int,
     mask: *const libc::sigset_t,
 ) -> Result<usize, c_int> {
-    // SAFETY: a list with its length, a mask or NULL with the kernel's length.
+    // SAFETY: a list with its length; a mask or NULL, with the kernel's mask size.
     let count = unsafe {
         let (list, count) = (events.as_mut_ptr(), events.len());
         let number = libc::SYS_epoll_pwait;
@@ -333,7 +331,7 @@ fn find_or_add_instance(number: c_int) -> Result<Arc<Instance>, c_int> {
     if let Some(found) = find_instance(number) {
         return Ok(found);
     }
-    // Not under the lock: a preloaded close(2) comes back to this table.
+    // Without the lock: a preloaded close(2) calls back into this table.
     let instance = Instance::new(number)?;
     let mut instances = INSTANCES.write().unwrap_or_else(PoisonError::into_inner);
     let stale = instances.insert(number, instance.clone());
@@ -342,7 +340,7 @@ fn find_or_add_instance(number: c_int) -> Result<Arc<Instance>, c_int> {
     Ok(instance)
 }
 
-/// The program closes an instance.
+/// Called when the program closes an instance.
 pub fn forget_instance(number: c_int) -> bool {
     if find_instance(number).is_none() {
         return false;
@@ -350,18 +348,18 @@ pub fn forget_instance(number: c_int) -> bool {
     let mut instances = INSTANCES.write().unwrap_or_else(PoisonError::into_inner);
     let removed = instances.remove(&number);
     drop(instances);
-    // Not under the lock: a preloaded close(2) comes back to this table.
+    // Dropped without the lock: a preloaded close(2) calls back into this table.
     removed.is_some()
 }
 
-/// What a program asks of a descriptor.
+/// Events that a program requests for a descriptor.
 #[derive(Clone, Copy)]
 pub struct AskedEvent {
     pub events: u32,
     pub data: u64,
 }
 
-/// epoll_ctl(2) for rsockets; None if the descriptor is none.
+/// epoll_ctl(2) for rsockets; None if the descriptor is not an rsocket.
 pub fn control_instance(
     number: c_int,
     operation: c_int,
@@ -415,7 +413,7 @@ pub fn wait_for_events(
     }
 }
 
-/// Takes the report of the inner instance out of what the kernel said; how many are left.
+/// Removes the report of the inner instance from the kernel's events and returns the number left.
 fn keep_own(instance: &Arc<Instance>, events: &mut [libc::epoll_event]) -> usize {
     let token = instance.token();
     let Some(at) = events.iter().position(|event| event.u64 == token) else {
@@ -426,7 +424,7 @@ fn keep_own(instance: &Arc<Instance>, events: &mut [libc::epoll_event]) -> usize
     events.len() - 1
 }
 
-/// Rounded up, so that nobody spins through the last millisecond.
+/// Rounds up, so that callers do not spin through the last millisecond.
 fn to_milliseconds(timeout: Option<Duration>) -> c_int {
     timeout.map_or(-1, |timeout| {
         c_int::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX)

@@ -1,4 +1,4 @@
-//! rsockets as C calls them (rsocket(7)): results of -1 with errno, addresses, lists of buffers.
+//! The C interface of rsockets (rsocket(7)): results of -1 with errno, addresses, lists of buffers.
 
 use super::socket::Rsocket;
 use super::{connect, epoll, poll, preload, table, transfer};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// -1 with errno set, or the result.
+/// Returns the result, or -1 with errno set.
 pub(super) fn to_c<T>(result: Result<T, c_int>, convert: impl FnOnce(T) -> isize) -> isize {
     match result {
         Ok(value) => convert(value),
@@ -48,10 +48,10 @@ pub(super) unsafe fn to_address(
     unsafe { read_address(addr) }.ok_or(libc::EAFNOSUPPORT)
 }
 
-/// Writes as much of an address as fits, and its whole length.
+/// Writes as much of an address as fits, and its full length.
 ///
 /// # Safety
-/// NULL, or room as long as it says.
+/// NULL, or room for `length` bytes.
 unsafe fn store_address(
     addr: Option<SocketAddr>,
     to: *mut libc::sockaddr,
@@ -73,7 +73,7 @@ unsafe fn store_address(
 }
 
 /// # Safety
-/// A list of that length.
+/// `list` has `count` elements.
 unsafe fn buffer_list<'a>(list: *const libc::iovec, count: usize) -> &'a [libc::iovec] {
     if list.is_null() || count == 0 {
         return &[];
@@ -114,7 +114,7 @@ unsafe fn accept_connection(
     unsafe { accept_with(fd, addr, length, None) }
 }
 
-/// raccept(3) with the flags of accept4(2), or those of the listener.
+/// raccept(3) with the flags of accept4(2), or with the listener's.
 pub(super) unsafe fn accept_with(
     fd: c_int,
     addr: *mut libc::sockaddr,
@@ -122,7 +122,7 @@ pub(super) unsafe fn accept_with(
     flags: Option<c_int>,
 ) -> c_int {
     let accepted = find_socket(fd).and_then(|socket| {
-        // librdmacm's sockets have the flags of their listener.
+        // Sockets of librdmacm inherit the flags of their listener.
         let inherited = if socket.nonblocking.load(Ordering::Relaxed) {
             libc::SOCK_NONBLOCK
         } else {
@@ -156,7 +156,7 @@ unsafe fn shut_down_socket(fd: c_int, how: c_int) -> c_int {
 
 unsafe fn close_descriptor(fd: c_int) -> c_int {
     if epoll::forget_instance(fd) {
-        // SAFETY: the program gives it up.
+        // SAFETY: the program closes it.
         return unsafe { libc::syscall(libc::SYS_close, fd) } as c_int;
     }
     to_status(transfer::close_rsocket(fd))
@@ -202,7 +202,7 @@ unsafe fn send_bytes(fd: c_int, from: *const c_void, length: usize, flags: c_int
     to_length(find_socket(fd).and_then(|socket| unsafe { socket.send(&list, flags) }))
 }
 
-/// A stream has one peer, whatever address is given.
+/// The address is ignored: a stream has one peer.
 unsafe fn send_to(
     fd: c_int,
     from: *const c_void,
@@ -335,7 +335,7 @@ unsafe fn get_option(
     )
 }
 
-/// The descriptor itself has no O_NONBLOCK that meant anything.
+/// fcntl(2). O_NONBLOCK is kept by the rsocket; the descriptor's own has no effect.
 unsafe fn control_descriptor(fd: c_int, command: c_int, argument: usize) -> c_int {
     let socket = match find_socket(fd) {
         Ok(socket) => socket,
@@ -351,7 +351,7 @@ unsafe fn control_descriptor(fd: c_int, command: c_int, argument: usize) -> c_in
             socket.nonblocking.store(nonblocking, Ordering::Relaxed);
             0
         }
-        // SAFETY: these concern the descriptor alone.
+        // SAFETY: these commands affect only the descriptor.
         libc::F_GETFD | libc::F_SETFD => unsafe {
             libc::syscall(libc::SYS_fcntl, fd, command, argument) as c_int
         },

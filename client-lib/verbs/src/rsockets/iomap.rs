@@ -1,4 +1,4 @@
-//! Memory that the peer writes to directly: riomap(3), riounmap(3), riowrite(3).
+//! Memory that the peer writes directly: riomap(3), riounmap(3), riowrite(3).
 
 use super::send::Blocked;
 use super::socket::{Attempt, Phase, Rsocket, RsocketState};
@@ -10,7 +10,7 @@ use crate::status::log_failure;
 use siw::{Access, AppMr};
 use std::ffi::{c_int, c_void};
 
-/// What this side has mapped.
+/// Memory mapped by this side.
 #[derive(Default)]
 pub struct Mappings(Vec<MappedMemory>);
 
@@ -19,9 +19,9 @@ struct MappedMemory {
     length: usize,
     offset: u64,
     region: AppMr,
-    /// The place in the peer's list; None for memory that the peer may not write to.
+    /// Index in the peer's list; None for memory that the peer may not write.
     index: Option<u16>,
-    /// The peer was not told.
+    /// The peer has not been told.
     is_pending: bool,
 }
 
@@ -33,7 +33,7 @@ impl Mappings {
 }
 
 impl RsocketState {
-    /// Tells the peer of memory that was mapped since the last call.
+    /// Tells the peer about memory mapped since the last call.
     pub fn send_mappings(&mut self) -> Result<(), Attempt<Result<usize, c_int>>> {
         if self.mappings.0.iter().all(|mapped| !mapped.is_pending) {
             return Ok(());
@@ -73,7 +73,7 @@ impl MappedMemory {
 }
 
 impl Stream {
-    /// The memory of the peer that stands for the offset.
+    /// Finds the peer's memory for an offset.
     fn find_mapping(&self, offset: u64) -> Option<PeerMapping> {
         let all = (0..usize::from(self.peer_written_mappings())).filter_map(|index| {
             let bytes = self.memory.read_mapping(index).ok()?;
@@ -93,7 +93,7 @@ impl Stream {
 }
 
 impl Rsocket {
-    /// riomap(3): the offset that the memory stands for.
+    /// riomap(3): returns the offset assigned to the memory.
     pub fn map(
         &self,
         address: *mut c_void,
@@ -154,7 +154,7 @@ impl Rsocket {
     /// riowrite(3)
     ///
     /// # Safety
-    /// The buffer is as long as it says.
+    /// The buffer is valid for its length.
     pub unsafe fn write_mapped(
         &self,
         part: &[libc::iovec; 1],

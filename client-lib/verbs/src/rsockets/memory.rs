@@ -1,14 +1,14 @@
-//! The memory of a stream: one arena with the messages that come in, the lists that the peer writes,
-//! the receive buffer and the send buffer.
+//! The memory of a stream: one arena with incoming messages, the lists that the peer writes, the
+//! receive buffer and the send buffer.
 
 use super::options::Sizes;
 use super::wire::{MAPPING_LEN, MESSAGE_LEN, WINDOW_LEN, WINDOWS};
 use siw::{Access, Arena, Context, Error, Mr, Pd, Sge};
 
-/// A cache line: what is copied in bulk begins at one.
+/// A cache line: areas for bulk copies are aligned to it.
 const ALIGN: usize = 64;
 
-/// Where everything is in the arena.
+/// Offsets of all areas in the arena.
 #[derive(Debug, Clone, Copy)]
 struct Layout {
     windows: usize,
@@ -38,14 +38,14 @@ impl Layout {
 /// The memory of a stream.
 pub struct StreamMemory {
     layout: Layout,
-    /// All of it, for this side's requests and copies.
+    /// The whole arena, for requests and copies of this side.
     own: Mr,
-    /// What the peer may write: lists and receive buffer.
+    /// Memory that the peer may write: lists and receive buffer.
     remote: Mr,
 }
 
 impl StreamMemory {
-    /// Memory of the daemon, registered.
+    /// Allocates and registers memory of the daemon.
     pub fn new(client: &Context, pd: &Pd, sizes: &Sizes) -> Result<StreamMemory, Error> {
         let layout = Layout::new(sizes);
         let arena = Arena::alloc(client, layout.end, false)?;
@@ -59,40 +59,40 @@ impl StreamMemory {
         })
     }
 
-    /// For the peer: where a byte of the receive buffer is.
+    /// Address of a byte of the receive buffer, for the peer.
     pub fn receive_address(&self, offset: u32) -> u64 {
         self.own.addr() + self.layout.receive as u64 + u64::from(offset)
     }
 
-    /// For the peer: where the list of windows is.
+    /// Address of the list of windows, for the peer.
     pub fn windows_address(&self) -> u64 {
         self.own.addr() + self.layout.windows as u64
     }
 
-    /// For the peer: the key of both.
+    /// Key of both, for the peer.
     pub fn remote_key(&self) -> u32 {
         self.remote.rkey()
     }
 
-    /// The place of an incoming message.
+    /// Buffer of an incoming message.
     pub fn message_sge(&self, index: u32) -> Sge {
         self.own.sge(index as usize * MESSAGE_LEN, MESSAGE_LEN)
     }
 
-    /// Bytes of the send buffer.
+    /// Part of the send buffer.
     pub fn send_sge(&self, offset: u32, length: u32) -> Sge {
         let at = self.layout.send + offset as usize;
         self.own.sge(at, length as usize)
     }
 
-    /// A message that came in.
+    /// Reads a received message.
     pub fn read_message(&self, index: u32) -> Result<[u8; MESSAGE_LEN], Error> {
         let mut bytes = [0; MESSAGE_LEN];
         self.own.read(index as usize * MESSAGE_LEN, &mut bytes)?;
         Ok(bytes)
     }
 
-    /// A window that the peer wrote.
+    /// Reads a window that the peer wrote.
     pub fn read_window(&self, index: usize) -> Result<[u8; WINDOW_LEN], Error> {
         let mut bytes = [0; WINDOW_LEN];
         let at = self.layout.windows + index * WINDOW_LEN;
@@ -100,13 +100,13 @@ impl StreamMemory {
         Ok(bytes)
     }
 
-    /// The window is used: what is there next is a new one.
+    /// Clears a used window, so that the next one is recognised as new.
     pub fn clear_window(&self, index: usize) -> Result<(), Error> {
         let at = self.layout.windows + index * WINDOW_LEN;
         self.own.write(at, &[0; WINDOW_LEN])
     }
 
-    /// An entry of the list of mapped memory that the peer wrote.
+    /// Reads an entry of the list of mapped memory that the peer wrote.
     pub fn read_mapping(&self, index: usize) -> Result<[u8; MAPPING_LEN], Error> {
         let mut bytes = [0; MAPPING_LEN];
         let at = self.layout.mappings + index * MAPPING_LEN;
@@ -114,7 +114,7 @@ impl StreamMemory {
         Ok(bytes)
     }
 
-    /// Copies out of the receive buffer.
+    /// Copies from the receive buffer.
     pub fn read_received(&self, offset: u32, to: &mut [u8]) -> Result<(), Error> {
         self.own.read(self.layout.receive + offset as usize, to)
     }

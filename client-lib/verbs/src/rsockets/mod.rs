@@ -2,18 +2,18 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `exports.rs` | the table of symbols; addresses and results of C |
-//! | `table.rs`, `socket.rs` | rsockets by descriptor; states, and how calls wait |
+//! | `exports.rs` | the table of symbols; C addresses and results |
+//! | `table.rs`, `socket.rs` | rsockets by descriptor; states, and waiting in calls |
 //! | `connect.rs` | creating, binding, listening, connecting, accepting |
 //! | `stream.rs`, `send.rs`, `receive.rs` | a connected rsocket: buffers, messages, credits |
-//! | `wire.rs`, `memory.rs` | what is said to the peer; where everything is in memory |
+//! | `wire.rs`, `memory.rs` | messages to the peer; memory layout |
 //! | `transfer.rs`, `vectors.rs` | sending, receiving, ending; lists of buffers |
 //! | `poll.rs`, `epoll.rs` | waiting for several |
-//! | `preload.rs` | what the preloaded library needs beside |
-//! | `options.rs`, `iomap.rs` | options; memory that the peer writes to |
+//! | `preload.rs` | additional functions for the preloaded library |
+//! | `options.rs`, `iomap.rs` | options; memory that the peer writes directly |
 //!
-//! A child of fork(2) has none of its parent's rsockets: every call says EBADF there, and the
-//! parent's connections are not touched. Datagrams (SOCK_DGRAM) are not supported: they need
+//! A child of fork(2) has none of its parent's rsockets: every call fails with EBADF in it, and the
+//! parent's connections are unaffected. Datagrams (SOCK_DGRAM) are not supported: they need
 //! unreliable queue pairs.
 
 mod connect;

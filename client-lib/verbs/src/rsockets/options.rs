@@ -1,5 +1,5 @@
-//! Options of rsockets: rsetsockopt(3), rgetsockopt(3). What TCP inside siwd decides by itself is
-//! remembered and has no effect.
+//! Options of rsockets: rsetsockopt(3), rgetsockopt(3). Options that siwd's TCP decides itself are
+//! stored and have no effect.
 
 use super::send::{CONTROL_PLACES, MOST_INLINE};
 use super::socket::{Phase, Rsocket, RsocketState};
@@ -10,13 +10,13 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
-/// Receives beyond those that data needs: messages that are not counted.
+/// Receive work requests in addition to those for data, for messages without credits.
 const SPARE_RECEIVES: u32 = 16;
 const LEAST_QUEUE: u16 = 16;
 const LEAST_BUFFER: u32 = 4096;
 const MOST_BUFFER: u32 = 1 << 28;
 
-/// How large the parts of a stream are.
+/// Sizes of the parts of a stream.
 #[derive(Debug, Clone, Copy)]
 pub struct Sizes {
     pub send_queue: u16,
@@ -24,12 +24,12 @@ pub struct Sizes {
     pub inline: u16,
     pub send_buffer: u32,
     pub receive_buffer: u32,
-    /// Entries for memory that this side lets the peer map.
+    /// Entries for memory of this side that is mapped for the peer.
     pub mappings: u16,
 }
 
 impl Default for Sizes {
-    /// Those of librdmacm.
+    /// librdmacm's defaults.
     fn default() -> Sizes {
         Sizes {
             send_queue: 384,
@@ -43,18 +43,18 @@ impl Default for Sizes {
 }
 
 impl Sizes {
-    /// Receives that are posted.
+    /// Number of posted receive work requests.
     pub fn receives(&self) -> u32 {
         u32::from(self.receive_queue) + SPARE_RECEIVES
     }
 
-    /// Places of the send queue.
+    /// Slots of the send queue.
     pub fn send_places(&self) -> u32 {
         u32::from(self.send_queue) + CONTROL_PLACES
     }
 
-    /// As near to them as the daemon allows. Lists that the peer gets go inline, so that much is
-    /// always there.
+    /// Reduces the sizes to the daemon's limits. Lists for the peer are sent inline, so the inline
+    /// size is at least that of a list entry.
     pub fn within(&self, limits: &Limits) -> Sizes {
         let most = |spare: u32| {
             let most = limits.max_qp_wr.saturating_sub(spare);
@@ -69,20 +69,20 @@ impl Sizes {
     }
 }
 
-/// A size of a buffer that a program asks for is doubled, as by the kernel (socket(7)).
+/// Doubles the requested size of a buffer, as the kernel does (socket(7)).
 fn buffer_size(asked: c_int) -> u32 {
     let asked = u32::try_from(asked).unwrap_or(0).saturating_mul(2);
     asked.clamp(LEAST_BUFFER, MOST_BUFFER).next_multiple_of(64)
 }
 
-/// What a program has set.
+/// Options set by the program.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     pub sizes: Sizes,
     pub receive_timeout: Option<Duration>,
     pub send_timeout: Option<Duration>,
     linger: Option<c_int>,
-    /// Numbers by level and name, for what has no other effect.
+    /// Stored options without another effect, by level and name.
     numbers: BTreeMap<(c_int, c_int), c_int>,
 }
 
@@ -104,7 +104,7 @@ impl Options {
     }
 }
 
-/// Options that are numbers, are remembered, and change nothing else here.
+/// Checks for integer options that are stored and have no other effect here.
 fn is_remembered(level: c_int, name: c_int) -> bool {
     match level {
         libc::SOL_SOCKET => matches!(
@@ -137,10 +137,10 @@ fn is_remembered(level: c_int, name: c_int) -> bool {
     }
 }
 
-/// A number, where the option is long enough to be one.
+/// Reads a value; an error if the option is too short.
 ///
 /// # Safety
-/// As long as it says.
+/// `value` is NULL or valid for `length` bytes.
 unsafe fn read_value<T: Copy>(value: *const c_void, length: u32) -> Result<T, c_int> {
     if value.is_null() || (length as usize) < size_of::<T>() {
         return Err(libc::EINVAL);
@@ -149,10 +149,10 @@ unsafe fn read_value<T: Copy>(value: *const c_void, length: u32) -> Result<T, c_
     Ok(unsafe { value.cast::<T>().read_unaligned() })
 }
 
-/// Writes what fits, and says how much it was.
+/// Writes as much of a value as fits, and the number of bytes written.
 ///
 /// # Safety
-/// As rgetsockopt(3) obliges its caller.
+/// The contract of rgetsockopt(3).
 unsafe fn write_value<T: Copy>(value: T, to: *mut c_void, length: *mut u32) -> Result<(), c_int> {
     if to.is_null() || length.is_null() {
         return Err(libc::EFAULT);
@@ -183,7 +183,7 @@ fn timeval_of(timeout: Option<Duration>) -> libc::timeval {
 
 impl Rsocket {
     /// # Safety
-    /// As rsetsockopt(3) obliges its caller.
+    /// The contract of rsetsockopt(3).
     pub unsafe fn set_option(
         &self,
         level: c_int,
@@ -216,7 +216,7 @@ impl Rsocket {
     }
 
     /// # Safety
-    /// As rgetsockopt(3) obliges its caller.
+    /// The contract of rgetsockopt(3).
     pub unsafe fn get_option(
         &self,
         level: c_int,
@@ -258,7 +258,7 @@ impl Rsocket {
 }
 
 impl RsocketState {
-    /// SOL_RDMA, before there is a stream.
+    /// Sets a SOL_RDMA size, before there is a stream.
     fn set_size(&mut self, name: c_int, value: c_int) -> Result<(), c_int> {
         if matches!(self.phase, Phase::Connecting(_) | Phase::Stream(_)) {
             return Err(libc::EINVAL);
@@ -325,7 +325,7 @@ impl RsocketState {
         Ok(number)
     }
 
-    /// The state of TCP_INFO.
+    /// TCP state for TCP_INFO.
     fn tcp_state(&self) -> u8 {
         const ESTABLISHED: u8 = 1;
         const SYN_SENT: u8 = 2;

@@ -1,4 +1,4 @@
-//! rpoll(3) and rselect(3): rsockets and other descriptors in one list.
+//! rpoll(3) and rselect(3): lists that mix rsockets and other descriptors.
 
 use super::socket::{CALLS_BEFORE_YIELD, Rsocket};
 use super::table;
@@ -7,14 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long the rsockets are looked at again and again before anybody sleeps.
+/// Time spent polling the rsockets before sleeping.
 const SPIN: Duration = Duration::from_micros(10);
 
-/// Always reported, asked for or not.
+/// Events that are reported without being requested.
 const UNASKED: i16 = libc::POLLERR | libc::POLLHUP;
 
-/// As [`RsocketState::try_later`](super::socket::RsocketState::try_later) does: for programs that poll with a
-/// time-out of 0, again and again.
+/// Yields the core at times, as [`RsocketState::try_later`](super::socket::RsocketState::try_later)
+/// does, for programs that poll repeatedly with a timeout of 0.
 fn yield_at_times() {
     static EMPTY_CALLS: AtomicU32 = AtomicU32::new(0);
     let calls = EMPTY_CALLS.fetch_add(1, Ordering::Relaxed);
@@ -29,7 +29,7 @@ fn last_errno() -> c_int {
     error.raw_os_error().unwrap_or(libc::EINVAL)
 }
 
-/// ppoll(2) by its number: a preloaded library may have taken the function's name.
+/// ppoll(2) by system call number: a preloaded library may define a function of that name.
 fn poll_kernel(
     fds: &mut [libc::pollfd],
     timeout: Option<Duration>,
@@ -42,7 +42,7 @@ fn poll_kernel(
     let timeout: *mut libc::timespec = timeout
         .as_mut()
         .map_or(std::ptr::null_mut(), std::ptr::from_mut);
-    // SAFETY: a list with its length, a time or NULL, a mask or NULL with the kernel's length.
+    // SAFETY: a list with its length; a time or NULL; a mask or NULL, with the kernel's mask size.
     let ready = unsafe {
         let (list, count) = (fds.as_mut_ptr(), fds.len());
         libc::syscall(
@@ -57,7 +57,7 @@ fn poll_kernel(
     usize::try_from(ready).map_err(|_| last_errno())
 }
 
-/// A list with the rsockets that are in it.
+/// A list of descriptors, with the rsockets among them.
 struct PollList<'a> {
     fds: &'a mut [libc::pollfd],
     sockets: Vec<Option<Arc<Rsocket>>>,
@@ -65,7 +65,7 @@ struct PollList<'a> {
 }
 
 impl PollList<'_> {
-    /// Looks at the rsockets; how many are ready.
+    /// Checks the rsockets and returns the number of ready ones.
     fn check_sockets(&mut self) -> usize {
         let mut ready = 0;
         for (fd, socket) in self.fds.iter_mut().zip(&self.sockets) {
@@ -78,8 +78,8 @@ impl PollList<'_> {
         ready
     }
 
-    /// Waits for the kernel's descriptors, and with them for those of the rsockets; how many of the
-    /// kernel's are ready.
+    /// Waits for the kernel's descriptors and those of the rsockets; returns the number of ready
+    /// kernel descriptors.
     fn wait(&mut self, timeout: Option<Duration>) -> Result<usize, c_int> {
         let mut list: Vec<libc::pollfd> = self.fds.to_vec();
         for (fd, socket) in list.iter_mut().zip(&self.sockets) {
@@ -98,13 +98,13 @@ impl PollList<'_> {
         Ok(ready)
     }
 
-    /// Waits with the rsockets told that somebody does.
+    /// Arms the rsockets and waits.
     fn wait_for_events(&mut self, timeout: Option<Duration>) -> Result<usize, c_int> {
         let mut is_quiet = true;
         for socket in self.sockets.iter().flatten() {
             is_quiet &= socket.start_polling();
         }
-        // What came before they were armed raises no event.
+        // Events from before the arming do not wake the thread.
         let timeout = if is_quiet || self.check_sockets() == 0 {
             timeout
         } else {
@@ -155,7 +155,7 @@ pub fn poll_list(
     }
 }
 
-/// Bits of `fd_set`.
+/// The `fd_set`s of select(2).
 struct Sets {
     read: *mut libc::fd_set,
     write: *mut libc::fd_set,
@@ -164,7 +164,7 @@ struct Sets {
 
 impl Sets {
     /// # Safety
-    /// NULL or sets.
+    /// The pointers are NULL or sets.
     unsafe fn events_of(&self, fd: c_int) -> i16 {
         let mut events = 0;
         for (set, event) in [
@@ -181,10 +181,10 @@ impl Sets {
     }
 
     /// # Safety
-    /// NULL or sets.
+    /// The pointers are NULL or sets.
     unsafe fn store(&self, fds: &[libc::pollfd]) -> c_int {
         let mut count = 0;
-        // What select(2) calls readable is also what has ended or failed.
+        // For select(2), ended and failed sockets are readable too.
         let readable = libc::POLLIN | libc::POLLHUP | libc::POLLERR | libc::POLLRDHUP;
         let writable = libc::POLLOUT | libc::POLLERR;
         for (set, asked, meant) in [
@@ -214,7 +214,7 @@ impl Sets {
 /// select(2) for sets with rsockets.
 ///
 /// # Safety
-/// NULL or sets.
+/// The pointers are NULL or sets.
 pub unsafe fn select_sets(
     count: c_int,
     read: *mut libc::fd_set,

@@ -1,18 +1,18 @@
-//! What the library that `siwrun --rsockets` preloads (crate `siw-preload`) needs beside the calls of
-//! rsockets: which sockets become rsockets, descriptors that are duplicated, and calls with signal
-//! masks.
+//! Functions for the library that `siwrun --rsockets` preloads (crate `siw-preload`), in addition
+//! to those of rsockets: the choice of sockets that become rsockets, duplicated descriptors, and
+//! calls with signal masks.
 
 use super::exports::{accept_with, find_socket, list_of, to_address, to_c, to_status};
 use super::{connect, epoll, poll, table};
 use std::ffi::c_int;
 use std::time::Duration;
 
-/// Whether the descriptor is an rsocket's.
+/// Checks whether the descriptor is an rsocket.
 pub unsafe fn is_rsocket(fd: c_int) -> c_int {
     table::contains(fd).into()
 }
 
-/// Whether siwd leads to the address, or, with `own`, has it.
+/// Checks whether siwd routes to the address or, with `own`, has it.
 pub unsafe fn is_reachable(
     addr: *const libc::sockaddr,
     length: libc::socklen_t,
@@ -24,13 +24,13 @@ pub unsafe fn is_reachable(
         .into()
 }
 
-/// A duplicate of the descriptor, which the program made, is the same rsocket.
+/// Adds a duplicate of the descriptor, made by the program, to the rsocket.
 pub unsafe fn duplicate(fd: c_int, number: c_int) -> c_int {
     // SAFETY: the caller made the duplicate and gives it away.
     to_status(find_socket(fd).map(|socket| unsafe { table::insert_duplicate(number, socket) }))
 }
 
-/// A listener of the kernel becomes part of the rsocket, which has a descriptor of its own for it.
+/// Adds a listener of the kernel to the rsocket, which duplicates its descriptor.
 pub unsafe fn join(fd: c_int, kernel: c_int) -> c_int {
     to_status(find_socket(fd).and_then(|socket| {
         let kernel = rustix::io::fcntl_dupfd_cloexec(table::borrow(kernel), 3)
@@ -39,7 +39,7 @@ pub unsafe fn join(fd: c_int, kernel: c_int) -> c_int {
     }))
 }
 
-/// raccept(3) with flags, which are not those of the listener (accept4(2)).
+/// raccept(3) with flags of its own instead of the listener's (accept4(2)).
 pub unsafe fn accept4(
     fd: c_int,
     addr: *mut libc::sockaddr,
@@ -50,7 +50,7 @@ pub unsafe fn accept4(
     unsafe { accept_with(fd, addr, length, Some(flags)) }
 }
 
-/// The program closes what may be an epoll instance.
+/// Called when the program closes a descriptor that may be an epoll instance.
 pub unsafe fn forget_epoll(number: c_int) -> c_int {
     epoll::forget_instance(number).into()
 }

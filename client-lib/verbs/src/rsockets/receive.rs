@@ -1,5 +1,5 @@
-//! What a stream has received: bytes in the receive buffer, which is a ring whose halves the peer is
-//! given in turn.
+//! Received data of a stream. The receive buffer is a ring whose halves are granted to the peer in
+//! turn.
 
 use super::options::Sizes;
 use super::stream::Stream;
@@ -8,24 +8,24 @@ use std::collections::VecDeque;
 
 /// The receiving side of a stream.
 pub struct StreamReceiver {
-    /// Bytes that were announced by each message and not read.
+    /// Unread bytes of each announced message.
     messages: VecDeque<u32>,
-    /// Their sum.
+    /// Sum of `messages`.
     available: usize,
-    /// Where the next byte is read.
+    /// Offset of the next byte to read.
     at: u32,
     capacity: u32,
-    /// Bytes that were read and not handed out again, and where they begin.
+    /// Bytes that were read and not granted again, and their offset.
     free: u32,
     free_at: u32,
-    /// Messages that were read, and at which number the peer is told so.
+    /// Number of messages read, and the number at which the peer is told.
     sequence: u16,
     credits_due: u16,
     queue: u16,
 }
 
 impl StreamReceiver {
-    /// Nothing received yet.
+    /// Creates an empty receiver.
     pub fn new(sizes: &Sizes) -> StreamReceiver {
         let half = sizes.receive_buffer / 2;
         StreamReceiver {
@@ -33,7 +33,7 @@ impl StreamReceiver {
             available: 0,
             at: 0,
             capacity: sizes.receive_buffer,
-            // The first half is in the private data.
+            // The private data grants the first half.
             free: half,
             free_at: half,
             sequence: 0,
@@ -42,41 +42,41 @@ impl StreamReceiver {
         }
     }
 
-    /// The peer wrote so many bytes behind the others.
+    /// Records `length` bytes that the peer wrote behind the earlier ones.
     pub fn on_data(&mut self, length: u32) {
-        // More than it was given: it overwrites what is not read yet, which is its own loss.
+        // A peer that writes more than it was granted overwrites its own unread data.
         let length = length.min(self.capacity - self.available.min(self.capacity as usize) as u32);
         self.available += length as usize;
         self.messages.push_back(length);
     }
 
-    /// A message was received that has no data, but is counted.
+    /// Counts a received message without data.
     pub fn on_mapping(&mut self) {
         self.sequence = self.sequence.wrapping_add(1);
     }
 
-    /// Bytes that can be read.
+    /// Number of bytes that can be read.
     pub fn available(&self) -> usize {
         self.available
     }
 
-    /// Half of the buffer was read.
+    /// Checks whether half of the buffer was read.
     pub fn owes_window(&self) -> bool {
         self.free >= self.capacity / 2
     }
 
-    /// Half of what the peer may send was read.
+    /// Checks whether half of the messages that the peer may send were read.
     pub fn owes_credits(&self) -> bool {
         self.sequence.wrapping_sub(self.credits_due) < 1 << 15
     }
 
-    /// The number of the message up to which the peer may send.
+    /// Grants credits: returns the number of the last message that the peer may send.
     pub fn grant_credits(&mut self) -> u16 {
         self.credits_due = self.sequence.wrapping_add(self.queue / 2);
         self.sequence.wrapping_add(self.queue)
     }
 
-    /// The offset of the half that the peer gets.
+    /// Grants a half of the buffer: returns its offset.
     pub fn grant_window(&mut self) -> u32 {
         let (at, half) = (self.free_at, self.capacity / 2);
         self.free -= half;
@@ -84,7 +84,7 @@ impl StreamReceiver {
         at
     }
 
-    /// Bytes of the front were read.
+    /// Removes bytes from the front.
     fn consume(&mut self, length: usize) {
         self.available -= length;
         self.at = (self.at + length as u32) % self.capacity;
@@ -103,7 +103,7 @@ impl StreamReceiver {
 }
 
 impl Stream {
-    /// Copies what is there, or what fits; with `peek` it stays there.
+    /// Copies the available bytes, or as many as fit; with `peek` they stay in the buffer.
     pub fn receive_into(&mut self, to: &mut DestinationBuffers<'_>, peek: bool) -> usize {
         let length = to.left().min(self.receive.available);
         let mut done = 0;
@@ -122,7 +122,7 @@ impl Stream {
         done
     }
 
-    /// There is something to read, or there never will be.
+    /// Checks whether there are bytes to read, or the stream has ended.
     pub fn can_receive(&self) -> bool {
         self.receive.available > 0 || !self.readable
     }

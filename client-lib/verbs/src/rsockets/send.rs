@@ -1,4 +1,4 @@
-//! What a stream sends: data by RDMA WRITE into the peer's window, with a message behind it; credits
+//! Sending of a stream: data by RDMA WRITE into the peer's window, followed by a message; credits
 //! for the peer; the end of the stream.
 
 use super::options::Sizes;
@@ -9,27 +9,27 @@ use super::wire::{
 };
 use siw::{Error, SendData, SendWr, Sge, WrFlags};
 
-/// Messages of credits and of the end that may be on their way.
+/// Maximum number of outstanding messages of credits and of the end.
 const CONTROL_MESSAGES: u32 = 4;
-/// Places of the send queue that they need: each may have a WRITE before it.
+/// Slots of the send queue for them: each may have a WRITE before it.
 pub const CONTROL_PLACES: u32 = 2 * CONTROL_MESSAGES + 2;
-/// Receives of the peer that are left to control messages, which are not counted.
+/// Receive work requests of the peer reserved for control messages, which use no credits.
 const SPARE_CREDITS: u16 = 4;
-/// There is room if so many bytes of the send buffer are free.
+/// Free bytes of the send buffer from which on there is room.
 const LOW_WATER: u32 = 2048;
-/// The first piece of a long send; the next ones are twice as long each, so that the peer's daemon
-/// has something to do while the rest is copied.
+/// Length of the first piece of a long send. Each further one is twice as long, so that the peer's
+/// daemon has work while the rest is copied.
 const FIRST_PIECE: usize = 4096;
 const LONGEST_PIECE: usize = 1 << 16;
-/// Inline data is gathered here.
+/// Buffer size for gathering inline data.
 pub const MOST_INLINE: usize = 256;
 
-/// What a completion gives back, in the id of its work request.
+/// Resources that a completion frees, encoded in the id of its work request.
 #[derive(Clone, Copy)]
 struct Holds {
-    /// Of the send buffer.
+    /// Bytes of the send buffer.
     bytes: u32,
-    /// Of the send queue.
+    /// Slots of the send queue.
     places: u32,
     control: bool,
 }
@@ -56,37 +56,37 @@ impl Holds {
 
 /// The sending side of a stream.
 pub struct StreamSender {
-    /// Where the next byte goes in the send buffer.
+    /// Offset of the next byte in the send buffer.
     at: u32,
     free: u32,
     capacity: u32,
     places: u32,
     all_places: u32,
     control_left: u32,
-    /// Number of the last message with data, and how far the peer lets them go.
+    /// Number of the last message with data, and of the last message that the peer allows.
     sequence: u16,
     pub(super) credits: u16,
-    /// Where data goes at the peer, and which of the windows is next.
+    /// The peer's current window, and the index of the next one.
     window: PeerWindow,
     next_window: usize,
-    /// The peer's lists.
+    /// Connection data of the peer, with its lists.
     peer: Option<ConnectionData>,
     next_peer_window: u32,
-    /// Bytes that the next piece of a long send may have.
+    /// Maximum length of the next piece of a long send.
     piece: usize,
 }
 
-/// Why nothing more is sent now.
+/// Reason why sending is blocked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blocked {
-    /// The peer has no room, or too much is on its way.
+    /// The peer has no room, or too much data is outstanding.
     Full,
-    /// There is no connection that can be written to.
+    /// There is no writable connection.
     Closed,
 }
 
 impl StreamSender {
-    /// Nothing sent yet.
+    /// Creates a sender without data.
     pub fn new(sizes: &Sizes) -> StreamSender {
         StreamSender {
             at: 0,
@@ -98,7 +98,7 @@ impl StreamSender {
             sequence: 0,
             credits: 0,
             window: PeerWindow::default(),
-            // The first one came with the connection.
+            // The connection data had the first window.
             next_window: 1,
             peer: None,
             next_peer_window: 1,
@@ -106,14 +106,14 @@ impl StreamSender {
         }
     }
 
-    /// The peer is known.
+    /// Sets the peer's connection data.
     pub fn open(&mut self, peer: &ConnectionData) {
         self.credits = peer.credits;
         self.window = peer.data;
         self.peer = Some(*peer);
     }
 
-    /// A request has completed, well or badly.
+    /// Frees the resources of a completed request, whether successful or failed.
     pub fn on_completion(&mut self, id: u64) {
         let held = Holds::of_id(id);
         self.free += held.bytes;
@@ -121,7 +121,7 @@ impl StreamSender {
         self.control_left += u32::from(held.control);
     }
 
-    /// Nothing is on its way.
+    /// Checks that no request is outstanding.
     pub fn is_idle(&self) -> bool {
         self.places == self.all_places && self.control_left == CONTROL_MESSAGES
     }
@@ -130,7 +130,7 @@ impl StreamSender {
         self.places >= 2
             && self.free >= LOW_WATER.min(self.capacity)
             && self.credits.wrapping_sub(self.sequence) > SPARE_CREDITS
-            // Credits that lie behind the sequence would look like many.
+            // A credit limit behind the sequence number would wrap around.
             && self.credits.wrapping_sub(self.sequence) < 1 << 15
     }
 
@@ -139,7 +139,7 @@ impl StreamSender {
     }
 }
 
-/// The peer's memory that a WRITE goes to.
+/// Destination of a WRITE in the peer's memory.
 #[derive(Clone, Copy)]
 struct Target {
     address: u64,
@@ -147,13 +147,13 @@ struct Target {
 }
 
 impl Stream {
-    /// Data can be sent.
+    /// Checks whether data can be sent.
     pub fn can_send(&mut self) -> bool {
         self.writable && self.send.has_room() && self.find_window()
     }
 
-    /// There is a window with room. A new one is looked for when the old one is full; the peer wrote
-    /// it in ascending order, its length last.
+    /// Finds a window with room. When the current one is full it looks for a new one; the peer
+    /// writes a window in ascending order, its length last.
     fn find_window(&mut self) -> bool {
         if self.send.window.length > 0 {
             return true;
@@ -173,7 +173,7 @@ impl Stream {
         self.memory.clear_window(index).is_ok()
     }
 
-    /// Sends a piece of the data, as much as fits.
+    /// Sends a piece of the data, as long as possible.
     pub fn send_piece(&mut self, data: &mut SourceBuffers<'_>) -> Result<usize, Blocked> {
         if !self.writable {
             return Err(Blocked::Closed);
@@ -200,7 +200,7 @@ impl Stream {
         }
     }
 
-    /// A long send begins with short pieces.
+    /// Length of the next piece: a long send begins with short pieces.
     fn next_piece(&mut self, left: usize) -> usize {
         let piece = self.send.piece;
         self.send.piece = if left > piece {
@@ -211,7 +211,7 @@ impl Stream {
         piece
     }
 
-    /// Writes to the peer's memory that it mapped; no message says so. False if there is no room.
+    /// Writes to memory that the peer has mapped, without a message. False if there is no room.
     pub fn write_mapped(
         &mut self,
         data: &mut SourceBuffers<'_>,
@@ -243,7 +243,7 @@ impl Stream {
         }
     }
 
-    /// WRITE, and the message that goes with it: one doorbell.
+    /// Posts a WRITE and its message with one doorbell.
     fn write_data(
         &mut self,
         data: &mut SourceBuffers<'_>,
@@ -270,7 +270,7 @@ impl Stream {
         self.post_write(SendData::Sges(&sges[..used]), to, message, holds)
     }
 
-    /// Copies into the send buffer, a ring: both parts, of which the second may be empty.
+    /// Copies into the send buffer, a ring; returns two parts, of which the second may be empty.
     fn copy_out(&mut self, data: &mut SourceBuffers<'_>, length: u32) -> Result<[Sge; 2], Error> {
         let at = self.send.at;
         let first = length.min(self.send.capacity - at);
@@ -302,8 +302,8 @@ impl Stream {
         let Some(message) = message else {
             return posting.push(&write);
         };
-        // The message completes after the WRITE, and for both. If the WRITE fails, it completes all
-        // the same, and gives nothing back.
+        // The completion of the message covers the WRITE too. If the WRITE fails, it has a
+        // completion as well, which frees no resources.
         posting.push(&SendWr {
             wr_id: 0,
             flags: WrFlags::default(),
@@ -315,7 +315,7 @@ impl Stream {
         ))
     }
 
-    /// Hands out the half of the receive buffer that was read, and says how far the peer may go.
+    /// Grants the peer the half of the receive buffer that was read, with new credits.
     pub(super) fn give_credits(&mut self) {
         let is_due = self.receive.owes_window() || self.receive.owes_credits();
         let Some(peer) = self
@@ -355,7 +355,7 @@ impl Stream {
         self.qp.start_sending()?.push(&send)
     }
 
-    /// Tells the peer that this side is done. False if that has to wait.
+    /// Sends the end of this side to the peer. False if that has to wait.
     pub fn send_end(&mut self, message: StreamMessage) -> bool {
         if !self.connected {
             return true;
@@ -370,7 +370,7 @@ impl Stream {
         true
     }
 
-    /// Tells the peer of memory that it may write to. False if that has to wait.
+    /// Tells the peer about memory that it may write. An error if that has to wait.
     pub fn send_mapping(&mut self, index: u16, mapping: &PeerMapping) -> Result<(), Blocked> {
         let Some(peer) = self.send.peer.filter(|_| self.writable) else {
             return Err(Blocked::Closed);
@@ -399,7 +399,7 @@ impl Stream {
             })
     }
 
-    /// Entries of the peer's list of mapped memory.
+    /// Number of entries of the peer's list of mapped memory.
     pub fn peer_mappings(&self) -> u16 {
         self.send.peer.map_or(0, |peer| peer.mappings)
     }

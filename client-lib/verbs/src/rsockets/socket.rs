@@ -1,9 +1,9 @@
-//! An rsocket, from its creation to its end, and how its callers wait.
+//! An rsocket from creation to end, and waiting in its calls.
 //!
-//! The descriptor of an rsocket is an epoll instance with the descriptors that tell it of events:
-//! whoever waits for it to become readable, in poll(2) or in an epoll instance of its own, looks at
-//! the rsocket then. One of the threads that wait in calls of an rsocket waits for these
-//! descriptors, the others for that one.
+//! The descriptor of an rsocket is an epoll instance with the descriptors that report its events: a
+//! thread that waits for it to become readable, in poll(2) or in an epoll instance of its own, then
+//! checks the rsocket. Of the threads that wait in calls of one rsocket, one waits for these
+//! descriptors, and the others wait for that thread.
 
 use super::epoll::Watchers;
 use super::iomap::Mappings;
@@ -19,43 +19,42 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a call that waits looks again and again before it sleeps: a peer on the same machine
-/// answers within it.
+/// Spinning time of a waiting call before it sleeps: a peer on the same machine answers within it.
 const SPIN: Duration = Duration::from_micros(10);
 
-/// A program that does not block gets so many times EAGAIN before it yields its core.
+/// Number of EAGAIN results after which a non-blocking program yields its core.
 pub const CALLS_BEFORE_YIELD: u32 = 16;
 
-/// An rsocket; several descriptors may be one.
+/// An rsocket; it may have several descriptors.
 pub struct Rsocket {
     state: Mutex<RsocketState>,
-    /// Told when the thread that waits for events has taken them.
+    /// Notified when the thread that waits for events has taken them.
     events_taken: Condvar,
     /// O_NONBLOCK
     pub nonblocking: AtomicBool,
-    /// Threads in rpoll(3) and the like that wait for it: they take the events.
+    /// Threads that wait for it in rpoll(3) and similar calls, and take the events.
     pollers: AtomicU32,
     pub watchers: Watchers,
 }
 
-/// What changes.
+/// Mutable state of an rsocket.
 pub struct RsocketState {
     pub phase: Phase,
     pub options: Options,
     pub family: c_int,
     pub local: Option<SocketAddr>,
     pub peer: Option<SocketAddr>,
-    /// For SO_ERROR.
+    /// Pending error for SO_ERROR.
     pub error: c_int,
     /// Memory that the peer may write to.
     pub mappings: Mappings,
     /// A thread waits for the descriptors.
     has_waiter: bool,
-    /// Calls in a row that did not block and found nothing to do.
+    /// Consecutive non-blocking calls that found nothing to do.
     empty_calls: u32,
 }
 
-/// How far it is.
+/// Phase of an rsocket.
 pub enum Phase {
     New,
     Bound(CmBinding),
@@ -66,7 +65,7 @@ pub enum Phase {
     Failed,
 }
 
-/// A listener and the requests that it has.
+/// A listener and its pending requests.
 pub struct Listening {
     pub _listener: CmListener,
     pub channel: Arc<CmChannel>,
@@ -75,27 +74,27 @@ pub struct Listening {
     pub kernel: Option<Arc<OwnedFd>>,
 }
 
-/// A connect that was not answered yet.
+/// A connect that has not been answered.
 pub struct Connecting {
     pub stream: Box<Stream>,
     pub channel: Arc<CmChannel>,
 }
 
-/// What reports events.
+/// Source of events.
 enum EventSource {
     Completions(Arc<siw::CompletionChannel>),
     Connections(Arc<CmChannel>),
     Requests(Arc<CmChannel>, Option<Arc<OwnedFd>>),
 }
 
-/// What one attempt of a call that may have to wait came to.
+/// Outcome of one attempt of a call that may have to wait.
 pub enum Attempt<T> {
     Done(T),
     Wait,
 }
 
 impl Rsocket {
-    /// One that no descriptor has yet.
+    /// Creates an rsocket without a descriptor.
     pub fn new(phase: Phase, family: c_int, options: Options, nonblocking: bool) -> Rsocket {
         Rsocket {
             state: Mutex::new(RsocketState {
@@ -116,13 +115,13 @@ impl Rsocket {
         }
     }
 
-    /// What changes.
+    /// Locks the state.
     pub fn lock(&self) -> MutexGuard<'_, RsocketState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes attempts until one is done: at once, then for a moment, then after each event. EAGAIN
-    /// for a socket that does not block or after the time-out, EINTR after a signal.
+    /// Repeats an attempt until it is done: at once, then for a moment, then after each event.
+    /// EAGAIN for a non-blocking socket or after the timeout, EINTR after a signal.
     pub fn attempt<T>(
         &self,
         blocks: bool,
@@ -162,7 +161,7 @@ impl Rsocket {
         }
     }
 
-    /// Waits until something has happened.
+    /// Waits until an event has occurred.
     fn wait_for_event<'a>(
         &'a self,
         mut state: MutexGuard<'a, RsocketState>,
@@ -195,7 +194,7 @@ impl Rsocket {
         waited.map(|()| state)
     }
 
-    /// Takes the events that have come, unless somebody else waits to see them.
+    /// Takes the pending events, unless another thread polls for them.
     fn take_events(&self, state: &mut RsocketState) {
         if self.pollers.load(Ordering::Acquire) == 0 {
             state.take_events();
@@ -203,13 +202,14 @@ impl Rsocket {
         }
     }
 
-    /// A thread is going to wait for the descriptor. False: look at the socket again first.
+    /// Registers a thread that is about to wait for the descriptor. False: check the socket again
+    /// first.
     pub fn start_polling(&self) -> bool {
         self.pollers.fetch_add(1, Ordering::AcqRel);
         self.lock().arm()
     }
 
-    /// It waits no more.
+    /// Unregisters a polling thread.
     pub fn end_polling(&self) {
         if self.pollers.fetch_sub(1, Ordering::AcqRel) == 1 {
             let mut state = self.lock();
@@ -218,29 +218,30 @@ impl Rsocket {
         }
     }
 
-    /// For an epoll instance of the program that has seen the descriptor readable.
+    /// Takes the events, for an epoll instance of the program that has seen the descriptor
+    /// readable.
     pub fn take_events_of_watcher(&self) {
         if self.pollers.load(Ordering::Acquire) == 0 {
             self.lock().take_events();
         }
     }
 
-    /// What poll(2) would say now.
+    /// Current events, as poll(2) would report them.
     pub fn readiness(&self) -> i16 {
         let mut state = self.lock();
         state.progress();
         state.readiness()
     }
 
-    /// It blocks, unless flags of a call say otherwise.
+    /// Checks whether a call with these flags blocks.
     pub fn blocks(&self, flags: c_int) -> bool {
         flags & libc::MSG_DONTWAIT == 0 && !self.nonblocking.load(Ordering::Relaxed)
     }
 }
 
 impl RsocketState {
-    /// EAGAIN. A program that asks again and again in place of waiting lets others run at times: its
-    /// peer, or siwd, may need the core that it asks on.
+    /// Returns EAGAIN. A program that retries without waiting yields at times: its peer, or siwd,
+    /// may need the core that it uses.
     pub fn try_later(&mut self) -> c_int {
         self.empty_calls += 1;
         if self.empty_calls.is_multiple_of(CALLS_BEFORE_YIELD) {
@@ -249,7 +250,7 @@ impl RsocketState {
         libc::EAGAIN
     }
 
-    /// Takes note of all that has happened.
+    /// Processes all that has happened since the last call.
     pub fn progress(&mut self) {
         match &mut self.phase {
             Phase::Stream(stream) => stream.progress(),
@@ -259,7 +260,7 @@ impl RsocketState {
         }
     }
 
-    /// False: events were asked for just now, look again. True: it can be waited for.
+    /// Arms the next event. False: it was armed just now, check again. True: wait for it.
     pub fn arm(&mut self) -> bool {
         match &mut self.phase {
             Phase::Stream(stream) => stream.arm(),
@@ -302,11 +303,11 @@ impl RsocketState {
                 if !stream.readable {
                     ready |= libc::POLLRDHUP;
                 }
-                // A write that fails at once does not block either.
+                // A write that fails immediately does not block either.
                 if !stream.writable || stream.can_send() {
                     ready |= libc::POLLOUT;
                 }
-                // After the data: there are programs that take it for an error.
+                // Only after all data is read: some programs take POLLHUP for an error.
                 if !stream.connected && stream.received() == 0 {
                     ready |= libc::POLLHUP;
                 }
@@ -318,7 +319,7 @@ impl RsocketState {
         }
     }
 
-    /// The error that was not reported yet.
+    /// Returns and clears the pending error.
     pub fn take_error(&mut self) -> c_int {
         self.progress();
         if let Phase::Stream(stream) = &mut self.phase
@@ -348,7 +349,7 @@ impl EventSource {
 }
 
 impl Listening {
-    /// Nobody waits to be accepted.
+    /// Checks that no connection waits to be accepted.
     fn is_empty(&self) -> bool {
         let of_kernel = self.kernel.as_ref().is_some_and(|kernel| {
             let mut fds = [PollFd::new(kernel, PollFlags::IN)];
@@ -358,7 +359,7 @@ impl Listening {
     }
 }
 
-/// For poll(2).
+/// Converts a timeout of poll(2).
 pub fn to_timespec(duration: Duration) -> Timespec {
     Timespec {
         tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
@@ -366,16 +367,16 @@ pub fn to_timespec(duration: Duration) -> Timespec {
     }
 }
 
-/// Adds what reports events to the epoll instance that is the descriptor of the rsocket.
+/// Adds a source of events to the epoll instance that is the descriptor of the rsocket.
 pub fn add_to_descriptor(descriptor: impl AsFd, events: impl AsFd) -> Result<(), c_int> {
     use rustix::event::epoll::{EventData, EventFlags, add};
     add(descriptor, events, EventData::new_u64(0), EventFlags::IN)
         .map_err(rustix::io::Errno::raw_os_error)
 }
 
-/// The descriptor of a new rsocket.
+/// Creates the descriptor of a new rsocket.
 pub fn new_descriptor() -> Result<OwnedFd, c_int> {
     use rustix::event::epoll::{CreateFlags, create};
-    // Whether it survives exec(3) means nothing: the connection does not.
+    // CLOEXEC does not matter: the connection does not survive exec(3).
     create(CreateFlags::CLOEXEC).map_err(rustix::io::Errno::raw_os_error)
 }

@@ -1,8 +1,8 @@
-//! A connected rsocket: the queue pair, and what has come over it. Sending is in `send.rs`, receiving
-//! in `receive.rs`.
+//! A connected rsocket: the queue pair and its stream. Sending is in `send.rs`, receiving in
+//! `receive.rs`.
 //!
-//! Nothing here waits: [`Stream::progress`] takes the completions that are there, and the callers
-//! look again.
+//! Nothing here waits: [`Stream::progress`] takes the pending completions, and the callers check
+//! again.
 
 use super::memory::StreamMemory;
 use super::options::Sizes;
@@ -15,10 +15,10 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Completions that are taken at once.
+/// Completions taken at once.
 const BATCH: usize = 32;
 
-/// Work request ids of receives; the rest is the place of the message.
+/// Flag of work request ids of receives; the other bits are the index of the message.
 const RECEIVE_ID: u64 = 1 << 63;
 
 /// A queue pair with its buffers.
@@ -30,24 +30,24 @@ pub struct Stream {
     pub(super) sizes: Sizes,
     pub(super) send: StreamSender,
     pub(super) receive: StreamReceiver,
-    /// Receives whose messages were read, to be posted again.
+    /// Receives whose messages were read, to be reposted.
     to_repost: Vec<u32>,
-    /// The peer may still send, and this side wants it.
+    /// The peer may still send, and this side still reads.
     pub readable: bool,
     /// This side may still send.
     pub writable: bool,
-    /// The queue pair is connected, as far as is known.
+    /// The queue pair is connected, as far as known.
     pub connected: bool,
-    /// This side said that it sends no more.
+    /// This side has announced that it sends no more.
     pub shut_down: bool,
-    /// Why the connection broke; 0 if it did not, or was reported.
+    /// Errno of a broken connection; 0 if there is none, or if it was reported.
     pub error: c_int,
-    /// An event comes with the next completion, or has come already.
+    /// The completion queue is armed; the event may have come already.
     armed: bool,
 }
 
 impl Stream {
-    /// A queue pair that can be connected, with all receives posted.
+    /// Creates a queue pair with all receives posted, ready to be connected.
     pub fn new(devices: &'static Devices, wanted: &Sizes) -> Result<Box<Stream>, Error> {
         let client = &devices.client;
         let sizes = wanted.within(&client.limits());
@@ -85,7 +85,7 @@ impl Stream {
         Ok(stream)
     }
 
-    /// What the peer has to know.
+    /// Connection data for the peer.
     pub fn connection_data(&self) -> ConnectionData {
         let key = self.memory.remote_key();
         ConnectionData {
@@ -105,7 +105,7 @@ impl Stream {
         }
     }
 
-    /// Data may be sent: this is what the peer said of itself.
+    /// Opens the stream for data, with the connection data of the peer.
     pub fn open(&mut self, peer: &ConnectionData) {
         self.send.open(peer);
         self.connected = true;
@@ -113,7 +113,7 @@ impl Stream {
         self.writable = true;
     }
 
-    /// Takes the completions that are there and gives the peer what credits there are.
+    /// Takes the pending completions and grants the peer the credits that are due.
     pub fn progress(&mut self) {
         self.take_completions();
         if self.connected {
@@ -183,14 +183,14 @@ impl Stream {
         Ok(())
     }
 
-    /// Both sides are done.
+    /// Ends the stream in both directions.
     pub(super) fn end(&mut self) {
         self.connected = false;
         self.readable = false;
         self.writable = false;
     }
 
-    /// The connection is lost.
+    /// Ends the stream after the loss of the connection.
     pub(super) fn break_off(&mut self, errno: c_int) {
         if self.connected {
             self.error = errno;
@@ -198,18 +198,19 @@ impl Stream {
         self.end();
     }
 
-    /// False: an event was asked for, look again before waiting for it. True: wait.
+    /// Arms the completion queue. False: it was armed just now, check again before waiting. True:
+    /// wait.
     pub fn arm(&mut self) -> bool {
         let was_armed = self.armed;
         if !was_armed {
-            // It fails with a lost daemon alone, which waiting finds as well.
+            // It fails only if the daemon has ended, which waiting notices too.
             let _ = self.cq.req_notify(false);
             self.armed = true;
         }
         was_armed
     }
 
-    /// Takes the events that have come.
+    /// Takes the pending events.
     pub fn take_events(&mut self) {
         while self.channel.get_event(Some(Duration::ZERO)).is_ok() {
             self.armed = false;

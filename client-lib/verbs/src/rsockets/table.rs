@@ -13,19 +13,19 @@ struct Entry {
 
 static TABLE: RwLock<Vec<Option<Entry>>> = RwLock::new(Vec::new());
 
-/// This is a child of fork(2): the rsockets are its parent's, whose queues it must not touch.
+/// Set in a child of fork(2): the rsockets belong to its parent, whose queues it must not access.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn on_fork_in_child() {
     FORKED.store(true, Ordering::Relaxed);
 }
 
-/// Whether a process can have rsockets: a child of fork(2) cannot.
+/// Checks that the process may use rsockets: a child of fork(2) may not.
 pub fn is_usable() -> bool {
     !FORKED.load(Ordering::Relaxed)
 }
 
-/// The rsocket of a descriptor.
+/// Finds the rsocket of a descriptor.
 pub fn find(descriptor: c_int) -> Option<Arc<Rsocket>> {
     if !is_usable() {
         return None;
@@ -35,7 +35,7 @@ pub fn find(descriptor: c_int) -> Option<Arc<Rsocket>> {
     Some(entry.socket.clone())
 }
 
-/// The descriptor is an rsocket's.
+/// Checks whether the descriptor is an rsocket.
 pub fn contains(descriptor: c_int) -> bool {
     let Ok(index) = usize::try_from(descriptor) else {
         return false;
@@ -47,12 +47,12 @@ pub fn contains(descriptor: c_int) -> bool {
     table.get(index).is_some_and(Option::is_some)
 }
 
-/// From now on the descriptor is the rsocket's.
+/// Adds a descriptor of an rsocket.
 pub fn insert(descriptor: OwnedFd, socket: Arc<Rsocket>) -> RawFd {
     static WATCH_FORKS: Once = Once::new();
     WATCH_FORKS.call_once(|| {
-        // SAFETY: the handler does nothing but store a flag. Without memory it is not called, and a
-        // child then does what it must not.
+        // SAFETY: the handler only stores a flag. If registering it fails for lack of memory, a
+        // child can access its parent's rsockets.
         unsafe { libc::pthread_atfork(None, None, Some(on_fork_in_child)) };
     });
     let number = descriptor.as_raw_fd();
@@ -61,8 +61,8 @@ pub fn insert(descriptor: OwnedFd, socket: Arc<Rsocket>) -> RawFd {
     if table.len() <= index {
         table.resize_with(index + 1, || None);
     }
-    // An old entry is one whose descriptor was closed behind the back of this library; the number
-    // must not be closed again.
+    // The descriptor of an old entry was closed without this library; its number must not be closed
+    // again.
     let stale = table[index].replace(Entry { descriptor, socket });
     drop(table);
     if let Some(stale) = stale {
@@ -71,7 +71,7 @@ pub fn insert(descriptor: OwnedFd, socket: Arc<Rsocket>) -> RawFd {
     number
 }
 
-/// The descriptor is nobody's any more, and is closed when the result is dropped.
+/// Removes a descriptor, which is closed when the result is dropped.
 pub fn remove(descriptor: c_int) -> Option<(OwnedFd, Arc<Rsocket>)> {
     if !is_usable() {
         return None;
@@ -81,16 +81,16 @@ pub fn remove(descriptor: c_int) -> Option<(OwnedFd, Arc<Rsocket>)> {
     Some((entry.descriptor, entry.socket))
 }
 
-/// The descriptor of an rsocket whose caller keeps it open meanwhile.
+/// Borrows the descriptor of an rsocket; the caller keeps it open meanwhile.
 pub fn borrow(descriptor: c_int) -> BorrowedFd<'static> {
-    // SAFETY: a descriptor that the program uses in this call, as it does with the kernel's.
+    // SAFETY: a descriptor that the program uses in this call, as with one of the kernel.
     unsafe { BorrowedFd::borrow_raw(descriptor) }
 }
 
-/// A further descriptor of an rsocket, which dup(2) made.
+/// Adds another descriptor of an rsocket, made by dup(2).
 ///
 /// # Safety
-/// `number` is a descriptor that nobody else owns.
+/// `number` is a descriptor without another owner.
 pub unsafe fn insert_duplicate(number: c_int, socket: Arc<Rsocket>) {
     // SAFETY: as the caller promised.
     insert(unsafe { OwnedFd::from_raw_fd(number) }, socket);

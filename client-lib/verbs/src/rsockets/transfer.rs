@@ -1,4 +1,4 @@
-//! Sending, receiving and ending: rsend(3), rrecv(3), rshutdown(3), rclose(3) and their kin.
+//! Sending, receiving and ending: rsend(3), rrecv(3), rshutdown(3), rclose(3) and similar calls.
 
 use super::send::Blocked;
 use super::socket::{Attempt, Phase, Rsocket, RsocketState};
@@ -9,11 +9,11 @@ use super::wire::StreamMessage;
 use std::ffi::c_int;
 use std::time::Duration;
 
-/// How long closing waits for the peer's daemon to have what was sent.
+/// Time that closing waits for the peer's daemon to receive all data.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl RsocketState {
-    /// The stream; Wait while it is being connected.
+    /// Returns the stream; `Wait` while it is being connected.
     pub fn stream(&mut self) -> Result<&mut Stream, Attempt<Result<usize, c_int>>> {
         match &mut self.phase {
             Phase::Stream(stream) => Ok(stream),
@@ -26,7 +26,7 @@ impl RsocketState {
         }
     }
 
-    /// Sends what fits.
+    /// Sends as much as fits.
     fn send_more(&mut self, data: &mut SourceBuffers<'_>) -> Attempt<Result<usize, c_int>> {
         if let Err(attempt) = self.send_mappings() {
             return attempt;
@@ -45,7 +45,7 @@ impl RsocketState {
         Attempt::Done(Ok(0))
     }
 
-    /// Receives what is there, up to `least` bytes all in all if it has to be so many.
+    /// Receives available bytes. With `all` it waits until the buffers are full or the stream ends.
     fn receive_more(
         &mut self,
         to: &mut DestinationBuffers<'_>,
@@ -75,7 +75,7 @@ impl RsocketState {
 }
 
 impl Stream {
-    /// Why nothing can be written.
+    /// Error of writing to the stream.
     pub fn write_error(&mut self) -> c_int {
         match std::mem::take(&mut self.error) {
             0 if self.shut_down => libc::EPIPE,
@@ -84,13 +84,13 @@ impl Stream {
         }
     }
 
-    /// Bytes that can be read.
+    /// Number of bytes that can be read.
     pub fn received(&self) -> usize {
         self.receive.available()
     }
 }
 
-/// What a call says that has moved some bytes before it could not go on.
+/// Result of a call that has moved `moved` bytes before it had to stop.
 fn moved_or(moved: usize, outcome: Result<Result<usize, c_int>, c_int>) -> Result<usize, c_int> {
     match outcome {
         Ok(Err(errno)) | Err(errno) if moved == 0 => Err(errno),
@@ -100,7 +100,7 @@ fn moved_or(moved: usize, outcome: Result<Result<usize, c_int>, c_int>) -> Resul
 
 impl Rsocket {
     /// # Safety
-    /// The buffers are as long as they say.
+    /// The buffers are valid for their lengths.
     pub unsafe fn send(&self, list: &[libc::iovec], flags: c_int) -> Result<usize, c_int> {
         // SAFETY: as the caller promised.
         let mut source = unsafe { SourceBuffers::new(list) };
@@ -113,7 +113,7 @@ impl Rsocket {
     }
 
     /// # Safety
-    /// The buffers are as long as they say, and nobody else uses them.
+    /// The buffers are valid for their lengths, and not used elsewhere meanwhile.
     pub unsafe fn receive(&self, list: &[libc::iovec], flags: c_int) -> Result<usize, c_int> {
         // SAFETY: as the caller promised.
         let mut destination = unsafe { DestinationBuffers::new(list) };
@@ -146,10 +146,10 @@ impl Rsocket {
         Ok(())
     }
 
-    /// Says that this side is done, and waits until all that was sent has arrived.
+    /// Sends the end of this side, and waits until all data has arrived.
     fn send_end(&self, message: StreamMessage, timeout: Option<Duration>) {
         let mut is_sent = false;
-        // Whatever goes wrong here, the stream is at its end.
+        // On any error the stream has ended anyway.
         let _ = self.attempt(true, timeout, |state| {
             let Phase::Stream(stream) = &mut state.phase else {
                 return Attempt::Done(());
@@ -165,7 +165,7 @@ impl Rsocket {
         });
     }
 
-    /// The last descriptor is closed: the end of the stream.
+    /// Ends the stream, when the last descriptor is closed.
     fn end_stream(&self) {
         let is_connected = matches!(&self.lock().phase, Phase::Stream(stream) if stream.connected);
         if is_connected {
@@ -175,7 +175,7 @@ impl Rsocket {
 }
 
 impl Stream {
-    /// What the peer has to be told; None if nothing.
+    /// Message to send to the peer, if any.
     fn begin_shutdown(&mut self, how: c_int) -> Option<StreamMessage> {
         if !self.connected {
             return None;
@@ -196,7 +196,7 @@ impl Stream {
 pub fn close_rsocket(descriptor: c_int) -> Result<(), c_int> {
     let (number, socket) = table::remove(descriptor).ok_or(libc::EBADF)?;
     socket.watchers.forget(descriptor);
-    // Another descriptor, or a call of another thread, may still have it; the last one ends it.
+    // Another descriptor, or a call of another thread, may still use it; the last one ends it.
     if let Some(socket) = std::sync::Arc::into_inner(socket) {
         socket.end_stream();
     }

@@ -1,11 +1,11 @@
-//! Lists of buffers of C (`struct iovec`), walked through from the beginning.
+//! Lists of C buffers (`struct iovec`), consumed from the beginning.
 
 use std::slice;
 
 /// Buffers to read from.
 pub struct SourceBuffers<'a> {
     list: &'a [libc::iovec],
-    /// Bytes of the first one that are done.
+    /// Bytes consumed of the first buffer.
     done: usize,
     left: usize,
 }
@@ -13,7 +13,7 @@ pub struct SourceBuffers<'a> {
 /// Buffers to fill.
 pub struct DestinationBuffers<'a>(SourceBuffers<'a>);
 
-/// The bytes of all buffers.
+/// Total length of all buffers.
 fn sum(list: &[libc::iovec]) -> usize {
     list.iter()
         .fold(0, |sum: usize, part| sum.saturating_add(part.iov_len))
@@ -21,7 +21,7 @@ fn sum(list: &[libc::iovec]) -> usize {
 
 impl<'a> SourceBuffers<'a> {
     /// # Safety
-    /// Each buffer is as long as it says, and valid as long as the result is used.
+    /// Each buffer is valid for its length, for as long as the result is used.
     pub unsafe fn new(list: &'a [libc::iovec]) -> SourceBuffers<'a> {
         SourceBuffers {
             list,
@@ -30,12 +30,12 @@ impl<'a> SourceBuffers<'a> {
         }
     }
 
-    /// Bytes that were not taken.
+    /// Number of bytes left.
     pub fn left(&self) -> usize {
         self.left
     }
 
-    /// The next bytes, at most `most` of them, that lie together: pointer and length.
+    /// Takes the next contiguous bytes, at most `most`: pointer and length.
     fn take_raw(&mut self, most: usize) -> (*mut u8, usize) {
         while let Some((first, rest)) = self.list.split_first() {
             let there = first.iov_len - self.done;
@@ -53,7 +53,7 @@ impl<'a> SourceBuffers<'a> {
         (std::ptr::NonNull::dangling().as_ptr(), 0)
     }
 
-    /// The next bytes, at most `most` of them, that lie together. Empty only at the end.
+    /// Takes the next contiguous bytes, at most `most`. Empty only at the end.
     pub fn take(&mut self, most: usize) -> &'a [u8] {
         let (start, length) = self.take_raw(most);
         // SAFETY: as the caller of `new` promised.
@@ -76,18 +76,18 @@ impl<'a> SourceBuffers<'a> {
 
 impl<'a> DestinationBuffers<'a> {
     /// # Safety
-    /// As of [`SourceBuffers::new`]; nobody else uses the buffers.
+    /// As for [`SourceBuffers::new`]; the buffers are not used elsewhere.
     pub unsafe fn new(list: &'a [libc::iovec]) -> DestinationBuffers<'a> {
         // SAFETY: as the caller promised.
         DestinationBuffers(unsafe { SourceBuffers::new(list) })
     }
 
-    /// Bytes that were not filled.
+    /// Number of bytes left to fill.
     pub fn left(&self) -> usize {
         self.0.left()
     }
 
-    /// Room for the next bytes, at most `most`. Empty only at the end.
+    /// Takes room for the next bytes, at most `most`. Empty only at the end.
     pub fn take(&mut self, most: usize) -> &'a mut [u8] {
         let (start, length) = self.0.take_raw(most);
         // SAFETY: as the caller of `new` promised.

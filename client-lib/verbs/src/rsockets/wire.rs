@@ -1,21 +1,21 @@
-//! What two rsockets say to each other, as the rsockets of librdmacm do over iWARP, so that both can
-//! be peers.
+//! Wire protocol of rsockets, that of librdmacm's rsockets over iWARP, so that both can be peers.
 //!
-//! The private data of the connection ([`ConnectionData`]) tells each side where the other one's
-//! buffer is. Data goes there by RDMA WRITE, and a message of four bytes, a SEND since iWARP has no
-//! immediate data, says how much it was ([`StreamMessage`]). The receiver hands out its buffer in halves,
-//! by writing a [`PeerWindow`] into a list of two that the sender has, and with each of them, or with
-//! every half of the receive queue, says up to which message the sender may go on.
+//! The private data of the connection ([`ConnectionData`]) gives each side the address of the
+//! other's buffer. Data is written there by RDMA WRITE, and a message of four bytes gives its
+//! length ([`StreamMessage`]): a SEND, since iWARP has no immediate data. The receiver grants its
+//! buffer in halves, by writing a [`PeerWindow`] into a list of two at the sender. With each
+//! window, and for each half of the receive queue, it grants credits: the number of the last
+//! message that the sender may send.
 
-/// Bytes of a message.
+/// Size of a message.
 pub const MESSAGE_LEN: usize = 4;
-/// Bytes of a window in the sender's list.
+/// Size of a window in the sender's list.
 pub const WINDOW_LEN: usize = 16;
-/// Windows in that list, which are used in turn.
+/// Number of windows in that list, used in turn.
 pub const WINDOWS: usize = 2;
-/// Bytes of an entry in the list of mapped memory (`riomap`).
+/// Size of an entry in the list of mapped memory (`riomap`).
 pub const MAPPING_LEN: usize = 24;
-/// Bytes of private data that both sides send.
+/// Size of the private data of both sides.
 pub const CONNECTION_DATA_LEN: usize = 40;
 
 const VERSION: u8 = 1;
@@ -35,22 +35,22 @@ const CONTROL_SHUTDOWN: u32 = 2;
 /// A message, whose upper three bits are its kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamMessage {
-    /// So many bytes were written behind those before.
+    /// Number of bytes written behind the earlier ones.
     Data(u32),
-    /// The sender may go on up to this message; there may be a new window.
+    /// Number of the last message that the sender may send; there may be a new window.
     Credits(u16),
     /// An entry of the list of mapped memory was written.
     Mapping(u16),
-    /// The peer reads and writes no more.
+    /// The peer will neither read nor write any more.
     Disconnect,
-    /// The peer writes no more.
+    /// The peer will not write any more.
     Shutdown,
-    /// Nothing but a sign of life, or what a newer peer may say.
+    /// A message without effect, or of a kind that only newer peers know.
     Other,
 }
 
 impl StreamMessage {
-    /// As it is sent, in the byte order of the host as librdmacm has it.
+    /// Encodes the message, in the byte order of the host as librdmacm does.
     pub fn encode(self) -> [u8; MESSAGE_LEN] {
         let (operation, value) = match self {
             StreamMessage::Data(length) => (OPERATION_DATA, length),
@@ -63,7 +63,7 @@ impl StreamMessage {
         (operation << OPERATION_SHIFT | value).to_ne_bytes()
     }
 
-    /// As it was received.
+    /// Decodes a received message.
     pub fn decode(bytes: [u8; MESSAGE_LEN]) -> StreamMessage {
         let word = u32::from_ne_bytes(bytes);
         let value = word & ((1 << OPERATION_SHIFT) - 1);
@@ -78,7 +78,7 @@ impl StreamMessage {
     }
 }
 
-/// Memory of the peer that may be written to.
+/// Memory of the peer that may be written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PeerWindow {
     pub address: u64,
@@ -95,7 +95,7 @@ impl PeerWindow {
         }
     }
 
-    /// As the peer writes it: in this host's order.
+    /// Decodes a window that the peer wrote, in the byte order of this host.
     pub fn from_bytes(bytes: &[u8; WINDOW_LEN]) -> PeerWindow {
         PeerWindow {
             address: u64::from_ne_bytes(part(bytes, 0)),
@@ -104,7 +104,7 @@ impl PeerWindow {
         }
     }
 
-    /// For a peer of that byte order.
+    /// Encodes it for a peer with the given byte order.
     pub fn to_bytes(self, big_endian: bool) -> [u8; WINDOW_LEN] {
         let mut bytes = [0; WINDOW_LEN];
         let (address, key, length) = if big_endian {
@@ -121,7 +121,7 @@ impl PeerWindow {
     }
 }
 
-/// Memory of the peer that stands for a range of offsets (`riomap`).
+/// Memory of the peer mapped at a range of offsets (`riomap`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PeerMapping {
     pub offset: u64,
@@ -129,7 +129,7 @@ pub struct PeerMapping {
 }
 
 impl PeerMapping {
-    /// As the peer writes it.
+    /// Decodes an entry that the peer wrote.
     pub fn from_bytes(bytes: &[u8; MAPPING_LEN]) -> PeerMapping {
         PeerMapping {
             offset: u64::from_ne_bytes(part(bytes, 0)),
@@ -137,7 +137,7 @@ impl PeerMapping {
         }
     }
 
-    /// For a peer of that byte order.
+    /// Encodes it for a peer with the given byte order.
     pub fn to_bytes(self, big_endian: bool) -> [u8; MAPPING_LEN] {
         let mut bytes = [0; MAPPING_LEN];
         let offset = if big_endian {
@@ -151,23 +151,23 @@ impl PeerMapping {
     }
 }
 
-/// What each side tells the other when they connect.
+/// Data exchanged by both sides when they connect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectionData {
-    /// The byte order of what is written into memory of that side.
+    /// Byte order of data written into memory of that side.
     pub big_endian: bool,
-    /// Messages that its receive queue has room for.
+    /// Number of messages that its receive queue has room for.
     pub credits: u16,
     /// Entries of its list of mapped memory.
     pub mappings: u16,
-    /// Its list of windows: the length counts them, and that of mapped memory follows.
+    /// Its list of windows; the length is their number. The list of mapped memory follows.
     pub windows: PeerWindow,
     /// The first window of its buffer.
     pub data: PeerWindow,
 }
 
 impl ConnectionData {
-    /// As private data.
+    /// Encodes it as private data.
     pub fn encode(&self) -> [u8; CONNECTION_DATA_LEN] {
         let mut bytes = [0; CONNECTION_DATA_LEN];
         bytes[0] = VERSION;
@@ -179,7 +179,7 @@ impl ConnectionData {
         bytes
     }
 
-    /// None if it is no rsocket that speaks.
+    /// Decodes private data; None if the peer is not an rsocket.
     pub fn decode(bytes: &[u8]) -> Option<ConnectionData> {
         let bytes: &[u8; CONNECTION_DATA_LEN] = bytes.first_chunk()?;
         if bytes[0] != VERSION {
@@ -200,7 +200,7 @@ impl ConnectionData {
     }
 }
 
-/// `N` bytes at an offset; both are known where it is called.
+/// Returns `N` bytes at an offset; callers use constant offsets.
 fn part<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut part = [0; N];
     part.copy_from_slice(&bytes[at..at + N]);
@@ -209,7 +209,7 @@ fn part<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
 
 const SCALE_BIT: u16 = 1 << 7;
 
-/// A number of 15 bits in a byte: exact up to 128, in steps of 256 above.
+/// Encodes a number of 15 bits in a byte: exact up to 128, in steps of 256 above.
 pub fn to_scale(value: u16) -> u8 {
     if value <= SCALE_BIT {
         value as u8
@@ -218,7 +218,7 @@ pub fn to_scale(value: u16) -> u8 {
     }
 }
 
-/// The number that [`to_scale`] made a byte of.
+/// Decodes a number encoded by [`to_scale`].
 pub fn from_scale(byte: u8) -> u16 {
     let value = u16::from(byte);
     if value <= SCALE_BIT {
