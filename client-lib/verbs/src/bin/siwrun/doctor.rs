@@ -1,12 +1,12 @@
-//! `siwrun doctor PROGRAM` says before a program is run what of it will not work on siwd, from its
-//! ELF file alone: nothing is started.
+//! `siwrun doctor PROGRAM` reports before a program is run which parts of it will not work on siwd,
+//! from its ELF file alone: nothing is started.
 //!
 //! | file | what it is |
 //! |---|---|
 //! | `archive.rs` | the ELF files in a wheel |
 //! | `elf_file.rs` | needed libraries, symbols and versions of a file |
-//! | `unsupported.rs` | functions that are exported, and fail |
-//! | `examine.rs` | the comparison, and what is said of it |
+//! | `unsupported.rs` | exported functions that always fail |
+//! | `examine.rs` | the comparison and its findings |
 
 mod archive;
 mod elf_file;
@@ -37,7 +37,7 @@ struct DoctorArguments {
     program: PathBuf,
 }
 
-/// What was found in one file.
+/// Findings of one file.
 #[derive(Serialize)]
 struct Report {
     path: PathBuf,
@@ -45,7 +45,7 @@ struct Report {
 }
 
 impl Report {
-    /// The worst first.
+    /// Creates a report with the findings sorted by severity, the worst first.
     fn new(path: &Path, mut findings: Vec<Finding>) -> Report {
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         Report {
@@ -55,11 +55,11 @@ impl Report {
     }
 }
 
-/// What is printed at the end, so that nobody takes silence for a promise.
+/// Printed at the end, so that a report without findings is not taken for a guarantee.
 const LIMITS: &str = "Not visible in a file: which QP types (UD, XRC) and access flags a program asks for, calls that headers\n\
                       make by the device's table of functions, and what it loads while it runs.";
 
-/// A bare name is looked for as execvp(3) does.
+/// Looks up a bare name as execvp(3) does.
 fn find_program(program: &Path) -> Result<PathBuf, String> {
     if program.components().count() > 1 || program.exists() {
         return Ok(program.to_path_buf());
@@ -79,7 +79,7 @@ fn parse_file(path: &Path, data: &[u8], machine: Option<u16>) -> Result<ElfFile,
     ElfFile::parse(data, machine).map_err(|why| format!("cannot examine {}: {why}", path.display()))
 }
 
-/// The interpreter that the first line of a script names; `env` is looked through.
+/// Interpreter named in the first line of a script, following `env`.
 fn interpreter_of(data: &[u8]) -> Option<PathBuf> {
     let line = data
         .strip_prefix(b"#!")?
@@ -93,7 +93,8 @@ fn interpreter_of(data: &[u8]) -> Option<PathBuf> {
     Some(named.map_or_else(|| first.to_path_buf(), PathBuf::from))
 }
 
-/// ld.so ignores LD_PRELOAD for programs that run with other rights than their caller's.
+/// Finds setuid and similar programs: ld.so ignores LD_PRELOAD for a program with other privileges
+/// than its caller's.
 fn find_other_rights(path: &Path, findings: &mut Vec<Finding>) -> io::Result<()> {
     let metadata = fs::metadata(path)?;
     let mode = metadata.permissions().mode();
@@ -124,7 +125,7 @@ fn examine_file(path: &Path, data: &[u8], library: &DropIn) -> Result<Report, St
     Ok(Report::new(path, findings))
 }
 
-/// Where ld.so looks for libraries of this machine, behind RUNPATH and LD_LIBRARY_PATH.
+/// Folders in which ld.so looks for libraries of this machine, after RUNPATH and LD_LIBRARY_PATH.
 const LIBRARY_FOLDERS: [&str; 5] = [
     "/lib/x86_64-linux-gnu",
     "/usr/lib/x86_64-linux-gnu",
@@ -133,7 +134,7 @@ const LIBRARY_FOLDERS: [&str; 5] = [
     "/usr/local/lib",
 ];
 
-/// A library that a file needs, in the folders where ld.so looks for it.
+/// Finds a needed library of a file in the folders that ld.so searches.
 fn find_needed(name: &str, file: &ElfFile, path: &Path) -> Option<PathBuf> {
     let origin = fs::canonicalize(path).ok()?.parent()?.to_path_buf();
     let origin = origin.to_string_lossy();
@@ -149,8 +150,8 @@ fn find_needed(name: &str, file: &ElfFile, path: &Path) -> Option<PathBuf> {
         .find(|candidate| candidate.is_file())
 }
 
-/// The libraries that a file needs, and theirs: reports of those that have to do with RDMA. `seen`
-/// has the names of those that were examined.
+/// Examines the libraries that a file needs, recursively, and reports those related to RDMA. `seen`
+/// has the names of examined libraries.
 fn examine_needed(
     path: &Path,
     data: &[u8],
@@ -175,7 +176,7 @@ fn examine_needed(
     Ok(())
 }
 
-/// A program or a library, with those that it needs; of a script, the interpreter.
+/// Examines a program or library with the libraries that it needs; for a script, the interpreter.
 fn examine_program(path: &Path, library: &DropIn, all: &mut Vec<Report>) -> Result<(), String> {
     let data = read_file(path)?;
     if is_archive(&data) {
@@ -202,7 +203,7 @@ fn examine_program(path: &Path, library: &DropIn, all: &mut Vec<Report>) -> Resu
     examine_needed(&interpreter, &data, library, &mut BTreeSet::new(), all)
 }
 
-/// Every ELF file in an archive that has to do with RDMA.
+/// Examines every ELF file in an archive that is related to RDMA.
 fn examine_archive(
     path: &Path,
     data: &[u8],
@@ -218,8 +219,8 @@ fn examine_archive(
     })
 }
 
-/// Every ELF file below a folder, or in a wheel there, that has to do with RDMA. Symbolic links are
-/// not followed.
+/// Examines every ELF file below a folder, or in a wheel there, that is related to RDMA. Symbolic
+/// links are not followed.
 fn examine_folder(folder: &Path, library: &DropIn, all: &mut Vec<Report>) -> Result<(), String> {
     let explain = |error: io::Error| format!("cannot read {}: {error}", folder.display());
     let entries: io::Result<Vec<_>> = fs::read_dir(folder).map_err(explain)?.collect();
@@ -291,7 +292,7 @@ fn diagnose(arguments: &DoctorArguments, library: &Path) -> Result<bool, String>
     Ok(is_fine)
 }
 
-/// `words` are the command line from `doctor` on.
+/// Runs the doctor. `words` is the command line from `doctor` on.
 pub fn run(words: Vec<OsString>, library: &Path) -> ExitCode {
     match diagnose(&DoctorArguments::parse_from(words), library) {
         Ok(true) => ExitCode::SUCCESS,

@@ -1,6 +1,6 @@
-//! `siwrun PROGRAM ARGS...` runs an RDMA program on siwd: it puts the drop-in libibverbs and
-//! librdmacm before those of the system, and becomes the program. `siwrun doctor PROGRAM` only says
-//! what of it will not work, and `siwrun --self-test` whether siwd does what it advertises.
+//! `siwrun PROGRAM ARGS...` runs an RDMA program on siwd: it places the drop-in libibverbs and
+//! librdmacm before those of the system, and executes the program. `siwrun doctor PROGRAM` only
+//! reports what will not work, and `siwrun --self-test` checks what siwd advertises.
 
 mod doctor;
 mod self_test;
@@ -72,7 +72,7 @@ struct Arguments {
     program: Vec<OsString>,
 }
 
-/// What becomes of messages without a receive work request.
+/// Handling of messages that arrive without a receive work request.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum ReceiverNotReady {
     Terminate,
@@ -80,21 +80,21 @@ enum ReceiverNotReady {
 }
 
 const LIBRARY: &str = "libsiw_verbs.so";
-/// What `--rsockets` preloads, in the folder of the library.
+/// Library preloaded by `--rsockets`, in the folder of the drop-in library.
 const PRELOAD_LIBRARY: &str = "libsiw_preload.so";
-/// What shows siwd's addresses to programs, in the folder of the library.
+/// Library that shows siwd's addresses to programs, in the folder of the drop-in library.
 const MIRROR_LIBRARY: &str = "libsiw_mirror.so";
-/// What programs load, and what compilers link with.
+/// Names of libraries that programs load, and that compilers link with.
 const NAMES: [&str; 4] = [
     "libibverbs.so.1",
     "librdmacm.so.1",
     "libibverbs.so",
     "librdmacm.so",
 ];
-/// Packages of pkg-config, with their versions: the headers are the distribution's.
+/// pkg-config packages with their versions: the headers are the distribution's.
 const PACKAGES: [(&str, &str); 2] = [("ibverbs", "1.14.44.0"), ("rdmacm", "1.3.44.0")];
 
-/// Beside siwrun, as cargo puts it, or in the lib folder of an installation.
+/// Finds the library next to siwrun, where cargo puts it, or in the lib folder of an installation.
 fn find_library() -> Result<PathBuf, String> {
     let own = env::current_exe().map_err(|error| format!("cannot find siwrun itself: {error}"))?;
     let folder = own.parent().unwrap_or(Path::new("/"));
@@ -115,7 +115,7 @@ fn find_library() -> Result<PathBuf, String> {
         })
 }
 
-/// Refuses a folder that somebody else could change: programs load what its links point to.
+/// Refuses a folder that other users could change: programs load the libraries its links point to.
 fn check_owner(folder: &Path) -> io::Result<()> {
     let metadata = fs::symlink_metadata(folder)?;
     let is_own = metadata.uid() == rustix::process::getuid().as_raw();
@@ -126,14 +126,15 @@ fn check_owner(folder: &Path) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
-/// Makes the folder with a link for each name, unless it is there. Several siwrun may do so at once.
+/// Creates the folder and a link for each name, unless they exist. Several siwrun processes may do
+/// so concurrently.
 fn link_names(folder: &Path, library: &Path) -> io::Result<()> {
     DirBuilder::new()
         .recursive(true)
         .mode(0o755)
         .create(folder)?;
     if folder.starts_with(env::temp_dir()) {
-        // Anybody may have made it.
+        // Any user may have created it.
         check_owner(folder)?;
         folder.parent().map_or(Ok(()), check_owner)?;
     }
@@ -150,7 +151,7 @@ fn link_names(folder: &Path, library: &Path) -> io::Result<()> {
     describe_packages(folder)
 }
 
-/// Describes the links to pkg-config, for programs that are compiled against them.
+/// Writes pkg-config files for the links, for programs that are compiled against them.
 fn describe_packages(folder: &Path) -> io::Result<()> {
     let place = folder.join("pkgconfig");
     DirBuilder::new()
@@ -203,7 +204,7 @@ fn make_links(wanted: Option<PathBuf>, library: &Path) -> Result<PathBuf, String
     ))
 }
 
-/// `value` before what the variable holds.
+/// Prepends `value` to a list variable.
 fn prepend(variable: &str, value: &Path) -> OsString {
     let mut all = value.as_os_str().to_owned();
     if let Some(old) = env::var_os(variable).filter(|old| !old.is_empty()) {
@@ -213,7 +214,7 @@ fn prepend(variable: &str, value: &Path) -> OsString {
     all
 }
 
-/// Another library, from the folder of the library, before the others.
+/// Adds another preloaded library, from the folder of the drop-in library, before the others.
 fn add_preload_library(
     name: &str,
     package: &str,
@@ -233,9 +234,9 @@ fn add_preload_library(
     Ok(all)
 }
 
-/// What the library reads from the environment when it runs in this process.
+/// Sets the environment for the library when it runs in this process.
 fn set_for_library(socket: Option<&Path>, verbose: bool) -> Result<(), String> {
-    // SAFETY: this process has one thread yet, and the library is not loaded.
+    // SAFETY: this process still has one thread, and the library is not loaded.
     unsafe {
         if let Some(socket) = socket {
             let socket = std::path::absolute(socket)
@@ -284,8 +285,8 @@ fn run() -> Result<ExitCode, String> {
     command
         .args(rest)
         .env("LD_LIBRARY_PATH", prepend("LD_LIBRARY_PATH", &links))
-        // Wheels bring a libibverbs of their own, which they find by RPATH; what is loaded before
-        // has its symbols taken all the same.
+        // Wheels bring a libibverbs of their own, which they find by RPATH; symbols of preloaded
+        // libraries take precedence nevertheless.
         .env("LD_PRELOAD", preloaded);
     if let Some(socket) = arguments.socket {
         let socket = std::path::absolute(&socket)

@@ -1,5 +1,5 @@
-//! `siwrun --self-test` does what every capability, limit and operation promises that a pair of
-//! devices advertises, by the functions of the drop-in library that a program would call.
+//! `siwrun --self-test` exercises every capability, limit and operation that a pair of devices
+//! advertises, through the functions of the drop-in library that programs call.
 //!
 //! | file | what it is |
 //! |---|---|
@@ -8,7 +8,7 @@
 //! | `capabilities.rs` | bits of `device_cap_flags`, atomics |
 //! | `limits.rs` | numbers of ibv_query_device(3) and ibv_query_port(3) |
 //! | `operations.rs` | work requests, events, states |
-//! | `proof.rs` | what a check says |
+//! | `proof.rs` | outcome of a check |
 
 #[path = "../../abi.rs"]
 mod abi;
@@ -27,7 +27,7 @@ use serde::Serialize;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// A check and what it is called: as in verbs.h, if that has a name for it.
+/// A check and its name, as in verbs.h if there is one.
 type Check = (&'static str, fn(&Bench) -> Result<Proof, String>);
 
 const CHECKS: &[Check] = &[
@@ -68,7 +68,7 @@ const CHECKS: &[Check] = &[
     ("ibv_resize_cq", operations::resize_cq),
 ];
 
-/// What a check found.
+/// Outcome of a check.
 #[derive(Serialize)]
 struct CheckResult {
     name: &'static str,
@@ -93,7 +93,8 @@ fn run_check(bench: &Bench, (name, check): Check) -> CheckResult {
     }
 }
 
-/// Checks the pair of devices, by default the first two; the exit code is 0 if nothing failed, else 1.
+/// Checks a pair of devices, by default the first two; the exit code is 0 if nothing failed, else
+/// 1.
 pub fn run(library: &Path, devices: &[String], json: bool) -> Result<ExitCode, String> {
     verbs::load_library(library)?;
     let known = verbs::device_names()?;

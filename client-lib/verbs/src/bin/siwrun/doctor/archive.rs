@@ -1,4 +1,4 @@
-//! ELF files in a zip archive: wheels are such archives.
+//! ELF files in a zip archive, such as a wheel.
 
 use super::elf_file::is_elf;
 use std::ffi::OsStr;
@@ -6,27 +6,27 @@ use std::io::{self, Cursor, Read};
 use std::path::Path;
 use zip::ZipArchive;
 
-/// No library is longer. What an archive says of its own lengths is not believed.
+/// Maximum length of a library. The lengths stated in an archive are not trusted.
 const LONGEST_FILE: u64 = 4 << 30;
 
-/// Whether a file begins as zip archives do.
+/// Checks for the first bytes of a zip archive.
 pub fn is_archive(data: &[u8]) -> bool {
     data.starts_with(b"PK\x03\x04")
 }
 
-/// Whether a file of a folder is a wheel, by its name.
+/// Checks for the name of a wheel.
 pub fn is_wheel(path: &Path) -> bool {
     path.extension() == Some(OsStr::new("whl"))
 }
 
-/// The rest of a file whose first bytes are given, if they are those of an ELF file.
+/// Reads an ELF file; None for other files.
 fn read_elf(mut content: impl Read) -> io::Result<Option<Vec<u8>>> {
     let mut data = Vec::new();
     content.by_ref().take(4).read_to_end(&mut data)?;
     if !is_elf(&data) {
         return Ok(None);
     }
-    // One byte more than allowed: the longest file is told from a longer one.
+    // One byte more than the limit, to detect longer files.
     let room = LONGEST_FILE - data.len() as u64 + 1;
     content.take(room).read_to_end(&mut data)?;
     if data.len() as u64 > LONGEST_FILE {
@@ -37,8 +37,8 @@ fn read_elf(mut content: impl Read) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(data))
 }
 
-/// Calls `with` for each ELF file of an archive, in the order of its directory, with the archive's
-/// path and the path within; nothing is unpacked onto the disk.
+/// Calls `with` for each ELF file of an archive, in directory order, with the archive's path and
+/// the path within. No file is unpacked to disk.
 pub fn for_each_elf_file(
     archive: &Path,
     data: &[u8],
@@ -55,7 +55,7 @@ pub fn for_each_elf_file(
         if !entry.is_file() {
             continue;
         }
-        // Only shown, never opened: a name that leads elsewhere does no harm.
+        // Only displayed, never opened: a name outside the archive does no harm.
         let name = entry.name().map_err(|error| explain(archive, &error))?;
         let path = archive.join(&*name);
         drop(name);

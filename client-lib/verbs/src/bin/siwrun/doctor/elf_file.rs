@@ -1,4 +1,4 @@
-//! What an ELF file says of itself: what it needs, what it defines, how it is started.
+//! Contents of an ELF file: its needs, its definitions, and how it is started.
 
 use object::elf::{
     DT_NEEDED, DT_RPATH, DT_RUNPATH, DT_SONAME, ET_CORE, ET_REL, FileHeader64, SHN_UNDEF,
@@ -9,11 +9,11 @@ use object::{Endianness, ReadRef};
 
 type ElfHeader = FileHeader64<Endianness>;
 
-/// A dynamic symbol with the version that it has, or is asked for with.
+/// A dynamic symbol with its version, or the version required.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct VersionedSymbol {
     pub name: String,
-    /// Empty where the symbol has no version.
+    /// Empty if the symbol has no version.
     pub version: String,
 }
 
@@ -22,27 +22,27 @@ pub struct VersionedSymbol {
 pub struct ElfFile {
     /// `e_machine` of the header.
     pub machine: u16,
-    /// ld.so starts it: a program or a library that can be run.
+    /// ld.so starts it: a program, or a library that can be run.
     pub has_interpreter: bool,
-    /// It has a dynamic section, without which ld.so has no part in it.
+    /// It has needed libraries or a soname; ld.so takes no part in other files.
     pub is_dynamic: bool,
     pub soname: Option<String>,
     pub needed: Vec<String>,
     /// DT_RPATH or DT_RUNPATH.
     pub search_path: Option<String>,
     pub defined: Vec<VersionedSymbol>,
-    /// Undefined symbols; those that are weak may be missing.
+    /// Undefined symbols, without weak ones, which may be missing.
     pub required: Vec<VersionedSymbol>,
 }
 
-/// Whether the file begins as ELF files do.
+/// Checks for the first bytes of an ELF file.
 pub fn is_elf(data: &[u8]) -> bool {
     data.starts_with(b"\x7fELF")
 }
 
 impl ElfFile {
-    /// Reads what the header and the dynamic section say. Of a file for another kind of processor,
-    /// `machine` alone is filled in: its layout may differ.
+    /// Reads the header and the dynamic section. For a file of another machine only `machine` is
+    /// filled in, because its layout may differ.
     pub fn parse(data: &[u8], own_machine: Option<u16>) -> Result<Self, String> {
         if !is_elf(data) {
             return Err("it is no ELF file".into());
@@ -62,8 +62,8 @@ impl ElfFile {
     }
 }
 
-/// `e_machine` has the same place in files of 32 and 64 bits; byte 5 of the identification says
-/// the byte order.
+/// Reads `e_machine`, which has the same offset in files of 32 and 64 bits; byte 5 of the
+/// identification is the byte order.
 fn machine_of(data: &[u8]) -> Option<u16> {
     let bytes = [*data.get(18)?, *data.get(19)?];
     Some(match data.get(5) {

@@ -5,11 +5,11 @@ use super::unsupported::{OPTIONAL, PRIVATE_NODE, PROVIDERS, UNSUPPORTED};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
-/// How much of the program a finding concerns.
+/// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// Good to know; nothing fails for it.
+    /// Information; no failure.
     Note,
     /// A part of the program fails when it is used.
     Partial,
@@ -17,7 +17,7 @@ pub enum Severity {
     Fatal,
 }
 
-/// One thing that was found, why it matters, and what to do.
+/// One finding, its reason, and advice.
 #[derive(Debug, Serialize)]
 pub struct Finding {
     pub severity: Severity,
@@ -42,7 +42,7 @@ impl Finding {
     }
 }
 
-/// What the drop-in library is and exports, read from its file.
+/// The drop-in library, read from its file.
 pub struct DropIn {
     pub machine: u16,
     symbols: BTreeSet<VersionedSymbol>,
@@ -65,7 +65,7 @@ fn is_rdma_node(version: &str) -> bool {
     version.starts_with("IBVERBS_") || version.starts_with("RDMACM_")
 }
 
-/// libibverbs or librdmacm, also under the name of a copy.
+/// Checks for libibverbs or librdmacm, including renamed copies.
 pub fn is_rdma_library(name: &str) -> bool {
     name.starts_with("libibverbs") || name.starts_with("librdmacm")
 }
@@ -74,12 +74,12 @@ fn is_plain_name(name: &str) -> bool {
     matches!(name, "libibverbs.so.1" | "librdmacm.so.1")
 }
 
-/// A library that is itself libibverbs or librdmacm.
+/// Checks whether the file itself is libibverbs or librdmacm.
 fn is_replaced(file: &ElfFile) -> bool {
     file.soname.as_deref().is_some_and(is_rdma_library)
 }
 
-/// The library of a kind of NIC, which libibverbs loads, or a program that wants more of that NIC.
+/// Checks for a provider library of a NIC, or a program that uses the provider interface.
 fn is_provider(file: &ElfFile) -> bool {
     file.required
         .iter()
@@ -98,7 +98,7 @@ fn contains(data: &[u8], text: &str) -> bool {
     false
 }
 
-/// Whether a file of a folder is worth a report: it names one of the two libraries.
+/// Checks whether a file in a folder is worth a report: it mentions one of the two libraries.
 pub fn is_about_rdma(data: &[u8]) -> bool {
     contains(data, "libibverbs") || contains(data, "librdmacm")
 }
@@ -107,7 +107,7 @@ fn list(names: &[&str]) -> String {
     names.join(", ")
 }
 
-/// All that is found in a file. `data` are its bytes, of which `file` was read.
+/// Collects all findings of a file. `file` was parsed from `data`.
 pub fn examine(file: &ElfFile, data: &[u8], library: &DropIn) -> Vec<Finding> {
     let mut findings = Vec::new();
     if file.machine != library.machine {
@@ -188,9 +188,9 @@ fn find_libraries(file: &ElfFile, data: &[u8], findings: &mut Vec<Finding>) {
     findings.push(Finding::new(Severity::Note, what, why, advice));
 }
 
-/// Versions and symbols that the library lacks.
+/// Finds versions and symbols that the library lacks.
 fn find_missing_symbols(file: &ElfFile, library: &DropIn, findings: &mut Vec<Finding>) {
-    // ld.so finds what the preloaded library lacks in the copy that a wheel brings.
+    // ld.so takes symbols missing in the preloaded library from the copy in a wheel.
     let has_copy = file
         .needed
         .iter()
@@ -264,7 +264,7 @@ fn find_unsupported(file: &ElfFile, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Functions of a NIC's own library.
+/// Finds functions of a NIC's own library.
 fn find_providers(file: &ElfFile, findings: &mut Vec<Finding>) {
     for (node, provider) in PROVIDERS {
         let asked = file
@@ -283,7 +283,7 @@ fn find_providers(file: &ElfFile, findings: &mut Vec<Finding>) {
     }
 }
 
-/// epoll(7) does not know rsockets.
+/// Finds rsocket programs that use epoll(7), which does not know rsockets.
 fn find_epoll(file: &ElfFile, findings: &mut Vec<Finding>) {
     let calls = |name: &str| file.required.iter().any(|symbol| symbol.name == name);
     if calls("rsocket") && calls("epoll_ctl") && !calls("repoll_ctl") {
@@ -296,7 +296,7 @@ fn find_epoll(file: &ElfFile, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Paths of the kernel's devices, which siwrun leads elsewhere.
+/// Finds paths of the kernel's devices, which siwrun redirects.
 fn find_paths(data: &[u8], findings: &mut Vec<Finding>) {
     let paths = ["/sys/class/infiniband", "/dev/infiniband"];
     let found: Vec<_> = paths

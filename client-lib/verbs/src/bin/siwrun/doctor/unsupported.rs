@@ -1,13 +1,13 @@
-//! Functions that the library exports because programs are linked with them, and that fail.
+//! Exported functions that always fail; they exist because programs are linked with them.
 
-/// What a group of functions is for, and what a program can do without them.
+/// A group of functions, the reason why they fail, and advice for programs.
 pub struct Unsupported {
     pub names: &'static [&'static str],
     pub why: &'static str,
     pub advice: &'static str,
 }
 
-/// Exported, and failing with EOPNOTSUPP at each call.
+/// Functions that fail with EOPNOTSUPP at each call.
 pub const UNSUPPORTED: &[Unsupported] = &[
     Unsupported {
         names: &[
@@ -46,7 +46,7 @@ pub const UNSUPPORTED: &[Unsupported] = &[
     },
 ];
 
-/// Exported, and failing, but programs go on without: reported as a remark.
+/// Failing functions that programs can do without: reported as a note.
 pub const OPTIONAL: &[&str] = &[
     "ibv_query_ece",
     "ibv_set_ece",
@@ -54,10 +54,10 @@ pub const OPTIONAL: &[&str] = &[
     "rdma_get_remote_ece",
 ];
 
-/// Node of what is between libibverbs and its provider libraries.
+/// Version node of the interface between libibverbs and its provider libraries.
 pub const PRIVATE_NODE: &str = "IBVERBS_PRIVATE_34";
 
-/// Beginnings of the version nodes of NICs' own libraries, with the file.
+/// Prefixes of the version nodes of NIC libraries, with the library.
 pub const PROVIDERS: &[(&str, &str)] = &[
     ("MLX5_", "libmlx5"),
     ("MLX4_", "libmlx4"),
@@ -70,7 +70,7 @@ pub const PROVIDERS: &[(&str, &str)] = &[
 mod tests {
     use super::*;
 
-    /// The functions of an export table that lead to the modules of what is not supported.
+    /// The functions of an export table that belong to the `unsupported` modules.
     fn refused_exports(table: &str) -> Vec<&str> {
         let statements = table.split(';').filter(|text| text.contains("= not::"));
         statements
@@ -84,7 +84,7 @@ mod tests {
             include_str!("../../../ibverbs/exports.rs"),
             include_str!("../../../rdmacm/exports.rs"),
         ];
-        // They do nothing, answer truthfully, or have nothing that could have been made before.
+        // These do nothing, give a correct answer, or fail because no object can exist.
         let harmless = [
             "_kern",
             "unimport_",

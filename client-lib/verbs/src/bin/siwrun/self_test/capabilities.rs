@@ -1,4 +1,4 @@
-//! The bits of `device_cap_flags`, and what atomics promise.
+//! The bits of `device_cap_flags`, and the guarantees of atomics.
 
 use super::abi::*;
 use super::completions::*;
@@ -8,12 +8,12 @@ use super::queue_pair::*;
 use super::verbs::*;
 use std::rc::Rc;
 
-/// Whether the near device claims this bit.
+/// Checks whether the near device advertises the bit.
 fn has_bit(bench: &Bench, bit: u32) -> Result<bool, String> {
     Ok(bench.near.query_device()?.device_cap_flags & bit != 0)
 }
 
-/// The bits that this program proves.
+/// Bits tested by this program.
 const PROVEN: u32 = IBV_DEVICE_SYS_IMAGE_GUID
     | IBV_DEVICE_SRQ_RESIZE
     | IBV_DEVICE_CURR_QP_STATE_MOD
@@ -21,7 +21,7 @@ const PROVEN: u32 = IBV_DEVICE_SYS_IMAGE_GUID
     | IBV_DEVICE_MEM_WINDOW_TYPE_2B
     | IBV_DEVICE_MEM_MGT_EXTENSIONS;
 
-/// No bit that nobody proves, in either query.
+/// Checks that neither query has a bit without a test.
 pub fn no_other_bit(bench: &Bench) -> Result<Proof, String> {
     let flags = bench.near.query_device()?.device_cap_flags;
     ensure_that(
@@ -34,7 +34,7 @@ pub fn no_other_bit(bench: &Bench) -> Result<Proof, String> {
     proof_of(format!("{flags:#x} in both queries"))
 }
 
-/// A GUID, which ibv_get_device_guid(3) gives too.
+/// Checks that there is a GUID, the same as from ibv_get_device_guid(3).
 pub fn sys_image_guid(bench: &Bench) -> Result<Proof, String> {
     if !has_bit(bench, IBV_DEVICE_SYS_IMAGE_GUID)? {
         return Ok(Proof::NotAdvertised);
@@ -46,7 +46,7 @@ pub fn sys_image_guid(bench: &Bench) -> Result<Proof, String> {
     proof_of(format!("{:016x}", u64::from_be(attr.sys_image_guid)))
 }
 
-/// A queue with receives grows, and takes as many as it says.
+/// Checks that a queue with receives grows, and takes the stated number of requests.
 pub fn srq_resize(bench: &Bench) -> Result<Proof, String> {
     if !has_bit(bench, IBV_DEVICE_SRQ_RESIZE)? {
         return Ok(Proof::NotAdvertised);
@@ -63,7 +63,7 @@ pub fn srq_resize(bench: &Bench) -> Result<Proof, String> {
     proof_of(format!("{before} to {after}, all posted"))
 }
 
-/// ibv_modify_qp(3) with the state that the program takes for the current one.
+/// Checks ibv_modify_qp(3) with the program's view of the current state.
 pub fn current_state(bench: &Bench) -> Result<Proof, String> {
     if !has_bit(bench, IBV_DEVICE_CURR_QP_STATE_MOD)? {
         return Ok(Proof::NotAdvertised);
@@ -84,7 +84,7 @@ pub fn current_state(bench: &Bench) -> Result<Proof, String> {
     proof_of("refused if wrong, accepted if right")
 }
 
-/// The part of a region that a window shows.
+/// Binding of the first `length` bytes of a region.
 fn bind_info(mr: &LibraryMr, length: u64) -> ibv_mw_bind_info {
     ibv_mw_bind_info {
         mr: mr.raw,
@@ -94,7 +94,7 @@ fn bind_info(mr: &LibraryMr, length: u64) -> ibv_mw_bind_info {
     }
 }
 
-/// ibv_bind_mw(3), and its completion.
+/// Calls ibv_bind_mw(3) and waits for its completion.
 fn bind_type_1(end: &End, mw: &LibraryMw, length: u64) -> Result<(), String> {
     // SAFETY: objects of the library, and a struct to read.
     unsafe {
@@ -119,7 +119,7 @@ fn write_by(near: &End, far: &End, rkey: u32, offset: u64) -> Result<(), String>
     near.qp.post_remote(IBV_WR_RDMA_WRITE, &sges, remote)
 }
 
-/// A window of type 1: bound, used, unbound.
+/// Checks a window of type 1: bound, used, unbound.
 pub fn memory_window(bench: &Bench) -> Result<Proof, String> {
     if !has_bit(bench, IBV_DEVICE_MEM_WINDOW)? {
         return Ok(Proof::NotAdvertised);
@@ -132,7 +132,7 @@ pub fn memory_window(bench: &Bench) -> Result<Proof, String> {
     write_by(&near, &far, mw.rkey(), 0)?;
     near.cq().await_success()?;
     far.mr.has_pattern(1, 8)?;
-    // Bound to nothing it shows nothing.
+    // Unbound, it gives no access.
     let shown = mw.rkey();
     bind_type_1(&far, &mw, 0)?;
     write_by(&near, &far, shown, 0)?;
@@ -140,7 +140,7 @@ pub fn memory_window(bench: &Bench) -> Result<Proof, String> {
     proof_of("bound, written through, unbound, refused")
 }
 
-/// A work request that binds a window of type 2, and its completion.
+/// Posts a work request that binds a window of type 2, and waits for its completion.
 fn bind_type_2(end: &End, mw: &LibraryMw) -> Result<u32, String> {
     let old = mw.rkey();
     let key = old & !0xff | (old + 1) & 0xff;
@@ -162,7 +162,7 @@ fn post_invalidation(end: &End, opcode: ibv_wr_opcode, key: u32) -> Result<(), S
     end.cq().await_success().map(|_| ())
 }
 
-/// A window of type 2B: for one stream, until it is invalidated.
+/// Checks a window of type 2B: valid for one stream, until it is invalidated.
 pub fn window_of_one_stream(bench: &Bench) -> Result<Proof, String> {
     if !has_bit(bench, IBV_DEVICE_MEM_WINDOW_TYPE_2B)? {
         return Ok(Proof::NotAdvertised);
@@ -185,7 +185,7 @@ pub fn window_of_one_stream(bench: &Bench) -> Result<Proof, String> {
     proof_of("one stream may, another may not; none after LOCAL_INV")
 }
 
-/// A message that invalidates a key.
+/// Checks a message that invalidates a key.
 pub fn memory_management(bench: &Bench) -> Result<Proof, String> {
     if !has_bit(bench, IBV_DEVICE_MEM_MGT_EXTENSIONS)? {
         return Ok(Proof::NotAdvertised);
@@ -210,10 +210,10 @@ pub fn memory_management(bench: &Bench) -> Result<Proof, String> {
     )
 }
 
-/// Additions of each stream, and of this processor.
+/// Number of additions per stream, and by this processor.
 const ADDITIONS: u64 = 2000;
 
-/// Atomics exclude each other, and with GLOB also those of the processor.
+/// Checks that atomics exclude each other and, with GLOB, also those of the processor.
 pub fn check_atomics(bench: &Bench) -> Result<Proof, String> {
     let capability = bench.near.query_device()?.atomic_cap;
     if capability == IBV_ATOMIC_NONE {
@@ -266,7 +266,7 @@ pub fn check_atomics(bench: &Bench) -> Result<Proof, String> {
     })
 }
 
-/// Another stream to the same protection domain.
+/// Connects another stream to the same protection domain.
 fn second_stream(bench: &Bench, far: &End) -> Result<(End, End), String> {
     let pd: &Rc<LibraryPd> = &far.qp.pd;
     let near = End::new(&bench.near, CAP)?;

@@ -14,7 +14,7 @@ pub struct LibraryPd {
 }
 
 impl LibraryPd {
-    /// A new one.
+    /// Allocates a protection domain.
     pub fn new(context: &Rc<LibraryContext>) -> Result<Rc<LibraryPd>, String> {
         // SAFETY: an open context.
         let raw = unsafe { (verbs().ibv_alloc_pd)(context.raw) };
@@ -25,7 +25,7 @@ impl LibraryPd {
 
 impl Drop for LibraryPd {
     fn drop(&mut self) {
-        // SAFETY: its objects are gone.
+        // SAFETY: its objects are destroyed.
         note_destroyed("PD", unsafe { (verbs().ibv_dealloc_pd)(self.raw) });
     }
 }
@@ -37,7 +37,7 @@ pub struct LibraryChannel {
 }
 
 impl LibraryChannel {
-    /// A new one.
+    /// Creates a channel.
     pub fn new(context: &Rc<LibraryContext>) -> Result<Rc<LibraryChannel>, String> {
         // SAFETY: an open context.
         let raw = unsafe { (verbs().ibv_create_comp_channel)(context.raw) };
@@ -62,7 +62,7 @@ impl LibraryChannel {
         Ok(())
     }
 
-    /// Whether an event waits to be taken.
+    /// Checks for a pending event.
     pub fn has_event(&self) -> bool {
         let mut fds = libc::pollfd {
             // SAFETY: a channel.
@@ -77,7 +77,7 @@ impl LibraryChannel {
 
 impl Drop for LibraryChannel {
     fn drop(&mut self) {
-        // SAFETY: its queues are gone.
+        // SAFETY: its queues are destroyed.
         let status = unsafe { (verbs().ibv_destroy_comp_channel)(self.raw) };
         note_destroyed("completion channel", status);
     }
@@ -91,7 +91,7 @@ pub struct LibraryCq {
 }
 
 impl LibraryCq {
-    /// A new one.
+    /// Creates a queue.
     pub fn new(
         context: &Rc<LibraryContext>,
         entries: c_int,
@@ -110,7 +110,7 @@ impl LibraryCq {
         })
     }
 
-    /// A completion, if there is one, whatever its status is.
+    /// Polls once for a completion of any status.
     pub fn poll_once(&self) -> Result<Option<ibv_wc>, String> {
         // SAFETY: a completion queue, and room for a completion.
         unsafe {
@@ -124,7 +124,7 @@ impl LibraryCq {
         }
     }
 
-    /// The next completion, whatever its status is.
+    /// Waits for the next completion, of any status.
     pub fn next_completion(&self) -> Result<ibv_wc, String> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -138,7 +138,7 @@ impl LibraryCq {
         }
     }
 
-    /// The next completion, which is to be a success.
+    /// Waits for the next completion, which has to be a success.
     pub fn await_success(&self) -> Result<ibv_wc, String> {
         let completion = self.next_completion()?;
         match completion.status {
@@ -147,7 +147,7 @@ impl LibraryCq {
         }
     }
 
-    /// The next completion, which is to have this status.
+    /// Waits for the next completion, which has to have this status.
     pub fn fail_with(&self, wanted: ibv_wc_status) -> Result<(), String> {
         let found = self.next_completion()?.status;
         (found == wanted).then_some(()).ok_or_else(|| {
@@ -156,7 +156,7 @@ impl LibraryCq {
         })
     }
 
-    /// Asks for an event.
+    /// Arms the queue.
     pub fn request_event(&self, solicited_only: bool) -> Result<(), String> {
         // SAFETY: a completion queue.
         unsafe {
@@ -175,7 +175,7 @@ fn status_text(status: ibv_wc_status) -> String {
 
 impl Drop for LibraryCq {
     fn drop(&mut self) {
-        // SAFETY: its queue pairs are gone.
+        // SAFETY: its queue pairs are destroyed.
         note_destroyed("CQ", unsafe { (verbs().ibv_destroy_cq)(self.raw) });
     }
 }

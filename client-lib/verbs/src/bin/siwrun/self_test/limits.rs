@@ -1,5 +1,5 @@
-//! The limits that ibv_query_device(3) and ibv_query_port(3) give: what they allow is done, what is
-//! more is refused.
+//! The limits from ibv_query_device(3) and ibv_query_port(3): values up to the limit work, larger
+//! ones are refused.
 
 use super::abi::*;
 use super::completions::*;
@@ -10,13 +10,13 @@ use super::verbs::*;
 use std::ffi::{CStr, c_int};
 use std::rc::Rc;
 
-/// Objects that a check makes at most: enough to see that they do not run out early.
+/// Maximum number of objects that a check creates: enough to see that they do not run out early.
 const MANY: c_int = 300;
-/// Entries of a completion queue that a check makes at most: a limit may be more than memory.
+/// Maximum number of completion queue entries in a check: the limit may exceed the memory.
 const ENTRIES: c_int = 1 << 16;
 const PAGE: u64 = 4096;
 
-/// Makes objects up to the limit, or many.
+/// Creates objects up to the limit, or to [`MANY`].
 fn make_many<T>(limit: c_int, make: impl FnMut() -> Result<T, String>) -> Result<Proof, String> {
     ensure_that(limit > 0, "the limit is 0")?;
     let count = limit.min(MANY) as usize;
@@ -25,21 +25,21 @@ fn make_many<T>(limit: c_int, make: impl FnMut() -> Result<T, String>) -> Result
     proof_of(format!("{count} of {limit} made"))
 }
 
-/// Protection domains.
+/// Creates protection domains up to the limit.
 pub fn max_pd(bench: &Bench) -> Result<Proof, String> {
     make_many(bench.near.query_device()?.max_pd, || {
         LibraryPd::new(&bench.near)
     })
 }
 
-/// Completion queues.
+/// Creates completion queues up to the limit.
 pub fn max_cq(bench: &Bench) -> Result<Proof, String> {
     make_many(bench.near.query_device()?.max_cq, || {
         LibraryCq::new(&bench.near, 16, None)
     })
 }
 
-/// Memory regions.
+/// Creates memory regions up to the limit.
 pub fn max_mr(bench: &Bench) -> Result<Proof, String> {
     let pd = LibraryPd::new(&bench.near)?;
     make_many(bench.near.query_device()?.max_mr, || {
@@ -47,7 +47,7 @@ pub fn max_mr(bench: &Bench) -> Result<Proof, String> {
     })
 }
 
-/// Memory windows.
+/// Creates memory windows up to the limit.
 pub fn max_mw(bench: &Bench) -> Result<Proof, String> {
     let limit = bench.near.query_device()?.max_mw;
     if limit == 0 {
@@ -57,7 +57,7 @@ pub fn max_mw(bench: &Bench) -> Result<Proof, String> {
     make_many(limit, || LibraryMw::new(&pd, IBV_MW_TYPE_2))
 }
 
-/// Shared receive queues.
+/// Creates shared receive queues up to the limit.
 pub fn max_srq(bench: &Bench) -> Result<Proof, String> {
     let pd = LibraryPd::new(&bench.near)?;
     make_many(bench.near.query_device()?.max_srq, || {
@@ -65,7 +65,7 @@ pub fn max_srq(bench: &Bench) -> Result<Proof, String> {
     })
 }
 
-/// Queue pairs.
+/// Creates queue pairs up to the limit.
 pub fn max_qp(bench: &Bench) -> Result<Proof, String> {
     let pd = LibraryPd::new(&bench.near)?;
     let cq = LibraryCq::new(&bench.near, 16, None)?;
@@ -79,7 +79,7 @@ pub fn max_qp(bench: &Bench) -> Result<Proof, String> {
     })
 }
 
-/// Entries of a completion queue.
+/// Checks the number of entries of a completion queue.
 pub fn max_cqe(bench: &Bench) -> Result<Proof, String> {
     let limit = bench.near.query_device()?.max_cqe;
     let entries = limit.min(ENTRIES);
@@ -92,7 +92,7 @@ pub fn max_cqe(bench: &Bench) -> Result<Proof, String> {
     proof_of(format!("{granted} of {limit}; one more is refused"))
 }
 
-/// A queue pair's limits: what is allowed works, what is more is refused.
+/// Checks the limits of a queue pair: values up to the limit work, larger ones are refused.
 pub fn max_qp_wr(bench: &Bench) -> Result<Proof, String> {
     let limit = bench.near.query_device()?.max_qp_wr as u32;
     let pd = LibraryPd::new(&bench.near)?;
@@ -116,12 +116,12 @@ pub fn max_qp_wr(bench: &Bench) -> Result<Proof, String> {
     proof_of(format!("{limit} receives posted; one more is refused"))
 }
 
-/// As many elements as there may be, of eight bytes each with a gap between them.
+/// `count` elements of eight bytes each, with gaps between them.
 fn scattered_sges(mr: &LibraryMr, count: usize) -> Vec<ibv_sge> {
     (0..count).map(|index| mr.sge(index * 16, 8)).collect()
 }
 
-/// Elements of work requests.
+/// Checks the number of elements of work requests.
 pub fn max_sge(bench: &Bench) -> Result<Proof, String> {
     let attr = bench.near.query_device()?;
     let (count, of_read) = (attr.max_sge as usize, attr.max_sge_rd as usize);
@@ -159,7 +159,7 @@ pub fn max_sge(bench: &Bench) -> Result<Proof, String> {
     proof_of(format!("{count}, {of_read} of READ; one more is refused"))
 }
 
-/// The largest inline data that is granted, found by halving.
+/// Finds the largest inline data that is granted, by bisection.
 pub fn max_inline(bench: &Bench) -> Result<Proof, String> {
     let pd = LibraryPd::new(&bench.near)?;
     let cq = LibraryCq::new(&bench.near, 16, None)?;
@@ -178,7 +178,7 @@ pub fn max_inline(bench: &Bench) -> Result<Proof, String> {
     let length = granted as usize / 8 * 8;
     let (near, far) = connect_with(bench, cap(granted))?;
     near.mr.fill_pattern(80);
-    // Memory of inline data need not be registered.
+    // Inline data need not be registered.
     let sges = [ibv_sge {
         lkey: 0,
         ..near.mr.sge(0, length)
@@ -194,7 +194,7 @@ pub fn max_inline(bench: &Bench) -> Result<Proof, String> {
     ))
 }
 
-/// READs that are under way at once.
+/// Checks READs in flight at the same time.
 pub fn max_rd_atom(bench: &Bench) -> Result<Proof, String> {
     let attr = bench.near.query_device()?;
     let (inbound, outbound) = (attr.max_qp_rd_atom, attr.max_qp_init_rd_atom);
@@ -221,7 +221,7 @@ pub fn max_rd_atom(bench: &Bench) -> Result<Proof, String> {
     ))
 }
 
-/// Receives of a shared receive queue, and their elements.
+/// Checks the requests of a shared receive queue, and their elements.
 pub fn max_srq_wr(bench: &Bench) -> Result<Proof, String> {
     let attr = bench.near.query_device()?;
     let (wr, sge) = (attr.max_srq_wr as u32, attr.max_srq_sge as u32);
@@ -239,7 +239,7 @@ pub fn max_srq_wr(bench: &Bench) -> Result<Proof, String> {
     proof_of(format!("{wr} receives, {sge} elements; more is refused"))
 }
 
-/// A large region.
+/// Registers a large region.
 pub fn max_mr_size(bench: &Bench) -> Result<Proof, String> {
     let limit = bench.near.query_device()?.max_mr_size;
     let wanted = limit.min(16 << 20);
@@ -251,14 +251,14 @@ pub fn max_mr_size(bench: &Bench) -> Result<Proof, String> {
     proof_of(format!("{wanted} of {limit} bytes registered"))
 }
 
-/// Pages of the machine are among the sizes.
+/// Checks that the sizes include the machine's page size.
 pub fn page_sizes(bench: &Bench) -> Result<Proof, String> {
     let sizes = bench.near.query_device()?.page_size_cap;
     ensure_that(sizes & PAGE != 0, "pages of 4096 bytes are not there")?;
     proof_of(format!("{sizes:#x}"))
 }
 
-/// A large message.
+/// Sends a large message.
 pub fn max_message(bench: &Bench) -> Result<Proof, String> {
     let limit = bench.near.query_port()?.max_msg_sz;
     const LENGTH: usize = 8 << 20;
@@ -274,7 +274,7 @@ pub fn max_message(bench: &Bench) -> Result<Proof, String> {
     proof_of(format!("{length} of {limit} bytes in a message"))
 }
 
-/// Moderation: one event for several completions.
+/// Checks moderation: one event for several completions.
 pub fn cq_moderation(bench: &Bench) -> Result<Proof, String> {
     let caps = bench.near.extended_attributes()?.cq_mod_caps;
     if caps.max_cq_count == 0 {
@@ -299,7 +299,7 @@ pub fn cq_moderation(bench: &Bench) -> Result<Proof, String> {
         check_status("ibv_modify_cq", unsafe { modify(cq.raw, &raw mut attr) })
     };
     moderate(caps.max_cq_count, caps.max_cq_period)?;
-    // The longest period is 65 ms: four completions come before.
+    // The longest period is 65 ms: the four completions come earlier.
     moderate(4, caps.max_cq_period)?;
     cq.request_event(false)?;
     for completion in 0..4 {
@@ -318,7 +318,7 @@ pub fn cq_moderation(bench: &Bench) -> Result<Proof, String> {
     ))
 }
 
-/// The port, its tables, and the files that say the same.
+/// Checks the port, its tables, and the files with the same contents.
 pub fn check_port(bench: &Bench) -> Result<Proof, String> {
     let attr = bench.near.query_device()?;
     ensure_that(attr.phys_port_cnt == 1, "there is not one port")?;
@@ -344,7 +344,7 @@ pub fn check_port(bench: &Bench) -> Result<Proof, String> {
     proof_of(format!("active, {} GIDs, one P_Key", port.gid_tbl_len))
 }
 
-/// A file below the device's folder.
+/// Reads a file below the device's folder.
 fn read_file(context: &Rc<LibraryContext>, name: &CStr) -> Result<String, String> {
     let mut text = [0u8; 64];
     // SAFETY: an open context; C strings, and a buffer with its size.

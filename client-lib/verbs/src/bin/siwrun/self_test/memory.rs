@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A memory region with its memory.
 pub struct LibraryMr {
     pub raw: *mut ibv_mr,
-    /// Words, so that atomics find them aligned.
+    /// Words, so that atomics are aligned.
     memory: Box<[Cell<u64>]>,
     _pd: Rc<LibraryPd>,
 }
 
-/// All that a region may be used for.
+/// All access rights of a region.
 pub const ALL_ACCESS: u32 = IBV_ACCESS_LOCAL_WRITE
     | IBV_ACCESS_REMOTE_WRITE
     | IBV_ACCESS_REMOTE_READ
@@ -41,24 +41,24 @@ impl LibraryMr {
         })
     }
 
-    /// Where its memory begins.
+    /// Address of its memory.
     pub fn addr(&self) -> u64 {
         self.memory.as_ptr() as u64
     }
 
-    /// The key for requests of this side.
+    /// Key for requests of this side.
     pub fn lkey(&self) -> u32 {
         // SAFETY: a region of the library.
         unsafe { (*self.raw).lkey }
     }
 
-    /// The key for the peer.
+    /// Key for the peer.
     pub fn rkey(&self) -> u32 {
         // SAFETY: a region of the library.
         unsafe { (*self.raw).rkey }
     }
 
-    /// An element of `length` bytes from `offset` on.
+    /// Element of `length` bytes from `offset` on.
     pub fn sge(&self, offset: usize, length: usize) -> ibv_sge {
         ibv_sge {
             addr: self.addr() + offset as u64,
@@ -67,19 +67,19 @@ impl LibraryMr {
         }
     }
 
-    /// The word at that index, which the peer may have written.
+    /// Reads the word at that index, which the peer may have written.
     pub fn word(&self, index: usize) -> u64 {
-        // SAFETY: in the slice; by a volatile read, since others write it.
+        // SAFETY: in the slice; a volatile read, because the peer may write it.
         unsafe { self.memory[index].as_ptr().read_volatile() }
     }
 
     /// Writes the word at that index.
     pub fn set_word(&self, index: usize, value: u64) {
-        // SAFETY: in the slice; others may read it.
+        // SAFETY: in the slice; the peer may read it.
         unsafe { self.memory[index].as_ptr().write_volatile(value) }
     }
 
-    /// Adds to a word as the processor's other threads do.
+    /// Adds to a word atomically, as other threads of the processor do.
     pub fn add_to_word(&self, index: usize, addend: u64) {
         // SAFETY: an aligned word in the slice, which lives as long as the reference.
         let word = unsafe { AtomicU64::from_ptr(self.memory[index].as_ptr()) };
@@ -93,7 +93,7 @@ impl LibraryMr {
         }
     }
 
-    /// Whether the words from `first` on are those of the pattern.
+    /// Checks that the first `words` words have the pattern.
     pub fn has_pattern(&self, seed: u64, words: usize) -> Result<(), String> {
         match (0..words).find(|index| self.word(*index) != word_of_pattern(seed, *index)) {
             None => Ok(()),
@@ -120,7 +120,7 @@ pub struct LibraryMw {
 }
 
 impl LibraryMw {
-    /// A new one.
+    /// Allocates a window.
     pub fn new(pd: &Rc<LibraryPd>, kind: ibv_mw_type) -> Result<LibraryMw, String> {
         // SAFETY: a protection domain.
         let raw = unsafe { table_slot((*pd.context.raw).ops.alloc_mw)?(pd.raw, kind) };
@@ -128,7 +128,7 @@ impl LibraryMw {
         check_pointer("ibv_alloc_mw", raw).map(|raw| LibraryMw { raw, pd })
     }
 
-    /// The key for the peer.
+    /// Key for the peer.
     pub fn rkey(&self) -> u32 {
         // SAFETY: a window of the library.
         unsafe { (*self.raw).rkey }
@@ -152,7 +152,7 @@ pub struct LibrarySrq {
 }
 
 impl LibrarySrq {
-    /// A new one.
+    /// Creates a queue.
     pub fn new(pd: &Rc<LibraryPd>, max_wr: u32, max_sge: u32) -> Result<Rc<LibrarySrq>, String> {
         // SAFETY: a protection domain, and a struct to read and write.
         let raw = unsafe {
@@ -186,7 +186,7 @@ impl LibrarySrq {
         check_status("ibv_modify_srq", status)
     }
 
-    /// Posts a receive of these elements.
+    /// Posts a receive request with these elements.
     pub fn post_receive(&self, sges: &[ibv_sge]) -> Result<(), String> {
         // SAFETY: as in `Qp::receive`.
         unsafe {
@@ -200,15 +200,15 @@ impl LibrarySrq {
 
 impl Drop for LibrarySrq {
     fn drop(&mut self) {
-        // SAFETY: its queue pairs are gone.
+        // SAFETY: its queue pairs are destroyed.
         note_destroyed("SRQ", unsafe { (verbs().ibv_destroy_srq)(self.raw) });
     }
 }
 
-/// A receive work request that is used before the elements go.
+/// Builds a receive work request.
 ///
 /// # Safety
-/// It is posted while `sges` lives; posting copies.
+/// It must be posted while `sges` exists; posting copies it.
 pub unsafe fn receive_request(sges: &[ibv_sge]) -> ibv_recv_wr {
     ibv_recv_wr {
         wr_id: 0,

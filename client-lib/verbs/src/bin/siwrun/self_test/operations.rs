@@ -1,4 +1,4 @@
-//! Every operation of the queue pairs that siwd has, and the events that belong to them.
+//! All operations of siwd's queue pairs, and their events.
 
 use super::abi::*;
 use super::completions::*;
@@ -8,13 +8,13 @@ use super::queue_pair::*;
 use super::verbs::*;
 use std::ffi::c_int;
 
-/// The length of a message, in words and bytes.
+/// Length of a message, in words and bytes.
 const COUNT: usize = 512;
 const LENGTH: usize = COUNT * 8;
-/// What immediate data is sent.
+/// Immediate data to send.
 const IMMEDIATE: u32 = 0x1234_5678;
 
-/// SEND, with and without immediate data.
+/// Checks SEND, with and without immediate data.
 pub fn check_send(bench: &Bench) -> Result<Proof, String> {
     let (near, far) = connect_ends(bench)?;
     for opcode in [IBV_WR_SEND, IBV_WR_SEND_WITH_IMM] {
@@ -42,7 +42,7 @@ fn check_immediate(received: &ibv_wc, is_expected: bool) -> Result<(), String> {
     ensure_that(!has_it || data == IMMEDIATE, "immediate data is wrong")
 }
 
-/// RDMA WRITE, with and without immediate data.
+/// Checks RDMA WRITE, with and without immediate data.
 pub fn check_write(bench: &Bench) -> Result<Proof, String> {
     let (near, far) = connect_ends(bench)?;
     let sges = [near.mr.sge(0, LENGTH)];
@@ -64,7 +64,7 @@ pub fn check_write(bench: &Bench) -> Result<Proof, String> {
     proof_of("with and without immediate data")
 }
 
-/// RDMA READ.
+/// Checks RDMA READ.
 pub fn check_read(bench: &Bench) -> Result<Proof, String> {
     let (near, far) = connect_ends(bench)?;
     far.mr.fill_pattern(30);
@@ -79,7 +79,7 @@ pub fn check_read(bench: &Bench) -> Result<Proof, String> {
     proof_of(format!("{LENGTH} bytes"))
 }
 
-/// What the peer may not access fails at both ends.
+/// Checks that access denied to the peer fails at both ends.
 pub fn access_rights(bench: &Bench) -> Result<Proof, String> {
     for (opcode, access) in [
         (IBV_WR_RDMA_WRITE, ALL_ACCESS & !IBV_ACCESS_REMOTE_WRITE),
@@ -96,7 +96,8 @@ pub fn access_rights(bench: &Bench) -> Result<Proof, String> {
     proof_of("WRITE and READ without the right end with REM_ACCESS_ERR")
 }
 
-/// An extended queue pair's functions (ibv_wr_post(3)), and an extended completion queue's.
+/// Checks the functions of an extended queue pair (ibv_wr_post(3)), and of an extended completion
+/// queue.
 pub fn extended_interface(bench: &Bench) -> Result<Proof, String> {
     let pd = LibraryPd::new(&bench.near)?;
     let cq = LibraryCq::new(&bench.near, 64, None)?;
@@ -145,7 +146,7 @@ pub fn extended_interface(bench: &Bench) -> Result<Proof, String> {
     proof_of("ibv_wr_start to ibv_wr_complete; ibv_start_poll, ibv_end_poll")
 }
 
-/// Completion channels: an event for the next completion, or the next solicited one.
+/// Checks completion channels: an event for the next completion, or the next solicited one.
 pub fn completion_events(bench: &Bench) -> Result<Proof, String> {
     let near = End::new(&bench.near, CAP)?;
     let pd = LibraryPd::new(&bench.far)?;
@@ -175,7 +176,7 @@ pub fn completion_events(bench: &Bench) -> Result<Proof, String> {
     proof_of("for any completion, for solicited ones alone")
 }
 
-/// The states of a queue pair, and what becomes of its requests.
+/// Checks the states of a queue pair, and the fate of its requests.
 pub fn check_states(bench: &Bench) -> Result<Proof, String> {
     let (near, far) = connect_ends(bench)?;
     ensure_that(
@@ -201,7 +202,7 @@ pub fn check_states(bench: &Bench) -> Result<Proof, String> {
     proof_of("RESET to RTS, SQD with its event, ERR with flushed requests, and again")
 }
 
-/// A shared receive queue for two queue pairs, with its events.
+/// Checks a shared receive queue for two queue pairs, with its events.
 pub fn shared_receives(bench: &Bench) -> Result<Proof, String> {
     let pd = LibraryPd::new(&bench.far)?;
     let cq = LibraryCq::new(&bench.far, 64, None)?;
@@ -229,7 +230,8 @@ pub fn shared_receives(bench: &Bench) -> Result<Proof, String> {
     proof_of("two queue pairs; SRQ_LIMIT_REACHED, QP_LAST_WQE_REACHED")
 }
 
-/// Registration: other rights by ibv_rereg_mr(3), other addresses by ibv_reg_mr_iova(3).
+/// Checks registration: other access rights by ibv_rereg_mr(3), other addresses by
+/// ibv_reg_mr_iova(3).
 pub fn check_registration(bench: &Bench) -> Result<Proof, String> {
     let (near, far) = connect_ends(bench)?;
     let region = LibraryMr::new(&far.qp.pd, WORDS, IBV_ACCESS_LOCAL_WRITE)?;
@@ -251,7 +253,7 @@ pub fn check_registration(bench: &Bench) -> Result<Proof, String> {
     region.has_pattern(60, COUNT)?;
     const IOVA: u64 = 0x10_0000;
     let place = region.addr() as *mut std::ffi::c_void;
-    // SAFETY: memory that lives longer than the region, which ends before it.
+    // SAFETY: the memory lives longer than the region, which ends before it.
     unsafe {
         let raw = (verbs().ibv_reg_mr_iova2)(far.qp.pd.raw, place, LENGTH, IOVA, ALL_ACCESS);
         ensure_that(!raw.is_null(), "ibv_reg_mr_iova fails")?;
@@ -271,7 +273,7 @@ pub fn check_registration(bench: &Bench) -> Result<Proof, String> {
     proof_of("ibv_rereg_mr, ibv_reg_mr_iova, overlapping regions")
 }
 
-/// Resizing a completion queue keeps what is in it.
+/// Checks that resizing a completion queue keeps its completions.
 pub fn resize_cq(bench: &Bench) -> Result<Proof, String> {
     let (near, far) = connect_ends(bench)?;
     for _ in 0..8 {

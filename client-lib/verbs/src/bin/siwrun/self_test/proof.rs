@@ -1,24 +1,24 @@
-//! What a check says.
+//! Outcomes of checks.
 
-/// How a check ended that did not fail.
+/// Outcome of a check that did not fail.
 pub enum Proof {
-    /// What was done.
+    /// The feature works; the text says how it was tested.
     Done(String),
-    /// The device does not claim to be able to.
+    /// The device does not advertise the feature.
     NotAdvertised,
 }
 
-/// It was done.
+/// Outcome of a successful check.
 pub fn proof_of(what: impl Into<String>) -> Result<Proof, String> {
     Ok(Proof::Done(what.into()))
 }
 
-/// An error unless it holds.
+/// Fails unless `holds`.
 pub fn ensure_that(holds: bool, otherwise: &str) -> Result<(), String> {
     holds.then_some(()).ok_or_else(|| otherwise.to_owned())
 }
 
-/// An error unless the call is refused.
+/// Fails unless the call was refused.
 pub fn ensure_refused<T>(result: Result<T, String>, what: &str) -> Result<(), String> {
     match result {
         Err(_) => Ok(()),

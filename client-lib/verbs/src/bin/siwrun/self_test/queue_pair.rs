@@ -1,4 +1,4 @@
-//! Queue pairs of the self-test, connected by GID and number as programs do it.
+//! Queue pairs of the self-test, connected by GID and number as by programs.
 
 use super::abi::*;
 use super::completions::*;
@@ -8,17 +8,17 @@ use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::rc::Rc;
 
-/// A queue pair and what it uses.
+/// A queue pair with the objects that it uses.
 pub struct LibraryQp {
     pub raw: *mut ibv_qp,
     pub pd: Rc<LibraryPd>,
     pub cq: Rc<LibraryCq>,
     _srq: Option<Rc<LibrarySrq>>,
-    /// What was granted.
+    /// Granted limits.
     pub cap: ibv_qp_cap,
 }
 
-/// What a queue pair of a check has unless it says otherwise.
+/// Limits of a queue pair, unless a check uses others.
 pub const CAP: ibv_qp_cap = ibv_qp_cap {
     max_send_wr: 64,
     max_recv_wr: 64,
@@ -27,7 +27,7 @@ pub const CAP: ibv_qp_cap = ibv_qp_cap {
     max_inline_data: 0,
 };
 
-/// What a request works on at the other end.
+/// Memory of the peer that a request accesses.
 #[derive(Clone, Copy)]
 pub struct Remote {
     pub addr: u64,
@@ -73,7 +73,7 @@ impl LibraryQp {
         })
     }
 
-    /// A queue pair whose requests are built by calls (ibv_create_qp_ex(3)).
+    /// Creates a queue pair whose requests are built by calls (ibv_create_qp_ex(3)).
     pub fn new_extended(
         pd: &Rc<LibraryPd>,
         cq: &Rc<LibraryCq>,
@@ -115,7 +115,7 @@ impl LibraryQp {
         check_status("ibv_modify_qp", status)
     }
 
-    /// A state alone.
+    /// Changes only the state.
     pub fn go_to(&self, state: ibv_qp_state) -> Result<(), String> {
         // SAFETY: the struct is made of numbers.
         let mut attr: ibv_qp_attr = unsafe { zeroed() };
@@ -134,7 +134,7 @@ impl LibraryQp {
         }
     }
 
-    /// From RESET to INIT.
+    /// Moves from RESET to INIT.
     pub fn to_init(&self) -> Result<(), String> {
         // SAFETY: the struct is made of numbers.
         let mut attr: ibv_qp_attr = unsafe { zeroed() };
@@ -145,7 +145,7 @@ impl LibraryQp {
         self.modify_attributes(&mut attr, mask)
     }
 
-    /// To RTR, with the address of its peer.
+    /// Moves to RTR, with the address of its peer.
     pub fn to_rtr(&self, peer: &LibraryQp, depth: u8) -> Result<(), String> {
         // SAFETY: the struct is made of numbers.
         let mut attr: ibv_qp_attr = unsafe { zeroed() };
@@ -168,7 +168,7 @@ impl LibraryQp {
         self.modify_attributes(&mut attr, mask)
     }
 
-    /// From RTR to RTS.
+    /// Moves from RTR to RTS.
     pub fn to_rts(&self, depth: u8) -> Result<(), String> {
         // SAFETY: the struct is made of numbers.
         let mut attr: ibv_qp_attr = unsafe { zeroed() };
@@ -184,7 +184,7 @@ impl LibraryQp {
         self.modify_attributes(&mut attr, mask)
     }
 
-    /// Posts a receive of these elements.
+    /// Posts a receive request with these elements.
     pub fn post_receive(&self, sges: &[ibv_sge]) -> Result<(), String> {
         // SAFETY: a queue pair; the request is copied before this returns.
         unsafe {
@@ -205,12 +205,12 @@ impl LibraryQp {
         }
     }
 
-    /// Posts a signaled request without anything remote.
+    /// Posts a signaled request without remote memory.
     pub fn post_plain(&self, opcode: ibv_wr_opcode, sges: &[ibv_sge]) -> Result<(), String> {
         self.post_request(&mut signaled_request(opcode, sges))
     }
 
-    /// Posts a signaled request that works on memory of the peer.
+    /// Posts a signaled request that accesses memory of the peer.
     pub fn post_remote(
         &self,
         opcode: ibv_wr_opcode,
@@ -221,7 +221,7 @@ impl LibraryQp {
     }
 }
 
-/// A signaled request; it is used while the elements live.
+/// Builds a signaled request, to be used while the elements exist.
 pub fn signaled_request(opcode: ibv_wr_opcode, sges: &[ibv_sge]) -> ibv_send_wr {
     // SAFETY: the struct is made of numbers and pointers.
     let mut request: ibv_send_wr = unsafe { zeroed() };
@@ -232,7 +232,7 @@ pub fn signaled_request(opcode: ibv_wr_opcode, sges: &[ibv_sge]) -> ibv_send_wr 
     request
 }
 
-/// The same, for READ and WRITE.
+/// Builds a signaled READ or WRITE request, likewise.
 pub fn remote_request(opcode: ibv_wr_opcode, sges: &[ibv_sge], remote: Remote) -> ibv_send_wr {
     let mut request = signaled_request(opcode, sges);
     request.wr.rdma.remote_addr = remote.addr;
@@ -240,7 +240,7 @@ pub fn remote_request(opcode: ibv_wr_opcode, sges: &[ibv_sge], remote: Remote) -
     request
 }
 
-/// An atomic; for FetchAdd `compare_add` is the addend.
+/// Builds an atomic request; for FetchAdd `compare_add` is the addend.
 pub fn atomic_request(
     opcode: ibv_wr_opcode,
     sges: &[ibv_sge],
@@ -276,7 +276,7 @@ impl End {
         End::with_queue(&pd, &cq, None, cap)
     }
 
-    /// An end with these queues.
+    /// Creates an end with these queues.
     pub fn with_queue(
         pd: &Rc<LibraryPd>,
         cq: &Rc<LibraryCq>,
@@ -288,16 +288,16 @@ impl End {
         Ok(End { qp, mr })
     }
 
-    /// Where all its requests complete.
+    /// The completion queue of all its requests.
     pub fn cq(&self) -> &LibraryCq {
         &self.qp.cq
     }
 }
 
-/// The length of an end's memory.
+/// Length of an end's memory, in words.
 pub const WORDS: usize = 2048;
 
-/// RDMA operations in flight, unless a check says otherwise.
+/// RDMA operations in flight, unless a check uses another number.
 pub const DEPTH: u8 = 4;
 
 /// Connects two queue pairs: RESET, INIT, RTR, RTS.
@@ -310,17 +310,17 @@ pub fn connect_qps(near: &LibraryQp, far: &LibraryQp, depth: u8) -> Result<(), S
     far.to_rts(depth)
 }
 
-/// Two connected ends, the second at the peer's device.
+/// Creates two connected ends, the second on the peer's device.
 pub fn connect_ends(bench: &Bench) -> Result<(End, End), String> {
     connect_with(bench, CAP)
 }
 
-/// The same, with other queue pairs.
+/// As [`connect_ends`], with other queue pairs.
 pub fn connect_with(bench: &Bench, cap: ibv_qp_cap) -> Result<(End, End), String> {
     let near = End::new(&bench.near, cap)?;
     let far = End::new(&bench.far, cap)?;
     connect_qps(&near.qp, &far.qp, DEPTH)?;
-    // The connection stands when a request is done: SQD is refused before.
+    // The connection is established when a request is done: SQD is refused before that.
     near.qp
         .post_remote(IBV_WR_RDMA_WRITE, &[near.mr.sge(0, 8)], far.mr.as_remote())?;
     near.cq().await_success()?;

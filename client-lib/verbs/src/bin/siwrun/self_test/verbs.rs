@@ -1,4 +1,5 @@
-//! The drop-in library as a program uses it: functions by name, objects that destroy themselves.
+//! The drop-in library as programs use it: functions looked up by name, objects that destroy
+//! themselves.
 
 use super::abi::*;
 use std::cell::RefCell;
@@ -11,10 +12,10 @@ use std::rc::Rc;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// Nothing takes longer that works.
+/// Time limit of every operation.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Declares the functions that are taken from the library, and how they are looked up.
+/// Declares the functions of the library and their look-up.
 macro_rules! library_functions {
     ($(fn $name:ident($($argument:ty),*) $(-> $result:ty)?;)*) => {
         /// The functions, by their names in C.
@@ -108,16 +109,16 @@ pub fn verbs() -> &'static Verbs {
 }
 
 thread_local! {
-    /// What could not be destroyed.
+    /// Objects that could not be destroyed.
     static LEFT: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What could not be destroyed until now.
+/// Takes the list of objects that could not be destroyed.
 pub fn take_left_objects() -> Vec<String> {
     LEFT.with(|left| std::mem::take(&mut *left.borrow_mut()))
 }
 
-/// Remembers what could not be destroyed.
+/// Records an object that could not be destroyed.
 pub fn note_destroyed(what: &str, status: c_int) {
     if status != 0 {
         let why = format!("{what}: {}", IoError::from_raw_os_error(status));
@@ -125,12 +126,12 @@ pub fn note_destroyed(what: &str, status: c_int) {
     }
 }
 
-/// The errno that a call has set.
+/// Text of the errno that a call has set.
 pub fn last_error(call: &str) -> String {
     format!("{call}: {}", IoError::last_os_error())
 }
 
-/// The result of a call that returns an errno.
+/// Converts the result of a call that returns an errno.
 pub fn check_status(call: &str, status: c_int) -> Result<(), String> {
     match status {
         0 => Ok(()),
@@ -139,23 +140,23 @@ pub fn check_status(call: &str, status: c_int) -> Result<(), String> {
     }
 }
 
-/// The object that a call gave.
+/// Converts the pointer that a call returned.
 pub fn check_pointer<T>(call: &str, object: *mut T) -> Result<*mut T, String> {
     (!object.is_null())
         .then_some(object)
         .ok_or_else(|| last_error(call))
 }
 
-/// All bytes zero.
+/// Returns an all-zero value.
 ///
 /// # Safety
-/// A struct of C made of numbers, pointers and optional functions.
+/// `T` must be a C struct of numbers, pointers and optional functions.
 pub unsafe fn zeroed<T>() -> T {
     // SAFETY: by the caller's contract.
     unsafe { std::mem::zeroed() }
 }
 
-/// A function of a context's table.
+/// Unwraps a function of a context's table.
 pub fn table_slot<T>(found: Option<T>) -> Result<T, String> {
     found.ok_or_else(|| "the context's table has no such function".to_owned())
 }
@@ -191,7 +192,7 @@ impl LibraryContext {
             };
             (verbs().ibv_free_device_list)(list);
             let context = opened?;
-            // Events of objects that are gone wake whoever waits, and are not delivered.
+            // Non-blocking: the descriptor is also readable for undelivered events of destroyed objects.
             let fd = (*context.raw).async_fd;
             let flags = libc::fcntl(fd, libc::F_GETFL);
             libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
@@ -209,7 +210,7 @@ impl LibraryContext {
         }
     }
 
-    /// The struct around the context that has further functions.
+    /// The larger struct that contains the context, with additional functions.
     pub fn extended_context(&self) -> &verbs_context {
         // SAFETY: a context of this library lies in such a struct (`verbs_get_ctx_op` of verbs.h).
         unsafe {
@@ -251,7 +252,7 @@ impl LibraryContext {
         check_status("ibv_query_gid", status).map(|()| gid)
     }
 
-    /// The next asynchronous event, acknowledged: its type.
+    /// Waits for the next asynchronous event, acknowledges it, and returns its type.
     pub fn next_event(&self) -> Result<ibv_event_type, String> {
         // SAFETY: an open context; an event to write, which is acknowledged once.
         unsafe {
@@ -270,14 +271,14 @@ impl LibraryContext {
         }
     }
 
-    /// Waits for an event of that type; others may come before.
+    /// Waits for an event of that type, skipping others.
     pub fn await_event(&self, wanted: ibv_event_type) -> Result<(), String> {
         while self.next_event()? != wanted {}
         Ok(())
     }
 }
 
-/// The names of all devices.
+/// Names of all devices.
 pub fn device_names() -> Result<Vec<String>, String> {
     let mut names = Vec::new();
     // SAFETY: the list ends with NULL, and is freed after its last use.
@@ -319,7 +320,7 @@ pub fn await_readable(fd: c_int, what: &str) -> Result<(), String> {
 
 impl Drop for LibraryContext {
     fn drop(&mut self) {
-        // SAFETY: opened by `open`; its objects are gone.
+        // SAFETY: opened by `open_device`; its objects are destroyed.
         note_destroyed("context", unsafe { (verbs().ibv_close_device)(self.raw) });
     }
 }
