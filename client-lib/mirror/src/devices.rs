@@ -1,4 +1,4 @@
-//! The addresses of siwd's devices, and the loopback address that stands for each in the kernel.
+//! The addresses of siwd's devices, and the loopback address that represents each in the kernel.
 
 use crate::interfaces::kernel_addresses;
 use crate::next::verbs;
@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 /// An address of a device that the kernel does not have.
 pub struct DeviceAddress {
     pub name: CString,
-    /// The number of the network interface that stands for it.
+    /// Index of its network interface.
     pub interface: u32,
     pub mac: [u8; 6],
     pub mtu: u32,
@@ -18,7 +18,7 @@ pub struct DeviceAddress {
 }
 
 impl DeviceAddress {
-    /// The name of the device, as long as those of interfaces may be.
+    /// The name of the device, truncated to the maximum length of interface names.
     pub fn interface_name(&self) -> &[u8] {
         let octets = self.name.to_bytes();
         &octets[..octets.len().min(libc::IFNAMSIZ - 1)]
@@ -33,7 +33,8 @@ unsafe extern "C" fn add_address(
     mtu: u32,
     ip: *const u8,
 ) {
-    // SAFETY: the list of `query_addresses`; a name, and as many octets as the type has.
+    // SAFETY: the list of `query_addresses`; a name, and octets of the lengths in the callback's
+    // contract.
     unsafe {
         let list = &mut *list.cast::<Vec<DeviceAddress>>();
         list.push(DeviceAddress {
@@ -57,7 +58,7 @@ fn query_addresses() -> Option<Vec<DeviceAddress>> {
     Some(list)
 }
 
-/// All of them, as they were when siwd was first reached.
+/// All device addresses, as of the first contact with siwd.
 pub fn device_addresses() -> &'static [DeviceAddress] {
     static KNOWN: OnceLock<Vec<DeviceAddress>> = OnceLock::new();
     if let Some(known) = KNOWN.get() {
@@ -69,8 +70,8 @@ pub fn device_addresses() -> &'static [DeviceAddress] {
     }
 }
 
-/// The address of the kernel's loopback that stands for an address of siwd: in 127.128.0.0/9, where
-/// hardly anybody else is. IPv6 has one loopback address only.
+/// Loopback address of the kernel that represents an address of siwd: in 127.128.0.0/9, which is
+/// rarely used otherwise. IPv6 has only one loopback address.
 fn loopback_address(ip: IpAddr) -> Ipv4Addr {
     let [high, middle, low] = match ip {
         IpAddr::V4(v4) => {
@@ -89,7 +90,7 @@ fn loopback_address(ip: IpAddr) -> Ipv4Addr {
     Ipv4Addr::new(127, 128 | high, middle, low)
 }
 
-/// An address for the kernel, of either family.
+/// A socket address for the kernel, of either family.
 #[derive(Clone, Copy)]
 pub union KernelAddress {
     v4: sockaddr_in,
@@ -97,17 +98,17 @@ pub union KernelAddress {
 }
 
 impl KernelAddress {
-    /// For calls of sockets.
+    /// Pointer for socket calls.
     pub fn as_abi(&self) -> *const sockaddr {
         (&raw const *self).cast()
     }
 }
 
 /// # Safety
-/// NULL, or an address as long as it says.
+/// NULL, or valid for `length` bytes.
 pub unsafe fn read_address(addr: *const sockaddr, length: socklen_t) -> Option<KernelAddress> {
     let length = length as usize;
-    // SAFETY: as the caller promised; the length is that of the family at least.
+    // SAFETY: as the caller promised; the length is at least that of the family.
     unsafe {
         if addr.is_null() || length < size_of::<sockaddr_in>() {
             return None;
@@ -130,14 +131,14 @@ impl KernelAddress {
         c_int::from(unsafe { self.v4.sin_family })
     }
 
-    /// It is of IPv6's family.
+    /// Checks for the IPv6 family.
     pub fn is_v6(&self) -> bool {
         self.family() == libc::AF_INET6
     }
 
-    /// The IP address, of IPv4 where it is an IPv4-mapped one.
+    /// The IP address; an IPv4-mapped one as IPv4.
     pub fn ip(&self) -> IpAddr {
-        // SAFETY: the family says which it is.
+        // SAFETY: the family determines the valid field.
         unsafe {
             if self.is_v6() {
                 Ipv6Addr::from(self.v6.sin6_addr.s6_addr).to_canonical()
@@ -147,7 +148,7 @@ impl KernelAddress {
         }
     }
 
-    /// The same with another IP address.
+    /// Replaces the IP address.
     fn with_ip(mut self, ip: Ipv4Addr) -> KernelAddress {
         if self.is_v6() {
             self.v6.sin6_addr.s6_addr = ip.to_ipv6_mapped().octets();
@@ -157,7 +158,7 @@ impl KernelAddress {
         self
     }
 
-    /// The loopback address that stands for it, if it is one of siwd's.
+    /// The loopback address that represents it, if it is an address of siwd.
     pub fn to_loopback(self) -> Option<KernelAddress> {
         let ip = self.ip();
         if ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() {

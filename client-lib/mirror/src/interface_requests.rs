@@ -1,5 +1,5 @@
-//! What older programs ask of network interfaces: the requests SIOCGIF* of ioctl(2) (netdevice(7)),
-//! if_nametoindex(3), if_indextoname(3). An interface that the kernel has too is left to it.
+//! Interface queries of older programs: the SIOCGIF* requests of ioctl(2) (netdevice(7)),
+//! if_nametoindex(3), if_indextoname(3). The kernel answers for its own interfaces.
 
 use crate::devices::{DeviceAddress, device_addresses};
 use crate::interfaces::{FLAGS, V4_MASK, v4_address};
@@ -21,7 +21,7 @@ fn errno() -> c_int {
     unsafe { *libc::__errno_location() }
 }
 
-/// The addresses of the device whose interface has that name.
+/// Addresses of the device whose interface has that name.
 fn addresses_of(name: &[u8]) -> impl Iterator<Item = &'static DeviceAddress> {
     let is_named = move |device: &&DeviceAddress| device.interface_name() == name;
     device_addresses().iter().filter(is_named)
@@ -34,10 +34,10 @@ fn v4_of(device: &DeviceAddress) -> Option<Ipv4Addr> {
     }
 }
 
-/// The name in a request, which need not end with a zero.
+/// Name in a request, which may lack the final zero.
 fn requested_name(request: &ifreq) -> &[u8] {
     let name = &raw const request.ifr_name;
-    // SAFETY: octets, signed or not.
+    // SAFETY: an array of octets, signed or not.
     let octets = unsafe { &*name.cast::<[u8; libc::IFNAMSIZ]>() };
     let length = octets.iter().position(|octet| *octet == 0);
     &octets[..length.unwrap_or(octets.len())]
@@ -49,7 +49,7 @@ fn put_address(request: &mut ifreq, ip: Ipv4Addr) {
     request.ifr_ifru.ifru_addr = unsafe { (&raw const addr).cast::<sockaddr>().read_unaligned() };
 }
 
-/// Answers a request for one interface; the errno where there is no answer.
+/// Answers a request for one interface; an errno if there is no answer.
 fn answer(code: c_ulong, request: &mut ifreq) -> Result<(), c_int> {
     let named: Vec<_> = addresses_of(requested_name(request)).collect();
     let first = *named.first().ok_or(libc::ENODEV)?;
@@ -79,7 +79,7 @@ fn answer(code: c_ulong, request: &mut ifreq) -> Result<(), c_int> {
     Ok(())
 }
 
-/// The name of an interface's number into a buffer of `IFNAMSIZ` octets.
+/// Writes the name of an interface, by its index, into a buffer of `IFNAMSIZ` octets.
 ///
 /// # Safety
 /// The buffer is writable.
@@ -97,11 +97,11 @@ unsafe fn write_name(index: c_uint, name: *mut c_char) -> bool {
     true
 }
 
-/// The interfaces with IPv4 addresses, after those of the kernel: as many as there is room for. Without
-/// a buffer, the length of all.
+/// Appends the interfaces with IPv4 addresses to those of the kernel, as far as there is room.
+/// Without a buffer it only adds to the length.
 ///
 /// # Safety
-/// As the request obliges the caller; the kernel has answered it, in a buffer of `size` octets.
+/// The contract of the request; the kernel has answered it, in a buffer of `size` octets.
 unsafe fn add_interfaces(config: &mut ifconf, size: c_int) {
     let added = device_addresses().iter();
     let added = added.filter_map(|device| Some((device, v4_of(device)?)));
@@ -135,10 +135,10 @@ unsafe fn add_interfaces(config: &mut ifconf, size: c_int) {
 #[unsafe(export_name = "ioctl")]
 unsafe extern "C" fn request(fd: c_int, code: c_ulong, argument: *mut c_void) -> c_int {
     if code >> 8 != SOCKET_REQUESTS || argument.is_null() {
-        // SAFETY: as the manual page obliges the caller.
+        // SAFETY: by the contract of the manual page.
         return unsafe { libc_calls::ioctl(fd, code, argument) };
     }
-    // SAFETY: the manual page of each request says what its argument is.
+    // SAFETY: the manual page of each request defines its argument.
     unsafe {
         if code == libc::SIOCGIFCONF {
             let size = (*argument.cast::<ifconf>()).ifc_len;
@@ -180,7 +180,7 @@ unsafe extern "C" fn request(fd: c_int, code: c_ulong, argument: *mut c_void) ->
 
 #[unsafe(export_name = "if_nametoindex")]
 unsafe extern "C" fn name_to_index(name: *const c_char) -> c_uint {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe {
         let index = libc_calls::if_nametoindex(name);
         if index != 0 {
@@ -196,7 +196,7 @@ unsafe extern "C" fn name_to_index(name: *const c_char) -> c_uint {
 
 #[unsafe(export_name = "if_indextoname")]
 unsafe extern "C" fn index_to_name(index: c_uint, name: *mut c_char) -> *mut c_char {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe {
         let found = libc_calls::if_indextoname(index, name);
         if !found.is_null() {

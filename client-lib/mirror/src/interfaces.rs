@@ -1,4 +1,4 @@
-//! Network interfaces that stand for devices of siwd (getifaddrs(3)), after those of the kernel.
+//! Network interfaces for the devices of siwd (getifaddrs(3)), after those of the kernel.
 
 use crate::devices::{DeviceAddress, device_addresses, read_address};
 use crate::next::libc_calls;
@@ -9,18 +9,18 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ptr::null_mut;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// Entries that follow a list of the kernel, by the address of the list's head.
+/// Entries appended to a list of the C library, by the address of the list's head.
 static ADDED: LazyLock<Mutex<HashMap<usize, Box<[InterfaceEntry]>>>> =
     LazyLock::new(Mutex::default);
 
-/// What the interfaces are: always up.
+/// Flags of the interfaces, which are always up.
 pub const FLAGS: c_int =
     libc::IFF_UP | libc::IFF_RUNNING | libc::IFF_BROADCAST | libc::IFF_MULTICAST;
-/// siwd does not say how long the prefixes are; these are the usual ones.
+/// Netmasks: siwd does not report prefix lengths; these are the usual ones.
 pub const V4_MASK: Ipv4Addr = Ipv4Addr::new(255, 255, 255, 0);
 const V6_MASK: Ipv6Addr = Ipv6Addr::new(0xffff, 0xffff, 0xffff, 0xffff, 0, 0, 0, 0);
 
-/// An address of any kind that an entry has.
+/// An address of any family in an entry.
 #[derive(Clone, Copy)]
 pub union EntryAddress {
     v4: sockaddr_in,
@@ -28,7 +28,7 @@ pub union EntryAddress {
     packet: sockaddr_ll,
 }
 
-/// An entry of the list with what it points to.
+/// A list entry with the data that it points to.
 struct InterfaceEntry {
     abi: ifaddrs,
     name: [u8; libc::IFNAMSIZ],
@@ -37,7 +37,7 @@ struct InterfaceEntry {
     broadcast: Option<EntryAddress>,
 }
 
-// SAFETY: its pointers lead into the list, which belongs to whoever holds it.
+// SAFETY: its pointers refer to the list that contains it, and move with its owner.
 unsafe impl Send for InterfaceEntry {}
 
 /// An IPv4 address without a port.
@@ -97,7 +97,7 @@ impl InterfaceEntry {
         }
     }
 
-    /// Sets its pointers, once it is where it stays.
+    /// Sets its pointers; it must not move afterwards.
     fn link(&mut self, next: *mut ifaddrs) {
         fn pointer(addr: &mut Option<EntryAddress>) -> *mut sockaddr {
             addr.as_mut()
@@ -112,7 +112,7 @@ impl InterfaceEntry {
     }
 }
 
-/// The entries of all devices, in a list.
+/// Creates a list of the entries of all devices.
 fn device_entries() -> Box<[InterfaceEntry]> {
     let devices = device_addresses();
     let mut packets: Vec<InterfaceEntry> = Vec::new();
@@ -138,7 +138,7 @@ fn lock_added() -> MutexGuard<'static, HashMap<usize, Box<[InterfaceEntry]>>> {
 
 #[unsafe(export_name = "getifaddrs")]
 unsafe extern "C" fn list_interfaces(list: *mut *mut ifaddrs) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     let status = unsafe { libc_calls::getifaddrs(list) };
     if status != 0 {
         return status;
@@ -148,7 +148,7 @@ unsafe extern "C" fn list_interfaces(list: *mut *mut ifaddrs) -> c_int {
         return status;
     };
     let first = &raw mut first.abi;
-    // SAFETY: the C library made a list, whose end is to be found and written.
+    // SAFETY: a list of the C library, whose end is found and written.
     unsafe {
         let mut end = list;
         while !(*end).is_null() {
@@ -163,7 +163,7 @@ unsafe extern "C" fn list_interfaces(list: *mut *mut ifaddrs) -> c_int {
 #[unsafe(export_name = "freeifaddrs")]
 unsafe extern "C" fn free_interfaces(list: *mut ifaddrs) {
     let added = lock_added().remove(&list.addr());
-    // The C library had no interface: the list is that of the devices alone.
+    // If the C library has no interfaces, the list is only that of the devices.
     let is_own = added
         .iter()
         .flatten()
@@ -174,7 +174,7 @@ unsafe extern "C" fn free_interfaces(list: *mut ifaddrs) {
     }
 }
 
-/// The addresses that the kernel has itself.
+/// The kernel's own addresses.
 pub fn kernel_addresses() -> Vec<IpAddr> {
     let mut list: *mut ifaddrs = null_mut();
     // SAFETY: a place for a list.
@@ -183,7 +183,7 @@ pub fn kernel_addresses() -> Vec<IpAddr> {
     }
     let mut all = Vec::new();
     let mut entry = list;
-    // SAFETY: a list of the C library; addresses are as long as their family says.
+    // SAFETY: a list of the C library; addresses have the length of their family.
     unsafe {
         while let Some(found) = entry.as_ref() {
             let length = size_of::<sockaddr_in6>() as socklen_t;

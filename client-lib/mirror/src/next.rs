@@ -1,11 +1,11 @@
-//! Functions that are looked up by name: those of the C library, which this library stands before,
-//! and that of the drop-in library which lists addresses.
+//! Functions looked up by name: those of the C library that this library overrides, and the
+//! function of the drop-in library that lists addresses.
 
 use crate::imports::{imported_functions, missing};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// The C library's.
+/// Functions of the C library.
 pub mod libc_calls {
     use super::*;
     use libc::{DIR, FILE, ifaddrs, mode_t, msghdr, size_t, sockaddr, socklen_t, ssize_t, statx};
@@ -13,19 +13,19 @@ pub mod libc_calls {
     use std::ffi::{c_char, c_int, c_uint, c_ulong};
     use std::ptr::null_mut;
 
-    /// `struct FTW` of ftw.h: where the last name of the path begins, and how deep it is.
+    /// `struct FTW` of ftw.h: offset of the last component of the path, and its depth.
     #[repr(C)]
     #[derive(Clone, Copy)]
     pub struct Ftw {
         pub base: c_int,
         pub level: c_int,
     }
-    /// What ftw(3) calls for each file.
+    /// Callback of ftw(3).
     pub type Visit = unsafe extern "C" fn(*const c_char, *const stat, c_int) -> c_int;
-    /// What nftw(3) calls for each file.
+    /// Callback of nftw(3).
     pub type VisitWithPlace =
         unsafe extern "C" fn(*const c_char, *const stat, c_int, *mut Ftw) -> c_int;
-    /// What fts_open(3) sorts by; may be NULL.
+    /// Comparison function of fts_open(3); may be NULL.
     pub type Compare =
         Option<unsafe extern "C" fn(*mut *const c_void, *mut *const c_void) -> c_int>;
 
@@ -140,14 +140,14 @@ pub mod libc_calls {
     }
 }
 
-/// The drop-in library's.
+/// Functions of the drop-in library.
 pub mod verbs {
     use super::*;
     use std::ffi::{c_char, c_int};
     use std::ptr::null_mut;
 
-    /// Takes the name of a device, the number of its network interface, its Ethernet address, its MTU and
-    /// an address of it.
+    /// Callback with the name of a device, its network interface index, Ethernet address, MTU, and
+    /// one of its addresses.
     pub type OnDeviceAddress =
         unsafe extern "C" fn(*mut c_void, *const c_char, u32, *const u8, u32, *const u8);
 

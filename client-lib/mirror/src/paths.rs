@@ -1,6 +1,6 @@
-//! Paths of the kernel's RDMA devices, which lead to the files that siwd writes instead:
-//! /sys/class/infiniband and its siblings, /dev/infiniband. All other paths go to the C library as
-//! they are, after a look at their first bytes.
+//! Redirects paths of the kernel's RDMA devices to the files that siwd writes:
+//! /sys/class/infiniband and its siblings, /dev/infiniband. All other paths are passed to the C
+//! library unchanged, after a check of their first bytes.
 
 use crate::next::libc_calls::{self, dirent, dirent64};
 use crate::next::verbs;
@@ -10,10 +10,10 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 const CLASS: &[u8] = b"/sys/class/infiniband";
 const DEVICES: &[u8] = b"/dev/infiniband";
 
-/// What is to be put in the place of /sys or of nothing: the rest of a path below siwd's tree.
+/// Part of a redirected path below siwd's tree; None for other paths.
 fn rest_in_tree(path: &[u8]) -> Option<&[u8]> {
     if let Some(after) = path.strip_prefix(CLASS) {
-        // Also infiniband_verbs, infiniband_mad and others, whether or not the tree has them.
+        // Includes infiniband_verbs, infiniband_mad and others, even if the tree lacks them.
         let is_class = matches!(after.first(), None | Some(b'/' | b'_'));
         return is_class.then(|| &path[b"/sys".len()..]);
     }
@@ -21,13 +21,14 @@ fn rest_in_tree(path: &[u8]) -> Option<&[u8]> {
     matches!(after.first(), None | Some(b'/')).then_some(path)
 }
 
-/// The path in siwd's tree that stands for one of the kernel; none for all others, and without a tree.
+/// Path in siwd's tree that replaces a path of the kernel; None for other paths, and without a
+/// tree.
 ///
 /// # Safety
 /// NULL or a C string.
 #[inline]
 pub unsafe fn redirect(path: *const c_char) -> Option<CString> {
-    // SAFETY: as the caller promised; what follows a byte that is not zero may be read.
+    // SAFETY: as the caller promised; the byte after a nonzero one may be read.
     unsafe {
         if path.is_null() || path.read() != b'/' as c_char {
             return None;
@@ -42,7 +43,7 @@ pub unsafe fn redirect(path: *const c_char) -> Option<CString> {
 
 fn redirect_candidate(path: &CStr) -> Option<CString> {
     let rest = rest_in_tree(path.to_bytes())?;
-    // SAFETY: no arguments; NULL or a C string that stays.
+    // SAFETY: no arguments; NULL or a C string that is never freed.
     let tree = unsafe {
         let tree = verbs::sysfs_tree();
         (!tree.is_null()).then(|| CStr::from_ptr(tree))?
@@ -50,7 +51,7 @@ fn redirect_candidate(path: &CStr) -> Option<CString> {
     CString::new([tree.to_bytes(), rest].concat()).ok()
 }
 
-/// Exports calls of the C library, whose path may be another one.
+/// Exports calls of the C library, with redirected paths.
 macro_rules! calls_with_path {
     ($(fn $function:ident = $call:literal ($($before:ident: $before_type:ty,)* @path
         $(, $after:ident: $after_type:ty)* $(,)?) -> $result:ty;)*) => {
@@ -59,7 +60,7 @@ macro_rules! calls_with_path {
             unsafe extern "C" fn $function(
                 $($before: $before_type,)* path: *const c_char $(, $after: $after_type)*
             ) -> $result {
-                // SAFETY: as the manual page obliges the caller.
+                // SAFETY: by the contract of the manual page.
                 unsafe {
                     let other = redirect(path);
                     let path = other.as_ref().map_or(path, |other| other.as_ptr());
@@ -70,8 +71,8 @@ macro_rules! calls_with_path {
     };
 }
 
-// The third argument of open(2) is there only with O_CREAT; without, the register holds anything, and
-// the C library does not look at it.
+// The third argument of open(2) exists only with O_CREAT; otherwise the register holds any value,
+// and the C library ignores it.
 calls_with_path! {
     fn open = "open" (@path, flags: c_int, mode: mode_t) -> c_int;
     fn open64 = "open64" (@path, flags: c_int, mode: mode_t) -> c_int;
@@ -92,7 +93,7 @@ calls_with_path! {
     fn statx_of = "statx" (
         dir: c_int, @path, flags: c_int, mask: c_uint, found: *mut statx,
     ) -> c_int;
-    // What programs call that were compiled before glibc 2.33.
+    // Functions called by programs compiled for glibc before 2.33.
     fn xstat = "__xstat" (version: c_int, @path, found: *mut stat) -> c_int;
     fn xstat64 = "__xstat64" (version: c_int, @path, found: *mut stat64) -> c_int;
     fn lxstat = "__lxstat" (version: c_int, @path, found: *mut stat) -> c_int;
@@ -149,14 +150,14 @@ struct Glob {
     stat: unsafe extern "C" fn(*const c_char, *mut stat64) -> c_int,
 }
 
-/// The functions in the struct are to be used. Not in the crate libc.
+/// The functions in the struct are to be used. The crate libc lacks this flag.
 const GLOB_ALTDIRFUNC: c_int = 1 << 9;
 
-/// Has glob(3) look by the calls of this module, which it makes inside of the C library otherwise: the
-/// paths that it finds are those of the pattern.
+/// Makes glob(3) use the calls of this module instead of its internal ones; the paths that it finds
+/// begin as the pattern does.
 ///
 /// # Safety
-/// As glob(3) asks for.
+/// The contract of glob(3).
 unsafe fn find_paths(
     pattern: *const c_char,
     flags: c_int,
@@ -169,7 +170,7 @@ unsafe fn find_paths(
         return call(flags);
     }
     let glob = found.cast::<Glob>();
-    // SAFETY: the struct is the caller's; these fields have a meaning only with the flag.
+    // SAFETY: the caller's struct; these fields are only used with the flag.
     unsafe {
         (&raw mut (*glob).closedir).write(libc::closedir);
         (&raw mut (*glob).readdir).write(libc::readdir64);
@@ -190,7 +191,7 @@ unsafe extern "C" fn glob_paths(
     on_error: usize,
     found: *mut c_void,
 ) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe {
         find_paths(pattern, flags, found, |flags| {
             libc_calls::glob_paths(pattern, flags, on_error, found)
@@ -205,7 +206,7 @@ unsafe extern "C" fn glob64_paths(
     on_error: usize,
     found: *mut c_void,
 ) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe {
         find_paths(pattern, flags, found, |flags| {
             libc_calls::glob64_paths(pattern, flags, on_error, found)

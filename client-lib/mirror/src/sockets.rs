@@ -1,11 +1,11 @@
-//! Sockets of the kernel at addresses of siwd.
+//! Kernel sockets at addresses of siwd.
 
 use crate::devices::{KernelAddress, read_address};
 use crate::next::libc_calls;
 use libc::{sockaddr, socklen_t};
 use std::ffi::{c_int, c_void};
 
-/// The socket is one of TCP or UDP: others, as that of ping(8), stay as they are.
+/// Checks for a TCP or UDP socket: others, such as that of ping(8), stay unchanged.
 fn has_ports(fd: c_int) -> bool {
     let mut protocol: c_int = 0;
     let mut length = size_of::<c_int>() as socklen_t;
@@ -23,10 +23,10 @@ fn has_ports(fd: c_int) -> bool {
     status == 0 && matches!(protocol, libc::IPPROTO_TCP | libc::IPPROTO_UDP)
 }
 
-/// The loopback address in the place of one of siwd's, which the socket is made ready for.
+/// Returns the loopback address that replaces an address of siwd, and prepares the socket for it.
 ///
 /// # Safety
-/// NULL, or an address as long as it says.
+/// NULL, or valid for `length` bytes.
 unsafe fn redirect(fd: c_int, addr: *const sockaddr, length: socklen_t) -> Option<KernelAddress> {
     // SAFETY: as the caller promised.
     let loopback = unsafe { read_address(addr, length) }?.to_loopback()?;
@@ -36,7 +36,7 @@ unsafe fn redirect(fd: c_int, addr: *const sockaddr, length: socklen_t) -> Optio
     if loopback.is_v6() {
         let off: c_int = 0;
         let (value, size) = ((&raw const off).cast(), size_of::<c_int>() as socklen_t);
-        // SAFETY: a number, with its length. Where it fails, the call that follows says so.
+        // SAFETY: a number, with its length. A failure is reported by the call that follows.
         unsafe { libc::setsockopt(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, value, size) };
     }
     Some(loopback)
@@ -44,7 +44,7 @@ unsafe fn redirect(fd: c_int, addr: *const sockaddr, length: socklen_t) -> Optio
 
 #[unsafe(export_name = "bind")]
 unsafe extern "C" fn bind_socket(fd: c_int, addr: *const sockaddr, length: socklen_t) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe {
         match redirect(fd, addr, length) {
             Some(loopback) => libc_calls::bind(fd, loopback.as_abi(), length),
@@ -55,7 +55,7 @@ unsafe extern "C" fn bind_socket(fd: c_int, addr: *const sockaddr, length: sockl
 
 #[unsafe(export_name = "connect")]
 unsafe extern "C" fn connect_socket(fd: c_int, addr: *const sockaddr, length: socklen_t) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe {
         match redirect(fd, addr, length) {
             Some(loopback) => libc_calls::connect(fd, loopback.as_abi(), length),
@@ -73,7 +73,7 @@ unsafe extern "C" fn send_to(
     addr: *const sockaddr,
     addr_length: socklen_t,
 ) -> isize {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe {
         let loopback = redirect(fd, addr, addr_length);
         let addr = loopback.as_ref().map_or(addr, KernelAddress::as_abi);
@@ -83,7 +83,7 @@ unsafe extern "C" fn send_to(
 
 #[unsafe(export_name = "sendmsg")]
 unsafe extern "C" fn send_message(fd: c_int, message: *const libc::msghdr, flags: c_int) -> isize {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe {
         let Some(given) = message.as_ref() else {
             return libc_calls::sendmsg(fd, message, flags);

@@ -1,7 +1,7 @@
-//! Walks of file trees that begin at a path of the kernel's RDMA devices: nftw(3), ftw(3), fts_open(3).
-//! The C library makes their calls inside of itself, where nothing stands before it: so they begin at
-//! siwd's files. nftw(3) and ftw(3) name files below the path that they were given; fts_read(3) names
-//! siwd's.
+//! Walks of file trees that start at a path of the kernel's RDMA devices: nftw(3), ftw(3),
+//! fts_open(3). The C library makes their calls internally, where they cannot be overridden, so the
+//! walks start at siwd's files. nftw(3) and ftw(3) report files below the requested path;
+//! fts_read(3) reports siwd's paths.
 
 use crate::next::libc_calls::{self, Compare, Ftw, Visit, VisitWithPlace};
 use crate::paths::redirect;
@@ -9,11 +9,11 @@ use libc::stat;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
-/// A walk of this thread that began elsewhere than its caller asked for.
+/// A walk of this thread that was redirected.
 #[derive(Clone)]
 struct Walk {
     asked: CString,
-    /// Length of the path where it began instead.
+    /// Length of the path where it really starts.
     real_length: usize,
     visit: Visitor,
 }
@@ -25,34 +25,35 @@ enum Visitor {
 }
 
 thread_local! {
-    /// The innermost last: the function of a walk may begin another one.
+    /// The innermost walk is last: the callback of a walk may begin another one.
     static WALKS: RefCell<Vec<Walk>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Hands a file to the function of the caller, under the path that the caller expects.
+/// Calls the caller's function for a file, with the path that the caller expects.
 unsafe fn hand_over(
     path: *const c_char,
     found: *const stat,
     kind: c_int,
     place: *mut Ftw,
 ) -> c_int {
-    // No borrow lasts while the function runs, which may begin a walk.
+    // Not borrowed while the function runs, because it may begin a walk.
     let Some(walk) = WALKS.with(|walks| walks.borrow().last().cloned()) else {
         return 0;
     };
-    // SAFETY: nftw(3) gives a C string, which begins with the path that it was given.
+    // SAFETY: nftw(3) passes a C string, which begins with the path given to it.
     let below = unsafe { &CStr::from_ptr(path).to_bytes()[walk.real_length..] };
     let Ok(named) = CString::new([walk.asked.as_bytes(), below].concat()) else {
         return 0;
     };
-    // SAFETY: as nftw(3) calls it; its own struct lives as long as this call.
+    // SAFETY: the contract of nftw(3); its struct lives as long as this call.
     unsafe {
         match walk.visit {
             Visitor::Plain(visit) => visit(named.as_ptr(), found, kind),
             Visitor::WithPlace(visit) => {
                 let named_length = walk.asked.as_bytes().len() as c_int;
                 let mut shifted = *place;
-                // The walk's first path may have another last name than the one asked for.
+                // The first path of the walk may have another last component than the requested
+                // one.
                 shifted.base = if shifted.level == 0 {
                     let slash = named.as_bytes().iter().rposition(|byte| *byte == b'/');
                     slash.map_or(0, |at| at as c_int + 1)
@@ -70,7 +71,7 @@ unsafe extern "C" fn hand_over_plain(
     found: *const stat,
     kind: c_int,
 ) -> c_int {
-    // SAFETY: ftw(3) calls it as that manual page says.
+    // SAFETY: called by ftw(3) according to its manual page.
     unsafe { hand_over(path, found, kind, std::ptr::null_mut()) }
 }
 
@@ -80,7 +81,7 @@ unsafe extern "C" fn hand_over_place(
     kind: c_int,
     place: *mut Ftw,
 ) -> c_int {
-    // SAFETY: nftw(3) calls it as that manual page says.
+    // SAFETY: called by nftw(3) according to its manual page.
     unsafe { hand_over(path, found, kind, place) }
 }
 
@@ -91,11 +92,12 @@ fn without_last_slashes(path: &CStr) -> CString {
     {
         bytes = rest;
     }
-    // A part of a C string has no zero byte either.
+    // Part of a C string contains no zero byte.
     CString::new(bytes).unwrap_or_default()
 }
 
-/// Makes a call with the path in siwd's tree while the walk is known; none for all other paths.
+/// Runs `call` with the path in siwd's tree, and registers the walk meanwhile; None for other
+/// paths.
 ///
 /// # Safety
 /// NULL or a C string.
@@ -106,7 +108,7 @@ unsafe fn walk_elsewhere(
 ) -> Option<c_int> {
     // SAFETY: as the caller promised.
     let (real, asked) = unsafe { (redirect(path)?, CStr::from_ptr(path)) };
-    // As the C library names files: without slashes at the end of what was asked for.
+    // File names as from the C library: without trailing slashes of the requested path.
     let (real, asked) = (without_last_slashes(&real), without_last_slashes(asked));
     let walk = Walk {
         asked,
@@ -119,13 +121,13 @@ unsafe fn walk_elsewhere(
     Some(result)
 }
 
-/// nftw(3) and ftw(3): the structs of their 64-bit names are the same.
+/// nftw(3) and ftw(3): the 64-bit variants use the same structs.
 macro_rules! walks {
     ($(fn $plain:ident = $plain_call:literal, $placed:ident = $placed_call:literal;)*) => {
         $(
             #[unsafe(export_name = $plain_call)]
             unsafe extern "C" fn $plain(path: *const c_char, visit: Visit, most: c_int) -> c_int {
-                // SAFETY: as the manual page obliges the caller.
+                // SAFETY: by the contract of the manual page.
                 unsafe {
                     walk_elsewhere(path, Visitor::Plain(visit), |path| {
                         libc_calls::$plain(path, hand_over_plain, most)
@@ -138,7 +140,7 @@ macro_rules! walks {
             unsafe extern "C" fn $placed(
                 path: *const c_char, visit: VisitWithPlace, most: c_int, flags: c_int,
             ) -> c_int {
-                // SAFETY: as the manual page obliges the caller.
+                // SAFETY: by the contract of the manual page.
                 unsafe {
                     walk_elsewhere(path, Visitor::WithPlace(visit), |path| {
                         libc_calls::$placed(path, hand_over_place, most, flags)
@@ -156,7 +158,7 @@ walks! {
 }
 
 /// # Safety
-/// As fts_open(3) asks for.
+/// The contract of fts_open(3).
 unsafe fn open_walk(
     paths: *const *const c_char,
     call: impl FnOnce(*const *const c_char) -> *mut c_void,
@@ -188,7 +190,7 @@ macro_rules! opened_walks {
             unsafe extern "C" fn $open(
                 paths: *const *const c_char, options: c_int, compare: Compare,
             ) -> *mut c_void {
-                // SAFETY: as the manual page obliges the caller.
+                // SAFETY: by the contract of the manual page.
                 unsafe { open_walk(paths, |paths| libc_calls::$open(paths, options, compare)) }
             }
         )*

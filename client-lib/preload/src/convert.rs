@@ -1,4 +1,4 @@
-//! How a socket of the kernel becomes an rsocket: one is made with the same options, and takes the
+//! Converts a kernel socket to an rsocket: creates one with the same options, and moves it to the
 //! number of the descriptor.
 
 use crate::next::{libc_calls, rsockets};
@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// TCP sockets of the kernel that may become rsockets, and the epoll instances that they are in.
+/// TCP sockets of the kernel that may become rsockets, with their epoll instances.
 static CANDIDATES: LazyLock<Mutex<HashMap<c_int, Vec<EpollMembership>>>> =
     LazyLock::new(Mutex::default);
 
@@ -22,13 +22,13 @@ fn lock_candidates() -> MutexGuard<'static, HashMap<c_int, Vec<EpollMembership>>
     CANDIDATES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The number is an rsocket's.
+/// Checks whether the descriptor is an rsocket.
 pub fn is_rsocket(fd: c_int) -> bool {
-    // SAFETY: any number will do.
+    // SAFETY: any number is allowed.
     unsafe { rsockets::is_rsocket(fd) != 0 }
 }
 
-/// A socket was made.
+/// Adds a new socket.
 pub fn add_candidate(fd: c_int, domain: c_int, kind: c_int) {
     let is_stream = kind & !(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) == libc::SOCK_STREAM;
     if fd >= 0 && is_stream && matches!(domain, libc::AF_INET | libc::AF_INET6) {
@@ -36,17 +36,17 @@ pub fn add_candidate(fd: c_int, domain: c_int, kind: c_int) {
     }
 }
 
-/// It is closed, or its kind is decided.
+/// Removes a socket that was closed, or whose kind is decided.
 pub fn remove_candidate(fd: c_int) {
     lock_candidates().remove(&fd);
 }
 
-/// The number is that of a socket whose kind is not decided.
+/// Checks for a socket whose kind is not decided.
 pub fn is_candidate(fd: c_int) -> bool {
     lock_candidates().contains_key(&fd)
 }
 
-/// A candidate was added to an epoll instance, or changed there, or taken out.
+/// Records that a candidate was added to an epoll instance, modified or removed.
 pub fn note_epoll(instance: c_int, operation: c_int, fd: c_int, event: Option<libc::epoll_event>) {
     let mut all = lock_candidates();
     let Some(memberships) = all.get_mut(&fd) else {
@@ -60,7 +60,7 @@ pub fn note_epoll(instance: c_int, operation: c_int, fd: c_int, event: Option<li
     }
 }
 
-/// Options that both kinds of sockets have.
+/// Options copied from the socket to the rsocket.
 const OPTIONS: [(c_int, c_int); 8] = [
     (libc::SOL_SOCKET, libc::SO_REUSEADDR),
     (libc::SOL_SOCKET, libc::SO_REUSEPORT),
@@ -79,27 +79,27 @@ unsafe fn copy_options(from: c_int, to: c_int) {
         let mut value = [0u64; 4];
         let mut length = size_of_val(&value) as socklen_t;
         let place: *mut c_void = value.as_mut_ptr().cast();
-        // SAFETY: room as long as it says. What one of them does not have is left out.
+        // SAFETY: a buffer with its length. Options that either of them lacks are skipped.
         unsafe {
             if libc_calls::getsockopt(from, level, name, place, &raw mut length) == 0 {
                 rsockets::setsockopt(to, level, name, place, length);
             }
         }
     }
-    // SAFETY: commands that take a number.
+    // SAFETY: commands with a number as their argument.
     unsafe {
         let flags = libc_calls::fcntl(from, libc::F_GETFL, 0);
         rsockets::fcntl(to, libc::F_SETFL, flags as usize);
     }
 }
 
-/// An rsocket in the place of the socket, without address. False: it stays what it is.
+/// Replaces the socket by an rsocket that is not bound. Returns false if it stays unchanged.
 ///
 /// # Safety
-/// The address is as long as it says.
+/// The address is valid for the size of its family.
 pub unsafe fn convert_socket(fd: c_int, addr: *const sockaddr) -> bool {
-    // SAFETY: as the caller promised: an address begins with its family. Numbers of descriptors that
-    // this function owns, or that the program gave to it.
+    // SAFETY: as the caller promised: an address begins with its family. The descriptors belong to
+    // this function, or were passed by the program.
     unsafe {
         let domain = c_int::from((*addr).sa_family);
         let made = rsockets::socket(domain, libc::SOCK_STREAM, 0);
@@ -121,7 +121,7 @@ pub unsafe fn convert_socket(fd: c_int, addr: *const sockaddr) -> bool {
     }
 }
 
-/// Gives the rsocket another number, that of a descriptor of the kernel, which is closed.
+/// Moves the rsocket to the number of a kernel descriptor, which is closed.
 ///
 /// # Safety
 /// An rsocket, and a descriptor that the program gives up.
@@ -135,23 +135,23 @@ unsafe fn move_to(rsocket: c_int, number: c_int, flags: c_int) -> bool {
     }
 }
 
-/// The address of a socket of the kernel, if it stands for all addresses.
+/// Address of a kernel socket, if it is the wildcard address with a port.
 pub fn wildcard_address(fd: c_int) -> Option<(libc::sockaddr_storage, socklen_t)> {
     // SAFETY: the struct is made of numbers.
     let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
     let mut length = size_of_val(&storage) as socklen_t;
-    // SAFETY: room as long as it says.
+    // SAFETY: a buffer with its length.
     if unsafe { libc_calls::getsockname(fd, (&raw mut storage).cast(), &raw mut length) } != 0 {
         return None;
     }
     let is_wildcard = match c_int::from(storage.ss_family) {
         libc::AF_INET => {
-            // SAFETY: the family says that it is one.
+            // SAFETY: the family is that of this struct.
             let v4: libc::sockaddr_in = unsafe { std::mem::transmute_copy(&storage) };
             v4.sin_addr.s_addr == 0 && v4.sin_port != 0
         }
         libc::AF_INET6 => {
-            // SAFETY: the family says that it is one.
+            // SAFETY: the family is that of this struct.
             let v6: libc::sockaddr_in6 = unsafe { std::mem::transmute_copy(&storage) };
             v6.sin6_addr.s6_addr == [0; 16] && v6.sin6_port != 0
         }

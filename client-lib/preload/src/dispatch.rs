@@ -1,13 +1,13 @@
-//! Calls that have a twin with the same arguments among rsockets.
+//! Calls that rsockets have with the same arguments.
 
-/// Exports each call by its C name: to the twin where the number is an rsocket's, else to the C
-/// library.
+/// Exports each call by its C name: it calls the function of rsockets for an rsocket, else that of
+/// the C library.
 macro_rules! dispatched_calls {
     ($(fn $name:ident = $call:ident ($fd:ident: $fd_type:ty $(, $argument:ident: $type:ty)* $(,)?) -> $result:ty;)*) => {
         $(
             #[unsafe(export_name = stringify!($call))]
             unsafe extern "C" fn $name($fd: $fd_type $(, $argument: $type)*) -> $result {
-                // SAFETY: as the manual page obliges the caller.
+                // SAFETY: by the contract of the manual page.
                 unsafe {
                     if is_rsocket($fd) {
                         rsockets::$call($fd $(, $argument)*)

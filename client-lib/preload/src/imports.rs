@@ -1,9 +1,8 @@
-//! Functions that are looked up by name when they are first called. The crate `siw-mirror` has this
-//! file as well.
+//! Functions looked up by name on their first call. The crate `siw-mirror` includes this file too.
 
 use std::ffi::CStr;
 
-/// Declares a module's functions, each looked up once where `$where` says.
+/// Declares functions, each looked up once in `$scope`.
 macro_rules! imported_functions {
     ($scope:expr; $(fn $name:ident = $symbol:literal ($($argument:ident: $type:ty),* $(,)?) -> $result:ty;)*) => {
         $(
@@ -13,7 +12,7 @@ macro_rules! imported_functions {
                 static FOUND: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
                 let mut found = FOUND.load(Ordering::Relaxed);
                 if found.is_null() {
-                    // SAFETY: a name that ends with a zero.
+                    // SAFETY: a name with a terminating zero.
                     found = unsafe { libc::dlsym($scope, $symbol.as_ptr()) };
                     if found.is_null() {
                         missing($symbol);
@@ -31,12 +30,13 @@ macro_rules! imported_functions {
 
 pub(crate) use imported_functions;
 
-/// There is no way on without it.
+/// Ends the process: it cannot continue without the function.
 #[cold]
 pub fn missing(symbol: &CStr) -> ! {
     let symbol = symbol.to_string_lossy();
     let text = format!("siwd: there is no {symbol}; run the program with siwrun\n");
-    // SAFETY: a text with its length. Not by write(2), which would come back here.
+    // SAFETY: a text with its length. A direct system call, because write(2) would call this
+    // library.
     unsafe {
         libc::syscall(
             libc::SYS_write,

@@ -1,15 +1,15 @@
-//! What `siwrun --rsockets` preloads: the calls of sockets, which go on to rsockets for sockets whose
-//! address is one of siwd's, and to the C library for all other descriptors.
+//! Library preloaded by `siwrun --rsockets`: it overrides socket calls, and uses rsockets for
+//! sockets with an address of siwd, and the C library for all other descriptors.
 //!
-//! A socket is the kernel's when it is made. Binding it to an address of siwd, or connecting it to
-//! an address that siwd leads to, makes an rsocket of it, which takes the number of its descriptor.
-//! A listener at the wildcard address stays the kernel's and is joined by an rsocket, so that it
-//! accepts connections of both.
+//! A socket belongs to the kernel when it is created. Binding it to an address of siwd, or
+//! connecting it to an address that siwd routes to, replaces it by an rsocket with the same
+//! descriptor number. A listener at the wildcard address becomes part of an rsocket, which accepts
+//! connections of both.
 //!
 //! | file | what it is |
 //! |---|---|
 //! | `imports.rs`, `next.rs` | the functions of the C library, and those of rsockets |
-//! | `convert.rs` | how a socket becomes an rsocket |
+//! | `convert.rs` | conversion of a socket to an rsocket |
 //! | `dispatch.rs` | calls that both have, with the same arguments |
 //! | `sockets.rs`, `transfer.rs`, `wait.rs` | the calls |
 #![allow(clippy::missing_safety_doc)]

@@ -1,11 +1,11 @@
-//! Functions that are looked up by name: those of the C library, which this library stands before,
-//! and those of rsockets, in the drop-in library that is preloaded before this one.
+//! Functions looked up by name: those of the C library that this library overrides, and those of
+//! rsockets, in the drop-in library that is preloaded before this one.
 
 use crate::imports::{imported_functions, missing};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// The C library's.
+/// Functions of the C library.
 pub mod libc_calls {
     use super::*;
     use libc::{epoll_event, iovec, msghdr, pollfd, sigset_t, sockaddr, socklen_t};
@@ -68,7 +68,7 @@ pub mod libc_calls {
     }
 }
 
-/// Those of the drop-in library.
+/// Functions of the drop-in library.
 pub mod rsockets {
     use super::*;
     use libc::{epoll_event, iovec, msghdr, pollfd, sigset_t, sockaddr, socklen_t};

@@ -1,4 +1,4 @@
-//! Making, binding, connecting, accepting and closing sockets; their options and descriptors.
+//! Creating, binding, connecting, accepting and closing sockets; their options and descriptors.
 
 use crate::convert::{
     add_candidate, convert_socket, is_candidate, is_rsocket, remove_candidate, wildcard_address,
@@ -37,7 +37,7 @@ unsafe extern "C" fn create_socket(domain: c_int, kind: c_int, protocol: c_int) 
 
 #[unsafe(export_name = "bind")]
 unsafe extern "C" fn bind_socket(fd: c_int, addr: *const sockaddr, length: socklen_t) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe {
         let is_own = is_candidate(fd) && rsockets::is_reachable(addr, length, 1) != 0;
         if is_rsocket(fd) || (is_own && convert_socket(fd, addr)) {
@@ -49,7 +49,7 @@ unsafe extern "C" fn bind_socket(fd: c_int, addr: *const sockaddr, length: sockl
 
 #[unsafe(export_name = "connect")]
 unsafe extern "C" fn connect_socket(fd: c_int, addr: *const sockaddr, length: socklen_t) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe {
         let is_reachable = is_candidate(fd) && rsockets::is_reachable(addr, length, 0) != 0;
         if is_rsocket(fd) || (is_reachable && convert_socket(fd, addr)) {
@@ -69,13 +69,14 @@ unsafe extern "C" fn start_listening(fd: c_int, backlog: c_int) -> c_int {
     // SAFETY: numbers.
     let listens = unsafe { libc_calls::listen(fd, backlog) };
     if listens == 0 && is_candidate(fd) {
-        // SAFETY: a listener of the kernel. Where that fails, it is one as before.
+        // SAFETY: a listener of the kernel, which stays unchanged if the call fails.
         unsafe { join_rsocket(fd, backlog) };
     }
     listens
 }
 
-/// An rsocket listens at the same port, and takes the number; the socket of the kernel is part of it.
+/// Creates an rsocket that listens on the same port and takes the descriptor number; the kernel
+/// socket becomes part of it.
 ///
 /// # Safety
 /// A listener of the kernel.
@@ -95,7 +96,7 @@ unsafe fn join_rsocket(fd: c_int, backlog: c_int) -> bool {
             && rsockets::listen(fd, backlog) == 0
             && rsockets::join(fd, kernel) == 0;
         if !is_done && is_rsocket(fd) {
-            // Back to what it was.
+            // Restore the kernel socket.
             rsockets::close(fd);
             libc_calls::dup3(kernel, fd, 0);
         }
@@ -110,7 +111,7 @@ unsafe extern "C" fn accept_connection(
     addr: *mut sockaddr,
     length: *mut socklen_t,
 ) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe { accept_with_flags(fd, addr, length, 0) }
 }
 
@@ -126,16 +127,16 @@ unsafe extern "C" fn close_descriptor(fd: c_int) -> c_int {
     }
 }
 
-/// The number is given up, or taken by another descriptor.
+/// Removes the state of a number that is closed or reused.
 fn forget_number(fd: c_int) {
     remove_candidate(fd);
-    // SAFETY: any number will do.
+    // SAFETY: any number is allowed.
     unsafe { rsockets::close_epoll(fd) };
 }
 
 #[unsafe(export_name = "dup")]
 unsafe extern "C" fn duplicate(fd: c_int) -> c_int {
-    // SAFETY: numbers; the new one is the program's.
+    // SAFETY: numbers; the new descriptor belongs to the program.
     unsafe {
         let number = libc_calls::dup(fd);
         if number >= 0 && is_rsocket(fd) {
@@ -145,7 +146,7 @@ unsafe extern "C" fn duplicate(fd: c_int) -> c_int {
     }
 }
 
-/// The descriptor that the number had is closed, as by dup2(2).
+/// Duplicates to a number whose old descriptor is closed, as by dup2(2).
 unsafe fn duplicate_to(fd: c_int, number: c_int, flags: c_int) -> c_int {
     // SAFETY: numbers.
     unsafe {
@@ -188,7 +189,7 @@ unsafe extern "C" fn duplicate_with_flags(fd: c_int, number: c_int, flags: c_int
 
 #[unsafe(export_name = "fcntl")]
 unsafe extern "C" fn control_descriptor(fd: c_int, command: c_int, argument: usize) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe {
         if !is_rsocket(fd) {
             return libc_calls::fcntl(fd, command, argument);
@@ -206,13 +207,13 @@ unsafe extern "C" fn control_descriptor(fd: c_int, command: c_int, argument: usi
 
 #[unsafe(export_name = "fcntl64")]
 unsafe extern "C" fn control_descriptor_64(fd: c_int, command: c_int, argument: usize) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe { control_descriptor(fd, command, argument) }
 }
 
 #[unsafe(export_name = "ioctl")]
 unsafe extern "C" fn control_device(fd: c_int, request: c_ulong, argument: usize) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe {
         if request == libc::FIONBIO && is_rsocket(fd) {
             let is_on = *(argument as *const c_int) != 0;

@@ -21,7 +21,7 @@ dispatched_calls! {
 
 #[unsafe(export_name = "read")]
 unsafe extern "C" fn read_bytes(fd: c_int, to: *mut c_void, length: usize) -> isize {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe {
         if is_rsocket(fd) {
             rsockets::recv(fd, to, length, 0)
@@ -33,7 +33,7 @@ unsafe extern "C" fn read_bytes(fd: c_int, to: *mut c_void, length: usize) -> is
 
 #[unsafe(export_name = "write")]
 unsafe extern "C" fn write_bytes(fd: c_int, from: *const c_void, length: usize) -> isize {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe {
         if is_rsocket(fd) {
             rsockets::send(fd, from, length, 0)
@@ -52,7 +52,7 @@ unsafe extern "C" fn send_to(
     addr: *const sockaddr,
     addr_length: socklen_t,
 ) -> isize {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe {
         if is_rsocket(fd) {
             rsockets::send(fd, from, length, flags)
@@ -62,14 +62,15 @@ unsafe extern "C" fn send_to(
     }
 }
 
-/// Calls that check the length of the buffer first, which compilers put in (_FORTIFY_SOURCE).
+/// Variant of read(2) with a check of the buffer length, called by code compiled with
+/// _FORTIFY_SOURCE.
 #[unsafe(export_name = "__read_chk")]
 unsafe extern "C" fn read_checked(fd: c_int, to: *mut c_void, length: usize, room: usize) -> isize {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe { read_bytes(fd, to, length.min(room)) }
 }
 
-/// The same.
+/// Variant of recv(2), likewise.
 #[unsafe(export_name = "__recv_chk")]
 unsafe extern "C" fn receive_checked(
     fd: c_int,
@@ -78,11 +79,11 @@ unsafe extern "C" fn receive_checked(
     room: usize,
     flags: c_int,
 ) -> isize {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe { receive_bytes(fd, to, length.min(room), flags) }
 }
 
-/// Bytes that sendfile(2) to an rsocket copies at once.
+/// Bytes that sendfile(2) to an rsocket copies per call.
 const PIECE: usize = 1 << 16;
 
 #[unsafe(export_name = "sendfile")]
@@ -92,7 +93,7 @@ unsafe extern "C" fn send_file(
     offset: *mut libc::off_t,
     length: usize,
 ) -> isize {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe {
         if !is_rsocket(to) {
             return libc_calls::sendfile(to, from, offset, length);
@@ -119,7 +120,7 @@ unsafe fn copy_file(to: c_int, from: c_int, at: &mut libc::off_t, length: usize)
     let mut done = 0;
     while done < length {
         let wanted = buffer.len().min(length - done);
-        // SAFETY: room as long as it says.
+        // SAFETY: a buffer with its length.
         let sent = unsafe {
             match libc::pread(from, buffer.as_mut_ptr().cast(), wanted, *at) {
                 count if count <= 0 => count,
@@ -146,6 +147,6 @@ unsafe extern "C" fn send_file_64(
     offset: *mut libc::off_t,
     length: usize,
 ) -> isize {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe { send_file(to, from, offset, length) }
 }

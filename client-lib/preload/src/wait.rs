@@ -1,4 +1,4 @@
-//! Waiting for several descriptors: the drop-in library's calls take the kernel's as well.
+//! Waiting for several descriptors: the drop-in library's calls also handle those of the kernel.
 
 use crate::convert::{is_rsocket, note_epoll};
 use crate::next::{libc_calls, rsockets};
@@ -16,7 +16,7 @@ fn timespec_of_ms(timeout_ms: c_int) -> Option<timespec> {
 #[unsafe(export_name = "poll")]
 unsafe extern "C" fn poll_list(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int {
     let timeout = timespec_of_ms(timeout_ms);
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe {
         poll_with_mask(
             fds,
@@ -34,7 +34,7 @@ unsafe extern "C" fn poll_with_mask(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe {
         let mut list = (0..count as usize).map(|index| (*fds.add(index)).fd);
         if list.any(is_rsocket) {
@@ -45,7 +45,8 @@ unsafe extern "C" fn poll_with_mask(
     }
 }
 
-/// The same after a check of the length (_FORTIFY_SOURCE).
+/// Variant of poll(2) with a check of the list length, called by code compiled with
+/// _FORTIFY_SOURCE.
 #[unsafe(export_name = "__poll_chk")]
 unsafe extern "C" fn poll_checked(
     fds: *mut pollfd,
@@ -53,7 +54,7 @@ unsafe extern "C" fn poll_checked(
     timeout_ms: c_int,
     _room: usize,
 ) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe { poll_list(fds, count, timeout_ms) }
 }
 
@@ -65,7 +66,7 @@ unsafe extern "C" fn select_sets(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe {
         let timeout = (!timeout.is_null()).then(|| timespec {
             tv_sec: (*timeout).tv_sec,
@@ -85,7 +86,7 @@ unsafe extern "C" fn select_with_mask(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe { rsockets::pselect(count, read, write, except, timeout, mask) }
 }
 
@@ -96,7 +97,7 @@ unsafe extern "C" fn control_epoll(
     fd: c_int,
     event: *mut epoll_event,
 ) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe {
         if is_rsocket(fd) {
             return rsockets::epoll_ctl(number, operation, fd, event);
@@ -117,7 +118,7 @@ unsafe extern "C" fn wait_for_epoll(
     most: c_int,
     timeout_ms: c_int,
 ) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe { rsockets::epoll_pwait(number, events, most, timeout_ms, null()) }
 }
 
@@ -129,6 +130,6 @@ unsafe extern "C" fn wait_with_mask(
     timeout_ms: c_int,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe { rsockets::epoll_pwait(number, events, most, timeout_ms, mask) }
 }
