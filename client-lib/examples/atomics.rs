@@ -1,5 +1,5 @@
-//! FetchAdd and CmpSwap (RFC 7306) on a word of the server's memory: a counter, and a lock that one
-//! of two attempts gets. Prints "ok".
+//! FetchAdd and CmpSwap (RFC 7306) on words of the server's memory: a counter, and a lock that the
+//! first of two attempts gets. Prints "ok".
 //!
 //! `cargo run --example atomics [SOCKET]`, with siwd running.
 
@@ -10,13 +10,13 @@ use siw::SendWr;
 use std::error::Error;
 
 const WORD: usize = size_of::<u64>();
-/// Places in the server's memory.
+/// Offsets in the server's memory.
 const COUNTER: usize = 0;
 const LOCK: usize = WORD;
 const UNLOCKED: u64 = 0;
 const OWNER: u64 = 11;
 
-/// Posts an atomic whose old value goes to the start of the client's memory, and returns that
+/// Posts an atomic whose old value is placed at the start of the client's memory, and returns that
 /// value.
 fn run_atomic(client: &Endpoint, request: SendWr<'_>) -> Result<u64, Box<dyn Error>> {
     client.qp.post_send(&[request])?;
@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let _channels = connect(&context, &client.qp, &server.qp)?;
     server.memory.write(COUNTER, &100u64.to_ne_bytes())?;
 
-    // The word is addressed like any remote memory; it has to be 8-aligned, in a region that was
+    // The word is addressed like any remote memory; it has to be 8-byte aligned, in a region
     // registered with REMOTE_ATOMIC.
     let address = |offset: usize| server.memory.addr() + offset as u64;
     let rkey = server.memory.rkey();
@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     assert_eq!(run_atomic(&client, add)?, 100);
     assert_eq!(run_atomic(&client, add)?, 105);
 
-    // Whoever finds UNLOCKED has the lock; the memory stays as it is for everybody else.
+    // The attempt that finds UNLOCKED gets the lock; other attempts leave the memory unchanged.
     let lock = SendWr::cmp_swap(2, sink, address(LOCK), rkey, UNLOCKED, OWNER);
     assert_eq!(run_atomic(&client, lock)?, UNLOCKED);
     assert_eq!(run_atomic(&client, lock)?, OWNER);

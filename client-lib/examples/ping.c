@@ -24,7 +24,7 @@ struct side {
 	siw_qp *qp;
 };
 
-/* What the peer needs to reach a buffer, sent as private data. */
+/* Address and key of a buffer for the peer, sent as private data. */
 struct buffer {
 	uint64_t addr;
 	uint32_t rkey;
@@ -140,7 +140,7 @@ int main(int argc, char **argv)
 	setup(ctx, &server);
 	setup(ctx, &client);
 
-	/* Connect; the server tells where its memory is. Port 0: any. */
+	/* Connect; the server sends the address of its memory. Port 0: any. */
 	CHECK(siw_listen(server.cm, sdev, (struct sockaddr *)&devs[sdev].addrs[0],
 			 sizeof(devs[sdev].addrs[0]), 1, 0, &listener));
 	CHECK(siw_listener_addr(listener, &addr));

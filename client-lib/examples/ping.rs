@@ -9,7 +9,7 @@ use siw::{RecvWr, SendData, SendWr};
 use std::error::Error;
 
 const TEXT: &[u8] = b"ping";
-/// Chosen by the application; comes back in completions.
+/// Chosen by the application; returned in completions.
 const RECEIVE_ID: u64 = 1;
 const SEND_ID: u64 = 2;
 
@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let _channels = connect(&context, &client.qp, &server.qp)?;
 
-    // Short data may travel inside the work request; the memory is then not read later.
+    // Short data may travel inside the work request; its memory is then not read after posting.
     client
         .qp
         .post_send(&[SendWr::send(SEND_ID, SendData::Inline(TEXT))])?;
@@ -36,7 +36,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let received = wait_success(&server.cq)?;
     assert_eq!(received.wr_id, RECEIVE_ID);
-    // The answer leaves from where the message was placed.
+    // The answer is sent from the memory that received the message.
     let sges = [server.memory.sge(0, received.byte_len as usize)];
     server
         .qp

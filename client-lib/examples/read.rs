@@ -19,8 +19,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let pattern: Vec<u8> = (0..LEN).map(|i| (i * 31) as u8).collect();
     server.memory.write(0, &pattern)?;
 
-    // Address and rkey usually travel in a SEND or in the private data of the connection. Whoever
-    // has them may read as long as the region is registered with REMOTE_READ.
+    // Address and rkey usually travel in a SEND or in the private data of the connection. A peer
+    // that has them may read while the region is registered with REMOTE_READ.
     let (remote_addr, rkey) = (server.memory.addr(), server.memory.rkey());
     let sink = [client.memory.sge(0, LEN)];
     client

@@ -146,7 +146,7 @@ int main(int argc, char **argv)
 		cm_event(scm, SIW_CM_ESTABLISHED);
 	}
 
-	/* Grow it, fill it, be told when it runs low. */
+	/* Grow it, fill it, wait for its low-water event. */
 	srq_attr.max_wr = DEPTH;
 	srq_attr.srq_limit = DEPTH - 1;
 	CHECK(siw_modify_srq(srq, &srq_attr, SIW_SRQ_MAX_WR));
@@ -167,7 +167,7 @@ int main(int argc, char **argv)
 	CHECK(siw_query_srq(srq, &srq_attr));
 	MUST(srq_attr.posted == DEPTH - CLIENTS && srq_attr.srq_limit == 0);
 
-	/* Stop sending, look, go on. */
+	/* Stop sending, query the state, resume. */
 	struct siw_qp_attr attr;
 	struct siw_wc wc;
 	CHECK(siw_modify_qp(cqp[0], SIW_QPS_SQD));
@@ -180,12 +180,12 @@ int main(int argc, char **argv)
 	MUST(completion(scq).status == SIW_WC_SUCCESS);
 	MUST(completion(ccq).wr_id == 2);
 
-	/* A longer completion queue, events in bunches. */
+	/* A longer completion queue, with event moderation. */
 	CHECK(siw_resize_cq(scq, 4 * DEPTH));
 	MUST(siw_cq_capacity(scq) >= 4 * DEPTH);
 	CHECK(siw_modify_cq(scq, 8, 100));
 
-	/* Everything posted completes before the memory goes. */
+	/* All posted requests complete before the memory is freed. */
 	int flushed = 0;
 	struct siw_recv_wr recv = { .wr_id = 9 };
 	CHECK(siw_post_recv(cqp[0], &recv, 1, NULL));

@@ -49,8 +49,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         wait_success(&client.cq)?;
     }
 
-    // Requests are taken in posting order, whichever queue pair a message arrives at; the
-    // completion's `qp_num` names that one.
+    // Requests are taken in posting order, for messages of any queue pair; `qp_num` of the
+    // completion identifies the queue pair.
     for _ in 0..CLIENTS {
         let completion = wait_success(&cq)?;
         let number = clients
@@ -61,7 +61,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let mut text = vec![0; completion.byte_len as usize];
         memory.read(buffer, &mut text)?;
         assert_eq!(text, format!("from client {number}").into_bytes());
-        // The buffer is free again.
+        // Repost the buffer.
         srq.post_recv(&[RecvWr {
             wr_id: completion.wr_id,
             sges: &[memory.sge(buffer, BUFFER_LEN)],

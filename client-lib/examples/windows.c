@@ -1,4 +1,4 @@
-/* Every work request that changes memory keys or words of the peer, between two devices
+/* All work requests that change memory keys or words of the peer, between two devices
  * of one daemon: immediate data, atomics, memory windows of both types, fast
  * registration, re-registration: `windows [socket]`. Prints "ok".
  *
@@ -182,7 +182,7 @@ int main(int argc, char **argv)
 	wc = completed(b.cq, SIW_WC_RECV);
 	MUST(wc.imm_data == 0xfeedface && wc.byte_len == 8);
 
-	/* A window of type 1, by the call of its own; its region stays while it is bound. */
+	/* A window of type 1, by siw_bind_mw; its region cannot be freed while it is bound. */
 	struct siw_mw_bind info = {
 		.addr = siw_mr_addr(part) + 512, .length = 64, .lkey = siw_mr_lkey(part),
 		.access = SIW_ACCESS_REMOTE_READ,
@@ -203,7 +203,7 @@ int main(int argc, char **argv)
 	MUST(*old == 0x1234);
 	siw_dealloc_mw(one);
 
-	/* A window of type 2, by work request; the peer takes it back. */
+	/* A window of type 2, by work request; the peer invalidates it. */
 	CHECK(siw_alloc_mw(b.pd, 2, &two));
 	info.access |= SIW_ACCESS_ZERO_BASED;
 	struct siw_send_wr bind = {
@@ -228,7 +228,7 @@ int main(int argc, char **argv)
 	MUST(wc.invalidated_rkey == siw_mw_rkey(two) && (wc.flags & SIW_WC_WITH_INV));
 	siw_dealloc_mw(two);
 
-	/* Pages 6 and 2 as one buffer, taken back by LOCAL_INV. */
+	/* Pages 6 and 2 as one buffer, invalidated by LOCAL_INV. */
 	struct siw_range pages[2] = { { 6 * PAGE + 96, PAGE - 96 }, { 2 * PAGE, 100 } };
 	CHECK(siw_alloc_fast_mr(b.pd, arena, 8, &fast));
 	MUST(siw_map_fast_mr(fast, pages, 2, 12) == 2);
@@ -262,7 +262,7 @@ int main(int argc, char **argv)
 	completed(b.cq, SIW_WC_LOCAL_INV);
 	siw_free_fast_mr(fast);
 
-	/* Another part of the arena under new keys, and an address of one's own choice. */
+	/* Another part of the arena under new keys, at an address chosen by the program. */
 	before = siw_mr_rkey(part);
 	CHECK(siw_rereg_mr(part, SIW_REREG_TRANSLATION, NULL, arena, 6 * PAGE, PAGE, 0));
 	MUST(siw_mr_rkey(part) != before && siw_mr_ptr(part) == (void *)(bytes + 6 * PAGE));

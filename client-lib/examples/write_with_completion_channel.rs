@@ -10,7 +10,7 @@ use siw::{CompletionChannel, Cq, QpInit, RecvWr, SendData, SendWr, Wc, WcFlags, 
 use std::error::Error;
 
 const LEN: usize = 8192;
-/// Tells the server which of several things arrived.
+/// Value that identifies the data to the server.
 const IMMEDIATE: u32 = 42;
 /// Identifies the completion queue on its channel.
 const COOKIE: u64 = 7;
@@ -19,8 +19,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let context = open_context()?;
     let client = Endpoint::new(&context, LEN)?;
 
-    // The server's completion queue raises its events on a channel. `channel` has a file
-    // descriptor (`AsFd`), so that a program can wait for it together with others.
+    // The server's completion queue raises its events on a channel. `channel` has a file descriptor
+    // (`AsFd`), so that a program can wait for it together with other descriptors.
     let channel = CompletionChannel::new(&context)?;
     let pd = context.alloc_pd()?;
     let cq = Cq::new(&context, 16, Some((&channel, COOKIE)))?;
@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }])?;
     let _channels = connect(&context, &client.qp, &qp)?;
 
-    // Arm first, then look once more: what completed in between raises no event.
+    // Arm first, then poll once more: a completion from before the arming raises no event.
     let mut completions = [Wc::default()];
     cq.req_notify(false)?;
     assert_eq!(cq.poll(&mut completions)?, 0, "nothing was sent yet");

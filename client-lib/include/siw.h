@@ -1,9 +1,9 @@
 /* siw.h - RDMA verbs for applications of siwd (C API of libsiw).
  *
- * Calls return 0 or a positive errno unless said otherwise; siw_last_error()
- * then tells in words what went wrong. All objects may be used from several
- * threads. Destroy objects before what they were made from; pointers may be
- * NULL where a destroy function takes them.
+ * Calls return 0 or a positive errno unless documented otherwise; siw_last_error()
+ * then has the reason as text. All objects may be used from several threads.
+ * Destroy objects before those that they were created from; destroy functions
+ * accept NULL.
  *
  * Names and meanings follow libibverbs and librdmacm: see ibv_post_send(3),
  * ibv_poll_cq(3), ibv_req_notify_cq(3), rdma_cm(7).
@@ -21,7 +21,7 @@ extern "C" {
 
 typedef struct siw_context siw_context;   /* connection to the daemon */
 typedef struct siw_pd siw_pd;             /* protection domain */
-typedef struct siw_arena siw_arena;       /* memory to register parts of */
+typedef struct siw_arena siw_arena;       /* memory whose parts can be registered */
 typedef struct siw_mr siw_mr;             /* registered memory */
 typedef struct siw_fast_mr siw_fast_mr;   /* pages registered by work requests */
 typedef struct siw_mw siw_mw;             /* memory window */
@@ -31,7 +31,7 @@ typedef struct siw_srq siw_srq;           /* shared receive queue */
 typedef struct siw_qp siw_qp;             /* queue pair */
 typedef struct siw_cm_channel siw_cm_channel; /* connection events */
 typedef struct siw_listener siw_listener;
-typedef struct siw_request siw_request;   /* a peer that wants to connect */
+typedef struct siw_request siw_request;   /* connection request of a peer */
 
 /* Access of memory regions; local reads are always allowed. */
 enum {
@@ -74,7 +74,7 @@ enum siw_wc_opcode {
 	SIW_WC_COMP_SWAP = 3,
 	SIW_WC_FETCH_ADD = 4,
 	SIW_WC_BIND_MW = 5,
-	SIW_WC_LOCAL_INV = 6, /* also of REG_MR */
+	SIW_WC_LOCAL_INV = 6, /* also for REG_MR */
 	SIW_WC_RECV = 128,
 	SIW_WC_RECV_RDMA_WITH_IMM = 129,
 };
@@ -104,7 +104,7 @@ enum siw_qp_state {
 	SIW_QPS_CLOSING = 3,
 	SIW_QPS_TERMINATE = 4,
 	SIW_QPS_ERROR = 5,
-	SIW_QPS_SQD = 6, /* RTS, but no work request starts */
+	SIW_QPS_SQD = 6, /* RTS, but no further work request is started */
 };
 
 struct siw_sge {
@@ -113,7 +113,7 @@ struct siw_sge {
 	uint32_t lkey;
 };
 
-/* What a memory window shows; length 0 unbinds it (ibv_bind_mw(3)). */
+/* Binding of a memory window; length 0 unbinds it (ibv_bind_mw(3)). */
 struct siw_mw_bind {
 	uint64_t addr; /* in the region */
 	uint64_t length;
@@ -128,17 +128,17 @@ struct siw_send_wr {
 	uint32_t opcode;      /* enum siw_opcode */
 	uint32_t flags;       /* SIW_SEND_* */
 	union {
-		uint32_t inv_rkey; /* SEND_WITH_INV: the peer's; LOCAL_INV: one of this side */
+		uint32_t inv_rkey; /* SEND_WITH_INV: a key of the peer; LOCAL_INV: of this side */
 		uint32_t imm_data; /* RDMA_WRITE_WITH_IMM, SEND_WITH_IMM */
 	};
 	uint64_t remote_addr; /* RDMA_WRITE*, RDMA_READ*, ATOMIC_* */
 	uint32_t rkey;
 	uint32_t reserved;
 	union {
-		/* On the 8-aligned word at remote_addr; its old value goes to sg_list. Masks of
-		 * zero: the plain operation (RFC 7306 section 5.2). */
+		/* Operates on the 8-byte aligned word at remote_addr; the old value is placed
+		 * in sg_list. Zero masks: the plain operation (RFC 7306 section 5.2). */
 		struct {
-			uint64_t compare_add; /* FETCH_AND_ADD: what to add */
+			uint64_t compare_add; /* FETCH_AND_ADD: the addend */
 			uint64_t swap;
 			uint64_t compare_add_mask;
 			uint64_t swap_mask;
@@ -146,14 +146,14 @@ struct siw_send_wr {
 		struct {
 			siw_mw *mw;
 			struct siw_mw_bind info;
-			uint32_t rkey; /* from then on; siw_inc_rkey(siw_mw_rkey(mw)) */
+			uint32_t rkey; /* new key: siw_inc_rkey(siw_mw_rkey(mw)) */
 			uint32_t reserved;
 		} bind_mw;
-		/* What siw_map_fast_mr took is addressed from iova on. */
+		/* Registers the ranges of siw_map_fast_mr, addressed from iova on. */
 		struct {
 			siw_fast_mr *mr;
 			uint64_t iova;
-			uint32_t key; /* from then on; siw_inc_rkey(siw_fast_mr_key(mr)) */
+			uint32_t key; /* new key: siw_inc_rkey(siw_fast_mr_key(mr)) */
 			uint32_t access;
 		} reg_mr;
 	};
@@ -190,14 +190,14 @@ struct siw_qp_init_attr {
 	uint32_t max_recv_sge;
 	uint32_t max_inline_data;
 	uint32_t sq_sig_all;
-	siw_srq *srq; /* NULL: max_recv_wr and max_recv_sge of its own */
+	siw_srq *srq; /* NULL: a receive queue of its own, with max_recv_wr and max_recv_sge */
 };
 
 /* ibv_query_qp(3) */
 struct siw_qp_attr {
-	uint32_t state;       /* enum siw_qp_state, as the daemon has it */
+	uint32_t state;       /* enum siw_qp_state, from the daemon */
 	uint32_t verbs_state; /* enum ibv_qp_state: INIT 1, RTR 2, RTS 3, SQD 4, SQE 5, ERR 6 */
-	uint32_t sq_draining; /* in SQD: 1 until what was started is completed */
+	uint32_t sq_draining; /* in SQD: 1 until all started requests have completed */
 	uint32_t mulpdu;      /* largest ULPDU of an FPDU, 0 without a connection */
 	uint32_t initiator_depth;
 	uint32_t responder_resources;
@@ -214,19 +214,19 @@ struct siw_qp_attr {
 struct siw_srq_attr {
 	uint32_t max_wr;    /* requests that no queue pair has taken yet */
 	uint32_t max_sge;
-	uint32_t srq_limit; /* one SRQ_LIMIT_REACHED below it; 0: none is armed */
+	uint32_t srq_limit; /* one SRQ_LIMIT_REACHED event below it; 0: not armed */
 	uint32_t posted;    /* siw_query_srq */
-	/* siw_create_srq: requests that one queue pair may hold, being filled or completed
-	 * and not polled; one that needs more ends for want of a buffer (RFC 5042 section
-	 * 6.4.3.1). 0: no bound. */
+	/* siw_create_srq: maximum number of requests that one queue pair may hold, being filled
+	 * or completed and not polled; a queue pair that needs more ends for lack of a buffer
+	 * (RFC 5042 section 6.4.3.1). 0: no limit. */
 	uint32_t max_share;
 	uint32_t reserved;
 };
 
-/* What siw_modify_srq takes. */
+/* Mask bits of siw_modify_srq. */
 enum { SIW_SRQ_MAX_WR = 1, SIW_SRQ_LIMIT = 2 };
 
-/* What this client may ask for; the larger of all devices where they differ. */
+/* Limits of this client; if devices differ, the larger value. */
 struct siw_limits {
 	uint32_t max_qp;
 	uint32_t max_qp_wr;
@@ -243,7 +243,7 @@ struct siw_limits {
 	uint32_t max_initiator_depth;
 	uint32_t max_responder_resources;
 	uint32_t max_private_data;
-	uint32_t max_mw; /* together with the regions: max_mr */
+	uint32_t max_mw; /* windows and regions together: max_mr */
 	uint32_t max_fast_pages;
 	uint32_t reserved;
 	uint64_t max_msg;
@@ -263,7 +263,7 @@ struct siw_device_attr {
 /* SIW_ANY_DEVICE routes by address. */
 #define SIW_ANY_DEVICE UINT32_MAX
 
-/* Zero-initialise, then set what matters. */
+/* Zero-initialise, then set the fields that are needed. */
 struct siw_conn_param {
 	const void *private_data; /* up to 512 bytes */
 	uint32_t private_data_len;
@@ -272,7 +272,7 @@ struct siw_conn_param {
 	uint32_t timeout_ms;          /* connect; 0: the daemon's default */
 	int32_t crc;     /* 0: the device's setting, 1: on, -1: off */
 	int32_t mpa_rev; /* 0: the device's setting, 1, 2 */
-	uint64_t cookie; /* comes back in the connection's events */
+	uint64_t cookie; /* returned in the connection's events */
 };
 
 enum siw_cm_event_type {
@@ -288,7 +288,7 @@ enum siw_cm_event_type {
 
 struct siw_cm_event {
 	uint32_t type; /* enum siw_cm_event_type */
-	int32_t err;   /* errno, 0 when nothing failed */
+	int32_t err;   /* errno, 0 for success */
 	uint64_t cookie;
 	siw_request *request; /* CONNECT_REQUEST: pass to siw_accept or siw_reject */
 	uint32_t qp_num;
@@ -319,69 +319,70 @@ enum siw_async_event_type {
 };
 
 struct siw_async_event {
-	uint32_t type; /* enum siw_async_event_type, or unknown to this header */
+	uint32_t type; /* enum siw_async_event_type, or a kind unknown to this header */
 	uint32_t object; /* QP, CQ or SRQ number, or device index */
 	char reason[128];
 };
 
-/* Why the last failed call of the calling thread failed, as text; never NULL. */
+/* Reason of the last failed call of the calling thread, as text; never NULL. */
 const char *siw_last_error(void);
 const char *siw_wc_status_str(uint32_t status);
 
 /* Connects to the daemon. socket_path NULL: $SIWD_SOCKET, else /run/siwd/siwd.sock. */
 int siw_open(const char *socket_path, siw_context **out);
 void siw_close(siw_context *ctx);
-/* How long the daemon may take to answer a call, 60000 ms unless set. A call that takes longer
- * fails with ETIMEDOUT and ends the context: further calls return ENODEV at once, and the daemon
- * frees what this client had. */
+/* Sets the time within which the daemon has to answer a call, 60000 ms by default. A call that takes
+ * longer fails with ETIMEDOUT and ends the context: further calls return ENODEV at once, and the
+ * daemon frees the objects of this client. */
 int siw_set_call_timeout(siw_context *ctx, uint32_t timeout_ms);
-/* 1 while the daemon lives, 0 once it is gone. */
+/* 1 while the daemon runs, 0 after it has ended. */
 int siw_is_alive(siw_context *ctx);
 /* Fills at most n elements. Returns the number of all devices, or a negative errno. */
 int siw_query_devices(siw_context *ctx, struct siw_device_attr *out, uint32_t n);
-/* Readable when an event waits or the daemon is gone. */
+/* Readable when an event is pending or the daemon has ended. */
 int siw_async_fd(siw_context *ctx);
-/* The next asynchronous event. timeout_ms < 0 waits for ever. ETIMEDOUT when none came in
- * time; ENODEV after the last event when the daemon is gone. */
+/* Waits for the next asynchronous event; timeout_ms < 0: without a timeout. ETIMEDOUT when none
+ * came in time; ENODEV after the last event when the daemon has ended. */
 int siw_get_async_event(siw_context *ctx, struct siw_async_event *out, int timeout_ms);
 
 int siw_alloc_pd(siw_context *ctx, siw_pd **out);
 void siw_dealloc_pd(siw_pd *pd);
 
-/* Allocates zeroed memory and registers it. It is sent from and placed into without further
- * copies. It begins at a page, or, if it is shorter, at a multiple of its length rounded up to a
- * power of two, at least 64. siw_free_mr() gives it back: what else was registered of it has to be
- * deregistered before. */
+/* Allocates zeroed memory and registers it. The daemon sends from it and places data into it
+ * without further copies. It is aligned to a page or, if shorter, to its length rounded up to a
+ * power of two, at least 64. siw_free_mr() frees it: deregister other registrations of the same
+ * memory first. */
 int siw_alloc_mr(siw_pd *pd, size_t len, uint32_t access, siw_mr **out);
 /* When it returns, neither the daemon nor a peer accesses the memory any more. */
 void siw_free_mr(siw_mr *mr);
-/* The same; but EBUSY, and the region stays, while memory windows are bound to it. */
+/* As siw_free_mr; but EBUSY, and the region stays, while memory windows are bound to it. */
 int siw_dereg_mr(siw_mr *mr);
 
-/* Zeroed memory, from hugepages if there are any and huge is not 0. Lives until it and
- * everything registered in it is freed. */
+/* Allocates zeroed memory, from hugepages if available and huge is not 0. The memory exists until
+ * the arena and all its registrations are freed. */
 int siw_alloc_arena(siw_context *ctx, size_t len, int huge, siw_arena **out);
 void siw_free_arena(siw_arena *arena);
 void *siw_arena_ptr(const siw_arena *arena);
 size_t siw_arena_len(const siw_arena *arena);
-/* Registers len bytes at offset of an arena. Work requests and peers address them as this
- * process does. */
+/* Registers len bytes at offset of an arena. Work requests and peers address them by their
+ * address in this process. */
 int siw_reg_mr(siw_pd *pd, siw_arena *arena, size_t offset, size_t len, uint32_t access,
 	       siw_mr **out);
-/* The same, but work requests and peers address it from iova on. */
+/* As siw_reg_mr, but work requests and peers address it from iova on. */
 int siw_reg_mr_iova(siw_pd *pd, siw_arena *arena, size_t offset, size_t len, uint64_t iova,
 		    uint32_t access, siw_mr **out);
-/* Deregisters the region and registers it again with the changes that flags name; it gets
+/* Deregisters the region and registers it again with the changes selected by flags; it gets
  * new keys. EBUSY while windows are bound. No other thread may use mr meanwhile
  * (ibv_rereg_mr(3)). */
 enum { SIW_REREG_TRANSLATION = 1, SIW_REREG_PD = 2, SIW_REREG_ACCESS = 4 };
 int siw_rereg_mr(siw_mr *mr, uint32_t flags, siw_pd *pd, siw_arena *arena, size_t offset,
 		 size_t len, uint32_t access);
 
-/* Up to max_pages pages of an arena that SIW_WR_REG_MR puts under one key. */
+/* Allocates a region of up to max_pages pages of an arena, which SIW_WR_REG_MR registers under
+ * one key. */
 int siw_alloc_fast_mr(siw_pd *pd, siw_arena *arena, uint32_t max_pages, siw_fast_mr **out);
 void siw_free_fast_mr(siw_fast_mr *mr);
-/* lkey and rkey, as of the last SIW_WR_REG_MR that was posted. */
+/* lkey and rkey, as of the last posted SIW_WR_REG_MR. */
 uint32_t siw_fast_mr_key(const siw_fast_mr *mr);
 struct siw_range {
 	size_t offset; /* in the arena */
@@ -389,16 +390,16 @@ struct siw_range {
 };
 /* Sets the ranges that the next SIW_WR_REG_MR registers. Only the first range may start, and
  * only the last one may end, inside a page of 2^page_shift bytes. Returns the number of
- * ranges that fit, or a negative errno. Not to be called while a SIW_WR_REG_MR is
- * outstanding, nor from two threads at a time. */
+ * ranges that fit, or a negative errno. Must not be called while a SIW_WR_REG_MR is
+ * outstanding, nor from two threads concurrently. */
 int siw_map_fast_mr(siw_fast_mr *mr, const struct siw_range *ranges, uint32_t n,
 		    uint32_t page_shift);
 
-/* Type 1: for every queue pair of the protection domain; type 2: for the one that it is
+/* Type 1 works on every queue pair of the protection domain; type 2 on the queue pair that it is
  * bound through, until it is invalidated (2B). */
 int siw_alloc_mw(siw_pd *pd, uint32_t type, siw_mw **out);
 void siw_dealloc_mw(siw_mw *mw);
-/* The key as of the last bind that was posted. */
+/* The key as of the last posted bind. */
 uint32_t siw_mw_rkey(const siw_mw *mw);
 /* Posts SIW_WR_BIND_MW under the next key. */
 int siw_bind_mw(siw_qp *qp, siw_mw *mw, uint64_t wr_id, uint32_t flags,
@@ -416,65 +417,65 @@ uint32_t siw_mr_rkey(const siw_mr *mr);
 int siw_create_channel(siw_context *ctx, siw_channel **out);
 void siw_destroy_channel(siw_channel *ch);
 int siw_channel_fd(const siw_channel *ch);
-/* Waits for an armed queue with completions; stores its cookie. */
+/* Waits for an event of an armed queue; stores the cookie of the queue. */
 int siw_get_cq_event(siw_channel *ch, uint64_t *cookie, int timeout_ms);
 
 /* ch may be NULL. */
 int siw_create_cq(siw_context *ctx, uint32_t cqe, siw_channel *ch, uint64_t cookie, siw_cq **out);
 void siw_destroy_cq(siw_cq *cq);
-/* Returns the number of completions, or a negative errno (-ENODEV: the daemon is gone). */
+/* Returns the number of completions, or a negative errno (-ENODEV: the daemon has ended). */
 int siw_poll_cq(siw_cq *cq, uint32_t n, struct siw_wc *out);
 /* Spins, then blocks on the queue's own channel. Returns as siw_poll_cq, or -ETIMEDOUT. */
 int siw_wait_cq(siw_cq *cq, uint32_t n, struct siw_wc *out, int timeout_ms);
 int siw_req_notify_cq(siw_cq *cq, int solicited_only);
 uint32_t siw_cq_num(const siw_cq *cq);
 uint32_t siw_cq_capacity(const siw_cq *cq);
-/* Makes the queue larger or smaller. Completions that wait stay, in order; EINVAL when more
- * of them wait than the new size. */
+/* Makes the queue larger or smaller. Pending completions stay, in order; EINVAL when there are
+ * more of them than the new size. */
 int siw_resize_cq(siw_cq *cq, uint32_t cqe);
-/* An armed queue raises its event after count completions, or period_us after the
- * first of them; zeroes end that (ibv_modify_cq(3)). */
+/* Event moderation: an armed queue raises its event after count completions, or period_us after
+ * the first of them; zeroes end the moderation (ibv_modify_cq(3)). */
 int siw_modify_cq(siw_cq *cq, uint16_t count, uint16_t period_us);
 
 int siw_query_limits(siw_context *ctx, struct siw_limits *out);
 
-/* Several queue pairs of the protection domain receive into it: siw_qp_init_attr. */
+/* Creates a receive queue for several queue pairs of the protection domain (siw_qp_init_attr). */
 int siw_create_srq(siw_pd *pd, const struct siw_srq_attr *attr, siw_srq **out);
 void siw_destroy_srq(siw_srq *srq);
 uint32_t siw_srq_num(const siw_srq *srq);
 /* SIW_SRQ_MAX_WR resizes the queue; EINVAL when more requests are posted than the new size.
- * SIW_SRQ_LIMIT arms one SRQ_LIMIT_REACHED event, which comes at once when fewer requests
- * are posted already. */
+ * SIW_SRQ_LIMIT arms one SRQ_LIMIT_REACHED event, which is raised at once if fewer requests
+ * are already posted. */
 int siw_modify_srq(siw_srq *srq, const struct siw_srq_attr *attr, uint32_t mask);
 int siw_query_srq(siw_srq *srq, struct siw_srq_attr *out);
 /* As siw_post_recv. */
 int siw_post_srq_recv(siw_srq *srq, const struct siw_recv_wr *wr, uint32_t n, uint32_t *bad);
 
 int siw_create_qp(siw_pd *pd, const struct siw_qp_init_attr *attr, siw_qp **out);
-/* Its completions that were not polled go with it. */
+/* Its unpolled completions are discarded. */
 void siw_destroy_qp(siw_qp *qp);
 uint32_t siw_qp_num(const siw_qp *qp);
 /* enum siw_qp_state as the daemon last published it (SQD and RTR show as RTS), or a
  * negative errno. No system call. */
 int siw_qp_state(const siw_qp *qp);
 int siw_qp_set_error(siw_qp *qp);
-/* Changes the state (enum siw_qp_state). IDLE is RESET of verbs: completions that were not
- * polled are dropped, and the queue pair can be connected again. SQD stops sending, and
+/* Changes the state (enum siw_qp_state). IDLE is RESET of verbs: unpolled completions
+ * are dropped, and the queue pair can be connected again. SQD stops sending, and
  * SQ_DRAINED follows; RTS resumes. CLOSING disconnects. TERMINATE sends a Terminate message.
  * ERROR flushes all work requests. */
 int siw_modify_qp(siw_qp *qp, uint32_t state);
 int siw_query_qp(siw_qp *qp, struct siw_qp_attr *out);
-/* Both move the queue pair to ERROR and return when everything posted has completed.
- * The completions, and those of other queue pairs found on the way, go to seen (may be
- * NULL). They post with wr_id UINT64_MAX. With an SRQ there is no receive queue to
- * drain: wait for QP_LAST_WQE_REACHED and poll the completion queue empty. */
+/* Both move the queue pair to ERROR and return when all posted requests have completed. The
+ * completions, and those of other queue pairs polled meanwhile, go to seen (may be NULL). They
+ * post a marker with wr_id UINT64_MAX. With an SRQ there is no receive queue to drain: wait for
+ * QP_LAST_WQE_REACHED and poll the completion queue empty. */
 int siw_drain_sq(siw_qp *qp, void (*seen)(const struct siw_wc *wc, void *arg), void *arg,
 		 int timeout_ms);
 int siw_drain_rq(siw_qp *qp, void (*seen)(const struct siw_wc *wc, void *arg), void *arg,
 		 int timeout_ms);
 /* Posts wr[0..n]; on failure *bad (may be NULL) is the index of the first one that
- * was not posted. ENOMEM: the queue is full; a request that completes visibly has its
- * place until its completion is polled. EINVAL: the request makes no sense. */
+ * was not posted. ENOMEM: the queue is full; a request that completes visibly
+ * occupies its slot until its completion is polled. EINVAL: the request is invalid. */
 int siw_post_send(siw_qp *qp, const struct siw_send_wr *wr, uint32_t n, uint32_t *bad);
 int siw_post_recv(siw_qp *qp, const struct siw_recv_wr *wr, uint32_t n, uint32_t *bad);
 
@@ -488,11 +489,11 @@ int siw_get_cm_event(siw_cm_channel *ch, struct siw_cm_event *out, int timeout_m
 int siw_connect(siw_qp *qp, siw_cm_channel *ch, uint32_t device, const struct sockaddr *dst,
 		socklen_t dst_len, const struct siw_conn_param *param);
 int siw_disconnect(siw_qp *qp);
-/* Port 0: see siw_listener_addr. */
+/* With port 0 the daemon chooses a port: see siw_listener_addr. */
 int siw_listen(siw_cm_channel *ch, uint32_t device, const struct sockaddr *addr,
 	       socklen_t addr_len, uint32_t backlog, uint64_t cookie, siw_listener **out);
 #define SIW_BY_DEVICE 0xff
-/* How a listener sets up connections where it differs from its device. */
+/* Settings of a listener that override those of its device. */
 struct siw_mpa_options {
 	uint8_t crc;		     /* 0 off, 1 on, SIW_BY_DEVICE */
 	uint8_t mpa_rev;	     /* highest: 1, 2, SIW_BY_DEVICE */
@@ -501,8 +502,8 @@ struct siw_mpa_options {
 	uint16_t max_ird, max_ord;   /* UINT16_MAX: by device */
 	uint32_t request_timeout_ms; /* 0: by device */
 	uint32_t accept_timeout_ms;  /* 0: by device */
-	uint16_t private_data;	     /* accepted from a peer, up to 512; UINT16_MAX: by device */
-	uint8_t terminate;	     /* how Terminates begin: 0 as the RFC, 1 as Linux siw, SIW_BY_DEVICE */
+	uint16_t private_data;	     /* maximum length from a peer, up to 512; UINT16_MAX: by device */
+	uint8_t terminate;	     /* first octet of Terminates: 0 as the RFC, 1 as Linux siw, SIW_BY_DEVICE */
 	uint8_t out_of_order;	     /* placement: 0 off, 1 with markers, 2 if aligned, SIW_BY_DEVICE */
 	uint32_t reserved;	     /* 0 */
 };
@@ -512,7 +513,7 @@ int siw_listen_mpa(siw_cm_channel *ch, uint32_t device, const struct sockaddr *a
 		   const struct siw_mpa_options *mpa, siw_listener **out);
 int siw_listener_addr(const siw_listener *l, struct sockaddr_storage *out);
 void siw_destroy_listener(siw_listener *l);
-/* Both answer a connection request and free it, whatever they return. ESTABLISHED follows on ch, or on
+/* Both answer a connection request and free it, even on errors. ESTABLISHED follows on ch, or on
  * the listener's channel when ch is NULL. param may be NULL. */
 int siw_accept(siw_request *req, siw_qp *qp, siw_cm_channel *ch, const struct siw_conn_param *param);
 int siw_reject(siw_request *req, const void *private_data, uint32_t len);

@@ -1,4 +1,4 @@
-//! The C API: header and Rust agree on every layout; NULL is refused.
+//! The C API: header and Rust have the same layouts; NULL is refused.
 
 use siw::capi::*;
 use std::mem::{offset_of, size_of};

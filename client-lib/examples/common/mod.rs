@@ -1,6 +1,6 @@
-//! What every example needs: two queue pairs, one on each of the first two devices of a daemon,
-//! connected to each other. Both ends live in one process, so that an example is one program; in
-//! two processes, or on two hosts, each would do its own half.
+//! Common code of the examples: two queue pairs, one on each of the first two devices of a daemon,
+//! connected to each other. Both ends are in one process, so that an example is one program; in two
+//! processes, or on two hosts, each would do its own half.
 
 use siw::{
     Access, CmChannel, CmEvent, CmListener, ConnectOptions, Context, Cq, Mr, Qp, QpInit, Wc,
@@ -14,7 +14,7 @@ use std::time::Duration;
 /// Longest wait for an event or a completion.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What local and remote work requests of the examples may do with their memory.
+/// Access rights of the examples' memory.
 pub const ALL_ACCESS: Access = Access(Access::LOCAL_WRITE.0 | Access::REMOTE.0);
 
 /// Connects to the daemon at the socket that is the first argument of the program, or at the
@@ -32,7 +32,7 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// An end whose queue pair is not connected yet, with `len` bytes of memory.
+    /// Creates an end whose queue pair is not connected yet, with `len` bytes of memory.
     pub fn new(context: &Context, len: usize) -> Result<Endpoint, siw::Error> {
         let pd = context.alloc_pd()?;
         let cq = Cq::new(context, 64, None)?;
@@ -43,7 +43,7 @@ impl Endpoint {
 }
 
 /// Connects `client`, on the second device, to `server`, which listens on the first one. The
-/// channels deliver the end of the connection later: keep them as long as it is used.
+/// channels later deliver the end of the connection: keep them while the connection is used.
 pub fn connect(
     context: &Context,
     client: &Qp,

@@ -129,7 +129,7 @@ unsafe fn start_connect(id: *mut rdma_cm_id, wanted: &Wanted<'_>) -> Result<(), 
 
 /// rdma_connect(3)
 pub unsafe fn connect(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     let started = unsafe { start_connect(id, &read_parameters(param)) };
     match result_of("rdma_connect", started) {
         // SAFETY: an identifier of this library.
@@ -205,7 +205,7 @@ unsafe fn start_accept(id: *mut rdma_cm_id, wanted: &Wanted<'_>) -> Result<(), E
 
 /// rdma_accept(3)
 pub unsafe fn accept(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     let started = unsafe { start_accept(id, &read_parameters(param)) };
     match result_of("rdma_accept", started) {
         // SAFETY: an identifier of this library.

@@ -27,7 +27,7 @@ pub unsafe fn create_ep(
         Ok(created) => created,
         Err(error) => return result_of("rdma_create_ep", Err(error)),
     };
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     let status = unsafe { set_up(created, info, pd, init) };
     if status != 0 {
         let errno = std::io::Error::last_os_error().raw_os_error();

@@ -139,7 +139,7 @@ pub unsafe fn create_qp(
     if id.is_null() || attr.is_null() {
         return fail(libc::EINVAL);
     }
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     let created = unsafe { create(id, pd, &mut *attr, |pd, attr| qp::create_qp(pd, attr)) };
     result_of("rdma_create_qp", created)
 }
@@ -149,7 +149,7 @@ pub unsafe fn create_qp_ex(id: *mut rdma_cm_id, attr: *mut ibv_qp_init_attr_ex) 
     if id.is_null() || attr.is_null() {
         return fail(libc::EINVAL);
     }
-    // SAFETY: as the manual page obliges the caller; the struct begins with that of
+    // SAFETY: by the contract of the manual page; the struct begins with that of
     // ibv_create_qp(3).
     let created = unsafe {
         let has_pd = (*attr).comp_mask & IBV_QP_INIT_ATTR_PD != 0;
@@ -193,7 +193,7 @@ pub unsafe fn create_srq(
     pd: *mut ibv_pd,
     attr: *mut ibv_srq_init_attr,
 ) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     let created = unsafe {
         choose_pd(id, pd).and_then(|pd| {
             if !(*id).srq.is_null() {
@@ -213,7 +213,7 @@ pub unsafe fn create_srq(
 
 /// rdma_create_srq_ex(3)
 pub unsafe fn create_srq_ex(id: *mut rdma_cm_id, attr: *mut ibv_srq_init_attr_ex) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe {
         let mask = (*attr).comp_mask;
         let is_basic = mask & IBV_SRQ_INIT_ATTR_TYPE == 0 || (*attr).srq_type == IBV_SRQT_BASIC;
@@ -240,7 +240,7 @@ pub unsafe fn destroy_srq(id: *mut rdma_cm_id) {
 /// rdma_init_qp_attr(3): attributes for ibv_modify_qp(3), for a program that moves its queue pair
 /// itself. Over iWARP, connecting does the rest.
 pub unsafe fn init_qp_attr(id: *mut rdma_cm_id, attr: *mut ibv_qp_attr, mask: *mut c_int) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe {
         let used = match (*attr).qp_state {
             IBV_QPS_INIT | IBV_QPS_RTR => {

@@ -96,7 +96,7 @@ unsafe fn create_socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
 }
 
 unsafe fn bind_socket(fd: c_int, addr: *const libc::sockaddr, length: libc::socklen_t) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     let addr = unsafe { to_address(addr, length) };
     to_status(addr.and_then(|addr| find_socket(fd)?.lock().bind(addr)))
 }
@@ -110,7 +110,7 @@ unsafe fn accept_connection(
     addr: *mut libc::sockaddr,
     length: *mut libc::socklen_t,
 ) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe { accept_with(fd, addr, length, None) }
 }
 
@@ -132,7 +132,7 @@ pub(super) unsafe fn accept_with(
     });
     to_c(accepted, |(accepted, peer)| {
         match peer {
-            // SAFETY: as the manual page obliges the caller.
+            // SAFETY: by the contract of the manual page.
             Some(_) => unsafe { store_address(peer, addr, length) },
             // SAFETY: a descriptor of the kernel; as above.
             None if !addr.is_null() => unsafe {
@@ -145,7 +145,7 @@ pub(super) unsafe fn accept_with(
 }
 
 unsafe fn connect_to(fd: c_int, addr: *const libc::sockaddr, length: libc::socklen_t) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     let addr = unsafe { to_address(addr, length) };
     to_status(addr.and_then(|addr| find_socket(fd)?.connect(fd, addr)))
 }
@@ -164,7 +164,7 @@ unsafe fn close_descriptor(fd: c_int) -> c_int {
 
 unsafe fn receive_bytes(fd: c_int, to: *mut c_void, length: usize, flags: c_int) -> isize {
     let list = one_buffer(to, length);
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     to_length(find_socket(fd).and_then(|socket| unsafe { socket.receive(&list, flags) }))
 }
 
@@ -176,7 +176,7 @@ unsafe fn receive_from(
     addr: *mut libc::sockaddr,
     addr_length: *mut libc::socklen_t,
 ) -> isize {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe {
         let received = receive_bytes(fd, to, length, flags);
         if received >= 0 && !addr.is_null() {
@@ -187,7 +187,7 @@ unsafe fn receive_from(
 }
 
 unsafe fn receive_message(fd: c_int, message: *mut libc::msghdr, flags: c_int) -> isize {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe {
         let list = buffer_list((*message).msg_iov, (*message).msg_iovlen);
         (*message).msg_controllen = 0;
@@ -198,7 +198,7 @@ unsafe fn receive_message(fd: c_int, message: *mut libc::msghdr, flags: c_int) -
 
 unsafe fn send_bytes(fd: c_int, from: *const c_void, length: usize, flags: c_int) -> isize {
     let list = one_buffer(from.cast_mut(), length);
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     to_length(find_socket(fd).and_then(|socket| unsafe { socket.send(&list, flags) }))
 }
 
@@ -211,12 +211,12 @@ unsafe fn send_to(
     _addr: *const libc::sockaddr,
     _addr_length: libc::socklen_t,
 ) -> isize {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe { send_bytes(fd, from, length, flags) }
 }
 
 unsafe fn send_message(fd: c_int, message: *const libc::msghdr, flags: c_int) -> isize {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe {
         let list = buffer_list((*message).msg_iov, (*message).msg_iovlen);
         to_length(find_socket(fd).and_then(|socket| socket.send(list, flags)))
@@ -224,24 +224,24 @@ unsafe fn send_message(fd: c_int, message: *const libc::msghdr, flags: c_int) ->
 }
 
 unsafe fn read_bytes(fd: c_int, to: *mut c_void, length: usize) -> isize {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe { receive_bytes(fd, to, length, 0) }
 }
 
 unsafe fn read_vector(fd: c_int, list: *const libc::iovec, count: c_int) -> isize {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     to_length(find_socket(fd).and_then(|socket| unsafe {
         socket.receive(buffer_list(list, usize::try_from(count).unwrap_or(0)), 0)
     }))
 }
 
 unsafe fn write_bytes(fd: c_int, from: *const c_void, length: usize) -> isize {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe { send_bytes(fd, from, length, 0) }
 }
 
 unsafe fn write_vector(fd: c_int, list: *const libc::iovec, count: c_int) -> isize {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     to_length(find_socket(fd).and_then(|socket| unsafe {
         socket.send(buffer_list(list, usize::try_from(count).unwrap_or(0)), 0)
     }))
@@ -253,7 +253,7 @@ unsafe fn poll_descriptors(
     timeout_ms: c_int,
 ) -> c_int {
     let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     let fds = unsafe { list_of(fds, count as usize) };
     to_c(poll::poll_list(fds, timeout, std::ptr::null()), |ready| {
         ready as isize
@@ -277,7 +277,7 @@ unsafe fn select_descriptors(
     except: *mut libc::fd_set,
     timeout: *mut libc::timeval,
 ) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe {
         let timeout = (!timeout.is_null()).then(|| {
             let seconds = u64::try_from((*timeout).tv_sec).unwrap_or(0);
@@ -295,7 +295,7 @@ unsafe fn peer_name(fd: c_int, addr: *mut libc::sockaddr, length: *mut libc::soc
         state.progress();
         state.peer.ok_or(libc::ENOTCONN)
     });
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     to_status(peer.map(|peer| unsafe { store_address(Some(peer), addr, length) }))
 }
 
@@ -305,7 +305,7 @@ unsafe fn socket_name(fd: c_int, addr: *mut libc::sockaddr, length: *mut libc::s
         state.progress();
         state.local
     });
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     to_status(local.map(|local| unsafe { store_address(local, addr, length) }))
 }
 
@@ -316,7 +316,7 @@ unsafe fn set_option(
     value: *const c_void,
     length: libc::socklen_t,
 ) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     to_status(
         find_socket(fd).and_then(|socket| unsafe { socket.set_option(level, name, value, length) }),
     )
@@ -329,7 +329,7 @@ unsafe fn get_option(
     value: *mut c_void,
     length: *mut libc::socklen_t,
 ) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     to_status(
         find_socket(fd).and_then(|socket| unsafe { socket.get_option(level, name, value, length) }),
     )
@@ -383,7 +383,7 @@ unsafe fn write_mapped(
     flags: c_int,
 ) -> usize {
     let part = one_buffer(from.cast_mut(), length);
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     let written =
         find_socket(fd).and_then(|socket| unsafe { socket.write_mapped(&part, offset, flags) });
     to_length(written) as usize
@@ -401,7 +401,7 @@ unsafe fn epoll_control(
     fd: c_int,
     event: *mut libc::epoll_event,
 ) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     let asked = (!event.is_null()).then(|| unsafe {
         epoll::AskedEvent {
             events: (*event).events,
@@ -423,7 +423,7 @@ unsafe fn epoll_wait(
     most: c_int,
     timeout_ms: c_int,
 ) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     let events = unsafe { list_of(events, usize::try_from(most).unwrap_or(0)) };
     if events.is_empty() {
         return to_status(Err(libc::EINVAL));

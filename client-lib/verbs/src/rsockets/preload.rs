@@ -46,7 +46,7 @@ pub unsafe fn accept4(
     length: *mut libc::socklen_t,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     unsafe { accept_with(fd, addr, length, Some(flags)) }
 }
 
@@ -72,7 +72,7 @@ pub unsafe fn ppoll(
     timeout: *const libc::timespec,
     mask: *const libc::sigset_t,
 ) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     let (fds, timeout) = unsafe { (list_of(fds, count as usize), duration_of(timeout)) };
     to_c(poll::poll_list(fds, timeout, mask), |ready| ready as isize) as c_int
 }
@@ -86,7 +86,7 @@ pub unsafe fn pselect(
     timeout: *const libc::timespec,
     mask: *const libc::sigset_t,
 ) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     let selected =
         unsafe { poll::select_sets(count, read, write, except, duration_of(timeout), mask) };
     to_c(selected, |ready| ready as isize) as c_int
@@ -100,7 +100,7 @@ pub unsafe fn epoll_pwait(
     timeout_ms: c_int,
     mask: *const libc::sigset_t,
 ) -> c_int {
-    // SAFETY: as the manual page obliges the caller.
+    // SAFETY: by the contract of the manual page.
     let events = unsafe { list_of(events, usize::try_from(most).unwrap_or(0)) };
     if events.is_empty() {
         return to_status(Err(libc::EINVAL));
