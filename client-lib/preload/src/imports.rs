@@ -34,7 +34,7 @@ pub(crate) use imported_functions;
 #[cold]
 pub fn missing(symbol: &CStr) -> ! {
     let symbol = symbol.to_string_lossy();
-    let text = format!("siwd: there is no {symbol}; run the program with siwrun\n");
+    let text = format!("siwd: the function {symbol} is missing; run the program with siwrun\n");
     // SAFETY: a text with its length. A direct system call, because write(2) would call this
     // library.
     unsafe {

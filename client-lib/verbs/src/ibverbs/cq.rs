@@ -53,7 +53,7 @@ fn check_size(context: &ContextObject, cqe: i64) -> Result<u32, Error> {
     match u32::try_from(cqe) {
         Ok(cqe) if (1..=most).contains(&cqe) => Ok(cqe),
         _ => Err(Error::Invalid(
-            "a completion queue has at least one entry, and at most max_cqe",
+            "the number of entries must be between 1 and max_cqe",
         )),
     }
 }
@@ -71,7 +71,7 @@ pub(super) unsafe fn create(
     let cqe = check_size(object, cqe)?;
     // SAFETY: a valid context.
     if comp_vector != 0 && comp_vector >= i64::from(unsafe { (*context).num_comp_vectors }) {
-        return Err(Error::Invalid("no such completion vector"));
+        return Err(Error::Invalid("unknown completion vector"));
     }
     let channel_object = (!channel.is_null())
         // SAFETY: a channel of this library, which outlives its queues.

@@ -22,7 +22,7 @@ fn check_access(access: u32) -> Result<Access, Error> {
     if access.0 & IBV_ACCESS_ON_DEMAND != 0 {
         return Err(Error::Refused {
             errno: libc::EOPNOTSUPP,
-            reason: "on-demand paging is not supported; any memory may be registered without"
+            reason: "on-demand paging is not supported, nor needed: any memory can be registered"
                 .into(),
         });
     }

@@ -49,7 +49,7 @@ unsafe fn to_sges(list: *mut ibv_sge, count: c_int, room: &mut Realigned) -> Res
         Ok(count) if !list.is_aligned() => unsafe { realign(list, count, room) },
         // SAFETY: by the caller's contract; the layouts are the same.
         Ok(count) => Ok(unsafe { std::slice::from_raw_parts(list.cast(), count) }),
-        Err(_) => Err(Error::Invalid("a negative number of elements")),
+        Err(_) => Err(Error::Invalid("num_sge is negative")),
     }
 }
 
@@ -226,7 +226,7 @@ unsafe fn push_special(
             window.mw().on_bind_posted(bind.rkey);
             Ok(())
         }
-        _ => Err(Error::Invalid("an opcode that iWARP does not have")),
+        _ => Err(Error::Invalid("iWARP does not have this opcode")),
     }
 }
 

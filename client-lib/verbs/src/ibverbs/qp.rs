@@ -186,7 +186,7 @@ fn check_extended(attr: &ibv_qp_init_attr_ex) -> Result<bool, Error> {
         attr.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS == 0 || attr.create_flags == 0;
     if attr.comp_mask & !(known | IBV_QP_INIT_ATTR_CREATE_FLAGS) != 0 || !flags_are_zero {
         return Err(not_supported(
-            "of ibv_create_qp_ex's attributes only PD and SEND_OPS_FLAGS are supported",
+            "ibv_create_qp_ex supports only the attributes PD and SEND_OPS_FLAGS",
         ));
     }
     if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 {
@@ -194,7 +194,7 @@ fn check_extended(attr: &ibv_qp_init_attr_ex) -> Result<bool, Error> {
     }
     let with_ops = attr.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
     if with_ops && attr.send_ops_flags & !SEND_OPS != 0 {
-        return Err(not_supported("a send operation that iWARP does not have"));
+        return Err(not_supported("iWARP does not have this send operation"));
     }
     Ok(with_ops)
 }

@@ -90,7 +90,9 @@ impl Building {
             }
             (BuiltData::None | BuiltData::Sges(..) | BuiltData::Inline(..), data) => data,
             _ => {
-                self.error = Some(Error::Invalid("this work request takes no such data"));
+                self.error = Some(Error::Invalid(
+                    "this work request does not take this kind of data",
+                ));
                 return;
             }
         };

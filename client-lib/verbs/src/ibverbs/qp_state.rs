@@ -141,7 +141,7 @@ fn pair_options(queue_pair: &QpObject) -> Result<PairOptions, Error> {
     }
     if u32::from(path.port_num) != PORT {
         return Err(Error::Invalid(
-            "the address vector names no port of the device",
+            "port_num of the address vector is not a port of the device",
         ));
     }
     // SAFETY: both fields of the union are numbers of the same size.
@@ -154,12 +154,12 @@ fn pair_options(queue_pair: &QpObject) -> Result<PairOptions, Error> {
     });
     let Some(peer) = peer else {
         return Err(Error::Invalid(
-            "the peer's GID is an Ethernet address: exchange one of those that are IP addresses",
+            "the peer's GID is an Ethernet address: use a GID that is an IP address",
         ));
     };
     let gids = device_gids(info);
     let Some(source) = gids.get(usize::from(path.grh.sgid_index)) else {
-        return Err(Error::Invalid("no such GID index (sgid_index)"));
+        return Err(Error::Invalid("unknown GID index (sgid_index)"));
     };
     let of_family = || info.ips.iter().find(|ip| ip.is_ipv4() == peer.is_ipv4());
     let Some(local) = source.ip.or_else(|| of_family().copied()) else {
@@ -201,10 +201,10 @@ fn change_state(
 ) -> Result<(), Error> {
     let (from, to) = (queue_pair.verbs_state(), attr.qp_state);
     if mask & IBV_QP_CUR_STATE != 0 && attr.cur_qp_state != from {
-        return Err(Error::Invalid("the current state is another one"));
+        return Err(Error::Invalid("cur_qp_state is not the current state"));
     }
     if !may_follow(from, to) {
-        return Err(Error::Invalid("no transition between these states"));
+        return Err(Error::Invalid("invalid state transition"));
     }
     let qp = queue_pair.qp();
     match to {

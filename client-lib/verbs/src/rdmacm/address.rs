@@ -23,10 +23,7 @@ fn check_kind(id: *mut rdma_cm_id) -> Result<(), Error> {
     if qp_type == IBV_QPT_RC {
         return Ok(());
     }
-    Err(refusal(
-        libc::ENODEV,
-        "iWARP has reliable connections alone",
-    ))
+    Err(refusal(libc::ENODEV, "iWARP has only reliable connections"))
 }
 
 fn store_local(object: &IdObject, state: &mut IdState, local: SocketAddr) {
@@ -65,7 +62,7 @@ fn any_address(like: SocketAddr) -> SocketAddr {
 pub fn bind(object: &IdObject, addr: SocketAddr) -> Result<(), Error> {
     let mut state = object.lock_state();
     if state.local.is_some() {
-        return Err(refusal(libc::EINVAL, "the identifier is bound already"));
+        return Err(refusal(libc::EINVAL, "the identifier is already bound"));
     }
     let channel = object.channel();
     let is_loopback = is_loopback(channel.devices, addr);

@@ -87,7 +87,7 @@ unsafe fn bytes<'a>(data: *const c_void, length: u8) -> &'a [u8] {
 fn choose_depth(wanted: Option<u32>, most: u32, default: u32) -> Result<u32, Error> {
     match wanted {
         Some(depth) if depth > most => Err(Error::Invalid(
-            "responder_resources or initiator_depth is more than the device has",
+            "responder_resources or initiator_depth exceeds the limit of the device",
         )),
         Some(depth) => Ok(depth),
         None => Ok(default.min(most)),
@@ -145,7 +145,7 @@ fn start_listening(object: &IdObject, backlog: c_int) -> Result<(), Error> {
     let channel = object.channel();
     let mut state = object.lock_state();
     let binding = state.binding.take().ok_or(Error::Invalid(
-        "the identifier listens already, or is bound to no port",
+        "the identifier is already listening, or not bound to a port",
     ))?;
     let options = ListenOptions {
         backlog: u32::try_from(backlog)

@@ -50,7 +50,8 @@ impl Devices {
         if !client.has_addresses() {
             return Err(Error::Refused {
                 errno: libc::EOPNOTSUPP,
-                reason: "this siwd is too old for rdma_cm: it resolves no addresses".into(),
+                reason: "siwd is too old for rdma_cm: it does not support address resolution"
+                    .into(),
             });
         }
         let all = client
@@ -79,7 +80,7 @@ impl Devices {
         let mut all = self.all.iter();
         all.find(|device| device.info.index == index)
             .map(|device| device.context.as_abi())
-            .ok_or(Error::Invalid("siwd named a device that it does not have"))
+            .ok_or(Error::Invalid("siwd returned an unknown device"))
     }
 
     /// Checks whether a device has the address.

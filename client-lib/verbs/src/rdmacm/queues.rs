@@ -95,7 +95,7 @@ unsafe fn create(
     // SAFETY: as the caller promised; the identifier's own fields.
     unsafe {
         if !(*id).qp.is_null() {
-            return Err(Error::Invalid("the identifier has a queue pair"));
+            return Err(Error::Invalid("the identifier already has a queue pair"));
         }
         let pd = choose_pd(id, pd)?;
         if attr.send_cq.is_null() {
@@ -197,7 +197,9 @@ pub unsafe fn create_srq(
     let created = unsafe {
         choose_pd(id, pd).and_then(|pd| {
             if !(*id).srq.is_null() {
-                return Err(Error::Invalid("the identifier has a shared receive queue"));
+                return Err(Error::Invalid(
+                    "the identifier already has a shared receive queue",
+                ));
             }
             let made = srq::create_srq(pd, attr);
             if made.is_null() {

@@ -203,7 +203,7 @@ impl RsocketState {
 
     fn on_established(&mut self, info: &ConnectionInfo) {
         let Some(peer) = ConnectionData::decode(&info.private_data) else {
-            log_failure("rconnect", &"the peer is no rsocket");
+            log_failure("rconnect", &"the peer is not an rsocket");
             return self.fail_connect(libc::EPROTO);
         };
         let Phase::Connecting(connecting) = std::mem::replace(&mut self.phase, Phase::Failed)
@@ -322,7 +322,7 @@ fn accept_request(
     let peer = ConnectionData::decode(&request.connection_info().private_data);
     let peer = peer.ok_or(Error::Refused {
         errno: libc::ECONNABORTED,
-        reason: "a peer that is no rsocket was rejected".into(),
+        reason: "rejected a peer that is not an rsocket".into(),
     })?;
     let mut stream = Stream::new(Devices::open()?, &options.sizes)?;
     let data = stream.connection_data().encode();

@@ -25,15 +25,15 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::{env, fs, io};
 
-/// Says what of a program will not work on siwd, without running it. The exit code is 0 if nothing
-/// was found, 1 if something will not work, 2 if a file cannot be read.
+/// Reports the parts of a program that will not work on siwd, without running it. The exit code is
+/// 0 if no problem was found, 1 if a part will not work, 2 if a file cannot be read.
 #[derive(Parser)]
 #[command(name = "siwrun doctor")]
 struct DoctorArguments {
     /// Writes JSON.
     #[arg(long)]
     json: bool,
-    /// A program, a library, a script, a wheel (or another zip archive), or a folder with such files.
+    /// A program, library, script, wheel or other zip archive, or a folder of these.
     program: PathBuf,
 }
 
@@ -56,8 +56,8 @@ impl Report {
 }
 
 /// Printed at the end, so that a report without findings is not taken for a guarantee.
-const LIMITS: &str = "Not visible in a file: which QP types (UD, XRC) and access flags a program asks for, calls that headers\n\
-                      make by the device's table of functions, and what it loads while it runs.";
+const LIMITS: &str = "Not visible in a file: the QP types (UD, XRC) and access flags that a program uses, calls that headers\n\
+                      make by the device's table of functions, and libraries that it loads while it runs.";
 
 /// Looks up a bare name as execvp(3) does.
 fn find_program(program: &Path) -> Result<PathBuf, String> {
@@ -68,7 +68,7 @@ fn find_program(program: &Path) -> Result<PathBuf, String> {
     env::split_paths(&folders)
         .map(|folder| folder.join(program))
         .find(|path| path.is_file())
-        .ok_or_else(|| format!("{} is in no folder of PATH", program.display()))
+        .ok_or_else(|| format!("{} was not found in PATH", program.display()))
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>, String> {
@@ -109,7 +109,7 @@ fn find_other_rights(path: &Path, findings: &mut Vec<Finding>) -> io::Result<()>
             Severity::Fatal,
             "it is setuid, setgid, or has file capabilities",
             "ld.so then ignores LD_PRELOAD and LD_LIBRARY_PATH",
-            "run a copy without them (cp drops them), or run siwrun as the user that it changes to",
+            "run a copy without them (cp drops them), or run siwrun as the user that it switches to",
         ));
     }
     Ok(())
@@ -119,8 +119,9 @@ fn examine_file(path: &Path, data: &[u8], library: &DropIn) -> Result<Report, St
     let file = parse_file(path, data, Some(library.machine))?;
     let mut findings = examine(&file, data, library);
     if file.has_interpreter {
-        find_other_rights(path, &mut findings)
-            .map_err(|error| format!("cannot read the rights of {}: {error}", path.display()))?;
+        find_other_rights(path, &mut findings).map_err(|error| {
+            format!("cannot read the permissions of {}: {error}", path.display())
+        })?;
     }
     Ok(Report::new(path, findings))
 }
@@ -196,8 +197,8 @@ fn examine_program(path: &Path, library: &DropIn, all: &mut Vec<Report>) -> Resu
             path.display(),
             interpreter.display()
         ),
-        "the interpreter was examined; what it loads cannot be seen in it",
-        "give the folder of its packages to siwrun doctor too",
+        "the interpreter was examined; the modules that it loads are not visible in it",
+        "also run siwrun doctor on the folder of its packages",
     ));
     all.push(report);
     examine_needed(&interpreter, &data, library, &mut BTreeSet::new(), all)
@@ -258,9 +259,9 @@ fn print_text(reports: &[Report], is_fine: bool) {
         }
     }
     let verdict = if is_fine {
-        "Nothing was found that does not work on siwd."
+        "No problem was found."
     } else {
-        "Something of this will not work on siwd: see above."
+        "Parts of this will not work on siwd: see above."
     };
     println!("{verdict}\n{LIMITS}");
 }
@@ -277,7 +278,7 @@ fn diagnose(arguments: &DoctorArguments, library: &Path) -> Result<bool, String>
     }
     if reports.is_empty() {
         return Err(format!(
-            "{} has no ELF files that name libibverbs or librdmacm",
+            "{} has no ELF files that contain the name libibverbs or librdmacm",
             program.display()
         ));
     }

@@ -22,40 +22,40 @@ struct Arguments {
     /// Socket of siwd; else $SIWD_SOCKET, else /run/siwd/siwd.sock.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// The drop-in library, libsiw_verbs.so; looked for beside siwrun unless given.
+    /// The drop-in library, libsiw_verbs.so; by default in the folder of siwrun.
     #[arg(long, value_name = "PATH", env = "SIW_VERBS_LIBRARY")]
     library: Option<PathBuf>,
-    /// Folder for the links libibverbs.so.1 and librdmacm.so.1; made beside the library, or in
-    /// $XDG_RUNTIME_DIR or /tmp where that cannot be written.
+    /// Folder for the links libibverbs.so.1 and librdmacm.so.1; by default next to the library, or in
+    /// $XDG_RUNTIME_DIR or /tmp if that is not writable.
     #[arg(long, value_name = "PATH")]
     links: Option<PathBuf>,
-    /// Lets the library write to standard error why a call failed.
+    /// Has the library write the reason of failed calls to standard error.
     #[arg(short, long)]
     verbose: bool,
-    /// Has the program's TCP sockets be rsockets where siwd has the address, or leads to it.
+    /// Uses rsockets for TCP sockets of the program whose address siwd has, or routes to.
     #[arg(long)]
     rsockets: bool,
-    /// Does not show siwd's addresses to the program as addresses of the kernel's interfaces, nor
-    /// have its sockets of the kernel at such an address use the loopback.
+    /// Does not add siwd's addresses to those of the kernel's interfaces for the program, nor
+    /// redirect its kernel sockets at these addresses to the loopback.
     #[arg(long)]
     no_mirror: bool,
-    /// What becomes of a message that comes before its receive work request: iWARP ends the
-    /// connection, and with `wait` the message waits, as a sender of InfiniBand makes it.
+    /// Handling of a message that arrives before its receive work request: iWARP ends the
+    /// connection; with `wait` the message waits, as with an InfiniBand sender.
     #[arg(long, value_enum, default_value = "terminate")]
     rnr: ReceiverNotReady,
-    /// Wakes a program that sleeps for a completion event after so many milliseconds without one, to
-    /// look again: some wait for what a WRITE of their peer brings, which raises no event.
+    /// Wakes a program that sleeps for a completion event after this time (in milliseconds) without
+    /// one: some wait for data that a WRITE of their peer brings, and a WRITE raises no event.
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..))]
     wake_after: Option<u32>,
-    /// Only makes the links and prints their folder, for LD_LIBRARY_PATH; its folder pkgconfig is
-    /// for PKG_CONFIG_PATH, to compile against them.
+    /// Only creates the links and prints their folder, for LD_LIBRARY_PATH; its subfolder pkgconfig
+    /// is for PKG_CONFIG_PATH, to compile against them.
     #[arg(long)]
     print_links: bool,
-    /// Does what every capability, limit and operation promises that devices of siwd advertise, and
-    /// says of each in a line whether it works. The exit code is 1 if one does not.
+    /// Tests every capability, limit and operation that devices of siwd advertise, and prints one
+    /// line for each. The exit code is 1 if one fails.
     #[arg(long)]
     self_test: bool,
-    /// The devices of the self-test, the first two unless given: one connects to the other.
+    /// Devices of the self-test, which connect to each other; by default the first two.
     #[arg(
         long,
         value_name = "NAME[,NAME]",
@@ -63,11 +63,11 @@ struct Arguments {
         requires = "self_test"
     )]
     devices: Vec<String>,
-    /// Has the self-test write JSON.
+    /// Prints the result of the self-test as JSON.
     #[arg(long, requires = "self_test")]
     json: bool,
-    /// The program, and its arguments; or `doctor PROGRAM`, which says what of a program will not
-    /// work, without running it.
+    /// The program and its arguments; or `doctor PROGRAM`, which reports the parts of a program that
+    /// will not work, without running it.
     #[arg(trailing_var_arg = true, required_unless_present_any = ["print_links", "self_test"])]
     program: Vec<OsString>,
 }
@@ -109,7 +109,7 @@ fn find_library() -> Result<PathBuf, String> {
         .cloned()
         .ok_or_else(|| {
             format!(
-                "{LIBRARY} is not beside {}; build it with cargo build -p siw-verbs, or name it with --library",
+                "{LIBRARY} is not in the folder of {}; build it with cargo build -p siw-verbs, or specify it with --library",
                 own.display()
             )
         })
@@ -122,7 +122,7 @@ fn check_owner(folder: &Path) -> io::Result<()> {
     if metadata.is_dir() && is_own && metadata.mode() & 0o022 == 0 {
         return Ok(());
     }
-    let why = format!("{} is open to other users", folder.display());
+    let why = format!("{} can be changed by other users", folder.display());
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
@@ -199,7 +199,7 @@ fn make_links(wanted: Option<PathBuf>, library: &Path) -> Result<PathBuf, String
         }
     }
     Err(format!(
-        "cannot make the links libibverbs.so.1 and librdmacm.so.1 in {}; name another folder with --links",
+        "cannot create the links libibverbs.so.1 and librdmacm.so.1 in {}; specify another folder with --links",
         reasons.join(", nor in ")
     ))
 }
@@ -224,7 +224,7 @@ fn add_preload_library(
     let path = library.with_file_name(name);
     if !path.is_file() {
         return Err(format!(
-            "{name} is not beside {}; build it with cargo build -p {package}",
+            "{name} is not in the folder of {}; build it with cargo build -p {package}",
             library.display()
         ));
     }
@@ -272,7 +272,7 @@ fn run() -> Result<ExitCode, String> {
         return Ok(ExitCode::SUCCESS);
     }
     let Some((program, rest)) = arguments.program.split_first() else {
-        return Err("which program? usage: siwrun PROGRAM ARGS...".into());
+        return Err("no program given; usage: siwrun PROGRAM ARGS...".into());
     };
     let mut preloaded = prepend("LD_PRELOAD", &links.join("libibverbs.so.1"));
     if !arguments.no_mirror {

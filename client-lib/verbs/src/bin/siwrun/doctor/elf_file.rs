@@ -47,7 +47,7 @@ impl ElfFile {
         if !is_elf(data) {
             return Err("it is no ELF file".into());
         }
-        let machine = machine_of(data).ok_or("its header is cut off")?;
+        let machine = machine_of(data).ok_or("its header is truncated")?;
         if own_machine.is_some_and(|own| own != machine) {
             return Ok(Self {
                 machine,

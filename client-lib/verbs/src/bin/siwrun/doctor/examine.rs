@@ -113,9 +113,12 @@ pub fn examine(file: &ElfFile, data: &[u8], library: &DropIn) -> Vec<Finding> {
     if file.machine != library.machine {
         findings.push(Finding::new(
             Severity::Fatal,
-            format!("it is for another processor (ELF machine {})", file.machine),
+            format!(
+                "it is built for another processor (ELF machine {})",
+                file.machine
+            ),
             format!("the library is for machine {}", library.machine),
-            "take the build of the program for this machine",
+            "use a build of the program for this machine",
         ));
         return findings;
     }
@@ -132,8 +135,8 @@ pub fn examine(file: &ElfFile, data: &[u8], library: &DropIn) -> Vec<Finding> {
         findings.push(Finding::new(
             Severity::Note,
             "it is a copy of libibverbs or librdmacm",
-            "siwrun loads the library of siwd before it, whose symbols are taken",
-            "nothing; its own version nodes are not looked at",
+            "siwrun loads the library of siwd first, so its symbols take precedence",
+            "nothing; its own version nodes are not examined",
         ));
         return findings;
     }
@@ -142,7 +145,7 @@ pub fn examine(file: &ElfFile, data: &[u8], library: &DropIn) -> Vec<Finding> {
         findings.push(Finding::new(
             Severity::Note,
             format!("it calls functions of {PRIVATE_NODE}"),
-            "it is a provider, which drives devices of the kernel; the functions are there, and fail",
+            "it is a provider library for devices of the kernel; the functions exist, and fail",
             "nothing; siwd's devices do not need it",
         ));
         find_missing_symbols(file, library, &mut findings);
@@ -167,16 +170,16 @@ fn find_libraries(file: &ElfFile, data: &[u8], findings: &mut Vec<Finding>) {
     let (what, why, advice) = if !rdma.is_empty() {
         let is_plain = rdma.iter().all(|name| is_plain_name(name));
         let why = if is_plain {
-            "siwrun puts the library of siwd in their place"
+            "siwrun replaces them by the library of siwd"
         } else {
-            "a copy under a name of its own is loaded too; siwrun preloads the library of siwd, whose symbols are taken"
+            "a renamed copy is loaded too; siwrun preloads the library of siwd, so its symbols take precedence"
         };
         (format!("it needs {}", list(&rdma)), why, "nothing")
     } else if is_opened {
         (
-            "it names libibverbs.so or librdmacm.so, and is not linked with them".into(),
-            "it opens them by dlopen(3); which functions it then takes cannot be seen here",
-            "run it with siwrun --verbose, which says what failed",
+            "it contains the name libibverbs.so or librdmacm.so, but is not linked with it".into(),
+            "it opens the library by dlopen(3); the functions that it then looks up are not visible in the file",
+            "run it with siwrun --verbose, which logs failed calls",
         )
     } else {
         (
@@ -202,7 +205,7 @@ fn find_missing_symbols(file: &ElfFile, library: &DropIn, findings: &mut Vec<Fin
     };
     let why_of = |otherwise: &'static str| match has_copy {
         true => {
-            "the library of siwd does not have it: it is taken from the copy, which does not know siwd's objects"
+            "the library of siwd does not have it: it comes from the copy, which does not know siwd's objects"
         }
         false => otherwise,
     };
@@ -219,7 +222,7 @@ fn find_missing_symbols(file: &ElfFile, library: &DropIn, findings: &mut Vec<Fin
     for node in nodes {
         findings.push(Finding::new(
             severity,
-            format!("it asks for the version {node}"),
+            format!("it requires the version {node}"),
             why_of("the library of siwd does not have it, and ld.so refuses to start the program"),
             "build the program against an older rdma-core",
         ));
@@ -276,8 +279,8 @@ fn find_providers(file: &ElfFile, findings: &mut Vec<Finding>) {
             findings.push(Finding::new(
                 Severity::Partial,
                 format!("it calls {} of {provider}", list(&names)),
-                "they are for that vendor's devices, and siwd's are none",
-                "leave the options of the program out that need them",
+                "they only work on devices of that vendor, not on those of siwd",
+                "do not use options of the program that need them",
             ));
         }
     }
@@ -306,8 +309,8 @@ fn find_paths(data: &[u8], findings: &mut Vec<Finding>) {
     if !found.is_empty() {
         findings.push(Finding::new(
             Severity::Note,
-            format!("it has {} in it", list(&found)),
-            "siwrun has these paths lead to files of the same kind, which siwd writes",
+            format!("it contains the path {}", list(&found)),
+            "siwrun redirects these paths to files of the same format, which siwd writes",
             "nothing, unless it calls ioctl(2) on the devices, which only libibverbs does",
         ));
     }

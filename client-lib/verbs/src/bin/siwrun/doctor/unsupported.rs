@@ -17,22 +17,22 @@ pub const UNSUPPORTED: &[Unsupported] = &[
             "ibv_resolve_eth_l2_from_gid",
         ],
         why: "address handles are for datagrams (UD), which iWARP does not have",
-        advice: "choose its reliable connections (RC)",
+        advice: "use reliable connections (RC)",
     },
     Unsupported {
         names: &["ibv_attach_mcast", "ibv_detach_mcast"],
         why: "iWARP has no multicast",
-        advice: "choose another transport of the program for multicast",
+        advice: "use another transport of the program for multicast",
     },
     Unsupported {
         names: &["rdma_join_multicast", "rdma_join_multicast_ex"],
         why: "iWARP has no multicast",
-        advice: "choose another transport of the program for multicast",
+        advice: "use another transport of the program for multicast",
     },
     Unsupported {
         names: &["ibv_reg_dmabuf_mr"],
-        why: "memory of devices cannot be registered by dma-buf",
-        advice: "have it use memory of the host",
+        why: "device memory cannot be registered by dma-buf",
+        advice: "use host memory",
     },
     Unsupported {
         names: &[

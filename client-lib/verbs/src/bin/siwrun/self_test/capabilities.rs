@@ -26,11 +26,11 @@ pub fn no_other_bit(bench: &Bench) -> Result<Proof, String> {
     let flags = bench.near.query_device()?.device_cap_flags;
     ensure_that(
         flags & !PROVEN == 0,
-        &format!("bits {:#x} are not proven", flags & !PROVEN),
+        &format!("bits {:#x} have no test", flags & !PROVEN),
     )?;
     let extended = bench.near.extended_attributes()?;
     let is_same = extended.device_cap_flags_ex == u64::from(flags);
-    ensure_that(is_same, "ibv_query_device_ex says otherwise")?;
+    ensure_that(is_same, "ibv_query_device_ex differs")?;
     proof_of(format!("{flags:#x} in both queries"))
 }
 
@@ -42,7 +42,7 @@ pub fn sys_image_guid(bench: &Bench) -> Result<Proof, String> {
     let attr = bench.near.query_device()?;
     ensure_that(attr.sys_image_guid != 0, "sys_image_guid is 0")?;
     let is_same = attr.node_guid == bench.near.guid;
-    ensure_that(is_same, "ibv_get_device_guid says otherwise")?;
+    ensure_that(is_same, "ibv_get_device_guid differs")?;
     proof_of(format!("{:016x}", u64::from_be(attr.sys_image_guid)))
 }
 
@@ -56,7 +56,7 @@ pub fn srq_resize(bench: &Bench) -> Result<Proof, String> {
     let wanted = before * 4;
     srq.modify_attributes(wanted, 0, IBV_SRQ_MAX_WR)?;
     let after = srq.query_attributes()?.max_wr;
-    ensure_that(after >= wanted, "ibv_query_srq says otherwise")?;
+    ensure_that(after >= wanted, "ibv_query_srq differs")?;
     for _ in 0..after {
         srq.post_receive(&[])?;
     }
@@ -128,7 +128,7 @@ pub fn memory_window(bench: &Bench) -> Result<Proof, String> {
     let mw = LibraryMw::new(&far.qp.pd, IBV_MW_TYPE_1)?;
     let old = mw.rkey();
     bind_type_1(&far, &mw, 4096)?;
-    ensure_that(mw.rkey() != old, "the key is the old one")?;
+    ensure_that(mw.rkey() != old, "the key has not changed")?;
     write_by(&near, &far, mw.rkey(), 0)?;
     near.cq().await_success()?;
     far.mr.has_pattern(1, 8)?;
@@ -182,7 +182,7 @@ pub fn window_of_one_stream(bench: &Bench) -> Result<Proof, String> {
     post_invalidation(&far, IBV_WR_LOCAL_INV, key)?;
     write_by(&near, &far, key, 0)?;
     near.cq().fail_with(IBV_WC_REM_ACCESS_ERR)?;
-    proof_of("one stream may, another may not; none after LOCAL_INV")
+    proof_of("access by one stream, not by another; none after LOCAL_INV")
 }
 
 /// Checks a message that invalidates a key.

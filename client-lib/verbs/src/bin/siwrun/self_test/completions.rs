@@ -143,7 +143,10 @@ impl LibraryCq {
         let completion = self.next_completion()?;
         match completion.status {
             IBV_WC_SUCCESS => Ok(completion),
-            status => Err(format!("a completion says: {}", status_text(status))),
+            status => Err(format!(
+                "a completion has the status: {}",
+                status_text(status)
+            )),
         }
     }
 
@@ -152,7 +155,7 @@ impl LibraryCq {
         let found = self.next_completion()?.status;
         (found == wanted).then_some(()).ok_or_else(|| {
             let (found, wanted) = (status_text(found), status_text(wanted));
-            format!("a completion says {found}, expected was {wanted}")
+            format!("a completion has the status {found}, expected was {wanted}")
         })
     }
 

@@ -85,7 +85,7 @@ pub fn max_cqe(bench: &Bench) -> Result<Proof, String> {
     let entries = limit.min(ENTRIES);
     // SAFETY: a completion queue of the library.
     let granted = unsafe { (*LibraryCq::new(&bench.near, entries, None)?.raw).cqe };
-    ensure_that(granted >= entries, "fewer entries than asked for")?;
+    ensure_that(granted >= entries, "fewer entries than requested")?;
     if limit < c_int::MAX {
         ensure_refused(LibraryCq::new(&bench.near, limit + 1, None), "one more")?;
     }
@@ -254,7 +254,7 @@ pub fn max_mr_size(bench: &Bench) -> Result<Proof, String> {
 /// Checks that the sizes include the machine's page size.
 pub fn page_sizes(bench: &Bench) -> Result<Proof, String> {
     let sizes = bench.near.query_device()?.page_size_cap;
-    ensure_that(sizes & PAGE != 0, "pages of 4096 bytes are not there")?;
+    ensure_that(sizes & PAGE != 0, "pages of 4096 bytes are missing")?;
     proof_of(format!("{sizes:#x}"))
 }
 
@@ -321,7 +321,7 @@ pub fn cq_moderation(bench: &Bench) -> Result<Proof, String> {
 /// Checks the port, its tables, and the files with the same contents.
 pub fn check_port(bench: &Bench) -> Result<Proof, String> {
     let attr = bench.near.query_device()?;
-    ensure_that(attr.phys_port_cnt == 1, "there is not one port")?;
+    ensure_that(attr.phys_port_cnt == 1, "the device does not have one port")?;
     let port = bench.near.query_port()?;
     ensure_that(port.state == IBV_PORT_ACTIVE, "the port is not active")?;
     let is_ethernet = u32::from(port.link_layer) == IBV_LINK_LAYER_ETHERNET;
@@ -340,7 +340,7 @@ pub fn check_port(bench: &Bench) -> Result<Proof, String> {
     check_status("ibv_query_pkey", status)?;
     ensure_that(pkey == u16::MAX, "it is not the default partition key")?;
     let in_files = read_file(&bench.near, c"ports/1/state")?;
-    ensure_that(in_files == "4: ACTIVE", "the file in sysfs says otherwise")?;
+    ensure_that(in_files == "4: ACTIVE", "the file in sysfs differs")?;
     proof_of(format!("active, {} GIDs, one P_Key", port.gid_tbl_len))
 }
 

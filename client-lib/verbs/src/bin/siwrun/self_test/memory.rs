@@ -97,7 +97,9 @@ impl LibraryMr {
     pub fn has_pattern(&self, seed: u64, words: usize) -> Result<(), String> {
         match (0..words).find(|index| self.word(*index) != word_of_pattern(seed, *index)) {
             None => Ok(()),
-            Some(index) => Err(format!("word {index} of {words} is not what was sent")),
+            Some(index) => Err(format!(
+                "word {index} of {words} differs from the data sent"
+            )),
         }
     }
 }

@@ -93,7 +93,7 @@ pub fn access_rights(bench: &Bench) -> Result<Proof, String> {
         near.cq().fail_with(IBV_WC_REM_ACCESS_ERR)?;
         closed.has_pattern(40, WORDS)?;
     }
-    proof_of("WRITE and READ without the right end with REM_ACCESS_ERR")
+    proof_of("WRITE and READ without the access right end with REM_ACCESS_ERR")
 }
 
 /// Checks the functions of an extended queue pair (ibv_wr_post(3)), and of an extended completion
@@ -111,7 +111,7 @@ pub fn extended_interface(bench: &Bench) -> Result<Proof, String> {
     // SAFETY: a connected queue pair, memory of its own region; functions of the library.
     unsafe {
         let extended = (verbs().ibv_qp_to_qp_ex)(near.qp.raw);
-        ensure_that(!extended.is_null(), "ibv_qp_to_qp_ex gives nothing")?;
+        ensure_that(!extended.is_null(), "ibv_qp_to_qp_ex returned NULL")?;
         let ops = &*extended;
         table_slot(ops.wr_start)?(extended);
         (*extended).wr_id = 7;
@@ -164,7 +164,7 @@ pub fn completion_events(bench: &Bench) -> Result<Proof, String> {
             near.qp.post_plain(IBV_WR_SEND, &sges)?;
             near.cq().await_success()?;
             cq.await_success()?;
-            ensure_that(!channel.has_event(), "an event that was not asked for")?;
+            ensure_that(!channel.has_event(), "an event without arming")?;
         }
         let mut posted = signaled_request(IBV_WR_SEND, &sges);
         posted.send_flags |= IBV_SEND_SOLICITED;
@@ -173,7 +173,7 @@ pub fn completion_events(bench: &Bench) -> Result<Proof, String> {
         near.cq().await_success()?;
         cq.await_success()?;
     }
-    proof_of("for any completion, for solicited ones alone")
+    proof_of("for any completion, for solicited ones only")
 }
 
 /// Checks the states of a queue pair, and the fate of its requests.

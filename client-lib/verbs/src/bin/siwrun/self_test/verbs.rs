@@ -87,7 +87,7 @@ static LOADED: OnceLock<Verbs> = OnceLock::new();
 /// Opens the library, once.
 pub fn load_library(library: &Path) -> Result<(), String> {
     let path = CString::new(library.as_os_str().as_bytes())
-        .map_err(|_| "the library's path has a zero in it".to_owned())?;
+        .map_err(|_| "the library's path contains a zero byte".to_owned())?;
     // SAFETY: a C string.
     let opened = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if opened.is_null() {
@@ -158,7 +158,7 @@ pub unsafe fn zeroed<T>() -> T {
 
 /// Unwraps a function of a context's table.
 pub fn table_slot<T>(found: Option<T>) -> Result<T, String> {
-    found.ok_or_else(|| "the context's table has no such function".to_owned())
+    found.ok_or_else(|| "the context's table lacks this function".to_owned())
 }
 
 /// An open device.
