@@ -54,7 +54,7 @@ impl Context {
         let local = reply.local.to_socket_addr();
         Ok(ResolvedAddress {
             device: reply.device,
-            local: local.ok_or(Error::Invalid("siwd named no source address"))?,
+            local: local.ok_or(Error::Invalid("siwd returned no source address"))?,
         })
     }
 }

@@ -75,7 +75,7 @@ impl ArenaBlock {
         let mut space = ArenaSpace::new(arena.len());
         let (range, _) = space
             .take(len)
-            .ok_or(Error::Invalid("siwd gave less memory than it said"))?;
+            .ok_or(Error::Invalid("siwd provided less memory than announced"))?;
         arenas.push(SharedArena {
             arena: Arc::downgrade(&arena),
             len: ordered,

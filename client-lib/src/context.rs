@@ -147,7 +147,7 @@ impl Context {
         let capacity = hello.doorbell_capacity;
         if !capacity.is_power_of_two() || capacity > siw_shm::doorbell::MAX_CAPACITY {
             return Err(Error::Invalid(
-                "siwd announced a doorbell ring that is no power of two",
+                "siwd announced a doorbell ring whose size is not a power of two",
             ));
         }
         let bells = Arc::new(SharedMemory::map_fd(

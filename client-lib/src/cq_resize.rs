@@ -18,7 +18,7 @@ impl Cq {
         drop(polling);
         if waiting > new_size {
             return Err(Error::Invalid(
-                "more completions wait to be polled than the new size",
+                "the queue has more unpolled completions than the new size",
             ));
         }
         let resize = ResizeCq {
@@ -51,7 +51,7 @@ impl Cq {
     /// counts its own completions.
     pub fn moderate(&self, count: u16, period: Duration) -> Result<(), Error> {
         let period = u16::try_from(period.as_micros())
-            .map_err(|_| Error::Invalid("a period of 65535 microseconds is the longest"))?;
+            .map_err(|_| Error::Invalid("the period must be at most 65535 microseconds"))?;
         self.client().call_daemon(&ModerateCq {
             cq: self.cq_id(),
             count,

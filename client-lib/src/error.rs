@@ -26,10 +26,10 @@ pub enum Error {
         reason: String,
     },
     /// The daemon ended or closed this client.
-    #[error("siwd is gone, or closed this client (its async event tells why)")]
+    #[error("siwd has ended, or closed this client (its asynchronous event has the reason)")]
     DaemonGone,
     /// Protocol mismatch with the daemon.
-    #[error("siwd speaks another protocol: {0}")]
+    #[error("protocol error of siwd: {0}")]
     Proto(#[from] ProtoError),
     /// Any other error of a socket or file descriptor.
     #[error("{0}")]

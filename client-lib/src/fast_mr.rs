@@ -74,7 +74,7 @@ impl FastMr {
         if !(siw_shm::local_wqe::MIN_PAGE_SHIFT..=siw_shm::local_wqe::MAX_PAGE_SHIFT)
             .contains(&page_shift)
         {
-            return Err(Error::Invalid("pages are of 2^12 to 2^30 bytes"));
+            return Err(Error::Invalid("the page size must be 2^12 to 2^30 bytes"));
         }
         let size = 1usize << page_shift;
         let (mut pages, mut length, mut first_offset, mut used) = (0u32, 0usize, 0usize, 0);
@@ -131,7 +131,7 @@ impl FastMr {
     ) -> Result<SendWr<'static>, Error> {
         let mapped = self
             .mapped
-            .ok_or(Error::Invalid("nothing was mapped into the region"))?;
+            .ok_or(Error::Invalid("no ranges are mapped into the region"))?;
         self.key = key;
         Ok(SendWr::fast_reg(
             wr_id,

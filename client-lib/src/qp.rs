@@ -505,8 +505,8 @@ impl Qp {
             CmEvent::Rejected(info) => ("rejected by the peer", info),
             CmEvent::Unreachable(info) => ("unreachable", info),
             CmEvent::ConnectError(info) => ("failed", info),
-            CmEvent::Disconnected(info) => ("connection broke", info),
-            _ => return Err(Error::Invalid("an event that is no answer to a connect")),
+            CmEvent::Disconnected(info) => ("the connection broke", info),
+            _ => return Err(Error::Invalid("unexpected event while connecting")),
         };
         let colon = if info.reason.is_empty() { "" } else { ": " };
         Err(Error::Connect(format!(

@@ -128,8 +128,10 @@ impl Pd {
     ) -> Result<AppMr, Error> {
         let address = address as usize;
         let end = address.checked_add(len).filter(|_| len > 0);
-        let range =
-            address..end.ok_or(Error::Invalid("a region has a length, and does not wrap"))?;
+        let range = address
+            ..end.ok_or(Error::Invalid(
+                "the region is empty, or wraps around the address space",
+            ))?;
         let ctx = self.ctx();
         if ctx.features() & FEATURE_EXTENTS == 0 {
             return Err(registration_error(
@@ -327,7 +329,7 @@ impl State {
         parts: &mut Parts,
     ) -> Result<(), Error> {
         if ctx.features() & FEATURE_IMPORT == 0 {
-            let why = "siwd is of an earlier release, which takes no memory of this kind";
+            let why = "siwd is of an earlier release, which does not support this kind of memory";
             return Err(registration_error(libc::EOPNOTSUPP, why));
         }
         if vma.shared
@@ -541,7 +543,7 @@ impl State {
         }
         self.windows
             .assign_places(pages)
-            .map_err(|_| Error::Invalid("siwd gave less memory than it said"))
+            .map_err(|_| Error::Invalid("siwd provided less memory than announced"))
     }
 
     /// Gets another file from the daemon.

@@ -94,7 +94,7 @@ fn parse_maps(text: &str, range: &Range<usize>) -> io::Result<Vec<Vma>> {
     let bad = || {
         io::Error::new(
             io::ErrorKind::InvalidData,
-            "/proc/self/maps has another format",
+            "unknown format of /proc/self/maps",
         )
     };
     let mut found = Vec::new();

@@ -16,13 +16,13 @@ struct StatArgs {
     /// Control socket of siwd
     #[arg(long)]
     socket: Option<PathBuf>,
-    /// This device alone
+    /// Only this device
     #[arg(long)]
     device: Option<String>,
-    /// Counters whose names contain this, in any case
+    /// Only counters whose names contain this text, ignoring case
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Counters that are zero, too
+    /// Include counters that are zero
     #[arg(long)]
     all: bool,
     /// Print one JSON object, zeros included
@@ -52,7 +52,7 @@ fn run(args: &StatArgs) -> Result<String, String> {
     let context = siw::Context::open(args.socket.as_deref()).map_err(|error| error.to_string())?;
     let text = context.read_stats().map_err(|error| error.to_string())?;
     let stats: Value =
-        serde_json::from_str(&text).map_err(|error| format!("what siwd answers: {error}"))?;
+        serde_json::from_str(&text).map_err(|error| format!("invalid answer of siwd: {error}"))?;
     if stats["scope"] == "client" {
         return own_text(&stats, args.json);
     }
@@ -70,7 +70,7 @@ fn run(args: &StatArgs) -> Result<String, String> {
 fn own_text(stats: &Value, as_json: bool) -> Result<String, String> {
     let own = list(stats, "clients").first();
     let quotas = own.and_then(|client| client["quotas"].as_object());
-    let quotas = quotas.ok_or("siwd says nothing of this client")?;
+    let quotas = quotas.ok_or("siwd reported no data of this client")?;
     if as_json {
         return Ok(format!("{stats}\n"));
     }
@@ -86,7 +86,7 @@ fn own_text(stats: &Value, as_json: bool) -> Result<String, String> {
             row["user"].to_string()
         );
     }
-    out += "\nThe counters of devices are for root, the user of siwd and the group that [control] operators names.\n";
+    out += "\nOnly root, the user of siwd and the group in [control] operators can read the counters of devices.\n";
     Ok(out)
 }
 

@@ -138,7 +138,7 @@ unsafe fn to_connect_options<'a>(param: *const SiwConnParam) -> Result<ConnectOp
         0 => None,
         1 => Some(1),
         2 => Some(2),
-        _ => return Err(Error::Invalid("mpa_rev is 0, 1 or 2")),
+        _ => return Err(Error::Invalid("mpa_rev must be 0, 1 or 2")),
     };
     options.cookie = param.cookie;
     Ok(options)

@@ -203,7 +203,7 @@ pub unsafe extern "C" fn siw_alloc_mw(pd: *const Pd, kind: u32, out: *mut *mut M
     let kind = match kind {
         1 => Ok(WindowType::One),
         2 => Ok(WindowType::Two),
-        _ => Err(Error::Invalid("memory windows are of type 1 or 2")),
+        _ => Err(Error::Invalid("the type of a memory window must be 1 or 2")),
     };
     // SAFETY: module contract.
     unsafe { store_boxed(out, borrow_handle(pd).and_then(|pd| pd.alloc_mw(kind?))) }

@@ -45,7 +45,7 @@ struct PingArgs {
     /// Port
     #[arg(short, default_value_t = 7174)]
     port: u16,
-    /// Number of pings; 0 pings for ever
+    /// Number of pings; 0 for no limit
     #[arg(short = 'C', default_value_t = 0, value_name = "COUNT")]
     count: u64,
     /// Bytes of ping data
@@ -61,7 +61,7 @@ struct PingArgs {
     /// Print every step
     #[arg(short)]
     debug: bool,
-    /// Server: go on after the first client, serve several at once
+    /// Server: continue after the first client, and serve several at once
     #[arg(short = 'P')]
     persistent: bool,
     /// Source address of the client

@@ -113,7 +113,7 @@ impl Session {
             (WcStatus::SUCCESS, WcOpcode::RECV) => {
                 if wc.byte_len as usize != BUFFER_INFO_LEN {
                     return Err(Stop::Failed(format!(
-                        "received a message of {} bytes that is no buffer announcement",
+                        "received a message of {} bytes, which is not a buffer announcement",
                         wc.byte_len
                     )));
                 }
