@@ -68,18 +68,18 @@
 //! Complete programs are in the folder `examples`: `ping`, `read`, `write_with_completion_channel`,
 //! `srq_server`, `atomics`.
 //!
-//! Rules
+//! # Rules
 //!
 //! - Objects free themselves when dropped and keep alive what they need.
 //! - Every call may be made from any thread. Posting and polling allocate nothing, take a spin lock
 //!   that is free in practice, and make a system call only to wake a sleeping worker.
 //! - Memory that a peer may access changes at any time: it is read and written by copies
 //!   ([`Mr::read`], [`Mr::write`]), never borrowed.
-//! - A daemon that does not answer a call within [`CALL_TIMEOUT`] counts as gone
-//!   ([`Context::set_call_timeout`]): every call and every destructor is bounded.
-//! - When a queue pair is dropped its completions go with it, polled or not (ibv_destroy_qp(3)).
-//! - When the daemon goes away every blocked call returns [`Error::DaemonGone`], and polling does
-//!   after the last completion was taken.
+//! - A daemon that does not answer a call within [`CALL_TIMEOUT`] is given up
+//!   ([`Context::set_call_timeout`]): no call and no destructor blocks longer.
+//! - Dropping a queue pair discards its completions, polled or not (ibv_destroy_qp(3)).
+//! - When the daemon ends, every blocked call returns [`Error::DaemonGone`], and so does polling after
+//!   the last completion was taken.
 //! - The C API of `include/siw.h` is a thin layer over this crate.
 #![warn(missing_docs)]
 #![deny(unsafe_code)]
