@@ -7,9 +7,9 @@ use crate::rdmap::{RDMAP_VERSION, RdmapOpcode};
 
 /// Tagged header: control octets, STag, TO (RFC 5041 section 4.2).
 pub const TAGGED_HDR_LEN: usize = 14;
-/// UntaggedHeader header: control octets, 4 octets for the ULP, QN, MSN, MO (RFC 5041 section 4.3).
+/// Untagged header: control octets, 4 octets for the ULP, QN, MSN, MO (RFC 5041 section 4.3).
 pub const UNTAGGED_HDR_LEN: usize = 18;
-/// The longer of the two.
+/// Length of the longer header.
 pub const MAX_HDR_LEN: usize = UNTAGGED_HDR_LEN;
 
 /// Tagged flag of the DDP control octet.
@@ -19,7 +19,7 @@ pub const L_BIT: u8 = 0x40;
 /// The only DDP version (RFC 5041 section 4.1).
 pub const DDP_VERSION: u8 = 1;
 
-/// Queue of Sends (RFC 5040 section 4.1).
+/// Queue of Send messages (RFC 5040 section 4.1).
 pub const QN_SEND: u32 = 0;
 /// Queue of Read Requests and Atomic Requests.
 pub const QN_READ_REQUEST: u32 = 1;
@@ -64,19 +64,19 @@ impl ControlOctets {
         }
     }
 
-    /// The segment names its buffer by STag.
+    /// Returns whether the segment is tagged: it names its buffer by STag.
     #[inline]
     pub fn is_tagged(self) -> bool {
         self.ddp & T_BIT != 0
     }
 
-    /// The segment is the last of its message.
+    /// Returns whether the segment is the last of its message.
     #[inline]
     pub fn is_last(self) -> bool {
         self.ddp & L_BIT != 0
     }
 
-    /// DDP version field; reserved bits are not looked at (conformance 39).
+    /// DDP version field; the reserved bits are ignored (conformance 39).
     #[inline]
     pub fn ddp_version(self) -> u8 {
         self.ddp & 0x03
@@ -88,16 +88,16 @@ impl ControlOctets {
         self.rdmap >> 6
     }
 
-    /// RDMAP opcode field, not yet known to be a valid one.
+    /// RDMAP opcode field, not yet validated.
     #[inline]
     pub fn opcode(self) -> u8 {
         self.rdmap & 0x0f
     }
 
-    /// The segment is a Write, of the versions that this side speaks.
+    /// Returns whether the segment is a Write of the supported versions.
     #[inline]
     pub fn is_write(self) -> bool {
-        // All that is left out are the L bit and what is reserved.
+        // The mask omits only the L bit and the reserved bits.
         const LOOKED_AT: [u8; 2] = [T_BIT | 0x03, 0xcf];
         const WRITE: [u8; 2] = [
             T_BIT | DDP_VERSION,
@@ -107,7 +107,7 @@ impl ControlOctets {
         octets & u16::from_le_bytes(LOOKED_AT) == u16::from_le_bytes(WRITE)
     }
 
-    /// Length of the header that these control octets announce.
+    /// Length of the header that these control octets introduce.
     #[inline]
     pub fn header_len(self) -> usize {
         if self.is_tagged() {
@@ -118,7 +118,7 @@ impl ControlOctets {
     }
 }
 
-/// TaggedHeader segment header.
+/// Tagged segment header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TaggedHeader {
     /// Control octets.
@@ -143,7 +143,7 @@ impl TaggedHeader {
         }
     }
 
-    /// The header as it goes on the wire.
+    /// Encodes the header.
     #[inline]
     pub fn to_bytes(self) -> [u8; TAGGED_HDR_LEN] {
         let mut octets = [0; TAGGED_HDR_LEN];
@@ -155,7 +155,7 @@ impl TaggedHeader {
     }
 }
 
-/// UntaggedHeader segment header.
+/// Untagged segment header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UntaggedHeader {
     /// Control octets.
@@ -186,7 +186,7 @@ impl UntaggedHeader {
         }
     }
 
-    /// The header as it goes on the wire.
+    /// Encodes the header.
     #[inline]
     pub fn to_bytes(self) -> [u8; UNTAGGED_HDR_LEN] {
         let mut octets = [0; UNTAGGED_HDR_LEN];

@@ -3,12 +3,12 @@
 use crate::stream::RxStream;
 use siw_memory::RegisteredMemory;
 
-/// The region refused bytes that its key had allowed: it is not writable for this process.
+/// The region rejected bytes that its key had allowed: it is not writable for this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NotWritable;
 
-/// Copies `len` bytes of the stream from `offset` to `region_off`, which [`RegisteredMemory::check`] gave for this
-/// range.
+/// Copies `len` bytes of the stream from `offset` to `region_off`, which
+/// [`RegisteredMemory::check_access`] returned for this range.
 #[inline]
 pub(crate) fn place_payload(
     rx: &impl RxStream,

@@ -1,23 +1,23 @@
-//! Prefetches payload of the FPDUs that follow the one at hand.
+//! Prefetching of payload for the FPDUs that follow the current one.
 //!
-//! Why this is a file of its own: sender and receiver walk through a message in the same way, an FPDU
-//! at a time with other work in between. A message that the caches do not hold costs both of them a
-//! wait for each line, unless the lines are under way before the FPDU's turn: the processor's own
-//! prefetchers start anew at every page, and the copy of one FPDU is too short for them to get ahead.
+//! Sender and receiver share this code: both walk through a message one FPDU at a time, with other
+//! work in between. For a message that is not in the caches, each line would cost them a miss unless
+//! its load was issued before the FPDU's turn: the processor's own prefetchers restart at every page,
+//! and the copy of one FPDU is too short for them to get ahead.
 
 use siw_memory::RegisteredMemory;
 use std::ops::Range;
 
-/// How many FPDUs are prefetched ahead. With one, the lines come too late; with four, short messages
+/// Number of FPDUs to prefetch ahead. With one, the lines arrive too late; with four, short messages
 /// lose more than long ones gain.
 const FPDUS_AHEAD: u32 = 3;
 
-/// Payload of an FPDU for which it pays: of longer ones the processor has seen the stride after the
-/// first lines, and more lines under way at a time only stall it.
+/// Longest FPDU payload for which prefetching pays: in longer ones the processor detects the stride
+/// after the first lines, and more outstanding loads only stall it.
 const LONGEST: u32 = 2048;
 
-/// Prefetches what comes soon in a message, of which an FPDU with `len` bytes of payload at `off` of
-/// `mr` is at hand. `rest`: bytes of the message behind it, or more.
+/// Prefetches payload for the next FPDUs of a message whose current FPDU has `len` bytes of payload
+/// at `off` of `mr`. `rest`: bytes of the message after it, or more.
 #[inline]
 pub(crate) fn prefetch_behind(
     mr: &RegisteredMemory,
@@ -30,8 +30,8 @@ pub(crate) fn prefetch_behind(
     mr.prefetch_at(off + u64::from(len) + u64::from(behind.start), behind.len());
 }
 
-/// The bytes to prefetch, counted from the end of the FPDU at hand: each line of a message once, if
-/// its FPDUs have the same length.
+/// Range to prefetch, counted from the end of the current FPDU. Covers each line of a message once if
+/// its FPDUs have equal length.
 #[inline]
 fn range_behind(rest: u32, len: u32, is_first: bool) -> Range<u32> {
     if len > LONGEST {

@@ -1,19 +1,19 @@
-//! How a device sets up connections.
+//! Configuration of connection set-up for a device.
 
 use super::frame::MAX_PRIVATE_DATA;
 use crate::ddp::Msn;
 use crate::queue_pair::OutOfOrderPolicy;
 use crate::rdmap::terminate::TerminateBitOrder;
 
-/// Whether FPDUs carry a valid CRC (RFC 5044 section 7.1.1: on when either side wants it).
+/// Policy for the CRC of FPDUs (RFC 5044 section 7.1.1: on when either side requests it).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MpaCrcPolicy {
-    /// Do not ask for it; use it when the peer asks.
+    /// Do not request it; use it when the peer requests it.
     IfAsked,
-    /// Ask for it, and use it even if the peer's reply does not say so.
+    /// Request it, and use it even if the peer's reply does not set the flag.
     #[default]
     Asked,
-    /// Ask for it, and refuse a reply that does not say so.
+    /// Request it, and refuse a reply that does not set the flag.
     Required,
 }
 
@@ -23,16 +23,16 @@ impl MpaCrcPolicy {
     }
 }
 
-/// Markers in the streams of a device (RFC 5044 sections 4.3 and 7.1.1): each side tells whether it
-/// wants to receive them, and the other must then send them.
+/// Policy for the markers in a device's streams (RFC 5044 sections 4.3 and 7.1.1): each side
+/// announces whether it wants to receive markers, and the other side must then send them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MarkerPolicy {
-    /// Neither ask for them nor send any: a peer that wants them is refused.
+    /// Neither request nor send them: a peer that requests them is refused.
     Never,
-    /// Send them to a peer that wants them.
+    /// Send them to a peer that requests them.
     #[default]
     Accept,
-    /// Want to receive them, too. Linux siw and most hardware refuse such a connection.
+    /// Also request to receive them. Linux siw and most hardware refuse such a connection.
     Request,
 }
 
@@ -59,20 +59,20 @@ pub struct RtrKinds {
 }
 
 impl RtrKinds {
-    /// None of them.
+    /// The empty set.
     pub const NONE: Self = Self {
         send: false,
         write: false,
         read: false,
     };
-    /// Write and Read: what hardware and siw understand.
+    /// Write and Read: the kinds that hardware and siw support.
     pub const WRITE_READ: Self = Self {
         send: false,
         write: true,
         read: true,
     };
 
-    /// The set of this one kind.
+    /// The set of only `kind`.
     pub fn from_kind(kind: RtrKind) -> Self {
         Self {
             send: kind == RtrKind::Send,
@@ -81,7 +81,7 @@ impl RtrKinds {
         }
     }
 
-    /// Whether `kind` is in the set.
+    /// Returns whether `kind` is in the set.
     pub fn contains(self, kind: RtrKind) -> bool {
         match kind {
             RtrKind::Send => self.send,
@@ -90,7 +90,7 @@ impl RtrKinds {
         }
     }
 
-    /// The kinds that are in both sets.
+    /// Intersection of the two sets.
     pub fn intersection(self, other: Self) -> Self {
         Self {
             send: self.send && other.send,
@@ -99,13 +99,13 @@ impl RtrKinds {
         }
     }
 
-    /// Whether the set has none.
+    /// Returns whether the set is empty.
     pub fn is_empty(self) -> bool {
         self == Self::NONE
     }
 
-    /// The kind that a responder picks when several fit: Write costs nothing, Read needs IRD, and
-    /// few peers know the zero-length Send.
+    /// The kind that a responder picks when several are possible: Write costs nothing, Read needs
+    /// IRD, and few peers support the zero-length Send.
     pub fn choose(self) -> Option<RtrKind> {
         [RtrKind::Write, RtrKind::Read, RtrKind::Send]
             .into_iter()
@@ -113,46 +113,47 @@ impl RtrKinds {
     }
 }
 
-/// How a device sets up connections. Defaults suit Linux siw, Chelsio and Intel peers alike.
+/// Configuration of connection set-up for a device. The defaults suit Linux siw, Chelsio and Intel
+/// peers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MpaConfig {
-    /// Revision to ask for, and the highest to accept: 1 or 2.
+    /// Revision to request, and the highest to accept: 1 or 2.
     pub revision: u8,
     /// CRC policy.
     pub crc: MpaCrcPolicy,
     /// Marker policy.
     pub markers: MarkerPolicy,
-    /// Ask for a ready-to-receive exchange (A flag), so that either side may send first.
+    /// Request a ready-to-receive exchange (A flag), so that either side may send first.
     pub peer_to_peer: bool,
-    /// RTR kinds that are offered, and accepted from a peer.
+    /// RTR kinds that are offered to a peer, and accepted from it.
     pub rtr_kinds: RtrKinds,
-    /// Inbound reads that this device can hold (IRD); a power of two serves siw peers best.
+    /// Maximum of inbound Reads that this device can hold (IRD); a power of two suits siw peers best.
     pub max_ird: u16,
-    /// Outbound reads that this device issues at most (ORD).
+    /// Maximum of outbound Reads that this device issues (ORD).
     pub max_ord: u16,
-    /// Private data that is accepted from a peer, in bytes; RFC 5044 allows 512.
+    /// Maximum of private data that is accepted from a peer, in bytes; RFC 5044 allows 512.
     pub max_private_data: u16,
     /// Try again with revision 1 when the peer resets a revision 2 request.
     pub fallback_to_rev1: bool,
-    /// Agree with peers that can on immediate data with SEND, which RFC 7306 does not have.
+    /// Negotiate Immediate Data with Send, a siwd extension to RFC 7306, with peers that support it.
     pub immediate_with_send: bool,
-    /// In which bit order Terminates are sent.
+    /// Bit order of the Terminates that are sent.
     pub terminate_bit_order: TerminateBitOrder,
-    /// Which streams place payload beyond a gap.
+    /// Selects the streams that place payload beyond a gap.
     pub out_of_order: OutOfOrderPolicy,
-    /// Number of the first message of each queue, in both directions: 1 (RFC 5041 section 4.3).
-    /// Another one is for validating what follows 2^32 messages, with a peer that begins there, too.
+    /// Number of the first message of each queue, in both directions: 1 (RFC 5041 section 4.3). Other
+    /// values serve to test the wrap at 2^32 messages, with a peer that is configured alike.
     pub first_msn: Msn,
-    /// How long an untagged message may wait for a receive work request, in milliseconds; 0: not at
-    /// all (RFC 5041 section 7.1).
+    /// Time that an untagged message may wait for a receive work request, in milliseconds; 0: no wait
+    /// (RFC 5041 section 7.1).
     pub receive_wait_ms: u32,
-    /// When an initiator sends a peer that has accepted the connection, and nothing since, an RDMA
-    /// Write of nothing, in milliseconds; 0: never. Linux siw may not look at what arrives just after
-    /// its MPA reply until more arrives.
+    /// Time in milliseconds after which an initiator sends a zero-length RDMA Write to a peer that
+    /// accepted the connection and has sent nothing since; 0: never. Linux siw may not process data
+    /// that arrives just after its MPA reply until more data arrives.
     pub wake_silent_peer_ms: u32,
-    /// How long a responder waits for a request, in milliseconds.
+    /// Time that a responder waits for a request, in milliseconds.
     pub request_timeout_ms: u32,
-    /// How long an initiator waits for a reply, in milliseconds.
+    /// Time that an initiator waits for a reply, in milliseconds.
     pub reply_timeout_ms: u32,
 }
 

@@ -1,8 +1,8 @@
-//! Why a connection set-up fails.
+//! Errors of connection set-up.
 
 use crate::rdmap::terminate::TerminateCode;
 
-/// Why a set-up failed.
+/// Reason why a connection set-up failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MpaError {
     /// The frame does not start with the key of RFC 5044 section 7.1.1.
@@ -22,28 +22,28 @@ pub enum MpaError {
     /// PD_Length above the RFC's 512, or above the configured limit.
     #[error("MPA frame announces {0} bytes of private data, which is too much")]
     PrivateDataTooLong(u16),
-    /// Own private data does not fit.
+    /// This side's own private data does not fit.
     #[error("private data of {0} bytes does not fit into an MPA frame")]
     OwnPrivateDataTooLong(usize),
     /// S=1 and fewer than four bytes.
     #[error("enhanced MPA frame is too short for its IRD and ORD")]
     EnhancedTooShort,
-    /// S does not match what was asked for.
+    /// The S flag does not match the request.
     #[error("peer answered without (or with unasked) enhanced connection data")]
     EnhancedMismatch,
-    /// Bytes before it was the peer's turn.
+    /// Bytes arrived before it was the peer's turn to send.
     #[error("peer sent bytes after its MPA frame before it may")]
     TrailingBytes,
-    /// The peer wants markers.
+    /// The peer requests markers.
     #[error("peer asks for MPA markers, which this device is configured not to send")]
     MarkersUnsupported,
-    /// The peer's reply leaves the CRC out.
+    /// The peer's reply does not enable the CRC.
     #[error("peer's reply leaves out the CRC that this device requires")]
     CrcRefused,
     /// No RTR kind in common.
     #[error("no ready-to-receive message that both sides know")]
     NoRtr,
-    /// IRD of one side does not reach the ORD of the other.
+    /// The IRD of one side is below the ORD of the other.
     #[error("peer's ORD {peer_ord} exceeds the {ird} inbound reads of this device")]
     InsufficientIrd {
         /// Outbound reads of the peer.
@@ -51,19 +51,18 @@ pub enum MpaError {
         /// Inbound reads that this device can hold.
         ird: u16,
     },
-    /// A call that does not fit the state, such as accepting before a request came.
+    /// A call that is invalid in this state, such as accepting before a request arrived.
     #[error("MPA connection is not in a state for this call")]
     WrongState,
 }
 
 impl MpaError {
-    /// The Terminate code with which the stream ends, for those errors that have one (RFC 6581
-    /// section 8).
+    /// The Terminate code that ends the stream, for the errors that have one (RFC 6581 section 8).
     pub fn terminate_code(self) -> Option<TerminateCode> {
         match self {
             Self::NoRtr => Some(TerminateCode::MPA_NO_RTR),
             Self::InsufficientIrd { .. } => Some(TerminateCode::MPA_INSUFFICIENT_IRD),
-            // The reply is sound, and this side cannot do as it says.
+            // The reply is well-formed, but this side cannot comply with it.
             Self::MarkersUnsupported | Self::CrcRefused => Some(TerminateCode::MPA_CATASTROPHIC),
             _ => None,
         }

@@ -1,7 +1,7 @@
-//! FPDU framing (RFC 5044 section 4): length, pad, CRC, and how large a ULPDU may be.
+//! FPDU framing (RFC 5044 section 4): length, pad, CRC and maximum ULPDU size.
 //!
-//! The receiver finds and verifies FPDUs in the stream with it, the sender sizes them and appends pad
-//! and CRC. Lengths here are without markers; [`crate::mpa::marker`] adds them.
+//! The receiver uses it to find and verify FPDUs in the stream, the sender to size them and to append
+//! pad and CRC. Lengths here exclude markers; [`crate::mpa::marker`] adds them.
 
 use crate::ddp::MAX_HDR_LEN;
 use crate::mpa::marker::{self, MARKER_LEN, MarkerPosition};
@@ -12,15 +12,15 @@ use siw_memory::crc;
 pub const LEN_FIELD: usize = 2;
 /// Octets of the CRC field; always there, zero when CRC is off (RFC 5044 section 4.4).
 pub const CRC_LEN: usize = 4;
-/// Octets of the longest FPDU, markers included: a receive window below this size can stall the
-/// stream for ever.
+/// Octets of the longest FPDU, markers included. A receive window below this size can stall the
+/// stream permanently.
 pub const MAX_FPDU: usize =
     wire_len(u16::MAX) + MARKER_LEN * (wire_len(u16::MAX) / (marker::INTERVAL - MARKER_LEN) + 1);
 
 /// Longest pad, in octets.
 pub const MAX_PAD_LEN: usize = 3;
 
-/// Zero octets that bring length field and ULPDU to a multiple of four.
+/// Zero octets that pad the length field and the ULPDU to a multiple of four.
 #[inline]
 pub const fn pad_len(ulpdu_len: u16) -> usize {
     (LEN_FIELD + ulpdu_len as usize).wrapping_neg() & 3
@@ -38,7 +38,7 @@ pub fn mulpdu_for_emss(emss: u32) -> u16 {
     emss.saturating_sub(6 + emss % 4).clamp(128, 64768) as u16
 }
 
-/// CRC32c of any octets followed by their own CRC: one pass tells whether an FPDU is sound.
+/// CRC32c of any octets followed by their own CRC: one pass verifies an FPDU.
 const RESIDUE: u32 = 0x4867_4bc7;
 
 /// The FPDU at the start of the stream.
@@ -49,17 +49,17 @@ pub(crate) struct FpduInfo {
     pub wire_len: usize,
     /// Octets of the stream that it takes, markers included.
     pub stream_len: usize,
-    /// What follows the length field: the DDP header, when the ULPDU is long enough.
+    /// Octets after the length field: the DDP header, when the ULPDU is long enough.
     pub hdr: [u8; MAX_HDR_LEN],
 }
 
 /// Octets of the length field and the longest header.
 pub(crate) const HEAD_LEN: usize = LEN_FIELD + MAX_HDR_LEN;
 
-/// The FPDU at the start of the stream; `None` until all of it is there.
+/// Returns the FPDU at the start of the stream; `None` until it is complete.
 #[inline]
 pub(crate) fn peek_fpdu(rx: &impl RxStream) -> Option<FpduInfo> {
-    // Nearly always the header lies in one piece.
+    // The header nearly always lies in one piece.
     if let Some(head) = rx.contiguous(0, HEAD_LEN).and_then(<[u8]>::first_chunk) {
         return parse_head(head, rx.available());
     }
@@ -75,7 +75,7 @@ pub(crate) fn peek_fpdu(rx: &impl RxStream) -> Option<FpduInfo> {
     parse_head(&head, available)
 }
 
-/// The FPDU with this head, if all of it is among the `available` octets.
+/// Returns the FPDU with this head, if it is complete within the `available` octets.
 #[inline]
 fn parse_head(head: &[u8; HEAD_LEN], available: usize) -> Option<FpduInfo> {
     let [high, low, hdr @ ..] = *head;
@@ -89,7 +89,7 @@ fn parse_head(head: &[u8; HEAD_LEN], available: usize) -> Option<FpduInfo> {
     })
 }
 
-/// The CRC of the FPDU at the start of the stream is right (RFC 5044 section 4.4).
+/// Returns whether the CRC of the FPDU at the start of the stream is correct (RFC 5044 section 4.4).
 #[inline]
 pub(crate) fn is_stream_crc_right(rx: &impl RxStream, wire_len: usize) -> bool {
     let mut crc = 0;
@@ -97,18 +97,18 @@ pub(crate) fn is_stream_crc_right(rx: &impl RxStream, wire_len: usize) -> bool {
     crc == RESIDUE
 }
 
-/// The same of an FPDU in one piece.
+/// Variant of [`is_stream_crc_right`] for an FPDU in one piece.
 #[inline]
 pub(crate) fn is_crc_right(fpdu: &[u8]) -> bool {
     crc::crc32c(fpdu) == RESIDUE
 }
 
-/// A whole FPDU in one piece; for the rare messages that are not built from records.
+/// Encodes a whole FPDU in one piece, for the rare messages that are not built from records.
 pub fn encode_fpdu(parts: &[&[u8]], with_crc: bool) -> Box<[u8]> {
     encode_fpdu_at(parts, with_crc, MarkerPosition::NO_MARKERS)
 }
 
-/// The same at a place in a stream that may carry markers.
+/// Variant of [`encode_fpdu`] for a position in a stream that may carry markers.
 pub fn encode_fpdu_at(
     parts: &[&[u8]],
     with_crc: bool,
@@ -200,7 +200,7 @@ mod tests {
         assert!(is_stream_crc_right(&stream, info.wire_len));
     }
 
-    /// Conformance 27, 29: pad octets count into the CRC, whatever they are.
+    /// Conformance 27, 29: the CRC covers the pad octets, whatever their value.
     #[test]
     fn c27_every_flipped_bit_breaks_the_crc() {
         let fpdu = encode_fpdu(&[&[7; 21]], true);

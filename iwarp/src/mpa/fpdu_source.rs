@@ -1,4 +1,4 @@
-//! A stream out of which whole FPDUs are taken: as it is, or with its markers hidden.
+//! Streams that yield whole FPDUs, either plain or with markers hidden.
 
 use super::fpdu::{self, FpduInfo, LEN_FIELD};
 use super::marker::{INTERVAL, MARKER_LEN, MarkerGaps, MarkerPosition, decode_marker};
@@ -7,9 +7,9 @@ use crate::rdmap::terminate::TerminateCode;
 use crate::stream::RxStream;
 use siw_memory::RegisteredMemory;
 
-/// A stream out of which whole FPDUs are taken; markers, if any, are invisible in it.
+/// A stream that yields whole FPDUs; its markers, if any, are invisible.
 pub(crate) trait FpduSource: RxStream {
-    /// The FPDU at the start; `None` until all of it is there.
+    /// Returns the FPDU at the start; `None` until it is complete.
     fn next_fpdu(&self) -> Option<FpduInfo>;
 
     /// Checks CRC and markers of the FPDU at the start.
@@ -79,15 +79,15 @@ impl<R: RxStream> FpduSource for PlainStream<'_, R> {
     }
 }
 
-/// A stream with markers, seen without them.
+/// A stream with markers, presented without them.
 pub(crate) struct UnmarkedStream<'a, R> {
     rx: &'a mut R,
-    /// Of the first octet that is not consumed.
+    /// Position of the first unconsumed octet.
     pub marker_position: MarkerPosition,
 }
 
 impl<'a, R: RxStream> UnmarkedStream<'a, R> {
-    /// `marker_position`: of the first octet of `rx`.
+    /// `marker_position`: position of the first octet of `rx`.
     pub fn new(rx: &'a mut R, marker_position: MarkerPosition) -> Self {
         Self {
             rx,
@@ -95,8 +95,8 @@ impl<'a, R: RxStream> UnmarkedStream<'a, R> {
         }
     }
 
-    /// Octets of a marker in front of the length field of the next FPDU: it does not shift what the
-    /// others count from.
+    /// Octets of a marker in front of the length field of the next FPDU; the FPDUPTR of later markers
+    /// does not count them.
     #[inline]
     fn leading_marker_len(&self) -> usize {
         if self.marker_position.until_marker() == 0 {
@@ -133,7 +133,7 @@ impl<R: RxStream> RxStream for UnmarkedStream<'_, R> {
     fn for_each_slice(&self, offset: usize, len: usize, mut visit: impl FnMut(&[u8])) {
         let (mut at, mut left) = (self.marker_position.stream_offset(offset), len);
         while left > 0 {
-            // `at` is never that of a marker, so there is something before the next one.
+            // `at` is never inside a marker, so there are octets before the next one.
             let piece_len = match self.marker_position.advanced_by(at).until_marker() {
                 0 => return,
                 until_marker => until_marker.min(left),

@@ -21,25 +21,26 @@ const C_FLAG: u8 = 0x40;
 const R_FLAG: u8 = 0x20;
 /// The private data starts with enhanced data (RFC 6581 section 6).
 const S_FLAG: u8 = 0x10;
-/// The reserved bits. A peer that sets others than siwd does is none, and they mean nothing.
+/// The reserved bits. A peer that sets bits other than siwd's is not siwd, and its bits are ignored.
 const RESERVED_MASK: u8 = 0x0f;
-/// In a request: the initiator joins Immediate Data and the Send behind it (PROTOCOL.md section 8.8).
+/// In a request: the initiator joins Immediate Data with the following Send (PROTOCOL.md section
+/// 8.8).
 const JOIN_REQUEST_FLAG: u8 = 0x08;
-/// In a reply: the responder does so too, and both do from now on. Another bit than in the request:
-/// some peers send the reserved bits of a request back.
+/// In a reply: the responder joins them too, so both sides do from now on. The bit differs from the
+/// one in the request, because some peers echo the reserved bits of a request.
 const JOIN_REPLY_FLAG: u8 = 0x04;
-/// The highest revision.
+/// The highest supported revision.
 const MAX_REVISION: u8 = 2;
 /// Octets of the enhanced data.
 const ENHANCED_LEN: usize = 4;
-/// IRD, or ORD, in its 16-bit word.
+/// The 14 bits of IRD or ORD in its 16-bit word.
 const DEPTH_MASK: u16 = 0x3fff;
-/// A in the word of IRD, C in the word of ORD.
+/// A flag in the word of IRD, C flag in the word of ORD.
 const HIGH_FLAG: u16 = 0x8000;
-/// B in the word of IRD, D in the word of ORD.
+/// B flag in the word of IRD, D flag in the word of ORD.
 const LOW_FLAG: u16 = 0x4000;
 
-/// Which of the two frames.
+/// Kind of MPA frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MpaFrameKind {
     /// From the initiator.
@@ -55,9 +56,9 @@ pub struct EnhancedData {
     pub peer_to_peer: bool,
     /// B, C, D flags.
     pub rtr: RtrKinds,
-    /// Reads that the sender of the frame can hold, 14 bits.
+    /// Inbound Reads that the sender of the frame can hold, 14 bits.
     pub ird: u16,
-    /// Reads that the sender of the frame issues, 14 bits.
+    /// Outbound Reads that the sender of the frame issues, 14 bits.
     pub ord: u16,
 }
 
@@ -98,9 +99,9 @@ pub struct MpaFrame {
     pub markers: bool,
     /// C flag: the sender of the frame wants CRCs.
     pub crc: bool,
-    /// R flag; it means something in a reply only.
+    /// R flag; meaningful only in a reply.
     pub reject: bool,
-    /// One of siwd's two bits, of revision 2: Immediate Data and the Send behind it may be joined.
+    /// One of siwd's two bits of revision 2: Immediate Data and the following Send may be joined.
     pub joins_immediate: bool,
     /// Revision.
     pub revision: u8,
@@ -111,8 +112,7 @@ pub struct MpaFrame {
 }
 
 impl MpaFrame {
-    /// The frame as it goes on the wire. It must go in one TCP segment: hardware does not
-    /// reassemble it.
+    /// Encodes the frame. It must be sent in one TCP segment: hardware does not reassemble it.
     pub fn encode(&self) -> Result<Box<[u8]>, MpaError> {
         let enhanced_len = self.enhanced.map_or(0, |_| ENHANCED_LEN);
         let pd_len = enhanced_len + self.private_data.len();
@@ -141,9 +141,9 @@ impl MpaFrame {
         Ok(octets.into_boxed_slice())
     }
 
-    /// Reads the frame at the start of the stream and consumes it. `Ok(None)`: it is not complete yet;
-    /// a wrong key and a bad length are reported as soon as they show. `max_private_data`: bytes that
-    /// are accepted.
+    /// Reads the frame at the start of the stream and consumes it. `Ok(None)`: it is not complete
+    /// yet; a wrong key or a bad length is reported as soon as it is visible. `max_private_data`:
+    /// limit of private data in bytes.
     pub fn read_from(
         rx: &mut impl RxStream,
         max_private_data: u16,

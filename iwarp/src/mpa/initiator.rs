@@ -1,4 +1,4 @@
-//! The initiator of a connection: it sends the request and judges the reply (PROTOCOL.md section 3).
+//! Initiator of a connection: sends the request and validates the reply (PROTOCOL.md section 3).
 
 use super::{
     DEPTH_UNNEGOTIATED, EnhancedData, MarkerPolicy, MpaConfig, MpaCrcPolicy, MpaError, MpaFrame,
@@ -7,14 +7,14 @@ use super::{
 use crate::rdmap::terminate;
 use crate::stream::RxStream;
 
-/// What the stream held.
+/// Result of reading the stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InitiatorStep {
-    /// The reply is not complete; the reply timer goes on.
+    /// The reply is incomplete; the reply timer keeps running.
     NeedMore,
     /// Connected: enter FPDU mode.
     Accepted {
-        /// What was agreed.
+        /// Negotiated parameters.
         negotiated: NegotiatedParameters,
         /// The responder's private data.
         private_data: Vec<u8>,
@@ -24,9 +24,9 @@ pub enum InitiatorStep {
         /// The responder's private data.
         private_data: Vec<u8>,
     },
-    /// No connection; send `send` if it is there, then close.
+    /// The set-up failed; send `send` if present, then close.
     Failed {
-        /// Why.
+        /// Reason of the failure.
         error: MpaError,
         /// A Terminate FPDU.
         send: Option<Box<[u8]>>,
@@ -43,8 +43,9 @@ pub struct MpaInitiator {
 }
 
 impl MpaInitiator {
-    /// Prepares the request. `ird`, `ord`: what the consumer asks for; they are limited to
-    /// what the device has. Fails when the private data does not fit (508 bytes with revision 2, else 512).
+    /// Prepares the request. `ird` and `ord` are the consumer's values; they are limited to the
+    /// device's maxima. Fails when the private data does not fit (508 bytes with revision 2, else
+    /// 512).
     pub fn new(
         config: &MpaConfig,
         ird: u16,
@@ -56,8 +57,8 @@ impl MpaInitiator {
         if !(1..=2).contains(&config.revision) {
             return Err(MpaError::BadRevision(config.revision));
         }
-        // Read is offered with ORD 0 too: it is the only kind that Chelsio knows, and the responder
-        // keeps IRD >= 1 for it (conformance 24).
+        // Read is offered even with ORD 0: it is the only kind that Chelsio supports, and the
+        // responder keeps IRD >= 1 for it (conformance 24).
         let peer_to_peer = config.peer_to_peer && !config.rtr_kinds.is_empty();
         let enhanced = (config.revision == 2).then_some(EnhancedData {
             peer_to_peer,
@@ -93,8 +94,8 @@ impl MpaInitiator {
         self.request.clone()
     }
 
-    /// The configuration of a second attempt, after the peer reset the first: revision 1, when
-    /// revision 2 was asked for and the fallback is on.
+    /// Configuration of a second attempt after the peer reset the first one: revision 1, if revision
+    /// 2 was requested and the fallback is enabled.
     pub fn fallback_config(&self) -> Option<MpaConfig> {
         (self.config.revision == 2 && self.config.fallback_to_rev1).then(|| MpaConfig {
             revision: 1,
@@ -102,7 +103,7 @@ impl MpaInitiator {
         })
     }
 
-    /// Reads the reply, if all of it is there.
+    /// Reads the reply, once it is complete.
     pub fn on_stream(&mut self, rx: &mut impl RxStream) -> InitiatorStep {
         let frame = match MpaFrame::read_from(rx, self.config.max_private_data) {
             Ok(None) => return InitiatorStep::NeedMore,
@@ -132,12 +133,12 @@ impl MpaInitiator {
         }
     }
 
-    /// On when either side asked (RFC 5044 section 7.1.1, conformance 18).
+    /// The CRC is on when either side requested it (RFC 5044 section 7.1.1, conformance 18).
     fn is_crc_on(&self, reply: &MpaFrame) -> bool {
         reply.crc || self.config.crc.requests_crc()
     }
 
-    /// `Err(None)`: rejected by the peer's consumer.
+    /// `Err(None)`: the peer's consumer rejected the connection.
     fn negotiate(
         &self,
         reply: &MpaFrame,
@@ -169,7 +170,7 @@ impl MpaInitiator {
         Ok(negotiated)
     }
 
-    /// What makes a reply unusable, whatever its enhanced data say.
+    /// Finds the defects that make a reply unusable regardless of its enhanced data.
     fn check_reply(&self, reply: &MpaFrame, trailing: usize) -> Result<(), MpaError> {
         if reply.revision > self.config.revision {
             return Err(MpaError::BadRevision(reply.revision));

@@ -1,11 +1,11 @@
 //! MPA markers (RFC 5044 sections 4.2 and 4.3): four octets at every multiple of 512 octets of the
-//! stream, counted from the first octet after the MPA frames, each of which tells how far back its
-//! FPDU starts.
+//! stream, counted from the first octet after the MPA frames. Each marker holds the distance back to
+//! the start of its FPDU.
 //!
-//! The receiver reads through `UnmarkedStream`, which hides them;
-//! the sender puts them in while it builds. A marker belongs to the FPDU whose next octet follows it:
-//! one that falls between two FPDUs counts, with pointer zero, into the CRC of the second, one behind
-//! the pad into the CRC of the first.
+//! The receiver reads through `UnmarkedStream`, which hides them; the sender inserts them while it
+//! builds frames. A marker belongs to the FPDU whose next octet follows it. A marker between two
+//! FPDUs therefore has pointer zero and is covered by the CRC of the second FPDU; a marker after the
+//! pad is covered by the CRC of the first.
 
 use crate::stream::RxStream;
 use siw_memory::gap_copy::{GAP_LEN, Gaps};
@@ -17,14 +17,14 @@ pub const MARKER_LEN: usize = GAP_LEN;
 /// Octets between two markers.
 pub const DATA_LEN: usize = INTERVAL - MARKER_LEN;
 
-/// FPDUPTR counts in fours: its two lowest bits do not matter (RFC 5044 section 4.2).
+/// FPDUPTR is a multiple of four: its two lowest bits are ignored (RFC 5044 section 4.2).
 const POINTER_MASK: u16 = !3;
 
-/// The markers of a piece of stream, as the memory's copy routines see them.
+/// The markers of a piece of stream, in the form that the memory's copy routines take.
 pub(crate) type MarkerGaps = Gaps<INTERVAL>;
 
-/// Octets of stream that `len` octets take together with the markers before and between them, when
-/// `until_marker` octets lie in front of the first marker.
+/// Octets of stream that `len` octets take, including the markers before and between them, when the
+/// first marker comes after `until_marker` octets.
 #[inline]
 pub(crate) fn marked_len(until_marker: usize, len: usize) -> usize {
     if len <= until_marker {
@@ -34,8 +34,8 @@ pub(crate) fn marked_len(until_marker: usize, len: usize) -> usize {
     }
 }
 
-/// How many of `marked_len` octets of stream are not of markers: the most whose [`marked_len`] does
-/// not exceed that.
+/// Number of non-marker octets among `marked_len` octets of stream: the largest length whose
+/// [`marked_len`] does not exceed `marked_len`.
 #[inline]
 pub(crate) fn unmarked_len(until_marker: usize, marked_len: usize) -> usize {
     match marked_len.checked_sub(until_marker) {
@@ -47,38 +47,38 @@ pub(crate) fn unmarked_len(until_marker: usize, marked_len: usize) -> usize {
     }
 }
 
-/// Where the markers of a piece of payload stand, and what they say.
+/// Positions and contents of the markers of a piece of payload.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MarkerLayout {
-    /// Octets of payload in front of the first marker, at most [`DATA_LEN`].
+    /// Octets of payload before the first marker, at most [`DATA_LEN`].
     pub until_marker: usize,
-    /// Octets from the start of the FPDU to the start of this piece: what the FPDUPTR of a marker
-    /// there would be.
+    /// Octets from the start of the FPDU to the start of this piece: the FPDUPTR that a marker there
+    /// would have.
     pub fpdu_offset: usize,
 }
 
 impl MarkerLayout {
-    /// Octets that `len` octets of payload take together with the markers before and between them.
+    /// Octets that `len` octets of payload take, including the markers before and between them.
     #[inline]
     pub fn marked_len(self, len: usize) -> usize {
         marked_len(self.until_marker, len)
     }
 
-    /// Octets of payload that fit, with their markers, in `marked_len` octets.
+    /// Octets of payload that fit into `marked_len` octets together with their markers.
     #[inline]
     pub fn payload_len(self, marked_len: usize) -> usize {
         unmarked_len(self.until_marker, marked_len)
     }
 
-    /// Octets of payload between `len` of them, which take `marked_len` with their markers, and the
-    /// next marker.
+    /// Octets of payload from the end of the first `len` octets, which take `marked_len` octets with
+    /// their markers, to the next marker.
     #[inline]
     pub fn until_marker_after(self, len: usize, marked_len: usize) -> usize {
         let markers = (marked_len - len) / MARKER_LEN;
         self.until_marker + markers * DATA_LEN - len
     }
 
-    /// The same places as the memory's copy routines take them.
+    /// The marker positions in the form that the memory's copy routines take.
     #[inline]
     pub fn gaps(self) -> MarkerGaps {
         MarkerGaps {
@@ -86,21 +86,21 @@ impl MarkerLayout {
         }
     }
 
-    /// The marker that stands `offset` octets behind the start of this piece.
+    /// The marker `offset` octets after the start of this piece.
     #[inline]
     pub fn marker_at(self, offset: usize) -> [u8; MARKER_LEN] {
         encode_marker(self.fpdu_offset + offset)
     }
 }
 
-/// Where between the markers the next octet of a stream lies, or that the stream has no markers.
+/// Position of the next octet of a stream relative to the markers, or "no markers".
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MarkerPosition(u16);
 
 impl MarkerPosition {
     /// The stream carries no markers.
     pub const NO_MARKERS: MarkerPosition = MarkerPosition(u16::MAX);
-    /// A marker comes next: the start of every stream that has them.
+    /// A marker comes next: the start of every stream that has markers.
     pub const START: MarkerPosition = MarkerPosition(0);
 
     /// The start of a stream with or without markers.
@@ -113,7 +113,7 @@ impl MarkerPosition {
         }
     }
 
-    /// The stream carries markers.
+    /// Returns whether the stream carries markers.
     #[inline]
     pub fn has_markers(self) -> bool {
         self != Self::NO_MARKERS
@@ -125,7 +125,7 @@ impl MarkerPosition {
         (INTERVAL - usize::from(self.0) % INTERVAL) % INTERVAL
     }
 
-    /// The position `len` octets of stream, markers included, further on.
+    /// The position `len` octets of stream further on, markers included.
     #[inline]
     pub fn advanced_by(self, len: usize) -> Self {
         if self.has_markers() {
@@ -135,7 +135,7 @@ impl MarkerPosition {
         }
     }
 
-    /// Octets of stream that `len` octets and the markers before and between them take.
+    /// Octets of stream that `len` octets take, including the markers before and between them.
     #[inline]
     pub fn marked_len(self, len: usize) -> usize {
         if self.has_markers() {
@@ -145,17 +145,16 @@ impl MarkerPosition {
         }
     }
 
-    /// How many of `len` octets of stream are not of markers; for a stream that has them.
+    /// Number of non-marker octets among the next `len` octets of a stream with markers.
     #[inline]
     pub(crate) fn unmarked_len(self, len: usize) -> usize {
         unmarked_len(self.until_marker(), len)
     }
 
-    /// Where the octet number `nth` that is not of a marker lies in the stream; for a stream that has
-    /// markers.
+    /// Offset in the stream of the non-marker octet number `nth`, for a stream with markers.
     #[inline]
     pub(crate) fn stream_offset(self, nth: usize) -> usize {
-        // No division: headers and what follows them are seldom behind the second marker.
+        // No division: headers and the data after them seldom lie behind the second marker.
         let until_marker = self.until_marker();
         if nth < until_marker {
             nth
@@ -167,8 +166,8 @@ impl MarkerPosition {
     }
 }
 
-/// MULPDU of a stream with markers, in octets: room for as many as a segment of `emss` bytes can meet
-/// (RFC 5044 section 4.5).
+/// MULPDU of a stream with markers, in octets: leaves room for the maximum number of markers that a
+/// segment of `emss` bytes can contain (RFC 5044 section 4.5).
 #[inline]
 pub fn mulpdu_for_emss(emss: u32) -> u16 {
     let markers = MARKER_LEN as u32 * emss.div_ceil(INTERVAL as u32);
@@ -176,27 +175,28 @@ pub fn mulpdu_for_emss(emss: u32) -> u16 {
         .clamp(128, 64768) as u16
 }
 
-/// The marker that stands `back` octets behind the start of its FPDU's length field.
+/// Encodes the marker that stands `back` octets after the start of its FPDU's length field.
 #[inline]
 pub fn encode_marker(back: usize) -> [u8; MARKER_LEN] {
     let pointer = (back as u16).to_be_bytes();
     [0, 0, pointer[0], pointer[1]]
 }
 
-/// FPDUPTR of a marker. Reserved bits and the two lowest of the pointer do not matter (conformance 32,
-/// 33).
+/// Decodes the FPDUPTR of a marker. Reserved bits and the two lowest bits of the pointer are ignored
+/// (conformance 32, 33).
 #[inline]
 pub(crate) fn decode_marker(marker: [u8; MARKER_LEN]) -> usize {
     usize::from(u16::from_be_bytes([marker[2], marker[3]]) & POINTER_MASK)
 }
 
-/// Where in a segment that begins at `position` the first FPDU begins that its markers know of.
+/// Finds the start of the first FPDU that a marker of the segment points to. The segment begins at
+/// `position`.
 pub(crate) fn find_first_fpdu(segment: &impl RxStream, position: MarkerPosition) -> Option<usize> {
     let mut at = position.until_marker();
     while at + MARKER_LEN <= segment.available() {
         let mut marker = [0; MARKER_LEN];
         segment.peek(at, &mut marker);
-        // A marker that stands before its FPDU begins it.
+        // The start lies in this segment unless the marker points to before the segment.
         if let Some(start) = at.checked_sub(decode_marker(marker)) {
             return Some(start);
         }
@@ -205,8 +205,8 @@ pub(crate) fn find_first_fpdu(segment: &impl RxStream, position: MarkerPosition)
     None
 }
 
-/// Puts markers into an FPDU as it goes to the wire, less its CRC. For FPDUs in one piece; FPDUs that
-/// are built from records get theirs from the builder.
+/// Inserts markers into an encoded FPDU without its CRC. Only for FPDUs in one piece: the builder
+/// inserts the markers of FPDUs that are built from records.
 pub fn insert_markers(fpdu_without_crc: &[u8], position: MarkerPosition) -> Vec<u8> {
     let mut out = Vec::with_capacity(position.marked_len(fpdu_without_crc.len()) + MARKER_LEN);
     let mut start = 0;
@@ -242,7 +242,7 @@ mod tests {
         for start in (0..512).step_by(4) {
             let position = MarkerPosition(start);
             let marker = |at: usize| (usize::from(start) + at) % 512 < 4;
-            // A stream never begins inside of a marker.
+            // A stream never begins inside a marker.
             let mut data = 0;
             for at in 0..2000 {
                 assert_eq!(
@@ -299,8 +299,8 @@ mod tests {
         }
     }
 
-    /// RFC 5044 figures 5 and 6: the first FPDU of a stream behind its marker, and the second, of the
-    /// next message, with a marker 20 octets into it.
+    /// RFC 5044 figures 5 and 6: the first FPDU of a stream after its marker, and the second one, of
+    /// the next message, with a marker at octet 20.
     #[test]
     fn crc_covers_markers_as_in_the_examples_of_the_rfc() {
         let mut fpdu = vec![0; 44];

@@ -12,8 +12,8 @@
 //! RTR FPDU (RFC 6581) ------------------> first FPDU: may send
 //! ```
 //!
-//! [`fpdu`] frames what follows, [`marker`] says where markers stand in it. PROTOCOL.md sections 2 and
-//! 3 describe formats and rules.
+//! [`fpdu`] frames the stream after set-up, [`marker`] defines the marker positions in it.
+//! PROTOCOL.md sections 2 and 3 describe formats and rules.
 
 mod config;
 mod error;
@@ -33,15 +33,15 @@ pub use responder::{ConnectRequest, MpaResponder, ResponderStep};
 /// IRD or ORD value that means "not negotiated by this frame" (RFC 6581 section 9.1).
 pub const DEPTH_UNNEGOTIATED: u16 = 0x3fff;
 
-/// The IRD to announce: a power of two as far as the device allows, because Linux siw rounds its ORD
-/// up to one (PROTOCOL.md section 7.1).
+/// The IRD to announce: rounded up to a power of two within the device's limit, because Linux siw
+/// rounds its ORD up to one (PROTOCOL.md section 7.1).
 fn announced_ird(config: &MpaConfig, ird: u16) -> u16 {
     let ird = ird.min(DEPTH_UNNEGOTIATED >> 1);
     let rounded_up = if ird == 0 { 0 } else { ird.next_power_of_two() };
     rounded_up.min(config.max_ird)
 }
 
-/// What both sides agreed on; goes into [`QueuePair::set_rts`](crate::QueuePair::set_rts).
+/// Parameters that both sides agreed on; input of [`QueuePair::set_rts`](crate::QueuePair::set_rts).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NegotiatedParameters {
     /// This side sent the request, and sends the first FPDU.
@@ -56,7 +56,8 @@ pub struct NegotiatedParameters {
     pub ird: u16,
     /// ORD: Reads that this side may have outstanding.
     pub ord: u16,
-    /// Immediate Data and the Send behind it are one message to both sides (PROTOCOL.md section 8.8).
+    /// Both sides treat Immediate Data and the following Send as one message (PROTOCOL.md section
+    /// 8.8).
     pub joins_immediate: bool,
     /// The ready-to-receive message that starts the stream.
     pub rtr: Option<RtrKind>,

@@ -1,4 +1,4 @@
-//! The responder of a connection: it judges the request, and answers as its consumer decides
+//! Responder of a connection: validates the request and answers with the consumer's decision
 //! (PROTOCOL.md section 3).
 
 use super::{
@@ -7,33 +7,33 @@ use super::{
 };
 use crate::stream::RxStream;
 
-/// What the stream held.
+/// Result of reading the stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ResponderStep {
-    /// The request is not complete; the request timer goes on. After [`Request`](Self::Request):
-    /// nothing new.
+    /// The request is incomplete; the request timer keeps running. After [`Request`](Self::Request):
+    /// nothing new arrived.
     NeedMore,
-    /// A consumer must decide; returned once.
+    /// The consumer must decide on this request; returned once.
     Request(ConnectRequest),
-    /// No connection; send `send` if it is there (a reject), then close.
+    /// The set-up failed; send `send` (a reject) if present, then close.
     Failed {
-        /// Why.
+        /// Reason of the failure.
         error: MpaError,
         /// A reply frame with R set.
         send: Option<Box<[u8]>>,
     },
 }
 
-/// What the consumer decides about.
+/// A connection request that the consumer accepts or rejects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectRequest {
     /// The initiator's private data.
     pub private_data: Vec<u8>,
     /// Revision of the request.
     pub revision: u8,
-    /// Reads that the initiator can hold: the most that our ORD can be. `None`: not negotiated.
+    /// Inbound Reads that the initiator can hold: the upper limit of our ORD. `None`: not negotiated.
     pub peer_ird: Option<u16>,
-    /// Reads that the initiator wants to issue: what our IRD should be. `None`: not negotiated.
+    /// Reads that the initiator wants to issue: the desired value of our IRD. `None`: not negotiated.
     pub peer_ord: Option<u16>,
 }
 
@@ -45,7 +45,7 @@ pub struct MpaResponder {
 }
 
 impl MpaResponder {
-    /// Waits for a request.
+    /// Creates a responder that waits for a request.
     pub fn new(config: &MpaConfig) -> Self {
         Self {
             config: config.clone(),
@@ -53,13 +53,13 @@ impl MpaResponder {
         }
     }
 
-    /// How this device sets up connections.
+    /// The device's configuration of connection set-up.
     pub fn config(&self) -> &MpaConfig {
         &self.config
     }
 
-    /// Reads the request; after it, checks that the initiator sends nothing until it is answered
-    /// (RFC 5044 section 7.1.2, conformance 10).
+    /// Reads the request. After the request, checks that the initiator sends nothing until it is
+    /// answered (RFC 5044 section 7.1.2, conformance 10).
     pub fn on_stream(&mut self, rx: &mut impl RxStream) -> ResponderStep {
         let failed = |error| ResponderStep::Failed { error, send: None };
         if self.request.is_some() {
@@ -99,7 +99,7 @@ impl MpaResponder {
         ResponderStep::Request(request)
     }
 
-    /// What a sound request asks for that this device does not do.
+    /// Finds a demand in a well-formed request that this device does not support.
     fn find_refusal(&self, request: &MpaFrame) -> Option<MpaError> {
         if request.markers && self.config.markers == MarkerPolicy::Never {
             return Some(MpaError::MarkersUnsupported);
@@ -112,7 +112,8 @@ impl MpaResponder {
         }
     }
 
-    /// The consumer accepts with its IRD and ORD: the reply frame, and what was agreed.
+    /// Accepts the connection with the consumer's IRD and ORD. Returns the reply frame and the
+    /// negotiated parameters.
     pub fn accept(
         &self,
         ird: u16,
@@ -146,7 +147,7 @@ impl MpaResponder {
         Ok((reply, negotiated))
     }
 
-    /// Settles depths and the ready-to-receive message; returns what the reply says of them.
+    /// Negotiates depths and the ready-to-receive message. Returns the enhanced data for the reply.
     fn negotiate_enhanced(
         &self,
         negotiated: &mut NegotiatedParameters,
@@ -156,7 +157,7 @@ impl MpaResponder {
             negotiated.rtr = self.acceptable_rtr(peer).choose();
         }
         if peer.ord != DEPTH_UNNEGOTIATED {
-            // As much as the initiator wants, as far as the device has it, and never less than the
+            // As much as the initiator wants, within the device's limit, and never less than the
             // consumer asked for.
             negotiated.ird = negotiated.ird.max(peer.ord.min(self.config.max_ird));
         }
@@ -167,7 +168,7 @@ impl MpaResponder {
             negotiated.ird = negotiated.ird.max(1);
         }
         negotiated.ird = super::announced_ird(&self.config, negotiated.ird);
-        // Conformance 25: a depth that is not negotiated is answered in kind.
+        // Conformance 25: the reply to a depth that is not negotiated says "not negotiated" too.
         let reply_depth = |asked, own| {
             if asked == DEPTH_UNNEGOTIATED {
                 DEPTH_UNNEGOTIATED
@@ -183,13 +184,13 @@ impl MpaResponder {
         }
     }
 
-    /// The consumer rejects: the reply frame; send it, then close.
+    /// Rejects the connection. Returns the reply frame; the caller sends it, then closes.
     pub fn reject(&self, private_data: &[u8]) -> Result<Box<[u8]>, MpaError> {
         let request = self.request.as_ref().ok_or(MpaError::WrongState)?;
         self.encode_reply(request, true, Self::reject_data(request), private_data)
     }
 
-    /// The ready-to-receive kinds that both sides know; Read needs a place for it.
+    /// Ready-to-receive kinds that both sides support; Read needs an IRD of at least 1.
     fn acceptable_rtr(&self, peer: EnhancedData) -> RtrKinds {
         let mut kinds = peer.rtr.intersection(self.config.rtr_kinds);
         kinds.read &= self.config.max_ird > 0;
@@ -200,8 +201,8 @@ impl MpaResponder {
         self.config.immediate_with_send && request.joins_immediate
     }
 
-    /// The enhanced data of a reply that refuses. Without a ready-to-receive kind in common, it names
-    /// one that this device knows (PROTOCOL.md section 8.6).
+    /// Enhanced data of a refusing reply. Without a common ready-to-receive kind, it names one that
+    /// this device supports (PROTOCOL.md section 8.6).
     fn refusal_data(&self, request: &MpaFrame, error: MpaError) -> Option<EnhancedData> {
         let mut data = Self::reject_data(request)?;
         let kind = match error {
