@@ -1,4 +1,4 @@
-//! How a stream ends: graceful close, errors found here, a Terminate of either side, the loss of the
+//! End of a stream: graceful close, errors found locally, a Terminate from either side, loss of the
 //! TCP connection (PROTOCOL.md sections 4.2 and 6).
 
 use super::error_mapping::event_for_code;
@@ -16,8 +16,8 @@ use crate::stream::RxStream;
 use siw_shm::WcStatus;
 
 impl QueuePair {
-    /// The consumer disconnects: a message that is under way is sent to its end, then
-    /// [`requested_close`](Self::requested_close) asks for a graceful close. Work requests that were
+    /// Starts a graceful close on behalf of the consumer: a message in progress is sent to its end,
+    /// then [`requested_close`](Self::requested_close) asks for the close. Work requests that have
     /// not started are flushed when the stream is closed.
     pub fn disconnect(&mut self) {
         if self.state == RdmapState::Rts {
@@ -25,19 +25,19 @@ impl QueuePair {
         }
     }
 
-    /// The peer sent FIN and [`receive_in_order`](Self::receive_in_order) has seen all bytes before
-    /// it. `leftover`: bytes of an incomplete FPDU that stay in the stream.
+    /// Handles the peer's FIN, after [`receive_in_order`](Self::receive_in_order) has processed all
+    /// bytes before it. `leftover`: bytes of an incomplete FPDU that remain in the stream.
     pub fn on_peer_fin<E: QpEnv>(&mut self, env: &mut E, leftover: usize) {
         if !matches!(self.state, RdmapState::Rts | RdmapState::Closing) {
             return;
         }
         let is_cut = leftover > 0 || self.receive.is_within_message();
         if is_cut && self.is_paired {
-            // The consumer does not hear of connections: what it sends next fails.
+            // The consumer is not notified about connections: its next send fails.
             self.state = RdmapState::Closing;
             self.wants_abort = true;
         } else if is_cut {
-            // Conformance 36: the stream ended inside of an FPDU or a message.
+            // Conformance 36: the stream ended inside an FPDU or a message.
             self.abort(env, TerminateCode::MPA_TCP_LOST);
         } else if self.state == RdmapState::Rts {
             self.start_closing();
@@ -56,7 +56,7 @@ impl QueuePair {
         }
     }
 
-    /// Ends the queue pair at once: the error goes into no Terminate, the stream is reset.
+    /// Ends the queue pair at once: no Terminate reports the error, and the stream is reset.
     fn abort<E: QpEnv>(&mut self, env: &mut E, code: TerminateCode) {
         self.errors.found.get_or_insert(code);
         self.state = RdmapState::Error;
@@ -65,10 +65,11 @@ impl QueuePair {
         self.flush_queues(env);
     }
 
-    /// The stream is gone, no record comes back any more: flushes, and goes to IDLE (closed cleanly
-    /// with nothing left to send) or ERROR. A queue pair of [`set_paired`](Self::set_paired) flushes
-    /// nothing: its owner lets what is [unacknowledged](Self::has_outstanding_sends) or posted fail with
-    /// [`flush_queues`](Self::flush_queues) when the time of retries is over.
+    /// Handles the end of the TCP connection; no record will be acknowledged any more. Flushes the
+    /// queues and enters IDLE (closed cleanly with nothing left to send) or ERROR. A queue pair with
+    /// [`set_paired`](Self::set_paired) flushes nothing: when its retry time expires, its owner calls
+    /// [`flush_queues`](Self::flush_queues), which fails the
+    /// [outstanding](Self::has_outstanding_sends) and posted work requests.
     pub fn on_tcp_closed<E: QpEnv>(&mut self, env: &mut E, reason: CloseReason) {
         if !self.stream_open {
             return;
@@ -98,27 +99,28 @@ impl QueuePair {
         }
     }
 
-    /// ibv_modify_qp(ERR), or the client is gone: flushes now, and requests an abort of the stream.
+    /// Implements ibv_modify_qp(IBV_QPS_ERR), also used when the client is gone: flushes now and
+    /// requests an abort of the stream.
     pub fn modify_to_error<E: QpEnv>(&mut self, env: &mut E) {
         self.state = RdmapState::Error;
         self.wants_abort = true;
         self.flush_queues(env);
     }
 
-    /// The peer was never reached: the first work request that is flushed says so.
+    /// Records that the peer was never reached: the first flushed work request reports it.
     pub fn set_peer_lost(&mut self) {
         self.requester.set_peer_lost();
     }
 
-    /// Sends a Terminate of the local user's choice, then closes.
+    /// Sends a Terminate with a code chosen by the local user, then closes.
     pub fn send_terminate(&mut self, code: TerminateCode) {
         if self.state == RdmapState::Rts {
             self.queue_terminate(code, None);
         }
     }
 
-    /// [`build_fpdu`](Self::build_fpdu) failed: the queue pair goes to ERROR and requests an abort. The
-    /// message completes with LOC_PROT_ERR, everything else is flushed.
+    /// Handles a failure of [`build_fpdu`](Self::build_fpdu): the queue pair enters ERROR and
+    /// requests an abort. The message completes with LOC_PROT_ERR, everything else is flushed.
     pub fn on_build_failure<E: QpEnv>(
         &mut self,
         env: &mut E,
@@ -135,7 +137,8 @@ impl QueuePair {
         self.abort(env, TerminateCode::LOCAL_CATASTROPHIC);
     }
 
-    /// How the stream shall be closed now, if at all; the same until the stream is closed.
+    /// Returns how the stream is to be closed now, if at all; the answer stays until the stream is
+    /// closed.
     pub fn requested_close(&self) -> Option<CloseKind> {
         if !self.stream_open {
             return None;
@@ -151,8 +154,9 @@ impl QueuePair {
         is_ready.then_some(CloseKind::Graceful)
     }
 
-    /// Ends the stream because of an error, which a Terminate reports to the peer. The first error counts (RFC 5040
-    /// section 7.1, conformance 37, 79, 80); nothing follows a Terminate, in either direction.
+    /// Ends the stream because of an error, which a Terminate reports to the peer. The first error
+    /// counts (RFC 5040 section 7.1, conformance 37, 79, 80); nothing follows a Terminate, in either
+    /// direction.
     pub(super) fn fail_stream<E: QpEnv>(
         &mut self,
         env: &mut E,
@@ -164,7 +168,7 @@ impl QueuePair {
                 env.post_event(event_for_code(code));
                 self.queue_terminate(code, offender);
             }
-            // The FIN may have left already: no Terminate can follow it.
+            // The FIN may already have been sent: no Terminate can follow it.
             RdmapState::Closing => {
                 env.post_event(event_for_code(code));
                 self.errors.found = Some(code);
@@ -186,7 +190,7 @@ impl QueuePair {
         }));
     }
 
-    /// The peer's Terminate ends the stream; none goes back (RFC 5040 section 5.4).
+    /// The peer's Terminate ends the stream; no Terminate is sent in reply (RFC 5040 section 5.4).
     pub(super) fn on_terminate<E: QpEnv>(
         &mut self,
         env: &mut E,
@@ -205,7 +209,7 @@ impl QueuePair {
         self.state = RdmapState::Terminate;
         self.transmitter.open_message = OpenMessage::None;
         let Some(terminate) = parsed.ok().filter(|_| is_sound) else {
-            // Conformance 78: a malformed Terminate is an error of this stream all the same.
+            // Conformance 78: a malformed Terminate is an error of this stream too.
             self.errors.found = Some(TerminateCode::RDMAP_UNSPECIFIED);
             env.post_event(QpEvent::QpFatal);
             return;

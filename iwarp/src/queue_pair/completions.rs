@@ -1,4 +1,4 @@
-//! What acknowledgements, released buffers and the end of the stream complete.
+//! Completions caused by acknowledgements, released buffers and the end of the stream.
 
 use super::QueuePair;
 use super::receive::{ReceiveContext, ReceiveState};
@@ -10,7 +10,7 @@ use crate::record::{FpduKind, FpduRecord, FpduRun};
 use std::ops::Range;
 
 impl QueuePair {
-    /// The requester, and what its completions need of the queue pair.
+    /// The requester, and the fields of the queue pair that its completions need.
     #[inline]
     pub(super) fn requester_with_context(&mut self) -> (&mut Requester, CompletionContext<'_>) {
         let context = CompletionContext {
@@ -20,7 +20,7 @@ impl QueuePair {
         (&mut self.requester, context)
     }
 
-    /// The receive state, and what its completions need of the queue pair.
+    /// The receive state, and the fields of the queue pair that its completions need.
     #[inline]
     pub(super) fn receive_with_context(&mut self) -> (&mut ReceiveState, ReceiveContext<'_>) {
         let context = ReceiveContext {
@@ -30,8 +30,9 @@ impl QueuePair {
         (&mut self.receive, context)
     }
 
-    /// TCP got every byte of this record acknowledged. Records come back in the order in which they
-    /// were handed out; behind the last, call [`complete_acked`](Self::complete_acked).
+    /// TCP has the acknowledgement of every byte of this record. Call this for the records in the
+    /// order in which they were handed out, then [`complete_acked`](Self::complete_acked) after the
+    /// last one.
     #[inline]
     pub fn on_record_acked(&mut self, record: &FpduRecord) {
         if !record.is_last {
@@ -46,7 +47,7 @@ impl QueuePair {
         }
     }
 
-    /// [`on_record_acked`](Self::on_record_acked) for the FPDUs of a run with these numbers.
+    /// [`on_record_acked`](Self::on_record_acked) for the FPDUs `units` of a run.
     #[inline]
     pub fn on_fpdus_acked(&mut self, run: &FpduRun, units: Range<u16>) {
         if run.count() == 1 {
@@ -58,20 +59,21 @@ impl QueuePair {
         }
     }
 
-    /// Completes the requests whose records [`on_record_acked`](Self::on_record_acked) got.
+    /// Completes the requests whose records were passed to
+    /// [`on_record_acked`](Self::on_record_acked).
     #[inline]
     pub fn complete_acked<E: QpEnv>(&mut self, env: &mut E) {
         self.complete_ready(env);
     }
 
-    /// Completes what only waited for a port to release buffers: see
+    /// Completes requests that only waited for a port to release buffers; see
     /// [`QpEnv::is_released`](crate::QpEnv::is_released).
     pub fn poll_releases<E: QpEnv>(&mut self, env: &mut E) {
         self.complete_ready(env);
     }
 
-    /// Completes what waited until no other worker uses a key any more: the queue pair asked for it by
-    /// [`QpEnv::await_quiescence`]. True: something still waits. Else call
+    /// Completes work requests and Sends that waited until no other worker uses an invalidated key,
+    /// as requested by [`QpEnv::await_quiescence`]. `true`: something still waits. `false`: call
     /// [`receive_in_order`](Self::receive_in_order) and [`next_record`](Self::next_record) again.
     pub fn poll_quiescence<E: QpEnv>(&mut self, env: &mut E) -> bool {
         let (requester, mut context) = self.requester_with_context();
@@ -82,14 +84,14 @@ impl QueuePair {
         is_sending || is_receiving
     }
 
-    /// [`receive_in_order`](Self::receive_in_order) takes nothing until
+    /// Returns whether [`receive_in_order`](Self::receive_in_order) consumes nothing until
     /// [`poll_quiescence`](Self::poll_quiescence) has delivered a Send.
     #[inline]
     pub fn is_delivery_delayed(&self) -> bool {
         self.receive.is_delivery_delayed()
     }
 
-    /// Completes the work requests at the front of the send queue that are finished.
+    /// Completes the finished work requests at the front of the send queue.
     #[inline]
     pub(super) fn complete_ready<E: QpEnv>(&mut self, env: &mut E) {
         let (requester, mut context) = self.requester_with_context();
@@ -99,14 +101,14 @@ impl QueuePair {
         }
     }
 
-    /// Flushes what is in the queues, still or anew, as far as the budget of one turn reaches: see
+    /// Flushes the work requests that are in the queues, within the budget of one turn; see
     /// [`has_unflushed`](Self::has_unflushed). Call it on a doorbell in ERROR or after the stream was
-    /// closed; does nothing in other states.
+    /// closed; it does nothing in other states.
     ///
-    /// After a clean close, and after the end of the stream of a paired one, the queue pair is IDLE, but
-    /// its consumer may not have known that yet when it posted to the send queue: such a work request is
-    /// flushed too, and the queue pair goes to ERROR, as if it had been posted before the end. Receive
-    /// work requests wait for the next connection.
+    /// After a clean close, or after the end of a paired queue pair's stream, the queue pair is IDLE,
+    /// but its consumer may not have known that yet when it posted to the send queue. Such a send
+    /// work request is flushed too, and the queue pair enters ERROR as if the request had been posted
+    /// before the end. Receive work requests wait for the next connection.
     pub fn flush_queues<E: QpEnv>(&mut self, env: &mut E) {
         let is_closed = self.state == RdmapState::Idle && self.was_closed;
         if is_closed && self.flush_send_queue(env) {
@@ -118,14 +120,14 @@ impl QueuePair {
         }
     }
 
-    /// The last flush left something in a ring: call [`flush_queues`](Self::flush_queues) again when
-    /// others had their turn.
+    /// Returns whether the last flush left work requests in a ring: call
+    /// [`flush_queues`](Self::flush_queues) again after other queue pairs had their turn.
     pub fn has_unflushed(&self) -> bool {
         self.state == RdmapState::Error
             && (self.requester.has_unflushed || self.receive.has_unflushed)
     }
 
-    /// True: a work request did not succeed.
+    /// Flushes the send queue and the responses. Returns whether a work request failed.
     pub(super) fn flush_send_queue<E: QpEnv>(&mut self, env: &mut E) -> bool {
         self.transmitter.open_message = OpenMessage::None;
         let (requester, mut context) = self.requester_with_context();

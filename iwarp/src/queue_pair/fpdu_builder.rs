@@ -1,16 +1,16 @@
-//! From a record to the bytes of its FPDU; again, and identically, at each retransmission.
+//! Builds the bytes of a record's FPDU, identically at each retransmission.
 //!
-//! [`QueuePair::build_fpdu`](crate::QueuePair::build_fpdu) chooses the message; requester and
-//! responder append its header and payload here; the frame's [`FrameBuilder`] gets them with length
-//! field, markers, pad and CRC.
+//! [`QueuePair::build_fpdu`](crate::QueuePair::build_fpdu) selects the message; requester and
+//! responder append its header and payload here; the builder adds length field, markers, pad and CRC,
+//! and writes to the frame's [`FrameBuilder`].
 //!
-//! Payload that is copied is read once: bytes and CRC of the frame come from the same load, whatever
-//! the application does to its memory meanwhile. Payload by reference is read for the CRC here and
-//! once more when the frame is transmitted: only memory that must not change while the message is in
-//! flight (verbs: WRITE and SEND, but not the source of a READ) is sent so.
+//! Copied payload is read once: bytes and CRC of the frame come from the same load, even if the
+//! application changes its memory meanwhile. Referenced payload is read here for the CRC and again
+//! when the frame is transmitted, so references are used only for memory that must not change while
+//! the message is in flight (verbs: WRITE and SEND, but not the source of a READ).
 //!
-//! Why it is fast: whether the stream has markers is a constant of the type, so that streams without
-//! them pay nothing. Headers go out in one piece with the length field.
+//! Why it is fast: the presence of markers is a const generic, so streams without markers pay nothing
+//! for them. The header is written in one piece with the length field.
 
 use crate::ddp::{
     ControlOctets, MAX_HDR_LEN, Msn, QN_SEND, TAGGED_HDR_LEN, TaggedHeader, UNTAGGED_HDR_LEN,
@@ -26,10 +26,11 @@ use crate::record::{FpduRecord, FrameBuilder};
 use siw_memory::{RegisteredMemory, crc, crc_copy, gap_copy};
 use siw_shm::SharedMemory;
 
-/// Bytes of memory that is not mapped, copied by one system call: the payload of a usual segment.
+/// Maximum number of bytes that one system call copies from unmapped memory: the payload of a usual
+/// segment.
 const COPIED_AT_ONCE: usize = 2048;
 
-/// The memory of `len` octets at `off`, if they lie in one piece.
+/// Returns the memory of `len` octets at `off`, if they are contiguous.
 #[inline(always)]
 pub(crate) fn whole_piece_at(
     mr: &RegisteredMemory,
@@ -41,11 +42,11 @@ pub(crate) fn whole_piece_at(
 }
 
 /// Appends a whole FPDU without markers, from length field to CRC, if its payload can be copied from
-/// one piece of memory into one piece of the frame, as nearly always. False, with nothing appended: it
-/// has to be done part by part. Payload is as for [`FpduBuilder::append_memory`]. `head`: length field and
-/// header.
+/// one piece of memory into one piece of the frame, which is nearly always so. `false`: nothing was
+/// appended, and the caller appends it part by part. The payload is as for
+/// [`FpduBuilder::append_memory`]. `head`: length field and header.
 ///
-/// Why it is fast: room in the frame is asked for once, and a short FPDU gets its CRC in one pass.
+/// Why it is fast: room in the frame is reserved once, and a short FPDU gets its CRC in one pass.
 #[inline(always)]
 pub(crate) fn append_copied_fpdu<B: FrameBuilder>(
     frame: &mut B,
@@ -67,7 +68,8 @@ pub(crate) fn append_copied_fpdu<B: FrameBuilder>(
 
 /// Length field and header of a tagged segment.
 ///
-/// Why it is fast: it goes from registers into the frame by whole words, from which its CRC is read.
+/// Why it is fast: it moves from registers to the frame in whole words, and the CRC reads those
+/// words.
 #[inline(always)]
 pub(crate) fn tagged_head(
     ulpdu_len: u16,
@@ -77,7 +79,7 @@ pub(crate) fn tagged_head(
     (u128::from(first) << 64 | u128::from(header.to)).to_be_bytes()
 }
 
-/// Length field and header of an untagged segment, likewise.
+/// Length field and header of an untagged segment, built in the same way.
 #[inline(always)]
 pub(crate) fn untagged_head(
     ulpdu_len: u16,
@@ -92,7 +94,7 @@ pub(crate) fn untagged_head(
     head
 }
 
-/// Length field, control octets, and the STag behind them.
+/// Length field, control octets and the following STag.
 #[inline(always)]
 fn first_word(ulpdu_len: u16, control: ControlOctets, stag: u32) -> u64 {
     u64::from(ulpdu_len) << 48
@@ -101,7 +103,8 @@ fn first_word(ulpdu_len: u16, control: ControlOctets, stag: u32) -> u64 {
         | u64::from(stag)
 }
 
-/// Writes a whole FPDU without markers to `room`, which is as long, with a copy of the payload at `source`.
+/// Writes a whole FPDU without markers to `room`, which has its length, with a copy of the payload at
+/// `source`.
 #[inline(always)]
 pub(crate) fn fill_copied_fpdu(
     room: &mut [u8],
@@ -134,13 +137,13 @@ pub(crate) struct FpduBuilder<'a, B, const MARKERS: bool> {
     frame: &'a mut B,
     ulpdu_len: u16,
     with_crc: bool,
-    /// CRC32c of what is appended so far.
+    /// CRC32c of the bytes appended so far.
     crc: u32,
     /// Octets to the next marker.
     until_marker: usize,
-    /// Octets since the start of the length field: what FPDUPTR of a marker here would say.
+    /// Octets since the start of the length field: the FPDUPTR of a marker at this point.
     fpdu_offset: usize,
-    /// Pad and CRC are appended already.
+    /// Pad and CRC have been appended.
     is_whole: bool,
 }
 
@@ -159,9 +162,10 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> FpduBuilder<'a, B, MARKERS> {
         }
     }
 
-    /// Appends the whole FPDU, from length field to CRC, if its payload is to be copied from one piece
-    /// of memory into one piece of the frame, as nearly always. False, with nothing appended: the
-    /// caller does it part by part. Payload is as for [`append_memory`](Self::append_memory).
+    /// Appends the whole FPDU, from length field to CRC, if its payload is to be copied from one
+    /// piece of memory into one piece of the frame, which is nearly always so. `false`: nothing was
+    /// appended, and the caller appends it part by part. The payload is as for
+    /// [`append_memory`](Self::append_memory).
     #[inline(always)]
     pub fn append_in_one_piece<const HDR: usize>(
         &mut self,
@@ -182,8 +186,8 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> FpduBuilder<'a, B, MARKERS> {
         Ok(self.is_whole)
     }
 
-    /// [`append_in_one_piece`](Self::append_in_one_piece) where the stream has markers: no marker
-    /// falls into the header, and no pad is needed, as in nearly every full segment.
+    /// Variant of [`append_in_one_piece`](Self::append_in_one_piece) for a stream with markers, if no
+    /// marker falls into the header and no pad is needed, as in nearly every full segment.
     #[inline(always)]
     fn append_marked_in_one_piece<const HDR: usize>(
         &mut self,
@@ -270,7 +274,8 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> FpduBuilder<'a, B, MARKERS> {
         self.frame.append_bytes(bytes);
     }
 
-    /// Appends payload from registered memory that [`RegisteredMemory::check`] gave.
+    /// Appends payload from registered memory at `off`, which [`RegisteredMemory::check_access`]
+    /// returned.
     #[inline]
     pub fn append_memory(
         &mut self,
@@ -305,7 +310,7 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> FpduBuilder<'a, B, MARKERS> {
     ) -> Result<(), BuildError> {
         let (mut off, mut left) = (off, len as usize);
         while left > 0 {
-            // One piece, unless pages were registered that do not lie side by side.
+            // One piece, unless the registered pages are not contiguous.
             let Ok((region, region_off, piece_len)) = mr.piece_at(off, left) else {
                 let done = self.append_copied_memory(mr, off, left)?;
                 off += done as u64;
@@ -335,7 +340,8 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> FpduBuilder<'a, B, MARKERS> {
         Ok(())
     }
 
-    /// Copies as much of the payload as has room in one piece; returns how much.
+    /// Copies as much of the payload as fits into one piece of the frame; returns the number of
+    /// bytes.
     #[inline]
     fn copy_unmarked_memory(
         &mut self,
@@ -358,8 +364,9 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> FpduBuilder<'a, B, MARKERS> {
         Ok(len)
     }
 
-    /// Copies as much of the payload as lies in one piece and has room in one piece, with its markers;
-    /// returns how much. What markers leave in one piece is too short for a reference.
+    /// Copies as much of the payload as is contiguous in memory and fits into one piece of the frame,
+    /// with its markers; returns the number of bytes. The pieces between markers are too short for
+    /// references.
     #[inline]
     fn copy_marked_memory(
         &mut self,
@@ -395,8 +402,8 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> FpduBuilder<'a, B, MARKERS> {
         Ok(len)
     }
 
-    /// Appends the beginning of payload that the daemon has not mapped: a system call copies it.
-    /// Returns how much.
+    /// Appends the first bytes of payload that the daemon has not mapped, using a system call.
+    /// Returns the number of bytes.
     #[cold]
     fn append_copied_memory(
         &mut self,
@@ -425,7 +432,7 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> FpduBuilder<'a, B, MARKERS> {
         }
     }
 
-    /// Appends length field and DDP header, and an RDMAP header behind it, in one piece.
+    /// Appends length field, DDP header and, if present, the following RDMAP header in one piece.
     #[inline]
     pub fn append_header(&mut self, header: &[u8]) {
         let mut bytes = [0; LEN_FIELD + MAX_HDR_LEN + ATOMIC_REQUEST_LEN];
@@ -472,7 +479,7 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> FpduBuilder<'a, B, MARKERS> {
         self.append_short_message(RdmapOpcode::ReadRequest, msn, &header.to_bytes());
     }
 
-    /// Appends an untagged message of one segment whose payload is a header of RDMAP.
+    /// Appends a single-segment untagged message whose payload is an RDMAP header.
     pub fn append_short_message(&mut self, opcode: RdmapOpcode, msn: Msn, payload: &[u8]) {
         let header = UntaggedHeader {
             control: ControlOctets::new(opcode, true),
@@ -509,7 +516,7 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> FpduBuilder<'a, B, MARKERS> {
             self.frame.append_bytes(&bytes[..pad_len + CRC_LEN]);
             return;
         }
-        // Every full segment at the usual EMSS comes here directly.
+        // Every full segment at the usual EMSS gets here directly.
         let crc = if self.with_crc { self.crc } else { 0 };
         self.frame.append_bytes(&crc.to_le_bytes());
     }

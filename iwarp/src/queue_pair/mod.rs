@@ -1,19 +1,20 @@
 //! The queue pair: RDMAP and DDP above a stream of records.
 //!
-//! One worker owns it and drives it:
+//! One worker owns and drives it:
 //!
 //! ```text
-//! doorbell / room in TCP --> next_records() -----> FpduRun: TCP keeps it, and has build_run() and
-//!                                                  build_fpdu() called whenever it sends of it
+//! doorbell / room in TCP --> next_records() -----> FpduRun: kept by TCP, which calls build_run() and
+//!                                                  build_fpdu() at each transmission
 //! ACK ---------------------> on_fpdus_acked(), complete_acked() --> completions of SEND and WRITE
 //! bytes in order ----------> receive_in_order() -> placement, receive and READ completions
 //! FIN, RST, timers --------> on_peer_fin(), on_tcp_closed() --> flush
 //! ```
 //!
-//! Three parts do the work, each with its own state: the [`Requester`] sends what this side asks for
-//! and completes it, the [`Responder`] answers Reads and atomics of the peer, the [`ReceiveState`]
-//! takes Writes and Sends. [`QueuePair`] holds what they share (the outgoing stream, the state, the
-//! errors), passes FPDUs to the right part, and decides what an error of a part means for the stream.
+//! Three parts do the work, each with its own state: the [`Requester`] sends the requests of this
+//! side and completes them, the [`Responder`] answers the peer's Reads and atomics, and the
+//! [`ReceiveState`] receives Writes and Sends. [`QueuePair`] holds the state that they share (the
+//! outgoing stream, the RDMAP state, the errors), dispatches FPDUs to them, and decides how an error
+//! of a part affects the stream.
 //!
 //! States (PROTOCOL.md section 4):
 //!
@@ -24,11 +25,11 @@
 //!                    '--RST, modify_to_error--> ERROR
 //! ```
 //!
-//! A queue pair whose consumer knows no connections ([`QueuePair::set_paired`]) goes to IDLE with
-//! each end of its stream but a Terminate, and to ERROR with the next send.
+//! A queue pair whose consumer is not aware of connections ([`QueuePair::set_paired`]) enters IDLE
+//! whenever its stream ends without a Terminate, and ERROR with the next send.
 //!
-//! In RTS the send queue can be drained (verbs' SQD): what is started goes on to its completion,
-//! nothing else starts until [`QueuePair::resume_send_queue`].
+//! In RTS the send queue can be drained (verbs' SQD): work requests that have started proceed to
+//! their completion, and no other starts until [`QueuePair::resume_send_queue`].
 
 mod closing;
 mod completions;
@@ -59,11 +60,11 @@ use siw_shm::Access;
 use state::StreamErrors;
 use transmitter::{OpenMessage, Transmitter};
 
-/// The Terminate of this side.
+/// The Terminate that this side sends.
 #[derive(Debug)]
 struct OutgoingTerminate {
     payload: TerminatePayload,
-    /// TCP has it.
+    /// TCP already has it.
     is_queued: bool,
 }
 
@@ -74,17 +75,17 @@ pub struct QueuePair {
     /// FPDUs carry a CRC.
     crc: bool,
     stream_open: bool,
-    /// There was a stream, which is closed.
+    /// There was a stream, which has been closed.
     was_closed: bool,
-    /// The stream shall be reset.
+    /// The stream is to be reset.
     wants_abort: bool,
     /// A responder sends nothing until it has received an FPDU (RFC 5044 section 7.1.2).
     may_send: bool,
-    /// A message of `rtr` is still to be sent.
+    /// The message `rtr` has yet to be sent.
     is_rtr_pending: bool,
     /// The ready-to-receive message, or the last one of [`send_empty_write`](Self::send_empty_write).
     rtr: Option<RtrKind>,
-    /// Its consumer knows no connections: see [`set_paired`](Self::set_paired).
+    /// The consumer is not aware of connections; see [`set_paired`](Self::set_paired).
     is_paired: bool,
     terminate_bit_order: TerminateBitOrder,
     first_msn: Msn,
@@ -97,7 +98,7 @@ pub struct QueuePair {
 }
 
 impl QueuePair {
-    /// A queue pair in IDLE; allocates nothing.
+    /// Creates a queue pair in IDLE; allocates no memory.
     pub fn new(attr: QpInitAttr) -> Self {
         let (first_msn, marker_position) = (Msn::FIRST, MarkerPosition::NO_MARKERS);
         let policy = OutOfOrderPolicy::Off;
@@ -123,8 +124,8 @@ impl QueuePair {
         }
     }
 
-    /// The stream is in FPDU mode. `emss`: payload bytes of a full TCP segment. Ignored unless the
-    /// queue pair is IDLE.
+    /// Enters RTS: the stream is in FPDU mode. `emss`: payload bytes of a full TCP segment. Ignored
+    /// unless the queue pair is IDLE.
     pub fn set_rts(&mut self, negotiated: NegotiatedParameters, emss: u32) {
         if self.state != RdmapState::Idle {
             return;
@@ -158,67 +159,69 @@ impl QueuePair {
         self.set_emss(emss);
     }
 
-    /// In which bit order this queue pair sends its Terminate; before [`set_rts`](Self::set_rts).
+    /// Sets the bit order of the Terminates that this queue pair sends. Call before
+    /// [`set_rts`](Self::set_rts).
     pub fn set_terminate_bit_order(&mut self, order: TerminateBitOrder) {
         self.terminate_bit_order = order;
     }
 
-    /// Number of the first message of each queue in both directions, Terminates aside; before
-    /// [`set_rts`](Self::set_rts). See [`MpaConfig::first_msn`](crate::MpaConfig::first_msn).
+    /// Sets the number of the first message of each queue in both directions, except for Terminates.
+    /// Call before [`set_rts`](Self::set_rts). See
+    /// [`MpaConfig::first_msn`](crate::MpaConfig::first_msn).
     pub fn set_first_msn(&mut self, first: Msn) {
         self.first_msn = first;
     }
 
-    /// The consumer has named the peer's queue pair and knows of no connection, as with InfiniBand:
-    /// the end of the stream is nothing that it hears of, until it sends. Then the first work request
-    /// completes with RETRY_EXC_ERR, when its owner flushes the queue pair, which goes to ERROR. Before
-    /// [`set_rts`](Self::set_rts).
+    /// Selects paired mode: as with InfiniBand, the consumer has named the peer's queue pair and is
+    /// not aware of connections. It does not learn about the end of the stream until it sends: then
+    /// its owner flushes the queue pair, the first work request completes with RETRY_EXC_ERR, and the
+    /// queue pair enters ERROR. Call before [`set_rts`](Self::set_rts).
     pub fn set_paired(&mut self, is_paired: bool) {
         self.is_paired = is_paired;
     }
 
-    /// The same.
+    /// Returns the value of [`set_paired`](Self::set_paired).
     pub fn is_paired(&self) -> bool {
         self.is_paired
     }
 
-    /// How long an untagged message may wait for a receive work request, in milliseconds; 0: not at
-    /// all. Before [`set_rts`](Self::set_rts), and when such a wait is to end.
+    /// Sets the time that an untagged message may wait for a receive work request, in milliseconds;
+    /// 0: no wait. Call before [`set_rts`](Self::set_rts), and to end a wait.
     pub fn set_receive_wait(&mut self, milliseconds: u32) {
         self.receive.receive_wait_ms = milliseconds;
     }
 
-    /// The same.
+    /// Returns the value of [`set_receive_wait`](Self::set_receive_wait).
     pub fn receive_wait_ms(&self) -> u32 {
         self.receive.receive_wait_ms
     }
 
-    /// [`receive_in_order`](Self::receive_in_order) has stopped at a message for which no receive
-    /// work request is posted. Call it again when there may be one; when the time is over, after
-    /// `set_receive_wait(0)`, for the Terminate.
+    /// Returns whether [`receive_in_order`](Self::receive_in_order) has stopped at a message for
+    /// which no receive work request is posted. Call it again when one may have been posted; after
+    /// the time limit, call it after `set_receive_wait(0)` so that it sends the Terminate.
     #[inline]
     pub fn awaits_receive(&self) -> bool {
         self.receive.awaits_receive
     }
 
-    /// The stream is to be looked at again.
+    /// Clears [`awaits_receive`](Self::awaits_receive), so that the stream is examined again.
     pub fn stop_awaiting_receive(&mut self) {
         self.receive.awaits_receive = false;
     }
 
-    /// The effective MSS changed; FPDUs that TCP does not have yet follow it. `emss`: payload bytes of
-    /// a full TCP segment.
+    /// Sets the effective MSS for FPDUs that TCP does not have yet. `emss`: payload bytes of a full
+    /// TCP segment.
     pub fn set_emss(&mut self, emss: u32) {
         self.transmitter.set_emss(emss);
     }
 
-    /// The peer has sent an FPDU.
+    /// Returns whether the peer has sent an FPDU.
     pub fn has_received(&self) -> bool {
         self.receive.has_first_fpdu
     }
 
-    /// Sends an RDMA Write of nothing, between messages; only when TCP has nothing of this stream
-    /// that is not acknowledged. Not while a message is under way, or none may be sent.
+    /// Sends a zero-length RDMA Write. Call it only when TCP has no unacknowledged data of this
+    /// stream. Does nothing while a message is in progress or sending is not allowed.
     pub fn send_empty_write(&mut self) {
         if self.state == RdmapState::Rts
             && self.may_send
@@ -230,12 +233,12 @@ impl QueuePair {
         }
     }
 
-    /// Changes what the peer may not do from now on: of [`Access::REMOTE`].
+    /// Sets the [`Access::REMOTE`] rights that the peer is denied from now on.
     pub fn deny_access(&mut self, denied: Access) {
         self.attr.denied_access = denied;
     }
 
-    /// What it was created with.
+    /// Attributes that the queue pair was created with.
     pub fn init_attr(&self) -> &QpInitAttr {
         &self.attr
     }
@@ -245,7 +248,8 @@ impl QueuePair {
         self.state
     }
 
-    /// [`next_record`](Self::next_record) has something to send besides what may wait in the ring.
+    /// Returns whether [`next_record`](Self::next_record) has something to send, not counting work
+    /// requests in the ring.
     pub fn has_output(&self) -> bool {
         match self.state {
             RdmapState::Terminate => self.has_unsent_terminate(),
@@ -267,8 +271,8 @@ impl QueuePair {
             .is_some_and(|terminate| !terminate.is_queued)
     }
 
-    /// Starts no further work request until [`resume_send_queue`](Self::resume_send_queue);
-    /// [`QpEvent::SqDrained`] is posted when those that are started are completed. False: not in RTS.
+    /// Stops starting work requests until [`resume_send_queue`](Self::resume_send_queue); posts
+    /// [`QpEvent::SqDrained`] when those that have started are completed. `false`: not in RTS.
     pub fn drain_send_queue<E: QpEnv>(&mut self, env: &mut E) -> bool {
         if self.state != RdmapState::Rts {
             return false;
@@ -280,7 +284,7 @@ impl QueuePair {
         true
     }
 
-    /// From draining or drained back to sending. False: not in RTS.
+    /// Resumes sending when draining or drained. `false`: not in RTS.
     pub fn resume_send_queue(&mut self) -> bool {
         let is_rts = self.state == RdmapState::Rts;
         if is_rts {
@@ -289,12 +293,12 @@ impl QueuePair {
         is_rts
     }
 
-    /// How far a drain is; of no meaning outside of RTS.
+    /// State of the drain; meaningful only in RTS.
     pub fn drain_state(&self) -> DrainState {
         self.requester.drain
     }
 
-    /// Posts the event when the last work request that was started is completed.
+    /// Posts the event when the last started work request is completed.
     #[cold]
     fn check_drained<E: QpEnv>(&mut self, env: &mut E) {
         if self.requester.drain == DrainState::Draining
@@ -306,40 +310,41 @@ impl QueuePair {
         }
     }
 
-    /// The Terminate that the peer sent, if it did.
+    /// The Terminate that the peer sent, if any.
     pub fn received_terminate(&self) -> Option<TerminateCode> {
         self.errors.received
     }
 
-    /// The error that this side found first, as it went (or would have gone) into a Terminate.
+    /// The first error that this side found, as it was (or would have been) sent in a Terminate.
     pub fn found_error(&self) -> Option<TerminateCode> {
         self.errors.found
     }
 
-    /// Work requests are taken out of the send ring and not completed.
+    /// Returns whether work requests were taken out of the send ring and are not completed.
     pub fn has_outstanding_sends(&self) -> bool {
         !self.requester.is_idle()
     }
 
-    /// IRD and ORD: Reads that the peer may have outstanding, and Reads that this side may.
+    /// IRD and ORD: the Reads that the peer and this side, respectively, may have outstanding.
     pub fn read_depths(&self) -> (u16, u16) {
         (self.responder.ird, self.requester.ord)
     }
 
-    /// The memory windows that may be bound to this queue pair, by the keys that they were allocated
-    /// with. They have to be unbound when it goes.
+    /// Takes the memory windows that may be bound to this queue pair, identified by the keys they
+    /// were allocated with. They must be unbound when the queue pair is destroyed.
     pub fn take_bound_windows(&mut self) -> Vec<Stag> {
         std::mem::take(&mut self.requester.bound_windows)
             .into_iter()
             .collect()
     }
 
-    /// Largest ULPDU of an FPDU as of now, in octets (RFC 5044 section 4.1).
+    /// Current maximum ULPDU size of an FPDU, in octets (RFC 5044 section 4.1).
     pub fn mulpdu(&self) -> u16 {
         self.transmitter.mulpdu
     }
 
-    /// A responder that has not received an FPDU yet, and may not send therefore.
+    /// Returns whether this is a responder that has not received an FPDU yet, and therefore may not
+    /// send.
     pub fn is_awaiting_first_fpdu(&self) -> bool {
         self.state == RdmapState::Rts && !self.may_send
     }

@@ -1,4 +1,4 @@
-//! The small public types of a queue pair: states, attributes, reasons.
+//! Small public types of a queue pair: states, attributes, reasons.
 
 use crate::queue_pair::error_mapping::vendor_error;
 use crate::rdmap::terminate::TerminateCode;
@@ -6,8 +6,8 @@ use siw_memory::key_table::{LastKey, Stag};
 use siw_memory::{KeyError, KeyReader, RegisteredMemory};
 use siw_shm::{Access, WcStatus};
 
-/// State of the RDMAP stream of a queue pair (PROTOCOL.md section 4.1). Clients see
-/// `siw_shm::control::QpState`, which also tells the drain of a send queue and the wait for the first
+/// State of a queue pair's RDMAP stream (PROTOCOL.md section 4.1). Clients see
+/// `siw_shm::control::QpState`, which also shows the drain of a send queue and the wait for the first
 /// FPDU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RdmapState {
@@ -15,33 +15,34 @@ pub enum RdmapState {
     Idle,
     /// Ready to send and receive.
     Rts,
-    /// A graceful close is under way.
+    /// A graceful close is in progress.
     Closing,
-    /// A Terminate leaves or has arrived; nothing but the close follows.
+    /// A Terminate is being sent or was received; only the close follows.
     Terminate,
-    /// Everything is flushed, and so is whatever is posted later.
+    /// Everything is flushed, including work requests posted later.
     Error,
 }
 
-/// How far the drain of the send queue is (ibv_modify_qp(3), IBV_QPS_SQD).
+/// State of the send queue's drain (ibv_modify_qp(3), IBV_QPS_SQD).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DrainState {
-    /// Work requests start as they come.
+    /// Work requests start normally.
     #[default]
     Inactive,
-    /// No work request starts; some that did are not completed.
+    /// No work request starts; some started ones are not completed.
     Draining,
-    /// No work request starts, and all that did are completed: [`QpEvent::SqDrained`](crate::QpEvent::SqDrained) was posted.
+    /// No work request starts, and all started ones are completed:
+    /// [`QpEvent::SqDrained`](crate::QpEvent::SqDrained) was posted.
     Drained,
 }
 
-/// Work requests of one ring that are flushed before others have their turn.
+/// Work requests of one ring that are flushed before other queue pairs get their turn.
 pub(crate) const FLUSHES_PER_TURN: u32 = 64;
 
-/// What a queue pair is created with (ibv_create_qp(3)).
+/// Attributes for creating a queue pair (ibv_create_qp(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QpInitAttr {
-    /// Queue pair number: memory windows that are bound to one stream name it.
+    /// Queue pair number, which memory windows bound to one stream refer to.
     pub qpn: u32,
     /// Protection domain.
     pub pd: u32,
@@ -49,17 +50,17 @@ pub struct QpInitAttr {
     pub max_send_wr: u32,
     /// Depth of the receive queue, in work requests.
     pub max_recv_wr: u32,
-    /// Every send work request makes a completion.
+    /// Every send work request generates a completion.
     pub sq_sig_all: bool,
-    /// What the peer may not do, whatever a key allows (`qp_access_flags` of ibv_modify_qp(3) has it the
-    /// other way round).
+    /// Rights that the peer is denied, whatever a key allows (the inverse of `qp_access_flags` in
+    /// ibv_modify_qp(3)).
     pub denied_access: Access,
 }
 
 impl QpInitAttr {
-    /// The memory behind a key, if this queue pair may access `len` bytes from `address` on in this
-    /// way: the region, and the offset in it. Zero-length accesses are not checked (RFC 5041 section
-    /// 5.2): callers leave the call out.
+    /// Resolves a key for an access to `len` bytes at `address`, if this queue pair may access them
+    /// in this way: returns the region and the offset in it. Zero-length accesses are not checked
+    /// (RFC 5041 section 5.2): callers skip the call.
     #[inline(always)]
     pub(crate) fn check_key<'k>(
         &self,
@@ -75,7 +76,7 @@ impl QpInitAttr {
         keys.check_access(Stag(stag), address, len, access, self.pd, self.qpn)
     }
 
-    /// [`check_key`](Self::check_key) for one access after the other of the same kind.
+    /// Variant of [`check_key`](Self::check_key) for a sequence of accesses of the same kind.
     #[inline(always)]
     pub(crate) fn check_key_with<'k>(
         &self,
@@ -92,19 +93,19 @@ impl QpInitAttr {
     }
 }
 
-/// How the stream shall be closed.
+/// Way to close the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CloseKind {
-    /// FIN behind everything that TCP has taken.
+    /// FIN after everything that TCP has taken.
     Graceful,
     /// RST now.
     Abort,
 }
 
-/// Why the stream is gone.
+/// Reason why the stream has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CloseReason {
-    /// Both FINs are exchanged, or the close was given enough time.
+    /// Both FINs were exchanged, or the time limit of the close expired.
     Closed,
     /// The peer sent RST.
     Reset,
@@ -112,21 +113,21 @@ pub enum CloseReason {
     TimedOut,
 }
 
-/// What [`QueuePair::receive_in_order`](crate::QueuePair::receive_in_order) did.
+/// Result of [`QueuePair::receive_in_order`](crate::QueuePair::receive_in_order).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ReceiveProgress {
     /// FPDUs consumed.
     pub fpdus: u32,
     /// Bytes of the stream consumed.
     pub bytes: usize,
-    /// The very first FPDU was among them: a responder may send from now on.
+    /// The very first FPDU was among them: a responder may now send.
     pub first_fpdu: bool,
-    /// There is something for [`QueuePair::next_record`](crate::QueuePair::next_record) to send.
+    /// [`QueuePair::next_record`](crate::QueuePair::next_record) has something to send.
     pub has_output: bool,
 }
 
-/// A record cannot be built any more: its memory key was deregistered, or the queue pair was
-/// flushed. Its place in the sequence space cannot be filled otherwise, so the stream is aborted.
+/// A record cannot be built any more: its memory key was deregistered, or the queue pair was flushed.
+/// Nothing else can fill its sequence space, so the stream is aborted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BuildError {
     /// The local key no longer covers the message.
@@ -137,12 +138,12 @@ pub enum BuildError {
     MessageCompleted,
 }
 
-/// The errors that end a stream, by who found them. The first of each counts.
+/// Errors that end a stream, by the side that found them. The first of each counts.
 #[derive(Debug, Default)]
 pub(crate) struct StreamErrors {
-    /// Found by this side, as it went (or would have gone) into a Terminate.
+    /// Found by this side, as it was (or would have been) sent in a Terminate.
     pub found: Option<TerminateCode>,
-    /// Reported by a Terminate of the peer.
+    /// Reported by the peer's Terminate.
     pub received: Option<TerminateCode>,
 }
 

@@ -1,4 +1,4 @@
-//! The sending side of a queue pair: which FPDU leaves next, and its bytes.
+//! Transmit side of a queue pair: selects the next FPDU and builds its bytes.
 
 use super::QueuePair;
 use super::fpdu_builder::FpduBuilder;
@@ -15,13 +15,13 @@ use siw_memory::KeyReader;
 use std::ops::Range;
 
 impl QueuePair {
-    /// The next FPDU that may leave; TCP pushes it when it ends a message
-    /// ([`FpduRecord::is_last`]). `room`: bytes that TCP takes now; an FPDU is never cut to fit.
-    /// `None`: nothing to do, no room, or a wait (for ORD, a fence, the first FPDU of the initiator).
-    /// Takes work requests out of the ring as it needs them.
+    /// Returns the next FPDU that may be sent; TCP sets PSH when it ends a message
+    /// ([`FpduRecord::is_last`]). `room`: bytes that TCP accepts now; an FPDU is never cut to fit.
+    /// `None`: nothing to send, no room, or a wait (for ORD, a fence, the initiator's first FPDU).
+    /// Takes work requests out of the ring as needed.
     ///
-    /// Why it is fast: all that a request takes on its way to TCP is one function with the loop of the
-    /// caller, so that neither it nor the record go through memory between calls.
+    /// Why it is fast: the whole path of a request to TCP is inlined into the caller's loop, so
+    /// neither the request nor the record passes through memory between calls.
     #[inline(always)]
     pub fn next_record<E: QpEnv>(&mut self, env: &mut E, room: usize) -> Option<OutgoingFpdu> {
         match self.state {
@@ -44,15 +44,15 @@ impl QueuePair {
         self.next_terminate(room)
     }
 
-    /// Prefetches what [`next_records`](Self::next_records) touches beside `self`, of a queue pair whose
-    /// work requests are all completed.
+    /// For a queue pair without outstanding work requests: prefetches the memory outside `self` that
+    /// [`next_records`](Self::next_records) touches.
     #[inline]
     pub fn prefetch_for_sending(&mut self) {
         self.requester.prefetch_for_sending();
     }
 
-    /// Hands FPDUs to `push` as [`next_record`](Self::next_record) gives them, `most` at most, as long as
-    /// there is `room`. True: more could follow at once.
+    /// Passes up to `most` FPDUs to `push`, in the order of [`next_record`](Self::next_record), while
+    /// they fit into `room`. `true`: more could follow at once.
     #[inline(always)]
     pub fn next_records<E: QpEnv>(
         &mut self,
@@ -88,8 +88,8 @@ impl QueuePair {
         false
     }
 
-    /// FPDUs that are made and handed out together, if such come next; false with them: the request behind
-    /// them, if any, is of another kind.
+    /// Returns a run of FPDUs, if the next FPDUs can be produced together. `false` with a run: the
+    /// request after them, if any, is of another kind.
     #[inline(always)]
     fn next_run<E: QpEnv>(
         &mut self,
@@ -115,13 +115,14 @@ impl QueuePair {
         }
     }
 
-    /// Whether the last [`next_record`](Self::next_record) returned `None` because the queue pair had
-    /// worked enough for one turn: it is to be called again when others had theirs.
+    /// Returns and clears the yield flag: the last [`next_record`](Self::next_record) returned `None`
+    /// because the budget of one turn was used up. Call it again after other queue pairs had their
+    /// turn.
     pub fn take_yielded(&mut self) -> bool {
         std::mem::take(&mut self.transmitter.has_yielded)
     }
 
-    /// The next segment of the message that is under way.
+    /// Returns the next segment of the message in progress.
     #[inline]
     fn continue_message<E: QpEnv>(&mut self, env: &mut E, room: usize) -> Option<OutgoingFpdu> {
         match self.transmitter.open_message {
@@ -131,7 +132,7 @@ impl QueuePair {
         }
     }
 
-    /// Responses and requests share the stream, message by message.
+    /// Starts the next message; responses and requests share the stream message by message.
     #[inline(always)]
     fn start_message<E: QpEnv>(&mut self, env: &mut E, room: usize) -> Option<OutgoingFpdu> {
         let has_response = self.responder.has_unsent();
@@ -170,7 +171,7 @@ impl QueuePair {
         }
     }
 
-    /// The ready-to-receive message goes before everything else (RFC 6581 section 9.2).
+    /// The ready-to-receive message precedes everything else (RFC 6581 section 9.2).
     fn next_ready_to_receive(&mut self, room: usize) -> Option<OutgoingFpdu> {
         let kind = self.rtr?;
         let ulpdu_len = match kind {
@@ -197,9 +198,9 @@ impl QueuePair {
         Some(next)
     }
 
-    /// Makes the whole FPDU of a record: header, payload, pad, CRC. Checks the memory key again.
+    /// Builds the whole FPDU of a record: header, payload, pad, CRC. Checks the memory key again.
     ///
-    /// It is one function, and has inlined what nearly all FPDUs need.
+    /// Never inlined itself; it inlines the code that nearly all FPDUs need.
     #[inline(never)]
     pub fn build_fpdu(
         &self,
@@ -219,9 +220,9 @@ impl QueuePair {
         self.build_unmarked_fpdu(keys, record, frame)
     }
 
-    /// Makes FPDUs of a run as [`build_fpdu`](Self::build_fpdu) makes each: those with these numbers, up to
-    /// the first that needs more than one copy of memory. Returns how many they are. Where a frame cannot be
-    /// built, what is wrong with which FPDU.
+    /// Builds the FPDUs `units` of a run, each as [`build_fpdu`](Self::build_fpdu) does, up to the
+    /// first one that needs more than one copy of memory. Returns the number of FPDUs built. On
+    /// failure, returns the record that cannot be built, and the error.
     #[inline]
     pub fn build_run(
         &self,

@@ -1,46 +1,46 @@
-//! The state of the outgoing stream that requests and responses share: how large FPDUs may be, where
-//! the next one lies between the markers, and whose message is under way.
+//! State of the outgoing stream that requests and responses share: maximum FPDU size, position of the
+//! next FPDU between the markers, and the message in progress.
 
 use crate::mpa::fpdu;
 use crate::mpa::marker::{self, MarkerPosition};
 use crate::record::{FpduKind, FpduRecord, MessageSlot, OutgoingFpdu};
 
-/// The message whose segments are under way. Messages of one stream are never interleaved (Linux siw
-/// takes a Write between two segments of a Read Response for an error).
+/// The message whose segments are being sent. Messages of one stream are never interleaved (Linux siw
+/// treats a Write between two segments of a Read Response as an error).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OpenMessage {
     /// None: the next FPDU starts a message.
     None,
-    /// One of the requester.
+    /// A message of the requester.
     Request,
-    /// One of the responder.
+    /// A message of the responder.
     Response,
 }
 
-/// What a message counts besides its payload when requests and responses share the stream: about the
-/// headers of a segment. A Read Request or an empty message counts as much.
+/// Octets that a message counts in addition to its payload when requests and responses share the
+/// stream: about the headers of a segment. A Read Request or an empty message counts only these.
 const MESSAGE_OVERHEAD: u32 = 64;
-/// How far requests or responses may get ahead of the other, in octets. The other catches up by no
-/// more: it never delays the next message longer than one of this length would.
+/// Maximum lead of requests over responses or vice versa, in octets. The side that catches up
+/// therefore never delays the next message longer than one message of this length would.
 const MAX_LEAD: i32 = 256 << 10;
 
 /// Turns segments into records, and shares the stream between requests and responses: while both have
-/// messages to send, each gets as many octets of the stream as the other, message by message.
+/// messages to send, both get the same number of octets, message by message.
 #[derive(Debug)]
 pub(crate) struct Transmitter {
     /// Largest ULPDU of an FPDU (RFC 5044 section 4.1).
     pub mulpdu: u16,
     marker_position: MarkerPosition,
     pub open_message: OpenMessage,
-    /// Octets by which responses are ahead of requests since both had something to send; less than
-    /// zero: requests are ahead.
+    /// Octets by which responses are ahead of requests since both had something to send; negative:
+    /// requests are ahead.
     responses_ahead: i32,
-    /// The last call sent nothing because its budget was used up, not because there was nothing to do.
+    /// The last call sent nothing because its budget was used up, not because nothing was left to do.
     pub has_yielded: bool,
 }
 
 impl Transmitter {
-    /// The start of a stream; [`set_emss`](Self::set_emss) comes next.
+    /// The start of a stream; call [`set_emss`](Self::set_emss) next.
     pub fn new(marker_position: MarkerPosition) -> Self {
         Self {
             mulpdu: 0,
@@ -51,7 +51,7 @@ impl Transmitter {
         }
     }
 
-    /// `emss`: payload bytes of a full TCP segment.
+    /// Sets the FPDU size. `emss`: payload bytes of a full TCP segment.
     pub fn set_emss(&mut self, emss: u32) {
         self.mulpdu = if self.marker_position.has_markers() {
             marker::mulpdu_for_emss(emss)
@@ -60,20 +60,21 @@ impl Transmitter {
         };
     }
 
-    /// Octets of the stream that an FPDU of this size takes now; `None`: more than there is room for.
+    /// Octets of the stream that an FPDU of this size would take now; `None`: more than `room`.
     #[inline(always)]
     pub fn fit(&self, ulpdu_len: u16, room: usize) -> Option<usize> {
         let wire_len = self.marker_position.marked_len(fpdu::wire_len(ulpdu_len));
         (wire_len <= room).then_some(wire_len)
     }
 
-    /// The stream has markers.
+    /// Returns whether the stream has markers.
     #[inline]
     pub fn has_markers(&self) -> bool {
         self.marker_position.has_markers()
     }
 
-    /// The record of an FPDU that takes `wire_len` octets of the stream, as [`fit`](Self::fit) said.
+    /// Creates the record of an FPDU that takes `wire_len` octets of the stream, as returned by
+    /// [`fit`](Self::fit).
     #[inline]
     pub fn push_fpdu(&mut self, fpdu: FpduSegment, wire_len: usize) -> OutgoingFpdu {
         let marker_position = self.marker_position;
@@ -92,7 +93,7 @@ impl Transmitter {
         }
     }
 
-    /// The record of a message that is one FPDU, if there is room for it.
+    /// Creates the record of a single-FPDU message, if there is room for it.
     pub fn push_message(
         &mut self,
         kind: FpduKind,
@@ -104,26 +105,26 @@ impl Transmitter {
         Some(self.push_fpdu(segment, wire_len))
     }
 
-    /// Both have something to send: it is the turn of a response.
+    /// Returns whether it is the turn of a response, when both have something to send.
     #[inline]
     pub fn is_responses_turn(&self) -> bool {
         self.responses_ahead < 0
     }
 
-    /// Only one of them has something to send: nobody owes the other anything.
+    /// Resets the lead, when only one of them has something to send.
     #[inline]
     pub fn forget_lead(&mut self) {
         self.responses_ahead = 0;
     }
 
-    /// The last segment of a request with `len` octets of payload is handed to TCP.
+    /// The last segment of a request with `len` octets of payload was handed to TCP.
     #[inline]
     pub fn end_request(&mut self, len: u32) {
         self.open_message = OpenMessage::None;
         self.responses_ahead = (self.responses_ahead - charge(len)).max(-MAX_LEAD);
     }
 
-    /// The last segment of a response with `len` octets of payload is handed to TCP.
+    /// The last segment of a response with `len` octets of payload was handed to TCP.
     #[inline]
     pub fn end_response(&mut self, len: u32) {
         self.open_message = OpenMessage::None;
@@ -131,14 +132,14 @@ impl Transmitter {
     }
 }
 
-/// What a message of `len` octets counts.
+/// Octets that a message of `len` octets counts.
 #[inline]
 fn charge(len: u32) -> i32 {
     len.saturating_add(MESSAGE_OVERHEAD)
         .min(2 * MAX_LEAD as u32) as i32
 }
 
-/// A [`FpduRecord`] less its place in the stream.
+/// An [`FpduRecord`] without its position in the stream.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FpduSegment {
     pub kind: FpduKind,

@@ -1,4 +1,4 @@
-//! The receiving side of a queue pair: FPDU by FPDU, checks, placement, delivery.
+//! Receive side of a queue pair: checks, placement and delivery, FPDU by FPDU.
 //!
 //! ```text
 //! stream --> next_fpdu, verify (MPA) --> process_segment (DDP, RDMAP) --> requester: responses
@@ -6,8 +6,9 @@
 //!                                                                     --> receive state: Write, Send
 //! ```
 //!
-//! The checks go from MPA (CRC, markers, length) over DDP (version, queue, buffer) to RDMAP (version,
-//! opcode, rights). The first that fails names the Terminate code (PROTOCOL.md section 6).
+//! The order of the checks is MPA (CRC, markers, length), DDP (version, queue, buffer), RDMAP
+//! (version, opcode, rights). The first failed check determines the Terminate code (PROTOCOL.md
+//! section 6).
 
 mod out_of_order;
 mod untagged;
@@ -40,11 +41,11 @@ use untagged::{DelayedDelivery, OpenReceive};
 /// Untagged queues of RFC 5040 section 4.1 and RFC 7306 section 5.
 const QUEUE_COUNT: u32 = 4;
 
-/// Why a segment ends the stream.
+/// Reason why a segment ends the stream.
 #[derive(Debug)]
 pub(crate) struct SegmentError {
     pub code: TerminateCode,
-    /// The segment is this Read Request.
+    /// The segment is a Read Request with this header.
     pub read: Option<ReadRequestHeader>,
 }
 
@@ -54,38 +55,38 @@ impl From<TerminateCode> for SegmentError {
     }
 }
 
-/// What is known of the incoming stream, and of the message that is being received.
+/// State of the incoming stream and of the message being received.
 #[derive(Debug)]
 pub(crate) struct ReceiveState {
     marker_position: MarkerPosition,
     /// The first FPDU has arrived.
     pub has_first_fpdu: bool,
-    /// The ready-to-receive Send of the peer is still to come: it takes no receive work request.
+    /// The peer's ready-to-receive Send has not arrived yet: it consumes no receive work request.
     expects_rtr_send: bool,
-    /// The last segment of the last RDMA Write is still to come.
+    /// The last segment of the last RDMA Write has not arrived yet.
     is_write_open: bool,
-    /// Bytes of the last RDMA Write: what Immediate Data right behind it reports.
+    /// Bytes of the last RDMA Write, which directly following Immediate Data reports.
     write_len: u32,
-    /// Of the next Send or Immediate Data.
+    /// MSN of the next Send or Immediate Data.
     expected_send_msn: Msn,
-    /// The peer sends Immediate Data that belongs to the Send behind it.
+    /// The peer may send Immediate Data that belongs to the following Send.
     joins_immediate: bool,
-    /// Immediate data of the Send that comes next.
+    /// Immediate data of the next Send.
     immediate_for_send: Option<u32>,
     open: OpenReceive,
-    /// How long a message may wait for a receive work request; 0: not at all.
+    /// Time that a message may wait for a receive work request, in milliseconds; 0: no wait.
     pub receive_wait_ms: u32,
-    /// The next FPDU begins such a message.
+    /// The next FPDU begins a message that waits for a receive work request.
     pub awaits_receive: bool,
-    /// Nothing behind it is received until it is delivered.
+    /// A complete Send that is not delivered yet; nothing after it is received until it is.
     delayed_delivery: Option<DelayedDelivery>,
-    /// The flush stopped at its budget: the ring may hold more.
+    /// The flush stopped at its budget: the ring may hold more requests.
     pub has_unflushed: bool,
     pub out_of_order: OutOfOrderPlacement,
 }
 
 impl ReceiveState {
-    /// The start of a stream. `expects_rtr_send`: the peer will send an empty Send as its
+    /// The start of a stream. `expects_rtr_send`: the peer will send a zero-length Send as its
     /// ready-to-receive message.
     pub fn new(
         first_msn: Msn,
@@ -111,31 +112,32 @@ impl ReceiveState {
         }
     }
 
-    /// Whether Immediate Data may belong to the Send behind it: see
+    /// Sets whether Immediate Data may belong to the following Send; see
     /// [`crate::NegotiatedParameters::joins_immediate`].
     pub fn with_joined_immediate(mut self, joins_immediate: bool) -> Self {
         self.joins_immediate = joins_immediate;
         self
     }
 
-    /// How long messages may wait for receive work requests.
+    /// Sets the time that messages may wait for receive work requests.
     pub fn with_receive_wait(mut self, milliseconds: u32) -> Self {
         self.receive_wait_ms = milliseconds;
         self
     }
 
-    /// Part of a Send has arrived, and part of it has not.
+    /// Returns whether a Send has arrived only in part.
     pub fn is_within_message(&self) -> bool {
         self.open.is_active && !self.is_delivery_delayed()
     }
 
-    /// A Send is complete, and waits for other workers to let go of the key that it invalidates.
+    /// Returns whether a complete Send waits until no other worker uses the key that it invalidates.
     #[inline]
     pub fn is_delivery_delayed(&self) -> bool {
         self.delayed_delivery.is_some()
     }
 
-    /// RDMA Write. Each segment stands for itself: a gap in TO is legal (PROTOCOL.md section 8.3).
+    /// Places a segment of an RDMA Write. Each segment is handled independently: a gap in TO is legal
+    /// (PROTOCOL.md section 8.3).
     #[inline]
     fn on_write(
         &mut self,
@@ -159,7 +161,7 @@ impl ReceiveState {
             .check_key(keys, header.stag, header.to, len, Access::REMOTE_WRITE)
             .map_err(tagged_buffer_code)?;
         if !header.control.is_last() {
-            // How long the message is its header does not say.
+            // The header does not tell the length of the message.
             prefetch_behind(mr, off, len, u32::MAX, is_first);
         }
         place_payload(rx, LEN_FIELD + TAGGED_HDR_LEN, len as usize, mr, off)
@@ -167,7 +169,7 @@ impl ReceiveState {
     }
 }
 
-/// In how many pieces of the stream the first `len` octets lie.
+/// Counts the pieces of the stream that contain the first `len` octets.
 fn count_pieces(rx: &impl RxStream, len: usize) -> u32 {
     let mut count = 0;
     rx.for_each_slice(0, len, |_| count += 1);
@@ -184,11 +186,11 @@ fn parse_opcode(control: ControlOctets) -> Result<RdmapOpcode, TerminateCode> {
 
 impl QueuePair {
     /// Consumes every FPDU that is complete in `rx`: checks, places, completes, queues responses;
-    /// stops at an incomplete one. On a protocol error it queues the Terminate; from then on it
-    /// discards what arrives, so that the peer's FIN is reached.
+    /// stops at an incomplete one. On a protocol error it queues the Terminate, and from then on
+    /// discards all received bytes so that the peer's FIN is reached.
     ///
     /// Call it before [`complete_acked`](Self::complete_acked) for the acknowledgement of the same
-    /// segment: a Terminate then still finds the work request that it is about.
+    /// segment, so that a Terminate still finds the work request that it refers to.
     pub fn receive_in_order<E: QpEnv>(
         &mut self,
         env: &mut E,
@@ -212,7 +214,8 @@ impl QueuePair {
         progress
     }
 
-    /// A stream without markers: piece by piece, and FPDUs that lie in several pieces one by one.
+    /// Processes a stream without markers: piece by piece, with FPDUs that span several pieces one by
+    /// one.
     #[inline]
     fn process_unmarked<E: QpEnv>(
         &mut self,
@@ -242,7 +245,7 @@ impl QueuePair {
         progress
     }
 
-    /// FPDUs can be received now.
+    /// Returns whether FPDUs can be received now.
     #[inline]
     fn is_receiving(&self) -> bool {
         matches!(self.state, RdmapState::Rts | RdmapState::Closing)
@@ -250,7 +253,7 @@ impl QueuePair {
             && !self.receive.awaits_receive
     }
 
-    /// Consumes what is complete in `rx`, at most `limit` FPDUs.
+    /// Consumes the complete FPDUs in `rx`, at most `limit` of them.
     #[inline]
     fn process_fpdus<E: QpEnv>(
         &mut self,
@@ -284,7 +287,7 @@ impl QueuePair {
                 && error.code == TerminateCode::DDP_NO_BUFFER
                 && self.receive.receive_wait_ms > 0
             {
-                // It stays in the stream, whose window closes, and is looked at again.
+                // It stays in the stream, whose window closes, and is processed again later.
                 self.receive.awaits_receive = true;
                 env.await_receive();
                 break;
@@ -317,7 +320,7 @@ impl QueuePair {
             rdmap: fpdu.hdr[1],
         };
         let ulpdu_len = usize::from(fpdu.ulpdu_len);
-        // Most segments are: they are asked for nothing else.
+        // Most segments are Writes: they skip all other tests.
         if control.is_write() && ulpdu_len >= TAGGED_HDR_LEN {
             let header = TaggedHeader::parse(&fpdu.hdr);
             let len = (ulpdu_len - TAGGED_HDR_LEN) as u32;
@@ -371,7 +374,7 @@ impl QueuePair {
             Some(qn) if qn != header.qn => return Err(TerminateCode::DDP_QN.into()),
             Some(_) => {}
         }
-        // A stream that closes answers nothing any more.
+        // A closing stream sends no responses any more.
         let is_answerable = self.state == RdmapState::Rts;
         let (attr, responder) = (&self.attr, &mut self.responder);
         match opcode {

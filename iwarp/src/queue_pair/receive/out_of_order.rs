@@ -1,11 +1,11 @@
-//! Placement of what arrived beyond a gap in the stream (RFC 5041 section 5.2, RFC 5044 sections 4.2
-//! and 6): payload goes to its memory when it arrives, delivery stays in order.
+//! Placement of data that arrived beyond a gap in the stream (RFC 5041 section 5.2, RFC 5044 sections
+//! 4.2 and 6): payload is placed in its memory on arrival, delivery stays in order.
 //!
-//! TCP shows the worker a segment that it keeps behind a gap, and the worker shows it to
-//! [`QueuePair::receive_out_of_order`]. What is sound and allowed there is placed and remembered by
-//! its position in the stream. When [`QueuePair::receive_in_order`] reaches the same FPDU, every check
-//! is made again and only the copy is left out. What is not sound or not allowed waits for its turn:
-//! errors are found, reported and answered in order.
+//! The worker passes a segment that TCP keeps behind a gap to [`QueuePair::receive_out_of_order`].
+//! FPDUs that are valid and allowed to be placed are placed, and remembered by their position in the
+//! stream. When [`QueuePair::receive_in_order`] reaches the same FPDU, it repeats every check and
+//! skips only the copy. All other FPDUs wait for their turn: errors are found, reported and answered
+//! in order.
 
 use std::collections::VecDeque;
 
@@ -25,45 +25,46 @@ use crate::stream::RxStream;
 use siw_memory::{KeyReader, RegisteredMemory};
 use siw_shm::Access;
 
-/// So many FPDUs are remembered; those beyond are placed in order.
+/// Maximum number of remembered FPDUs; further ones are placed in order.
 const MAX_PLACED_FPDUS: usize = 4096;
 
-/// Which streams may place payload beyond a gap. All of them need the CRC.
+/// Selects the streams that may place payload beyond a gap. All of them need the CRC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum OutOfOrderPolicy {
     /// None: everything is placed in order.
     #[default]
     Off,
-    /// Those with markers, which prove where an FPDU begins.
+    /// Streams with markers, which prove where an FPDU begins.
     Markers,
-    /// Also those in which every FPDU so far lay inside one segment: a sender that aligns.
+    /// Additionally, streams in which every FPDU so far lay inside one segment: the sender aligns
+    /// FPDUs.
     Aligned,
 }
 
 /// An FPDU that was placed before its turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct PlacedFpdu {
-    /// Octets of the stream before it.
+    /// Octets of the stream before the FPDU.
     position: u64,
     ulpdu_len: u16,
     hdr: [u8; MAX_HDR_LEN],
 }
 
-/// What a queue pair remembers of its stream for placement out of order.
+/// State of a queue pair's stream for out-of-order placement.
 #[derive(Debug, Default)]
 pub(crate) struct OutOfOrderPlacement {
     pub policy: OutOfOrderPolicy,
-    /// An FPDU lay across two pieces of the stream: the sender, or a device on the path, does not
-    /// align.
+    /// An FPDU spanned two pieces of the stream: the sender, or a device on the path, does not align
+    /// FPDUs.
     pub is_unaligned: bool,
-    /// Octets of the stream that are consumed.
+    /// Octets of the stream that were consumed.
     pub position: u64,
-    /// Sorted by position.
+    /// Placed FPDUs, sorted by position.
     placed: VecDeque<PlacedFpdu>,
 }
 
 impl OutOfOrderPlacement {
-    /// Nothing is placed yet.
+    /// Creates the state of a stream with no placed FPDUs.
     pub fn new(policy: OutOfOrderPolicy) -> Self {
         Self {
             policy,
@@ -71,19 +72,20 @@ impl OutOfOrderPlacement {
         }
     }
 
-    /// No FPDU waits for its turn.
+    /// Returns whether no placed FPDU waits for its turn.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.placed.is_empty()
     }
 
-    /// Whether the alignment of FPDUs in segments still has to be observed.
+    /// Returns whether the alignment of FPDUs to segments still has to be observed.
     #[inline]
     pub fn is_watching_alignment(&self) -> bool {
         self.policy == OutOfOrderPolicy::Aligned && !self.is_unaligned
     }
 
-    /// It is the turn of the FPDU at `position`. True: it was placed before, and is the same.
+    /// Removes the entry of the FPDU at `position`, whose turn it is. `true`: the same FPDU was
+    /// already placed.
     #[cold]
     pub fn take(&mut self, position: u64, fpdu: &FpduInfo) -> bool {
         let is_past = |placed: &PlacedFpdu| placed.position < position;
@@ -100,8 +102,8 @@ impl OutOfOrderPlacement {
         }
     }
 
-    /// Where an FPDU at `position` belongs in the queue; `None`: it is there already, and what was
-    /// placed may be in use, or too many are there.
+    /// Index in the queue for an FPDU at `position`. `None`: it is already there, and its placed data
+    /// may be in use, or the queue is full.
     fn insertion_index(&self, position: u64) -> Option<usize> {
         if self.placed.len() >= MAX_PLACED_FPDUS {
             return None;
@@ -133,7 +135,7 @@ impl<R: RxStream> RxStream for StreamTail<'_, R> {
     }
 }
 
-/// A stream whose payload is in its memory already: headers can be looked at, nothing is copied.
+/// A stream whose payload has already been placed: headers can be read, nothing is copied.
 pub(super) struct AlreadyPlaced<'a, R>(pub &'a R);
 
 impl<R: RxStream> RxStream for AlreadyPlaced<'_, R> {
@@ -157,8 +159,9 @@ impl<R: RxStream> RxStream for AlreadyPlaced<'_, R> {
 }
 
 impl ReceiveState {
-    /// Places payload whose memory is known already: of Writes, of responses that `wants_response`
-    /// knows (STag, TO, length), of the Send that is being received. True: it is placed.
+    /// Places payload whose memory is already known: of Writes, of responses for which
+    /// `wants_response` returns true (STag, TO, length), and of the Send being received. Returns
+    /// whether it was placed.
     fn place_early(
         &self,
         keys: &KeyReader,
@@ -210,15 +213,15 @@ impl ReceiveState {
 }
 
 impl QueuePair {
-    /// Which streams of this queue pair may place payload beyond a gap; before
+    /// Selects the streams of this queue pair that may place payload beyond a gap. Call before
     /// [`set_rts`](Self::set_rts).
     pub fn set_out_of_order(&mut self, policy: OutOfOrderPolicy) {
         self.receive.out_of_order.policy = policy;
     }
 
-    /// `held` is a segment that TCP keeps behind a gap, `offset` octets after the first octet that
-    /// [`receive_in_order`](Self::receive_in_order) has not consumed. Places what may be placed of it
-    /// and returns how many FPDUs that were. Completes nothing, reports nothing.
+    /// Processes `held`, a segment that TCP keeps behind a gap, `offset` octets after the first octet
+    /// that [`receive_in_order`](Self::receive_in_order) has not consumed. Places the FPDUs that may
+    /// be placed and returns their number. Completes nothing and reports nothing.
     #[cold]
     pub fn receive_out_of_order<E: QpEnv>(
         &mut self,
@@ -252,7 +255,7 @@ impl QueuePair {
         }
     }
 
-    /// Where the first FPDU of a segment begins, if that is certain.
+    /// Finds the start of the first FPDU of a segment, if it is certain.
     fn find_first_fpdu(
         &self,
         segment: &impl RxStream,
@@ -267,8 +270,8 @@ impl QueuePair {
         }
     }
 
-    /// The FPDU at the start of `rx`, which lies at `position`: its length in the stream and whether
-    /// it was placed; `None` when there is no whole and sound one.
+    /// Processes the FPDU at the start of `rx`, which lies at `position`. Returns its length in the
+    /// stream and whether it was placed; `None` when no complete and valid FPDU starts there.
     fn place_next_early<E: QpEnv>(
         &mut self,
         env: &mut E,

@@ -1,5 +1,5 @@
-//! Sends and Immediate Data as their receiver (RFC 5040 sections 4.6 and 5.3, RFC 7306 section 6):
-//! each takes a receive work request, and completes it when all of it is there.
+//! Receiver of Sends and Immediate Data (RFC 5040 sections 4.6 and 5.3, RFC 7306 section 6): each
+//! message takes a receive work request, and completes it when the whole message has arrived.
 
 use super::{ReceiveState, SegmentError};
 use crate::ddp::placement::place_payload;
@@ -16,41 +16,41 @@ use siw_memory::key_table::{Retired, Stag};
 use siw_memory::{KeyError, KeyReader};
 use siw_shm::{Access, Sge, Wc, WcFlags, WcOpcode, WcStatus};
 
-/// The Send that is being received, and its receive work request.
+/// The Send being received, and its receive work request.
 #[derive(Debug, Default)]
 pub(crate) struct OpenReceive {
-    /// There is one.
+    /// A Send is being received.
     pub is_active: bool,
     /// Opcode of its segments: it does not change within a message.
     pub opcode: u8,
     pub wr_id: u64,
-    /// Bytes that the receive work request has room for.
+    /// Capacity of the receive work request, in bytes.
     pub capacity: u32,
-    /// Bytes that are placed in order.
+    /// Bytes placed in order.
     pub received: u32,
-    /// Kept between messages for its allocation.
+    /// Kept between messages to reuse the allocation.
     sges: Vec<Sge>,
 }
 
-/// What completions of receive work requests need of the queue pair.
+/// Fields of the queue pair that completions of receive work requests need.
 pub(crate) struct ReceiveContext<'a> {
     pub attr: &'a QpInitAttr,
     pub errors: &'a StreamErrors,
 }
 
-/// A Send that is complete but for the wait until no other worker uses the key that it invalidates.
+/// A complete Send whose delivery waits until no other worker uses the key that it invalidates.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DelayedDelivery {
     grace_period: Retired,
     outcome: ReceiveOutcome,
 }
 
-/// How a receive work request ends.
+/// Outcome of a receive work request.
 #[derive(Debug, Clone, Copy)]
 struct ReceiveOutcome {
     status: WcStatus,
     flags: WcFlags,
-    /// Immediate data, or the STag that was invalidated, as `flags` say.
+    /// Immediate data or the invalidated STag, depending on `flags`.
     imm: u32,
 }
 
@@ -65,7 +65,7 @@ impl ReceiveOutcome {
 }
 
 impl ReceiveState {
-    /// Send in its four kinds (RFC 5040 sections 4.6 and 5.3).
+    /// Handles a segment of any of the four kinds of Send (RFC 5040 sections 4.6 and 5.3).
     pub(super) fn on_send<E: QpEnv>(
         &mut self,
         env: &mut E,
@@ -138,7 +138,7 @@ impl ReceiveState {
         Ok(())
     }
 
-    /// Places the payload of one segment, at its offset of the message that is being received.
+    /// Places the payload of one segment at its offset in the message being received.
     pub(super) fn scatter(
         &self,
         keys: &KeyReader,
@@ -172,7 +172,8 @@ impl ReceiveState {
         Ok(())
     }
 
-    /// A Send is complete: invalidates what it asks for, then completes its receive work request.
+    /// Delivers a complete Send: invalidates the STag that it names, then completes its receive work
+    /// request.
     fn deliver_send<E: QpEnv>(
         &mut self,
         env: &mut E,
@@ -187,8 +188,7 @@ impl ReceiveState {
             imm: 0,
         };
         if opcode.invalidates_stag() {
-            // Only memory that the peer may use at all can be invalidated by it (RFC 5040 section
-            // 8.1.1).
+            // The peer can only invalidate memory that it may use at all (RFC 5040 section 8.1.1).
             let QpInitAttr { pd, qpn, .. } = *context.attr;
             if let Err(error) = env.keys().invalidate_remote(Stag(inv_stag), pd, qpn) {
                 let outcome = ReceiveOutcome::error(WcStatus::REM_INV_REQ_ERR);
@@ -214,7 +214,7 @@ impl ReceiveState {
         Ok(())
     }
 
-    /// Delivers the Send that waited for other workers. True: it still waits.
+    /// Delivers the Send that waits for other workers. `true`: it still waits.
     pub fn poll_quiescence<E: QpEnv>(&mut self, env: &mut E, context: &ReceiveContext<'_>) -> bool {
         let Some(delayed) = self.delayed_delivery else {
             return false;
@@ -251,8 +251,8 @@ impl ReceiveState {
         env.complete_recv(&cqe);
     }
 
-    /// Immediate Data (RFC 7306 section 6): it completes a receive work request of its own, or belongs
-    /// to the Send behind it (PROTOCOL.md section 8.8).
+    /// Handles Immediate Data (RFC 7306 section 6): it completes its own receive work request, or
+    /// belongs to the following Send (PROTOCOL.md section 8.8).
     pub(super) fn on_immediate_data<E: QpEnv>(
         &mut self,
         env: &mut E,
@@ -304,13 +304,13 @@ impl ReceiveState {
         Ok(())
     }
 
-    /// Completes what is in the receive queue with WR_FLUSH_ERR, as far as the budget reaches.
+    /// Completes the requests of the receive queue with WR_FLUSH_ERR, within the budget.
     pub fn flush<E: QpEnv>(&mut self, env: &mut E, context: &ReceiveContext<'_>) {
         let status = WcStatus::WR_FLUSH_ERR;
         self.delayed_delivery = None;
         self.complete_receive(env, context, ReceiveOutcome::error(status));
         self.has_unflushed = false;
-        // As in the flush of the send queue.
+        // Bounded like the flush of the send queue.
         for _ in 0..FLUSHES_PER_TURN {
             let Ok(Some(wqe)) = env.next_flushed_recv() else {
                 return;

@@ -1,7 +1,7 @@
-//! RDMA Writes that arrive one after the other in a piece of the stream, as nearly all that arrives does.
+//! Fast path for consecutive RDMA Writes in a piece of the stream, the usual content of a stream.
 //!
-//! Why it is fast: what can happen to any FPDU but not to these is asked once for all of them, and the key
-//! that the last one named is not looked up again.
+//! Why it is fast: conditions that cannot change within a run of Writes are tested once for all of
+//! them, and the key of the previous Write is not looked up again.
 
 use crate::ddp::prefetch::prefetch_behind;
 use crate::ddp::{ControlOctets, TAGGED_HDR_LEN, TaggedHeader};
@@ -13,8 +13,8 @@ use siw_memory::key_table::LastKey;
 use siw_shm::Access;
 
 impl QueuePair {
-    /// Places the Writes that `piece` begins with, up to an FPDU that is not one, not whole, or wrong: what
-    /// follows from that, if anything, is left to who processes any FPDU.
+    /// Places the Writes at the start of `piece`, up to an FPDU that is of another kind, incomplete
+    /// or invalid. That FPDU is left to the general path.
     #[inline]
     pub(super) fn place_writes(&mut self, keys: &KeyReader, piece: &[u8]) -> ReceiveProgress {
         let mut progress = ReceiveProgress::default();
@@ -58,7 +58,7 @@ impl QueuePair {
             let is_first = !receive.is_write_open;
             let is_last = header.control.is_last();
             if !is_last {
-                // How long the message is its header does not say.
+                // The header does not tell the length of the message.
                 prefetch_behind(mr, off, len, u32::MAX, is_first);
             }
             if mr.write_at(off, payload).is_err() {

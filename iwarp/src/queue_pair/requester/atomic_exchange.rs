@@ -1,5 +1,5 @@
-//! Atomics as their requester: Atomic Requests out, Atomic Responses in (RFC 7306 section 5). They
-//! wait in the same queue as Reads, and so keep their order with them (conformance 89).
+//! Requester side of atomics: sends Atomic Requests, receives Atomic Responses (RFC 7306 section 5).
+//! They share the queue of outstanding Reads, and so keep their order with them (conformance 89).
 
 use super::Requester;
 use super::outstanding_read::OutstandingRead;
@@ -18,7 +18,7 @@ use crate::stream::RxStream;
 use siw_shm::{Access, WcStatus};
 
 impl Requester {
-    /// The Atomic Request of a work request.
+    /// Returns the Atomic Request of a work request.
     pub(super) fn next_atomic_request(
         &mut self,
         tx: &mut Transmitter,
@@ -50,8 +50,8 @@ impl Requester {
         Some(tx.push_fpdu(segment, wire_len))
     }
 
-    /// An Atomic Response: it must answer the oldest outstanding request, which must be an atomic.
-    /// `Ok(true)`: a work request has its answer.
+    /// Handles an Atomic Response: it must answer the oldest outstanding request, which must be an
+    /// atomic. `Ok(true)`: a work request has been answered.
     pub fn on_atomic_response<E: QpEnv>(
         &mut self,
         env: &mut E,

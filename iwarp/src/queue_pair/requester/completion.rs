@@ -1,4 +1,4 @@
-//! Completions of send work requests: in posting order, exactly one each, and the flush (RFC 5040
+//! Completions of send work requests, in posting order and exactly one each, and the flush (RFC 5040
 //! section 6, PROTOCOL.md section 5).
 
 use super::Requester;
@@ -7,19 +7,19 @@ use crate::environment::{ExtBufRef, QpEnv, RingFault};
 use crate::queue_pair::state::{FLUSHES_PER_TURN, QpInitAttr, StreamErrors};
 use siw_shm::{Opcode, Wc, WcOpcode, WcStatus};
 
-/// What completions need of the queue pair besides the queue itself.
+/// Fields of the queue pair that completions need in addition to the queue itself.
 pub(crate) struct CompletionContext<'a> {
     pub attr: &'a QpInitAttr,
     pub errors: &'a StreamErrors,
 }
 
-/// The work request is done on the wire, and nothing can read its memory any more.
+/// Returns whether the work request is finished on the wire and its memory is no longer read.
 #[inline]
 fn may_complete<E: QpEnv>(env: &mut E, entry: &SendEntry) -> bool {
     entry.is_done() && (entry.ext_buf_ref == ExtBufRef::NONE || env.is_released(entry.ext_buf_ref))
 }
 
-/// What the consumer learns of a work request.
+/// The completion of a work request.
 #[inline(always)]
 fn completion(entry: &SendEntry, status: WcStatus, context: &CompletionContext<'_>) -> Wc {
     Wc {
@@ -34,10 +34,10 @@ fn completion(entry: &SendEntry, status: WcStatus, context: &CompletionContext<'
 }
 
 impl Requester {
-    /// Completes the work requests at the front that are finished.
+    /// Completes the finished work requests at the front.
     #[inline]
     pub fn complete_ready<E: QpEnv>(&mut self, env: &mut E, context: &mut CompletionContext<'_>) {
-        // After the first failure only the flush completes anything.
+        // After the first failure, only the flush completes work requests.
         if self.has_failed {
             return;
         }
@@ -54,7 +54,7 @@ impl Requester {
         }
     }
 
-    /// Completes the first `count` with success.
+    /// Completes the first `count` work requests with success.
     #[inline(always)]
     fn complete_first<E: QpEnv>(
         &mut self,
@@ -102,7 +102,7 @@ impl Requester {
         env.complete_send(Some(&cqe));
     }
 
-    /// With what a work request is flushed: the first may tell why.
+    /// Status of flushed work requests: the first one may report the lost peer.
     fn flush_status(&self) -> WcStatus {
         if self.has_lost_peer && !self.has_failed {
             WcStatus::RETRY_EXC_ERR
@@ -111,15 +111,15 @@ impl Requester {
         }
     }
 
-    /// Completes everything that was taken out of the ring: what was finished before everything else
-    /// with success, the failing work request with its status, all others with WR_FLUSH_ERR; then what
-    /// is in the ring, as far as the budget reaches. True: something did not succeed.
+    /// Completes all work requests that were taken out of the ring: those finished before the failure
+    /// with success, the failing one with its status, all others with WR_FLUSH_ERR; then the requests
+    /// in the ring, within the budget. Returns whether a work request failed.
     pub fn flush<E: QpEnv>(&mut self, env: &mut E, context: &mut CompletionContext<'_>) -> bool {
         self.current = None;
         self.quiescing = None;
         self.invalidated_reads.clear();
         self.outstanding.clear();
-        // The cause was reported already, or is still among the work requests that are flushed.
+        // The cause has been reported, or belongs to one of the flushed work requests.
         let mut is_cause_reported = self.has_failed;
         while let Some(entry) = self.queue.front() {
             let status = match entry.status {
@@ -133,14 +133,14 @@ impl Requester {
             self.complete_front(env, context, status);
         }
         self.has_unflushed = false;
-        // A client may post as fast as its requests are flushed.
+        // Bounded, because a client may post as fast as its requests are flushed.
         for _ in 0..FLUSHES_PER_TURN {
             let (wr_id, opcode, status) = match env.next_send() {
                 Ok(Some(wqe)) => (wqe.wr_id, wqe.opcode, self.flush_status()),
                 Err(RingFault::InvalidRequest { wr_id }) => {
                     (wr_id, Opcode::Send, WcStatus::LOC_QP_OP_ERR)
                 }
-                // The daemon closes the client of a ring with impossible indices.
+                // The daemon disconnects a client whose ring has invalid indices.
                 Ok(None) | Err(RingFault::InvalidIndex) => return self.has_failed,
             };
             self.has_failed = true;

@@ -1,7 +1,9 @@
-//! Requests in bulk: messages of one FPDU each, and the full segments of a long one, become one record.
+//! Bulk processing of requests: single-FPDU messages, and the full segments of a long message, become
+//! one record.
 //!
-//! Why it is fast: what they have in common is looked up, checked and noted once. TCP keeps one record of
-//! them, divides it among segments, and hands each part back to be built and acknowledged as a whole.
+//! Why it is fast: their common properties are looked up, checked and recorded once. TCP keeps one
+//! record for them, divides it among segments, and passes each part back to be built and acknowledged
+//! as a whole.
 
 use super::Requester;
 use super::message::{send_header, write_header};
@@ -22,10 +24,10 @@ use siw_shm::{Access, Opcode, WrFlags};
 use std::ops::Range;
 
 impl Requester {
-    /// Takes messages out of the ring that are sent by themselves, all alike: Writes, or Sends, of one length
-    /// that fits an FPDU, copied from one element each. As many as there is `room` for, `most` at most.
-    /// `None`: what comes next, if anything, is of another kind, or has to wait, or is wrong. False with a run:
-    /// nothing comes next, or what is not even a [`siw_shm::PlainSend`].
+    /// Takes a run of uniform single-FPDU messages out of the ring: Writes, or Sends, of one length,
+    /// each copied from one element. Takes as many as fit into `room`, at most `most`. `None`: the
+    /// next request, if any, is of another kind, or has to wait, or is invalid. `false` with a run:
+    /// the ring is empty, or the next request is not a [`siw_shm::PlainSend`].
     #[inline(always)]
     pub fn take_messages<E: QpEnv>(
         &mut self,
@@ -52,7 +54,7 @@ impl Requester {
         }
         let ulpdu_len = (hdr_len + len) as u16;
         let unit_len = fpdu::wire_len(ulpdu_len);
-        // The client library keeps to the depth of the queue by itself.
+        // A correct client library never exceeds the depth of the queue.
         let depth_left = (attr.max_send_wr as usize).saturating_sub(self.queue.len());
         let most = (most as usize).min(usize::from(u16::MAX));
         let most = most.min(room / unit_len).min(depth_left);
@@ -95,8 +97,8 @@ impl Requester {
         Some((FpduRun::new(first, count as u16, len as u16), has_next))
     }
 
-    /// Full segments of the current Write or Send that do not end it, behind its first one: as many as
-    /// there is `room` for, `most` at most. Nothing of a stream with markers.
+    /// Takes full segments of the current Write or Send, excluding its first and last segment: as
+    /// many as fit into `room`, at most `most`. `None` in a stream with markers.
     #[inline]
     pub fn take_full_segments(
         &mut self,
@@ -138,8 +140,8 @@ impl Requester {
         Some(FpduRun::new(first, count as u16, payload_len as u16))
     }
 
-    /// Appends FPDUs of a run, as many as are copied from one piece of memory each, up to the first that is
-    /// not; returns how many.
+    /// Appends FPDUs of a run while each is copied from one piece of memory; stops at the first that
+    /// is not. Returns the number of FPDUs appended.
     pub fn build_run<B: FrameBuilder>(
         &self,
         keys: &KeyReader,
@@ -222,7 +224,7 @@ impl Requester {
         Ok(next - units.start)
     }
 
-    /// Messages of one FPDU each, `count` from `slot` on, are acknowledged.
+    /// The `count` single-FPDU messages from `slot` on are acknowledged.
     #[inline]
     pub fn on_messages_acked(&mut self, slot: MessageSlot, count: u16) {
         for entry in self.queue.range_mut(slot, count.into()) {
@@ -232,7 +234,7 @@ impl Requester {
 }
 
 impl SendEntry {
-    /// The element that all of its payload is copied from, if there is one.
+    /// The element that all of the payload is copied from, if there is only one.
     #[inline(always)]
     fn copied_sge(&self) -> Option<&siw_shm::Sge> {
         self.only_sge()

@@ -1,4 +1,4 @@
-//! The messages of a work request: the next segment to send, and the bytes of any segment.
+//! Messages of a work request: selects the next segment to send, and builds the bytes of any segment.
 
 use super::Requester;
 use super::outstanding_read::sink_stag;
@@ -20,7 +20,7 @@ use siw_memory::KeyReader;
 use siw_shm::{Access, Opcode};
 
 impl Requester {
-    /// The next segment of the current work request; `None`: there is no room for it.
+    /// Returns the next segment of the current work request; `None`: there is no room for it.
     #[inline(always)]
     pub fn next_segment(&mut self, tx: &mut Transmitter, room: usize) -> Option<OutgoingFpdu> {
         let slot = self.current?;
@@ -98,10 +98,11 @@ impl Requester {
         Some(tx.push_fpdu(segment, wire_len))
     }
 
-    /// The whole FPDU of a segment of a Write or Send, if it is copied from one element, and has no
-    /// markers. False, with nothing appended: [`build_segment`](Self::build_segment) does it.
+    /// Appends the whole FPDU of a segment of a Write or Send, if it is copied from one element and
+    /// has no markers. `false`: nothing was appended, and the caller uses
+    /// [`build_segment`](Self::build_segment).
     ///
-    /// Why it is fast: nearly all FPDUs are such, and nothing of other ones is in its way.
+    /// Why it is fast: nearly all FPDUs take this path, which contains no code for other kinds.
     #[inline(always)]
     pub fn build_plain_segment<B: FrameBuilder>(
         &self,
@@ -144,7 +145,7 @@ impl Requester {
         }
     }
 
-    /// Header and payload of a segment of a work request.
+    /// Appends header and payload of a segment of a work request.
     #[inline]
     pub fn build_segment<B: FrameBuilder, const MARKERS: bool>(
         &self,
@@ -174,7 +175,8 @@ impl Requester {
         }
     }
 
-    /// Header and payload of a segment that carries memory or inline data of its work request.
+    /// Appends header and payload of a segment that carries memory or inline data of its work
+    /// request.
     #[inline]
     fn build_payload<B: FrameBuilder, const MARKERS: bool, const HDR: usize>(
         &self,
@@ -232,7 +234,7 @@ impl Requester {
         Ok(())
     }
 
-    /// The Immediate Data of a work request.
+    /// Appends the Immediate Data of a work request.
     pub fn build_immediate<B: FrameBuilder, const MARKERS: bool>(
         &self,
         record: &FpduRecord,
@@ -292,18 +294,18 @@ impl Requester {
     }
 }
 
-/// The message that comes next for this work request is Immediate Data.
+/// Returns whether the next message of this work request is Immediate Data.
 #[inline]
 fn is_immediate_due(entry: &SendEntry) -> bool {
     match entry.opcode {
-        // The Write is sent, its last segment with the L bit: see `next_segment`.
+        // The Write has been sent, with the L bit in its last segment; see `next_segment`.
         Opcode::WriteWithImm => entry.messages_sent == 1,
         Opcode::SendWithImm => entry.messages_sent == 0,
         _ => false,
     }
 }
 
-/// Opcode and payload of the Immediate Data of a work request: see [`IMMEDIATE_FOR_NEXT_SEND`].
+/// Opcode and payload of the Immediate Data of a work request; see [`IMMEDIATE_FOR_NEXT_SEND`].
 fn immediate_payload(
     opcode: Opcode,
     imm: u32,
@@ -359,7 +361,7 @@ fn send_opcode(entry: &SendEntry) -> (RdmapOpcode, u32) {
     (opcode, if invalidates { entry.imm } else { 0 })
 }
 
-/// MSN of the Send of a work request: behind its Immediate Data, if it has some.
+/// MSN of a work request's Send: the one after its Immediate Data, if it has any.
 #[inline]
 fn send_msn(entry: &SendEntry) -> Msn {
     if entry.opcode == Opcode::SendWithImm {

@@ -1,5 +1,5 @@
-//! The requester: what this side asks of the peer. It takes work requests out of the send queue,
-//! turns them into FPDUs, matches responses to them, and completes them in posting order.
+//! The requester: requests that this side sends to the peer. It takes work requests out of the send
+//! queue, turns them into FPDUs, matches responses to them, and completes them in posting order.
 //!
 //! ```text
 //! ring --> prepare_request --> next_segment --> TCP ... on_acked ----------.
@@ -8,7 +8,7 @@
 //!              '--> local operations ------------------------------------->^  on_atomic_response
 //! ```
 //!
-//! The queue pair calls it, and decides what its errors mean for the stream.
+//! The queue pair calls it, and decides how its errors affect the stream.
 
 mod atomic_exchange;
 mod completion;
@@ -34,22 +34,22 @@ use siw_memory::key_table::{Retired, Stag};
 use siw_shm::{Access, BindMw, FastReg, Opcode, SendWqe, Sge, WcStatus};
 use std::collections::{BTreeSet, VecDeque};
 
-/// A work request is wrong, or its ring is: the queue pair ends with a local error. The work request
+/// A work request or its ring is invalid: the queue pair ends with a local error. The work request
 /// keeps the status with which it completes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LocalError;
 
-/// Local operations after which a queue pair lets others have their turn.
+/// Number of local operations after which a queue pair yields to others.
 const LOCAL_OPERATIONS_PER_TURN: u32 = 64;
 
-/// What a turn of the send queue led to.
+/// Result of preparing the next work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PreparedRequest {
-    /// The current work request may go.
+    /// The current work request may be sent.
     Ready,
-    /// There is none, or it has to wait.
+    /// There is no work request, or it has to wait.
     Nothing,
-    /// The budget for local operations is used up, and there may be more.
+    /// The budget for local operations is used up, and more may follow.
     Yielded,
 }
 
@@ -57,40 +57,40 @@ pub(crate) enum PreparedRequest {
 #[derive(Debug)]
 pub(crate) struct Requester {
     queue: WorkRequestQueue,
-    /// The work request that is taken out of the ring and not yet sent completely.
+    /// The work request that was taken out of the ring and is not yet completely sent.
     current: Option<MessageSlot>,
-    /// Reads and atomics without a (complete) response, in the order of their requests.
+    /// Reads and atomics whose response is missing or incomplete, in the order of their requests.
     outstanding: VecDeque<OutstandingRead>,
-    /// Of the next Send or Immediate Data.
+    /// MSN of the next Send or Immediate Data.
     next_send_msn: Msn,
-    /// Of the next Read Request or Atomic Request.
+    /// MSN of the next Read Request or Atomic Request.
     next_read_msn: Msn,
-    /// Of the Atomic Response that comes next.
+    /// MSN of the next Atomic Response.
     expected_atomic_msn: Msn,
-    /// How many Reads and atomics may be outstanding.
+    /// Maximum number of outstanding Reads and atomics.
     pub ord: u16,
     pub drain: DrainState,
-    /// The peer joins Immediate Data and the Send behind it.
+    /// The peer joins Immediate Data with the following Send.
     joins_immediate: bool,
-    /// A work request completed in error: those behind it are flushed.
+    /// A work request completed in error: the following ones are flushed.
     has_failed: bool,
-    /// The first work request that is flushed tells that the peer does not answer any more.
+    /// The peer stopped responding, which the first flushed work request reports.
     has_lost_peer: bool,
-    /// The flush stopped at its budget: the ring may hold more.
+    /// The flush stopped at its budget: the ring may hold more requests.
     pub has_unflushed: bool,
-    /// Local operations that are left in this turn.
+    /// Local operations left in this turn.
     local_operations_left: u32,
-    /// The current work request took a key away, and other workers may still use it.
+    /// The current work request invalidated a key that other workers may still use.
     quiescing: Option<Retired>,
-    /// READ_WITH_INV whose keys other workers may still use.
+    /// READ_WITH_INV requests whose keys other workers may still use.
     invalidated_reads: VecDeque<(Retired, MessageSlot)>,
-    /// Windows of type 2 that were bound through the queue pair, by the keys they were allocated
-    /// with: who destroys it need not look at all windows of its client.
+    /// Type 2 windows that were bound through the queue pair, identified by the keys they were
+    /// allocated with. Destroying the queue pair therefore need not search all windows of its client.
     pub bound_windows: BTreeSet<Stag>,
 }
 
 impl Requester {
-    /// The start of a stream: nothing is asked for yet.
+    /// The start of a stream: no request has been sent.
     pub fn new(first_msn: Msn, ord: u16) -> Self {
         Self {
             queue: WorkRequestQueue::default(),
@@ -112,57 +112,58 @@ impl Requester {
         }
     }
 
-    /// Whether SEND with immediate may be sent: see [`crate::NegotiatedParameters::joins_immediate`].
+    /// Sets whether SEND with immediate may be sent; see
+    /// [`crate::NegotiatedParameters::joins_immediate`].
     pub fn with_joined_immediate(mut self, joins_immediate: bool) -> Self {
         self.joins_immediate = joins_immediate;
         self
     }
 
-    /// The peer does not answer any more: tells so with the first work request that is flushed.
+    /// Records that the peer stopped responding: the first flushed work request reports it.
     pub fn set_peer_lost(&mut self) {
         self.has_lost_peer = true;
     }
 
-    /// Prefetches what taking a work request touches beside `self`.
+    /// Prefetches the memory outside `self` that taking a work request touches.
     #[inline]
     pub fn prefetch_for_sending(&mut self) {
         self.queue.prefetch_for_pushing();
     }
 
-    /// No work request is unfinished.
+    /// Returns whether all work requests are finished.
     pub fn is_idle(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// The work request that is under way can go on.
+    /// Returns whether the current work request can continue.
     #[inline]
     pub fn can_continue(&self) -> bool {
         self.current.is_some_and(|slot| !self.is_stalled(slot))
     }
 
-    /// Something of the work request that is under way is handed to TCP.
+    /// Returns whether part of the current work request has been handed to TCP.
     pub fn has_started_current(&self) -> bool {
         self.current
             .and_then(|slot| self.queue.get(slot))
             .is_some_and(SendEntry::is_started)
     }
 
-    /// A work request is started and not completed.
+    /// Returns whether a work request has started and is not completed.
     pub fn has_started_any(&self) -> bool {
         if self.quiescing.is_some() {
             return true;
         }
         match self.queue.front() {
             None => false,
-            // One that was taken out of the ring and waits for its turn is not started.
+            // A request that was taken out of the ring and waits for its turn has not started.
             Some(entry) => {
                 entry.is_started() || self.current.is_none_or(|slot| !self.queue.is_front(slot))
             }
         }
     }
 
-    /// Whether a work request cannot go on yet (RFC 5040 section 5.5): it waits for ORD, for its
-    /// fence, or for the end of a drain.
+    /// Returns whether a work request cannot continue yet (RFC 5040 section 5.5): it waits for ORD,
+    /// for its fence, or for the end of a drain.
     #[inline]
     fn is_stalled(&self, slot: MessageSlot) -> bool {
         let entry = self.queue.get(slot);
@@ -175,12 +176,12 @@ impl Requester {
             || (entry.is_fenced() && !self.outstanding.is_empty());
         (waits_to_start && !entry.is_started())
             || (entry.opcode.awaits_response() && self.outstanding.len() >= usize::from(self.ord))
-            // What was posted before it may still be sent again from the memory.
+            // Earlier requests may still be retransmitted from the memory.
             || (entry.opcode == Opcode::LocalInv && !self.queue.is_front(slot))
     }
 
-    /// Sees to it that there is a current work request for [`next_segment`](Self::next_segment), and
-    /// that it may go. Local operations are done on the way.
+    /// Ensures that there is a current work request for [`next_segment`](Self::next_segment), and
+    /// that it may be sent. Executes local operations along the way.
     #[inline(always)]
     pub fn prepare_request<E: QpEnv>(
         &mut self,
@@ -202,15 +203,16 @@ impl Requester {
             if self.is_entry_stalled(slot, entry) {
                 return Ok(PreparedRequest::Nothing);
             }
-            // What follows an invalidation relies on it: a registration of other pages under the same
-            // key, a message that tells the peer.
+            // Later requests rely on the invalidation: for example, a registration of other pages
+            // under the same key, or a message that notifies the peer.
             if self.quiescing.is_some() {
                 return Ok(PreparedRequest::Nothing);
             }
             if !entry.opcode.is_local() {
                 return Ok(PreparedRequest::Ready);
             }
-            // They need no room in TCP: a client could post them faster than they are done.
+            // Local operations need no room in TCP: a client could post them faster than they are
+            // executed.
             if self.local_operations_left == 0 {
                 self.local_operations_left = LOCAL_OPERATIONS_PER_TURN;
                 return Ok(PreparedRequest::Yielded);
@@ -220,14 +222,14 @@ impl Requester {
         }
     }
 
-    /// Takes a work request out of the ring and checks it; `Ok(false)`: there is none.
+    /// Takes a work request out of the ring and checks it; `Ok(false)`: the ring is empty.
     #[inline]
     fn take_request<E: QpEnv>(
         &mut self,
         env: &mut E,
         attr: &QpInitAttr,
     ) -> Result<bool, LocalError> {
-        // The client library keeps to the depth of the queue by itself.
+        // A correct client library never exceeds the depth of the queue.
         if self.queue.len() >= attr.max_send_wr as usize {
             return Ok(false);
         }
@@ -238,7 +240,7 @@ impl Requester {
             Err(RingFault::InvalidRequest { wr_id }) => return Err(self.refuse_unknown(wr_id)),
         };
         self.current = Some(slot);
-        // What is posted most needs nothing but its one element checked.
+        // The most common requests need only the check of their single element.
         let len = match sge {
             Some(sge) if is_plain_message(opcode) => {
                 if !is_accessible(env.keys(), attr, &sge, Access::NONE) {
@@ -259,7 +261,7 @@ impl Requester {
         Ok(true)
     }
 
-    /// Checks a work request of any kind; how many bytes of it may be referenced.
+    /// Checks a work request of any kind; returns the number of its bytes that may be referenced.
     #[inline(never)]
     fn check_current<E: QpEnv>(
         &mut self,
@@ -276,7 +278,7 @@ impl Requester {
         Ok(if is_copied { 0 } else { entry.length })
     }
 
-    /// A work request that cannot be read completes in error when it is its turn.
+    /// Queues a work request that cannot be parsed; it completes in error in its turn.
     #[cold]
     fn refuse_unknown(&mut self, wr_id: u64) -> LocalError {
         let mut unknown = SendWqe::new();
@@ -292,8 +294,9 @@ impl Requester {
         LocalError
     }
 
-    /// LOCAL_INV, BIND_MW, REG_MR: done at once when it is their turn. One that takes a key away is
-    /// finished when no other worker uses it any more (RFC 5040 section 8.1.1).
+    /// Executes LOCAL_INV, BIND_MW and REG_MR immediately in their turn. An operation that
+    /// invalidates a key is finished when no other worker uses the key any more (RFC 5040 section
+    /// 8.1.1).
     fn execute_local_operation<E: QpEnv>(
         &mut self,
         env: &mut E,
@@ -353,7 +356,7 @@ impl Requester {
         self.complete_ready(env, context);
     }
 
-    /// Completes what waited for other workers to let go of a key. True: something still waits.
+    /// Completes work requests that waited until no other worker uses a key. `true`: some still wait.
     pub fn poll_quiescence<E: QpEnv>(
         &mut self,
         env: &mut E,
@@ -377,11 +380,11 @@ impl Requester {
         self.quiescing.is_some() || !self.invalidated_reads.is_empty()
     }
 
-    /// Local checks of a work request, before a byte of it leaves.
+    /// Checks a work request locally, before any of its bytes is sent.
     #[inline]
     fn check_request(&self, keys: &KeyReader, attr: &QpInitAttr, entry: &SendEntry) -> WcStatus {
         let access = match entry.opcode {
-            // To any other peer it would be two messages.
+            // For any other peer it would be two messages.
             Opcode::SendWithImm if !self.joins_immediate => return WcStatus::LOC_QP_OP_ERR,
             Opcode::Write
             | Opcode::Send
@@ -414,7 +417,7 @@ impl Requester {
         WcStatus::SUCCESS
     }
 
-    /// The ready-to-receive message is handed to TCP (RFC 6581 section 9.2).
+    /// The ready-to-receive message was handed to TCP (RFC 6581 section 9.2).
     pub fn on_ready_to_receive_sent(&mut self, kind: RtrKind) {
         match kind {
             RtrKind::Write => {}
@@ -439,14 +442,15 @@ impl Requester {
         }
     }
 
-    /// A work request fails as soon as everything before it is completed.
+    /// Marks a work request as failed; it completes once everything before it has completed.
     pub fn fail_request(&mut self, slot: Option<MessageSlot>, status: WcStatus) {
         if let Some(entry) = slot.and_then(|slot| self.queue.get_mut(slot)) {
             entry.status = status;
         }
     }
 
-    /// An outstanding Read wants these bytes: they may be placed before their turn.
+    /// Returns whether an outstanding Read expects these bytes, which may then be placed before their
+    /// turn.
     pub fn wants_read_response(&self, stag: u32, to: u64, len: u32) -> bool {
         self.outstanding
             .iter()
@@ -454,7 +458,8 @@ impl Requester {
     }
 }
 
-/// A message whose data is gathered here, and that is allowed whatever was negotiated.
+/// Returns whether the opcode is a message whose data is gathered here, and that is allowed whatever
+/// was negotiated.
 #[inline(always)]
 fn is_plain_message(opcode: Opcode) -> bool {
     matches!(
@@ -463,7 +468,7 @@ fn is_plain_message(opcode: Opcode) -> bool {
     )
 }
 
-/// Whether the queue pair may access the memory of an element.
+/// Returns whether the queue pair may access the memory of an element.
 #[inline(always)]
 fn is_accessible(keys: &KeyReader, attr: &QpInitAttr, sge: &Sge, access: Access) -> bool {
     let check = || attr.check_key(keys, sge.lkey, sge.addr, sge.length, access);

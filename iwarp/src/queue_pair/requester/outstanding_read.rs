@@ -1,13 +1,12 @@
-//! A Read or an atomic that this side issued, until it is answered.
+//! A Read or an atomic of this side that is not answered yet.
 
 use crate::record::MessageSlot;
 
-/// STag of messages that name no memory. Hardware refuses zero even at zero length (PROTOCOL.md
+/// STag of messages that refer to no memory. Hardware rejects zero even at zero length (PROTOCOL.md
 /// section 7.2).
 pub(crate) const PLACEHOLDER_STAG: u32 = 1;
 
-/// The STag of a data sink as the peer sees it: the local key, or something that is not zero where
-/// there is none.
+/// STag of a data sink as sent to the peer: the local key, or a nonzero placeholder if there is none.
 #[inline]
 pub(crate) fn sink_stag(lkey: u32) -> u32 {
     if lkey == 0 { PLACEHOLDER_STAG } else { lkey }
@@ -17,17 +16,17 @@ pub(crate) fn sink_stag(lkey: u32) -> u32 {
 /// section 5.5), so these form a queue whose length ORD limits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct OutstandingRead {
-    /// Its work request; `None` for the ready-to-receive Read.
+    /// The work request; `None` for the ready-to-receive Read.
     pub slot: Option<MessageSlot>,
     pub sink_stag: u32,
     pub sink_to: u64,
-    /// Bytes that were asked for.
+    /// Bytes requested.
     pub len: u32,
-    /// Bytes of the response that are placed.
+    /// Bytes of the response placed so far.
     pub placed: u32,
-    /// The last Read Request of its work request: the response completes it.
+    /// The last Read Request of its work request, which its response completes.
     pub is_last: bool,
-    /// It is an atomic with this request identifier.
+    /// Request identifier, if it is an atomic.
     pub atomic_id: Option<u32>,
 }
 
@@ -45,7 +44,8 @@ impl OutstandingRead {
         }
     }
 
-    /// `len` bytes of a response from `to` on lie within what is asked for and not yet placed.
+    /// Returns whether `len` bytes of a response at `to` lie within the requested bytes that are not
+    /// yet placed.
     pub fn wants(&self, stag: u32, to: u64, len: u32) -> bool {
         let offset = to.wrapping_sub(self.sink_to);
         self.atomic_id.is_none()

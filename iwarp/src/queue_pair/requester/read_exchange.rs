@@ -1,4 +1,5 @@
-//! RDMA Read as its requester: Read Requests out, Read Responses in (RFC 5040 sections 4.4, 4.5, 5.5).
+//! Requester side of RDMA Read: sends Read Requests, receives Read Responses (RFC 5040 sections 4.4,
+//! 4.5, 5.5).
 
 use super::Requester;
 use super::outstanding_read::{OutstandingRead, sink_stag};
@@ -20,7 +21,7 @@ use siw_memory::key_table::Stag;
 use siw_shm::{Access, Opcode, WcStatus};
 
 impl Requester {
-    /// The Read Request for the next element of the data sink.
+    /// Returns the Read Request for the next element of the data sink.
     pub(super) fn next_read_request(
         &mut self,
         tx: &mut Transmitter,
@@ -52,7 +53,7 @@ impl Requester {
         if is_last {
             self.current = None;
         }
-        // Each Read Request is a message of its own: responses may go between them.
+        // Each Read Request is a separate message: responses may be sent between them.
         tx.end_request(0);
         let segment = FpduSegment {
             kind: FpduKind::Request,
@@ -64,8 +65,8 @@ impl Requester {
         Some(tx.push_fpdu(segment, wire_len))
     }
 
-    /// RDMA Read Response: it must continue the oldest outstanding Read (RFC 5040 sections 5.2.2 and
-    /// 5.5, conformance 65 and 66). `Ok(true)`: a work request has its whole answer.
+    /// Handles an RDMA Read Response: it must continue the oldest outstanding Read (RFC 5040 sections
+    /// 5.2.2 and 5.5, conformance 65 and 66). `Ok(true)`: a work request has its complete response.
     pub fn on_read_response<E: QpEnv>(
         &mut self,
         env: &mut E,
@@ -118,7 +119,8 @@ impl Requester {
         Ok(true)
     }
 
-    /// The end of READ_WITH_INV. `Ok(false)`: other workers may still use the key.
+    /// Invalidates the sink of READ_WITH_INV at its end. `Ok(false)`: other workers may still use the
+    /// key.
     fn invalidate_sink<E: QpEnv>(
         &mut self,
         env: &mut E,
@@ -145,9 +147,9 @@ impl Requester {
     }
 }
 
-/// What a Read Response has that the outstanding Read did not ask for: another STag, another place,
-/// more bytes, or an end that is too early or too late. The response to a Read of nothing is not
-/// compared (PROTOCOL.md section 8.4).
+/// Finds a difference between a Read Response and the outstanding Read: another STag, another
+/// position, excess bytes, or an end that is too early or too late. The response to a zero-length
+/// Read is not compared (PROTOCOL.md section 8.4).
 #[inline]
 fn find_mismatch(read: &OutstandingRead, header: &TaggedHeader, len: u32) -> Option<TerminateCode> {
     let is_last = header.control.is_last();

@@ -1,9 +1,9 @@
-//! The worker's private copy of send work requests that are not finished.
+//! The worker's private copies of unfinished send work requests.
 //!
-//! Entries are compact: two scatter/gather elements or 32 inline bytes lie in the entry, more of them
-//! in a slab that grows to what is in use. Nothing is allocated for an idle queue pair, and nothing in
-//! steady state. The requester fills it, acknowledgements and responses mark entries, completion
-//! empties it.
+//! Entries are compact: up to two scatter/gather elements or 32 inline bytes lie in the entry, larger
+//! contents in a slab that grows to the number in use. An idle queue pair has no allocation, and
+//! steady state allocates nothing. The requester adds entries, acknowledgements and responses mark
+//! them, completion removes them.
 
 use crate::environment::ExtBufRef;
 use crate::record::MessageSlot;
@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 const SMALL_SGES: usize = 2;
 const SMALL_INLINE: usize = 32;
 const LARGE_SGES: usize = MAX_SGE;
-/// [`SendEntry::large`] of an entry that has everything in itself.
+/// [`SendEntry::large`] of an entry without a place in the slab.
 const NOT_LARGE: u32 = u32::MAX;
 
 const _: () = assert!(MAX_INLINE <= LARGE_SGES * size_of::<Sge>());
@@ -33,21 +33,21 @@ pub(crate) struct SendEntry {
     pub imm: u32,
     /// Bytes handed to TCP.
     pub sent: u32,
-    /// MSN of its (first) untagged message, from its first segment on.
+    /// MSN of its (first) untagged message; valid from its first segment on.
     pub msn: u32,
     pub ext_buf_ref: ExtBufRef,
-    /// Index of its elements in the slab.
+    /// Index of its place in the slab.
     large: u32,
     pub opcode: Opcode,
     flags: WrFlags,
     sge_count: u8,
-    /// Read Requests, or Immediate Data messages, that were sent for it.
+    /// Number of Read Requests, or Immediate Data messages, sent for it.
     pub messages_sent: u8,
-    /// Other than success: it fails as soon as it is its turn to complete.
+    /// If not success: it fails as soon as its turn to complete comes.
     pub status: WcStatus,
     /// Its last segment is acknowledged.
     pub is_acked: bool,
-    /// Its response is placed.
+    /// Its response has been placed.
     pub is_answered: bool,
 }
 
@@ -75,43 +75,43 @@ impl SendEntry {
         }
     }
 
-    /// Its completion is wanted also when it succeeds.
+    /// Returns whether it completes visibly even on success.
     #[inline]
     pub fn is_signaled(&self) -> bool {
         self.flags.contains(WrFlags::SIGNALED)
     }
 
-    /// It waits until no Read or atomic before it is outstanding.
+    /// Returns whether it waits until no earlier Read or atomic is outstanding.
     #[inline]
     pub fn is_fenced(&self) -> bool {
         self.flags.contains(WrFlags::FENCE)
     }
 
-    /// Something of it is handed to TCP.
+    /// Returns whether part of it has been handed to TCP.
     #[inline]
     pub fn is_started(&self) -> bool {
         self.sent > 0 || self.messages_sent > 0
     }
 
-    /// It asks for a solicited event at the peer.
+    /// Returns whether it requests a solicited event at the peer.
     #[inline]
     pub fn is_solicited(&self) -> bool {
         self.flags.contains(WrFlags::SOLICITED)
     }
 
-    /// Its payload lies in the work request itself.
+    /// Returns whether its payload is inline in the work request.
     #[inline]
     pub fn is_inline(&self) -> bool {
         self.flags.contains(WrFlags::INLINE)
     }
 
-    /// Its only element, if that lies in the entry.
+    /// Its only element, if stored in the entry.
     #[inline(always)]
     pub fn only_sge(&self) -> Option<&Sge> {
         (self.sge_count == 1 && self.large == NOT_LARGE).then_some(&self.small[0])
     }
 
-    /// Nothing more happens to it on the wire.
+    /// Returns whether it is finished on the wire.
     #[inline]
     pub fn is_done(&self) -> bool {
         self.is_acked && (!self.opcode.awaits_response() || self.is_answered)
@@ -128,20 +128,20 @@ pub(crate) struct WorkRequestQueue {
 }
 
 impl WorkRequestQueue {
-    /// Every work request is completed.
+    /// Returns whether every work request is completed.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Work requests that are not completed.
+    /// Number of work requests that are not completed.
     #[inline]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Prefetches where the next work request is copied to, if there is none: it takes the memory that the
-    /// first one had.
+    /// Prefetches the place that the next work request is copied to, if the queue is empty: pushing
+    /// then reuses the memory of the first entry.
     #[inline]
     pub fn prefetch_for_pushing(&mut self) {
         if self.entries.is_empty() && self.entries.capacity() > 0 {
@@ -152,10 +152,9 @@ impl WorkRequestQueue {
         }
     }
 
-    /// Copies a work request in.
+    /// Copies a work request into the queue.
     ///
-    /// Why it is fast: an entry with one element, as nearly all have it, goes from registers into the
-    /// queue.
+    /// Why it is fast: an entry with one element, the usual form, goes from registers into the queue.
     #[inline(always)]
     pub fn push(&mut self, wqe: &SendWqe) -> MessageSlot {
         let Some(sge) = wqe.only_sge() else {
@@ -164,7 +163,7 @@ impl WorkRequestQueue {
         self.push_entry(SendEntry::new(wqe, [sge, Sge::default()], 1))
     }
 
-    /// Copies in a message of one segment that is handed to TCP at once. `msn`: of a Send.
+    /// Copies in a single-segment message that is handed to TCP at once. `msn`: MSN if it is a Send.
     #[inline(always)]
     pub fn push_sent(&mut self, request: &PlainSend, msn: u32) {
         self.entries.push_back(SendEntry {
@@ -188,7 +187,7 @@ impl WorkRequestQueue {
         });
     }
 
-    /// The slot of the work request that comes next.
+    /// Slot of the next work request.
     #[inline]
     pub fn next_slot(&self) -> MessageSlot {
         self.base.advanced_by(self.entries.len())
@@ -201,7 +200,7 @@ impl WorkRequestQueue {
         slot
     }
 
-    /// A work request with inline data, operands, or not one element.
+    /// Copies in a work request with inline data, operands, or a number of elements other than one.
     #[inline(never)]
     fn push_other(&mut self, wqe: &SendWqe) -> MessageSlot {
         let mut entry = SendEntry::new(wqe, [Sge::default(); SMALL_SGES], 0);
@@ -247,19 +246,19 @@ impl WorkRequestQueue {
         })
     }
 
-    /// The work request in this slot, if it is not completed.
+    /// Returns the work request in this slot, unless it is completed.
     #[inline]
     pub fn get(&self, slot: MessageSlot) -> Option<&SendEntry> {
         self.entries.get(slot.index_from(self.base))
     }
 
-    /// As [`get`](Self::get), to be changed.
+    /// Mutable variant of [`get`](Self::get).
     #[inline]
     pub fn get_mut(&mut self, slot: MessageSlot) -> Option<&mut SendEntry> {
         self.entries.get_mut(slot.index_from(self.base))
     }
 
-    /// The work requests in `count` slots from `slot` on, as far as they are not completed.
+    /// Returns the work requests in the `count` slots from `slot` on that are not completed.
     #[inline]
     pub fn range_mut(
         &mut self,
@@ -272,25 +271,25 @@ impl WorkRequestQueue {
         self.entries.range_mut(start.min(end)..end)
     }
 
-    /// It is the oldest that is not completed.
+    /// Returns whether this is the oldest work request that is not completed.
     #[inline]
     pub fn is_front(&self, slot: MessageSlot) -> bool {
         slot == self.base
     }
 
-    /// The oldest that is not completed.
+    /// The oldest work request that is not completed.
     #[inline]
     pub fn front(&self) -> Option<&SendEntry> {
         self.entries.front()
     }
 
-    /// Takes the oldest out.
+    /// Removes the oldest work request.
     #[inline]
     pub fn remove_front(&mut self) {
         self.remove_first(1);
     }
 
-    /// Takes the oldest `count` out, all if there are fewer.
+    /// Removes the `count` oldest work requests, or all if there are fewer.
     #[inline]
     pub fn remove_first(&mut self, count: usize) {
         let count = count.min(self.entries.len());
@@ -305,13 +304,13 @@ impl WorkRequestQueue {
         self.base = self.base.advanced_by(count);
     }
 
-    /// All that are not completed, oldest first.
+    /// All work requests that are not completed, oldest first.
     #[inline]
     pub fn iter(&self) -> impl Iterator<Item = &SendEntry> {
         self.entries.iter()
     }
 
-    /// As [`iter`](Self::iter), to be changed.
+    /// Mutable variant of [`iter`](Self::iter).
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut SendEntry> {
         self.entries.iter_mut()
     }
@@ -325,7 +324,7 @@ impl WorkRequestQueue {
         }
     }
 
-    /// Memory of a message with scatter/gather elements.
+    /// Elements of a message with scatter/gather elements.
     #[inline]
     pub fn sges<'a>(&'a self, entry: &'a SendEntry) -> &'a [Sge] {
         &self.elements(entry)[..usize::from(entry.sge_count)]
@@ -339,8 +338,8 @@ impl WorkRequestQueue {
             .unwrap_or(&[])
     }
 
-    /// The data sink of the Read Request that asks for the bytes from `offset` on, and its place among
-    /// the requests of its work request. There is one request for each element that is not empty,
+    /// Returns the data sink of the Read Request for the bytes from `offset` on, and its index among
+    /// the Read Requests of its work request. Each non-empty element has its own Read Request,
     /// because a Read Request names one tagged buffer (RFC 5040 section 4.4).
     pub fn read_sink(&self, entry: &SendEntry, offset: u32) -> (u32, Sge) {
         let sges = self.sges(entry);

@@ -1,4 +1,4 @@
-//! Which work request a received Terminate is about.
+//! Finds the work request that a received Terminate refers to.
 
 use super::Requester;
 use super::send_queue::SendEntry;
@@ -9,7 +9,7 @@ use crate::rdmap::terminate::ReceivedTerminate;
 use siw_shm::Opcode;
 
 impl Requester {
-    /// Fails the work request that a Terminate is about: the one whose header it quotes, else the
+    /// Fails the work request that a Terminate refers to: the one whose header it quotes, or else the
     /// oldest that is not finished.
     pub fn on_terminate(&mut self, terminate: &ReceivedTerminate) {
         let Some(quoted) = terminate.ddp else {
@@ -24,7 +24,7 @@ impl Requester {
         let is_quoted = |entry: &&mut SendEntry| is_quoted(entry, &quoted, terminate);
         if let Some(entry) = self.queue.iter_mut().find(is_quoted) {
             entry.status = status;
-            // Whatever the acknowledgement says, the peer did not execute it.
+            // The peer did not execute it, even if TCP acknowledged it.
             entry.is_acked = false;
         }
     }
@@ -38,7 +38,7 @@ fn quoted_opcode(quoted: &[u8; MAX_HDR_LEN]) -> Option<RdmapOpcode> {
     RdmapOpcode::from_wire(control.opcode())
 }
 
-/// The quoted DDP header is that of a segment of this work request.
+/// Returns whether the quoted DDP header belongs to a segment of this work request.
 fn is_quoted(entry: &SendEntry, quoted: &[u8; MAX_HDR_LEN], terminate: &ReceivedTerminate) -> bool {
     let Some(opcode) = quoted_opcode(quoted) else {
         return false;
@@ -54,7 +54,7 @@ fn is_quoted(entry: &SendEntry, quoted: &[u8; MAX_HDR_LEN], terminate: &Received
         RdmapOpcode::ReadRequest => {
             matches!(entry.opcode, Opcode::Read | Opcode::ReadWithInv)
                 && match terminate.read.filter(|_| terminate.is_siw_order) {
-                    // Linux siw quotes the length of the Read where the MSN belongs (PROTOCOL.md
+                    // Linux siw quotes the length of the Read in the place of the MSN (PROTOCOL.md
                     // section 7.1).
                     Some(read) => !entry.is_answered && entry.rkey == read.src_stag,
                     None => msn.wrapping_sub(entry.msn) < u32::from(entry.messages_sent),

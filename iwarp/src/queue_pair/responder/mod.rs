@@ -1,8 +1,8 @@
-//! The responder: Read Requests and Atomic Requests of the peer, and the responses to them (RFC 5040
+//! The responder: the peer's Read Requests and Atomic Requests, and the responses to them (RFC 5040
 //! sections 4.4, 4.5 and 5.5, RFC 7306 section 5).
 //!
-//! Requests are checked when they arrive, answered in their order, and kept until the answer is
-//! acknowledged. An atomic is executed when everything before it is answered (conformance 89).
+//! Requests are checked on arrival, answered in order, and kept until the response is acknowledged.
+//! An atomic is executed after everything before it has been answered (conformance 89).
 
 mod response_queue;
 
@@ -30,8 +30,8 @@ use siw_memory::KeyReader;
 use siw_shm::Access;
 use std::sync::atomic::AtomicU64;
 
-/// A request cannot be answered although it was sound when it arrived, and what a Terminate quotes of
-/// it.
+/// A request that was valid on arrival cannot be answered any more. Contains the parts of it that a
+/// Terminate quotes.
 pub(crate) struct ResponseError {
     pub code: TerminateCode,
     pub request: OffendingSegment,
@@ -41,16 +41,16 @@ pub(crate) struct ResponseError {
 #[derive(Debug)]
 pub(crate) struct Responder {
     queue: ResponseQueue,
-    /// Of the next Read Request or Atomic Request of the peer.
+    /// MSN of the peer's next Read Request or Atomic Request.
     expected_request_msn: Msn,
-    /// Of the next Atomic Response.
+    /// MSN of the next Atomic Response.
     next_atomic_msn: Msn,
-    /// How many Reads and atomics of the peer may be unanswered.
+    /// Maximum number of the peer's unanswered Reads and atomics.
     pub ird: u16,
 }
 
 impl Responder {
-    /// The start of a stream: nothing is asked of this side yet.
+    /// The start of a stream: no request has been received.
     pub fn new(first_msn: Msn, ird: u16) -> Self {
         Self {
             queue: ResponseQueue::default(),
@@ -60,13 +60,14 @@ impl Responder {
         }
     }
 
-    /// A request waits for its response, or for the rest of it.
+    /// Returns whether a request waits for its response or the rest of it.
     #[inline]
     pub fn has_unsent(&self) -> bool {
         self.queue.unsent_len() > 0
     }
 
-    /// RDMA Read Request (RFC 5040 section 4.4). `is_answerable`: the stream still sends responses.
+    /// Handles an RDMA Read Request (RFC 5040 section 4.4). `is_answerable`: the stream still sends
+    /// responses.
     pub fn on_read_request(
         &mut self,
         keys: &KeyReader,
@@ -93,7 +94,7 @@ impl Responder {
         Ok(())
     }
 
-    /// Atomic Request (RFC 7306 section 5.2.1): checked now, executed when it is its turn.
+    /// Handles an Atomic Request (RFC 7306 section 5.2.1): checked now, executed in its turn.
     pub fn on_atomic_request(
         &mut self,
         keys: &KeyReader,
@@ -115,8 +116,8 @@ impl Responder {
         Ok(())
     }
 
-    /// The payload of a Read Request or Atomic Request, after what they have in common is checked: one
-    /// segment in its turn, of `LEN` octets, and within IRD.
+    /// Returns the payload of a Read Request or Atomic Request after the common checks: a single
+    /// segment with the expected MSN, `LEN` octets, and within IRD.
     #[inline]
     fn read_request<const LEN: usize>(
         &self,
@@ -141,7 +142,7 @@ impl Responder {
         Ok(payload)
     }
 
-    /// The next segment of the response whose turn it is; `Ok(None)`: there is none, or no room.
+    /// Returns the next segment of the current response; `Ok(None)`: there is none, or no room.
     pub fn next_segment<E: QpEnv>(
         &mut self,
         env: &mut E,
@@ -193,7 +194,7 @@ impl Responder {
         Ok(Some(tx.push_fpdu(segment, wire_len)))
     }
 
-    /// Executes the atomic whose turn it is, and answers it.
+    /// Executes the current atomic and answers it.
     fn next_atomic_response(
         &mut self,
         keys: &KeyReader,
@@ -231,7 +232,7 @@ impl Responder {
         Ok(Some(tx.push_fpdu(segment, wire_len)))
     }
 
-    /// Header and payload of a segment of a response.
+    /// Appends header and payload of a segment of a response.
     #[inline]
     pub fn build_segment<B: FrameBuilder, const MARKERS: bool>(
         &self,
@@ -278,7 +279,7 @@ impl Responder {
             return Ok(());
         }
         fpdu.append_header(&header);
-        // Always a copy: the application, or a peer, may change the memory at any time.
+        // Always a copy: the application or a peer may change the memory at any time.
         fpdu.append_memory(mr, off, len, ExtBufRef::NONE)
     }
 
@@ -290,13 +291,13 @@ impl Responder {
         }
     }
 
-    /// Forgets all responses.
+    /// Drops all responses.
     pub fn flush(&mut self) {
         while self.queue.pop_front().is_some() {}
     }
 }
 
-/// The word that an atomic works on.
+/// The 64-bit word that an atomic operates on.
 fn atomic_operand<'k>(
     keys: &'k KeyReader,
     attr: &QpInitAttr,
@@ -306,7 +307,7 @@ fn atomic_operand<'k>(
     let (mr, off) = attr
         .check_key(keys, request.stag, request.to, ATOMIC_OPERAND_LEN, access)
         .map_err(remote_access_code)?;
-    // Conformance 84: neither the address nor the memory behind it may be unaligned.
+    // Conformance 84: both the address and the memory at it must be aligned.
     if !request.to.is_multiple_of(u64::from(ATOMIC_OPERAND_LEN)) {
         return Err(TerminateCode::RDMAP_CATASTROPHIC_STREAM);
     }

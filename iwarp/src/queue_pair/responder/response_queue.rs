@@ -1,4 +1,4 @@
-//! Reads and atomics of the peer, until their responses are acknowledged.
+//! The peer's Reads and atomics, until their responses are acknowledged.
 
 use crate::ddp::{ControlOctets, Msn, QN_READ_REQUEST, UNTAGGED_HDR_LEN, UntaggedHeader};
 use crate::rdmap::atomic_header::{ATOMIC_REQUEST_LEN, AtomicRequestHeader};
@@ -7,17 +7,17 @@ use crate::rdmap::{READ_REQUEST_LEN, RdmapOpcode, ReadRequestHeader};
 use crate::record::MessageSlot;
 use std::collections::VecDeque;
 
-/// An atomic that the peer asked for.
+/// An atomic requested by the peer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PendingAtomic {
     pub request: AtomicRequestHeader,
-    /// MSN of the response, once the operation is executed.
+    /// MSN of the response; valid once the operation is executed.
     pub response_msn: Msn,
-    /// The operand before the operation, once it is executed.
+    /// The operand before the operation; valid once it is executed.
     pub original: u64,
 }
 
-/// A Read or an atomic that the peer asked for.
+/// A Read or an atomic requested by the peer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PendingResponse {
     /// All zero for an atomic.
@@ -30,7 +30,7 @@ pub(crate) struct PendingResponse {
 }
 
 impl PendingResponse {
-    /// The response to a Read, of which nothing is sent.
+    /// The response to a Read, with nothing sent yet.
     pub fn for_read(read: ReadRequestHeader, request_msn: Msn) -> Self {
         Self {
             read,
@@ -41,7 +41,7 @@ impl PendingResponse {
         }
     }
 
-    /// The response to an atomic that is not executed yet.
+    /// The response to an atomic that has not been executed yet.
     pub fn for_atomic(request: AtomicRequestHeader, request_msn: Msn) -> Self {
         let atomic = PendingAtomic {
             request,
@@ -89,18 +89,18 @@ impl PendingResponse {
     }
 }
 
-/// Pending responses by slot: first those that are sent and wait for their acknowledgement, for a
-/// retransmission needs them, then those that wait to be sent.
+/// Pending responses by slot: first those that are sent and wait for their acknowledgement, kept for
+/// retransmissions, then those that wait to be sent.
 #[derive(Debug, Default)]
 pub(crate) struct ResponseQueue {
     base: MessageSlot,
     responses: VecDeque<PendingResponse>,
-    /// How many at the front are sent completely.
+    /// Number of completely sent responses at the front.
     sent: u32,
 }
 
 impl ResponseQueue {
-    /// Responses that are not sent completely: these count against IRD.
+    /// Number of responses that are not completely sent: these count against IRD.
     #[inline]
     pub fn unsent_len(&self) -> usize {
         self.responses.len() - self.sent as usize
@@ -111,7 +111,7 @@ impl ResponseQueue {
         self.responses.push_back(response);
     }
 
-    /// The response that is being sent.
+    /// The response being sent.
     #[inline]
     pub fn current_mut(&mut self) -> Option<(MessageSlot, &mut PendingResponse)> {
         let slot = self.base.advanced_by(self.sent as usize);
@@ -119,25 +119,25 @@ impl ResponseQueue {
         Some((slot, response))
     }
 
-    /// The current response is handed to TCP completely.
+    /// Marks the current response as completely handed to TCP.
     #[inline]
     pub fn finish_current(&mut self) {
         self.sent = (self.sent + 1).min(self.responses.len() as u32);
     }
 
-    /// The response in this slot, if it is not forgotten.
+    /// Returns the response in this slot, unless it has been removed.
     #[inline]
     pub fn get(&self, slot: MessageSlot) -> Option<&PendingResponse> {
         self.responses.get(slot.index_from(self.base))
     }
 
-    /// As [`get`](Self::get), to be changed.
+    /// Mutable variant of [`get`](Self::get).
     #[inline]
     pub fn get_mut(&mut self, slot: MessageSlot) -> Option<&mut PendingResponse> {
         self.responses.get_mut(slot.index_from(self.base))
     }
 
-    /// Forgets the oldest ones as far as they are acknowledged.
+    /// Removes the oldest responses while they are acknowledged.
     #[inline]
     pub fn retire_acked(&mut self) {
         while self
@@ -149,7 +149,7 @@ impl ResponseQueue {
         }
     }
 
-    /// Takes the oldest out.
+    /// Removes the oldest response.
     #[inline]
     pub fn pop_front(&mut self) -> Option<PendingResponse> {
         let response = self.responses.pop_front()?;
