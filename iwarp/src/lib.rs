@@ -1,44 +1,46 @@
 //! iWARP without I/O: MPA, DDP, RDMAP and the queue-pair state machine (RFC 5040, 5041, 5044, 6581,
-//! 7306). `PROTOCOL.md` beside the sources gathers the facts that comments cite; `CONFORMANCE.md`
-//! lists the numbered cases.
+//! 7306). `PROTOCOL.md` in this crate's directory gathers the facts that comments cite;
+//! `CONFORMANCE.md` lists the numbered cases.
 //!
-//! No TCP, no clock, no device: the daemon's worker drives [`QueuePair`] and the MPA state machines
-//! with bytes in order, acknowledgements and doorbells, and gives TCP the records that come out.
+//! The crate has no TCP, no clock and no device. The daemon's worker drives [`QueuePair`] and the MPA
+//! state machines with in-order bytes, acknowledgements and doorbells, and passes the records that
+//! they produce to TCP.
 //!
-//! Data path, receive: slices of the stream ([`RxStream`]) -> FPDU and CRC ([`mpa::fpdu`]) -> headers
-//! ([`ddp`], [`rdmap`]) -> key check and placement -> completion. Send: work request ->
-//! [`FpduRun`] -> [`QueuePair::build_run`], [`QueuePair::build_fpdu`] into a [`FrameBuilder`], again at each
-//! retransmission.
+//! Receive data path: slices of the stream ([`RxStream`]) -> FPDU and CRC ([`mpa::fpdu`]) -> headers
+//! ([`ddp`], [`rdmap`]) -> key check and placement -> completion. Send data path: work request ->
+//! [`FpduRun`] -> [`QueuePair::build_run`] and [`QueuePair::build_fpdu`] into a [`FrameBuilder`],
+//! repeated at each retransmission.
 //!
 //! # How a worker drives it
 //!
-//! Set-up: [`mpa::MpaInitiator`] or [`mpa::MpaResponder`] read the stream and give frames, which go
-//! out as [`TxRecord::Stream`], each in one segment. [`MpaConfig`] has the lengths of the timers. When
-//! both frames have passed, [`NegotiatedParameters`] go into [`QueuePair::set_rts`].
+//! Connection set-up: [`mpa::MpaInitiator`] and [`mpa::MpaResponder`] read the stream and return
+//! frames, which are sent as [`TxRecord::Stream`], each in one segment. [`MpaConfig`] has the timer
+//! durations. After both frames have been exchanged, pass the [`NegotiatedParameters`] to
+//! [`QueuePair::set_rts`].
 //!
-//! A segment arrived: [`QueuePair::receive_in_order`] with the payload, then
-//! [`QueuePair::on_fpdus_acked`] for all that its ACK covers, in order, and
-//! [`QueuePair::complete_acked`], then [`QueuePair::next_records`] with the room that there is. The receive
-//! window must be able to hold [`mpa::fpdu::MAX_FPDU`] bytes.
+//! On a received segment: call [`QueuePair::receive_in_order`] with the payload, then
+//! [`QueuePair::on_fpdus_acked`] for each record that its ACK covers, in order, then
+//! [`QueuePair::complete_acked`], then [`QueuePair::next_records`] with the available send room. The
+//! receive window must be able to hold [`mpa::fpdu::MAX_FPDU`] bytes.
 //!
-//! A doorbell rang: [`QueuePair::next_records`]; in ERROR, [`QueuePair::flush_queues`].
+//! On a doorbell: call [`QueuePair::next_records`]; in ERROR, [`QueuePair::flush_queues`].
 //!
-//! A segment leaves or is sent again: [`QueuePair::build_run`] for what it has of each record, and
-//! [`QueuePair::build_fpdu`] for each FPDU that is left. When only a part of an FPDU is wanted, build it into
-//! scratch memory and cut. After a [`BuildError`]:
+//! To transmit or retransmit a segment: call [`QueuePair::build_run`] for its part of each record,
+//! then [`QueuePair::build_fpdu`] for each remaining FPDU. When the segment needs only part of an
+//! FPDU, build the FPDU into scratch memory and cut it. After a [`BuildError`], call
 //! [`QueuePair::on_build_failure`].
 //!
-//! Buffers came back from the port: [`QueuePair::poll_releases`] for queue pairs for which
-//! [`QpEnv::is_released`] said no.
+//! When the port returns buffers: call [`QueuePair::poll_releases`] for the queue pairs for which
+//! [`QpEnv::is_released`] returned `false`.
 //!
-//! After each of these: [`QueuePair::requested_close`]. [`CloseKind::Graceful`] sends FIN behind the
-//! records that TCP has, and wants a timer: a peer that never closes ends with
-//! [`QueuePair::on_tcp_closed`] too. The peer's FIN is [`QueuePair::on_peer_fin`], after
-//! `receive_in_order`.
+//! After each of these, check [`QueuePair::requested_close`]. [`CloseKind::Graceful`] sends a FIN
+//! after the records that TCP already has, and needs a timer: when it expires because the peer never
+//! closes, call [`QueuePair::on_tcp_closed`] as well. On the peer's FIN, call
+//! [`QueuePair::on_peer_fin`] after `receive_in_order`.
 //!
 //! # Example
 //!
-//! Two ends set up a connection; their streams are plain memory here.
+//! Two endpoints set up a connection; their streams are plain memory here.
 //!
 //! ```
 //! use siw_iwarp::mpa::{InitiatorStep, MpaInitiator, MpaResponder, ResponderStep};

@@ -1,8 +1,9 @@
-//! What a queue pair hands to TCP, and where the bytes of it are built.
+//! Records that a queue pair hands to TCP, and the frame builder that their bytes go into.
 //!
-//! TCP keeps records, not bytes: a [`FpduRecord`] says which part of which message an FPDU carries.
-//! [`QueuePair::build_fpdu`](crate::QueuePair::build_fpdu) makes its bytes whenever TCP sends it, so
-//! that a retransmission has the same boundaries and nothing is buffered twice.
+//! TCP keeps records, not bytes: an [`FpduRecord`] names the message, and the part of it, that an
+//! FPDU carries. [`QueuePair::build_fpdu`](crate::QueuePair::build_fpdu) generates the bytes each
+//! time TCP sends the FPDU, so a retransmission has the same FPDU boundaries and nothing is buffered
+//! twice.
 
 use crate::environment::ExtBufRef;
 use crate::mpa::fpdu;
@@ -10,16 +11,16 @@ use crate::mpa::marker::MarkerPosition;
 use siw_shm::SharedMemory;
 use std::sync::Arc;
 
-/// A record of the send queue of TCP: kept until it is acknowledged, built when it is sent.
+/// A record of TCP's send queue: kept until acknowledged; its bytes are built at each transmission.
 #[derive(Debug, Clone)]
 pub enum TxRecord {
     /// FPDUs; [`QueuePair::build_fpdu`](crate::QueuePair::build_fpdu) makes the bytes of each.
     Fpdus(FpduRun),
-    /// Bytes as they are: an MPA frame, or a Terminate sent without a queue pair.
+    /// Literal bytes: an MPA frame, or a Terminate sent without a queue pair.
     Stream(Box<[u8]>),
 }
 
-/// What an FPDU carries.
+/// Kind of message that an FPDU carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FpduKind {
     /// A segment of a send-queue work request (Write, Send kinds, Read and Atomic Requests).
@@ -28,50 +29,51 @@ pub enum FpduKind {
     Immediate,
     /// A segment of a Read Response, or an Atomic Response.
     Response,
-    /// The ready-to-receive message (RFC 6581 section 9.2), or a Write of nothing like it.
+    /// The ready-to-receive message (RFC 6581 section 9.2), or the zero-length Write that wakes a
+    /// silent peer.
     Rtr,
     /// The Terminate message.
     Terminate,
 }
 
-/// Number of a message in its queue: of a work request in the send queue, or of a Read or Atomic in
-/// the queue of responses, as [`FpduKind`] says. Numbers wrap.
+/// Number of a message in its queue, which [`FpduKind`] selects: a work request of the send queue, or
+/// a Read or Atomic of the response queue. Numbers wrap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct MessageSlot(pub u32);
 
 impl MessageSlot {
-    /// Messages that lie between `base` and this one.
+    /// Number of messages from `base` to this one.
     #[inline]
     pub(crate) fn index_from(self, base: MessageSlot) -> usize {
         self.0.wrapping_sub(base.0) as usize
     }
 
-    /// The slot `count` messages behind this one.
+    /// The slot `count` messages after this one.
     #[inline]
     pub(crate) fn advanced_by(self, count: usize) -> MessageSlot {
         MessageSlot(self.0.wrapping_add(count as u32))
     }
 }
 
-/// One FPDU by reference: which message, and which part of it.
+/// One FPDU by reference: a message and the part of it that the FPDU carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FpduRecord {
-    /// What it carries.
+    /// Kind of message.
     pub kind: FpduKind,
-    /// It is the last segment of its message.
+    /// This is the last segment of its message.
     pub is_last: bool,
     /// ULPDU_Length field: octets of DDP header and payload.
     pub ulpdu_len: u16,
-    /// The message.
+    /// Number of the message.
     pub slot: MessageSlot,
     /// Offset of the payload in the message, in bytes.
     pub offset: u32,
-    /// Where in the stream it starts, as far as markers are concerned.
+    /// Position of its first octet relative to the stream's markers.
     pub marker_position: MarkerPosition,
 }
 
 impl FpduRecord {
-    /// Octets that it takes in the stream, markers included.
+    /// Octets of the stream that the FPDU takes, markers included.
     #[inline]
     pub fn wire_len(&self) -> usize {
         self.marker_position
@@ -79,13 +81,13 @@ impl FpduRecord {
     }
 }
 
-/// FPDUs of one length that follow one another: a single one; segments of one message; or messages of one
-/// kind that are one FPDU each, of work requests that follow one another. Several have no markers.
+/// Consecutive FPDUs of equal length: a single one, or segments of one message, or single-FPDU
+/// messages of the same kind from consecutive work requests. A run of several FPDUs has no markers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FpduRun {
     first: FpduRecord,
     count: u16,
-    /// Octets of payload in each, if there are several.
+    /// Octets of payload in each FPDU, if there are several.
     payload_len: u16,
 }
 
@@ -101,7 +103,7 @@ impl From<FpduRecord> for FpduRun {
 }
 
 impl FpduRun {
-    /// `count` FPDUs, each with `payload_len` octets of payload, that begin with `first`.
+    /// A run of `count` FPDUs with `payload_len` octets of payload each, starting with `first`.
     #[inline]
     pub(crate) fn new(first: FpduRecord, count: u16, payload_len: u16) -> Self {
         debug_assert!(count <= 1 || !first.marker_position.has_markers());
@@ -112,31 +114,31 @@ impl FpduRun {
         }
     }
 
-    /// What each carries.
+    /// Kind of message that each FPDU carries.
     #[inline]
     pub fn kind(&self) -> FpduKind {
         self.first.kind
     }
 
-    /// How many FPDUs there are.
+    /// Number of FPDUs.
     #[inline]
     pub fn count(&self) -> u16 {
         self.count
     }
 
-    /// Each ends a message; else none does.
+    /// Returns whether each FPDU ends a message; otherwise none does.
     #[inline]
     pub fn ends_messages(&self) -> bool {
         self.first.is_last
     }
 
-    /// Octets that each takes in the stream, markers included.
+    /// Octets of the stream that each FPDU takes, markers included.
     #[inline]
     pub fn unit_len(&self) -> u32 {
         self.first.wire_len() as u32
     }
 
-    /// The FPDU with this number, from 0 on.
+    /// Returns the FPDU with this number, counted from 0.
     #[inline]
     pub fn get(&self, index: u16) -> FpduRecord {
         let mut record = self.first;
@@ -148,20 +150,20 @@ impl FpduRun {
         record
     }
 
-    /// Octets of payload in each, if there are several.
+    /// Octets of payload in each FPDU, if there are several.
     #[inline]
     pub(crate) fn payload_len(&self) -> u16 {
         self.payload_len
     }
 }
 
-/// An FPDU that may leave now: see [`QueuePair::next_record`](crate::QueuePair::next_record).
+/// An FPDU that may be sent now; see [`QueuePair::next_record`](crate::QueuePair::next_record).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OutgoingFpdu {
-    /// What TCP keeps, and hands to [`QueuePair::build_fpdu`](crate::QueuePair::build_fpdu) whenever
-    /// it sends it.
+    /// Record that TCP keeps, and passes to [`QueuePair::build_fpdu`](crate::QueuePair::build_fpdu)
+    /// at each transmission.
     pub record: FpduRecord,
-    /// [`FpduRecord::wire_len`], which is known already.
+    /// [`FpduRecord::wire_len`], already computed.
     pub wire_len: u32,
 }
 
@@ -171,9 +173,9 @@ pub trait FrameBuilder {
     fn append_bytes(&mut self, bytes: &[u8]);
 
     /// Appends a reference to `len` bytes at `offset` of `region`, counted for `ext_buf_ref`, instead
-    /// of a copy. False, with nothing appended: the caller copies them, into what
-    /// [`reserve`](Self::reserve) gives. Whoever transmits the frame reads them after the CRC was
-    /// computed, so this is only asked for memory that must not change until the message completes.
+    /// of a copy. `false`: nothing was appended, and the caller copies the bytes into memory from
+    /// [`reserve`](Self::reserve). The device reads the bytes after the CRC was computed, so this is
+    /// called only for memory that must not change until the message completes.
     fn append_reference(
         &mut self,
         region: &Arc<SharedMemory>,
@@ -182,25 +184,27 @@ pub trait FrameBuilder {
         ext_buf_ref: ExtBufRef,
     ) -> bool;
 
-    /// Of the next `want` bytes, how many [`reserve`](Self::reserve) gives in one piece: all, or
-    /// enough for payload behind a marker if one is due; none, if the frame is dropped anyway.
+    /// Returns how many of the next `want` bytes [`reserve`](Self::reserve) provides in one piece:
+    /// all of them, or at least enough for payload after a marker if one is due. 0 if the frame is to
+    /// be dropped.
     fn contiguous_room(&mut self, want: usize) -> usize;
 
-    /// Appends `len` bytes that the caller writes: payload that is copied. `None`, if there is no
-    /// room for them, has the frame dropped.
+    /// Appends `len` bytes for the caller to write: payload that is copied. `None`: there is no room,
+    /// and the frame will be dropped.
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]>;
 
-    /// As [`reserve`](Self::reserve), for a whole FPDU that is copied, if there is room for it in one
-    /// piece. `None`, with nothing appended: it goes part by part.
+    /// Variant of [`reserve`](Self::reserve) for a whole copied FPDU, if there is room for it in one
+    /// piece. `None`: nothing was appended, and the caller appends the FPDU part by part.
     fn reserve_in_one_piece(&mut self, len: usize) -> Option<&mut [u8]>;
 
-    /// As [`reserve_in_one_piece`](Self::reserve_in_one_piece), for as many FPDUs of `len` bytes as there is
-    /// room for, `most` at most.
+    /// Variant of [`reserve_in_one_piece`](Self::reserve_in_one_piece) for as many FPDUs of `len`
+    /// bytes as fit, at most `most`.
     fn reserve_fpdus(&mut self, len: usize, most: usize) -> Option<&mut [u8]> {
         let _ = most;
         self.reserve_in_one_piece(len)
     }
 
-    /// Takes the last `len` bytes of what [`reserve_fpdus`](Self::reserve_fpdus) gave out of the frame again.
+    /// Removes the last `len` bytes that [`reserve_fpdus`](Self::reserve_fpdus) returned from the
+    /// frame.
     fn withdraw(&mut self, len: usize);
 }

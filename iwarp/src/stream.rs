@@ -10,35 +10,36 @@ use std::collections::VecDeque;
 /// In-order stream bytes that the connection has not consumed yet.
 ///
 /// Offsets count from the first unconsumed byte. A range that ends beyond
-/// [`available`](Self::available) is a bug of the caller: implementations may stop short, and must
+/// [`available`](Self::available) is a bug of the caller: implementations may stop short, but must
 /// not panic.
 pub trait RxStream {
-    /// Bytes that can be looked at.
+    /// Number of bytes that can be read.
     fn available(&self) -> usize;
 
-    /// Copies `out.len()` bytes that start at `offset`.
+    /// Copies `out.len()` bytes starting at `offset`.
     fn peek(&self, offset: usize, out: &mut [u8]);
 
-    /// Hands the bytes of `offset..offset + len` to `visit`, in order, in as many slices as the stream has.
+    /// Passes the bytes of `offset..offset + len` to `visit`, in order, one call per slice of the
+    /// stream.
     fn for_each_slice(&self, offset: usize, len: usize, visit: impl FnMut(&[u8]));
 
-    /// The bytes of `offset..offset + len` when they lie in one piece and are quickly found, as
-    /// they nearly always do; `None` makes the caller use [`for_each_slice`](Self::for_each_slice).
+    /// Returns the bytes of `offset..offset + len` if they are contiguous and quickly found, which is
+    /// nearly always so. `None`: the caller uses [`for_each_slice`](Self::for_each_slice).
     fn contiguous(&self, _offset: usize, _len: usize) -> Option<&[u8]> {
         None
     }
 
-    /// The bytes of the first piece; empty when none is quickly found.
+    /// Returns the bytes of the first piece; empty if they are not quickly found.
     fn first_piece(&self) -> &[u8] {
         &[]
     }
 
-    /// Prefetches what is read first of the pieces that follow the first one.
+    /// Prefetches the lines of the following pieces that are read first.
     #[inline]
     fn prefetch_next_pieces(&self) {}
 
-    /// Copies the bytes of `offset..offset + len` to an offset of `mr` that [`RegisteredMemory::check_access`] gave; `false`
-    /// when they may not be written there.
+    /// Copies the bytes of `offset..offset + len` to `region_off` of `mr`, an offset that
+    /// [`RegisteredMemory::check_access`] returned. `false`: they may not be written there.
     #[inline]
     fn copy_to_memory(
         &self,
@@ -59,13 +60,13 @@ pub trait RxStream {
         is_written
     }
 
-    /// Forgets the first `len` bytes; their buffers go back to the pool.
+    /// Removes the first `len` bytes; their buffers go back to the pool.
     fn consume(&mut self, len: usize);
 }
 
 /// The first piece of a stream, as a stream of its own.
 ///
-/// Why it is fast: nothing is looked up in the queue of buffers while the FPDUs of the piece are read.
+/// Why it is fast: reading the FPDUs of the piece needs no lookup in the queue of buffers.
 pub(crate) struct StreamPiece<'a>(pub &'a [u8]);
 
 impl RxStream for StreamPiece<'_> {
@@ -119,7 +120,7 @@ impl ByteStream {
         }
     }
 
-    /// Everything that is left, in one piece.
+    /// Copies all remaining bytes into one vector.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut out = vec![0; self.len];
         self.peek(0, &mut out);

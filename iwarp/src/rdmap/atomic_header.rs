@@ -1,7 +1,7 @@
 //! Atomic Request and Atomic Response (RFC 7306 section 5): the headers.
 //!
 //! Requests share queue 1, its MSNs, and the IRD and ORD limits with Read Requests, and are answered
-//! in one sequence with them; responses have queue 3.
+//! in one sequence with them; responses use queue 3.
 
 use crate::ddp::{be32, be64};
 use siw_shm::AtomicArgs;
@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicU64;
 pub const ATOMIC_REQUEST_LEN: usize = 52;
 /// Length of the Atomic Response header.
 pub const ATOMIC_RESPONSE_LEN: usize = 12;
-/// Octets that an atomic works on.
+/// Octets that an atomic operates on.
 pub const ATOMIC_OPERAND_LEN: u32 = 8;
 
 /// Atomic opcodes; the field has four bits, the 28 before it are reserved.
@@ -25,7 +25,7 @@ pub enum AtomicOp {
 }
 
 impl AtomicOp {
-    /// The operation of a received field.
+    /// Parses a received opcode field.
     #[inline]
     pub fn from_wire(field: u32) -> Option<Self> {
         match field & 0x0f {
@@ -41,18 +41,18 @@ impl AtomicOp {
 pub struct AtomicRequestHeader {
     /// The operation.
     pub op: AtomicOp,
-    /// Request identifier: the response has the same.
+    /// Request identifier, repeated in the response.
     pub id: u32,
     /// STag of the operand, at the responder.
     pub stag: u32,
     /// Tagged offset of the operand; a multiple of eight.
     pub to: u64,
-    /// What to add, or to compare and swap.
+    /// The value to add, or the values to compare and swap.
     pub args: AtomicArgs,
 }
 
 impl AtomicRequestHeader {
-    /// Reads the header; `None`: there is no such atomic opcode.
+    /// Parses the header; `None`: invalid atomic opcode.
     pub fn parse(octets: &[u8; ATOMIC_REQUEST_LEN]) -> Option<Self> {
         Some(Self {
             op: AtomicOp::from_wire(be32(octets, 0))?,
@@ -68,7 +68,7 @@ impl AtomicRequestHeader {
         })
     }
 
-    /// The header as it goes on the wire.
+    /// Encodes the header.
     pub fn to_bytes(self) -> [u8; ATOMIC_REQUEST_LEN] {
         let mut octets = [0; ATOMIC_REQUEST_LEN];
         octets[3] = self.op as u8;
@@ -88,8 +88,8 @@ impl AtomicRequestHeader {
         octets
     }
 
-    /// Executes the operation; returns the value before it. `None`: others kept changing the operand,
-    /// and the operation is still to be done.
+    /// Executes the operation; returns the value before it. `None`: the operand kept changing under
+    /// contention, and the operation was not performed.
     pub(crate) fn execute(&self, operand: &AtomicU64) -> Option<u64> {
         match self.op {
             AtomicOp::FetchAdd => self.args.fetch_add_on(operand),
@@ -108,7 +108,7 @@ pub struct AtomicResponseHeader {
 }
 
 impl AtomicResponseHeader {
-    /// Reads the header.
+    /// Parses the header.
     pub fn parse(octets: &[u8; ATOMIC_RESPONSE_LEN]) -> Self {
         Self {
             id: be32(octets, 0),
@@ -116,7 +116,7 @@ impl AtomicResponseHeader {
         }
     }
 
-    /// The header as it goes on the wire.
+    /// Encodes the header.
     pub fn to_bytes(self) -> [u8; ATOMIC_RESPONSE_LEN] {
         let mut octets = [0; ATOMIC_RESPONSE_LEN];
         octets[..4].copy_from_slice(&self.id.to_be_bytes());

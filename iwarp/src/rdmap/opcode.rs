@@ -6,9 +6,9 @@ use crate::ddp::{QN_ATOMIC_RESPONSE, QN_READ_REQUEST, QN_SEND, QN_TERMINATE};
 pub const RDMAP_VERSION: u8 = 1;
 /// Length of Immediate Data (RFC 7306 section 6.1).
 pub const IMMEDIATE_LEN: usize = 8;
-/// The last four octets of Immediate Data that belongs to the Send behind it: siwd's SEND with
-/// immediate, which the RFC does not have. Only between peers that agreed on it: to others these are
-/// octets like any (PROTOCOL.md section 8.8).
+/// The last four octets of Immediate Data that belongs to the following Send: siwd's SEND with
+/// immediate, an extension to the RFC. Only used between peers that agreed on it; other peers treat
+/// these octets as plain data (PROTOCOL.md section 8.8).
 pub const IMMEDIATE_FOR_NEXT_SEND: [u8; 4] = *b"send";
 
 /// RDMA message opcodes (RFC 5040 section 4.2).
@@ -42,7 +42,7 @@ pub enum RdmapOpcode {
 }
 
 impl RdmapOpcode {
-    /// The opcode of a received field; `None` for the reserved ones.
+    /// Parses a received opcode field; `None` for reserved opcodes.
     #[inline]
     pub fn from_wire(field: u8) -> Option<Self> {
         Some(match field {
@@ -62,13 +62,13 @@ impl RdmapOpcode {
         })
     }
 
-    /// The message uses the tagged buffer model (RFC 5040 section 4.2, table 3).
+    /// Returns whether the message uses the tagged buffer model (RFC 5040 section 4.2, table 3).
     #[inline]
     pub fn is_tagged(self) -> bool {
         matches!(self, Self::Write | Self::ReadResponse)
     }
 
-    /// One of the four kinds of Send.
+    /// Returns whether this is one of the four kinds of Send.
     #[inline]
     pub fn is_send(self) -> bool {
         matches!(
@@ -77,13 +77,13 @@ impl RdmapOpcode {
         )
     }
 
-    /// The message invalidates an STag of its receiver.
+    /// Returns whether the message invalidates an STag of its receiver.
     #[inline]
     pub fn invalidates_stag(self) -> bool {
         matches!(self, Self::SendInv | Self::SendSeInv)
     }
 
-    /// The message asks for a solicited event.
+    /// Returns whether the message requests a solicited event.
     #[inline]
     pub fn is_solicited(self) -> bool {
         matches!(self, Self::SendSe | Self::SendSeInv | Self::ImmediateSe)

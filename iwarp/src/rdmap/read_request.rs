@@ -21,7 +21,7 @@ pub struct ReadRequestHeader {
 }
 
 impl ReadRequestHeader {
-    /// Reads the header.
+    /// Parses the header.
     #[inline]
     pub fn parse(octets: &[u8; READ_REQUEST_LEN]) -> Self {
         Self {
@@ -33,7 +33,7 @@ impl ReadRequestHeader {
         }
     }
 
-    /// The header as it goes on the wire.
+    /// Encodes the header.
     #[inline]
     pub fn to_bytes(self) -> [u8; READ_REQUEST_LEN] {
         let mut octets = [0; READ_REQUEST_LEN];

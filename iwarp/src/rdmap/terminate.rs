@@ -1,7 +1,7 @@
-//! The Terminate message (RFC 5040 section 4.8): its layout, and both bit orders that peers use.
+//! The Terminate message (RFC 5040 section 4.8): its layout, and the two bit orders in use.
 //!
-//! The queue pair sends one on an error, its own or the peer's; [`ReceivedTerminate::parse`] reads that
-//! of a peer.
+//! The queue pair sends a Terminate on an error that it found; [`ReceivedTerminate::parse`] parses
+//! the peer's.
 
 pub use super::terminate_code::TerminateCode;
 
@@ -28,7 +28,7 @@ const R_BIT: u8 = 0x20;
 pub const MAX_TERMINATE_LEN: usize =
     CONTROL_LEN + SEGMENT_LEN_LEN + UNTAGGED_HDR_LEN + READ_REQUEST_LEN;
 
-/// The segment that a Terminate is about.
+/// The segment that a Terminate refers to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OffendingSegment {
     /// ULPDU_Length of the segment.
@@ -45,8 +45,8 @@ pub enum TerminateBitOrder {
     /// Layer in the high half of the first octet, error type in the low one (RFC 5040 figure 9).
     #[default]
     Rfc,
-    /// The halves swapped and the header control bits at the other end of theirs, as Linux siw
-    /// sends and understands it: its bit fields begin at the lowest bit.
+    /// Both halves swapped, and the header control bits reversed, as Linux siw sends and expects
+    /// them: its bit fields begin at the lowest bit.
     Siw,
 }
 
@@ -58,7 +58,7 @@ pub struct TerminatePayload {
 }
 
 impl TerminatePayload {
-    /// Lays the message out; `offender` is quoted where RFC 5040 figure 10 wants it.
+    /// Builds the payload; quotes `offender` where RFC 5040 figure 10 requires it.
     pub fn new(code: TerminateCode, offender: Option<&OffendingSegment>) -> Self {
         let mut octets = [0; MAX_TERMINATE_LEN];
         octets[0] = code.layer << 4 | code.error_type;
@@ -83,7 +83,7 @@ impl TerminatePayload {
         }
     }
 
-    /// The same with its control word in this order.
+    /// Converts the control word to this bit order.
     pub fn in_bit_order(mut self, order: TerminateBitOrder) -> Self {
         if order == TerminateBitOrder::Siw {
             self.octets[0] = self.octets[0].rotate_left(4);
@@ -97,7 +97,7 @@ impl TerminatePayload {
         &self.octets[..usize::from(self.len)]
     }
 
-    /// The DDP header in front of it: queue 2, first and only message.
+    /// The DDP header of the message: queue 2, first and only message.
     pub fn ddp_header() -> UntaggedHeader {
         UntaggedHeader {
             control: ControlOctets::new(RdmapOpcode::Terminate, true),
@@ -117,7 +117,7 @@ fn header_len(ddp_control: u8) -> usize {
     }
 }
 
-/// A whole Terminate FPDU for a stream that has no queue pair yet: an initiator cannot accept the
+/// Encodes a whole Terminate FPDU for a stream without a queue pair: an initiator cannot accept the
 /// reply (RFC 6581 section 8).
 pub fn encode_standalone_fpdu(
     code: TerminateCode,
@@ -131,20 +131,20 @@ pub fn encode_standalone_fpdu(
     fpdu::encode_fpdu_at(&[&header, payload.as_bytes()], crc, position)
 }
 
-/// A Terminate that a peer sent.
+/// A Terminate sent by the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReceivedTerminate {
-    /// The error, in the order of the RFC.
+    /// The error, in the bit order of the RFC.
     pub code: TerminateCode,
-    /// The control word was in the order of Linux siw ([`TerminateBitOrder::Siw`]).
+    /// The control word was in the bit order of Linux siw ([`TerminateBitOrder::Siw`]).
     pub is_siw_order: bool,
-    /// DDP header of the segment of this side that the peer refused.
+    /// DDP header of this side's segment that the peer refused.
     pub ddp: Option<[u8; MAX_HDR_LEN]>,
-    /// Read Request of this side that the peer refused.
+    /// This side's Read Request that the peer refused.
     pub read: Option<ReadRequestHeader>,
 }
 
-/// The Terminate is too short for what it announces (conformance 78).
+/// The Terminate is shorter than its control bits require (conformance 78).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("malformed Terminate message")]
 pub struct MalformedTerminate;
@@ -153,27 +153,27 @@ pub struct MalformedTerminate;
 struct ControlWord {
     code: TerminateCode,
     is_siw_order: bool,
-    /// siw's order of the header control bits, too.
+    /// The header control bits are in siw's order too.
     has_siw_bits: bool,
     /// M, D and R, in the order of the RFC.
     header_bits: u8,
 }
 
 impl ControlWord {
-    /// Understands both orders, and the EType 3 of hardware vendors (PROTOCOL.md sections 7.1, 7.4).
+    /// Parses both orders, and the EType 3 of hardware vendors (PROTOCOL.md sections 7.1, 7.4).
     fn parse(octets: &[u8; CONTROL_LEN]) -> Self {
         let (high, low) = (octets[0] >> 4, octets[0] & 0x0f);
         let as_rfc = registered_code(high, low, octets[1]);
         let as_siw = registered_code(low, high, octets[1]);
-        // In siw's order M is the lowest bit.
+        // In siw's order, M is the lowest bit.
         let has_siw_bits = octets[2] & 0xe0 == 0 && octets[2] & 0x07 != 0 && as_siw.is_some();
         let header_bits = if has_siw_bits {
             octets[2].reverse_bits()
         } else {
             octets[2]
         };
-        // Some octets mean something in both orders (10 00 is DDP catastrophic, or siw's invalid
-        // STag): where the control bits are, and whether a header is quoted, tells them apart.
+        // Some octets are valid in both orders (10 00 is DDP catastrophic, or siw's invalid STag):
+        // the position of the control bits, and whether a header is quoted, distinguishes them.
         let quotes_header = header_bits & D_BIT != 0;
         let fits = |code: Option<TerminateCode>| {
             code.is_some_and(|code| code.quotes_ddp_header() == quotes_header)
@@ -201,7 +201,7 @@ impl ControlWord {
 }
 
 impl ReceivedTerminate {
-    /// Reads a Terminate payload in either bit order.
+    /// Parses a Terminate payload in either bit order.
     pub fn parse(payload: &[u8]) -> Result<Self, MalformedTerminate> {
         let control = payload.first_chunk().ok_or(MalformedTerminate)?;
         let control = ControlWord::parse(control);
@@ -223,7 +223,7 @@ impl ReceivedTerminate {
             at += hdr_len;
         }
         let mut read = None;
-        // siw sets the bit for other messages as well, and quotes no such header then.
+        // siw also sets the bit for other messages, and then quotes no Read Request Header.
         if has(R_BIT) && !(control.has_siw_bits && payload.len() == at) {
             let quoted = payload.get(at..).and_then(|rest| rest.first_chunk());
             read = Some(ReadRequestHeader::parse(quoted.ok_or(MalformedTerminate)?));
@@ -237,7 +237,7 @@ impl ReceivedTerminate {
     }
 }
 
-/// The code that these fields name; `None`: they name none.
+/// Returns the code with these fields; `None` if it is not registered.
 fn registered_code(layer: u8, error_type: u8, code: u8) -> Option<TerminateCode> {
     // Hardware vendors send MPA errors with EType 3 where RFC 6580 registers 0.
     let error_type = if layer == 2 && error_type == 3 {

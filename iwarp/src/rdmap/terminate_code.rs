@@ -1,4 +1,4 @@
-//! The codes of a Terminate message.
+//! Error codes of the Terminate message.
 
 /// Layer, error type and code of a Terminate (RFC 5040 section 4.8, RFC 6580 section 3.2; the
 /// table is in PROTOCOL.md section 6.1).
@@ -63,17 +63,17 @@ terminate_codes! {
     DDP_WRAP = 1/1/0x03;
     /// Tagged buffer: invalid DDP version.
     DDP_TAGGED_VERSION = 1/1/0x04;
-    /// UntaggedHeader buffer: invalid QN.
+    /// Untagged buffer: invalid QN.
     DDP_QN = 1/2/0x01;
-    /// UntaggedHeader buffer: no buffer available.
+    /// Untagged buffer: no buffer available.
     DDP_NO_BUFFER = 1/2/0x02;
-    /// UntaggedHeader buffer: MSN range.
+    /// Untagged buffer: MSN range.
     DDP_MSN = 1/2/0x03;
-    /// UntaggedHeader buffer: invalid MO.
+    /// Untagged buffer: invalid MO.
     DDP_MO = 1/2/0x04;
-    /// UntaggedHeader buffer: message too long.
+    /// Untagged buffer: message too long.
     DDP_TOO_LONG = 1/2/0x05;
-    /// UntaggedHeader buffer: invalid DDP version.
+    /// Untagged buffer: invalid DDP version.
     DDP_UNTAGGED_VERSION = 1/2/0x06;
     /// MPA: TCP connection closed or lost (local only, never sent).
     MPA_TCP_LOST = 2/0/0x01;
@@ -92,12 +92,13 @@ terminate_codes! {
 }
 
 impl TerminateCode {
-    /// The DDP header of the offending segment belongs into the message (RFC 5040 figure 10).
+    /// Returns whether the message quotes the DDP header of the offending segment (RFC 5040 figure
+    /// 10).
     pub(super) fn quotes_ddp_header(self) -> bool {
         matches!((self.layer, self.error_type), (0, 1 | 2) | (1, 1 | 2))
     }
 
-    /// The Read Request header belongs into the message when the offender was one.
+    /// Returns whether the message quotes the Read Request Header, if the offending segment has one.
     pub(super) fn quotes_read_header(self) -> bool {
         matches!((self.layer, self.error_type), (0, 1 | 2))
     }
