@@ -1,20 +1,21 @@
-//! Operands of FetchAdd and CmpSwap (RFC 7306 section 5), and what a responder does with them.
+//! Operands of FetchAdd and CmpSwap (RFC 7306 section 5), and their execution by a responder.
 //!
-//! Applications put them into work requests, the wire carries them, and the worker of the peer
-//! applies them to registered memory. The value in memory is a native 64-bit integer of its host.
+//! Applications put them into work requests, the wire carries them, and the peer's worker applies
+//! them to registered memory. The value in memory is a native 64-bit integer of its host.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Operands of an atomic work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AtomicArgs {
-    /// Summand, or the new value.
+    /// Value to add, or the new value.
     pub add_or_swap: u64,
-    /// Add: each set bit is the highest of a field, which keeps its carry. Swap: the bits that change.
+    /// Add: each set bit is the highest bit of a field, whose carry is dropped. Swap: the bits to
+    /// change.
     pub add_or_swap_mask: u64,
-    /// What the memory must hold for a swap.
+    /// Value that the memory must hold for a swap.
     pub compare: u64,
-    /// The bits that are compared.
+    /// Bits to compare.
     pub compare_mask: u64,
 }
 
@@ -39,15 +40,15 @@ impl AtomicArgs {
         }
     }
 
-    /// What FetchAdd makes of `old`: fields are added separately, none carries into its neighbour.
+    /// Result of FetchAdd on `old`: fields are added separately, without carry between them.
     #[inline]
     pub fn fetch_add_result(&self, old: u64) -> u64 {
         let (top, add) = (self.add_or_swap_mask, self.add_or_swap);
-        // Without the highest bits no field overflows; they are added without carry.
+        // With the highest bits cleared no field overflows; the highest bits are added without carry.
         (old & !top).wrapping_add(add & !top) ^ ((old ^ add) & top)
     }
 
-    /// What CmpSwap makes of `old`; `None` when it does not match.
+    /// Result of CmpSwap on `old`; `None` if the comparison fails.
     #[inline]
     pub fn cmp_swap_result(&self, old: u64) -> Option<u64> {
         let mask = self.add_or_swap_mask;
@@ -55,17 +56,18 @@ impl AtomicArgs {
             .then_some(old & !mask | self.add_or_swap & mask)
     }
 
-    /// FetchAdd on shared memory; the value before. `None`: not done yet, because others kept changing
-    /// the word; the caller tries again later.
+    /// Performs FetchAdd on shared memory; returns the previous value. `None`: not performed, because
+    /// other writers kept changing the word; the caller tries again later.
     pub fn fetch_add_on(&self, word: &AtomicU64) -> Option<u64> {
         if self.add_or_swap_mask == 0 {
-            // One instruction, which nobody can delay.
+            // One instruction, which other writers cannot delay.
             return Some(word.fetch_add(self.add_or_swap, Ordering::SeqCst));
         }
         update_word(word, |old| Some(self.fetch_add_result(old)))
     }
 
-    /// CmpSwap on shared memory; the value before. `None` as in [`Self::fetch_add_on`].
+    /// Performs CmpSwap on shared memory; returns the previous value. `None` as in
+    /// [`Self::fetch_add_on`].
     pub fn cmp_swap_on(&self, word: &AtomicU64) -> Option<u64> {
         let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
         if self.add_or_swap_mask == u64::MAX && self.compare_mask == u64::MAX {
@@ -76,12 +78,12 @@ impl AtomicArgs {
     }
 }
 
-/// Attempts to change a word that others change meanwhile. An application that writes its word in a
-/// loop may delay its peers' operations on it, but not the worker.
+/// Attempts to update a word under contention. An application that writes its word in a loop may
+/// delay its peers' operations on that word, but not the worker.
 const ATTEMPTS_PER_TURN: u32 = 128;
 
-/// Puts what `change` makes of the word into it, or leaves it when there is nothing to change; the
-/// value before. `None`: each attempt came too late.
+/// Replaces the word by the result of `change`, or leaves it if the result is `None`; returns the
+/// previous value. `None`: all attempts failed under contention.
 fn update_word(word: &AtomicU64, mut change: impl FnMut(u64) -> Option<u64>) -> Option<u64> {
     // SeqCst: the application may use the same word with its own atomics.
     let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
@@ -102,7 +104,7 @@ fn update_word(word: &AtomicU64, mut change: impl FnMut(u64) -> Option<u64>) -> 
 mod tests {
     use super::*;
 
-    /// The addition as RFC 7306 section 5 words it, bit by bit.
+    /// The addition as specified by RFC 7306 section 5, bit by bit.
     fn slow_add(old: u64, add: u64, mask: u64) -> u64 {
         let (mut carry, mut out) = (0, 0);
         for bit in 0..64 {
@@ -166,7 +168,7 @@ mod tests {
         let mut attempts = 0;
         let outcome = update_word(&word, |old| {
             attempts += 1;
-            // Another writer is faster, each time.
+            // Another writer is faster each time.
             word.store(old + 1, Ordering::SeqCst);
             Some(old)
         });

@@ -1,9 +1,8 @@
-//! Completion queues: one single-producer single-consumer ring per worker, so
-//! that workers never lock; the client polls the rings of those workers that
-//! have written.
+//! Completion queues: one single-producer single-consumer ring per worker, so that workers never
+//! lock; the client polls the rings of the workers that have written completions.
 //!
 //! ```text
-//!  +0    armed u32                               client arms, a worker takes
+//!  +0    armed u32                               armed by the client, taken by a worker
 //!  +64   workers u64 (bit mask), error u32       written by the daemon
 //!  +128  per worker: head u32 (client), pad to 64, entries * 64-byte CQE
 //! ```
@@ -27,15 +26,15 @@ pub const OFF_ARMED: usize = 0;
 pub const OFF_WORKERS: usize = 64;
 /// Offset of the error word: an errno, 0 when the queue works.
 pub const OFF_ERROR: usize = 72;
-/// Bytes before the entries of one ring.
+/// Bytes before the entries of each ring.
 pub const RING_HEADER: usize = 64;
-/// Most workers: bits of the mask.
+/// Maximum number of workers: bits of the mask.
 pub const MAX_WORKERS: u32 = 64;
-/// Most entries of one ring.
+/// Maximum number of entries of one ring.
 pub const MAX_ENTRIES: u32 = 1 << 22;
 
-/// The client does not poll: its ring is full. Fatal for the CQ and the QPs that
-/// complete into it (CQ_ERR), for nobody else.
+/// The client does not poll, and its ring is full. Fatal for the CQ and for the QPs that complete
+/// into it (CQ_ERR), and for no others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("completion queue overflow")]
 pub struct CqOverflow;
@@ -47,18 +46,18 @@ pub struct CqGeometry {
     pub entries: u32,
     /// Number of rings.
     pub workers: u32,
-    /// Bytes of all.
+    /// Total size in bytes.
     pub len: usize,
 }
 
 impl CqGeometry {
-    /// A queue of at least `cqe` entries; None when it is too large.
+    /// Sizes of a queue of at least `cqe` entries; `None` when it is too large.
     pub fn new(cqe: u32, workers: u32) -> Option<CqGeometry> {
         let entries = cqe.max(1).checked_next_power_of_two()?;
         Self::from_exact(entries, workers)
     }
 
-    /// From the numbers in a reply.
+    /// Sizes from the numbers in a reply.
     pub fn from_exact(entries: u32, workers: u32) -> Option<CqGeometry> {
         if entries > MAX_ENTRIES
             || !entries.is_power_of_two()
@@ -150,7 +149,7 @@ impl CqMemory {
     }
 }
 
-/// How many entries ahead of the last one the line of an entry is fetched from the client's core.
+/// Distance in entries at which the line of an entry is prefetched from the client's core.
 const ENTRIES_AHEAD: u32 = 4;
 
 /// One worker's end of a completion queue.
@@ -159,16 +158,16 @@ pub struct CqProducer {
     worker: u32,
     tail: u32,
     head: u32,
-    /// Something was pushed since the last [`Self::take_event`].
+    /// Completions were pushed since the last [`Self::take_event`].
     has_unflushed: bool,
-    /// And a solicited or failed completion was among it.
+    /// A solicited or failed completion was among them.
     solicited: bool,
     /// The worker's bit is set in the mask.
     announced: bool,
 }
 
 impl CqProducer {
-    /// The ring of `worker` in the queue at `offset`.
+    /// The producer for `worker`'s ring in the queue at `offset`.
     pub fn new(
         memory: Arc<SharedMemory>,
         offset: usize,
@@ -190,8 +189,8 @@ impl CqProducer {
         })
     }
 
-    /// Appends a completion; the client can poll it at once. An impossible
-    /// consumer index looks like a full ring.
+    /// Appends a completion, which the client can poll at once. An invalid consumer index looks like
+    /// a full ring.
     #[inline(always)]
     pub fn push(&mut self, completion: &Wc) -> Result<(), CqOverflow> {
         let entries = self.memory.geometry.entries;
@@ -204,8 +203,8 @@ impl CqProducer {
         }
         if !self.announced {
             self.announced = true;
-            // Pairs with the Acquire in `CqConsumer::poll`. That load may miss the bit: the fences
-            // of the arming make the poll after it see the bit, as they do for the entry.
+            // Pairs with the Acquire in `CqConsumer::poll`. That load may miss the bit: the fences of
+            // the arming ensure that the next poll sees the bit, as they do for the entry.
             self.memory
                 .workers_mask()
                 .fetch_or(1 << self.worker, Ordering::Release);
@@ -219,10 +218,10 @@ impl CqProducer {
                 .cast(),
         );
         self.tail = self.tail.wrapping_add(1);
-        // The client's core has the line: what waits for it is written in few stores, and `seq` is
-        // not read. What is reserved stays zero, as the ring was made.
+        // The line is in the cache of the client's core: the pending data is written with few stores,
+        // and `seq` is not read. Reserved fields stay zero, as the ring was created.
         //
-        // SAFETY: inside and 64-aligned; the client does not read the entry before `seq` says so.
+        // SAFETY: inside and 64-aligned; the client does not read the entry before `seq` is valid.
         unsafe {
             entry_ptr
                 .cast::<[u64; 4]>()
@@ -235,22 +234,22 @@ impl CqProducer {
         Ok(())
     }
 
-    /// Number of the completion that was pushed last.
+    /// Number of the last pushed completion.
     #[inline]
     pub fn last_pushed(&self) -> u32 {
         self.tail.wrapping_sub(1)
     }
 
-    /// Whether the client has taken the completion of that number. The client's index is believed:
-    /// a client that lies about it deceives its own share of a shared receive queue only.
+    /// Returns whether the client has taken the completion with this number. The client's index is
+    /// trusted: a client with a wrong index only affects its own share of a shared receive queue.
     #[inline]
     pub fn is_polled(&self, number: u32) -> bool {
         let head = completion::released_completions(self.memory.head_word(self.worker));
         head.wrapping_sub(number) as i32 > 0
     }
 
-    /// After a batch of pushes: whether this worker has to write the event
-    /// channel now.
+    /// Called after a batch of pushes: returns whether this worker has to write to the event channel
+    /// now.
     #[inline]
     pub fn take_event(&mut self) -> bool {
         if !self.has_unflushed {
@@ -262,18 +261,18 @@ impl CqProducer {
         completion::take_arm(self.memory.armed_word(), solicited)
     }
 
-    /// Hands an arming over to the queue that a resize puts in this one's place.
+    /// Moves an arming to the queue that replaces this one on a resize.
     pub fn move_arming(&self, to: &CqProducer) {
         completion::move_arming(self.memory.armed_word(), to.memory.armed_word());
     }
 
-    /// Whether pushes wait for [`Self::take_event`].
+    /// Returns whether [`Self::take_event`] is due after pushes.
     #[inline]
     pub fn has_unflushed(&self) -> bool {
         self.has_unflushed
     }
 
-    /// Tells the client that the queue is broken (an errno).
+    /// Reports to the client that the queue has failed (an errno).
     pub fn set_error(&self, errno: u32) {
         // Pairs with the Acquire in `CqConsumer::error_code`.
         self.memory.error_word().store(errno, Ordering::Release);
@@ -283,14 +282,14 @@ impl CqProducer {
 /// Application's end of a completion queue. One thread at a time (`&mut`).
 pub struct CqConsumer {
     memory: CqMemory,
-    /// Per worker: how many of its completions were taken.
+    /// Number of completions taken, per worker.
     heads: Box<[u32]>,
     /// The worker whose ring is polled first.
     first_worker: u32,
 }
 
 impl CqConsumer {
-    /// The queue at `offset`.
+    /// The consumer of the queue at `offset`.
     pub fn new(
         memory: Arc<SharedMemory>,
         offset: usize,
@@ -305,8 +304,7 @@ impl CqConsumer {
         })
     }
 
-    /// Takes up to `out.len()` completions, starting with another worker's ring
-    /// each time.
+    /// Takes up to `out.len()` completions, starting with a different worker's ring each time.
     #[inline]
     pub fn poll(&mut self, out: &mut [Wc]) -> usize {
         // Pairs with the Release in `CqProducer::push`.
@@ -338,8 +336,8 @@ impl CqConsumer {
             if !self.is_filled(worker, position) {
                 break;
             }
-            // SAFETY: inside and 64-aligned; the worker does not touch the entry
-            // before the head below passes it.
+            // SAFETY: inside and 64-aligned; the worker does not touch the entry before the head
+            // below passes it.
             *slot = unsafe { self.memory.entry_ptr(worker, position).read() };
             position = position.wrapping_add(1);
         }
@@ -350,8 +348,8 @@ impl CqConsumer {
         position.wrapping_sub(start) as usize
     }
 
-    /// Asks for an event with the next completion, or the next solicited one;
-    /// poll once more afterwards.
+    /// Requests an event for the next completion, or the next solicited one; poll once more
+    /// afterwards.
     #[inline]
     pub fn arm_event(&self, solicited_only: bool) {
         let level = if solicited_only {
@@ -362,12 +360,12 @@ impl CqConsumer {
         completion::arm_event(self.memory.armed_word(), level);
     }
 
-    /// Takes an arming back. True: there was one.
+    /// Cancels an arming. Returns whether the queue was armed.
     pub fn disarm_event(&self) -> bool {
         completion::disarm_event(self.memory.armed_word()) != completion::ARM_NONE
     }
 
-    /// Completions that wait, counted up to `most`.
+    /// Counts the completions that can be polled, up to `most`.
     pub fn count_waiting(&self, most: usize) -> usize {
         // Pairs as in `poll`.
         let all = self.memory.workers_mask().load(Ordering::Acquire);
@@ -382,7 +380,7 @@ impl CqConsumer {
         waiting
     }
 
-    /// Whether such a completion waits. It stays.
+    /// Returns whether a completion that satisfies `is_meant` can be polled. Takes nothing.
     pub fn has_waiting(&self, is_meant: impl Fn(&Wc) -> bool) -> bool {
         // Pairs as in `poll`.
         let all = self.memory.workers_mask().load(Ordering::Acquire);
@@ -392,14 +390,14 @@ impl CqConsumer {
             .any(|completion| is_meant(&completion))
     }
 
-    /// What waits in the ring of a worker.
+    /// The completions in the ring of a worker that can be polled.
     fn waiting_in(&self, worker: u32) -> impl Iterator<Item = Wc> {
         (0..self.memory.geometry.entries)
             .map(move |index| self.heads[worker as usize].wrapping_add(index))
             .take_while(move |&position| self.is_filled(worker, position))
             .map(move |position| {
-                // SAFETY: inside and 64-aligned; the worker does not touch the entry before the
-                // head passes it, which needs `&mut self`.
+                // SAFETY: inside and 64-aligned; the worker does not touch the entry before the head
+                // passes it, which needs `&mut self`.
                 unsafe { self.memory.entry_ptr(worker, position).read() }
             })
     }
@@ -410,7 +408,7 @@ impl CqConsumer {
         completion::is_completion(sequence, position.wrapping_add(1))
     }
 
-    /// The errno with which the daemon broke the queue; 0 while it works.
+    /// The errno with which the queue failed; 0 while it works.
     #[inline]
     pub fn error_code(&self) -> u32 {
         // Pairs with the Release in `CqProducer::set_error`.

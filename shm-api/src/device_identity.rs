@@ -1,21 +1,21 @@
-//! What verbs shows of a device, derived from what siwd knows of it. The drop-in libibverbs answers
-//! queries by it, and siwd writes it into files (`dataplane/src/sysfs_tree.rs`); both have to agree.
+//! Verbs identity of a device, derived from siwd's configuration. The drop-in libibverbs answers
+//! queries from it, and siwd writes it into files (`dataplane/src/sysfs_tree.rs`), so both agree.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
-/// A GID, as on the wire.
+/// A GID in wire order.
 pub type RawGid = [u8; 16];
 
-/// The GUID of a node: the EUI-64 of its Ethernet address, in the order of the wire.
+/// The GUID of a node: the EUI-64 of its Ethernet address, in wire order.
 #[must_use]
 pub const fn node_guid(mac: [u8; 6]) -> [u8; 8] {
     let [first, second, third, fourth, fifth, sixth] = mac;
     [first ^ 2, second, third, 0xff, 0xfe, fourth, fifth, sixth]
 }
 
-/// IPv4 addresses as IPv4-mapped IPv6 addresses, as with RoCE v2.
+/// GID of an IP address; IPv4 addresses become IPv4-mapped IPv6 addresses, as with RoCE v2.
 #[must_use]
 pub const fn gid_of_ip(ip: IpAddr) -> RawGid {
     match ip {
@@ -24,15 +24,15 @@ pub const fn gid_of_ip(ip: IpAddr) -> RawGid {
     }
 }
 
-/// The address that a GID stands for, if it is no Ethernet address of Linux's kind.
+/// The IP address of a GID, unless the GID is a Linux-style Ethernet address.
 #[must_use]
 pub fn ip_of_gid(raw: RawGid) -> Option<IpAddr> {
     let is_ethernet = raw[6..].iter().all(|octet| *octet == 0);
     (!is_ethernet).then(|| Ipv6Addr::from(raw).to_canonical())
 }
 
-/// All GIDs of a device, by index: its IP addresses, and last the GID that Linux gives to iWARP
-/// devices, which is the Ethernet address.
+/// All GIDs of a device, by index: those of its IP addresses, followed by the one that Linux assigns
+/// to iWARP devices, which is the Ethernet address.
 pub fn gid_table(mac: [u8; 6], ips: impl IntoIterator<Item = IpAddr>) -> Vec<RawGid> {
     let mut ethernet = [0; 16];
     ethernet[..6].copy_from_slice(&mac);
@@ -41,20 +41,20 @@ pub fn gid_table(mac: [u8; 6], ips: impl IntoIterator<Item = IpAddr>) -> Vec<Raw
     gids
 }
 
-/// The speed of a link in the terms of InfiniBand.
+/// Link speed in InfiniBand terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinkRate {
-    /// `active_speed`, of one lane.
+    /// `active_speed`: the speed of one lane.
     pub speed: u8,
-    /// `active_width`: 1 is one lane, 2 are four.
+    /// `active_width`: 1 for one lane, 2 for four.
     pub width: u8,
-    /// What a lane of this speed is called.
+    /// Name of this lane speed.
     pub name: &'static str,
-    /// Mb/s of all lanes.
+    /// Mb/s of all lanes together.
     pub mbps: u32,
 }
 
-/// Every rate that is shown, the fastest first.
+/// All reported rates, fastest first.
 const LINK_RATES: [LinkRate; 9] = {
     const fn rate(mbps: u32, speed: u8, width: u8, name: &'static str) -> LinkRate {
         LinkRate {
@@ -77,7 +77,7 @@ const LINK_RATES: [LinkRate; 9] = {
     ]
 };
 
-/// The rate of a link, or that just below; of slower links, the slowest.
+/// The rate of a link, rounded down to a reported rate; at least the slowest reported rate.
 #[must_use]
 pub fn link_rate(mbps: u32) -> LinkRate {
     let found = LINK_RATES.iter().find(|rate| rate.mbps <= mbps);
@@ -85,7 +85,7 @@ pub fn link_rate(mbps: u32) -> LinkRate {
 }
 
 impl LinkRate {
-    /// As the kernel writes it: `40 Gb/sec (4X QDR)`.
+    /// Formats the rate like the kernel: `40 Gb/sec (4X QDR)`.
     #[must_use]
     pub fn to_text(self) -> String {
         let lanes = if self.width == 1 { 1 } else { 4 };
@@ -94,7 +94,8 @@ impl LinkRate {
     }
 }
 
-/// The folder with files like those of /sys and /dev/infiniband that siwd writes beside its socket.
+/// The directory that siwd writes next to its socket, with files like those in /sys and
+/// /dev/infiniband.
 #[must_use]
 pub fn sysfs_tree_of(socket: &Path) -> PathBuf {
     let mut name = OsString::from(socket);
@@ -102,8 +103,8 @@ pub fn sysfs_tree_of(socket: &Path) -> PathBuf {
     name.into()
 }
 
-/// The number of the network interface that stands for a device, by the device's index: one that the
-/// kernel does not reach.
+/// Network interface number that represents a device, by the device's index; outside the range that
+/// the kernel reaches.
 #[must_use]
 pub const fn interface_index(device: u32) -> u32 {
     const FIRST: u32 = 0x5157_0000;

@@ -1,20 +1,19 @@
-//! Doorbells: one bounded ring of QP numbers per (client, worker), and the page
-//! on which workers say that they sleep.
+//! Doorbells: one bounded ring of QP numbers per (client, worker), and the page with the workers'
+//! sleep flags.
 //!
 //! ```text
 //!  region of one client: n_workers rings of
 //!  +0   tail u32 (client)
 //!  +64  capacity * u32: QP number + 1, or 0 when empty
 //! ```
-//! Post: write the SQ tail, swap the QP's `pending` to 1; if it was 0, claim a
-//! slot and store the number; fence; read `sleeping`; write the eventfd if set.
-//! Worker: take a number, zero the slot, swap `pending` to 0, read the SQ. A QP is
-//! on the ring at most once, so a ring as long as the client's QP limit is never
-//! full, and a worker never scans QPs.
+//! Post: write the SQ tail, swap the QP's `pending` to 1; if it was 0, claim a slot and store the
+//! number; fence; read `sleeping`; write the eventfd if it is set. Worker: take a number, zero the
+//! slot, swap `pending` to 0, read the SQ. A QP is on the ring at most once, so a ring as long as the
+//! client's QP limit is never full, and a worker never scans QPs.
 //!
-//! A worker may leave `pending` set after it took the number, and look at the SQ's tail by itself as long
-//! as it does: the client rings no doorbells meanwhile. It clears the word, and looks once more, before
-//! it stops; before it says that it sleeps it does so for all of them.
+//! A worker may leave `pending` set after it took the number, and poll the SQ's tail meanwhile: the
+//! client then rings no doorbells. To stop polling, it clears the word and checks the tail once more.
+//! Before it sets its sleep flag, it does so for all of these QPs.
 
 use crate::ring_memory::RingMemory;
 use crate::shared_memory::{OutOfBounds, SharedMemory};
@@ -26,7 +25,7 @@ use std::sync::Arc;
 
 /// Bytes before the numbers.
 pub const HEADER: usize = 64;
-/// Most entries of one ring.
+/// Maximum number of entries of one ring.
 pub const MAX_CAPACITY: u32 = 1 << 20;
 
 /// Bytes of one ring of `capacity` numbers, a multiple of 64.
@@ -74,7 +73,7 @@ impl DoorbellMemory {
 pub struct DoorbellProducer(DoorbellMemory);
 
 impl DoorbellProducer {
-    /// The ring at `offset`; `capacity` is a power of two.
+    /// The producer for the ring at `offset`; `capacity` is a power of two.
     pub fn new(
         memory: Arc<SharedMemory>,
         offset: usize,
@@ -83,8 +82,8 @@ impl DoorbellProducer {
         DoorbellMemory::new(memory, offset, capacity).map(Self)
     }
 
-    /// Puts a QP number on the ring: only after `SqProducer::publish_posted` said so.
-    /// Then ask [`WorkerPageView::must_wake`].
+    /// Puts a QP number on the ring. Call only after `SqProducer::publish_posted` returned true, then
+    /// check [`WorkerPageView::must_wake`].
     #[inline]
     pub fn ring_doorbell(&self, qp_num: u32) {
         let slot = doorbell::claim_slot(self.0.tail_word(), self.0.mask);
@@ -92,15 +91,14 @@ impl DoorbellProducer {
     }
 }
 
-/// Worker's end. Numbers come from the client: look them up among the QPs of
-/// that client only.
+/// Worker's end. The numbers come from the client: look them up only among that client's QPs.
 pub struct DoorbellConsumer {
     memory: DoorbellMemory,
     head: u32,
 }
 
 impl DoorbellConsumer {
-    /// The ring at `offset`; `capacity` is a power of two.
+    /// The consumer for the ring at `offset`; `capacity` is a power of two.
     pub fn new(
         memory: Arc<SharedMemory>,
         offset: usize,
@@ -112,8 +110,8 @@ impl DoorbellConsumer {
         })
     }
 
-    /// The next QP number. Bound the calls per batch: a hostile client can refill
-    /// the ring for ever.
+    /// Takes the next QP number. Bound the calls per batch: a hostile client can refill the ring
+    /// indefinitely.
     #[inline]
     pub fn pop(&mut self) -> Option<u32> {
         let qp_num = doorbell::take_slot(self.memory.slot_word(self.head))?;
@@ -121,7 +119,7 @@ impl DoorbellConsumer {
         Some(qp_num)
     }
 
-    /// Whether [`Self::pop`] would return something: also the look after
+    /// Returns whether [`Self::pop`] would return a number; also serves as the check after
     /// [`SleepFlag::announce_sleep`].
     #[inline]
     pub fn has_work(&self) -> bool {
@@ -140,7 +138,7 @@ pub struct WorkerPage {
 }
 
 impl WorkerPage {
-    /// Creates the page, sealed so that clients can map it for reading only.
+    /// Creates the page, sealed so that clients can only map it read-only.
     pub fn create_sealed(workers: u32) -> std::io::Result<WorkerPage> {
         let len = workers.max(1) as usize * WORKER_LINE;
         let region = Arc::new(SharedMemory::create_read_only_for_others(
@@ -153,12 +151,12 @@ impl WorkerPage {
         })
     }
 
-    /// To hand its fd out.
+    /// The page's memory, for passing its fd to clients.
     pub fn shared_memory(&self) -> &Arc<SharedMemory> {
         &self.shared_memory
     }
 
-    /// A worker's own flag. None for an unknown worker.
+    /// A worker's own flag. `None` for an unknown worker.
     pub fn sleep_flag(&self, worker: u32) -> Option<SleepFlag> {
         if worker >= self.workers {
             return None;
@@ -192,18 +190,18 @@ impl SleepFlag {
         unsafe { self.sleep_word.as_ref() }
     }
 
-    /// Before blocking; then look at every doorbell ring once more
+    /// Call before blocking; then check every doorbell ring once more
     /// ([`DoorbellConsumer::has_work`]) and block only if all are empty.
     pub fn announce_sleep(&self) {
         doorbell::announce_sleep(self.sleep_word());
     }
 
-    /// After blocking, or when the last look found work.
+    /// Call after blocking, or when the last check found work.
     pub fn announce_awake(&self) {
         doorbell::announce_awake(self.sleep_word());
     }
 
-    /// As [`WorkerPageView::must_wake`], for whoever shares this word inside one process.
+    /// Variant of [`WorkerPageView::must_wake`] for users of this word in the same process.
     #[inline]
     pub fn must_wake(&self) -> bool {
         doorbell::must_wake(self.sleep_word())
@@ -217,7 +215,7 @@ pub struct WorkerPageView {
 }
 
 impl WorkerPageView {
-    /// Over a mapping of the page, usually read-only.
+    /// A view of a mapping of the page, usually read-only.
     pub fn new(region: Arc<SharedMemory>, workers: u32) -> Result<Self, OutOfBounds> {
         region.ptr_at(0, workers as usize * WORKER_LINE)?;
         Ok(WorkerPageView {
@@ -226,7 +224,7 @@ impl WorkerPageView {
         })
     }
 
-    /// After [`DoorbellProducer::ring_doorbell`]: whether the worker's eventfd has to be
+    /// Call after [`DoorbellProducer::ring_doorbell`]: returns whether the worker's eventfd has to be
     /// written.
     #[inline]
     pub fn must_wake(&self, worker: u32) -> bool {

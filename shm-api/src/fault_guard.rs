@@ -1,13 +1,15 @@
-//! Memory whose pages a client has taken away: the daemon survives the access, and learns whose it was.
+//! Guards memory whose pages a client can free: the daemon survives a fault, and learns the memory's
+//! owner.
 //!
-//! A client holds the memfds of its queues and arenas, and can free pages of them (fallocate(2) with
-//! FALLOC_FL_PUNCH_HOLE, madvise(2) with MADV_REMOVE). No seal forbids that while the client may map the
-//! memory for writing: F_SEAL_WRITE cannot be set then, and F_SEAL_FUTURE_WRITE forbids the mapping. The
-//! next access of the daemon allocates the page anew; where there is none, as in an exhausted pool of
-//! hugepages, it is SIGBUS. The handler here then puts zeroed private memory in place of the whole
-//! mapping and notes its owner, and the thread goes on. A SIGBUS anywhere else is as fatal as before.
+//! A client holds the memfds of its queues and arenas, and can free their pages (fallocate(2) with
+//! FALLOC_FL_PUNCH_HOLE, madvise(2) with MADV_REMOVE). No seal prevents that while the client may map
+//! the memory for writing: F_SEAL_WRITE cannot be set in that case, and F_SEAL_FUTURE_WRITE forbids
+//! the mapping. The daemon's next access allocates the page again; if no page is available, as in an
+//! exhausted pool of hugepages, the access raises SIGBUS. The handler then replaces the whole mapping
+//! by zeroed private memory and records its owner, and the thread continues. A SIGBUS anywhere else
+//! remains fatal.
 //!
-//! System calls on such memory fail with EFAULT and raise no signal.
+//! System calls on this memory fail with EFAULT and raise no signal.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -16,19 +18,18 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use siw_lockfree::address_table::{AddressRange, AddressTable};
 
-/// Most mappings that are guarded at a time: a process has not many more in any case
-/// (vm.max_map_count).
+/// Maximum number of guarded mappings: a process cannot have many more anyway (vm.max_map_count).
 pub const MAX_GUARDED: usize = 1 << 16;
 
-/// What the handler needs; never freed.
+/// State that the handler needs; never freed.
 struct FaultGuard {
     mappings: AddressTable,
-    /// By place in the table: it faulted since [`take_faulty_owners`] looked.
+    /// By index in the table: whether the mapping faulted since the last [`take_faulty_owners`].
     is_faulty: Box<[AtomicBool]>,
     any_faulty: AtomicBool,
     /// An event descriptor that is written after a fault.
     wake: OwnedFd,
-    /// The action for SIGBUS before.
+    /// The previous action for SIGBUS.
     previous: libc::sigaction,
 }
 
@@ -40,15 +41,15 @@ fn installed_guard() -> Option<&'static FaultGuard> {
     unsafe { guard.as_ref() }
 }
 
-/// A mapping in the table, until this is dropped: before the mapping is unmapped.
+/// A mapping in the table. Drop it before the mapping is unmapped.
 #[derive(Debug)]
 pub(crate) struct GuardedMapping(usize);
 
 impl GuardedMapping {
-    /// Enters `len` bytes at `start`, a mapping of its own.
+    /// Adds the mapping of `len` bytes at `start`, which must be a whole mapping.
     ///
     /// # Errors
-    /// [`MAX_GUARDED`] mappings are guarded already.
+    /// [`MAX_GUARDED`] mappings are already guarded.
     pub(crate) fn enter(start: usize, len: usize, owner: u64) -> io::Result<Option<Self>> {
         let Some(guard) = installed_guard() else {
             return Ok(None);
@@ -73,15 +74,15 @@ impl Drop for GuardedMapping {
     }
 }
 
-/// Handles SIGBUS from now on; once in a process. `wake`: an event descriptor (eventfd(2),
+/// Installs the SIGBUS handler, once per process. `wake`: an event descriptor (eventfd(2),
 /// non-blocking) that is written after a fault on guarded memory.
 ///
 /// # Errors
-/// The operating system refuses, or a guard is installed.
+/// The operating system refuses, or a guard is already installed.
 pub fn install(wake: OwnedFd) -> io::Result<()> {
     // SAFETY: all zeroes are a sigaction: the default action with an empty mask.
     let mut previous: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: reads the present action into a structure of ours.
+    // SAFETY: reads the current action into a local structure.
     if unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut previous) } != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -97,7 +98,7 @@ pub fn install(wake: OwnedFd) -> io::Result<()> {
         .compare_exchange(null_mut(), guard, release, relaxed)
         .is_err()
     {
-        // SAFETY: it came from the box above and nobody else has seen it.
+        // SAFETY: it came from the box above and was never published.
         drop(unsafe { Box::from_raw(guard) });
         return Err(io::ErrorKind::AlreadyExists.into());
     }
@@ -106,14 +107,14 @@ pub fn install(wake: OwnedFd) -> io::Result<()> {
     let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = on_bus_error;
     action.sa_sigaction = handler as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-    // SAFETY: the handler does only what is safe in one: atomics, system calls.
+    // SAFETY: the handler only does what is async-signal-safe: atomics and system calls.
     if unsafe { libc::sigaction(libc::SIGBUS, &action, null_mut()) } != 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(())
 }
 
-/// The owners of guarded memory that faulted since the last call, as they were given to
+/// Returns the owners of guarded memory that faulted since the last call, as passed to
 /// [`SharedMemory::guard_for`](crate::SharedMemory::guard_for).
 pub fn take_faulty_owners() -> Vec<u64> {
     let Some(guard) = installed_guard() else {
@@ -139,14 +140,14 @@ pub fn take_faulty_owners() -> Vec<u64> {
     owners
 }
 
-/// The handler of SIGBUS: takes no lock, allocates nothing, and leaves errno as it was.
+/// The SIGBUS handler: takes no lock, allocates nothing, and preserves errno.
 extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
     let Some(guard) = installed_guard() else {
         return;
     };
     // SAFETY: the kernel hands in a whole siginfo_t; SIGBUS has an address.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as u64) };
-    // SAFETY: the errno of this thread, which the interrupted code may look at.
+    // SAFETY: the errno of this thread, which the interrupted code may read.
     let errno = unsafe { *libc::__errno_location() };
     let is_memory = matches!(code, libc::BUS_ADRERR | libc::BUS_MCEERR_AR);
     let found = guard.mappings.find_range(address).filter(|_| is_memory);
@@ -155,21 +156,21 @@ extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, _context: *m
         unsafe { *libc::__errno_location() = errno };
         return;
     }
-    // Not ours: the instruction faults again, under the action that there was before.
-    // SAFETY: puts back what `install` got from the same call.
+    // Not guarded: the instruction faults again, under the previous action.
+    // SAFETY: restores the action that `install` got from the same call.
     unsafe { libc::sigaction(signal, &guard.previous, null_mut()) };
 }
 
 impl FaultGuard {
-    /// Puts zeroed memory in place of the mapping, so that it cannot fault again, and notes its owner.
-    /// False: the system refuses.
+    /// Replaces the mapping by zeroed memory, so that it cannot fault again, and marks it as faulty.
+    /// `false`: the system call failed.
     fn replace_mapping(&self, index: usize, range: AddressRange) -> bool {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let kind = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let (start, len) = (range.start as *mut libc::c_void, range.len as usize);
-        // SAFETY: the range is one whole mapping of shared memory: the thread that this handler
-        // interrupted uses it, so it is neither unmapped nor taken out of the table meanwhile. It is
-        // accessed by raw copies and atomics only, for which any content will do.
+        // SAFETY: the range is one whole mapping of shared memory. The interrupted thread uses it, so
+        // it is neither unmapped nor removed from the table meanwhile. It is accessed by raw copies
+        // and atomics only, for which any content is valid.
         let replaced = unsafe { libc::mmap(start, len, access, kind, -1, 0) };
         if replaced == libc::MAP_FAILED {
             return false;

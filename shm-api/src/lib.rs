@@ -10,11 +10,10 @@
 //!  ControlSocket <== SOCK_SEQPACKET + fds ========> ControlSocket (control thread)
 //! ```
 //!
-//! The daemon creates every mapping and does not trust the application: each
-//! index read from shared memory is checked, each work request is copied once
-//! and validated from the private copy. The synchronisation steps are in
-//! [`siw_lockfree`], where loom explores them; what only the daemon needs (memory keys and
-//! the memory of queues) is in `siw-memory`.
+//! The daemon creates every mapping and does not trust the application: each index read from shared
+//! memory is checked, and each work request is copied once and validated from the private copy. The
+//! synchronization steps are in [`siw_lockfree`], where loom explores them; code that only the daemon
+//! needs (memory keys and the memory of queues) is in `siw-memory`.
 //!
 //! Everything in shared memory and on the control socket is little-endian
 //! x86-64 `repr(C)` with asserted sizes and offsets.
@@ -25,7 +24,7 @@
 //! | completions and their events | [`work_completion`], [`completion_queue`] |
 //! | waking a worker | [`doorbell`] |
 //! | creating objects, connecting | [`control`] |
-//! | mappings | [`shared_memory`], and [`fault_guard`] for those whose pages vanish |
+//! | mappings | [`shared_memory`], and [`fault_guard`] for mappings whose pages a client can free |
 #![warn(missing_docs)]
 
 pub mod access;

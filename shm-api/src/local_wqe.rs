@@ -1,35 +1,35 @@
-//! Work requests on keys of this side: BIND_MW and FAST_REG. They take one slot; `sge0` holds
-//! what has no field of its own in the header.
+//! Work requests on local keys: BIND_MW and FAST_REG. They take one slot; `sge0` holds the operands
+//! that have no field of their own in the header.
 
 use crate::access::Access;
 use crate::wqe::{Opcode, SendData, SendWr, Sge};
 
-/// Smallest page of a fast registration: 4 KiB.
+/// Smallest page of a fast registration, as a power of two: 4 KiB.
 pub const MIN_PAGE_SHIFT: u8 = 12;
-/// Largest: 1 GiB.
+/// Largest page of a fast registration, as a power of two: 1 GiB.
 pub const MAX_PAGE_SHIFT: u8 = 30;
-/// Most pages of a fast registration.
+/// Maximum number of pages of a fast registration.
 pub const MAX_FAST_PAGES: u32 = 512;
 
 /// Binds a memory window (`struct ibv_mw_bind_info`), or unbinds it with length 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BindMw {
-    /// Key of the window as of now.
+    /// Current key of the window.
     pub rkey: u32,
-    /// Key from then on: the same window, any low octet (ibv_inc_rkey(3)).
+    /// New key: the same window with any low octet (ibv_inc_rkey(3)).
     pub new_rkey: u32,
-    /// Of the region.
+    /// Key of the region.
     pub lkey: u32,
-    /// First address in the region.
+    /// First address of the window in the region.
     pub addr: u64,
-    /// Bytes.
+    /// Length of the window in bytes.
     pub length: u64,
-    /// Remote access, and ZERO_BASED.
+    /// Remote access rights, and ZERO_BASED.
     pub access: Access,
 }
 
 impl BindMw {
-    /// From the fields of a work request.
+    /// Decodes the fields of a work request.
     pub fn from_fields(imm: u32, rkey: u32, remote_addr: u64, sge: &Sge) -> BindMw {
         BindMw {
             rkey,
@@ -42,26 +42,26 @@ impl BindMw {
     }
 }
 
-/// Registers pages under a key (`struct ib_reg_wr`). The list is in the shared memory that came
-/// with the region.
+/// Registers pages under a key (`struct ib_reg_wr`). The page list is in the shared memory that was
+/// created with the region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FastReg {
-    /// Key from then on: the region's, any low octet.
+    /// New key: the region's with any low octet.
     pub key: u32,
     /// Address of the first byte.
     pub iova: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u32,
-    /// Of the first byte in the first page.
+    /// Offset of the first byte in the first page.
     pub first_offset: u32,
-    /// Pages are of 2^page_shift bytes, 4 KiB at least.
+    /// Page size is 2^page_shift bytes, at least 4 KiB.
     pub page_shift: u8,
-    /// What the key allows.
+    /// Access rights of the key.
     pub access: Access,
 }
 
 impl FastReg {
-    /// From the fields of a work request.
+    /// Decodes the fields of a work request.
     pub fn from_fields(imm: u32, rkey: u32, remote_addr: u64, sge: &Sge) -> FastReg {
         FastReg {
             key: imm,
@@ -75,7 +75,7 @@ impl FastReg {
 }
 
 impl SendWr<'_> {
-    /// BIND_MW, signaled.
+    /// A signaled BIND_MW.
     pub fn bind_mw(wr_id: u64, bind: &BindMw) -> Self {
         let sge = Sge {
             addr: bind.length,
@@ -91,7 +91,7 @@ impl SendWr<'_> {
         }
     }
 
-    /// FAST_REG, signaled.
+    /// A signaled FAST_REG.
     pub fn fast_reg(wr_id: u64, fast_reg: &FastReg) -> Self {
         let sge = Sge {
             addr: u64::from(fast_reg.first_offset) << 32 | u64::from(fast_reg.length),

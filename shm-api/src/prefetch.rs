@@ -1,6 +1,6 @@
 //! Hints to the CPU to fetch cache lines before they are needed.
 
-/// Prefetches eight cache lines from an address on.
+/// Prefetches eight cache lines starting at an address.
 #[inline(always)]
 pub(crate) fn prefetch_block(at: *mut u8) {
     for line in 0..8 {
@@ -15,11 +15,11 @@ pub fn prefetch_line(pointer: *const u8) {
     unsafe { core::arch::x86_64::_mm_prefetch(pointer.cast(), core::arch::x86_64::_MM_HINT_T0) };
 }
 
-/// The same for a line that is going to be written, which another core may have: the store would wait for
-/// it, and all stores behind that one.
+/// Prefetches a line for writing. Another core may own the line: without the prefetch, the store
+/// would wait for it, and with it all later stores.
 #[inline]
 pub fn prefetch_line_to_write(pointer: *const u8) {
-    // SAFETY: a hint; never faults. Processors without it do nothing.
+    // SAFETY: a hint; never faults. Processors without it ignore it.
     unsafe {
         core::arch::asm!("prefetchw [{}]", in(reg) pointer, options(nostack, preserves_flags));
     }

@@ -1,4 +1,4 @@
-//! The memory of one ring: a checked part of a shared mapping. All rings of this crate reach their
+//! The memory of one ring: a checked part of a shared mapping. All rings of this crate access their
 //! words and slots through it.
 
 use crate::shared_memory::{OutOfBounds, SharedMemory};
@@ -9,21 +9,21 @@ use std::sync::Arc;
 /// Rings begin at a multiple of a cache line.
 const ALIGNMENT: usize = 64;
 
-/// First byte of a ring, and the mapping that it lies in.
+/// First byte of a ring, and the mapping that contains it.
 #[derive(Clone)]
 pub(crate) struct RingMemory {
     base: NonNull<u8>,
     _shared_memory: Arc<SharedMemory>,
 }
 
-// SAFETY: the Arc keeps the mapping alive on whatever thread, and this type hands out atomics and
-// raw pointers only.
+// SAFETY: the Arc keeps the mapping alive on any thread, and this type returns only atomics and raw
+// pointers.
 unsafe impl Send for RingMemory {}
 // SAFETY: as above.
 unsafe impl Sync for RingMemory {}
 
 impl RingMemory {
-    /// `len` bytes at `offset`, which has to be 64-aligned and inside a writable mapping.
+    /// The ring of `len` bytes at `offset`, which must be 64-aligned and inside a writable mapping.
     pub(crate) fn new(
         memory: Arc<SharedMemory>,
         offset: usize,
@@ -50,11 +50,11 @@ impl RingMemory {
     /// # Safety
     ///
     /// `offset` is a multiple of 4, and the word lies inside the length that [`Self::new`] checked.
-    /// Besides atomics, only raw copies of ring entries touch it.
+    /// Only atomics and raw copies of ring entries access it.
     #[inline]
     pub(crate) unsafe fn word_at(&self, offset: usize) -> &AtomicU32 {
-        // SAFETY: aligned, since the mapping is page-aligned and the ring 64-aligned; inside, by the
-        // caller's promise; alive as long as the Arc.
+        // SAFETY: aligned, since the mapping is page-aligned and the ring 64-aligned; inside, as the
+        // caller promises; alive as long as the Arc.
         unsafe { AtomicU32::from_ptr(self.ptr_at(offset).cast()) }
     }
 
@@ -62,7 +62,7 @@ impl RingMemory {
     ///
     /// # Safety
     ///
-    /// As [`Self::word_at`], for a multiple of 8.
+    /// Same as for [`Self::word_at`], with a multiple of 8.
     #[inline]
     pub(crate) unsafe fn long_word_at(&self, offset: usize) -> &AtomicU64 {
         // SAFETY: as in `word_at`.

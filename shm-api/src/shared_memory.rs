@@ -1,10 +1,9 @@
-//! Shared memory: a mapped memfd that the daemon creates and the application
-//! maps, or anonymous memory for tests. A memory region of verbs is something else: a part of such
-//! a mapping that was registered.
+//! Shared memory: a memfd that the daemon creates and the application maps, or anonymous memory for
+//! tests. It is not a memory region of verbs, which is a registered part of such a mapping.
 //!
-//! Both processes write it at the same time, so no `&mut [u8]` over it ever
-//! exists: access is by bounds-checked raw copies and by atomic words. The
-//! daemon's queues, arenas and registered memory, and all of client-lib, sit on this.
+//! Both processes write to it at the same time, so no `&mut [u8]` over it ever exists: access is by
+//! bounds-checked raw copies and by atomic words. The daemon's queues, arenas and registered memory,
+//! and all of client-lib, are built on this module.
 
 use crate::fault_guard::GuardedMapping;
 use crate::prefetch::{prefetch_block, prefetch_line};
@@ -15,18 +14,17 @@ use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
 use std::ptr::NonNull;
 
-/// The access does not lie inside the mapping, is misaligned, or the mapping is
-/// read-only.
+/// The access does not lie inside the mapping or is misaligned, or the mapping is read-only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("access outside of the shared memory")]
 pub struct OutOfBounds;
 
-/// What pages to ask for.
+/// Page size to request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PageSize {
     /// 4 KiB pages.
     Normal,
-    /// 2 MiB hugetlb pages; normal ones when none are left.
+    /// 2 MiB hugetlb pages, or normal pages if none are available.
     TryHuge,
 }
 
@@ -37,24 +35,24 @@ pub const PAGE: usize = 4096;
 /// Type of the file system behind hugetlb pages (statfs(2)).
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 
-/// A shared mapping. `Arc<SharedMemory>` is what the holders of pointers keep.
+/// A shared mapping. Holders of pointers into it keep an `Arc<SharedMemory>`.
 pub struct SharedMemory {
     ptr: NonNull<u8>,
     len: usize,
     memfd: Option<OwnedFd>,
     huge: bool,
     writable: bool,
-    /// Its place among the mappings whose faults the daemon survives.
+    /// Entry in the table of guarded mappings, whose faults the daemon survives.
     guard: Option<GuardedMapping>,
     /// See [`SharedMemory::io_address`].
     io_address: AtomicU64,
 }
 
-// SAFETY: the mapping stays valid until drop, whatever thread drops it.
+// SAFETY: the mapping stays valid until drop, whichever thread drops it.
 unsafe impl Send for SharedMemory {}
-// SAFETY: no reference to the bytes exists. Threads, and other processes, reach them through atomics
-// and through `copy_bytes` and `fill_bytes`, which the compiler takes for neither ordered nor
-// exclusive: copies that race may tear, and nothing else.
+// SAFETY: no reference to the bytes exists. Threads and other processes access them through atomics
+// and through `copy_bytes` and `fill_bytes`, for which the compiler assumes neither ordering nor
+// exclusive access: racing copies may be torn, with no other consequences.
 unsafe impl Sync for SharedMemory {}
 
 impl std::fmt::Debug for SharedMemory {
@@ -68,13 +66,13 @@ impl std::fmt::Debug for SharedMemory {
 }
 
 impl SharedMemory {
-    /// Creates a zeroed memfd of at least `len` bytes (rounded up to its page
-    /// size), maps it, and seals its size. `name` shows up in /proc/*/maps.
+    /// Creates a zeroed memfd of at least `len` bytes (rounded up to its page size), maps it, and
+    /// seals its size. `name` shows up in /proc/*/maps.
     pub fn create_memfd(name: &str, len: usize, pages: PageSize) -> io::Result<SharedMemory> {
         Self::create_sealed(name, len, pages, SealFlags::empty())
     }
 
-    /// As [`SharedMemory::create_memfd`], but later mappings of the fd can only be
+    /// Variant of [`SharedMemory::create_memfd`] that restricts later mappings of the fd to
     /// read-only: for the worker state page.
     pub fn create_read_only_for_others(name: &str, len: usize) -> io::Result<SharedMemory> {
         Self::create_sealed(name, len, PageSize::Normal, SealFlags::FUTURE_WRITE)
@@ -111,9 +109,9 @@ impl SharedMemory {
         memory.finish()
     }
 
-    /// Begins what [`SharedMemory::create_memfd`] does at once: for long memory, whose pages take
-    /// time. Without hugepages it has normal pages; that they are used up shows in
-    /// [`MemoryInMaking::populate`].
+    /// Starts an incremental [`SharedMemory::create_memfd`], for large memory whose pages take time
+    /// to allocate. Falls back to normal pages if hugepages are not supported;
+    /// [`MemoryInMaking::populate`] reports when they run out.
     pub fn begin_memfd(name: &str, len: usize, pages: PageSize) -> io::Result<MemoryInMaking> {
         if pages == PageSize::TryHuge
             && let Ok(memory) = MemoryInMaking::begin(name, len, true, SealFlags::empty())
@@ -123,9 +121,10 @@ impl SharedMemory {
         MemoryInMaking::begin(name, len, false, SealFlags::empty())
     }
 
-    /// Maps a received fd. Fails when the file is shorter than `min_len`. That it stays so long,
-    /// and keeps its pages, is up to who made the file: the daemon seals what it hands out
-    /// ([`SharedMemory::create_memfd`]), and asks of others ([`SharedMemory::cannot_shrink`]).
+    /// Maps a received fd. Fails when the file is shorter than `min_len`. The creator of the file
+    /// determines whether it can shrink or lose pages later: the daemon seals the files that it
+    /// creates ([`SharedMemory::create_memfd`]), and checks those of others
+    /// ([`SharedMemory::cannot_shrink`]).
     pub fn map_fd(fd: OwnedFd, min_len: usize) -> io::Result<SharedMemory> {
         Self::map_with_access(fd, min_len, true)
     }
@@ -157,16 +156,17 @@ impl SharedMemory {
         })
     }
 
-    /// Whether a file is memory: of memfd_create(2), tmpfs or hugetlbfs. Nothing that its maker does
-    /// can make a call on such a file wait, as one on FUSE may; neither does this call.
+    /// Returns whether a file is in memory: created by memfd_create(2), or on tmpfs or hugetlbfs.
+    /// Its creator cannot make calls on the file block, unlike calls on a FUSE file; this
+    /// call cannot block either.
     pub fn is_memory_file(fd: BorrowedFd<'_>) -> bool {
         rustix::fs::fcntl_get_seals(fd).is_ok()
     }
 
-    /// Bytes of the pages of a file that [`SharedMemory::is_memory_file`].
+    /// Page size in bytes of a file for which [`SharedMemory::is_memory_file`] is true.
     ///
     /// # Errors
-    /// The operating system does not tell.
+    /// The operating system does not report it.
     pub fn file_page_size(fd: BorrowedFd<'_>) -> io::Result<u64> {
         let is_huge = rustix::fs::fstatfs(fd)?.f_type == HUGETLBFS_MAGIC;
         let size = if is_huge {
@@ -177,11 +177,11 @@ impl SharedMemory {
         Ok(size.max(PAGE as u64))
     }
 
-    /// Maps a part of a file of somebody else that [`SharedMemory::is_memory_file`]: whole pages.
-    /// Its maker may truncate it ([`SharedMemory::guard_for`]).
+    /// Maps whole pages of a foreign file for which [`SharedMemory::is_memory_file`] is true. Its
+    /// creator may truncate it ([`SharedMemory::guard_for`]).
     ///
     /// # Errors
-    /// The part does not consist of whole pages of the file, or the file is not open for that.
+    /// The part does not consist of whole pages of the file, or the file is not open for this access.
     pub fn map_part(
         fd: OwnedFd,
         offset: u64,
@@ -226,8 +226,8 @@ impl SharedMemory {
         })
     }
 
-    /// A fault on this memory, whose pages `owner` may free, is noted and does not end the process, if
-    /// it has a guard ([`crate::fault_guard`]).
+    /// Guards this memory, whose pages `owner` may free: if a guard is installed
+    /// ([`crate::fault_guard`]), a fault on it is recorded and does not end the process.
     ///
     /// # Errors
     /// The guard has no room for another mapping.
@@ -236,8 +236,8 @@ impl SharedMemory {
         Ok(self)
     }
 
-    /// Whether the file can never shrink under the mapping: asked by the daemon
-    /// before it maps a file that it did not create.
+    /// Returns whether the file can never shrink under the mapping. The daemon checks this before it
+    /// maps a file that it did not create.
     pub fn cannot_shrink(fd: BorrowedFd<'_>) -> bool {
         rustix::fs::fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
     }
@@ -267,38 +267,38 @@ impl SharedMemory {
         })
     }
 
-    /// The address by which devices read the first byte: that of this mapping, unless
-    /// [`SharedMemory::set_io_address`] gave it another.
+    /// Address by which devices read the first byte: the address of this mapping, unless
+    /// [`SharedMemory::set_io_address`] set another one.
     #[inline]
     pub fn io_address(&self) -> u64 {
-        // Relaxed: it is set before anybody sends from this memory.
+        // Relaxed: set before any transmission from this memory.
         self.io_address.load(core::sync::atomic::Ordering::Relaxed)
     }
 
-    /// Notes the address that an IOMMU translates to this memory.
+    /// Sets the address that an IOMMU translates to this memory.
     pub fn set_io_address(&self, address: u64) {
         self.io_address
             .store(address, core::sync::atomic::Ordering::Relaxed);
     }
 
-    /// Bytes mapped.
+    /// Mapped size in bytes.
     #[inline]
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether hugetlb pages back it.
+    /// Returns whether hugetlb pages back it.
     pub fn is_huge(&self) -> bool {
         self.huge
     }
 
-    /// Bytes of one backing page.
+    /// Size of a backing page in bytes.
     pub fn page_size(&self) -> usize {
         if self.huge { HUGE_PAGE } else { PAGE }
     }
 
-    /// First byte in this process. Access through it is the caller's unsafe.
+    /// First byte in this process. Access through it is the caller's responsibility.
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
         self.ptr.as_ptr()
@@ -310,16 +310,17 @@ impl SharedMemory {
         self.ptr.as_ptr() as usize
     }
 
-    /// The memfd, to be sent to a peer; none for anonymous memory.
+    /// The memfd, for sending to a peer; `None` for anonymous memory.
     pub fn memfd(&self) -> Option<BorrowedFd<'_>> {
         self.memfd.as_ref().map(AsFd::as_fd)
     }
 
-    /// Pointer to `len` bytes at `off`, checked.
+    /// Returns a checked pointer to `len` bytes at `offset`.
     #[inline]
     pub fn ptr_at(&self, offset: usize, len: usize) -> Result<*mut u8, OutOfBounds> {
         match offset.checked_add(len) {
-            // SAFETY: off <= len of the mapping, so the result is inside it or one past.
+            // SAFETY: offset + len is at most the mapping's length, so the result is inside it or one
+            // past its end.
             Some(end) if end <= self.len => Ok(unsafe { self.ptr.as_ptr().add(offset) }),
             _ => Err(OutOfBounds),
         }
@@ -333,17 +334,17 @@ impl SharedMemory {
         self.ptr_at(offset, len)
     }
 
-    /// Copies `src` to `off`.
+    /// Copies `src` to `offset`.
     #[inline]
     pub fn write(&self, offset: usize, src: &[u8]) -> Result<(), OutOfBounds> {
         let dst = self.writable_ptr_at(offset, src.len())?;
-        // SAFETY: `src` is readable, `dst` is valid for as many writable bytes. Other threads and
-        // processes may access those at the same time.
+        // SAFETY: `src` is readable, and `dst` is valid for the same number of writable bytes. Other
+        // threads and processes may access those at the same time.
         unsafe { copy_bytes(src.as_ptr(), dst, src.len()) };
         Ok(())
     }
 
-    /// Copies from `off` into `dst`.
+    /// Copies from `offset` into `dst`.
     #[inline]
     pub fn read(&self, offset: usize, dst: &mut [u8]) -> Result<(), OutOfBounds> {
         let src = self.ptr_at(offset, dst.len())?;
@@ -352,8 +353,8 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Copies `len` bytes from `off` to `dst_off` of `dst`, which may be the same
-    /// region with overlapping ranges. For memory that nobody else writes meanwhile.
+    /// Copies `len` bytes from `offset` to `dst_off` of `dst`, which may be the same region with
+    /// overlapping ranges. Only for memory without concurrent writers.
     #[inline]
     pub fn copy_to(
         &self,
@@ -364,13 +365,13 @@ impl SharedMemory {
     ) -> Result<(), OutOfBounds> {
         let source = self.ptr_at(offset, len)?;
         let destination = dst.writable_ptr_at(dst_off, len)?;
-        // SAFETY: both ranges are inside live mappings; `copy` allows overlap. Who measures the
-        // machine's copying with it writes neither range meanwhile.
+        // SAFETY: both ranges are inside live mappings; `copy` allows overlap. The caller, which
+        // measures the machine's copy speed, ensures that neither range is written meanwhile.
         unsafe { std::ptr::copy(source, destination, len) };
         Ok(())
     }
 
-    /// Zeroes `len` bytes at `off`.
+    /// Zeroes `len` bytes at `offset`.
     #[inline]
     pub fn fill_zero(&self, offset: usize, len: usize) -> Result<(), OutOfBounds> {
         let destination = self.writable_ptr_at(offset, len)?;
@@ -379,7 +380,7 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Asks the cache for every line of a range, as far as it lies inside.
+    /// Prefetches every cache line of a range, clipped to the mapping.
     #[inline]
     pub fn prefetch_range(&self, offset: usize, len: usize) {
         const LINE: usize = 64;
@@ -389,8 +390,8 @@ impl SharedMemory {
             return;
         }
         let base = self.ptr.as_ptr();
-        // Eight at a time, the last of which may overlap: payload is prefetched for each FPDU, and half
-        // of it would be the loop.
+        // Eight lines at a time, with a last block that may overlap: payload is prefetched for each
+        // FPDU, and a simple loop would be half of the cost.
         let mut at = offset;
         while at + BLOCK <= end {
             prefetch_block(base.wrapping_add(at));
@@ -406,19 +407,19 @@ impl SharedMemory {
         }
     }
 
-    /// A word shared with the peer: 4-aligned and inside, or an error.
+    /// An atomic word shared with the peer, which must be 4-aligned and inside the mapping.
     #[inline]
     pub fn atomic_u32(&self, offset: usize) -> Result<&AtomicU32, OutOfBounds> {
         if !offset.is_multiple_of(4) {
             return Err(OutOfBounds);
         }
         let pointer = self.ptr_at(offset, 4)?;
-        // SAFETY: aligned, inside, lives as long as self; every access to it by
-        // either process is atomic or part of a raw copy.
+        // SAFETY: aligned, inside, and alive as long as self; every access to it by either process is
+        // atomic or part of a raw copy.
         Ok(unsafe { AtomicU32::from_ptr(pointer.cast()) })
     }
 
-    /// As [`SharedMemory::atomic_u32`] for 8 bytes.
+    /// Variant of [`SharedMemory::atomic_u32`] for 8 bytes.
     #[inline]
     pub fn atomic_u64(&self, offset: usize) -> Result<&AtomicU64, OutOfBounds> {
         if !offset.is_multiple_of(8) {
@@ -429,27 +430,29 @@ impl SharedMemory {
         Ok(unsafe { AtomicU64::from_ptr(pointer.cast()) })
     }
 
-    /// Whether the mapping can be written.
+    /// Returns whether the mapping is writable.
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 }
 
-/// Copies between memory that others may access at the same time and memory of the caller's own.
+/// Copies between shared memory, which may be accessed concurrently, and private memory of the
+/// caller.
 ///
-/// The call is one that the compiler does not look into: it can neither assume that the bytes stay as
-/// they are, nor that nobody else reads them, as it could of `copy_nonoverlapping`.
+/// The call is opaque to the compiler, which can therefore assume neither that the bytes stay
+/// unchanged nor that nothing else reads them, as it could with `copy_nonoverlapping`.
 ///
-/// Why it is fast: the C library's copy uses the widest registers of the processor, where a string
-/// instruction takes tens of cycles to begin, and longer between bytes that are not aligned alike, as
-/// payload of frames and of applications seldom is.
+/// Why it is fast: the C library's copy uses the widest registers of the processor. A string
+/// instruction takes tens of cycles to start, and longer if source and destination differ in
+/// alignment, which is the usual case for payload of frames and applications.
 ///
 /// # Safety
 ///
 /// `source` is readable and `destination` writable for `len` bytes, and they do not overlap.
 #[inline]
 unsafe fn copy_bytes(source: *const u8, destination: *mut u8, len: usize) {
-    // SAFETY: by the caller's promise; the stack is aligned for a call, since `nostack` is not said.
+    // SAFETY: as the caller promises; the stack is aligned for a call, since `nostack` is not
+    // specified.
     unsafe {
         core::arch::asm!(
             "call {copy}",
@@ -462,7 +465,7 @@ unsafe fn copy_bytes(source: *const u8, destination: *mut u8, len: usize) {
     }
 }
 
-/// Sets bytes of memory that others may access at the same time; see [`copy_bytes`].
+/// Fills memory that may be accessed concurrently; see [`copy_bytes`].
 ///
 /// # Safety
 ///
@@ -481,7 +484,7 @@ unsafe fn fill_bytes(destination: *mut u8, value: u8, len: usize) {
     }
 }
 
-/// Shared memory on its way: see [`SharedMemory::begin_memfd`].
+/// Shared memory under construction; see [`SharedMemory::begin_memfd`].
 #[derive(Debug)]
 pub struct MemoryInMaking {
     fd: OwnedFd,
@@ -513,12 +516,12 @@ impl MemoryInMaking {
         })
     }
 
-    /// Whether hugetlb pages will back it.
+    /// Returns whether hugetlb pages will back it.
     pub fn is_huge(&self) -> bool {
         self.huge
     }
 
-    /// Allocates at most the next `bytes`; true when nothing is left to do.
+    /// Allocates the next `bytes` at most; returns true when all pages are allocated.
     ///
     /// # Errors
     /// Too few hugepages are free.
@@ -526,7 +529,7 @@ impl MemoryInMaking {
         if !self.huge {
             return Ok(true);
         }
-        // Allocates the pages now: a later fault without a free page would be SIGBUS.
+        // Allocates the pages now: a later fault without a free page would raise SIGBUS.
         let part = (self.len - self.populated).min(bytes.max(HUGE_PAGE));
         if part > 0 {
             let flags = rustix::fs::FallocateFlags::empty();
@@ -536,7 +539,7 @@ impl MemoryInMaking {
         Ok(self.populated == self.len)
     }
 
-    /// Maps and seals it.
+    /// Maps the memory and seals the file.
     ///
     /// # Errors
     /// The operating system refuses.
@@ -577,10 +580,10 @@ fn map_shared(fd: BorrowedFd<'_>, len: usize, writable: bool) -> io::Result<NonN
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // The address may be another mapping's as soon as this one is gone.
+        // Once this mapping is unmapped, its address may be reused by another one.
         drop(self.guard.take());
-        // SAFETY: ptr and len are those of our own mapping; nobody can hold a
-        // reference into it, since those borrow self.
+        // SAFETY: ptr and len describe our own mapping; no reference into it can exist, since
+        // references borrow self.
         let _ = unsafe { rustix::mm::munmap(self.ptr.as_ptr().cast(), self.len) };
     }
 }

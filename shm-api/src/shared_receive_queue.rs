@@ -3,16 +3,16 @@
 //!
 //! ```text
 //!  +0    tail u32                                written by the client
-//!  +128  entries, each of `stride` 64-byte slots; in the last word of its first slot a flag:
+//!  +128  entries, each of `stride` 64-byte slots; the last word of its first slot is a flag:
 //!        1 set by the client that fills it, 0 by the worker that has copied it
 //! ```
-//! Workers take entries one at a time from a counter in the daemon's own memory, in posting
-//! order, so that no worker keeps requests back which the queue pair of another one needs: the fair
-//! share of RFC 5042 section 6.4.3.1 among workers. The share of one stream is enforced by the
-//! workers (`share` of `CreateSrq`). The client's words are read, never trusted: an impossible tail
-//! closes the client, and the flags inform the client alone.
+//! Workers take entries one at a time, in posting order, from a counter in the daemon's own memory.
+//! No worker thus withholds requests that the queue pair of another one needs: the fair share of RFC
+//! 5042 section 6.4.3.1 among workers. The workers enforce the share of each stream (`share` of
+//! `CreateSrq`). The client's words are read but never trusted: an invalid tail disconnects the
+//! client, and the flags only serve the client.
 //!
-//! A resize starts a new ring behind the old one: workers empty the old one first.
+//! A resize appends a new ring to the old one: workers empty the old one first.
 
 use crate::ring_memory::RingMemory;
 use crate::shared_memory::{OutOfBounds, SharedMemory};
@@ -31,26 +31,27 @@ pub const HEADER: usize = 128;
 pub const OFF_TAIL: usize = 0;
 /// Offset of an entry's flag in its first slot.
 pub const OFF_FLAG: usize = 60;
-/// Most entries of one ring.
+/// Maximum number of entries of one ring.
 pub const MAX_ENTRIES: u32 = 1 << 20;
 
 const _: () = assert!(OFF_FLAG + size_of::<u32>() == SLOT_LEN);
-// Receive requests leave the operands of atomics alone.
+// Receive requests do not use the operands of atomics.
 const _: () = assert!(offset_of!(crate::wqe::WqeHeader, args) + 12 == OFF_FLAG);
 
-/// Sizes of a shared receive queue; computed by the daemon, told to the client.
+/// Sizes of a shared receive queue; computed by the daemon, sent to the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SrqGeometry {
-    /// Entries, a power of two.
+    /// Number of entries, a power of two.
     pub entries: u32,
-    /// Slots of an entry.
+    /// Slots per entry.
     pub stride: u32,
-    /// Bytes of all.
+    /// Total size in bytes.
     pub len: usize,
 }
 
 impl SrqGeometry {
-    /// For at least `max_wr` requests of up to `max_sge` elements; None when that is too much.
+    /// Sizes for at least `max_wr` requests of up to `max_sge` elements; `None` when that is too
+    /// large.
     pub fn new(max_wr: u32, max_sge: u32) -> Option<SrqGeometry> {
         if max_sge as usize > MAX_SGE {
             return None;
@@ -59,7 +60,7 @@ impl SrqGeometry {
         Self::from_exact(entries, slots_per_request(max_sge as usize, 0) as u32)
     }
 
-    /// From the numbers in a reply.
+    /// Sizes from the numbers in a reply.
     pub fn from_exact(entries: u32, stride: u32) -> Option<SrqGeometry> {
         let fits = entries.is_power_of_two() && entries <= MAX_ENTRIES;
         if !fits || stride == 0 || stride as usize > crate::wqe::MAX_SLOTS {
@@ -127,7 +128,8 @@ pub struct SrqProducer {
 }
 
 impl SrqProducer {
-    /// A fresh ring at `offset`; at most `max_wr` requests that no queue pair has taken.
+    /// Creates the producer of a new ring at `offset`, which holds at most `max_wr` requests that no
+    /// queue pair has taken.
     pub fn new(
         memory: Arc<SharedMemory>,
         offset: usize,
@@ -149,8 +151,8 @@ impl SrqProducer {
         if request.slot_count()? > self.memory.geometry.stride {
             return Err(WqeError::TooManySge(request.sges.len()).into());
         }
-        // Requests are taken in posting order: the one `max_wr` earlier is the oldest that may
-        // be left. The entry's own last use may be in the middle of being copied.
+        // Requests are taken in posting order, so the oldest that may remain is the one `max_wr`
+        // earlier. A worker may still be copying the previous request of this entry.
         let oldest = self.memory.flag_word(self.tail.wrapping_sub(self.max_wr));
         let own = self.memory.flag_word(self.tail);
         if !shared_ring::is_entry_free(oldest) || !shared_ring::is_entry_free(own) {
@@ -160,7 +162,7 @@ impl SrqProducer {
         request.encode_slots(|i, slot| {
             let mut slot = *slot;
             if i == 0 {
-                // The upper half of the last word is the flag: the entry is in use.
+                // The upper half of the last word is the flag "entry in use".
                 slot.0[7] = 1 << 32;
             }
             // SAFETY: i is below the stride; the entry is free, so no worker reads it.
@@ -170,23 +172,23 @@ impl SrqProducer {
         Ok(())
     }
 
-    /// Shows all pushed requests.
+    /// Publishes all pushed requests.
     #[inline]
     pub fn publish_posted(&mut self) {
         shared_ring::publish_entries(self.memory.tail_word(), self.tail);
     }
 }
 
-/// One ring as the daemon knows it; shared by all workers.
+/// The daemon's side of one ring; shared by all workers.
 pub struct SrqRing {
     memory: SrqMemory,
     claimed: AtomicU64,
-    /// The ring that a resize put behind this one.
+    /// The ring that a resize appended to this one.
     next: OnceLock<Arc<SrqRing>>,
 }
 
 impl SrqRing {
-    /// A fresh ring at `offset`.
+    /// A new ring at `offset`.
     pub fn new(
         memory: Arc<SharedMemory>,
         offset: usize,
@@ -199,13 +201,13 @@ impl SrqRing {
         }))
     }
 
-    /// Requests that are posted and not taken, in this ring alone.
+    /// Number of requests in this ring alone that are posted and not taken.
     fn count_posted_here(&self) -> u32 {
         let entries = self.memory.geometry.entries;
         shared_ring::count_posted(&self.claimed, self.memory.tail_word(), entries)
     }
 
-    /// Requests that are posted and not taken, in this ring and in those behind it.
+    /// Number of requests in this ring and the following ones that are posted and not taken.
     pub fn count_posted(&self) -> u32 {
         let mut ring = self;
         let mut posted = ring.count_posted_here();
@@ -216,7 +218,7 @@ impl SrqRing {
         posted
     }
 
-    /// Puts a ring behind this one, once. The client posts nothing more here.
+    /// Appends a ring to this one, once. The client posts nothing more here.
     pub fn append_ring(&self, next: Arc<SrqRing>) {
         let _ = self.next.set(next);
     }
@@ -227,8 +229,8 @@ impl SrqRing {
 pub struct LowWaterMark(AtomicU32);
 
 impl LowWaterMark {
-    /// Wants one event when fewer than `limit` requests are left; 0 wants none. True: they are
-    /// fewer already, and the caller raises the event. `oldest`: the oldest ring in use.
+    /// Arms one event for when fewer than `limit` requests are left; 0 disarms. `true`: fewer are
+    /// left already, and the caller raises the event. `oldest`: the oldest ring in use.
     pub fn arm_event(&self, limit: u32, oldest: &SrqRing) -> bool {
         let mut ring = oldest;
         shared_ring::arm_low_water(&self.0, limit, &ring.claimed);
@@ -239,9 +241,9 @@ impl LowWaterMark {
         limit > 0 && shared_ring::take_low_water(&self.0, oldest.count_posted())
     }
 
-    /// The limit; 0 when none is armed.
+    /// The armed limit; 0 when none is armed.
     pub fn armed_limit(&self) -> u32 {
-        // Relaxed: for the answer to a query only.
+        // Relaxed: only used to answer a query.
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -252,7 +254,7 @@ pub struct SrqConsumer {
     low_water: Arc<LowWaterMark>,
 }
 
-/// A request was taken.
+/// Result of taking a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TakenRequest {
     /// Fewer requests than the limit are left: the caller raises the event.
@@ -260,18 +262,18 @@ pub struct TakenRequest {
 }
 
 impl SrqConsumer {
-    /// An end that starts with `ring`.
+    /// Creates a consumer that starts with `ring`.
     pub fn new(ring: Arc<SrqRing>, low_water: Arc<LowWaterMark>) -> Self {
         SrqConsumer { ring, low_water }
     }
 
-    /// Takes the oldest request, copies it once and validates the copy into `element`. None when
+    /// Takes the oldest request, copies it once and validates the copy into `element`. `None` when
     /// nothing is posted.
     #[inline]
     pub fn pop(&mut self, element: &mut RecvWqe) -> Result<Option<TakenRequest>, RingError> {
         loop {
-            // Read before the ring is found empty: what was posted to this ring was posted before
-            // its successor was appended.
+            // Read before the ring is found empty: every request in this ring was posted before its
+            // successor was appended.
             let next = self.ring.next.get();
             let memory = &self.ring.memory;
             let entries = memory.geometry.entries;
@@ -294,15 +296,15 @@ impl SrqConsumer {
         let memory = &self.ring.memory;
         let entry = memory.entry_ptr(number);
         // SAFETY: `parse_copied` asks for slots below the stride, which lie inside and are
-        // 64-aligned. The client may write them meanwhile only if it cheats; the copy is validated.
+        // 64-aligned. Only a misbehaving client writes them meanwhile; the copy is validated.
         let load = |i: u32| unsafe { entry.add(i as usize).read_volatile() };
         let parsed = parse_copied(element, memory.geometry.stride, load);
         shared_ring::release_entry(memory.flag_word(number));
         parsed.map(|_| ())
     }
 
-    /// Goes on to the ring of a resize when nothing is left in the old one, so that its memory
-    /// can be freed.
+    /// Moves on to the ring of a resize once the old one is empty, so that the old one's memory can
+    /// be freed.
     pub fn leave_old_ring(&mut self) {
         while let Some(next) = self.ring.next.get() {
             if self.ring.count_posted_here() > 0 {

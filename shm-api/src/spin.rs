@@ -13,8 +13,8 @@ pub struct SpinLock<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached by the lock's holder only, one thread at a time, so that it moves
-// between threads but is never shared by them.
+// SAFETY: only the lock's holder accesses the value, one thread at a time, so the value moves between
+// threads but is never shared.
 unsafe impl<T: Send> Sync for SpinLock<T> {}
 
 impl<T> SpinLock<T> {
@@ -26,10 +26,10 @@ impl<T> SpinLock<T> {
         }
     }
 
-    /// Spins, and yields the CPU when the holder seems to be off it.
+    /// Spins, and yields the CPU when the holder seems not to be running.
     #[inline]
     pub fn lock(&self) -> SpinGuard<'_, T> {
-        // Pairs with the Release when a guard is dropped: what the last holder wrote is seen.
+        // Pairs with the Release when a guard is dropped: the last holder's writes are visible.
         if self.locked.swap(true, Ordering::Acquire) {
             self.wait_for_unlock();
         }
@@ -60,7 +60,7 @@ impl<T> SpinLock<T> {
     }
 }
 
-/// Unlocks when dropped. Threads may share a guard only if they may share what it guards:
+/// Unlocks when dropped. Threads may share a guard only if they may share the guarded value:
 ///
 /// ```compile_fail
 /// fn share_between_threads<T: Sync>(_: T) {}
@@ -69,8 +69,8 @@ impl<T> SpinLock<T> {
 /// ```
 pub struct SpinGuard<'a, T> {
     lock: &'a SpinLock<T>,
-    /// A guard gives out references as a `&mut T` does: without this it would be `Sync` wherever
-    /// the lock is, which needs only `T: Send`.
+    /// A guard gives out references like a `&mut T`: without this field it would be `Sync` whenever
+    /// the lock is, which only needs `T: Send`.
     value: PhantomData<&'a mut T>,
 }
 

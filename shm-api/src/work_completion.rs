@@ -1,9 +1,10 @@
-//! Work completions, as they lie in completion queues and as applications get them (ibv_poll_cq(3)).
+//! Work completions, in the form used in completion queues and returned to applications
+//! (ibv_poll_cq(3)).
 
 use bytemuck::{Pod, Zeroable};
 use core::mem::{offset_of, size_of};
 
-/// Outcome of a work request; numbers of `enum ibv_wc_status`.
+/// Outcome of a work request; values of `enum ibv_wc_status`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct WcStatus(pub u8);
@@ -13,7 +14,7 @@ impl WcStatus {
     pub const SUCCESS: WcStatus = WcStatus(0);
     /// A message is longer than its receive request.
     pub const LOC_LEN_ERR: WcStatus = WcStatus(1);
-    /// The queue pair cannot do what was asked.
+    /// The queue pair does not support the request.
     pub const LOC_QP_OP_ERR: WcStatus = WcStatus(2);
     /// A local key does not allow the access.
     pub const LOC_PROT_ERR: WcStatus = WcStatus(4);
@@ -21,7 +22,7 @@ impl WcStatus {
     pub const WR_FLUSH_ERR: WcStatus = WcStatus(5);
     /// A bind or a registration by work request was refused.
     pub const MW_BIND_ERR: WcStatus = WcStatus(6);
-    /// The peer answered against the protocol.
+    /// The peer's response violates the protocol.
     pub const BAD_RESP_ERR: WcStatus = WcStatus(7);
     /// A peer was not allowed to access local memory.
     pub const LOC_ACCESS_ERR: WcStatus = WcStatus(8);
@@ -29,11 +30,11 @@ impl WcStatus {
     pub const REM_INV_REQ_ERR: WcStatus = WcStatus(9);
     /// The peer does not allow the access.
     pub const REM_ACCESS_ERR: WcStatus = WcStatus(10);
-    /// The peer could not do what was asked.
+    /// The peer could not execute the request.
     pub const REM_OP_ERR: WcStatus = WcStatus(11);
     /// The transport gave up.
     pub const RETRY_EXC_ERR: WcStatus = WcStatus(12);
-    /// The peer had no receive posted in time.
+    /// The peer did not post a receive in time.
     pub const RNR_RETRY_EXC_ERR: WcStatus = WcStatus(13);
     /// The peer aborted the operation.
     pub const REM_ABORT_ERR: WcStatus = WcStatus(16);
@@ -44,7 +45,7 @@ impl WcStatus {
     /// Any other error.
     pub const GENERAL_ERR: WcStatus = WcStatus(21);
 
-    /// In words, as ibv_wc_status_str does.
+    /// Describes the status, like ibv_wc_status_str.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::SUCCESS => "success",
@@ -69,7 +70,7 @@ impl WcStatus {
     }
 }
 
-/// What completed; numbers of `enum ibv_wc_opcode`.
+/// Kind of the completed request; values of `enum ibv_wc_opcode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct WcOpcode(pub u8);
@@ -89,14 +90,14 @@ impl WcOpcode {
     pub const BIND_MW: WcOpcode = WcOpcode(5);
     /// A local invalidation, or a registration by work request.
     pub const LOCAL_INV: WcOpcode = WcOpcode(6);
-    /// A receive request that a SEND completed.
+    /// A receive request completed by a SEND.
     pub const RECV: WcOpcode = WcOpcode(128);
-    /// A receive request that an RDMA WRITE with immediate data completed.
+    /// A receive request completed by an RDMA WRITE with immediate data.
     pub const RECV_RDMA_WITH_IMM: WcOpcode = WcOpcode(129);
 }
 
 impl WcOpcode {
-    /// Whether a receive work request completed.
+    /// Returns whether a receive work request completed.
     #[inline]
     pub fn is_receive(self) -> bool {
         self.0 & Self::RECV.0 != 0
@@ -130,10 +131,10 @@ impl WcFlags {
     pub const WITH_IMM: WcFlags = WcFlags(2);
     /// `imm` holds the local key that the peer invalidated.
     pub const WITH_INV: WcFlags = WcFlags(8);
-    /// The peer asked for a solicited event.
+    /// The peer requested a solicited event.
     pub const SOLICITED: WcFlags = WcFlags(0x100);
 
-    /// Whether all bits of `f` are set.
+    /// Returns whether all bits of `flags` are set.
     #[inline]
     pub fn contains(self, flags: WcFlags) -> bool {
         self.0 & flags.0 == flags.0
@@ -151,21 +152,21 @@ impl std::ops::BitOr for WcFlags {
 #[derive(Debug, Clone, Copy, Default, Pod, Zeroable)]
 #[repr(C, align(64))]
 pub struct Wc {
-    /// Chosen by the application in the work request.
+    /// Set by the application in the work request.
     pub wr_id: u64,
     /// The queue pair that completed it.
     pub qp_num: u32,
-    /// Success, or what went wrong.
+    /// Success or the kind of error.
     pub status: WcStatus,
-    /// What completed; meaningful after a success, and to tell receives from sends.
+    /// Kind of the request; meaningful after a success, and to distinguish receives from sends.
     pub opcode: WcOpcode,
-    /// Whether `imm` holds something, and what.
+    /// Validity and meaning of `imm`, and other properties.
     pub flags: WcFlags,
     /// Bytes received or read.
     pub byte_len: u32,
-    /// Immediate data or the invalidated key, see `flags`.
+    /// Immediate data or the invalidated key; see `flags`.
     pub imm: u32,
-    /// More about a failure: layer, type and code of a Terminate message, or 0.
+    /// Details of a failure: layer, type and code of a Terminate message, or 0.
     pub vendor_err: u32,
     /// Zero.
     pub reserved: [u32; 7],
@@ -177,5 +178,5 @@ pub struct Wc {
 
 const _: () = assert!(size_of::<Wc>() == 64 && offset_of!(Wc, seq) == 60);
 const _: () = assert!(offset_of!(Wc, qp_num) == 8 && offset_of!(Wc, byte_len) == 16);
-// Everything that is not reserved, and `seq`, lies in the first four words: see `CqProducer::push`.
+// All fields except the reserved ones and `seq` lie in the first four words; see `CqProducer::push`.
 const _: () = assert!(offset_of!(Wc, reserved) <= 32);

@@ -6,14 +6,14 @@
 //!  +64   head u32, wr_done u32, qp_state u32, worker u32   written by the daemon
 //!  +128  slots * 64 bytes
 //! ```
-//! Behind the receive queue of a QP lies its state line, with the same words as at +72 and +76 of its send
-//! queue: qp_state u32, worker u32. Whoever posts reads them, and the daemon writes them seldom, but the
-//! line with `head` in each batch. Libraries without `FEATURE_STATE_LINE` read those at +72.
+//! A QP's state line follows its receive queue, with the same words as at +72 and +76 of its send
+//! queue: qp_state u32, worker u32. The posting thread reads these words, and the daemon writes them
+//! seldom, whereas it writes the line with `head` in each batch. Libraries without
+//! `FEATURE_STATE_LINE` read the words at +72.
 //!
-//! `head` frees slots (the worker has copied them); `wr_done` counts requests
-//! that are finished, which is what max_send_wr and max_recv_wr limit.
-//! The `pending` word belongs to the doorbell ring (see [`crate::doorbell`]);
-//! receive queues use it only when the QP is in error and posted receives have
+//! `head` frees slots (the worker has copied them); `wr_done` counts finished requests, to which
+//! max_send_wr and max_recv_wr apply. The `pending` word belongs to the doorbell ring (see
+//! [`crate::doorbell`]). Receive queues use it only when the QP is in error and posted receives have
 //! to be flushed: their doorbell is that of the QP's send queue.
 
 mod sq_watch;
@@ -49,32 +49,32 @@ pub const OFF_QP_STATE: usize = 72;
 pub const OFF_WORKER: usize = 76;
 /// Offset of the QP state in the state line.
 const LINE_QP_STATE: usize = 0;
-/// Offset of the worker's index there.
+/// Offset of the worker's index in the state line.
 const LINE_WORKER: usize = 4;
-/// Bytes of the state line of a QP.
+/// Bytes of a QP's state line.
 pub const STATE_LINE_LEN: usize = 64;
-/// Slots that are fetched from the client's core before their turn.
+/// Number of slots that are prefetched from the client's core before their turn.
 const SLOTS_AHEAD: u32 = 4;
-/// Most slots of one ring.
+/// Maximum number of slots of one ring.
 pub const MAX_RING_SLOTS: u32 = 1 << 20;
 
-/// Why a worker cannot read a work queue any further.
+/// Reason why a worker cannot continue to read a work queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RingError {
-    /// The indices make no sense: close the client.
+    /// The indices are invalid: disconnect the client.
     #[error("the work queue's producer index is outside of the ring")]
     InvalidIndex,
     /// A request that the client library would not have written: fail the QP.
     #[error("work request {wr_id:#x}: {error}")]
     Wqe {
-        /// Identifies the request in its completion.
+        /// `wr_id` of the request's completion.
         wr_id: u64,
-        /// What is wrong with it.
+        /// The defect of the request.
         error: WqeError,
     },
 }
 
-/// Why a request cannot be queued.
+/// Reason why a request cannot be queued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PushError {
     /// ENOMEM in verbs.
@@ -85,7 +85,7 @@ pub enum PushError {
     Wqe(#[from] WqeError),
 }
 
-/// Sizes of a QP's two rings; computed by the daemon, told to the client.
+/// Sizes of a QP's two rings; computed by the daemon, sent to the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QpGeometry {
     /// Slots of the send queue, a power of two.
@@ -94,12 +94,12 @@ pub struct QpGeometry {
     pub rq_slots: u32,
     /// Offset of the receive queue from the send queue.
     pub rq_offset: usize,
-    /// Bytes of both, and of the state line behind them.
+    /// Bytes of both, and of the state line after them.
     pub len: usize,
 }
 
 impl QpGeometry {
-    /// None when a ring would exceed [`MAX_RING_SLOTS`].
+    /// Computes the sizes; `None` when a ring would exceed [`MAX_RING_SLOTS`].
     pub fn new(
         max_send_wr: u32,
         max_recv_wr: u32,
@@ -139,12 +139,12 @@ pub fn ring_len(slots: u32) -> usize {
     HEADER + slots as usize * SLOT_LEN
 }
 
-/// Which of the two work queues of a queue pair a ring is: [`SendKind`] or [`ReceiveKind`]. Both
-/// are the same ring; they differ in what a request looks like and in how the worker learns of it.
+/// Kind of a queue pair's work queue: [`SendKind`] or [`ReceiveKind`]. Both use the same ring; they
+/// differ in the form of a request and in how the worker is notified.
 pub trait QueueKind: sealed::Sealed {
-    /// What the application posts.
+    /// Request as posted by the application.
     type Request<'a>: WorkRequest;
-    /// What the worker takes.
+    /// Request as taken by the worker.
     type Element: WorkQueueElement;
 }
 
@@ -197,7 +197,7 @@ impl WorkQueueMemory {
     fn header_word(&self, offset: usize) -> &AtomicU32 {
         debug_assert!(offset < HEADER && offset.is_multiple_of(4));
         // SAFETY: the offset is one of the constants above, which are multiples of 4 inside the
-        // header; `new` checked the header with the slots.
+        // header; `new` checked the header together with the slots.
         unsafe { self.0.word_at(offset) }
     }
 
@@ -208,8 +208,8 @@ impl WorkQueueMemory {
 
     #[inline]
     fn load_slot(&self, index: u32) -> WqeSlot {
-        // SAFETY: the index was masked by the ring, whose size `new` checked; 64-aligned. The
-        // producer may write it meanwhile only if it cheats; the copy is validated afterwards.
+        // SAFETY: the index was masked by the ring, whose size `new` checked; 64-aligned. Only a
+        // misbehaving producer writes it meanwhile; the copy is validated afterwards.
         unsafe { self.slot_ptr(index).read_volatile() }
     }
 
@@ -218,7 +218,7 @@ impl WorkQueueMemory {
         prefetch_line(self.slot_ptr(index).cast());
     }
 
-    /// One 64-bit word of a slot.
+    /// Loads one 64-bit word of a slot.
     #[inline(always)]
     fn load_word(&self, index: u32, word: usize) -> u64 {
         debug_assert!(word < SLOT_LEN / 8);
@@ -226,7 +226,7 @@ impl WorkQueueMemory {
         unsafe { self.slot_ptr(index).cast::<u64>().add(word).read_volatile() }
     }
 
-    /// The first words of a slot.
+    /// Stores the first words of a slot.
     #[inline(always)]
     fn store_words(&self, index: u32, words: [u64; PLAIN_WORDS]) {
         // SAFETY: as in `store_slot`.
@@ -256,7 +256,8 @@ pub struct WorkQueueProducer<K> {
 }
 
 impl<K: QueueKind> WorkQueueProducer<K> {
-    /// A ring of `slots` at `offset`; at most `max_wr` unfinished requests.
+    /// The producer for a ring of `slots` slots at `offset`, with at most `max_wr` unfinished
+    /// requests.
     pub fn new(
         memory: Arc<SharedMemory>,
         offset: usize,
@@ -296,7 +297,7 @@ impl<K: QueueKind> WorkQueueProducer<K> {
     #[inline]
     fn reserve_slots(&mut self, slots: u32) -> Result<(), PushError> {
         if self.posted.wrapping_sub(self.done) >= self.max_wr {
-            // Relaxed: a mere limit. That the slots are free is what `release_head` says.
+            // Relaxed: only a limit. `release_head` guarantees that the slots are free.
             self.done = self.memory.header_word(OFF_WR_DONE).load(Ordering::Relaxed);
             if self.posted.wrapping_sub(self.done) >= self.max_wr {
                 return Err(PushError::Full);
@@ -310,7 +311,7 @@ impl<K: QueueKind> WorkQueueProducer<K> {
         }
     }
 
-    /// Requests that are not finished.
+    /// Number of unfinished requests.
     #[inline]
     pub fn count_outstanding(&self) -> u32 {
         let done = self.memory.header_word(OFF_WR_DONE);
@@ -318,7 +319,7 @@ impl<K: QueueKind> WorkQueueProducer<K> {
     }
 }
 
-/// How far a queue was filled at a time ([`SqProducer::mark`]).
+/// Fill level of a queue at some time ([`SqProducer::mark`]).
 #[derive(Debug, Clone, Copy)]
 pub struct QueueMark {
     filled: u32,
@@ -326,15 +327,15 @@ pub struct QueueMark {
 }
 
 impl WorkQueueProducer<SendKind> {
-    /// Shows all pushed requests to the worker. Returns whether the QP's number
-    /// has to go on the doorbell ring.
+    /// Publishes all pushed requests to the worker. Returns whether the QP's number has to be put on
+    /// the doorbell ring.
     #[inline]
     pub fn publish_posted(&mut self) -> bool {
         self.ring.publish_tail(self.memory.header_word(OFF_TAIL));
         doorbell::mark_pending(self.memory.header_word(OFF_PENDING))
     }
 
-    /// What was pushed so far.
+    /// Records the current fill level.
     pub fn mark(&self) -> QueueMark {
         QueueMark {
             filled: self.ring.count_filled(),
@@ -342,8 +343,8 @@ impl WorkQueueProducer<SendKind> {
         }
     }
 
-    /// Takes back what was pushed since `mark`, which must not be published yet; how many requests
-    /// these were.
+    /// Withdraws the requests pushed since `mark`, which must not be published yet; returns their
+    /// number.
     pub fn withdraw_since(&mut self, mark: QueueMark) -> u32 {
         let slots = self.ring.count_filled().wrapping_sub(mark.filled);
         self.ring.withdraw_filled(slots);
@@ -352,22 +353,21 @@ impl WorkQueueProducer<SendKind> {
         requests
     }
 
-    /// A view of what the daemon says about the QP, for any thread.
+    /// A view of the QP state published by the daemon, for any thread.
     pub fn new_watch(&self) -> SqWatch {
         SqWatch::new(self.memory.clone())
     }
 }
 
 impl WorkQueueProducer<ReceiveKind> {
-    /// Shows all pushed requests to the worker, which looks by itself when a
-    /// message arrives. Only when the QP is in error afterwards
-    /// ([`SqWatch::qp_state`]) the caller rings the QP's doorbell, so that the
-    /// worker flushes them.
+    /// Publishes all pushed requests to the worker, which reads the queue when a message arrives. If
+    /// the QP is in error afterwards ([`SqWatch::qp_state`]), the caller rings the QP's doorbell so
+    /// that the worker flushes the requests.
     #[inline]
     pub fn publish_posted(&mut self) {
         self.ring.publish_tail(self.memory.header_word(OFF_TAIL));
-        // Pairs with the fence in `set_qp_state`: either the worker's
-        // flush sees the requests, or the caller sees the error state.
+        // Pairs with the fence in `set_qp_state`: either the worker's flush sees the requests, or the
+        // caller sees the error state.
         fence(Ordering::SeqCst);
     }
 }
@@ -377,13 +377,13 @@ pub struct WorkQueueConsumer<K> {
     memory: WorkQueueMemory,
     ring: SpscConsumer,
     done: u32,
-    /// Of the QP, in its send queue.
+    /// The QP's state line; only in the send queue.
     state_line: Option<RingMemory>,
     kind: PhantomData<K>,
 }
 
 impl<K: QueueKind> WorkQueueConsumer<K> {
-    /// A ring of `slots` at `offset`.
+    /// The consumer for a ring of `slots` slots at `offset`.
     pub fn new(memory: Arc<SharedMemory>, offset: usize, slots: u32) -> Result<Self, OutOfBounds> {
         let memory = WorkQueueMemory::new(memory, offset, slots)?;
         Ok(WorkQueueConsumer {
@@ -402,8 +402,8 @@ impl<K: QueueKind> WorkQueueConsumer<K> {
             .map_err(|_| RingError::InvalidIndex)
     }
 
-    /// Copies the next request out once and validates the copy into `element`. None
-    /// when the queue is empty. After an error the queue must not be read again.
+    /// Copies the next request once and validates the copy into `element`. `None` when the queue is
+    /// empty. After an error the queue must not be read again.
     #[inline(always)]
     pub fn pop(&mut self, element: &mut K::Element) -> Result<Option<()>, RingError> {
         let was_drained = self.ring.is_drained();
@@ -424,7 +424,7 @@ impl<K: QueueKind> WorkQueueConsumer<K> {
         Ok(Some(()))
     }
 
-    /// Fetches the slots behind the next one, of `available`.
+    /// Prefetches the slots after the next one, of `available` slots.
     #[inline(always)]
     fn prefetch_slots(&self, was_drained: bool, available: u32) {
         let (memory, ring) = (&self.memory, &self.ring);
@@ -438,22 +438,22 @@ impl<K: QueueKind> WorkQueueConsumer<K> {
         }
     }
 
-    /// Whether requests wait (looks at the client's line when none is cached).
+    /// Returns whether the queue is empty (reads the client's line when no cached request is left).
     #[inline]
     pub fn is_empty(&mut self) -> Result<bool, RingError> {
         Ok(self.available_slots()? == 0)
     }
 
-    /// Lets the client reuse the slots of all popped requests, and returns how many there are; once for
-    /// several requests, since the client reads the line.
+    /// Lets the client reuse the slots of all popped requests, and returns their number. Call it once
+    /// per several requests, since the client reads the line.
     #[inline]
     pub fn release_popped(&mut self) -> u32 {
         self.ring.release_head(self.memory.header_word(OFF_HEAD))
     }
 
-    /// Counts `count` requests as finished, signaled or not: before their completions can be seen, since
-    /// who sees one may post at once. The slots of all popped requests are the client's again: returns
-    /// how many they are.
+    /// Counts `count` requests as finished, signaled or not. Call it before their completions become
+    /// visible, since a client that sees one may post at once. Also releases the slots of all popped
+    /// requests; returns their number.
     #[inline]
     pub fn complete_requests(&mut self, count: u32) -> u32 {
         let slots = self.release_popped();
@@ -467,7 +467,7 @@ impl<K: QueueKind> WorkQueueConsumer<K> {
 }
 
 impl WorkQueueConsumer<SendKind> {
-    /// The same of a QP with a state line at `offset`.
+    /// Adds the QP's state line at `offset`.
     pub fn with_state_line(
         self,
         memory: Arc<SharedMemory>,
@@ -480,7 +480,7 @@ impl WorkQueueConsumer<SendKind> {
         })
     }
 
-    /// Stores a word of the QP's state in both places where it is read.
+    /// Stores a word of the QP's state in both places where clients read it.
     fn store_state(&self, (header_at, line_at): (usize, usize), value: u32) {
         self.memory
             .header_word(header_at)
@@ -491,8 +491,8 @@ impl WorkQueueConsumer<SendKind> {
         }
     }
 
-    /// A copy of the next request, if it is a [`PlainSend`]; [`Self::take_peeked`] takes it out. `None`:
-    /// [`Self::pop`] tells what is there.
+    /// Returns a copy of the next request, if it is a [`PlainSend`]; [`Self::take_peeked`] then
+    /// removes it. `None`: call [`Self::pop`] instead.
     #[inline(always)]
     pub fn peek_plain(&mut self) -> Option<PlainSend> {
         let was_drained = self.ring.is_drained();
@@ -502,14 +502,14 @@ impl WorkQueueConsumer<SendKind> {
         PlainSend::parse(|i| self.memory.load_word(index, i))
     }
 
-    /// Takes out the request that [`Self::peek_plain`] returned.
+    /// Removes the request that [`Self::peek_plain`] returned.
     #[inline(always)]
     pub fn take_peeked(&mut self) {
         self.ring.advance_head(1);
     }
 
-    /// Fetches what [`Self::pop`] and [`Self::complete_requests`] touch first from the client's core, before
-    /// any of it is waited for: the producer's line, the next slot, and the line of the consumer, to write it.
+    /// Prefetches the lines from the client's core that [`Self::pop`] and [`Self::complete_requests`]
+    /// touch first: the producer's line, the next slot, and, for writing, the consumer's line.
     #[inline]
     pub fn prefetch_next(&self) {
         self.memory.prefetch_slot(self.ring.slot_index(0));
@@ -517,22 +517,23 @@ impl WorkQueueConsumer<SendKind> {
         prefetch_line_to_write(self.memory.header_word(OFF_HEAD).as_ptr().cast());
     }
 
-    /// Up to where the client has posted, as it wrote it: it changes when the client posts.
+    /// The client's producer index, unchecked: it changes when the client posts.
     #[inline]
     pub fn producer_index(&self) -> u32 {
-        // Relaxed: `pop` looks again, and pairs with the Release of the client.
+        // Relaxed: `pop` reads it again, and pairs with the client's Release.
         self.memory.header_word(OFF_TAIL).load(Ordering::Relaxed)
     }
 
-    /// Clears the doorbell's pending word: after the QP's number was popped from the ring and before the
-    /// first [`Self::pop`]; or before the last look at [`Self::producer_index`] without a doorbell.
+    /// Clears the doorbell's pending word. Call it after the QP's number was popped from the ring and
+    /// before the first [`Self::pop`], or before the last check of [`Self::producer_index`] without a
+    /// doorbell.
     #[inline]
     pub fn clear_pending(&self) {
         doorbell::clear_pending(self.memory.header_word(OFF_PENDING));
     }
 
-    /// Tells the client the QP's state. When it is ERROR the caller flushes both
-    /// queues afterwards.
+    /// Publishes the QP's state to the client. When it is ERROR, the caller flushes both queues
+    /// afterwards.
     pub fn set_qp_state(&self, state: u32) {
         // Pairs with the Acquire in `SqWatch::qp_state`.
         self.store_state((OFF_QP_STATE, LINE_QP_STATE), state);
@@ -540,19 +541,18 @@ impl WorkQueueConsumer<SendKind> {
         fence(Ordering::SeqCst);
     }
 
-    /// Tells the client whose doorbell ring to use: when the QP is created, and
-    /// before [`Self::set_qp_state`] to RTS when the connection goes to another
-    /// worker. Clients ring only after they have seen a state beyond IDLE. A worker
-    /// that pops the number of a QP it does not own passes it to the owner, and the
-    /// owner clears the pending word and looks once when it installs a QP: otherwise a
-    /// number that was lost leaves the word set for ever.
+    /// Publishes the worker whose doorbell ring the client has to use: when the QP is created, and
+    /// before [`Self::set_qp_state`] to RTS when the connection moves to another worker. Clients ring
+    /// only after they have seen a state beyond IDLE. A worker that pops the number of a QP that it
+    /// does not own passes it to the owner. The owner clears the pending word and checks the queue
+    /// once when it installs a QP: otherwise a lost number would leave the word set forever.
     pub fn set_worker(&self, worker: u32) {
         self.store_state((OFF_WORKER, LINE_WORKER), worker);
     }
 }
 
-/// Validates a request into `element` from slots that `load` copies out of shared memory, at most
-/// `available`, each copied once; returns how many slots it has.
+/// Validates a request into `element` from slots that `load` copies out of shared memory: at most
+/// `available` slots, each copied once. Returns the number of slots of the request.
 pub(crate) fn parse_copied<E: WorkQueueElement>(
     element: &mut E,
     available: u32,

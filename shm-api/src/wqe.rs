@@ -1,5 +1,5 @@
-//! Work queue elements: the 64-byte slots that applications write into send and
-//! receive queues, and their validated private form.
+//! Work queue elements: the 64-byte slots that applications write into send and receive queues, and
+//! their validated private form.
 //!
 //! ```text
 //!  header slot                                   further slots
@@ -11,12 +11,11 @@
 //! 48  arg0 arg1 (atomics)          / starts here
 //! ```
 //!
-//! Atomics: arg0 is the summand or the new value, arg1 what to compare with. Masks
-//! other than those of plain 64-bit operations follow in a second slot, in the
-//! same order.
+//! Atomics: arg0 is the value to add or the new value, arg1 the value to compare. Masks other than
+//! those of plain 64-bit operations follow in a second slot, in the same order.
 //!
-//! The client library builds them with [`SendWr`] and [`RecvWr`]; the worker copies
-//! a slot once and validates the copy ([`SendWqe`], [`RecvWqe`]).
+//! The client library builds the slots with [`SendWr`] and [`RecvWr`]; the worker copies a slot once
+//! and validates the copy ([`SendWqe`], [`RecvWqe`]).
 
 mod recv;
 mod send;
@@ -29,16 +28,16 @@ use core::mem::{offset_of, size_of};
 
 /// Bytes of a slot.
 pub const SLOT_LEN: usize = 64;
-/// Most SGEs of one work request.
+/// Maximum number of SGEs of one work request.
 pub const MAX_SGE: usize = 16;
-/// Most bytes of inline data.
+/// Maximum number of bytes of inline data.
 pub const MAX_INLINE: usize = 256;
 /// Inline bytes that fit in the header slot.
 pub const INLINE_IN_HEADER: usize = 32;
-/// Most slots of one work request.
+/// Maximum number of slots of one work request.
 pub const MAX_SLOTS: usize = 5;
 
-/// One slot as it is in shared memory.
+/// One slot in shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C, align(64))]
 pub struct WqeSlot(pub [u64; 8]);
@@ -48,15 +47,15 @@ pub struct WqeSlot(pub [u64; 8]);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct Sge {
-    /// Virtual address, or offset with ZERO_BASED.
+    /// Virtual address, or offset for ZERO_BASED regions.
     pub addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u32,
     /// Key of the memory region.
     pub lkey: u32,
 }
 
-/// Header slot as it is in shared memory.
+/// Header slot in shared memory.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 pub struct WqeHeader {
@@ -64,13 +63,13 @@ pub struct WqeHeader {
     pub opcode: u8,
     /// [`WrFlags`].
     pub flags: u8,
-    /// Elements; 1 for atomics and local requests, 0 with inline data.
+    /// Number of elements; 1 for atomics and local requests, 0 with inline data.
     pub num_sge: u8,
-    /// Slots of the request, this one included.
+    /// Number of slots of the request, including this one.
     pub slots: u8,
     /// Immediate data, or the key to invalidate (at the peer, or here for LocalInv).
     pub imm: u32,
-    /// Comes back in the completion.
+    /// Returned in the completion.
     pub wr_id: u64,
     /// Address at the peer, or operand of a local request.
     pub remote_addr: u64,
@@ -94,7 +93,7 @@ const _: () = assert!(offset_of!(WqeHeader, sge0) == SLOT_LEN - INLINE_IN_HEADER
 const _: () = assert!(1 + (MAX_SGE - 1).div_ceil(4) == MAX_SLOTS);
 const _: () = assert!((MAX_INLINE - INLINE_IN_HEADER).div_ceil(SLOT_LEN) < MAX_SLOTS);
 
-/// What a work request does. Zero is no opcode: a slot never written is refused.
+/// Operation of a work request. Zero is not an opcode, so a slot that was never written is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Opcode {
@@ -128,7 +127,7 @@ pub enum Opcode {
 pub const OPCODE_RECV: u8 = 0x80;
 
 impl Opcode {
-    /// The opcode with that number.
+    /// The opcode with this number.
     #[inline]
     pub fn from_u8(number: u8) -> Option<Opcode> {
         use Opcode::*;
@@ -149,32 +148,32 @@ impl Opcode {
         ALL.get(usize::from(number).wrapping_sub(1)).copied()
     }
 
-    /// Whether it changes a key of this side, and sends nothing.
+    /// Returns whether it only changes a local key and sends nothing.
     #[inline]
     pub fn is_local(self) -> bool {
         matches!(self, Opcode::LocalInv | Opcode::RegMr | Opcode::BindMw)
     }
 
-    /// Whether it takes [`Data::Local`].
+    /// Returns whether it takes [`SendData::Local`].
     #[inline]
     fn takes_local(self) -> bool {
         matches!(self, Opcode::RegMr | Opcode::BindMw)
     }
 
-    /// Whether it is an operation of RFC 7306 on one 64-bit word.
+    /// Returns whether it is an atomic operation of RFC 7306 on one 64-bit word.
     #[inline]
     pub fn is_atomic(self) -> bool {
         matches!(self, Opcode::FetchAdd | Opcode::CmpSwap)
     }
 
-    /// Whether an answer of the peer, beyond an acknowledgement, completes it.
+    /// Returns whether it completes with a response of the peer rather than an acknowledgement.
     #[inline]
     pub fn awaits_response(self) -> bool {
         matches!(self, Opcode::Read | Opcode::ReadWithInv) || self.is_atomic()
     }
 
-    /// Whether it carries data from local memory to the peer, so that inline
-    /// data makes sense.
+    /// Returns whether it carries data from local memory to the peer, so that inline data is
+    /// possible.
     #[inline]
     pub fn sends_data(self) -> bool {
         !matches!(
@@ -192,21 +191,21 @@ impl Opcode {
 
 /// A work request as the client library writes it: [`SendWr`] or [`RecvWr`].
 pub trait WorkRequest {
-    /// Slots it takes; refuses what could not be parsed back.
+    /// Number of slots of the request. Fails for requests that could not be parsed back.
     fn slot_count(&self) -> Result<u32, WqeError>;
 
-    /// Hands the slots to `put(i, slot)` in order. Call [`Self::slot_count`] first.
+    /// Passes the slots to `put(i, slot)` in order. Call [`Self::slot_count`] first.
     fn encode_slots(&self, put: impl FnMut(u32, &WqeSlot));
 
-    /// The words of a request of one slot with one element, less the operands behind them, which
-    /// nobody reads; `None` for other requests.
+    /// The words of a single-slot request with one element, without the operands after it, which are
+    /// not read; `None` for other requests.
     fn plain_words(&self) -> Option<[u64; PLAIN_WORDS]>;
 }
 
-/// Words of a slot up to its first element.
+/// Number of words of a slot up to and including its first element.
 pub const PLAIN_WORDS: usize = offset_of!(WqeHeader, args) / 8;
 
-/// [`WorkRequest::plain_words`]: `remote` is address and key of memory at the peer.
+/// Encodes [`WorkRequest::plain_words`]; `remote` is the address and key of memory at the peer.
 #[inline(always)]
 fn encode_plain(
     (opcode, flags, imm): (u8, WrFlags, u32),
@@ -227,12 +226,12 @@ fn encode_plain(
 
 /// A validated work request in the worker's own memory: [`SendWqe`] or [`RecvWqe`].
 pub trait WorkQueueElement: Default {
-    /// Identifies the request in its completion; valid after a failed parse as well.
+    /// `wr_id` of the request's completion; valid even after a failed parse.
     fn wr_id(&self) -> u64;
 
-    /// Validates `first` and, as far as it names more slots (never more than
-    /// `available`), `more(i)` for i in 1.. . Returns the slots consumed. Only the
-    /// used part of the payload is written.
+    /// Validates `first` and the further slots that it announces (never more than `available`),
+    /// loaded by `more(i)` for i from 1 on. Returns the number of slots consumed. Writes only the
+    /// used part of the payload.
     fn parse_into(
         &mut self,
         first: &WqeSlot,
@@ -240,13 +239,15 @@ pub trait WorkQueueElement: Default {
         more: impl FnMut(u32) -> WqeSlot,
     ) -> Result<u32, WqeError>;
 
-    /// As [`Self::parse_into`], for what is posted most: one slot with one element, not inline, of an
-    /// ordinary opcode. `word(i)` loads the i-th 64-bit word of the slot; each is asked for once.
-    /// False: the request is another one, or is wrong; then the element is as before.
+    /// Variant of [`Self::parse_into`] for the most common requests: one slot with one element, not
+    /// inline, with an ordinary opcode. `word(i)` loads the i-th 64-bit word of the slot; each is
+    /// loaded once. `false`: the request has another form or is invalid, and the element is
+    /// unchanged.
     fn parse_plain(&mut self, word: impl Fn(usize) -> u64) -> bool;
 }
 
-/// Whether the first word of a slot is that of one slot with one element. `flags`: those it may have.
+/// Returns whether the first word of a slot announces one slot with one element. `flags`: the allowed
+/// flags.
 #[inline(always)]
 fn is_plain(first: u64, flags: WrFlags) -> bool {
     const ONE_ELEMENT_ONE_SLOT: u32 = u32::from_le_bytes([0, 0, 1, 1]);
@@ -254,7 +255,7 @@ fn is_plain(first: u64, flags: WrFlags) -> bool {
     first as u32 & looked_at == ONE_ELEMENT_ONE_SLOT
 }
 
-/// The element in the header slot.
+/// Loads the element in the header slot.
 #[inline(always)]
 fn load_plain_sge(payload: &mut WqePayload, word: impl Fn(usize) -> u64) -> u32 {
     payload.0[0] = word(4);
@@ -263,7 +264,7 @@ fn load_plain_sge(payload: &mut WqePayload, word: impl Fn(usize) -> u64) -> u32 
     payload.0[1] as u32
 }
 
-/// A new element from a private copy of the slots.
+/// Parses a new element from a private copy of the slots.
 fn parse_element<E: WorkQueueElement>(slots: &[WqeSlot]) -> Result<E, WqeError> {
     let mut element = E::default();
     let first = slots.first().ok_or(WqeError::Truncated)?;
@@ -286,17 +287,17 @@ pub struct WrFlags(pub u8);
 impl WrFlags {
     /// No flag.
     pub const NONE: WrFlags = WrFlags(0);
-    /// A completion is wanted even when it succeeds.
+    /// The request generates a completion even when it succeeds.
     pub const SIGNALED: WrFlags = WrFlags(1);
     /// The peer's completion is a solicited event (Send with SE).
     pub const SOLICITED: WrFlags = WrFlags(2);
-    /// Starts only after all earlier reads and atomics completed.
+    /// The request starts only after all earlier reads and atomics completed.
     pub const FENCE: WrFlags = WrFlags(4);
     /// The data is in the work request.
     pub const INLINE: WrFlags = WrFlags(8);
     const ALL: u8 = 15;
 
-    /// Whether all bits of `f` are set.
+    /// Returns whether all bits of `flags` are set.
     #[inline]
     pub fn contains(self, flags: WrFlags) -> bool {
         self.0 & flags.0 == flags.0
@@ -310,7 +311,7 @@ impl std::ops::BitOr for WrFlags {
     }
 }
 
-/// Why a work request was refused.
+/// Reason why a work request was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WqeError {
     /// The opcode does not exist.
@@ -322,9 +323,9 @@ pub enum WqeError {
     /// The slot count does not fit the contents.
     #[error("the request says {said} slots, its contents take {takes}")]
     BadSlotCount {
-        /// What the header says.
+        /// Number of slots in the header.
         said: u8,
-        /// What the contents take.
+        /// Number of slots that the contents take.
         takes: u8,
     },
     /// More than [`MAX_SGE`] elements.
@@ -333,13 +334,13 @@ pub enum WqeError {
     /// More than [`MAX_INLINE`] bytes of inline data.
     #[error("{0} bytes of inline data, at most 256 are allowed")]
     InlineTooLong(usize),
-    /// Inline data with an opcode that sends none.
+    /// Inline data with an opcode that does not send data.
     #[error("inline data makes no sense with this opcode")]
     InlineNotAllowed,
-    /// Operands without an atomic, or an atomic that is malformed.
+    /// Operands with an opcode that is not an atomic, or a malformed atomic.
     #[error("operands belong to FetchAdd and CmpSwap, which take one element of 8 bytes")]
     BadAtomic,
-    /// A local request that is malformed, or its operands with another opcode.
+    /// A malformed local request, or its operands with another opcode.
     #[error("what BIND_MW and REG_MR take belongs to them alone")]
     BadLocal,
     /// The lengths of the elements overflow.
@@ -360,7 +361,7 @@ fn slots_for_inline(len: usize) -> usize {
     1 + len.saturating_sub(INLINE_IN_HEADER).div_ceil(SLOT_LEN)
 }
 
-/// Slots that the largest request with these limits takes.
+/// Number of slots of the largest request within these limits.
 pub fn slots_per_request(max_sge: usize, max_inline: usize) -> usize {
     slots_for_sges(max_sge).max(slots_for_inline(max_inline))
 }

@@ -1,11 +1,11 @@
-//! Packets to structs and back. Structs are copied out of packets; lengths and
-//! numbers are checked first.
+//! Encodes structs into packets and decodes them. Structs are copied out of packets, after lengths
+//! and numbers were checked.
 
 use super::messages::{for_each_message, *};
 use bytemuck::{Pod, Zeroable, bytes_of};
 use core::mem::size_of;
 
-/// A packet that is not what it should be.
+/// An invalid packet.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProtoError {
     /// Too short for a header, or without its magic number.
@@ -14,20 +14,20 @@ pub enum ProtoError {
     #[error(
         "protocol version {theirs}, this side speaks {MIN_VERSION} to {VERSION}: update the older one of client library and siwd"
     )]
-    /// The peer speaks a version that this side does not.
+    /// The peer's version is not supported by this side.
     Version {
         /// Version in the header.
         theirs: u16,
     },
-    /// The header gives another length than was received.
+    /// The length in the header differs from the received length.
     #[error("packet says {said} bytes, {got} came")]
     Length {
-        /// Bytes that the header gives.
+        /// Bytes according to the header.
         said: u32,
         /// Bytes received.
         got: usize,
     },
-    /// No such message.
+    /// Unknown message number.
     #[error("message kind {0} is unknown")]
     Kind(u16),
     /// The body does not have the length of its message.
@@ -35,18 +35,18 @@ pub enum ProtoError {
     Size {
         /// Number of the message.
         kind: u16,
-        /// Bytes that it has.
+        /// Bytes that the message requires.
         want: usize,
         /// Bytes received.
         got: usize,
     },
-    /// A longer body than this side knows, with something in the rest.
+    /// The body is longer than this side knows, and the excess bytes are not all zero.
     #[error("message kind {kind} says more than this side of version {VERSION} knows")]
     Unknown {
         /// Number of the message.
         kind: u16,
     },
-    /// A reply to another request than the last.
+    /// The reply does not belong to the last request.
     #[error("the reply answers another request")]
     OutOfOrder,
     /// A file descriptor is missing.
@@ -54,21 +54,21 @@ pub enum ProtoError {
     MissingFd,
 }
 
-/// Why a request has no reply to use.
+/// Reason why a request has no usable reply.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// The daemon said no.
+    /// The daemon refused the request.
     #[error("{reason} (errno {errno})")]
     Refused {
-        /// Positive.
+        /// A positive errno.
         errno: i32,
-        /// For people.
+        /// Human-readable reason.
         reason: String,
     },
-    /// The reply makes no sense.
+    /// The reply is invalid.
     #[error(transparent)]
     Proto(#[from] ProtoError),
-    /// No reply in time.
+    /// No reply within the time limit.
     #[error("siwd does not answer")]
     TimedOut,
     /// The daemon closed the connection.
@@ -132,8 +132,8 @@ pub fn split_packet(packet: &[u8]) -> Result<(Header, &[u8]), ProtoError> {
     Ok((header, body))
 }
 
-/// A body as the struct that this side knows. What an older peer left out, down to `shortest`, is
-/// zero; what a newer one added is cut off.
+/// Copies a body into the struct that this side knows. Fields that an older peer omitted (down to a
+/// length of `shortest`) are zero; fields that a newer peer added are cut off.
 fn body_as<T: Pod + Zeroable>(kind: u16, shortest: usize, body: &[u8]) -> Result<T, ProtoError> {
     if body.len() < shortest {
         return Err(ProtoError::Size {
@@ -148,8 +148,8 @@ fn body_as<T: Pod + Zeroable>(kind: u16, shortest: usize, body: &[u8]) -> Result
     Ok(value)
 }
 
-/// A request's body: what a newer library added has to be zero, else it asks for what this side
-/// does not know.
+/// Decodes the body of a request: fields added by a newer library must be zero, otherwise the client
+/// requests something that this side does not know.
 fn request_as<M: Message>(body: &[u8]) -> Result<M, ProtoError> {
     let beyond = body.get(size_of::<M>()..).unwrap_or(&[]);
     if beyond.iter().any(|byte| *byte != 0) {
@@ -158,7 +158,7 @@ fn request_as<M: Message>(body: &[u8]) -> Result<M, ProtoError> {
     body_as(M::KIND, M::MIN_LEN, body)
 }
 
-/// Puts the version that was agreed on into the header of a packet.
+/// Writes the negotiated version into the header of a packet.
 pub fn stamp_version(packet: &mut [u8], version: u16) {
     let at = core::mem::offset_of!(Header, version);
     if let Some(place) = packet.get_mut(at..at + 2) {
@@ -166,21 +166,21 @@ pub fn stamp_version(packet: &mut [u8], version: u16) {
     }
 }
 
-/// Sequence number of requests that want no reply: the client does not wait for them, and what
-/// they would say is lost. Requests are still executed in the order in which they were sent.
+/// Sequence number of requests without a reply: the client does not wait for them, and their result
+/// is lost. Requests are still executed in the order in which they were sent.
 pub const UNANSWERED: u32 = 0;
 
-/// Client: a request.
+/// Client: encodes a request.
 pub fn encode_request<M: Message>(seq: u32, message: &M) -> Vec<u8> {
     encode_packet(M::KIND, seq, 0, bytes_of(message))
 }
 
-/// Daemon: the reply to a request of type `M`.
+/// Daemon: encodes the reply to a request of type `M`.
 pub fn encode_reply<M: Message>(seq: u32, reply: &M::Reply) -> Vec<u8> {
     encode_packet(M::KIND, seq, 0, bytes_of(reply))
 }
 
-/// Daemon: a refusal. `errno` is positive; `reason` is cut to 120 bytes.
+/// Daemon: encodes a refusal. `errno` is positive; `reason` is cut to 120 bytes.
 pub fn encode_error(kind: u16, seq: u32, errno: i32, reason: &str) -> Vec<u8> {
     let errno = if errno == 0 { 5 } else { errno };
     encode_packet(
@@ -193,12 +193,12 @@ pub fn encode_error(kind: u16, seq: u32, errno: i32, reason: &str) -> Vec<u8> {
     )
 }
 
-/// Client: the reply to the request `seq` of type `M`. Refusals are readable
-/// whatever version the daemon speaks.
+/// Client: decodes the reply to the request `seq` of type `M`. Refusals can be decoded whatever the
+/// daemon's version.
 pub fn decode_reply<M: Message>(seq: u32, packet: &[u8]) -> Result<M::Reply, CallError> {
     let opened = split_packet(packet);
-    // A daemon of another version refuses Hello in its own version: its reason
-    // says more than ours.
+    // A daemon of another version refuses Hello in its own version: its reason is more informative
+    // than ours.
     let (header, body) = match opened {
         Err(ProtoError::Version { .. }) => {
             let (header, body) = packet.split_at(size_of::<Header>());
@@ -228,12 +228,12 @@ pub fn decode_reply<M: Message>(seq: u32, packet: &[u8]) -> Result<M::Reply, Cal
     Ok(body_as(header.kind, size_of::<M::Reply>(), body)?)
 }
 
-/// An event packet.
+/// Encodes an event packet.
 pub fn encode_event<E: Pod>(kind: u16, event: &E) -> Vec<u8> {
     encode_packet(kind, 0, 0, bytes_of(event))
 }
 
-/// The event in a packet of that kind.
+/// Decodes the event in a packet of this kind.
 pub fn decode_event<E: Pod>(kind: u16, packet: &[u8]) -> Result<E, ProtoError> {
     let (header, body) = split_packet(packet)?;
     if header.kind != kind {
@@ -242,7 +242,7 @@ pub fn decode_event<E: Pod>(kind: u16, packet: &[u8]) -> Result<E, ProtoError> {
     body_as(header.kind, size_of::<E>(), body)
 }
 
-/// Enough of a packet that could not be decoded to refuse it: kind and seq.
+/// Kind and seq of a packet that could not be decoded: enough to refuse it.
 pub fn peek_header(packet: &[u8]) -> Option<(u16, u32)> {
     let header: Header = bytemuck::pod_read_unaligned(packet.get(..size_of::<Header>())?);
     (header.magic == MAGIC).then_some((header.kind, header.seq))
@@ -255,8 +255,8 @@ macro_rules! requests {
         pub enum Request { $(#[doc = concat!("[`", stringify!($name), "`].")] $name($name)),* }
 
         impl Request {
-            /// Checks and copies a packet. On error refuse with [`encode_error`],
-            /// using [`peek_header`].
+            /// Checks and copies a packet. On error, refuse the packet with [`encode_error`], using
+            /// [`peek_header`].
             pub fn decode(p: &[u8]) -> Result<(u32, Request), ProtoError> {
                 let (h, body) = split_packet(p)?;
                 $(if h.kind == $name::KIND {
@@ -265,12 +265,12 @@ macro_rules! requests {
                 Err(ProtoError::Kind(h.kind))
             }
 
-            /// [`Message::KIND`] of what is inside.
+            /// [`Message::KIND`] of the contained request.
             pub fn kind(&self) -> u16 {
                 match self { $(Request::$name(_) => $name::KIND),* }
             }
 
-            /// For logs.
+            /// Name of the request, for logs.
             pub fn name(&self) -> &'static str {
                 match self { $(Request::$name(_) => stringify!($name)),* }
             }
@@ -281,7 +281,7 @@ macro_rules! requests {
 for_each_message!(requests);
 
 impl CmEventMessage {
-    /// All zero but the kind.
+    /// An event with all fields zero except the kind.
     pub fn new(kind: CmEventKind) -> CmEventMessage {
         CmEventMessage {
             kind: kind as u32,

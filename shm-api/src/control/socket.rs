@@ -1,5 +1,5 @@
-//! Packets and file descriptors over a SOCK_SEQPACKET Unix socket. Blocking for
-//! clients, non-blocking for the daemon.
+//! Packets and file descriptors over a SOCK_SEQPACKET Unix socket. Blocking for clients, non-blocking
+//! for the daemon.
 
 use super::codec::{self, CallError, ProtoError};
 use super::messages::{Header, ImportMemory, MAGIC, MAX_FDS, MAX_PACKET, Message, VERSION};
@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes that the unread events of a completion channel may take in the kernel, as it counts them.
+/// Kernel memory, by the kernel's accounting, that unread events of a completion channel may take.
 const EVENT_STREAM_BYTES: usize = 1 << 20;
 
 /// A received packet.
@@ -25,26 +25,27 @@ const EVENT_STREAM_BYTES: usize = 1 << 20;
 pub struct ControlPacket {
     /// Header and body.
     pub bytes: Vec<u8>,
-    /// Closed when dropped: none leaks, whatever the packet says.
+    /// Closed when dropped, so none leaks, whatever the packet contains.
     pub fds: Vec<OwnedFd>,
 }
 
-/// Why nothing was received.
+/// Reason why nothing was received.
 #[derive(Debug, thiserror::Error)]
 pub enum RecvError {
-    /// Non-blocking socket without a packet.
+    /// The socket is non-blocking and has no packet.
     #[error("no packet waits")]
     WouldBlock,
     /// The peer closed the connection.
     #[error("the peer closed the connection")]
     Closed,
-    /// A client sent descriptors, which the daemon does not take. They are still in the socket.
+    /// A client sent descriptors, which the daemon does not accept. They are still in the socket.
     #[error("file descriptors came along: no request has any")]
     Descriptors,
-    /// A packet that is longer than allowed.
+    /// A packet longer than [`MAX_PACKET`].
     #[error("packet of more than {MAX_PACKET} bytes")]
     Truncated,
-    /// Descriptors came that this process has no room for, or more than a packet may have.
+    /// Descriptors arrived for which this process has no room, or more of them than a packet may
+    /// have.
     #[error("descriptors of a packet were lost: too many, or this process may open no more")]
     DescriptorsLost,
     /// Any other error of the socket.
@@ -88,9 +89,8 @@ impl ControlSocket {
         Ok(ControlSocket::from(fd))
     }
 
-    /// As [`Self::connect_to`], with a time-out of connecting and of calls
-    /// ([`Self::set_call_timeout`]): a daemon that is stopped accepts nobody once its backlog is
-    /// full.
+    /// Variant of [`Self::connect_to`] with a time-out for connecting and for calls
+    /// ([`Self::set_call_timeout`]): a stopped daemon accepts no connection once its backlog is full.
     pub fn connect_within(path: &Path, timeout: Duration) -> io::Result<ControlSocket> {
         let fd = rustix::net::socket_with(
             AddressFamily::UNIX,
@@ -107,7 +107,7 @@ impl ControlSocket {
         }
     }
 
-    /// Daemon: a listening socket, non-blocking.
+    /// Daemon: creates a non-blocking listening socket.
     pub fn listen_at(path: &Path, backlog: i32) -> io::Result<OwnedFd> {
         let fd = rustix::net::socket_with(
             AddressFamily::UNIX,
@@ -120,7 +120,7 @@ impl ControlSocket {
         Ok(fd)
     }
 
-    /// Daemon: the next client, non-blocking; None when nobody waits.
+    /// Daemon: accepts the next client, non-blocking; `None` when none is waiting.
     pub fn accept_client(listener: BorrowedFd<'_>) -> io::Result<Option<ControlSocket>> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         match rustix::net::accept_with(listener, flags) {
@@ -130,7 +130,7 @@ impl ControlSocket {
         }
     }
 
-    /// A connected pair; the first end non-blocking (daemon), the second blocking.
+    /// A connected pair; the first end is non-blocking (daemon), the second blocking.
     pub fn new_pair() -> io::Result<(ControlSocket, ControlSocket)> {
         let (daemon_end, client_end) = rustix::net::socketpair(
             AddressFamily::UNIX,
@@ -145,7 +145,7 @@ impl ControlSocket {
         ))
     }
 
-    /// The version that both sides agreed on: packets carry it from now on.
+    /// Sets the negotiated version, which packets carry from now on.
     pub fn set_version(&self, version: u16) {
         self.version.store(version, Ordering::Relaxed);
     }
@@ -155,28 +155,28 @@ impl ControlSocket {
         self.version.load(Ordering::Relaxed)
     }
 
-    /// Sends a packet of ours, in the version that both sides agreed on.
+    /// Sends a packet of this side in the negotiated version.
     fn send_versioned(&self, mut packet: Vec<u8>, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         codec::stamp_version(&mut packet, self.agreed_version());
         self.send_packet(&packet, fds)
     }
 
-    /// Whoever sends to this end gets `EPIPE` from now on.
+    /// Makes the peer's sends to this end fail with `EPIPE` from now on.
     pub fn refuse_input(&self) {
         let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Read);
     }
 
-    /// Bounds what waits in the socket for a peer that does not read, in bytes.
+    /// Limits the data queued in the socket for a peer that does not read, in bytes.
     pub fn limit_send_buffer(&self, bytes: usize) {
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&self.fd, bytes);
     }
 
-    /// Switches blocking.
+    /// Switches non-blocking mode.
     pub fn set_nonblocking(&self, on: bool) -> io::Result<()> {
         Ok(rustix::io::ioctl_fionbio(&self.fd, on)?)
     }
 
-    /// The peer's process, user and group.
+    /// Process, user and group ID of the peer.
     pub fn peer_credentials(&self) -> io::Result<(u32, u32, u32)> {
         let credentials = rustix::net::sockopt::socket_peercred(&self.fd)?;
         Ok((
@@ -186,7 +186,7 @@ impl ControlSocket {
         ))
     }
 
-    /// Sends one packet with fds. On a non-blocking socket a full peer is
+    /// Sends one packet with fds. On a non-blocking socket, a full receive queue of the peer returns
     /// `WouldBlock`.
     pub fn send_packet(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         if fds.len() > MAX_FDS || bytes.len() > MAX_PACKET {
@@ -213,8 +213,8 @@ impl ControlSocket {
         }
     }
 
-    /// After a signal interrupted a wait: whether the socket's time-out is over. The kernel starts
-    /// it anew with each call, so a periodic signal would make it endless.
+    /// Called after a signal interrupted a wait: returns whether the socket's time-out has expired.
+    /// The kernel restarts the time-out with each call, so a periodic signal would make it endless.
     #[cold]
     fn is_overdue(&self, first_interruption: &mut Option<Instant>, direction: Timeout) -> bool {
         let since = *first_interruption.get_or_insert_with(Instant::now);
@@ -229,19 +229,19 @@ impl ControlSocket {
         self.recv_flags(RecvFlags::empty())
     }
 
-    /// Receives one packet if one waits, on a blocking socket too.
+    /// Receives one packet if one is available, without blocking even on a blocking socket.
     pub fn try_recv_packet(&self) -> Result<ControlPacket, RecvError> {
         self.recv_flags(RecvFlags::DONTWAIT)
     }
 
     /// Daemon: receives one packet of a client.
     ///
-    /// Descriptors that come with it are neither received nor thrown away: whoever does that closes
-    /// them, and may wait for long (a socket that lingers, a file of FUSE). A look at the packet
-    /// leaves them where they are.
+    /// File descriptors in the packet are neither received nor discarded: either would close them,
+    /// which may block for long (a lingering socket, a FUSE file). Peeking at the packet leaves them
+    /// in the socket.
     ///
     /// # Errors
-    /// [`RecvError::Descriptors`] when there are any. Then the socket is of no use any more, and
+    /// [`RecvError::Descriptors`] if the packet has descriptors. The socket is then unusable, and
     /// closing it closes them.
     pub fn recv_from_client(&self) -> Result<Vec<u8>, RecvError> {
         let peek = rustix::net::recvmsg(
@@ -252,16 +252,16 @@ impl ControlSocket {
         );
         match peek {
             Ok(seen) if seen.flags.contains(ReturnFlags::CTRUNC) => Err(RecvError::Descriptors),
-            // Whatever else is wrong is seen again.
+            // Any other error occurs again in `recv_packet`.
             _ => Ok(self.recv_packet()?.bytes),
         }
     }
 
-    /// Daemon: whether the next packet is the one request that carries a descriptor
-    /// ([`ImportMemory`]), and carries just one.
+    /// Daemon: returns whether the next packet is the one request that carries a descriptor
+    /// ([`ImportMemory`]), and carries exactly one.
     ///
-    /// The look gives this process another descriptor of what comes along, which is handed to `close`:
-    /// closing it may take as long as its maker wants.
+    /// Peeking duplicates the descriptor into this process; the duplicate is passed to `close`,
+    /// because closing it may block for as long as its creator wants.
     pub fn is_import_next(&self, close: impl FnMut(OwnedFd)) -> bool {
         let mut bytes = [0; core::mem::size_of::<Header>()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -275,7 +275,7 @@ impl ControlSocket {
         let Ok(seen) = seen else {
             return false;
         };
-        // The room for one has room for two, by its alignment.
+        // By alignment, the room for one descriptor holds two.
         let looked_at = take_descriptors(&mut ancillary);
         let is_alone = looked_at.len() == 1;
         looked_at.into_iter().for_each(close);
@@ -289,7 +289,7 @@ impl ControlSocket {
 
     fn recv_flags(&self, flags: RecvFlags) -> Result<ControlPacket, RecvError> {
         thread_local! {
-            /// Room for the longest packet, cleared once.
+            /// Buffer for the longest packet, zeroed once.
             static ROOM: RefCell<Box<[u8; MAX_PACKET]>> = RefCell::new(Box::new([0; MAX_PACKET]));
         }
         ROOM.with_borrow_mut(|room| self.recv_into(&mut room[..], flags))
@@ -329,7 +329,7 @@ impl ControlSocket {
         Ok(ControlPacket { bytes, fds })
     }
 
-    /// Client: sends a request that gets no reply ([`codec::UNANSWERED`]).
+    /// Client: sends a request without a reply ([`codec::UNANSWERED`]).
     pub fn post_unanswered<M: Message>(&self, message: &M) -> Result<(), CallError> {
         self.send_request(codec::UNANSWERED, message, &[])
     }
@@ -348,10 +348,11 @@ impl ControlSocket {
             })
     }
 
-    /// Client: sends a request and waits for its reply, on a blocking socket. One
-    /// caller at a time; `seq` is not [`codec::UNANSWERED`].
+    /// Client: sends a request and waits for its reply, on a blocking socket. One caller at a time;
+    /// `seq` must not be [`codec::UNANSWERED`].
     ///
-    /// The reply of a call that timed out ([`Self::set_call_timeout`]) may still come, and the next
+    /// The reply of a call that timed out ([`Self::set_call_timeout`]) may still arrive, and the next
+    /// call would take it for its own: make no further call then.
     /// call would take it for its own: there must be none.
     pub fn call_and_wait<M: Message>(
         &self,
@@ -375,10 +376,10 @@ impl ControlSocket {
         Ok((codec::decode_reply::<M>(seq, &packet.bytes)?, packet.fds))
     }
 
-    /// Client: how long a request may wait for room in a blocking socket, and then its reply may
-    /// take; both for ever until this is called.
+    /// Client: limits the time that a request waits for room in a blocking socket, and then for its
+    /// reply; both are unlimited until this is called.
     pub fn set_call_timeout(&self, timeout: Duration) -> io::Result<()> {
-        // Zero stands for no time-out.
+        // Zero would mean no time-out.
         let timeout = Some(timeout.max(Duration::from_micros(1)));
         for direction in [Timeout::Send, Timeout::Recv] {
             rustix::net::sockopt::set_socket_timeout(&self.fd, direction, timeout)?;
@@ -386,13 +387,13 @@ impl ControlSocket {
         Ok(())
     }
 
-    /// Ends the connection for both sides; the descriptor stays open.
+    /// Shuts down the connection in both directions; the descriptor stays open.
     pub fn shut_down(&self) {
-        // Fails only where the other side did so before.
+        // Fails only if the other side has already done so.
         let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
     }
 
-    /// Client: what the daemon said before it closed the connection, if it said why.
+    /// Client: the reason that the daemon sent before it closed the connection, if any.
     fn last_refusal<M: Message>(&self, seq: u32) -> Option<CallError> {
         let packet = self.try_recv_packet().ok()?;
         match codec::decode_reply::<M>(seq, &packet.bytes) {
@@ -401,7 +402,7 @@ impl ControlSocket {
         }
     }
 
-    /// Daemon: answers a request of type `M`, if it wants an answer.
+    /// Daemon: sends the reply to a request of type `M`, if the request expects one.
     pub fn send_reply<M: Message>(
         &self,
         seq: u32,
@@ -430,10 +431,10 @@ fn take_descriptors(ancillary: &mut RecvAncillaryBuffer<'_>) -> Vec<OwnedFd> {
     fds
 }
 
-/// Daemon: a completion channel, its writing (non-blocking) and its reading end. A stream socket queues
-/// some hundred cookies of 8 bytes; an event that does not fit finds a reader that has as many others to
-/// read. Not a pipe: whoever reads a pipe holds a lock that a writer waits for, and can be made to read
-/// into memory that is never there.
+/// Daemon: creates a completion channel; returns its write end (non-blocking) and its read end. A
+/// stream socket queues some hundred cookies of 8 bytes; when an event does not fit, the reader has
+/// that many others to read. Not a pipe: the reader of a pipe holds a lock that a writer waits for,
+/// and can be made to read into memory that never becomes available.
 pub fn event_stream() -> io::Result<(OwnedFd, OwnedFd)> {
     let (write, read) = rustix::net::socketpair(
         AddressFamily::UNIX,
@@ -442,7 +443,7 @@ pub fn event_stream() -> io::Result<(OwnedFd, OwnedFd)> {
         None,
     )?;
     rustix::io::ioctl_fionbio(&write, true)?;
-    // The client may not fill the other direction, which nobody reads.
+    // Prevents the client from filling the other direction, which is never read.
     rustix::net::shutdown(&write, rustix::net::Shutdown::Read)?;
     let _ = rustix::net::sockopt::set_socket_send_buffer_size(&write, EVENT_STREAM_BYTES);
     Ok((write, read))

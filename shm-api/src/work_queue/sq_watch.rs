@@ -1,4 +1,4 @@
-//! What the daemon says about a queue pair, for any thread of its client.
+//! The state of a queue pair as published by the daemon, for any thread of its client.
 
 use super::{
     LINE_QP_STATE, LINE_WORKER, OFF_PENDING, OFF_QP_STATE, OFF_WORKER, OFF_WR_DONE, STATE_LINE_LEN,
@@ -10,17 +10,17 @@ use core::sync::atomic::Ordering;
 use siw_lockfree::doorbell;
 use std::sync::Arc;
 
-/// What the daemon says about a QP.
+/// The state of a QP as published by the daemon.
 pub struct SqWatch {
     queue: WorkQueueMemory,
-    /// Where its state is, and the offsets of the words there.
+    /// Memory of the state words, and their offsets in it.
     state: RingMemory,
     state_at: usize,
     worker_at: usize,
 }
 
 impl SqWatch {
-    /// Of the QP with this send queue.
+    /// A view of the QP with this send queue.
     pub(super) fn new(queue: WorkQueueMemory) -> SqWatch {
         SqWatch {
             state: queue.0.clone(),
@@ -30,7 +30,8 @@ impl SqWatch {
         }
     }
 
-    /// The same of a daemon with `FEATURE_STATE_LINE`, whose state line is at `offset`.
+    /// Reads the state from the state line at `offset` instead, for daemons with
+    /// `FEATURE_STATE_LINE`.
     pub fn with_state_line(
         self,
         memory: Arc<SharedMemory>,
@@ -53,7 +54,7 @@ impl SqWatch {
         word.load(Ordering::Acquire)
     }
 
-    /// Whose doorbell ring the QP uses. Read it after [`Self::qp_state`]: the
+    /// Index of the worker whose doorbell ring the QP uses. Read it after [`Self::qp_state`]: the
     /// daemon writes it before RTS.
     #[inline]
     pub fn worker_index(&self) -> u32 {
@@ -63,7 +64,7 @@ impl SqWatch {
         word.load(Ordering::Relaxed)
     }
 
-    /// Marks the QP as pending without new requests: see [`crate::RqProducer::publish_posted`].
+    /// Marks the QP as pending without new requests; see [`crate::RqProducer::publish_posted`].
     #[inline]
     pub fn mark_pending(&self) -> bool {
         doorbell::mark_pending(self.queue.header_word(OFF_PENDING))

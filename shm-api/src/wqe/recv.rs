@@ -7,10 +7,10 @@ use super::{
 };
 use bytemuck::Zeroable;
 
-/// A receive work request on its way into the ring.
+/// A receive work request to be written into the ring.
 #[derive(Debug, Clone, Copy)]
 pub struct RecvWr<'a> {
-    /// Chosen by the application; comes back in the completion.
+    /// Set by the application; returned in the completion.
     pub wr_id: u64,
     /// Memory that a message is scattered to.
     pub sges: &'a [Sge],
@@ -48,7 +48,7 @@ impl WorkRequest for RecvWr<'_> {
 /// A validated receive work request in the worker's own memory.
 #[derive(Clone, Copy)]
 pub struct RecvWqe {
-    /// Chosen by the application; comes back in the completion.
+    /// Set by the application; returned in the completion.
     pub wr_id: u64,
     /// Total bytes of all SGEs.
     pub length: u32,
@@ -72,7 +72,7 @@ impl std::fmt::Debug for RecvWqe {
 }
 
 impl RecvWqe {
-    /// A receive without memory, to be overwritten.
+    /// A receive request without memory, to be overwritten.
     pub fn new() -> Self {
         RecvWqe {
             wr_id: 0,
@@ -82,7 +82,7 @@ impl RecvWqe {
         }
     }
 
-    /// The same request without a ring in between.
+    /// Converts a request directly, without a ring.
     pub fn from_wr(request: &RecvWr<'_>) -> Result<RecvWqe, WqeError> {
         element_of(request)
     }

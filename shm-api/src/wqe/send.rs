@@ -1,5 +1,5 @@
-//! Work requests of send queues: as the client library writes them, and as the worker
-//! reads them.
+//! Work requests of send queues, in the form written by the client library and in the form read by
+//! the worker.
 
 use super::{
     INLINE_IN_HEADER, MAX_INLINE, MAX_SGE, Opcode, PLAIN_WORDS, SLOT_LEN, Sge, WorkQueueElement,
@@ -10,27 +10,27 @@ use super::{
 use crate::atomic::AtomicArgs;
 use bytemuck::Zeroable;
 
-/// Where a request's data comes from.
+/// Data of a send request.
 #[derive(Debug, Clone, Copy)]
 pub enum SendData<'a> {
-    /// Memory that was registered.
+    /// Registered memory.
     Sges(&'a [Sge]),
-    /// Bytes that travel inside the work request.
+    /// Bytes stored inside the work request.
     Inline(&'a [u8]),
-    /// An atomic: where the old value goes, and the operands.
+    /// An atomic: the destination of the old value, and the operands.
     Atomic(Sge, AtomicArgs),
-    /// What BIND_MW and REG_MR work on; see [`crate::local_wqe`].
+    /// Operands of BIND_MW and REG_MR; see [`crate::local_wqe`].
     Local(Sge),
 }
 
-/// A send work request on its way into the ring.
+/// A send work request to be written into the ring.
 #[derive(Debug, Clone, Copy)]
 pub struct SendWr<'a> {
-    /// What to do.
+    /// Operation.
     pub opcode: Opcode,
     /// INLINE is set by the encoder.
     pub flags: WrFlags,
-    /// Chosen by the application; comes back in the completion.
+    /// Set by the application; returned in the completion.
     pub wr_id: u64,
     /// Immediate data or the key to invalidate.
     pub imm: u32,
@@ -38,12 +38,12 @@ pub struct SendWr<'a> {
     pub remote_addr: u64,
     /// Key of the memory at the peer.
     pub rkey: u32,
-    /// What is sent, or where a result goes.
+    /// Data to send, or destination of a result.
     pub data: SendData<'a>,
 }
 
 impl<'a> SendWr<'a> {
-    /// SEND, signaled.
+    /// A signaled SEND.
     pub fn send(wr_id: u64, data: SendData<'a>) -> Self {
         let opcode = Opcode::Send;
         let flags = WrFlags::SIGNALED;
@@ -58,7 +58,7 @@ impl<'a> SendWr<'a> {
         }
     }
 
-    /// RDMA WRITE, signaled.
+    /// A signaled RDMA WRITE.
     pub fn write(wr_id: u64, data: SendData<'a>, remote_addr: u64, rkey: u32) -> Self {
         SendWr {
             opcode: Opcode::Write,
@@ -68,7 +68,7 @@ impl<'a> SendWr<'a> {
         }
     }
 
-    /// RDMA READ into `sges`, signaled.
+    /// A signaled RDMA READ into `sges`.
     pub fn read(wr_id: u64, sges: &'a [Sge], remote_addr: u64, rkey: u32) -> Self {
         let data = SendData::Sges(sges);
         SendWr {
@@ -134,7 +134,7 @@ impl<'a> SendWr<'a> {
         }
     }
 
-    /// RDMA READ into one element, whose key is invalidated when the data is there.
+    /// RDMA READ into one element, whose key is invalidated when the data has arrived.
     pub fn read_with_inv(wr_id: u64, sge: &'a [Sge; 1], remote_addr: u64, rkey: u32) -> Self {
         SendWr {
             opcode: Opcode::ReadWithInv,
@@ -142,7 +142,7 @@ impl<'a> SendWr<'a> {
         }
     }
 
-    /// Invalidates a key of this side, after everything posted before it completed.
+    /// Invalidates a local key after everything posted before it has completed.
     pub fn local_inv(wr_id: u64, key: u32) -> Self {
         SendWr {
             opcode: Opcode::LocalInv,
@@ -151,7 +151,7 @@ impl<'a> SendWr<'a> {
         }
     }
 
-    /// The same with other flags.
+    /// Replaces the flags.
     pub fn with_flags(self, flags: WrFlags) -> Self {
         SendWr { flags, ..self }
     }
@@ -263,11 +263,11 @@ fn plain_masks(op: Opcode) -> (u64, u64) {
     }
 }
 
-/// A copy of a validated send work request of one slot with one element, not inline, of an ordinary opcode:
-/// what is posted most.
+/// A copy of a validated send work request of the most common form: one slot with one element, not
+/// inline, with an ordinary opcode.
 #[derive(Debug, Clone, Copy)]
 pub struct PlainSend {
-    /// Chosen by the application; comes back in the completion.
+    /// Set by the application; returned in the completion.
     pub wr_id: u64,
     /// Address at the peer.
     pub remote_addr: u64,
@@ -275,17 +275,17 @@ pub struct PlainSend {
     pub rkey: u32,
     /// Immediate data, or the key to invalidate (SendWithInv).
     pub imm: u32,
-    /// What to do.
+    /// Operation.
     pub opcode: Opcode,
-    /// How to do it.
+    /// Flags.
     pub flags: WrFlags,
     /// Local memory.
     pub sge: Sge,
 }
 
 impl PlainSend {
-    /// The request in a slot of which `word(i)` loads the i-th 64-bit word; each is asked for once. `None`:
-    /// it is another one, or is wrong.
+    /// Parses a slot whose i-th 64-bit word is loaded by `word(i)`; each word is loaded once. `None`:
+    /// the request has another form or is invalid.
     #[inline(always)]
     pub(crate) fn parse(word: impl Fn(usize) -> u64) -> Option<PlainSend> {
         const FLAGS: WrFlags = WrFlags(WrFlags::ALL & !WrFlags::INLINE.0);
@@ -309,19 +309,19 @@ impl PlainSend {
 /// A validated send work request in the worker's own memory.
 #[derive(Clone, Copy)]
 pub struct SendWqe {
-    /// Chosen by the application; comes back in the completion.
+    /// Set by the application; returned in the completion.
     pub wr_id: u64,
     /// Address at the peer.
     pub remote_addr: u64,
-    /// Total bytes, the sum of the SGEs or the inline length.
+    /// Total bytes: the sum of the SGEs or the inline length.
     pub length: u32,
     /// Key of the memory at the peer.
     pub rkey: u32,
     /// Immediate data, or the key to invalidate (SendWithInv).
     pub imm: u32,
-    /// What to do.
+    /// Operation.
     pub opcode: Opcode,
-    /// How to do it.
+    /// Flags.
     pub flags: WrFlags,
     num_sge: u8,
     payload: WqePayload,
@@ -363,7 +363,7 @@ impl SendWqe {
         }
     }
 
-    /// The request as [`PlainSend`], if it is such a one.
+    /// The request as a [`PlainSend`], if it has that form.
     pub fn as_plain(&self) -> Option<PlainSend> {
         let sge = self.only_sge().filter(|_| !self.opcode.takes_local())?;
         Some(PlainSend {
@@ -377,7 +377,7 @@ impl SendWqe {
         })
     }
 
-    /// The same request without a ring in between; for tests and in-process use.
+    /// Converts a request directly, without a ring; for tests and in-process use.
     pub fn from_wr(request: &SendWr<'_>) -> Result<SendWqe, WqeError> {
         element_of(request)
     }
@@ -394,7 +394,7 @@ impl SendWqe {
         &bytemuck::cast_slice::<u64, Sge>(&self.payload.0)[..usize::from(self.num_sge)]
     }
 
-    /// The only element, as most requests have it; `None` for atomics, which have operands too.
+    /// The only element, which most requests have; `None` for atomics, which also have operands.
     #[inline(always)]
     pub fn only_sge(&self) -> Option<Sge> {
         let is_plain = self.num_sge == 1 && !self.opcode.is_atomic();
@@ -420,7 +420,7 @@ impl SendWqe {
         })
     }
 
-    /// Whether a successful completion is wanted.
+    /// Returns whether it completes visibly even on success.
     #[inline]
     pub fn is_signaled(&self) -> bool {
         self.flags.contains(WrFlags::SIGNALED)
@@ -518,7 +518,7 @@ impl WorkQueueElement for SendWqe {
             check_slots(header.slots, takes, have)?;
             self.num_sge = 0;
             self.length = header.length;
-            // Whole words: the bytes past `length` are never shown.
+            // Whole words: the bytes beyond `length` are never exposed.
             self.payload.0[..4].copy_from_slice(&first.0[4..]);
             for i in 1..takes {
                 let from = 4 + (i - 1) * 8;

@@ -3,8 +3,8 @@
 use super::QueueRef;
 use bytemuck::{Pod, Zeroable};
 
-/// Completion channel. One fd in the `IdReply`: the client reads 8-byte cookies
-/// from it (the reading end of `event_stream`), one per event.
+/// Creates a completion channel. One fd in the `IdReply`: the client reads 8-byte cookies from it
+/// (the read end of `event_stream`), one per event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct CreateChannel {
@@ -26,7 +26,7 @@ pub struct CreateCq {
     pub cqe: u32,
     /// Completion channel or 0.
     pub channel: u32,
-    /// What the channel delivers for this queue.
+    /// Cookie that the channel delivers for this queue.
     pub cookie: u64,
 }
 
@@ -37,7 +37,7 @@ pub struct CqReply {
     pub cq: u32,
     /// Entries of each ring, a power of two.
     pub entries: u32,
-    /// Rings.
+    /// Number of rings.
     pub workers: u32,
     pub reserved: u32,
     pub mem: QueueRef,
@@ -51,8 +51,8 @@ pub struct DestroyCq {
     pub reserved: u32,
 }
 
-/// ibv_resize_cq(3). Answered when every worker writes to the new rings: those before hold what
-/// completed earlier, until [`FreeCqRing`].
+/// Resizes a completion queue (ibv_resize_cq(3)). Answered when every worker writes to the new rings;
+/// the old rings hold the earlier completions until [`FreeCqRing`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct ResizeCq {
@@ -60,18 +60,18 @@ pub struct ResizeCq {
     pub cqe: u32,
 }
 
-/// The client has emptied the rings from before a resize.
+/// Frees the old rings after a resize; the client has emptied them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct FreeCqRing {
     pub cq: u32,
-    /// 1: the client found completions there after it had armed the queue, whose event may have
-    /// got lost: raise one.
+    /// 1: the client found completions in the old rings after it had armed the queue, so their event
+    /// may be lost: raise one.
     pub notify: u32,
 }
 
-/// ibv_modify_cq(3): an armed queue raises its event after `count` completions, or `period`
-/// microseconds after the first of them. Zeroes end the moderation.
+/// Moderates events (ibv_modify_cq(3)): an armed queue raises its event after `count` completions, or
+/// `period` microseconds after the first of them. Zeros end the moderation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct ModerateCq {

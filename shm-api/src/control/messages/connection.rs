@@ -3,7 +3,8 @@
 use super::{Addr, PrivateData, Text};
 use bytemuck::{Pod, Zeroable};
 
-/// One fd in the `IdReply`: a SOCK_SEQPACKET socket with `CmEvent` packets.
+/// Creates a channel of connection events. One fd in the `IdReply`: a SOCK_SEQPACKET socket with
+/// `CmEvent` packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct CreateCmChannel {
@@ -18,13 +19,13 @@ pub struct DestroyCmChannel {
     pub reserved: u32,
 }
 
-/// Any device: route by address.
+/// Any device: the route to the address selects it.
 pub const ANY_DEVICE: u32 = u32::MAX;
 
-/// Per-connection override of a device setting.
+/// Use the device's setting instead of a per-connection override.
 pub const BY_DEVICE: u8 = 0xff;
 
-/// How a connection is made; used by [`Connect`] and [`Accept`].
+/// Parameters of a connection; used by [`Connect`] and [`Accept`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct ConnParams {
@@ -36,16 +37,16 @@ pub struct ConnParams {
     pub crc: u8,
     /// 1, 2, [`BY_DEVICE`].
     pub mpa_rev: u8,
-    /// How often a connect that nobody listens for is tried again, a little later. With
-    /// [`FEATURE_PAIRS`](super::FEATURE_PAIRS).
+    /// Number of times that a refused connect is retried, after a short delay, when no listener
+    /// exists yet. With [`FEATURE_PAIRS`](super::FEATURE_PAIRS).
     pub refusals: u8,
-    /// 1: a message without a receive work request waits for one, also where the device does not say
-    /// so. With [`FEATURE_PAIRS`](super::FEATURE_PAIRS).
+    /// 1: a message without a receive work request waits for one, even if the device is configured
+    /// otherwise. With [`FEATURE_PAIRS`](super::FEATURE_PAIRS).
     pub waits_for_receives: u8,
     pub private_data: PrivateData,
 }
 
-/// Answered at once; the outcome is a CM event with `cookie`.
+/// Connects a queue pair. Answered at once; the outcome is a CM event with `cookie`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Connect {
@@ -57,35 +58,35 @@ pub struct Connect {
     pub timeout_ms: u32,
     pub cookie: u64,
     pub dst: Addr,
-    /// Family 0: chosen by the daemon.
+    /// Family 0: the daemon chooses.
     pub src: Addr,
     pub params: ConnParams,
 }
 
-/// Connects a queue pair with one that the peer's program has named by its GID and number
+/// Connects a queue pair with the one of the peer that the program has named by GID and number
 /// (ibv_modify_qp(3) to RTR): both ends send this, in any order. Answered at once; work requests may
-/// be posted from then on. A connection that comes to nothing is an asynchronous event, QP_FATAL.
-/// With [`FEATURE_PAIRS`](super::FEATURE_PAIRS).
+/// be posted from then on. A failed connection is reported as an asynchronous event, QP_FATAL. With
+/// [`FEATURE_PAIRS`](super::FEATURE_PAIRS).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct PairQp {
     pub qp_num: u32,
     pub peer_qp_num: u32,
-    /// Index.
+    /// Device index.
     pub device: u32,
     /// Reads we may have outstanding.
     pub ord: u32,
     /// Reads the peer may have outstanding.
     pub ird: u32,
-    /// What the peer may not do: [`crate::Access`] bits of [`crate::Access::REMOTE`].
+    /// Rights that the peer is denied: [`crate::Access`] bits of [`crate::Access::REMOTE`].
     pub denied_access: u32,
-    /// An address of the device; its port means nothing.
+    /// An address of the device; its port is ignored.
     pub local: Addr,
-    /// The peer's address; its port means nothing.
+    /// The peer's address; its port is ignored.
     pub peer: Addr,
 }
 
-/// What a listener does in another way than its device.
+/// Settings of a listener that differ from those of its device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct MpaOptions {
@@ -97,25 +98,24 @@ pub struct MpaOptions {
     pub markers: u8,
     /// Ready-to-receive kinds: 1 Send, 2 Write, 4 Read, OR-ed; [`BY_DEVICE`].
     pub rtr: u8,
-    /// Reads at most; `u16::MAX` by the device.
+    /// Maximum number of Reads; `u16::MAX`: as the device.
     pub max_ird: u16,
     pub max_ord: u16,
-    /// Milliseconds to wait for an MPA request; 0 by the device.
+    /// Milliseconds to wait for an MPA request; 0: as the device.
     pub request_timeout_ms: u32,
-    /// Milliseconds an application may take to answer; 0 by the device.
+    /// Milliseconds that an application may take to answer; 0: as the device.
     pub accept_timeout_ms: u32,
-    /// Octets of private data accepted from a peer, 512 at most; `u16::MAX` by the device.
+    /// Octets of private data accepted from a peer, at most 512; `u16::MAX`: as the device.
     pub private_data: u16,
-    /// How Terminates begin: 0 as in the RFC, 1 as Linux siw has it, [`BY_DEVICE`].
+    /// Bit order of Terminates: 0 as in the RFC, 1 as in Linux siw, [`BY_DEVICE`].
     pub terminate: u8,
-    /// Placement beyond holes: 0 off, 1 with markers, 2 also where segments are aligned,
-    /// [`BY_DEVICE`].
+    /// Placement beyond gaps: 0 off, 1 with markers, 2 also with aligned segments, [`BY_DEVICE`].
     pub out_of_order: u8,
     pub reserved: u32,
 }
 
 impl MpaOptions {
-    /// Everything as the device has it.
+    /// All settings as configured for the device.
     pub const BY_DEVICE: MpaOptions = MpaOptions {
         crc: BY_DEVICE,
         mpa_rev: BY_DEVICE,
@@ -132,36 +132,36 @@ impl MpaOptions {
     };
 }
 
-/// [`Bind::flags`]: other bindings with this flag may have the same port, until one listens.
+/// [`Bind::flags`]: other bindings with this flag may share the port, until one of them listens.
 pub const BIND_REUSE: u32 = 1;
-/// [`Bind::flags`]: the unspecified IPv6 address stands for IPv6 addresses alone.
+/// [`Bind::flags`]: the unspecified IPv6 address matches IPv6 addresses only.
 pub const BIND_V6_ONLY: u32 = 2;
 
-/// Reserves an address and port (rdma_bind_addr(3)), answered with [`ListenReply`]. The number in
-/// it is that of the binding: [`Listen`] makes it a listener, [`Unlisten`] gives it up. With
+/// Reserves an address and port (rdma_bind_addr(3)), answered with [`ListenReply`]. The number in the
+/// reply is that of the binding: [`Listen`] makes it a listener, [`Unlisten`] releases it. With
 /// [`FEATURE_ADDRESSES`](super::FEATURE_ADDRESSES).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Bind {
-    /// Index or [`ANY_DEVICE`].
+    /// Device index or [`ANY_DEVICE`].
     pub device: u32,
     /// `BIND_` bits.
     pub flags: u32,
-    /// 0.0.0.0 stands for IPv4 addresses, `::` for all without [`BIND_V6_ONLY`], family 0 for all.
-    /// Port 0: the daemon chooses.
+    /// 0.0.0.0 matches all IPv4 addresses; `::` without [`BIND_V6_ONLY`], and family 0, match all
+    /// addresses. Port 0: the daemon chooses.
     pub addr: Addr,
 }
 
-/// Which device leads to an address, and from which of its own (rdma_resolve_addr(3)). With
-/// [`FEATURE_ADDRESSES`](super::FEATURE_ADDRESSES).
+/// Resolves an address: the device that leads to it, and the local address of that device
+/// (rdma_resolve_addr(3)). With [`FEATURE_ADDRESSES`](super::FEATURE_ADDRESSES).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Resolve {
-    /// Index or [`ANY_DEVICE`].
+    /// Device index or [`ANY_DEVICE`].
     pub device: u32,
     pub reserved: u32,
     pub dst: Addr,
-    /// Family 0 or the unspecified address: chosen by the daemon.
+    /// Family 0 or the unspecified address: the daemon chooses.
     pub src: Addr,
 }
 
@@ -175,9 +175,9 @@ pub struct ResolveReply {
     pub local: Addr,
 }
 
-/// Has events of a queue pair, a listener or binding, or a waiting request come to another channel
-/// (rdma_migrate_id(3)); numbers that are 0 mean none. When it is answered, no further event
-/// comes to the old channel. With [`FEATURE_ADDRESSES`](super::FEATURE_ADDRESSES).
+/// Moves the events of a queue pair, of a listener or binding, or of a pending request to another
+/// channel (rdma_migrate_id(3)); a number of 0 means none. Once it is answered, no further event
+/// arrives on the old channel. With [`FEATURE_ADDRESSES`](super::FEATURE_ADDRESSES).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct MigrateCm {
@@ -191,14 +191,14 @@ pub struct MigrateCm {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Listen {
-    /// Index or [`ANY_DEVICE`].
+    /// Device index or [`ANY_DEVICE`].
     pub device: u32,
-    /// Requests that may wait for an answer.
+    /// Maximum number of requests that wait for an answer.
     pub backlog: u32,
     pub cm_channel: u32,
-    /// A binding of this client, whose address and devices are used then; 0: none.
+    /// A binding of this client, whose address and devices are used; 0: none.
     pub binding: u32,
-    /// Comes back in each CONNECT_REQUEST.
+    /// Returned in each CONNECT_REQUEST.
     pub cookie: u64,
     pub mpa: MpaOptions,
     /// Family 0 or the unspecified address: any. Port 0: the daemon chooses.
@@ -215,11 +215,10 @@ pub struct ListenReply {
     pub addr: Addr,
 }
 
-/// [`Unlisten::flags`]: requests that wait can still be answered.
+/// [`Unlisten::flags`]: pending requests can still be answered.
 pub const UNLISTEN_KEEP_REQUESTS: u32 = 1;
 
-/// Ends a listener or a binding; without [`UNLISTEN_KEEP_REQUESTS`], requests that wait are
-/// rejected.
+/// Ends a listener or a binding; without [`UNLISTEN_KEEP_REQUESTS`], pending requests are rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Unlisten {
@@ -228,8 +227,8 @@ pub struct Unlisten {
     pub flags: u32,
 }
 
-/// Answers a CONNECT_REQUEST with a QP; ESTABLISHED with `cookie` follows on the
-/// listener's CM channel, or on `cm_channel` when it is not 0.
+/// Accepts a CONNECT_REQUEST with a QP; ESTABLISHED with `cookie` follows on the listener's CM
+/// channel, or on `cm_channel` when it is not 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Accept {
@@ -249,7 +248,7 @@ pub struct Reject {
     pub private_data: PrivateData,
 }
 
-/// Graceful close; DISCONNECTED follows.
+/// Closes a connection gracefully; DISCONNECTED follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Disconnect {
@@ -257,29 +256,29 @@ pub struct Disconnect {
     pub reserved: u32,
 }
 
-/// What happened to a connection.
+/// Kind of a connection event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum CmEventKind {
     /// `request` waits for [`Accept`] or [`Reject`]; `cookie` is the listener's.
     ConnectRequest = 1,
     Established = 2,
-    /// The peer said no, with private data.
+    /// The peer rejected the connection, with private data.
     Rejected = 3,
     /// No answer, or no route.
     Unreachable = 4,
-    /// Anything else that stops a connect: `errno` and `reason` say what.
+    /// The connect failed for any other reason, given by `errno` and `reason`.
     ConnectError = 5,
     /// Either side closed, or the connection broke (`errno` not 0).
     Disconnected = 6,
-    /// A pending `request` is gone: its peer gave up.
+    /// A pending `request` is invalid: its peer gave up.
     RequestCancelled = 7,
-    /// The listener's device is gone.
+    /// The listener's device was removed.
     DeviceRemoval = 8,
 }
 
 impl CmEventKind {
-    /// The kind with that number.
+    /// The kind with this number.
     pub fn from_u32(number: u32) -> Option<CmEventKind> {
         use CmEventKind::*;
         [
@@ -297,7 +296,7 @@ impl CmEventKind {
     }
 }
 
-/// One packet on a CM channel. Fields without meaning for the kind are zero.
+/// One packet on a CM channel. Fields without a meaning for the kind are zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct CmEventMessage {
@@ -305,13 +304,13 @@ pub struct CmEventMessage {
     pub kind: u32,
     /// Positive errno.
     pub errno: u32,
-    /// Of [`Connect`], [`Accept`], or [`Listen`] for CONNECT_REQUEST.
+    /// Cookie of [`Connect`], [`Accept`], or, for CONNECT_REQUEST, of [`Listen`].
     pub cookie: u64,
     pub qp_num: u32,
     pub request: u32,
     pub listener: u32,
     pub device: u32,
-    /// Whose doorbell ring the QP uses from now on (ESTABLISHED).
+    /// Worker whose doorbell ring the QP uses from now on (ESTABLISHED).
     pub worker: u32,
     /// Negotiated (ESTABLISHED) or the peer's offer (CONNECT_REQUEST).
     pub ird: u32,

@@ -3,7 +3,7 @@
 use super::Text;
 use bytemuck::{Pod, Zeroable};
 
-/// What happened to an object or to everything; numbers of `enum ibv_event_type`.
+/// Kind of an asynchronous event; values of `enum ibv_event_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum AsyncEventKind {
@@ -11,25 +11,25 @@ pub enum AsyncEventKind {
     QpFatal = 1,
     QpReqErr = 2,
     QpAccessErr = 3,
-    /// The numbering's COMM_EST: never sent, ESTABLISHED always comes first.
+    /// COMM_EST of the verbs numbering: never sent, because ESTABLISHED always comes first.
     CommEst = 4,
     SqDrained = 5,
-    /// The daemon ends, or closes this client for the given reason: with [`EVERY_DEVICE`]. With the
-    /// index of a device: that one is gone, the others serve on.
+    /// With [`EVERY_DEVICE`]: the daemon ends, or disconnects this client for the given reason. With
+    /// the index of a device: that device failed or was removed, the others remain in service.
     DeviceFatal = 8,
     PortActive = 9,
     PortErr = 10,
-    /// Fewer receive requests are posted than the limit that was armed.
+    /// Fewer receive requests are posted than the armed limit.
     SrqLimitReached = 15,
-    /// The queue pair takes nothing more from its shared receive queue.
+    /// The queue pair takes no more requests from its shared receive queue.
     QpLastWqeReached = 16,
 }
 
-/// Instead of the index of a device: all of them.
+/// Stands for all devices in place of a device index.
 pub const EVERY_DEVICE: u32 = u32::MAX;
 
 impl AsyncEventKind {
-    /// The kind with that number.
+    /// The kind with this number.
     pub fn from_u32(number: u32) -> Option<AsyncEventKind> {
         use AsyncEventKind::*;
         [

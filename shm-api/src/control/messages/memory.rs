@@ -18,28 +18,28 @@ pub struct DeallocPd {
     pub reserved: u32,
 }
 
-/// Memory from the daemon for registration.
+/// Allocates memory of the daemon for registration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct AllocArena {
     pub len: u64,
-    /// 1: hugepages if there are any.
+    /// 1: hugepages, if available.
     pub huge: u32,
     pub reserved: u32,
 }
 
-/// One fd: the arena.
+/// Reply with one fd: the arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct ArenaReply {
     pub arena: u32,
     /// 1 when hugepages back it.
     pub huge: u32,
-    /// Actual bytes.
+    /// Actual size in bytes.
     pub len: u64,
 }
 
-/// Gives an arena back.
+/// Frees an arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct FreeArena {
@@ -55,7 +55,7 @@ pub struct RegMr {
     pub arena: u32,
     pub offset: u64,
     pub len: u64,
-    /// Address by which work requests and peers name the first byte.
+    /// Address by which work requests and peers refer to the first byte.
     pub va: u64,
     /// [`crate::Access`] bits.
     pub access: u32,
@@ -77,15 +77,16 @@ pub const REREG_PD: u32 = 2;
 /// In [`ReregMr`].
 pub const REREG_ACCESS: u32 = 4;
 
-/// Deregisters a region and registers it with what `flags` names changed (ibv_rereg_mr(3)).
-/// Answered with its new keys when no worker can touch the memory by the old one.
+/// Deregisters a region and registers it again with the changes that `flags` selects
+/// (ibv_rereg_mr(3)). Answered with its new keys when no worker can access the memory through the old
+/// one any more.
 ///
-/// A region of memory that the application had already changes its access rights alone, and keeps its
-/// keys; LOCAL_WRITE and REMOTE_ATOMIC may go, but not come.
+/// A region of memory that the application already had can only change its access rights, and keeps
+/// its keys; LOCAL_WRITE and REMOTE_ATOMIC can be removed but not added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct ReregMr {
-    /// As of the registration.
+    /// The key from the registration.
     pub lkey: u32,
     /// `REREG_` bits.
     pub flags: u32,
@@ -93,13 +94,13 @@ pub struct ReregMr {
     pub arena: u32,
     pub offset: u64,
     pub len: u64,
-    /// Always the address of the first byte from now on.
+    /// The new address of the first byte, in all cases.
     pub va: u64,
     pub access: u32,
     pub reserved: u32,
 }
 
-/// A region for REG_MR work requests over pages of one arena.
+/// Allocates a region for REG_MR work requests over pages of one arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct AllocFastMr {
@@ -109,8 +110,8 @@ pub struct AllocFastMr {
     pub reserved: u32,
 }
 
-/// The page list is at `list`: `max_pages` offsets in the arena, u64 each, written by the client
-/// before it posts REG_MR and left alone until that completes.
+/// The page list is at `list`: `max_pages` offsets in the arena, u64 each. The client writes it
+/// before it posts REG_MR and leaves it unchanged until that completes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct FastMrReply {
@@ -121,7 +122,7 @@ pub struct FastMrReply {
     pub list: super::QueueRef,
 }
 
-/// A memory window (ibv_alloc_mw(3)).
+/// Allocates a memory window (ibv_alloc_mw(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct AllocMw {
@@ -134,22 +135,22 @@ pub struct AllocMw {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct MwReply {
-    /// Names the window in control messages; the key of its first bind differs in the low octet.
+    /// Identifies the window in control messages; the key of its first bind differs in the low octet.
     pub rkey: u32,
     pub reserved: u32,
 }
 
-/// Answered when no worker can use the window any more.
+/// Deallocates a memory window. Answered when no worker can use the window any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct DeallocMw {
-    /// As of the allocation.
+    /// The key from the allocation.
     pub rkey: u32,
     pub reserved: u32,
 }
 
-/// Answered when no worker can touch the memory any more. Refused (EBUSY) while windows are
-/// bound to it.
+/// Deregisters a region. Answered when no worker can access the memory any more. Refused (EBUSY)
+/// while windows are bound to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct DeregMr {

@@ -1,28 +1,28 @@
-//! Fixed structs of the control protocol. Every struct is `repr(C)`, without
-//! implicit padding, and copied out of packets, never cast.
+//! Fixed structs of the control protocol. Every struct is `repr(C)`, without implicit padding, and
+//! copied out of packets, never cast.
 //!
-//! Ids are per client, start at 1, and 0 means none, unless said otherwise.
-//! Addresses are [`Addr`], strings are zero-padded UTF-8.
+//! Ids are per client and start at 1; 0 means none, unless stated otherwise. Addresses are [`Addr`],
+//! strings are zero-padded UTF-8.
 //!
 //! # Versions and features
 //!
-//! The library and the daemon need not be of one release: an application in a container brings its
-//! own library. Both speak a range of versions, [`MIN_VERSION`] to [`VERSION`].
+//! The library and the daemon need not be of the same release: an application in a container brings
+//! its own library. Both support a range of versions, [`MIN_VERSION`] to [`VERSION`].
 //!
 //! - HELLO carries the range of the client, in a packet of its lowest version. The daemon answers
-//!   with the highest version that both speak, and all later packets carry that one in their
-//!   header. Without a common version HELLO is refused with `EPROTONOSUPPORT`.
+//!   with the highest common version, which all later packets carry in their header. Without a common
+//!   version HELLO is refused with `EPROTONOSUPPORT`.
 //! - HELLO also carries the feature bits that the library knows ([`FEATURES`]); the reply has those
-//!   that the daemon knows too. What a bit stands for is used if it was in the reply, and not
-//!   otherwise. A bit is for what is optional: a further request, or another meaning of a field.
-//! - Structs grow at their end alone. A request of an older library ends earlier
-//!   ([`Message::MIN_LEN`]): the rest counts as zeros, which therefore have to mean what was done
-//!   before. A request of a newer library may be longer if what is too much is zero. Of a longer
-//!   reply or event the library takes what it knows.
-//! - An unknown request is refused with `EOPNOTSUPP`, and the connection goes on.
-//! - [`VERSION`] is raised by every other change of a struct, and by every change of what lies in
-//!   shared memory (rings, work requests, completions, doorbells). [`MIN_VERSION`] follows when the
-//!   daemon no longer serves what was before.
+//!   that the daemon knows too. A feature is used only if its bit was in the reply. Feature bits are
+//!   for optional extensions: a further request, or another meaning of a field.
+//! - Structs grow only at their end. A request of an older library ends earlier
+//!   ([`Message::MIN_LEN`]): the missing fields read as zeros, which therefore must select the
+//!   previous behavior. A request of a newer library may be longer if the excess bytes are zero. The
+//!   library reads the known part of a longer reply or event.
+//! - An unknown request is refused with `EOPNOTSUPP`, and the connection stays open.
+//! - Every other change of a struct, and every change of the layout of shared memory (rings, work
+//!   requests, completions, doorbells), increments [`VERSION`]. [`MIN_VERSION`] follows when the
+//!   daemon no longer supports the older versions.
 
 mod completion;
 mod connection;
@@ -49,10 +49,10 @@ use core::mem::size_of;
 
 /// First word of each packet: "siwd".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"siwd");
-/// Highest version of the protocol that this side speaks; see the rules above.
+/// Highest protocol version that this side supports; see the rules above.
 pub const VERSION: u16 = 4;
-/// Lowest version of the protocol that this side speaks. 3 is what came before versions were
-/// negotiated: its HELLO names one version.
+/// Lowest protocol version that this side supports. 3 is the last version before version negotiation:
+/// its HELLO names a single version.
 pub const MIN_VERSION: u16 = 3;
 /// The optional features that this side knows.
 pub const FEATURES: u32 = FEATURE_ADDRESSES
@@ -65,7 +65,7 @@ pub const FEATURES: u32 = FEATURE_ADDRESSES
 pub const FEATURE_ADDRESSES: u32 = 1 << 0;
 /// Feature: regions of several extents ([`RegMemory`], [`AddExtents`]).
 pub const FEATURE_EXTENTS: u32 = 1 << 1;
-/// Feature: memory that the client has already ([`ImportMemory`]).
+/// Feature: memory that the client already has ([`ImportMemory`]).
 pub const FEATURE_IMPORT: u32 = 1 << 2;
 /// Feature: [`PairQp`].
 pub const FEATURE_PAIRS: u32 = 1 << 4;
@@ -73,14 +73,14 @@ pub const FEATURE_PAIRS: u32 = 1 << 4;
 pub const FEATURE_QP_ACCESS: u32 = 1 << 5;
 /// Feature: queue pairs have a state line ([`crate::work_queue`]).
 pub const FEATURE_STATE_LINE: u32 = 1 << 6;
-/// Longest packet.
+/// Maximum length of a packet.
 pub const MAX_PACKET: usize = 8192;
-/// Most fds in one packet.
+/// Maximum number of fds in one packet.
 pub const MAX_FDS: usize = 72;
-/// Most private data in MPA (RFC 5044 section 7.1.1).
+/// Maximum length of private data in MPA (RFC 5044 section 7.1.1).
 pub const MAX_PRIVATE_DATA: usize = 512;
 
-/// Before each message.
+/// Header of each packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Header {
@@ -90,42 +90,42 @@ pub struct Header {
     pub kind: u16,
     /// Bytes of the packet, header included.
     pub len: u32,
-    /// Chosen by the client, repeated in the reply; 0 in events.
+    /// Chosen by the client and repeated in the reply; 0 in events.
     pub seq: u32,
-    /// 0, or the errno of a failed request: then an [`ErrorReply`] follows.
+    /// 0, or the errno of a failed request, with an [`ErrorReply`] as the body.
     pub status: i32,
     pub reserved: u32,
 }
 
-/// What went wrong, for people.
+/// Human-readable reason of a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct ErrorReply {
     pub reason: Text<120>,
 }
 
-/// A request and what answers it.
+/// A request, with the type of its reply.
 pub trait Message: Pod {
     /// Number in the header.
     const KIND: u16;
-    /// Bytes that the request had in [`MIN_VERSION`]: what an older library sends.
+    /// Length of the request in [`MIN_VERSION`], which older libraries send.
     const MIN_LEN: usize;
-    /// What answers it.
+    /// Type of the reply.
     type Reply: Pod;
 }
 
-/// Bytes of a request in [`MIN_VERSION`], of `len` now.
+/// Length in [`MIN_VERSION`] of a request whose current length is `len`.
 const fn oldest_len(kind: u16, len: usize) -> usize {
     match kind {
-        // Before it had a range of versions, and features.
+        // Without version range and features.
         ClientHello::KIND => 72,
-        // Before it had flags.
+        // Without flags.
         ModifyQp::KIND => 8,
         _ => len,
     }
 }
 
-/// The one table of requests: number, request, reply. Hands it to the macro `$then`.
+/// The only table of requests: number, request, reply. Passes it to the macro `$then`.
 macro_rules! for_each_message {
     ($then:ident) => {
         $then! {
@@ -193,14 +193,14 @@ pub const KIND_CM_EVENT: u16 = 100;
 /// `AsyncEvent` packets.
 pub const KIND_ASYNC_EVENT: u16 = 101;
 
-/// Nothing to say.
+/// A reply without contents.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Empty {
     pub reserved: u64,
 }
 
-/// The id of what was created.
+/// The id of the created object.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct IdReply {

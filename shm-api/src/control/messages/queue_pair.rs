@@ -15,24 +15,24 @@ pub struct CreateQp {
     pub max_send_sge: u32,
     pub max_recv_sge: u32,
     pub max_inline: u32,
-    /// 1: every send work request completes with a CQE.
+    /// 1: every send work request generates a CQE.
     pub sq_sig_all: u32,
-    /// Shared receive queue instead of an own one; 0 for none.
+    /// Shared receive queue instead of a receive queue of its own; 0 for none.
     pub srq: u32,
 }
 
-/// The send queue is at `mem.offset`, the receive queue `rq_offset` after it.
+/// Reply to [`CreateQp`]. The send queue is at `mem.offset`, the receive queue `rq_offset` after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct QpReply {
-    /// Unique in the daemon.
+    /// Unique within the daemon.
     pub qp_num: u32,
-    /// Whose doorbell ring to use; may change when the connection is established.
+    /// Worker whose doorbell ring to use; may change when the connection is established.
     pub worker: u32,
     pub sq_slots: u32,
     pub rq_slots: u32,
     pub rq_offset: u32,
-    /// Granted, at least what was asked for.
+    /// Granted values, at least the requested ones.
     pub max_send_wr: u32,
     pub max_recv_wr: u32,
     pub max_send_sge: u32,
@@ -41,7 +41,7 @@ pub struct QpReply {
     pub mem: QueueRef,
 }
 
-/// QP states of RFC 5040, numbered as `enum siw_qp_state` is ordered.
+/// QP states of RFC 5040, numbered in the order of `enum siw_qp_state`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum QpState {
@@ -51,13 +51,13 @@ pub enum QpState {
     Closing = 3,
     Terminate = 4,
     Error = 5,
-    /// RTS, but no work request starts (verbs' send queue drain). In the state word of the send
-    /// queue's header it is RTS.
+    /// RTS, but no work request starts (verbs' send queue drain). The state word in the send queue's
+    /// header shows RTS.
     Sqd = 6,
 }
 
 impl QpState {
-    /// The state with that number.
+    /// The state with this number.
     pub fn from_u32(number: u32) -> Option<QpState> {
         use QpState::*;
         [Idle, Rtr, Rts, Closing, Terminate, Error, Sqd]
@@ -71,21 +71,21 @@ impl QpState {
 #[repr(C)]
 pub struct ModifyQp {
     pub qp_num: u32,
-    /// [`QpState`]: Idle empties the queues and gives up the connection (verbs' RESET: the client
-    /// starts over at the beginning of both rings), Sqd and Rts stop and resume sending, Closing
-    /// disconnects, Terminate sends one, Error flushes.
+    /// [`QpState`]: Idle empties the queues and drops the connection (verbs' RESET: the client
+    /// restarts at the beginning of both rings), Sqd and Rts stop and resume sending, Closing
+    /// disconnects, Terminate sends a Terminate, Error flushes.
     pub state: u32,
-    /// 0, or [`MODIFY_ACCESS`]: `denied_access` changes instead of the state. With
+    /// 0, or [`MODIFY_ACCESS`]: changes `denied_access` instead of the state. With
     /// [`FEATURE_QP_ACCESS`](super::FEATURE_QP_ACCESS).
     pub flags: u32,
-    /// What the peer may not do: [`crate::Access`] bits of [`crate::Access::REMOTE`].
+    /// Rights that the peer is denied: [`crate::Access`] bits of [`crate::Access::REMOTE`].
     pub denied_access: u32,
 }
 
-/// In [`ModifyQp`].
+/// [`ModifyQp::flags`]: change `denied_access`.
 pub const MODIFY_ACCESS: u32 = 1;
 
-/// Asks for the state of a queue pair (ibv_query_qp(3)).
+/// Queries the state of a queue pair (ibv_query_qp(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct QueryQp {
@@ -102,15 +102,15 @@ pub struct QpStateReply {
     pub worker: u32,
     pub ird: u32,
     pub ord: u32,
-    /// In [`QpState::Sqd`]: 1 until everything that was started is completed.
+    /// In [`QpState::Sqd`]: 1 until all started work requests are completed.
     pub draining: u32,
-    /// Largest ULPDU of an FPDU (RFC 5044 section 4.1); 0 without a connection.
+    /// Maximum ULPDU size of an FPDU (RFC 5044 section 4.1); 0 without a connection.
     pub mulpdu: u32,
     pub local: Addr,
     pub peer: Addr,
 }
 
-/// Destroys a queue pair (ibv_destroy_qp(3)); a connection is reset.
+/// Destroys a queue pair (ibv_destroy_qp(3)) and resets its connection, if any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct DestroyQp {

@@ -3,24 +3,24 @@
 use super::{Addr, FEATURES, MIN_VERSION, Text, VERSION};
 use bytemuck::{Pod, Zeroable};
 
-/// The first request on a connection: who the client is.
+/// The first request on a connection: identifies the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct ClientHello {
-    /// Highest version that the client speaks.
+    /// Highest version that the client supports.
     pub version: u32,
     /// Not used: the daemon asks the operating system.
     pub pid: u32,
-    /// For status output.
+    /// Name for status output.
     pub name: Text<64>,
-    /// Lowest version that the client speaks; 0: `version` alone.
+    /// Lowest version that the client supports; 0: only `version`.
     pub min_version: u32,
     /// Optional features that the client knows.
     pub features: u32,
 }
 
 impl ClientHello {
-    /// What this library says of itself.
+    /// The hello of this library.
     pub fn new(name: &str) -> ClientHello {
         ClientHello {
             version: VERSION.into(),
@@ -31,7 +31,7 @@ impl ClientHello {
         }
     }
 
-    /// The highest version that both sides speak.
+    /// The highest version that both sides support.
     pub fn common_version(&self) -> Option<u16> {
         let lowest = match self.min_version {
             0 => self.version,
@@ -39,39 +39,38 @@ impl ClientHello {
         };
         let common = self.version.min(VERSION.into());
         let both = lowest.max(MIN_VERSION.into());
-        // Not above VERSION, so it fits.
+        // At most VERSION, so it fits.
         (both <= common).then_some(common as u16)
     }
 }
 
-/// Reply to [`ClientHello`]. Fds in this order: worker state page (map read-only,
-/// `n_workers * 64` bytes), doorbell region (`n_workers` rings of
-/// `doorbell_capacity`, see `doorbell::ring_offset`), async event socket, then
-/// `n_workers` eventfds.
+/// Reply to [`ClientHello`]. Fds in this order: worker state page (to be mapped read-only, `n_workers
+/// * 64` bytes), doorbell region (`n_workers` rings of `doorbell_capacity`, see
+/// `doorbell::ring_offset`), async event socket, then `n_workers` eventfds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct HelloReply {
-    /// The version that both sides speak from now on.
+    /// The version that both sides use from now on.
     pub version: u32,
     pub client_id: u32,
     pub n_workers: u32,
     pub n_devices: u32,
     /// Entries of each doorbell ring, a power of two.
     pub doorbell_capacity: u32,
-    /// Of the client's optional features those that the daemon has too.
+    /// Optional features that both the client and the daemon know.
     pub features: u32,
     pub limits: Limits,
     pub daemon: Text<64>,
 }
 
-/// What a client may ask for.
+/// Limits of a client's requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Limits {
     pub max_qp: u32,
     pub max_qp_wr: u32,
     pub max_sge: u32,
-    /// SGEs of a READ's local side.
+    /// Maximum number of SGEs on the local side of a READ.
     pub max_sge_rd: u32,
     pub max_inline: u32,
     pub max_cq: u32,
@@ -85,7 +84,7 @@ pub struct Limits {
     pub max_srq_wr: u32,
     pub max_srq_sge: u32,
     pub max_mw: u32,
-    /// Pages of a fast registration.
+    /// Maximum number of pages of a fast registration.
     pub max_fast_pages: u32,
     pub reserved: u32,
     pub max_msg: u64,
@@ -93,7 +92,7 @@ pub struct Limits {
     pub max_arena: u64,
 }
 
-/// Asks about device `index`, 0-based and below `n_devices`.
+/// Queries device `index`, counted from 0 and below `n_devices`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct QueryDevice {
@@ -107,7 +106,7 @@ pub const CAP_IMMEDIATE: u64 = 1;
 pub const CAP_ATOMIC: u64 = 2;
 /// MPA markers (RFC 5044 section 4.3).
 pub const CAP_MARKERS: u64 = 4;
-/// Local invalidate, and READ with it.
+/// Local invalidate, and READ with invalidate.
 pub const CAP_LOCAL_INV: u64 = 8;
 
 /// Memory windows of both types.
@@ -115,12 +114,12 @@ pub const CAP_MEM_WINDOW: u64 = 16;
 /// Registration by work request.
 pub const CAP_FAST_REG: u64 = 32;
 
-/// Port state.
+/// [`DeviceReply::port_state`]: the link is down.
 pub const PORT_DOWN: u32 = 1;
-/// Port state.
+/// [`DeviceReply::port_state`]: the link is up.
 pub const PORT_ACTIVE: u32 = 4;
 
-/// A device.
+/// Reply to [`QueryDevice`]: a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct DeviceReply {
@@ -136,7 +135,7 @@ pub struct DeviceReply {
     pub mtu: u32,
     /// Mb/s, 0 when unknown.
     pub link_mbps: u32,
-    /// 1 when CRC is wanted by default.
+    /// 1 when the CRC is requested by default.
     pub crc: u8,
     pub mpa_rev: u8,
     pub reserved: [u8; 6],
@@ -145,7 +144,7 @@ pub struct DeviceReply {
     pub ips: [Addr; 8],
 }
 
-/// JSON statistics, from byte `offset` on.
+/// Reads JSON statistics from byte `offset` on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct ReadStats {
@@ -157,7 +156,7 @@ pub struct ReadStats {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct StatsReply {
-    /// Of the whole text.
+    /// Length of the whole text.
     pub total: u32,
     /// Bytes used in `text`.
     pub len: u32,

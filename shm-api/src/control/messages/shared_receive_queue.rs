@@ -10,22 +10,23 @@ pub struct CreateSrq {
     pub pd: u32,
     pub max_wr: u32,
     pub max_sge: u32,
-    /// Low-water mark, 0 for none: see [`SRQ_LIMIT`].
+    /// Low-water mark, 0 for none; see [`SRQ_LIMIT`].
     pub limit: u32,
-    /// Requests that one queue pair may hold: being filled, or completed and not polled. A stream
-    /// that needs another one finds no buffer (RFC 5042 section 6.4.3.1). 0: no bound.
+    /// Maximum number of requests that one queue pair may hold: being filled, or completed and not
+    /// polled. A stream that needs another one finds no buffer (RFC 5042 section 6.4.3.1). 0: no
+    /// limit.
     pub share: u32,
     pub reserved: u32,
 }
 
-/// A new queue, or what a resize made of one.
+/// A new shared receive queue, or its new ring after a resize.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct SrqReply {
     pub srq: u32,
     /// Entries of the ring, a power of two.
     pub entries: u32,
-    /// Slots of an entry.
+    /// Slots per entry.
     pub stride: u32,
     pub max_wr: u32,
     pub max_sge: u32,
@@ -33,23 +34,23 @@ pub struct SrqReply {
     pub mem: QueueRef,
 }
 
-/// [`ModifySrq`] takes `max_wr`: the reply names a new ring, and the client posts to it only.
+/// [`ModifySrq`] applies `max_wr`: the reply has a new ring, and the client posts only to it.
 pub const SRQ_MAX_WR: u32 = 1;
-/// [`ModifySrq`] takes `limit`: one SRQ_LIMIT_REACHED follows when fewer requests are posted.
+/// [`ModifySrq`] applies `limit`: one SRQ_LIMIT_REACHED follows when fewer requests are posted.
 pub const SRQ_LIMIT: u32 = 2;
 
-/// ibv_modify_srq(3).
+/// Modifies a shared receive queue (ibv_modify_srq(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct ModifySrq {
     pub srq: u32,
-    /// [`SRQ_MAX_WR`], [`SRQ_LIMIT`].
+    /// Fields to apply: [`SRQ_MAX_WR`], [`SRQ_LIMIT`].
     pub mask: u32,
     pub max_wr: u32,
     pub limit: u32,
 }
 
-/// Asks for the state of a shared receive queue (ibv_query_srq(3)).
+/// Queries the state of a shared receive queue (ibv_query_srq(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct QuerySrq {
@@ -65,14 +66,14 @@ pub struct SrqStateReply {
     pub max_sge: u32,
     /// 0 when no event is armed.
     pub limit: u32,
-    /// Requests posted that no queue pair has taken.
+    /// Number of posted requests that no queue pair has taken.
     pub posted: u32,
-    /// As created.
+    /// The share set at creation.
     pub share: u32,
     pub reserved: u32,
 }
 
-/// Refused while queue pairs use it.
+/// Destroys a shared receive queue. Refused while queue pairs use it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct DestroySrq {

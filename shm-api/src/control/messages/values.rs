@@ -1,4 +1,4 @@
-//! Values that messages are made of: text, addresses, private data, places of queues.
+//! Values used in messages: text, addresses, private data, locations of queues.
 
 use super::MAX_PRIVATE_DATA;
 use bytemuck::{Pod, Zeroable};
@@ -12,7 +12,7 @@ where
     [u8; N]: Pod;
 
 impl<const N: usize> Text<N> {
-    /// Cuts `s` at a character boundary.
+    /// Creates a text; longer texts are cut at a character boundary.
     pub fn new(text: &str) -> Self {
         let mut end = text.len().min(N);
         while !text.is_char_boundary(end) {
@@ -23,7 +23,7 @@ impl<const N: usize> Text<N> {
         Text(bytes)
     }
 
-    /// What precedes the first zero; replacement characters for what is not UTF-8.
+    /// The text before the first zero; invalid UTF-8 becomes replacement characters.
     pub fn to_text(self) -> String {
         let end = self.0.iter().position(|b| *b == 0).unwrap_or(N);
         String::from_utf8_lossy(&self.0[..end]).into_owned()
@@ -40,7 +40,7 @@ impl<const N: usize> std::fmt::Debug for Text<N> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Addr {
-    /// 0 none, 4, 6.
+    /// 0 (none), 4 or 6.
     pub family: u16,
     /// Host order.
     pub port: u16,
@@ -58,7 +58,7 @@ impl Addr {
         ip: [0; 16],
     };
 
-    /// None for family 0 and unknown families.
+    /// Converts the address; `None` for family 0 and unknown families.
     pub fn to_socket_addr(self) -> Option<SocketAddr> {
         match self.family {
             4 => {
@@ -118,7 +118,7 @@ pub struct PrivateData {
 }
 
 impl PrivateData {
-    /// None when it is longer than [`MAX_PRIVATE_DATA`].
+    /// Creates the data; `None` when it is longer than [`MAX_PRIVATE_DATA`].
     pub fn new(data: &[u8]) -> Option<PrivateData> {
         let mut private_data = PrivateData {
             len: data.len() as u32,
@@ -143,14 +143,14 @@ impl std::fmt::Debug for PrivateData {
     }
 }
 
-/// Where queue memory is. An fd comes with the reply when `fd` is 1.
+/// Location of queue memory. An fd comes with the reply when `fd` is 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct QueueRef {
     pub region: u32,
     /// 1: the fd of this region is in the reply; the client keeps it mapped.
     pub fd: u16,
-    /// 1: the region belongs to this queue alone.
+    /// 1: the region contains only this queue.
     pub dedicated: u16,
     pub region_len: u64,
     pub offset: u64,
