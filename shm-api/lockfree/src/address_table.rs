@@ -1,18 +1,18 @@
-//! To whom stretches of addresses belong: asked by a signal handler, so without locks, waiting or
-//! allocation, while other threads enter and remove stretches.
+//! A table of address ranges and their owners. A signal handler looks addresses up, so the lookup
+//! takes no locks, never waits and allocates nothing, while other threads insert and remove ranges.
 //!
 //! ```text
-//!  owner:    insert_range ... the memory is used ... remove_range -> unmap
-//!  handler:  find_range of an address that a thread just used
+//! owner:    insert_range ... the memory is used ... remove_range -> unmap
+//! handler:  find_range of an address that a thread just used
 //! ```
-//! An address in use lies in a stretch that cannot be removed meanwhile; the handler only must not
-//! take the stretch for another one whose entry is being filled.
+//! The range of an address in use cannot be removed meanwhile. The handler only has to avoid
+//! mistaking it for another range whose entry is being filled.
 
 use crate::sync::{AtomicU64, Ordering, fence};
 
-/// [`RangeEntry::start`] of an entry that nobody uses.
+/// [`RangeEntry::start`] of an unused entry.
 const FREE: u64 = 0;
-/// And of one that is being filled. No memory begins at either address.
+/// [`RangeEntry::start`] of an entry being filled. No memory begins at either address.
 const CLAIMED: u64 = 1;
 
 struct RangeEntry {
@@ -21,24 +21,24 @@ struct RangeEntry {
     owner: AtomicU64,
 }
 
-/// A stretch of addresses and its owner.
+/// A range of addresses and its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AddressRange {
     /// First address.
     pub start: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// As it was given to [`AddressTable::insert_range`].
+    /// Owner, as passed to [`AddressTable::insert_range`].
     pub owner: u64,
 }
 
-/// A fixed number of stretches.
+/// A table with a fixed capacity.
 pub struct AddressTable {
     entries: Box<[RangeEntry]>,
 }
 
 impl AddressTable {
-    /// Room for `capacity` stretches.
+    /// A table for up to `capacity` ranges.
     pub fn new(capacity: usize) -> AddressTable {
         let entry = |_| RangeEntry {
             start: AtomicU64::new(FREE),
@@ -50,11 +50,11 @@ impl AddressTable {
         }
     }
 
-    /// Enters a stretch, which does not begin at the addresses 0 and 1; its place in the table. `None`:
-    /// the table is full.
+    /// Inserts a range, which must not begin at address 0 or 1; returns its index. `None`: the table
+    /// is full.
     pub fn insert_range(&self, range: AddressRange) -> Option<usize> {
         let index = self.entries.iter().position(|entry| {
-            // Acquire: the fields are written after the last use of the entry ended.
+            // Acquire: the fields are written only after the last use of the entry ended.
             let claim = (Ordering::Acquire, Ordering::Relaxed);
             entry.start.load(Ordering::Relaxed) == FREE
                 && entry
@@ -63,7 +63,7 @@ impl AddressTable {
                     .is_ok()
         })?;
         let entry = &self.entries[index];
-        // Pairs with the fence in `range_at`: who reads a new field sees the claim.
+        // Pairs with the fence in `range_at`: a reader of a new field sees the claim.
         fence(Ordering::Release);
         entry.len.store(range.len, Ordering::Relaxed);
         entry.owner.store(range.owner, Ordering::Relaxed);
@@ -72,14 +72,14 @@ impl AddressTable {
         Some(index)
     }
 
-    /// Takes the stretch at this place out, before its memory is unmapped.
+    /// Removes the range at this index. Call it before its memory is unmapped.
     pub fn remove_range(&self, index: usize) {
         if let Some(entry) = self.entries.get(index) {
             entry.start.store(FREE, Ordering::Release);
         }
     }
 
-    /// The stretch at a place. `None`: there is none, or not any more.
+    /// Returns the range at an index. `None`: there is none, or it was removed meanwhile.
     pub fn range_at(&self, index: usize) -> Option<AddressRange> {
         let entry = self.entries.get(index)?;
         // Pairs with the Release in `insert_range`.
@@ -92,12 +92,12 @@ impl AddressTable {
             len: entry.len.load(Ordering::Relaxed),
             owner: entry.owner.load(Ordering::Relaxed),
         };
-        // Pairs with the fence in `insert_range`: fields of another stretch are found out.
+        // Pairs with the fence in `insert_range`: detects fields of another range.
         fence(Ordering::Acquire);
         (entry.start.load(Ordering::Relaxed) == start).then_some(range)
     }
 
-    /// The stretch that an address lies in, and its place.
+    /// Finds the range that contains an address; returns it with its index.
     pub fn find_range(&self, address: u64) -> Option<(usize, AddressRange)> {
         (0..self.entries.len()).find_map(|index| {
             let range = self.range_at(index)?;

@@ -8,8 +8,8 @@
 
 use crate::sync::{AtomicU32, Ordering, fence};
 
-/// Client: marks a queue as having work. `true`: the caller pushes the
-/// queue's number on the doorbell ring; otherwise it is there already.
+/// Client: marks a queue as having work. `true`: the caller puts the queue's number on the doorbell
+/// ring; otherwise it is already there.
 #[inline]
 pub fn mark_pending(pending: &AtomicU32) -> bool {
     // Pairs with the swap in `clear_pending`: carries the work queue's tail to the worker that
@@ -17,9 +17,8 @@ pub fn mark_pending(pending: &AtomicU32) -> bool {
     pending.swap(1, Ordering::AcqRel) == 0
 }
 
-/// Worker: called after the number was popped and before the work queue is
-/// read. Reads the last `mark_pending` in modification order, hence sees the
-/// tail published before it.
+/// Worker: called after the number was popped and before the work queue is read. It reads the last
+/// `mark_pending` in modification order, and therefore sees the tail published before it.
 #[inline]
 pub fn clear_pending(pending: &AtomicU32) {
     // Pairs with the swap in `mark_pending`.
@@ -30,7 +29,7 @@ pub fn clear_pending(pending: &AtomicU32) {
 /// is on the ring at most once.
 #[inline]
 pub fn claim_slot(tail: &AtomicU32, mask: u32) -> u32 {
-    // Relaxed: only the number matters, the slot's own word carries the data.
+    // Relaxed: only the number matters; the slot's own word carries the data.
     tail.fetch_add(1, Ordering::Relaxed) & mask
 }
 
@@ -49,24 +48,24 @@ pub fn take_slot(slot: &AtomicU32) -> Option<u32> {
     if filled == 0 {
         return None;
     }
-    // Relaxed: it comes before the Release half of `clear_pending` for this number, hence before
-    // the client can claim this slot again.
+    // Relaxed: it precedes the Release half of `clear_pending` for this number, and thus any new
+    // claim of this slot by the client.
     slot.store(0, Ordering::Relaxed);
     Some(filled - 1)
 }
 
-/// Client, after filling a doorbell slot: whether the worker sleeps and has to
-/// be woken by its eventfd.
+/// Client, after filling a doorbell slot: returns whether the worker sleeps and has to be woken
+/// through its eventfd.
 #[inline]
 pub fn must_wake(sleeping: &AtomicU32) -> bool {
-    // Pairs with the fence in `announce_sleep`: either the worker's last look
-    // finds the slot, or this load finds the flag.
+    // Pairs with the fence in `announce_sleep`: either the worker's last check finds the slot, or
+    // this load finds the flag.
     fence(Ordering::SeqCst);
     sleeping.load(Ordering::Relaxed) != 0
 }
 
-/// Worker: says that it is about to sleep. It must look at all its doorbell
-/// rings once more afterwards and may block only when they are empty.
+/// Worker: announces that it is about to sleep. It must check all its doorbell rings once more
+/// afterwards, and may block only when they are empty.
 #[inline]
 pub fn announce_sleep(sleeping: &AtomicU32) {
     sleeping.store(1, Ordering::Relaxed);
@@ -74,10 +73,10 @@ pub fn announce_sleep(sleeping: &AtomicU32) {
     fence(Ordering::SeqCst);
 }
 
-/// Worker: awake again.
+/// Worker: announces that it is awake again.
 #[inline]
 pub fn announce_awake(sleeping: &AtomicU32) {
-    // Pairs with nothing: a client that still sees the old value writes the eventfd once too
-    // often.
+    // Pairs with nothing: a client that still sees the old value only writes the eventfd once
+    // unnecessarily.
     sleeping.store(0, Ordering::Release);
 }

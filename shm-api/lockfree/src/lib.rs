@@ -1,20 +1,20 @@
-//! All lock-free code of the project: the synchronisation steps of the shared-memory rings and of
-//! the table of memory keys, free of any memory layout.
+//! All lock-free code of the project: the synchronization steps of the shared-memory rings and of the
+//! table of memory keys, independent of any memory layout.
 //!
-//! | module | what is synchronised | used by |
+//! | module | synchronizes | used by |
 //! |---|---|---|
 //! | [`spsc`] | a ring with one producer and one consumer | send and receive queues |
 //! | [`shared_ring`] | a ring with one producer and many consumers | shared receive queues |
 //! | [`completion`] | a ring of completions, the arming of its event | completion queues |
 //! | [`doorbell`] | doorbell slots, and a worker that goes to sleep | doorbell rings |
 //! | [`epoch`] | a table that workers read without locks | the key table |
-//! | [`address_table`] | to whom an address belongs, asked by a signal handler | the guard against faults |
+//! | [`address_table`] | address ranges, looked up by a signal handler | the guard against faults |
 //! | [`key_cell`] | fields that change in place while others read them | memory windows, fast registration |
 //!
-//! Callers hand in the atomic words, wherever they live: siw-shm those in shared memory, loom its
-//! own. Everything is written against the [`sync`] facade, so that the code which loom explores is
-//! the code that ships: `RUSTFLAGS="--cfg loom" cargo test -p siw-lockfree --release`. Each step
-//! says what it pairs with.
+//! Callers pass in the atomic words, wherever they are stored: siw-shm uses words in shared memory,
+//! loom its own. All code uses the [`sync`] facade, so loom explores the same code that ships:
+//! `RUSTFLAGS="--cfg loom" cargo test -p siw-lockfree --release`. A comment at each step names the
+//! step that it pairs with.
 #![warn(missing_docs)]
 
 pub mod address_table;

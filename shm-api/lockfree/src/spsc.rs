@@ -1,12 +1,12 @@
 //! Indices of a ring with one producer and one consumer: send and receive queues.
 //!
-//! Each end keeps its own index and a copy of the other's, and reads the other's cache line only
-//! when the copy says that the ring is full or empty. That is what keeps posting fast: in steady
-//! state neither side waits for the other's line.
+//! Each end keeps its own index and a copy of the other's, and reads the other's cache line only when
+//! the copy indicates a full or empty ring. This keeps posting fast: in steady state neither side
+//! waits for the other's line.
 
 use crate::sync::{AtomicU32, Ordering};
 
-/// An index of the peer is further away than the ring is long.
+/// The peer's index is further away than the length of the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InvalidIndex;
 
@@ -30,15 +30,15 @@ impl SpscProducer {
         }
     }
 
-    /// Whether `count` slots are free after those already filled. The consumer's
-    /// line is read only when the cached head says no.
+    /// Returns whether `count` slots are free after the filled ones. Reads the consumer's line only
+    /// when the cached head shows too few.
     #[inline]
     pub fn reserve_slots(&mut self, count: u32, head: &AtomicU32) -> bool {
         if self.free_slots() >= count {
             return true;
         }
-        // Pairs with the Release in `SpscConsumer::release_head`: the consumer is
-        // done reading the slots that are about to be overwritten.
+        // Pairs with the Release in `SpscConsumer::release_head`: the consumer is done reading the
+        // slots that are about to be overwritten.
         self.head = head.load(Ordering::Acquire);
         self.free_slots() >= count
     }
@@ -49,31 +49,31 @@ impl SpscProducer {
         (self.mask + 1).saturating_sub(self.tail.wrapping_sub(self.head))
     }
 
-    /// Index of the slot that comes `offset` after those already filled.
+    /// Index of the slot at `offset` after the filled ones.
     #[inline]
     pub fn slot_index(&self, offset: u32) -> u32 {
         self.tail.wrapping_add(offset) & self.mask
     }
 
-    /// Counts `count` reserved slots as filled; [`Self::publish_tail`] shows them.
+    /// Counts `count` reserved slots as filled; [`Self::publish_tail`] publishes them.
     #[inline]
     pub fn mark_filled(&mut self, count: u32) {
         self.tail = self.tail.wrapping_add(count);
     }
 
-    /// Gives back the `count` slots that were filled last; they have not been shown.
+    /// Withdraws the `count` slots that were filled last and are not published yet.
     #[inline]
     pub fn withdraw_filled(&mut self, count: u32) {
         self.tail = self.tail.wrapping_sub(count);
     }
 
-    /// How many slots were ever filled, modulo 2^32.
+    /// Number of slots filled so far, modulo 2^32.
     #[inline]
     pub fn count_filled(&self) -> u32 {
         self.tail
     }
 
-    /// Shows every filled slot to the consumer.
+    /// Publishes every filled slot to the consumer.
     #[inline]
     pub fn publish_tail(&self, tail: &AtomicU32) {
         // Pairs with the Acquire in `SpscConsumer::refresh_tail`.
@@ -81,11 +81,11 @@ impl SpscProducer {
     }
 }
 
-/// Consumer end. It never trusts the producer's index.
+/// Consumer end of the ring. It never trusts the producer's index.
 #[derive(Debug)]
 pub struct SpscConsumer {
     head: u32,
-    /// What `head` was when the producer got slots back last.
+    /// Value of `head` when slots were last released to the producer.
     released: u32,
     tail: u32,
     mask: u32,
@@ -103,14 +103,14 @@ impl SpscConsumer {
         }
     }
 
-    /// Whether [`Self::available_slots`] has to look at the producer's line.
+    /// Returns whether [`Self::available_slots`] has to read the producer's line.
     #[inline]
     pub fn is_drained(&self) -> bool {
         self.tail == self.head
     }
 
-    /// Number of slots that may be read. The producer's line is read only when
-    /// the cached tail says that nothing is left.
+    /// Number of slots that may be read. Reads the producer's line only when the cached tail shows
+    /// none.
     #[inline]
     pub fn available_slots(&mut self, tail: &AtomicU32) -> Result<u32, InvalidIndex> {
         if self.tail == self.head {
@@ -119,7 +119,7 @@ impl SpscConsumer {
         Ok(self.tail.wrapping_sub(self.head))
     }
 
-    /// Like [`Self::available_slots`], but always looks at the producer's line.
+    /// Variant of [`Self::available_slots`] that always reads the producer's line.
     #[inline]
     pub fn refresh_tail(&mut self, tail: &AtomicU32) -> Result<u32, InvalidIndex> {
         // Pairs with the Release in `SpscProducer::publish_tail`: the slots are written.
@@ -138,14 +138,14 @@ impl SpscConsumer {
         self.head.wrapping_add(offset) & self.mask
     }
 
-    /// Steps over `count` slots that were copied out.
+    /// Advances past `count` slots that were copied out.
     #[inline]
     pub fn advance_head(&mut self, count: u32) {
         self.head = self.head.wrapping_add(count);
     }
 
-    /// Lets the producer reuse every slot stepped over, and returns how many they are. Without any the
-    /// line, which the producer reads, is not written.
+    /// Lets the producer reuse every slot passed, and returns their number. Without any, the line,
+    /// which the producer reads, is not written.
     #[inline]
     pub fn release_head(&mut self, head: &AtomicU32) -> u32 {
         let slots = self.head.wrapping_sub(self.released);

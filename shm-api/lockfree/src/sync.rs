@@ -1,5 +1,5 @@
-//! One facade for the atomics and locks of the standard library and of loom, used by the whole
-//! crate: the code that loom explores is the code that ships. No other file asks for `cfg(loom)`.
+//! One facade for the atomics and locks of the standard library and of loom, used by the whole crate,
+//! so loom explores the code that ships. No other file uses `cfg(loom)`.
 
 #[cfg(loom)]
 pub use loom::{
