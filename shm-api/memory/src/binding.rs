@@ -1,6 +1,6 @@
-//! What work requests do to memory keys: bind and unbind windows, register pages, invalidate.
-//! Workers call it on their [`KeyReader`], in the order of a send queue; nothing here allocates,
-//! locks or waits.
+//! Changes of memory keys by work requests: bind and unbind windows, register pages, invalidate.
+//! Workers call them on their [`KeyReader`], in the order of a send queue; they never allocate, lock
+//! or wait.
 //!
 //! ```text
 //!  window 1:  unbound <--bind, length 0-- bound --bind--> bound with another key
@@ -8,7 +8,7 @@
 //!  fast MR:   invalid --register--> valid --invalidate--> invalid
 //!  MR:        valid --invalidate--> invalid for ever
 //! ```
-//! A region keeps the count of its windows: with some it is neither invalidated nor deregistered.
+//! A region counts its windows: while it has any, it is neither invalidated nor deregistered.
 
 use crate::key_table::{KeyReader, Stag};
 use crate::registered_memory::{KeyError, KeyKind, RegisteredMemory, Scope};
@@ -18,12 +18,12 @@ use siw_shm::local_wqe::{MAX_PAGE_SHIFT, MIN_PAGE_SHIFT};
 use siw_shm::{Access, BindMw, FastReg, WindowType};
 
 impl KeyReader {
-    /// The key that a window or region answers to, or answered to last; 0 when it is gone.
+    /// The current or last key of a window or region; 0 when it has left the table.
     pub fn entry_key(&self, any: Stag) -> u32 {
         self.entry_at(any).map_or(0, |mr| mr.key_word().stag())
     }
 
-    /// The rest of [`KeyReader::check_access`] for keys whose fields change in place.
+    /// The slow path of [`KeyReader::check_access`], for keys whose fields change in place.
     #[cold]
     pub(crate) fn check_changeable<'a>(
         &'a self,
@@ -34,7 +34,7 @@ impl KeyReader {
         need: Access,
     ) -> Result<(&'a RegisteredMemory, u64), KeyError> {
         let parent = mr.parent_key();
-        // What was read belongs together.
+        // The fields that were read belong together.
         if !mr.key_cell().is_unchanged(word) {
             return Err(KeyError::Stag);
         }
@@ -57,9 +57,9 @@ impl KeyReader {
         Ok((region, off))
     }
 
-    /// BIND_MW (ibv_bind_mw(3), and IBV_WR_BIND_MW of ibv_post_send(3)). Length 0 unbinds. `Ok(true)`:
-    /// the window was bound before, and other workers may be in the middle of an access through that
-    /// binding ([`KeyReader::has_elapsed_for_others`]).
+    /// Executes BIND_MW (ibv_bind_mw(3), and IBV_WR_BIND_MW of ibv_post_send(3)). Length 0 unbinds.
+    /// `Ok(true)`: the window was bound before, and other workers may still be accessing memory
+    /// through the old binding ([`KeyReader::has_elapsed_for_others`]).
     pub fn bind_window(&self, bind: &BindMw, pd: u32, qp: u32) -> Result<bool, KeyError> {
         let (old, new) = (Stag(bind.rkey), Stag(bind.new_rkey));
         let mw = self.entry_at(old).ok_or(KeyError::Stag)?;
@@ -100,15 +100,15 @@ impl KeyReader {
         Ok(before.is_some())
     }
 
-    /// The key that [`crate::KeyTable::insert`] gave a window, if it is bound to one stream: it has to
-    /// be unbound when that stream goes ([`crate::KeyTable::unbind_stream`]).
+    /// The key that [`crate::KeyTable::insert`] gave a window, if the window is bound to one stream:
+    /// it must be unbound when that stream ends ([`crate::KeyTable::unbind_stream`]).
     pub fn stream_window(&self, any: Stag) -> Option<Stag> {
         let mw = self.entry_at(any)?;
         let is_of_stream = mw.key_kind() == KeyKind::Window(WindowType::Two);
         (is_of_stream && mw.key_word().is_valid()).then(|| mw.home_key())
     }
 
-    /// Checks a binding, and counts the window at its region.
+    /// Checks a binding, and adds the window to its region's count.
     fn window_scope(
         &self,
         bind: &BindMw,
@@ -139,7 +139,8 @@ impl KeyReader {
         if !mr.try_add_window() {
             return Err(KeyError::Stag);
         }
-        // Invalidated, or registered anew, before the window was counted?
+        // Recheck: the region may have been invalidated or registered again before the window was
+        // counted.
         if !mr.key_cell().is_unchanged(word) {
             mr.release_window();
             return Err(KeyError::Stag);
@@ -158,7 +159,7 @@ impl KeyReader {
         ))
     }
 
-    /// The region that the table gave this key: not one that has its place in the table by now.
+    /// The region that the table gave this key, unless another one has taken its place in the table.
     #[inline]
     fn entry_of_home(&self, home: Stag) -> Option<&RegisteredMemory> {
         self.entry_at(home).filter(|mr| mr.home_key() == home)
@@ -170,8 +171,8 @@ impl KeyReader {
         }
     }
 
-    /// FAST_REG (IB_WR_REG_MR): the pages of the list become addressable from `iova` on. The
-    /// list is copied out of shared memory once and checked in the copy.
+    /// Executes FAST_REG (IB_WR_REG_MR): the pages of the list become addressable from `iova` on. The
+    /// list is copied out of shared memory once, and the copy is checked.
     pub fn register_pages(&self, fast_reg: &FastReg, pd: u32) -> Result<(), KeyError> {
         let key = Stag(fast_reg.key);
         let mr = self.entry_at(key).ok_or(KeyError::Stag)?;
@@ -212,9 +213,9 @@ impl KeyReader {
         Ok(())
     }
 
-    /// LOCAL_INV, and the end of READ_WITH_INV: the key stops working for all workers. A region
-    /// that was registered by the control path still has to be deregistered. Other workers may be in
-    /// the middle of an access ([`KeyReader::has_elapsed_for_others`]).
+    /// Executes LOCAL_INV, and the end of READ_WITH_INV: the key becomes invalid for all workers. A
+    /// region that was registered by the control path still has to be deregistered. Other workers may
+    /// still be accessing the memory ([`KeyReader::has_elapsed_for_others`]).
     pub fn invalidate_key(&self, stag: Stag, pd: u32, qp: u32) -> Result<(), KeyError> {
         let mr = self.entry_at(stag).ok_or(KeyError::Stag)?;
         let word = mr.key_word();
@@ -228,7 +229,7 @@ impl KeyReader {
             return Err(KeyError::Stream);
         }
         match mr.key_kind() {
-            // Shared by the streams of its protection domain: unbound by a bind of length 0.
+            // Shared by the streams of its protection domain: it is unbound by a bind of length 0.
             KeyKind::Window(WindowType::One) => return Err(KeyError::Access),
             KeyKind::Window(WindowType::Two) => {}
             KeyKind::Fixed | KeyKind::Fast if mr.lock_windows() > 0 => {
@@ -245,8 +246,8 @@ impl KeyReader {
         Ok(())
     }
 
-    /// Send with Invalidate: as [`Self::invalidate_key`], for what the peer may use at all (RFC 5040
-    /// section 8.1.1).
+    /// Executes Send with Invalidate: like [`Self::invalidate_key`], for memory that the peer may use
+    /// at all (RFC 5040 section 8.1.1).
     pub fn invalidate_remote(&self, stag: Stag, pd: u32, qp: u32) -> Result<(), KeyError> {
         if let Some(mr) = self.lookup(stag)
             && mr.pd() == pd
@@ -259,7 +260,7 @@ impl KeyReader {
     }
 }
 
-/// The page list, once out of shared memory.
+/// Copies the page list out of shared memory, once.
 fn copy_pages(mr: &RegisteredMemory, fast_reg: &FastReg) -> Result<(), KeyError> {
     let (Some(pages), Some(region)) = (mr.page_list(), mr.shared_memory()) else {
         return Err(KeyError::Stag);

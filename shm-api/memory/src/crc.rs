@@ -1,13 +1,13 @@
 //! CRC32c of FPDUs (RFC 5044 section 5, RFC 3720 appendix B.4), called by iWARP
 //! for every FPDU in both directions.
 //!
-//! Short buffers go through the SSE4.2 instruction; long ones through the 512-bit folding
-//! of `crc_fold.rs` where the CPU has AVX-512 and VPCLMULQDQ (measured faster at FPDU size
-//! than crc-fast's own kernels), else through the instruction in three streams (`crc_streams.rs`; at
-//! MTU 1500 faster than crc-fast, and a quarter of its instructions) and, longer still, through
-//! crc-fast. Where these instructions are emulated, as by QEMU without KVM, which computes them bit by
-//! bit, doing without (`crc_plain.rs`) is faster: that is measured once, unless [`INSTRUCTIONS_ENV`] is
-//! set. The crc32c crate is the oracle.
+//! Short buffers use the SSE4.2 instruction. Long ones use the 512-bit folding of `crc_fold.rs` if
+//! the CPU has AVX-512 and VPCLMULQDQ (measured faster at FPDU size than crc-fast's own kernels).
+//! Otherwise they use the instruction in three streams (`crc_streams.rs`; at MTU 1500 faster than
+//! crc-fast, with a quarter of its instructions), and even longer ones crc-fast. Where these
+//! instructions are emulated (QEMU without KVM computes them bit by bit), `crc_plain.rs`, which
+//! avoids them, is faster: this is measured once, unless [`INSTRUCTIONS_ENV`] is set. Tests compare
+//! all of them with the crc32c crate.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
@@ -55,10 +55,11 @@ impl Crc32c {
     }
 }
 
-/// A way to compute CRC32c: its name, and the function, with arguments as [`crc32c_append`].
+/// A CRC32c implementation: its name, and a function with the arguments of [`crc32c_append`].
 pub type CrcImplementation = (&'static str, fn(u32, &[u8]) -> u32);
 
-/// All ways that this processor can do, whatever [`crc32c_append`] would choose; for measurements.
+/// All implementations that this processor supports, whichever [`crc32c_append`] would choose; for
+/// measurements.
 pub fn available_implementations() -> Vec<CrcImplementation> {
     let mut all: Vec<CrcImplementation> = vec![
         ("crc-fast", update_portable),
@@ -69,7 +70,7 @@ pub fn available_implementations() -> Vec<CrcImplementation> {
     }
     if crc_streams::is_available() {
         all.push(("SSE4.2 in three streams", |crc, data| {
-            // SAFETY: just asked.
+            // SAFETY: just checked.
             unsafe { crc_streams::update_in_parts(crc, data) }
         }));
     }
@@ -100,7 +101,7 @@ pub fn crc32c_append(crc: u32, data: &[u8]) -> u32 {
 #[inline(never)]
 fn update_long(kernel: u8, crc: u32, data: &[u8]) -> u32 {
     match kernel {
-        // SAFETY: the CPU has what the kernel needs.
+        // SAFETY: the CPU has the features that the kernel needs.
         FOLD if data.len() >= FOLD_FROM => unsafe { crc_fold::update_folded(crc, data) },
         // SAFETY: as before.
         INSTRUCTIONS if (crc_streams::MIN_LEN..=STREAMS_TO).contains(&data.len()) => unsafe {
@@ -115,27 +116,28 @@ fn update_long(kernel: u8, crc: u32, data: &[u8]) -> u32 {
     }
 }
 
-/// Shorter buffers than this go through the SSE4.2 instruction wherever there is one.
+/// Shorter buffers use the SSE4.2 instruction if the CPU has it.
 const SHORT: usize = if crc_streams::MIN_LEN < FOLD_FROM {
     crc_streams::MIN_LEN
 } else {
     FOLD_FROM
 };
 
-/// The fold of AVX-512, and SSE4.2 for short buffers.
+/// AVX-512 folding, and SSE4.2 for short buffers.
 const FOLD: u8 = 1;
-/// SSE4.2, in streams where that pays, and crc-fast for long buffers.
+/// SSE4.2, in three streams where that pays, and crc-fast for long buffers.
 const INSTRUCTIONS: u8 = 2;
 /// Shifts and tables.
 const PLAIN: u8 = 3;
 /// crc-fast.
 const PORTABLE: u8 = 4;
 
-/// Environment variable that, whatever its value, has the instructions used where the processor has them,
-/// without a measurement: for counts of instructions under valgrind, which emulates them as slowly.
+/// Environment variable that, with any value, selects the instructions if the processor has them,
+/// without a measurement: for counting instructions under valgrind, whose emulation of them is slow
+/// too.
 pub const INSTRUCTIONS_ENV: &str = "SIWD_CRC32C_INSTRUCTIONS";
 
-/// How CRCs are computed here: asked for each FPDU, so the answer is kept.
+/// The kernel to use; cached, because it is needed for each FPDU.
 #[inline]
 fn chosen_kernel() -> u8 {
     static ANSWER: AtomicU8 = AtomicU8::new(0);
@@ -149,7 +151,7 @@ fn chosen_kernel() -> u8 {
     }
 }
 
-/// How CRCs are computed on this machine, for logs. The first call measures, for some microseconds.
+/// The method used on this machine, for logs. The first call measures for some microseconds.
 pub fn crc32c_method() -> &'static str {
     match chosen_kernel() {
         FOLD => "AVX-512",
@@ -168,7 +170,7 @@ fn choose_kernel() -> u8 {
         return INSTRUCTIONS;
     }
     let (kernel, by_instructions) = match crc_streams::is_available() {
-        // SAFETY: just asked.
+        // SAFETY: just checked.
         true => (
             INSTRUCTIONS,
             shortest_time(|data| unsafe { crc_streams::update_in_parts(0, data) }),
@@ -176,14 +178,15 @@ fn choose_kernel() -> u8 {
         false => (PORTABLE, shortest_time(|data| update_portable(0, data))),
     };
     let without_them = shortest_time(|data| crc_plain::continue_without_instructions(0, data));
-    // Far apart: on processors that have the instructions, doing without takes twice as long or more.
+    // A clear margin: on processors that have the instructions, avoiding them takes at least twice as
+    // long.
     match without_them * 3 / 2 < by_instructions {
         true => PLAIN,
         false => kernel,
     }
 }
 
-/// Of several computations over a long FPDU: one that nothing interrupted.
+/// The shortest of several times for a long FPDU, measured without an interruption.
 fn shortest_time(compute: impl Fn(&[u8]) -> u32) -> Duration {
     let data = [0x5a; 4096];
     let times = (0..8).map(|_| {
@@ -203,22 +206,22 @@ pub fn crc32c_append_shared(
     len: usize,
 ) -> Result<u32, OutOfBounds> {
     let start = region.ptr_at(offset, len)?;
-    // SAFETY: start is readable for len bytes, and the slice lives for this call only. That nobody
-    // writes to the bytes meanwhile, as a slice promises, holds for applications that obey verbs;
-    // one that does not gets some other checksum of its own data: the bytes are used in arithmetic
-    // alone, never as an index or a length.
+    // SAFETY: start is readable for len bytes, and the slice lives for this call only. Applications
+    // that obey verbs do not write to the bytes meanwhile, as a slice requires; one that does gets a
+    // wrong checksum of its own data. The bytes are used only in arithmetic, never as an index or a
+    // length.
     Ok(crc32c_append(crc, unsafe {
         std::slice::from_raw_parts(start, len)
     }))
 }
 
-/// Shorter buffers are done by the SSE4.2 instruction sooner than by folding.
+/// Below this length, the SSE4.2 instruction is faster than folding.
 const FOLD_FROM: usize = crc_fold::MIN_LEN;
 
-/// Longer buffers are done by crc-fast, which uses other units besides, sooner than by streams.
+/// Above this length, crc-fast, which also uses other execution units, is faster than streams.
 const STREAMS_TO: usize = 2048;
 
-/// By the SSE4.2 instruction, where the CPU has it.
+/// Uses the SSE4.2 instruction if the CPU has it.
 fn update_short(crc: u32, data: &[u8]) -> u32 {
     if std::arch::is_x86_feature_detected!("sse4.2") {
         // SAFETY: the CPU has SSE4.2.
@@ -231,7 +234,7 @@ fn update_without_instructions(crc: u32, data: &[u8]) -> u32 {
     !crc_plain::continue_without_instructions(!crc, data)
 }
 
-/// crc-fast chooses by what the CPU has.
+/// Uses crc-fast, which selects by CPU features.
 #[inline(never)]
 fn update_portable(crc: u32, data: &[u8]) -> u32 {
     let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(!crc));
@@ -273,13 +276,13 @@ mod tests {
                 assert_eq!(update_portable(crc, part), want, "len {len}");
                 assert_eq!(update_without_instructions(crc, part), want, "len {len}");
                 if has_fold {
-                    // SAFETY: the CPU has what the kernel needs.
+                    // SAFETY: the CPU has the features that the kernel needs.
                     let folded = unsafe { crc_fold::update_folded(crc, part) };
                     assert_eq!(folded, want, "len {len}");
                 }
                 assert_eq!(update_short(crc, part), want, "len {len}");
                 if crc_streams::is_available() {
-                    // SAFETY: the CPU has what the kernel needs.
+                    // SAFETY: the CPU has the features that the kernel needs.
                     let by_parts = unsafe { crc_streams::update_in_parts(crc, part) };
                     assert_eq!(by_parts, want, "len {len}");
                 }

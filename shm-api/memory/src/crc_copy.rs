@@ -1,10 +1,9 @@
-//! Copies out of shared memory that compute the CRC32c of what they copy in the same pass.
+//! Copies out of shared memory with the CRC32c of the copied bytes, in a single pass.
 //!
-//! Why this is a file of its own: the owner of registered memory may write it at any time. A copy
-//! and a CRC that each read it can disagree, and the peer then takes the frame for a damaged one.
-//! Here each byte is read once: what is stored and what goes into the CRC come from the same load,
-//! or the CRC is computed over the private copy. It is also faster than two passes, since the bytes
-//! pass the cache once.
+//! The owner of registered memory may write to it at any time. If a copy and a CRC each read the
+//! memory, they can disagree, and the peer then treats the frame as damaged. Here each byte is read
+//! once: the stored bytes and the CRC come from the same load, or the CRC is computed over the
+//! private copy. This is also faster than two passes, since the bytes pass through the cache once.
 
 use crate::crc;
 #[cfg(target_arch = "x86_64")]
@@ -14,8 +13,8 @@ use siw_shm::{OutOfBounds, SharedMemory};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-/// Copies the bytes from `offset` of `region` on into `dst`, as many as it holds; returns the CRC32c
-/// of earlier bytes with CRC `crc` followed by the bytes in `dst`.
+/// Copies `dst.len()` bytes at `offset` of `region` into `dst`; returns the CRC32c of earlier bytes
+/// with CRC `crc` followed by the bytes in `dst`.
 #[inline]
 pub fn read_with_crc(
     region: &SharedMemory,
@@ -24,16 +23,16 @@ pub fn read_with_crc(
     crc: u32,
 ) -> Result<u32, OutOfBounds> {
     let src = region.ptr_at(offset, dst.len())?;
-    // SAFETY: src is readable for as many bytes as dst has, and no Rust reference reaches into the
-    // region, so the two cannot overlap. Bytes that the peer changes meanwhile are read once: copy
-    // and CRC agree.
+    // SAFETY: src is readable for dst.len() bytes, and no Rust reference points into the region, so
+    // the two cannot overlap. Bytes that the peer changes meanwhile are read once: copy and CRC
+    // agree.
     Ok(unsafe { copy_with_crc(src, dst, crc) })
 }
 
-/// Copies the bytes from `offset` of `region` on to `place` of `bytes`; returns the CRC32c of all
-/// `bytes` as they are then.
+/// Copies `place.len()` bytes at `offset` of `region` to `place` of `bytes`; returns the CRC32c of
+/// all of `bytes` afterwards.
 ///
-/// Why it is fast: short copies are over before their CRC begins, which then is one for all.
+/// Why it is fast: short copies finish before their CRC begins, so a single CRC covers everything.
 ///
 /// # Panics
 /// `place` does not lie within `bytes`.
@@ -63,7 +62,7 @@ pub fn read_between_with_crc(
 unsafe fn copy_with_crc(src: *const u8, dst: &mut [u8], crc: u32) -> u32 {
     #[cfg(target_arch = "x86_64")]
     if dst.len() >= crc_fold::MIN_LEN && crc_fold::is_available() {
-        // SAFETY: the processor has what it needs; the rest is the caller's promise.
+        // SAFETY: the processor has the required features; the rest is the caller's promise.
         return unsafe { copy_with_crc_avx512(src, dst, crc) };
     }
     // SAFETY: the caller's promise.
@@ -73,8 +72,8 @@ unsafe fn copy_with_crc(src: *const u8, dst: &mut [u8], crc: u32) -> u32 {
 
 /// # Safety
 ///
-/// As [`copy_with_crc`]; moreover `dst` has at least [`crc_fold::MIN_LEN`] bytes, and the processor
-/// has what [`crc_fold::is_available`] asks for.
+/// Same as for [`copy_with_crc`]; in addition, `dst` has at least [`crc_fold::MIN_LEN`] bytes, and
+/// [`crc_fold::is_available`] returned true.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,vpclmulqdq,pclmulqdq,sse4.2")]
 unsafe fn copy_with_crc_avx512(src: *const u8, dst: &mut [u8], crc: u32) -> u32 {
@@ -114,7 +113,7 @@ unsafe fn copy_with_crc_avx512(src: *const u8, dst: &mut [u8], crc: u32) -> u32 
     }
     let within = (1u64 << left) - 1;
     let mut last = [0u8; LINE_LEN];
-    // SAFETY: the mask leaves `left` bytes, which both ends have; then a vector of `last`.
+    // SAFETY: the mask selects `left` bytes, which both ends have; then one vector of `last`.
     unsafe {
         let line = _mm512_maskz_loadu_epi8(within, src.add(done).cast());
         _mm512_mask_storeu_epi8(to.add(done).cast(), within, line);
@@ -138,10 +137,10 @@ mod tests {
         let data = sample_bytes(3000);
         for len in (0..700).chain([1424, 1428, 1460, 2047, 2048, 2999]) {
             for crc in [0, 1, 0xdead_beef] {
-                // A copy of its own: valgrind sees any access beyond it.
+                // A separate copy, so that valgrind detects any access beyond it.
                 let own = data[..len].to_vec();
                 let mut dst = vec![0xaa; len + 2];
-                // SAFETY: `len` bytes to read.
+                // SAFETY: `len` bytes are readable.
                 let got = unsafe { copy_with_crc(own.as_ptr(), &mut dst[1..=len], crc) };
                 assert_eq!(got, ::crc32c::crc32c_append(crc, &own), "{len}");
                 assert!(dst[1..=len] == own[..], "{len}");

@@ -1,16 +1,16 @@
 //! CRC32c by carry-less multiplication of 512-bit vectors, for CPUs that have AVX-512 and
 //! VPCLMULQDQ: the kernel behind [`crate::crc`] for FPDU-sized buffers.
 //!
-//! The message is taken 64 bytes at a time as four 128-bit lanes. A lane A that lies D bits
+//! The message is processed 64 bytes at a time as four 128-bit lanes. A lane A that lies D bits
 //! before the end of the data contributes A * x^D; multiplying its two halves by the constants
-//! x^(D+32) and x^(D-32) modulo P brings it forward by D bits without dividing. In the end one
-//! lane is left, whose remainder two CRC32 instructions compute. (Gopal et al., Fast CRC
-//! Computation for Generic Polynomials Using PCLMULQDQ, Intel 2009.)
+//! x^(D+32) and x^(D-32) modulo P moves it forward by D bits without a division. Finally one lane is
+//! left, whose remainder two CRC32 instructions compute. (Gopal et al., Fast CRC Computation for
+//! Generic Polynomials Using PCLMULQDQ, Intel 2009.)
 
 use core::arch::x86_64::*;
 use core::sync::atomic::{AtomicU8, Ordering};
 
-/// Shortest buffer that the kernel takes.
+/// Minimum buffer length of the kernel.
 pub(crate) const MIN_LEN: usize = 256;
 
 /// P without its highest term, bit-reflected (RFC 3720 appendix B.4).
@@ -27,12 +27,12 @@ pub(crate) const fn times_power_of_x(remainder: u32, exponent: u32) -> u32 {
     product
 }
 
-/// x^n mod P, bit-reflected, shifted as reflected products want it.
+/// x^n mod P, bit-reflected, and shifted as reflected products require.
 const fn power_of_x(exponent: u32) -> i64 {
     (times_power_of_x(0x8000_0000, exponent) as i64) << 1
 }
 
-/// What brings a lane forward by D bits: for its low half, and for its high half.
+/// Constants that move a lane forward by D bits: for its low half, and for its high half.
 const fn forward_by(distance: u32) -> (i64, i64) {
     (power_of_x(distance + 32), power_of_x(distance - 32))
 }
@@ -43,8 +43,8 @@ const BY_384: (i64, i64) = forward_by(384);
 const BY_256: (i64, i64) = forward_by(256);
 const BY_128: (i64, i64) = forward_by(128);
 
-/// Whether this CPU can run [`update`] and what else is built of its steps: asked for every
-/// FPDU, so the answer is kept in one place.
+/// Returns whether this CPU supports [`update_folded`] and the other functions built of its steps.
+/// Cached in one place, because it is needed for every FPDU.
 #[inline]
 pub(crate) fn is_available() -> bool {
     static ANSWER: AtomicU8 = AtomicU8::new(0);
@@ -83,13 +83,13 @@ fn broadcast_constants(constants: (i64, i64)) -> __m512i {
     )
 }
 
-/// `acc` brought forward, plus `next`.
+/// `acc` moved forward, plus `next`.
 #[inline]
 #[target_feature(enable = "avx512f,vpclmulqdq")]
 fn fold_lanes(acc: __m512i, constants: __m512i, next: __m512i) -> __m512i {
     let low = _mm512_clmulepi64_epi128::<0x00>(acc, constants);
     let high = _mm512_clmulepi64_epi128::<0x11>(acc, constants);
-    // 0x96: exclusive or of all three.
+    // 0x96: exclusive or of all three operands.
     _mm512_ternarylogic_epi64::<0x96>(low, high, next)
 }
 
@@ -102,7 +102,7 @@ pub(crate) const QUAD_LEN: usize = 4 * LINE_LEN;
 /// CRC32c of earlier bytes with CRC `crc`, followed by `data` of at least [`MIN_LEN`] bytes.
 ///
 /// # Safety
-/// [`is_available`] said yes.
+/// [`is_available`] returned true.
 #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.2")]
 pub(crate) unsafe fn update_folded(crc: u32, data: &[u8]) -> u32 {
     let load = |line: &[u8; LINE_LEN]| {
@@ -134,17 +134,17 @@ pub(crate) unsafe fn update_folded(crc: u32, data: &[u8]) -> u32 {
     !continue_short(fold_remainder(folded), tail)
 }
 
-/// The first four lines of a message, after earlier bytes with remainder `crc`.
+/// Starts with the first four lines of a message, after earlier bytes with remainder `crc`.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(crate) fn begin_fold(crc: u32, quad: [__m512i; 4]) -> [__m512i; 4] {
-    // The running CRC goes in where the first four bytes are.
+    // The running CRC is added to the first four bytes.
     let crc = _mm512_zextsi128_si512(_mm_cvtsi32_si128(crc as i32));
     let [first, second, third, fourth] = quad;
     [_mm512_xor_si512(first, crc), second, third, fourth]
 }
 
-/// Four lines more.
+/// Folds in the next four lines.
 #[inline]
 #[target_feature(enable = "avx512f,vpclmulqdq")]
 pub(crate) fn fold_quad(quad: [__m512i; 4], next: [__m512i; 4]) -> [__m512i; 4] {
@@ -157,7 +157,7 @@ pub(crate) fn fold_quad(quad: [__m512i; 4], next: [__m512i; 4]) -> [__m512i; 4] 
     ]
 }
 
-/// Four lines side by side into one.
+/// Folds four adjacent lines into one.
 #[inline]
 #[target_feature(enable = "avx512f,vpclmulqdq")]
 pub(crate) fn join_quad(quad: [__m512i; 4]) -> __m512i {
@@ -166,18 +166,18 @@ pub(crate) fn join_quad(quad: [__m512i; 4]) -> __m512i {
     fold_line(folded, quad[3])
 }
 
-/// One line more.
+/// Folds in one more line.
 #[inline]
 #[target_feature(enable = "avx512f,vpclmulqdq")]
 pub(crate) fn fold_line(folded: __m512i, next: __m512i) -> __m512i {
     fold_lanes(folded, broadcast_constants(BY_512), next)
 }
 
-/// The remainder of all that was folded into `folded`.
+/// The remainder of everything that was folded into `folded`.
 #[inline]
 #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.2")]
 pub(crate) fn fold_remainder(folded: __m512i) -> u32 {
-    // Four lanes into one: the last stays, the others come forward to it.
+    // Four lanes into one: the last stays, the others are moved forward to it.
     let constants = _mm512_set_epi64(
         0, 0, BY_128.1, BY_128.0, BY_256.1, BY_256.0, BY_384.1, BY_384.0,
     );
@@ -198,7 +198,7 @@ pub(crate) fn fold_remainder(folded: __m512i) -> u32 {
     _mm_crc32_u64(remainder, _mm_extract_epi64::<1>(lane) as u64) as u32
 }
 
-/// The remainder after earlier bytes with remainder `crc` and a few more.
+/// The remainder of `data` after earlier bytes with remainder `crc`; for short data.
 #[inline]
 #[target_feature(enable = "sse4.2")]
 pub(crate) fn continue_short(crc: u32, data: &[u8]) -> u32 {

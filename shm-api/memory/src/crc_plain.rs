@@ -1,19 +1,20 @@
-//! CRC32c without the instructions that are made for it: for processors on which those are slower than
-//! other ones, as emulated ones are. Long data is shortened by shifts and XORs; tables do the rest,
-//! eight bytes at a time (slicing-by-8, Kounavis and Berry 2005).
+//! CRC32c without the instructions made for it, for processors on which they are slower than others,
+//! such as emulated ones. Long data is shortened by shifts and XORs; tables do the rest, eight bytes
+//! at a time (slicing-by-8, Kounavis and Berry 2005).
 //!
-//! A multiple of the polynomial changes no remainder, wherever it is added to a message. One with few
-//! terms cancels a word of 64 bits by adding that word at a few later places: no memory is read but
-//! the message, where tables read an entry for each byte, each through the emulated paging.
+//! Adding a multiple of the polynomial to a message at any position does not change its remainder. A
+//! multiple with few terms cancels a 64-bit word by adding that word at a few later positions. This
+//! reads no memory other than the message, whereas tables read an entry for each byte, each through
+//! the emulated paging.
 
 /// P without its highest term, bit-reflected (RFC 3720 appendix B.4).
 const POLYNOMIAL: u32 = 0x82F6_3B78;
 
-/// A multiple of the polynomial: one, and these powers of 1/x, as whole words and bits beyond. Words are
-/// bit-reflected, so that later bits, of lower powers, are higher in a word. All lie beyond the word that
-/// is cancelled.
+/// A multiple of the polynomial: the constant term 1 and these powers of 1/x, as whole words and
+/// additional bits. Words are bit-reflected, so later bits, of lower powers, are higher in a word.
+/// All terms lie beyond the cancelled word.
 const SPARSE_MULTIPLE: [(usize, u32); 5] = [(1, 37), (1, 41), (3, 27), (3, 63), (4, 41)];
-/// Words behind the cancelled one that it is added to.
+/// Maximum distance in words from the cancelled word to a word that it is added to.
 const REACH: usize = 5;
 
 /// Entry `b` of table `n`: the remainder of byte `b` followed by `n` zero bytes.
@@ -45,18 +46,18 @@ const fn make_tables() -> [[u32; 256]; 8] {
     tables
 }
 
-/// The remainder after earlier bytes with remainder `crc` and `data`.
+/// The remainder of `data` after earlier bytes with remainder `crc`.
 #[inline(never)]
 pub(crate) fn continue_without_instructions(crc: u32, data: &[u8]) -> u32 {
     let (words, bytes) = data.as_chunks::<8>();
-    // The last words take what the cancelled ones leave.
+    // The last words receive what the cancelled ones leave over.
     let cancelled = words.len().saturating_sub(REACH) / REACH * REACH;
     if cancelled == 0 {
         return continue_by_tables(crc, data);
     }
     let (groups, _) = words[..cancelled].as_chunks::<REACH>();
     let (last, rest) = words[cancelled..].split_at(REACH);
-    // Entry `n % REACH`: what is added to word `n`. Why it is fast: the compiler unrolls both loops, and
+    // Entry `n % REACH` is added to word `n`. Why it is fast: the compiler unrolls both loops and
     // keeps the entries in registers.
     let mut pending = [0; REACH];
     pending[0] = u64::from(crc);
@@ -79,7 +80,7 @@ pub(crate) fn continue_without_instructions(crc: u32, data: &[u8]) -> u32 {
     continue_by_tables(continue_by_tables(remainder, rest.as_flattened()), bytes)
 }
 
-/// [`continue_without_instructions`] by tables alone.
+/// Variant of [`continue_without_instructions`] that uses only the tables.
 #[inline]
 fn continue_by_tables(crc: u32, data: &[u8]) -> u32 {
     let (words, bytes) = data.as_chunks::<8>();

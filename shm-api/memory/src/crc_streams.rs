@@ -1,28 +1,28 @@
-//! CRC32c by the SSE4.2 instruction, over three parts of the data at a time, for CPUs that have it and
-//! PCLMULQDQ: the kernel behind [`crate::crc`] for FPDU-sized buffers where AVX-512 is missing.
+//! CRC32c with the SSE4.2 instruction, over three parts of the data in parallel, for CPUs that have
+//! it and PCLMULQDQ: the kernel behind [`crate::crc`] for FPDU-sized buffers without AVX-512.
 //!
-//! One CRC32 instruction waits three cycles for the one before it, and a new one can begin in each
-//! cycle: three parts that do not depend on each other keep the unit busy. In the end a carry-less
-//! multiplication brings the remainders of the first two parts forward over what lies behind them.
-//! (Gopal et al., Fast CRC Computation for iSCSI Polynomial Using CRC32 Instruction, Intel 2011.)
+//! The CRC32 instruction has a latency of three cycles and a throughput of one per cycle: three
+//! independent parts keep the unit busy. At the end, a carry-less multiplication moves the remainders
+//! of the first two parts forward over the data after them. (Gopal et al., Fast CRC Computation for
+//! iSCSI Polynomial Using CRC32 Instruction, Intel 2011.)
 
 use core::arch::x86_64::*;
 
 use crate::crc_fold::{continue_short, times_power_of_x};
 
-/// Shortest buffer for which the parts pay.
+/// Shortest buffer for which splitting pays.
 pub(crate) const MIN_LEN: usize = 160;
 
-/// Words of 64 bits that each part has at most: longer data is done in rounds.
+/// Maximum length of each part in 64-bit words: longer data is processed in rounds.
 const LONGEST_PART: usize = 128;
 
-/// Entry `n`: what brings a remainder forward over `n` words.
+/// Entry `n`: the constant that moves a remainder forward over `n` words.
 static FORWARD_BY_WORDS: [i64; 2 * LONGEST_PART + 1] = make_constants();
 
 const fn make_constants() -> [i64; 2 * LONGEST_PART + 1] {
     let mut constants = [0; 2 * LONGEST_PART + 1];
-    // The product of two remainders is added to the last word, whose CRC32 instruction multiplies it by
-    // x^32: the first entry is x^(64-32).
+    // The product of two remainders is added to the last word, whose CRC32 instruction multiplies it
+    // by x^32, so the first entry is x^(64-32).
     let mut power = times_power_of_x(0x8000_0000, 32);
     let mut words = 1;
     while words < constants.len() {
@@ -33,7 +33,7 @@ const fn make_constants() -> [i64; 2 * LONGEST_PART + 1] {
     constants
 }
 
-/// Whether this CPU can run [`update_in_parts`].
+/// Returns whether this CPU supports [`update_in_parts`].
 pub(crate) fn is_available() -> bool {
     std::arch::is_x86_feature_detected!("sse4.2")
         && std::arch::is_x86_feature_detected!("pclmulqdq")
@@ -42,7 +42,7 @@ pub(crate) fn is_available() -> bool {
 /// CRC32c of earlier bytes with CRC `crc`, followed by `data`.
 ///
 /// # Safety
-/// [`is_available`] said yes.
+/// [`is_available`] returned true.
 #[target_feature(enable = "sse4.2,pclmulqdq")]
 pub(crate) unsafe fn update_in_parts(crc: u32, data: &[u8]) -> u32 {
     let mut remainder = !crc;
@@ -56,8 +56,8 @@ pub(crate) unsafe fn update_in_parts(crc: u32, data: &[u8]) -> u32 {
     !continue_short(remainder, rest)
 }
 
-/// The remainder after earlier bytes with remainder `crc` and three parts of `part` words, at least one,
-/// from the start of `words`.
+/// The remainder of three parts of `part` words, at least one, from the start of `words`, after
+/// earlier bytes with remainder `crc`.
 #[inline]
 #[target_feature(enable = "sse4.2,pclmulqdq")]
 fn continue_by_parts(crc: u32, words: &[[u8; 8]], part: usize) -> u32 {
@@ -96,7 +96,7 @@ fn continue_by_parts(crc: u32, words: &[[u8; 8]], part: usize) -> u32 {
         forward(add(of_first, first_last), 2 * part),
         forward(add(of_second, second_last), part),
     );
-    // The last word takes the remainders of the other parts in.
+    // The remainders of the other parts are added to the last word.
     let last = u64::from_le_bytes(*third_last) ^ _mm_cvtsi128_si64(products) as u64;
     _mm_crc32_u64(of_third, last) as u32
 }

@@ -1,14 +1,13 @@
 //! Copies between memory and a byte sequence that has gaps of four bytes at a fixed spacing.
 //!
 //! [`read_with_gaps`] copies memory into a frame and fills each gap on the way;
-//! [`write_without_gaps`] copies a frame into memory and leaves the gaps out. What
-//! the gaps are for is the caller's business: iWARP keeps the markers of its streams in them.
+//! [`write_without_gaps`] copies a frame into memory and skips the gaps. The caller defines the
+//! purpose of the gaps: iWARP keeps the markers of its streams in them.
 //!
-//! Why this is a file of its own: gaps cut a frame into pieces of some hundred bytes. A copy and a
-//! CRC for each piece cost twice what the frame costs without gaps, since memcpy never reaches its
-//! aligned loop. Here one pass reads each vector of the source once, blends the gap in, stores the
-//! vector, and folds it into the CRC; in the other direction all stores but the first and the last
-//! of a piece are aligned.
+//! Gaps cut a frame into pieces of some hundred bytes. A copy and a CRC for each piece would cost
+//! twice as much as for a frame without gaps, since memcpy never reaches its aligned loop. Here one
+//! pass reads each vector of the source once, blends the gap in, stores the vector, and folds it into
+//! the CRC. In the other direction, all stores except the first and the last of a piece are aligned.
 
 #[cfg(target_arch = "x86_64")]
 use super::crc_fold::{self, LINE_LEN};
@@ -17,12 +16,12 @@ use siw_shm::{OutOfBounds, SharedMemory};
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
-/// Bytes of a gap: one 32-bit lane of a vector.
+/// Length of a gap: one 32-bit lane of a vector.
 pub const GAP_LEN: usize = 4;
 
-/// Where the gaps of a byte sequence lie: they begin `SPACING` bytes apart.
+/// Positions of the gaps in a byte sequence: they begin `SPACING` bytes apart.
 ///
-/// `SPACING` is a multiple of four and at least 128, so that no vector meets two gaps.
+/// `SPACING` is a multiple of four and at least 128, so that no vector overlaps two gaps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gaps<const SPACING: usize> {
     /// Bytes of data before the first gap.
@@ -36,8 +35,8 @@ impl<const SPACING: usize> Gaps<SPACING> {
         SPACING - GAP_LEN
     };
 
-    /// Whether `len` bytes of data, with the gaps before and between them, take `total` bytes. The
-    /// unsafe copies below rely on this check. It takes no division.
+    /// Returns whether `len` bytes of data take `total` bytes with the gaps before and between them.
+    /// The unsafe copies below rely on this check. It needs no division.
     #[inline]
     fn is_total_len(self, len: usize, total: usize) -> bool {
         let Some(gap_bytes) = total.checked_sub(len) else {
@@ -50,8 +49,8 @@ impl<const SPACING: usize> Gaps<SPACING> {
             && (gap_bytes == 0 || len > end - Self::DATA_LEN)
     }
 
-    /// The pieces of data in a sequence of `total` bytes: offset in the sequence, offset in the
-    /// data, length.
+    /// Visits the pieces of data in a sequence of `total` bytes: offset in the sequence, offset in
+    /// the data, length.
     #[inline]
     fn for_each_piece(self, total: usize, mut visit: impl FnMut(usize, usize, usize)) {
         let (mut from, mut to, mut piece_len) = (0, 0, self.first.min(total));
@@ -67,8 +66,8 @@ impl<const SPACING: usize> Gaps<SPACING> {
     }
 }
 
-/// Copies the `len` bytes of data in `src` to `offset` of `region` and leaves the gaps out. `src` has
-/// the length that data and gaps take together, otherwise nothing is written.
+/// Copies the `len` bytes of data in `src` to `offset` of `region` without the gaps. If the length of
+/// `src` is not that of data and gaps together, nothing is written and an error is returned.
 #[inline]
 pub fn write_without_gaps<const SPACING: usize>(
     region: &SharedMemory,
@@ -81,9 +80,8 @@ pub fn write_without_gaps<const SPACING: usize>(
     if !region.is_writable() {
         return Err(OutOfBounds);
     }
-    // SAFETY: dst is valid for len writable bytes. No Rust reference to the region's bytes exists,
-    // so the two cannot overlap. A peer process that accesses the same bytes sees torn data at
-    // worst.
+    // SAFETY: dst is valid for len writable bytes. No Rust reference to the region's bytes exists, so
+    // the two cannot overlap. A peer process that accesses the same bytes sees torn data at worst.
     match unsafe { copy_without_gaps(src, dst, len, gaps) } {
         true => Ok(()),
         false => Err(OutOfBounds),
@@ -91,8 +89,8 @@ pub fn write_without_gaps<const SPACING: usize>(
 }
 
 /// Copies `len` bytes from `offset` of `region` into `dst`, with gaps that `fill` provides for each
-/// offset in `dst`; returns the running CRC32c over all of that, if there is one. `dst` has the
-/// length that data and gaps take together, otherwise nothing is copied.
+/// offset in `dst`; returns the running CRC32c over all of `dst`, if one was passed in. If the length
+/// of `dst` is not that of data and gaps together, nothing is copied and an error is returned.
 #[inline]
 pub fn read_with_gaps<const SPACING: usize>(
     region: &SharedMemory,
@@ -104,14 +102,15 @@ pub fn read_with_gaps<const SPACING: usize>(
     crc: Option<u32>,
 ) -> Result<u32, OutOfBounds> {
     let src = region.ptr_at(offset, len)?;
-    // SAFETY: src is readable for len bytes, and no Rust reference reaches into the region.
-    // Bytes that the peer changes meanwhile are read once: copy and CRC agree.
+    // SAFETY: src is readable for len bytes, and no Rust reference points into the region. Bytes that
+    // the peer changes meanwhile are read once: copy and CRC agree.
     unsafe { copy_with_gaps(src, len, dst, gaps, fill, crc) }.ok_or(OutOfBounds)
 }
 
-/// Copies `len` bytes at `src` into `dst`, whose gaps `fill` provides: it is given the offset of a
-/// gap in `dst`. With the running CRC32c of earlier bytes, returns that of those and all of `dst`;
-/// without one, returns zero. `None`: `dst` does not have the length that data and gaps take.
+/// Copies `len` bytes at `src` into `dst`. `fill` provides the contents of each gap, given its offset
+/// in `dst`. With the running CRC32c of earlier bytes, returns the CRC of those bytes and all of
+/// `dst`; without one, returns zero. `None`: the length of `dst` is not that of data and gaps
+/// together.
 ///
 /// # Safety
 ///
@@ -134,8 +133,8 @@ unsafe fn copy_with_gaps<const SPACING: usize>(
         && gaps.first.is_multiple_of(GAP_LEN)
         && crc_fold::is_available()
     {
-        // SAFETY: the processor has what it needs; the lengths agree; the rest is the caller's
-        // promise.
+        // SAFETY: the processor has the required features; the lengths agree; the rest is the
+        // caller's promise.
         return Some(unsafe { copy_with_gaps_avx512(src, dst, gaps, fill, crc) });
     }
     // SAFETY: the lengths agree; the rest is the caller's promise.
@@ -145,7 +144,7 @@ unsafe fn copy_with_gaps<const SPACING: usize>(
 
 /// # Safety
 ///
-/// As [`copy_with_gaps`].
+/// Same as for [`copy_with_gaps`].
 unsafe fn copy_with_gaps_portable<const SPACING: usize>(
     src: *const u8,
     len: usize,
@@ -176,9 +175,9 @@ unsafe fn copy_with_gaps_portable<const SPACING: usize>(
 
 /// # Safety
 ///
-/// As [`copy_with_gaps`]; moreover the lengths agree, `dst` has at least [`crc_fold::MIN_LEN`] bytes,
-/// the first gap begins at a multiple of four, and the processor has what [`crc_fold::is_available`]
-/// asks for.
+/// Same as for [`copy_with_gaps`]; in addition, the lengths agree, `dst` has at least
+/// [`crc_fold::MIN_LEN`] bytes, the first gap begins at a multiple of four, and
+/// [`crc_fold::is_available`] returned true.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,vpclmulqdq,pclmulqdq,sse4.2")]
 unsafe fn copy_with_gaps_avx512<const SPACING: usize>(
@@ -191,19 +190,20 @@ unsafe fn copy_with_gaps_avx512<const SPACING: usize>(
     let end = dst.len();
     let to = dst.as_mut_ptr();
     let (mut at, mut gap, mut from) = (0, gaps.first, src);
-    // The next vector goes to `at`; `from` is where its bytes lie as long as no gap is among them.
+    // The next vector goes to `at`; `from` points to its bytes, provided that no gap is among them.
     let mut next_line = || {
         let line = if at + LINE_LEN <= gap {
-            // SAFETY: a vector of data without a gap in it.
+            // SAFETY: a vector of data without a gap.
             unsafe { _mm512_loadu_si512(from.cast()) }
         } else {
-            // SAFETY: the vector ends within `dst`, and its data within what the caller promised.
+            // SAFETY: the vector ends within `dst`, and its data within the bytes that the caller
+            // promised.
             let line = unsafe { blend_gap(from, gap - at, fill(gap), u64::MAX) };
             gap += SPACING;
             from = from.wrapping_sub(GAP_LEN);
             line
         };
-        // SAFETY: a vector of `dst`: the calls below ask for no more of them than it has.
+        // SAFETY: a vector of `dst`: the calls below request no more vectors than it has.
         unsafe { _mm512_storeu_si512(to.add(at).cast(), line) };
         at += LINE_LEN;
         from = from.wrapping_add(LINE_LEN);
@@ -223,8 +223,8 @@ unsafe fn copy_with_gaps_avx512<const SPACING: usize>(
     let left = end - at;
     let within = (1 << left) - 1;
     let mut last = [0u8; LINE_LEN];
-    // SAFETY: `left` bytes of data, and a gap if there is one; what `dst` has left; then a vector
-    // of `last`.
+    // SAFETY: `left` bytes of data, and a gap if there is one; the rest of `dst`; then a vector of
+    // `last`.
     unsafe {
         let line = if gap < end {
             blend_gap(from, gap - at, fill(gap), within)
@@ -237,12 +237,12 @@ unsafe fn copy_with_gaps_avx512<const SPACING: usize>(
     !crc_fold::continue_short(remainder, &last[..left])
 }
 
-/// A vector with a gap at its byte `at`, a multiple of four: data from `from` on before the gap, and
-/// the data that follows it behind the gap. Of bytes that are not `within`, nothing is read.
+/// Builds a vector with a gap at its byte `at`, a multiple of four: the data at `from` up to the gap,
+/// and the data that follows it after the gap. Reads only the bytes selected by `within`.
 ///
 /// # Safety
 ///
-/// The data is there.
+/// The selected data is readable.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
@@ -250,15 +250,15 @@ unsafe fn blend_gap(from: *const u8, at: usize, gap: [u8; GAP_LEN], within: u64)
     let before = (1u64 << at) - 1;
     let behind = u64::MAX << at << GAP_LEN;
     let line = _mm512_set1_epi32(i32::from_le_bytes(gap));
-    // SAFETY: the masks leave out what is no data of this vector.
+    // SAFETY: the masks exclude everything that is not data of this vector.
     unsafe {
         let line = _mm512_mask_loadu_epi8(line, before & within, from.cast());
         _mm512_mask_loadu_epi8(line, behind & within, from.wrapping_sub(GAP_LEN).cast())
     }
 }
 
-/// Copies the `len` bytes of data in `src` to `dst` and leaves the gaps out. `false`: `src` does not
-/// have the length that data and gaps take, and nothing was copied.
+/// Copies the `len` bytes of data in `src` to `dst` without the gaps. `false`: the length of `src` is
+/// not that of data and gaps together, and nothing was copied.
 ///
 /// # Safety
 ///
@@ -279,7 +279,7 @@ unsafe fn copy_without_gaps<const SPACING: usize>(
         unsafe { copy_without_gaps_avx512(src, dst, gaps) };
         return true;
     }
-    // SAFETY: the pieces lie within `src`, and there are `len` bytes of them.
+    // SAFETY: the pieces lie within `src`, and their total length is `len`.
     gaps.for_each_piece(src.len(), |from, to, piece_len| unsafe {
         std::ptr::copy_nonoverlapping(src.as_ptr().add(from), dst.add(to), piece_len);
     });
@@ -288,7 +288,7 @@ unsafe fn copy_without_gaps<const SPACING: usize>(
 
 /// # Safety
 ///
-/// As [`copy_without_gaps`], with lengths that agree, on a processor with AVX-512F.
+/// Same as for [`copy_without_gaps`], with lengths that agree, on a processor with AVX-512F.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 unsafe fn copy_without_gaps_avx512<const SPACING: usize>(
@@ -297,8 +297,8 @@ unsafe fn copy_without_gaps_avx512<const SPACING: usize>(
     gaps: Gaps<SPACING>,
 ) {
     gaps.for_each_piece(src.len(), |from, to, piece_len| {
-        // SAFETY: the piece lies within `src`, and its place within the bytes that `dst` has. With
-        // a vector or more, no access of a whole vector reaches beyond the piece.
+        // SAFETY: the piece lies within `src`, and its destination within the bytes of `dst`. For a
+        // piece of at least one vector, no access of a whole vector reaches beyond the piece.
         unsafe {
             let (from, to) = (src.as_ptr().add(from), dst.add(to));
             if piece_len < LINE_LEN {
@@ -329,7 +329,7 @@ mod tests {
         (0..len).map(|i| (i * 7 + i / 256) as u8).collect()
     }
 
-    /// What a gap at `offset` holds here.
+    /// Contents of a gap at `offset` in these tests.
     fn fill(offset: usize) -> [u8; GAP_LEN] {
         (0x5a00_0000 + offset as u32).to_be_bytes()
     }
@@ -359,9 +359,9 @@ mod tests {
                 assert!((0..total + 9).all(|n| gaps.is_total_len(len, n) == (n == total)));
                 for crc in [None, Some(0), Some(0xdead_beef)] {
                     let mut dst = vec![0xaa; total + 2];
-                    // A copy of its own: valgrind sees any access beyond it.
+                    // A separate copy, so that valgrind detects any access beyond it.
                     let own = src[..len].to_vec();
-                    // SAFETY: `len` bytes to read.
+                    // SAFETY: `len` bytes are readable.
                     let got = unsafe {
                         copy_with_gaps(own.as_ptr(), len, &mut dst[1..=total], gaps, fill, crc)
                     };
@@ -383,7 +383,7 @@ mod tests {
                 let src = data_with_gaps(&data[..len], first);
                 let mut dst = vec![0xaa; len + 130];
                 let shift = (len + first) % 65;
-                // SAFETY: at least `len` bytes to write from `shift` on.
+                // SAFETY: at least `len` bytes are writable from `shift` on.
                 assert!(unsafe { copy_without_gaps(&src, dst.as_mut_ptr().add(shift), len, gaps) });
                 assert_eq!(&dst[shift..shift + len], &data[..len], "{first} {len}");
                 let (before, behind) = (&dst[..shift], &dst[shift + len..]);
@@ -397,7 +397,7 @@ mod tests {
         let data = sample_bytes(1024);
         let gaps = Gaps::<SPACING> { first: 100 };
         let mut dst = [0xaa; 1024];
-        // SAFETY: 600 bytes to read, and as many to write.
+        // SAFETY: 600 bytes are readable and 600 writable.
         unsafe {
             let refused = copy_with_gaps(data.as_ptr(), 600, &mut dst[..600], gaps, fill, Some(0));
             assert_eq!(refused, None);

@@ -1,13 +1,12 @@
-//! Memory keys (STags): one table that all workers read lock-free at the moment
-//! of every access (RFC 5042 section 6). The control thread puts keys in and takes them out.
+//! Memory keys (STags): one table that all workers read lock-free on every access (RFC 5042 section
+//! 6). The control thread inserts and removes keys.
 //!
-//! Workers also bind memory windows and fast-register regions, which changes what a key
-//! stands for in place: see [`crate::registered_memory`] and [`crate::binding`].
+//! Workers also bind memory windows and fast-register regions, which changes the meaning of a key in
+//! place: see [`crate::registered_memory`] and [`crate::binding`].
 //!
-//! An STag is a 24-bit table index and an 8-bit key (RFC 5040 section 2.1). Indices
-//! are drawn at random among the longest unused ones, keys walk a secret
-//! permutation of all 256 values per index: unpredictable and slowly reused.
-//! Zero is never an STag.
+//! An STag is a 24-bit table index and an 8-bit key (RFC 5040 section 2.1). Indices are drawn at
+//! random among the longest unused ones, and the keys of an index follow a secret permutation of all
+//! 256 values: STags are unpredictable and slowly reused. Zero is never an STag.
 
 use crate::registered_memory::{KeyError, RegisteredMemory};
 use siw_lockfree::epoch::{EpochTable, GracePeriod, TableReader};
@@ -17,7 +16,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Steering tag, lkey, rkey: the same thing in iWARP.
+/// Steering tag, which is also lkey and rkey in iWARP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Stag(pub u32);
 
@@ -28,29 +27,29 @@ impl Stag {
     }
 }
 
-/// No free STag.
+/// No STag is free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the memory key table is full")]
 pub struct KeyTableFull;
 
-/// Why a key stays.
+/// Reason why a key cannot be removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DeregError {
     /// The key is not in the table.
     #[error("no such memory region")]
     Unknown,
-    /// So many memory windows are bound to the region.
+    /// Memory windows (this many) are bound to the region.
     #[error("{0} memory windows are bound to the region: unbind or free them first")]
     Bound(u32),
 }
 
-/// Returned by [`KeyTable::remove`]: ask [`KeyTable::has_elapsed`] with it.
+/// Returned by [`KeyTable::remove`]; argument of [`KeyTable::has_elapsed`].
 pub type Retired = GracePeriod;
 
 struct StagPool {
-    /// Unused indices, the longest unused first.
+    /// Unused indices, longest unused first.
     free: VecDeque<u32>,
-    /// How often each index was used, modulo 256.
+    /// Number of uses of each index, modulo 256.
     uses: Vec<u8>,
     secret: RandomState,
 }
@@ -65,7 +64,7 @@ impl StagPool {
         let index = self.free.pop_front()?;
         let uses = self.uses[index as usize];
         self.uses[index as usize] = uses.wrapping_add(1);
-        // An odd factor and any start walk through all 256 keys.
+        // An odd factor and any start cycle through all 256 keys.
         let hash = self.secret.hash_one(index);
         let key = uses
             .wrapping_mul((hash as u8) | 1)
@@ -82,30 +81,31 @@ fn random_u64() -> u64 {
     RandomState::new().hash_one(0u8)
 }
 
-/// The table. The control thread inserts and removes; workers look up.
+/// The key table. The control thread inserts and removes keys; workers look them up.
 pub struct KeyTable {
     table: Arc<EpochTable<RegisteredMemory>>,
     keys: Mutex<StagPool>,
 }
 
 impl KeyTable {
-    /// For `capacity` keys (at most 2^24 - 1) and `max_readers` workers.
+    /// A table for `capacity` keys (at most 2^24 - 1) and `max_readers` workers.
     pub fn new(capacity: usize, max_readers: usize) -> Arc<KeyTable> {
         let capacity = capacity.clamp(1, (1 << 24) - 1);
         Arc::new(KeyTable {
             table: EpochTable::new(capacity + 1, max_readers),
             keys: Mutex::new(StagPool {
-                // Index 0 would give STag 0, which hardware refuses.
+                // Index 0 would yield STag 0, which hardware refuses.
                 free: (1..=capacity as u32).collect(),
-                // Written, so that its pages exist from the start, as those of the rest of the
-                // table: keys are drawn at random, and each would add a page for a long time.
+                // Nonzero, so that its pages exist from the start, like those of the rest of the
+                // table: keys are drawn at random, and for a long time each new key could take a page
+                // fault.
                 uses: vec![1; capacity + 1],
                 secret: RandomState::new(),
             }),
         })
     }
 
-    /// Gives the region a key; workers find it at once.
+    /// Assigns a key to the region; workers find it at once.
     pub fn insert(&self, mut mr: RegisteredMemory) -> Result<Stag, KeyTableFull> {
         let stag = self
             .keys
@@ -120,9 +120,9 @@ impl KeyTable {
         Ok(stag)
     }
 
-    /// Deregistration: takes the key back unless windows are bound to the region. The request
-    /// may be answered when [`Self::has_elapsed`]; [`Self::try_reclaim`] frees the memory.
-    /// `stag`: as [`Self::insert`] gave it, whatever key was used since.
+    /// Deregisters a key unless windows are bound to its region. The request may be answered when
+    /// [`Self::has_elapsed`]; [`Self::try_reclaim`] frees the memory. `stag`: the key that
+    /// [`Self::insert`] returned, even if another one has been used since.
     pub fn deregister(&self, stag: Stag) -> Result<Retired, DeregError> {
         let bound = self
             .with_entry(stag, RegisteredMemory::lock_windows)
@@ -133,8 +133,8 @@ impl KeyTable {
         self.remove(stag).ok_or(DeregError::Unknown)
     }
 
-    /// Gives a region other access rights under the same key, unless windows are bound to it. When the
-    /// grace period has elapsed, no worker goes on with the old ones.
+    /// Changes the access rights of a region under the same key, unless windows are bound to it.
+    /// After the grace period, no worker uses the old rights any more.
     pub fn change_access(&self, stag: Stag, access: Access) -> Result<Retired, DeregError> {
         let bound = self
             .with_entry(stag, |mr| mr.change_access(access))
@@ -145,8 +145,8 @@ impl KeyTable {
         Ok(self.table.begin_grace_period())
     }
 
-    /// Takes the key back, whatever is bound to it; no lookup finds it any more. A window leaves
-    /// its region. None for an unknown key.
+    /// Removes a key, even if windows are bound to it; no lookup finds it any more. A window also
+    /// leaves its region. `None` for an unknown key.
     pub fn remove(&self, stag: Stag) -> Option<Retired> {
         self.release_window(self.with_entry(stag, RegisteredMemory::retire_key)?);
         let grace_period = self
@@ -160,21 +160,21 @@ impl KeyTable {
         Some(grace_period)
     }
 
-    /// The queue pair goes: a window that was bound through it is unbound.
+    /// Unbinds a window that was bound through a queue pair which is being destroyed.
     pub fn unbind_stream(&self, window: Stag, qp: u32) {
         if let Some(parent) = self.with_entry(window, |mr| mr.unbind_stream(qp)) {
             self.release_window(parent);
         }
     }
 
-    /// A window left this region.
+    /// Removes a window from its region's count.
     fn release_window(&self, parent: Option<Stag>) {
         if let Some(parent) = parent {
             self.with_entry(parent, RegisteredMemory::release_window);
         }
     }
 
-    /// Control side: looks at a region, by the key that [`Self::insert`] gave.
+    /// Control side: calls `look` with the region that got this key from [`Self::insert`].
     pub fn with_entry<R>(
         &self,
         stag: Stag,
@@ -185,17 +185,17 @@ impl KeyTable {
         })?
     }
 
-    /// A worker's reader, online. None when `max_readers` exist.
+    /// Registers a worker's reader, which is online. `None` when `max_readers` exist.
     pub fn register_reader(&self) -> Option<KeyReader> {
         self.table.register_reader().map(KeyReader)
     }
 
-    /// Whether no worker can touch what was removed with this ticket.
+    /// Returns whether no worker can access the memory removed in this grace period any more.
     pub fn has_elapsed(&self, grace_period: Retired) -> bool {
         self.table.has_elapsed(grace_period)
     }
 
-    /// Frees regions that no worker can touch; returns how many still wait.
+    /// Frees regions that no worker can access; returns the number of regions that still wait.
     pub fn try_reclaim(&self) -> usize {
         self.table.try_reclaim()
     }
@@ -208,8 +208,8 @@ impl KeyTable {
     }
 }
 
-/// The key that [`KeyReader::check_access_with`] found last, and its memory. A deregistration is noticed by the
-/// next batch, as by who holds the memory anyway.
+/// The last key that [`KeyReader::check_access_with`] found, and its memory. A deregistration takes
+/// effect in the next batch, as for any other holder of the memory.
 #[derive(Debug, Default)]
 pub struct LastKey<'k>(Option<(Stag, &'k RegisteredMemory)>);
 
@@ -223,14 +223,14 @@ impl KeyReader {
         self.entry_at(stag).filter(|mr| mr.is_valid(stag))
     }
 
-    /// What has this index, valid or not.
+    /// The entry with this index, valid or not.
     #[inline]
     pub(crate) fn entry_at(&self, stag: Stag) -> Option<&RegisteredMemory> {
         self.0.get(stag.table_index())
     }
 
-    /// Looks a key up and checks the access ([`RegisteredMemory::check_access`]): the memory, and where
-    /// the bytes are in it. For a window that is the region behind it.
+    /// Looks up a key and checks the access ([`RegisteredMemory::check_access`]). Returns the memory
+    /// and the offset of the bytes in it; for a window, the memory is the region that it is bound to.
     #[inline(always)]
     pub fn check_access(
         &self,
@@ -253,8 +253,8 @@ impl KeyReader {
         self.check_changeable(mr, word, off, len, need)
     }
 
-    /// As [`Self::check_access`] again and again with the same rights, PD and stream: remembers the memory of
-    /// the last key.
+    /// Variant of [`Self::check_access`] for repeated accesses with the same rights, PD and stream:
+    /// caches the memory of the last key.
     #[inline(always)]
     pub fn check_access_with<'k>(
         &'k self,
@@ -270,7 +270,7 @@ impl KeyReader {
             return Ok((mr, mr.check_range(addr, u64::from(len))?));
         }
         let (mr, off) = self.check_access(stag, addr, len, need, pd, qp)?;
-        // What a key names that changes is asked for each time.
+        // Keys whose memory can change are looked up each time.
         last.0 = mr
             .is_fixed()
             .then_some((stag, mr))
@@ -278,30 +278,30 @@ impl KeyReader {
         Ok((mr, off))
     }
 
-    /// Begins to wait for the other workers after a key was invalidated or a window bound anew: see
+    /// Starts a grace period after a key was invalidated or a window bound again; see
     /// [`Self::has_elapsed_for_others`].
     pub fn begin_grace_period(&self) -> Retired {
         self.0.begin_grace_period()
     }
 
-    /// Whether no other worker goes on with what a key allowed before the grace period began (RFC 5040
-    /// section 8.1.1): then the invalidation may complete.
+    /// Returns whether no other worker uses rights that a key granted before the grace period (RFC
+    /// 5040 section 8.1.1): the invalidation may then complete.
     pub fn has_elapsed_for_others(&self, grace_period: Retired) -> bool {
         self.0.has_elapsed_for_others(grace_period)
     }
 
-    /// Batch boundary. The borrow rules guarantee that no reference into the table is held.
+    /// Reports a batch boundary. The borrow rules guarantee that no reference into the table is held.
     #[inline]
     pub fn report_quiescent(&mut self) {
         self.0.report_quiescent();
     }
 
-    /// Before the worker blocks: nobody waits for it.
+    /// Goes offline; call it before the worker blocks, so that reclamation does not wait for it.
     pub fn go_offline(&mut self) {
         self.0.go_offline();
     }
 
-    /// After the worker blocked.
+    /// Goes online; call it after the worker blocked.
     pub fn go_online(&mut self) {
         self.0.go_online();
     }

@@ -1,14 +1,14 @@
-//! Registered memory as the daemon sees it: which memory a key (STag) stands for and who may
-//! access it, the copies between frames and memory with their CRC32c, and where the queues of a
-//! client lie. Applications do not link this crate.
+//! The daemon's side of registered memory: the memory and access rights of each key (STag), the
+//! copies between frames and memory with their CRC32c, and the allocation of a client's queues.
+//! Applications do not link this crate.
 //!
 //! ```text
 //!  control thread --- insert, deregister ---> KeyTable
 //!  worker ----------- check_access, bind ---> KeyReader, then copy through RegisteredMemory
 //!  control thread --- alloc, free ----------> QueueAllocator
 //! ```
-//! Workers look keys up without a lock at the moment of every access (RFC 5042 section 6);
-//! what was deregistered is freed once no worker can still use it ([`siw_lockfree::epoch`]).
+//! Workers look up keys without a lock on every access (RFC 5042 section 6); deregistered memory is
+//! freed once no worker can use it any more ([`siw_lockfree::epoch`]).
 #![warn(missing_docs)]
 
 pub mod binding;

@@ -1,9 +1,9 @@
 //! Queue memory of one client: QPs and CQs share region chunks of 2 MiB, so that
 //! ten thousand idle QPs need few fds and mappings. Used by the daemon.
 //!
-//! Size classes with four steps per doubling (at most a quarter is wasted), free
-//! lists per class, constant time. A queue larger than a quarter of a chunk gets a region of its
-//! own, which is unmapped when it is freed; one that takes long to unmap is left to the caller.
+//! It uses size classes with four steps per doubling (at most a quarter is wasted) and free lists per
+//! class, in constant time. A queue larger than a quarter of a chunk gets its own region, which is
+//! unmapped when the queue is freed; unmapping a large region takes long and is left to the caller.
 
 use siw_shm::SharedMemory;
 use siw_shm::control::messages::QueueRef;
@@ -12,29 +12,29 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
-/// Bytes of a shared chunk.
+/// Size of a shared chunk in bytes.
 pub const CHUNK: usize = 2 << 20;
-/// Queues above this get their own region, so that a chunk's unused end is short.
+/// Larger queues get their own region, so that the unused end of a chunk stays short.
 const DEDICATED: usize = CHUNK / 4;
 const MIN: usize = 512;
-/// Longer regions have normal pages: filling hugepages with zeros would hold up whoever asks. So would
-/// unmapping them.
+/// Larger regions have normal pages: zeroing hugepages, or unmapping them, would block the caller for
+/// long.
 const LONG: usize = 16 << 20;
 
 /// Memory of one queue.
 #[derive(Debug, Clone)]
 pub struct QueueMemory {
-    /// Names the region to the client; unique per client, never reused, from 1.
+    /// Identifies the region to the client; unique per client, never reused, starting at 1.
     pub region_id: u32,
-    /// The shared memory that the queue lies in.
+    /// The shared memory that contains the queue.
     pub region: Arc<SharedMemory>,
-    /// First byte of the queue.
+    /// Offset of the first byte of the queue.
     pub offset: usize,
     /// Usable bytes, zeroed.
     pub len: usize,
     /// The client has not seen this region: send its fd with the reply.
     pub new_region: bool,
-    /// The region holds this queue only: the client unmaps it with the queue.
+    /// The region contains only this queue: the client unmaps it with the queue.
     pub dedicated: bool,
 }
 
@@ -50,10 +50,10 @@ impl From<&QueueMemory> for QueueRef {
     }
 }
 
-/// Why there is no memory for a queue.
+/// Reason why no memory for a queue is available.
 #[derive(Debug, thiserror::Error)]
 pub enum AllocError {
-    /// The client's limit is reached.
+    /// The client's limit would be exceeded.
     #[error(
         "this client's queues would exceed {0} bytes; raise [limits] or create fewer or smaller queues"
     )]
@@ -67,7 +67,7 @@ pub enum AllocError {
 pub struct QueueAllocator {
     pages: PageSize,
     limit: usize,
-    /// The client, to whom faults on the memory are charged.
+    /// The client that faults on the memory are charged to.
     owner: u64,
     mapped_bytes: usize,
     huge_bytes: usize,
@@ -80,8 +80,8 @@ pub struct QueueAllocator {
 }
 
 impl QueueAllocator {
-    /// At most `limit` bytes of shared memory, for the client that faults on it are charged to
-    /// ([`SharedMemory::guard_for`]).
+    /// An allocator of at most `limit` bytes of shared memory, for the client that faults on it are
+    /// charged to ([`SharedMemory::guard_for`]).
     pub fn new(pages: PageSize, limit: usize, owner: u64) -> Self {
         QueueAllocator {
             pages,
@@ -118,12 +118,13 @@ impl QueueAllocator {
         self.huge_bytes += huge_len(&region);
         self.regions += 1;
         let id = self.next_id;
-        // Four thousand million regions later: the client may confuse its own.
+        // The number wraps after four thousand million regions: the client may then confuse its own
+        // regions.
         self.next_id = self.next_id.wrapping_add(1).max(1);
         Ok((id, region))
     }
 
-    /// Zeroed memory for a queue, 64-aligned.
+    /// Allocates zeroed, 64-aligned memory for a queue.
     pub fn alloc(&mut self, len: usize) -> Result<QueueMemory, AllocError> {
         let len = Self::size_class(len);
         if len > DEDICATED {
@@ -140,7 +141,7 @@ impl QueueAllocator {
         let mut new_region = false;
         let (region_id, region, offset) = match self.free.get_mut(&len).and_then(Vec::pop) {
             Some((id, region, offset)) => {
-                // Consumers take a fresh queue's zeroes for "nothing yet".
+                // Consumers interpret the zeros of a new queue as "nothing yet".
                 let _ = region.fill_zero(offset, len);
                 (id, region, offset)
             }
@@ -174,7 +175,7 @@ impl QueueAllocator {
         })
     }
 
-    /// Takes a queue's memory back; the worker has let it go.
+    /// Frees a queue's memory, which the worker no longer uses.
     pub fn free(&mut self, memory: QueueMemory) {
         if memory.dedicated {
             let region = &memory.region;
@@ -193,18 +194,18 @@ impl QueueAllocator {
         }
     }
 
-    /// Regions that were freed and take long to unmap: whoever drops them waits for that. They no longer
-    /// count as mapped.
+    /// Takes the freed regions that take long to unmap: dropping them blocks meanwhile. They no
+    /// longer count as mapped.
     pub fn take_long_regions(&mut self) -> Vec<Arc<SharedMemory>> {
         std::mem::take(&mut self.long)
     }
 
-    /// The pages that the next regions have.
+    /// Sets the page size of further regions.
     pub fn set_pages(&mut self, pages: PageSize) {
         self.pages = pages;
     }
 
-    /// Bytes that memory for a queue of `len` bytes would be mapped in addition; 0 when there is
+    /// Number of bytes that allocating a queue of `len` bytes would map in addition; 0 when there is
     /// room already.
     pub fn bytes_needed(&self, len: usize) -> usize {
         let len = Self::size_class(len);
@@ -220,17 +221,17 @@ impl QueueAllocator {
         }
     }
 
-    /// Bytes mapped for this client's queues.
+    /// Number of bytes mapped for this client's queues.
     pub fn mapped_bytes(&self) -> usize {
         self.mapped_bytes
     }
 
-    /// Of [`Self::mapped_bytes`] those in hugepages.
+    /// The part of [`Self::mapped_bytes`] in hugepages.
     pub fn huge_bytes(&self) -> usize {
         self.huge_bytes
     }
 
-    /// Regions mapped.
+    /// Number of mapped regions.
     pub fn region_count(&self) -> usize {
         self.regions
     }

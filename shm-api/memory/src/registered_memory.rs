@@ -1,6 +1,6 @@
-//! What a memory key stands for: a registered region, a region that workers register by work
-//! request, or a window on one of those. Entries of [`crate::key_table`]; workers check and
-//! copy through them, [`crate::binding`] changes them.
+//! The objects that memory keys refer to: a registered region, a region that workers register by work
+//! request, or a window on one of those. They are the entries of [`crate::key_table`]; workers check
+//! accesses and copy through them, [`crate::binding`] changes them.
 
 use crate::crc;
 use crate::gap_copy::{self, Gaps};
@@ -11,11 +11,11 @@ use siw_lockfree::key_cell::{KeyCell, KeyWord};
 use siw_shm::{Access, OutOfBounds, SharedMemory, WindowType};
 use std::sync::Arc;
 
-/// Why an access is refused; maps to the Terminate codes of RFC 5040 section 4.8
-/// and RFC 5041 section 6.2.
+/// Reason why an access is refused; maps to the Terminate codes of RFC 5040 section 4.8 and RFC 5041
+/// section 6.2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
-    /// The key does not exist, or does not work now.
+    /// The key does not exist, or is currently invalid.
     #[error("invalid STag")]
     Stag,
     /// The key does not allow this kind of access.
@@ -24,7 +24,7 @@ pub enum KeyError {
     /// The key belongs to another protection domain.
     #[error("STag belongs to another protection domain")]
     Pd,
-    /// The key works for another queue pair only.
+    /// The key is valid only for another queue pair.
     #[error("STag is not associated with this stream")]
     Stream,
     /// The range is not inside the memory.
@@ -42,9 +42,9 @@ pub(crate) enum KeyKind {
     Window(WindowType),
 }
 
-/// Any stream of the protection domain.
+/// [`RegisteredMemory::allowed_qp`]: any stream of the protection domain.
 const ANY: u64 = u64::MAX;
-/// In the count of windows: no window can be bound any more.
+/// Value of the count of windows when no further window can be bound.
 const LOCKED: u32 = u32::MAX;
 
 /// A registered memory region or a window, daemon side.
@@ -54,25 +54,26 @@ pub struct RegisteredMemory {
     home_key: Stag,
     pd: u32,
     key_kind: KeyKind,
-    /// The only stream that may use it, or [`ANY`]. This and what follows changes under a claim
-    /// of `key` alone, but for the rights of a region ([`crate::KeyTable::change_access`]).
+    /// The only stream that may use it, or [`ANY`]. This field and the following ones change only
+    /// under a claim of `key`, except for the rights of a region
+    /// ([`crate::KeyTable::change_access`]).
     allowed_qp: AtomicU64,
     access_rights: AtomicU32,
-    /// Of windows: the region that it is bound to.
+    /// Windows: key of the region that the window is bound to.
     parent_key: AtomicU32,
     base_address: AtomicU64,
     len: AtomicU64,
-    /// Of the first octet: in the region, in the first page, or (windows) its address in the
+    /// Offset of the first octet: in the region, in the first page, or (windows) its address in the
     /// parent.
     start_offset: AtomicU64,
     shared_memory: Option<Arc<SharedMemory>>,
-    /// Of memory that is not one piece.
+    /// Layout of memory that is not contiguous.
     scatter: Option<Box<Scatter>>,
-    /// Bound to it, or [`LOCKED`].
+    /// Number of windows bound to it, or [`LOCKED`].
     windows: AtomicU32,
 }
 
-/// Where and how an entry may be used.
+/// Location and allowed uses of an entry.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Scope {
     pub allowed_qp: Option<u32>,
@@ -102,9 +103,9 @@ impl RegisteredMemory {
         }
     }
 
-    /// `len` bytes at `offset` of `region`, addressed by peers and work requests
-    /// from `base` on. `pd` is unique in the daemon; `qp` limits the key to one
-    /// stream. Refuses ranges outside of the region and addresses that wrap.
+    /// Registers `len` bytes at `offset` of `region`, addressed by peers and work requests from
+    /// `base` on. `pd` is unique in the daemon; `qp` limits the key to one stream. Refuses ranges
+    /// outside the region and addresses that wrap.
     pub fn new(
         region: Arc<SharedMemory>,
         offset: u64,
@@ -136,8 +137,8 @@ impl RegisteredMemory {
     }
 
     /// A region of at most `max_pages` pages of `region` that FAST_REG work requests fill
-    /// (ib_alloc_mr). The application writes the page list, offsets in `region` as u64, at
-    /// `list_at` of `list`. Its key works from the first registration on.
+    /// (ib_alloc_mr). The application writes the page list, offsets in `region` as u64, at `list_at`
+    /// of `list`. The key is valid from the first registration on.
     pub fn new_fast(
         region: Arc<SharedMemory>,
         max_pages: usize,
@@ -157,12 +158,12 @@ impl RegisteredMemory {
         Ok(mr)
     }
 
-    /// `len` bytes that lie one after the other in `extents`, addressed from `base` on; otherwise as
-    /// [`RegisteredMemory::new`]. Extents in a process are copied by system calls, and are not for
-    /// atomic operations.
+    /// A region of `len` bytes, the concatenation of `extents`, addressed from `base` on; otherwise
+    /// like [`RegisteredMemory::new`]. Extents in a process are copied by system calls, and do not
+    /// support atomic operations.
     ///
     /// # Errors
-    /// An extent leaves its memory, they are not `len` bytes together, or the addresses wrap.
+    /// An extent exceeds its memory, the extents do not add up to `len` bytes, or the addresses wrap.
     pub fn new_scattered(
         extents: Vec<Extent>,
         len: u64,
@@ -193,24 +194,24 @@ impl RegisteredMemory {
         Ok(mr)
     }
 
-    /// A memory window, not bound.
+    /// An unbound memory window.
     pub fn new_window(pd: u32, kind: WindowType) -> RegisteredMemory {
         RegisteredMemory::with_kind(KeyKind::Window(kind), pd, None)
     }
 
-    /// The key it got when it went into the table.
+    /// Sets the key assigned on insertion into the table.
     pub(crate) fn set_home(&mut self, stag: Stag) {
         self.home_key = stag;
         self.key = KeyCell::new(stag.0, self.key_kind == KeyKind::Fixed);
     }
 
-    /// The key that [`crate::KeyTable::insert`] gave.
+    /// The key that [`crate::KeyTable::insert`] assigned.
     #[inline]
     pub fn home_key(&self) -> Stag {
         self.home_key
     }
 
-    /// Its key as of now; zero before it is in the table.
+    /// The current key; zero before it is in the table.
     #[inline]
     pub fn current_key(&self) -> Stag {
         Stag(self.key.load_word().stag())
@@ -225,7 +226,7 @@ impl RegisteredMemory {
     pub fn allowed_qp(&self) -> Option<u32> {
         u32::try_from(self.allowed_qp.load(Ordering::Relaxed)).ok()
     }
-    /// What it may be used for, as of now.
+    /// The current access rights.
     #[inline]
     pub fn access_rights(&self) -> Access {
         Access(self.access_rights.load(Ordering::Relaxed))
@@ -235,24 +236,24 @@ impl RegisteredMemory {
     pub fn base_address(&self) -> u64 {
         self.base_address.load(Ordering::Relaxed)
     }
-    /// Bytes.
+    /// Length in bytes.
     #[inline]
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> u64 {
         self.len.load(Ordering::Relaxed)
     }
-    /// The memory it lies in; none for windows and for several extents. Cloning the Arc keeps it
-    /// mapped while a NIC reads it.
+    /// The memory that contains it; `None` for windows and for several extents. Cloning the Arc
+    /// keeps it mapped while a NIC reads it.
     #[inline]
     pub fn shared_memory(&self) -> Option<&Arc<SharedMemory>> {
         self.shared_memory.as_ref()
     }
-    /// What [`RegisteredMemory::check_access`] gives for the first byte.
+    /// The offset that [`RegisteredMemory::check_access`] returns for the first byte.
     #[inline]
     pub fn start_offset(&self) -> u64 {
         self.start_offset.load(Ordering::Relaxed)
     }
-    /// Windows that are bound to it.
+    /// Number of windows bound to it.
     pub fn count_windows(&self) -> u32 {
         match self.windows.load(Ordering::Relaxed) {
             LOCKED => 0,
@@ -303,7 +304,7 @@ impl RegisteredMemory {
             .store(scope.start_offset, Ordering::Relaxed);
     }
 
-    /// One more window is about to be bound to it; false: it is on its way out.
+    /// Counts one more window before it is bound. `false`: the region is being removed.
     pub(crate) fn try_add_window(&self) -> bool {
         self.windows
             .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |count| {
@@ -320,7 +321,7 @@ impl RegisteredMemory {
             });
     }
 
-    /// No window can be bound any more, if none is; how many are.
+    /// Prevents further binding of windows, if none is bound; returns the number of bound windows.
     pub(crate) fn lock_windows(&self) -> u32 {
         match self
             .windows
@@ -331,7 +332,7 @@ impl RegisteredMemory {
         }
     }
 
-    /// Other access rights, if no window is bound; how many are.
+    /// Changes the access rights, if no window is bound; returns the number of bound windows.
     pub(crate) fn change_access(&self, access: Access) -> u32 {
         let bound = self.lock_windows();
         if bound == 0 {
@@ -347,14 +348,15 @@ impl RegisteredMemory {
             .compare_exchange(LOCKED, 0, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// It leaves the table; the region that a window was bound to.
+    /// Retires the key as the entry leaves the table; returns the region that the window was bound
+    /// to, if any.
     pub(crate) fn retire_key(&self) -> Option<Stag> {
         let word = self.key.retire_key();
         let bound = matches!(self.key_kind, KeyKind::Window(_)) && word.is_valid();
         bound.then(|| self.parent_key())
     }
 
-    /// A window of this stream is unbound; the region that it was bound to.
+    /// Unbinds a window of this stream; returns the region that it was bound to.
     pub(crate) fn unbind_stream(&self, qp: u32) -> Option<Stag> {
         loop {
             let word = self.key.load_word();
@@ -369,9 +371,9 @@ impl RegisteredMemory {
         }
     }
 
-    /// Everything but validity of the key: PD, stream, access, then wrap before
-    /// bounds. Returns where the bytes are, for the accessors below. Zero-length accesses are
-    /// not checked by iWARP: the caller skips the call.
+    /// Checks everything except the validity of the key: PD, stream, access, then wrap before bounds.
+    /// Returns the offset of the bytes, for the accessors below. iWARP does not check zero-length
+    /// accesses: the caller skips the call.
     #[inline(always)]
     pub fn check_access(
         &self,
@@ -394,19 +396,19 @@ impl RegisteredMemory {
         self.check_range(addr, u64::from(len))
     }
 
-    /// The range alone.
+    /// Checks only the range.
     #[inline(always)]
     pub fn check_range(&self, addr: u64, len: u64) -> Result<u64, KeyError> {
         let end = addr.checked_add(len).ok_or(KeyError::Wrap)?;
         let base = self.base_address();
-        // base + len does not wrap: checked when it was set.
+        // base + len does not wrap: checked when the scope was set.
         if addr < base || end > base.wrapping_add(self.len()) {
             return Err(KeyError::Bounds);
         }
         Ok(self.start_offset().wrapping_add(addr - base))
     }
 
-    /// Whether `len` bytes at `offset` lie in this region.
+    /// Checks that `len` bytes at `offset` lie in this region.
     #[inline(always)]
     fn check_offset(&self, offset: u64, len: usize) -> Result<(), OutOfBounds> {
         let rel = offset.checked_sub(self.start_offset()).ok_or(OutOfBounds)?;
@@ -416,7 +418,7 @@ impl RegisteredMemory {
         }
     }
 
-    /// The memory of a region in one piece, and the offset there.
+    /// The memory of a contiguous region, and the offset in it.
     #[inline]
     fn memory_range(&self, offset: u64, len: usize) -> Result<(&SharedMemory, usize), OutOfBounds> {
         self.check_offset(offset, len)?;
@@ -424,8 +426,8 @@ impl RegisteredMemory {
         Ok((memory, offset as usize))
     }
 
-    /// Hands the pieces of `len` bytes at `offset` to `visit`: out of line, so that memory in one
-    /// piece, as nearly all is, costs no call.
+    /// Passes the pieces of `len` bytes at `offset` to `visit`. Out of line, so that contiguous
+    /// memory, the usual case, pays no call.
     #[inline(never)]
     fn for_each_piece(
         &self,
@@ -452,7 +454,8 @@ impl RegisteredMemory {
     }
 
     /// Places the `len` bytes of data in `src`, without its gaps, at an offset obtained from
-    /// [`RegisteredMemory::check_access`]. `false`: they do not lie in one piece there, and nothing was written.
+    /// [`RegisteredMemory::check_access`]. `false`: the destination is not contiguous, and nothing
+    /// was written.
     #[inline]
     pub fn write_without_gaps_at<const SPACING: usize>(
         &self,
@@ -480,8 +483,8 @@ impl RegisteredMemory {
         })
     }
 
-    /// The word at an offset obtained from [`RegisteredMemory::check_access`]: inside, 8-aligned in
-    /// memory, and writable, or an error.
+    /// The word at an offset obtained from [`RegisteredMemory::check_access`]; fails unless it is
+    /// inside, 8-aligned in memory, and writable.
     #[inline]
     pub fn atomic_at(&self, offset: u64) -> Result<&AtomicU64, OutOfBounds> {
         let (region, at, piece_len) = self.piece_at(offset, 8)?;
@@ -515,8 +518,8 @@ impl RegisteredMemory {
         Ok(sum)
     }
 
-    /// Region, offset in it, and how many of `len` bytes lie there without a gap: for gather
-    /// lists of a NIC. An error also for bytes in a process: those are only copied
+    /// Returns the region, the offset in it, and the number of the `len` bytes that are contiguous
+    /// there: for gather lists of a NIC. Also fails for bytes in a process, which can only be copied
     /// ([`RegisteredMemory::read_piece`]).
     #[inline(always)]
     pub fn piece_at(
@@ -536,8 +539,8 @@ impl RegisteredMemory {
         }
     }
 
-    /// Copies the bytes that lie without a gap at the beginning of `dst.len()` bytes at `offset`;
-    /// how many those are.
+    /// Copies the contiguous bytes at the beginning of `dst.len()` bytes at `offset`; returns their
+    /// number.
     #[cold]
     pub fn read_piece(&self, offset: u64, dst: &mut [u8]) -> Result<usize, OutOfBounds> {
         let piece_len = match &self.scatter {
@@ -548,7 +551,7 @@ impl RegisteredMemory {
         Ok(piece_len)
     }
 
-    /// Address in this process of `len` bytes that lie without a gap.
+    /// Address in this process of `len` contiguous bytes.
     #[inline]
     pub fn ptr_at(&self, offset: u64, len: usize) -> Result<*const u8, OutOfBounds> {
         let (region, at, piece_len) = self.piece_at(offset, len)?;
@@ -558,7 +561,7 @@ impl RegisteredMemory {
         region.ptr_at(at, len).map(<*mut u8>::cast_const)
     }
 
-    /// Hints the cache about bytes that come next; harmless outside.
+    /// Prefetches bytes that will be accessed soon; harmless outside the region.
     #[inline]
     pub fn prefetch_at(&self, offset: u64, len: usize) {
         match (&self.shared_memory, &self.scatter) {

@@ -1,7 +1,7 @@
-//! Where the bytes of a region are that does not lie in one piece: pages that a work request
-//! registered (`PageList`), or extents of several memories ([`Extent`]), which the control thread
-//! registered for memory that an application already had. [`crate::registered_memory`] copies
-//! through it; regions in one piece, as nearly all are, never come here.
+//! Layout of regions that are not contiguous: pages that a work request registered (`PageList`), or
+//! extents of several memories ([`Extent`]), which the control thread registered for memory that an
+//! application already had. [`crate::registered_memory`] copies through it; contiguous regions, the
+//! usual case, do not use it.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use siw_shm::{OutOfBounds, SharedMemory};
@@ -10,15 +10,16 @@ use std::sync::Arc;
 
 /// Memory of a process that the daemon has not mapped: every access is a system call that copies.
 ///
-/// The descriptor is one of /proc/PID/mem. It stays with the address space that it was opened for:
-/// when that is gone every access fails, and a process that gets the same number is not reached.
+/// The descriptor is one of /proc/PID/mem. It remains bound to the address space that it was opened
+/// for: after that is destroyed every access fails, and a later process with the same number is not
+/// affected.
 #[derive(Debug)]
 pub struct ProcessMemory {
     mem: OwnedFd,
 }
 
 impl ProcessMemory {
-    /// Memory behind a descriptor of /proc/PID/mem.
+    /// Memory accessed through a descriptor of /proc/PID/mem.
     pub fn new(mem: OwnedFd) -> ProcessMemory {
         ProcessMemory { mem }
     }
@@ -26,7 +27,7 @@ impl ProcessMemory {
     /// Copies from `address` of the process.
     ///
     /// # Errors
-    /// The process is gone, or has no such memory.
+    /// The process has exited, or has no such memory.
     pub fn read(&self, address: u64, dst: &mut [u8]) -> Result<(), OutOfBounds> {
         let mut done = 0;
         while done < dst.len() {
@@ -41,7 +42,7 @@ impl ProcessMemory {
     /// Copies to `address` of the process.
     ///
     /// # Errors
-    /// The process is gone, or has no such memory.
+    /// The process has exited, or has no such memory.
     pub fn write(&self, address: u64, src: &[u8]) -> Result<(), OutOfBounds> {
         let mut done = 0;
         while done < src.len() {
@@ -54,7 +55,7 @@ impl ProcessMemory {
     }
 }
 
-/// What an extent lies in.
+/// Memory that contains an extent.
 #[derive(Debug, Clone)]
 pub enum ExtentMemory {
     /// A mapping of the daemon; offsets count from its start.
@@ -66,11 +67,11 @@ pub enum ExtentMemory {
 /// A piece of a region.
 #[derive(Debug, Clone)]
 pub struct Extent {
-    /// What it lies in.
+    /// Memory that contains it.
     pub memory: ExtentMemory,
-    /// Where it begins there.
+    /// Offset of its first byte there.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
 }
 
@@ -81,16 +82,16 @@ pub(crate) enum Piece<'a> {
     Process(&'a ProcessMemory, u64),
 }
 
-/// The extents of a region, one after the other.
+/// The extents of a region, in order.
 #[derive(Debug)]
 pub(crate) struct ExtentList {
-    /// For each extent, where the one after it begins in the region.
+    /// For each extent, its end in the region.
     ends: Box<[u64]>,
     extents: Box<[Extent]>,
 }
 
 impl ExtentList {
-    /// A list that covers `len` bytes, and lies within the memories that it names.
+    /// Creates a list of extents; they must cover `len` bytes and lie within their memories.
     pub fn new(extents: Vec<Extent>, len: u64) -> Result<ExtentList, OutOfBounds> {
         let mut ends = Vec::with_capacity(extents.len());
         let mut end = 0u64;
@@ -104,7 +105,7 @@ impl ExtentList {
                 ExtentMemory::Shared(memory) if last > memory.len() as u64 => {
                     return Err(OutOfBounds);
                 }
-                // Offsets of files are signed.
+                // File offsets are signed.
                 ExtentMemory::Process(_) if i64::try_from(last).is_err() => {
                     return Err(OutOfBounds);
                 }
@@ -122,7 +123,8 @@ impl ExtentList {
         })
     }
 
-    /// Where byte `offset` of the region lies, and how many of `len` bytes follow it there.
+    /// Location of byte `offset` of the region, and the number of the `len` bytes that are contiguous
+    /// there.
     pub fn piece_at(&self, offset: u64, len: usize) -> Result<(Piece<'_>, usize), OutOfBounds> {
         let index = self.ends.partition_point(|end| *end <= offset);
         let extent = self.extents.get(index).ok_or(OutOfBounds)?;
@@ -142,7 +144,7 @@ impl ExtentList {
 /// Pages of a fast registration.
 #[derive(Debug)]
 pub(crate) struct PageList {
-    /// Where the application writes the list.
+    /// Shared memory in which the application writes the list.
     pub list: Arc<SharedMemory>,
     pub list_at: usize,
     /// The checked private copy: offsets in the region.
@@ -151,8 +153,8 @@ pub(crate) struct PageList {
 }
 
 impl PageList {
-    /// Where octet `off`, counted from the first page on, lies, and how many octets follow it
-    /// without a gap, at most `len`.
+    /// Location of octet `offset`, counted from the first page, and the number of contiguous octets
+    /// there, at most `len`.
     pub fn piece_at(&self, offset: usize, len: usize) -> Result<(usize, usize), OutOfBounds> {
         let size = 1usize << self.shift.load(Ordering::Relaxed);
         let page = |i: usize| -> Result<usize, OutOfBounds> {
@@ -170,7 +172,7 @@ impl PageList {
     }
 }
 
-/// The layout of a region that does not lie in one piece.
+/// Layout of a region that is not contiguous.
 #[derive(Debug)]
 pub(crate) enum Scatter {
     Pages(PageList, Arc<SharedMemory>),
@@ -178,7 +180,7 @@ pub(crate) enum Scatter {
 }
 
 impl Scatter {
-    /// Where byte `offset` lies, and how many of `len` bytes follow it without a gap.
+    /// Location of byte `offset`, and the number of the `len` bytes that are contiguous there.
     pub fn piece_at(&self, offset: u64, len: usize) -> Result<(Piece<'_>, usize), OutOfBounds> {
         match self {
             Scatter::Pages(pages, region) => {
@@ -189,7 +191,8 @@ impl Scatter {
         }
     }
 
-    /// Hands the pieces of `len` bytes at `offset` to `visit`, with which of the bytes they are.
+    /// Passes the pieces of `len` bytes at `offset` to `visit`, each with its range within those
+    /// bytes.
     #[inline(never)]
     pub fn for_each_piece(
         &self,
