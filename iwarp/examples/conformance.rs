@@ -1,9 +1,9 @@
 //! Writes CONFORMANCE.md: `cargo run -p siw-iwarp --example conformance`.
 //!
-//! It runs the numbered tests, those of this crate and those against a running siwd (which need root).
-//! When one fails or is skipped, the file stays as it is: it never says of a test that did not run that
-//! it passed. With `--names-only` it runs none and brings the list in step with the names of the tests;
-//! a test that fails is then found by the suites, one that is skipped by CI.
+//! Runs the numbered tests, those of this crate and those against a running siwd (which need root).
+//! If one fails or is skipped, the file is left unchanged, so it never shows a pass for a test that
+//! did not run. With `--names-only` it runs no tests and only updates the list to the names of the
+//! tests; failing tests are then found by the suites, skipped ones by CI.
 #[path = "../tests/common/conformance.rs"]
 mod conformance;
 
@@ -41,7 +41,7 @@ fn main() -> std::io::Result<()> {
     Ok(())
 }
 
-/// What became of each numbered test, by name.
+/// Runs the suites; returns the outcome of each numbered test by name.
 fn run_suites() -> std::io::Result<BTreeMap<String, conformance::TestOutcome>> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
     let mut results = BTreeMap::new();

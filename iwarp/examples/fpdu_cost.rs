@@ -1,15 +1,16 @@
-//! What the protocol costs per FPDU beyond copy and CRC: `cargo run --release -p siw-iwarp --example
-//! fpdu_cost`. Prints one JSON line; the bare loop and the whole path alternate in the same run, the
-//! best of many rounds counts, because machines are noisy. `*_ns` are whole, `*_beyond_ns` less the
-//! bare loop, `*_markers_ratio` the whole with markers by the whole without, sent by reference, and
-//! `*_markers_copied_ratio` by the whole without, copied as links send by default. An FPDU fills a
-//! segment of 1448 octets, with markers too.
+//! Measures the protocol cost per FPDU beyond copy and CRC: `cargo run --release -p siw-iwarp
+//! --example fpdu_cost`. Prints one JSON line. Because machines are noisy, the bare loop and the
+//! whole path alternate in the same run, and the best of many rounds counts. `*_ns` are times of the
+//! whole path, `*_beyond_ns` exclude the bare loop. `*_markers_ratio` is the time with markers
+//! divided by the time without, sent by reference, and `*_markers_copied_ratio` divided by the time
+//! without, copied as links send by default. An FPDU fills a segment of 1448 octets, with markers
+//! too.
 //!
 //! Receive: finding the FPDU, CRC, markers, header checks, placement; bare: CRC and copy. Send: the
-//! next record, header, markers, CRC, and the payload: a counted reference, with markers a copy in
-//! the frame; its release and acknowledgement. Bare: the CRC of the payload. `copy_ns` and
-//! `reference_ns` have the whole send of FPDUs of some lengths, with payload that is copied in one pass
-//! with its CRC, and with payload by reference.
+//! next record, header, markers, CRC, the payload (a counted reference; with markers, a copy into the
+//! frame), its release and its acknowledgement; bare: the CRC of the payload. `copy_ns` and
+//! `reference_ns` are the whole send times of FPDUs of several lengths, with payload that is copied
+//! in one pass with its CRC, and with payload by reference.
 
 use siw_iwarp::*;
 use siw_memory::{KeyReader, KeyTable, RegisteredMemory, Stag, crc};
@@ -21,7 +22,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Instant;
 
 const EMSS: u32 = 1448;
-/// MPA's and DDP's share of a segment with a tagged header.
+/// Octets of MPA and DDP in a segment with a tagged header.
 const OVERHEAD: u32 = 20;
 /// Segments for which copies and references are compared.
 const COMPARED_EMSS: [u32; 4] = [536, 1024, EMSS, 8948];
@@ -71,7 +72,7 @@ impl QpEnv for Env {
     fn post_event(&mut self, _: QpEvent) {}
 }
 
-/// Received segments, each one FPDU in one slice, as the fast path has them.
+/// Received segments, each with one FPDU in one slice, as on the fast path.
 struct SegmentStream<'a> {
     frames: &'a [Vec<u8>],
     at: usize,
@@ -100,13 +101,13 @@ impl RxStream for SegmentStream<'_> {
     }
 }
 
-/// What describes a buffer to a NIC: two lines, as an mbuf.
+/// A buffer descriptor for a NIC: two cache lines, like an mbuf.
 #[derive(Default, Clone)]
 #[repr(align(64))]
 struct Descriptor([u64; 16]);
 
-/// Copies headers, and payload that is copied, into buffers as a pool has them; references take a
-/// descriptor each and are counted, as the daemon's are.
+/// Copies headers and copied payload into buffers like those of a pool; each reference takes a
+/// descriptor and is counted, as in the daemon.
 struct Gather<'a> {
     bufs: &'a mut [Vec<u8>],
     frame: usize,
@@ -116,7 +117,7 @@ struct Gather<'a> {
 }
 
 impl Gather<'_> {
-    /// Behind the headers of Ethernet, IP and TCP.
+    /// Headroom for the headers of Ethernet, IP and TCP.
     const HEADROOM: usize = 128 + 66;
 
     fn next_frame(&mut self) {
@@ -172,7 +173,7 @@ impl FrameBuilder for Gather<'_> {
         };
         self.references.fetch_add(1, Ordering::Relaxed);
         let descriptor = &mut self.descriptors[self.frame];
-        // Address, lengths, flags, counter; in the second line the next buffer.
+        // Address, lengths, flags, counter; the second line has the next buffer.
         descriptor.0[..4].copy_from_slice(&[address as u64, len as u64, len as u64, 1]);
         descriptor.0[4] = std::ptr::from_ref(self.references) as u64;
         descriptor.0[8] = self.frame as u64;
@@ -226,7 +227,7 @@ fn main() {
     );
 }
 
-/// Nanoseconds of an FPDU.
+/// Nanoseconds per FPDU.
 struct Cost {
     rx: f64,
     rx_bare: f64,
@@ -234,7 +235,7 @@ struct Cost {
     tx_bare: f64,
 }
 
-/// What is sent and received.
+/// Parameters of the stream.
 #[derive(Clone, Copy)]
 struct StreamShape {
     /// Octets of a segment.
@@ -244,7 +245,7 @@ struct StreamShape {
 }
 
 impl StreamShape {
-    /// A stream with markers carries as much in a segment less its markers.
+    /// Payload of a segment; markers reduce it by their length.
     fn payload_len(self) -> usize {
         (self.emss - OVERHEAD) as usize - if self.has_markers { 12 } else { 0 }
     }
@@ -339,7 +340,7 @@ fn measure(shape: StreamShape) -> Cost {
                     .expect("in range");
             }
         }));
-        // These segments are the start of a stream every time.
+        // These segments are the start of a stream each time.
         let mut sink = fresh();
         rx = rx.min(time(|| {
             let mut stream = SegmentStream {

@@ -1,5 +1,5 @@
-//! Requests and responses of one stream share it: message by message, octet for octet while both
-//! have something to send (RFC 5041 section 5.3 forbids to interleave messages).
+//! Requests and responses share a stream message by message, with equal octets while both have
+//! something to send (RFC 5041 section 5.3 forbids interleaving messages).
 mod common;
 use common::*;
 use siw_iwarp::*;
@@ -7,7 +7,7 @@ use siw_shm::{Access, Opcode};
 
 const LEN: usize = 512 << 10;
 
-/// What the shared end sends: requests of its own, and responses to the peer's Reads.
+/// Octets that the shared end sends: its own requests, and responses to the peer's Reads.
 #[derive(Default)]
 struct Share {
     requests: usize,
@@ -16,8 +16,8 @@ struct Share {
     longest_wait: usize,
 }
 
-/// An end with `sends` Writes of `send_len` octets to send, and asked for `reads` Reads of `read_len`;
-/// how its first `octets` are shared.
+/// Runs an end with `sends` Writes of `send_len` octets to send, which is asked for `reads` Reads of
+/// `read_len`; returns how its first `octets` are shared.
 fn share_of(sends: (usize, usize), reads: (usize, usize), octets: usize) -> Share {
     let deep = |initiator| NegotiatedParameters {
         ird: 64,
@@ -28,7 +28,7 @@ fn share_of(sends: (usize, usize), reads: (usize, usize), octets: usize) -> Shar
     let (source, _) = shared.env.mr(0, LEN, Access::NONE);
     let (readable, _) = shared.env.mr(0, LEN, REMOTE);
     let (sink, _) = peer.env.mr(0, LEN, REMOTE);
-    // The peer may send once it has received.
+    // The peer may send once it has received an FPDU.
     shared.env.post(&remote(Opcode::Write, 0, &[], 0, sink));
     run(&mut shared, &mut peer);
     for wr_id in 0..reads.0 {
@@ -61,7 +61,7 @@ fn share_of(sends: (usize, usize), reads: (usize, usize), octets: usize) -> Shar
         last_was_response = is_response;
         share.longest_wait = share.longest_wait.max(run_len);
         peer.give(&fpdu);
-        // A queue pair sends no more requests than it has places for until some are acknowledged.
+        // A queue pair with a full send queue sends no more requests until some are acknowledged.
         shared.ack_all();
     }
     assert_eq!(peer.qp.found_error(), None, "no message was interleaved");
@@ -72,8 +72,8 @@ fn share_of(sends: (usize, usize), reads: (usize, usize), octets: usize) -> Shar
 fn long_responses_leave_small_requests_their_share() {
     let share = share_of((20_000, 256), (16, LEN), 4 << 20);
     let ratio = share.requests as f64 / share.responses as f64;
-    // 256 KiB of requests behind each response of 512 KiB, in which headers count somewhat more than
-    // they are.
+    // 256 KiB of requests after each response of 512 KiB, where headers count for somewhat more than
+    // their length.
     assert!(ratio > 0.3, "{} of {}", share.requests, share.responses);
     assert!(
         share.longest_wait <= LEN + (64 << 10),
@@ -84,7 +84,7 @@ fn long_responses_leave_small_requests_their_share() {
 #[test]
 fn long_requests_leave_small_responses_their_share() {
     let share = share_of((16, LEN), (32, 4096), 1 << 20);
-    // All of the Reads are answered behind the first request.
+    // All of the Reads are answered after the first request.
     let responses = 32 * (4096 + 3 * 20);
     assert!(share.responses >= responses, "{}", share.responses);
     assert!(

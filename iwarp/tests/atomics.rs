@@ -1,4 +1,4 @@
-//! Atomics (RFC 7306 section 5), at the level of octets and between two queue pairs.
+//! Atomics (RFC 7306 section 5), at octet level and between two queue pairs.
 mod common;
 use common::*;
 use siw_iwarp::rdmap::atomic_header::{AtomicOp, AtomicRequestHeader, AtomicResponseHeader};
@@ -22,7 +22,7 @@ fn set(region: &SharedMemory, value: u64) {
     region.write(0, &value.to_ne_bytes()).expect("in range");
 }
 
-/// A responder whose memory at VA starts with `v`.
+/// A responder whose memory at VA starts with `value`.
 fn new_responder(value: u64) -> (End, Stag, Arc<SharedMemory>) {
     let end = End::new(negotiated(false));
     let (key, mem) = end.env.mr(VA, 64, ATOMIC);
@@ -88,7 +88,7 @@ fn fetch_add_and_cmp_swap_work_between_two_queue_pairs() {
         .flat_map(|value| value.to_ne_bytes())
         .collect();
     assert_eq!(contents(&initiator_mem, 32), want);
-    // 99 + 0xff in a field of eight bits.
+    // 99 + 0xff in an eight-bit field.
     assert_eq!(word(&responder_mem), (99 + 0xff) & 0xff);
     assert_eq!(
         initiator.env.statuses(),
@@ -112,7 +112,7 @@ fn fetch_add_and_cmp_swap_work_between_two_queue_pairs() {
     );
 }
 
-/// Conformance 84: neither an odd address nor odd memory behind an even one.
+/// Conformance 84: neither an unaligned address nor unaligned memory at an aligned address.
 #[test]
 fn c84_unaligned_atomic_is_0_2_07_and_changes_nothing() {
     for off in 1..8 {
@@ -231,7 +231,7 @@ fn c87_responses_count_from_one_and_reflect_the_identifier() {
             original: 6 + u64::from(msn),
         };
         assert_eq!(AtomicResponseHeader::parse(payload), want);
-        // Resent as it was, and done once.
+        // A retransmission is identical, and the atomic is executed once.
         let mut again = Frame::default();
         let rec = *responder.unacked.back().expect("pulled");
         responder
@@ -253,7 +253,7 @@ fn requester() -> (End, Arc<SharedMemory>) {
     (initiator, mem)
 }
 
-/// Conformance 87, from the other side.
+/// Conformance 87, at the requester.
 #[test]
 fn c87_response_that_answers_nothing_ends_the_stream() {
     for (fpdu, code, status) in [
@@ -287,7 +287,7 @@ fn c87_response_that_answers_nothing_ends_the_stream() {
     initiator.expect_terminate("0/2/06");
 }
 
-/// Conformance 88, on the wire (the arithmetic has its test beside it).
+/// Conformance 88, on the wire (the arithmetic has its own unit test).
 #[test]
 fn c88_masked_add_carries_within_its_fields() {
     let (mut responder, key, mem) = new_responder(0x00ff_ffff_00ff_ffff);
@@ -300,7 +300,7 @@ fn c88_masked_add_carries_within_its_fields() {
     assert_eq!(word(&mem), 0);
 }
 
-/// Conformance 89: Read, atomic, Read: each Read sees the word as of its place in the sequence.
+/// Conformance 89: Read, atomic, Read: each Read sees the word at its position in the sequence.
 #[test]
 fn c89_reads_and_atomics_run_in_request_order() {
     let (mut initiator, mut responder) = pair();
@@ -320,7 +320,7 @@ fn c89_reads_and_atomics_run_in_request_order() {
     initiator
         .env
         .post(&SendWr::cmp_swap(4, s(3)[0], VA, responder_key.0, 11, 20));
-    // All requests are there before the first answer.
+    // All requests arrive before the first response.
     responder.give(&initiator.pull_all());
     initiator.ack_all();
     let kinds: Vec<u8> = std::iter::from_fn(|| responder.pull())
@@ -339,7 +339,7 @@ fn c89_reads_and_atomics_run_in_request_order() {
     assert_eq!(initiator.env.statuses().len(), 4);
 }
 
-/// A key that goes away between the request and its turn.
+/// A key that is removed between the request and its turn.
 #[test]
 fn atomic_whose_memory_went_away_is_refused_at_its_turn() {
     let (mut responder, key, mem) = new_responder(5);

@@ -1,4 +1,5 @@
-//! Endings: everything that was posted completes exactly once, in order, whatever ends the stream.
+//! Ends of a stream: every posted work request completes exactly once, in order, however the stream
+//! ends.
 mod common;
 use common::*;
 use siw_iwarp::*;
@@ -138,7 +139,7 @@ fn disconnect_with_an_empty_send_queue_goes_to_idle() {
         assert!(end.env.events.is_empty());
     }
     assert_eq!(initiator.env.recv_statuses(), [(7, WcStatus::WR_FLUSH_ERR)]);
-    // And may be used again.
+    // The queue pair can be used again.
     initiator.qp.set_rts(negotiated(true), EMSS);
     assert_eq!(initiator.qp.state(), RdmapState::Rts);
 }
@@ -268,7 +269,7 @@ fn work_posted_while_a_clean_close_ends_is_flushed() {
         .qp
         .on_tcp_closed(&mut initiator.env, CloseReason::Closed);
     assert_eq!(initiator.qp.state(), RdmapState::Idle);
-    // Its consumer still took it for connected.
+    // Its consumer still considered it connected.
     initiator
         .env
         .post(&wr(Opcode::Send, 9, SendData::Inline(b"late")));

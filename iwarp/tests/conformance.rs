@@ -1,11 +1,11 @@
-//! The conformance list is complete, and CONFORMANCE.md tells what the tests are.
+//! The conformance list is complete, and CONFORMANCE.md matches the tests.
 #[path = "common/conformance.rs"]
 mod conformance;
 use std::collections::BTreeMap;
 
 use conformance::*;
 
-/// Numbers without a test of this crate alone: timers, and what a worker does.
+/// Numbers without a test in this crate: timers, and the behavior of a worker.
 const NOT_ALONE: [u32; 2] = [12, 13];
 
 #[test]
@@ -32,7 +32,7 @@ fn numbers_are_read_from_the_names_of_tests() {
     assert_eq!(numbers_of("crc_c5"), []);
 }
 
-/// The file says "pass": if a test fails, its suite fails, too.
+/// The file says "pass" without running the tests: if a test fails, its suite fails too.
 #[test]
 fn report_is_in_step_with_the_tests() {
     let want = render();

@@ -1,4 +1,4 @@
-//! The send queue drain of ibv_modify_qp(3): what is started completes, nothing else starts.
+//! The send queue drain of ibv_modify_qp(3): started work requests complete, no others start.
 mod common;
 use common::*;
 use siw_iwarp::*;

@@ -1,4 +1,5 @@
-//! Messages and segments that are handed out as runs: the same stream, checks and completions as one by one.
+//! Messages and segments handed out as runs: stream, checks and completions are the same as one by
+//! one.
 mod common;
 use common::*;
 use siw_iwarp::*;
@@ -17,7 +18,7 @@ fn end_with_memory(len: usize) -> (End, Stag) {
     (end, key)
 }
 
-/// Posts messages of these kinds and lengths, of consecutive memory.
+/// Posts messages of these kinds and lengths, from consecutive memory.
 fn post_all(end: &mut End, key: Stag, messages: &[(Opcode, usize, WrFlags)]) {
     let mut from = AT;
     for (id, &(opcode, len, flags)) in messages.iter().enumerate() {
@@ -76,10 +77,10 @@ fn a_run_is_limited_by_room_by_what_is_asked_for_and_by_the_depth() {
         runs.iter().map(|run| run.count()).collect::<Vec<_>>()
     };
     assert_eq!(counts(84 * 5 + 83, 100), [5]);
-    // The sixth was taken out of the ring, and waited for room.
+    // The sixth was taken out of the ring and waited for room.
     assert_eq!(counts(usize::MAX, 7), [1, 6]);
     assert_eq!(counts(usize::MAX, 7), [7]);
-    // The queue has 64 places, of which 19 are taken.
+    // The queue has 64 places, 19 of which are taken.
     assert_eq!(counts(usize::MAX, 100), [45]);
     assert_eq!(counts(usize::MAX, 100), [0u16; 0]);
 }
@@ -116,10 +117,10 @@ fn the_stream_is_that_of_single_fpdus() {
         let [(mut alone, _), (mut together, _)] = streams;
         let one_by_one = alone.pull_all();
         let (runs, bytes) = together.pull_runs(usize::MAX, 1000);
-        // The keys are drawn at random, but not sent.
+        // The keys are drawn at random, but are not sent.
         assert_eq!(bytes, one_by_one);
         assert!(runs.iter().any(|run| run.count() > 4));
-        // Any units of a run, in frames with little room.
+        // Any units of a run, built into frames with little room.
         for run in &runs {
             let whole = together.build_units(run, 0..run.count()).expect("built");
             let unit = run.unit_len() as usize;

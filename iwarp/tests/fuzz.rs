@@ -7,7 +7,7 @@ fn octets(max: usize) -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(any::<u8>(), 0..max)
 }
 
-/// Control octets and lengths that mean something come more often than chance would have them.
+/// Valid control octets and lengths are more frequent than in random input.
 fn ulpdus() -> impl Strategy<Value = Vec<u8>> {
     let one = (
         prop_oneof![18u8..24, Just(26), Just(30), Just(46), Just(70), 0u8..90],
@@ -37,7 +37,7 @@ fn ulpdus() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// Frames with a right key, flags and revision, and a length that fits or nearly.
+/// Frames with a correct key, flags and revision, and a correct or nearly correct length.
 fn frames() -> impl Strategy<Value = Vec<u8>> {
     let head = (any::<bool>(), any::<u8>(), 0u8..4, 0u16..20, any::<u8>());
     (head, octets(40)).prop_map(|((reply, flags, rev, n, how), data)| {

@@ -1,4 +1,4 @@
-//! Immediate Data (RFC 7306 section 6), alone, behind a Write, and joined with a Send.
+//! Immediate Data (RFC 7306 section 6): alone, after a Write, and joined with a Send.
 mod common;
 use common::*;
 use siw_iwarp::*;
@@ -16,7 +16,7 @@ fn write_with_immediate_is_a_write_and_immediate_data() {
         initiator_mem.write(0, &pattern(n, 3)).expect("in range");
         responder.env.post_recv(7, &[]);
         responder.env.post_recv(8, &[]);
-        // A Write before it does not count into the length.
+        // An earlier Write does not count toward the length.
         initiator.env.post(&remote(
             Opcode::Write,
             1,
@@ -148,7 +148,7 @@ fn c86_immediate_data_of_another_length_is_0_2_ff() {
     responder.expect_terminate("0/2/ff");
 }
 
-/// It is a message of queue 0: its MSN, its buffer, its place between Sends.
+/// Immediate Data is a message of queue 0 in every respect: MSN, buffer, order among Sends.
 #[test]
 fn immediate_data_obeys_the_rules_of_queue_0() {
     let cases: [(Vec<u8>, &str); 5] = [
@@ -189,7 +189,7 @@ fn refused_immediate_fails_its_write() {
     let frames = initiator.pull_all();
     responder.give(&frames);
     initiator.ack_all();
-    // The acknowledgement came too early for this Terminate: only what is not complete can fail.
+    // The acknowledgement came before this Terminate: only requests that are not complete can fail.
     initiator.give(&responder.pull_all());
     assert_eq!(
         initiator
@@ -216,7 +216,8 @@ fn refused_immediate_fails_its_write() {
     assert_eq!(initiator.env.statuses(), [(1, WcStatus::RNR_RETRY_EXC_ERR)]);
 }
 
-/// Immediate Data of RFC 7306 alone: its octets are the application's, whatever they are.
+/// Immediate Data of RFC 7306 alone: all of its octets belong to the application, whatever their
+/// value.
 #[test]
 fn immediate_data_of_others_is_delivered_whatever_its_octets() {
     let mut responder = End::new(NegotiatedParameters {

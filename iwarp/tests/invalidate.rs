@@ -7,7 +7,7 @@ use siw_shm::{Access, Opcode, WcOpcode, WcStatus};
 
 const VA: u64 = 0x10_0000;
 
-/// What was posted before may be sent again, so the key works until it is complete.
+/// Earlier requests may be retransmitted, so the key stays valid until they are complete.
 #[test]
 fn local_invalidate_waits_for_requests_before_it() {
     let (mut initiator, mut responder) = pair();

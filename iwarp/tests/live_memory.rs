@@ -1,6 +1,6 @@
-//! Memory that changes while it is sent: verbs allow it for the source of a Read, and an application
-//! that does it to a Write or Send harms its own data alone. Each FPDU is built of one read of the
-//! memory, so that its CRC is that of its bytes.
+//! Memory that changes while it is sent: verbs allow this for the source of a Read, and an
+//! application that does it to a Write or Send only harms its own data. Each FPDU is built from a
+//! single read of the memory, so that its CRC matches its bytes.
 
 mod common;
 
@@ -10,7 +10,7 @@ use siw_shm::{Opcode, SharedMemory};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Writes all of the memory again and again until it is dropped.
+/// Writes to all of the memory repeatedly until dropped.
 struct Scribbler {
     is_over: Arc<AtomicBool>,
     passes: Arc<AtomicU64>,
@@ -48,12 +48,12 @@ impl Drop for Scribbler {
 }
 
 const LEN: usize = 16 << 10;
-/// Messages, at least, and times that the memory was written meanwhile.
+/// Minimum number of messages, and minimum number of passes over the memory meanwhile.
 const ROUNDS: usize = 300;
 const PASSES: u64 = 2000;
 
-/// Sends a message of each of some lengths from memory that changes all the time, and gives every
-/// FPDU to the peer, which checks CRCs.
+/// Sends one message of each of several lengths from memory that changes all the time, and passes
+/// every FPDU to the peer, which checks CRCs.
 fn send_while_memory_changes(opcode: Opcode, markers: bool) {
     let parameters = |initiator| NegotiatedParameters {
         markers_in: markers,
@@ -62,7 +62,7 @@ fn send_while_memory_changes(opcode: Opcode, markers: bool) {
     };
     let mut initiator = End::new(parameters(true));
     let mut responder = End::new(parameters(false));
-    // Both ends would refer to memory if they could.
+    // Both ends would send by reference if they could.
     responder.env.track = true;
     let (local, source) = initiator.env.mr(0, LEN, REMOTE);
     let (peer, target) = responder.env.mr(0, LEN, REMOTE);

@@ -1,6 +1,6 @@
 //! The queue pairs over the project's own TCP, on a simulated network that loses, reorders,
-//! duplicates and corrupts: set-up, random traffic, and the end, in virtual time. Retransmissions are
-//! rebuilt from work requests. Also the pattern for whoever drives both crates.
+//! duplicates and corrupts: set-up, random traffic and close, in virtual time. Retransmissions are
+//! rebuilt from work requests. Also serves as an example of driving both crates together.
 mod common;
 use common::model::*;
 use common::*;
@@ -32,7 +32,7 @@ impl RxStream for Rx<'_> {
     }
 }
 
-/// What TCP keeps: the record, and the way to its bytes.
+/// A record as TCP keeps it, with access to its bytes.
 struct Rec(TxRecord, Rc<RefCell<Side>>);
 
 impl RecordBytes for Rec {
@@ -46,7 +46,7 @@ impl RecordBytes for Rec {
                 let skip = (offset - units.start * unit_len) as usize;
                 let units = units.start as u16..units.end as u16;
                 let built = self.1.borrow().end.build_units(run, units);
-                // Flushed meanwhile: the reset is on its way.
+                // Flushed meanwhile: the reset is about to be sent.
                 let bytes = built.unwrap_or_else(|_| vec![0; skip + len as usize]);
                 out.extend_from_slice(&bytes[skip..skip + len as usize]);
             }
@@ -366,8 +366,8 @@ fn abort_completes_everything_once_on_both_sides() {
             let End { qp, env, .. } = &mut borrowed.end;
             qp.modify_to_error(env);
         }
-        // A RST may be lost; the other side then learns from the answer to its own segments, or is
-        // closed by its owner.
+        // A RST may be lost; the other side then learns of it from the answer to its own segments, or
+        // is closed by its owner.
         let over = |hosts: &[Host; 2]| hosts.iter().all(|host| matches!(host.phase, Phase::Over));
         if !run(&mut net, &mut hosts, 60, over) {
             let mut borrowed = hosts[1].side.borrow_mut();

@@ -1,5 +1,5 @@
 //! Streams with markers: positions and pointers at every alignment, splits, damage (RFC 5044 section
-//! 4.3). What the octets must be is worked out here from the grid alone.
+//! 4.3). The expected octets are derived here from the marker grid alone.
 mod common;
 use common::*;
 use siw_iwarp::*;
@@ -17,8 +17,8 @@ fn marked(initiator: bool) -> End {
     })
 }
 
-/// Takes the markers out of a stream from its start, FPDU by FPDU, and checks each: a second
-/// implementation, that walks octet by octet.
+/// Removes the markers from a stream, FPDU by FPDU from its start, and checks each: a second
+/// implementation, which works octet by octet.
 fn strip(stream: &[u8]) -> Vec<Vec<u8>> {
     let mut out = Vec::new();
     let (mut fpdu, mut covered, mut start): (Vec<u8>, Vec<u8>, Option<usize>) =
@@ -54,7 +54,7 @@ fn strip(stream: &[u8]) -> Vec<Vec<u8>> {
 }
 
 /// Conformance 17, 31: Writes of every length around an interval, so that FPDUs start and end at
-/// every alignment; retransmissions are identical (checked in the random test, too).
+/// every alignment; retransmissions are identical (also checked in the random test).
 #[test]
 fn c17_markers_stand_on_the_grid_and_point_at_their_fpdu() {
     let (mut initiator, mut responder) = (marked(true), marked(false));
@@ -84,7 +84,7 @@ fn c17_markers_stand_on_the_grid_and_point_at_their_fpdu() {
     assert_eq!(strip(&stream).len(), sent);
 }
 
-/// Conformance 34, 35 with markers: arrivals of any size.
+/// Conformance 34, 35 with markers: segments of any size.
 #[test]
 fn c34_marked_fpdus_are_taken_from_any_split_of_the_stream() {
     for cut in [1, 2, 3, 5, 509, 512, 515, 4000, 100_000] {
@@ -118,8 +118,8 @@ fn c34_marked_fpdus_are_taken_from_any_split_of_the_stream() {
     }
 }
 
-/// Payload of gather lists begins and ends at any octet, and a builder may have room for a part of it
-/// only, as buffers of a pool do for the FPDUs of large segments.
+/// Payload of gather lists begins and ends at any octet, and a builder may have room for only a part
+/// of it, as buffers of a pool do for the FPDUs of large segments.
 #[test]
 fn fpdu_is_the_same_from_any_pieces() {
     for first in [1, 3, 64, 255, 500, 700] {
@@ -160,7 +160,7 @@ fn fpdu_is_the_same_from_any_pieces() {
     }
 }
 
-/// A Terminate and a Read Response have markers as everything else.
+/// A Terminate and a Read Response have markers like all other FPDUs.
 #[test]
 fn all_kinds_of_fpdu_carry_markers() {
     let (mut initiator, mut responder) = (marked(true), marked(false));
@@ -255,7 +255,7 @@ fn c32_c33_reserved_and_low_pointer_bits_are_ignored() {
     assert_eq!(contents(&mem, 1000), [5; 1000]);
 }
 
-/// Conformance 27 with markers: damage anywhere, markers included.
+/// Conformance 27 with markers: damage at any octet, including markers.
 #[test]
 fn c27_every_damaged_octet_of_a_marked_fpdu_breaks_the_crc() {
     let len = two_markers().1.len();
@@ -272,7 +272,7 @@ fn c27_every_damaged_octet_of_a_marked_fpdu_breaks_the_crc() {
     }
 }
 
-/// A Terminate that an initiator sends before there is a queue pair obeys the reply's M flag.
+/// A Terminate that an initiator sends before a queue pair exists obeys the reply's M flag.
 #[test]
 fn standalone_terminate_has_a_marker_in_front() {
     let fpdu = rdmap::terminate::encode_standalone_fpdu(

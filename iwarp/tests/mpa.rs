@@ -1,4 +1,4 @@
-//! Connection set-up: two machines against each other, and against raw frames of peers.
+//! Connection set-up: two state machines against each other, and against raw frames of peers.
 mod common;
 use common::parse_terminate;
 use siw_iwarp::mpa::*;
@@ -16,7 +16,7 @@ fn stream(b: &[u8]) -> ByteStream {
     ByteStream::from(b)
 }
 
-/// A frame by hand: key, flags, revision, data.
+/// A frame built by hand: key, flags, revision, data.
 fn frame(key: &[u8; 16], flags: u8, revision: u8, data: &[u8]) -> Vec<u8> {
     let mut f = key.to_vec();
     f.extend([flags, revision]);
@@ -37,7 +37,7 @@ fn enhanced(a: bool, b: bool, ird: u16, c: bool, d: bool, ord: u16) -> [u8; 4] {
         .expect("4")
 }
 
-/// Both sides as configured; the reply's octets too.
+/// Connects two configured sides; also returns the reply's octets.
 fn connect(
     ci: &MpaConfig,
     cr: &MpaConfig,
@@ -113,7 +113,7 @@ fn c4_c5_c6_revision_and_s_bit_are_answered_in_kind() {
         assert_eq!((q.peer_ird, q.peer_ord), (None, None));
         let (reply, n) = r.accept(3, 5, b"").expect("accepts");
         assert_eq!((reply[16] & 0x10, reply[17]), (0, want));
-        // Nothing is negotiated: the peer may have as many reads as the device can hold.
+        // Nothing is negotiated: the peer may have as many Reads outstanding as the device can hold.
         assert_eq!((n.ird, n.ord, n.rtr), (16, 5, None));
     }
 }
@@ -284,7 +284,7 @@ fn c14_c15_c16_r_bit_counts_in_replies_only() {
     let s = r.on_stream(&mut stream(&frame(REQ, 0x2f, 1, b"hi")));
     assert!(matches!(s, ResponderStep::Request(q) if q.private_data == b"hi"));
     let mut i = MpaInitiator::new(&cfg(), 1, 1, b"").expect("valid");
-    // A reject of siw, with and without enhanced data, at either revision.
+    // A siw reject, with and without enhanced data, at either revision.
     for f in [
         frame(REP, 0x30, 2, &[&[0; 4], &b"no"[..]].concat()),
         frame(REP, 0x20, 2, b"no"),
@@ -322,7 +322,7 @@ fn request_for_markers_is_rejected_when_they_are_off() {
         panic!("taken")
     };
     assert_eq!(error, MpaError::MarkersUnsupported);
-    // Conformance 26; with the marker that the peer expects.
+    // Conformance 26, with the marker that the peer expects.
     let term = send.expect("a Terminate");
     assert_eq!(
         (&term[..4], &term[24..28]),
@@ -330,7 +330,7 @@ fn request_for_markers_is_rejected_when_they_are_off() {
     );
 }
 
-/// Conformance 18, 26: a reply without C is no obstacle to who asked, but to who insists.
+/// Conformance 18, 26: a reply without C is accepted under `Asked`, and refused under `Required`.
 #[test]
 fn c26_reply_without_the_required_crc_is_2_0_05() {
     let reply = frame(REP, 0x10, 2, &enhanced(false, false, 4, false, false, 4));
@@ -349,7 +349,7 @@ fn c26_reply_without_the_required_crc_is_2_0_05() {
     }
 }
 
-/// Conformance 17: M of either frame decides about the direction towards its sender.
+/// Conformance 17: M in a frame controls the direction toward the frame's sender.
 #[test]
 fn c17_each_side_sends_markers_when_the_other_asked_for_them() {
     use MarkerPolicy::*;
@@ -376,7 +376,7 @@ fn c17_each_side_sends_markers_when_the_other_asked_for_them() {
     assert_eq!(i.request_frame()[16] & 0x80, 0, "not asked for by default");
 }
 
-/// Conformance 20, 21, 22: every combination of offers and abilities.
+/// Conformance 20, 21, 22: every combination of offered and supported kinds.
 #[test]
 fn c20_c21_c22_rtr_is_one_kind_that_both_sides_know() {
     let sets: Vec<RtrKinds> = (0..8)
@@ -416,7 +416,7 @@ fn c20_c21_c22_rtr_is_one_kind_that_both_sides_know() {
                 else {
                     panic!("{step:?}")
                 };
-                // It names one kind that the responder knows.
+                // It names one kind that the responder supports.
                 assert_eq!(reply[16] & 0x20, 0x20, "R");
                 let named = RtrKinds {
                     send: reply[20] & 0x40 != 0,
@@ -465,7 +465,7 @@ fn immediate_with_send_is_agreed_on_by_both_or_by_nobody() {
         let m = accepted(i.on_stream(&mut stream(&reply))).0;
         assert_eq!((m.joins_immediate, n.joins_immediate), (both, both));
     }
-    // A peer that sends the reserved bits of the request back agrees to nothing.
+    // A peer that echoes the reserved bits of the request does not agree to anything.
     let mut i = MpaInitiator::new(&cfg(), 4, 4, b"").expect("valid");
     let e = enhanced(true, false, 4, true, false, 4);
     let echoed = frame(REP, 0x50 | i.request_frame()[16] & 0x0f, 2, &e);
@@ -473,7 +473,7 @@ fn immediate_with_send_is_agreed_on_by_both_or_by_nobody() {
     assert!(!m.joins_immediate);
 }
 
-/// Conformance 20: siw asks with A=0 and stray options would not count.
+/// Conformance 20: siw requests with A=0, and stray options are ignored.
 #[test]
 fn c20_without_a_the_options_do_not_count() {
     let mut r = MpaResponder::new(&cfg());
@@ -487,7 +487,7 @@ fn c20_without_a_the_options_do_not_count() {
     assert_eq!(reply[20..24], enhanced(false, false, 8, false, false, 8));
 }
 
-/// Conformance 22: the Terminate FPDU goes out without a queue pair.
+/// Conformance 22: the Terminate FPDU is sent without a queue pair.
 #[test]
 fn c22_reply_with_an_unknown_rtr_is_2_0_07() {
     let mut i = MpaInitiator::new(&cfg(), 4, 4, b"").expect("valid");
@@ -506,14 +506,14 @@ fn c22_reply_with_an_unknown_rtr_is_2_0_07() {
     }
 }
 
-/// Conformance 23: ORD of the responder above our IRD raises it up to the device's limit.
+/// Conformance 23: a responder's ORD above our IRD raises the IRD up to the device's limit.
 #[test]
 fn c23_responder_that_reads_deeper_than_the_device_is_2_0_06() {
     let reply = |ird, ord| frame(REP, 0x50, 2, &enhanced(true, false, ird, true, false, ord));
     let mut i = MpaInitiator::new(&cfg(), 4, 8, b"").expect("valid");
     let (n, _) = accepted(i.on_stream(&mut stream(&reply(3, 16))));
     assert_eq!((n.ird, n.ord), (16, 3));
-    // Linux siw rounds its ORD up to a power of two: tell it one.
+    // Linux siw rounds its ORD up to a power of two, so a power of two is announced.
     let i3 = MpaInitiator::new(&cfg(), 3, 0, b"").expect("valid");
     assert_eq!(i3.request_frame()[20..22], [0x80, 4]);
     let InitiatorStep::Failed {
@@ -548,7 +548,7 @@ fn c25_depths_fit_each_other() {
             }
         }
     }
-    // 0x3FFF in, 0x3FFF out; our own values stay.
+    // 0x3FFF in the request, 0x3FFF in the reply; our own values stay.
     let mut r = MpaResponder::new(&cfg());
     let e = enhanced(true, false, 0x3fff, false, true, 0x3fff);
     let ResponderStep::Request(q) = r.on_stream(&mut stream(&frame(REQ, 0x10, 2, &e))) else {
@@ -567,7 +567,7 @@ fn c25_depths_fit_each_other() {
     assert_eq!((n.ird, n.ord), (2, 3));
 }
 
-/// A Read as RTR with ORD 0 still finds a place at the responder.
+/// A Read as RTR message with ORD 0 still gets IRD at the responder.
 #[test]
 fn c24_rtr_read_reserves_ird() {
     let mut r = MpaResponder::new(&cfg());
@@ -600,7 +600,7 @@ fn fallback_is_revision_1_and_only_once() {
     );
 }
 
-/// The request that Linux siw sends (seen on the wire), and what it wants back.
+/// The request that Linux siw sends (seen on the wire), and the reply that it expects.
 #[test]
 fn request_of_linux_siw_is_answered_as_siw_wants_it() {
     let e = enhanced(false, false, 128, false, false, 1);
@@ -621,7 +621,7 @@ mod random {
     use proptest::prelude::*;
 
     proptest! {
-        /// Nothing that arrives makes a machine panic.
+        /// No input makes a state machine panic.
         #[test]
         fn machines_survive_anything(bytes in prop::collection::vec(any::<u8>(), 0..600), flags: u8, revision in 0u8..4) {
             let mut i = MpaInitiator::new(&cfg(), 4, 4, b"").expect("valid");

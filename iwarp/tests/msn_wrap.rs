@@ -1,11 +1,12 @@
-//! Conformance 57: a stream of 2^32 messages is too long for a test, so this one starts at its end.
+//! Conformance 57: a stream of 2^32 messages is too long for a test, so this one starts near the
+//! wrap.
 mod common;
 use common::*;
 use siw_iwarp::ddp::Msn;
 use siw_iwarp::*;
 use siw_shm::wqe::{SendData, SendWr};
 
-/// One end of a stream whose first message in every queue has the last number.
+/// One end of a stream whose first message in every queue has the last MSN.
 fn end_at_last_msn(initiator: bool) -> End {
     let mut end = End::new(negotiated(initiator));
     end.qp = QueuePair::new(init_attr());
@@ -14,7 +15,7 @@ fn end_at_last_msn(initiator: bool) -> End {
     end
 }
 
-/// RFC 5041 section 4.3: the number after 0xFFFFFFFF is 0, in every queue.
+/// RFC 5041 section 4.3: the MSN after 0xFFFFFFFF is 0, in every queue.
 #[test]
 fn c57_msns_wrap_to_zero_on_both_sides() {
     let (mut sender, mut receiver) = (end_at_last_msn(true), end_at_last_msn(false));

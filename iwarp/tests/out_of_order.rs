@@ -1,5 +1,5 @@
-//! Payload that arrives beyond a gap is placed at once and delivered in its turn (RFC 5041
-//! section 5.2, RFC 5040 section 5.5).
+//! Payload that arrives beyond a gap is placed at once and delivered in order (RFC 5041 section 5.2,
+//! RFC 5040 section 5.5).
 
 mod common;
 
@@ -20,14 +20,14 @@ fn end(policy: OutOfOrderPolicy) -> End {
     end
 }
 
-/// The end has received its first FPDU.
+/// An end that has received its first FPDU.
 fn begun(policy: OutOfOrderPolicy) -> End {
     let mut end = end(policy);
     end.give(&write(0, 0, b""));
     end
 }
 
-/// Shows a segment that begins `offset` octets beyond what was received in order.
+/// Passes a segment that begins `offset` octets beyond the data received in order.
 fn show(end: &mut End, offset: usize, bytes: &[u8]) -> u32 {
     end.qp
         .receive_out_of_order(&mut end.env, offset, &ByteStream::from(bytes))
@@ -59,13 +59,13 @@ fn early_payload_is_not_placed_twice() {
     let first = write(key.0, BASE, &[1; 8]);
     let second = write(key.0, BASE + 8, &[2; 8]);
     assert_eq!(show(&mut end, first.len(), &second), 1);
-    // The application uses it: nobody may put the old bytes there again.
+    // The application uses the memory: the old bytes must not be placed there again.
     region.write(8, &[9; 8]).expect("in range");
     assert_eq!(show(&mut end, first.len(), &second), 0);
     end.give(&first);
     end.give(&second);
     assert_eq!(contents(&region, 16), [[1; 8], [9; 8]].concat());
-    // The next one is an ordinary one again.
+    // The next FPDU is placed normally.
     end.give(&write(key.0, BASE + 8, &[3; 8]));
     assert_eq!(contents(&region, 16)[8..], [3; 8]);
 }
@@ -207,7 +207,7 @@ fn read_response_beyond_a_gap_is_placed() {
     assert_eq!(contents(&region, 1000), [1; 1000]);
 }
 
-/// With markers the first FPDU of a segment is found wherever it begins.
+/// With markers, the first FPDU of a segment is found wherever it begins.
 #[test]
 fn markers_find_fpdus_of_an_unaligned_segment() {
     let negotiated_markers = NegotiatedParameters {
@@ -263,7 +263,7 @@ fn markers_find_fpdus_of_an_unaligned_segment() {
     assert!(found > 0);
 }
 
-/// Whatever is shown, in whatever order, memory and completions end as they do in order.
+/// For any order of arrival, memory and completions are the same as in order.
 #[test]
 fn any_order_of_arrival_ends_alike() {
     for seed in 1..300u64 {
@@ -300,7 +300,7 @@ fn any_order_of_arrival_ends_alike() {
         let mut next = 0;
         let mut shown = 0;
         while next < segments.len() {
-            // What lies beyond the next segment, some of it, in any order, some of it twice.
+            // Some of the segments beyond the next one, in any order, some of them twice.
             for _ in 0..rand(6) {
                 let pick = next + 1 + rand(segments.len() - next);
                 if pick < segments.len() {

@@ -1,5 +1,5 @@
-//! Invalidations beside other workers: they complete when no worker can be in the middle of an access
-//! any more (RFC 5040 section 8.1.1), and nothing behind them overtakes.
+//! Invalidations with other workers: they complete when no worker can be in the middle of an access
+//! any more (RFC 5040 section 8.1.1), and no later request overtakes them.
 mod common;
 use common::*;
 use siw_memory::{KeyReader, RegisteredMemory};
@@ -28,7 +28,7 @@ fn a_local_invalidation_waits_for_other_workers() {
     assert!(!initiator.qp.poll_quiescence(&mut initiator.env));
     assert_eq!(initiator.env.statuses(), [(1, WcStatus::SUCCESS)]);
     assert!(initiator.pull().is_some(), "the Send");
-    // Nobody waits for a worker that sleeps.
+    // A sleeping worker is not waited for.
     let (key, _) = initiator.env.mr(0, 4096, REMOTE);
     other.go_offline();
     initiator.ack_all();

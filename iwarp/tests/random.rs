@@ -1,4 +1,4 @@
-//! Two queue pairs, random work requests, a random cut of the stream: memory equals a model, and
+//! Two queue pairs, random work requests, random cuts of the stream: memory equals a model, and
 //! completions come in order, exactly one each.
 mod common;
 use common::model::*;
@@ -7,7 +7,8 @@ use proptest::prelude::*;
 use siw_iwarp::*;
 use siw_shm::{WcFlags, WcOpcode, WcStatus};
 
-/// One step of `from`: send up to `count` FPDUs, one by one or in runs, deliver `cut` bytes to `to`, acknowledge `acks` records.
+/// One step of `from`: sends up to `count` FPDUs, one by one or in runs, delivers `cut` bytes to `to`,
+/// acknowledges `acks` records.
 fn step(from: &mut Side, to: &mut Side, count: usize, cut: usize, acks: usize) -> bool {
     let mut moved = false;
     if cut.is_multiple_of(2) {
@@ -31,7 +32,7 @@ fn step(from: &mut Side, to: &mut Side, count: usize, cut: usize, acks: usize) -
             moved = true;
         }
     }
-    // A retransmission is the same segment again.
+    // A retransmission is identical to the segment.
     if let Some((record, expected)) = from.frames.get(cut % from.frames.len().max(1)) {
         let mut frame = Frame::default();
         from.end
@@ -44,7 +45,7 @@ fn step(from: &mut Side, to: &mut Side, count: usize, cut: usize, acks: usize) -
     let bytes: Vec<u8> = from.wire.drain(..delivered).collect();
     moved |= delivered > 0;
     to.end.give(&bytes);
-    // Only what has arrived can be acknowledged.
+    // Only data that has arrived can be acknowledged.
     let arrived = {
         let total: usize = from.frames.iter().map(|frame| frame.1.len()).sum();
         let mut left = total - from.wire.len();
@@ -121,7 +122,7 @@ proptest! {
         }
     }
 
-    /// Any octets behind a sound CRC: no panic, memory outside of the region untouched, at most one
+    /// Any octets with a valid CRC: no panic, memory outside the region untouched, at most one
     /// Terminate.
     #[test]
     fn hostile_peer_gets_at_most_one_terminate(
@@ -133,7 +134,7 @@ proptest! {
         let mut bytes = Vec::new();
         for (mut segment, opcode, is_tagged) in frames {
             if segment.len() >= 18 {
-                // Make it past the first checks more often than chance would.
+                // Get past the first checks more often than random input would.
                 segment[0] = if is_tagged { 0xc1 } else { 0x41 };
                 segment[1] = 0x40 | opcode;
                 if is_tagged {

@@ -16,8 +16,8 @@ fn request_of(fpdu: &[u8]) -> (u32, ReadRequestHeader) {
     (untagged_of(fpdu).msn.0, ReadRequestHeader::parse(request))
 }
 
-/// RFC 5040 section 4.4: a Read Request names one sink, so each element has its own; the source goes
-/// on where the one before ended.
+/// RFC 5040 section 4.4: a Read Request names one sink, so each element has its own; each source
+/// starts where the previous one ended.
 #[test]
 fn each_element_that_is_not_empty_has_its_own_read_request() {
     let mut initiator = End::new(negotiated(true));
@@ -51,7 +51,7 @@ fn each_element_that_is_not_empty_has_its_own_read_request() {
     assert!(initiator.pull().is_none());
 }
 
-/// Sixteen elements, more than the ORD limit lets out at once; one completion, in posting order.
+/// Sixteen elements, more than the ORD limit allows at once; one completion, in posting order.
 #[test]
 fn sixteen_elements_fill_up_and_complete_once() {
     let (mut initiator, mut responder) = pair();
@@ -60,7 +60,7 @@ fn sixteen_elements_fill_up_and_complete_once() {
     responder_mem
         .write(0, &pattern(64_000, 7))
         .expect("in range");
-    // Backwards, in lengths on both sides of a segment.
+    // Backwards, with lengths around a full segment.
     let lens = [1, 1428, 1429, 3000, 0, 7, 64, 65, 1, 1, 9000, 2, 3, 4, 5, 6];
     let mut end = 64_000;
     let s: Vec<Sge> = lens
@@ -77,7 +77,7 @@ fn sixteen_elements_fill_up_and_complete_once() {
         .env
         .post(&remote(Opcode::Write, 2, &[], 0, Stag(1)));
     let out = initiator.pull_all();
-    // Only ORD of them are out, and the Write behind them waits.
+    // Only ORD of them are outstanding, and the Write after them waits.
     assert_eq!(initiator.unacked.len(), 4);
     responder.give(&out);
     run(&mut initiator, &mut responder);
@@ -105,7 +105,7 @@ fn sixteen_elements_fill_up_and_complete_once() {
     assert_eq!(responder.qp.state(), RdmapState::Rts);
 }
 
-/// A fence behind such a read waits for its last response.
+/// A fence after a multi-element Read waits for its last response.
 #[test]
 fn fence_waits_for_every_part() {
     let (mut initiator, mut responder) = pair();
@@ -128,7 +128,7 @@ fn fence_waits_for_every_part() {
     assert!(initiator.pull().is_some());
 }
 
-/// A Terminate that quotes the second request fails the work request of both.
+/// A Terminate that quotes the second request fails the work request that issued both.
 #[test]
 fn refused_part_fails_the_whole_read() {
     let (mut initiator, mut responder) = pair();

@@ -1,5 +1,5 @@
-//! Messages that wait for a receive work request, where that is allowed, in place of the Terminate of
-//! RFC 5041 section 7.1.
+//! Messages that wait for a receive work request, where this is configured, instead of the Terminate
+//! of RFC 5041 section 7.1.
 
 mod common;
 

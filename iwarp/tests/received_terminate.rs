@@ -1,4 +1,4 @@
-//! What the Terminate of a peer does, and the layout of the message in both bit orders.
+//! Effects of a received Terminate, and the layout of the message in both bit orders.
 mod common;
 use common::*;
 use siw_iwarp::rdmap::ReadRequestHeader;
@@ -14,7 +14,7 @@ fn term(payload: &[u8]) -> Vec<u8> {
     untagged([0x41, 0x47], 0, 2, 1, 0, payload)
 }
 
-/// An initiator with WRITE, SEND, READ and WRITE outstanding, none acknowledged; and the FPDUs.
+/// An initiator with an unacknowledged WRITE, SEND, READ and WRITE; also returns their FPDUs.
 fn busy() -> (End, Vec<Vec<u8>>) {
     let mut initiator = End::new(negotiated(true));
     let (key, _) = initiator.env.mr(VA, LEN, REMOTE);
@@ -90,7 +90,7 @@ fn terminate_fails_the_work_request_that_it_quotes() {
                 i as u64 + 1,
                 match i {
                     i if i == at => status,
-                    // The Read in front of the last Write was never answered.
+                    // The Read before the last Write was never answered.
                     i if i < at && i != 2 => WcStatus::SUCCESS,
                     _ => WcStatus::WR_FLUSH_ERR,
                 },
@@ -210,7 +210,7 @@ fn both_bit_orders_are_distinguished_for_every_code() {
                 (code, !same),
                 "{code}"
             );
-            // siw's control bits are at the other end: they tell even 1/1.
+            // siw's control bits are at the other end, which identifies even 1/1.
             let payload = payload.in_bit_order(rdmap::terminate::TerminateBitOrder::Siw);
             let received =
                 rdmap::terminate::ReceivedTerminate::parse(payload.as_bytes()).expect("sound");

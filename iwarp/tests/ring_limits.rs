@@ -1,5 +1,5 @@
-//! Rings of a client that keeps to no limit: the queue pair takes no more than it was created for, and
-//! each of its turns ends.
+//! Rings of a client that ignores all limits: the queue pair takes no more work requests than it was
+//! created for, and each of its turns ends.
 mod common;
 use common::*;
 use siw_iwarp::*;
@@ -33,7 +33,7 @@ fn no_more_requests_are_taken_than_the_queue_is_deep() {
     let read = remote(Opcode::Read, 1, &sinks, 0, source);
     initiator.env.post(&read);
     post_unbinds(&mut initiator, 1000);
-    // The READ is never answered, and everything else waits behind it for its completion.
+    // The READ is never answered, and all other requests wait for its completion.
     for _ in 0..100 {
         initiator.pull_all();
         initiator.qp.take_yielded();
@@ -41,7 +41,7 @@ fn no_more_requests_are_taken_than_the_queue_is_deep() {
     let taken = 1001 - initiator.env.sq.len();
     assert_eq!(taken, init_attr().max_send_wr as usize);
     assert!(initiator.env.statuses().is_empty());
-    // The requests that were left are flushed too.
+    // The remaining requests are flushed too.
     initiator.qp.modify_to_error(&mut initiator.env);
     while initiator.qp.has_unflushed() {
         initiator.qp.flush_queues(&mut initiator.env);

@@ -421,8 +421,8 @@ fn c80_first_of_several_errors_is_reported() {
     assert_eq!(responder.end.env.events, [QpEvent::QpAccessErr]);
 }
 
-/// Conformance 37, 79: after the first error nothing is processed, reported, completed or sent but the
-/// one Terminate.
+/// Conformance 37, 79: after the first error, nothing is processed, reported, completed or sent,
+/// except the one Terminate.
 #[test]
 fn c37_c79_nothing_happens_after_the_first_error() {
     let mut responder = new_responder();

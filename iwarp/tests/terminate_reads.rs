@@ -1,4 +1,4 @@
-//! Errors of RDMA Read: requests that may not be answered, responses that nobody asked for.
+//! Errors of RDMA Read: requests that must not be answered, unsolicited responses.
 mod common;
 use common::tested_responder::*;
 use common::*;
@@ -150,7 +150,7 @@ fn c74_more_reads_than_ird_are_1_2_02() {
     }
     responder.end.give(&read_request(5, &request));
     responder.end.expect_terminate("1/2/02");
-    // One that is answered makes room, acknowledged or not.
+    // An answered request makes room, acknowledged or not.
     let mut responder = new_responder();
     let request = read_of(&responder);
     for msn in 1..=20 {

@@ -1,4 +1,4 @@
-//! Two queue pairs: every kind of message, every interesting size, byte for byte.
+//! Two queue pairs: every kind of message and every relevant size, compared byte for byte.
 mod common;
 use common::*;
 use siw_iwarp::mpa::RtrKind;
@@ -107,7 +107,7 @@ fn many_elements_scatter_and_gather_across_fpdus() {
     let data = pattern(8000, 3);
     mem.write(0, &data).expect("in range");
     let (dst, out) = responder.env.mr(0, 8000, Access::LOCAL_WRITE);
-    // Gathered out of order, scattered in unequal pieces, empty elements in between.
+    // Gathered out of order, scattered into unequal pieces, with empty elements in between.
     let from = [
         sge(4000, 4000, src),
         sge(0, 0, src),
@@ -338,7 +338,7 @@ fn c19_responder_waits_for_the_first_fpdu() {
     );
 }
 
-/// RFC 6581 section 9: the ready-to-receive message goes first and disturbs no numbering.
+/// RFC 6581 section 9: the ready-to-receive message comes first and does not affect any numbering.
 #[test]
 fn each_kind_of_rtr_opens_the_stream() {
     for kind in [RtrKind::Write, RtrKind::Read, RtrKind::Send] {
@@ -484,7 +484,7 @@ fn send_completes_when_the_port_released_its_buffers() {
     assert!(initiator.env.live.is_empty());
 }
 
-/// Nothing but the end of the Read shows that the Write behind it waits for the port.
+/// Only the end of the Read shows that the following Write waits for the port.
 #[test]
 fn write_behind_a_read_asks_for_its_release_when_the_read_ends() {
     let (mut initiator, mut responder) = pair();

@@ -1,4 +1,4 @@
-//! DDP and RDMAP headers behind sound framing. `cargo +nightly fuzz run headers` in iwarp/.
+//! DDP and RDMAP headers in valid FPDUs. `cargo +nightly fuzz run headers` in iwarp/.
 #![no_main]
 
 #[path = "../../tests/common/mod.rs"]

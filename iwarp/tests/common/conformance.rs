@@ -1,11 +1,11 @@
-//! The numbered conformance list: what each number is about and what siwd does. The tests of a number
-//! are those whose names start with it: `c55_c56_...`, `c68_to_c72_...`.
+//! The numbered conformance list: the subject of each number, and siwd's behaviour. The tests of a
+//! number are those whose names start with it: `c55_c56_...`, `c68_to_c72_...`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// Number, section, case, what siwd does.
+/// Number, section, case, behaviour of siwd.
 pub const CASES: [(u32, &str, &str, &str); 89] = [
     (1, "5044 7.1.1", "wrong MPA key", "closes"),
     (2, "5044 7.1.2", "both sides initiate", "closes"),
@@ -303,22 +303,22 @@ pub const CASES: [(u32, &str, &str, &str); 89] = [
     ),
 ];
 
-/// Nu/// Numbers without a test against a running siwd, and why.
+/// Numbers without a test against a running siwd, each with the reason.
 pub const NOT_RUNNING: [(u32, &str); 0] = [];
 
-/// A test, and the file that it is in.
+/// Name of a test, and the file that contains it.
 pub type NamedTest = (String, String);
 
 /// The tests of each number.
 pub struct NumberedTests {
-    /// Octets against this crate.
+    /// Octet-level tests of this crate.
     pub alone: BTreeMap<u32, Vec<NamedTest>>,
-    /// Octets against a running siwd over a DPDK port.
+    /// Octet-level tests of a running siwd over a DPDK port.
     pub running: BTreeMap<u32, Vec<NamedTest>>,
 }
 
 impl NumberedTests {
-    /// Reads them from the sources.
+    /// Finds the tests in the sources.
     pub fn find() -> NumberedTests {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let siwd = root.join("../dataplane/tests/conformance");
@@ -352,7 +352,7 @@ fn find_in_folders(mut folders: Vec<PathBuf>) -> BTreeMap<u32, Vec<NamedTest>> {
     found
 }
 
-/// Names of the functions behind `#[test]`.
+/// Names of the functions after `#[test]`.
 fn test_names(text: &str) -> Vec<&str> {
     let mut names = Vec::new();
     let mut is_test = false;
@@ -400,8 +400,8 @@ from a scripted peer and compare what comes back; those against the crate (`iwar
 |---|---|---|---|---|---|---|
 ";
 
-/// CONFORMANCE.md. It says "pass" of each case that has tests: they fail with their suites, and CI
-/// lets none be skipped.
+/// Renders CONFORMANCE.md. Every case that has tests is marked "pass": a failing test fails its
+/// suite, and CI allows no skipped tests.
 pub fn render() -> String {
     let tests = NumberedTests::find();
     let mut out = String::from(HEADER);
@@ -435,17 +435,17 @@ pub fn render() -> String {
     out
 }
 
-/// What became of a numbered test.
+/// Outcome of a numbered test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TestOutcome {
     Passed,
     Failed,
-    /// It lacked something, which it says.
+    /// Skipped for this reason.
     Skipped(String),
 }
 
-/// The outcomes of the numbered tests in what `cargo test -- --show-output` prints: a line for each
-/// test, and later, under its name, what it printed.
+/// Reads the outcomes of the numbered tests from the output of `cargo test -- --show-output`: one
+/// line for each test, followed by the output of each test under its name.
 pub fn read_outcomes(printed: &str, results: &mut BTreeMap<String, TestOutcome>) {
     let last_name = |path: &str| path.rsplit("::").next().unwrap_or(path).to_string();
     let mut printing = String::new();
@@ -463,7 +463,7 @@ pub fn read_outcomes(printed: &str, results: &mut BTreeMap<String, TestOutcome>)
                 outcome if outcome.starts_with("ignored") => TestOutcome::Skipped(outcome.into()),
                 _ => TestOutcome::Failed,
             };
-            // Of tests with the same name all have to pass.
+            // All tests with the same name must pass.
             let known = results.entry(name).or_insert(TestOutcome::Passed);
             if *known == TestOutcome::Passed {
                 *known = outcome;

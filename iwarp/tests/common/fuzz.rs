@@ -1,6 +1,6 @@
-//! Bodies of the fuzz targets in `iwarp/fuzz`; `tests/fuzz.rs` runs them on random input, too.
+//! Bodies of the fuzz targets in `iwarp/fuzz`; `tests/fuzz.rs` also runs them on random input.
 //!
-//! None of them may panic in the crate, whatever the octets; what must hold besides is asserted.
+//! The crate must not panic on any input; further invariants are asserted.
 
 use super::*;
 use siw_iwarp::mpa::{InitiatorStep, MpaFrame, MpaInitiator, MpaResponder, ResponderStep};
@@ -9,7 +9,7 @@ const VA: u64 = 0x10_0000;
 const LEN: usize = 256;
 const GUARD: usize = 64;
 
-/// MPA frames: the first octet says in which fragments they arrive.
+/// MPA frames: the first octet selects the fragmentation.
 pub fn mpa_frames(data: &[u8]) {
     let Some((&how, data)) = data.split_first() else {
         return;
@@ -55,7 +55,7 @@ pub fn mpa_frames(data: &[u8]) {
     }
 }
 
-/// A queue pair with something in every queue, and memory between guards.
+/// A queue pair with entries in every queue, and memory between guards.
 fn loaded(markers: bool, crc: bool) -> (End, Stag, std::sync::Arc<SharedMemory>) {
     let mut end = End::new(NegotiatedParameters {
         crc,
@@ -89,8 +89,8 @@ fn loaded(markers: bool, crc: bool) -> (End, Stag, std::sync::Arc<SharedMemory>)
     (end, key, region)
 }
 
-/// What holds for any input: one Terminate at most, every work request completes once, in order, and
-/// nothing is written outside of the region.
+/// Invariants for any input: at most one Terminate, every work request completes once and in order,
+/// and nothing is written outside the region.
 fn settle(mut end: End, region: &SharedMemory) {
     let mut terminates = 0;
     while let Some(OutgoingFpdu {
@@ -131,7 +131,7 @@ fn settle(mut end: End, region: &SharedMemory) {
     );
 }
 
-/// Raw octets as a stream: the first octet says markers, CRC, and the size of arrivals.
+/// Raw octets as a stream: the first octet selects markers, CRC, and the size of arrivals.
 pub fn fpdu_stream(data: &[u8]) {
     let Some((&how, data)) = data.split_first() else {
         return;
@@ -147,8 +147,8 @@ pub fn fpdu_stream(data: &[u8]) {
     settle(end, &region);
 }
 
-/// ULPDUs in sound FPDUs. Each starts with two octets: its length, and what is put right in it so
-/// that it gets past the first checks.
+/// ULPDUs in valid FPDUs. Each starts with two octets: its length, and the fields to correct so that
+/// it passes the first checks.
 pub fn headers(data: &[u8]) {
     let Some((&how, mut data)) = data.split_first() else {
         return;

@@ -23,12 +23,12 @@ pub const PD: u32 = 7;
 pub const EMSS: u32 = 1448;
 pub const REMOTE: Access = Access(1 | 2 | 4);
 
-/// Frames as bytes; also remembers who was referenced.
+/// Frames as bytes; also records the reference counts used.
 #[derive(Default)]
 pub struct Frame {
     pub bytes: Vec<u8>,
     pub owners: Vec<ExtBufRef>,
-    /// The most octets of room in one piece; zero: any number.
+    /// Maximum octets of room in one piece; zero: no limit.
     pub piece: usize,
 }
 
@@ -76,13 +76,13 @@ impl FrameBuilder for Frame {
     }
 }
 
-/// The surroundings of one queue pair.
+/// The environment of one queue pair.
 pub struct Env {
     pub table: Arc<KeyTable>,
     pub keys: KeyReader,
     pub sq: VecDeque<SendWqe>,
     pub rq: VecDeque<RecvWqe>,
-    /// Returned once by the send queue, behind what is in `sq`.
+    /// Returned once by the send queue, after the requests in `sq`.
     pub ring_fault: Option<RingFault>,
     pub sent: Vec<Option<Wc>>,
     pub received: Vec<Wc>,
@@ -90,7 +90,7 @@ pub struct Env {
     pub track: bool,
     pub live: Vec<u32>,
     pub held: bool,
-    /// A completion waits for a release: somebody has to poll.
+    /// A completion waits for a release: `poll_releases` must be called.
     pub awaits_release: bool,
     next_owner: u32,
     send: SendWqe,
@@ -248,7 +248,7 @@ pub fn negotiated(initiator: bool) -> NegotiatedParameters {
     }
 }
 
-/// One end: queue pair, surroundings, what arrived, what waits for its acknowledgement.
+/// One end: queue pair, environment, received bytes, unacknowledged records.
 pub struct End {
     pub qp: QueuePair,
     pub env: Env,
@@ -268,7 +268,7 @@ impl End {
         }
     }
 
-    /// Its consumer knows no connections.
+    /// An end whose consumer is not aware of connections.
     pub fn paired(parameters: NegotiatedParameters) -> Self {
         let mut qp = QueuePair::new(init_attr());
         qp.set_paired(true);
@@ -279,7 +279,7 @@ impl End {
         }
     }
 
-    /// The bytes of the next FPDU.
+    /// Returns the bytes of the next FPDU.
     pub fn pull(&mut self) -> Option<Vec<u8>> {
         self.pull_room(usize::MAX)
     }
@@ -296,7 +296,7 @@ impl End {
         Some(frame.bytes)
     }
 
-    /// What it hands out at once, as runs of FPDUs, and their bytes.
+    /// Returns the FPDUs that it hands out at once, as runs, and their bytes.
     pub fn pull_runs(&mut self, room: usize, most: u32) -> (Vec<FpduRun>, Vec<u8>) {
         let mut runs = Vec::new();
         let Self { qp, env, .. } = self;
@@ -311,7 +311,7 @@ impl End {
         (runs, bytes)
     }
 
-    /// The bytes of FPDUs of a run.
+    /// Builds the bytes of the FPDUs `units` of a run.
     pub fn build_units(&self, run: &FpduRun, units: Range<u16>) -> Result<Vec<u8>, BuildError> {
         let mut frame = Frame::default();
         let keys = &self.env.keys;
@@ -329,7 +329,7 @@ impl End {
         Ok(frame.bytes)
     }
 
-    /// Everything it may send now.
+    /// Returns everything that it may send now.
     pub fn pull_all(&mut self) -> Vec<u8> {
         let mut out = Vec::new();
         while let Some(fpdu) = self.pull() {
@@ -350,7 +350,7 @@ impl End {
         }
     }
 
-    /// Sends a message and expects a Terminate with this code in return; nothing after it.
+    /// Expects a Terminate with this code as the next and last message.
     pub fn expect_terminate(&mut self, code: &str) -> ReceivedTerminate {
         let fpdu = self.pull().expect("a Terminate leaves");
         let terminate = parse_terminate(&fpdu);
@@ -363,7 +363,7 @@ impl End {
     }
 }
 
-/// ULPDU of a sound FPDU that stands alone.
+/// ULPDU of a single valid FPDU.
 pub fn ulpdu(fpdu: &[u8]) -> &[u8] {
     let len = usize::from(u16::from_be_bytes([fpdu[0], fpdu[1]]));
     assert_eq!(fpdu.len(), mpa::fpdu::wire_len(len as u16));
@@ -379,7 +379,7 @@ pub fn parse_terminate(fpdu: &[u8]) -> ReceivedTerminate {
     ReceivedTerminate::parse(&ulpdu[18..]).expect("well formed")
 }
 
-/// The DDP header of a ULPDU, with zeros behind a tagged one.
+/// The DDP header of a ULPDU; a tagged one is padded with zeros.
 pub fn hdr18(ulpdu: &[u8]) -> [u8; MAX_HDR_LEN] {
     let mut header = [0; MAX_HDR_LEN];
     let len = if ulpdu[0] & T_BIT != 0 { 14 } else { 18 };
@@ -488,7 +488,7 @@ pub fn contents(memory: &SharedMemory, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Moves bytes and acknowledgements both ways until nothing moves.
+/// Transfers bytes and acknowledgements both ways until nothing is left.
 pub fn run(one: &mut End, other: &mut End) {
     loop {
         let (to_other, to_one) = (one.pull_all(), other.pull_all());

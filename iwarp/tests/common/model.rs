@@ -1,4 +1,4 @@
-//! Random work requests of two queue pairs, and the memory that must come out.
+//! Random work requests of two queue pairs, and the expected memory contents.
 
 use super::*;
 use proptest::prelude::*;
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 pub const SLICE: usize = 4096;
 pub const MEM: usize = 4 * SLICE + 8;
 
-/// The operation completes a receive work request of the peer.
+/// Returns whether the operation completes a receive work request of the peer.
 pub fn takes_recv(o: &Op) -> bool {
     matches!(o.kind, 1 | 3 | 4)
 }
@@ -49,7 +49,7 @@ pub struct Side {
     pub key: Stag,
     pub mem: Arc<SharedMemory>,
     pub model: Vec<u8>,
-    /// Segments on their way to the peer: not lost, for TCP is below, but cut and delayed.
+    /// Segments in flight to the peer: cut and delayed but never lost, as TCP guarantees.
     pub wire: VecDeque<u8>,
     pub frames: Vec<(FpduRecord, Vec<u8>)>,
     pub posted: Vec<(u64, bool)>,
@@ -59,7 +59,7 @@ pub fn side(initiator: bool) -> Side {
     side_with(initiator, [false; 2])
 }
 
-/// `markers`: those that the initiator sends, and those that the responder sends.
+/// `markers`: whether the initiator and the responder, respectively, send them.
 pub fn side_with(initiator: bool, markers: [bool; 2]) -> Side {
     let mut end = End::new(NegotiatedParameters {
         ird: 2,
@@ -86,8 +86,8 @@ pub fn side_with(initiator: bool, markers: [bool; 2]) -> Side {
 
 /// Memory of each side: [0, SLICE) source of its own requests, [SLICE, 2*SLICE) sink of its Reads,
 /// [2*SLICE, 3*SLICE) target of the peer's Writes, [3*SLICE, 4*SLICE) receive buffers, and one word
-/// for the peer's atomics. So the model does not depend on timing; Reads take from the peer's source
-/// slice.
+/// for the peer's atomics. This makes the model independent of timing; Reads take from the peer's
+/// source slice.
 pub fn post(me: &mut Side, peer: &mut Side, ops: &[Op]) {
     const VA: u64 = 0x4000;
     for (i, o) in ops.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! A responder that a scripted peer breaks the rules with.
+//! A responder for scripted peers that break the rules.
 
 use super::*;
 
@@ -24,7 +24,7 @@ pub fn new_responder() -> TestedResponder {
 }
 
 impl TestedResponder {
-    /// Gives the frame, expects the Terminate, and that memory did not change.
+    /// Gives it the frame, and expects the Terminate and unchanged memory.
     pub fn refuses(mut self, frame: &[u8], code: &str) -> ReceivedTerminate {
         self.end.give(frame);
         let terminate = self.end.expect_terminate(code);
@@ -39,7 +39,7 @@ impl TestedResponder {
     }
 }
 
-/// A Read of eight bytes of its memory.
+/// A Read of eight bytes of the responder's memory.
 pub fn read_of(responder: &TestedResponder) -> ReadRequestHeader {
     ReadRequestHeader {
         sink_stag: 5,
