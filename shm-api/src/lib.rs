@@ -12,7 +12,7 @@
 //!
 //! The daemon creates every mapping and does not trust the application: each index read from shared
 //! memory is checked, and each work request is copied once and validated from the private copy. The
-//! synchronization steps are in [`siw_lockfree`], where loom explores them; code that only the daemon
+//! synchronisation steps are in [`siw_lockfree`], where loom explores them; code that only the daemon
 //! needs (memory keys and the memory of queues) is in `siw-memory`.
 //!
 //! Everything in shared memory and on the control socket is little-endian

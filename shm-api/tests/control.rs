@@ -122,14 +122,14 @@ fn both_sides_meet_at_the_highest_version_that_both_speak() {
     assert_eq!(of(lowest, 0), Some(MIN_VERSION));
     assert_eq!(of(lowest, lowest - 1), Some(MIN_VERSION));
     assert_eq!(of(lowest - 1, 0), None);
-    // A newer library that names one version, and nonsense.
+    // A newer library that supports a single version, and invalid ranges.
     assert_eq!(of(highest + 1, 0), None);
     assert_eq!(of(lowest, highest), None);
     assert_eq!(of(u32::MAX, u32::MAX), None);
     assert_eq!(of(0, 0), None);
 }
 
-/// A packet with arena body that was made longer, or shorter.
+/// A packet whose body is extended or truncated to `len` bytes.
 fn with_body(len: usize, tail: u8) -> Vec<u8> {
     let mut packet = encode_request(5, &new_hello());
     packet.resize(24 + len, tail);
@@ -214,7 +214,7 @@ fn no_descriptor_leaks_from_packets_nobody_wants() {
         assert_eq!(packet.fds.len(), 2);
         assert!(Request::decode(&packet.bytes).is_err());
     }
-    // Oversized packets cannot be sent by us; arena foreign sender's is cut and refused,
+    // This side cannot send oversized packets; one from a foreign sender is cut and refused,
     // descriptors included.
     let big = vec![0u8; MAX_PACKET + 1];
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

@@ -1,4 +1,5 @@
-//! Memory that vanishes under its mapping: the guard turns the fault into a note, and only there.
+//! Memory whose pages are freed under its mapping: the guard survives the fault and records it, and
+//! only for guarded memory.
 
 use rustix::fd::{AsFd, OwnedFd};
 use siw_shm::{SharedMemory, fault_guard};
@@ -7,7 +8,7 @@ use std::process::{Command, Stdio};
 
 const LEN: usize = 16_384;
 
-/// A mapping whose file can be cut, and the file.
+/// A mapping whose file can be truncated, and the file.
 fn mapping() -> (SharedMemory, OwnedFd) {
     let file = rustix::fs::memfd_create("cut", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&file, LEN as u64).unwrap();
@@ -24,7 +25,7 @@ fn event_descriptor() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
 }
 
-/// The only test that installs the guard, of which a process has one.
+/// The only test that installs the guard, since a process has only one.
 #[test]
 fn a_fault_on_guarded_memory_is_noted_and_survived() {
     let wake = event_descriptor();
@@ -47,7 +48,7 @@ fn a_fault_on_guarded_memory_is_noted_and_survived() {
     let mut value = [0; 8];
     assert_eq!(rustix::io::read(&wake, &mut value), Ok(8));
     assert_eq!(fault_guard::take_faulty_owners(), [2]);
-    // It works on, in memory of its own: each word of it, without another fault.
+    // The mapping still works, now with private memory: every word of it, without another fault.
     for offset in (0..LEN).step_by(8) {
         neighbours[1].0.write(offset, &[7; 8]).unwrap();
     }
@@ -57,7 +58,7 @@ fn a_fault_on_guarded_memory_is_noted_and_survived() {
         memory.read(5000, &mut bytes).unwrap();
         assert_eq!(&bytes, b"kept");
     }
-    // Writing is as good as reading, and several threads may fault at once.
+    // Writes fault like reads, and several threads may fault at once.
     cut(&neighbours[0].1);
     cut(&neighbours[2].1);
     std::thread::scope(|scope| {
@@ -69,7 +70,7 @@ fn a_fault_on_guarded_memory_is_noted_and_survived() {
         }
     });
     assert_eq!(fault_guard::take_faulty_owners(), [1, 3]);
-    // A place in the table is free again: far more mappings than it has room for, one by one.
+    // Entries of the table are reused: far more mappings than it has room for, one after another.
     drop(neighbours);
     let (memory, file) = mapping();
     let memory = memory.guard_for(4).unwrap();

@@ -18,8 +18,8 @@ proptest! {
     }
 }
 
-/// The copy is what is checked: slots that change while they are read give some request or an
-/// error, and never more elements than fit.
+/// The checks apply to the copy: slots that change while they are read yield a request or an error,
+/// and never more elements than fit.
 #[test]
 fn slots_that_change_while_they_are_read_are_copied_once() {
     let slots = 8;
@@ -34,7 +34,7 @@ fn slots_that_change_while_they_are_read_are_copied_once() {
                     .wrapping_add(1);
                 let slot = (random >> 40) as usize % slots as usize;
                 let offset = work_queue::HEADER + slot * wqe::SLOT_LEN;
-                // Opcode, flags, elements, slots: each right by itself.
+                // Opcode, flags, elements, slots: each valid on its own.
                 let bytes = (random >> 8).to_le_bytes();
                 let head = [bytes[0] % 13, bytes[1] % 16, bytes[2] % 18, bytes[3] % 6];
                 region.write(offset, &head).unwrap();
@@ -42,7 +42,7 @@ fn slots_that_change_while_they_are_read_are_copied_once() {
         });
         let mut wqe = SendWqe::new();
         let (mut seen, mut round) = (0, 0u32);
-        // At least until the writer has come to run.
+        // At least until the writer is running.
         while round < 200_000 || seen == 0 {
             round = round.wrapping_add(1);
             let mut consumer = SqConsumer::new(region.clone(), 0, slots).unwrap();

@@ -101,7 +101,7 @@ fn the_state_is_seen_in_the_state_line_and_by_older_libraries() {
     for watch in [&in_header, &in_line] {
         assert_eq!((watch.qp_state(), watch.worker_index()), (2, 3));
     }
-    // A daemon that knows of no such line writes the header alone.
+    // A daemon without support for the state line writes only the header.
     let older = SqConsumer::new(memory.clone(), 0, geometry.sq_slots).unwrap();
     older.set_qp_state(5);
     assert_eq!((in_header.qp_state(), in_line.qp_state()), (5, 2));
@@ -128,7 +128,7 @@ fn a_full_queue_refuses_until_slots_and_requests_are_done() {
     assert_eq!(producer.count_outstanding(), 2);
     consumer.complete_requests(1);
     producer.push(&request).unwrap();
-    // Slots: 3 of 4 are written, 1 is released; a 3-slot request does not fit.
+    // 3 of 4 slots are written and 1 is released; a 3-slot request does not fit.
     consumer.complete_requests(2);
     let big = sample_sges(9);
     assert_eq!(
@@ -301,7 +301,7 @@ fn atomics_carry_operands_and_masks_through_the_ring() {
     }
 }
 
-/// The words of a request of one slot and one element, written at once, and its whole slot.
+/// The fast encoding of a single-slot request with one element equals the general one.
 #[test]
 fn both_encoders_write_the_same_plain_request() {
     fn check(request: &impl WorkRequest, is_plain: bool) {
@@ -406,7 +406,8 @@ proptest! {
             if let Some(inline) = wqe.inline_data() {
                 prop_assert_eq!(inline.len(), wqe.length as usize);
             } else if matches!(wqe.opcode, Opcode::RegMr | Opcode::BindMw) {
-                // The one element names what is bound or registered and moves nothing.
+                // The single element holds the operands of the bind or registration and moves no
+                // data.
                 prop_assert_eq!((wqe.sges().len(), wqe.length), (1, 0));
             } else {
                 let sum: u64 = wqe.sges().iter().map(|sge| u64::from(sge.length)).sum();
@@ -416,7 +417,7 @@ proptest! {
         let _ = RecvWqe::parse_slots(&list);
     }
 
-    /// The parser for what is posted most, and the one for everything.
+    /// The fast parser and the general parser agree.
     #[test]
     fn both_parsers_make_the_same_of_a_plain_request(
         words in any::<[u64; 8]>(), opcode in 0u8..16, flags in 0u8..32, num_sge in 0u8..3, slots in 1u8..3,
@@ -500,7 +501,7 @@ fn a_client_that_does_not_poll_overflows_its_own_queue() {
     assert_eq!(consumer.error_code(), 75);
     assert_eq!(consumer.poll(&mut [Wc::default(); 4]), 2);
     producer.push(&completion_of(2)).unwrap();
-    // A consumer index from the future is a full ring as well.
+    // An invalid consumer index also looks like a full ring.
     memory
         .write(cq::HEADER, &0x7000_0000u32.to_le_bytes())
         .unwrap();

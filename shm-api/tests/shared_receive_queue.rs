@@ -147,7 +147,7 @@ fn an_impossible_tail_is_told_and_reads_nothing() {
         assert_eq!(consumer.pop(&mut wqe), Err(RingError::InvalidIndex));
         assert_eq!(rig.ring.count_posted(), 0);
     }
-    // Zeroes are no request; the next one is.
+    // A zeroed slot is not a request; the next one is.
     tail.store(1, Ordering::Release);
     assert!(matches!(consumer.pop(&mut wqe), Err(RingError::Wqe { .. })));
     assert_eq!(consumer.pop(&mut wqe), Ok(None));

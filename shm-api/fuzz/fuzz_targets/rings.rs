@@ -1,4 +1,4 @@
-//! Rings, doorbells and completion queues that a client writes over. `cargo +nightly fuzz run rings`
+//! Rings, doorbells and completion queues that a client overwrites. `cargo +nightly fuzz run rings`
 //! in shm-api/, or `deploy/sanitize fuzz`.
 #![no_main]
 

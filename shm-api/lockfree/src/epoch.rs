@@ -113,7 +113,7 @@ impl<T: Send + Sync> EpochTable<T> {
     /// once [`Self::has_elapsed`].
     pub fn clear_slot(&self, slot: usize, which: impl FnOnce(&T) -> bool) -> Option<GracePeriod> {
         let slot = self.slots.get(slot)?;
-        // This lock serializes writers, so the entry cannot be freed here.
+        // This lock serialises writers, so the entry cannot be freed here.
         let mut writer = self.lock_writer();
         let pointer = slot.load(Ordering::Acquire);
         // SAFETY: non-null entries of the table are live; they are only freed in `try_reclaim`, under

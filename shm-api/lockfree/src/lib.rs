@@ -1,4 +1,4 @@
-//! All lock-free code of the project: the synchronization steps of the shared-memory rings and of the
+//! All lock-free code of the project: the synchronisation steps of the shared-memory rings and of the
 //! table of memory keys, independent of any memory layout.
 //!
 //! | module | synchronizes | used by |

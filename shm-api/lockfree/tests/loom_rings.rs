@@ -60,7 +60,7 @@ fn a_work_queue_delivers_every_request_once_and_in_order() {
         }
         let (mut got, mut ring) = worker.join().unwrap();
         while ring.available_slots(&r.tail).unwrap() > 0 {
-            // SAFETY: the worker thread is gone.
+            // SAFETY: the worker thread has ended.
             got.push(r.slots[ring.slot_index(0) as usize].with(|p| unsafe { *p }));
             ring.advance_head(1);
         }
@@ -85,7 +85,7 @@ impl SharedRing {
         })
     }
 
-    /// Posts up to `n` requests; how many found room.
+    /// Posts up to `n` requests; returns the number of requests that fit.
     fn post(&self, n: u32) -> u32 {
         for p in 0..n {
             let i = (p & 1) as usize;
@@ -191,8 +191,8 @@ impl Cq {
     }
 }
 
-/// A ring of two entries through a second lap: an entry is written again only when its completion
-/// was copied, and a full ring is seen as full.
+/// Two laps of a ring of two entries: an entry is reused only after its completion was copied, and a
+/// full ring is recognized as full.
 #[test]
 fn a_completion_ring_delivers_every_completion_once_and_in_order() {
     loom::model(|| {
@@ -279,7 +279,7 @@ fn two_workers_raise_one_event_for_one_arming() {
     });
 }
 
-/// One memory of a completion queue: the arming, and whether each of two workers wrote.
+/// One memory of a completion queue: the arming, and the sequence words of two workers.
 struct Rings {
     armed: AtomicU32,
     seq: [AtomicU32; 2],
@@ -422,7 +422,7 @@ fn a_post_while_the_worker_drains_is_never_forgotten() {
 fn no_post_is_forgotten_when_polling_stops() {
     loom::model(|| {
         let b = Bell::new();
-        // The worker took the doorbell, and left the word set.
+        // The worker took the doorbell and left the word set.
         b.pending[0].store(1, Ordering::Relaxed);
         let c = b.clone();
         let client = thread::spawn(move || {

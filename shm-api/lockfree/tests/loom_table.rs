@@ -11,7 +11,7 @@ use siw_lockfree::epoch::EpochTable;
 use siw_lockfree::key_cell::{KeyCell, KeyWord};
 use siw_lockfree::sync::{AtomicU32, Ordering};
 
-/// Loom reports a race when it is freed while somebody reads it.
+/// Loom reports a race when it is freed during a read.
 struct Entry(UnsafeCell<u32>);
 
 // SAFETY: reads only, except in drop, which loom checks.
@@ -21,14 +21,14 @@ unsafe impl Sync for Entry {}
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        // SAFETY: loom checks that nobody reads.
+        // SAFETY: loom checks that there is no concurrent read.
         self.0.with_mut(|p| unsafe { *p = 0 });
     }
 }
 
 impl Entry {
     fn read(&self) -> u32 {
-        // SAFETY: loom checks that nobody writes.
+        // SAFETY: loom checks that there is no concurrent write.
         self.0.with(|p| unsafe { *p })
     }
 }
@@ -46,7 +46,7 @@ fn no_stretch_of_addresses_is_found_with_the_length_of_another() {
         let handler = {
             let table = table.clone();
             thread::spawn(move || {
-                // Behind the short stretch, in the long one, which begins later.
+                // After the short range, inside the long one, which begins later.
                 for address in [0x1020, 0x3000] {
                     if let Some((_, found)) = table.find_range(address) {
                         assert_eq!(found, range(0x2000, 0x2000));
@@ -111,7 +111,7 @@ fn a_worker_that_wakes_does_not_find_what_was_freed_while_it_slept() {
     });
 }
 
-/// A binding as siw-memory keeps it: two fields that belong together.
+/// A binding in the form that siw-memory uses: two fields that belong together.
 struct Binding {
     cell: KeyCell,
     base: AtomicU32,
@@ -129,7 +129,7 @@ impl Binding {
         claimed
     }
 
-    /// What a worker does that looks a key up.
+    /// Reads the binding like a worker that looks up a key.
     fn read(&self) -> Option<(u32, u32, u32)> {
         let word = self.cell.load_word();
         let (base, len) = (

@@ -18,7 +18,8 @@ proptest! {
 }
 
 /// Two workers bind the same window while the control thread tries to deregister its region: a
-/// region that is gone has no window, and whoever is allowed reads what the binding says.
+/// deregistered region has no windows, and an allowed access reads the bytes that the binding refers
+/// to.
 #[test]
 fn binds_of_two_workers_and_a_deregistration_never_cross() {
     const VA: u64 = 0x1000;

@@ -189,7 +189,7 @@ fn a_window_never_reaches_the_region_that_took_its_parents_place() {
         .bind_window(&bind(windows[0], parent, 64), 3, 0)
         .unwrap();
     assert!(is_readable(&reader, windows[0]));
-    // As when allocator client goes: whatever is bound to it.
+    // As when a client exits: removed regardless of bound windows.
     table.remove(parent).unwrap();
     reader.report_quiescent();
     assert_eq!(table.try_reclaim(), 0);
@@ -200,7 +200,7 @@ fn a_window_never_reaches_the_region_that_took_its_parents_place() {
     reader
         .bind_window(&bind(windows[1], other, 64), 3, 0)
         .unwrap();
-    // The count of the other region is not touched when the first window leaves its old one.
+    // The count of the other region stays unchanged when the first window leaves its old region.
     reader
         .bind_window(&bind(windows[0], other, 0), 3, 0)
         .unwrap();
@@ -214,8 +214,8 @@ fn keys_are_never_zero_and_come_back_late() {
     let table = KeyTable::new(8, 1);
     let mut reader = table.register_reader().unwrap();
     let mut seen = HashSet::new();
-    // 8 indices with 256 keys each: no key may repeat within 2048 registrations
-    // that use each index equally often; 250 per index at the least are certain.
+    // 8 indices with 256 keys each: no key may repeat within 2048 registrations that use each index
+    // equally often; at least 250 per index are certain.
     for _ in 0..200 {
         let stag = table.insert(new_registration(Access::NONE)).unwrap();
         assert_ne!(stag.0, 0);

@@ -1,5 +1,6 @@
-//! What a hostile client can do to the rings that it shares with a worker, from the octets of a
-//! fuzzer: shared by the suite and by the fuzz target `rings`. The consumers are those of the daemon.
+//! Actions of a hostile client on the rings that it shares with a worker, driven by the octets of a
+//! fuzzer. Used by the test suite and by the fuzz target `rings`. The consumers are those of the
+//! daemon.
 
 #[path = "octet_input.rs"]
 mod octet_input;
@@ -11,8 +12,8 @@ use siw_shm::*;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Everything that lies in one region: send queue, receive queue, doorbell ring, completion queue.
-/// The client writes words wherever it likes while the worker takes and completes.
+/// All structures lie in one region: send queue, receive queue, doorbell ring, completion queue. The
+/// client writes words anywhere while the worker takes and completes requests.
 pub fn write_over_rings(data: &[u8]) {
     const BELLS: u32 = 8;
     let mut input = Input(data);
@@ -37,7 +38,7 @@ pub fn write_over_rings(data: &[u8]) {
                 let word = region.atomic_u32(at).expect("in range");
                 word.store(input.odd() as u32, Ordering::Relaxed);
             }
-            // A header slot that is nearly right, and the index behind it.
+            // A nearly valid header slot, and the index word after it.
             3 => {
                 let (base, slots) = if input.u8() & 1 == 0 {
                     (0, qp.sq_slots)
@@ -91,13 +92,13 @@ pub fn write_over_rings(data: &[u8]) {
                 sq.clear_pending();
             }
             _ => {
-                // Full, as the client says, is an error of this queue.
+                // A full ring, according to the client, is an error of this queue.
                 let _ = producer.push(&Wc::default());
                 let _ = producer.take_event();
             }
         }
     }
-    // What lies behind was never touched.
+    // Memory beyond the rings was never touched.
     let mut tail = [1; 4096];
     region.read(len, &mut tail).expect("in range");
     assert_eq!(tail, [0; 4096]);

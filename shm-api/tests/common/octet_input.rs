@@ -1,6 +1,6 @@
-//! The octets of a fuzzer as numbers.
+//! Reads numbers from the octets of a fuzzer.
 
-/// Takes values off the front of the input; zeroes after its end.
+/// Takes values from the front of the input; returns zeros after its end.
 pub struct Input<'a>(pub &'a [u8]);
 
 impl Input<'_> {

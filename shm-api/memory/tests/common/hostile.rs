@@ -1,5 +1,5 @@
-//! What a hostile client can do to memory keys, from the octets of a fuzzer: shared by the suite
-//! and by the fuzz target `keys` in `shm-api/fuzz`.
+//! Actions of a hostile client on memory keys, driven by the octets of a fuzzer. Used by the test
+//! suite and by the fuzz target `keys` in `shm-api/fuzz`.
 
 #[path = "../../../tests/common/octet_input.rs"]
 mod octet_input;
@@ -14,7 +14,7 @@ const PD: u32 = 3;
 const BASE: u64 = 0x10_0000;
 const PAGES: u64 = 8;
 
-/// What the model knows of a window or a fast registration.
+/// Model of a window or a fast registration.
 #[derive(Clone)]
 struct Bound {
     key: u32,
@@ -22,7 +22,7 @@ struct Bound {
     base: u64,
     len: u64,
     access: Access,
-    /// Of each byte: offset in the region.
+    /// Offset in the region of each byte.
     place: Vec<u64>,
 }
 
@@ -37,8 +37,8 @@ impl Bound {
 }
 
 /// BIND_MW, REG_MR, LOCAL_INV and SEND_WITH_INV with arguments and page lists of all kinds: each
-/// access is allowed exactly when the last successful one of them allows it, and goes where it
-/// said.
+/// access is allowed exactly when the last successful operation allows it, and reaches the memory
+/// that the operation selected.
 pub fn change_keys(data: &[u8]) {
     let mut input = Input(data);
     let table = KeyTable::new(8, 1);
@@ -163,7 +163,7 @@ pub fn change_keys(data: &[u8]) {
                         place,
                     });
                 }
-                // It was copied: what is written later changes nothing.
+                // The list was copied: later writes to it have no effect.
                 list.write(64, &[0xff; 32]).expect("in range");
             }
             2 => {
