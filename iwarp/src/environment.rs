@@ -36,12 +36,10 @@ pub enum QpEvent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RingFault {
     /// The ring indices are invalid: the daemon disconnects the client.
-    #[error(
-        "the indices of the work queue are impossible; the client must recreate its queue pair"
-    )]
+    #[error("the indices of the work queue are invalid; the client must recreate its queue pair")]
     InvalidIndex,
     /// A work request cannot be parsed. It completes in error in its turn.
-    #[error("work request {wr_id:#x} cannot be read; the client must recreate its queue pair")]
+    #[error("work request {wr_id:#x} cannot be parsed; the client must recreate its queue pair")]
     InvalidRequest {
         /// `wr_id` of the request's completion.
         wr_id: u64,

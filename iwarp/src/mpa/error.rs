@@ -6,21 +6,19 @@ use crate::rdmap::terminate::TerminateCode;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MpaError {
     /// The frame does not start with the key of RFC 5044 section 7.1.1.
-    #[error("MPA key is wrong: the peer does not speak iWARP on this port")]
+    #[error("wrong MPA key: the peer does not use iWARP on this port")]
     BadKey,
     /// Both sides sent requests.
-    #[error("peer sent an MPA request where a reply belongs: both sides are initiators")]
+    #[error("peer sent an MPA request instead of a reply: both sides are initiators")]
     BothInitiators,
     /// A reply where a request belongs.
-    #[error("peer sent an MPA reply where a request belongs")]
+    #[error("peer sent an MPA reply instead of a request")]
     UnexpectedReply,
     /// A revision that is not supported.
-    #[error(
-        "MPA revision {0} is not supported: 1 and 2 are, as far as `revision` in [device.mpa] allows"
-    )]
+    #[error("MPA revision {0} is not supported, only 1 and 2, up to `revision` in [device.mpa]")]
     BadRevision(u8),
     /// PD_Length above the RFC's 512, or above the configured limit.
-    #[error("MPA frame announces {0} bytes of private data, which is too much")]
+    #[error("MPA frame has too much private data ({0} bytes)")]
     PrivateDataTooLong(u16),
     /// This side's own private data does not fit.
     #[error("private data of {0} bytes does not fit into an MPA frame")]
@@ -29,19 +27,19 @@ pub enum MpaError {
     #[error("enhanced MPA frame is too short for its IRD and ORD")]
     EnhancedTooShort,
     /// The S flag does not match the request.
-    #[error("peer answered without (or with unasked) enhanced connection data")]
+    #[error("peer's reply lacks enhanced connection data, or has it unrequested")]
     EnhancedMismatch,
     /// Bytes arrived before it was the peer's turn to send.
-    #[error("peer sent bytes after its MPA frame before it may")]
+    #[error("peer sent bytes after its MPA frame too early")]
     TrailingBytes,
     /// The peer requests markers.
-    #[error("peer asks for MPA markers, which this device is configured not to send")]
+    #[error("peer requests MPA markers, which this device is configured not to send")]
     MarkersUnsupported,
     /// The peer's reply does not enable the CRC.
-    #[error("peer's reply leaves out the CRC that this device requires")]
+    #[error("peer's reply does not enable the CRC that this device requires")]
     CrcRefused,
     /// No RTR kind in common.
-    #[error("no ready-to-receive message that both sides know")]
+    #[error("no ready-to-receive message that both sides support")]
     NoRtr,
     /// The IRD of one side is below the ORD of the other.
     #[error("peer's ORD {peer_ord} exceeds the {ird} inbound reads of this device")]
@@ -52,7 +50,7 @@ pub enum MpaError {
         ird: u16,
     },
     /// A call that is invalid in this state, such as accepting before a request arrived.
-    #[error("MPA connection is not in a state for this call")]
+    #[error("MPA connection is in the wrong state for this call")]
     WrongState,
 }
 

@@ -134,7 +134,7 @@ pub enum BuildError {
     #[error("memory of a message in flight was deregistered")]
     KeyDeregistered,
     /// The message is no longer known.
-    #[error("record belongs to a message that is already completed")]
+    #[error("record belongs to a message that has already completed")]
     MessageCompleted,
 }
 
