@@ -59,7 +59,7 @@ impl GuardedMapping {
             len: len as u64,
             owner,
         };
-        let full = || io::Error::other("too many pieces of shared memory exist");
+        let full = || io::Error::other("too many shared memory mappings exist");
         let index = guard.mappings.insert_range(range).ok_or_else(full)?;
         guard.is_faulty[index].store(false, Ordering::Relaxed);
         Ok(Some(GuardedMapping(index)))

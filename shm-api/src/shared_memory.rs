@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 
 /// The access does not lie inside the mapping or is misaligned, or the mapping is read-only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("access outside of the shared memory")]
+#[error("access outside the shared memory")]
 pub struct OutOfBounds;
 
 /// Page size to request.
@@ -140,7 +140,7 @@ impl SharedMemory {
         if len < min_len || len == 0 {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                format!("shared memory is {len} bytes, {min_len} were promised"),
+                format!("shared memory has {len} bytes instead of at least {min_len}"),
             ));
         }
         let huge = rustix::fs::fstatfs(&fd).is_ok_and(|status| status.f_type == HUGETLBFS_MAGIC);

@@ -62,7 +62,7 @@ pub const MAX_RING_SLOTS: u32 = 1 << 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RingError {
     /// The indices are invalid: disconnect the client.
-    #[error("the work queue's producer index is outside of the ring")]
+    #[error("the work queue's producer index is outside the ring")]
     InvalidIndex,
     /// A request that the client library would not have written: fail the QP.
     #[error("work request {wr_id:#x}: {error}")]

@@ -321,7 +321,7 @@ pub enum WqeError {
     #[error("unknown flag bits {0:#04x}")]
     BadFlags(u8),
     /// The slot count does not fit the contents.
-    #[error("the request says {said} slots, its contents take {takes}")]
+    #[error("the request announces {said} slots, but its contents take {takes}")]
     BadSlotCount {
         /// Number of slots in the header.
         said: u8,
@@ -335,13 +335,15 @@ pub enum WqeError {
     #[error("{0} bytes of inline data, at most 256 are allowed")]
     InlineTooLong(usize),
     /// Inline data with an opcode that does not send data.
-    #[error("inline data makes no sense with this opcode")]
+    #[error("inline data is not allowed with this opcode")]
     InlineNotAllowed,
     /// Operands with an opcode that is not an atomic, or a malformed atomic.
-    #[error("operands belong to FetchAdd and CmpSwap, which take one element of 8 bytes")]
+    #[error(
+        "operands are only allowed with FetchAdd and CmpSwap, which take one element of 8 bytes"
+    )]
     BadAtomic,
     /// A malformed local request, or its operands with another opcode.
-    #[error("what BIND_MW and REG_MR take belongs to them alone")]
+    #[error("malformed BIND_MW or REG_MR, or their operands with another opcode")]
     BadLocal,
     /// The lengths of the elements overflow.
     #[error("the elements add up to 4 GiB or more")]

@@ -12,7 +12,7 @@ pub enum ProtoError {
     #[error("not a siwd packet ({0} bytes)")]
     NotSiwd(usize),
     #[error(
-        "protocol version {theirs}, this side speaks {MIN_VERSION} to {VERSION}: update the older one of client library and siwd"
+        "protocol version {theirs} is not supported, only {MIN_VERSION} to {VERSION}: update the older one of client library and siwd"
     )]
     /// The peer's version is not supported by this side.
     Version {
@@ -20,7 +20,7 @@ pub enum ProtoError {
         theirs: u16,
     },
     /// The length in the header differs from the received length.
-    #[error("packet says {said} bytes, {got} came")]
+    #[error("packet length is {said} bytes in the header, but {got} were received")]
     Length {
         /// Bytes according to the header.
         said: u32,
@@ -31,7 +31,7 @@ pub enum ProtoError {
     #[error("message kind {0} is unknown")]
     Kind(u16),
     /// The body does not have the length of its message.
-    #[error("message kind {kind} needs {want} bytes, {got} came")]
+    #[error("message kind {kind} needs {want} bytes, but {got} were received")]
     Size {
         /// Number of the message.
         kind: u16,
@@ -41,13 +41,13 @@ pub enum ProtoError {
         got: usize,
     },
     /// The body is longer than this side knows, and the excess bytes are not all zero.
-    #[error("message kind {kind} says more than this side of version {VERSION} knows")]
+    #[error("message kind {kind} has fields unknown to this side (version {VERSION})")]
     Unknown {
         /// Number of the message.
         kind: u16,
     },
     /// The reply does not belong to the last request.
-    #[error("the reply answers another request")]
+    #[error("the reply belongs to another request")]
     OutOfOrder,
     /// A file descriptor is missing.
     #[error("the reply lacks a file descriptor")]
@@ -69,7 +69,7 @@ pub enum CallError {
     #[error(transparent)]
     Proto(#[from] ProtoError),
     /// No reply within the time limit.
-    #[error("siwd does not answer")]
+    #[error("siwd does not respond")]
     TimedOut,
     /// The daemon closed the connection.
     #[error("siwd closed the connection")]

@@ -33,20 +33,20 @@ pub struct ControlPacket {
 #[derive(Debug, thiserror::Error)]
 pub enum RecvError {
     /// The socket is non-blocking and has no packet.
-    #[error("no packet waits")]
+    #[error("no packet is available")]
     WouldBlock,
     /// The peer closed the connection.
     #[error("the peer closed the connection")]
     Closed,
     /// A client sent descriptors, which the daemon does not accept. They are still in the socket.
-    #[error("file descriptors came along: no request has any")]
+    #[error("unexpected file descriptors in a packet: requests carry none")]
     Descriptors,
     /// A packet longer than [`MAX_PACKET`].
     #[error("packet of more than {MAX_PACKET} bytes")]
     Truncated,
     /// Descriptors arrived for which this process has no room, or more of them than a packet may
     /// have.
-    #[error("descriptors of a packet were lost: too many, or this process may open no more")]
+    #[error("file descriptors of a packet were lost: too many, or this process reached its limit")]
     DescriptorsLost,
     /// Any other error of the socket.
     #[error(transparent)]
