@@ -34,7 +34,7 @@ pub const CASES: [(u32, &str, &str, &str); 89] = [
     (
         10,
         "5044 7.1.2",
-        "octets behind a frame before they may be (RFC silent)",
+        "octets after a frame, too early (RFC silent)",
         "closes",
     ),
     (11, "5044 7.1", "frames in one-octet fragments", "accepted"),
@@ -73,7 +73,7 @@ pub const CASES: [(u32, &str, &str, &str); 89] = [
     (
         19,
         "5044 7.1.2",
-        "who sends the first FPDU",
+        "order of the first FPDUs",
         "a responder waits for the initiator's",
     ),
     (20, "6581 9.2", "A=0", "B, C, D ignored"),
@@ -101,7 +101,7 @@ pub const CASES: [(u32, &str, &str, &str); 89] = [
         26,
         "6581 8, 9.3",
         "other local failure during set-up",
-        "initiator 2/0/05: markers it may not send, CRC left out that it requires",
+        "initiator 2/0/05: reply requests markers that it may not send, or omits the CRC that it requires",
     ),
     (27, "5044 4.4, 8", "bad CRC", "2/0/02, nothing placed"),
     (
@@ -135,7 +135,7 @@ pub const CASES: [(u32, &str, &str, &str); 89] = [
     (
         36,
         "5044 8",
-        "FIN or RST inside of an FPDU",
+        "FIN or RST inside an FPDU",
         "local 2/0/01, abort",
     ),
     (37, "5044 8", "second error", "not reported"),
@@ -174,7 +174,7 @@ pub const CASES: [(u32, &str, &str, &str); 89] = [
     ),
     (51, "5041 4.1, 7.1", "untagged, wrong DDP version", "1/2/06"),
     (52, "5041 7.1", "QN of 4 or more", "1/2/01"),
-    (53, "5040 4.1", "opcode on another's QN", "1/2/01"),
+    (53, "5040 4.1", "opcode on the wrong queue", "1/2/01"),
     (54, "5041 7.1", "no receive buffer", "1/2/02"),
     (55, "5041 7.1", "MSN replayed", "1/2/03"),
     (56, "5041 7.1", "MSN skipped", "1/2/03"),
@@ -198,7 +198,7 @@ pub const CASES: [(u32, &str, &str, &str); 89] = [
     (
         64,
         "5040 4.2",
-        "T bit against the opcode (RFC silent)",
+        "T bit does not match the opcode (RFC silent)",
         "0/2/06",
     ),
     (
@@ -246,7 +246,7 @@ pub const CASES: [(u32, &str, &str, &str); 89] = [
     (
         77,
         "5040 8.1.1",
-        "invalidate what the peer may not use",
+        "invalidate an STag that the peer may not use",
         "0/2/09",
     ),
     (
@@ -267,7 +267,7 @@ pub const CASES: [(u32, &str, &str, &str); 89] = [
         82,
         "5040 4.8",
         "Read Request quoted in mid-read",
-        "updated to the position; a reset where an unsent segment cannot be built any more",
+        "updated to the current position; reset if an unsent segment cannot be built any more",
     ),
     (
         83,
@@ -299,7 +299,7 @@ pub const CASES: [(u32, &str, &str, &str); 89] = [
         89,
         "7306 7",
         "Reads and atomics",
-        "done and answered in the order of their requests",
+        "executed and answered in request order",
     ),
 ];
 
@@ -390,11 +390,11 @@ pub fn numbers_of(name: &str) -> Vec<u32> {
 const HEADER: &str = "\
 # Conformance of siwd
 
-Written by `cargo run -p siw-iwarp --example conformance`, which runs the tests; a test keeps it
-in step with the list and the names of the tests. Codes are layer/type/code of the Terminate.
-Tests against a running siwd (`dataplane/tests/conformance`) send octets over a DPDK tap port
-from a scripted peer and compare what comes back; those against the crate (`iwarp/`) run no device.
-`PROTOCOL.md` says what the RFCs leave open and what siwd chose.
+Written by `cargo run -p siw-iwarp --example conformance`, which runs the tests; a test checks it
+against the list of cases and the names of the tests. Codes are layer/type/code of the Terminate.
+Tests against a running siwd (`dataplane/tests/conformance`) use a scripted peer that sends octets
+over a DPDK tap port and compares the response; those against the crate (`iwarp/`) use no device.
+`PROTOCOL.md` lists the open points of the RFCs and siwd's choices.
 
 | # | RFC | case | siwd | result | against a running siwd | against the crate |
 |---|---|---|---|---|---|---|
