@@ -1,36 +1,160 @@
-# Functions of deploy/demo, deploy/test and others: check and install what the machine needs,
-# reserve hugepages, and undo it.
+# Functions shared by the scripts of deploy/ and benches/: they check and install what the machine
+# needs, reserve hugepages and give them back, and show progress.
 # Sourced with bash; the caller has set -euo pipefail.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 RUST_LEAST=1.89
+TARGET=$(cd "$ROOT" && realpath -m "${CARGO_TARGET_DIR:-target}")
 
 say() { printf '\033[1m==>\033[0m %s\n' "$*" >&2; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
+
+# Steps: step TITLE prints "==> [n/m, elapsed] TITLE". The caller sets STEPS to the number of steps.
+STEPS=0 STEP=0
+step() {
+    STEP=$((STEP + 1))
+    say "[$STEP/$STEPS, $((SECONDS / 60)) min $((SECONDS % 60)) s] $*"
+}
 
 need_root() {
     [ "$(id -u)" = 0 ] || die "run as root: hugepages, taps and packages need it (sudo $0)"
 }
 
-# Installs Debian packages that are missing; nothing happens when all are there.
-need_packages() {
-    local missing=() p
-    for p in "$@"; do
-        dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q '^install ok installed' || missing+=("$p")
-    done
-    [ ${#missing[@]} = 0 ] && return
-    command -v apt-get >/dev/null || die "these packages are missing and apt-get is not here: ${missing[*]}"
-    say "installing ${missing[*]}"
-    export DEBIAN_FRONTEND=noninteractive
-    apt-get update -qq </dev/null >/dev/null 2>&1 || say "apt-get update failed; trying with the lists that are here"
-    # A service of a package must not start on the machine.
-    apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >/tmp/siwd-apt.$$ 2>&1 \
-        || { tail -n 20 /tmp/siwd-apt.$$ >&2; rm -f /tmp/siwd-apt.$$; die "apt-get install ${missing[*]} failed"; }
-    rm -f /tmp/siwd-apt.$$
+# need_disk FOLDER GIB: fails early, since a compiler that runs out of space says so in odd ways.
+need_disk() {
+    local free
+    mkdir -p "$1" || die "the folder $1 cannot be created"
+    free=$(df --output=avail -BG "$1" | tail -n 1 | tr -dc 0-9)
+    [ "$free" -ge "$2" ] ||
+        die "$1 has $free GiB of free space, $2 GiB are needed; free some, or set CARGO_TARGET_DIR to a folder elsewhere"
 }
 
-# What building the workspace takes besides Rust.
+# Packages needed to build the workspace, besides Rust.
 BUILD_PACKAGES=(build-essential pkg-config libdpdk-dev libclang-dev libibverbs-dev librdmacm-dev)
+
+is_installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
+
+# apt-get as every script calls it: it may add packages, and remove or downgrade none. An
+# installation by somebody else at the same time is waited for.
+apt_get() {
+    DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 --no-remove \
+        --no-install-recommends -y -q "$@" </dev/null
+}
+
+# Refreshes the package lists once per script.
+refresh_lists() {
+    [ -z "${LISTS_FRESH:-}" ] || return 0
+    LISTS_FRESH=1
+    apt_get update >/dev/null 2>&1 ||
+        say "apt-get update failed (no network or no registry?): continuing with the package lists of this machine"
+}
+
+# apt_install PACKAGE...: one transaction for all of them.
+apt_install() {
+    local log
+    log=$(mktemp "${TMPDIR:-/tmp}/siwd-apt.XXXXXX")
+    say "installing $*"
+    if ! apt_get install "$@" >"$log" 2>&1; then
+        tail -n 15 "$log" >&2
+        rm -f "$log"
+        die "apt-get install failed; nothing was removed. Check the network and free disk space, then run: apt-get install --no-remove $*"
+    fi
+    rm -f "$log"
+}
+
+# need_packages PACKAGE...: installs the missing ones.
+need_packages() {
+    need_all "$@" --
+}
+
+# need_all PACKAGE... -- SET...: packages that must be installed, and programs that tests run, by
+# sets of packages that belong to one release ("qemu-system-x86 qemu-utils"). A set with a
+# package that this machine has in another version, or cannot install without removing something,
+# stays out of the machine: its packages are unpacked below the target folder (unpack_programs).
+need_all() {
+    local wanted=() sets=() accepted=() unpacked=() set package missing=
+    while [ "$1" != -- ]; do wanted+=("$1"); shift; done
+    shift
+    sets=("$@")
+    # shellcheck disable=SC2048
+    for package in "${wanted[@]}" ${sets[*]}; do
+        is_installed "$package" || { missing=1; break; }
+    done
+    [ -n "$missing" ] || return 0
+    command -v apt-get >/dev/null ||
+        die "packages are missing and apt-get is not here (Debian 12 is supported): ${wanted[*]} ${sets[*]}"
+    refresh_lists
+    apt_get -s install "${wanted[@]}" >/dev/null 2>&1 ||
+        { apt_get -s install "${wanted[@]}" 2>&1 | tail -n 12 >&2
+          die "these packages cannot be installed beside those of this machine: ${wanted[*]}"; }
+    accepted=("${wanted[@]}")
+    # shellcheck disable=SC2086
+    if apt_get -s install "${wanted[@]}" ${sets[*]} >/dev/null 2>&1; then
+        accepted+=(${sets[*]})
+    else
+        for set in "${sets[@]}"; do
+            if apt_get -s install "${accepted[@]}" $set >/dev/null 2>&1; then
+                accepted+=($set)
+            else
+                unpacked+=("$set")
+            fi
+        done
+    fi
+    missing=()
+    for package in "${accepted[@]}"; do
+        is_installed "$package" || missing+=("$package")
+    done
+    [ ${#missing[@]} = 0 ] || apt_install "${missing[@]}"
+    for set in "${unpacked[@]}"; do
+        # shellcheck disable=SC2086
+        unpack_programs $set
+    done
+}
+
+# Programs of unpacked packages come first, for the scripts and the tests that they run.
+PROGRAMS=$TARGET/programs
+PATH=$PROGRAMS/bin:$PATH:/usr/sbin:/sbin
+
+# unpack_programs PACKAGE...: unpacks packages, with those that they depend on, into
+# $PROGRAMS/PACKAGES/, and makes wrappers of their programs in $PROGRAMS/bin. Nothing of it is installed.
+unpack_programs() {
+    local name tree
+    name=$(IFS=+; echo "$*")
+    tree=$PROGRAMS/$name
+    [ ! -e "$tree/complete" ] || return 0
+    say "this machine has another version of $*: unpacking Debian's below $PROGRAMS"
+    rm -rf "$tree"
+    mkdir -p "$tree/debs/partial" "$PROGRAMS/bin"
+    : >"$tree/status"
+    # With an empty status file apt downloads the whole closure of dependencies.
+    apt_get -o Dir::State::status="$tree/status" -o Dir::Cache::archives="$tree/debs" \
+        -o Debug::NoLocking=1 -o APT::Sandbox::User=root --download-only install "$@" >"$tree/log" 2>&1 ||
+        { tail -n 15 "$tree/log" >&2; rm -rf "$tree"; die "could not download $*; check the network and free disk space"; }
+    local deb package version file program
+    for deb in "$tree"/debs/*.deb; do
+        package=$(dpkg-deb -f "$deb" Package)
+        version=$(dpkg-deb -f "$deb" Version)
+        # The C library is this machine's, as is all that it has in the same version.
+        case $package in libc6 | libc-bin | libgcc-s1 | gcc-12-base | libcrypt1) continue ;; esac
+        [ "$(dpkg-query -W -f '${db:Status-Status} ${Version}' "$package" 2>/dev/null)" != "installed $version" ] || continue
+        dpkg-deb -x "$deb" "$tree" || { rm -rf "$tree"; die "could not unpack $package; check free disk space on $PROGRAMS"; }
+    done
+    for package in "$@"; do
+        for deb in "$tree/debs/${package}"_*.deb; do
+            dpkg-deb --fsys-tarfile "$deb" | tar -t | sed -n 's|^\./\(usr/s\?bin/[^/]\+\)$|\1|p'
+        done
+    done | while read -r file; do
+        program=$PROGRAMS/bin/$(basename "$file")
+        # The libraries of this machine's own programs stay first: siwrun puts its own there.
+        cat >"$program" <<WRAPPER
+#!/bin/sh
+LD_LIBRARY_PATH=\${LD_LIBRARY_PATH:+\$LD_LIBRARY_PATH:}$tree/usr/lib/x86_64-linux-gnu:$tree/lib/x86_64-linux-gnu exec $tree/$file "\$@"
+WRAPPER
+        chmod +x "$program"
+    done
+    rm -rf "$tree/debs" "$tree/log"
+    : >"$tree/complete"
+}
 
 need_rust() {
     local how="install rustup (see rustup.rs), then run: rustup toolchain install stable"
@@ -42,22 +166,80 @@ need_rust() {
         || die "rustc $have is too old, $RUST_LEAST or newer is needed; $how"
 }
 
-# Makes sure that N 2 MiB hugepages are free, and remembers what there was.
+# The crates are downloaded in a step of their own, so that a failure is not taken for one of the build.
+fetch_crates() {
+    local log
+    log=$(mktemp "${TMPDIR:-/tmp}/siwd-fetch.XXXXXX")
+    cargo fetch --locked >"$log" 2>&1 || {
+        tail -n 8 "$log" >&2
+        rm -f "$log"
+        die "cargo could not download the crates; check the network or the registry in ~/.cargo/config.toml"
+    }
+    rm -f "$log"
+}
+
+# Runs cargo and shows which crates it builds, n of m: by its own bar on a terminal, by a line every
+# ten seconds elsewhere.
+run_cargo() {
+    if [ -t 2 ]; then
+        cargo "$@"
+        return
+    fi
+    CARGO_TERM_PROGRESS_WHEN=always CARGO_TERM_PROGRESS_WIDTH=100 cargo "$@" 2> >(
+        tr '\r' '\n' | awk '
+            /^ *Building \[/ {
+                now = systime()
+                if (!begun) begun = last = now
+                if (now - last >= 10) {
+                    sub(/^ *Building \[[^]]*\] */, "")
+                    printf "    building %s (%d s)\n", $0, now - begun
+                    last = now
+                }
+                next
+            }
+            /^ *(Compiling|Checking|Blocking|Fresh|Downloaded|Downloading|Locking) / || /^ *$/ { next }
+            { sub(/^\033\[K/, ""); print }
+            { fflush() }' >&2)
+}
+
+# Hugepages of 2 MiB. Scripts that run at the same time add up: a file holds the number from
+# before the first one, and a line for each script; the last one out restores that number.
 HUGE=/sys/kernel/mm/hugepages/hugepages-2048kB
-HUGE_BEFORE=
+HUGE_USERS=/run/lock/siwd-hugepages
+HUGE_RESERVED=
+
+# with_huge_users CHANGE WANT: locks the file, drops scripts that have ended, adds or removes this one.
+with_huge_users() {
+    (
+        flock 9
+        local before='' pid count users='' sum=0
+        [ -s "$HUGE_USERS" ] && read -r before <"$HUGE_USERS"
+        while read -r pid count; do
+            [ "$pid" != $$ ] && [ -d "/proc/$pid" ] || continue
+            users+="$pid $count"$'\n' sum=$((sum + count))
+        done < <(tail -n +2 "$HUGE_USERS")
+        [ -n "$before" ] || before=$(<$HUGE/nr_hugepages)
+        [ "$1" != add ] || { users+="$$ $2"$'\n'; sum=$((sum + $2)); }
+        echo $((before + sum)) >$HUGE/nr_hugepages || true
+        if [ -n "$users" ]; then
+            printf '%s\n%s' "$before" "$users" >"$HUGE_USERS"
+        else
+            : >"$HUGE_USERS"
+        fi
+    ) 9>>"$HUGE_USERS"
+}
 reserve_hugepages() {
-    local want=$1 free total
-    [ -w $HUGE/nr_hugepages ] || { say "no hugepages on this machine: normal pages are used"; return; }
-    free=$(<$HUGE/free_hugepages); total=$(<$HUGE/nr_hugepages)
-    [ "$free" -ge "$want" ] && return
-    HUGE_BEFORE=$total
-    echo $((total + want - free)) >$HUGE/nr_hugepages || true
+    local free
+    [ -w $HUGE/nr_hugepages ] || { say "this machine has no hugepages: normal pages are used"; return 0; }
+    with_huge_users add "$1"
+    HUGE_RESERVED=1
     free=$(<$HUGE/free_hugepages)
-    [ "$free" -ge "$want" ] || say "only $free of $want hugepages could be reserved: memory is fragmented or short"
+    [ "$free" -ge "$1" ] || say "only $free of $1 hugepages are free: memory is fragmented or short"
 }
 restore_hugepages() {
-    [ -n "$HUGE_BEFORE" ] && echo "$HUGE_BEFORE" >$HUGE/nr_hugepages
-    HUGE_BEFORE=
+    [ -n "$HUGE_RESERVED" ] || return 0
+    with_huge_users remove 0
+    HUGE_RESERVED=
 }
 
 # Processes that a script started and that must end with it.
