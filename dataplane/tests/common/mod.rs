@@ -7,6 +7,7 @@ pub mod flood;
 pub mod guest;
 pub mod impaired_link;
 pub mod matrix;
+#[macro_use]
 pub mod net;
 pub mod peer;
 pub mod programs;

@@ -6,7 +6,7 @@
  * Each of COUNT connections sends BYTES and shuts its sending side, and reads to the end, which
  * must come after BYTES of the pattern: both at the same time, or the one only when the other is
  * done, over a connection that is closed in one direction. The host's side is
- * dataplane/tests/stream_netem.rs.
+ * dataplane/tests/guest/stream_netem.rs.
  * Prints "ready" when it listens, and for each connection "done BYTES RETRANSMITTED", segments
  * as TCP_INFO counts them. Errors go to stderr, exit status 1.
  */

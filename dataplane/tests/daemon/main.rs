@@ -1,0 +1,24 @@
+//! The daemon itself: configuration, control socket, limits, statistics, workers and supervision.
+
+#[path = "../common/mod.rs"]
+#[macro_use]
+mod common;
+
+mod addresses;
+mod bad_input;
+mod capture;
+mod client_faults;
+mod exhausted_pool;
+mod host;
+mod limits;
+mod local_clients;
+mod polled_queues;
+mod quotas;
+mod ring_budgets;
+mod slow_requests;
+mod statistics;
+mod supervision;
+mod sysfs_files;
+mod user_shares;
+mod wake_descriptor;
+mod workers;

@@ -1,0 +1,206 @@
+//! The files in which programs look for RDMA devices: siwd writes them next to its socket,
+//! libibverbs uses their folder, and `siwrun` redirects the kernel's paths to them.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use crate::common::programs::{Program, is_installed};
+use crate::common::{Daemon, LOOPBACK};
+
+fn tree(daemon: &Daemon) -> PathBuf {
+    daemon.dir.path().join("siwd.sock.sysfs")
+}
+
+/// Checks that everything below a folder is world-readable; returns the number of files.
+fn check_readable(folder: &Path) -> usize {
+    let mut files = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let metadata = path.symlink_metadata().unwrap();
+        let mode = metadata.permissions().mode() & 0o777;
+        if metadata.is_dir() {
+            assert_eq!(mode, 0o755, "{}", path.display());
+            files += check_readable(&path);
+        } else if metadata.is_file() {
+            assert_eq!(mode, 0o444, "{}", path.display());
+            files += 1;
+        }
+    }
+    files
+}
+
+#[test]
+fn siwd_writes_the_tree_and_removes_it_at_its_end() {
+    let mut daemon = Daemon::loopback();
+    let root = tree(&daemon);
+    assert!(check_readable(&root) > 60);
+    let device = root.join("class/infiniband/siw1");
+    let read = |name: &str| std::fs::read_to_string(device.join(name)).unwrap();
+    let mac = daemon.context().device_by_name("siw1").unwrap().mac;
+    let mac_line = mac.map(|octet| format!("{octet:02x}")).join(":") + "\n";
+    assert_eq!(read("device/net/siw1/address"), mac_line);
+    assert_eq!(read("node_type"), "4: RNIC\n");
+    assert_eq!(read("ports/1/state"), "4: ACTIVE\n");
+    assert_eq!(
+        read("ports/1/gids/0"),
+        "0000:0000:0000:0000:0000:ffff:0a4d:0002\n"
+    );
+    daemon.signal(nix::sys::signal::Signal::SIGTERM);
+    assert!(crate::common::wait(&mut daemon.child).success());
+    assert!(daemon.dir.path().exists() && !root.exists());
+}
+
+#[test]
+fn a_tree_that_a_killed_daemon_left_is_replaced() {
+    let mut daemon = Daemon::loopback();
+    let root = tree(&daemon);
+    daemon.kill();
+    std::fs::write(root.join("stale"), "").unwrap();
+    let config = LOOPBACK.replace("siw1", "other");
+    let child = crate::common::spawn(daemon.dir.path(), &config, &[]);
+    daemon.child = child;
+    let deadline = std::time::Instant::now() + crate::common::PATIENCE;
+    while !root.join("class/infiniband/other/ports/1/state").exists() {
+        assert!(std::time::Instant::now() < deadline, "no new tree");
+        std::thread::yield_now();
+    }
+    assert!(!root.join("stale").exists());
+    assert!(!root.join("class/infiniband/siw1").exists());
+}
+
+/// Looks at devices with calls of Python and of the C library, like other programs.
+const LOOK: &str = r#"
+import ctypes, os, stat
+CLASS = "/sys/class/infiniband"
+assert sorted(os.listdir(CLASS)) == ["siw0", "siw1"], os.listdir(CLASS)
+assert os.path.isdir(CLASS + "/") and os.access(CLASS, os.R_OK) and os.path.islink(CLASS + "/siw1")
+assert sorted(e.name for e in os.scandir("/sys/class/infiniband_verbs")) == [
+    "abi_version", "uverbs0", "uverbs1"]
+
+def read(path):
+    with open(f"{CLASS}/siw1/{path}") as file:
+        return file.read().rstrip("\n")
+
+assert read("ports/1/link_layer") == "Ethernet"
+assert read("ports/1/gid_attrs/types/0") == "RoCE v2"
+assert read("ports/1/gid_attrs/ndevs/0") == "siw1"
+assert read("ports/1/pkeys/0") == "0xffff"
+assert read("ports/1/state") == "4: ACTIVE"
+assert os.listdir(f"{CLASS}/siw1/device/net") == ["siw1"]
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.realpath.restype = libc.opendir.restype = libc.fopen.restype = ctypes.c_void_p
+place = ctypes.create_string_buffer(4096)
+assert libc.realpath(f"{CLASS}/siw1/../..".encode(), place)
+assert os.path.exists(place.value + b"/numa_node"), place.value
+assert libc.opendir(b"/dev/infiniband") and libc.fopen(CLASS.encode() + b"/siw0/node_guid", b"r")
+length = libc.readlink(f"{CLASS}/siw1".encode(), place, 4096)
+assert place.value[:length].endswith(b"/infiniband/siw1"), place.value
+assert not libc.opendir(b"/sys/class/infiniband_of_nobody") and ctypes.get_errno() == 2
+
+# Like UCX.
+assert stat.S_ISCHR(os.stat("/dev/infiniband/uverbs1").st_mode)
+assert stat.S_ISCHR(os.stat("/dev/infiniband/rdma_cm").st_mode)
+
+class Glob(ctypes.Structure):
+    _fields_ = [("count", ctypes.c_size_t), ("paths", ctypes.POINTER(ctypes.c_char_p)),
+                ("rest", ctypes.c_size_t * 7)]
+
+def glob(pattern, call=libc.glob):
+    found = Glob()
+    assert call(pattern.encode(), 0, None, ctypes.byref(found)) in (0, 3)
+    paths = [found.paths[n].decode() for n in range(found.count)]
+    libc.globfree(ctypes.byref(found))
+    return paths
+
+# The paths are those of the request.
+for call in (libc.glob, libc.glob64):
+    assert glob(CLASS + "/*", call) == [CLASS + "/siw0", CLASS + "/siw1"]
+    assert glob("/dev/infiniband/uverbs[1-9]", call) == ["/dev/infiniband/uverbs1"]
+    assert glob(CLASS + "/*/ports/1/gid_attrs/ndevs/0", call) == [
+        f"{CLASS}/siw{n}/ports/1/gid_attrs/ndevs/0" for n in range(2)]
+    assert glob("/sys/class/infiniband/of_nobody*", call) == []
+    assert glob("/sys/class/n[e]t", call) == ["/sys/class/net"]
+
+# Tree walks, which the C library implements internally.
+VISIT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int)
+VISIT_PLACE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int,
+                               ctypes.POINTER(ctypes.c_int * 2))
+
+def walk(call, path):
+    names = []
+    assert call(path.encode(), VISIT(lambda name, *_: names.append(name.decode()) or 0), 8) == 0
+    return sorted(names)
+
+def walk_with_places(call, path):
+    found = []
+    def visit(name, _, kind, place):
+        base, level = place.contents
+        found.append((level, name.decode()[base:], name.decode()))
+        return 0
+    assert call(path.encode(), VISIT_PLACE(visit), 8, 1) == 0  # FTW_PHYS
+    return sorted(found)
+
+port = f"{CLASS}/siw1/ports/1"
+for call in (libc.ftw, libc.ftw64):
+    assert walk(call, port + "/pkeys") == [port + "/pkeys", port + "/pkeys/0"]
+    assert walk(call, port + "/pkeys//") == [port + "/pkeys", port + "/pkeys/0"]
+for call in (libc.nftw, libc.nftw64):
+    assert walk_with_places(call, port + "/pkeys") == [
+        (0, "pkeys", port + "/pkeys"), (1, "0", port + "/pkeys/0")]
+    assert walk_with_places(call, CLASS)[0] == (0, "infiniband", CLASS)
+    assert walk_with_places(call, "/sys/class/net/lo")[0] == (0, "lo", "/sys/class/net/lo")
+# A walk within a walk; the return value of the function ends it.
+inner = []
+stop = VISIT(lambda name, *_: inner.append(walk(libc.ftw, port + "/pkeys")) or 7)
+assert libc.ftw(CLASS.encode(), stop, 8) == 7 and len(inner[0]) == 2
+libc.fts_open.restype = ctypes.c_void_p
+libc.fts_read.restype = ctypes.c_void_p
+libc.fts_read.argtypes = libc.fts_close.argtypes = [ctypes.c_void_p]
+for call in (libc.fts_open, libc.fts64_open):
+    call.restype = ctypes.c_void_p
+    paths = (ctypes.c_char_p * 3)((port + "/pkeys").encode(), b"/sys/class/net/lo", None)
+    files = call(paths, 16, None)  # FTS_PHYSICAL
+    assert files
+    entries = 0
+    while libc.fts_read(files):
+        entries += 1
+    # The folder twice, the file in it, and the link.
+    assert libc.fts_close(files) == 0 and entries == 4, entries
+
+os.chdir(CLASS + "/siw1")
+assert open("ports/1/state").read().startswith("4:")
+os.chdir("/")
+assert os.statvfs(CLASS).f_bsize > 0
+
+# Nothing else has changed.
+assert os.path.realpath("/sys/class") == "/sys/class"
+assert stat.S_ISCHR(os.stat("/dev/null").st_mode) and os.path.exists("/sys/class/net")
+assert not os.path.exists("/sys/class/infinibandit") and not os.path.exists("/dev/infiniband2")
+
+ibverbs = ctypes.CDLL("libibverbs.so.1")
+ibverbs.ibv_get_sysfs_path.restype = ctypes.c_char_p
+root = ibverbs.ibv_get_sysfs_path()
+value = ctypes.create_string_buffer(64)
+found = ibverbs.ibv_read_sysfs_file(root + b"/class/infiniband/siw0", b"node_type", value, 64)
+assert found == 7 and value.value == b"4: RNIC", (found, value.value)
+print("all as expected")
+"#;
+
+#[test]
+fn paths_of_the_kernels_devices_lead_to_the_tree() {
+    if !is_installed("python3", "python3") {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    let script = daemon.dir.path().join("look.py");
+    std::fs::write(&script, LOOK).unwrap();
+    let line = format!("python3 {}", script.display());
+    let said = Program::start(&daemon, &line).succeed();
+    assert!(said.contains("all as expected"), "{said}");
+    // With the system calls of other programs.
+    let said = Program::start(&daemon, "cat /sys/class/infiniband/siw1/fw_ver").succeed();
+    assert!(said.starts_with(env!("CARGO_PKG_VERSION")), "{said}");
+    let said = Program::start(&daemon, "ls -l /sys/class/infiniband/").succeed();
+    assert!(said.contains("siw0 -> ") && said.contains("siw1"), "{said}");
+}

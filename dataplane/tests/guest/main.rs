@@ -1,0 +1,11 @@
+//! Linux siw and the TCP of Linux in a QEMU guest as peers; QEMU itself as a program.
+
+#[path = "../common/mod.rs"]
+#[macro_use]
+mod common;
+
+mod linux_matrix;
+mod linux_programs;
+mod linux_siw;
+mod qemu_migration;
+mod stream_netem;

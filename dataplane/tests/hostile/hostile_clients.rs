@@ -1,0 +1,270 @@
+//! Honest clients alongside hostile ones: the honest ones lose no data, and no resources of the
+//! hostile ones remain.
+//!
+//! The attacks are in `hostile_client/`, a separate program that depends on the ABI crate only.
+//! `./benches/figures trust` measures the share of its throughput that an honest client keeps; the
+//! tests here require only progress.
+
+use crate::common::*;
+use siw::{Context, SendData, SendWr, WcStatus};
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Duration of each attack: short, unless the environment sets a longer one.
+fn attack_time() -> Duration {
+    let seconds = std::env::var("SIW_ATTACK_SECONDS").ok();
+    let seconds = seconds.map(|text| text.parse().expect("SIW_ATTACK_SECONDS: a number"));
+    Duration::from_secs_f64(seconds.unwrap_or(0.5))
+}
+
+/// Size of the honest client's transfers in bytes.
+const MESSAGE: usize = 4096;
+
+/// A running attack program.
+struct Hostile {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Hostile {
+    fn start(daemon: &Daemon, kind: &str) -> Hostile {
+        let mut child = Command::new(hostile_client())
+            .arg(kind)
+            .arg(&daemon.socket)
+            .arg(attack_time().as_secs_f64().to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        assert_eq!(line.trim(), "attacking", "the attack did not begin");
+        Hostile { child, stdout }
+    }
+
+    /// Waits for its end and returns its report.
+    fn finish(mut self) -> String {
+        let mut report = String::new();
+        self.stdout.read_to_string(&mut report).unwrap();
+        assert!(wait(&mut self.child).success());
+        report.trim().to_owned()
+    }
+}
+
+impl Drop for Hostile {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Performs WRITEs of a pattern until `stop`, checks each of them, and counts them in `transfers`.
+fn transfer_until(ends: &(End, End), stop: &AtomicBool, transfers: &AtomicU64) {
+    let (from, to) = ends;
+    let sges = [from.mr.sge(0, MESSAGE)];
+    let request = SendWr::write(1, SendData::Sges(&sges), to.mr.addr(), to.mr.rkey());
+    let mut seed = 1;
+    while !stop.load(Ordering::Relaxed) {
+        seed += 1;
+        if seed % 64 == 0 {
+            from.fill(seed);
+        }
+        from.qp.post_send(&[request]).unwrap();
+        assert_eq!(from.wc().status, WcStatus::SUCCESS);
+        if seed % 64 == 0 {
+            assert_eq!(to.read(0, MESSAGE), from.read(0, MESSAGE));
+        }
+        transfers.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Ends the honest client's transfers, also when the test fails before it asks for that.
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Number of open descriptors of the daemon.
+fn descriptors(daemon: &Daemon) -> usize {
+    let folder = format!("/proc/{}/fd", daemon.child.id());
+    std::fs::read_dir(folder).unwrap().count()
+}
+
+/// Waits until the daemon has at most `before` descriptors.
+fn wait_for_descriptors(daemon: &Daemon, before: usize) {
+    let end = Instant::now() + PATIENCE;
+    while descriptors(daemon) > before {
+        assert!(
+            Instant::now() < end,
+            "{} descriptors, {before} before",
+            descriptors(daemon)
+        );
+        std::thread::yield_now();
+    }
+}
+
+/// Transfers a message between two new clients.
+fn exchange_once(daemon: &Daemon) {
+    let (from, to) = pair(daemon, MESSAGE);
+    from.fill(9);
+    let sges = [from.mr.sge(0, MESSAGE)];
+    let request = SendWr::write(1, SendData::Sges(&sges), to.mr.addr(), to.mr.rkey());
+    from.qp.post_send(&[request]).unwrap();
+    assert_eq!(from.wc().status, WcStatus::SUCCESS);
+    assert_eq!(to.read(0, MESSAGE), from.read(0, MESSAGE));
+}
+
+/// Runs an honest client alongside an attack of this kind: it makes progress, a new client is
+/// served during the attack and after it, and the daemon returns to its former state.
+fn stays_honest_beside(kind: &str) {
+    stays_honest_with(LOOPBACK, kind);
+}
+
+fn stays_honest_with(config: &str, kind: &str) {
+    // Built before the measurement.
+    hostile_client();
+    let daemon = Daemon::start(config, &[]);
+    exchange_once(&daemon);
+    let ends = pair(&daemon, MESSAGE);
+    let before = descriptors(&daemon);
+    let (stop, transfers) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let stopping = StopOnDrop(&stop);
+        let honest = scope.spawn(|| transfer_until(&ends, &stop, &transfers));
+        let measure = |during: Duration| {
+            let (start, begin) = (transfers.load(Ordering::Relaxed), Instant::now());
+            while begin.elapsed() < during && !honest.is_finished() {
+                std::thread::yield_now();
+            }
+            let count = transfers.load(Ordering::Relaxed) - start;
+            count as f64 / begin.elapsed().as_secs_f64()
+        };
+        let alone = measure(Duration::from_millis(100));
+        let hostile = Hostile::start(&daemon, kind);
+        let beside = measure(attack_time() * 3 / 4);
+        let report = hostile.finish();
+        println!("{kind}: {alone:.0}/s alone, {beside:.0}/s during {report}");
+        drop(stopping);
+        honest.join().unwrap();
+        assert!(beside > 0.0, "{kind}: the honest client came to a halt");
+    });
+    exchange_once(&daemon);
+    wait_for_descriptors(&daemon, before);
+    assert!(daemon.stop().success());
+}
+
+#[test]
+fn memory_taken_away_in_flight_stops_nobody_on_two_workers() {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    if processors < 2 {
+        println!("skipped: two workers need two processors");
+        return;
+    }
+    let config = LOOPBACK.replacen("[workers]", "[workers]\ncores = [0, 1]", 1);
+    let config = config.replacen("buffers = 4096", "buffers = 16384", 1);
+    stays_honest_with(&config, "dereg-in-flight");
+}
+
+macro_rules! attacks {
+    ($($test:ident: $kind:literal;)*) => {
+        $(#[test]
+        fn $test() {
+            stays_honest_beside($kind);
+        })*
+    };
+}
+
+attacks! {
+    wake_descriptors_made_blocking_stop_nobody: "blocking-wake";
+    rings_that_are_always_full_stop_nobody: "full-rings";
+    doorbells_without_end_stop_nobody: "doorbells";
+    flushes_without_end_stop_nobody: "flush-loops";
+    scribbled_rings_stop_nobody: "scribbled-rings";
+    requests_beyond_the_queue_stop_nobody: "too-many-requests";
+    holes_in_memory_stop_nobody: "punched-holes";
+    giant_arenas_stop_nobody: "giant-arenas";
+    memory_taken_away_in_flight_stops_nobody: "dereg-in-flight";
+    exhausted_descriptors_stop_nobody: "descriptors";
+    a_socket_that_nobody_reads_stops_nobody: "slow-socket";
+    events_that_nobody_reads_stop_nobody: "unread-events";
+    floods_of_statistics_stop_nobody: "stats-flood";
+    objects_made_and_destroyed_without_end_stop_nobody: "create-destroy";
+}
+
+/// Objects of the daemon, all clients together: clients, queue pairs, connections, regions.
+fn objects(ctx: &Context) -> [u64; 4] {
+    let text = ctx.read_stats().unwrap();
+    let stats: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let sum = |list: &str, value: &dyn Fn(&serde_json::Value) -> u64| {
+        stats[list].as_array().unwrap().iter().map(value).sum()
+    };
+    [
+        stats["clients"].as_array().unwrap().len() as u64,
+        sum("workers", &|worker| worker["queue_pairs"].as_u64().unwrap()),
+        sum("total", &|device| {
+            device["mib"]["TcpCurrEstab"].as_u64().unwrap()
+        }),
+        sum("clients", &|client| {
+            client["memory_regions"].as_u64().unwrap()
+        }),
+    ]
+}
+
+#[test]
+fn clients_killed_at_random_points_leave_nothing() {
+    /// Clients killed by each of two threads.
+    const KILLS: u64 = 120;
+    hostile_client();
+    let daemon = Daemon::loopback();
+    let ends = pair(&daemon, MESSAGE);
+    let before = (objects(&ends.0.ctx), descriptors(&daemon));
+    let (stop, transfers) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let stopping = StopOnDrop(&stop);
+        let honest = scope.spawn(|| transfer_until(&ends, &stop, &transfers));
+        let killers: Vec<_> = (0..2)
+            .map(|thread| {
+                let socket = &daemon.socket;
+                scope.spawn(move || {
+                    for round in 0..KILLS {
+                        // One round of a client takes some milliseconds; it repeats.
+                        let micros = (round * 2 + thread) * 7919 % 30_000;
+                        let ended = Command::new(hostile_client())
+                            .arg("killed")
+                            .arg(socket)
+                            .arg(format!("{}", micros as f64 / 1e6))
+                            .arg(format!("{round}"))
+                            .stdin(Stdio::null())
+                            .stdout(Stdio::null())
+                            .stderr(Stdio::null())
+                            .status()
+                            .unwrap();
+                        assert!(!ended.success(), "the client was not killed");
+                    }
+                })
+            })
+            .collect();
+        for killer in killers {
+            killer.join().unwrap();
+        }
+        drop(stopping);
+        honest.join().unwrap();
+    });
+    assert!(transfers.load(Ordering::Relaxed) > 0);
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let now = (objects(&ends.0.ctx), descriptors(&daemon));
+        if now == before {
+            break;
+        }
+        assert!(Instant::now() < end, "{now:?}, {before:?} before");
+        std::thread::yield_now();
+    }
+    assert!(daemon.stop().success());
+}

@@ -1,0 +1,24 @@
+//! Unmodified RDMA and TCP programs on siwd's libraries, and this project's own programs.
+
+#[path = "../common/mod.rs"]
+#[macro_use]
+mod common;
+
+mod benchmark_programs;
+mod dapl_programs;
+mod doctor;
+mod iser_programs;
+mod killed_programs;
+mod libfabric_programs;
+mod mirrored_addresses;
+mod mooncake_engine;
+mod preloaded_sockets;
+mod pyverbs_suite;
+mod rdmacm_programs;
+mod rsockets;
+mod siw_perf;
+mod siw_perf_raw;
+mod siw_ping;
+mod unmodified_objects;
+mod verbs_linking;
+mod verbs_programs;

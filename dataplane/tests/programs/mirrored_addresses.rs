@@ -1,0 +1,198 @@
+//! Programs that use siwd's addresses as addresses of the kernel: `siwrun` presents them as
+//! addresses of network interfaces and makes kernel sockets use a loopback address instead.
+
+use crate::common::programs::{
+    Program, await_kernel_listener, free_port, is_installed, start_at_host,
+};
+use crate::common::{Daemon, two_cores};
+
+/// A TCP connection and a UDP datagram of the kernel, at both addresses of a device.
+const SOCKETS: &str = r#"
+import socket
+for host in ("10.77.0.2", "fd77::2"):
+    listener = socket.create_server((host, 0), family=socket.getaddrinfo(host, 0)[0][0])
+    client = socket.create_connection((host, listener.getsockname()[1]))
+    accepted, _ = listener.accept()
+    client.sendall(b"stream")
+    assert accepted.recv(100) == b"stream"
+    receiver = socket.socket(listener.family, socket.SOCK_DGRAM)
+    receiver.bind((host, 0))
+    sender = socket.socket(listener.family, socket.SOCK_DGRAM)
+    sender.sendto(b"datagram", (host, receiver.getsockname()[1]))
+    assert receiver.recv(100) == b"datagram"
+    sender.sendmsg([b"message"], [], 0, (host, receiver.getsockname()[1]))
+    assert receiver.recv(100) == b"message"
+print("all arrived")
+"#;
+
+#[test]
+fn kernel_sockets_work_at_addresses_of_siwd() {
+    if !is_installed("python3", "python3") {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    let script = daemon.dir.path().join("sockets.py");
+    std::fs::write(&script, SOCKETS).unwrap();
+    let line = format!("python3 {}", script.display());
+    assert!(
+        Program::start(&daemon, &line)
+            .succeed()
+            .contains("all arrived")
+    );
+    // Without the library the kernel does not have these addresses.
+    let (status, said) = Program::start(&daemon, &format!("--no-mirror {line}")).finish();
+    assert!(!status.success(), "{said}");
+    assert!(said.contains("Cannot assign requested address"), "{said}");
+}
+
+/// Interface queries of older programs, by ioctl(2).
+const INTERFACES: &str = r#"
+import array, fcntl, socket, struct
+SIOCGIFNAME, SIOCGIFCONF, SIOCGIFFLAGS, SIOCGIFADDR = 0x8910, 0x8912, 0x8913, 0x8915
+SIOCGIFBRDADDR, SIOCGIFNETMASK, SIOCGIFMTU, SIOCGIFHWADDR = 0x8919, 0x891b, 0x8921, 0x8927
+SIOCGIFINDEX = 0x8933
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+
+def ask(code, name, fields):
+    reply = fcntl.ioctl(sock, code, struct.pack("16s24x", name.encode()))
+    return struct.unpack_from(fields, reply, 16)
+
+def ask_ip(code, name):
+    return socket.inet_ntoa(ask(code, name, "=HH4s")[2])
+
+index = socket.if_nametoindex("siw1")
+assert socket.if_indextoname(index) == "siw1"
+assert ask(SIOCGIFINDEX, "siw1", "i") == (index,)
+assert fcntl.ioctl(sock, SIOCGIFNAME, struct.pack("16si20x", b"", index)).startswith(b"siw1\0")
+assert ask_ip(SIOCGIFADDR, "siw1") == "10.77.0.2"
+assert ask_ip(SIOCGIFNETMASK, "siw1") == "255.255.255.0"
+assert ask_ip(SIOCGIFBRDADDR, "siw1") == "10.77.0.255"
+assert ask(SIOCGIFMTU, "siw1", "i")[0] >= 1500
+family, mac = ask(SIOCGIFHWADDR, "siw1", "=H6s")
+assert family == 1 and any(mac)
+UP_AND_RUNNING = 0x41
+assert ask(SIOCGIFFLAGS, "siw1", "H")[0] & UP_AND_RUNNING == UP_AND_RUNNING
+assert ask_ip(SIOCGIFADDR, "lo") == "127.0.0.1"
+
+def interfaces(room):
+    buffer = array.array("B", bytes(room))
+    request = struct.pack("iP", room, buffer.buffer_info()[0])
+    length = struct.unpack_from("i", fcntl.ioctl(sock, SIOCGIFCONF, request))[0]
+    rows = [buffer[at : at + 40].tobytes() for at in range(0, length, 40)]
+    return {row[:16].rstrip(b"\0").decode(): socket.inet_ntoa(row[20:24]) for row in rows}
+
+everything = interfaces(4096)
+assert everything["siw0"] == "10.77.0.1" and everything["siw1"] == "10.77.0.2", everything
+assert everything["lo"] == "127.0.0.1", everything
+# Buffers with room for all but one, and for none.
+assert "siw1" not in interfaces(40 * len(everything) - 1)
+length = struct.unpack_from("i", fcntl.ioctl(sock, SIOCGIFCONF, struct.pack("iP", 0, 0)))[0]
+assert length == 40 * len(everything), length
+
+for code in (SIOCGIFADDR, SIOCGIFFLAGS):
+    try:
+        ask(code, "nobody", "i")
+        raise SystemExit("an interface that does not exist")
+    except OSError as error:
+        assert error.errno == 19, error
+print("all as expected")
+"#;
+
+#[test]
+fn interfaces_answer_requests_of_ioctl() {
+    if !is_installed("python3", "python3") {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    let script = daemon.dir.path().join("interfaces.py");
+    std::fs::write(&script, INTERFACES).unwrap();
+    let line = format!("python3 {}", script.display());
+    let said = Program::start(&daemon, &line).succeed();
+    assert!(said.contains("all as expected"), "{said}");
+}
+
+#[test]
+fn perftest_connects_by_a_kernel_socket() {
+    if !is_installed("ib_write_bw", "perftest") {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    for program in ["ib_write_bw", "ib_read_lat"] {
+        let (server, client) = start_at_host(
+            &daemon,
+            &format!("{program} -d siw1 -n 200 -s 4096"),
+            &format!("{program} -d siw0 -n 200 -s 4096"),
+            "10.77.0.2",
+        );
+        let said = client.succeed();
+        server.succeed();
+        // The results line begins with size and number of operations.
+        let has_result = said
+            .lines()
+            .any(|line| line.split_whitespace().take(2).eq(["4096", "200"]));
+        assert!(has_result, "{said}");
+    }
+}
+
+/// Runs qperf's tests for RC queue pairs connected by rdma_cm, given with the names of their
+/// results. Without rdma_cm, qperf supports LIDs only, which Ethernet does not have.
+fn run_qperf(daemon: &Daemon, tests: &[(&str, &str)]) {
+    let port = free_port();
+    // The server keeps running after a test.
+    let mut server = Program::start(daemon, &format!("qperf -lp {port}"));
+    await_kernel_listener(&mut server, port);
+    let names: Vec<&str> = tests.iter().map(|(test, _)| *test).collect();
+    let names = names.join(" ");
+    let line = format!("qperf 10.77.0.2 -lp {port} -t 1 -cm 1 {names}");
+    let said = Program::start(daemon, &line).succeed();
+    for (test, figure) in tests {
+        let (_, after) = said.split_once(&format!("{test}:")).expect(test);
+        let line = after.lines().find(|line| line.contains('='));
+        assert!(line.is_some_and(|line| line.contains(figure)), "{said}");
+    }
+}
+
+#[test]
+fn qperf_runs_its_tests_of_reliable_connections() {
+    if !is_installed("qperf", "qperf") {
+        return;
+    }
+    let tests = [
+        ("rc_bw", "bw"),
+        ("rc_bi_bw", "bw"),
+        ("rc_lat", "latency"),
+        ("rc_rdma_read_bw", "bw"),
+        ("rc_rdma_read_lat", "latency"),
+        ("rc_rdma_write_bw", "bw"),
+        ("rc_rdma_write_lat", "latency"),
+        ("rc_rdma_write_poll_lat", "latency"),
+        ("rc_compare_swap_mr", "msg_rate"),
+        ("rc_fetch_add_mr", "msg_rate"),
+        ("ver_rc_compare_swap", "msg_rate"),
+        ("ver_rc_fetch_add", "msg_rate"),
+    ];
+    run_qperf(&Daemon::loopback(), &tests);
+}
+
+/// Runs without a configuration file: the link is so fast that receives are posted late.
+#[test]
+fn qperf_runs_on_the_embedded_loopback_as_it_is() {
+    skip_if!(two_cores());
+    if !is_installed("qperf", "qperf") {
+        return;
+    }
+    let daemon = Daemon::start(include_str!("../../../config/loopback.toml"), &[]);
+    run_qperf(&daemon, &[("rc_bw", "bw"), ("rc_rdma_write_bw", "bw")]);
+}
+
+#[test]
+fn libfabric_finds_the_devices() {
+    if !is_installed("fi_info", "libfabric-bin") {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    let said = Program::start(&daemon, "fi_info -p verbs").succeed();
+    for expected in ["domain: siw0", "domain: siw1", "FI_PROTO_IWARP"] {
+        assert!(said.contains(expected), "{expected} is not in\n{said}");
+    }
+}

@@ -1,0 +1,153 @@
+//! rdma-core's own test suite (pyverbs) on a device of siwd: every test that is not skipped passes.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+use crate::common::Daemon;
+use crate::common::programs::Program;
+
+const SUITE: &str = "/usr/share/doc/rdma-core/tests";
+/// The distribution's Python: other installations lack its modules.
+const PYTHON: &str = "/usr/bin/python3";
+
+/// Test files that are not specific to a vendor's devices, and the modules that they import.
+const FILES: [&str; 24] = [
+    "__init__.py",
+    "args_parser.py",
+    "base.py",
+    "base_rdmacm.py",
+    "efa_base.py",
+    "mlx5_base.py",
+    "mlx5_prm_structs.py",
+    "rdmacm_utils.py",
+    "utils.py",
+    "test_addr.py",
+    "test_atomic.py",
+    "test_cq.py",
+    "test_cq_events.py",
+    "test_cqex.py",
+    "test_device.py",
+    "test_fork.py",
+    "test_mr.py",
+    "test_odp.py",
+    "test_parent_domain.py",
+    "test_pd.py",
+    "test_qp.py",
+    "test_qpex.py",
+    "test_relaxed_ordering.py",
+    "test_shared_pd.py",
+];
+
+/// Runs the suite and prints a line with the result of each test.
+const RUNNER: &str = r#"
+import sys, unittest
+from importlib.machinery import SourceFileLoader
+folder = sys.argv.pop(1)
+sys.path.insert(0, folder)
+from args_parser import parser
+tests = SourceFileLoader("tests", folder + "/__init__.py").load_module()
+parser.parse_args()
+
+class Lines(unittest.TestResult):
+    def say(self, what, test, why=""):
+        print("RESULT", what, test.id(), why.strip().splitlines()[-1:] or "", flush=True)
+    def addSuccess(self, test):
+        self.say("passed", test)
+    def addSkip(self, test, reason):
+        self.say("skipped", test, reason)
+    def addFailure(self, test, error):
+        self.say("failed", test, self._exc_info_to_string(error, test))
+    addError = addFailure
+
+unittest.defaultTestLoader.loadTestsFromModule(tests).run(Lines())
+"#;
+
+/// Minimum number of passing tests for each file.
+const PASSING: [(&str, usize); 11] = [
+    ("test_atomic", 7),
+    ("test_cq", 3),
+    ("test_cq_events", 1),
+    ("test_cqex", 3),
+    ("test_device", 12),
+    ("test_fork", 1),
+    ("test_mr", 12),
+    ("test_pd", 4),
+    ("test_qp", 5),
+    ("test_qpex", 10),
+    ("test_relaxed_ordering", 1),
+];
+
+fn is_installed() -> bool {
+    let has_modules = Command::new(PYTHON).args(["-c", "import pyverbs"]).output();
+    let has_modules = has_modules.is_ok_and(|out| out.status.success());
+    let found = has_modules && Path::new(SUITE).is_dir();
+    if !found {
+        println!("skipped: rdma-core's tests are not installed (apt-get install python3-pyverbs)");
+        assert!(std::env::var_os("CI").is_none(), "CI has to have them");
+    }
+    found
+}
+
+/// Copies the suite; the distribution compresses some of the files.
+fn copy_suite(folder: &Path) {
+    for name in FILES {
+        let plain = Path::new(SUITE).join(name);
+        let text = match std::fs::read(&plain) {
+            Ok(text) => text,
+            Err(_) => {
+                let packed = format!("{}.gz", plain.display());
+                let out = Command::new("gzip").arg("-dc").arg(packed).output();
+                out.unwrap().stdout
+            }
+        };
+        assert!(!text.is_empty(), "no {name}");
+        std::fs::write(folder.join(name), text).unwrap();
+    }
+}
+
+#[test]
+fn rdma_cores_own_tests_pass() {
+    if !is_installed() {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    let folder = daemon.dir.path().join("tests");
+    std::fs::create_dir(&folder).unwrap();
+    copy_suite(&folder);
+    let runner = daemon.dir.path().join("runner.py");
+    std::fs::write(&runner, RUNNER).unwrap();
+    let line = format!(
+        "{PYTHON} {} {} --dev siw0 --port 1 --gid 0",
+        runner.display(),
+        folder.display()
+    );
+    let said = Program::start(&daemon, &line).succeed();
+    let results: Vec<(&str, &str)> = said
+        .lines()
+        .filter_map(|line| line.strip_prefix("RESULT "))
+        .filter_map(|line| {
+            let mut words = line.split(' ');
+            Some((words.next()?, words.next()?.strip_prefix("tests.")?))
+        })
+        .collect();
+    let named = |what: &str| -> BTreeSet<&str> {
+        let found = results.iter().filter(|(found, _)| *found == what);
+        found.map(|(_, test)| *test).collect()
+    };
+    assert_eq!(named("failed"), BTreeSet::new(), "{said}");
+    let passed = named("passed");
+    for (file, least) in PASSING {
+        let prefix = format!("{file}.");
+        let count = passed
+            .iter()
+            .filter(|test| test.starts_with(&prefix))
+            .count();
+        assert!(count >= least, "{count} of {file} pass:\n{said}");
+    }
+    println!(
+        "{} of rdma-core's tests pass, {} are skipped",
+        passed.len(),
+        named("skipped").len()
+    );
+}

@@ -1,0 +1,150 @@
+//! Supported uses of verbs objects by unmodified programs: from many threads, over several
+//! contexts, across fork(2), with descriptors in the program's own modes, and without privilege.
+//! The C programs are in `dataplane/tests/programs/` and run by `siwrun`.
+
+use crate::common::programs::{Program, is_installed};
+use crate::common::{Daemon, LOOPBACK};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Compiles a program against the distribution's libraries, which it does not use at run time.
+fn compile(daemon: &Daemon, name: &str) -> Option<PathBuf> {
+    if !is_installed("cc", "gcc") || !Path::new("/usr/include/infiniband/verbs.h").exists() {
+        println!("skipped: gcc or libibverbs-dev is not installed");
+        return None;
+    }
+    let program = daemon.dir.path().join(name);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/programs/{name}.c"));
+    let out = Command::new("cc")
+        .args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
+        .args([&program, &source])
+        .arg("-libverbs")
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "{out:?}");
+    Some(program)
+}
+
+fn run(daemon: &Daemon, line: &str) -> String {
+    Program::start(daemon, line).succeed()
+}
+
+#[test]
+fn threads_share_every_object() {
+    let daemon = Daemon::loopback();
+    let Some(program) = compile(&daemon, "verbs_threads") else {
+        return;
+    };
+    let said = run(&daemon, &format!("{} 5000", program.display()));
+    assert!(said.contains("5000 messages"), "{said}");
+}
+
+#[test]
+fn batches_are_posted_all_or_not_at_all() {
+    let daemon = Daemon::loopback();
+    let Some(program) = compile(&daemon, "verbs_batches") else {
+        return;
+    };
+    let said = run(&daemon, &program.display().to_string());
+    assert!(said.contains("all or nothing"), "{said}");
+}
+
+#[test]
+fn children_have_their_own_memory_with_fork_init_and_without() {
+    let daemon = Daemon::loopback();
+    let Some(program) = compile(&daemon, "verbs_fork") else {
+        return;
+    };
+    for way in ["none", "init"] {
+        let said = run(&daemon, &format!("{} {way}", program.display()));
+        assert!(said.contains("unneeded: three children"), "{way}: {said}");
+    }
+}
+
+#[test]
+fn descriptors_of_events_block_as_the_program_says() {
+    let daemon = Daemon::loopback();
+    let Some(program) = compile(&daemon, "verbs_events") else {
+        return;
+    };
+    let said = run(&daemon, &program.display().to_string());
+    assert!(said.contains("events are pollable"), "{said}");
+}
+
+/// Lets every user reach the daemon and the files in its folder.
+fn admit_all(daemon: &Daemon) {
+    for (path, mode) in [(daemon.dir.path(), 0o755), (daemon.socket.as_path(), 0o666)] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+}
+
+const NOBODY: &str = "setpriv --reuid 65534 --regid 65534 --clear-groups";
+
+/// A count by name from the program's output.
+fn count(said: &str, name: &str) -> u64 {
+    let line = said.lines().find(|line| line.starts_with('{')).unwrap();
+    let counts: serde_json::Value = serde_json::from_str(line).unwrap();
+    counts[name].as_u64().unwrap()
+}
+
+/// Another thread's read(2) makes the kernel write to pages while they are being registered.
+#[test]
+fn system_calls_go_on_while_their_memory_is_registered() {
+    let copies = format!("{LOOPBACK}[control]\nprocess_memory = \"all\"\n");
+    let daemon = Daemon::start(&copies, &[]);
+    let Some(program) = compile(&daemon, "kernel_access") else {
+        return;
+    };
+    admit_all(&daemon);
+    let check = |line: String| {
+        let said = run(&daemon, &line);
+        assert_eq!(count(&said, "lost"), 0, "{line}: {said}");
+        assert_eq!(count(&said, "failed_reads"), 0, "{line}: {said}");
+        assert_eq!(count(&said, "failed_writes"), 0, "{line}: {said}");
+        assert!(count(&said, "kernel_writes") > 1000, "{line}: {said}");
+    };
+    let program = program.display();
+    check(format!("{program} 50"));
+    if !is_installed("setpriv", "util-linux") {
+        return;
+    }
+    // Without privilege siwd copies the memory where permitted ...
+    check(format!("{NOBODY} {program} 50"));
+    // ... and remaps it where the userfaultfd device can be opened.
+    if !Path::new("/dev/userfaultfd").exists() {
+        println!("skipped: the kernel has no /dev/userfaultfd");
+        return;
+    }
+    let daemon = Daemon::loopback();
+    admit_all(&daemon);
+    let script = daemon.dir.path().join("with_device");
+    let device = daemon.dir.path().join("device");
+    let text = format!(
+        "set -e\nnumber=$(stat -c '%t %T' /dev/userfaultfd)\nset -- $number\n\
+         mknod -m 666 {device} c $((0x$1)) $((0x$2))\n\
+         mount --bind {device} /dev/userfaultfd\nexec {NOBODY} {program} 50\n",
+        device = device.display()
+    );
+    std::fs::write(&script, text).unwrap();
+    let said = run(&daemon, &format!("unshare -m sh {}", script.display()));
+    assert_eq!(count(&said, "lost"), 0, "{said}");
+    assert_eq!(count(&said, "failed_writes"), 0, "{said}");
+    assert_eq!(count(&said, "failed_reads"), 0, "{said}");
+}
+
+/// Without either, updates are still not lost, and the region gives the reason for its method.
+#[test]
+fn no_update_is_lost_without_privilege() {
+    let daemon = Daemon::loopback();
+    let Some(program) = compile(&daemon, "kernel_access") else {
+        return;
+    };
+    if !is_installed("setpriv", "util-linux") {
+        return;
+    }
+    admit_all(&daemon);
+    let said = run(&daemon, &format!("{NOBODY} {} 50", program.display()));
+    assert_eq!(count(&said, "lost"), 0, "{said}");
+    assert_eq!(count(&said, "failed_reads"), 0, "{said}");
+}

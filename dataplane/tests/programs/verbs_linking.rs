@@ -1,0 +1,109 @@
+//! The drop-in library from the view of compilers and linkers: its symbols and versions are those
+//! of the distribution's libibverbs and librdmacm, and C programs compile against it.
+
+use crate::common::Daemon;
+use crate::common::c_programs::{can_compile, compile};
+use crate::common::programs::Program;
+use crate::common::siwrun;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+/// Symbols that a library defines, with their versions: `name@version`.
+fn defined_symbols(library: &Path) -> BTreeSet<String> {
+    let out = Command::new("nm")
+        .args(["-D", "--with-symbol-versions", "--defined-only"])
+        .arg(library)
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "nm {}", library.display());
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    let names = text
+        .lines()
+        .filter_map(|line| line.split_whitespace().last());
+    let versioned = names.filter_map(|name| name.split_once('@'));
+    versioned
+        .map(|(name, version)| format!("{name}@{}", version.trim_start_matches('@')))
+        .collect()
+}
+
+#[test]
+fn every_symbol_of_the_distribution_is_there() {
+    let ours = defined_symbols(&siwrun().with_file_name("libsiw_verbs.so"));
+    for library in ["libibverbs.so.1", "librdmacm.so.1"] {
+        let path = Path::new("/usr/lib/x86_64-linux-gnu").join(library);
+        if !path.exists() {
+            println!("skipped: {} is not installed", path.display());
+            continue;
+        }
+        let theirs = defined_symbols(&path);
+        // The IBVERBS_1.0 versions of symbols that also exist in 1.1 serve programs older than
+        // 2006.
+        let is_old = |name: &&String| {
+            name.strip_suffix("@IBVERBS_1.0")
+                .is_some_and(|name| ours.contains(&format!("{name}@IBVERBS_1.1")))
+        };
+        // The version nodes themselves are symbols too.
+        let is_node = |name: &&String| {
+            name.split_once('@')
+                .is_some_and(|(name, node)| name == node)
+        };
+        let missing: Vec<_> = theirs
+            .iter()
+            .filter(|name| !ours.contains(*name) && !is_old(name) && !is_node(name))
+            .collect();
+        assert!(missing.is_empty(), "{library}: {missing:?}");
+        assert!(theirs.len() > 50, "{library}: {theirs:?}");
+    }
+}
+
+const LIST_DEVICES: &str = r#"
+#include <infiniband/verbs.h>
+#include <rdma/rdma_cma.h>
+#include <rdma/rsocket.h>
+#include <stdio.h>
+int main(void)
+{
+    int count = 0, socket = rsocket(AF_INET, SOCK_STREAM, 0);
+    struct ibv_device **list = ibv_get_device_list(&count);
+    struct rdma_event_channel *channel = rdma_create_event_channel();
+    if (socket < 0 || !list || !channel)
+        return 1;
+    for (int i = 0; i < count; i++)
+        printf("%s\n", ibv_get_device_name(list[i]));
+    rdma_destroy_event_channel(channel);
+    ibv_free_device_list(list);
+    return rclose(socket);
+}
+"#;
+
+#[test]
+fn a_c_program_compiles_against_the_library() {
+    if !can_compile() {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    let source = daemon.dir.path().join("list.c");
+    std::fs::write(&source, LIST_DEVICES).unwrap();
+    let (program, folder) = compile(&daemon, &source);
+    let said = Command::new(&program)
+        .env("LD_LIBRARY_PATH", &folder)
+        .env("SIWD_SOCKET", &daemon.socket)
+        .output()
+        .unwrap();
+    assert!(said.status.success(), "{said:?}");
+    assert_eq!(String::from_utf8_lossy(&said.stdout), "siw0\nsiw1\n");
+}
+
+#[test]
+fn thousands_of_connections_are_open_at_once() {
+    if !can_compile() {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/programs/rdma_cm_load.c");
+    let (program, _) = compile(&daemon, &source);
+    let line = format!("{} 10.77.0.2 2000 32", program.display());
+    let said = Program::start(&daemon, &line).succeed();
+    assert!(said.contains(r#"{"open":2000,"#), "{said}");
+}
