@@ -32,6 +32,10 @@ need_disk() {
 # Packages needed to build the workspace, besides Rust.
 BUILD_PACKAGES=(build-essential pkg-config libdpdk-dev libclang-dev libibverbs-dev librdmacm-dev)
 
+# Programs that tests run: a set per line, of packages that belong to one release.
+TEST_PROGRAMS=("qemu-system-x86 qemu-utils qemu-block-extra" "perftest" "qperf" "fio" "iperf3"
+    "rdmacm-utils ibverbs-utils" "python3-pyverbs" "libfabric-bin" "tgt" "libiscsi-bin" "dapl2-utils" "dpdk-dev")
+
 is_installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 
 # apt-get as every script calls it: it may add packages, and remove or downgrade none. An
@@ -81,6 +85,9 @@ need_all() {
         is_installed "$package" || { missing=1; break; }
     done
     [ -n "$missing" ] || return 0
+    # Scripts that run at the same time take turns.
+    exec 8>/run/lock/siwd-apt
+    flock 8
     command -v apt-get >/dev/null ||
         die "packages are missing and apt-get is not here (Debian 12 is supported): ${wanted[*]} ${sets[*]}"
     refresh_lists
@@ -109,6 +116,7 @@ need_all() {
         # shellcheck disable=SC2086
         unpack_programs $set
     done
+    exec 8>&-
 }
 
 # Programs of unpacked packages come first, for the scripts and the tests that they run.
