@@ -55,10 +55,18 @@ refresh_lists() {
 
 # apt_install PACKAGE...: one transaction for all of them.
 apt_install() {
-    local log
+    local log policy='' status=0
     log=$(mktemp "${TMPDIR:-/tmp}/siwd-apt.XXXXXX")
     say "installing $*"
-    if ! apt_get install "$@" >"$log" 2>&1; then
+    # Services of these packages must not start.
+    if [ ! -e /usr/sbin/policy-rc.d ]; then
+        policy=/usr/sbin/policy-rc.d
+        printf '#!/bin/sh\nexit 101\n' >$policy
+        chmod +x $policy
+    fi
+    apt_get install "$@" >"$log" 2>&1 || status=$?
+    [ -z "$policy" ] || rm -f $policy
+    if [ "$status" != 0 ]; then
         tail -n 15 "$log" >&2
         rm -f "$log"
         die "apt-get install failed; nothing was removed. Check the network and free disk space, then run: apt-get install --no-remove $*"
@@ -80,9 +88,14 @@ need_all() {
     while [ "$1" != -- ]; do wanted+=("$1"); shift; done
     shift
     sets=("$@")
-    # shellcheck disable=SC2048
-    for package in "${wanted[@]}" ${sets[*]}; do
-        is_installed "$package" || { missing=1; break; }
+    for package in "${wanted[@]}"; do
+        is_installed "$package" || missing=1
+    done
+    for set in "${sets[@]}"; do
+        is_unpacked "$set" && continue
+        for package in $set; do
+            is_installed "$package" || missing=1
+        done
     done
     [ -n "$missing" ] || return 0
     # Scripts that run at the same time take turns.
@@ -123,13 +136,14 @@ need_all() {
 PROGRAMS=$TARGET/programs
 PATH=$PROGRAMS/bin:$PATH:/usr/sbin:/sbin
 
+is_unpacked() { [ -e "$PROGRAMS/${1// /+}/versions" ]; }
+
 # unpack_programs PACKAGE...: unpacks packages, with those that they depend on, into
 # $PROGRAMS/PACKAGES/, and makes wrappers of their programs in $PROGRAMS/bin. Nothing of it is installed.
 unpack_programs() {
-    local name tree
-    name=$(IFS=+; echo "$*")
-    tree=$PROGRAMS/$name
-    [ ! -e "$tree/complete" ] || return 0
+    local set="$*" tree
+    tree=$PROGRAMS/${set// /+}
+    ! is_unpacked "$set" || return 0
     say "this machine has another version of $*: unpacking Debian's below $PROGRAMS"
     rm -rf "$tree"
     mkdir -p "$tree/debs/partial" "$PROGRAMS/bin"
@@ -160,8 +174,18 @@ LD_LIBRARY_PATH=\${LD_LIBRARY_PATH:+\$LD_LIBRARY_PATH:}$tree/usr/lib/x86_64-linu
 WRAPPER
         chmod +x "$program"
     done
+    for package in "$@"; do
+        dpkg-deb -W --showformat='${Package} ${Version}\n' "$tree/debs/${package}"_*.deb
+    done >"$tree/versions.new"
     rm -rf "$tree/debs" "$tree/log"
-    : >"$tree/complete"
+    # Last, as the mark that all is there.
+    mv "$tree/versions.new" "$tree/versions"
+}
+
+# version_of_package PACKAGE: of the unpacked package, or of the installed one; fails if there is neither.
+version_of_package() {
+    cat "$PROGRAMS"/*/versions 2>/dev/null | awk -v name="$1" '$1 == name { print $2; found = 1; exit } END { exit !found }' ||
+        dpkg-query -W -f '${Version}' "$1" 2>/dev/null
 }
 
 need_rust() {
