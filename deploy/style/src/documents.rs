@@ -1,27 +1,29 @@
-//! Checks that names in documents exist: each path, function and type between backticks in the
-//! Markdown files at the top of the repository.
+//! Checks the Markdown files of the repository.
 //!
-//! - `` `tcp/src/lib.rs` ``: a file or folder, relative to the root
+//! Names between backticks exist, except in [`UNCHECKED_NAMES`]:
+//!
+//! - `` `tcp/src/lib.rs` ``: a file or folder, relative to the root or to the document
 //! - `` `process_ack()` ``: a declared function
 //! - `` `Stack::receive` ``, `` `Stack` ``: a type, module or crate, and a name that occurs in the
 //!   code
 //!
-//! Code blocks, absolute paths, and anything with spaces or placeholders are ignored.
+//! Code blocks, absolute paths, and anything with spaces or placeholders are ignored. In code blocks
+//! of documents at the top of the repository, words that begin with a folder at the top are paths.
+//!
+//! Relative links lead to a file or folder, and their anchors to a heading. README.md stays within
+//! the limits of [`crate::limits`].
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use proc_macro2::{TokenStream, TokenTree};
 
 use crate::counts::Place;
+use crate::limits;
 
-/// Documents to check; missing ones are no error.
-const DOCUMENTS: [&str; 4] = [
-    "ARCHITECTURE.md",
-    "CONTRIBUTING.md",
-    "README.md",
-    "SECURITY.md",
-];
+/// Documents whose names are not checked: the history names code that no longer exists, and a test
+/// of `iwarp` compares the list of conformance cases with the code.
+const UNCHECKED_NAMES: [&str; 2] = ["CHANGELOG.md", "iwarp/CONFORMANCE.md"];
 
 /// Types of the standard library and of C that documents may name.
 const FOREIGN_NAMES: [&str; 6] = ["Vec", "Option", "Result", "String", "Send", "Sync"];
@@ -36,12 +38,17 @@ struct DeclaredNames {
     identifiers: BTreeSet<String>,
 }
 
-/// All names in the documents below `root` that do not exist; `files` lists all files of the
-/// repository.
-pub fn find_stale_names(root: &Path, files: &[String]) -> Vec<Place> {
-    let documents: Vec<(&str, String)> = DOCUMENTS
+/// All findings in the documents below `root`; `files` lists all files of the repository.
+pub fn check_documents(root: &Path, files: &[String]) -> Vec<Place> {
+    let documents: BTreeMap<&str, String> = files
         .iter()
-        .filter_map(|path| Some((*path, std::fs::read_to_string(root.join(path)).ok()?)))
+        .filter(|path| path.ends_with(".md"))
+        .filter_map(|path| {
+            Some((
+                path.as_str(),
+                std::fs::read_to_string(root.join(path)).ok()?,
+            ))
+        })
         .collect();
     if documents.is_empty() {
         return Vec::new();
@@ -60,11 +67,164 @@ pub fn find_stale_names(root: &Path, files: &[String]) -> Vec<Place> {
             names.add_packages(&text);
         }
     }
-    let mut stale = Vec::new();
+    let mut found = Vec::new();
     for (path, text) in &documents {
-        check_document(path, text, files, &names, &mut stale);
+        if !UNCHECKED_NAMES.contains(path) {
+            find_stale_names(path, text, files, &names, &mut found);
+        }
+        find_broken_links(path, &documents, files, &mut found);
     }
-    stale
+    if let Some(text) = documents.get("README.md") {
+        check_readme(text, &mut found);
+    }
+    found
+}
+
+/// Compares README.md with its limits.
+fn check_readme(text: &str, found: &mut Vec<Place>) {
+    let mut add = |line: usize, name: String| {
+        found.push(Place {
+            path: "README.md".to_owned(),
+            line,
+            name,
+        });
+    };
+    let lines = text.lines().count();
+    if lines > limits::README_LINES {
+        add(
+            lines,
+            format!("{lines} lines, limit {}", limits::README_LINES),
+        );
+    }
+    if text.len() > limits::README_BYTES {
+        let bytes = text.len();
+        add(
+            lines,
+            format!("{bytes} bytes, limit {}", limits::README_BYTES),
+        );
+    }
+    for (index, line) in text.lines().enumerate() {
+        let length = line.chars().count();
+        if length > limits::README_LINE_LENGTH {
+            let limit = limits::README_LINE_LENGTH;
+            add(index + 1, format!("{length} characters, limit {limit}"));
+        }
+    }
+}
+
+/// Text of each line outside code blocks, with its number (from 1).
+fn prose_lines(text: &str) -> Vec<(usize, &str)> {
+    let mut in_block = false;
+    let mut lines = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        if line.trim_start().starts_with("```") {
+            in_block = !in_block;
+        } else if !in_block {
+            lines.push((index + 1, line));
+        }
+    }
+    lines
+}
+
+/// Adds links of the document `path` that lead to no file or heading.
+fn find_broken_links(
+    path: &str,
+    documents: &BTreeMap<&str, String>,
+    files: &[String],
+    found: &mut Vec<Place>,
+) {
+    for (line, text) in prose_lines(&documents[path]) {
+        for target in link_targets(text) {
+            if !is_valid_link(path, target, documents, files) {
+                found.push(Place {
+                    path: path.to_owned(),
+                    line,
+                    name: format!("link to {target}"),
+                });
+            }
+        }
+    }
+}
+
+/// Targets of the inline links in a line; text between backticks has none.
+fn link_targets(line: &str) -> Vec<&str> {
+    line.split('`')
+        .step_by(2)
+        .flat_map(|text| text.split("](").skip(1))
+        .filter_map(|rest| rest.split([')', ' ']).next())
+        .collect()
+}
+
+fn is_valid_link(
+    path: &str,
+    target: &str,
+    documents: &BTreeMap<&str, String>,
+    files: &[String],
+) -> bool {
+    if target.contains("://") || target.starts_with("mailto:") {
+        return true;
+    }
+    let (file, anchor) = target.split_once('#').unwrap_or((target, ""));
+    let Some(file) = (match file {
+        "" => Some(path.to_owned()),
+        _ => resolve_path(folder_of(path), file),
+    }) else {
+        return false;
+    };
+    let exists = file.is_empty() || is_file_or_folder(&file, files);
+    let heading_exists = documents
+        .get(file.as_str())
+        .is_some_and(|text| anchors(text).contains(anchor));
+    exists && (anchor.is_empty() || heading_exists)
+}
+
+/// The anchors of a document's headings, as GitHub forms them.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for (_, line) in prose_lines(text) {
+        let heading = line.trim_start_matches('#');
+        if heading.len() == line.len() || !heading.starts_with(' ') {
+            continue;
+        }
+        let anchor: String = heading
+            .trim()
+            .to_lowercase()
+            .chars()
+            .filter(|letter| letter.is_alphanumeric() || " -_".contains(*letter))
+            .map(|letter| if letter == ' ' { '-' } else { letter })
+            .collect();
+        let mut unique = anchor.clone();
+        let mut count = 0;
+        while !found.insert(unique) {
+            count += 1;
+            unique = format!("{anchor}-{count}");
+        }
+    }
+    found
+}
+
+fn folder_of(path: &str) -> &str {
+    path.rsplit_once('/').map_or("", |(folder, _)| folder)
+}
+
+/// The path from the root of `path`, which is relative to `folder`; `None` outside of the root.
+fn resolve_path(folder: &str, path: &str) -> Option<String> {
+    let mut parts: Vec<&str> = folder.split('/').filter(|part| !part.is_empty()).collect();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()?),
+            name => parts.push(name),
+        }
+    }
+    Some(parts.join("/"))
+}
+
+fn is_file_or_folder(path: &str, files: &[String]) -> bool {
+    let folder = format!("{path}/");
+    files
+        .iter()
+        .any(|file| file == path || file.starts_with(&folder))
 }
 
 impl DeclaredNames {
@@ -108,14 +268,13 @@ impl DeclaredNames {
         }
     }
 
-    /// Returns true if `code`, the text between two backticks, names something that does not exist.
-    fn is_stale(&self, code: &str, files: &[String]) -> bool {
+    /// Returns true if `code`, the text between two backticks of a document in `folder`, names
+    /// something that does not exist.
+    fn is_stale(&self, code: &str, folder: &str, files: &[String]) -> bool {
         if is_path(code) {
-            let path = code.trim_start_matches("./").trim_end_matches('/');
-            let folder = format!("{path}/");
-            return !files
-                .iter()
-                .any(|file| file == path || file.starts_with(&folder));
+            return !["", folder].iter().any(|from| {
+                resolve_path(from, code).is_some_and(|path| is_file_or_folder(&path, files))
+            });
         }
         if let Some(function) = code.strip_suffix("()") {
             let name = function.rsplit("::").next().unwrap_or(function);
@@ -170,32 +329,60 @@ fn is_type_name(name: &str) -> bool {
         && name.chars().nth(1).is_some_and(char::is_lowercase)
 }
 
-fn check_document(
+/// Adds names of the document `path` that do not exist.
+fn find_stale_names(
     path: &str,
     text: &str,
     files: &[String],
     names: &DeclaredNames,
     stale: &mut Vec<Place>,
 ) {
-    let mut in_block = false;
-    for (index, line) in text.lines().enumerate() {
-        if line.trim_start().starts_with("```") {
-            in_block = !in_block;
-        }
-        if in_block {
-            continue;
-        }
-        for code in line.split('`').skip(1).step_by(2) {
-            if names.is_stale(code, files) {
-                let name = code.to_owned();
-                stale.push(Place {
-                    path: path.to_owned(),
-                    line: index + 1,
-                    name,
-                });
+    let folder = folder_of(path);
+    let mut add = |line: usize, name: &str| {
+        stale.push(Place {
+            path: path.to_owned(),
+            line,
+            name: name.to_owned(),
+        });
+    };
+    for (line, text) in prose_lines(text) {
+        for code in text.split('`').skip(1).step_by(2) {
+            if names.is_stale(code, folder, files) {
+                add(line, code);
             }
         }
     }
+    if folder.is_empty() {
+        for (line, path) in paths_in_blocks(text, files) {
+            if resolve_path("", path).is_none_or(|path| !is_file_or_folder(&path, files)) {
+                add(line, path);
+            }
+        }
+    }
+}
+
+/// Words in code blocks that begin with a folder at the top of the repository, with their lines.
+fn paths_in_blocks<'a>(text: &'a str, files: &[String]) -> Vec<(usize, &'a str)> {
+    let outside: BTreeSet<usize> = prose_lines(text)
+        .into_iter()
+        .map(|(line, _)| line)
+        .collect();
+    let mut paths = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        if outside.contains(&(index + 1)) || line.trim_start().starts_with("```") {
+            continue;
+        }
+        for word in line.split([' ', '"', '\'', '(', ')', ',', ';']) {
+            let path = word.trim_start_matches("./").trim_end_matches(['.', ':']);
+            let Some((top, _)) = path.split_once('/') else {
+                continue;
+            };
+            if is_path(path) && is_file_or_folder(top, files) {
+                paths.push((index + 1, path));
+            }
+        }
+    }
+    paths
 }
 
 #[cfg(test)]
@@ -210,8 +397,21 @@ mod tests {
         names.add_tokens(code.parse().unwrap());
         let files = ["tcp/src/loss/rack.rs".to_owned(), "deploy/test".to_owned()];
         let mut stale = Vec::new();
-        check_document("A.md", document, &files, &names, &mut stale);
+        find_stale_names("A.md", document, &files, &names, &mut stale);
         stale.into_iter().map(|place| place.name).collect()
+    }
+
+    fn broken_links(documents: &[(&'static str, &str)]) -> Vec<String> {
+        let files: Vec<String> = documents.iter().map(|(path, _)| path.to_string()).collect();
+        let documents: BTreeMap<&str, String> = documents
+            .iter()
+            .map(|(path, text)| (*path, text.to_string()))
+            .collect();
+        let mut found = Vec::new();
+        for path in documents.keys() {
+            find_broken_links(path, &documents, &files, &mut found);
+        }
+        found.into_iter().map(|place| place.name).collect()
     }
 
     #[test]
@@ -244,5 +444,57 @@ mod tests {
     #[test]
     fn code_blocks_are_left_alone() {
         assert!(stale_names("```\n`gone.md`\n```\n").is_empty());
+    }
+
+    #[test]
+    fn paths_in_code_blocks_of_the_top_are_checked() {
+        let document = "```\n./deploy/test tcp/src/gone.rs target/release/siwd other/file\n```\n";
+        assert_eq!(stale_names(document), ["tcp/src/gone.rs"]);
+    }
+
+    #[test]
+    fn paths_may_be_relative_to_the_document() {
+        let files = ["tcp/README.md".to_owned(), "tcp/src/lib.rs".to_owned()];
+        let names = DeclaredNames::default();
+        assert!(!names.is_stale("src/lib.rs", "tcp", &files));
+        assert!(!names.is_stale("../tcp/src/lib.rs", "tcp", &files));
+        assert!(names.is_stale("src/gone.rs", "tcp", &files));
+        assert!(names.is_stale("../../tcp", "tcp", &files));
+    }
+
+    #[test]
+    fn links_lead_to_files_folders_and_headings() {
+        let top = "# One & two `x`\n[a](tcp/README.md), [b](tcp/), [c](#one--two-x), \
+            [d](tcp/README.md#limits-1), [e](https://example.org/#x), `[f](gone.md)`";
+        let below = "## Limits\n## Limits\n[up](../README.md#one--two-x)";
+        let documents = [("README.md", top), ("tcp/README.md", below)];
+        assert_eq!(broken_links(&documents), [] as [&str; 0]);
+    }
+
+    #[test]
+    fn links_to_nothing_are_found() {
+        let top = "# One\n[a](gone.md) [b](#two) [c](tcp/README.md#x)\n```\n[d](gone.md)\n```";
+        let below = "[up](../../README.md)";
+        let documents = [("README.md", top), ("tcp/README.md", below)];
+        let expected = [
+            "link to gone.md",
+            "link to #two",
+            "link to tcp/README.md#x",
+            "link to ../../README.md",
+        ];
+        assert_eq!(broken_links(&documents), expected);
+    }
+
+    #[test]
+    fn the_readme_has_limits() {
+        let count = |text: &str| {
+            let mut found = Vec::new();
+            check_readme(text, &mut found);
+            found.len()
+        };
+        assert_eq!(count(&"a\n".repeat(limits::README_LINES)), 0);
+        assert_eq!(count(&"a\n".repeat(limits::README_LINES + 1)), 1);
+        assert_eq!(count(&"a".repeat(limits::README_LINE_LENGTH)), 0);
+        assert_eq!(count(&"a".repeat(limits::README_BYTES + 1)), 2);
     }
 }

@@ -18,3 +18,9 @@ pub const FILE_LINES: usize = 600;
 pub const FUNCTION_LINES: usize = 120;
 /// Type names that every crate may declare once, as is conventional in Rust.
 pub const CONVENTIONAL_TYPE_NAMES: [&str; 2] = ["Error", "Result"];
+/// Maximum lines of README.md.
+pub const README_LINES: usize = 150;
+/// Maximum size of README.md.
+pub const README_BYTES: usize = 8192;
+/// Maximum characters of a line of README.md.
+pub const README_LINE_LENGTH: usize = 200;

@@ -1,14 +1,17 @@
 //! Counts properties of this repository's Rust code that affect readability: names, comments,
-//! documentation, import cycles, lengths, and retired words.
+//! documentation, import cycles, lengths, and retired words; and checks names and links in
+//! documents.
 //!
 //! `deploy/style-report` builds and runs it. Only non-test code is counted: no `#[cfg(test)]`
-//! items, no `tests/`, `benches/` or `examples/` of a crate, no fuzz crates. Retired words and long
-//! files are searched for everywhere. [`limits`] has the limit of each metric.
+//! items, no `tests/`, `benches/` or `examples/` of a crate, no fuzz crates. Retired words, long files
+//! and the language of comments are searched for everywhere. [`limits`] has the limit of each
+//! metric that has one.
 
 mod comments;
 mod counts;
 mod documents;
 mod imports;
+mod language;
 mod limits;
 mod report;
 mod retired;
@@ -25,7 +28,8 @@ usage: deploy/style-report [OPTIONS]
   --json           the table as JSON
   --list METRIC    every finding as `path:line name`; METRIC is one of
                    bindings, functions, comments, docs, type-names, conventional-type-names,
-                   circles, long-files, long-test-files, long-functions, retired, documents
+                   circles, long-files, long-test-files, long-functions, retired, documents,
+                   words, openings
   --crate CRATE    only this crate, by folder (tcp/drill) or package name (siw-drill)
   --check          fails where a limit is exceeded, and says where
   --rev REVISION   the code of that git revision instead of the working tree

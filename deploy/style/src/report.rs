@@ -7,8 +7,9 @@ use serde_json::{Value, json};
 
 use crate::comments::comment_lines;
 use crate::counts::{Counts, Place, count_file};
-use crate::documents::find_stale_names;
+use crate::documents::check_documents;
 use crate::imports::{find_edges, largest_circle, uses_inside};
+use crate::language::LanguageCounts;
 use crate::limits;
 use crate::retired::{RetiredEntry, find_retired, is_searched};
 use crate::source::{Crate, SourceFile, list_files, load_crates};
@@ -27,8 +28,12 @@ pub enum Metric {
     LongTestFiles,
     LongFunctions,
     Retired,
-    /// Names in documents that do not exist in the code.
+    /// Names in documents that do not exist in the code, broken links, and limits of README.md.
     Documents,
+    /// Comment lines with words that often make sentences hard to read.
+    Words,
+    /// Documentation that opens without a subject.
+    Openings,
 }
 
 impl Metric {
@@ -47,6 +52,8 @@ impl Metric {
             "long-functions" => Metric::LongFunctions,
             "retired" => Metric::Retired,
             "documents" => Metric::Documents,
+            "words" => Metric::Words,
+            "openings" => Metric::Openings,
             _ => return None,
         })
     }
@@ -69,6 +76,7 @@ pub struct CrateReport {
     long_test_files: Vec<Place>,
     retired: Vec<Place>,
     documents: Vec<Place>,
+    language: LanguageCounts,
 }
 
 /// Findings of every crate, and of the files outside all crates.
@@ -92,6 +100,7 @@ impl CrateReport {
             ..CrateReport::default()
         };
         for file in &krate.files {
+            report.language.add_file(file);
             let lines = file.text.lines().count();
             if lines > limits::FILE_LINES {
                 let name = format!("{lines} lines");
@@ -190,6 +199,8 @@ impl CrateReport {
             Metric::LongFunctions => &self.counts.long_functions,
             Metric::Retired => &self.retired,
             Metric::Documents => &self.documents,
+            Metric::Words => &self.language.flagged_lines,
+            Metric::Openings => &self.language.flagged_openings,
         }
     }
 
@@ -213,6 +224,16 @@ impl CrateReport {
         }
     }
 
+    fn flagged_words_percent(&self) -> f64 {
+        let language = &self.language;
+        percent(language.flagged_lines.len(), language.comment_lines)
+    }
+
+    fn flagged_openings_percent(&self) -> f64 {
+        let language = &self.language;
+        percent(language.flagged_openings.len(), language.doc_comments)
+    }
+
     fn to_json(&self) -> Value {
         let round = |value: f64| (value * 10.0).round() / 10.0;
         json!({
@@ -231,7 +252,9 @@ impl CrateReport {
             "long_test_files": self.long_test_files.len(),
             "long_functions": self.counts.long_functions.len(),
             "retired_words": self.retired.len(),
-            "stale_names_in_documents": self.documents.len(),
+            "findings_in_documents": self.documents.len(),
+            "flagged_words_percent": round(self.flagged_words_percent()),
+            "flagged_openings_percent": round(self.flagged_openings_percent()),
         })
     }
 
@@ -252,6 +275,8 @@ impl CrateReport {
             format!("{}+{}", self.long_files.len(), self.long_test_files.len()),
             self.counts.long_functions.len().to_string(),
             self.retired.len().to_string(),
+            format!("{:.1}", self.flagged_words_percent()),
+            format!("{:.1}", self.flagged_openings_percent()),
         ]
     }
 
@@ -294,7 +319,10 @@ impl CrateReport {
                 Metric::Retired,
                 "retired: words that the project no longer uses",
             ),
-            (Metric::Documents, "documents: names that do not exist"),
+            (
+                Metric::Documents,
+                "documents: stale names, broken links, README.md over a limit",
+            ),
         ] {
             let found = self.findings(metric);
             check(found.is_empty(), format!("{what}: {}", found.len()));
@@ -329,7 +357,7 @@ impl StyleReport {
                 .max_by_key(|report| report.folder.len());
             owner.unwrap_or(&mut rest).retired.append(&mut found);
         }
-        rest.documents = find_stale_names(root, &files);
+        rest.documents = check_documents(root, &files);
         reports.push(rest);
         Ok(StyleReport { crates: reports })
     }
@@ -376,6 +404,8 @@ impl StyleReport {
             "long files+tests",
             "long fns",
             "retired",
+            "words %",
+            "openings %",
         ];
         let mut rows = vec![heads.map(str::to_owned).to_vec()];
         rows.extend(self.selected(krate).map(CrateReport::table_row));
