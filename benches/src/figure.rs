@@ -1,6 +1,6 @@
 //! A figure with its floor and goal: one line of the JSON that `./benches/figures` prints.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// Direction in which a value is better.
@@ -13,7 +13,7 @@ pub enum BetterValue {
 }
 
 /// A figure's value, floor and goal.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Figure {
     /// Name of the figure.
     pub figure: String,
@@ -57,6 +57,18 @@ impl Figure {
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }
+
+    /// Reads lines of [`Figure::to_json`].
+    ///
+    /// # Errors
+    /// A line is not a figure.
+    pub fn from_lines(lines: &str) -> Result<Vec<Figure>, String> {
+        lines
+            .lines()
+            .filter(|line| !line.trim().is_empty())
+            .map(|line| serde_json::from_str(line).map_err(|error| format!("`{line}`: {error}")))
+            .collect()
+    }
 }
 
 /// The best number at `key` (`gbps`, `lat_us.p50`) in lines of JSON.
@@ -99,6 +111,17 @@ mod tests {
             f.to_json(),
             r#"{"figure":"f","value":1.235,"unit":"Gb/s","floor":1.0,"goal":2.0,"holds":true}"#
         );
+    }
+
+    #[test]
+    fn lines_are_read_again() {
+        let figures = [
+            Figure::new("f", Some(1.5), "Gb/s", 1.0, 2.0, BetterValue::Higher),
+            Figure::new("g", None, "us", 4.0, 2.0, BetterValue::Lower),
+        ];
+        let lines = format!("{}\n\n{}\n", figures[0].to_json(), figures[1].to_json());
+        assert_eq!(Figure::from_lines(&lines).as_deref(), Ok(&figures[..]));
+        assert!(Figure::from_lines("{}").is_err());
     }
 
     #[test]

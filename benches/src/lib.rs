@@ -34,6 +34,7 @@ pub mod raw;
 pub mod registration;
 pub mod report;
 pub mod results;
+pub mod results_document;
 pub mod scale;
 pub mod session;
 pub mod summary;

@@ -1,6 +1,6 @@
 //! `siw-figures`: measures one figure and prints it as one line; called by the groups of
 //! `./benches/figures`. Exit code 0: the floor is reached; 1: it is not; 2: the figure could not be
-//! measured.
+//! measured. `siw-figures record` writes figures of a group into a document.
 #![forbid(unsafe_code)]
 
 use clap::{Args, Parser, Subcommand};
@@ -9,9 +9,10 @@ use siw_bench::daemon::Process;
 use siw_bench::drop_in::{Load, LoadPlan, compare_drop_in};
 use siw_bench::end::{Role, TransferEnd, find_device, open_context};
 use siw_bench::figure::{BetterValue, Figure, best_value};
-use siw_bench::machine::pin_thread;
+use siw_bench::machine::{MachineRecord, pin_thread};
 use siw_bench::plan::{MeasurementPlan, Operation};
 use siw_bench::registration::{MemoryKind, registration_time};
+use siw_bench::results_document::{RunOrigin, replace_section};
 use siw_bench::trust::{Victim, program_beside};
 use siw_bench::{churn, session};
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ use std::time::{Duration, Instant};
 #[command(version, about = "Measures one figure and prints it as a line of JSON")]
 struct FigureOptions {
     #[command(subcommand)]
-    what: FigureCommand,
+    command: Command,
 
     /// Name of the figure.
     #[arg(long, global = true, default_value = "figure")]
@@ -41,6 +42,31 @@ struct FigureOptions {
     /// Lower values are better.
     #[arg(long, global = true)]
     low: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    #[command(flatten)]
+    Measure(FigureCommand),
+    /// Replaces the section of a group in a document by the figures of a run.
+    Record(RecordOptions),
+}
+
+#[derive(Debug, Args)]
+struct RecordOptions {
+    /// Markdown file with the sections.
+    #[arg(long)]
+    document: PathBuf,
+    #[arg(long)]
+    group: String,
+    /// Day of the run.
+    #[arg(long)]
+    date: String,
+    /// Markdown tables of the transfers behind the figures.
+    #[arg(long)]
+    transfers: Option<PathBuf>,
+    /// The printed figures, one line of JSON for each.
+    figures: PathBuf,
 }
 
 #[derive(Debug, Subcommand)]
@@ -186,12 +212,24 @@ struct DropInOptions {
 
 fn main() -> ExitCode {
     let cli = FigureOptions::parse();
+    let command = match &cli.command {
+        Command::Measure(command) => command,
+        Command::Record(options) => {
+            return match record_figures(options) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => {
+                    eprintln!("siw-figures: {error}");
+                    ExitCode::from(2)
+                }
+            };
+        }
+    };
     let good = if cli.low {
         BetterValue::Lower
     } else {
         BetterValue::Higher
     };
-    let value = measure_figure(&cli, good);
+    let value = measure_figure(command, good);
     if let Err(error) = &value {
         eprintln!("siw-figures: {} could not be measured: {error}", cli.figure);
     }
@@ -211,8 +249,31 @@ fn main() -> ExitCode {
     })
 }
 
-fn measure_figure(cli: &FigureOptions, good: BetterValue) -> Result<f64, String> {
-    match &cli.what {
+fn record_figures(options: &RecordOptions) -> Result<(), String> {
+    let path = &options.document;
+    let machine = MachineRecord::read();
+    let origin = RunOrigin {
+        machine: machine.summary(),
+        commit: if machine.commit.is_empty() {
+            "unknown".into()
+        } else {
+            machine.commit
+        },
+        date: options.date.clone(),
+    };
+    let figures = Figure::from_lines(&read_lines(&options.figures)?)?;
+    let transfers = match &options.transfers {
+        Some(file) => read_lines(file)?,
+        None => String::new(),
+    };
+    let document = read_lines(path)?;
+    let document = replace_section(&document, &options.group, &origin, &figures, &transfers)
+        .map_err(|error| format!("{}: {error}", path.display()))?;
+    std::fs::write(path, document).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+fn measure_figure(command: &FigureCommand, good: BetterValue) -> Result<f64, String> {
+    match command {
         FigureCommand::Best { file, key } => best_value(&read_lines(file)?, key, good),
         FigureCommand::Ratio {
             file,

@@ -15,7 +15,7 @@ use crate::summary::{Spread, TransferRounds, all_settings, group_by_transfer};
 use plot::{LinePlot, LineSeries, XUnit};
 use serde_json::Value;
 use std::fmt::Write;
-use transfer_table::{add_transfer_table, transfer_cells};
+use transfer_table::{TRANSFER_HEADS, add_transfer_table, transfer_cells};
 
 const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;max-width:1000px;margin:2em auto;\
 padding:0 1em;color:#1d2330}h1{font-size:1.6em}h2{margin-top:1.8em;font-size:1.2em}\
@@ -67,10 +67,9 @@ pub fn format_markdown(results: &Results) -> String {
     }
     let groups = group_by_transfer(&results.transfers);
     if !groups.is_empty() {
-        text.push_str(
-            "| transfer | result | p50, p99 us | of the bound | for each message | rounds |\n\
-             |---|---|---|---|---|---|\n",
-        );
+        let _ = writeln!(text, "| {} |", TRANSFER_HEADS.join(" | "));
+        let numbers = "---:|".repeat(TRANSFER_HEADS.len() - 1);
+        let _ = writeln!(text, "|---|{numbers}");
         for rounds in &groups {
             let cells = transfer_cells(rounds);
             let _ = writeln!(text, "| {} |", cells.join(" | "));
@@ -535,7 +534,7 @@ mod tests {
         results.transfers[0].workers = vec![worker(700.0), worker(300.0)];
         let text = format_markdown(&results);
         assert!(
-            text.contains("| 1000 cycles, 4.50 cache lines |") && text.contains("| - |"),
+            text.contains("| 1000 | 4.50 |") && text.contains("| - |"),
             "{text}"
         );
         let lines = text

@@ -8,10 +8,25 @@ use crate::plan::Mode;
 use crate::report::PerfReport;
 use crate::summary::TransferRounds;
 
+/// Heads of the columns, one value in each; cycles and cache lines are per message, summed over all
+/// workers.
+pub const TRANSFER_HEADS: [&str; 10] = [
+    "transfer",
+    "Gb/s",
+    "M/s",
+    "p50 us",
+    "p99 us",
+    "of the bound",
+    "cycles",
+    "cache lines",
+    "rounds",
+    "disturbed",
+];
+
 /// Adds the table as HTML.
 pub fn add_transfer_table(page: &mut String, groups: &[TransferRounds<'_>]) {
-    page.push_str("<table><tr><th>transfer</th><th>result</th><th>p50, p99 us</th>");
-    page.push_str("<th>of the bound</th><th>for each message</th><th>rounds</th></tr>\n");
+    let heads = TRANSFER_HEADS.join("</th><th>");
+    let _ = writeln!(page, "<table><tr><th>{heads}</th></tr>");
     for rounds in groups {
         page.push_str("<tr>");
         for cell in transfer_cells(rounds) {
@@ -22,9 +37,8 @@ pub fn add_transfer_table(page: &mut String, groups: &[TransferRounds<'_>]) {
     page.push_str("</table>\n");
 }
 
-/// Cells: transfer, bandwidth or message rate, latency, ratio to the bound, cost per message,
-/// rounds.
-pub fn transfer_cells(rounds: &TransferRounds<'_>) -> [String; 6] {
+/// One cell for each of [`TRANSFER_HEADS`].
+pub fn transfer_cells(rounds: &TransferRounds<'_>) -> [String; 10] {
     let first = rounds.counted[0];
     let median = |value: fn(&PerfReport) -> f64| {
         rounds
@@ -39,36 +53,22 @@ pub fn transfer_cells(rounds: &TransferRounds<'_>) -> [String; 6] {
             Mode::Lat => "round trips".into(),
         }
     );
+    let number = |value: Option<f64>, digits: usize| {
+        value.map_or("-".into(), |value| format!("{value:.digits$}"))
+    };
     [
         rounds.name_with_settings(name),
-        format!(
-            "{:.2} Gb/s, {:.3} M/s",
-            median(|report| report.gbps),
-            median(|report| report.mmsgs)
+        format!("{:.2}", median(|report| report.gbps)),
+        format!("{:.3}", median(|report| report.mmsgs)),
+        format!("{:.2}", median(|report| report.lat_us.p50)),
+        format!("{:.2}", median(|report| report.lat_us.p99)),
+        number(rounds.ratio_to_bound(), 2),
+        number(rounds.worker_cost(|worker| worker.cycles_per_message), 0),
+        number(
+            rounds.worker_cost(|worker| Some(worker.lines_per_message?.total())),
+            2,
         ),
-        format!(
-            "{:.2}, {:.2}",
-            median(|report| report.lat_us.p50),
-            median(|report| report.lat_us.p99)
-        ),
-        rounds
-            .ratio_to_bound()
-            .map_or("-".into(), |ratio| format!("{ratio:.2}")),
-        describe_message_cost(rounds),
-        match rounds.disturbed {
-            0 => format!("{}", rounds.counted.len()),
-            disturbed => format!("{}, {disturbed} disturbed", rounds.counted.len()),
-        },
+        rounds.counted.len().to_string(),
+        rounds.disturbed.to_string(),
     ]
-}
-
-/// Cost per message, summed over all workers.
-fn describe_message_cost(rounds: &TransferRounds<'_>) -> String {
-    let cycles = rounds.worker_cost(|worker| worker.cycles_per_message);
-    let lines = rounds.worker_cost(|worker| Some(worker.lines_per_message?.total()));
-    match (cycles, lines) {
-        (Some(cycles), Some(lines)) => format!("{cycles:.0} cycles, {lines:.2} cache lines"),
-        (Some(cycles), None) => format!("{cycles:.0} cycles"),
-        _ => "-".into(),
-    }
 }

@@ -38,6 +38,26 @@ impl MachineRecord {
             commit: env!("SIWD_COMMIT").into(),
         }
     }
+
+    /// Processor with family and model, kernel and DPDK in one line.
+    pub fn summary(&self) -> String {
+        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let field = |name| cpuinfo_field(&cpuinfo, name).unwrap_or_else(|| "unknown".into());
+        format!(
+            "{}, family {} model {}, {} cores{}, Linux {}, {}",
+            self.cpu,
+            field("cpu family"),
+            field("model"),
+            self.processors,
+            if self.virtual_machine {
+                " of a virtual machine"
+            } else {
+                ""
+            },
+            self.kernel,
+            self.dpdk
+        )
+    }
 }
 
 /// The first value of a key in proc_cpuinfo(5).
@@ -69,5 +89,8 @@ mod tests {
         assert!(machine.processors > 0, "{machine:?}");
         assert!(machine.kernel.contains('.'), "{machine:?}");
         assert!(machine.dpdk.starts_with("DPDK"), "{machine:?}");
+        let summary = machine.summary();
+        assert!(summary.contains("family "), "{summary}");
+        assert!(summary.contains(&machine.kernel), "{summary}");
     }
 }
