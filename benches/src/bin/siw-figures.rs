@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 #[command(version, about = "Measures one figure and prints it as a line of JSON")]
 struct FigureOptions {
     #[command(subcommand)]
-    command: Command,
+    command: FiguresCommand,
 
     /// Name of the figure.
     #[arg(long, global = true, default_value = "figure")]
@@ -45,7 +45,7 @@ struct FigureOptions {
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum FiguresCommand {
     #[command(flatten)]
     Measure(FigureCommand),
     /// Replaces the section of a group in a document by the figures of a run.
@@ -213,8 +213,8 @@ struct DropInOptions {
 fn main() -> ExitCode {
     let cli = FigureOptions::parse();
     let command = match &cli.command {
-        Command::Measure(command) => command,
-        Command::Record(options) => {
+        FiguresCommand::Measure(command) => command,
+        FiguresCommand::Record(options) => {
             return match record_figures(options) {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(error) => {
