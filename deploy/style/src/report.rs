@@ -305,16 +305,8 @@ impl CrateReport {
             documented >= limit,
             format!("docs: {documented:.1} %, at least {limit} %"),
         );
-        let limit = limits::IMPORT_CIRCLE_FILES;
-        let circle = self.circle_files;
-        check(
-            circle <= limit || !limits::IMPORT_CIRCLE_CRATES.contains(&folder.as_str()),
-            format!("circles: {circle} files in one, limit {limit}"),
-        );
         for (metric, what) in [
             (Metric::TypeNames, "type-names: declared in two places"),
-            (Metric::LongFiles, "long-files: over the limit"),
-            (Metric::LongFunctions, "long-functions: over the limit"),
             (
                 Metric::Retired,
                 "retired: words that the project no longer uses",
