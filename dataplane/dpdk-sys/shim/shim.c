@@ -306,6 +306,18 @@ int siw_port_link(uint16_t port, bool *up, uint32_t *mbps)
 	return 0;
 }
 
+int siw_devargs_check(const char *text)
+{
+	struct rte_devargs devargs;
+	int rc;
+
+	memset(&devargs, 0, sizeof(devargs));
+	rc = rte_devargs_parse(&devargs, text);
+	if (rc == 0)
+		rte_devargs_reset(&devargs);
+	return rc;
+}
+
 static _Atomic uint8_t port_events[RTE_MAX_ETHPORTS];
 
 static int on_port_event(uint16_t port, enum rte_eth_event_type type, void *arg, void *ret)

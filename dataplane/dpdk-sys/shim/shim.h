@@ -101,6 +101,9 @@ struct siw_port_stats {
 };
 int siw_port_stats_get(uint16_t port, struct siw_port_stats *out);
 int siw_port_link(uint16_t port, bool *up, uint32_t *mbps);
+
+/* 0 if a driver or a bus accepts these devargs, whose device is not touched. */
+int siw_devargs_check(const char *text);
 /* Starts recording removal and reset events of the device; the callbacks run in DPDK's interrupt
  * thread. name: the device's, or NULL if its bus reports no removal. */
 int siw_port_watch(uint16_t port, const char *name);
@@ -159,6 +162,7 @@ K64(RTE_PKTMBUF_HEADROOM)
 K64(RTE_MEMPOOL_CACHE_MAX_SIZE)
 K64(RTE_MEMPOOL_NAMESIZE)
 K64(RTE_ETH_NAME_MAX_LEN)
+K64(RTE_MAX_ETHPORTS)
 K64(RTE_RING_NAMESIZE)
 K64(RTE_ETH_RX_OFFLOAD_VLAN_STRIP)
 K64(RTE_ETH_RX_OFFLOAD_VLAN_FILTER)

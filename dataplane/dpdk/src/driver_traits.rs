@@ -19,7 +19,7 @@
 //! them ([`crate::PortCaps`]).
 
 use crate::pci::{PciDevice, is_pci_address};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// One row of the table: properties that all links of a driver have in common.
 #[derive(Debug, PartialEq, Eq)]
@@ -43,6 +43,12 @@ pub struct DriverTraits {
     pub peer_sends_uncut: bool,
     /// The largest MTU that the driver accepts; the link may carry more.
     pub(crate) announced_mtu: u32,
+    /// The largest MTU that can be configured on any device of this driver.
+    pub max_mtu: u16,
+    /// The driver has no TCP segmentation.
+    pub never_cuts_tcp: bool,
+    /// Which part of a start [`crate::Port::rehearse`] can repeat without an effect on the machine.
+    pub(crate) rehearsal: Rehearsal,
     /// Limits of the driver's own TCP segmentation, if it has one.
     pub software_tso: Option<SoftwareTso>,
     /// Frames pass through an AF_PACKET socket ring, see [`Self::packet_ring_frame`].
@@ -62,6 +68,18 @@ pub struct SoftwareTso {
     pub ipv4_only: bool,
 }
 
+/// Part of a start that can be repeated without an effect on the machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rehearsal {
+    /// None: attaching takes over a NIC, opens files or connects to a peer. Only the driver is looked
+    /// up.
+    Parse,
+    /// Attaching: the device opens nothing that others see before it is configured.
+    Attach,
+    /// Attaching in a network namespace of its own, where the device creates its interface.
+    AttachInNamespace,
+}
+
 /// Requirement of a device on this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Needs {
@@ -70,8 +88,10 @@ enum Needs {
     Interface,
     /// /dev/net/tun and CAP_NET_ADMIN.
     TunDevice,
-    /// `iface=` with the path of a Unix socket.
+    /// `iface=` with the path of a Unix socket that the device creates.
     SocketPath,
+    /// `path=` of the Unix socket or the device node of its peer.
+    PeerSocket,
     /// A NIC bound to a driver for user space.
     UserSpaceDriver,
 }
@@ -85,6 +105,9 @@ const OTHER: DriverTraits = DriverTraits {
     shares_mac_address: false,
     peer_sends_uncut: false,
     announced_mtu: u32::MAX,
+    max_mtu: u16::MAX,
+    never_cuts_tcp: false,
+    rehearsal: Rehearsal::Parse,
     software_tso: None,
     packet_ring: false,
     needs: Needs::Nothing,
@@ -114,12 +137,19 @@ pub(crate) static PCI_NIC_PHYSICAL: DriverTraits = DriverTraits {
 
 static UNKNOWN: DriverTraits = OTHER;
 
-static VIRTUAL: [DriverTraits; 5] = [
+static VIRTUAL: [DriverTraits; 6] = [
+    DriverTraits {
+        driver: "net_null",
+        rehearsal: Rehearsal::Attach,
+        ..OTHER
+    },
     DriverTraits {
         driver: "net_tap",
         external_buffers: true,
         even_segments: true,
         shares_mac_address: true,
+        max_mtu: 1500,
+        rehearsal: Rehearsal::AttachInNamespace,
         software_tso: Some(SoftwareTso {
             header_room: 18,
             max_mtu: 1500,
@@ -134,17 +164,21 @@ static VIRTUAL: [DriverTraits; 5] = [
         // The driver reports the frame length of plain Ethernet, whatever its interface carries,
         // and never checks the MTU.
         announced_mtu: 1500,
+        never_cuts_tcp: true,
+        rehearsal: Rehearsal::Attach,
         packet_ring: true,
         needs: Needs::Interface,
         ..OTHER
     },
     DriverTraits {
         driver: "net_af_xdp",
+        never_cuts_tcp: true,
         needs: Needs::Interface,
         ..OTHER
     },
     DriverTraits {
         driver: "net_virtio_user",
+        needs: Needs::PeerSocket,
         peer_sends_uncut: true,
         ..OTHER
     },
@@ -152,6 +186,7 @@ static VIRTUAL: [DriverTraits; 5] = [
         driver: "net_vhost",
         external_buffers: true,
         peer_sends_uncut: true,
+        rehearsal: Rehearsal::Attach,
         needs: Needs::SocketPath,
         ..OTHER
     },
@@ -182,6 +217,66 @@ impl DriverTraits {
     /// shows that they arrive.
     pub fn has_device_interrupts(&self) -> bool {
         self.needs == Needs::UserSpaceDriver
+    }
+
+    /// Returns true if the driver has a row of its own.
+    pub fn is_known(&self) -> bool {
+        !self.driver.is_empty() || self.needs == Needs::UserSpaceDriver
+    }
+
+    /// The kernel's interface that a virtual device is on or creates, by its devargs.
+    pub fn interface_of(devargs: &str) -> Option<&str> {
+        match DriverTraits::for_device(devargs).needs {
+            Needs::Interface | Needs::TunDevice => value_of(devargs, "iface="),
+            _ => None,
+        }
+    }
+
+    /// The kernel's interface that a virtual device receives from, if it exists before the start.
+    pub fn existing_interface_of(devargs: &str) -> Option<&str> {
+        let traits = DriverTraits::for_device(devargs);
+        value_of(devargs, "iface=").filter(|_| traits.needs == Needs::Interface)
+    }
+
+    /// Checks that this machine has what a virtual device needs, as far as it shows without the
+    /// device.
+    ///
+    /// # Errors
+    /// The missing requirement.
+    pub fn check_requirements(devargs: &str) -> std::result::Result<(), String> {
+        let traits = DriverTraits::for_device(devargs);
+        let hint = traits.attach_hint(devargs);
+        if let Some(hint) = hint.strip_prefix("; ") {
+            return Err(hint.to_owned());
+        }
+        if let Some(file) = bus_device_file(devargs)
+            && !file.exists()
+        {
+            return Err(format!(
+                "there is no {}: see `siwd devices`",
+                file.display()
+            ));
+        }
+        let folder = |path: &str| Path::new(path).parent().map(Path::to_path_buf);
+        match traits.needs {
+            Needs::SocketPath => {
+                let path = value_of(devargs, "iface=").unwrap_or_default();
+                match folder(path) {
+                    Some(folder) if folder.as_os_str().is_empty() || folder.is_dir() => Ok(()),
+                    _ => Err(format!("iface={path}: there is no such folder: create it")),
+                }
+            }
+            Needs::PeerSocket => match value_of(devargs, "path=") {
+                None => Err("it needs path=PATH of its peer's socket".into()),
+                // It creates the socket itself.
+                Some(_) if value_of(devargs, "server=") == Some("1") => Ok(()),
+                Some(path) if Path::new(path).exists() => Ok(()),
+                Some(path) => Err(format!(
+                    "path={path}: there is no such socket: start its peer"
+                )),
+            },
+            _ => Ok(()),
+        }
     }
 
     /// Returns true if the devargs name a device on a bus other than PCI that DPDK has to scan: a
@@ -220,9 +315,8 @@ impl DriverTraits {
     /// The most frequent reason why attaching this device fails, if it applies to this machine:
     /// text to append to an error.
     pub(crate) fn attach_hint(&self, devargs: &str) -> String {
-        let mut parts = devargs.split(',');
-        let name = parts.next().unwrap_or_default();
-        let iface = parts.find_map(|part| part.strip_prefix("iface="));
+        let name = devargs.split(',').next().unwrap_or_default();
+        let iface = value_of(devargs, "iface=");
         match (self.needs, iface) {
             (Needs::UserSpaceDriver, _) => PciDevice::at_address(name).map_or_else(
                 || format!("; there is no PCI device {name}: siwd devices lists them"),
@@ -230,7 +324,7 @@ impl DriverTraits {
             ),
             (Needs::Interface, None) => "; it needs iface=NAME".into(),
             (Needs::Interface, Some(iface))
-                if !Path::new("/sys/class/net").join(iface).exists() =>
+                if siw_xdp::XdpInterface::find_by_name(iface).is_err() =>
             {
                 format!("; there is no interface `{iface}`: see ip link")
             }
@@ -265,6 +359,21 @@ pub(crate) fn is_bifurcated(vendor: u16, device: u16) -> bool {
     })
 }
 
+/// The file of a device on a bus other than PCI.
+fn bus_device_file(devargs: &str) -> Option<PathBuf> {
+    if !DriverTraits::is_on_bus(devargs) {
+        return None;
+    }
+    let name = devargs.split(',').next().unwrap_or_default();
+    let (bus, name) = name.split_once(':').unwrap_or(("vmbus", name));
+    Some(Path::new("/sys/bus").join(bus).join("devices").join(name))
+}
+
+/// The value of a key of devargs.
+fn value_of<'text>(devargs: &'text str, key: &str) -> Option<&'text str> {
+    devargs.split(',').find_map(|part| part.strip_prefix(key))
+}
+
 fn is_root() -> bool {
     // SAFETY: takes no argument and cannot fail.
     unsafe { libc::geteuid() == 0 }
@@ -279,7 +388,7 @@ mod tests {
         assert!(DriverTraits::for_device("net_tap0,iface=x").shares_mac_address);
         assert!(DriverTraits::for_device("net_tap").even_segments);
         assert!(!DriverTraits::for_device("net_virtio_user0,path=/s").external_buffers);
-        assert_eq!(DriverTraits::for_device("net_null0"), &OTHER);
+        assert_eq!(DriverTraits::for_device("net_other0"), &OTHER);
         assert_eq!(
             DriverTraits::for_device("0000:03:00.0").needs,
             Needs::UserSpaceDriver

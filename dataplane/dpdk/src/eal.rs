@@ -105,7 +105,7 @@ impl Eal {
             return Err(Error::AlreadyInitialised);
         }
         log::capture_eal_log();
-        log::forget_lines();
+        let _quote = log::quote_lines();
 
         // The EAL keeps pointers into its arguments, so they are never freed.
         let argv: Vec<*mut c_char> = args.into_iter().map(CString::into_raw).collect();

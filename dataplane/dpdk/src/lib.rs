@@ -110,5 +110,8 @@ pub use thread::{RegisteredThread, allowed_cores, pin_current_thread};
 pub use tsc::{tsc_hz, tsc_now};
 pub use xdp_port::XdpLink;
 
+/// Maximum number of ports of a process, in which [`XdpLink`]s do not count.
+pub const MAX_PORTS: usize = dpdk_sys::RTE_MAX_ETHPORTS as usize;
+
 /// Headroom of a fresh mbuf: free bytes before its data, for headers to prepend.
 pub const HEADROOM: u16 = dpdk_sys::RTE_PKTMBUF_HEADROOM as u16;

@@ -1,7 +1,7 @@
 //! Redirects the EAL's log: each line becomes a `tracing` event, and the last warnings of each
 //! thread are kept, since DPDK reports the reason of most failures only there.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ffi::c_char;
 
@@ -14,6 +14,7 @@ const INFO: u32 = 7;
 const KEPT: usize = 4;
 
 thread_local! {
+    static QUOTING: Cell<bool> = const { Cell::new(false) };
     static LAST: RefCell<VecDeque<String>> = const { RefCell::new(VecDeque::new()) };
 }
 
@@ -35,6 +36,9 @@ unsafe extern "C" fn on_log_line(level: u32, text: *const c_char, len: usize) {
             continue;
         }
         match level {
+            _ if QUOTING.try_with(Cell::get).unwrap_or(false) => {
+                tracing::debug!(target: "dpdk", "{line}");
+            }
             0..=ERR => tracing::error!(target: "dpdk", "{line}"),
             WARNING => tracing::warn!(target: "dpdk", "{line}"),
             NOTICE | INFO => tracing::info!(target: "dpdk", "{line}"),
@@ -56,6 +60,23 @@ fn keep_line(line: &str) {
             last.push_back(line.to_owned());
         }
     });
+}
+
+/// While it exists, this thread is in a call of DPDK whose error quotes the log. The lines are events
+/// of level debug: drivers log errors about functions that they lack also where the call succeeds.
+pub(crate) struct Quote(());
+
+/// Forgets the earlier lines, see [`forget_lines`], and keeps those of the next call for its error.
+pub(crate) fn quote_lines() -> Quote {
+    forget_lines();
+    QUOTING.set(true);
+    Quote(())
+}
+
+impl Drop for Quote {
+    fn drop(&mut self) {
+        let _ = QUOTING.try_with(|quoting| quoting.set(false));
+    }
 }
 
 /// Clears this thread's earlier warnings and error number, so that an error quotes only its own.

@@ -68,6 +68,11 @@ impl PciDevice {
         PciDevice::from_sysfs(Path::new(PCI_DEVICES), &full_address(address))
     }
 
+    /// The address with its domain, without devargs.
+    pub fn full_address(address: &str) -> String {
+        full_address(address)
+    }
+
     /// Returns true if there is a device at this address.
     pub(crate) fn is_present(address: &str) -> bool {
         Path::new(PCI_DEVICES).join(full_address(address)).exists()

@@ -6,7 +6,7 @@ use crate::port_config::{NegotiatedOffloads, negotiate_offloads};
 use crate::ring_pair::PairRings;
 use crate::xdp_port::{XdpLink, XdpPort};
 use crate::{
-    DriverTraits, Eal, Error, Mempool, PortCaps, PortConfig, Result, RxQueue, TxQueue,
+    DriverTraits, Eal, Error, Mempool, Offloads, PortCaps, PortConfig, Result, RxQueue, TxQueue,
     driver_traits, eal, error, log,
 };
 use dpdk_sys as sys;
@@ -38,6 +38,8 @@ pub(crate) struct PortInner {
     queues_out: AtomicUsize,
     /// Declared before `state`: draining the rings requires the pools to be alive.
     rings: Option<Arc<PairRings>>,
+    /// The existing interface of the kernel that the driver receives from.
+    interface: Option<String>,
     /// Set for a port that is not DPDK's; `id` is then invalid.
     pub(crate) xdp: Option<XdpPort>,
     state: Mutex<PortState>,
@@ -53,6 +55,8 @@ struct PortState {
     rx_queues: u16,
     tx_queues: u16,
     started: bool,
+    /// Frames that the kernel's interface receives for the port alone.
+    memberships: Vec<siw_xdp::FrameMembership>,
     /// The requested RSS key.
     rss_key: Option<Vec<u8>>,
     /// The driver refills its receive rings from these.
@@ -103,6 +107,7 @@ impl Port {
         id: u16,
         name: &str,
         rings: Option<Arc<PairRings>>,
+        interface: Option<String>,
     ) -> Result<Self> {
         let raw = raw_info(id, name)?;
         let traits = if rings.is_some() {
@@ -125,6 +130,7 @@ impl Port {
                 detached: AtomicBool::new(false),
                 queues_out: AtomicUsize::new(0),
                 rings,
+                interface,
                 xdp: None,
                 state: Mutex::default(),
                 _eal: eal.clone(),
@@ -145,6 +151,7 @@ impl Port {
                 detached: AtomicBool::new(false),
                 queues_out: AtomicUsize::new(0),
                 rings: None,
+                interface: None,
                 xdp: Some(xdp),
                 state: Mutex::default(),
                 _eal: eal.clone(),
@@ -312,6 +319,16 @@ impl Port {
             rings.keep_alive(pools);
         }
         Ok(caps)
+    }
+
+    /// Checks a configuration without applying it, and returns the offloads that the port offers of
+    /// those requested.
+    ///
+    /// # Errors
+    /// As [`Port::configure`], as far as the driver's own description tells.
+    pub fn negotiate(&self, config: &PortConfig, pools: &[Mempool]) -> Result<Offloads> {
+        let info = self.device_info()?;
+        Ok(self.check_config(config, &info, pools)?.granted)
     }
 
     /// Checks the configuration against the device's capabilities; returns the granted offloads.
@@ -493,6 +510,19 @@ impl Port {
         }
     }
 
+    /// The interface of the kernel that the port receives from, in its present state; `None` for
+    /// other ports.
+    pub(crate) fn kernel_interface(&self) -> Result<Option<siw_xdp::XdpInterface>> {
+        let name = self.inner.interface.as_deref();
+        let found = name.map(siw_xdp::XdpInterface::find_by_name).transpose();
+        Ok(found?)
+    }
+
+    /// Holds a membership of the kernel's interface until the port is closed.
+    pub(crate) fn keep_membership(&self, membership: siw_xdp::FrameMembership) {
+        self.lock_state().memberships.push(membership);
+    }
+
     fn lock_state(&self) -> std::sync::MutexGuard<'_, PortState> {
         self.inner
             .state
@@ -519,7 +549,7 @@ impl Port {
         call: impl FnOnce(u16) -> i32,
     ) -> Result<()> {
         self.check_attached()?;
-        log::forget_lines();
+        let _quote = log::quote_lines();
         match call(self.inner.id) {
             rc if rc >= 0 => Ok(()),
             rc => Err(Error::Port {

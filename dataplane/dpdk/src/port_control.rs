@@ -1,7 +1,7 @@
 //! Control of a port while workers use its queues: address, filters, link, counters, RSS table.
 
 use crate::xdp_port::XdpPort;
-use crate::{Claim, Error, Port, Result};
+use crate::{Claim, Error, Port, Result, log};
 use dpdk_sys as sys;
 
 /// Counters since the port started.
@@ -60,6 +60,10 @@ impl Port {
         if let Some(xdp) = self.xdp() {
             return xdp.set_allmulticast(on);
         }
+        if on && let Some(interface) = self.kernel_interface()? {
+            self.keep_membership(interface.join_all_multicast()?);
+            return Ok(());
+        }
         self.check_call("setting all-multicast mode", |id| {
             // SAFETY: a port number of ours.
             unsafe {
@@ -100,11 +104,16 @@ impl Port {
         Ok(addr.addr_bytes)
     }
 
-    /// Sets the address that the port receives frames for.
+    /// Sets the address that the port receives frames for. An interface of the kernel keeps its own,
+    /// and receives all frames while the port exists.
     ///
     /// # Errors
     /// The driver refuses or lacks the function, see [`crate::Error::is_unsupported`].
     pub fn set_mac_address(&self, mac: [u8; 6]) -> Result<()> {
+        if let Some(interface) = self.kernel_interface()? {
+            self.keep_membership(interface.join_all()?);
+            return Ok(());
+        }
         let mut addr = sys::rte_ether_addr { addr_bytes: mac };
         self.check_call("setting the MAC address", |id| {
             // SAFETY: the address is read within the call.
@@ -119,6 +128,13 @@ impl Port {
     pub fn link_status(&self) -> Result<LinkStatus> {
         if let Some(xdp) = self.xdp() {
             return xdp.link_status();
+        }
+        // The driver reports every interface as up.
+        if let Some(interface) = self.kernel_interface()? {
+            return Ok(LinkStatus {
+                up: interface.is_up && interface.is_running,
+                mbps: interface.mbps.unwrap_or(u32::MAX),
+            });
         }
         let (mut up, mut mbps) = (false, 0);
         self.check_call("reading the link status", |id| {
@@ -166,6 +182,7 @@ impl Port {
     /// drivers report success also where a queue has no vector, as with uio_pci_generic, and
     /// vmxnet3's driver then writes outside the NIC's registers.
     pub(crate) fn interrupts_work(&self) -> bool {
+        let _quote = log::quote_lines();
         // SAFETY: queue 0 of a started port exists.
         unsafe { sys::rte_eth_dev_rx_intr_ctl_q_get_fd(self.id(), 0) >= 0 }
     }

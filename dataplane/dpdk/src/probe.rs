@@ -1,5 +1,6 @@
 //! Attaching devices at run time: virtual ones by devargs, NICs by PCI address.
 
+use crate::driver_traits::Rehearsal;
 use crate::pci::is_pci_address;
 use crate::xdp_port::{XdpLink, XdpPort};
 use crate::{DriverTraits, Eal, Error, Port, Result, eal, error, log};
@@ -21,6 +22,28 @@ impl Port {
     pub fn attach_xdp(eal: &Eal, link: &XdpLink) -> Result<Self> {
         let name = format!("af_xdp:{}", link.interface);
         Ok(Port::from_xdp(eal, &name, XdpPort::prepare(link)?))
+    }
+
+    /// Repeats the part of [`Port::attach_vdev`] that has no effect on the machine, and returns the
+    /// port if that part creates one. The calling thread may be in another network
+    /// namespace afterwards.
+    ///
+    /// # Errors
+    /// The device could not be attached: its driver is missing, or refuses the devargs.
+    pub fn rehearse(eal: &Eal, devargs: &str) -> Result<Option<Port>> {
+        let rehearsal = DriverTraits::for_device(devargs).rehearsal;
+        if rehearsal == Rehearsal::Parse {
+            check_devargs(devargs)?;
+            return Ok(None);
+        }
+        let interface = DriverTraits::interface_of(devargs).unwrap_or_default();
+        let exists = siw_xdp::XdpInterface::find_by_name(interface).is_ok();
+        if rehearsal == Rehearsal::AttachInNamespace && !exists {
+            // SAFETY: changes the namespace of the calling thread alone. A process that may not do
+            // that may not create interfaces either, which the next call reports.
+            unsafe { libc::unshare(libc::CLONE_NEWNET) };
+        }
+        attach_device(eal, devargs).map(Some)
     }
 
     /// Attaches the NIC at a PCI address (`0000:03:00.0`, optionally followed by a comma and
@@ -50,7 +73,7 @@ fn attach_device(eal: &Eal, devargs: &str) -> Result<Port> {
         value: devargs.to_owned(),
         why: "it contains a NUL byte".into(),
     };
-    log::forget_lines();
+    let _quote = log::quote_lines();
     let cargs = CString::new(devargs).map_err(nul)?;
     let cname = CString::new(name).map_err(nul)?;
     if name.is_empty() {
@@ -72,7 +95,28 @@ fn attach_device(eal: &Eal, devargs: &str) -> Result<Port> {
     let Some(id) = id else {
         return Err(fail("it was probed but has no Ethernet port".into()));
     };
-    Port::from_port_id(eal, id, name, None)
+    let interface = DriverTraits::existing_interface_of(devargs).map(str::to_owned);
+    Port::from_port_id(eal, id, name, None, interface)
+}
+
+/// Checks that a driver accepts the devargs.
+fn check_devargs(devargs: &str) -> Result<()> {
+    log::forget_lines();
+    let text = CString::new(devargs).map_err(|_| Error::Invalid {
+        what: "device",
+        value: devargs.to_owned(),
+        why: "it contains a NUL byte".into(),
+    })?;
+    // SAFETY: the string lives through the call, which copies it.
+    match unsafe { sys::siw_devargs_check(text.as_ptr()) } {
+        0 => Ok(()),
+        _ => Err(Error::Device {
+            device: devargs.to_owned(),
+            reason: "no driver of DPDK has this name".into(),
+            hint: String::new(),
+            log: log::kept_lines(),
+        }),
+    }
 }
 
 fn port_by_name(name: &CString) -> Option<u16> {

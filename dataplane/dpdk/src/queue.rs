@@ -50,6 +50,14 @@ impl RxQueue {
         }
     }
 
+    /// Returns true if the queue has no buffer to receive into; the next burst gets some from the
+    /// pool. DPDK's drivers do not tell.
+    #[inline]
+    pub fn is_out_of_buffers(&self) -> bool {
+        let xdp = self.xdp.as_ref();
+        xdp.is_some_and(|receiver| receiver.is_out_of_buffers())
+    }
+
     pub(crate) fn of_xdp(port: &Arc<PortInner>, queue: u16, receiver: XdpReceiver) -> Self {
         let mut rx_queue = Self::new(port, queue);
         rx_queue.xdp = Some(Box::new(receiver));

@@ -130,7 +130,13 @@ fn create_ring_port(
             log: log::kept_lines(),
         });
     };
-    Port::from_port_id(eal, id, &format!("net_ring_{name}"), Some(rings.clone()))
+    Port::from_port_id(
+        eal,
+        id,
+        &format!("net_ring_{name}"),
+        Some(rings.clone()),
+        None,
+    )
 }
 
 impl Drop for PairRings {

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dpdk_sys as sys;
 use siw_xdp::{
-    AttachMode, Claim, ClaimKind, CopyMode, MulticastMembership, NeighbourCopies, PACKET_HEADROOM,
+    AttachMode, Claim, ClaimKind, CopyMode, FrameMembership, NeighbourCopies, PACKET_HEADROOM,
     SocketConfig, SocketHandle, Umem, XdpInterface, XdpSocket, XdpSteering,
 };
 
@@ -85,7 +85,7 @@ struct XdpState {
     shared_addresses: Vec<IpAddr>,
     config: Option<(PortConfig, Mempool)>,
     sockets: Vec<SocketHandle>,
-    multicast: Option<MulticastMembership>,
+    multicast: Option<FrameMembership>,
 }
 
 /// Receiving and sending half of a queue.

@@ -109,6 +109,11 @@ impl XdpReceiver {
         count
     }
 
+    /// Returns true if the kernel has no buffer of one of the sockets.
+    pub(crate) fn is_out_of_buffers(&self) -> bool {
+        self.sockets.iter().any(|socket| socket.lent == 0)
+    }
+
     /// Readable while a frame waits.
     pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         use std::os::fd::AsFd;

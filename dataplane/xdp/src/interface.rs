@@ -164,19 +164,32 @@ impl XdpInterface {
     }
 }
 
-/// Keeps the reception of all multicast frames enabled on an interface: neighbour solicitations go to
-/// multicast addresses that the kernel did not request from the NIC.
+/// Keeps the reception of frames enabled on an interface that the kernel did not request from the NIC.
+/// The kernel ends it with the process.
 #[derive(Debug)]
-pub struct MulticastMembership {
+pub struct FrameMembership {
     _socket: OwnedFd,
 }
 
 impl XdpInterface {
-    /// Has the NIC receive all multicast frames; the kernel counts the requests.
+    /// Has the NIC receive all multicast frames, among them neighbour solicitations; the kernel counts
+    /// the requests.
     ///
     /// # Errors
     /// A capability is missing.
-    pub fn join_all_multicast(&self) -> Result<MulticastMembership> {
+    pub fn join_all_multicast(&self) -> Result<FrameMembership> {
+        self.join(libc::PACKET_MR_ALLMULTI)
+    }
+
+    /// Has the NIC receive all frames (promiscuous mode); the kernel counts the requests.
+    ///
+    /// # Errors
+    /// A capability is missing.
+    pub fn join_all(&self) -> Result<FrameMembership> {
+        self.join(libc::PACKET_MR_PROMISC)
+    }
+
+    fn join(&self, kind: libc::c_int) -> Result<FrameMembership> {
         // SAFETY: takes no address; the result is checked.
         let descriptor =
             unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
@@ -187,7 +200,7 @@ impl XdpInterface {
         let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
         let request = libc::packet_mreq {
             mr_ifindex: self.index as libc::c_int,
-            mr_type: libc::PACKET_MR_ALLMULTI as u16,
+            mr_type: kind as u16,
             mr_alen: 0,
             mr_address: [0; 8],
         };
@@ -202,9 +215,9 @@ impl XdpInterface {
             )
         };
         if result < 0 {
-            return Err(Error::last_call("receiving all multicast frames"));
+            return Err(Error::last_call("receiving all frames"));
         }
-        Ok(MulticastMembership { _socket: socket })
+        Ok(FrameMembership { _socket: socket })
     }
 }
 
