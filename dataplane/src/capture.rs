@@ -105,6 +105,31 @@ pub struct CaptureError {
     reason: String,
 }
 
+/// Checks that the capture file can be written, and leaves it as it is.
+///
+/// # Errors
+/// [`CaptureError`] with the cause.
+pub fn check_writable(config: &CaptureConfig) -> Result<(), CaptureError> {
+    let outcome = match config.file.metadata() {
+        Ok(found) if found.is_file() || found.is_dir() => {
+            File::options().write(true).open(&config.file).map(drop)
+        }
+        Ok(_) => Ok(()),
+        Err(_) => {
+            let folder = config.file.parent().unwrap_or("/".as_ref());
+            let here = folder.as_os_str().is_empty();
+            let folder = if here { ".".as_ref() } else { folder };
+            folder
+                .metadata()
+                .and_then(|_| crate::host::check_folder(folder))
+        }
+    };
+    outcome.map_err(|error| CaptureError {
+        path: config.file.clone(),
+        reason: error.to_string(),
+    })
+}
+
 impl Capture {
     /// Creates the file with one interface per device, without a snap length.
     ///

@@ -22,7 +22,7 @@ pub use device::{
 pub use mpa::{MarkersName, MpaSettings, OutOfOrderName, RtrName, TerminateName};
 pub use process::{
     CaptureConfig, ControlSocketConfig, DpdkConfig, EalLog, HugepagePolicy, IdlePolicy,
-    IovaSetting, LimitsConfig, ProcessMemoryPolicy, WorkersConfig,
+    IovaSetting, LimitsConfig, ProcessMemoryPolicy, WorkersConfig, check_socket_path,
 };
 pub use tcp::{CongestionName, NeighbourSettings, TcpSettings};
 pub use values::{
@@ -165,6 +165,20 @@ impl Config {
                 ),
             );
         }
+        let ports = self.devices.iter().filter(|device| {
+            // AF_XDP sockets are no ports of DPDK.
+            device.get_ref().af_xdp.is_none()
+        });
+        if ports.count() > dpdk::MAX_PORTS {
+            return fail(
+                self.devices[dpdk::MAX_PORTS].span(),
+                format!(
+                    "{} devices: DPDK was built for at most {} ports",
+                    self.devices.len(),
+                    dpdk::MAX_PORTS
+                ),
+            );
+        }
         for (index, spanned) in self.devices.iter().enumerate() {
             let device = spanned.get_ref();
             let name = &device.name.get_ref().0;
@@ -207,18 +221,15 @@ impl Config {
                     );
                 }
             }
-            if let Some(interface) = &device.af_xdp {
-                let is_same = |other: &&Spanned<DeviceConfig>| {
-                    let other = other.get_ref().af_xdp.as_ref();
-                    other.is_some_and(|other| other.get_ref() == interface.get_ref())
-                };
-                if let Some(other) = self.devices[..index].iter().find(is_same) {
+            let links = device.exclusive_links();
+            for other in self.devices[..index].iter().map(Spanned::get_ref) {
+                let mut shared = other.exclusive_links().into_iter();
+                if let Some(link) = shared.find(|link| links.contains(link)) {
                     return fail(
-                        interface.span(),
+                        device.link_span(),
                         format!(
-                            "interface {:?} is already used by device {:?}: give one device all addresses",
-                            interface.get_ref().0,
-                            other.get_ref().name.get_ref().0
+                            "{link} is already used by device {:?}: give one device all addresses",
+                            other.name.get_ref().0
                         ),
                     );
                 }

@@ -20,7 +20,6 @@ use crate::capture::{Capture, CaptureError};
 use crate::config::Config;
 use crate::control::host_routes::RouteFollower;
 use crate::control::links::LinkMonitor;
-use crate::control::operators::Operators;
 use crate::control::quotas::QuotaLimits;
 use crate::control::socket::BoundSocket;
 use crate::control::{ControlParts, ControlThread, MapArena};
@@ -29,7 +28,7 @@ use crate::device::{self, OpenDevice, SharedStackConfig};
 use crate::host::{self, HostError};
 use crate::host_path::{HostThread, HostThreadParts};
 use crate::link_traits::PayloadPolicy;
-use crate::prepared::{Prepared, StartedDpdk};
+use crate::prepared::{Prepared, StartedDpdk, look_up_operators};
 use crate::worker::{Mailbox, Worker, WorkerConfig};
 
 /// The daemon cannot start or cannot continue.
@@ -98,7 +97,7 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
     let signals = block_signals()?;
     let file_limit = host::raise_file_limit();
     let prepared = Prepared::new(config);
-    prepared.check_host()?;
+    prepared.check_host().into_result()?;
     let claims = prepared.claim_host(prepared.cores.len())?;
     let config = &prepared.config;
     let operators = look_up_operators(config)?;
@@ -194,16 +193,6 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
     drop(claims);
     tracing::info!("stopped");
     Ok(())
-}
-
-/// Looks up the users that may see the counters of all clients.
-fn look_up_operators(config: &Config) -> Result<Operators, StartError> {
-    let group = config.control.operators.as_ref();
-    let name = group.map(|group| group.get_ref().as_str());
-    Operators::look_up(name).map_err(|reason| StartError::Socket {
-        path: config.control.socket.display().to_string(),
-        reason: format!("operators: {reason}"),
-    })
 }
 
 /// Delivers SIGTERM, SIGINT and SIGHUP through a descriptor from now on. Must be called before any

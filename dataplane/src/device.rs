@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dpdk::{DriverTraits, Mempool, Port, PortConfig, RxQueue, TxQueue, XdpLink};
+use dpdk::{DriverTraits, Eal, Mempool, Offloads, Port, PortConfig, RxQueue, TxQueue, XdpLink};
 use rustix::rand::GetRandomFlags;
 use siw_iwarp::ddp::Msn;
 use siw_iwarp::mpa::{MarkerPolicy, MpaConfig, MpaCrcPolicy, RtrKinds};
@@ -79,16 +79,7 @@ pub fn open_devices(
     for config in configs {
         let name = &config.name.get_ref().0;
         let fail = |error: dpdk::Error| format!("device {name}: {error}");
-        // Queue `i` of one end of a pair is joined to queue `i` of the other.
-        let ends = |other: &&DeviceConfig| {
-            other.name == config.name || (other.pair.is_some() && other.pair == config.pair)
-        };
-        let wanted = configs
-            .iter()
-            .filter(ends)
-            .filter_map(|other| other.queues.as_ref())
-            .map(|queues| usize::from(*queues.get_ref()))
-            .fold(workers, usize::min) as u16;
+        let wanted = queues_of(configs, config, workers);
         let port = match config.link_source() {
             LinkSource::Pair(pair) => {
                 match pairs.iter().position(|(other_name, _)| *other_name == pair) {
@@ -105,11 +96,7 @@ pub fn open_devices(
                 }
             }
             LinkSource::Vdev(devargs) => {
-                let devargs = match packet_ring_frame(config, &devargs) {
-                    Some(frame) => DriverTraits::devargs_with_ring(&devargs, frame),
-                    None => devargs,
-                };
-                Port::attach_vdev(&dpdk.eal, &devargs).map_err(fail)?
+                Port::attach_vdev(&dpdk.eal, &vdev_args(config, &devargs)).map_err(fail)?
             }
             LinkSource::Pci(address) => Port::attach_pci(&dpdk.eal, &address).map_err(fail)?,
             LinkSource::Xdp(interface) => {
@@ -123,6 +110,72 @@ pub fn open_devices(
         devices.push(device);
     }
     Ok(devices)
+}
+
+/// Opens the virtual devices as far as this has no effect on the machine, and compares their settings
+/// with what the ports offer ([`Port::rehearse`]).
+///
+/// # Errors
+/// A text that names the device and the problem.
+pub fn rehearse_devices(
+    eal: &Eal,
+    configs: &[DeviceConfig],
+    pool: &Mempool,
+    workers: usize,
+) -> Result<(), String> {
+    let creates_interface = |config: &&DeviceConfig| {
+        let devargs = config.devargs.as_deref().unwrap_or_default();
+        DriverTraits::for_device(devargs).shares_mac_address
+    };
+    // Those that create interfaces change the thread's network namespace.
+    let (last, first): (Vec<_>, Vec<_>) = configs.iter().partition(creates_interface);
+    // All are open at once, as in a start.
+    let mut ports = Vec::new();
+    for config in first.into_iter().chain(last) {
+        let name = &config.name.get_ref().0;
+        let fail = |error: dpdk::Error| format!("device {name}: {error}");
+        let port = match config.link_source() {
+            LinkSource::Vdev(devargs) => {
+                Port::rehearse(eal, &vdev_args(config, &devargs)).map_err(fail)?
+            }
+            LinkSource::Xdp(interface) => {
+                Some(Port::attach_xdp(eal, &xdp_link(config, interface)).map_err(fail)?)
+            }
+            LinkSource::Pair(_) | LinkSource::Pci(_) => None,
+        };
+        let Some(port) = port else { continue };
+        let (wanted, traits) = (queues_of(configs, config, workers), port.driver_traits());
+        let info = port.device_info().map_err(fail)?;
+        let settings = port_config(config, traits, &info, wanted)?;
+        let granted = port
+            .negotiate(&settings, std::slice::from_ref(pool))
+            .map_err(fail)?;
+        check_granted(config, traits, &granted, &info.driver)?;
+        ports.push(port);
+    }
+    Ok(())
+}
+
+/// Devargs of a virtual device, with the frames of its packet ring.
+fn vdev_args(config: &DeviceConfig, devargs: &str) -> String {
+    match packet_ring_frame(config, devargs) {
+        Some(frame) => DriverTraits::devargs_with_ring(devargs, frame),
+        None => devargs.to_owned(),
+    }
+}
+
+/// Number of queues that the device asks for in each direction.
+fn queues_of(configs: &[DeviceConfig], config: &DeviceConfig, workers: usize) -> u16 {
+    // Queue `i` of one end of a pair is joined to queue `i` of the other.
+    let ends = |other: &&DeviceConfig| {
+        other.name == config.name || (other.pair.is_some() && other.pair == config.pair)
+    };
+    configs
+        .iter()
+        .filter(ends)
+        .filter_map(|other| other.queues.as_ref())
+        .map(|queues| usize::from(*queues.get_ref()))
+        .fold(workers, usize::min) as u16
 }
 
 /// Sets up the kernel's part of the devices that have `host_interface`.
@@ -170,6 +223,68 @@ fn packet_ring_frame(config: &DeviceConfig, devargs: &str) -> Option<u16> {
     traits.packet_ring_frame(devargs, *config.mtu.get_ref(), FRAME_OVERHEAD)
 }
 
+/// Configuration of the device's port.
+///
+/// # Errors
+/// A text that names the device and the setting that its driver cannot fulfil.
+fn port_config(
+    config: &DeviceConfig,
+    traits: &DriverTraits,
+    info: &dpdk::PortInfo,
+    wanted: u16,
+) -> Result<PortConfig, String> {
+    let mtu = *config.mtu.get_ref();
+    let queues = wanted
+        .min(info.max_rx_queues)
+        .min(info.max_tx_queues)
+        .max(1);
+    let asked = asked_offloads(config, traits)
+        .map_err(|error| format!("device {}: {error}", config.name.get_ref().0))?;
+    let tso_room = match traits.software_tso {
+        Some(limits) if asked.tso => limits.header_room,
+        _ => 0,
+    };
+    let threshold =
+        |setting: &Option<toml::Spanned<u16>>| setting.as_ref().map_or(0, |value| *value.get_ref());
+    let has_vlan = config.vlan.is_some() && !traits.in_process;
+    Ok(PortConfig {
+        rx_queues: queues,
+        tx_queues: queues,
+        mtu: port_mtu(mtu + tso_room, has_vlan, info),
+        offloads: asked,
+        rss_key: Some(SYMMETRIC_RSS_KEY),
+        rx_desc: config.rx_ring_len(),
+        tx_desc: config.tx_ring_len(),
+        rx_free_threshold: threshold(&config.rx_free_threshold),
+        tx_free_threshold: threshold(&config.tx_free_threshold),
+    })
+}
+
+/// Checks that the port grants the offloads that the configuration requires.
+///
+/// # Errors
+/// A text that names the device and the setting.
+fn check_granted(
+    config: &DeviceConfig,
+    traits: &DriverTraits,
+    granted: &Offloads,
+    driver: &str,
+) -> Result<(), String> {
+    let name = &config.name.get_ref().0;
+    if *config.tso.get_ref() == TsoPolicy::On && !granted.tso && !traits.in_process {
+        return Err(format!(
+            "device {name}: tso = \"on\", but the {driver} link cannot cut TCP segments; use \"auto\""
+        ));
+    }
+    let takes_references = traits.external_buffers && (granted.multi_segs || traits.in_process);
+    if config.tx_payload == TxPayloadPolicy::Reference && !takes_references {
+        return Err(format!(
+            "device {name}: tx_payload = \"reference\", but the {driver} link can send only from packet buffers; use \"auto\""
+        ));
+    }
+    Ok(())
+}
+
 fn start_device(
     config: &DeviceConfig,
     mut port: Port,
@@ -181,49 +296,12 @@ fn start_device(
     let info = port.device_info().map_err(fail)?;
     let traits = port.driver_traits();
     let in_process = traits.in_process;
-    let mtu = *config.mtu.get_ref();
-    let queues = wanted
-        .min(info.max_rx_queues)
-        .min(info.max_tx_queues)
-        .max(1);
-    let asked =
-        asked_offloads(config, traits).map_err(|error| format!("device {name}: {error}"))?;
-    let tso_room = match traits.software_tso {
-        Some(limits) if asked.tso => limits.header_room,
-        _ => 0,
-    };
-    let threshold =
-        |setting: &Option<toml::Spanned<u16>>| setting.as_ref().map_or(0, |value| *value.get_ref());
+    let settings = port_config(config, traits, &info, wanted)?;
+    let (asked, queues) = (settings.offloads, settings.rx_queues);
     let caps = port
-        .configure(
-            &PortConfig {
-                rx_queues: queues,
-                tx_queues: queues,
-                mtu: port_mtu(mtu + tso_room, config.vlan.is_some() && !in_process, &info),
-                offloads: asked,
-                rss_key: Some(SYMMETRIC_RSS_KEY),
-                rx_desc: config.rx_ring_len(),
-                tx_desc: config.tx_ring_len(),
-                rx_free_threshold: threshold(&config.rx_free_threshold),
-                tx_free_threshold: threshold(&config.tx_free_threshold),
-            },
-            std::slice::from_ref(pool),
-        )
+        .configure(&settings, std::slice::from_ref(pool))
         .map_err(fail)?;
-    if *config.tso.get_ref() == TsoPolicy::On && !caps.offloads.tso && !in_process {
-        return Err(format!(
-            "device {name}: tso = \"on\", but the {} link cannot cut TCP segments; use \"auto\"",
-            info.driver
-        ));
-    }
-    let takes_references =
-        traits.external_buffers && (caps.offloads.multi_segs || traits.in_process);
-    if config.tx_payload == TxPayloadPolicy::Reference && !takes_references {
-        return Err(format!(
-            "device {name}: tx_payload = \"reference\", but the {} link can send only from packet buffers; use \"auto\"",
-            info.driver
-        ));
-    }
+    check_granted(config, traits, &caps.offloads, &info.driver)?;
     tracing::debug!(device = %name, driver = %info.driver, queues, ?caps, "port configured");
     // Neither end of a link accepts frames from its own address.
     let shared_mac = traits.shares_mac_address;

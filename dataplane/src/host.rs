@@ -2,7 +2,8 @@
 //! the readiness protocol of the service manager.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Seek, Write};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -47,6 +48,26 @@ pub enum HostError {
         address: String,
         /// Process id of the holder, from its lock file.
         holder: String,
+    },
+    /// Another daemon has the interface.
+    #[error(
+        "interface {interface} is in use: siwd process {holder} has it; one interface serves one daemon, so stop that one or name another interface"
+    )]
+    BusyInterface {
+        /// Its name.
+        interface: String,
+        /// Process id of the holder, from its lock file.
+        holder: String,
+    },
+    /// The machine has too little memory for the packet buffers.
+    #[error(
+        "[dpdk] buffers need {needed_mb} MiB of memory, and {available_mb} MiB are available: lower buffers, or set hugepages = \"require\" and reserve hugepages"
+    )]
+    TooLittleMemory {
+        /// MiB that DPDK is given.
+        needed_mb: u64,
+        /// MiB that the kernel can provide.
+        available_mb: u64,
     },
     /// The idle states of a core cannot be limited.
     #[error(
@@ -108,7 +129,16 @@ fn no_such_core(core: usize) -> HostError {
 
 /// The claim of one worker on its core, exclusive if the worker polls, shared if it sleeps; or the
 /// claim of the daemon on a NIC.
-pub struct HostClaim(#[allow(dead_code, reason = "held for its lock")] Flock<File>);
+pub struct HostClaim(#[allow(dead_code, reason = "held for its lock")] Option<Flock<File>>);
+
+/// Purpose of a lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LockUse {
+    /// Keep it while the daemon runs; the lock file names this process.
+    Hold,
+    /// Find out whether it is free; the lock file stays as it is.
+    Check,
+}
 
 /// Folder of the locks of cores and NICs: one for the machine, or one of a user who may not write
 /// there.
@@ -155,21 +185,27 @@ pub fn claim_cores(
     folder: &Path,
     cores: &[usize],
     idle: IdlePolicy,
+    purpose: LockUse,
 ) -> Result<Vec<HostClaim>, HostError> {
     check_cores(cores)?;
     let _ = fs::create_dir_all(folder);
     cores
         .iter()
-        .map(|core| claim_core(folder, *core, idle))
+        .map(|core| claim_core(folder, *core, idle, purpose))
         .collect()
 }
 
-fn claim_core(folder: &Path, core: usize, idle: IdlePolicy) -> Result<HostClaim, HostError> {
+fn claim_core(
+    folder: &Path,
+    core: usize,
+    idle: IdlePolicy,
+    purpose: LockUse,
+) -> Result<HostClaim, HostError> {
     let how = match idle {
         IdlePolicy::Poll => FlockArg::LockExclusiveNonblock,
         IdlePolicy::Adaptive => FlockArg::LockSharedNonblock,
     };
-    lock_for_process(&folder.join(format!("core-{core}.lock")), how)?
+    lock_for_process(&folder.join(format!("core-{core}.lock")), how, purpose)?
         .map_err(|holder| HostError::BusyCore { core, holder })
 }
 
@@ -177,36 +213,99 @@ fn claim_core(folder: &Path, core: usize, idle: IdlePolicy) -> Result<HostClaim,
 ///
 /// # Errors
 /// [`HostError::BusyNic`].
-pub fn claim_nic(folder: &Path, address: &str) -> Result<HostClaim, HostError> {
+pub fn claim_nic(folder: &Path, address: &str, purpose: LockUse) -> Result<HostClaim, HostError> {
     let _ = fs::create_dir_all(folder);
     let how = FlockArg::LockExclusiveNonblock;
-    lock_for_process(&folder.join(format!("nic-{address}.lock")), how)?.map_err(|holder| {
-        HostError::BusyNic {
-            address: address.to_owned(),
-            holder,
-        }
+    let path = folder.join(format!("nic-{address}.lock"));
+    lock_for_process(&path, how, purpose)?.map_err(|holder| HostError::BusyNic {
+        address: address.to_owned(),
+        holder,
     })
 }
 
+/// Claims an interface of the kernel in this network namespace for this process: two daemons on it
+/// would answer each other's peers.
+///
+/// # Errors
+/// [`HostError::BusyInterface`].
+pub fn claim_interface(
+    folder: &Path,
+    interface: &str,
+    purpose: LockUse,
+) -> Result<HostClaim, HostError> {
+    let _ = fs::create_dir_all(folder);
+    let namespace = fs::metadata("/proc/thread-self/ns/net").map_or(0, |found| found.ino());
+    let name = format!("interface-{namespace}-{interface}.lock");
+    let how = FlockArg::LockExclusiveNonblock;
+    lock_for_process(&folder.join(name), how, purpose)?.map_err(|holder| HostError::BusyInterface {
+        interface: interface.to_owned(),
+        holder,
+    })
+}
+
+/// Waits until no other daemon is between its count of free hugepages and their allocation. `None`:
+/// the lock cannot be used, and the start continues without it.
+pub fn lock_hugepages(folder: &Path) -> Option<HostClaim> {
+    let _ = fs::create_dir_all(folder);
+    let path = folder.join("hugepages.lock");
+    let lock = lock_for_process(&path, FlockArg::LockExclusive, LockUse::Hold);
+    lock.ok()?.ok()
+}
+
+/// Checks that a file can be created in a folder, which is created if it is missing; leaves nothing
+/// behind.
+///
+/// # Errors
+/// The cause.
+pub fn check_folder(folder: &Path) -> io::Result<()> {
+    let mut created = Vec::new();
+    let mut missing = folder;
+    while !missing.as_os_str().is_empty() && !missing.exists() {
+        created.push(missing);
+        match missing.parent() {
+            Some(parent) => missing = parent,
+            None => break,
+        }
+    }
+    let outcome = fs::create_dir_all(folder).and_then(|()| {
+        let probe = folder.join(format!(".siwd-check-{}", std::process::id()));
+        File::create_new(&probe)?;
+        fs::remove_file(probe)
+    });
+    for folder in created {
+        let _ = fs::remove_dir(folder);
+    }
+    outcome
+}
+
 /// Takes a lock, or returns the process that holds it.
-fn lock_for_process(path: &Path, how: FlockArg) -> Result<Result<HostClaim, String>, HostError> {
+fn lock_for_process(
+    path: &Path,
+    how: FlockArg,
+    purpose: LockUse,
+) -> Result<Result<HostClaim, String>, HostError> {
     let lock_error = |source| HostError::Lock {
         path: path.display().to_string(),
         source,
     };
+    let held = purpose == LockUse::Hold;
+    if !held && !path.exists() {
+        return Ok(Ok(HostClaim(None)));
+    }
     let file = OpenOptions::new()
         .read(true)
         .write(true)
-        .create(true)
+        .create(held)
         .truncate(false)
         .open(path)
         .map_err(lock_error)?;
     match Flock::lock(file, how) {
+        Ok(lock) if !held => Ok(Ok(HostClaim(Some(lock)))),
         Ok(mut lock) => {
             let _ = lock.set_len(0);
             let _ = lock.rewind();
             let _ = write!(*lock, "{}", std::process::id());
-            Ok(Ok(HostClaim(lock)))
+            Ok(Ok(HostClaim(Some(lock))))
         }
         Err((mut file, nix::errno::Errno::EWOULDBLOCK)) => {
             let mut holder = String::new();
@@ -274,6 +373,14 @@ pub fn client_capacity(
         descriptors: left - (left / 4).min(SPARE_DESCRIPTORS),
         memory_keys: memory_keys as u64,
         nic_arenas,
+    }
+}
+
+/// MiB that the kernel can provide without swapping; `None` if it does not tell.
+pub fn available_memory_mb() -> Option<u64> {
+    match meminfo_bytes("MemAvailable:") {
+        0 => None,
+        bytes => Some(bytes >> 20),
     }
 }
 
@@ -368,22 +475,24 @@ mod tests {
     #[test]
     fn a_nic_serves_one_daemon() {
         let folder = tempfile::tempdir().unwrap();
-        let first = claim_nic(folder.path(), "0000:03:00.0").unwrap();
-        claim_nic(folder.path(), "0000:03:00.1").unwrap();
-        let error = claim_nic(folder.path(), "0000:03:00.0").err().unwrap();
+        let first = claim_nic(folder.path(), "0000:03:00.0", LockUse::Hold).unwrap();
+        claim_nic(folder.path(), "0000:03:00.1", LockUse::Hold).unwrap();
+        let error = claim_nic(folder.path(), "0000:03:00.0", LockUse::Hold)
+            .err()
+            .unwrap();
         let expected = format!(
             "0000:03:00.0 is in use: siwd process {}",
             std::process::id()
         );
         assert!(error.to_string().starts_with(&expected), "{error}");
         drop(first);
-        claim_nic(folder.path(), "0000:03:00.0").unwrap();
+        claim_nic(folder.path(), "0000:03:00.0", LockUse::Hold).unwrap();
     }
 
     #[test]
     fn a_core_outside_the_affinity_is_refused_with_the_allowed_ones() {
         let dir = tempfile::tempdir().unwrap();
-        let e = claim_cores(dir.path(), &[1000], IdlePolicy::Poll)
+        let e = claim_cores(dir.path(), &[1000], IdlePolicy::Poll, LockUse::Hold)
             .err()
             .unwrap()
             .to_string();
@@ -397,15 +506,15 @@ mod tests {
     fn a_polled_core_is_busy_for_a_second_daemon_and_says_who_has_it() {
         let dir = tempfile::tempdir().unwrap();
         let core = allowed_cores()[0];
-        let first = claim_cores(dir.path(), &[core], IdlePolicy::Poll).unwrap();
-        let e = claim_cores(dir.path(), &[core], IdlePolicy::Adaptive)
+        let first = claim_cores(dir.path(), &[core], IdlePolicy::Poll, LockUse::Hold).unwrap();
+        let e = claim_cores(dir.path(), &[core], IdlePolicy::Adaptive, LockUse::Hold)
             .err()
             .unwrap()
             .to_string();
         assert!(e.contains(&std::process::id().to_string()), "{e}");
         drop(first);
-        let a = claim_cores(dir.path(), &[core], IdlePolicy::Adaptive).unwrap();
-        let b = claim_cores(dir.path(), &[core], IdlePolicy::Adaptive).unwrap();
+        let a = claim_cores(dir.path(), &[core], IdlePolicy::Adaptive, LockUse::Hold).unwrap();
+        let b = claim_cores(dir.path(), &[core], IdlePolicy::Adaptive, LockUse::Hold).unwrap();
         drop((a, b));
     }
 }

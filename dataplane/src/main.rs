@@ -2,11 +2,12 @@
 
 #![forbid(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use siwd::config::{ByteSize, CaptureConfig, Config};
+use siwd::config::{ByteSize, CaptureConfig, Config, check_socket_path};
 use siwd::prepared::Prepared;
 
 /// Keeps the state of each queue pair together, in huge pages if the host provides them, and returns
@@ -26,9 +27,15 @@ struct DaemonArgs {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Check the configuration file and exit; warn about resources that this host lacks for it.
+    /// Check whether siwd would start with this configuration on this machine, change nothing, and
+    /// exit: 0: it would; 1: the file has an error; 3: this machine lacks something; 4: it would, with
+    /// warnings. Properties of a NIC show only at a start.
     #[arg(long)]
     check: bool,
+
+    /// The part of --check that runs in a process of its own.
+    #[arg(long, hide = true, requires = "check")]
+    rehearse: bool,
 
     /// Log level (error, warn, info, debug, trace), or a filter like
     /// `siwd=debug,siw_tcp=info`.
@@ -36,7 +43,7 @@ struct DaemonArgs {
     log: String,
 
     /// Use this control socket instead of the configured one.
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", value_parser = parse_socket)]
     socket: Option<PathBuf>,
 
     /// Write every frame to this pcapng file.
@@ -70,21 +77,35 @@ fn main() -> ExitCode {
         println!("{}", siwd::device_list::describe_devices(json).trim_end());
         return ExitCode::SUCCESS;
     }
-    match run_args(&args) {
-        // Threads of drivers may still run: no exit handlers.
-        Ok(()) => dpdk::exit_process(0),
-        Err(message) => {
-            if args.json && args.check {
-                println!("{}", serde_json::json!({ "ok": false, "error": message }));
-            }
-            eprintln!("siwd: {message}");
-            // Workers may run already.
-            dpdk::exit_process(1)
-        }
-    }
+    let outcome = if args.check {
+        run_check(&args)
+    } else {
+        load_config(&args)
+            .and_then(|config| {
+                siwd::daemon::run_daemon(config, args.json).map_err(|error| error.to_string())
+            })
+            .map(|()| 0)
+            .unwrap_or_else(|message| {
+                eprintln!("siwd: {message}");
+                FILE_ERROR
+            })
+    };
+    // Workers and threads of drivers may still run: no exit handlers.
+    dpdk::exit_process(outcome)
 }
 
-fn run_args(args: &DaemonArgs) -> Result<(), String> {
+/// Exit statuses of `--check`; 2 is that of a wrong command line. A start that fails ends with 1.
+const FILE_ERROR: i32 = 1;
+const MACHINE_ERROR: i32 = 3;
+const WARNINGS: i32 = 4;
+
+fn parse_socket(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    check_socket_path(&path).map(|()| path)
+}
+
+/// The configuration with the settings of the command line.
+fn load_config(args: &DaemonArgs) -> Result<Config, String> {
     let mut config = match &args.config {
         Some(path) => Config::load_file(path),
         None => Config::parse_text("(embedded loopback)".as_ref(), EMBEDDED),
@@ -101,43 +122,121 @@ fn run_args(args: &DaemonArgs) -> Result<(), String> {
                 .map_or(ByteSize(256 << 20), |capture| capture.limit),
         });
     }
-    if args.check {
-        let devices = config.devices.len();
-        let mut asked = Vec::new();
-        for device in &config.devices {
-            let name = device.get_ref().name.get_ref().0.clone();
-            let offloads = siwd::offloads::name_asked_offloads(device.get_ref())
-                .map_err(|error| format!("device {name}: {error}"))?;
-            asked.push((name, offloads));
+    Ok(config)
+}
+
+/// Names of the offloads that each device requests.
+fn asked_offloads(config: &Config) -> Result<BTreeMap<String, Vec<&'static str>>, String> {
+    let devices = config.devices.iter().map(|device| {
+        let name = device.get_ref().name.get_ref().0.clone();
+        match siwd::offloads::name_asked_offloads(device.get_ref()) {
+            Ok(offloads) => Ok((name, offloads)),
+            Err(error) => Err(format!("device {name}: {error}")),
         }
-        // The file is valid on any host; this one may lack resources that it names.
-        if let Err(missing) = Prepared::new(config).check_host() {
-            tracing::warn!("siwd would not start on this host: {missing}");
-        }
-        let name = args.config.as_ref().map_or_else(
-            || "(embedded loopback)".into(),
-            |path| path.display().to_string(),
-        );
-        if args.json {
-            println!(
-                "{}",
-                serde_json::json!({
-                    "ok": true,
-                    "config": name,
-                    "devices": devices,
-                    "asked_offloads": asked.into_iter().collect::<std::collections::BTreeMap<_, _>>(),
-                })
-            );
-        } else {
-            println!("{name}: ok, {devices} device(s)");
-            for (device, offloads) in asked.iter().filter(|(_, offloads)| !offloads.is_empty()) {
+    });
+    devices.collect()
+}
+
+/// Checks the file, then this machine; returns the exit status.
+fn run_check(args: &DaemonArgs) -> i32 {
+    let loaded = load_config(args).and_then(|config| {
+        let asked = asked_offloads(&config)?;
+        Ok((config, asked))
+    });
+    let (config, asked) = match loaded {
+        Ok(loaded) => loaded,
+        Err(message) => {
+            if args.json {
                 println!(
-                    "  {device} asks its port for {}; what it grants is logged at the start",
-                    offloads.join(" ")
+                    "{}",
+                    serde_json::json!({ "ok": false, "fault": "file", "error": message, "errors": [message] })
                 );
             }
+            eprintln!("siwd: {message}");
+            return FILE_ERROR;
         }
-        return Ok(());
+    };
+    let devices = config.devices.len();
+    let prepared = Prepared::new(config);
+    if args.rehearse {
+        return prepared.rehearse().map_or_else(
+            |error| {
+                eprintln!("siwd: {error}");
+                MACHINE_ERROR
+            },
+            |()| 0,
+        );
     }
-    siwd::daemon::run_daemon(config, args.json).map_err(|error| error.to_string())
+    let mut report = prepared.check_host();
+    let claims = prepared.check_claims();
+    report.errors.extend(claims.errors);
+    report.warnings.extend(claims.warnings);
+    let mut errors: Vec<String> = report.errors.iter().map(ToString::to_string).collect();
+    // DPDK would only repeat what is missing already.
+    if errors.is_empty() {
+        errors.extend(rehearse_start());
+    }
+    let name = args.config.as_ref().map_or_else(
+        || "(embedded loopback)".into(),
+        |path| path.display().to_string(),
+    );
+    for warning in &report.warnings {
+        tracing::warn!("{warning}");
+    }
+    for error in &errors {
+        eprintln!("siwd: would not start on this machine: {error}");
+    }
+    if args.json {
+        println!(
+            "{}",
+            serde_json::json!({
+                "ok": errors.is_empty(),
+                "config": name,
+                "devices": devices,
+                "asked_offloads": asked,
+                "fault": (!errors.is_empty()).then_some("machine"),
+                "error": errors.first(),
+                "errors": errors,
+                "warnings": report.warnings,
+            })
+        );
+    } else if errors.is_empty() {
+        println!("{name}: ok, {devices} device(s)");
+        for (device, offloads) in asked.iter().filter(|(_, offloads)| !offloads.is_empty()) {
+            println!(
+                "  {device} asks its port for {}; what it grants is logged at the start",
+                offloads.join(" ")
+            );
+        }
+    }
+    match (errors.is_empty(), report.warnings.is_empty()) {
+        (false, _) => MACHINE_ERROR,
+        (true, false) => WARNINGS,
+        (true, true) => 0,
+    }
+}
+
+/// Starts DPDK in a process of its own, since it can be started only once, may end the process, and
+/// prints to stdout. Returns the reason why it fails.
+fn rehearse_start() -> Option<String> {
+    let run = || {
+        std::process::Command::new("/proc/self/exe")
+            .args(std::env::args_os().skip(1))
+            .arg("--rehearse")
+            .output()
+    };
+    match run() {
+        Ok(output) if output.status.success() => None,
+        Ok(output) => {
+            let text = format!("\n{}", String::from_utf8_lossy(&output.stderr));
+            let reason = text
+                .rsplit_once("\nsiwd: ")
+                .map(|(_, reason)| reason.trim());
+            Some(reason.map_or_else(
+                || format!("DPDK ended the process: {}", output.status),
+                str::to_owned,
+            ))
+        }
+        Err(error) => Some(format!("the check cannot start a process: {error}")),
+    }
 }

@@ -1,14 +1,19 @@
 //! Start-up plan derived from the configuration, and the check whether this host fulfils it.
 //!
 //! [`crate::daemon::run_daemon`] and `siw-stream` start from it; `siwd --check` checks it and stops.
-//! Only [`Prepared::claim_host`] and [`Prepared::start_dpdk`] change the host.
+//! Only [`Prepared::claim_host`] and [`Prepared::start_dpdk`] change the host. Whatever a start refuses
+//! is refused by [`Prepared::check_host`], [`Prepared::check_claims`] or [`Prepared::rehearse`], except
+//! the properties of a NIC, which show only when it is taken over.
 
-use dpdk::{Eal, EalConfig, IovaMode, Mempool, PciDevice, XdpInterface};
+use dpdk::{DriverTraits, Eal, EalConfig, IovaMode, Mempool, PciDevice, XdpInterface};
 
+use crate::capture::check_writable;
 use crate::config::{Config, DeviceConfig, EalLog, HugepagePolicy, IovaSetting, LinkSource};
+use crate::control::operators::Operators;
+use crate::control::socket::BoundSocket;
 use crate::daemon::StartError;
 use crate::device;
-use crate::host::{self, HostClaim};
+use crate::host::{self, HostClaim, HostError, LockUse};
 use crate::host_path;
 use crate::resume_latency::{self, CORES_FOLDER, ResumeLatencyLimits};
 
@@ -16,6 +21,13 @@ use crate::resume_latency::{self, CORES_FOLDER, ResumeLatencyLimits};
 const EAL_OVERHEAD_MB: u32 = 32;
 /// Maximum bytes that DPDK adds to each packet buffer.
 const BUFFER_OVERHEAD: u64 = 256;
+/// Bytes of an entry in the ring of free packet buffers, whose length is a power of two.
+const POOL_ENTRY: u64 = 16;
+/// Bytes of a normal page.
+const PAGE: u64 = 4096;
+/// Memory in MiB that [`Prepared::rehearse`] takes of the hugepages.
+const REHEARSAL_MB: u32 = 8;
+const REHEARSAL_BUFFERS: u32 = 64;
 /// Maximum number of memory keys of the daemon, regardless of the configured limits.
 const MAX_KEY_SLOTS: u64 = 4 << 20;
 
@@ -29,8 +41,6 @@ pub struct Prepared {
     pub cores: Vec<usize>,
     /// Bytes that a packet buffer has to hold.
     pub buffer_room: u16,
-    /// Memory that DPDK is given, in MiB.
-    pub memory_mb: u32,
 }
 
 /// DPDK after its start. The pool is freed before the environment.
@@ -61,8 +71,6 @@ impl Prepared {
             .collect();
         let buffer_room = devices.iter().map(device::buffer_room).max();
         let buffer_room = buffer_room.unwrap_or(2048);
-        let buffer = u64::from(buffer_room) + u64::from(dpdk::HEADROOM) + BUFFER_OVERHEAD;
-        let buffers_mb = u64::from(config.dpdk.buffers) * buffer / (1 << 20);
         let configured = config.workers.cores.get_ref();
         let cores = if configured.is_empty() {
             host::allowed_cores().last().copied().into_iter().collect()
@@ -73,107 +81,143 @@ impl Prepared {
             devices,
             cores,
             buffer_room,
-            memory_mb: buffers_mb as u32 + EAL_OVERHEAD_MB,
             config,
         }
     }
 
-    /// Checks that this host has the resources that the configuration names, and changes nothing.
-    ///
-    /// # Errors
-    /// A resource is missing; the error names the command that provides it.
-    pub fn check_host(&self) -> Result<(), StartError> {
-        host::check_cores(&self.cores)?;
+    /// Compares this host with the resources that the configuration names, and changes nothing.
+    pub fn check_host(&self) -> HostReport {
+        let mut report = HostReport::default();
+        report.add(host::check_cores(&self.cores));
         if self.config.workers.resume_latency_us.is_some() {
-            resume_latency::check_access(CORES_FOLDER.as_ref(), &self.cores)?;
+            report.add(resume_latency::check_access(
+                CORES_FOLDER.as_ref(),
+                &self.cores,
+            ));
         }
-        if self.config.dpdk.hugepages == HugepagePolicy::Require {
-            dpdk::check_free_hugepages(self.memory_mb)?;
+        self.check_memory(&mut report);
+        for config in &self.devices {
+            let name = &config.name.get_ref().0;
+            let in_device = |why: String| StartError::Device(format!("device {name}: {why}"));
+            let nic = self.check_nic(config, &mut report.warnings);
+            report.add(nic.map_err(in_device));
+            report.add(check_interface(config).map_err(in_device));
+            if let Some(interface) = &config.host_interface {
+                let tap = host_path::check_tap(&interface.get_ref().0);
+                report.add(tap.map_err(|error| in_device(error.to_string())));
+            }
         }
-        self.check_nics()?;
-        self.check_interfaces()?;
-        self.check_host_interfaces()?;
+        report.add(look_up_operators(&self.config));
         if let Some(group) = &self.config.control.group {
-            host::find_group(group.get_ref()).map_err(|reason| StartError::Socket {
+            let found = host::find_group(group.get_ref());
+            report.add(found.map_err(|reason| StartError::Socket {
                 path: self.config.control.socket.display().to_string(),
                 reason,
-            })?;
+            }));
         }
-        Ok(())
+        report
     }
 
-    /// Checks that the interfaces of shared devices can be created.
-    fn check_host_interfaces(&self) -> Result<(), StartError> {
-        for config in &self.devices {
-            if let Some(interface) = &config.host_interface {
-                host_path::check_tap(&interface.get_ref().0).map_err(|error| {
-                    StartError::Device(format!("device {}: {error}", config.name.get_ref().0))
-                })?;
-            }
+    /// Checks what a start changes or claims: the control socket, the capture file, and the locks of
+    /// cores, NICs and interfaces. Changes nothing.
+    pub fn check_claims(&self) -> HostReport {
+        let mut report = HostReport::default();
+        report.add(BoundSocket::check(&self.config.control));
+        if let Some(capture) = &self.config.capture {
+            report.add(check_writable(capture));
         }
-        Ok(())
+        report.add(self.lock_resources(self.cores.len(), LockUse::Check));
+        report
     }
 
-    /// Checks that each NIC of the configuration exists and that DPDK can use it; warns if a worker is
-    /// on another NUMA node.
-    fn check_nics(&self) -> Result<(), StartError> {
-        for config in &self.devices {
-            let Some(address) = &config.pci else { continue };
-            let fail = |why: String| {
-                StartError::Device(format!("device {}: {why}", config.name.get_ref().0))
-            };
-            let address = &address.0;
-            let Some(nic) = PciDevice::at_address(address) else {
-                return Err(fail(format!(
-                    "there is no PCI device {address}: `siwd devices` lists the existing ones"
-                )));
-            };
-            if let Some(command) = nic.command_to_bind() {
-                let driver = nic.driver.as_deref().unwrap_or("no driver");
-                return Err(fail(format!(
-                    "{address} is bound to {driver}, not to a user-space driver: {command}"
-                )));
-            }
-            if self.config.dpdk.iova == IovaSetting::Va && nic.needs_physical_addresses() {
-                return Err(fail(format!(
-                    "{address} has no IOMMU, which iova = \"va\" in [dpdk] needs: use \"auto\", or turn the IOMMU on"
-                )));
-            }
-            for core in &self.cores {
-                let node = host::numa_node_of_core(*core);
-                if let (Some(node), Some(of_nic)) = (node, nic.numa_node)
-                    && node != of_nic
-                {
-                    tracing::warn!(
-                        "{address} is on NUMA node {of_nic}, core {core} on node {node}: each frame crosses between them; \
-                         name cores of node {of_nic} in [workers] (lscpu -e lists them)"
-                    );
-                }
-            }
-        }
-        Ok(())
+    /// Starts DPDK as [`Prepared::start_dpdk`] does, and opens the devices as far as this has no
+    /// effect on the machine. The process should end afterwards.
+    ///
+    /// # Errors
+    /// A start would fail for this reason.
+    pub fn rehearse(&self) -> Result<(), StartError> {
+        let hugepages = self.decide_hugepages();
+        // Creates devices.
+        let is_device = |arg: &&String| arg.starts_with("--vd");
+        let args = self.config.dpdk.eal_args.get_ref().iter();
+        let eal = Eal::init(EalConfig {
+            no_pci: true,
+            pci_allow: Vec::new(),
+            extra_args: args.filter(|arg| !is_device(arg)).cloned().collect(),
+            // Hugepages are counted, not taken from those who run.
+            memory_mb: match hugepages {
+                true => REHEARSAL_MB,
+                false => self.memory_mb(false),
+            },
+            ..self.eal_config(hugepages)
+        })?;
+        let buffers = match hugepages {
+            true => REHEARSAL_BUFFERS.min(self.config.dpdk.buffers),
+            false => self.config.dpdk.buffers,
+        };
+        let pool = Mempool::new(&eal, "siwd", buffers, 0, self.buffer_room, None)?;
+        device::rehearse_devices(&eal, &self.devices, &pool, self.cores.len())
+            .map_err(StartError::Device)
     }
 
-    /// Checks that the interfaces of AF_XDP exist and can carry their devices' frames.
-    fn check_interfaces(&self) -> Result<(), StartError> {
-        for config in &self.devices {
-            let LinkSource::Xdp(name) = config.link_source() else {
-                continue;
+    /// Checks that the packet buffers fit into memory.
+    fn check_memory(&self, report: &mut HostReport) {
+        let policy = self.config.dpdk.hugepages;
+        if policy == HugepagePolicy::Require {
+            report.add(dpdk::check_free_hugepages(self.memory_mb(true)));
+            return;
+        }
+        let shortage = self.hugepage_shortage();
+        if policy == HugepagePolicy::Auto && shortage.is_none() {
+            return;
+        }
+        if policy == HugepagePolicy::Auto {
+            report.warnings.extend(shortage);
+        }
+        let needed_mb = u64::from(self.memory_mb(false));
+        if let Some(available_mb) = host::available_memory_mb()
+            && needed_mb > available_mb
+        {
+            let lack = HostError::TooLittleMemory {
+                needed_mb,
+                available_mb,
             };
-            let fail = |why: String| {
-                StartError::Device(format!("device {}: {why}", config.name.get_ref().0))
-            };
-            let interface =
-                XdpInterface::find_by_name(&name).map_err(|error| fail(error.to_string()))?;
-            interface
-                .check_usable(config.vlan.is_some())
-                .map_err(|error| fail(error.to_string()))?;
-            let mtu = *config.mtu.get_ref();
-            if u32::from(mtu) > interface.mtu {
-                return Err(fail(format!(
-                    "mtu {mtu}, but the interface `{name}` has {}: set mtu to that, or ip link set {name} mtu {mtu}",
-                    interface.mtu
-                )));
+            report.errors.push(lack.into());
+        }
+    }
+
+    /// Checks that the NIC of a device exists and that DPDK can use it; warns if a worker is on
+    /// another NUMA node.
+    fn check_nic(&self, config: &DeviceConfig, warnings: &mut Vec<String>) -> Result<(), String> {
+        let Some(address) = &config.pci else {
+            return Ok(());
+        };
+        let address = &address.0;
+        let Some(nic) = PciDevice::at_address(address) else {
+            return Err(format!(
+                "there is no PCI device {address}: `siwd devices` lists the existing ones"
+            ));
+        };
+        if let Some(command) = nic.command_to_bind() {
+            let driver = nic.driver.as_deref().unwrap_or("no driver");
+            return Err(format!(
+                "{address} is bound to {driver}, not to a user-space driver: {command}"
+            ));
+        }
+        if self.config.dpdk.iova == IovaSetting::Va && nic.needs_physical_addresses() {
+            return Err(format!(
+                "{address} has no IOMMU, which iova = \"va\" in [dpdk] needs: use \"auto\", or turn the IOMMU on"
+            ));
+        }
+        for core in &self.cores {
+            let node = host::numa_node_of_core(*core);
+            if let (Some(node), Some(of_nic)) = (node, nic.numa_node)
+                && node != of_nic
+            {
+                warnings.push(format!(
+                    "{address} is on NUMA node {of_nic}, core {core} on node {node}: each frame crosses between them; \
+                     name cores of node {of_nic} in [workers] (lscpu -e lists them)"
+                ));
             }
         }
         Ok(())
@@ -186,16 +230,34 @@ impl Prepared {
     /// A core does not exist, another process has it or a NIC, or its idle states cannot be limited.
     pub fn claim_host(&self, workers: usize) -> Result<ClaimedHost, StartError> {
         let cores = self.cores.get(..workers).unwrap_or(&self.cores);
-        let folder = host::lock_folder();
-        let mut locks = host::claim_cores(&folder, cores, self.config.workers.idle)?;
-        for nic in self.pci_devices() {
-            locks.push(host::claim_nic(&folder, &nic.address)?);
-        }
+        let locks = self.lock_resources(workers, LockUse::Hold)?;
         let limit = self.config.workers.resume_latency_us;
         let limits = limit
             .map(|limit| ResumeLatencyLimits::set(CORES_FOLDER.as_ref(), cores, limit))
             .transpose()?;
         Ok(ClaimedHost { limits, locks })
+    }
+
+    /// Takes the locks of the first `workers` cores, of the NICs and of the interfaces.
+    fn lock_resources(
+        &self,
+        workers: usize,
+        purpose: LockUse,
+    ) -> Result<Vec<HostClaim>, StartError> {
+        let cores = self.cores.get(..workers).unwrap_or(&self.cores);
+        let folder = host::lock_folder();
+        let mut locks = host::claim_cores(&folder, cores, self.config.workers.idle, purpose)?;
+        for nic in self.pci_devices() {
+            locks.push(host::claim_nic(&folder, &nic.address, purpose)?);
+        }
+        let mut interfaces: Vec<String> = self.devices.iter().filter_map(used_interface).collect();
+        interfaces.sort();
+        // Devices of different VLANs can share one.
+        interfaces.dedup();
+        for interface in interfaces {
+            locks.push(host::claim_interface(&folder, &interface, purpose)?);
+        }
+        Ok(locks)
     }
 
     /// The configured names of the devices.
@@ -218,7 +280,22 @@ impl Prepared {
     /// # Errors
     /// DPDK cannot be started: hugepages are missing, or it was started already.
     pub fn start_dpdk(&self, pool_name: &str, cache: u32) -> Result<StartedDpdk, StartError> {
+        let uses_hugepages = self.config.dpdk.hugepages != HugepagePolicy::Never;
+        // Two daemons that start together do not count the same pages.
+        let lock = uses_hugepages.then(|| host::lock_hugepages(&host::lock_folder()));
         let hugepages = self.decide_hugepages();
+        let eal = Eal::init(self.eal_config(hugepages))?;
+        let (buffers, room) = (self.config.dpdk.buffers, self.buffer_room);
+        let pool = Mempool::new(&eal, pool_name, buffers, cache, room, None)?;
+        drop(lock);
+        Ok(StartedDpdk {
+            pool,
+            eal,
+            hugepages,
+        })
+    }
+
+    fn eal_config(&self, hugepages: bool) -> EalConfig {
         let bus_devices: Vec<String> = self
             .devices
             .iter()
@@ -231,9 +308,9 @@ impl Prepared {
             EalLog::Info => "info",
             EalLog::Debug => "debug",
         };
-        let eal = Eal::init(EalConfig {
+        EalConfig {
             hugepages,
-            memory_mb: self.memory_mb,
+            memory_mb: self.memory_mb(hugepages),
             no_pci: bus_devices.is_empty(),
             iova: self.decide_iova(),
             pci_allow: bus_devices,
@@ -241,14 +318,21 @@ impl Prepared {
             log_level: log_level.into(),
             main_core: self.cores.first().copied().unwrap_or(0),
             ..EalConfig::default()
-        })?;
-        let (buffers, room) = (self.config.dpdk.buffers, self.buffer_room);
-        let pool = Mempool::new(&eal, pool_name, buffers, cache, room, None)?;
-        Ok(StartedDpdk {
-            pool,
-            eal,
-            hugepages,
-        })
+        }
+    }
+
+    /// Memory in MiB that DPDK is given. Without hugepages a packet buffer does not cross a page.
+    pub fn memory_mb(&self, hugepages: bool) -> u32 {
+        let buffer = u64::from(self.buffer_room) + u64::from(dpdk::HEADROOM) + BUFFER_OVERHEAD;
+        let buffers = u64::from(self.config.dpdk.buffers);
+        let bytes = match (hugepages, PAGE / buffer) {
+            (true, _) => buffers * buffer,
+            (false, 0) => buffers * buffer.next_multiple_of(PAGE),
+            (false, in_page) => buffers.div_ceil(in_page) * PAGE,
+        } + buffers * POOL_ENTRY;
+        u32::try_from(bytes >> 20)
+            .unwrap_or(u32::MAX)
+            .saturating_add(EAL_OVERHEAD_MB)
     }
 
     /// Decides whether devices read memory by virtual or physical addresses.
@@ -280,27 +364,103 @@ impl Prepared {
         addresses.filter_map(|address| PciDevice::at_address(&address.0))
     }
 
-    /// Decides whether hugepages are used; warns if they are wanted and too few are free.
+    /// Decides whether hugepages are used.
     fn decide_hugepages(&self) -> bool {
         match self.config.dpdk.hugepages {
             HugepagePolicy::Never => false,
             HugepagePolicy::Require => true,
-            HugepagePolicy::Auto => {
-                let free = host::free_hugepage_bytes();
-                let enough = free >= u64::from(self.memory_mb) << 20;
-                if !enough {
-                    tracing::warn!(
-                        "{} MiB of hugepages are wanted, {} MiB are free: using normal pages, which is slower; \
-                         reserve them with: echo {} > /proc/sys/vm/nr_hugepages",
-                        self.memory_mb,
-                        free >> 20,
-                        self.memory_mb.div_ceil(2) + 64,
-                    );
-                }
-                enough
-            }
+            HugepagePolicy::Auto => self.hugepage_shortage().is_none(),
         }
     }
+
+    /// The warning about too few free hugepages; `None` if enough are free.
+    fn hugepage_shortage(&self) -> Option<String> {
+        let wanted_mb = self.memory_mb(true);
+        let free = host::free_hugepage_bytes();
+        (free < u64::from(wanted_mb) << 20).then(|| {
+            format!(
+                "{wanted_mb} MiB of hugepages are wanted, {} MiB are free: using normal pages, which is slower; \
+                 reserve them with: echo {} > /proc/sys/vm/nr_hugepages",
+                free >> 20,
+                wanted_mb.div_ceil(2) + 64,
+            )
+        })
+    }
+}
+
+/// Outcome of a check: obstacles of a start, and what a start would warn about.
+#[derive(Debug, Default)]
+pub struct HostReport {
+    /// A start fails with the first of them.
+    pub errors: Vec<StartError>,
+    /// Texts for an administrator.
+    pub warnings: Vec<String>,
+}
+
+impl HostReport {
+    fn add<T, E: Into<StartError>>(&mut self, outcome: Result<T, E>) {
+        self.errors.extend(outcome.err().map(Into::into));
+    }
+
+    /// Logs the warnings.
+    ///
+    /// # Errors
+    /// The first obstacle.
+    pub fn into_result(self) -> Result<(), StartError> {
+        for warning in &self.warnings {
+            tracing::warn!("{warning}");
+        }
+        self.errors.into_iter().next().map_or(Ok(()), Err)
+    }
+}
+
+/// The existing interface of the kernel that a device uses.
+fn used_interface(config: &DeviceConfig) -> Option<String> {
+    match config.link_source() {
+        LinkSource::Xdp(interface) => Some(interface),
+        LinkSource::Vdev(devargs) => {
+            DriverTraits::existing_interface_of(&devargs).map(str::to_owned)
+        }
+        _ => None,
+    }
+}
+
+/// Checks that the interface of a device exists and can carry its frames, and that a virtual device
+/// has what it needs.
+fn check_interface(config: &DeviceConfig) -> Result<(), String> {
+    if let LinkSource::Vdev(devargs) = config.link_source() {
+        DriverTraits::check_requirements(&devargs)?;
+    }
+    let Some(name) = used_interface(config) else {
+        return Ok(());
+    };
+    let interface = XdpInterface::find_by_name(&name).map_err(|error| error.to_string())?;
+    let mtu = *config.mtu.get_ref();
+    if matches!(config.link_source(), LinkSource::Xdp(_)) {
+        interface
+            .check_usable(config.vlan.is_some())
+            .map_err(|error| error.to_string())?;
+    }
+    if u32::from(mtu) > interface.mtu {
+        return Err(format!(
+            "mtu {mtu}, but the interface `{name}` has {}: set mtu to that, or ip link set {name} mtu {mtu}",
+            interface.mtu
+        ));
+    }
+    Ok(())
+}
+
+/// Looks up the users that may see the counters of all clients.
+///
+/// # Errors
+/// The group does not exist.
+pub fn look_up_operators(config: &Config) -> Result<Operators, StartError> {
+    let group = config.control.operators.as_ref();
+    let name = group.map(|group| group.get_ref().as_str());
+    Operators::look_up(name).map_err(|reason| StartError::Socket {
+        path: config.control.socket.display().to_string(),
+        reason: format!("operators: {reason}"),
+    })
 }
 
 #[cfg(test)]
@@ -321,23 +481,37 @@ mod tests {
     fn memory_follows_the_buffers() {
         let few = prepared("[dpdk]\nbuffers = 1024\nhugepages = \"never\"");
         let many = prepared("[dpdk]\nbuffers = 65536\nhugepages = \"never\"");
-        assert!(few.memory_mb > EAL_OVERHEAD_MB && many.memory_mb > 64 * 2);
+        assert!(few.memory_mb(true) > EAL_OVERHEAD_MB && many.memory_mb(true) > 64 * 2);
         assert_eq!(few.buffer_room, 2048);
         assert_eq!(few.device_names(), ["siw0", "siw1"]);
         assert_eq!(few.cores.len(), 1);
-        few.check_host().unwrap();
+        few.check_host().into_result().unwrap();
+        // One buffer of 2 KiB a page, beside the ring of free buffers.
+        assert!(many.memory_mb(false) >= 65_536 * 4096 >> 20);
     }
 
     #[test]
     fn the_host_check_names_what_is_missing() {
         let cores = "[workers]\ncores = [100000]\n[dpdk]\nhugepages = \"never\"";
-        let error = prepared(cores).check_host().unwrap_err().to_string();
+        let error = prepared(cores)
+            .check_host()
+            .into_result()
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("core 100000"), "{error}");
         let group = "[control]\ngroup = \"no-such-group\"\n[dpdk]\nhugepages = \"never\"";
-        let error = prepared(group).check_host().unwrap_err().to_string();
+        let error = prepared(group)
+            .check_host()
+            .into_result()
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("groupadd no-such-group"), "{error}");
         let memory = "[dpdk]\nhugepages = \"require\"\nbuffers = 4000000000";
-        let error = prepared(memory).check_host().unwrap_err().to_string();
+        let error = prepared(memory)
+            .check_host()
+            .into_result()
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("not enough hugepages"), "{error}");
     }
 }

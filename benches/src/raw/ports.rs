@@ -56,7 +56,7 @@ impl RawPorts {
     pub(super) fn open(config: Config) -> Result<RawPorts, String> {
         let prepared = Prepared::new(config);
         let describe = |error: siwd::daemon::StartError| error.to_string();
-        prepared.check_host().map_err(describe)?;
+        prepared.check_host().into_result().map_err(describe)?;
         let claims = prepared.claim_host(1).map_err(describe)?;
         let dpdk = prepared
             .start_dpdk("siw-perf-raw", POOL_CACHE)

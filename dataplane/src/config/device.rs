@@ -240,6 +240,35 @@ impl DeviceConfig {
         }
     }
 
+    /// Links of this device that no other device can have, by their names in messages. Devices with
+    /// different VLANs can share an interface.
+    pub(super) fn exclusive_links(&self) -> Vec<String> {
+        match self.link_source() {
+            LinkSource::Pair(_) => Vec::new(),
+            LinkSource::Pci(address) => {
+                vec![format!("NIC {}", dpdk::PciDevice::full_address(&address))]
+            }
+            LinkSource::Xdp(interface) => vec![format!("interface {interface:?}")],
+            LinkSource::Vdev(devargs) => {
+                let name = devargs.split(',').next().unwrap_or_default();
+                let interface = DriverTraits::interface_of(&devargs);
+                let interface = interface.map(|interface| match &self.vlan {
+                    Some(vlan) => format!("VLAN {} of {interface:?}", vlan.get_ref()),
+                    None => format!("interface {interface:?}"),
+                });
+                let name = (!name.is_empty()).then(|| format!("DPDK device {name:?}"));
+                name.into_iter().chain(interface).collect()
+            }
+        }
+    }
+
+    /// Location of the link in the file.
+    pub(super) fn link_span(&self) -> Range<usize> {
+        self.af_xdp
+            .as_ref()
+            .map_or_else(|| self.name.span(), Spanned::span)
+    }
+
     /// Checks ranges and contradictions; `whole` is the location of the table.
     pub(super) fn check_settings(&self, whole: Range<usize>) -> Result<(), (Range<usize>, String)> {
         let name = &self.name.get_ref().0;
@@ -303,6 +332,7 @@ impl DeviceConfig {
                 ),
             ));
         }
+        self.check_driver()?;
         self.check_rings()?;
         self.check_host_path()?;
         if *self.tso.get_ref() == TsoPolicy::On && self.checksum == ChecksumPolicy::Software {
@@ -340,6 +370,51 @@ impl DeviceConfig {
         self.tcp.check_ranges()?;
         self.neighbours.check_ranges()?;
         self.mpa.check_ranges()
+    }
+
+    /// Checks the settings against the properties of the driver.
+    fn check_driver(&self) -> Result<(), (Range<usize>, String)> {
+        let traits = match self.link_source() {
+            LinkSource::Pair(_) => DriverTraits::of_ring_pair(),
+            LinkSource::Xdp(_) => XdpLink::driver_traits(),
+            LinkSource::Pci(devargs) | LinkSource::Vdev(devargs) => {
+                DriverTraits::for_device(&devargs)
+            }
+        };
+        let fail = |span, message| Err((span, message));
+        if self.devargs.as_deref() == Some("") {
+            return fail(
+                self.name.span(),
+                "devargs is empty: name a DPDK device".into(),
+            );
+        }
+        if *self.mtu.get_ref() > traits.max_mtu {
+            return fail(
+                self.mtu.span(),
+                format!(
+                    "mtu {}: this link carries at most {}",
+                    self.mtu.get_ref(),
+                    traits.max_mtu
+                ),
+            );
+        }
+        if *self.tso.get_ref() == TsoPolicy::On && traits.never_cuts_tcp {
+            return fail(
+                self.tso.span(),
+                "tso \"on\": this link cannot cut TCP segments; use \"auto\"".into(),
+            );
+        }
+        if self.tx_payload == TxPayloadPolicy::Reference
+            && traits.is_known()
+            && !traits.external_buffers
+        {
+            return fail(
+                self.name.span(),
+                "tx_payload \"reference\": this link sends only from packet buffers; use \"auto\""
+                    .into(),
+            );
+        }
+        Ok(())
     }
 
     /// Checks that no setting conflicts with `af_xdp`.

@@ -1,7 +1,7 @@
 //! Tables for the whole daemon: `[workers]`, `[limits]`, `[control]`, `[dpdk]` and `[capture]`.
 
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::de::{self, Deserializer};
 use serde::{Deserialize, Serialize};
@@ -115,7 +115,7 @@ pub struct LimitsConfig {
     /// Entries in one completion queue.
     pub completions: u32,
     /// TCP connections of one worker on one device.
-    #[serde(deserialize_with = "at_least_one")]
+    #[serde(deserialize_with = "connections")]
     pub connections: u32,
 }
 
@@ -166,6 +166,42 @@ fn at_least_one<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Er
     }
 }
 
+/// Connections of one worker on one device.
+fn connections<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    match u32::deserialize(deserializer)? {
+        number @ 1..=MAX_CONNECTIONS => Ok(number),
+        other => Err(de::Error::custom(format!(
+            "{other} connections: 1 to {MAX_CONNECTIONS} are allowed"
+        ))),
+    }
+}
+
+/// Largest connection table of a TCP stack.
+const MAX_CONNECTIONS: u32 = 1 << 24;
+
+/// Path of a Unix socket.
+fn socket_path<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
+    let path = PathBuf::deserialize(deserializer)?;
+    check_socket_path(&path).map_err(de::Error::custom)?;
+    Ok(path)
+}
+
+/// Longest path of a Unix socket, without the NUL byte (unix(7)).
+const MAX_SOCKET_PATH: usize = 107;
+
+/// Checks that a Unix socket can have this path.
+///
+/// # Errors
+/// The path is empty or too long.
+pub fn check_socket_path(path: &Path) -> Result<(), String> {
+    match path.as_os_str().len() {
+        1..=MAX_SOCKET_PATH => Ok(()),
+        length => Err(format!(
+            "control socket {path:?}: {length} bytes; the path of a Unix socket has 1 to {MAX_SOCKET_PATH}"
+        )),
+    }
+}
+
 /// Milliseconds from a client's connect to its HELLO.
 fn hello_timeout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     match u32::deserialize(deserializer)? {
@@ -194,6 +230,7 @@ pub enum ProcessMemoryPolicy {
 #[serde(deny_unknown_fields, default)]
 pub struct ControlSocketConfig {
     /// Path of the Unix socket that clients connect to.
+    #[serde(deserialize_with = "socket_path")]
     pub socket: PathBuf,
     /// Permission bits of the socket, as octal text ("0660").
     pub mode: FileMode,
@@ -241,6 +278,7 @@ pub struct DpdkConfig {
     /// Hugepage policy for packet buffers and arenas.
     pub hugepages: HugepagePolicy,
     /// Total number of packet buffers; DPDK may round it up.
+    #[serde(deserialize_with = "at_least_one")]
     pub buffers: u32,
     /// EAL log level: emergency .. debug.
     pub log: EalLog,
@@ -262,42 +300,54 @@ pub enum IovaSetting {
     Pa,
 }
 
-/// Names of the EAL arguments that siwd sets itself.
-const OWN_EAL_ARGS: [&str; 16] = [
-    "-l",
-    "-c",
-    "--lcores",
-    "--file-prefix",
-    "--log-level",
-    "-m",
-    "--socket-mem",
-    "--in-memory",
-    "--single-file-segments",
-    "--no-huge",
-    "--no-shconf",
-    "--no-pci",
-    "--iova-mode",
-    "--proc-type",
-    "-a",
-    "-b",
+/// Long EAL arguments that siwd sets itself, and those with which DPDK ends the process.
+const OWN_EAL_ARGS: [&str; 15] = [
+    "lcores",
+    "file-prefix",
+    "log-level",
+    "socket-mem",
+    "in-memory",
+    "single-file-segments",
+    "no-huge",
+    "no-shconf",
+    "no-pci",
+    "no-telemetry",
+    "iova-mode",
+    "proc-type",
+    "allow",
+    "block",
+    "help",
 ];
+/// The same of one letter.
+const OWN_EAL_LETTERS: &str = "lcmabh";
 
 impl DpdkConfig {
     /// Refuses arguments that contradict siwd's own.
     pub(super) fn check_settings(&self) -> Result<(), (Range<usize>, String)> {
-        let taken = |arg: &&String| {
-            let name = arg.split('=').next().unwrap_or_default();
-            OWN_EAL_ARGS.contains(&name)
-        };
-        match self.eal_args.get_ref().iter().find(taken) {
+        let wrong = |arg: &&String| is_own_eal_arg(arg) || arg.contains('\0');
+        match self.eal_args.get_ref().iter().find(wrong) {
             Some(arg) => Err((
                 self.eal_args.span(),
                 format!(
-                    "eal_args {arg:?}: siwd sets this argument itself; see buffers, hugepages, iova, log, [workers] cores, and pci and devargs of a device"
+                    "eal_args {arg:?}: siwd sets this argument itself, or cannot run with it; see buffers, hugepages, iova, log, [workers] cores, and pci and devargs of a device"
                 ),
             )),
             None => Ok(()),
         }
+    }
+}
+
+/// Returns true for an argument of [`OWN_EAL_ARGS`], also abbreviated (getopt_long(3)), and for one of
+/// [`OWN_EAL_LETTERS`], also with its value attached.
+fn is_own_eal_arg(arg: &str) -> bool {
+    let name = arg.split('=').next().unwrap_or_default();
+    match (name.strip_prefix("--"), name.strip_prefix('-')) {
+        (Some(long), _) => !long.is_empty() && OWN_EAL_ARGS.iter().any(|own| own.starts_with(long)),
+        (None, Some(short)) => short
+            .chars()
+            .next()
+            .is_some_and(|letter| OWN_EAL_LETTERS.contains(letter)),
+        (None, None) => false,
     }
 }
 

@@ -6,6 +6,7 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -50,6 +51,7 @@ impl BoundSocket {
                 ))
             })?;
         }
+        await_ending_daemon(&path);
         // Two daemons that find the same stale socket must not remove each other's.
         let lock = lock_path(&path).map_err(fail)?;
         refuse_second_daemon(&path).map_err(fail)?;
@@ -67,6 +69,30 @@ impl BoundSocket {
         std::fs::set_permissions(&path, Permissions::from_mode(config.mode.0))
             .map_err(|error| fail(error.to_string()))?;
         Ok(bound)
+    }
+
+    /// Checks that [`BoundSocket::bind`] would succeed now, and leaves the path as it is.
+    ///
+    /// # Errors
+    /// As [`BoundSocket::bind`].
+    pub fn check(config: &ControlSocketConfig) -> Result<(), StartError> {
+        let path = &config.socket;
+        let fail = |reason: String| StartError::Socket {
+            path: path.display().to_string(),
+            reason,
+        };
+        if let Some(group) = &config.group {
+            host::find_group(group.get_ref()).map_err(fail)?;
+        }
+        let folder = path.parent().unwrap_or("/".as_ref());
+        let here = folder.as_os_str().is_empty();
+        host::check_folder(if here { ".".as_ref() } else { folder })
+            .map_err(|error| fail(format!("{error}; {OTHER_PLACE}")))?;
+        await_ending_daemon(path);
+        if lock_name(path).exists() {
+            drop(lock_path(path).map_err(fail)?);
+        }
+        find_stale_socket(path).map(drop).map_err(fail)
     }
 
     /// Path of the socket.
@@ -89,11 +115,52 @@ impl Drop for BoundSocket {
 
 const OTHER_PLACE: &str = "set [control] socket to a path that siwd can write";
 
+/// Time that a killed daemon may take until its memory and its descriptors are freed.
+const ENDING: Duration = Duration::from_secs(10);
+
+/// Waits while a daemon that was killed, and has not ended yet, has the path.
+fn await_ending_daemon(path: &Path) {
+    let end = Instant::now() + ENDING;
+    while let Ok(conn) = ControlSocket::connect_to(path)
+        && is_ending(conn.peer_credentials().map_or(0, |peer| peer.0))
+        && Instant::now() < end
+    {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Returns true if a process was killed and its parent has not taken note of it yet (proc_pid_stat(5)).
+fn is_ending(pid: u32) -> bool {
+    /// Position of the flags after the state.
+    const FLAGS: usize = 6;
+    /// `PF_EXITING` of the kernel.
+    const EXITING: u32 = 4;
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name of the program before it may have spaces and brackets.
+    let mut fields = stat
+        .rsplit_once(')')
+        .map_or("", |(_, rest)| rest)
+        .split_whitespace();
+    let is_dead = fields
+        .clone()
+        .next()
+        .is_some_and(|state| matches!(state, "Z" | "X"));
+    let flags = fields
+        .nth(FLAGS)
+        .and_then(|flags| flags.parse::<u32>().ok());
+    is_dead || flags.is_some_and(|flags| flags & EXITING != 0)
+}
+
+fn lock_name(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".lock");
+    name.into()
+}
+
 /// Locks the path of the socket, with a lock file next to it that is never removed: a removal would
 /// break the lock of the next daemon.
 fn lock_path(path: &Path) -> Result<Flock<File>, String> {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".lock");
+    let name = lock_name(path);
     let file = OpenOptions::new()
         .write(true)
         .create(true)
@@ -126,21 +193,29 @@ fn serves_it(conn: &ControlSocket) -> String {
 /// A socket with a listener belongs to a running daemon. One without a listener was left by a
 /// killed daemon and is removed.
 fn refuse_second_daemon(path: &Path) -> Result<(), String> {
+    match find_stale_socket(path)? {
+        false => Ok(()),
+        true => std::fs::remove_file(path)
+            .map_err(|error| format!("a stale socket cannot be removed: {error}")),
+    }
+}
+
+/// Returns true if a killed daemon has left its socket at this path.
+fn find_stale_socket(path: &Path) -> Result<bool, String> {
     match ControlSocket::connect_to(path) {
         // An older daemon, which takes no lock.
         Ok(conn) => Err(format!("{}; {STOP_IT}", serves_it(&conn))),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
         Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
             let is_socket = path
                 .symlink_metadata()
                 .is_ok_and(|found| found.file_type().is_socket());
-            if !is_socket {
-                return Err(format!(
+            match is_socket {
+                true => Ok(true),
+                false => Err(format!(
                     "the path exists and is not a socket; {OTHER_PLACE}"
-                ));
+                )),
             }
-            std::fs::remove_file(path)
-                .map_err(|error| format!("a stale socket cannot be removed: {error}"))
         }
         Err(error) => Err(format!("{error}; {OTHER_PLACE}")),
     }
@@ -182,6 +257,23 @@ mod tests {
             drop(bound);
             assert!(!config.socket.exists());
         }
+    }
+
+    #[test]
+    fn a_killed_process_is_ending_until_it_is_gone() {
+        let mut child = std::process::Command::new("sleep")
+            .arg("600")
+            .spawn()
+            .unwrap();
+        let pid = child.id();
+        assert!(!is_ending(pid) && !is_ending(std::process::id()));
+        child.kill().unwrap();
+        let end = Instant::now() + ENDING;
+        while !is_ending(pid) {
+            assert!(Instant::now() < end);
+        }
+        child.wait().unwrap();
+        assert!(!is_ending(pid));
     }
 
     #[test]

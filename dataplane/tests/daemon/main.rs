@@ -7,6 +7,7 @@ mod common;
 mod addresses;
 mod bad_input;
 mod capture;
+mod check;
 mod client_faults;
 mod exhausted_pool;
 mod host;

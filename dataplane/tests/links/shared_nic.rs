@@ -434,8 +434,7 @@ fn what_the_interface_lacks_is_named_with_the_remedy() {
         "--bounding-set=-net_admin",
         "--inh-caps=-net_admin",
     ];
-    // A check inspects the host too, and warns; a start is refused.
-    for (args, status) in [(&["--check"][..], 0), (&[], 1)] {
+    for (args, status) in [(&["--check"][..], 3), (&[], 1)] {
         let text = said(&ns, &good, &without, args, status);
         assert!(
             text.contains("CAP_NET_ADMIN") && text.contains("rdma0"),
@@ -443,7 +442,7 @@ fn what_the_interface_lacks_is_named_with_the_remedy() {
         );
     }
     ns.ip("link add rdma0 type veth peer name rdma1");
-    for (args, status) in [(&["--check"][..], 0), (&[], 1)] {
+    for (args, status) in [(&["--check"][..], 3), (&[], 1)] {
         let text = said(&ns, &good, &[], args, status);
         assert!(
             text.contains("exists already") && text.contains("ip link delete rdma0"),

@@ -194,7 +194,10 @@ fn a_port_that_cannot_cut_says_so_when_it_has_to() {
     let text = config(1, "net_af_packet0,iface=veth0", "tso = \"on\"");
     let (status, _, err) = ns.run(|| run(&format!("{DPDK}{text}"), &[]));
     assert_eq!(status.code(), Some(1));
-    assert!(err.contains("device siw1: tso = \"on\""), "{err}");
+    assert!(
+        err.contains("siwd.toml:") && err.contains("tso \"on\""),
+        "{err}"
+    );
     let six = config(1, "net_tap0,iface=siwtap0", "mtu = 1480\ntso = \"on\"")
         .replace("/24\"", "/24\", \"fd77::1/64\"");
     let (status, _, err) = ns.run(|| run(&format!("{DPDK}{six}"), &[]));
