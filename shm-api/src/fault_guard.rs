@@ -1,10 +1,11 @@
 //! Guards memory whose pages a client can free: the daemon survives a fault, and learns the memory's
 //! owner.
 //!
-//! A client holds the memfds of its queues and arenas, and can free their pages (fallocate(2) with
-//! FALLOC_FL_PUNCH_HOLE, madvise(2) with MADV_REMOVE). No seal prevents that while the client may map
-//! the memory for writing: F_SEAL_WRITE cannot be set in that case, and F_SEAL_FUTURE_WRITE forbids
-//! the mapping. The daemon's next access allocates the page again; if no page is available, as in an
+//! A client holds the memfds of its memory, and can free their pages (fallocate(2) with
+//! FALLOC_FL_PUNCH_HOLE, madvise(2) with MADV_REMOVE) until the daemon owns them
+//! ([`SharedMemory::own_pages`](crate::SharedMemory::own_pages)): F_SEAL_WRITE cannot be set while the
+//! client has the memory mapped for writing, and F_SEAL_FUTURE_WRITE must not be set before. Memory that
+//! the client maps again and again, and its own files, are never owned. The daemon's next access allocates the page again; if no page is available, as in an
 //! exhausted pool of hugepages, the access raises SIGBUS. The handler then replaces the whole mapping
 //! by zeroed private memory and records its owner, and the thread continues. A SIGBUS anywhere else
 //! remains fatal.

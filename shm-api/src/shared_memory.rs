@@ -7,7 +7,7 @@
 
 use crate::fault_guard::GuardedMapping;
 use crate::prefetch::{prefetch_block, prefetch_line};
-use core::sync::atomic::{AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -46,6 +46,8 @@ pub struct SharedMemory {
     guard: Option<GuardedMapping>,
     /// See [`SharedMemory::io_address`].
     io_address: AtomicU64,
+    /// See [`SharedMemory::own_pages`].
+    owns_pages: AtomicBool,
 }
 
 // SAFETY: the mapping stays valid until drop, whichever thread drops it.
@@ -67,7 +69,8 @@ impl std::fmt::Debug for SharedMemory {
 
 impl SharedMemory {
     /// Creates a zeroed memfd of at least `len` bytes (rounded up to its page size), maps it, and
-    /// seals its size. `name` shows up in /proc/*/maps.
+    /// seals its size. `name` shows up in /proc/*/maps. Holders of the fd that have mapped it can
+    /// free its pages until [`SharedMemory::own_pages`].
     pub fn create_memfd(name: &str, len: usize, pages: PageSize) -> io::Result<SharedMemory> {
         Self::create_sealed(name, len, pages, SealFlags::empty())
     }
@@ -75,7 +78,8 @@ impl SharedMemory {
     /// Variant of [`SharedMemory::create_memfd`] that restricts later mappings of the fd to
     /// read-only: for the worker state page.
     pub fn create_read_only_for_others(name: &str, len: usize) -> io::Result<SharedMemory> {
-        Self::create_sealed(name, len, PageSize::Normal, SealFlags::FUTURE_WRITE)
+        let extra = SealFlags::FUTURE_WRITE | SealFlags::SEAL;
+        Self::create_sealed(name, len, PageSize::Normal, extra)
     }
 
     fn create_sealed(
@@ -153,6 +157,7 @@ impl SharedMemory {
             writable,
             guard: None,
             io_address: AtomicU64::new(ptr.as_ptr() as u64),
+            owns_pages: AtomicBool::new(false),
         })
     }
 
@@ -223,7 +228,38 @@ impl SharedMemory {
             writable,
             guard: None,
             io_address: AtomicU64::new(ptr.as_ptr() as u64),
+            owns_pages: AtomicBool::new(false),
         })
+    }
+
+    /// Takes the right to free pages from all other holders of the file, which have mapped what they
+    /// need of it before: existing mappings stay writable, and no others can be made.
+    ///
+    /// A page fault on a page that is being freed waits until the call that frees it ends, which
+    /// takes seconds for a long range (`shmem_falloc_wait` in mm/shmem.c). The daemon therefore calls
+    /// this before any worker accesses memory that a client holds, too.
+    ///
+    /// # Errors
+    /// The file is not from [`SharedMemory::create_memfd`], another holder has sealed its seals, or
+    /// hugepages have been freed: a fault might find no free one.
+    pub fn own_pages(&self) -> io::Result<()> {
+        // Relaxed: the seals are the kernel's; a second call would only repeat it.
+        if self.owns_pages.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let fd = self.memfd.as_ref().ok_or(io::ErrorKind::InvalidInput)?;
+        if !rustix::fs::fcntl_get_seals(fd)?.contains(SealFlags::FUTURE_WRITE | SealFlags::SEAL) {
+            rustix::fs::fcntl_add_seals(fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
+        }
+        if self.huge {
+            // In units of 512 bytes (stat(2)).
+            let allocated = rustix::fs::fstat(fd)?.st_blocks as u64 * 512;
+            if allocated < self.len as u64 {
+                return Err(io::Error::other("hugepages of the memory have been freed"));
+            }
+        }
+        self.owns_pages.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Guards this memory, whose pages `owner` may free: if a guard is installed
@@ -234,6 +270,21 @@ impl SharedMemory {
     pub fn guard_for(mut self, owner: u64) -> io::Result<SharedMemory> {
         self.guard = GuardedMapping::enter(self.start_address(), self.len, owner)?;
         Ok(self)
+    }
+
+    /// Returns whether faults on the pages of a file for which [`SharedMemory::is_memory_file`] is true
+    /// are short, whatever its holders do: none can free its pages any more
+    /// ([`SharedMemory::own_pages`]), or it has at most `longest` bytes for ever.
+    pub fn has_short_faults(fd: BorrowedFd<'_>, longest: u64) -> bool {
+        let fixed = SealFlags::SHRINK | SealFlags::GROW;
+        let Ok(seals) = rustix::fs::fcntl_get_seals(fd) else {
+            return false;
+        };
+        let is_short = rustix::fs::fstat(fd).is_ok_and(|status| status.st_size as u64 <= longest);
+        let has_small_pages = Self::file_page_size(fd).is_ok_and(|size| size == PAGE as u64);
+        seals.contains(fixed)
+            && has_small_pages
+            && (is_short || seals.contains(SealFlags::FUTURE_WRITE))
     }
 
     /// Returns whether the file can never shrink under the mapping. The daemon checks this before it
@@ -264,6 +315,7 @@ impl SharedMemory {
             writable: true,
             guard: None,
             io_address: AtomicU64::new(ptr.as_ptr() as u64),
+            owns_pages: AtomicBool::new(false),
         })
     }
 
@@ -272,13 +324,12 @@ impl SharedMemory {
     #[inline]
     pub fn io_address(&self) -> u64 {
         // Relaxed: set before any transmission from this memory.
-        self.io_address.load(core::sync::atomic::Ordering::Relaxed)
+        self.io_address.load(Ordering::Relaxed)
     }
 
     /// Sets the address that an IOMMU translates to this memory.
     pub fn set_io_address(&self, address: u64) {
-        self.io_address
-            .store(address, core::sync::atomic::Ordering::Relaxed);
+        self.io_address.store(address, Ordering::Relaxed);
     }
 
     /// Mapped size in bytes.
@@ -553,9 +604,10 @@ impl MemoryInMaking {
             writable: true,
             guard: None,
             io_address: AtomicU64::new(ptr.as_ptr() as u64),
+            owns_pages: AtomicBool::new(false),
         };
         if let Some(fd) = &region.memfd {
-            let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL | self.extra;
+            let seals = SealFlags::SHRINK | SealFlags::GROW | self.extra;
             rustix::fs::fcntl_add_seals(fd, seals)?;
         }
         Ok(region)

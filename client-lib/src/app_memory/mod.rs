@@ -39,7 +39,7 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, Weak};
 pub(crate) use vma::MappedFileId;
 use vma::{Vma, list_vmas};
-use windows::{WindowPlace, Windows};
+use windows::{WINDOW, WINDOWS_PER_FILE, WindowPlace, Windows};
 
 /// Serialises registrations in the whole process, across contexts: two that freeze the same pages
 /// would wait for each other.
@@ -530,20 +530,17 @@ impl State {
                 self.windows.sweep_windows(&all);
             }
         }
-        let Err(missing) = self.windows.assign_places(pages) else {
-            return Ok(());
-        };
-        let ahead = self.windows.next_file_len(missing);
-        let least = missing * windows::WINDOW;
-        let added = self.add_file(ctx, ahead);
-        if added.is_err() && ahead > least {
-            self.add_file(ctx, least)?;
-        } else {
-            added?;
+        while let Err(missing) = self.windows.assign_places(pages) {
+            let least = missing.min(WINDOWS_PER_FILE);
+            let ahead = self.windows.next_file_windows(missing);
+            let added = self.add_file(ctx, ahead * WINDOW);
+            if added.is_err() && ahead > least {
+                self.add_file(ctx, least * WINDOW)?;
+            } else {
+                added?;
+            }
         }
-        self.windows
-            .assign_places(pages)
-            .map_err(|_| Error::Invalid("siwd provided less memory than announced"))
+        Ok(())
     }
 
     /// Gets another file from the daemon.

@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use siw_shm::control::MAX_REMAPPED_FILE;
 use siw_shm::shared_memory::PAGE;
 
 use super::vma::{MappedFileId, Vma};
@@ -18,8 +19,8 @@ use super::vma::{MappedFileId, Vma};
 /// Bytes of a window.
 pub(super) const WINDOW: usize = 2 << 20;
 const WORDS: usize = WINDOW / PAGE / 64;
-/// Maximum length of a file allocated in advance.
-const LONGEST_AHEAD: usize = 64 << 20;
+/// Maximum number of windows of one file.
+pub(super) const WINDOWS_PER_FILE: usize = MAX_REMAPPED_FILE as usize / WINDOW;
 /// Number of windows in use at the first search for unmapped windows.
 const FIRST_SWEEP: usize = 64;
 
@@ -202,10 +203,9 @@ impl Windows {
         self.by_address.remove(&window_of(address));
     }
 
-    /// Length of the next file, with at least `missing` windows.
-    pub fn next_file_len(&self, missing: usize) -> usize {
-        let so_far = self.windows.len() * WINDOW;
-        (missing * WINDOW).max(so_far.min(LONGEST_AHEAD))
+    /// Number of windows of the next file, when `missing` are needed, or more than fit in one file.
+    pub fn next_file_windows(&self, missing: usize) -> usize {
+        missing.max(self.windows.len()).min(WINDOWS_PER_FILE)
     }
 
     /// Adds the windows of a new file.

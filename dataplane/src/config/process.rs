@@ -212,12 +212,14 @@ fn hello_timeout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::E
     }
 }
 
-/// Users whose registered memory workers may copy with system calls, if it can be neither replaced
-/// nor mapped. These calls can block in the client's page faults (FUSE, userfaultfd).
+/// Users whose registered memory workers may access although its page faults can block: files of the
+/// client, into which it can punch holes, and the rest of its address space, which workers copy with
+/// system calls (FUSE, userfaultfd).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProcessMemoryPolicy {
-    /// None: registration of this kind of memory is refused.
+    /// None: registration of memory that has to be copied is refused. Files of root and the daemon's own
+    /// user are mapped.
     Never,
     /// Root and the daemon's own user.
     Trusted,

@@ -12,7 +12,7 @@ use siw_shm::{Access, SharedMemory};
 
 use super::ControlThread;
 use super::helpers::{self, DisposalQueue, MOST_SLOW_DISPOSALS};
-use super::memory::{add_region, arena_amounts, check_access};
+use super::memory::{add_region, arena_amounts, check_access, own_arena};
 use super::quotas::Quota;
 use super::regions::{ClientProcess, MemoryRegion, RegionExtents};
 use super::requests::*;
@@ -22,6 +22,36 @@ use crate::ids::{ArenaId, ClientId, PdId};
 
 /// Maximum number of extents of one region: 8 GiB in pieces of 2 MiB.
 const MOST_EXTENTS: usize = 4096;
+
+/// Returns whether workers may access memory whose page faults this user can make slow: by a hole
+/// that it punches into a long file, by hugepages of 1 GiB, or with its own file system or
+/// userfaultfd handler. Only users who could stop the daemon anyway may do that, unless the
+/// configuration allows more.
+fn is_trusted(uid: u32, policy: ProcessMemoryPolicy) -> bool {
+    policy == ProcessMemoryPolicy::All || uid == 0 || uid == nix::unistd::geteuid().as_raw()
+}
+
+/// Keeps a client from freeing pages of an extent, before workers access it. Pages that replace
+/// private ones remain the client's, because it maps further parts of the same file later; such
+/// files are short enough for a punched hole not to delay workers for long.
+fn own_extent(client: &Client, extent: &m::MemoryExtent, is_trusted: bool) -> Result<(), Refusal> {
+    let arena = ArenaId(extent.arena);
+    if extent.method == m::ExtentMethod::Arena as u32 {
+        return own_arena(client, arena);
+    }
+    let found = client.arenas.get(&arena).filter(|found| !found.imported);
+    let len = found.map_or(0, |found| found.region.len() as u64);
+    if len > m::MAX_REMAPPED_FILE && !is_trusted {
+        return Err(Refusal::new(
+            libc::EPERM,
+            format!(
+                "pages of an arena of {len} bytes cannot replace those of a program: {} are allowed",
+                m::MAX_REMAPPED_FILE
+            ),
+        ));
+    }
+    Ok(())
+}
 
 impl ControlThread {
     pub(super) fn add_extents(
@@ -48,7 +78,11 @@ impl ControlThread {
         if extents.len() > MOST_EXTENTS {
             return Err(too_many_extents());
         }
+        let is_trusted = is_trusted(client.account.uid(), self.config.process_memory);
         let (memory, parts) = check_extents(client, request, &extents)?;
+        for extent in &extents {
+            own_extent(client, extent, is_trusted)?;
+        }
         let stag = self.insert_key(id, memory, &keys)?;
         let client = self.resources.client_mut(id)?;
         tracing::debug!(
@@ -144,6 +178,13 @@ impl ControlThread {
         request: &m::ImportMemory,
         fd: OwnedFd,
     ) -> Outcome {
+        let uid = self.resources.client_mut(id)?.account.uid();
+        // Such as files of another context of the same program, whose pages replace private ones.
+        if !is_trusted(uid, self.config.process_memory)
+            && !SharedMemory::has_short_faults(fd.as_fd(), m::MAX_REMAPPED_FILE)
+        {
+            return Err(untrusted());
+        }
         let amounts = arena_amounts(request.len);
         self.resources.charge(id, &amounts)?;
         let mapped = SharedMemory::map_part(fd, request.offset, request.len, request.writable != 0)
@@ -180,22 +221,10 @@ impl ControlThread {
 
     /// Checks that workers may copy from and to a client's address space, and that the descriptor
     /// refers to one.
-    ///
-    /// The copy can block in page faults that the client controls, with its own file system or
-    /// userfaultfd handler. So only users who could stop the daemon anyway may use it, unless the
-    /// configuration allows more.
     fn check_process_memory(&self, uid: u32, fd: &OwnedFd) -> Result<(), Refusal> {
-        let is_trusted = uid == 0 || uid == nix::unistd::geteuid().as_raw();
-        let may = match self.config.process_memory {
-            ProcessMemoryPolicy::Never => false,
-            ProcessMemoryPolicy::Trusted => is_trusted,
-            ProcessMemoryPolicy::All => true,
-        };
-        if !may {
-            return Err(Refusal::new(
-                libc::EPERM,
-                "this kind of memory is registered only for root and siwd's user: see [control] process_memory",
-            ));
+        let policy = self.config.process_memory;
+        if policy == ProcessMemoryPolicy::Never || !is_trusted(uid, policy) {
+            return Err(untrusted());
         }
         let path = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
         let is_mem = path.is_ok_and(|path| path.ends_with("mem"))
@@ -236,6 +265,13 @@ impl ControlThread {
         self.resources.release(id, &[(Quota::Descriptors, 1)]);
         send_reply::<m::FreeArena>(self.resources.client_mut(id)?, seq, &EMPTY)
     }
+}
+
+fn untrusted() -> Refusal {
+    Refusal::new(
+        libc::EPERM,
+        "this kind of memory is registered only for root and siwd's user: see [control] process_memory",
+    )
 }
 
 fn too_many_extents() -> Refusal {

@@ -195,6 +195,7 @@ impl ControlThread {
         let keys = self.config.keys.clone();
         let client = self.resources.client_mut(id)?;
         let mr = check_registration(client, request)?;
+        own_arena(client, ArenaId(request.arena))?;
         let stag = self.insert_key(id, mr, &keys)?;
         let client = self.resources.client_mut(id)?;
         add_region(
@@ -276,6 +277,7 @@ impl ControlThread {
             reserved: 0,
         };
         let mr = check_registration(client, &new)?;
+        own_arena(client, ArenaId(new.arena))?;
         let regions = regions_of(client, Stag(request.lkey));
         let ticket = keys.deregister(Stag(request.lkey)).map_err(dereg_refusal)?;
         remove_region(client, Stag(request.lkey));
@@ -479,6 +481,20 @@ fn check_registration(client: &Client, request: &m::RegMr) -> Result<RegisteredM
                 request.offset,
                 arena.region.len()
             ),
+        )
+    })
+}
+
+/// Keeps a client from freeing pages of an arena, which it has mapped, before workers access it. Pages
+/// of an imported file remain its owner's.
+pub(super) fn own_arena(client: &Client, arena: ArenaId) -> Result<(), Refusal> {
+    let Some(arena) = client.arenas.get(&arena).filter(|arena| !arena.imported) else {
+        return Ok(());
+    };
+    arena.region.own_pages().map_err(|error| {
+        Refusal::new(
+            libc::EPERM,
+            format!("the arena cannot be registered: {error}"),
         )
     })
 }

@@ -152,6 +152,9 @@ impl ControlThread {
                 libc::EPROTO,
                 "the first message must be HELLO",
             ))
+        } else if let Err(error) = self.own_queues(id) {
+            self.close_faulty_client(id, &format!("its queues are unusable: {error}"));
+            return RequestState::Finished;
         } else {
             self.dispatch_request(id, seq, request)
         };
@@ -181,6 +184,13 @@ impl ControlThread {
             }
         }
         RequestState::Finished
+    }
+
+    /// Keeps a client from freeing pages of the queues of its earlier requests. A client maps new
+    /// memory of queues before it sends another request.
+    fn own_queues(&mut self, id: ClientId) -> std::io::Result<()> {
+        let client = self.resources.clients.get_mut(&id);
+        client.map_or(Ok(()), |client| client.queues.own_regions())
     }
 
     /// Passes a request to its handler.

@@ -8,7 +8,7 @@ use siw_shm::control::messages as m;
 use siw_shm::local_wqe::MAX_FAST_PAGES;
 
 use super::ControlThread;
-use super::memory::{QuiescentReply, add_region};
+use super::memory::{QuiescentReply, add_region, own_arena};
 use super::regions::MemoryRegion;
 use super::requests::*;
 use super::resources::MemoryWindow;
@@ -90,6 +90,7 @@ impl ControlThread {
             .ok_or_else(|| Refusal::no_such("arena", request.arena))?
             .region
             .clone();
+        own_arena(client, ArenaId(request.arena))?;
         let pages = request.max_pages as usize;
         let huge = self.config.hugepages;
         let list = self.resources.alloc_queue(id, pages * 8, huge)?;

@@ -51,7 +51,9 @@ impl RawClient {
             cookie: 0,
         };
         let (cq, mut cq_descriptors) = conn.call_and_wait(3, &cq, &[]).unwrap();
+        // Mapped before the next request: afterwards it cannot be mapped for writing any more.
         let region = cq_descriptors.pop().unwrap();
+        let queues = Arc::new(SharedMemory::map_fd(region, cq.mem.region_len as usize).unwrap());
         let srq = m::CreateSrq {
             pd: pd.id,
             max_wr: 16,
@@ -74,7 +76,6 @@ impl RawClient {
             srq: if shared { srq.srq } else { 0 },
         };
         let (qp, _) = conn.call_and_wait(5, &create, &[]).unwrap();
-        let queues = Arc::new(SharedMemory::map_fd(region, qp.mem.region_len as usize).unwrap());
         RawClient {
             conn,
             queues,

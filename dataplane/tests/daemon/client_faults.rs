@@ -1,16 +1,19 @@
-//! Clients that free pages of the memory that they share with the daemon, at a time when no free
-//! pages are left: the daemon closes that client and serves all others.
+//! Clients that free pages of the memory that they share with the daemon: they cannot where a worker
+//! would wait for it, and harm themselves alone elsewhere.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::sync::{Mutex, PoisonError};
 
 use crate::common::raw_client::RawClient;
 use crate::common::*;
+use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::libc;
-use siw::{CmEvent, SendData, SendWr, WcStatus};
+use siw::{SendData, SendWr, WcStatus};
 use siw_shm::control::messages as m;
-use siw_shm::shared_memory::{HUGE_PAGE, SharedMemory};
+use siw_shm::control::messages::ExtentMethod;
+use siw_shm::shared_memory::{HUGE_PAGE, PageSize, SharedMemory};
 
 /// Hugepages that a daemon of these tests and its clients need.
 const PAGES_NEEDED: u64 = 96;
@@ -31,57 +34,81 @@ fn missing_hugepages() -> Option<String> {
     (free < PAGES_NEEDED).then(|| format!("{free} hugepages are free, {PAGES_NEEDED} are needed"))
 }
 
-/// Holds every free hugepage until it is dropped.
-struct AllHugepages {
-    start: *mut libc::c_void,
-    len: usize,
-}
-
-impl AllHugepages {
-    fn take() -> AllHugepages {
-        let (mut parts, mut pages) = (AllHugepages::none(), free_hugepages());
-        // Other processes on this machine may take or free hugepages at the same time.
-        while pages > 0 && parts.len == 0 {
-            let len = pages as usize * HUGE_PAGE;
-            let kind =
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | libc::MAP_POPULATE;
-            let access = libc::PROT_READ | libc::PROT_WRITE;
-            // SAFETY: a fresh mapping at an address of the kernel's choice.
-            let start = unsafe { libc::mmap(std::ptr::null_mut(), len, access, kind, -1, 0) };
-            if start == libc::MAP_FAILED {
-                pages -= 1;
-            } else {
-                parts = AllHugepages { start, len };
-            }
-        }
-        parts
-    }
-
-    fn none() -> AllHugepages {
-        AllHugepages {
-            start: std::ptr::null_mut(),
-            len: 0,
-        }
-    }
-}
-
-impl Drop for AllHugepages {
-    fn drop(&mut self) {
-        if self.len > 0 {
-            // SAFETY: the mapping from `take`, to which no reference exists.
-            unsafe { libc::munmap(self.start, self.len) };
-        }
-    }
-}
-
 fn with_hugepages() -> Daemon {
     let config = LOOPBACK.replace("hugepages = \"never\"", "hugepages = \"require\"");
     Daemon::start(&config, &[])
 }
 
-fn punch(file: BorrowedFd<'_>, len: usize) {
+fn try_punch(file: BorrowedFd<'_>, len: usize) -> nix::Result<()> {
     let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-    fallocate(file, hole, 0, len as i64).unwrap();
+    fallocate(file, hole, 0, len as i64)
+}
+
+fn punch(file: BorrowedFd<'_>, len: usize) {
+    try_punch(file, len).unwrap();
+}
+
+/// Checks that no way to free pages of memory that the client has mapped works any more, and that the
+/// mapping does.
+fn assert_owned(memory: &SharedMemory) {
+    let (file, len) = (memory.memfd().unwrap(), memory.len());
+    assert_eq!(try_punch(file, len), Err(Errno::EPERM));
+    // SAFETY: frees pages of a mapping to which no reference exists.
+    let removed = unsafe { libc::madvise(memory.as_ptr().cast(), len, libc::MADV_REMOVE) };
+    assert_eq!((removed, Errno::last()), (-1, Errno::EPERM));
+    let reopened = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+        .unwrap();
+    assert_eq!(try_punch(reopened.as_fd(), len), Err(Errno::EPERM));
+    assert!(reopened.set_len(0).is_err());
+    let mut byte = [0];
+    memory.read(len - 1, &mut byte).unwrap();
+    memory.write(len - 1, &byte).unwrap();
+}
+
+fn arena_of(client: &mut RawClient, len: usize, huge: bool) -> (u32, SharedMemory) {
+    let request = m::AllocArena {
+        len: len as u64,
+        huge: huge.into(),
+        reserved: 0,
+    };
+    let (reply, mut descriptors) = client.call(&request);
+    let memory = SharedMemory::map_fd(descriptors.pop().unwrap(), len).unwrap();
+    (reply.arena, memory)
+}
+
+fn whole_arena(client: &RawClient, arena: u32, len: usize) -> m::RegMr {
+    m::RegMr {
+        pd: client.pd,
+        arena,
+        offset: 0,
+        len: len as u64,
+        va: 0,
+        access: 7,
+        reserved: 0,
+    }
+}
+
+fn extent_of(client: &RawClient, arena: u32, len: usize, method: ExtentMethod) -> m::RegMemory {
+    let mut extents = [m::MemoryExtent::default(); m::MAX_EXTENTS];
+    extents[0] = m::MemoryExtent {
+        arena,
+        method: method as u32,
+        offset: 0,
+        len: len as u64,
+    };
+    m::RegMemory {
+        pd: client.pd,
+        access: 7,
+        len: len as u64,
+        va: 0,
+        count: 1,
+        reserved: 0,
+        reason: m::Text::new(""),
+        extents,
+    }
 }
 
 fn exchange(a: &End, b: &End, seed: u64) {
@@ -93,87 +120,129 @@ fn exchange(a: &End, b: &End, seed: u64) {
     assert_eq!(a.read(0, 4096), b.read(0, 4096));
 }
 
-/// Waits until the daemon has closed the client's socket.
-fn await_end(client: &RawClient) {
-    assert!(
-        client.conn.recv_packet().is_err(),
-        "the client was not closed"
-    );
+/// A page fault waits for the call that frees the page: several seconds in gigabytes of memory.
+#[test]
+fn pages_that_workers_access_cannot_be_freed() {
+    const LEN: usize = 4 << 20;
+    let daemon = Daemon::loopback();
+    let end = End::new(&daemon.context(), 4096);
+    let mut client = RawClient::connected(&daemon, &end, false);
+    assert_owned(&client.queues);
+    let (arena, memory) = arena_of(&mut client, LEN, false);
+    punch(memory.memfd().unwrap(), LEN);
+    let (region, _) = client.call(&whole_arena(&client, arena, LEN));
+    assert_owned(&memory);
+    let (arena, extent) = arena_of(&mut client, LEN, false);
+    client.call(&extent_of(&client, arena, LEN, ExtentMethod::Arena));
+    assert_owned(&extent);
+    let (arena, fast) = arena_of(&mut client, LEN, false);
+    client.call(&m::AllocFastMr {
+        pd: client.pd,
+        arena,
+        max_pages: 1,
+        reserved: 0,
+    });
+    assert_owned(&fast);
+    // The client's own mapping still has the memory that peers write to.
+    end.fill(3);
+    let source = [end.mr.sge(0, 4096)];
+    let write = SendWr::write(1, SendData::Sges(&source), 8192, region.rkey);
+    end.qp.post_send(&[write]).unwrap();
+    assert_eq!(end.wc().status, WcStatus::SUCCESS);
+    let mut bytes = vec![0; 4096];
+    memory.read(8192, &mut bytes).unwrap();
+    assert_eq!(bytes, end.read(0, 4096));
+    // A client that keeps the daemon from owning the pages cannot register them.
+    let (arena, memory) = arena_of(&mut client, LEN, false);
+    nix::fcntl::fcntl(
+        memory.memfd().unwrap(),
+        nix::fcntl::FcntlArg::F_ADD_SEALS(nix::fcntl::SealFlag::F_SEAL_SEAL),
+    )
+    .unwrap();
+    let refused = client.try_call(&whole_arena(&client, arena, LEN));
+    assert!(refused.unwrap_err().to_string().contains("arena"));
+    assert!(daemon.stop().success());
+}
+
+/// Calls `open` with another effective user of this thread alone.
+fn as_user<T>(uid: u32, open: impl FnOnce() -> T) -> T {
+    // SAFETY: the system call changes this thread's effective user; the others stay root.
+    let become_user = |uid: u32| unsafe { libc::syscall(libc::SYS_setresuid, -1, uid, -1) };
+    assert_eq!(become_user(uid), 0);
+    let opened = open();
+    assert_eq!(become_user(0), 0);
+    opened
+}
+
+/// Other users can free pages of files that they import, and of those that replace private pages.
+#[test]
+fn memory_of_other_users_cannot_stop_a_worker_for_long() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("skipped: only root can become another user");
+        return;
+    }
+    let daemon = Daemon::loopback();
+    for (path, mode) in [(daemon.dir.path(), 0o755), (daemon.socket.as_path(), 0o666)] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+    for (uid, is_trusted) in [(65_534, false), (0, true)] {
+        let mut client = as_user(uid, || RawClient::detached(&daemon, false));
+        let import = m::ImportMemory {
+            kind: m::IMPORT_FILE,
+            writable: 1,
+            offset: 0,
+            len: 8192,
+        };
+        let short = m::MAX_REMAPPED_FILE as usize;
+        let sealed = |len| SharedMemory::create_memfd("own", len, PageSize::Normal).unwrap();
+        let (sealed, too_long) = (sealed(short), sealed(short + 4096));
+        // May grow: its length says nothing.
+        let growing = tempfile::tempfile_in("/dev/shm").unwrap();
+        growing.set_len(8192).unwrap();
+        for (file, may) in [
+            (sealed.memfd().unwrap(), true),
+            (too_long.memfd().unwrap(), is_trusted),
+            (growing.as_fd(), is_trusted),
+        ] {
+            let imported = client.conn.call_and_wait(100, &import, &[file]);
+            assert_eq!(imported.is_ok(), may);
+            if let Err(why) = imported {
+                assert!(why.to_string().contains("process_memory"), "{why}");
+            }
+        }
+        for (len, is_short) in [
+            (m::MAX_REMAPPED_FILE, true),
+            (m::MAX_REMAPPED_FILE * 2, false),
+        ] {
+            let (arena, _memory) = arena_of(&mut client, len as usize, false);
+            let request = extent_of(&client, arena, 4096, ExtentMethod::Remap);
+            assert_eq!(client.try_call(&request).is_ok(), is_short || is_trusted);
+        }
+    }
+    assert!(daemon.stop().success());
 }
 
 #[test]
-fn pages_freed_in_an_arena_end_their_client_alone() {
+fn hugepages_freed_before_workers_access_them_are_refused() {
     let _pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
     skip_if!(missing_hugepages());
     let daemon = with_hugepages();
     let (a, b) = pair(&daemon, 4096);
     let end = End::new(&daemon.context(), 4096);
     let mut client = RawClient::connected(&daemon, &end, false);
-    let arena = m::AllocArena {
-        len: HUGE_PAGE as u64,
-        huge: 1,
-        reserved: 0,
-    };
-    let (arena, descriptors) = client.call(&arena);
-    assert_eq!(arena.huge, 1);
-    let region = m::RegMr {
-        pd: client.pd,
-        arena: arena.arena,
-        offset: 0,
-        len: HUGE_PAGE as u64,
-        va: 0,
-        access: 7,
-        reserved: 0,
-    };
-    let (region, _) = client.call(&region);
-    let taken = {
-        punch(descriptors[0].as_fd(), HUGE_PAGE);
-        AllHugepages::take()
-    };
-    // A peer writes to a page that was freed.
-    end.fill(3);
-    let source = [end.mr.sge(0, 4096)];
-    let write = SendWr::write(1, SendData::Sges(&source), 8192, region.rkey);
-    end.qp.post_send(&[write]).unwrap();
-    await_end(&client);
-    drop(taken);
-    loop {
-        match end.cm.get_event(Some(PATIENCE)).unwrap() {
-            CmEvent::Established(_) => {}
-            CmEvent::Disconnected(_) => break,
-            other => panic!("{other:?}"),
-        }
-    }
+    let (arena, memory) = arena_of(&mut client, HUGE_PAGE, true);
+    assert!(memory.is_huge());
+    punch(memory.memfd().unwrap(), HUGE_PAGE);
+    let refused = client.try_call(&whole_arena(&client, arena, HUGE_PAGE));
+    assert!(refused.unwrap_err().to_string().contains("freed"));
+    let (arena, memory) = arena_of(&mut client, HUGE_PAGE, true);
+    client.call(&whole_arena(&client, arena, HUGE_PAGE));
+    assert_owned(&memory);
+    drop(client);
     exchange(&a, &b, 5);
-    // The daemon has released everything of the client, and other clients get memory.
-    let after = End::new(&daemon.context(), 4096);
-    drop(after);
-    assert!(daemon.stop().success());
-}
-
-#[test]
-fn pages_freed_under_the_queues_end_their_client_alone() {
-    let _pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
-    skip_if!(missing_hugepages());
-    let daemon = with_hugepages();
-    let (a, b) = pair(&daemon, 4096);
     let client = RawClient::detached(&daemon, false);
     assert!(client.queues.is_huge());
-    let error = m::ModifyQp {
-        qp_num: client.qp.qp_num,
-        state: siw_shm::control::QpState::Error as u32,
-        flags: 0,
-        denied_access: 0,
-    };
-    let taken = {
-        punch(client.queues.memfd().unwrap(), client.queues.len());
-        AllHugepages::take()
-    };
-    // The worker reads the queues to flush them, and writes its state there.
-    let _ = client.conn.call_and_wait(100, &error, &[]);
-    await_end(&client);
-    drop(taken);
-    exchange(&a, &b, 6);
+    assert_owned(&client.queues);
     assert!(daemon.stop().success());
 }
 
@@ -205,19 +274,19 @@ fn a_client_that_frees_pages_all_the_time_harms_itself_alone() {
     let (a, b) = pair(&daemon, 4096);
     let end = End::new(&daemon.context(), 4096);
     let mut client = RawClient::connected(&daemon, &end, false);
-    let arena = m::AllocArena {
-        len: 1 << 20,
-        huge: 0,
-        reserved: 0,
-    };
-    let (_, descriptors) = client.call(&arena);
-    let arena = SharedMemory::map_fd(descriptors[0].try_clone().unwrap(), 1 << 20).unwrap();
-    // Freed pages of normal memory come back zeroed: the rings start over, possibly with invalid
-    // indices, and the arena holds zeroes.
+    // The kind of arena whose pages the client may free.
+    let (arena, memory) = arena_of(&mut client, 1 << 20, false);
+    let request = extent_of(&client, arena, 1 << 20, ExtentMethod::Remap);
+    let (region, _) = client.call(&request);
+    // Freed pages come back zeroed: the doorbell ring starts over.
     for seed in 1..200 {
-        punch(arena.memfd().unwrap(), arena.len());
-        punch(client.queues.memfd().unwrap(), client.queues.len());
-        client.ring(seed as u32 % 4);
+        punch(memory.memfd().unwrap(), memory.len());
+        punch(client.doorbells.memfd().unwrap(), client.doorbells.len());
+        client.ring(0);
+        let source = [end.mr.sge(0, 4096)];
+        let write = SendWr::write(1, SendData::Sges(&source), 0, region.rkey);
+        end.qp.post_send(&[write]).unwrap();
+        assert_eq!(end.wc().status, WcStatus::SUCCESS);
         exchange(&a, &b, seed);
     }
     assert!(daemon.stop().success());

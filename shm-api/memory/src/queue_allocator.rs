@@ -77,6 +77,8 @@ pub struct QueueAllocator {
     free: HashMap<usize, Vec<(u32, Arc<SharedMemory>, usize)>>,
     /// Freed regions that take long to unmap.
     long: Vec<Arc<SharedMemory>>,
+    /// Regions whose pages the client could free, since the last [`QueueAllocator::own_regions`].
+    unowned: Vec<Arc<SharedMemory>>,
 }
 
 impl QueueAllocator {
@@ -94,6 +96,7 @@ impl QueueAllocator {
             chunk: None,
             free: HashMap::new(),
             long: Vec::new(),
+            unowned: Vec::new(),
         }
     }
 
@@ -117,6 +120,7 @@ impl QueueAllocator {
         self.mapped_bytes += region.len();
         self.huge_bytes += huge_len(&region);
         self.regions += 1;
+        self.unowned.push(region.clone());
         let id = self.next_id;
         // The number wraps after four thousand million regions: the client may then confuse its own
         // regions.
@@ -192,6 +196,17 @@ impl QueueAllocator {
                 memory.offset,
             ));
         }
+    }
+
+    /// Takes the right to free pages of the regions allocated so far
+    /// ([`SharedMemory::own_pages`]), which the client has mapped.
+    ///
+    /// # Errors
+    /// The client has changed the seals of a region, or freed hugepages.
+    pub fn own_regions(&mut self) -> io::Result<()> {
+        self.unowned
+            .drain(..)
+            .try_for_each(|region| region.own_pages())
     }
 
     /// Takes the freed regions that take long to unmap: dropping them blocks meanwhile. They no
