@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use siw_memory::Retired;
+use siw_shm::control::messages::ModifySrq;
 use siw_shm::{CqGeometry, SharedMemory};
 
 use super::memory::QuiescentReply;
@@ -44,6 +45,13 @@ pub(super) enum PendingReply {
     /// All workers pass a barrier; then the shared receive queue's memory is freed.
     FreeSrq {
         srq: SrqId,
+        token: CommandToken,
+        left: usize,
+    },
+    /// All workers pass a barrier, and have left the rings without requests; then the shared receive
+    /// queue is resized.
+    ResizeSrq {
+        request: ModifySrq,
         token: CommandToken,
         left: usize,
     },

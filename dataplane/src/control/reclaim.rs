@@ -191,6 +191,11 @@ impl ControlThread {
                                 left,
                                 ..
                             }
+                            | PendingReply::ResizeSrq {
+                                token: awaited,
+                                left,
+                                ..
+                            }
                             | PendingReply::QuiescentKey {
                                 token: awaited,
                                 left,
@@ -206,6 +211,7 @@ impl ControlThread {
         if let Some((id, 0)) = found {
             self.finish_free_cq(id);
             self.finish_free_srq(id);
+            self.finish_resize_srq(id);
             self.finish_resize_cq(id);
         }
     }

@@ -228,7 +228,7 @@ impl ControlThread {
             Request::QueryQp(request) => self.query_qp(id, seq, Qpn(request.qp_num)),
             Request::DestroyQp(request) => self.destroy_qp(id, seq, Qpn(request.qp_num)),
             Request::CreateSrq(request) => self.create_srq(id, seq, request),
-            Request::ModifySrq(request) => self.modify_srq(id, seq, request),
+            Request::ModifySrq(request) => self.modify_srq(id, seq, request, true),
             Request::QuerySrq(request) => self.query_srq(id, seq, SrqId(request.srq)),
             Request::DestroySrq(request) => self.destroy_srq(id, SrqId(request.srq)),
             Request::CreateCmChannel(_) => self.create_cm_channel(id, seq),

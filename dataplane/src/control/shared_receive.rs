@@ -19,6 +19,10 @@ use crate::worker::shared_receive_queues::WorkerSrq;
 /// Maximum size of a shared receive queue in work queues: ten, as in Linux siw.
 pub const WORK_REQUESTS_FACTOR: u32 = 10;
 
+/// Maximum number of rings of one queue: a worker that takes a request may have to look at all of them.
+/// A resize adds one, and earlier ones go when their requests are taken.
+const MOST_RINGS: usize = 32;
+
 /// A shared receive queue of a client.
 pub struct ClientSrq {
     pub pd: PdId,
@@ -37,6 +41,16 @@ impl ClientSrq {
         self.rings
             .first()
             .map_or(0, |(ring, _)| ring.count_posted())
+    }
+
+    /// Removes the rings that all workers have left; returns their memory.
+    fn take_left_rings(&mut self) -> Vec<QueueMemory> {
+        let mut left = Vec::new();
+        // Oldest first: each ring holds its successor.
+        while self.rings.len() > 1 && Arc::strong_count(&self.rings[0].0) == 1 {
+            left.push(self.rings.remove(0).1);
+        }
+        left
     }
 
     fn to_reply(&self, srq: SrqId, geometry: SrqGeometry) -> Option<m::SrqReply> {
@@ -135,7 +149,15 @@ impl ControlThread {
         Ok(Served::Replied)
     }
 
-    pub(super) fn modify_srq(&mut self, id: ClientId, seq: u32, request: &m::ModifySrq) -> Outcome {
+    /// Changes the size or the limit of a queue. If `may_wait`, a resize may wait until the workers have
+    /// left rings of earlier ones.
+    pub(super) fn modify_srq(
+        &mut self,
+        id: ClientId,
+        seq: u32,
+        request: &m::ModifySrq,
+        may_wait: bool,
+    ) -> Outcome {
         if request.mask & !(m::SRQ_MAX_WR | m::SRQ_LIMIT) != 0 {
             return Err(Refusal::new(
                 libc::EINVAL,
@@ -165,6 +187,9 @@ impl ControlThread {
             .srqs
             .get_mut(&SrqId(request.srq))
             .ok_or_else(|| no_such_srq(SrqId(request.srq)))?;
+        for mem in srq.take_left_rings() {
+            client.queues.free(mem);
+        }
         let max_wr = if resize { request.max_wr } else { srq.max_wr };
         if request.mask & m::SRQ_LIMIT != 0 {
             check_limit(request.limit, max_wr)?;
@@ -177,6 +202,23 @@ impl ControlThread {
                     format!(
                         "{posted} receive requests are posted: the queue cannot shrink to {}",
                         request.max_wr
+                    ),
+                ));
+            }
+            if srq.rings.len() >= MOST_RINGS && may_wait {
+                let (token, left) = self.workers.post_barrier();
+                return Ok(Served::Deferred(PendingReply::ResizeSrq {
+                    request: *request,
+                    token,
+                    left,
+                }));
+            }
+            if srq.rings.len() >= MOST_RINGS {
+                return Err(Refusal::new(
+                    libc::EBUSY,
+                    format!(
+                        "requests posted before the last {} resizes are still in the queue",
+                        MOST_RINGS - 1
                     ),
                 ));
             }
@@ -221,10 +263,7 @@ impl ControlThread {
             .srqs
             .get_mut(&SrqId(request.srq))
             .ok_or_else(|| no_such_srq(SrqId(request.srq)))?;
-        // Oldest first: each ring holds its successor.
-        while srq.rings.len() > 1 && Arc::strong_count(&srq.rings[0].0) == 1 {
-            let (ring, mem) = srq.rings.remove(0);
-            drop(ring);
+        for mem in srq.take_left_rings() {
             client.queues.free(mem);
         }
         let srq = client
@@ -248,6 +287,28 @@ impl ControlThread {
             self.srq_limit(id, SrqId(request.srq));
         }
         Ok(Served::Replied)
+    }
+
+    /// Continues a resize: the workers have executed the commands of earlier ones.
+    pub(super) fn finish_resize_srq(&mut self, id: ClientId) {
+        let Some(client) = self.resources.clients.get_mut(&id) else {
+            return;
+        };
+        let waits =
+            |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::ResizeSrq { .. });
+        let Some(DeferredRequest {
+            seq,
+            what: PendingReply::ResizeSrq { request, .. },
+        }) = client.waiting.take_if(waits)
+        else {
+            return;
+        };
+        if let Err(refusal) = self.modify_srq(id, seq, &request, false)
+            && let Some(client) = self.resources.clients.get(&id)
+        {
+            refusal.send(client, <m::ModifySrq as m::Message>::KIND, seq);
+        }
+        self.on_answered(id);
     }
 
     pub(super) fn query_srq(&mut self, id: ClientId, seq: u32, srq: SrqId) -> Outcome {

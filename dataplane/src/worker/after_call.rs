@@ -10,6 +10,9 @@ use super::messages::Event;
 use super::qp_rings::RingMisuse;
 use super::worker_qp::{QpSlot, WorkerQp};
 
+/// Queue pairs of overflowed completion queues that end in one batch.
+const ENDED_PER_BATCH: usize = 16;
+
 impl Worker {
     /// Calls into a queue pair with its view of the worker.
     #[inline]
@@ -80,17 +83,25 @@ impl Worker {
         }
     }
 
-    /// Ends the queue pairs of overflowed completion queues, and no others.
+    /// Ends queue pairs of overflowed completion queues, and no others; some of them in one batch.
+    /// Until its turn comes, a queue pair goes on, and its completions are lost, as the queue's state
+    /// says.
     #[cold]
     pub(super) fn handle_cq_overflows(&mut self, now: Instant) {
-        for cq in std::mem::take(&mut self.context.cqs.overflowed) {
-            if let Some(client) = self.context.cqs.client(cq) {
+        for _ in 0..ENDED_PER_BATCH {
+            let cqs = &mut self.context.cqs;
+            let Some((cq, is_reported)) = cqs.overflowed.front_mut() else {
+                return;
+            };
+            let cq = *cq;
+            let is_new = !std::mem::replace(is_reported, true);
+            let queue_pair = cqs.take_queue_pair(cq);
+            if let Some(client) = cqs.client(cq).filter(|_| is_new) {
                 self.post_event(Event::CqOverflow { client, cq });
             }
-            for slot in self.queue_pairs.select(|queue_pair| {
-                queue_pair.rings.send_cq == cq || queue_pair.rings.recv_cq == cq
-            }) {
-                self.end_in_error(now, slot);
+            match queue_pair {
+                Some(slot) => self.end_in_error(now, slot),
+                None => drop(self.context.cqs.overflowed.pop_front()),
             }
         }
     }

@@ -188,7 +188,12 @@ impl Worker {
         let mut clients = self.clients.iter();
         let client = clients.find(|client| client.client == setup.client);
         let user = client.map_or(UserSlot::FIRST, |client| client.user);
-        self.queue_pairs
-            .insert(Box::new(WorkerQp::new(setup, user, port)))
+        let completion_queues = [setup.send_cq, setup.recv_cq];
+        let queue_pair = Box::new(WorkerQp::new(setup, user, port));
+        let slot = self.queue_pairs.insert(queue_pair);
+        for cq in completion_queues {
+            self.context.cqs.add_queue_pair(cq, slot);
+        }
+        slot
     }
 }

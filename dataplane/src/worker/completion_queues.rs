@@ -10,6 +10,7 @@ use std::sync::Arc;
 use siw_shm::{CqProducer, Wc};
 use siw_tcp::Instant;
 
+use super::worker_qp::QpSlot;
 use crate::ids::{ClientId, CqId};
 
 /// Nanoseconds until an event that found its channel full is retried.
@@ -65,6 +66,8 @@ struct CqSlot {
     unreported: u32,
     /// Time at which moderated completions raise the event.
     moderated_until: Option<Instant>,
+    /// Queue pairs that write to the queue. Those of an overflowed queue are removed as they end.
+    queue_pairs: BTreeSet<QpSlot>,
 }
 
 /// All completion queues of one worker, by number.
@@ -81,8 +84,8 @@ pub(crate) struct CqTable {
     retry_at: Instant,
     /// Queues whose completions are held back by moderation, by the end of the wait.
     moderated: BTreeSet<(Instant, CqId)>,
-    /// Queues that overflowed and whose queue pairs have to end.
-    pub(super) overflowed: Vec<CqId>,
+    /// Queues that overflowed and whose queue pairs have to end, and whether that was reported.
+    pub(super) overflowed: VecDeque<(CqId, bool)>,
     /// Total number of completions written.
     pub(super) written_entries: u64,
 }
@@ -112,6 +115,7 @@ impl CqTable {
             moderation: None,
             unreported: 0,
             moderated_until: None,
+            queue_pairs: BTreeSet::new(),
         }));
     }
 
@@ -217,6 +221,25 @@ impl CqTable {
         self.slot(id).map(|slot| slot.queue.client)
     }
 
+    /// Adds a queue pair that writes to a queue.
+    pub(super) fn add_queue_pair(&mut self, id: CqId, queue_pair: QpSlot) {
+        if let Some(slot) = self.slot_mut(id) {
+            slot.queue_pairs.insert(queue_pair);
+        }
+    }
+
+    /// Removes a queue pair that writes to a queue no more.
+    pub(super) fn remove_queue_pair(&mut self, id: CqId, queue_pair: QpSlot) {
+        if let Some(slot) = self.slot_mut(id) {
+            slot.queue_pairs.remove(&queue_pair);
+        }
+    }
+
+    /// Removes and returns a queue pair that writes to a queue.
+    pub(super) fn take_queue_pair(&mut self, id: CqId) -> Option<QpSlot> {
+        self.slot_mut(id)?.queue_pairs.pop_first()
+    }
+
     /// Appends a completion. A full ring breaks the queue (CQ_ERR), which ends the queue pairs that
     /// use it and no others.
     #[inline(always)]
@@ -232,7 +255,7 @@ impl CqTable {
             if !slot.is_overflowed {
                 slot.is_overflowed = true;
                 slot.queue.producer.set_error(nix::libc::EOVERFLOW as u32);
-                self.overflowed.push(id);
+                self.overflowed.push_back((id, false));
             }
             return;
         }

@@ -1,6 +1,7 @@
 //! State shared by all queue pairs of a worker, and the view of it that a queue pair gets for one
 //! call.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use siw_iwarp::{ExtBufRef, FpduRun, QpEnv, QpEvent, RingFault};
@@ -28,7 +29,7 @@ pub(crate) struct WorkerContext {
     /// Queue pairs that wait until other workers no longer use a key.
     pub(super) quiescing: Vec<Qpn>,
     /// Queue pairs with a message that waits for a receive work request.
-    pub(super) awaiting_receives: Vec<Qpn>,
+    pub(super) awaiting_receives: VecDeque<Qpn>,
     wqes: WqeScratch,
     /// Records that could not be built since the worker last looked.
     pub(super) build_failures: Vec<BuildFailure>,
@@ -57,7 +58,7 @@ impl WorkerContext {
             srqs: SrqTable::default(),
             ext_bufs: ExtBufRefs::new(EXT_BUF_TRACKERS),
             quiescing: Vec::new(),
-            awaiting_receives: Vec::new(),
+            awaiting_receives: VecDeque::new(),
             wqes: WqeScratch::default(),
             build_failures: Vec::new(),
             split_records: SplitRecords::default(),
@@ -120,7 +121,7 @@ impl QpView<'_> {
     /// Removes the split records of acknowledged FPDUs: `units` of a run.
     #[inline]
     pub(super) fn forget_split_records(&mut self, slot: QpSlot, run: &FpduRun, units: Range<u16>) {
-        if !self.context.split_records.is_empty() {
+        if !self.context.split_records.is_empty(slot) {
             for unit in units {
                 self.context.split_records.remove(slot, &run.get(unit));
             }
@@ -305,7 +306,7 @@ impl QpEnv for QpView<'_> {
     fn await_receive(&mut self) {
         if !self.rings.awaits_receive {
             self.rings.awaits_receive = true;
-            self.context.awaiting_receives.push(self.rings.qpn);
+            self.context.awaiting_receives.push_back(self.rings.qpn);
         }
     }
 

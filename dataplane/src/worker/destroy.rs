@@ -21,7 +21,18 @@ impl Worker {
         self.enter_state(slot, LifecycleState::Disconnected)?;
         self.context.split_records.remove_queue_pair(slot);
         self.polled_queues.remove(slot);
+        self.leave_completion_queues(slot);
         self.queue_pairs.remove(slot)
+    }
+
+    /// Takes a queue pair from the lists of its completion queues, to which it writes no more.
+    pub(super) fn leave_completion_queues(&mut self, slot: QpSlot) {
+        if let Some(queue_pair) = self.queue_pairs.get_mut(slot) {
+            for cq in [queue_pair.rings.send_cq, queue_pair.rings.recv_cq] {
+                self.context.cqs.remove_queue_pair(cq, slot);
+            }
+            queue_pair.rings.silence_completions();
+        }
     }
 
     /// Leaves a connection without an owner; TCP closes it by itself, within its own limits.
@@ -68,9 +79,7 @@ impl Worker {
     pub(super) fn reset_queue_pair(&mut self, now: Instant, qpn: Qpn) {
         let mut windows = Vec::new();
         if let Some(slot) = self.queue_pairs.find(qpn) {
-            if let Some(queue_pair) = self.queue_pairs.get_mut(slot) {
-                queue_pair.rings.silence_completions();
-            }
+            self.leave_completion_queues(slot);
             let dropped = self.drop_queue_pair(now, slot, true);
             windows = dropped.map_or(windows, |(_, windows)| windows);
         }

@@ -20,6 +20,54 @@ const ENOUGH_READY: usize = 128;
 /// because those may have so much to send that they stay ready.
 const DOORBELLS_WHEN_ENOUGH: usize = 8;
 
+/// Clients at whose doorbells a worker looks in each batch: those that rang last.
+const ACTIVE_CLIENTS: usize = 32;
+/// Further clients looked at in one batch, in turn. A client that rings after a pause is found within
+/// a few batches, and then joins the active ones.
+const OTHERS_PER_BATCH: usize = 32;
+
+/// Which clients a batch looks at. The active clients are the first in the worker's list.
+#[derive(Default)]
+pub(super) struct ClientTurns {
+    /// The next one of the others.
+    next_other: usize,
+    /// The active client that gives way to the next one found ringing.
+    next_to_leave: usize,
+}
+
+impl ClientTurns {
+    /// Number of clients to look at, of `count`.
+    #[inline]
+    fn looks(count: usize) -> usize {
+        count.min(ACTIVE_CLIENTS + OTHERS_PER_BATCH)
+    }
+
+    /// Index of the client at place `look` of a batch.
+    #[inline]
+    fn client_at(&mut self, look: usize, start: usize, count: usize) -> usize {
+        let active = count.min(ACTIVE_CLIENTS);
+        if look < active {
+            // Clients that had no turn in the last batch come first.
+            return match start + look {
+                index if index < active => index,
+                index => index % active,
+            };
+        }
+        if !(ACTIVE_CLIENTS..count).contains(&self.next_other) {
+            self.next_other = ACTIVE_CLIENTS;
+        }
+        self.next_other += 1;
+        self.next_other - 1
+    }
+
+    /// Returns the active client whose place one of the others takes.
+    #[cold]
+    fn next_to_leave(&mut self) -> usize {
+        self.next_to_leave = (self.next_to_leave + 1) % ACTIVE_CLIENTS;
+        self.next_to_leave
+    }
+}
+
 /// A client as one worker sees it.
 pub(super) struct WorkerClient {
     pub(super) client: ClientId,
@@ -59,16 +107,16 @@ impl Worker {
         let count = self.clients.len();
         let start = std::mem::take(&mut self.first_client);
         self.users.begin_batch();
-        for index in 0..count {
-            // Clients that had no turn in the last batch come first.
-            let index = if start + index < count {
-                start + index
-            } else {
-                (start + index) % count
-            };
+        for look in 0..ClientTurns::looks(count) {
+            let mut index = self.client_turns.client_at(look, start, count);
             // Checked first, because most clients have none.
             if !self.clients[index].doorbells.has_work() {
                 continue;
+            }
+            if index >= ACTIVE_CLIENTS {
+                let place = self.client_turns.next_to_leave();
+                self.clients.swap(index, place);
+                index = place;
             }
             let WorkerClient { client, user, .. } = self.clients[index];
             let of_user = self.users.doorbells_left(user).map_or(0, |left| *left);
@@ -160,6 +208,32 @@ mod tests {
             }
         }
         assert_eq!(rest, CAPACITY as usize / 2);
+    }
+
+    #[test]
+    fn a_batch_looks_at_the_active_clients_and_in_turn_at_the_others() {
+        for count in [1, 2, ACTIVE_CLIENTS, 2000] {
+            let mut turns = ClientTurns::default();
+            let mut looks = vec![0; count];
+            let batches = 1 + count
+                .saturating_sub(ACTIVE_CLIENTS)
+                .div_ceil(OTHERS_PER_BATCH);
+            for batch in 0..batches {
+                let start = batch % count.min(ACTIVE_CLIENTS);
+                let most = ClientTurns::looks(count);
+                assert!(most <= ACTIVE_CLIENTS + OTHERS_PER_BATCH);
+                for look in 0..most {
+                    looks[turns.client_at(look, start, count)] += 1;
+                }
+            }
+            assert!(
+                looks
+                    .iter()
+                    .take(ACTIVE_CLIENTS)
+                    .all(|looks| *looks == batches)
+            );
+            assert!(looks.iter().all(|looks| *looks > 0), "of {count} clients");
+        }
     }
 
     #[test]

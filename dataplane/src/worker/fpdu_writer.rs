@@ -89,7 +89,7 @@ impl RecordWriter<TxRecord> for FpduWriter<'_> {
         };
         let unit_len = run.unit_len();
         let (mut offset, mut left) = (offset, len);
-        if left > unit_len && self.context.split_records.is_empty() && offset % unit_len == 0 {
+        if left > unit_len && self.context.split_records.is_empty(slot) && offset % unit_len == 0 {
             let first = (offset / unit_len) as u16;
             let units = first..first + (left / unit_len) as u16;
             let mut assembler = FrameAssembler {
@@ -138,7 +138,7 @@ impl FpduWriter<'_> {
             frame.references = 0;
         }
         let is_whole = offset == 0 && len as usize == fpdu.wire_len();
-        let built = if is_whole && self.context.split_records.is_empty() {
+        let built = if is_whole && self.context.split_records.is_empty(slot) {
             let mut assembler = FrameAssembler {
                 frame,
                 cache,
@@ -175,7 +175,7 @@ impl FpduWriter<'_> {
     }
 }
 
-/// Writes a record while split records exist: its `part` (offset and length), or the whole record.
+/// Writes a record of a queue pair that may have split records: its `part` (offset and length), or the whole record.
 #[cold]
 fn write_part(
     context: &mut WorkerContext,

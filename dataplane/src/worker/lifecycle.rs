@@ -387,10 +387,10 @@ impl Worker {
 
     /// Destroys a queue pair for its consumer. Requests posted before are still delivered if possible.
     pub(super) fn destroy_queue_pair(&mut self, now: Instant, slot: QpSlot) {
+        self.leave_completion_queues(slot);
         let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
             return;
         };
-        queue_pair.rings.silence_completions();
         if let Some(conn) = queue_pair.conn.filter(|_| queue_pair.state.has_stream()) {
             let port = queue_pair.port;
             let info = self.ports[port].stack.tcp_info(conn);

@@ -87,7 +87,7 @@ use crate::datapath::timer_hold::TimerHold;
 use awaited_frames::AwaitedFrames;
 use context::WorkerContext;
 use deadlines::Deadlines;
-use doorbells::WorkerClient;
+use doorbells::{ClientTurns, WorkerClient};
 use listen::PortListeners;
 use messages::Event;
 use pending_connections::PendingConnections;
@@ -146,6 +146,7 @@ pub struct Worker {
     users: UserShares,
     /// Client at which the next batch starts to look for doorbells.
     first_client: usize,
+    client_turns: ClientTurns,
     polled_queues: PolledQueues,
     /// Doorbells taken from all clients.
     doorbells_taken: u64,
@@ -206,6 +207,7 @@ impl Worker {
             context: WorkerContext::new(config.keys),
             cache: MbufCache::new(&config.pool),
             first_client: 0,
+            client_turns: ClientTurns::default(),
             polled_queues: PolledQueues::default(),
             doorbells_taken: 0,
             releasing: Vec::new(),
@@ -309,6 +311,7 @@ impl BatchLoop for Worker {
         self.expire_deadlines(now);
         self.context.cqs.notify_channels(now);
         if !self.context.cqs.overflowed.is_empty() {
+            busy = true;
             self.handle_cq_overflows(now);
         }
         while let Some((client, srq)) = self.context.srqs.low.pop() {

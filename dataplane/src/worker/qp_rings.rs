@@ -74,6 +74,12 @@ impl QpRings {
         }
     }
 
+    /// True if the receive queue is surely empty, which costs one read.
+    #[inline]
+    pub(super) fn has_no_receive(&mut self) -> bool {
+        self.srq.is_none() && !self.is_rq_broken && self.rq.is_empty().unwrap_or(false)
+    }
+
     /// Suppresses all further completions of a queue pair that its consumer gives up, as after
     /// ibv_destroy_qp(3). Flushed requests could otherwise overflow a queue that others share, or be
     /// attributed to the next owner of the number.

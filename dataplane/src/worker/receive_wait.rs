@@ -2,13 +2,18 @@
 //! asks for it. Programs for InfiniBand expect this (its RNR); the only way to do it in iWARP is to
 //! hold the stream. Received data stays in TCP's receive queue, whose window closes.
 //!
-//! Posting a receive work request rings no doorbell: a worker with these queue pairs polls them in
-//! each batch, and does not sleep for long.
+//! Posting a receive work request rings no doorbell: a worker with these queue pairs polls some of them
+//! in each batch, in turn, and does not sleep for long.
 
+use siw_iwarp::QpEnv;
 use siw_tcp::{Events, Instant};
 
 use super::Worker;
 use super::worker_qp::QpSlot;
+
+/// Queue pairs of waiting messages that check for a receive work request in one batch; the others have
+/// their turn in later ones.
+const LOOKS_PER_BATCH: usize = 64;
 
 /// Counters for statistics.
 #[derive(Debug, Clone, Copy, Default)]
@@ -43,7 +48,10 @@ impl Worker {
     #[cold]
     pub(super) fn poll_awaited_receives(&mut self, now: Instant) -> bool {
         let mut any = false;
-        for qpn in std::mem::take(&mut self.context.awaiting_receives) {
+        for _ in 0..self.context.awaiting_receives.len().min(LOOKS_PER_BATCH) {
+            let Some(qpn) = self.context.awaiting_receives.pop_front() else {
+                break;
+            };
             let Some(slot) = self.queue_pairs.find(qpn) else {
                 continue;
             };
@@ -62,6 +70,12 @@ impl Worker {
                 self.receive_waits.begun += 1;
                 now + std::time::Duration::from_millis(wait.into())
             });
+            if now < end && queue_pair.rings.has_no_receive() {
+                self.context
+                    .for_rings(&mut queue_pair.rings)
+                    .await_receive();
+                continue;
+            }
             if now >= end {
                 self.receive_waits.timed_out += 1;
                 queue_pair.protocol.set_receive_wait(0);

@@ -182,6 +182,45 @@ fn an_overflow_ends_the_queue_pairs_of_that_queue_and_nobody_else() {
 }
 
 #[test]
+fn an_overflow_ends_all_queue_pairs_of_the_queue_that_still_use_it() {
+    const QUEUE_PAIRS: usize = 40;
+    let daemon = Daemon::loopback();
+    let ctx = daemon.context();
+    let cq = Cq::new(&ctx, 4, None).unwrap();
+    let peer = daemon.context();
+    let mut ends: Vec<(End, End)> = (0..QUEUE_PAIRS)
+        .map(|_| {
+            let mut a = End::new(&ctx, 4096);
+            a.qp = a.pd.create_qp(&cq, &cq, &deep()).unwrap();
+            let b = End::new(&peer, 4096);
+            to_siw1(&a, &b);
+            (a, b)
+        })
+        .collect();
+    // Numbers of destroyed queue pairs are used again, with other completion queues.
+    ends.truncate(QUEUE_PAIRS - 10);
+    let others: Vec<(End, End)> = (0..10)
+        .map(|_| (End::new(&ctx, 4096), End::new(&peer, 4096)))
+        .collect();
+    for (a, b) in &others {
+        to_siw1(a, b);
+    }
+    for i in 0..8 {
+        write(&ends[0].0, &ends[0].1, i).unwrap();
+    }
+    for (a, _) in &ends {
+        let end = Instant::now() + PATIENCE;
+        while a.qp.query().unwrap().state != Some(siw::QpState::Error) {
+            assert!(Instant::now() < end, "a queue pair goes on");
+        }
+    }
+    for (a, b) in &others {
+        write(a, b, 9).unwrap();
+        assert_eq!(a.wc().status, WcStatus::SUCCESS);
+    }
+}
+
+#[test]
 fn posting_until_enomem_without_polling_overflows_no_queue() {
     let d = Daemon::loopback();
     let init = QpInit {

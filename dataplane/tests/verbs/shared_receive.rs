@@ -280,6 +280,40 @@ fn a_resize_keeps_what_is_posted_and_refuses_to_lose_any() {
     }
 }
 
+/// A worker that takes a request may have to look at each ring that still has some.
+#[test]
+fn resizes_in_front_of_posted_requests_are_bounded() {
+    let daemon = Daemon::loopback();
+    let init = SrqInit {
+        max_wr: 1024,
+        ..SrqInit::default()
+    };
+    let hub = Hub::new(&daemon.context(), &init);
+    let a = End::new(&daemon.context(), 4096);
+    let _qa = hub.join(&a);
+    let mut posted = 0;
+    let error = loop {
+        hub.post(posted);
+        posted += 1;
+        assert!(posted < 100, "each resize has added a ring");
+        if let Err(error) = hub.srq.resize(1024 + posted as u32) {
+            break error;
+        }
+    };
+    assert_eq!(error.errno(), nix::libc::EBUSY, "{error}");
+    // The refused resize has changed nothing, and another one succeeds when requests were taken.
+    let take = |wr_id| {
+        send(&a, wr_id, b"x");
+        let wc = hub.end.wc();
+        assert_eq!((wc.status, wc.wr_id), (WcStatus::SUCCESS, wr_id));
+        assert_eq!(a.wc().status, WcStatus::SUCCESS);
+    };
+    (0..posted / 2).for_each(take);
+    hub.srq.resize(512).unwrap();
+    hub.post(posted);
+    (posted / 2..=posted).for_each(take);
+}
+
 #[test]
 fn a_stream_that_holds_its_share_cannot_starve_the_others() {
     let daemon = Daemon::loopback();
