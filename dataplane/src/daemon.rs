@@ -3,6 +3,7 @@
 //! Clients that connect early wait in the socket until the daemon is ready.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -242,6 +243,7 @@ impl WorkerChannels {
                 Ok(Arc::new(Mailbox {
                     commands: ArrayQueue::new(MAILBOX_CAPACITY),
                     events: ArrayQueue::new(MAILBOX_CAPACITY),
+                    has_ended: AtomicBool::new(false),
                     inbox: Arc::new(WorkerInbox::new(new_event_fd()?, sleep_flag)),
                     control_wake: control_wake.clone(),
                     control_asleep: control_asleep.clone(),

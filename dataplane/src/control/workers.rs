@@ -1,7 +1,7 @@
 //! The control thread's interface to the workers. Each worker's commands are executed in order.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use siw_shm::SharedMemory;
@@ -63,12 +63,16 @@ impl WorkerSet {
     }
 
     /// Sends a command to a worker and wakes it. Blocks while the queue is full; workers empty it
-    /// in microseconds.
+    /// in microseconds. After the worker's end the command is dropped.
     pub fn post_command(&self, worker: usize, mut command: Command) {
         let Some(mailbox) = self.mailboxes.get(worker) else {
             return;
         };
         while let Err(back) = mailbox.commands.push(command) {
+            // Pairs with the Release in `Worker::check_stopped`.
+            if mailbox.has_ended.load(Ordering::Acquire) {
+                return;
+            }
             command = back;
             mailbox.inbox.wake_always();
             std::thread::sleep(FULL_QUEUE_PAUSE);
@@ -108,5 +112,44 @@ impl WorkerSet {
             unanswered: unanswered.clone(),
         });
         (token, self.worker_count())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+    use std::sync::atomic::AtomicBool;
+
+    use crossbeam::queue::ArrayQueue;
+    use nix::sys::eventfd::EventFd;
+    use siw_shm::WorkerPage;
+
+    use super::*;
+    use crate::datapath::forward::WorkerInbox;
+
+    #[test]
+    fn commands_to_a_worker_that_has_ended_do_not_block() {
+        let event_descriptor = || -> OwnedFd { EventFd::new().unwrap().into() };
+        let page = WorkerPage::create_sealed(2).unwrap();
+        let flag = |number| page.sleep_flag(number).unwrap();
+        let mailbox = Mailbox {
+            commands: ArrayQueue::new(2),
+            events: ArrayQueue::new(2),
+            has_ended: AtomicBool::new(false),
+            inbox: Arc::new(WorkerInbox::new(event_descriptor(), flag(0))),
+            control_wake: Arc::new(event_descriptor()),
+            control_asleep: Arc::new(flag(1)),
+        };
+        let mailbox = Arc::new(mailbox);
+        let mut workers = WorkerSet::new(Arc::new([mailbox.clone()]));
+        workers.post_barrier();
+        workers.post_barrier();
+        // The worker ends while the control thread waits for room.
+        std::thread::scope(|scope| {
+            scope.spawn(|| mailbox.has_ended.store(true, Ordering::Release));
+            workers.post_barrier();
+        });
+        workers.post_to_all(|| Command::Stop);
+        assert_eq!(mailbox.commands.len(), 2);
     }
 }

@@ -1,14 +1,17 @@
 //! The clock of a thread: the TSC in nanoseconds, read once per batch.
 
+use std::cell::Cell;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use siw_tcp::Instant;
 
 /// Converts TSC ticks to nanoseconds since the clock was created.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub struct TscClock {
-    /// The TSC when the clock was created.
-    base: u64,
+    /// The TSC at time 0.
+    base: Cell<u64>,
+    /// The TSC at the last reading.
+    last: Cell<u64>,
     /// Nanoseconds per tick, 32.32 fixed point.
     scale: u64,
     /// Wall clock at the base, nanoseconds since the epoch: for captures only.
@@ -22,23 +25,67 @@ impl TscClock {
         let wall = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .map_or(0, |since_epoch| since_epoch.as_nanos() as u64);
+        let base = dpdk::tsc_now();
         TscClock {
-            base: dpdk::tsc_now(),
+            base: Cell::new(base),
+            last: Cell::new(base),
             scale: ((1_000_000_000u128 << 32) / u128::from(ticks_per_second)) as u64,
             wall_base: wall,
         }
     }
 
-    /// Now.
+    /// Now; never earlier than the time before.
     #[inline]
     pub fn now(&self) -> Instant {
-        let ticks = dpdk::tsc_now().wrapping_sub(self.base);
+        self.time_at(dpdk::tsc_now())
+    }
+
+    #[inline]
+    fn time_at(&self, tsc: u64) -> Instant {
+        if tsc < self.last.get() {
+            self.follow_reset(tsc);
+        }
+        self.last.set(tsc);
+        let ticks = tsc.wrapping_sub(self.base.get());
         Instant::from_nanos(((u128::from(ticks) * u128::from(self.scale)) >> 32) as u64)
+    }
+
+    /// Continues from the last reading after the TSC has gone back, as when a virtual machine is
+    /// restored from a snapshot on another machine.
+    #[cold]
+    fn follow_reset(&self, tsc: u64) {
+        let since_base = self.last.get().wrapping_sub(self.base.get());
+        self.base.set(tsc.wrapping_sub(since_base));
     }
 
     /// Nanoseconds since the epoch at `time`, for captures.
     #[inline]
     pub fn wall_time(&self, time: Instant) -> u64 {
         self.wall_base + time.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_continues_when_the_tsc_goes_back() {
+        let clock = TscClock {
+            base: Cell::new(5_000_000),
+            last: Cell::new(5_000_000),
+            // One tick is a nanosecond.
+            scale: 1 << 32,
+            wall_base: 0,
+        };
+        assert_eq!(clock.time_at(5_001_000), Instant(1000));
+        // Below the base, and further than any time so far.
+        assert_eq!(clock.time_at(100), Instant(1000));
+        assert_eq!(clock.time_at(600), Instant(1500));
+        assert_eq!(clock.time_at(0), Instant(1500));
+        // Above the base, but back.
+        assert_eq!(clock.time_at(9_000_000), Instant(9_001_500));
+        assert_eq!(clock.time_at(8_000_000), Instant(9_001_500));
+        assert_eq!(clock.time_at(8_000_001), Instant(9_001_501));
     }
 }

@@ -22,7 +22,7 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(10);
 /// A sleep shorter than this costs more than spinning.
 const SHORTEST_SLEEP: Duration = Duration::from_micros(5);
 /// Maximum number of ports whose interrupts one thread waits for; others are polled at intervals.
-const MAX_INTERRUPTS: usize = 15;
+const MAX_INTERRUPTS: usize = 63;
 
 /// Decides whether the thread spins or may sleep.
 pub(crate) struct Idle {
@@ -65,8 +65,10 @@ pub(crate) fn ports_sleep_limit<R>(
     forwarded_at: Instant,
 ) -> Duration {
     let mut limit = LONGEST_SLEEP;
+    let mut interrupts = 0;
     for port in ports {
-        if port.must_be_polled() {
+        interrupts += usize::from(port.interrupt_fd().is_some());
+        if port.must_be_polled() || interrupts > MAX_INTERRUPTS {
             // Workers that send and receive through this one may have data in flight, too.
             let is_quiet =
                 port.stack.is_idle() && now.duration_since(forwarded_at) > AFTER_FORWARDED_FRAME;

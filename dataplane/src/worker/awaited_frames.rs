@@ -88,6 +88,7 @@ impl Worker {
 #[cfg(test)]
 mod tests {
     use std::os::fd::OwnedFd;
+    use std::sync::atomic::AtomicBool;
 
     use crossbeam::queue::ArrayQueue;
     use dpdk::{Mbuf, Mempool, Port, PortConfig, RxBatch, RxQueue, TxBatch, TxQueue};
@@ -116,6 +117,7 @@ mod tests {
         let mailbox = Mailbox {
             commands: ArrayQueue::new(16),
             events: ArrayQueue::new(16),
+            has_ended: AtomicBool::new(false),
             inbox: inbox.clone(),
             control_wake: Arc::new(event_descriptor()),
             control_asleep: Arc::new(flag(1)),

@@ -1,5 +1,6 @@
 //! Removal of queue pairs, of clients, and of the worker itself.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use siw_memory::Stag;
@@ -135,9 +136,14 @@ impl Worker {
         for port in 0..self.ports.len() {
             self.poll_port(now, port, true);
         }
-        let worker = self.index;
-        self.post_event(Event::Stopped { worker });
+        // The control thread gets all events, that of the end last.
         self.deliver_events();
-        self.is_stopped = true;
+        let stopped = Event::Stopped { worker: self.index };
+        if self.outgoing_events.is_empty() && self.mailbox.events.push(stopped).is_ok() {
+            // Pairs with the Acquire in `WorkerSet::post_command`.
+            self.mailbox.has_ended.store(true, Ordering::Release);
+            self.mailbox.wake_control();
+            self.is_stopped = true;
+        }
     }
 }

@@ -6,6 +6,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use crossbeam::queue::ArrayQueue;
 use siw_shm::doorbell::SleepFlag;
@@ -19,6 +20,8 @@ pub struct Mailbox {
     pub commands: ArrayQueue<Command>,
     /// Worker to control thread.
     pub events: ArrayQueue<Event>,
+    /// Set when the worker's thread ends: nothing takes commands any more.
+    pub has_ended: AtomicBool,
     /// Frames that other workers forward, and the worker's wake-up descriptor.
     pub inbox: Arc<WorkerInbox>,
     /// Wakes the control thread; shared by all workers.

@@ -631,3 +631,39 @@ fn the_kernels_routes_on_the_interface_are_followed() {
     let right = hosts.right.siwd(&text, &[]);
     transfer_everything(&left, &right, "10.80.0.1");
 }
+
+/// A worker sleeps until an interrupt of any of its devices, however many there are.
+#[test]
+fn each_of_many_devices_wakes_its_worker() {
+    const DEVICES: usize = 18;
+    skip_if!(lacks_af_xdp());
+    let ns = Netns::new();
+    let mut text =
+        "[workers]\nidle = \"adaptive\"\n[dpdk]\nhugepages = \"never\"\nbuffers = 65536\n"
+            .to_owned();
+    for number in 0..DEVICES {
+        ns.ip(&format!(
+            "link add own{number} type veth peer name far{number}"
+        ));
+        for name in ["own", "far"] {
+            ns.ip(&format!("link set {name}{number} addrgenmode none"));
+            ns.ip(&format!("link set {name}{number} up"));
+        }
+        ns.address(&format!("far{number}"), &format!("10.{number}.0.2/24"));
+        text += &format!(
+            "[[device]]\nname = \"siw{number}\"\naf_xdp = \"own{number}\"\n\
+             addresses = [\"10.{number}.0.1/24\"]\n"
+        );
+    }
+    let _siwd = ns.siwd(&text, &[]);
+    for number in [0, DEVICES - 1] {
+        let to = format!("10.{number}.0.1").parse().unwrap();
+        ns.wait_ping(to);
+        for _ in 0..5 {
+            let sent = Instant::now();
+            assert!(ns.ping(to, 56, PATIENCE));
+            let waited = sent.elapsed();
+            assert!(waited < Duration::from_secs(1), "siw{number}: {waited:?}");
+        }
+    }
+}
