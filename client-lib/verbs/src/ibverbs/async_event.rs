@@ -1,5 +1,9 @@
 //! Asynchronous events (ibv_get_async_event(3)): events of the daemon, with the program's object.
 //! The descriptor keeps the O_NONBLOCK setting of the program.
+//!
+//! The contexts of rdma_cm share one connection. Each has a descriptor of its own, an epoll instance
+//! with the daemon's stream and an eventfd: it is readable when an event may be pending. The reader
+//! of the stream passes each event on to the contexts that it concerns.
 
 use super::context::ContextObject;
 use super::cq::CqObject;
@@ -9,10 +13,140 @@ use super::resting::replace_by_quiet;
 use super::srq::SrqObject;
 use crate::abi::*;
 use crate::status::{log_failure, set_errno};
-use siw::{AsyncEvent, AsyncEventKind, Error};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use siw::{AsyncEvent, AsyncEventKind, Context, Error};
+use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
+
+/// The contexts of one connection.
+#[derive(Default)]
+pub struct EventGroup {
+    /// Held while an event is read and passed on, so that events stay in order.
+    reading: Mutex<()>,
+    members: OnceLock<Vec<&'static ContextObject>>,
+}
+
+impl EventGroup {
+    /// Sets the contexts.
+    pub fn set_members(&self, members: Vec<&'static ContextObject>) {
+        // Called once, right after the contexts were created.
+        let _ = self.members.set(members);
+    }
+
+    /// Reads an event and passes it on to the contexts that it concerns.
+    fn read_event(&self, client: &Context) -> Result<(), Error> {
+        let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        let event = client.get_async_event(Some(Duration::ZERO))?;
+        log_failure("asynchronous event", &event.reason);
+        for context in self.members.get().into_iter().flatten() {
+            if let (Some(events), true) = (context.shared_events(), concerns(context, &event)) {
+                events.push(event.clone());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Asynchronous events of a context that shares its connection.
+pub struct SharedEvents {
+    epoll: OwnedFd,
+    /// Readable while the queue is not empty.
+    local: OwnedFd,
+    queue: Mutex<VecDeque<AsyncEvent>>,
+    group: Arc<EventGroup>,
+}
+
+impl SharedEvents {
+    /// Creates the descriptor and the queue of one context.
+    pub fn new(client: &Context, group: &Arc<EventGroup>) -> Result<SharedEvents, Error> {
+        let instance = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let local = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        for fd in [client.async_fd(), local.as_fd()] {
+            let data = epoll::EventData::new_u64(0);
+            epoll::add(&instance, fd, data, epoll::EventFlags::IN)?;
+        }
+        Ok(SharedEvents {
+            epoll: instance,
+            local,
+            queue: Mutex::default(),
+            group: group.clone(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<AsyncEvent>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, event: AsyncEvent) {
+        let mut queue = self.lock();
+        queue.push_back(event);
+        let _ = rustix::io::write(&self.local, &1u64.to_ne_bytes());
+    }
+
+    fn pop(&self) -> Option<AsyncEvent> {
+        let mut queue = self.lock();
+        let event = queue.pop_front();
+        if queue.is_empty() {
+            let mut count = [0; 8];
+            let _ = rustix::io::read(&self.local, &mut count);
+        }
+        event
+    }
+
+    /// Waits for the next event of the context, unless `nonblocking`.
+    fn get(&self, client: &Context, nonblocking: bool) -> Result<AsyncEvent, Error> {
+        loop {
+            if let Some(event) = self.pop() {
+                return Ok(event);
+            }
+            match self.group.read_event(client) {
+                Ok(()) => continue,
+                Err(Error::Timeout) if nonblocking => {
+                    // Another thread may have passed an event on meanwhile.
+                    return self.pop().ok_or(Error::Timeout);
+                }
+                Err(Error::Timeout) => {}
+                Err(error) => return self.pop().ok_or(error),
+            }
+            let mut fds = [PollFd::new(&self.epoll, PollFlags::IN)];
+            poll(&mut fds, None)?;
+        }
+    }
+
+    /// Ends the events after the end of the daemon: the descriptor would stay readable.
+    fn end(&self, client: &Context) {
+        // It fails if that was done before.
+        let _ = epoll::delete(&self.epoll, client.async_fd());
+    }
+}
+
+impl AsFd for SharedEvents {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+/// Checks whether an event is one of the context: of its objects, or of its device.
+fn concerns(context: &ContextObject, event: &AsyncEvent) -> bool {
+    use AsyncEventKind::*;
+    let objects = context.objects();
+    let Some(kind) = event.kind else {
+        return false;
+    };
+    match kind {
+        CqErr => objects.cqs.find(event.object, |_| ()).is_some(),
+        QpFatal | QpReqErr | QpAccessErr | CommEst | SqDrained | QpLastWqeReached => {
+            objects.qps.find(event.object, |_| ()).is_some()
+        }
+        SrqLimitReached => objects.srqs.find(event.object, |_| ()).is_some(),
+        PortActive | PortErr => event.object == context.device().info().index,
+        DeviceFatal => true,
+    }
+}
 
 type Element = ibv_async_event__bindgen_ty_1;
 
@@ -60,12 +194,17 @@ pub unsafe fn get_async_event(context: *mut ibv_context, out: *mut ibv_async_eve
     // SAFETY: a context of this library.
     let (object, fd) = unsafe { (ContextObject::from_abi(context), (*context).async_fd) };
     loop {
-        let timeout = is_nonblocking(fd).then_some(Duration::ZERO);
-        let found = match object.client().get_async_event(timeout) {
-            Ok(event) => {
-                log_failure("asynchronous event", &event.reason);
-                find_element(object, &event)
+        let nonblocking = is_nonblocking(fd);
+        let got = match object.shared_events() {
+            Some(events) => events.get(object.client(), nonblocking),
+            None => {
+                let timeout = nonblocking.then_some(Duration::ZERO);
+                let got = object.client().get_async_event(timeout);
+                got.inspect(|event| log_failure("asynchronous event", &event.reason))
             }
+        };
+        let found = match got {
+            Ok(event) => find_element(object, &event),
             // The end of the daemon is reported once.
             Err(Error::DaemonGone) if !object.fatal_reported.swap(true, Ordering::Relaxed) => {
                 let port_num = PORT as c_int;
@@ -77,7 +216,10 @@ pub unsafe fn get_async_event(context: *mut ibv_context, out: *mut ibv_async_eve
             }
             Err(Error::DaemonGone) => {
                 // Pollers of the descriptor have been told.
-                object.client().end_async_events(replace_by_quiet);
+                match object.shared_events() {
+                    Some(events) => events.end(object.client()),
+                    None => object.client().end_async_events(replace_by_quiet),
+                }
                 set_errno(libc::EIO);
                 return -1;
             }

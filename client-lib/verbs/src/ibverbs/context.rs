@@ -1,12 +1,13 @@
 //! Contexts (ibv_open_device(3)): each is a connection to the daemon, with tables of the functions
 //! that programs call without a symbol.
 
+use super::async_event::SharedEvents;
 use super::device::DeviceObject;
 use super::objects::Objects;
 use super::{attributes, cq, cq_ex, mr, mw, port, post, qp, srq};
 use crate::abi::{ibv_context, ibv_device, verbs_context};
 use crate::status::{errno_of, pointer_of};
-use rustix::fd::AsRawFd;
+use rustix::fd::{AsFd, AsRawFd};
 use siw::{Context, Error};
 use std::ffi::c_int;
 use std::mem::offset_of;
@@ -19,6 +20,8 @@ pub struct ContextObject {
     abi: verbs_context,
     device: &'static DeviceObject,
     client: Context,
+    /// Asynchronous events of a context that shares its connection.
+    shared_events: Option<SharedEvents>,
     objects: Objects,
     /// DEVICE_FATAL was delivered.
     pub fatal_reported: AtomicBool,
@@ -26,7 +29,11 @@ pub struct ContextObject {
 
 impl ContextObject {
     /// Creates a context of `device` on a connection of its own, or on a shared one.
-    pub fn new(device: &'static DeviceObject, client: Context) -> Box<ContextObject> {
+    pub fn new(
+        device: &'static DeviceObject,
+        client: Context,
+        shared_events: Option<SharedEvents>,
+    ) -> Box<ContextObject> {
         // SAFETY: the struct is made of numbers, pointers and optional function pointers; a mutex
         // of zeros is PTHREAD_MUTEX_INITIALIZER.
         let mut abi: verbs_context = unsafe { std::mem::zeroed() };
@@ -34,7 +41,10 @@ impl ContextObject {
         fill_extended_operations(&mut abi);
         let context = &mut abi.context;
         context.device = device.as_abi();
-        context.async_fd = client.async_fd().as_raw_fd();
+        context.async_fd = match &shared_events {
+            Some(events) => events.as_fd().as_raw_fd(),
+            None => client.async_fd().as_raw_fd(),
+        };
         // Programs duplicate it to import the device in another process, which fails with
         // EOPNOTSUPP.
         context.cmd_fd = context.async_fd;
@@ -46,6 +56,7 @@ impl ContextObject {
             abi,
             device,
             client,
+            shared_events,
             objects: Objects::default(),
             fatal_reported: AtomicBool::new(false),
         })
@@ -71,6 +82,11 @@ impl ContextObject {
     /// The connection to the daemon.
     pub fn client(&self) -> &Context {
         &self.client
+    }
+
+    /// Asynchronous events of a context that shares its connection.
+    pub fn shared_events(&self) -> Option<&SharedEvents> {
+        self.shared_events.as_ref()
     }
 
     /// Objects of the context.
@@ -120,7 +136,7 @@ pub fn open_client(device: &DeviceObject) -> Result<Context, Error> {
 pub unsafe fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     // SAFETY: a device of this library, which is never freed.
     let device: &'static DeviceObject = unsafe { DeviceObject::from_abi(device) };
-    let context = open_client(device).map(|client| ContextObject::new(device, client));
+    let context = open_client(device).map(|client| ContextObject::new(device, client, None));
     let object = pointer_of("ibv_open_device", context);
     if object.is_null() {
         return std::ptr::null_mut();

@@ -11,7 +11,7 @@
 //! | `names.rs`, `rates.rs`, `sysfs.rs`, `fork.rs` | text of numbers, files, fork |
 //! | `unsupported.rs` | features that iWARP does not have, and the kernel's own interfaces |
 
-mod async_event;
+pub mod async_event;
 pub mod attributes;
 pub mod channel;
 pub mod context;

@@ -2,6 +2,7 @@
 //! context for each device, with the default protection domain for queue pairs.
 
 use crate::abi::{ibv_context, ibv_pd};
+use crate::ibverbs::async_event::{EventGroup, SharedEvents};
 use crate::ibverbs::context::ContextObject;
 use crate::ibverbs::device::DeviceObject;
 use crate::ibverbs::pd::alloc_pd;
@@ -9,7 +10,7 @@ use crate::status::{fail_with, set_errno};
 use siw::{Context, DeviceInfo, Error, Pd};
 use std::ffi::c_int;
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// A connection to the daemon and its contexts. They are never freed, because identifiers, and the
 /// objects that programs create with them, refer to them.
@@ -54,18 +55,21 @@ impl Devices {
                     .into(),
             });
         }
-        let all = client
-            .query_devices()?
-            .into_iter()
-            .map(|info| Device {
+        let group = Arc::new(EventGroup::default());
+        let mut all = Vec::new();
+        for info in client.query_devices()? {
+            let events = SharedEvents::new(&client, &group)?;
+            all.push(Device {
                 context: Box::leak(ContextObject::new(
                     DeviceObject::find_or_add(&info),
                     client.clone(),
+                    Some(events),
                 )),
                 info,
                 default_pd: Mutex::new(None),
-            })
-            .collect();
+            });
+        }
+        group.set_members(all.iter().map(|device| device.context).collect());
         let devices: &'static Devices = Box::leak(Box::new(Devices {
             client,
             all,
