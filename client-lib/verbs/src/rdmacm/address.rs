@@ -33,11 +33,15 @@ fn store_local(object: &IdObject, state: &mut IdState, local: SocketAddr) {
 }
 
 fn store_device(object: &IdObject, state: &mut IdState, device: u32) -> Result<(), Error> {
-    let verbs = object.channel().devices.context(device)?;
+    let devices = object.channel().devices;
+    let verbs = devices.context(device)?;
+    let pd = devices.default_pd(verbs)?;
     state.device = Some(device);
     // SAFETY: the identifier's own fields.
     unsafe {
         (*object.as_abi()).verbs = verbs;
+        // Programs register memory with it before they create a queue pair.
+        (*object.as_abi()).pd = pd;
         (*object.as_abi()).port_num = 1;
     }
     Ok(())

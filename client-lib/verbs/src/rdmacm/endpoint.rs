@@ -57,7 +57,9 @@ unsafe fn set_up(
         if info.ai_flags as u32 & RAI_PASSIVE != 0 {
             let status = bind_addr(id, info.ai_src_addr);
             if status == 0 {
-                (*id).pd = pd;
+                if !pd.is_null() {
+                    (*id).pd = pd;
+                }
                 let mut state = IdObject::from_abi(id).lock_state();
                 state.init_attr = (!init.is_null()).then(|| InitAttr(*init));
             }

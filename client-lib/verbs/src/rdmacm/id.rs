@@ -252,6 +252,10 @@ impl IdObject {
             .context(request.device())
             .unwrap_or_default_null();
         abi.port_num = 1;
+        if !abi.verbs.is_null() {
+            let pd = channel.devices.default_pd(abi.verbs);
+            abi.pd = pd.unwrap_or_default_null();
+        }
         let mut state = object.lock_state();
         state.device = Some(request.device());
         state.local = info.local;
