@@ -70,7 +70,8 @@ pub(super) unsafe fn create(
     let object = unsafe { ContextObject::from_abi(context) };
     let cqe = check_size(object, cqe)?;
     // SAFETY: a valid context.
-    if comp_vector != 0 && comp_vector >= i64::from(unsafe { (*context).num_comp_vectors }) {
+    let vectors = i64::from(unsafe { (*context).num_comp_vectors });
+    if !(0..vectors).contains(&comp_vector) {
         return Err(Error::Invalid("unknown completion vector"));
     }
     let channel_object = (!channel.is_null())

@@ -12,6 +12,8 @@ use std::sync::{Mutex, PoisonError};
 #[repr(C)]
 pub struct MrObject {
     abi: ibv_mr,
+    /// Address of the region for peers and work requests.
+    iova: u64,
     /// None only if a change of the region failed after it was deregistered.
     region: Mutex<Option<AppMr>>,
 }
@@ -82,6 +84,7 @@ unsafe fn create(
                 lkey: region.lkey(),
                 rkey: region.rkey(),
             },
+            iova,
             region: Mutex::new(Some(region)),
         }))
     });
@@ -170,7 +173,8 @@ pub unsafe fn rereg_mr(
     }
     let object: *mut MrObject = mr.cast();
     // SAFETY: a region of this library.
-    let (abi, region) = unsafe { (&mut *mr, &(*object).region) };
+    let (abi, iova_of_region, region) =
+        unsafe { (&mut *mr, &mut (*object).iova, &(*object).region) };
     let mut region = region.lock().unwrap_or_else(PoisonError::into_inner);
     // SAFETY: protection domains of this library.
     let (old_pd, new_pd) = unsafe {
@@ -182,10 +186,11 @@ pub unsafe fn rereg_mr(
         };
         (old, new)
     };
-    let (address, length) = if changes(IBV_REREG_MR_CHANGE_TRANSLATION) {
-        (address, length)
+    // As in libibverbs, a new translation begins at its own address.
+    let (address, length, iova) = if changes(IBV_REREG_MR_CHANGE_TRANSLATION) {
+        (address, length, address as u64)
     } else {
-        (abi.addr, abi.length)
+        (abi.addr, abi.length, *iova_of_region)
     };
     let access = if changes(IBV_REREG_MR_CHANGE_ACCESS) {
         check_access(access as u32)
@@ -215,7 +220,7 @@ pub unsafe fn rereg_mr(
     let registration = RegionChange {
         address,
         length,
-        iova: address as u64,
+        iova,
         access,
     };
     let new = match register(new_pd, &registration) {
@@ -236,6 +241,7 @@ pub unsafe fn rereg_mr(
     abi.pd = new_pd.as_abi();
     abi.context = new_pd.context();
     (abi.addr, abi.length) = (address, length);
+    *iova_of_region = iova;
     (abi.lkey, abi.rkey) = (new.lkey(), new.rkey());
     *region = Some(new);
     0

@@ -19,6 +19,10 @@ const DEFAULT_BACKLOG: u32 = 1024;
 /// the client resolves an address, which takes long elsewhere, while the server begins to listen.
 const REFUSALS: u8 = 8;
 
+/// Value of `rnr_retry_count` with which the peer repeats a SEND until there is a receive work
+/// request (rdma_connect(3)). Smaller numbers have no effect: SENDs over TCP cannot be repeated.
+const UNLIMITED_RNR_RETRIES: u8 = 7;
+
 /// Returns the queue pair of the identifier, or the one whose number the program has given.
 ///
 /// # Safety
@@ -48,6 +52,8 @@ struct Wanted<'a> {
     ird: Option<u32>,
     ord: Option<u32>,
     qp_num: u32,
+    /// SENDs of the peer wait for receive work requests.
+    waits_for_receives: bool,
 }
 
 /// # Safety
@@ -59,6 +65,7 @@ unsafe fn read_parameters<'a>(param: *const rdma_conn_param) -> Wanted<'a> {
             ird: None,
             ord: None,
             qp_num: 0,
+            waits_for_receives: status::wants_receive_waits(),
         };
     }
     // SAFETY: as the caller promised.
@@ -70,6 +77,8 @@ unsafe fn read_parameters<'a>(param: *const rdma_conn_param) -> Wanted<'a> {
         ird: depth(param.responder_resources),
         ord: depth(param.initiator_depth),
         qp_num: param.qp_num,
+        waits_for_receives: status::wants_receive_waits()
+            || param.rnr_retry_count >= UNLIMITED_RNR_RETRIES,
     }
 }
 
@@ -120,7 +129,7 @@ unsafe fn start_connect(id: *mut rdma_cm_id, wanted: &Wanted<'_>) -> Result<(), 
         ird: choose_depth(wanted.ird, limits.max_ird, limits.max_ird)?,
         cookie: object.registered().0,
         refusals: REFUSALS,
-        wait_for_receives: status::wants_receive_waits(),
+        wait_for_receives: wanted.waits_for_receives,
         ..ConnectOptions::default()
     };
     drop(state);
@@ -194,7 +203,7 @@ unsafe fn start_accept(id: *mut rdma_cm_id, wanted: &Wanted<'_>) -> Result<(), E
         ord: choose_depth(wanted.ord, limits.max_ord, offered_ord)?,
         ird: choose_depth(wanted.ird, limits.max_ird, offered_ird)?,
         cookie: object.registered().0,
-        wait_for_receives: status::wants_receive_waits(),
+        wait_for_receives: wanted.waits_for_receives,
         ..ConnectOptions::default()
     };
     let request = state.request.take();
