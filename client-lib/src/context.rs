@@ -128,6 +128,10 @@ impl Context {
             .to_string_lossy()
             .into_owned();
         watch_forks();
+        let conn = match dup_high(conn.as_fd()) {
+            Some(fd) => ControlSocket::from(fd),
+            None => conn,
+        };
         let hello = ClientHello::new(&name);
         // Sent as a packet of the oldest version, which every supported daemon can read.
         conn.set_version(MIN_VERSION);
@@ -143,7 +147,8 @@ impl Context {
         }
         let mut fds = fds.into_iter();
         let mut next = || fds.next().ok_or(Error::Proto(ProtoError::MissingFd));
-        let page = SharedMemory::map_read_only(next()?, worker_count as usize * WORKER_LINE)?;
+        let page =
+            SharedMemory::map_read_only(to_high(next()?), worker_count as usize * WORKER_LINE)?;
         let capacity = hello.doorbell_capacity;
         if !capacity.is_power_of_two() || capacity > siw_shm::doorbell::MAX_CAPACITY {
             return Err(Error::Invalid(
@@ -151,7 +156,7 @@ impl Context {
             ));
         }
         let bells = Arc::new(SharedMemory::map_fd(
-            next()?,
+            to_high(next()?),
             worker_count as usize * ring_len(capacity),
         )?);
         let async_events = ControlSocket::from(next()?);
@@ -160,7 +165,7 @@ impl Context {
         for worker in 0..worker_count {
             let bell =
                 DoorbellProducer::new(bells.clone(), ring_offset(worker, capacity), capacity)?;
-            workers.push((bell, next()?));
+            workers.push((bell, to_high(next()?)));
         }
         Ok(Context(Arc::new(ClientInner {
             calls: Mutex::new(Calls {
@@ -317,6 +322,28 @@ impl From<&DeviceReply> for DeviceInfo {
     }
 }
 
+/// Upper limit of [`high_number`]: the kernel's table of descriptors grows to the highest one.
+const MAX_HIGH_NUMBER: u64 = 1 << 14;
+
+/// Lowest number of descriptors that programs do not see. A program may close all its descriptors,
+/// and its next files get the lowest free numbers: a doorbell written to such a number would write
+/// into a file, and a request would go to a peer.
+fn high_number() -> i32 {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let high = limit.unwrap_or(u64::MAX).min(MAX_HIGH_NUMBER) / 4 * 3;
+    i32::try_from(high).unwrap_or(0)
+}
+
+/// Duplicates a descriptor to a high number, if there is one.
+fn dup_high(fd: BorrowedFd<'_>) -> Option<OwnedFd> {
+    rustix::io::fcntl_dupfd_cloexec(fd, high_number()).ok()
+}
+
+/// Moves a descriptor to a high number, or keeps it if there is none.
+fn to_high(fd: OwnedFd) -> OwnedFd {
+    dup_high(fd.as_fd()).unwrap_or(fd)
+}
+
 /// Memory of a queue: received with this reply, or with an earlier one.
 fn map_queue_memory(
     regions: &mut HashMap<u32, Arc<SharedMemory>>,
@@ -329,7 +356,7 @@ fn map_queue_memory(
             .ok_or(ProtoError::MissingFd)?
             .clone());
     }
-    let fd = fds.into_iter().next().ok_or(ProtoError::MissingFd)?;
+    let fd = to_high(fds.into_iter().next().ok_or(ProtoError::MissingFd)?);
     let len = usize::try_from(place.region_len).map_err(|_| ProtoError::MissingFd)?;
     let memory = Arc::new(SharedMemory::map_fd(fd, len)?);
     if place.dedicated == 0 {
@@ -519,6 +546,9 @@ impl ClientInner {
     /// Checks the control socket: a system call, for slow paths.
     #[cold]
     pub(crate) fn check_alive(&self) -> bool {
+        if self.check_process().is_err() {
+            return false;
+        }
         if self.known_alive() {
             let mut fds = [PollFd::new(&self.conn, PollFlags::RDHUP)];
             let zero = Timespec {
