@@ -41,9 +41,20 @@ pub fn remove_candidate(fd: c_int) {
     lock_candidates().remove(&fd);
 }
 
-/// Checks for a socket whose kind is not decided.
+/// Checks for a socket whose kind is not decided. The number may belong to another file by now, if
+/// the socket was closed by the C library itself or by a system call.
 pub fn is_candidate(fd: c_int) -> bool {
-    lock_candidates().contains_key(&fd)
+    lock_candidates().contains_key(&fd) && is_tcp_socket(fd)
+}
+
+fn is_tcp_socket(fd: c_int) -> bool {
+    let mut protocol: c_int = 0;
+    let mut length = size_of_val(&protocol) as socklen_t;
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_PROTOCOL);
+    let place = (&raw mut protocol).cast();
+    // SAFETY: a number with its length.
+    let found = unsafe { libc_calls::getsockopt(fd, level, name, place, &raw mut length) };
+    found == 0 && protocol == libc::IPPROTO_TCP
 }
 
 /// Records that a candidate was added to an epoll instance, modified or removed.

@@ -12,6 +12,7 @@
 //! | `convert.rs` | conversion of a socket to an rsocket |
 //! | `dispatch.rs` | calls that both have, with the same arguments |
 //! | `sockets.rs`, `transfer.rs`, `wait.rs` | the calls |
+//! | `stdio.rs` | streams of the C library, and its ways to close descriptors |
 #![allow(clippy::missing_safety_doc)]
 
 mod convert;
@@ -19,5 +20,6 @@ mod dispatch;
 mod imports;
 mod next;
 mod sockets;
+mod stdio;
 mod transfer;
 mod wait;

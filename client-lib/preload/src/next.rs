@@ -8,11 +8,32 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 /// Functions of the C library.
 pub mod libc_calls {
     use super::*;
-    use libc::{epoll_event, iovec, msghdr, pollfd, sigset_t, sockaddr, socklen_t};
-    use std::ffi::c_int;
+    use libc::{
+        FILE, epoll_event, iovec, mmsghdr, msghdr, pollfd, sigset_t, sockaddr, socklen_t, timespec,
+    };
+    use std::ffi::{c_char, c_int, c_uint};
     use std::ptr::null_mut;
 
     imported_functions! { libc::RTLD_NEXT;
+        fn fdopen = c"fdopen" (fd: c_int, mode: *const c_char) -> *mut FILE;
+        fn fclose = c"fclose" (stream: *mut FILE) -> c_int;
+        fn freopen = c"freopen" (
+            path: *const c_char, mode: *const c_char, stream: *mut FILE,
+        ) -> *mut FILE;
+        fn close_range = c"close_range" (first: c_uint, last: c_uint, flags: c_int) -> c_int;
+        fn closefrom = c"closefrom" (first: c_int) -> ();
+        fn sendmmsg = c"sendmmsg" (
+            fd: c_int, list: *mut mmsghdr, count: c_uint, flags: c_int,
+        ) -> c_int;
+        fn recvmmsg = c"recvmmsg" (
+            fd: c_int, list: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec,
+        ) -> c_int;
+        fn preadv2 = c"preadv2" (
+            fd: c_int, list: *const iovec, count: c_int, offset: libc::off_t, flags: c_int,
+        ) -> isize;
+        fn pwritev2 = c"pwritev2" (
+            fd: c_int, list: *const iovec, count: c_int, offset: libc::off_t, flags: c_int,
+        ) -> isize;
         fn socket = c"socket" (domain: c_int, kind: c_int, protocol: c_int) -> c_int;
         fn bind = c"bind" (fd: c_int, addr: *const sockaddr, length: socklen_t) -> c_int;
         fn listen = c"listen" (fd: c_int, backlog: c_int) -> c_int;
@@ -81,6 +102,10 @@ pub mod rsockets {
             addr: *const sockaddr, length: socklen_t, own: c_int,
         ) -> c_int;
         fn add_duplicate = c"siw_rsocket_duplicate" (fd: c_int, number: c_int) -> c_int;
+        fn close_stale = c"siw_rsocket_close_stale" () -> c_int;
+        fn ioctl = c"siw_rsocket_ioctl" (
+            fd: c_int, request: libc::c_ulong, argument: *mut c_int,
+        ) -> c_int;
         fn join = c"siw_rsocket_join" (fd: c_int, kernel: c_int) -> c_int;
         fn socket = c"rsocket" (domain: c_int, kind: c_int, protocol: c_int) -> c_int;
         fn bind = c"rbind" (fd: c_int, addr: *const sockaddr, length: socklen_t) -> c_int;

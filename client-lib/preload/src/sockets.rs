@@ -116,7 +116,7 @@ unsafe extern "C" fn accept_connection(
 }
 
 #[unsafe(export_name = "close")]
-unsafe extern "C" fn close_descriptor(fd: c_int) -> c_int {
+pub unsafe extern "C" fn close_descriptor(fd: c_int) -> c_int {
     // SAFETY: numbers.
     unsafe {
         if is_rsocket(fd) {
@@ -150,14 +150,16 @@ unsafe extern "C" fn duplicate(fd: c_int) -> c_int {
 unsafe fn duplicate_to(fd: c_int, number: c_int, flags: c_int) -> c_int {
     // SAFETY: numbers.
     unsafe {
-        if is_rsocket(number) {
-            rsockets::close(number);
-        } else {
-            forget_number(number);
-        }
         let made = libc_calls::dup3(fd, number, flags);
-        if made >= 0 && is_rsocket(fd) {
+        if made < 0 {
+            return made;
+        }
+        remove_candidate(made);
+        // These look-ups also drop the rsocket or the epoll instance that the call has closed.
+        if is_rsocket(fd) {
             rsockets::add_duplicate(fd, made);
+        } else if !is_rsocket(made) {
+            rsockets::close_epoll(made);
         }
         made
     }
@@ -215,10 +217,8 @@ unsafe extern "C" fn control_descriptor_64(fd: c_int, command: c_int, argument: 
 unsafe extern "C" fn control_device(fd: c_int, request: c_ulong, argument: usize) -> c_int {
     // SAFETY: by the contract of the manual page.
     unsafe {
-        if request == libc::FIONBIO && is_rsocket(fd) {
-            let is_on = *(argument as *const c_int) != 0;
-            let flags = if is_on { libc::O_NONBLOCK } else { 0 };
-            return rsockets::fcntl(fd, libc::F_SETFL, flags as usize);
+        if is_rsocket(fd) && !matches!(request, libc::FIOCLEX | libc::FIONCLEX) {
+            return rsockets::ioctl(fd, request, argument as *mut c_int);
         }
         libc_calls::ioctl(fd, request, argument)
     }

@@ -3,8 +3,9 @@
 use crate::convert::is_rsocket;
 use crate::dispatch::dispatched_calls;
 use crate::next::{libc_calls, rsockets};
-use libc::{iovec, msghdr, sockaddr, socklen_t};
-use std::ffi::{c_int, c_void};
+use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t, timespec};
+use std::ffi::{c_int, c_uint, c_void};
+use std::time::{Duration, Instant};
 
 dispatched_calls! {
     fn read_vector = readv (fd: c_int, list: *const iovec, count: c_int) -> isize;
@@ -20,7 +21,7 @@ dispatched_calls! {
 }
 
 #[unsafe(export_name = "read")]
-unsafe extern "C" fn read_bytes(fd: c_int, to: *mut c_void, length: usize) -> isize {
+pub unsafe extern "C" fn read_bytes(fd: c_int, to: *mut c_void, length: usize) -> isize {
     // SAFETY: by the contract of the manual page.
     unsafe {
         if is_rsocket(fd) {
@@ -32,7 +33,7 @@ unsafe extern "C" fn read_bytes(fd: c_int, to: *mut c_void, length: usize) -> is
 }
 
 #[unsafe(export_name = "write")]
-unsafe extern "C" fn write_bytes(fd: c_int, from: *const c_void, length: usize) -> isize {
+pub unsafe extern "C" fn write_bytes(fd: c_int, from: *const c_void, length: usize) -> isize {
     // SAFETY: by the contract of the manual page.
     unsafe {
         if is_rsocket(fd) {
@@ -81,6 +82,187 @@ unsafe extern "C" fn receive_checked(
 ) -> isize {
     // SAFETY: by the contract of the manual page.
     unsafe { receive_bytes(fd, to, length.min(room), flags) }
+}
+
+/// Variant of recvfrom(2), likewise.
+#[unsafe(export_name = "__recvfrom_chk")]
+unsafe extern "C" fn receive_from_checked(
+    fd: c_int,
+    to: *mut c_void,
+    length: usize,
+    room: usize,
+    flags: c_int,
+    addr: *mut sockaddr,
+    addr_length: *mut socklen_t,
+) -> isize {
+    // SAFETY: by the contract of the manual page.
+    unsafe { receive_from(fd, to, length.min(room), flags, addr, addr_length) }
+}
+
+/// Result of a call with several messages: the number of those that were moved, or the error of the
+/// first.
+fn moved_or_failed(moved: c_uint) -> c_int {
+    if moved > 0 { moved as c_int } else { -1 }
+}
+
+#[unsafe(export_name = "sendmmsg")]
+unsafe extern "C" fn send_messages(
+    fd: c_int,
+    list: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: by the contract of the manual page.
+    unsafe {
+        if !is_rsocket(fd) {
+            return libc_calls::sendmmsg(fd, list, count, flags);
+        }
+        for index in 0..count {
+            let message = list.add(index as usize);
+            let sent = rsockets::sendmsg(fd, &raw const (*message).msg_hdr, flags);
+            match c_uint::try_from(sent) {
+                Ok(sent) => (*message).msg_len = sent,
+                Err(_) => return moved_or_failed(index),
+            }
+        }
+        count as c_int
+    }
+}
+
+#[unsafe(export_name = "recvmmsg")]
+unsafe extern "C" fn receive_messages(
+    fd: c_int,
+    list: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    timeout: *mut timespec,
+) -> c_int {
+    // SAFETY: by the contract of the manual page.
+    unsafe {
+        if !is_rsocket(fd) {
+            return libc_calls::recvmmsg(fd, list, count, flags, timeout);
+        }
+        // As in the kernel, the timeout is checked only after each message.
+        let deadline = timeout.as_ref().map(|timeout| {
+            let seconds = u64::try_from(timeout.tv_sec).unwrap_or(0);
+            let nanos = u64::try_from(timeout.tv_nsec).unwrap_or(0);
+            Instant::now() + Duration::from_secs(seconds) + Duration::from_nanos(nanos)
+        });
+        let mut each = flags & !libc::MSG_WAITFORONE;
+        for index in 0..count {
+            let message = list.add(index as usize);
+            let received = rsockets::recvmsg(fd, &raw mut (*message).msg_hdr, each);
+            match c_uint::try_from(received) {
+                Ok(received) => (*message).msg_len = received,
+                Err(_) => return moved_or_failed(index),
+            }
+            let is_late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            if received == 0 || is_late {
+                return index as c_int + 1;
+            }
+            if flags & libc::MSG_WAITFORONE != 0 {
+                each |= libc::MSG_DONTWAIT;
+            }
+        }
+        count as c_int
+    }
+}
+
+/// Runs a call of preadv2(2) or pwritev2(2) with an rsocket: these have no offset but -1, and
+/// RWF_NOWAIT is MSG_DONTWAIT.
+///
+/// # Safety
+/// A list with its length.
+unsafe fn with_message(
+    list: *const iovec,
+    count: c_int,
+    offset: libc::off_t,
+    flags: c_int,
+    call: impl FnOnce(*mut msghdr, c_int) -> isize,
+) -> isize {
+    let failure = if offset != -1 {
+        Some(libc::ESPIPE)
+    } else if flags & !libc::RWF_NOWAIT != 0 {
+        Some(libc::EOPNOTSUPP)
+    } else {
+        None
+    };
+    if let Some(errno) = failure {
+        // SAFETY: the C library gives a valid pointer to this thread's errno.
+        unsafe { *libc::__errno_location() = errno };
+        return -1;
+    }
+    // SAFETY: the struct is made of numbers and pointers.
+    let mut message: msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = list.cast_mut();
+    message.msg_iovlen = usize::try_from(count).unwrap_or(0);
+    let is_nowait = flags & libc::RWF_NOWAIT != 0;
+    call(
+        &raw mut message,
+        if is_nowait { libc::MSG_DONTWAIT } else { 0 },
+    )
+}
+
+#[unsafe(export_name = "preadv2")]
+unsafe extern "C" fn read_vector_with_flags(
+    fd: c_int,
+    list: *const iovec,
+    count: c_int,
+    offset: libc::off_t,
+    flags: c_int,
+) -> isize {
+    // SAFETY: by the contract of the manual page.
+    unsafe {
+        if !is_rsocket(fd) {
+            return libc_calls::preadv2(fd, list, count, offset, flags);
+        }
+        with_message(list, count, offset, flags, |message, flags| {
+            rsockets::recvmsg(fd, message, flags)
+        })
+    }
+}
+
+#[unsafe(export_name = "preadv64v2")]
+unsafe extern "C" fn read_vector_with_flags_64(
+    fd: c_int,
+    list: *const iovec,
+    count: c_int,
+    offset: libc::off_t,
+    flags: c_int,
+) -> isize {
+    // SAFETY: by the contract of the manual page.
+    unsafe { read_vector_with_flags(fd, list, count, offset, flags) }
+}
+
+#[unsafe(export_name = "pwritev2")]
+unsafe extern "C" fn write_vector_with_flags(
+    fd: c_int,
+    list: *const iovec,
+    count: c_int,
+    offset: libc::off_t,
+    flags: c_int,
+) -> isize {
+    // SAFETY: by the contract of the manual page.
+    unsafe {
+        if !is_rsocket(fd) {
+            return libc_calls::pwritev2(fd, list, count, offset, flags);
+        }
+        with_message(list, count, offset, flags, |message, flags| {
+            rsockets::sendmsg(fd, message, flags)
+        })
+    }
+}
+
+#[unsafe(export_name = "pwritev64v2")]
+unsafe extern "C" fn write_vector_with_flags_64(
+    fd: c_int,
+    list: *const iovec,
+    count: c_int,
+    offset: libc::off_t,
+    flags: c_int,
+) -> isize {
+    // SAFETY: by the contract of the manual page.
+    unsafe { write_vector_with_flags(fd, list, count, offset, flags) }
 }
 
 /// Bytes that sendfile(2) to an rsocket copies per call.

@@ -1,6 +1,7 @@
 //! Unmodified TCP programs whose sockets `siwrun --rsockets` turns into rsockets.
 
 use crate::common::Daemon;
+use crate::common::c_programs::{can_compile, compile};
 use crate::common::programs::{Program, await_listeners, free_port, is_installed};
 
 /// Echo server with epoll (Python's selector on Linux) that ends after `count` clients.
@@ -114,4 +115,276 @@ fn iperf3_runs_over_rsockets() {
     let said = Program::start(&daemon, &line).succeed();
     assert!(said.contains("receiver"), "{said}");
     server.succeed();
+}
+
+/// A connection to a listener of the same program, whose other end a thread reads to its end.
+const CONNECTION: &str = r#"
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/sockios.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+#define CHECK(what) do { if (!(what)) { \
+    fprintf(stderr, "line %d: %s, errno %d\n", __LINE__, #what, errno); exit(1); } } while (0)
+
+static struct sockaddr_in address = { .sin_family = AF_INET };
+static int listener;
+
+static void start_listening(void)
+{
+    socklen_t length = sizeof address;
+    inet_pton(AF_INET, "10.77.0.2", &address.sin_addr);
+    listener = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(bind(listener, (void *)&address, length) == 0 && listen(listener, 4) == 0);
+    CHECK(getsockname(listener, (void *)&address, &length) == 0);
+}
+
+static void *accept_one(void *accepted)
+{
+    *(int *)accepted = accept(listener, NULL, NULL);
+    return NULL;
+}
+
+static int connect_to_listener(int *accepted)
+{
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, accept_one, accepted) == 0);
+    int made = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(connect(made, (void *)&address, sizeof address) == 0);
+    CHECK(pthread_join(thread, NULL) == 0 && *accepted >= 0);
+    return made;
+}
+"#;
+
+fn run_preloaded(source: &str) {
+    if !can_compile() {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    let file = daemon.dir.path().join("program.c");
+    std::fs::write(&file, format!("{CONNECTION}{source}")).unwrap();
+    let (program, _) = compile(&daemon, &file);
+    let line = format!("--rsockets {} {}", program.display(), file.display());
+    Program::start(&daemon, &line).succeed();
+}
+
+/// The ways in which a program gives up a number; the last ones do not pass through the library.
+const CLOSED_NUMBERS: &str = r#"
+static int release(int way, int number)
+{
+    FILE *stream;
+    switch (way) {
+    case 0: return close(number);
+    case 1: stream = fdopen(number, "w"); return fclose(stream);
+    case 2: return close_range(number, number, 0);
+    case 3: return dup2(open("/dev/null", O_RDWR), number) == number ? close(number) : -1;
+    case 4: stream = fopen("/dev/null", "r");
+            CHECK(dup2(number, fileno(stream)) == fileno(stream) && close(number) == 0);
+            return fclose(freopen("/dev/null", "r", stream));
+    case 5: return syscall(SYS_close, number);
+    case 6: return syscall(SYS_dup3, open("/dev/null", O_RDWR), number, 0) == number
+                   ? syscall(SYS_close, number) : -1;
+    default: return syscall(SYS_close_range, number, number, 0);
+    }
+}
+
+static void write_line(const char *path, int number)
+{
+    struct stat status;
+    int made = open(path, O_CREAT | O_TRUNC | O_RDWR, 0600);
+    CHECK(made >= 0 && dup2(made, number) == number);
+    CHECK(write(number, "private line of a log file\n", 27) == 27);
+    CHECK(fstat(made, &status) == 0 && status.st_size == 27);
+    CHECK(close(number) == 0 && (made == number || close(made) == 0));
+}
+
+int main(int count, char **arguments)
+{
+    char path[4096], text[64];
+    CHECK(count == 2);
+    snprintf(path, sizeof path, "%s.log", arguments[1]);
+    start_listening();
+    for (int way = 0; way < 8; way++) {
+        int accepted, made = connect_to_listener(&accepted);
+        fprintf(stderr, "way %d\n", way);
+        CHECK(send(made, "hello", 5, 0) == 5 && recv(accepted, text, 64, 0) == 5);
+        CHECK(release(way, made) == 0);
+        /* The raw system call keeps the number for the first file. */
+        int file = syscall(SYS_openat, AT_FDCWD, path, O_CREAT | O_TRUNC | O_RDWR, 0600);
+        CHECK(file >= 0);
+        if (file != made)
+            CHECK(syscall(SYS_dup3, file, made, 0) == made);
+        struct stat status;
+        CHECK(write(made, "private line of a log file\n", 27) == 27);
+        CHECK(fstat(made, &status) == 0 && status.st_size == 27);
+        CHECK(recv(accepted, text, 64, 0) == 0);
+        CHECK(close(made) == 0 && close(accepted) == 0);
+        if (file != made)
+            close(file);
+        write_line(path, made);
+    }
+    /* An epoll instance whose number belongs to another one. */
+    int accepted, made = connect_to_listener(&accepted), old = epoll_create1(0);
+    struct epoll_event event = { .events = EPOLLOUT, .data.u64 = 7 };
+    CHECK(epoll_ctl(old, EPOLL_CTL_ADD, made, &event) == 0);
+    CHECK(epoll_wait(old, &event, 1, 1000) == 1 && event.data.u64 == 7);
+    CHECK(syscall(SYS_dup3, epoll_create1(0), old, 0) == old);
+    CHECK(epoll_wait(old, &event, 1, 0) == 0);
+    /* A number that was a socket of streams, and is one of datagrams. */
+    int stream = socket(AF_INET, SOCK_STREAM, 0), type = 0;
+    CHECK(syscall(SYS_close, stream) == 0);
+    CHECK(socket(AF_INET, SOCK_DGRAM, 0) == stream);
+    connect(stream, (void *)&address, sizeof address);
+    socklen_t length = sizeof type;
+    CHECK(getsockopt(stream, SOL_SOCKET, SO_TYPE, &type, &length) == 0 && type == SOCK_DGRAM);
+    /* All descriptors. */
+    closefrom(3);
+    CHECK(open(path, O_RDONLY) == 3);
+    write_line(path, made);
+    _exit(0);
+}
+"#;
+
+#[test]
+fn a_number_closed_without_the_library_is_no_rsocket() {
+    run_preloaded(CLOSED_NUMBERS);
+}
+
+const STREAMS: &str = r#"
+int main(void)
+{
+    char line[64];
+    start_listening();
+    int accepted, made = connect_to_listener(&accepted);
+    FILE *out = fdopen(made, "w"), *in = fdopen(accepted, "r");
+    CHECK(out && in && fileno(out) == made);
+    CHECK(fprintf(out, "%d lines\nend\n", 2) > 0 && fflush(out) == 0);
+    CHECK(fgets(line, sizeof line, in) && strcmp(line, "2 lines\n") == 0);
+    CHECK(fputs("buffered", out) >= 0 && fclose(out) == 0);
+    CHECK(fgets(line, sizeof line, in) && strcmp(line, "end\n") == 0);
+    CHECK(fgets(line, sizeof line, in) && strcmp(line, "buffered") == 0);
+    CHECK(fgetc(in) == EOF && feof(in) && fclose(in) == 0);
+    /* A stream made before the socket is connected. */
+    int late = socket(AF_INET, SOCK_STREAM, 0);
+    FILE *both = fdopen(late, "r+");
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, accept_one, &accepted) == 0);
+    CHECK(connect(late, (void *)&address, sizeof address) == 0);
+    CHECK(pthread_join(thread, NULL) == 0);
+    CHECK(fputs("question\n", both) >= 0 && fflush(both) == 0);
+    CHECK(recv(accepted, line, sizeof line, 0) == 9 && send(accepted, "answer\n", 7, 0) == 7);
+    CHECK(fgets(line, sizeof line, both) && strcmp(line, "answer\n") == 0);
+    CHECK(fclose(both) == 0 && recv(accepted, line, sizeof line, 0) == 0);
+    return 0;
+}
+"#;
+
+#[test]
+fn streams_of_the_c_library_use_rsockets() {
+    run_preloaded(STREAMS);
+}
+
+const FURTHER_CALLS: &str = r#"
+static void await_readable(int fd)
+{
+    struct pollfd readable = { .fd = fd, .events = POLLIN };
+    CHECK(poll(&readable, 1, 20000) == 1);
+}
+
+int main(void)
+{
+    char text[2][8];
+    int count = -1;
+    start_listening();
+    int accepted, made = connect_to_listener(&accepted);
+    struct iovec parts[2] = { { "abc", 3 }, { "defg", 4 } };
+    struct mmsghdr list[2] = { { .msg_hdr = { .msg_iov = &parts[0], .msg_iovlen = 1 } },
+                               { .msg_hdr = { .msg_iov = &parts[1], .msg_iovlen = 1 } } };
+    CHECK(sendmmsg(made, list, 2, 0) == 2 && list[0].msg_len == 3 && list[1].msg_len == 4);
+    do {
+        await_readable(accepted);
+        CHECK(ioctl(accepted, FIONREAD, &count) == 0 && count <= 7);
+    } while (count < 7);
+    struct iovec rooms[2] = { { text[0], 3 }, { text[1], 8 } };
+    struct sockaddr_in name;
+    for (int i = 0; i < 2; i++) {
+        list[i].msg_hdr.msg_iov = &rooms[i];
+        list[i].msg_hdr.msg_name = &name;
+        list[i].msg_hdr.msg_namelen = sizeof name;
+    }
+    CHECK(recvmmsg(accepted, list, 2, MSG_WAITFORONE, NULL) == 2);
+    CHECK(list[0].msg_len == 3 && list[1].msg_len == 4 && memcmp(text[1], "defg", 4) == 0);
+    CHECK(list[0].msg_hdr.msg_namelen == 0);
+    CHECK(recvmmsg(accepted, list, 2, MSG_DONTWAIT, NULL) == -1 && errno == EAGAIN);
+
+    CHECK(pwritev2(made, parts, 2, -1, 0) == 7);
+    await_readable(accepted);
+    CHECK(preadv2(accepted, rooms, 1, -1, 0) == 3 && memcmp(text[0], "abc", 3) == 0);
+    char *volatile none = NULL;
+    CHECK(recv(accepted, none, 4, MSG_TRUNC | MSG_WAITALL) == 4);
+    CHECK(preadv2(accepted, rooms, 1, -1, RWF_NOWAIT) == -1 && errno == EAGAIN);
+    CHECK(preadv2(accepted, rooms, 1, 0, 0) == -1 && errno == ESPIPE);
+    volatile int negative = -1;
+    CHECK(writev(made, parts, negative) == -1 && errno == EINVAL);
+
+    do
+        CHECK(ioctl(made, SIOCOUTQ, &count) == 0);
+    while (count > 0);
+    static char much[4 << 20];
+    CHECK(fcntl(made, F_SETFL, O_NONBLOCK) == 0);
+    CHECK(send(made, much, sizeof much, 0) > 0);
+    CHECK(ioctl(made, SIOCOUTQ, &count) == 0 && count >= 0);
+    int on = 0;
+    CHECK(ioctl(made, FIONBIO, &on) == 0 && (fcntl(made, F_GETFL) & O_NONBLOCK) == 0);
+    CHECK(ioctl(made, TIOCGWINSZ, text) == -1 && errno == ENOTTY);
+    return 0;
+}
+"#;
+
+#[test]
+fn less_common_calls_serve_rsockets() {
+    run_preloaded(FURTHER_CALLS);
+}
+
+const CHILD: &str = r#"
+#include <sys/wait.h>
+int main(void)
+{
+    char text[8];
+    start_listening();
+    int accepted, made = connect_to_listener(&accepted), status;
+    CHECK(send(made, "a", 1, 0) == 1 && recv(accepted, text, 8, 0) == 1);
+    int ready[2];
+    CHECK(pipe(ready) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        int own = socket(AF_INET, SOCK_STREAM, 0);
+        CHECK(connect(own, (void *)&address, sizeof address) == 0);
+        CHECK(send(own, "child", 5, 0) == 5 && recv(own, text, 8, 0) == 2);
+        exit(0);
+    }
+    int of_child;
+    accept_one(&of_child);
+    CHECK(recv(of_child, text, 8, 0) == 5 && send(of_child, "ok", 2, 0) == 2);
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    CHECK(send(made, "b", 1, 0) == 1 && recv(accepted, text, 8, 0) == 1);
+    return 0;
+}
+"#;
+
+#[test]
+fn a_child_of_fork_makes_connections_of_its_own() {
+    run_preloaded(CHILD);
 }

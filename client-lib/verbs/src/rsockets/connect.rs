@@ -2,7 +2,8 @@
 
 use super::options::Options;
 use super::socket::{
-    Attempt, Connecting, Listening, Phase, Rsocket, RsocketState, add_to_descriptor, new_descriptor,
+    Attempt, Connecting, EarlyConnection, Listening, Phase, Rsocket, RsocketState,
+    add_to_descriptor, new_descriptor,
 };
 use super::stream::Stream;
 use super::table;
@@ -23,6 +24,10 @@ use std::time::Duration;
 /// RDMA Reads that each side may have outstanding. rsockets use none, but one is needed to set up a
 /// connection whose first message is a READ (RFC 6581 section 9).
 const READS: u32 = 1;
+/// Interval of looking for the own request at a listener of the same process.
+const OWN_LISTENER_CHECK: Duration = Duration::from_millis(1);
+/// Maximum number of connections accepted before raccept(3) is called.
+const MAX_EARLY: usize = 16;
 /// Linux's value for a backlog of 0 or less.
 const DEFAULT_BACKLOG: u32 = 1024;
 
@@ -41,7 +46,7 @@ pub fn create_rsocket(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_i
     let is_known = matches!(domain, libc::AF_INET | libc::AF_INET6)
         && kind & !flags == libc::SOCK_STREAM
         && matches!(protocol, 0 | libc::IPPROTO_TCP);
-    if !is_known || !table::is_usable() {
+    if !is_known {
         // Datagrams need unreliable queue pairs, which iWARP does not have.
         return Err(libc::ENOTSUP);
     }
@@ -119,6 +124,7 @@ impl RsocketState {
                     _listener: listener,
                     channel: Arc::new(channel),
                     requests: VecDeque::new(),
+                    early: VecDeque::new(),
                     kernel: None,
                 });
                 Ok(())
@@ -257,8 +263,10 @@ impl Rsocket {
                 _ => connect_outcome(&mut state),
             };
         }
+        let listener = find_own_listener(to);
+        let interval = listener.is_some().then_some(OWN_LISTENER_CHECK);
         loop {
-            let outcome = self.attempt(true, None, |state| match &state.phase {
+            let outcome = self.attempt(true, interval, |state| match &state.phase {
                 Phase::Connecting(_) => Attempt::Wait,
                 _ => Attempt::Done(connect_outcome(state)),
             });
@@ -266,8 +274,45 @@ impl Rsocket {
                 Ok(outcome) => return outcome,
                 // A connect interrupted by a signal continues: callers do not expect to repeat it.
                 Err(libc::EINTR) => {}
+                // A thread that connects to its own listener cannot accept meanwhile.
+                Err(libc::EAGAIN) => {
+                    if let Some(listener) = &listener {
+                        listener.accept_early();
+                    }
+                }
                 Err(errno) => return Err(errno),
             }
+        }
+    }
+
+    /// Accepts a pending connection for a later raccept(3), unless a thread waits to do that.
+    fn accept_early(&self) {
+        if self.is_awaited() {
+            return;
+        }
+        let (request, channel, options) = {
+            let mut state = self.lock();
+            state.progress();
+            let options = state.options.clone();
+            let Phase::Listening(listening) = &mut state.phase else {
+                return;
+            };
+            if listening.early.len() >= MAX_EARLY {
+                return;
+            }
+            let Some(request) = listening.requests.pop_front() else {
+                return;
+            };
+            (request, listening.channel.clone(), options)
+        };
+        match accept_request(request, &channel, &options) {
+            Ok(connection) => {
+                if let Phase::Listening(listening) = &mut self.lock().phase {
+                    listening.early.push_back(connection);
+                }
+                self.watchers.wake();
+            }
+            Err(error) => log_failure("raccept", &error),
         }
     }
 
@@ -278,18 +323,20 @@ impl Rsocket {
             Phase::Listening(listening) => listening.accept(flags),
             _ => Attempt::Done(Err(libc::EINVAL)),
         })?;
-        let (request, channel) = match accepted? {
-            Accepted::Request(request, channel) => (request, channel),
-            Accepted::Kernel(fd) => return Ok((fd, None)),
-        };
         let (options, family) = {
             let state = self.lock();
             (state.options.clone(), state.family)
         };
-        let peer = request.connection_info().peer;
-        let local = request.connection_info().local;
-        let stream = accept_request(request, &channel, &options)
-            .map_err(|error| errno_of("raccept", &error))?;
+        let EarlyConnection {
+            stream,
+            local,
+            peer,
+        } = match accepted? {
+            Accepted::Request(request, channel) => accept_request(request, &channel, &options)
+                .map_err(|error| errno_of("raccept", &error))?,
+            Accepted::Early(connection) => connection,
+            Accepted::Kernel(fd) => return Ok((fd, None)),
+        };
         let descriptor = new_descriptor()?;
         add_to_descriptor(&descriptor, &*stream.channel)?;
         let nonblocking = flags & libc::SOCK_NONBLOCK != 0;
@@ -318,7 +365,9 @@ fn accept_request(
     request: ConnectionRequest,
     channel: &CmChannel,
     options: &Options,
-) -> Result<Box<Stream>, Error> {
+) -> Result<EarlyConnection, Error> {
+    let info = request.connection_info();
+    let (local_addr, peer_addr) = (info.local, info.peer);
     let peer = ConnectionData::decode(&request.connection_info().private_data);
     let peer = peer.ok_or(Error::Refused {
         errno: libc::ECONNABORTED,
@@ -335,11 +384,27 @@ fn accept_request(
     request.accept(&stream.qp, Some(channel), &answer)?;
     stream.open(&peer);
     stream.progress();
-    Ok(stream)
+    Ok(EarlyConnection {
+        stream,
+        local: local_addr,
+        peer: peer_addr,
+    })
+}
+
+/// Finds a listener of this process at the address.
+fn find_own_listener(to: SocketAddr) -> Option<Arc<Rsocket>> {
+    let is_there = |local: SocketAddr| {
+        local.port() == to.port() && (local.ip().is_unspecified() || local.ip() == to.ip())
+    };
+    table::all().into_iter().find(|socket| {
+        let state = socket.lock();
+        matches!(state.phase, Phase::Listening(_)) && state.local.is_some_and(is_there)
+    })
 }
 
 /// An accepted connection.
 enum Accepted {
+    Early(EarlyConnection),
     Request(ConnectionRequest, Arc<CmChannel>),
     /// A connection of the kernel's listener that was added by `join`.
     Kernel(c_int),
@@ -347,6 +412,9 @@ enum Accepted {
 
 impl Listening {
     fn accept(&mut self, flags: c_int) -> Attempt<Result<Accepted, c_int>> {
+        if let Some(connection) = self.early.pop_front() {
+            return Attempt::Done(Ok(Accepted::Early(connection)));
+        }
         if let Some(request) = self.requests.pop_front() {
             return Attempt::Done(Ok(Accepted::Request(request, self.channel.clone())));
         }

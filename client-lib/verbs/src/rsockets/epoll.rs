@@ -6,13 +6,13 @@
 //! armed and not checked again until its descriptor is readable.
 
 use super::socket::Rsocket;
-use super::table;
+use super::table::{self, Mark, PerProcess};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fd::{AsRawFd, OwnedFd};
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 /// Event data of the eventfd; no rsocket descriptor has this number.
@@ -22,6 +22,8 @@ const BATCH: usize = 64;
 
 /// An epoll instance with rsockets.
 pub struct Instance {
+    /// Mark of the program's kernel instance.
+    mark: Mark,
     /// Kernel instance with the descriptors of the rsockets.
     inner: OwnedFd,
     /// Wakes a waiting thread for a new candidate.
@@ -51,7 +53,14 @@ pub struct Watchers {
     list: Mutex<Vec<(c_int, Weak<Instance>)>>,
 }
 
-static INSTANCES: LazyLock<RwLock<HashMap<c_int, Arc<Instance>>>> = LazyLock::new(RwLock::default);
+type Instances = RwLock<HashMap<c_int, Arc<Instance>>>;
+
+static INSTANCES: PerProcess<Instances> = PerProcess::new();
+
+/// Called in the child of fork(2).
+pub fn forget_parent() {
+    INSTANCES.forget();
+}
 
 fn errno_of(error: rustix::io::Errno) -> c_int {
     error.raw_os_error()
@@ -116,7 +125,11 @@ impl Instance {
         let wake = eventfd(0, flags).map_err(errno_of)?;
         let data = epoll::EventData::new_u64(WAKE);
         epoll::add(&inner, &wake, data, epoll::EventFlags::IN).map_err(errno_of)?;
+        // A duplicate of the descriptor may have an instance of its own.
+        let mark = Mark::of(outer).unwrap_or_else(Mark::next);
+        mark.set(outer);
         let instance = Arc::new(Instance {
+            mark,
             inner,
             wake,
             watches: Mutex::default(),
@@ -320,11 +333,25 @@ fn wait_kernel(
 }
 
 fn find_instance(number: c_int) -> Option<Arc<Instance>> {
-    if !table::is_usable() {
-        return None;
+    let found = {
+        let instances = INSTANCES.get().read();
+        let instances = instances.unwrap_or_else(PoisonError::into_inner);
+        instances.get(&number)?.clone()
+    };
+    if !table::checks_marks() || Mark::of(number) == Some(found.mark) {
+        return Some(found);
     }
-    let instances = INSTANCES.read().unwrap_or_else(PoisonError::into_inner);
-    instances.get(&number).cloned()
+    // The program has closed the instance without this library.
+    let mut instances = INSTANCES
+        .get()
+        .write()
+        .unwrap_or_else(PoisonError::into_inner);
+    let is_same = |kept: &Arc<Instance>| Arc::ptr_eq(kept, &found);
+    if instances.get(&number).is_some_and(is_same) {
+        instances.remove(&number);
+    }
+    drop(instances);
+    None
 }
 
 fn find_or_add_instance(number: c_int) -> Result<Arc<Instance>, c_int> {
@@ -333,7 +360,10 @@ fn find_or_add_instance(number: c_int) -> Result<Arc<Instance>, c_int> {
     }
     // Without the lock: a preloaded close(2) calls back into this table.
     let instance = Instance::new(number)?;
-    let mut instances = INSTANCES.write().unwrap_or_else(PoisonError::into_inner);
+    let mut instances = INSTANCES
+        .get()
+        .write()
+        .unwrap_or_else(PoisonError::into_inner);
     let stale = instances.insert(number, instance.clone());
     drop(instances);
     drop(stale);
@@ -345,7 +375,10 @@ pub fn forget_instance(number: c_int) -> bool {
     if find_instance(number).is_none() {
         return false;
     }
-    let mut instances = INSTANCES.write().unwrap_or_else(PoisonError::into_inner);
+    let mut instances = INSTANCES
+        .get()
+        .write()
+        .unwrap_or_else(PoisonError::into_inner);
     let removed = instances.remove(&number);
     drop(instances);
     // Dropped without the lock: a preloaded close(2) calls back into this table.

@@ -82,6 +82,11 @@ unsafe fn buffer_list<'a>(list: *const libc::iovec, count: usize) -> &'a [libc::
     unsafe { std::slice::from_raw_parts(list, count) }
 }
 
+/// Converts the number of buffers of readv(2).
+fn to_count(count: c_int) -> Result<usize, c_int> {
+    usize::try_from(count).map_err(|_| libc::EINVAL)
+}
+
 fn one_buffer(start: *mut c_void, length: usize) -> [libc::iovec; 1] {
     [libc::iovec {
         iov_base: start,
@@ -162,7 +167,18 @@ unsafe fn close_descriptor(fd: c_int) -> c_int {
     to_status(transfer::close_rsocket(fd))
 }
 
+/// Maximum number of bytes that a call with MSG_TRUNC discards.
+const DISCARDED: usize = 1 << 16;
+
 unsafe fn receive_bytes(fd: c_int, to: *mut c_void, length: usize, flags: c_int) -> isize {
+    if flags & libc::MSG_TRUNC != 0 {
+        // The bytes are discarded (tcp(7)); the buffer may be NULL.
+        let mut scratch = vec![0u8; length.min(DISCARDED)];
+        let list = one_buffer(scratch.as_mut_ptr().cast(), scratch.len());
+        // SAFETY: a buffer with its length.
+        let received = find_socket(fd).and_then(|socket| unsafe { socket.receive(&list, flags) });
+        return to_length(received);
+    }
     let list = one_buffer(to, length);
     // SAFETY: by the contract of the manual page.
     to_length(find_socket(fd).and_then(|socket| unsafe { socket.receive(&list, flags) }))
@@ -190,6 +206,7 @@ unsafe fn receive_message(fd: c_int, message: *mut libc::msghdr, flags: c_int) -
     // SAFETY: by the contract of the manual page.
     unsafe {
         let list = buffer_list((*message).msg_iov, (*message).msg_iovlen);
+        (*message).msg_namelen = 0;
         (*message).msg_controllen = 0;
         (*message).msg_flags = 0;
         to_length(find_socket(fd).and_then(|socket| socket.receive(list, flags)))
@@ -230,9 +247,10 @@ unsafe fn read_bytes(fd: c_int, to: *mut c_void, length: usize) -> isize {
 
 unsafe fn read_vector(fd: c_int, list: *const libc::iovec, count: c_int) -> isize {
     // SAFETY: by the contract of the manual page.
-    to_length(find_socket(fd).and_then(|socket| unsafe {
-        socket.receive(buffer_list(list, usize::try_from(count).unwrap_or(0)), 0)
-    }))
+    to_length(
+        find_socket(fd)
+            .and_then(|socket| unsafe { socket.receive(buffer_list(list, to_count(count)?), 0) }),
+    )
 }
 
 unsafe fn write_bytes(fd: c_int, from: *const c_void, length: usize) -> isize {
@@ -242,9 +260,10 @@ unsafe fn write_bytes(fd: c_int, from: *const c_void, length: usize) -> isize {
 
 unsafe fn write_vector(fd: c_int, list: *const libc::iovec, count: c_int) -> isize {
     // SAFETY: by the contract of the manual page.
-    to_length(find_socket(fd).and_then(|socket| unsafe {
-        socket.send(buffer_list(list, usize::try_from(count).unwrap_or(0)), 0)
-    }))
+    to_length(
+        find_socket(fd)
+            .and_then(|socket| unsafe { socket.send(buffer_list(list, to_count(count)?), 0) }),
+    )
 }
 
 unsafe fn poll_descriptors(
@@ -501,6 +520,9 @@ export_symbols! { "SIWD_PRIVATE":
         addr: *const libc::sockaddr, length: libc::socklen_t, own: c_int,
     ) -> c_int = preload::is_reachable;
     fn siw_rsocket_duplicate(fd: c_int, number: c_int) -> c_int = preload::duplicate;
+    fn siw_rsocket_close_stale() -> c_int = preload::close_stale;
+    fn siw_rsocket_ioctl(fd: c_int, request: libc::c_ulong, argument: *mut c_int) -> c_int
+        = preload::control_socket;
     fn siw_rsocket_join(fd: c_int, kernel: c_int) -> c_int = preload::join;
     fn siw_raccept4(
         fd: c_int, addr: *mut libc::sockaddr, length: *mut libc::socklen_t, flags: c_int,

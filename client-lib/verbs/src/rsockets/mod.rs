@@ -13,7 +13,7 @@
 //! | `options.rs`, `iomap.rs` | options; memory that the peer writes directly |
 //!
 //! A child of fork(2) has none of its parent's rsockets: every call fails with EBADF in it, and the
-//! parent's connections are unaffected. Datagrams (SOCK_DGRAM) are not supported: they need
+//! parent's connections are unaffected. It can create rsockets of its own. Datagrams (SOCK_DGRAM) are not supported: they need
 //! unreliable queue pairs.
 
 mod connect;

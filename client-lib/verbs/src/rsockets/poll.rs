@@ -124,7 +124,7 @@ pub fn poll_list(
     timeout: Option<Duration>,
     mask: *const libc::sigset_t,
 ) -> Result<usize, c_int> {
-    let sockets: Vec<_> = fds.iter().map(|fd| table::find(fd.fd)).collect();
+    let sockets: Vec<_> = fds.iter().map(|fd| table::find_checked(fd.fd)).collect();
     if sockets.iter().all(Option::is_none) {
         return poll_kernel(fds, timeout, mask);
     }

@@ -5,11 +5,13 @@
 use super::exports::{accept_with, find_socket, list_of, to_address, to_c, to_status};
 use super::{connect, epoll, poll, table};
 use std::ffi::c_int;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Checks whether the descriptor is an rsocket.
 pub unsafe fn is_rsocket(fd: c_int) -> c_int {
-    table::contains(fd).into()
+    table::enable_checks();
+    table::find_checked(fd).is_some().into()
 }
 
 /// Checks whether siwd routes to the address or, with `own`, has it.
@@ -28,6 +30,35 @@ pub unsafe fn is_reachable(
 pub unsafe fn duplicate(fd: c_int, number: c_int) -> c_int {
     // SAFETY: the caller made the duplicate and gives it away.
     to_status(find_socket(fd).map(|socket| unsafe { table::insert_duplicate(number, socket) }))
+}
+
+/// Closes the rsockets whose descriptors the program has closed without this library.
+pub unsafe fn close_stale() -> c_int {
+    table::close_stale();
+    0
+}
+
+/// ioctl(2) of a socket: FIONBIO, FIONREAD and SIOCOUTQ.
+pub unsafe fn control_socket(fd: c_int, request: libc::c_ulong, argument: *mut c_int) -> c_int {
+    let socket = match find_socket(fd) {
+        Ok(socket) => socket,
+        Err(errno) => return to_status(Err(errno)),
+    };
+    if request == libc::FIONBIO {
+        // SAFETY: by the contract of the manual page.
+        let is_on = unsafe { argument.read() } != 0;
+        socket.nonblocking.store(is_on, Ordering::Relaxed);
+        return 0;
+    }
+    let count = match request {
+        libc::FIONREAD => socket.lock().receivable_bytes(),
+        libc::TIOCOUTQ => socket.lock().outstanding_bytes(),
+        _ => Err(libc::ENOTTY),
+    };
+    // SAFETY: by the contract of the manual page.
+    to_status(count.map(|count| unsafe {
+        argument.write(c_int::try_from(count).unwrap_or(c_int::MAX));
+    }))
 }
 
 /// Adds a listener of the kernel to the rsocket, which duplicates its descriptor.

@@ -121,6 +121,11 @@ impl StreamSender {
         self.control_left += u32::from(held.control);
     }
 
+    /// Bytes of the send buffer in use. Inline data does not count.
+    pub fn outstanding(&self) -> usize {
+        (self.capacity - self.free) as usize
+    }
+
     /// Checks that no request is outstanding.
     pub fn is_idle(&self) -> bool {
         self.places == self.all_places && self.control_left == CONTROL_MESSAGES

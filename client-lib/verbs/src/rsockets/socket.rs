@@ -9,8 +9,9 @@ use super::epoll::Watchers;
 use super::iomap::Mappings;
 use super::options::Options;
 use super::stream::Stream;
+use super::table::Mark;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use siw::{CmBinding, CmChannel, CmListener, ConnectionRequest};
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -28,6 +29,8 @@ pub const CALLS_BEFORE_YIELD: u32 = 16;
 /// An rsocket; it may have several descriptors.
 pub struct Rsocket {
     state: Mutex<RsocketState>,
+    /// Mark of the open file of its descriptors.
+    pub mark: Mark,
     /// Notified when the thread that waits for events has taken them.
     events_taken: Condvar,
     /// O_NONBLOCK
@@ -70,8 +73,17 @@ pub struct Listening {
     pub _listener: CmListener,
     pub channel: Arc<CmChannel>,
     pub requests: VecDeque<ConnectionRequest>,
+    /// Connections accepted before the program calls raccept(3).
+    pub early: VecDeque<EarlyConnection>,
     /// A listener of the kernel at the same port, whose connections it accepts too.
     pub kernel: Option<Arc<OwnedFd>>,
+}
+
+/// A connection accepted before the program calls raccept(3), with its addresses.
+pub struct EarlyConnection {
+    pub stream: Box<Stream>,
+    pub local: Option<SocketAddr>,
+    pub peer: Option<SocketAddr>,
 }
 
 /// A connect that has not been answered.
@@ -108,6 +120,7 @@ impl Rsocket {
                 has_waiter: false,
                 empty_calls: 0,
             }),
+            mark: Mark::next(),
             events_taken: Condvar::new(),
             nonblocking: AtomicBool::new(nonblocking),
             pollers: AtomicU32::new(0),
@@ -226,6 +239,17 @@ impl Rsocket {
         }
     }
 
+    /// Checks whether a thread waits for events of the rsocket.
+    pub fn is_awaited(&self) -> bool {
+        self.pollers.load(Ordering::Acquire) > 0 || self.lock().has_waiter
+    }
+
+    /// Checks that the descriptors of its events have not been closed by the program.
+    pub fn has_events(&self) -> bool {
+        let events = self.lock().events();
+        events.is_none_or(|events| events.is_open())
+    }
+
     /// Current events, as poll(2) would report them.
     pub fn readiness(&self) -> i16 {
         let mut state = self.lock();
@@ -332,13 +356,23 @@ impl RsocketState {
 }
 
 impl EventSource {
-    fn wait(&self, timeout: Option<Duration>) -> Result<(), c_int> {
+    fn is_open(&self) -> bool {
+        let (fd, other) = self.descriptors();
+        rustix::io::fcntl_getfd(fd).is_ok() && rustix::io::fcntl_getfd(other).is_ok()
+    }
+
+    /// The descriptor, and that of the kernel's listener if there is one.
+    fn descriptors(&self) -> (BorrowedFd<'_>, BorrowedFd<'_>) {
         let (fd, other) = match self {
             EventSource::Completions(channel) => (channel.as_fd(), None),
             EventSource::Connections(channel) => (channel.as_fd(), None),
             EventSource::Requests(channel, kernel) => (channel.as_fd(), kernel.as_ref()),
         };
-        let other = other.map_or(fd, |other| other.as_fd());
+        (fd, other.map_or(fd, |other| other.as_fd()))
+    }
+
+    fn wait(&self, timeout: Option<Duration>) -> Result<(), c_int> {
+        let (fd, other) = self.descriptors();
         let mut fds = [fd, other].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let timeout = timeout.map(to_timespec);
         match poll(&mut fds, timeout.as_ref()) {
@@ -355,7 +389,7 @@ impl Listening {
             let mut fds = [PollFd::new(kernel, PollFlags::IN)];
             poll(&mut fds, Some(&to_timespec(Duration::ZERO))).is_ok_and(|ready| ready > 0)
         });
-        self.requests.is_empty() && !of_kernel
+        self.requests.is_empty() && self.early.is_empty() && !of_kernel
     }
 }
 

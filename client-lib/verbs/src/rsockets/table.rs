@@ -1,82 +1,227 @@
 //! The rsockets of the process by descriptor.
+//!
+//! A program can close or replace a descriptor without this library: the C library does so in
+//! fclose(3), and system calls do not pass through it at all. Therefore the open file behind each
+//! number carries a [`Mark`], which is checked whenever the preloaded library decides what a number
+//! is: one with another file is no rsocket any more, and its rsocket is closed. Programs that call
+//! rsockets themselves close them by rclose(3), and do without this system call.
 
+use super::epoll;
 use super::socket::Rsocket;
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, Once, PoisonError, RwLock};
+
+/// Identity of an open file, kept by the kernel as the signal number of fcntl(2) F_SETSIG, which
+/// has no effect without O_ASYNC. Reading it is the cheapest system call that tells two files
+/// apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mark(c_int);
+
+const F_SETSIG: c_int = 10;
+const F_GETSIG: c_int = 11;
+
+impl Mark {
+    /// Real-time signals of the C library's users; programs leave the value at 0 or use one of the
+    /// first.
+    const ALL: std::ops::Range<c_int> = 34..65;
+
+    /// Returns the next mark. Only files that were given 31 times apart have the same one.
+    pub fn next() -> Mark {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed) % Mark::ALL.len() as u32;
+        Mark(Mark::ALL.end - 1 - count as c_int)
+    }
+
+    /// Reads the mark of the file with that number, if it has one.
+    pub fn of(descriptor: c_int) -> Option<Mark> {
+        // SAFETY: the command only reads state of the file. By system call number, because a
+        // preloaded library may define fcntl.
+        let mark = unsafe { libc::syscall(libc::SYS_fcntl, descriptor, F_GETSIG) };
+        let mark = c_int::try_from(mark).ok()?;
+        Mark::ALL.contains(&mark).then_some(Mark(mark))
+    }
+
+    /// Marks the file with that number.
+    pub fn set(self, descriptor: c_int) {
+        // SAFETY: the command only writes state of the file.
+        unsafe { libc::syscall(libc::SYS_fcntl, descriptor, F_SETSIG, self.0) };
+    }
+}
 
 struct Entry {
     descriptor: OwnedFd,
     socket: Arc<Rsocket>,
 }
 
-static TABLE: RwLock<Vec<Option<Entry>>> = RwLock::new(Vec::new());
+type Entries = RwLock<Vec<Option<Entry>>>;
 
-/// Set in a child of fork(2): the rsockets belong to its parent, whose queues it must not access.
-static FORKED: AtomicBool = AtomicBool::new(false);
+static TABLE: PerProcess<Entries> = PerProcess::new();
 
-extern "C" fn on_fork_in_child() {
-    FORKED.store(true, Ordering::Relaxed);
+/// State of one process: a child of fork(2) begins without, because the rsockets belong to its
+/// parent, whose queues it must not access. The parent's state stays in the child's memory unused,
+/// with locks that another thread of the parent may have held.
+pub struct PerProcess<T>(AtomicPtr<T>);
+
+impl<T: Default> PerProcess<T> {
+    /// Creates the state empty.
+    pub const fn new() -> PerProcess<T> {
+        PerProcess(AtomicPtr::new(null_mut()))
+    }
+
+    /// Returns the state of this process.
+    pub fn get(&self) -> &'static T {
+        let found = self.0.load(Ordering::Acquire);
+        if !found.is_null() {
+            // SAFETY: a box that is never freed.
+            return unsafe { &*found };
+        }
+        watch_forks();
+        let fresh = Box::into_raw(Box::<T>::default());
+        let order = Ordering::AcqRel;
+        match (self.0).compare_exchange(null_mut(), fresh, order, Ordering::Acquire) {
+            // SAFETY: just made, and never freed.
+            Ok(_) => unsafe { &*fresh },
+            Err(other) => {
+                // SAFETY: just made, and not shared.
+                drop(unsafe { Box::from_raw(fresh) });
+                // SAFETY: as above, made by another thread.
+                unsafe { &*other }
+            }
+        }
+    }
+
+    /// Called in the child of fork(2), which must not take locks.
+    pub fn forget(&self) {
+        self.0.store(null_mut(), Ordering::Release);
+    }
 }
 
-/// Checks that the process may use rsockets: a child of fork(2) may not.
-pub fn is_usable() -> bool {
-    !FORKED.load(Ordering::Relaxed)
+extern "C" fn on_fork_in_child() {
+    TABLE.forget();
+    epoll::forget_parent();
+}
+
+fn watch_forks() {
+    static WATCHED: Once = Once::new();
+    WATCHED.call_once(|| {
+        // SAFETY: the handler only stores pointers. If registering it fails for lack of memory, a
+        // child can access its parent's rsockets.
+        unsafe { libc::pthread_atfork(None, None, Some(on_fork_in_child)) };
+    });
+}
+
+/// Set by the preloaded library.
+static CHECKS_MARKS: AtomicBool = AtomicBool::new(false);
+
+/// Enables the checks of marks in look-ups that precede any dispatch.
+pub fn enable_checks() {
+    if !checks_marks() {
+        CHECKS_MARKS.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Checks whether programs close descriptors as they close those of the kernel.
+pub fn checks_marks() -> bool {
+    CHECKS_MARKS.load(Ordering::Relaxed)
 }
 
 /// Finds the rsocket of a descriptor.
 pub fn find(descriptor: c_int) -> Option<Arc<Rsocket>> {
-    if !is_usable() {
-        return None;
-    }
-    let table = TABLE.read().unwrap_or_else(PoisonError::into_inner);
-    let entry = table.get(usize::try_from(descriptor).ok()?)?.as_ref()?;
-    Some(entry.socket.clone())
+    let index = usize::try_from(descriptor).ok()?;
+    let table = TABLE.get().read().unwrap_or_else(PoisonError::into_inner);
+    Some(table.get(index)?.as_ref()?.socket.clone())
 }
 
-/// Checks whether the descriptor is an rsocket.
-pub fn contains(descriptor: c_int) -> bool {
-    let Ok(index) = usize::try_from(descriptor) else {
-        return false;
-    };
-    if !is_usable() {
-        return false;
+/// Finds the rsocket of a number that may belong to another file by now.
+pub fn find_checked(descriptor: c_int) -> Option<Arc<Rsocket>> {
+    let socket = find(descriptor)?;
+    if !checks_marks() || Mark::of(descriptor) == Some(socket.mark) {
+        return Some(socket);
     }
-    let table = TABLE.read().unwrap_or_else(PoisonError::into_inner);
-    table.get(index).is_some_and(Option::is_some)
+    drop_stale(descriptor, &socket);
+    end_if_last(socket);
+    None
+}
+
+/// Removes the entry of a number that belongs to another file now, unless that has happened.
+#[cold]
+fn drop_stale(descriptor: c_int, socket: &Arc<Rsocket>) {
+    let index = usize::try_from(descriptor).unwrap_or(usize::MAX);
+    let mut table = TABLE.get().write().unwrap_or_else(PoisonError::into_inner);
+    let is_same = |entry: &mut Entry| Arc::ptr_eq(&entry.socket, socket);
+    let Some(entry) = table
+        .get_mut(index)
+        .and_then(|entry| entry.take_if(is_same))
+    else {
+        return;
+    };
+    drop(table);
+    forget_entry(descriptor, entry);
+}
+
+/// Ends the use of a number that the program has closed already: it must not be closed again.
+fn forget_entry(descriptor: c_int, entry: Entry) {
+    std::mem::forget(entry.descriptor);
+    entry.socket.watchers.forget(descriptor);
+    end_if_last(entry.socket);
+}
+
+/// Ends the stream if no other descriptor, and no call of another thread, uses it.
+pub fn end_if_last(socket: Arc<Rsocket>) {
+    let Some(socket) = Arc::into_inner(socket) else {
+        return;
+    };
+    if socket.has_events() {
+        socket.end_stream();
+    } else {
+        // The program has closed the descriptors of this library too; their numbers may be those of
+        // its files.
+        std::mem::forget(socket);
+    }
+}
+
+/// Returns all rsockets of the process.
+pub fn all() -> Vec<Arc<Rsocket>> {
+    let table = TABLE.get().read().unwrap_or_else(PoisonError::into_inner);
+    let entries = table.iter().flatten();
+    entries.map(|entry| entry.socket.clone()).collect()
+}
+
+/// Closes the rsockets whose descriptors the program has closed in another way.
+pub fn close_stale() {
+    let count = {
+        let table = TABLE.get().read().unwrap_or_else(PoisonError::into_inner);
+        table.len()
+    };
+    for descriptor in 0..count {
+        find_checked(descriptor as c_int);
+    }
 }
 
 /// Adds a descriptor of an rsocket.
 pub fn insert(descriptor: OwnedFd, socket: Arc<Rsocket>) -> RawFd {
-    static WATCH_FORKS: Once = Once::new();
-    WATCH_FORKS.call_once(|| {
-        // SAFETY: the handler only stores a flag. If registering it fails for lack of memory, a
-        // child can access its parent's rsockets.
-        unsafe { libc::pthread_atfork(None, None, Some(on_fork_in_child)) };
-    });
     let number = descriptor.as_raw_fd();
     let index = usize::try_from(number).unwrap_or(0);
-    let mut table = TABLE.write().unwrap_or_else(PoisonError::into_inner);
+    socket.mark.set(number);
+    let mut table = TABLE.get().write().unwrap_or_else(PoisonError::into_inner);
     if table.len() <= index {
         table.resize_with(index + 1, || None);
     }
-    // The descriptor of an old entry was closed without this library; its number must not be closed
-    // again.
     let stale = table[index].replace(Entry { descriptor, socket });
     drop(table);
+    // The descriptor of an old entry was closed without this library.
     if let Some(stale) = stale {
-        std::mem::forget(stale.descriptor);
+        forget_entry(number, stale);
     }
     number
 }
 
 /// Removes a descriptor, which is closed when the result is dropped.
 pub fn remove(descriptor: c_int) -> Option<(OwnedFd, Arc<Rsocket>)> {
-    if !is_usable() {
-        return None;
-    }
-    let mut table = TABLE.write().unwrap_or_else(PoisonError::into_inner);
+    let mut table = TABLE.get().write().unwrap_or_else(PoisonError::into_inner);
     let entry = table.get_mut(usize::try_from(descriptor).ok()?)?.take()?;
     Some((entry.descriptor, entry.socket))
 }

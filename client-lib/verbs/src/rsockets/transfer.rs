@@ -74,6 +74,28 @@ impl RsocketState {
     }
 }
 
+impl RsocketState {
+    /// Number of bytes that can be read at once (FIONREAD).
+    pub fn receivable_bytes(&mut self) -> Result<usize, c_int> {
+        self.progress();
+        match &self.phase {
+            Phase::Stream(stream) => Ok(stream.received()),
+            Phase::Listening(_) => Err(libc::EINVAL),
+            _ => Ok(0),
+        }
+    }
+
+    /// Number of bytes sent and not yet acknowledged by the peer's daemon (SIOCOUTQ).
+    pub fn outstanding_bytes(&mut self) -> Result<usize, c_int> {
+        self.progress();
+        match &self.phase {
+            Phase::Stream(stream) => Ok(stream.send.outstanding()),
+            Phase::Listening(_) => Err(libc::EINVAL),
+            _ => Ok(0),
+        }
+    }
+}
+
 impl Stream {
     /// Error of writing to the stream.
     pub fn write_error(&mut self) -> c_int {
@@ -166,7 +188,7 @@ impl Rsocket {
     }
 
     /// Ends the stream, when the last descriptor is closed.
-    fn end_stream(&self) {
+    pub fn end_stream(&self) {
         let is_connected = matches!(&self.lock().phase, Phase::Stream(stream) if stream.connected);
         if is_connected {
             self.send_end(StreamMessage::Disconnect, Some(CLOSE_TIMEOUT));
@@ -196,10 +218,7 @@ impl Stream {
 pub fn close_rsocket(descriptor: c_int) -> Result<(), c_int> {
     let (number, socket) = table::remove(descriptor).ok_or(libc::EBADF)?;
     socket.watchers.forget(descriptor);
-    // Another descriptor, or a call of another thread, may still use it; the last one ends it.
-    if let Some(socket) = std::sync::Arc::into_inner(socket) {
-        socket.end_stream();
-    }
+    table::end_if_last(socket);
     drop(number);
     Ok(())
 }
