@@ -33,9 +33,8 @@ fn run_c(daemon: &Daemon, options: &str, source: &str) -> String {
     Program::start(daemon, &compile_c(daemon, options, source)).succeed()
 }
 
-/// The sequence of libfabric: polls find nothing, the peer's message and disconnect arrive, then it
-/// requests notification and destroys the queue pair.
-const DISCONNECT_BEHIND_A_MESSAGE: &str = r#"
+/// Events and queue pairs of rdma_cm.
+const CONNECTION_STEPS: &str = r#"
 static void await(struct rdma_event_channel *channel, enum rdma_cm_event_type kind,
                   struct rdma_cm_id **id)
 {
@@ -56,7 +55,11 @@ static void add_queue_pair(struct rdma_cm_id *id, struct ibv_cq **cq)
                  .max_inline_data = 8 } };
     CHECK(rdma_create_qp(id, NULL, &init) == 0);
 }
+"#;
 
+/// The sequence of libfabric: polls find nothing, the peer's message and disconnect arrive, then it
+/// requests notification and destroys the queue pair.
+const DISCONNECT_BEHIND_A_MESSAGE: &str = r#"
 static void run(int polls)
 {
     struct rdma_event_channel *here = rdma_create_event_channel();
@@ -139,7 +142,8 @@ int main(void)
 #[test]
 fn a_disconnect_is_reported_behind_what_came_before() {
     if can_compile() {
-        run_c(&Daemon::loopback(), "", DISCONNECT_BEHIND_A_MESSAGE);
+        let source = format!("{CONNECTION_STEPS}{DISCONNECT_BEHIND_A_MESSAGE}");
+        run_c(&Daemon::loopback(), "", &source);
     }
 }
 
@@ -184,10 +188,11 @@ fn a_program_can_be_woken_without_an_event() {
 }
 
 /// Both ends in one process, without rdma_cm.
-const STOP_AT_ONCE: &str = r#"
+const TWO_ENDS: &str = r#"
 struct end {
     struct ibv_context *context;
     struct ibv_cq *cq;
+    struct ibv_pd *pd;
     struct ibv_qp *qp;
     union ibv_gid gid;
 };
@@ -197,13 +202,14 @@ static void open_end(struct end *end, struct ibv_device *device)
     end->context = ibv_open_device(device);
     CHECK(end->context);
     end->cq = ibv_create_cq(end->context, 8, NULL, NULL, 0);
-    struct ibv_pd *pd = ibv_alloc_pd(end->context);
-    CHECK(end->cq && pd);
+    end->pd = ibv_alloc_pd(end->context);
+    CHECK(end->cq && end->pd);
     struct ibv_qp_init_attr init = { .send_cq = end->cq, .recv_cq = end->cq, .qp_type = IBV_QPT_RC,
         .cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 } };
-    end->qp = ibv_create_qp(pd, &init);
+    end->qp = ibv_create_qp(end->pd, &init);
     CHECK(end->qp && ibv_query_gid(end->context, 1, 0, &end->gid) == 0);
-    struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+    struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1,
+        .qp_access_flags = IBV_ACCESS_REMOTE_WRITE };
     CHECK(ibv_modify_qp(end->qp, &attr,
         IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
 }
@@ -221,7 +227,9 @@ static void lead_to_rts(struct end *end, struct end *peer)
     CHECK(ibv_modify_qp(end->qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT
         | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC) == 0);
 }
+"#;
 
+const STOP_AT_ONCE: &str = r#"
 static int move(struct end *end, enum ibv_qp_state state)
 {
     struct ibv_qp_attr attr = { .qp_state = state };
@@ -256,7 +264,8 @@ int main(void)
 #[test]
 fn a_queue_pair_can_be_stopped_right_after_rts() {
     if can_compile() {
-        run_c(&Daemon::loopback(), "", STOP_AT_ONCE);
+        let source = format!("{TWO_ENDS}{STOP_AT_ONCE}");
+        run_c(&Daemon::loopback(), "", &source);
     }
 }
 
@@ -358,5 +367,320 @@ fn descriptors_rest_when_the_daemon_is_gone() {
         let program = start_listening(&daemon, &line);
         daemon.kill();
         program.succeed();
+    }
+}
+
+/// Both contexts share a connection, and each has the events of its own objects.
+const EVENTS_OF_TWO_CONTEXTS: &str = r#"
+#include <sys/epoll.h>
+static void raise_limit_event(struct ibv_context *context, struct ibv_srq **srq)
+{
+    struct ibv_pd *pd = ibv_alloc_pd(context);
+    struct ibv_srq_init_attr init = { .attr = { .max_wr = 16, .max_sge = 1 } };
+    CHECK(pd && (*srq = ibv_create_srq(pd, &init)));
+    struct ibv_srq_attr attr = { .srq_limit = 4 };
+    CHECK(ibv_modify_srq(*srq, &attr, IBV_SRQ_LIMIT) == 0);
+}
+
+int main(void)
+{
+    int count = 0;
+    struct ibv_context **list = rdma_get_devices(&count);
+    CHECK(list && count >= 2 && list[0]->async_fd != list[1]->async_fd);
+    int watch = epoll_create1(0);
+    for (int i = 0; i < 2; i++) {
+        struct epoll_event wanted = { .events = EPOLLIN, .data.u32 = i };
+        CHECK(epoll_ctl(watch, EPOLL_CTL_ADD, list[i]->async_fd, &wanted) == 0);
+        CHECK(fcntl(list[i]->async_fd, F_SETFL, O_NONBLOCK) == 0);
+    }
+    struct ibv_async_event event;
+    for (int round = 0; round < 4; round++) {
+        struct ibv_context *own = list[round & 1], *other = list[!(round & 1)];
+        struct ibv_srq *srq;
+        raise_limit_event(own, &srq);
+        struct pollfd readable = { .fd = own->async_fd, .events = POLLIN };
+        CHECK(poll(&readable, 1, 20000) == 1);
+        if (round < 2)
+            CHECK(ibv_get_async_event(other, &event) == -1 && errno == EAGAIN);
+        CHECK(poll(&readable, 1, 20000) == 1);
+        CHECK(ibv_get_async_event(own, &event) == 0);
+        CHECK(event.event_type == IBV_EVENT_SRQ_LIMIT_REACHED && event.element.srq == srq);
+        ibv_ack_async_event(&event);
+        CHECK(ibv_get_async_event(own, &event) == -1 && errno == EAGAIN);
+        CHECK(ibv_get_async_event(other, &event) == -1 && errno == EAGAIN);
+        CHECK(poll(&readable, 1, 0) == 0);
+        CHECK(ibv_destroy_srq(srq) == 0);
+    }
+    return 0;
+}
+"#;
+
+#[test]
+fn each_context_of_rdma_cm_gets_its_own_events() {
+    if can_compile() {
+        run_c(&Daemon::loopback(), "", EVENTS_OF_TWO_CONTEXTS);
+    }
+}
+
+const DOMAIN_OF_AN_IDENTIFIER: &str = r#"
+#include <rdma/rdma_verbs.h>
+int main(void)
+{
+    struct rdma_event_channel *channel = rdma_create_event_channel();
+    struct rdma_cm_id *id, *bound;
+    struct rdma_cm_event *event;
+    struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(7000) };
+    CHECK(inet_pton(AF_INET, "10.77.0.2", &address.sin_addr) == 1);
+    CHECK(channel && rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
+    CHECK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 1000) == 0);
+    CHECK(rdma_get_cm_event(channel, &event) == 0 && rdma_ack_cm_event(event) == 0);
+    static char buffer[4096];
+    CHECK(id->verbs && id->pd && id->pd->context == id->verbs);
+    struct ibv_mr *mr = rdma_reg_msgs(id, buffer, sizeof buffer);
+    CHECK(mr && rdma_dereg_mr(mr) == 0);
+    CHECK(rdma_create_id(channel, &bound, NULL, RDMA_PS_TCP) == 0);
+    CHECK(rdma_bind_addr(bound, (struct sockaddr *)&address) == 0 && bound->pd);
+    return 0;
+}
+"#;
+
+#[test]
+fn an_identifier_with_a_device_has_a_protection_domain() {
+    if can_compile() {
+        run_c(&Daemon::loopback(), "", DOMAIN_OF_AN_IDENTIFIER);
+    }
+}
+
+const RDMA_CM_IN_A_CHILD: &str = r#"
+#include <rdma/rsocket.h>
+#include <sys/wait.h>
+int main(void)
+{
+    struct rdma_event_channel *channel = rdma_create_event_channel();
+    CHECK(channel && rsocket(AF_INET, SOCK_STREAM, 0) >= 0);
+    pid_t child = fork();
+    if (child == 0) {
+        struct rdma_event_channel *own = rdma_create_event_channel();
+        struct rdma_cm_id *id;
+        struct sockaddr_in address = { .sin_family = AF_INET };
+        CHECK(own && rdma_create_id(own, &id, NULL, RDMA_PS_TCP) == 0);
+        CHECK(rdma_bind_addr(id, (struct sockaddr *)&address) == 0 && rdma_listen(id, 1) == 0);
+        int count = 0;
+        struct ibv_context **list = rdma_get_devices(&count);
+        CHECK(list && count > 0 && ibv_alloc_pd(list[0]));
+        CHECK(rsocket(AF_INET, SOCK_STREAM, 0) >= 0);
+        CHECK(rdma_destroy_id(id) == 0);
+        rdma_destroy_event_channel(own);
+        exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    struct rdma_cm_id *id;
+    CHECK(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0 && rdma_destroy_id(id) == 0);
+    return 0;
+}
+"#;
+
+#[test]
+fn a_child_of_fork_can_use_rdma_cm() {
+    if can_compile() {
+        run_c(&Daemon::loopback(), "", RDMA_CM_IN_A_CHILD);
+    }
+}
+
+/// The peer writes to the same address before and after the change of another attribute.
+const CHANGED_REGION: &str = r#"
+static int write_to(struct end *end, uint64_t address, uint32_t key)
+{
+    char text[8] = "written";
+    struct ibv_sge sge = { (uintptr_t)text, sizeof text, 0 };
+    struct ibv_send_wr write = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+        .send_flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE,
+        .wr.rdma = { .remote_addr = address, .rkey = key } }, *bad;
+    CHECK(ibv_post_send(end->qp, &write, &bad) == 0);
+    struct ibv_wc wc;
+    int polled;
+    while ((polled = ibv_poll_cq(end->cq, 1, &wc)) == 0) {}
+    CHECK(polled == 1);
+    return wc.status;
+}
+
+int main(void)
+{
+    struct ibv_device **list = ibv_get_device_list(NULL);
+    CHECK(list && list[0] && list[1]);
+    struct end here, there;
+    open_end(&here, list[0]);
+    open_end(&there, list[1]);
+    CHECK(!ibv_create_cq(here.context, 4, NULL, NULL, -1) && errno == EINVAL);
+    CHECK(!ibv_create_cq(here.context, 4, NULL, NULL, here.context->num_comp_vectors));
+    lead_to_rts(&here, &there);
+    lead_to_rts(&there, &here);
+    static char memory[4096];
+    const uint64_t iova = 0x5000;
+    const int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+    struct ibv_mr *mr = ibv_reg_mr_iova(there.pd, memory, sizeof memory, iova, access);
+    CHECK(mr && write_to(&here, iova + 64, mr->rkey) == IBV_WC_SUCCESS);
+    CHECK(strcmp(memory + 64, "written") == 0);
+    CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS, there.pd, NULL, 0,
+                       access | IBV_ACCESS_REMOTE_READ) == 0);
+    CHECK(write_to(&here, iova + 128, mr->rkey) == IBV_WC_SUCCESS);
+    CHECK(strcmp(memory + 128, "written") == 0);
+    return 0;
+}
+"#;
+
+#[test]
+fn a_changed_region_keeps_its_iova() {
+    if can_compile() {
+        let source = format!("{TWO_ENDS}{CHANGED_REGION}");
+        run_c(&Daemon::loopback(), "", &source);
+    }
+}
+
+/// Files get the numbers of the descriptors of this library; its doorbells must not be written into
+/// them.
+const ALL_DESCRIPTORS_CLOSED: &str = r#"
+#include <sys/stat.h>
+int main(int count, char **arguments)
+{
+    struct ibv_device **list = ibv_get_device_list(NULL);
+    CHECK(count == 1 && list && list[0] && list[1]);
+    struct end here, there;
+    open_end(&here, list[0]);
+    open_end(&there, list[1]);
+    lead_to_rts(&here, &there);
+    lead_to_rts(&there, &here);
+    for (int fd = 3; fd < 4096; fd++)
+        close(fd);
+    char path[4096];
+    int files[64];
+    for (int i = 0; i < 64; i++) {
+        snprintf(path, sizeof path, "%s.%d", arguments[0], i);
+        files[i] = open(path, O_CREAT | O_RDWR, 0600);
+        CHECK(files[i] >= 0);
+    }
+    for (int round = 0; round < 8; round++) {
+        struct ibv_send_wr write = { .opcode = IBV_WR_RDMA_WRITE }, *bad;
+        ibv_post_send(here.qp, &write, &bad);
+        struct ibv_srq_init_attr init = { .attr = { .max_wr = 16, .max_sge = 1 } };
+        ibv_create_srq(here.pd, &init);
+        /* The worker falls asleep, so that the next request rings. */
+        poll(NULL, 0, 20);
+    }
+    for (int i = 0; i < 64; i++) {
+        struct stat status;
+        CHECK(fstat(files[i], &status) == 0 && status.st_size == 0);
+    }
+    _exit(0);
+}
+"#;
+
+#[test]
+fn nothing_is_written_to_numbers_that_the_program_has_closed() {
+    if can_compile() {
+        let source = format!("{TWO_ENDS}{ALL_DESCRIPTORS_CLOSED}");
+        run_c(&Daemon::loopback(), "", &source);
+    }
+}
+
+/// One thread listens, connects and accepts.
+const RSOCKETS_OF_ONE_THREAD: &str = r#"
+#include <rdma/rsocket.h>
+int main(void)
+{
+    struct sockaddr_in address = { .sin_family = AF_INET }, name[2];
+    socklen_t length = sizeof address;
+    char text[8];
+    CHECK(inet_pton(AF_INET, "10.77.0.2", &address.sin_addr) == 1);
+    int listener = rsocket(AF_INET, SOCK_STREAM, 0);
+    CHECK(rbind(listener, (void *)&address, length) == 0 && rlisten(listener, 5) == 0);
+    CHECK(rgetsockname(listener, (void *)&address, &length) == 0);
+    int made[2], accepted[2];
+    for (int i = 0; i < 2; i++) {
+        made[i] = rsocket(AF_INET, SOCK_STREAM, 0);
+        CHECK(rconnect(made[i], (void *)&address, length) == 0);
+        CHECK(rgetsockname(made[i], (void *)&name[i], &length) == 0);
+        CHECK(rsend(made[i], &"01"[i], 1, 0) == 1);
+    }
+    struct pollfd readable = { .fd = listener, .events = POLLIN };
+    for (int i = 0; i < 2; i++) {
+        struct sockaddr_in peer;
+        CHECK(rpoll(&readable, 1, 20000) == 1 && readable.revents == POLLIN);
+        accepted[i] = raccept(listener, (void *)&peer, &length);
+        CHECK(accepted[i] >= 0 && peer.sin_port == name[i].sin_port);
+        CHECK(rrecv(accepted[i], text, sizeof text, 0) == 1 && text[0] == "01"[i]);
+    }
+    CHECK(rpoll(&readable, 1, 0) == 0);
+    return 0;
+}
+"#;
+
+#[test]
+fn one_thread_connects_to_its_own_listener() {
+    if can_compile() {
+        run_c(&Daemon::loopback(), "", RSOCKETS_OF_ONE_THREAD);
+    }
+}
+
+/// With `rnr_retry_count` of 7 a message waits for its receive work request.
+const MESSAGE_BEFORE_ITS_RECEIVE: &str = r#"
+int main(void)
+{
+    struct rdma_event_channel *here = rdma_create_event_channel();
+    struct rdma_event_channel *there = rdma_create_event_channel();
+    struct rdma_cm_id *listener, *server, *client;
+    struct ibv_cq *server_cq, *client_cq;
+    struct sockaddr_in address = { .sin_family = AF_INET };
+    CHECK(inet_pton(AF_INET, "10.77.0.2", &address.sin_addr) == 1 && here && there);
+    CHECK(rdma_create_id(here, &listener, NULL, RDMA_PS_TCP) == 0);
+    CHECK(rdma_bind_addr(listener, (struct sockaddr *)&address) == 0);
+    CHECK(rdma_listen(listener, 1) == 0);
+    address.sin_port = rdma_get_src_port(listener);
+    CHECK(rdma_create_id(there, &client, NULL, RDMA_PS_TCP) == 0);
+    CHECK(rdma_resolve_addr(client, NULL, (struct sockaddr *)&address, 1000) == 0);
+    await(there, RDMA_CM_EVENT_ADDR_RESOLVED, NULL);
+    CHECK(rdma_resolve_route(client, 1000) == 0);
+    await(there, RDMA_CM_EVENT_ROUTE_RESOLVED, NULL);
+    add_queue_pair(client, &client_cq);
+    struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1,
+        .rnr_retry_count = 7 };
+    CHECK(rdma_connect(client, &param) == 0);
+    await(here, RDMA_CM_EVENT_CONNECT_REQUEST, &server);
+    add_queue_pair(server, &server_cq);
+    CHECK(rdma_accept(server, &param) == 0);
+    await(here, RDMA_CM_EVENT_ESTABLISHED, NULL);
+    await(there, RDMA_CM_EVENT_ESTABLISHED, NULL);
+    struct { struct rdma_cm_id *from, *to; struct ibv_cq *sent, *received; } ways[2] = {
+        { client, server, client_cq, server_cq }, { server, client, server_cq, client_cq } };
+    for (int i = 0; i < 2; i++) {
+        char text[8] = "message";
+        struct ibv_sge out = { (uintptr_t)text, sizeof text, 0 };
+        struct ibv_send_wr send = { .sg_list = &out, .num_sge = 1, .opcode = IBV_WR_SEND,
+            .send_flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE }, *bad_send;
+        CHECK(ibv_post_send(ways[i].from->qp, &send, &bad_send) == 0);
+        struct ibv_wc wc;
+        int polled;
+        while ((polled = ibv_poll_cq(ways[i].sent, 1, &wc)) == 0) {}
+        CHECK(polled == 1 && wc.status == IBV_WC_SUCCESS);
+        CHECK(poll(NULL, 0, 50) == 0);
+        static char buffer[8];
+        struct ibv_mr *mr = ibv_reg_mr(ways[i].to->pd, buffer, 8, IBV_ACCESS_LOCAL_WRITE);
+        CHECK(mr);
+        struct ibv_sge in = { (uintptr_t)buffer, sizeof buffer, mr->lkey };
+        struct ibv_recv_wr receive = { .sg_list = &in, .num_sge = 1 }, *bad_receive;
+        CHECK(ibv_post_recv(ways[i].to->qp, &receive, &bad_receive) == 0);
+        while ((polled = ibv_poll_cq(ways[i].received, 1, &wc)) == 0) {}
+        CHECK(polled == 1 && wc.status == IBV_WC_SUCCESS && strcmp(buffer, "message") == 0);
+    }
+    return 0;
+}
+"#;
+
+#[test]
+fn a_message_waits_for_its_receive_if_the_program_asks() {
+    if can_compile() {
+        let source = format!("{CONNECTION_STEPS}{MESSAGE_BEFORE_ITS_RECEIVE}");
+        run_c(&Daemon::loopback(), "", &source);
     }
 }

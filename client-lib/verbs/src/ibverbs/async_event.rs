@@ -19,7 +19,7 @@ use siw::{AsyncEvent, AsyncEventKind, Context, Error};
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// The contexts of one connection.
@@ -57,12 +57,12 @@ pub struct SharedEvents {
     /// Readable while the queue is not empty.
     local: OwnedFd,
     queue: Mutex<VecDeque<AsyncEvent>>,
-    group: Arc<EventGroup>,
+    group: &'static EventGroup,
 }
 
 impl SharedEvents {
     /// Creates the descriptor and the queue of one context.
-    pub fn new(client: &Context, group: &Arc<EventGroup>) -> Result<SharedEvents, Error> {
+    pub fn new(client: &Context, group: &'static EventGroup) -> Result<SharedEvents, Error> {
         let instance = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let local = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         for fd in [client.async_fd(), local.as_fd()] {
@@ -73,7 +73,7 @@ impl SharedEvents {
             epoll: instance,
             local,
             queue: Mutex::default(),
-            group: group.clone(),
+            group,
         })
     }
 

@@ -10,7 +10,7 @@ use crate::status::{fail_with, set_errno};
 use siw::{Context, DeviceInfo, Error, Pd};
 use std::ffi::c_int;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// A connection to the daemon and its contexts. They are never freed, because identifiers, and the
 /// objects that programs create with them, refer to them.
@@ -55,10 +55,11 @@ impl Devices {
                     .into(),
             });
         }
-        let group = Arc::new(EventGroup::default());
+        // Never freed, like the contexts.
+        let group: &EventGroup = Box::leak(Box::default());
         let mut all = Vec::new();
         for info in client.query_devices()? {
-            let events = SharedEvents::new(&client, &group)?;
+            let events = SharedEvents::new(&client, group)?;
             all.push(Device {
                 context: Box::leak(ContextObject::new(
                     DeviceObject::find_or_add(&info),
