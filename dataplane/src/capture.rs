@@ -5,9 +5,10 @@
 //! computed on the embedded pair, are completed here, so that a capture shows the frames as on a wire.
 
 use std::borrow::Cow;
-use std::fs::File;
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::BufWriter;
-use std::path::PathBuf;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -22,6 +23,7 @@ use pcap_file::pcapng::blocks::interface_description::{
 };
 
 use crate::config::CaptureConfig;
+use crate::host::OWN_FILE;
 
 const QUEUE_FRAMES: usize = 16_384;
 
@@ -143,7 +145,7 @@ impl Capture {
             path: config.file.clone(),
             reason,
         };
-        let file = File::create(&config.file).map_err(|error| fail(error.to_string()))?;
+        let file = create_file(&config.file).map_err(|error| fail(error.to_string()))?;
         let mut writer = PcapNgWriter::new(BufWriter::with_capacity(1 << 20, file))
             .map_err(|error| fail(error.to_string()))?;
         for name in devices {
@@ -184,6 +186,21 @@ impl Capture {
     pub fn new_handle(&self) -> CaptureHandle {
         CaptureHandle(self.shared.clone())
     }
+}
+
+/// Creates a file that its owner alone can read: it will contain payload.
+fn create_file(path: &Path) -> std::io::Result<File> {
+    let file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(OWN_FILE)
+        .open(path)?;
+    // An existing file keeps its mode; a pipe or a device has no bytes to protect.
+    if file.metadata()?.is_file() {
+        file.set_permissions(Permissions::from_mode(OWN_FILE))?;
+    }
+    Ok(file)
 }
 
 impl Drop for Capture {
@@ -325,6 +342,8 @@ mod tests {
     fn a_capture_is_a_readable_pcapng_with_each_frame() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("c.pcapng");
+        std::fs::write(&file, "old").unwrap();
+        std::fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
         let config = CaptureConfig {
             file: file.clone(),
             limit: crate::config::ByteSize(1 << 20),
@@ -334,6 +353,8 @@ mod tests {
             .new_handle()
             .record_frame(0, Direction::Outbound, 5, false, |b| b.extend([1; 60]));
         drop(capture);
+        let mode = std::fs::metadata(&file).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
         let mut reader = pcap_file::pcapng::PcapNgReader::new(File::open(&file).unwrap()).unwrap();
         let mut frames = 0;
         while let Some(block) = reader.next_block() {

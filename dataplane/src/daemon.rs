@@ -21,6 +21,7 @@ use crate::capture::{Capture, CaptureError};
 use crate::config::Config;
 use crate::control::host_routes::RouteFollower;
 use crate::control::links::LinkMonitor;
+use crate::control::peers::{SUBORDINATE_UIDS, SubordinateUsers};
 use crate::control::quotas::QuotaLimits;
 use crate::control::socket::BoundSocket;
 use crate::control::{ControlParts, ControlThread, MapArena};
@@ -95,6 +96,7 @@ const POOL_CACHE: u32 = 256;
 /// A resource is missing; the error names the command that provides it, and the host is unchanged.
 pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
     host::end_process_on_panic();
+    host::set_own_umask();
     let signals = block_signals()?;
     let file_limit = host::raise_file_limit();
     let prepared = Prepared::new(config);
@@ -145,9 +147,15 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
         limits: config.limits.clone(),
         quotas: QuotaLimits::new(
             &config.limits,
-            &host::client_capacity(file_limit, prepared.key_slots(), nic_arenas),
+            &host::client_capacity(
+                file_limit,
+                prepared.key_slots(),
+                prepared.cores.len(),
+                nic_arenas,
+            ),
         ),
         operators,
+        subordinates: SubordinateUsers::read_file(SUBORDINATE_UIDS.as_ref()),
         process_memory: config.control.process_memory,
         hello_timeout: Duration::from_millis(config.control.hello_timeout_ms.into()),
         devices: devices.iter().map(OpenDevice::client_view).collect(),

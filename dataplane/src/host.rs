@@ -3,7 +3,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,8 +13,12 @@ use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::{AccessFlags, Gid, Pid};
 
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
 use crate::config::IdlePolicy;
 use crate::control::quotas::HostCapacity;
+use crate::log_limit::LogLimit;
 
 /// A host resource is missing; the text says which, and the command that provides it.
 #[derive(Debug, thiserror::Error)]
@@ -149,9 +153,29 @@ pub fn lock_folder() -> PathBuf {
     {
         return machine;
     }
-    std::env::var_os("XDG_RUNTIME_DIR")
-        .map_or_else(std::env::temp_dir, PathBuf::from)
-        .join("siwd")
+    match std::env::var_os("XDG_RUNTIME_DIR") {
+        Some(folder) => PathBuf::from(folder).join("siwd"),
+        // All users may write there: a folder of one name could be another user's.
+        None => std::env::temp_dir().join(format!("siwd-{}", nix::unistd::geteuid())),
+    }
+}
+
+/// Creates the folder of the locks, if it is missing, for this user alone to write.
+fn make_lock_folder(folder: &Path) -> Result<(), HostError> {
+    let lock_error = |source| HostError::Lock {
+        path: folder.display().to_string(),
+        source,
+    };
+    let mut builder = fs::DirBuilder::new();
+    let made = builder.recursive(true).mode(0o755).create(folder);
+    made.map_err(lock_error)?;
+    let found = folder.symlink_metadata().map_err(lock_error)?;
+    let owner = found.uid();
+    if !found.is_dir() || (owner != 0 && owner != nix::unistd::geteuid().as_raw()) {
+        let why = "it is a symbolic link, or another user's";
+        return Err(lock_error(std::io::Error::other(why)));
+    }
+    Ok(())
 }
 
 /// Checks that this process may run on these cores.
@@ -188,7 +212,7 @@ pub fn claim_cores(
     purpose: LockUse,
 ) -> Result<Vec<HostClaim>, HostError> {
     check_cores(cores)?;
-    let _ = fs::create_dir_all(folder);
+    make_lock_folder(folder)?;
     cores
         .iter()
         .map(|core| claim_core(folder, *core, idle, purpose))
@@ -214,7 +238,7 @@ fn claim_core(
 /// # Errors
 /// [`HostError::BusyNic`].
 pub fn claim_nic(folder: &Path, address: &str, purpose: LockUse) -> Result<HostClaim, HostError> {
-    let _ = fs::create_dir_all(folder);
+    make_lock_folder(folder)?;
     let how = FlockArg::LockExclusiveNonblock;
     let path = folder.join(format!("nic-{address}.lock"));
     lock_for_process(&path, how, purpose)?.map_err(|holder| HostError::BusyNic {
@@ -233,7 +257,7 @@ pub fn claim_interface(
     interface: &str,
     purpose: LockUse,
 ) -> Result<HostClaim, HostError> {
-    let _ = fs::create_dir_all(folder);
+    make_lock_folder(folder)?;
     let namespace = fs::metadata("/proc/thread-self/ns/net").map_or(0, |found| found.ino());
     let name = format!("interface-{namespace}-{interface}.lock");
     let how = FlockArg::LockExclusiveNonblock;
@@ -246,7 +270,7 @@ pub fn claim_interface(
 /// Waits until no other daemon is between its count of free hugepages and their allocation. `None`:
 /// the lock cannot be used, and the start continues without it.
 pub fn lock_hugepages(folder: &Path) -> Option<HostClaim> {
-    let _ = fs::create_dir_all(folder);
+    make_lock_folder(folder).ok()?;
     let path = folder.join("hugepages.lock");
     let lock = lock_for_process(&path, FlockArg::LockExclusive, LockUse::Hold);
     lock.ok()?.ok()
@@ -278,6 +302,9 @@ pub fn check_folder(folder: &Path) -> io::Result<()> {
     outcome
 }
 
+/// Mode of a file that is for this daemon alone.
+pub(crate) const OWN_FILE: u32 = 0o600;
+
 /// Takes a lock, or returns the process that holds it.
 fn lock_for_process(
     path: &Path,
@@ -297,7 +324,12 @@ fn lock_for_process(
         .write(true)
         .create(held)
         .truncate(false)
+        .mode(OWN_FILE)
+        .custom_flags(nix::libc::O_NOFOLLOW)
         .open(path)
+        .map_err(lock_error)?;
+    // A file of an older version: whoever may open it may hold its lock.
+    file.set_permissions(fs::Permissions::from_mode(OWN_FILE))
         .map_err(lock_error)?;
     match Flock::lock(file, how) {
         Ok(lock) if !held => Ok(Ok(HostClaim(Some(lock)))),
@@ -332,6 +364,12 @@ pub fn free_hugepage_bytes() -> u64 {
     free * field("Hugepagesize:") * 1024
 }
 
+/// Sets the mode of new files and folders apart from whoever starts the daemon: clients of all users
+/// must reach the socket's folder, and what is not for them has a mode of its own ([`OWN_FILE`]).
+pub fn set_own_umask() {
+    nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
+}
+
 /// Raises the limit of open files to the hard limit. Returns the limit in force.
 pub fn raise_file_limit() -> u64 {
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else {
@@ -351,6 +389,7 @@ pub fn raise_file_limit() -> u64 {
 pub fn client_capacity(
     file_limit: u64,
     memory_keys: usize,
+    workers: usize,
     nic_arenas: Option<u64>,
 ) -> HostCapacity {
     let entries = |folder: &str| fs::read_dir(folder).map_or(0, Iterator::count) as u64;
@@ -364,7 +403,9 @@ pub fn client_capacity(
         .and_then(|text| text.trim().parse().ok())
         .unwrap_or(DEFAULT_MAPPINGS);
     let mappings = max_mappings.saturating_sub(lines("/proc/self/maps"));
-    let left = files.min(mappings);
+    // Each mapping of a client's memory is guarded as well.
+    let guarded = siw_shm::fault_guard::MAX_GUARDED as u64;
+    let left = files.min(mappings).min(guarded);
     HostCapacity {
         memory: meminfo_bytes("MemTotal:"),
         hugepages: free_hugepage_bytes(),
@@ -372,6 +413,7 @@ pub fn client_capacity(
         // sockets.
         descriptors: left - (left / 4).min(SPARE_DESCRIPTORS),
         memory_keys: memory_keys as u64,
+        workers: workers as u64,
         nic_arenas,
     }
 }
@@ -451,10 +493,13 @@ pub fn log_to_stderr(levels: &str) -> Result<(), String> {
     let filter = tracing_subscriber::EnvFilter::try_new(levels).map_err(|error| {
         format!("--log {levels:?}: {error}; write error, warn, info, debug or trace")
     })?;
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()));
+    tracing_subscriber::registry()
+        .with(lines)
+        .with(filter)
+        .with(LogLimit::default())
         .init();
     Ok(())
 }

@@ -23,6 +23,7 @@ pub mod host_path;
 pub mod host_ports;
 pub mod ids;
 pub mod link_traits;
+mod log_limit;
 pub mod netlink;
 pub mod offloads;
 pub mod prepared;

@@ -8,7 +8,8 @@ use siw_shm::control::messages::EVERY_DEVICE;
 use siw_shm::control::{AsyncEventKind, ControlSocket, RecvError, Request, codec};
 use siw_shm::fault_guard;
 
-use super::helpers::{DisposalQueue, MOST_SLOW_DISPOSALS};
+use super::helpers::DisposalQueue;
+use super::peers::PeerCredentials;
 use super::quotas::{Account, Quota};
 use super::requests::RequestState;
 use super::resources::{Client, DepartingClient};
@@ -21,6 +22,10 @@ const READ_AHEAD: usize = 8;
 
 /// Descriptors per client, in addition to one per worker: socket, event outbox, doorbells.
 const CLIENT_DESCRIPTORS: u64 = 3;
+/// Bytes of replies that a client's socket buffers; a client that reads none loses further ones.
+const REPLY_BYTES: usize = 64 << 10;
+/// Bytes that the kernel buffers for one client: replies and asynchronous events.
+const CLIENT_BUFFERS: u64 = (REPLY_BYTES + super::outbox::SOCKET_BYTES) as u64;
 /// Clients accepted in a row before other events are served.
 const ACCEPTS_PER_TURN: usize = 16;
 /// Pause in accepting when the operating system is out of descriptors or memory: initial and
@@ -95,11 +100,24 @@ impl ControlThread {
     }
 
     fn add_client(&mut self, conn: ControlSocket) {
-        // A client without known credentials gets no privileges.
-        let (_, uid, gid) = conn.peer_credentials().unwrap_or((0, u32::MAX, u32::MAX));
-        let mut account = Account::new(uid);
+        let peer = match PeerCredentials::of(&conn) {
+            Ok(peer) => peer,
+            Err(error) => {
+                // Nobody could be charged.
+                tracing::warn!("a client without credentials is refused: {error}");
+                self.close_refused(u32::MAX, conn);
+                return;
+            }
+        };
+        let is_operator = self.config.operators.include(peer.uid, peer.gid);
+        let uid = self.config.subordinates.user_of(peer.uid);
+        let mut account = Account::new(uid).with_reserve(is_operator);
         let descriptors = CLIENT_DESCRIPTORS + self.workers.worker_count() as u64;
-        let amounts = [(Quota::Clients, 1), (Quota::Descriptors, descriptors)];
+        let amounts = [
+            (Quota::Clients, 1),
+            (Quota::Descriptors, descriptors),
+            (Quota::Memory, CLIENT_BUFFERS),
+        ];
         if let Err(over) = self.resources.ledger.charge(&mut account, &amounts) {
             tracing::debug!(uid, "client refused: {over}");
             let _ = conn.send_refusal(0, 0, nix::libc::EUSERS, &over.to_string());
@@ -114,9 +132,14 @@ impl ControlThread {
             self.close_refused(uid, conn);
             return;
         }
-        let mut client = Client::new(id, conn, account, &self.config.limits);
-        client.operator = self.config.operators.include(uid, gid);
-        tracing::debug!(client = id.0, pid = client.pid, uid, "client connected");
+        conn.limit_send_buffer(REPLY_BYTES);
+        let client = Client::new(id, conn, peer, account, &self.config.limits);
+        tracing::debug!(
+            client = id.0,
+            pid = client.peer.pid,
+            uid,
+            "client connected"
+        );
         self.resources.clients.insert(id, client);
         self.silent_clients
             .push_back((Instant::now() + self.config.hello_timeout, id));
@@ -149,9 +172,9 @@ impl ControlThread {
     fn close_refused(&mut self, uid: u32, conn: ControlSocket) {
         if has_descriptors_waiting(&conn) {
             self.helpers
-                .dispose(DisposalQueue::User(uid), Box::new(conn), None);
+                .dispose(DisposalQueue::Descriptors(uid), Box::new(conn), None);
             // Further clients wait until some of these are closed.
-            if self.helpers.slow_disposals() > MOST_SLOW_DISPOSALS {
+            if self.helpers.is_overcrowded() {
                 let error = std::io::Error::other("sockets of refused clients are slow to close");
                 self.pause_accepting(&error);
             }
@@ -233,7 +256,7 @@ impl ControlThread {
                     codec::ProtoError::Kind(_) => nix::libc::EOPNOTSUPP,
                     _ => nix::libc::EPROTO,
                 };
-                tracing::warn!(client = id.0, pid = client.pid, "{error}");
+                tracing::warn!(client = id.0, pid = client.peer.pid, "{error}");
                 let _ = client
                     .conn
                     .send_refusal(kind, seq, errno, &error.to_string());
@@ -259,7 +282,7 @@ impl ControlThread {
 
     /// Resumes reading requests after a deferred one was answered.
     pub(super) fn on_answered(&mut self, id: ClientId) {
-        self.settle_queues(id);
+        self.settle_account(id);
         let Some(client) = self.resources.clients.get_mut(&id) else {
             return;
         };
@@ -279,13 +302,18 @@ impl ControlThread {
         let Some(client) = self.resources.clients.remove(&id) else {
             return;
         };
-        tracing::debug!(client = id.0, pid = client.pid, "client removed: it {why}");
+        tracing::debug!(
+            client = id.0,
+            pid = client.peer.pid,
+            "client removed: it {why}"
+        );
         let _ = self.epoll.delete(client.conn.as_fd());
         for outbox in client.events.iter().chain(client.cm_channels.values()) {
             self.resources.outboxes.remove(&outbox.epoll_token());
         }
         for qpn in client.qps.keys().chain(client.departing_qps.keys()) {
             self.resources.qp_owners.remove(qpn);
+            self.pairing.forget_attempt(*qpn);
         }
         let slow_to_close = has_descriptors_waiting(&client.conn);
         let gone: Vec<CmListenerId> = self
@@ -355,7 +383,7 @@ impl ControlThread {
         if let Some(client) = self.resources.clients.get(&id) {
             tracing::warn!(
                 client = id.0,
-                pid = client.pid,
+                pid = client.peer.pid,
                 "closing the client: {reason}"
             );
             self.post_async_event(id, AsyncEventKind::DeviceFatal, EVERY_DEVICE, reason);

@@ -241,6 +241,7 @@ impl ControlThread {
         channel: Option<CmChannelId>,
         event: &CmEventMessage,
     ) {
+        let may_wait = self.resources.may_queue_events(id);
         let Some(client) = self.resources.clients.get_mut(&id) else {
             return;
         };
@@ -250,14 +251,15 @@ impl ControlThread {
         let packet = codec::encode_event(KIND_CM_EVENT, event);
         // A network failure can end all connections at once, with one event each.
         let connections = client.account.amount(Quota::Connections) as usize;
-        let has_room = outbox.send_event(&self.epoll, packet, connections);
+        let has_room = outbox.send_event(&self.epoll, packet, connections, may_wait);
+        self.resources.settle_account(id);
         // Cancelled requests are caused by peers; the client learns of the cancellation when it
         // accepts.
         if !has_room && event.kind != CmEventKind::RequestCancelled as u32 {
             // The client makes connections without reading their events.
             let limit = self.config.limits.events_per_client;
             let why = format!(
-                "the client does not read its {limit} queued events: see [limits] events_per_client"
+                "the client does not read its queued events, at most {limit}: see [limits] events_per_client and memory_per_client"
             );
             self.close_faulty_client(id, &why);
         }

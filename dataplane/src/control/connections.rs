@@ -9,7 +9,7 @@ use siw_shm::control::messages as m;
 use super::addresses::no_route;
 use super::listening::{ClientListener, WaitingRequest};
 use super::outbox::Outbox;
-use super::queues::CHANNEL;
+use super::queues::CM_CHANNEL;
 use super::requests::*;
 use super::resources::{Client, ClientQp, QpPhase};
 use super::{ControlThread, cm};
@@ -22,11 +22,11 @@ const MAX_REFUSALS: u8 = 16;
 
 impl ControlThread {
     pub(super) fn create_cm_channel(&mut self, id: ClientId, seq: u32) -> Outcome {
-        self.resources.charge(id, &CHANNEL)?;
+        self.resources.charge(id, &CM_CHANNEL)?;
         let (ours, theirs) = match ControlSocket::new_pair() {
             Ok(ends) => ends,
             Err(error) => {
-                self.resources.release(id, &CHANNEL);
+                self.resources.release(id, &CM_CHANNEL);
                 return Err(Refusal::no_shared_memory(error));
             }
         };
@@ -65,7 +65,7 @@ impl ControlThread {
             .ok_or_else(|| Refusal::no_such("CM channel", channel.0))?;
         let outcome = send_reply::<m::DestroyCmChannel>(client, seq, &EMPTY);
         self.resources.outboxes.remove(&outbox.epoll_token());
-        self.resources.release(id, &CHANNEL);
+        self.resources.release(id, &CM_CHANNEL);
         outcome
     }
 

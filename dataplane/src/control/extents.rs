@@ -11,12 +11,13 @@ use siw_shm::control::{Request, codec};
 use siw_shm::{Access, SharedMemory};
 
 use super::ControlThread;
-use super::helpers::{self, DisposalQueue, MOST_SLOW_DISPOSALS};
+use super::heap;
+use super::helpers::{self, DisposalQueue};
 use super::memory::{add_region, arena_amounts, check_access, own_arena};
 use super::quotas::Quota;
 use super::regions::{ClientProcess, MemoryRegion, RegionExtents};
 use super::requests::*;
-use super::resources::{Client, ClientArena};
+use super::resources::{Client, ClientArena, Resources};
 use crate::config::ProcessMemoryPolicy;
 use crate::ids::{ArenaId, ClientId, PdId};
 
@@ -60,8 +61,14 @@ impl ControlThread {
         seq: u32,
         request: &m::AddExtents,
     ) -> Outcome {
-        let client = self.resources.client_mut(id)?;
         let more = used_extents(&request.extents, request.count)?;
+        let client = self.resources.clients.get(&id);
+        if let Some(client) = client {
+            let bytes = size_of_val(more) as u64;
+            let ledger = &self.resources.ledger;
+            ledger.check(&client.account, Quota::Heap, bytes)?;
+        }
+        let client = self.resources.client_mut(id)?;
         if client.next_extents.len() + more.len() > MOST_EXTENTS {
             client.next_extents = Vec::new();
             return Err(too_many_extents());
@@ -78,12 +85,20 @@ impl ControlThread {
         if extents.len() > MOST_EXTENTS {
             return Err(too_many_extents());
         }
+        let heap = (extents.len() * heap::EXTENT + request.reason.to_text().len()) as u64;
+        self.resources.charge(id, &[(Quota::Heap, heap)])?;
+        let release = |resources: &mut Resources| resources.release(id, &[(Quota::Heap, heap)]);
+        let client = self.resources.client_mut(id)?;
         let is_trusted = is_trusted(client.account.uid(), self.config.process_memory);
-        let (memory, parts) = check_extents(client, request, &extents)?;
-        for extent in &extents {
-            own_extent(client, extent, is_trusted)?;
-        }
-        let stag = self.insert_key(id, memory, &keys)?;
+        let checked = check_extents(client, request, &extents);
+        let checked = checked.and_then(|checked| {
+            let mut owned = extents.iter();
+            owned.try_for_each(|extent| own_extent(client, extent, is_trusted))?;
+            Ok(checked)
+        });
+        let (memory, parts) = checked.inspect_err(|_| release(&mut self.resources))?;
+        let stag = self.insert_key(id, memory, &keys);
+        let stag = stag.inspect_err(|_| release(&mut self.resources))?;
         let client = self.resources.client_mut(id)?;
         tracing::debug!(
             client = id.0,
@@ -98,6 +113,7 @@ impl ControlThread {
         );
         let mut region = MemoryRegion::in_arena(PdId(request.pd), ArenaId(extents[0].arena));
         region.extents = Some(Box::new(parts));
+        region.heap = heap;
         add_region(client, stag, region);
         let reply = m::MrReply {
             lkey: stag.0,
@@ -112,10 +128,10 @@ impl ControlThread {
         let Some(client) = self.resources.clients.get_mut(&id) else {
             return false;
         };
-        let queue = DisposalQueue::User(client.account.uid());
+        let uid = client.account.uid();
         let helpers = &self.helpers;
-        let close = |fd: OwnedFd| helpers.close_unknown(queue, fd);
-        let is_crowded = helpers.slow_disposals() > MOST_SLOW_DISPOSALS;
+        let close = |fd: OwnedFd| helpers.close_duplicate(uid, fd);
+        let is_crowded = helpers.is_crowded(uid) || helpers.is_overcrowded();
         if !client.greeted || is_crowded || !client.conn.is_import_next(close) {
             return false;
         }
@@ -130,7 +146,7 @@ impl ControlThread {
         let served = match request {
             Ok((_, Request::ImportMemory(request))) => self.import_memory(id, seq, &request, fd),
             _ => {
-                self.helpers.close_unknown(queue, fd);
+                self.dispose_descriptor(uid, fd);
                 Err(Refusal::new(libc::EPROTO, "invalid request"))
             }
         };
@@ -156,9 +172,10 @@ impl ControlThread {
         if request.kind == m::IMPORT_FILE && SharedMemory::is_memory_file(fd.as_fd()) {
             return self.import_file(id, seq, request, fd);
         }
-        let uid = self.resources.client_mut(id)?.account.uid();
+        let client = self.resources.client_mut(id)?;
+        let (uid, own_uid) = (client.account.uid(), client.peer.uid);
         let is_process = request.kind == m::IMPORT_PROCESS;
-        let refusal = match is_process.then(|| self.check_process_memory(uid, &fd)) {
+        let refusal = match is_process.then(|| self.check_process_memory(own_uid, &fd)) {
             Some(Ok(())) => return self.import_process(id, seq, fd),
             Some(Err(refusal)) => refusal,
             None => Refusal::new(
@@ -166,9 +183,20 @@ impl ControlThread {
                 "only memory files can be mapped: memfd, tmpfs, hugetlbfs",
             ),
         };
-        self.helpers.close_unknown(DisposalQueue::User(uid), fd);
+        self.dispose_descriptor(uid, fd);
         self.resources.client_mut(id)?.bad_imports += 1;
         Err(refusal)
+    }
+
+    /// Closes a descriptor of a user, which may be the last one of its file: freeing the pages of a
+    /// large file in memory takes long.
+    fn dispose_descriptor(&self, uid: u32, fd: OwnedFd) {
+        let queue = if SharedMemory::is_memory_file(fd.as_fd()) {
+            DisposalQueue::Memory(uid)
+        } else {
+            DisposalQueue::Descriptors(uid)
+        };
+        self.helpers.dispose(queue, Box::new(fd), None);
     }
 
     fn import_file(
@@ -183,10 +211,16 @@ impl ControlThread {
         if !is_trusted(uid, self.config.process_memory)
             && !SharedMemory::has_short_faults(fd.as_fd(), m::MAX_REMAPPED_FILE)
         {
+            self.dispose_descriptor(uid, fd);
             return Err(untrusted());
         }
         let amounts = arena_amounts(request.len);
-        self.resources.charge(id, &amounts)?;
+        if let Err(refusal) = self.resources.charge(id, &amounts) {
+            self.dispose_descriptor(uid, fd);
+            return Err(refusal);
+        }
+        // Keeps the file until a helper closes it where the import fails.
+        let last = fd.try_clone();
         let mapped = SharedMemory::map_part(fd, request.offset, request.len, request.writable != 0)
             .and_then(|memory| memory.guard_for(id.fault_owner()))
             .map_err(|error| {
@@ -201,6 +235,9 @@ impl ControlThread {
             });
         let (region, external) = mapped.map_err(|(errno, reason)| {
             self.resources.release(id, &amounts);
+            if let Ok(last) = last {
+                self.dispose_descriptor(uid, last);
+            }
             Refusal::new(errno, format!("the file cannot be mapped: {reason}"))
         })?;
         let client = self.resources.client_mut(id)?;
@@ -315,14 +352,13 @@ fn check_extents(
         arenas: Vec::new(),
         bytes: [0; 4],
         reason: request.reason.to_text(),
+        has_named_reason: false,
     };
     let mut list = Vec::with_capacity(extents.len());
     for extent in extents {
         let number = ArenaId(extent.arena);
         let memory = find_memory(client, number, access)?;
-        if !parts.arenas.contains(&number) {
-            parts.arenas.push(number);
-        }
+        parts.arenas.push(number);
         let method = match memory {
             ExtentMemory::Process(_) => m::ExtentMethod::Copy as usize,
             ExtentMemory::Shared(_) => {
@@ -336,6 +372,9 @@ fn check_extents(
             len: extent.len,
         });
     }
+    parts.arenas.sort_unstable();
+    parts.arenas.dedup();
+    parts.arenas.shrink_to_fit();
     let (len, va) = (request.len, request.va);
     RegisteredMemory::new_scattered(list, len, va, request.pd, access)
         .map(|memory| (memory, parts))

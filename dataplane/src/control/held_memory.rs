@@ -139,9 +139,11 @@ impl ControlThread {
     /// the token belongs to another wait.
     pub(super) fn on_held_released(&mut self, token: CommandToken) -> bool {
         let mut clients = self.resources.clients.iter_mut();
-        let found =
-            clients.find_map(|(id, client)| Some((*id, client.held_memory.on_released(token)?)));
-        let Some((client, gone)) = found else {
+        let found = clients.find_map(|(id, client)| {
+            let gone = client.held_memory.on_released(token)?;
+            Some((*id, client.account.uid(), gone))
+        });
+        let Some((client, uid, gone)) = found else {
             return false;
         };
         for (arena, amounts) in gone {
@@ -152,7 +154,7 @@ impl ControlThread {
                 amounts,
             };
             self.helpers
-                .dispose(DisposalQueue::Memory, Box::new(arena), Some(report));
+                .dispose(DisposalQueue::Memory(uid), Box::new(arena), Some(report));
         }
         true
     }

@@ -4,7 +4,7 @@
 //! ```text
 //! control thread -- MemoryOrder --> siwd-memory    fills pages, a part of each order in turn
 //!       |      |
-//!       |      `--- dispose() ----> siwd-disposal  one thread for each nonempty queue
+//!       |      `--- dispose() ----> siwd-disposal  one thread for each nonempty queue, one a user
 //!       `<-- HelperReport (queue, then the wake-up that workers use as well)
 //! ```
 
@@ -23,12 +23,16 @@ use super::MapArena;
 use super::quotas::{Account, Quota};
 use crate::ids::{ClientId, CommandToken};
 
-/// Memory above this size is allocated and freed by helpers.
-pub(super) const LONG_MEMORY: u64 = 16 << 20;
+/// Memory above this size is allocated and freed by helpers: freeing its pages takes a good part of a
+/// millisecond.
+pub(super) const LONG_MEMORY: u64 = 4 << 20;
 /// Bytes populated for one order before the next order's turn.
 const BYTES_PER_TURN: usize = 64 << 20;
-/// Number of disposals in users' queues above which no further client is accepted.
-pub(super) const MOST_SLOW_DISPOSALS: usize = 1024;
+/// Number of a user's disposals of descriptors above which no further descriptor of that user is
+/// received.
+const MOST_OF_USER: usize = 256;
+/// Number of disposals of descriptors of all users above which no further client is accepted.
+const MOST_OF_ALL: usize = 4096;
 
 /// A client's order for an arena.
 pub(super) struct MemoryOrder {
@@ -59,13 +63,14 @@ pub(super) enum HelperReport {
     },
 }
 
-/// Disposal queues, each first in, first out.
+/// Disposal queues of a user (uid), each first in, first out: only the same user's disposals wait for
+/// those in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum DisposalQueue {
     /// Disposals that take only as long as the operating system needs.
-    Memory,
-    /// Closes that this user can delay; only the same user's disposals wait for them.
-    User(u32),
+    Memory(u32),
+    /// Sockets with unread descriptors, and other descriptors whose close this user could delay.
+    Descriptors(u32),
 }
 
 /// Queues a report and wakes the control thread.
@@ -102,7 +107,8 @@ pub(super) struct Helpers {
     orders: Option<mpsc::Sender<MemoryOrder>>,
     maker: Option<JoinHandle<()>>,
     queues: DisposalQueues,
-    slow: Arc<AtomicUsize>,
+    /// Number of disposals in the queues of descriptors.
+    descriptors: Arc<AtomicUsize>,
 }
 
 impl Helpers {
@@ -130,7 +136,7 @@ impl Helpers {
             orders: Some(orders),
             maker: Some(maker),
             queues: DisposalQueues::default(),
-            slow: Arc::default(),
+            descriptors: Arc::default(),
         })
     }
 
@@ -154,8 +160,8 @@ impl Helpers {
 
     /// Drops an object on another thread, then sends the report.
     pub fn dispose(&self, queue: DisposalQueue, what: Box<dyn Send>, report: Option<HelperReport>) {
-        if matches!(queue, DisposalQueue::User(_)) {
-            self.slow.fetch_add(1, Ordering::Relaxed);
+        if matches!(queue, DisposalQueue::Descriptors(_)) {
+            self.descriptors.fetch_add(1, Ordering::Relaxed);
         }
         let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
         let disposal = queues.entry(queue).or_default();
@@ -163,14 +169,14 @@ impl Helpers {
         if disposal.has_thread {
             return;
         }
-        let (all, reporter, slow) = (
+        let (all, reporter, descriptors) = (
             self.queues.clone(),
             self.reporter.clone(),
-            self.slow.clone(),
+            self.descriptors.clone(),
         );
         let started = std::thread::Builder::new()
             .name("siwd-disposal".into())
-            .spawn(move || empty_queue(queue, &all, &reporter, &slow));
+            .spawn(move || empty_queue(queue, &all, &reporter, &descriptors));
         disposal.has_thread = started.is_ok();
         if let Err(error) = started {
             // The next disposal in this queue tries again.
@@ -178,16 +184,24 @@ impl Helpers {
         }
     }
 
-    /// Closes a descriptor that a client sent.
-    pub fn close_unknown(&self, queue: DisposalQueue, fd: OwnedFd) {
+    /// Closes a duplicate of a descriptor that a client sent. Duplicates of files in memory close at
+    /// once.
+    pub fn close_duplicate(&self, uid: u32, fd: OwnedFd) {
         if !SharedMemory::is_memory_file(fd.as_fd()) {
-            self.dispose(queue, Box::new(fd), None);
+            self.dispose(DisposalQueue::Descriptors(uid), Box::new(fd), None);
         }
     }
 
-    /// Number of disposals queued or in progress in users' queues.
-    pub fn slow_disposals(&self) -> usize {
-        self.slow.load(Ordering::Relaxed)
+    /// Returns true if too many of the user's descriptors are still being closed.
+    pub fn is_crowded(&self, uid: u32) -> bool {
+        let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let queue = queues.get(&DisposalQueue::Descriptors(uid));
+        queue.is_some_and(|queue| queue.doomed.len() >= MOST_OF_USER)
+    }
+
+    /// Returns true if too many descriptors of all users together are still being closed.
+    pub fn is_overcrowded(&self) -> bool {
+        self.descriptors.load(Ordering::Relaxed) > MOST_OF_ALL
     }
 }
 
@@ -207,7 +221,7 @@ fn empty_queue(
     queue: DisposalQueue,
     queues: &DisposalQueues,
     reporter: &Reporter,
-    slow: &AtomicUsize,
+    descriptors: &AtomicUsize,
 ) {
     loop {
         let mut all = queues.lock().unwrap_or_else(PoisonError::into_inner);
@@ -219,13 +233,40 @@ fn empty_queue(
             return;
         };
         drop(all);
-        drop(what);
-        if matches!(queue, DisposalQueue::User(_)) {
-            slow.fetch_sub(1, Ordering::Relaxed);
+        match queue {
+            DisposalQueue::Memory(_) => drop(what),
+            DisposalQueue::Descriptors(_) => {
+                close_without_lingering(what);
+                descriptors.fetch_sub(1, Ordering::Relaxed);
+            }
         }
         if let Some(report) = report {
             reporter.send(report);
         }
+    }
+}
+
+/// Drops an object that holds the last references of sockets with SO_LINGER set by a client. Their
+/// close would last as long as the client likes, except in a thread that exits: for that one the
+/// kernel does not wait (PF_EXITING in `inet_release`). So a short-lived thread gets a table of
+/// descriptors of its own, this thread drops the object, and the exit of the other thread closes the
+/// last references.
+fn close_without_lingering(what: Box<dyn Send>) {
+    let (has_copies, copied) = mpsc::channel();
+    let (drop_done, may_exit) = mpsc::channel::<()>();
+    let exiting = std::thread::Builder::new()
+        .name("siwd-closing".into())
+        .spawn(move || {
+            let copies = nix::sched::unshare(nix::sched::CloneFlags::CLONE_FILES);
+            let _ = has_copies.send(copies.is_ok());
+            // Ends when the other side is dropped.
+            let _ = may_exit.recv();
+        });
+    let _ = copied.recv();
+    drop(what);
+    drop(drop_done);
+    if let Ok(exiting) = exiting {
+        let _ = exiting.join();
     }
 }
 

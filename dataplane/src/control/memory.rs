@@ -124,8 +124,9 @@ impl ControlThread {
         }) = client.and_then(|client| client.waiting.take_if(waits))
         else {
             self.resources.forget_helper(id, token);
-            self.helpers
-                .dispose(DisposalQueue::Memory, Box::new(made), None);
+            // The user is unknown: the client has left. Its memory is fresh, and freed as fast as any.
+            let queue = DisposalQueue::Memory(u32::MAX);
+            self.helpers.dispose(queue, Box::new(made), None);
             return;
         };
         if let Err(refusal) = self.add_arena(id, seq, len, made)
@@ -160,7 +161,8 @@ impl ControlThread {
         else {
             return send_reply::<m::FreeArena>(client, seq, &EMPTY);
         };
-        if len <= LONG_MEMORY && !self.config.ports_use_dma {
+        // The last descriptor of an imported file frees all its pages, however little of it was mapped.
+        if len <= LONG_MEMORY && !self.config.ports_use_dma && !removed.imported {
             drop(removed);
             self.resources.release(id, &amounts);
             let client = self.resources.client_mut(id)?;
@@ -172,8 +174,8 @@ impl ControlThread {
             token,
             amounts,
         };
-        self.helpers
-            .dispose(DisposalQueue::Memory, Box::new(removed), Some(report));
+        let queue = DisposalQueue::Memory(self.resources.client_mut(id)?.account.uid());
+        self.helpers.dispose(queue, Box::new(removed), Some(report));
         Ok(Served::Deferred(PendingReply::FreeArena { token }))
     }
 
@@ -387,6 +389,11 @@ impl ControlThread {
             let account = &mut client.account;
             self.resources.ledger.release(account, Quota::MemoryKeys, 1);
         }
+        if let QuiescentReply::Dereg { lkey } = then {
+            let heap = client.mrs.get(&lkey).map_or(0, |region| region.heap);
+            let account = &mut client.account;
+            self.resources.ledger.release(account, Quota::Heap, heap);
+        }
         let _ = match then {
             QuiescentReply::Dereg { lkey } => {
                 remove_region(client, lkey);
@@ -500,13 +507,19 @@ pub(super) fn own_arena(client: &Client, arena: ArenaId) -> Result<(), Refusal> 
 }
 
 /// Adds a region to the client's objects.
-pub(super) fn add_region(client: &mut Client, key: Stag, region: MemoryRegion) {
+pub(super) fn add_region(client: &mut Client, key: Stag, mut region: MemoryRegion) {
+    if let Some(extents) = &mut region.extents {
+        client.registered.add(extents);
+    }
     client.count_users(&region, |count| *count += 1);
     client.mrs.insert(key, region);
 }
 
 fn remove_region(client: &mut Client, lkey: Stag) {
     if let Some(region) = client.mrs.remove(&lkey) {
+        if let Some(extents) = &region.extents {
+            client.registered.remove(extents);
+        }
         client.count_users(&region, |count| *count -= 1);
         if let Some(list) = region.list {
             client.queues.free(list);

@@ -19,6 +19,7 @@ mod completion;
 mod connection_account;
 mod connections;
 mod extents;
+mod heap;
 mod held_memory;
 mod hello;
 mod helpers;
@@ -30,6 +31,7 @@ mod modify;
 pub mod operators;
 mod outbox;
 mod pairing;
+pub mod peers;
 mod pending;
 mod queues;
 pub mod quotas;
@@ -68,6 +70,7 @@ use crate::worker::messages::Command;
 use clients::AcceptPause;
 use helpers::Helpers;
 use operators::Operators;
+use peers::SubordinateUsers;
 use quotas::QuotaLimits;
 use resources::Resources;
 use socket::BoundSocket;
@@ -142,6 +145,8 @@ pub struct ControlParts {
     pub quotas: QuotaLimits,
     /// Users that may read the counters of all clients.
     pub operators: Operators,
+    /// Users that share the limits of another one.
+    pub subordinates: SubordinateUsers,
     /// Users whose memory workers may copy with system calls.
     pub process_memory: crate::config::ProcessMemoryPolicy,
     /// Maximum time from connect to HELLO.
@@ -354,6 +359,7 @@ impl ControlThread {
 
     /// Sends an asynchronous event to a client; a client that does not read its events loses it.
     fn post_async_event(&mut self, id: ClientId, kind: AsyncEventKind, object: u32, reason: &str) {
+        let may_wait = self.resources.may_queue_events(id);
         let Some(client) = self.resources.clients.get_mut(&id) else {
             return;
         };
@@ -364,9 +370,10 @@ impl ControlThread {
         let packet = codec::encode_event(messages::KIND_ASYNC_EVENT, &event);
         if kind == AsyncEventKind::DeviceFatal && object == EVERY_DEVICE {
             outbox.send_last_event(&self.epoll, packet);
-        } else if !outbox.send_event(&self.epoll, packet, 0) {
+        } else if !outbox.send_event(&self.epoll, packet, 0, may_wait) {
             tracing::debug!(client = id.0, "event lost: the client does not read events");
         }
+        self.resources.settle_account(id);
     }
 
     fn flush_outbox(&mut self, token: u64) {
@@ -381,6 +388,7 @@ impl ControlThread {
         if let Some(outbox) = found {
             outbox.flush_backlog(&self.epoll);
         }
+        self.resources.settle_account(id);
     }
 
     /// Processes all queued events of the workers.

@@ -12,12 +12,17 @@ use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use siw_shm::control::{ControlSocket, codec};
 
 /// Bytes of events that the socket buffers; further events are queued and counted here.
-const SOCKET_BYTES: usize = 64 << 10;
+pub(super) const SOCKET_BYTES: usize = 64 << 10;
+
+/// Heap of a queued event in addition to its bytes.
+const EVENT_OVERHEAD: usize = 64;
 
 /// Limit of events queued for a client that does not read, over all its outboxes.
 #[derive(Clone)]
 pub struct EventBudget {
     waiting: Arc<AtomicUsize>,
+    /// Heap of the waiting events.
+    bytes: Arc<AtomicUsize>,
     most: usize,
 }
 
@@ -26,8 +31,14 @@ impl EventBudget {
     pub fn new(most: usize) -> EventBudget {
         EventBudget {
             waiting: Arc::default(),
+            bytes: Arc::default(),
             most,
         }
+    }
+
+    /// Heap of the waiting events in bytes.
+    pub fn waiting_bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
     }
 
     /// Returns true if more than half of the budget is used: peers can then cause no further
@@ -36,19 +47,24 @@ impl EventBudget {
         self.waiting.load(Ordering::Relaxed) > self.most / 2
     }
 
-    fn take(&self, extra: usize) -> bool {
+    fn take(&self, packet: &[u8], extra: usize) -> bool {
         let waiting = self.waiting.load(Ordering::Relaxed);
         let has_room = waiting < self.most.saturating_add(extra);
         if has_room {
             self.waiting.store(waiting + 1, Ordering::Relaxed);
+            let bytes = self.waiting_bytes() + packet.len() + EVENT_OVERHEAD;
+            self.bytes.store(bytes, Ordering::Relaxed);
         }
         has_room
     }
 
-    fn give_back(&self, events: usize) {
+    fn give_back(&self, packet: &[u8]) {
         let waiting = self.waiting.load(Ordering::Relaxed);
         self.waiting
-            .store(waiting.saturating_sub(events), Ordering::Relaxed);
+            .store(waiting.saturating_sub(1), Ordering::Relaxed);
+        let bytes = self.waiting_bytes();
+        let bytes = bytes.saturating_sub(packet.len() + EVENT_OVERHEAD);
+        self.bytes.store(bytes, Ordering::Relaxed);
     }
 }
 
@@ -85,10 +101,18 @@ impl Outbox {
     }
 
     /// Sends an event, or queues it until the client reads. Returns false if the event is lost
-    /// because the budget and `extra` more events are used up.
+    /// because the budget and `extra` more events are used up, or because it would have to wait and
+    /// `may_wait` is false.
     #[must_use]
-    pub fn send_event(&mut self, epoll: &Epoll, packet: Vec<u8>, extra: usize) -> bool {
-        if !self.budget.take(extra) {
+    pub fn send_event(
+        &mut self,
+        epoll: &Epoll,
+        packet: Vec<u8>,
+        extra: usize,
+        may_wait: bool,
+    ) -> bool {
+        let waits = !self.backlog.is_empty();
+        if (waits && !may_wait) || !self.budget.take(&packet, extra) {
             return false;
         }
         self.push_event(epoll, packet);
@@ -97,7 +121,7 @@ impl Outbox {
 
     /// Sends the last event to a client, regardless of its budget.
     pub fn send_last_event(&mut self, epoll: &Epoll, packet: Vec<u8>) {
-        self.budget.take(usize::MAX);
+        self.budget.take(&packet, usize::MAX);
         self.push_event(epoll, packet);
     }
 
@@ -114,8 +138,8 @@ impl Outbox {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 // Sent, or discarded because the client has closed its end.
                 _ => {
+                    self.budget.give_back(packet);
                     self.backlog.pop_front();
-                    self.budget.give_back(1);
                 }
             }
         }
@@ -138,6 +162,8 @@ impl Outbox {
 
 impl Drop for Outbox {
     fn drop(&mut self) {
-        self.budget.give_back(self.backlog.len());
+        for packet in &self.backlog {
+            self.budget.give_back(packet);
+        }
     }
 }

@@ -14,7 +14,7 @@
 //! A daemon starts to listen on its devices at the first PAIR of a client. Work requests may be
 //! posted from PAIR on; if the connection fails, they are flushed and QP_FATAL carries the reason.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -87,10 +87,47 @@ pub struct Pairing {
     /// Listener on all devices, from the first PAIR on.
     listener: Option<CmListenerId>,
     port_claims: Vec<PortClaim>,
-    /// Requests for queue pairs that are not in RTR yet.
-    early: HashMap<PairKey, RequestId>,
-    /// Times at which ends retry or, for every end, give up.
-    retries: Vec<(Instant, ClientId, Qpn)>,
+    /// Requests for queue pairs that are not in RTR yet, and the user (uid) of the queue pair.
+    early: HashMap<PairKey, (RequestId, u32)>,
+    schedule: PairSchedule,
+}
+
+/// For each queue pair with an attempt, the time of its next retry, or of its deadline. One time a
+/// queue pair, however often its client asks for a pair.
+#[derive(Default)]
+struct PairSchedule {
+    by_time: BTreeMap<(Instant, Qpn), ClientId>,
+    times: HashMap<Qpn, Instant>,
+}
+
+impl PairSchedule {
+    /// Sets the time of a queue pair, instead of the one that it has.
+    fn set_time(&mut self, when: Instant, id: ClientId, qpn: Qpn) {
+        self.remove(qpn);
+        self.times.insert(qpn, when);
+        self.by_time.insert((when, qpn), id);
+    }
+
+    fn remove(&mut self, qpn: Qpn) {
+        if let Some(when) = self.times.remove(&qpn) {
+            self.by_time.remove(&(when, qpn));
+        }
+    }
+
+    fn first_time(&self) -> Option<Instant> {
+        let ((when, _), _) = self.by_time.first_key_value()?;
+        Some(*when)
+    }
+
+    /// Takes a queue pair whose time has come.
+    fn take_due(&mut self, now: Instant) -> Option<(ClientId, Qpn)> {
+        if self.first_time()? > now {
+            return None;
+        }
+        let ((_, qpn), id) = self.by_time.pop_first()?;
+        self.times.remove(&qpn);
+        Some((id, qpn))
+    }
 }
 
 impl Pairing {
@@ -101,12 +138,17 @@ impl Pairing {
 
     /// Removes the request of a peer that gave up.
     pub fn forget_request(&mut self, request: RequestId) {
-        self.early.retain(|_, kept| *kept != request);
+        self.early.retain(|_, (kept, _)| *kept != request);
+    }
+
+    /// Forgets the attempt of a queue pair that is gone or reset.
+    pub fn forget_attempt(&mut self, qpn: Qpn) {
+        self.schedule.remove(qpn);
     }
 
     /// Time until the next retry.
     pub fn time_until_retry(&self) -> Option<Duration> {
-        let next = self.retries.iter().map(|(when, ..)| *when).min()?;
+        let next = self.schedule.first_time()?;
         Some(next.saturating_duration_since(Instant::now()))
     }
 }
@@ -182,7 +224,7 @@ impl ControlThread {
             qp.attr.denied_access = denied;
             qp.device = device;
         }
-        self.pairing.retries.push((until, id, qpn));
+        self.pairing.schedule.set_time(until, id, qpn);
         if initiates {
             self.connect_pair(id, qpn)?;
         } else {
@@ -192,7 +234,7 @@ impl ControlThread {
                 peer,
                 peer_qpn,
             };
-            if let Some(early) = self.pairing.early.remove(&key) {
+            if let Some((early, _)) = self.pairing.early.remove(&key) {
                 self.accept_pair(id, qpn, early)?;
             }
         }
@@ -332,14 +374,23 @@ impl ControlThread {
             if self.accept_pair(id, qpn, request).is_err() {
                 self.reject_pair(request, b"siwpair: a limit of the client");
             }
-        } else if self.pairing.early.len() < MAX_EARLY_REQUESTS {
+        } else if let Some(user) = self.user_with_room(id) {
             // A newer request for the same two queue pairs replaces the older one.
-            if let Some(older) = self.pairing.early.insert(key, request) {
+            if let Some((older, _)) = self.pairing.early.insert(key, (request, user)) {
                 self.reject_pair(older, b"siwpair: connected again");
             }
         } else {
             self.reject_pair(request, b"siwpair: too many requests");
         }
+    }
+
+    /// The user of a client, if another early request may be kept for its queue pairs: each user has a
+    /// quarter of them.
+    fn user_with_room(&self, id: ClientId) -> Option<u32> {
+        let user = self.resources.clients.get(&id)?.account.uid();
+        let early = &self.pairing.early;
+        let of_user = early.values().filter(|(_, of)| *of == user).count();
+        (early.len() < MAX_EARLY_REQUESTS && of_user < MAX_EARLY_REQUESTS / 4).then_some(user)
     }
 
     fn reject_pair(&mut self, request: RequestId, private_data: &[u8]) {
@@ -361,11 +412,14 @@ impl ControlThread {
         let Some((qp, attempt)) = self.waiting_pair(id, qpn) else {
             return false;
         };
-        // The accepting end waits for the next connection.
+        let now = Instant::now();
+        // The accepting end waits for the next connection until its deadline, which may have passed
+        // during this one.
         if !attempt.initiates {
+            let deadline = attempt.until.max(now);
+            self.pairing.schedule.set_time(deadline, id, qpn);
             return true;
         }
-        let now = Instant::now();
         let is_unknown = matches!(failure, ConnectFailure::Rejected(data) if data == NO_SUCH_QP);
         let unknown_since = is_unknown.then(|| attempt.unknown_since.unwrap_or(now));
         if let Some(pair) = &mut qp.pair {
@@ -381,7 +435,8 @@ impl ControlThread {
                 if let Some(pair) = &mut qp.pair {
                     pair.retry_after = (pair.retry_after * 2).min(LONGEST_RETRY);
                 }
-                self.pairing.retries.push((again, id, qpn));
+                let next = again.min(attempt.until);
+                self.pairing.schedule.set_time(next, id, qpn);
                 return true;
             }
             ConnectFailure::Unreachable => {
@@ -418,26 +473,19 @@ impl ControlThread {
 
     /// Retries the attempts that are due, or gives up.
     pub(super) fn retry_pairs(&mut self) {
-        if self.pairing.retries.is_empty() {
-            return;
-        }
         let now = Instant::now();
-        let due: Vec<_> = self
-            .pairing
-            .retries
-            .extract_if(.., |(when, ..)| *when <= now)
-            .collect();
-        for (_, id, qpn) in due {
+        while let Some((id, qpn)) = self.pairing.schedule.take_due(now) {
             let Some((_, attempt)) = self.waiting_pair(id, qpn) else {
                 continue;
             };
             if now >= attempt.until {
                 let reason = format!("not connected: {}", attempt.describe_absence());
                 self.fail_pair(id, qpn, &reason);
-            } else if attempt.initiates
-                && let Err(refusal) = self.connect_pair(id, qpn)
-            {
-                self.fail_pair(id, qpn, refusal.reason());
+            } else if attempt.initiates {
+                self.pairing.schedule.set_time(attempt.until, id, qpn);
+                if let Err(refusal) = self.connect_pair(id, qpn) {
+                    self.fail_pair(id, qpn, refusal.reason());
+                }
             }
         }
     }
@@ -446,6 +494,25 @@ impl ControlThread {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_queue_pair_has_one_time_however_often_it_is_set() {
+        let (start, id) = (Instant::now(), ClientId(1));
+        let at = |millis| start + Duration::from_millis(millis);
+        let mut schedule = PairSchedule::default();
+        for millis in 0..1000 {
+            schedule.set_time(at(10 + millis), id, Qpn(1));
+        }
+        schedule.set_time(at(5), id, Qpn(2));
+        schedule.set_time(at(7), id, Qpn(3));
+        schedule.remove(Qpn(3));
+        assert_eq!((schedule.by_time.len(), schedule.times.len()), (2, 2));
+        assert_eq!(schedule.first_time(), Some(at(5)));
+        assert_eq!(schedule.take_due(at(4)), None);
+        assert_eq!(schedule.take_due(at(2000)), Some((id, Qpn(2))));
+        assert_eq!(schedule.take_due(at(2000)), Some((id, Qpn(1))));
+        assert!(schedule.by_time.is_empty() && schedule.times.is_empty());
+    }
 
     #[test]
     fn private_data_names_both_queue_pairs() {

@@ -5,32 +5,44 @@ use std::sync::Arc;
 
 use nix::libc;
 use siw_iwarp::QpInitAttr;
+use siw_shm::control::EVENT_STREAM_BYTES;
 use siw_shm::control::codec::UNANSWERED;
 use siw_shm::control::messages as m;
 use siw_shm::work_queue::state_offset;
 use siw_shm::{Access, CqProducer, QpGeometry, RqConsumer, SqConsumer, wqe};
 
-use super::ControlThread;
 use super::completion::cq_reply;
 use super::pending::{DeferredRequest, PendingReply};
 use super::quotas::Quota;
 use super::requests::*;
 use super::resources::{Client, ClientChannel, ClientQp, CompletionQueue, QpPhase};
+use super::{ControlThread, outbox};
 use crate::host_ports::PortClaim;
 use crate::ids::{ClientId, CompletionChannelId, CqId, PdId, Qpn, SrqId};
 use crate::worker::completion_queues::WorkerCq;
 use crate::worker::messages::{Command, QpSetup};
 
-/// Quota amounts of an event channel.
-pub(super) const CHANNEL: [(Quota, u64); 2] = [(Quota::EventChannels, 1), (Quota::Descriptors, 1)];
+/// Quota amounts of a channel whose socket buffers this number of bytes.
+const fn channel_amounts(buffered: usize) -> [(Quota, u64); 3] {
+    [
+        (Quota::EventChannels, 1),
+        (Quota::Descriptors, 1),
+        (Quota::Memory, buffered as u64),
+    ]
+}
+
+/// Quota amounts of a completion channel.
+const COMPLETION_CHANNEL: [(Quota, u64); 3] = channel_amounts(EVENT_STREAM_BYTES);
+/// Quota amounts of a channel of connection events.
+pub(super) const CM_CHANNEL: [(Quota, u64); 3] = channel_amounts(outbox::SOCKET_BYTES);
 
 impl ControlThread {
     pub(super) fn create_channel(&mut self, id: ClientId, seq: u32) -> Outcome {
-        self.resources.charge(id, &CHANNEL)?;
+        self.resources.charge(id, &COMPLETION_CHANNEL)?;
         let (write, read) = match siw_shm::control::event_stream() {
             Ok(ends) => ends,
             Err(error) => {
-                self.resources.release(id, &CHANNEL);
+                self.resources.release(id, &COMPLETION_CHANNEL);
                 return Err(Refusal::no_shared_memory(error));
             }
         };
@@ -64,7 +76,7 @@ impl ControlThread {
         }
         client.channels.remove(&channel);
         let outcome = send_reply::<m::DestroyChannel>(client, seq, &EMPTY);
-        self.resources.release(id, &CHANNEL);
+        self.resources.release(id, &COMPLETION_CHANNEL);
         outcome
     }
 
@@ -388,6 +400,7 @@ impl ControlThread {
             }
             let amounts = qp.connection_amounts();
             client.queues.free(qp.mem);
+            self.pairing.forget_attempt(qpn);
             self.resources.qpns.release_number(qpn.0);
             self.resources.qp_owners.remove(&qpn);
             self.resources.release(id, &[(Quota::QueuePairs, 1)]);

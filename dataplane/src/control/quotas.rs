@@ -4,11 +4,21 @@
 //! A resource is charged to the client's account before it is allocated, and released when it is
 //! freed. The account of a departed client is closed only when the last of its memory is freed, so
 //! that a reconnect cannot exceed the limits.
+//!
+//! The daemon's own memory (heap) for a client's objects is part of the client's memory: each unit
+//! of a quota is charged with the heap that it needs ([`heap`]), and whatever varies in
+//! length is charged as [`Quota::Heap`].
+//!
+//! The last eighth of each sum over all clients is a reserve: half of it for users that hold little,
+//! and half of it for operators alone.
+//!
+//! [`heap`]: super::heap
 
 use std::collections::HashMap;
 
 use nix::libc;
 
+use super::heap;
 use super::requests::Refusal;
 use crate::config::LimitsConfig;
 
@@ -27,8 +37,10 @@ pub enum Quota {
     ProtectionDomains,
     /// Memory regions and windows.
     MemoryKeys,
-    /// Bytes of arenas, queues and doorbells.
+    /// Bytes of arenas, queues, doorbells, socket buffers, and the daemon's own memory.
     Memory,
+    /// Bytes of the daemon's own memory; a charge of them is a charge of `Memory` as well.
+    Heap,
     /// Bytes of that memory in hugepages.
     HugeMemory,
     /// Open files and mappings of the daemon.
@@ -56,6 +68,7 @@ impl Quota {
         Quota::ProtectionDomains,
         Quota::MemoryKeys,
         Quota::Memory,
+        Quota::Heap,
         Quota::HugeMemory,
         Quota::Descriptors,
         Quota::Listeners,
@@ -74,6 +87,7 @@ impl Quota {
             Quota::ProtectionDomains => ("protection domains", "protection_domains"),
             Quota::MemoryKeys => ("memory regions and windows", "memory_regions"),
             Quota::Memory => ("bytes of arenas, queues and doorbells", "memory"),
+            Quota::Heap => ("bytes of siwd's own memory", "memory"),
             Quota::HugeMemory => ("bytes of hugepages", "hugepages"),
             Quota::Descriptors => ("descriptors", "descriptors"),
             Quota::Listeners => ("listeners", "listeners"),
@@ -98,6 +112,8 @@ pub struct HostCapacity {
     pub descriptors: u64,
     /// Slots of the key table.
     pub memory_keys: u64,
+    /// Number of workers, each of which has its own part of an object.
+    pub workers: u64,
     /// Memory regions that DPDK can map for NICs; `None` if NICs read no client memory.
     pub nic_arenas: Option<u64>,
 }
@@ -108,9 +124,15 @@ pub struct QuotaLimits {
     of_client: Amounts,
     of_user: Amounts,
     of_all: Amounts,
+    /// Heap bytes of one unit.
+    heap_of_one: Amounts,
 }
 
 const UNLIMITED: u64 = u64::MAX;
+/// Divisor of a sum over all clients: its reserve.
+const RESERVE: u64 = 8;
+/// Divisor of a reserve: the most that a user may hold in total and still use the reserve.
+const NEWCOMERS: u64 = 16;
 
 impl QuotaLimits {
     /// Computes the limits of a configuration on a host.
@@ -132,6 +154,7 @@ impl QuotaLimits {
             of_client: [UNLIMITED; KINDS],
             of_user: [UNLIMITED; KINDS],
             of_all: [UNLIMITED; KINDS],
+            heap_of_one: Quota::ALL.map(|quota| heap::heap_of_one(quota, host.workers)),
         };
         for quota in Quota::ALL {
             let (client, user, together) = match quota {
@@ -153,10 +176,12 @@ impl QuotaLimits {
                 Quota::ProtectionDomains => (MAX_PD.into(), 4 * u64::from(MAX_PD), UNLIMITED),
                 Quota::MemoryKeys => (
                     limits.memory_regions_per_client.into(),
-                    limits.memory_regions_per_user.into(),
+                    u64::from(limits.memory_regions_per_user).min((host.memory_keys / 2).max(1)),
                     host.memory_keys,
                 ),
                 Quota::Memory => (limits.memory_per_client.0, memory_of_user, memory),
+                // Limited as memory.
+                Quota::Heap => (UNLIMITED, UNLIMITED, UNLIMITED),
                 Quota::HugeMemory => (UNLIMITED, huge_of_user, host.hugepages),
                 Quota::Descriptors => (
                     limits.descriptors_per_client.into(),
@@ -202,6 +227,8 @@ enum QuotaScope {
     Client,
     User(u32),
     All,
+    /// All clients, except for the reserve.
+    Reserve,
 }
 
 impl std::fmt::Display for OverQuota {
@@ -210,12 +237,16 @@ impl std::fmt::Display for OverQuota {
         let scope = match self.scope {
             QuotaScope::Client => "_per_client",
             QuotaScope::User(_) => "_per_user",
-            QuotaScope::All => "",
+            QuotaScope::All | QuotaScope::Reserve => "",
         };
         match self.scope {
             QuotaScope::Client => write!(f, "{what} of this client: the limit is {limit}")?,
             QuotaScope::User(uid) => write!(f, "{what} of user {uid}: the limit is {limit}")?,
             QuotaScope::All => write!(f, "{what} of all clients: the limit is {limit}")?,
+            QuotaScope::Reserve => write!(
+                f,
+                "{what} of all clients: {limit} are in use, the rest is kept for operators and for users that hold little"
+            )?,
         }
         match self.quota {
             Quota::ProtectionDomains => Ok(()),
@@ -242,6 +273,7 @@ impl From<OverQuota> for Refusal {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Account {
     uid: u32,
+    is_operator: bool,
     held: Amounts,
 }
 
@@ -250,8 +282,22 @@ impl Account {
     pub fn new(uid: u32) -> Account {
         Account {
             uid,
+            is_operator: false,
             held: [0; KINDS],
         }
+    }
+
+    /// Gives an operator's client the reserve.
+    pub fn with_reserve(self, is_operator: bool) -> Account {
+        Account {
+            is_operator,
+            ..self
+        }
+    }
+
+    /// Returns true if the client is an operator's.
+    pub fn is_operator(&self) -> bool {
+        self.is_operator
     }
 
     /// User id of the process that connected.
@@ -283,13 +329,57 @@ impl Ledger {
         }
     }
 
+    /// Sums of these amounts, with the heap that they need.
+    fn totals(&self, amounts: &[(Quota, u64)]) -> Amounts {
+        let mut totals: Amounts = [0; KINDS];
+        let mut add = |quota: Quota, amount: u64| {
+            let total = &mut totals[quota as usize];
+            *total = total.saturating_add(amount);
+        };
+        for (quota, amount) in amounts {
+            add(*quota, *amount);
+            let heap = self.limits.heap_of_one[*quota as usize].saturating_mul(*amount);
+            add(Quota::Memory, heap);
+            if *quota != Quota::Heap {
+                add(Quota::Heap, heap);
+            }
+        }
+        totals
+    }
+
     /// Checks that `amount` more stays within the limits.
     ///
     /// # Errors
     /// The narrowest limit that would be exceeded.
     pub fn check(&self, account: &Account, quota: Quota, amount: u64) -> Result<(), OverQuota> {
+        self.check_all(account, &[(quota, amount)])
+    }
+
+    fn check_all(&self, account: &Account, amounts: &[(Quota, u64)]) -> Result<(), OverQuota> {
+        let totals = self.totals(amounts);
+        // The named quotas first: their limits tell the client more than that of memory.
+        let named = amounts.iter().map(|(quota, _)| *quota);
+        for quota in named.chain([Quota::Memory]) {
+            self.check_total(account, quota, totals[quota as usize])?;
+        }
+        Ok(())
+    }
+
+    fn check_total(&self, account: &Account, quota: Quota, amount: u64) -> Result<(), OverQuota> {
+        if amount == 0 {
+            return Ok(());
+        }
         let kind = quota as usize;
         let of_user = self.users.get(&account.uid).map_or(0, |held| held[kind]);
+        let all = self.limits.of_all[kind];
+        let of_user_after = of_user.saturating_add(amount);
+        let (unreserved, scope) = match all / RESERVE {
+            _ if account.is_operator || all == UNLIMITED => (all, QuotaScope::All),
+            reserve if of_user_after <= (reserve / NEWCOMERS).max(1) => {
+                (all - reserve / 2, QuotaScope::Reserve)
+            }
+            reserve => (all - reserve, QuotaScope::Reserve),
+        };
         let scopes = [
             (
                 account.held[kind],
@@ -301,7 +391,8 @@ impl Ledger {
                 self.limits.of_user[kind],
                 QuotaScope::User(account.uid),
             ),
-            (self.all[kind], self.limits.of_all[kind], QuotaScope::All),
+            (self.all[kind], all, QuotaScope::All),
+            (self.all[kind], unreserved, scope),
         ];
         for (held, limit, scope) in scopes {
             if held.saturating_add(amount) > limit {
@@ -320,14 +411,16 @@ impl Ledger {
         if amount == 0 {
             return;
         }
-        let kind = quota as usize;
+        let totals = self.totals(&[(quota, amount)]);
         let of_user = self.users.entry(account.uid).or_insert([0; KINDS]);
-        for held in [
-            &mut account.held[kind],
-            &mut of_user[kind],
-            &mut self.all[kind],
-        ] {
-            *held = held.saturating_add(amount);
+        for (kind, amount) in totals.into_iter().enumerate() {
+            for held in [
+                &mut account.held[kind],
+                &mut of_user[kind],
+                &mut self.all[kind],
+            ] {
+                *held = held.saturating_add(amount);
+            }
         }
     }
 
@@ -341,37 +434,39 @@ impl Ledger {
         account: &mut Account,
         amounts: &[(Quota, u64)],
     ) -> Result<(), OverQuota> {
-        for (quota, amount) in amounts {
-            self.check(account, *quota, *amount)?;
-        }
+        self.check_all(account, amounts)?;
         for (quota, amount) in amounts {
             self.add(account, *quota, *amount);
         }
         Ok(())
     }
 
-    /// Releases a resource.
+    /// Releases a resource, with the heap that it needed.
     pub fn release(&mut self, account: &mut Account, quota: Quota, amount: u64) {
-        let kind = quota as usize;
-        let amount = amount.min(account.held[kind]);
-        account.held[kind] -= amount;
-        self.all[kind] = self.all[kind].saturating_sub(amount);
-        if let Some(of_user) = self.users.get_mut(&account.uid) {
-            of_user[kind] = of_user[kind].saturating_sub(amount);
-            if of_user.iter().all(|held| *held == 0) {
-                self.users.remove(&account.uid);
+        let amount = amount.min(account.held[quota as usize]);
+        let totals = self.totals(&[(quota, amount)]);
+        self.release_totals(account, &totals);
+    }
+
+    fn release_totals(&mut self, account: &mut Account, totals: &Amounts) {
+        let mut of_user = self.users.get_mut(&account.uid);
+        for (kind, total) in totals.iter().enumerate() {
+            let amount = (*total).min(account.held[kind]);
+            account.held[kind] -= amount;
+            self.all[kind] = self.all[kind].saturating_sub(amount);
+            if let Some(of_user) = &mut of_user {
+                of_user[kind] = of_user[kind].saturating_sub(amount);
             }
+        }
+        if of_user.is_some_and(|held| held.iter().all(|held| *held == 0)) {
+            self.users.remove(&account.uid);
         }
     }
 
     /// Releases everything in an account.
     pub fn close(&mut self, mut account: Account) {
-        for quota in Quota::ALL {
-            let held = account.held[quota as usize];
-            if held > 0 {
-                self.release(&mut account, quota, held);
-            }
-        }
+        let held = account.held;
+        self.release_totals(&mut account, &held);
     }
 
     /// Resources held by each user, by uid.
@@ -407,12 +502,14 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::ByteSize;
 
     const HOST: HostCapacity = HostCapacity {
-        memory: 1000,
+        memory: 1 << 40,
         hugepages: 100,
         descriptors: 50,
         memory_keys: 40,
+        workers: 1,
         nic_arenas: Some(12),
     };
 
@@ -457,7 +554,8 @@ mod tests {
     #[test]
     fn arenas_for_nics_are_counted_against_what_can_be_mapped() {
         let mut ledger = ledger(|_| ());
-        let mut account = Account::new(1);
+        let operator = |uid| Account::new(uid).with_reserve(true);
+        let mut account = operator(1);
         ledger
             .charge(&mut account, &[(Quota::NicArenas, 6)])
             .unwrap();
@@ -468,7 +566,7 @@ mod tests {
                 && refused.contains("fewer and larger arenas"),
             "{refused}"
         );
-        let mut more = [1, 2].map(Account::new);
+        let mut more = [1, 2].map(operator);
         let [same_user, other_user] = &mut more;
         ledger.charge(same_user, &[(Quota::NicArenas, 3)]).unwrap();
         ledger
@@ -487,8 +585,12 @@ mod tests {
 
     #[test]
     fn a_sum_over_all_clients_is_one_sum() {
-        let mut ledger = ledger(|limits| limits.memory_per_client.0 = 500);
-        let mut accounts: Vec<_> = (0..4).map(Account::new).collect();
+        let mut ledger = ledger(|limits| {
+            limits.memory = Some(ByteSize(1000));
+            limits.memory_per_client.0 = 500;
+        });
+        let operator = |uid| Account::new(uid).with_reserve(true);
+        let mut accounts: Vec<_> = (0..4).map(operator).collect();
         let amounts = [400, 400, 200];
         for (account, amount) in accounts.iter_mut().zip(amounts) {
             ledger.charge(account, &[(Quota::Memory, amount)]).unwrap();
@@ -499,9 +601,86 @@ mod tests {
         assert_eq!(ledger.check(&accounts[3], Quota::Memory, 1), Ok(()));
     }
 
+    /// Two users that take all that they may leave the reserve: half of it to users that hold little,
+    /// the rest to operators.
+    #[test]
+    fn a_reserve_is_left_for_operators_and_for_users_that_hold_little() {
+        let limits = LimitsConfig {
+            clients: 256,
+            clients_per_user: 128,
+            ..LimitsConfig::default()
+        };
+        let host = HostCapacity {
+            memory: 1 << 40,
+            descriptors: 1 << 20,
+            ..HOST
+        };
+        let mut ledger = Ledger::new(QuotaLimits::new(&limits, &host));
+        let mut held = Vec::new();
+        let mut connect = |ledger: &mut Ledger, mut account: Account| {
+            ledger.charge(&mut account, &[(Quota::Clients, 1)])?;
+            held.push(account);
+            Ok::<(), OverQuota>(())
+        };
+        for uid in [1, 2] {
+            while connect(&mut ledger, Account::new(uid)).is_ok() {}
+        }
+        assert_eq!(ledger.all[Quota::Clients as usize], 224);
+        // 16 of 32 places are for users with at most 2 clients.
+        let refused = connect(&mut ledger, Account::new(1)).unwrap_err();
+        assert_eq!(refused.scope, QuotaScope::Reserve);
+        assert!(
+            refused.to_string().contains("kept for operators"),
+            "{refused}"
+        );
+        for uid in 10..18 {
+            for _ in 0..2 {
+                connect(&mut ledger, Account::new(uid)).unwrap();
+            }
+            connect(&mut ledger, Account::new(uid)).unwrap_err();
+        }
+        connect(&mut ledger, Account::new(18)).unwrap_err();
+        for _ in 0..16 {
+            connect(&mut ledger, Account::new(0).with_reserve(true)).unwrap();
+        }
+        let refused = connect(&mut ledger, Account::new(0).with_reserve(true)).unwrap_err();
+        assert_eq!(refused.scope, QuotaScope::All);
+    }
+
+    #[test]
+    fn heap_is_memory_of_the_client_and_goes_with_its_object() {
+        let host = HostCapacity {
+            memory: 1 << 40,
+            memory_keys: 100,
+            ..HOST
+        };
+        let limits = LimitsConfig::default();
+        let mut ledger = Ledger::new(QuotaLimits::new(&limits, &host));
+        let mut account = Account::new(1);
+        let amounts = [(Quota::MemoryKeys, 3), (Quota::Heap, 1000)];
+        ledger.charge(&mut account, &amounts).unwrap();
+        let of_keys = 3 * heap::heap_of_one(Quota::MemoryKeys, 1);
+        assert!(of_keys > 0);
+        assert_eq!(account.amount(Quota::Heap), of_keys + 1000);
+        assert_eq!(account.amount(Quota::Memory), of_keys + 1000);
+        ledger.release(&mut account, Quota::MemoryKeys, 3);
+        assert_eq!(account.amount(Quota::Memory), 1000);
+        ledger.release(&mut account, Quota::Heap, 5000);
+        assert_eq!(account, Account::new(1));
+        let most = limits.memory_per_client.0;
+        let refused = ledger.charge(&mut account, &[(Quota::Heap, most + 1)]);
+        assert!(
+            refused
+                .unwrap_err()
+                .to_string()
+                .contains("memory_per_client")
+        );
+        assert_eq!(account, Account::new(1));
+    }
+
     #[test]
     fn a_charge_that_is_refused_in_part_charges_nothing() {
-        let mut ledger = ledger(|_| ());
+        let mut ledger = ledger(|limits| limits.memory = Some(ByteSize(1000)));
         let mut account = Account::new(1);
         let amounts = [(Quota::Memory, 5), (Quota::MemoryKeys, 41)];
         assert!(ledger.charge(&mut account, &amounts).is_err());

@@ -87,16 +87,18 @@ impl ControlThread {
         }
         let account = client.account.clone();
         let is_small = client.account.amount(Quota::Memory) <= LONG_MEMORY
-            && client.account.amount(Quota::QueuePairs) < FEW_QUEUE_PAIRS;
+            && client.account.amount(Quota::QueuePairs) < FEW_QUEUE_PAIRS
+            // The last descriptor of a file frees all its pages, however little of it was mapped.
+            && client.arenas.values().all(|arena| !arena.imported);
         if is_small && !departing.slow_to_close {
             drop(client);
             resources.ledger.close(account);
             return;
         }
         let queue = if departing.slow_to_close {
-            DisposalQueue::User(account.uid())
+            DisposalQueue::Descriptors(account.uid())
         } else {
-            DisposalQueue::Memory
+            DisposalQueue::Memory(account.uid())
         };
         let report = HelperReport::ClientGone { account };
         self.helpers.dispose(queue, Box::new(client), Some(report));
@@ -104,8 +106,8 @@ impl ControlThread {
 
     /// Updates a client's account to its current queue memory. Large freed regions are unmapped by
     /// a helper and stay charged until then.
-    pub(super) fn settle_queues(&mut self, id: ClientId) {
-        self.resources.settle_queues(id);
+    pub(super) fn settle_account(&mut self, id: ClientId) {
+        self.resources.settle_account(id);
         let Some(client) = self.resources.clients.get_mut(&id) else {
             return;
         };
@@ -123,8 +125,8 @@ impl ControlThread {
                 token: self.workers.next_token(),
                 amounts,
             };
-            self.helpers
-                .dispose(DisposalQueue::Memory, Box::new(region), Some(report));
+            let queue = DisposalQueue::Memory(client.account.uid());
+            self.helpers.dispose(queue, Box::new(region), Some(report));
         }
     }
 

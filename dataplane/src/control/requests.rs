@@ -163,7 +163,7 @@ impl ControlThread {
             request = request.name(),
             ok = outcome.is_ok()
         );
-        self.settle_queues(id);
+        self.settle_account(id);
         let Some(client) = self.resources.clients.get_mut(&id) else {
             return RequestState::Finished;
         };

@@ -10,7 +10,7 @@ use siw_iwarp::QpInitAttr;
 use siw_memory::Stag;
 use siw_memory::queue_allocator::{QueueAllocator, QueueMemory};
 use siw_shm::QpGeometry;
-use siw_shm::control::{Addr, ControlSocket, MemoryExtent, QpState};
+use siw_shm::control::{Addr, ControlSocket, MemoryExtent, QpState, messages};
 use siw_shm::shared_memory::{HUGE_PAGE, PageSize, SharedMemory};
 
 use super::TOKEN_OUTBOX;
@@ -18,9 +18,10 @@ use super::held_memory::HeldMemory;
 use super::listening::{ConnectRequests, Listeners};
 use super::outbox::{EventBudget, Outbox};
 use super::pairing::PairAttempt;
+use super::peers::PeerCredentials;
 use super::pending::{DeferredRequest, PendingReply};
 use super::quotas::{Account, Ledger, Quota, QuotaLimits};
-use super::regions::{ClientProcess, MemoryRegion};
+use super::regions::{ClientProcess, MemoryRegion, RegisteredSums};
 use super::requests::Refusal;
 use super::shared_receive::ClientSrq;
 use crate::config::LimitsConfig;
@@ -109,26 +110,27 @@ pub struct ClientQp {
     pub port_claim: PortClaim,
 }
 
-/// A client's queue memory that is charged to its account.
+/// A client's queue memory and varying heap, as charged to its account.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct ChargedQueues {
     pub bytes: u64,
     pub huge_bytes: u64,
     pub regions: u64,
+    /// Heap of what varies in length: queued events, extents of the next region, statistics.
+    pub heap: u64,
 }
 
 /// One connected process.
 pub struct Client {
     pub id: ClientId,
-    pub pid: u32,
+    /// The process that connected.
+    pub peer: PeerCredentials,
     pub name: String,
     pub conn: ControlSocket,
     pub greeted: bool,
     /// Resources held by the client, by quota.
     pub account: Account,
     pub charged_queues: ChargedQueues,
-    /// May read the counters of all clients.
-    pub operator: bool,
     /// Budget of queued events over all of the client's outboxes.
     pub events_waiting: EventBudget,
     /// Outbox for asynchronous events.
@@ -144,6 +146,8 @@ pub struct Client {
     pub next_extents: Vec<MemoryExtent>,
     /// By registration key.
     pub mrs: HashMap<Stag, MemoryRegion>,
+    /// Sums over the regions with extents.
+    pub registered: RegisteredSums,
     /// By allocation key.
     pub mws: HashMap<Stag, MemoryWindow>,
     pub channels: HashMap<CompletionChannelId, ClientChannel>,
@@ -175,6 +179,7 @@ impl Client {
     pub fn new(
         id: ClientId,
         conn: ControlSocket,
+        peer: PeerCredentials,
         account: Account,
         limits: &LimitsConfig,
     ) -> Client {
@@ -183,13 +188,12 @@ impl Client {
             .min(QUEUE_BYTES);
         Client {
             id,
-            pid: conn.peer_credentials().map_or(0, |peer| peer.0),
+            peer,
             name: String::new(),
             conn,
             greeted: false,
             account,
             charged_queues: ChargedQueues::default(),
-            operator: false,
             events_waiting: EventBudget::new(limits.events_per_client as usize),
             events: None,
             doorbells: None,
@@ -199,6 +203,7 @@ impl Client {
             bad_imports: 0,
             next_extents: Vec::new(),
             mrs: HashMap::new(),
+            registered: RegisteredSums::default(),
             mws: HashMap::new(),
             channels: HashMap::new(),
             cqs: HashMap::new(),
@@ -229,6 +234,14 @@ impl Client {
         if let Some(pd) = self.pds.get_mut(&region.pd) {
             change(&mut pd.users);
         }
+    }
+
+    /// Heap of what varies in length and has no charge of its own.
+    fn varying_heap(&self) -> usize {
+        self.events_waiting.waiting_bytes()
+            + self.next_extents.capacity() * size_of::<MemoryExtent>()
+            + self.stats_text.capacity()
+            + self.queues.heap_bytes()
     }
 
     /// Returns true if a helper allocates or frees memory for the client: its account stays open
@@ -388,7 +401,7 @@ impl Resources {
         len: usize,
         huge: bool,
     ) -> Result<QueueMemory, Refusal> {
-        self.settle_queues(id);
+        self.settle_account(id);
         let client = self.clients.get(&id).ok_or_else(no_client)?;
         let needed = client.queues.bytes_needed(len) as u64;
         if needed > 0 {
@@ -399,7 +412,7 @@ impl Resources {
         let client = self.clients.get_mut(&id).ok_or_else(no_client)?;
         client.queues.set_pages(pages);
         let mem = client.queues.alloc(len);
-        self.settle_queues(id);
+        self.settle_account(id);
         mem.map_err(|error| Refusal::new(libc::ENOMEM, error.to_string()))
     }
 
@@ -417,8 +430,9 @@ impl Resources {
         }
     }
 
-    /// Updates a client's account to its current queue memory.
-    pub fn settle_queues(&mut self, id: ClientId) {
+    /// Updates a client's account to its current queue memory, and to the heap of what varies in
+    /// length without a charge of its own.
+    pub fn settle_account(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else {
             return;
         };
@@ -426,9 +440,14 @@ impl Resources {
             bytes: client.queues.mapped_bytes() as u64,
             huge_bytes: client.queues.huge_bytes() as u64,
             regions: client.queues.region_count() as u64,
+            heap: client.varying_heap() as u64,
         };
         let before = std::mem::replace(&mut client.charged_queues, now);
+        if now == before {
+            return;
+        }
         let changes = [
+            (Quota::Heap, before.heap, now.heap),
             (Quota::Memory, before.bytes, now.bytes),
             (Quota::HugeMemory, before.huge_bytes, now.huge_bytes),
             (Quota::Descriptors, before.regions, now.regions),
@@ -441,6 +460,16 @@ impl Resources {
                     .release(&mut client.account, quota, before - now);
             }
         }
+    }
+
+    /// Returns true if the limits leave room for events that the client does not read at once.
+    pub fn may_queue_events(&self, id: ClientId) -> bool {
+        let room = messages::MAX_PACKET as u64;
+        self.clients.get(&id).is_some_and(|client| {
+            self.ledger
+                .check(&client.account, Quota::Heap, room)
+                .is_ok()
+        })
     }
 
     /// Looks up a connected client.
@@ -512,6 +541,7 @@ mod tests {
             memory: 1 << 30,
             hugepages: 0,
             descriptors: 1000,
+            workers: 1,
             memory_keys: 1000,
             nic_arenas: None,
         };
@@ -574,8 +604,9 @@ mod tests {
         let mut all = resources();
         let (conn, _other) = ControlSocket::new_pair().unwrap();
         let account = Account::new(1);
+        let peer = PeerCredentials::of(&conn).unwrap();
         let id = all.next_client_id();
-        let mut client = Client::new(id, conn, account, &LimitsConfig::default());
+        let mut client = Client::new(id, conn, peer, account, &LimitsConfig::default());
         client.next_id = u32::MAX;
         let (read, _write) = nix::unistd::pipe().unwrap();
         let channel = ClientChannel {

@@ -12,6 +12,7 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use siw_shm::control::ControlSocket;
 
+use super::peers::PeerCredentials;
 use crate::config::ControlSocketConfig;
 use crate::daemon::StartError;
 use crate::host;
@@ -186,7 +187,7 @@ fn lock_path(path: &Path) -> Result<Flock<File>, String> {
 const STOP_IT: &str = "stop that one, or set another [control] socket for this one";
 
 fn serves_it(conn: &ControlSocket) -> String {
-    let pid = conn.peer_credentials().map_or(0, |peer| peer.0);
+    let pid = PeerCredentials::of(conn).map_or(0, |peer| peer.pid);
     format!("another siwd (process {pid}) serves it")
 }
 

@@ -15,13 +15,17 @@ impl ControlThread {
         let client = self.resources.client_mut(id)?;
         if offset > 0 {
             let part = statistics_part(&client.stats_text, offset);
+            // Read to its end.
+            if u64::from(offset) + u64::from(part.len) >= client.stats_text.len() as u64 {
+                client.stats_text = String::new();
+            }
             return send_reply::<m::ReadStats>(client, seq, &part);
         }
-        if !client.operator {
+        if !client.account.is_operator() {
             let text = self.own_statistics(id);
             let client = self.resources.client_mut(id)?;
-            client.stats_text = text;
-            let part = statistics_part(&client.stats_text, 0);
+            let part = statistics_part(&text, 0);
+            client.stats_text = rest_to_read(text, &part);
             return send_reply::<m::ReadStats>(client, seq, &part);
         }
         let token = self.workers.next_token();
@@ -69,12 +73,10 @@ impl ControlThread {
             return;
         };
         if let Some(waiting) = client.waiting.take() {
-            let _ = client.conn.send_reply::<m::ReadStats>(
-                waiting.seq,
-                &statistics_part(&text, 0),
-                &[],
-            );
-            client.stats_text = text;
+            let part = statistics_part(&text, 0);
+            let conn = &client.conn;
+            let _ = conn.send_reply::<m::ReadStats>(waiting.seq, &part, &[]);
+            client.stats_text = rest_to_read(text, &part);
         }
         self.on_answered(id);
     }
@@ -191,17 +193,16 @@ impl ControlThread {
 /// Access methods to the application's existing memory: bytes by method, and the reasons for memory
 /// that is not remapped with their number of regions.
 fn registered_json(client: &Client) -> serde_json::Value {
-    let mut bytes = [0u64; 4];
-    let mut reasons = std::collections::BTreeMap::new();
-    for extents in client.mrs.values().filter_map(|mr| mr.extents.as_ref()) {
-        for (sum, part) in bytes.iter_mut().zip(extents.bytes) {
-            *sum = sum.saturating_add(part);
-        }
-        if !extents.reason.is_empty() {
-            *reasons.entry(extents.reason.clone()).or_insert(0u64) += 1;
-        }
+    let sums = &client.registered;
+    let mut reasons = counter_map(
+        sums.reasons
+            .iter()
+            .map(|(why, count)| (why.as_str(), *count)),
+    );
+    if sums.other_reasons > 0 {
+        reasons.insert("other reasons".into(), sums.other_reasons.into());
     }
-    let by_method = m::ExtentMethod::ALL.iter().zip(bytes);
+    let by_method = m::ExtentMethod::ALL.iter().zip(sums.bytes);
     let by_method = by_method.map(|(method, bytes)| (method.as_str(), bytes));
     serde_json::json!({ "bytes": counter_map(by_method), "reasons": reasons })
 }
@@ -210,14 +211,16 @@ fn client_json(client: &Client) -> serde_json::Value {
     let held = |quota| client.account.amount(quota);
     serde_json::json!({
         "id": client.id.0,
-        "pid": client.pid,
-        "uid": client.account.uid(),
+        "pid": client.peer.pid,
+        "uid": client.peer.uid,
+        "user": client.account.uid(),
         "name": client.name,
         "queue_pairs": client.qps.len(),
         "completion_queues": client.cqs.len(),
         "memory_regions": client.mrs.len(),
         "registered": registered_json(client),
         "memory_bytes": held(Quota::Memory),
+        "heap_bytes": held(Quota::Heap),
         "hugepage_bytes": held(Quota::HugeMemory),
         "descriptors": held(Quota::Descriptors),
         "connections": held(Quota::Connections),
@@ -231,6 +234,15 @@ fn counter_map<'a>(
     counters
         .map(|(name, value)| (name.to_owned(), value.into()))
         .collect()
+}
+
+/// The text to keep for further requests after its first part was sent.
+fn rest_to_read(text: String, first: &m::StatsReply) -> String {
+    if text.len() > first.len as usize {
+        text
+    } else {
+        String::new()
+    }
 }
 
 fn statistics_part(text: &str, offset: u32) -> m::StatsReply {

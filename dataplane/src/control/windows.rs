@@ -8,7 +8,9 @@ use siw_shm::control::messages as m;
 use siw_shm::local_wqe::MAX_FAST_PAGES;
 
 use super::ControlThread;
+use super::heap;
 use super::memory::{QuiescentReply, add_region, own_arena};
+use super::quotas::Quota;
 use super::regions::MemoryRegion;
 use super::requests::*;
 use super::resources::MemoryWindow;
@@ -93,11 +95,16 @@ impl ControlThread {
         own_arena(client, ArenaId(request.arena))?;
         let pages = request.max_pages as usize;
         let huge = self.config.hugepages;
+        let page_heap = (pages * heap::FAST_PAGE) as u64;
         let list = self.resources.alloc_queue(id, pages * 8, huge)?;
         let made =
             RegisteredMemory::new_fast(arena, pages, list.region.clone(), list.offset, request.pd)
                 .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))
-                .and_then(|mr| self.insert_key(id, mr, &keys));
+                .and_then(|mr| {
+                    self.resources.charge(id, &[(Quota::Heap, page_heap)])?;
+                    let stag = self.insert_key(id, mr, &keys);
+                    stag.inspect_err(|_| self.resources.release(id, &[(Quota::Heap, page_heap)]))
+                });
         let client = self.resources.client_mut(id)?;
         let stag = match made {
             Ok(stag) => stag,
@@ -117,6 +124,7 @@ impl ControlThread {
         send_reply_with_fds::<m::AllocFastMr>(client, seq, &reply, fd.as_slice())?;
         let mut region = MemoryRegion::in_arena(PdId(request.pd), ArenaId(request.arena));
         region.list = Some(list);
+        region.heap = page_heap;
         add_region(client, stag, region);
         Ok(Served::Replied)
     }

@@ -191,6 +191,13 @@ impl Daemon {
         }
         how
     }
+
+    /// Stops the daemon and returns all that it logged.
+    pub fn stop_and_read_log(mut self) -> String {
+        self.signal(nix::sys::signal::Signal::SIGTERM);
+        wait(&mut self.child);
+        self.logged.recv_timeout(PATIENCE).unwrap()
+    }
 }
 
 /// See [`Daemon::pause`].

@@ -14,7 +14,7 @@ use siw::{
     SendWr, Sge, WcStatus, WindowType, WrFlags,
 };
 use siw_shm::control::messages as m;
-use siw_shm::control::{CallError, ControlSocket, Message};
+use siw_shm::control::{CallError, ControlSocket, Message, codec};
 
 /// A client that speaks the control protocol itself.
 struct Raw {
@@ -469,4 +469,100 @@ fn a_region_lies_within_its_arena() {
         h.refused("a second deregistration", &m::DeregMr { lkey, reserved });
     }
     h.call(&free).unwrap();
+}
+
+/// A daemon in a pid namespace of its own, as in a container with a shared socket.
+#[test]
+fn a_peer_outside_the_pid_namespace_keeps_its_uid() {
+    let dir = tempfile::tempdir().unwrap();
+    let plain = daemon_command(dir.path(), LOOPBACK, &[]);
+    let mut command = std::process::Command::new("unshare");
+    command
+        .args(["--pid", "--fork", "--kill-child"])
+        .arg(plain.get_program())
+        .args(plain.get_args())
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped());
+    let may = std::process::Command::new("unshare")
+        .args(["--pid", "--fork", "true"])
+        .status();
+    if !may.is_ok_and(|status| status.success()) {
+        println!("skipped: this process may not create a pid namespace");
+        return;
+    }
+    let d = Daemon::wait_ready(dir, command.spawn().unwrap());
+    let (a, b) = pair(&d, 4096);
+    ping(&a, &b, 1);
+    let stats: serde_json::Value = serde_json::from_str(&a.ctx.read_stats().unwrap()).unwrap();
+    let own = nix::unistd::geteuid().as_raw();
+    for client in stats["clients"].as_array().unwrap() {
+        assert_eq!((&client["uid"], &client["pid"]), (&own.into(), &0.into()));
+    }
+}
+
+/// With any umask, the socket has the configured mode, and users other than the daemon's reach it and
+/// the files beside it.
+#[test]
+fn a_strict_umask_does_not_hide_the_socket() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("new/run");
+    let socket = folder.join("siwd.sock");
+    let config = format!("{LOOPBACK}[control]\nmode = \"0666\"\n");
+    let args = ["--socket", socket.to_str().unwrap()];
+    let file = dir.path().join("siwd.toml");
+    std::fs::write(&file, config).unwrap();
+    let mut command = std::process::Command::new("sh");
+    command
+        .args(["-c", "umask 077; exec \"$0\" \"$@\""])
+        .arg(env!("CARGO_BIN_EXE_siwd"))
+        .arg("--config")
+        .arg(&file)
+        .args(args)
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped());
+    let mut d = Daemon::wait_ready(dir, command.spawn().unwrap());
+    d.socket = socket.clone();
+    let mode = |path: &std::path::Path| path.metadata().unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&socket), 0o666);
+    let mut folders = vec![folder.parent().unwrap().to_owned(), folder];
+    let mut files = 0;
+    while let Some(folder) = folders.pop() {
+        assert_eq!(mode(&folder) & 0o755, 0o755, "{}", folder.display());
+        for entry in folder.read_dir().unwrap() {
+            let path = entry.unwrap().path();
+            let kind = path.symlink_metadata().unwrap().file_type();
+            if kind.is_dir() {
+                folders.push(path);
+            } else if kind.is_file() && path.extension().is_none_or(|kind| kind != "lock") {
+                assert_eq!(mode(&path) & 0o444, 0o444, "{}", path.display());
+                files += 1;
+            }
+        }
+    }
+    assert!(files > 0, "no files for programs that read /sys");
+    d.context();
+}
+
+/// A client that sends unknown messages without end causes a bounded number of lines.
+#[test]
+fn a_flood_of_invalid_messages_does_not_flood_the_log() {
+    const MESSAGES: usize = 5000;
+    let d = Daemon::loopback();
+    let client = Raw::new(&d);
+    let (device, reserved) = (0, 0);
+    let mut packet = codec::encode_request(9, &m::AllocPd { device, reserved });
+    // The kind follows the magic number and the version.
+    packet[6..8].copy_from_slice(&60_000u16.to_ne_bytes());
+    for _ in 0..MESSAGES {
+        client.conn.send_packet(&packet, &[]).unwrap();
+        client.conn.recv_packet().unwrap();
+    }
+    drop(client);
+    let log = d.stop_and_read_log();
+    let lines = log.lines().count();
+    assert!(lines > 0 && lines < 500, "{lines} lines");
+    assert!(log.contains("the rest is left out"), "{log}");
 }

@@ -187,7 +187,7 @@ fn other_user(d: &Daemon, task: &str, gid: u32) -> Option<Child> {
     let started = Command::new(&program)
         .args([
             "--exact",
-            "helper_of_another_user",
+            "quotas::helper_of_another_user",
             "--include-ignored",
             "--nocapture",
         ])

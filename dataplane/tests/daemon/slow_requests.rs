@@ -139,6 +139,216 @@ fn descriptors_that_are_slow_to_close_hold_up_nobody() {
     drop(peers);
 }
 
+/// More sockets than a daemon could close one after the other, each of which would hold up the thread
+/// that closes it. All are closed at once, so other clients neither wait nor are refused.
+#[test]
+fn a_thousand_descriptors_that_are_slow_to_close_are_closed_at_once() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    const SOCKETS: usize = 1100;
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    if hard < 8192 || setrlimit(Resource::RLIMIT_NOFILE, hard, hard).is_err() {
+        println!("skipped: this process may open {hard} files, 8192 are needed");
+        return;
+    }
+    let d = Daemon::loopback();
+    let (a, b) = pair(&d, 4096);
+    let open_files = || {
+        let folder = format!("/proc/{}/fd", d.child.id());
+        std::fs::read_dir(folder).unwrap().count()
+    };
+    let before = open_files();
+    let hello = codec::encode_request(1, &m::ClientHello::new("hostile"));
+    let mut peers = Vec::new();
+    for _ in 0..SOCKETS {
+        let (socket, peer) = short_lingering_socket();
+        let conn = ControlSocket::connect_to(&d.socket).unwrap();
+        conn.send_packet(&hello, &[socket.as_fd()]).unwrap();
+        peers.push(peer);
+        // If the daemon's copy is already closed, this close blocks.
+        std::thread::spawn(move || drop(socket));
+    }
+    // A client of another kind is served, and its descriptor is received.
+    let client = greeted(&d);
+    let file = SharedMemory::create_memfd("own", 4096, PageSize::Normal).unwrap();
+    let import = m::ImportMemory {
+        kind: m::IMPORT_FILE,
+        writable: 1,
+        offset: 0,
+        len: 4096,
+    };
+    client
+        .call_and_wait(2, &import, &[file.memfd().unwrap()])
+        .unwrap();
+    assert!(answer_time(&a) < LINGER / 10);
+    ping(&a, &b);
+    drop((client, file));
+    let end = Instant::now() + LINGER / 2;
+    while open_files() > before {
+        assert!(Instant::now() < end, "{} of {before} files", open_files());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(peers);
+}
+
+/// A [`lingering_socket`] with short buffers.
+fn short_lingering_socket() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    setsockopt(&listener, sockopt::RcvBuf, &4096).unwrap();
+    let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    setsockopt(&sender, sockopt::SndBuf, &4096).unwrap();
+    let (peer, _) = listener.accept().unwrap();
+    sender.set_nonblocking(true).unwrap();
+    while sender.write(&[0; 4096]).is_ok() {}
+    let linger = libc::linger {
+        l_onoff: 1,
+        l_linger: LINGER.as_secs() as i32,
+    };
+    setsockopt(&sender, sockopt::Linger, &linger).unwrap();
+    (sender, peer)
+}
+
+/// Processor time of the control thread for a request of one client, and for the request of another
+/// that shows its end.
+fn time_of_request(d: &Daemon, observer: &End, request: impl FnOnce()) -> Duration {
+    let pid = d.child.id();
+    let control = format!("{pid}/task/{pid}");
+    let before = run_time(&control);
+    request();
+    // The answer to another client follows all work that the request causes in the control thread.
+    answer_time(observer);
+    run_time(&control) - before
+}
+
+/// Requests whose work could grow with what a client holds take less than a millisecond of the control
+/// thread each, and the rest of their work is done by helpers.
+#[test]
+fn no_request_takes_long_however_much_a_client_holds() {
+    const MOST: Duration = Duration::from_millis(1);
+    const REGIONS: u32 = 20_000;
+    let d = Daemon::loopback();
+    let (a, _b) = pair(&d, 4096);
+    let client = greeted(&d);
+    let mut seq = 1;
+    let mut next = || {
+        seq += 1;
+        seq
+    };
+    let (device, reserved) = (0, 0);
+    let request = m::AllocPd { device, reserved };
+    let pd = client.call_and_wait(next(), &request, &[]).unwrap().0.id;
+    // One extent each in many arenas.
+    let arenas: Vec<u32> = (0..2048)
+        .map(|_| {
+            let (len, huge) = (4096, 0);
+            let request = m::AllocArena {
+                len,
+                huge,
+                reserved,
+            };
+            client.call_and_wait(next(), &request, &[]).unwrap().0.arena
+        })
+        .collect();
+    let part = |number: usize| {
+        let mut extents = [m::MemoryExtent::default(); m::MAX_EXTENTS];
+        for (place, extent) in extents.iter_mut().enumerate() {
+            let arena = arenas[(number * m::MAX_EXTENTS + place) % arenas.len()];
+            (extent.arena, extent.len) = (arena, 64);
+        }
+        extents
+    };
+    let mut longest = Vec::new();
+    let count = m::MAX_EXTENTS as u32;
+    for round in 0..5 {
+        for number in 0..31 {
+            let extents = part(number);
+            let request = m::AddExtents {
+                count,
+                reserved,
+                extents,
+            };
+            client.call_and_wait(next(), &request, &[]).unwrap();
+        }
+        let request = m::RegMemory {
+            pd,
+            access: 1,
+            len: 32 * 64 * u64::from(count),
+            va: 0,
+            count,
+            reserved,
+            reason: m::Text::new(&format!("round {round}")),
+            extents: part(31),
+        };
+        longest.push((
+            "REG_MEMORY",
+            time_of_request(&d, &a, || {
+                client.call_and_wait(next(), &request, &[]).unwrap();
+            }),
+        ));
+    }
+    let mut extents = [m::MemoryExtent::default(); m::MAX_EXTENTS];
+    for (extent, offset) in extents.iter_mut().zip([0, 64]) {
+        (extent.arena, extent.offset, extent.len) = (arenas[0], offset, 32);
+    }
+    for number in 0..REGIONS {
+        let request = m::RegMemory {
+            pd,
+            access: 1,
+            len: 64,
+            va: 0,
+            count: 2,
+            reserved,
+            reason: m::Text::new(&format!("reason {number}")),
+            extents,
+        };
+        client.call_and_wait(next(), &request, &[]).unwrap();
+    }
+    for _ in 0..5 {
+        longest.push((
+            "READ_STATS",
+            time_of_request(&d, &a, || {
+                let offset = 0;
+                let request = m::ReadStats { offset, reserved };
+                let (part, _) = client.call_and_wait(next(), &request, &[]).unwrap();
+                assert!(part.total < 64 << 10, "{} bytes", part.total);
+            }),
+        ));
+    }
+    for _ in 0..3 {
+        // The daemon has the last descriptor of a file of which it maps a page.
+        let len = 256 << 20;
+        let file = SharedMemory::create_memfd("large", len, PageSize::Normal).unwrap();
+        file.fill_zero(0, len).unwrap();
+        let import = m::ImportMemory {
+            kind: m::IMPORT_FILE,
+            writable: 1,
+            offset: 0,
+            len: 4096,
+        };
+        let (made, _) = client
+            .call_and_wait(next(), &import, &[file.memfd().unwrap()])
+            .unwrap();
+        drop(file);
+        let (arena, reserved) = (made.id, 0);
+        let request = m::FreeArena { arena, reserved };
+        longest.push((
+            "FREE_ARENA",
+            time_of_request(&d, &a, || {
+                client.call_and_wait(next(), &request, &[]).unwrap();
+            }),
+        ));
+    }
+    // What the observer's own requests cost.
+    let base = (0..5).map(|_| time_of_request(&d, &a, || {})).min();
+    let base = base.unwrap();
+    println!("{longest:?}, {base:?} of them for the observer");
+    for kind in ["REG_MEMORY", "READ_STATS", "FREE_ARENA"] {
+        // The first of its kind may pay for pages and caches that are touched for the first time.
+        let least = longest.iter().filter(|(of, _)| *of == kind);
+        let least = least.map(|(_, time)| *time).min().unwrap();
+        assert!(least < MOST + base, "{kind}: {longest:?}, {base:?}");
+    }
+}
+
 /// Sends `ahead` requests of one client and then one of another while the daemon is paused. Returns
 /// the number of the first client's requests that are served before the other's.
 fn served_before_another(d: &Daemon, seq: impl Fn(u32) -> u32, ahead: u32) -> u32 {

@@ -62,8 +62,10 @@ impl Drop for Hostile {
 }
 
 /// Performs WRITEs of a pattern until `stop`, checks each of them, and counts them in `transfers`.
-fn transfer_until(ends: &(End, End), stop: &AtomicBool, transfers: &AtomicU64) {
+/// Returns the longest time that one took.
+fn transfer_until(ends: &(End, End), stop: &AtomicBool, transfers: &AtomicU64) -> Duration {
     let (from, to) = ends;
+    let mut longest = Duration::ZERO;
     let sges = [from.mr.sge(0, MESSAGE)];
     let request = SendWr::write(1, SendData::Sges(&sges), to.mr.addr(), to.mr.rkey());
     let mut seed = 1;
@@ -72,13 +74,16 @@ fn transfer_until(ends: &(End, End), stop: &AtomicBool, transfers: &AtomicU64) {
         if seed % 64 == 0 {
             from.fill(seed);
         }
+        let posted = Instant::now();
         from.qp.post_send(&[request]).unwrap();
         assert_eq!(from.wc().status, WcStatus::SUCCESS);
+        longest = longest.max(posted.elapsed());
         if seed % 64 == 0 {
             assert_eq!(to.read(0, MESSAGE), from.read(0, MESSAGE));
         }
         transfers.fetch_add(1, Ordering::Relaxed);
     }
+    longest
 }
 
 /// Ends the honest client's transfers, also when the test fails before it asks for that.
@@ -149,9 +154,11 @@ fn stays_honest_with(config: &str, kind: &str) {
         let hostile = Hostile::start(&daemon, kind);
         let beside = measure(attack_time() * 3 / 4);
         let report = hostile.finish();
-        println!("{kind}: {alone:.0}/s alone, {beside:.0}/s during {report}");
         drop(stopping);
-        honest.join().unwrap();
+        let stall = honest.join().unwrap();
+        println!(
+            "{kind}: {alone:.0}/s alone, {beside:.0}/s during {report}, longest stall {stall:?}"
+        );
         assert!(beside > 0.0, "{kind}: the honest client came to a halt");
     });
     exchange_once(&daemon);
@@ -195,6 +202,11 @@ attacks! {
     events_that_nobody_reads_stop_nobody: "unread-events";
     floods_of_statistics_stop_nobody: "stats-flood";
     objects_made_and_destroyed_without_end_stop_nobody: "create-destroy";
+    regions_of_thousands_of_extents_stop_nobody: "endless-extents";
+    pairs_asked_for_without_end_stop_nobody: "endless-pairs";
+    sockets_that_are_slow_to_close_stop_nobody: "lingering-sockets";
+    a_flood_of_log_messages_stops_nobody: "log-flood";
+    large_files_that_the_daemon_closes_stop_nobody: "large-imports";
 }
 
 /// Objects of the daemon, all clients together: clients, queue pairs, connections, regions.

@@ -20,6 +20,8 @@ const MIN: usize = 512;
 /// Larger regions have normal pages: zeroing hugepages, or unmapping them, would block the caller for
 /// long.
 const LONG: usize = 16 << 20;
+/// Bytes of a freed queue's entry, in a vector that doubles.
+const FREED_QUEUE: usize = 64;
 
 /// Memory of one queue.
 #[derive(Debug, Clone)]
@@ -72,6 +74,8 @@ pub struct QueueAllocator {
     mapped_bytes: usize,
     huge_bytes: usize,
     regions: usize,
+    /// Number of queues in `free`.
+    freed: usize,
     next_id: u32,
     chunk: Option<(u32, Arc<SharedMemory>, usize)>,
     free: HashMap<usize, Vec<(u32, Arc<SharedMemory>, usize)>>,
@@ -92,6 +96,7 @@ impl QueueAllocator {
             mapped_bytes: 0,
             huge_bytes: 0,
             regions: 0,
+            freed: 0,
             next_id: 1,
             chunk: None,
             free: HashMap::new(),
@@ -145,6 +150,7 @@ impl QueueAllocator {
         let mut new_region = false;
         let (region_id, region, offset) = match self.free.get_mut(&len).and_then(Vec::pop) {
             Some((id, region, offset)) => {
+                self.freed -= 1;
                 // Consumers interpret the zeros of a new queue as "nothing yet".
                 let _ = region.fill_zero(offset, len);
                 (id, region, offset)
@@ -190,6 +196,7 @@ impl QueueAllocator {
                 self.long.push(memory.region);
             }
         } else {
+            self.freed += 1;
             self.free.entry(memory.len).or_default().push((
                 memory.region_id,
                 memory.region,
@@ -244,6 +251,11 @@ impl QueueAllocator {
     /// The part of [`Self::mapped_bytes`] in hugepages.
     pub fn huge_bytes(&self) -> usize {
         self.huge_bytes
+    }
+
+    /// Bytes of the caller's own memory for the list of freed queues.
+    pub fn heap_bytes(&self) -> usize {
+        self.freed * FREED_QUEUE
     }
 
     /// Number of mapped regions.

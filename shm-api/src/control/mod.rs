@@ -13,7 +13,7 @@ pub mod socket;
 
 pub use codec::{CallError, ProtoError, Request, decode_event, encode_event};
 pub use messages::*;
-pub use socket::{ControlPacket, ControlSocket, RecvError, event_stream};
+pub use socket::{ControlPacket, ControlSocket, EVENT_STREAM_BYTES, RecvError, event_stream};
 
 /// Path at which the daemon listens by default.
 pub const DEFAULT_SOCKET: &str = "/run/siwd/siwd.sock";

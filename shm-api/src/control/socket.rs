@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 /// Kernel memory, by the kernel's accounting, that unread events of a completion channel may take.
-const EVENT_STREAM_BYTES: usize = 1 << 20;
+pub const EVENT_STREAM_BYTES: usize = 1 << 20;
 
 /// A received packet.
 #[derive(Debug, Default)]
@@ -115,6 +115,9 @@ impl ControlSocket {
             SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
             None,
         )?;
+        // The mode of the socket's file, less the umask: for the owner alone until the daemon sets the
+        // configured mode.
+        rustix::fs::fchmod(&fd, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)?;
         rustix::net::bind(&fd, &SocketAddrUnix::new(path)?)?;
         rustix::net::listen(&fd, backlog)?;
         Ok(fd)
@@ -174,16 +177,6 @@ impl ControlSocket {
     /// Switches non-blocking mode.
     pub fn set_nonblocking(&self, on: bool) -> io::Result<()> {
         Ok(rustix::io::ioctl_fionbio(&self.fd, on)?)
-    }
-
-    /// Process, user and group ID of the peer.
-    pub fn peer_credentials(&self) -> io::Result<(u32, u32, u32)> {
-        let credentials = rustix::net::sockopt::socket_peercred(&self.fd)?;
-        Ok((
-            credentials.pid.as_raw_nonzero().get() as u32,
-            credentials.uid.as_raw(),
-            credentials.gid.as_raw(),
-        ))
     }
 
     /// Sends one packet with fds. On a non-blocking socket, a full receive queue of the peer returns

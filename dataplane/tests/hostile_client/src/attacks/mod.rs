@@ -5,6 +5,7 @@ mod control;
 mod killed;
 mod memory;
 mod rings;
+mod tenants;
 
 use crate::Attack;
 use siw_shm::control::codec::CallError;
@@ -32,6 +33,11 @@ pub const KINDS: &[(&str, Run)] = &[
     ("unread-events", control::unread_events),
     ("stats-flood", control::statistics_flood),
     ("create-destroy", control::create_and_destroy),
+    ("endless-extents", tenants::endless_extents),
+    ("endless-pairs", tenants::endless_pairs),
+    ("lingering-sockets", tenants::lingering_sockets),
+    ("log-flood", tenants::log_flood),
+    ("large-imports", tenants::large_imports),
     ("killed", killed::live_until_killed),
     ("many-queue-pairs", killed::hold_many_queue_pairs),
 ];

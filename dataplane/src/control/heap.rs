@@ -1,0 +1,89 @@
+//! The daemon's own memory (heap) for the objects of clients, by quota. It is charged to the client
+//! with each unit, so that a client's account bounds all memory that the daemon allocates for it.
+//! `dataplane/tests/daemon/heap_accounts.rs` measures the daemon against these figures.
+
+use std::sync::Arc;
+
+use siw_memory::RegisteredMemory;
+use siw_shm::control::messages::MAX_PACKET;
+use siw_shm::{SharedMemory, SrqRing};
+
+use super::listening::ClientListener;
+use super::outbox::Outbox;
+use super::pairing::PairAttempt;
+use super::quotas::Quota;
+use super::regions::MemoryRegion;
+use super::resources::{
+    Client, ClientArena, ClientQp, CompletionQueue, MemoryWindow, ProtectionDomain,
+};
+use super::shared_receive::ClientSrq;
+use crate::ids::{ArenaId, ClientId, CmListenerId, CqId, PdId, Qpn, SrqId};
+use crate::worker::completion_queues::WorkerCq;
+use crate::worker::shared_receive_queues::WorkerSrq;
+
+/// Heap of one extent of a region: the extent, its end in the region, its arena, and a reference to
+/// its memory during deregistration.
+pub(super) const EXTENT: usize = 80;
+/// Heap of one page of a fast registration.
+pub(super) const FAST_PAGE: usize = 8;
+/// Overhead of one allocation: size classes leave a fifth unused at most.
+const ALLOCATION: usize = 32;
+/// Worker's state of one client: doorbell ring, wake-up, and its places in lists.
+const WORKER_CLIENT: usize = 1024;
+/// Worker's state of one queue pair with its connection.
+const WORKER_QP: usize = 6144;
+/// Worker's state of one listener.
+const WORKER_LISTENER: usize = 512;
+
+/// Heap of an entry of a hash map, which doubles when seven eighths are full.
+const fn map_entry<K, V>() -> usize {
+    (size_of::<K>() + size_of::<V>() + 1) * 5 / 2
+}
+
+/// Heap of a separate allocation of `T`.
+const fn boxed<T>() -> usize {
+    size_of::<T>() * 5 / 4 + ALLOCATION
+}
+
+/// Heap of one unit of a quota in a daemon with this number of workers.
+pub(super) fn heap_of_one(quota: Quota, workers: u64) -> u64 {
+    let workers = workers as usize;
+    let bytes = match quota {
+        Quota::Clients => {
+            map_entry::<ClientId, Client>() + 2 * MAX_PACKET + workers * WORKER_CLIENT
+        }
+        Quota::QueuePairs => {
+            map_entry::<Qpn, ClientQp>()
+                + map_entry::<Qpn, ClientId>()
+                + size_of::<PairAttempt>()
+                + WORKER_QP
+        }
+        Quota::SharedReceiveQueues => {
+            map_entry::<SrqId, ClientSrq>()
+                + boxed::<Arc<SrqRing>>()
+                + workers * (boxed::<WorkerSrq>() + map_entry::<SrqId, WorkerSrq>())
+        }
+        Quota::CompletionQueues => {
+            map_entry::<CqId, CompletionQueue>()
+                + workers * (boxed::<WorkerCq>() + map_entry::<CqId, WorkerCq>())
+        }
+        Quota::ProtectionDomains => map_entry::<PdId, ProtectionDomain>() + ALLOCATION,
+        Quota::MemoryKeys => {
+            boxed::<RegisteredMemory>()
+                + map_entry::<PdId, MemoryRegion>().max(map_entry::<PdId, MemoryWindow>())
+        }
+        Quota::Descriptors => {
+            boxed::<SharedMemory>() + map_entry::<ArenaId, ClientArena>() + ALLOCATION
+        }
+        Quota::Listeners => {
+            map_entry::<CmListenerId, ClientListener>()
+                + boxed::<[CmListenerId; 4]>()
+                + workers * WORKER_LISTENER
+        }
+        Quota::EventChannels => map_entry::<u64, Outbox>() + map_entry::<u64, (ClientId, u64)>(),
+        // A charge of heap is a charge of memory, byte by byte.
+        Quota::Heap => 1,
+        Quota::Memory | Quota::HugeMemory | Quota::Connections | Quota::NicArenas => 0,
+    };
+    bytes as u64
+}

@@ -1,0 +1,107 @@
+//! The other ends of the control socket: credentials of processes, and the users that they count as.
+
+use std::path::Path;
+
+use nix::sys::socket::{getsockopt, sockopt};
+use nix::unistd::User;
+use siw_shm::control::ControlSocket;
+
+/// Subordinate uids by owner (subuid(5)).
+pub const SUBORDINATE_UIDS: &str = "/etc/subuid";
+
+/// Process, user and group that connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeerCredentials {
+    /// Process id; 0 for a process outside the daemon's pid namespace.
+    pub pid: u32,
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+}
+
+impl PeerCredentials {
+    /// Credentials that the operating system recorded at the peer's connect (SO_PEERCRED).
+    ///
+    /// # Errors
+    /// The operating system refuses.
+    pub fn of(conn: &ControlSocket) -> std::io::Result<PeerCredentials> {
+        let credentials = getsockopt(conn, sockopt::PeerCredentials)?;
+        Ok(PeerCredentials {
+            pid: u32::try_from(credentials.pid()).unwrap_or(0),
+            uid: credentials.uid(),
+            gid: credentials.gid(),
+        })
+    }
+}
+
+/// A range of subordinate uids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct SubordinateUids {
+    first: u32,
+    count: u32,
+    owner: u32,
+}
+
+/// Users that share the limits of one user: its subordinate uids, which it can take on in user
+/// namespaces, count as that user. Looked up once at the start.
+#[derive(Debug, Clone, Default)]
+pub struct SubordinateUsers(Vec<SubordinateUids>);
+
+impl SubordinateUsers {
+    /// Reads a file in the format of subuid(5); without the file, no uid is subordinate.
+    pub fn read_file(path: &Path) -> SubordinateUsers {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        Self::parse(&text, |name| {
+            Some(User::from_name(name).ok()??.uid.as_raw())
+        })
+    }
+
+    /// Root's ranges are left out: they hold containers of different users.
+    fn parse(text: &str, find_uid: impl Fn(&str) -> Option<u32>) -> SubordinateUsers {
+        let parse_line = |line: &str| {
+            let mut fields = line.trim().split(':');
+            let owner = fields.next()?;
+            let range = SubordinateUids {
+                first: fields.next()?.parse().ok()?,
+                count: fields.next()?.parse().ok()?,
+                owner: owner.parse().ok().or_else(|| find_uid(owner))?,
+            };
+            (range.owner != 0 && range.first != 0).then_some(range)
+        };
+        SubordinateUsers(text.lines().filter_map(parse_line).collect())
+    }
+
+    /// The user whose limits hold for a process with this uid.
+    pub fn user_of(&self, uid: u32) -> u32 {
+        let found = self.0.iter().find(|range| {
+            uid.checked_sub(range.first)
+                .is_some_and(|place| place < range.count)
+        });
+        found.map_or(uid, |range| range.owner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn subordinate_uids_count_as_their_owner_unless_that_is_root() {
+        let text = "# comment\nalice:100000:65536\nroot:200000:65536\n1001:300000:10\n\
+                    nobody-known:400000:10\nbroken:x:10\n1002:4294967290:100\n";
+        let users = SubordinateUsers::parse(text, |name| match name {
+            "alice" => Some(1000),
+            "root" => Some(0),
+            _ => None,
+        });
+        let user_of = |uid| users.user_of(uid);
+        assert_eq!((user_of(100_000), user_of(165_535)), (1000, 1000));
+        assert_eq!((user_of(99_999), user_of(165_536)), (99_999, 165_536));
+        assert_eq!((user_of(200_000), user_of(300_009)), (200_000, 1001));
+        assert_eq!((user_of(300_010), user_of(400_001)), (300_010, 400_001));
+        assert_eq!((user_of(0), user_of(u32::MAX)), (0, 1002));
+        let none = SubordinateUsers::read_file("/nonexistent".as_ref());
+        assert_eq!(none.user_of(100_000), 100_000);
+    }
+}
