@@ -144,10 +144,13 @@ pub enum LockUse {
     Check,
 }
 
+/// Folder of the locks of all daemons of the machine that may write there.
+const MACHINE_FOLDER: &str = "/run/siwd";
+
 /// Folder of the locks of cores and NICs: one for the machine, or one of a user who may not write
 /// there.
 pub fn lock_folder() -> PathBuf {
-    let machine = PathBuf::from("/run/siwd");
+    let machine = PathBuf::from(MACHINE_FOLDER);
     if fs::create_dir_all(&machine).is_ok()
         && nix::unistd::access(&machine, AccessFlags::W_OK).is_ok()
     {
@@ -160,7 +163,8 @@ pub fn lock_folder() -> PathBuf {
     }
 }
 
-/// Creates the folder of the locks, if it is missing, for this user alone to write.
+/// Creates the folder of the locks, if it is missing, for this user alone to write. A folder of another
+/// user, who could replace the files, is refused.
 fn make_lock_folder(folder: &Path) -> Result<(), HostError> {
     let lock_error = |source| HostError::Lock {
         path: folder.display().to_string(),
@@ -171,7 +175,8 @@ fn make_lock_folder(folder: &Path) -> Result<(), HostError> {
     made.map_err(lock_error)?;
     let found = folder.symlink_metadata().map_err(lock_error)?;
     let owner = found.uid();
-    if !found.is_dir() || (owner != 0 && owner != nix::unistd::geteuid().as_raw()) {
+    let is_ours = owner == nix::unistd::geteuid().as_raw() || folder == Path::new(MACHINE_FOLDER);
+    if !found.is_dir() || !is_ours {
         let why = "it is a symbolic link, or another user's";
         return Err(lock_error(std::io::Error::other(why)));
     }
@@ -516,6 +521,29 @@ pub fn numa_node_of_core(core: usize) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn locks_are_for_the_daemon_alone_and_follow_no_symbolic_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let precious = folder.path().join("precious");
+        fs::write(&precious, "text").unwrap();
+        let locks = folder.path().join("locks");
+        fs::create_dir(&locks).unwrap();
+        std::os::unix::fs::symlink(&precious, locks.join("nic-0000:03:00.0.lock")).unwrap();
+        let refused = claim_nic(&locks, "0000:03:00.0").err().unwrap();
+        assert!(matches!(refused, HostError::Lock { .. }), "{refused}");
+        assert_eq!(fs::read(&precious).unwrap(), b"text");
+        // A lock that an older version left readable for all.
+        let open_to_all = locks.join("nic-0000:03:00.1.lock");
+        fs::write(&open_to_all, "").unwrap();
+        fs::set_permissions(&open_to_all, fs::Permissions::from_mode(0o666)).unwrap();
+        let _claim = claim_nic(&locks, "0000:03:00.1").unwrap();
+        let mode = fs::metadata(&open_to_all).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let linked = folder.path().join("linked");
+        std::os::unix::fs::symlink(&locks, &linked).unwrap();
+        assert!(claim_nic(&linked, "0000:03:00.2").is_err());
+    }
 
     #[test]
     fn a_nic_serves_one_daemon() {

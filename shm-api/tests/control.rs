@@ -276,6 +276,32 @@ fn addresses_survive_both_ways() {
     assert_eq!(lying.as_bytes().len(), 512);
 }
 
+/// A peer that closes with unread input resets the connection: the descriptors in its last packet are
+/// left in the socket.
+#[test]
+fn descriptors_of_a_peer_that_reset_the_connection_are_not_received() {
+    let (daemon, client) = ControlSocket::new_pair().unwrap();
+    let fd = new_descriptor();
+    let request = encode_request(1, &new_hello());
+    client.send_packet(&request, &[fd.as_fd()]).unwrap();
+    daemon.send_packet(b"unread", &[]).unwrap();
+    drop(client);
+    daemon.refuse_input();
+    for _ in 0..2 {
+        let received = daemon.recv_from_client();
+        assert!(
+            matches!(received, Err(RecvError::Descriptors)),
+            "{received:?}"
+        );
+    }
+    let (daemon, _client) = ControlSocket::new_pair().unwrap();
+    let received = daemon.recv_from_client();
+    assert!(
+        matches!(received, Err(RecvError::WouldBlock)),
+        "{received:?}"
+    );
+}
+
 proptest! {
     #[test]
     fn garbage_packets_are_refused_without_panic(

@@ -74,12 +74,11 @@ pub struct LimitsConfig {
     /// Memory regions and windows of all clients of one user.
     #[serde(deserialize_with = "at_least_one")]
     pub memory_regions_per_user: u32,
-    /// Bytes of arenas, queues and doorbells of one client, in total.
+    /// Bytes of arenas, queues, doorbells and siwd's own memory for one client, in total.
     pub memory_per_client: ByteSize,
-    /// Bytes of arenas, queues and doorbells of all clients of one user; absent: three quarters of
-    /// `memory`.
+    /// The same for all clients of one user; absent: three quarters of `memory`.
     pub memory_per_user: Option<ByteSize>,
-    /// Bytes of arenas, queues and doorbells of all clients; absent: the memory of the machine.
+    /// The same for all clients; absent: the memory of the machine.
     pub memory: Option<ByteSize>,
     /// Bytes of that memory that may be in hugepages, for all clients of one user; beyond it normal
     /// pages are used. Absent: half of the hugepages free after the daemon's start.

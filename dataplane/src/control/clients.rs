@@ -399,8 +399,8 @@ fn has_descriptors_waiting(conn: &ControlSocket) -> bool {
     for _ in 0..LAST_PACKETS {
         match conn.recv_from_client() {
             Ok(_) | Err(RecvError::Truncated) => {}
-            Err(RecvError::Descriptors) => return true,
-            Err(_) => return false,
+            Err(RecvError::WouldBlock | RecvError::Closed) => return false,
+            Err(_) => return true,
         }
     }
     true

@@ -86,7 +86,7 @@ impl Quota {
             Quota::CompletionQueues => ("completion queues", "completion_queues"),
             Quota::ProtectionDomains => ("protection domains", "protection_domains"),
             Quota::MemoryKeys => ("memory regions and windows", "memory_regions"),
-            Quota::Memory => ("bytes of arenas, queues and doorbells", "memory"),
+            Quota::Memory => ("bytes of memory", "memory"),
             Quota::Heap => ("bytes of siwd's own memory", "memory"),
             Quota::HugeMemory => ("bytes of hugepages", "hugepages"),
             Quota::Descriptors => ("descriptors", "descriptors"),
@@ -245,7 +245,7 @@ impl std::fmt::Display for OverQuota {
             QuotaScope::All => write!(f, "{what} of all clients: the limit is {limit}")?,
             QuotaScope::Reserve => write!(
                 f,
-                "{what} of all clients: {limit} are in use, the rest is kept for operators and for users that hold little"
+                "{what} of all clients: beyond {limit} they are kept for operators and new users"
             )?,
         }
         match self.quota {
@@ -627,7 +627,7 @@ mod tests {
         }
         assert_eq!(ledger.all[Quota::Clients as usize], 224);
         // 16 of 32 places are for users with at most 2 clients.
-        let refused = connect(&mut ledger, Account::new(1)).unwrap_err();
+        let refused = connect(&mut ledger, Account::new(2)).unwrap_err();
         assert_eq!(refused.scope, QuotaScope::Reserve);
         assert!(
             refused.to_string().contains("kept for operators"),

@@ -123,7 +123,7 @@ const ENDING: Duration = Duration::from_secs(10);
 fn await_ending_daemon(path: &Path) {
     let end = Instant::now() + ENDING;
     while let Ok(conn) = ControlSocket::connect_to(path)
-        && is_ending(conn.peer_credentials().map_or(0, |peer| peer.0))
+        && is_ending(PeerCredentials::of(&conn).map_or(0, |peer| peer.pid))
         && Instant::now() < end
     {
         std::thread::sleep(Duration::from_millis(20));

@@ -237,16 +237,23 @@ impl ControlSocket {
     /// [`RecvError::Descriptors`] if the packet has descriptors. The socket is then unusable, and
     /// closing it closes them.
     pub fn recv_from_client(&self) -> Result<Vec<u8>, RecvError> {
-        let peek = rustix::net::recvmsg(
-            &self.fd,
-            &mut [IoSliceMut::new(&mut [0; 1])],
-            &mut RecvAncillaryBuffer::new(&mut []),
-            RecvFlags::PEEK,
-        );
-        match peek {
-            Ok(seen) if seen.flags.contains(ReturnFlags::CTRUNC) => Err(RecvError::Descriptors),
-            // Any other error occurs again in `recv_packet`.
-            _ => Ok(self.recv_packet()?.bytes),
+        loop {
+            let peek = rustix::net::recvmsg(
+                &self.fd,
+                &mut [IoSliceMut::new(&mut [0; 1])],
+                &mut RecvAncillaryBuffer::new(&mut []),
+                RecvFlags::PEEK,
+            );
+            return match peek {
+                Ok(seen) if seen.flags.contains(ReturnFlags::CTRUNC) => Err(RecvError::Descriptors),
+                Ok(_) => Ok(self.recv_packet()?.bytes),
+                // A peer that closes with unread input resets the connection, which is reported once:
+                // its packets are still in the socket.
+                Err(Errno::INTR | Errno::CONNRESET) => continue,
+                Err(Errno::AGAIN) => Err(RecvError::WouldBlock),
+                Err(Errno::PIPE) => Err(RecvError::Closed),
+                Err(error) => Err(RecvError::Io(error.into())),
+            };
         }
     }
 

@@ -63,8 +63,9 @@ pub fn endless_pairs(attack: &mut Attack) -> Ended {
     let pd = session.alloc_pd()?;
     let (cq, _) = session.create_cq(16)?;
     let queue_pair = session.create_qp(pd, cq.cq, 4)?;
-    let mut address = super::rings::own_address();
-    address.set_port(0);
+    let (index, reserved) = (0, 0);
+    let (device, _) = session.call(&m::QueryDevice { index, reserved })?;
+    let address = device.ips[0];
     let request = m::PairQp {
         qp_num: queue_pair.reply.qp_num,
         peer_qp_num: 0,
@@ -72,8 +73,8 @@ pub fn endless_pairs(attack: &mut Attack) -> Ended {
         ord: 1,
         ird: 1,
         denied_access: 0,
-        local: address.into(),
-        peer: address.into(),
+        local: address,
+        peer: address,
     };
     while attack.begin_round() {
         for _ in 0..64 {
