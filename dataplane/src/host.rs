@@ -530,19 +530,21 @@ mod tests {
         let locks = folder.path().join("locks");
         fs::create_dir(&locks).unwrap();
         std::os::unix::fs::symlink(&precious, locks.join("nic-0000:03:00.0.lock")).unwrap();
-        let refused = claim_nic(&locks, "0000:03:00.0").err().unwrap();
+        let refused = claim_nic(&locks, "0000:03:00.0", LockUse::Hold)
+            .err()
+            .unwrap();
         assert!(matches!(refused, HostError::Lock { .. }), "{refused}");
         assert_eq!(fs::read(&precious).unwrap(), b"text");
         // A lock that an older version left readable for all.
         let open_to_all = locks.join("nic-0000:03:00.1.lock");
         fs::write(&open_to_all, "").unwrap();
         fs::set_permissions(&open_to_all, fs::Permissions::from_mode(0o666)).unwrap();
-        let _claim = claim_nic(&locks, "0000:03:00.1").unwrap();
+        let _claim = claim_nic(&locks, "0000:03:00.1", LockUse::Hold).unwrap();
         let mode = fs::metadata(&open_to_all).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         let linked = folder.path().join("linked");
         std::os::unix::fs::symlink(&locks, &linked).unwrap();
-        assert!(claim_nic(&linked, "0000:03:00.2").is_err());
+        assert!(claim_nic(&linked, "0000:03:00.2", LockUse::Hold).is_err());
     }
 
     #[test]
