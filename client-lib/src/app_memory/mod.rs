@@ -15,6 +15,7 @@
 mod descriptors;
 mod fork;
 mod pages;
+mod pins;
 mod region;
 mod remap;
 mod vma;
@@ -33,10 +34,11 @@ use siw_shm::control::{
     IMPORT_PROCESS, ImportMemory, MAX_EXTENTS, MemoryExtent, ProtoError, RegMemory, Text,
 };
 use siw_shm::shared_memory::PAGE;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
 pub(crate) use vma::MappedFileId;
 use vma::{Vma, list_vmas};
 use windows::{WINDOW, WINDOWS_PER_FILE, WindowPlace, Windows};
@@ -48,6 +50,14 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// Reason for copying private pages of a program with several threads, instead of replacing them in
 /// a way that makes system calls of other threads fail.
 const UNPRIVILEGED: &str = "threads, and no access to /dev/userfaultfd";
+
+/// Reason for copying pages that the kernel or a device may still write to at their old place.
+const PINNED: &str = "pinned pages";
+
+/// Time to wait for I/O into pages that are to be replaced. Afterwards they are copied.
+const WAIT_TO_REPLACE: Duration = Duration::from_millis(2);
+/// As [`WAIT_TO_REPLACE`], where pages cannot be copied; afterwards the region is refused.
+const LONGEST_WAIT: Duration = Duration::from_millis(200);
 
 /// Longest reason sent to the daemon.
 const REASON_LEN: usize = 63;
@@ -264,6 +274,28 @@ impl Parts {
     }
 }
 
+/// Splits bytes at the edges of kept ranges of pages; true for those in them.
+fn split_at_kept(bytes: &Range<usize>, kept: &[Range<usize>]) -> Vec<(Range<usize>, bool)> {
+    let mut kept = kept.to_vec();
+    kept.sort_unstable_by_key(|pages| pages.start);
+    let mut pieces = Vec::new();
+    let mut at = bytes.start;
+    for pages in kept {
+        let (start, end) = (pages.start.max(at), pages.end.min(bytes.end));
+        if start > at {
+            pieces.push((at..start, false));
+        }
+        if end > start {
+            pieces.push((start..end, true));
+        }
+        at = end.max(at);
+    }
+    if at < bytes.end {
+        pieces.push((at..bytes.end, false));
+    }
+    pieces
+}
+
 /// Extends a range to whole pages.
 fn whole_pages(range: &Range<usize>) -> Range<usize> {
     range.start / PAGE * PAGE..range.end.next_multiple_of(PAGE)
@@ -293,28 +325,33 @@ impl State {
                 Some(reason) => Err(reason.to_owned()),
             };
             let remapped = freezer.and_then(|freezer| {
-                self.remap_pages(ctx, vma, &freezer, &whole_pages(&bytes))
-                    .map(|()| freezer.fails_system_calls())
+                self.remap_pages(ctx, vma, &freezer, &whole_pages(&bytes), access)
+                    .map(|kept| (kept, freezer.fails_system_calls()))
                     .map_err(|error| format!("remap: {error}"))
             });
-            let reason = match remapped {
-                Ok(fails_system_calls) => {
-                    self.add_remapped(&bytes, &mut parts);
+            let (kept, reason) = match remapped {
+                Ok((kept, fails_system_calls)) => {
                     if fails_system_calls {
                         parts.add_reason(UNPRIVILEGED);
                     }
+                    (kept, PINNED.to_owned())
+                }
+                Err(reason) => (vec![whole_pages(&bytes)], reason),
+            };
+            for (piece, is_kept) in split_at_kept(&bytes, &kept) {
+                if !is_kept {
+                    self.add_remapped(&piece, &mut parts);
                     continue;
                 }
-                Err(reason) => reason,
-            };
-            let added = self.add_other(ctx, vma, &bytes, &mut parts);
-            parts.add_reason(&reason);
-            if let Err(error) = added {
-                free_imports(ctx, &parts);
-                return Err(registration_error(
-                    error.errno(),
-                    format!("{reason}: {error}"),
-                ));
+                let added = self.add_other(ctx, vma, &piece, &mut parts);
+                parts.add_reason(&reason);
+                if let Err(error) = added {
+                    free_imports(ctx, &parts);
+                    return Err(registration_error(
+                        error.errno(),
+                        format!("{reason}: {error}"),
+                    ));
+                }
             }
         }
         Ok(parts)
@@ -435,10 +472,14 @@ impl State {
         vma: &Vma,
         access: Access,
     ) -> Result<remap::Freezer, String> {
-        if !vma.writable || !vma.is_private_anonymous() {
-            return Ok(remap::Freezer::Alone);
+        let freezer = if !vma.writable || !vma.is_private_anonymous() {
+            remap::Freezer::Alone
+        } else {
+            remap::Freezer::open_best().map_err(|error| format!("remap: {error}"))?
+        };
+        if !freezer.finds_pinned() && pins::may_exist() {
+            return Err(PINNED.to_owned());
         }
-        let freezer = remap::Freezer::open_best().map_err(|error| format!("remap: {error}"))?;
         // A slower region is better than a read(2) that fails elsewhere in the program. The risk, a
         // few microseconds long, is taken only if the memory cannot be copied.
         if freezer.fails_system_calls()
@@ -458,26 +499,28 @@ impl State {
         self.process.is_some()
     }
 
-    /// Replaces private pages by pages of the daemon. `pages` belong to one mapping.
+    /// Replaces private pages by pages of the daemon. `pages` belong to one mapping. Returns those
+    /// that are pinned, and stay in place.
     fn remap_pages(
         &mut self,
         ctx: &Arc<ClientInner>,
         vma: &Vma,
         freezer: &remap::Freezer,
         pages: &Range<usize>,
-    ) -> Result<(), Error> {
+        access: Access,
+    ) -> Result<Vec<Range<usize>>, Error> {
         self.find_places(ctx, pages)?;
         let mut prot = ProtFlags::READ;
         if vma.writable {
             prot |= ProtFlags::WRITE;
         }
         // Windows with consecutive places are replaced together.
-        let mut joined: Vec<(Range<usize>, WindowPlace)> = Vec::new();
+        let mut joined: VecDeque<(Range<usize>, WindowPlace)> = VecDeque::new();
         for part in Windows::split_range(pages) {
             let Some((place, _)) = self.windows.place_of(&part) else {
                 return Err(Error::Invalid("a window without a place"));
             };
-            match joined.last_mut() {
+            match joined.back_mut() {
                 Some((before, at))
                     if at.file == place.file
                         && at.offset + before.len() as u64 == place.offset
@@ -485,23 +528,57 @@ impl State {
                 {
                     before.end = part.end;
                 }
-                _ => joined.push((part, place)),
+                _ => joined.push_back((part, place)),
             }
         }
-        for (part, place) in joined {
+        let (mut kept, mut until) = (Vec::new(), None);
+        while let Some((part, place)) = joined.pop_front() {
             let Some(file) = self.windows.file_at(place.file) else {
                 continue;
             };
-            remap::replace_pages(freezer, &part, file.fd.as_fd(), place.offset, prot)?;
-            for window in Windows::split_range(&part) {
-                self.windows.mark_used(&window);
+            let done = remap::replace_pages(freezer, &part, file.fd.as_fd(), place.offset, prot)?;
+            for (run, is_kept) in done.runs(&part) {
+                if !is_kept {
+                    self.finish_remapped(vma, &run);
+                    continue;
+                }
+                let until = match until {
+                    Some(until) => until,
+                    None => *until.insert(Instant::now() + self.time_to_replace(ctx, access)),
+                };
+                if Instant::now() < until {
+                    let offset = place.offset + (run.start - part.start) as u64;
+                    joined.push_back((run, WindowPlace { offset, ..place }));
+                } else {
+                    kept.push(run);
+                }
             }
-            if vma.writable {
-                remap::populate_pages(&part);
+            let is_waiting = joined.iter().all(|(left, _)| part.contains(&left.start));
+            if is_waiting && !joined.is_empty() {
+                std::thread::sleep(Duration::from_micros(200));
             }
-            remap::end_mapping(&part);
         }
-        Ok(())
+        Ok(kept)
+    }
+
+    /// Time to wait for pinned pages.
+    fn time_to_replace(&mut self, ctx: &ClientInner, access: Access) -> Duration {
+        if access.contains(Access::REMOTE_ATOMIC) || !self.can_copy(ctx) {
+            LONGEST_WAIT
+        } else {
+            WAIT_TO_REPLACE
+        }
+    }
+
+    /// Prepares pages that have just been replaced.
+    fn finish_remapped(&mut self, vma: &Vma, pages: &Range<usize>) {
+        for window in Windows::split_range(pages) {
+            self.windows.mark_used(&window);
+        }
+        if vma.writable {
+            remap::populate_pages(pages);
+        }
+        remap::end_mapping(pages);
     }
 
     /// Assigns places to all windows of a range of pages without overwriting mapped pages.

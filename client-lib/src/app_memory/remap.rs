@@ -7,12 +7,18 @@
 //! replace  mmap(MAP_FIXED | MAP_SHARED) of the file
 //! wake     blocked threads, which find the new pages
 //! ```
-//! There are two ways to freeze. If userfaultfd may handle faults of the kernel too (as root, with
-//! vm.unprivileged_userfaultfd=1, or with access to /dev/userfaultfd), mremap(2) moves the pages
-//! away, and every access blocks. Otherwise the pages are write-protected: reads continue, and
-//! writes block. But during these microseconds a system call of another thread that writes to these
-//! pages fails with EFAULT, and a thread whose stack is among them is killed if the kernel writes
-//! to it. Therefore the second way is taken only if the memory cannot be copied instead.
+//! Accesses through the page table block, but the kernel or a device may have pinned pages: a read
+//! with O_DIRECT by libaio or io_uring that is under way, registered buffers of io_uring, AF_XDP,
+//! VFIO. Their writes go to the old page whatever happens to the mapping, so a pinned page must not
+//! be replaced. UFFDIO_MOVE (Linux 6.8) moves the pages away and refuses pinned ones with EBUSY.
+//! Where it is missing, pages are replaced only if this process has no means to pin any
+//! ([`super::pins`]): mremap(2) moves them away, or they are write-protected.
+//!
+//! If userfaultfd may handle faults of the kernel too (as root, with
+//! vm.unprivileged_userfaultfd=1, or with access to /dev/userfaultfd), every access blocks.
+//! Otherwise, during these microseconds, a system call of another thread that accesses these pages
+//! fails with EFAULT, and a thread whose stack is among them is killed if the kernel writes to it.
+//! Therefore this is done only if the memory cannot be copied instead.
 //!
 //! Between freeze and wake this thread must not access any memory of the process except its own
 //! stack: any page may be frozen, including those of the allocator or of `errno`. Therefore system
@@ -61,18 +67,35 @@ struct UffdioWriteprotect {
     mode: u64,
 }
 
+/// `struct uffdio_move`.
+#[repr(C)]
+struct UffdioMove {
+    dst: u64,
+    src: u64,
+    len: u64,
+    mode: u64,
+    moved: i64,
+}
+
 const UFFD_API: u64 = 0xaa;
 const GROUP: u8 = 0xaa;
 const UFFD_FEATURE_PAGEFAULT_FLAG_WP: u64 = 1;
+const UFFD_FEATURE_MOVE: u64 = 1 << 16;
 const MODE_MISSING: u64 = 1;
 const MODE_WRITE_PROTECT: u64 = 2;
 const WRITE_PROTECT: u64 = 1;
+const MOVE_DONT_WAKE: u64 = 1;
+const MOVE_ALLOW_HOLES: u64 = 2;
+/// Attempts to move a page that the kernel is working on. It also reports a pinned huge page in
+/// this way, because it cannot split it.
+const MOVE_ATTEMPTS: usize = 16;
 
 use rustix::ioctl::{Opcode, opcode};
 const UFFDIO_API: Opcode = opcode::read_write::<UffdioApi>(GROUP, 0x3f);
 const UFFDIO_REGISTER: Opcode = opcode::read_write::<UffdioRegister>(GROUP, 0);
 const UFFDIO_UNREGISTER: Opcode = opcode::read::<UffdioRange>(GROUP, 1);
 const UFFDIO_WAKE: Opcode = opcode::read::<UffdioRange>(GROUP, 2);
+const UFFDIO_MOVE: Opcode = opcode::read_write::<UffdioMove>(GROUP, 5);
 const UFFDIO_WRITEPROTECT: Opcode = opcode::read_write::<UffdioWriteprotect>(GROUP, 6);
 /// `_IO(0xaa, 0)` on /dev/userfaultfd.
 const USERFAULTFD_IOC_NEW: Opcode = opcode::none(GROUP, 0);
@@ -80,12 +103,50 @@ const USERFAULTFD_IOC_NEW: Opcode = opcode::none(GROUP, 0);
 /// Method of blocking other threads from pages that are being replaced.
 #[derive(Debug)]
 pub(super) enum Freezer {
-    /// Faults of the kernel block, too: pages are moved away.
+    /// UFFDIO_MOVE moves the pages away, except pinned ones.
+    Take {
+        uffd: OwnedFd,
+        /// Faults of the kernel block, too.
+        blocks_kernel: bool,
+    },
+    /// Faults of the kernel block, too: mremap(2) moves the pages away, also pinned ones.
     Move(OwnedFd),
-    /// Only faults of user code block: pages are write-protected.
+    /// Only faults of user code block: pages are write-protected. Writes to pinned ones go on.
     Protect(OwnedFd),
-    /// The process has no other thread.
+    /// The process has no other thread. Writes to pinned pages go on.
     Alone,
+}
+
+/// Pages of one call of [`replace_pages`] that were left in place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct KeptPages([u64; FROZEN_AT_ONCE / PAGE / 64]);
+
+impl KeptPages {
+    fn keep(&mut self, page: usize) {
+        self.0[page / 64] |= 1 << (page % 64);
+    }
+
+    fn has(&self, page: usize) -> bool {
+        self.0[page / 64] & 1 << (page % 64) != 0
+    }
+
+    /// Runs of pages of `range` that were all kept, or all replaced.
+    pub fn runs(&self, range: &Range<usize>) -> impl Iterator<Item = (Range<usize>, bool)> {
+        let (kept, range) = (*self, range.clone());
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            let (first, count) = (at, range.len() / PAGE);
+            if first >= count {
+                return None;
+            }
+            let is_kept = kept.has(first);
+            while at < count && kept.has(at) == is_kept {
+                at += 1;
+            }
+            let start = range.start + first * PAGE;
+            Some((start..range.start + at * PAGE, is_kept))
+        })
+    }
 }
 
 /// One ioctl(2) of userfaultfd.
@@ -144,27 +205,56 @@ impl Freezer {
         // SAFETY: a new descriptor, which does nothing until it is set up.
         let whole = unsafe { rustix::mm::userfaultfd(flags) }.or_else(|_| open_device());
         if let Ok(uffd) = whole {
+            if set_up(&uffd, UFFD_FEATURE_MOVE).is_ok() {
+                return Ok(Freezer::Take {
+                    uffd,
+                    blocks_kernel: true,
+                });
+            }
             set_up(&uffd, 0)?;
             return Ok(Freezer::Move(uffd));
-        }
-        if is_only_thread() {
-            return Ok(Freezer::Alone);
         }
         Self::open_for_programs()
     }
 
-    /// Checks whether system calls of other threads that write to the pages fail meanwhile.
+    /// Checks whether system calls of other threads that access the pages fail meanwhile.
     pub fn fails_system_calls(&self) -> bool {
-        matches!(self, Freezer::Protect(_))
+        match self {
+            Freezer::Take { blocks_kernel, .. } => !blocks_kernel && !is_only_thread(),
+            Freezer::Protect(_) => true,
+            Freezer::Move(_) | Freezer::Alone => false,
+        }
+    }
+
+    /// Checks whether pinned pages are left in place.
+    pub fn finds_pinned(&self) -> bool {
+        matches!(self, Freezer::Take { .. })
     }
 
     /// Opens the method that needs no privilege.
     pub fn open_for_programs() -> Result<Freezer, Errno> {
         let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::from_bits_retain(1);
+        let is_alone = is_only_thread();
         // SAFETY: as in `open_best`.
-        let uffd = unsafe { rustix::mm::userfaultfd(flags) }?;
-        set_up(&uffd, UFFD_FEATURE_PAGEFAULT_FLAG_WP)?;
-        Ok(Freezer::Protect(uffd))
+        match unsafe { rustix::mm::userfaultfd(flags) } {
+            // System calls that read write-protected pages go on, and those that access missing
+            // ones fail.
+            Ok(uffd)
+                if (is_alone || super::pins::may_exist())
+                    && set_up(&uffd, UFFD_FEATURE_MOVE).is_ok() =>
+            {
+                Ok(Freezer::Take {
+                    uffd,
+                    blocks_kernel: false,
+                })
+            }
+            _ if is_alone => Ok(Freezer::Alone),
+            Ok(uffd) => {
+                set_up(&uffd, UFFD_FEATURE_PAGEFAULT_FLAG_WP)?;
+                Ok(Freezer::Protect(uffd))
+            }
+            Err(error) => Err(error),
+        }
     }
 }
 
@@ -177,29 +267,31 @@ pub(super) fn is_only_thread() -> bool {
 /// Replaces the pages of `range` by those of `file` at `offset`, with the same content and the
 /// access `prot`. The range lies in one private anonymous mapping (or in a read-only one, then with
 /// [`Freezer::Alone`]) and has at most [`FROZEN_AT_ONCE`] bytes. The stack of this thread must not
-/// be in it.
+/// be in it. Returns the pages that are pinned and therefore left in place.
 ///
 /// # Errors
-/// The operating system refuses; then nothing has changed.
+/// The operating system refuses; then no content has changed.
 pub(super) fn replace_pages(
     freezer: &Freezer,
     range: &Range<usize>,
     file: BorrowedFd<'_>,
     offset: u64,
     prot: ProtFlags,
-) -> io::Result<()> {
+) -> io::Result<KeptPages> {
     // Allocate the file's pages before other threads block.
     let flags = rustix::fs::FallocateFlags::empty();
     rustix::fs::fallocate(file, flags, offset, range.len() as u64)?;
     // A signal handler in this thread that touched a frozen page would deadlock.
     let _blocked = BlockedSignals::block_all();
     let replaced = match freezer {
+        Freezer::Take { uffd, .. } => return Ok(replace_taken(uffd, range, file, offset, prot)?),
         Freezer::Move(uffd) => replace_moved(uffd, range, file, offset, prot),
         Freezer::Protect(uffd) => replace_protected(uffd, range, file, offset, prot),
         Freezer::Alone => copy_pages(range.start, range, file, offset)
             .and_then(|()| map_file(range, file, offset, prot)),
     };
-    Ok(replaced?)
+    replaced?;
+    Ok(KeptPages::default())
 }
 
 /// Blocks signal handlers in this thread while it exists.
@@ -249,6 +341,114 @@ fn release_range(uffd: &OwnedFd, range: &Range<usize>) {
     let _ = uffd_call::<UFFDIO_WAKE, _>(uffd, &mut argument);
 }
 
+fn replace_taken(
+    uffd: &OwnedFd,
+    range: &Range<usize>,
+    file: BorrowedFd<'_>,
+    offset: u64,
+    prot: ProtFlags,
+) -> Result<KeptPages, Errno> {
+    // A page shared with a child of fork(2) or merged by KSM is refused like a pinned one. Such a
+    // page is never pinned for writing, and becomes private here.
+    populate_pages(range);
+    let room = Room::reserve(range)?;
+    let pages = room.make_accessible(prot)?;
+    register_range(uffd, &pages, MODE_MISSING)?;
+    register_range(uffd, range, MODE_MISSING)?;
+    let mut kept = KeptPages::default();
+    let mut replaced = take_pages(uffd, range, pages.start, &mut kept);
+    // Missing pages are read as zeroes.
+    release_range(uffd, &pages);
+    let taken = || kept.runs(range).filter(|(_, is_kept)| !is_kept);
+    let moved_to = |run: &Range<usize>| pages.start + (run.start - range.start);
+    let place_of = |run: &Range<usize>| offset + (run.start - range.start) as u64;
+    for (run, _) in taken() {
+        replaced = replaced.and_then(|()| copy_pages(moved_to(&run), &run, file, place_of(&run)));
+    }
+    for (run, _) in taken() {
+        replaced = replaced.and_then(|()| map_file(&run, file, place_of(&run), prot));
+        if replaced.is_err() && put_back(uffd, moved_to(&run), &run).is_err() {
+            // The application's memory cannot be restored.
+            std::process::abort();
+        }
+    }
+    release_range(uffd, range);
+    replaced.map(|()| kept)
+}
+
+/// Moves pages from `range` to `room`, except those that are pinned. After an error, pages that
+/// were not reached are kept.
+fn take_pages(
+    uffd: &OwnedFd,
+    range: &Range<usize>,
+    room: usize,
+    kept: &mut KeptPages,
+) -> Result<(), Errno> {
+    let (mut done, mut attempts) = (0, 0);
+    let mut may_lock = true;
+    while done < range.len() {
+        let from = range.start + done..range.end;
+        let error = match move_pages(uffd, room + done, &from) {
+            Ok(bytes) => {
+                (done, attempts) = (done + bytes, 0);
+                continue;
+            }
+            Err(error) => error,
+        };
+        attempts += 1;
+        if error == Errno::AGAIN && attempts < MOVE_ATTEMPTS {
+            continue;
+        }
+        if error == Errno::INVAL && may_lock {
+            // Pages move between two locked mappings, or two that are not.
+            may_lock = false;
+            let flags = rustix::mm::MlockFlags::ONFAULT;
+            // SAFETY: changes no content.
+            let _ = unsafe { rustix::mm::mlock_with(room as *mut c_void, range.len(), flags) };
+            continue;
+        }
+        if error == Errno::BUSY || error == Errno::AGAIN {
+            kept.keep(done / PAGE);
+            (done, attempts) = (done + PAGE, 0);
+            continue;
+        }
+        for page in done / PAGE..range.len() / PAGE {
+            kept.keep(page);
+        }
+        return Err(error);
+    }
+    Ok(())
+}
+
+/// Moves pages until the first that cannot be moved; returns the bytes moved.
+fn move_pages(uffd: &OwnedFd, to: usize, from: &Range<usize>) -> Result<usize, Errno> {
+    let mut argument = UffdioMove {
+        dst: to as u64,
+        src: from.start as u64,
+        len: from.len() as u64,
+        mode: MOVE_DONT_WAKE | MOVE_ALLOW_HOLES,
+        moved: 0,
+    };
+    match uffd_call::<UFFDIO_MOVE, _>(uffd, &mut argument) {
+        Ok(()) => Ok(from.len()),
+        Err(_) if argument.moved > 0 => Ok(argument.moved as usize),
+        Err(error) => Err(error),
+    }
+}
+
+/// Moves pages back to where they were.
+fn put_back(uffd: &OwnedFd, from: usize, to: &Range<usize>) -> Result<(), Errno> {
+    let (mut done, mut attempts) = (0, 0);
+    while done < to.len() {
+        match move_pages(uffd, to.start + done, &(from + done..from + to.len())) {
+            Ok(bytes) => (done, attempts) = (done + bytes, 0),
+            Err(Errno::AGAIN) if attempts < MOVE_ATTEMPTS => attempts += 1,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
 fn replace_moved(
     uffd: &OwnedFd,
     range: &Range<usize>,
@@ -257,12 +457,13 @@ fn replace_moved(
     prot: ProtFlags,
 ) -> Result<(), Errno> {
     let (address, len) = (range.start as *mut c_void, range.len());
-    let room = Room::reserve(len)?;
+    let room = Room::reserve(range)?;
     let flags = MremapFlags::MAYMOVE | MremapFlags::DONTUNMAP;
+    let pages = room.pages().start as *mut c_void;
     let moved = register_range(uffd, range, MODE_MISSING).and_then(|()| {
         // SAFETY: accesses to the old addresses block until the file is mapped there, so no thread
         // sees them unmapped. The room belongs to this function.
-        unsafe { rustix::mm::mremap_fixed(address, len, len, flags, room.pages()) }
+        unsafe { rustix::mm::mremap_fixed(address, len, len, flags, pages) }
     });
     let moved = match moved {
         Ok(moved) => moved,
@@ -296,21 +497,43 @@ fn replace_moved(
 struct Room {
     start: *mut c_void,
     len: usize,
+    pages: Range<usize>,
 }
 
+/// Size of a huge page, which is moved as a whole between places of equal alignment.
+const HUGE_PAGE: usize = 2 << 20;
+
 impl Room {
-    fn reserve(len: usize) -> Result<Room, Errno> {
-        let len = len + 2 * PAGE;
+    /// Reserves addresses for the pages of `range`.
+    fn reserve(range: &Range<usize>) -> Result<Room, Errno> {
+        let len = range.len() + HUGE_PAGE + 2 * PAGE;
         // SAFETY: a new mapping, which only reserves addresses.
         let start = unsafe {
             rustix::mm::mmap_anonymous(null_mut(), len, ProtFlags::empty(), MapFlags::PRIVATE)
         }?;
-        Ok(Room { start, len })
+        let first = start as usize + PAGE;
+        let ahead = range.start.wrapping_sub(first) % HUGE_PAGE;
+        let pages = first + ahead..first + ahead + range.len();
+        Ok(Room { start, len, pages })
     }
 
     /// Destination of the pages.
-    fn pages(&self) -> *mut c_void {
-        self.start.wrapping_byte_add(PAGE)
+    fn pages(&self) -> Range<usize> {
+        self.pages.clone()
+    }
+
+    /// Makes the destination memory with access `prot`, of missing pages.
+    fn make_accessible(&self, prot: ProtFlags) -> Result<Range<usize>, Errno> {
+        let pages = self.pages();
+        let prot = rustix::mm::MprotectFlags::from_bits_retain(prot.bits());
+        let (address, len) = (pages.start as *mut c_void, pages.len());
+        // SAFETY: these addresses are used only here. Unlocking has an effect after
+        // mlockall(MCL_FUTURE): locked memory would be populated.
+        unsafe {
+            rustix::mm::munlock(address, len)?;
+            rustix::mm::mprotect(address, len, prot)?;
+        }
+        Ok(pages)
     }
 }
 

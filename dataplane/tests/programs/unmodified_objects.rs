@@ -4,6 +4,7 @@
 
 use crate::common::programs::{Program, is_installed};
 use crate::common::{Daemon, LOOPBACK};
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -131,6 +132,53 @@ fn system_calls_go_on_while_their_memory_is_registered() {
     assert_eq!(count(&said, "lost"), 0, "{said}");
     assert_eq!(count(&said, "failed_writes"), 0, "{said}");
     assert_eq!(count(&said, "failed_reads"), 0, "{said}");
+}
+
+/// Pages that io_uring has pinned are not replaced, nor given back.
+#[test]
+fn buffers_of_io_uring_stay_its_buffers_when_they_are_registered() {
+    let daemon = Daemon::loopback();
+    let Some(program) = compile(&daemon, "registered_memory") else {
+        return;
+    };
+    run_or_skip(&daemon, &format!("{} uring", program.display()));
+    if !is_installed("setpriv", "util-linux") {
+        return;
+    }
+    let copies = format!("{LOOPBACK}[control]\nprocess_memory = \"all\"\n");
+    let daemon = Daemon::start(&copies, &[]);
+    admit_all(&daemon);
+    let Some(program) = compile(&daemon, "registered_memory") else {
+        return;
+    };
+    run_or_skip(&daemon, &format!("{NOBODY} {} uring", program.display()));
+}
+
+/// Pages that a disk is writing meanwhile are not replaced.
+#[test]
+fn reads_under_way_lose_nothing_when_their_memory_is_registered() {
+    let daemon = Daemon::loopback();
+    let Some(program) = compile(&daemon, "registered_memory") else {
+        return;
+    };
+    let mut file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    file.write_all(&vec![0x5a; 64 << 20]).unwrap();
+    file.as_file().sync_all().unwrap();
+    run_or_skip(
+        &daemon,
+        &format!("{} aio {}", program.display(), file.path().display()),
+    );
+}
+
+/// Runs a program that ends with 77 where the machine lacks something.
+fn run_or_skip(daemon: &Daemon, line: &str) {
+    let (status, said) = Program::start(daemon, line).finish();
+    if status.code() == Some(77) {
+        println!("skipped: {said}");
+        return;
+    }
+    assert!(status.success(), "{line}: {status}: {said}");
+    println!("{said}");
 }
 
 /// Without either, updates are still not lost, and the region gives the reason for its method.
