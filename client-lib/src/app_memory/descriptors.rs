@@ -2,29 +2,93 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard};
 
 use super::vma::{MappedFileId, Vma};
 use crate::context::lock_unpoisoned;
 use rustix::fs::{Mode, OFlags};
+use siw_shm::shared_memory::PAGE;
 
-/// Files that private pages were remapped to, of all contexts, including closed ones: the pages
-/// stay remapped, and another context can register them through these descriptors.
-static REMAPPED_FILES: Mutex<Vec<(MappedFileId, OwnedFd)>> = Mutex::new(Vec::new());
+/// A file that private pages were remapped to.
+pub(super) struct RemappedFile {
+    pub id: MappedFileId,
+    pub fd: OwnedFd,
+    /// Registrations of each page, of all contexts.
+    users: Vec<u32>,
+}
+
+/// Files that private pages were remapped to, of all contexts, including closed ones: pages stay
+/// remapped while any region has them, and another context can register them through these
+/// descriptors.
+static REMAPPED_FILES: Mutex<Vec<RemappedFile>> = Mutex::new(Vec::new());
 
 /// The locked list of files.
-pub(super) type RemappedFiles = MutexGuard<'static, Vec<(MappedFileId, OwnedFd)>>;
+pub(super) type RemappedFiles = MutexGuard<'static, Vec<RemappedFile>>;
 
 pub(super) fn lock_files() -> RemappedFiles {
     lock_unpoisoned(&REMAPPED_FILES)
 }
 
-/// Keeps the descriptor of a file that pages are remapped to.
-pub(super) fn keep_file(id: MappedFileId, fd: BorrowedFd<'_>) -> io::Result<()> {
-    let fd = fd.try_clone_to_owned()?;
-    lock_unpoisoned(&REMAPPED_FILES).push((id, fd));
+/// Keeps the descriptor of a file of `len` bytes that pages are remapped to.
+pub(super) fn keep_file(id: MappedFileId, fd: BorrowedFd<'_>, len: usize) -> io::Result<()> {
+    let file = RemappedFile {
+        id,
+        fd: fd.try_clone_to_owned()?,
+        users: vec![0; len / PAGE],
+    };
+    lock_unpoisoned(&REMAPPED_FILES).push(file);
     Ok(())
+}
+
+/// Forgets a file without remapped pages.
+pub(super) fn drop_file(id: MappedFileId) {
+    lock_unpoisoned(&REMAPPED_FILES).retain(|file| file.id != id);
+}
+
+/// Checks whether pages were remapped to a file.
+pub(super) fn is_remapped(id: MappedFileId) -> bool {
+    let files = lock_unpoisoned(&REMAPPED_FILES);
+    files.iter().any(|file| file.id == id)
+}
+
+impl RemappedFile {
+    fn pages_of(&self, bytes: &Range<u64>) -> Range<usize> {
+        let end = (bytes.end as usize).div_ceil(PAGE).min(self.users.len());
+        (bytes.start as usize / PAGE).min(end)..end
+    }
+}
+
+/// Adds a registration of a part of a file.
+pub(super) fn add_user(id: MappedFileId, bytes: &Range<u64>) {
+    let mut files = lock_unpoisoned(&REMAPPED_FILES);
+    if let Some(file) = files.iter_mut().find(|file| file.id == id) {
+        for page in file.pages_of(bytes) {
+            file.users[page] += 1;
+        }
+    }
+}
+
+/// Removes a registration of a part of a file; returns the runs of whole pages without any.
+pub(super) fn remove_user(id: MappedFileId, bytes: &Range<u64>) -> Vec<Range<u64>> {
+    let mut files = lock_unpoisoned(&REMAPPED_FILES);
+    let mut unused: Vec<Range<u64>> = Vec::new();
+    let Some(file) = files.iter_mut().find(|file| file.id == id) else {
+        return unused;
+    };
+    for page in file.pages_of(bytes) {
+        file.users[page] = file.users[page].saturating_sub(1);
+        if file.users[page] > 0 {
+            continue;
+        }
+        let start = (page * PAGE) as u64;
+        match unused.last_mut() {
+            Some(last) if last.end == start => last.end += PAGE as u64,
+            _ => unused.push(start..start + PAGE as u64),
+        }
+    }
+    unused
 }
 
 /// Opens this process's memory.
@@ -41,8 +105,8 @@ pub(super) fn open_mapped_file(vma: &Vma) -> Option<OwnedFd> {
     let id = vma.file?;
     let kept = lock_unpoisoned(&REMAPPED_FILES)
         .iter()
-        .find(|(of, _)| *of == id)
-        .and_then(|(_, fd)| fd.try_clone().ok());
+        .find(|file| file.id == id)
+        .and_then(|file| file.fd.try_clone().ok());
     kept.or_else(|| open_map_file(vma))
         .or_else(|| open_path(vma).filter(|fd| is_file(fd, id)))
         .or_else(|| find_open_file(vma, id))

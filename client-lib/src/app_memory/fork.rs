@@ -12,9 +12,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{MutexGuard, Once};
 
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::ProtFlags;
 
 use super::descriptors::{self, RemappedFiles};
+use super::restore::{SharedPages, give_back_alone};
 use super::vma::{Vma, list_vmas};
 use crate::context::lock_unpoisoned;
 
@@ -65,7 +66,7 @@ extern "C" fn before_fork() {
     let pipe = (!files.is_empty())
         .then(|| rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).ok())
         .flatten();
-    let is_remapped = |vma: &Vma| vma.shared && files.iter().any(|(id, _)| Some(*id) == vma.file);
+    let is_remapped = |vma: &Vma| vma.shared && files.iter().any(|file| Some(file.id) == vma.file);
     let mappings = match files.is_empty() {
         true => Vec::new(),
         false => list_vmas(&(0..usize::MAX)).unwrap_or_default(),
@@ -104,9 +105,12 @@ extern "C" fn after_in_child() {
     };
     // No allocation or deallocation until all mappings are copied.
     for vma in &under_way.mappings {
-        let found = under_way.files.iter().find(|(id, _)| Some(*id) == vma.file);
-        if let Some((_, fd)) = found {
-            copy_mapping(vma, fd);
+        let found = under_way
+            .files
+            .iter()
+            .find(|file| Some(file.id) == vma.file);
+        if let Some(file) = found {
+            copy_mapping(vma, &file.fd);
         }
     }
 }
@@ -116,11 +120,13 @@ fn copy_mapping(vma: &Vma, fd: &OwnedFd) {
     let mut prot = ProtFlags::empty();
     prot.set(ProtFlags::READ, vma.readable);
     prot.set(ProtFlags::WRITE, vma.writable);
-    let (address, len) = (vma.range.start as *mut std::ffi::c_void, vma.range.len());
-    let flags = MapFlags::PRIVATE | MapFlags::FIXED;
-    // SAFETY: the same pages as before, copied on the first write.
-    let mapped = unsafe { rustix::mm::mmap(address, len, prot, flags, fd.as_fd(), vma.offset) };
-    if mapped.is_ok() && vma.writable {
-        super::remap::populate_pages(&vma.range);
-    }
+    let pages = SharedPages {
+        pages: vma.range.clone(),
+        file: fd.as_fd(),
+        offset: vma.offset,
+        prot,
+        neighbours: [None; 2],
+    };
+    // Without memory the child keeps sharing the pages.
+    let _ = give_back_alone(&pages);
 }

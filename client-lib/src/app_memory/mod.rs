@@ -4,7 +4,7 @@
 //! | memory | how the daemon accesses it |
 //! |---|---|
 //! | of an [`Arena`] | already mapped |
-//! | private: malloc, mmap, static data | the private pages are replaced by pages of a daemon's file, at the same addresses ([`remap`]) |
+//! | private: malloc, mmap, static data | the private pages are replaced by pages of a daemon's file, at the same addresses ([`remap`]), until their last registration ends ([`restore`]) |
 //! | shared mappings of files in memory | it maps the file, from a descriptor sent to it |
 //! | anything else | it copies by system calls, through a descriptor of /proc/self/mem |
 //!
@@ -18,6 +18,7 @@ mod pages;
 mod pins;
 mod region;
 mod remap;
+mod restore;
 mod vma;
 mod windows;
 
@@ -27,6 +28,7 @@ use crate::{Access, Error, Pd};
 pub(crate) use fork::{process_generation, watch_forks};
 use pages::{split_at_arena_states, why_not_remapped};
 pub use region::AppMr;
+use rustix::io::Errno;
 use rustix::mm::ProtFlags;
 use siw_shm::SharedMemory;
 use siw_shm::control::{
@@ -58,6 +60,15 @@ const PINNED: &str = "pinned pages";
 const WAIT_TO_REPLACE: Duration = Duration::from_millis(2);
 /// As [`WAIT_TO_REPLACE`], where pages cannot be copied; afterwards the region is refused.
 const LONGEST_WAIT: Duration = Duration::from_millis(200);
+
+/// Reason for copying private pages of a program with several threads that must not use
+/// userfaultfd(2).
+const DENIED: &str = "threads, and userfaultfd is denied";
+
+/// Explanation of [`DENIED`] where the memory cannot be copied either.
+const HOW_TO_PERMIT: &str = "a program with threads needs userfaultfd(2) to register memory, and \
+    seccomp profiles of containers deny it. Give it /dev/userfaultfd, readable and writable for \
+    its user (docker run --device /dev/userfaultfd)";
 
 /// Longest reason sent to the daemon.
 const REASON_LEN: usize = 63;
@@ -98,12 +109,21 @@ impl AppMemory {
     }
 }
 
+/// A part of a region in a file that pages were remapped to.
+#[derive(Debug)]
+struct RemappedPart {
+    file: MappedFileId,
+    bytes: Range<u64>,
+    /// Address of the first byte.
+    address: usize,
+}
+
 /// Parts of a region.
 #[derive(Default)]
 struct Parts {
     extents: Vec<MemoryExtent>,
-    /// Parts in window files, whose registrations are counted there.
-    windows: Vec<(MappedFileId, Range<u64>)>,
+    /// Parts in files of remapped pages, where their registrations are counted.
+    remapped: Vec<RemappedPart>,
     /// Arenas kept alive.
     arenas: Vec<Arc<Arena>>,
     /// Numbers of mappings that the daemon has for this region only.
@@ -152,15 +172,12 @@ impl Pd {
         let _one = lock_unpoisoned(&ONE_AT_A_TIME);
         let mut state = lock_unpoisoned(&ctx.app_memory.state);
         let parts = state.prepare_range(ctx, &range, access)?;
-        for (file, bytes) in &parts.windows {
-            state.windows.count_registration(*file, bytes, true);
-        }
         let reply = register_parts(self, &parts, len, iova, access);
         let (lkey, rkey) = match reply {
             Ok(keys) => keys,
             Err(error) => {
-                state.forget_region(&parts);
                 free_imports(ctx, &parts);
+                state.release_region(ctx, &parts);
                 return Err(error);
             }
         };
@@ -347,10 +364,13 @@ impl State {
                 parts.add_reason(&reason);
                 if let Err(error) = added {
                     free_imports(ctx, &parts);
-                    return Err(registration_error(
-                        error.errno(),
-                        format!("{reason}: {error}"),
-                    ));
+                    self.release_region(ctx, &parts);
+                    let why = if reason == DENIED {
+                        HOW_TO_PERMIT
+                    } else {
+                        &reason
+                    };
+                    return Err(registration_error(error.errno(), format!("{why}: {error}")));
                 }
             }
         }
@@ -373,6 +393,9 @@ impl State {
             && let Some(extent) = import_mapping(ctx, vma, bytes)
         {
             parts.imports.push(extent.arena);
+            if let Some(id) = vma.file.filter(|id| descriptors::is_remapped(*id)) {
+                self.add_user(id, vma.offset_of(bytes.start), bytes, parts);
+            }
             parts.push_extent(extent);
             return Ok(());
         }
@@ -413,7 +436,7 @@ impl State {
 
     /// Adds memory that the daemon already has.
     fn add_known(
-        &self,
+        &mut self,
         ctx: &ClientInner,
         vma: &Vma,
         bytes: &Range<usize>,
@@ -424,8 +447,9 @@ impl State {
         };
         let (offset, len) = (vma.offset_of(bytes.start), bytes.len() as u64);
         let (arena, method) = if let Some(file) = self.windows.find_file(id) {
-            parts.windows.push((id, offset..offset + len));
-            (file.arena, ExtentMethod::Remap)
+            let arena = file.arena;
+            self.add_user(id, offset, bytes, parts);
+            (arena, ExtentMethod::Remap)
         } else if let Some(arena) = ctx.app_memory.find_arena(id) {
             let number = arena.id();
             parts.arenas.push(arena);
@@ -443,7 +467,7 @@ impl State {
     }
 
     /// Adds pages that [`State::remap_pages`] has just remapped.
-    fn add_remapped(&self, bytes: &Range<usize>, parts: &mut Parts) {
+    fn add_remapped(&mut self, bytes: &Range<usize>, parts: &mut Parts) {
         for part in Windows::split_range(bytes) {
             let pages = whole_pages(&part);
             let Some((place, _)) = self.windows.place_of(&pages) else {
@@ -454,9 +478,10 @@ impl State {
             };
             let offset = place.offset + (part.start - pages.start) as u64;
             let len = part.len() as u64;
-            parts.windows.push((file.id, offset..offset + len));
+            let (id, arena) = (file.id, file.arena);
+            self.add_user(id, offset, &part, parts);
             parts.push_extent(MemoryExtent {
-                arena: file.arena,
+                arena,
                 method: ExtentMethod::Remap as u32,
                 offset,
                 len,
@@ -475,7 +500,10 @@ impl State {
         let freezer = if !vma.writable || !vma.is_private_anonymous() {
             remap::Freezer::Alone
         } else {
-            remap::Freezer::open_best().map_err(|error| format!("remap: {error}"))?
+            remap::Freezer::open_best().map_err(|error| match error {
+                Errno::PERM | Errno::NOSYS => DENIED.to_owned(),
+                _ => format!("remap: {error}"),
+            })?
         };
         if !freezer.finds_pinned() && pins::may_exist() {
             return Err(PINNED.to_owned());
@@ -629,15 +657,124 @@ impl State {
         })?;
         let fd = fds.into_iter().next().ok_or(ProtoError::MissingFd)?;
         let id = MappedFileId::of_file(&fd)?;
-        descriptors::keep_file(id, fd.as_fd())?;
+        descriptors::keep_file(id, fd.as_fd(), len)?;
         self.windows.add_file(id, reply.arena, fd, len);
         Ok(())
     }
 
-    /// Removes the registrations of a deregistered region.
-    fn forget_region(&mut self, parts: &Parts) {
-        for (file, bytes) in &parts.windows {
-            self.windows.count_registration(*file, bytes, false);
+    /// Counts a registration of remapped memory.
+    fn add_user(
+        &mut self,
+        file: MappedFileId,
+        offset: u64,
+        memory: &Range<usize>,
+        parts: &mut Parts,
+    ) {
+        let bytes = offset..offset + memory.len() as u64;
+        descriptors::add_user(file, &bytes);
+        self.windows.count_registration(file, &bytes, true);
+        parts.remapped.push(RemappedPart {
+            file,
+            bytes,
+            address: memory.start,
+        });
+    }
+
+    /// Removes the registrations of a deregistered region, and gives back the pages without any.
+    /// The caller holds [`ONE_AT_A_TIME`].
+    fn release_region(&mut self, ctx: &ClientInner, parts: &Parts) {
+        let mut unused: Vec<RemappedPart> = Vec::new();
+        for part in &parts.remapped {
+            self.windows
+                .count_registration(part.file, &part.bytes, false);
+            let first_page = part.address / PAGE * PAGE;
+            let first = part.bytes.start / PAGE as u64 * PAGE as u64;
+            for bytes in descriptors::remove_user(part.file, &part.bytes) {
+                let address = first_page + (bytes.start - first) as usize;
+                match unused.last_mut() {
+                    Some(last)
+                        if last.file == part.file
+                            && last.bytes.end == bytes.start
+                            && last.address + (last.bytes.end - last.bytes.start) as usize
+                                == address =>
+                    {
+                        last.bytes.end = bytes.end;
+                    }
+                    _ => unused.push(RemappedPart {
+                        file: part.file,
+                        bytes,
+                        address,
+                    }),
+                }
+            }
+        }
+        if unused.is_empty() || pins::may_exist() {
+            return;
+        }
+        self.give_back(&unused);
+        while let Some((id, arena)) = self.windows.take_idle_file() {
+            descriptors::drop_file(id);
+            ctx.call_ignoring_errors(&FreeArena { arena, reserved: 0 });
+        }
+    }
+
+    /// Makes remapped pages private again, as far as they are still mapped where they were
+    /// registered.
+    fn give_back(&mut self, unused: &[RemappedPart]) {
+        let files = descriptors::lock_files();
+        let mut found = Vec::new();
+        let mut list = Vec::new();
+        for part in unused {
+            let pages = part.address..part.address + (part.bytes.end - part.bytes.start) as usize;
+            let Some(file) = files.iter().find(|file| file.id == part.file) else {
+                continue;
+            };
+            let around = pages.start.saturating_sub(PAGE)..pages.end.saturating_add(PAGE);
+            let vmas = list_vmas(&around).unwrap_or_default();
+            let is_private = |page: usize| {
+                let mut holds = vmas.iter().filter(|vma| vma.range.contains(&page));
+                holds.any(|vma| vma.is_private_anonymous())
+            };
+            for vma in &vmas {
+                let here = vma.clip_to(&pages);
+                let offset = part.bytes.start + here.start.saturating_sub(pages.start) as u64;
+                let is_there = !here.is_empty()
+                    && vma.shared
+                    && vma.file == Some(part.file)
+                    && vma.offset_of(here.start) == offset;
+                if !is_there {
+                    continue;
+                }
+                let mut prot = ProtFlags::empty();
+                prot.set(ProtFlags::READ, vma.readable);
+                prot.set(ProtFlags::WRITE, vma.writable);
+                let before = here
+                    .start
+                    .checked_sub(PAGE)
+                    .filter(|page| is_private(*page));
+                let behind = Some(here.end).filter(|page| is_private(*page));
+                found.push((part.file, offset, here.clone()));
+                list.push(restore::SharedPages {
+                    pages: here,
+                    file: file.fd.as_fd(),
+                    offset,
+                    prot,
+                    neighbours: [before, behind],
+                });
+            }
+        }
+        let given = restore::give_back(&list);
+        drop(list);
+        drop(files);
+        for pages in given {
+            let whole = found
+                .iter()
+                .find(|(.., whole)| whole.contains(&pages.start));
+            if let Some((file, offset, whole)) = whole {
+                let start = offset + (pages.start - whole.start) as u64;
+                self.windows
+                    .mark_unused(*file, &(start..start + pages.len() as u64));
+            }
         }
     }
 }

@@ -9,6 +9,8 @@ use rustix::fs::{FileType, OFlags};
 
 /// `AF_XDP` of linux/socket.h.
 const AF_XDP: u16 = 44;
+/// Start of the name of an io_uring in /proc/self/fd.
+const IO_URING: &[u8] = b"anon_inode:[io_uring";
 /// Major number of /dev/null, /dev/zero and the like, none of which pins memory.
 const MEMORY_DEVICES: u32 = 1;
 /// Major numbers of terminals.
@@ -72,12 +74,11 @@ fn is_harmless(number: RawFd) -> bool {
             let major = rustix::fs::major(status.st_rdev);
             major == MEMORY_DEVICES || TERMINALS.contains(&major)
         }
-        // Files without a folder entry have a type of their own only in their name.
-        _ => std::fs::read_link(format!("/proc/self/fd/{number}")).is_ok_and(|name| {
-            !name
-                .as_os_str()
-                .as_encoded_bytes()
-                .starts_with(b"anon_inode:[io_uring")
-        }),
+        // io_uring is one of the files without a type, and shows by its name.
+        FileType::Unknown => {
+            let name = std::fs::read_link(format!("/proc/self/fd/{number}"));
+            name.is_ok_and(|name| !name.as_os_str().as_encoded_bytes().starts_with(IO_URING))
+        }
+        _ => true,
     }
 }

@@ -1,6 +1,6 @@
 //! A registered region of application memory.
 
-use super::{Parts, free_imports};
+use super::{ONE_AT_A_TIME, Parts, free_imports};
 use crate::context::lock_unpoisoned;
 use crate::{Access, Error, Pd, Sge};
 use siw_shm::control::{DeregMr, ExtentMethod, REREG_ACCESS, ReregMr};
@@ -125,8 +125,10 @@ impl AppMr {
     /// Cleans up after deregistration.
     fn finish_region(&mut self) {
         self.gone = true;
-        lock_unpoisoned(&self.pd.ctx().app_memory.state).forget_region(&self.parts);
         free_imports(self.pd.ctx(), &self.parts);
+        let _one = lock_unpoisoned(&ONE_AT_A_TIME);
+        let ctx = self.pd.ctx();
+        lock_unpoisoned(&ctx.app_memory.state).release_region(ctx, &self.parts);
     }
 }
 

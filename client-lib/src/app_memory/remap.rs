@@ -67,6 +67,16 @@ struct UffdioWriteprotect {
     mode: u64,
 }
 
+/// `struct uffdio_copy`.
+#[repr(C)]
+struct UffdioCopy {
+    dst: u64,
+    src: u64,
+    len: u64,
+    mode: u64,
+    copied: i64,
+}
+
 /// `struct uffdio_move`.
 #[repr(C)]
 struct UffdioMove {
@@ -79,10 +89,14 @@ struct UffdioMove {
 
 const UFFD_API: u64 = 0xaa;
 const GROUP: u8 = 0xaa;
-const UFFD_FEATURE_PAGEFAULT_FLAG_WP: u64 = 1;
+pub(super) const UFFD_FEATURE_PAGEFAULT_FLAG_WP: u64 = 1;
 const UFFD_FEATURE_MOVE: u64 = 1 << 16;
-const MODE_MISSING: u64 = 1;
-const MODE_WRITE_PROTECT: u64 = 2;
+pub(super) const UFFD_FEATURE_EVENT_REMAP: u64 = 1 << 2;
+pub(super) const UFFD_FEATURE_WP_SHMEM: u64 = 1 << 12;
+/// Length of `struct uffd_msg`.
+pub(super) const REPORT_LEN: usize = 32;
+pub(super) const MODE_MISSING: u64 = 1;
+pub(super) const MODE_WRITE_PROTECT: u64 = 2;
 const WRITE_PROTECT: u64 = 1;
 const MOVE_DONT_WAKE: u64 = 1;
 const MOVE_ALLOW_HOLES: u64 = 2;
@@ -95,6 +109,7 @@ const UFFDIO_API: Opcode = opcode::read_write::<UffdioApi>(GROUP, 0x3f);
 const UFFDIO_REGISTER: Opcode = opcode::read_write::<UffdioRegister>(GROUP, 0);
 const UFFDIO_UNREGISTER: Opcode = opcode::read::<UffdioRange>(GROUP, 1);
 const UFFDIO_WAKE: Opcode = opcode::read::<UffdioRange>(GROUP, 2);
+const UFFDIO_COPY: Opcode = opcode::read_write::<UffdioCopy>(GROUP, 3);
 const UFFDIO_MOVE: Opcode = opcode::read_write::<UffdioMove>(GROUP, 5);
 const UFFDIO_WRITEPROTECT: Opcode = opcode::read_write::<UffdioWriteprotect>(GROUP, 6);
 /// `_IO(0xaa, 0)` on /dev/userfaultfd.
@@ -195,16 +210,41 @@ fn open_device() -> Result<OwnedFd, Errno> {
     unsafe { rustix::ioctl::ioctl(&device, NewUserfaultfd) }
 }
 
+/// userfaultfd(2) for faults of the kernel and of programs, which needs privilege.
+fn open_whole() -> Result<OwnedFd, Errno> {
+    // SAFETY: a new descriptor, which does nothing until it is set up.
+    unsafe { rustix::mm::userfaultfd(UserfaultfdFlags::CLOEXEC) }.or_else(|_| open_device())
+}
+
+/// userfaultfd(2) for faults of programs.
+fn open_user_mode() -> Result<OwnedFd, Errno> {
+    let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::from_bits_retain(1);
+    // SAFETY: as in `open_whole`.
+    unsafe { rustix::mm::userfaultfd(flags) }
+}
+
+/// [`open_whole`] with these features, reports to be read without waiting.
+pub(super) fn open_userfaultfd(features: u64) -> Result<OwnedFd, Errno> {
+    let uffd = open_whole()?;
+    rustix::fs::fcntl_setfl(&uffd, rustix::fs::OFlags::NONBLOCK)?;
+    set_up(&uffd, features)?;
+    Ok(uffd)
+}
+
+/// [`open_user_mode`] with these features.
+pub(super) fn open_user_mode_userfaultfd(features: u64) -> Result<OwnedFd, Errno> {
+    let uffd = open_user_mode()?;
+    set_up(&uffd, features)?;
+    Ok(uffd)
+}
+
 impl Freezer {
     /// Opens the best method available to this process.
     ///
     /// # Errors
     /// userfaultfd(2) is not allowed, and the process has several threads.
     pub fn open_best() -> Result<Freezer, Errno> {
-        let flags = UserfaultfdFlags::CLOEXEC;
-        // SAFETY: a new descriptor, which does nothing until it is set up.
-        let whole = unsafe { rustix::mm::userfaultfd(flags) }.or_else(|_| open_device());
-        if let Ok(uffd) = whole {
+        if let Ok(uffd) = open_whole() {
             if set_up(&uffd, UFFD_FEATURE_MOVE).is_ok() {
                 return Ok(Freezer::Take {
                     uffd,
@@ -233,10 +273,8 @@ impl Freezer {
 
     /// Opens the method that needs no privilege.
     pub fn open_for_programs() -> Result<Freezer, Errno> {
-        let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::from_bits_retain(1);
         let is_alone = is_only_thread();
-        // SAFETY: as in `open_best`.
-        match unsafe { rustix::mm::userfaultfd(flags) } {
+        match open_user_mode() {
             // System calls that read write-protected pages go on, and those that access missing
             // ones fail.
             Ok(uffd)
@@ -295,10 +333,10 @@ pub(super) fn replace_pages(
 }
 
 /// Blocks signal handlers in this thread while it exists.
-struct BlockedSignals(libc::sigset_t);
+pub(super) struct BlockedSignals(libc::sigset_t);
 
 impl BlockedSignals {
-    fn block_all() -> BlockedSignals {
+    pub fn block_all() -> BlockedSignals {
         // SAFETY: both sets are of this function; the call fills them.
         unsafe {
             let mut all: libc::sigset_t = std::mem::zeroed();
@@ -324,7 +362,7 @@ fn uffd_range(range: &Range<usize>) -> UffdioRange {
     }
 }
 
-fn register_range(uffd: &OwnedFd, range: &Range<usize>, mode: u64) -> Result<(), Errno> {
+pub(super) fn register_range(uffd: &OwnedFd, range: &Range<usize>, mode: u64) -> Result<(), Errno> {
     let mut argument = UffdioRegister {
         range: uffd_range(range),
         mode,
@@ -334,7 +372,7 @@ fn register_range(uffd: &OwnedFd, range: &Range<usize>, mode: u64) -> Result<(),
 }
 
 /// Wakes all blocked threads, also after a failure.
-fn release_range(uffd: &OwnedFd, range: &Range<usize>) {
+pub(super) fn release_range(uffd: &OwnedFd, range: &Range<usize>) {
     let mut argument = uffd_range(range);
     // Also removes the protection. Fails if the file is already mapped.
     let _ = uffd_call::<UFFDIO_UNREGISTER, _>(uffd, &mut argument);
@@ -494,7 +532,7 @@ fn replace_moved(
 /// possible while no page of it has been touched (`copy_vma` in mm/vma.c), the kernel removes
 /// userfaultfd from both: then accesses to the old addresses do not block, and their writes are
 /// lost.
-struct Room {
+pub(super) struct Room {
     start: *mut c_void,
     len: usize,
     pages: Range<usize>,
@@ -505,7 +543,7 @@ const HUGE_PAGE: usize = 2 << 20;
 
 impl Room {
     /// Reserves addresses for the pages of `range`.
-    fn reserve(range: &Range<usize>) -> Result<Room, Errno> {
+    pub fn reserve(range: &Range<usize>) -> Result<Room, Errno> {
         let len = range.len() + HUGE_PAGE + 2 * PAGE;
         // SAFETY: a new mapping, which only reserves addresses.
         let start = unsafe {
@@ -523,7 +561,7 @@ impl Room {
     }
 
     /// Makes the destination memory with access `prot`, of missing pages.
-    fn make_accessible(&self, prot: ProtFlags) -> Result<Range<usize>, Errno> {
+    pub fn make_accessible(&self, prot: ProtFlags) -> Result<Range<usize>, Errno> {
         let pages = self.pages();
         let prot = rustix::mm::MprotectFlags::from_bits_retain(prot.bits());
         let (address, len) = (pages.start as *mut c_void, pages.len());
@@ -544,6 +582,32 @@ impl Drop for Room {
     }
 }
 
+/// Blocks writes.
+pub(super) fn protect_range(uffd: &OwnedFd, range: &Range<usize>) -> Result<(), Errno> {
+    let mut argument = UffdioWriteprotect {
+        range: uffd_range(range),
+        mode: WRITE_PROTECT,
+    };
+    uffd_call::<UFFDIO_WRITEPROTECT, _>(uffd, &mut argument)
+}
+
+/// Fills missing pages with those at `from`, and wakes the threads that wait for them; returns the
+/// bytes copied.
+pub(super) fn fill_pages(uffd: &OwnedFd, from: usize, to: &Range<usize>) -> Result<usize, Errno> {
+    let mut argument = UffdioCopy {
+        dst: to.start as u64,
+        src: from as u64,
+        len: to.len() as u64,
+        mode: 0,
+        copied: 0,
+    };
+    match uffd_call::<UFFDIO_COPY, _>(uffd, &mut argument) {
+        Ok(()) => Ok(to.len()),
+        Err(_) if argument.copied > 0 => Ok(argument.copied as usize),
+        Err(error) => Err(error),
+    }
+}
+
 fn replace_protected(
     uffd: &OwnedFd,
     range: &Range<usize>,
@@ -555,11 +619,7 @@ fn replace_protected(
     // page freed meanwhile blocks.
     populate_pages(range);
     register_range(uffd, range, MODE_MISSING | MODE_WRITE_PROTECT)?;
-    let mut argument = UffdioWriteprotect {
-        range: uffd_range(range),
-        mode: WRITE_PROTECT,
-    };
-    let mapped = uffd_call::<UFFDIO_WRITEPROTECT, _>(uffd, &mut argument)
+    let mapped = protect_range(uffd, range)
         .and_then(|()| copy_pages(range.start, range, file, offset))
         .and_then(|()| map_file(range, file, offset, prot));
     release_range(uffd, range);
@@ -575,16 +635,26 @@ pub(super) fn populate_pages(range: &Range<usize>) {
     };
 }
 
-/// Makes the last page of a range a mapping of its own. realloc(3) grows memory mapped by malloc(3)
-/// with mremap(2), and a shared mapping would grow over the next pages of its file, which here
-/// belong to other addresses. mremap(2) does not grow a range of two mappings, so realloc(3)
-/// copies.
+/// Makes the last page of a range a mapping of its own if the range begins with a chunk that
+/// malloc(3) of glibc has mapped. realloc(3) grows such a chunk with mremap(2), and a shared mapping
+/// would grow over the next pages of its file, which here belong to other addresses. mremap(2) does
+/// not grow a range of two mappings, so realloc(3) copies. Other memory, of which programs register
+/// thousands of parts, stays one mapping.
 pub(super) fn end_mapping(range: &Range<usize>) {
-    if range.len() > PAGE {
+    if range.len() > PAGE && starts_with_mapped_chunk(range.start) {
         let last = (range.end - PAGE) as *mut c_void;
         // SAFETY: a hint that disables read-ahead, which a file in memory does not need.
         let _ = unsafe { rustix::mm::madvise(last, PAGE, rustix::mm::Advice::Random) };
     }
+}
+
+/// Checks for the header of a chunk that malloc(3) has mapped: the size of the space before it,
+/// and its own, with only the bit IS_MMAPPED. `page` has to be a readable page of this process.
+fn starts_with_mapped_chunk(page: usize) -> bool {
+    const IS_MMAPPED: usize = 2;
+    // SAFETY: the caller has found the page mapped and readable; any bits are valid numbers.
+    let [before, size] = unsafe { (page as *const [usize; 2]).read_volatile() };
+    size % 16 == IS_MMAPPED && (before + size - IS_MMAPPED).is_multiple_of(PAGE)
 }
 
 /// Copies pages at `source`, which are to appear at `range`, into the file, by a system call: on a
@@ -619,9 +689,9 @@ fn copy_pages(
     Ok(())
 }
 
-const PAGE: usize = siw_shm::shared_memory::PAGE;
+pub(super) const PAGE: usize = siw_shm::shared_memory::PAGE;
 
-fn map_file(
+pub(super) fn map_file(
     range: &Range<usize>,
     file: BorrowedFd<'_>,
     offset: u64,

@@ -3,9 +3,9 @@
 //! Addresses are divided into windows of 2 MiB. A window gets 2 MiB of a file in memory when its
 //! first page is registered, and each page has a fixed place there. Consecutive pages are therefore
 //! consecutive in the file too, and the kernel merges their mappings: thousands of small
-//! registrations in one heap are a few mappings and extents, and need one descriptor. A page stays
-//! remapped after its registration ends; windows that are no longer mapped are found when windows
-//! run short.
+//! registrations in one heap are a few mappings and extents, and need one descriptor. When the last
+//! registration of a page ends it becomes private again, and its place is free. Pages that could not
+//! be given back stay remapped; windows that are no longer mapped are found when windows run short.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -21,6 +21,10 @@ pub(super) const WINDOW: usize = 2 << 20;
 const WORDS: usize = WINDOW / PAGE / 64;
 /// Maximum number of windows of one file.
 pub(super) const WINDOWS_PER_FILE: usize = MAX_REMAPPED_FILE as usize / WINDOW;
+/// Maximum length of a file allocated in advance.
+const LONGEST_AHEAD: usize = 64 << 20;
+/// Bytes of files without remapped pages that are kept for the next registration.
+const KEPT_IDLE: usize = 64 << 20;
 /// Number of windows in use at the first search for unmapped windows.
 const FIRST_SWEEP: usize = 64;
 
@@ -132,6 +136,19 @@ impl Windows {
         }
     }
 
+    /// Marks pages of a part of a file as no longer mapped: they were given back.
+    pub fn mark_unused(&mut self, id: MappedFileId, bytes: &Range<u64>) {
+        let Some(file) = self.files.iter().find(|file| file.id == id) else {
+            return;
+        };
+        let first = file.first_window;
+        for start in bytes.clone().step_by(PAGE) {
+            let page = start as usize % WINDOW / PAGE;
+            let index = first + start as usize / WINDOW;
+            self.windows[index].used[page / 64] &= !(1 << (page % 64));
+        }
+    }
+
     /// Updates the registration count of the windows behind a part of a file.
     pub fn count_registration(&mut self, id: MappedFileId, bytes: &Range<u64>, is_new: bool) {
         let Some(file) = self.files.iter().find(|file| file.id == id) else {
@@ -227,6 +244,26 @@ impl Windows {
             fd,
             first_window,
         });
+    }
+
+    /// Removes the last file if it has no remapped pages and others like it suffice for the next
+    /// registration; returns its identity and number.
+    pub fn take_idle_file(&mut self) -> Option<(MappedFileId, u32)> {
+        let is_idle = |window: &Window| window.registrations == 0 && window.used == [0; WORDS];
+        let first = self.files.last()?.first_window;
+        let (others, of_file) = self.windows.split_at(first);
+        if !of_file.iter().all(is_idle) {
+            return None;
+        }
+        let idle = others.iter().filter(|window| is_idle(window)).count();
+        if idle * WINDOW < KEPT_IDLE {
+            return None;
+        }
+        self.free.retain(|index| *index < first);
+        self.by_address.retain(|_, index| *index < first);
+        self.windows.truncate(first);
+        let file = self.files.pop()?;
+        Some((file.id, file.arena))
     }
 
     /// Checks whether it is time to search for unused windows.

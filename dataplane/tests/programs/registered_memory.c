@@ -3,6 +3,10 @@
  *
  *   registered_memory uring        a buffer registered with io_uring
  *   registered_memory aio FILE     a read by io_submit(2) with O_DIRECT under way; FILE is filled with 0x5a
+ *   registered_memory private      memory behaves as before after its last registration
+ *   registered_memory threads      the same beside other threads, none of whose updates is lost
+ *   registered_memory maps         thousands of regions need few mappings
+ *   registered_memory denied       a program with threads that may not use userfaultfd(2)
  *
  * Ends with 77 after the reason if this machine lacks something.
  */
@@ -15,6 +19,12 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <pthread.h>
+#include <sys/prctl.h>
+#include <stddef.h>
+#include <sys/wait.h>
 
 #define MISSING 77
 #define REMOTE (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE)
@@ -194,6 +204,203 @@ static int aio(const char *path)
 	return 0;
 }
 
+static struct ibv_mr *reg(void *address, size_t length)
+{
+	struct ibv_mr *mr = ibv_reg_mr(pd, address, length, REMOTE);
+
+	expect(mr != NULL, "ibv_reg_mr");
+	return mr;
+}
+
+static int mappings(void)
+{
+	FILE *file = fopen("/proc/self/maps", "r");
+	int lines = 0, byte;
+
+	expect(file != NULL, "/proc/self/maps");
+	while ((byte = getc(file)) != EOF)
+		lines += byte == '\n';
+	fclose(file);
+	return lines;
+}
+
+/* Everything that works on private anonymous memory works on memory that was registered. */
+static int private_again(void)
+{
+	size_t length = 8 << 20, page = 4096, i;
+	unsigned char *bytes = map_pages(length), *moved, *block;
+	struct ibv_mr *mr, *other;
+	int before, status;
+	pid_t child;
+
+	memset(bytes, 0xaa, length);
+	expect(!ibv_dereg_mr(reg(bytes, length)), "ibv_dereg_mr");
+	expect(count(bytes, length, 0xaa) == length, "content");
+	expect(!madvise(bytes, length, MADV_DONTNEED), "MADV_DONTNEED");
+	expect(count(bytes, length, 0) == length, "zeroes after MADV_DONTNEED");
+	memset(bytes, 0xbb, length);
+	expect(!madvise(bytes, length, MADV_FREE), "MADV_FREE");
+	memset(bytes, 0xcc, length);
+
+	/* Regions overlap: pages are private when the last has ended. */
+	mr = reg(bytes + 100, 3 * page);
+	other = reg(bytes + 2 * page, 4 * page);
+	expect(!ibv_dereg_mr(mr), "ibv_dereg_mr");
+	expect(!madvise(bytes, 2 * page, MADV_DONTNEED), "MADV_DONTNEED");
+	expect(count(bytes, 2 * page, 0) == 2 * page, "zeroes where no region is");
+	expect(count(bytes + 2 * page, 4 * page, 0xcc) == 4 * page, "content of the other");
+	child = fork();
+	if (!child) {
+		memset(bytes + 2 * page, 0x33, page);
+		_exit(0);
+	}
+	expect(waitpid(child, &status, 0) == child && !status, "a child");
+	expect(!ibv_dereg_mr(other), "ibv_dereg_mr");
+	expect(count(bytes + 2 * page, 4 * page, 0xcc) == 4 * page, "content of the other");
+
+	/* It grows, with zeroes behind it. */
+	munmap(bytes, length);
+	bytes = map_pages(length);
+	memset(bytes, 0xcc, length);
+	expect(!ibv_dereg_mr(reg(bytes, length)), "ibv_dereg_mr");
+	expect(!ibv_dereg_mr(reg(bytes + 5 * page, 3 * page)), "ibv_dereg_mr");
+	moved = mremap(bytes, length, 2 * length, MREMAP_MAYMOVE);
+	expect(moved != MAP_FAILED, "mremap");
+	expect(count(moved + length, length, 0) == length, "zeroes behind");
+	expect(count(moved + 2 * page, 4 * page, 0xcc) == 4 * page, "content after mremap");
+	expect(!mprotect(moved, page, PROT_READ), "mprotect");
+	expect(!ibv_dereg_mr(reg(moved + page, page)), "ibv_dereg_mr");
+	expect(!mprotect(moved, page, PROT_READ | PROT_WRITE), "mprotect");
+
+	munmap(moved, 2 * length);
+
+	/* Registrations in a loop leave no mappings behind. */
+	bytes = map_pages(2 * length);
+	before = mappings();
+	for (i = 0; i < 2000; i++)
+		expect(!ibv_dereg_mr(reg(bytes + (1 + i * 7 % 3000) * page + 8, 2 * page)),
+		       "ibv_dereg_mr");
+	expect(mappings() <= before + 8, "mappings after a loop");
+	munmap(bytes, 2 * length);
+
+	/* What the allocator takes from the kernel again is zero. */
+	for (i = 0; i < 20; i++) {
+		block = malloc(length);
+		memset(block, 0xdd, length);
+		mr = reg(block, length);
+		expect(!ibv_dereg_mr(mr), "ibv_dereg_mr");
+		free(block);
+		block = calloc(1, length);
+		expect(count(block, length, 0) == length, "calloc");
+		free(block);
+	}
+	return 0;
+}
+
+#define COUNTERS 600
+static volatile unsigned long *counters;
+static volatile int stopped;
+static unsigned long counted;
+
+static void *count_up(void *unused)
+{
+	while (!stopped) {
+		int page;
+
+		for (page = 0; page < COUNTERS; page++)
+			counters[page * 512] += 1;
+		counted++;
+	}
+	return unused;
+}
+
+/* Another thread's updates are not lost while pages are replaced and given back, nor its reads fail. */
+static void *read_into(void *unused)
+{
+	int fd = file_of(0x42, 4096);
+
+	while (!stopped)
+		expect(pread(fd, (char *)counters + 4096 + 64, 512, 0) == 512, "pread");
+	close(fd);
+	return unused;
+}
+
+static int beside_threads(void)
+{
+	unsigned char *bytes = map_pages((COUNTERS + 2) * 4096);
+	pthread_t thread, reader;
+	int round, page;
+
+	counters = (unsigned long *)(bytes + 4096);
+	expect(!pthread_create(&thread, NULL, count_up, NULL), "a thread");
+	expect(!pthread_create(&reader, NULL, read_into, NULL), "a thread");
+	for (round = 0; round < 300; round++) {
+		struct ibv_mr *all = reg(bytes + 4096, (round % COUNTERS + 1) * 4096);
+		struct ibv_mr *one = reg(bytes + 4096 + round % COUNTERS * 4096 + 8, 64);
+
+		expect(!ibv_dereg_mr(all) && !ibv_dereg_mr(one), "ibv_dereg_mr");
+	}
+	stopped = 1;
+	expect(!pthread_join(thread, NULL) && !pthread_join(reader, NULL), "pthread_join");
+	for (page = 0; page < COUNTERS; page++)
+		if (counters[page * 512] != counted) {
+			fprintf(stderr, "page %d: %lu of %lu\n", page, counters[page * 512], counted);
+			return 1;
+		}
+	expect(counted > 10, "updates");
+	stopped = 0;
+	expect(!pthread_create(&thread, NULL, count_up, NULL), "a thread");
+	private_again();
+	stopped = 1;
+	return pthread_join(thread, NULL);
+}
+
+static int few_mappings(void)
+{
+	enum { REGIONS = 3000 };
+	static struct ibv_mr *mrs[REGIONS];
+	unsigned char *bytes = map_pages(REGIONS * 2 * 4096);
+	int before = mappings(), i;
+
+	for (i = 0; i < REGIONS; i++)
+		mrs[i] = reg(bytes + i * 2 * 4096, 2 * 4096);
+	printf("%d mappings for %d regions\n", mappings() - before, REGIONS);
+	expect(mappings() < before + 100, "few mappings");
+	for (i = 0; i < REGIONS; i++)
+		expect(!ibv_dereg_mr(mrs[i]), "ibv_dereg_mr");
+	expect(mappings() < before + 100, "few mappings at the end");
+	return 0;
+}
+
+static void *wait_for_end(void *unused)
+{
+	while (!stopped)
+		usleep(1000);
+	return unused;
+}
+
+/* As in a container with the default seccomp profile. */
+static int denied(void)
+{
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_userfaultfd, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = { sizeof(code) / sizeof(*code), code };
+	struct ibv_mr *mr;
+	pthread_t thread;
+
+	expect(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) &&
+	       !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), "seccomp");
+	expect(!pthread_create(&thread, NULL, wait_for_end, NULL), "a thread");
+	mr = ibv_reg_mr(pd, map_pages(1 << 16), 1 << 16, REMOTE);
+	printf("%s\n", mr ? "registered" : strerror(errno));
+	stopped = 1;
+	return pthread_join(thread, NULL);
+}
+
 int main(int argc, char **argv)
 {
 	const char *what = argc > 1 ? argv[1] : "";
@@ -204,5 +411,13 @@ int main(int argc, char **argv)
 		return uring();
 	if (!strcmp(what, "aio") && argc > 2)
 		return aio(argv[2]);
+	if (!strcmp(what, "private"))
+		return private_again();
+	if (!strcmp(what, "threads"))
+		return beside_threads();
+	if (!strcmp(what, "maps"))
+		return few_mappings();
+	if (!strcmp(what, "denied"))
+		return denied();
 	return 2;
 }

@@ -170,6 +170,44 @@ fn reads_under_way_lose_nothing_when_their_memory_is_registered() {
     );
 }
 
+/// After the last registration MADV_DONTNEED, MADV_FREE, mremap(2) and fork(2) work as before.
+#[test]
+fn memory_is_private_again_after_its_last_registration() {
+    let daemon = Daemon::loopback();
+    let Some(program) = compile(&daemon, "registered_memory") else {
+        return;
+    };
+    for what in ["private", "threads", "maps"] {
+        println!("{}", run(&daemon, &format!("{} {what}", program.display())));
+    }
+    if !is_installed("setpriv", "util-linux") {
+        return;
+    }
+    admit_all(&daemon);
+    run(&daemon, &format!("{NOBODY} {} private", program.display()));
+}
+
+/// In a container the error names the setting that helps.
+#[test]
+fn a_program_that_may_not_freeze_memory_is_told_how_to_permit_it() {
+    let daemon = Daemon::loopback();
+    let Some(program) = compile(&daemon, "registered_memory") else {
+        return;
+    };
+    if !is_installed("setpriv", "util-linux") {
+        return;
+    }
+    admit_all(&daemon);
+    let line = format!("{} denied", program.display());
+    let said = run(&daemon, &format!("{NOBODY} {line}"));
+    assert!(said.contains("Operation not permitted"), "{said}");
+    assert!(said.contains("--device /dev/userfaultfd"), "{said}");
+    assert!(said.contains("process_memory"), "{said}");
+    // Root's memory can be copied.
+    let said = run(&daemon, &line);
+    assert!(said.contains("registered"), "{said}");
+}
+
 /// Runs a program that ends with 77 where the machine lacks something.
 fn run_or_skip(daemon: &Daemon, line: &str) {
     let (status, said) = Program::start(daemon, line).finish();

@@ -448,20 +448,26 @@ fn a_part_of_a_mapping_of_huge_pages_is_registered() {
 }
 
 #[test]
-fn pages_of_a_context_that_is_gone_are_registered_by_another() {
+fn pages_are_shared_by_contexts_until_the_last_region_ends() {
     let daemon = Daemon::loopback();
     let pages = Pages::new(4096);
     store(pages.slot(8), 4);
-    {
-        let (a, b) = pair(&daemon, 4096);
-        let mr = b.pd.reg_memory(pages.start, 16, EVERYTHING).unwrap();
-        assert_eq!(read_word(&a, &mr, 8), 4);
-    }
+    let first = pair(&daemon, 4096);
+    let mr = first.1.pd.reg_memory(pages.start, 16, EVERYTHING).unwrap();
+    assert_eq!(read_word(&first.0, &mr, 8), 4);
     let (a, b) = pair(&daemon, 4096);
-    let mr = b.pd.reg_memory(pages.start, 16, EVERYTHING).unwrap();
-    assert_eq!(only_method(&mr), ExtentMethod::Shared);
-    assert_eq!(fetch_add(&a, &mr, 8, 1), 4);
+    let other = b.pd.reg_memory(pages.start, 16, EVERYTHING).unwrap();
+    assert_eq!(only_method(&other), ExtentMethod::Shared);
+    drop((mr, first));
+    assert_eq!(fetch_add(&a, &other, 8, 1), 4);
     assert_eq!(load(pages.slot(8)), 5);
+    drop(other);
+    assert_eq!(load(pages.slot(8)), 5);
+    // The pages are private again: the next region gets pages of its own context.
+    let mr = b.pd.reg_memory(pages.start, 16, EVERYTHING).unwrap();
+    assert_eq!(only_method(&mr), ExtentMethod::Remap);
+    assert_eq!(fetch_add(&a, &mr, 8, 1), 5);
+    assert_eq!(load(pages.slot(8)), 6);
 }
 
 #[test]

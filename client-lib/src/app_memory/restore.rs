@@ -1,0 +1,282 @@
+//! Gives pages back after their last registration: pages of a file in memory become private
+//! anonymous memory again, at the same addresses and with the same content, while other threads go
+//! on using them.
+//!
+//! ```text
+//! replace  mremap(2) of missing anonymous pages over the file: from now on any access blocks
+//! copy     UFFDIO_COPY of the file's pages, each of which is accessible at once
+//! wake     blocked threads
+//! ```
+//! userfaultfd stays with the moved pages if it reports their move (UFFD_FEATURE_EVENT_REMAP), and
+//! mremap(2) returns when the report has been read, by a thread that exists meanwhile. Missing
+//! pages take the attributes of their new address, so the kernel merges them with the memory around
+//! them. Without privilege, where that makes system calls of other threads fail, the file is
+//! write-protected and a copy moved over it, which stays a mapping of its own.
+//!
+//! Writes to pinned pages would be lost. Nothing shows that a page of a file is pinned, so pages are
+//! given back only if this process has no means to pin any ([`super::pins`]); otherwise they stay
+//! as they are.
+
+use std::ffi::c_void;
+use std::ops::Range;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::ptr::null_mut;
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, MprotectFlags, MremapFlags, ProtFlags};
+
+use super::remap::*;
+
+/// Pages to give back.
+#[derive(Debug)]
+pub(super) struct SharedPages<'a> {
+    pub pages: Range<usize>,
+    pub file: BorrowedFd<'a>,
+    pub offset: u64,
+    pub prot: ProtFlags,
+    /// The page before and the page behind, if they are private anonymous memory.
+    pub neighbours: [Option<usize>; 2],
+}
+
+/// Method of blocking other threads.
+#[derive(Debug)]
+enum Restorer {
+    Copy(OwnedFd),
+    Protect(OwnedFd),
+    Alone,
+}
+
+/// Stack of the thread that reads reports.
+const REPORTS_STACK: usize = 64 << 10;
+
+impl Restorer {
+    fn open() -> Result<Restorer, Errno> {
+        if is_only_thread() {
+            return Ok(Restorer::Alone);
+        }
+        match open_userfaultfd(UFFD_FEATURE_EVENT_REMAP) {
+            Ok(uffd) => Ok(Restorer::Copy(uffd)),
+            Err(_) => {
+                open_user_mode_userfaultfd(UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_WP_SHMEM)
+                    .map(Restorer::Protect)
+            }
+        }
+    }
+}
+
+/// Gives pages back; returns those that are private again, in the order of `list`.
+pub(super) fn give_back(list: &[SharedPages<'_>]) -> Vec<Range<usize>> {
+    let Ok(restorer) = Restorer::open() else {
+        return Vec::new();
+    };
+    match &restorer {
+        Restorer::Alone => give_back_all(list, give_back_alone),
+        Restorer::Protect(uffd) => give_back_all(list, |part| give_back_protected(uffd, part)),
+        Restorer::Copy(uffd) => {
+            let given = with_reports_read(uffd, || {
+                give_back_all(list, |part| give_back_missing(uffd, part))
+            });
+            given.unwrap_or_default()
+        }
+    }
+}
+
+fn give_back_all(
+    list: &[SharedPages<'_>],
+    mut give_back: impl FnMut(&SharedPages<'_>) -> Result<(), Errno>,
+) -> Vec<Range<usize>> {
+    let mut given = Vec::new();
+    for whole in list {
+        for start in whole.pages.clone().step_by(FROZEN_AT_ONCE) {
+            let pages = start..whole.pages.end.min(start + FROZEN_AT_ONCE);
+            let before = (start != whole.pages.start).then(|| start - PAGE);
+            let part = SharedPages {
+                offset: whole.offset + (start - whole.pages.start) as u64,
+                neighbours: [
+                    before.or(whole.neighbours[0]),
+                    whole.neighbours[1].filter(|_| pages.end == whole.pages.end),
+                ],
+                pages: pages.clone(),
+                ..*whole
+            };
+            // A signal handler in this thread that touched a missing page would deadlock.
+            let blocked = BlockedSignals::block_all();
+            let done = give_back(&part);
+            drop(blocked);
+            if done.is_err() {
+                break;
+            }
+            given.push(pages);
+        }
+    }
+    given
+}
+
+/// Reads the reports of `uffd` in another thread during a call.
+fn with_reports_read<T>(uffd: &OwnedFd, call: impl FnOnce() -> T) -> Result<T, std::io::Error> {
+    use rustix::pipe::{PipeFlags, pipe_with};
+    let (is_ready, ready) = pipe_with(PipeFlags::CLOEXEC)?;
+    let (stopped, stop) = pipe_with(PipeFlags::CLOEXEC)?;
+    std::thread::scope(|scope| {
+        // Its handlers would run in a thread that must not block.
+        let blocked = BlockedSignals::block_all();
+        let reader = std::thread::Builder::new().stack_size(REPORTS_STACK);
+        reader.spawn_scoped(scope, move || {
+            // From here to the end this thread only makes system calls: memory of the allocator may
+            // be among the missing pages.
+            drop(ready);
+            while read_report(uffd, &stopped) {}
+        })?;
+        drop(blocked);
+        let mut byte = [0];
+        while rustix::io::read(&is_ready, &mut byte) == Err(Errno::INTR) {}
+        let result = call();
+        drop(stop);
+        Ok(result)
+    })
+}
+
+/// Waits for a report and reads it; returns false when `stopped` is closed at its other end.
+fn read_report(uffd: &OwnedFd, stopped: &OwnedFd) -> bool {
+    let mut fds = [
+        PollFd::new(uffd, PollFlags::IN),
+        PollFd::new(stopped, PollFlags::IN),
+    ];
+    if rustix::event::poll(&mut fds, None).is_ok() {
+        if !fds[1].revents().is_empty() {
+            return false;
+        }
+        let mut report = [0; REPORT_LEN];
+        // Faults are reported, too, and answered when the copy reaches their page.
+        let _ = rustix::io::read(uffd, &mut report);
+    }
+    true
+}
+
+/// The file's pages at another address, until dropped.
+struct View {
+    start: *mut c_void,
+    len: usize,
+}
+
+impl View {
+    fn map(part: &SharedPages<'_>) -> Result<View, Errno> {
+        let len = part.pages.len();
+        let (prot, flags) = (ProtFlags::READ, MapFlags::SHARED);
+        // SAFETY: a new mapping.
+        let start =
+            unsafe { rustix::mm::mmap(null_mut(), len, prot, flags, part.file, part.offset) }?;
+        Ok(View { start, len })
+    }
+
+    /// Copies all of it.
+    ///
+    /// # Safety
+    /// `to` is writable memory of its length that no other thread uses.
+    unsafe fn copy_to(&self, to: *mut c_void) {
+        // SAFETY: the caller's promise; nothing writes the file's pages meanwhile.
+        unsafe { std::ptr::copy_nonoverlapping(self.start.cast::<u8>(), to.cast(), self.len) };
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        // SAFETY: these addresses are used only here.
+        let _ = unsafe { rustix::mm::munmap(self.start, self.len) };
+    }
+}
+
+/// Moves private pages over a mapping of the file. After an error the file is mapped there.
+fn move_over(part: &SharedPages<'_>, from: usize) -> Result<(), Errno> {
+    let (to, len) = (part.pages.start as *mut c_void, part.pages.len());
+    // SAFETY: the source belongs to the caller. The destination is a mapping of the file, whose
+    // content the caller puts in its place.
+    let moved = unsafe {
+        rustix::mm::mremap_fixed(from as *mut c_void, len, len, MremapFlags::MAYMOVE, to)
+    };
+    if let Err(error) = moved {
+        // The call may have unmapped the destination before it failed.
+        map_file(&part.pages, part.file, part.offset, part.prot)?;
+        return Err(error);
+    }
+    Ok(())
+}
+
+fn give_back_missing(uffd: &OwnedFd, part: &SharedPages<'_>) -> Result<(), Errno> {
+    let view = View::map(part)?;
+    let room = Room::reserve(&part.pages)?;
+    let missing = room.make_accessible(part.prot)?;
+    // The kernel merges mappings with the same attributes only; afterwards all are one again.
+    let around = part.neighbours.into_iter().flatten();
+    let around = || around.clone().map(|page| page..page + PAGE);
+    register_range(uffd, &missing, MODE_MISSING)?;
+    for page in around() {
+        let _ = register_range(uffd, &page, MODE_MISSING);
+    }
+    let given = move_over(part, missing.start).and_then(|()| copy_missing(uffd, part, &view));
+    release_range(uffd, &part.pages);
+    for page in around() {
+        release_range(uffd, &page);
+    }
+    given
+}
+
+/// Copies the file's pages to missing pages.
+fn copy_missing(uffd: &OwnedFd, part: &SharedPages<'_>, view: &View) -> Result<(), Errno> {
+    let mut done = 0;
+    while done < view.len {
+        let from = view.start as usize + done;
+        let to = part.pages.start + done..part.pages.end;
+        match fill_pages(uffd, from, &to) {
+            Ok(bytes) => done += bytes,
+            Err(Errno::AGAIN) => {}
+            // The pages not reached cannot have changed in the file.
+            Err(error) => {
+                map_file(&to, part.file, part.offset + done as u64, part.prot)?;
+                return Err(error);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn give_back_protected(uffd: &OwnedFd, part: &SharedPages<'_>) -> Result<(), Errno> {
+    let view = View::map(part)?;
+    let room = Room::reserve(&part.pages)?;
+    let range = room.make_accessible(ProtFlags::READ | ProtFlags::WRITE)?;
+    let copy = range.start as *mut c_void;
+    populate_pages(&range);
+    register_range(uffd, &part.pages, MODE_WRITE_PROTECT)?;
+    let prot = MprotectFlags::from_bits_retain(part.prot.bits());
+    let given = protect_range(uffd, &part.pages).and_then(|()| {
+        // SAFETY: memory of this function.
+        unsafe {
+            view.copy_to(copy);
+            rustix::mm::mprotect(copy, view.len, prot)?;
+        }
+        move_over(part, range.start)
+    });
+    release_range(uffd, &part.pages);
+    given
+}
+
+/// Gives pages back in a process without other threads: nothing has to block. Allocates no memory.
+pub(super) fn give_back_alone(part: &SharedPages<'_>) -> Result<(), Errno> {
+    let view = View::map(part)?;
+    let (start, len) = (part.pages.start as *mut c_void, part.pages.len());
+    let (prot, flags) = (
+        ProtFlags::READ | ProtFlags::WRITE,
+        MapFlags::PRIVATE | MapFlags::FIXED,
+    );
+    // SAFETY: this thread, the only one, uses no memory but its stack until the content is back.
+    unsafe {
+        rustix::mm::mmap_anonymous(start, len, prot, flags)?;
+        view.copy_to(start);
+        if part.prot != prot {
+            let prot = MprotectFlags::from_bits_retain(part.prot.bits());
+            rustix::mm::mprotect(start, len, prot)?;
+        }
+    }
+    Ok(())
+}
