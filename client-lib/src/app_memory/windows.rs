@@ -21,8 +21,6 @@ pub(super) const WINDOW: usize = 2 << 20;
 const WORDS: usize = WINDOW / PAGE / 64;
 /// Maximum number of windows of one file.
 pub(super) const WINDOWS_PER_FILE: usize = MAX_REMAPPED_FILE as usize / WINDOW;
-/// Maximum length of a file allocated in advance.
-const LONGEST_AHEAD: usize = 64 << 20;
 /// Bytes of files without remapped pages that are kept for the next registration.
 const KEPT_IDLE: usize = 64 << 20;
 /// Number of windows in use at the first search for unmapped windows.
