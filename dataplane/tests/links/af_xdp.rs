@@ -639,7 +639,7 @@ fn each_of_many_devices_wakes_its_worker() {
     skip_if!(lacks_af_xdp());
     let ns = Netns::new();
     let mut text =
-        "[workers]\nidle = \"adaptive\"\n[dpdk]\nhugepages = \"never\"\nbuffers = 65536\n"
+        "[workers]\nidle = \"adaptive\"\n[dpdk]\nhugepages = \"never\"\nbuffers = 12288\n"
             .to_owned();
     for number in 0..DEVICES {
         ns.ip(&format!(
@@ -652,7 +652,7 @@ fn each_of_many_devices_wakes_its_worker() {
         ns.address(&format!("far{number}"), &format!("10.{number}.0.2/24"));
         text += &format!(
             "[[device]]\nname = \"siw{number}\"\naf_xdp = \"own{number}\"\n\
-             addresses = [\"10.{number}.0.1/24\"]\n"
+             addresses = [\"10.{number}.0.1/24\"]\nrx_descriptors = 256\ntx_descriptors = 256\n"
         );
     }
     let _siwd = ns.siwd(&text, &[]);
