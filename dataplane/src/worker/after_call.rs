@@ -99,10 +99,11 @@ impl Worker {
             if let Some(client) = cqs.client(cq).filter(|_| is_new) {
                 self.post_event(Event::CqOverflow { client, cq });
             }
-            match queue_pair {
-                Some(slot) => self.end_in_error(now, slot),
-                None => drop(self.context.cqs.overflowed.pop_front()),
-            }
+            let Some(slot) = queue_pair else {
+                self.context.cqs.overflowed.pop_front();
+                continue;
+            };
+            self.end_in_error(now, slot);
         }
     }
 }

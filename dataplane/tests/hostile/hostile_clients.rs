@@ -195,6 +195,7 @@ attacks! {
     scribbled_rings_stop_nobody: "scribbled-rings";
     requests_beyond_the_queue_stop_nobody: "too-many-requests";
     holes_in_memory_stop_nobody: "punched-holes";
+    long_holes_in_memory_stop_nobody: "long-holes";
     giant_arenas_stop_nobody: "giant-arenas";
     memory_taken_away_in_flight_stops_nobody: "dereg-in-flight";
     exhausted_descriptors_stop_nobody: "descriptors";

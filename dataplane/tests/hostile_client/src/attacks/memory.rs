@@ -7,9 +7,9 @@ use crate::Attack;
 use crate::session::{AttackSession, REGION_LEN};
 use rustix::fd::AsFd;
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
-use siw_shm::WrFlags;
 use siw_shm::control::codec::CallError;
 use siw_shm::control::messages as m;
+use siw_shm::{SendData, SendWr, WrFlags};
 
 /// Punches holes into queues, doorbells and registered memory that the daemon uses, to free their
 /// pages.
@@ -36,7 +36,29 @@ pub fn punched_holes(attack: &mut Attack) -> Ended {
     Ok(())
 }
 
-/// Seals prevent truncation of the file, but not holes.
+/// Punches holes into a long region while the daemon writes to it: a page fault waits until the
+/// kernel has freed all pages of the hole.
+pub fn long_holes(attack: &mut Attack) -> Ended {
+    const LEN: u64 = 512 << 20;
+    let mut session = AttackSession::open(&attack.socket)?;
+    let (from, _to, memory) = session.connected_pair(64, own_address())?;
+    let (arena, file) = session.alloc_arena(LEN, false)?;
+    let target = session.register_memory(memory.pd, arena, LEN)?;
+    let sges = [memory.first_half()];
+    while attack.begin_round() {
+        let _ = fallocate(&file, FallocateFlags::empty(), 0, LEN);
+        let address = attack.next_random() % (LEN / 2);
+        let write = SendWr::write(1, SendData::Sges(&sges), address, target.rkey);
+        from.fill_slots(&write.with_flags(WrFlags::NONE));
+        from.fill_rings();
+        from.ring(&session);
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let _ = fallocate(&file, hole, 0, LEN);
+    }
+    Ok(())
+}
+
+/// Frees pages where the daemon does not own them. Seals prevent truncation of the file.
 fn punch_hole(memory: &siw_shm::SharedMemory) {
     if let Some(file) = memory.memfd() {
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;

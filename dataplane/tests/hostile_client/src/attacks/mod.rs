@@ -25,6 +25,7 @@ pub const KINDS: &[(&str, Run)] = &[
     ("scribbled-rings", rings::scribbled_rings),
     ("too-many-requests", rings::too_many_requests),
     ("punched-holes", memory::punched_holes),
+    ("long-holes", memory::long_holes),
     ("giant-arenas", memory::giant_arenas),
     ("own-memory", memory::fill_own_memory),
     ("dereg-in-flight", memory::deregister_in_flight),
