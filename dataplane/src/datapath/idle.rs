@@ -81,8 +81,13 @@ pub(crate) fn ports_sleep_limit<R>(
         if let Some(deadline) = port.stack.next_deadline() {
             limit = limit.min(deadline.duration_since(now));
         }
-        if port.output.has_frames() || port.stack.has_output() {
+        let waits = port.output.has_frames() || port.output.has_backlog();
+        if waits || port.stack.has_output() {
             limit = limit.min(SHORT_POLL_INTERVAL);
+        }
+        // No frame can come and wake the thread before the port is given buffers.
+        if port.is_out_of_buffers() {
+            limit = limit.min(POLL_INTERVAL);
         }
     }
     limit

@@ -257,6 +257,12 @@ impl<R> WorkerPort<R> {
         !self.link.in_process && !wakes && self.rx_queue.is_some()
     }
 
+    /// Returns true if the port cannot receive until the pool has buffers again.
+    pub(super) fn is_out_of_buffers(&self) -> bool {
+        let queue = self.rx_queue.as_ref();
+        queue.is_some_and(dpdk::RxQueue::is_out_of_buffers)
+    }
+
     /// Records that an interrupt of the port woke the thread.
     pub(super) fn note_interrupt(&mut self) {
         self.link.rx_interrupt_unproven = false;
