@@ -250,7 +250,7 @@ impl Prepared {
         for nic in self.pci_devices() {
             locks.push(host::claim_nic(&folder, &nic.address, purpose)?);
         }
-        let mut interfaces: Vec<String> = self.devices.iter().filter_map(used_interface).collect();
+        let mut interfaces: Vec<String> = self.devices.iter().filter_map(own_interface).collect();
         interfaces.sort();
         // Devices of different VLANs can share one.
         interfaces.dedup();
@@ -422,6 +422,14 @@ fn used_interface(config: &DeviceConfig) -> Option<String> {
             DriverTraits::existing_interface_of(&devargs).map(str::to_owned)
         }
         _ => None,
+    }
+}
+
+/// The interface of the kernel that a device uses or creates. A tap lets a second daemon attach to it.
+fn own_interface(config: &DeviceConfig) -> Option<String> {
+    match config.link_source() {
+        LinkSource::Vdev(devargs) => DriverTraits::interface_of(&devargs).map(str::to_owned),
+        _ => used_interface(config),
     }
 }
 

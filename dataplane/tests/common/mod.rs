@@ -192,7 +192,7 @@ impl Daemon {
         how
     }
 
-    /// Stops the daemon and returns all that it logged.
+    /// Sends SIGTERM and returns the log.
     pub fn stop_and_read_log(mut self) -> String {
         self.signal(nix::sys::signal::Signal::SIGTERM);
         wait(&mut self.child);

@@ -412,12 +412,11 @@ fn an_interface_that_cannot_be_used_is_named_with_what_helps() {
         }
         assert!(!hosts.has_program());
     }
-    // A file that is correct but refers to things missing on this host passes its check with a
-    // warning.
-    let (status, _, warning) = host.run(|| run(&config("no-such", 1, ""), &check));
+    // The check of a correct file that refers to things missing on this host has another status.
+    let (status, _, error) = host.run(|| run(&config("no-such", 1, ""), &check));
     assert!(
-        status.success() && warning.contains("no interface `no-such`"),
-        "{warning}"
+        status.code() == Some(3) && error.contains("no interface `no-such`"),
+        "{error}"
     );
     let pair = LOOPBACK.replacen("pair = \"lo\"", "pair = \"lo\"\nxdp_share = true", 1);
     assert!(refusal_of(host, &pair, &check).contains("af_xdp has to name"));

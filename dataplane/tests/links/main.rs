@@ -7,6 +7,7 @@ mod common;
 mod af_xdp;
 mod links;
 mod path_mtu;
+mod properties;
 mod shared_nic;
 mod stream_device;
 mod stream_fragments;
