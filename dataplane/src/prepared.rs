@@ -495,7 +495,7 @@ mod tests {
         assert_eq!(few.cores.len(), 1);
         few.check_host().into_result().unwrap();
         // One buffer of 2 KiB a page, beside the ring of free buffers.
-        assert!(many.memory_mb(false) >= 65_536 * 4096 >> 20);
+        assert!(many.memory_mb(false) >= (65_536 * 4096) >> 20);
     }
 
     #[test]
