@@ -370,7 +370,7 @@ pub fn free_hugepage_bytes() -> u64 {
 }
 
 /// Sets the mode of new files and folders apart from whoever starts the daemon: clients of all users
-/// must reach the socket's folder, and what is not for them has a mode of its own ([`OWN_FILE`]).
+/// must reach the socket's folder, and what is not for them has a mode of its own (`OWN_FILE`).
 pub fn set_own_umask() {
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
 }

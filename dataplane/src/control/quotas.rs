@@ -6,13 +6,11 @@
 //! that a reconnect cannot exceed the limits.
 //!
 //! The daemon's own memory (heap) for a client's objects is part of the client's memory: each unit
-//! of a quota is charged with the heap that it needs ([`heap`]), and whatever varies in
+//! of a quota is charged with the heap that it needs (`heap`), and whatever varies in
 //! length is charged as [`Quota::Heap`].
 //!
 //! The last eighth of each sum over all clients is a reserve: half of it for users that hold little,
 //! and half of it for operators alone.
-//!
-//! [`heap`]: super::heap
 
 use std::collections::HashMap;
 
