@@ -82,3 +82,27 @@ fn is_harmless(number: RawFd) -> bool {
         _ => true,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::OpenOptionsExt;
+
+    #[test]
+    fn descriptors_that_can_pin_pages_are_found() {
+        let plain = std::fs::File::open("/dev/zero").expect("/dev/zero");
+        let (read, _write) = rustix::pipe::pipe().expect("a pipe");
+        assert!(is_harmless(plain.as_raw_fd()) && is_harmless(read.as_raw_fd()));
+        let mut options = std::fs::File::options();
+        options.read(true).custom_flags(libc::O_DIRECT);
+        let path = std::env::current_exe().expect("a path");
+        match options.open(path) {
+            Ok(direct) => assert!(!is_harmless(direct.as_raw_fd())),
+            Err(error) => println!("skipped: O_DIRECT: {error}"),
+        }
+        if let Ok(device) = std::fs::File::open("/dev/net/tun") {
+            assert!(!is_harmless(device.as_raw_fd()), "an unknown device");
+        }
+    }
+}

@@ -21,8 +21,8 @@ pub(super) const WINDOW: usize = 2 << 20;
 const WORDS: usize = WINDOW / PAGE / 64;
 /// Maximum number of windows of one file.
 pub(super) const WINDOWS_PER_FILE: usize = MAX_REMAPPED_FILE as usize / WINDOW;
-/// Bytes of files without remapped pages that are kept for the next registration.
-const KEPT_IDLE: usize = 64 << 20;
+/// Bytes of files without remapped pages that are kept for the next registration, in short files.
+const KEPT_IDLE: usize = 128 << 20;
 /// Number of windows in use at the first search for unmapped windows.
 const FIRST_SWEEP: usize = 64;
 
@@ -244,8 +244,8 @@ impl Windows {
         });
     }
 
-    /// Removes the last file if it has no remapped pages and others like it suffice for the next
-    /// registration; returns its identity and number.
+    /// Removes the last file if it has no remapped pages, and it is long or others like it suffice
+    /// for the next registration; returns its identity and number.
     pub fn take_idle_file(&mut self) -> Option<(MappedFileId, u32)> {
         let is_idle = |window: &Window| window.registrations == 0 && window.used == [0; WORDS];
         let first = self.files.last()?.first_window;
@@ -254,7 +254,7 @@ impl Windows {
             return None;
         }
         let idle = others.iter().filter(|window| is_idle(window)).count();
-        if idle * WINDOW < KEPT_IDLE {
+        if idle * WINDOW < KEPT_IDLE && of_file.len() * WINDOW <= KEPT_IDLE {
             return None;
         }
         self.free.retain(|index| *index < first);
@@ -364,5 +364,31 @@ mod tests {
         assert!(windows.is_unmapped(place, PAGE, &[]));
         windows.sweep_windows(&[]);
         assert_eq!(windows.free.len(), 2);
+    }
+
+    #[test]
+    fn idle_files_are_kept_up_to_a_limit() {
+        let mut windows = Windows::default();
+        let (first, fd) = make_file();
+        windows.add_file(first, 1, fd, KEPT_IDLE);
+        let range = 10 * WINDOW..10 * WINDOW + PAGE;
+        windows.assign_places(&range).expect("many are free");
+        windows.mark_used(&range);
+        let (place, _) = windows.place_of(&range).expect("assigned");
+        let (second, fd) = make_file();
+        windows.add_file(second, 2, fd, 2 * WINDOW);
+        assert_eq!(
+            windows.take_idle_file(),
+            None,
+            "less than the limit is idle"
+        );
+        windows.mark_unused(first, &(place.offset..place.offset + PAGE as u64));
+        assert_eq!(windows.take_idle_file(), Some((second, 2)));
+        assert_eq!(
+            windows.take_idle_file(),
+            None,
+            "the next registration uses it"
+        );
+        assert_eq!(windows.assign_places(&range), Ok(()));
     }
 }

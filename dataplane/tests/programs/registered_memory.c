@@ -251,7 +251,10 @@ static int private_again(void)
 	expect(count(bytes + 2 * page, 4 * page, 0xcc) == 4 * page, "content of the other");
 	child = fork();
 	if (!child) {
+		/* Its copy is private anonymous memory, too. */
 		memset(bytes + 2 * page, 0x33, page);
+		expect(!madvise(bytes + 2 * page, 4 * page, MADV_DONTNEED), "MADV_DONTNEED");
+		expect(count(bytes + 2 * page, 4 * page, 0) == 4 * page, "zeroes in the child");
 		_exit(0);
 	}
 	expect(waitpid(child, &status, 0) == child && !status, "a child");
