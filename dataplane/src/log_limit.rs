@@ -23,7 +23,7 @@ struct Period {
 
 /// Decision about a message.
 #[derive(Debug, PartialEq, Eq)]
-enum Verdict {
+enum LogDecision {
     Pass,
     /// The first message of a period, and the number left out in the last one.
     PassAfter(u64),
@@ -33,23 +33,23 @@ enum Verdict {
 }
 
 impl Period {
-    fn count_message(&mut self, now: Instant) -> Verdict {
+    fn count_message(&mut self, now: Instant) -> LogDecision {
         if now.duration_since(self.start) >= PERIOD {
             let left_out = std::mem::take(&mut self.left_out);
             (self.start, self.count) = (now, 1);
             return match left_out {
-                0 => Verdict::Pass,
-                left_out => Verdict::PassAfter(left_out),
+                0 => LogDecision::Pass,
+                left_out => LogDecision::PassAfter(left_out),
             };
         }
         if self.count < MOST {
             self.count += 1;
-            return Verdict::Pass;
+            return LogDecision::Pass;
         }
         self.left_out += 1;
         match self.left_out {
-            1 => Verdict::FirstLeftOut,
-            _ => Verdict::LeftOut,
+            1 => LogDecision::FirstLeftOut,
+            _ => LogDecision::LeftOut,
         }
     }
 }
@@ -61,7 +61,7 @@ pub struct LogLimit {
 }
 
 impl LogLimit {
-    fn count_message(&self, kind: Identifier) -> Verdict {
+    fn count_message(&self, kind: Identifier) -> LogDecision {
         let now = Instant::now();
         let mut kinds = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
         let period = kinds.entry(kind).or_insert(Period {
@@ -81,13 +81,13 @@ impl<S: Subscriber> Layer<S> for LogLimit {
         }
         // The messages below come through here as well, after the lock is released.
         match self.count_message(metadata.callsite()) {
-            Verdict::Pass => true,
-            Verdict::PassAfter(left_out) => {
+            LogDecision::Pass => true,
+            LogDecision::PassAfter(left_out) => {
                 let of = metadata.target();
                 tracing::warn!(left_out, of, "messages like the next one were left out");
                 true
             }
-            Verdict::FirstLeftOut => {
+            LogDecision::FirstLeftOut => {
                 let (of, line) = (metadata.target(), metadata.line().unwrap_or(0));
                 let seconds = PERIOD.as_secs();
                 tracing::warn!(
@@ -97,7 +97,7 @@ impl<S: Subscriber> Layer<S> for LogLimit {
                 );
                 false
             }
-            Verdict::LeftOut => false,
+            LogDecision::LeftOut => false,
         }
     }
 }
@@ -115,14 +115,14 @@ mod tests {
             left_out: 0,
         };
         let mut passed = 0;
-        while period.count_message(start) == Verdict::Pass {
+        while period.count_message(start) == LogDecision::Pass {
             passed += 1;
         }
         assert_eq!(passed, MOST);
-        assert_eq!(period.count_message(start), Verdict::LeftOut);
+        assert_eq!(period.count_message(start), LogDecision::LeftOut);
         let next = start + PERIOD;
-        assert_eq!(period.count_message(next), Verdict::PassAfter(2));
-        assert_eq!(period.count_message(next), Verdict::Pass);
-        assert_eq!(period.count_message(next + PERIOD), Verdict::Pass);
+        assert_eq!(period.count_message(next), LogDecision::PassAfter(2));
+        assert_eq!(period.count_message(next), LogDecision::Pass);
+        assert_eq!(period.count_message(next + PERIOD), LogDecision::Pass);
     }
 }

@@ -115,6 +115,10 @@ unsafe extern "C" fn accept_connection(
     unsafe { accept_with_flags(fd, addr, length, 0) }
 }
 
+/// close(2) of an rsocket or of another descriptor.
+///
+/// # Safety
+/// As the manual page says.
 #[unsafe(export_name = "close")]
 pub unsafe extern "C" fn close_descriptor(fd: c_int) -> c_int {
     // SAFETY: numbers.

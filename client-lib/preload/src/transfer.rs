@@ -20,6 +20,10 @@ dispatched_calls! {
     fn send_message = sendmsg (fd: c_int, message: *const msghdr, flags: c_int) -> isize;
 }
 
+/// read(2) from an rsocket or from another descriptor.
+///
+/// # Safety
+/// As the manual page says.
 #[unsafe(export_name = "read")]
 pub unsafe extern "C" fn read_bytes(fd: c_int, to: *mut c_void, length: usize) -> isize {
     // SAFETY: by the contract of the manual page.
@@ -32,6 +36,10 @@ pub unsafe extern "C" fn read_bytes(fd: c_int, to: *mut c_void, length: usize) -
     }
 }
 
+/// write(2) to an rsocket or to another descriptor.
+///
+/// # Safety
+/// As the manual page says.
 #[unsafe(export_name = "write")]
 pub unsafe extern "C" fn write_bytes(fd: c_int, from: *const c_void, length: usize) -> isize {
     // SAFETY: by the contract of the manual page.

@@ -334,7 +334,7 @@ impl Rsocket {
         } = match accepted? {
             Accepted::Request(request, channel) => accept_request(request, &channel, &options)
                 .map_err(|error| errno_of("raccept", &error))?,
-            Accepted::Early(connection) => connection,
+            Accepted::BeforeAccept(connection) => connection,
             Accepted::Kernel(fd) => return Ok((fd, None)),
         };
         let descriptor = new_descriptor()?;
@@ -404,7 +404,7 @@ fn find_own_listener(to: SocketAddr) -> Option<Arc<Rsocket>> {
 
 /// An accepted connection.
 enum Accepted {
-    Early(EarlyConnection),
+    BeforeAccept(EarlyConnection),
     Request(ConnectionRequest, Arc<CmChannel>),
     /// A connection of the kernel's listener that was added by `join`.
     Kernel(c_int),
@@ -413,7 +413,7 @@ enum Accepted {
 impl Listening {
     fn accept(&mut self, flags: c_int) -> Attempt<Result<Accepted, c_int>> {
         if let Some(connection) = self.early.pop_front() {
-            return Attempt::Done(Ok(Accepted::Early(connection)));
+            return Attempt::Done(Ok(Accepted::BeforeAccept(connection)));
         }
         if let Some(request) = self.requests.pop_front() {
             return Attempt::Done(Ok(Accepted::Request(request, self.channel.clone())));
