@@ -225,6 +225,7 @@ run_cargo() {
                 if (now - last >= 10) {
                     sub(/^ *Building \[[^]]*\] */, "")
                     printf "    building %s (%d s)\n", $0, now - begun
+                    fflush()
                     last = now
                 }
                 next

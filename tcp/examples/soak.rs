@@ -3,7 +3,7 @@
 //!
 //! Without `--transfers` they are those of `siw_tcp::sim::seeds`: a seed that fails is printed with
 //! its last frames and the command that runs it again; `--describe` prints what a seed draws. With
-//! it they are the bulk transfers of `tests/impaired.rs`, of which one that fails leaves a pcapng in
+//! it they are the bulk transfers of `tests/stack/impaired.rs`, of which one that fails leaves a pcapng in
 //! `--dir` (here).
 
 #[path = "../tests/common/mod.rs"]

@@ -381,7 +381,7 @@ fn c81_a_refused_read_request_is_quoted_with_both_headers() {
 fn c82_a_read_that_is_refused_in_its_middle_is_quoted_from_there() {
     skip_if!(lacks_network());
     // The data that TCP holds at the deregistration decides between the two endings; both are legal
-    // and both are checked. `iwarp/tests/terminate_reads.rs` tests without a network that the
+    // and both are checked. `iwarp/tests/queue_pair/terminate_reads.rs` tests without a network that the
     // position is always right.
     let resets = (0..4).filter(|_| is_reset_in_its_middle()).count();
     println!("{resets} of 4 streams were reset");

@@ -1,4 +1,4 @@
-//! Bodies of the fuzz targets in `iwarp/fuzz`; `tests/fuzz.rs` also runs them on random input.
+//! Bodies of the fuzz targets in `iwarp/fuzz`; `tests/queue_pair/fuzz.rs` also runs them on random input.
 //!
 //! The crate must not panic on any input; further invariants are asserted.
 

@@ -1,4 +1,4 @@
-//! The bodies of the fuzz targets; on stable they run as property tests (`tests/fuzz_bodies.rs`).
+//! The bodies of the fuzz targets; on stable they run as property tests (`tests/stack/fuzz_bodies.rs`).
 
 use std::time::Duration;
 

@@ -15,7 +15,7 @@
 //!   retransmission;
 //! - at the end no slot, timer or buffer is in use.
 //!
-//! [`run_seed`] runs one seed; `tests/seeds.rs` runs many, `examples/soak.rs` any number.
+//! [`run_seed`] runs one seed; `tests/stack/seeds.rs` runs many, `examples/soak.rs` any number.
 
 mod judge;
 mod owner;

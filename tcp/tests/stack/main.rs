@@ -1,0 +1,34 @@
+//! The TCP stack in virtual time, over a simulated network or with a raw host as its peer.
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../common/cpu_time.rs"]
+mod cpu_time;
+
+mod challenge_acks;
+mod coalescing;
+mod congestion;
+mod exhaustion;
+mod extension_headers;
+mod fragments;
+mod fuzz_bodies;
+mod handshakes;
+mod hostile;
+mod impaired;
+mod keepalive;
+mod mtu_search;
+mod neighbour_failure;
+mod neighbours;
+mod offload;
+mod orphans;
+mod out_of_order;
+mod path_mtu;
+mod recovery;
+mod routes;
+mod scale;
+mod seeds;
+mod several_workers;
+mod shared_address;
+mod syn_cookies;
+mod time_wait;
+mod user_timeout;

@@ -1,0 +1,106 @@
+//! Connections that wait for neighbour resolution.
+
+use std::time::Duration;
+
+use crate::common::wire::Lab;
+use siw_tcp::sim::{Pattern, VecSink, host_config};
+use siw_tcp::{Events, FrameInfo, Instant, RxChecksum, Stack, VecBuf};
+
+type Host = Stack<VecBuf, Pattern>;
+
+#[test]
+fn a_reused_slot_ignores_the_old_neighbour_lookup() {
+    let mut lab = Lab::new();
+    // The peer exists, but its SYN-ACKs are lost.
+    lab.lose(|_, frame| {
+        frame[12..14] == [8, 0] && frame.get(47).is_some_and(|flags| flags & 2 != 0)
+    });
+    let now = lab.net.now;
+    let host = &mut lab.net.hosts[0];
+    let nobody = "10.0.0.77:80".parse().unwrap();
+    let given_up = host.connect(now, None, None, nobody, 0).unwrap();
+    lab.run_ms(500);
+    let now = lab.net.now;
+    let host = &mut lab.net.hosts[0];
+    host.abort(now, given_up);
+    host.release(now, given_up);
+    let peer = "10.0.0.2:80".parse().unwrap();
+    let id = host.connect(now, None, None, peer, 0).unwrap();
+    assert_eq!(host.connection_count(), 1, "in the same slot");
+    // Three requests, a second apart, are not answered.
+    lab.run_ms(4000);
+    assert_eq!(lab.net.hosts[0].stats().neighbour_failures, 1);
+    assert!(!lab.got(0).contains(Events::UNREACHABLE));
+    assert!(lab.net.hosts[0].tcp_info(id).is_some());
+}
+
+/// Processor time of `count` connects that wait for one neighbour, whose answer completes them all.
+fn waiting(count: usize) -> Duration {
+    let mut config = host_config(0);
+    config.max_connections = count;
+    let now = Instant::from_millis(1);
+    let mut host = Host::new(config, now).unwrap();
+    let mut peer = Host::new(host_config(1), now).unwrap();
+    let mut sink = VecSink::default();
+    let ((), took) = crate::cpu_time::measure(|| {
+        for i in 0..count {
+            let to = ([10, 0, 0, 2], 1000 + (i / 10_000) as u16).into();
+            host.connect(now, None, None, to, 0).unwrap();
+            host.poll(now, &mut sink);
+        }
+    });
+    assert_eq!(sink.frames.len(), 1, "one question");
+    let info = FrameInfo {
+        checksum: RxChecksum::Unknown,
+        rss_hash: 0,
+    };
+    let frame = |frame: (Vec<u8>, _)| (VecBuf::from(frame.0), info);
+    peer.receive_burst(now, sink.frames.drain(..).map(frame));
+    peer.poll(now, &mut sink);
+    host.receive_burst(now, sink.frames.drain(..).map(frame));
+    host.poll(now, &mut sink);
+    assert_eq!(sink.frames.len(), count, "a SYN of each");
+    took
+}
+
+#[test]
+fn waiting_for_a_neighbour_costs_constant_work() {
+    // A search through the waiting connections would take a hundred times as long.
+    let (few, many) = (
+        (0..3).map(|_| waiting(5_000)).min().unwrap(),
+        (0..3).map(|_| waiting(50_000)).min().unwrap(),
+    );
+    assert!(many < 40 * few, "{few:?} for 5000, {many:?} for 50000");
+}
+
+#[test]
+fn a_time_wait_gives_way_as_soon_as_it_has_no_owner() {
+    let mut config = host_config(0);
+    config.max_connections = 2;
+    let mut lab = Lab::with([config, host_config(1)]);
+    lab.net.hosts[1].listen(None, 80, 4, 0).unwrap();
+    let to = "10.0.0.2:80".parse().unwrap();
+    let mut ids = vec![];
+    for _ in 0..2 {
+        let now = lab.net.now;
+        ids.push(lab.net.hosts[0].connect(now, None, None, to, 0).unwrap());
+        lab.run_ms(5);
+        let now = lab.net.now;
+        lab.net.hosts[0].close(now, ids[ids.len() - 1]);
+        lab.run_ms(5);
+        let peers: Vec<_> = lab.events[1].drain(..).map(|(id, _)| id).collect();
+        let now = lab.net.now;
+        peers
+            .iter()
+            .for_each(|probe| lab.net.hosts[1].release(now, *probe));
+        lab.run_ms(5);
+    }
+    let now = lab.net.now;
+    let host = &mut lab.net.hosts[0];
+    // Both are in TIME-WAIT and not released.
+    assert!(host.connect(now, None, None, to, 0).is_err());
+    host.release(now, ids[1]);
+    assert!(host.connect(now, None, None, to, 0).is_ok());
+    assert_eq!(host.stats().time_wait_evicted, 1);
+    assert!(host.tcp_info(ids[0]).is_some(), "the other is not touched");
+}

@@ -1,0 +1,199 @@
+//! Sent super-segments, received coalesced chains.
+
+use std::collections::VecDeque;
+
+use crate::common::{Transfer, configs, micros};
+use siw_tcp::sim::{Impairment, Pattern, RecordBytes, host_config};
+use siw_tcp::{
+    Events, FrameInfo, FrameMeta, FrameSink, Instant, RecvBuf, RxChecksum, Stack, StackConfig,
+    TsoLimits,
+};
+
+const TSO: TsoLimits = TsoLimits {
+    max_segments: 40,
+    max_bytes: 60_000,
+};
+
+fn with_tso(mut config: StackConfig) -> StackConfig {
+    config.tx_checksum = false;
+    config.tso = Some(TSO);
+    config
+}
+
+#[test]
+fn full_segments_use_tso_and_losses_resend_singly() {
+    for (loss, v6) in [(0.0, false), (0.02, false), (0.02, true)] {
+        let mut link = Impairment::perfect(micros(50));
+        link.loss = loss;
+        let mut transfer =
+            Transfer::new(9, configs().map(with_tso), [link; 2], [3_000_000, 100_000]);
+        transfer.connect(v6);
+        assert!(transfer.run(std::time::Duration::from_secs(20)));
+        let stats = transfer.net.hosts[0].stats();
+        assert!(stats.tso_frames > 50, "{stats:?}");
+        assert!(stats.frames_out < stats.out_segs);
+        let largest = transfer.net.sinks[0].largest;
+        assert!(largest > 10_000 && largest <= TSO.max_bytes, "{largest}");
+        transfer.check_boundaries();
+    }
+}
+
+#[test]
+fn a_configuration_that_cannot_work_is_refused() {
+    let mut config = with_tso(host_config(0));
+    config.tx_checksum = true;
+    assert!(Stack::<Chain, Pattern>::new(config.clone(), Instant(1)).is_err());
+    config.tx_checksum = false;
+    config.tso = Some(TsoLimits {
+        max_segments: 40,
+        max_bytes: 70_000,
+    });
+    assert!(Stack::<Chain, Pattern>::new(config, Instant(1)).is_err());
+}
+
+/// A received frame of many buffers, as LRO ports and virtio deliver them.
+#[derive(Default)]
+struct Chain {
+    parts: VecDeque<Vec<u8>>,
+}
+
+impl RecvBuf for Chain {
+    type Chunks<'a> =
+        std::iter::Map<std::collections::vec_deque::Iter<'a, Vec<u8>>, fn(&'a Vec<u8>) -> &'a [u8]>;
+    fn remaining(&self) -> usize {
+        self.parts.iter().map(Vec::len).sum()
+    }
+    fn chunk(&self) -> &[u8] {
+        self.parts.front().map_or(&[], |part| part)
+    }
+    fn chunks(&self) -> Self::Chunks<'_> {
+        self.parts.iter().map(|part| part)
+    }
+    fn advance(&mut self, mut count: usize) {
+        while count > 0 {
+            let part = self.parts.front_mut().unwrap();
+            if part.len() > count {
+                part.drain(..count);
+                return;
+            }
+            count -= part.len();
+            self.parts.pop_front();
+        }
+    }
+    fn truncate(&mut self, count: usize) {
+        let mut left = count;
+        for part in &mut self.parts {
+            part.truncate(left);
+            left -= part.len();
+        }
+        self.parts.retain(|part| !part.is_empty());
+    }
+}
+
+/// A memory link that carries whole super-segments and notes the lengths of their records.
+#[derive(Default)]
+struct Wire {
+    frames: Vec<Chain>,
+    /// Segment size and record lengths of each super-segment.
+    super_segments: Vec<(u16, Vec<u32>)>,
+    open: Chain,
+    segsz: u16,
+    pieces: Vec<u32>,
+}
+
+impl FrameSink<Pattern> for Wire {
+    fn begin_frame(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
+        self.open.parts = VecDeque::from([headers.to_vec()]);
+        self.segsz = meta.tso_segsz;
+        true
+    }
+    fn append_record(&mut self, _: u64, record: &Pattern, offset: u32, len: u32) {
+        let mut value = vec![];
+        record.read(offset, len, &mut value);
+        self.open
+            .parts
+            .extend(value.chunks(1000).map(<[u8]>::to_vec));
+        self.pieces.push(len);
+    }
+    fn append_bytes(&mut self, bytes: &[u8]) {
+        self.open.parts.push_back(bytes.to_vec());
+    }
+    fn end_frame(&mut self) {
+        self.frames.push(std::mem::take(&mut self.open));
+        let pieces = std::mem::take(&mut self.pieces);
+        if self.segsz > 0 {
+            self.super_segments.push((self.segsz, pieces));
+        }
+    }
+}
+
+/// A chain of buffers is received in place.
+#[test]
+fn super_segments_carry_whole_records() {
+    let start = Instant::from_millis(1000);
+    let mut hosts = [0, 1].map(|i| {
+        let mut config = with_tso(host_config(i));
+        config.initial_window = 100;
+        Stack::<Chain, Pattern>::new(config, start).unwrap()
+    });
+    hosts[1].listen(None, 80, 4, 0).unwrap();
+    let client = hosts[0]
+        .connect(start, None, None, "10.0.0.2:80".parse().unwrap(), 0)
+        .unwrap();
+    let mut wires = [Wire::default(), Wire::default()];
+    let mut server = None;
+    // Full records, two halves that share a segment, and a short one that ends a super-segment.
+    let lens = [1448, 1448, 724, 724, 1448, 500, 1448, 1448, 1000, 1000];
+    let total: u32 = lens.iter().sum();
+    let mut pushed = false;
+    let mut got = 0u64;
+    for step in 0..60u64 {
+        let now = Instant(start.0 + step * 50_000);
+        for i in 0..2 {
+            let info = FrameInfo {
+                checksum: RxChecksum::Good,
+                rss_hash: 0,
+            };
+            let frames = std::mem::take(&mut wires[1 - i].frames);
+            hosts[i].receive_burst(now, frames.into_iter().map(|frame| (frame, info)));
+            while let Some((id, _, events)) = hosts[i].next_event() {
+                if events.contains(Events::ACCEPTED) {
+                    server = Some(id);
+                }
+                if events.contains(Events::CONNECTED) && !pushed {
+                    pushed = true;
+                    let mut at = 0;
+                    for len in lens {
+                        let record = Pattern { salt: 3, start: at };
+                        hosts[0].push_record(client, len, record, false).unwrap();
+                        at += u64::from(len);
+                    }
+                    hosts[0].flush(now, client, &mut wires[0]);
+                }
+            }
+            hosts[i].poll(now, &mut wires[i]);
+        }
+        if let Some(rx) = server.and_then(|server| hosts[1].receive_queue(server)) {
+            let count = rx.len_bytes();
+            rx.for_each_chunk(0, count, |chunk| {
+                for &byte in chunk {
+                    assert_eq!(byte, Pattern::byte(3, got));
+                    got += 1;
+                }
+            });
+            rx.consume(count);
+        }
+    }
+    assert_eq!(got, u64::from(total));
+    assert_eq!(
+        wires[0].super_segments,
+        [
+            (1448, vec![1448, 1448, 724, 724, 1448, 500]),
+            (1448, vec![1448, 1448, 1000]),
+        ],
+        "each segment but the last of a super-segment is full"
+    );
+    assert!(hosts[0].is_idle() && hosts[0].stats().retrans_segs == 0);
+    let acks = hosts[1].stats().pure_acks_out;
+    assert!(acks <= 2, "a chain is acknowledged at once: {acks}");
+}
