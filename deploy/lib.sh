@@ -218,7 +218,7 @@ run_cargo() {
         return
     fi
     CARGO_TERM_PROGRESS_WHEN=always CARGO_TERM_PROGRESS_WIDTH=100 cargo "$@" 2> >(
-        tr '\r' '\n' | awk '
+        stdbuf -oL tr '\r' '\n' | awk '
             /^ *Building \[/ {
                 now = systime()
                 if (!begun) begun = last = now
