@@ -74,7 +74,12 @@ fn a_region_can_neither_shrink_nor_grow() {
 fn a_file_shorter_than_promised_is_not_mapped() {
     let memory = SharedMemory::create_memfd("t", 4096, PageSize::Normal).unwrap();
     let error = SharedMemory::map_fd(clone_memfd(&memory), 4097).unwrap_err();
-    assert!(error.to_string().contains("4096 bytes, 4097"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("4096 bytes instead of at least 4097"),
+        "{error}"
+    );
     let empty = rustix::fs::memfd_create("e", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     assert!(SharedMemory::map_fd(empty, 0).is_err());
 }

@@ -99,7 +99,10 @@ fn garbage_instead_of_a_reply_is_a_connect_error_that_says_so() {
     skip_if!(lacks_network());
     let b = Initiator::new();
     for (answer, words) in [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(), "key is wrong"),
+        (
+            b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(),
+            "wrong MPA key",
+        ),
         (request(S | C, 2, &[0, 1, 0, 1]), "initiator"),
         (reply(C, 2, b""), "enhanced"),
         (reply(S | C, 3, &[0, 1, 0, 1]), "revision 3"),

@@ -10,7 +10,7 @@ use siw_shm::control::messages::QueueRef;
 use siw_shm::shared_memory::PageSize;
 use std::collections::HashMap;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// Size of a shared chunk in bytes.
 pub const CHUNK: usize = 2 << 20;
@@ -81,8 +81,8 @@ pub struct QueueAllocator {
     free: HashMap<usize, Vec<(u32, Arc<SharedMemory>, usize)>>,
     /// Freed regions that take long to unmap.
     long: Vec<Arc<SharedMemory>>,
-    /// Regions whose pages the client could free, since the last [`QueueAllocator::own_regions`].
-    unowned: Vec<Arc<SharedMemory>>,
+    /// Regions allocated since the last [`QueueAllocator::own_regions`]; a freed one is not kept.
+    unowned: Vec<Weak<SharedMemory>>,
 }
 
 impl QueueAllocator {
@@ -125,7 +125,7 @@ impl QueueAllocator {
         self.mapped_bytes += region.len();
         self.huge_bytes += huge_len(&region);
         self.regions += 1;
-        self.unowned.push(region.clone());
+        self.unowned.push(Arc::downgrade(&region));
         let id = self.next_id;
         // The number wraps after four thousand million regions: the client may then confuse its own
         // regions.
@@ -213,6 +213,7 @@ impl QueueAllocator {
     pub fn own_regions(&mut self) -> io::Result<()> {
         self.unowned
             .drain(..)
+            .filter_map(|region| region.upgrade())
             .try_for_each(|region| region.own_pages())
     }
 

@@ -308,7 +308,7 @@ impl RegisteredMemory {
     pub(crate) fn try_add_window(&self) -> bool {
         self.windows
             .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |count| {
-                (count < LOCKED - 1).then_some(count + 1)
+                (count < LOCKED - 1).then(|| count + 1)
             })
             .is_ok()
     }
@@ -317,7 +317,7 @@ impl RegisteredMemory {
         let _ = self
             .windows
             .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |count| {
-                (count != LOCKED && count > 0).then_some(count - 1)
+                (count != LOCKED && count > 0).then(|| count - 1)
             });
     }
 
