@@ -104,14 +104,9 @@ fn helper_whose_worker_panics() {
 
 #[test]
 fn a_socket_that_cannot_be_bound_is_found_before_a_port_starts() {
-    let config = LOOPBACK.replace(
-        "pair = \"lo\"\naddresses = [\"10.77.0.1",
-        "devargs = \"net_af_packet0,iface=no-such-if\"\naddresses = [\"10.77.0.1",
-    );
-    let config = config.split("[[device]]\nname = \"siw1\"").next().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("siwd.toml");
-    std::fs::write(&file, config).unwrap();
+    std::fs::write(&file, LOOPBACK).unwrap();
     let out = Command::new(env!("CARGO_BIN_EXE_siwd"))
         .arg("--config")
         .arg(&file)
@@ -124,7 +119,13 @@ fn a_socket_that_cannot_be_bound_is_found_before_a_port_starts() {
         said.contains("control socket") && said.contains("[control] socket"),
         "{said}"
     );
+    assert!(!said.contains("offloads"), "no port has started: {said}");
     // A port that fails to start leaves no socket behind.
+    let config = LOOPBACK.replace(
+        "pair = \"lo\"\naddresses = [\"10.77.0.1",
+        "devargs = \"net_af_packet0,iface=no-such-if\"\naddresses = [\"10.77.0.1",
+    );
+    let config = config.split("[[device]]\nname = \"siw1\"").next().unwrap();
     let out = daemon_command(dir.path(), config, &[]).output().unwrap();
     let said = String::from_utf8_lossy(&out.stderr);
     assert!(said.contains("no-such-if"), "{said}");
