@@ -237,7 +237,7 @@ fn a_tap_that_cannot_carry_jumbo_frames_says_what_it_can() {
     let (status, _, err) = ns.run(|| run(&text, &[]));
     assert_eq!(status.code(), Some(1));
     assert!(
-        err.contains("device siw0") && err.contains("max frame size (1522)"),
+        err.contains("siwd.toml:") && err.contains("mtu 9000: this link carries at most 1500"),
         "{err}"
     );
 }
