@@ -592,5 +592,5 @@ fn shared_memory_shorter_than_promised_is_refused_instead_of_faulting() {
         d.send_reply::<siw_shm::control::ClientHello>(seq, &r, &[fd; 4])
             .unwrap();
     });
-    assert!(e.to_string().contains("promised"), "{e}");
+    assert!(e.to_string().contains("instead of at least"), "{e}");
 }
