@@ -118,13 +118,27 @@ fn perftest_connects_by_a_kernel_socket() {
     }
     let daemon = Daemon::loopback();
     for program in ["ib_write_bw", "ib_read_lat"] {
-        let (server, client) = start_at_host(
-            &daemon,
-            &format!("{program} -d siw1 -n 200 -s 4096"),
-            &format!("{program} -d siw0 -n 200 -s 4096"),
-            "10.77.0.2",
-        );
-        let said = client.succeed();
+        let start = || {
+            start_at_host(
+                &daemon,
+                &format!("{program} -d siw1 -n 200 -s 4096"),
+                &format!("{program} -d siw0 -n 200 -s 4096"),
+                "10.77.0.2",
+            )
+        };
+        let (mut server, mut client) = start();
+        let mut outcome = client.finish();
+        // perftest compares two clocks after the transfer, and gives no results where a busy machine
+        // delayed it meanwhile.
+        for _ in 0..2 {
+            if outcome.1.contains("Correlation coefficient") {
+                server.finish();
+                (server, client) = start();
+                outcome = client.finish();
+            }
+        }
+        let (status, said) = outcome;
+        assert!(status.success(), "{program}: {status}, it said:\n{said}");
         server.succeed();
         // The results line begins with size and number of operations.
         let has_result = said
