@@ -55,17 +55,20 @@ refresh_lists() {
 
 # apt_install PACKAGE...: one transaction for all of them.
 apt_install() {
-    local log policy='' status=0
+    local log status=0
     log=$(mktemp "${TMPDIR:-/tmp}/siwd-apt.XXXXXX")
     say "installing $*"
-    # Services of these packages must not start.
-    if [ ! -e /usr/sbin/policy-rc.d ]; then
+    (
+        # Services of these packages must not start. The policy goes even if this is interrupted.
         policy=/usr/sbin/policy-rc.d
-        printf '#!/bin/sh\nexit 101\n' >$policy
-        chmod +x $policy
-    fi
-    apt_get install "$@" >"$log" 2>&1 || status=$?
-    [ -z "$policy" ] || rm -f $policy
+        if [ ! -e $policy ]; then
+            trap 'rm -f $policy' EXIT
+            trap 'exit 130' INT TERM
+            printf '#!/bin/sh\nexit 101\n' >$policy
+            chmod +x $policy
+        fi
+        apt_get install "$@"
+    ) >"$log" 2>&1 || status=$?
     if [ "$status" != 0 ]; then
         tail -n 15 "$log" >&2
         rm -f "$log"
