@@ -536,6 +536,8 @@ pub(super) struct Room {
     start: *mut c_void,
     len: usize,
     pages: Range<usize>,
+    /// The pages were moved away. Another thread may have mapped their addresses since.
+    is_moved: bool,
 }
 
 /// Size of a huge page, which is moved as a whole between places of equal alignment.
@@ -552,7 +554,12 @@ impl Room {
         let first = start as usize + PAGE;
         let ahead = range.start.wrapping_sub(first) % HUGE_PAGE;
         let pages = first + ahead..first + ahead + range.len();
-        Ok(Room { start, len, pages })
+        Ok(Room {
+            start,
+            len,
+            pages,
+            is_moved: false,
+        })
     }
 
     /// Destination of the pages.
@@ -573,12 +580,37 @@ impl Room {
         }
         Ok(pages)
     }
+
+    /// Moves the pages, which are accessible, to other addresses.
+    ///
+    /// # Errors
+    /// From mremap(2), which may have unmapped the destination.
+    ///
+    /// # Safety
+    /// The caller may replace the mapping at `to`.
+    pub unsafe fn move_away(&mut self, to: *mut c_void) -> Result<(), Errno> {
+        let (from, len) = (self.pages.start as *mut c_void, self.pages.len());
+        // SAFETY: the source belongs to this object, the destination to the caller.
+        unsafe { rustix::mm::mremap_fixed(from, len, len, MremapFlags::MAYMOVE, to) }?;
+        self.is_moved = true;
+        Ok(())
+    }
 }
 
 impl Drop for Room {
     fn drop(&mut self) {
-        // SAFETY: these addresses are used only here.
-        let _ = unsafe { rustix::mm::munmap(self.start, self.len) };
+        let whole = self.start as usize..self.start as usize + self.len;
+        let moved = if self.is_moved {
+            self.pages.clone()
+        } else {
+            whole.end..whole.end
+        };
+        for own in [whole.start..moved.start, moved.end..whole.end] {
+            if !own.is_empty() {
+                // SAFETY: these addresses are used only here.
+                let _ = unsafe { rustix::mm::munmap(own.start as *mut c_void, own.len()) };
+            }
+        }
     }
 }
 

@@ -24,7 +24,7 @@ use std::ptr::null_mut;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, MprotectFlags, MremapFlags, ProtFlags};
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
 use super::remap::*;
 
@@ -187,15 +187,11 @@ impl Drop for View {
     }
 }
 
-/// Moves private pages over a mapping of the file. After an error the file is mapped there.
-fn move_over(part: &SharedPages<'_>, from: usize) -> Result<(), Errno> {
-    let (to, len) = (part.pages.start as *mut c_void, part.pages.len());
-    // SAFETY: the source belongs to the caller. The destination is a mapping of the file, whose
-    // content the caller puts in its place.
-    let moved = unsafe {
-        rustix::mm::mremap_fixed(from as *mut c_void, len, len, MremapFlags::MAYMOVE, to)
-    };
-    if let Err(error) = moved {
+/// Moves the pages of the room over a mapping of the file. After an error the file is mapped there.
+fn move_over(part: &SharedPages<'_>, room: &mut Room) -> Result<(), Errno> {
+    let to = part.pages.start as *mut c_void;
+    // SAFETY: the destination is a mapping of the file, whose content the caller puts in its place.
+    if let Err(error) = unsafe { room.move_away(to) } {
         // The call may have unmapped the destination before it failed.
         map_file(&part.pages, part.file, part.offset, part.prot)?;
         return Err(error);
@@ -205,7 +201,7 @@ fn move_over(part: &SharedPages<'_>, from: usize) -> Result<(), Errno> {
 
 fn give_back_missing(uffd: &OwnedFd, part: &SharedPages<'_>) -> Result<(), Errno> {
     let view = View::map(part)?;
-    let room = Room::reserve(&part.pages)?;
+    let mut room = Room::reserve(&part.pages)?;
     let missing = room.make_accessible(part.prot)?;
     // The kernel merges mappings with the same attributes only; afterwards all are one again.
     let around = part.neighbours.into_iter().flatten();
@@ -214,7 +210,7 @@ fn give_back_missing(uffd: &OwnedFd, part: &SharedPages<'_>) -> Result<(), Errno
     for page in around() {
         let _ = register_range(uffd, &page, MODE_MISSING);
     }
-    let given = move_over(part, missing.start).and_then(|()| copy_missing(uffd, part, &view));
+    let given = move_over(part, &mut room).and_then(|()| copy_missing(uffd, part, &view));
     release_range(uffd, &part.pages);
     for page in around() {
         release_range(uffd, &page);
@@ -243,7 +239,7 @@ fn copy_missing(uffd: &OwnedFd, part: &SharedPages<'_>, view: &View) -> Result<(
 
 fn give_back_protected(uffd: &OwnedFd, part: &SharedPages<'_>) -> Result<(), Errno> {
     let view = View::map(part)?;
-    let room = Room::reserve(&part.pages)?;
+    let mut room = Room::reserve(&part.pages)?;
     let range = room.make_accessible(ProtFlags::READ | ProtFlags::WRITE)?;
     let copy = range.start as *mut c_void;
     populate_pages(&range);
@@ -255,7 +251,7 @@ fn give_back_protected(uffd: &OwnedFd, part: &SharedPages<'_>) -> Result<(), Err
             view.copy_to(copy);
             rustix::mm::mprotect(copy, view.len, prot)?;
         }
-        move_over(part, range.start)
+        move_over(part, &mut room)
     });
     release_range(uffd, &part.pages);
     given
@@ -279,4 +275,40 @@ pub(super) fn give_back_alone(part: &SharedPages<'_>) -> Result<(), Errno> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn another_threads_mapping_in_place_of_moved_pages_stays() {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let map = |at: *mut c_void, flags| {
+            // SAFETY: a new mapping, which replaces none.
+            unsafe { rustix::mm::mmap_anonymous(at, PAGE, prot, MapFlags::PRIVATE | flags) }
+        };
+        let file = rustix::fs::memfd_create("moved", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let target = map(null_mut(), MapFlags::empty()).unwrap();
+        let part = SharedPages {
+            pages: target as usize..target as usize + PAGE,
+            file: file.as_fd(),
+            offset: 0,
+            prot,
+            neighbours: [None, None],
+        };
+        let mut room = Room::reserve(&part.pages).unwrap();
+        let left = room.make_accessible(prot).unwrap();
+        move_over(&part, &mut room).unwrap();
+        let mapped = map(left.start as *mut c_void, MapFlags::FIXED_NOREPLACE).unwrap();
+        drop(room);
+        // SAFETY: both pages belong to this test, and are unmapped once.
+        unsafe {
+            rustix::mm::munmap(target, PAGE).unwrap();
+            rustix::mm::mprotect(mapped, PAGE, MprotectFlags::READ).expect("the mapping is gone");
+            rustix::mm::munmap(mapped, PAGE).unwrap();
+        }
+    }
 }
