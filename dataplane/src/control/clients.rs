@@ -173,11 +173,6 @@ impl ControlThread {
         if has_descriptors_waiting(&conn) {
             self.helpers
                 .dispose(DisposalQueue::Descriptors(uid), Box::new(conn), None);
-            // Further clients wait until some of these are closed.
-            if self.helpers.is_overcrowded() {
-                let error = std::io::Error::other("sockets of refused clients are slow to close");
-                self.pause_accepting(&error);
-            }
         }
     }
 
@@ -199,8 +194,7 @@ impl ControlThread {
             return false;
         };
         if client.parked.is_some() {
-            client.more_input = true;
-            self.watch_client(id, false);
+            self.leave_input(id);
             return false;
         }
         match client.conn.recv_from_client() {
@@ -210,11 +204,13 @@ impl ControlThread {
                 return codec::peek_header(&bytes).is_some_and(|(_, seq)| seq == codec::UNANSWERED);
             }
             // The reply to this request must follow the reply to the deferred one.
-            Err(RecvError::Descriptors) if client.waiting.is_some() => {
-                client.more_input = true;
-                self.watch_client(id, false);
-            }
+            Err(RecvError::Descriptors) if client.waiting.is_some() => self.leave_input(id),
             Err(error @ RecvError::Descriptors) => {
+                if client.greeted && self.helpers.must_await_room(client.account.uid()) {
+                    client.awaits_room = true;
+                    self.leave_input(id);
+                    return false;
+                }
                 if self.receive_import(id) {
                     return false;
                 }
@@ -267,16 +263,36 @@ impl ControlThread {
         }
     }
 
-    /// Enables or disables epoll input events for a client's socket.
-    fn watch_client(&mut self, id: ClientId, on: bool) {
-        if let Some(client) = self.resources.clients.get(&id) {
-            let flags = if on {
-                EpollFlags::EPOLLIN
-            } else {
-                EpollFlags::empty()
-            };
-            let mut event = EpollEvent::new(flags, id.0);
+    /// Leaves further requests in the client's socket until [`Self::resume_input`].
+    fn leave_input(&mut self, id: ClientId) {
+        let client = self.resources.clients.get_mut(&id);
+        if let Some(client) = client.filter(|client| !client.more_input) {
+            client.more_input = true;
+            // Otherwise epoll would continuously report a peer that has closed its end.
+            let once = EpollFlags::EPOLLONESHOT;
+            let mut event = EpollEvent::new(once, id.0);
             let _ = self.epoll.modify(client.conn.as_fd(), &mut event);
+        }
+    }
+
+    fn resume_input(&mut self, id: ClientId) {
+        let client = self.resources.clients.get_mut(&id);
+        if let Some(client) = client.filter(|client| client.more_input) {
+            client.more_input = false;
+            let mut event = EpollEvent::new(EpollFlags::EPOLLIN, id.0);
+            let _ = self.epoll.modify(client.conn.as_fd(), &mut event);
+        }
+    }
+
+    /// Receives descriptors of a user again, after most of its earlier ones are closed.
+    pub(super) fn on_room(&mut self, uid: u32) {
+        let clients = self.resources.clients.values_mut();
+        let waiting: Vec<ClientId> = clients
+            .filter(|client| client.account.uid() == uid)
+            .filter_map(|client| std::mem::take(&mut client.awaits_room).then_some(client.id))
+            .collect();
+        for id in waiting {
+            self.resume_input(id);
         }
     }
 
@@ -286,14 +302,14 @@ impl ControlThread {
         let Some(client) = self.resources.clients.get_mut(&id) else {
             return;
         };
-        let watch = std::mem::take(&mut client.more_input);
+        let awaits_room = client.awaits_room;
         if client.waiting.is_none()
             && let Some(bytes) = client.parked.take()
         {
             self.on_packet(id, &bytes);
         }
-        if watch {
-            self.watch_client(id, true);
+        if !awaits_room {
+            self.resume_input(id);
         }
     }
 

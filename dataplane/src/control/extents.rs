@@ -131,8 +131,7 @@ impl ControlThread {
         let uid = client.account.uid();
         let helpers = &self.helpers;
         let close = |fd: OwnedFd| helpers.close_duplicate(uid, fd);
-        let is_crowded = helpers.is_crowded(uid) || helpers.is_overcrowded();
-        if !client.greeted || is_crowded || !client.conn.is_import_next(close) {
+        if !client.greeted || !client.conn.is_import_next(close) {
             return false;
         }
         let Ok(packet) = client.conn.recv_packet() else {

@@ -10,7 +10,6 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
@@ -29,10 +28,11 @@ pub(super) const LONG_MEMORY: u64 = 4 << 20;
 /// Bytes populated for one order before the next order's turn.
 const BYTES_PER_TURN: usize = 64 << 20;
 /// Number of a user's disposals of descriptors above which no further descriptor of that user is
-/// received.
+/// received until half of them are done.
 const MOST_OF_USER: usize = 256;
-/// Number of disposals of descriptors of all users above which no further client is accepted.
-const MOST_OF_ALL: usize = 4096;
+/// Number of disposals of descriptors that share a thread. Their queue empties faster than clients can
+/// be accepted, so that it needs no limit.
+const CLOSED_AT_ONCE: usize = 64;
 
 /// A client's order for an arena.
 pub(super) struct MemoryOrder {
@@ -61,6 +61,8 @@ pub(super) enum HelperReport {
         token: CommandToken,
         amounts: Vec<(Quota, u64)>,
     },
+    /// Descriptors of this user are received again.
+    HasRoom { uid: u32 },
 }
 
 /// Disposal queues of a user (uid), each first in, first out: only the same user's disposals wait for
@@ -97,6 +99,8 @@ type Doomed = (Box<dyn Send>, Option<HelperReport>);
 struct Disposal {
     doomed: VecDeque<Doomed>,
     has_thread: bool,
+    /// Clients wait until the queue is shorter.
+    is_awaited: bool,
 }
 
 type DisposalQueues = Arc<Mutex<HashMap<DisposalQueue, Disposal>>>;
@@ -107,8 +111,6 @@ pub(super) struct Helpers {
     orders: Option<mpsc::Sender<MemoryOrder>>,
     maker: Option<JoinHandle<()>>,
     queues: DisposalQueues,
-    /// Number of disposals in the queues of descriptors.
-    descriptors: Arc<AtomicUsize>,
 }
 
 impl Helpers {
@@ -136,7 +138,6 @@ impl Helpers {
             orders: Some(orders),
             maker: Some(maker),
             queues: DisposalQueues::default(),
-            descriptors: Arc::default(),
         })
     }
 
@@ -160,23 +161,16 @@ impl Helpers {
 
     /// Drops an object on another thread, then sends the report.
     pub fn dispose(&self, queue: DisposalQueue, what: Box<dyn Send>, report: Option<HelperReport>) {
-        if matches!(queue, DisposalQueue::Descriptors(_)) {
-            self.descriptors.fetch_add(1, Ordering::Relaxed);
-        }
         let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
         let disposal = queues.entry(queue).or_default();
         disposal.doomed.push_back((what, report));
         if disposal.has_thread {
             return;
         }
-        let (all, reporter, descriptors) = (
-            self.queues.clone(),
-            self.reporter.clone(),
-            self.descriptors.clone(),
-        );
+        let (all, reporter) = (self.queues.clone(), self.reporter.clone());
         let started = std::thread::Builder::new()
             .name("siwd-disposal".into())
-            .spawn(move || empty_queue(queue, &all, &reporter, &descriptors));
+            .spawn(move || empty_queue(queue, &all, &reporter));
         disposal.has_thread = started.is_ok();
         if let Err(error) = started {
             // The next disposal in this queue tries again.
@@ -192,16 +186,17 @@ impl Helpers {
         }
     }
 
-    /// Returns true if too many of the user's descriptors are still being closed.
-    pub fn is_crowded(&self, uid: u32) -> bool {
-        let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        let queue = queues.get(&DisposalQueue::Descriptors(uid));
-        queue.is_some_and(|queue| queue.doomed.len() >= MOST_OF_USER)
-    }
-
-    /// Returns true if too many descriptors of all users together are still being closed.
-    pub fn is_overcrowded(&self) -> bool {
-        self.descriptors.load(Ordering::Relaxed) > MOST_OF_ALL
+    /// Returns true if too many of the user's descriptors are still being closed:
+    /// [`HelperReport::HasRoom`] follows.
+    pub fn must_await_room(&self, uid: u32) -> bool {
+        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let queue = queues.get_mut(&DisposalQueue::Descriptors(uid));
+        let crowded = queue.filter(|queue| queue.doomed.len() >= MOST_OF_USER);
+        crowded.is_some_and(|queue| {
+            // Without a thread the queue does not change.
+            queue.is_awaited = queue.has_thread;
+            queue.has_thread
+        })
     }
 }
 
@@ -217,41 +212,48 @@ impl Drop for Helpers {
 }
 
 /// Drops the objects of a queue until it is empty.
-fn empty_queue(
-    queue: DisposalQueue,
-    queues: &DisposalQueues,
-    reporter: &Reporter,
-    descriptors: &AtomicUsize,
-) {
+fn empty_queue(queue: DisposalQueue, queues: &DisposalQueues, reporter: &Reporter) {
+    let at_once = match queue {
+        DisposalQueue::Memory(_) => 1,
+        DisposalQueue::Descriptors(_) => CLOSED_AT_ONCE,
+    };
     loop {
         let mut all = queues.lock().unwrap_or_else(PoisonError::into_inner);
-        let next = all
-            .get_mut(&queue)
-            .and_then(|disposal| disposal.doomed.pop_front());
-        let Some((what, report)) = next else {
-            all.remove(&queue);
+        let Some(disposal) = all.get_mut(&queue) else {
             return;
         };
-        drop(all);
-        match queue {
-            DisposalQueue::Memory(_) => drop(what),
-            DisposalQueue::Descriptors(_) => {
-                close_without_lingering(what);
-                descriptors.fetch_sub(1, Ordering::Relaxed);
-            }
+        let count = disposal.doomed.len().min(at_once);
+        let next: Vec<Doomed> = disposal.doomed.drain(..count).collect();
+        let has_room = disposal.doomed.len() <= MOST_OF_USER / 2;
+        let has_room = has_room && std::mem::take(&mut disposal.is_awaited);
+        if next.is_empty() {
+            all.remove(&queue);
         }
-        if let Some(report) = report {
+        drop(all);
+        if let DisposalQueue::Descriptors(uid) = queue
+            && has_room
+        {
+            reporter.send(HelperReport::HasRoom { uid });
+        }
+        if next.is_empty() {
+            return;
+        }
+        let (doomed, reports): (Vec<_>, Vec<_>) = next.into_iter().unzip();
+        match queue {
+            DisposalQueue::Memory(_) => drop(doomed),
+            DisposalQueue::Descriptors(_) => close_without_lingering(doomed),
+        }
+        for report in reports.into_iter().flatten() {
             reporter.send(report);
         }
     }
 }
 
-/// Drops an object that holds the last references of sockets with SO_LINGER set by a client. Their
-/// close would last as long as the client likes, except in a thread that exits: for that one the
+/// Drops objects that hold the last references of sockets with SO_LINGER set by a client. Their close would last as long as the client likes, except in a thread that exits: for that one the
 /// kernel does not wait (PF_EXITING in `inet_release`). So a short-lived thread gets a table of
-/// descriptors of its own, this thread drops the object, and the exit of the other thread closes the
+/// descriptors of its own, this thread drops the objects, and the exit of the other thread closes the
 /// last references.
-fn close_without_lingering(what: Box<dyn Send>) {
+fn close_without_lingering(doomed: Vec<Box<dyn Send>>) {
     let (has_copies, copied) = mpsc::channel();
     let (drop_done, may_exit) = mpsc::channel::<()>();
     let exiting = std::thread::Builder::new()
@@ -263,7 +265,7 @@ fn close_without_lingering(what: Box<dyn Send>) {
             let _ = may_exit.recv();
         });
     let _ = copied.recv();
-    drop(what);
+    drop(doomed);
     drop(drop_done);
     if let Ok(exiting) = exiting {
         let _ = exiting.join();

@@ -139,6 +139,7 @@ impl ControlThread {
                     token,
                     made,
                 } => self.finish_arena(client, token, made),
+                HelperReport::HasRoom { uid } => self.on_room(uid),
                 HelperReport::ClientGone { account } => {
                     self.resources.ledger.close(account);
                 }

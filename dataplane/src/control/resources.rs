@@ -167,6 +167,8 @@ pub struct Client {
     /// More requests are in the socket, which epoll does not watch until those in progress are
     /// answered.
     pub more_input: bool,
+    /// The next request carries a descriptor and waits until earlier ones of its user are closed.
+    pub awaits_room: bool,
     pub keys_removed: bool,
     pub stats_text: String,
 }
@@ -217,6 +219,7 @@ impl Client {
             waiting: None,
             parked: None,
             more_input: false,
+            awaits_room: false,
             keys_removed: false,
             stats_text: String::new(),
         }

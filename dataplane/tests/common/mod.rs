@@ -226,16 +226,40 @@ impl StoppedThread {
         let tid = tid.unwrap_or_else(|| panic!("no thread {name}"));
         let thread = nix::unistd::Pid::from_raw(tid);
         let seized = ptrace::seize(thread, ptrace::Options::empty());
-        match seized.and_then(|()| ptrace::interrupt(thread)) {
-            Ok(()) => {}
+        Self::may_trace(seized.and_then(|()| ptrace::interrupt(thread)))?;
+        wait::waitpid(thread, Some(wait::WaitPidFlag::__WALL)).unwrap();
+        Some(StoppedThread(thread))
+    }
+
+    /// Stops the thread that the process's main thread creates because of `cause`, before its first
+    /// instruction. Prints a message and returns `None` where that is not permitted.
+    pub fn stop_new(pid: u32, cause: impl FnOnce()) -> Option<StoppedThread> {
+        use nix::sys::{ptrace, wait};
+        let all = Some(wait::WaitPidFlag::__WALL);
+        let main = nix::unistd::Pid::from_raw(pid as i32);
+        Self::may_trace(ptrace::seize(main, ptrace::Options::PTRACE_O_TRACECLONE))?;
+        cause();
+        let status = wait::waitpid(main, all).unwrap();
+        let clone = ptrace::Event::PTRACE_EVENT_CLONE as i32;
+        assert!(
+            matches!(status, wait::WaitStatus::PtraceEvent(_, _, event) if event == clone),
+            "{status:?}"
+        );
+        let thread = nix::unistd::Pid::from_raw(ptrace::getevent(main).unwrap() as i32);
+        wait::waitpid(thread, all).unwrap();
+        ptrace::detach(main, None).unwrap();
+        Some(StoppedThread(thread))
+    }
+
+    fn may_trace(attempt: nix::Result<()>) -> Option<()> {
+        match attempt {
+            Ok(()) => Some(()),
             Err(nix::errno::Errno::EPERM) => {
                 println!("skipped: this process may not trace its child");
-                return None;
+                None
             }
             Err(error) => panic!("{error}"),
         }
-        wait::waitpid(thread, Some(wait::WaitPidFlag::__WALL)).unwrap();
-        Some(StoppedThread(thread))
     }
 }
 

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use crate::common::*;
 use nix::libc;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{setsockopt, sockopt};
 use siw_shm::SharedMemory;
 use siw_shm::control::messages as m;
-use siw_shm::control::{CallError, ControlSocket, codec};
+use siw_shm::control::{CallError, ControlSocket, RecvError, codec};
 use siw_shm::shared_memory::PageSize;
 
 /// SO_LINGER time of a socket: the test would notice a tenth of it.
@@ -143,7 +144,6 @@ fn descriptors_that_are_slow_to_close_hold_up_nobody() {
 /// that closes it. All are closed at once, so other clients neither wait nor are refused.
 #[test]
 fn a_thousand_descriptors_that_are_slow_to_close_are_closed_at_once() {
-    use nix::sys::resource::{Resource, getrlimit, setrlimit};
     const SOCKETS: usize = 1100;
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     if hard < 8192 || setrlimit(Resource::RLIMIT_NOFILE, hard, hard).is_err() {
@@ -188,6 +188,79 @@ fn a_thousand_descriptors_that_are_slow_to_close_are_closed_at_once() {
         std::thread::sleep(Duration::from_millis(5));
     }
     drop(peers);
+}
+
+/// A client that sends a descriptor while many others of its user are being closed waits until they
+/// are closed, and is served then. Clients of all users are accepted and served meanwhile.
+#[test]
+fn an_import_waits_while_many_descriptors_of_its_user_are_being_closed() {
+    const SOCKETS: usize = 4300;
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    if hard < 8192 || setrlimit(Resource::RLIMIT_NOFILE, hard, hard).is_err() {
+        println!("skipped: this process may open {hard} files, 8192 are needed");
+        return;
+    }
+    let config = format!("{LOOPBACK}[limits]\nclients_per_user = 400\n");
+    let d = Daemon::start(&config, &[]);
+    let (a, b) = pair(&d, 4096);
+    let (honest, leaver) = (greeted(&d), greeted(&d));
+    let hello = codec::encode_request(1, &m::ClientHello::new("hostile"));
+    let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
+    let send_away = || {
+        let conn = ControlSocket::connect_to(&d.socket).unwrap();
+        conn.set_call_timeout(PATIENCE).unwrap();
+        // Fails if the daemon has refused the connection already.
+        let _ = conn.send_packet(&hello, &[socket.as_fd()]);
+        conn
+    };
+    let Some(stopped) = StoppedThread::stop_new(d.child.id(), || drop(send_away())) else {
+        return;
+    };
+    // The thread that closes descriptors stands still. The last of these connections are refused,
+    // because the user has too many.
+    let crowd: Vec<_> = (0..SOCKETS).map(|_| send_away()).collect();
+    for conn in &crowd {
+        // The refusal. The end of the connection comes with the close.
+        conn.recv_packet().unwrap();
+    }
+    let file = SharedMemory::create_memfd("own", 4096, PageSize::Normal).unwrap();
+    let import = codec::encode_request(
+        2,
+        &m::ImportMemory {
+            kind: m::IMPORT_FILE,
+            writable: 1,
+            offset: 0,
+            len: 4096,
+        },
+    );
+    for conn in [&honest, &leaver] {
+        let fd = file.memfd().unwrap();
+        conn.send_packet(&import, &[fd]).unwrap();
+    }
+    let (device, reserved) = (0, 0);
+    let request = m::AllocPd { device, reserved };
+    let next = codec::encode_request(3, &request);
+    honest.send_packet(&next, &[]).unwrap();
+    // The end of a client that waits does not keep the control thread busy.
+    drop(leaver);
+    for _ in 0..3 {
+        answer_time(&a);
+    }
+    ping(&a, &b);
+    let early = honest.try_recv_packet();
+    assert!(matches!(early, Err(RecvError::WouldBlock)), "{early:?}");
+    let control = format!("{0}/task/{0}", d.child.id());
+    let before = run_time(&control);
+    std::thread::sleep(Duration::from_millis(100));
+    let spent = run_time(&control) - before;
+    assert!(spent < Duration::from_millis(50), "{spent:?} without work");
+    drop(stopped);
+    let packet = honest.recv_packet().unwrap();
+    codec::decode_reply::<m::ImportMemory>(2, &packet.bytes).unwrap();
+    let packet = honest.recv_packet().unwrap();
+    codec::decode_reply::<m::AllocPd>(3, &packet.bytes).unwrap();
+    let log = d.stop_and_read_log();
+    assert!(!log.contains("cannot accept"), "{log}");
 }
 
 /// A [`lingering_socket`] with short buffers.
