@@ -31,6 +31,8 @@ pub use values::{
 
 /// Maximum number of workers: each completion queue has one ring per worker.
 const MAX_WORKERS: usize = siw_shm::completion_queue::MAX_WORKERS as usize;
+/// Sets of workers are bit masks of this many bits.
+const _: () = assert!(MAX_WORKERS <= u64::BITS as usize);
 
 /// Packet buffers beyond those in descriptor rings: for queued received data and the workers'
 /// caches.

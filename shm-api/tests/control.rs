@@ -189,6 +189,18 @@ fn a_reply_to_something_else_is_not_taken() {
 }
 
 #[test]
+fn a_reply_longer_than_any_message_is_named_so() {
+    let (daemon, client) = ControlSocket::new_pair().unwrap();
+    let long = vec![0; MAX_PACKET + 1];
+    rustix::net::send(daemon.as_fd(), &long, rustix::net::SendFlags::empty()).unwrap();
+    let called = client.call_and_wait(1, &new_hello(), &[]);
+    assert!(
+        matches!(called, Err(CallError::Proto(ProtoError::TooLong))),
+        "{called:?}"
+    );
+}
+
+#[test]
 fn a_closed_peer_is_an_error_and_not_a_hang() {
     let (daemon, client) = ControlSocket::new_pair().unwrap();
     drop(daemon);

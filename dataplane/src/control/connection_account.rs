@@ -40,7 +40,10 @@ impl Resources {
                 (Quota::Descriptors, descriptors),
             ],
         )?;
+        let client = self.clients.get(&id);
+        let most = client.map_or(0, |client| self.ledger.most_connections(&client.account));
         if let Some(qp) = self.qp_mut(id, qpn) {
+            qp.most_connections = most as usize;
             qp.counts_as_connection = true;
             qp.port_claim = port_claim;
         }

@@ -312,6 +312,7 @@ impl ControlThread {
                 pair: None,
                 waits_for_receives: false,
                 port_claim: PortClaim::default(),
+                most_connections: 0,
             },
         );
         Ok(Served::Replied)
@@ -345,6 +346,7 @@ impl ControlThread {
             recv_cq: qp.recv_cq,
             srq: qp.srq,
             is_paired: qp.pair.is_some(),
+            most_connections: qp.most_connections,
             waits_for_receives: qp.waits_for_receives || qp.pair.is_some(),
             srq_share: qp
                 .srq

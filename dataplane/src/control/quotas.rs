@@ -10,7 +10,8 @@
 //! length is charged as [`Quota::Heap`].
 //!
 //! The last eighth of each sum over all clients is a reserve: half of it for users that hold little,
-//! and half of it for operators alone.
+//! and half of it for operators alone. The connections of one worker on one device are such a sum,
+//! which the worker checks.
 
 use std::collections::HashMap;
 
@@ -124,6 +125,8 @@ pub struct QuotaLimits {
     of_all: Amounts,
     /// Heap bytes of one unit.
     heap_of_one: Amounts,
+    /// Connections of one worker on one device.
+    of_stack: u64,
 }
 
 const UNLIMITED: u64 = u64::MAX;
@@ -153,6 +156,7 @@ impl QuotaLimits {
             of_user: [UNLIMITED; KINDS],
             of_all: [UNLIMITED; KINDS],
             heap_of_one: Quota::ALL.map(|quota| heap::heap_of_one(quota, host.workers)),
+            of_stack: limits.connections.into(),
         };
         for quota in Quota::ALL {
             let (client, user, together) = match quota {
@@ -309,6 +313,16 @@ impl Account {
     }
 }
 
+/// Part of a sum over all clients for clients that are not operators', by the amount that their user
+/// holds.
+fn share_of(all: u64, of_user: u64) -> u64 {
+    let reserve = all / RESERVE;
+    match of_user <= (reserve / NEWCOMERS).max(1) {
+        true => all - reserve / 2,
+        false => all - reserve,
+    }
+}
+
 /// Accounting of all users and clients.
 #[derive(Debug)]
 pub struct Ledger {
@@ -371,12 +385,9 @@ impl Ledger {
         let of_user = self.users.get(&account.uid).map_or(0, |held| held[kind]);
         let all = self.limits.of_all[kind];
         let of_user_after = of_user.saturating_add(amount);
-        let (unreserved, scope) = match all / RESERVE {
-            _ if account.is_operator || all == UNLIMITED => (all, QuotaScope::All),
-            reserve if of_user_after <= (reserve / NEWCOMERS).max(1) => {
-                (all - reserve / 2, QuotaScope::Reserve)
-            }
-            reserve => (all - reserve, QuotaScope::Reserve),
+        let (unreserved, scope) = match account.is_operator || all == UNLIMITED {
+            true => (all, QuotaScope::All),
+            false => (share_of(all, of_user_after), QuotaScope::Reserve),
         };
         let scopes = [
             (
@@ -402,6 +413,17 @@ impl Ledger {
             }
         }
         Ok(())
+    }
+
+    /// Number of connections of one worker on one device, including those of others, beyond which a
+    /// client gets no further one: the rest is a reserve, as of other sums.
+    pub fn most_connections(&self, account: &Account) -> u64 {
+        let held = self.users.get(&account.uid);
+        let of_user = held.map_or(0, |held| held[Quota::Connections as usize]);
+        match account.is_operator {
+            true => self.limits.of_stack,
+            false => share_of(self.limits.of_stack, of_user),
+        }
     }
 
     /// Adds a resource that exists already, regardless of the limits.

@@ -83,6 +83,9 @@ pub enum QpPhase {
 /// A queue pair.
 pub struct ClientQp {
     pub attr: QpInitAttr,
+    /// Number of connections of its worker on its device that it may not exceed: see
+    /// [`Ledger::most_connections`].
+    pub most_connections: usize,
     /// Charged to its client as a connection.
     pub counts_as_connection: bool,
     pub geometry: QpGeometry,

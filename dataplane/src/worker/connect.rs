@@ -17,6 +17,13 @@ use crate::datapath::rx_frame::TcpByteStream;
 /// Pause between a refused connect and the next attempt.
 pub(super) const REFUSAL_PAUSE: Duration = Duration::from_millis(25);
 
+/// Failure of a connection that would use the reserve of others.
+pub(super) fn too_many_connections(most: usize) -> ConnectFailure {
+    ConnectFailure::OverQuota(format!(
+        "connections of one worker on this device: beyond {most} they are kept for operators and new users; see [limits] connections"
+    ))
+}
+
 impl Worker {
     /// Starts a connection for a queue pair that is already in the table.
     pub(super) fn connect_queue_pair(&mut self, now: Instant, slot: QpSlot, params: ConnectParams) {
@@ -59,6 +66,10 @@ impl Worker {
                     return self.connect_failed(now, slot, failure);
                 }
             };
+        let most = queue_pair.most_connections;
+        if !self.ports[port].stack.has_at_most(most.saturating_sub(1)) {
+            return self.connect_failed(now, slot, too_many_connections(most));
+        }
         let started = self.ports[port].stack.connect_for(
             Some(queue_pair.quota_owner),
             now,

@@ -11,6 +11,7 @@ use siw_tcp::{ConnId, Events, Instant, ListenerId};
 
 use super::Worker;
 use super::conn_owner::ConnOwner;
+use super::connect::too_many_connections;
 use super::deadlines::DeadlineOwner;
 use super::listener_options::ListenerSettings;
 use super::messages::{ConnectFailure, Event, RequestId};
@@ -286,8 +287,15 @@ impl Worker {
         ird: u16,
         ord: u16,
     ) {
-        let is_there = self.find_pending(request).is_some();
-        let taken = is_there.then(|| self.pending.take(request.slot()));
+        let port = self.find_pending(request).map(|pending| pending.port);
+        let most = self.queue_pairs.get(slot).map(|qp| qp.most_connections);
+        if let Some((port, most)) = port.zip(most)
+            && !self.ports[port].stack.has_at_most(most)
+        {
+            self.reject_pending(now, request, &[]);
+            return self.connect_failed(now, slot, too_many_connections(most));
+        }
+        let taken = port.map(|_| self.pending.take(request.slot()));
         let Some(pending) = taken.flatten() else {
             return self.connect_failed(now, slot, ConnectFailure::Reset);
         };

@@ -64,6 +64,8 @@ pub struct QpSetup {
     pub srq_share: u32,
     /// Connected without rdma_cm.
     pub is_paired: bool,
+    /// Number of connections of the worker on the device beyond which it gets none.
+    pub most_connections: usize,
     /// A message without a receive work request waits for one, even if the device's settings do not
     /// ask for it.
     pub waits_for_receives: bool,

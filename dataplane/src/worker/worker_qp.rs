@@ -24,6 +24,8 @@ pub(super) struct WorkerQp {
     pub(super) quota_owner: QuotaOwner,
     /// User whose share of a batch it uses.
     pub(super) user: UserSlot,
+    /// Number of connections of its port beyond which it gets none.
+    pub(super) most_connections: usize,
     /// Index of its device's port in the worker.
     pub(super) port: usize,
     /// Its TCP connection, while there is one.
@@ -60,6 +62,7 @@ impl WorkerQp {
                 user: setup.user,
             },
             user,
+            most_connections: setup.most_connections,
             port,
             conn: None,
             protocol,

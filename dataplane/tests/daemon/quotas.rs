@@ -229,6 +229,41 @@ fn helper_of_another_user() {
             // Waits until the other process kills this one.
             let _ = std::io::stdin().read(&mut [0]);
         }
+        "connections" => {
+            let server = End::new(&open().unwrap(), 64);
+            let any = "10.77.0.2:0".parse().unwrap();
+            let listener = CmListener::new(&server.cm, None, any, 8, 0).unwrap();
+            let client = open().unwrap();
+            let mut ends = Vec::new();
+            let why = loop {
+                let (end, accepted) = (End::new(&client, 64), server.another());
+                let to = listener.local_addr();
+                let options = ConnectOptions::default();
+                end.qp.connect(&end.cm, to, &options).unwrap();
+                // Refused before a request arrives, or accepted.
+                match end.cm.get_event(Some(Duration::from_millis(100))) {
+                    Ok(CmEvent::ConnectError(info)) => {
+                        break format!("{} {}", info.errno, info.reason);
+                    }
+                    Ok(other) => panic!("{other:?}"),
+                    Err(_) => {}
+                }
+                match server.cm.get_event(Some(PATIENCE)).unwrap() {
+                    CmEvent::ConnectRequest(request) => {
+                        request
+                            .accept(&accepted.qp, None, &ConnectOptions::default())
+                            .unwrap();
+                    }
+                    other => panic!("{other:?}"),
+                }
+                match end.cm.get_event(Some(PATIENCE)).unwrap() {
+                    CmEvent::Established(_) => ends.push((end, accepted)),
+                    other => panic!("{other:?}"),
+                }
+            };
+            println!("\nsaid: {} {why}", ends.len());
+            let _ = std::io::stdin().read(&mut [0]);
+        }
         "statistics" => println!("\nsaid: {}", open().unwrap().read_stats().unwrap()),
         "neighbours" => {
             let clients: Vec<Context> = (0..3).map(|_| open().unwrap()).collect();
@@ -301,6 +336,23 @@ fn a_user_that_takes_all_clients_leaves_others_theirs() {
     for context in &mine {
         context.alloc_pd().unwrap();
     }
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+/// The last eighth of a worker's connections is kept for others.
+#[test]
+fn a_user_that_takes_all_connections_leaves_others_theirs() {
+    let d = with_limits("connections = 32\nconnections_per_user = 100");
+    let Some(mut child) = other_user(&d, "connections", NOBODY) else {
+        return;
+    };
+    let said = said_by(&mut child);
+    let start = format!("28 {} ", nix::libc::ENOBUFS);
+    assert!(said.starts_with(&start), "{said}");
+    assert!(said.contains("kept for operators"), "{said}");
+    let (a, b) = pair(&d, 4096);
+    ping(&a, &b);
     child.kill().unwrap();
     child.wait().unwrap();
 }

@@ -49,6 +49,9 @@ pub enum ProtoError {
     /// The reply does not belong to the last request.
     #[error("the reply belongs to another request")]
     OutOfOrder,
+    /// The packet is longer than any message.
+    #[error("the packet is longer than any message: is the peer siwd?")]
+    TooLong,
     /// A file descriptor is missing.
     #[error("the reply lacks a file descriptor")]
     MissingFd,

@@ -353,7 +353,6 @@ impl ControlSocket {
     ///
     /// The reply of a call that timed out ([`Self::set_call_timeout`]) may still arrive, and the next
     /// call would take it for its own: make no further call then.
-    /// call would take it for its own: there must be none.
     pub fn call_and_wait<M: Message>(
         &self,
         seq: u32,
@@ -370,7 +369,9 @@ impl ControlSocket {
             RecvError::Closed => CallError::Closed,
             RecvError::Io(error) => CallError::Io(error),
             RecvError::WouldBlock => CallError::TimedOut,
-            RecvError::Truncated | RecvError::Descriptors => ProtoError::NotSiwd(MAX_PACKET).into(),
+            RecvError::Truncated => ProtoError::TooLong.into(),
+            // Only the daemon's end refuses descriptors.
+            RecvError::Descriptors => CallError::Io(io::ErrorKind::InvalidData.into()),
             RecvError::DescriptorsLost => CallError::Io(Errno::MFILE.into()),
         })?;
         Ok((codec::decode_reply::<M>(seq, &packet.bytes)?, packet.fds))

@@ -92,15 +92,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Frees the slot of the oldest connection in TIME-WAIT that has no owner, or else resets the oldest
     /// orphan. A TIME-WAIT connection with an owner enters the list again on release.
     fn evict_closing(&mut self) {
-        while let Some(index) = self.shared.closing.pop_oldest(Closing::TimeWait) {
-            if self.connections[index as usize]
-                .tcb
-                .has(ConnectionFlags::RELEASED)
-            {
-                self.shared.stats.time_wait_evicted += 1;
-                self.free_slot(index);
-                return;
-            }
+        if self.evict_time_wait() {
+            return;
         }
         if let Some(index) = self.shared.closing.pop_oldest(Closing::Orphan) {
             self.shared.stats.orphans_evicted += 1;
@@ -108,5 +101,31 @@ impl<B: RecvBuf, R> Stack<B, R> {
             conn.send_reset(&mut self.shared.context_of(index));
             self.free_slot(index);
         }
+    }
+
+    /// Returns true if at most `most` connections occupy slots. Frees slots of connections in TIME-WAIT
+    /// that have no owner as far as necessary.
+    pub fn has_at_most(&mut self, most: usize) -> bool {
+        while self.connection_count() > most {
+            if !self.evict_time_wait() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Frees the slot of the oldest connection in TIME-WAIT that has no owner, if any.
+    fn evict_time_wait(&mut self) -> bool {
+        while let Some(index) = self.shared.closing.pop_oldest(Closing::TimeWait) {
+            if self.connections[index as usize]
+                .tcb
+                .has(ConnectionFlags::RELEASED)
+            {
+                self.shared.stats.time_wait_evicted += 1;
+                self.free_slot(index);
+                return true;
+            }
+        }
+        false
     }
 }
