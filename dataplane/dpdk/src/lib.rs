@@ -73,6 +73,7 @@ mod log;
 mod mbuf;
 mod mempool;
 mod offload;
+mod packet_sender;
 mod pci;
 mod port;
 mod port_config;

@@ -1,6 +1,7 @@
 //! An Ethernet port: attach (`probe.rs`, `ring_pair.rs`), configure, start, then take the queues
 //! and hand each worker its own.
 
+use crate::packet_sender::{self, PacketSender};
 use crate::pci::is_pci_address;
 use crate::port_config::{NegotiatedOffloads, negotiate_offloads};
 use crate::ring_pair::PairRings;
@@ -10,10 +11,11 @@ use crate::{
     driver_traits, eal, error, log,
 };
 use dpdk_sys as sys;
+use siw_xdp::XdpInterface;
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A receive and a transmit queue; `None` where the port has fewer queues in that direction.
@@ -34,16 +36,25 @@ pub(crate) struct PortInner {
     dma: bool,
     /// [`Port::detach`] has closed the device: DPDK may reuse its port number.
     detached: AtomicBool,
+    /// Packets that queues dropped because the driver or its interface refused them.
+    refused: AtomicU64,
     /// Queues handed out to workers: the port cannot be changed while there are any.
     queues_out: AtomicUsize,
     /// Declared before `state`: draining the rings requires the pools to be alive.
     rings: Option<Arc<PairRings>>,
     /// The existing interface of the kernel that the driver receives from.
-    interface: Option<String>,
+    interface: Option<PacketInterface>,
     /// Set for a port that is not DPDK's; `id` is then invalid.
     pub(crate) xdp: Option<XdpPort>,
     state: Mutex<PortState>,
     _eal: Eal,
+}
+
+/// The interface of an AF_PACKET port.
+pub(crate) struct PacketInterface {
+    pub name: String,
+    /// Frames go to its driver without queueing disciplines.
+    pub bypasses_qdisc: bool,
 }
 
 /// `id` of a port that DPDK does not know.
@@ -107,7 +118,7 @@ impl Port {
         id: u16,
         name: &str,
         rings: Option<Arc<PairRings>>,
-        interface: Option<String>,
+        interface: Option<PacketInterface>,
     ) -> Result<Self> {
         let raw = raw_info(id, name)?;
         let traits = if rings.is_some() {
@@ -128,6 +139,7 @@ impl Port {
                 rte_device: raw.device,
                 dma: is_pci_address(name) && eal.iova_is_va(),
                 detached: AtomicBool::new(false),
+                refused: AtomicU64::new(0),
                 queues_out: AtomicUsize::new(0),
                 rings,
                 interface,
@@ -149,6 +161,7 @@ impl Port {
                 rte_device: ptr::null_mut(),
                 dma: false,
                 detached: AtomicBool::new(false),
+                refused: AtomicU64::new(0),
                 queues_out: AtomicUsize::new(0),
                 rings: None,
                 interface: None,
@@ -465,15 +478,34 @@ impl Port {
             caps.rss_key_set = self.has_rss_key(key);
             state.granted_caps = Some(caps);
         }
+        let mut senders = self.open_packet_senders(state.tx_queues)?.into_iter();
         let queues = (0..state.rx_queues.max(state.tx_queues))
             .map(|queue| {
                 let rx = (queue < state.rx_queues).then(|| RxQueue::new(&self.inner, queue));
-                let tx =
-                    (queue < state.tx_queues).then(|| TxQueue::new(&self.inner, queue, prepare));
+                let tx = (queue < state.tx_queues).then(|| match senders.next() {
+                    Some(sender) => TxQueue::of_packet_socket(&self.inner, queue, sender),
+                    None => TxQueue::new(&self.inner, queue, prepare),
+                });
                 (rx, tx)
             })
             .collect();
         Ok(queues)
+    }
+
+    /// Opens a sender for each transmit queue of an AF_PACKET port; none for other ports.
+    fn open_packet_senders(&self, queues: u16) -> Result<Vec<PacketSender>> {
+        let Some(PacketInterface {
+            name,
+            bypasses_qdisc,
+        }) = &self.inner.interface
+        else {
+            return Ok(Vec::new());
+        };
+        let interface = XdpInterface::find_by_name(name)?;
+        packet_sender::ignore_outgoing(&interface)?;
+        (0..queues)
+            .map(|_| PacketSender::open(&interface, *bypasses_qdisc))
+            .collect()
     }
 
     /// Closes the port and releases its device although other handles exist; their calls then fail
@@ -498,6 +530,11 @@ impl Port {
         Ok(())
     }
 
+    /// Packets dropped on transmission because the driver or its interface refused them, on all queues.
+    pub fn refused_packets(&self) -> u64 {
+        self.inner.refused.load(Ordering::Relaxed)
+    }
+
     /// Drops this handle. The device closes when the last handle and queue are dropped.
     pub fn close(self) {}
 
@@ -512,10 +549,10 @@ impl Port {
 
     /// The interface of the kernel that the port receives from, in its present state; `None` for
     /// other ports.
-    pub(crate) fn kernel_interface(&self) -> Result<Option<siw_xdp::XdpInterface>> {
-        let name = self.inner.interface.as_deref();
-        let found = name.map(siw_xdp::XdpInterface::find_by_name).transpose();
-        Ok(found?)
+    pub(crate) fn kernel_interface(&self) -> Result<Option<XdpInterface>> {
+        let interface = self.inner.interface.as_ref();
+        let found = interface.map(|interface| XdpInterface::find_by_name(&interface.name));
+        Ok(found.transpose()?)
     }
 
     /// Holds a membership of the kernel's interface until the port is closed.
@@ -564,6 +601,10 @@ impl Port {
 }
 
 impl PortInner {
+    pub(crate) fn count_refused(&self, packets: u64) {
+        self.refused.fetch_add(packets, Ordering::Relaxed);
+    }
+
     pub(crate) fn queue_taken(&self) {
         self.queues_out.fetch_add(1, Ordering::Relaxed);
     }

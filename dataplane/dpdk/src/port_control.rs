@@ -32,6 +32,8 @@ pub struct LinkStatus {
     pub up: bool,
     /// Mb/s; `u32::MAX` if the port does not know.
     pub mbps: u32,
+    /// Largest IP packet that the kernel's interface carries at present; `None` for other ports.
+    pub mtu: Option<u32>,
 }
 
 impl Port {
@@ -134,6 +136,7 @@ impl Port {
             return Ok(LinkStatus {
                 up: interface.is_up && interface.is_running,
                 mbps: interface.mbps.unwrap_or(u32::MAX),
+                mtu: Some(interface.mtu),
             });
         }
         let (mut up, mut mbps) = (false, 0);
@@ -141,7 +144,11 @@ impl Port {
             // SAFETY: both are written within the call.
             unsafe { sys::siw_port_link(id, &mut up, &mut mbps) }
         })?;
-        Ok(LinkStatus { up, mbps })
+        Ok(LinkStatus {
+            up,
+            mbps,
+            mtu: None,
+        })
     }
 
     /// Counters since the port started.

@@ -2,6 +2,7 @@
 
 use crate::driver_traits::Rehearsal;
 use crate::pci::is_pci_address;
+use crate::port::PacketInterface;
 use crate::xdp_port::{XdpLink, XdpPort};
 use crate::{DriverTraits, Eal, Error, Port, Result, eal, error, log};
 use dpdk_sys as sys;
@@ -95,7 +96,10 @@ fn attach_device(eal: &Eal, devargs: &str) -> Result<Port> {
     let Some(id) = id else {
         return Err(fail("it was probed but has no Ethernet port".into()));
     };
-    let interface = DriverTraits::existing_interface_of(devargs).map(str::to_owned);
+    let interface = DriverTraits::existing_interface_of(devargs).map(|name| PacketInterface {
+        name: name.to_owned(),
+        bypasses_qdisc: !devargs.contains("qdisc_bypass=0"),
+    });
     Port::from_port_id(eal, id, name, None, interface)
 }
 

@@ -1,6 +1,7 @@
 //! The queues of a started port. Each belongs to one worker, whose loop uses nothing of DPDK but
 //! queues and buffers.
 
+use crate::packet_sender::{PacketOutcome, PacketSender};
 use crate::port::PortInner;
 use crate::xdp_queue::{XdpReceiver, XdpSender};
 use crate::{Error, Result, RxBatch, TxBatch, error};
@@ -29,10 +30,12 @@ pub struct TxQueue {
     /// The port computes checksums or segments packets: each driver requires its own preparation of
     /// the headers of such packets, and reports packets that it cannot send.
     prepare: bool,
-    /// Packets that the driver cannot send, counted when they are dropped.
+    /// Packets that the driver or its interface does not send, counted when they are dropped.
     refused: u64,
     /// Set for a queue of AF_XDP sockets.
     xdp: Option<Box<XdpSender>>,
+    /// Set for a queue of an AF_PACKET port.
+    packet: Option<Box<PacketSender>>,
     port: Arc<PortInner>,
     _not_sync: PhantomData<Cell<()>>,
 }
@@ -181,6 +184,7 @@ impl TxQueue {
             prepare,
             refused: 0,
             xdp: None,
+            packet: None,
             port: port.clone(),
             _not_sync: PhantomData,
         }
@@ -189,6 +193,16 @@ impl TxQueue {
     pub(crate) fn of_xdp(port: &Arc<PortInner>, queue: u16, sender: XdpSender) -> Self {
         let mut tx_queue = Self::new(port, queue, false);
         tx_queue.xdp = Some(Box::new(sender));
+        tx_queue
+    }
+
+    pub(crate) fn of_packet_socket(
+        port: &Arc<PortInner>,
+        queue: u16,
+        sender: PacketSender,
+    ) -> Self {
+        let mut tx_queue = Self::new(port, queue, false);
+        tx_queue.packet = Some(Box::new(sender));
         tx_queue
     }
 
@@ -202,14 +216,14 @@ impl TxQueue {
         self.queue
     }
 
-    /// Dropped packets that the driver could never send.
+    /// Dropped packets that the driver can never send or that its interface refused.
     pub fn refused_packets(&self) -> u64 {
         self.refused
     }
 
     /// Sends from the front of `batch`; returns the number of packets that the port took. The rest
-    /// stays in order, except that a packet that the driver can never send is dropped when it
-    /// reaches the front, like a packet lost in the network.
+    /// stays in order, except that a packet that the driver can never send or that its interface
+    /// refuses is dropped when it reaches the front, like a packet lost in the network.
     #[inline]
     pub fn tx_burst(&mut self, batch: &mut TxBatch) -> usize {
         let pending = batch.pending_packets();
@@ -220,7 +234,14 @@ impl TxQueue {
             let sent = xdp.tx_burst(pending);
             // SAFETY: the sender owns the first `sent` now.
             unsafe { batch.mark_sent(sent) };
+            let refused = xdp.take_refused();
+            if refused > 0 {
+                self.note_refused(refused);
+            }
             return sent;
+        }
+        if self.packet.is_some() {
+            return self.send_through_socket(batch);
         }
         let mut len = pending.len() as u16;
         if self.prepare {
@@ -228,7 +249,7 @@ impl TxQueue {
             len =
                 unsafe { sys::siw_tx_prepare(self.port_id, self.queue, pending.as_mut_ptr(), len) };
             if len == 0 {
-                self.refused += 1;
+                self.note_refused(1);
                 drop(batch.pop());
                 return 0;
             }
@@ -240,6 +261,45 @@ impl TxQueue {
         // SAFETY: the driver owns the first `sent` now.
         unsafe { batch.mark_sent(usize::from(sent)) };
         usize::from(sent)
+    }
+
+    #[cold]
+    fn note_refused(&mut self, count: u64) {
+        self.refused += count;
+        self.port.count_refused(count);
+    }
+
+    /// Sends through the packet socket until the batch is empty or the socket's buffer is full.
+    #[inline(never)]
+    fn send_through_socket(&mut self, batch: &mut TxBatch) -> usize {
+        let mut sent = 0;
+        while let Some(socket) = &mut self.packet
+            && !batch.is_empty()
+        {
+            // SAFETY: the batch owns its packets.
+            let count = match unsafe { socket.send_frames(batch.pending_packets()) } {
+                PacketOutcome::Sent(count) => {
+                    sent += count;
+                    count
+                }
+                PacketOutcome::Refused => {
+                    self.note_refused(1);
+                    1
+                }
+                PacketOutcome::Down => {
+                    self.note_refused(batch.len() as u64);
+                    batch.len()
+                }
+                PacketOutcome::Busy => break,
+            };
+            for packet in &batch.pending_packets()[..count] {
+                // SAFETY: a packet of the batch, which leaves it below.
+                unsafe { sys::siw_pktmbuf_free(*packet) };
+            }
+            // SAFETY: these packets were freed.
+            unsafe { batch.mark_sent(count) };
+        }
+        sent
     }
 
     /// Returns true if the kernel has not yet taken all frames of earlier bursts.

@@ -304,6 +304,7 @@ impl XdpPort {
         Ok(LinkStatus {
             up: now.is_up && now.is_running,
             mbps: now.mbps.unwrap_or(u32::MAX),
+            mtu: Some(now.mtu),
         })
     }
 

@@ -258,6 +258,12 @@ impl XdpSender {
         self.sender.transmit_queued();
     }
 
+    /// Takes the number of frames that the interface dropped since the last call.
+    #[inline]
+    pub(crate) fn take_refused(&mut self) -> u64 {
+        self.sender.take_refused()
+    }
+
     /// Returns true if the kernel has not taken all frames.
     #[inline]
     pub(crate) fn has_backlog(&self) -> bool {

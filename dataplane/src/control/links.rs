@@ -1,17 +1,21 @@
-//! Detects link changes and removed devices, and reports them to every client. Ports are polled,
+//! Detects link changes and removed devices, and reports them to every client; logs frames that an
+//! interface refuses, and changes of its MTU. Ports are polled,
 //! because few virtual links raise an interrupt.
 
 use std::time::{Duration, Instant};
 
-use dpdk::PortEvent;
+use dpdk::{LinkStatus, PortEvent};
 use siw_shm::control::AsyncEventKind;
 
-use super::ControlThread;
+use super::{ControlThread, DeviceView};
 use crate::netlink::RouteSocket;
 use crate::worker::messages::Command;
 
 /// Time between two polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Shortest time between two messages about refused frames of a device.
+const REFUSAL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A monitored port.
 struct MonitoredPort {
@@ -19,6 +23,53 @@ struct MonitoredPort {
     /// Number of workers that still have queues of the port, after the removal of its device. The
     /// last one closes the port.
     queue_holders: Option<usize>,
+    refusals: Refusals,
+}
+
+/// Frames that the driver or its interface refused, as far as they are logged.
+#[derive(Default)]
+struct Refusals {
+    /// The interface has a smaller MTU than the device.
+    is_narrow: bool,
+    logged: u64,
+    logged_at: Option<Instant>,
+}
+
+impl Refusals {
+    /// Logs a change of the interface's MTU in relation to the device's, and refused frames at most
+    /// once per interval.
+    fn log(&mut self, device: &DeviceView, link: &LinkStatus, refused: u64, now: Instant) {
+        let (name, wanted) = (&device.name, device.mtu);
+        let narrow_mtu = link.mtu.filter(|mtu| *mtu < u32::from(wanted));
+        match (
+            narrow_mtu,
+            std::mem::replace(&mut self.is_narrow, narrow_mtu.is_some()),
+        ) {
+            (Some(mtu), false) => tracing::warn!(
+                device = %name,
+                "the interface's MTU is now {mtu}, less than the device's mtu {wanted}: longer frames \
+                 are lost until TCP has found the size that passes; set both to the same value"
+            ),
+            (None, true) => tracing::info!(
+                device = %name,
+                "the interface carries the device's mtu {wanted} again"
+            ),
+            _ => {}
+        }
+        let is_silent = self
+            .logged_at
+            .is_some_and(|at| now.duration_since(at) < REFUSAL_INTERVAL);
+        if refused > self.logged && !is_silent {
+            tracing::warn!(
+                device = %name,
+                frames = refused - self.logged,
+                total = refused,
+                "the interface refused frames: it is down, or its MTU or that of its peer is less than \
+                 the device's mtu {wanted}"
+            );
+            (self.logged, self.logged_at) = (refused, Some(now));
+        }
+    }
 }
 
 /// Ports by device index; `None` for devices whose link is memory, and for removed ones.
@@ -37,6 +88,7 @@ impl LinkMonitor {
         let monitor = |port| MonitoredPort {
             port,
             queue_holders: None,
+            refusals: Refusals::default(),
         };
         let monitor = LinkMonitor {
             ports: ports.into_iter().map(|port| port.map(monitor)).collect(),
@@ -77,6 +129,11 @@ impl LinkMonitor {
         let monitored = self.ports.get(device)?.as_ref()?;
         monitored.queue_holders.is_none().then_some(&monitored.port)
     }
+
+    fn present_mut(&mut self, device: usize) -> Option<&mut MonitoredPort> {
+        let monitored = self.ports.get_mut(device)?.as_mut()?;
+        monitored.queue_holders.is_none().then_some(monitored)
+    }
 }
 
 impl ControlThread {
@@ -88,15 +145,20 @@ impl ControlThread {
         }
         self.config.links.next_poll = now + POLL_INTERVAL;
         for device in 0..self.config.devices.len() {
-            let Some(port) = self.config.links.port(device) else {
+            let Some(monitored) = self.config.links.present_mut(device) else {
                 continue;
             };
-            if let Some(event) = port.take_event() {
+            if let Some(event) = monitored.port.take_event() {
                 self.begin_removal(device, event);
                 continue;
             }
             // A port without a readable status has lost its interface.
-            let link = port.link_status().ok();
+            let link = monitored.port.link_status().ok();
+            if let Some(link) = &link {
+                let refused = monitored.port.refused_packets();
+                let view = &self.config.devices[device];
+                monitored.refusals.log(view, link, refused, now);
+            }
             let up = link.is_some_and(|status| status.up);
             let view = &mut self.config.devices[device];
             let mbps = link.map_or(0, |status| status.mbps);

@@ -1,7 +1,9 @@
 //! Properties that hold on every link, by a table of links.
 
 use std::process::Command;
+use std::time::{Duration, Instant};
 
+use siw::{SendData, SendWr, WcStatus};
 use siw_xdp::{ClaimKind, XdpSteering};
 
 use crate::common::net::{Netns, lacks_network, missing_program};
@@ -190,4 +192,97 @@ fn clients_learn_the_link_state() {
             assert_eq!(event.kind, Some(expected), "{}: {event:?}", link.name);
         }
     });
+}
+
+/// Two daemons at the ends of a veth pair that carries packets of 3000 bytes, and a connection between
+/// them.
+struct TwoEnds {
+    daemons: [Daemon; 2],
+    a: End,
+    b: End,
+}
+
+fn two_ends(link: &Link, ns: &Netns) -> TwoEnds {
+    for end in ["veth0", "veth1"] {
+        ns.ip(&format!("link set {end} mtu 3000"));
+    }
+    let mine = link.config("mtu = 3000");
+    let other = replace_each(
+        &mine,
+        &[
+            ("veth0", "veth1"),
+            ("10.77.0.1", "10.77.0.2"),
+            ("02:00:00:77:00:01", "02:00:00:77:00:02"),
+        ],
+    );
+    let daemons = [mine, other].map(|config| ns.siwd(&config, &[]));
+    let [a, b] = [0, 1].map(|end| End::new(&daemons[end].context(), 1 << 20));
+    connect(&a, &b, "siw0", "10.77.0.2:0".parse().unwrap());
+    TwoEnds { daemons, a, b }
+}
+
+fn replace_each(text: &str, pairs: &[(&str, &str)]) -> String {
+    let replace = |text: String, (from, to): &(&str, &str)| text.replace(from, to);
+    pairs.iter().fold(text.to_owned(), replace)
+}
+
+/// Sends a message and waits for its completion.
+fn write(from: &End, to: &End, len: usize) {
+    let sge = [from.mr.sge(0, len)];
+    let write = SendWr::write(1, SendData::Sges(&sge), to.mr.addr(), to.mr.rkey());
+    from.qp.post_send(&[write]).unwrap();
+    assert_eq!(from.wc().status, WcStatus::SUCCESS);
+}
+
+fn count_of_device(daemon: &Daemon, name: &str) -> u64 {
+    let text = daemon.context().read_stats().unwrap();
+    let statistics: serde_json::Value = serde_json::from_str(&text).unwrap();
+    statistics["total"][0][name].as_u64().unwrap()
+}
+
+/// A long frame is refused by the interface itself, or dropped by the peer's end.
+#[test]
+fn frames_that_an_interface_no_longer_takes_do_not_stop_the_device() {
+    skip_if!(lacks());
+    for narrow in ["veth0", "veth1"] {
+        on_each(|link, ns| {
+            if link.interface.is_none() {
+                return;
+            }
+            let TwoEnds { daemons, a, b } = two_ends(link, ns);
+            write(&a, &b, 100_000);
+            ns.ip(&format!("link set {narrow} mtu 1500"));
+            // The long message gets through in shorter segments, and short traffic meanwhile.
+            let sge = [a.mr.sge(0, 100_000)];
+            let long = SendWr::write(1, SendData::Sges(&sge), b.mr.addr(), b.mr.rkey());
+            a.qp.post_send(&[long]).unwrap();
+            let (c, d) = (a.another(), b.another());
+            connect(&c, &d, "siw0", "10.77.0.2:0".parse().unwrap());
+            // The log is written at the next look at the links, four times a second.
+            let end = Instant::now() + Duration::from_secs(1);
+            while Instant::now() < end {
+                write(&c, &d, 64);
+                write(&d, &c, 64);
+            }
+            assert_eq!(a.wc().status, WcStatus::SUCCESS);
+            write(&a, &b, 100_000);
+            // AF_XDP does not compare frames with the MTU of its own interface: the peer gets them.
+            let gets_through = link.needs_xdp && narrow == "veth0";
+            let refused = count_of_device(&daemons[0], "tx_refused");
+            assert_eq!(refused == 0, gets_through, "{}: {refused}", link.name);
+            ns.ip(&format!("link set {narrow} mtu 3000"));
+            write(&a, &b, 100_000);
+            let [first, _] = daemons;
+            let log = first.stop_and_read_log();
+            let refusals = log.matches("the interface refused frames").count();
+            assert_eq!(refusals, usize::from(!gets_through), "{}: {log}", link.name);
+            let narrowed = log.matches("MTU is now 1500").count();
+            assert_eq!(
+                narrowed,
+                usize::from(narrow == "veth0"),
+                "{}: {log}",
+                link.name
+            );
+        });
+    }
 }

@@ -134,6 +134,8 @@ pub struct Sender {
     completion: ConsumerRing<u64>,
     /// The kernel left frames in the ring at the last call.
     has_backlog: bool,
+    /// Frames that the interface dropped, not taken yet.
+    refused: u64,
 }
 
 impl XdpSocket {
@@ -187,6 +189,7 @@ impl XdpSocket {
                 ring: transmit,
                 completion,
                 has_backlog: false,
+                refused: 0,
             },
             descriptor,
             is_zero_copy: options & libc::XDP_OPTIONS_ZEROCOPY != 0,
@@ -333,6 +336,12 @@ impl Sender {
         }
     }
 
+    /// Takes the number of frames that the interface dropped since the last call.
+    #[inline]
+    pub fn take_refused(&mut self) -> u64 {
+        std::mem::take(&mut self.refused)
+    }
+
     fn kick_kernel(&mut self) {
         let mut left = self.ring.unconsumed_entries();
         for _ in 0..(left / FRAMES_A_KICK + 1).min(MAX_KICKS) {
@@ -350,6 +359,11 @@ impl Sender {
                     0,
                 )
             };
+            // The interface dropped a frame, as a veth does whose peer has a smaller MTU; the rest of
+            // the ring follows.
+            if result < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EBUSY) {
+                self.refused += 1;
+            }
             let before = left;
             left = self.ring.unconsumed_entries();
             // EAGAIN: the kernel has sent its share and requests another call, or its buffers are
