@@ -10,8 +10,7 @@
 //! Code blocks, absolute paths, and anything with spaces or placeholders are ignored. In code blocks
 //! of documents at the top of the repository, words that begin with a folder at the top are paths.
 //!
-//! Relative links lead to a file or folder, and their anchors to a heading. README.md stays within
-//! the limits of [`crate::limits`].
+//! Relative links lead to a file or folder, and their anchors to a heading.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -19,7 +18,6 @@ use std::path::Path;
 use proc_macro2::{TokenStream, TokenTree};
 
 use crate::counts::Place;
-use crate::limits;
 
 /// Documents whose names are not checked: the history names code that no longer exists, and a test
 /// of `iwarp` compares the list of conformance cases with the code.
@@ -74,42 +72,7 @@ pub fn check_documents(root: &Path, files: &[String]) -> Vec<Place> {
         }
         find_broken_links(path, &documents, files, &mut found);
     }
-    if let Some(text) = documents.get("README.md") {
-        check_readme(text, &mut found);
-    }
     found
-}
-
-/// Compares README.md with its limits.
-fn check_readme(text: &str, found: &mut Vec<Place>) {
-    let mut add = |line: usize, name: String| {
-        found.push(Place {
-            path: "README.md".to_owned(),
-            line,
-            name,
-        });
-    };
-    let lines = text.lines().count();
-    if lines > limits::README_LINES {
-        add(
-            lines,
-            format!("{lines} lines, limit {}", limits::README_LINES),
-        );
-    }
-    if text.len() > limits::README_BYTES {
-        let bytes = text.len();
-        add(
-            lines,
-            format!("{bytes} bytes, limit {}", limits::README_BYTES),
-        );
-    }
-    for (index, line) in text.lines().enumerate() {
-        let length = line.chars().count();
-        if length > limits::README_LINE_LENGTH {
-            let limit = limits::README_LINE_LENGTH;
-            add(index + 1, format!("{length} characters, limit {limit}"));
-        }
-    }
 }
 
 /// Text of each line outside code blocks, with its number (from 1).
@@ -483,18 +446,5 @@ mod tests {
             "link to ../../README.md",
         ];
         assert_eq!(broken_links(&documents), expected);
-    }
-
-    #[test]
-    fn the_readme_has_limits() {
-        let count = |text: &str| {
-            let mut found = Vec::new();
-            check_readme(text, &mut found);
-            found.len()
-        };
-        assert_eq!(count(&"a\n".repeat(limits::README_LINES)), 0);
-        assert_eq!(count(&"a\n".repeat(limits::README_LINES + 1)), 1);
-        assert_eq!(count(&"a".repeat(limits::README_LINE_LENGTH)), 0);
-        assert_eq!(count(&"a".repeat(limits::README_BYTES + 1)), 2);
     }
 }

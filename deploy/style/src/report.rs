@@ -1,4 +1,4 @@
-//! The findings of all crates, and their output formats: table, JSON, list, limits.
+//! The findings of all crates, and their output formats: table, JSON, list.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -10,9 +10,14 @@ use crate::counts::{Counts, Place, count_file};
 use crate::documents::check_documents;
 use crate::imports::{find_edges, largest_circle, uses_inside};
 use crate::language::LanguageCounts;
-use crate::limits;
-use crate::retired::{RetiredEntry, find_retired, is_searched};
 use crate::source::{Crate, SourceFile, list_files, load_crates};
+
+/// Lines above which a file counts as long.
+const FILE_LINES: usize = 600;
+/// Lines above which a function counts as long, from `fn` to its closing brace.
+const FUNCTION_LINES: usize = 120;
+/// Type names that every crate may declare once, as is conventional in Rust.
+const CONVENTIONAL_TYPE_NAMES: [&str; 2] = ["Error", "Result"];
 
 /// Metrics that `--list` can show.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,8 +32,7 @@ pub enum Metric {
     LongFiles,
     LongTestFiles,
     LongFunctions,
-    Retired,
-    /// Names in documents that do not exist in the code, broken links, and limits of README.md.
+    /// Names in documents that do not exist in the code, and broken links.
     Documents,
     /// Comment lines with words that often make sentences hard to read.
     Words,
@@ -50,7 +54,6 @@ impl Metric {
             "long-files" => Metric::LongFiles,
             "long-test-files" => Metric::LongTestFiles,
             "long-functions" => Metric::LongFunctions,
-            "retired" => Metric::Retired,
             "documents" => Metric::Documents,
             "words" => Metric::Words,
             "openings" => Metric::Openings,
@@ -74,7 +77,6 @@ pub struct CrateReport {
     circle_uses: Vec<Place>,
     long_files: Vec<Place>,
     long_test_files: Vec<Place>,
-    retired: Vec<Place>,
     documents: Vec<Place>,
     language: LanguageCounts,
 }
@@ -102,7 +104,7 @@ impl CrateReport {
         for file in &krate.files {
             report.language.add_file(file);
             let lines = file.text.lines().count();
-            if lines > limits::FILE_LINES {
+            if lines > FILE_LINES {
                 let name = format!("{lines} lines");
                 let place = Place {
                     path: file.path.clone(),
@@ -142,7 +144,7 @@ impl CrateReport {
                 is_child && documented && other.path.starts_with(folder)
             })
         };
-        let mut counts = count_file(file, limits::FUNCTION_LINES, has_inner_docs);
+        let mut counts = count_file(file, FUNCTION_LINES, has_inner_docs);
         let is_test_line = |line: usize| {
             counts
                 .test_lines
@@ -197,7 +199,6 @@ impl CrateReport {
             Metric::LongFiles => &self.long_files,
             Metric::LongTestFiles => &self.long_test_files,
             Metric::LongFunctions => &self.counts.long_functions,
-            Metric::Retired => &self.retired,
             Metric::Documents => &self.documents,
             Metric::Words => &self.language.flagged_lines,
             Metric::Openings => &self.language.flagged_openings,
@@ -251,7 +252,6 @@ impl CrateReport {
             "long_files": self.long_files.len(),
             "long_test_files": self.long_test_files.len(),
             "long_functions": self.counts.long_functions.len(),
-            "retired_words": self.retired.len(),
             "findings_in_documents": self.documents.len(),
             "flagged_words_percent": round(self.flagged_words_percent()),
             "flagged_openings_percent": round(self.flagged_openings_percent()),
@@ -274,83 +274,24 @@ impl CrateReport {
             format!("{}/{}", self.circle_files, self.files),
             format!("{}+{}", self.long_files.len(), self.long_test_files.len()),
             self.counts.long_functions.len().to_string(),
-            self.retired.len().to_string(),
             format!("{:.1}", self.flagged_words_percent()),
             format!("{:.1}", self.flagged_openings_percent()),
         ]
     }
-
-    fn exceeded_limits(&self, exceeded: &mut Vec<String>) {
-        let folder = &self.folder;
-        let mut check = |holds: bool, message: String| {
-            if !holds {
-                exceeded.push(format!("{folder}: {message}"));
-            }
-        };
-        let letters = self.single_letter_percent();
-        let limit = limits::SINGLE_LETTER_BINDINGS_PERCENT;
-        check(
-            letters <= limit,
-            format!("bindings: {letters:.1} % of one letter, limit {limit} %"),
-        );
-        let words = self.one_word_percent();
-        let limit = limits::ONE_WORD_FUNCTIONS_PERCENT;
-        check(
-            words <= limit,
-            format!("functions: {words:.1} % of one word, limit {limit} %"),
-        );
-        let documented = self.documented_percent();
-        let limit = limits::DOCUMENTED_ITEMS_PERCENT;
-        check(
-            documented >= limit,
-            format!("docs: {documented:.1} %, at least {limit} %"),
-        );
-        for (metric, what) in [
-            (Metric::TypeNames, "type-names: declared in two places"),
-            (
-                Metric::Retired,
-                "retired: words that the project no longer uses",
-            ),
-            (
-                Metric::Documents,
-                "documents: stale names, broken links, README.md over a limit",
-            ),
-        ] {
-            let found = self.findings(metric);
-            check(found.is_empty(), format!("{what}: {}", found.len()));
-        }
-    }
 }
 
 impl StyleReport {
-    /// Measures the repository in `root` against the list of retired words.
-    pub fn measure(root: &Path, retired: &[RetiredEntry]) -> Result<StyleReport, String> {
+    /// Measures the repository in `root`.
+    pub fn measure(root: &Path) -> Result<StyleReport, String> {
         let files = list_files(root)?;
         let crates = load_crates(root, &files)?;
         let mut reports: Vec<CrateReport> = crates.iter().map(CrateReport::measure).collect();
         find_shared_type_names(&mut reports);
-        let mut rest = CrateReport {
+        reports.push(CrateReport {
             folder: ".".to_owned(),
+            documents: check_documents(root, &files),
             ..CrateReport::default()
-        };
-        for path in files.iter().filter(|path| is_searched(path)) {
-            // Files that are not UTF-8 are not text.
-            let Ok(text) = std::fs::read_to_string(root.join(path)) else {
-                continue;
-            };
-            let mut found = find_retired(path, &text, retired);
-            let inside = |report: &&mut CrateReport| {
-                path.strip_prefix(report.folder.as_str())
-                    .is_some_and(|rest| rest.starts_with('/'))
-            };
-            let owner = reports
-                .iter_mut()
-                .filter(inside)
-                .max_by_key(|report| report.folder.len());
-            owner.unwrap_or(&mut rest).retired.append(&mut found);
-        }
-        rest.documents = check_documents(root, &files);
-        reports.push(rest);
+        });
         Ok(StyleReport { crates: reports })
     }
 
@@ -395,7 +336,6 @@ impl StyleReport {
             "circle/files",
             "long files+tests",
             "long fns",
-            "retired",
             "words %",
             "openings %",
         ];
@@ -414,15 +354,6 @@ impl StyleReport {
             table.push('\n');
         }
         table
-    }
-
-    /// One line for each exceeded limit of [`limits`].
-    pub fn exceeded_limits(&self, krate: Option<&str>) -> Vec<String> {
-        let mut exceeded = Vec::new();
-        for report in self.selected(krate) {
-            report.exceeded_limits(&mut exceeded);
-        }
-        exceeded
     }
 }
 
@@ -449,7 +380,7 @@ fn find_shared_type_names(reports: &mut [CrateReport]) {
                     name: format!("{} also in {}", place.name, others.join(" ")),
                     ..place.clone()
                 };
-                let conventional = limits::CONVENTIONAL_TYPE_NAMES.contains(&place.name.as_str());
+                let conventional = CONVENTIONAL_TYPE_NAMES.contains(&place.name.as_str());
                 if conventional {
                     report.conventional_type_names.push(named);
                 } else {

@@ -186,8 +186,8 @@ impl ControlSocket {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-        let mut anc = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() && !anc.push(SendAncillaryMessage::ScmRights(fds)) {
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let mut interrupted = None;
@@ -195,7 +195,7 @@ impl ControlSocket {
             match rustix::net::sendmsg(
                 &self.fd,
                 &[IoSlice::new(bytes)],
-                &mut anc,
+                &mut ancillary,
                 SendFlags::NOSIGNAL,
             ) {
                 Ok(_) => return Ok(()),
@@ -299,16 +299,16 @@ impl ControlSocket {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut interrupted = None;
         let (got, fds) = loop {
-            let mut anc = RecvAncillaryBuffer::new(&mut space);
+            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
             let received = rustix::net::recvmsg(
                 &self.fd,
                 &mut [IoSliceMut::new(room)],
-                &mut anc,
+                &mut ancillary,
                 flags | RecvFlags::CMSG_CLOEXEC,
             );
             match received {
                 Ok(got) => {
-                    break (got, take_descriptors(&mut anc));
+                    break (got, take_descriptors(&mut ancillary));
                 }
                 Err(Errno::INTR) if !self.is_overdue(&mut interrupted, Timeout::Recv) => {}
                 Err(Errno::AGAIN | Errno::INTR) => return Err(RecvError::WouldBlock),
