@@ -3,9 +3,7 @@
 
 use crate::context::ClientInner;
 use crate::{Context, Error};
-use siw_shm::control::{
-    ANY_DEVICE, Addr, BIND_REUSE, BIND_V6_ONLY, Bind, FEATURE_ADDRESSES, Resolve, Unlisten,
-};
+use siw_shm::control::{ANY_DEVICE, Addr, BIND_REUSE, BIND_V6_ONLY, Bind, Resolve, Unlisten};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -30,12 +28,6 @@ pub struct BindOptions {
 }
 
 impl Context {
-    /// Checks that the daemon supports [`Self::resolve_address`], [`CmBinding`] and the `migrate`
-    /// calls.
-    pub fn has_addresses(&self) -> bool {
-        self.0.has_feature(FEATURE_ADDRESSES)
-    }
-
     /// Finds the device that leads to `dst`, and the source address of connections to it (`src`, if
     /// that names an address). Fails with EHOSTUNREACH without a route, with EADDRNOTAVAIL when no
     /// device has `src`.

@@ -33,12 +33,10 @@ pub struct ConnectOptions<'a> {
     pub mpa_rev: Option<u8>,
     /// None for the daemon's default.
     pub timeout: Option<Duration>,
-    /// Number of retries, each after a short delay, while the peer refuses the connection; ignored
-    /// by daemons of earlier releases.
+    /// Number of retries, each after a short delay, while the peer refuses the connection.
     pub refusals: u8,
     /// SENDs of the peer wait for a receive work request of this end even if the device is not
-    /// configured so (`receive_wait_ms`). With daemons of earlier releases a missing receive work
-    /// request ends the connection.
+    /// configured so (`receive_wait_ms`).
     pub wait_for_receives: bool,
     /// Returned in the events of this connection.
     pub cookie: u64,

@@ -378,11 +378,6 @@ impl ClientInner {
         }
     }
 
-    /// Optional features that both the library and the daemon support.
-    pub(crate) fn features(&self) -> u32 {
-        self.hello.features
-    }
-
     /// Sends a request and waits for its reply.
     pub(crate) fn call_daemon<M: Message>(
         &self,
@@ -530,11 +525,6 @@ impl ClientInner {
             // The counter is full only if the worker has already been woken.
             let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
         }
-    }
-
-    /// Checks that the daemon supports a feature.
-    pub(crate) fn has_feature(&self, feature: u32) -> bool {
-        self.hello.features & feature != 0
     }
 
     /// Last known liveness of the daemon.

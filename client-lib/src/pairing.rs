@@ -2,7 +2,7 @@
 //! address and number, and the access rights of the peer (ibv_modify_qp(3)).
 
 use crate::{Access, Error, Qp};
-use siw_shm::control::{Addr, FEATURE_QP_ACCESS, MODIFY_ACCESS, ModifyQp, PairQp};
+use siw_shm::control::{Addr, MODIFY_ACCESS, ModifyQp, PairQp};
 use std::net::IpAddr;
 
 /// The other end of a queue pair that is connected without rdma_cm.
@@ -32,7 +32,7 @@ impl Qp {
     ///
     /// # Errors
     /// `EADDRNOTAVAIL`: `local` is not an address of the device. `EHOSTUNREACH`: no route to the
-    /// peer. `EISCONN`: it is or was connected. `EOPNOTSUPP`: a daemon of an earlier release.
+    /// peer. `EISCONN`: it is or was connected.
     pub fn connect_pair(&self, pair: &PairOptions) -> Result<(), Error> {
         self.0.pd.ctx().call_daemon(&PairQp {
             qp_num: self.qp_num(),
@@ -50,18 +50,8 @@ impl Qp {
 
     /// Sets the rights of [`Access::REMOTE`] denied to the peer, even if a key grants them;
     /// initially none (`qp_access_flags` of ibv_modify_qp(3) has the allowed ones).
-    ///
-    /// # Errors
-    /// `EOPNOTSUPP`: a daemon of an earlier release.
     pub fn deny_access(&self, denied: Access) -> Result<(), Error> {
-        let ctx = self.0.pd.ctx();
-        if ctx.features() & FEATURE_QP_ACCESS == 0 {
-            return Err(Error::Refused {
-                errno: libc::EOPNOTSUPP,
-                reason: "siwd is of an earlier release, and does not limit queue pairs".into(),
-            });
-        }
-        ctx.call_daemon(&ModifyQp {
+        self.0.pd.ctx().call_daemon(&ModifyQp {
             qp_num: self.qp_num(),
             state: 0,
             flags: MODIFY_ACCESS,

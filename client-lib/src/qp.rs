@@ -6,8 +6,7 @@ use crate::credit::{Credit, ReceivePlaces, SendPlaces};
 use crate::pausable::Pausable;
 use crate::{Cq, Error, Pd, PostError, RecvWr, SendWr, Srq, Wc, WcOpcode, WcStatus};
 use siw_shm::control::{
-    Addr, Connect, CreateQp, DestroyQp, Disconnect, FEATURE_STATE_LINE, MigrateCm, ModifyQp,
-    QpReply, QpState, QueryQp,
+    Addr, Connect, CreateQp, DestroyQp, Disconnect, MigrateCm, ModifyQp, QpReply, QpState, QueryQp,
 };
 use siw_shm::work_queue::{SqWatch, state_offset};
 use siw_shm::{RqProducer, SharedMemory, SqProducer};
@@ -239,12 +238,9 @@ impl Pd {
         let credit = Arc::new(Credit::default());
         let install = |reply: &QpReply, region: Arc<SharedMemory>| {
             let (sq, rq) = map_rings(&region, reply)?;
-            let mut watch = sq.new_watch();
-            if self.ctx().features() & FEATURE_STATE_LINE != 0 {
-                let offset = state_offset(reply.rq_offset as usize, reply.rq_slots);
-                let at = (reply.mem.offset as usize).saturating_add(offset);
-                watch = watch.with_state_line(region.clone(), at)?;
-            }
+            let offset = state_offset(reply.rq_offset as usize, reply.rq_slots);
+            let at = (reply.mem.offset as usize).saturating_add(offset);
+            let watch = sq.new_watch(region.clone(), at)?;
             for cq in [send_cq, recv_cq] {
                 let mut polling = cq.polling_state().lock();
                 polling.credits.attach_qp(reply.qp_num, &credit);
@@ -522,7 +518,6 @@ impl Qp {
     }
 
     /// Moves the events of its connection to another channel; afterwards the old channel gets none.
-    /// Requires [`Context::has_addresses`](crate::Context::has_addresses).
     pub fn migrate_events(&self, channel: &CmChannel) -> Result<(), Error> {
         self.0.pd.ctx().call_daemon(&MigrateCm {
             cm_channel: channel.id(),

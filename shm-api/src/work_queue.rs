@@ -3,13 +3,12 @@
 //!
 //! ```text
 //!  +0    tail u32, pending u32        written by the client
-//!  +64   head u32, wr_done u32, qp_state u32, worker u32   written by the daemon
+//!  +64   head u32, wr_done u32   written by the daemon
 //!  +128  slots * 64 bytes
 //! ```
-//! A QP's state line follows its receive queue, with the same words as at +72 and +76 of its send
-//! queue: qp_state u32, worker u32. The posting thread reads these words, and the daemon writes them
-//! seldom, whereas it writes the line with `head` in each batch. Libraries without
-//! `FEATURE_STATE_LINE` read the words at +72.
+//! A QP's state line follows its receive queue: qp_state u32 (`control::QpState`), worker u32. The
+//! posting thread reads these words, and the daemon writes them seldom, whereas it writes the line
+//! with `head` in each batch.
 //!
 //! `head` frees slots (the worker has copied them); `wr_done` counts finished requests, to which
 //! max_send_wr and max_recv_wr apply. The `pending` word belongs to the doorbell ring (see
@@ -43,14 +42,10 @@ pub const OFF_PENDING: usize = 4;
 pub const OFF_HEAD: usize = 64;
 /// Offset of the count of finished requests.
 pub const OFF_WR_DONE: usize = 68;
-/// Offset of the QP state (`control::QpState` as u32), send queue only.
-pub const OFF_QP_STATE: usize = 72;
-/// Offset of the index of the worker that serves the QP, send queue only.
-pub const OFF_WORKER: usize = 76;
-/// Offset of the QP state in the state line.
-const LINE_QP_STATE: usize = 0;
-/// Offset of the worker's index in the state line.
-const LINE_WORKER: usize = 4;
+/// Offset of the QP state (`control::QpState` as u32) in the state line.
+const OFF_QP_STATE: usize = 0;
+/// Offset of the index of the worker that serves the QP, in the state line.
+pub const OFF_WORKER: usize = 4;
 /// Bytes of a QP's state line.
 pub const STATE_LINE_LEN: usize = 64;
 /// Number of slots that are prefetched from the client's core before their turn.
@@ -353,9 +348,14 @@ impl WorkQueueProducer<SendKind> {
         requests
     }
 
-    /// A view of the QP state published by the daemon, for any thread.
-    pub fn new_watch(&self) -> SqWatch {
-        SqWatch::new(self.memory.clone())
+    /// A view of the QP state published by the daemon, for any thread. `offset` is that of the state
+    /// line.
+    pub fn new_watch(
+        &self,
+        memory: Arc<SharedMemory>,
+        offset: usize,
+    ) -> Result<SqWatch, OutOfBounds> {
+        SqWatch::new(self.memory.clone(), memory, offset)
     }
 }
 
@@ -480,14 +480,11 @@ impl WorkQueueConsumer<SendKind> {
         })
     }
 
-    /// Stores a word of the QP's state in both places where clients read it.
-    fn store_state(&self, (header_at, line_at): (usize, usize), value: u32) {
-        self.memory
-            .header_word(header_at)
-            .store(value, Ordering::Release);
+    /// Stores a word of the state line.
+    fn store_state(&self, offset: usize, value: u32) {
         if let Some(line) = &self.state_line {
             // SAFETY: a multiple of 4 inside the line.
-            unsafe { line.word_at(line_at) }.store(value, Ordering::Release);
+            unsafe { line.word_at(offset) }.store(value, Ordering::Release);
         }
     }
 
@@ -536,7 +533,7 @@ impl WorkQueueConsumer<SendKind> {
     /// afterwards.
     pub fn set_qp_state(&self, state: u32) {
         // Pairs with the Acquire in `SqWatch::qp_state`.
-        self.store_state((OFF_QP_STATE, LINE_QP_STATE), state);
+        self.store_state(OFF_QP_STATE, state);
         // Pairs with the fence in `RqProducer::publish_posted`.
         fence(Ordering::SeqCst);
     }
@@ -547,7 +544,7 @@ impl WorkQueueConsumer<SendKind> {
     /// does not own passes it to the owner. The owner clears the pending word and checks the queue
     /// once when it installs a QP: otherwise a lost number would leave the word set forever.
     pub fn set_worker(&self, worker: u32) {
-        self.store_state((OFF_WORKER, LINE_WORKER), worker);
+        self.store_state(OFF_WORKER, worker);
     }
 }
 

@@ -82,7 +82,7 @@ fn requests_of_every_size_survive_the_wrap_of_the_ring() {
 }
 
 #[test]
-fn the_state_is_seen_in_the_state_line_and_by_older_libraries() {
+fn the_state_is_published_in_the_state_line() {
     let geometry = QpGeometry::new(4, 4, 1, 1, 0).unwrap();
     let at = wq::state_offset(geometry.rq_offset, geometry.rq_slots);
     assert_eq!(geometry.len, at + wq::STATE_LINE_LEN);
@@ -91,22 +91,11 @@ fn the_state_is_seen_in_the_state_line_and_by_older_libraries() {
     let consumer = SqConsumer::new(memory.clone(), 0, geometry.sq_slots)
         .and_then(|consumer| consumer.with_state_line(memory.clone(), at))
         .unwrap();
-    let in_header = producer.new_watch();
-    let in_line = producer
-        .new_watch()
-        .with_state_line(memory.clone(), at)
-        .unwrap();
+    let watch = producer.new_watch(memory.clone(), at).unwrap();
     consumer.set_worker(3);
     consumer.set_qp_state(2);
-    for watch in [&in_header, &in_line] {
-        assert_eq!((watch.qp_state(), watch.worker_index()), (2, 3));
-    }
-    // A daemon without support for the state line writes only the header.
-    let older = SqConsumer::new(memory.clone(), 0, geometry.sq_slots).unwrap();
-    older.set_qp_state(5);
-    assert_eq!((in_header.qp_state(), in_line.qp_state()), (5, 2));
-    let outside = producer.new_watch().with_state_line(memory, 1 << 20);
-    assert!(outside.is_err());
+    assert_eq!((watch.qp_state(), watch.worker_index()), (2, 3));
+    assert!(producer.new_watch(memory, 1 << 20).is_err());
 }
 
 #[test]

@@ -32,8 +32,8 @@ use rustix::io::Errno;
 use rustix::mm::ProtFlags;
 use siw_shm::SharedMemory;
 use siw_shm::control::{
-    AddExtents, AllocArena, ExtentMethod, FEATURE_EXTENTS, FEATURE_IMPORT, FreeArena, IMPORT_FILE,
-    IMPORT_PROCESS, ImportMemory, MAX_EXTENTS, MemoryExtent, ProtoError, RegMemory, Text,
+    AddExtents, AllocArena, ExtentMethod, FreeArena, IMPORT_FILE, IMPORT_PROCESS, ImportMemory,
+    MAX_EXTENTS, MemoryExtent, ProtoError, RegMemory, Text,
 };
 use siw_shm::shared_memory::PAGE;
 use std::collections::{HashMap, VecDeque};
@@ -142,7 +142,7 @@ impl Pd {
     ///
     /// # Errors
     /// `EFAULT`: not all of it is mapped, or it is read-only and `access` has LOCAL_WRITE.
-    /// `EOPNOTSUPP`: remote atomics in memory that is copied, or a daemon of an earlier release.
+    /// `EOPNOTSUPP`: remote atomics in memory that is copied.
     /// `ENOMEM`: a limit of the daemon.
     pub fn reg_memory(&self, address: *mut u8, len: usize, access: Access) -> Result<AppMr, Error> {
         self.reg_memory_iova(address, len, address as u64, access)
@@ -163,12 +163,6 @@ impl Pd {
                 "the region is empty, or wraps around the address space",
             ))?;
         let ctx = self.ctx();
-        if ctx.features() & FEATURE_EXTENTS == 0 {
-            return Err(registration_error(
-                libc::EOPNOTSUPP,
-                "siwd is of an earlier release: update it, or allocate memory from an arena",
-            ));
-        }
         let _one = lock_unpoisoned(&ONE_AT_A_TIME);
         let mut state = lock_unpoisoned(&ctx.app_memory.state);
         let parts = state.prepare_range(ctx, &range, access)?;
@@ -385,10 +379,6 @@ impl State {
         bytes: &Range<usize>,
         parts: &mut Parts,
     ) -> Result<(), Error> {
-        if ctx.features() & FEATURE_IMPORT == 0 {
-            let why = "siwd is of an earlier release, which does not support this kind of memory";
-            return Err(registration_error(libc::EOPNOTSUPP, why));
-        }
         if vma.shared
             && let Some(extent) = import_mapping(ctx, vma, bytes)
         {
@@ -521,7 +511,7 @@ impl State {
 
     /// Checks whether the daemon can copy from and to this process.
     fn can_copy(&mut self, ctx: &ClientInner) -> bool {
-        if self.process.is_none() && ctx.features() & FEATURE_IMPORT != 0 {
+        if self.process.is_none() {
             self.process = self.import_process(ctx).ok();
         }
         self.process.is_some()

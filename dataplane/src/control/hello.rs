@@ -24,7 +24,7 @@ impl ControlThread {
                 nix::libc::EPROTONOSUPPORT,
                 format!(
                     "protocol versions {} to {}, siwd speaks {} to {}: update the older one of client library and siwd",
-                    hello.min_version.max(1).min(hello.version),
+                    hello.min_version,
                     hello.version,
                     messages::MIN_VERSION,
                     messages::VERSION

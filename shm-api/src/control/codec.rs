@@ -135,20 +135,16 @@ pub fn split_packet(packet: &[u8]) -> Result<(Header, &[u8]), ProtoError> {
     Ok((header, body))
 }
 
-/// Copies a body into the struct that this side knows. Fields that an older peer omitted (down to a
-/// length of `shortest`) are zero; fields that a newer peer added are cut off.
-fn body_as<T: Pod + Zeroable>(kind: u16, shortest: usize, body: &[u8]) -> Result<T, ProtoError> {
-    if body.len() < shortest {
-        return Err(ProtoError::Size {
+/// Copies a body into the struct that this side knows; fields that a newer peer added are cut off.
+fn body_as<T: Pod>(kind: u16, body: &[u8]) -> Result<T, ProtoError> {
+    match body.get(..size_of::<T>()) {
+        Some(known) => Ok(bytemuck::pod_read_unaligned(known)),
+        None => Err(ProtoError::Size {
             kind,
-            want: shortest,
+            want: size_of::<T>(),
             got: body.len(),
-        });
+        }),
     }
-    let mut value = T::zeroed();
-    let known = body.len().min(size_of::<T>());
-    bytemuck::bytes_of_mut(&mut value)[..known].copy_from_slice(&body[..known]);
-    Ok(value)
 }
 
 /// Decodes the body of a request: fields added by a newer library must be zero, otherwise the client
@@ -158,7 +154,7 @@ fn request_as<M: Message>(body: &[u8]) -> Result<M, ProtoError> {
     if beyond.iter().any(|byte| *byte != 0) {
         return Err(ProtoError::Unknown { kind: M::KIND });
     }
-    body_as(M::KIND, M::MIN_LEN, body)
+    body_as(M::KIND, body)
 }
 
 /// Writes the negotiated version into the header of a packet.
@@ -217,8 +213,7 @@ pub fn decode_reply<M: Message>(seq: u32, packet: &[u8]) -> Result<M::Reply, Cal
         other => other?,
     };
     if header.status != 0 {
-        let shortest = size_of::<ErrorReply>();
-        let refusal: ErrorReply = body_as(header.kind, shortest, body)?;
+        let refusal: ErrorReply = body_as(header.kind, body)?;
         let reason = refusal.reason.to_text();
         return Err(CallError::Refused {
             errno: header.status,
@@ -228,7 +223,7 @@ pub fn decode_reply<M: Message>(seq: u32, packet: &[u8]) -> Result<M::Reply, Cal
     if header.kind != M::KIND || header.seq != seq {
         return Err(ProtoError::OutOfOrder.into());
     }
-    Ok(body_as(header.kind, size_of::<M::Reply>(), body)?)
+    Ok(body_as(header.kind, body)?)
 }
 
 /// Encodes an event packet.
@@ -242,7 +237,7 @@ pub fn decode_event<E: Pod>(kind: u16, packet: &[u8]) -> Result<E, ProtoError> {
     if header.kind != kind {
         return Err(ProtoError::Kind(header.kind));
     }
-    body_as(header.kind, size_of::<E>(), body)
+    body_as(header.kind, body)
 }
 
 /// Kind and seq of a packet that could not be decoded: enough to refuse it.

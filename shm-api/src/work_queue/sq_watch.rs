@@ -1,9 +1,6 @@
 //! The state of a queue pair as published by the daemon, for any thread of its client.
 
-use super::{
-    LINE_QP_STATE, LINE_WORKER, OFF_PENDING, OFF_QP_STATE, OFF_WORKER, OFF_WR_DONE, STATE_LINE_LEN,
-    WorkQueueMemory,
-};
+use super::{OFF_PENDING, OFF_QP_STATE, OFF_WORKER, OFF_WR_DONE, STATE_LINE_LEN, WorkQueueMemory};
 use crate::ring_memory::RingMemory;
 use crate::shared_memory::{OutOfBounds, SharedMemory};
 use core::sync::atomic::Ordering;
@@ -13,43 +10,25 @@ use std::sync::Arc;
 /// The state of a QP as published by the daemon.
 pub struct SqWatch {
     queue: WorkQueueMemory,
-    /// Memory of the state words, and their offsets in it.
-    state: RingMemory,
-    state_at: usize,
-    worker_at: usize,
+    state_line: RingMemory,
 }
 
 impl SqWatch {
-    /// A view of the QP with this send queue.
-    pub(super) fn new(queue: WorkQueueMemory) -> SqWatch {
-        SqWatch {
-            state: queue.0.clone(),
-            state_at: OFF_QP_STATE,
-            worker_at: OFF_WORKER,
-            queue,
-        }
-    }
-
-    /// Reads the state from the state line at `offset` instead, for daemons with
-    /// `FEATURE_STATE_LINE`.
-    pub fn with_state_line(
-        self,
+    /// A view of the QP with this send queue and the state line at `offset` of `memory`.
+    pub(super) fn new(
+        queue: WorkQueueMemory,
         memory: Arc<SharedMemory>,
         offset: usize,
     ) -> Result<SqWatch, OutOfBounds> {
-        Ok(SqWatch {
-            state: RingMemory::new(memory, offset, STATE_LINE_LEN)?,
-            state_at: LINE_QP_STATE,
-            worker_at: LINE_WORKER,
-            ..self
-        })
+        let state_line = RingMemory::new(memory, offset, STATE_LINE_LEN)?;
+        Ok(SqWatch { queue, state_line })
     }
 
     /// The QP state that the daemon last wrote (`control::QpState` as u32).
     #[inline]
     pub fn qp_state(&self) -> u32 {
-        // SAFETY: one of two constants that are multiples of 4, inside the header or the line.
-        let word = unsafe { self.state.word_at(self.state_at) };
+        // SAFETY: a multiple of 4 inside the line.
+        let word = unsafe { self.state_line.word_at(OFF_QP_STATE) };
         // Pairs with the Release in `set_qp_state`: the worker index was written before.
         word.load(Ordering::Acquire)
     }
@@ -59,7 +38,7 @@ impl SqWatch {
     #[inline]
     pub fn worker_index(&self) -> u32 {
         // SAFETY: as in `qp_state`.
-        let word = unsafe { self.state.word_at(self.worker_at) };
+        let word = unsafe { self.state_line.word_at(OFF_WORKER) };
         // Relaxed: ordered by the Acquire in `qp_state`.
         word.load(Ordering::Relaxed)
     }

@@ -241,11 +241,7 @@ fn limit_access(queue_pair: &QpObject) -> Result<(), Error> {
         }
         attributes.denied_access()
     };
-    match queue_pair.qp().deny_access(denied) {
-        // A daemon of an earlier release has no such limits.
-        Err(error) if error.errno() == libc::EOPNOTSUPP => Ok(()),
-        limited => limited,
-    }
+    queue_pair.qp().deny_access(denied)
 }
 
 /// ibv_modify_qp(3)

@@ -48,13 +48,6 @@ impl Devices {
             return Ok(devices);
         }
         let client = Context::open(None)?;
-        if !client.has_addresses() {
-            return Err(Error::Refused {
-                errno: libc::EOPNOTSUPP,
-                reason: "siwd is too old for rdma_cm: it does not support address resolution"
-                    .into(),
-            });
-        }
         // Never freed, like the contexts.
         let group: &EventGroup = Box::leak(Box::default());
         let mut all = Vec::new();

@@ -359,6 +359,11 @@ impl AttackerQp {
         self.send_queue() + self.reply.rq_offset as usize
     }
 
+    fn state_line(&self) -> usize {
+        let offset = work_queue::state_offset(self.reply.rq_offset as usize, self.reply.rq_slots);
+        self.send_queue() + offset
+    }
+
     fn store(&self, offset: usize, value: u32) {
         if let Ok(word) = self.memory.atomic_u32(offset) {
             word.store(value, SeqCst);
@@ -420,7 +425,7 @@ impl AttackerQp {
     /// pending.
     pub fn ring(&self, session: &AttackSession) {
         self.store(self.send_queue() + OFF_PENDING, 1);
-        let worker = self.load(self.send_queue() + OFF_WORKER);
+        let worker = self.load(self.state_line() + OFF_WORKER);
         session.ring_doorbell(worker, self.reply.qp_num);
     }
 }

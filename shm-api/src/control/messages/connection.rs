@@ -38,10 +38,10 @@ pub struct ConnParams {
     /// 1, 2, [`BY_DEVICE`].
     pub mpa_rev: u8,
     /// Number of times that a refused connect is retried, after a short delay, when no listener
-    /// exists yet. With [`FEATURE_PAIRS`](super::FEATURE_PAIRS).
+    /// exists yet.
     pub refusals: u8,
     /// 1: a message without a receive work request waits for one, even if the device is configured
-    /// otherwise. With [`FEATURE_PAIRS`](super::FEATURE_PAIRS).
+    /// otherwise.
     pub waits_for_receives: u8,
     pub private_data: PrivateData,
 }
@@ -65,8 +65,7 @@ pub struct Connect {
 
 /// Connects a queue pair with the one of the peer that the program has named by GID and number
 /// (ibv_modify_qp(3) to RTR): both ends send this, in any order. Answered at once; work requests may
-/// be posted from then on. A failed connection is reported as an asynchronous event, QP_FATAL. With
-/// [`FEATURE_PAIRS`](super::FEATURE_PAIRS).
+/// be posted from then on. A failed connection is reported as an asynchronous event, QP_FATAL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct PairQp {
@@ -138,8 +137,7 @@ pub const BIND_REUSE: u32 = 1;
 pub const BIND_V6_ONLY: u32 = 2;
 
 /// Reserves an address and port (rdma_bind_addr(3)), answered with [`ListenReply`]. The number in the
-/// reply is that of the binding: [`Listen`] makes it a listener, [`Unlisten`] releases it. With
-/// [`FEATURE_ADDRESSES`](super::FEATURE_ADDRESSES).
+/// reply is that of the binding: [`Listen`] makes it a listener, [`Unlisten`] releases it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Bind {
@@ -153,7 +151,7 @@ pub struct Bind {
 }
 
 /// Resolves an address: the device that leads to it, and the local address of that device
-/// (rdma_resolve_addr(3)). With [`FEATURE_ADDRESSES`](super::FEATURE_ADDRESSES).
+/// (rdma_resolve_addr(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Resolve {
@@ -177,7 +175,7 @@ pub struct ResolveReply {
 
 /// Moves the events of a queue pair, of a listener or binding, or of a pending request to another
 /// channel (rdma_migrate_id(3)); a number of 0 means none. Once it is answered, no further event
-/// arrives on the old channel. With [`FEATURE_ADDRESSES`](super::FEATURE_ADDRESSES).
+/// arrives on the old channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct MigrateCm {

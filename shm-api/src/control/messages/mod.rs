@@ -15,10 +15,10 @@
 //! - HELLO also carries the feature bits that the library knows ([`FEATURES`]); the reply has those
 //!   that the daemon knows too. A feature is used only if its bit was in the reply. Feature bits are
 //!   for optional extensions: a further request, or another meaning of a field.
-//! - Structs grow only at their end. A request of an older library ends earlier
-//!   ([`Message::MIN_LEN`]): the missing fields read as zeros, which therefore must select the
-//!   previous behavior. A request of a newer library may be longer if the excess bytes are zero. The
-//!   library reads the known part of a longer reply or event.
+//! - Structs grow only at their end, with a feature bit for the new fields. A request of a newer
+//!   library may be longer if the excess bytes are zero. The library reads the known part of a longer
+//!   reply or event. Once a release has sent a struct, its shorter form stays valid: the missing
+//!   fields read as zeros, which therefore must select the previous behavior.
 //! - An unknown request is refused with `EOPNOTSUPP`, and the connection stays open.
 //! - Every other change of a struct, and every change of the layout of shared memory (rings, work
 //!   requests, completions, doorbells), increments [`VERSION`]. [`MIN_VERSION`] follows when the
@@ -50,29 +50,12 @@ use core::mem::size_of;
 /// First word of each packet: "siwd".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"siwd");
 /// Highest protocol version that this side supports; see the rules above.
-pub const VERSION: u16 = 4;
-/// Lowest protocol version that this side supports. 3 is the last version before version negotiation:
-/// its HELLO names a single version.
-pub const MIN_VERSION: u16 = 3;
-/// The optional features that this side knows.
-pub const FEATURES: u32 = FEATURE_ADDRESSES
-    | FEATURE_EXTENTS
-    | FEATURE_IMPORT
-    | FEATURE_PAIRS
-    | FEATURE_QP_ACCESS
-    | FEATURE_STATE_LINE;
-/// Feature: [`Bind`], [`Resolve`], [`MigrateCm`], [`Listen::binding`], [`Unlisten::flags`].
-pub const FEATURE_ADDRESSES: u32 = 1 << 0;
-/// Feature: regions of several extents ([`RegMemory`], [`AddExtents`]).
-pub const FEATURE_EXTENTS: u32 = 1 << 1;
-/// Feature: memory that the client already has ([`ImportMemory`]).
-pub const FEATURE_IMPORT: u32 = 1 << 2;
-/// Feature: [`PairQp`].
-pub const FEATURE_PAIRS: u32 = 1 << 4;
-/// Feature: [`ModifyQp::flags`].
-pub const FEATURE_QP_ACCESS: u32 = 1 << 5;
-/// Feature: queue pairs have a state line ([`crate::work_queue`]).
-pub const FEATURE_STATE_LINE: u32 = 1 << 6;
+pub const VERSION: u16 = 5;
+/// Lowest protocol version that this side supports.
+pub const MIN_VERSION: u16 = VERSION;
+/// The optional features that this side knows: none so far. All that this tree supports belongs to
+/// [`MIN_VERSION`].
+pub const FEATURES: u32 = 0;
 /// Maximum length of a packet.
 pub const MAX_PACKET: usize = 8192;
 /// Maximum number of fds in one packet.
@@ -108,21 +91,8 @@ pub struct ErrorReply {
 pub trait Message: Pod {
     /// Number in the header.
     const KIND: u16;
-    /// Length of the request in [`MIN_VERSION`], which older libraries send.
-    const MIN_LEN: usize;
     /// Type of the reply.
     type Reply: Pod;
-}
-
-/// Length in [`MIN_VERSION`] of a request whose current length is `len`.
-const fn oldest_len(kind: u16, len: usize) -> usize {
-    match kind {
-        // Without version range and features.
-        ClientHello::KIND => 72,
-        // Without flags.
-        ModifyQp::KIND => 8,
-        _ => len,
-    }
 }
 
 /// The only table of requests: number, request, reply. Passes it to the macro `$then`.
@@ -181,7 +151,6 @@ macro_rules! message {
     ($($kind:literal $req:ident -> $reply:ty;)*) => {
         $(impl Message for $req {
             const KIND: u16 = $kind;
-            const MIN_LEN: usize = oldest_len($kind, size_of::<$req>());
             type Reply = $reply;
         })*
     };

@@ -75,8 +75,7 @@ pub struct ModifyQp {
     /// restarts at the beginning of both rings), Sqd and Rts stop and resume sending, Closing
     /// disconnects, Terminate sends a Terminate, Error flushes.
     pub state: u32,
-    /// 0, or [`MODIFY_ACCESS`]: changes `denied_access` instead of the state. With
-    /// [`FEATURE_QP_ACCESS`](super::FEATURE_QP_ACCESS).
+    /// 0, or [`MODIFY_ACCESS`]: changes `denied_access` instead of the state.
     pub flags: u32,
     /// Rights that the peer is denied: [`crate::Access`] bits of [`crate::Access::REMOTE`].
     pub denied_access: u32,

@@ -13,7 +13,7 @@ pub struct ClientHello {
     pub pid: u32,
     /// Name for status output.
     pub name: Text<64>,
-    /// Lowest version that the client supports; 0: only `version`.
+    /// Lowest version that the client supports.
     pub min_version: u32,
     /// Optional features that the client knows.
     pub features: u32,
@@ -33,14 +33,10 @@ impl ClientHello {
 
     /// The highest version that both sides support.
     pub fn common_version(&self) -> Option<u16> {
-        let lowest = match self.min_version {
-            0 => self.version,
-            lowest => lowest,
-        };
-        let common = self.version.min(VERSION.into());
-        let both = lowest.max(MIN_VERSION.into());
+        let highest = self.version.min(VERSION.into());
+        let lowest = self.min_version.max(MIN_VERSION.into());
         // At most VERSION, so it fits.
-        (both <= common).then_some(common as u16)
+        (lowest <= highest).then_some(highest as u16)
     }
 }
 
