@@ -28,6 +28,7 @@ pub mod netlink;
 pub mod offloads;
 pub mod prepared;
 pub mod resume_latency;
+#[doc(hidden)]
 pub mod stream;
 pub mod sysfs_tree;
 pub mod worker;

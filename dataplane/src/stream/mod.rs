@@ -1,5 +1,5 @@
-//! The byte-stream endpoint: plain services over our TCP, without iWARP, so that any program with a
-//! socket can be its peer. `siw-stream` is its command line.
+//! The byte-stream endpoint of tests: plain services over our TCP, without iWARP, so that any program
+//! with a socket can be its peer. The example `siw-stream` is its command line.
 //!
 //! ```text
 //!  rx_burst -> Stack::receive_burst -> events -> StreamConnection: read, check, return

@@ -2,7 +2,9 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, channel};
 
 use serde_json::Value;
@@ -77,7 +79,8 @@ pub fn network(mtu: u32) -> Netns {
 
 /// The program with arguments separated by spaces.
 pub fn command(args: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_siw-stream"));
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    let mut command = Command::new(PROGRAM.get_or_init(|| super::daemon_example("siw-stream")));
     command
         .args(args.split(' '))
         .stdin(Stdio::null())

@@ -1,8 +1,9 @@
-//! `siw-stream`: byte-stream services over siwd's TCP on a DPDK port, for peers that are plain
-//! socket programs.
+//! Byte-stream services over siwd's TCP on a DPDK port: the endpoint of tests whose peers are plain
+//! socket programs (`dataplane/tests/common/stream.rs`).
 
 #![forbid(unsafe_code)]
 
+use std::error::Error;
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -126,11 +127,11 @@ struct Args {
     log: String,
 }
 
-fn parse_seconds(text: &str) -> Result<f64, String> {
+fn parse_seconds(text: &str) -> Result<f64, Box<dyn Error + Send + Sync>> {
     text.parse::<f64>()
         .ok()
         .filter(|seconds| seconds.is_finite() && *seconds > 0.0 && *seconds < 1e9)
-        .ok_or_else(|| format!("{text:?}: write seconds above 0, for example 2.5"))
+        .ok_or_else(|| format!("{text:?}: write seconds above 0, for example 2.5").into())
 }
 
 fn main() -> ExitCode {
@@ -142,7 +143,8 @@ fn main() -> ExitCode {
     match run_endpoint(&args) {
         // Threads of drivers may still run: no exit handlers.
         Ok(has_succeeded) => dpdk::exit_process(i32::from(!has_succeeded)),
-        Err(message) => {
+        Err(error) => {
+            let message = error.to_string();
             if args.json {
                 println!("{}", serde_json::json!({ "error": message }));
             }
@@ -152,7 +154,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run_endpoint(args: &Args) -> Result<bool, String> {
+fn run_endpoint(args: &Args) -> Result<bool, Box<dyn Error>> {
     let config = load_config(args)?;
     let plan = StreamPlan {
         offers: args.listen.clone(),
@@ -211,9 +213,9 @@ fn print_ready(args: &Args, devices: &[OpenDevice]) {
 }
 
 /// Loads the file, or a configuration made from the options, so that both are checked alike.
-fn load_config(args: &Args) -> Result<Config, String> {
+fn load_config(args: &Args) -> Result<Config, Box<dyn Error>> {
     let mut config = match &args.config {
-        Some(path) => Config::load_file(path).map_err(|error| error.to_string())?,
+        Some(path) => Config::load_file(path)?,
         None => {
             let text = options_as_toml(args);
             Config::parse_text(Path::new("options"), &text).map_err(|error| match error {
