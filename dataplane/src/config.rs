@@ -22,11 +22,13 @@ pub use device::{
 pub use mpa::{MarkersName, MpaSettings, OutOfOrderName, RtrName, TerminateName};
 pub use process::{
     CaptureConfig, ControlSocketConfig, DpdkConfig, EalLog, HugepagePolicy, IdlePolicy,
-    IovaSetting, LimitsConfig, ProcessMemoryPolicy, WorkersConfig, check_socket_path,
+    IovaSetting, LimitsConfig, ProcessMemoryPolicy, SocketPathError, WorkersConfig,
+    check_socket_path,
 };
 pub use tcp::{CongestionName, NeighbourSettings, TcpSettings};
 pub use values::{
     ByteSize, Cidr, DeviceName, FileMode, InterfaceName, MacAddress, PciAddress, PortRange,
+    ValueError,
 };
 
 /// Maximum number of workers: each completion queue has one ring per worker.

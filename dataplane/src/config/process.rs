@@ -188,16 +188,19 @@ fn socket_path<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D:
 /// Longest path of a Unix socket, without the NUL byte (unix(7)).
 const MAX_SOCKET_PATH: usize = 107;
 
+/// The path of the control socket is empty or too long.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "control socket {0:?}: {len} bytes; the path of a Unix socket has 1 to {MAX_SOCKET_PATH}",
+    len = .0.as_os_str().len()
+)]
+pub struct SocketPathError(PathBuf);
+
 /// Checks that a Unix socket can have this path.
-///
-/// # Errors
-/// The path is empty or too long.
-pub fn check_socket_path(path: &Path) -> Result<(), String> {
+pub fn check_socket_path(path: &Path) -> Result<(), SocketPathError> {
     match path.as_os_str().len() {
         1..=MAX_SOCKET_PATH => Ok(()),
-        length => Err(format!(
-            "control socket {path:?}: {length} bytes; the path of a Unix socket has 1 to {MAX_SOCKET_PATH}"
-        )),
+        _ => Err(SocketPathError(path.to_owned())),
     }
 }
 

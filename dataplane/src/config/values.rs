@@ -19,21 +19,54 @@ macro_rules! from_text {
     };
 }
 
+/// Text that is not a value of its kind: the text, and an example of the format.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ValueError {
+    /// Not a [`DeviceName`].
+    #[error("device name {0:?}: use 1 to 63 letters, digits, '_' or '-', for example \"siw0\"")]
+    DeviceName(String),
+    /// Not a [`PciAddress`].
+    #[error("PCI address {0:?}: write domain:bus:device.function, for example \"0000:03:00.0\"")]
+    PciAddress(String),
+    /// Not an [`InterfaceName`].
+    #[error("interface {0:?}: write a name as ip link shows it, for example \"eth0\"")]
+    InterfaceName(String),
+    /// Not a [`MacAddress`].
+    #[error(
+        "Ethernet address {0:?}: write six hex octets of a unicast address, for example \"02:00:00:00:00:01\""
+    )]
+    MacAddress(String),
+    /// Not a [`Cidr`], with the reason.
+    #[error(
+        "address {0:?}: {1}; write address/prefix, for example \"10.77.0.1/24\" or \"fd77::1/64\""
+    )]
+    Cidr(String, &'static str),
+    /// Not a [`PortRange`].
+    #[error("ports {0:?}: write the first and the last of 1 to 65535, for example \"61000-65535\"")]
+    PortRange(String),
+    /// Not a [`ByteSize`].
+    #[error(
+        "size {0:?}: write bytes, or a number with KiB, MiB, GiB or TiB, for example \"64MiB\""
+    )]
+    ByteSize(String),
+    /// Not a [`FileMode`].
+    #[error("mode {0:?}: write octal permission bits, for example \"0660\"")]
+    FileMode(String),
+}
+
 /// A verbs device name: 1 to 63 letters, digits, `_` or `-`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct DeviceName(pub String);
 from_text!(DeviceName);
 
 impl FromStr for DeviceName {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
+    type Err = ValueError;
+    fn from_str(text: &str) -> Result<Self, ValueError> {
         let plain = text
             .bytes()
             .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-');
         if text.is_empty() || text.len() > 63 || !plain {
-            return Err(format!(
-                "device name {text:?}: use 1 to 63 letters, digits, '_' or '-', for example \"siw0\""
-            ));
+            return Err(ValueError::DeviceName(text.to_owned()));
         }
         Ok(DeviceName(text.to_owned()))
     }
@@ -45,8 +78,8 @@ pub struct PciAddress(pub String);
 from_text!(PciAddress);
 
 impl FromStr for PciAddress {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
+    type Err = ValueError;
+    fn from_str(text: &str) -> Result<Self, ValueError> {
         let shape = |address: &str| -> Option<()> {
             let (head, func) = address.rsplit_once('.')?;
             let mut parts = head.rsplit(':');
@@ -60,9 +93,7 @@ impl FromStr for PciAddress {
         };
         match shape(text) {
             Some(()) => Ok(PciAddress(text.to_owned())),
-            None => Err(format!(
-                "PCI address {text:?}: write domain:bus:device.function, for example \"0000:03:00.0\""
-            )),
+            None => Err(ValueError::PciAddress(text.to_owned())),
         }
     }
 }
@@ -73,15 +104,13 @@ pub struct InterfaceName(pub String);
 from_text!(InterfaceName);
 
 impl FromStr for InterfaceName {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
+    type Err = ValueError;
+    fn from_str(text: &str) -> Result<Self, ValueError> {
         let has_bad_byte = text
             .bytes()
             .any(|byte| byte == b'/' || byte == b':' || byte <= b' ' || byte == 0x7f);
         if text.is_empty() || text.len() > 15 || has_bad_byte {
-            return Err(format!(
-                "interface {text:?}: write a name as ip link shows it, for example \"eth0\""
-            ));
+            return Err(ValueError::InterfaceName(text.to_owned()));
         }
         Ok(InterfaceName(text.to_owned()))
     }
@@ -93,13 +122,9 @@ pub struct MacAddress(pub [u8; 6]);
 from_text!(MacAddress);
 
 impl FromStr for MacAddress {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        let bad = || {
-            format!(
-                "Ethernet address {text:?}: write six hex octets of a unicast address, for example \"02:00:00:00:00:01\""
-            )
-        };
+    type Err = ValueError;
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let bad = || ValueError::MacAddress(text.to_owned());
         let mut mac = [0u8; 6];
         let mut parts = text.split(':');
         for octet in &mut mac {
@@ -138,13 +163,9 @@ pub struct Cidr {
 from_text!(Cidr);
 
 impl FromStr for Cidr {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        let bad = |why: &str| {
-            format!(
-                "address {text:?}: {why}; write address/prefix, for example \"10.77.0.1/24\" or \"fd77::1/64\""
-            )
-        };
+    type Err = ValueError;
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let bad = |why| ValueError::Cidr(text.to_owned(), why);
         let (addr, prefix) = text
             .split_once('/')
             .ok_or_else(|| bad("the prefix length is missing"))?;
@@ -173,18 +194,16 @@ impl PortRange {
 }
 
 impl FromStr for PortRange {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
+    type Err = ValueError;
+    fn from_str(text: &str) -> Result<Self, ValueError> {
         let ports = text.split_once('-').and_then(|(first, last)| {
             let first: u16 = first.trim().parse().ok()?;
             let last: u16 = last.trim().parse().ok()?;
             (first > 0 && first <= last).then_some(first..=last)
         });
-        ports.map(PortRange).ok_or_else(|| {
-            format!(
-                "ports {text:?}: write the first and the last of 1 to 65535, for example \"61000-65535\""
-            )
-        })
+        ports
+            .map(PortRange)
+            .ok_or_else(|| ValueError::PortRange(text.to_owned()))
     }
 }
 
@@ -193,13 +212,9 @@ impl FromStr for PortRange {
 pub struct ByteSize(pub u64);
 
 impl FromStr for ByteSize {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        let bad = || {
-            format!(
-                "size {text:?}: write bytes, or a number with KiB, MiB, GiB or TiB, for example \"64MiB\""
-            )
-        };
+    type Err = ValueError;
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let bad = || ValueError::ByteSize(text.to_owned());
         let digits = text
             .find(|character: char| !character.is_ascii_digit())
             .unwrap_or(text.len());
@@ -250,14 +265,12 @@ pub struct FileMode(pub u32);
 from_text!(FileMode);
 
 impl FromStr for FileMode {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
+    type Err = ValueError;
+    fn from_str(text: &str) -> Result<Self, ValueError> {
         u32::from_str_radix(text, 8)
             .ok()
             .filter(|mode| *mode <= 0o777)
             .map(FileMode)
-            .ok_or_else(|| {
-                format!("mode {text:?}: write octal permission bits, for example \"0660\"")
-            })
+            .ok_or_else(|| ValueError::FileMode(text.to_owned()))
     }
 }
