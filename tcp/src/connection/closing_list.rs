@@ -109,10 +109,15 @@ impl ClosingLists {
         self.nodes[index as usize].newer = index;
     }
 
-    pub(crate) fn pop_oldest(&mut self, list: Closing) -> Option<u32> {
+    pub(crate) fn oldest(&self, list: Closing) -> Option<u32> {
         let index = self.ends[list as usize].oldest;
-        self.remove(index);
         (index != list.end()).then_some(index)
+    }
+
+    pub(crate) fn pop_oldest(&mut self, list: Closing) -> Option<u32> {
+        let index = self.oldest(list)?;
+        self.remove(index);
+        Some(index)
     }
 }
 

@@ -18,6 +18,7 @@ use crate::base::timer_wheel::TimerWheel;
 use crate::config::{IpCidr, LearnedRoutes, StackConfig};
 use crate::connection::Connection;
 use crate::connection::closing_list::{Closing, ClosingLists};
+use crate::connection::ecn::EarlyAck;
 use crate::connection::side_table::SideTable;
 use crate::flow::table::FlowTable;
 use crate::link::control_queue::ControlQueue;
@@ -74,6 +75,8 @@ pub(crate) struct SharedState {
     /// Routes in addition to those of the configuration.
     pub learned_routes: LearnedRoutes,
     pub control_queue: ControlQueue,
+    /// ACKs that precede all other output of their connections.
+    pub early_acks: VecDeque<EarlyAck>,
     /// Connections that may be evicted when the stack is full.
     pub closing: ClosingLists,
     pub side_table: SideTable,
@@ -166,6 +169,7 @@ impl SharedState {
             neighbours: Neighbours::new(config.neighbours),
             learned_routes: LearnedRoutes::default(),
             control_queue: ControlQueue::new(&config, TokenBucket::new(rate)),
+            early_acks: VecDeque::new(),
             closing: ClosingLists::new(),
             side_table: SideTable::default(),
             active: 0,

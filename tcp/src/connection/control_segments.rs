@@ -98,12 +98,24 @@ impl<B: RecvBuf, R> Connection<B, R> {
             ect: false,
             tso: false,
         };
-        let (n, mut meta) = self.template.meta(&fields);
+        self.send_bare_segment(cx, &fields, sink)?;
+        self.on_ack_sent(edge);
+        Ok(())
+    }
+
+    /// Sends a segment that consists of headers only, and counts it.
+    #[inline]
+    pub(crate) fn send_bare_segment(
+        &self,
+        cx: &mut TcpContext<'_>,
+        fields: &SegmentFields<'_>,
+        sink: &mut impl FrameSink<R>,
+    ) -> Result<(), SinkFull> {
+        let (n, mut meta) = self.template.meta(fields);
         self.complete_meta(cx, &mut meta);
-        if !sink.send_headers_only(n, &meta, |out| self.template.build(out, &fields)) {
+        if !sink.send_headers_only(n, &meta, |out| self.template.build(out, fields)) {
             return Err(SinkFull);
         }
-        self.on_ack_sent(edge);
         cx.shared.stats.frames_out += 1;
         cx.shared.stats.out_segs += 1;
         Ok(())

@@ -318,7 +318,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if tcb.has(ConnectionFlags::RELEASED) && buffer.remaining() > 0 {
             // The connection has no owner to read this data: reset it (RFC 9293 section 3.6,
             // MAY-1).
-            self.send_reset(cx);
+            self.schedule_reset(cx);
             self.enter_closed(cx);
             return SegmentVerdict::Done;
         }

@@ -13,6 +13,7 @@ pub(crate) mod neighbour;
 pub(crate) mod orphan;
 pub(crate) mod output;
 pub(crate) mod paced_output;
+pub(crate) mod reset;
 pub(crate) mod rx_coalescer;
 pub(crate) mod side_table;
 #[cfg(test)]

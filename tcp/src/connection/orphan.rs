@@ -54,7 +54,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if self.tcb.state != TcpState::FinWait2 {
             // The peer has not received everything: it must not take this for a regular close.
             cx.shared.stats.abort_on_timeout += 1;
-            self.send_reset(cx);
+            self.schedule_reset(cx);
         }
         self.enter_closed(cx);
     }

@@ -170,15 +170,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
         Ok(())
     }
 
-    /// Sends all pending output that may be sent now.
+    /// Sends all pending output that may be sent now. The connection is not in CLOSED.
     pub(crate) fn send_pending(
         &mut self,
         cx: &mut TcpContext<'_>,
         sink: &mut impl FrameSink<R>,
     ) -> Result<(), SinkFull> {
-        if self.tcb.state == TcpState::Closed {
-            return Ok(());
-        }
         let fin = self.tcb.is_fin_pending();
         let lost = self.tcb.has(ConnectionFlags::RECOVERING)
             && self

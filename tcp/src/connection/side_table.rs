@@ -47,8 +47,11 @@ pub(crate) struct SideFields {
     pub probe_answers: AnswerLimit,
     /// Limit of answers to all other unacceptable segments, and of challenge ACKs.
     pub other_answers: AnswerLimit,
-    /// Retransmission timeouts so far.
-    pub timeouts: u32,
+    /// During an active open, a router reported that the peer is unreachable at the moment (RFC
+    /// 9293 section 3.9.2.2).
+    pub soft_error: bool,
+    /// Retransmission timeouts so far; the count saturates.
+    pub timeouts: u16,
     /// The client and user that the connection is charged to, if its owner named them.
     pub quota_owner: Option<QuotaOwner>,
 }
@@ -74,7 +77,7 @@ impl SideTable {
     pub(crate) fn timeouts(&self, index: u32) -> u32 {
         self.0
             .get(index as usize)
-            .map_or(0, |fields| fields.timeouts)
+            .map_or(0, |fields| fields.timeouts.into())
     }
 
     /// Returns the client and user that the connection in slot `index` is charged to.

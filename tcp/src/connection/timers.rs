@@ -5,14 +5,12 @@
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
 use crate::base::state::TcpState;
-use crate::base::time::{at_ticks, timestamp_at, to_nanos, to_ticks};
+use crate::base::time::{at_ticks, to_nanos, to_ticks};
 use crate::connection::Connection;
 use crate::connection::context::TcpContext;
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::timer::Timer;
-use crate::wire::segment;
-use crate::wire::template::SegmentFields;
 
 /// Idle time in ns after which a connection frees the memory of its queues. Longer than it takes to
 /// serve ten thousand others in turn, because a connection that is soon used again would only
@@ -100,7 +98,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if let Some(next) = self.earliest_deadline(cx) {
             cx.schedule_timer(&mut self.tcb, next);
         }
-        self.tcb.state == TcpState::Closed && self.tcb.has(ConnectionFlags::RELEASED)
+        self.is_done()
     }
 
     /// Sends the ACK that waited for the owner's reply.
@@ -206,7 +204,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if self.tcb.backoff >= cx.shared.config.syn_retries {
             cx.shared.stats.attempt_fails += 1;
             // A router may have reported the reason (RFC 9293 section 3.9.2.2, SHLD-25).
-            let why = if self.tcb.has(ConnectionFlags::SOFT_ERROR) {
+            let why = if cx.shared.side_table.fields_of(cx.index).soft_error {
                 Events::UNREACHABLE
             } else {
                 Events::TIMED_OUT
@@ -263,7 +261,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return;
         }
         cx.shared.stats.timeouts += 1;
-        cx.shared.side_table.fields_of(cx.index).timeouts += 1;
+        let timeouts = &mut cx.shared.side_table.fields_of(cx.index).timeouts;
+        *timeouts = timeouts.saturating_add(1);
         if self.tcb.has(ConnectionFlags::NARROW_PATH) {
             self.probe_timed_out(cx);
         }
@@ -332,7 +331,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
 
     pub(crate) fn abort_on_timeout(&mut self, cx: &mut TcpContext<'_>) {
         cx.shared.stats.abort_on_timeout += 1;
-        self.send_reset(cx);
+        self.schedule_reset(cx);
         self.fail_connection(cx, Events::TIMED_OUT);
     }
 
@@ -340,42 +339,6 @@ impl<B: RecvBuf, R> Connection<B, R> {
     pub(crate) fn fail_connection(&mut self, cx: &mut TcpContext<'_>, why: Events) {
         self.enter_closed(cx);
         cx.raise_event(&mut self.tcb, why | Events::CLOSED);
-    }
-
-    /// Sends a reset from a synchronised connection, with timestamps if agreed (RFC 7323 section
-    /// 3.2). Not sent if the neighbour was never resolved.
-    pub(crate) fn send_reset(&mut self, cx: &mut TcpContext<'_>) {
-        if self.neighbour_generation == 0
-            || matches!(
-                self.tcb.state,
-                TcpState::SynSent | TcpState::Closed | TcpState::TimeWait
-            )
-        {
-            return;
-        }
-        let fields = SegmentFields {
-            seq: self
-                .tcb
-                .snd_nxt
-                .min(self.tcb.snd_una + self.tcb.snd_wnd.max(1)),
-            ack: self.tcb.rcv_nxt,
-            flags: segment::RST | segment::ACK,
-            window: 0,
-            ts: self.tcb.has(ConnectionFlags::TIMESTAMPS).then(|| {
-                (
-                    timestamp_at(cx.now, self.timestamp_offset),
-                    self.tcb.ts_recent,
-                )
-            }),
-            options: &[],
-            payload: 0,
-            ect: false,
-            tso: false,
-        };
-        cx.shared.stats.out_rsts += 1;
-        cx.shared
-            .control_queue
-            .push_segment(&self.template, &fields, &mut cx.shared.stats);
     }
 
     /// Returns when the next keepalive probe is due, in ns. `None` while data is in flight: that

@@ -197,7 +197,7 @@ impl ControlQueue {
     }
 
     /// Returns whether there is room for an answer; if not, it is counted as dropped.
-    fn has_room(&self, stats: &mut StackStats) -> bool {
+    pub(crate) fn has_room(&self, stats: &mut StackStats) -> bool {
         self.has_room_for(1, stats)
     }
 

@@ -458,7 +458,8 @@ impl WireOracle {
         }
         let Some(iss) = side.iss.filter(|_| view.flags & ACK != 0) else {
             if view.flags & SYN != 0 {
-                side.edge = 1 + u32::from(view.window); // a SYN acknowledges nothing yet
+                // A SYN acknowledges nothing yet; a late duplicate takes back nothing.
+                side.edge = side.edge.max(1 + u32::from(view.window));
             }
             return;
         };

@@ -247,7 +247,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             return;
         }
         if soft {
-            conn.tcb.flags |= ConnectionFlags::SOFT_ERROR;
+            self.shared.side_table.fields_of(index).soft_error = true;
         } else {
             self.shared.stats.attempt_fails += 1;
             conn.fail_connection(&mut self.shared.context_of(index), Events::UNREACHABLE);

@@ -206,13 +206,14 @@ impl<B: RecvBuf, R> Stack<B, R> {
         conn.update_active_count(&mut self.shared.context_of(index));
     }
 
-    /// Resets the connection at once; queued records stay until `take_unacked` or `release`.
+    /// Ends the connection at once; the next `poll` sends the reset. Queued records stay until
+    /// `take_unacked` or `release`.
     pub fn abort(&mut self, now: Instant, id: ConnId) {
         self.shared.now = now;
         if self.connection(id).is_some() {
             let conn = &mut self.connections[id.index as usize];
             if conn.tcb.state != TcpState::Closed {
-                conn.send_reset(&mut self.shared.context_of(id.index));
+                conn.schedule_reset(&mut self.shared.context_of(id.index));
                 conn.fail_connection(&mut self.shared.context_of(id.index), Events::NONE);
             }
         }
@@ -220,7 +221,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// Detaches the owner from the connection: no more events. A closing connection lives on until
     /// TIME-WAIT or LAST-ACK ends, or until [`StackConfig::orphan_timeout`] expires. An open one is
-    /// closed first (reset if received data was not read, RFC 2525 section 2.17).
+    /// closed first (reset if received data was not read, RFC 2525 section 2.17). A reset leaves
+    /// before the slot of its connection is free.
     pub fn release(&mut self, now: Instant, id: ConnId) {
         self.shared.now = now;
         if self.connection(id).is_none() {
@@ -234,7 +236,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             TcpState::Established | TcpState::FinWait1 | TcpState::FinWait2 | TcpState::CloseWait
         ) && !conn.receive_queue.is_empty()
         {
-            conn.send_reset(&mut self.shared.context_of(index));
+            conn.schedule_reset(&mut self.shared.context_of(index));
             conn.enter_closed(&mut self.shared.context_of(index));
         }
         self.start_close(index);
@@ -383,7 +385,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// stop a retransmission timer.
     pub fn poll_output(&mut self, now: Instant, sink: &mut impl FrameSink<R>) {
         self.shared.now = now;
-        // ACKs built while segments were received are sent before later ones.
+        if !self.shared.early_acks.is_empty() && self.send_early_acks(sink).is_err() {
+            self.shared.is_output_blocked = true;
+            return;
+        }
         if !self.shared.control_queue.is_empty() {
             self.shared
                 .control_queue
@@ -401,14 +406,20 @@ impl<B: RecvBuf, R> Stack<B, R> {
             }
             conn.tcb.flags &= !ConnectionFlags::IN_OUTPUT_LIST;
             conn.update_held_buffers(&mut self.shared.context_of(index));
-            if conn
-                .send_pending(&mut self.shared.context_of(index), sink)
-                .is_err()
-            {
+            let is_closed = conn.tcb.state == TcpState::Closed;
+            let sent = if is_closed {
+                conn.send_pending_reset(&mut self.shared.context_of(index), sink)
+            } else {
+                conn.send_pending(&mut self.shared.context_of(index), sink)
+            };
+            if sent.is_err() {
                 conn.tcb.flags |= ConnectionFlags::IN_OUTPUT_LIST;
                 self.shared.output_list.push_front(index);
                 self.shared.is_output_blocked = true;
                 return;
+            }
+            if is_closed {
+                self.free_if_done(index);
             }
         }
         self.shared.is_output_blocked = false;
@@ -476,6 +487,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Returns whether `poll` would send something now (if the sink has room).
     pub fn has_output(&self) -> bool {
         !self.shared.output_list.is_empty()
+            || !self.shared.early_acks.is_empty()
             || !self.shared.control_queue.is_empty()
             || !self.shared.neighbours.solicits.is_empty()
     }

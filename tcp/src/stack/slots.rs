@@ -2,7 +2,6 @@
 //! evicted.
 
 use crate::base::buffer::RecvBuf;
-use crate::base::state::TcpState;
 use crate::base::timer_wheel::TimerWheel;
 use crate::connection::Connection;
 use crate::connection::closing_list::{Closing, ClosingLists};
@@ -25,10 +24,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// The part of these bytes that every segment accesses.
     pub const HOT_BYTES: usize = size_of::<Tcb>();
 
-    /// Frees a closed connection that has no owner.
+    /// Frees a closed connection that has no owner and no reset to send.
     pub(crate) fn free_if_done(&mut self, index: u32) {
-        let tcb = &self.connections[index as usize].tcb;
-        if tcb.state == TcpState::Closed && tcb.has(ConnectionFlags::RELEASED) {
+        if self.connections[index as usize].is_done() {
             self.free_slot(index);
         }
     }
@@ -90,15 +88,16 @@ impl<B: RecvBuf, R> Stack<B, R> {
     }
 
     /// Frees the slot of the oldest connection in TIME-WAIT that has no owner, or else resets the oldest
-    /// orphan. A TIME-WAIT connection with an owner enters the list again on release.
+    /// orphan if its reset can be queued. A TIME-WAIT connection with an owner enters the list again
+    /// on release.
     fn evict_closing(&mut self) {
         if self.evict_time_wait() {
             return;
         }
-        if let Some(index) = self.shared.closing.pop_oldest(Closing::Orphan) {
+        if let Some(index) = self.shared.closing.oldest(Closing::Orphan)
+            && self.connections[index as usize].hand_over_reset(&mut self.shared.context_of(index))
+        {
             self.shared.stats.orphans_evicted += 1;
-            let conn = &mut self.connections[index as usize];
-            conn.send_reset(&mut self.shared.context_of(index));
             self.free_slot(index);
         }
     }

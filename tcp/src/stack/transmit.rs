@@ -162,16 +162,15 @@ impl<B: RecvBuf, R> Stack<B, R> {
                     .schedule_output(id.index, &mut conn.tcb, ConnectionFlags::NONE);
                 return;
             }
-            // ACKs built while segments were received are sent first, since they acknowledge less.
-            if data && !self.shared.control_queue.is_empty() {
-                self.shared
-                    .control_queue
-                    .flush(sink, &mut self.shared.stats);
-            }
-            if data
-                && conn
-                    .send_pending_data(&mut self.shared.context_of(id.index), sink)
-                    .is_err()
+            // Early ACKs are sent first, since they acknowledge less.
+            let is_full =
+                data && !self.shared.early_acks.is_empty() && self.send_early_acks(sink).is_err();
+            let conn = &mut self.connections[id.index as usize];
+            if is_full
+                || data
+                    && conn
+                        .send_pending_data(&mut self.shared.context_of(id.index), sink)
+                        .is_err()
             {
                 conn.tcb.flags |= ack;
                 self.shared

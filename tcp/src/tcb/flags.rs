@@ -69,9 +69,9 @@ impl ConnectionFlags {
 
     /// The connection may take part in the MTU search of its path. Only with `NARROW_PATH`.
     pub const SEARCH_DUE: ConnectionFlags = ConnectionFlags(1 << 29);
-    /// During an active open, a router reported that the peer is unreachable at the moment
-    /// (RFC 9293 section 3.9.2.2).
-    pub const SOFT_ERROR: ConnectionFlags = ConnectionFlags(1 << 30);
+    /// A reset must be sent. The connection is in CLOSED, and its slot stays in use until the reset
+    /// has left.
+    pub const NEED_RESET: ConnectionFlags = ConnectionFlags(1 << 30);
     /// The owner answers messages at once, so their ACKs wait for the answers.
     pub const ANSWERS: ConnectionFlags = ConnectionFlags(1 << 31);
 

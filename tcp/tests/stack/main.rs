@@ -5,6 +5,7 @@ mod common;
 #[path = "../common/cpu_time.rs"]
 mod cpu_time;
 
+mod aborts;
 mod challenge_acks;
 mod coalescing;
 mod congestion;
