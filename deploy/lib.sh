@@ -32,9 +32,10 @@ need_disk() {
 # Packages needed to build the workspace, besides Rust.
 BUILD_PACKAGES=(build-essential pkg-config libdpdk-dev libclang-dev libibverbs-dev librdmacm-dev)
 
-# Programs that tests run: a set per line, of packages that belong to one release.
+# Programs that tests run, and libraries that they preload: sets of packages that belong to one release.
 TEST_PROGRAMS=("qemu-system-x86 qemu-utils qemu-block-extra" "perftest" "qperf" "fio" "iperf3"
-    "rdmacm-utils ibverbs-utils" "python3-pyverbs" "libfabric-bin" "tgt" "libiscsi-bin" "dapl2-utils" "dpdk-dev")
+    "rdmacm-utils ibverbs-utils" "python3-pyverbs" "libfabric-bin" "tgt" "libiscsi-bin" "dapl2-utils" "dpdk-dev"
+    "libjemalloc2" "libmimalloc2.0" "libtcmalloc-minimal4")
 
 is_installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 

@@ -110,6 +110,8 @@ pub mod capi;
 
 pub use addresses::{BindOptions, CmBinding, ResolvedAddress};
 pub use app_memory::AppMr;
+#[doc(hidden)]
+pub use app_memory::calls as memory_calls;
 pub use cm::{
     CmChannel, CmEvent, CmListener, ConnectOptions, ConnectionInfo, ConnectionRequest,
     ListenOptions, Markers, OutOfOrder, PeerPreset, ReadyToReceive, TerminateOrder,

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 use super::vma::{MappedFileId, Vma};
@@ -24,6 +25,25 @@ pub(super) struct RemappedFile {
 /// descriptors.
 static REMAPPED_FILES: Mutex<Vec<RemappedFile>> = Mutex::new(Vec::new());
 
+/// Maximum number of [`REMAPPED_FILES`] that [`is_remapped_file`] finds.
+const MAX_KNOWN_FILES: usize = 4096;
+/// Inodes of [`REMAPPED_FILES`], which no lock protects.
+static KNOWN_INODES: [AtomicU64; MAX_KNOWN_FILES] = [const { AtomicU64::new(0) }; MAX_KNOWN_FILES];
+/// The device of all files made by memfd_create(2).
+static KNOWN_DEVICE: AtomicU64 = AtomicU64::new(0);
+/// Number of places of [`KNOWN_INODES`] ever used.
+static KNOWN_LEN: AtomicUsize = AtomicUsize::new(0);
+
+/// Checks whether pages were remapped to a file, as [`is_remapped`] does, without a lock.
+pub(super) fn is_remapped_file(id: MappedFileId) -> bool {
+    let (device, inode) = id.to_numbers();
+    let known = &KNOWN_INODES[..KNOWN_LEN.load(Ordering::Acquire)];
+    device == KNOWN_DEVICE.load(Ordering::Acquire)
+        && known
+            .iter()
+            .any(|known| known.load(Ordering::Acquire) == inode)
+}
+
 /// The locked list of files.
 pub(super) type RemappedFiles = MutexGuard<'static, Vec<RemappedFile>>;
 
@@ -38,13 +58,31 @@ pub(super) fn keep_file(id: MappedFileId, fd: BorrowedFd<'_>, len: usize) -> io:
         fd: fd.try_clone_to_owned()?,
         users: vec![0; len / PAGE],
     };
-    lock_unpoisoned(&REMAPPED_FILES).push(file);
+    let mut files = lock_unpoisoned(&REMAPPED_FILES);
+    let (device, inode) = id.to_numbers();
+    KNOWN_DEVICE.store(device, Ordering::Release);
+    if let Some(place) = KNOWN_INODES
+        .iter()
+        .position(|known| known.load(Ordering::Relaxed) == 0)
+    {
+        KNOWN_INODES[place].store(inode, Ordering::Release);
+        KNOWN_LEN.fetch_max(place + 1, Ordering::Release);
+    }
+    files.push(file);
     Ok(())
 }
 
 /// Forgets a file without remapped pages.
 pub(super) fn drop_file(id: MappedFileId) {
-    lock_unpoisoned(&REMAPPED_FILES).retain(|file| file.id != id);
+    let mut files = lock_unpoisoned(&REMAPPED_FILES);
+    files.retain(|file| file.id != id);
+    let (_, inode) = id.to_numbers();
+    let known = KNOWN_INODES
+        .iter()
+        .find(|known| known.load(Ordering::Relaxed) == inode);
+    if let Some(known) = known {
+        known.store(0, Ordering::Release);
+    }
 }
 
 /// Checks whether pages were remapped to a file.

@@ -12,9 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{MutexGuard, Once};
 
-use rustix::mm::ProtFlags;
-
-use super::descriptors::{self, RemappedFiles};
+use super::descriptors::{self, RemappedFile, RemappedFiles};
 use super::restore::{SharedPages, give_back_alone};
 use super::vma::{Vma, list_vmas};
 use crate::context::lock_unpoisoned;
@@ -100,6 +98,7 @@ extern "C" fn after_in_parent() {
 
 extern "C" fn after_in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
+    super::calls::MAPPINGS.reset_in_child();
     let Some(under_way) = take_under_way() else {
         return;
     };
@@ -110,21 +109,19 @@ extern "C" fn after_in_child() {
             .iter()
             .find(|file| Some(file.id) == vma.file);
         if let Some(file) = found {
-            copy_mapping(vma, &file.fd);
+            copy_mapping(vma, file);
         }
     }
 }
 
 /// Replaces a mapping by a private copy.
-fn copy_mapping(vma: &Vma, fd: &OwnedFd) {
-    let mut prot = ProtFlags::empty();
-    prot.set(ProtFlags::READ, vma.readable);
-    prot.set(ProtFlags::WRITE, vma.writable);
+fn copy_mapping(vma: &Vma, file: &RemappedFile) {
     let pages = SharedPages {
         pages: vma.range.clone(),
-        file: fd.as_fd(),
+        file: file.fd.as_fd(),
+        id: file.id,
         offset: vma.offset,
-        prot,
+        prot: vma.prot(),
         neighbours: [None; 2],
     };
     // Without memory the child keeps sharing the pages.

@@ -12,6 +12,7 @@
 //! page: a page remapped for an earlier region is recognised as a page of the daemon and used as it
 //! is.
 
+pub mod calls;
 mod descriptors;
 mod fork;
 mod pages;
@@ -541,6 +542,7 @@ impl State {
             match joined.back_mut() {
                 Some((before, at))
                     if at.file == place.file
+        calls::mark_remapped(pages);
                         && at.offset + before.len() as u64 == place.offset
                         && before.len() + part.len() <= remap::FROZEN_AT_ONCE =>
                 {
@@ -735,9 +737,6 @@ impl State {
                 if !is_there {
                     continue;
                 }
-                let mut prot = ProtFlags::empty();
-                prot.set(ProtFlags::READ, vma.readable);
-                prot.set(ProtFlags::WRITE, vma.writable);
                 let before = here
                     .start
                     .checked_sub(PAGE)
@@ -748,7 +747,8 @@ impl State {
                     pages: here,
                     file: file.fd.as_fd(),
                     offset,
-                    prot,
+                    prot: vma.prot(),
+                    id: part.file,
                     neighbours: [before, behind],
                 });
             }

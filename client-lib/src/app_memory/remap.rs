@@ -328,8 +328,16 @@ pub(super) fn replace_pages(
         Freezer::Alone => copy_pages(range.start, range, file, offset)
             .and_then(|()| map_file(range, file, offset, prot)),
     };
-    replaced?;
-    Ok(KeptPages::default())
+    match replaced {
+        // Another thread has opened a file with O_DIRECT or the like meanwhile.
+        Err(Errno::BUSY) => {
+            let mut kept = KeptPages::default();
+            (0..range.len() / PAGE).for_each(|page| kept.keep(page));
+            Ok(kept)
+        }
+        Err(error) => Err(error.into()),
+        Ok(()) => Ok(KeptPages::default()),
+    }
 }
 
 /// Blocks signal handlers in this thread while it exists.
@@ -513,7 +521,8 @@ fn replace_moved(
             return Err(error);
         }
     };
-    let mapped = copy_pages(moved as usize, range, file, offset)
+    let mapped = check_no_pins()
+        .and_then(|()| copy_pages(moved as usize, range, file, offset))
         .and_then(|()| map_file(range, file, offset, prot));
     if mapped.is_err() {
         // SAFETY: puts the pages back where they were. The room stays mapped until it is dropped.
@@ -635,6 +644,15 @@ pub(super) fn fill_pages(uffd: &OwnedFd, from: usize, to: &Range<usize>) -> Resu
     };
     match uffd_call::<UFFDIO_COPY, _>(uffd, &mut argument) {
         Ok(()) => Ok(to.len()),
+/// Checks that no page can be pinned. Where the frozen pages are not checked one by one, this is
+/// certain only after they are frozen.
+pub(super) fn check_no_pins() -> Result<(), Errno> {
+    if super::pins::may_exist() {
+        return Err(Errno::BUSY);
+    }
+    Ok(())
+}
+
         Err(_) if argument.copied > 0 => Ok(argument.copied as usize),
         Err(error) => Err(error),
     }
@@ -675,6 +693,7 @@ pub(super) fn populate_pages(range: &Range<usize>) {
 pub(super) fn end_mapping(range: &Range<usize>) {
     if range.len() > PAGE && starts_with_mapped_chunk(range.start) {
         let last = (range.end - PAGE) as *mut c_void;
+        .and_then(|()| check_no_pins())
         // SAFETY: a hint that disables read-ahead, which a file in memory does not need.
         let _ = unsafe { rustix::mm::madvise(last, PAGE, rustix::mm::Advice::Random) };
     }
@@ -686,7 +705,7 @@ fn starts_with_mapped_chunk(page: usize) -> bool {
     const IS_MMAPPED: usize = 2;
     // SAFETY: the caller has found the page mapped and readable; any bits are valid numbers.
     let [before, size] = unsafe { (page as *const [usize; 2]).read_volatile() };
-    size % 16 == IS_MMAPPED && (before + size - IS_MMAPPED).is_multiple_of(PAGE)
+    size % 16 == IS_MMAPPED && before.wrapping_add(size - IS_MMAPPED).is_multiple_of(PAGE)
 }
 
 /// Copies pages at `source`, which are to appear at `range`, into the file, by a system call: on a

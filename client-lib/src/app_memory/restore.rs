@@ -14,10 +14,11 @@
 //! write-protected and a copy moved over it, which stays a mapping of its own.
 //!
 //! Writes to pinned pages would be lost. Nothing shows that a page of a file is pinned, so pages are
-//! given back only if this process has no means to pin any ([`super::pins`]); otherwise they stay
-//! as they are.
+//! given back only if this process has no means to pin any ([`super::pins`]), which is checked again
+//! when no access can pin one any more; otherwise they stay as they are.
 
 use std::ffi::c_void;
+use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::null_mut;
@@ -26,13 +27,16 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
+use super::calls::MAPPINGS;
 use super::remap::*;
+use super::vma::{MappedFileId, find_mapping};
 
 /// Pages to give back.
 #[derive(Debug)]
 pub(super) struct SharedPages<'a> {
     pub pages: Range<usize>,
     pub file: BorrowedFd<'a>,
+    pub id: MappedFileId,
     pub offset: u64,
     pub prot: ProtFlags,
     /// The page before and the page behind, if they are private anonymous memory.
@@ -67,15 +71,17 @@ impl Restorer {
 
 /// Gives pages back; returns those that are private again, in the order of `list`.
 pub(super) fn give_back(list: &[SharedPages<'_>]) -> Vec<Range<usize>> {
-    let Ok(restorer) = Restorer::open() else {
+    let (Ok(restorer), Ok(maps)) = (Restorer::open(), File::open("/proc/self/maps")) else {
         return Vec::new();
     };
     match &restorer {
-        Restorer::Alone => give_back_all(list, give_back_alone),
-        Restorer::Protect(uffd) => give_back_all(list, |part| give_back_protected(uffd, part)),
+        Restorer::Alone => give_back_all(list, &maps, give_back_alone),
+        Restorer::Protect(uffd) => {
+            give_back_all(list, &maps, |part| give_back_protected(uffd, part))
+        }
         Restorer::Copy(uffd) => {
             let given = with_reports_read(uffd, || {
-                give_back_all(list, |part| give_back_missing(uffd, part))
+                give_back_all(list, &maps, |part| give_back_missing(uffd, part))
             });
             given.unwrap_or_default()
         }
@@ -84,6 +90,7 @@ pub(super) fn give_back(list: &[SharedPages<'_>]) -> Vec<Range<usize>> {
 
 fn give_back_all(
     list: &[SharedPages<'_>],
+    maps: &File,
     mut give_back: impl FnMut(&SharedPages<'_>) -> Result<(), Errno>,
 ) -> Vec<Range<usize>> {
     let mut given = Vec::new();
@@ -102,8 +109,9 @@ fn give_back_all(
             };
             // A signal handler in this thread that touched a missing page would deadlock.
             let blocked = BlockedSignals::block_all();
-            let done = give_back(&part);
-            drop(blocked);
+            let held = MAPPINGS.lock();
+            let done = check_mapping(maps, &part).and_then(|()| give_back(&part));
+            drop((held, blocked));
             if done.is_err() {
                 break;
             }
@@ -111,6 +119,18 @@ fn give_back_all(
         }
     }
     given
+}
+
+/// Checks that the pages are still mapped as they were: the program may have discarded them.
+fn check_mapping(maps: &File, part: &SharedPages<'_>) -> Result<(), Errno> {
+    let is_there = find_mapping(maps, part.pages.start)?.is_some_and(|found| {
+        found.range.start <= part.pages.start
+            && found.range.end >= part.pages.end
+            && found.shared
+            && found.file == Some(part.id)
+            && found.offset_of(part.pages.start) == part.offset
+    });
+    if is_there { Ok(()) } else { Err(Errno::FAULT) }
 }
 
 /// Reads the reports of `uffd` in another thread during a call.
@@ -210,7 +230,13 @@ fn give_back_missing(uffd: &OwnedFd, part: &SharedPages<'_>) -> Result<(), Errno
     for page in around() {
         let _ = register_range(uffd, &page, MODE_MISSING);
     }
-    let given = move_over(part, &mut room).and_then(|()| copy_missing(uffd, part, &view));
+    let given = move_over(part, &mut room).and_then(|()| {
+        if let Err(error) = check_no_pins() {
+            map_file(&part.pages, part.file, part.offset, part.prot)?;
+            return Err(error);
+        }
+        copy_missing(uffd, part, &view)
+    });
     release_range(uffd, &part.pages);
     for page in around() {
         release_range(uffd, &page);
@@ -246,6 +272,7 @@ fn give_back_protected(uffd: &OwnedFd, part: &SharedPages<'_>) -> Result<(), Err
     register_range(uffd, &part.pages, MODE_WRITE_PROTECT)?;
     let prot = MprotectFlags::from_bits_retain(part.prot.bits());
     let given = protect_range(uffd, &part.pages).and_then(|()| {
+        check_no_pins()?;
         // SAFETY: memory of this function.
         unsafe {
             view.copy_to(copy);

@@ -1,12 +1,14 @@
 //! Mappings of this process, from PROCMAP_QUERY (proc_pid_maps(5), Linux 6.11), which finds one
-//! mapping without reading all, or else from the text of /proc/self/maps.
+//! mapping without reading all, or else from the text of /proc/self/maps. [`find_mapping`] allocates
+//! no memory.
 
 use std::fs::File;
 use std::io;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::os::fd::AsFd;
 
 use rustix::io::Errno;
+use rustix::mm::ProtFlags;
 
 /// Device and inode of a mapped file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -17,6 +19,14 @@ pub(crate) struct MappedFileId {
 }
 
 impl MappedFileId {
+    /// Device and inode as numbers, neither of which is 0 for a file in memory.
+    pub fn to_numbers(self) -> (u64, u64) {
+        (
+            u64::from(self.major) << 32 | u64::from(self.minor),
+            self.inode,
+        )
+    }
+
     /// Identity of an open file.
     pub fn of_file(fd: impl AsFd) -> io::Result<MappedFileId> {
         Ok(MappedFileId::from_status(&rustix::fs::fstat(fd)?))
@@ -32,9 +42,9 @@ impl MappedFileId {
     }
 }
 
-/// A mapping of this process.
+/// A mapping of this process, without its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Vma {
+pub(super) struct Mapping {
     pub range: Range<usize>,
     pub readable: bool,
     pub writable: bool,
@@ -44,11 +54,26 @@ pub(super) struct Vma {
     pub offset: u64,
     /// None for anonymous memory.
     pub file: Option<MappedFileId>,
-    /// Path, or a name in brackets; empty for most anonymous memory.
-    pub name: String,
+    /// The name is that of memory of the program: heap, or without a special purpose.
+    has_plain_name: bool,
 }
 
-impl Vma {
+impl Mapping {
+    /// Checks for private memory without a file behind it: heap, static data without initial
+    /// values, anonymous mappings; not the main thread's stack or mappings made by the kernel.
+    pub fn is_private_anonymous(&self) -> bool {
+        !self.shared && self.file.is_none() && self.has_plain_name
+    }
+
+    /// Its access.
+    pub fn prot(&self) -> ProtFlags {
+        let mut prot = ProtFlags::empty();
+        prot.set(ProtFlags::READ, self.readable);
+        prot.set(ProtFlags::WRITE, self.writable);
+        prot.set(ProtFlags::EXEC, self.executable);
+        prot
+    }
+
     /// Intersection with a range of addresses.
     pub fn clip_to(&self, range: &Range<usize>) -> Range<usize> {
         self.range.start.max(range.start)..self.range.end.min(range.end)
@@ -58,14 +83,25 @@ impl Vma {
     pub fn offset_of(&self, address: usize) -> u64 {
         self.offset + (address - self.range.start) as u64
     }
+}
 
-    /// Checks for private memory without a file behind it: heap, static data without initial
-    /// values, anonymous mappings; not the main thread's stack or mappings made by the kernel.
-    pub fn is_private_anonymous(&self) -> bool {
-        let is_plain =
-            self.name.is_empty() || self.name == "[heap]" || self.name.starts_with("[anon");
-        !self.shared && self.file.is_none() && is_plain
+/// A mapping of this process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Vma {
+    mapping: Mapping,
+    /// Path, or a name in brackets; empty for most anonymous memory.
+    pub name: String,
+}
+
+impl Deref for Vma {
+    type Target = Mapping;
+    fn deref(&self) -> &Mapping {
+        &self.mapping
     }
+}
+
+fn is_plain_name(name: &[u8]) -> bool {
+    name.is_empty() || name == b"[heap]" || name.starts_with(b"[anon")
 }
 
 /// The mappings that overlap a range, in order.
@@ -91,23 +127,18 @@ pub(super) fn list_vmas(range: &Range<usize>) -> io::Result<Vec<Vma>> {
 
 /// The mappings in the text of /proc/self/maps that overlap a range.
 fn parse_maps(text: &str, range: &Range<usize>) -> io::Result<Vec<Vma>> {
-    let bad = || {
-        io::Error::new(
-            io::ErrorKind::InvalidData,
-            "unknown format of /proc/self/maps",
-        )
-    };
     let mut found = Vec::new();
     for line in text.lines() {
-        let vma = parse_line(line).ok_or_else(bad)?;
-        if vma.range.end > range.start && vma.range.start < range.end {
-            found.push(vma);
+        let (mapping, name) = parse_line(line).ok_or(Errno::INVAL)?;
+        if mapping.range.end > range.start && mapping.range.start < range.end {
+            let name = name.to_owned();
+            found.push(Vma { mapping, name });
         }
     }
     Ok(found)
 }
 
-fn parse_line(line: &str) -> Option<Vma> {
+fn parse_line(line: &str) -> Option<(Mapping, &str)> {
     let mut fields = line.splitn(6, ' ');
     let (start, end) = fields.next()?.split_once('-')?;
     let bits = fields.next()?.as_bytes();
@@ -119,7 +150,8 @@ fn parse_line(line: &str) -> Option<Vma> {
         minor: u32::from_str_radix(minor, 16).ok()?,
         inode,
     };
-    Some(Vma {
+    let name = fields.next().unwrap_or("").trim_start();
+    let mapping = Mapping {
         range: usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?,
         readable: *bits.first()? == b'r',
         writable: *bits.get(1)? == b'w',
@@ -127,8 +159,53 @@ fn parse_line(line: &str) -> Option<Vma> {
         shared: *bits.get(3)? == b's',
         offset,
         file: (inode != 0).then_some(id),
-        name: fields.next().unwrap_or("").trim_start().to_owned(),
-    })
+        has_plain_name: is_plain_name(name.as_bytes()),
+    };
+    Some((mapping, name))
+}
+
+/// Returns the mapping at an address, or the next one. `maps` is /proc/self/maps.
+pub(super) fn find_mapping(maps: &File, address: usize) -> Result<Option<Mapping>, Errno> {
+    let mut name = [0; NAME_LEN];
+    match query_mapping(maps, address, &mut name) {
+        Ok(found) => Ok(found.map(|(mapping, _)| mapping)),
+        Err(_) => find_in_text(maps, address),
+    }
+}
+
+/// [`find_mapping`] in the text of /proc/self/maps, without allocating memory.
+fn find_in_text(maps: impl AsFd, address: usize) -> Result<Option<Mapping>, Errno> {
+    // A line has a path, and at most 100 characters before it.
+    let mut buffer = [0u8; NAME_LEN + 4096];
+    let (mut filled, mut position) = (0, 0);
+    loop {
+        let count = match rustix::io::pread(&maps, &mut buffer[filled..], position) {
+            Ok(0) => return Ok(None),
+            Ok(count) => count,
+            Err(Errno::INTR) => continue,
+            Err(error) => return Err(error),
+        };
+        (filled, position) = (filled + count, position + count as u64);
+        let mut start = 0;
+        while let Some(len) = buffer[start..filled].iter().position(|byte| *byte == b'\n') {
+            // Only names have other characters.
+            let line = &buffer[start..start + len];
+            let text = match std::str::from_utf8(line) {
+                Ok(text) => text,
+                Err(error) => std::str::from_utf8(&line[..error.valid_up_to()]).unwrap_or(""),
+            };
+            let (mapping, _) = parse_line(text).ok_or(Errno::INVAL)?;
+            if mapping.range.end > address {
+                return Ok(Some(mapping));
+            }
+            start += len + 1;
+        }
+        if start == 0 && filled == buffer.len() {
+            return Err(Errno::NAMETOOLONG);
+        }
+        buffer.copy_within(start..filled, 0);
+        filled -= start;
+    }
 }
 
 /// `struct procmap_query` of linux/fs.h.
@@ -162,9 +239,12 @@ const PROCMAP_QUERY: rustix::ioctl::Opcode =
 /// Maximum length of the name that the kernel returns (PATH_MAX).
 const NAME_LEN: usize = 4096;
 
-/// Returns the mapping at an address, or the next one.
-fn query_vma(maps: &File, address: usize) -> io::Result<Option<Vma>> {
-    let mut name = [0u8; NAME_LEN];
+/// Returns the mapping at an address, or the next one, and the length of its name.
+fn query_mapping(
+    maps: impl AsFd,
+    address: usize,
+    name: &mut [u8; NAME_LEN],
+) -> Result<Option<(Mapping, usize)>, Errno> {
     // SAFETY: an all-zero query is valid.
     let mut query: ProcmapQuery = unsafe { std::mem::zeroed() };
     query.size = size_of::<ProcmapQuery>() as u64;
@@ -181,7 +261,7 @@ fn query_vma(maps: &File, address: usize) -> io::Result<Option<Vma>> {
     match asked {
         Ok(()) => {}
         Err(Errno::NOENT) => return Ok(None),
-        Err(error) => return Err(error.into()),
+        Err(error) => return Err(error),
     }
     let has = |bit| query.vma_flags & bit != 0;
     let name_len = (query.vma_name_size as usize)
@@ -192,7 +272,7 @@ fn query_vma(maps: &File, address: usize) -> io::Result<Option<Vma>> {
         minor: query.dev_minor,
         inode: query.inode,
     };
-    Ok(Some(Vma {
+    let mapping = Mapping {
         range: query.vma_start as usize..query.vma_end as usize,
         readable: has(READABLE),
         writable: has(WRITABLE),
@@ -200,7 +280,18 @@ fn query_vma(maps: &File, address: usize) -> io::Result<Option<Vma>> {
         shared: has(SHARED),
         offset: query.vma_offset,
         file: (query.inode != 0).then_some(id),
-        name: String::from_utf8_lossy(&name[..name_len]).into_owned(),
+        has_plain_name: is_plain_name(&name[..name_len]),
+    };
+    Ok(Some((mapping, name_len)))
+}
+
+/// [`query_mapping`] with the name.
+fn query_vma(maps: &File, address: usize) -> Result<Option<Vma>, Errno> {
+    let mut name = [0; NAME_LEN];
+    let found = query_mapping(maps, address, &mut name)?;
+    Ok(found.map(|(mapping, len)| Vma {
+        mapping,
+        name: String::from_utf8_lossy(&name[..len]).into_owned(),
     }))
 }
 
@@ -222,6 +313,10 @@ mod tests {
             let parsed = parse_maps(&text, &range).expect("the format of proc_pid_maps(5)");
             assert_eq!(parsed.len(), 1, "{address:x}");
             assert_eq!(list_vmas(&range).expect("/proc"), parsed);
+            let maps = File::open("/proc/self/maps").expect("/proc");
+            let found = find_in_text(&maps, address).expect("the format of proc_pid_maps(5)");
+            assert_eq!(found.as_ref(), Some(&*parsed[0]));
+            assert_eq!(find_mapping(&maps, address), Ok(found));
         }
     }
 

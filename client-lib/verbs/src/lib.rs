@@ -8,6 +8,7 @@
 //! | `ibverbs/` | libibverbs: thin C objects around those of the crate `siw` |
 //! | `rdmacm/` | librdmacm: rdma_cm |
 //! | `rsockets/` | librdmacm: rsockets |
+//! | `memory_calls.rs` | overrides madvise(2) and mremap(2) |
 //! | `mirror.rs` | addresses of devices, for the library that `siwrun` preloads |
 //!
 //! An object is a `repr(C)` struct that begins with the struct of the header; C code holds a
@@ -20,6 +21,7 @@
 mod abi;
 mod export;
 mod ibverbs;
+mod memory_calls;
 mod mirror;
 mod rdmacm;
 mod rsockets;

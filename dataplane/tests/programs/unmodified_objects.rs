@@ -234,3 +234,79 @@ fn no_update_is_lost_without_privilege() {
     assert_eq!(count(&said, "lost"), 0, "{said}");
     assert_eq!(count(&said, "failed_reads"), 0, "{said}");
 }
+
+/// Runs a program with an allocator's library preloaded behind those of siwd.
+const WITH_ALLOCATOR: &str = "export LD_PRELOAD=\"$LD_PRELOAD:$1\"\nshift\nexec \"$@\"\n";
+
+/// Allocators: name, package, library.
+const ALLOCATORS: [(&str, &str, &str); 3] = [
+    ("jemalloc", "libjemalloc2", "libjemalloc.so.2"),
+    ("mimalloc", "libmimalloc2.0", "libmimalloc.so.2"),
+    (
+        "tcmalloc",
+        "libtcmalloc-minimal4",
+        "libtcmalloc_minimal.so.4",
+    ),
+];
+
+fn find_library(package: &str, name: &str) -> Option<PathBuf> {
+    let path = format!("usr/lib/{}-linux-gnu/{name}", std::env::consts::ARCH);
+    let unpacked = Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .join("../programs")
+        .join(package);
+    let roots = [PathBuf::from("/"), unpacked];
+    let mut paths = roots.iter().map(|root| root.join(&path));
+    let found = paths.find(|path| path.exists());
+    if found.is_none() {
+        println!("skipped: {name} is not installed (apt-get install {package})");
+        assert!(std::env::var_os("CI").is_none(), "CI has to have {package}");
+    }
+    found
+}
+
+/// Steps of each thread in one run of the program.
+const STEPS_OF_RUN: u64 = 1500;
+
+/// Threads register, use, free and reallocate blocks of one allocator, for `SIWD_HEAP_STEPS` steps or
+/// one run; all zeroes that it promises are zeroes, and no other byte changes.
+fn check_allocator(allocator: Option<&Path>) {
+    let daemon = Daemon::loopback();
+    let Some(program) = compile(&daemon, "registered_heap") else {
+        return;
+    };
+    let mut file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    for page in 1..=64 {
+        file.write_all(&[page; 4096]).unwrap();
+    }
+    file.as_file().sync_all().unwrap();
+    let start = match allocator {
+        Some(library) => {
+            let script = daemon.dir.path().join("with_allocator");
+            std::fs::write(&script, WITH_ALLOCATOR).unwrap();
+            format!("sh {} {} ", script.display(), library.display())
+        }
+        None => String::new(),
+    };
+    let (program, path) = (program.display(), file.path().display());
+    let steps = std::env::var("SIWD_HEAP_STEPS").map_or(0, |text| text.parse().unwrap());
+    for _ in 0..(steps / STEPS_OF_RUN).max(1) {
+        for disk in [String::new(), format!("{path}"), format!("{path} -")] {
+            run_or_skip(&daemon, &format!("{start}{program} {STEPS_OF_RUN} {disk}"));
+        }
+    }
+}
+
+#[test]
+fn no_byte_is_wrong_in_registered_blocks_of_glibc() {
+    check_allocator(None);
+}
+
+#[test]
+fn no_byte_is_wrong_in_registered_blocks_of_other_allocators() {
+    for (name, package, library) in ALLOCATORS {
+        if let Some(library) = find_library(package, library) {
+            println!("{name}");
+            check_allocator(Some(&library));
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! madvise(2) and mremap(2) on memory that is or was registered, for the drop-in library, which
+//! overrides both.
+//!
+//! Pages are a shared mapping of a file of the daemon while they are registered, and stay one after
+//! that in a process with means to pin pages ([`super::pins`]). On a shared mapping MADV_DONTNEED
+//! does not discard content, which allocators rely on for calloc(3), MADV_FREE fails, and a mapping
+//! that grows shows the next pages of its file, which belong to other addresses. Here both calls do
+//! what they do with private memory whose pages the kernel's ibv_reg_mr(3) has pinned: discarded
+//! pages are replaced by private ones of zeroes, and a region keeps the old ones.
+//!
+//! An allocator may call these with its locks held, and threads that hold locks of this library
+//! allocate. So nothing here allocates, or takes another lock than [`MAPPINGS`].
+
+use std::ffi::{c_int, c_void};
+use std::fs::File;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, MremapFlags, ProtFlags};
+use rustix::thread::futex;
+
+use super::descriptors::is_remapped_file;
+use super::remap::PAGE;
+use super::vma::{Mapping, find_mapping};
+use super::windows::WINDOW;
+
+/// Serialises changes of mappings of the daemon's files with those of the program. Its holders
+/// allocate no memory, since an allocator may be waiting for it.
+pub(super) static MAPPINGS: MappingLock = MappingLock(AtomicU32::new(FREE));
+
+const FREE: u32 = 0;
+const HELD: u32 = 1;
+const HELD_AND_AWAITED: u32 = 2;
+
+/// Lock that a child of fork(2) can free although the thread that holds it does not exist there.
+pub(super) struct MappingLock(AtomicU32);
+
+/// Frees the lock when dropped.
+pub(super) struct HeldMappings<'a>(&'a AtomicU32);
+
+impl MappingLock {
+    pub fn lock(&self) -> HeldMappings<'_> {
+        let taken = Ordering::Acquire;
+        let free = self
+            .0
+            .compare_exchange(FREE, HELD, taken, Ordering::Relaxed);
+        if free.is_err() {
+            while self.0.swap(HELD_AND_AWAITED, taken) != FREE {
+                let _ = futex::wait(&self.0, futex::Flags::PRIVATE, HELD_AND_AWAITED, None);
+            }
+        }
+        HeldMappings(&self.0)
+    }
+
+    /// Frees it in a child of fork(2).
+    pub fn reset_in_child(&self) {
+        self.0.store(FREE, Ordering::Release);
+    }
+}
+
+impl Drop for HeldMappings<'_> {
+    fn drop(&mut self) {
+        if self.0.swap(FREE, Ordering::Release) == HELD_AND_AWAITED {
+            let _ = futex::wake(self.0, futex::Flags::PRIVATE, 1);
+        }
+    }
+}
+
+const FILTER_BITS: usize = 1 << 16;
+/// A bit for each residue of the number of an address window, set before a page in such a window is
+/// remapped: most calls concern other memory.
+static REMAPPED_WINDOWS: [AtomicU64; FILTER_BITS / 64] =
+    [const { AtomicU64::new(0) }; FILTER_BITS / 64];
+/// Number of bits set.
+static REMAPPED_COUNT: AtomicU32 = AtomicU32::new(0);
+
+fn windows_of(range: &Range<usize>) -> impl Iterator<Item = (usize, u64)> {
+    let (first, last) = (range.start / WINDOW, range.end.saturating_sub(1) / WINDOW);
+    (first..=last).take(FILTER_BITS).map(|window| {
+        let bit = window % FILTER_BITS;
+        (bit / 64, 1 << (bit % 64))
+    })
+}
+
+/// Records that pages of a range are going to be mappings of the daemon's files.
+pub(super) fn mark_remapped(range: &Range<usize>) {
+    for (word, bit) in windows_of(range) {
+        if REMAPPED_WINDOWS[word].fetch_or(bit, Ordering::SeqCst) & bit == 0 {
+            REMAPPED_COUNT.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+}
+
+fn may_be_remapped(range: &Range<usize>) -> bool {
+    REMAPPED_COUNT.load(Ordering::SeqCst) > 0
+        && windows_of(range)
+            .any(|(word, bit)| REMAPPED_WINDOWS[word].load(Ordering::SeqCst) & bit != 0)
+}
+
+fn is_ours(mapping: &Mapping) -> bool {
+    mapping.shared && mapping.file.is_some_and(is_remapped_file)
+}
+
+fn open_maps() -> Result<File, Errno> {
+    use rustix::fs::{Mode, OFlags};
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    rustix::fs::open(c"/proc/self/maps", flags, Mode::empty()).map(File::from)
+}
+
+/// madvise(2).
+///
+/// # Safety
+/// As for the system call.
+pub unsafe fn madvise(address: usize, len: usize, advice: c_int) -> c_int {
+    const DONTNEED_LOCKED: c_int = 24;
+    let discards = matches!(
+        advice,
+        libc::MADV_DONTNEED | libc::MADV_FREE | DONTNEED_LOCKED
+    );
+    let end = address
+        .checked_add(len)
+        .and_then(|end| end.checked_next_multiple_of(PAGE));
+    if discards
+        && address.is_multiple_of(PAGE)
+        && let Some(end) = end
+        && may_be_remapped(&(address..end))
+    {
+        let _held = MAPPINGS.lock();
+        if let Err(error) = discard_remapped(&(address..end)) {
+            return fail(error) as c_int;
+        }
+    }
+    // SAFETY: the caller's promise.
+    unsafe { libc::syscall(libc::SYS_madvise, address, len, advice) as c_int }
+}
+
+/// Sets errno.
+fn fail(error: Errno) -> isize {
+    // SAFETY: the C library gives a valid pointer to this thread's errno.
+    unsafe { *libc::__errno_location() = error.raw_os_error() };
+    -1
+}
+
+/// Replaces pages of the daemon's files by private ones, in whose place nothing has been written.
+fn discard_remapped(range: &Range<usize>) -> Result<(), Errno> {
+    let maps = open_maps()?;
+    let mut at = range.start;
+    while let Some(mapping) = find_mapping(&maps, at)? {
+        if mapping.range.start >= range.end {
+            break;
+        }
+        let pages = mapping.range.start.max(at)..mapping.range.end.min(range.end);
+        at = pages.end;
+        if is_ours(&mapping) {
+            let flags = MapFlags::PRIVATE | MapFlags::FIXED;
+            map_zeroes(&pages, mapping.prot(), flags)?;
+        }
+        if at >= range.end {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn map_zeroes(pages: &Range<usize>, prot: ProtFlags, flags: MapFlags) -> Result<usize, Errno> {
+    // SAFETY: with FIXED, the caller replaces pages whose content is not needed.
+    let mapped = unsafe {
+        rustix::mm::mmap_anonymous(pages.start as *mut c_void, pages.len(), prot, flags)?
+    };
+    Ok(mapped as usize)
+}
+
+/// mremap(2).
+///
+/// # Safety
+/// As for the system call.
+pub unsafe fn mremap(old: usize, len: usize, new_len: usize, flags: c_int, to: usize) -> isize {
+    // SAFETY: the caller's promise.
+    let call = || unsafe { libc::syscall(libc::SYS_mremap, old, len, new_len, flags, to) as isize };
+    let known = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    let limit = usize::MAX / 4;
+    let is_plain = REMAPPED_COUNT.load(Ordering::SeqCst) == 0
+        || flags & !known != 0
+        || !old.is_multiple_of(PAGE)
+        || old.max(len).max(new_len) > limit
+        || len == 0
+        || new_len == 0;
+    if is_plain {
+        return call();
+    }
+    // While pages are given back, those beside them are a mapping of their own.
+    let _held = MAPPINGS.lock();
+    let from = old..old + len.next_multiple_of(PAGE);
+    let new_len = new_len.next_multiple_of(PAGE);
+    let Ok(Some((maps, prot))) = find_parts(&from, new_len) else {
+        return call();
+    };
+    match move_parts(&maps, &from, new_len, prot, flags, to) {
+        Ok(address) => address as isize,
+        Err(error) => fail(error),
+    }
+}
+
+/// Checks that a range consists of private anonymous memory and the daemon's files, and cannot be
+/// handed to the kernel, which moves one mapping only. Returns the access of the last mapping.
+fn find_parts(range: &Range<usize>, new_len: usize) -> Result<Option<(File, ProtFlags)>, Errno> {
+    let maps = open_maps()?;
+    let (mut at, mut count, mut ours) = (range.start, 0, 0);
+    let mut prot = ProtFlags::empty();
+    while at < range.end {
+        let Some(mapping) = find_mapping(&maps, at)?.filter(|found| found.range.start <= at) else {
+            return Ok(None);
+        };
+        if !is_ours(&mapping) && !mapping.is_private_anonymous() {
+            return Ok(None);
+        }
+        count += 1;
+        ours += usize::from(is_ours(&mapping));
+        prot = mapping.prot();
+        at = mapping.range.end;
+    }
+    let grows = new_len > range.len();
+    Ok((count > 1 || ours > 0 && grows).then_some((maps, prot)))
+}
+
+/// Moves and resizes a range of several mappings, as mremap(2) does with one.
+fn move_parts(
+    maps: &File,
+    from: &Range<usize>,
+    new_len: usize,
+    prot: ProtFlags,
+    flags: c_int,
+    to: usize,
+) -> Result<usize, Errno> {
+    let private = MapFlags::PRIVATE;
+    let may_move = flags & libc::MREMAP_MAYMOVE != 0;
+    let kept = from.start..from.start + from.len().min(new_len);
+    let dest = if flags & libc::MREMAP_FIXED != 0 {
+        let dest = to..to.checked_add(new_len).ok_or(Errno::INVAL)?;
+        if !may_move || !to.is_multiple_of(PAGE) || dest.start < from.end && from.start < dest.end {
+            return Err(Errno::INVAL);
+        }
+        map_zeroes(&dest, prot, private | MapFlags::FIXED)?
+    } else {
+        if new_len <= from.len() {
+            unmap(&(kept.end..from.end))?;
+            return Ok(from.start);
+        }
+        let behind = from.end..from.start + new_len;
+        match map_zeroes(&behind, prot, private | MapFlags::FIXED_NOREPLACE) {
+            Ok(place) if place == behind.start => return Ok(from.start),
+            // A kernel that does not know the flag.
+            Ok(place) => unmap(&(place..place + behind.len()))?,
+            Err(_) => {}
+        }
+        if !may_move {
+            return Err(Errno::NOMEM);
+        }
+        map_zeroes(&(0..new_len), prot, private)?
+    };
+    mark_remapped(&(dest..dest + new_len));
+    if let Err((error, moved)) = move_each(maps, &kept, dest) {
+        let back = dest..dest + moved;
+        if move_each(maps, &back, from.start).is_err() {
+            // The program's memory cannot be put back.
+            std::process::abort();
+        }
+        unmap(&(dest..dest + new_len))?;
+        return Err(error);
+    }
+    unmap(&(kept.end..from.end))?;
+    Ok(dest)
+}
+
+fn unmap(pages: &Range<usize>) -> Result<(), Errno> {
+    if pages.is_empty() {
+        return Ok(());
+    }
+    // SAFETY: the pages are discarded, as the caller of mremap(2) asked for, or were made here.
+    unsafe { rustix::mm::munmap(pages.start as *mut c_void, pages.len()) }
+}
+
+/// Moves each mapping of a range; an error comes with the bytes moved before it.
+fn move_each(maps: &File, from: &Range<usize>, to: usize) -> Result<(), (Errno, usize)> {
+    let mut at = from.start;
+    while at < from.end {
+        let moved = at - from.start;
+        let found = find_mapping(maps, at).map_err(|error| (error, moved))?;
+        let mapping = found
+            .filter(|found| found.range.start <= at)
+            .ok_or((Errno::FAULT, moved))?;
+        let len = mapping.range.end.min(from.end) - at;
+        let (source, place) = (at as *mut c_void, (to + moved) as *mut c_void);
+        // SAFETY: the destination was reserved for these pages, and the caller of mremap(2) gives
+        // up their old addresses.
+        unsafe { rustix::mm::mremap_fixed(source, len, len, MremapFlags::MAYMOVE, place) }
+            .map_err(|error| (error, moved))?;
+        at += len;
+    }
+    Ok(())
+}
