@@ -211,66 +211,35 @@ unsafe fn with_message(
     )
 }
 
-#[unsafe(export_name = "preadv2")]
-unsafe extern "C" fn read_vector_with_flags(
-    fd: c_int,
-    list: *const iovec,
-    count: c_int,
-    offset: libc::off_t,
-    flags: c_int,
-) -> isize {
-    // SAFETY: by the contract of the manual page.
-    unsafe {
-        if !is_rsocket(fd) {
-            return libc_calls::preadv2(fd, list, count, offset, flags);
+/// Calls with a list of buffers, an offset of 64 bits and flags.
+macro_rules! vector_calls {
+    ($($name:ident = $symbol:literal, $call:ident, $of_rsocket:ident;)*) => {$(
+        #[unsafe(export_name = $symbol)]
+        unsafe extern "C" fn $name(
+            fd: c_int,
+            list: *const iovec,
+            count: c_int,
+            offset: libc::off_t,
+            flags: c_int,
+        ) -> isize {
+            // SAFETY: by the contract of the manual page.
+            unsafe {
+                if !is_rsocket(fd) {
+                    return libc_calls::$call(fd, list, count, offset, flags);
+                }
+                with_message(list, count, offset, flags, |message, flags| {
+                    rsockets::$of_rsocket(fd, message, flags)
+                })
+            }
         }
-        with_message(list, count, offset, flags, |message, flags| {
-            rsockets::recvmsg(fd, message, flags)
-        })
-    }
+    )*};
 }
 
-#[unsafe(export_name = "preadv64v2")]
-unsafe extern "C" fn read_vector_with_flags_64(
-    fd: c_int,
-    list: *const iovec,
-    count: c_int,
-    offset: libc::off_t,
-    flags: c_int,
-) -> isize {
-    // SAFETY: by the contract of the manual page.
-    unsafe { read_vector_with_flags(fd, list, count, offset, flags) }
-}
-
-#[unsafe(export_name = "pwritev2")]
-unsafe extern "C" fn write_vector_with_flags(
-    fd: c_int,
-    list: *const iovec,
-    count: c_int,
-    offset: libc::off_t,
-    flags: c_int,
-) -> isize {
-    // SAFETY: by the contract of the manual page.
-    unsafe {
-        if !is_rsocket(fd) {
-            return libc_calls::pwritev2(fd, list, count, offset, flags);
-        }
-        with_message(list, count, offset, flags, |message, flags| {
-            rsockets::sendmsg(fd, message, flags)
-        })
-    }
-}
-
-#[unsafe(export_name = "pwritev64v2")]
-unsafe extern "C" fn write_vector_with_flags_64(
-    fd: c_int,
-    list: *const iovec,
-    count: c_int,
-    offset: libc::off_t,
-    flags: c_int,
-) -> isize {
-    // SAFETY: by the contract of the manual page.
-    unsafe { write_vector_with_flags(fd, list, count, offset, flags) }
+vector_calls! {
+    read_vector_with_flags = "preadv2", preadv2, recvmsg;
+    read_vector_with_flags_64 = "preadv64v2", preadv2, recvmsg;
+    write_vector_with_flags = "pwritev2", pwritev2, sendmsg;
+    write_vector_with_flags_64 = "pwritev64v2", pwritev2, sendmsg;
 }
 
 /// Bytes that sendfile(2) to an rsocket copies per call.
