@@ -16,6 +16,7 @@ pub mod calls;
 mod descriptors;
 mod fork;
 mod pages;
+mod park;
 mod pins;
 mod region;
 mod remap;
@@ -66,9 +67,9 @@ const LONGEST_WAIT: Duration = Duration::from_millis(200);
 /// userfaultfd(2).
 const DENIED: &str = "threads, and userfaultfd is denied";
 
-/// Explanation of [`DENIED`] where the memory cannot be copied either.
-const HOW_TO_PERMIT: &str = "a program with threads needs userfaultfd(2) to register memory, and \
-    seccomp profiles of containers deny it. Give it /dev/userfaultfd, readable and writable for \
+/// Explanation of [`DENIED`] where the memory cannot be copied, nor the threads be stopped.
+const HOW_TO_PERMIT: &str = "a program with threads that block signals needs userfaultfd(2) to \
+    register memory, and seccomp profiles of containers deny it. Give it /dev/userfaultfd, readable and writable for \
     its user (docker run --device /dev/userfaultfd)";
 
 /// Longest reason sent to the daemon.
@@ -339,7 +340,10 @@ impl State {
             let remapped = freezer.and_then(|freezer| {
                 self.remap_pages(ctx, vma, &freezer, &whole_pages(&bytes), access)
                     .map(|kept| (kept, freezer.fails_system_calls()))
-                    .map_err(|error| format!("remap: {error}"))
+                    .map_err(|error| match freezer {
+                        remap::Freezer::Park(_) => DENIED.to_owned(),
+                        _ => format!("remap: {error}"),
+                    })
             });
             let (kept, reason) = match remapped {
                 Ok((kept, fails_system_calls)) => {
@@ -491,23 +495,28 @@ impl State {
         let freezer = if !vma.writable || !vma.is_private_anonymous() {
             remap::Freezer::Alone
         } else {
-            remap::Freezer::open_best().map_err(|error| match error {
-                Errno::PERM | Errno::NOSYS => DENIED.to_owned(),
-                _ => format!("remap: {error}"),
-            })?
+            match remap::Freezer::open_best() {
+                Ok(freezer) => freezer,
+                Err(Errno::PERM | Errno::NOSYS) => remap::Freezer::Park(None),
+                Err(error) => return Err(format!("remap: {error}")),
+            }
         };
         if !freezer.finds_pinned() && pins::may_exist() {
             return Err(PINNED.to_owned());
         }
-        // A slower region is better than a read(2) that fails elsewhere in the program. The risk, a
-        // few microseconds long, is taken only if the memory cannot be copied.
-        if freezer.fails_system_calls()
-            && !access.contains(Access::REMOTE_ATOMIC)
-            && self.can_copy(ctx)
-        {
-            return Err(UNPRIVILEGED.to_owned());
+        // A slower region is better than system calls that fail elsewhere in the program.
+        let reason = match &freezer {
+            remap::Freezer::Park(_) => DENIED,
+            other if other.fails_system_calls() => UNPRIVILEGED,
+            _ => return Ok(freezer),
+        };
+        if !access.contains(Access::REMOTE_ATOMIC) && self.can_copy(ctx) {
+            return Err(reason.to_owned());
         }
-        Ok(freezer)
+        Ok(match freezer {
+            remap::Freezer::Protect(_) => remap::Freezer::Park(Some(Box::new(freezer))),
+            other => other,
+        })
     }
 
     /// Checks whether the daemon can copy from and to this process.
@@ -533,6 +542,7 @@ impl State {
         if vma.writable {
             prot |= ProtFlags::WRITE;
         }
+        calls::mark_remapped(pages);
         // Windows with consecutive places are replaced together.
         let mut joined: VecDeque<(Range<usize>, WindowPlace)> = VecDeque::new();
         for part in Windows::split_range(pages) {
@@ -542,7 +552,6 @@ impl State {
             match joined.back_mut() {
                 Some((before, at))
                     if at.file == place.file
-        calls::mark_remapped(pages);
                         && at.offset + before.len() as u64 == place.offset
                         && before.len() + part.len() <= remap::FROZEN_AT_ONCE =>
                 {

@@ -18,7 +18,8 @@
 //! vm.unprivileged_userfaultfd=1, or with access to /dev/userfaultfd), every access blocks.
 //! Otherwise, during these microseconds, a system call of another thread that accesses these pages
 //! fails with EFAULT, and a thread whose stack is among them is killed if the kernel writes to it.
-//! Therefore this is done only if the memory cannot be copied instead.
+//! Therefore, if the memory cannot be copied instead, all other threads are stopped
+//! ([`super::park`]), and such faults are risked only where that is impossible.
 //!
 //! Between freeze and wake this thread must not access any memory of the process except its own
 //! stack: any page may be frozen, including those of the allocator or of `errno`. Therefore system
@@ -32,6 +33,8 @@ use std::ptr::null_mut;
 
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags, UserfaultfdFlags};
+
+use super::park::ParkedThreads;
 
 /// Bytes frozen at a time; other threads block for about a millisecond.
 pub(super) const FROZEN_AT_ONCE: usize = 4 << 20;
@@ -128,6 +131,9 @@ pub(super) enum Freezer {
     Move(OwnedFd),
     /// Only faults of user code block: pages are write-protected. Writes to pinned ones go on.
     Protect(OwnedFd),
+    /// The other threads are stopped; if that is impossible, the second method is used. Writes to
+    /// pinned pages go on.
+    Park(Option<Box<Freezer>>),
     /// The process has no other thread. Writes to pinned pages go on.
     Alone,
 }
@@ -262,7 +268,7 @@ impl Freezer {
         match self {
             Freezer::Take { blocks_kernel, .. } => !blocks_kernel && !is_only_thread(),
             Freezer::Protect(_) => true,
-            Freezer::Move(_) | Freezer::Alone => false,
+            Freezer::Move(_) | Freezer::Park(_) | Freezer::Alone => false,
         }
     }
 
@@ -325,8 +331,14 @@ pub(super) fn replace_pages(
         Freezer::Take { uffd, .. } => return Ok(replace_taken(uffd, range, file, offset, prot)?),
         Freezer::Move(uffd) => replace_moved(uffd, range, file, offset, prot),
         Freezer::Protect(uffd) => replace_protected(uffd, range, file, offset, prot),
-        Freezer::Alone => copy_pages(range.start, range, file, offset)
-            .and_then(|()| map_file(range, file, offset, prot)),
+        Freezer::Park(other) => match (ParkedThreads::park_all(), other) {
+            (Ok(_parked), _) => {
+                check_no_pins().and_then(|()| replace_alone(range, file, offset, prot))
+            }
+            (Err(_), Some(other)) => return replace_pages(other, range, file, offset, prot),
+            (Err(error), None) => return Err(error.into()),
+        },
+        Freezer::Alone => replace_alone(range, file, offset, prot),
     };
     match replaced {
         // Another thread has opened a file with O_DIRECT or the like meanwhile.
@@ -632,6 +644,15 @@ pub(super) fn protect_range(uffd: &OwnedFd, range: &Range<usize>) -> Result<(), 
     uffd_call::<UFFDIO_WRITEPROTECT, _>(uffd, &mut argument)
 }
 
+/// Checks that no page can be pinned. Where the frozen pages are not checked one by one, this is
+/// certain only after they are frozen.
+pub(super) fn check_no_pins() -> Result<(), Errno> {
+    if super::pins::may_exist() {
+        return Err(Errno::BUSY);
+    }
+    Ok(())
+}
+
 /// Fills missing pages with those at `from`, and wakes the threads that wait for them; returns the
 /// bytes copied.
 pub(super) fn fill_pages(uffd: &OwnedFd, from: usize, to: &Range<usize>) -> Result<usize, Errno> {
@@ -644,18 +665,20 @@ pub(super) fn fill_pages(uffd: &OwnedFd, from: usize, to: &Range<usize>) -> Resu
     };
     match uffd_call::<UFFDIO_COPY, _>(uffd, &mut argument) {
         Ok(()) => Ok(to.len()),
-/// Checks that no page can be pinned. Where the frozen pages are not checked one by one, this is
-/// certain only after they are frozen.
-pub(super) fn check_no_pins() -> Result<(), Errno> {
-    if super::pins::may_exist() {
-        return Err(Errno::BUSY);
-    }
-    Ok(())
-}
-
         Err(_) if argument.copied > 0 => Ok(argument.copied as usize),
         Err(error) => Err(error),
     }
+}
+
+/// Replaces pages that no other thread can access now.
+fn replace_alone(
+    range: &Range<usize>,
+    file: BorrowedFd<'_>,
+    offset: u64,
+    prot: ProtFlags,
+) -> Result<(), Errno> {
+    copy_pages(range.start, range, file, offset)?;
+    map_file(range, file, offset, prot)
 }
 
 fn replace_protected(
@@ -670,6 +693,7 @@ fn replace_protected(
     populate_pages(range);
     register_range(uffd, range, MODE_MISSING | MODE_WRITE_PROTECT)?;
     let mapped = protect_range(uffd, range)
+        .and_then(|()| check_no_pins())
         .and_then(|()| copy_pages(range.start, range, file, offset))
         .and_then(|()| map_file(range, file, offset, prot));
     release_range(uffd, range);
@@ -693,7 +717,6 @@ pub(super) fn populate_pages(range: &Range<usize>) {
 pub(super) fn end_mapping(range: &Range<usize>) {
     if range.len() > PAGE && starts_with_mapped_chunk(range.start) {
         let last = (range.end - PAGE) as *mut c_void;
-        .and_then(|()| check_no_pins())
         // SAFETY: a hint that disables read-ahead, which a file in memory does not need.
         let _ = unsafe { rustix::mm::madvise(last, PAGE, rustix::mm::Advice::Random) };
     }

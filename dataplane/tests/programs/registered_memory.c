@@ -7,6 +7,7 @@
  *   registered_memory threads      the same beside other threads, none of whose updates is lost
  *   registered_memory maps         thousands of regions need few mappings
  *   registered_memory denied       a program with threads that may not use userfaultfd(2)
+ *   registered_memory blocked      the same with a thread that blocks all signals
  *
  * Ends with 77 after the reason if this machine lacks something.
  */
@@ -22,6 +23,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/prctl.h>
 #include <stddef.h>
 #include <sys/wait.h>
@@ -328,7 +330,7 @@ static void *read_into(void *unused)
 	return unused;
 }
 
-static int beside_threads(void)
+static void register_beside_threads(int rights)
 {
 	unsigned char *bytes = map_pages((COUNTERS + 2) * 4096);
 	pthread_t thread, reader;
@@ -338,9 +340,11 @@ static int beside_threads(void)
 	expect(!pthread_create(&thread, NULL, count_up, NULL), "a thread");
 	expect(!pthread_create(&reader, NULL, read_into, NULL), "a thread");
 	for (round = 0; round < 300; round++) {
-		struct ibv_mr *all = reg(bytes + 4096, (round % COUNTERS + 1) * 4096);
-		struct ibv_mr *one = reg(bytes + 4096 + round % COUNTERS * 4096 + 8, 64);
+		unsigned char *part = bytes + 4096 + round % COUNTERS * 4096 + 8;
+		struct ibv_mr *all = ibv_reg_mr(pd, bytes + 4096, (round % COUNTERS + 1) * 4096, rights);
+		struct ibv_mr *one = ibv_reg_mr(pd, part, 64, rights);
 
+		expect(all && one, "ibv_reg_mr");
 		expect(!ibv_dereg_mr(all) && !ibv_dereg_mr(one), "ibv_dereg_mr");
 	}
 	stopped = 1;
@@ -348,10 +352,17 @@ static int beside_threads(void)
 	for (page = 0; page < COUNTERS; page++)
 		if (counters[page * 512] != counted) {
 			fprintf(stderr, "page %d: %lu of %lu\n", page, counters[page * 512], counted);
-			return 1;
+			exit(1);
 		}
 	expect(counted > 10, "updates");
 	stopped = 0;
+}
+
+static int beside_threads(void)
+{
+	pthread_t thread;
+
+	register_beside_threads(REMOTE);
 	expect(!pthread_create(&thread, NULL, count_up, NULL), "a thread");
 	private_again();
 	stopped = 1;
@@ -375,15 +386,20 @@ static int few_mappings(void)
 	return 0;
 }
 
-static void *wait_for_end(void *unused)
+static void *block_signals(void *unused)
 {
+	sigset_t all;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, NULL);
+	*(volatile int *)unused = 1;
 	while (!stopped)
 		usleep(1000);
-	return unused;
+	return NULL;
 }
 
 /* As in a container with the default seccomp profile. */
-static int denied(void)
+static int denied(int is_blocked)
 {
 	struct sock_filter code[] = {
 		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
@@ -392,12 +408,20 @@ static int denied(void)
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 	};
 	struct sock_fprog program = { sizeof(code) / sizeof(*code), code };
+	volatile int is_ready = 0;
 	struct ibv_mr *mr;
 	pthread_t thread;
 
 	expect(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) &&
 	       !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), "seccomp");
-	expect(!pthread_create(&thread, NULL, wait_for_end, NULL), "a thread");
+	if (!is_blocked) {
+		register_beside_threads(REMOTE | IBV_ACCESS_REMOTE_ATOMIC);
+		printf("registered\n");
+		return 0;
+	}
+	expect(!pthread_create(&thread, NULL, block_signals, (void *)&is_ready), "a thread");
+	while (!is_ready)
+		usleep(1000);
 	mr = ibv_reg_mr(pd, map_pages(1 << 16), 1 << 16, REMOTE);
 	printf("%s\n", mr ? "registered" : strerror(errno));
 	stopped = 1;
@@ -420,7 +444,7 @@ int main(int argc, char **argv)
 		return beside_threads();
 	if (!strcmp(what, "maps"))
 		return few_mappings();
-	if (!strcmp(what, "denied"))
-		return denied();
+	if (!strcmp(what, "denied") || !strcmp(what, "blocked"))
+		return denied(!strcmp(what, "blocked"));
 	return 2;
 }

@@ -187,7 +187,24 @@ fn memory_is_private_again_after_its_last_registration() {
     run(&daemon, &format!("{NOBODY} {} private", program.display()));
 }
 
-/// In a container the error names the setting that helps.
+/// In a container the threads of a program are stopped while its memory is registered, and no update
+/// of theirs is lost.
+#[test]
+fn memory_is_registered_beside_threads_where_userfaultfd_is_denied() {
+    let daemon = Daemon::loopback();
+    let Some(program) = compile(&daemon, "registered_memory") else {
+        return;
+    };
+    let line = format!("{} denied", program.display());
+    run(&daemon, &line);
+    if is_installed("setpriv", "util-linux") {
+        admit_all(&daemon);
+        let said = run(&daemon, &format!("{NOBODY} {line}"));
+        assert!(said.contains("registered"), "{said}");
+    }
+}
+
+/// Where they cannot be stopped, the error names the setting that helps.
 #[test]
 fn a_program_that_may_not_freeze_memory_is_told_how_to_permit_it() {
     let daemon = Daemon::loopback();
@@ -198,7 +215,7 @@ fn a_program_that_may_not_freeze_memory_is_told_how_to_permit_it() {
         return;
     }
     admit_all(&daemon);
-    let line = format!("{} denied", program.display());
+    let line = format!("{} blocked", program.display());
     let said = run(&daemon, &format!("{NOBODY} {line}"));
     assert!(said.contains("Operation not permitted"), "{said}");
     assert!(said.contains("--device /dev/userfaultfd"), "{said}");
