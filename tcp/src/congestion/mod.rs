@@ -55,6 +55,8 @@ pub(crate) struct DeliveredBytes {
     pub open: bool,
     /// No data waits to be sent.
     pub idle: bool,
+    /// The ACK echoes a mark, so the window does not grow (RFC 3168 section 6.1.2).
+    pub marked: bool,
 }
 
 /// The congestion state of a connection except its window, which every segment touches.
@@ -62,9 +64,12 @@ pub(crate) struct CongestionState {
     controller: Controller,
     /// Validation of the window: how much of it was in use recently.
     pub(crate) validation: WindowValidation,
-    /// Echoed marks are answered once per window (RFC 3168 section 6.1.2): not again until this
-    /// sequence number is acknowledged.
-    marks_answered: SeqNr,
+    /// SND.NXT at the last reduction of the window. Marks and losses of data before it belong to the
+    /// same congestion event, which reduces the window once (RFC 3168 section 6.1.2).
+    reduced_to: SeqNr,
+    /// Data segments may be ECN-capable (RFC 3168 section 6.1.1): both ends have agreed by the first
+    /// SYNs. The condition to echo marks is weaker; see `ConnectionFlags::ECN`.
+    pub(crate) may_send_ect: bool,
 }
 
 impl CongestionState {
@@ -73,13 +78,14 @@ impl CongestionState {
         CongestionState {
             controller: Controller::new(which),
             validation: WindowValidation::NEW,
-            marks_answered: SeqNr(0),
+            reduced_to: SeqNr(0),
+            may_send_ect: false,
         }
     }
 
     /// Sets our first sequence number, which the handshake fixed.
     pub(crate) fn set_first_byte(&mut self, first: SeqNr) {
-        self.marks_answered = first;
+        self.reduced_to = first - 1;
     }
 
     /// Initializes the state of an established connection, with nothing in flight.
@@ -90,7 +96,7 @@ impl CongestionState {
         now: u64,
     ) {
         self.validation.begin_validated(window, flight, now);
-        self.marks_answered = flight.una;
+        self.reduced_to = flight.una - 1;
         if let Controller::Dctcp(dctcp) = &mut self.controller {
             dctcp.begin_window(flight.una);
         }
@@ -109,6 +115,7 @@ impl CongestionState {
         let limited = self.validation.is_limited(window, flight);
         let mut reduced = false;
         if self.validation.is_round_over(flight.una) && delivered.open {
+            self.forget_old_reduction(flight.una);
             reduced = self.validation.measure_round(
                 window,
                 flight,
@@ -119,7 +126,7 @@ impl CongestionState {
         }
         let grows =
             limited || delivered.phase == RecoveryPhase::Loss || self.validation.may_grow(window);
-        if grows {
+        if grows && !delivered.marked {
             let ack = AckSample {
                 acked: delivered.bytes,
                 mss: flight.mss,
@@ -171,44 +178,76 @@ impl CongestionState {
         if let Controller::Dctcp(dctcp) = &mut self.controller {
             dctcp.on_acked(bytes, marked, flight.una, flight.next);
         }
-        if !flight.una.ge(self.marks_answered) {
-            return false;
+        marked && self.is_unanswered(flight.una)
+    }
+
+    /// Returns whether data sent after the last reduction was acknowledged; SND.UNA is `una`.
+    #[inline]
+    fn is_unanswered(&self, una: SeqNr) -> bool {
+        una.gt(self.reduced_to)
+    }
+
+    /// Lets `reduced_to` follow SND.UNA, because a number 2^31 behind would be taken for one ahead.
+    #[inline]
+    fn forget_old_reduction(&mut self, una: SeqNr) {
+        if self.is_unanswered(una) {
+            self.reduced_to = una - 1;
         }
-        // It follows SND.UNA, because a number 2^31 behind would be taken for one ahead.
-        self.marks_answered = if marked { flight.next } else { flight.una };
-        marked
     }
 
     /// Reduces the window for an echoed mark (RFC 3168 section 6.1.2, RFC 8257 section 3.3).
-    pub(crate) fn on_mark(&mut self, window: &mut CongestionWindow, flight: &Flight, now: u64) {
-        let in_use = self.validation.in_use(window, flight);
-        window.reduce_to(in_use.after_mark(window, &mut self.controller, flight));
+    /// `before`: the bytes in flight before the ACK, which may cover all of them.
+    pub(crate) fn on_mark(
+        &mut self,
+        window: &mut CongestionWindow,
+        (flight, before): (&Flight, &Flight),
+        now: u64,
+    ) {
+        let in_use = self.validation.in_use(window, before);
+        window.reduce_to(in_use.after_mark(window, &mut self.controller, before));
+        self.reduced_to = flight.next;
         self.validation.begin_validated(window, flight, now);
     }
 
     /// Reduces the window for a loss that a tail loss probe repaired, as congestion control must
-    /// react to it all the same (RFC 8985 section 7.4.2).
+    /// react to it all the same (RFC 8985 section 7.4.2). `before`: the bytes in flight before the
+    /// ACK. Returns whether the window was reduced; not if it already was for the same event.
     pub(crate) fn on_probe_loss(
         &mut self,
         window: &mut CongestionWindow,
-        flight: &Flight,
+        (flight, before): (&Flight, &Flight),
         now: u64,
-    ) {
-        let in_use = self.validation.in_use(window, flight);
-        window.reduce_to(in_use.after_loss(&mut self.controller, flight));
+    ) -> bool {
+        if self.is_loss_answered(before.una) {
+            return false;
+        }
+        let in_use = self.validation.in_use(window, before);
+        window.reduce_to(in_use.after_loss(&mut self.controller, before));
+        self.reduced_to = flight.next;
         self.validation.begin_validated(window, flight, now);
+        true
     }
 
-    /// Begins fast recovery, on an ACK or a timer; `entry` is the scoreboard at that time.
+    /// Returns whether a loss of the data at `una` belongs to the last reduction. DCTCP reduces by
+    /// the marked fraction, and a loss needs a reduction of its own (RFC 8257 section 3.5).
+    fn is_loss_answered(&self, una: SeqNr) -> bool {
+        una.lt(self.reduced_to) && !self.is_dctcp()
+    }
+
+    /// Begins fast recovery, on an ACK or a timer; `entry` is the scoreboard at that time. Returns
+    /// whether the threshold was reduced; not if it already was for the same event.
     pub(crate) fn on_recovery(
         &mut self,
         window: &mut CongestionWindow,
         reduction: &mut WindowReduction,
         flight: &Flight,
         entry: EntryScoreboard,
-    ) {
-        let in_use = self.validation.in_use(window, flight);
+    ) -> bool {
+        let is_answered = self.is_loss_answered(flight.una);
+        let in_use = (!is_answered).then(|| self.validation.in_use(window, flight));
         reduction.begin_recovery(window, &mut self.controller, (in_use, entry), flight);
+        self.reduced_to = flight.next;
+        !is_answered
     }
 
     /// Ends a recovery: the capacity of the path is measured anew.
@@ -252,6 +291,7 @@ impl CongestionState {
         flight: &Flight,
         now: u64,
     ) {
+        self.reduced_to = flight.next;
         self.validation.begin_validated(window, flight, now);
         window.collapse_to_one(flight.pipe, flight.mss);
     }
@@ -264,6 +304,7 @@ impl CongestionState {
         flight: &Flight,
     ) {
         reduction.restore_window(window, &mut self.controller);
+        self.reduced_to = flight.una - 1;
         self.validation.begin_round(flight);
     }
 

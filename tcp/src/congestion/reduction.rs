@@ -88,12 +88,13 @@ impl WindowReduction {
     }
 
     /// Begins fast recovery: sets the new slow start threshold and the state of PRR (RFC 9937
-    /// section 6.1).
+    /// section 6.1). `in_use` is `None` if the window was already reduced for the same congestion
+    /// event: the threshold stays.
     pub(super) fn begin_recovery(
         &mut self,
         window: &mut CongestionWindow,
         controller: &mut Controller,
-        (in_use, entry): (InUse, EntryScoreboard),
+        (in_use, entry): (Option<InUse>, EntryScoreboard),
         flight: &Flight,
     ) {
         self.point = flight.next;
@@ -105,9 +106,12 @@ impl WindowReduction {
         self.prr_out = 0;
         self.duplicate_bytes = 0;
         self.remember_window(window, controller, flight.una);
-        self.unvalidated = if in_use.unvalidated { in_use.bytes } else { 0 };
+        let unvalidated = in_use.filter(|in_use| in_use.unvalidated);
+        self.unvalidated = unvalidated.map_or(0, |in_use| in_use.bytes);
         self.retransmitted = 0;
-        window.ssthresh = SlowStartThreshold(in_use.after_loss(controller, flight));
+        if let Some(in_use) = in_use {
+            window.ssthresh = SlowStartThreshold(in_use.after_loss(controller, flight));
+        }
     }
 
     /// Saves the window that a reduction is about to replace. An earlier reduction can no longer be

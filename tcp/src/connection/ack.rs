@@ -169,7 +169,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             && seg.ack == tcb.snd_una
             && seg.flags & FIN == 0;
         if tcb.has(ConnectionFlags::RECOVERING) || seg.sacks > 0 || dup {
-            self.process_loss_signals(cx, seg, (new, dup), delivered);
+            self.process_loss_signals(cx, seg, (newly, dup), delivered);
         }
         if self.tcb.has(ConnectionFlags::ECN) {
             self.on_ecn_ack(cx, seg, newly);
@@ -188,6 +188,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 phase: tcb.phase,
                 open: phase == RecoveryPhase::Open && tcb.phase == RecoveryPhase::Open,
                 idle: tcb.unsent == 0,
+                marked: seg.flags & ECE != 0 && tcb.has(ConnectionFlags::ECN),
             };
             let reduced =
                 self.congestion
@@ -263,21 +264,22 @@ impl<B: RecvBuf, R> Connection<B, R> {
     #[cold]
     pub(crate) fn process_overtaken_ack(&mut self, cx: &mut TcpContext<'_>, seg: &Segment) {
         if self.tcb.has(ConnectionFlags::SACK) {
-            self.process_loss_signals(cx, seg, (false, false), 0);
+            self.process_loss_signals(cx, seg, (0, false), 0);
         }
     }
 
     /// Processes SACK blocks and duplicate ACKs: marks losses, begins and ends recoveries (RFC
-    /// 6675, RFC 6582, RFC 9937, RFC 8985). `new`: the ACK acknowledged new data; `delivered`: the
+    /// 6675, RFC 6582, RFC 9937, RFC 8985). `newly`: how far SND.UNA advanced; `delivered`: the
     /// bytes of it that had not been selectively acknowledged before. `dup`: it is a duplicate ACK.
     #[cold]
     fn process_loss_signals(
         &mut self,
         cx: &mut TcpContext<'_>,
         seg: &Segment,
-        (new, dup): (bool, bool),
+        (newly, dup): (u32, bool),
         mut delivered: u32,
     ) {
+        let new = newly > 0;
         self.start_recovery();
         cx.shared.stats.dup_acks_in += u64::from(dup);
         self.undo_needless_reduction(cx, seg, new);
@@ -290,11 +292,19 @@ impl<B: RecvBuf, R> Connection<B, R> {
             // The tail loss probe repaired a loss, to which the window must react (RFC 8985
             // section 7.4.2).
             cx.shared.stats.tlp_recoveries += 1;
-            let flight = tcb.flight_state();
+            let (flight, before) = (tcb.flight_state(), tcb.flight_before(newly));
             recovery.reduction.confirm();
-            self.congestion
-                .on_probe_loss(&mut tcb.window, &flight, cx.now.0);
+            if self
+                .congestion
+                .on_probe_loss(&mut tcb.window, (&flight, &before), cx.now.0)
+            {
+                self.announce_reduction();
+            }
         }
+        let tcb = &mut self.tcb;
+        let Some(recovery) = &mut self.recovery else {
+            return;
+        };
         let mut due = 0;
         let mut before = recovery.lost;
         let mut partial = false;
@@ -448,9 +458,17 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 sacked: recovery.sacked_bytes,
                 newly_delivered: ack.delivered,
             };
-            self.congestion
-                .on_recovery(&mut tcb.window, &mut recovery.reduction, &flight, entry);
+            if self
+                .congestion
+                .on_recovery(&mut tcb.window, &mut recovery.reduction, &flight, entry)
+            {
+                self.announce_reduction();
+            }
         }
+        let tcb = &mut self.tcb;
+        let Some(recovery) = &mut self.recovery else {
+            return;
+        };
         if tcb.phase == RecoveryPhase::Recovery {
             let flight = tcb.flight_state();
             if !tcb.has(ConnectionFlags::SACK) {

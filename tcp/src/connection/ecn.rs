@@ -111,25 +111,35 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let flight = self.tcb.flight_state();
         let marked = seg.flags & ECE != 0;
         if self.congestion.on_ecn_ack(&flight, newly, marked) {
-            self.reduce_for_mark(cx);
+            self.reduce_for_mark(cx, newly);
+        }
+    }
+
+    /// Announces a reduction of the window, for whatever reason: the next new segment carries CWR
+    /// (RFC 3168 section 6.1.2).
+    #[inline]
+    pub(crate) fn announce_reduction(&mut self) {
+        if self.tcb.has(ConnectionFlags::ECN) && self.congestion.may_send_ect {
+            self.tcb.flags |= ConnectionFlags::SEND_CWR;
         }
     }
 
     /// Reduces the congestion window for an echoed mark, at most once per window of data (RFC 3168
-    /// section 6.1.2, RFC 8257 section 3.3).
+    /// section 6.1.2, RFC 8257 section 3.3). The ACK acknowledges `newly` bytes.
     #[cold]
-    fn reduce_for_mark(&mut self, cx: &mut TcpContext<'_>) {
+    fn reduce_for_mark(&mut self, cx: &mut TcpContext<'_>, newly: u32) {
+        self.announce_reduction();
         let tcb = &mut self.tcb;
-        tcb.flags |= ConnectionFlags::SEND_CWR;
-        // A recovery has reduced the window already.
+        // Any other phase has reduced the window already.
         if tcb.phase == RecoveryPhase::Open {
             cx.shared.stats.ecn_reductions += 1;
-            let flight = tcb.flight_state();
+            let (flight, before) = (tcb.flight_state(), tcb.flight_before(newly));
             // An earlier reduction can no longer be undone without also undoing this one.
             if let Some(recovery) = &mut self.recovery {
                 recovery.reduction.confirm();
             }
-            self.congestion.on_mark(&mut tcb.window, &flight, cx.now.0);
+            self.congestion
+                .on_mark(&mut tcb.window, (&flight, &before), cx.now.0);
         }
     }
 }

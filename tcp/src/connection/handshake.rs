@@ -40,15 +40,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
             .max(MSS_FLOOR)
             .min(config.mtu - overhead);
         // A retransmitted SYN does not request ECN, as middleboxes may drop SYNs that do (RFC 3168
-        // section 6.1.1.1).
-        let asks = match seg.flags & (ACK | ECE | CWR) {
-            ASK => true,
-            ANSWER => tcb.backoff == 0,
-            _ => false,
-        };
+        // section 6.1.1.1). If it was sent, our data is not ECN-capable, but marks of the peer's
+        // data must be echoed once the first SYN is answered (section 6.1.1).
+        let is_ecn_setup = matches!(seg.flags & (ACK | ECE | CWR), ASK | ANSWER);
         tcb.flags &= !(ConnectionFlags::TIMESTAMPS | ConnectionFlags::SACK | ConnectionFlags::ECN);
-        if asks && config.wants_ecn() {
+        if is_ecn_setup && config.wants_ecn() {
             tcb.flags |= ConnectionFlags::ECN;
+            self.congestion.may_send_ect = seg.flags & ACK == 0 || tcb.backoff == 0;
         }
         if config.timestamps && seg.has_ts {
             tcb.flags |= ConnectionFlags::TIMESTAMPS;
@@ -128,7 +126,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// is retransmitted as by its timer, with backoff, and no more often than the timer would: a
     /// peer that repeats its SYN constantly gets no more answers than a silent one. The round trip
     /// is then not measured (Karn).
-    pub(crate) fn on_repeated_syn(&mut self, cx: &mut TcpContext<'_>) {
+    pub(crate) fn on_repeated_syn(&mut self, cx: &mut TcpContext<'_>, seg: &Segment) {
+        // A peer that also sent a SYN without ECN gets no ECN-capable data (RFC 3168 section 6.1.1).
+        self.congestion.may_send_ect &= seg.flags & (ECE | CWR) == ASK;
         let tcb = &mut self.tcb;
         let timeout = tcb
             .rtt

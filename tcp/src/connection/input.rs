@@ -43,7 +43,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             && seg.seq + 1 == self.tcb.rcv_nxt
         {
             if seg.flags & ACK == 0 {
-                self.on_repeated_syn(cx);
+                self.on_repeated_syn(cx, &seg);
                 return SegmentVerdict::Done;
             }
             seg.seq += 1;

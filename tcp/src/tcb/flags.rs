@@ -50,7 +50,8 @@ impl ConnectionFlags {
     pub const NEED_TAIL_PROBE: ConnectionFlags = ConnectionFlags(1 << 19);
     /// The path was seen to reorder (RACK.reordering_seen).
     pub const REORDERING_SEEN: ConnectionFlags = ConnectionFlags(1 << 20);
-    /// ECN is agreed (RFC 3168 section 6.1.1).
+    /// Marks must be echoed: an ECN-setup SYN or SYN-ACK was sent and answered (RFC 3168 section
+    /// 6.1.1). Whether data may be sent ECN-capable is decided separately.
     pub const ECN: ConnectionFlags = ConnectionFlags(1 << 21);
     /// Our ACKs carry ECE (RFC 3168 section 6.1.3).
     pub const SEND_ECE: ConnectionFlags = ConnectionFlags(1 << 22);

@@ -166,6 +166,14 @@ impl Tcb {
         }
     }
 
+    /// Returns the state in flight before an ACK of `newly` bytes.
+    pub(crate) fn flight_before(&self, newly: u32) -> Flight {
+        Flight {
+            una: self.snd_una - newly,
+            ..self.flight_state()
+        }
+    }
+
     /// Bytes that the windows allow beyond what is queued; see `Stack::send_room`.
     #[inline]
     pub(crate) fn room(&self) -> u32 {
