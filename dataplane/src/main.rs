@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use siwd::config::{ByteSize, CaptureConfig, Config, check_socket_path};
+use siwd::config::{ByteSize, CaptureConfig, Config, SocketPathError, check_socket_path};
 use siwd::prepared::Prepared;
 
 /// Keeps the state of each queue pair together, in huge pages if the host provides them, and returns
@@ -99,7 +99,7 @@ const FILE_ERROR: i32 = 1;
 const MACHINE_ERROR: i32 = 3;
 const WARNINGS: i32 = 4;
 
-fn parse_socket(text: &str) -> Result<PathBuf, String> {
+fn parse_socket(text: &str) -> Result<PathBuf, SocketPathError> {
     let path = PathBuf::from(text);
     check_socket_path(&path).map(|()| path)
 }

@@ -21,8 +21,8 @@ const SEGMENTS: usize = 4 * BURST;
 /// The sending half of a queue.
 pub(crate) struct PacketSender {
     socket: OwnedFd,
-    messages: Box<[libc::mmsghdr; BURST]>,
-    segments: Box<[libc::iovec; SEGMENTS]>,
+    messages: Box<[libc::mmsghdr]>,
+    segments: Box<[libc::iovec]>,
 }
 
 // SAFETY: the pointers in both arrays are written before each use.
@@ -72,12 +72,16 @@ impl PacketSender {
         if result < 0 {
             return Err(call_error("binding a packet socket"));
         }
+        // SAFETY: a C structure of numbers and pointers, for which zeros are valid.
+        let message: libc::mmsghdr = unsafe { std::mem::zeroed() };
+        let segment = libc::iovec {
+            iov_base: std::ptr::null_mut(),
+            iov_len: 0,
+        };
         Ok(PacketSender {
             socket,
-            // SAFETY: C structures of numbers and pointers, for which zeros are valid.
-            messages: unsafe { Box::new_zeroed().assume_init() },
-            // SAFETY: as above.
-            segments: unsafe { Box::new_zeroed().assume_init() },
+            messages: vec![message; BURST].into(),
+            segments: vec![segment; SEGMENTS].into(),
         })
     }
 
