@@ -139,7 +139,6 @@ fn is_harmless(folder: &OwnedFd, name: &CStr, number: RawFd) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::OpenOptionsExt;
 

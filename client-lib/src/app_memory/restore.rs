@@ -322,6 +322,7 @@ mod tests {
         let part = SharedPages {
             pages: target as usize..target as usize + PAGE,
             file: file.as_fd(),
+            id: MappedFileId::of_file(&file).unwrap(),
             offset: 0,
             prot,
             neighbours: [None, None],
