@@ -290,7 +290,7 @@ pub struct StackConfig {
     pub neighbours: NeighbourConfig,
     /// Limits of the reassembly of IP fragments.
     pub reassembly: ReassemblyConfig,
-    /// Announce our IPv4 addresses at start-up.
+    /// Announce our IPv4 addresses at start-up, and probe whether another host has one of ours.
     pub gratuitous_arp: bool,
     /// Answer SYNs beyond a listener's backlog with SYN cookies, without state (RFC 4987 section
     /// 3.6).

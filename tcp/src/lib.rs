@@ -169,6 +169,7 @@ pub use config::{
 pub use flow::port_set::PortSet;
 pub use flow::steering::{Destination, Steering, WorkerSteering};
 pub use flow::toeplitz::{DEFAULT_RSS_KEY, SYMMETRIC_RSS_KEY, Toeplitz};
+pub use link::address_conflicts::AddressConflict;
 pub use queues::receive_queue::ReceiveQueue;
 pub use stack::transmit::NewRecords;
 pub use stack::{Stack, TcpInfo};

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use dpdk::{BURST, Mbuf, MbufCache, RxBatch, RxQueue, TxQueue};
 use siw_iwarp::mpa::MpaConfig;
-use siw_tcp::{ConnId, FrameInfo, Instant, RxChecksum, Stack, Steering, WorkerSteering};
+use siw_tcp::{
+    AddressConflict, ConnId, FrameInfo, Instant, RxChecksum, Stack, Steering, WorkerSteering,
+};
 
 use super::clock::TscClock;
 use super::forward::ProxyTx;
@@ -204,9 +206,24 @@ impl<R> WorkerPort<R> {
         } else {
             self.stack.poll_output(now, &mut sink);
         }
+        if let Some(conflict) = self.stack.take_address_conflict() {
+            self.log_conflict(&conflict);
+        }
         let any = self.output.has_frames();
         self.output.transmit_batch();
         any
+    }
+
+    /// Reports that two hosts have one address; the stack limits how often.
+    #[cold]
+    fn log_conflict(&self, conflict: &AddressConflict) {
+        let mac = conflict.mac.map(|byte| format!("{byte:02x}")).join(":");
+        tracing::warn!(
+            device = self.device,
+            address = %conflict.address,
+            "another host on the link has this address: its Ethernet address is {mac}; connections of \
+             both fail until one of them gets another address"
+        );
     }
 
     /// Sends the queued data of one connection, as far as the windows allow; the frames leave with

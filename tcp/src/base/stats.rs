@@ -194,6 +194,8 @@ counters! {
     reassembly_fails = "IpReasmFails",
     /// Datagrams whose fragments did not all arrive in time.
     reassembly_timeouts = "IpReasmTimeout",
+    /// Messages of other hosts that claim one of our addresses (RFC 5227, RFC 4862).
+    address_conflicts = "SiwAddressConflicts",
     /// Packets with impossible addresses (martians).
     martians = "IpInAddrErrors",
     /// Frames for other devices or VLANs, or of other protocols.

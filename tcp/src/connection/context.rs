@@ -21,6 +21,7 @@ use crate::connection::closing_list::{Closing, ClosingLists};
 use crate::connection::ecn::EarlyAck;
 use crate::connection::side_table::SideTable;
 use crate::flow::table::FlowTable;
+use crate::link::address_conflicts::{AddressConflict, AddressConflicts};
 use crate::link::control_queue::ControlQueue;
 use crate::link::neighbours::Neighbours;
 use crate::pmtu::path_mtu::Paths;
@@ -77,6 +78,7 @@ pub(crate) struct SharedState {
     pub control_queue: ControlQueue,
     /// ACKs that precede all other output of their connections.
     pub early_acks: VecDeque<EarlyAck>,
+    pub conflicts: AddressConflicts,
     /// Connections that may be evicted when the stack is full.
     pub closing: ClosingLists,
     pub side_table: SideTable,
@@ -170,6 +172,7 @@ impl SharedState {
             learned_routes: LearnedRoutes::default(),
             control_queue: ControlQueue::new(&config, TokenBucket::new(rate)),
             early_acks: VecDeque::new(),
+            conflicts: AddressConflicts::new(config.gratuitous_arp, now),
             closing: ClosingLists::new(),
             side_table: SideTable::default(),
             active: 0,
@@ -266,6 +269,28 @@ impl SharedState {
             cidr.addr == address && src_mac != self.config.mac || cidr.is_broadcast(address)
         };
         frame::is_peer_address(address) && !self.config.addresses.iter().any(never)
+    }
+
+    /// Probes whether another host has one of our addresses.
+    #[cold]
+    pub(crate) fn probe_addresses(&mut self, now: Instant) {
+        self.conflicts.take_probe(now);
+        for cidr in &self.config.addresses {
+            self.control_queue.probe_address(cidr.addr, &mut self.stats);
+        }
+    }
+
+    /// Processes the claim of another host to an address of ours: counts, reports and defends.
+    pub(crate) fn on_address_conflict(&mut self, now: Instant, conflict: AddressConflict) {
+        // Another worker defends.
+        if self.control_queue.silent {
+            return;
+        }
+        self.stats.address_conflicts += 1;
+        if self.conflicts.record(conflict, now) {
+            self.control_queue
+                .announce_address(conflict.address, &mut self.stats);
+        }
     }
 
     /// Returns the next hop for `remote`: `remote` itself if it is on the link, else a gateway. The

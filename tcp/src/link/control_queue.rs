@@ -34,6 +34,9 @@ const QUEUE_MAX: usize = 256;
 /// Maximum number of unused buffers in the pool.
 const POOL_MAX: usize = 16;
 const BROADCAST: [u8; 6] = [0xff; 6];
+/// The multicast group of all nodes (RFC 4291 section 2.7.1).
+const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+const ALL_NODES_MAC: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
 /// Hop limit of NDP (RFC 4861 section 7.1); used for all our ICMPv6 messages.
 const NDP_HOP_LIMIT: u8 = 255;
 const ICMP_HEADER_LEN: usize = 8;
@@ -271,16 +274,53 @@ impl ControlQueue {
         self.push_frame(frame, 0, false, stats);
     }
 
-    /// Announces an address of ours on the link (RFC 5227 section 2.3).
-    pub(crate) fn announce_address(&mut self, addr: Ipv4Addr, stats: &mut StackStats) {
-        let repr = ArpRepr::EthernetIpv4 {
+    fn arp_request(&self, source: Ipv4Addr, target: Ipv4Addr) -> ArpRepr {
+        ArpRepr::EthernetIpv4 {
             operation: ArpOperation::Request,
             source_hardware_addr: EthernetAddress(self.mac),
-            source_protocol_addr: addr,
+            source_protocol_addr: source,
             target_hardware_addr: EthernetAddress([0; 6]),
-            target_protocol_addr: addr,
-        };
-        self.push_arp(BROADCAST, &repr, stats);
+            target_protocol_addr: target,
+        }
+    }
+
+    /// Announces an address of ours on the link (RFC 5227 section 2.3, RFC 4861 section 7.2.6).
+    pub(crate) fn announce_address(&mut self, addr: IpAddr, stats: &mut StackStats) {
+        match addr {
+            IpAddr::V4(addr) => {
+                let repr = self.arp_request(addr, addr);
+                self.push_arp(BROADCAST, &repr, stats);
+            }
+            IpAddr::V6(addr) => {
+                let advert = Icmpv6Repr::Ndisc(NdiscRepr::NeighborAdvert {
+                    flags: NdiscNeighborFlags::OVERRIDE,
+                    target_addr: addr,
+                    lladdr: Some(EthernetAddress(self.mac).into()),
+                });
+                self.push_icmpv6(ALL_NODES_MAC, addr, ALL_NODES, &advert, stats);
+                stats.ndp_out += 1;
+            }
+        }
+    }
+
+    /// Asks whether another host has an address of ours (RFC 5227 section 2.1.1, RFC 4862 section
+    /// 5.4.2).
+    pub(crate) fn probe_address(&mut self, addr: IpAddr, stats: &mut StackStats) {
+        match addr {
+            IpAddr::V4(addr) => {
+                let repr = self.arp_request(Ipv4Addr::UNSPECIFIED, addr);
+                self.push_arp(BROADCAST, &repr, stats);
+            }
+            IpAddr::V6(addr) => {
+                let (mac, group) = solicited_node_group(addr);
+                let repr = Icmpv6Repr::Ndisc(NdiscRepr::NeighborSolicit {
+                    target_addr: addr,
+                    lladdr: None,
+                });
+                self.push_icmpv6(mac, Ipv6Addr::UNSPECIFIED, group, &repr, stats);
+                stats.ndp_out += 1;
+            }
+        }
     }
 
     /// Queues an ARP or NDP solicitation from our address `source`.
@@ -292,34 +332,14 @@ impl ControlQueue {
     ) {
         match (solicitation.target, source) {
             (IpAddr::V4(target), IpAddr::V4(source)) => {
-                let repr = ArpRepr::EthernetIpv4 {
-                    operation: ArpOperation::Request,
-                    source_hardware_addr: EthernetAddress(self.mac),
-                    source_protocol_addr: source,
-                    target_hardware_addr: EthernetAddress([0; 6]),
-                    target_protocol_addr: target,
-                };
+                let repr = self.arp_request(source, target);
                 self.push_arp(solicitation.to.unwrap_or(BROADCAST), &repr, stats);
             }
             (IpAddr::V6(target), IpAddr::V6(source)) => {
-                let octets = target.octets();
                 // RFC 4861 section 7.2.2: to the solicited-node multicast address.
-                let group = Ipv6Addr::new(
-                    0xff02,
-                    0,
-                    0,
-                    0,
-                    0,
-                    1,
-                    0xff00 | u16::from(octets[13]),
-                    u16::from_be_bytes([octets[14], octets[15]]),
-                );
                 let (mac, ip) = match solicitation.to {
                     Some(mac) => (mac, target),
-                    None => (
-                        [0x33, 0x33, 0xff, octets[13], octets[14], octets[15]],
-                        group,
-                    ),
+                    None => solicited_node_group(target),
                 };
                 let repr = Icmpv6Repr::Ndisc(NdiscRepr::NeighborSolicit {
                     target_addr: target,
@@ -355,13 +375,13 @@ impl ControlQueue {
     }
 
     /// Processes an ARP packet and answers a request for one of our addresses. Returns the sender's
-    /// claim: its IP address, its Ethernet address, and whether the packet is a reply.
+    /// claim.
     pub(crate) fn receive_arp(
         &mut self,
         packet: &[u8],
         own: impl Fn(IpAddr) -> bool,
         stats: &mut StackStats,
-    ) -> Option<(IpAddr, [u8; 6], bool)> {
+    ) -> Option<NeighbourClaim> {
         stats.arp_in += 1;
         let repr = ArpPacket::new_checked(packet).and_then(|packet| ArpRepr::parse(&packet));
         let Ok(ArpRepr::EthernetIpv4 {
@@ -376,7 +396,14 @@ impl ControlQueue {
             return None;
         };
         let sender = IpAddr::V4(source_protocol_addr);
-        if !own(target_protocol_addr.into()) || own(sender) || source_hardware_addr.is_multicast() {
+        if source_hardware_addr.is_multicast() {
+            return None;
+        }
+        if own(sender) {
+            let mac = source_hardware_addr.0;
+            return (mac != self.mac).then_some(NeighbourClaim::OurAddress(sender, mac));
+        }
+        if !own(target_protocol_addr.into()) {
             return None;
         }
         if operation == ArpOperation::Request && !self.silent && self.has_room(stats) {
@@ -392,10 +419,11 @@ impl ControlQueue {
         // RFC 5227 section 2.1.1: a probe comes from 0.0.0.0 and claims no address.
         let unicast =
             !source_protocol_addr.is_unspecified() && !source_protocol_addr.is_multicast();
-        unicast.then_some((
+        let is_answer = operation == ArpOperation::Reply;
+        unicast.then_some(NeighbourClaim::Neighbour(
             sender,
             source_hardware_addr.0,
-            operation == ArpOperation::Reply,
+            is_answer,
         ))
     }
 
@@ -510,10 +538,7 @@ impl ControlQueue {
                 }
                 let mut flags = NdiscNeighborFlags::OVERRIDE;
                 let (mac, to) = if src.is_unspecified() {
-                    (
-                        [0x33, 0x33, 0, 0, 0, 1],
-                        Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1),
-                    )
+                    (ALL_NODES_MAC, ALL_NODES)
                 } else {
                     flags |= NdiscNeighborFlags::SOLICITED;
                     (origin.src_mac, src)
@@ -530,7 +555,8 @@ impl ControlQueue {
                 if !src.is_unspecified()
                     && let Some(mac) = mac_of(lladdr)
                 {
-                    return Icmpv6Outcome::Claim(src.into(), mac, false);
+                    let claim = NeighbourClaim::Neighbour(src.into(), mac, false);
+                    return Icmpv6Outcome::Claim(claim);
                 }
             }
             Icmpv6Repr::Ndisc(NdiscRepr::NeighborAdvert {
@@ -539,12 +565,13 @@ impl ControlQueue {
                 ..
             }) => {
                 stats.ndp_in += 1;
-                if !own(target_addr.into()) {
-                    return Icmpv6Outcome::Claim(
-                        target_addr.into(),
-                        mac_of(lladdr).unwrap_or(origin.src_mac),
-                        true,
-                    );
+                let mac = mac_of(lladdr).unwrap_or(origin.src_mac);
+                let target = IpAddr::V6(target_addr);
+                if !own(target) {
+                    return Icmpv6Outcome::Claim(NeighbourClaim::Neighbour(target, mac, true));
+                }
+                if mac != self.mac {
+                    return Icmpv6Outcome::Claim(NeighbourClaim::OurAddress(target, mac));
                 }
             }
             _ => {}
@@ -587,6 +614,31 @@ pub(crate) enum Icmpv6Outcome {
     Done,
     /// An error, whose quoted packet the caller must process.
     Error,
-    /// A claim: IP address, Ethernet address, and whether it answers a solicitation.
-    Claim(IpAddr, [u8; 6], bool),
+    Claim(NeighbourClaim),
+}
+
+/// The claim of a host that it has an address.
+pub(crate) enum NeighbourClaim {
+    /// IP address, Ethernet address, and whether the message answers a solicitation.
+    Neighbour(IpAddr, [u8; 6], bool),
+    /// One of our addresses, and the Ethernet address of the host that claims it, too.
+    OurAddress(IpAddr, [u8; 6]),
+}
+
+/// The solicited-node multicast group of an address, after its Ethernet address (RFC 4291 section
+/// 2.7.1).
+fn solicited_node_group(address: Ipv6Addr) -> ([u8; 6], Ipv6Addr) {
+    let octets = address.octets();
+    let group = Ipv6Addr::new(
+        0xff02,
+        0,
+        0,
+        0,
+        0,
+        1,
+        0xff00 | u16::from(octets[13]),
+        u16::from_be_bytes([octets[14], octets[15]]),
+    );
+    let mac = [0x33, 0x33, 0xff, octets[13], octets[14], octets[15]];
+    (mac, group)
 }

@@ -1,5 +1,6 @@
-//! The neighbour table, and frames that belong to no connection.
+//! The neighbour table, frames that belong to no connection, and conflicts about our addresses.
 
+pub(crate) mod address_conflicts;
 pub(crate) mod control_queue;
 pub(crate) mod neighbour_quota;
 pub(crate) mod neighbours;

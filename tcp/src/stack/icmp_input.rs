@@ -9,7 +9,8 @@ use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
 use crate::base::time::to_long_ticks;
-use crate::link::control_queue::{Icmpv6Outcome, Origin};
+use crate::link::address_conflicts::AddressConflict;
+use crate::link::control_queue::{Icmpv6Outcome, NeighbourClaim, Origin};
 use crate::pmtu::path_mtu::{self, MIN_V4, MIN_V6};
 use crate::pmtu::search::PathSearch;
 use crate::stack::Stack;
@@ -24,6 +25,7 @@ use crate::wire::icmp_error::{IcmpError, is_soft_error_v4, is_soft_error_v6};
 /// ICMPv4 type and code (RFC 1191 section 4), and ICMPv6 type (RFC 4443 section 3.2).
 const FRAGMENTATION_NEEDED: [u8; 2] = [3, 4];
 const PACKET_TOO_BIG: u8 = 2;
+const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 
 /// Length of an ICMP error before the quoted packet (RFC 792, RFC 4443).
 const ICMP_HEADER: usize = 8;
@@ -139,8 +141,20 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let addresses = &sh.config.addresses;
         let is_own = |address: IpAddr| addresses.iter().any(|cidr| cidr.addr == address);
         let claim = sh.control_queue.receive_arp(packet, is_own, &mut sh.stats);
-        if let Some((address, mac, reply)) = claim {
-            self.on_neighbour_heard(now, address, mac, reply);
+        if let Some(claim) = claim {
+            self.on_neighbour_claim(now, claim);
+        }
+    }
+
+    fn on_neighbour_claim(&mut self, now: Instant, claim: NeighbourClaim) {
+        match claim {
+            NeighbourClaim::Neighbour(address, mac, answer) => {
+                self.on_neighbour_heard(now, address, mac, answer)
+            }
+            NeighbourClaim::OurAddress(address, mac) => {
+                let conflict = AddressConflict { address, mac };
+                self.shared.on_address_conflict(now, conflict);
+            }
         }
     }
 
@@ -171,8 +185,14 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     fn on_icmpv6(&mut self, now: Instant, origin: &Origin, hop_limit: u8, message: &B) {
         let sh = &mut self.shared;
-        // A node that checks whether its address is unique has none yet (RFC 4862 section 5.4.2).
-        if !sh.can_be_peer(origin.src, origin.src_mac) && !origin.src.is_unspecified() {
+        // A node that checks whether its address is unique has none yet (RFC 4862 section 5.4.2). One
+        // that has an address of ours advertises it from there.
+        let advertises_ours = sh.is_own_address(origin.src)
+            && message.chunk().first() == Some(&NEIGHBOUR_ADVERTISEMENT);
+        if !sh.can_be_peer(origin.src, origin.src_mac)
+            && !origin.src.is_unspecified()
+            && !advertises_ours
+        {
             sh.stats.martians += 1;
             return;
         }
@@ -183,9 +203,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 .receive_icmpv6(now, origin, hop_limit, message, is_own, &mut sh.stats);
         match outcome {
             Icmpv6Outcome::Done => {}
-            Icmpv6Outcome::Claim(address, mac, answer) => {
-                self.on_neighbour_heard(now, address, mac, answer)
-            }
+            Icmpv6Outcome::Claim(claim) => self.on_neighbour_claim(now, claim),
             Icmpv6Outcome::Error => {
                 let head = message.chunk();
                 let quoted = QuotedSegment::parse_v6(head.get(ICMP_HEADER..).unwrap_or(&[]));

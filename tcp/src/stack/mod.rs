@@ -10,7 +10,7 @@ mod syn_cookies;
 pub(crate) mod transmit;
 
 use crate::tcb::flags::ConnectionFlags;
-use core::net::{IpAddr, SocketAddr};
+use core::net::SocketAddr;
 use core::time::Duration;
 
 use crate::base::buffer::RecvBuf;
@@ -27,6 +27,7 @@ use crate::connection::closing_list::Closing;
 use crate::connection::context::SharedState;
 use crate::connection::{Connection, NO_LISTENER};
 use crate::ip::reassembly::ReassemblyTable;
+use crate::link::address_conflicts::AddressConflict;
 use crate::queues::receive_queue::ReceiveQueue;
 use crate::stack::host_path::HOST_FRAMES;
 use crate::stack::receive::RxPipeline;
@@ -90,11 +91,12 @@ impl<B: RecvBuf, R> Stack<B, R> {
         crate::config::check_config(&config)?;
         let mut shared = SharedState::new(config, now);
         if shared.config.gratuitous_arp {
+            shared.probe_addresses(now);
             for cidr in &shared.config.addresses {
-                if let IpAddr::V4(address) = cidr.addr {
+                if cidr.addr.is_ipv4() {
                     shared
                         .control_queue
-                        .announce_address(address, &mut shared.stats);
+                        .announce_address(cidr.addr, &mut shared.stats);
                 }
             }
         }
@@ -350,6 +352,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let is_answer_due = is_answer_due.is_some_and(|&(_, at)| at <= now.0);
         let is_due = shared.timer_wheel.is_due(now)
             || shared.neighbours.is_due(now)
+            || shared.conflicts.is_due(now)
             || self.fragments.is_due(now)
             || is_answer_due;
         is_due || self.has_output()
@@ -439,7 +442,16 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
+    /// Takes a conflict about one of our addresses to report; each address at most once in ten seconds.
+    #[inline]
+    pub fn take_address_conflict(&mut self) -> Option<AddressConflict> {
+        self.shared.conflicts.take_report()
+    }
+
     fn poll_neighbours(&mut self, now: Instant, sink: &mut impl FrameSink<R>) {
+        if self.shared.conflicts.is_due(now) {
+            self.shared.probe_addresses(now);
+        }
         for ConnId { index, generation } in self.shared.neighbours.poll(now) {
             self.shared.stats.neighbour_failures += 1;
             let conn = self.connections.get_mut(index as usize);
@@ -479,6 +491,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             awaited_answer.map(|&(_, at)| Instant(at)),
             self.shared.timer_wheel.next_deadline(),
             self.shared.neighbours.next_deadline(),
+            self.shared.conflicts.next_deadline(),
             self.fragments.next_deadline(),
         ];
         all.into_iter().flatten().min()
