@@ -6,8 +6,9 @@
 //! - IPv4 and IPv6 packets to a claimed address are siwd's, whatever they carry: TCP, ping, fragments,
 //!   ICMP errors.
 //! - An ARP packet whose target protocol address is claimed is siwd's: a request for it, and the reply
-//!   to one of siwd's requests. A neighbour solicitation for a claimed address is siwd's, too.
-//! - Everything else is the kernel's, also advertisements to all nodes and router advertisements.
+//!   to one of siwd's requests. One whose sender has a claimed address is siwd's too, which reports the
+//!   conflict; and so are neighbour solicitations and advertisements of a claimed address.
+//! - Everything else is the kernel's, also other advertisements to all nodes and router advertisements.
 //!
 //! With claimed TCP ports ([`ClaimKind::Ports`]), siwd shares the addresses of the kernel:
 //! - TCP segments to a claimed address and port are siwd's.
@@ -16,6 +17,8 @@
 //!   which then never has the whole packet, and drops them.
 //! - ICMP errors are siwd's if the packet that they quote came from a claimed address and port.
 //! - Everything else is the kernel's: ping, ARP and neighbour discovery as well.
+//!
+//! A frame with a priority tag (VLAN 0) belongs to no VLAN (IEEE 802.1Q), and counts as untagged.
 //!
 //! A claimed frame that no socket takes is dropped: the kernel would answer it with a reset. IPv6
 //! extension headers other than the fragment header are not parsed.
@@ -82,9 +85,11 @@ const ETHERTYPE_VLAN: u16 = 0x8100;
 const ETHERTYPE_IPV6: u16 = 0x86dd;
 const VLAN_TAG_BYTES: i16 = 4;
 const VLAN_ID_MASK: i32 = 0x0fff;
+const PRIORITY_TAG: u16 = 0;
 
 const ARP_BYTES: i16 = 28;
 const ARP_PROTOCOL_TYPE: i16 = 2;
+const ARP_SENDER_ADDRESS: i16 = 14;
 const ARP_TARGET_ADDRESS: i16 = 24;
 
 const IPV4_BYTES: i16 = 20;
@@ -124,6 +129,7 @@ const ICMP_ERRORS: [i32; 4] = [3, 4, 11, 12];
 /// Destination unreachable to parameter problem (RFC 4443) are types 1 to 4.
 const ICMPV6_LAST_ERROR: i32 = 4;
 const ICMPV6_NEIGHBOUR_SOLICITATION: i32 = 135;
+const ICMPV6_NEIGHBOUR_ADVERTISEMENT: i32 = 136;
 const ICMPV6_TARGET: i16 = IPV6_BYTES + 8;
 
 /// The key of a claim in its map.
@@ -182,21 +188,28 @@ impl Program {
         code.compute_register(Arithmetic::Move, R6, R1);
         code.load_field(Width::Word, R9, R6, CONTEXT_DATA);
         code.load_field(Width::Word, R8, R6, CONTEXT_DATA_END);
-        let tag = if self.config.vlan.is_some() {
-            VLAN_TAG_BYTES
-        } else {
-            0
+        let untagged = code.new_label();
+        self.check_length(code, R9, ETHERNET_BYTES);
+        code.load_field(Width::Half, R1, R9, ETHERNET_TYPE);
+        let without_tag = match self.config.vlan {
+            Some(_) => self.pass,
+            None => untagged,
         };
-        self.check_length(code, R9, ETHERNET_BYTES + tag);
-        if let Some(vlan) = self.config.vlan {
-            code.load_field(Width::Half, R1, R9, ETHERNET_TYPE);
-            code.jump_if(Condition::NotEqual, R1, on_wire(ETHERTYPE_VLAN), self.pass);
-            code.load_big_endian_half(R1, R9, ETHERNET_BYTES);
-            code.compute_immediate(Arithmetic::And, R1, VLAN_ID_MASK);
-            code.jump_if(Condition::NotEqual, R1, vlan.into(), self.pass);
-        }
-        code.load_field(Width::Half, R1, R9, ETHERNET_TYPE + tag);
-        code.compute_immediate(Arithmetic::Add, R9, (ETHERNET_BYTES + tag).into());
+        code.jump_if(
+            Condition::NotEqual,
+            R1,
+            on_wire(ETHERTYPE_VLAN),
+            without_tag,
+        );
+        self.check_length(code, R9, ETHERNET_BYTES + VLAN_TAG_BYTES);
+        code.load_big_endian_half(R1, R9, ETHERNET_BYTES);
+        code.compute_immediate(Arithmetic::And, R1, VLAN_ID_MASK);
+        let vlan = self.config.vlan.unwrap_or(PRIORITY_TAG);
+        code.jump_if(Condition::NotEqual, R1, vlan.into(), self.pass);
+        code.load_field(Width::Half, R1, R9, ETHERNET_TYPE + VLAN_TAG_BYTES);
+        code.compute_immediate(Arithmetic::Add, R9, VLAN_TAG_BYTES.into());
+        code.bind_label(untagged);
+        code.compute_immediate(Arithmetic::Add, R9, ETHERNET_BYTES.into());
         let (four, six) = (code.new_label(), code.new_label());
         code.jump_if(Condition::Equal, R1, on_wire(ETHERTYPE_IPV4), four);
         code.jump_if(Condition::Equal, R1, on_wire(ETHERTYPE_IPV6), six);
@@ -228,8 +241,10 @@ impl Program {
         self.check_length(code, R9, ARP_BYTES);
         code.load_field(Width::Half, R1, R9, ARP_PROTOCOL_TYPE);
         code.jump_if(Condition::NotEqual, R1, on_wire(ETHERTYPE_IPV4), self.pass);
-        self.set_claim_address4(code, R9, ARP_TARGET_ADDRESS);
-        self.redirect_if_claimed(code);
+        for address in [ARP_TARGET_ADDRESS, ARP_SENDER_ADDRESS] {
+            self.set_claim_address4(code, R9, address);
+            self.redirect_if_claimed(code);
+        }
         code.jump_always(self.pass);
     }
 
@@ -237,13 +252,17 @@ impl Program {
         copy_address6(code, R9, IPV6_DESTINATION, CLAIM_KEY);
         code.store_immediate(Width::Word, R10, CLAIM_PORT, 0);
         self.redirect_if_claimed(code);
-        // Solicitations go to a multicast address that several addresses may share.
+        // Solicitations and advertisements go to multicast addresses that several hosts share.
         code.load_field(Width::Byte, R1, R9, IPV6_NEXT_HEADER);
         code.jump_if(Condition::NotEqual, R1, PROTOCOL_ICMPV6, self.pass);
         self.check_length(code, R9, ICMPV6_TARGET + 16);
         code.load_field(Width::Byte, R1, R9, IPV6_BYTES);
+        let has_target = code.new_label();
         let solicitation = ICMPV6_NEIGHBOUR_SOLICITATION;
-        code.jump_if(Condition::NotEqual, R1, solicitation, self.pass);
+        code.jump_if(Condition::Equal, R1, solicitation, has_target);
+        let advertisement = ICMPV6_NEIGHBOUR_ADVERTISEMENT;
+        code.jump_if(Condition::NotEqual, R1, advertisement, self.pass);
+        code.bind_label(has_target);
         copy_address6(code, R9, ICMPV6_TARGET, CLAIM_KEY);
         self.redirect_if_claimed(code);
         code.jump_always(self.pass);

@@ -163,6 +163,7 @@ fn resolution_of_a_claimed_address_is_siwds() {
         return;
     };
     let solicited_node: Ipv6Addr = "ff02::1:ff00:1".parse().unwrap();
+    let all_nodes: Ipv6Addr = "ff02::1".parse().unwrap();
     let solicitation = |target: Ipv6Addr| {
         let mut message = icmp(135, &target.octets());
         message.extend([1, 1, 2, 0, 0, 0, 0, 2]);
@@ -173,6 +174,11 @@ fn resolution_of_a_claimed_address_is_siwds() {
         &[
             ("a request", ethernet(0x0806, &arp(1, PEER, OURS)), Claimed),
             ("a reply", ethernet(0x0806, &arp(2, PEER, OURS)), Claimed),
+            (
+                "another host's",
+                ethernet(0x0806, &arp(1, OURS, OTHER)),
+                Claimed,
+            ),
             ("the kernel's", ethernet(0x0806, &arp(1, PEER, OTHER)), Pass),
             ("gratuitous", ethernet(0x0806, &arp(1, PEER, PEER)), Pass),
             (
@@ -186,12 +192,44 @@ fn resolution_of_a_claimed_address_is_siwds() {
                 Pass,
             ),
             (
+                "another host's advertisement",
+                plain6(all_nodes, ICMPV6, &icmp(136, &OURS6.octets())),
+                Claimed,
+            ),
+            (
+                "an advertisement to all nodes",
+                plain6(all_nodes, ICMPV6, &icmp(136, &PEER6.octets())),
+                Pass,
+            ),
+            (
                 "an advertisement",
                 plain6(OURS6, ICMPV6, &icmp(136, &[0; 16])),
                 Claimed,
             ),
         ],
     );
+}
+
+/// VLAN 0 is a priority without a VLAN (IEEE 802.1Q).
+#[test]
+fn a_priority_tag_counts_as_none() {
+    let packet = ipv4(PEER, OURS, TCP, (0, 0x4000), 0, &ports(1, PORT));
+    let request = arp(1, PEER, OURS);
+    for steering in [steering_of_addresses(None), steering_of_ports()] {
+        let Some(steering) = steering else { return };
+        assert_verdicts(
+            &steering,
+            &[
+                ("a priority", tagged(0xa000, 0x0800, &packet), Claimed),
+                ("a VLAN", tagged(0xa001, 0x0800, &packet), Pass),
+                ("a tag alone", tagged(0, 0x0800, &[]), Pass),
+            ],
+        );
+    }
+    if let Some(steering) = steering_of_addresses(None) {
+        let frame = tagged(0, 0x0806, &request);
+        assert_verdicts(&steering, &[("a request", frame, Claimed)]);
+    }
 }
 
 #[test]
