@@ -408,6 +408,7 @@ impl OpenDevice {
             mtu: *self.config.mtu.get_ref(),
             link_mbps: link.as_ref().map_or(0, |status| status.mbps),
             is_gone: false,
+            unserved_queues: 0,
             link_up: self.link.in_process || link.is_none_or(|status| status.up),
             crc: self.config.mpa.crc != CrcSetting::Off,
             crc_required: self.config.mpa.crc == CrcSetting::Required,

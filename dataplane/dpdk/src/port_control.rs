@@ -34,6 +34,9 @@ pub struct LinkStatus {
     pub mbps: u32,
     /// Largest IP packet that the kernel's interface carries at present; `None` for other ports.
     pub mtu: Option<u32>,
+    /// Receive queues that an AF_XDP interface got after the start: they have no socket, and claimed
+    /// frames that arrive there are lost.
+    pub unserved_queues: u32,
 }
 
 impl Port {
@@ -137,6 +140,7 @@ impl Port {
                 up: interface.is_up && interface.is_running,
                 mbps: interface.mbps.unwrap_or(u32::MAX),
                 mtu: Some(interface.mtu),
+                unserved_queues: 0,
             });
         }
         let (mut up, mut mbps) = (false, 0);
@@ -148,6 +152,7 @@ impl Port {
             up,
             mbps,
             mtu: None,
+            unserved_queues: 0,
         })
     }
 

@@ -305,6 +305,7 @@ impl XdpPort {
             up: now.is_up && now.is_running,
             mbps: now.mbps.unwrap_or(u32::MAX),
             mtu: Some(now.mtu),
+            unserved_queues: now.rx_queues.saturating_sub(self.interface.rx_queues),
         })
     }
 

@@ -14,6 +14,23 @@ use crate::worker::messages::Command;
 /// Time between two polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
+/// Logs a change of the number of receive queues without a socket.
+fn log_unserved_queues(device: &DeviceView, unserved: u32) {
+    let name = &device.name;
+    match (device.unserved_queues, unserved) {
+        (before, now) if before == now => {}
+        (_, 0) => {
+            tracing::info!(device = %name, "all receive queues of the interface are served again")
+        }
+        (_, queues) => tracing::error!(
+            device = %name,
+            "the interface has {queues} more receive queues than at the start of siwd, and connections \
+             whose frames arrive there stand still: give it the former number (ethtool -L), or restart \
+             siwd"
+        ),
+    }
+}
+
 /// Shortest time between two messages about refused frames of a device.
 const REFUSAL_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -160,7 +177,10 @@ impl ControlThread {
                 monitored.refusals.log(view, link, refused, now);
             }
             let up = link.is_some_and(|status| status.up);
+            let unserved_queues = link.map_or(0, |status| status.unserved_queues);
             let view = &mut self.config.devices[device];
+            log_unserved_queues(view, unserved_queues);
+            view.unserved_queues = unserved_queues;
             let mbps = link.map_or(0, |status| status.mbps);
             let is_other_speed = std::mem::replace(&mut view.link_mbps, mbps) != mbps;
             let has_changed = std::mem::replace(&mut view.link_up, up) != up;

@@ -98,6 +98,8 @@ pub struct DeviceView {
     pub mtu: u16,
     /// Link speed in Mb/s at the last poll; 0 if the port reports none.
     pub link_mbps: u32,
+    /// Receive queues of an AF_XDP interface without a socket, at the last poll.
+    pub unserved_queues: u32,
     /// The link was up at the last poll.
     pub link_up: bool,
     /// The device was removed from the machine, or is unusable for another reason.

@@ -179,6 +179,7 @@ impl ControlThread {
                         (false, false) => "down",
                     },
                     "link_mbps": device.link_mbps,
+                    "unserved_queues": device.unserved_queues,
                     "rx_frames": sum.frames_received,
                     "tx_frames": sum.frames_sent,
                     "tx_linearized": sum.frames_linearized,

@@ -328,6 +328,45 @@ fn frames_arrive_at_whatever_queue_the_interface_chooses() {
     });
 }
 
+/// `ethtool -L` under way: the new queues have no socket.
+#[test]
+fn queues_that_the_interface_gets_later_are_reported() {
+    skip_if!(lacks_af_xdp());
+    let ns = Netns::new();
+    let queues = "numrxqueues 2 numtxqueues 2";
+    ns.ip(&format!(
+        "link add veth0 {queues} type veth peer name veth1 {queues}"
+    ));
+    for end in ["veth0", "veth1"] {
+        ns.command("ethtool", &format!("-L {end} rx 1 tx 1"));
+        ns.ip(&format!("link set {end} up"));
+    }
+    let daemon = ns.siwd(&config("veth0", 1, ""), &[]);
+    let ctx = daemon.context();
+    let wait_for = |unserved: u64| {
+        let end = Instant::now() + PATIENCE;
+        let count = || {
+            let statistics: serde_json::Value =
+                serde_json::from_str(&ctx.read_stats().unwrap()).unwrap();
+            statistics["total"][0]["unserved_queues"].as_u64().unwrap()
+        };
+        while count() != unserved {
+            assert!(Instant::now() < end, "unserved queues stay {}", count());
+        }
+    };
+    wait_for(0);
+    ns.command("ethtool", "-L veth0 rx 2");
+    wait_for(1);
+    ns.command("ethtool", "-L veth0 rx 1");
+    wait_for(0);
+    let log = daemon.stop_and_read_log();
+    assert!(
+        log.contains("1 more receive queues") && log.contains("ethtool -L"),
+        "{log}"
+    );
+    assert!(log.contains("all receive queues"), "{log}");
+}
+
 #[test]
 fn a_vlan_device_lives_beside_the_untagged_kernel() {
     skip_if!(lacks_af_xdp().or_else(|| missing_program("tshark")));
