@@ -12,6 +12,7 @@ use nix::libc;
 use siw_shm::control::messages as m;
 
 use super::listening::{ClientListener, LocalScope, listener_amounts};
+use super::pairing::PAIRING_PORT;
 use super::requests::*;
 use super::{ControlThread, cm};
 use crate::host_ports::{ClaimError, PortClaim};
@@ -365,7 +366,9 @@ impl ControlThread {
         reuse: bool,
     ) -> Result<(u16, Vec<PortClaim>), Refusal> {
         let listeners = &self.resources.listeners;
-        let is_taken = |port| listeners.is_port_taken(devices, scope, port, reuse);
+        // A listener of a client would take the connections of other clients' queue pairs.
+        let is_taken =
+            |port| port == PAIRING_PORT || listeners.is_port_taken(devices, scope, port, reuse);
         if asked != 0 {
             return if is_taken(asked) {
                 Err(port_in_use(asked))

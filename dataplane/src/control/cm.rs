@@ -235,6 +235,26 @@ impl ControlThread {
         }
     }
 
+    /// A worker cannot listen: tells the listener's client, as for a removed device, and ends the
+    /// listener in the other workers. siwd's own listener is started again by the next request for it.
+    pub(super) fn on_listen_failed(&mut self, number: CmListenerId, reason: &str) {
+        tracing::error!(listener = number.0, "listening failed: {reason}");
+        self.workers.post_to_all(|| Command::Unlisten {
+            listener: number,
+            keep_requests: true,
+        });
+        if let Some(listener) = self.resources.listeners.get(number) {
+            let mut event = CmEventMessage::new(CmEventKind::DeviceRemoval);
+            event.cookie = listener.cookie;
+            event.listener = number.0;
+            event.device = listener.devices.first().map_or(0, |device| *device as u32);
+            let (client, channel) = (listener.client, listener.cm_channel);
+            self.post_cm_event(client, Some(channel), &event);
+        } else {
+            self.forget_pairing_listener(number);
+        }
+    }
+
     fn post_cm_event(
         &mut self,
         id: ClientId,

@@ -268,6 +268,14 @@ impl ControlThread {
         Ok(())
     }
 
+    /// A worker could not listen for queue pairs: the next request tries again.
+    pub(super) fn forget_pairing_listener(&mut self, listener: CmListenerId) {
+        if self.pairing.listener == Some(listener) {
+            self.pairing.listener = None;
+            self.pairing.port_claims = Vec::new();
+        }
+    }
+
     /// Attempt of a queue pair that waits for its other end.
     fn waiting_pair(&mut self, id: ClientId, qpn: Qpn) -> Option<(&mut ClientQp, PairAttempt)> {
         let qp = self.resources.qp_mut(id, qpn)?;

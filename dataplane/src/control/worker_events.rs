@@ -72,7 +72,7 @@ impl ControlThread {
                 self.close_faulty_client(client, &why);
             }
             Event::ListenFailed { listener, reason } => {
-                tracing::warn!(listener = listener.0, "listening failed: {reason}");
+                self.on_listen_failed(listener, &reason);
             }
             Event::PortRemoved { device } => self.on_port_removed(device),
             Event::Stats {

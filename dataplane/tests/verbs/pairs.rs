@@ -4,7 +4,10 @@
 use std::net::IpAddr;
 
 use crate::common::{Daemon, End, PATIENCE};
-use siw::{Access, AsyncEventKind, Context, PairOptions, RecvWr, SendData, SendWr, WcStatus};
+use siw::{
+    Access, AsyncEventKind, CmChannel, CmListener, Context, PairOptions, RecvWr, SendData, SendWr,
+    WcStatus,
+};
 
 /// The addresses of siw0 and siw1.
 const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
@@ -262,4 +265,25 @@ fn what_a_queue_pair_denies_no_key_allows() {
         };
         assert_eq!(read(&a, &b, 4), [(4, expected)]);
     }
+}
+
+/// Otherwise its client would get the connections of other clients' queue pairs, or prevent them.
+#[test]
+fn no_client_can_listen_on_the_port_of_pairs() {
+    let daemon = Daemon::loopback();
+    let channel = CmChannel::new(&daemon.context()).unwrap();
+    let listen = |address: &str| CmListener::new(&channel, None, address.parse().unwrap(), 8, 0);
+    let addresses = ["0.0.0.0:5045", "10.77.0.2:5045", "[fd77::2]:5045"];
+    for address in addresses {
+        let error = listen(address).err().unwrap().to_string();
+        assert!(error.contains("5045"), "{address}: {error}");
+    }
+    let (a, b) = pair_of(&daemon, (0, 1));
+    for address in addresses {
+        assert!(listen(address).is_err(), "{address}: while pairs exist");
+    }
+    post_receives(&b, 0..1);
+    post_send(&a, 1);
+    assert_eq!(a.wc().status, WcStatus::SUCCESS);
+    assert!(!daemon.stop_and_read_log().contains("listening failed"));
 }
