@@ -174,10 +174,18 @@ impl Drop for ExternalRegion {
     fn drop(&mut self) {
         let addr = self.slice.ptr.as_ptr().cast();
         for port in &self.mapped {
-            port.with_device(|device| {
+            let unmapped = port.with_device(|device| {
                 // SAFETY: mapped by `map_for`; the device is not removed during the call.
                 unsafe { sys::rte_dev_dma_unmap(device, addr, self.slice.iova, self.len) }
             });
+            if let Some(rc) = unmapped.filter(|rc| *rc != 0) {
+                tracing::error!(
+                    port = port.name(),
+                    bytes = self.len,
+                    "memory stays mapped for the NIC and is not freed before siwd ends: {}",
+                    error::failure_reason(rc)
+                );
+            }
         }
         // SAFETY: registered by `register`, once.
         unsafe { sys::rte_extmem_unregister(addr, self.len) };
