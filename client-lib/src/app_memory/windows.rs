@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use siw_shm::control::MAX_REMAPPED_FILE;
 use siw_shm::shared_memory::PAGE;
@@ -195,18 +195,22 @@ impl Windows {
         Ok(())
     }
 
-    /// Finds consecutive free windows in one file.
+    /// Finds the lowest consecutive free windows in one file, and returns the first of them. The last
+    /// file is given back when it is idle, so the others are used before it.
     fn find_run(&self, len: usize) -> Option<usize> {
-        let mut run = 0;
+        let mut run: Range<usize> = 0..0;
         // Sorted from high to low.
-        for pair in 0..self.free.len() {
-            let index = self.free[pair];
-            let follows = pair > 0
-                && self.free[pair - 1] == index + 1
-                && self.windows[index].file == self.windows[index + 1].file;
-            run = if follows { run + 1 } else { 1 };
-            if run >= len {
-                return Some(index);
+        for &index in self.free.iter().rev() {
+            let follows = run.end == index
+                && !run.is_empty()
+                && self.windows[index].file == self.windows[run.start].file;
+            run = if follows {
+                run.start..index + 1
+            } else {
+                index..index + 1
+            };
+            if run.len() >= len {
+                return Some(run.start);
             }
         }
         None
@@ -270,7 +274,9 @@ impl Windows {
     }
 
     /// Frees the windows without a registration and without a mapping in `all`, the mappings of the
-    /// whole process, and returns their memory to the system.
+    /// whole process. Their pages stay in the file: the daemon maps whole files for a NIC that reads
+    /// payload by DMA, and the NIC would continue to read the old pages if holes were punched and new
+    /// ones allocated.
     pub fn sweep_windows(&mut self, all: &[Vma]) {
         for index in 0..self.windows.len() {
             let window = &self.windows[index];
@@ -280,7 +286,6 @@ impl Windows {
             if !is_idle || is_mapped(file.id, bytes, all) {
                 continue;
             }
-            free_pages(file.fd.as_fd(), window.offset);
             if let Some(number) = self.windows[index].address.take()
                 && self.by_address.get(&number) == Some(&index)
             {
@@ -297,13 +302,6 @@ fn is_mapped(id: MappedFileId, bytes: Range<u64>, all: &[Vma]) -> bool {
         let end = vma.offset + vma.range.len() as u64;
         vma.file == Some(id) && vma.offset < bytes.end && end > bytes.start
     })
-}
-
-fn free_pages(fd: BorrowedFd<'_>, offset: u64) {
-    use rustix::fs::FallocateFlags;
-    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    // Memory that cannot be freed now is freed with the file.
-    let _ = rustix::fs::fallocate(fd, flags, offset, WINDOW as u64);
 }
 
 #[cfg(test)]
@@ -364,6 +362,44 @@ mod tests {
         assert!(windows.is_unmapped(place, PAGE, &[]));
         windows.sweep_windows(&[]);
         assert_eq!(windows.free.len(), 2);
+    }
+
+    /// A NIC may have the pages mapped for DMA.
+    #[test]
+    fn swept_windows_keep_their_pages() {
+        let mut windows = Windows::default();
+        let (id, fd) = make_file();
+        rustix::io::pwrite(&fd, &[7; PAGE], 0).expect("room");
+        let duplicate = fd.try_clone().expect("descriptor");
+        windows.add_file(id, 1, fd, WINDOW);
+        let range = 10 * WINDOW..10 * WINDOW + PAGE;
+        windows.assign_places(&range).expect("one is free");
+        windows.mark_used(&range);
+        windows.sweep_windows(&[]);
+        assert_eq!(windows.free.len(), 1);
+        let status = rustix::fs::fstat(&duplicate).expect("fstat");
+        assert!(status.st_blocks > 0, "the page was freed");
+    }
+
+    #[test]
+    fn the_lowest_run_is_taken() {
+        let mut windows = Windows::default();
+        for arena in 0..2 {
+            let (id, fd) = make_file();
+            windows.add_file(id, arena, fd, 4 * WINDOW);
+        }
+        let place_of_run = |windows: &mut Windows, first: usize, len: usize| {
+            let range = first * WINDOW..(first + len) * WINDOW;
+            windows.assign_places(&range).expect("eight are free");
+            let (place, _) = windows
+                .place_of(&(range.start..range.start + PAGE))
+                .expect("assigned");
+            (place.file, place.offset / WINDOW as u64)
+        };
+        assert_eq!(place_of_run(&mut windows, 10, 1), (0, 0));
+        // Four are consecutive in the second file only.
+        assert_eq!(place_of_run(&mut windows, 20, 4), (1, 0));
+        assert_eq!(place_of_run(&mut windows, 30, 2), (0, 1));
     }
 
     #[test]
