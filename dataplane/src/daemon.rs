@@ -97,6 +97,7 @@ const POOL_CACHE: u32 = 256;
 pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
     host::end_process_on_panic();
     host::set_own_umask();
+    host::keep_payload_out_of_dumps();
     let signals = block_signals()?;
     let file_limit = host::raise_file_limit();
     let prepared = Prepared::new(config);

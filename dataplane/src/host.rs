@@ -375,6 +375,16 @@ pub fn set_own_umask() {
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
 }
 
+/// Leaves memory shared with others out of core dumps: registered memory, queues and packet buffers
+/// hold the data of clients, and make a dump as long as they are. Private anonymous memory and ELF
+/// headers remain (core(5)).
+pub fn keep_payload_out_of_dumps() {
+    const PRIVATE_AND_HEADERS: &str = "0x11";
+    if let Err(error) = std::fs::write("/proc/self/coredump_filter", PRIVATE_AND_HEADERS) {
+        tracing::debug!("core dumps may contain clients' data: {error}");
+    }
+}
+
 /// Raises the limit of open files to the hard limit. Returns the limit in force.
 pub fn raise_file_limit() -> u64 {
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else {

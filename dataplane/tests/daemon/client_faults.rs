@@ -291,3 +291,33 @@ fn a_client_that_frees_pages_all_the_time_harms_itself_alone() {
     }
     assert!(daemon.stop().success());
 }
+
+/// Payload and queues lie in shared mappings, which a core dump leaves out.
+#[test]
+fn a_core_dump_has_no_memory_shared_with_clients() {
+    let daemon = Daemon::loopback();
+    let (a, _b) = pair(&daemon, 1 << 20);
+    a.fill(1);
+    let of_process = |file: &str| {
+        std::fs::read_to_string(format!("/proc/{}/{file}", daemon.child.id())).unwrap()
+    };
+    let filter = of_process("coredump_filter");
+    let filter = u32::from_str_radix(filter.trim(), 16).unwrap();
+    // Shared mappings, of memory and of files, and hugepages (core(5)).
+    assert_eq!(filter & 0b110_1010, 0, "{filter:#x}");
+    let maps = of_process("maps");
+    let files: Vec<&str> = maps
+        .lines()
+        .filter(|line| line.contains("/memfd:"))
+        .collect();
+    assert!(
+        files.iter().any(|line| line.contains("siwd-arena")),
+        "{maps}"
+    );
+    for line in files {
+        assert!(
+            line.split_whitespace().nth(1).unwrap().ends_with('s'),
+            "{line}"
+        );
+    }
+}
