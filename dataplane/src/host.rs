@@ -63,6 +63,16 @@ pub enum HostError {
         /// Process id of the holder, from its lock file.
         holder: String,
     },
+    /// Another daemon has the socket of a vhost device.
+    #[error(
+        "socket {socket} is in use: siwd process {holder} has it; stop that one or name another socket"
+    )]
+    BusySocket {
+        /// Its path.
+        socket: String,
+        /// Process id of the holder, from its lock file.
+        holder: String,
+    },
     /// The machine has too little memory for the packet buffers.
     #[error(
         "[dpdk] buffers need {needed_mb} MiB of memory, and {available_mb} MiB are available: lower buffers, or set hugepages = \"require\" and reserve hugepages"
@@ -268,6 +278,28 @@ pub fn claim_interface(
     let how = FlockArg::LockExclusiveNonblock;
     lock_for_process(&folder.join(name), how, purpose)?.map_err(|holder| HostError::BusyInterface {
         interface: interface.to_owned(),
+        holder,
+    })
+}
+
+/// Claims the socket of a vhost device for this process: DPDK replaces the file of a socket in use, and
+/// the first daemon would wait for its peer in vain.
+///
+/// # Errors
+/// [`HostError::BusySocket`].
+pub fn claim_vhost_socket(
+    folder: &Path,
+    socket: &Path,
+    purpose: LockUse,
+) -> Result<HostClaim, HostError> {
+    make_lock_folder(folder)?;
+    let parent = socket.parent().and_then(|parent| fs::metadata(parent).ok());
+    let (device, inode) = parent.map_or((0, 0), |parent| (parent.dev(), parent.ino()));
+    let file = socket.file_name().unwrap_or_default().to_string_lossy();
+    let name = format!("vhost-{device}-{inode}-{file}.lock");
+    let how = FlockArg::LockExclusiveNonblock;
+    lock_for_process(&folder.join(name), how, purpose)?.map_err(|holder| HostError::BusySocket {
+        socket: socket.display().to_string(),
         holder,
     })
 }

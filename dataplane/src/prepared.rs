@@ -5,6 +5,8 @@
 //! is refused by [`Prepared::check_host`], [`Prepared::check_claims`] or [`Prepared::rehearse`], except
 //! the properties of a NIC, which show only when it is taken over.
 
+use std::path::PathBuf;
+
 use dpdk::{DriverTraits, Eal, EalConfig, IovaMode, Mempool, PciDevice, XdpInterface};
 
 use crate::capture::check_writable;
@@ -238,7 +240,7 @@ impl Prepared {
         Ok(ClaimedHost { limits, locks })
     }
 
-    /// Takes the locks of the first `workers` cores, of the NICs and of the interfaces.
+    /// Takes the locks of the first `workers` cores, of the NICs, interfaces and vhost sockets.
     fn lock_resources(
         &self,
         workers: usize,
@@ -256,6 +258,9 @@ impl Prepared {
         interfaces.dedup();
         for interface in interfaces {
             locks.push(host::claim_interface(&folder, &interface, purpose)?);
+        }
+        for socket in self.devices.iter().filter_map(own_vhost_socket) {
+            locks.push(host::claim_vhost_socket(&folder, &socket, purpose)?);
         }
         Ok(locks)
     }
@@ -421,6 +426,14 @@ fn used_interface(config: &DeviceConfig) -> Option<String> {
         LinkSource::Vdev(devargs) => {
             DriverTraits::existing_interface_of(&devargs).map(str::to_owned)
         }
+        _ => None,
+    }
+}
+
+/// The socket that a vhost device creates.
+fn own_vhost_socket(config: &DeviceConfig) -> Option<PathBuf> {
+    match config.link_source() {
+        LinkSource::Vdev(devargs) => DriverTraits::own_socket_of(&devargs).map(PathBuf::from),
         _ => None,
     }
 }

@@ -238,6 +238,14 @@ impl DriverTraits {
         value_of(devargs, "iface=").filter(|_| traits.needs == Needs::Interface)
     }
 
+    /// The Unix socket that a virtual device creates, by its devargs; `None` if it connects to its
+    /// peer's.
+    pub fn own_socket_of(devargs: &str) -> Option<&str> {
+        let traits = DriverTraits::for_device(devargs);
+        let is_own = traits.needs == Needs::SocketPath && value_of(devargs, "client=") != Some("1");
+        value_of(devargs, "iface=").filter(|_| is_own)
+    }
+
     /// Checks that this machine has what a virtual device needs, as far as it shows without the
     /// device.
     ///

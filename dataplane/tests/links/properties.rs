@@ -1,4 +1,5 @@
-//! Properties that hold on every link, by a table of links.
+//! Properties that hold on every link, by a table of links: each test is a property, and states its
+//! exceptions.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -10,6 +11,7 @@ use crate::common::net::{Netns, lacks_network, missing_program};
 use crate::common::*;
 
 /// One row: a link in a namespace with a veth pair.
+#[derive(Clone)]
 struct Link {
     name: &'static str,
     /// The keys of its device.
@@ -17,32 +19,45 @@ struct Link {
     /// The interface of the kernel that it uses, which exists without siwd.
     interface: Option<&'static str>,
     needs_xdp: bool,
+    /// Replaces FOLDER in the keys.
+    folder: String,
 }
 
-const LINKS: [Link; 4] = [
+const LINKS: [Link; 5] = [
     Link {
         name: "pair",
         keys: "pair = \"lo\"",
         interface: None,
         needs_xdp: false,
+        folder: String::new(),
     },
     Link {
         name: "af_packet",
         keys: "devargs = \"net_af_packet0,iface=veth0\"\nmac = \"02:00:00:77:00:01\"",
         interface: Some("veth0"),
         needs_xdp: false,
+        folder: String::new(),
     },
     Link {
         name: "tap",
         keys: "devargs = \"net_tap0,iface=siwtap0\"",
         interface: None,
         needs_xdp: false,
+        folder: String::new(),
+    },
+    Link {
+        name: "vhost",
+        keys: "devargs = \"net_vhost0,iface=FOLDER/vhost.sock\"",
+        interface: None,
+        needs_xdp: false,
+        folder: String::new(),
     },
     Link {
         name: "af_xdp",
         keys: "af_xdp = \"veth0\"",
         interface: Some("veth0"),
         needs_xdp: true,
+        folder: String::new(),
     },
 ];
 
@@ -53,7 +68,7 @@ impl Link {
         format!(
             "[dpdk]\nhugepages = \"never\"\nbuffers = 8192\n{pair}[[device]]\nname = \"siw0\"\n{}\n\
              addresses = [\"10.77.0.1/24\"]\n{more}\n",
-            self.keys
+            self.keys.replace("FOLDER", &self.folder)
         )
     }
 }
@@ -62,18 +77,38 @@ fn lacks() -> Option<String> {
     lacks_network().or_else(|| missing_program("ethtool"))
 }
 
-/// Runs the test for each link that this machine has, in a namespace of its own.
-fn on_each(test: impl Fn(&Link, &Netns)) {
+/// Name of a link that a property does not hold for, and the reason.
+type Exception = (&'static str, &'static str);
+
+const PAIR: Exception = ("pair", "memory of siwd");
+
+/// Exceptions of properties of the kernel's interfaces.
+const WITHOUT_INTERFACE: [Exception; 3] = [
+    PAIR,
+    ("tap", "siwd creates the interface"),
+    ("vhost", "no interface of the kernel"),
+];
+
+/// Runs the test for each link that this machine has, apart from exceptions, in a namespace of its own.
+fn on_each(exceptions: &[Exception], test: impl Fn(&Link, &Netns)) {
     let xdp_lack = XdpSteering::load(ClaimKind::Addresses, None, 1).err();
     for link in &LINKS {
         if let (true, Some(lack)) = (link.needs_xdp, &xdp_lack) {
             println!("without {}: {lack}", link.name);
             continue;
         }
+        if let Some((name, reason)) = exceptions.iter().find(|(name, _)| *name == link.name) {
+            println!("{name}: exception: {reason}");
+            continue;
+        }
         println!("link {}", link.name);
-        let ns = Netns::new();
+        let (ns, folder) = (Netns::new(), tempfile::tempdir().unwrap());
         ns.veth(1500);
-        test(link, &ns);
+        let link = Link {
+            folder: folder.path().display().to_string(),
+            ..link.clone()
+        };
+        test(&link, &ns);
     }
 }
 
@@ -86,7 +121,7 @@ fn refusal(ns: &Netns, config: &str, args: &[&str]) -> (i32, String) {
 #[test]
 fn a_healthy_start_logs_no_error() {
     skip_if!(lacks());
-    on_each(|link, ns| {
+    on_each(&[], |link, ns| {
         let dir = tempfile::tempdir().unwrap();
         let child = ns.run(|| spawn(dir.path(), &link.config(""), &[]));
         let daemon = Daemon::wait_ready(dir, child);
@@ -98,10 +133,8 @@ fn a_healthy_start_logs_no_error() {
 #[test]
 fn the_interface_stays_as_it_was() {
     skip_if!(lacks());
-    on_each(|link, ns| {
-        let Some(interface) = link.interface else {
-            return;
-        };
+    on_each(&WITHOUT_INTERFACE, |link, ns| {
+        let interface = link.interface.unwrap();
         let address = || ns.run(|| address_and_flags(interface));
         let before = address();
         let daemon = ns.siwd(&link.config(""), &[]);
@@ -134,28 +167,25 @@ fn address_and_flags(interface: &str) -> (String, String) {
 #[test]
 fn an_mtu_above_the_interfaces_is_refused() {
     skip_if!(lacks());
-    on_each(|link, ns| {
-        if link.name == "pair" {
-            return;
-        }
-        let config = link.config("mtu = 2000");
-        let (check, text) = refusal(ns, &config, &["--check"]);
-        // A tap's limit is that of its driver.
-        let expected = if link.name == "tap" { 1 } else { 3 };
-        assert_eq!(check, expected, "{}: {text}", link.name);
-        assert!(text.contains("mtu 2000") && text.contains("1500"), "{text}");
-        let (start, text) = refusal(ns, &config, &[]);
-        assert!(start == 1 && text.contains("mtu 2000"), "{text}");
-    });
+    on_each(
+        &[PAIR, ("vhost", "its peer has no limit that siwd sees")],
+        |link, ns| {
+            let config = link.config("mtu = 2000");
+            let (check, text) = refusal(ns, &config, &["--check"]);
+            // A tap's limit is that of its driver.
+            let expected = if link.name == "tap" { 1 } else { 3 };
+            assert_eq!(check, expected, "{}: {text}", link.name);
+            assert!(text.contains("mtu 2000") && text.contains("1500"), "{text}");
+            let (start, text) = refusal(ns, &config, &[]);
+            assert!(start == 1 && text.contains("mtu 2000"), "{text}");
+        },
+    );
 }
 
 #[test]
 fn an_interface_serves_one_daemon() {
     skip_if!(lacks());
-    on_each(|link, ns| {
-        if link.name == "pair" {
-            return;
-        }
+    on_each(&[PAIR], |link, ns| {
         let daemon = ns.siwd(&link.config(""), &[]);
         let (check, text) = refusal(ns, &link.config(""), &["--check"]);
         assert_eq!(check, 3, "{}: {text}", link.name);
@@ -177,10 +207,7 @@ fn an_interface_serves_one_daemon() {
 #[test]
 fn clients_learn_the_link_state() {
     skip_if!(lacks());
-    on_each(|link, ns| {
-        if link.interface.is_none() {
-            return;
-        }
+    on_each(&WITHOUT_INTERFACE, |link, ns| {
         let daemon = ns.siwd(&link.config(""), &[]);
         let ctx = daemon.context();
         for (state, expected) in [
@@ -245,10 +272,7 @@ fn count_of_device(daemon: &Daemon, name: &str) -> u64 {
 fn frames_that_an_interface_no_longer_takes_do_not_stop_the_device() {
     skip_if!(lacks());
     for narrow in ["veth0", "veth1"] {
-        on_each(|link, ns| {
-            if link.interface.is_none() {
-                return;
-            }
+        on_each(&WITHOUT_INTERFACE, |link, ns| {
             let TwoEnds { daemons, a, b } = two_ends(link, ns);
             write(&a, &b, 100_000);
             ns.ip(&format!("link set {narrow} mtu 1500"));
@@ -285,4 +309,63 @@ fn frames_that_an_interface_no_longer_takes_do_not_stop_the_device() {
             );
         });
     }
+}
+
+/// Waits for a counter of the device's stacks.
+fn wait_for_count(daemon: &Daemon, name: &str) {
+    let end = Instant::now() + PATIENCE;
+    let ctx = daemon.context();
+    let count = || {
+        let statistics: serde_json::Value =
+            serde_json::from_str(&ctx.read_stats().unwrap()).unwrap();
+        statistics["workers"][0]["devices"][0]["tcp"][name]
+            .as_u64()
+            .unwrap()
+    };
+    while count() == 0 {
+        assert!(Instant::now() < end, "{name} stays 0");
+    }
+}
+
+/// Both hosts are told, for IPv4 and IPv6: a second siwd, and a Linux host that announces nothing.
+#[test]
+fn a_second_host_with_an_address_is_reported() {
+    skip_if!(lacks());
+    for address in ["10.77.0.1/24", "fd77::1/64"] {
+        on_each(&WITHOUT_INTERFACE, |link, ns| {
+            let mine = link.config("").replace("10.77.0.1/24", address);
+            let second = [
+                ("veth0", "veth1"),
+                ("02:00:00:77:00:01", "02:00:00:77:00:02"),
+            ];
+            let daemons =
+                [mine.clone(), replace_each(&mine, &second)].map(|config| ns.siwd(&config, &[]));
+            let macs = [0, 1].map(|end| device_mac(&daemons[end]));
+            for daemon in &daemons {
+                wait_for_count(daemon, "address_conflicts");
+            }
+            let [first, second] = daemons.map(|daemon| daemon.stop_and_read_log());
+            for (log, other) in [(first, &macs[1]), (second, &macs[0])] {
+                let found = log.contains("another host on the link has this address");
+                assert!(
+                    found && log.contains(other.as_str()),
+                    "{}: {log}",
+                    link.name
+                );
+            }
+
+            ns.address("veth1", address);
+            let daemon = ns.siwd(&mine, &[]);
+            wait_for_count(&daemon, "address_conflicts");
+            let log = daemon.stop_and_read_log();
+            let linux = ns.run(|| address_and_flags("veth1")).0;
+            assert!(log.contains(&linux), "{}: {log}", link.name);
+        });
+    }
+}
+
+/// Ethernet address of the first device, as text.
+fn device_mac(daemon: &Daemon) -> String {
+    let devices = daemon.context().query_devices().unwrap();
+    devices[0].mac.map(|byte| format!("{byte:02x}")).join(":")
 }
