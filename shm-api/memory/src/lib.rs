@@ -15,7 +15,6 @@ pub mod binding;
 pub mod crc;
 pub mod crc_copy;
 mod crc_fold;
-mod crc_plain;
 mod crc_streams;
 pub mod gap_copy;
 pub mod key_table;
