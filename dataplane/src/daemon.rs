@@ -17,7 +17,7 @@ use siw_memory::KeyTable;
 use siw_shm::doorbell::SleepFlag;
 use siw_shm::{SharedMemory, WorkerPage};
 
-use crate::capture::{Capture, CaptureError};
+use crate::capture::Capture;
 use crate::config::Config;
 use crate::control::host_routes::RouteFollower;
 use crate::control::links::LinkMonitor;
@@ -27,44 +27,12 @@ use crate::control::socket::BoundSocket;
 use crate::control::{ControlParts, ControlThread, MapArena};
 use crate::datapath::forward::WorkerInbox;
 use crate::device::{self, OpenDevice, SharedStackConfig};
-use crate::host::{self, HostError};
+use crate::host;
 use crate::host_path::{HostThread, HostThreadParts};
 use crate::link_traits::PayloadPolicy;
 use crate::prepared::{Prepared, StartedDpdk, look_up_operators};
+use crate::start_error::StartError;
 use crate::worker::{Mailbox, Worker, WorkerConfig};
-
-/// The daemon cannot start or cannot continue.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// The host lacks a core, or another daemon has it.
-    #[error(transparent)]
-    Host(#[from] HostError),
-    /// DPDK refused, or lacks memory.
-    #[error(transparent)]
-    Dpdk(#[from] dpdk::Error),
-    /// The capture file cannot be written.
-    #[error(transparent)]
-    Capture(#[from] CaptureError),
-    /// The control socket cannot be served.
-    #[error("control socket {path}: {reason}")]
-    Socket {
-        /// Path of the socket.
-        path: String,
-        /// Cause and remedy.
-        reason: String,
-    },
-    /// A device or a worker cannot be set up; the text names it.
-    #[error("{0}")]
-    Device(String),
-    /// A call to the operating system failed.
-    #[error("{what}: {source}")]
-    Os {
-        /// Operation that failed.
-        what: &'static str,
-        /// Why.
-        source: std::io::Error,
-    },
-}
 
 fn os_error(what: &'static str) -> impl Fn(nix::errno::Errno) -> StartError {
     move |error| StartError::Os {

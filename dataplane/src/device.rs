@@ -17,8 +17,8 @@ use crate::config::{
     CrcSetting, DeviceConfig, LinkSource, MacAddress, MarkersName, OutOfOrderName, RtrName,
     TerminateName, TsoPolicy, TxPayloadPolicy,
 };
-use crate::control::DeviceView;
 use crate::datapath::port::WorkerPortConfig;
+use crate::device_view::DeviceView;
 use crate::host_path::{HostPath, HostSettings};
 use crate::host_ports::HostPorts;
 use crate::link_traits::LinkTraits;

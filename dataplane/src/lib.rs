@@ -18,6 +18,7 @@ pub mod daemon;
 pub mod datapath;
 pub mod device;
 pub mod device_list;
+pub mod device_view;
 pub mod host;
 pub mod host_path;
 pub mod host_ports;
@@ -28,6 +29,7 @@ pub mod netlink;
 pub mod offloads;
 pub mod prepared;
 pub mod resume_latency;
+pub mod start_error;
 #[doc(hidden)]
 pub mod stream;
 pub mod sysfs_tree;

@@ -13,11 +13,11 @@ use crate::capture::check_writable;
 use crate::config::{Config, DeviceConfig, EalLog, HugepagePolicy, IovaSetting, LinkSource};
 use crate::control::operators::Operators;
 use crate::control::socket::BoundSocket;
-use crate::daemon::StartError;
 use crate::device;
 use crate::host::{self, HostClaim, HostError, LockUse};
 use crate::host_path;
 use crate::resume_latency::{self, CORES_FOLDER, ResumeLatencyLimits};
+use crate::start_error::StartError;
 
 /// Memory in MiB that DPDK needs in addition to the packet buffers.
 const EAL_OVERHEAD_MB: u32 = 32;

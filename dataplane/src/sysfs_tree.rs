@@ -21,7 +21,7 @@ use siw_shm::device_identity::{
     gid_table, interface_index, ip_of_gid, link_rate, node_guid, sysfs_tree_of,
 };
 
-use crate::control::DeviceView;
+use crate::device_view::DeviceView;
 
 /// Addresses that the control protocol reports to clients.
 const MAX_ADDRESSES: usize = 8;

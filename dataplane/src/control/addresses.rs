@@ -15,6 +15,7 @@ use super::listening::{ClientListener, LocalScope, listener_amounts};
 use super::pairing::PAIRING_PORT;
 use super::requests::*;
 use super::{ControlThread, cm};
+use crate::device_view::DeviceView;
 use crate::host_ports::{ClaimError, PortClaim};
 use crate::ids::{ClientId, CmChannelId, CmListenerId, ConnectRequestId, Qpn};
 use crate::worker::messages::Command;
@@ -393,7 +394,7 @@ impl ControlThread {
     /// one with the longest matching route, or one with a gateway.
     pub(super) fn find_device(&self, src: Option<IpAddr>, dst: IpAddr) -> Option<usize> {
         let devices = &self.config.devices;
-        let first = |fits: &dyn Fn(&super::DeviceView) -> bool| {
+        let first = |fits: &dyn Fn(&DeviceView) -> bool| {
             let mut places = devices.iter();
             places.position(|device| !device.is_gone && fits(device))
         };
@@ -410,7 +411,7 @@ impl ControlThread {
             })
         };
         let by_route = || {
-            let longest = |device: &super::DeviceView| {
+            let longest = |device: &DeviceView| {
                 let learned = &device.learned_routes;
                 let own = device.routes.iter();
                 let own = own.map(|route| siw_tcp::IpCidr::new(route.addr, route.prefix));
@@ -432,7 +433,7 @@ impl ControlThread {
     }
 
     /// Returns the view of a usable device.
-    pub(super) fn check_device(&self, device: usize) -> Result<&super::DeviceView, Refusal> {
+    pub(super) fn check_device(&self, device: usize) -> Result<&DeviceView, Refusal> {
         match self.config.devices.get(device) {
             None => Err(Refusal::new(libc::ENODEV, format!("no device {device}"))),
             Some(view) if view.is_gone => Err(Refusal::new(

@@ -8,11 +8,12 @@ use siw_shm::control::messages as m;
 use siw_shm::control::{Message, Request};
 use siw_shm::wqe;
 
+use super::ControlThread;
 use super::pending::{DeferredRequest, PendingReply};
 use super::quotas::{self, Quota};
 use super::resources::{Client, ProtectionDomain};
-use super::{ControlThread, DeviceView};
 use crate::config::LimitsConfig;
+use crate::device_view::DeviceView;
 use crate::ids::{ArenaId, ClientId, CmChannelId, CompletionChannelId, CqId, PdId, Qpn, SrqId};
 
 /// Refusal of a request: an errno, and a text for the client's log.

@@ -14,8 +14,8 @@ use siw_shm::control::ControlSocket;
 
 use super::peers::PeerCredentials;
 use crate::config::ControlSocketConfig;
-use crate::daemon::StartError;
 use crate::host;
+use crate::start_error::StartError;
 
 /// Backlog of the control socket.
 const BACKLOG: i32 = 128;

@@ -1,0 +1,55 @@
+//! Attributes of a device for the control thread and its clients.
+
+use std::sync::Arc;
+
+use siw_tcp::{LearnedRoutes, Steering};
+
+use crate::config::Cidr;
+use crate::host_ports::HostPorts;
+
+/// Attributes of one device: reported to clients, and used to select a device for a connection.
+#[derive(Debug, Clone)]
+pub struct DeviceView {
+    /// Name in the configuration, such as `siw0`.
+    pub name: String,
+    /// Name of the DPDK driver, such as `net_ring`.
+    pub driver: String,
+    /// MAC address of the port.
+    pub mac: [u8; 6],
+    /// The device's own addresses, each with its on-link network.
+    pub addresses: Vec<Cidr>,
+    /// Networks behind routers on the link.
+    pub routes: Vec<Cidr>,
+    /// The device has an IPv4 default route.
+    pub gateway: bool,
+    /// The device has an IPv6 default route.
+    pub gateway6: bool,
+    /// Largest IP packet, in bytes.
+    pub mtu: u16,
+    /// Link speed in Mb/s at the last poll; 0 if the port reports none.
+    pub link_mbps: u32,
+    /// Receive queues of an AF_XDP interface without a socket, at the last poll.
+    pub unserved_queues: u32,
+    /// The link was up at the last poll.
+    pub link_up: bool,
+    /// The device was removed from the machine, or is unusable for another reason.
+    pub is_gone: bool,
+    /// Connections request CRC by default.
+    pub crc: bool,
+    /// Applications cannot turn off CRC.
+    pub crc_required: bool,
+    /// MPA revision that initiators request: 1 or 2 (RFC 5044, RFC 6581).
+    pub mpa_rev: u8,
+    /// Maximum number of outstanding inbound RDMA READs and atomics of a queue pair.
+    pub max_ird: u16,
+    /// Maximum number of outstanding outbound RDMA READs and atomics of a queue pair.
+    pub max_ord: u16,
+    /// Workers that serve the device.
+    pub workers: Vec<usize>,
+    /// Assignment of connections to these workers.
+    pub steering: Arc<Steering>,
+    /// Division of TCP ports with the kernel, for a device that shares addresses with it.
+    pub host_ports: Option<Arc<HostPorts>>,
+    /// Routes learned from the kernel, in addition to the configured ones.
+    pub learned_routes: LearnedRoutes,
+}
