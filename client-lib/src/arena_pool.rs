@@ -4,7 +4,8 @@
 //!
 //! Deregistering a region frees its block. An arena is freed with its last block.
 
-use crate::context::{ClientInner, lock_unpoisoned};
+use crate::context::ClientInner;
+use crate::locking::lock_unpoisoned;
 use crate::memory::Arena;
 use crate::{Context, Error};
 use siw_shm::shared_memory::PAGE;

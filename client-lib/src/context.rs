@@ -3,6 +3,7 @@
 
 use crate::app_memory::{AppMemory, process_generation, watch_forks};
 use crate::arena_pool::ArenaPool;
+use crate::locking::lock_unpoisoned;
 use crate::{Error, Pd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,7 +17,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// A client of one daemon. Clones share the connection.
@@ -95,10 +96,6 @@ pub struct AsyncEvent {
     pub object: u32,
     /// Human-readable description.
     pub reason: String,
-}
-
-pub(crate) fn lock_unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Context {

@@ -1,8 +1,9 @@
 //! Completion queues and completion channels (ibv_poll_cq(3), ibv_req_notify_cq(3),
 //! ibv_get_cq_event(3)).
 
-use crate::context::{ClientInner, lock_unpoisoned};
+use crate::context::ClientInner;
 use crate::credit::Credits;
+use crate::locking::lock_unpoisoned;
 use crate::{Context, Error, Wc, WcStatus};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use siw_shm::control::{CqReply, CreateChannel, CreateCq, DestroyChannel, DestroyCq, ProtoError};

@@ -96,6 +96,7 @@ mod credit;
 mod drain;
 mod error;
 mod fast_mr;
+mod locking;
 mod memory;
 mod pairing;
 mod pausable;

@@ -5,7 +5,7 @@
 //! lock, and installs the new ring under the lock. Other threads that lock the ring meanwhile
 //! sleep.
 
-use crate::context::lock_unpoisoned;
+use crate::locking::lock_unpoisoned;
 use siw_shm::spin::{SpinGuard, SpinLock};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard};

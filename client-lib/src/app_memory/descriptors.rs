@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 use super::vma::{MappedFileId, Vma};
-use crate::context::lock_unpoisoned;
+use crate::locking::lock_unpoisoned;
 use rustix::fs::{Mode, OFlags};
 use siw_shm::shared_memory::PAGE;
 

@@ -15,7 +15,7 @@ use std::sync::{MutexGuard, Once};
 use super::descriptors::{self, RemappedFile, RemappedFiles};
 use super::restore::{SharedPages, give_back_alone};
 use super::vma::{Vma, list_vmas};
-use crate::context::lock_unpoisoned;
+use crate::locking::lock_unpoisoned;
 
 /// Number of forks between the first process and this one.
 static GENERATION: AtomicU32 = AtomicU32::new(0);

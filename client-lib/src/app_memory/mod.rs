@@ -24,7 +24,8 @@ mod restore;
 mod vma;
 mod windows;
 
-use crate::context::{ClientInner, lock_unpoisoned};
+use crate::context::ClientInner;
+use crate::locking::lock_unpoisoned;
 use crate::memory::Arena;
 use crate::{Access, Error, Pd};
 pub(crate) use fork::{process_generation, watch_forks};

@@ -1,7 +1,7 @@
 //! A registered region of application memory.
 
 use super::{ONE_AT_A_TIME, Parts, free_imports};
-use crate::context::lock_unpoisoned;
+use crate::locking::lock_unpoisoned;
 use crate::{Access, Error, Pd, Sge};
 use siw_shm::control::{DeregMr, ExtentMethod, REREG_ACCESS, ReregMr};
 
