@@ -18,6 +18,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+use anyhow::{Context, anyhow, bail};
 use report::{Metric, StyleReport};
 
 const USAGE: &str = "\
@@ -41,7 +42,7 @@ struct ReportOptions {
     root: PathBuf,
 }
 
-fn parse_options(mut arguments: impl Iterator<Item = String>) -> Result<ReportOptions, String> {
+fn parse_options(mut arguments: impl Iterator<Item = String>) -> anyhow::Result<ReportOptions> {
     let mut options = ReportOptions {
         json: false,
         check: false,
@@ -54,7 +55,7 @@ fn parse_options(mut arguments: impl Iterator<Item = String>) -> Result<ReportOp
         let mut value = || {
             arguments
                 .next()
-                .ok_or(format!("{argument} needs a value\n{USAGE}"))
+                .with_context(|| format!("{argument} needs a value\n{USAGE}"))
         };
         match argument.as_str() {
             "--json" => options.json = true,
@@ -62,13 +63,14 @@ fn parse_options(mut arguments: impl Iterator<Item = String>) -> Result<ReportOp
             "--list" => {
                 let name = value()?;
                 let metric = Metric::from_name(&name);
-                options.list = Some(metric.ok_or(format!("no metric `{name}`\n{USAGE}"))?);
+                options.list =
+                    Some(metric.with_context(|| format!("no metric `{name}`\n{USAGE}"))?);
             }
             "--crate" => options.krate = Some(value()?),
             "--rev" => options.revision = Some(value()?),
             "--root" => options.root = PathBuf::from(value()?),
-            "-h" | "--help" => return Err(USAGE.to_owned()),
-            _ => return Err(format!("no option `{argument}`\n{USAGE}")),
+            "-h" | "--help" => bail!(USAGE),
+            _ => bail!("no option `{argument}`\n{USAGE}"),
         }
     }
     Ok(options)
@@ -78,15 +80,15 @@ fn parse_options(mut arguments: impl Iterator<Item = String>) -> Result<ReportOp
 struct Checkout(PathBuf);
 
 impl Checkout {
-    fn new(repository: &Path, revision: &str) -> Result<Checkout, String> {
+    fn new(repository: &Path, revision: &str) -> anyhow::Result<Checkout> {
         let folder = std::env::temp_dir().join(format!("style-report.{}", std::process::id()));
-        std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
+        std::fs::create_dir_all(&folder)?;
         let checkout = Checkout(folder);
         let archive = checkout.0.join("archive.tar");
         let run = |command: &mut Command| match command.status() {
             Ok(status) if status.success() => Ok(()),
-            Ok(status) => Err(format!("{command:?} failed: {status}")),
-            Err(error) => Err(format!("{command:?} failed: {error}")),
+            Ok(status) => Err(anyhow!("{command:?} failed: {status}")),
+            Err(error) => Err(anyhow!("{command:?} failed: {error}")),
         };
         let mut git = Command::new("git");
         git.arg("-C").arg(repository).args(["archive", "--output"]);
@@ -96,7 +98,7 @@ impl Checkout {
             .arg(&archive)
             .arg("-C")
             .arg(&checkout.0))?;
-        std::fs::remove_file(&archive).map_err(|error| error.to_string())?;
+        std::fs::remove_file(&archive)?;
         Ok(checkout)
     }
 }
@@ -107,7 +109,7 @@ impl Drop for Checkout {
     }
 }
 
-fn run(options: &ReportOptions) -> Result<ExitCode, String> {
+fn run(options: &ReportOptions) -> anyhow::Result<ExitCode> {
     let checkout = match &options.revision {
         Some(revision) => Some(Checkout::new(&options.root, revision)?),
         None => None,
@@ -119,7 +121,7 @@ fn run(options: &ReportOptions) -> Result<ExitCode, String> {
     if let Some(krate) = &options.krate
         && !report.has_crate(krate)
     {
-        return Err(format!("no crate `{krate}` here"));
+        bail!("no crate `{krate}` here");
     }
     let krate = options.krate.as_deref();
     let output = match options.list {
@@ -139,8 +141,8 @@ fn run(options: &ReportOptions) -> Result<ExitCode, String> {
 
 fn main() -> ExitCode {
     let result = parse_options(std::env::args().skip(1)).and_then(|options| run(&options));
-    result.unwrap_or_else(|message| {
-        eprintln!("{message}");
+    result.unwrap_or_else(|error| {
+        eprintln!("{error:#}");
         ExitCode::from(2)
     })
 }

@@ -282,7 +282,7 @@ impl CrateReport {
 
 impl StyleReport {
     /// Measures the repository in `root`.
-    pub fn measure(root: &Path) -> Result<StyleReport, String> {
+    pub fn measure(root: &Path) -> anyhow::Result<StyleReport> {
         let files = list_files(root)?;
         let crates = load_crates(root, &files)?;
         let mut reports: Vec<CrateReport> = crates.iter().map(CrateReport::measure).collect();

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::{Component, Path, PathBuf};
 
+use anyhow::{Context, anyhow};
 use syn::{Attribute, Expr, Item, Lit, Meta};
 
 /// One Rust file, with its path from the root of the repository.
@@ -58,17 +59,17 @@ const SKIPPED_FOLDERS: [&str; 3] = ["target", ".git", "out"];
 const TEST_FOLDERS: [&str; 3] = ["tests", "benches", "examples"];
 
 /// All files below `root`, sorted, as paths relative to it.
-pub fn list_files(root: &Path) -> Result<Vec<String>, String> {
+pub fn list_files(root: &Path) -> anyhow::Result<Vec<String>> {
     let mut found = Vec::new();
     let mut folders = vec![PathBuf::new()];
     while let Some(folder) = folders.pop() {
         let absolute = root.join(&folder);
-        let entries = std::fs::read_dir(&absolute)
-            .map_err(|error| format!("{}: {error}", absolute.display()))?;
+        let entries =
+            std::fs::read_dir(&absolute).with_context(|| absolute.display().to_string())?;
         for entry in entries {
-            let entry = entry.map_err(|error| error.to_string())?;
+            let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            let kind = entry.file_type().map_err(|error| error.to_string())?;
+            let kind = entry.file_type()?;
             if kind.is_dir() && !SKIPPED_FOLDERS.contains(&name.as_str()) {
                 folders.push(folder.join(name));
             } else if kind.is_file() {
@@ -93,11 +94,10 @@ fn manifest_value<'a>(manifest: &'a str, key: &str) -> Option<&'a str> {
 }
 
 /// Loads all crates below `root` except fuzz crates, in the order of their folders.
-pub fn load_crates(root: &Path, files: &[String]) -> Result<Vec<Crate>, String> {
+pub fn load_crates(root: &Path, files: &[String]) -> anyhow::Result<Vec<Crate>> {
     let mut crates = Vec::new();
     for manifest_path in files.iter().filter(|path| path.ends_with("/Cargo.toml")) {
-        let manifest =
-            std::fs::read_to_string(root.join(manifest_path)).map_err(|error| error.to_string())?;
+        let manifest = std::fs::read_to_string(root.join(manifest_path))?;
         let folder = manifest_path.trim_end_matches("/Cargo.toml").to_owned();
         if folder.ends_with("/fuzz") || !manifest.contains("[package]") {
             continue;
@@ -130,8 +130,7 @@ pub fn load_crates(root: &Path, files: &[String]) -> Result<Vec<Crate>, String> 
             if owner(path) != Some(&krate.folder) || inside.contains("/fuzz/") {
                 continue;
             }
-            let text = std::fs::read_to_string(root.join(path))
-                .map_err(|error| format!("{path}: {error}"))?;
+            let text = std::fs::read_to_string(root.join(path)).with_context(|| path.clone())?;
             let top = inside
                 .trim_start_matches('/')
                 .split('/')
@@ -145,10 +144,10 @@ pub fn load_crates(root: &Path, files: &[String]) -> Result<Vec<Crate>, String> 
     Ok(crates)
 }
 
-fn parse_file(path: String, text: String, is_test: bool) -> Result<SourceFile, String> {
+fn parse_file(path: String, text: String, is_test: bool) -> anyhow::Result<SourceFile> {
     let syntax = syn::parse_file(&text).map_err(|error| {
         let start = error.span().start();
-        format!("{path}:{}:{}: {error}", start.line, start.column + 1)
+        anyhow!("{path}:{}:{}: {error}", start.line, start.column + 1)
     })?;
     Ok(SourceFile {
         path,
