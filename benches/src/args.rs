@@ -9,8 +9,10 @@ pub use other_commands::{
     ScaleOptions,
 };
 
+use crate::option_values::{parse_seconds, parse_size};
 use crate::plan::{ATOMIC_SIZE, MeasurementPlan, Mode, Operation};
 use crate::raw::RawOptions;
+use anyhow::{anyhow, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -235,11 +237,9 @@ pub struct MixedOptions {
 
 impl MixedOptions {
     /// The bulk transfer: the same operation, one queue pair.
-    pub fn to_bulk_plan(&self) -> Result<MeasurementPlan, String> {
+    pub fn to_bulk_plan(&self) -> anyhow::Result<MeasurementPlan> {
         if self.transfer.listen.is_some() || self.transfer.connect.is_some() {
-            return Err(
-                "mixed measures both ends in one process; leave --listen and --connect out".into(),
-            );
+            bail!("mixed measures both ends in one process; leave --listen and --connect out");
         }
         let op = self.transfer.op;
         let plan = MeasurementPlan::for_bandwidth(op, self.bulk_size, self.bulk_depth, 1);
@@ -264,10 +264,10 @@ impl TransferOptions {
 
     /// Measurements that the options describe, one for each combination of sizes, depths and queue
     /// pairs, checked against the limits. Never empty.
-    pub fn to_plans(&self, mode: TransferMode) -> Result<Vec<MeasurementPlan>, String> {
+    pub fn to_plans(&self, mode: TransferMode) -> anyhow::Result<Vec<MeasurementPlan>> {
         let latency = mode == TransferMode::Lat;
         if latency && self.depth.iter().any(|&depth| depth != 1) {
-            return Err("--depth: lat has one message in flight; leave it out".into());
+            bail!("--depth: lat has one message in flight; leave it out");
         }
         let (default_size, default_depth) = match mode {
             TransferMode::Bw => (1 << 20, 8),
@@ -279,14 +279,14 @@ impl TransferOptions {
             false => default_size,
         };
         if self.pause.is_some() && !latency {
-            return Err("--pause: only lat waits between messages".into());
+            bail!("--pause: only lat waits between messages");
         }
         let beyond = [
             ("--bidirectional", self.bidirectional),
             ("--threads", self.threads > 1),
         ];
         if let (true, Some((option, _))) = (latency, beyond.iter().find(|(_, set)| *set)) {
-            return Err(format!("{option}: lat measures one round trip at a time"));
+            bail!("{option}: lat measures one round trip at a time");
         }
         let mut plans = Vec::new();
         for (crc, markers) in self.mpa_choices() {
@@ -313,10 +313,9 @@ impl TransferOptions {
             }
         }
         if plans.len() > 1 && self.connect.is_some() {
-            return Err(
+            bail!(
                 "--connect: the listening process answers one measurement; give one size, \
-                        depth and number of queue pairs"
-                    .into(),
+                 depth and number of queue pairs"
             );
         }
         Ok(plans)
@@ -342,51 +341,23 @@ pub enum TransferMode {
     Rate,
 }
 
-/// Parses a number of bytes: `64`, `4K`, `1M`, `1MiB`.
-pub fn parse_size(text: &str) -> Result<u32, String> {
-    let digits = text.trim_end_matches(|character: char| character.is_ascii_alphabetic());
-    let shift = match &text[digits.len()..].to_ascii_lowercase()[..] {
-        "" | "b" => 0,
-        "k" | "kib" => 10,
-        "m" | "mib" => 20,
-        "g" | "gib" => 30,
-        _ => return Err("write bytes as 64, 4K, 1M or 1G".into()),
-    };
-    let number: u64 = digits
-        .parse()
-        .map_err(|_| "write bytes as 64, 4K, 1M or 1G".to_owned())?;
-    number
-        .checked_shl(shift)
-        .filter(|bytes| bytes >> shift == number)
-        .and_then(|bytes| u32::try_from(bytes).ok())
-        .ok_or_else(|| "a message has less than 4 GiB".into())
-}
-
-/// Parses a number of seconds.
-pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
-    match text.parse::<f64>() {
-        Ok(seconds) if (0.01..=86_400.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
-        _ => Err("write seconds from 0.01 to 86400".into()),
-    }
-}
-
 /// Parses a percentage into parts per million.
-fn parse_loss(text: &str) -> Result<u32, String> {
+fn parse_loss(text: &str) -> anyhow::Result<u32> {
     let percent = text.trim_end_matches('%').parse::<f64>();
     match percent {
         Ok(percent) if (0.0..100.0).contains(&percent) => Ok((percent * 1e4).round() as u32),
-        _ => Err("write percent from 0 to below 100, such as 0.1".into()),
+        _ => Err(anyhow!("write percent from 0 to below 100, such as 0.1")),
     }
 }
 
-fn parse_seconds_below_one(text: &str) -> Result<Duration, String> {
+fn parse_seconds_below_one(text: &str) -> anyhow::Result<Duration> {
     match text.parse::<f64>() {
         Ok(seconds) if (1e-6..1.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
-        _ => Err("write seconds below one, such as 0.002".into()),
+        _ => Err(anyhow!("write seconds below one, such as 0.002")),
     }
 }
 
-fn parse_address(text: &str) -> Result<SocketAddr, String> {
+fn parse_address(text: &str) -> anyhow::Result<SocketAddr> {
     if let Ok(address) = text.parse() {
         return Ok(address);
     }
@@ -397,7 +368,9 @@ fn parse_address(text: &str) -> Result<SocketAddr, String> {
     if let Some(port) = text.strip_prefix(':').and_then(|port| port.parse().ok()) {
         return Ok(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port));
     }
-    Err("write an address with or without port: 10.77.0.2, 10.77.0.2:7175, [fd77::2]:7175".into())
+    Err(anyhow!(
+        "write an address with or without port: 10.77.0.2, 10.77.0.2:7175, [fd77::2]:7175"
+    ))
 }
 
 #[cfg(test)]
@@ -412,18 +385,18 @@ mod tests {
     }
 
     impl Parsed {
-        fn to_plan(&self) -> Result<MeasurementPlan, String> {
+        fn to_plan(&self) -> anyhow::Result<MeasurementPlan> {
             self.options.to_plans(self.mode).map(|plans| plans[0])
         }
     }
 
-    pub(super) fn parse(line: &str) -> Result<Parsed, String> {
-        let parsed = PerfOptions::try_parse_from(line.split(' ')).map_err(|e| e.to_string())?;
+    pub(super) fn parse(line: &str) -> anyhow::Result<Parsed> {
+        let parsed = PerfOptions::try_parse_from(line.split(' '))?;
         let (mode, options) = match parsed.command {
             PerfCommand::Bw(options) => (TransferMode::Bw, options),
             PerfCommand::Lat(options) => (TransferMode::Lat, options),
             PerfCommand::Rate(options) => (TransferMode::Rate, options),
-            other => return Err(format!("{other:?}")),
+            other => bail!("{other:?}"),
         };
         Ok(Parsed { options, mode })
     }
@@ -442,7 +415,7 @@ mod tests {
             ((1, 1, 64), (1, 1, 4096), (1, 16, 64))
         );
         let error = parse("siw-perf bw --size 64,4K --connect 10.77.0.2").unwrap();
-        let error = error.to_plan().unwrap_err();
+        let error = error.to_plan().unwrap_err().to_string();
         assert!(error.contains("one measurement"), "{error}");
     }
 
@@ -457,10 +430,10 @@ mod tests {
         let read =
             |text| parse(&format!("siw-perf bw --link-loss {text}")).map(|p| p.options.link_loss);
         assert_eq!(
-            (read("0.1"), read("2%")),
-            (Ok(Some(1000)), Ok(Some(20_000)))
+            (read("0.1").unwrap(), read("2%").unwrap()),
+            (Some(1000), Some(20_000))
         );
-        assert!(read("100").unwrap_err().contains("below 100"));
+        assert!(read("100").unwrap_err().to_string().contains("below 100"));
     }
 
     #[test]
@@ -484,14 +457,14 @@ mod tests {
             from: "siw0".into(),
             to: "siw1".into(),
         };
-        assert_eq!(a.options.endpoints(), Ok(vec![both]));
+        assert_eq!(a.options.endpoints().unwrap(), vec![both]);
     }
 
     #[test]
     fn sizes_have_units() {
-        assert_eq!(parse_size("64"), Ok(64));
-        assert_eq!(parse_size("1MiB"), Ok(1 << 20));
-        assert_eq!(parse_size("4k"), Ok(4096));
+        assert_eq!(parse_size("64").unwrap(), 64);
+        assert_eq!(parse_size("1MiB").unwrap(), 1 << 20);
+        assert_eq!(parse_size("4k").unwrap(), 4096);
         for bad in [
             "",
             "k",
@@ -508,27 +481,33 @@ mod tests {
 
     #[test]
     fn bad_sizes_are_refused_with_what_is_allowed() {
-        let error = parse("siw-perf bw --size lots").unwrap_err();
+        let error = parse("siw-perf bw --size lots").unwrap_err().to_string();
         assert!(error.contains("write bytes as 64, 4K, 1M or 1G"), "{error}");
         let error = parse("siw-perf bw --size 0")
             .unwrap()
             .to_plan()
-            .unwrap_err();
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("--size 0"), "{error}");
-        let error = parse("siw-perf bw --secs 0").unwrap_err();
+        let error = parse("siw-perf bw --secs 0").unwrap_err().to_string();
         assert!(error.contains("0.01 to 86400"), "{error}");
     }
 
     #[test]
     fn an_unknown_operation_lists_those_that_exist() {
-        let error = parse("siw-perf bw --op append").unwrap_err();
+        let error = parse("siw-perf bw --op append").unwrap_err().to_string();
         assert!(error.contains("write, read, send, fetch-add"), "{error}");
     }
 
     #[test]
     fn latency_has_one_message_in_flight() {
         let a = parse("siw-perf lat --depth 4").unwrap();
-        assert!(a.to_plan().unwrap_err().contains("one message in flight"));
+        assert!(
+            a.to_plan()
+                .unwrap_err()
+                .to_string()
+                .contains("one message in flight")
+        );
         let port = parse("siw-perf lat").unwrap().to_plan().unwrap();
         assert_eq!((port.size, port.depth), (64, 1));
     }
@@ -550,6 +529,12 @@ mod tests {
         let crcs: Vec<_> = plans.iter().map(|plan| plan.crc).collect();
         assert_eq!(crcs, [Some(true), Some(false)]);
         let error = parse("siw-perf lat --threads 2").unwrap();
-        assert!(error.to_plan().unwrap_err().contains("--threads"));
+        assert!(
+            error
+                .to_plan()
+                .unwrap_err()
+                .to_string()
+                .contains("--threads")
+        );
     }
 }

@@ -10,6 +10,7 @@ use crate::live::LiveSample;
 use crate::measurement::{Measurement, RunOptions, format_bytes, gigabits_per_second};
 use crate::plan::{MeasurementPlan, Operation};
 use crate::progress::ProgressLine;
+use anyhow::{anyhow, bail};
 use hdrhistogram::Histogram;
 use initiator::BandwidthInitiator;
 use siw::{CmEvent, Error};
@@ -23,7 +24,7 @@ pub fn measure_bandwidth(
     target_end: Option<&TransferEnd>,
     run: &mut RunOptions,
     mut load: Option<&mut BulkLoad<'_>>,
-) -> Result<Measurement, String> {
+) -> anyhow::Result<Measurement> {
     let plan = &initiator_end.plan;
     let time = run.time;
     let mut now = Instant::now();
@@ -50,7 +51,7 @@ pub fn measure_bandwidth(
         if let Some(target) = &mut target {
             completions += target.poll_and_repost()?;
             if let Some(error) = target.first_wrong.take() {
-                return Err(error);
+                bail!(error);
             }
         }
         if let Some(load) = &mut load {
@@ -109,9 +110,9 @@ pub fn measure_bandwidth(
                 }
                 drop(progress);
                 if measurement.messages == 0 {
-                    return Err("no message completed; measure longer with --secs".into());
+                    bail!("no message completed; measure longer with --secs");
                 }
-                return measured.take().ok_or_else(|| "no result".into());
+                return measured.take().ok_or_else(|| anyhow!("no result"));
             }
             _ => {}
         }
@@ -150,11 +151,10 @@ fn all_ends<'a, 'load: 'a>(
 fn all_latencies(
     initiator: &BandwidthInitiator<'_>,
     load: &Option<&mut BulkLoad<'_>>,
-) -> Result<Histogram<u64>, String> {
+) -> anyhow::Result<Histogram<u64>> {
     let mut all = initiator.latency.clone();
     if let Some(load) = load {
-        all.add(&load.initiator.latency)
-            .map_err(|error| error.to_string())?;
+        all.add(&load.initiator.latency)?;
     }
     Ok(all)
 }
@@ -196,7 +196,7 @@ impl<'a> BulkLoad<'a> {
     pub fn start(
         initiator_end: &'a TransferEnd,
         target_end: &'a TransferEnd,
-    ) -> Result<BulkLoad<'a>, String> {
+    ) -> anyhow::Result<BulkLoad<'a>> {
         let now = Instant::now();
         let mut load = BulkLoad {
             initiator: BandwidthInitiator::new(initiator_end, now)?,
@@ -209,13 +209,13 @@ impl<'a> BulkLoad<'a> {
 
     /// Keeps the transfer going; must be called repeatedly.
     #[inline]
-    pub fn poll(&mut self) -> Result<usize, String> {
+    pub fn poll(&mut self) -> anyhow::Result<usize> {
         let completions = self
             .initiator
             .poll_and_post(Instant::now(), true, Some(&self.target))?;
         let received = self.target.poll_and_repost()?;
         match self.target.first_wrong.take() {
-            Some(error) => Err(error),
+            Some(error) => Err(anyhow!(error)),
             None => Ok(completions + received),
         }
     }
@@ -245,7 +245,7 @@ impl<'a> BulkLoad<'a> {
 
     /// Ends the transfer: waits for the messages in flight, and posts no more. Returns the number
     /// of verified messages.
-    pub fn finish(mut self) -> Result<u64, String> {
+    pub fn finish(mut self) -> anyhow::Result<u64> {
         let deadline = Instant::now() + STALL_TIMEOUT;
         while self.initiator.in_flight() > 0 {
             self.initiator
@@ -296,8 +296,8 @@ impl IntervalCounter {
 }
 
 #[cold]
-fn describe_stall(initiator: &BandwidthInitiator) -> String {
-    format!(
+fn describe_stall(initiator: &BandwidthInitiator) -> anyhow::Error {
+    anyhow!(
         "no completion for {} s, {} messages are in flight",
         STALL_TIMEOUT.as_secs(),
         initiator.in_flight()
@@ -316,7 +316,7 @@ fn all_received(initiator: &BandwidthInitiator, target: &Option<BandwidthTarget>
 }
 
 /// Signals the end to the other process. Returns the number of messages that it verified.
-fn finish_with_peer(end: &TransferEnd, initiator: &BandwidthInitiator) -> Result<u64, String> {
+fn finish_with_peer(end: &TransferEnd, initiator: &BandwidthInitiator) -> anyhow::Result<u64> {
     let deadline = Instant::now() + STALL_TIMEOUT;
     for (qp, queue_pair) in initiator.queue_pairs.iter().enumerate() {
         let mut line = [0; FINAL_LINE_BYTES];
@@ -332,22 +332,20 @@ fn finish_with_peer(end: &TransferEnd, initiator: &BandwidthInitiator) -> Result
     }
     let wrong = end.control_u64(0, 0)?;
     if wrong > 0 {
-        return Err(format!(
-            "the peer found wrong data in {wrong} messages; see its output"
-        ));
+        bail!("the peer found wrong data in {wrong} messages; see its output");
     }
     end.control_u64(0, COMPARED_OFFSET)
 }
 
-fn check_deadline(deadline: Instant) -> Result<(), String> {
+fn check_deadline(deadline: Instant) -> anyhow::Result<()> {
     if Instant::now() > deadline {
-        return Err("the peer does not answer at the end of the measurement".into());
+        bail!("the peer does not answer at the end of the measurement");
     }
     Ok(())
 }
 
 /// Serves a measurement of another process until it is over.
-pub fn serve_bandwidth(end: &TransferEnd) -> Result<(), String> {
+pub fn serve_bandwidth(end: &TransferEnd) -> anyhow::Result<()> {
     let mut target = BandwidthTarget::new(end, true)?;
     let mut done = 0;
     let mut last_check = Instant::now();
@@ -387,18 +385,18 @@ pub fn serve_bandwidth(end: &TransferEnd) -> Result<(), String> {
         match end.channel.get_event(Some(STALL_TIMEOUT)) {
             Ok(CmEvent::Disconnected(_)) | Err(Error::Timeout) => break,
             Ok(_) => {}
-            Err(error) => return Err(error.to_string()),
+            Err(error) => return Err(error.into()),
         }
     }
     match target.first_wrong {
-        Some(error) => Err(error),
+        Some(error) => Err(anyhow!(error)),
         None => Ok(()),
     }
 }
 
 /// Yields the core, and checks from time to time that the other end is still connected. A target of
 /// WRITEs, READs and atomics has nothing else to do and sleeps.
-fn yield_and_check(end: &TransferEnd, last_check: &mut Instant) -> Result<(), String> {
+fn yield_and_check(end: &TransferEnd, last_check: &mut Instant) -> anyhow::Result<()> {
     if end.plan.events {
         sleep_until_completion(&[end])?;
     } else if end.plan.op != Operation::Send {

@@ -15,6 +15,7 @@ pub use framing::Framing;
 use crate::measurement::gigabits_per_second;
 use crate::plan::{MeasurementPlan, Mode};
 use crate::raw::PayloadWay;
+use anyhow::anyhow;
 use framing::BOUND_TIME;
 use raw_link::COPIED_FRAME_MAX;
 pub use raw_link::RawLink;
@@ -109,7 +110,7 @@ impl Bounds {
         huge: bool,
         link: Option<RawLink>,
         crc: bool,
-    ) -> Result<Bounds, String> {
+    ) -> anyhow::Result<Bounds> {
         let pages = if huge {
             PageSize::TryHuge
         } else {
@@ -117,12 +118,12 @@ impl Bounds {
         };
         let memory = |len: usize| {
             let region = SharedMemory::create_memfd("siw-perf", len, pages)
-                .map_err(|error| format!("memory for the bounds: {error}"))?;
+                .map_err(|error| anyhow!("memory for the bounds: {error}"))?;
             let page = [0x5a; 4096];
             for at in (0..region.len()).step_by(page.len()) {
-                region.write(at, &page).map_err(|error| error.to_string())?;
+                region.write(at, &page)?;
             }
-            Ok::<_, String>(region)
+            anyhow::Ok(region)
         };
         Ok(Bounds {
             plan,
@@ -141,22 +142,23 @@ impl Bounds {
     }
 
     /// Measures everything once.
-    pub fn measure_all(&mut self) -> Result<Bound, String> {
-        let out_of_bounds = |error: siw_shm::OutOfBounds| error.to_string();
+    pub fn measure_all(&mut self) -> anyhow::Result<Bound> {
         let (src, dst) = (self.src.clone(), &self.dst);
         let copy_crc = self.measure_memory_work(|from, to, length| {
-            black_box(crc::crc32c_append_shared(0, &src, from, length).map_err(out_of_bounds)?);
-            src.copy_to(from, dst, to, length).map_err(out_of_bounds)
+            black_box(crc::crc32c_append_shared(0, &src, from, length)?);
+            src.copy_to(from, dst, to, length)
+                .map_err(anyhow::Error::new)
         })?;
         let crc = self.measure_memory_work(|from, _, length| {
-            black_box(crc::crc32c_append_shared(0, &src, from, length).map_err(out_of_bounds)?);
+            black_box(crc::crc32c_append_shared(0, &src, from, length)?);
             Ok(())
         })?;
         let copy = if self.crc {
             None
         } else {
             Some(self.measure_memory_work(|from, to, length| {
-                src.copy_to(from, dst, to, length).map_err(out_of_bounds)
+                src.copy_to(from, dst, to, length)
+                    .map_err(anyhow::Error::new)
             })?)
         };
         let (mut by_copy, mut by_reference, mut rtt) = (None, None, None);
@@ -190,8 +192,8 @@ impl Bounds {
     /// FPDU's payload, for all messages of the working set.
     fn measure_memory_work(
         &self,
-        mut work: impl FnMut(usize, usize, usize) -> Result<(), String>,
-    ) -> Result<f64, String> {
+        mut work: impl FnMut(usize, usize, usize) -> anyhow::Result<()>,
+    ) -> anyhow::Result<f64> {
         let (size, stride) = (self.plan.size as usize, self.plan.slot_stride());
         let slots = self.plan.initiator_bytes() / stride;
         let to_slots = self.plan.target_bytes() / stride;

@@ -1,6 +1,7 @@
 //! Rate at which queue pairs are created, connected, disconnected and destroyed, and the daemon's
 //! memory growth. Called by `siw-figures`.
 
+use anyhow::{anyhow, bail};
 use siw::{CmChannel, CmEvent, CmListener, ConnectOptions, Context, Cq, Error, Pd, Qp, QpInit};
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -20,7 +21,7 @@ struct ChurnEnd {
 }
 
 impl ChurnEnd {
-    fn new(ctx: &Context) -> Result<ChurnEnd, String> {
+    fn new(ctx: &Context) -> anyhow::Result<ChurnEnd> {
         Ok(ChurnEnd {
             pd: ctx.alloc_pd().map_err(failed_call("protection domain"))?,
             cq: Cq::new(ctx, 64, None).map_err(failed_call("completion queue"))?,
@@ -29,7 +30,7 @@ impl ChurnEnd {
         })
     }
 
-    fn create_qp(&mut self) -> Result<Qp, String> {
+    fn create_qp(&mut self) -> anyhow::Result<Qp> {
         let init = QpInit {
             max_send_wr: 4,
             max_recv_wr: 4,
@@ -44,8 +45,8 @@ impl ChurnEnd {
     }
 }
 
-fn failed_call(what: &'static str) -> impl Fn(Error) -> String {
-    move |error| format!("{what}: {error}")
+fn failed_call(what: &'static str) -> impl Fn(Error) -> anyhow::Error {
+    move |error| anyhow!("{what}: {error}")
 }
 
 /// Measures queue pairs created, connected, closed and destroyed per second: two for each
@@ -60,7 +61,7 @@ pub fn queue_pairs_per_second(
     to: SocketAddr,
     in_flight: u32,
     time: Duration,
-) -> Result<f64, String> {
+) -> anyhow::Result<f64> {
     let stop = AtomicBool::new(false);
     let mut target = ChurnEnd::new(target_context)?;
     let listener = CmListener::new(&target.cm, None, to, in_flight.max(16), 0)
@@ -76,13 +77,13 @@ pub fn queue_pairs_per_second(
         stop.store(true, Ordering::Relaxed);
         accepting
             .join()
-            .unwrap_or_else(|_| Err("the target panicked".into()))
+            .unwrap_or_else(|_| Err(anyhow!("the target panicked")))
             .and(rate)
     })
 }
 
 /// Target thread: accepts every request with a new queue pair until `stop` is set.
-fn accept_connections(side: &mut ChurnEnd, stop: &AtomicBool) -> Result<(), String> {
+fn accept_connections(side: &mut ChurnEnd, stop: &AtomicBool) -> anyhow::Result<()> {
     loop {
         let event = match side.cm.get_event(Some(Duration::from_millis(100))) {
             Err(Error::Timeout) if stop.load(Ordering::Relaxed) => return Ok(()),
@@ -113,7 +114,7 @@ fn initiate_connections(
     in_flight: u32,
     time: Duration,
     stop: &AtomicBool,
-) -> Result<f64, String> {
+) -> anyhow::Result<f64> {
     let mut side = ChurnEnd::new(ctx)?;
     let options = ConnectOptions {
         device: Some(from),
@@ -151,14 +152,14 @@ fn initiate_connections(
                     begin(&mut side)?;
                 }
             }
-            event => return Err(format!("a connection failed: {event:?}")),
+            event => bail!("a connection failed: {event:?}"),
         }
     }
     Ok(2.0 * done as f64 / time.as_secs_f64())
 }
 
 /// Creates and destroys `count` queue pairs, with `alive` of them existing at a time.
-pub fn create_and_destroy(ctx: &Context, count: u32, alive: u32) -> Result<(), String> {
+pub fn create_and_destroy(ctx: &Context, count: u32, alive: u32) -> anyhow::Result<()> {
     let mut side = ChurnEnd::new(ctx)?;
     let mut order = std::collections::VecDeque::new();
     for _ in 0..count {

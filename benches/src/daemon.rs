@@ -1,6 +1,7 @@
 //! Resource usage of a running daemon: CPU time of its threads and private memory as the kernel
 //! counts them, and TCP retransmissions as the daemon counts them.
 
+use anyhow::anyhow;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fmt;
@@ -242,12 +243,12 @@ impl Process {
         }
     }
 
-    fn describe_missing(&self, error: std::io::Error) -> String {
-        format!("process {}: {error}; is siwd still running?", self.pid)
+    fn describe_missing(&self, error: std::io::Error) -> anyhow::Error {
+        anyhow!("process {}: {error}; is siwd still running?", self.pid)
     }
 
     /// CPU time of all threads.
-    pub fn cpu_time(&self) -> Result<Duration, String> {
+    pub fn cpu_time(&self) -> anyhow::Result<Duration> {
         let mut ns = 0;
         for task in
             fs::read_dir(self.proc.join("task")).map_err(|error| self.describe_missing(error))?
@@ -265,14 +266,14 @@ impl Process {
 
     /// Bytes of resident anonymous memory, without shared rings, arenas or hugepages. Read from the
     /// page tables, since the counters in `status` lag behind by some hundred KiB since Linux 6.2.
-    pub fn private_bytes(&self) -> Result<u64, String> {
+    pub fn private_bytes(&self) -> anyhow::Result<u64> {
         let text = fs::read_to_string(self.proc.join("smaps_rollup"))
             .map_err(|error| self.describe_missing(error))?;
-        status_bytes(&text, "Anonymous:").ok_or_else(|| "the kernel reports no Anonymous".into())
+        status_bytes(&text, "Anonymous:").ok_or_else(|| anyhow!("the kernel reports no Anonymous"))
     }
 
     /// Bytes of resident shared memory: rings, arenas, hugepages.
-    pub fn shared_bytes(&self) -> Result<u64, String> {
+    pub fn shared_bytes(&self) -> anyhow::Result<u64> {
         let text = fs::read_to_string(self.proc.join("status"))
             .map_err(|error| self.describe_missing(error))?;
         let bytes = |key| status_bytes(&text, key).unwrap_or(0);
@@ -280,7 +281,7 @@ impl Process {
     }
 
     /// Number of open descriptors.
-    pub fn descriptors(&self) -> Result<u64, String> {
+    pub fn descriptors(&self) -> anyhow::Result<u64> {
         let folder = fs::read_dir(self.proc.join("fd"));
         Ok(folder
             .map_err(|error| self.describe_missing(error))?
@@ -397,7 +398,7 @@ mod tests {
 
     #[test]
     fn a_missing_process_is_an_error() {
-        let error = Process::new(u32::MAX).cpu_time().unwrap_err();
+        let error = Process::new(u32::MAX).cpu_time().unwrap_err().to_string();
         assert!(error.contains("still running"), "{error}");
     }
 }

@@ -6,6 +6,7 @@
 
 use crate::end::{STALL_TIMEOUT, failed_call, find_device};
 use crate::summary::Spread;
+use anyhow::{anyhow, bail};
 use clap::ValueEnum;
 use serde_json::Value;
 use siw::{
@@ -51,7 +52,7 @@ struct LoadEnd {
 }
 
 impl LoadEnd {
-    fn new(context: &Context, plan: &LoadPlan) -> Result<LoadEnd, String> {
+    fn new(context: &Context, plan: &LoadPlan) -> anyhow::Result<LoadEnd> {
         let pd = context
             .alloc_pd()
             .map_err(failed_call("protection domain"))?;
@@ -87,7 +88,7 @@ struct LoadPair {
 }
 
 impl LoadPair {
-    fn new(contexts: &[Context; 2], plan: &LoadPlan) -> Result<LoadPair, String> {
+    fn new(contexts: &[Context; 2], plan: &LoadPlan) -> anyhow::Result<LoadPair> {
         let pair = LoadPair {
             plan: *plan,
             sender: LoadEnd::new(&contexts[0], plan)?,
@@ -102,8 +103,8 @@ impl LoadPair {
             let ip = |device: usize| devices[device].ips.first().copied();
             let options = PairOptions {
                 device: devices[from].index,
-                local: ip(from).ok_or("the device has no address")?,
-                peer: ip(to).ok_or("the device has no address")?,
+                local: ip(from).ok_or_else(|| anyhow!("the device has no address"))?,
+                peer: ip(to).ok_or_else(|| anyhow!("the device has no address"))?,
                 peer_qp_num: ends[to].qp.qp_num(),
                 ord: 1,
                 ird: 1,
@@ -122,7 +123,7 @@ impl LoadPair {
 
     /// Posts a WRITE from the next slot.
     #[inline]
-    fn post_write(&self, number: u64) -> Result<(), String> {
+    fn post_write(&self, number: u64) -> anyhow::Result<()> {
         let slot = number as usize % self.plan.depth as usize;
         let offset = slot * self.plan.size;
         let sges = [self.sender.mr.sge(offset, self.plan.size)];
@@ -132,11 +133,11 @@ impl LoadPair {
             .sender
             .qp
             .post_send(&[write.with_flags(WrFlags::SIGNALED)]);
-        posted.map_err(|error| format!("post_send: {error}"))
+        posted.map_err(|error| anyhow!("post_send: {error}"))
     }
 
     /// Polls until there are completions.
-    fn await_completions(&self, completions: &mut [Wc]) -> Result<usize, String> {
+    fn await_completions(&self, completions: &mut [Wc]) -> anyhow::Result<usize> {
         let mut begun = None;
         loop {
             let polled = self.sender.cq.poll(completions);
@@ -146,7 +147,7 @@ impl LoadPair {
                 return Ok(got);
             }
             if begun.get_or_insert_with(Instant::now).elapsed() > STALL_TIMEOUT {
-                return Err(format!("no completion for {STALL_TIMEOUT:?}"));
+                bail!("no completion for {STALL_TIMEOUT:?}");
             }
         }
     }
@@ -157,7 +158,7 @@ impl LoadPair {
     /// first poll. The worker shares the core and runs while this program sleeps, so the daemon has
     /// no effect on the time of a call: on another core it would contend for the queues' cache
     /// lines, depending on how well it keeps up. A round with a late completion does not count.
-    fn measure_cost(&self) -> Result<f64, String> {
+    fn measure_cost(&self) -> anyhow::Result<f64> {
         let (count, rounds) = (self.plan.depth, self.plan.amount as usize);
         let per_call = |time: Duration| time.as_secs_f64() * 1e9 / f64::from(count);
         let (mut posts, mut polls, mut posted) = (Vec::new(), Vec::new(), 0);
@@ -192,12 +193,12 @@ impl LoadPair {
         }
         match (Spread::of(posts), Spread::of(polls)) {
             (Some(post), Some(poll)) => Ok(post.median + poll.median),
-            _ => Err("completions came late in all rounds".to_owned()),
+            _ => Err(anyhow!("completions came late in all rounds")),
         }
     }
 
     /// Throughput in Gb/s.
-    fn measure_bandwidth(&self) -> Result<f64, String> {
+    fn measure_bandwidth(&self) -> anyhow::Result<f64> {
         let mut completions = [Wc::default(); BATCH];
         let (mut posted, mut done) = (0, 0);
         while posted < u64::from(self.plan.depth) {
@@ -227,15 +228,15 @@ impl LoadPair {
 }
 
 #[inline]
-fn check_completion(completion: &Wc) -> Result<(), String> {
+fn check_completion(completion: &Wc) -> anyhow::Result<()> {
     match completion.status {
         WcStatus::SUCCESS => Ok(()),
-        status => Err(format!("completion: {status:?}")),
+        status => Err(anyhow!("completion: {status:?}")),
     }
 }
 
 /// Measures through the client library.
-fn measure_client_lib(contexts: &[Context; 2], plan: &LoadPlan) -> Result<f64, String> {
+fn measure_client_lib(contexts: &[Context; 2], plan: &LoadPlan) -> anyhow::Result<f64> {
     let pair = LoadPair::new(contexts, plan)?;
     match plan.load {
         Load::Cost => pair.measure_cost(),
@@ -244,8 +245,10 @@ fn measure_client_lib(contexts: &[Context; 2], plan: &LoadPlan) -> Result<f64, S
 }
 
 /// Measures through the drop-in library by running the program, given with its launcher.
-fn measure_program(program: &[String], plan: &LoadPlan) -> Result<f64, String> {
-    let (name, arguments) = program.split_first().ok_or("which program?")?;
+fn measure_program(program: &[String], plan: &LoadPlan) -> anyhow::Result<f64> {
+    let (name, arguments) = program
+        .split_first()
+        .ok_or_else(|| anyhow!("which program?"))?;
     let load = match plan.load {
         Load::Cost => "cost",
         Load::Bandwidth => "bandwidth",
@@ -256,13 +259,17 @@ fn measure_program(program: &[String], plan: &LoadPlan) -> Result<f64, String> {
         .arg(load)
         .args(numbers.map(|number| number.to_string()))
         .output()
-        .map_err(|error| format!("{name}: {error}"))?;
+        .map_err(|error| anyhow!("{name}: {error}"))?;
     if !out.status.success() {
-        return Err(format!("{name}: {}", String::from_utf8_lossy(&out.stderr)));
+        bail!("{name}: {}", String::from_utf8_lossy(&out.stderr));
     }
     let result: Value =
-        serde_json::from_slice(&out.stdout).map_err(|error| format!("{name}: {error}"))?;
-    let number = |key: &str| result[key].as_f64().ok_or(format!("{name} gave no {key}"));
+        serde_json::from_slice(&out.stdout).map_err(|error| anyhow!("{name}: {error}"))?;
+    let number = |key: &str| {
+        result[key]
+            .as_f64()
+            .ok_or_else(|| anyhow!("{name} gave no {key}"))
+    };
     match plan.load {
         Load::Cost => Ok(number("post_ns")? + number("poll_ns")?),
         Load::Bandwidth => number("gbps"),
@@ -280,7 +287,7 @@ pub fn compare_drop_in(
     program: &[String],
     plan: &LoadPlan,
     rounds: u32,
-) -> Result<f64, String> {
+) -> anyhow::Result<f64> {
     let (mut own, mut drop_in) = (Vec::new(), Vec::new());
     for round in 0..rounds.max(1) {
         // Alternates which one goes first.
@@ -293,7 +300,7 @@ pub fn compare_drop_in(
         }
     }
     let spreads = Spread::of(own).zip(Spread::of(drop_in));
-    let (own, drop_in) = spreads.ok_or("no round")?;
+    let (own, drop_in) = spreads.ok_or_else(|| anyhow!("no round"))?;
     let shown = |name: &str, spread: &Spread| {
         let Spread { median, min, max } = spread;
         eprintln!("{name}: {median:.2} ({min:.2} to {max:.2})");

@@ -3,6 +3,7 @@
 
 use crate::control_line::CONTROL_LINE_BYTES;
 use crate::plan::{ATOMIC_SIZE, INITIAL_BYTE, MeasurementPlan, Mode, Operation};
+use anyhow::{anyhow, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use siw::{
@@ -81,43 +82,43 @@ pub struct TransferEnd {
 }
 
 /// Connects to the daemon; the error explains how to start it.
-pub fn open_context(socket: Option<&Path>) -> Result<Context, String> {
+pub fn open_context(socket: Option<&Path>) -> anyhow::Result<Context> {
     Context::open(socket).map_err(|error| match error {
         Error::Open { path, source } => match source.kind() {
-            ErrorKind::NotFound | ErrorKind::ConnectionRefused => format!(
+            ErrorKind::NotFound | ErrorKind::ConnectionRefused => anyhow!(
                 "siwd is not running: nothing listens at {path}; start it with \
                  `siwd --config config/loopback.toml`, or name its socket with --socket"
             ),
-            ErrorKind::PermissionDenied => format!(
+            ErrorKind::PermissionDenied => anyhow!(
                 "{path} may not be opened by this user; join the socket's group, or change \
                  [control] mode of the daemon's configuration"
             ),
-            _ => format!("siwd at {path}: {source}"),
+            _ => anyhow!("siwd at {path}: {source}"),
         },
-        error => error.to_string(),
+        error => error.into(),
     })
 }
 
 /// Finds the device with this name; the error lists the existing ones.
-pub fn find_device(ctx: &Context, name: &str) -> Result<DeviceInfo, String> {
-    let devices = ctx.query_devices().map_err(|error| error.to_string())?;
+pub fn find_device(ctx: &Context, name: &str) -> anyhow::Result<DeviceInfo> {
+    let devices = ctx.query_devices()?;
     let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
     let names = names.join(", ");
     devices
         .iter()
         .find(|device| device.name == name)
         .cloned()
-        .ok_or_else(|| format!("siwd has no device {name}; it has {names}"))
+        .ok_or_else(|| anyhow!("siwd has no device {name}; it has {names}"))
 }
 
 /// Prefixes the error of a verbs call with the attempted operation.
-pub fn failed_call(what: &str) -> impl Fn(Error) -> String + '_ {
-    move |error| format!("{what}: {error}")
+pub fn failed_call(what: &str) -> impl Fn(Error) -> anyhow::Error + '_ {
+    move |error| anyhow!("{what}: {error}")
 }
 
 impl TransferEnd {
     /// Creates memory, queues and QPs as the plan requires, not connected.
-    pub fn new(ctx: &Context, plan: &MeasurementPlan, role: Role) -> Result<TransferEnd, String> {
+    pub fn new(ctx: &Context, plan: &MeasurementPlan, role: Role) -> anyhow::Result<TransferEnd> {
         let slots = match role {
             Role::Initiator => plan.initiator_slots(),
             Role::Target => plan.target_slots(),
@@ -133,19 +134,19 @@ impl TransferEnd {
         };
         let limits = ctx.limits();
         if sends.max(receives) > limits.max_qp_wr {
-            return Err(format!(
+            bail!(
                 "siwd allows {} work requests in a queue, {} are needed; lower --depth, or raise \
                  [limits] work_requests",
                 limits.max_qp_wr,
                 sends.max(receives)
-            ));
+            );
         }
         let cqe = |each: u32| {
             let all = each.saturating_mul(plan.qps).saturating_add(16);
             if all <= limits.max_cqe {
                 return Ok(all);
             }
-            Err(format!(
+            Err(anyhow!(
                 "siwd allows {} completions in a queue, {all} are needed; lower --depth or --qps",
                 limits.max_cqe
             ))
@@ -221,7 +222,7 @@ impl TransferEnd {
     }
 
     /// Writes to each page once: the first use of a page costs more than later ones.
-    fn touch_pages(&self) -> Result<(), String> {
+    fn touch_pages(&self) -> anyhow::Result<()> {
         let page = [INITIAL_BYTE; 4096];
         for at in (0..self.data.len()).step_by(page.len()) {
             let count = page.len().min(self.data.len() - at);
@@ -249,7 +250,7 @@ impl TransferEnd {
     }
 
     /// Posts `n` receives into the slots from `slot` on.
-    pub fn post_receives(&self, qp: u32, slot: u64, count: u32) -> Result<(), String> {
+    pub fn post_receives(&self, qp: u32, slot: u64, count: u32) -> anyhow::Result<()> {
         for index in 0..u64::from(count) {
             let sge = self
                 .data
@@ -265,7 +266,7 @@ impl TransferEnd {
 
     /// Posts a receive; retries, since the worker may free a slot shortly after its completion.
     #[inline]
-    fn post_receive(&self, qp: u32, wr: &RecvWr) -> Result<(), String> {
+    fn post_receive(&self, qp: u32, wr: &RecvWr) -> anyhow::Result<()> {
         let mut since = None;
         loop {
             match self.qps[qp as usize].post_recv(&[*wr]) {
@@ -277,14 +278,14 @@ impl TransferEnd {
                 {
                     std::hint::spin_loop();
                 }
-                Err(error) => return Err(format!("receive on queue pair {qp}: {error}")),
+                Err(error) => bail!("receive on queue pair {qp}: {error}"),
             }
         }
     }
 
     /// Writes `bytes` into the peer's control line at `at`, without a completion. False if the send
     /// queue is full.
-    pub fn signal_peer(&self, qp: u32, at: u64, bytes: &[u8]) -> Result<bool, String> {
+    pub fn signal_peer(&self, qp: u32, at: u64, bytes: &[u8]) -> anyhow::Result<bool> {
         let peer = self.peers[qp as usize];
         let wr = SendWr::write(
             u64::from(qp),
@@ -296,49 +297,46 @@ impl TransferEnd {
         match self.qps[qp as usize].post_send(&[wr]) {
             Ok(()) => Ok(true),
             Err(error) if matches!(error.error, Error::QueueFull) => Ok(false),
-            Err(error) => Err(format!("control message on queue pair {qp}: {error}")),
+            Err(error) => Err(anyhow!("control message on queue pair {qp}: {error}")),
         }
     }
 
     /// A byte of the local control line, as last written by the peer.
     #[inline]
-    pub fn control_byte(&self, qp: u32, at: usize) -> Result<u8, String> {
+    pub fn control_byte(&self, qp: u32, at: usize) -> anyhow::Result<u8> {
         self.control
             .read_byte(qp as usize * CONTROL_LINE_BYTES + at)
-            .map_err(|error| error.to_string())
+            .map_err(anyhow::Error::new)
     }
 
     /// A number in the local control line; complete once a later byte has arrived.
-    pub fn control_u64(&self, qp: u32, at: usize) -> Result<u64, String> {
+    pub fn control_u64(&self, qp: u32, at: usize) -> anyhow::Result<u64> {
         let mut bytes = [0; 8];
         self.control
-            .read(qp as usize * CONTROL_LINE_BYTES + at, &mut bytes)
-            .map_err(|error| error.to_string())?;
+            .read(qp as usize * CONTROL_LINE_BYTES + at, &mut bytes)?;
         Ok(u64::from_le_bytes(bytes))
     }
 
     /// The 64-bit word in the memory at `offset`.
-    pub fn read_word(&self, offset: usize) -> Result<u64, String> {
+    pub fn read_word(&self, offset: usize) -> anyhow::Result<u64> {
         let mut word = [0; ATOMIC_SIZE as usize];
-        self.data
-            .read(offset, &mut word)
-            .map_err(|error| error.to_string())?;
+        self.data.read(offset, &mut word)?;
         Ok(u64::from_ne_bytes(word))
     }
 
     /// Arms the completion queues for an event; false if they are already armed.
-    fn arm_queues(&self) -> Result<bool, String> {
+    fn arm_queues(&self) -> anyhow::Result<bool> {
         if self.completions.is_none() || self.is_armed.replace(true) {
             return Ok(false);
         }
         for cq in [&self.send_cq, &self.recv_cq] {
-            cq.req_notify(false).map_err(|error| error.to_string())?;
+            cq.req_notify(false)?;
         }
         Ok(true)
     }
 
     /// Takes the pending completion events.
-    fn take_completion_events(&self) -> Result<(), String> {
+    fn take_completion_events(&self) -> anyhow::Result<()> {
         let Some(channel) = &self.completions else {
             return Ok(());
         };
@@ -346,27 +344,24 @@ impl TransferEnd {
             match channel.get_event(Some(Duration::ZERO)) {
                 Ok(_) => self.is_armed.set(false),
                 Err(Error::Timeout) => return Ok(()),
-                Err(error) => return Err(error.to_string()),
+                Err(error) => return Err(error.into()),
             }
         }
     }
 
     /// Checks for errors of unsignaled sends, which complete only when they fail.
-    pub fn check_unsignaled_sends(&self) -> Result<(), String> {
+    pub fn check_unsignaled_sends(&self) -> anyhow::Result<()> {
         let mut wcs = [Wc::default(); 4];
-        let count = self
-            .send_cq
-            .poll(&mut wcs)
-            .map_err(|error| error.to_string())?;
+        let count = self.send_cq.poll(&mut wcs)?;
         wcs[..count]
             .iter()
             .try_for_each(|wc| check_completion(wc, self.plan.op.json_name()))
     }
 
     /// Fails if the other end disconnected early.
-    pub fn check_peer_present(&self) -> Result<(), String> {
+    pub fn check_peer_present(&self) -> anyhow::Result<()> {
         match take_event(&self.channel)? {
-            Some(CmEvent::Disconnected(_)) => Err("the other end disconnected".into()),
+            Some(CmEvent::Disconnected(_)) => Err(anyhow!("the other end disconnected")),
             _ => Ok(()),
         }
     }
@@ -375,7 +370,7 @@ impl TransferEnd {
 /// Waits for a completion at one of the ends, for a plan with events. The first of two calls arms
 /// the queues, after which the caller has to poll for completions that came earlier; the second
 /// call waits for the event, for a limited time.
-pub fn sleep_until_completion(ends: &[&TransferEnd]) -> Result<(), String> {
+pub fn sleep_until_completion(ends: &[&TransferEnd]) -> anyhow::Result<()> {
     let mut has_armed = false;
     for end in ends {
         has_armed |= end.arm_queues()?;
@@ -394,27 +389,27 @@ pub fn sleep_until_completion(ends: &[&TransferEnd]) -> Result<(), String> {
     };
     match poll(&mut fds, Some(&limit)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => {}
-        Err(error) => return Err(error.to_string()),
+        Err(error) => return Err(error.into()),
     }
     ends.iter().try_for_each(|end| end.take_completion_events())
 }
 
 /// The next event, if there is one.
-pub fn take_event(channel: &CmChannel) -> Result<Option<CmEvent>, String> {
+pub fn take_event(channel: &CmChannel) -> anyhow::Result<Option<CmEvent>> {
     match channel.get_event(Some(Duration::ZERO)) {
         Ok(error) => Ok(Some(error)),
         Err(Error::Timeout) => Ok(None),
-        Err(error) => Err(error.to_string()),
+        Err(error) => Err(error.into()),
     }
 }
 
 /// Converts a completion with an error into a message that names the failed operation.
 #[inline]
-pub fn check_completion(wc: &Wc, what: &str) -> Result<(), String> {
+pub fn check_completion(wc: &Wc, what: &str) -> anyhow::Result<()> {
     if wc.status == WcStatus::SUCCESS {
         return Ok(());
     }
-    Err(format!(
+    Err(anyhow!(
         "{what} on queue pair {}: {} (vendor code {:#x})",
         wc.wr_id as u32,
         wc.status.as_str(),
@@ -430,7 +425,7 @@ mod tests {
     fn a_missing_daemon_is_told_with_the_way_to_start_it() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("siwd.sock");
-        let error = open_context(Some(&socket)).err().unwrap();
+        let error = open_context(Some(&socket)).err().unwrap().to_string();
         assert!(error.contains("siwd is not running"), "{error}");
         assert!(
             error.contains("siwd --config config/loopback.toml"),
@@ -444,7 +439,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("siwd.sock");
         drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
-        let error = open_context(Some(&socket)).err().unwrap();
+        let error = open_context(Some(&socket)).err().unwrap().to_string();
         assert!(
             error.contains("siwd --config config/loopback.toml"),
             "{error}"

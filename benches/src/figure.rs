@@ -1,5 +1,6 @@
 //! A figure with its floor and goal: one line of the JSON that `./benches/figures` prints.
 
+use anyhow::anyhow;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -62,33 +63,33 @@ impl Figure {
     ///
     /// # Errors
     /// A line is not a figure.
-    pub fn from_lines(lines: &str) -> Result<Vec<Figure>, String> {
+    pub fn from_lines(lines: &str) -> anyhow::Result<Vec<Figure>> {
         lines
             .lines()
             .filter(|line| !line.trim().is_empty())
-            .map(|line| serde_json::from_str(line).map_err(|error| format!("`{line}`: {error}")))
+            .map(|line| serde_json::from_str(line).map_err(|error| anyhow!("`{line}`: {error}")))
             .collect()
     }
 }
 
 /// The best number at `key` (`gbps`, `lat_us.p50`) in lines of JSON.
-pub fn best_value(lines: &str, key: &str, good: BetterValue) -> Result<f64, String> {
+pub fn best_value(lines: &str, key: &str, good: BetterValue) -> anyhow::Result<f64> {
     let mut best: Option<f64> = None;
     for line in lines.lines().filter(|line| !line.trim().is_empty()) {
         let json: Value = serde_json::from_str(line)
-            .map_err(|error| format!("no result of siw-perf: {error}"))?;
+            .map_err(|error| anyhow!("no result of siw-perf: {error}"))?;
         let value = key
             .split('.')
             .try_fold(&json, |value, part| value.get(part))
             .and_then(Value::as_f64)
-            .ok_or_else(|| format!("a result has no {key}; its notes: {}", json["notes"]))?;
+            .ok_or_else(|| anyhow!("a result has no {key}; its notes: {}", json["notes"]))?;
         best = Some(match (best, good) {
             (None, _) => value,
             (Some(best), BetterValue::Higher) => best.max(value),
             (Some(best), BetterValue::Lower) => best.min(value),
         });
     }
-    best.ok_or_else(|| "no run gave a result".into())
+    best.ok_or_else(|| anyhow!("no run gave a result"))
 }
 
 #[cfg(test)]
@@ -120,7 +121,7 @@ mod tests {
             Figure::new("g", None, "us", 4.0, 2.0, BetterValue::Lower),
         ];
         let lines = format!("{}\n\n{}\n", figures[0].to_json(), figures[1].to_json());
-        assert_eq!(Figure::from_lines(&lines).as_deref(), Ok(&figures[..]));
+        assert_eq!(Figure::from_lines(&lines).unwrap(), &figures[..]);
         assert!(Figure::from_lines("{}").is_err());
     }
 
@@ -136,20 +137,26 @@ mod tests {
     fn the_best_run_counts() {
         let runs =
             "{\"gbps\":1.5,\"lat_us\":{\"p50\":3}}\n\n{\"gbps\":2.5,\"lat_us\":{\"p50\":4}}\n";
-        assert_eq!(best_value(runs, "gbps", BetterValue::Higher), Ok(2.5));
-        assert_eq!(best_value(runs, "lat_us.p50", BetterValue::Lower), Ok(3.0));
+        assert_eq!(best_value(runs, "gbps", BetterValue::Higher).unwrap(), 2.5);
+        assert_eq!(
+            best_value(runs, "lat_us.p50", BetterValue::Lower).unwrap(),
+            3.0
+        );
     }
 
     #[test]
     fn missing_results_are_explained() {
-        let error = best_value("", "gbps", BetterValue::Higher).unwrap_err();
+        let error = best_value("", "gbps", BetterValue::Higher)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("no run"), "{error}");
         let error = best_value(
             r#"{"ratio":null,"notes":["no DPDK"]}"#,
             "ratio",
             BetterValue::Higher,
         )
-        .unwrap_err();
+        .unwrap_err()
+        .to_string();
         assert!(
             error.contains("ratio") && error.contains("no DPDK"),
             "{error}"

@@ -301,7 +301,11 @@ fn add_plot(page: &mut String, title: &str, axis: Axis, unit: &str, series: Vec<
     match plot.to_svg() {
         Ok(svg) => page.push_str(&svg),
         Err(error) => {
-            let _ = writeln!(page, "<p class=\"note\">no plot: {}</p>", escape(&error));
+            let _ = writeln!(
+                page,
+                "<p class=\"note\">no plot: {}</p>",
+                escape(&error.to_string())
+            );
         }
     }
 }

@@ -12,6 +12,7 @@ use crate::measurement::{Measurement, RunOptions, format_bytes, new_histogram};
 use crate::pattern;
 use crate::plan::Operation;
 use crate::progress::ProgressLine;
+use anyhow::bail;
 use siw::{Error, SendData, SendWr, Wc, WrFlags};
 use std::time::{Duration, Instant};
 
@@ -49,13 +50,12 @@ impl<'a> PingPongEnd<'a> {
 
     /// Posts the message of round `round`.
     #[inline]
-    fn post_round(&mut self, round: u64) -> Result<(), String> {
+    fn post_round(&mut self, round: u64) -> anyhow::Result<()> {
         let end = self.end;
         let plan = &end.plan;
         let size = plan.size as usize;
         let peer = end.peers[0];
         let offset = end.slot_offset(0, TX_SLOT);
-        let describe = |error: Error| error.to_string();
         if !plan.op.has_response() {
             if plan.inline {
                 if plan.verify {
@@ -64,15 +64,13 @@ impl<'a> PingPongEnd<'a> {
                 self.inline[size - 1] = round_tag(round);
             } else {
                 if plan.verify {
-                    pattern::fill_memory(&end.data, offset, size, 0, round).map_err(describe)?;
+                    pattern::fill_memory(&end.data, offset, size, 0, round)?;
                 }
-                end.data
-                    .write(offset + size - 1, &[round_tag(round)])
-                    .map_err(describe)?;
+                end.data.write(offset + size - 1, &[round_tag(round)])?;
             }
         } else if plan.verify {
             let rx = end.slot_offset(0, RX_SLOT);
-            pattern::fill_memory(&end.data, rx, size, 0, u64::MAX).map_err(describe)?;
+            pattern::fill_memory(&end.data, rx, size, 0, u64::MAX)?;
         }
         let tx = [end.data.sge(offset, size)];
         let rx = [end.data.sge(end.slot_offset(0, RX_SLOT), size)];
@@ -101,7 +99,7 @@ impl<'a> PingPongEnd<'a> {
                 Err(error) if matches!(error.error, Error::QueueFull) => {
                     stall_detector.spin_once(end)?
                 }
-                Err(error) => return Err(error.to_string()),
+                Err(error) => return Err(error.into()),
             }
         }
         if round.is_multiple_of(ROUNDS_PER_ERROR_CHECK) && !plan.op.has_response() {
@@ -113,7 +111,7 @@ impl<'a> PingPongEnd<'a> {
     /// Returns true if the message of round `round` has arrived: the other end's, or the data of
     /// this end's READ.
     #[inline]
-    fn has_arrived(&mut self, round: u64) -> Result<bool, String> {
+    fn has_arrived(&mut self, round: u64) -> anyhow::Result<bool> {
         let end = self.end;
         let plan = &end.plan;
         let cq = match plan.op {
@@ -123,13 +121,13 @@ impl<'a> PingPongEnd<'a> {
                     .data
                     .read_byte(last)
                     .map(|byte| byte == round_tag(round))
-                    .map_err(|error| error.to_string());
+                    .map_err(anyhow::Error::new);
             }
             Operation::Read | Operation::FetchAdd | Operation::CompareSwap => &end.send_cq,
             Operation::Send => &end.recv_cq,
         };
         let mut wc = [Wc::default()];
-        if cq.poll(&mut wc).map_err(|error| error.to_string())? == 0 {
+        if cq.poll(&mut wc)? == 0 {
             return Ok(false);
         }
         check_completion(&wc[0], plan.op.json_name())?;
@@ -145,9 +143,9 @@ impl<'a> PingPongEnd<'a> {
     fn wait_for_round(
         &mut self,
         round: u64,
-        mut poll_others: impl FnMut() -> Result<(), String>,
-        stop: impl Fn() -> Result<bool, String>,
-    ) -> Result<bool, String> {
+        mut poll_others: impl FnMut() -> anyhow::Result<()>,
+        stop: impl Fn() -> anyhow::Result<bool>,
+    ) -> anyhow::Result<bool> {
         let mut stall_detector = StallDetector::new();
         let mut polls = 0u32;
         while !self.has_arrived(round)? {
@@ -169,16 +167,16 @@ impl<'a> PingPongEnd<'a> {
 
     /// Verifies the data of round `round`.
     #[cold]
-    fn compare_round(&mut self, round: u64) -> Result<(), String> {
+    fn compare_round(&mut self, round: u64) -> anyhow::Result<()> {
         let plan = &self.end.plan;
         let size = plan.size as usize;
         if plan.op.is_atomic() {
             let offset = self.end.slot_offset(0, RX_SLOT);
             if self.end.read_word(offset)? != plan.value_before(round) {
-                return Err(format!(
+                bail!(
                     "{} round {round} returned a wrong value",
                     plan.op.json_name().to_uppercase()
-                ));
+                );
             }
             self.verified += 1;
             return Ok(());
@@ -191,15 +189,14 @@ impl<'a> PingPongEnd<'a> {
         let offset = self.end.slot_offset(0, RX_SLOT);
         let deadline = Instant::now() + Duration::from_secs(1);
         loop {
-            let wrong = pattern::find_mismatch(&self.end.data, offset, body, 0, message)
-                .map_err(|error| error.to_string())?;
+            let wrong = pattern::find_mismatch(&self.end.data, offset, body, 0, message)?;
             let Some(at) = wrong else { break };
             // Bytes of one WRITE may become visible in any order (RFC 5040 section 5.5).
             if plan.op != Operation::Write || Instant::now() > deadline {
-                return Err(format!(
+                bail!(
                     "{} round {round} has wrong data from byte {at} on",
                     plan.op.json_name().to_uppercase()
-                ));
+                );
             }
         }
         self.verified += 1;
@@ -223,7 +220,7 @@ impl StallDetector {
 
     /// Pauses between two polls; reads the clock only once in many calls.
     #[inline]
-    fn spin_once(&mut self, end: &TransferEnd) -> Result<(), String> {
+    fn spin_once(&mut self, end: &TransferEnd) -> anyhow::Result<()> {
         std::hint::spin_loop();
         self.polls += 1;
         if self.polls.is_multiple_of(POLLS_PER_YIELD) {
@@ -238,17 +235,17 @@ impl StallDetector {
 
     /// Fails if the daemon or the peer disconnected, or nothing arrived for [`STALL_TIMEOUT`].
     #[cold]
-    fn check_progress(&mut self, end: &TransferEnd) -> Result<(), String> {
+    fn check_progress(&mut self, end: &TransferEnd) -> anyhow::Result<()> {
         self.polls = 0;
         if !end.plan.op.has_response() {
             end.check_unsignaled_sends()?;
         }
         end.check_peer_present()?;
         if !end.ctx.is_alive() {
-            return Err("siwd is gone".into());
+            bail!("siwd is gone");
         }
         if self.since.get_or_insert_with(Instant::now).elapsed() > STALL_TIMEOUT {
-            return Err(format!("no answer for {} s", STALL_TIMEOUT.as_secs()));
+            bail!("no answer for {} s", STALL_TIMEOUT.as_secs());
         }
         Ok(())
     }
@@ -261,7 +258,7 @@ pub fn measure_latency(
     target_end: Option<&TransferEnd>,
     run: &mut RunOptions,
     mut load: Option<&mut BulkLoad<'_>>,
-) -> Result<Measurement, String> {
+) -> anyhow::Result<Measurement> {
     let plan = &initiator_end.plan;
     let time = run.time;
     let mut ping = PingPongEnd::new(initiator_end);
@@ -368,17 +365,16 @@ fn stay_silent(since: Instant, pause: Duration) -> Instant {
 }
 
 /// Writes the data that READs of this end's memory return.
-fn prepare_read_source(end: &TransferEnd) -> Result<(), String> {
+fn prepare_read_source(end: &TransferEnd) -> anyhow::Result<()> {
     if end.plan.verify && end.plan.op == Operation::Read {
         let offset = end.slot_offset(0, TX_SLOT);
-        pattern::fill_memory(&end.data, offset, end.plan.size as usize, 0, 0)
-            .map_err(|error| error.to_string())?;
+        pattern::fill_memory(&end.data, offset, end.plan.size as usize, 0, 0)?;
     }
     Ok(())
 }
 
 /// Serves a measurement of another process until it is over.
-pub fn serve_latency(end: &TransferEnd) -> Result<(), String> {
+pub fn serve_latency(end: &TransferEnd) -> anyhow::Result<()> {
     prepare_read_source(end)?;
     let mut pong = PingPongEnd::new(end);
     let done = || end.control_byte(0, DONE_OFFSET).map(|byte| byte != 0);
@@ -394,5 +390,5 @@ pub fn serve_latency(end: &TransferEnd) -> Result<(), String> {
             round += 1;
         }
     }
-    end.qps[0].disconnect().map_err(|error| error.to_string())
+    end.qps[0].disconnect().map_err(anyhow::Error::new)
 }

@@ -26,6 +26,7 @@ pub mod limits;
 pub mod live;
 pub mod machine;
 pub mod measurement;
+mod option_values;
 pub mod pattern;
 pub mod peers;
 pub mod plan;

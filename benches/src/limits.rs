@@ -5,6 +5,7 @@ use crate::machine::{
     Conditions, ConditionsWatch, MachineRecord, cache_line_round_trip_ns, wake_up_us,
 };
 use crate::measurement::{format_bytes, gigabits_per_second};
+use anyhow::anyhow;
 use serde::{Deserialize, Serialize};
 use siw_memory::{crc, crc_copy};
 use siw_shm::SharedMemory;
@@ -58,7 +59,7 @@ pub fn measure_limits(
     piece: usize,
     cores: Option<[usize; 2]>,
     time: Duration,
-) -> Result<MachineLimits, String> {
+) -> anyhow::Result<MachineLimits> {
     let watch = ConditionsWatch::begin(cores);
     let cache_line_ns = cores.map(cache_line_round_trip_ns).transpose()?;
     let wake_up_us = cores.map(wake_up_us).transpose()?;
@@ -67,13 +68,13 @@ pub fn measure_limits(
     let memory = std::thread::scope(|scope| {
         let pinned = scope.spawn(|| {
             if let Some([core, _]) = cores {
-                dpdk::pin_current_thread(core).map_err(|error| error.to_string())?;
+                dpdk::pin_current_thread(core)?;
             }
             measure()
         });
         pinned
             .join()
-            .unwrap_or_else(|_| Err("the measurement panicked".into()))
+            .unwrap_or_else(|_| Err(anyhow!("the measurement panicked")))
     })?;
     Ok(MachineLimits {
         machine: MachineRecord::read(),
@@ -121,15 +122,13 @@ fn all_work() -> Vec<(String, PieceWork)> {
     all
 }
 
-fn measure_memory(piece: usize, time: Duration) -> Result<Vec<MemoryLimit>, String> {
+fn measure_memory(piece: usize, time: Duration) -> anyhow::Result<Vec<MemoryLimit>> {
     let largest = WORKING_SETS.iter().copied().max().unwrap_or(0) as usize;
     let source = SharedMemory::create_memfd("siw-perf-limits", largest, PageSize::TryHuge)
-        .map_err(|error| format!("memory to measure with: {error}"))?;
+        .map_err(|error| anyhow!("memory to measure with: {error}"))?;
     let mut target = vec![0x5au8; largest];
     for at in (0..source.len()).step_by(4096) {
-        source
-            .write(at, &target[..4096])
-            .map_err(|error| error.to_string())?;
+        source.write(at, &target[..4096])?;
     }
     let mut limits = Vec::new();
     for (work, run) in all_work() {

@@ -65,7 +65,7 @@ impl LiveView {
         ctx: &Context,
         plan: &MeasurementPlan,
         interval: Option<Duration>,
-    ) -> Result<LiveView, String> {
+    ) -> anyhow::Result<LiveView> {
         let (now, interval) = (Instant::now(), interval.unwrap_or(UPDATE_INTERVAL));
         let view = LiveView {
             ctx: ctx.clone(),

@@ -2,6 +2,7 @@
 
 use crate::live::LiveView;
 use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Options of one measurement run.
@@ -14,6 +15,29 @@ pub struct RunOptions {
     pub pause: Option<Duration>,
     /// Live view updated during the run.
     pub live: Option<LiveView>,
+}
+
+/// Microseconds at three quantiles.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Quantiles {
+    /// The median.
+    pub p50: f64,
+    /// 99th percentile.
+    pub p99: f64,
+    /// 99.9th percentile.
+    pub p999: f64,
+}
+
+impl From<&Histogram<u64>> for Quantiles {
+    /// Converts from nanoseconds.
+    fn from(histogram: &Histogram<u64>) -> Quantiles {
+        let us = |quantile| histogram.value_at_quantile(quantile) as f64 / 1e3;
+        Quantiles {
+            p50: us(0.5),
+            p99: us(0.99),
+            p999: us(0.999),
+        }
+    }
 }
 
 /// Raw results of a transfer.
@@ -39,7 +63,7 @@ pub struct Measurement {
 
 impl Measurement {
     /// Adds the results of another thread that measured at the same time.
-    pub fn merge(&mut self, other: &Measurement) -> Result<(), String> {
+    pub fn merge(&mut self, other: &Measurement) -> anyhow::Result<()> {
         self.messages += other.messages;
         self.bytes += other.bytes;
         self.time = self.time.max(other.time);
@@ -49,15 +73,13 @@ impl Measurement {
         for (own, others) in self.series.iter_mut().zip(&other.series) {
             *own += others;
         }
-        self.latency
-            .add(&other.latency)
-            .map_err(|error| error.to_string())
+        self.latency.add(&other.latency).map_err(anyhow::Error::new)
     }
 }
 
 /// A histogram for times from a nanosecond to a minute, to three digits.
-pub fn new_histogram() -> Result<Histogram<u64>, String> {
-    Histogram::new_with_bounds(1, 60_000_000_000, 3).map_err(|error| error.to_string())
+pub fn new_histogram() -> anyhow::Result<Histogram<u64>> {
+    Histogram::new_with_bounds(1, 60_000_000_000, 3).map_err(anyhow::Error::new)
 }
 
 /// Gigabits per second of `bytes` in `time`.

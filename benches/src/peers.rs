@@ -13,6 +13,7 @@ mod testpmd;
 use crate::args::PeersOptions;
 use crate::machine::{Conditions, ConditionsWatch, MachineRecord};
 use crate::summary::Spread;
+use anyhow::{anyhow, bail};
 use contenders::{Contender, all_contenders, best_of};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -82,7 +83,7 @@ pub struct PeersReport {
 pub fn compare_with_peers(
     options: &PeersOptions,
     mut on_progress: impl FnMut(&str),
-) -> Result<PeersReport, String> {
+) -> anyhow::Result<PeersReport> {
     let cores = two_cores(options)?;
     let mut skipped = BTreeMap::new();
     let mut contenders: Vec<Contender> = Vec::new();
@@ -98,7 +99,7 @@ pub fn compare_with_peers(
         }
     }
     if contenders.is_empty() {
-        return Err("nothing to measure: --only names no contender that is installed".into());
+        bail!("nothing to measure: --only names no contender that is installed");
     }
     let mut rounds = RoundValues::default();
     for round in 1..=options.rounds {
@@ -111,20 +112,20 @@ pub fn compare_with_peers(
                 options.rounds, contender.name
             ));
             if let Err(error) = rounds.measure_once(contender, cores) {
-                skipped.insert(contender.name.clone(), error);
+                skipped.insert(contender.name.clone(), error.to_string());
             }
         }
     }
     Ok(rounds.into_report(cores, skipped))
 }
 
-fn two_cores(options: &PeersOptions) -> Result<[usize; 2], String> {
+fn two_cores(options: &PeersOptions) -> anyhow::Result<[usize; 2]> {
     if let Some(&[first, second]) = options.cores.as_deref() {
         return Ok([first, second]);
     }
     match dpdk::allowed_cores()[..] {
         [first, second, ..] => Ok([first, second]),
-        _ => Err("two cores are needed: one for each side".into()),
+        _ => Err(anyhow!("two cores are needed: one for each side")),
     }
 }
 
@@ -139,7 +140,7 @@ struct RoundValues {
 
 impl RoundValues {
     /// Measures a contender, and once more if the measurement was disturbed.
-    fn measure_once(&mut self, contender: &mut Contender, cores: [usize; 2]) -> Result<(), String> {
+    fn measure_once(&mut self, contender: &mut Contender, cores: [usize; 2]) -> anyhow::Result<()> {
         let (mut values, mut conditions) = measure_watched(contender, cores)?;
         if conditions.disturbed.is_some() {
             self.disturbed += 1;
@@ -193,7 +194,7 @@ type MeasuredValues = Vec<(PeerFigure, f64)>;
 fn measure_watched(
     contender: &mut Contender,
     cores: [usize; 2],
-) -> Result<(MeasuredValues, Conditions), String> {
+) -> anyhow::Result<(MeasuredValues, Conditions)> {
     let watch = ConditionsWatch::begin(Some(cores));
     let values = (contender.measure)()?;
     Ok((values, watch.end()))

@@ -29,11 +29,11 @@ const LINK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Executes the runs that the options describe: every size, by copy and by reference. `on_report`
 /// is called with each result. SIGINT and SIGTERM end the current run, whose results so far are
 /// reported.
-pub fn run_raw(options: &RawOptions, mut on_report: impl FnMut(&RawReport)) -> Result<(), String> {
+pub fn run_raw(options: &RawOptions, mut on_report: impl FnMut(&RawReport)) -> anyhow::Result<()> {
     let config = options.to_config()?;
-    siwd::host::log_to_stderr("warn")?;
+    siwd::host::log_to_stderr("warn").map_err(anyhow::Error::msg)?;
     // Before DPDK's threads exist, so that none of them receives the signals.
-    let signals = siwd::daemon::block_signals().map_err(|error| error.to_string())?;
+    let signals = siwd::daemon::block_signals()?;
     let ports = RawPorts::open(config)?;
     let runs = options.to_runs(&ports.describe_all())?;
     ports.wait_for_links(LINK_TIMEOUT);

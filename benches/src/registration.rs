@@ -1,6 +1,7 @@
 //! Cost of registering existing application memory, by size and by the method with which the daemon
 //! obtains access to it.
 
+use anyhow::anyhow;
 use clap::ValueEnum;
 use siw::{Access, Arena, Context, ExtentMethod, Pd};
 use siw_shm::SharedMemory;
@@ -33,16 +34,15 @@ enum Buffer {
 }
 
 impl Buffer {
-    fn allocate(context: &Context, kind: MemoryKind, size: usize) -> Result<Buffer, String> {
+    fn allocate(context: &Context, kind: MemoryKind, size: usize) -> anyhow::Result<Buffer> {
         Ok(match kind {
             MemoryKind::Arena => {
-                let arena =
-                    Arena::alloc(context, size, false).map_err(|error| error.to_string())?;
+                let arena = Arena::alloc(context, size, false)?;
                 Buffer::Arena(arena)
             }
             MemoryKind::Shared => {
                 let memory = SharedMemory::create_memfd("siw-figures", size, PageSize::Normal);
-                Buffer::Shared(memory.map_err(|error| error.to_string())?)
+                Buffer::Shared(memory?)
             }
             // Long enough that malloc takes fresh pages for it, each of which is written.
             _ => Buffer::Bytes(vec![1; size.max(PAGE * 64)]),
@@ -67,8 +67,8 @@ pub fn registration_time(
     kind: MemoryKind,
     size: usize,
     count: usize,
-) -> Result<Duration, String> {
-    let pd = context.alloc_pd().map_err(|error| error.to_string())?;
+) -> anyhow::Result<Duration> {
+    let pd = context.alloc_pd()?;
     let mut times = Vec::with_capacity(count);
     let mut kept = None;
     for _ in 0..count.max(1) {
@@ -104,12 +104,12 @@ fn register_once(
     address: *mut u8,
     size: usize,
     kind: MemoryKind,
-) -> Result<Duration, String> {
+) -> anyhow::Result<Duration> {
     let start = Instant::now();
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
     let registered = pd.reg_memory(address, size, access);
     let time = start.elapsed();
-    let region = registered.map_err(|error| error.to_string())?;
+    let region = registered?;
     let expected = match kind {
         MemoryKind::Fresh | MemoryKind::Again => ExtentMethod::Remap,
         MemoryKind::Arena => ExtentMethod::Arena,
@@ -118,7 +118,7 @@ fn register_once(
     };
     match region.methods()[..] {
         [(method, _)] if method == expected => Ok(time),
-        ref other => Err(format!(
+        ref other => Err(anyhow!(
             "siwd accesses the memory by {other:?}, not by {expected:?}"
         )),
     }

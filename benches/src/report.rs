@@ -3,35 +3,11 @@
 use crate::bounds::Bound;
 use crate::daemon::{Retransmissions, WorkerUse};
 use crate::machine::{Conditions, MachineRecord};
-use crate::measurement::{Measurement, format_bytes, gigabits_per_second};
+use crate::measurement::{Measurement, Quantiles, format_bytes, gigabits_per_second};
 use crate::plan::{MeasurementPlan, Mode, Operation, each_message};
-use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
-
-/// Microseconds at three quantiles.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Quantiles {
-    /// The median.
-    pub p50: f64,
-    /// 99th percentile.
-    pub p99: f64,
-    /// 99.9th percentile.
-    pub p999: f64,
-}
-
-impl From<&Histogram<u64>> for Quantiles {
-    /// Converts from nanoseconds.
-    fn from(histogram: &Histogram<u64>) -> Quantiles {
-        let us = |quantile| histogram.value_at_quantile(quantile) as f64 / 1e3;
-        Quantiles {
-            p50: us(0.5),
-            p99: us(0.99),
-            p999: us(0.999),
-        }
-    }
-}
 
 /// The link used by a transfer.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]

@@ -5,6 +5,7 @@ use crate::limits::MachineLimits;
 use crate::peers::PeersReport;
 use crate::raw::RawReport;
 use crate::report::PerfReport;
+use anyhow::{anyhow, bail};
 use serde_json::Value;
 use std::path::Path;
 
@@ -23,14 +24,14 @@ pub struct Results {
 
 impl Results {
     /// Reads a file; an error names the invalid line.
-    pub fn read(path: &Path) -> Result<Results, String> {
+    pub fn read(path: &Path) -> anyhow::Result<Results> {
         let text = std::fs::read_to_string(path)
-            .map_err(|error| format!("{}: {error}", path.display()))?;
+            .map_err(|error| anyhow!("{}: {error}", path.display()))?;
         let mut results = Results::default();
         for (index, line) in text.lines().enumerate() {
             if !line.trim().is_empty() {
                 results.add_line(line).map_err(|error| {
-                    format!(
+                    anyhow!(
                         "{}:{}: no result of siw-perf --json: {error}",
                         path.display(),
                         index + 1
@@ -39,7 +40,7 @@ impl Results {
             }
         }
         if results.is_empty() {
-            return Err(format!("{}: the file has no results", path.display()));
+            bail!("{}: the file has no results", path.display());
         }
         Ok(results)
     }
@@ -80,7 +81,7 @@ mod tests {
     use crate::plan::Mode;
     use crate::report::example_report;
 
-    fn read(text: &str) -> Result<Results, String> {
+    fn read(text: &str) -> anyhow::Result<Results> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("results.json");
         std::fs::write(&path, text).unwrap();
@@ -108,9 +109,9 @@ mod tests {
 
     #[test]
     fn a_line_that_is_no_result_is_named() {
-        let error = read("{}\n").unwrap_err();
+        let error = read("{}\n").unwrap_err().to_string();
         assert!(error.contains("results.json:1: no result"), "{error}");
-        assert!(read("").unwrap_err().contains("no results"));
+        assert!(read("").unwrap_err().to_string().contains("no results"));
         assert!(Results::read(Path::new("/nonexistent")).is_err());
     }
 }

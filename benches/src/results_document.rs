@@ -4,6 +4,7 @@
 //! of sections is never changed.
 
 use crate::figure::Figure;
+use anyhow::anyhow;
 use std::fmt::Write;
 
 /// Machine, commit and date of a run, for the heading of a section.
@@ -28,7 +29,7 @@ pub fn replace_section(
     origin: &RunOrigin,
     figures: &[Figure],
     transfers: &str,
-) -> Result<String, String> {
+) -> anyhow::Result<String> {
     let begin = format!("<!-- figures: {group} -->\n");
     let end = format!("<!-- end of {group} -->\n");
     let section = format_section(group, origin, figures, transfers);
@@ -39,7 +40,7 @@ pub fn replace_section(
     let inside = start + begin.len();
     let length = document[inside..]
         .find(&end)
-        .ok_or_else(|| format!("`{}` is missing", end.trim_end()))?;
+        .ok_or_else(|| anyhow!("`{}` is missing", end.trim_end()))?;
     let (before, after) = (&document[..inside], &document[inside + length..]);
     Ok(format!("{before}{section}{after}"))
 }
@@ -136,7 +137,7 @@ mod tests {
             <!-- end of tcp -->\n\nAfter.\n";
         assert_eq!(new, expected);
         let again = replace_section(&new, "tcp", &origin("2026-01-02"), &figures(), "");
-        assert_eq!(again.as_deref(), Ok(expected));
+        assert_eq!(again.unwrap(), expected);
     }
 
     #[test]
@@ -155,7 +156,9 @@ mod tests {
     #[test]
     fn a_section_without_its_end_is_refused() {
         let old = "<!-- figures: tcp -->\nold\n";
-        let error = replace_section(old, "tcp", &origin("d"), &figures(), "").unwrap_err();
+        let error = replace_section(old, "tcp", &origin("d"), &figures(), "")
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("end of tcp"), "{error}");
     }
 }

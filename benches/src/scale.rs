@@ -31,7 +31,7 @@ pub struct ScaleReport {
 pub fn measure_scale(
     options: &ScaleOptions,
     mut on_report: impl FnMut(&PerfReport),
-) -> Result<ScaleReport, String> {
+) -> anyhow::Result<ScaleReport> {
     let mut rows = Vec::new();
     for &qps in &options.qps {
         let mut measure = |transfer: &TransferOptions| {

@@ -3,6 +3,7 @@
 
 use crate::end::{PeerMemory, Role, TransferEnd, failed_call, find_device, take_event};
 use crate::plan::MeasurementPlan;
+use anyhow::{anyhow, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use siw::{
@@ -37,14 +38,14 @@ struct AcceptParameters {
     peer: PeerMemory,
 }
 
-fn decode_parameters<T: for<'a> Deserialize<'a>>(bytes: &[u8]) -> Result<T, String> {
+fn decode_parameters<T: for<'a> Deserialize<'a>>(bytes: &[u8]) -> anyhow::Result<T> {
     // MPA may pad the private data with zeros.
     let end = bytes
         .iter()
         .rposition(|byte| *byte != 0)
         .map_or(0, |last| last + 1);
     serde_json::from_slice(&bytes[..end])
-        .map_err(|error| format!("the peer is not a siw-perf of this version ({error})"))
+        .map_err(|error| anyhow!("the peer is not a siw-perf of this version ({error})"))
 }
 
 fn encode_parameters<T: Serialize>(what: &T) -> Vec<u8> {
@@ -99,7 +100,7 @@ pub fn listen_options(crc: Option<bool>, markers: Option<bool>) -> ListenOptions
 }
 
 /// Waits until one of the channels has an event.
-fn wait_for_event(channels: &[&CmChannel], deadline: Instant) -> Result<(), String> {
+fn wait_for_event(channels: &[&CmChannel], deadline: Instant) -> anyhow::Result<()> {
     let left = deadline.saturating_duration_since(Instant::now());
     let ts = Timespec {
         tv_sec: left.as_secs() as i64,
@@ -110,31 +111,30 @@ fn wait_for_event(channels: &[&CmChannel], deadline: Instant) -> Result<(), Stri
         .map(|channel| PollFd::new(*channel, PollFlags::IN))
         .collect();
     match poll(&mut fds, Some(&ts)) {
-        Ok(0) => {
-            Err("no connection within 10 s; is the peer running, and on the same link?".into())
-        }
+        Ok(0) => Err(anyhow!(
+            "no connection within 10 s; is the peer running, and on the same link?"
+        )),
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(error) => Err(error.to_string()),
+        Err(error) => Err(error.into()),
     }
 }
 
-fn expect_established(event: CmEvent) -> Result<ConnectionInfo, String> {
+fn expect_established(event: CmEvent) -> anyhow::Result<ConnectionInfo> {
     let (what, info) = match event {
         CmEvent::Established(info) => return Ok(info),
         CmEvent::Rejected(info) => ("the peer rejected the connection", info),
         CmEvent::Unreachable(info) => ("the peer cannot be reached", info),
         CmEvent::ConnectError(info) => ("the connection failed", info),
         CmEvent::Disconnected(info) => ("the connection broke", info),
-        event => return Err(format!("unexpected event {event:?}")),
+        event => bail!("unexpected event {event:?}"),
     };
     let reply = String::from_utf8_lossy(&info.private_data);
     let refusal = reply.trim_end_matches('\0');
-    Err([what, &info.reason, refusal]
-        .iter()
+    let parts: Vec<_> = [what, &info.reason, refusal]
+        .into_iter()
         .filter(|part| !part.is_empty())
-        .copied()
-        .collect::<Vec<_>>()
-        .join(": "))
+        .collect();
+    Err(anyhow!(parts.join(": ")))
 }
 
 /// Connects all QPs of two ends in this process. Returns true if they use CRCs.
@@ -143,7 +143,7 @@ pub fn connect_locally(
     from: &DeviceInfo,
     target: &mut TransferEnd,
     to: &DeviceInfo,
-) -> Result<bool, String> {
+) -> anyhow::Result<bool> {
     let ip = *to
         .ips
         .iter()
@@ -152,7 +152,7 @@ pub fn connect_locally(
                 .iter()
                 .any(|own_ip| own_ip.is_ipv4() == ip.is_ipv4())
         })
-        .ok_or_else(|| format!("device {} has no address; give it one", to.name))?;
+        .ok_or_else(|| anyhow!("device {} has no address; give it one", to.name))?;
     let listen = || {
         let any_port = SocketAddr::new(ip, 0);
         let options = ListenOptions {
@@ -176,7 +176,7 @@ pub fn connect_locally(
                 addr,
                 &connect_options(initiator, Some(from.index), &parameters),
             )
-            .map_err(|error| format!("connect {} to {}: {error}", from.name, to.name))?;
+            .map_err(|error| anyhow!("connect {} to {}: {error}", from.name, to.name))?;
         let deadline = Instant::now() + CONNECT_TIMEOUT;
         let (mut ours, mut theirs) = (None, None);
         while ours.is_none() || theirs.is_none() {
@@ -212,7 +212,7 @@ pub fn connect_to_peer(
     end: &mut TransferEnd,
     from: Option<&DeviceInfo>,
     to: SocketAddr,
-) -> Result<ConnectionInfo, String> {
+) -> anyhow::Result<ConnectionInfo> {
     let mut last = None;
     for qp in 0..end.plan.qps {
         let parameters = encode_connect_parameters(end, qp);
@@ -222,7 +222,7 @@ pub fn connect_to_peer(
                 to,
                 &connect_options(end, from.map(|device| device.index), &parameters),
             )
-            .map_err(|error| format!("connect to {to}: {error}"))?;
+            .map_err(|error| anyhow!("connect to {to}: {error}"))?;
         let deadline = Instant::now() + CONNECT_TIMEOUT + Duration::from_secs(2);
         let event = loop {
             wait_for_event(&[&end.channel], deadline)?;
@@ -230,12 +230,12 @@ pub fn connect_to_peer(
                 break event;
             }
         };
-        let info = expect_established(event).map_err(|error| format!("{to}: {error}"))?;
+        let info = expect_established(event).map_err(|error| anyhow!("{to}: {error}"))?;
         let accepted: AcceptParameters = decode_parameters(&info.private_data)?;
         end.peers.push(accepted.peer);
         last = Some(info);
     }
-    last.ok_or_else(|| "no queue pair".into())
+    last.ok_or_else(|| anyhow!("no queue pair"))
 }
 
 /// Waits for a connecting process, and accepts all its QPs.
@@ -243,7 +243,7 @@ pub fn accept_all(
     ctx: &Context,
     addr: SocketAddr,
     options: &ListenOptions,
-) -> Result<TransferEnd, String> {
+) -> anyhow::Result<TransferEnd> {
     let channel = CmChannel::new(ctx).map_err(failed_call("connection channel"))?;
     let listener =
         CmListener::new_with_options(&channel, addr, options).map_err(failed_call("listen"))?;
@@ -252,7 +252,7 @@ pub fn accept_all(
     let mut deadline = None;
     loop {
         let event = match deadline {
-            None => channel.get_event(None).map_err(|error| error.to_string())?,
+            None => channel.get_event(None)?,
             Some(at) => {
                 wait_for_event(&[&channel], at)?;
                 match take_event(&channel)? {
@@ -283,7 +283,7 @@ pub fn accept_all(
             }
         }
     }
-    let mut end = end.ok_or("no connection")?;
+    let mut end = end.ok_or_else(|| anyhow!("no connection"))?;
     end.channel = channel;
     Ok(end)
 }
@@ -293,7 +293,7 @@ fn accept_or_reject(
     ctx: &Context,
     request: ConnectionRequest,
     end: &mut Option<TransferEnd>,
-) -> Result<Option<String>, String> {
+) -> anyhow::Result<Option<String>> {
     let refuse = |request: ConnectionRequest, reason: String| {
         let text = reason.as_bytes();
         request
@@ -304,7 +304,7 @@ fn accept_or_reject(
     let parameters: ConnectParameters =
         match decode_parameters(&request.connection_info().private_data) {
             Ok(parameters) => parameters,
-            Err(error) => return refuse(request, error),
+            Err(error) => return refuse(request, error.to_string()),
         };
     if parameters.siw_perf != VERSION {
         return refuse(request, "the peer is another version of siw-perf".into());
@@ -318,7 +318,7 @@ fn accept_or_reject(
                 .and_then(|()| TransferEnd::new(ctx, &parameters.plan, Role::Target));
             match made {
                 Ok(new) => end.insert(new),
-                Err(error) => return refuse(request, error),
+                Err(error) => return refuse(request, error.to_string()),
             }
         }
     };
@@ -342,11 +342,11 @@ pub fn local_device(
     ctx: &Context,
     name: Option<&str>,
     info: &ConnectionInfo,
-) -> Result<Option<DeviceInfo>, String> {
+) -> anyhow::Result<Option<DeviceInfo>> {
     if let Some(name) = name {
         return find_device(ctx, name).map(Some);
     }
-    let devices = ctx.query_devices().map_err(|error| error.to_string())?;
+    let devices = ctx.query_devices()?;
     Ok(info.local.and_then(|local| {
         devices
             .into_iter()
@@ -379,15 +379,17 @@ mod tests {
         assert!(bytes.len() <= 512, "{} bytes", bytes.len());
         bytes.extend([0; 3]);
         assert_eq!(
-            decode_parameters::<ConnectParameters>(&bytes),
-            Ok(example_parameters())
+            decode_parameters::<ConnectParameters>(&bytes).unwrap(),
+            example_parameters()
         );
     }
 
     #[test]
     fn garbage_in_the_private_data_is_refused() {
         for garbage in [&b""[..], b"\0\0", b"{}", b"{\"siw_perf\":1}", &[255; 512]] {
-            let e = decode_parameters::<ConnectParameters>(garbage).unwrap_err();
+            let e = decode_parameters::<ConnectParameters>(garbage)
+                .unwrap_err()
+                .to_string();
             assert!(e.contains("not a siw-perf"), "{e}");
         }
     }

@@ -12,6 +12,7 @@ use crate::measurement::{Measurement, RunOptions};
 use crate::plan::{MeasurementPlan, Mode, Operation};
 use crate::report::{PerfReport, TransferPath};
 use crate::{bandwidth, latency, session};
+use anyhow::anyhow;
 use dpdk::EalConfig;
 use siw::{Context, DeviceInfo};
 use std::net::SocketAddr;
@@ -29,7 +30,7 @@ pub fn run_transfers(
     mode: TransferMode,
     bulk: Option<MeasurementPlan>,
     mut on_report: impl FnMut(&PerfReport),
-) -> Result<(), String> {
+) -> anyhow::Result<()> {
     let plans = options.to_plans(mode)?;
     let all_ends = options.endpoints()?;
     let ctx = open_context(options.socket.as_deref())?;
@@ -57,7 +58,7 @@ struct TransferRunner<'a> {
     /// Reused between measurements, since DPDK's environment can be started only once.
     link: Option<RawLink>,
     /// Reason why there is no link.
-    link_error: Option<String>,
+    link_error: Option<anyhow::Error>,
 }
 
 /// Two connected ends; only the first if the other one is in another process.
@@ -77,14 +78,14 @@ impl<'a> TransferRunner<'a> {
         bulk: Option<MeasurementPlan>,
         ctx: Context,
         ends: &PerfEndpoints,
-    ) -> Result<TransferRunner<'a>, String> {
+    ) -> anyhow::Result<TransferRunner<'a>> {
         // With two processes, the kernel chooses the cores unless --core is given.
         let both = matches!(ends, PerfEndpoints::Both { .. });
         let first = both.then(|| EalConfig::default().main_core);
         let core = options.core.or(first);
         let allowed = dpdk::allowed_cores();
         if let Some(core) = core {
-            dpdk::pin_current_thread(core).map_err(|error| format!("--core: {error}"))?;
+            dpdk::pin_current_thread(core).map_err(|error| anyhow!("--core: {error}"))?;
         }
         let worker = options.worker_core.or_else(|| {
             let workers = WorkerCounters::from_statistics(&ctx.read_stats().unwrap_or_default());
@@ -108,7 +109,7 @@ impl<'a> TransferRunner<'a> {
     }
 
     /// Serves one measurement of another process.
-    fn serve(&self, addr: SocketAddr) -> Result<(), String> {
+    fn serve(&self, addr: SocketAddr) -> anyhow::Result<()> {
         let (crc, markers) = self.options.mpa_choices()[0];
         let options = session::listen_options(crc, markers);
         let end = session::accept_all(&self.ctx, addr, &options)?;
@@ -122,14 +123,14 @@ impl<'a> TransferRunner<'a> {
         &self,
         plan: &MeasurementPlan,
         ends: &PerfEndpoints,
-    ) -> Result<ConnectedEnds, String> {
+    ) -> anyhow::Result<ConnectedEnds> {
         match ends {
             PerfEndpoints::Both { from, to } => {
                 let (from, to) = (find_device(&self.ctx, from)?, find_device(&self.ctx, to)?);
                 self.connect_locally(plan, &from, &to)
             }
             PerfEndpoints::Connect { to, from } => self.connect_to_peer(plan, *to, from.as_deref()),
-            PerfEndpoints::Listen(_) => Err("a listening end does not connect".into()),
+            PerfEndpoints::Listen(_) => Err(anyhow!("a listening end does not connect")),
         }
     }
 
@@ -138,7 +139,7 @@ impl<'a> TransferRunner<'a> {
         plan: &MeasurementPlan,
         from: &DeviceInfo,
         to: &DeviceInfo,
-    ) -> Result<ConnectedEnds, String> {
+    ) -> anyhow::Result<ConnectedEnds> {
         let other = open_context(self.options.socket.as_deref())?;
         let mut initiator = TransferEnd::new(&self.ctx, plan, Role::Initiator)?;
         let mut target = TransferEnd::new(&other, plan, Role::Target)?;
@@ -164,7 +165,7 @@ impl<'a> TransferRunner<'a> {
         plan: &MeasurementPlan,
         to: SocketAddr,
         from: Option<&str>,
-    ) -> Result<ConnectedEnds, String> {
+    ) -> anyhow::Result<ConnectedEnds> {
         let device = from.map(|name| find_device(&self.ctx, name)).transpose()?;
         let mut initiator = TransferEnd::new(&self.ctx, plan, Role::Initiator)?;
         let info = session::connect_to_peer(&mut initiator, device.as_ref(), to)?;
@@ -195,7 +196,7 @@ impl<'a> TransferRunner<'a> {
         plan: &MeasurementPlan,
         ends: &PerfEndpoints,
         on_report: &mut impl FnMut(&PerfReport),
-    ) -> Result<(), String> {
+    ) -> anyhow::Result<()> {
         let mut left = self.options.rounds;
         // Disturbed rounds are repeated, but the machine may never become quiet.
         let mut repetitions = if left > 1 { left } else { 0 };
@@ -219,7 +220,7 @@ impl<'a> TransferRunner<'a> {
         &mut self,
         plan: &MeasurementPlan,
         ends: &PerfEndpoints,
-    ) -> Result<PerfReport, String> {
+    ) -> anyhow::Result<PerfReport> {
         let bulk = self
             .bulk
             .map(|plan| self.connect(&plan, ends))
@@ -290,7 +291,7 @@ impl<'a> TransferRunner<'a> {
         &self,
         plan: &MeasurementPlan,
         ends: &PerfEndpoints,
-    ) -> Result<ThreadTransfers, String> {
+    ) -> anyhow::Result<ThreadTransfers> {
         let backward = match (self.options.bidirectional, ends) {
             (true, PerfEndpoints::Both { from, to }) => {
                 let (from, to) = (to.clone(), from.clone());
@@ -311,7 +312,7 @@ impl<'a> TransferRunner<'a> {
         plan: &MeasurementPlan,
         ends: &ConnectedEnds,
         notes: &mut Vec<String>,
-    ) -> Result<Bounds, String> {
+    ) -> anyhow::Result<Bounds> {
         if !ends.ring {
             notes.push("raw frames are measured for the embedded pair only".into());
         } else if self.link.is_none() && self.link_error.is_none() {
@@ -323,7 +324,7 @@ impl<'a> TransferRunner<'a> {
         if ends.ring
             && let Some(error) = &self.link_error
         {
-            notes.push(error.clone());
+            notes.push(error.to_string());
         }
         let framing = Framing::new(ends.path.mtu, ends.ipv6, plan.op);
         let link = if ends.ring { self.link.take() } else { None };
@@ -336,7 +337,7 @@ impl<'a> TransferRunner<'a> {
         plan: &MeasurementPlan,
         transfers: &mut [ThreadTransfers],
         bulk: Option<&ConnectedEnds>,
-    ) -> Result<(Measurement, Option<f64>), String> {
+    ) -> anyhow::Result<(Measurement, Option<f64>)> {
         if plan.mode == Mode::Bw {
             let measured = match transfers {
                 [only] => only.measure_bandwidth(&mut self.run_options(plan, true)?),
@@ -362,7 +363,7 @@ impl<'a> TransferRunner<'a> {
     }
 
     /// Duration and live view of a run.
-    fn run_options(&self, plan: &MeasurementPlan, live: bool) -> Result<RunOptions, String> {
+    fn run_options(&self, plan: &MeasurementPlan, live: bool) -> anyhow::Result<RunOptions> {
         let interval = self.options.interval;
         Ok(RunOptions {
             time: self.options.secs,
@@ -380,7 +381,7 @@ impl<'a> TransferRunner<'a> {
         &self,
         plan: &MeasurementPlan,
         transfers: &mut [ThreadTransfers],
-    ) -> Result<Measurement, String> {
+    ) -> anyhow::Result<Measurement> {
         // The live view shows the first thread.
         let mut runs = Vec::new();
         for index in 0..transfers.len() {
@@ -398,14 +399,14 @@ impl<'a> TransferRunner<'a> {
                 .zip(cores.iter().cycle())
                 .map(|((transfer, mut run), core)| {
                     scope.spawn(move || {
-                        dpdk::pin_current_thread(*core).map_err(|error| error.to_string())?;
+                        dpdk::pin_current_thread(*core)?;
                         transfer.measure_bandwidth(&mut run)
                     })
                 })
                 .collect();
             let join = |thread: ScopedJoinHandle<'_, _>| {
                 let outcome = thread.join();
-                outcome.unwrap_or_else(|_| Err("a thread of the measurement panicked".into()))
+                outcome.unwrap_or_else(|_| Err(anyhow!("a thread of the measurement panicked")))
             };
             threads.into_iter().map(join).collect()
         });
@@ -417,7 +418,7 @@ impl<'a> TransferRunner<'a> {
                 None => all = Some(measured),
             }
         }
-        all.ok_or_else(|| "no thread measured".into())
+        all.ok_or_else(|| anyhow!("no thread measured"))
     }
 }
 
@@ -429,7 +430,7 @@ struct ThreadTransfers {
 }
 
 impl ThreadTransfers {
-    fn measure_bandwidth(&mut self, run: &mut RunOptions) -> Result<Measurement, String> {
+    fn measure_bandwidth(&mut self, run: &mut RunOptions) -> anyhow::Result<Measurement> {
         let (initiator, target) = (&self.forward.initiator, self.forward.target.as_ref());
         let backward = self.backward.as_ref();
         let Some((ends, other_target)) =

@@ -2,6 +2,7 @@
 //! those of `siw-hostile-client`, a program of the daemon's tests.
 
 use crate::daemon::Process;
+use anyhow::{anyhow, bail};
 use serde::Serialize;
 use serde_json::Value;
 use siw::{Context, Error};
@@ -76,9 +77,9 @@ impl Growth {
 }
 
 impl Victim {
-    fn holdings(&self) -> Result<Holdings, String> {
+    fn holdings(&self) -> anyhow::Result<Holdings> {
         let text = self.observer.read_stats().map_err(failed("statistics"))?;
-        let stats: Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+        let stats: Value = serde_json::from_str(&text)?;
         let list = |name: &str| stats[name].as_array().cloned().unwrap_or_default();
         let sum = |name: &str, pointer: &str| {
             let values = list(name);
@@ -94,7 +95,7 @@ impl Victim {
             descriptors: self.process.descriptors()?,
             memory_keys: stats["users"]
                 .as_object()
-                .ok_or("only operators may read the statistics of all clients")?
+                .ok_or_else(|| anyhow!("only operators may read the statistics of all clients"))?
                 .values()
                 .filter_map(|held| held["memory regions and windows"].as_u64())
                 .sum(),
@@ -102,7 +103,7 @@ impl Victim {
     }
 
     /// Waits until the daemon holds no more than before; returns the time taken.
-    fn wait_until_clean(&self, before: Holdings) -> Result<Duration, String> {
+    fn wait_until_clean(&self, before: Holdings) -> anyhow::Result<Duration> {
         let begin = Instant::now();
         loop {
             let now = self.holdings()?;
@@ -115,7 +116,7 @@ impl Victim {
                 return Ok(begin.elapsed());
             }
             if begin.elapsed() > CLEAN_TIMEOUT {
-                return Err(format!("the daemon still holds {now:?}, before {before:?}"));
+                bail!("the daemon still holds {now:?}, before {before:?}");
             }
             thread::yield_now();
         }
@@ -140,7 +141,7 @@ impl Victim {
     /// memory grew, further batches follow: a leak grows with each batch, whereas peak use reaches
     /// new heights less and less often. Returns the minimum growth of private memory, and the
     /// maximum of all else.
-    pub fn kill_clients(&self, count: u32) -> Result<Growth, String> {
+    pub fn kill_clients(&self, count: u32) -> anyhow::Result<Growth> {
         self.start_and_kill(count)?;
         let clean = self.holdings()?;
         self.wait_until_clean(Holdings {
@@ -159,7 +160,7 @@ impl Victim {
     }
 
     /// Growth of the daemon's resources after `count` clients were killed.
-    fn growth_of(&self, count: u32) -> Result<Growth, String> {
+    fn growth_of(&self, count: u32) -> anyhow::Result<Growth> {
         let before = self.holdings()?;
         let (bytes, shared) = (self.private_bytes(0)?, self.process.shared_bytes()?);
         self.start_and_kill(count)?;
@@ -179,7 +180,7 @@ impl Victim {
     }
 
     /// The daemon's private memory, once free memory is returned or at most `enough` is left.
-    fn private_bytes(&self, enough: u64) -> Result<u64, String> {
+    fn private_bytes(&self, enough: u64) -> anyhow::Result<u64> {
         let begin = Instant::now();
         loop {
             let bytes = self.process.private_bytes()?;
@@ -190,7 +191,7 @@ impl Victim {
         }
     }
 
-    fn start_and_kill(&self, count: u32) -> Result<(), String> {
+    fn start_and_kill(&self, count: u32) -> anyhow::Result<()> {
         thread::scope(|scope| {
             let killers: Vec<_> = (0..KILLERS)
                 .map(|killer| {
@@ -202,25 +203,25 @@ impl Victim {
                                 .status()
                                 .map_err(|error| self.not_started(&error))?;
                         }
-                        Ok::<(), String>(())
+                        anyhow::Ok(())
                     })
                 })
                 .collect();
             for killer in killers {
                 let ended = killer.join();
-                ended.unwrap_or_else(|_| Err("a killer panicked".to_owned()))?;
+                ended.unwrap_or_else(|_| Err(anyhow!("a killer panicked")))?;
             }
             Ok(())
         })
     }
 
-    fn not_started(&self, error: &std::io::Error) -> String {
-        format!("{}: {error}", self.program.display())
+    fn not_started(&self, error: &std::io::Error) -> anyhow::Error {
+        anyhow!("{}: {error}", self.program.display())
     }
 
     /// Kills a client with many connected queue pairs; returns the time that the daemon takes to
     /// clean up.
-    pub fn kill_large_client(&self) -> Result<Duration, String> {
+    pub fn kill_large_client(&self) -> anyhow::Result<Duration> {
         let before = self.holdings()?;
         let mut child = self
             .command("many-queue-pairs", 300.0, 1)
@@ -235,32 +236,30 @@ impl Victim {
         let held = self.holdings();
         let begin = Instant::now();
         let killed = child.kill().and_then(|()| child.wait());
-        killed.map_err(|error| error.to_string())?;
+        killed?;
         let held = held?.queue_pairs - before.queue_pairs;
         eprintln!("killed a client with {held} queue pairs");
         if line.trim() != "attacking" || held < 10_000 {
-            return Err(format!(
-                "the client had {held} queue pairs when it was killed"
-            ));
+            bail!("the client had {held} queue pairs when it was killed");
         }
         self.wait_until_clean(before)?;
         Ok(begin.elapsed())
     }
 }
 
-fn failed(what: &str) -> impl Fn(Error) -> String + '_ {
-    move |error| format!("{what}: {error}")
+fn failed(what: &str) -> impl Fn(Error) -> anyhow::Error + '_ {
+    move |error| anyhow!("{what}: {error}")
 }
 
 /// Path of a program in the same folder as this one.
-pub fn program_beside(name: &str) -> Result<PathBuf, String> {
-    let own = std::env::current_exe().map_err(|error| error.to_string())?;
+pub fn program_beside(name: &str) -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe()?;
     let path = own.parent().unwrap_or(Path::new(".")).join(name);
     if !path.exists() {
-        return Err(format!(
+        bail!(
             "{} is missing; build it with `cargo build --release -p {name}`",
             path.display()
-        ));
+        );
     }
     Ok(path)
 }

@@ -1,6 +1,7 @@
 //! The two endpoints of a `siw-perf` measurement.
 
 use super::{TransferOptions, or_default};
+use anyhow::{anyhow, bail};
 use std::net::SocketAddr;
 
 /// Location of the two ends of a measurement.
@@ -27,7 +28,7 @@ pub enum PerfEndpoints {
 impl TransferOptions {
     /// Endpoints that the options name, with the default devices. Several devices are measured one
     /// after the other. Never empty.
-    pub fn endpoints(&self) -> Result<Vec<PerfEndpoints>, String> {
+    pub fn endpoints(&self) -> anyhow::Result<Vec<PerfEndpoints>> {
         if let Some(address) = self.listen {
             return Ok(vec![PerfEndpoints::Listen(address)]);
         }
@@ -38,20 +39,20 @@ impl TransferOptions {
                     to,
                     from: Some(from.clone()),
                 }]),
-                _ => Err(
-                    "--from: the listening process answers one measurement; name one device".into(),
-                ),
+                _ => Err(anyhow!(
+                    "--from: the listening process answers one measurement; name one device"
+                )),
             };
         }
         let from = or_default(&self.from, "siw0".to_owned());
         let to = or_default(&self.to, "siw1".to_owned());
         if from.len() != to.len() {
-            return Err(format!(
+            bail!(
                 "--from has {} devices and --to has {}: give equal numbers, with \
                  connected devices at the same position",
                 from.len(),
                 to.len()
-            ));
+            );
         }
         let pairs = from.into_iter().zip(to);
         Ok(pairs
@@ -80,12 +81,16 @@ mod tests {
         };
         let ends = ends_of("siw-perf bw --from siw0,jumbo0 --to siw1,jumbo1").unwrap();
         assert_eq!(ends, [both("siw0", "siw1"), both("jumbo0", "jumbo1")]);
-        let error = ends_of("siw-perf bw --from siw0,jumbo0").unwrap_err();
+        let error = ends_of("siw-perf bw --from siw0,jumbo0")
+            .unwrap_err()
+            .to_string();
         assert!(
             error.contains("--from has 2 devices and --to has 1"),
             "{error}"
         );
-        let error = ends_of("siw-perf lat --connect 10.77.0.2 --from siw0,siw1").unwrap_err();
+        let error = ends_of("siw-perf lat --connect 10.77.0.2 --from siw0,siw1")
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("name one device"), "{error}");
     }
 
@@ -94,10 +99,12 @@ mod tests {
         let a = parse("siw-perf lat --connect fd77::2").unwrap();
         let to = "[fd77::2]:7175".parse().unwrap();
         assert_eq!(
-            a.options.endpoints(),
-            Ok(vec![PerfEndpoints::Connect { to, from: None }])
+            a.options.endpoints().unwrap(),
+            vec![PerfEndpoints::Connect { to, from: None }]
         );
-        let error = parse("siw-perf lat --connect somewhere").unwrap_err();
+        let error = parse("siw-perf lat --connect somewhere")
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("10.77.0.2:7175"), "{error}");
     }
 }

@@ -1,7 +1,8 @@
 //! Options of the commands that measure more or other things than a single transfer: `peers`,
 //! `conn`, `report`, `compare`, `limits` and `scale`.
 
-use super::{TransferOptions, parse_seconds, parse_size};
+use super::TransferOptions;
+use crate::option_values::{parse_seconds, parse_size};
 use crate::plan::Operation;
 use clap::Args;
 use std::net::SocketAddr;

@@ -7,6 +7,7 @@ use crate::end::{TransferEnd, check_completion};
 use crate::measurement::new_histogram;
 use crate::pattern;
 use crate::plan::Operation;
+use anyhow::bail;
 use hdrhistogram::Histogram;
 use siw::{Error, SendData, SendWr, Sge, Wc, WrFlags};
 use std::time::{Duration, Instant};
@@ -43,7 +44,7 @@ pub(super) struct BandwidthInitiator<'a> {
 }
 
 impl<'a> BandwidthInitiator<'a> {
-    pub(super) fn new(end: &'a TransferEnd, now: Instant) -> Result<Self, String> {
+    pub(super) fn new(end: &'a TransferEnd, now: Instant) -> anyhow::Result<Self> {
         let plan = &end.plan;
         let allowed = match plan.op {
             Operation::Send => u64::from(plan.target_slots()),
@@ -70,7 +71,7 @@ impl<'a> BandwidthInitiator<'a> {
     }
 
     /// Posts to every queue pair as [`post_messages`](Self::post_messages) does.
-    pub(super) fn post_to_all(&mut self, now: Instant, more: bool) -> Result<(), String> {
+    pub(super) fn post_to_all(&mut self, now: Instant, more: bool) -> anyhow::Result<()> {
         for qp in 0..self.end.plan.qps {
             self.post_messages(qp, now, more)?;
         }
@@ -84,13 +85,9 @@ impl<'a> BandwidthInitiator<'a> {
         now: Instant,
         more: bool,
         target: Option<&BandwidthTarget>,
-    ) -> Result<usize, String> {
+    ) -> anyhow::Result<usize> {
         let mut wcs = std::mem::take(&mut self.completions);
-        let completions = self
-            .end
-            .send_cq
-            .poll(&mut wcs)
-            .map_err(|error| error.to_string())?;
+        let completions = self.end.send_cq.poll(&mut wcs)?;
         let mut last = None;
         for wc in &wcs[..completions] {
             check_completion(wc, self.end.plan.op.json_name())?;
@@ -125,7 +122,7 @@ impl<'a> BandwidthInitiator<'a> {
         qp: u32,
         now: Instant,
         target: Option<&BandwidthTarget>,
-    ) -> Result<(), String> {
+    ) -> anyhow::Result<()> {
         let queue_pair = &mut self.queue_pairs[qp as usize];
         let first = queue_pair.completed;
         let count = u64::from(self.end.plan.cq_mod);
@@ -151,12 +148,12 @@ impl<'a> BandwidthInitiator<'a> {
         qp: u32,
         message: u64,
         target: Option<&TransferEnd>,
-    ) -> Result<(), String> {
+    ) -> anyhow::Result<()> {
         let plan = &self.end.plan;
         if plan.op.is_atomic() {
             let offset = self.end.slot_offset(qp, message);
             if self.end.read_word(offset)? != plan.value_before(message) {
-                return Err(describe_mismatch(plan.op, qp, message, 0));
+                bail!(describe_mismatch(plan.op, qp, message, 0));
             }
             self.verified += 1;
             return Ok(());
@@ -170,14 +167,12 @@ impl<'a> BandwidthInitiator<'a> {
         let deadline = Instant::now() + PLACEMENT_TIMEOUT;
         loop {
             let offset = end.slot_offset(qp, message);
-            match pattern::find_mismatch(&end.data, offset, size, qp, want)
-                .map_err(|error| error.to_string())?
-            {
+            match pattern::find_mismatch(&end.data, offset, size, qp, want)? {
                 None => break,
                 // A WRITE completes when it is acknowledged, which may be before its data is
                 // placed.
                 Some(_) if plan.op == Operation::Write && Instant::now() < deadline => {}
-                Some(at) => return Err(describe_mismatch(plan.op, qp, message, at)),
+                Some(at) => bail!(describe_mismatch(plan.op, qp, message, at)),
             }
         }
         self.verified += 1;
@@ -192,7 +187,7 @@ impl<'a> BandwidthInitiator<'a> {
         qp: u32,
         now: Instant,
         more: bool,
-    ) -> Result<(), String> {
+    ) -> anyhow::Result<()> {
         let plan = &self.end.plan;
         let size = plan.size as usize;
         let cq_mod = u64::from(plan.cq_mod);
@@ -254,7 +249,7 @@ impl<'a> BandwidthInitiator<'a> {
             let done = match self.end.qps[qp as usize].post_send(&list[..count]) {
                 Ok(()) => count,
                 Err(error) if matches!(error.error, Error::QueueFull) => error.index,
-                Err(error) => return Err(format!("queue pair {qp}: {error}")),
+                Err(error) => bail!("queue pair {qp}: {error}"),
             };
             let slots = queue_pair.since.len() as u64;
             for _ in 0..done {
@@ -275,7 +270,7 @@ impl<'a> BandwidthInitiator<'a> {
         now: Instant,
         more: bool,
         target: Option<&BandwidthTarget>,
-    ) -> Result<(), String> {
+    ) -> anyhow::Result<()> {
         let mut waiting = std::mem::take(&mut self.waiting);
         let slots = u64::from(self.end.plan.target_slots());
         for qp in waiting.drain(..) {
@@ -313,7 +308,7 @@ fn prepare_message(
     message: u64,
     offset: usize,
     inline: &mut [u8],
-) -> Result<(), String> {
+) -> anyhow::Result<()> {
     let size = end.plan.size as usize;
     if end.plan.inline {
         pattern::write_bytes(qp, message, 0, &mut inline[..size]);
@@ -323,5 +318,5 @@ fn prepare_message(
         true => u64::MAX,
         false => message,
     };
-    pattern::fill_memory(&end.data, offset, size, qp, message).map_err(|error| error.to_string())
+    pattern::fill_memory(&end.data, offset, size, qp, message).map_err(anyhow::Error::new)
 }

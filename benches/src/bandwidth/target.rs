@@ -5,6 +5,7 @@ use crate::control_line::{CREDITS_OFFSET, receives_per_credit};
 use crate::end::{TransferEnd, check_completion};
 use crate::pattern;
 use crate::plan::Operation;
+use anyhow::bail;
 use siw::Wc;
 
 /// Maximum completions per poll.
@@ -45,7 +46,7 @@ pub(super) fn describe_mismatch(op: Operation, qp: u32, message: u64, at: usize)
 }
 
 impl<'a> BandwidthTarget<'a> {
-    pub(super) fn new(end: &'a TransferEnd, remote: bool) -> Result<Self, String> {
+    pub(super) fn new(end: &'a TransferEnd, remote: bool) -> anyhow::Result<Self> {
         let plan = &end.plan;
         let posted = match plan.op {
             Operation::Send => u64::from(plan.target_slots()),
@@ -55,8 +56,7 @@ impl<'a> BandwidthTarget<'a> {
             for qp in 0..plan.qps {
                 for slot in 0..u64::from(plan.target_slots()) {
                     let offset = end.slot_offset(qp, slot);
-                    pattern::fill_memory(&end.data, offset, plan.size as usize, qp, slot)
-                        .map_err(|error| error.to_string())?;
+                    pattern::fill_memory(&end.data, offset, plan.size as usize, qp, slot)?;
                 }
             }
         }
@@ -78,16 +78,12 @@ impl<'a> BandwidthTarget<'a> {
 
     /// Polls completions, and posts a new receive for each.
     #[inline]
-    pub(super) fn poll_and_repost(&mut self) -> Result<usize, String> {
+    pub(super) fn poll_and_repost(&mut self) -> anyhow::Result<usize> {
         if self.end.plan.op != Operation::Send {
             return Ok(0);
         }
         let mut wcs = std::mem::take(&mut self.completions);
-        let completions = self
-            .end
-            .recv_cq
-            .poll(&mut wcs)
-            .map_err(|error| error.to_string())?;
+        let completions = self.end.recv_cq.poll(&mut wcs)?;
         for wc in &wcs[..completions] {
             check_completion(wc, "receive")?;
             let qp = wc.wr_id as u32;
@@ -95,10 +91,11 @@ impl<'a> BandwidthTarget<'a> {
             let message = queue_pair.messages;
             queue_pair.messages += 1;
             if wc.byte_len != self.end.plan.size {
-                return Err(format!(
+                bail!(
                     "message {message} on queue pair {qp} has {} bytes, {} were sent",
-                    wc.byte_len, self.end.plan.size
-                ));
+                    wc.byte_len,
+                    self.end.plan.size
+                );
             }
             if self.end.plan.verify {
                 self.compare_message(qp, message, message)?;
@@ -121,11 +118,10 @@ impl<'a> BandwidthTarget<'a> {
         qp: u32,
         slot: u64,
         message: u64,
-    ) -> Result<(), String> {
+    ) -> anyhow::Result<()> {
         let offset = self.end.slot_offset(qp, slot);
         let size = self.end.plan.size as usize;
-        let wrong = pattern::find_mismatch(&self.end.data, offset, size, qp, message)
-            .map_err(|error| error.to_string())?;
+        let wrong = pattern::find_mismatch(&self.end.data, offset, size, qp, message)?;
         self.verified += 1;
         if let Some(at) = wrong {
             self.wrong += 1;
@@ -137,7 +133,7 @@ impl<'a> BandwidthTarget<'a> {
     }
 
     /// Sends the number of posted receives to an initiator in another process.
-    pub(super) fn announce_credits(&mut self, qp: u32) -> Result<(), String> {
+    pub(super) fn announce_credits(&mut self, qp: u32) -> anyhow::Result<()> {
         let batch = receives_per_credit(&self.end.plan);
         let queue_pair = &mut self.queue_pairs[qp as usize];
         let new_credits = (queue_pair.posted - queue_pair.announced) / batch;

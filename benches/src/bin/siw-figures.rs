@@ -3,6 +3,7 @@
 //! measured. `siw-figures record` writes figures of a group into a document.
 #![forbid(unsafe_code)]
 
+use anyhow::anyhow;
 use clap::{Args, Parser, Subcommand};
 use siw::Context;
 use siw_bench::daemon::Process;
@@ -249,7 +250,7 @@ fn main() -> ExitCode {
     })
 }
 
-fn record_figures(options: &RecordOptions) -> Result<(), String> {
+fn record_figures(options: &RecordOptions) -> anyhow::Result<()> {
     let path = &options.document;
     let machine = MachineRecord::read();
     let origin = RunOrigin {
@@ -268,11 +269,11 @@ fn record_figures(options: &RecordOptions) -> Result<(), String> {
     };
     let document = read_lines(path)?;
     let document = replace_section(&document, &options.group, &origin, &figures, &transfers)
-        .map_err(|error| format!("{}: {error}", path.display()))?;
-    std::fs::write(path, document).map_err(|error| format!("{}: {error}", path.display()))
+        .map_err(|error| anyhow!("{}: {error}", path.display()))?;
+    std::fs::write(path, document).map_err(|error| anyhow!("{}: {error}", path.display()))
 }
 
-fn measure_figure(command: &FigureCommand, good: BetterValue) -> Result<f64, String> {
+fn measure_figure(command: &FigureCommand, good: BetterValue) -> anyhow::Result<f64> {
     match command {
         FigureCommand::Best { file, key } => best_value(&read_lines(file)?, key, good),
         FigureCommand::Ratio {
@@ -317,7 +318,10 @@ fn measure_figure(command: &FigureCommand, good: BetterValue) -> Result<f64, Str
             let pair = ClientPair::new(daemon)?;
             let from = find_device(&pair.initiator, &daemon.from)?;
             let to = find_device(&pair.target, &daemon.to)?;
-            let ip = to.ips.first().ok_or("the target device has no address")?;
+            let ip = to
+                .ips
+                .first()
+                .ok_or_else(|| anyhow!("the target device has no address"))?;
             let time = Duration::from_secs_f64(secs.clamp(0.1, 600.0));
             let mut best = 0f64;
             for _ in 0..*tries {
@@ -368,9 +372,9 @@ fn measure_figure(command: &FigureCommand, good: BetterValue) -> Result<f64, Str
         } => {
             let grown = victim(daemon)?.kill_clients(*count)?;
             eprintln!("{count} clients killed: {grown:?}");
-            let line = serde_json::to_string(&grown).map_err(|error| error.to_string())?;
+            let line = serde_json::to_string(&grown)?;
             std::fs::write(growth, line)
-                .map_err(|error| format!("{}: {error}", growth.display()))?;
+                .map_err(|error| anyhow!("{}: {error}", growth.display()))?;
             Ok(grown.descriptors as f64)
         }
         FigureCommand::Registration {
@@ -390,7 +394,7 @@ fn measure_figure(command: &FigureCommand, good: BetterValue) -> Result<f64, Str
     }
 }
 
-fn measure_drop_in(options: &DropInOptions) -> Result<f64, String> {
+fn measure_drop_in(options: &DropInOptions) -> anyhow::Result<f64> {
     if let Some(core) = options.core {
         pin_thread(core)?;
     }
@@ -405,7 +409,7 @@ fn measure_drop_in(options: &DropInOptions) -> Result<f64, String> {
     compare_drop_in(&contexts, &options.program, &plan, options.rounds)
 }
 
-fn victim(daemon: &DaemonOptions) -> Result<Victim, String> {
+fn victim(daemon: &DaemonOptions) -> anyhow::Result<Victim> {
     let explicit = daemon.socket.as_deref();
     Ok(Victim {
         process: Process::new(daemon.pid),
@@ -415,8 +419,8 @@ fn victim(daemon: &DaemonOptions) -> Result<Victim, String> {
     })
 }
 
-fn read_lines(file: &Path) -> Result<String, String> {
-    std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))
+fn read_lines(file: &Path) -> anyhow::Result<String> {
+    std::fs::read_to_string(file).map_err(|error| anyhow!("{}: {error}", file.display()))
 }
 
 /// Two clients, one at each device.
@@ -428,7 +432,7 @@ struct ClientPair {
 }
 
 impl ClientPair {
-    fn new(daemon: &DaemonOptions) -> Result<ClientPair, String> {
+    fn new(daemon: &DaemonOptions) -> anyhow::Result<ClientPair> {
         let socket = daemon.socket.as_deref().map(Path::new);
         Ok(ClientPair {
             initiator: open_context(socket)?,
@@ -443,7 +447,7 @@ impl ClientPair {
         mut self,
         daemon: &DaemonOptions,
         connections: u32,
-    ) -> Result<ClientPair, String> {
+    ) -> anyhow::Result<ClientPair> {
         let plan = MeasurementPlan::for_bandwidth(Operation::Write, 64, 1, connections);
         plan.check_limits()?;
         let mut initiator = TransferEnd::new(&self.initiator, &plan, Role::Initiator)?;

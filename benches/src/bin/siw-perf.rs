@@ -1,6 +1,7 @@
 //! `siw-perf`: measures siwd and compares it with the bounds of the machine.
 #![forbid(unsafe_code)]
 
+use anyhow::anyhow;
 use clap::Parser;
 use siw_bench::args::{
     CompareOptions, ConnOptions, LimitsOptions, PageOptions, PeersOptions, PerfCommand,
@@ -55,7 +56,7 @@ fn run_and_print(
     options: &TransferOptions,
     mode: TransferMode,
     bulk: Option<MeasurementPlan>,
-) -> Result<(), String> {
+) -> anyhow::Result<()> {
     if options.csv {
         println!("{CSV_HEADER}");
     }
@@ -76,7 +77,7 @@ fn run_and_print(
     Ok(())
 }
 
-fn print_scale(options: &ScaleOptions) -> Result<(), String> {
+fn print_scale(options: &ScaleOptions) -> anyhow::Result<()> {
     let report = measure_scale(options, |report| match options.json {
         true => println!("{}", report.to_json()),
         false => eprintln!(
@@ -90,7 +91,7 @@ fn print_scale(options: &ScaleOptions) -> Result<(), String> {
     Ok(())
 }
 
-fn print_connection_rate(options: &ConnOptions) -> Result<(), String> {
+fn print_connection_rate(options: &ConnOptions) -> anyhow::Result<()> {
     let open = || open_context(options.socket.as_deref());
     let (initiator, target) = (open()?, open()?);
     let from = find_device(&initiator, &options.from)?;
@@ -98,7 +99,7 @@ fn print_connection_rate(options: &ConnOptions) -> Result<(), String> {
     let ip = to
         .ips
         .first()
-        .ok_or_else(|| format!("{} has no address", options.to))?;
+        .ok_or_else(|| anyhow!("{} has no address", options.to))?;
     let rate = queue_pairs_per_second(
         &initiator,
         from.index,
@@ -121,7 +122,7 @@ fn print_connection_rate(options: &ConnOptions) -> Result<(), String> {
     Ok(())
 }
 
-fn run_raw_frames(options: &RawOptions) -> Result<(), String> {
+fn run_raw_frames(options: &RawOptions) -> anyhow::Result<()> {
     run_raw(options, |report| match options.json {
         true => println!("{}", report.to_json()),
         false => print!("{report}"),
@@ -130,7 +131,7 @@ fn run_raw_frames(options: &RawOptions) -> Result<(), String> {
     dpdk::exit_process(0)
 }
 
-fn print_limits(options: &LimitsOptions) -> Result<(), String> {
+fn print_limits(options: &LimitsOptions) -> anyhow::Result<()> {
     let cores = match options.cores.as_deref() {
         Some(&[first, second]) => Some([first, second]),
         _ => match dpdk::allowed_cores()[..] {
@@ -146,7 +147,7 @@ fn print_limits(options: &LimitsOptions) -> Result<(), String> {
     Ok(())
 }
 
-fn print_peers(options: &PeersOptions) -> Result<(), String> {
+fn print_peers(options: &PeersOptions) -> anyhow::Result<()> {
     let report = compare_with_peers(options, |step| eprintln!("siw-perf: {step}"))?;
     match options.json {
         true => println!("{}", serde_json::to_string(&report).unwrap_or_default()),
@@ -155,18 +156,20 @@ fn print_peers(options: &PeersOptions) -> Result<(), String> {
     Ok(())
 }
 
-fn run_ping_pong(options: &PingPongOptions) -> Result<(), String> {
+fn run_ping_pong(options: &PingPongOptions) -> anyhow::Result<()> {
     let size = options.size as usize;
     if let Some(address) = options.listen {
         return tcp_ping_pong::answer_round_trips(address, size);
     }
-    let address = options.connect.ok_or("--listen or --connect is needed")?;
+    let address = options
+        .connect
+        .ok_or_else(|| anyhow!("--listen or --connect is needed"))?;
     let latency = tcp_ping_pong::measure_round_trips(address, size, options.secs)?;
     println!("{:.3}", latency.value_at_quantile(0.5) as f64 / 1e3);
     Ok(())
 }
 
-fn write_report(options: &PageOptions) -> Result<(), String> {
+fn write_report(options: &PageOptions) -> anyhow::Result<()> {
     let mut results = Results::default();
     for file in &options.files {
         results.append(Results::read(file)?);
@@ -181,12 +184,12 @@ fn write_report(options: &PageOptions) -> Result<(), String> {
     Ok(())
 }
 
-fn write_file(path: &Path, text: &str) -> Result<(), String> {
-    std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
+fn write_file(path: &Path, text: &str) -> anyhow::Result<()> {
+    std::fs::write(path, text).map_err(|error| anyhow!("{}: {error}", path.display()))
 }
 
 /// Prints the comparison; returns true if any result became worse.
-fn print_comparison(options: &CompareOptions) -> Result<bool, String> {
+fn print_comparison(options: &CompareOptions) -> anyhow::Result<bool> {
     let (old, new) = (Results::read(&options.old)?, Results::read(&options.new)?);
     let tolerance = options.tolerance / 100.0;
     let comparison = Comparison::new(&old.transfers, &new.transfers, tolerance);

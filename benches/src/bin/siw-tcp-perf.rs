@@ -2,6 +2,7 @@
 //! JSON. Called by the groups `tcp` and `tcp-kernel` of `./benches/figures`.
 #![forbid(unsafe_code)]
 
+use anyhow::{anyhow, bail};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -127,7 +128,7 @@ fn main() -> ExitCode {
     dpdk::exit_process(code)
 }
 
-fn run_command(what: &TcpPerfCommand) -> Result<Value, String> {
+fn run_command(what: &TcpPerfCommand) -> anyhow::Result<Value> {
     let machine = BenchDpdk::start_eal()?;
     match what {
         TcpPerfCommand::Stream {
@@ -173,7 +174,7 @@ fn measure_streams(
     (connections, turn): (usize, usize),
     secs: f64,
     only: Option<&str>,
-) -> Result<Value, String> {
+) -> anyhow::Result<Value> {
     let mut ends = machine.open_ring_pair("tcp")?;
     let (mut source, _trackers) = machine.new_source(true)?;
     let clock = BenchClock::new();
@@ -265,7 +266,7 @@ fn measure_streams(
     }))
 }
 
-fn measure_connection_state(machine: &BenchDpdk, connections: usize) -> Result<Value, String> {
+fn measure_connection_state(machine: &BenchDpdk, connections: usize) -> anyhow::Result<Value> {
     let mut ends = machine.open_ring_pair("tcp")?;
     let (mut source, _trackers) = machine.new_source(true)?;
     let mut link = PairLink {
@@ -287,15 +288,14 @@ fn measure_connection_state(machine: &BenchDpdk, connections: usize) -> Result<V
     }))
 }
 
-fn measure_tso(machine: &BenchDpdk, secs: f64, only: Option<&str>) -> Result<Value, String> {
+fn measure_tso(machine: &BenchDpdk, secs: f64, only: Option<&str>) -> anyhow::Result<Value> {
     // Maximum that fits into an IP packet.
     const SEGMENTS: u16 = 44;
     let dir = std::env::temp_dir().join(format!("siw-tcp-perf-{}", std::process::id()));
-    std::fs::create_dir(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+    std::fs::create_dir(&dir).map_err(|error| anyhow!("{}: {error}", dir.display()))?;
     let socket = dir.join("sock");
     let socket = socket.display();
-    let port =
-        |args: String| Port::attach_vdev(&machine.eal, &args).map_err(|error| error.to_string());
+    let port = |args: String| Port::attach_vdev(&machine.eal, &args).map_err(anyhow::Error::new);
     let config = PortConfig {
         rx_desc: 256,
         tx_desc: 256,
@@ -308,7 +308,7 @@ fn measure_tso(machine: &BenchDpdk, secs: f64, only: Option<&str>) -> Result<Val
     ))?;
     let front = machine.open_port(front, &config)?;
     if !front.tso {
-        return Err("the virtio_user port cuts no segments".into());
+        bail!("the virtio_user port cuts no segments");
     }
     let mut ends = [front, back];
     let (mut source, _trackers) = machine.new_source(false)?;
@@ -366,7 +366,7 @@ fn measure_impaired_link(
     between: Option<&[String]>,
     flows: usize,
     secs: f64,
-) -> Result<Value, String> {
+) -> anyhow::Result<Value> {
     let (mut ends, forward) = if let Some([left, right]) = between {
         (open_interfaces(machine, left, right)?, None)
     } else {
@@ -409,17 +409,17 @@ fn measure_impaired_link(
 }
 
 /// Packet sockets on two interfaces without other users.
-fn open_interfaces(machine: &BenchDpdk, left: &str, right: &str) -> Result<[PortEnd; 2], String> {
+fn open_interfaces(machine: &BenchDpdk, left: &str, right: &str) -> anyhow::Result<[PortEnd; 2]> {
     let open = |index: u8, iface: &str| {
         let args = format!(
             "net_af_packet{index},iface={iface},blocksz=65536,framesz=2048,framecnt=4096,qdisc_bypass=1"
         );
         let port =
-            Port::attach_vdev(&machine.eal, &args).map_err(|error| format!("{iface}: {error}"))?;
+            Port::attach_vdev(&machine.eal, &args).map_err(|error| anyhow!("{iface}: {error}"))?;
         let mut end = machine.open_port(port, &PortConfig::default())?;
         // Veth devices do not corrupt frames.
         (end.offload, end.trusted) = (false, true);
-        Ok::<_, String>(end)
+        anyhow::Ok(end)
     };
     Ok([open(0, left)?, open(1, right)?])
 }
@@ -429,7 +429,7 @@ fn forward_until_closed(
     left: &str,
     right: &str,
     link: &ImpairmentOptions,
-) -> Result<Value, String> {
+) -> anyhow::Result<Value> {
     let mut forward = link.new_forwarder(open_interfaces(machine, left, right)?);
     let mut cache = MbufCache::new(&machine.pool);
     let clock = BenchClock::new();

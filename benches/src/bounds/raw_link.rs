@@ -5,6 +5,7 @@ use super::framing::{BOUND_TIME, CRC_BYTES, Framing};
 use crate::measurement::{gigabits_per_second, new_histogram};
 use crate::plan::MeasurementPlan;
 use crate::raw::PayloadWay;
+use anyhow::{anyhow, bail};
 use dpdk::{
     BURST, ChainBuilder, Eal, EalConfig, ExtMemory, ExtTracker, Mbuf, MbufCache, Mempool, Port,
     PortConfig, RegisteredThread, RxBatch, RxQueue, TrackerPool, TxBatch, TxQueue, hugepage_sizes,
@@ -34,12 +35,12 @@ pub struct RawLink {
 impl RawLink {
     /// Starts DPDK's environment, once per process. Must be called on the measuring thread, which
     /// is registered with the environment.
-    pub fn new() -> Result<RawLink, String> {
+    pub fn new() -> anyhow::Result<RawLink> {
         let free_kb: u64 = hugepage_sizes()
             .iter()
             .map(|size| size.free * size.page_kb)
             .sum();
-        let fail = |error: dpdk::Error| format!("the raw link cannot be measured: {error}");
+        let fail = |error: dpdk::Error| anyhow!("the raw link cannot be measured: {error}");
         let eal = Eal::init(EalConfig {
             file_prefix: format!("siw-perf-{}", std::process::id()),
             hugepages: free_kb >= u64::from(EAL_MB) * 1024,
@@ -58,9 +59,9 @@ impl RawLink {
         }
         let queues = |port: &mut Port| {
             let (rx, tx) = port.start().map_err(fail)?.remove(0);
-            Ok::<_, String>((
-                rx.ok_or("the ring has no receive queue")?,
-                tx.ok_or("the ring has no transmit queue")?,
+            anyhow::Ok((
+                rx.ok_or_else(|| anyhow!("the ring has no receive queue"))?,
+                tx.ok_or_else(|| anyhow!("the ring has no transmit queue"))?,
             ))
         };
         let (left_rx, left_tx) = queues(&mut left)?;
@@ -82,9 +83,12 @@ impl RawLink {
         framing: Framing,
         way: PayloadWay,
         src: &Arc<SharedMemory>,
-    ) -> Result<f64, String> {
+    ) -> anyhow::Result<f64> {
         let memory: Arc<dyn ExtMemory> = src.clone();
-        let tracker = self.trackers.alloc(memory).ok_or("no tracker is free")?;
+        let tracker = self
+            .trackers
+            .alloc(memory)
+            .ok_or_else(|| anyhow!("no tracker is free"))?;
         let (size, stride) = (plan.size as usize, plan.slot_stride());
         let set = plan.initiator_bytes();
         let (mut out, mut received) = (TxBatch::new(), RxBatch::new());
@@ -137,9 +141,12 @@ impl RawLink {
         framing: Framing,
         way: PayloadWay,
         src: &Arc<SharedMemory>,
-    ) -> Result<f64, String> {
+    ) -> anyhow::Result<f64> {
         let memory: Arc<dyn ExtMemory> = src.clone();
-        let tracker = self.trackers.alloc(memory).ok_or("no tracker is free")?;
+        let tracker = self
+            .trackers
+            .alloc(memory)
+            .ok_or_else(|| anyhow!("no tracker is free"))?;
         let header = vec![0x42u8; framing.header];
         let (mut out, mut received) = (TxBatch::new(), RxBatch::new());
         let mut times = new_histogram()?;
@@ -169,7 +176,7 @@ impl RawLink {
                     }
                 }
                 if left != 0 {
-                    return Err("frames were lost on the ring".into());
+                    bail!("frames were lost on the ring");
                 }
             }
             let now = Instant::now();

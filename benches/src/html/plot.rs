@@ -2,6 +2,7 @@
 
 use crate::measurement::format_bytes;
 use crate::summary::Spread;
+use anyhow::anyhow;
 use plotters::prelude::{
     ChartBuilder, Circle, Color, IntoDrawingArea, Palette, Palette99, PathElement, RGBColor,
     SVGBackend, SeriesLabelPosition, WHITE,
@@ -78,9 +79,9 @@ const HEADROOM: f64 = 1.15;
 const LEAST_LOG: f64 = 1e-3;
 
 impl LinePlot<'_> {
-    pub(super) fn to_svg(&self) -> Result<String, String> {
+    pub(super) fn to_svg(&self) -> anyhow::Result<String> {
         let mut svg = String::new();
-        self.draw(&mut svg).map_err(|error| error.to_string())?;
+        self.draw(&mut svg).map_err(|error| anyhow!("{error}"))?;
         Ok(svg)
     }
 

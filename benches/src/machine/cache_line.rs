@@ -1,6 +1,7 @@
 //! Round-trip time of a cache line between two cores: a unit in which latencies of work shared by
 //! two cores can be compared between machines.
 
+use anyhow::{anyhow, bail};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,12 +23,9 @@ pub(super) struct Line(pub(super) AtomicU32);
 /// Measures the round-trip time in nanoseconds between two threads that spin on `cores`: each
 /// writes a line that the other reads. Fails if a core is not available to this process, or both
 /// are the same.
-pub fn cache_line_round_trip_ns(cores: [usize; 2]) -> Result<f64, String> {
+pub fn cache_line_round_trip_ns(cores: [usize; 2]) -> anyhow::Result<f64> {
     if cores[0] == cores[1] {
-        return Err(format!(
-            "core {} cannot exchange cache lines with itself",
-            cores[0]
-        ));
+        bail!("core {} cannot exchange cache lines with itself", cores[0]);
     }
     let (request, reply) = (Line(AtomicU32::new(0)), Line(AtomicU32::new(0)));
     let samples = run_on_cores(
@@ -40,7 +38,7 @@ pub fn cache_line_round_trip_ns(cores: [usize; 2]) -> Result<f64, String> {
         },
     )?;
     median(samples).ok_or_else(|| {
-        format!(
+        anyhow!(
             "cores {} and {} exchanged no cache lines in {} ms: other threads occupy one of them",
             cores[0],
             cores[1],
@@ -53,10 +51,10 @@ pub fn cache_line_round_trip_ns(cores: [usize; 2]) -> Result<f64, String> {
 /// called after it and makes `answer` return at any point.
 pub(super) fn run_on_cores<T: Send>(
     cores: [usize; 2],
-    ask: impl FnOnce() -> Result<T, String> + Send,
+    ask: impl FnOnce() -> anyhow::Result<T> + Send,
     end: impl FnOnce() + Send,
-    answer: impl FnOnce() -> Result<(), String> + Send,
-) -> Result<T, String> {
+    answer: impl FnOnce() -> anyhow::Result<()> + Send,
+) -> anyhow::Result<T> {
     let started = Barrier::new(2);
     std::thread::scope(|scope| {
         let answerer = scope.spawn(|| {
@@ -71,7 +69,7 @@ pub(super) fn run_on_cores<T: Send>(
             end();
             asked
         });
-        let panicked = |_| "the measurement panicked".to_owned();
+        let panicked = |_| anyhow!("the measurement panicked");
         let asked = asker.join().map_err(panicked)?;
         answerer.join().map_err(panicked)??;
         asked
@@ -79,8 +77,8 @@ pub(super) fn run_on_cores<T: Send>(
 }
 
 /// Moves the calling thread to `core`, even if its parent was pinned to another one.
-pub fn pin_thread(core: usize) -> Result<(), String> {
-    let fail = |reason: &str| format!("core {core} cannot be used: {reason}");
+pub fn pin_thread(core: usize) -> anyhow::Result<()> {
+    let fail = |reason: &str| anyhow!("core {core} cannot be used: {reason}");
     if core >= CpuSet::MAX_CPU {
         return Err(fail("there is no such core"));
     }
@@ -139,14 +137,16 @@ mod tests {
 
     #[test]
     fn a_core_does_not_exchange_lines_with_itself() {
-        let error = cache_line_round_trip_ns([0, 0]).unwrap_err();
-        assert!(error.contains("itself"), "{error}");
+        let error = cache_line_round_trip_ns([0, 0]).unwrap_err().to_string();
+        assert!(error.to_string().contains("itself"), "{error}");
     }
 
     #[test]
     fn a_core_that_does_not_exist_is_an_error_and_ends() {
-        let error = cache_line_round_trip_ns([0, 100_000]).unwrap_err();
-        assert!(error.contains("100000"), "{error}");
+        let error = cache_line_round_trip_ns([0, 100_000])
+            .unwrap_err()
+            .to_string();
+        assert!(error.to_string().contains("100000"), "{error}");
     }
 
     #[test]
@@ -165,7 +165,7 @@ mod tests {
         match cache_line_round_trip_ns([first, second]) {
             Ok(ns) => assert!(ns > 1.0 && ns < 1e6, "{ns}"),
             // Other programs may occupy a core for longer than the limit.
-            Err(error) => assert!(error.contains("other threads"), "{error}"),
+            Err(error) => assert!(error.to_string().contains("other threads"), "{error}"),
         }
     }
 }

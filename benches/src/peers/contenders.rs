@@ -7,6 +7,7 @@ use super::run_program::{RunningProgram, run_to_end};
 use super::testpmd;
 use super::{MeasuredValues, PeerFigure};
 use crate::args::PeersOptions;
+use anyhow::{anyhow, bail};
 use serde_json::Value;
 use std::process::Command;
 use std::time::Duration;
@@ -29,7 +30,7 @@ pub(super) struct Contender {
     /// Programs that must be installed, each with its Debian package.
     pub(super) needs: Vec<(&'static str, &'static str)>,
     /// Runs one measurement.
-    pub(super) measure: Box<dyn FnMut() -> Result<MeasuredValues, String>>,
+    pub(super) measure: Box<dyn FnMut() -> anyhow::Result<MeasuredValues>>,
 }
 
 impl Contender {
@@ -83,7 +84,7 @@ pub(super) fn all_contenders(options: &PeersOptions, cores: [usize; 2]) -> Vec<C
 }
 
 /// Runs siw-perf once with a daemon; returns the result line.
-fn siw_perf(daemon: &OwnDaemon, arguments: &[&str], time: Duration) -> Result<Value, String> {
+fn siw_perf(daemon: &OwnDaemon, arguments: &[&str], time: Duration) -> anyhow::Result<Value> {
     let mut command = Command::new(sibling_program("siw-perf"));
     command
         .args(arguments)
@@ -97,13 +98,13 @@ fn siw_perf(daemon: &OwnDaemon, arguments: &[&str], time: Duration) -> Result<Va
         .arg(daemon.socket());
     let text = run_to_end(&mut command)?;
     serde_json::from_str(text.trim())
-        .map_err(|error| format!("siw-perf printed no result: {error}"))
+        .map_err(|error| anyhow!("siw-perf printed no result: {error}"))
 }
 
-fn number(value: &Value, name: &str) -> Result<f64, String> {
+fn number(value: &Value, name: &str) -> anyhow::Result<f64> {
     value
         .as_f64()
-        .ok_or_else(|| format!("the result has no {name}"))
+        .ok_or_else(|| anyhow!("the result has no {name}"))
 }
 
 /// Applications of client-lib, both in one process, with a siwd that has one worker.
@@ -162,7 +163,7 @@ fn own_drop_in(name: &str, [client, worker]: [usize; 2], time: Duration) -> Cont
         };
         let _server = RunningProgram::start(&mut program("siw1"))?;
         // The server does not report when it listens, so a failed early connect is repeated.
-        let mut last = String::new();
+        let mut last = anyhow!("ib_write_bw was not started");
         for _ in 0..20 {
             std::thread::sleep(Duration::from_millis(100));
             match run_to_end(program("siw0").arg("10.77.0.2")) {
@@ -180,7 +181,7 @@ fn own_drop_in(name: &str, [client, worker]: [usize; 2], time: Duration) -> Cont
 }
 
 /// The average bandwidth: the fourth number on the only line that begins with the size.
-fn perftest_gbps(text: &str) -> Result<f64, String> {
+fn perftest_gbps(text: &str) -> anyhow::Result<f64> {
     let line = text
         .lines()
         .map(str::split_whitespace)
@@ -190,7 +191,7 @@ fn perftest_gbps(text: &str) -> Result<f64, String> {
                 .flatten()
         });
     line.and_then(|word| word.parse().ok())
-        .ok_or_else(|| "ib_write_bw printed no bandwidth".into())
+        .ok_or_else(|| anyhow!("ib_write_bw printed no bandwidth"))
 }
 
 /// The kernel's TCP over veth: iperf3 with CUBIC, and our own ping-pong with both ends spinning.
@@ -231,7 +232,7 @@ fn kernel_tcp(
         let us = text
             .trim()
             .parse()
-            .map_err(|_| format!("no time in {text:?}"))?;
+            .map_err(|_| anyhow!("no time in {text:?}"))?;
         Ok(vec![(Bulk64kGbps, gbps), (RoundTrip64Us, us)])
     };
     let mut needs = vec![("iperf3", "iperf3"), ("ss", "iproute2")];
@@ -243,10 +244,10 @@ fn kernel_tcp(
     }
 }
 
-fn iperf_gbps(text: &str) -> Result<f64, String> {
-    let json: Value = serde_json::from_str(text).map_err(|error| format!("iperf3: {error}"))?;
+fn iperf_gbps(text: &str) -> anyhow::Result<f64> {
+    let json: Value = serde_json::from_str(text).map_err(|error| anyhow!("iperf3: {error}"))?;
     if let Some(error) = json["error"].as_str() {
-        return Err(format!("iperf3: {error}"));
+        bail!("iperf3: {error}");
     }
     number(&json["end"]["sum_received"]["bits_per_second"], "rate").map(|rate| rate / 1e9)
 }
@@ -289,14 +290,14 @@ fn ucx_tcp(settings: VethSettings, [client, server]: [usize; 2]) -> Contender {
 }
 
 /// A column of the last line of ucx_perftest's CSV output.
-fn ucx_column(text: &str, name: &str) -> Result<f64, String> {
+fn ucx_column(text: &str, name: &str) -> anyhow::Result<f64> {
     let mut lines = text.lines().filter(|line| line.contains(','));
     let header = lines.next().unwrap_or_default();
     let values = lines.next_back().unwrap_or_default();
     let column = header.split(',').position(|column| column == name);
     column
         .and_then(|column| values.split(',').nth(column)?.parse().ok())
-        .ok_or_else(|| format!("ucx_perftest printed no {name}"))
+        .ok_or_else(|| anyhow!("ucx_perftest printed no {name}"))
 }
 
 /// libfabric's TCP provider: fi_pingpong, which measures round trips only.
@@ -334,7 +335,7 @@ fn libfabric_tcp(settings: VethSettings, [client, server]: [usize; 2]) -> Conten
 }
 
 /// The column `usec/xfer` of fi_pingpong's table.
-fn pingpong_us(text: &str) -> Result<f64, String> {
+fn pingpong_us(text: &str) -> anyhow::Result<f64> {
     let mut lines = text.lines().skip_while(|line| !line.contains("usec/xfer"));
     let column = lines.next().and_then(|header| {
         header
@@ -344,7 +345,7 @@ fn pingpong_us(text: &str) -> Result<f64, String> {
     let values = lines.next().unwrap_or_default();
     column
         .and_then(|column| values.split_whitespace().nth(column)?.parse().ok())
-        .ok_or_else(|| "fi_pingpong printed no time".into())
+        .ok_or_else(|| anyhow!("fi_pingpong printed no time"))
 }
 
 /// The best median among contenders whose name begins with `prefix`.
@@ -370,22 +371,23 @@ mod tests {
     fn results_of_other_programs_are_read() {
         let ucx = "iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw\n\
                    20000,12.745,230.519,241.270,271.13,259.05\n";
-        assert_eq!(ucx_column(ucx, "overall_bw"), Ok(259.05));
-        assert_eq!(ucx_column(ucx, "50.0_percentile_lat"), Ok(12.745));
+        assert_eq!(ucx_column(ucx, "overall_bw").unwrap(), 259.05);
+        assert_eq!(ucx_column(ucx, "50.0_percentile_lat").unwrap(), 12.745);
         assert!(ucx_column("", "overall_bw").is_err());
         let fabric = "bytes   #sent   #ack     total       time     MB/sec    usec/xfer\n\
                       64      5k      =5k      625k        0.99s      0.65      99.06\n";
-        assert_eq!(pingpong_us(fabric), Ok(99.06));
+        assert_eq!(pingpong_us(fabric).unwrap(), 99.06);
         let iperf = r#"{"end":{"sum_received":{"bits_per_second":2.5e9}}}"#;
-        assert_eq!(iperf_gbps(iperf), Ok(2.5));
+        assert_eq!(iperf_gbps(iperf).unwrap(), 2.5);
         assert!(
             iperf_gbps(r#"{"error":"refused"}"#)
                 .unwrap_err()
+                .to_string()
                 .contains("refused")
         );
         let perftest =
             " #bytes #iterations BW peak[Gb/sec] BW average[Gb/sec]\n 65536 5000 0.00 24.5 0.05\n";
-        assert_eq!(perftest_gbps(perftest), Ok(24.5));
+        assert_eq!(perftest_gbps(perftest).unwrap(), 24.5);
     }
 
     #[test]
@@ -393,7 +395,7 @@ mod tests {
         let contender = Contender {
             name: "example".into(),
             needs: vec![("sh", "dash"), ("no-such-program", "no-such-package")],
-            measure: Box::new(|| Err("not to be called".into())),
+            measure: Box::new(|| Err(anyhow!("not to be called"))),
         };
         let missing = contender.find_missing_program().unwrap();
         assert!(missing.contains("no-such-program") && missing.contains("no-such-package"));

@@ -1,6 +1,7 @@
 //! A siwd instance with two devices on one link, started for a contender.
 
 use super::run_program::RunningProgram;
+use anyhow::{anyhow, bail};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -29,24 +30,26 @@ pub(super) struct LinkSettings {
 
 impl OwnDaemon {
     /// Starts the daemon with one worker.
-    pub(super) fn start(worker_core: usize, link: LinkSettings) -> Result<OwnDaemon, String> {
+    pub(super) fn start(worker_core: usize, link: LinkSettings) -> anyhow::Result<OwnDaemon> {
         let folder = std::env::temp_dir().join(format!("siw-perf-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
+        std::fs::create_dir_all(&folder)?;
         let config = folder.join("siwd.toml");
         let socket = folder.join("siwd.sock");
         let text = embedded_configuration(worker_core, &socket, link)?;
-        std::fs::write(&config, text).map_err(|error| error.to_string())?;
+        std::fs::write(&config, text)?;
         let mut command = Command::new(sibling_program("siwd"));
         command.arg("--config").arg(&config).arg("--json");
         let mut program = RunningProgram::start_piped(&mut command)?;
-        let stdout = program.child().stdout.take().ok_or("siwd has no output")?;
+        let stdout = program
+            .child()
+            .stdout
+            .take()
+            .ok_or_else(|| anyhow!("siwd has no output"))?;
         let mut line = String::new();
         // The daemon prints a line when it is ready, and none if it exits.
-        BufReader::new(stdout)
-            .read_line(&mut line)
-            .map_err(|error| error.to_string())?;
+        BufReader::new(stdout).read_line(&mut line)?;
         if line.is_empty() {
-            return Err("siwd did not start; run siwd --check for the reason".into());
+            bail!("siwd did not start; run siwd --check for the reason");
         }
         Ok(OwnDaemon { program, folder })
     }
@@ -64,10 +67,10 @@ fn embedded_configuration(
     worker_core: usize,
     socket: &Path,
     link: LinkSettings,
-) -> Result<String, String> {
+) -> anyhow::Result<String> {
     let mut config: Table = EMBEDDED_DEFAULT
         .parse()
-        .map_err(|error| format!("config/loopback.toml: {error}"))?;
+        .map_err(|error| anyhow!("config/loopback.toml: {error}"))?;
     config["workers"]["cores"] = vec![Value::Integer(worker_core as i64)].into();
     config["control"]["socket"] = socket.display().to_string().into();
     for device in config["device"].as_array_mut().into_iter().flatten() {

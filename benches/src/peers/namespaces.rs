@@ -1,6 +1,7 @@
 //! Two network namespaces joined by a veth pair, for contenders that use the kernel's TCP.
 
 use super::run_program::run_to_end;
+use anyhow::anyhow;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -23,13 +24,13 @@ pub(super) struct NamespacePair {
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-fn ip(args: &[&str]) -> Result<(), String> {
+fn ip(args: &[&str]) -> anyhow::Result<()> {
     run_to_end(Command::new("ip").args(args)).map(|_| ())
 }
 
 /// Waits for the link: the kernel announces it shortly after both ends are up, and some programs do
 /// not use it earlier.
-fn wait_until_link_is_up(namespace: &str) -> Result<(), String> {
+fn wait_until_link_is_up(namespace: &str) -> anyhow::Result<()> {
     for _ in 0..200 {
         let mut command = Command::new("ip");
         let state = run_to_end(command.args(["-n", namespace, "link", "show", "eth0"]))?;
@@ -38,12 +39,12 @@ fn wait_until_link_is_up(namespace: &str) -> Result<(), String> {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    Err("the veth pair did not come up".into())
+    Err(anyhow!("the veth pair did not come up"))
 }
 
 impl NamespacePair {
     /// Creates the namespaces; needs root.
-    pub(super) fn create(settings: VethSettings) -> Result<NamespacePair, String> {
+    pub(super) fn create(settings: VethSettings) -> anyhow::Result<NamespacePair> {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = |end| format!("siwperf{}{}{end}", std::process::id(), number);
         let pair = NamespacePair {
@@ -52,7 +53,7 @@ impl NamespacePair {
         let [first, second] = [&pair.names[0][..], &pair.names[1][..]];
         for name in [first, second] {
             ip(&["netns", "add", name])
-                .map_err(|error| format!("network namespaces need root: {error}"))?;
+                .map_err(|error| anyhow!("network namespaces need root: {error}"))?;
         }
         ip(&[
             "-n", first, "link", "add", "eth0", "type", "veth", "peer", "eth0", "netns", second,
@@ -118,7 +119,7 @@ impl NamespacePair {
     }
 
     /// Waits until a process listens on a TCP port of the second namespace.
-    pub(super) fn wait_for_listener(&self, port: u16) -> Result<(), String> {
+    pub(super) fn wait_for_listener(&self, port: u16) -> anyhow::Result<()> {
         let filter = format!("sport = :{port}");
         for _ in 0..200 {
             let mut command = self.command_in(&self.names[1], "ss");
@@ -130,7 +131,7 @@ impl NamespacePair {
             }
             std::thread::sleep(Duration::from_millis(25));
         }
-        Err(format!("nothing listens at port {port} after 5 s"))
+        Err(anyhow!("nothing listens at port {port} after 5 s"))
     }
 }
 

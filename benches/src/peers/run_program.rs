@@ -1,5 +1,6 @@
 //! Starts the programs of contenders with a time limit, and reads their output.
 
+use anyhow::{anyhow, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ pub(super) struct RunningProgram(Child);
 
 impl RunningProgram {
     /// Starts a program in the background; its output is discarded.
-    pub(super) fn start(command: &mut Command) -> Result<RunningProgram, String> {
+    pub(super) fn start(command: &mut Command) -> anyhow::Result<RunningProgram> {
         let child = command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -28,7 +29,7 @@ impl RunningProgram {
     }
 
     /// Starts a program whose standard output is read.
-    pub(super) fn start_piped(command: &mut Command) -> Result<RunningProgram, String> {
+    pub(super) fn start_piped(command: &mut Command) -> anyhow::Result<RunningProgram> {
         let child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -63,12 +64,12 @@ impl Drop for RunningProgram {
     }
 }
 
-fn describe_start(command: &Command, error: &std::io::Error) -> String {
-    format!("{}: {error}", command.get_program().to_string_lossy())
+fn describe_start(command: &Command, error: &std::io::Error) -> anyhow::Error {
+    anyhow!("{}: {error}", command.get_program().to_string_lossy())
 }
 
 /// Runs a program to its end. Returns its output, or its error text.
-pub(super) fn run_to_end(command: &mut Command) -> Result<String, String> {
+pub(super) fn run_to_end(command: &mut Command) -> anyhow::Result<String> {
     let child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -85,7 +86,7 @@ pub(super) fn run_to_end(command: &mut Command) -> Result<String, String> {
         .lines()
         .chain(text.lines())
         .rfind(|line| !line.trim().is_empty());
-    Err(format!(
+    Err(anyhow!(
         "{} failed ({}): {}",
         command.get_program().to_string_lossy(),
         output.status,
@@ -93,7 +94,7 @@ pub(super) fn run_to_end(command: &mut Command) -> Result<String, String> {
     ))
 }
 
-fn wait_with_limit(mut child: Child) -> Result<Output, String> {
+fn wait_with_limit(mut child: Child) -> anyhow::Result<Output> {
     // Threads drain the pipes, since a program may print more than a pipe holds.
     let drain = |pipe: Option<Box<dyn std::io::Read + Send>>| {
         std::thread::spawn(move || {
@@ -108,12 +109,12 @@ fn wait_with_limit(mut child: Child) -> Result<Output, String> {
     let stderr = drain(child.stderr.take().map(|pipe| Box::new(pipe) as _));
     let deadline = Instant::now() + TIME_LIMIT;
     let status = loop {
-        match child.try_wait().map_err(|error| error.to_string())? {
+        match child.try_wait()? {
             Some(status) => break status,
             None if Instant::now() > deadline => {
                 let _ = child.kill();
                 let _ = child.wait();
-                return Err(format!("no end after {} s", TIME_LIMIT.as_secs()));
+                bail!("no end after {} s", TIME_LIMIT.as_secs());
             }
             None => std::thread::sleep(LOOK_INTERVAL),
         }
@@ -132,9 +133,11 @@ mod tests {
     #[test]
     fn a_program_that_fails_says_why() {
         let error = run_to_end(Command::new("sh").args(["-c", "echo wrong >&2; exit 3"]));
-        let error = error.unwrap_err();
+        let error = error.unwrap_err().to_string();
         assert!(error.contains("wrong") && error.contains('3'), "{error}");
-        let error = run_to_end(&mut Command::new("no-such-program")).unwrap_err();
+        let error = run_to_end(&mut Command::new("no-such-program"))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("no-such-program"), "{error}");
     }
 

@@ -2,6 +2,7 @@
 //! program achieves with sockets.
 
 use crate::measurement::new_histogram;
+use anyhow::{anyhow, bail};
 use hdrhistogram::Histogram;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,9 +12,9 @@ use std::time::{Duration, Instant};
 const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Serves one connection until it is closed.
-pub fn answer_round_trips(address: SocketAddr, size: usize) -> Result<(), String> {
-    let listener = TcpListener::bind(address).map_err(|error| format!("{address}: {error}"))?;
-    let (mut stream, _) = listener.accept().map_err(|error| error.to_string())?;
+pub fn answer_round_trips(address: SocketAddr, size: usize) -> anyhow::Result<()> {
+    let listener = TcpListener::bind(address).map_err(|error| anyhow!("{address}: {error}"))?;
+    let (mut stream, _) = listener.accept()?;
     prepare(&stream)?;
     let mut message = vec![0; size];
     while read_spinning(&mut stream, &mut message)? {
@@ -27,8 +28,8 @@ pub fn measure_round_trips(
     address: SocketAddr,
     size: usize,
     time: Duration,
-) -> Result<Histogram<u64>, String> {
-    let mut stream = TcpStream::connect(address).map_err(|error| format!("{address}: {error}"))?;
+) -> anyhow::Result<Histogram<u64>> {
+    let mut stream = TcpStream::connect(address).map_err(|error| anyhow!("{address}: {error}"))?;
     prepare(&stream)?;
     let mut latency = new_histogram()?;
     let mut message = vec![0x5a; size];
@@ -39,7 +40,7 @@ pub fn measure_round_trips(
     while last < end {
         write_spinning(&mut stream, &message)?;
         if !read_spinning(&mut stream, &mut message)? {
-            return Err("the other end closed the connection".into());
+            bail!("the other end closed the connection");
         }
         let now = Instant::now();
         if last >= warm {
@@ -50,15 +51,15 @@ pub fn measure_round_trips(
     Ok(latency)
 }
 
-fn prepare(stream: &TcpStream) -> Result<(), String> {
+fn prepare(stream: &TcpStream) -> anyhow::Result<()> {
     stream
         .set_nodelay(true)
         .and_then(|()| stream.set_nonblocking(true))
-        .map_err(|error| error.to_string())
+        .map_err(anyhow::Error::new)
 }
 
 /// Fills `buffer`. False if the other end closed.
-fn read_spinning(stream: &mut TcpStream, buffer: &mut [u8]) -> Result<bool, String> {
+fn read_spinning(stream: &mut TcpStream, buffer: &mut [u8]) -> anyhow::Result<bool> {
     let mut filled = 0;
     let mut polls = 0u32;
     let mut since = None;
@@ -71,22 +72,22 @@ fn read_spinning(stream: &mut TcpStream, buffer: &mut [u8]) -> Result<bool, Stri
                 if polls.is_multiple_of(4096)
                     && since.get_or_insert_with(Instant::now).elapsed() > STALL_TIMEOUT
                 {
-                    return Err("nothing arrived for 10 s".into());
+                    bail!("nothing arrived for 10 s");
                 }
             }
             Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(false),
-            Err(error) => return Err(error.to_string()),
+            Err(error) => return Err(error.into()),
         }
     }
     Ok(true)
 }
 
-fn write_spinning(stream: &mut TcpStream, mut bytes: &[u8]) -> Result<(), String> {
+fn write_spinning(stream: &mut TcpStream, mut bytes: &[u8]) -> anyhow::Result<()> {
     while !bytes.is_empty() {
         match stream.write(bytes) {
             Ok(count) => bytes = &bytes[count..],
             Err(error) if error.kind() == ErrorKind::WouldBlock => std::hint::spin_loop(),
-            Err(error) => return Err(error.to_string()),
+            Err(error) => return Err(error.into()),
         }
     }
     Ok(())
@@ -105,7 +106,7 @@ mod tests {
             let answering = scope.spawn(|| answer_round_trips(address, 64));
             let latency = loop {
                 match measure_round_trips(address, 64, Duration::from_millis(40)) {
-                    Err(error) if error.contains("refused") => std::thread::yield_now(),
+                    Err(error) if error.to_string().contains("refused") => std::thread::yield_now(),
                     result => break result.unwrap(),
                 }
             };

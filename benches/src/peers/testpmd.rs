@@ -5,6 +5,7 @@ use super::PeerFigure::RingMframes;
 use super::contenders::Contender;
 use super::daemon::sibling_program;
 use super::run_program::{RunningProgram, run_to_end};
+use anyhow::anyhow;
 use std::io::Read;
 use std::process::Command;
 use std::thread::sleep;
@@ -31,7 +32,7 @@ fn own_frames([_, core]: [usize; 2], time: Duration) -> Contender {
             .args(["--secs", &time.as_secs_f64().to_string()]);
         let text = run_to_end(&mut command)?;
         let result: serde_json::Value = serde_json::from_str(text.trim())
-            .map_err(|error| format!("siw-perf raw printed no result: {error}"))?;
+            .map_err(|error| anyhow!("siw-perf raw printed no result: {error}"))?;
         let ports = result["ports"].as_array().cloned().unwrap_or_default();
         let rates = ports
             .iter()
@@ -67,7 +68,7 @@ fn testpmd_frames([first, core]: [usize; 2], time: Duration) -> Contender {
         if let Some(mut stdout) = testpmd.child().stdout.take() {
             stdout
                 .read_to_string(&mut text)
-                .map_err(|error| format!("dpdk-testpmd: {error}"))?;
+                .map_err(|error| anyhow!("dpdk-testpmd: {error}"))?;
         }
         Ok(vec![(RingMframes, rx_mframes(&text)?)])
     };
@@ -85,7 +86,7 @@ fn has_hugepages() -> bool {
 }
 
 /// Sum of the two ports' last rates.
-fn rx_mframes(text: &str) -> Result<f64, String> {
+fn rx_mframes(text: &str) -> anyhow::Result<f64> {
     let rates: Vec<f64> = text
         .lines()
         .filter_map(|line| line.trim().strip_prefix("Rx-pps:"))
@@ -94,7 +95,7 @@ fn rx_mframes(text: &str) -> Result<f64, String> {
     match rates[..] {
         // The first two rates include the start-up.
         [_, _, .., first, second] => Ok((first + second) / 1e6),
-        _ => Err("dpdk-testpmd printed no rates".into()),
+        _ => Err(anyhow!("dpdk-testpmd printed no rates")),
     }
 }
 
@@ -106,7 +107,7 @@ mod tests {
     fn the_last_rates_of_both_ports_count() {
         let of = |rate: u32| format!("  Rx-pps:     {rate}          Rx-bps:            0\n");
         let text = [1, 2, 3_000_000, 4_500_000].map(of).concat();
-        assert_eq!(rx_mframes(&text), Ok(7.5));
+        assert_eq!(rx_mframes(&text).unwrap(), 7.5);
         assert!(rx_mframes(&of(1)).is_err());
         assert!(rx_mframes("EAL: Cannot init memory").is_err());
     }

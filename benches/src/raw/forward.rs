@@ -5,8 +5,8 @@ use super::frames::{ETHERNET_ADDRESSES, FrameAddresses, FrameSource, frame_numbe
 use super::options::{PayloadWay, RawMode, RawRun};
 use super::ports::{PortIdentity, RawPort, RawPorts};
 use super::report::{FrameCount, Interval, PortCount, RawReport};
+use crate::measurement::Quantiles;
 use crate::measurement::new_histogram;
-use crate::report::Quantiles;
 use dpdk::{ExternalRegion, Mbuf, MbufCache, RxBatch, RxQueue, TxBatch, TxQueue};
 use hdrhistogram::Histogram;
 use nix::sys::signalfd::SignalFd;
@@ -43,7 +43,7 @@ struct RoundTrips {
 }
 
 impl RawRunner {
-    pub(super) fn new(ports: RawPorts, signals: SignalFd) -> Result<RawRunner, String> {
+    pub(super) fn new(ports: RawPorts, signals: SignalFd) -> anyhow::Result<RawRunner> {
         let source = FrameSource::new()?;
         let references = ports
             .list
@@ -80,7 +80,7 @@ impl RawRunner {
         &mut self,
         run: &RawRun,
         mut on_interval: impl FnMut(&[RawPort], &Interval),
-    ) -> Result<RawReport, String> {
+    ) -> anyhow::Result<RawReport> {
         self.describe_frames(run);
         let mut trips = RoundTrips {
             times: new_histogram()?,

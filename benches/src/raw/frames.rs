@@ -1,6 +1,7 @@
 //! Generated frames, and the swap of Ethernet addresses.
 
 use super::options::{ETHERNET_HEADER, PayloadWay};
+use anyhow::anyhow;
 use dpdk::{ExtMemory, ExtTracker, Mbuf, MbufCache, TrackerPool};
 use siw_shm::SharedMemory;
 use siw_shm::shared_memory::PageSize;
@@ -45,17 +46,19 @@ pub(super) struct FrameSource {
 
 impl FrameSource {
     /// Allocates the payload memory; [`Self::describe_frames`] must follow before frames are built.
-    pub(super) fn new() -> Result<FrameSource, String> {
+    pub(super) fn new() -> anyhow::Result<FrameSource> {
         let memory = SharedMemory::create_memfd("siw-perf-raw", MEMORY_BYTES, PageSize::Normal)
-            .map_err(|error| format!("memory for payload: {error}"))?;
+            .map_err(|error| anyhow!("memory for payload: {error}"))?;
         let pattern: Vec<u8> = (0..MEMORY_BYTES).map(|index| (index % 251) as u8).collect();
         memory
             .write(0, &pattern)
-            .map_err(|error| format!("memory for payload: {error}"))?;
+            .map_err(|error| anyhow!("memory for payload: {error}"))?;
         let memory = Arc::new(memory);
         let mut trackers = TrackerPool::new(4);
         let shared: Arc<dyn ExtMemory> = memory.clone();
-        let tracker = trackers.alloc(shared).ok_or("no tracker is free")?;
+        let tracker = trackers
+            .alloc(shared)
+            .ok_or_else(|| anyhow!("no tracker is free"))?;
         Ok(FrameSource {
             memory,
             trackers,

@@ -1,7 +1,8 @@
 //! The command line of `siw-perf raw`, and the runs that it requests.
 
 use super::ports::PortDescription;
-use crate::args::{parse_seconds, parse_size};
+use crate::option_values::{parse_seconds, parse_size};
+use anyhow::{anyhow, bail};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use siwd::config::Config;
@@ -155,12 +156,11 @@ const DEFAULT_TIME: Duration = Duration::from_secs(3);
 
 impl RawOptions {
     /// Builds siwd's configuration of the ports.
-    pub(super) fn to_config(&self) -> Result<Config, String> {
+    pub(super) fn to_config(&self) -> anyhow::Result<Config> {
         let mut config = match &self.config {
             Some(path) => Config::load_file(path),
             None => Config::parse_text(Path::new("(--port)"), &self.to_toml()?),
-        }
-        .map_err(|error| error.to_string())?;
+        }?;
         config.devices.truncate(2);
         if let Some(core) = self.core {
             config.workers.cores = toml::Spanned::new(0..0, vec![core]);
@@ -169,20 +169,20 @@ impl RawOptions {
     }
 
     /// Text of a configuration with the named ports.
-    fn to_toml(&self) -> Result<String, String> {
+    fn to_toml(&self) -> anyhow::Result<String> {
         if self.port.len() > 2 {
-            return Err("--port: at most two ports take part".into());
+            bail!("--port: at most two ports take part");
         }
         let links: Vec<String> = match &self.port[..] {
             [] => vec!["pair = \"raw\"".into(), "pair = \"raw\"".into()],
             ports => ports.iter().map(|port| link_line(port)).collect(),
         };
         if self.address.len() > links.len() {
-            return Err(format!(
+            bail!(
                 "--address: {} addresses for {} ports",
                 self.address.len(),
                 links.len()
-            ));
+            );
         }
         // The rings of a port can hold this many buffers; those of a ring pair are short.
         let buffers = if self.port.is_empty() { 4096 } else { 8192 };
@@ -202,10 +202,10 @@ impl RawOptions {
     }
 
     /// The runs: every size, and each payload placement if frames are generated.
-    pub(super) fn to_runs(&self, ports: &[PortDescription]) -> Result<Vec<RawRun>, String> {
+    pub(super) fn to_runs(&self, ports: &[PortDescription]) -> anyhow::Result<Vec<RawRun>> {
         let on_rings = ports.iter().all(|port| port.in_process);
         if on_rings && ports.len() == 1 {
-            return Err("a pair of rings needs both of its devices".into());
+            bail!("a pair of rings needs both of its devices");
         }
         let tx_first = self.tx_first.unwrap_or(u32::from(on_rings));
         let makes_frames = match self.mode {
@@ -225,18 +225,19 @@ impl RawOptions {
             .iter()
             .find(|size| !(MIN_FRAME..=most).contains(size))
         {
-            return Err(format!(
+            bail!(
                 "--size {size}: frames have {MIN_FRAME} to {most} bytes here; raise mtu for longer ones"
-            ));
+            );
         }
         let refusal = ports.iter().find(|port| !port.takes_references);
         let ways = match (self.payload, refusal) {
             _ if !makes_frames => vec![None],
             (Some(PayloadWay::Reference), Some(port)) => {
-                return Err(format!(
+                bail!(
                     "--payload reference: {} ({}) sends from packet buffers alone",
-                    port.name, port.driver
-                ));
+                    port.name,
+                    port.driver
+                );
             }
             (Some(way), _) => vec![Some(way)],
             (None, Some(_)) => vec![Some(PayloadWay::Copy)],
@@ -281,8 +282,8 @@ fn link_line(port: &str) -> String {
     )
 }
 
-fn parse_mac(text: &str) -> Result<[u8; 6], String> {
-    let refuse = || "write an Ethernet address as 02:00:00:00:00:01".to_owned();
+fn parse_mac(text: &str) -> anyhow::Result<[u8; 6]> {
+    let refuse = || anyhow!("write an Ethernet address as 02:00:00:00:00:01");
     let mut mac = [0; 6];
     let mut parts = text.split(':');
     for octet in &mut mac {
@@ -356,7 +357,7 @@ mod tests {
     fn what_a_port_cannot_do_is_refused_in_words() {
         let error = |line: &str, ports: &[PortDescription]| {
             let options = parse(line);
-            options.to_runs(ports).unwrap_err()
+            options.to_runs(ports).unwrap_err().to_string()
         };
         let copies = [port(false, false)];
         let said = error("--mode txonly --payload reference", &copies);
@@ -366,14 +367,29 @@ mod tests {
         let said = error("--mode io", &[port(true, true)]);
         assert!(said.contains("both of its devices"), "{said}");
         let options = parse("--mode io --port a --port b --port c");
-        assert!(options.to_config().unwrap_err().contains("at most two"));
+        assert!(
+            options
+                .to_config()
+                .unwrap_err()
+                .to_string()
+                .contains("at most two")
+        );
         let options = parse("--mode io --port a --address nonsense");
-        assert!(options.to_config().unwrap_err().contains("nonsense"));
+        assert!(
+            options
+                .to_config()
+                .unwrap_err()
+                .to_string()
+                .contains("nonsense")
+        );
     }
 
     #[test]
     fn ethernet_addresses_have_six_octets() {
-        assert_eq!(parse_mac("02:00:00:00:00:fE"), Ok([2, 0, 0, 0, 0, 0xfe]));
+        assert_eq!(
+            parse_mac("02:00:00:00:00:fE").unwrap(),
+            [2, 0, 0, 0, 0, 0xfe]
+        );
         for bad in ["", "02:00", "02:00:00:00:00:00:00", "x2:00:00:00:00:00"] {
             assert!(parse_mac(bad).is_err(), "{bad}");
         }

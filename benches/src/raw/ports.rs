@@ -1,5 +1,6 @@
 //! Ports of `siw-perf raw`, opened from a siwd configuration with siwd's own functions.
 
+use anyhow::anyhow;
 use dpdk::{ExternalRegion, IovaSpace, MbufCache, Port, RegisteredThread, RxQueue, TxQueue};
 use siw_shm::SharedMemory;
 use siwd::config::Config;
@@ -53,19 +54,15 @@ pub(super) struct RawPorts {
 
 impl RawPorts {
     /// Starts DPDK on the calling thread, and opens the ports with one queue in each direction.
-    pub(super) fn open(config: Config) -> Result<RawPorts, String> {
+    pub(super) fn open(config: Config) -> anyhow::Result<RawPorts> {
         let prepared = Prepared::new(config);
-        let describe = |error: siwd::daemon::StartError| error.to_string();
-        prepared.check_host().into_result().map_err(describe)?;
-        let claims = prepared.claim_host(1).map_err(describe)?;
-        let dpdk = prepared
-            .start_dpdk("siw-perf-raw", POOL_CACHE)
-            .map_err(describe)?;
+        prepared.check_host().into_result()?;
+        let claims = prepared.claim_host(1)?;
+        let dpdk = prepared.start_dpdk("siw-perf-raw", POOL_CACHE)?;
         let core = prepared.cores.first().copied().unwrap_or(0);
-        let fail = |error: dpdk::Error| error.to_string();
-        dpdk::pin_current_thread(core).map_err(fail)?;
-        let registered = dpdk.eal.register_thread().map_err(fail)?;
-        let devices = open_devices(&dpdk, &prepared.devices, 1)?;
+        dpdk::pin_current_thread(core)?;
+        let registered = dpdk.eal.register_thread()?;
+        let devices = open_devices(&dpdk, &prepared.devices, 1).map_err(anyhow::Error::msg)?;
         let widths = prepared
             .pci_devices()
             .filter_map(|device| device.iommu_width);
@@ -111,28 +108,26 @@ impl RawPorts {
     pub(super) fn map_memory(
         &self,
         memory: &Arc<SharedMemory>,
-    ) -> Result<Option<ExternalRegion>, String> {
+    ) -> anyhow::Result<Option<ExternalRegion>> {
         if !self.list.iter().any(|port| port.port.needs_dma_map()) {
             return Ok(None);
         }
         let (len, page) = (memory.len(), memory.page_size());
-        let fail = |error: dpdk::Error| error.to_string();
         let mut region =
-            ExternalRegion::register(&self.dpdk.eal, memory.clone(), len, page, &self.space)
-                .map_err(fail)?;
+            ExternalRegion::register(&self.dpdk.eal, memory.clone(), len, page, &self.space)?;
         for port in &self.list {
-            region.map_for(&port.port).map_err(fail)?;
+            region.map_for(&port.port)?;
         }
         Ok(Some(region))
     }
 }
 
 impl RawPort {
-    fn new(mut device: OpenDevice) -> Result<RawPort, String> {
+    fn new(mut device: OpenDevice) -> anyhow::Result<RawPort> {
         let view = device.client_view();
         let (rx, tx) = device
             .take_queues(0)
-            .ok_or_else(|| format!("device {} has no queue", view.name))?;
+            .ok_or_else(|| anyhow!("device {} has no queue", view.name))?;
         let traits = device.port.driver_traits();
         if !traits.in_process {
             // Frames may be addressed to any host; ports that accept all frames anyway refuse the

@@ -3,7 +3,7 @@
 use super::options::{PayloadWay, RawMode, RawRun};
 use super::ports::RawPort;
 use crate::machine::{Conditions, MachineRecord};
-use crate::report::Quantiles;
+use crate::measurement::Quantiles;
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Write};
 use std::time::Duration;

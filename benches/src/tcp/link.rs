@@ -1,5 +1,6 @@
 //! Ports and the link between them, served by one thread.
 
+use anyhow::anyhow;
 use std::sync::Arc;
 
 use dpdk::{
@@ -27,7 +28,7 @@ pub struct BenchDpdk {
 
 impl BenchDpdk {
     /// Starts DPDK and registers the calling thread.
-    pub fn start_eal() -> Result<BenchDpdk, String> {
+    pub fn start_eal() -> anyhow::Result<BenchDpdk> {
         let free_kb: u64 = hugepage_sizes()
             .iter()
             .map(|size| size.free * size.page_kb)
@@ -38,11 +39,9 @@ impl BenchDpdk {
             memory_mb: EAL_MB,
             log_level: "error".into(),
             ..EalConfig::default()
-        })
-        .map_err(describe_error)?;
-        let registered = eal.register_thread().map_err(describe_error)?;
-        let pool = Mempool::new(&eal, "siw-tcp-perf", POOL_BUFFERS, 256, 2048, None)
-            .map_err(describe_error)?;
+        })?;
+        let registered = eal.register_thread()?;
+        let pool = Mempool::new(&eal, "siw-tcp-perf", POOL_BUFFERS, 256, 2048, None)?;
         Ok(BenchDpdk {
             eal,
             pool,
@@ -51,14 +50,12 @@ impl BenchDpdk {
     }
 
     /// Starts a port with one queue in each direction.
-    pub fn open_port(&self, mut port: Port, config: &PortConfig) -> Result<PortEnd, String> {
-        let caps = port
-            .configure(config, std::slice::from_ref(&self.pool))
-            .map_err(describe_error)?;
-        let (rx, tx) = port.start().map_err(describe_error)?.remove(0);
+    pub fn open_port(&self, mut port: Port, config: &PortConfig) -> anyhow::Result<PortEnd> {
+        let caps = port.configure(config, std::slice::from_ref(&self.pool))?;
+        let (rx, tx) = port.start()?.remove(0);
         Ok(PortEnd {
-            rx: rx.ok_or("a port has no receive queue")?,
-            tx: tx.ok_or("a port has no transmit queue")?,
+            rx: rx.ok_or_else(|| anyhow!("a port has no receive queue"))?,
+            tx: tx.ok_or_else(|| anyhow!("a port has no transmit queue"))?,
             received: RxBatch::new(),
             out: TxBatch::new(),
             offload: caps.offloads.tx_checksum,
@@ -70,24 +67,25 @@ impl BenchDpdk {
     }
 
     /// Opens a ring pair like the daemon's embedded loopback.
-    pub fn open_ring_pair(&self, name: &str) -> Result<[PortEnd; 2], String> {
-        let (first, second) =
-            Port::create_ring_pair(&self.eal, name, 1, 1024).map_err(describe_error)?;
+    pub fn open_ring_pair(&self, name: &str) -> anyhow::Result<[PortEnd; 2]> {
+        let (first, second) = Port::create_ring_pair(&self.eal, name, 1, 1024)?;
         let open = |port| {
             let mut end = self.open_port(port, &PortConfig::default())?;
             // Frames cannot be corrupted between the ends.
             (end.offload, end.trusted) = (false, true);
-            Ok::<_, String>(end)
+            anyhow::Ok(end)
         };
         Ok([open(first)?, open(second)?])
     }
 
     /// Creates the payload memory. `external`: send references to it, instead of unwritten buffer
     /// bytes.
-    pub fn new_source(&self, external: bool) -> Result<(SourceMemory, TrackerPool), String> {
+    pub fn new_source(&self, external: bool) -> anyhow::Result<(SourceMemory, TrackerPool)> {
         let memory: Arc<dyn ExtMemory> = Arc::new(OwnedMemory::new(MEMORY_BYTES));
         let mut trackers = TrackerPool::new(4);
-        let tracker = trackers.alloc(memory).ok_or("no tracker is free")?;
+        let tracker = trackers
+            .alloc(memory)
+            .ok_or_else(|| anyhow!("no tracker is free"))?;
         let source = PayloadSource {
             cache: MbufCache::new(&self.pool),
             tracker,
@@ -152,8 +150,4 @@ impl ChecksumTrust {
             _ => RxChecksum::Good,
         }
     }
-}
-
-pub(super) fn describe_error(e: dpdk::Error) -> String {
-    e.to_string()
 }

@@ -2,6 +2,7 @@
 //! ports: receive, events, new records, remaining output, transmit; the clock is read once per
 //! turn.
 
+use anyhow::{anyhow, bail};
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
@@ -69,7 +70,7 @@ impl StackPair {
     pub const HOT_BYTES: usize = Stack::<RxFrame, RecordLen>::HOT_BYTES;
 
     /// Creates two stacks that can reach each other, without connections.
-    pub fn new(clock: BenchClock, config: &StackPairConfig) -> Result<StackPair, String> {
+    pub fn new(clock: BenchClock, config: &StackPairConfig) -> anyhow::Result<StackPair> {
         let stack = |n: u8| {
             let addr = std::net::Ipv4Addr::new(10, 77, 1, n);
             let mut stack_config =
@@ -80,12 +81,10 @@ impl StackPair {
             stack_config.tx_checksum = config.software_checksum;
             stack_config.tso = config.tso;
             stack_config.congestion = config.congestion;
-            Stack::new(stack_config, clock.read_clock()).map_err(|e| e.to_string())
+            Stack::new(stack_config, clock.read_clock()).map_err(anyhow::Error::new)
         };
         let mut hosts = [stack(1)?, stack(2)?];
-        hosts[1]
-            .listen(None, PORT, 4096, 0)
-            .map_err(|e| e.to_string())?;
+        hosts[1].listen(None, PORT, 4096, 0)?;
         Ok(StackPair {
             hosts,
             conns: Vec::with_capacity(config.connections),
@@ -108,7 +107,7 @@ impl StackPair {
         &mut self,
         link: &mut PairLink<'_>,
         connections: usize,
-    ) -> Result<(), String> {
+    ) -> anyhow::Result<()> {
         let end = std::time::Instant::now() + Duration::from_secs(20);
         while self.conns.len() < connections || self.opened != [connections; 2] {
             // Opens at most as many at a time as fit into the listener's backlog.
@@ -116,14 +115,14 @@ impl StackPair {
             while self.conns.len() < connections && self.conns.len() < self.opened[1] + 256 {
                 let to = (std::net::Ipv4Addr::new(10, 77, 1, 2), PORT).into();
                 let conn = self.hosts[0].connect(now, None, None, to, 0);
-                self.conns.push(conn.map_err(|e| e.to_string())?);
+                self.conns.push(conn?);
             }
             self.run_turn(link, SenderLoad::Nothing);
             if std::time::Instant::now() > end {
-                return Err(format!(
+                bail!(
                     "{:?} of {connections} connections are open after 20 s",
                     self.opened
-                ));
+                );
             }
         }
         self.drain_link(link, Duration::from_millis(20));
@@ -297,7 +296,7 @@ impl StackPair {
         &mut self,
         link: &mut PairLink<'_>,
         time: Duration,
-    ) -> Result<f64, String> {
+    ) -> anyhow::Result<f64> {
         let mut times: Histogram<u64> = new_histogram()?;
         self.echo = true;
         let id = self.conns[0];
@@ -307,7 +306,7 @@ impl StackPair {
             let want = self.echoed + 64;
             self.hosts[0]
                 .push_record(id, 64, RecordLen(0), true)
-                .map_err(|_| "the connection does not take records")?;
+                .map_err(|_| anyhow!("the connection does not take records"))?;
             let mut sink = PairSink::new(&mut link.ends[0], &mut link.source.0);
             self.hosts[0].flush(last, id, &mut sink);
             while self.echoed < want {
