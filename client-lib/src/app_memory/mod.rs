@@ -143,6 +143,11 @@ impl Pd {
     /// data on the same pages is unaffected. The region must not be unmapped, or moved by
     /// mremap(2), before it is deregistered.
     ///
+    /// In a process that uses AIO, io_uring, O_DIRECT or device files, memory stays shared with the
+    /// daemon after its last registration. Then MADV_DONTNEED keeps its content, on whose loss some
+    /// allocators rely for zeroes, except in programs that use the drop-in library, which overrides
+    /// madvise(2) and mremap(2).
+    ///
     /// # Errors
     /// `EFAULT`: not all of it is mapped, or it is read-only and `access` has LOCAL_WRITE.
     /// `EOPNOTSUPP`: remote atomics in memory that is copied.
