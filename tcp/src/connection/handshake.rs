@@ -2,6 +2,7 @@
 
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
+use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
 use crate::config::StackConfig;
 use crate::connection::Connection;
@@ -16,6 +17,10 @@ const MSS_DEFAULT_V4: u16 = 536;
 const MSS_DEFAULT_V6: u16 = 1220;
 /// A smaller MSS is raised to this value, because it would only multiply the packets that we send.
 const MSS_FLOOR: u16 = 64;
+
+/// Distance of the initial sequence number from an earlier connection's last, if the clock of
+/// RFC 6528 has not passed it.
+const ISN_STEP: u32 = 1 << 16;
 
 /// The flags by which a SYN requests ECN and a SYN-ACK agrees (RFC 3168 section 6.1.1).
 const ASK: u8 = ECE | CWR;
@@ -142,6 +147,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return;
         }
         tcb.backoff += 1;
+        self.retransmits += 1;
         cx.schedule_output(tcb, ConnectionFlags::NEED_SYN);
         tcb.restart_retransmission_timer(cx);
     }
@@ -162,6 +168,11 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         self.apply_path_mtu(cx);
         let tcb = &mut self.tcb;
+        if self.retransmits > 0 {
+            // Our SYN or SYN-ACK was lost: one segment at first (RFC 5681 section 3.1).
+            tcb.window.set_initial(1, u32::from(tcb.emss));
+            tcb.rtt.on_syn_lost();
+        }
         tcb.snd_una = seg.ack;
         let flight = tcb.flight_state();
         self.congestion
@@ -202,9 +213,15 @@ impl<B: RecvBuf, R> Connection<B, R> {
     }
 
     /// Starts an active or passive open: our SYN or SYN-ACK is to be sent.
-    pub(crate) fn start_handshake(&mut self, cx: &mut TcpContext<'_>) {
+    /// The initial sequence number is above `previous`, SND.NXT of an earlier connection with the
+    /// same addresses (RFC 9293 section 3.6.1).
+    pub(crate) fn start_handshake(&mut self, cx: &mut TcpContext<'_>, previous: Option<SeqNr>) {
         let key = self.template.key();
         let first = cx.shared.initial_sequence(&key, cx.now);
+        let first = match previous {
+            Some(previous) if !first.gt(previous) => previous + ISN_STEP,
+            _ => first,
+        };
         self.timestamp_offset = cx.shared.timestamp_offset(&key);
         self.tcb.snd_una = first;
         self.tcb.snd_nxt = first + 1;

@@ -54,7 +54,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         let len = buffer.remaining() as u32;
         let span = len + u32::from(seg.flags & FIN != 0) + u32::from(seg.flags & SYN != 0);
-        if self.may_reopen(&seg) {
+        if self.may_reopen(&seg, cx.shared.config.timestamps) {
             return SegmentVerdict::Reopen;
         }
         if !self.passes_timestamp_checks(cx, &seg, span) {
@@ -67,6 +67,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return self.on_reset(cx, &seg);
         }
         if seg.flags & SYN != 0 {
+            if self.tcb.state == TcpState::SynReceived && self.tcb.has(ConnectionFlags::PASSIVE) {
+                // The peer has begun anew: back to LISTEN, which answers its next SYN (section
+                // 3.10.7.4, fourth).
+                self.enter_closed(cx);
+                self.tcb.flags |= ConnectionFlags::RELEASED;
+                return SegmentVerdict::Done;
+            }
             return self.on_unexpected_syn(cx);
         }
         if seg.flags & ACK == 0 {
@@ -117,19 +124,26 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// Returns whether a SYN may replace this connection in TIME-WAIT: its timestamp, or without
-    /// timestamps its sequence number, is above all that the old connection received (RFC 6191, RFC
-    /// 9293 section 3.6.1).
+    /// Returns whether a SYN may replace this connection in TIME-WAIT (RFC 6191 section 2, RFC 9293
+    /// section 3.6.1): its timestamp is above all that the old connection received, or its sequence
+    /// number if the timestamps are equal or absent. Timestamps that only the new connection uses
+    /// protect it from old segments. `timestamps`: new connections use them.
     #[inline]
-    fn may_reopen(&self, seg: &Segment) -> bool {
+    fn may_reopen(&self, seg: &Segment, timestamps: bool) -> bool {
         let tcb = &self.tcb;
         if tcb.state != TcpState::TimeWait || seg.flags & (SYN | ACK | RST) != SYN {
             return false;
         }
-        if seg.has_ts && tcb.has(ConnectionFlags::TIMESTAMPS) {
-            (seg.ts_val.wrapping_sub(tcb.ts_recent) as i32) > 0
-        } else {
-            seg.seq.gt(tcb.rcv_nxt)
+        let is_above = seg.seq.gt(tcb.rcv_nxt);
+        if !seg.has_ts || !timestamps {
+            return is_above;
+        }
+        if !tcb.has(ConnectionFlags::TIMESTAMPS) {
+            return true;
+        }
+        match seg.ts_val.wrapping_sub(tcb.ts_recent) as i32 {
+            0 => is_above,
+            newer => newer > 0,
         }
     }
 

@@ -25,7 +25,7 @@ fn opening() -> (SharedState, Connection<VecBuf, u8>) {
     let (local, remote) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
     let key = FlowKey::new(local, 1000, remote, 80).unwrap();
     let mut conn = Connection::new(&shared, &key, 7);
-    conn.start_handshake(&mut shared.context_of(0));
+    conn.start_handshake(&mut shared.context_of(0), None);
     (shared, conn)
 }
 

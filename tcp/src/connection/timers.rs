@@ -213,6 +213,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return;
         }
         self.tcb.backoff += 1;
+        // One that still waits for the neighbour or the sink was not lost.
+        self.retransmits += u32::from(!self.tcb.has(ConnectionFlags::NEED_SYN));
         cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_SYN);
         self.tcb.restart_retransmission_timer(cx);
     }

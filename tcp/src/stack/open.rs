@@ -7,6 +7,7 @@ use crate::base::buffer::RecvBuf;
 use crate::base::error::StackError;
 use crate::base::ids::{ConnId, ListenerId};
 use crate::base::quota_owner::QuotaOwner;
+use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
 use crate::config::LearnedRoutes;
@@ -86,7 +87,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             let hop = self.shared.next_hop(to).ok_or(StackError::NoRoute(to))?;
             self.shared.neighbours.check_quota(hop, owner)?;
         }
-        let key = match local_port {
+        let (key, previous) = match local_port {
             Some(port) => self
                 .claim_four_tuple(from, port, remote)
                 .ok_or(StackError::AddrInUse(port))?,
@@ -101,7 +102,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let conn = &mut self.connections[index as usize];
         conn.tcb.user = user;
         self.shared.stats.active_opens += 1;
-        self.start_handshake(index);
+        self.start_handshake(index, previous);
         if owner.is_some() {
             // Counted now, since further connects may come before the SYN is sent.
             self.shared.side_table.fields_of(index).quota_owner = owner;
@@ -115,13 +116,19 @@ impl<B: RecvBuf, R> Stack<B, R> {
     }
 
     /// Returns the key of the four-tuple if it is free, or if timestamps allow to reuse the TIME-WAIT
-    /// connection that holds it (RFC 6191).
-    fn claim_four_tuple(&mut self, from: IpAddr, port: u16, remote: SocketAddr) -> Option<FlowKey> {
+    /// connection that holds it (RFC 6191); then also that connection's SND.NXT.
+    fn claim_four_tuple(
+        &mut self,
+        from: IpAddr,
+        port: u16,
+        remote: SocketAddr,
+    ) -> Option<(FlowKey, Option<SeqNr>)> {
         let key = FlowKey::new(from, port, remote.ip(), remote.port())?;
         if port == 0 || key.local() == remote {
             return None;
         }
         let hash = self.shared.table_hasher.hash(&key);
+        let mut previous = None;
         if let Some(index) = self.shared.flow_table.find(hash, |i| {
             self.connections[i as usize].template.carries(&key)
         }) {
@@ -130,15 +137,21 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 return None;
             }
             self.shared.stats.time_wait_recycled += 1;
+            previous = Some(conn.tcb.snd_nxt);
             conn.enter_closed(&mut self.shared.context_of(index));
             self.free_if_done(index);
         }
-        Some(key)
+        Some((key, previous))
     }
 
     /// Chooses an ephemeral port by RFC 6056 section 3.3.3: a keyed offset per destination, plus a counter.
     /// Free ports are preferred to ports held by a connection in TIME-WAIT.
-    fn draw_port(&mut self, now: Instant, from: IpAddr, remote: SocketAddr) -> Option<FlowKey> {
+    fn draw_port(
+        &mut self,
+        now: Instant,
+        from: IpAddr,
+        remote: SocketAddr,
+    ) -> Option<(FlowKey, Option<SeqNr>)> {
         let offset =
             FlowKey::new(from, 0, remote.ip(), remote.port())?.hash(self.shared.isn_key) as u32;
         let time_wait = crate::base::time::to_nanos(self.shared.config.time_wait);
@@ -179,7 +192,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             });
             match holder {
                 _ if key.local() == remote => {}
-                None => return Some(key),
+                None => return Some((key, None)),
                 Some(index) => {
                     let tcb = &self.connections[index as usize].tcb;
                     if tcb.state == TcpState::TimeWait
@@ -264,8 +277,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
     }
 
     /// Starts the handshake of an active or passive open.
-    pub(crate) fn start_handshake(&mut self, index: u32) {
+    pub(crate) fn start_handshake(&mut self, index: u32, previous: Option<SeqNr>) {
         let conn = &mut self.connections[index as usize];
-        conn.start_handshake(&mut self.shared.context_of(index));
+        conn.start_handshake(&mut self.shared.context_of(index), previous);
     }
 }

@@ -10,6 +10,7 @@
 
 use crate::base::buffer::RecvBuf;
 use crate::base::frame_info::{FrameInfo, RxChecksum};
+use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
 use crate::connection::input::SegmentVerdict;
@@ -384,7 +385,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 }
                 None => {
                     let payload = buffer.remaining() as u32;
-                    self.on_unmatched_segment(now, key, seg, payload, origin.src_mac);
+                    self.on_unmatched_segment(now, key, seg, payload, origin.src_mac, None);
                     return false;
                 }
             }
@@ -451,17 +452,19 @@ impl<B: RecvBuf, R> Stack<B, R> {
             conn.on_unexpected_syn(&mut self.shared.context_of(index));
             return;
         };
-        let cookie = self.shared.config.syn_cookies && entry.ready < entry.backlog;
-        let room = entry.pending < entry.backlog || cookie;
+        // No cookie: its sequence number is not above those of the old connection.
+        let room = entry.pending < entry.backlog && !self.shared.neighbours.crowded();
         if !room || !self.make_slot(index) {
             self.shared.stats.listen_overflows += u64::from(!room);
             self.shared.stats.listen_drops += 1;
             return;
         }
         self.shared.stats.time_wait_recycled += 1;
-        self.connections[index as usize].enter_closed(&mut self.shared.context_of(index));
+        let conn = &mut self.connections[index as usize];
+        let previous = Some(conn.tcb.snd_nxt);
+        conn.enter_closed(&mut self.shared.context_of(index));
         self.free_if_done(index);
-        self.on_unmatched_segment(now, key, seg, payload, src_mac);
+        self.on_unmatched_segment(now, key, seg, payload, src_mac, previous);
     }
 
     /// Returns whether a segment that matches no connection has a source address that a peer can have and
@@ -472,6 +475,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     }
 
     /// Processes a segment that matches no connection (RFC 9293 sections 3.10.7.1 and 3.10.7.2).
+    /// `previous`: SND.NXT of the connection that a SYN replaces.
     #[cold]
     fn on_unmatched_segment(
         &mut self,
@@ -480,6 +484,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         seg: &Segment,
         payload: u32,
         src_mac: [u8; 6],
+        previous: Option<SeqNr>,
     ) {
         let own = self.shared.is_own_address(key.local().ip());
         if !own || !self.is_plausible_peer(key, src_mac) {
@@ -539,7 +544,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         conn.tcb.flags |=
             ConnectionFlags::PASSIVE | ConnectionFlags::IN_BACKLOG | ConnectionFlags::RELEASED;
         conn.apply_peer_syn(seg, &self.shared.config, self.shared.recv_wscale);
-        self.start_handshake(index);
+        self.start_handshake(index, previous);
     }
 
     fn reset_unmatched_segment(

@@ -24,6 +24,9 @@ impl RtoLimits {
 /// Workers serve timers between batches, so an earlier probe would be needless.
 const PTO_SLACK: u64 = 2_000_000;
 
+/// The first timeout of a connection whose SYN or SYN-ACK was lost, in ns (RFC 6298 (5.7)).
+const AFTER_LOST_SYN: u64 = 3_000_000_000;
+
 /// Four ticks of the timestamp clock, in ns.
 const COARSE_MIN: u64 = 4 << 20;
 
@@ -31,6 +34,7 @@ const COARSE_MIN: u64 = 4 << 20;
 pub(crate) struct RoundTrip {
     /// Smoothed round-trip time; 0: no sample yet.
     pub srtt: u64,
+    /// RTTVAR. Without a sample: the least initial timeout, 0 if it is the configured one.
     variance: u32,
     /// Approximate minimum of recent samples (RFC 8985 section 6.2 step 1): falls at once, rises
     /// slowly. Saturates at 4 s.
@@ -58,8 +62,16 @@ impl RoundTrip {
     /// Adds a sample from an echoed timestamp, which may be one tick too long (RFC 7323 section 4.1). A
     /// sample of a few ticks counts only if it shows that the timeout is too short.
     pub(crate) fn add_coarse_sample(&mut self, rtt: u64, limits: &RtoLimits) {
-        if rtt >= COARSE_MIN || rtt > self.first_timeout(limits) {
+        if rtt >= COARSE_MIN || self.srtt == 0 || rtt > self.first_timeout(limits) {
             self.add_sample(rtt);
+        }
+    }
+
+    /// Lengthens the timeout until the first sample, because the SYN or SYN-ACK was lost (RFC 6298
+    /// (5.7)).
+    pub(crate) fn on_syn_lost(&mut self) {
+        if self.srtt == 0 {
+            self.variance = Self::variance_units(AFTER_LOST_SYN);
         }
     }
 
@@ -93,7 +105,7 @@ impl RoundTrip {
     #[inline]
     pub(crate) fn retransmission_timeout(&self, limits: &RtoLimits, backoff: u8) -> u64 {
         let base = if self.srtt == 0 {
-            limits.initial
+            limits.initial.max(u64::from(self.variance) << 6)
         } else {
             self.srtt + (u64::from(self.variance) << 8).max(limits.min)
         };
@@ -115,6 +127,9 @@ mod tests {
             max: 60_000_000_000,
             initial: 1_000_000_000,
         };
+        let mut r = RoundTrip::default();
+        r.on_syn_lost();
+        assert_eq!(r.retransmission_timeout(&limits, 0), 3_000_000_000, "(5.7)");
         let mut r = RoundTrip::default();
         assert_eq!(r.retransmission_timeout(&limits, 0), 1_000_000_000, "(2.1)");
         assert_eq!(r.retransmission_timeout(&limits, 2), 4_000_000_000, "(5.5)");

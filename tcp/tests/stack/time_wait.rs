@@ -126,3 +126,27 @@ fn an_acceptable_syn_opens_a_new_connection() {
     );
     assert_eq!(lab.net.hosts[1].stats().time_wait_recycled, 1);
 }
+
+/// The old connection has sent faster than the clock of initial sequence numbers ticks.
+#[test]
+fn the_new_sequence_numbers_are_above_the_old() {
+    let mut lab = Lab::new();
+    lab.net.hosts[1].listen(None, 80, 4, 0).unwrap();
+    let [a, b] = lab.connect();
+    for part in crate::common::wire::pattern(1 << 20).chunks(1448) {
+        lab.send(1, b, part);
+        lab.run_ms(1);
+        lab.read(0, a);
+    }
+    lab.net.hosts[1].release(lab.net.now, b);
+    lab.run_ms(5);
+    lab.net.hosts[0].release(lab.net.now, a);
+    lab.run_ms(5);
+    let (fin, last) = (lab.last(0), lab.last(1));
+    assert_eq!(fin.flags, ACK | FIN);
+    lab.lose(|from, _| from == 0);
+    let answer = answers(&mut lab, &new_syn(&fin)).remove(0);
+    assert_eq!(answer.flags, SYN | ACK);
+    let above = answer.seq.wrapping_sub(last.seq) as i32;
+    assert!(above > 0, "{above}");
+}
