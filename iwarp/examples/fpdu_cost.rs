@@ -138,24 +138,17 @@ impl Gather<'_> {
 
 impl FrameBuilder for Gather<'_> {
     #[inline]
-    fn append_bytes(&mut self, bytes: &[u8]) {
-        if let Some(room) = self.reserve(bytes.len()) {
-            room.copy_from_slice(bytes);
-        }
+    fn reserve_fpdus(&mut self, len: usize, _: usize) -> Option<&mut [u8]> {
+        let room = self.bufs[self.frame].get_mut(self.at..self.at + len)?;
+        self.at += len;
+        Some(room)
     }
     #[inline]
-    fn contiguous_room(&mut self, want: usize) -> usize {
-        want.min(self.bufs[self.frame].len() - self.at)
-    }
-    #[inline]
-    fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
+    fn reserve(&mut self, want: usize) -> Option<&mut [u8]> {
+        let len = want.min(self.bufs[self.frame].len() - self.at);
         let room = self.bufs[self.frame].get_mut(self.at..self.at + len);
         self.at += len;
         room
-    }
-    #[inline]
-    fn reserve_in_one_piece(&mut self, len: usize) -> Option<&mut [u8]> {
-        self.reserve(len)
     }
     fn withdraw(&mut self, len: usize) {
         self.at -= len;
@@ -372,7 +365,7 @@ fn measure(shape: StreamShape) -> Cost {
                 let Some(OutgoingFpdu { record, .. }) = qp.next_record(&mut env, 1 << 20) else {
                     panic!("more to send")
                 };
-                qp.build_fpdu(&env.keys, &record, &mut gather)
+                qp.build_fpdus(&env.keys, &record.into(), 0..1, &mut gather)
                     .expect("the key is there");
                 gather.next_frame();
                 *slot = Some(record);

@@ -8,8 +8,7 @@
 //!
 //! Receive data path: slices of the stream ([`RxStream`]) -> FPDU and CRC ([`mpa::fpdu`]) -> headers
 //! ([`ddp`], [`rdmap`]) -> key check and placement -> completion. Send data path: work request ->
-//! [`FpduRun`] -> [`QueuePair::build_run`] and [`QueuePair::build_fpdu`] into a [`FrameBuilder`],
-//! repeated at each retransmission.
+//! [`FpduRun`] -> [`QueuePair::build_fpdus`] into a [`FrameBuilder`], repeated at each retransmission.
 //!
 //! # How a worker drives it
 //!
@@ -25,10 +24,9 @@
 //!
 //! On a doorbell: call [`QueuePair::next_records`]; in ERROR, [`QueuePair::flush_queues`].
 //!
-//! To transmit or retransmit a segment: call [`QueuePair::build_run`] for its part of each record,
-//! then [`QueuePair::build_fpdu`] for each remaining FPDU. When the segment needs only part of an
-//! FPDU, build the FPDU into scratch memory and cut it. After a [`BuildError`], call
-//! [`QueuePair::on_build_failure`].
+//! To transmit or retransmit a segment: call [`QueuePair::build_fpdus`] for its part of each record.
+//! When the segment needs only part of an FPDU, build the FPDU into scratch memory and cut it. After
+//! a [`BuildError`], call [`QueuePair::on_build_failure`].
 //!
 //! When the port returns buffers: call [`QueuePair::poll_releases`] for the queue pairs for which
 //! [`QpEnv::is_released`] returned `false`.

@@ -1,7 +1,7 @@
 //! Records that a queue pair hands to TCP, and the frame builder that their bytes go into.
 //!
 //! TCP keeps records, not bytes: an [`FpduRecord`] names the message, and the part of it, that an
-//! FPDU carries. [`QueuePair::build_fpdu`](crate::QueuePair::build_fpdu) generates the bytes each
+//! FPDU carries. [`QueuePair::build_fpdus`](crate::QueuePair::build_fpdus) generates the bytes each
 //! time TCP sends the FPDU, so a retransmission has the same FPDU boundaries and nothing is buffered
 //! twice.
 
@@ -9,12 +9,13 @@ use crate::environment::ExtBufRef;
 use crate::mpa::fpdu;
 use crate::mpa::marker::MarkerPosition;
 use siw_shm::SharedMemory;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A record of TCP's send queue: kept until acknowledged; its bytes are built at each transmission.
 #[derive(Debug, Clone)]
 pub enum TxRecord {
-    /// FPDUs; [`QueuePair::build_fpdu`](crate::QueuePair::build_fpdu) makes the bytes of each.
+    /// FPDUs; [`QueuePair::build_fpdus`](crate::QueuePair::build_fpdus) makes their bytes.
     Fpdus(FpduRun),
     /// Literal bytes: an MPA frame, or a Terminate sent without a queue pair.
     Stream(Box<[u8]>),
@@ -150,18 +151,26 @@ impl FpduRun {
         record
     }
 
-    /// Octets of payload in each FPDU, if there are several.
+    /// The FPDUs in `len` bytes from `offset` on, if these are whole FPDUs.
     #[inline]
-    pub(crate) fn payload_len(&self) -> u16 {
-        self.payload_len
+    pub fn whole_units(&self, offset: u32, len: u32) -> Option<Range<u16>> {
+        let unit_len = self.unit_len();
+        if self.count == 1 {
+            return (offset == 0 && len == unit_len).then_some(0..1);
+        }
+        let is_whole = offset.is_multiple_of(unit_len) && len.is_multiple_of(unit_len);
+        is_whole.then(|| {
+            let start = (offset / unit_len) as u16;
+            start..start + (len / unit_len) as u16
+        })
     }
 }
 
 /// An FPDU that may be sent now; see [`QueuePair::next_record`](crate::QueuePair::next_record).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OutgoingFpdu {
-    /// Record that TCP keeps, and passes to [`QueuePair::build_fpdu`](crate::QueuePair::build_fpdu)
-    /// at each transmission.
+    /// Record that TCP keeps, and passes to
+    /// [`QueuePair::build_fpdus`](crate::QueuePair::build_fpdus) at each transmission.
     pub record: FpduRecord,
     /// [`FpduRecord::wire_len`], already computed.
     pub wire_len: u32,
@@ -169,8 +178,17 @@ pub struct OutgoingFpdu {
 
 /// A frame under construction. Calls come in wire order.
 pub trait FrameBuilder {
-    /// Appends a copy of `bytes`: headers, pad, CRC, inline payload.
-    fn append_bytes(&mut self, bytes: &[u8]);
+    /// Appends room for the caller to write FPDUs of `len` bytes each: as many as fit into one piece,
+    /// at most `most`. `None`: not even one fits here; nothing was appended, and the caller appends it
+    /// part by part with [`reserve`](Self::reserve).
+    fn reserve_fpdus(&mut self, len: usize, most: usize) -> Option<&mut [u8]>;
+
+    /// Appends room for the caller to write a part of an FPDU: the next piece of the frame, of at least
+    /// one byte and at most `want`. `None`: there is no room, and the frame will be dropped.
+    fn reserve(&mut self, want: usize) -> Option<&mut [u8]>;
+
+    /// Removes the last `len` bytes of the room that was appended last.
+    fn withdraw(&mut self, len: usize);
 
     /// Appends a reference to `len` bytes at `offset` of `region`, counted for `ext_buf_ref`, instead
     /// of a copy. `false`: nothing was appended, and the caller copies the bytes into memory from
@@ -183,28 +201,4 @@ pub trait FrameBuilder {
         len: usize,
         ext_buf_ref: ExtBufRef,
     ) -> bool;
-
-    /// Returns how many of the next `want` bytes [`reserve`](Self::reserve) provides in one piece:
-    /// all of them, or at least enough for payload after a marker if one is due. 0 if the frame is to
-    /// be dropped.
-    fn contiguous_room(&mut self, want: usize) -> usize;
-
-    /// Appends `len` bytes for the caller to write: payload that is copied. `None`: there is no room,
-    /// and the frame will be dropped.
-    fn reserve(&mut self, len: usize) -> Option<&mut [u8]>;
-
-    /// Variant of [`reserve`](Self::reserve) for a whole copied FPDU, if there is room for it in one
-    /// piece. `None`: nothing was appended, and the caller appends the FPDU part by part.
-    fn reserve_in_one_piece(&mut self, len: usize) -> Option<&mut [u8]>;
-
-    /// Variant of [`reserve_in_one_piece`](Self::reserve_in_one_piece) for as many FPDUs of `len`
-    /// bytes as fit, at most `most`.
-    fn reserve_fpdus(&mut self, len: usize, most: usize) -> Option<&mut [u8]> {
-        let _ = most;
-        self.reserve_in_one_piece(len)
-    }
-
-    /// Removes the last `len` bytes that [`reserve_fpdus`](Self::reserve_fpdus) returned from the
-    /// frame.
-    fn withdraw(&mut self, len: usize);
 }

@@ -10,14 +10,27 @@ use dpdk::{ChainBuilder, Mbuf, MbufCache};
 use siw_tcp::{FrameMeta, FrameSink};
 
 use super::output::PortOutput;
-use crate::link_traits::PayloadPolicy;
+use crate::link_traits::{COPY_MAX, PayloadPolicy};
+
+/// Buffers that one frame may need: a header, and a reference with a trailer for each piece of more
+/// than [`COPY_MAX`] bytes. A frame is begun only when the cache has them, so that an exhausted pool
+/// delays frames instead of truncating them.
+const BUFFERS_NEEDED: usize = 40;
+
+/// Buffers that a super-segment may need: each FPDU of copied payload lies in one.
+const BUFFERS_NEEDED_BY_TSO: usize = 64;
+
+#[inline]
+fn buffers_needed(meta: &FrameMeta) -> usize {
+    if meta.tso_segsz > 0 {
+        BUFFERS_NEEDED_BY_TSO
+    } else {
+        BUFFERS_NEEDED
+    }
+}
 
 /// Writes records of connections into frames.
 pub(crate) trait RecordWriter<R> {
-    /// Buffers that a frame may need. A frame is begun only when the cache has them, so that an
-    /// exhausted pool delays frames instead of truncating them.
-    fn buffers_needed(meta: &FrameMeta) -> usize;
-
     /// Appends `len` bytes of `record` from `offset` on. `user`: the connection's owner.
     fn write_record(
         &mut self,
@@ -34,16 +47,14 @@ pub(crate) trait RecordWriter<R> {
 pub(crate) struct TxFrame {
     pub(crate) chain: ChainBuilder,
     pub(crate) meta: FrameMeta,
-    /// Payload bytes still to be written, including those of the current record.
-    pub(crate) bytes_left: u32,
-    /// References to registered memory in this wire segment.
-    pub(crate) references: u16,
+    /// Wire segment of the last reference to registered memory, and the number of references in it.
+    references: (u32, u16),
     /// Maximum number of references per wire segment.
     references_max: u16,
     /// Maximum number of buffers in the whole frame.
     chain_max: u16,
     /// The port computes wrong checksums if any buffer but the last has an odd length.
-    pub(crate) even_segments: bool,
+    even_segments: bool,
     /// The port reads registered memory in place.
     pub(crate) takes_references: bool,
     /// The frame is incomplete: it is dropped, as if the network had lost it.
@@ -57,8 +68,7 @@ impl TxFrame {
         TxFrame {
             chain,
             meta: *meta,
-            bytes_left: meta.payload_len,
-            references: 0,
+            references: (0, 0),
             references_max: link.max_segments.saturating_sub(2) / 2,
             chain_max: if meta.tso_segsz > 0 {
                 link.max_tso_segments
@@ -78,25 +88,67 @@ impl TxFrame {
         }
     }
 
-    /// True if a reference to `len` bytes still fits, together with the buffer that follows it. The
-    /// rest of the payload may be copied, which needs at most one buffer per kilobyte.
+    /// Payload bytes written.
     #[inline]
-    pub(crate) fn has_room_for_reference(&self, len: usize) -> bool {
+    fn written(&self) -> u32 {
+        let FrameMeta {
+            l2_len,
+            l3_len,
+            l4_len,
+            ..
+        } = self.meta;
+        self.chain.pkt_len() - u32::from(l2_len) - u32::from(l3_len) - u32::from(l4_len)
+    }
+
+    /// Appends a buffer that refers to `len` bytes, which `attach` returns, if the frame still has room
+    /// for it together with the buffer that follows it. The rest of the payload may be copied, which
+    /// needs at most one buffer per kilobyte.
+    #[inline]
+    pub(crate) fn append_reference(
+        &mut self,
+        len: usize,
+        attach: impl FnOnce() -> Option<Mbuf>,
+    ) -> bool {
         if self.even_segments && (self.chain.pkt_len() as usize | len) & 1 != 0 {
             return false;
         }
-        let rest = self.bytes_left / 1024 + 3;
-        self.references < self.references_max
-            && u32::from(self.chain.nb_segs()) + rest <= u32::from(self.chain_max)
+        let written = self.written();
+        let segment = match self.meta.tso_segsz {
+            0 => 0,
+            segment_len => written / u32::from(segment_len),
+        };
+        let before = match self.references {
+            (last, count) if last == segment => count,
+            _ => 0,
+        };
+        let rest = self.meta.payload_len.saturating_sub(written) / 1024 + 3;
+        if before >= self.references_max
+            || u32::from(self.chain.nb_segs()) + rest > u32::from(self.chain_max)
+        {
+            return false;
+        }
+        let Some(mbuf) = attach() else {
+            return false;
+        };
+        if self.chain.push(mbuf).is_err() {
+            self.is_broken = true;
+        }
+        self.references = (segment, before + 1);
+        true
     }
 
-    /// Reserves room for `len` bytes in one piece, in a new buffer if the last has too little. On
-    /// failure returns `None` and marks the frame as broken.
+    /// Appends room for the next piece of payload: at least one byte, at most `want`. Starts a new
+    /// buffer if the last one is full or nearly full. On failure returns `None` and marks the frame as
+    /// broken.
     #[inline]
-    pub(crate) fn reserve_room(&mut self, cache: &mut MbufCache, len: usize) -> Option<&mut [u8]> {
-        if usize::from(self.chain.tailroom()) < len && !self.add_buffer(cache) {
+    pub(crate) fn reserve(&mut self, cache: &mut MbufCache, want: usize) -> Option<&mut [u8]> {
+        let tailroom = usize::from(self.chain.tailroom());
+        let is_odd = self.even_segments && self.chain.pkt_len() & 1 != 0;
+        let has_room = tailroom >= want.min(COPY_MAX as usize) || (is_odd && tailroom > 0);
+        if !has_room && !self.add_buffer(cache) {
             return None;
         }
+        let len = usize::from(self.chain.tailroom()).min(want);
         let room = self.chain.append_room(len as u16);
         if room.is_none() {
             self.is_broken = true;
@@ -116,8 +168,7 @@ impl TxFrame {
         added
     }
 
-    /// Reserves room for `len` bytes, split at buffer ends, and calls `write` with the offset and the
-    /// room of each piece.
+    /// Appends `len` bytes, and calls `write` with the offset and the room of each piece.
     #[inline]
     pub(crate) fn fill_bytes(
         &mut self,
@@ -127,17 +178,22 @@ impl TxFrame {
     ) {
         let mut done = 0;
         while done < len {
-            if self.chain.tailroom() == 0 && !self.add_buffer(cache) {
-                return;
-            }
-            let piece = usize::from(self.chain.tailroom()).min(len - done);
-            let room = self.chain.append_room(piece as u16);
-            let Some(room) = room.filter(|room| !room.is_empty()) else {
-                self.is_broken = true;
+            let Some(room) = self.reserve(cache, len - done) else {
                 return;
             };
             write(done, room);
-            done += piece;
+            done += room.len();
+        }
+    }
+
+    /// Appends a copy of `bytes`; `None` marks the frame as broken.
+    #[inline]
+    pub(crate) fn append_bytes(&mut self, cache: &mut MbufCache, bytes: Option<&[u8]>) {
+        match bytes {
+            Some(bytes) => self.fill_bytes(cache, bytes.len(), |at, room| {
+                room.copy_from_slice(&bytes[at..at + room.len()]);
+            }),
+            None => self.is_broken = true,
         }
     }
 }
@@ -227,7 +283,7 @@ impl<R, W: RecordWriter<R>> FrameSink<R> for PortSink<'_, W> {
         meta: &FrameMeta,
         fill: impl FnOnce(&mut [u8]),
     ) -> bool {
-        let chain = self.start_frame(len, W::buffers_needed(meta), fill);
+        let chain = self.start_frame(len, buffers_needed(meta), fill);
         self.frame = chain.map(|chain| TxFrame::new(chain, meta, self.output));
         self.frame.is_some()
     }
@@ -241,7 +297,7 @@ impl<R, W: RecordWriter<R>> FrameSink<R> for PortSink<'_, W> {
         fill: impl FnOnce(&mut [u8]),
         (user, record, offset): (u64, &R, u32),
     ) -> bool {
-        let Some(chain) = self.start_frame(len, W::buffers_needed(meta), fill) else {
+        let Some(chain) = self.start_frame(len, buffers_needed(meta), fill) else {
             return false;
         };
         let mut frame = TxFrame::new(chain, meta, self.output);
@@ -266,7 +322,7 @@ impl<R, W: RecordWriter<R>> FrameSink<R> for PortSink<'_, W> {
         meta: &FrameMeta,
         fill: impl FnOnce(&mut [u8]),
     ) -> bool {
-        let Some(chain) = self.start_frame(len, W::buffers_needed(meta), fill) else {
+        let Some(chain) = self.start_frame(len, buffers_needed(meta), fill) else {
             return false;
         };
         self.finish_frame(chain, meta, false);
@@ -282,9 +338,7 @@ impl<R, W: RecordWriter<R>> FrameSink<R> for PortSink<'_, W> {
 
     fn append_bytes(&mut self, bytes: &[u8]) {
         let Some(frame) = &mut self.frame else { return };
-        frame.fill_bytes(self.cache, bytes.len(), |at, room| {
-            room.copy_from_slice(&bytes[at..at + room.len()]);
-        });
+        frame.append_bytes(self.cache, Some(bytes));
     }
 
     #[inline]

@@ -1,13 +1,9 @@
 //! Records queued at TCP for a stream, and how they are copied into frames.
 
 use dpdk::MbufCache;
-use siw_tcp::FrameMeta;
 
 use super::pattern::StreamPattern;
 use crate::datapath::frame_sink::{RecordWriter, TxFrame};
-
-/// Smallest packet buffer; most hold a whole packet.
-const BUFFER_BYTES: usize = 2048;
 
 /// Data queued at TCP for a connection.
 pub(super) enum StreamRecord {
@@ -34,11 +30,6 @@ pub(super) struct StreamWriter {
 
 impl RecordWriter<StreamRecord> for StreamWriter {
     #[inline]
-    fn buffers_needed(meta: &FrameMeta) -> usize {
-        2 + meta.payload_len as usize / BUFFER_BYTES
-    }
-
-    #[inline]
     fn write_record(
         &mut self,
         frame: &mut TxFrame,
@@ -57,13 +48,7 @@ impl RecordWriter<StreamRecord> for StreamWriter {
             }
             StreamRecord::Block(block) => {
                 let part = block.get(offset as usize..(offset + len) as usize);
-                let Some(part) = part else {
-                    frame.is_broken = true;
-                    return;
-                };
-                frame.fill_bytes(cache, part.len(), |done, room| {
-                    room.copy_from_slice(&part[done..done + room.len()]);
-                });
+                frame.append_bytes(cache, part);
             }
         }
     }

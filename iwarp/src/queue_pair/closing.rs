@@ -119,7 +119,7 @@ impl QueuePair {
         }
     }
 
-    /// Handles a failure of [`build_fpdu`](Self::build_fpdu): the queue pair enters ERROR and
+    /// Handles a failure of [`build_fpdus`](Self::build_fpdus): the queue pair enters ERROR and
     /// requests an abort. The message completes with LOC_PROT_ERR, everything else is flushed.
     pub fn on_build_failure<E: QpEnv>(
         &mut self,

@@ -3,8 +3,8 @@
 //! One worker owns and drives it:
 //!
 //! ```text
-//! doorbell / room in TCP --> next_records() -----> FpduRun: kept by TCP, which calls build_run() and
-//!                                                  build_fpdu() at each transmission
+//! doorbell / room in TCP --> next_records() -----> FpduRun: kept by TCP, which calls build_fpdus() at
+//!                                                  each transmission
 //! ACK ---------------------> on_fpdus_acked(), complete_acked() --> completions of SEND and WRITE
 //! bytes in order ----------> receive_in_order() -> placement, receive and READ completions
 //! FIN, RST, timers --------> on_peer_fin(), on_tcp_closed() --> flush

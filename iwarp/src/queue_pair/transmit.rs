@@ -5,7 +5,7 @@ use super::fpdu_builder::FpduBuilder;
 use super::requester::{PLACEHOLDER_STAG, PreparedRequest};
 use super::state::{BuildError, RdmapState};
 use super::transmitter::OpenMessage;
-use crate::ddp::{TAGGED_HDR_LEN, UNTAGGED_HDR_LEN};
+use crate::ddp::{ControlOctets, TAGGED_HDR_LEN, TaggedHeader, UNTAGGED_HDR_LEN};
 use crate::environment::QpEnv;
 use crate::mpa::RtrKind;
 use crate::rdmap::terminate::{TerminateCode, TerminatePayload};
@@ -198,76 +198,66 @@ impl QueuePair {
         Some(next)
     }
 
-    /// Builds the whole FPDU of a record: header, payload, pad, CRC. Checks the memory key again.
-    ///
-    /// Never inlined itself; it inlines the code that nearly all FPDUs need.
-    #[inline(never)]
-    pub fn build_fpdu(
-        &self,
-        keys: &KeyReader,
-        record: &FpduRecord,
-        frame: &mut impl FrameBuilder,
-    ) -> Result<(), BuildError> {
-        if record.marker_position.has_markers() {
-            return self.build_marked_fpdu(keys, record, frame);
-        }
-        if record.kind == FpduKind::Request {
-            let (requester, attr) = (&self.requester, &self.attr);
-            if requester.build_plain_segment(keys, attr, record, self.crc, frame)? {
-                return Ok(());
-            }
-        }
-        self.build_unmarked_fpdu(keys, record, frame)
-    }
-
-    /// Builds the FPDUs `units` of a run, each as [`build_fpdu`](Self::build_fpdu) does, up to the
-    /// first one that needs more than one copy of memory. Returns the number of FPDUs built. On
-    /// failure, returns the record that cannot be built, and the error.
+    /// Builds the FPDUs `units` of a run at the end of the frame, at each transmission: header, payload,
+    /// pad, CRC. Checks the memory keys again. On failure, returns the record that cannot be built, and
+    /// the error; the frame then has to be dropped.
     #[inline]
-    pub fn build_run(
+    pub fn build_fpdus(
         &self,
         keys: &KeyReader,
         run: &FpduRun,
         units: Range<u16>,
         frame: &mut impl FrameBuilder,
-    ) -> Result<u16, (FpduRecord, BuildError)> {
-        if run.count() == 1 || run.kind() != FpduKind::Request {
-            return Ok(0);
+    ) -> Result<(), (FpduRecord, BuildError)> {
+        let mut next = units.start;
+        if units.len() > 1 && run.kind() == FpduKind::Request {
+            let (requester, attr) = (&self.requester, &self.attr);
+            next +=
+                requester.append_copied_run(keys, attr, (run, units.clone()), self.crc, frame)?;
         }
-        self.requester
-            .build_run(keys, &self.attr, (run, units), self.crc, frame)
+        while next < units.end {
+            let record = run.get(next);
+            let built = self.build_fpdu(keys, &record, frame);
+            built.map_err(|error| (record, error))?;
+            next += 1;
+        }
+        Ok(())
     }
 
+    /// Builds one FPDU. Never inlined itself; it inlines the code that nearly all FPDUs need.
     #[inline(never)]
-    fn build_unmarked_fpdu(
+    fn build_fpdu(
         &self,
         keys: &KeyReader,
         record: &FpduRecord,
         frame: &mut impl FrameBuilder,
     ) -> Result<(), BuildError> {
-        let fpdu = FpduBuilder::<_, false>::new(self.crc, record, frame);
-        self.append_message(keys, record, fpdu)
+        let (attr, crc) = (&self.attr, self.crc);
+        let is_built = match record.kind {
+            FpduKind::Request => self
+                .requester
+                .append_copied(keys, attr, record, crc, frame)?,
+            FpduKind::Response => self
+                .responder
+                .append_copied(keys, attr, record, crc, frame)?,
+            _ => false,
+        };
+        if is_built {
+            return Ok(());
+        }
+        self.build_in_parts(keys, record, frame)
     }
 
+    /// Builds an FPDU of any kind, part by part.
     #[inline(never)]
-    fn build_marked_fpdu(
+    fn build_in_parts<B: FrameBuilder>(
         &self,
         keys: &KeyReader,
         record: &FpduRecord,
-        frame: &mut impl FrameBuilder,
-    ) -> Result<(), BuildError> {
-        let fpdu = FpduBuilder::<_, true>::new(self.crc, record, frame);
-        self.append_message(keys, record, fpdu)
-    }
-
-    #[inline]
-    fn append_message<B: FrameBuilder, const MARKERS: bool>(
-        &self,
-        keys: &KeyReader,
-        record: &FpduRecord,
-        mut fpdu: FpduBuilder<'_, B, MARKERS>,
+        frame: &mut B,
     ) -> Result<(), BuildError> {
         let attr = &self.attr;
+        let mut fpdu = FpduBuilder::new(self.crc, record, frame);
         match record.kind {
             FpduKind::Request => self
                 .requester
@@ -288,17 +278,20 @@ impl QueuePair {
         Ok(())
     }
 
-    fn append_ready_to_receive<B: FrameBuilder, const MARKERS: bool>(
+    fn append_ready_to_receive<B: FrameBuilder>(
         &self,
-        fpdu: &mut FpduBuilder<'_, B, MARKERS>,
+        fpdu: &mut FpduBuilder<'_, B>,
     ) -> Result<(), BuildError> {
         match self.rtr.ok_or(BuildError::MessageCompleted)? {
             RtrKind::Write => {
-                fpdu.append_tagged_header(RdmapOpcode::Write, true, PLACEHOLDER_STAG, 0);
+                let header = TaggedHeader {
+                    control: ControlOctets::new(RdmapOpcode::Write, true),
+                    stag: PLACEHOLDER_STAG,
+                    to: 0,
+                };
+                fpdu.append_header(&header.to_bytes());
             }
-            RtrKind::Send => {
-                fpdu.append_untagged_header(RdmapOpcode::Send, true, 0, self.first_msn, 0);
-            }
+            RtrKind::Send => fpdu.append_short_message(RdmapOpcode::Send, self.first_msn, &[]),
             RtrKind::Read => fpdu.append_read_request(
                 self.first_msn,
                 &ReadRequestHeader {

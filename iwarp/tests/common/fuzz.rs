@@ -99,11 +99,7 @@ fn settle(mut end: End, region: &SharedMemory) {
     {
         terminates += usize::from(responder.kind == FpduKind::Terminate);
         let mut frame = Frame::default();
-        if end
-            .qp
-            .build_fpdu(&end.env.keys, &responder, &mut frame)
-            .is_ok()
-        {
+        if end.build_fpdu(&responder, &mut frame).is_ok() {
             assert_eq!(frame.bytes.len(), responder.wire_len());
         }
         end.unacked.push_back(responder);

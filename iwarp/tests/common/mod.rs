@@ -32,10 +32,22 @@ pub struct Frame {
     pub piece: usize,
 }
 
-impl FrameBuilder for Frame {
-    fn append_bytes(&mut self, bytes: &[u8]) {
-        self.bytes.extend_from_slice(bytes);
+impl Frame {
+    fn piece_len(&self, want: usize) -> usize {
+        match self.piece {
+            0 => want,
+            piece => want.min(piece),
+        }
     }
+
+    fn extend(&mut self, len: usize) -> &mut [u8] {
+        let at = self.bytes.len();
+        self.bytes.resize(at + len, 0);
+        &mut self.bytes[at..]
+    }
+}
+
+impl FrameBuilder for Frame {
     fn append_reference(
         &mut self,
         region: &Arc<SharedMemory>,
@@ -49,27 +61,12 @@ impl FrameBuilder for Frame {
         self.owners.push(owner);
         true
     }
-    fn contiguous_room(&mut self, want: usize) -> usize {
-        if self.piece == 0 {
-            want
-        } else {
-            want.min(self.piece)
-        }
-    }
-    fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
-        let at = self.bytes.len();
-        self.bytes.resize(at + len, 0);
-        self.bytes.get_mut(at..)
-    }
-    fn reserve_in_one_piece(&mut self, len: usize) -> Option<&mut [u8]> {
-        if self.contiguous_room(len) < len {
-            return None;
-        }
-        self.reserve(len)
-    }
     fn reserve_fpdus(&mut self, len: usize, most: usize) -> Option<&mut [u8]> {
-        let fit = self.contiguous_room(len * most) / len;
-        (fit > 0).then(|| self.reserve(fit * len))?
+        let fit = self.piece_len(len * most) / len;
+        (fit > 0).then(|| self.extend(fit * len))
+    }
+    fn reserve(&mut self, want: usize) -> Option<&mut [u8]> {
+        Some(self.extend(self.piece_len(want)))
     }
     fn withdraw(&mut self, len: usize) {
         self.bytes.truncate(self.bytes.len() - len);
@@ -287,8 +284,7 @@ impl End {
     pub fn pull_room(&mut self, room: usize) -> Option<Vec<u8>> {
         let OutgoingFpdu { record, wire_len } = self.qp.next_record(&mut self.env, room)?;
         let mut frame = Frame::default();
-        self.qp
-            .build_fpdu(&self.env.keys, &record, &mut frame)
+        self.build_fpdu(&record, &mut frame)
             .expect("the key is there");
         assert_eq!(frame.bytes.len(), wire_len as usize, "announced length");
         assert!(wire_len <= EMSS, "an FPDU fits a segment");
@@ -311,15 +307,20 @@ impl End {
         (runs, bytes)
     }
 
+    /// Builds the FPDU of a record at the end of `frame`.
+    pub fn build_fpdu(&self, record: &FpduRecord, frame: &mut Frame) -> Result<(), BuildError> {
+        let (keys, run) = (&self.env.keys, (*record).into());
+        let built = self.qp.build_fpdus(keys, &run, 0..1, frame);
+        built.map_err(|(_, error)| error)
+    }
+
     /// Builds the bytes of the FPDUs `units` of a run.
     pub fn build_units(&self, run: &FpduRun, units: Range<u16>) -> Result<Vec<u8>, BuildError> {
         let mut frame = Frame::default();
         let keys = &self.env.keys;
-        let built = self.qp.build_run(keys, run, units.clone(), &mut frame);
-        let built = built.map_err(|(_, error)| error)?;
-        for unit in units.start + built..units.end {
-            self.qp.build_fpdu(keys, &run.get(unit), &mut frame)?;
-        }
+        self.qp
+            .build_fpdus(keys, run, units.clone(), &mut frame)
+            .map_err(|(_, error)| error)?;
         let count = usize::from(units.end - units.start);
         assert_eq!(
             frame.bytes.len(),

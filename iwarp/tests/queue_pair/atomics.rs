@@ -233,10 +233,7 @@ fn c87_responses_count_from_one_and_reflect_the_identifier() {
         // A retransmission is identical, and the atomic is executed once.
         let mut again = Frame::default();
         let rec = *responder.unacked.back().expect("pulled");
-        responder
-            .qp
-            .build_fpdu(&responder.env.keys, &rec, &mut again)
-            .expect("kept");
+        responder.build_fpdu(&rec, &mut again).expect("kept");
         assert_eq!(again.bytes, fpdu);
     }
 }

@@ -223,8 +223,7 @@ fn key_that_goes_in_mid_message_aborts_the_stream() {
         .record;
     let mut fpdu = Frame::default();
     let end = initiator
-        .qp
-        .build_fpdu(&initiator.env.keys, &record, &mut fpdu)
+        .build_fpdu(&record, &mut fpdu)
         .expect_err("no key");
     assert_eq!(end, BuildError::KeyDeregistered);
     initiator

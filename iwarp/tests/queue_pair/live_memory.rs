@@ -116,8 +116,7 @@ fn responses_are_never_sent_by_reference() {
     while let Some(next) = responder.qp.next_record(&mut responder.env, usize::MAX) {
         let mut frame = Frame::default();
         responder
-            .qp
-            .build_fpdu(&responder.env.keys, &next.record, &mut frame)
+            .build_fpdu(&next.record, &mut frame)
             .expect("the key is there");
         assert!(frame.owners.is_empty());
         segments += 1;

@@ -145,10 +145,7 @@ fn fpdu_is_the_same_from_any_pieces() {
                 piece,
                 ..Frame::default()
             };
-            initiator
-                .qp
-                .build_fpdu(&initiator.env.keys, &record, &mut fpdu)
-                .expect("built");
+            initiator.build_fpdu(&record, &mut fpdu).expect("built");
             built.push(fpdu.bytes);
         }
         assert_eq!(strip(&built[0]).len(), 1);

@@ -35,8 +35,7 @@ fn step(from: &mut Side, to: &mut Side, count: usize, cut: usize, acks: usize) -
     if let Some((record, expected)) = from.frames.get(cut % from.frames.len().max(1)) {
         let mut frame = Frame::default();
         from.end
-            .qp
-            .build_fpdu(&from.end.env.keys, record, &mut frame)
+            .build_fpdu(record, &mut frame)
             .expect("not acknowledged");
         assert!(&frame.bytes == expected, "same bytes");
     }

@@ -445,19 +445,14 @@ fn record_is_rebuilt_identically_until_acknowledged() {
     initiator.qp.set_emss(512);
     for (rec, want) in initiator.unacked.iter().zip(&first) {
         let mut fpdu = Frame::default();
-        initiator
-            .qp
-            .build_fpdu(&initiator.env.keys, rec, &mut fpdu)
-            .expect("still there");
+        initiator.build_fpdu(rec, &mut fpdu).expect("still there");
         assert!(&fpdu.bytes == want);
     }
     let rec = initiator.unacked[0];
     initiator.ack_all();
     let mut fpdu = Frame::default();
     assert_eq!(
-        initiator
-            .qp
-            .build_fpdu(&initiator.env.keys, &rec, &mut fpdu),
+        initiator.build_fpdu(&rec, &mut fpdu),
         Err(BuildError::MessageCompleted)
     );
 }

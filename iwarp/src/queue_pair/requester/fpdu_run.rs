@@ -6,22 +6,13 @@
 //! as a whole.
 
 use super::Requester;
-use super::message::{send_header, write_header};
-use super::send_queue::SendEntry;
-use crate::ddp::prefetch::prefetch_behind;
 use crate::ddp::{TAGGED_HDR_LEN, UNTAGGED_HDR_LEN};
-use crate::environment::{ExtBufRef, QpEnv};
+use crate::environment::QpEnv;
 use crate::mpa::fpdu;
-use crate::queue_pair::fpdu_builder::{
-    fill_copied_fpdu, tagged_head, untagged_head, whole_piece_at,
-};
-use crate::queue_pair::state::{BuildError, DrainState, QpInitAttr};
+use crate::queue_pair::state::{DrainState, QpInitAttr};
 use crate::queue_pair::transmitter::{FpduSegment, Transmitter};
-use crate::record::{FpduKind, FpduRecord, FpduRun, FrameBuilder, MessageSlot};
-use siw_memory::KeyReader;
-use siw_memory::key_table::LastKey;
+use crate::record::{FpduKind, FpduRun, MessageSlot};
 use siw_shm::{Access, Opcode, WrFlags};
-use std::ops::Range;
 
 impl Requester {
     /// Takes a run of uniform single-FPDU messages out of the ring: Writes, or Sends, of one length,
@@ -140,104 +131,11 @@ impl Requester {
         Some(FpduRun::new(first, count as u16, payload_len as u16))
     }
 
-    /// Appends FPDUs of a run while each is copied from one piece of memory; stops at the first that
-    /// is not. Returns the number of FPDUs appended.
-    pub fn build_run<B: FrameBuilder>(
-        &self,
-        keys: &KeyReader,
-        attr: &QpInitAttr,
-        (run, units): (&FpduRun, Range<u16>),
-        with_crc: bool,
-        frame: &mut B,
-    ) -> Result<u16, (FpduRecord, BuildError)> {
-        let first = run.get(units.start);
-        let Some(entry) = self.queue.get(first.slot) else {
-            return Err((first, BuildError::MessageCompleted));
-        };
-        let range = (run, units);
-        match entry.opcode {
-            Opcode::Write | Opcode::WriteWithImm => {
-                self.build_copied(keys, attr, range, with_crc, frame, |entry, record| {
-                    tagged_head(record.ulpdu_len, &write_header(entry, record))
-                })
-            }
-            opcode if opcode.sends_data() => {
-                self.build_copied(keys, attr, range, with_crc, frame, |entry, record| {
-                    untagged_head(record.ulpdu_len, &send_header(entry, record))
-                })
-            }
-            _ => Ok(0),
-        }
-    }
-
-    #[inline(always)]
-    fn build_copied<B: FrameBuilder, const HEAD: usize>(
-        &self,
-        keys: &KeyReader,
-        attr: &QpInitAttr,
-        (run, units): (&FpduRun, Range<u16>),
-        with_crc: bool,
-        frame: &mut B,
-        head_of: impl Fn(&SendEntry, &FpduRecord) -> [u8; HEAD],
-    ) -> Result<u16, (FpduRecord, BuildError)> {
-        let unit_len = run.unit_len() as usize;
-        let len = u32::from(run.payload_len());
-        let mut last_key = LastKey::default();
-        let mut next = units.start;
-        while next < units.end {
-            let most = usize::from(units.end - next);
-            let Some(room) = frame.reserve_fpdus(unit_len, most) else {
-                break;
-            };
-            let mut left = room.len();
-            for fpdu in room.chunks_exact_mut(unit_len) {
-                let record = run.get(next);
-                let Some(entry) = self.queue.get(record.slot) else {
-                    return Err((record, BuildError::MessageCompleted));
-                };
-                let Some(sge) = entry.copied_sge() else {
-                    break;
-                };
-                let from = sge.addr.wrapping_add(u64::from(record.offset));
-                let range = (sge.lkey, from, len);
-                let (mr, off) = attr
-                    .check_key_with(keys, &mut last_key, range, Access::NONE)
-                    .map_err(|_| (record, BuildError::KeyDeregistered))?;
-                if !record.is_last {
-                    let rest = sge.length - record.offset - len;
-                    prefetch_behind(mr, off, len, rest, record.offset == 0);
-                }
-                let Some(source) = whole_piece_at(mr, off, len as usize) else {
-                    break;
-                };
-                let head = head_of(entry, &record);
-                fill_copied_fpdu(fpdu, record.ulpdu_len, with_crc, &head, source)
-                    .map_err(|error| (record, error))?;
-                left -= unit_len;
-                next += 1;
-            }
-            if left > 0 {
-                frame.withdraw(left);
-                break;
-            }
-        }
-        Ok(next - units.start)
-    }
-
     /// The `count` single-FPDU messages from `slot` on are acknowledged.
     #[inline]
     pub fn on_messages_acked(&mut self, slot: MessageSlot, count: u16) {
         for entry in self.queue.range_mut(slot, count.into()) {
             entry.is_acked = true;
         }
-    }
-}
-
-impl SendEntry {
-    /// The element that all of the payload is copied from, if there is only one.
-    #[inline(always)]
-    fn copied_sge(&self) -> Option<&siw_shm::Sge> {
-        self.only_sge()
-            .filter(|_| self.ext_buf_ref == ExtBufRef::NONE)
     }
 }

@@ -9,15 +9,16 @@ use crate::ddp::{
 };
 use crate::environment::ExtBufRef;
 use crate::queue_pair::fpdu_builder::{
-    FpduBuilder, append_copied_fpdu, tagged_head, untagged_head,
+    CopiedFpdu, FpduBuilder, append_copied_fpdu, append_copied_run, tagged_head, untagged_head,
 };
 use crate::queue_pair::state::{BuildError, QpInitAttr};
 use crate::queue_pair::transmitter::{FpduSegment, OpenMessage, Transmitter};
 use crate::rdmap::atomic_header::{AtomicOp, AtomicRequestHeader};
 use crate::rdmap::{IMMEDIATE_FOR_NEXT_SEND, IMMEDIATE_LEN, RdmapOpcode, ReadRequestHeader};
-use crate::record::{FpduKind, FpduRecord, FrameBuilder, MessageSlot, OutgoingFpdu};
+use crate::record::{FpduKind, FpduRecord, FpduRun, FrameBuilder, MessageSlot, OutgoingFpdu};
 use siw_memory::KeyReader;
 use siw_shm::{Access, Opcode};
+use std::ops::Range;
 
 impl Requester {
     /// Returns the next segment of the current work request; `None`: there is no room for it.
@@ -98,13 +99,64 @@ impl Requester {
         Some(tx.push_fpdu(segment, wire_len))
     }
 
-    /// Appends the whole FPDU of a segment of a Write or Send, if it is copied from one element and
-    /// has no markers. `false`: nothing was appended, and the caller uses
-    /// [`build_segment`](Self::build_segment).
-    ///
-    /// Why it is fast: nearly all FPDUs take this path, which contains no code for other kinds.
+    /// Appends FPDUs of Writes or Sends, each copied from one element; see
+    /// [`append_copied_run`].
     #[inline(always)]
-    pub fn build_plain_segment<B: FrameBuilder>(
+    pub fn append_copied_run<B: FrameBuilder>(
+        &self,
+        keys: &KeyReader,
+        attr: &QpInitAttr,
+        (run, units): (&FpduRun, Range<u16>),
+        with_crc: bool,
+        frame: &mut B,
+    ) -> Result<u16, (FpduRecord, BuildError)> {
+        let first = run.get(units.start);
+        let Some(entry) = self.queue.get(first.slot) else {
+            return Err((first, BuildError::MessageCompleted));
+        };
+        if entry.copied_sge().is_none() {
+            return Ok(0);
+        }
+        let source = (keys, attr, Access::NONE);
+        match entry.opcode {
+            Opcode::Write | Opcode::WriteWithImm if first.ulpdu_len > TAGGED_HDR_LEN as u16 => {
+                append_copied_run(source, (run, units), with_crc, frame, |record| {
+                    self.copied_fpdu(record, |entry| {
+                        tagged_head(record.ulpdu_len, &write_header(entry, record))
+                    })
+                })
+            }
+            opcode if opcode.sends_data() && first.ulpdu_len > UNTAGGED_HDR_LEN as u16 => {
+                append_copied_run(source, (run, units), with_crc, frame, |record| {
+                    self.copied_fpdu(record, |entry| {
+                        untagged_head(record.ulpdu_len, &send_header(entry, record))
+                    })
+                })
+            }
+            _ => Ok(0),
+        }
+    }
+
+    /// Contents of an FPDU, if its payload is copied from one element.
+    #[inline(always)]
+    fn copied_fpdu<const HEAD: usize>(
+        &self,
+        record: &FpduRecord,
+        head_of: impl Fn(&SendEntry) -> [u8; HEAD],
+    ) -> Result<Option<CopiedFpdu<HEAD>>, BuildError> {
+        let Some(entry) = self.queue.get(record.slot) else {
+            return Err(BuildError::MessageCompleted);
+        };
+        Ok(entry.copied_sge().map(|&element| CopiedFpdu {
+            head: head_of(entry),
+            element,
+        }))
+    }
+
+    /// Appends the FPDU of a segment of a Write or Send, if it is copied from one element; see
+    /// [`append_copied_fpdu`].
+    #[inline(always)]
+    pub fn append_copied<B: FrameBuilder>(
         &self,
         keys: &KeyReader,
         attr: &QpInitAttr,
@@ -115,7 +167,7 @@ impl Requester {
         let Some(entry) = self.queue.get(record.slot) else {
             return Err(BuildError::MessageCompleted);
         };
-        let Some(sge) = entry.only_sge() else {
+        let Some(sge) = entry.copied_sge() else {
             return Ok(false);
         };
         let hdr_len = match entry.opcode {
@@ -124,7 +176,7 @@ impl Requester {
             _ => return Ok(false),
         };
         let len = u32::from(record.ulpdu_len) - hdr_len as u32;
-        if entry.ext_buf_ref != ExtBufRef::NONE || len == 0 {
+        if len == 0 {
             return Ok(false);
         }
         let from = sge.addr.wrapping_add(u64::from(record.offset));
@@ -135,24 +187,23 @@ impl Requester {
             let rest = sge.length - record.offset - len;
             prefetch_behind(mr, off, len, rest, record.offset == 0);
         }
-        let ulpdu_len = record.ulpdu_len;
         if hdr_len == TAGGED_HDR_LEN {
-            let head = tagged_head(ulpdu_len, &write_header(entry, record));
-            append_copied_fpdu(frame, ulpdu_len, with_crc, &head, (mr, off))
+            let head = tagged_head(record.ulpdu_len, &write_header(entry, record));
+            append_copied_fpdu(frame, record, with_crc, &head, (mr, off))
         } else {
-            let head = untagged_head(ulpdu_len, &send_header(entry, record));
-            append_copied_fpdu(frame, ulpdu_len, with_crc, &head, (mr, off))
+            let head = untagged_head(record.ulpdu_len, &send_header(entry, record));
+            append_copied_fpdu(frame, record, with_crc, &head, (mr, off))
         }
     }
 
     /// Appends header and payload of a segment of a work request.
     #[inline]
-    pub fn build_segment<B: FrameBuilder, const MARKERS: bool>(
+    pub fn build_segment<B: FrameBuilder>(
         &self,
         keys: &KeyReader,
         attr: &QpInitAttr,
         record: &FpduRecord,
-        fpdu: &mut FpduBuilder<'_, B, MARKERS>,
+        fpdu: &mut FpduBuilder<'_, B>,
     ) -> Result<(), BuildError> {
         let entry = self
             .queue
@@ -178,24 +229,29 @@ impl Requester {
     /// Appends header and payload of a segment that carries memory or inline data of its work
     /// request.
     #[inline]
-    fn build_payload<B: FrameBuilder, const MARKERS: bool, const HDR: usize>(
+    fn build_payload<B: FrameBuilder, const HDR: usize>(
         &self,
         keys: &KeyReader,
         attr: &QpInitAttr,
         (record, entry): (&FpduRecord, &SendEntry),
         header: &[u8; HDR],
-        fpdu: &mut FpduBuilder<'_, B, MARKERS>,
+        fpdu: &mut FpduBuilder<'_, B>,
     ) -> Result<(), BuildError> {
         let len = u32::from(record.ulpdu_len) - HDR as u32;
+        fpdu.append_header(header);
         if entry.is_inline() {
-            fpdu.append_header(header);
             let start = record.offset as usize;
             let data = self.queue.inline_data(entry);
             let part = data.get(start..start + len as usize);
             fpdu.append_bytes(part.ok_or(BuildError::MessageCompleted)?);
             return Ok(());
         }
-        let mut has_header = false;
+        // The pieces between markers are too short for references.
+        let ext_buf_ref = if record.marker_position.has_markers() {
+            ExtBufRef::NONE
+        } else {
+            entry.ext_buf_ref
+        };
         let (mut skip, mut left) = (record.offset, len);
         for sge in self.queue.sges(entry) {
             if left == 0 {
@@ -214,47 +270,33 @@ impl Requester {
                 let rest = sge.length - skip - part_len;
                 prefetch_behind(mr, off, part_len, rest, skip == 0);
             }
-            if part_len == len
-                && (MARKERS || entry.ext_buf_ref == ExtBufRef::NONE)
-                && fpdu.append_in_one_piece(header, mr, off, len)?
-            {
-                return Ok(());
-            }
-            if !has_header {
-                fpdu.append_header(header);
-                has_header = true;
-            }
-            fpdu.append_memory(mr, off, part_len, entry.ext_buf_ref)?;
+            fpdu.append_memory(mr, off, part_len, ext_buf_ref)?;
             left -= part_len;
             skip = 0;
-        }
-        if !has_header {
-            fpdu.append_header(header);
         }
         Ok(())
     }
 
     /// Appends the Immediate Data of a work request.
-    pub fn build_immediate<B: FrameBuilder, const MARKERS: bool>(
+    pub fn build_immediate<B: FrameBuilder>(
         &self,
         record: &FpduRecord,
-        fpdu: &mut FpduBuilder<'_, B, MARKERS>,
+        fpdu: &mut FpduBuilder<'_, B>,
     ) -> Result<(), BuildError> {
         let entry = self
             .queue
             .get(record.slot)
             .ok_or(BuildError::MessageCompleted)?;
         let (opcode, payload) = immediate_payload(entry.opcode, entry.imm, entry.is_solicited());
-        fpdu.append_untagged_header(opcode, true, 0, Msn(entry.msn), 0);
-        fpdu.append_bytes(&payload);
+        fpdu.append_short_message(opcode, Msn(entry.msn), &payload);
         Ok(())
     }
 
-    fn build_read_request<B: FrameBuilder, const MARKERS: bool>(
+    fn build_read_request<B: FrameBuilder>(
         &self,
         entry: &SendEntry,
         offset: u32,
-        fpdu: &mut FpduBuilder<'_, B, MARKERS>,
+        fpdu: &mut FpduBuilder<'_, B>,
     ) {
         let (nth, sink) = self.queue.read_sink(entry, offset);
         fpdu.append_read_request(
@@ -269,10 +311,10 @@ impl Requester {
         );
     }
 
-    fn build_atomic_request<B: FrameBuilder, const MARKERS: bool>(
+    fn build_atomic_request<B: FrameBuilder>(
         &self,
         entry: &SendEntry,
-        fpdu: &mut FpduBuilder<'_, B, MARKERS>,
+        fpdu: &mut FpduBuilder<'_, B>,
     ) -> Result<(), BuildError> {
         let header = AtomicRequestHeader {
             op: if entry.opcode == Opcode::FetchAdd {

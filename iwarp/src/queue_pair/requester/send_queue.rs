@@ -107,8 +107,15 @@ impl SendEntry {
 
     /// Its only element, if stored in the entry.
     #[inline(always)]
-    pub fn only_sge(&self) -> Option<&Sge> {
+    fn only_sge(&self) -> Option<&Sge> {
         (self.sge_count == 1 && self.large == NOT_LARGE).then_some(&self.small[0])
+    }
+
+    /// The element that all of its payload is copied from, if there is only one.
+    #[inline(always)]
+    pub fn copied_sge(&self) -> Option<&Sge> {
+        self.only_sge()
+            .filter(|_| self.ext_buf_ref == ExtBufRef::NONE)
     }
 
     /// Returns whether it is finished on the wire.

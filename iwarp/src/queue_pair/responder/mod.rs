@@ -13,7 +13,7 @@ use crate::ddp::{
 use crate::environment::{ExtBufRef, QpEnv};
 use crate::mpa::fpdu::LEN_FIELD;
 use crate::queue_pair::error_mapping::remote_access_code;
-use crate::queue_pair::fpdu_builder::FpduBuilder;
+use crate::queue_pair::fpdu_builder::{FpduBuilder, append_copied_fpdu, tagged_head};
 use crate::queue_pair::receive::SegmentError;
 use crate::queue_pair::state::{BuildError, QpInitAttr};
 use crate::queue_pair::transmitter::{FpduSegment, OpenMessage, Transmitter};
@@ -232,14 +232,45 @@ impl Responder {
         Ok(Some(tx.push_fpdu(segment, wire_len)))
     }
 
-    /// Appends header and payload of a segment of a response.
-    #[inline]
-    pub fn build_segment<B: FrameBuilder, const MARKERS: bool>(
+    /// Appends the FPDU of a segment of a Read Response; see [`append_copied_fpdu`]. Always a copy: the
+    /// application or a peer may change the memory at any time.
+    #[inline(always)]
+    pub fn append_copied<B: FrameBuilder>(
         &self,
         keys: &KeyReader,
         attr: &QpInitAttr,
         record: &FpduRecord,
-        fpdu: &mut FpduBuilder<'_, B, MARKERS>,
+        with_crc: bool,
+        frame: &mut B,
+    ) -> Result<bool, BuildError> {
+        let Some(response) = self.queue.get(record.slot) else {
+            return Err(BuildError::MessageCompleted);
+        };
+        let read = &response.read;
+        let len = u32::from(record.ulpdu_len).saturating_sub(TAGGED_HDR_LEN as u32);
+        if response.atomic.is_some() || len == 0 {
+            return Ok(false);
+        }
+        let from = read.src_to.wrapping_add(u64::from(record.offset));
+        let (mr, off) = attr
+            .check_key(keys, read.src_stag, from, len, Access::REMOTE_READ)
+            .map_err(|_| BuildError::KeyDeregistered)?;
+        if !record.is_last {
+            let rest = read.size - record.offset - len;
+            prefetch_behind(mr, off, len, rest, record.offset == 0);
+        }
+        let head = tagged_head(record.ulpdu_len, &read_response_header(read, record));
+        append_copied_fpdu(frame, record, with_crc, &head, (mr, off))
+    }
+
+    /// Appends header and payload of a segment of a response.
+    #[inline]
+    pub fn build_segment<B: FrameBuilder>(
+        &self,
+        keys: &KeyReader,
+        attr: &QpInitAttr,
+        record: &FpduRecord,
+        fpdu: &mut FpduBuilder<'_, B>,
     ) -> Result<(), BuildError> {
         let response = self
             .queue
@@ -255,31 +286,15 @@ impl Responder {
             return Ok(());
         }
         let read = &response.read;
-        let to = read.sink_to.wrapping_add(u64::from(record.offset));
-        let header = TaggedHeader {
-            control: ControlOctets::new(RdmapOpcode::ReadResponse, record.is_last),
-            stag: read.sink_stag,
-            to,
-        };
-        let header = header.to_bytes();
+        fpdu.append_header(&read_response_header(read, record).to_bytes());
         let len = u32::from(record.ulpdu_len) - TAGGED_HDR_LEN as u32;
         if len == 0 {
-            fpdu.append_header(&header);
             return Ok(());
         }
         let from = read.src_to.wrapping_add(u64::from(record.offset));
         let (mr, off) = attr
             .check_key(keys, read.src_stag, from, len, Access::REMOTE_READ)
             .map_err(|_| BuildError::KeyDeregistered)?;
-        if !record.is_last {
-            let rest = read.size - record.offset - len;
-            prefetch_behind(mr, off, len, rest, record.offset == 0);
-        }
-        if fpdu.append_in_one_piece(&header, mr, off, len)? {
-            return Ok(());
-        }
-        fpdu.append_header(&header);
-        // Always a copy: the application or a peer may change the memory at any time.
         fpdu.append_memory(mr, off, len, ExtBufRef::NONE)
     }
 
@@ -294,6 +309,16 @@ impl Responder {
     /// Drops all responses.
     pub fn flush(&mut self) {
         while self.queue.pop_front().is_some() {}
+    }
+}
+
+/// Header of a segment of a Read Response.
+#[inline(always)]
+fn read_response_header(read: &ReadRequestHeader, record: &FpduRecord) -> TaggedHeader {
+    TaggedHeader {
+        control: ControlOctets::new(RdmapOpcode::ReadResponse, record.is_last),
+        stag: read.sink_stag,
+        to: read.sink_to.wrapping_add(u64::from(record.offset)),
     }
 }
 
