@@ -31,7 +31,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket, sockopt,
+    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, getsockname, setsockopt, socket,
+    sockopt,
 };
 use siw_tcp::{HostShare, PortSet};
 
@@ -140,6 +141,14 @@ impl PortHolder {
         steering: Option<&Arc<dyn PortSteering>>,
     ) -> Result<PortHolder, ClaimError> {
         let socket = claim_at(address, port)?;
+        let port = match port {
+            0 => port_of(&socket).map_err(|errno| ClaimError::Os {
+                address,
+                port,
+                errno,
+            })?,
+            port => port,
+        };
         if let Some(steering) = steering {
             steer_port(&**steering, address, port)?;
         }
@@ -242,7 +251,7 @@ impl SingleClaims {
         }
         let holder = Arc::new(PortHolder::claim_at(address, port, steering)?);
         self.sockets
-            .insert((address, port), Arc::downgrade(&holder));
+            .insert((address, holder.port), Arc::downgrade(&holder));
         Ok(holder)
     }
 }
@@ -341,6 +350,33 @@ impl HostPorts {
         })
     }
 
+    /// Claims a port that the kernel selects, at the first shared address for which `includes` is true.
+    /// `None` without such an address.
+    ///
+    /// # Errors
+    /// No port is free, or no socket can be created.
+    pub fn claim_any_port(
+        &self,
+        includes: impl Fn(IpAddr) -> bool,
+    ) -> Result<Option<(u16, PortClaim)>, ClaimError> {
+        let mut addresses = self.addresses.iter().copied();
+        let Some(address) = addresses.find(|address| includes(*address)) else {
+            return Ok(None);
+        };
+        let mut claims = self
+            .single_claims
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let holder = claims.claim(address, 0, self.steering.as_ref())?;
+        Ok(Some((
+            holder.port,
+            PortClaim {
+                sockets: vec![holder],
+                is_shared: false,
+            },
+        )))
+    }
+
     /// The addresses that both stacks have.
     pub fn addresses(&self) -> &[IpAddr] {
         &self.addresses
@@ -400,6 +436,14 @@ fn bind_socket(address: SocketAddr) -> Result<OwnedFd, Errno> {
     Ok(holder)
 }
 
+/// Port of a bound socket.
+fn port_of(socket: &OwnedFd) -> Result<u16, Errno> {
+    let bound: SockaddrStorage = getsockname(socket.as_raw_fd())?;
+    let v4 = bound.as_sockaddr_in().map(|bound| bound.port());
+    let port = v4.or_else(|| bound.as_sockaddr_in6().map(|bound| bound.port()));
+    port.ok_or(Errno::EAFNOSUPPORT)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -441,6 +485,22 @@ mod tests {
         drop(TcpListener::bind((own, port)).unwrap());
         drop(ports);
         drop(TcpListener::bind((own, 61_000)).unwrap());
+    }
+
+    #[test]
+    fn the_kernel_selects_a_port_that_is_free() {
+        let (own, second) = (address(5), address(6));
+        let ports = HostPorts::claim_range(vec![own, second], 61_000..=61_000).unwrap();
+        let (port, claim) = ports.claim_any_port(|_| true).unwrap().unwrap();
+        assert_eq!(claim.descriptors(), 1);
+        let refused = TcpListener::bind((own, port)).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::AddrInUse);
+        // The same claim at this address, and one more at the other.
+        let all = ports.claim_port(port, |_| true).unwrap();
+        assert_eq!(all.descriptors(), 2);
+        drop((claim, all));
+        drop(TcpListener::bind((own, port)).unwrap());
+        assert!(ports.claim_any_port(|_| false).unwrap().is_none());
     }
 
     #[test]

@@ -22,6 +22,11 @@ use crate::worker::messages::Command;
 
 /// Maximum backlog of a listener.
 const MAX_BACKLOG: u32 = 4096;
+/// Number of ports selected by the kernel that are tried for one request. One fails only if a program
+/// or a client has it at another address.
+const KERNEL_PORTS: usize = 16;
+/// Number of ports selected by siwd that are tried for one request.
+const CLAIMED_PORTS: usize = 16;
 
 impl ControlThread {
     /// Reserves an address and port, see [`m::Bind`].
@@ -345,6 +350,23 @@ impl ControlThread {
             .collect()
     }
 
+    /// Claims a port that the kernel selects at one of the addresses that it shares with the devices;
+    /// `None` if there is none.
+    fn claim_any_port(
+        &self,
+        devices: &[usize],
+        scope: LocalScope,
+    ) -> Result<Option<(u16, PortClaim)>, ClaimError> {
+        let views = devices.iter().map(|device| &self.config.devices[*device]);
+        for ports in views.filter_map(|view| view.host_ports.as_ref()) {
+            let claimed = ports.claim_any_port(|ip| scope.includes(ip))?;
+            if claimed.is_some() {
+                return Ok(claimed);
+            }
+        }
+        Ok(None)
+    }
+
     /// Claims a port on all addresses of the devices.
     pub(super) fn claim_port_of_all(
         &self,
@@ -377,9 +399,23 @@ impl ControlThread {
                 Ok((asked, self.claim_against_kernel(devices, scope, asked)?))
             };
         }
+        // One call of the kernel's instead of one for each port that a program or a client has.
+        for _ in 0..KERNEL_PORTS {
+            let Some((port, _held)) = self.claim_any_port(devices, scope)? else {
+                break;
+            };
+            if !listeners.is_port_taken(devices, scope, port, false) {
+                match self.claim_against_kernel(devices, scope, port) {
+                    Ok(claims) => return Ok((port, claims)),
+                    Err(ClaimError::Taken { .. }) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
         let start = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0u8) as u16;
         let ports = (0..28_000u16).map(|index| 32_768 + (start.wrapping_add(index) % 28_000));
-        for port in ports.filter(|port| !listeners.is_port_taken(devices, scope, *port, false)) {
+        let is_free = |port: &u16| !listeners.is_port_taken(devices, scope, *port, false);
+        for port in ports.filter(is_free).take(CLAIMED_PORTS) {
             match self.claim_against_kernel(devices, scope, port) {
                 Ok(claims) => return Ok((port, claims)),
                 Err(ClaimError::Taken { .. }) => {}

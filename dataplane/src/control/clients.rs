@@ -12,7 +12,7 @@ use super::helpers::DisposalQueue;
 use super::peers::PeerCredentials;
 use super::quotas::{Account, Quota};
 use super::requests::RequestState;
-use super::resources::{Client, DepartingClient};
+use super::resources::{Client, DepartingClient, DepartingEntries};
 use super::{ControlThread, TOKEN_LISTENER};
 use crate::ids::{ClientId, CmListenerId};
 use crate::worker::messages::Command;
@@ -51,6 +51,7 @@ impl ControlThread {
                 Ok(Some(conn)) => {
                     self.accept_pause = None;
                     self.add_client(conn);
+                    self.times.end_work("accept");
                 }
                 Ok(None) => return,
                 Err(error) => return self.pause_accepting(&error),
@@ -212,6 +213,7 @@ impl ControlThread {
                     return false;
                 }
                 if self.receive_import(id) {
+                    self.times.end_work("ImportMemory");
                     return false;
                 }
                 if let Some(client) = self.resources.clients.get(&id) {
@@ -236,7 +238,9 @@ impl ControlThread {
     fn on_packet(&mut self, id: ClientId, bytes: &[u8]) {
         match Request::decode(bytes) {
             Ok((seq, request)) => {
-                if self.on_request(id, seq, &request) == RequestState::TryAgain
+                let state = self.on_request(id, seq, &request);
+                self.times.end_work(request.name());
+                if state == RequestState::TryAgain
                     && let Some(client) = self.resources.clients.get_mut(&id)
                 {
                     client.parked = Some(bytes.to_vec());
@@ -315,7 +319,7 @@ impl ControlThread {
 
     /// Removes a client: its objects in the workers first, then its keys and memory.
     pub(super) fn remove_client(&mut self, id: ClientId, why: &str) {
-        let Some(client) = self.resources.clients.remove(&id) else {
+        let Some(mut client) = self.resources.clients.remove(&id) else {
             return;
         };
         tracing::debug!(
@@ -326,10 +330,6 @@ impl ControlThread {
         let _ = self.epoll.delete(client.conn.as_fd());
         for outbox in client.events.iter().chain(client.cm_channels.values()) {
             self.resources.outboxes.remove(&outbox.epoll_token());
-        }
-        for qpn in client.qps.keys().chain(client.departing_qps.keys()) {
-            self.resources.qp_owners.remove(qpn);
-            self.pairing.forget_attempt(*qpn);
         }
         let slow_to_close = has_descriptors_waiting(&client.conn);
         let gone: Vec<CmListenerId> = self
@@ -367,6 +367,8 @@ impl ControlThread {
             self.workers.await_frames(regions.into())
         };
         self.resources.departing.push(DepartingClient {
+            entries: DepartingEntries::take(&mut client),
+            entries_removed: false,
             client,
             token,
             left,

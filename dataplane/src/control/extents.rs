@@ -12,8 +12,9 @@ use siw_shm::{Access, SharedMemory};
 
 use super::ControlThread;
 use super::heap;
-use super::helpers::{self, DisposalQueue};
+use super::helpers::{DisposalQueue, FilePart, MadeArena, MemoryOrder, MemorySource};
 use super::memory::{add_region, arena_amounts, check_access, own_arena};
+use super::pending::{DeferredRequest, PendingReply};
 use super::quotas::Quota;
 use super::regions::{ClientProcess, MemoryRegion, RegionExtents};
 use super::requests::*;
@@ -149,7 +150,12 @@ impl ControlThread {
                 Err(Refusal::new(libc::EPROTO, "invalid request"))
             }
         };
-        if let (Err(refusal), Some(client)) = (served, self.resources.clients.get(&id)) {
+        let Some(client) = self.resources.clients.get_mut(&id) else {
+            return true;
+        };
+        if let Ok(Served::Deferred(what)) = served {
+            client.waiting = Some(DeferredRequest { seq, what });
+        } else if let Err(refusal) = served {
             tracing::debug!(client = id.0, "memory not imported: {}", refusal.reason());
             refusal.send(client, kind, seq);
             // Closing a descriptor other than memory can be slow. A library sends a second one only
@@ -218,27 +224,46 @@ impl ControlThread {
             self.dispose_descriptor(uid, fd);
             return Err(refusal);
         }
+        let (offset, is_writable) = (request.offset, request.writable != 0);
+        let part = |file| FilePart {
+            file,
+            offset,
+            len: request.len,
+            is_writable,
+        };
+        // Mapping memory for NICs pins all of its pages.
+        if self.config.ports_use_dma {
+            let token = self.workers.next_token();
+            self.helpers.order_memory(MemoryOrder {
+                client: id,
+                token,
+                source: MemorySource::File(part(fd)),
+            });
+            return Ok(Served::Deferred(PendingReply::MakeArena {
+                token,
+                len: request.len,
+                imported: true,
+            }));
+        }
         // Keeps the file until a helper closes it where the import fails.
         let last = fd.try_clone();
-        let mapped = SharedMemory::map_part(fd, request.offset, request.len, request.writable != 0)
-            .and_then(|memory| memory.guard_for(id.fault_owner()))
-            .map_err(|error| {
-                (
-                    error.raw_os_error().unwrap_or(libc::EINVAL),
-                    error.to_string(),
-                )
-            })
-            .and_then(|memory| {
-                helpers::map_memory(memory, &*self.config.map_arena)
-                    .map_err(|reason| (libc::ENOMEM, reason))
-            });
-        let (region, external) = mapped.map_err(|(errno, reason)| {
-            self.resources.release(id, &amounts);
-            if let Ok(last) = last {
-                self.dispose_descriptor(uid, last);
-            }
-            Refusal::new(errno, format!("the file cannot be mapped: {reason}"))
-        })?;
+        let made = part(fd).map(id, &*self.config.map_arena);
+        if let (Err(_), Ok(last)) = (&made, last) {
+            self.dispose_descriptor(uid, last);
+        }
+        self.add_import(id, seq, request.len, made)
+    }
+
+    /// Adds an imported file, which was charged as `len` bytes, to its client.
+    pub(super) fn add_import(
+        &mut self,
+        id: ClientId,
+        seq: u32,
+        len: u64,
+        made: Result<MadeArena, Refusal>,
+    ) -> Outcome {
+        let made = made.inspect_err(|_| self.resources.release(id, &arena_amounts(len)));
+        let (region, external) = made?;
         let client = self.resources.client_mut(id)?;
         let arena = ArenaId(client.next_number());
         let entry = ClientArena {

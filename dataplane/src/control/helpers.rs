@@ -14,12 +14,14 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
 use crossbeam::queue::SegQueue;
+use nix::libc;
 use siw_shm::SharedMemory;
 use siw_shm::doorbell::SleepFlag;
 use siw_shm::shared_memory::{MemoryInMaking, PageSize};
 
 use super::MapArena;
 use super::quotas::{Account, Quota};
+use super::requests::Refusal;
 use crate::ids::{ClientId, CommandToken};
 
 /// Memory above this size is allocated and freed by helpers: freeing its pages takes a good part of a
@@ -38,8 +40,45 @@ const CLOSED_AT_ONCE: usize = 64;
 pub(super) struct MemoryOrder {
     pub client: ClientId,
     pub token: CommandToken,
-    pub len: usize,
-    pub pages: PageSize,
+    pub source: MemorySource,
+}
+
+/// Memory of an ordered arena.
+pub(super) enum MemorySource {
+    New {
+        len: usize,
+        pages: PageSize,
+    },
+    /// Part of a client's file, which NICs will read.
+    File(FilePart),
+}
+
+/// Part of a client's file in memory.
+pub(super) struct FilePart {
+    pub file: OwnedFd,
+    pub offset: u64,
+    pub len: u64,
+    pub is_writable: bool,
+}
+
+impl FilePart {
+    /// Maps the part for workers, and for the NICs that read it.
+    pub fn map(self, client: ClientId, map_arena: &MapArena) -> Result<MadeArena, Refusal> {
+        let FilePart {
+            file,
+            offset,
+            len,
+            is_writable,
+        } = self;
+        let refuse = |errno: i32, reason: &dyn std::fmt::Display| {
+            Refusal::new(errno, format!("the file cannot be mapped: {reason}"))
+        };
+        let mapped = SharedMemory::map_part(file, offset, len, is_writable)
+            .and_then(|memory| memory.guard_for(client.fault_owner()));
+        let memory =
+            mapped.map_err(|error| refuse(error.raw_os_error().unwrap_or(libc::EINVAL), &error))?;
+        map_memory(memory, map_arena).map_err(|reason| refuse(libc::ENOMEM, &reason))
+    }
 }
 
 /// A new arena, and its DMA mapping if NICs read it.
@@ -51,7 +90,7 @@ pub(super) enum HelperReport {
     MemoryMade {
         client: ClientId,
         token: CommandToken,
-        made: Result<MadeArena, String>,
+        made: Result<MadeArena, Refusal>,
     },
     /// All memory and descriptors of a departed client are freed.
     ClientGone { account: Account },
@@ -274,7 +313,13 @@ fn close_without_lingering(doomed: Vec<Box<dyn Send>>) {
 
 /// Allocates arenas, a part of each in turn, until the order channel is closed.
 fn make_memory(ordered: &mpsc::Receiver<MemoryOrder>, reporter: &Reporter, map_arena: &MapArena) {
-    let mut under_way: VecDeque<(MemoryOrder, std::io::Result<MemoryInMaking>)> = VecDeque::new();
+    struct NewArena {
+        client: ClientId,
+        token: CommandToken,
+        len: usize,
+        begun: std::io::Result<MemoryInMaking>,
+    }
+    let mut under_way: VecDeque<NewArena> = VecDeque::new();
     loop {
         let next = if under_way.is_empty() {
             ordered.recv().map_err(|_| mpsc::TryRecvError::Disconnected)
@@ -283,25 +328,42 @@ fn make_memory(ordered: &mpsc::Receiver<MemoryOrder>, reporter: &Reporter, map_a
         };
         match next {
             Ok(order) => {
-                let begun = begin_arena(order.len, order.pages);
-                under_way.push_back((order, begun));
+                let (client, token) = (order.client, order.token);
+                match order.source {
+                    MemorySource::New { len, pages } => under_way.push_back(NewArena {
+                        client,
+                        token,
+                        len,
+                        begun: begin_arena(len, pages),
+                    }),
+                    MemorySource::File(part) => reporter.send(HelperReport::MemoryMade {
+                        client,
+                        token,
+                        made: part.map(client, map_arena),
+                    }),
+                }
             }
             Err(mpsc::TryRecvError::Empty) => {}
             Err(mpsc::TryRecvError::Disconnected) => return,
         }
-        let Some((order, begun)) = under_way.pop_front() else {
+        let Some(order) = under_way.pop_front() else {
             continue;
         };
-        let made = begun.and_then(|mut memory| match memory.populate(BYTES_PER_TURN) {
-            Ok(false) => Ok(Err(memory)),
-            Ok(true) => memory.finish().map(Ok),
-            // No hugepages are left.
-            Err(_) if memory.is_huge() => Ok(Err(begin_arena(order.len, PageSize::Normal)?)),
-            Err(error) => Err(error),
-        });
+        let made = order
+            .begun
+            .and_then(|mut memory| match memory.populate(BYTES_PER_TURN) {
+                Ok(false) => Ok(Err(memory)),
+                Ok(true) => memory.finish().map(Ok),
+                // No hugepages are left.
+                Err(_) if memory.is_huge() => Ok(Err(begin_arena(order.len, PageSize::Normal)?)),
+                Err(error) => Err(error),
+            });
         let made = match made {
             Ok(Err(memory)) => {
-                under_way.push_back((order, Ok(memory)));
+                under_way.push_back(NewArena {
+                    begun: Ok(memory),
+                    ..order
+                });
                 continue;
             }
             Ok(Ok(memory)) => memory
@@ -313,7 +375,7 @@ fn make_memory(ordered: &mpsc::Receiver<MemoryOrder>, reporter: &Reporter, map_a
         reporter.send(HelperReport::MemoryMade {
             client: order.client,
             token: order.token,
-            made,
+            made: made.map_err(|reason| Refusal::new(libc::ENOMEM, reason)),
         });
     }
 }

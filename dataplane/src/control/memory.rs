@@ -9,7 +9,9 @@ use siw_shm::control::messages as m;
 use siw_shm::shared_memory::{PAGE, PageSize, SharedMemory};
 
 use super::ControlThread;
-use super::helpers::{self, DisposalQueue, HelperReport, LONG_MEMORY, MadeArena, MemoryOrder};
+use super::helpers::{
+    self, DisposalQueue, HelperReport, LONG_MEMORY, MadeArena, MemoryOrder, MemorySource,
+};
 use super::pending::{DeferredRequest, PendingReply};
 use super::quotas::Quota;
 use super::regions::MemoryRegion;
@@ -47,16 +49,19 @@ impl ControlThread {
             self.helpers.order_memory(MemoryOrder {
                 client: id,
                 token,
-                len,
-                pages,
+                source: MemorySource::New { len, pages },
             });
-            let len = len as u64;
-            return Ok(Served::Deferred(PendingReply::MakeArena { token, len }));
+            return Ok(Served::Deferred(PendingReply::MakeArena {
+                token,
+                len: len as u64,
+                imported: false,
+            }));
         }
         let made = SharedMemory::create_memfd("siwd-arena", len, pages)
             .and_then(|memory| memory.guard_for(id.fault_owner()))
             .map_err(|error| format!("no shared memory: {error}"))
-            .and_then(|memory| helpers::map_memory(memory, &*self.config.map_arena));
+            .and_then(|memory| helpers::map_memory(memory, &*self.config.map_arena))
+            .map_err(|reason| Refusal::new(libc::ENOMEM, reason));
         self.add_arena(id, seq, len as u64, made)
     }
 
@@ -66,13 +71,13 @@ impl ControlThread {
         id: ClientId,
         seq: u32,
         len: u64,
-        made: Result<MadeArena, String>,
+        made: Result<MadeArena, Refusal>,
     ) -> Outcome {
         let (region, external) = match made {
             Ok(made) => made,
-            Err(reason) => {
+            Err(refusal) => {
                 self.resources.release(id, &arena_amounts(len));
-                return Err(Refusal::new(libc::ENOMEM, reason));
+                return Err(refusal);
             }
         };
         let resources = &mut self.resources;
@@ -114,13 +119,13 @@ impl ControlThread {
         &mut self,
         id: ClientId,
         token: CommandToken,
-        made: Result<MadeArena, String>,
+        made: Result<MadeArena, Refusal>,
     ) {
         let waits = |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::MakeArena { token: of, .. } if of == token);
         let client = self.resources.clients.get_mut(&id);
         let Some(DeferredRequest {
             seq,
-            what: PendingReply::MakeArena { len, .. },
+            what: PendingReply::MakeArena { len, imported, .. },
         }) = client.and_then(|client| client.waiting.take_if(waits))
         else {
             self.resources.forget_helper(id, token);
@@ -129,10 +134,14 @@ impl ControlThread {
             self.helpers.dispose(queue, Box::new(made), None);
             return;
         };
-        if let Err(refusal) = self.add_arena(id, seq, len, made)
-            && let Some(client) = self.resources.clients.get(&id)
-        {
-            let kind = <m::AllocArena as m::Message>::KIND;
+        let (added, kind) = if imported {
+            let added = self.add_import(id, seq, len, made);
+            (added, <m::ImportMemory as m::Message>::KIND)
+        } else {
+            let added = self.add_arena(id, seq, len, made);
+            (added, <m::AllocArena as m::Message>::KIND)
+        };
+        if let (Err(refusal), Some(client)) = (added, self.resources.clients.get(&id)) {
             refusal.send(client, kind, seq);
         }
         self.on_answered(id);

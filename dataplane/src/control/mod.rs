@@ -42,6 +42,7 @@ mod resources;
 mod shared_receive;
 pub mod socket;
 mod statistics;
+mod turn_times;
 mod watchdog;
 mod windows;
 mod worker_events;
@@ -75,6 +76,7 @@ use peers::SubordinateUsers;
 use quotas::QuotaLimits;
 use resources::Resources;
 use socket::BoundSocket;
+use turn_times::TurnTimes;
 use watchdog::Watchdog;
 use workers::WorkerSet;
 
@@ -148,6 +150,9 @@ pub struct ControlThread {
     silent_clients: VecDeque<(Instant, ClientId)>,
     is_listening: bool,
     accept_pause: Option<AcceptPause>,
+    /// Operators whose statistics are being written, a part in each turn.
+    reading_operators: VecDeque<ClientId>,
+    times: TurnTimes,
     /// Round-robin counter over a device's workers.
     next_worker: usize,
     pairing: Pairing,
@@ -190,6 +195,8 @@ impl ControlThread {
             silent_clients: VecDeque::new(),
             is_listening: true,
             accept_pause: None,
+            reading_operators: VecDeque::new(),
+            times: TurnTimes::default(),
             next_worker: 0,
             pairing: Pairing::default(),
             watchdog: config.watchdog.map(Watchdog::new),
@@ -225,6 +232,7 @@ impl ControlThread {
                     0
                 }
             };
+            self.times.begin_turn();
             self.end_faulty_clients();
             for event in &events[..ready] {
                 match event.data() {
@@ -236,15 +244,20 @@ impl ControlThread {
                     token if token & TOKEN_OUTBOX != 0 => self.flush_outbox(token),
                     token => self.on_client_readable(ClientId(token)),
                 }
+                self.times.end_work("end of an event");
             }
             self.take_worker_events();
             self.take_helper_reports();
+            self.continue_statistics();
             self.close_silent_clients();
             self.resume_accepting();
             self.reclaim_objects();
+            self.times.end_work("reclaim");
             self.poll_links();
+            self.times.end_work("links");
             self.retry_pairs();
             self.run_watchdog();
+            self.times.end_work("timers");
             if self
                 .stopping
                 .is_some_and(|deadline| Instant::now() > deadline)
@@ -258,6 +271,9 @@ impl ControlThread {
 
     /// Longest sleep allowed by scheduled work.
     fn sleep_limit(&self) -> EpollTimeout {
+        if !self.reading_operators.is_empty() || self.has_entries_to_remove() {
+            return EpollTimeout::ZERO;
+        }
         if self.waits_for_reclaim() {
             return EpollTimeout::from(1u8);
         }
@@ -352,6 +368,7 @@ impl ControlThread {
         for worker in 0..self.workers.worker_count() {
             while let Some(event) = self.workers.next_event(worker) {
                 self.on_worker_event(worker, event);
+                self.times.end_work("report of a worker");
             }
         }
     }

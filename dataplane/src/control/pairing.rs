@@ -39,6 +39,8 @@ const MAGIC: [u8; 8] = *b"siwpair1";
 /// Maximum number of peers' connections kept for queue pairs of this daemon that are not in RTR
 /// yet.
 const MAX_EARLY_REQUESTS: usize = 4096;
+/// Pairs tried again in one turn of the control thread.
+const RETRIES_PER_TURN: usize = 64;
 /// Time that an end in RTR waits for the other end.
 const PAIRING_TIMEOUT: Duration = Duration::from_secs(30);
 /// Initial pause between two attempts; it doubles up to a second.
@@ -482,7 +484,11 @@ impl ControlThread {
     /// Retries the attempts that are due, or gives up.
     pub(super) fn retry_pairs(&mut self) {
         let now = Instant::now();
-        while let Some((id, qpn)) = self.pairing.schedule.take_due(now) {
+        // The rest follows in the next turn.
+        for _ in 0..RETRIES_PER_TURN {
+            let Some((id, qpn)) = self.pairing.schedule.take_due(now) else {
+                return;
+            };
             let Some((_, attempt)) = self.waiting_pair(id, qpn) else {
                 continue;
             };

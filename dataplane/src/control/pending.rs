@@ -7,6 +7,7 @@ use siw_shm::control::messages::ModifySrq;
 use siw_shm::{CqGeometry, SharedMemory};
 
 use super::memory::QuiescentReply;
+use super::statistics::StatisticsText;
 use crate::ids::{CommandToken, CqId, Qpn, SrqId};
 
 /// Condition that a deferred reply waits for. `left` counts the workers that have not reported.
@@ -55,12 +56,19 @@ pub(super) enum PendingReply {
         token: CommandToken,
         left: usize,
     },
-    /// A helper makes the arena, charged as `len` bytes.
-    MakeArena { token: CommandToken, len: u64 },
+    /// A helper makes or maps the arena, charged as `len` bytes.
+    MakeArena {
+        token: CommandToken,
+        len: u64,
+        /// It is the client's own file.
+        imported: bool,
+    },
     /// A helper frees the arena.
     FreeArena { token: CommandToken },
     /// All workers report their counters.
     Stats { token: CommandToken, left: usize },
+    /// The statistics are being written.
+    WriteStats(Box<StatisticsText>),
 }
 
 /// A request without a reply so far, and the sequence number of its reply.

@@ -489,16 +489,19 @@ impl Ledger {
         self.release_totals(&mut account, &held);
     }
 
-    /// Resources held by each user, by uid.
-    pub fn users_to_json(&self) -> serde_json::Value {
-        let users = self.users.iter().map(|(uid, held)| {
-            let rows = Quota::ALL.iter().map(|quota| {
-                let amount = held[*quota as usize];
-                (quota.names().0.to_owned(), amount.into())
-            });
-            (uid.to_string(), serde_json::Value::Object(rows.collect()))
+    /// Users that hold resources.
+    pub fn users(&self) -> impl Iterator<Item = u32> {
+        self.users.keys().copied()
+    }
+
+    /// Resources held by a user.
+    pub fn user_to_json(&self, uid: u32) -> Option<serde_json::Value> {
+        let held = self.users.get(&uid)?;
+        let rows = Quota::ALL.iter().map(|quota| {
+            let amount = held[*quota as usize];
+            (quota.names().0.to_owned(), amount.into())
         });
-        serde_json::Value::Object(users.collect())
+        Some(serde_json::Value::Object(rows.collect()))
     }
 
     /// Usage and limits of a client and of its user, by the names of the keys in `[limits]`.

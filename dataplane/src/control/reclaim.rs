@@ -5,13 +5,21 @@ use super::ControlThread;
 use super::helpers::{DisposalQueue, HelperReport, LONG_MEMORY};
 use super::pending::{DeferredRequest, PendingReply};
 use super::quotas::Quota;
-use super::resources::DepartingClient;
+use super::resources::{DepartingClient, DepartingEntry};
 use crate::ids::{ClientId, CommandToken};
 
 /// The objects of a client with fewer queue pairs than this are freed directly.
 const FEW_QUEUE_PAIRS: u64 = 1024;
+/// Keys and numbers of departed clients removed in one turn.
+const ENTRIES_PER_TURN: usize = 512;
 
 impl ControlThread {
+    /// Returns true if there are keys or numbers to remove now.
+    pub(super) fn has_entries_to_remove(&self) -> bool {
+        let mut departing = self.resources.departing.iter();
+        departing.any(|departing| departing.left == 0 && !departing.entries_removed)
+    }
+
     pub(super) fn waits_for_reclaim(&self) -> bool {
         self.resources
             .departing
@@ -41,24 +49,12 @@ impl ControlThread {
         if self.resources.departing.is_empty() {
             return;
         }
-        for departing in &mut self.resources.departing {
-            if departing.left == 0 && !departing.client.keys_removed {
-                departing.client.keys_removed = true;
-                for key in departing
-                    .client
-                    .mws
-                    .keys()
-                    .chain(departing.client.mrs.keys())
-                {
-                    self.config.keys.remove(*key);
-                }
-            }
-        }
+        self.remove_entries();
         if waits == 0 && self.config.keys.try_reclaim() == 0 {
             let (done, wait): (Vec<_>, Vec<_>) = std::mem::take(&mut self.resources.departing)
                 .into_iter()
                 .partition(|departing| {
-                    let is_quiet = departing.left == 0 && departing.client.keys_removed;
+                    let is_quiet = departing.left == 0 && departing.entries_removed;
                     is_quiet && !departing.client.waits_for_helper()
                 });
             self.resources.departing = wait;
@@ -68,14 +64,33 @@ impl ControlThread {
         }
     }
 
+    /// Removes keys and numbers of departed clients that no worker uses any more.
+    fn remove_entries(&mut self) {
+        let mut budget = ENTRIES_PER_TURN;
+        for departing in &mut self.resources.departing {
+            if departing.left > 0 {
+                continue;
+            }
+            while budget > 0 && !departing.entries_removed {
+                budget -= 1;
+                match departing.entries.next() {
+                    Some(DepartingEntry::Key(key)) => drop(self.config.keys.remove(key)),
+                    Some(DepartingEntry::QueuePair(qpn)) => {
+                        self.resources.qp_owners.remove(&qpn);
+                        self.pairing.forget_attempt(qpn);
+                        self.resources.qpns.release_number(qpn.0);
+                    }
+                    None => departing.entries_removed = true,
+                }
+            }
+        }
+    }
+
     /// Frees a departed client that no worker can touch any more: its numbers at once, and its
     /// memory when a helper has freed it.
     fn free_client(&mut self, departing: DepartingClient) {
         let client = departing.client;
         let resources = &mut self.resources;
-        for qpn in client.qps.keys().chain(client.departing_qps.keys()) {
-            resources.qpns.release_number(qpn.0);
-        }
         for cq in client.cqs.keys() {
             resources.cqs.release_number(cq.0);
         }
@@ -89,9 +104,9 @@ impl ControlThread {
         let is_small = client.account.amount(Quota::Memory) <= LONG_MEMORY
             && client.account.amount(Quota::QueuePairs) < FEW_QUEUE_PAIRS
             // The last descriptor of a file frees all its pages, however little of it was mapped.
-            && client.arenas.values().all(|arena| !arena.imported);
+            && client.arenas.values().all(|arena| !arena.imported && arena.external.is_none());
         if is_small && !departing.slow_to_close {
-            drop(client);
+            drop((client, departing.entries));
             resources.ledger.close(account);
             return;
         }
@@ -101,7 +116,8 @@ impl ControlThread {
             DisposalQueue::Memory(account.uid())
         };
         let report = HelperReport::ClientGone { account };
-        self.helpers.dispose(queue, Box::new(client), Some(report));
+        self.helpers
+            .dispose(queue, Box::new((client, departing.entries)), Some(report));
     }
 
     /// Updates a client's account to its current queue memory. Large freed regions are unmapped by
@@ -153,6 +169,7 @@ impl ControlThread {
                     self.finish_free_arena(client, token);
                 }
             }
+            self.times.end_work("report of a helper");
         }
     }
 

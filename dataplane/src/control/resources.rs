@@ -1,7 +1,7 @@
 //! Client resources: the resource tree (client > PD > MR, QP, SRQ; client > CQ, channel, listener,
 //! arena). Dropping a client frees its subtree.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque, hash_map};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -172,7 +172,6 @@ pub struct Client {
     pub more_input: bool,
     /// The next request carries a descriptor and waits until earlier ones of its user are closed.
     pub awaits_room: bool,
-    pub keys_removed: bool,
     pub stats_text: String,
 }
 
@@ -223,7 +222,6 @@ impl Client {
             parked: None,
             more_input: false,
             awaits_room: false,
-            keys_removed: false,
             stats_text: String::new(),
         }
     }
@@ -284,6 +282,49 @@ pub struct DepartingClient {
     pub left: usize,
     /// Closing its socket may take as long as the client likes.
     pub slow_to_close: bool,
+    /// All of `entries` are removed.
+    pub entries_removed: bool,
+    /// Keys and numbers that are not removed yet.
+    pub entries: DepartingEntries,
+}
+
+/// Memory keys and queue pair numbers of a departed client, which are removed a part at a time.
+pub struct DepartingEntries {
+    mws: hash_map::IntoKeys<Stag, MemoryWindow>,
+    mrs: hash_map::IntoIter<Stag, MemoryRegion>,
+    qps: hash_map::IntoIter<Qpn, ClientQp>,
+    departing_qps: hash_map::IntoIter<Qpn, ClientQp>,
+}
+
+/// An entry of a table of all clients.
+pub enum DepartingEntry {
+    Key(Stag),
+    QueuePair(Qpn),
+}
+
+impl DepartingEntries {
+    /// Takes them from the client.
+    pub fn take(client: &mut Client) -> DepartingEntries {
+        DepartingEntries {
+            mws: std::mem::take(&mut client.mws).into_keys(),
+            mrs: std::mem::take(&mut client.mrs).into_iter(),
+            qps: std::mem::take(&mut client.qps).into_iter(),
+            departing_qps: std::mem::take(&mut client.departing_qps).into_iter(),
+        }
+    }
+}
+
+impl Iterator for DepartingEntries {
+    type Item = DepartingEntry;
+
+    fn next(&mut self) -> Option<DepartingEntry> {
+        let key = self.mws.next();
+        if let Some(key) = key.or_else(|| Some(self.mrs.next()?.0)) {
+            return Some(DepartingEntry::Key(key));
+        }
+        let qp = self.qps.next().or_else(|| self.departing_qps.next());
+        qp.map(|(qpn, _)| DepartingEntry::QueuePair(qpn))
+    }
 }
 
 /// Pool of object numbers that data-path messages carry: a freed number is reused only after many
@@ -488,7 +529,8 @@ impl Resources {
 
     /// Client that has a queue pair, or has just destroyed it.
     pub fn owner_of_qp(&self, qpn: Qpn) -> Option<ClientId> {
-        self.qp_owners.get(&qpn).copied()
+        let owner = self.qp_owners.get(&qpn).copied();
+        owner.filter(|id| self.clients.contains_key(id))
     }
 
     /// A client's queue pair.

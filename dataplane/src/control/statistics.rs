@@ -2,6 +2,8 @@
 
 use siw_shm::control::messages as m;
 
+use std::collections::VecDeque;
+
 use super::ControlThread;
 use super::pending::{DeferredRequest, PendingReply};
 use super::quotas::Quota;
@@ -9,6 +11,28 @@ use super::requests::*;
 use super::resources::Client;
 use crate::ids::{ClientId, CommandToken};
 use crate::worker::messages::{Command, PortStats, WorkerStats};
+
+/// Clients or users written to an operator's statistics in one turn.
+const ROWS_PER_TURN: usize = 32;
+
+/// An operator's statistics: the text so far, and the clients and users to add.
+pub(super) struct StatisticsText {
+    text: String,
+    clients: VecDeque<ClientId>,
+    users: VecDeque<u32>,
+    /// The clients are complete.
+    has_clients: bool,
+}
+
+impl StatisticsText {
+    /// Appends the separator between rows, and a row.
+    fn add_row(&mut self, row: &str) {
+        if !self.text.ends_with(['[', '{']) {
+            self.text.push(',');
+        }
+        self.text.push_str(row);
+    }
+}
 
 impl ControlThread {
     pub(super) fn read_statistics(&mut self, id: ClientId, seq: u32, offset: u32) -> Outcome {
@@ -63,25 +87,84 @@ impl ControlThread {
                     _ => None,
                 });
         if let Some((id, 0)) = found {
-            self.reply_statistics(id);
+            self.begin_statistics(id);
         }
     }
 
-    fn reply_statistics(&mut self, id: ClientId) {
-        let text = self.statistics_json();
-        let Some(client) = self.resources.clients.get_mut(&id) else {
+    fn begin_statistics(&mut self, id: ClientId) {
+        let mut text = self.common_statistics();
+        // Without its closing brace.
+        text.pop();
+        text.push_str(r#","clients":["#);
+        let statistics = Box::new(StatisticsText {
+            text,
+            clients: self.resources.clients.keys().copied().collect(),
+            users: self.resources.ledger.users().collect(),
+            has_clients: false,
+        });
+        let client = self.resources.clients.get_mut(&id);
+        if let Some(waiting) = client.and_then(|client| client.waiting.as_mut()) {
+            waiting.what = PendingReply::WriteStats(statistics);
+            self.reading_operators.push_back(id);
+        }
+    }
+
+    /// Writes some rows of the statistics of one operator, and replies after the last one.
+    pub(super) fn continue_statistics(&mut self) {
+        let Some(id) = self.reading_operators.pop_front() else {
             return;
         };
-        if let Some(waiting) = client.waiting.take() {
-            let part = statistics_part(&text, 0);
-            let conn = &client.conn;
-            let _ = conn.send_reply::<m::ReadStats>(waiting.seq, &part, &[]);
-            client.stats_text = rest_to_read(text, &part);
+        let is_written =
+            |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::WriteStats(_));
+        let client = self.resources.clients.get_mut(&id);
+        let waiting = client.and_then(|client| client.waiting.take_if(is_written));
+        let Some(DeferredRequest {
+            seq,
+            what: PendingReply::WriteStats(mut statistics),
+        }) = waiting
+        else {
+            return;
+        };
+        let is_complete = self.write_rows(&mut statistics);
+        if let Some(client) = self.resources.clients.get_mut(&id) {
+            if is_complete {
+                let part = statistics_part(&statistics.text, 0);
+                let _ = client.conn.send_reply::<m::ReadStats>(seq, &part, &[]);
+                client.stats_text = rest_to_read(statistics.text, &part);
+                self.on_answered(id);
+            } else {
+                let what = PendingReply::WriteStats(statistics);
+                client.waiting = Some(DeferredRequest { seq, what });
+                self.reading_operators.push_back(id);
+            }
         }
-        self.on_answered(id);
+        self.times.end_work("ReadStats, rows");
     }
 
-    pub(super) fn statistics_json(&self) -> String {
+    /// Adds rows; returns true if the text is complete.
+    fn write_rows(&self, statistics: &mut StatisticsText) -> bool {
+        for _ in 0..ROWS_PER_TURN {
+            if let Some(id) = statistics.clients.pop_front() {
+                if let Some(client) = self.resources.clients.get(&id) {
+                    statistics.add_row(&client_json(client).to_string());
+                }
+            } else if !statistics.has_clients {
+                statistics.has_clients = true;
+                statistics.text.push_str(r#"],"users":{"#);
+            } else if let Some(uid) = statistics.users.pop_front() {
+                if let Some(user) = self.resources.ledger.user_to_json(uid) {
+                    statistics.add_row(&format!("\"{uid}\":{user}"));
+                }
+            } else {
+                statistics.text.push_str("}}");
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Statistics for operators without the rows of clients and users.
+    fn common_statistics(&self) -> String {
         let workers: Vec<serde_json::Value> = self
             .workers
             .stats
@@ -129,15 +212,12 @@ impl ControlThread {
                 })
             })
             .collect();
-        let clients: Vec<serde_json::Value> =
-            self.resources.clients.values().map(client_json).collect();
         serde_json::json!({
             "scope": "all",
             "settings": self.config.settings,
             "workers": workers,
             "total": self.device_totals(),
-            "clients": clients,
-            "users": self.resources.ledger.users_to_json(),
+            "control": { "longest_ns": self.times.to_json() },
             "listeners": self.resources.listeners.len(),
         })
         .to_string()

@@ -8,6 +8,8 @@
 use crate::common::*;
 use siw::{Context, SendData, SendWr, WcStatus};
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -208,6 +210,101 @@ attacks! {
     sockets_that_are_slow_to_close_stop_nobody: "lingering-sockets";
     a_flood_of_log_messages_stops_nobody: "log-flood";
     large_files_that_the_daemon_closes_stop_nobody: "large-imports";
+    clients_that_leave_many_regions_stop_nobody: "departures";
+    ports_bound_without_end_stop_nobody: "port-binds";
+    clients_that_do_nothing_stop_nobody: "idle-clients";
+}
+
+/// All kinds that run until they are stopped.
+const KINDS: [&str; 23] = [
+    "blocking-wake",
+    "full-rings",
+    "doorbells",
+    "flush-loops",
+    "scribbled-rings",
+    "too-many-requests",
+    "punched-holes",
+    "long-holes",
+    "giant-arenas",
+    "dereg-in-flight",
+    "descriptors",
+    "slow-socket",
+    "unread-events",
+    "stats-flood",
+    "create-destroy",
+    "endless-extents",
+    "endless-pairs",
+    "lingering-sockets",
+    "log-flood",
+    "large-imports",
+    "departures",
+    "port-binds",
+    "idle-clients",
+];
+
+/// Attacks of all kinds at once, each by one of two users, on two workers, beside an honest client of
+/// one of the users. `SIW_SOAK_SECONDS` sets the duration; without it the test takes an hour.
+#[test]
+#[ignore = "takes an hour: SIW_SOAK_SECONDS sets another duration"]
+fn all_attacks_at_once_leave_the_honest_client_its_data() {
+    /// A user that owns nothing.
+    const NOBODY: u32 = 65_534;
+    /// Duration of one attack; then it starts again.
+    const ROUND: f64 = 10.0;
+    if let Some(reason) = two_cores() {
+        println!("skipped: {reason}");
+        return;
+    }
+    if !nix::unistd::geteuid().is_root() {
+        println!("skipped: only root can become another user");
+        return;
+    }
+    let seconds = std::env::var("SIW_SOAK_SECONDS").ok();
+    let seconds = seconds.map(|text| text.parse().expect("SIW_SOAK_SECONDS: a number"));
+    let end = Instant::now() + Duration::from_secs(seconds.unwrap_or(3600));
+    let config = LOOPBACK.replacen("[workers]", "[workers]\ncores = [0, 1]", 1);
+    let config = config.replacen("buffers = 4096", "buffers = 16384", 1);
+    let daemon = Daemon::start(&config, &[]);
+    // A copy, because another user may be unable to reach the build folder.
+    let program = daemon.dir.path().join("hostile-client");
+    std::fs::copy(hostile_client(), &program).unwrap();
+    for path in [daemon.dir.path(), &daemon.socket, &program] {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(0o777)).unwrap();
+    }
+    exchange_once(&daemon);
+    let ends = pair(&daemon, MESSAGE);
+    let before = descriptors(&daemon);
+    let (stop, transfers) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let stopping = StopOnDrop(&stop);
+        let honest = scope.spawn(|| transfer_until(&ends, &stop, &transfers));
+        let mut seed = 0;
+        while Instant::now() < end {
+            let start = transfers.load(Ordering::Relaxed);
+            let mut attacks: Vec<Child> = Vec::new();
+            for (place, kind) in KINDS.iter().enumerate() {
+                seed += 1;
+                let uid = if place % 2 == 0 { 0 } else { NOBODY };
+                let mut command = Command::new(&program);
+                command.arg(kind).arg(&daemon.socket);
+                command.args([ROUND.to_string(), seed.to_string()]);
+                command.stdin(Stdio::null()).stdout(Stdio::null());
+                attacks.push(command.uid(uid).gid(uid).spawn().unwrap());
+            }
+            for mut attack in attacks {
+                wait(&mut attack);
+            }
+            assert!(!honest.is_finished(), "the honest client ended");
+            let count = transfers.load(Ordering::Relaxed) - start;
+            assert!(count > 0, "the honest client came to a halt");
+        }
+        drop(stopping);
+        let stall = honest.join().unwrap();
+        println!("longest stall {stall:?}");
+    });
+    exchange_once(&daemon);
+    wait_for_descriptors(&daemon, before);
+    assert!(daemon.stop().success());
 }
 
 /// Objects of the daemon, all clients together: clients, queue pairs, connections, regions.

@@ -39,6 +39,9 @@ pub const KINDS: &[(&str, Run)] = &[
     ("lingering-sockets", tenants::lingering_sockets),
     ("log-flood", tenants::log_flood),
     ("large-imports", tenants::large_imports),
+    ("departures", tenants::departures),
+    ("port-binds", tenants::port_binds),
+    ("idle-clients", tenants::idle_clients),
     ("killed", killed::live_until_killed),
     ("many-queue-pairs", killed::hold_many_queue_pairs),
 ];

@@ -176,3 +176,67 @@ pub fn large_imports(attack: &mut Attack) -> Ended {
     }
     Ok(())
 }
+
+/// Registers many regions and leaves them to the daemon to remove.
+pub fn departures(attack: &mut Attack) -> Ended {
+    while attack.begin_round() {
+        let mut session = AttackSession::open(&attack.socket)?;
+        let pd = session.alloc_pd()?;
+        let (arena, _file) = session.alloc_arena(4096, false)?;
+        let (offset, len, va, access, reserved) = (0, 4096, 0, 1, 0);
+        let request = m::RegMr {
+            pd,
+            arena,
+            offset,
+            len,
+            va,
+            access,
+            reserved,
+        };
+        for _ in 0..20 * GREED {
+            let made = session.call(&request);
+            if attack.count_refusal(made)?.is_none() || !attack.begin_round() {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Binds ports that the daemon selects until it refuses one, and frees them.
+pub fn port_binds(attack: &mut Attack) -> Ended {
+    while attack.begin_round() {
+        let mut session = AttackSession::open(&attack.socket)?;
+        let (device, flags, addr) = (m::ANY_DEVICE, 0, m::Addr::NONE);
+        for _ in 0..20 * GREED {
+            let made = session.call(&m::Bind {
+                device,
+                flags,
+                addr,
+            });
+            if attack.count_refusal(made)?.is_none() || !attack.begin_round() {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Connects clients that do nothing, until the daemon refuses one.
+pub fn idle_clients(attack: &mut Attack) -> Ended {
+    let mut idle = Vec::new();
+    while attack.begin_round() {
+        match AttackSession::open(&attack.socket) {
+            Ok(session) => idle.push(session),
+            Err(CallError::Io(error)) => return Err(CallError::Io(error)),
+            Err(_) => {
+                attack.refused += 1;
+                idle.clear();
+            }
+        }
+        if idle.len() >= GREED {
+            idle.clear();
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,320 @@
+//! The control thread serves all clients: no request occupies it for long, however much its client
+//! holds. Processor time is measured, because other programs may use the processor as well.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::common::*;
+use siw::{CmListener, CompletionChannel, QpInit};
+use siw_shm::SharedMemory;
+use siw_shm::control::messages as m;
+use siw_shm::control::{ControlSocket, Message};
+use siw_shm::shared_memory::PageSize;
+
+/// Longest permitted processor time of one piece of work.
+const MOST: Duration = Duration::from_millis(1);
+/// Daemons measured at most: interrupts and page faults count as processor time too, so the least time
+/// of each kind is taken.
+const DAEMONS: usize = 5;
+/// Work that is a part of the control thread's rounds, not of a request.
+const ROUNDS: [&str; 2] = ["links", "timers"];
+
+/// A client that makes the control protocol's requests.
+struct Requests {
+    conn: ControlSocket,
+    seq: u32,
+}
+
+impl Requests {
+    fn new(d: &Daemon) -> Requests {
+        let conn = ControlSocket::connect_to(&d.socket).unwrap();
+        conn.set_call_timeout(PATIENCE).unwrap();
+        let mut requests = Requests { conn, seq: 0 };
+        requests.call(&m::ClientHello::new("turn times"));
+        requests
+    }
+
+    fn call<M: Message>(&mut self, request: &M) -> M::Reply {
+        self.seq += 1;
+        let called = self.conn.call_and_wait(self.seq, request, &[]);
+        called
+            .unwrap_or_else(|error| panic!("request {:#x}: {error}", M::KIND))
+            .0
+    }
+
+    fn alloc_arena(&mut self, len: u64) -> u32 {
+        let (huge, reserved) = (0, 0);
+        self.call(&m::AllocArena {
+            len,
+            huge,
+            reserved,
+        })
+        .arena
+    }
+
+    /// Registers, changes and deregisters memory of one arena, of the most extents, and of a file.
+    fn register_memory(&mut self, pd: u32) {
+        let reserved = 0;
+        let arena = self.alloc_arena(64 << 20);
+        for _ in 0..5000 {
+            let (offset, len, va, access) = (0, 64 << 20, 0, 1);
+            self.call(&m::RegMr {
+                pd,
+                arena,
+                offset,
+                len,
+                va,
+                access,
+                reserved,
+            });
+        }
+        let extents = [m::MemoryExtent {
+            arena,
+            len: 64,
+            ..Default::default()
+        }; m::MAX_EXTENTS];
+        let count = m::MAX_EXTENTS as u32;
+        for _ in 0..31 {
+            self.call(&m::AddExtents {
+                count,
+                reserved,
+                extents,
+            });
+        }
+        let made = self.call(&m::RegMemory {
+            pd,
+            access: 1,
+            len: 32 * 64 * u64::from(count),
+            va: 0,
+            count,
+            reserved,
+            reason: m::Text::new("turn times"),
+            extents,
+        });
+        let (lkey, flags) = (made.lkey, m::REREG_ACCESS);
+        self.call(&m::ReregMr {
+            lkey,
+            flags,
+            pd,
+            arena: 0,
+            offset: 0,
+            len: 0,
+            va: 0,
+            access: 0,
+            reserved,
+        });
+        self.call(&m::DeregMr { lkey, reserved });
+        let max_pages = 256;
+        let fast = self.call(&m::AllocFastMr {
+            pd,
+            arena,
+            max_pages,
+            reserved,
+        });
+        self.call(&m::DeregMr {
+            lkey: fast.lkey,
+            reserved,
+        });
+        let rkey = self.call(&m::AllocMw { pd, kind: 1 }).rkey;
+        self.call(&m::DeallocMw { rkey, reserved });
+        let len = 128 << 20;
+        let file = SharedMemory::create_memfd("file", len, PageSize::Normal).unwrap();
+        file.fill_zero(0, len).unwrap();
+        let import = m::ImportMemory {
+            kind: m::IMPORT_FILE,
+            writable: 1,
+            offset: 0,
+            len: len as u64,
+        };
+        self.seq += 1;
+        let fd = file.memfd().unwrap();
+        let (imported, _) = self.conn.call_and_wait(self.seq, &import, &[fd]).unwrap();
+        drop(file);
+        self.call(&m::FreeArena {
+            arena: imported.id,
+            reserved,
+        });
+        for len in [4096, 4 << 20, 256 << 20] {
+            let arena = self.alloc_arena(len);
+            self.call(&m::FreeArena { arena, reserved });
+        }
+    }
+
+    /// Creates and destroys queues, a large one among them.
+    fn change_queues(&mut self, pd: u32) {
+        let (reserved, channel, cookie) = (0, 0, 0);
+        let cq = self
+            .call(&m::CreateCq {
+                cqe: 3 << 20,
+                channel,
+                cookie,
+            })
+            .cq;
+        self.call(&m::ModerateCq {
+            cq,
+            count: 4,
+            period: 4,
+        });
+        self.call(&m::DestroyCq { cq, reserved });
+        let cq = self
+            .call(&m::CreateCq {
+                cqe: 16,
+                channel,
+                cookie,
+            })
+            .cq;
+        self.call(&m::ResizeCq { cq, cqe: 1 << 20 });
+        self.call(&m::FreeCqRing { cq, notify: 0 });
+        let srq = self.call(&m::CreateSrq {
+            pd,
+            max_wr: 4096,
+            max_sge: 4,
+            limit: 0,
+            share: 0,
+            reserved,
+        });
+        let srq = srq.srq;
+        self.call(&m::QuerySrq { srq, reserved });
+        for _ in 0..3000 {
+            self.call(&m::CreateQp {
+                pd,
+                send_cq: cq,
+                recv_cq: cq,
+                max_send_wr: 16,
+                max_recv_wr: 16,
+                max_send_sge: 4,
+                max_recv_sge: 4,
+                max_inline: 64,
+                sq_sig_all: 0,
+                srq: 0,
+            });
+        }
+        self.call(&m::DestroySrq { srq, reserved });
+    }
+
+    /// Binds and listens at many ports.
+    fn listen(&mut self) {
+        let (device, reserved) = (m::ANY_DEVICE, 0);
+        let cm_channel = self.call(&m::CreateCmChannel { reserved: 0 }).id;
+        for _ in 0..1000 {
+            let (addr, flags) = (m::Addr::NONE, 0);
+            let binding = self
+                .call(&m::Bind {
+                    device,
+                    flags,
+                    addr,
+                })
+                .listener;
+            self.call(&m::Listen {
+                device,
+                backlog: 8,
+                cm_channel,
+                binding,
+                cookie: 0,
+                mpa: m::MpaOptions::BY_DEVICE,
+                addr,
+            });
+            self.call(&m::MigrateCm {
+                cm_channel,
+                qp_num: 0,
+                listener: binding,
+                request: 0,
+            });
+        }
+        let addr = m::Addr::NONE;
+        let listener = self
+            .call(&m::Bind {
+                device,
+                flags: 0,
+                addr,
+            })
+            .listener;
+        self.call(&m::Unlisten { listener, flags: 0 });
+        let to: std::net::SocketAddr = "10.77.0.2:9".parse().unwrap();
+        self.call(&m::Resolve {
+            device,
+            reserved,
+            dst: to.into(),
+            src: m::Addr::NONE,
+        });
+        let channel = self.call(&m::CreateCmChannel { reserved: 0 }).id;
+        self.call(&m::DestroyCmChannel { channel, reserved });
+    }
+}
+
+/// Processor time of each kind of work in a daemon that serves requests of all kinds, of clients that
+/// hold much and of many clients.
+fn longest_times() -> BTreeMap<String, Duration> {
+    let d = Daemon::start(LOOPBACK, &[]);
+    let crowd: Vec<Requests> = (0..300).map(|_| Requests::new(&d)).collect();
+    for _ in 0..3 {
+        let mut client = Requests::new(&d);
+        let (device, reserved) = (0, 0);
+        client.call(&m::QueryDevice { index: 0, reserved });
+        let pd = client.call(&m::AllocPd { device, reserved }).id;
+        client.register_memory(pd);
+        client.change_queues(pd);
+        client.listen();
+        let free = client.call(&m::AllocPd { device, reserved }).id;
+        client.call(&m::DeallocPd { pd: free, reserved });
+        let (a, b) = pair(&d, 4096);
+        ping(&a, &b);
+        drop(CompletionChannel::new(&a.ctx).unwrap());
+        let qp = a.pd.create_qp(&a.cq, &a.cq, &QpInit::default()).unwrap();
+        drop(qp);
+        let any = "10.77.0.1:0".parse().unwrap();
+        drop(CmListener::new(&a.cm, None, any, 4, 0).unwrap());
+        a.ctx.read_stats().unwrap();
+        // The end of a client that holds much is work of several turns.
+        drop((client, a, b));
+    }
+    let context = d.context();
+    let clients = || {
+        let all: serde_json::Value = serde_json::from_str(&context.read_stats().unwrap()).unwrap();
+        all["clients"].as_array().unwrap().len()
+    };
+    let end = std::time::Instant::now() + PATIENCE;
+    while clients() > crowd.len() + 1 {
+        assert!(std::time::Instant::now() < end, "clients remain");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(crowd);
+    let all: serde_json::Value = serde_json::from_str(&context.read_stats().unwrap()).unwrap();
+    let times = all["control"]["longest_ns"].as_object().unwrap().iter();
+    times
+        .map(|(kind, time)| (kind.clone(), Duration::from_nanos(time.as_u64().unwrap())))
+        .collect()
+}
+
+#[test]
+fn no_piece_of_work_occupies_the_control_thread_for_long() {
+    let mut least = longest_times();
+    for _ in 1..DAEMONS {
+        if least.values().all(|time| *time < MOST) {
+            break;
+        }
+        for (kind, time) in longest_times() {
+            let known = least.entry(kind).or_insert(time);
+            *known = time.min(*known);
+        }
+    }
+    let mut table: Vec<_> = least.iter().collect();
+    table.sort_by_key(|(_, time)| std::cmp::Reverse(**time));
+    for (kind, time) in &table {
+        println!("{:>8.1} us  {kind}", time.as_secs_f64() * 1e6);
+    }
+    for kind in [
+        "RegMemory",
+        "ImportMemory",
+        "Bind",
+        "ReadStats, rows",
+        "reclaim",
+        "DestroyQp",
+    ] {
+        assert!(least.contains_key(kind), "{kind} is not measured");
+    }
+    let is_long =
+        |(kind, time): &&(&String, &Duration)| **time >= MOST && !ROUNDS.contains(&kind.as_str());
+    let long: Vec<_> = table.iter().filter(is_long).collect();
+    assert!(long.is_empty(), "{long:?}");
+}
