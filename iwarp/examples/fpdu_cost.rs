@@ -34,8 +34,6 @@ struct Env {
     wqe: SendWqe,
     posted: u32,
     done: u32,
-    /// Payload is sent by reference.
-    references: bool,
 }
 
 impl QpEnv for Env {
@@ -63,11 +61,8 @@ impl QpEnv for Env {
     fn is_released(&mut self, _: ExtBufRef) -> bool {
         true
     }
-    fn alloc_ext_buf_ref(&mut self, _: u32) -> ExtBufRef {
-        match self.references {
-            true => ExtBufRef(0),
-            false => ExtBufRef::NONE,
-        }
+    fn alloc_ext_buf_ref(&mut self) -> ExtBufRef {
+        ExtBufRef(0)
     }
     fn post_event(&mut self, _: QpEvent) {}
 }
@@ -272,7 +267,6 @@ fn measure(shape: StreamShape) -> Cost {
         wqe,
         posted: 0,
         done: 0,
-        references: shape.by_reference,
     };
     let attr = QpInitAttr {
         qpn: 1,
@@ -296,6 +290,7 @@ fn measure(shape: StreamShape) -> Cost {
             revision: 2,
         };
         qp.set_rts(negotiated, shape.emss);
+        qp.set_copied_up_to(if shape.by_reference { 0 } else { u32::MAX });
         qp
     };
     let mut qp = fresh();

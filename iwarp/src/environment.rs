@@ -93,18 +93,11 @@ pub trait QpEnv {
     /// [`ExtBufRef::NONE`].
     fn is_released(&mut self, ext_buf_ref: ExtBufRef) -> bool;
 
-    /// Allocates a reference count for a message of `len` bytes, whose payload may then be sent in
-    /// place from registered memory. [`ExtBufRef::NONE`]: the payload is copied into frames.
-    fn alloc_ext_buf_ref(&mut self, len: u32) -> ExtBufRef {
-        let _ = len;
+    /// Allocates a reference count for a message that is longer than
+    /// [`QueuePair::set_copied_up_to`](crate::QueuePair::set_copied_up_to) allows to copy.
+    /// [`ExtBufRef::NONE`]: its payload is copied all the same.
+    fn alloc_ext_buf_ref(&mut self) -> ExtBufRef {
         ExtBufRef::NONE
-    }
-
-    /// Returns whether [`alloc_ext_buf_ref`](Self::alloc_ext_buf_ref) returns [`ExtBufRef::NONE`] for
-    /// messages of this length.
-    fn copies_payload(&self, len: u32) -> bool {
-        let _ = len;
-        true
     }
 
     /// Frees the reference count of a finished message. If ports still hold references (the message

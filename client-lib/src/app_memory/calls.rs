@@ -2,14 +2,14 @@
 //! overrides both.
 //!
 //! Pages are a shared mapping of a file of the daemon while they are registered, and stay one after
-//! that in a process with means to pin pages ([`super::pins`]). On a shared mapping MADV_DONTNEED
+//! that in a process with means to pin pages (`pins`). On a shared mapping MADV_DONTNEED
 //! does not discard content, which allocators rely on for calloc(3), MADV_FREE fails, and a mapping
 //! that grows shows the next pages of its file, which belong to other addresses. Here both calls do
 //! what they do with private memory whose pages the kernel's ibv_reg_mr(3) has pinned: discarded
 //! pages are replaced by private ones of zeroes, and a region keeps the old ones.
 //!
 //! An allocator may call these with its locks held, and threads that hold locks of this library
-//! allocate. So nothing here allocates, or takes another lock than [`MAPPINGS`].
+//! allocate. So nothing here allocates, or takes another lock than `MAPPINGS`.
 
 use std::ffi::{c_int, c_void};
 use std::fs::File;

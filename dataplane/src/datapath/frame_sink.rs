@@ -56,7 +56,7 @@ pub(crate) struct TxFrame {
     /// The port computes wrong checksums if any buffer but the last has an odd length.
     even_segments: bool,
     /// The port reads registered memory in place.
-    pub(crate) takes_references: bool,
+    takes_references: bool,
     /// The frame is incomplete: it is dropped, as if the network had lost it.
     pub(crate) is_broken: bool,
 }
@@ -100,8 +100,9 @@ impl TxFrame {
         self.chain.pkt_len() - u32::from(l2_len) - u32::from(l3_len) - u32::from(l4_len)
     }
 
-    /// Appends a buffer that refers to `len` bytes, which `attach` returns, if the frame still has room
-    /// for it together with the buffer that follows it. The rest of the payload may be copied, which
+    /// Appends a buffer that refers to `len` bytes, which `attach` returns. `false`: nothing was
+    /// appended, because the frame takes no references, a copy costs less, or there is no room for the
+    /// reference together with the buffer that follows it. The rest of the payload may be copied, which
     /// needs at most one buffer per kilobyte.
     #[inline]
     pub(crate) fn append_reference(
@@ -109,6 +110,9 @@ impl TxFrame {
         len: usize,
         attach: impl FnOnce() -> Option<Mbuf>,
     ) -> bool {
+        if !self.takes_references || len <= COPY_MAX as usize {
+            return false;
+        }
         if self.even_segments && (self.chain.pkt_len() as usize | len) & 1 != 0 {
             return false;
         }

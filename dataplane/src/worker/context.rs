@@ -278,16 +278,8 @@ impl QpEnv for QpView<'_> {
         is_released
     }
 
-    #[inline(always)]
-    fn copies_payload(&self, len: u32) -> bool {
-        len <= self.rings.copied_up_to
-    }
-
-    #[inline(always)]
-    fn alloc_ext_buf_ref(&mut self, len: u32) -> ExtBufRef {
-        if self.copies_payload(len) {
-            return ExtBufRef::NONE;
-        }
+    #[inline]
+    fn alloc_ext_buf_ref(&mut self) -> ExtBufRef {
         self.context.ext_bufs.alloc()
     }
 

@@ -16,7 +16,6 @@ use super::context::WorkerContext;
 use super::ext_bufs::ExtBufRefs;
 use super::worker_qp::{QpSlot, QpTable, WorkerQp};
 use crate::datapath::frame_sink::{RecordWriter, TxFrame};
-use crate::link_traits::COPY_MAX;
 
 /// A record that could not be built; its queue pair has to end.
 pub(super) struct BuildFailure {
@@ -229,9 +228,6 @@ impl FrameBuilder for FrameAssembler<'_> {
             cache,
             ext_bufs,
         } = self;
-        if !frame.takes_references || len <= COPY_MAX as usize {
-            return false;
-        }
         // If no buffer is free, the caller's copy fails as well; the frame is dropped, and TCP
         // retransmits.
         frame.append_reference(len, || {

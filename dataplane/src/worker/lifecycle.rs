@@ -201,12 +201,13 @@ impl Worker {
         };
         let port = &self.ports[queue_pair.port];
         let link = &port.output.link;
-        queue_pair.rings.copied_up_to = link.copied_up_to(negotiated.crc);
         queue_pair.rings.awaits_releases = link.payload == PayloadPolicy::ReferenceUntilRelease;
         let stack = &port.stack;
         queue_pair
             .protocol
             .set_rts(negotiated, stack.effective_mss(conn) as u32);
+        let copied_up_to = link.copied_up_to(negotiated.crc);
+        queue_pair.protocol.set_copied_up_to(copied_up_to);
         let qpn = queue_pair.rings.qpn;
         let addresses = stack.tcp_info(conn).map(|info| (info.local, info.remote));
         self.publish_state(now, slot);

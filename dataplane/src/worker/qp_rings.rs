@@ -37,9 +37,6 @@ pub struct QpRings {
     pub awaits_receive: bool,
     /// Misuse by the client that the worker has not reported yet.
     pub misuse: Option<RingMisuse>,
-    /// Longest message, in bytes, whose payload is copied into frames; longer ones are sent by
-    /// reference. Set when the stream starts.
-    pub copied_up_to: u32,
     /// Referenced memory may be read after the acknowledgement.
     pub awaits_releases: bool,
     /// A message waits until the port releases its memory: see [`QpEnv::is_released`].
@@ -67,7 +64,6 @@ impl QpRings {
             is_quiescing: false,
             awaits_receive: false,
             misuse: None,
-            copied_up_to: u32::MAX,
             awaits_releases: false,
             is_awaiting_release: false,
             events: Vec::new(),

@@ -1,8 +1,7 @@
-//! Direct data placement (RFC 5041): the segment headers, and the copy into registered memory.
+//! Direct data placement (RFC 5041): the segment headers, and prefetching of payload.
 //! PROTOCOL.md section 2.4 shows the formats.
 
 mod header;
-pub(crate) mod placement;
 pub(crate) mod prefetch;
 
 pub use header::{

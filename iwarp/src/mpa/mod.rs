@@ -18,7 +18,6 @@
 mod config;
 mod error;
 pub mod fpdu;
-pub(crate) mod fpdu_source;
 mod frame;
 mod initiator;
 pub mod marker;

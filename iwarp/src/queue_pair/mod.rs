@@ -215,6 +215,18 @@ impl QueuePair {
         self.transmitter.set_emss(emss);
     }
 
+    /// Sets the longest message, in bytes, whose payload is copied into frames. Payload of longer Writes
+    /// and Sends is sent by reference to their memory, except in a stream with markers, whose pieces
+    /// of payload are too short for that. A stream starts with copying all. Call after
+    /// [`set_rts`](Self::set_rts).
+    pub fn set_copied_up_to(&mut self, len: u32) {
+        self.requester.copied_up_to = if self.transmitter.has_markers() {
+            u32::MAX
+        } else {
+            len
+        };
+    }
+
     /// Returns whether the peer has sent an FPDU.
     pub fn has_received(&self) -> bool {
         self.receive.has_first_fpdu

@@ -84,7 +84,6 @@ pub struct Env {
     pub sent: Vec<Option<Wc>>,
     pub received: Vec<Wc>,
     pub events: Vec<QpEvent>,
-    pub track: bool,
     pub live: Vec<u32>,
     pub held: bool,
     /// A completion waits for a release: `poll_releases` must be called.
@@ -107,7 +106,6 @@ impl Env {
             sent: Vec::new(),
             received: Vec::new(),
             events: Vec::new(),
-            track: false,
             live: Vec::new(),
             held: false,
             awaits_release: false,
@@ -200,13 +198,7 @@ impl QpEnv for Env {
         self.awaits_release |= self.held;
         !self.held
     }
-    fn copies_payload(&self, _len: u32) -> bool {
-        !self.track
-    }
-    fn alloc_ext_buf_ref(&mut self, _len: u32) -> ExtBufRef {
-        if !self.track {
-            return ExtBufRef::NONE;
-        }
+    fn alloc_ext_buf_ref(&mut self) -> ExtBufRef {
         self.next_owner += 1;
         self.live.push(self.next_owner);
         ExtBufRef(self.next_owner)
@@ -274,6 +266,11 @@ impl End {
             qp,
             ..Self::new(parameters)
         }
+    }
+
+    /// Sends payload by reference.
+    pub fn send_by_reference(&mut self) {
+        self.qp.set_copied_up_to(0);
     }
 
     /// Returns the bytes of the next FPDU.

@@ -69,7 +69,7 @@ pub fn side_with(initiator: bool, markers: [bool; 2]) -> Side {
         markers_out: markers[usize::from(!initiator)],
         ..negotiated(initiator)
     });
-    end.env.track = true;
+    end.send_by_reference();
     let (key, mem) = end.env.mr(0x4000, MEM, Access(REMOTE.0 | 8));
     let model = pattern(MEM, u8::from(initiator));
     mem.write(0, &model).expect("in range");

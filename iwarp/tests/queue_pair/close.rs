@@ -8,7 +8,7 @@ use siw_shm::{Access, Opcode, WcStatus};
 
 fn loaded() -> End {
     let mut initiator = End::new(negotiated(true));
-    initiator.env.track = true;
+    initiator.send_by_reference();
     let (key, _) = initiator.env.mr(0, 1 << 16, REMOTE);
     initiator
         .env

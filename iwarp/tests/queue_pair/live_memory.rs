@@ -61,7 +61,7 @@ fn send_while_memory_changes(opcode: Opcode, markers: bool) {
     let mut initiator = End::new(parameters(true));
     let mut responder = End::new(parameters(false));
     // Both ends would send by reference if they could.
-    responder.env.track = true;
+    responder.send_by_reference();
     let (local, source) = initiator.env.mr(0, LEN, REMOTE);
     let (peer, target) = responder.env.mr(0, LEN, REMOTE);
     let changing = match opcode {
@@ -105,7 +105,7 @@ fn copied_writes_and_sends_survive_writes_to_their_source() {
 #[test]
 fn responses_are_never_sent_by_reference() {
     let (mut initiator, mut responder) = pair();
-    responder.env.track = true;
+    responder.send_by_reference();
     let (local, _) = initiator.env.mr(0, LEN, REMOTE);
     let (peer, _) = responder.env.mr(0, LEN, REMOTE);
     let sges = [sge(0, LEN, local)];

@@ -460,7 +460,7 @@ fn record_is_rebuilt_identically_until_acknowledged() {
 #[test]
 fn send_completes_when_the_port_released_its_buffers() {
     let (mut initiator, mut responder) = pair();
-    initiator.env.track = true;
+    initiator.send_by_reference();
     initiator.env.held = true;
     let (src, _) = initiator.env.mr(0, 64, Access::NONE);
     let (dst, _) = responder.env.mr(0, 64, REMOTE);
@@ -482,7 +482,7 @@ fn send_completes_when_the_port_released_its_buffers() {
 #[test]
 fn write_behind_a_read_asks_for_its_release_when_the_read_ends() {
     let (mut initiator, mut responder) = pair();
-    initiator.env.track = true;
+    initiator.send_by_reference();
     initiator.env.held = true;
     let (local, _) = initiator.env.mr(0, 64, REMOTE);
     let (peer, _) = responder.env.mr(0, 64, REMOTE);

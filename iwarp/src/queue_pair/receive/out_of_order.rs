@@ -10,13 +10,11 @@
 use std::collections::VecDeque;
 
 use super::ReceiveState;
-use crate::ddp::placement::place_payload;
 use crate::ddp::{
     ControlOctets, DDP_VERSION, MAX_HDR_LEN, QN_SEND, TAGGED_HDR_LEN, TaggedHeader, UntaggedHeader,
 };
 use crate::environment::QpEnv;
-use crate::mpa::fpdu::{FpduInfo, LEN_FIELD};
-use crate::mpa::fpdu_source::{FpduSource, PlainStream, UnmarkedStream};
+use crate::mpa::fpdu::{FpduInfo, FpduSource, LEN_FIELD, PlainStream, UnmarkedStream};
 use crate::mpa::marker::{self, MarkerPosition};
 use crate::queue_pair::QueuePair;
 use crate::queue_pair::state::{QpInitAttr, RdmapState};
@@ -207,7 +205,7 @@ impl ReceiveState {
         };
         attr.check_key(keys, header.stag, header.to, len, access)
             .is_ok_and(|(mr, off)| {
-                place_payload(rx, LEN_FIELD + TAGGED_HDR_LEN, len as usize, mr, off).is_ok()
+                rx.copy_to_memory(LEN_FIELD + TAGGED_HDR_LEN, len as usize, mr, off)
             })
     }
 }

@@ -2,7 +2,6 @@
 //! message takes a receive work request, and completes it when the whole message has arrived.
 
 use super::{ReceiveState, SegmentError};
-use crate::ddp::placement::place_payload;
 use crate::ddp::prefetch::prefetch_behind;
 use crate::ddp::{UNTAGGED_HDR_LEN, UntaggedHeader};
 use crate::environment::QpEnv;
@@ -164,7 +163,9 @@ impl ReceiveState {
                 let rest = sge.length - skip - part_len;
                 prefetch_behind(mr, off, part_len, rest, skip == 0);
             }
-            place_payload(rx, from, part_len as usize, mr, off).map_err(|_| KeyError::Access)?;
+            if !rx.copy_to_memory(from, part_len as usize, mr, off) {
+                return Err(KeyError::Access);
+            }
             from += part_len as usize;
             left -= part_len;
             skip = 0;

@@ -1,4 +1,9 @@
-//! Messages of a work request: selects the next segment to send, and builds the bytes of any segment.
+//! Messages of work requests: selects the next segments to send, and builds the bytes of any segment.
+//!
+//! Single-FPDU messages of equal length, and the full segments of a long message, become one record.
+//! Why this is fast: their common properties are looked up, checked and recorded once. TCP keeps one
+//! record for them, divides it among segments, and passes each part back to be built and acknowledged
+//! as a whole.
 
 use super::Requester;
 use super::outstanding_read::sink_stag;
@@ -7,20 +12,137 @@ use crate::ddp::prefetch::prefetch_behind;
 use crate::ddp::{
     ControlOctets, Msn, QN_SEND, TAGGED_HDR_LEN, TaggedHeader, UNTAGGED_HDR_LEN, UntaggedHeader,
 };
-use crate::environment::ExtBufRef;
+use crate::environment::QpEnv;
+use crate::mpa::fpdu;
 use crate::queue_pair::fpdu_builder::{
     CopiedFpdu, FpduBuilder, append_copied_fpdu, append_copied_run, tagged_head, untagged_head,
 };
-use crate::queue_pair::state::{BuildError, QpInitAttr};
+use crate::queue_pair::state::{BuildError, DrainState, QpInitAttr};
 use crate::queue_pair::transmitter::{FpduSegment, OpenMessage, Transmitter};
 use crate::rdmap::atomic_header::{AtomicOp, AtomicRequestHeader};
 use crate::rdmap::{IMMEDIATE_FOR_NEXT_SEND, IMMEDIATE_LEN, RdmapOpcode, ReadRequestHeader};
 use crate::record::{FpduKind, FpduRecord, FpduRun, FrameBuilder, MessageSlot, OutgoingFpdu};
 use siw_memory::KeyReader;
-use siw_shm::{Access, Opcode};
+use siw_shm::{Access, Opcode, WrFlags};
 use std::ops::Range;
 
 impl Requester {
+    /// Takes a run of uniform single-FPDU messages out of the ring: Writes, or Sends, of one length,
+    /// each copied from one element. Takes as many as fit into `room`, at most `most`. `None`: the
+    /// next request, if any, is of another kind, or has to wait, or is invalid. `false` with a run:
+    /// the ring is empty, or the next request is not a [`siw_shm::PlainSend`].
+    #[inline(always)]
+    pub fn take_messages<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        attr: &QpInitAttr,
+        tx: &mut Transmitter,
+        room: usize,
+        most: u32,
+    ) -> Option<(FpduRun, bool)> {
+        if self.current.is_some() || self.drain != DrainState::Inactive || self.quiescing.is_some()
+        {
+            return None;
+        }
+        let first = env.peek_plain_send()?;
+        let (opcode, len) = (first.opcode, first.sge.length);
+        let hdr_len = match opcode {
+            Opcode::Write => TAGGED_HDR_LEN,
+            Opcode::Send => UNTAGGED_HDR_LEN,
+            _ => return None,
+        } as u32;
+        let is_alone = len == 0 || len > u32::from(tx.mulpdu) - hdr_len || self.is_referenced(len);
+        if is_alone {
+            return None;
+        }
+        let ulpdu_len = (hdr_len + len) as u16;
+        let unit_len = fpdu::wire_len(ulpdu_len);
+        // A correct client library never exceeds the depth of the queue.
+        let depth_left = (attr.max_send_wr as usize).saturating_sub(self.queue.len());
+        let most = (most as usize).min(usize::from(u16::MAX));
+        let most = most.min(room / unit_len).min(depth_left);
+        let mut request = first;
+        let (mut count, mut has_next) = (0, true);
+        let slot = self.queue.next_slot();
+        while count < most {
+            let is_alike = request.opcode == opcode
+                && request.sge.length == len
+                && !request.flags.contains(WrFlags::FENCE);
+            let sge = &request.sge;
+            if !is_alike
+                || attr
+                    .check_key(env.keys(), sge.lkey, sge.addr, len, Access::NONE)
+                    .is_err()
+            {
+                break;
+            }
+            env.take_peeked_send();
+            let msn = self.next_send_msn;
+            self.queue.push_sent(&request, msn.0);
+            if opcode == Opcode::Send {
+                self.next_send_msn = msn.next();
+            }
+            count += 1;
+            match env.peek_plain_send() {
+                Some(next) => request = next,
+                None => {
+                    has_next = false;
+                    break;
+                }
+            }
+        }
+        if count == 0 {
+            return None;
+        }
+        tx.end_request(len);
+        let segment = FpduSegment::whole_message(FpduKind::Request, slot, ulpdu_len);
+        let first = tx.push_fpdu(segment, unit_len).record;
+        Some((FpduRun::new(first, count as u16, len as u16), has_next))
+    }
+
+    /// Takes full segments of the current Write or Send, excluding its first and last segment: as
+    /// many as fit into `room`, at most `most`. `None` in a stream with markers.
+    #[inline]
+    pub fn take_full_segments(
+        &mut self,
+        tx: &mut Transmitter,
+        room: usize,
+        most: u32,
+    ) -> Option<FpduRun> {
+        let slot = self.current?;
+        let mulpdu = tx.mulpdu;
+        let entry = self.queue.get_mut(slot)?;
+        let hdr_len = match entry.opcode {
+            Opcode::Write | Opcode::WriteWithImm => TAGGED_HDR_LEN,
+            opcode if opcode.sends_data() => UNTAGGED_HDR_LEN,
+            _ => return None,
+        } as u32;
+        let payload_len = u32::from(mulpdu) - hdr_len;
+        let left = entry.length - entry.sent;
+        if left <= payload_len || entry.sent == 0 || tx.has_markers() {
+            return None;
+        }
+        let unit_len = fpdu::wire_len(mulpdu);
+        let by_room = u32::try_from(room / unit_len).unwrap_or(u32::MAX);
+        let count = ((left - 1) / payload_len)
+            .min(by_room)
+            .min(most)
+            .min(u16::MAX.into());
+        if count == 0 {
+            return None;
+        }
+        let segment = FpduSegment {
+            kind: FpduKind::Request,
+            is_last: false,
+            ulpdu_len: mulpdu,
+            slot,
+            offset: entry.sent,
+        };
+        entry.sent += count * payload_len;
+        let first = tx.push_fpdu(segment, unit_len).record;
+        Some(FpduRun::new(first, count as u16, payload_len as u16))
+    }
+
     /// Returns the next segment of the current work request; `None`: there is no room for it.
     #[inline(always)]
     pub fn next_segment(&mut self, tx: &mut Transmitter, room: usize) -> Option<OutgoingFpdu> {
@@ -97,6 +219,14 @@ impl Requester {
         }
         let segment = FpduSegment::whole_message(FpduKind::Immediate, slot, ulpdu_len);
         Some(tx.push_fpdu(segment, wire_len))
+    }
+
+    /// The `count` single-FPDU messages from `slot` on are acknowledged.
+    #[inline]
+    pub fn on_messages_acked(&mut self, slot: MessageSlot, count: u16) {
+        for entry in self.queue.range_mut(slot, count.into()) {
+            entry.is_acked = true;
+        }
     }
 
     /// Appends FPDUs of Writes or Sends, each copied from one element; see
@@ -246,12 +376,6 @@ impl Requester {
             fpdu.append_bytes(part.ok_or(BuildError::MessageCompleted)?);
             return Ok(());
         }
-        // The pieces between markers are too short for references.
-        let ext_buf_ref = if record.marker_position.has_markers() {
-            ExtBufRef::NONE
-        } else {
-            entry.ext_buf_ref
-        };
         let (mut skip, mut left) = (record.offset, len);
         for sge in self.queue.sges(entry) {
             if left == 0 {
@@ -270,7 +394,7 @@ impl Requester {
                 let rest = sge.length - skip - part_len;
                 prefetch_behind(mr, off, part_len, rest, skip == 0);
             }
-            fpdu.append_memory(mr, off, part_len, ext_buf_ref)?;
+            fpdu.append_memory(mr, off, part_len, entry.ext_buf_ref)?;
             left -= part_len;
             skip = 0;
         }

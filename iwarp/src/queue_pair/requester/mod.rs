@@ -12,7 +12,6 @@
 
 mod atomic_exchange;
 mod completion;
-mod fpdu_run;
 mod message;
 mod outstanding_read;
 mod read_exchange;
@@ -23,7 +22,7 @@ pub(crate) use completion::CompletionContext;
 pub(crate) use outstanding_read::{OutstandingRead, PLACEHOLDER_STAG};
 
 use crate::ddp::Msn;
-use crate::environment::{ExtBufRef, QpEnv, RingFault};
+use crate::environment::{QpEnv, RingFault};
 use crate::mpa::RtrKind;
 use crate::queue_pair::state::{DrainState, QpInitAttr};
 use crate::rdmap::atomic_header::ATOMIC_OPERAND_LEN;
@@ -31,7 +30,7 @@ use crate::record::{FpduKind, MessageSlot};
 use send_queue::{SendEntry, WorkRequestQueue};
 use siw_memory::KeyReader;
 use siw_memory::key_table::{Retired, Stag};
-use siw_shm::{Access, BindMw, FastReg, Opcode, SendWqe, Sge, WcStatus};
+use siw_shm::{Access, BindMw, FastReg, Opcode, SendWqe, WcStatus};
 use std::collections::{BTreeSet, VecDeque};
 
 /// A work request or its ring is invalid: the queue pair ends with a local error. The work request
@@ -70,6 +69,8 @@ pub(crate) struct Requester {
     /// Maximum number of outstanding Reads and atomics.
     pub ord: u16,
     pub drain: DrainState,
+    /// Longest message whose payload is copied into frames; longer ones are sent by reference.
+    pub copied_up_to: u32,
     /// The peer joins Immediate Data with the following Send.
     joins_immediate: bool,
     /// A work request completed in error: the following ones are flushed.
@@ -101,6 +102,7 @@ impl Requester {
             expected_atomic_msn: first_msn,
             ord,
             drain: DrainState::Inactive,
+            copied_up_to: u32::MAX,
             joins_immediate: false,
             has_failed: false,
             has_lost_peer: false,
@@ -233,49 +235,32 @@ impl Requester {
         if self.queue.len() >= attr.max_send_wr as usize {
             return Ok(false);
         }
-        let (slot, opcode, sge) = match env.next_send() {
-            Ok(Some(wqe)) => (self.queue.push(wqe), wqe.opcode, wqe.only_sge()),
+        let slot = match env.next_send() {
+            Ok(Some(wqe)) => self.queue.push(wqe),
             Ok(None) => return Ok(false),
             Err(RingFault::InvalidIndex) => return Err(LocalError),
             Err(RingFault::InvalidRequest { wr_id }) => return Err(self.refuse_unknown(wr_id)),
         };
         self.current = Some(slot);
-        // The most common requests need only the check of their single element.
-        let len = match sge {
-            Some(sge) if is_plain_message(opcode) => {
-                if !is_accessible(env.keys(), attr, &sge, Access::NONE) {
-                    return Err(self.refuse_current(slot, WcStatus::LOC_PROT_ERR));
-                }
-                sge.length
-            }
-            _ => self.check_current(env, attr, slot)?,
-        };
-        if len > 0 {
-            let ext_buf_ref = env.alloc_ext_buf_ref(len);
-            if ext_buf_ref != ExtBufRef::NONE
-                && let Some(entry) = self.queue.get_mut(slot)
-            {
-                entry.ext_buf_ref = ext_buf_ref;
-            }
-        }
-        Ok(true)
-    }
-
-    /// Checks a work request of any kind; returns the number of its bytes that may be referenced.
-    #[inline(never)]
-    fn check_current<E: QpEnv>(
-        &mut self,
-        env: &E,
-        attr: &QpInitAttr,
-        slot: MessageSlot,
-    ) -> Result<u32, LocalError> {
         let entry = self.queue.get(slot).ok_or(LocalError)?;
         let status = self.check_request(env.keys(), attr, entry);
         if status != WcStatus::SUCCESS {
             return Err(self.refuse_current(slot, status));
         }
-        let is_copied = entry.is_inline() || entry.opcode.awaits_response();
-        Ok(if is_copied { 0 } else { entry.length })
+        let has_payload_in_memory = !entry.is_inline() && !entry.opcode.awaits_response();
+        if has_payload_in_memory
+            && self.is_referenced(entry.length)
+            && let Some(entry) = self.queue.get_mut(slot)
+        {
+            entry.ext_buf_ref = env.alloc_ext_buf_ref();
+        }
+        Ok(true)
+    }
+
+    /// Decides for a message of `len` bytes whether its payload is sent by reference.
+    #[inline(always)]
+    fn is_referenced(&self, len: u32) -> bool {
+        len > self.copied_up_to
     }
 
     /// Queues a work request that cannot be parsed; it completes in error in its turn.
@@ -410,7 +395,8 @@ impl Requester {
             return WcStatus::SUCCESS;
         }
         for sge in self.queue.sges(entry) {
-            if !is_accessible(keys, attr, sge, access) {
+            let check = || attr.check_key(keys, sge.lkey, sge.addr, sge.length, access);
+            if sge.length > 0 && check().is_err() {
                 return WcStatus::LOC_PROT_ERR;
             }
         }
@@ -456,21 +442,4 @@ impl Requester {
             .iter()
             .any(|read| read.wants(stag, to, len))
     }
-}
-
-/// Returns whether the opcode is a message whose data is gathered here, and that is allowed whatever
-/// was negotiated.
-#[inline(always)]
-fn is_plain_message(opcode: Opcode) -> bool {
-    matches!(
-        opcode,
-        Opcode::Write | Opcode::Send | Opcode::SendWithInv | Opcode::WriteWithImm
-    )
-}
-
-/// Returns whether the queue pair may access the memory of an element.
-#[inline(always)]
-fn is_accessible(keys: &KeyReader, attr: &QpInitAttr, sge: &Sge, access: Access) -> bool {
-    let check = || attr.check_key(keys, sge.lkey, sge.addr, sge.length, access);
-    sge.length == 0 || check().is_ok()
 }

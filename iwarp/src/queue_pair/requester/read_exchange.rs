@@ -3,7 +3,6 @@
 
 use super::Requester;
 use super::outstanding_read::{OutstandingRead, sink_stag};
-use crate::ddp::placement::place_payload;
 use crate::ddp::prefetch::prefetch_behind;
 use crate::ddp::{TAGGED_HDR_LEN, TaggedHeader, UNTAGGED_HDR_LEN};
 use crate::environment::QpEnv;
@@ -93,8 +92,9 @@ impl Requester {
                 .and_then(|(mr, off)| {
                     let rest = read.len - read.placed - len;
                     prefetch_behind(mr, off, len, rest, read.placed == 0);
-                    place_payload(rx, LEN_FIELD + TAGGED_HDR_LEN, len as usize, mr, off)
-                        .map_err(|_| KeyError::Access)
+                    rx.copy_to_memory(LEN_FIELD + TAGGED_HDR_LEN, len as usize, mr, off)
+                        .then_some(())
+                        .ok_or(KeyError::Access)
                 });
             if let Err(error) = placed {
                 self.fail_request(slot, WcStatus::LOC_PROT_ERR);

@@ -52,12 +52,11 @@ pub(crate) struct SendEntry {
 }
 
 impl SendEntry {
-    #[inline(always)]
-    fn new(wqe: &SendWqe, small: [Sge; SMALL_SGES], sge_count: u8) -> Self {
+    fn new(wqe: &SendWqe) -> Self {
         SendEntry {
             wr_id: wqe.wr_id,
             remote_addr: wqe.remote_addr,
-            small,
+            small: [Sge::default(); SMALL_SGES],
             length: wqe.length,
             rkey: wqe.rkey,
             imm: wqe.imm,
@@ -67,7 +66,7 @@ impl SendEntry {
             large: NOT_LARGE,
             opcode: wqe.opcode,
             flags: wqe.flags,
-            sge_count,
+            sge_count: 0,
             messages_sent: 0,
             status: WcStatus::SUCCESS,
             is_acked: false,
@@ -159,17 +158,6 @@ impl WorkRequestQueue {
         }
     }
 
-    /// Copies a work request into the queue.
-    ///
-    /// Why it is fast: an entry with one element, the usual form, goes from registers into the queue.
-    #[inline(always)]
-    pub fn push(&mut self, wqe: &SendWqe) -> MessageSlot {
-        let Some(sge) = wqe.only_sge() else {
-            return self.push_other(wqe);
-        };
-        self.push_entry(SendEntry::new(wqe, [sge, Sge::default()], 1))
-    }
-
     /// Copies in a single-segment message that is handed to TCP at once. `msn`: MSN if it is a Send.
     #[inline(always)]
     pub fn push_sent(&mut self, request: &PlainSend, msn: u32) {
@@ -200,17 +188,11 @@ impl WorkRequestQueue {
         self.base.advanced_by(self.entries.len())
     }
 
-    #[inline(always)]
-    fn push_entry(&mut self, entry: SendEntry) -> MessageSlot {
-        let slot = self.next_slot();
-        self.entries.push_back(entry);
-        slot
-    }
-
-    /// Copies in a work request with inline data, operands, or a number of elements other than one.
+    /// Copies a work request into the queue.
     #[inline(never)]
-    fn push_other(&mut self, wqe: &SendWqe) -> MessageSlot {
-        let mut entry = SendEntry::new(wqe, [Sge::default(); SMALL_SGES], 0);
+    pub fn push(&mut self, wqe: &SendWqe) -> MessageSlot {
+        let slot = self.next_slot();
+        let mut entry = SendEntry::new(wqe);
         if let Some(data) = wqe.inline_data() {
             if data.len() <= SMALL_INLINE {
                 let small = bytemuck::cast_slice_mut::<Sge, u8>(&mut entry.small);
@@ -243,7 +225,8 @@ impl WorkRequestQueue {
                 self.slab[entry.large as usize][..sges.len()].copy_from_slice(sges);
             }
         }
-        self.push_entry(entry)
+        self.entries.push_back(entry);
+        slot
     }
 
     fn alloc_in_slab(&mut self) -> u32 {
