@@ -1,0 +1,16 @@
+//! siw-lab judges iWARP targets from outside: a scripted peer with its own codec and its own TCP.
+
+#![forbid(unsafe_code)]
+
+pub mod case;
+pub mod crc;
+pub mod expect;
+pub mod link;
+pub mod reference;
+pub mod report;
+pub mod script;
+pub mod stream;
+pub mod suite;
+pub mod tcp;
+pub mod via;
+pub mod wire;

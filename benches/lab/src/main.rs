@@ -1,0 +1,761 @@
+//! Command line of siw-lab.
+
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::io::{IsTerminal, Write};
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use siw_lab::case::{Case, Level, built_in, parse};
+use siw_lab::expect::{Peer, news_without_peer};
+use siw_lab::link::{Station, StationGuard, memory_link, packet_link};
+use siw_lab::reference::{Lie, Reference};
+use siw_lab::report::{Entry, Report, Settings, VERSION, file_name, write_pcapng};
+use siw_lab::script::{Clients, Outcome, Target, Verdict};
+use siw_lab::suite::{Instance, run_all};
+use siw_lab::via::{self, Programs, Siwd};
+
+/// Conformance cases for iWARP targets, judged from outside by a scripted peer.
+///
+/// Exit status: 0 all verdicts as expected, 1 news, 2 the run could not be set up.
+#[derive(Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// List the cases
+    List {
+        #[command(flatten)]
+        select: Select,
+    },
+    /// Print a case: its rule, its steps
+    Explain { id: String },
+    /// Check case files
+    CheckCases {
+        /// Files, or folders with files that end in .case
+        #[arg(required = true)]
+        paths: Vec<PathBuf>,
+    },
+    /// Run cases against a target
+    Run(Box<Run>),
+    /// Repeat cases of an earlier run with its settings and seed
+    Replay {
+        /// Folder of the run
+        folder: PathBuf,
+        /// Cases; without any, those that did not pass
+        cases: Vec<String>,
+    },
+}
+
+#[derive(Args, Clone, Default)]
+struct Select {
+    /// Groups, for example mpa,tag
+    #[arg(long, value_delimiter = ',')]
+    group: Vec<String>,
+    /// Cases, for example TAG-20,MPA-03
+    #[arg(long, value_delimiter = ',')]
+    case: Vec<String>,
+    /// Only rules of this level: must, should, may, rob, int
+    #[arg(long)]
+    level: Option<String>,
+    /// smoke: one instance of the cheapest cases
+    #[arg(long, value_enum, default_value = "full")]
+    profile: Profile,
+    /// Include cases that may crash a target's kernel
+    #[arg(long)]
+    hazard: bool,
+    /// Folder with case files that are read in addition to those built in
+    #[arg(long)]
+    cases: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Default)]
+enum Profile {
+    Smoke,
+    #[default]
+    Full,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
+enum Via {
+    /// siwd on this machine, over a veth pair in a network namespace
+    Siwd,
+    /// The reference peer within this process
+    Reference,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Html,
+    Junit,
+    Json,
+}
+
+#[derive(Args)]
+struct Run {
+    /// Address of the target, which runs `rping -s -P -p 7174`
+    #[arg(long, conflicts_with = "via")]
+    target: Option<Ipv4Addr>,
+    /// The same address again, where it is not a private one
+    #[arg(long)]
+    confirm_target: Option<Ipv4Addr>,
+    /// Interface towards the target
+    #[arg(long)]
+    interface: Option<String>,
+    /// Address of the lab in the target's network, unused by this machine
+    #[arg(long)]
+    address: Option<Ipv4Addr>,
+    /// A target on this machine instead
+    #[arg(long, value_enum)]
+    via: Option<Via>,
+    /// Program siwd for --via siwd
+    #[arg(long)]
+    siwd: Option<PathBuf>,
+    /// Fault of the reference peer, for --via reference
+    #[arg(long, value_enum)]
+    lie: Option<Lie>,
+    /// Port of rping on the target
+    #[arg(long, default_value_t = 7174)]
+    port: u16,
+    /// Port of the lab for `rping -c` on the target
+    #[arg(long, default_value_t = 7174)]
+    client_port: u16,
+    #[command(flatten)]
+    select: Select,
+    /// Decides sequence numbers, ports and data; random without it
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Cases that run at once
+    #[arg(long, default_value_t = 4)]
+    jobs: usize,
+    /// Seconds to wait for an answer
+    #[arg(long, default_value_t = 10)]
+    patience: u64,
+    /// Peer file with expected verdicts
+    #[arg(long)]
+    expect: Option<PathBuf>,
+    /// Reports to write
+    #[arg(long, value_enum, value_delimiter = ',')]
+    report: Vec<Format>,
+    /// Folder of reports, captures and logs
+    #[arg(long, default_value = "siw-lab-run")]
+    output: PathBuf,
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
+        }
+    };
+    let result = match cli.command {
+        Command::List { select } => list(&select),
+        Command::Explain { id } => explain(&id),
+        Command::CheckCases { paths } => check_cases(&paths),
+        Command::Run(run) => start(*run),
+        Command::Replay { folder, cases } => replay(&folder, cases),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("siw-lab: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn case_files(path: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    let context = || format!("cannot read {}", path.display());
+    if path.is_dir() {
+        let mut inside: Vec<_> = std::fs::read_dir(path)
+            .with_context(context)?
+            .filter_map(|e| Some(e.ok()?.path()))
+            .collect();
+        inside.sort();
+        for path in inside {
+            if path.is_dir() || path.extension().is_some_and(|e| e == "case") {
+                case_files(&path, files)?;
+            }
+        }
+    } else {
+        files.push(path.to_owned());
+    }
+    Ok(())
+}
+
+fn read_cases(path: &Path) -> Result<(Vec<Case>, Vec<String>)> {
+    let mut files = Vec::new();
+    case_files(path, &mut files)?;
+    let (mut cases, mut errors) = (Vec::new(), Vec::new());
+    for file in files {
+        let text = std::fs::read_to_string(&file)
+            .with_context(|| format!("cannot read {}", file.display()))?;
+        match parse(&file.display().to_string(), &text) {
+            Ok(case) => cases.push(case),
+            Err(error) => errors.push(error.to_string()),
+        }
+    }
+    Ok((cases, errors))
+}
+
+fn all_cases(folder: Option<&Path>) -> Result<Vec<Case>> {
+    let mut cases = built_in()?;
+    if let Some(folder) = folder {
+        let (more, errors) = read_cases(folder)?;
+        if !errors.is_empty() {
+            bail!("{}", errors.join("\n"));
+        }
+        // A file replaces the built-in case with its id.
+        cases.retain(|case| more.iter().all(|m| m.id != case.id));
+        cases.extend(more);
+    }
+    cases.sort_by_key(|case| {
+        let number = case
+            .id
+            .split('-')
+            .nth(1)
+            .and_then(|n| n.parse::<u32>().ok());
+        (case.group().to_owned(), number)
+    });
+    Ok(cases)
+}
+
+impl Select {
+    fn check(&self, cases: &[Case]) -> Result<()> {
+        for group in &self.group {
+            if !cases.iter().any(|c| c.group().eq_ignore_ascii_case(group)) {
+                bail!("group {group} does not exist");
+            }
+        }
+        for id in &self.case {
+            if !cases.iter().any(|c| c.id.eq_ignore_ascii_case(id)) {
+                bail!("case {id} does not exist (siw-lab list)");
+            }
+        }
+        match &self.level {
+            Some(level) if Level::parse(&level.to_uppercase()).is_none() => {
+                bail!("level {level} does not exist: must, should, may, rob, int")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn takes(&self, case: &Case) -> bool {
+        let group = self.group.is_empty()
+            || self
+                .group
+                .iter()
+                .any(|g| case.group().eq_ignore_ascii_case(g));
+        let id = self.case.is_empty() || self.case.iter().any(|i| case.id.eq_ignore_ascii_case(i));
+        let level = self
+            .level
+            .as_ref()
+            .is_none_or(|l| Level::parse(&l.to_uppercase()) == Some(case.level()));
+        let profile = self.profile == Profile::Full || case.smoke;
+        group && id && level && profile && (self.hazard || !case.hazard)
+    }
+}
+
+fn list(select: &Select) -> Result<bool> {
+    let cases = all_cases(select.cases.as_deref())?;
+    select.check(&cases)?;
+    let mut counts: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+    for case in cases.iter().filter(|c| select.takes(c)) {
+        let instances = case.instances().len();
+        let count = counts.entry(case.group()).or_default();
+        *count = (count.0 + 1, count.1 + instances);
+        let role = if case.role == siw_lab::stream::Role::Responder {
+            "R"
+        } else {
+            "I"
+        };
+        let times = if instances > 1 {
+            format!(" x{instances}")
+        } else {
+            String::new()
+        };
+        println!(
+            "{:8} {:6} {role} {}{times}",
+            case.id,
+            case.level().name(),
+            case.title
+        );
+    }
+    let total = counts
+        .values()
+        .fold((0, 0), |sum, c| (sum.0 + c.0, sum.1 + c.1));
+    for (group, (cases, instances)) in counts {
+        println!("{group}: {cases} cases, {instances} instances");
+    }
+    println!("all: {} cases, {} instances", total.0, total.1);
+    Ok(true)
+}
+
+fn explain(id: &str) -> Result<bool> {
+    let cases = built_in()?;
+    let case = cases.iter().find(|c| c.id.eq_ignore_ascii_case(id));
+    let case = case.with_context(|| format!("case {id} does not exist (siw-lab list)"))?;
+    println!("{} {}", case.id, case.title);
+    for rule in &case.rules {
+        println!(
+            "RFC {} section {}, {}: {}",
+            rule.rfc,
+            rule.section,
+            rule.level.name(),
+            rule.text
+        );
+    }
+    for remark in &case.remarks {
+        println!("{remark}");
+    }
+    let role = match case.role {
+        siw_lab::stream::Role::Responder => "the target runs rping -s",
+        siw_lab::stream::Role::Initiator => "the target runs rping -c",
+    };
+    println!("{role}; {} instances", case.instances().len());
+    for (name, values) in &case.params {
+        println!("  {name}: {}", values.join(" "));
+    }
+    for step in &case.steps {
+        println!("  {}", step.source);
+    }
+    Ok(true)
+}
+
+fn check_cases(paths: &[PathBuf]) -> Result<bool> {
+    let (mut count, mut errors) = (0, Vec::new());
+    for path in paths {
+        let (cases, wrong) = read_cases(path)?;
+        count += cases.len();
+        errors.extend(wrong);
+    }
+    if !errors.is_empty() {
+        bail!("{}", errors.join("\n"));
+    }
+    println!("{count} cases without an error");
+    Ok(true)
+}
+
+/// Everything that a run keeps alive.
+struct Setup {
+    target: Target,
+    siwd: Option<Siwd>,
+    _reference: Option<Reference>,
+    _station: StationGuard,
+}
+
+fn set_up(settings: &Settings, patience: Duration, output: &Path) -> Result<Setup> {
+    let quiet = Duration::from_millis(250);
+    // Ports start at random, so that a target does not find old connections of the same four-tuple.
+    let first_port = 20_000 + (settings.seed % 40_000) as u16;
+    let resolve = |station: &Station, ip| {
+        station
+            .resolve(ip, Duration::from_secs(5))
+            .with_context(|| {
+                format!("{ip} does not answer ARP: is it up, and in the lab's network?")
+            })
+    };
+    match settings.via.as_deref() {
+        Some("reference") => {
+            let (ours, theirs) = memory_link();
+            let lie = settings
+                .lie
+                .as_deref()
+                .and_then(|l| Lie::from_str(l, true).ok());
+            let station = Station::start(ours, via::LAB_ADDRESS, first_port);
+            let reference = Reference::start(theirs, via::SIWD_ADDRESS, via::PORT, lie);
+            let mac = resolve(&station.station, via::SIWD_ADDRESS)?;
+            let target = Target {
+                station: station.station.clone(),
+                ip: via::SIWD_ADDRESS,
+                mac,
+                port: via::PORT,
+                clients: reference.clients(via::LAB_ADDRESS),
+                patience,
+                quiet,
+                seed: settings.seed,
+            };
+            Ok(Setup {
+                target,
+                siwd: None,
+                _reference: Some(reference),
+                _station: station,
+            })
+        }
+        Some(_) => {
+            let programs = Programs::find(settings.siwd.as_deref().map(Path::new))?;
+            // Before any thread that uses them exists.
+            via::enter_namespaces()?;
+            let siwd = Siwd::start(&programs, output, "")?;
+            let station = Station::start(
+                packet_link(via::LAB_INTERFACE)?,
+                via::LAB_ADDRESS,
+                first_port,
+            );
+            let mac = resolve(&station.station, via::SIWD_ADDRESS)
+                .with_context(|| format!("siwd is unreachable; its log: {}", siwd.log.display()))?;
+            let folder = output.to_owned();
+            let target = Target {
+                station: station.station.clone(),
+                ip: via::SIWD_ADDRESS,
+                mac,
+                port: via::PORT,
+                clients: Clients::Started(Box::new(move |port| {
+                    via::start_client(&programs, &folder, port)
+                })),
+                patience,
+                quiet,
+                seed: settings.seed,
+            };
+            Ok(Setup {
+                target,
+                siwd: Some(siwd),
+                _reference: None,
+                _station: station,
+            })
+        }
+        None => {
+            let ip: Ipv4Addr = settings
+                .target
+                .as_deref()
+                .context("no target: --target ADDRESS or --via")?
+                .parse()?;
+            let interface = settings
+                .interface
+                .as_deref()
+                .context("--interface is missing: the one towards the target")?;
+            let address: Ipv4Addr = settings
+                .address
+                .as_deref()
+                .context("--address is missing: an address in the target's network that this machine does not use")?
+                .parse()?;
+            if interface_has(address) {
+                bail!(
+                    "{address} belongs to this machine, whose kernel would reset the lab's connections: choose an unused one"
+                );
+            }
+            let station = Station::start(packet_link(interface)?, address, first_port);
+            let mac = resolve(&station.station, ip)?;
+            let syns = Mutex::new(station.station.listen(settings.client_port));
+            let target = Target {
+                station: station.station.clone(),
+                ip,
+                mac,
+                port: settings.port,
+                clients: Clients::Operator {
+                    port: settings.client_port,
+                    syns,
+                },
+                patience,
+                quiet,
+                seed: settings.seed,
+            };
+            Ok(Setup {
+                target,
+                siwd: None,
+                _reference: None,
+                _station: station,
+            })
+        }
+    }
+}
+
+fn interface_has(address: Ipv4Addr) -> bool {
+    nix::ifaddrs::getifaddrs().is_ok_and(|mut all| {
+        all.any(|i| {
+            i.address
+                .as_ref()
+                .and_then(|a| a.as_sockaddr_in())
+                .is_some_and(|a| a.ip() == address)
+        })
+    })
+}
+
+fn start(run: Run) -> Result<bool> {
+    if let Some(ip) = run.target
+        && !ip.is_private()
+        && !ip.is_link_local()
+        && run.confirm_target != Some(ip)
+    {
+        bail!(
+            "{ip} is not a private address; if it is your own, name it twice: --confirm-target {ip}"
+        );
+    }
+    if run.lie.is_some() && run.via != Some(Via::Reference) {
+        bail!("--lie is for --via reference");
+    }
+    let random = SystemTime::now().duration_since(UNIX_EPOCH)?.subsec_nanos();
+    let settings = Settings {
+        via: run.via.map(|via| format!("{via:?}").to_lowercase()),
+        siwd: run.siwd.as_ref().map(|p| p.display().to_string()),
+        lie: run
+            .lie
+            .and_then(|lie| lie.to_possible_value())
+            .map(|v| v.get_name().to_owned()),
+        target: run.target.map(|t| t.to_string()),
+        interface: run.interface.clone(),
+        address: run.address.map(|t| t.to_string()),
+        port: run.port,
+        client_port: run.client_port,
+        seed: run.seed.unwrap_or(u64::from(random)),
+        hazard: run.select.hazard,
+    };
+    let cases = all_cases(run.select.cases.as_deref())?;
+    run.select.check(&cases)?;
+    let peer = run
+        .expect
+        .as_ref()
+        .map(|file| Peer::read(file, &cases))
+        .transpose()?;
+    execute(&settings, &cases, &run, peer.as_ref())
+}
+
+fn replay(folder: &Path, wanted: Vec<String>) -> Result<bool> {
+    let file = folder.join("run.json");
+    let text = std::fs::read_to_string(&file)
+        .with_context(|| format!("cannot read {}: is it the folder of a run?", file.display()))?;
+    let json: serde_json::Value =
+        serde_json::from_str(&text).with_context(|| format!("{} is no report", file.display()))?;
+    if json["version"].as_u64() != Some(u64::from(VERSION)) {
+        bail!(
+            "{} has version {}, this program reads {VERSION}",
+            file.display(),
+            json["version"]
+        );
+    }
+    let settings: Settings = serde_json::from_value(json["settings"].clone())?;
+    let mut ids = wanted;
+    if ids.is_empty() {
+        for result in json["results"].as_array().into_iter().flatten() {
+            if !matches!(result["verdict"].as_str(), Some("pass" | "recorded"))
+                && let Some(id) = result["case"].as_str()
+                && !ids.iter().any(|i| i == id)
+            {
+                ids.push(id.to_owned());
+            }
+        }
+    }
+    if ids.is_empty() {
+        println!("every case of this run passed");
+        return Ok(true);
+    }
+    let cases = all_cases(None)?;
+    let select = Select {
+        case: ids,
+        hazard: settings.hazard,
+        ..Select::default()
+    };
+    select.check(&cases)?;
+    let run = Run {
+        target: None,
+        confirm_target: None,
+        interface: None,
+        address: None,
+        via: None,
+        siwd: None,
+        lie: None,
+        port: settings.port,
+        client_port: settings.client_port,
+        select,
+        seed: Some(settings.seed),
+        jobs: 1,
+        patience: 10,
+        expect: None,
+        report: vec![Format::Html],
+        output: folder.join("replay"),
+    };
+    execute(&settings, &cases, &run, None)
+}
+
+static STOPPED: AtomicBool = AtomicBool::new(false);
+
+/// Ends the run at SIGINT, SIGTERM or SIGHUP: the signals are blocked in all threads but this one.
+fn watch_signals() -> Result<()> {
+    use nix::sys::signal::{SigSet, Signal};
+    let mut set = SigSet::empty();
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+        set.add(signal);
+    }
+    set.thread_block()?;
+    std::thread::spawn(move || {
+        while set.wait().is_ok() {
+            if STOPPED.swap(true, Ordering::Relaxed) {
+                // A second signal does not wait for the cases that run.
+                std::process::exit(2);
+            }
+            eprintln!("siw-lab: ending after the cases that run");
+        }
+    });
+    Ok(())
+}
+
+fn execute(settings: &Settings, cases: &[Case], run: &Run, peer: Option<&Peer>) -> Result<bool> {
+    let chosen: Vec<&Case> = cases.iter().filter(|c| run.select.takes(c)).collect();
+    let mut instances = Vec::new();
+    for case in chosen {
+        let all = case.instances();
+        let count = if run.select.profile == Profile::Smoke {
+            1
+        } else {
+            all.len()
+        };
+        instances.extend(
+            all.into_iter()
+                .take(count)
+                .map(|params| Instance { case, params }),
+        );
+    }
+    if instances.is_empty() {
+        bail!("no case is selected (cases that may crash a kernel need --hazard)");
+    }
+    std::fs::create_dir_all(&run.output)
+        .with_context(|| format!("cannot make {}", run.output.display()))?;
+    let output = run.output.canonicalize()?;
+    watch_signals()?;
+    let begin = Instant::now();
+    let mut setup = set_up(settings, Duration::from_secs(run.patience), &output)?;
+    // The first conversation tells whether there is a target at all.
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while let Err(reason) = setup.target.sane(1) {
+        if Instant::now() > deadline || STOPPED.load(Ordering::Relaxed) {
+            bail!(
+                "no conversation with the target: {reason}; it has to run `rping -s -P -p {}`",
+                setup.target.port
+            );
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let done = AtomicUsize::new(0);
+    let total = instances.len();
+    let terminal = std::io::stderr().is_terminal();
+    let progress = |outcome: &Outcome| {
+        let count = done.fetch_add(1, Ordering::Relaxed) + 1;
+        if terminal {
+            eprint!("\r{count}/{total} {:60}", outcome.name());
+            let _ = std::io::stderr().flush();
+        }
+    };
+    let outcomes = run_all(&setup.target, &instances, run.jobs, &STOPPED, &progress);
+    if terminal {
+        eprint!("\r{:72}\r", "");
+    }
+    if let Some(siwd) = &mut setup.siwd
+        && !siwd.runs()
+    {
+        bail!("siwd ended during the run; see {}", siwd.log.display());
+    }
+    if STOPPED.load(Ordering::Relaxed) {
+        bail!(
+            "ended by a signal after {} of {total} instances",
+            outcomes.len()
+        );
+    }
+    finish(settings, run, peer, &instances, &outcomes, begin, &output)
+}
+
+fn finish(
+    settings: &Settings,
+    run: &Run,
+    peer: Option<&Peer>,
+    instances: &[Instance],
+    outcomes: &[Outcome],
+    begin: Instant,
+    output: &Path,
+) -> Result<bool> {
+    let mut results = Vec::new();
+    for (instance, outcome) in instances.iter().zip(outcomes) {
+        let news = peer.map_or_else(|| news_without_peer(outcome), |peer| peer.news(outcome));
+        let known = peer.and_then(|peer| peer.reason(outcome));
+        results.push(Entry::new(instance.case, outcome, news, known));
+        if outcome.verdict > Verdict::Recorded && !outcome.ladder.is_empty() {
+            let folder = output.join("captures");
+            std::fs::create_dir_all(&folder)?;
+            write_pcapng(
+                &folder.join(file_name(&outcome.name()) + ".pcapng"),
+                outcome,
+            )?;
+        }
+    }
+    let mut counts = BTreeMap::new();
+    for outcome in outcomes {
+        *counts.entry(outcome.verdict.name()).or_insert(0) += 1;
+    }
+    let report = Report {
+        version: VERSION,
+        program: concat!("siw-lab ", env!("CARGO_PKG_VERSION")),
+        settings,
+        peer: peer.map(|p| p.peer.as_str()),
+        started: SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs(),
+        seconds: begin.elapsed().as_secs_f64(),
+        counts,
+        results,
+    };
+    print_terminal(&report);
+    report.write_json(&output.join("run.json"))?;
+    for format in &run.report {
+        match format {
+            Format::Html => report.write_html(&output.join("run.html"))?,
+            Format::Junit => report.write_junit(&output.join("junit.xml"))?,
+            Format::Json => {}
+        }
+    }
+    Ok(report.results.iter().all(|e| e.news.is_none()))
+}
+
+fn print_terminal(report: &Report) {
+    let mut groups: BTreeMap<&str, BTreeMap<Verdict, usize>> = BTreeMap::new();
+    for entry in &report.results {
+        *groups
+            .entry(entry.group)
+            .or_default()
+            .entry(entry.verdict)
+            .or_default() += 1;
+    }
+    for entry in &report.results {
+        if let Some(news) = &entry.news {
+            println!(
+                "{} {}: {} ({news})",
+                entry.name,
+                entry.title,
+                entry.verdict.name()
+            );
+            print!("{}", entry.details());
+            println!();
+        }
+    }
+    for (group, verdicts) in groups {
+        let counts: Vec<_> = verdicts
+            .iter()
+            .map(|(v, n)| format!("{n} {}", v.name()))
+            .collect();
+        println!("{group:4} {}", counts.join(", "));
+    }
+    let counts: Vec<_> = report
+        .counts
+        .iter()
+        .map(|(v, n)| format!("{n} {v}"))
+        .collect();
+    let news = report.results.iter().filter(|e| e.news.is_some()).count();
+    println!(
+        "{} instances in {:.1} s: {}; {news} news; seed {}",
+        report.results.len(),
+        report.seconds,
+        counts.join(", "),
+        report.settings.seed
+    );
+}

@@ -1,0 +1,1076 @@
+//! Runs the steps of a case against a target and comes to a verdict.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+
+use crate::case::{
+    Alternative, Case, Comparison, Expr, Grade, Level, Operator, Start, StepKind, Term, Value,
+};
+use crate::link::{Mac, Received, Station};
+use crate::stream::{Broken, Event, Opening, PING_SIZE, Phase, Role, Stream};
+use crate::tcp::{Line, SegmentOptions, SynOptions, Tcp};
+use crate::wire::{
+    CrcField, FpduOptions, MpaFrame, REPLY_KEY, REQUEST_KEY, ReadRequest, Segment, Terminate, fpdu,
+    opcode,
+};
+
+/// A verdict only worsens.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    Pass,
+    /// A rule of level MAY: what was seen is recorded.
+    Recorded,
+    /// Below a SHOULD.
+    Weak,
+    NotSupported,
+    /// The conversation before the case failed already.
+    Inconclusive,
+    Fail,
+    /// The target does not talk any more after the case.
+    Dead,
+}
+
+impl Verdict {
+    pub fn name(self) -> &'static str {
+        match self {
+            Verdict::Pass => "pass",
+            Verdict::Recorded => "recorded",
+            Verdict::Weak => "weak",
+            Verdict::NotSupported => "not-supported",
+            Verdict::Inconclusive => "inconclusive",
+            Verdict::Fail => "fail",
+            Verdict::Dead => "dead",
+        }
+    }
+}
+
+/// Result of one instance of a case.
+#[derive(Debug)]
+pub struct Outcome {
+    pub case: String,
+    pub params: Vec<(String, String)>,
+    pub verdict: Verdict,
+    pub reason: String,
+    pub expected: Vec<String>,
+    pub actual: String,
+    /// Line of the case file that decided.
+    pub line: usize,
+    pub notes: Vec<String>,
+    pub ladder: Vec<Line>,
+    pub duration: Duration,
+}
+
+impl Outcome {
+    pub fn of(case: &Case, params: &[(String, String)]) -> Outcome {
+        Outcome {
+            case: case.id.clone(),
+            params: params.to_vec(),
+            verdict: Verdict::Pass,
+            reason: String::new(),
+            expected: Vec::new(),
+            actual: String::new(),
+            line: 0,
+            notes: Vec::new(),
+            ladder: Vec::new(),
+            duration: Duration::ZERO,
+        }
+    }
+
+    pub fn worsen(&mut self, verdict: Verdict, reason: String) {
+        if verdict > self.verdict {
+            self.verdict = verdict;
+            self.reason = reason;
+        } else if !reason.is_empty() {
+            self.notes.push(reason);
+        }
+    }
+
+    /// Id with the parameters.
+    pub fn name(&self) -> String {
+        let params: Vec<_> = self
+            .params
+            .iter()
+            .map(|(n, v)| format!("{n}={v}"))
+            .collect();
+        if params.is_empty() {
+            self.case.clone()
+        } else {
+            format!("{}/{}", self.case, params.join(","))
+        }
+    }
+}
+
+/// Keeps a program of the target running while a case needs it.
+pub type Running = Box<dyn std::any::Any + Send>;
+
+/// Source of connections from the target.
+pub enum Clients {
+    /// The operator keeps `rping -c` running against this port.
+    Operator {
+        port: u16,
+        syns: Mutex<Receiver<Received>>,
+    },
+    /// The lab starts a client that connects to the given port.
+    Started(Box<dyn Fn(u16) -> Result<Running> + Send + Sync>),
+}
+
+pub struct Target {
+    pub station: Arc<Station>,
+    pub ip: Ipv4Addr,
+    pub mac: Mac,
+    pub port: u16,
+    pub clients: Clients,
+    /// Longest wait for an answer.
+    pub patience: Duration,
+    /// Silence that counts as quiet.
+    pub quiet: Duration,
+    pub seed: u64,
+}
+
+/// Splitmix64: derives the random values of an instance from the seed of the run.
+pub fn mix(seed: u64, name: &str) -> u64 {
+    let mut value = name.bytes().fold(seed, |v, octet| {
+        (v ^ u64::from(octet)).wrapping_mul(0x0100_0000_01B3)
+    });
+    value = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    value = (value ^ value >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    value = (value ^ value >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+    value ^ value >> 31
+}
+
+impl Target {
+    /// A TCP connection with the target, made by the side that the role says.
+    pub fn tcp(&self, role: Role, seed: u64, syn: &SynOptions) -> Result<(Tcp, Option<Running>)> {
+        let isn = seed as u32;
+        match (role, &self.clients) {
+            (Role::Responder, _) => {
+                let to = SocketAddrV4::new(self.ip, self.port);
+                Ok((
+                    Tcp::connect(&self.station, to, self.mac, isn, syn, self.patience)?,
+                    None,
+                ))
+            }
+            (Role::Initiator, Clients::Operator { port, syns }) => {
+                let syns = syns.lock().unwrap_or_else(PoisonError::into_inner);
+                let received = syns.recv_timeout(self.patience * 4).map_err(|_| {
+                    anyhow!("no connection from the target: keep `rping -c -a {} -p {port}` running there", self.station.ip)
+                })?;
+                Ok((
+                    Tcp::accept(&self.station, &received, isn, self.patience)?,
+                    None,
+                ))
+            }
+            (Role::Initiator, Clients::Started(start)) => {
+                let port = self.station.port();
+                let syns = self.station.listen(port);
+                let running = start(port)?;
+                let received = syns.recv_timeout(self.patience * 4);
+                self.station.unlisten(port);
+                let received = received.context("the client that was started does not connect")?;
+                Ok((
+                    Tcp::accept(&self.station, &received, isn, self.patience)?,
+                    Some(running),
+                ))
+            }
+        }
+    }
+
+    /// The conversation that must work before and after each case.
+    pub fn sane(&self, seed: u64) -> Result<(), String> {
+        let (tcp, _running) = self
+            .tcp(Role::Responder, seed, &SynOptions::default())
+            .map_err(|e| e.to_string())?;
+        let mut stream = Stream::new(tcp, Role::Responder, seed, self.patience);
+        let result = stream
+            .open(&Opening::default())
+            .and_then(|()| stream.lives())
+            .and_then(|()| stream.close());
+        result.map_err(|broken| broken.text)
+    }
+}
+
+struct Script<'a> {
+    target: &'a Target,
+    case: &'a Case,
+    params: &'a [(String, String)],
+    seed: u64,
+    stream: Option<Stream>,
+    running: Option<Running>,
+    connect_error: Option<String>,
+    held: Vec<u8>,
+    outcome: Outcome,
+}
+
+/// Runs one instance of a case.
+pub fn run(target: &Target, case: &Case, params: &[(String, String)]) -> Outcome {
+    let started = Instant::now();
+    let outcome = Outcome::of(case, params);
+    let seed = mix(target.seed, &outcome.name());
+    let mut script = Script {
+        target,
+        case,
+        params,
+        seed,
+        stream: None,
+        running: None,
+        connect_error: None,
+        held: Vec::new(),
+        outcome,
+    };
+    match script.begin() {
+        Ok(()) => {
+            if let Err(error) = script.steps() {
+                script
+                    .outcome
+                    .worsen(Verdict::Inconclusive, format!("{error:#}"));
+            }
+        }
+        Err(error) => {
+            let reason = format!("the conversation before the case failed: {error:#}");
+            script.outcome.worsen(Verdict::Inconclusive, reason);
+        }
+    }
+    let mut outcome = script.outcome;
+    if let Some(mut stream) = script.stream {
+        for text in std::mem::take(&mut stream.violations) {
+            outcome.worsen(
+                Verdict::Fail,
+                format!("the target breaks a rule for senders: {text}"),
+            );
+        }
+        outcome.ladder.append(&mut stream.tcp.ladder);
+    }
+    outcome.duration = started.elapsed();
+    outcome
+}
+
+enum Found {
+    Number(u64),
+    Octets(Vec<u8>),
+}
+
+impl Script<'_> {
+    fn begin(&mut self) -> Result<()> {
+        if self.case.start == Start::Nothing {
+            return Ok(());
+        }
+        self.connect(&SynOptions::default())?;
+        if self.case.start == Start::Tcp {
+            return Ok(());
+        }
+        let opening = self.opening()?;
+        let stream = self.stream()?;
+        let result = stream.open(&opening);
+        let result = if self.case.start == Start::Region {
+            result.and_then(|()| self.stream.as_mut().map_or(Ok(()), Stream::reach_region))
+        } else {
+            result
+        };
+        result.map_err(|broken| anyhow!(broken.text))
+    }
+
+    fn connect(&mut self, syn: &SynOptions) -> Result<()> {
+        let (tcp, running) = self.target.tcp(self.case.role, self.seed, syn)?;
+        self.running = running;
+        self.stream = Some(Stream::new(
+            tcp,
+            self.case.role,
+            self.seed,
+            self.target.patience,
+        ));
+        Ok(())
+    }
+
+    fn stream(&mut self) -> Result<&mut Stream> {
+        self.stream
+            .as_mut()
+            .context("no connection yet: the case lacks a line with connect")
+    }
+
+    fn variable(&mut self, name: &str) -> Result<u64> {
+        if let Some((_, value)) = self.params.iter().find(|(n, _)| n == name) {
+            let digits = value.strip_prefix("0x");
+            return Ok(digits.map_or_else(|| value.parse(), |d| u64::from_str_radix(d, 16))?);
+        }
+        let stream = self.stream()?;
+        let region = stream.region;
+        let region = || region.context("no region is known yet (start region)");
+        let depths = stream
+            .theirs
+            .as_ref()
+            .and_then(MpaFrame::depths)
+            .unwrap_or_default();
+        Ok(match name {
+            "r.stag" => region()?.stag.into(),
+            "r.base" => region()?.base,
+            "r.len" => region()?.len.into(),
+            "r.end" => region()?.base.wrapping_add(region()?.len.into()),
+            "lab.stag" => stream.lab_stag.into(),
+            "lab.base" => stream.lab_base,
+            "msn.0" => stream.msn[0].into(),
+            "msn.1" => stream.msn[1].into(),
+            "msn.2" => stream.msn[2].into(),
+            "crc" => stream.crc().into(),
+            "mpa.ird" => depths.0.into(),
+            "mpa.ord" => depths.1.into(),
+            "mss" => stream.tcp.peer_mss.unwrap_or(0).into(),
+            _ => bail!("variable ${name} is unknown"),
+        })
+    }
+
+    fn number(&mut self, expr: &Expr) -> Result<u64> {
+        let mut sum = 0u64;
+        for (add, term) in &expr.0 {
+            let value = match term {
+                Term::Number(value) => *value,
+                Term::Variable(name) => self.variable(name)?,
+            };
+            sum = if *add {
+                sum.wrapping_add(value)
+            } else {
+                sum.wrapping_sub(value)
+            };
+        }
+        Ok(sum)
+    }
+
+    fn get(&mut self, fields: &BTreeMap<String, Value>, name: &str) -> Result<Option<u64>> {
+        match fields.get(name) {
+            Some(Value::Expr(expr)) => Ok(Some(self.number(expr)?)),
+            Some(_) => bail!("field {name} has to be a number"),
+            None => Ok(None),
+        }
+    }
+
+    fn octets(&mut self, fields: &BTreeMap<String, Value>, name: &str) -> Result<Option<Vec<u8>>> {
+        Ok(match fields.get(name) {
+            Some(Value::Octets(octets)) => Some(octets.clone()),
+            Some(Value::Pattern(length)) => {
+                let length = self.number(length)?;
+                Some(
+                    (0..length)
+                        .map(|at| b'a' + ((self.seed.wrapping_add(at)) % 26) as u8)
+                        .collect(),
+                )
+            }
+            Some(_) => bail!("field {name} has to be octets: 0x00ff, \"text\" or len:N"),
+            None => None,
+        })
+    }
+
+    fn opening(&mut self) -> Result<Opening> {
+        let fields = self.case.opening.clone();
+        self.opening_with(&fields)
+    }
+
+    fn opening_with(&mut self, fields: &BTreeMap<String, Value>) -> Result<Opening> {
+        let mut opening = Opening::default();
+        for (name, bit) in [("m", 0x80u8), ("c", 0x40), ("r", 0x20), ("s", 0x10)] {
+            if let Some(value) = self.get(fields, name)? {
+                opening.flags = opening.flags & !bit | if value != 0 { bit } else { 0 };
+            }
+        }
+        if let Some(value) = self.get(fields, "res")? {
+            opening.flags |= value as u8 & 0xF;
+        }
+        opening.revision = self
+            .get(fields, "rev")?
+            .map_or(opening.revision, |v| v as u8);
+        opening.ird = self.get(fields, "ird")?.map_or(opening.ird, |v| v as u16);
+        opening.ord = self.get(fields, "ord")?.map_or(opening.ord, |v| v as u16);
+        opening.control = self.get(fields, "abcd")?.unwrap_or(0) as u8;
+        opening.private_data = self.octets(fields, "pd")?.unwrap_or_default();
+        Ok(opening)
+    }
+
+    fn steps(&mut self) -> Result<()> {
+        let case = self.case;
+        for step in &case.steps {
+            let decided = match &step.kind {
+                StepKind::Wait(time) => {
+                    // Acknowledges what arrives meanwhile.
+                    let until = Instant::now() + *time;
+                    match &mut self.stream {
+                        Some(stream) => while stream.tcp.pump(until) {},
+                        None => sleep(*time),
+                    }
+                    true
+                }
+                StepKind::Connect(fields) => {
+                    let isn = self.get(fields, "isn")?.map(|v| v as u32);
+                    let mss = self.get(fields, "mss")?.map(|v| v as u16);
+                    let with_ack = std::mem::take(&mut self.held);
+                    let syn = SynOptions { isn, mss, with_ack };
+                    self.connect_error = self.connect(&syn).err().map(|e| format!("{e:#}"));
+                    true
+                }
+                StepKind::Send {
+                    what,
+                    fields,
+                    words,
+                } => {
+                    let context = || format!("{}:{}: {}", case.file, step.line, step.source);
+                    self.send(what, fields, words).with_context(context)?;
+                    true
+                }
+                StepKind::Flush(fields, words) => {
+                    let octets = std::mem::take(&mut self.held);
+                    self.emit(octets, fields, words)?;
+                    true
+                }
+                StepKind::Want(alternatives) => {
+                    self.outcome.line = step.line;
+                    self.want(alternatives)?
+                }
+            };
+            if !decided {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn emit(
+        &mut self,
+        octets: Vec<u8>,
+        fields: &BTreeMap<String, Value>,
+        words: &[String],
+    ) -> Result<()> {
+        let has = |word: &str| words.iter().any(|w| w == word);
+        let mut all = std::mem::take(&mut self.held);
+        all.extend(octets);
+        if has("hold") {
+            self.held = all;
+            return Ok(());
+        }
+        let cut = self.get(fields, "cut")?;
+        let offset = self.get(fields, "offset")?.unwrap_or(0) as i64;
+        let gap = match fields.get("gap") {
+            Some(Value::Word(text)) => text.trim_end_matches("ms").parse().ok(),
+            _ => None,
+        };
+        let options = SegmentOptions {
+            no_push: has("nopush"),
+            bad_checksum: has("badsum"),
+            offset,
+        };
+        let tcp = &mut self.stream()?.tcp;
+        if has("later") {
+            tcp.send_later(&all);
+            return Ok(());
+        }
+        let pieces: Vec<&[u8]> = match cut {
+            _ if has("each") => all.chunks(1).collect(),
+            Some(at) if at > 0 && (at as usize) < all.len() => {
+                vec![&all[..at as usize], &all[at as usize..]]
+            }
+            _ => all.chunks(1460).collect(),
+        };
+        for (index, piece) in pieces.iter().enumerate() {
+            if index > 0
+                && let Some(ms) = gap
+            {
+                let until = Instant::now() + Duration::from_millis(ms);
+                while tcp.pump(until) {}
+            }
+            tcp.send(piece, options);
+        }
+        Ok(())
+    }
+
+    fn send(
+        &mut self,
+        what: &str,
+        fields: &BTreeMap<String, Value>,
+        words: &[String],
+    ) -> Result<()> {
+        let offset = self.get(fields, "offset")?.unwrap_or(0) as i64;
+        match what {
+            "fin" => self.stream()?.tcp.send_fin(),
+            "rst" => self.stream()?.tcp.send_reset(offset),
+            "syn" => self.stream()?.tcp.send_stray_syn(offset),
+            "ack" => {
+                let tcp = &mut self.stream()?.tcp;
+                tcp.pure_acks = 0;
+                tcp.send_ack_beyond(offset);
+            }
+            "keepalive" => {
+                let length = self.get(fields, "length")?.unwrap_or(0);
+                let tcp = &mut self.stream()?.tcp;
+                tcp.pure_acks = 0;
+                tcp.send_keepalive(length as usize);
+            }
+            "again" => self.stream()?.tcp.resend(),
+            "octets" => {
+                let octets = self
+                    .octets(fields, "data")?
+                    .context("octets without data=")?;
+                self.stream()?
+                    .tcp
+                    .note(true, format!("{} octets that are no frame", octets.len()));
+                self.emit(octets, fields, words)?;
+            }
+            "request" | "reply" => self.send_mpa(what, fields, words)?,
+            _ => self.send_segment(what, fields, words)?,
+        }
+        if matches!(what, "rst" | "syn") {
+            self.stream()?.tcp.pure_acks = 0;
+        }
+        Ok(())
+    }
+
+    fn send_mpa(
+        &mut self,
+        what: &str,
+        fields: &BTreeMap<String, Value>,
+        words: &[String],
+    ) -> Result<()> {
+        let key = if what == "request" {
+            REQUEST_KEY
+        } else {
+            REPLY_KEY
+        };
+        let mut frame = self.opening_with(fields)?.frame(key);
+        if let Some(length) = self.get(fields, "pdlen")? {
+            frame.pd_length = length as u16;
+        }
+        let mut octets = frame.encode();
+        if let Some(at) = self.get(fields, "flip")? {
+            *octets
+                .get_mut(at as usize)
+                .context("flip= lies beyond the frame")? ^= 0x20;
+        }
+        if let Some(keep) = self.get(fields, "keep")? {
+            octets.truncate(keep as usize);
+        }
+        octets.extend(self.octets(fields, "extra")?.unwrap_or_default());
+        if let Some(stream) = &mut self.stream {
+            stream.tcp.note(
+                true,
+                format!("{} ({} octets)", frame.describe(), octets.len()),
+            );
+            stream.ours = Some(frame);
+        }
+        self.emit(octets, fields, words)
+    }
+
+    fn send_segment(
+        &mut self,
+        what: &str,
+        fields: &BTreeMap<String, Value>,
+        words: &[String],
+    ) -> Result<()> {
+        let has = |word: &str| words.iter().any(|w| w == word);
+        let code = match what {
+            "write" => opcode::WRITE,
+            "read" => opcode::READ_REQUEST,
+            "response" => opcode::READ_RESPONSE,
+            "send" | "ddp" => opcode::SEND,
+            "send-inv" => opcode::SEND_INVALIDATE,
+            "send-se" => opcode::SEND_SE,
+            "send-se-inv" => opcode::SEND_SE_INVALIDATE,
+            _ => opcode::TERMINATE,
+        };
+        let data = self.octets(fields, "data")?;
+        let region = self.stream()?.region;
+        let mut advertises = false;
+        let payload = match (data, code) {
+            (Some(data), _) => data,
+            (None, opcode::WRITE) => vec![b'w'; 8],
+            (None, opcode::READ_REQUEST) => {
+                let stream = self.stream()?;
+                let mut read = ReadRequest {
+                    sink_stag: stream.lab_stag,
+                    sink_to: stream.lab_base,
+                    size: region.map_or(8, |r| r.len),
+                    source_stag: region.map_or(0, |r| r.stag),
+                    source_to: region.map_or(0, |r| r.base),
+                };
+                read.sink_stag = self
+                    .get(fields, "sink")?
+                    .map_or(read.sink_stag, |v| v as u32);
+                read.sink_to = self.get(fields, "sinkto")?.unwrap_or(read.sink_to);
+                read.size = self.get(fields, "size")?.map_or(read.size, |v| v as u32);
+                read.source_stag = self
+                    .get(fields, "src")?
+                    .map_or(read.source_stag, |v| v as u32);
+                read.source_to = self.get(fields, "srcto")?.unwrap_or(read.source_to);
+                read.encode()
+            }
+            (None, opcode::READ_RESPONSE) => {
+                let stream = self.stream()?;
+                if let Phase::AnswerRead(_) = stream.phase {
+                    stream.phase = Phase::AwaitGo;
+                }
+                stream.image.clone()
+            }
+            (None, opcode::TERMINATE) => {
+                let terminate = Terminate {
+                    layer: self.get(fields, "layer")?.unwrap_or(0) as u8,
+                    etype: self.get(fields, "type")?.unwrap_or(0) as u8,
+                    code: self.get(fields, "code")?.unwrap_or(0) as u8,
+                    headers: self.get(fields, "headers")?.unwrap_or(0) as u8,
+                    reserved: 0,
+                    quoted: Vec::new(),
+                };
+                terminate.encode()
+            }
+            (None, _) => {
+                let size = self.get(fields, "adv")?.map_or(PING_SIZE, |v| v as u32);
+                advertises = true;
+                self.stream()?.advertisement(size)
+            }
+        };
+        let mut segment = self.stream()?.untagged(code, &payload);
+        if code == opcode::WRITE || code == opcode::READ_RESPONSE {
+            segment.tagged = true;
+            segment.stag = region.map_or(0, |r| r.stag);
+            segment.to = region.map_or(0, |r| r.base);
+        }
+        let own_msn = fields.contains_key("msn");
+        self.override_fields(&mut segment, fields)?;
+        if !segment.tagged && !own_msn && segment.qn < 4 {
+            let msn = &mut self.stream()?.msn[segment.qn as usize];
+            *msn = if segment.last {
+                msn.wrapping_add(1)
+            } else {
+                *msn
+            };
+        }
+        let mut ulpdu = segment.encode();
+        if let Some(keep) = self.get(fields, "keep")? {
+            ulpdu.truncate(keep as usize);
+        }
+        let options = FpduOptions {
+            length: self.get(fields, "ulpdu")?.map(|v| v as u16),
+            pad: self.get(fields, "pad")?.unwrap_or(0) as u8,
+            crc_over_zero_pad: has("padunsummed"),
+            crc: match () {
+                () if has("badcrc") => CrcField::Bad,
+                () if has("zerocrc") => CrcField::Zero,
+                () => CrcField::Good,
+            },
+        };
+        let mut octets = fpdu(&ulpdu, &options);
+        if let Some(at) = self.get(fields, "flip")? {
+            *octets
+                .get_mut(at as usize)
+                .context("flip= lies beyond the FPDU")? ^= 0x01;
+        }
+        let stream = self.stream()?;
+        let text = format!(
+            "{}{}",
+            segment.describe(),
+            if has("badcrc") { ", BAD CRC" } else { "" }
+        );
+        stream.tcp.note(true, text);
+        stream.sent = ulpdu;
+        if advertises {
+            stream.on_advertisement_sent();
+        }
+        let good =
+            options.crc == CrcField::Good && segment.opcode == opcode::WRITE && segment.tagged;
+        if let (Some(region), true) = (stream.region, good && !fields.contains_key("flip"))
+            && segment.stag == region.stag
+        {
+            let at = segment.to.wrapping_sub(region.base) as usize;
+            if let Some(place) = at
+                .checked_add(segment.payload.len())
+                .and_then(|end| stream.image.get_mut(at..end))
+            {
+                place.copy_from_slice(&segment.payload);
+            }
+        }
+        self.emit(octets, fields, words)
+    }
+
+    fn override_fields(
+        &mut self,
+        segment: &mut Segment,
+        fields: &BTreeMap<String, Value>,
+    ) -> Result<()> {
+        let mut take = |name: &str| self.get(fields, name);
+        if let Some(v) = take("t")? {
+            segment.tagged = v != 0;
+        }
+        if let Some(v) = take("l")? {
+            segment.last = v != 0;
+        }
+        segment.stag = take("stag")?.map_or(segment.stag, |v| v as u32);
+        segment.to = take("to")?.unwrap_or(segment.to);
+        segment.qn = take("qn")?.map_or(segment.qn, |v| v as u32);
+        segment.msn = take("msn")?.map_or(segment.msn, |v| v as u32);
+        segment.mo = take("mo")?.map_or(segment.mo, |v| v as u32);
+        segment.ddp_version = take("dv")?.map_or(segment.ddp_version, |v| v as u8);
+        segment.rdmap_version = take("rv")?.map_or(segment.rdmap_version, |v| v as u8);
+        segment.opcode = take("op")?.map_or(segment.opcode, |v| v as u8);
+        segment.ddp_reserved = take("rsvd")?.map_or(0, |v| v as u8);
+        segment.rdmap_reserved = take("rrsvd")?.map_or(0, |v| v as u8);
+        Ok(())
+    }
+
+    /// Waits for one of the alternatives; false ends the case.
+    fn want(&mut self, alternatives: &[Alternative]) -> Result<bool> {
+        let level = self.case.level();
+        let first = &alternatives[0];
+        let event = match first.name.as_str() {
+            "connected" | "refused" => return self.want_connection(alternatives),
+            "tcp" => return self.want_tcp(first),
+            "acked" | "ack" => return self.want_ack(first),
+            _ if alternatives.iter().any(|a| a.name == "lives") => match self.stream()?.lives() {
+                Ok(()) => {
+                    let lives = alternatives.iter().find(|a| a.name == "lives");
+                    self.grade(lives.unwrap_or(first), "the conversation goes on");
+                    return Ok(true);
+                }
+                Err(Broken { text, event }) => {
+                    self.outcome.notes.push(text);
+                    event
+                }
+            },
+            _ => {
+                let quiet = alternatives
+                    .iter()
+                    .find(|a| a.name == "quiet" || a.name == "nothing");
+                let within = alternatives.iter().filter_map(|a| a.within).max();
+                let patience = match quiet {
+                    Some(quiet) if quiet.source == first.source => {
+                        quiet.within.unwrap_or(self.target.quiet)
+                    }
+                    // Silence is one of several answers: the others get their time.
+                    Some(quiet) => quiet.within.unwrap_or(self.target.quiet * 8),
+                    None => within.unwrap_or(self.target.patience),
+                };
+                self.stream()?.event(patience)
+            }
+        };
+        let mut differences = Vec::new();
+        for alternative in alternatives {
+            match self.matches(alternative, &event)? {
+                None => {
+                    self.grade(alternative, &event.describe());
+                    return Ok(true);
+                }
+                Some(difference) => differences.push(difference),
+            }
+        }
+        self.outcome.expected = alternatives.iter().map(|a| a.source.clone()).collect();
+        self.outcome.actual = event.describe();
+        let verdict = match level {
+            Level::May => Verdict::Recorded,
+            Level::Should => Verdict::Weak,
+            Level::Must | Level::Rob | Level::Int => Verdict::Fail,
+        };
+        self.outcome.worsen(
+            verdict,
+            format!("expected: {}; {}", first.source, differences[0]),
+        );
+        Ok(false)
+    }
+
+    fn grade(&mut self, alternative: &Alternative, actual: &str) {
+        let verdict = match alternative.grade {
+            Grade::Pass if self.case.level() == Level::May => Verdict::Recorded,
+            Grade::Pass => Verdict::Pass,
+            Grade::Weak => Verdict::Weak,
+            Grade::NotSupported => Verdict::NotSupported,
+        };
+        let reason = match (&alternative.note, verdict) {
+            (Some(note), _) => format!("{note}: {actual}"),
+            (None, Verdict::Pass) => String::new(),
+            (None, _) => actual.to_owned(),
+        };
+        if verdict > Verdict::Recorded {
+            self.outcome.actual = actual.to_owned();
+            self.outcome.expected = vec![alternative.source.clone()];
+        }
+        self.outcome.worsen(verdict, reason);
+    }
+
+    fn decide(&mut self, alternative: &Alternative, good: bool, actual: &str) -> Result<bool> {
+        if good {
+            self.grade(alternative, actual);
+            return Ok(true);
+        }
+        self.outcome.expected = vec![alternative.source.clone()];
+        self.outcome.actual = actual.to_owned();
+        let verdict = match self.case.level() {
+            Level::May => Verdict::Recorded,
+            Level::Should => Verdict::Weak,
+            _ => Verdict::Fail,
+        };
+        self.outcome.worsen(
+            verdict,
+            format!("expected: {}; found: {actual}", alternative.source),
+        );
+        Ok(false)
+    }
+
+    fn want_connection(&mut self, alternatives: &[Alternative]) -> Result<bool> {
+        let (name, actual) = match &self.connect_error {
+            None => ("connected", "connected".to_owned()),
+            Some(error) => ("refused", error.clone()),
+        };
+        let found = alternatives.iter().find(|a| a.name == name);
+        let good = found.is_some();
+        self.decide(found.unwrap_or(&alternatives[0]), good, &actual)
+    }
+
+    /// Properties of the target's TCP and IP.
+    fn want_tcp(&mut self, alternative: &Alternative) -> Result<bool> {
+        let tcp = &self.stream()?.tcp;
+        let ip = tcp.last_ip();
+        let mss = tcp.peer_mss.map_or(536, u64::from);
+        let mut actual = Vec::new();
+        let mut good = true;
+        for comparison in &alternative.comparisons {
+            let found = match comparison.field.as_str() {
+                "mss" => mss,
+                "df" => ip.as_ref().map_or(0, |ip| ip.dont_fragment.into()),
+                "ttl" => ip.as_ref().map_or(0, |ip| ip.time_to_live.into()),
+                other => bail!("{other} is no property of TCP here: mss, df, ttl"),
+            };
+            actual.push(format!("{} {found}", comparison.field));
+            good &= self.holds(comparison, &Found::Number(found))?;
+        }
+        self.decide(alternative, good, &actual.join(", "))
+    }
+
+    fn want_ack(&mut self, alternative: &Alternative) -> Result<bool> {
+        let within = alternative.within.unwrap_or(self.target.patience);
+        let until = Instant::now() + within;
+        let all = alternative.name == "acked";
+        let tcp = &mut self.stream()?.tcp;
+        let done = |tcp: &Tcp| {
+            if all {
+                tcp.all_acked()
+            } else {
+                tcp.pure_acks > 0
+            }
+        };
+        while !done(tcp) && tcp.ending.is_none() && tcp.pump(until) {}
+        let good = done(tcp);
+        let actual = if good { "an ACK" } else { "no ACK" };
+        self.decide(alternative, good, actual)
+    }
+
+    /// `None` if the event is the wanted one; else the difference.
+    fn matches(&mut self, alternative: &Alternative, event: &Event) -> Result<Option<String>> {
+        let found = event.describe();
+        let other = Ok(Some(format!("found: {found}")));
+        let operation = match event {
+            Event::Fpdu(_, Some(segment)) => Some(segment.opcode),
+            _ => None,
+        };
+        let right = match alternative.name.as_str() {
+            "quiet" | "nothing" => *event == Event::Quiet,
+            "close" => matches!(event, Event::Fin | Event::Reset),
+            "fin" => *event == Event::Fin,
+            "reset" => *event == Event::Reset,
+            "reply" => matches!(event, Event::Mpa(frame) if &frame.key == REPLY_KEY),
+            "request" => matches!(event, Event::Mpa(frame) if &frame.key == REQUEST_KEY),
+            "send" => matches!(operation, Some(3..=6)),
+            "write" => operation == Some(opcode::WRITE),
+            "readreq" => operation == Some(opcode::READ_REQUEST),
+            "response" => operation == Some(opcode::READ_RESPONSE),
+            "terminate" => operation == Some(opcode::TERMINATE),
+            "fpdu" => operation.is_some(),
+            _ => false,
+        };
+        if !right {
+            return other;
+        }
+        if let (Some(code), Event::Fpdu(_, Some(segment))) = (alternative.code, event) {
+            match Terminate::decode(&segment.payload) {
+                Some(t) if (t.layer, t.etype, t.code) == code => {}
+                _ => return other,
+            }
+        }
+        for comparison in &alternative.comparisons {
+            if comparison.field == "quotes" {
+                if let Some(difference) = self.quotes(comparison, event)? {
+                    return Ok(Some(difference));
+                }
+                continue;
+            }
+            let Some(value) = field(event, &comparison.field) else {
+                return Ok(Some(format!("{found} has no field {}", comparison.field)));
+            };
+            if !self.holds(comparison, &value)? {
+                let text = match (&value, &comparison.value) {
+                    (Found::Number(n), Value::Expr(expr)) => {
+                        let expected = self.number(expr)?;
+                        format!(
+                            "{} is {n} ({n:#x}), compared with {expected} ({expected:#x})",
+                            comparison.field
+                        )
+                    }
+                    (Found::Octets(got), expected) => {
+                        let expected = self.expected_octets(expected)?;
+                        let at = (0..got.len().max(expected.len()))
+                            .find(|at| got.get(*at) != expected.get(*at));
+                        format!(
+                            "{} differs first at octet {}",
+                            comparison.field,
+                            at.unwrap_or(0)
+                        )
+                    }
+                    _ => format!("{} differs", comparison.field),
+                };
+                return Ok(Some(format!("{text}; found: {found}")));
+            }
+        }
+        Ok(None)
+    }
+
+    fn expected_octets(&mut self, value: &Value) -> Result<Vec<u8>> {
+        let fields = BTreeMap::from([("data".to_owned(), value.clone())]);
+        Ok(self.octets(&fields, "data")?.unwrap_or_default())
+    }
+
+    fn holds(&mut self, comparison: &Comparison, found: &Found) -> Result<bool> {
+        match found {
+            Found::Number(found) => {
+                let Value::Expr(expr) = &comparison.value else {
+                    bail!("{} is a number", comparison.field);
+                };
+                let value = self.number(expr)?;
+                Ok(match comparison.operator {
+                    Operator::Equal => *found == value,
+                    Operator::NotEqual => *found != value,
+                    Operator::AtMost => *found <= value,
+                    Operator::AtLeast => *found >= value,
+                    Operator::Contains => found & value == value,
+                })
+            }
+            Found::Octets(found) => {
+                // The content of the target's buffer, as far as it is known.
+                if comparison.value == Value::Expr(Expr(vec![(true, Term::Number(0))])) {
+                    return Ok(found.is_empty());
+                }
+                let expected = self.expected_octets(&comparison.value)?;
+                Ok((found == &expected) == (comparison.operator == Operator::Equal))
+            }
+        }
+    }
+
+    /// Headers that a Terminate quotes (RFC 5040 section 4.8).
+    fn quotes(&mut self, comparison: &Comparison, event: &Event) -> Result<Option<String>> {
+        let Event::Fpdu(_, Some(segment)) = event else {
+            return Ok(Some("no Terminate".into()));
+        };
+        let Some(terminate) = Terminate::decode(&segment.payload) else {
+            return Ok(Some(
+                "the Terminate is shorter than its control word".into(),
+            ));
+        };
+        let Value::Word(kind) = &comparison.value else {
+            bail!("quotes= takes none, sent or read")
+        };
+        let sent = self.stream()?.sent.clone();
+        let header = if sent.first().is_some_and(|o| o & 0x80 != 0) {
+            14
+        } else {
+            18
+        };
+        let mut expected = (sent.len() as u16).to_be_bytes().to_vec();
+        expected.extend(sent.iter().take(header));
+        let mut bits = 6;
+        match kind.as_str() {
+            "none" => {
+                expected.clear();
+                bits = 0;
+            }
+            "sent" => {}
+            "read" => {
+                expected.extend(sent.iter().skip(header).take(28));
+                bits = 7;
+            }
+            _ => bail!("quotes= takes none, sent or read"),
+        }
+        if terminate.headers != bits {
+            return Ok(Some(format!(
+                "bits M, D, R are {:03b}, expected {bits:03b}",
+                terminate.headers
+            )));
+        }
+        let got = &terminate.quoted;
+        let differs =
+            (0..got.len().max(expected.len())).find(|at| got.get(*at) != expected.get(*at));
+        Ok(differs.map(|at| {
+            let show = |o: Option<&u8>| o.map_or("nothing".into(), |o| format!("{o:#04x}"));
+            format!(
+                "the quoted headers differ first at octet {at}: expected {}, found {} (0 and 1: DDP Segment Length)",
+                show(expected.get(at)), show(got.get(at))
+            )
+        }))
+    }
+}
+
+/// Value of a field of an event.
+fn field(event: &Event, name: &str) -> Option<Found> {
+    let number = |value: u64| Some(Found::Number(value));
+    match event {
+        Event::Mpa(frame) => {
+            let depths = frame.depths();
+            match name {
+                "m" => number(frame.markers().into()),
+                "c" => number(frame.crc().into()),
+                "r" => number(frame.rejected().into()),
+                "s" => number(frame.enhanced().into()),
+                "res" => number((frame.flags & 0xF).into()),
+                "rev" => number(frame.revision.into()),
+                "pdlen" => number(frame.pd_length.into()),
+                "ird" => number(depths?.0.into()),
+                "ord" => number(depths?.1.into()),
+                "abcd" => number(depths?.2.into()),
+                "pd" => Some(Found::Octets(
+                    frame.private_data[depths.map_or(0, |_| 4)..].to_vec(),
+                )),
+                _ => None,
+            }
+        }
+        Event::Fpdu(fpdu, Some(segment)) => {
+            let read = ReadRequest::decode(&segment.payload);
+            let terminate = Terminate::decode(&segment.payload);
+            match name {
+                "op" => number(segment.opcode.into()),
+                "t" => number(segment.tagged.into()),
+                "l" => number(segment.last.into()),
+                "stag" => number(segment.stag.into()),
+                "to" => number(segment.to),
+                "qn" => number(segment.qn.into()),
+                "msn" => number(segment.msn.into()),
+                "mo" => number(segment.mo.into()),
+                "dv" => number(segment.ddp_version.into()),
+                "rv" => number(segment.rdmap_version.into()),
+                "rsvd" => number(segment.ddp_reserved.into()),
+                "rrsvd" => number(segment.rdmap_reserved.into()),
+                "len" => number(segment.payload.len() as u64),
+                "markers" => number(fpdu.markers.into()),
+                "data" => Some(Found::Octets(segment.payload.clone())),
+                "sink" => number(read?.sink_stag.into()),
+                "sinkto" => number(read?.sink_to),
+                "size" => number(read?.size.into()),
+                "src" => number(read?.source_stag.into()),
+                "srcto" => number(read?.source_to),
+                "headers" => number(terminate?.headers.into()),
+                "reserved" => number(terminate?.reserved.into()),
+                "layer" => number(terminate?.layer.into()),
+                "type" => number(terminate?.etype.into()),
+                "code" => number(terminate?.code.into()),
+                _ => None,
+            }
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,147 @@
+//! Runs many instances, several at once, each between two sane conversations.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::case::Case;
+use crate::script::{Outcome, Target, Verdict, mix, run};
+
+/// Time in which a target's program may be started again after a case.
+const RECOVERY: Duration = Duration::from_secs(15);
+
+/// A sane conversation counts for so long.
+const FRESH: Duration = Duration::from_secs(1);
+
+pub struct Instance<'a> {
+    pub case: &'a Case,
+    pub params: Vec<(String, String)>,
+}
+
+struct Suite<'a> {
+    target: &'a Target,
+    instances: &'a [Instance<'a>],
+    next: AtomicUsize,
+    conversations: AtomicU64,
+    /// When a conversation was last seen to work.
+    sane_at: Mutex<Option<Instant>>,
+    stopped: &'a AtomicBool,
+    dead_groups: Mutex<BTreeSet<String>>,
+}
+
+/// Runs all instances; `report` is called with each outcome as it comes.
+pub fn run_all(
+    target: &Target,
+    instances: &[Instance],
+    jobs: usize,
+    stopped: &AtomicBool,
+    report: &(dyn Fn(&Outcome) + Sync),
+) -> Vec<Outcome> {
+    let suite = Suite {
+        target,
+        instances,
+        next: AtomicUsize::new(0),
+        conversations: AtomicU64::new(0),
+        sane_at: Mutex::new(None),
+        stopped,
+        dead_groups: Mutex::default(),
+    };
+    let outcomes = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..jobs.max(1) {
+            scope.spawn(|| {
+                while let Some((index, outcome)) = suite.step() {
+                    report(&outcome);
+                    outcomes
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .push((index, outcome));
+                }
+            });
+        }
+    });
+    let mut outcomes = outcomes
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner);
+    outcomes.sort_by_key(|(index, _)| *index);
+    outcomes.into_iter().map(|(_, outcome)| outcome).collect()
+}
+
+impl Suite<'_> {
+    fn step(&self) -> Option<(usize, Outcome)> {
+        if self.stopped.load(Ordering::Relaxed) {
+            return None;
+        }
+        let index = self.next.fetch_add(1, Ordering::Relaxed);
+        let Instance { case, params } = self.instances.get(index)?;
+        if self.dead(case.group()) {
+            let mut outcome = Outcome::of(case, params);
+            outcome.worsen(
+                Verdict::Inconclusive,
+                "skipped: the target died in this group".into(),
+            );
+            return Some((index, outcome));
+        }
+        if let Err(reason) = self.sane(true) {
+            let mut outcome = Outcome::of(case, params);
+            outcome.worsen(
+                Verdict::Inconclusive,
+                format!("the target does not converse before the case: {reason}"),
+            );
+            self.bury(case.group());
+            return Some((index, outcome));
+        }
+        let mut outcome = run(self.target, case, params);
+        if let Err(reason) = self.sane(false) {
+            outcome.worsen(
+                Verdict::Dead,
+                format!("the target does not converse after the case: {reason}"),
+            );
+            self.bury(case.group());
+        }
+        Some((index, outcome))
+    }
+
+    fn dead(&self, group: &str) -> bool {
+        self.dead_groups
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .contains(group)
+    }
+
+    fn bury(&self, group: &str) {
+        self.dead_groups
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(group.to_owned());
+    }
+
+    /// Holds a sane conversation, and repeats it while the target's program may be starting again.
+    fn sane(&self, recent_counts: bool) -> Result<(), String> {
+        let last = *self.sane_at.lock().unwrap_or_else(PoisonError::into_inner);
+        if recent_counts && last.is_some_and(|at| at.elapsed() < FRESH) {
+            return Ok(());
+        }
+        let deadline = Instant::now() + RECOVERY;
+        loop {
+            let number = self.conversations.fetch_add(1, Ordering::Relaxed);
+            match self
+                .target
+                .sane(mix(self.target.seed, &format!("sane {number}")))
+            {
+                Ok(()) => {
+                    *self.sane_at.lock().unwrap_or_else(PoisonError::into_inner) =
+                        Some(Instant::now());
+                    return Ok(());
+                }
+                Err(reason)
+                    if Instant::now() > deadline || self.stopped.load(Ordering::Relaxed) =>
+                {
+                    return Err(reason);
+                }
+                Err(_) => std::thread::sleep(Duration::from_millis(100)),
+            }
+        }
+    }
+}

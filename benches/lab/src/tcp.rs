@@ -1,0 +1,499 @@
+//! Scripted TCP: each segment leaves when and as the case wants it. Received data is acknowledged and
+//! put in order; sent data is repeated until acknowledged, because a busy machine loses frames.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddrV4;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use etherparse::{IpNumber, Ipv4Header, TcpHeader, TcpOptionElement};
+
+use crate::link::{Mac, Received, Station};
+
+/// Time after which an unacknowledged segment is sent again.
+const RETRANSMIT: Duration = Duration::from_millis(400);
+
+/// Window announced to the peer.
+const WINDOW: u16 = 65_535;
+
+/// A line of the ladder.
+#[derive(Debug, Clone)]
+pub struct Line {
+    pub at: Instant,
+    pub from_lab: bool,
+    pub text: String,
+    /// The Ethernet frame; `None` for a decoded message.
+    pub frame: Option<Vec<u8>>,
+}
+
+/// Fields of a connection's SYN that a case can choose.
+#[derive(Debug, Clone, Default)]
+pub struct SynOptions {
+    pub isn: Option<u32>,
+    /// `None`: 1460; zero: no option.
+    pub mss: Option<u16>,
+    /// Payload of the third segment of the handshake.
+    pub with_ack: Vec<u8>,
+}
+
+/// Modifications of a single segment.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SegmentOptions {
+    pub no_push: bool,
+    pub bad_checksum: bool,
+    /// Added to the sequence number; such a segment is sent once.
+    pub offset: i64,
+}
+
+#[derive(Debug, Clone)]
+struct Unacked {
+    seq: u32,
+    fin: bool,
+    payload: Vec<u8>,
+    sent: Instant,
+}
+
+/// End of the peer's stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    Fin,
+    Reset,
+}
+
+pub struct Tcp {
+    station: Arc<Station>,
+    peer: SocketAddrV4,
+    peer_mac: Mac,
+    port: u16,
+    inbox: Receiver<Received>,
+    pub snd_nxt: u32,
+    pub snd_una: u32,
+    pub rcv_nxt: u32,
+    /// MSS option of the peer's SYN.
+    pub peer_mss: Option<u16>,
+    out_of_order: BTreeMap<u32, (Vec<u8>, bool)>,
+    /// Received in order and not taken yet.
+    pub data: Vec<u8>,
+    pub ending: Option<Ending>,
+    unacked: Vec<Unacked>,
+    /// Acknowledgements without data since the counter was reset.
+    pub pure_acks: u32,
+    pub closed: bool,
+    pub ladder: Vec<Line>,
+}
+
+fn later(a: u32, b: u32) -> bool {
+    (a.wrapping_sub(b) as i32) > 0
+}
+
+fn flags(header: &TcpHeader) -> String {
+    let set = [
+        (header.syn, "SYN"),
+        (header.fin, "FIN"),
+        (header.rst, "RST"),
+        (header.psh, "PSH"),
+        (header.ack, "ACK"),
+        (header.urg, "URG"),
+    ];
+    let set: Vec<_> = set.iter().filter(|f| f.0).map(|f| f.1).collect();
+    set.join(" ")
+}
+
+impl Tcp {
+    /// Connects to a listening peer.
+    pub fn connect(
+        station: &Arc<Station>,
+        peer: SocketAddrV4,
+        peer_mac: Mac,
+        isn: u32,
+        options: &SynOptions,
+        patience: Duration,
+    ) -> Result<Tcp> {
+        let port = station.port();
+        let (to, inbox) = channel();
+        station.attach(port, peer, to);
+        let isn = options.isn.unwrap_or(isn);
+        let mut tcp = Tcp::new(station, peer, peer_mac, port, inbox, isn);
+        let deadline = Instant::now() + patience;
+        let mss = options.mss.unwrap_or(1460);
+        loop {
+            if Instant::now() >= deadline {
+                bail!("{peer} does not answer a SYN");
+            }
+            tcp.send_syn(mss, false);
+            let again = (Instant::now() + RETRANSMIT).min(deadline);
+            while let Some(received) = tcp.receive(again) {
+                let header = &received.header;
+                if header.rst {
+                    bail!("{peer} refuses the connection with a RST");
+                }
+                if header.syn && header.ack && header.acknowledgment_number == isn.wrapping_add(1) {
+                    tcp.on_syn(&received);
+                    tcp.snd_nxt = isn.wrapping_add(1);
+                    tcp.snd_una = tcp.snd_nxt;
+                    if options.with_ack.is_empty() {
+                        tcp.send_ack();
+                    } else {
+                        tcp.send(&options.with_ack, SegmentOptions::default());
+                    }
+                    return Ok(tcp);
+                }
+            }
+        }
+    }
+
+    /// Answers the SYN of a peer and waits for the end of the handshake.
+    pub fn accept(
+        station: &Arc<Station>,
+        syn: &Received,
+        isn: u32,
+        patience: Duration,
+    ) -> Result<Tcp> {
+        let port = syn.header.destination_port;
+        let (to, inbox) = channel();
+        station.attach(port, syn.from, to);
+        let mut tcp = Tcp::new(station, syn.from, syn.from_mac, port, inbox, isn);
+        tcp.log(false, &syn.frame, &syn.header, syn.payload.len());
+        tcp.on_syn(syn);
+        let deadline = Instant::now() + patience;
+        while Instant::now() < deadline {
+            tcp.snd_nxt = isn;
+            tcp.send_syn(1460, true);
+            tcp.snd_nxt = isn.wrapping_add(1);
+            let again = (Instant::now() + RETRANSMIT).min(deadline);
+            while let Some(received) = tcp.receive(again) {
+                if received.header.rst {
+                    bail!("{} resets its own SYN", syn.from);
+                }
+                if received.header.ack && received.header.acknowledgment_number == tcp.snd_nxt {
+                    tcp.snd_una = tcp.snd_nxt;
+                    tcp.on_segment(received);
+                    return Ok(tcp);
+                }
+            }
+        }
+        bail!("{} does not end its handshake", syn.from)
+    }
+
+    fn new(
+        station: &Arc<Station>,
+        peer: SocketAddrV4,
+        peer_mac: Mac,
+        port: u16,
+        inbox: Receiver<Received>,
+        isn: u32,
+    ) -> Tcp {
+        Tcp {
+            station: station.clone(),
+            peer,
+            peer_mac,
+            port,
+            inbox,
+            snd_nxt: isn,
+            snd_una: isn,
+            rcv_nxt: 0,
+            peer_mss: None,
+            out_of_order: BTreeMap::new(),
+            data: Vec::new(),
+            ending: None,
+            unacked: Vec::new(),
+            pure_acks: 0,
+            closed: false,
+            ladder: Vec::new(),
+        }
+    }
+
+    fn header(&self) -> TcpHeader {
+        let mut header = TcpHeader::new(self.port, self.peer.port(), self.snd_nxt, WINDOW);
+        header.ack = true;
+        header.acknowledgment_number = self.rcv_nxt;
+        header
+    }
+
+    fn send_syn(&mut self, mss: u16, ack: bool) {
+        let mut header = self.header();
+        header.syn = true;
+        if !ack {
+            header.ack = false;
+            header.acknowledgment_number = 0;
+        }
+        if mss != 0 {
+            // One option of four octets always fits.
+            let _ = header.set_options(&[TcpOptionElement::MaximumSegmentSize(mss)]);
+        }
+        self.transmit(header, &[], false);
+    }
+
+    fn on_syn(&mut self, received: &Received) {
+        self.rcv_nxt = received.header.sequence_number.wrapping_add(1);
+        for option in received.header.options_iterator().flatten() {
+            if let TcpOptionElement::MaximumSegmentSize(mss) = option {
+                self.peer_mss = Some(mss);
+            }
+        }
+    }
+
+    fn transmit(&mut self, mut header: TcpHeader, payload: &[u8], bad_checksum: bool) {
+        let (source, destination) = (self.station.ip.octets(), self.peer.ip().octets());
+        let sum = header.calc_checksum_ipv4_raw(source, destination, payload);
+        header.checksum = sum.unwrap_or(0) ^ if bad_checksum { 0x0100 } else { 0 };
+        let mut octets = header.to_bytes().to_vec();
+        octets.extend(payload);
+        let frame = self
+            .station
+            .ipv4(self.peer_mac, *self.peer.ip(), IpNumber::TCP, &octets);
+        self.log(true, &frame, &header, payload.len());
+        self.station.send(&frame);
+    }
+
+    fn log(&mut self, from_lab: bool, frame: &[u8], header: &TcpHeader, length: usize) {
+        self.ladder.push(Line {
+            at: Instant::now(),
+            from_lab,
+            text: format!(
+                "TCP {} seq={} ack={} win={} len={length}",
+                flags(header),
+                header.sequence_number,
+                header.acknowledgment_number,
+                header.window_size
+            ),
+            frame: Some(frame.to_vec()),
+        });
+    }
+
+    /// Adds a decoded message to the ladder.
+    pub fn note(&mut self, from_lab: bool, text: String) {
+        self.ladder.push(Line {
+            at: Instant::now(),
+            from_lab,
+            text,
+            frame: None,
+        });
+    }
+
+    /// Sends one segment with data.
+    pub fn send(&mut self, payload: &[u8], options: SegmentOptions) {
+        let mut header = self.header();
+        header.psh = !options.no_push;
+        if options.offset != 0 {
+            header.sequence_number = header.sequence_number.wrapping_add(options.offset as u32);
+            self.transmit(header, payload, options.bad_checksum);
+            return;
+        }
+        let seq = self.snd_nxt;
+        self.transmit(header, payload, options.bad_checksum);
+        self.snd_nxt = seq.wrapping_add(payload.len() as u32);
+        let payload = payload.to_vec();
+        self.unacked.push(Unacked {
+            seq,
+            fin: false,
+            payload,
+            sent: Instant::now(),
+        });
+    }
+
+    /// Reserves sequence space for data that leaves later by [`Self::resend_unsent`].
+    pub fn send_later(&mut self, payload: &[u8]) {
+        let seq = self.snd_nxt;
+        self.snd_nxt = seq.wrapping_add(payload.len() as u32);
+        let payload = payload.to_vec();
+        self.unacked.push(Unacked {
+            seq,
+            fin: false,
+            payload,
+            sent: Instant::now(),
+        });
+    }
+
+    /// Sends all unacknowledged data from the oldest on.
+    pub fn resend(&mut self) {
+        for sent in self.unacked.clone() {
+            self.repeat(&sent);
+        }
+    }
+
+    fn repeat(&mut self, sent: &Unacked) {
+        let mut header = self.header();
+        header.sequence_number = sent.seq;
+        header.psh = true;
+        header.fin = sent.fin;
+        self.transmit(header, &sent.payload, false);
+    }
+
+    pub fn send_ack(&mut self) {
+        let header = self.header();
+        self.transmit(header, &[], false);
+    }
+
+    /// A probe of keepalive: the last octet before SND.NXT, or none.
+    pub fn send_keepalive(&mut self, length: usize) {
+        let mut header = self.header();
+        header.sequence_number = self.snd_nxt.wrapping_sub(1);
+        self.transmit(header, &vec![0; length], false);
+    }
+
+    pub fn send_fin(&mut self) {
+        let seq = self.snd_nxt;
+        let mut header = self.header();
+        header.fin = true;
+        self.transmit(header, &[], false);
+        self.snd_nxt = seq.wrapping_add(1);
+        self.closed = true;
+        self.unacked.push(Unacked {
+            seq,
+            fin: true,
+            payload: Vec::new(),
+            sent: Instant::now(),
+        });
+    }
+
+    /// A RST, `offset` beyond the octet that the peer expects.
+    pub fn send_reset(&mut self, offset: i64) {
+        let mut header = self.header();
+        header.rst = true;
+        header.sequence_number = self.snd_nxt.wrapping_add(offset as u32);
+        self.transmit(header, &[], false);
+        self.closed |= offset == 0;
+    }
+
+    /// A SYN within the connection.
+    pub fn send_stray_syn(&mut self, offset: i64) {
+        let mut header = self.header();
+        header.syn = true;
+        header.ack = false;
+        header.acknowledgment_number = 0;
+        header.sequence_number = self.snd_nxt.wrapping_add(offset as u32);
+        self.transmit(header, &[], false);
+    }
+
+    /// An ACK of data that the peer did not send.
+    pub fn send_ack_beyond(&mut self, offset: i64) {
+        let mut header = self.header();
+        header.acknowledgment_number = self.rcv_nxt.wrapping_add(offset as u32);
+        self.transmit(header, &[], false);
+    }
+
+    fn receive(&mut self, until: Instant) -> Option<Received> {
+        let left = until.saturating_duration_since(Instant::now());
+        match self.inbox.recv_timeout(left) {
+            Ok(received) => {
+                self.log(
+                    false,
+                    &received.frame,
+                    &received.header,
+                    received.payload.len(),
+                );
+                Some(received)
+            }
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
+        }
+    }
+
+    /// Handles one received segment, or the retransmission timer; false at `until`.
+    pub fn pump(&mut self, until: Instant) -> bool {
+        loop {
+            let oldest = self.unacked.iter().map(|u| u.sent).min();
+            let again = oldest.map_or(until, |sent| until.min(sent + RETRANSMIT));
+            if let Some(received) = self.receive(again) {
+                self.on_segment(received);
+                return true;
+            }
+            let now = Instant::now();
+            if now >= until {
+                return false;
+            }
+            for at in 0..self.unacked.len() {
+                if now >= self.unacked[at].sent + RETRANSMIT {
+                    self.unacked[at].sent = now;
+                    let sent = self.unacked[at].clone();
+                    self.repeat(&sent);
+                }
+            }
+        }
+    }
+
+    fn on_segment(&mut self, received: Received) {
+        let Received {
+            header, payload, ..
+        } = received;
+        if header.rst {
+            // Only an exact one ends the stream, as at any receiver (RFC 5961 section 3.2).
+            if header.sequence_number == self.rcv_nxt && self.ending != Some(Ending::Reset) {
+                self.ending = Some(Ending::Reset);
+                self.unacked.clear();
+            }
+            return;
+        }
+        if header.syn {
+            self.send_ack();
+            return;
+        }
+        if header.ack && later(header.acknowledgment_number, self.snd_una) {
+            self.snd_una = header.acknowledgment_number;
+            let una = self.snd_una;
+            self.unacked.retain(|u| {
+                let end = u
+                    .seq
+                    .wrapping_add(u.payload.len() as u32 + u32::from(u.fin));
+                later(end, una)
+            });
+        }
+        if payload.is_empty() && !header.fin {
+            self.pure_acks += 1;
+            // A keepalive probe is answered.
+            if later(self.rcv_nxt, header.sequence_number) {
+                self.send_ack();
+            }
+            return;
+        }
+        self.out_of_order
+            .insert(header.sequence_number, (payload, header.fin));
+        while let Some((&seq, _)) = self
+            .out_of_order
+            .iter()
+            .find(|(seq, _)| !later(**seq, self.rcv_nxt))
+        {
+            let Some((payload, fin)) = self.out_of_order.remove(&seq) else {
+                break;
+            };
+            let known = self.rcv_nxt.wrapping_sub(seq) as usize;
+            if known <= payload.len() {
+                self.data.extend(&payload[known..]);
+                self.rcv_nxt = seq.wrapping_add(payload.len() as u32);
+                if fin && self.ending.is_none() {
+                    self.rcv_nxt = self.rcv_nxt.wrapping_add(1);
+                    self.ending = Some(Ending::Fin);
+                }
+            }
+        }
+        self.send_ack();
+    }
+
+    /// Whether the peer acknowledged everything.
+    pub fn all_acked(&self) -> bool {
+        self.snd_una == self.snd_nxt
+    }
+
+    /// Header of the peer's last frame with data, for cases about IP.
+    pub fn last_ip(&self) -> Option<Ipv4Header> {
+        let line = self
+            .ladder
+            .iter()
+            .rev()
+            .find(|l| !l.from_lab && l.frame.is_some())?;
+        let (header, _) = Ipv4Header::from_slice(line.frame.as_ref()?.get(14..)?).ok()?;
+        Some(header)
+    }
+}
+
+impl Drop for Tcp {
+    fn drop(&mut self) {
+        let ended = self.ending == Some(Ending::Reset) || self.closed && self.ending.is_some();
+        if !ended {
+            self.send_reset(0);
+        }
+        self.station.detach(self.port, self.peer);
+    }
+}

@@ -1,0 +1,283 @@
+//! siwd as the target, on this machine: a network namespace of the run's own with a veth pair, siwd on one
+//! end and the lab on the other.
+//!
+//! Nothing outlives the run, even if it is killed: the namespaces vanish with their last process, the
+//! processes get a signal when the lab ends, and socket and configuration lie in a private tmpfs.
+
+use std::fs::File;
+use std::net::Ipv4Addr;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+
+use crate::script::Running;
+
+pub const LAB_INTERFACE: &str = "lab0";
+pub const LAB_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
+pub const SIWD_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+pub const PORT: u16 = 7174;
+
+/// Private to the run's mount namespace.
+const PRIVATE: &str = "/dev/shm";
+
+const CONFIG: &str = r#"
+[workers]
+idle = "adaptive"
+[control]
+socket = "/dev/shm/siwd.sock"
+[dpdk]
+hugepages = "never"
+buffers = 8192
+[[device]]
+name = "siw0"
+devargs = "net_af_packet0,iface=siwd0"
+mac = "02:00:00:77:00:01"
+addresses = ["10.77.0.1/24"]
+"#;
+
+/// Programs of siwd, and rping.
+#[derive(Debug, Clone)]
+pub struct Programs {
+    siwd: PathBuf,
+    folder: PathBuf,
+    has_rping: bool,
+}
+
+fn in_path(name: &str) -> Option<PathBuf> {
+    let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
+    path.split(':')
+        .map(|folder| Path::new(folder).join(name))
+        .find(|file| file.is_file())
+}
+
+impl Programs {
+    /// Finds siwd: as given, beside this program, or in `$PATH`; and the programs beside it.
+    pub fn find(given: Option<&Path>) -> Result<Programs> {
+        let beside = std::env::current_exe().ok().and_then(|exe| {
+            let folder = exe.parent()?;
+            [folder, folder.parent()?]
+                .map(|f| f.join("siwd"))
+                .into_iter()
+                .find(|f| f.is_file())
+        });
+        let siwd = match given {
+            Some(file) if file.is_file() => file.to_owned(),
+            Some(file) => bail!("{} does not exist", file.display()),
+            None => beside.or_else(|| in_path("siwd")).context(
+                "siwd is neither beside this program nor in $PATH; name it with --siwd FILE",
+            )?,
+        };
+        let siwd = siwd.canonicalize()?;
+        let folder = siwd.parent().unwrap_or(Path::new("/")).to_owned();
+        let has_rping = in_path("rping").is_some() && folder.join("siwrun").is_file();
+        if !has_rping && !folder.join("siw-ping").is_file() {
+            bail!(
+                "neither rping (rdmacm-utils) with siwrun, nor siw-ping is beside {}",
+                siwd.display()
+            );
+        }
+        for needed in ["ip", "ethtool", "setpriv"] {
+            if in_path(needed).is_none() {
+                bail!("{needed} is not installed (iproute2, ethtool, util-linux)");
+            }
+        }
+        Ok(Programs {
+            siwd,
+            folder,
+            has_rping,
+        })
+    }
+
+    fn rping(&self, args: &str, log: &Path) -> Result<Child> {
+        let (program, before): (_, &[&str]) = if self.has_rping {
+            (
+                "siwrun",
+                &[
+                    "--socket",
+                    "/dev/shm/siwd.sock",
+                    "--links",
+                    "/dev/shm/links",
+                    "rping",
+                ],
+            )
+        } else {
+            ("siw-ping", &["--socket", "/dev/shm/siwd.sock"])
+        };
+        let out = File::options().create(true).append(true).open(log)?;
+        let child = dying_with_the_lab("KILL", &self.folder.join(program))
+            .args(before)
+            .args(args.split_whitespace())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(out)
+            .process_group(0)
+            .spawn();
+        child.with_context(|| format!("cannot start {program}"))
+    }
+}
+
+fn dying_with_the_lab(signal: &str, program: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", signal]).arg(program);
+    command
+}
+
+/// Moves this process, which must have a single thread, into namespaces of its own.
+pub fn enter_namespaces() -> Result<()> {
+    if !nix::unistd::geteuid().is_root() {
+        bail!("--via siwd makes a network namespace with a veth pair: run it as root");
+    }
+    unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)
+        .context("cannot make namespaces (CAP_SYS_ADMIN is needed)")?;
+    let none = None::<&str>;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
+        .context("cannot make the mounts private")?;
+    mount(
+        Some("siw-lab"),
+        PRIVATE,
+        Some("tmpfs"),
+        MsFlags::MS_NOSUID,
+        Some("mode=755"),
+    )
+    .with_context(|| format!("cannot mount a private tmpfs on {PRIVATE}"))?;
+    run("ip", "link set lo up")?;
+    run(
+        "ip",
+        "link add lab0 mtu 1500 type veth peer name siwd0 mtu 1500",
+    )?;
+    for end in ["lab0", "siwd0"] {
+        run(
+            "ethtool",
+            &format!("-K {end} tso off gso off gro off rx off tx off"),
+        )?;
+        run("ip", &format!("link set {end} up arp off addrgenmode none"))?;
+    }
+    Ok(())
+}
+
+fn run(program: &str, args: &str) -> Result<()> {
+    let file = in_path(program).unwrap_or(program.into());
+    let out = Command::new(file)
+        .args(args.split(' '))
+        .output()
+        .with_context(|| format!("cannot run {program}"))?;
+    if !out.status.success() {
+        bail!(
+            "{program} {args}: {}",
+            String::from_utf8_lossy(&out.stderr).trim()
+        );
+    }
+    Ok(())
+}
+
+fn end_group(child: &mut Child) {
+    if matches!(child.try_wait(), Ok(None)) {
+        // A group whose leader was not reaped yet is this child's.
+        let _ = killpg(Pid::from_raw(child.id() as i32), Signal::SIGKILL);
+    }
+    let _ = child.wait();
+}
+
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        end_group(&mut self.0);
+    }
+}
+
+/// A running siwd with `rping -s -P` on it, started again whenever it ends.
+pub struct Siwd {
+    siwd: Child,
+    stop: Arc<AtomicBool>,
+    pub restarts: Arc<AtomicU32>,
+    supervisor: Option<JoinHandle<()>>,
+    pub log: PathBuf,
+}
+
+impl Siwd {
+    /// Starts everything; the namespaces were entered before.
+    pub fn start(programs: &Programs, output: &Path, extra: &str) -> Result<Siwd> {
+        let config = Path::new(PRIVATE).join("siwd.toml");
+        std::fs::write(&config, format!("{CONFIG}{extra}"))?;
+        let log = output.join("siwd.log");
+        let out = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
+        let siwd = dying_with_the_lab("TERM", &programs.siwd)
+            .arg("--config")
+            .arg(&config)
+            .stdin(Stdio::null())
+            .stdout(out.try_clone()?)
+            .stderr(out)
+            .spawn()
+            .context("cannot start siwd")?;
+        let mut started = Siwd {
+            siwd,
+            stop: Arc::default(),
+            restarts: Arc::default(),
+            supervisor: None,
+            log: log.clone(),
+        };
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !Path::new(PRIVATE).join("siwd.sock").exists() {
+            if let Some(status) = started.siwd.try_wait()? {
+                let said = std::fs::read_to_string(&log).unwrap_or_default();
+                bail!("siwd ended with {status}:\n{}", said.trim());
+            }
+            if Instant::now() > deadline {
+                bail!("siwd is not ready after 30 s; see {}", log.display());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let (stop, restarts) = (started.stop.clone(), started.restarts.clone());
+        let (programs, log) = (programs.clone(), output.join("rping.log"));
+        started.supervisor = Some(std::thread::spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                let Ok(child) = programs.rping(&format!("-s -P -a {SIWD_ADDRESS} -p {PORT}"), &log)
+                else {
+                    return;
+                };
+                let mut server = Ended(child);
+                while matches!(server.0.try_wait(), Ok(None)) && !stop.load(Ordering::Relaxed) {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                restarts.fetch_add(1, Ordering::Relaxed);
+            }
+        }));
+        Ok(started)
+    }
+
+    /// Whether siwd itself still runs.
+    pub fn runs(&mut self) -> bool {
+        matches!(self.siwd.try_wait(), Ok(None))
+    }
+}
+
+impl Drop for Siwd {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(supervisor) = self.supervisor.take() {
+            let _ = supervisor.join();
+        }
+        if self.runs() {
+            let _ = nix::sys::signal::kill(Pid::from_raw(self.siwd.id() as i32), Signal::SIGTERM);
+        }
+        let _ = self.siwd.wait();
+    }
+}
+
+/// Starts a client on siwd that connects to the lab.
+pub fn start_client(programs: &Programs, output: &Path, port: u16) -> Result<Running> {
+    let log = output.join("rping-client.log");
+    let child = programs.rping(&format!("-c -a {LAB_ADDRESS} -p {port} -C 1000"), &log)?;
+    Ok(Box::new(Ended(child)))
+}

@@ -1,0 +1,140 @@
+//! The parser of case files, and the case files.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use siw_lab::case::{built_in, parse};
+
+const HEAD: &str = "case X-1 \"title\"\nrfc 5041 7.1 MUST \"sentence\"\n";
+
+fn error(steps: &str) -> String {
+    parse("X-1.case", &format!("{HEAD}{steps}"))
+        .unwrap_err()
+        .to_string()
+}
+
+#[test]
+fn built_in_cases_are_right_and_unique() {
+    let cases = built_in().unwrap();
+    let ids: BTreeSet<_> = cases.iter().map(|c| &c.id).collect();
+    assert_eq!(ids.len(), cases.len());
+    for case in &cases {
+        let stem = Path::new(&case.file).file_stem().unwrap().to_str().unwrap();
+        assert_eq!(stem, case.id, "the file is named by its case");
+        assert_eq!(
+            Path::new(&case.file).parent().unwrap().to_str().unwrap(),
+            case.group()
+        );
+    }
+}
+
+#[test]
+fn errors_name_file_and_line() {
+    let expected = [
+        (
+            "send wrote\nwant close",
+            "X-1.case:3: send wrote is unknown",
+        ),
+        ("send write\nwant closed", "X-1.case:4: closed is unknown"),
+        (
+            "send write stag=$y\nwant close",
+            "X-1.case:3: variable $y is unknown",
+        ),
+        (
+            "send write stag=0xg\nwant close",
+            "X-1.case:3: 0xg is not a number",
+        ),
+        (
+            "send write tso=1\nwant close",
+            "X-1.case:3: field tso is unknown here",
+        ),
+        (
+            "send write to=1 to=2\nwant close",
+            "X-1.case:3: field to is given twice",
+        ),
+        (
+            "send write data=0xabc\nwant close",
+            "X-1.case:3: 0xabc: pairs of hexadecimal digits",
+        ),
+        (
+            "send write\nwant terminate 1/1",
+            "X-1.case:4: 1/1 is no code like 1/1/00",
+        ),
+        (
+            "send write\nwant close note bad",
+            "X-1.case:4: a quoted text belongs behind note",
+        ),
+        (
+            "also close",
+            "X-1.case:3: also belongs below a line with want or then",
+        ),
+        (
+            "role peer",
+            "X-1.case:3: expected: role responder, or role initiator",
+        ),
+        (
+            "start mpa",
+            "X-1.case:3: expected: start nothing, tcp, stream or region",
+        ),
+        ("param n in 5..2", "X-1.case:3: 5..2 is no range like 0..15"),
+        ("param n of 5", "X-1.case:3: expected: param NAME in VALUE"),
+        ("wait 5", "X-1.case:3: 5 is no time like"),
+        ("want reply ird~4", "X-1.case:3: ird~4 is no comparison"),
+        ("want close within=5", "X-1.case:3: 5 is no time like"),
+        ("remark \"open", "X-1.case:3: a quotation mark is missing"),
+        (
+            "send write",
+            "X-1.case:1: case X-1 lacks a line beginning with want",
+        ),
+        ("\n\n# comment\nfrob", "X-1.case:6: frob is unknown"),
+    ];
+    for (steps, text) in expected {
+        let got = error(steps);
+        assert!(got.starts_with(text), "{steps}: {got}");
+    }
+    assert!(
+        parse("f", "")
+            .unwrap_err()
+            .to_string()
+            .starts_with("f:1: no case")
+    );
+    assert!(
+        parse("f", "want close")
+            .unwrap_err()
+            .to_string()
+            .contains("f:1: the first line has to be")
+    );
+    assert!(
+        parse("f", "case A-1 \"t\"\nwant close")
+            .unwrap_err()
+            .to_string()
+            .contains("lacks a line beginning with rfc")
+    );
+    assert!(
+        parse("f", "case A-1 \"t\"\nrfc 1 2 WILL \"s\"")
+            .unwrap_err()
+            .to_string()
+            .contains("level WILL is unknown")
+    );
+}
+
+#[test]
+fn continued_lines_are_one() {
+    let case = parse(
+        "f",
+        &format!("{HEAD}send write\n  stag=1\n\tto=2\nwant close\n"),
+    )
+    .unwrap();
+    assert_eq!(case.steps.len(), 2);
+    assert_eq!(case.steps[0].source, "send write stag=1 to=2");
+}
+
+#[test]
+fn parameters_are_combined() {
+    let case = parse(
+        "f",
+        &format!("{HEAD}param a in 1 2\nparam b in 0..2\nwant close\n"),
+    )
+    .unwrap();
+    assert_eq!(case.instances().len(), 6);
+}
