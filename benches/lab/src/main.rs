@@ -137,8 +137,8 @@ struct Run {
     /// Decides sequence numbers, ports and data; random without it
     #[arg(long)]
     seed: Option<u64>,
-    /// Cases that run at once
-    #[arg(long, default_value_t = 4)]
+    /// Cases that run at once; rping refuses more than three connections that it has yet to accept
+    #[arg(long, default_value_t = 2)]
     jobs: usize,
     /// Seconds to wait for an answer
     #[arg(long, default_value_t = 10)]
