@@ -271,6 +271,12 @@ reserve_hugepages() {
     with_huge_users add "$1"
     HUGE_RESERVED=1
     free=$(<$HUGE/free_hugepages)
+    if [ "$free" -lt "$1" ] && [ -w /proc/sys/vm/compact_memory ]; then
+        # Cached files keep memory in small pieces.
+        echo 1 >/proc/sys/vm/compact_memory
+        with_huge_users add "$1"
+        free=$(<$HUGE/free_hugepages)
+    fi
     [ "$free" -ge "$1" ] || say "only $free of $1 hugepages are free: memory is fragmented or short"
 }
 restore_hugepages() {

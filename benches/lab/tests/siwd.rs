@@ -3,13 +3,31 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// siwd as cargo builds it for the workspace, or as `$SIW_LAB_SIWD` names it.
-fn siwd() -> Option<PathBuf> {
-    if let Some(named) = std::env::var_os("SIW_LAB_SIWD") {
-        return Some(named.into());
+/// siwd with the programs and libraries that the run needs, built with the profile of this test.
+fn siwd() -> PathBuf {
+    let folder = Path::new(env!("CARGO_BIN_EXE_siw-lab")).parent().unwrap();
+    let profile = match folder.file_name().and_then(|name| name.to_str()) {
+        Some("debug") | None => "dev",
+        Some(other) => other,
+    };
+    for target in [
+        ["siwd", "--bin", "siwd"],
+        ["siw-preload", "--lib", "--all-features"],
+        ["siw-mirror", "--lib", "--all-features"],
+        ["siw-verbs", "--lib", "--bins"],
+    ] {
+        let built = Command::new(env!("CARGO"))
+            .args(["build", "--quiet", "--profile", profile, "--package"])
+            .args(target)
+            .arg("--target-dir")
+            .arg(folder.parent().unwrap())
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&built.stderr);
+        assert!(built.status.success(), "{said}");
     }
-    let beside = Path::new(env!("CARGO_BIN_EXE_siw-lab")).with_file_name("siwd");
-    beside.is_file().then_some(beside)
+    folder.join("siwd")
 }
 
 #[test]
@@ -18,12 +36,7 @@ fn siwd_passes_the_smoke_profile_as_expected() {
         println!("\nskipped: namespaces and interfaces need root");
         return;
     }
-    let Some(siwd) = siwd() else {
-        println!(
-            "\nskipped: siwd is not built (cargo build -p siwd -p siw -p siw-verbs -p siw-mirror -p siw-preload)"
-        );
-        return;
-    };
+    let siwd = siwd();
     let output = tempfile::tempdir().unwrap();
     let peer = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/siwd.toml");
     let got = Command::new(env!("CARGO_BIN_EXE_siw-lab"))

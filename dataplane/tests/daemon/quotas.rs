@@ -248,13 +248,17 @@ fn helper_of_another_user() {
                     Ok(other) => panic!("{other:?}"),
                     Err(_) => {}
                 }
-                match server.cm.get_event(Some(PATIENCE)).unwrap() {
-                    CmEvent::ConnectRequest(request) => {
-                        request
-                            .accept(&accepted.qp, None, &ConnectOptions::default())
-                            .unwrap();
+                loop {
+                    match server.cm.get_event(Some(PATIENCE)).unwrap() {
+                        CmEvent::ConnectRequest(request) => {
+                            let accepted = &accepted.qp;
+                            request.accept(accepted, None, &options).unwrap();
+                            break;
+                        }
+                        // The accepted end of the connection before.
+                        CmEvent::Established(_) => {}
+                        other => panic!("{other:?}"),
                     }
-                    other => panic!("{other:?}"),
                 }
                 match end.cm.get_event(Some(PATIENCE)).unwrap() {
                     CmEvent::Established(_) => ends.push((end, accepted)),

@@ -476,8 +476,10 @@ fn storms_and_spoofs_of_arp_and_neighbour_discovery_are_counted_bounded_and_not_
     };
     let frames = (0..500).flat_map(|_| spoof("10.77.0.9").into_iter().chain(spoof(IP)));
     let back = r.attacker.flood(frames.collect::<Vec<_>>());
-    // Claims of the device's own address are not answered.
-    assert!(back.iter().all(|f| f[38..42] != [10, 77, 0, 1]));
+    // Claims of the device's own address are not answered one by one. The device announces its
+    // address at most every 10 s (RFC 5227 section 2.4 (c)).
+    let defences = back.iter().filter(|f| f[38..42] == [10, 77, 0, 1]).count();
+    assert!(defences <= 1, "{defences}");
     // Forwarded neighbour discovery (RFC 4861 section 7.1).
     let mut far = ends("fd77::9").solicit();
     far[21] = 254;

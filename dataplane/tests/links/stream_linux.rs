@@ -242,16 +242,29 @@ fn wait_until_full(s: &TcpStream) {
     assert!(last > 0);
 }
 
+/// Connects a socket of the kernel with a receive buffer that has its size from the beginning: if it
+/// shrinks later, the kernel drops segments in a window that it has announced.
+fn connect_with_buffer(size: usize) -> TcpStream {
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, connect, socket};
+    let s = socket(
+        AddressFamily::Inet,
+        SockType::Stream,
+        SockFlag::SOCK_CLOEXEC,
+        None,
+    )
+    .unwrap();
+    setsockopt(&s, sockopt::RcvBuf, &size).unwrap();
+    let to = std::net::SocketAddrV4::new(OURS.parse().unwrap(), 2000);
+    connect(std::os::fd::AsRawFd::as_raw_fd(&s), &SockaddrIn::from(to)).unwrap();
+    s.into()
+}
+
 #[test]
 fn a_shut_window_of_linux_is_probed_and_the_stream_goes_on_when_it_opens() {
     skip_if!(lacks());
     let (ns, bytes) = (network(1500), 8 * MIB);
     let e = Endpoint::start(&ns, &format!("--listen source:2000 --bytes {bytes}"));
-    let s = ns.run(|| {
-        let s = TcpStream::connect((OURS, 2000)).unwrap();
-        setsockopt(&s, sockopt::RcvBuf, &(64 << 10)).unwrap();
-        s
-    });
+    let s = ns.run(|| connect_with_buffer(64 << 10));
     patient(&s);
     wait_until_full(&s);
     read_pattern(&s, bytes);

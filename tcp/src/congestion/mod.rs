@@ -67,9 +67,6 @@ pub(crate) struct CongestionState {
     /// SND.NXT at the last reduction of the window. Marks and losses of data before it belong to the
     /// same congestion event, which reduces the window once (RFC 3168 section 6.1.2).
     reduced_to: SeqNr,
-    /// Data segments may be ECN-capable (RFC 3168 section 6.1.1): both ends have agreed by the first
-    /// SYNs. The condition to echo marks is weaker; see `ConnectionFlags::ECN`.
-    pub(crate) may_send_ect: bool,
 }
 
 impl CongestionState {
@@ -79,7 +76,6 @@ impl CongestionState {
             controller: Controller::new(which),
             validation: WindowValidation::NEW,
             reduced_to: SeqNr(0),
-            may_send_ect: false,
         }
     }
 

@@ -298,7 +298,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 .congestion
                 .on_probe_loss(&mut tcb.window, (&flight, &before), cx.now.0)
             {
-                self.announce_reduction();
+                self.announce_reduction(cx);
             }
         }
         let tcb = &mut self.tcb;
@@ -462,7 +462,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 .congestion
                 .on_recovery(&mut tcb.window, &mut recovery.reduction, &flight, entry)
             {
-                self.announce_reduction();
+                self.announce_reduction(cx);
             }
         }
         let tcb = &mut self.tcb;

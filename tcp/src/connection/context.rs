@@ -108,6 +108,11 @@ pub(crate) struct TcpContext<'a> {
 }
 
 impl TcpContext<'_> {
+    /// Returns true if data segments of a connection with ECN may be ECN-capable.
+    pub(crate) fn may_send_ect(&mut self) -> bool {
+        self.shared.side_table.fields_of(self.index).may_send_ect
+    }
+
     /// Reports `events` to the owner through `next_event`.
     #[inline]
     pub(crate) fn raise_event(&mut self, tcb: &mut Tcb, events: Events) {

@@ -118,8 +118,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// Announces a reduction of the window, for whatever reason: the next new segment carries CWR
     /// (RFC 3168 section 6.1.2).
     #[inline]
-    pub(crate) fn announce_reduction(&mut self) {
-        if self.tcb.has(ConnectionFlags::ECN) && self.congestion.may_send_ect {
+    pub(crate) fn announce_reduction(&mut self, cx: &mut TcpContext<'_>) {
+        if self.tcb.has(ConnectionFlags::ECN) && cx.may_send_ect() {
             self.tcb.flags |= ConnectionFlags::SEND_CWR;
         }
     }
@@ -128,7 +128,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// section 6.1.2, RFC 8257 section 3.3). The ACK acknowledges `newly` bytes.
     #[cold]
     fn reduce_for_mark(&mut self, cx: &mut TcpContext<'_>, newly: u32) {
-        self.announce_reduction();
+        self.announce_reduction(cx);
         let tcb = &mut self.tcb;
         // Any other phase has reduced the window already.
         if tcb.phase == RecoveryPhase::Open {

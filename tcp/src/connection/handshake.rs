@@ -4,9 +4,8 @@ use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
 use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
-use crate::config::StackConfig;
 use crate::connection::Connection;
-use crate::connection::context::TcpContext;
+use crate::connection::context::{SharedState, TcpContext};
 use crate::connection::input::SegmentVerdict;
 use crate::tcb::WindowScales;
 use crate::tcb::flags::ConnectionFlags;
@@ -28,7 +27,14 @@ const ANSWER: u8 = ACK | ECE;
 
 impl<B: RecvBuf, R> Connection<B, R> {
     /// Applies the sequence number, options and window of the peer's SYN.
-    pub(crate) fn apply_peer_syn(&mut self, seg: &Segment, config: &StackConfig, wscale: u8) {
+    pub(crate) fn apply_peer_syn(&mut self, cx: &mut TcpContext<'_>, seg: &Segment) {
+        let SharedState {
+            config,
+            recv_wscale,
+            side_table,
+            ..
+        } = &mut *cx.shared;
+        let wscale = *recv_wscale;
         let tcb = &mut self.tcb;
         tcb.rcv_nxt = seg.seq + 1;
         tcb.last_ack_sent = tcb.rcv_nxt;
@@ -51,7 +57,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         tcb.flags &= !(ConnectionFlags::TIMESTAMPS | ConnectionFlags::SACK | ConnectionFlags::ECN);
         if is_ecn_setup && config.wants_ecn() {
             tcb.flags |= ConnectionFlags::ECN;
-            self.congestion.may_send_ect = seg.flags & ACK == 0 || tcb.backoff == 0;
+            side_table.fields_of(cx.index).may_send_ect = seg.flags & ACK == 0 || tcb.backoff == 0;
         }
         if config.timestamps && seg.has_ts {
             tcb.flags |= ConnectionFlags::TIMESTAMPS;
@@ -102,7 +108,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if seg.flags & SYN == 0 {
             return SegmentVerdict::Done;
         }
-        self.apply_peer_syn(seg, &cx.shared.config, cx.shared.recv_wscale);
+        self.apply_peer_syn(cx, seg);
         if acked {
             if let Some(verdict) = self.on_established(cx, seg) {
                 return verdict;
@@ -133,7 +139,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// is then not measured (Karn).
     pub(crate) fn on_repeated_syn(&mut self, cx: &mut TcpContext<'_>, seg: &Segment) {
         // A peer that also sent a SYN without ECN gets no ECN-capable data (RFC 3168 section 6.1.1).
-        self.congestion.may_send_ect &= seg.flags & (ECE | CWR) == ASK;
+        let fields = cx.shared.side_table.fields_of(cx.index);
+        fields.may_send_ect &= seg.flags & (ECE | CWR) == ASK;
         let tcb = &mut self.tcb;
         let timeout = tcb
             .rtt

@@ -93,7 +93,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 .then(|| (timestamp_at(cx.now, self.timestamp_offset), tcb.ts_recent)),
             options: &[],
             payload: emss,
-            ect: ecn && self.congestion.may_send_ect,
+            ect: ecn && cx.may_send_ect(),
             tso: false,
         };
         let (n, mut meta) = self.template.meta(&fields);

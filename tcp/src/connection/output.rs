@@ -102,7 +102,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let mut ect = false;
         if tcb.has(ConnectionFlags::ECN) {
             // Retransmissions are not ECN-capable (RFC 3168 section 6.1.5).
-            ect = !again && segment.len > 0 && self.congestion.may_send_ect;
+            ect = !again && segment.len > 0 && cx.may_send_ect();
             flags |= if tcb.has(ConnectionFlags::SEND_ECE) {
                 ECE
             } else {

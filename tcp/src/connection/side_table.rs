@@ -50,6 +50,9 @@ pub(crate) struct SideFields {
     /// During an active open, a router reported that the peer is unreachable at the moment (RFC
     /// 9293 section 3.9.2.2).
     pub soft_error: bool,
+    /// Data segments may be ECN-capable (RFC 3168 section 6.1.1): both ends have agreed by the first
+    /// SYNs. The condition to echo marks is weaker; see `ConnectionFlags::ECN`.
+    pub may_send_ect: bool,
     /// Retransmission timeouts so far; the count saturates.
     pub timeouts: u16,
     /// The client and user that the connection is charged to, if its owner named them.

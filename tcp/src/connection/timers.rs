@@ -281,7 +281,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let flight = tcb.flight_state();
         self.congestion
             .after_timeout(&mut tcb.window, &flight, cx.now.0);
-        self.announce_reduction();
+        self.announce_reduction(cx);
         let tcb = &mut self.tcb;
         tcb.backoff = tcb.backoff.saturating_add(1);
         tcb.dup_acks = 0;

@@ -543,7 +543,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         conn.tcb.state = TcpState::SynReceived;
         conn.tcb.flags |=
             ConnectionFlags::PASSIVE | ConnectionFlags::IN_BACKLOG | ConnectionFlags::RELEASED;
-        conn.apply_peer_syn(seg, &self.shared.config, self.shared.recv_wscale);
+        conn.apply_peer_syn(&mut self.shared.context_of(index), seg);
         self.start_handshake(index, previous);
     }
 

@@ -159,7 +159,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let conn = &mut self.connections[index as usize];
         conn.listener = listener;
         conn.timestamp_offset = offset;
-        conn.apply_peer_syn(&syn, &self.shared.config, self.shared.recv_wscale);
+        conn.apply_peer_syn(&mut self.shared.context_of(index), &syn);
         let tcb = &mut conn.tcb;
         tcb.user = user;
         tcb.state = TcpState::SynReceived;
