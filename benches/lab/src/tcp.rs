@@ -294,7 +294,7 @@ impl Tcp {
         });
     }
 
-    /// Reserves sequence space for data that leaves later by [`Self::resend_unsent`].
+    /// Reserves sequence space for data that leaves later by [`Self::resend`].
     pub fn send_later(&mut self, payload: &[u8]) {
         let seq = self.snd_nxt;
         self.snd_nxt = seq.wrapping_add(payload.len() as u32);
