@@ -37,6 +37,24 @@ exec qemu-io -f raw "$@" "$url"
 
 #[test]
 fn a_disk_is_read_and_written_over_iser() {
+    check_disk("rdwr");
+}
+
+/// tgtd reads and writes its registered buffers by io_submit(2) with O_DIRECT.
+#[test]
+fn a_disk_is_read_and_written_over_iser_by_aio() {
+    use std::os::unix::fs::OpenOptionsExt;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut options = std::fs::File::options();
+    options.read(true).custom_flags(nix::libc::O_DIRECT);
+    match options.open(file.path()) {
+        Ok(_) => check_disk("aio"),
+        Err(error) => println!("skipped: O_DIRECT: {error}"),
+    }
+}
+
+/// Copies, overwrites and reads back a disk, of a type of tgtd's backing stores.
+fn check_disk(store: &str) {
     let programs = [
         ("tgtd", "tgt"),
         ("iscsi-inq", "libiscsi-bin"),
@@ -64,7 +82,10 @@ fn a_disk_is_read_and_written_over_iser() {
     let target = "--lld iser --mode target --tid 1 --op";
     administer(&daemon, &format!("{target} new -T {TARGET}"));
     let unit = "--lld iser --mode logicalunit --tid 1 --op new --lun 1";
-    administer(&daemon, &format!("{unit} -b {}", disk.display()));
+    administer(
+        &daemon,
+        &format!("{unit} --bstype {store} -b {}", disk.display()),
+    );
     // This version of tgtd requires both the initiator's address and its name.
     administer(&daemon, &format!("{target} bind -I ALL"));
     for name in [INITIATOR, QEMU] {
