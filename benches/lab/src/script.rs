@@ -465,7 +465,7 @@ impl Script<'_> {
         };
         let tcp = &mut self.stream()?.tcp;
         if has("later") {
-            tcp.send_later(&all);
+            tcp.add_unacked(&all);
             return Ok(());
         }
         let pieces: Vec<&[u8]> = match cut {

@@ -282,20 +282,12 @@ impl Tcp {
             self.transmit(header, payload, options.bad_checksum);
             return;
         }
-        let seq = self.snd_nxt;
         self.transmit(header, payload, options.bad_checksum);
-        self.snd_nxt = seq.wrapping_add(payload.len() as u32);
-        let payload = payload.to_vec();
-        self.unacked.push(Unacked {
-            seq,
-            fin: false,
-            payload,
-            sent: Instant::now(),
-        });
+        self.add_unacked(payload);
     }
 
-    /// Reserves sequence space for data that leaves later by [`Self::resend`].
-    pub fn send_later(&mut self, payload: &[u8]) {
+    /// Adds data to those that [`Self::resend`] sends, and takes their sequence numbers.
+    pub fn add_unacked(&mut self, payload: &[u8]) {
         let seq = self.snd_nxt;
         self.snd_nxt = seq.wrapping_add(payload.len() as u32);
         let payload = payload.to_vec();
