@@ -209,8 +209,11 @@ fn other_user(d: &Daemon, task: &str, gid: u32) -> Option<Child> {
 
 /// The output of the other user's process.
 fn said_by(child: &mut Child) -> String {
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut reader = BufReader::new(child.stdout.take().unwrap());
+    let mut lines = reader.by_ref().lines();
     let found = lines.find_map(|line| Some(line.ok()?.strip_prefix("said: ")?.to_owned()));
+    // Kept open, because the process prints more before it ends.
+    child.stdout = Some(reader.into_inner());
     found.expect("the other user's process failed")
 }
 

@@ -175,7 +175,12 @@ fn a_super_segment_of_long_segments_is_no_longer_than_a_packet() {
         let (a, b) = (end(&siwd), end(&siwd));
         connect(&a, &b, "siw1", "10.77.0.2:0".parse().unwrap());
         exchange(&a, &b);
-        assert_eq!(siwd.tcp_counter("retrans_segs"), 0, "{mtu}");
+        // A pair does not lose frames. When the worker gets no processor time for a while, TCP sends
+        // a probe or times out though nothing was lost.
+        let again = siwd.tcp_counter("retrans_segs");
+        let timers = siwd.tcp_counter("tlp_probes") + siwd.tcp_counter("timeouts");
+        assert!(again <= 2 * timers, "{mtu}: {again}, {timers} timers");
+        assert_eq!(siwd.tcp_counter("lost_retransmit"), 0, "{mtu}");
         drop((a, b));
         assert!(siwd.stop().success());
         judge(&file);
