@@ -13,6 +13,7 @@ mod libfabric_programs;
 mod mirrored_addresses;
 mod mooncake_engine;
 mod preloaded_sockets;
+mod private_daemon;
 mod pyverbs_suite;
 mod rdmacm_programs;
 mod rsockets;

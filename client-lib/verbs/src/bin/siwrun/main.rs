@@ -1,11 +1,14 @@
 //! `siwrun PROGRAM ARGS...` runs an RDMA program on siwd: it places the drop-in libibverbs and
 //! librdmacm before those of the system, and executes the program. `siwrun doctor PROGRAM` only
-//! reports what will not work, and `siwrun --self-test` checks what siwd advertises.
+//! reports what will not work, and `siwrun --self-test` checks what siwd advertises. With
+//! `--private` the program gets a siwd of its own.
 
 mod doctor;
+mod private;
 mod self_test;
 
 use clap::Parser;
+use private::PrivateDaemon;
 use std::ffi::OsString;
 use std::fs::DirBuilder;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -47,6 +50,17 @@ struct Arguments {
     /// one: some wait for data that a WRITE of their peer brings, and a WRITE raises no event.
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..))]
     wake_after: Option<u32>,
+    /// Starts a siwd for this program alone, and stops it when the program ends: the embedded
+    /// loopback (siw0 10.77.0.1, siw1 10.77.0.2), without privileges and hugepages. Its warnings and
+    /// errors are shown if the program fails.
+    #[arg(long, conflicts_with_all = ["socket", "print_links", "self_test"])]
+    private: bool,
+    /// Configuration file of the private siwd.
+    #[arg(long, value_name = "FILE", requires = "private")]
+    config: Option<PathBuf>,
+    /// The program siwd; by default in the folder of siwrun, else in $PATH.
+    #[arg(long, value_name = "PATH", requires = "private")]
+    siwd: Option<PathBuf>,
     /// Only creates the links and prints their folder, for LD_LIBRARY_PATH; its subfolder pkgconfig
     /// is for PKG_CONFIG_PATH, to compile against them.
     #[arg(long)]
@@ -301,6 +315,14 @@ fn run() -> Result<ExitCode, String> {
     }
     if arguments.verbose {
         command.env("SIW_VERBS_LOG", "1");
+    }
+    if arguments.private {
+        let started = PrivateDaemon::start(arguments.siwd, arguments.config);
+        let daemon = started.map_err(|error| error.to_string())?;
+        command.env("SIWD_SOCKET", daemon.socket());
+        return daemon
+            .run_program(command)
+            .map_err(|error| error.to_string());
     }
     let error = command.exec();
     Err(format!(
