@@ -102,7 +102,7 @@ fn is_ours(mapping: &Mapping) -> bool {
     mapping.shared && mapping.file.is_some_and(is_remapped_file)
 }
 
-fn open_maps() -> Result<File, Errno> {
+pub(super) fn open_maps() -> Result<File, Errno> {
     use rustix::fs::{Mode, OFlags};
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     rustix::fs::open(c"/proc/self/maps", flags, Mode::empty()).map(File::from)

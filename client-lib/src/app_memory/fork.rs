@@ -1,20 +1,42 @@
 //! fork(2): remapped pages are shared with the daemon, so a child would share them too, and its
-//! writes would appear in its parent. Therefore the child gets private copies in their place before
-//! fork() returns in either process, as if the pages had stayed private. The child may use all its
-//! memory regardless of the parent's registrations (`IBV_FORK_UNNEEDED`), and may end in any way. A
-//! child cannot use the contexts of its parent: their calls fail in it.
+//! writes would appear in its parent. Therefore the child gets private copies in their place, as if
+//! the pages had stayed private. The child may use all its memory regardless of the parent's
+//! registrations (`IBV_FORK_UNNEEDED`), and may end in any way. A child cannot use the contexts of
+//! its parent: their calls fail in it.
+//!
+//! ```text
+//! before   no registration begins or ends, and the system call is trapped (super::clone_trap)
+//! clone    the child replaces the mappings; its parent's thread waits inside the system call, so
+//!          it still holds the locks of the allocator and of handlers of pthread_atfork(3)
+//! after    both return from fork()
+//! ```
+//! Other threads of the parent go on meanwhile, as with pages that the kernel has pinned. Data that
+//! they change without a lock that fork() or the program's handlers hold may be newer in registered
+//! memory than elsewhere; POSIX lets a child of a program with threads use no such data.
+//!
+//! Where the system call cannot be trapped (kernels before 5.11, other processors than x86-64,
+//! seccomp filters), the child copies in a handler of pthread_atfork(3). Then glibc has released the
+//! locks of malloc(3), so that a child which allocates memory may find the heap damaged if other
+//! threads of its parent allocated during the copy; and threads whose stack is registered must not
+//! fork.
 //!
 //! A child of vfork(2), posix_spawn(3) or clone(2) with CLONE_VM runs on its parent's memory
 //! anyway, so no copies are made; neither are they for programs that call clone(2) directly.
 
-use std::cell::RefCell;
-use std::os::fd::{AsFd, OwnedFd};
+use std::cell::Cell;
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, RawFd};
+use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{MutexGuard, Once};
 
+use rustix::io::Errno;
+
+use super::calls::{MAPPINGS, open_maps};
+#[cfg(target_arch = "x86_64")]
+use super::clone_trap::CloneTrap;
 use super::descriptors::{self, RemappedFile, RemappedFiles};
 use super::restore::{SharedPages, give_back_alone};
-use super::vma::{Vma, list_vmas};
+use super::vma::{Mapping, for_each_mapping};
 use crate::locking::lock_unpoisoned;
 
 /// Number of forks between the first process and this one.
@@ -28,17 +50,17 @@ pub(crate) fn process_generation() -> u32 {
 
 /// State held by the forking thread: it blocks remapping, and passes the locks to the child.
 struct ForkUnderWay {
-    _one_at_a_time: MutexGuard<'static, ()>,
+    trap: Cell<Option<CloneTrap>>,
+    /// The child has its copies.
+    is_copied: Cell<bool>,
+    pipe: Option<Pipe>,
     files: RemappedFiles,
-    /// Mappings of `files`, listed before the fork: until the child has its copies, its allocations
-    /// would change its parent's heap.
-    mappings: Vec<Vma>,
-    /// The child closes its end when it has its copies.
-    pipe: Option<(OwnedFd, OwnedFd)>,
+    _one_at_a_time: MutexGuard<'static, ()>,
 }
 
 thread_local! {
-    static UNDER_WAY: RefCell<Option<ForkUnderWay>> = const { RefCell::new(None) };
+    /// The fork of this thread, made by [`Box::into_raw`].
+    static UNDER_WAY: Cell<*mut ForkUnderWay> = const { Cell::new(null_mut()) };
 }
 
 /// Installs the fork handlers.
@@ -60,70 +82,148 @@ pub(crate) fn watch_forks() {
 extern "C" fn before_fork() {
     let one_at_a_time = lock_unpoisoned(&super::ONE_AT_A_TIME);
     let files = descriptors::lock_files();
-    // Without a pipe the child copies while its parent continues.
-    let pipe = (!files.is_empty())
-        .then(|| rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).ok())
-        .flatten();
-    let is_remapped = |vma: &Vma| vma.shared && files.iter().any(|file| Some(file.id) == vma.file);
-    let mappings = match files.is_empty() {
-        true => Vec::new(),
-        false => list_vmas(&(0..usize::MAX)).unwrap_or_default(),
-    };
-    let mappings = mappings.into_iter().filter(is_remapped).collect();
-    let under_way = ForkUnderWay {
-        _one_at_a_time: one_at_a_time,
+    let has_files = !files.is_empty();
+    let under_way = Box::into_raw(Box::new(ForkUnderWay {
+        trap: Cell::new(None),
+        // Without a pipe the child copies while its parent continues.
+        pipe: has_files.then(Pipe::open).flatten(),
+        is_copied: Cell::new(!has_files),
         files,
-        mappings,
-        pipe,
-    };
-    // The variable no longer exists in threads that are exiting; they do not fork.
-    let _ = UNDER_WAY.try_with(|place| place.borrow_mut().replace(under_way));
+        _one_at_a_time: one_at_a_time,
+    }));
+    UNDER_WAY.set(under_way);
+    if has_files {
+        // SAFETY: it is freed when its trap has been dropped. `copy_around` keeps to the rules.
+        unsafe {
+            let trap = CloneTrap::arm(copy_around, under_way);
+            (*under_way).trap.set(trap);
+        }
+    }
 }
 
-fn take_under_way() -> Option<ForkUnderWay> {
-    UNDER_WAY.try_with(|place| place.borrow_mut().take()).ok()?
+/// Makes the system call that forks; returns its result in the parent when the child has its copies.
+fn copy_around(under_way: &ForkUnderWay, fork: &mut dyn FnMut() -> isize) -> isize {
+    // Other threads are not in the middle of mremap(2) of several mappings.
+    let _held = MAPPINGS.lock();
+    let result = fork();
+    if result == 0 {
+        under_way.copy_in_child();
+    } else {
+        under_way.wait_in_parent();
+    }
+    result
+}
+
+fn take_under_way() -> Option<Box<ForkUnderWay>> {
+    let under_way = UNDER_WAY.replace(null_mut());
+    // SAFETY: from `Box::into_raw`, and taken once.
+    (!under_way.is_null()).then(|| unsafe { Box::from_raw(under_way) })
 }
 
 extern "C" fn after_in_parent() {
-    let Some(under_way) = take_under_way() else {
-        return;
-    };
-    if let Some((read, write)) = under_way.pipe {
-        drop(write);
-        let mut byte = [0];
-        // Reads the end of the file when the child closes it or ends.
-        while rustix::io::read(&read, &mut byte) == Err(rustix::io::Errno::INTR) {}
+    if let Some(under_way) = take_under_way() {
+        drop(under_way.trap.take());
+        under_way.wait_in_parent();
     }
 }
 
 extern "C" fn after_in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
-    super::calls::MAPPINGS.reset_in_child();
-    let Some(under_way) = take_under_way() else {
-        return;
-    };
-    // No allocation or deallocation until all mappings are copied.
-    for vma in &under_way.mappings {
-        let found = under_way
-            .files
-            .iter()
-            .find(|file| Some(file.id) == vma.file);
-        if let Some(file) = found {
-            copy_mapping(vma, file);
+    MAPPINGS.reset_in_child();
+    if let Some(under_way) = take_under_way() {
+        drop(under_way.trap.take());
+        under_way.copy_in_child();
+    }
+}
+
+impl ForkUnderWay {
+    /// Waits until the child has its copies, or has ended, unless it is known to have them.
+    fn wait_in_parent(&self) {
+        if let Some(pipe) = &self.pipe
+            && !self.is_copied.get()
+        {
+            pipe.wait();
+        }
+        self.is_copied.set(true);
+    }
+
+    /// Replaces the mappings of the daemon's files by private copies, unless that has been done.
+    /// Until then memory is shared with the parent: nothing is written but the stack.
+    fn copy_in_child(&self) {
+        if self.is_copied.get() {
+            return;
+        }
+        if let Some(pipe) = &self.pipe {
+            // Frees a descriptor for the list of mappings.
+            close(pipe.read);
+        }
+        // Where /proc is not mounted nothing has been remapped.
+        if let Ok(maps) = open_maps() {
+            let _ = for_each_mapping(&maps, |mapping| self.copy_mapping(mapping));
+            close(maps.into_raw_fd());
+        }
+        if let Some(pipe) = &self.pipe {
+            close(pipe.write);
+        }
+        self.is_copied.set(true);
+    }
+
+    fn copy_mapping(&self, mapping: &Mapping) {
+        let is_its_file = |file: &&RemappedFile| mapping.shared && Some(file.id) == mapping.file;
+        if let Some(file) = self.files.iter().find(is_its_file) {
+            let pages = SharedPages {
+                pages: mapping.range.clone(),
+                file: file.fd.as_fd(),
+                id: file.id,
+                offset: mapping.offset,
+                prot: mapping.prot(),
+                neighbours: [None; 2],
+            };
+            // Without memory the child keeps sharing the pages.
+            let _ = give_back_alone(&pages);
         }
     }
 }
 
-/// Replaces a mapping by a private copy.
-fn copy_mapping(vma: &Vma, file: &RemappedFile) {
-    let pages = SharedPages {
-        pages: vma.range.clone(),
-        file: file.fd.as_fd(),
-        id: file.id,
-        offset: vma.offset,
-        prot: vma.prot(),
-        neighbours: [None; 2],
-    };
-    // Without memory the child keeps sharing the pages.
-    let _ = give_back_alone(&pages);
+/// A pipe whose writing end the child closes when it has its copies.
+struct Pipe {
+    read: RawFd,
+    write: RawFd,
+}
+
+impl Pipe {
+    fn open() -> Option<Pipe> {
+        let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).ok()?;
+        Some(Pipe {
+            read: read.into_raw_fd(),
+            write: write.into_raw_fd(),
+        })
+    }
+
+    /// Waits until no process has the writing end; closes the pipe.
+    fn wait(&self) {
+        close(self.write);
+        let mut byte = [0];
+        // SAFETY: open until it is closed below.
+        let read = unsafe { BorrowedFd::borrow_raw(self.read) };
+        while rustix::io::read(read, &mut byte) == Err(Errno::INTR) {}
+        close(self.read);
+    }
+}
+
+/// Closes a descriptor without the C library, whose function the preloaded library overrides.
+fn close(fd: RawFd) {
+    // SAFETY: the caller owns the descriptor, and does not use it again.
+    unsafe { rustix::io::close(fd) };
+}
+
+/// There is no way to trap the system call.
+#[cfg(not(target_arch = "x86_64"))]
+struct CloneTrap;
+
+#[cfg(not(target_arch = "x86_64"))]
+impl CloneTrap {
+    unsafe fn arm<T>(_: fn(&T, &mut dyn FnMut() -> isize) -> isize, _: *const T) -> Option<Self> {
+        None
+    }
 }

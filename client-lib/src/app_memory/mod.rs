@@ -13,6 +13,8 @@
 //! is.
 
 pub mod calls;
+#[cfg(target_arch = "x86_64")]
+mod clone_trap;
 mod descriptors;
 mod fork;
 mod pages;

@@ -285,20 +285,40 @@ fn give_back_protected(uffd: &OwnedFd, part: &SharedPages<'_>) -> Result<(), Err
 }
 
 /// Gives pages back in a process without other threads: nothing has to block. Allocates no memory.
+/// After an error the file is mapped.
 pub(super) fn give_back_alone(part: &SharedPages<'_>) -> Result<(), Errno> {
-    let view = View::map(part)?;
     let (start, len) = (part.pages.start as *mut c_void, part.pages.len());
-    let (prot, flags) = (
-        ProtFlags::READ | ProtFlags::WRITE,
-        MapFlags::PRIVATE | MapFlags::FIXED,
-    );
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    let flags = MapFlags::PRIVATE | MapFlags::FIXED;
     // SAFETY: this thread, the only one, uses no memory but its stack until the content is back.
-    unsafe {
+    let given = unsafe {
         rustix::mm::mmap_anonymous(start, len, prot, flags)?;
-        view.copy_to(start);
-        if part.prot != prot {
+        read_pages(part).and_then(|()| {
             let prot = MprotectFlags::from_bits_retain(part.prot.bits());
-            rustix::mm::mprotect(start, len, prot)?;
+            rustix::mm::mprotect(start, len, prot)
+        })
+    };
+    if given.is_err() {
+        map_file(&part.pages, part.file, part.offset, part.prot)?;
+    }
+    given
+}
+
+/// Reads the file's pages by a system call: a copy through a mapping takes two faults for each page.
+///
+/// # Safety
+/// The pages are writable memory that no other thread uses.
+unsafe fn read_pages(part: &SharedPages<'_>) -> Result<(), Errno> {
+    let mut done = 0;
+    while done < part.pages.len() {
+        let to = (part.pages.start + done) as *mut u8;
+        // SAFETY: the caller's promise. The bytes are only handed to the kernel.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(to, part.pages.len() - done) };
+        match rustix::io::pread(part.file, bytes, part.offset + done as u64) {
+            Ok(0) => return Err(Errno::IO),
+            Ok(read) => done += read,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
         }
     }
     Ok(())

@@ -1,10 +1,10 @@
 //! Mappings of this process, from PROCMAP_QUERY (proc_pid_maps(5), Linux 6.11), which finds one
-//! mapping without reading all, or else from the text of /proc/self/maps. [`find_mapping`] allocates
-//! no memory.
+//! mapping without reading all, or else from the text of /proc/self/maps. [`find_mapping`] and
+//! [`for_each_mapping`] allocate no memory.
 
 use std::fs::File;
 use std::io;
-use std::ops::{Deref, Range};
+use std::ops::{ControlFlow, Deref, Range};
 use std::os::fd::AsFd;
 
 use rustix::io::Errno;
@@ -173,14 +173,51 @@ pub(super) fn find_mapping(maps: &File, address: usize) -> Result<Option<Mapping
     }
 }
 
-/// [`find_mapping`] in the text of /proc/self/maps, without allocating memory.
+/// Calls a function for each mapping; it may change the mapping that it is called for. `maps` is
+/// /proc/self/maps, opened by this process.
+pub(super) fn for_each_mapping(maps: &File, mut call: impl FnMut(&Mapping)) -> Result<(), Errno> {
+    let mut at = 0;
+    loop {
+        let mut name = [0; NAME_LEN];
+        match query_mapping(maps, at, &mut name) {
+            Ok(Some((mapping, _))) => {
+                call(&mapping);
+                at = mapping.range.end;
+            }
+            Ok(None) => return Ok(()),
+            Err(_) => break,
+        }
+    }
+    let call = |mapping: Mapping| {
+        if mapping.range.start >= at {
+            call(&mapping);
+        }
+        ControlFlow::<()>::Continue(())
+    };
+    scan_text(maps, call).map(|_| ())
+}
+
+/// [`find_mapping`] in the text of /proc/self/maps.
 fn find_in_text(maps: impl AsFd, address: usize) -> Result<Option<Mapping>, Errno> {
+    let found = scan_text(maps, |mapping| match mapping.range.end > address {
+        true => ControlFlow::Break(mapping),
+        false => ControlFlow::Continue(()),
+    })?;
+    Ok(found.break_value())
+}
+
+/// Calls a function for each mapping in the text of /proc/self/maps until it breaks. Allocates no
+/// memory.
+fn scan_text<B>(
+    maps: impl AsFd,
+    mut call: impl FnMut(Mapping) -> ControlFlow<B>,
+) -> Result<ControlFlow<B>, Errno> {
     // A line has a path, and at most 100 characters before it.
     let mut buffer = [0u8; NAME_LEN + 4096];
     let (mut filled, mut position) = (0, 0);
     loop {
         let count = match rustix::io::pread(&maps, &mut buffer[filled..], position) {
-            Ok(0) => return Ok(None),
+            Ok(0) => return Ok(ControlFlow::Continue(())),
             Ok(count) => count,
             Err(Errno::INTR) => continue,
             Err(error) => return Err(error),
@@ -195,8 +232,8 @@ fn find_in_text(maps: impl AsFd, address: usize) -> Result<Option<Mapping>, Errn
                 Err(error) => std::str::from_utf8(&line[..error.valid_up_to()]).unwrap_or(""),
             };
             let (mapping, _) = parse_line(text).ok_or(Errno::INVAL)?;
-            if mapping.range.end > address {
-                return Ok(Some(mapping));
+            if let ControlFlow::Break(value) = call(mapping) {
+                return Ok(ControlFlow::Break(value));
             }
             start += len + 1;
         }
@@ -317,6 +354,9 @@ mod tests {
             let found = find_in_text(&maps, address).expect("the format of proc_pid_maps(5)");
             assert_eq!(found.as_ref(), Some(&*parsed[0]));
             assert_eq!(find_mapping(&maps, address), Ok(found));
+            let mut all = Vec::new();
+            for_each_mapping(&maps, |mapping| all.push(mapping.clone())).expect("/proc");
+            assert!(all.contains(&parsed[0]));
         }
     }
 

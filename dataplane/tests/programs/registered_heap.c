@@ -25,7 +25,7 @@
 #include <sys/wait.h>
 #include <time.h>
 
-enum { PAGE = 4096, THREADS = 4, SLOTS = 48, REGIONS = 2, EXCHANGED = 16, FILE_PAGES = 64 };
+enum { FORK_INTERVAL = 16, PAGE = 4096, THREADS = 4, SLOTS = 48, REGIONS = 2, EXCHANGED = 16, FILE_PAGES = 64 };
 enum { RIGHTS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE };
 
 struct block {
@@ -260,16 +260,12 @@ static void hand_over(struct worker *worker, struct block *block)
 		check(block, block->length, "of another thread");
 }
 
-/* A child has all memory of its parent, and what it writes stays its own. Only with FORKS set: while
- * other threads use the allocator, a child's copy of registered pages can have its state in pieces,
- * which glibc finds ("corrupted unsorted chunks"). Not yet mended. */
+/* A child has all memory of its parent and a working allocator, and what it writes stays its own. */
 static void make_child(struct worker *worker)
 {
 	pid_t child;
 	int status, i;
 
-	if (!getenv("FORKS"))
-		return;
 	child = fork();
 	expect(child >= 0, "fork");
 	if (!child) {
@@ -280,6 +276,16 @@ static void make_child(struct worker *worker)
 				continue;
 			check(block, block->length, "in a child");
 			fill(block, ~block->seed);
+		}
+		for (i = 0; i < SLOTS; i++) {
+			struct block block = { 0 };
+
+			make(worker, &block);
+			check(&block, block.length, "made in a child");
+			if (block.is_mapping)
+				munmap(block.bytes, block.length);
+			else if (i % 2)
+				free(block.bytes);
 		}
 		_exit(0);
 	}
@@ -303,7 +309,7 @@ static void *work(void *argument)
 		struct block *block = &worker->blocks[draw(worker) % SLOTS];
 		unsigned step = draw(worker) % 32;
 
-		if (i % 1024 == 1023)
+		if (i % FORK_INTERVAL == FORK_INTERVAL - 1)
 			make_child(worker);
 		if (!block->bytes) {
 			make(worker, block);

@@ -5,9 +5,14 @@
  *
  * A child sees its parent's memory as it was at the fork, and its own writes stay private. It ends by
  * exit(3), which runs the exit handlers of its parent's libraries, or executes another program. The peer
- * writes to the parent's regions before the child exists, while it exists, and after its end.
+ * writes to the parent's regions before the child exists, while it exists, and after its end. A thread whose
+ * stack is registered forks, too.
  */
+#define _GNU_SOURCE
 #include "connect.h"
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 
 #define LENGTH 20000
@@ -82,6 +87,52 @@ static void be_child(char *target, char *source, char *beside, int way)
 	_exit(way == 0 ? 0 : 1);
 }
 
+static pthread_barrier_t registered;
+
+/* Forks on a registered stack: parent and child use it at once, and have their own thread ids. */
+static void *fork_on_stack(void *unused)
+{
+	volatile int local = 1;
+	pid_t child;
+	int round, status;
+
+	pthread_barrier_wait(&registered);
+	for (round = 0; round < 100; round++) {
+		sigset_t before, after;
+
+		expect(!pthread_sigmask(SIG_BLOCK, NULL, &before), "the mask");
+		child = fork();
+		expect(child >= 0, "fork on a registered stack");
+		expect(!pthread_sigmask(SIG_BLOCK, NULL, &after), "the mask");
+		expect(!memcmp(&before, &after, sizeof(before)), "the mask stays");
+		if (!child) {
+			local = 2;
+			_exit(raise(0) || local != 2);
+		}
+		local = 3;
+		expect(waitpid(child, &status, 0) == child && !status, "the child of a thread");
+		expect(local == 3 && !pthread_kill(pthread_self(), 0), "the thread goes on");
+	}
+	return unused;
+}
+
+static void register_stack(void)
+{
+	size_t length = 1 << 20;
+	void *stack = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct ibv_mr *mr;
+	pthread_attr_t attr;
+	pthread_t thread;
+
+	expect(stack != MAP_FAILED && !pthread_attr_init(&attr) && !pthread_barrier_init(&registered, NULL, 2) &&
+	       !pthread_attr_setstack(&attr, stack, length) &&
+	       !pthread_create(&thread, &attr, fork_on_stack, NULL), "a thread");
+	mr = ibv_reg_mr(pd, stack, length, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	expect(mr != NULL, "the stack is registered");
+	pthread_barrier_wait(&registered);
+	expect(!pthread_join(thread, NULL) && !ibv_dereg_mr(mr) && !munmap(stack, length), "joined");
+}
+
 int main(int argc, char **argv)
 {
 	int with_init = argc > 1 && !strcmp(argv[1], "init");
@@ -128,6 +179,7 @@ int main(int argc, char **argv)
 		transfer(from, to);
 		expect(is_filled(target, 'e'), "written after it has ended");
 	}
+	register_stack();
 	expect(!ibv_destroy_qp(qps[0]) && !ibv_destroy_qp(qps[1]) && !ibv_dereg_mr(to) &&
 	       !ibv_dereg_mr(from) && !ibv_destroy_cq(cq) && !ibv_dealloc_pd(pd) &&
 	       !ibv_close_device(context), "destroying all");

@@ -1,5 +1,5 @@
-//! fork (ibv_fork_init(3)): registered memory is shared memory of the daemon. The child of a fork
-//! shares it, so the parent's pages never move.
+//! fork (ibv_fork_init(3)): a child gets copies of registered memory, and the parent's pages never
+//! move.
 
 use crate::abi::{IBV_FORK_UNNEEDED, ibv_fork_status};
 use std::ffi::{c_int, c_void};
