@@ -20,13 +20,17 @@ const DATA: u8 = 0x5A;
 
 /// Start of a firmware: cli; xor ax, ax; mov ds, ax.
 const START: [u8; 5] = [0xFA, 0x31, 0xC0, 0x8E, 0xD8];
-/// inc dword [COUNTER].
-const COUNT: [u8; 5] = [0x66, 0xFF, 0x06, 0x00, 0x05];
+/// invlpg [COUNTER]; inc dword [COUNTER].
+///
+/// Before version 9.0 QEMU's TCG loses writes of a migrating guest, over any transport: after the log
+/// of dirty pages has been read, writes to pages in its TLB are not logged ("physmem: Fix migration
+/// dirty bitmap coherency with TCG memory access"). Without the entry in the TLB they are.
+const COUNT: [u8; 10] = [0x0F, 0x01, 0x3E, 0x00, 0x05, 0x66, 0xFF, 0x06, 0x00, 0x05];
 
 /// Firmware that only increments the counter.
 fn counting_firmware() -> Vec<u8> {
     // jmp to COUNT
-    [&START[..], &COUNT, &[0xEB, 0xF9]].concat()
+    [&START[..], &COUNT, &[0xEB, 0xF4]].concat()
 }
 
 /// Firmware that reads 64 KiB from the disk to 0x10000 by DMA, again and again; counts the reads, and
@@ -180,7 +184,6 @@ fn a_running_guest_moves_to_another_qemu() {
 /// QEMU reads from a disk into the guest's memory with O_DIRECT and io_submit(2), while it registers
 /// that memory.
 #[test]
-#[ignore = "fails: memory of the moved guest is some milliseconds old, for a reason not yet known; not over TCP"]
 fn a_guest_that_reads_from_a_disk_moves_to_another_qemu() {
     let mut disk = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     disk.write_all(&[DATA; 1 << 20]).unwrap();
@@ -215,7 +218,8 @@ fn move_guest(firmware: &[u8], drive: &str) {
             folder.join(name).display()
         )
     };
-    let incoming = format!("{} -incoming rdma:10.77.0.2:4444", line("to"));
+    // Without running until it is told to.
+    let incoming = format!("{} -S -incoming rdma:10.77.0.2:4444", line("to"));
     let _to = Program::start(&daemon, &incoming);
     let _from = Program::start(&daemon, &line("from"));
     await_listeners(&daemon, 1);
@@ -236,15 +240,17 @@ fn move_guest(firmware: &[u8], drive: &str) {
         migration["ram"]["transferred"].as_u64().unwrap() > 0,
         "{migration}"
     );
-    let moved = from.counter();
-    to.await_progress();
-    let later = to.counter();
-    assert!(
-        later.wrapping_sub(moved) < 1 << 31,
-        "{later} after {moved}; errors {} {}",
-        from.word(ERRORS),
-        to.word(ERRORS)
+    let start = Instant::now();
+    while to.ask("query-status", &json!({}))["status"] == "inmigrate" {
+        assert!(start.elapsed() < PATIENCE, "the guest does not arrive");
+    }
+    assert_eq!(
+        to.counter(),
+        from.counter(),
+        "memory is not that of the source"
     );
+    to.ask("cont", &json!({}));
+    to.await_progress();
     assert_eq!(to.ask("query-status", &json!({}))["status"], "running");
     assert_eq!((from.word(ERRORS), to.word(ERRORS)), (0, 0), "wrong data");
 }
