@@ -20,7 +20,7 @@ use siw_shm::{SharedMemory, WorkerPage};
 use crate::capture::Capture;
 use crate::config::Config;
 use crate::control::host_routes::RouteFollower;
-use crate::control::links::LinkMonitor;
+use crate::control::links::WatchedPort;
 use crate::control::peers::{SUBORDINATE_UIDS, SubordinateUsers};
 use crate::control::quotas::QuotaLimits;
 use crate::control::socket::BoundSocket;
@@ -100,7 +100,7 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
     let method = siw_memory::crc::crc32c_method();
     tracing::debug!(method, "CRC32c");
     let threads = start_workers(&prepared, &dpdk, &mut devices, capture.as_ref(), &channels)?;
-    let links = monitor_links(&devices);
+    let watched_ports = watched_ports(&devices);
     let host_routes = follow_routes(&devices)?;
     let host_threads = start_host_threads(&prepared, &dpdk, &mut devices, &channels)?;
 
@@ -128,7 +128,7 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
         process_memory: config.control.process_memory,
         hello_timeout: Duration::from_millis(config.control.hello_timeout_ms.into()),
         devices: devices.iter().map(OpenDevice::client_view).collect(),
-        links,
+        watched_ports,
         host_routes,
         keys: channels.keys,
         page: channels.page,
@@ -340,14 +340,14 @@ fn follow_routes(devices: &[OpenDevice]) -> Result<RouteFollower, StartError> {
     })
 }
 
-/// The links that can go down: all except those in memory.
-fn monitor_links(devices: &[OpenDevice]) -> LinkMonitor {
-    let port = |device: &OpenDevice| (!device.link.in_process).then(|| device.port.share());
-    let host_interface = |device: &OpenDevice| device.host.as_ref().map(|host| host.tap.index());
-    LinkMonitor::new(
-        devices.iter().map(port).collect(),
-        devices.iter().map(host_interface).collect(),
-    )
+/// The ports whose links can go down: all except those in memory.
+fn watched_ports(devices: &[OpenDevice]) -> Vec<Option<WatchedPort>> {
+    let watched = |device: &OpenDevice| WatchedPort {
+        port: device.port.share(),
+        host_interface: device.host.as_ref().map(|host| host.tap.index()),
+    };
+    let port = |device: &OpenDevice| (!device.link.in_process).then(|| watched(device));
+    devices.iter().map(port).collect()
 }
 
 /// The NICs that read arenas by DMA.

@@ -63,10 +63,15 @@ id! {
     /// that it listens on.
     CmListenerId(u32)
 }
-id! {
-    /// A command whose answer the control thread awaits.
-    CommandToken(u64)
+/// A command or helper's order whose answer the control thread awaits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CommandToken {
+    /// Client that waits for the answer; `None` if siwd itself does.
+    pub client: Option<ClientId>,
+    /// Unique among all tokens.
+    pub number: u64,
 }
+
 id! {
     /// A connection request that waits for its application's answer, unique in the daemon.
     ConnectRequestId(u32)

@@ -291,8 +291,9 @@ impl ControlThread {
     ) -> Option<ClientListener> {
         let removed = self.resources.listeners.remove(listener)?;
         if removed.listening {
-            if !keep_requests {
-                self.resources.requests.forget_listener(listener);
+            if !keep_requests && removed.waiting > 0 {
+                let requests = &mut self.resources.requests;
+                requests.forget_listener(removed.client, listener);
             }
             self.workers.post_to_all(|| Command::Unlisten {
                 listener,

@@ -14,7 +14,7 @@ use super::quotas::{Account, Quota};
 use super::requests::RequestState;
 use super::resources::{Client, DepartingClient, DepartingEntries};
 use super::{ControlThread, TOKEN_LISTENER};
-use crate::ids::{ClientId, CmListenerId};
+use crate::ids::ClientId;
 use crate::worker::messages::Command;
 
 /// Maximum number of requests without replies served for one client before other clients' turn.
@@ -328,29 +328,12 @@ impl ControlThread {
             "client removed: it {why}"
         );
         let _ = self.epoll.delete(client.conn.as_fd());
-        for outbox in client.events.iter().chain(client.cm_channels.values()) {
+        if let Some(outbox) = &client.events {
             self.resources.outboxes.remove(&outbox.epoll_token());
         }
         let slow_to_close = has_descriptors_waiting(&client.conn);
-        let gone: Vec<CmListenerId> = self
-            .resources
-            .listeners
-            .iter()
-            .filter(|(_, listener)| listener.client == id)
-            .map(|(number, _)| number)
-            .collect();
-        for listener in gone {
-            drop(self.remove_listener(listener, false));
-        }
-        // Requests that outlived their listeners.
-        for request in self.resources.requests.take_of_client(id) {
-            let private_data = Vec::new();
-            let command = Command::Reject {
-                request,
-                private_data,
-            };
-            self.workers.post_command(request.worker(), command);
-        }
+        let mut entries = DepartingEntries::take(&self.resources, &mut client);
+        self.remove_connections(&mut entries);
         self.workers
             .post_to_all(|| Command::RemoveClient { client: id });
         let regions: Vec<_> = client
@@ -362,13 +345,12 @@ impl ControlThread {
             .collect();
         // Its queue pairs are destroyed before this command: no new frame can refer to its memory.
         let (token, left) = if regions.is_empty() || !self.config.sends_by_reference {
-            self.workers.post_barrier()
+            self.workers.post_barrier(Some(id))
         } else {
-            self.workers.await_frames(regions.into())
+            self.workers.await_frames(id, regions.into())
         };
         self.resources.departing.push(DepartingClient {
-            entries: DepartingEntries::take(&mut client),
-            entries_removed: false,
+            entries,
             client,
             token,
             left,
@@ -379,7 +361,7 @@ impl ControlThread {
     /// Releases all clients when the daemon ends. Sockets with unread descriptors stay open until
     /// the process exits: closing them could take as long as the client likes.
     pub fn let_clients_go(&mut self) {
-        let clients = self.resources.clients.drain().map(|(_, client)| client);
+        let clients = std::mem::take(&mut self.resources.clients).into_values();
         let departing = self.resources.departing.drain(..);
         for client in clients.chain(departing.map(|departing| departing.client)) {
             if has_descriptors_waiting(&client.conn) {

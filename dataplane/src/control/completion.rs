@@ -60,7 +60,7 @@ impl ControlThread {
             self.workers
                 .post_command(worker, Command::ResizeCq { cq, producer });
         }
-        let (token, left) = self.workers.post_barrier();
+        let (token, left) = self.workers.post_barrier(Some(id));
         Ok(Served::Deferred(PendingReply::ResizeCq {
             cq: number,
             geometry,

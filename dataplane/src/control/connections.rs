@@ -7,14 +7,14 @@ use siw_shm::control::ControlSocket;
 use siw_shm::control::messages as m;
 
 use super::addresses::no_route;
-use super::listening::{ClientListener, WaitingRequest};
+use super::listening::WaitingRequest;
 use super::outbox::Outbox;
 use super::queues::CM_CHANNEL;
 use super::requests::*;
 use super::resources::{Client, ClientQp, QpPhase};
 use super::{ControlThread, cm};
 use crate::host_ports::PortClaim;
-use crate::ids::{ClientId, CmChannelId, ConnectRequestId, Qpn};
+use crate::ids::{ClientId, CmChannelId, CmListenerId, ConnectRequestId, Qpn};
 use crate::worker::messages::{Command, ConnectParams};
 
 /// Maximum number of retries of a refused connect that a client may request.
@@ -51,10 +51,12 @@ impl ControlThread {
         seq: u32,
         channel: CmChannelId,
     ) -> Outcome {
-        let is_user =
-            |listener: &ClientListener| listener.client == id && listener.cm_channel == channel;
-        let listeners = self.resources.listeners.iter();
-        let users = listeners.filter(|(_, listener)| is_user(listener)).count();
+        let listeners = &self.resources.listeners;
+        let is_user = |number: &CmListenerId| {
+            let listener = listeners.get(*number);
+            listener.is_some_and(|listener| listener.cm_channel == channel)
+        };
+        let users = listeners.of_client(id).filter(is_user).count();
         if users > 0 {
             return Err(Refusal::in_use("CM channel", users as u32));
         }

@@ -233,7 +233,7 @@ impl ControlThread {
         };
         // Mapping memory for NICs pins all of its pages.
         if self.config.ports_use_dma {
-            let token = self.workers.next_token();
+            let token = self.workers.next_token(Some(id));
             self.helpers.order_memory(MemoryOrder {
                 client: id,
                 token,

@@ -35,7 +35,8 @@ const WORKER_QP: usize = 6144;
 /// Worker's state of one listener.
 const WORKER_LISTENER: usize = 512;
 
-/// Heap of an entry of a hash map, which doubles when seven eighths are full.
+/// Heap of an entry of a map: the nodes of a tree are at least half full, and a hash map doubles when
+/// seven eighths are full.
 const fn map_entry<K, V>() -> usize {
     (size_of::<K>() + size_of::<V>() + 1) * 5 / 2
 }
@@ -78,6 +79,7 @@ pub(super) fn heap_of_one(quota: Quota, workers: u64) -> u64 {
         Quota::Listeners => {
             map_entry::<CmListenerId, ClientListener>()
                 + boxed::<[CmListenerId; 4]>()
+                + map_entry::<CmListenerId, ()>()
                 + workers * WORKER_LISTENER
         }
         Quota::EventChannels => map_entry::<u64, Outbox>() + map_entry::<u64, (ClientId, u64)>(),

@@ -103,11 +103,10 @@ impl ControlThread {
         }
     }
 
-    /// Finds the request that waits for frames with this token: its client, and its list of late
-    /// workers.
+    /// List of late workers of the request that waits for frames with this token, and its client.
     fn late_workers(&mut self, token: CommandToken) -> Option<(ClientId, &mut Vec<usize>)> {
-        let mut clients = self.resources.clients.iter_mut();
-        clients.find_map(|(id, client)| match &mut client.waiting {
+        let id = token.client?;
+        match &mut self.resources.clients.get_mut(&id)?.waiting {
             Some(DeferredRequest {
                 what:
                     PendingReply::QuiescentKey {
@@ -116,9 +115,9 @@ impl ControlThread {
                         ..
                     },
                 ..
-            }) if *awaited == token => Some((*id, late)),
+            }) if *awaited == token => Some((id, late)),
             _ => None,
-        })
+        }
     }
 
     /// Holds the memory of a request that is answered while frames still refer to it.
@@ -138,18 +137,18 @@ impl ControlThread {
     /// Handles a worker's report of freed frames after the request was answered. Returns false if
     /// the token belongs to another wait.
     pub(super) fn on_held_released(&mut self, token: CommandToken) -> bool {
-        let mut clients = self.resources.clients.iter_mut();
-        let found = clients.find_map(|(id, client)| {
-            let gone = client.held_memory.on_released(token)?;
-            Some((*id, client.account.uid(), gone))
-        });
-        let Some((client, uid, gone)) = found else {
+        let id = token.client;
+        let Some(client) = id.and_then(|id| self.resources.clients.get_mut(&id)) else {
             return false;
         };
+        let Some(gone) = client.held_memory.on_released(token) else {
+            return false;
+        };
+        let (id, uid) = (client.id, client.account.uid());
         for (arena, amounts) in gone {
-            let token = self.workers.next_token();
+            let token = self.workers.next_token(Some(id));
             let report = HelperReport::Released {
-                client,
+                client: id,
                 token,
                 amounts,
             };
@@ -163,6 +162,11 @@ impl ControlThread {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn new_token(number: u64) -> CommandToken {
+        let client = None;
+        CommandToken { client, number }
+    }
 
     fn arena(region: &Arc<SharedMemory>) -> FreedArena {
         let arena = ClientArena {
@@ -179,20 +183,20 @@ mod tests {
         let [memory, other] = [0, 1].map(|_| Arc::new(SharedMemory::new_anonymous(4096).unwrap()));
         let mut held = HeldMemory::default();
         // Two registrations of one arena, with frames in two workers and in one.
-        held.add(CommandToken(1), 2, memory.clone());
-        held.add(CommandToken(2), 1, memory.clone());
+        held.add(new_token(1), 2, memory.clone());
+        held.add(new_token(2), 1, memory.clone());
         assert!(held.keep(arena(&other)).is_some(), "nothing refers to it");
         assert!(held.keep(arena(&memory)).is_none());
         assert_eq!(held.kept_regions().count(), 1);
-        assert!(held.on_released(CommandToken(7)).is_none());
+        assert!(held.on_released(new_token(7)).is_none());
         for token in [1, 1] {
-            let gone = held.on_released(CommandToken(token)).unwrap();
+            let gone = held.on_released(new_token(token)).unwrap();
             assert!(gone.is_empty(), "frames of the other registration are out");
         }
-        let gone = held.on_released(CommandToken(2)).unwrap();
+        let gone = held.on_released(new_token(2)).unwrap();
         assert_eq!(gone.len(), 1);
         assert!(Arc::ptr_eq(&gone[0].0.region, &memory));
-        assert!(held.on_released(CommandToken(2)).is_none());
+        assert!(held.on_released(new_token(2)).is_none());
         drop(gone);
         assert_eq!(Arc::strong_count(&memory), 1);
     }
@@ -202,11 +206,11 @@ mod tests {
         let [memory, other] = [0, 1].map(|_| Arc::new(SharedMemory::new_anonymous(4096).unwrap()));
         let mut held = HeldMemory::default();
         for region in [&memory, &other] {
-            held.add(CommandToken(1), 2, region.clone());
+            held.add(new_token(1), 2, region.clone());
             assert!(held.keep(arena(region)).is_none());
         }
-        assert!(held.on_released(CommandToken(1)).unwrap().is_empty());
-        assert_eq!(held.on_released(CommandToken(1)).unwrap().len(), 2);
-        assert!(held.on_released(CommandToken(1)).is_none());
+        assert!(held.on_released(new_token(1)).unwrap().is_empty());
+        assert_eq!(held.on_released(new_token(1)).unwrap().len(), 2);
+        assert!(held.on_released(new_token(1)).is_none());
     }
 }

@@ -20,6 +20,7 @@ use siw_shm::doorbell::SleepFlag;
 use siw_shm::shared_memory::{MemoryInMaking, PageSize};
 
 use super::MapArena;
+use super::links::LinkReport;
 use super::quotas::{Account, Quota};
 use super::requests::Refusal;
 use crate::ids::{ClientId, CommandToken};
@@ -102,6 +103,8 @@ pub(super) enum HelperReport {
     },
     /// Descriptors of this user are received again.
     HasRoom { uid: u32 },
+    /// The link of this device changed.
+    Link { device: usize, report: LinkReport },
 }
 
 /// Disposal queues of a user (uid), each first in, first out: only the same user's disposals wait for
@@ -116,14 +119,15 @@ pub(super) enum DisposalQueue {
 
 /// Queues a report and wakes the control thread.
 #[derive(Clone)]
-struct Reporter {
+pub(super) struct Reporter {
     reports: Arc<SegQueue<HelperReport>>,
     wake: Arc<OwnedFd>,
     asleep: Arc<SleepFlag>,
 }
 
 impl Reporter {
-    fn send(&self, report: HelperReport) {
+    /// Sends a report.
+    pub fn send(&self, report: HelperReport) {
         self.reports.push(report);
         if self.asleep.must_wake() {
             let _ = nix::unistd::write(&*self.wake, &1u64.to_ne_bytes());
@@ -178,6 +182,11 @@ impl Helpers {
             maker: Some(maker),
             queues: DisposalQueues::default(),
         })
+    }
+
+    /// Sends reports of further threads.
+    pub fn reporter(&self) -> &Reporter {
+        &self.reporter
     }
 
     /// Returns true if a report is queued.

@@ -1,46 +1,225 @@
 //! Detects link changes and removed devices, and reports them to every client; logs frames that an
-//! interface refuses, and changes of its MTU. Ports are polled,
-//! because few virtual links raise an interrupt.
+//! interface refuses, and changes of its MTU.
+//!
+//! A thread for each port polls it, because few virtual links raise an interrupt, and the driver of a
+//! NIC may take long to answer. It also does other calls of drivers that follow from a change, and
+//! reports to the control thread as helpers do.
 
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use dpdk::{LinkStatus, PortEvent};
 use siw_shm::control::AsyncEventKind;
 
+use super::helpers::{HelperReport, Reporter};
 use super::{ControlThread, DeviceView};
 use crate::netlink::RouteSocket;
 use crate::worker::messages::Command;
 
 /// Time between two polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
-
-/// Logs a change of the number of receive queues without a socket.
-fn log_unserved_queues(device: &DeviceView, unserved: u32) {
-    let name = &device.name;
-    match (device.unserved_queues, unserved) {
-        (before, now) if before == now => {}
-        (_, 0) => {
-            tracing::info!(device = %name, "all receive queues of the interface are served again")
-        }
-        (_, queues) => tracing::error!(
-            device = %name,
-            "the interface has {queues} more receive queues than at the start of siwd, and connections \
-             whose frames arrive there stand still: give it the former number (ethtool -L), or restart \
-             siwd"
-        ),
-    }
-}
-
 /// Shortest time between two messages about refused frames of a device.
 const REFUSAL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A monitored port.
+/// State of a link, as reported to clients and operators.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct LinkState {
+    is_up: bool,
+    /// Mb/s; 0 if the port has lost its interface.
+    mbps: u32,
+    /// Receive queues of an AF_XDP interface without a socket.
+    unserved_queues: u32,
+}
+
+impl LinkState {
+    /// A port without a readable status has lost its interface.
+    fn new(link: Option<&LinkStatus>) -> LinkState {
+        LinkState {
+            is_up: link.is_some_and(|status| status.up),
+            mbps: link.map_or(0, |status| status.mbps),
+            unserved_queues: link.map_or(0, |status| status.unserved_queues),
+        }
+    }
+}
+
+/// Report of the thread that watches a port.
+pub(super) enum LinkReport {
+    /// The state is another one than in the last report.
+    Changed(LinkState),
+    /// The device is unusable; the thread waits for the order to close it.
+    Gone(PortEvent),
+}
+
+/// A port whose link can go down.
+pub struct WatchedPort {
+    /// The port.
+    pub port: dpdk::Port,
+    /// Index of the kernel's interface that follows the link's state, if the device shares one.
+    pub host_interface: Option<u32>,
+}
+
+/// Ports by device index, with the threads that watch them; `None` for devices whose link is memory,
+/// and for removed ones.
+#[derive(Default)]
+pub(super) struct LinkMonitor {
+    ports: Vec<Option<MonitoredPort>>,
+}
+
+/// A watched port, as the control thread knows it. Dropping it ends the thread.
 struct MonitoredPort {
-    port: dpdk::Port,
     /// Number of workers that still have queues of the port, after the removal of its device. The
     /// last one closes the port.
     queue_holders: Option<usize>,
+    /// Orders the thread to close the port.
+    close: Option<mpsc::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for MonitoredPort {
+    fn drop(&mut self) {
+        self.close = None;
+        // DPDK shuts down afterwards.
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl LinkMonitor {
+    /// Starts a thread for each port, by device index.
+    ///
+    /// # Errors
+    /// The operating system cannot create a thread.
+    pub fn start(
+        ports: Vec<Option<WatchedPort>>,
+        devices: &[DeviceView],
+        reporter: &Reporter,
+    ) -> std::io::Result<LinkMonitor> {
+        let mut monitor = LinkMonitor::default();
+        for (number, port) in ports.into_iter().enumerate() {
+            let Some((port, view)) = port.zip(devices.get(number)) else {
+                monitor.ports.push(None);
+                continue;
+            };
+            let mut device = WatchedDevice {
+                number,
+                name: view.name.clone(),
+                mtu: view.mtu,
+                watched: port,
+                refusals: Refusals::default(),
+                unserved_queues: 0,
+                is_carrier_on: true,
+            };
+            let up = device.watched.port.link_status().map(|status| status.up);
+            device.show_to_kernel(up.unwrap_or(true));
+            let (close, orders) = mpsc::channel();
+            let reporter = reporter.clone();
+            let thread = std::thread::Builder::new()
+                .name("siwd-link".into())
+                .spawn(move || device.watch(&orders, &reporter))?;
+            monitor.ports.push(Some(MonitoredPort {
+                queue_holders: None,
+                close: Some(close),
+                thread: Some(thread),
+            }));
+        }
+        Ok(monitor)
+    }
+}
+
+/// A device in the thread that watches its port.
+struct WatchedDevice {
+    /// Index of the device.
+    number: usize,
+    name: String,
+    /// Configured MTU.
+    mtu: u16,
+    watched: WatchedPort,
     refusals: Refusals,
+    unserved_queues: u32,
+    /// Carrier of the kernel's interface, if there is one.
+    is_carrier_on: bool,
+}
+
+impl WatchedDevice {
+    /// Polls the port until the device is removed or the daemon ends; closes a removed one.
+    fn watch(mut self, orders: &mpsc::Receiver<()>, reporter: &Reporter) {
+        let report = |device, report| reporter.send(HelperReport::Link { device, report });
+        let mut reported = None;
+        loop {
+            if let Some(event) = self.watched.port.take_event() {
+                report(self.number, LinkReport::Gone(event));
+                self.show_to_kernel(false);
+                // Fails if the daemon ends before the workers have released their queues.
+                if orders.recv().is_ok() {
+                    self.close();
+                }
+                return;
+            }
+            let link = self.watched.port.link_status().ok();
+            if let Some(link) = &link {
+                let refused = self.watched.port.refused_packets();
+                let mut refusals = std::mem::take(&mut self.refusals);
+                refusals.log(&self, link, refused);
+                self.refusals = refusals;
+            }
+            let state = LinkState::new(link.as_ref());
+            self.log_unserved_queues(state.unserved_queues);
+            self.show_to_kernel(state.is_up);
+            if reported.replace(state) != Some(state) {
+                report(self.number, LinkReport::Changed(state));
+            }
+            match orders.recv_timeout(POLL_INTERVAL) {
+                Err(RecvTimeoutError::Timeout) => {}
+                Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    /// Closes the removed device; the kernel may be waiting for that.
+    fn close(self) {
+        let name = self.name;
+        match self.watched.port.detach() {
+            Ok(()) => tracing::info!(device = %name, "the device is closed"),
+            Err(error) => tracing::warn!(device = %name, "the device cannot be closed: {error}"),
+        }
+    }
+
+    /// Sets the carrier of a shared device's kernel interface to the link state.
+    fn show_to_kernel(&mut self, is_up: bool) {
+        let Some(interface) = self.watched.host_interface else {
+            return;
+        };
+        if std::mem::replace(&mut self.is_carrier_on, is_up) == is_up {
+            return;
+        }
+        let changed =
+            RouteSocket::open().and_then(|mut socket| socket.set_carrier(interface, is_up));
+        if let Err(error) = changed {
+            tracing::warn!("cannot set the carrier of the kernel's interface: {error}");
+        }
+    }
+
+    /// Logs a change of the number of receive queues without a socket.
+    fn log_unserved_queues(&mut self, unserved: u32) {
+        let name = &self.name;
+        match (
+            std::mem::replace(&mut self.unserved_queues, unserved),
+            unserved,
+        ) {
+            (before, now) if before == now => {}
+            (_, 0) => {
+                tracing::info!(device = %name, "all receive queues of the interface are served again")
+            }
+            (_, queues) => tracing::error!(
+                device = %name,
+                "the interface has {queues} more receive queues than at the start of siwd, and connections \
+                 whose frames arrive there stand still: give it the former number (ethtool -L), or restart \
+                 siwd"
+            ),
+        }
+    }
 }
 
 /// Frames that the driver or its interface refused, as far as they are logged.
@@ -55,8 +234,8 @@ struct Refusals {
 impl Refusals {
     /// Logs a change of the interface's MTU in relation to the device's, and refused frames at most
     /// once per interval.
-    fn log(&mut self, device: &DeviceView, link: &LinkStatus, refused: u64, now: Instant) {
-        let (name, wanted) = (&device.name, device.mtu);
+    fn log(&mut self, device: &WatchedDevice, link: &LinkStatus, refused: u64) {
+        let (name, wanted, now) = (&device.name, device.mtu, Instant::now());
         let narrow_mtu = link.mtu.filter(|mtu| *mtu < u32::from(wanted));
         match (
             narrow_mtu,
@@ -89,116 +268,34 @@ impl Refusals {
     }
 }
 
-/// Ports by device index; `None` for devices whose link is memory, and for removed ones.
-pub struct LinkMonitor {
-    ports: Vec<Option<MonitoredPort>>,
-    /// Indices of the kernel interfaces of shared devices, which follow the link state, by device
-    /// index; `None` for other devices.
-    host_interfaces: Vec<Option<u32>>,
-    next_poll: Instant,
-}
-
-impl LinkMonitor {
-    /// Monitors these ports, by device index; `None` for a link that is memory. `host_interfaces`:
-    /// kernel interface indices, by device index too.
-    pub fn new(ports: Vec<Option<dpdk::Port>>, host_interfaces: Vec<Option<u32>>) -> LinkMonitor {
-        let monitor = |port| MonitoredPort {
-            port,
-            queue_holders: None,
-            refusals: Refusals::default(),
-        };
-        let monitor = LinkMonitor {
-            ports: ports.into_iter().map(|port| port.map(monitor)).collect(),
-            host_interfaces,
-            next_poll: Instant::now(),
-        };
-        for device in 0..monitor.ports.len() {
-            let status = monitor
-                .port(device)
-                .and_then(|port| port.link_status().ok());
-            if status.is_some_and(|status| !status.up) {
-                monitor.show_to_kernel(device, false);
-            }
-        }
-        monitor
-    }
-
-    /// Sets the carrier of a shared device's kernel interface to the link state.
-    fn show_to_kernel(&self, device: usize, is_up: bool) {
-        let Some(Some(interface)) = self.host_interfaces.get(device).copied() else {
-            return;
-        };
-        let changed =
-            RouteSocket::open().and_then(|mut socket| socket.set_carrier(interface, is_up));
-        if let Err(error) = changed {
-            tracing::warn!("cannot set the carrier of the kernel's interface: {error}");
-        }
-    }
-
-    /// Time until the next poll; `None` if no port is polled.
-    pub(super) fn time_until_poll(&self) -> Option<Duration> {
-        let any = self.ports.iter().any(Option::is_some);
-        any.then(|| self.next_poll.saturating_duration_since(Instant::now()))
-    }
-
-    /// Port of a device that has not been removed.
-    fn port(&self, device: usize) -> Option<&dpdk::Port> {
-        let monitored = self.ports.get(device)?.as_ref()?;
-        monitored.queue_holders.is_none().then_some(&monitored.port)
-    }
-
-    fn present_mut(&mut self, device: usize) -> Option<&mut MonitoredPort> {
-        let monitored = self.ports.get_mut(device)?.as_mut()?;
-        monitored.queue_holders.is_none().then_some(monitored)
-    }
-}
-
 impl ControlThread {
-    /// Reports link changes since the last poll, and removed devices, to every client.
-    pub(super) fn poll_links(&mut self) {
-        let now = Instant::now();
-        if now < self.config.links.next_poll {
+    /// Processes a report about a device's link.
+    pub(super) fn on_link_report(&mut self, device: usize, report: &LinkReport) {
+        match report {
+            LinkReport::Changed(state) => self.on_link_state(device, *state),
+            LinkReport::Gone(event) => self.begin_removal(device, *event),
+        }
+    }
+
+    /// Reports a link that went up or down to every client.
+    fn on_link_state(&mut self, device: usize, state: LinkState) {
+        let view = &mut self.config.devices[device];
+        view.unserved_queues = state.unserved_queues;
+        let is_other_speed = std::mem::replace(&mut view.link_mbps, state.mbps) != state.mbps;
+        let has_changed = std::mem::replace(&mut view.link_up, state.is_up) != state.is_up;
+        if is_other_speed || has_changed {
+            self.write_link_state(device);
+        }
+        if !has_changed {
             return;
         }
-        self.config.links.next_poll = now + POLL_INTERVAL;
-        for device in 0..self.config.devices.len() {
-            let Some(monitored) = self.config.links.present_mut(device) else {
-                continue;
-            };
-            if let Some(event) = monitored.port.take_event() {
-                self.begin_removal(device, event);
-                continue;
-            }
-            // A port without a readable status has lost its interface.
-            let link = monitored.port.link_status().ok();
-            if let Some(link) = &link {
-                let refused = monitored.port.refused_packets();
-                let view = &self.config.devices[device];
-                monitored.refusals.log(view, link, refused, now);
-            }
-            let up = link.is_some_and(|status| status.up);
-            let unserved_queues = link.map_or(0, |status| status.unserved_queues);
-            let view = &mut self.config.devices[device];
-            log_unserved_queues(view, unserved_queues);
-            view.unserved_queues = unserved_queues;
-            let mbps = link.map_or(0, |status| status.mbps);
-            let is_other_speed = std::mem::replace(&mut view.link_mbps, mbps) != mbps;
-            let has_changed = std::mem::replace(&mut view.link_up, up) != up;
-            if is_other_speed || has_changed {
-                self.write_link_state(device);
-            }
-            if !has_changed {
-                continue;
-            }
-            let (kind, why) = if up {
-                (AsyncEventKind::PortActive, "the link is up")
-            } else {
-                (AsyncEventKind::PortErr, "the link is down")
-            };
-            tracing::info!(device = %self.config.devices[device].name, "{why}");
-            self.config.links.show_to_kernel(device, up);
-            self.post_to_clients(kind, device, why);
-        }
+        let (kind, why) = if state.is_up {
+            (AsyncEventKind::PortActive, "the link is up")
+        } else {
+            (AsyncEventKind::PortErr, "the link is down")
+        };
+        tracing::info!(device = %self.config.devices[device].name, "{why}");
+        self.post_to_clients(kind, device, why);
     }
 
     fn write_link_state(&self, device: usize) {
@@ -219,7 +316,7 @@ impl ControlThread {
             PortEvent::Removed => "the device was removed from the machine",
             PortEvent::NeedsReset => "the device needs a reset; restart siwd to use it again",
         };
-        if let Some(Some(monitored)) = self.config.links.ports.get_mut(device) {
+        if let Some(Some(monitored)) = self.links.ports.get_mut(device) {
             monitored.queue_holders = Some(self.workers.worker_count());
         }
         let view = &mut self.config.devices[device];
@@ -227,32 +324,24 @@ impl ControlThread {
         tracing::error!(device = %view.name, "{why}; its connections end, other devices continue");
         self.write_link_state(device);
         self.post_to_clients(AsyncEventKind::DeviceFatal, device, why);
-        self.config.links.show_to_kernel(device, false);
         self.post_removal_to_listeners(device);
         self.workers.post_to_all(|| Command::RemovePort { device });
     }
 
-    /// A worker has released its queues of a removed device. After the last one the device is
-    /// closed; the kernel may be waiting for that.
+    /// A worker has released its queues of a removed device. After the last one the device is closed.
     pub(super) fn on_port_removed(&mut self, device: usize) {
-        let Some(slot) = self.config.links.ports.get_mut(device) else {
+        let Some(Some(monitored)) = self.links.ports.get_mut(device) else {
             return;
         };
-        let holders = slot.as_mut().and_then(|monitored| {
-            let holders = monitored.queue_holders.as_mut()?;
-            *holders = holders.saturating_sub(1);
-            Some(*holders)
-        });
-        if holders == Some(0)
-            && let Some(monitored) = slot.take()
+        let Some(holders) = monitored.queue_holders.as_mut() else {
+            return;
+        };
+        *holders = holders.saturating_sub(1);
+        if *holders == 0
+            && let Some(close) = monitored.close.take()
         {
-            let name = &self.config.devices[device].name;
-            match monitored.port.detach() {
-                Ok(()) => tracing::info!(device = %name, "the device is closed"),
-                Err(error) => {
-                    tracing::warn!(device = %name, "the device cannot be closed: {error}")
-                }
-            }
+            // The thread waits for this order.
+            let _ = close.send(());
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Listeners and their pending connection requests. The time of a lookup does not depend on their
 //! number.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::quotas::Quota;
@@ -79,17 +79,20 @@ pub fn listener_amounts(port_claims: &[PortClaim]) -> [(Quota, u64); 2] {
     [(Quota::Listeners, 1), (Quota::Descriptors, descriptors)]
 }
 
-/// All listeners, by number and by port.
+/// All listeners, by number, by port and by client.
 #[derive(Default)]
 pub struct Listeners {
-    all: HashMap<CmListenerId, ClientListener>,
-    by_port: HashMap<u16, Vec<CmListenerId>>,
+    all: BTreeMap<CmListenerId, ClientListener>,
+    by_port: BTreeMap<u16, Vec<CmListenerId>>,
+    by_client: BTreeMap<ClientId, BTreeSet<CmListenerId>>,
 }
 
 impl Listeners {
     /// Adds a listener.
     pub fn insert(&mut self, number: CmListenerId, listener: ClientListener) {
         self.by_port.entry(listener.port).or_default().push(number);
+        let of_client = self.by_client.entry(listener.client).or_default();
+        of_client.insert(number);
         self.all.insert(number, listener);
     }
 
@@ -102,7 +105,18 @@ impl Listeners {
                 self.by_port.remove(&listener.port);
             }
         }
+        if let Some(of_client) = self.by_client.get_mut(&listener.client) {
+            of_client.remove(&number);
+            if of_client.is_empty() {
+                self.by_client.remove(&listener.client);
+            }
+        }
         Some(listener)
+    }
+
+    /// Numbers of a client's listeners.
+    pub fn of_client(&self, client: ClientId) -> impl Iterator<Item = CmListenerId> {
+        self.by_client.get(&client).into_iter().flatten().copied()
     }
 
     /// A listener by its number.
@@ -201,17 +215,20 @@ pub struct WaitingRequest {
     pub cookie: u64,
 }
 
-/// Pending connection requests, by the client's number and by the worker's id.
+/// Pending connection requests, by the client's number, by the worker's id and by client.
 #[derive(Default)]
 pub struct ConnectRequests {
-    all: HashMap<ConnectRequestId, WaitingRequest>,
-    by_worker_request: HashMap<RequestId, ConnectRequestId>,
+    all: BTreeMap<ConnectRequestId, WaitingRequest>,
+    by_worker_request: BTreeMap<RequestId, ConnectRequestId>,
+    by_client: BTreeMap<ClientId, BTreeSet<ConnectRequestId>>,
 }
 
 impl ConnectRequests {
     /// Adds a request under both keys.
     pub fn insert(&mut self, number: ConnectRequestId, waiting: WaitingRequest) {
         self.by_worker_request.insert(waiting.request, number);
+        let of_client = self.by_client.entry(waiting.client).or_default();
+        of_client.insert(number);
         self.all.insert(number, waiting);
     }
 
@@ -229,6 +246,12 @@ impl ConnectRequests {
     pub fn remove(&mut self, number: ConnectRequestId) -> Option<WaitingRequest> {
         let waiting = self.all.remove(&number)?;
         self.by_worker_request.remove(&waiting.request);
+        if let Some(of_client) = self.by_client.get_mut(&waiting.client) {
+            of_client.remove(&number);
+            if of_client.is_empty() {
+                self.by_client.remove(&waiting.client);
+            }
+        }
         Some(waiting)
     }
 
@@ -237,26 +260,25 @@ impl ConnectRequests {
         &mut self,
         request: RequestId,
     ) -> Option<(ConnectRequestId, WaitingRequest)> {
-        let number = self.by_worker_request.remove(&request)?;
-        Some((number, self.all.remove(&number)?))
+        let number = *self.by_worker_request.get(&request)?;
+        Some((number, self.remove(number)?))
     }
 
-    /// Removes all requests of a client.
-    pub fn take_of_client(&mut self, client: ClientId) -> Vec<RequestId> {
-        let of_client = self.all.extract_if(|_, waiting| waiting.client == client);
-        let taken: Vec<RequestId> = of_client.map(|(_, waiting)| waiting.request).collect();
-        for request in &taken {
-            self.by_worker_request.remove(request);
+    /// Numbers of a client's requests.
+    pub fn of_client(&self, client: ClientId) -> impl Iterator<Item = ConnectRequestId> {
+        self.by_client.get(&client).into_iter().flatten().copied()
+    }
+
+    /// Removes the requests of a client's listener that ended.
+    pub fn forget_listener(&mut self, client: ClientId, listener: CmListenerId) {
+        let is_meant = |number: &ConnectRequestId| {
+            let waiting = self.all.get(number);
+            waiting.is_some_and(|waiting| waiting.listener == listener)
+        };
+        let of_listener: Vec<_> = self.of_client(client).filter(is_meant).collect();
+        for number in of_listener {
+            self.remove(number);
         }
-        taken
-    }
-
-    /// Removes the requests of a listener that ended.
-    pub fn forget_listener(&mut self, listener: CmListenerId) {
-        self.all.retain(|_, waiting| waiting.listener != listener);
-        let all = &self.all;
-        self.by_worker_request
-            .retain(|_, number| all.contains_key(number));
     }
 }
 
@@ -296,6 +318,7 @@ mod tests {
         assert!(all.remove(CmListenerId(1)).is_some() && all.remove(CmListenerId(1)).is_none());
         assert!(!taken(&all, &[1], LocalScope::All, 7) && taken(&all, &[0], LocalScope::All, 7));
         assert_eq!((all.len(), all.iter().count()), (1, 1));
+        assert!(all.of_client(ClientId(1)).eq([CmListenerId(2)]));
     }
 
     #[test]
@@ -342,8 +365,11 @@ mod tests {
         assert_eq!(requests.remove_by_worker_request(RequestId(101)), None);
         assert_eq!(requests.remove(ConnectRequestId(2)), Some(waiting(2)));
         assert_eq!(requests.remove_by_worker_request(RequestId(102)), None);
-        assert_eq!(requests.take_of_client(ClientId(1)), [RequestId(105)]);
-        requests.forget_listener(CmListenerId(1));
+        assert!(requests.of_client(ClientId(1)).eq([ConnectRequestId(5)]));
+        assert_eq!(requests.of_client(ClientId(0)).count(), 2);
+        requests.forget_listener(ClientId(1), CmListenerId(1));
+        requests.forget_listener(ClientId(0), CmListenerId(1));
+        assert_eq!(requests.of_client(ClientId(1)).count(), 0);
         assert_eq!(requests.get(ConnectRequestId(3)), None);
         assert_eq!(requests.remove_by_worker_request(RequestId(103)), None);
         assert_eq!(requests.get(ConnectRequestId(4)), Some(waiting(4)));

@@ -45,7 +45,7 @@ impl ControlThread {
         let pages = self.resources.choose_pages(id, len as u64, huge);
         let takes_long = pages == PageSize::TryHuge && len as u64 > LONG_MEMORY;
         if takes_long || self.config.ports_use_dma {
-            let token = self.workers.next_token();
+            let token = self.workers.next_token(Some(id));
             self.helpers.order_memory(MemoryOrder {
                 client: id,
                 token,
@@ -177,7 +177,7 @@ impl ControlThread {
             let client = self.resources.client_mut(id)?;
             return send_reply::<m::FreeArena>(client, seq, &EMPTY);
         }
-        let token = self.workers.next_token();
+        let token = self.workers.next_token(Some(id));
         let report = HelperReport::Released {
             client: id,
             token,
@@ -298,7 +298,7 @@ impl ControlThread {
         let region = MemoryRegion::in_arena(PdId(new.pd), ArenaId(new.arena));
         add_region(client, stag, region);
         let then = QuiescentReply::Rereg { lkey: stag };
-        Ok(self.await_quiescent_key(ticket, regions, then))
+        Ok(self.await_quiescent_key(id, ticket, regions, then))
     }
 
     /// Changes the access rights of a region of the application's own memory. The keys stay the
@@ -332,7 +332,7 @@ impl ControlThread {
             access = new.0,
             "access rights changed"
         );
-        Ok(self.await_quiescent_key(ticket, Vec::new(), then))
+        Ok(self.await_quiescent_key(id, ticket, Vec::new(), then))
     }
 
     pub(super) fn dereg_mr(&mut self, id: ClientId, lkey: Stag) -> Outcome {
@@ -344,7 +344,7 @@ impl ControlThread {
         let regions = regions_of(client, lkey);
         let ticket = keys.deregister(lkey).map_err(dereg_refusal)?;
         let then = QuiescentReply::Dereg { lkey };
-        Ok(self.await_quiescent_key(ticket, regions, then))
+        Ok(self.await_quiescent_key(id, ticket, regions, then))
     }
 
     /// Defers the reply until no worker uses the key and no port holds a frame of this memory,
@@ -352,15 +352,17 @@ impl ControlThread {
     /// call.
     pub(super) fn await_quiescent_key(
         &mut self,
+        id: ClientId,
         ticket: Retired,
         regions: Vec<Arc<SharedMemory>>,
         then: QuiescentReply,
     ) -> Served {
         let (token, left) = if regions.is_empty() || !self.config.sends_by_reference {
-            (self.workers.next_token(), 0)
+            (self.workers.next_token(Some(id)), 0)
         } else {
-            self.workers.await_frames(regions.clone().into())
+            self.workers.await_frames(id, regions.clone().into())
         };
+        self.resources.awaiting_keys.push(id);
         Served::Deferred(PendingReply::QuiescentKey {
             ticket,
             token,

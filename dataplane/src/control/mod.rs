@@ -71,6 +71,7 @@ use crate::worker::Mailbox;
 use crate::worker::messages::Command;
 use clients::AcceptPause;
 use helpers::Helpers;
+use links::LinkMonitor;
 use operators::Operators;
 use peers::SubordinateUsers;
 use quotas::QuotaLimits;
@@ -111,8 +112,8 @@ pub struct ControlParts {
     pub hello_timeout: Duration,
     /// The devices, in the order of the configuration.
     pub devices: Vec<DeviceView>,
-    /// Reports link changes.
-    pub links: links::LinkMonitor,
+    /// Ports whose links can go down, by device index.
+    pub watched_ports: Vec<Option<links::WatchedPort>>,
     /// Follows the kernel's routes and neighbours.
     pub host_routes: host_routes::RouteFollower,
     /// The memory keys, which workers read.
@@ -139,12 +140,16 @@ const TOKEN_ROUTES: u64 = u64::MAX - 3;
 /// bit set.
 const TOKEN_OUTBOX: u64 = 1 << 62;
 
+/// Events of one worker processed in one turn.
+const EVENTS_PER_TURN: usize = 256;
+
 /// The control thread's state.
 pub struct ControlThread {
     config: ControlParts,
     epoll: Epoll,
     workers: WorkerSet,
     helpers: Helpers,
+    links: LinkMonitor,
     resources: Resources,
     /// Connections without a HELLO and their deadlines, oldest first.
     silent_clients: VecDeque<(Instant, ClientId)>,
@@ -170,7 +175,7 @@ impl ControlThread {
     /// The operating system cannot create an epoll instance or a thread, or refuses to watch a
     /// descriptor.
     pub fn new(
-        config: ControlParts,
+        mut config: ControlParts,
         mailboxes: Arc<[Arc<Mailbox>]>,
     ) -> std::io::Result<ControlThread> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
@@ -183,14 +188,14 @@ impl ControlThread {
         if let Some(monitor) = config.host_routes.monitor_fd() {
             watch(monitor, TOKEN_ROUTES)?;
         }
+        let (wake, asleep) = (config.wake.clone(), config.asleep.clone());
+        let helpers = Helpers::start(wake, asleep, config.map_arena.clone())?;
+        let watched = std::mem::take(&mut config.watched_ports);
         Ok(ControlThread {
             epoll,
             workers: WorkerSet::new(mailboxes),
-            helpers: Helpers::start(
-                config.wake.clone(),
-                config.asleep.clone(),
-                config.map_arena.clone(),
-            )?,
+            links: LinkMonitor::start(watched, &config.devices, helpers.reporter())?,
+            helpers,
             resources: Resources::new(config.quotas.clone()),
             silent_clients: VecDeque::new(),
             is_listening: true,
@@ -253,8 +258,6 @@ impl ControlThread {
             self.resume_accepting();
             self.reclaim_objects();
             self.times.end_work("reclaim");
-            self.poll_links();
-            self.times.end_work("links");
             self.retry_pairs();
             self.run_watchdog();
             self.times.end_work("timers");
@@ -279,7 +282,6 @@ impl ControlThread {
         }
         let limits = [
             self.stopping.map(|_| Duration::from_millis(50)),
-            self.config.links.time_until_poll(),
             self.pairing.time_until_retry(),
             self.watchdog.as_ref().and_then(Watchdog::time_until_round),
             self.silent_clients
@@ -363,10 +365,13 @@ impl ControlThread {
         self.resources.settle_account(id);
     }
 
-    /// Processes all queued events of the workers.
+    /// Processes queued events of the workers. The rest is processed in the next turn.
     fn take_worker_events(&mut self) {
         for worker in 0..self.workers.worker_count() {
-            while let Some(event) = self.workers.next_event(worker) {
+            for _ in 0..EVENTS_PER_TURN {
+                let Some(event) = self.workers.next_event(worker) else {
+                    break;
+                };
                 self.on_worker_event(worker, event);
                 self.times.end_work("report of a worker");
             }

@@ -129,7 +129,7 @@ impl ControlThread {
             .qps
             .get(&qpn)
             .map_or(0, |qp| qp.worker);
-        let token = self.workers.next_token();
+        let token = self.workers.next_token(Some(id));
         self.workers
             .post_command(worker, Command::Modify { qpn, to, token });
         Ok(Served::Deferred(PendingReply::QpInfo { token, modify }))

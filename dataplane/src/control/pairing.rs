@@ -99,7 +99,7 @@ pub struct Pairing {
 #[derive(Default)]
 struct PairSchedule {
     by_time: BTreeMap<(Instant, Qpn), ClientId>,
-    times: HashMap<Qpn, Instant>,
+    times: BTreeMap<Qpn, Instant>,
 }
 
 impl PairSchedule {

@@ -71,6 +71,27 @@ pub(super) enum PendingReply {
     WriteStats(Box<StatisticsText>),
 }
 
+impl PendingReply {
+    /// Counts a worker's answer with this token. Returns the number of missing ones; `None` if the
+    /// reply waits for something else.
+    pub fn count_answer(&mut self, of: CommandToken) -> Option<usize> {
+        match self {
+            PendingReply::FreeCq { token, left, .. }
+            | PendingReply::FreeSrq { token, left, .. }
+            | PendingReply::ResizeCq { token, left, .. }
+            | PendingReply::ResizeSrq { token, left, .. }
+            | PendingReply::QuiescentKey { token, left, .. }
+            | PendingReply::Stats { token, left }
+                if *token == of =>
+            {
+                *left = left.saturating_sub(1);
+                Some(*left)
+            }
+            _ => None,
+        }
+    }
+}
+
 /// A request without a reply so far, and the sequence number of its reply.
 pub(super) struct DeferredRequest {
     pub seq: u32,

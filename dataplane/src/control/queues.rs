@@ -148,7 +148,7 @@ impl ControlThread {
             return Err(Refusal::in_use("completion queue", found.qps));
         }
         self.workers.post_to_all(|| Command::RemoveCq { cq });
-        let (token, left) = self.workers.post_barrier();
+        let (token, left) = self.workers.post_barrier(Some(id));
         Ok(Served::Deferred(PendingReply::FreeCq { cq, token, left }))
     }
 

@@ -1,113 +1,198 @@
 //! Reclaims objects that may be freed only after no worker can touch them: memory regions,
 //! completion queues, and all objects of departed clients.
 
+use std::time::{Duration, Instant};
+
 use super::ControlThread;
 use super::helpers::{DisposalQueue, HelperReport, LONG_MEMORY};
-use super::pending::{DeferredRequest, PendingReply};
+use super::pending::PendingReply;
 use super::quotas::Quota;
-use super::resources::{DepartingClient, DepartingEntry};
+use super::resources::{DepartingClient, DepartingEntries, DepartingEntry};
 use crate::ids::{ClientId, CommandToken};
+use crate::worker::messages::Command;
 
 /// The objects of a client with fewer queue pairs than this are freed directly.
 const FEW_QUEUE_PAIRS: u64 = 1024;
-/// Keys and numbers of departed clients removed in one turn.
-const ENTRIES_PER_TURN: usize = 512;
+/// The objects of a client with fewer descriptors than this are freed directly.
+const FEW_DESCRIPTORS: u64 = 256;
+/// Time spent in one turn on departed clients. Without it, one turn would end all clients that left
+/// together, and all objects of a client.
+const DEPARTURES_PER_TURN: Duration = Duration::from_micros(200);
+
+/// Bounds work on departed clients.
+struct TurnBudget {
+    end: Instant,
+}
+
+impl TurnBudget {
+    fn new() -> TurnBudget {
+        TurnBudget {
+            end: Instant::now() + DEPARTURES_PER_TURN,
+        }
+    }
+
+    /// Returns true if more work may be done in this turn.
+    fn has_time(&self) -> bool {
+        Instant::now() < self.end
+    }
+}
 
 impl ControlThread {
-    /// Returns true if there are keys or numbers to remove now.
+    /// Returns true if there are entries of departed clients to remove now.
     pub(super) fn has_entries_to_remove(&self) -> bool {
         let mut departing = self.resources.departing.iter();
-        departing.any(|departing| departing.left == 0 && !departing.entries_removed)
+        departing.any(|departing| {
+            let entries = &departing.entries;
+            entries.has_connections() || (departing.left == 0 && entries.has_keys())
+        })
     }
 
     pub(super) fn waits_for_reclaim(&self) -> bool {
-        self.resources
-            .departing
-            .iter()
-            .any(|departing| departing.left == 0)
-            || self.resources.clients.values().any(|client| {
-                client.waiting.as_ref().is_some_and(|waiting| {
-                    matches!(&waiting.what, PendingReply::QuiescentKey { left, late, .. } if *left == late.len())
-                })
+        let mut departing = self.resources.departing.iter();
+        let mut awaiting = self.resources.awaiting_keys.iter();
+        departing.any(|departing| departing.left == 0)
+            || awaiting.any(|id| match self.awaited_key(*id) {
+                Some(PendingReply::QuiescentKey { left, late, .. }) => *left == late.len(),
+                _ => false,
             })
+    }
+
+    /// Reply of a client that waits until no worker uses a key.
+    fn awaited_key(&self, id: ClientId) -> Option<&PendingReply> {
+        let what = &self.resources.clients.get(&id)?.waiting.as_ref()?.what;
+        matches!(what, PendingReply::QuiescentKey { .. }).then_some(what)
     }
 
     /// Answers deregistrations and frees departed clients that no worker can touch any more.
     pub(super) fn reclaim_objects(&mut self) {
         let waits = self.config.keys.try_reclaim();
-        let quiet: Vec<ClientId> = self.resources.clients
-            .iter()
-            .filter(|(_, client)| {
-                matches!(&client.waiting, Some(DeferredRequest { what: PendingReply::QuiescentKey { ticket, left, late, .. }, .. })
-                    if *left == late.len() && self.config.keys.has_elapsed(*ticket))
-            })
-            .map(|(id, _)| *id)
-            .collect();
-        for id in quiet {
-            self.finish_quiescent_key(id);
+        let awaiting = std::mem::take(&mut self.resources.awaiting_keys);
+        for id in awaiting {
+            match self.awaited_key(id) {
+                Some(PendingReply::QuiescentKey {
+                    ticket, left, late, ..
+                }) => {
+                    if *left == late.len() && self.config.keys.has_elapsed(*ticket) {
+                        self.finish_quiescent_key(id);
+                        self.times.end_work("reclaim");
+                    } else {
+                        self.resources.awaiting_keys.push(id);
+                    }
+                }
+                // The client has left.
+                _ => {}
+            }
         }
         if self.resources.departing.is_empty() {
             return;
         }
-        self.remove_entries();
+        let budget = TurnBudget::new();
+        self.remove_entries(&budget);
         if waits == 0 && self.config.keys.try_reclaim() == 0 {
-            let (done, wait): (Vec<_>, Vec<_>) = std::mem::take(&mut self.resources.departing)
-                .into_iter()
-                .partition(|departing| {
-                    let is_quiet = departing.left == 0 && departing.entries_removed;
-                    is_quiet && !departing.client.waits_for_helper()
-                });
-            self.resources.departing = wait;
-            for departing in done {
-                self.free_client(departing);
-            }
+            self.free_departed_clients(&budget);
         }
     }
 
-    /// Removes keys and numbers of departed clients that no worker uses any more.
-    fn remove_entries(&mut self) {
-        let mut budget = ENTRIES_PER_TURN;
-        for departing in &mut self.resources.departing {
-            if departing.left > 0 {
-                continue;
-            }
-            while budget > 0 && !departing.entries_removed {
-                budget -= 1;
-                match departing.entries.next() {
-                    Some(DepartingEntry::Key(key)) => drop(self.config.keys.remove(key)),
-                    Some(DepartingEntry::QueuePair(qpn)) => {
-                        self.resources.qp_owners.remove(&qpn);
-                        self.pairing.forget_attempt(qpn);
-                        self.resources.qpns.release_number(qpn.0);
-                    }
-                    None => departing.entries_removed = true,
+    /// Removes requests, listeners and channels of a client that leaves: all of them, unless they are
+    /// many.
+    pub(super) fn remove_connections(&mut self, entries: &mut DepartingEntries) {
+        let budget = TurnBudget::new();
+        while budget.has_time()
+            && let Some(entry) = entries.next_connection()
+        {
+            self.remove_entry(entry);
+        }
+    }
+
+    /// Removes entries of departed clients from the tables of all clients.
+    fn remove_entries(&mut self, budget: &TurnBudget) {
+        let mut departing = std::mem::take(&mut self.resources.departing);
+        for departing in &mut departing {
+            while budget.has_time() {
+                let entries = &mut departing.entries;
+                let next = entries.next_connection().or_else(|| match departing.left {
+                    0 => entries.next_key(),
+                    _ => None,
+                });
+                match next {
+                    Some(entry) => self.remove_entry(entry),
+                    None => break,
                 }
             }
         }
+        self.resources.departing = departing;
     }
 
-    /// Frees a departed client that no worker can touch any more: its numbers at once, and its
-    /// memory when a helper has freed it.
+    fn remove_entry(&mut self, entry: DepartingEntry) {
+        let resources = &mut self.resources;
+        match entry {
+            DepartingEntry::Request(number) => {
+                let Some(waiting) = resources.requests.remove(number) else {
+                    return;
+                };
+                resources.listeners.count_answered(waiting.listener);
+                // A worker ends the requests of a listener together with it.
+                if resources.listeners.get(waiting.listener).is_none() {
+                    let private_data = Vec::new();
+                    let request = waiting.request;
+                    let command = Command::Reject {
+                        request,
+                        private_data,
+                    };
+                    self.workers.post_command(request.worker(), command);
+                }
+            }
+            DepartingEntry::Listener(listener) => drop(self.remove_listener(listener, false)),
+            DepartingEntry::CmChannel(outbox) => {
+                resources.outboxes.remove(&outbox.epoll_token());
+            }
+            DepartingEntry::Key(key) => drop(self.config.keys.remove(key)),
+            DepartingEntry::QueuePair(qpn) => {
+                resources.qp_owners.remove(&qpn);
+                self.pairing.forget_attempt(qpn);
+                resources.qpns.release_number(qpn.0);
+            }
+            DepartingEntry::CompletionQueue(cq) => resources.cqs.release_number(cq.0),
+            DepartingEntry::SharedReceiveQueue(srq) => resources.srqs.release_number(srq.0),
+            DepartingEntry::ProtectionDomain(pd) => resources.pds.release_number(pd.0),
+        }
+    }
+
+    /// Frees departed clients that no worker can touch any more.
+    fn free_departed_clients(&mut self, budget: &TurnBudget) {
+        let mut place = 0;
+        while let Some(departing) = self.resources.departing.get_mut(place) {
+            let entries = &mut departing.entries;
+            let is_used = departing.left > 0 || entries.has_connections() || entries.has_keys();
+            if is_used || departing.client.waits_for_helper() {
+                place += 1;
+                continue;
+            }
+            if !budget.has_time() {
+                return;
+            }
+            if let Some(entry) = entries.next_number() {
+                self.remove_entry(entry);
+                continue;
+            }
+            let departing = self.resources.departing.swap_remove(place);
+            self.free_client(departing);
+        }
+    }
+
+    /// Frees the memory of a departed client that no worker can touch any more, or has a helper free
+    /// it.
     fn free_client(&mut self, departing: DepartingClient) {
         let client = departing.client;
-        let resources = &mut self.resources;
-        for cq in client.cqs.keys() {
-            resources.cqs.release_number(cq.0);
-        }
-        for srq in client.srqs.keys() {
-            resources.srqs.release_number(srq.0);
-        }
-        for pd in client.pds.keys() {
-            resources.pds.release_number(pd.0);
-        }
         let account = client.account.clone();
         let is_small = client.account.amount(Quota::Memory) <= LONG_MEMORY
             && client.account.amount(Quota::QueuePairs) < FEW_QUEUE_PAIRS
+            && client.account.amount(Quota::Descriptors) < FEW_DESCRIPTORS
             // The last descriptor of a file frees all its pages, however little of it was mapped.
             && client.arenas.values().all(|arena| !arena.imported && arena.external.is_none());
         if is_small && !departing.slow_to_close {
             drop((client, departing.entries));
-            resources.ledger.close(account);
+            self.resources.ledger.close(account);
             return;
         }
         let queue = if departing.slow_to_close {
@@ -138,7 +223,7 @@ impl ControlThread {
             }
             let report = HelperReport::Released {
                 client: id,
-                token: self.workers.next_token(),
+                token: self.workers.next_token(Some(id)),
                 amounts,
             };
             let queue = DisposalQueue::Memory(client.account.uid());
@@ -156,6 +241,7 @@ impl ControlThread {
                     made,
                 } => self.finish_arena(client, token, made),
                 HelperReport::HasRoom { uid } => self.on_room(uid),
+                HelperReport::Link { device, report } => self.on_link_report(device, &report),
                 HelperReport::ClientGone { account } => {
                     self.resources.ledger.close(account);
                 }
@@ -179,56 +265,21 @@ impl ControlThread {
         {
             return;
         }
-        for departing in &mut self.resources.departing {
-            if departing.token == token {
+        let Some(id) = token.client else {
+            return;
+        };
+        if !self.resources.clients.contains_key(&id) {
+            let mut all = self.resources.departing.iter_mut();
+            if let Some(departing) = all.find(|departing| departing.token == token) {
                 departing.left = departing.left.saturating_sub(1);
-                return;
             }
+            return;
         }
         if self.on_held_released(token) {
             return;
         }
         self.forget_late_worker(worker, token);
-        let found =
-            self.resources
-                .clients
-                .iter_mut()
-                .find_map(|(id, client)| match &mut client.waiting {
-                    Some(DeferredRequest {
-                        what:
-                            PendingReply::FreeCq {
-                                token: awaited,
-                                left,
-                                ..
-                            }
-                            | PendingReply::FreeSrq {
-                                token: awaited,
-                                left,
-                                ..
-                            }
-                            | PendingReply::ResizeCq {
-                                token: awaited,
-                                left,
-                                ..
-                            }
-                            | PendingReply::ResizeSrq {
-                                token: awaited,
-                                left,
-                                ..
-                            }
-                            | PendingReply::QuiescentKey {
-                                token: awaited,
-                                left,
-                                ..
-                            },
-                        ..
-                    }) if *awaited == token => {
-                        *left = left.saturating_sub(1);
-                        Some((*id, *left))
-                    }
-                    _ => None,
-                });
-        if let Some((id, 0)) = found {
+        if self.resources.count_answer(id, token) == Some(0) {
             self.finish_free_cq(id);
             self.finish_free_srq(id);
             self.finish_resize_srq(id);

@@ -1,9 +1,13 @@
 //! Client resources: the resource tree (client > PD > MR, QP, SRQ; client > CQ, channel, listener,
 //! arena). Dropping a client frees its subtree.
+//!
+//! Maps that clients fill are trees: a hash map moves all of its entries at once when it grows, which
+//! takes tens of milliseconds with a million of them.
 
-use std::collections::{HashMap, VecDeque, hash_map};
+use std::collections::{BTreeMap, VecDeque, btree_map};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::vec;
 
 use nix::libc;
 use siw_iwarp::QpInitAttr;
@@ -139,27 +143,27 @@ pub struct Client {
     /// Outbox for asynchronous events.
     pub events: Option<Outbox>,
     pub doorbells: Option<Arc<SharedMemory>>,
-    pub pds: HashMap<PdId, ProtectionDomain>,
-    pub arenas: HashMap<ArenaId, ClientArena>,
+    pub pds: BTreeMap<PdId, ProtectionDomain>,
+    pub arenas: BTreeMap<ArenaId, ClientArena>,
     /// Address spaces, numbered in the same space as arenas.
-    pub processes: HashMap<ArenaId, ClientProcess>,
+    pub processes: BTreeMap<ArenaId, ClientProcess>,
     /// Number of descriptors received that were not memory.
     pub bad_imports: u32,
     /// First extents of the next region to register.
     pub next_extents: Vec<MemoryExtent>,
     /// By registration key.
-    pub mrs: HashMap<Stag, MemoryRegion>,
+    pub mrs: BTreeMap<Stag, MemoryRegion>,
     /// Sums over the regions with extents.
     pub registered: RegisteredSums,
     /// By allocation key.
-    pub mws: HashMap<Stag, MemoryWindow>,
-    pub channels: HashMap<CompletionChannelId, ClientChannel>,
-    pub cqs: HashMap<CqId, CompletionQueue>,
-    pub srqs: HashMap<SrqId, ClientSrq>,
-    pub qps: HashMap<Qpn, ClientQp>,
+    pub mws: BTreeMap<Stag, MemoryWindow>,
+    pub channels: BTreeMap<CompletionChannelId, ClientChannel>,
+    pub cqs: BTreeMap<CqId, CompletionQueue>,
+    pub srqs: BTreeMap<SrqId, ClientSrq>,
+    pub qps: BTreeMap<Qpn, ClientQp>,
     /// Queue pairs destroyed without a reply, until their worker has released them.
-    pub departing_qps: HashMap<Qpn, ClientQp>,
-    pub cm_channels: HashMap<CmChannelId, Outbox>,
+    pub departing_qps: BTreeMap<Qpn, ClientQp>,
+    pub cm_channels: BTreeMap<CmChannelId, Outbox>,
     /// Memory that ports still refer to after the end of its registration.
     pub(super) held_memory: HeldMemory,
     pub queues: QueueAllocator,
@@ -201,20 +205,20 @@ impl Client {
             events_waiting: EventBudget::new(limits.events_per_client as usize),
             events: None,
             doorbells: None,
-            pds: HashMap::new(),
-            arenas: HashMap::new(),
-            processes: HashMap::new(),
+            pds: BTreeMap::new(),
+            arenas: BTreeMap::new(),
+            processes: BTreeMap::new(),
             bad_imports: 0,
             next_extents: Vec::new(),
-            mrs: HashMap::new(),
+            mrs: BTreeMap::new(),
             registered: RegisteredSums::default(),
-            mws: HashMap::new(),
-            channels: HashMap::new(),
-            cqs: HashMap::new(),
-            srqs: HashMap::new(),
-            qps: HashMap::new(),
-            departing_qps: HashMap::new(),
-            cm_channels: HashMap::new(),
+            mws: BTreeMap::new(),
+            channels: BTreeMap::new(),
+            cqs: BTreeMap::new(),
+            srqs: BTreeMap::new(),
+            qps: BTreeMap::new(),
+            departing_qps: BTreeMap::new(),
+            cm_channels: BTreeMap::new(),
             held_memory: HeldMemory::default(),
             queues: QueueAllocator::new(PageSize::Normal, queue_bytes, id.fault_owner()),
             next_id: 0,
@@ -282,48 +286,93 @@ pub struct DepartingClient {
     pub left: usize,
     /// Closing its socket may take as long as the client likes.
     pub slow_to_close: bool,
-    /// All of `entries` are removed.
-    pub entries_removed: bool,
-    /// Keys and numbers that are not removed yet.
+    /// Its entries in tables of all clients that are not removed yet.
     pub entries: DepartingEntries,
 }
 
-/// Memory keys and queue pair numbers of a departed client, which are removed a part at a time.
+/// Entries of a departed client in tables of all clients, which are removed a part at a time.
 pub struct DepartingEntries {
-    mws: hash_map::IntoKeys<Stag, MemoryWindow>,
-    mrs: hash_map::IntoIter<Stag, MemoryRegion>,
-    qps: hash_map::IntoIter<Qpn, ClientQp>,
-    departing_qps: hash_map::IntoIter<Qpn, ClientQp>,
+    requests: vec::IntoIter<ConnectRequestId>,
+    listeners: vec::IntoIter<CmListenerId>,
+    cm_channels: btree_map::IntoValues<CmChannelId, Outbox>,
+    mws: btree_map::IntoKeys<Stag, MemoryWindow>,
+    mrs: btree_map::IntoIter<Stag, MemoryRegion>,
+    qps: btree_map::IntoIter<Qpn, ClientQp>,
+    departing_qps: btree_map::IntoIter<Qpn, ClientQp>,
+    cqs: btree_map::IntoIter<CqId, CompletionQueue>,
+    srqs: btree_map::IntoIter<SrqId, ClientSrq>,
+    pds: btree_map::IntoIter<PdId, ProtectionDomain>,
 }
 
 /// An entry of a table of all clients.
 pub enum DepartingEntry {
+    Request(ConnectRequestId),
+    Listener(CmListenerId),
+    CmChannel(Outbox),
     Key(Stag),
     QueuePair(Qpn),
+    CompletionQueue(CqId),
+    SharedReceiveQueue(SrqId),
+    ProtectionDomain(PdId),
 }
 
 impl DepartingEntries {
-    /// Takes them from the client.
-    pub fn take(client: &mut Client) -> DepartingEntries {
+    /// Takes the entries of a client that is removed from `resources`.
+    pub fn take(resources: &Resources, client: &mut Client) -> DepartingEntries {
+        let requests: Vec<_> = resources.requests.of_client(client.id).collect();
+        let listeners: Vec<_> = resources.listeners.of_client(client.id).collect();
         DepartingEntries {
+            requests: requests.into_iter(),
+            listeners: listeners.into_iter(),
+            cm_channels: std::mem::take(&mut client.cm_channels).into_values(),
             mws: std::mem::take(&mut client.mws).into_keys(),
             mrs: std::mem::take(&mut client.mrs).into_iter(),
             qps: std::mem::take(&mut client.qps).into_iter(),
             departing_qps: std::mem::take(&mut client.departing_qps).into_iter(),
+            cqs: std::mem::take(&mut client.cqs).into_iter(),
+            srqs: std::mem::take(&mut client.srqs).into_iter(),
+            pds: std::mem::take(&mut client.pds).into_iter(),
         }
     }
-}
 
-impl Iterator for DepartingEntries {
-    type Item = DepartingEntry;
+    /// Next entry that no worker uses to reach the client's memory.
+    pub fn next_connection(&mut self) -> Option<DepartingEntry> {
+        let request = self.requests.next().map(DepartingEntry::Request);
+        let listener = || self.listeners.next().map(DepartingEntry::Listener);
+        let channel = || self.cm_channels.next().map(DepartingEntry::CmChannel);
+        request.or_else(listener).or_else(channel)
+    }
 
-    fn next(&mut self) -> Option<DepartingEntry> {
+    /// Next entry that workers may use until they have passed the client's barrier.
+    pub fn next_key(&mut self) -> Option<DepartingEntry> {
         let key = self.mws.next();
         if let Some(key) = key.or_else(|| Some(self.mrs.next()?.0)) {
             return Some(DepartingEntry::Key(key));
         }
         let qp = self.qps.next().or_else(|| self.departing_qps.next());
         qp.map(|(qpn, _)| DepartingEntry::QueuePair(qpn))
+    }
+
+    /// Next number that workers may find in a memory key until all keys are reclaimed.
+    pub fn next_number(&mut self) -> Option<DepartingEntry> {
+        if let Some((cq, _)) = self.cqs.next() {
+            return Some(DepartingEntry::CompletionQueue(cq));
+        }
+        if let Some((srq, _)) = self.srqs.next() {
+            return Some(DepartingEntry::SharedReceiveQueue(srq));
+        }
+        let pd = self.pds.next();
+        pd.map(|(pd, _)| DepartingEntry::ProtectionDomain(pd))
+    }
+
+    /// Returns true if entries of [`Self::next_connection`] are left.
+    pub fn has_connections(&self) -> bool {
+        self.requests.len() + self.listeners.len() + self.cm_channels.len() > 0
+    }
+
+    /// Returns true if entries of [`Self::next_key`] are left.
+    pub fn has_keys(&self) -> bool {
+        self.mws.len() + self.mrs.len() + self.qps.len() + self.departing_qps.len() > 0
     }
 }
 
@@ -365,8 +414,10 @@ impl NumberPool {
 
 /// All objects of all clients, and their number pools.
 pub struct Resources {
-    pub clients: HashMap<ClientId, Client>,
+    pub clients: BTreeMap<ClientId, Client>,
     pub departing: Vec<DepartingClient>,
+    /// Clients whose request waits until no worker uses a memory key.
+    pub awaiting_keys: Vec<ClientId>,
     pub listeners: Listeners,
     pub requests: ConnectRequests,
     pub qpns: NumberPool,
@@ -375,9 +426,9 @@ pub struct Resources {
     pub pds: NumberPool,
     pub ledger: Ledger,
     /// Owner of each queue pair, including those being destroyed.
-    pub qp_owners: HashMap<Qpn, ClientId>,
+    pub qp_owners: BTreeMap<Qpn, ClientId>,
     /// Owner of each outbox by epoll token, and its channel; `None` for asynchronous events.
-    pub outboxes: HashMap<u64, (ClientId, Option<CmChannelId>)>,
+    pub outboxes: BTreeMap<u64, (ClientId, Option<CmChannelId>)>,
     last_client: u64,
     last_listener: u32,
     last_request: u32,
@@ -388,8 +439,9 @@ impl Resources {
     /// Creates an empty tree with these limits.
     pub fn new(limits: QuotaLimits) -> Resources {
         Resources {
-            clients: HashMap::new(),
+            clients: BTreeMap::new(),
             departing: Vec::new(),
+            awaiting_keys: Vec::new(),
             listeners: Listeners::default(),
             requests: ConnectRequests::default(),
             qpns: NumberPool::default(),
@@ -397,8 +449,8 @@ impl Resources {
             srqs: NumberPool::default(),
             pds: NumberPool::default(),
             ledger: Ledger::new(limits),
-            qp_owners: HashMap::new(),
-            outboxes: HashMap::new(),
+            qp_owners: BTreeMap::new(),
+            outboxes: BTreeMap::new(),
             last_client: 0,
             last_listener: 0,
             last_request: 0,
@@ -475,6 +527,13 @@ impl Resources {
                 )
             });
         }
+    }
+
+    /// Counts a worker's answer that a client's request may wait for. Returns the number of missing
+    /// ones; `None` if it waits for something else.
+    pub fn count_answer(&mut self, id: ClientId, token: CommandToken) -> Option<usize> {
+        let client = self.clients.get_mut(&id)?;
+        client.waiting.as_mut()?.what.count_answer(token)
     }
 
     /// Updates a client's account to its current queue memory, and to the heap of what varies in

@@ -206,7 +206,7 @@ impl ControlThread {
                 ));
             }
             if srq.rings.len() >= MOST_RINGS && may_wait {
-                let (token, left) = self.workers.post_barrier();
+                let (token, left) = self.workers.post_barrier(Some(id));
                 return Ok(Served::Deferred(PendingReply::ResizeSrq {
                     request: *request,
                     token,
@@ -332,7 +332,7 @@ impl ControlThread {
             return Err(Refusal::in_use("shared receive queue", queue.qps));
         }
         self.workers.post_to_all(|| Command::RemoveSrq { srq });
-        let (token, left) = self.workers.post_barrier();
+        let (token, left) = self.workers.post_barrier(Some(id));
         Ok(Served::Deferred(PendingReply::FreeSrq { srq, token, left }))
     }
 

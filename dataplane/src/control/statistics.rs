@@ -52,7 +52,7 @@ impl ControlThread {
             client.stats_text = rest_to_read(text, &part);
             return send_reply::<m::ReadStats>(client, seq, &part);
         }
-        let token = self.workers.next_token();
+        let token = self.workers.next_token(Some(id));
         let left = self.workers.worker_count();
         self.workers.post_to_all(|| Command::Stats { token });
         Ok(Served::Deferred(PendingReply::Stats { token, left }))
@@ -68,25 +68,11 @@ impl ControlThread {
         if let Some(counters) = self.workers.stats.get_mut(worker) {
             *counters = stats;
         }
-        let found =
-            self.resources
-                .clients
-                .iter_mut()
-                .find_map(|(id, client)| match &mut client.waiting {
-                    Some(DeferredRequest {
-                        what:
-                            PendingReply::Stats {
-                                token: awaited,
-                                left,
-                            },
-                        ..
-                    }) if *awaited == token => {
-                        *left = left.saturating_sub(1);
-                        Some((*id, *left))
-                    }
-                    _ => None,
-                });
-        if let Some((id, 0)) = found {
+        let Some(id) = token.client else {
+            return;
+        };
+        let left = self.resources.count_answer(id, token);
+        if left == Some(0) {
             self.begin_statistics(id);
         }
     }

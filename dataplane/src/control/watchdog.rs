@@ -59,7 +59,7 @@ impl ControlThread {
             && now >= watchdog.next_round
         {
             watchdog.next_round = now + watchdog.period;
-            watchdog.round = Some(self.workers.post_barrier());
+            watchdog.round = Some(self.workers.post_barrier(None));
         }
     }
 }

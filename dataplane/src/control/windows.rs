@@ -63,7 +63,7 @@ impl ControlThread {
         let ticket = keys.remove(rkey).ok_or_else(unknown)?;
         let then = QuiescentReply::DeallocMw;
         // No memory to wait for: the deregistration of the window's region waits for frames.
-        Ok(self.await_quiescent_key(ticket, Vec::new(), then))
+        Ok(self.await_quiescent_key(id, ticket, Vec::new(), then))
     }
 
     pub(super) fn alloc_fast_mr(

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use siw_shm::SharedMemory;
 
-use crate::ids::CommandToken;
+use crate::ids::{ClientId, CommandToken};
 use crate::worker::Mailbox;
 use crate::worker::messages::{Command, Event, WorkerStats};
 
@@ -87,24 +87,29 @@ impl WorkerSet {
         }
     }
 
-    /// Allocates a token for a command.
-    pub fn next_token(&mut self) -> CommandToken {
+    /// Allocates a token for a command whose answer this client waits for.
+    pub fn next_token(&mut self, client: Option<ClientId>) -> CommandToken {
         self.last_token += 1;
-        CommandToken(self.last_token)
+        let number = self.last_token;
+        CommandToken { client, number }
     }
 
     /// Posts a barrier to every worker, which reports when it has executed all earlier commands.
     /// Returns the token and the number of these reports.
-    pub fn post_barrier(&mut self) -> (CommandToken, usize) {
-        let token = self.next_token();
+    pub fn post_barrier(&mut self, client: Option<ClientId>) -> (CommandToken, usize) {
+        let token = self.next_token(client);
         self.post_to_all(|| Command::Barrier { token });
         (token, self.worker_count())
     }
 
     /// Requests a report from every worker when no port holds a frame that refers to these regions
     /// at the time of the call. Returns the same as [`Self::post_barrier`].
-    pub fn await_frames(&mut self, regions: Arc<[Arc<SharedMemory>]>) -> (CommandToken, usize) {
-        let token = self.next_token();
+    pub fn await_frames(
+        &mut self,
+        client: ClientId,
+        regions: Arc<[Arc<SharedMemory>]>,
+    ) -> (CommandToken, usize) {
+        let token = self.next_token(Some(client));
         let unanswered = Arc::new(AtomicUsize::new(self.worker_count()));
         self.post_to_all(|| Command::AwaitFrames {
             token,
@@ -142,12 +147,12 @@ mod tests {
         };
         let mailbox = Arc::new(mailbox);
         let mut workers = WorkerSet::new(Arc::new([mailbox.clone()]));
-        workers.post_barrier();
-        workers.post_barrier();
+        workers.post_barrier(None);
+        workers.post_barrier(None);
         // The worker ends while the control thread waits for room.
         std::thread::scope(|scope| {
             scope.spawn(|| mailbox.has_ended.store(true, Ordering::Release));
-            workers.post_barrier();
+            workers.post_barrier(None);
         });
         workers.post_to_all(|| Command::Stop);
         assert_eq!(mailbox.commands.len(), 2);

@@ -175,6 +175,11 @@ mod tests {
         message
     }
 
+    fn new_token(number: u64) -> CommandToken {
+        let client = None;
+        CommandToken { client, number }
+    }
+
     fn next_answer(worker: &mut Worker, now: &mut Instant) -> Option<CommandToken> {
         // Longer than the sweep interval.
         *now = *now + Duration::from_millis(20);
@@ -195,7 +200,7 @@ mod tests {
         let mut now = Instant::from_millis(1000);
         let message = send_from(&mut worker, &memory, &pool, &mut tx);
         worker.context.ext_bufs.free(message);
-        let token = CommandToken(3);
+        let token = new_token(3);
         let command = Command::AwaitFrames {
             token,
             regions: Arc::new([memory.clone()]),
@@ -230,7 +235,7 @@ mod tests {
         // Completed by its ACK while the frame is still in the ring.
         worker.context.ext_bufs.free(done);
 
-        let token = CommandToken(7);
+        let token = new_token(7);
         let unanswered = Arc::new(AtomicUsize::new(2));
         for worker in [&*worker, &*idle] {
             let command = Command::AwaitFrames {

@@ -19,7 +19,7 @@ use crate::netlink::KernelNeighbour;
 pub(super) const GENERATION_MASK: u32 = 0xFF_FFFF;
 
 /// A connection request at a listener: worker, slot, generation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
 impl RequestId {

@@ -8,11 +8,33 @@ use std::sync::atomic::Ordering;
 use siw::CmEvent;
 use siw_shm::control::messages as m;
 use siw_shm::control::{ControlSocket, Message, codec};
-use siw_shm::shared_memory::SharedMemory;
+use siw_shm::shared_memory::{PageSize, SharedMemory};
 use siw_shm::work_queue::{OFF_PENDING, OFF_TAIL};
 use siw_shm::{CqConsumer, CqGeometry};
 
 use super::{Daemon, End, PATIENCE};
+
+/// Request to import the first `len` bytes of a memory file.
+pub fn import_of(len: u64) -> m::ImportMemory {
+    m::ImportMemory {
+        kind: m::IMPORT_FILE,
+        writable: 1,
+        offset: 0,
+        len,
+    }
+}
+
+/// Imports the first `imported` bytes of a new file with `len` bytes of memory, whose last descriptor
+/// the daemon has then. Returns the number of the arena.
+pub fn import_new_file(conn: &ControlSocket, seq: u32, len: usize, imported: u64) -> u32 {
+    let file = SharedMemory::create_memfd("file", len, PageSize::Normal).unwrap();
+    file.fill_zero(0, len).unwrap();
+    let fd = file.memfd().unwrap();
+    let (made, _) = conn
+        .call_and_wait(seq, &import_of(imported), &[fd])
+        .unwrap();
+    made.id
+}
 
 /// One protection domain, completion queue, shared receive queue and queue pair.
 pub struct RawClient {

@@ -6,6 +6,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use crate::common::raw_client::{import_new_file, import_of};
 use crate::common::*;
 use nix::libc;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -224,15 +225,7 @@ fn an_import_waits_while_many_descriptors_of_its_user_are_being_closed() {
         conn.recv_packet().unwrap();
     }
     let file = SharedMemory::create_memfd("own", 4096, PageSize::Normal).unwrap();
-    let import = codec::encode_request(
-        2,
-        &m::ImportMemory {
-            kind: m::IMPORT_FILE,
-            writable: 1,
-            offset: 0,
-            len: 4096,
-        },
-    );
+    let import = codec::encode_request(2, &import_of(4096));
     for conn in [&honest, &leaver] {
         let fd = file.memfd().unwrap();
         conn.send_packet(&import, &[fd]).unwrap();
@@ -387,21 +380,8 @@ fn no_request_takes_long_however_much_a_client_holds() {
         ));
     }
     for _ in 0..3 {
-        // The daemon has the last descriptor of a file of which it maps a page.
-        let len = 256 << 20;
-        let file = SharedMemory::create_memfd("large", len, PageSize::Normal).unwrap();
-        file.fill_zero(0, len).unwrap();
-        let import = m::ImportMemory {
-            kind: m::IMPORT_FILE,
-            writable: 1,
-            offset: 0,
-            len: 4096,
-        };
-        let (made, _) = client
-            .call_and_wait(next(), &import, &[file.memfd().unwrap()])
-            .unwrap();
-        drop(file);
-        let (arena, reserved) = (made.id, 0);
+        let arena = import_new_file(&client, next(), 256 << 20, 4096);
+        let reserved = 0;
         let request = m::FreeArena { arena, reserved };
         longest.push((
             "FREE_ARENA",

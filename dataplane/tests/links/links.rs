@@ -372,6 +372,28 @@ fn a_listener_of_linux_and_siwd_meet_on_the_tap_over_a_gateway_address() {
     assert_eq!(from.ip(), ip("10.77.0.1"));
 }
 
+/// The thread that asks the driver stands still, as in a call that takes long.
+#[test]
+fn a_driver_that_takes_long_to_tell_the_state_of_its_link_holds_up_no_client() {
+    skip_if!(lacks_network());
+    let ns = Netns::new();
+    let siwd = ns.siwd(&config("tap.toml"), &[]);
+    let client = siwd.context();
+    let Some(stopped) = StoppedThread::stop(siwd.child.id(), "siwd-link") else {
+        return;
+    };
+    ns.ip("link set siwtap0 down");
+    for _ in 0..3 {
+        drop(client.alloc_pd().unwrap());
+    }
+    assert!(client.query_device(0).unwrap().active);
+    drop(stopped);
+    let event = client.get_async_event(Some(PATIENCE)).unwrap();
+    assert_eq!(event.kind, Some(siw::AsyncEventKind::PortErr));
+    drop(client);
+    assert!(siwd.stop().success());
+}
+
 #[test]
 fn a_link_that_goes_down_and_up_is_told_to_every_client() {
     skip_if!(lacks_network());

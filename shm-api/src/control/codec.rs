@@ -253,6 +253,9 @@ macro_rules! requests {
         pub enum Request { $(#[doc = concat!("[`", stringify!($name), "`].")] $name($name)),* }
 
         impl Request {
+            /// Names of all requests, see [`Request::name`].
+            pub const NAMES: &[&str] = &[$(stringify!($name)),*];
+
             /// Checks and copies a packet. On error, refuse the packet with [`encode_error`], using
             /// [`peek_header`].
             pub fn decode(p: &[u8]) -> Result<(u32, Request), ProtoError> {
