@@ -10,6 +10,7 @@ use siw_shm::fault_guard;
 
 use super::helpers::DisposalQueue;
 use super::peers::PeerCredentials;
+use super::pending::PendingReply;
 use super::quotas::{Account, Quota};
 use super::requests::RequestState;
 use super::resources::{Client, DepartingClient, DepartingEntries};
@@ -349,8 +350,14 @@ impl ControlThread {
         } else {
             self.workers.await_frames(id, regions.into())
         };
+        let waiting = client.waiting.as_ref().map(|waiting| &waiting.what);
+        let last_key = match waiting {
+            Some(PendingReply::QuiescentKey { ticket, .. }) => Some(*ticket),
+            _ => None,
+        };
         self.resources.departing.push(DepartingClient {
             entries,
+            last_key,
             client,
             token,
             left,

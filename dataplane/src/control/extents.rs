@@ -12,13 +12,13 @@ use siw_shm::{Access, SharedMemory};
 
 use super::ControlThread;
 use super::heap;
-use super::helpers::{DisposalQueue, FilePart, MadeArena, MemoryOrder, MemorySource};
+use super::helpers::{DisposalQueue, FilePart, MemoryOrder, MemorySource};
 use super::memory::{add_region, arena_amounts, check_access, own_arena};
 use super::pending::{DeferredRequest, PendingReply};
 use super::quotas::Quota;
 use super::regions::{ClientProcess, MemoryRegion, RegionExtents};
 use super::requests::*;
-use super::resources::{Client, ClientArena, Resources};
+use super::resources::{Client, Resources};
 use crate::config::ProcessMemoryPolicy;
 use crate::ids::{ArenaId, ClientId, PdId};
 
@@ -251,33 +251,7 @@ impl ControlThread {
         if let (Err(_), Ok(last)) = (&made, last) {
             self.dispose_descriptor(uid, last);
         }
-        self.add_import(id, seq, request.len, made)
-    }
-
-    /// Adds an imported file, which was charged as `len` bytes, to its client.
-    pub(super) fn add_import(
-        &mut self,
-        id: ClientId,
-        seq: u32,
-        len: u64,
-        made: Result<MadeArena, Refusal>,
-    ) -> Outcome {
-        let made = made.inspect_err(|_| self.resources.release(id, &arena_amounts(len)));
-        let (region, external) = made?;
-        let client = self.resources.client_mut(id)?;
-        let arena = ArenaId(client.next_number());
-        let entry = ClientArena {
-            region,
-            mrs: 0,
-            imported: true,
-            external,
-        };
-        client.arenas.insert(arena, entry);
-        let reply = m::IdReply {
-            id: arena.0,
-            reserved: 0,
-        };
-        send_reply::<m::ImportMemory>(client, seq, &reply)
+        self.add_arena(id, seq, request.len, true, made)
     }
 
     /// Checks that workers may copy from and to a client's address space, and that the descriptor

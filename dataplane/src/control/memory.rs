@@ -62,54 +62,51 @@ impl ControlThread {
             .map_err(|error| format!("no shared memory: {error}"))
             .and_then(|memory| helpers::map_memory(memory, &*self.config.map_arena))
             .map_err(|reason| Refusal::new(libc::ENOMEM, reason));
-        self.add_arena(id, seq, len as u64, made)
+        self.add_arena(id, seq, len as u64, false, made)
     }
 
-    /// Adds a new arena, which was charged as `len` bytes, to its client.
-    fn add_arena(
+    /// Adds a new arena, or an imported file, to its client and replies. It was charged as `len` bytes.
+    pub(super) fn add_arena(
         &mut self,
         id: ClientId,
         seq: u32,
         len: u64,
+        imported: bool,
         made: Result<MadeArena, Refusal>,
     ) -> Outcome {
-        let (region, external) = match made {
-            Ok(made) => made,
-            Err(refusal) => {
-                self.resources.release(id, &arena_amounts(len));
-                return Err(refusal);
-            }
-        };
-        let resources = &mut self.resources;
-        let client = resources.client_mut(id)?;
+        let made = made.inspect_err(|_| self.resources.release(id, &arena_amounts(len)));
+        let (region, external) = made?;
+        let client = self.resources.client_mut(id)?;
         let arena = ArenaId(client.next_number());
-        let real_len = region.len() as u64;
+        let entry = ClientArena {
+            region: region.clone(),
+            mrs: 0,
+            imported,
+            external,
+        };
+        if imported {
+            client.arenas.insert(arena, entry);
+            let (id, reserved) = (arena.0, 0);
+            let reply = m::IdReply { id, reserved };
+            return send_reply::<m::ImportMemory>(client, seq, &reply);
+        }
+        let (real_len, huge) = (region.len() as u64, region.is_huge());
         let reply = m::ArenaReply {
             arena: arena.0,
-            huge: region.is_huge().into(),
+            huge: huge.into(),
             len: real_len,
         };
         let fd = region
             .memfd()
             .ok_or_else(|| Refusal::new(libc::ENOMEM, "shared memory has no descriptor"))?;
         send_reply_with_fds::<m::AllocArena>(client, seq, &reply, &[fd])?;
-        let huge_len = if region.is_huge() { real_len } else { 0 };
-        client.arenas.insert(
-            arena,
-            ClientArena {
-                region,
-                mrs: 0,
-                imported: false,
-                external,
-            },
-        );
+        client.arenas.insert(arena, entry);
         // Hugepages are allocated whole, so the arena may be larger than charged.
+        let resources = &mut self.resources;
         if let Some(client) = resources.clients.get_mut(&id) {
-            let account = &mut client.account;
-            resources
-                .ledger
-                .add(account, Quota::Memory, real_len.saturating_sub(len));
-            resources.ledger.add(account, Quota::HugeMemory, huge_len);
+            let (account, ledger) = (&mut client.account, &mut resources.ledger);
+            ledger.add(account, Quota::Memory, real_len.saturating_sub(len));
+            ledger.add(account, Quota::HugeMemory, if huge { real_len } else { 0 });
         }
         Ok(Served::Replied)
     }
@@ -134,13 +131,11 @@ impl ControlThread {
             self.helpers.dispose(queue, Box::new(made), None);
             return;
         };
-        let (added, kind) = if imported {
-            let added = self.add_import(id, seq, len, made);
-            (added, <m::ImportMemory as m::Message>::KIND)
-        } else {
-            let added = self.add_arena(id, seq, len, made);
-            (added, <m::AllocArena as m::Message>::KIND)
+        let kind = match imported {
+            true => <m::ImportMemory as m::Message>::KIND,
+            false => <m::AllocArena as m::Message>::KIND,
         };
+        let added = self.add_arena(id, seq, len, imported, made);
         if let (Err(refusal), Some(client)) = (added, self.resources.clients.get(&id)) {
             refusal.send(client, kind, seq);
         }

@@ -3,6 +3,8 @@
 
 use std::time::{Duration, Instant};
 
+use siw_memory::Retired;
+
 use super::ControlThread;
 use super::helpers::{DisposalQueue, HelperReport, LONG_MEMORY};
 use super::pending::PendingReply;
@@ -15,6 +17,11 @@ use crate::worker::messages::Command;
 const FEW_QUEUE_PAIRS: u64 = 1024;
 /// The objects of a client with fewer descriptors than this are freed directly.
 const FEW_DESCRIPTORS: u64 = 256;
+/// Regions freed at once: each may have thousands of extents.
+const REGIONS_AT_ONCE: usize = 8;
+/// Number of regions that wait until no worker can access them, above which no more of departed clients
+/// are removed: deregistrations of other clients wait for those before them.
+const MOST_WAITING_REGIONS: usize = 64;
 /// Time spent in one turn on departed clients. Without it, one turn would end all clients that left
 /// together, and all objects of a client.
 const DEPARTURES_PER_TURN: Duration = Duration::from_micros(200);
@@ -65,31 +72,37 @@ impl ControlThread {
 
     /// Answers deregistrations and frees departed clients that no worker can touch any more.
     pub(super) fn reclaim_objects(&mut self) {
-        let waits = self.config.keys.try_reclaim();
+        let budget = TurnBudget::new();
+        let waits = self.reclaim_keys(&budget);
         let awaiting = std::mem::take(&mut self.resources.awaiting_keys);
         for id in awaiting {
-            match self.awaited_key(id) {
-                Some(PendingReply::QuiescentKey {
-                    ticket, left, late, ..
-                }) => {
-                    if *left == late.len() && self.config.keys.has_elapsed(*ticket) {
-                        self.finish_quiescent_key(id);
-                        self.times.end_work("reclaim");
-                    } else {
-                        self.resources.awaiting_keys.push(id);
-                    }
+            // The client may have left.
+            if let Some(PendingReply::QuiescentKey {
+                ticket, left, late, ..
+            }) = self.awaited_key(id)
+            {
+                if *left == late.len() && self.config.keys.is_reclaimed(*ticket) {
+                    self.finish_quiescent_key(id);
+                    self.times.end_work("reclaim");
+                } else {
+                    self.resources.awaiting_keys.push(id);
                 }
-                // The client has left.
-                _ => {}
             }
         }
         if self.resources.departing.is_empty() {
             return;
         }
-        let budget = TurnBudget::new();
-        self.remove_entries(&budget);
-        if waits == 0 && self.config.keys.try_reclaim() == 0 {
-            self.free_departed_clients(&budget);
+        self.remove_entries(&budget, waits);
+        self.free_departed_clients(&budget);
+    }
+
+    /// Frees memory regions that no worker can access. Returns the number of those that wait.
+    fn reclaim_keys(&self, budget: &TurnBudget) -> usize {
+        loop {
+            let (freed, left) = self.config.keys.reclaim_some(REGIONS_AT_ONCE);
+            if freed == 0 || !budget.has_time() {
+                return left;
+            }
         }
     }
 
@@ -104,32 +117,35 @@ impl ControlThread {
         }
     }
 
-    /// Removes entries of departed clients from the tables of all clients.
-    fn remove_entries(&mut self, budget: &TurnBudget) {
+    /// Removes entries of departed clients from the tables of all clients. `waits`: number of regions
+    /// that wait until no worker can access them.
+    fn remove_entries(&mut self, budget: &TurnBudget, mut waits: usize) {
         let mut departing = std::mem::take(&mut self.resources.departing);
         for departing in &mut departing {
             while budget.has_time() {
                 let entries = &mut departing.entries;
                 let next = entries.next_connection().or_else(|| match departing.left {
-                    0 => entries.next_key(),
+                    0 if waits < MOST_WAITING_REGIONS => entries.next_key(),
                     _ => None,
                 });
-                match next {
-                    Some(entry) => self.remove_entry(entry),
-                    None => break,
+                let Some(entry) = next else {
+                    break;
+                };
+                if let Some(removed) = self.remove_entry(entry) {
+                    departing.last_key = Some(removed);
+                    waits += 1;
                 }
             }
         }
         self.resources.departing = departing;
     }
 
-    fn remove_entry(&mut self, entry: DepartingEntry) {
+    /// Removes an entry; returns the grace period of a memory key.
+    fn remove_entry(&mut self, entry: DepartingEntry) -> Option<Retired> {
         let resources = &mut self.resources;
         match entry {
             DepartingEntry::Request(number) => {
-                let Some(waiting) = resources.requests.remove(number) else {
-                    return;
-                };
+                let waiting = resources.requests.remove(number)?;
                 resources.listeners.count_answered(waiting.listener);
                 // A worker ends the requests of a listener together with it.
                 if resources.listeners.get(waiting.listener).is_none() {
@@ -146,7 +162,7 @@ impl ControlThread {
             DepartingEntry::CmChannel(outbox) => {
                 resources.outboxes.remove(&outbox.epoll_token());
             }
-            DepartingEntry::Key(key) => drop(self.config.keys.remove(key)),
+            DepartingEntry::Key(key) => return self.config.keys.remove(key),
             DepartingEntry::QueuePair(qpn) => {
                 resources.qp_owners.remove(&qpn);
                 self.pairing.forget_attempt(qpn);
@@ -156,6 +172,7 @@ impl ControlThread {
             DepartingEntry::SharedReceiveQueue(srq) => resources.srqs.release_number(srq.0),
             DepartingEntry::ProtectionDomain(pd) => resources.pds.release_number(pd.0),
         }
+        None
     }
 
     /// Frees departed clients that no worker can touch any more.
@@ -164,6 +181,9 @@ impl ControlThread {
         while let Some(departing) = self.resources.departing.get_mut(place) {
             let entries = &mut departing.entries;
             let is_used = departing.left > 0 || entries.has_connections() || entries.has_keys();
+            let keys = &self.config.keys;
+            let has_key = |key: Retired| !keys.is_reclaimed(key);
+            let is_used = is_used || departing.last_key.is_some_and(has_key);
             if is_used || departing.client.waits_for_helper() {
                 place += 1;
                 continue;

@@ -2,17 +2,18 @@
 //! arena). Dropping a client frees its subtree.
 //!
 //! Maps that clients fill are trees: a hash map moves all of its entries at once when it grows, which
-//! takes tens of milliseconds with a million of them.
+//! takes tens of milliseconds with a million of them. Arenas are few (`descriptors_per_client`), and a
+//! registration looks up thousands.
 
-use std::collections::{BTreeMap, VecDeque, btree_map};
+use std::collections::{BTreeMap, HashMap, VecDeque, btree_map};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::vec;
 
 use nix::libc;
 use siw_iwarp::QpInitAttr;
-use siw_memory::Stag;
 use siw_memory::queue_allocator::{QueueAllocator, QueueMemory};
+use siw_memory::{Retired, Stag};
 use siw_shm::QpGeometry;
 use siw_shm::control::{Addr, ControlSocket, MemoryExtent, QpState, messages};
 use siw_shm::shared_memory::{HUGE_PAGE, PageSize, SharedMemory};
@@ -144,9 +145,9 @@ pub struct Client {
     pub events: Option<Outbox>,
     pub doorbells: Option<Arc<SharedMemory>>,
     pub pds: BTreeMap<PdId, ProtectionDomain>,
-    pub arenas: BTreeMap<ArenaId, ClientArena>,
+    pub arenas: HashMap<ArenaId, ClientArena>,
     /// Address spaces, numbered in the same space as arenas.
-    pub processes: BTreeMap<ArenaId, ClientProcess>,
+    pub processes: HashMap<ArenaId, ClientProcess>,
     /// Number of descriptors received that were not memory.
     pub bad_imports: u32,
     /// First extents of the next region to register.
@@ -206,8 +207,8 @@ impl Client {
             events: None,
             doorbells: None,
             pds: BTreeMap::new(),
-            arenas: BTreeMap::new(),
-            processes: BTreeMap::new(),
+            arenas: HashMap::new(),
+            processes: HashMap::new(),
             bad_imports: 0,
             next_extents: Vec::new(),
             mrs: BTreeMap::new(),
@@ -286,6 +287,8 @@ pub struct DepartingClient {
     pub left: usize,
     /// Closing its socket may take as long as the client likes.
     pub slow_to_close: bool,
+    /// Grace period of the last memory key that was removed.
+    pub last_key: Option<Retired>,
     /// Its entries in tables of all clients that are not removed yet.
     pub entries: DepartingEntries,
 }

@@ -289,7 +289,8 @@ fn time_of_request(d: &Daemon, observer: &End, request: impl FnOnce()) -> Durati
 /// thread each, and the rest of their work is done by helpers.
 #[test]
 fn no_request_takes_long_however_much_a_client_holds() {
-    const MOST: Duration = Duration::from_millis(1);
+    // Builds for tests are optimised little.
+    const MOST: Duration = Duration::from_millis(if cfg!(debug_assertions) { 2 } else { 1 });
     const REGIONS: u32 = 20_000;
     let d = Daemon::loopback();
     let (a, _b) = pair(&d, 4096);

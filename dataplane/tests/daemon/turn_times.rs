@@ -15,11 +15,13 @@ use siw_shm::control::{ControlSocket, Message, Request};
 const MOST: Duration = Duration::from_millis(if cfg!(debug_assertions) { 2 } else { 1 });
 /// Daemons measured at most: interrupts and page faults count as processor time too, so the least time
 /// of each kind is taken.
-const DAEMONS: usize = 5;
+const DAEMONS: usize = 8;
 /// Protection domains of the client with many numbers.
 const DOMAINS: usize = 50_000;
 /// Memory regions of that client.
-const REGIONS: usize = 120_000;
+const REGIONS: usize = 30_000;
+/// Regions of the most extents of that client.
+const LONG_REGIONS: usize = 200;
 /// Completion queues of that client.
 const COMPLETION_QUEUES: usize = 3000;
 /// Listeners of a client, nearly as many as its limit.
@@ -58,6 +60,34 @@ impl Requests {
         .arena
     }
 
+    /// Registers a region of the most extents.
+    fn register_extents(&mut self, pd: u32, arena: u32) -> m::MrReply {
+        let reserved = 0;
+        let extents = [m::MemoryExtent {
+            arena,
+            len: 64,
+            ..Default::default()
+        }; m::MAX_EXTENTS];
+        let count = m::MAX_EXTENTS as u32;
+        for _ in 0..31 {
+            self.call(&m::AddExtents {
+                count,
+                reserved,
+                extents,
+            });
+        }
+        self.call(&m::RegMemory {
+            pd,
+            access: 1,
+            len: 32 * 64 * u64::from(count),
+            va: 0,
+            count,
+            reserved,
+            reason: m::Text::new("turn times"),
+            extents,
+        })
+    }
+
     /// Registers, changes and deregisters memory of one arena, of the most extents, and of a file.
     fn register_memory(&mut self, pd: u32) {
         let reserved = 0;
@@ -74,29 +104,7 @@ impl Requests {
                 reserved,
             });
         }
-        let extents = [m::MemoryExtent {
-            arena,
-            len: 64,
-            ..Default::default()
-        }; m::MAX_EXTENTS];
-        let count = m::MAX_EXTENTS as u32;
-        for _ in 0..31 {
-            self.call(&m::AddExtents {
-                count,
-                reserved,
-                extents,
-            });
-        }
-        let made = self.call(&m::RegMemory {
-            pd,
-            access: 1,
-            len: 32 * 64 * u64::from(count),
-            va: 0,
-            count,
-            reserved,
-            reason: m::Text::new("turn times"),
-            extents,
-        });
+        let made = self.register_extents(pd, arena);
         let (lkey, flags) = (made.lkey, m::REREG_ACCESS);
         self.call(&m::ReregMr {
             lkey,
@@ -247,6 +255,9 @@ impl Requests {
                 access,
                 reserved,
             });
+        }
+        for _ in 0..LONG_REGIONS {
+            self.register_extents(pd, arena);
         }
         for _ in 0..COMPLETION_QUEUES {
             let cqe = 4;

@@ -7,6 +7,7 @@
 //! siw-memory; generic so that loom can explore it.
 
 use crate::sync::{AtomicPtr, AtomicU64, Mutex, MutexGuard, Ordering, fence};
+use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError};
 
 #[repr(align(128))]
@@ -24,7 +25,7 @@ struct WriterState<T> {
     /// Use of each reader slot.
     claimed: Vec<bool>,
     /// Entries that were taken out of the table and are not freed yet.
-    dead: Vec<(GracePeriod, Box<T>)>,
+    dead: VecDeque<(GracePeriod, Box<T>)>,
 }
 
 /// The smallest page of memory, in bytes.
@@ -63,7 +64,7 @@ impl<T: Send + Sync> EpochTable<T> {
                 .collect(),
             writer: Mutex::new(WriterState {
                 claimed: vec![false; max_readers],
-                dead: Vec::new(),
+                dead: VecDeque::new(),
             }),
         })
     }
@@ -129,7 +130,7 @@ impl<T: Send + Sync> EpochTable<T> {
         // dropped only after the readers that still hold it.
         writer
             .dead
-            .push((grace_period, unsafe { Box::from_raw(pointer) }));
+            .push_back((grace_period, unsafe { Box::from_raw(pointer) }));
         Some(grace_period)
     }
 
@@ -162,24 +163,37 @@ impl<T: Send + Sync> EpochTable<T> {
         })
     }
 
+    /// Returns whether a grace period has elapsed and all entries that left the table before its end are
+    /// freed.
+    pub fn is_reclaimed(&self, grace_period: GracePeriod) -> bool {
+        let oldest = self.lock_writer().dead.front().map(|(period, _)| period.0);
+        self.has_elapsed(grace_period) && oldest.is_none_or(|oldest| oldest > grace_period.0)
+    }
+
     /// Frees the entries that no reader can access; returns the number of entries that still wait.
     pub fn try_reclaim(&self) -> usize {
+        self.reclaim_some(usize::MAX).1
+    }
+
+    /// Frees at most `most` entries that no reader can access, the oldest first. Returns the numbers of
+    /// freed entries and of those that still wait.
+    pub fn reclaim_some(&self, most: usize) -> (usize, usize) {
         let mut freed = Vec::new();
         let left = {
             let mut writer = self.lock_writer();
-            let mut index = 0;
-            while index < writer.dead.len() {
-                if self.has_elapsed(writer.dead[index].0) {
-                    freed.push(writer.dead.swap_remove(index));
-                } else {
-                    index += 1;
-                }
+            // The oldest is first, because `clear_slot` begins grace periods under this lock.
+            while freed.len() < most
+                && writer
+                    .dead
+                    .front()
+                    .is_some_and(|(period, _)| self.has_elapsed(*period))
+            {
+                freed.extend(writer.dead.pop_front());
             }
             writer.dead.len()
         };
         // Outside the lock: dropping may unmap memory.
-        drop(freed);
-        left
+        (freed.len(), left)
     }
 }
 

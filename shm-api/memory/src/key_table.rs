@@ -195,6 +195,18 @@ impl KeyTable {
         self.table.has_elapsed(grace_period)
     }
 
+    /// Returns whether no worker can access the memory removed in this grace period any more, and
+    /// everything removed until its end is freed.
+    pub fn is_reclaimed(&self, grace_period: Retired) -> bool {
+        self.table.is_reclaimed(grace_period)
+    }
+
+    /// Frees at most `most` regions that no worker can access, the oldest first. Returns the numbers of
+    /// freed regions and of those that still wait.
+    pub fn reclaim_some(&self, most: usize) -> (usize, usize) {
+        self.table.reclaim_some(most)
+    }
+
     /// Frees regions that no worker can access; returns the number of regions that still wait.
     pub fn try_reclaim(&self) -> usize {
         self.table.try_reclaim()
