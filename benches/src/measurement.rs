@@ -17,7 +17,7 @@ pub struct RunOptions {
     pub live: Option<LiveView>,
 }
 
-/// Microseconds at three quantiles.
+/// Microseconds at three quantiles, and the longest.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Quantiles {
     /// The median.
@@ -26,6 +26,9 @@ pub struct Quantiles {
     pub p99: f64,
     /// 99.9th percentile.
     pub p999: f64,
+    /// The longest.
+    #[serde(default)]
+    pub max: f64,
 }
 
 impl From<&Histogram<u64>> for Quantiles {
@@ -36,6 +39,7 @@ impl From<&Histogram<u64>> for Quantiles {
             p50: us(0.5),
             p99: us(0.99),
             p999: us(0.999),
+            max: us(1.0),
         }
     }
 }

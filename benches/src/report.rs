@@ -485,7 +485,7 @@ mod tests {
         ] {
             assert!(value.get(key).is_some(), "{key} is missing in {value}");
         }
-        for key in ["p50", "p99", "p999"] {
+        for key in ["p50", "p99", "p999", "max"] {
             assert!(value["lat_us"][key].is_f64(), "{key} in {value}");
         }
         for key in ["raw_gbps", "copy_crc_gbps", "crc_gbps"] {

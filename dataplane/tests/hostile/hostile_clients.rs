@@ -127,8 +127,30 @@ fn exchange_once(daemon: &Daemon) {
     assert_eq!(to.read(0, MESSAGE), from.read(0, MESSAGE));
 }
 
-/// Runs an honest client alongside an attack of this kind: it makes progress, a new client is
-/// served during the attack and after it, and the daemon returns to its former state.
+/// Runs `attack` beside the transfers of an honest client: new clients are served before and after it,
+/// and the daemon returns to its former state. The attack gets the number of transfers so far, and
+/// whether the honest client still runs.
+fn attack_beside_transfers(
+    daemon: Daemon,
+    attack: impl FnOnce(&Daemon, &AtomicU64, &dyn Fn() -> bool),
+) {
+    exchange_once(&daemon);
+    let ends = pair(&daemon, MESSAGE);
+    let before = descriptors(&daemon);
+    let (stop, transfers) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let stopping = StopOnDrop(&stop);
+        let honest = scope.spawn(|| transfer_until(&ends, &stop, &transfers));
+        attack(&daemon, &transfers, &|| !honest.is_finished());
+        drop(stopping);
+        println!("longest stall {:?}", honest.join().unwrap());
+    });
+    exchange_once(&daemon);
+    wait_for_descriptors(&daemon, before);
+    assert!(daemon.stop().success());
+}
+
+/// An honest client makes progress beside an attack of this kind.
 fn stays_honest_beside(kind: &str) {
     stays_honest_with(LOOPBACK, kind);
 }
@@ -137,35 +159,28 @@ fn stays_honest_with(config: &str, kind: &str) {
     // Built before the measurement.
     hostile_client();
     let daemon = Daemon::start(config, &[]);
-    exchange_once(&daemon);
-    let ends = pair(&daemon, MESSAGE);
-    let before = descriptors(&daemon);
-    let (stop, transfers) = (AtomicBool::new(false), AtomicU64::new(0));
-    std::thread::scope(|scope| {
-        let stopping = StopOnDrop(&stop);
-        let honest = scope.spawn(|| transfer_until(&ends, &stop, &transfers));
+    attack_beside_transfers(daemon, |daemon, transfers, is_running| {
         let measure = |during: Duration| {
             let (start, begin) = (transfers.load(Ordering::Relaxed), Instant::now());
-            while begin.elapsed() < during && !honest.is_finished() {
+            while begin.elapsed() < during && is_running() {
                 std::thread::yield_now();
             }
             let count = transfers.load(Ordering::Relaxed) - start;
             count as f64 / begin.elapsed().as_secs_f64()
         };
         let alone = measure(Duration::from_millis(100));
-        let hostile = Hostile::start(&daemon, kind);
+        let hostile = Hostile::start(daemon, kind);
         let beside = measure(attack_time() * 3 / 4);
         let report = hostile.finish();
-        drop(stopping);
-        let stall = honest.join().unwrap();
-        println!(
-            "{kind}: {alone:.0}/s alone, {beside:.0}/s during {report}, longest stall {stall:?}"
-        );
+        println!("{kind}: {alone:.0}/s alone, {beside:.0}/s during {report}");
         assert!(beside > 0.0, "{kind}: the honest client came to a halt");
     });
-    exchange_once(&daemon);
-    wait_for_descriptors(&daemon, before);
-    assert!(daemon.stop().success());
+}
+
+/// [`LOOPBACK`] with two workers.
+fn two_workers() -> String {
+    let config = LOOPBACK.replacen("[workers]", "[workers]\ncores = [0, 1]", 1);
+    config.replacen("buffers = 4096", "buffers = 16384", 1)
 }
 
 #[test]
@@ -175,13 +190,14 @@ fn memory_taken_away_in_flight_stops_nobody_on_two_workers() {
         println!("skipped: two workers need two processors");
         return;
     }
-    let config = LOOPBACK.replacen("[workers]", "[workers]\ncores = [0, 1]", 1);
-    let config = config.replacen("buffers = 4096", "buffers = 16384", 1);
-    stays_honest_with(&config, "dereg-in-flight");
+    stays_honest_with(&two_workers(), "dereg-in-flight");
 }
 
 macro_rules! attacks {
     ($($test:ident: $kind:literal;)*) => {
+        /// All kinds that run until they are stopped.
+        const KINDS: &[&str] = &[$($kind),*];
+
         $(#[test]
         fn $test() {
             stays_honest_beside($kind);
@@ -198,6 +214,7 @@ attacks! {
     requests_beyond_the_queue_stop_nobody: "too-many-requests";
     holes_in_memory_stop_nobody: "punched-holes";
     long_holes_in_memory_stop_nobody: "long-holes";
+    holes_that_take_long_stop_nobody: "slow-holes";
     giant_arenas_stop_nobody: "giant-arenas";
     memory_taken_away_in_flight_stops_nobody: "dereg-in-flight";
     exhausted_descriptors_stop_nobody: "descriptors";
@@ -214,33 +231,6 @@ attacks! {
     ports_bound_without_end_stop_nobody: "port-binds";
     clients_that_do_nothing_stop_nobody: "idle-clients";
 }
-
-/// All kinds that run until they are stopped.
-const KINDS: [&str; 23] = [
-    "blocking-wake",
-    "full-rings",
-    "doorbells",
-    "flush-loops",
-    "scribbled-rings",
-    "too-many-requests",
-    "punched-holes",
-    "long-holes",
-    "giant-arenas",
-    "dereg-in-flight",
-    "descriptors",
-    "slow-socket",
-    "unread-events",
-    "stats-flood",
-    "create-destroy",
-    "endless-extents",
-    "endless-pairs",
-    "lingering-sockets",
-    "log-flood",
-    "large-imports",
-    "departures",
-    "port-binds",
-    "idle-clients",
-];
 
 /// Attacks of all kinds at once, each by one of two users, on two workers, beside an honest client of
 /// one of the users. `SIW_SOAK_SECONDS` sets the duration; without it the test takes an hour.
@@ -262,22 +252,14 @@ fn all_attacks_at_once_leave_the_honest_client_its_data() {
     let seconds = std::env::var("SIW_SOAK_SECONDS").ok();
     let seconds = seconds.map(|text| text.parse().expect("SIW_SOAK_SECONDS: a number"));
     let end = Instant::now() + Duration::from_secs(seconds.unwrap_or(3600));
-    let config = LOOPBACK.replacen("[workers]", "[workers]\ncores = [0, 1]", 1);
-    let config = config.replacen("buffers = 4096", "buffers = 16384", 1);
-    let daemon = Daemon::start(&config, &[]);
+    let daemon = Daemon::start(&two_workers(), &[]);
     // A copy, because another user may be unable to reach the build folder.
     let program = daemon.dir.path().join("hostile-client");
     std::fs::copy(hostile_client(), &program).unwrap();
     for path in [daemon.dir.path(), &daemon.socket, &program] {
         std::fs::set_permissions(path, PermissionsExt::from_mode(0o777)).unwrap();
     }
-    exchange_once(&daemon);
-    let ends = pair(&daemon, MESSAGE);
-    let before = descriptors(&daemon);
-    let (stop, transfers) = (AtomicBool::new(false), AtomicU64::new(0));
-    std::thread::scope(|scope| {
-        let stopping = StopOnDrop(&stop);
-        let honest = scope.spawn(|| transfer_until(&ends, &stop, &transfers));
+    attack_beside_transfers(daemon, |daemon, transfers, is_running| {
         let mut seed = 0;
         while Instant::now() < end {
             let start = transfers.load(Ordering::Relaxed);
@@ -294,17 +276,11 @@ fn all_attacks_at_once_leave_the_honest_client_its_data() {
             for mut attack in attacks {
                 wait(&mut attack);
             }
-            assert!(!honest.is_finished(), "the honest client ended");
+            assert!(is_running(), "the honest client ended");
             let count = transfers.load(Ordering::Relaxed) - start;
             assert!(count > 0, "the honest client came to a halt");
         }
-        drop(stopping);
-        let stall = honest.join().unwrap();
-        println!("longest stall {stall:?}");
     });
-    exchange_once(&daemon);
-    wait_for_descriptors(&daemon, before);
-    assert!(daemon.stop().success());
 }
 
 /// Objects of the daemon, all clients together: clients, queue pairs, connections, regions.

@@ -198,6 +198,27 @@ impl AttackSession {
         Ok(self.call(&request)?.0)
     }
 
+    /// Registers one extent of application memory.
+    pub fn register_extent(
+        &mut self,
+        pd: u32,
+        extent: m::MemoryExtent,
+    ) -> Result<m::MrReply, CallError> {
+        let mut extents = [m::MemoryExtent::default(); m::MAX_EXTENTS];
+        extents[0] = extent;
+        let request = m::RegMemory {
+            pd,
+            access: 7,
+            len: extent.len,
+            va: 0,
+            count: 1,
+            reserved: 0,
+            reason: m::Text::new(""),
+            extents,
+        };
+        Ok(self.call(&request)?.0)
+    }
+
     /// Allocates an arena, registers and maps it.
     pub fn new_memory(&mut self, pd: u32) -> Result<AttackerMemory, CallError> {
         let (arena, fd) = self.alloc_arena(REGION_LEN, false)?;

@@ -10,6 +10,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 use siw_shm::control::codec::CallError;
 use siw_shm::control::messages as m;
 use siw_shm::{SendData, SendWr, WrFlags};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Punches holes into queues, doorbells and registered memory that the daemon uses, to free their
 /// pages.
@@ -55,6 +56,45 @@ pub fn long_holes(attack: &mut Attack) -> Ended {
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let _ = fallocate(&file, hole, 0, LEN);
     }
+    Ok(())
+}
+
+/// Punches holes into memory that replaces private pages of a program, which the client may free, while
+/// the daemon writes to it. A page fault waits for the thread that does it, which gets hardly any
+/// processor time.
+pub fn slow_holes(attack: &mut Attack) -> Ended {
+    let len = m::MAX_REMAPPED_FILE;
+    let mut session = AttackSession::open(&attack.socket)?;
+    let (from, _to, memory) = session.connected_pair(64, own_address())?;
+    let (arena, file) = session.alloc_arena(len, false)?;
+    let extent = m::MemoryExtent {
+        arena,
+        method: m::ExtentMethod::Remap as u32,
+        offset: 0,
+        len,
+    };
+    let target = session.register_extent(memory.pd, extent)?;
+    let sges = [memory.first_half()];
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Of this thread alone.
+            let _ = rustix::process::nice(19);
+            while !stop.load(Ordering::Relaxed) {
+                let _ = fallocate(&file, FallocateFlags::empty(), 0, len);
+                let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                let _ = fallocate(&file, hole, 0, len);
+            }
+        });
+        while attack.begin_round() {
+            let address = attack.next_random() % (len / 2);
+            let write = SendWr::write(1, SendData::Sges(&sges), address, target.rkey);
+            from.fill_slots(&write.with_flags(WrFlags::NONE));
+            from.fill_rings();
+            from.ring(&session);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
     Ok(())
 }
 
