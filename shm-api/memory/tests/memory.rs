@@ -123,6 +123,30 @@ fn a_removed_key_is_not_found_and_its_memory_lives_until_the_batch_ends() {
     assert!(alive.upgrade().is_none());
 }
 
+/// The oldest are freed first, so none waits for those that are removed after it.
+#[test]
+fn removed_memory_is_freed_in_parts_and_in_order() {
+    let table = KeyTable::new(16, 2);
+    let mut reader = table.register_reader().unwrap();
+    let mut remove_one = || {
+        let stag = table.insert(new_registration(Access::NONE)).unwrap();
+        table.remove(stag).unwrap()
+    };
+    let [first, second, third] = [(); 3].map(|()| remove_one());
+    assert_eq!(table.reclaim_some(2), (0, 3));
+    reader.report_quiescent();
+    let later = remove_one();
+    assert!(table.has_elapsed(third) && !table.is_reclaimed(first));
+    assert_eq!(table.reclaim_some(2), (2, 2));
+    let are_freed = [first, second, third].map(|period| table.is_reclaimed(period));
+    assert_eq!(are_freed, [true, true, false]);
+    assert_eq!(table.reclaim_some(2), (1, 1));
+    assert!(table.is_reclaimed(third) && !table.is_reclaimed(later));
+    reader.report_quiescent();
+    assert_eq!(table.try_reclaim(), 0);
+    assert!(table.is_reclaimed(later));
+}
+
 #[test]
 fn nobody_waits_for_a_sleeping_or_departed_worker() {
     let table = KeyTable::new(16, 2);
