@@ -4,11 +4,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use siw_memory::Stag;
-use siw_tcp::{ConnId, Instant};
+use siw_tcp::{ConnId, Instant, TcpState};
 
 use super::Worker;
 use super::conn_owner::ConnOwner;
-use super::lifecycle::LifecycleState;
+use super::lifecycle::{LifecycleState, has_no_data_in_flight};
 use super::messages::Event;
 use super::worker_qp::{QpSlot, WorkerQp};
 use crate::ids::{ClientId, Qpn};
@@ -57,14 +57,14 @@ impl Worker {
         let port = queue_pair.port;
         if let Some(conn) = queue_pair.conn {
             let stack = &mut self.ports[port].stack;
-            // A FIN in flight is not data.
-            let is_clean = stack
-                .tcp_info(conn)
-                .is_none_or(|info| info.unsent == 0 && info.in_flight <= 1);
+            let info = stack.tcp_info(conn);
+            let is_clean = has_no_data_in_flight(info.as_ref());
+            // In FIN-WAIT-2 the peer has everything, and a reset would destroy what it has not read.
+            let is_closed = info.is_some_and(|info| info.state == TcpState::FinWait2);
             // Consumers of paired queue pairs do not know of a connection, and the peer's program
             // relies on the acknowledgement of data that has arrived, which a close sends and a reset
             // does not.
-            let is_reset = reset && !queue_pair.protocol.is_paired();
+            let is_reset = reset && !is_closed && !queue_pair.protocol.is_paired();
             if is_reset || !is_clean {
                 stack.abort(now, conn);
             }

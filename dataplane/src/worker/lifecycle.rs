@@ -36,12 +36,17 @@
 //! | `AwaitingListener` | a listener at the peer, if the consumer allows another try | [`REFUSAL_PAUSE`](super::connect::REFUSAL_PAUSE) | `TcpConnecting` |
 //! | `Running` | | RTS has no deadline; TCP's timers find a dead peer | |
 //! | | the first FPDU of a peer that accepted, if `wake_silent_peer_ms` is set | see [`silent_peer`](super::silent_peer) | a zero-length RDMA Write |
-//! | `FinishingMessage` | room for the FPDUs of the message under way | [`MESSAGE_STALL_TIMEOUT`] since the last acknowledgement | RST, `Disconnected` |
-//! | `Terminating` | room for the Terminate | [`CLOSE_TIMEOUT`] | RST, `Disconnected` |
-//! | `Closing` | the acknowledgement of all data, both FINs | [`CLOSE_TIMEOUT`] | RST, `Disconnected` |
-//! | `Destroying` | as for `Closing` | [`DESTROY_GRACE`] | RST, removed |
+//! | `FinishingMessage` | room for the FPDUs of the message under way | [`STALL_TIMEOUT`] since the last progress | RST, `Disconnected` |
+//! | `Terminating` | room for the Terminate | [`STALL_TIMEOUT`] since the last progress | RST, `Disconnected` |
+//! | `Closing` | the acknowledgement of all data, both FINs | [`STALL_TIMEOUT`] since the last progress | RST if data is unacknowledged, `Disconnected` |
+//! | `Destroying` | the acknowledgement of all data | [`destroy_grace`] since the last progress, at most [`STALL_TIMEOUT`] | RST if data is unacknowledged, removed |
 //! | `AwaitingRetries` | nothing: the peer of a paired queue pair has left | [`PAIR_RETRIES`] from the stream's end, or from the first request after it | `Disconnected`, flushed |
 //! | `Disconnected` | nothing from a peer: the consumer destroys it or connects again | | |
+//!
+//! Progress of an ending stream is an acknowledgement or data of the peer. A reset would destroy data
+//! that the peer's TCP has acknowledged and its program has not read. Therefore a connection whose data
+//! is acknowledged is released and not reset, and TCP ends it within its own limits for FIN-WAIT-1 and
+//! FIN-WAIT-2.
 //!
 //! The iWARP protocol has a state of its own in [`siw_iwarp::QueuePair`] (RFC 5040 section 6.8;
 //! [`RdmapState`]). [`Worker::follow_protocol`] derives the life-cycle state from it after each call,
@@ -52,7 +57,7 @@ use std::time::Duration;
 use siw_iwarp::mpa::{MpaConfig, MpaInitiator};
 use siw_iwarp::{CloseKind, CloseReason, NegotiatedParameters, QueuePair, RdmapState};
 use siw_shm::control;
-use siw_tcp::{ConnId, Instant};
+use siw_tcp::{ConnId, Instant, TcpInfo, TcpState};
 
 use super::Worker;
 use super::deadlines::DeadlineOwner;
@@ -63,13 +68,12 @@ use crate::link_traits::PayloadPolicy;
 
 /// Bounds the TCP set-up in cases that TCP's own timers leave open.
 pub(super) const TCP_CONNECT_TIMEOUT: Duration = Duration::from_secs(200);
-/// Time that a message under way at a disconnect may wait for the peer to accept more of it.
-const MESSAGE_STALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time that a Terminate may wait for room, and that a graceful close may take, before the connection
-/// is reset.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time for a destroyed queue pair to get its last bytes acknowledged.
-const DESTROY_GRACE: Duration = Duration::from_millis(100);
+/// Time without progress after which an ending stream is given up: longer than the pauses of a slow
+/// reader and the outages of a link.
+const STALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Limits of [`destroy_grace`].
+const DESTROY_GRACE_MIN: Duration = Duration::from_millis(100);
+const DESTROY_GRACE_MAX: Duration = Duration::from_secs(2);
 /// Time until sends of a paired queue pair fail after its peer has left. InfiniBand makes eight tries
 /// of 67 ms with a `timeout` of 14 and a `retry_cnt` of 7, which most programs set. A consumer whose
 /// peer finishes first has read everything it waits for by then, and leaves.
@@ -96,6 +100,8 @@ pub(super) enum LifecycleState {
     },
     Destroying {
         deadline: Instant,
+        /// Latest deadline, whatever the progress.
+        end: Instant,
     },
     AwaitingRetries {
         deadline: Instant,
@@ -124,7 +130,7 @@ impl LifecycleState {
             LifecycleState::FinishingMessage { deadline }
             | LifecycleState::Terminating { deadline }
             | LifecycleState::Closing { deadline }
-            | LifecycleState::Destroying { deadline }
+            | LifecycleState::Destroying { deadline, .. }
             | LifecycleState::AwaitingRetries { deadline } => Some(*deadline),
             LifecycleState::Running { wake } => wake.as_ref().map(|wake| wake.at),
             LifecycleState::Unconnected | LifecycleState::Disconnected => None,
@@ -144,10 +150,16 @@ impl LifecycleState {
         )
     }
 
-    /// True while a message is sent to its end before the stream is closed.
+    /// True while the stream is brought to its end, with a deadline that progress extends.
     #[inline]
-    pub(super) fn is_finishing_message(&self) -> bool {
-        matches!(self, LifecycleState::FinishingMessage { .. })
+    pub(super) fn is_ending(&self) -> bool {
+        matches!(
+            self,
+            LifecycleState::FinishingMessage { .. }
+                | LifecycleState::Terminating { .. }
+                | LifecycleState::Closing { .. }
+                | LifecycleState::Destroying { .. }
+        )
     }
 
     /// True while this side sets the connection up.
@@ -165,6 +177,18 @@ impl LifecycleState {
 /// [`QueuePair::set_paired`].
 fn is_quiet(protocol: &QueuePair) -> bool {
     protocol.is_paired() && protocol.state() == RdmapState::Idle
+}
+
+/// True if the peer has acknowledged all data. A FIN in flight is not data.
+pub(super) fn has_no_data_in_flight(info: Option<&TcpInfo>) -> bool {
+    info.is_none_or(|info| info.unsent == 0 && info.in_flight <= 1)
+}
+
+/// Time without progress after which a destroyed queue pair is removed: the next acknowledgement may
+/// take a retransmission.
+fn destroy_grace(info: Option<&TcpInfo>) -> Duration {
+    let rto = info.map_or(Duration::ZERO, |info| info.rto);
+    (DESTROY_GRACE_MIN + 2 * rto).min(DESTROY_GRACE_MAX)
 }
 
 impl Worker {
@@ -306,7 +330,7 @@ impl Worker {
                         | LifecycleState::Terminating { .. }
                 );
                 if is_open {
-                    let deadline = now + CLOSE_TIMEOUT;
+                    let deadline = now + STALL_TIMEOUT;
                     self.enter_state(slot, LifecycleState::Closing { deadline });
                     self.ports[port].stack.close(now, conn);
                 }
@@ -314,11 +338,11 @@ impl Worker {
             None if !matches!(state, LifecycleState::Running { .. }) => {}
             None => match queue_pair.protocol.state() {
                 RdmapState::Closing => {
-                    let deadline = now + MESSAGE_STALL_TIMEOUT;
+                    let deadline = now + STALL_TIMEOUT;
                     self.enter_state(slot, LifecycleState::FinishingMessage { deadline });
                 }
                 RdmapState::Terminate => {
-                    let deadline = now + CLOSE_TIMEOUT;
+                    let deadline = now + STALL_TIMEOUT;
                     self.enter_state(slot, LifecycleState::Terminating { deadline });
                 }
                 _ => {}
@@ -326,11 +350,31 @@ impl Worker {
         }
     }
 
-    /// Restarts the deadline of a message being finished, because the peer acknowledged data.
+    /// Restarts the deadline of an ending stream after progress.
     #[cold]
-    pub(super) fn extend_message_deadline(&mut self, now: Instant, slot: QpSlot) {
-        let deadline = now + MESSAGE_STALL_TIMEOUT;
-        self.enter_state(slot, LifecycleState::FinishingMessage { deadline });
+    pub(super) fn extend_deadline(&mut self, now: Instant, slot: QpSlot) {
+        let Some(queue_pair) = self.queue_pairs.get(slot) else {
+            return;
+        };
+        let deadline = now + STALL_TIMEOUT;
+        let state = match &queue_pair.state {
+            LifecycleState::FinishingMessage { .. } => {
+                LifecycleState::FinishingMessage { deadline }
+            }
+            LifecycleState::Terminating { .. } => LifecycleState::Terminating { deadline },
+            LifecycleState::Closing { .. } => LifecycleState::Closing { deadline },
+            LifecycleState::Destroying { end, .. } => {
+                let stack = &self.ports[queue_pair.port].stack;
+                let info = queue_pair.conn.and_then(|conn| stack.tcp_info(conn));
+                let deadline = (now + destroy_grace(info.as_ref())).min(*end);
+                LifecycleState::Destroying {
+                    deadline,
+                    end: *end,
+                }
+            }
+            _ => return,
+        };
+        self.enter_state(slot, state);
     }
 
     /// Completes everything outstanding after the connection below a stream has ended.
@@ -381,8 +425,21 @@ impl Worker {
             self.report_and_follow(now, slot);
         } else if let Some(conn) = queue_pair.conn {
             let port = queue_pair.port;
-            self.ports[port].stack.abort(now, conn);
-            self.on_connection_ended(now, port, conn, slot, CloseReason::TimedOut);
+            let stack = &mut self.ports[port].stack;
+            let info = stack.tcp_info(conn);
+            let is_fin_acked = info
+                .as_ref()
+                .is_some_and(|info| info.state == TcpState::FinWait2);
+            let is_closing = !matches!(queue_pair.state, LifecycleState::Terminating { .. });
+            if !(is_closing && has_no_data_in_flight(info.as_ref())) {
+                stack.abort(now, conn);
+            }
+            let reason = if is_fin_acked {
+                CloseReason::Closed
+            } else {
+                CloseReason::TimedOut
+            };
+            self.on_connection_ended(now, port, conn, slot, reason);
         }
     }
 
@@ -395,10 +452,11 @@ impl Worker {
         if let Some(conn) = queue_pair.conn.filter(|_| queue_pair.state.has_stream()) {
             let port = queue_pair.port;
             let info = self.ports[port].stack.tcp_info(conn);
-            if info.is_some_and(|info| info.in_flight > 0 || info.unsent > 0) {
+            if !has_no_data_in_flight(info.as_ref()) {
                 queue_pair.protocol.disconnect();
-                let deadline = now + DESTROY_GRACE;
-                self.enter_state(slot, LifecycleState::Destroying { deadline });
+                let deadline = now + destroy_grace(info.as_ref());
+                let end = now + STALL_TIMEOUT;
+                self.enter_state(slot, LifecycleState::Destroying { deadline, end });
                 self.mark_ready(slot);
                 self.ports[port].stack.close(now, conn);
                 return;

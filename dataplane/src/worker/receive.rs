@@ -184,10 +184,6 @@ impl Worker {
         }
         if events.contains(Events::ACKED) {
             self.complete_acked(port, conn, slot);
-            let queue_pair = self.queue_pairs.get(slot);
-            if queue_pair.is_some_and(|queue_pair| queue_pair.state.is_finishing_message()) {
-                self.extend_message_deadline(now, slot);
-            }
         }
         if events.contains(Events::MSS_CHANGED) {
             let emss = self.ports[port].stack.effective_mss(conn);
@@ -218,8 +214,12 @@ impl Worker {
             return;
         };
         let may_send = events.intersects(Events::WRITABLE | Events::ACKED);
+        let is_ending = queue_pair.state.is_ending();
         if may_send || queue_pair.protocol.has_output() {
             self.mark_ready(slot);
+        }
+        if is_ending && events.intersects(Events::ACKED | Events::READABLE) {
+            self.extend_deadline(now, slot);
         }
         self.after_call(now, slot);
     }
