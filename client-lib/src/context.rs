@@ -243,6 +243,12 @@ impl Context {
         self.0.check_alive()
     }
 
+    /// Checks that this process opened it: a child of fork(2) shares the descriptors with its parent,
+    /// but none of its calls succeeds.
+    pub fn is_of_this_process(&self) -> bool {
+        self.0.check_process().is_ok()
+    }
+
     /// Descriptor that becomes readable with asynchronous events and when the daemon ends.
     pub fn async_fd(&self) -> BorrowedFd<'_> {
         self.0.async_events.as_fd()
@@ -599,6 +605,8 @@ impl ClientInner {
         from: &ControlSocket,
         timeout: Option<Duration>,
     ) -> Result<Vec<u8>, Error> {
+        // A child of fork(2) would take the events of its parent.
+        self.check_process()?;
         loop {
             match from.try_recv_packet() {
                 Ok(packet) => return Ok(packet.bytes),

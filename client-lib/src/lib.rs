@@ -99,6 +99,7 @@ mod fast_mr;
 mod locking;
 mod memory;
 mod pairing;
+mod panics;
 mod pausable;
 mod posting;
 mod qp;
@@ -112,7 +113,7 @@ pub mod capi;
 pub use addresses::{BindOptions, CmBinding, ResolvedAddress};
 pub use app_memory::AppMr;
 #[doc(hidden)]
-pub use app_memory::calls as memory_calls;
+pub use app_memory::{calls as memory_calls, process_generation, watch_forks};
 pub use cm::{
     CmChannel, CmEvent, CmListener, ConnectOptions, ConnectionInfo, ConnectionRequest,
     ListenOptions, Markers, OutOfOrder, PeerPreset, ReadyToReceive, TerminateOrder,
@@ -124,6 +125,8 @@ pub use error::{Error, PostError};
 pub use fast_mr::FastMr;
 pub use memory::{Arena, Mr, Pd, ReregChange};
 pub use pairing::PairOptions;
+#[doc(hidden)]
+pub use panics::contain_panic;
 pub use posting::{ReceivePosting, SendPosting, SharedReceivePosting};
 pub use qp::{Qp, QpAttr, QpInit, VerbsQpState};
 pub use siw_shm::control::{AsyncEventKind, ExtentMethod, Limits, QpState};

@@ -37,7 +37,8 @@ unsafe fn hand_over(
     place: *mut Ftw,
 ) -> c_int {
     // Not borrowed while the function runs, because it may begin a walk.
-    let Some(walk) = WALKS.with(|walks| walks.borrow().last().cloned()) else {
+    let walk = WALKS.try_with(|walks| walks.borrow().last().cloned());
+    let Ok(Some(walk)) = walk else {
         return 0;
     };
     // SAFETY: nftw(3) passes a C string, which begins with the path given to it.
@@ -115,9 +116,11 @@ unsafe fn walk_elsewhere(
         real_length: real.as_bytes().len(),
         visit,
     };
-    WALKS.with(|walks| walks.borrow_mut().push(walk));
+    // The variable no longer exists in functions of atexit(3): they see the kernel's tree.
+    let registered = WALKS.try_with(|walks| walks.borrow_mut().push(walk));
+    registered.ok()?;
     let result = call(real.as_ptr());
-    WALKS.with(|walks| walks.borrow_mut().pop());
+    let _ = WALKS.try_with(|walks| walks.borrow_mut().pop());
     Some(result)
 }
 

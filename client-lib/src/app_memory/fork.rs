@@ -42,9 +42,9 @@ use crate::locking::lock_unpoisoned;
 /// Number of forks between the first process and this one.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
-/// Returns a number that differs between a process and its children.
+/// Returns a number that differs between a process and its children, once [`watch_forks`] was called.
 #[inline]
-pub(crate) fn process_generation() -> u32 {
+pub fn process_generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
@@ -64,7 +64,7 @@ thread_local! {
 }
 
 /// Installs the fork handlers.
-pub(crate) fn watch_forks() {
+pub fn watch_forks() {
     static WATCHED: Once = Once::new();
     WATCHED.call_once(|| {
         // SAFETY: three functions that stay valid: the library is never unloaded while they may

@@ -30,7 +30,7 @@ use crate::context::ClientInner;
 use crate::locking::lock_unpoisoned;
 use crate::memory::Arena;
 use crate::{Access, Error, Pd};
-pub(crate) use fork::{process_generation, watch_forks};
+pub use fork::{process_generation, watch_forks};
 use pages::{split_at_arena_states, why_not_remapped};
 pub use region::AppMr;
 use rustix::io::Errno;

@@ -37,7 +37,9 @@ thread_local! {
 
 fn set_last_error(text: &str) {
     let clean: Vec<u8> = text.bytes().filter(|byte| *byte != 0).collect();
-    LAST_ERROR.with(|last| *last.borrow_mut() = CString::new(clean).unwrap_or_default());
+    // The variable no longer exists in functions of atexit(3) and in threads that are ending.
+    let _ =
+        LAST_ERROR.try_with(|last| *last.borrow_mut() = CString::new(clean).unwrap_or_default());
 }
 
 fn fail_with(error: Error) -> c_int {
@@ -126,7 +128,8 @@ unsafe fn borrow_array<'a, T>(pointer: *const T, count: usize) -> Result<&'a [T]
 /// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn siw_last_error() -> *const c_char {
-    LAST_ERROR.with(|text| text.borrow().as_ptr())
+    let text = LAST_ERROR.try_with(|text| text.borrow().as_ptr());
+    text.unwrap_or(c"".as_ptr())
 }
 
 /// Documented in `include/siw.h`.
@@ -136,10 +139,11 @@ pub extern "C" fn siw_wc_status_str(status: u32) -> *const c_char {
         static TEXT: RefCell<CString> = RefCell::new(CString::default());
     }
     let text = WcStatus(u8::try_from(status).unwrap_or(u8::MAX)).as_str();
-    TEXT.with(|buffer| {
+    let text = TEXT.try_with(|buffer| {
         *buffer.borrow_mut() = CString::new(text).unwrap_or_default();
         buffer.borrow().as_ptr()
-    })
+    });
+    text.unwrap_or(c"".as_ptr())
 }
 
 // Each `unsafe` below relies on the header's contract, stated at the module's top.

@@ -51,6 +51,22 @@ assert_layout! {
     ibv_qp_init_attr_ex 136 { comp_mask = 60, pd = 64, send_ops_flags = 128 }
     ibv_qp_attr 144 { ah_attr = 56 }
     ibv_device_attr 232 { node_guid = 64 }
+    ibv_async_event 16 { event_type = 8 }
+    ibv_gid_entry 32 { gid_index = 16, port_num = 20, gid_type = 24, ndev_ifindex = 28 }
+    ibv_srq_attr 12 { max_sge = 4, srq_limit = 8 }
+    ibv_srq_init_attr 24 { attr = 8 }
+    ibv_srq_init_attr_ex 64 { comp_mask = 20, srq_type = 24, pd = 32 }
+    ibv_mw_bind 48 { send_flags = 8, bind_info = 16 }
+    ibv_mw_bind_info 32 { addr = 8, length = 16, mw_access_flags = 24 }
+    ibv_modify_cq_attr 8 { moderate = 4 }
+    ibv_poll_cq_attr 4 { comp_mask = 0 }
+    ibv_cq_init_attr_ex 56 { channel = 16, wc_flags = 32, comp_mask = 40, flags = 44 }
+    ibv_ah_attr 32 { dlid = 24, is_global = 29, port_num = 30 }
+    ibv_global_route 24 { flow_label = 16, sgid_index = 20 }
+    ibv_ece 12 { options = 4, comp_mask = 8 }
+    ibv_data_buf 16 { length = 8 }
+    rdma_event_channel 4 { fd = 0 }
+    rdma_cm_join_mc_attr_ex 16 { addr = 8 }
     ibv_cq_ex 288 { start_poll = 144 }
     rdma_cm_id 416 { qp = 24, route = 32, ps = 344, port_num = 348, event = 352, pd = 400,
         qp_type = 408 }

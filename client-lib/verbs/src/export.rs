@@ -1,4 +1,6 @@
-//! Exports functions of this crate as versioned symbols of libibverbs or librdmacm.
+//! Functions that C programs call: versioned symbols of libibverbs or librdmacm, and functions in
+//! structs of their headers. All are made by the two macros of this file, which keep panics from
+//! crossing into the program: a test refuses any other `extern "C" fn` in this crate.
 //!
 //! A table gives the symbol, its version node and the function that it calls:
 //!
@@ -11,6 +13,8 @@
 //! The symbol and its `.symver` directive must be in the same object file: the macro puts them into
 //! one module, which rustc never splits.
 
+use crate::status::set_errno;
+
 /// See the module documentation.
 macro_rules! export_symbols {
     ($node:literal: $(
@@ -21,14 +25,77 @@ macro_rules! export_symbols {
                 ".symver siw_abi_", stringify!($name), ", ", stringify!($name), "@@", $node
             ));
 
-            #[unsafe(export_name = concat!("siw_abi_", stringify!($name)))]
-            unsafe extern "C" fn $name($($argument: $type),*) $(-> $result)? {
-                // SAFETY: the manual page of the symbol gives its caller the obligations of the
-                // function.
-                unsafe { $function($($argument),*) }
+            $crate::export::c_functions! {
+                #[unsafe(export_name = concat!("siw_abi_", stringify!($name)))]
+                fn $name($($argument: $type),*) $(-> $result)? = $function;
             }
         )*
     };
 }
 
-pub(crate) use export_symbols;
+/// Functions with C's calling convention for a table of others. A panic ends the call with the value
+/// of [`Failure`].
+macro_rules! c_functions {
+    ($(
+        $(#[$attribute:meta])*
+        $visibility:vis fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)?
+            = $function:path;
+    )*) => {
+        $(
+            $(#[$attribute])*
+            $visibility unsafe extern "C" fn $name($($argument: $type),*) $(-> $result)? {
+                $crate::export::contain(stringify!($name), move || {
+                    // SAFETY: the manual page of the function gives its caller the obligations.
+                    unsafe { $function($($argument),*) }
+                })
+            }
+        )*
+    };
+}
+
+pub(crate) use {c_functions, export_symbols};
+
+/// The value by which a function of the C interface reports failure.
+pub trait Failure {
+    /// The value.
+    const FAILURE: Self;
+}
+
+macro_rules! failures {
+    ($($type:ty = $value:expr;)*) => {
+        $(impl Failure for $type {
+            const FAILURE: $type = $value;
+        })*
+    };
+}
+
+failures! {
+    () = ();
+    i32 = -1;
+    i64 = -1;
+    isize = -1;
+    // riowrite(3) returns -1 in this type.
+    usize = usize::MAX;
+    u8 = 0;
+    u16 = 0;
+    u32 = 0;
+    u64 = 0;
+}
+
+impl<T> Failure for *mut T {
+    const FAILURE: *mut T = std::ptr::null_mut();
+}
+
+impl<T> Failure for *const T {
+    const FAILURE: *const T = std::ptr::null();
+}
+
+/// Runs the body of a function of the C interface. After a panic, which the panic hook has reported,
+/// it fails with EIO.
+#[inline]
+pub fn contain<R: Failure>(call: &'static str, body: impl FnOnce() -> R) -> R {
+    siw::contain_panic(call, body).unwrap_or_else(|| {
+        set_errno(libc::EIO);
+        R::FAILURE
+    })
+}

@@ -9,6 +9,7 @@
 //! | `rdmacm/` | librdmacm: rdma_cm |
 //! | `rsockets/` | librdmacm: rsockets |
 //! | `memory_calls.rs` | overrides madvise(2) and mremap(2) |
+//! | `per_process.rs` | state that a child of fork(2) does not share |
 //! | `mirror.rs` | addresses of devices, for the library that `siwrun` preloads |
 //!
 //! An object is a `repr(C)` struct that begins with the struct of the header; C code holds a
@@ -23,6 +24,7 @@ mod export;
 mod ibverbs;
 mod memory_calls;
 mod mirror;
+mod per_process;
 mod rdmacm;
 mod rsockets;
 mod status;

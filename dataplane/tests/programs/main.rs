@@ -7,6 +7,7 @@ mod common;
 mod benchmark_programs;
 mod dapl_programs;
 mod doctor;
+mod ending_programs;
 mod iser_programs;
 mod killed_programs;
 mod libfabric_programs;

@@ -6,7 +6,7 @@ use crate::common::c_programs::{can_compile, compile};
 use crate::common::programs::Program;
 use crate::common::siwrun;
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Symbols that a library defines, with their versions: `name@version`.
@@ -106,4 +106,67 @@ fn thousands_of_connections_are_open_at_once() {
     let line = format!("{} 10.77.0.2 2000 32", program.display());
     let said = Program::start(&daemon, &line).succeed();
     assert!(said.contains(r#"{"open":2000,"#), "{said}");
+}
+
+/// Version nodes of functions that only provider libraries and this project's own libraries call.
+const PRIVATE_NODES: [&str; 2] = ["IBVERBS_PRIVATE_34", "SIWD_PRIVATE"];
+
+#[test]
+fn every_symbol_works_when_it_is_looked_up_by_name() {
+    if !can_compile() {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/symbol_calls.c");
+    let (program, _) = compile(&daemon, &source);
+    let said = Program::start(&daemon, &program.display().to_string()).succeed();
+    let called: BTreeSet<&str> = said
+        .lines()
+        .filter_map(|line| line.strip_prefix("called "))
+        .collect();
+    let ours = defined_symbols(&siwrun().with_file_name("libsiw_verbs.so"));
+    let uncalled: Vec<_> = ours
+        .iter()
+        .filter_map(|symbol| symbol.split_once('@'))
+        .filter(|(name, node)| name != node && !PRIVATE_NODES.contains(node))
+        .filter(|(name, _)| !called.contains(name))
+        .collect();
+    assert!(uncalled.is_empty(), "{uncalled:?}");
+    assert!(ours.len() > 150, "{ours:?}");
+}
+
+fn rust_files(folder: &Path, files: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            rust_files(&path, files);
+        } else {
+            files.push(path);
+        }
+    }
+}
+
+/// The macros of `export.rs` keep panics from leaving functions that C programs call; a function that
+/// is defined without them would end the program.
+#[test]
+fn no_function_of_the_c_interface_lets_a_panic_out() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../client-lib/verbs/src");
+    let mut files = Vec::new();
+    rust_files(&source, &mut files);
+    let unguarded: Vec<String> = files
+        .iter()
+        .filter(|path| !path.starts_with(source.join("bin")) && !path.ends_with("export.rs"))
+        .flat_map(|path| {
+            let text = std::fs::read_to_string(path).unwrap();
+            let lines = text.lines().map(str::to_owned).collect::<Vec<_>>();
+            lines.into_iter().map(|line| (path.clone(), line))
+        })
+        // Types of functions have no name behind `fn`.
+        .filter(|(_, line)| {
+            line.contains("extern \"C\" fn ") || line.contains("extern \"C-unwind\"")
+        })
+        .map(|(path, line)| format!("{}: {line}", path.display()))
+        .collect();
+    assert!(files.len() > 40, "{files:?}");
+    assert!(unguarded.is_empty(), "{unguarded:#?}");
 }

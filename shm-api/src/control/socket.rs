@@ -292,7 +292,10 @@ impl ControlSocket {
             /// Buffer for the longest packet, zeroed once.
             static ROOM: RefCell<Box<[u8; MAX_PACKET]>> = RefCell::new(Box::new([0; MAX_PACKET]));
         }
-        ROOM.with_borrow_mut(|room| self.recv_into(&mut room[..], flags))
+        // The buffer no longer exists in functions of atexit(3), in static destructors, and in threads
+        // that are ending.
+        let received = ROOM.try_with(|room| self.recv_into(&mut room.borrow_mut()[..], flags));
+        received.unwrap_or_else(|_| self.recv_into(&mut vec![0; MAX_PACKET], flags))
     }
 
     fn recv_into(&self, room: &mut [u8], flags: RecvFlags) -> Result<ControlPacket, RecvError> {

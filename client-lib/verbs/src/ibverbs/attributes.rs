@@ -69,7 +69,7 @@ pub unsafe fn query_device(context: *mut ibv_context, attr: *mut ibv_device_attr
 }
 
 /// ibv_query_device_ex(3), which programs call through the context.
-pub unsafe extern "C" fn query_device_ex(
+pub unsafe fn query_device_ex(
     context: *mut ibv_context,
     input: *const ibv_query_device_ex_input,
     attr: *mut ibv_device_attr_ex,

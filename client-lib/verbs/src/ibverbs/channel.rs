@@ -2,7 +2,7 @@
 //! cookie of a completion queue for each event. The program may poll its descriptor, which keeps
 //! the O_NONBLOCK setting of the program.
 
-use super::context::ContextObject;
+use super::context::{ContextObject, is_inherited};
 use super::cq::CqObject;
 use super::resting::replace_by_quiet;
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq};
@@ -158,6 +158,10 @@ pub unsafe fn create_channel(context: *mut ibv_context) -> *mut ibv_comp_channel
 
 /// ibv_destroy_comp_channel(3)
 pub unsafe fn destroy_channel(channel: *mut ibv_comp_channel) -> c_int {
+    // SAFETY: an object of this library, whose context is open.
+    if unsafe { is_inherited((*channel).context) } {
+        return 0;
+    }
     // SAFETY: a channel of this library.
     let object = unsafe { ChannelObject::from_abi(channel) };
     let unused = if object.has_queues() {
@@ -190,6 +194,12 @@ pub unsafe fn get_cq_event(
 ) -> c_int {
     // SAFETY: a channel of this library.
     let object = unsafe { ChannelObject::from_abi(channel) };
+    // SAFETY: a channel's context is open.
+    if unsafe { is_inherited((*channel).context) } {
+        // The events are those of the parent.
+        set_errno(libc::EIO);
+        return -1;
+    }
     loop {
         if object.quiet.get().is_some() {
             set_errno(libc::EIO);

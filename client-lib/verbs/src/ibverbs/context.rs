@@ -4,7 +4,7 @@
 use super::async_event::SharedEvents;
 use super::device::DeviceObject;
 use super::objects::Objects;
-use super::{attributes, cq, cq_ex, mr, mw, port, post, qp, srq};
+use super::slots::{fill_extended_operations, fill_operations};
 use crate::abi::{ibv_context, ibv_device, verbs_context};
 use crate::status::{errno_of, pointer_of};
 use rustix::fd::{AsFd, AsRawFd};
@@ -100,31 +100,6 @@ impl ContextObject {
     }
 }
 
-/// Functions that programs call through `context->ops`.
-fn fill_operations(context: &mut ibv_context) {
-    let operations = &mut context.ops;
-    operations.alloc_mw = Some(mw::alloc_mw);
-    operations.bind_mw = Some(mw::bind_mw);
-    operations.dealloc_mw = Some(mw::dealloc_mw);
-    operations.poll_cq = Some(cq::poll_cq);
-    operations.req_notify_cq = Some(cq::req_notify_cq);
-    operations.post_srq_recv = Some(post::post_srq_recv);
-    operations.post_send = Some(post::post_send);
-    operations.post_recv = Some(post::post_recv);
-}
-
-/// Functions that programs call through `verbs_get_ctx_op`. Empty slots mean EOPNOTSUPP.
-fn fill_extended_operations(abi: &mut verbs_context) {
-    abi.query_device_ex = Some(attributes::query_device_ex);
-    abi.query_port = Some(port::query_port_sized);
-    abi.create_cq_ex = Some(cq_ex::create_cq_ex);
-    abi.modify_cq = Some(cq::modify_cq);
-    abi.create_qp_ex = Some(qp::create_qp_ex);
-    abi.create_srq_ex = Some(srq::create_srq_ex);
-    abi.get_srq_num = Some(srq::get_srq_num);
-    abi.advise_mr = Some(mr::advise_mr);
-}
-
 /// Connects to the daemon, which must have a device with the name of `device`.
 pub fn open_client(device: &DeviceObject) -> Result<Context, Error> {
     let client = Context::open(None)?;
@@ -145,8 +120,24 @@ pub unsafe fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     unsafe { &*object }.as_abi()
 }
 
+/// Checks whether the calling process is a child of fork(2) of the one that opened the context.
+/// Destroying its objects then succeeds without effect: they belong to the parent, and another thread
+/// of it may have held their locks.
+///
+/// # Safety
+/// A context of this library.
+pub unsafe fn is_inherited(context: *mut ibv_context) -> bool {
+    // SAFETY: by the caller's contract.
+    let object = unsafe { ContextObject::from_abi(context) };
+    !object.client().is_of_this_process()
+}
+
 /// ibv_close_device(3)
 pub unsafe fn close_device(context: *mut ibv_context) -> c_int {
+    // SAFETY: a context of this library.
+    if unsafe { is_inherited(context) } {
+        return 0;
+    }
     // SAFETY: a context of this library, from `open_device`, which boxed it.
     let object = unsafe { ContextObject::from_abi(context) };
     let object = (&raw const *object).cast_mut();

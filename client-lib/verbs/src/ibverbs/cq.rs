@@ -2,7 +2,7 @@
 //! be used as an extended one; those functions are in `cq_ex.rs`.
 
 use super::channel::ChannelObject;
-use super::context::ContextObject;
+use super::context::{ContextObject, is_inherited};
 use super::cq_ex::{Current, fill_extended};
 use super::users::{EventCount, Users};
 use crate::abi::*;
@@ -128,6 +128,10 @@ pub unsafe fn create_cq(
 
 /// ibv_destroy_cq(3)
 pub unsafe fn destroy_cq(cq: *mut ibv_cq) -> c_int {
+    // SAFETY: an object of this library, whose context is open.
+    if unsafe { is_inherited((*cq).context) } {
+        return 0;
+    }
     // SAFETY: a completion queue of this library.
     let queue = unsafe { CqObject::from_abi(cq) };
     let unused = queue.users.check_none("queue pairs");
@@ -161,7 +165,7 @@ pub unsafe fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
 }
 
 /// ibv_modify_cq(3), which programs call through the context.
-pub unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
+pub unsafe fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
     // SAFETY: as the caller promised.
     let (queue, attr) = unsafe { (CqObject::from_abi(cq), &*attr) };
     if attr.attr_mask & !IBV_CQ_ATTR_MODERATE != 0 {
@@ -178,7 +182,7 @@ pub unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_att
 }
 
 /// ibv_req_notify_cq(3), which programs call through the context.
-pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+pub unsafe fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: a completion queue of this library.
     let queue = unsafe { CqObject::from_abi(cq) };
     match queue.cq.req_notify(solicited_only != 0) {
@@ -207,7 +211,7 @@ pub(super) fn to_imm_data(completion: &Wc) -> u32 {
 const BATCH: usize = 8;
 
 /// ibv_poll_cq(3), which programs call through the context.
-pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, out: *mut ibv_wc) -> c_int {
+pub unsafe fn poll_cq(cq: *mut ibv_cq, count: c_int, out: *mut ibv_wc) -> c_int {
     // SAFETY: a completion queue of this library.
     let queue = unsafe { CqObject::from_abi(cq) };
     let wanted = usize::try_from(count).unwrap_or(0);

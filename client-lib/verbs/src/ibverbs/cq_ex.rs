@@ -43,7 +43,7 @@ const SUPPORTED: u64 = (IBV_WC_EX_WITH_BYTE_LEN
     | IBV_WC_EX_WITH_DLID_PATH_BITS) as u64;
 
 /// ibv_create_cq_ex(3), which programs call through the context.
-pub unsafe extern "C" fn create_cq_ex(
+pub unsafe fn create_cq_ex(
     context: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
@@ -72,21 +72,42 @@ pub unsafe extern "C" fn create_cq_ex(
     pointer_of("ibv_create_cq_ex", queue).cast()
 }
 
+/// Functions in the struct of a queue.
+mod slots {
+    use crate::abi::{ibv_cq_ex, ibv_poll_cq_attr, ibv_wc_opcode};
+    use std::ffi::c_int;
+
+    crate::export::c_functions! {
+        pub fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int
+            = super::start_poll;
+        pub fn next_poll(cq: *mut ibv_cq_ex) -> c_int = super::next_poll;
+        pub fn end_poll(cq: *mut ibv_cq_ex) = super::end_poll;
+        pub fn read_opcode(cq: *mut ibv_cq_ex) -> ibv_wc_opcode = super::read_opcode;
+        pub fn read_vendor_err(cq: *mut ibv_cq_ex) -> u32 = super::read_vendor_err;
+        pub fn read_byte_len(cq: *mut ibv_cq_ex) -> u32 = super::read_byte_len;
+        pub fn read_imm_data(cq: *mut ibv_cq_ex) -> u32 = super::read_imm_data;
+        pub fn read_qp_num(cq: *mut ibv_cq_ex) -> u32 = super::read_qp_num;
+        pub fn read_wc_flags(cq: *mut ibv_cq_ex) -> u32 = super::read_wc_flags;
+        pub fn read_zero(cq: *mut ibv_cq_ex) -> u32 = super::read_zero;
+        pub fn read_zero_byte(cq: *mut ibv_cq_ex) -> u8 = super::read_zero_byte;
+    }
+}
+
 /// Fills in the functions of a queue.
 pub(super) fn fill_extended(abi: &mut ibv_cq_ex) {
-    abi.start_poll = Some(start_poll);
-    abi.next_poll = Some(next_poll);
-    abi.end_poll = Some(end_poll);
-    abi.read_opcode = Some(read_opcode);
-    abi.read_vendor_err = Some(read_vendor_err);
-    abi.read_byte_len = Some(read_byte_len);
-    abi.read_imm_data = Some(read_imm_data);
-    abi.read_qp_num = Some(read_qp_num);
-    abi.read_src_qp = Some(read_zero);
-    abi.read_wc_flags = Some(read_wc_flags);
-    abi.read_slid = Some(read_zero);
-    abi.read_sl = Some(read_zero_byte);
-    abi.read_dlid_path_bits = Some(read_zero_byte);
+    abi.start_poll = Some(slots::start_poll);
+    abi.next_poll = Some(slots::next_poll);
+    abi.end_poll = Some(slots::end_poll);
+    abi.read_opcode = Some(slots::read_opcode);
+    abi.read_vendor_err = Some(slots::read_vendor_err);
+    abi.read_byte_len = Some(slots::read_byte_len);
+    abi.read_imm_data = Some(slots::read_imm_data);
+    abi.read_qp_num = Some(slots::read_qp_num);
+    abi.read_src_qp = Some(slots::read_zero);
+    abi.read_wc_flags = Some(slots::read_wc_flags);
+    abi.read_slid = Some(slots::read_zero);
+    abi.read_sl = Some(slots::read_zero_byte);
+    abi.read_dlid_path_bits = Some(slots::read_zero_byte);
 }
 
 /// Takes the next completion into the queue's struct.
@@ -119,7 +140,7 @@ unsafe fn take_next(cq: *mut ibv_cq_ex) -> c_int {
     }
 }
 
-unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+unsafe fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     // SAFETY: NULL or a struct to read.
     if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
         return libc::EINVAL;
@@ -135,12 +156,12 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
     status
 }
 
-unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+unsafe fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: a completion queue of this library, which `start_poll` locked.
     unsafe { take_next(cq) }
 }
 
-unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
+unsafe fn end_poll(cq: *mut ibv_cq_ex) {
     // SAFETY: a completion queue of this library.
     unsafe { CqObject::from_abi(cq.cast()) }.current.unlock();
 }
@@ -152,41 +173,41 @@ unsafe fn completion_of(cq: *mut ibv_cq_ex) -> Wc {
     unsafe { *CqObject::from_abi(cq.cast()).current.completion.get() }
 }
 
-unsafe extern "C" fn read_opcode(cq: *mut ibv_cq_ex) -> ibv_wc_opcode {
+unsafe fn read_opcode(cq: *mut ibv_cq_ex) -> ibv_wc_opcode {
     // SAFETY: the program is between start and end of polling.
     unsafe { completion_of(cq) }.opcode.0.into()
 }
 
-unsafe extern "C" fn read_vendor_err(cq: *mut ibv_cq_ex) -> u32 {
+unsafe fn read_vendor_err(cq: *mut ibv_cq_ex) -> u32 {
     // SAFETY: as in `read_opcode`.
     unsafe { completion_of(cq) }.vendor_err
 }
 
-unsafe extern "C" fn read_byte_len(cq: *mut ibv_cq_ex) -> u32 {
+unsafe fn read_byte_len(cq: *mut ibv_cq_ex) -> u32 {
     // SAFETY: as in `read_opcode`.
     unsafe { completion_of(cq) }.byte_len
 }
 
-unsafe extern "C" fn read_imm_data(cq: *mut ibv_cq_ex) -> u32 {
+unsafe fn read_imm_data(cq: *mut ibv_cq_ex) -> u32 {
     // SAFETY: as in `read_opcode`.
     to_imm_data(&unsafe { completion_of(cq) })
 }
 
-unsafe extern "C" fn read_qp_num(cq: *mut ibv_cq_ex) -> u32 {
+unsafe fn read_qp_num(cq: *mut ibv_cq_ex) -> u32 {
     // SAFETY: as in `read_opcode`.
     unsafe { completion_of(cq) }.qp_num
 }
 
-unsafe extern "C" fn read_wc_flags(cq: *mut ibv_cq_ex) -> u32 {
+unsafe fn read_wc_flags(cq: *mut ibv_cq_ex) -> u32 {
     // SAFETY: as in `read_opcode`.
     to_wc_flags(unsafe { completion_of(cq) }.flags)
 }
 
 /// Reads a field that only datagrams have.
-unsafe extern "C" fn read_zero(_cq: *mut ibv_cq_ex) -> u32 {
+unsafe fn read_zero(_cq: *mut ibv_cq_ex) -> u32 {
     0
 }
 
-unsafe extern "C" fn read_zero_byte(_cq: *mut ibv_cq_ex) -> u8 {
+unsafe fn read_zero_byte(_cq: *mut ibv_cq_ex) -> u8 {
     0
 }

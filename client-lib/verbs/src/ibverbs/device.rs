@@ -1,6 +1,7 @@
 //! The device list (ibv_get_device_list(3)): the daemon's devices, under their own names.
 
 use crate::abi::{IBV_NODE_RNIC, IBV_TRANSPORT_IWARP, ibv_device};
+use crate::per_process::PerProcess;
 use crate::status::{fail_with, null_with};
 use siw::{Context, DeviceInfo, Error};
 use siw_shm::device_identity::node_guid;
@@ -21,7 +22,7 @@ unsafe impl Sync for DeviceObject {}
 unsafe impl Send for DeviceObject {}
 
 /// All devices ever listed.
-static SEEN: Mutex<Vec<&'static DeviceObject>> = Mutex::new(Vec::new());
+static SEEN: PerProcess<Mutex<Vec<&'static DeviceObject>>> = PerProcess::new();
 
 /// Copies text into a C field, truncated if too long.
 pub fn copy_text(field: &mut [c_char], text: &str) {
@@ -38,7 +39,7 @@ pub fn copy_text(field: &mut [c_char], text: &str) {
 impl DeviceObject {
     /// Returns the device with that description, the same object each time.
     pub fn find_or_add(info: &DeviceInfo) -> &'static DeviceObject {
-        let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = SEEN.get().lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(device) = seen.iter().find(|device| device.info.is_same_device(info)) {
             return device;
         }

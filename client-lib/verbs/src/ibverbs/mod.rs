@@ -2,7 +2,7 @@
 //!
 //! | file | manual pages |
 //! |---|---|
-//! | `exports.rs` | the table of symbols |
+//! | `exports.rs`, `slots.rs` | the tables of symbols, and of functions in structs |
 //! | `device.rs`, `context.rs`, `attributes.rs`, `port.rs`, `gid.rs` | devices, their contexts, attributes |
 //! | `pd.rs`, `mr.rs`, `mw.rs` | protection domains, memory |
 //! | `cq.rs`, `cq_ex.rs`, `channel.rs`, `async_event.rs` | completions and events |
@@ -33,6 +33,7 @@ mod qp_ex;
 pub mod qp_state;
 mod rates;
 mod resting;
+mod slots;
 pub mod srq;
 mod sysfs;
 mod unsupported;

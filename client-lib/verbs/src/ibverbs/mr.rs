@@ -1,6 +1,7 @@
 //! Memory regions (ibv_reg_mr(3), ibv_rereg_mr(3), ibv_advise_mr(3)) of any memory of the program;
 //! see `Pd::reg_memory` of the client library.
 
+use super::context::is_inherited;
 use super::pd::PdObject;
 use crate::abi::*;
 use crate::status::{errno_of, fail_errno, fail_with, pointer_of};
@@ -128,6 +129,10 @@ pub unsafe fn reg_mr_iova2(
 
 /// ibv_dereg_mr(3)
 pub unsafe fn dereg_mr(mr: *mut ibv_mr) -> c_int {
+    // SAFETY: an object of this library, whose context is open.
+    if unsafe { is_inherited((*mr).context) } {
+        return 0;
+    }
     let object: *mut MrObject = mr.cast();
     // SAFETY: a region of this library.
     let (pd, region) = unsafe { ((*mr).pd, &(*object).region) };
@@ -251,7 +256,7 @@ pub unsafe fn rereg_mr(
 const ADVISE_FLUSH: u32 = 1;
 
 /// ibv_advise_mr(3), which programs call through the context: all memory is always present.
-pub unsafe extern "C" fn advise_mr(
+pub unsafe fn advise_mr(
     _pd: *mut ibv_pd,
     advice: ib_uverbs_advise_mr_advice,
     flags: u32,

@@ -1,5 +1,6 @@
 //! Memory windows (ibv_alloc_mw(3), ibv_bind_mw(3)), which programs call through the context.
 
+use super::context::is_inherited;
 use super::pd::PdObject;
 use super::qp::QpObject;
 use crate::abi::*;
@@ -29,7 +30,7 @@ impl MwObject {
 }
 
 /// ibv_alloc_mw(3)
-pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
+pub unsafe fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
     let window_type = match kind {
         IBV_MW_TYPE_1 => WindowType::One,
         IBV_MW_TYPE_2 => WindowType::Two,
@@ -54,7 +55,11 @@ pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ib
 }
 
 /// ibv_dealloc_mw(3)
-pub unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
+pub unsafe fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
+    // SAFETY: an object of this library, whose context is open.
+    if unsafe { is_inherited((*mw).context) } {
+        return 0;
+    }
     // SAFETY: a window of this library, whose protection domain cannot be freed before.
     unsafe { PdObject::from_abi((*mw).pd) }.users.remove();
     // SAFETY: `alloc_mw` boxed it; the manual page forbids any later use.
@@ -79,11 +84,7 @@ pub(super) unsafe fn to_binding(info: &ibv_mw_bind_info) -> MwBind {
 }
 
 /// ibv_bind_mw(3): type 1, under the next key.
-pub unsafe extern "C" fn bind_mw(
-    qp: *mut ibv_qp,
-    mw: *mut ibv_mw,
-    bind: *mut ibv_mw_bind,
-) -> c_int {
+pub unsafe fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
     // SAFETY: as the caller promised.
     let (queue_pair, window, bind) =
         unsafe { (QpObject::from_abi(qp), MwObject::from_abi(mw), &*bind) };

@@ -1,6 +1,6 @@
 //! Protection domains (ibv_alloc_pd(3)).
 
-use super::context::ContextObject;
+use super::context::{ContextObject, is_inherited};
 use super::users::Users;
 use crate::abi::{ibv_context, ibv_pd};
 use crate::status::{errno_of, pointer_of};
@@ -56,6 +56,10 @@ pub unsafe fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
 
 /// ibv_dealloc_pd(3)
 pub unsafe fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    // SAFETY: an object of this library, whose context is open.
+    if unsafe { is_inherited((*pd).context) } {
+        return 0;
+    }
     // SAFETY: a protection domain of this library.
     let object = unsafe { PdObject::from_abi(pd) };
     let unused = object.users.check_none("objects");

@@ -7,6 +7,7 @@ use crate::status::{fail_errno, fail_with};
 use siw::{DeviceInfo, Error};
 use siw_shm::device_identity::link_rate;
 use std::ffi::c_int;
+use std::mem::offset_of;
 
 /// The number of the only port.
 pub const PORT: u32 = 1;
@@ -53,7 +54,7 @@ fn port_attributes(context: &ContextObject, info: &DeviceInfo) -> ibv_port_attr 
 
 /// ibv_query_port(3) as programs call it through the context: `length` is the size of the struct in
 /// their release.
-pub unsafe extern "C" fn query_port_sized(
+pub unsafe fn query_port_sized(
     context: *mut ibv_context,
     port_num: u8,
     attr: *mut ibv_port_attr,
@@ -82,16 +83,21 @@ pub unsafe extern "C" fn query_port_sized(
     0
 }
 
-/// The exported function ibv_query_port, for programs older than `link_layer`: their struct ends
-/// before it.
+/// Size of the struct of the exported function ibv_query_port: that of the header without the fields
+/// behind `flags`, which later releases added. The header only declares its type, so that programs
+/// pass a pointer to their own `struct ibv_port_attr`.
+const SYMBOL_LENGTH: usize = 48;
+const _: () = assert!(offset_of!(ibv_port_attr, flags) + 1 == SYMBOL_LENGTH);
+
+/// The exported function ibv_query_port, for programs that look it up by name or declare it
+/// themselves; programs compiled against the header call [`query_port_sized`].
 pub unsafe fn query_port(
     context: *mut ibv_context,
     port_num: u8,
     attr: *mut _compat_ibv_port_attr,
 ) -> c_int {
-    let length = size_of::<_compat_ibv_port_attr>();
-    // SAFETY: as the caller promised; the older struct is the beginning of the newer one.
-    unsafe { query_port_sized(context, port_num, attr.cast(), length) }
+    // SAFETY: as the caller promised.
+    unsafe { query_port_sized(context, port_num, attr.cast(), SYMBOL_LENGTH) }
 }
 
 /// ibv_query_pkey(3): iWARP has no partitions; it reports the default partition with full

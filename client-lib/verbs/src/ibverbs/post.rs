@@ -231,7 +231,7 @@ unsafe fn push_special(
 }
 
 /// ibv_post_send(3)
-pub unsafe extern "C" fn post_send(
+pub unsafe fn post_send(
     qp: *mut ibv_qp,
     list: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
@@ -299,7 +299,7 @@ unsafe fn push_receives(
 }
 
 /// ibv_post_recv(3)
-pub unsafe extern "C" fn post_recv(
+pub unsafe fn post_recv(
     qp: *mut ibv_qp,
     list: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
@@ -319,7 +319,7 @@ pub unsafe extern "C" fn post_recv(
 }
 
 /// ibv_post_srq_recv(3)
-pub unsafe extern "C" fn post_srq_recv(
+pub unsafe fn post_srq_recv(
     srq: *mut ibv_srq,
     list: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,

@@ -1,7 +1,7 @@
 //! Queue pairs (ibv_create_qp(3), ibv_create_qp_ex(3), ibv_destroy_qp(3)). Their states are in
 //! `qp_state.rs`, posting in `post.rs` and `qp_ex.rs`.
 
-use super::context::ContextObject;
+use super::context::{ContextObject, is_inherited};
 use super::cq::CqObject;
 use super::pd::PdObject;
 use super::qp_ex::{Batch, fill_extended};
@@ -200,7 +200,7 @@ fn check_extended(attr: &ibv_qp_init_attr_ex) -> Result<bool, Error> {
 }
 
 /// ibv_create_qp_ex(3), which programs call through the context.
-pub unsafe extern "C" fn create_qp_ex(
+pub unsafe fn create_qp_ex(
     _context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
@@ -236,6 +236,10 @@ pub unsafe fn to_extended(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
 
 /// ibv_destroy_qp(3)
 pub unsafe fn destroy_qp(qp: *mut ibv_qp) -> c_int {
+    // SAFETY: an object of this library, whose context is open.
+    if unsafe { is_inherited((*qp).context) } {
+        return 0;
+    }
     // SAFETY: a queue pair of this library.
     let queue_pair = unsafe { QpObject::from_abi(qp) };
     let objects = queue_pair.context().objects();

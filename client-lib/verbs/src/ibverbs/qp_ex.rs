@@ -129,26 +129,61 @@ impl Building {
     }
 }
 
+/// Functions in the struct of a queue pair.
+mod slots {
+    use crate::abi::{ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_ex, ibv_sge};
+    use std::ffi::{c_int, c_void};
+
+    crate::export::c_functions! {
+        pub fn start(qp: *mut ibv_qp_ex) = super::start;
+        pub fn complete(qp: *mut ibv_qp_ex) -> c_int = super::complete;
+        pub fn abort(qp: *mut ibv_qp_ex) = super::abort;
+        pub fn send(qp: *mut ibv_qp_ex) = super::send;
+        pub fn send_imm(qp: *mut ibv_qp_ex, imm_data: u32) = super::send_imm;
+        pub fn send_inv(qp: *mut ibv_qp_ex, key: u32) = super::send_inv;
+        pub fn rdma_write(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64) = super::rdma_write;
+        pub fn rdma_write_imm(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, imm_data: u32)
+            = super::rdma_write_imm;
+        pub fn rdma_read(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64) = super::rdma_read;
+        pub fn atomic_cmp_swp(
+            qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, compare: u64, swap: u64,
+        ) = super::atomic_cmp_swp;
+        pub fn atomic_fetch_add(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, add: u64)
+            = super::atomic_fetch_add;
+        pub fn local_inv(qp: *mut ibv_qp_ex, key: u32) = super::local_inv;
+        pub fn bind_mw(
+            qp: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info,
+        ) = super::bind_mw;
+        pub fn set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) = super::set_sge;
+        pub fn set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge)
+            = super::set_sge_list;
+        pub fn set_inline_data(qp: *mut ibv_qp_ex, address: *mut c_void, length: usize)
+            = super::set_inline_data;
+        pub fn set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_data_buf)
+            = super::set_inline_data_list;
+    }
+}
+
 /// Fills in the functions of a queue pair. Those of other transports stay empty: ibv_create_qp_ex
 /// refuses their send operations.
 pub(super) fn fill_extended(abi: &mut ibv_qp_ex) {
-    abi.wr_start = Some(start);
-    abi.wr_complete = Some(complete);
-    abi.wr_abort = Some(abort);
-    abi.wr_send = Some(send);
-    abi.wr_send_imm = Some(send_imm);
-    abi.wr_send_inv = Some(send_inv);
-    abi.wr_rdma_write = Some(rdma_write);
-    abi.wr_rdma_write_imm = Some(rdma_write_imm);
-    abi.wr_rdma_read = Some(rdma_read);
-    abi.wr_atomic_cmp_swp = Some(atomic_cmp_swp);
-    abi.wr_atomic_fetch_add = Some(atomic_fetch_add);
-    abi.wr_local_inv = Some(local_inv);
-    abi.wr_bind_mw = Some(bind_mw);
-    abi.wr_set_sge = Some(set_sge);
-    abi.wr_set_sge_list = Some(set_sge_list);
-    abi.wr_set_inline_data = Some(set_inline_data);
-    abi.wr_set_inline_data_list = Some(set_inline_data_list);
+    abi.wr_start = Some(slots::start);
+    abi.wr_complete = Some(slots::complete);
+    abi.wr_abort = Some(slots::abort);
+    abi.wr_send = Some(slots::send);
+    abi.wr_send_imm = Some(slots::send_imm);
+    abi.wr_send_inv = Some(slots::send_inv);
+    abi.wr_rdma_write = Some(slots::rdma_write);
+    abi.wr_rdma_write_imm = Some(slots::rdma_write_imm);
+    abi.wr_rdma_read = Some(slots::rdma_read);
+    abi.wr_atomic_cmp_swp = Some(slots::atomic_cmp_swp);
+    abi.wr_atomic_fetch_add = Some(slots::atomic_fetch_add);
+    abi.wr_local_inv = Some(slots::local_inv);
+    abi.wr_bind_mw = Some(slots::bind_mw);
+    abi.wr_set_sge = Some(slots::set_sge);
+    abi.wr_set_sge_list = Some(slots::set_sge_list);
+    abi.wr_set_inline_data = Some(slots::set_inline_data);
+    abi.wr_set_inline_data_list = Some(slots::set_inline_data_list);
 }
 
 /// # Safety
@@ -209,7 +244,7 @@ unsafe fn begin_remote(
     }
 }
 
-unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
+unsafe fn start(qp: *mut ibv_qp_ex) {
     // SAFETY: by the contract of ibv_wr_post(3), as in all functions below.
     unsafe {
         object_of(qp).batch.lock();
@@ -217,7 +252,7 @@ unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
     }
 }
 
-unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
+unsafe fn complete(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: as in `start`.
     let (object, building) = unsafe { (object_of(qp), building(qp)) };
     let posted = match building.error.take() {
@@ -233,77 +268,61 @@ unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
     crate::status::errno_of("ibv_wr_complete", posted)
 }
 
-unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
+unsafe fn abort(qp: *mut ibv_qp_ex) {
     // SAFETY: as in `start`.
     unsafe { object_of(qp) }.batch.unlock();
 }
 
-unsafe extern "C" fn send(qp: *mut ibv_qp_ex) {
+unsafe fn send(qp: *mut ibv_qp_ex) {
     // SAFETY: as in `start`.
     unsafe { begin_request(qp, Opcode::Send, 0, BuiltData::None) };
 }
 
-unsafe extern "C" fn send_imm(qp: *mut ibv_qp_ex, imm_data: u32) {
+unsafe fn send_imm(qp: *mut ibv_qp_ex, imm_data: u32) {
     let imm = u32::from_be(imm_data);
     // SAFETY: as in `start`.
     unsafe { begin_request(qp, Opcode::SendWithImm, imm, BuiltData::None) };
 }
 
-unsafe extern "C" fn send_inv(qp: *mut ibv_qp_ex, key: u32) {
+unsafe fn send_inv(qp: *mut ibv_qp_ex, key: u32) {
     // SAFETY: as in `start`.
     unsafe { begin_request(qp, Opcode::SendWithInv, key, BuiltData::None) };
 }
 
-unsafe extern "C" fn rdma_write(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64) {
+unsafe fn rdma_write(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64) {
     // SAFETY: as in `start`.
     unsafe { begin_remote(qp, Opcode::Write, 0, (rkey, remote_addr), BuiltData::None) };
 }
 
-unsafe extern "C" fn rdma_write_imm(
-    qp: *mut ibv_qp_ex,
-    rkey: u32,
-    remote_addr: u64,
-    imm_data: u32,
-) {
+unsafe fn rdma_write_imm(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, imm_data: u32) {
     let (imm, remote) = (u32::from_be(imm_data), (rkey, remote_addr));
     // SAFETY: as in `start`.
     unsafe { begin_remote(qp, Opcode::WriteWithImm, imm, remote, BuiltData::None) };
 }
 
-unsafe extern "C" fn rdma_read(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64) {
+unsafe fn rdma_read(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64) {
     // SAFETY: as in `start`.
     unsafe { begin_remote(qp, Opcode::Read, 0, (rkey, remote_addr), BuiltData::None) };
 }
 
-unsafe extern "C" fn atomic_cmp_swp(
-    qp: *mut ibv_qp_ex,
-    rkey: u32,
-    remote_addr: u64,
-    compare: u64,
-    swap: u64,
-) {
+unsafe fn atomic_cmp_swp(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, compare: u64, swap: u64) {
     let operands = BuiltData::Atomic(AtomicArgs::cmp_swap(compare, swap));
     // SAFETY: as in `start`.
     unsafe { begin_remote(qp, Opcode::CmpSwap, 0, (rkey, remote_addr), operands) };
 }
 
-unsafe extern "C" fn atomic_fetch_add(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, add: u64) {
+unsafe fn atomic_fetch_add(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, add: u64) {
     let operands = BuiltData::Atomic(AtomicArgs::fetch_add(add));
     // SAFETY: as in `start`.
     unsafe { begin_remote(qp, Opcode::FetchAdd, 0, (rkey, remote_addr), operands) };
 }
 
-unsafe extern "C" fn local_inv(qp: *mut ibv_qp_ex, key: u32) {
+unsafe fn local_inv(qp: *mut ibv_qp_ex, key: u32) {
     // SAFETY: as in `start`.
     unsafe { begin_request(qp, Opcode::LocalInv, key, BuiltData::AsItIs) };
 }
 
-unsafe extern "C" fn bind_mw(
-    qp: *mut ibv_qp_ex,
-    mw: *mut ibv_mw,
-    rkey: u32,
-    info: *const ibv_mw_bind_info,
-) {
+unsafe fn bind_mw(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) {
     // SAFETY: as in `start`, with a window of this library.
     unsafe {
         begin_request(qp, Opcode::BindMw, 0, BuiltData::AsItIs);
@@ -317,7 +336,7 @@ unsafe extern "C" fn bind_mw(
     }
 }
 
-unsafe extern "C" fn set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
+unsafe fn set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
     // SAFETY: as in `start`.
     let building = unsafe { building(qp) };
     let from = building.sges.len();
@@ -325,7 +344,7 @@ unsafe extern "C" fn set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u
     building.set_data(BuiltData::Sges(from, from + 1));
 }
 
-unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
+unsafe fn set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
     // SAFETY: as in `start`; the layouts are the same (post.rs).
     let building = unsafe { building(qp) };
     let from = building.sges.len();
@@ -345,7 +364,7 @@ unsafe fn copy_inline(building: &mut Building, address: *const c_void, length: u
     }
 }
 
-unsafe extern "C" fn set_inline_data(qp: *mut ibv_qp_ex, address: *mut c_void, length: usize) {
+unsafe fn set_inline_data(qp: *mut ibv_qp_ex, address: *mut c_void, length: usize) {
     // SAFETY: as in `start`.
     let building = unsafe { building(qp) };
     let from = building.inline_data.len();
@@ -354,11 +373,7 @@ unsafe extern "C" fn set_inline_data(qp: *mut ibv_qp_ex, address: *mut c_void, l
     building.set_data(BuiltData::Inline(from, from + length));
 }
 
-unsafe extern "C" fn set_inline_data_list(
-    qp: *mut ibv_qp_ex,
-    count: usize,
-    list: *const ibv_data_buf,
-) {
+unsafe fn set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_data_buf) {
     // SAFETY: as in `start`.
     let building = unsafe { building(qp) };
     let from = building.inline_data.len();

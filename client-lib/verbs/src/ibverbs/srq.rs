@@ -1,6 +1,6 @@
 //! Shared receive queues (ibv_create_srq(3), ibv_modify_srq(3), ibv_query_srq(3)).
 
-use super::context::ContextObject;
+use super::context::{ContextObject, is_inherited};
 use super::pd::PdObject;
 use super::users::{EventCount, Users};
 use crate::abi::*;
@@ -76,7 +76,7 @@ pub unsafe fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut 
 }
 
 /// ibv_create_srq_ex(3): only basic queues; XRC and tag matching fail.
-pub unsafe extern "C" fn create_srq_ex(
+pub unsafe fn create_srq_ex(
     _context: *mut ibv_context,
     attr: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn create_srq_ex(
 }
 
 /// ibv_get_srq_num(3): only XRC numbers shared receive queues.
-pub unsafe extern "C" fn get_srq_num(_srq: *mut ibv_srq, _number: *mut u32) -> c_int {
+pub unsafe fn get_srq_num(_srq: *mut ibv_srq, _number: *mut u32) -> c_int {
     fail_errno(libc::EOPNOTSUPP)
 }
 
@@ -140,6 +140,10 @@ pub unsafe fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
 
 /// ibv_destroy_srq(3)
 pub unsafe fn destroy_srq(srq: *mut ibv_srq) -> c_int {
+    // SAFETY: an object of this library, whose context is open.
+    if unsafe { is_inherited((*srq).context) } {
+        return 0;
+    }
     // SAFETY: a shared receive queue of this library.
     let queue = unsafe { SrqObject::from_abi(srq) };
     let unused = queue.users.check_none("queue pairs");

@@ -97,6 +97,9 @@ impl EventChannel {
     /// Updates the readiness of the descriptor, under the lock of the queue so that it matches the
     /// final state.
     fn show_state(&self, queue: &VecDeque<QueuedEvent>) {
+        if self.is_inherited() {
+            return;
+        }
         if queue.is_empty() {
             let mut count = [0; 8];
             let _ = rustix::io::read(&self.local, &mut count);
@@ -186,6 +189,12 @@ impl EventChannel {
         Ok(self.pop())
     }
 
+    /// True in a child of fork(2) of the process that created the channel: the descriptors are those of
+    /// the parent, whose events and readiness must not change.
+    pub fn is_inherited(&self) -> bool {
+        !self.devices.client.is_of_this_process()
+    }
+
     fn is_nonblocking(&self) -> bool {
         rustix::fs::fcntl_getfl(&self.epoll)
             .is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK))
@@ -193,6 +202,9 @@ impl EventChannel {
 
     /// Takes the next event; waits for it unless the program has set O_NONBLOCK.
     pub fn get_event(&self) -> Result<Box<EventObject>, Error> {
+        if self.is_inherited() {
+            return Err(Error::DaemonGone);
+        }
         loop {
             while let Some(event) = self.next_event()? {
                 if let Some(event) = deliver(event) {

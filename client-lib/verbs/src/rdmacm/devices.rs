@@ -6,11 +6,12 @@ use crate::ibverbs::async_event::{EventGroup, SharedEvents};
 use crate::ibverbs::context::ContextObject;
 use crate::ibverbs::device::DeviceObject;
 use crate::ibverbs::pd::alloc_pd;
+use crate::per_process::PerProcess;
 use crate::status::{fail_with, set_errno};
 use siw::{Context, DeviceInfo, Error, Pd};
 use std::ffi::c_int;
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// A connection to the daemon and its contexts. They are never freed, because identifiers, and the
 /// objects that programs create with them, refer to them.
@@ -37,13 +38,13 @@ unsafe impl Sync for Device {}
 // SAFETY: as above.
 unsafe impl Send for Device {}
 
-static OPEN: Mutex<Option<&'static Devices>> = Mutex::new(None);
+static OPEN: PerProcess<Mutex<Option<&'static Devices>>> = PerProcess::new();
 
 impl Devices {
     /// Returns the devices of the daemon. The first call connects; later ones reconnect if the
     /// daemon has ended.
     pub fn open() -> Result<&'static Devices, Error> {
-        let mut open: MutexGuard<'_, _> = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = OPEN.get().lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(devices) = open.filter(|devices| devices.client.is_alive()) {
             return Ok(devices);
         }

@@ -7,6 +7,7 @@ use super::events::{QueuedEvent, ack_cm_event};
 use crate::abi::*;
 use crate::ibverbs::context::ContextObject;
 use crate::ibverbs::users::EventCount;
+use crate::per_process::PerProcess;
 use crate::status::{errno_of, fail_errno, fail_with};
 use siw::{CmBinding, CmListener, ConnectionRequest, Error};
 use std::cell::UnsafeCell;
@@ -14,7 +15,7 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The number of an identifier, never reused; it is the cookie of its events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -26,6 +27,8 @@ pub struct RegisteredId(pub u64);
 pub struct IdObject {
     abi: UnsafeCell<rdma_cm_id>,
     number: RegisteredId,
+    /// Generation of the process that created it.
+    generation: u32,
     /// Delivered events; destroying waits until all are acknowledged.
     pub events: EventCount,
     /// A connection was established, and its end has not been reported.
@@ -79,12 +82,12 @@ struct IdPointer(*const IdObject);
 // SAFETY: identifiers may be used from any thread; see `IdObject`.
 unsafe impl Send for IdPointer {}
 
-static REGISTERED: LazyLock<Mutex<HashMap<RegisteredId, IdPointer>>> =
-    LazyLock::new(Mutex::default);
+static REGISTERED: PerProcess<Mutex<HashMap<RegisteredId, IdPointer>>> = PerProcess::new();
 static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);
 
 fn lock_registered() -> MutexGuard<'static, HashMap<RegisteredId, IdPointer>> {
-    REGISTERED.lock().unwrap_or_else(PoisonError::into_inner)
+    let registered = REGISTERED.get().lock();
+    registered.unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Calls `with` for a registered identifier, which cannot be freed meanwhile. This includes an
@@ -128,6 +131,7 @@ impl IdObject {
         let object = Box::into_raw(Box::new(IdObject {
             abi: UnsafeCell::new(abi),
             number,
+            generation: siw::process_generation(),
             events: EventCount::default(),
             connected: AtomicBool::new(false),
             closing: AtomicBool::new(false),
@@ -148,6 +152,11 @@ impl IdObject {
     /// Pointer for struct fields that hold an identifier, and for access to the fields of this one.
     pub fn as_abi(&self) -> *mut rdma_cm_id {
         self.abi.get()
+    }
+
+    /// True in a child of fork(2) of the process that created it.
+    fn is_inherited(&self) -> bool {
+        self.generation != siw::process_generation()
     }
 
     /// Its addresses.
@@ -375,6 +384,10 @@ pub unsafe fn destroy_id(id: *mut rdma_cm_id) -> c_int {
     }
     // SAFETY: an identifier of this library.
     let object = unsafe { IdObject::from_abi(id) };
+    if object.is_inherited() {
+        // The identifier of the parent, which other threads of it may have been using.
+        return 0;
+    }
     // SAFETY: as above.
     unsafe { release_event(id) };
     object.closing.store(true, Ordering::Release);

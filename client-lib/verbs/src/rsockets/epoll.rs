@@ -6,7 +6,8 @@
 //! armed and not checked again until its descriptor is readable.
 
 use super::socket::Rsocket;
-use super::table::{self, Mark, PerProcess};
+use super::table::{self, Mark};
+use crate::per_process::PerProcess;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fd::{AsRawFd, OwnedFd};
 use std::collections::HashMap;
@@ -56,11 +57,6 @@ pub struct Watchers {
 type Instances = RwLock<HashMap<c_int, Arc<Instance>>>;
 
 static INSTANCES: PerProcess<Instances> = PerProcess::new();
-
-/// Called in the child of fork(2).
-pub fn forget_parent() {
-    INSTANCES.forget();
-}
 
 fn errno_of(error: rustix::io::Errno) -> c_int {
     error.raw_os_error()

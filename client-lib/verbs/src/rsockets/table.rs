@@ -6,13 +6,12 @@
 //! is: one with another file is no rsocket any more, and its rsocket is closed. Programs that call
 //! rsockets themselves close them by rclose(3), and do without this system call.
 
-use super::epoll;
 use super::socket::Rsocket;
+use crate::per_process::PerProcess;
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ffi::c_int;
-use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
-use std::sync::{Arc, Once, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// Identity of an open file, kept by the kernel as the signal number of fcntl(2) F_SETSIG, which
 /// has no effect without O_ASYNC. Reading it is the cheapest system call that tells two files
@@ -59,59 +58,6 @@ struct Entry {
 type Entries = RwLock<Vec<Option<Entry>>>;
 
 static TABLE: PerProcess<Entries> = PerProcess::new();
-
-/// State of one process: a child of fork(2) begins without, because the rsockets belong to its
-/// parent, whose queues it must not access. The parent's state stays in the child's memory unused,
-/// with locks that another thread of the parent may have held.
-pub struct PerProcess<T>(AtomicPtr<T>);
-
-impl<T: Default> PerProcess<T> {
-    /// Creates the state empty.
-    pub const fn new() -> PerProcess<T> {
-        PerProcess(AtomicPtr::new(null_mut()))
-    }
-
-    /// Returns the state of this process.
-    pub fn get(&self) -> &'static T {
-        let found = self.0.load(Ordering::Acquire);
-        if !found.is_null() {
-            // SAFETY: a box that is never freed.
-            return unsafe { &*found };
-        }
-        watch_forks();
-        let fresh = Box::into_raw(Box::<T>::default());
-        let order = Ordering::AcqRel;
-        match (self.0).compare_exchange(null_mut(), fresh, order, Ordering::Acquire) {
-            // SAFETY: just made, and never freed.
-            Ok(_) => unsafe { &*fresh },
-            Err(other) => {
-                // SAFETY: just made, and not shared.
-                drop(unsafe { Box::from_raw(fresh) });
-                // SAFETY: as above, made by another thread.
-                unsafe { &*other }
-            }
-        }
-    }
-
-    /// Called in the child of fork(2), which must not take locks.
-    pub fn forget(&self) {
-        self.0.store(null_mut(), Ordering::Release);
-    }
-}
-
-extern "C" fn on_fork_in_child() {
-    TABLE.forget();
-    epoll::forget_parent();
-}
-
-fn watch_forks() {
-    static WATCHED: Once = Once::new();
-    WATCHED.call_once(|| {
-        // SAFETY: the handler only stores pointers. If registering it fails for lack of memory, a
-        // child can access its parent's rsockets.
-        unsafe { libc::pthread_atfork(None, None, Some(on_fork_in_child)) };
-    });
-}
 
 /// Set by the preloaded library.
 static CHECKS_MARKS: AtomicBool = AtomicBool::new(false);

@@ -1,0 +1,60 @@
+//! State that a child of fork(2) does not share with its parent.
+//!
+//! The objects of a process belong to its connection to the daemon, whose queues and descriptors a
+//! child must not use. Each static that holds such objects is a [`PerProcess`], so that a child begins
+//! without them, whatever its parent has called before.
+
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// State of one process. The parent's state stays in the child's memory unused, with locks that another
+/// thread of the parent may have held.
+pub struct PerProcess<T>(AtomicPtr<Stamped<T>>);
+
+struct Stamped<T> {
+    /// Generation of the process that created the state.
+    generation: u32,
+    state: T,
+}
+
+impl<T: Default> PerProcess<T> {
+    /// Creates the state empty.
+    pub const fn new() -> PerProcess<T> {
+        PerProcess(AtomicPtr::new(null_mut()))
+    }
+
+    /// Returns the state of this process.
+    #[inline]
+    pub fn get(&self) -> &'static T {
+        let found = self.0.load(Ordering::Acquire);
+        // SAFETY: NULL or a box that is never freed.
+        match unsafe { found.as_ref() } {
+            Some(found) if found.generation == siw::process_generation() => &found.state,
+            _ => self.renew(found),
+        }
+    }
+
+    /// Creates the state of this process, unless another thread has done so.
+    #[cold]
+    fn renew(&self, old: *mut Stamped<T>) -> &'static T {
+        siw::watch_forks();
+        let fresh = Box::into_raw(Box::new(Stamped {
+            generation: siw::process_generation(),
+            state: T::default(),
+        }));
+        let order = Ordering::AcqRel;
+        match self
+            .0
+            .compare_exchange(old, fresh, order, Ordering::Acquire)
+        {
+            // SAFETY: just made, and never freed.
+            Ok(_) => unsafe { &(*fresh).state },
+            Err(other) => {
+                // SAFETY: just made, and not shared.
+                drop(unsafe { Box::from_raw(fresh) });
+                // SAFETY: made by another thread of this process, and never freed.
+                unsafe { &(*other).state }
+            }
+        }
+    }
+}
