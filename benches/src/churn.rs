@@ -45,8 +45,8 @@ impl ChurnEnd {
     }
 }
 
-fn failed_call(what: &'static str) -> impl Fn(Error) -> anyhow::Error {
-    move |error| anyhow!("{what}: {error}")
+fn failed_call<E: Into<Error>>(what: &'static str) -> impl Fn(E) -> anyhow::Error {
+    move |error| anyhow!("{what}: {}", error.into())
 }
 
 /// Measures queue pairs created, connected, closed and destroyed per second: two for each

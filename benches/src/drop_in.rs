@@ -10,7 +10,7 @@ use anyhow::{anyhow, bail};
 use clap::ValueEnum;
 use serde_json::Value;
 use siw::{
-    Access, AppMr, Context, Cq, PairOptions, Qp, QpInit, SendData, SendWr, Wc, WcStatus, WrFlags,
+    Access, Context, Cq, OwnedMr, PairOptions, Qp, QpInit, SendData, SendWr, Wc, WcStatus, WrFlags,
 };
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -46,9 +46,7 @@ pub struct LoadPlan {
 struct LoadEnd {
     qp: Qp,
     cq: Cq,
-    mr: AppMr,
-    // Declared after the region, which is dropped first.
-    _memory: Vec<u8>,
+    mr: OwnedMr<Vec<u8>>,
 }
 
 impl LoadEnd {
@@ -58,10 +56,10 @@ impl LoadEnd {
             .map_err(failed_call("protection domain"))?;
         let cq = Cq::new(context, plan.depth, None).map_err(failed_call("completion queue"))?;
         // Long enough that malloc takes fresh pages for it.
-        let mut memory = vec![1u8; (plan.size * plan.depth as usize).max(1 << 20)];
+        let memory = vec![1u8; (plan.size * plan.depth as usize).max(1 << 20)];
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let mr = pd
-            .reg_memory(memory.as_mut_ptr(), memory.len(), access)
+            .register(memory, access)
             .map_err(failed_call("memory region"))?;
         let init = QpInit {
             max_send_wr: plan.depth,
@@ -71,12 +69,7 @@ impl LoadEnd {
         let qp = pd
             .create_qp(&cq, &cq, &init)
             .map_err(failed_call("queue pair"))?;
-        Ok(LoadEnd {
-            qp,
-            cq,
-            mr,
-            _memory: memory,
-        })
+        Ok(LoadEnd { qp, cq, mr })
     }
 }
 

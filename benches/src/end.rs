@@ -112,8 +112,8 @@ pub fn find_device(ctx: &Context, name: &str) -> anyhow::Result<DeviceInfo> {
 }
 
 /// Prefixes the error of a verbs call with the attempted operation.
-pub fn failed_call(what: &str) -> impl Fn(Error) -> anyhow::Error + '_ {
-    move |error| anyhow!("{what}: {error}")
+pub fn failed_call<E: Into<Error>>(what: &str) -> impl Fn(E) -> anyhow::Error + '_ {
+    move |error| anyhow!("{what}: {}", error.into())
 }
 
 impl TransferEnd {

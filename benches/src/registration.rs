@@ -107,7 +107,8 @@ fn register_once(
 ) -> anyhow::Result<Duration> {
     let start = Instant::now();
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
-    let registered = pd.reg_memory(address, size, access);
+    // SAFETY: the callers keep the memory until the region is dropped, and no work request uses it.
+    let registered = unsafe { pd.reg_memory(address, size, access) };
     let time = start.elapsed();
     let region = registered?;
     let expected = match kind {

@@ -87,6 +87,10 @@ impl CmBinding {
         self.id
     }
 
+    pub(crate) fn ctx(&self) -> &ClientInner {
+        &self.ctx
+    }
+
     /// Gives up ownership: a listener has taken over the binding.
     pub(crate) fn forget(mut self) {
         self.id = 0;

@@ -2,7 +2,7 @@
 //! without its address resolution steps).
 
 use crate::context::ClientInner;
-use crate::{CmBinding, Context, Error, Qp};
+use crate::{CmBinding, Context, Error, Failed, Qp};
 use rustix::fd::{AsFd, BorrowedFd};
 use siw_shm::control::{
     self, ANY_DEVICE, Accept, Addr, BY_DEVICE, CmEventKind, ConnParams, ControlSocket,
@@ -177,6 +177,10 @@ impl CmChannel {
 
     pub(crate) fn id(&self) -> u32 {
         self.id
+    }
+
+    pub(crate) fn ctx(&self) -> &ClientInner {
+        &self.ctx
     }
 
     /// Waits for the next event.
@@ -412,14 +416,21 @@ impl CmListener {
         channel: &CmChannel,
         binding: CmBinding,
         options: &ListenOptions,
-    ) -> Result<CmListener, (CmBinding, Error)> {
+    ) -> Result<CmListener, Failed<CmBinding>> {
         let (addr, mpa) = (binding.local_addr(), options.to_mpa_options());
-        match Self::listen_with(channel, addr, options, mpa, binding.id()) {
+        let listener = channel
+            .ctx
+            .check_same(binding.ctx(), "binding")
+            .and_then(|()| Self::listen_with(channel, addr, options, mpa, binding.id()));
+        match listener {
             Ok(listener) => {
                 binding.forget();
                 Ok(listener)
             }
-            Err(error) => Err((binding, error)),
+            Err(error) => Err(Failed {
+                object: binding,
+                error,
+            }),
         }
     }
 
@@ -464,6 +475,8 @@ impl CmListener {
 
     /// Moves its requests to another channel; afterwards the old channel gets none.
     pub fn migrate(&self, channel: &CmChannel) -> Result<(), Error> {
+        self.ctx
+            .check_same(channel.ctx(), "connection event channel")?;
         self.ctx.call_daemon(&MigrateCm {
             cm_channel: channel.id,
             qp_num: 0,
@@ -519,14 +532,39 @@ impl ConnectionRequest {
 
     /// Accepts with a QP; ESTABLISHED follows on `channel`, or without one on the listener's
     /// channel. Private data, ord, ird and cookie come from `options`.
+    ///
+    /// # Errors
+    /// The request comes back: it can be accepted with other options or another QP, or rejected.
     pub fn accept(
         mut self,
         qp: &Qp,
         channel: Option<&CmChannel>,
         options: &ConnectOptions<'_>,
+    ) -> Result<(), Failed<ConnectionRequest>> {
+        match self.call_accept(qp, channel, options) {
+            Ok(()) => {
+                self.open = false;
+                Ok(())
+            }
+            Err(error) => Err(Failed {
+                object: self,
+                error,
+            }),
+        }
+    }
+
+    fn call_accept(
+        &self,
+        qp: &Qp,
+        channel: Option<&CmChannel>,
+        options: &ConnectOptions<'_>,
     ) -> Result<(), Error> {
+        self.ctx.check_same(qp.pd().ctx(), "queue pair")?;
+        if let Some(channel) = channel {
+            self.ctx
+                .check_same(channel.ctx(), "connection event channel")?;
+        }
         let params = options.to_conn_params()?;
-        self.open = false;
         self.ctx.call_daemon(&Accept {
             request: self.id,
             qp_num: qp.qp_num(),
@@ -542,6 +580,8 @@ impl ConnectionRequest {
     /// Moves further events of the request to another channel: RequestCancelled, and the events
     /// after [`Self::accept`] without a channel.
     pub fn migrate(&self, channel: &CmChannel) -> Result<(), Error> {
+        self.ctx
+            .check_same(channel.ctx(), "connection event channel")?;
         self.ctx.call_daemon(&MigrateCm {
             cm_channel: channel.id,
             qp_num: 0,

@@ -238,6 +238,10 @@ impl Context {
         Ok(Pd::new(self.0.clone(), reply.id))
     }
 
+    pub(crate) fn is_known_alive(&self) -> bool {
+        self.0.known_alive()
+    }
+
     /// Checks the control socket; false when the daemon has ended.
     pub fn is_alive(&self) -> bool {
         self.0.check_alive()
@@ -378,6 +382,20 @@ impl ClientInner {
             Ok(())
         } else {
             Err(Error::DaemonGone)
+        }
+    }
+
+    /// Checks that an object belongs to this context: requests name objects by numbers, which another
+    /// context uses for objects of its own.
+    pub(crate) fn check_same(
+        &self,
+        owner: &ClientInner,
+        object: &'static str,
+    ) -> Result<(), Error> {
+        if std::ptr::eq(self, owner) {
+            Ok(())
+        } else {
+            Err(Error::OtherContext(object))
         }
     }
 

@@ -36,6 +36,10 @@ impl CompletionChannel {
         Ok(channel)
     }
 
+    pub(crate) fn id(&self) -> u32 {
+        self.id
+    }
+
     /// Waits for an event and returns the cookie of its queue. Each arming raises at most one
     /// event; arm the queue again, then poll it.
     pub fn get_event(&self, timeout: Option<Duration>) -> Result<u64, Error> {
@@ -199,6 +203,9 @@ impl Cq {
         cqe: u32,
         channel: Option<(&Arc<CompletionChannel>, u64)>,
     ) -> Result<Cq, Error> {
+        if let Some((channel, _)) = channel {
+            ctx.0.check_same(&channel.client, "completion channel")?;
+        }
         let create = CreateCq {
             cqe,
             channel: channel.map_or(0, |(channel, _)| channel.id),

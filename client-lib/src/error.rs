@@ -4,8 +4,10 @@ use siw_shm::control::{CallError, ProtoError};
 use siw_shm::work_queue::PushError;
 use siw_shm::{OutOfBounds, WqeError};
 
-/// Error of any call of this crate.
-#[derive(Debug, thiserror::Error)]
+/// Error of any call of this crate. `Debug` shows the same text as `Display`, so that an error
+/// returned from `main` is readable.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// No daemon at the socket, or no permission.
     #[error(
@@ -43,6 +45,9 @@ pub enum Error {
     /// Invalid parameter.
     #[error("{0}")]
     Invalid(&'static str),
+    /// An object was passed to a call on an object of another [`crate::Context`].
+    #[error("the {0} belongs to another context")]
+    OtherContext(&'static str),
     /// Memory of the application that cannot be registered.
     #[error("{reason}")]
     Registration {
@@ -74,7 +79,7 @@ impl Error {
             Error::Proto(_) => libc::EPROTO,
             Error::Io(error) => error.raw_os_error().unwrap_or(libc::EIO),
             Error::QueueFull => libc::ENOMEM,
-            Error::Wqe(_) | Error::Invalid(_) => libc::EINVAL,
+            Error::Wqe(_) | Error::Invalid(_) | Error::OtherContext(_) => libc::EINVAL,
             Error::Timeout => libc::ETIMEDOUT,
             Error::CqOverflow => libc::EOVERFLOW,
             Error::Connect(_) => libc::ECONNREFUSED,
@@ -115,12 +120,59 @@ impl From<rustix::io::Errno> for Error {
     }
 }
 
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
+
+/// Error of a call that takes an object by value: the object comes back. `?` converts it into an
+/// [`Error`] and drops the object.
+pub struct Failed<T> {
+    /// The object, as it was before the call.
+    pub object: T,
+    /// Reason of the failure.
+    pub error: Error,
+}
+
+impl<T> std::fmt::Display for Failed<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(&self.error, f)
+    }
+}
+
+impl<T> std::fmt::Debug for Failed<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(&self.error, f)
+    }
+}
+
+impl<T> std::error::Error for Failed<T> {}
+
+impl<T> From<Failed<T>> for Error {
+    fn from(failed: Failed<T>) -> Error {
+        failed.error
+    }
+}
+
 /// Error of posting a list of work requests: those before `index` were posted.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("work request {index} of the list: {error}")]
 pub struct PostError {
     /// Index in the list; the requests before it are posted.
     pub index: usize,
     /// Why it was not posted.
     pub error: Error,
+}
+
+impl std::fmt::Debug for PostError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
+
+impl From<PostError> for Error {
+    fn from(posted: PostError) -> Error {
+        posted.error
+    }
 }

@@ -4,12 +4,13 @@
 
 use crate::memory::Arena;
 use crate::{Access, Error, Pd, SendWr};
-use siw_shm::control::{AllocFastMr, DeregMr, FastMrReply};
+use siw_shm::control::{AllocFastMr, DEREG_UNBIND_WINDOWS, DeregMr, FastMrReply};
 use siw_shm::{FastReg, SharedMemory};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A region registered by work requests. Dropping frees it.
+/// A region registered by work requests. Dropping frees it and unbinds the windows that are bound to
+/// it.
 pub struct FastMr {
     pd: Pd,
     arena: Arc<Arena>,
@@ -40,9 +41,10 @@ impl Pd {
             max_pages,
             reserved: 0,
         };
+        self.ctx().check_same(arena.ctx(), "arena")?;
         let free = |reply: &FastMrReply| DeregMr {
             lkey: reply.lkey,
-            reserved: 0,
+            flags: 0,
         };
         let (reply, list) =
             self.ctx()
@@ -168,7 +170,7 @@ impl Drop for FastMr {
     fn drop(&mut self) {
         self.pd.ctx().call_ignoring_errors(&DeregMr {
             lkey: self.home,
-            reserved: 0,
+            flags: DEREG_UNBIND_WINDOWS,
         });
     }
 }

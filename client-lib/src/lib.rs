@@ -8,7 +8,8 @@
 //! | [`Context`] | the connection to the daemon | [`Context::open`] |
 //! | [`Pd`] | protection domain: which memory works with which queue pairs | [`Context::alloc_pd`] |
 //! | [`Mr`] | registered memory | [`Pd::alloc_mr`], or [`Pd::reg_mr`] for part of an [`Arena`] |
-//! | [`AppMr`] | memory of any kind that the application has | [`Pd::reg_memory`] |
+//! | [`OwnedMr`] | a buffer of the application | [`Pd::register`] |
+//! | [`AppMr`] | memory of any kind, by address | [`Pd::reg_memory`] |
 //! | [`Cq`] | completion queue | [`Cq::new`] |
 //! | [`CompletionChannel`] | file descriptor that becomes readable with completions | [`CompletionChannel::new`] |
 //! | [`Qp`] | queue pair, one connection | [`Pd::create_qp`] |
@@ -81,7 +82,29 @@
 //! - When the daemon ends, every blocked call returns [`Error::DaemonGone`], and so does polling after
 //!   the last completion was taken.
 //! - The C API of `include/siw.h` is a thin layer over this crate.
-#![warn(missing_docs)]
+//!
+//! # What is unsafe, and why
+//!
+//! No program without `unsafe` has undefined behaviour by calls of this crate, as long as the daemon
+//! at the socket is siwd. Every public function was reviewed against this:
+//!
+//! | functions | why they are safe, or not |
+//! |---|---|
+//! | [`Pd::alloc_mr`], [`Pd::reg_mr`], [`Pd::alloc_fast_mr`], [`Arena`], [`Mr`] | the memory is a file of the daemon that nothing else uses. It is read and written by copies that allow concurrent changes, and stays mapped while an object refers to it |
+//! | [`Pd::register`], [`OwnedMr`] | the region owns the buffer and lends no references; only a confirmed deregistration returns or frees it. A program that forgets the region leaks the buffer |
+//! | [`Pd::reg_memory`], [`Pd::reg_memory_iova`] | unsafe: the daemon and peers change memory at an address, which the compiler does not know |
+//! | [`StableBuffer`] | unsafe to implement: the region relies on the address |
+//! | work requests ([`Qp::post_send`] and so on) | keys and ranges are plain numbers that the daemon checks: a wrong one fails, or names other registered memory of the same protection domain |
+//! | calls with two objects | objects of another [`Context`] are refused ([`Error::OtherContext`]) |
+//! | [`Mr::as_ptr`], [`AppMr::as_ptr`], [`Arena::as_ptr`] | return raw pointers; using one is unsafe, and no reference may be made of it while peers may write |
+//! | polling, events | numbers from shared memory are checked before use |
+//! | `capi` | unsafe: the contract is in `include/siw.h` |
+//!
+//! A daemon is trusted as the kernel is: one that lies about its memory files can make this process
+//! fault. In a process that uses AIO, io_uring, O_DIRECT or device files, memory that was registered
+//! may stay shared with the daemon (see [`Pd::reg_memory`]); peers cannot access it, but an allocator
+//! that relies on MADV_DONTNEED for zeroes gets old content from it.
+#![warn(missing_docs, missing_debug_implementations)]
 #![deny(unsafe_code)]
 
 mod addresses;
@@ -93,6 +116,7 @@ mod context;
 mod cq;
 mod cq_resize;
 mod credit;
+mod debug;
 mod drain;
 mod error;
 mod fast_mr;
@@ -111,7 +135,7 @@ mod window;
 pub mod capi;
 
 pub use addresses::{BindOptions, CmBinding, ResolvedAddress};
-pub use app_memory::AppMr;
+pub use app_memory::{AppMr, OwnedMr, StableBuffer};
 #[doc(hidden)]
 pub use app_memory::{calls as memory_calls, process_generation, watch_forks};
 pub use cm::{
@@ -121,7 +145,7 @@ pub use cm::{
 pub use context::{AsyncEvent, CALL_TIMEOUT, Context, DeviceInfo};
 pub use cq::{CompletionChannel, Cq};
 pub use drain::DRAIN_WR_ID;
-pub use error::{Error, PostError};
+pub use error::{Error, Failed, PostError};
 pub use fast_mr::FastMr;
 pub use memory::{Arena, Mr, Pd, ReregChange};
 pub use pairing::PairOptions;

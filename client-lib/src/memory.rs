@@ -5,11 +5,11 @@
 use crate::app_memory::MappedFileId;
 use crate::arena_pool::ArenaBlock;
 use crate::context::ClientInner;
-use crate::{Access, Context, Error, Sge};
+use crate::{Access, Context, Error, Failed, Sge};
 use siw_shm::SharedMemory;
 use siw_shm::control::{
-    AllocArena, DeallocPd, DeregMr, FreeArena, ProtoError, REREG_ACCESS, REREG_PD,
-    REREG_TRANSLATION, RegMr, ReregMr,
+    AllocArena, DEREG_UNBIND_WINDOWS, DeallocPd, DeregMr, FreeArena, ProtoError, REREG_ACCESS,
+    REREG_PD, REREG_TRANSLATION, RegMr, ReregMr,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -77,6 +77,7 @@ impl Pd {
         iova: u64,
         access: Access,
     ) -> Result<Mr, Error> {
+        self.0.ctx.check_same(&arena.ctx, "arena")?;
         let len = range_len(arena, &range)?;
         let (reply, _) = self.0.ctx.call_daemon(&RegMr {
             pd: self.0.id,
@@ -113,7 +114,7 @@ pub(crate) fn range_len(arena: &Arena, range: &Range<usize>) -> Result<usize, Er
 }
 
 /// Changes made by [`Mr::rereg`] (ibv_rereg_mr(3)); `None` leaves the setting as it is.
-#[derive(Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct ReregChange<'a> {
     /// Another part (offset, length) of this or another arena, addressed by its address in this
     /// process.
@@ -217,9 +218,8 @@ impl Drop for Arena {
     }
 }
 
-/// Registered memory. Dropping deregisters it: afterwards the daemon no longer accesses it. The
-/// daemon refuses this while windows are bound to it ([`Mr::dereg`] returns the error): free them
-/// first.
+/// Registered memory. Dropping deregisters it and unbinds the windows that are bound to it:
+/// afterwards the daemon no longer accesses it. [`Mr::dereg`] is refused while windows are bound.
 pub struct Mr {
     /// Address without ZERO_BASED.
     iova: u64,
@@ -347,10 +347,9 @@ impl Mr {
         if change.access.is_some() {
             flags |= REREG_ACCESS;
         }
-        let foreign = |ctx: &Arc<ClientInner>| !Arc::ptr_eq(ctx, self.pd.ctx());
-        if foreign(pd.ctx()) || foreign(&arena.ctx) {
-            return Err(Error::Invalid("the region belongs to another context"));
-        }
+        let ctx = self.pd.ctx();
+        ctx.check_same(pd.ctx(), "protection domain")?;
+        ctx.check_same(&arena.ctx, "arena")?;
         let (reply, _) = self.pd.ctx().call_daemon(&ReregMr {
             lkey: self.lkey,
             flags,
@@ -373,13 +372,16 @@ impl Mr {
 
     /// Deregisters it; EBUSY, with the region returned, while memory windows are bound to it
     /// (ibv_dereg_mr(3)).
-    pub fn dereg(self) -> Result<(), (Mr, Error)> {
-        match self.call_dereg() {
+    pub fn dereg(self) -> Result<(), Failed<Mr>> {
+        match self.call_dereg(0) {
             Ok(()) => {
                 self.mark_deregistered();
                 Ok(())
             }
-            Err(error) => Err((self, error)),
+            Err(error) => Err(Failed {
+                object: self,
+                error,
+            }),
         }
     }
 
@@ -388,25 +390,17 @@ impl Mr {
         self.gone = true;
     }
 
-    pub(crate) fn call_dereg(&self) -> Result<(), Error> {
-        self.pd.ctx().call_daemon(&DeregMr {
-            lkey: self.lkey,
-            reserved: 0,
-        })?;
+    pub(crate) fn call_dereg(&self, flags: u32) -> Result<(), Error> {
+        let lkey = self.lkey;
+        self.pd.ctx().call_daemon(&DeregMr { lkey, flags })?;
         Ok(())
     }
 }
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        if self.gone {
-            return;
-        }
-        if self
-            .call_dereg()
-            .is_err_and(|error| error.errno() == libc::EBUSY)
-        {
-            // Windows are bound to it: peers can access this memory as long as the client exists.
+        if !self.gone && self.call_dereg(DEREG_UNBIND_WINDOWS).is_err() {
+            // Peers may be able to access this memory as long as the client exists.
             std::mem::forget(self.block.take());
         }
     }

@@ -59,6 +59,10 @@ impl Qp {
 }
 
 impl SendPosting<'_> {
+    pub(crate) fn qp_num(&self) -> u32 {
+        self.qp.qp_num()
+    }
+
     /// Adds one request. An error leaves the queue unchanged.
     #[inline]
     pub fn push(&mut self, wr: &SendWr<'_>) -> Result<(), Error> {
@@ -133,6 +137,10 @@ pub struct ReceivePosting<'a> {
 }
 
 impl ReceivePosting<'_> {
+    pub(crate) fn qp_num(&self) -> u32 {
+        self.qp.qp_num()
+    }
+
     /// Adds one request. An error leaves the queue unchanged.
     #[inline]
     pub fn push(&mut self, wr: &RecvWr<'_>) -> Result<(), Error> {

@@ -197,11 +197,8 @@ impl Pd {
         srq: &Srq,
         init: &QpInit,
     ) -> Result<Qp, Error> {
-        if !Arc::ptr_eq(self.ctx(), srq.pd().ctx()) {
-            return Err(Error::Invalid(
-                "the shared receive queue belongs to another context",
-            ));
-        }
+        self.ctx()
+            .check_same(srq.pd().ctx(), "shared receive queue")?;
         let init = QpInit {
             max_recv_wr: 0,
             max_recv_sge: 0,
@@ -217,11 +214,8 @@ impl Pd {
         srq: Option<&Srq>,
         init: &QpInit,
     ) -> Result<Qp, Error> {
-        if !Arc::ptr_eq(self.ctx(), send_cq.client()) || !Arc::ptr_eq(self.ctx(), recv_cq.client())
-        {
-            return Err(Error::Invalid(
-                "the completion queues belong to another context",
-            ));
+        for cq in [send_cq, recv_cq] {
+            self.ctx().check_same(cq.client(), "completion queue")?;
         }
         let create = CreateQp {
             pd: self.id(),
@@ -467,7 +461,9 @@ impl Qp {
         dst: SocketAddr,
         options: &ConnectOptions<'_>,
     ) -> Result<(), Error> {
-        self.0.pd.ctx().call_daemon(&Connect {
+        let ctx = self.0.pd.ctx();
+        ctx.check_same(channel.ctx(), "connection event channel")?;
+        ctx.call_daemon(&Connect {
             qp_num: self.qp_num(),
             device: options.device_index(),
             cm_channel: channel.id(),
@@ -519,7 +515,9 @@ impl Qp {
 
     /// Moves the events of its connection to another channel; afterwards the old channel gets none.
     pub fn migrate_events(&self, channel: &CmChannel) -> Result<(), Error> {
-        self.0.pd.ctx().call_daemon(&MigrateCm {
+        let ctx = self.0.pd.ctx();
+        ctx.check_same(channel.ctx(), "connection event channel")?;
+        ctx.call_daemon(&MigrateCm {
             cm_channel: channel.id(),
             qp_num: self.qp_num(),
             listener: 0,

@@ -109,6 +109,10 @@ impl Mw {
         binding: &MwBind,
         new_rkey: u32,
     ) -> Result<(), PostError> {
+        self.pd
+            .ctx()
+            .check_same(qp.pd().ctx(), "queue pair")
+            .map_err(|error| PostError { index: 0, error })?;
         qp.post_send(&[self
             .bind_request(wr_id, binding, new_rkey)
             .with_flags(flags)])?;

@@ -501,7 +501,7 @@ impl SharedMemory {
 ///
 /// `source` is readable and `destination` writable for `len` bytes, and they do not overlap.
 #[inline]
-unsafe fn copy_bytes(source: *const u8, destination: *mut u8, len: usize) {
+pub unsafe fn copy_bytes(source: *const u8, destination: *mut u8, len: usize) {
     // SAFETY: as the caller promises; the stack is aligned for a call, since `nostack` is not
     // specified.
     unsafe {

@@ -17,6 +17,7 @@ pub mod calls;
 mod clone_trap;
 mod descriptors;
 mod fork;
+mod owned;
 mod pages;
 mod park;
 mod pins;
@@ -31,6 +32,7 @@ use crate::locking::lock_unpoisoned;
 use crate::memory::Arena;
 use crate::{Access, Error, Pd};
 pub use fork::{process_generation, watch_forks};
+pub use owned::{OwnedMr, StableBuffer};
 use pages::{split_at_arena_states, why_not_remapped};
 pub use region::AppMr;
 use rustix::io::Errno;
@@ -142,8 +144,7 @@ impl Pd {
     /// requests address them by that address, or from 0 with ZERO_BASED.
     ///
     /// The memory still belongs to the application: it is read and written as before, and other
-    /// data on the same pages is unaffected. The region must not be unmapped, or moved by
-    /// mremap(2), before it is deregistered.
+    /// data on the same pages is unaffected. [`Pd::register`] is the safe form for owned buffers.
     ///
     /// In a process that uses AIO, io_uring, O_DIRECT or device files, memory stays shared with the
     /// daemon after its last registration. Then MADV_DONTNEED keeps its content, on whose loss some
@@ -154,12 +155,33 @@ impl Pd {
     /// `EFAULT`: not all of it is mapped, or it is read-only and `access` has LOCAL_WRITE.
     /// `EOPNOTSUPP`: remote atomics in memory that is copied.
     /// `ENOMEM`: a limit of the daemon.
-    pub fn reg_memory(&self, address: *mut u8, len: usize, access: Access) -> Result<AppMr, Error> {
-        self.reg_memory_iova(address, len, address as u64, access)
+    ///
+    /// # Safety
+    /// Until [`AppMr::dereg`] has succeeded:
+    /// - The memory is not freed, unmapped, moved by mremap(2), or used for other data. The end of
+    ///   the [`AppMr`] alone is not enough: if the daemon does not confirm the deregistration in a
+    ///   destructor, peers may still have access. (If this call fails with [`Error::Timeout`] or
+    ///   [`Error::DaemonGone`], this holds until the daemon has ended or has noticed the end of this
+    ///   client.)
+    /// - No Rust reference to memory that work requests, or peers with the key, may change exists
+    ///   while they may change it; with a right to write, other accesses of this process are
+    ///   volatile or atomic, or ordered by completions.
+    /// - Bytes that others write are valid for the type under which the program reads them.
+    pub unsafe fn reg_memory(
+        &self,
+        address: *mut u8,
+        len: usize,
+        access: Access,
+    ) -> Result<AppMr, Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.reg_memory_iova(address, len, address as u64, access) }
     }
 
     /// As [`Self::reg_memory`], addressed from `iova` on (ibv_reg_mr_iova(3)).
-    pub fn reg_memory_iova(
+    ///
+    /// # Safety
+    /// As for [`Self::reg_memory`].
+    pub unsafe fn reg_memory_iova(
         &self,
         address: *mut u8,
         len: usize,
@@ -181,7 +203,7 @@ impl Pd {
             Ok(keys) => keys,
             Err(error) => {
                 free_imports(ctx, &parts);
-                state.release_region(ctx, &parts);
+                state.release_region(ctx, &parts, ctx.known_alive());
                 return Err(error);
             }
         };
@@ -371,7 +393,7 @@ impl State {
                 parts.add_reason(&reason);
                 if let Err(error) = added {
                     free_imports(ctx, &parts);
-                    self.release_region(ctx, &parts);
+                    self.release_region(ctx, &parts, true);
                     let why = if reason == DENIED {
                         HOW_TO_PERMIT
                     } else {
@@ -689,13 +711,16 @@ impl State {
         });
     }
 
-    /// Removes the registrations of a deregistered region, and gives back the pages without any.
-    /// The caller holds [`ONE_AT_A_TIME`].
-    fn release_region(&mut self, ctx: &ClientInner, parts: &Parts) {
+    /// Removes the registrations of a region, and gives back the pages without any. Unless the
+    /// region is revoked, peers may still access its places in the daemon's files: these stay
+    /// registered, so that no other memory is moved there. The caller holds [`ONE_AT_A_TIME`].
+    fn release_region(&mut self, ctx: &ClientInner, parts: &Parts, is_revoked: bool) {
         let mut unused: Vec<RemappedPart> = Vec::new();
         for part in &parts.remapped {
-            self.windows
-                .count_registration(part.file, &part.bytes, false);
+            if is_revoked {
+                self.windows
+                    .count_registration(part.file, &part.bytes, false);
+            }
             let first_page = part.address / PAGE * PAGE;
             let first = part.bytes.start / PAGE as u64 * PAGE as u64;
             for bytes in descriptors::remove_user(part.file, &part.bytes) {
@@ -720,7 +745,12 @@ impl State {
         if unused.is_empty() || pins::may_exist() {
             return;
         }
-        self.give_back(&unused);
+        let given = self.give_back(&unused);
+        if is_revoked {
+            for (file, bytes) in given {
+                self.windows.mark_unused(file, &bytes);
+            }
+        }
         while let Some((id, arena)) = self.windows.take_idle_file() {
             descriptors::drop_file(id);
             ctx.call_ignoring_errors(&FreeArena { arena, reserved: 0 });
@@ -728,8 +758,8 @@ impl State {
     }
 
     /// Makes remapped pages private again, as far as they are still mapped where they were
-    /// registered.
-    fn give_back(&mut self, unused: &[RemappedPart]) {
+    /// registered. Returns their places in files.
+    fn give_back(&self, unused: &[RemappedPart]) -> Vec<(MappedFileId, Range<u64>)> {
         let files = descriptors::lock_files();
         let mut found = Vec::new();
         let mut list = Vec::new();
@@ -773,16 +803,14 @@ impl State {
         let given = restore::give_back(&list);
         drop(list);
         drop(files);
-        for pages in given {
-            let whole = found
+        let place_of = |pages: &Range<usize>| {
+            let (file, offset, whole) = found
                 .iter()
-                .find(|(.., whole)| whole.contains(&pages.start));
-            if let Some((file, offset, whole)) = whole {
-                let start = offset + (pages.start - whole.start) as u64;
-                self.windows
-                    .mark_unused(*file, &(start..start + pages.len() as u64));
-            }
-        }
+                .find(|(.., whole)| whole.contains(&pages.start))?;
+            let start = offset + (pages.start - whole.start) as u64;
+            Some((*file, start..start + pages.len() as u64))
+        };
+        given.iter().filter_map(place_of).collect()
     }
 }
 

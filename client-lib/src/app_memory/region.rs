@@ -2,12 +2,12 @@
 
 use super::{ONE_AT_A_TIME, Parts, free_imports};
 use crate::locking::lock_unpoisoned;
-use crate::{Access, Error, Pd, Sge};
-use siw_shm::control::{DeregMr, ExtentMethod, REREG_ACCESS, ReregMr};
+use crate::{Access, Error, Failed, Pd, Sge};
+use siw_shm::control::{DEREG_UNBIND_WINDOWS, DeregMr, ExtentMethod, REREG_ACCESS, ReregMr};
 
-/// A registered region of application memory. Dropping deregisters it: afterwards the daemon no
-/// longer accesses it. The daemon refuses this while windows are bound to it ([`AppMr::dereg`]
-/// returns the error).
+/// A registered region of application memory. Dropping deregisters it and unbinds the windows that
+/// are bound to it. If the daemon does not confirm that, private pages are still taken out of its
+/// reach where possible; other memory may stay reachable for peers. [`AppMr::dereg`] reports this.
 pub struct AppMr {
     pub(super) pd: Pd,
     pub(super) address: usize,
@@ -103,40 +103,47 @@ impl AppMr {
 
     /// Deregisters it; EBUSY, with the region returned, while memory windows are bound to it
     /// (ibv_dereg_mr(3)).
-    pub fn dereg(mut self) -> Result<(), (AppMr, Error)> {
-        match self.call_dereg() {
+    pub fn dereg(mut self) -> Result<(), Failed<AppMr>> {
+        match self.call_dereg(0) {
             Ok(()) => {
-                self.finish_region();
+                self.finish_region(true);
                 Ok(())
             }
-            Err(error) => Err((self, error)),
+            Err(error) => Err(Failed {
+                object: self,
+                error,
+            }),
         }
     }
 
-    fn call_dereg(&self) -> Result<(), Error> {
-        self.pd.ctx().call_daemon(&DeregMr {
-            lkey: self.lkey,
-            reserved: 0,
-        })?;
+    pub(super) fn call_dereg(&self, flags: u32) -> Result<(), Error> {
+        let lkey = self.lkey;
+        self.pd.ctx().call_daemon(&DeregMr { lkey, flags })?;
         Ok(())
     }
 
-    /// Cleans up after deregistration.
-    fn finish_region(&mut self) {
+    /// Deregisters it with its windows. Returns whether the daemon has confirmed that nobody can
+    /// access the memory any more.
+    pub(super) fn revoke(&mut self) -> bool {
+        let is_revoked = self.call_dereg(DEREG_UNBIND_WINDOWS).is_ok();
+        self.finish_region(is_revoked);
+        is_revoked
+    }
+
+    /// Gives pages back after deregistration.
+    pub(super) fn finish_region(&mut self, is_revoked: bool) {
         self.gone = true;
         free_imports(self.pd.ctx(), &self.parts);
         let _one = lock_unpoisoned(&ONE_AT_A_TIME);
         let ctx = self.pd.ctx();
-        lock_unpoisoned(&ctx.app_memory.state).release_region(ctx, &self.parts);
+        lock_unpoisoned(&ctx.app_memory.state).release_region(ctx, &self.parts, is_revoked);
     }
 }
 
 impl Drop for AppMr {
     fn drop(&mut self) {
         if !self.gone {
-            // A destructor cannot report the error.
-            let _ = self.call_dereg();
-            self.finish_region();
+            self.revoke();
         }
     }
 }

@@ -282,7 +282,10 @@ pub unsafe extern "C" fn siw_accept(
     };
     // SAFETY: module contract.
     let channel = unsafe { channel.as_ref() };
-    to_status(args.and_then(|(queue_pair, options)| req.accept(queue_pair, channel, &options)))
+    to_status(args.and_then(|(queue_pair, options)| {
+        req.accept(queue_pair, channel, &options)?;
+        Ok(())
+    }))
 }
 
 /// Documented in `include/siw.h`.

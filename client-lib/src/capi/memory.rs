@@ -105,7 +105,7 @@ pub unsafe extern "C" fn siw_reg_mr_iova(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_dereg_mr(mr: *mut Mr) -> c_int {
     // SAFETY: module contract.
-    let tried = unsafe { borrow_handle(mr) }.and_then(Mr::call_dereg);
+    let tried = unsafe { borrow_handle(mr) }.and_then(|mr| mr.call_dereg(0));
     if tried.is_ok() {
         // SAFETY: module contract; already deregistered.
         unsafe { Box::from_raw(mr) }.mark_deregistered();

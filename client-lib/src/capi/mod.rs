@@ -4,7 +4,11 @@
 //!
 //! Safety of every function here is the contract of the header: pointers are NULL or valid for
 //! their type, handles come from this library and are not used after they were destroyed.
-#![allow(clippy::missing_safety_doc, missing_docs)]
+#![allow(
+    clippy::missing_safety_doc,
+    missing_docs,
+    missing_debug_implementations
+)]
 
 mod cm;
 mod layout;

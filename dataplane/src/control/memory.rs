@@ -330,13 +330,17 @@ impl ControlThread {
         Ok(self.await_quiescent_key(id, ticket, Vec::new(), then))
     }
 
-    pub(super) fn dereg_mr(&mut self, id: ClientId, lkey: Stag) -> Outcome {
+    pub(super) fn dereg_mr(&mut self, id: ClientId, request: &m::DeregMr) -> Outcome {
         let keys = self.config.keys.clone();
+        let lkey = Stag(request.lkey);
         let client = self.resources.client_mut(id)?;
         if !client.mrs.contains_key(&lkey) {
             return Err(Refusal::no_such("memory region with lkey", lkey.0));
         }
         let regions = regions_of(client, lkey);
+        if request.flags & m::DEREG_UNBIND_WINDOWS != 0 {
+            keys.unbind_region(lkey, client.mws.keys().copied());
+        }
         let ticket = keys.deregister(lkey).map_err(dereg_refusal)?;
         let then = QuiescentReply::Dereg { lkey };
         Ok(self.await_quiescent_key(id, ticket, regions, then))

@@ -204,7 +204,7 @@ impl ControlThread {
             Request::AllocArena(request) => self.alloc_arena(id, seq, request),
             Request::FreeArena(request) => self.free_arena(id, seq, ArenaId(request.arena)),
             Request::RegMr(request) => self.reg_mr(id, seq, request),
-            Request::DeregMr(request) => self.dereg_mr(id, Stag(request.lkey)),
+            Request::DeregMr(request) => self.dereg_mr(id, request),
             Request::ReregMr(request) => self.rereg_mr(id, request),
             Request::AddExtents(request) => self.add_extents(id, seq, request),
             Request::RegMemory(request) => self.reg_memory(id, seq, request),

@@ -28,7 +28,7 @@ fn listen(ctx: &Context, cm: &CmChannel, at: &str, bind: &BindOptions, backlog: 
         ..Default::default()
     };
     let listener = CmListener::from_binding(cm, binding, &options);
-    listener.map_err(|(_, error)| error).unwrap()
+    listener.unwrap_or_else(|failed| panic!("{failed}"))
 }
 
 fn next_request(cm: &CmChannel) -> ConnectionRequest {
@@ -88,9 +88,12 @@ fn a_bound_port_is_nobody_elses_and_free_again_afterwards() {
         CmChannel::new(&other).unwrap(),
     );
     let options = ListenOptions::default();
-    let _listener = CmListener::from_binding(&cm, first, &options).map_err(|(_, error)| error);
+    let _listener = CmListener::from_binding(&cm, first, &options);
     let refused = CmListener::from_binding(&other_cm, second, &options);
-    assert_eq!(errno(refused.map_err(|(_, error)| error)), libc::EADDRINUSE);
+    assert_eq!(
+        errno(refused.map_err(|failed| failed.error)),
+        libc::EADDRINUSE
+    );
     assert_eq!(errno(CmBinding::new(&other, at, &reuse)), libc::EADDRINUSE);
 }
 

@@ -155,7 +155,13 @@ impl Fuzzer {
                 };
                 self.call(&request, &none)
             }
-            7 => self.call(&m::DeregMr { lkey: x, reserved }, &none),
+            7 => self.call(
+                &m::DeregMr {
+                    lkey: x,
+                    flags: b % 3,
+                },
+                &none,
+            ),
             8 => {
                 let (offset, va, access) = (c >> 50, c, small);
                 let request = m::ReregMr {

@@ -109,7 +109,7 @@ fn a_client_can_do_nothing_to_what_is_another_clients() {
         params: connection_parameters(1),
     };
     h.refused("connecting a queue pair", &connect);
-    h.refused("deregistering", &m::DeregMr { lkey, reserved });
+    h.refused("deregistering", &m::DeregMr { lkey, flags: 0 });
     for flags in 0..8 {
         let again = m::ReregMr {
             lkey,
@@ -464,9 +464,8 @@ fn a_region_lies_within_its_arena() {
     };
     h.refused("the end of an arena with regions", &free);
     for lkey in keys {
-        let reserved = 0;
-        h.call(&m::DeregMr { lkey, reserved }).unwrap();
-        h.refused("a second deregistration", &m::DeregMr { lkey, reserved });
+        h.call(&m::DeregMr { lkey, flags: 0 }).unwrap();
+        h.refused("a second deregistration", &m::DeregMr { lkey, flags: 0 });
     }
     h.call(&free).unwrap();
 }

@@ -117,7 +117,7 @@ impl Requests {
             access: 0,
             reserved,
         });
-        self.call(&m::DeregMr { lkey, reserved });
+        self.call(&m::DeregMr { lkey, flags: 0 });
         let max_pages = 256;
         let fast = self.call(&m::AllocFastMr {
             pd,
@@ -127,7 +127,7 @@ impl Requests {
         });
         self.call(&m::DeregMr {
             lkey: fast.lkey,
-            reserved,
+            flags: 0,
         });
         let rkey = self.call(&m::AllocMw { pd, kind: 1 }).rkey;
         self.call(&m::DeallocMw { rkey, reserved });

@@ -2,10 +2,16 @@
 //! peer writes and reads the application's own memory, and the memory around it does not change.
 
 use crate::common::*;
-use siw::{Access, AppMr, Arena, ExtentMethod, SendData, SendWr, WcStatus};
+use siw::{Access, AppMr, Arena, Error, ExtentMethod, Pd, SendData, SendWr, WcStatus};
 
 const EVERYTHING: Access = Access(1 | 2 | 4 | 8);
 const READ: Access = Access::REMOTE_READ;
+
+/// Registers memory of a test, which uses it by volatile accesses and frees it after the region.
+fn register(pd: &Pd, at: *mut u8, len: usize, access: Access) -> Result<AppMr, Error> {
+    // SAFETY: as promised above.
+    unsafe { pd.reg_memory(at, len, access) }
+}
 
 /// Anonymous private memory of whole pages.
 struct Pages {
@@ -116,7 +122,7 @@ fn a_buffer_in_a_malloced_struct_is_registered_where_it_is() {
         after: 0x2222,
     });
     let at = session.buffer.as_mut_ptr();
-    let mr = b.pd.reg_memory(at, 16, EVERYTHING).unwrap();
+    let mr = register(&b.pd, at, 16, EVERYTHING).unwrap();
     assert_eq!(only_method(&mr), ExtentMethod::Remap);
     assert_eq!(mr.addr(), at as u64);
     assert_eq!(read_bytes(&a, &mr, 0, 16), (vec![7; 16], WcStatus::SUCCESS));
@@ -127,7 +133,7 @@ fn a_buffer_in_a_malloced_struct_is_registered_where_it_is() {
     // One byte beyond the region: refused.
     let (_, status) = read_bytes(&a, &mr, 8, 9);
     assert_ne!(status, WcStatus::SUCCESS);
-    mr.dereg().map_err(|(_, error)| error).unwrap();
+    mr.dereg().unwrap();
     assert_eq!((session.before, session.after), (0x1111, 0x3333));
     assert_eq!(&session.buffer[..8], [7; 8]);
 }
@@ -140,12 +146,8 @@ fn regions_overlap_and_a_page_is_remapped_once() {
     for page in 0..5 {
         store(pages.slot(page * 4096 + 8), page as u64);
     }
-    let first =
-        b.pd.reg_memory(pages.start.wrapping_add(4000), 4200, EVERYTHING)
-            .unwrap();
-    let second =
-        b.pd.reg_memory(pages.start.wrapping_add(4096), 4 * 4096, EVERYTHING)
-            .unwrap();
+    let first = register(&b.pd, pages.start.wrapping_add(4000), 4200, EVERYTHING).unwrap();
+    let second = register(&b.pd, pages.start.wrapping_add(4096), 4 * 4096, EVERYTHING).unwrap();
     assert_eq!(only_method(&first), ExtentMethod::Remap);
     assert_eq!(only_method(&second), ExtentMethod::Remap);
     assert_eq!(write_word(&a, &first, 96, 77), WcStatus::SUCCESS);
@@ -171,9 +173,7 @@ fn a_large_allocation_is_remapped() {
     // The region spans several windows; the last one is only partly used.
     let len = (5 << 20) + 123;
     let mut large = pattern(5, len);
-    let mr =
-        b.pd.reg_memory(large.as_mut_ptr(), len, EVERYTHING)
-            .unwrap();
+    let mr = register(&b.pd, large.as_mut_ptr(), len, EVERYTHING).unwrap();
     assert_eq!(only_method(&mr), ExtentMethod::Remap);
     assert_eq!(large, pattern(5, len), "nothing has changed");
     let (bytes, status) = read_bytes(&a, &mr, len as u64 - 2000, 2000);
@@ -186,9 +186,7 @@ fn memory_of_an_arena_is_found_by_its_address() {
     let daemon = Daemon::loopback();
     let (a, b) = pair(&daemon, 4096);
     let arena = Arena::alloc(&b.ctx, 16_384, false).unwrap();
-    let mr =
-        b.pd.reg_memory(arena.as_ptr().wrapping_add(100), 64, EVERYTHING)
-            .unwrap();
+    let mr = register(&b.pd, arena.as_ptr().wrapping_add(100), 64, EVERYTHING).unwrap();
     assert_eq!(only_method(&mr), ExtentMethod::Arena);
     assert_eq!(write_word(&a, &mr, 4, 9), WcStatus::SUCCESS);
     let mut back = [0; 8];
@@ -203,7 +201,7 @@ fn memory_that_does_not_exist_or_cannot_be_written_is_refused() {
     let daemon = Daemon::loopback();
     let (a, b) = pair(&daemon, 4096);
     let refused = |at: *mut u8, len, access| {
-        let refused = b.pd.reg_memory(at, len, access);
+        let refused = register(&b.pd, at, len, access);
         refused
             .map(|_| ())
             .map_err(|error| (error.errno(), error.to_string()))
@@ -225,7 +223,7 @@ fn memory_that_does_not_exist_or_cannot_be_written_is_refused() {
     assert_eq!(errno, nix::libc::EFAULT);
     assert!(why.contains("read-only"), "{why}");
     // Registered without local write, it can be read by a peer.
-    let mr = b.pd.reg_memory(at, text.len(), READ).unwrap();
+    let mr = register(&b.pd, at, text.len(), READ).unwrap();
     let (bytes, status) = read_bytes(&a, &mr, 0, text.len());
     assert_eq!((&bytes[..], status), (text.as_bytes(), WcStatus::SUCCESS));
 }
@@ -237,12 +235,12 @@ fn an_address_that_was_unmapped_gets_the_new_memory() {
     let pages = Pages::new(3 * 4096);
     store(pages.slot(0), 1);
     let at = pages.start;
-    let mr = b.pd.reg_memory(at, pages.len, EVERYTHING).unwrap();
+    let mr = register(&b.pd, at, pages.len, EVERYTHING).unwrap();
     assert_eq!(read_word(&a, &mr, 0), 1);
     drop(mr);
     drop(pages);
     let pages = Pages::at(at, 3 * 4096);
-    let mr = b.pd.reg_memory(at, pages.len, EVERYTHING).unwrap();
+    let mr = register(&b.pd, at, pages.len, EVERYTHING).unwrap();
     assert_eq!(read_word(&a, &mr, 0), 0);
     store(pages.slot(8), 5);
     assert_eq!(read_word(&a, &mr, 8), 5);
@@ -250,7 +248,7 @@ fn an_address_that_was_unmapped_gets_the_new_memory() {
     drop(pages);
     let pages = Pages::at(at, 3 * 4096);
     store(pages.slot(8), 6);
-    let other = b.pd.reg_memory(at, pages.len, EVERYTHING).unwrap();
+    let other = register(&b.pd, at, pages.len, EVERYTHING).unwrap();
     assert_eq!(read_word(&a, &other, 8), 6);
     assert_eq!(read_word(&a, &mr, 8), 5);
     assert_eq!(write_word(&a, &mr, 8, 9), WcStatus::SUCCESS);
@@ -265,9 +263,7 @@ fn memory_that_was_registered_can_be_reallocated() {
     let mut len = 1 << 20;
     let mut bytes = pattern(1, len);
     for round in 0..6 {
-        let mr =
-            b.pd.reg_memory(bytes.as_mut_ptr(), len, EVERYTHING)
-                .unwrap();
+        let mr = register(&b.pd, bytes.as_mut_ptr(), len, EVERYTHING).unwrap();
         assert_eq!(write_word(&a, &mr, 800, round), WcStatus::SUCCESS);
         drop(mr);
         let mut expected = bytes.to_vec();
@@ -317,9 +313,7 @@ fn a_shared_mapping_is_shared_with_the_daemon_too() {
     // The file is found through an open descriptor, or, as root, after the application has closed
     // it.
     let other = map_shared(&file, std::ptr::null_mut(), pages.len);
-    let mr =
-        b.pd.reg_memory(pages.start.wrapping_add(4100), 5000, EVERYTHING)
-            .unwrap();
+    let mr = register(&b.pd, pages.start.wrapping_add(4100), 5000, EVERYTHING).unwrap();
     assert_eq!(only_method(&mr), ExtentMethod::Shared);
     assert_eq!(write_word(&a, &mr, 4, 5), WcStatus::SUCCESS);
     assert_eq!(
@@ -329,7 +323,7 @@ fn a_shared_mapping_is_shared_with_the_daemon_too() {
     );
     store(other.slot(4104), 6);
     assert_eq!(fetch_add(&a, &mr, 4, 1), 6);
-    mr.dereg().map_err(|(_, error)| error).unwrap();
+    mr.dereg().unwrap();
     assert_eq!(load(pages.slot(4104)), 7);
 }
 
@@ -339,7 +333,7 @@ fn a_file_that_is_truncated_ends_its_client_alone() {
     let (a, b) = pair(&daemon, 4096);
     let others = pair(&daemon, 4096);
     let (file, pages) = shared_file(4 * 4096);
-    let mr = b.pd.reg_memory(pages.start, pages.len, EVERYTHING).unwrap();
+    let mr = register(&b.pd, pages.start, pages.len, EVERYTHING).unwrap();
     file.set_len(0).unwrap();
     a.mr.write(0, &[1; 8]).unwrap();
     let sge = [a.mr.sge(0, 8)];
@@ -356,13 +350,13 @@ fn a_buffer_on_the_stack_is_copied_and_has_no_atomics() {
     let (a, b) = pair(&daemon, 4096);
     let mut words = [3u64; 400];
     let at = words.as_mut_ptr().cast::<u8>();
-    let mr = b.pd.reg_memory(at, 3200, ALL).unwrap();
+    let mr = register(&b.pd, at, 3200, ALL).unwrap();
     assert_eq!(only_method(&mr), ExtentMethod::Copy);
     assert_eq!(mr.reason(), "stack");
     assert_eq!(read_word(&a, &mr, 3000), 3);
     assert_eq!(write_word(&a, &mr, 3000, 8), WcStatus::SUCCESS);
     assert_eq!(load(at.wrapping_add(3000).cast()), 8);
-    let refused = b.pd.reg_memory(at, 3200, EVERYTHING).err().unwrap();
+    let refused = register(&b.pd, at, 3200, EVERYTHING).err().unwrap();
     assert_eq!(refused.errno(), nix::libc::EOPNOTSUPP, "{refused}");
     // It also works as a source.
     a.mr.write(0, &[0; 64]).unwrap();
@@ -388,9 +382,7 @@ fn a_region_of_all_kinds_of_memory_is_one_region() {
     let disk = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     disk.set_len(4096).unwrap();
     let last = map_shared(&disk, pages.start.wrapping_add(7 * 4096), 4096);
-    let mr =
-        b.pd.reg_memory(pages.start.wrapping_add(1), pages.len - 2, ALL)
-            .unwrap();
+    let mr = register(&b.pd, pages.start.wrapping_add(1), pages.len - 2, ALL).unwrap();
     let methods: Vec<ExtentMethod> = mr.methods().into_iter().map(|(method, _)| method).collect();
     let on_disk = methods.last() == Some(&ExtentMethod::Copy);
     println!("{:?} {}", mr.methods(), mr.reason());
@@ -410,7 +402,7 @@ fn a_region_of_all_kinds_of_memory_is_one_region() {
     drop((inner, last));
     // Initialized data is backed by the program's file.
     let at = (&raw mut INITIALIZED).cast::<u8>();
-    let mr = b.pd.reg_memory(at, 4096, ALL).unwrap();
+    let mr = register(&b.pd, at, 4096, ALL).unwrap();
     assert_eq!(read_word(&a, &mr, 88), 11);
     assert_eq!(write_word(&a, &mr, 88, 12), WcStatus::SUCCESS);
     assert_eq!(load(at.wrapping_add(88).cast()), 12);
@@ -437,12 +429,12 @@ fn a_part_of_a_mapping_of_huge_pages_is_registered() {
         let at = |offset: usize| pages.slot(offset);
         store(at(HUGE / 2 - 8), 1);
         store(at(HUGE / 2), 2);
-        let mr = b.pd.reg_memory(at(HUGE / 2).cast(), 10_000, ALL).unwrap();
+        let mr = register(&b.pd, at(HUGE / 2).cast(), 10_000, ALL).unwrap();
         println!("{:?} {}", mr.methods(), mr.reason());
         assert_eq!(read_word(&a, &mr, 0), 2);
         assert_eq!(write_word(&a, &mr, 0, 3), WcStatus::SUCCESS);
         assert_eq!((load(at(HUGE / 2 - 8)), load(at(HUGE / 2))), (1, 3));
-        mr.dereg().map_err(|(_, error)| error).unwrap();
+        mr.dereg().unwrap();
         assert_eq!(load(at(HUGE / 2)), 3);
     }
 }
@@ -453,10 +445,10 @@ fn pages_are_shared_by_contexts_until_the_last_region_ends() {
     let pages = Pages::new(4096);
     store(pages.slot(8), 4);
     let first = pair(&daemon, 4096);
-    let mr = first.1.pd.reg_memory(pages.start, 16, EVERYTHING).unwrap();
+    let mr = register(&first.1.pd, pages.start, 16, EVERYTHING).unwrap();
     assert_eq!(read_word(&first.0, &mr, 8), 4);
     let (a, b) = pair(&daemon, 4096);
-    let other = b.pd.reg_memory(pages.start, 16, EVERYTHING).unwrap();
+    let other = register(&b.pd, pages.start, 16, EVERYTHING).unwrap();
     assert_eq!(only_method(&other), ExtentMethod::Shared);
     drop((mr, first));
     assert_eq!(fetch_add(&a, &other, 8, 1), 4);
@@ -464,7 +456,7 @@ fn pages_are_shared_by_contexts_until_the_last_region_ends() {
     drop(other);
     assert_eq!(load(pages.slot(8)), 5);
     // The pages are private again: the next region gets pages of its own context.
-    let mr = b.pd.reg_memory(pages.start, 16, EVERYTHING).unwrap();
+    let mr = register(&b.pd, pages.start, 16, EVERYTHING).unwrap();
     assert_eq!(only_method(&mr), ExtentMethod::Remap);
     assert_eq!(fetch_add(&a, &mr, 8, 1), 5);
     assert_eq!(load(pages.slot(8)), 6);
@@ -476,10 +468,9 @@ fn a_daemon_may_be_told_to_copy_nobodys_memory() {
     let daemon = Daemon::start(&config, &[]);
     let (_a, b) = pair(&daemon, 4096);
     let mut word = 3u64;
-    let refused =
-        b.pd.reg_memory((&raw mut word).cast(), 8, ALL)
-            .err()
-            .unwrap();
+    let refused = register(&b.pd, (&raw mut word).cast(), 8, ALL)
+        .err()
+        .unwrap();
     assert_eq!(refused.errno(), nix::libc::EPERM);
     let text = refused.to_string();
     assert!(
@@ -507,7 +498,7 @@ fn limits_hold_for_each_way_to_register() {
         let private = Pages::new(MUCH);
         let (_file, shared) = shared_file(MUCH);
         for pages in [&private, &shared] {
-            match pd.reg_memory(pages.start, pages.len, ALL) {
+            match register(&pd, pages.start, pages.len, ALL) {
                 Ok(mr) => {
                     assert!(may_copy, "registered by {:?}", mr.methods());
                     assert_eq!(only_method(&mr), ExtentMethod::Copy);
@@ -515,7 +506,7 @@ fn limits_hold_for_each_way_to_register() {
                 Err(error) => assert!(!may_copy, "{error}"),
             }
         }
-        let error = pd.reg_memory(private.start, MUCH, ALL);
+        let error = register(&pd, private.start, MUCH, ALL);
         let why = match error {
             Ok(mr) => mr.reason().to_owned(),
             Err(error) => error.to_string(),
@@ -537,7 +528,7 @@ fn limits_hold_for_each_way_to_register() {
             }
             let mut regions = Vec::new();
             let error = loop {
-                match pd.reg_memory(start, 64, ALL) {
+                match register(&pd, start, 64, ALL) {
                     Ok(mr) => regions.push(mr),
                     Err(error) => break error.to_string(),
                 }
@@ -637,7 +628,7 @@ fn no_update_is_lost_while_pages_are_registered() {
                     let from = mix % (LEN / 2) / 64 * 64;
                     let len = LEN / 4 + mix / 7 % (LEN / 4);
                     let at = (start + from) as *mut u8;
-                    let mr = b.pd.reg_memory(at, len, EVERYTHING).unwrap();
+                    let mr = register(&b.pd, at, len, EVERYTHING).unwrap();
                     // Remapped by this context, or shared with another context that remapped it
                     // first.
                     let is_copied = |(method, _)| method == ExtentMethod::Copy;
@@ -694,7 +685,7 @@ fn a_child_of_fork_has_its_own_copy_and_disturbs_nobody() {
     let (a, b) = pair(&daemon, 4096);
     let pages = Pages::new(3 * 4096);
     store(pages.slot(4096), 7);
-    let mr = b.pd.reg_memory(pages.start, pages.len, EVERYTHING).unwrap();
+    let mr = register(&b.pd, pages.start, pages.len, EVERYTHING).unwrap();
     let is_own = in_child(|| {
         let before = load(pages.slot(4096));
         store(pages.slot(4096), 1000);
@@ -721,8 +712,8 @@ fn operators_see_how_memory_is_reached() {
     let (_a, b) = pair(&daemon, 4096);
     let pages = Pages::new(4096);
     let mut word = 0u64;
-    let _remapped = b.pd.reg_memory(pages.start, 100, EVERYTHING).unwrap();
-    let _copied = b.pd.reg_memory((&raw mut word).cast(), 8, ALL).unwrap();
+    let _remapped = register(&b.pd, pages.start, 100, EVERYTHING).unwrap();
+    let _copied = register(&b.pd, (&raw mut word).cast(), 8, ALL).unwrap();
     let out = std::process::Command::new(client_program("siw-stat"))
         .arg("--socket")
         .arg(&daemon.socket)

@@ -22,6 +22,7 @@ mod queue_pair_states;
 mod random;
 mod receive_wait;
 mod rust_examples;
+mod safety;
 mod self_test;
 mod shared_arenas;
 mod shared_receive;

@@ -2,8 +2,8 @@
 
 use crate::common::*;
 use siw::{
-    Access, Arena, CmEvent, FastMr, Mr, MwBind, Opcode, RecvWr, ReregChange, SendData, SendWr, Sge,
-    WcOpcode, WcStatus, WindowType, WrFlags, inc_rkey,
+    Access, Arena, CmEvent, Failed, FastMr, Mr, MwBind, Opcode, RecvWr, ReregChange, SendData,
+    SendWr, Sge, WcOpcode, WcStatus, WindowType, WrFlags, inc_rkey,
 };
 
 const BINDABLE: Access = Access(1 | 2 | 4 | 8 | 16);
@@ -159,7 +159,10 @@ fn a_type_1_window_shows_its_part_to_every_stream_under_a_new_key_each_time() {
         assert_eq!(bytes(&mr, off + len - 8, 8), a.read(0, 8));
     }
     // While a window is bound, neither deregistration nor a change of access is possible.
-    let (mr, e) = mr.dereg().unwrap_err();
+    let Failed {
+        object: mr,
+        error: e,
+    } = mr.dereg().unwrap_err();
     assert_eq!(e.errno(), 16, "{e}");
     let mut mr = mr;
     assert_eq!(
@@ -184,7 +187,7 @@ fn a_type_1_window_shows_its_part_to_every_stream_under_a_new_key_each_time() {
         .unwrap();
     done(&b, WcOpcode::BIND_MW);
     assert!(refused(read(&a, at, last, 8)));
-    mr.dereg().map_err(|(_, e)| e).unwrap();
+    mr.dereg().unwrap();
 }
 
 #[test]
@@ -226,7 +229,7 @@ fn a_type_2_window_serves_its_stream_alone_until_the_peer_invalidates_it() {
     b.qp.post_send(&[SendWr::local_inv(6, chosen)]).unwrap();
     done(&b, WcOpcode::LOCAL_INV);
     assert!(refused(read(&a, 0, chosen, 6)));
-    mr.dereg().map_err(|(_, e)| e).unwrap();
+    mr.dereg().unwrap();
 }
 
 #[test]
@@ -250,7 +253,7 @@ fn a_bind_that_the_region_does_not_allow_ends_the_queue_pair() {
             WcStatus::MW_BIND_ERR,
             "{region:?} {window:?}"
         );
-        mr.dereg().map_err(|(_, e)| e).unwrap();
+        mr.dereg().unwrap();
     }
     // A bound window of type 2; a window of another protection domain.
     let (_a, b) = pair(&daemon, 64);
@@ -289,10 +292,13 @@ fn a_window_goes_with_the_queue_pair_it_was_bound_through_or_when_it_is_freed() 
     }
     let End { qp, .. } = b;
     drop(qp);
-    let (mr, e) = mr.dereg().unwrap_err();
+    let Failed {
+        object: mr,
+        error: e,
+    } = mr.dereg().unwrap_err();
     assert!(e.to_string().contains("1 memory windows"), "{e}");
     drop(one);
-    mr.dereg().map_err(|(_, e)| e).unwrap();
+    mr.dereg().unwrap();
 }
 
 /// Makes a fast registration of every second page of an arena, from inside the first to inside the

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use crate::common::*;
-use siw::{Access, Context, Mr, MwBind, Pd, SendData, SendWr, WcStatus, WindowType, WrFlags};
+use siw::{Access, Context, Mr, Pd, SendData, SendWr, WcStatus};
 
 /// Arenas that the daemon has mapped.
 fn arenas_of(daemon: &Daemon) -> usize {
@@ -123,23 +123,6 @@ fn a_client_with_little_memory_takes_little() {
     };
     assert!(regions.len() >= 5, "{} and then: {refused}", regions.len());
     assert!(refused.contains("memory_per_client"), "{refused}");
-}
-
-/// A window keeps its region registered after the owner has dropped it.
-#[test]
-fn memory_under_a_window_is_not_used_again() {
-    let daemon = Daemon::loopback();
-    let (a, _b) = pair(&daemon, 4096);
-    let bindable = Access(ALL.0 | Access::MW_BIND.0);
-    let mr = a.pd.alloc_mr(4096, bindable).unwrap();
-    let address = mr.as_ptr();
-    let mw = a.pd.alloc_mw(WindowType::One).unwrap();
-    let bind = MwBind::for_region(&mr, 0, 4096, Access::REMOTE_WRITE);
-    mw.post_bind(&a.qp, 5, WrFlags::SIGNALED, &bind).unwrap();
-    assert_eq!(a.wc().status, WcStatus::SUCCESS);
-    drop(mr);
-    let others: Vec<_> = (0..100).map(|_| make(&a.pd, 4096)).collect();
-    assert!(others.iter().all(|mr| mr.as_ptr() != address));
 }
 
 /// Allocations of the C API come from the same arenas.

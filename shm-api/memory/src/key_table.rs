@@ -167,6 +167,21 @@ impl KeyTable {
         }
     }
 
+    /// Unbinds those of the windows that are bound to a region, which is to be deregistered. Accesses
+    /// that have begun end with the grace period of the deregistration. A window that a worker is
+    /// binding at this moment may stay bound.
+    pub fn unbind_region(&self, region: Stag, windows: impl IntoIterator<Item = Stag>) {
+        let is_bound = |mr: &RegisteredMemory| mr.count_windows() > 0;
+        for window in windows {
+            if !self.with_entry(region, is_bound).unwrap_or(false) {
+                return;
+            }
+            if self.with_entry(window, |mr| mr.unbind_from(region)) == Some(true) {
+                self.release_window(Some(region));
+            }
+        }
+    }
+
     /// Removes a window from its region's count.
     fn release_window(&self, parent: Option<Stag>) {
         if let Some(parent) = parent {

@@ -371,6 +371,21 @@ impl RegisteredMemory {
         }
     }
 
+    /// Unbinds a window of this region; returns whether it was one.
+    pub(crate) fn unbind_from(&self, region: Stag) -> bool {
+        loop {
+            let word = self.key.load_word();
+            let is_bound = matches!(self.key_kind, KeyKind::Window(_)) && word.is_valid();
+            if !is_bound || !word.is_settled() || self.parent_key() != region {
+                return false;
+            }
+            if self.key.try_claim(word) {
+                self.key.publish_key(word.stag(), false);
+                return true;
+            }
+        }
+    }
+
     /// Checks everything except the validity of the key: PD, stream, access, then wrap before bounds.
     /// Returns the offset of the bytes, for the accessors below. iWARP does not check zero-length
     /// accesses: the caller skips the call.

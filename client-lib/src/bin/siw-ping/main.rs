@@ -148,7 +148,9 @@ fn serve_request(args: &PingArgs, ctx: &Context, request: ConnectionRequest) -> 
         "request from {:?}",
         request.connection_info().peer
     ));
-    request.accept(&session.qp, Some(&session.cm), &options)?;
+    request
+        .accept(&session.qp, Some(&session.cm), &options)
+        .map_err(siw::Error::from)?;
     match session.serve_pings(args.verbose) {
         (pings, Stop::Closed) => {
             // Answer the peer's close, unless the daemon has done so.

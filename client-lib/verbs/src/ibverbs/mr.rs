@@ -49,12 +49,15 @@ struct RegionChange {
 }
 
 fn register(pd: &PdObject, registration: &RegionChange) -> Result<AppMr, Error> {
-    pd.pd().reg_memory_iova(
-        registration.address.cast(),
-        registration.length,
-        registration.iova,
-        registration.access,
-    )
+    // SAFETY: a C program that registers memory promises to keep it until ibv_dereg_mr(3) returns.
+    unsafe {
+        pd.pd().reg_memory_iova(
+            registration.address.cast(),
+            registration.length,
+            registration.iova,
+            registration.access,
+        )
+    }
 }
 
 unsafe fn create(
@@ -137,9 +140,9 @@ pub unsafe fn dereg_mr(mr: *mut ibv_mr) -> c_int {
     // SAFETY: a region of this library.
     let (pd, region) = unsafe { ((*mr).pd, &(*object).region) };
     let mut region = region.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(Err((back, error))) = region.take().map(AppMr::dereg) {
-        *region = Some(back);
-        return fail_with("ibv_dereg_mr", &error);
+    if let Some(Err(failed)) = region.take().map(AppMr::dereg) {
+        *region = Some(failed.object);
+        return fail_with("ibv_dereg_mr", &failed.error);
     }
     drop(region);
     // SAFETY: the protection domain cannot be freed before its regions.
@@ -235,10 +238,10 @@ pub unsafe fn rereg_mr(
             return REREG_ERR_CMD;
         }
     };
-    if let Some(Err((back, error))) = region.take().map(AppMr::dereg) {
+    if let Some(Err(failed)) = region.take().map(AppMr::dereg) {
         // Windows are bound to it: it stays unchanged, and the new registration is dropped.
-        *region = Some(back);
-        fail_with("ibv_rereg_mr", &error);
+        *region = Some(failed.object);
+        fail_with("ibv_rereg_mr", &failed.error);
         return REREG_ERR_CMD_AND_REG_NEW;
     }
     new_pd.users.add();

@@ -169,9 +169,9 @@ fn start_listening(object: &IdObject, backlog: c_int) -> Result<(), Error> {
             state.listener = Some(listener);
             Ok(())
         }
-        Err((binding, error)) => {
-            state.binding = Some(binding);
-            Err(error)
+        Err(failed) => {
+            state.binding = Some(failed.object);
+            Err(failed.error)
         }
     }
 }
@@ -209,7 +209,13 @@ unsafe fn start_accept(id: *mut rdma_cm_id, wanted: &Wanted<'_>) -> Result<(), E
     let request = state.request.take();
     let request = request.ok_or(Error::Invalid("there is no request to accept"))?;
     drop(state);
-    request.accept(&qp, Some(&channel.daemon), &options)
+    match request.accept(&qp, Some(&channel.daemon), &options) {
+        Ok(()) => Ok(()),
+        Err(failed) => {
+            object.lock_state().request = Some(failed.object);
+            Err(failed.error)
+        }
+    }
 }
 
 /// rdma_accept(3)

@@ -129,9 +129,9 @@ impl RsocketState {
                 });
                 Ok(())
             }
-            Err((binding, error)) => {
-                self.phase = Phase::Bound(binding);
-                Err(errno_of("rlisten", &error))
+            Err(failed) => {
+                self.phase = Phase::Bound(failed.object);
+                Err(errno_of("rlisten", &failed.error))
             }
         }
     }

@@ -122,7 +122,8 @@ impl Rsocket {
         let offset = if offset == -1 { address as i64 } else { offset };
         let region = Devices::open()
             .and_then(Devices::socket_pd)
-            .and_then(|pd| pd.reg_memory(address.cast(), length, access))
+            // SAFETY: a C program that maps memory promises to keep it until riounmap(3).
+            .and_then(|pd| unsafe { pd.reg_memory(address.cast(), length, access) })
             .map_err(|error| {
                 log_failure("riomap", &error);
                 error.errno().max(1)

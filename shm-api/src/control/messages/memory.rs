@@ -149,11 +149,15 @@ pub struct DeallocMw {
     pub reserved: u32,
 }
 
-/// Deregisters a region. Answered when no worker can access the memory any more. Refused (EBUSY)
-/// while windows are bound to it.
+/// Flag of [`DeregMr`]: windows that are bound to the region are unbound first. Daemons that do not
+/// know it refuse the request while windows are bound.
+pub const DEREG_UNBIND_WINDOWS: u32 = 1;
+
+/// Deregisters a region. Answered when no worker can access the memory any more. Without
+/// [`DEREG_UNBIND_WINDOWS`] it is refused (EBUSY) while windows are bound to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct DeregMr {
     pub lkey: u32,
-    pub reserved: u32,
+    pub flags: u32,
 }

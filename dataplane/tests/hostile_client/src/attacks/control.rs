@@ -139,7 +139,7 @@ pub fn create_and_destroy(attack: &mut Attack) -> Ended {
         }
         let request = m::DeregMr {
             lkey: memory.keys.lkey,
-            reserved: 0,
+            flags: 0,
         };
         session.call(&request)?;
         session.call(&m::FreeArena {

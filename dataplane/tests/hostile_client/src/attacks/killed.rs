@@ -72,7 +72,7 @@ fn live_once(attack: &mut Attack) -> Ended {
     session.call(&destroyed)?;
     let gone = session.call(&m::DeregMr {
         lkey: memory.keys.lkey,
-        reserved: 0,
+        flags: 0,
     });
     attack.count_refusal(gone)?;
     session.call(&m::DestroyChannel {

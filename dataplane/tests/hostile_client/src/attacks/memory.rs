@@ -141,7 +141,7 @@ pub fn giant_arenas(attack: &mut Attack) -> Ended {
         if let Some(keys) = attack.count_refusal(registered)? {
             let request = m::DeregMr {
                 lkey: keys.lkey,
-                reserved: 0,
+                flags: 0,
             };
             session.call(&request)?;
         }
@@ -203,7 +203,7 @@ pub fn deregister_in_flight(attack: &mut Attack) -> Ended {
                 lkey = keys.lkey;
             }
         }
-        let request = m::DeregMr { lkey, reserved: 0 };
+        let request = m::DeregMr { lkey, flags: 0 };
         let gone = session.call(&request);
         attack.count_refusal(gone)?;
         let freed = session.call(&m::FreeArena {
