@@ -29,8 +29,10 @@ pub struct BindOptions {
 
 impl Context {
     /// Finds the device that leads to `dst`, and the source address of connections to it (`src`, if
-    /// that names an address). Fails with EHOSTUNREACH without a route, with EADDRNOTAVAIL when no
-    /// device has `src`.
+    /// that names an address). The scope of a link-local address is the number of a device's
+    /// interface. Fails with EHOSTUNREACH without a route, with EADDRNOTAVAIL when no device has
+    /// `src`, with EINVAL for a link-local address without a scope if several devices have such
+    /// addresses, and with ENODEV for the scope of no device.
     pub fn resolve_address(
         &self,
         dst: SocketAddr,

@@ -401,6 +401,7 @@ impl OpenDevice {
             name: self.config.name.get_ref().0.clone(),
             driver: self.driver.clone(),
             mac: self.mac,
+            interface: self.config.kernel_interface(),
             routes: self.config.routes.iter().map(|route| route.to).collect(),
             gateway: self.config.gateway.is_some(),
             gateway6: self.config.gateway6.is_some(),

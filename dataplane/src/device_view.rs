@@ -1,7 +1,9 @@
 //! Attributes of a device for the control thread and its clients.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
+use siw_shm::device_identity::interface_index;
 use siw_tcp::{LearnedRoutes, Steering};
 
 use crate::config::Cidr;
@@ -16,6 +18,8 @@ pub struct DeviceView {
     pub driver: String,
     /// MAC address of the port.
     pub mac: [u8; 6],
+    /// Kernel interface on the device's link, if there is one.
+    pub interface: Option<String>,
     /// The device's own addresses, each with its on-link network.
     pub addresses: Vec<Cidr>,
     /// Networks behind routers on the link.
@@ -52,4 +56,22 @@ pub struct DeviceView {
     pub host_ports: Option<Arc<HostPorts>>,
     /// Routes learned from the kernel, in addition to the configured ones.
     pub learned_routes: LearnedRoutes,
+}
+
+impl DeviceView {
+    /// Returns true for the number of the interface that represents the device, or of the kernel's
+    /// interface on its link; `index` is the device's.
+    pub fn has_interface_number(&self, index: usize, number: u32) -> bool {
+        let of_kernel = || {
+            let name = self.interface.as_deref()?;
+            nix::net::if_::if_nametoindex(name).ok()
+        };
+        number == interface_index(index as u32) || of_kernel() == Some(number)
+    }
+
+    /// Returns true if one of the addresses is IPv6 link-local.
+    pub fn has_link_local(&self) -> bool {
+        let mut addresses = self.addresses.iter();
+        addresses.any(|cidr| matches!(cidr.addr, IpAddr::V6(ip) if ip.is_unicast_link_local()))
+    }
 }

@@ -240,6 +240,19 @@ impl DeviceConfig {
         }
     }
 
+    /// Name of the kernel interface with this device's addresses, or on its link.
+    pub fn kernel_interface(&self) -> Option<String> {
+        let shared = self.host_interface.as_ref();
+        let shared = shared.map(|interface| interface.get_ref().0.clone());
+        shared.or_else(|| match self.link_source() {
+            LinkSource::Xdp(interface) => Some(interface),
+            LinkSource::Vdev(devargs) if self.vlan.is_none() => {
+                DriverTraits::interface_of(&devargs).map(Into::into)
+            }
+            _ => None,
+        })
+    }
+
     /// Links of this device that no other device can have, by their names in messages. Devices with
     /// different VLANs can share an interface.
     pub(super) fn exclusive_links(&self) -> Vec<String> {

@@ -6,10 +6,11 @@
 //!            '-UNLISTEN-> gone   '-- LISTEN without a binding
 //! ```
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use nix::libc;
 use siw_shm::control::messages as m;
+use siw_shm::device_identity::interface_index;
 
 use super::listening::{ClientListener, LocalScope, listener_amounts};
 use super::pairing::PAIRING_PORT;
@@ -41,7 +42,8 @@ impl ControlThread {
             Some(IpAddr::V6(_)) if v6_only => LocalScope::Ipv6,
             _ => LocalScope::All,
         };
-        let devices = self.devices_of(request.device, scope)?;
+        let device = self.narrow_device(request.device, &[request.addr])?;
+        let devices = self.devices_of(device, scope)?;
         let reuse = request.flags & m::BIND_REUSE != 0;
         let (port, port_claims) = self.choose_port(&devices, scope, request.addr.port, reuse)?;
         self.resources.charge(id, &listener_amounts(&port_claims))?;
@@ -88,7 +90,8 @@ impl ControlThread {
             let why = "source and destination are of different address families";
             return Err(Refusal::new(libc::EINVAL, why));
         }
-        let device = match request.device {
+        let narrowed = self.narrow_device(request.device, &[request.src, request.dst])?;
+        let device = match narrowed {
             m::ANY_DEVICE => self.find_device(src, dst.ip()).ok_or_else(|| match src {
                 Some(src) => Refusal::new(libc::EADDRNOTAVAIL, format!("no device has {src}")),
                 None => no_route(dst.ip()),
@@ -113,11 +116,23 @@ impl ControlThread {
                 .map(|cidr| cidr.addr)
         });
         let local = chosen.ok_or_else(|| no_route(dst.ip()))?;
+        let is_checked = is_link_local(local) || narrowed != request.device;
+        if is_checked && !view.addresses.iter().any(|cidr| cidr.addr == local) {
+            let why = format!("device {} does not have {local}", view.name);
+            return Err(Refusal::new(libc::EADDRNOTAVAIL, why));
+        }
+        // As the client names the interface, if it does.
+        let mut named = [request.src.scope_id, request.dst.scope_id].into_iter();
+        let scope_id = match is_link_local(local) {
+            true => named.find(|number| *number != 0),
+            false => Some(0),
+        };
         let reply = m::ResolveReply {
             device: device as u32,
             reserved: 0,
             local: m::Addr {
                 port: request.src.port,
+                scope_id: scope_id.unwrap_or_else(|| interface_index(device as u32)),
                 ..m::Addr::from(local)
             },
         };
@@ -173,7 +188,8 @@ impl ControlThread {
             let addr = cm::socket_addr(request.addr);
             let ip = addr.map(|addr| addr.ip()).filter(|ip| !ip.is_unspecified());
             let scope = ip.map_or(LocalScope::All, LocalScope::One);
-            let devices = self.devices_of(request.device, scope)?;
+            let device = self.narrow_device(request.device, &[request.addr])?;
+            let devices = self.devices_of(device, scope)?;
             let asked = addr.map_or(request.addr.port, |addr| addr.port());
             let port = self.choose_port(&devices, scope, asked, false)?;
             (devices, scope, port)
@@ -301,6 +317,48 @@ impl ControlThread {
             });
         }
         Some(removed)
+    }
+
+    /// Selects the device by the interface of a link-local address (sin6_scope_id), as the kernel
+    /// does; `device` is the client's choice, an index or [`m::ANY_DEVICE`]. An address without an
+    /// interface is of the only device that has link-local addresses.
+    pub(super) fn narrow_device(&self, device: u32, addresses: &[m::Addr]) -> Result<u32, Refusal> {
+        let mut chosen = device;
+        for addr in addresses {
+            let Some(SocketAddr::V6(addr)) = addr.to_socket_addr() else {
+                continue;
+            };
+            let (ip, number) = (*addr.ip(), addr.scope_id());
+            if !ip.is_unicast_link_local() || number == 0 && chosen != m::ANY_DEVICE {
+                continue;
+            }
+            let fits = |(index, view): &(usize, &DeviceView)| match number {
+                0 => view.has_link_local(),
+                _ => view.has_interface_number(*index, number),
+            };
+            let devices = self.config.devices.iter().enumerate();
+            let mut found = devices.filter(|(_, view)| !view.is_gone).filter(fits);
+            match (found.next(), found.next()) {
+                (None, _) if number == 0 => {}
+                (None, _) => {
+                    let why = format!("{ip}: no device is on interface {number}");
+                    return Err(Refusal::new(libc::ENODEV, why));
+                }
+                (Some(_), Some(_)) if number == 0 => {
+                    let why =
+                        format!("{ip} is on several links: name the interface (sin6_scope_id)");
+                    return Err(Refusal::new(libc::EINVAL, why));
+                }
+                (Some((index, view)), _) => {
+                    if chosen != m::ANY_DEVICE && chosen != index as u32 {
+                        let why = format!("{ip} is on the link of device {}", view.name);
+                        return Err(Refusal::new(libc::EINVAL, why));
+                    }
+                    chosen = index as u32;
+                }
+            }
+        }
+        Ok(chosen)
     }
 
     /// Devices selected by a client; `device` is an index or [`m::ANY_DEVICE`].
@@ -495,6 +553,10 @@ impl ControlThread {
             None => Ok(()),
         }
     }
+}
+
+fn is_link_local(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
 fn is_on_network(cidr: &crate::config::Cidr, addr: IpAddr) -> bool {

@@ -325,7 +325,12 @@ pub(super) fn to_private_data(data: &[u8]) -> PrivateData {
     })
 }
 
-/// Converts an address of a message; `None` if its family is absent or unknown.
+/// Converts an address of a message; `None` if its family is absent or unknown. Connections do not
+/// have the interface of a link-local address: it selects the device.
 pub(super) fn socket_addr(addr: Addr) -> Option<SocketAddr> {
-    addr.to_socket_addr()
+    let without_interface = Addr {
+        scope_id: 0,
+        ..addr
+    };
+    without_interface.to_socket_addr()
 }

@@ -97,7 +97,7 @@ impl ControlThread {
             Refusal::new(libc::EDESTADDRREQ, "the destination address is missing")
         })?;
         let local = cm::socket_addr(request.src).filter(|addr| !addr.ip().is_unspecified());
-        let device = match request.device {
+        let device = match self.narrow_device(request.device, &[request.src, request.dst])? {
             m::ANY_DEVICE => self
                 .find_device(local.map(|addr| addr.ip()), remote.ip())
                 .ok_or_else(|| no_route(remote.ip()))?,

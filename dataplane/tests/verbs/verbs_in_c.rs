@@ -1,9 +1,9 @@
 //! Behavior of the drop-in library seen by C programs, in cases that the tests with the
 //! distribution's programs reach only occasionally.
 
-use crate::common::Daemon;
 use crate::common::c_programs::{can_compile, compile};
 use crate::common::programs::{Program, start_listening};
+use crate::common::{Daemon, LOOPBACK};
 
 /// Common beginning of all programs.
 const PROLOGUE: &str = r#"
@@ -485,6 +485,95 @@ int main(void)
 fn a_child_of_fork_can_use_rdma_cm() {
     if can_compile() {
         run_c(&Daemon::loopback(), "", RDMA_CM_IN_A_CHILD);
+    }
+}
+
+const LINK_LOCAL_ADDRESSES: &str = r#"
+#include <net/if.h>
+static struct sockaddr_in6 address_of(const char *text, unsigned interface)
+{
+    struct sockaddr_in6 address = { .sin6_family = AF_INET6, .sin6_scope_id = interface };
+    CHECK(inet_pton(AF_INET6, text, &address.sin6_addr) == 1);
+    return address;
+}
+
+static struct rdma_cm_id *create(struct rdma_event_channel *channel)
+{
+    struct rdma_cm_id *id;
+    CHECK(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
+    return id;
+}
+
+/* Error of rdma_bind_addr, or the device. */
+static int bind_to(const char *text, unsigned interface, const char **device)
+{
+    struct sockaddr_in6 address = address_of(text, interface);
+    struct rdma_cm_id *id = create(rdma_create_event_channel());
+    int error = rdma_bind_addr(id, (struct sockaddr *)&address) ? errno : 0;
+    *device = error ? "" : ibv_get_device_name(id->verbs->device);
+    return error;
+}
+
+/* The same of rdma_resolve_addr. */
+static int resolve(const char *text, unsigned interface, const char **device)
+{
+    struct sockaddr_in6 address = address_of(text, interface), *local;
+    struct rdma_cm_id *id = create(rdma_create_event_channel());
+    int error = rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 1000) ? errno : 0;
+    *device = error ? "" : ibv_get_device_name(id->verbs->device);
+    local = (struct sockaddr_in6 *)rdma_get_local_addr(id);
+    CHECK(error || (IN6_IS_ADDR_LINKLOCAL(&local->sin6_addr) && local->sin6_scope_id == interface));
+    return error;
+}
+
+int main(void)
+{
+    struct rdma_event_channel *here = rdma_create_event_channel();
+    struct rdma_event_channel *there = rdma_create_event_channel();
+    unsigned first = if_nametoindex("siw0"), second = if_nametoindex("siw1");
+    const char *device;
+    CHECK(here && there && first && second && first != second);
+    CHECK(bind_to("fe80::1", first, &device) == 0 && !strcmp(device, "siw0"));
+    CHECK(bind_to("fe80::2", second, &device) == 0 && !strcmp(device, "siw1"));
+    CHECK(bind_to("fe80::1", second, &device) == EADDRNOTAVAIL);
+    CHECK(bind_to("fe80::1", 0, &device) == EINVAL);
+    CHECK(bind_to("fe80::1", 0x70000000, &device) == ENODEV);
+    CHECK(resolve("fe80::2", first, &device) == 0 && !strcmp(device, "siw0"));
+    CHECK(resolve("fe80::2", second, &device) == 0 && !strcmp(device, "siw1"));
+    CHECK(resolve("fe80::77", second, &device) == 0 && !strcmp(device, "siw1"));
+    CHECK(resolve("fe80::2", 0, &device) == EINVAL);
+    CHECK(resolve("fe80::2", 0x70000000, &device) == ENODEV);
+
+    struct sockaddr_in6 address = address_of("fe80::2", second);
+    struct rdma_cm_id *listener = create(here), *client = create(there), *server;
+    struct ibv_cq *client_cq, *server_cq;
+    CHECK(rdma_bind_addr(listener, (struct sockaddr *)&address) == 0 && rdma_listen(listener, 1) == 0);
+    address.sin6_port = rdma_get_src_port(listener);
+    address.sin6_scope_id = first;
+    CHECK(rdma_resolve_addr(client, NULL, (struct sockaddr *)&address, 1000) == 0);
+    await(there, RDMA_CM_EVENT_ADDR_RESOLVED, NULL);
+    CHECK(rdma_resolve_route(client, 1000) == 0);
+    await(there, RDMA_CM_EVENT_ROUTE_RESOLVED, NULL);
+    add_queue_pair(client, &client_cq);
+    struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1 };
+    CHECK(rdma_connect(client, &param) == 0);
+    await(here, RDMA_CM_EVENT_CONNECT_REQUEST, &server);
+    add_queue_pair(server, &server_cq);
+    CHECK(rdma_accept(server, &param) == 0);
+    await(here, RDMA_CM_EVENT_ESTABLISHED, NULL);
+    await(there, RDMA_CM_EVENT_ESTABLISHED, NULL);
+    return 0;
+}
+"#;
+
+#[test]
+fn the_interface_of_a_link_local_address_selects_the_device() {
+    if can_compile() {
+        let config = LOOPBACK
+            .replace("\"fd77::1/64\"", "\"fe80::1/64\"")
+            .replace("\"fd77::2/64\"", "\"fe80::2/64\"");
+        let source = format!("{CONNECTION_STEPS}{LINK_LOCAL_ADDRESSES}");
+        run_c(&Daemon::start(&config, &[]), "", &source);
     }
 }
 

@@ -80,7 +80,8 @@ pub fn bind(object: &IdObject, addr: SocketAddr) -> Result<(), Error> {
     let bound = binding.local_addr();
     state.binding = Some(binding);
     state.loopback_only = is_loopback;
-    let local = SocketAddr::new(addr.ip(), bound.port());
+    let mut local = addr;
+    local.set_port(bound.port());
     store_local(object, &mut state, local);
     if !local.ip().is_unspecified() && !is_loopback {
         let client = &channel.devices.client;
