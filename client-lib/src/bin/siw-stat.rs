@@ -61,6 +61,7 @@ fn run(args: &StatArgs) -> Result<String, String> {
     if args.json {
         let mut all = as_json(&devices, &workers);
         all["clients"] = stats["clients"].clone();
+        all["users"] = stats["users"].clone();
         all["control"] = stats["control"].clone();
         return Ok(format!("{all}\n"));
     }

@@ -12,16 +12,39 @@ use super::resources::Client;
 use crate::ids::{ClientId, CommandToken};
 use crate::worker::messages::{Command, PortStats, WorkerStats};
 
-/// Clients or users written to an operator's statistics in one turn.
+/// Rows of clients or users written to an operator's statistics in one turn.
 const ROWS_PER_TURN: usize = 32;
 
-/// An operator's statistics: the text so far, and the clients and users to add.
+/// An operator's statistics: the text so far, and the rows to add.
 pub(super) struct StatisticsText {
     text: String,
-    clients: VecDeque<ClientId>,
-    users: VecDeque<u32>,
-    /// The clients are complete.
-    has_clients: bool,
+    sections: VecDeque<Section>,
+}
+
+/// A list or object of the statistics.
+struct Section {
+    /// Its name and opening bracket; empty when they are written.
+    open: &'static str,
+    rows: VecDeque<Row>,
+    close: char,
+}
+
+impl Section {
+    fn new(open: &'static str, rows: impl Iterator<Item = Row>, close: char) -> Section {
+        let rows = rows.collect();
+        Section { open, rows, close }
+    }
+}
+
+/// A row of a section.
+#[derive(Clone, Copy)]
+enum Row {
+    /// Counters of a worker.
+    Worker(usize),
+    /// Counters of a device, summed over all workers.
+    Device(usize),
+    Client(ClientId),
+    User(u32),
 }
 
 impl StatisticsText {
@@ -78,15 +101,27 @@ impl ControlThread {
     }
 
     fn begin_statistics(&mut self, id: ClientId) {
-        let mut text = self.common_statistics();
+        let mut text = serde_json::json!({
+            "scope": "all",
+            "settings": self.config.settings,
+            "control": { "longest_ns": self.times.to_json() },
+            "listeners": self.resources.listeners.len(),
+        })
+        .to_string();
         // Without its closing brace.
         text.pop();
-        text.push_str(r#","clients":["#);
+        let workers = (0..self.workers.stats.len()).map(Row::Worker);
+        let devices = (0..self.config.devices.len()).map(Row::Device);
+        let clients = self.resources.clients.keys().copied().map(Row::Client);
+        let users = self.resources.ledger.users().map(Row::User);
         let statistics = Box::new(StatisticsText {
             text,
-            clients: self.resources.clients.keys().copied().collect(),
-            users: self.resources.ledger.users().collect(),
-            has_clients: false,
+            sections: VecDeque::from([
+                Section::new(r#","workers":["#, workers, ']'),
+                Section::new(r#","total":["#, devices, ']'),
+                Section::new(r#","clients":["#, clients, ']'),
+                Section::new(r#","users":{"#, users, '}'),
+            ]),
         });
         let client = self.resources.clients.get_mut(&id);
         if let Some(waiting) = client.and_then(|client| client.waiting.as_mut()) {
@@ -130,83 +165,84 @@ impl ControlThread {
     /// Adds rows; returns true if the text is complete.
     fn write_rows(&self, statistics: &mut StatisticsText) -> bool {
         for _ in 0..ROWS_PER_TURN {
-            if let Some(id) = statistics.clients.pop_front() {
-                if let Some(client) = self.resources.clients.get(&id) {
-                    statistics.add_row(&client_json(client).to_string());
-                }
-            } else if !statistics.has_clients {
-                statistics.has_clients = true;
-                statistics.text.push_str(r#"],"users":{"#);
-            } else if let Some(uid) = statistics.users.pop_front() {
-                if let Some(user) = self.resources.ledger.user_to_json(uid) {
-                    statistics.add_row(&format!("\"{uid}\":{user}"));
-                }
-            } else {
-                statistics.text.push_str("}}");
+            let Some(section) = statistics.sections.front_mut() else {
+                statistics.text.push('}');
                 return true;
+            };
+            statistics.text.push_str(std::mem::take(&mut section.open));
+            let Some(row) = section.rows.pop_front() else {
+                statistics.text.push(section.close);
+                statistics.sections.pop_front();
+                continue;
+            };
+            match row {
+                Row::Worker(worker) => {
+                    if let Some(stats) = self.workers.stats.get(worker) {
+                        statistics.add_row(&self.worker_json(stats).to_string());
+                    }
+                    // Hundreds of counters.
+                    return false;
+                }
+                Row::Device(device) => {
+                    statistics.add_row(&self.device_json(device).to_string());
+                    return false;
+                }
+                Row::Client(id) => {
+                    if let Some(client) = self.resources.clients.get(&id) {
+                        statistics.add_row(&client_json(client).to_string());
+                    }
+                }
+                Row::User(uid) => {
+                    if let Some(user) = self.resources.ledger.user_to_json(uid) {
+                        statistics.add_row(&format!("\"{uid}\":{user}"));
+                    }
+                }
             }
         }
         false
     }
 
-    /// Statistics for operators without the rows of clients and users.
-    fn common_statistics(&self) -> String {
-        let workers: Vec<serde_json::Value> = self
-            .workers
-            .stats
+    fn worker_json(&self, worker: &WorkerStats) -> serde_json::Value {
+        let devices: Vec<serde_json::Value> = worker
+            .devices
             .iter()
-            .map(|worker| {
-                let devices: Vec<serde_json::Value> = worker
-                    .devices
-                    .iter()
-                    .map(|port| {
-                        let device = self.config.devices.get(port.device);
-                        serde_json::json!({
-                            "device": device.map_or("", |device| device.name.as_str()),
-                            "rx_frames": port.frames_received,
-                            "tx_frames": port.frames_sent,
-                            "tx_linearized": port.frames_linearized,
-                            "tx_refused": port.frames_refused,
-                            "host_tx": port.host_frames_sent,
-                            "host_dropped": port.host_frames_dropped,
-                            "tcp": counter_map(port.tcp.iter()),
-                            "mib": counter_map(port.tcp.mib_counters()),
-                        })
-                    })
-                    .collect();
+            .map(|port| {
+                let device = self.config.devices.get(port.device);
                 serde_json::json!({
-                    "queue_pairs": worker.queue_pairs,
-                    "iterations": worker.iterations,
-                    "sleeps": worker.sleeps,
-                    "core": worker.core,
-                    "cpu_ns": worker.cpu_ns,
-                    "request_slots": worker.shared_lines.request_slots,
-                    "request_batches": worker.shared_lines.request_batches,
-                    "doorbells": worker.shared_lines.doorbells,
-                    "completions": worker.shared_lines.completions,
-                    "frames_forwarded": worker.forward.forwarded,
-                    "frames_taken": worker.forward.taken,
-                    "frames_copied": worker.forward.copied,
-                    "frames_sent_for_others": worker.forward.sent_for_others,
-                    "forward_drops": worker.forward.dropped,
-                    "placed_out_of_order": worker.placed_out_of_order,
-                    "receive_waits": worker.receive_waits,
-                    "receive_wait_timeouts": worker.receive_wait_timeouts,
-                    "buffers": worker.buffers,
-                    "buffers_free": worker.buffers_free,
-                    "devices": devices,
+                    "device": device.map_or("", |device| device.name.as_str()),
+                    "rx_frames": port.frames_received,
+                    "tx_frames": port.frames_sent,
+                    "tx_linearized": port.frames_linearized,
+                    "tx_refused": port.frames_refused,
+                    "host_tx": port.host_frames_sent,
+                    "host_dropped": port.host_frames_dropped,
+                    "tcp": counter_map(port.tcp.iter()),
+                    "mib": counter_map(port.tcp.mib_counters()),
                 })
             })
             .collect();
         serde_json::json!({
-            "scope": "all",
-            "settings": self.config.settings,
-            "workers": workers,
-            "total": self.device_totals(),
-            "control": { "longest_ns": self.times.to_json() },
-            "listeners": self.resources.listeners.len(),
+            "queue_pairs": worker.queue_pairs,
+            "iterations": worker.iterations,
+            "sleeps": worker.sleeps,
+            "core": worker.core,
+            "cpu_ns": worker.cpu_ns,
+            "request_slots": worker.shared_lines.request_slots,
+            "request_batches": worker.shared_lines.request_batches,
+            "doorbells": worker.shared_lines.doorbells,
+            "completions": worker.shared_lines.completions,
+            "frames_forwarded": worker.forward.forwarded,
+            "frames_taken": worker.forward.taken,
+            "frames_copied": worker.forward.copied,
+            "frames_sent_for_others": worker.forward.sent_for_others,
+            "forward_drops": worker.forward.dropped,
+            "placed_out_of_order": worker.placed_out_of_order,
+            "receive_waits": worker.receive_waits,
+            "receive_wait_timeouts": worker.receive_wait_timeouts,
+            "buffers": worker.buffers,
+            "buffers_free": worker.buffers_free,
+            "devices": devices,
         })
-        .to_string()
     }
 
     /// Statistics for a client that is not an operator: itself, and the usage and limits of it and
@@ -226,34 +262,29 @@ impl ControlThread {
         serde_json::json!({ "scope": "client", "clients": clients }).to_string()
     }
 
-    /// Counters of each device, summed over all workers.
-    fn device_totals(&self) -> Vec<serde_json::Value> {
-        let mut sums = vec![PortStats::default(); self.config.devices.len()];
-        for port in self.workers.stats.iter().flat_map(|worker| &worker.devices) {
-            if let Some(sum) = sums.get_mut(port.device) {
-                sum.merge(port);
-            }
+    /// Counters of a device, summed over all workers.
+    fn device_json(&self, number: usize) -> serde_json::Value {
+        let mut sum = PortStats::default();
+        let ports = self.workers.stats.iter().flat_map(|worker| &worker.devices);
+        for port in ports.filter(|port| port.device == number) {
+            sum.merge(port);
         }
-        let devices = self.config.devices.iter().zip(sums);
-        devices
-            .map(|(device, sum)| {
-                serde_json::json!({
-                    "device": device.name.as_str(),
-                    "link": match (device.is_gone, device.link_up) {
-                        (true, _) => "removed",
-                        (false, true) => "up",
-                        (false, false) => "down",
-                    },
-                    "link_mbps": device.link_mbps,
-                    "unserved_queues": device.unserved_queues,
-                    "rx_frames": sum.frames_received,
-                    "tx_frames": sum.frames_sent,
-                    "tx_linearized": sum.frames_linearized,
-                    "tx_refused": sum.frames_refused,
-                    "mib": counter_map(sum.tcp.mib_counters()),
-                })
-            })
-            .collect()
+        let device = &self.config.devices[number];
+        serde_json::json!({
+            "device": device.name.as_str(),
+            "link": match (device.is_gone, device.link_up) {
+                (true, _) => "removed",
+                (false, true) => "up",
+                (false, false) => "down",
+            },
+            "link_mbps": device.link_mbps,
+            "unserved_queues": device.unserved_queues,
+            "rx_frames": sum.frames_received,
+            "tx_frames": sum.frames_sent,
+            "tx_linearized": sum.frames_linearized,
+            "tx_refused": sum.frames_refused,
+            "mib": counter_map(sum.tcp.mib_counters()),
+        })
     }
 }
 
