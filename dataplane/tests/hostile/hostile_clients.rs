@@ -145,6 +145,8 @@ fn attack_beside_transfers(
         drop(stopping);
         println!("longest stall {:?}", honest.join().unwrap());
     });
+    // Clients of the same user are refused while the attacker's descriptors are being closed.
+    wait_for_descriptors(&daemon, before);
     exchange_once(&daemon);
     wait_for_descriptors(&daemon, before);
     assert!(daemon.stop().success());
@@ -232,13 +234,15 @@ attacks! {
     clients_that_do_nothing_stop_nobody: "idle-clients";
 }
 
-/// Attacks of all kinds at once, each by one of two users, on two workers, beside an honest client of
+/// Attacks of all kinds at once, each by one of three users, on two workers, beside an honest client of
 /// one of the users. `SIW_SOAK_SECONDS` sets the duration; without it the test takes an hour.
 #[test]
 #[ignore = "takes an hour: SIW_SOAK_SECONDS sets another duration"]
 fn all_attacks_at_once_leave_the_honest_client_its_data() {
     /// A user that owns nothing.
     const NOBODY: u32 = 65_534;
+    /// The user of kinds that take all that a user may hold: other kinds would be refused.
+    const GREEDY: u32 = 65_533;
     /// Duration of one attack; then it starts again.
     const ROUND: f64 = 10.0;
     if let Some(reason) = two_cores() {
@@ -266,11 +270,17 @@ fn all_attacks_at_once_leave_the_honest_client_its_data() {
             let mut attacks: Vec<Child> = Vec::new();
             for (place, kind) in KINDS.iter().enumerate() {
                 seed += 1;
-                let uid = if place % 2 == 0 { 0 } else { NOBODY };
+                let uid = match *kind {
+                    "descriptors" | "idle-clients" => GREEDY,
+                    _ if place % 2 == 0 => 0,
+                    _ => NOBODY,
+                };
                 let mut command = Command::new(&program);
                 command.arg(kind).arg(&daemon.socket);
                 command.args([ROUND.to_string(), seed.to_string()]);
                 command.stdin(Stdio::null()).stdout(Stdio::null());
+                // Thousands of refusals.
+                command.stderr(Stdio::null());
                 attacks.push(command.uid(uid).gid(uid).spawn().unwrap());
             }
             for mut attack in attacks {
