@@ -196,6 +196,8 @@ counters! {
     reassembly_timeouts = "IpReasmTimeout",
     /// Messages of other hosts that claim one of our addresses (RFC 5227, RFC 4862).
     address_conflicts = "SiwAddressConflicts",
+    /// IPv4 packets dropped because they have a source route.
+    source_routed = "SiwSourceRouted",
     /// Packets with impossible addresses (martians).
     martians = "IpInAddrErrors",
     /// Frames for other devices or VLANs, or of other protocols.

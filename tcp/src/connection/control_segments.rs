@@ -192,11 +192,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx: &mut TcpContext<'_>,
         sink: &mut impl FrameSink<R>,
     ) -> Result<(), SinkFull> {
-        // SND.NXT, unless the peer's window has shrunk below it: the peer would not accept it.
         let tcb = &self.tcb;
-        let seq = tcb
-            .snd_nxt
-            .min(tcb.snd_una + tcb.snd_wnd.max(tcb.flight().min(1)));
+        let seq = tcb.bare_seq();
         let again = tcb.last_ack_sent == tcb.rcv_nxt;
         let has_dsack = self
             .out_of_order

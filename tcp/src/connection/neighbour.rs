@@ -106,7 +106,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 self.fail_connection(cx, Events::UNREACHABLE)
             }
             TcpState::Closed => {}
-            _ if self.is_busy() => {} // its timer asks again
+            // Data waits: the neighbour is asked again at once, which makes a request per
+            // `retransmit`, the limit of RFC 1122 section 2.3.2.1.
+            _ if self.is_busy() => cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE),
             _ => {
                 self.drop_unsent_acks();
                 if self.tcb.is_timer(Timer::NeighbourResolution) {

@@ -68,7 +68,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     fn reset_fields(&self, cx: &TcpContext<'_>) -> SegmentFields<'static> {
         let tcb = &self.tcb;
         SegmentFields {
-            seq: tcb.snd_nxt.min(tcb.snd_una + tcb.snd_wnd.max(1)),
+            seq: tcb.bare_seq(),
             ack: tcb.rcv_nxt,
             flags: RST | ACK,
             window: 0,

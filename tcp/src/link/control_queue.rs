@@ -18,7 +18,7 @@ use crate::base::siphash::Key;
 use crate::base::stats::StackStats;
 use crate::base::time::Instant;
 use crate::config::StackConfig;
-use crate::link::neighbours::Solicitation;
+use crate::link::neighbours::{ClaimKind, Solicitation};
 use crate::wire::constants::{
     CHECKSUM_RIGHT, DEFAULT_HOP_LIMIT, ETHERNET_HEADER_LEN, ETHERTYPE_ARP, ETHERTYPE_IPV4,
     ETHERTYPE_IPV6, ETHERTYPE_VLAN, IPV4_HEADER_LEN, IPV6_HEADER_LEN, TAGGED_HEADER_LEN,
@@ -403,8 +403,21 @@ impl ControlQueue {
             let mac = source_hardware_addr.0;
             return (mac != self.mac).then_some(NeighbourClaim::OurAddress(sender, mac));
         }
+        // RFC 5227 section 2.1.1: a probe comes from 0.0.0.0 and claims no address.
+        let is_claim =
+            !source_protocol_addr.is_unspecified() && !source_protocol_addr.is_multicast();
+        let claim = |kind| {
+            is_claim.then_some(NeighbourClaim::Neighbour(
+                sender,
+                source_hardware_addr.0,
+                kind,
+            ))
+        };
+        if source_protocol_addr == target_protocol_addr {
+            return claim(ClaimKind::Announcement);
+        }
         if !own(target_protocol_addr.into()) {
-            return None;
+            return claim(ClaimKind::Overheard);
         }
         if operation == ArpOperation::Request && !self.silent && self.has_room(stats) {
             let repr = ArpRepr::EthernetIpv4 {
@@ -416,15 +429,10 @@ impl ControlQueue {
             };
             self.push_arp(source_hardware_addr.0, &repr, stats);
         }
-        // RFC 5227 section 2.1.1: a probe comes from 0.0.0.0 and claims no address.
-        let unicast =
-            !source_protocol_addr.is_unspecified() && !source_protocol_addr.is_multicast();
-        let is_answer = operation == ArpOperation::Reply;
-        unicast.then_some(NeighbourClaim::Neighbour(
-            sender,
-            source_hardware_addr.0,
-            is_answer,
-        ))
+        claim(match operation {
+            ArpOperation::Reply => ClaimKind::Answer,
+            _ => ClaimKind::Solicitation,
+        })
     }
 
     /// Processes an ICMP message and answers an echo request (RFC 792). Returns whether it is an
@@ -555,20 +563,27 @@ impl ControlQueue {
                 if !src.is_unspecified()
                     && let Some(mac) = mac_of(lladdr)
                 {
-                    let claim = NeighbourClaim::Neighbour(src.into(), mac, false);
+                    let claim = NeighbourClaim::Neighbour(src.into(), mac, ClaimKind::Solicitation);
                     return Icmpv6Outcome::Claim(claim);
                 }
             }
             Icmpv6Repr::Ndisc(NdiscRepr::NeighborAdvert {
+                flags,
                 target_addr,
                 lladdr,
-                ..
             }) => {
                 stats.ndp_in += 1;
                 let mac = mac_of(lladdr).unwrap_or(origin.src_mac);
                 let target = IpAddr::V6(target_addr);
                 if !own(target) {
-                    return Icmpv6Outcome::Claim(NeighbourClaim::Neighbour(target, mac, true));
+                    let kind = if flags.contains(NdiscNeighborFlags::SOLICITED) {
+                        ClaimKind::Answer
+                    } else if flags.contains(NdiscNeighborFlags::OVERRIDE) {
+                        ClaimKind::Announcement
+                    } else {
+                        ClaimKind::Hint
+                    };
+                    return Icmpv6Outcome::Claim(NeighbourClaim::Neighbour(target, mac, kind));
                 }
                 if mac != self.mac {
                     return Icmpv6Outcome::Claim(NeighbourClaim::OurAddress(target, mac));
@@ -619,8 +634,8 @@ pub(crate) enum Icmpv6Outcome {
 
 /// The claim of a host that it has an address.
 pub(crate) enum NeighbourClaim {
-    /// IP address, Ethernet address, and whether the message answers a solicitation.
-    Neighbour(IpAddr, [u8; 6], bool),
+    /// IP address, Ethernet address, and the kind of the message.
+    Neighbour(IpAddr, [u8; 6], ClaimKind),
     /// One of our addresses, and the Ethernet address of the host that claims it, too.
     OurAddress(IpAddr, [u8; 6]),
 }

@@ -24,7 +24,7 @@ enum NeighbourState {
     Stale,
     /// In use while it is probed.
     Probe,
-    /// Probed as well, because another Ethernet address was claimed for it.
+    /// Probed as well, because a message to us claimed another Ethernet address for it.
     Disputed,
 }
 
@@ -63,6 +63,8 @@ struct NeighbourEntry {
     status: NeighbourState,
     /// The time of the next solicitation or of the state's expiry, in ns.
     at: u64,
+    /// The time at which `mac` was last set or confirmed, in ns.
+    updated: u64,
     /// Solicitations sent in this state.
     sent: u8,
     /// Only half-open passive connections wait for it, whose peers have not proved their addresses.
@@ -75,17 +77,34 @@ struct NeighbourEntry {
 
 impl NeighbourEntry {
     /// Returns an entry with a known Ethernet address and without waiting connections.
-    fn with_mac(mac: [u8; 6], status: NeighbourState, at: u64) -> NeighbourEntry {
+    fn with_mac(mac: [u8; 6], status: NeighbourState, at: u64, now: Instant) -> NeighbourEntry {
         NeighbourEntry {
             mac,
             status,
             at,
+            updated: now.0,
             sent: 0,
             unproven: false,
             charged: None,
             waiters: BTreeSet::new(),
         }
     }
+}
+
+/// The kind of a message by which a host claims an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ClaimKind {
+    /// A solicitation to us: its sender may be stored as a new entry.
+    Solicitation,
+    /// An answer to us: it confirms the entry that we asked for.
+    Answer,
+    /// Gratuitous ARP, or an unsolicited advertisement with the override flag (RFC 4861 section
+    /// 7.2.6): the neighbour has moved.
+    Announcement,
+    /// ARP between others (RFC 826): their broadcasts show where the sender is.
+    Overheard,
+    /// An unsolicited advertisement without the override flag.
+    Hint,
 }
 
 /// A solicitation to send; to the multicast or broadcast address if `to` is `None`.
@@ -277,6 +296,7 @@ impl Neighbours {
                 mac: [0; 6],
                 status: NeighbourState::Incomplete,
                 at: now.0 + self.retransmit,
+                updated: 0,
                 sent: 1,
                 unproven,
                 charged: owner,
@@ -327,36 +347,37 @@ impl Neighbours {
         true
     }
 
-    /// Processes the claim that `addr` is at `mac`, from an answer to our solicitation or (`learn`)
-    /// from the sender of a solicitation to us. A sender is stored as stale if there is room (RFC
-    /// 4861 section 7.2.3), without evicting other entries. A claim that contradicts an entry is
-    /// not accepted, because any host can forge one: the known Ethernet address is probed, and
-    /// replaced only if it does not answer. An entry that was just confirmed is not even probed (as
-    /// with `locktime` of arp(7)). Returns the connections that waited for the entry.
+    /// Processes the claim that `addr` is at `mac`. The sender of a solicitation is stored as stale if
+    /// there is room (RFC 4861 section 7.2.3), without evicting other entries; no other claim creates
+    /// an entry. An announcement replaces the Ethernet address of an entry at once, as in Linux, and
+    /// so does overheard ARP unless the entry was just updated (`locktime` of arp(7)): the new address
+    /// is probed at the next use. A message to us that contradicts an entry has the known Ethernet
+    /// address probed, which is replaced only if it does not answer. Returns the connections that
+    /// waited for the entry.
     pub(crate) fn process_claim(
         &mut self,
         addr: IpAddr,
         mac: [u8; 6],
-        learn: bool,
+        kind: ClaimKind,
         now: Instant,
     ) -> Vec<ConnId> {
         if !is_unicast_mac(mac) {
             return Vec::new();
         }
-        let (status, at) = if learn {
-            (NeighbourState::Stale, now.0 + 10 * self.reachable)
-        } else {
+        let (status, at) = if kind == ClaimKind::Answer {
             (NeighbourState::Reachable, now.0 + self.reachable)
+        } else {
+            (NeighbourState::Stale, now.0 + 10 * self.reachable)
         };
         let Some(entry) = self.entries.get_mut(&addr) else {
-            if learn && self.entries.len() < self.max_entries {
-                let entry = NeighbourEntry::with_mac(mac, status, at);
+            if kind == ClaimKind::Solicitation && self.entries.len() < self.max_entries {
+                let entry = NeighbourEntry::with_mac(mac, status, at, now);
                 self.add(addr, entry);
             }
             return Vec::new();
         };
         if entry.status == NeighbourState::Incomplete {
-            entry.mac = mac;
+            (entry.mac, entry.updated) = (mac, now.0);
             let waiters = ids_of(core::mem::take(&mut entry.waiters));
             self.not_for_unproven(addr);
             self.set_state(addr, status, at, 0);
@@ -364,21 +385,34 @@ impl Neighbours {
             return waiters;
         }
         if entry.mac == mac {
-            if !learn {
+            if kind == ClaimKind::Answer {
+                entry.updated = now.0;
                 self.set_state(addr, status, at, 0);
             }
             return Vec::new();
         }
-        let doubtful = match entry.status {
-            NeighbourState::Reachable => {
-                entry.at.saturating_sub(self.reachable) + self.retransmit <= now.0
+        let is_permanent = entry.at >= FOR_EVER;
+        let is_locked = now.0 < entry.updated.saturating_add(self.retransmit);
+        match kind {
+            _ if is_permanent => {}
+            ClaimKind::Overheard if is_locked => {}
+            ClaimKind::Announcement | ClaimKind::Overheard => {
+                (entry.mac, entry.updated) = (mac, now.0);
+                self.set_state(addr, status, at, 0);
+                self.new_generation();
             }
-            NeighbourState::Stale | NeighbourState::Probe => true,
-            NeighbourState::Incomplete | NeighbourState::Disputed => false,
-        };
-        if doubtful {
-            let known = entry.mac;
-            self.start_probe(addr, known, NeighbourState::Disputed, now);
+            // RFC 4861 section 7.2.5, I.
+            ClaimKind::Hint if entry.status == NeighbourState::Reachable => {
+                self.set_state(addr, status, at, 0);
+                self.new_generation();
+            }
+            ClaimKind::Solicitation | ClaimKind::Answer
+                if !is_locked && entry.status != NeighbourState::Disputed =>
+            {
+                let known = entry.mac;
+                self.start_probe(addr, known, NeighbourState::Disputed, now);
+            }
+            ClaimKind::Solicitation | ClaimKind::Answer | ClaimKind::Hint => {}
         }
         Vec::new()
     }
@@ -401,7 +435,7 @@ impl Neighbours {
         };
         let waiters = match self.entries.get_mut(&addr) {
             Some(entry) => {
-                entry.mac = mac;
+                (entry.mac, entry.updated) = (mac, now.0);
                 let waiters = ids_of(core::mem::take(&mut entry.waiters));
                 self.not_for_unproven(addr);
                 self.set_state(addr, NeighbourState::Reachable, at, 0);
@@ -411,7 +445,7 @@ impl Neighbours {
                 if self.entries.len() >= self.max_entries && !self.evict_one(false) {
                     return Vec::new();
                 }
-                let entry = NeighbourEntry::with_mac(mac, NeighbourState::Reachable, at);
+                let entry = NeighbourEntry::with_mac(mac, NeighbourState::Reachable, at, now);
                 self.add(addr, entry);
                 Vec::new()
             }
@@ -431,7 +465,7 @@ impl Neighbours {
         }
     }
 
-    /// Returns whether an answer about `addr` is expected. Unsolicited answers are ignored.
+    /// Returns whether an answer about `addr` is expected. Answers that were not are ignored.
     pub(crate) fn expects_answer(&self, addr: IpAddr) -> bool {
         self.entries.get(&addr).is_some_and(|entry| {
             !matches!(
@@ -487,13 +521,18 @@ impl Neighbours {
                         );
                         changed = true;
                     }
+                    // In use, and no longer where it was: everybody on the link is asked at once.
+                    NeighbourState::Probe | NeighbourState::Disputed => {
+                        changed = true;
+                        let at = now.0 + self.retransmit;
+                        self.set_state(addr, NeighbourState::Incomplete, at, 1);
+                        self.solicits.push(Solicitation {
+                            target: addr,
+                            to: None,
+                        });
+                    }
                     // Unanswered, or unused for a long time.
-                    NeighbourState::Incomplete
-                    | NeighbourState::Probe
-                    | NeighbourState::Disputed
-                    | NeighbourState::Stale => {
-                        changed |=
-                            matches!(status, NeighbourState::Probe | NeighbourState::Disputed);
+                    NeighbourState::Incomplete | NeighbourState::Stale => {
                         let gone = self.remove(addr);
                         failed.extend(gone.map(|entry| ids_of(entry.waiters)).unwrap_or_default());
                     }

@@ -155,6 +155,12 @@ impl Ends {
         self.ndp(136, [0x60, 0, 0, 0], self.ip[0], 2)
     }
 
+    /// Builds an unsolicited neighbour advertisement of the first address with these flags (RFC 4861
+    /// section 7.2.6).
+    pub fn announce(&self, flags: u8) -> Vec<u8> {
+        self.ndp(136, [flags, 0, 0, 0], self.ip[0], 2)
+    }
+
     fn ndp(&self, kind: u8, flags: [u8; 4], target: IpAddr, option: u8) -> Vec<u8> {
         let IpAddr::V6(target) = target else {
             panic!("NDP is of IPv6");
@@ -168,9 +174,14 @@ impl Ends {
 
 /// Sets the checksum of the IPv4 header without options at the start of `packet`.
 pub fn fix_ipv4(packet: &mut [u8]) {
+    fix_ipv4_header(packet, 20);
+}
+
+/// Sets the checksum of the IPv4 header of `len` bytes at the start of `packet`.
+pub fn fix_ipv4_header(packet: &mut [u8], len: usize) {
     packet[10..12].fill(0);
     let mut sum = OnesComplementSum::new();
-    sum.add(&packet[..20]);
+    sum.add(&packet[..len]);
     packet[10..12].copy_from_slice(&(!sum.value()).to_be_bytes());
 }
 

@@ -263,7 +263,11 @@ proptest! {
         let extended = bytes
             .get(ip + 6)
             .is_some_and(|next| frame.source.is_ipv6() && *next != IP_PROTOCOL_TCP);
-        prop_assume!(!extended);
+        // So have IPv4 options, which smoltcp does not parse.
+        let has_options = bytes
+            .get(ip)
+            .is_some_and(|first| frame.source.is_ipv4() && first & 15 > 5);
+        prop_assume!(!extended && !has_options);
         prop_assert_eq!(classify_tcp(&bytes, frame.vlan), smoltcp_tcp(&bytes, frame.vlan));
     }
 

@@ -11,6 +11,7 @@ use crate::base::time::Instant;
 use crate::base::time::to_long_ticks;
 use crate::link::address_conflicts::AddressConflict;
 use crate::link::control_queue::{Icmpv6Outcome, NeighbourClaim, Origin};
+use crate::link::neighbours::ClaimKind;
 use crate::pmtu::path_mtu::{self, MIN_V4, MIN_V6};
 use crate::pmtu::search::PathSearch;
 use crate::stack::Stack;
@@ -148,8 +149,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     fn on_neighbour_claim(&mut self, now: Instant, claim: NeighbourClaim) {
         match claim {
-            NeighbourClaim::Neighbour(address, mac, answer) => {
-                self.on_neighbour_heard(now, address, mac, answer)
+            NeighbourClaim::Neighbour(address, mac, kind) => {
+                self.on_neighbour_heard(now, address, mac, kind)
             }
             NeighbourClaim::OurAddress(address, mac) => {
                 let conflict = AddressConflict { address, mac };
@@ -219,20 +220,17 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// A neighbour announced its link-layer address. Unsolicited answers are ignored.
-    fn on_neighbour_heard(&mut self, now: Instant, addr: IpAddr, mac: [u8; 6], answer: bool) {
-        if answer && !self.shared.neighbours.expects_answer(addr) {
+    /// Processes the claim of a neighbour to have a link-layer address. Answers that nobody asked
+    /// for are ignored.
+    fn on_neighbour_heard(&mut self, now: Instant, addr: IpAddr, mac: [u8; 6], kind: ClaimKind) {
+        if kind == ClaimKind::Answer && !self.shared.neighbours.expects_answer(addr) {
             return;
         }
         // Only neighbours on the link are cached.
         if self.shared.next_hop(addr) != Some(addr) {
             return;
         }
-        for id in self
-            .shared
-            .neighbours
-            .process_claim(addr, mac, !answer, now)
-        {
+        for id in self.shared.neighbours.process_claim(addr, mac, kind, now) {
             self.schedule_after_resolution(id);
         }
     }

@@ -338,8 +338,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
         if self.fragments.is_due(now) {
             self.give_up_fragments(now);
         }
+        self.give_up_neighbours(now);
         self.poll_output(now, sink);
-        self.poll_neighbours(now, sink);
+        self.send_solicitations(sink);
     }
 
     /// Returns whether [`poll`](Self::poll) has any work at `now`. This takes a few comparisons, so that
@@ -448,7 +449,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.shared.conflicts.take_report()
     }
 
-    fn poll_neighbours(&mut self, now: Instant, sink: &mut impl FrameSink<R>) {
+    /// Serves the timers of the neighbour table, before output: connections with data ask again.
+    fn give_up_neighbours(&mut self, now: Instant) {
         if self.shared.conflicts.is_due(now) {
             self.shared.probe_addresses(now);
         }
@@ -461,6 +463,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
             conn.on_neighbour_failed(&mut self.shared.context_of(index));
             self.free_if_done(index);
         }
+    }
+
+    fn send_solicitations(&mut self, sink: &mut impl FrameSink<R>) {
         while let Some(solicit) = self.shared.neighbours.solicits.pop() {
             let addrs = &self.shared.config.addresses;
             let source = addrs.iter().find(|cidr| cidr.contains(solicit.target));

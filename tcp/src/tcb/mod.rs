@@ -154,6 +154,18 @@ impl Tcb {
         self.snd_nxt - self.snd_una
     }
 
+    /// Returns the sequence number of a segment without data, an ACK or a reset: SND.NXT, unless the
+    /// peer's window has shrunk below it. A closed window accepts RCV.NXT alone (RFC 9293 section
+    /// 3.10.7.4, first), which is SND.UNA: the peer refused what is in flight. Windows do not limit
+    /// a SYN.
+    #[inline]
+    pub(crate) fn bare_seq(&self) -> SeqNr {
+        match self.state {
+            TcpState::SynSent | TcpState::SynReceived => self.snd_nxt,
+            _ => self.snd_nxt.min(self.snd_una + self.snd_wnd),
+        }
+    }
+
     /// Returns the state in flight for congestion control.
     #[inline]
     pub(crate) fn flight_state(&self) -> Flight {

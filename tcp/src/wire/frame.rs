@@ -16,6 +16,12 @@ use crate::wire::extension_headers::{self, WalkEnd};
 use crate::wire::flow_key::FlowKey;
 use crate::wire::icmp_error::IcmpError;
 
+/// Options of an IPv4 header (RFC 791 section 3.1).
+const IPV4_OPTION_END: u8 = 0;
+const IPV4_OPTION_NOP: u8 = 1;
+const IPV4_LOOSE_SOURCE_ROUTE: u8 = 131;
+const IPV4_STRICT_SOURCE_ROUTE: u8 = 137;
+
 /// Returns whether an Ethernet address is unicast and not all zeros.
 pub(crate) fn is_unicast_mac(mac: [u8; 6]) -> bool {
     mac[0] & 1 == 0 && mac != [0; 6]
@@ -253,6 +259,9 @@ fn parse_ipv4<B: RecvBuf>(
             return None;
         }
     }
+    if header > IPV4_HEADER_LEN {
+        accept_ipv4_options(&ip[IPV4_HEADER_LEN..header], stats)?;
+    }
     if read_u16(ip, 6) & IPV4_FRAGMENT_MASK != 0 {
         return accept_ipv4_fragment(buffer, l2, total, multicast, stats);
     }
@@ -302,6 +311,29 @@ fn parse_ipv4<B: RecvBuf>(
                 error: IcmpError::PROTOCOL,
                 group: false,
             })
+        }
+    }
+}
+
+/// Checks the options of an IPv4 header (RFC 791 section 3.1). `None`: the packet is dropped and
+/// counted, because it is malformed or source-routed (RFC 6274 section 3.13.2.3); others are ignored.
+#[cold]
+fn accept_ipv4_options(mut options: &[u8], stats: &mut StackStats) -> Option<()> {
+    loop {
+        match *options {
+            [] | [IPV4_OPTION_END, ..] => return Some(()),
+            [IPV4_OPTION_NOP, ref rest @ ..] => options = rest,
+            [IPV4_LOOSE_SOURCE_ROUTE | IPV4_STRICT_SOURCE_ROUTE, ..] => {
+                stats.source_routed += 1;
+                return None;
+            }
+            [_, len, ..] if len >= 2 && usize::from(len) <= options.len() => {
+                options = &options[usize::from(len)..];
+            }
+            _ => {
+                stats.header_errors += 1;
+                return None;
+            }
         }
     }
 }

@@ -152,6 +152,59 @@ fn a_window_shrunk_to_zero_below_data_recovers() {
     assert!(lab.got(0).contains(Events::TIMED_OUT));
 }
 
+/// RFC 9293 section 3.10.7.4: a closed window accepts RCV.NXT alone.
+#[test]
+fn acks_and_resets_at_a_closed_window_have_the_peers_next_number() {
+    let mut lab = Lab::new();
+    let [client, _] = lab.connect();
+    let next = lab.last(0).seq.wrapping_add(MSS as u32);
+    lab.lose(|from, frame| from == 1 && frame[12..14] == [8, 0]);
+    push(&mut lab, 0, client, 2);
+    let mut ack = lab.forge(1);
+    ack.ack = next;
+    ack.window = 0;
+    ack.flags |= PSH;
+    ack.payload = b"data to acknowledge".to_vec();
+    give(&mut lab, 0, &ack);
+    let from = seen(&lab);
+    lab.net.poll();
+    let acks = since(&lab, 0, from);
+    assert_eq!((acks.len(), acks[0].seq), (1, next), "{acks:?}");
+    let from = seen(&lab);
+    let now = lab.net.now;
+    lab.net.hosts[0].abort(now, client);
+    lab.net.poll();
+    let resets = since(&lab, 0, from);
+    assert_eq!((resets[0].flags & RST, resets[0].seq), (RST, next));
+}
+
+/// RFC 9293 section 3.8.6.1: a FIN takes no room in the window.
+#[test]
+fn a_fin_at_a_closed_window_is_accepted() {
+    let mut lab = with(|config| config.recv_window = 4096);
+    let [_, server] = lab.connect();
+    let mut segment = lab.forge(0);
+    segment.payload = pattern(4096);
+    give(&mut lab, 1, &segment);
+    lab.run_ms(5);
+    for fills in [false, true] {
+        let mut fin = segment.clone();
+        fin.flags |= FIN;
+        if fills {
+            // The last byte is repeated.
+            fin.seq = segment.seq.wrapping_add(4095);
+            fin.payload = vec![segment.payload[4095]];
+        } else {
+            fin.seq = segment.seq.wrapping_add(4096);
+            fin.payload.clear();
+        }
+        give(&mut lab, 1, &fin);
+        lab.collect();
+        assert!(lab.got(1).contains(Events::PEER_FIN));
+    }
+    assert_eq!(lab.read(1, server), pattern(4096));
+}
+
 /// Found in xarxa 089, 092.
 #[test]
 fn silly_windows_are_neither_offered_nor_filled() {

@@ -16,6 +16,7 @@ mod fuzz_bodies;
 mod handshakes;
 mod hostile;
 mod impaired;
+mod ip_options;
 mod keepalive;
 mod mtu_search;
 mod neighbour_failure;

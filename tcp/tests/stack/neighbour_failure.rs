@@ -1,5 +1,4 @@
-//! Connections whose neighbour no longer answers: pending output waits with increasing pauses, for a
-//! bounded time.
+//! Connections whose neighbour no longer answers: pending output waits for a bounded time.
 
 use std::time::Duration;
 
@@ -45,10 +44,10 @@ fn data_for_a_silent_neighbour_times_out() {
     let busy = turns(&mut lab, 59_000);
     let info = lab.net.hosts[0].tcp_info(a).unwrap();
     assert_eq!((info.state, info.in_flight), (TcpState::Established, 0));
-    assert!(busy < 150, "{busy} turns in a minute");
-    // Each attempt has three requests, and every pause is twice as long as the previous one.
+    assert!(busy < 200, "{busy} turns in a minute");
+    // One request per second (RFC 1122 section 2.3.2.1).
     let asked = lab.net.hosts[0].stats().arp_out - before;
-    assert!((6..=21).contains(&asked), "{asked} ARP requests");
+    assert!((55..=60).contains(&asked), "{asked} ARP requests");
     lab.run_ms(2000);
     assert!(lab.got(0).contains(Events::TIMED_OUT | Events::CLOSED));
     assert_eq!(lab.net.hosts[0].stats().abort_on_timeout, 1);
@@ -63,7 +62,7 @@ fn a_fin_for_a_silent_neighbour_ends_with_its_orphan() {
     lab.net.hosts[0].release(lab.net.now, a);
     let busy = turns(&mut lab, 62_000);
     assert_eq!(lab.net.hosts[0].connection_count(), 0);
-    assert!(busy < 150, "{busy} turns in a minute");
+    assert!(busy < 200, "{busy} turns in a minute");
     let asked = lab.net.hosts[0].stats().arp_out;
     lab.run_ms(100_000);
     assert_eq!(

@@ -1,12 +1,127 @@
 //! Connections that wait for neighbour resolution.
 
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::time::Duration;
 
 use crate::common::wire::Lab;
+use siw_tcp::sim::forge::Ends;
 use siw_tcp::sim::{Pattern, VecSink, host_config};
 use siw_tcp::{Events, FrameInfo, Instant, RxChecksum, Stack, VecBuf};
 
 type Host = Stack<VecBuf, Pattern>;
+
+/// The Ethernet address that a neighbour moves to.
+const MOVED: [u8; 6] = [2, 0, 0, 0, 0, 0x99];
+
+/// ARP of host 0's address at `MOVED` for `target`, with this operation.
+fn arp_of_moved(operation: u8, target: [u8; 4]) -> Vec<u8> {
+    let mut frame = [0xff; 6].to_vec();
+    frame.extend(MOVED);
+    frame.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, operation]);
+    frame.extend(MOVED);
+    frame.extend([10, 0, 0, 1]);
+    frame.extend(MOVED);
+    frame.extend(target);
+    frame
+}
+
+/// Destinations of the frames that host 1 sends from now on, with their EtherTypes.
+fn destinations(lab: &mut Lab) -> Rc<RefCell<Vec<([u8; 6], [u8; 2])>>> {
+    let seen = Rc::new(RefCell::new(Vec::new()));
+    let record = seen.clone();
+    lab.lose(move |from, frame| {
+        if from == 1 {
+            let to = frame[..6].try_into().unwrap();
+            record.borrow_mut().push((to, [frame[12], frame[13]]));
+        }
+        false
+    });
+    seen
+}
+
+fn give(lab: &mut Lab, frame: Vec<u8>) {
+    let info = FrameInfo {
+        checksum: RxChecksum::Unknown,
+        rss_hash: 0,
+    };
+    let now = lab.net.now;
+    lab.net.hosts[1].receive_burst(now, std::iter::once((frame.into(), info)));
+}
+
+/// Linux updates an existing entry at once (arp_process): VRRP, live migration, bonding.
+#[test]
+fn a_gratuitous_arp_moves_a_neighbour_at_once() {
+    for operation in [1, 2] {
+        let mut lab = Lab::new();
+        let [_, b] = lab.connect();
+        let seen = destinations(&mut lab);
+        give(&mut lab, arp_of_moved(operation, [10, 0, 0, 1]));
+        lab.send(1, b, b"after the move");
+        lab.run_ms(1);
+        assert!(seen.borrow().contains(&(MOVED, [8, 0])), "{seen:?}");
+    }
+}
+
+#[test]
+fn arp_for_others_moves_a_neighbour() {
+    let mut lab = Lab::new();
+    let [_, b] = lab.connect();
+    lab.run_ms(2000);
+    let seen = destinations(&mut lab);
+    give(&mut lab, arp_of_moved(1, [10, 0, 0, 77]));
+    lab.send(1, b, b"after the move");
+    lab.run_ms(1);
+    assert!(seen.borrow().contains(&(MOVED, [8, 0])), "{seen:?}");
+}
+
+/// RFC 4861 section 7.2.5: the override flag decides.
+#[test]
+fn an_unsolicited_advertisement_moves_a_neighbour_at_once() {
+    for (flags, moves) in [(0x20, true), (0, false)] {
+        let mut lab = Lab::new();
+        let now = lab.net.now;
+        lab.net.hosts[1].listen(None, 80, 8, 0).unwrap();
+        let to = "[fd00::2]:80".parse().unwrap();
+        lab.net.hosts[0].connect(now, None, None, to, 0).unwrap();
+        lab.run_ms(10);
+        let b = lab.events[1].last().unwrap().0;
+        let seen = destinations(&mut lab);
+        let ends = Ends {
+            mac: [MOVED, [0x33, 0x33, 0, 0, 0, 1]],
+            ip: ["fd00::1", "ff02::1"].map(|address| address.parse().unwrap()),
+        };
+        give(&mut lab, ends.announce(flags));
+        lab.send(1, b, b"after the move");
+        lab.run_ms(1);
+        let moved = seen.borrow().contains(&(MOVED, [0x86, 0xdd]));
+        assert_eq!(moved, moves, "{seen:?}");
+    }
+}
+
+/// A neighbour that no longer answers at its old address is looked for on the whole link at once.
+#[test]
+fn a_dead_entry_is_asked_for_again_while_data_waits() {
+    let mut configs = [host_config(0), host_config(1)];
+    configs[1].neighbours.reachable = Duration::from_millis(100);
+    let mut lab = Lab::with(configs);
+    let [a, b] = lab.connect();
+    lab.run_ms(500);
+    let asked = Rc::new(RefCell::new(0));
+    let count = asked.clone();
+    // Host 0 is down for 20 s.
+    lab.lose(move |from, frame| {
+        let is_request = from == 1 && frame[..6] == [0xff; 6] && frame[12..14] == [8, 6];
+        *count.borrow_mut() += u32::from(is_request);
+        true
+    });
+    lab.send(1, b, b"waits");
+    lab.run_ms(20_000);
+    assert!(*asked.borrow() >= 15, "{asked:?} requests in 20 s");
+    lab.lose(|_, _| false);
+    lab.run_ms(1_100);
+    assert_eq!(lab.read(0, a), b"waits", "within a second");
+}
 
 #[test]
 fn a_reused_slot_ignores_the_old_neighbour_lookup() {

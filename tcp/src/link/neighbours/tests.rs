@@ -46,7 +46,10 @@ fn an_unanswered_neighbour_fails_its_waiters() {
 fn a_stale_entry_is_probed_while_it_is_used() {
     let mut table = table(8);
     table.lookup(A, conn(7), false, None, Instant(1));
-    assert_eq!(table.process_claim(A, [2; 6], false, Instant(1)), [conn(7)]);
+    assert_eq!(
+        table.process_claim(A, [2; 6], ClaimKind::Answer, Instant(1)),
+        [conn(7)]
+    );
     let generation = table.generation;
     table.poll(Instant(1) + Duration::from_secs(31));
     assert_ne!(table.generation, generation, "connections ask again");
@@ -67,48 +70,89 @@ fn a_known_address_is_kept_while_it_answers() {
     let mut table = table(8);
     let mut now = Instant(1);
     table.lookup(A, conn(7), false, None, now);
-    table.process_claim(A, [2; 6], false, now);
+    table.process_claim(A, [2; 6], ClaimKind::Answer, now);
     table.solicits.clear();
     // Just confirmed: no probe is sent.
-    table.process_claim(A, [6; 6], true, now);
+    table.process_claim(A, [6; 6], ClaimKind::Solicitation, now);
     assert!(table.solicits.is_empty());
     now = now + Duration::from_secs(2);
-    for learn in [true, false, true] {
-        table.process_claim(A, [6; 6], learn, now);
+    for kind in [ClaimKind::Solicitation, ClaimKind::Answer, ClaimKind::Hint] {
+        table.process_claim(A, [6; 6], kind, now);
         assert!(
             matches!(table.lookup(A, conn(7), false, None, now), NeighbourLookup::Found(m) if m == [2; 6])
         );
     }
     assert_eq!(table.solicits.len(), 1, "one probe, however many claims");
     assert_eq!(table.solicits[0].to, Some([2; 6]));
-    table.process_claim(A, [2; 6], false, now);
+    table.process_claim(A, [2; 6], ClaimKind::Answer, now);
     assert!(table.entries[&A].status == NeighbourState::Reachable);
     // Again, without an answer to the probes: twelve within three seconds.
     now = now + Duration::from_secs(2);
     table.solicits.clear();
-    table.process_claim(A, [6; 6], true, now);
+    table.process_claim(A, [6; 6], ClaimKind::Solicitation, now);
     for _ in 0..12 {
         now = now + Duration::from_millis(250);
         table.poll(now);
     }
-    assert_eq!(table.solicits.len(), 12);
+    // Then everybody on the link is asked.
+    assert_eq!(table.solicits.len(), 13);
+    assert_eq!(table.solicits[12].to, None);
     assert!(matches!(
         table.lookup(A, conn(7), false, None, now),
         NeighbourLookup::Wait
     ));
-    assert_eq!(table.process_claim(A, [6; 6], false, now), [conn(7)]);
+    assert_eq!(
+        table.process_claim(A, [6; 6], ClaimKind::Answer, now),
+        [conn(7)]
+    );
     assert!(
         matches!(table.lookup(A, conn(7), false, None, now), NeighbourLookup::Found(m) if m == [6; 6])
     );
 }
 
 #[test]
+fn a_neighbour_that_announces_its_move_is_followed_at_once() {
+    let mut table = table(8);
+    let now = Instant(1);
+    table.lookup(A, conn(7), false, None, now);
+    table.process_claim(A, [2; 6], ClaimKind::Answer, now);
+    table.solicits.clear();
+    let is_at = |table: &mut Neighbours, mac, now| {
+        let found = table.lookup(A, conn(7), false, None, now);
+        matches!(found, NeighbourLookup::Found(found) if found == mac)
+    };
+    let generation = table.generation;
+    table.process_claim(A, [6; 6], ClaimKind::Announcement, now);
+    assert_ne!(table.generation, generation, "connections ask again");
+    assert!(is_at(&mut table, [6; 6], now));
+    assert_eq!(table.solicits[0].to, Some([6; 6]), "the new one is probed");
+    // Overheard ARP counts once the entry is a second old (locktime of arp(7)).
+    table.process_claim(A, [8; 6], ClaimKind::Overheard, now);
+    assert!(is_at(&mut table, [6; 6], now));
+    let later = now + Duration::from_secs(1);
+    table.process_claim(A, [8; 6], ClaimKind::Overheard, later);
+    assert!(is_at(&mut table, [8; 6], later));
+    // Neither creates an entry, and none replaces a permanent one.
+    let other = IpAddr::V4(7.into());
+    table.process_claim(other, [6; 6], ClaimKind::Announcement, now);
+    assert!(!table.entries.contains_key(&other));
+    table.set_known(A, [10; 6], true, later);
+    table.process_claim(A, [6; 6], ClaimKind::Announcement, later);
+    assert!(is_at(&mut table, [10; 6], later));
+}
+
+#[test]
 fn solicitations_do_not_evict_a_neighbour_in_use() {
     let mut table = table(8);
     table.lookup(A, conn(7), false, None, Instant(1));
-    table.process_claim(A, [2; 6], false, Instant(1));
+    table.process_claim(A, [2; 6], ClaimKind::Answer, Instant(1));
     for i in 0..1000u32 {
-        table.process_claim(IpAddr::V4(i.into()), [3; 6], true, Instant(2));
+        table.process_claim(
+            IpAddr::V4(i.into()),
+            [3; 6],
+            ClaimKind::Solicitation,
+            Instant(2),
+        );
     }
     assert!(matches!(
         table.lookup(A, conn(7), false, None, Instant(3)),
@@ -121,7 +165,7 @@ fn solicitations_do_not_evict_a_neighbour_in_use() {
             table.lookup(addr, conn(1), false, None, Instant(3)),
             NeighbourLookup::Wait
         ));
-        table.process_claim(addr, [4; 6], false, Instant(3));
+        table.process_claim(addr, [4; 6], ClaimKind::Answer, Instant(3));
     }
     assert!(matches!(
         table.lookup(A, conn(7), false, None, Instant(3)),
@@ -135,7 +179,7 @@ fn half_open_connections_get_a_quarter_of_the_table() {
     let near = |i: u32| IpAddr::V4((0x0a00_0000 + i).into());
     for i in 0..12 {
         table.lookup(near(i), conn(i), false, None, Instant(1));
-        table.process_claim(near(i), [2; 6], false, Instant(1));
+        table.process_claim(near(i), [2; 6], ClaimKind::Answer, Instant(1));
     }
     for i in 100..1000 {
         table.lookup(near(i), conn(i), true, None, Instant(2));
@@ -154,11 +198,11 @@ fn half_open_connections_get_a_quarter_of_the_table() {
     ));
     assert_eq!(table.for_unproven, 3);
     assert_eq!(
-        table.process_claim(near(100), [4; 6], false, Instant(3)),
+        table.process_claim(near(100), [4; 6], ClaimKind::Answer, Instant(3)),
         [7, 100].map(conn)
     );
     assert_eq!(
-        table.process_claim(near(101), [4; 6], false, Instant(3)),
+        table.process_claim(near(101), [4; 6], ClaimKind::Answer, Instant(3)),
         [conn(101)]
     );
     let mut now = Instant(3);
@@ -173,7 +217,12 @@ fn half_open_connections_get_a_quarter_of_the_table() {
 fn a_flood_of_claims_cannot_grow_the_table() {
     let mut table = table(8);
     for i in 0..1000u32 {
-        table.process_claim(IpAddr::V4(i.into()), [2; 6], true, Instant(1));
+        table.process_claim(
+            IpAddr::V4(i.into()),
+            [2; 6],
+            ClaimKind::Solicitation,
+            Instant(1),
+        );
         assert!(table.entries.len() <= 8);
     }
     for i in 0..20u32 {
@@ -190,7 +239,7 @@ fn a_flood_of_claims_cannot_grow_the_table() {
         table.lookup(A, conn(1), false, None, Instant(1)),
         NeighbourLookup::Full
     ));
-    table.process_claim(A, [0xff; 6], true, Instant(1));
+    table.process_claim(A, [0xff; 6], ClaimKind::Solicitation, Instant(1));
     assert!(
         !table.entries.contains_key(&A),
         "a multicast MAC is no neighbour's"
@@ -230,7 +279,7 @@ fn one_user_leaves_room_for_the_questions_of_others() {
     let why = refused.to_string();
     assert!(why.contains("unresolved_per_client"), "{why}");
     // An answer makes room, and so does giving up.
-    table.process_claim(address(40), [2; 6], false, now);
+    table.process_claim(address(40), [2; 6], ClaimKind::Answer, now);
     assert_eq!(table.check_quota(address(43), owner(1, 8)), Ok(()));
     for second in 1..4 {
         table.poll(now + Duration::from_secs(second));
