@@ -41,6 +41,8 @@ const TSO_BYTES: u32 = 64_000;
 
 /// Receive windows if the configuration names none.
 const WINDOW: u32 = 1 << 20;
+/// A connection on a long path may grow its window to 32 MiB: 100 ms at 2.5 Gb/s.
+const WINDOW_DOUBLINGS: u8 = 5;
 const PAIR_WINDOW: u32 = 256 << 10;
 /// Segments that a connection of a pair may send at once after an idle period.
 const PAIR_INITIAL_WINDOW: u32 = 256;
@@ -580,11 +582,12 @@ impl OpenDevice {
             ..StackConfig::new(self.mac, addrs)
         };
         // A pair has no queue between its ends that a first burst could overrun.
-        let (window, initial_window) = if self.link.in_process {
-            (PAIR_WINDOW, PAIR_INITIAL_WINDOW)
+        let (window, doublings, initial_window) = if self.link.in_process {
+            (PAIR_WINDOW, 0, PAIR_INITIAL_WINDOW)
         } else {
-            (WINDOW, stack.initial_window)
+            (WINDOW, WINDOW_DOUBLINGS, stack.initial_window)
         };
+        stack.recv_window_doublings = doublings;
         config
             .tcp
             .apply_to_stack(window, initial_window, &mut stack);

@@ -232,14 +232,18 @@ pub struct StackConfig {
     /// connections whose owner replies so fast that a pure ACK would be superfluous. Below 1 ms;
     /// zero disables the wait.
     pub answer_wait: Duration,
-    /// Receive window of each connection in bytes, up to 1 GiB; scaled as RFC 7323 says.
+    /// Initial receive window of each connection in bytes, up to 1 GiB; scaled as RFC 7323 says. A
+    /// connection offers no more than its `max_recv_buffers` hold.
     pub recv_window: u32,
+    /// Maximum number of times that a connection doubles its receive window, while its peer fills
+    /// the window in each round trip and buffers are free (autotuning for long paths). 0: never.
+    pub recv_window_doublings: u8,
     /// Minimum window scale to offer (RFC 7323 section 2.2), up to 14; the receive window may need
     /// a larger one.
     pub window_scale: u8,
     /// Maximum number of received buffers that a connection holds, in order and out of order
     /// together, so that tiny segments cannot pin the whole buffer pool. Segments that fill holes
-    /// may use an eighth more.
+    /// may use an eighth more. Beyond a quarter of it, small segments in order share buffers.
     pub max_recv_buffers: usize,
     /// Maximum number of received buffers that all connections hold together. Connections that hold
     /// few buffers may exceed it by an eighth, and each connection may hold one beyond that. Choose
@@ -322,8 +326,9 @@ impl StackConfig {
             delayed_ack: Duration::from_millis(1),
             answer_wait: Duration::from_micros(3),
             recv_window: 4 << 20,
+            recv_window_doublings: 0,
             window_scale: 0,
-            max_recv_buffers: 8192,
+            max_recv_buffers: 32_768,
             max_held_buffers: usize::MAX,
             show_out_of_order: false,
             congestion: CongestionControl::Cubic,

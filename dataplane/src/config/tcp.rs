@@ -207,6 +207,9 @@ impl TcpSettings {
         config.recv_window = self.receive_window.as_ref().map_or(window, |window_size| {
             u32::try_from(window_size.get_ref().0).unwrap_or(1 << 30)
         });
+        if self.receive_window.is_some() {
+            config.recv_window_doublings = 0;
+        }
         config.initial_window = self
             .initial_window
             .as_ref()
@@ -293,7 +296,8 @@ mod tests {
         assert!(c.ecn && !c.timestamps && !c.sack && !c.syn_cookies);
         let s = Duration::from_secs;
         assert_eq!((c.rto_min, c.rto_initial), (s(1) / 5, s(3)));
-        assert_eq!((c.recv_window, c.initial_window), (65_536, 4));
+        assert_eq!((c.recv_window, c.recv_window_doublings), (65_536, 0));
+        assert_eq!(c.initial_window, 4);
         assert_eq!((c.delayed_ack, c.user_timeout), (s(1) / 25, s(30)));
         assert_eq!(c.orphan_timeout, s(40));
         let (idle, interval, probes) = (s(60), s(7), 9);

@@ -165,6 +165,13 @@ impl RecvBuf for RxFrame {
         all.append_chain(more).map_err(RxFrame::new)
     }
 
+    fn try_absorb(&mut self, tail: &RxFrame) -> bool {
+        match (&mut self.0, &tail.0) {
+            (Some(all), Some(more)) => more.nb_segs() == 1 && all.append_slice(more.data()),
+            _ => false,
+        }
+    }
+
     #[inline]
     fn prefetch<T>(at: *const T) {
         dpdk::prefetch(at.cast());

@@ -44,6 +44,13 @@ pub trait RecvBuf {
     {
         Err(tail)
     }
+    /// Appends a copy of the bytes of `tail` in memory that this frame already occupies. Returns
+    /// `false`, the default, if there is no room, which must not happen while the frame fills less
+    /// than a standard buffer of 2 KiB less headers. Used for small segments of a connection that
+    /// holds many buffers, off the fast path.
+    fn try_absorb(&mut self, _tail: &Self) -> bool {
+        false
+    }
     /// Prefetches the cache line at an address, which need not be valid. This crate has no `unsafe`
     /// code, so the implementation issues the instruction. The default does nothing.
     #[inline]
@@ -112,5 +119,15 @@ impl RecvBuf for VecBuf {
     fn try_append(&mut self, tail: Self) -> Result<(), Self> {
         self.data.extend_from_slice(tail.as_slice());
         Ok(())
+    }
+
+    fn try_absorb(&mut self, tail: &Self) -> bool {
+        // The room of a frame in a packet buffer.
+        const ROOM: usize = 2048;
+        let fits = self.data.len() + tail.as_slice().len() <= ROOM;
+        if fits {
+            self.data.extend_from_slice(tail.as_slice());
+        }
+        fits
     }
 }

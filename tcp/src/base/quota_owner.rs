@@ -3,7 +3,7 @@
 /// The opener of a connection, for the limits per client and per user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QuotaOwner {
-    /// The client: a number chosen by the embedder.
+    /// The client: a number below `u32::MAX`, chosen by the embedder.
     pub client: u32,
     /// The user that the client, with all the user's other clients, belongs to.
     pub user: u32,

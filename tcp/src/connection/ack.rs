@@ -44,7 +44,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return Err(buffer);
         }
         if len > 0
-            && (self.out_of_order.is_some() || cx.shared.is_receive_full(self.counted_buffers))
+            && (self.out_of_order.is_some()
+                || cx.shared.shares_buffers(self.counted_buffers)
+                || cx.shared.is_receive_full(self.counted_buffers))
         {
             return Err(buffer);
         }

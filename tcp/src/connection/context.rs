@@ -19,7 +19,8 @@ use crate::config::{IpCidr, LearnedRoutes, StackConfig};
 use crate::connection::Connection;
 use crate::connection::closing_list::{Closing, ClosingLists};
 use crate::connection::ecn::EarlyAck;
-use crate::connection::side_table::SideTable;
+use crate::connection::receive_window::window_bounds;
+use crate::connection::side_table::{SideFlags, SideTable};
 use crate::flow::table::FlowTable;
 use crate::link::address_conflicts::{AddressConflict, AddressConflicts};
 use crate::link::control_queue::ControlQueue;
@@ -53,7 +54,9 @@ pub(crate) struct SharedState {
     pub delayed_ack: u64,
     /// [`StackConfig::answer_wait`] in ns.
     pub answer_wait: u64,
+    /// The initial receive window, and the largest that it may grow to.
     pub recv_window: u32,
+    pub recv_window_max: u32,
     pub recv_wscale: u8,
     pub isn_key: Key,
     pub table_hasher: TableHasher,
@@ -110,7 +113,11 @@ pub(crate) struct TcpContext<'a> {
 impl TcpContext<'_> {
     /// Returns true if data segments of a connection with ECN may be ECN-capable.
     pub(crate) fn may_send_ect(&mut self) -> bool {
-        self.shared.side_table.fields_of(self.index).may_send_ect
+        self.shared
+            .side_table
+            .fields_of(self.index)
+            .flags
+            .has(SideFlags::MAY_SEND_ECT)
     }
 
     /// Reports `events` to the owner through `next_event`.
@@ -151,7 +158,8 @@ impl SharedState {
     /// Returns the state of a stack without connections. `config` has been validated.
     pub(crate) fn new(config: StackConfig, now: Instant) -> Self {
         let mut recv_wscale = config.window_scale;
-        while recv_wscale < 14 && config.recv_window >> recv_wscale > 0xffff {
+        let (recv_window, recv_window_max) = window_bounds(&config);
+        while recv_wscale < 14 && recv_window_max >> recv_wscale > 0xffff {
             recv_wscale += 1;
         }
         let rate = config.control_rate;
@@ -160,7 +168,8 @@ impl SharedState {
             rto_limits: RtoLimits::new(&config),
             delayed_ack: crate::base::time::to_nanos(config.delayed_ack),
             answer_wait: crate::base::time::to_nanos(config.answer_wait),
-            recv_window: config.recv_window,
+            recv_window,
+            recv_window_max,
             recv_wscale,
             isn_key: Key::new(&config.isn_key),
             table_hasher: TableHasher::new(&config.hash_key),

@@ -7,6 +7,7 @@ use crate::base::state::TcpState;
 use crate::connection::Connection;
 use crate::connection::context::{SharedState, TcpContext};
 use crate::connection::input::SegmentVerdict;
+use crate::connection::side_table::SideFlags;
 use crate::tcb::WindowScales;
 use crate::tcb::flags::ConnectionFlags;
 use crate::wire::segment::{ACK, CWR, ECE, FIN, RST, SYN, Segment};
@@ -30,6 +31,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     pub(crate) fn apply_peer_syn(&mut self, cx: &mut TcpContext<'_>, seg: &Segment) {
         let SharedState {
             config,
+            recv_window,
             recv_wscale,
             side_table,
             ..
@@ -38,7 +40,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let tcb = &mut self.tcb;
         tcb.rcv_nxt = seg.seq + 1;
         tcb.last_ack_sent = tcb.rcv_nxt;
-        tcb.rcv_adv = tcb.rcv_nxt + config.recv_window.min(0xffff);
+        tcb.rcv_adv = tcb.rcv_nxt + (*recv_window).min(0xffff);
         let ipv6 = self.template.is_v6();
         let (overhead, default) = if ipv6 {
             (60, MSS_DEFAULT_V6)
@@ -57,7 +59,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         tcb.flags &= !(ConnectionFlags::TIMESTAMPS | ConnectionFlags::SACK | ConnectionFlags::ECN);
         if is_ecn_setup && config.wants_ecn() {
             tcb.flags |= ConnectionFlags::ECN;
-            side_table.fields_of(cx.index).may_send_ect = seg.flags & ACK == 0 || tcb.backoff == 0;
+            let may_send_ect = seg.flags & ACK == 0 || tcb.backoff == 0;
+            let fields = side_table.fields_of(cx.index);
+            fields.flags.set(SideFlags::MAY_SEND_ECT, may_send_ect);
         }
         if config.timestamps && seg.has_ts {
             tcb.flags |= ConnectionFlags::TIMESTAMPS;
@@ -140,7 +144,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
     pub(crate) fn on_repeated_syn(&mut self, cx: &mut TcpContext<'_>, seg: &Segment) {
         // A peer that also sent a SYN without ECN gets no ECN-capable data (RFC 3168 section 6.1.1).
         let fields = cx.shared.side_table.fields_of(cx.index);
-        fields.may_send_ect &= seg.flags & (ECE | CWR) == ASK;
+        if seg.flags & (ECE | CWR) != ASK {
+            fields.flags.set(SideFlags::MAY_SEND_ECT, false);
+        }
         let tcb = &mut self.tcb;
         let timeout = tcb
             .rtt

@@ -369,10 +369,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
             self.update_held_buffers(cx);
             let full = cx.shared.is_receive_full(self.counted_buffers);
             if seq == self.tcb.rcv_nxt {
+                let shares = full || cx.shared.shares_buffers(self.counted_buffers);
+                let shares = shares && self.receive_queue.absorb(&buffer);
                 // A segment that fills a hole is kept beyond the limit, because the buffers held
                 // beyond the hole could otherwise never be delivered. Above a second limit it
                 // replaces the last segment held out of order (RFC 2018 section 8).
-                if full && !self.make_room(cx) {
+                if full && !shares && !self.make_room(cx) {
                     cx.shared.stats.rcv_q_drop += 1;
                     cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
                     return SegmentVerdict::Done;
@@ -382,7 +384,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 if !was_seen {
                     self.note_overlap(seq, seq + buffer.remaining() as u32);
                 }
-                self.deliver_in_order(cx, buffer, seg.flags & PSH != 0);
+                let push = seg.flags & PSH != 0;
+                if shares {
+                    self.on_delivered(cx, (0, 1, buffer.remaining() as u32), push);
+                } else {
+                    self.deliver_in_order(cx, buffer, push);
+                }
                 if let Some(queue) = &mut self.out_of_order {
                     let before = self.receive_queue.len_bytes();
                     self.tcb.rcv_nxt =

@@ -13,6 +13,7 @@ pub(crate) mod neighbour;
 pub(crate) mod orphan;
 pub(crate) mod output;
 pub(crate) mod paced_output;
+pub(crate) mod receive_window;
 pub(crate) mod reset;
 pub(crate) mod rx_coalescer;
 pub(crate) mod side_table;
@@ -218,40 +219,6 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let tcb = &self.tcb;
         tcb.state != TcpState::Closed
             && (tcb.snd_una != tcb.snd_nxt || tcb.unsent > 0 || tcb.is_fin_pending())
-    }
-
-    /// Returns the receive window to advertise: the value of the field and the right edge that it
-    /// implies. The edge never moves left (RFC 9293 section 3.8.6.2.1), and moves right only by
-    /// useful amounts (silly window avoidance, section 3.8.6.2.2).
-    #[inline]
-    pub(crate) fn receive_window(&self, limit: u32) -> (u16, SeqNr) {
-        let tcb = &self.tcb;
-        let free = limit.saturating_sub(self.receive_queue.len_bytes() as u32);
-        let now = tcb.rcv_adv.distance_from(tcb.rcv_nxt).max(0) as u32;
-        let step = (limit / 2).min(u32::from(tcb.emss));
-        let want = if free >= now.saturating_add(step) {
-            free
-        } else {
-            now
-        };
-        let shift = tcb.scales.receive();
-        let mut field = want >> shift;
-        if field << shift < now {
-            field += 1; // rounding must not shrink the window
-        }
-        let field = field.min(0xffff);
-        (field as u16, tcb.rcv_nxt + (field << shift))
-    }
-
-    /// Returns whether the window grew enough to justify a pure ACK.
-    pub(crate) fn window_update_due(&self, limit: u32) -> bool {
-        let tcb = &self.tcb;
-        let left = tcb.rcv_adv.distance_from(tcb.rcv_nxt).max(0) as u32;
-        if left >= limit / 2 {
-            return false;
-        }
-        let gain = (self.receive_window(limit).1 - tcb.rcv_nxt).saturating_sub(left);
-        gain >= limit / 4 || (left < 2 * u32::from(tcb.emss) && gain > 0)
     }
 
     /// Returns whether `release_memory` would free any memory.

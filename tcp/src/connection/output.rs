@@ -41,15 +41,6 @@ impl<B: RecvBuf, R> Connection<B, R> {
         meta.connection = Some(self.id(cx.index));
     }
 
-    /// Returns the largest receive window that the configuration and the agreed window scaling
-    /// allow.
-    #[inline]
-    pub(crate) fn window_limit(&self, cx: &mut TcpContext<'_>) -> u32 {
-        cx.shared
-            .recv_window
-            .min(0xffff << self.tcb.scales.receive())
-    }
-
     /// Records that a frame with an ACK was sent: `edge`, the right edge of the advertised window,
     /// must be honoured from now on, and no other ACK is due.
     #[inline]

@@ -107,7 +107,8 @@ impl RxCoalescer {
             return;
         }
         let own = conn.counted_buffers as usize;
-        let room = sh.config.max_recv_buffers.saturating_sub(own);
+        // Beyond a quarter, segments share buffers.
+        let room = (sh.config.max_recv_buffers / 4).saturating_sub(own);
         let all = sh.config.max_held_buffers.saturating_sub(sh.held_buffers);
         self.index = index;
         self.v6 = conn.template.is_v6();

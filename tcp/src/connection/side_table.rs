@@ -36,8 +36,14 @@ impl AnswerLimit {
     }
 }
 
+/// The owner of connections whose owner named none.
+const NO_OWNER: QuotaOwner = QuotaOwner {
+    client: u32::MAX,
+    user: u32::MAX,
+};
+
 /// The side fields of one connection.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub(crate) struct SideFields {
     /// The tick at which a connection without an owner must end; 0 if it has an owner or is in
     /// TIME-WAIT.
@@ -47,16 +53,63 @@ pub(crate) struct SideFields {
     pub probe_answers: AnswerLimit,
     /// Limit of answers to all other unacceptable segments, and of challenge ACKs.
     pub other_answers: AnswerLimit,
-    /// During an active open, a router reported that the peer is unreachable at the moment (RFC
-    /// 9293 section 3.9.2.2).
-    pub soft_error: bool,
-    /// Data segments may be ECN-capable (RFC 3168 section 6.1.1): both ends have agreed by the first
-    /// SYNs. The condition to echo marks is weaker; see `ConnectionFlags::ECN`.
-    pub may_send_ect: bool,
+    pub flags: SideFlags,
+    /// The number of times that the receive window was doubled.
+    pub window_doublings: u8,
     /// Retransmission timeouts so far; the count saturates.
     pub timeouts: u16,
-    /// The client and user that the connection is charged to, if its owner named them.
-    pub quota_owner: Option<QuotaOwner>,
+    /// The stream position, in units of 2^14 bytes, and the tick at which the current round of the
+    /// receive window's measurement began. Both wrap: after 1 GiB and a minute.
+    pub round_position: u16,
+    pub round_tick: u16,
+    /// The client and user that the connection is charged to; [`NO_OWNER`] if its owner named none.
+    owner: QuotaOwner,
+}
+
+impl SideFields {
+    /// Sets the client and user that the connection is charged to.
+    pub(crate) fn set_quota_owner(&mut self, owner: Option<QuotaOwner>) {
+        self.owner = owner.unwrap_or(NO_OWNER);
+    }
+}
+
+impl Default for SideFields {
+    fn default() -> Self {
+        SideFields {
+            orphan_until: 0,
+            probe_answers: AnswerLimit::default(),
+            other_answers: AnswerLimit::default(),
+            flags: SideFlags::default(),
+            window_doublings: 0,
+            timeouts: 0,
+            round_position: 0,
+            round_tick: 0,
+            owner: NO_OWNER,
+        }
+    }
+}
+
+/// Boolean side fields.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct SideFlags(u8);
+
+impl SideFlags {
+    /// During an active open, a router reported that the peer is unreachable at the moment (RFC
+    /// 9293 section 3.9.2.2).
+    pub const SOFT_ERROR: SideFlags = SideFlags(1);
+    /// Data segments may be ECN-capable (RFC 3168 section 6.1.1): both ends have agreed by the first
+    /// SYNs. The condition to echo marks is weaker; see `ConnectionFlags::ECN`.
+    pub const MAY_SEND_ECT: SideFlags = SideFlags(2);
+
+    /// Returns whether `flag` is set.
+    pub(crate) fn has(self, flag: SideFlags) -> bool {
+        self.0 & flag.0 != 0
+    }
+
+    /// Sets `flag` to `value`.
+    pub(crate) fn set(&mut self, flag: SideFlags, value: bool) {
+        self.0 = self.0 & !flag.0 | if value { flag.0 } else { 0 };
+    }
 }
 
 /// The side fields of all connections.
@@ -76,6 +129,12 @@ impl SideTable {
         &mut self.0[index]
     }
 
+    /// Returns how often the connection in slot `index` has doubled its receive window.
+    pub(crate) fn window_doublings(&self, index: u32) -> u8 {
+        let fields = self.0.get(index as usize);
+        fields.map_or(0, |fields| fields.window_doublings)
+    }
+
     /// Returns the number of retransmission timeouts of the connection in slot `index`.
     pub(crate) fn timeouts(&self, index: u32) -> u32 {
         self.0
@@ -85,7 +144,8 @@ impl SideTable {
 
     /// Returns the client and user that the connection in slot `index` is charged to.
     pub(crate) fn quota_owner(&self, index: u32) -> Option<QuotaOwner> {
-        self.0.get(index as usize)?.quota_owner
+        let owner = self.0.get(index as usize)?.owner;
+        (owner != NO_OWNER).then_some(owner)
     }
 
     /// Returns the tick at which the connection in slot `index`, which has no owner, must end.

@@ -8,6 +8,7 @@ use crate::base::state::TcpState;
 use crate::base::time::{at_ticks, to_nanos, to_ticks};
 use crate::connection::Connection;
 use crate::connection::context::TcpContext;
+use crate::connection::side_table::SideFlags;
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::timer::Timer;
@@ -204,7 +205,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if self.tcb.backoff >= cx.shared.config.syn_retries {
             cx.shared.stats.attempt_fails += 1;
             // A router may have reported the reason (RFC 9293 section 3.9.2.2, SHLD-25).
-            let why = if cx.shared.side_table.fields_of(cx.index).soft_error {
+            let fields = cx.shared.side_table.fields_of(cx.index);
+            let why = if fields.flags.has(SideFlags::SOFT_ERROR) {
                 Events::UNREACHABLE
             } else {
                 Events::TIMED_OUT

@@ -41,6 +41,20 @@ impl<B: RecvBuf> ReceiveQueue<B> {
         self.bufs.push_back(buffer);
     }
 
+    /// Appends a copy of the buffer's bytes to the last buffer of the queue. Returns `false` if there
+    /// is no room.
+    #[cold]
+    pub(crate) fn absorb(&mut self, buffer: &B) -> bool {
+        let fits = self
+            .bufs
+            .back_mut()
+            .is_some_and(|last| last.try_absorb(buffer));
+        if fits {
+            self.bytes += buffer.remaining() as u32;
+        }
+        fits
+    }
+
     /// Returns the number of pool buffers.
     pub(crate) fn buffer_count(&self) -> usize {
         self.buffers as usize

@@ -9,6 +9,7 @@ use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
 use crate::base::time::to_long_ticks;
+use crate::connection::side_table::SideFlags;
 use crate::link::address_conflicts::AddressConflict;
 use crate::link::control_queue::{Icmpv6Outcome, NeighbourClaim, Origin};
 use crate::link::neighbours::ClaimKind;
@@ -263,7 +264,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
             return;
         }
         if soft {
-            self.shared.side_table.fields_of(index).soft_error = true;
+            let fields = self.shared.side_table.fields_of(index);
+            fields.flags.set(SideFlags::SOFT_ERROR, true);
         } else {
             self.shared.stats.attempt_fails += 1;
             conn.fail_connection(&mut self.shared.context_of(index), Events::UNREACHABLE);

@@ -25,6 +25,7 @@ use crate::base::time::Instant;
 use crate::config::StackConfig;
 use crate::connection::closing_list::Closing;
 use crate::connection::context::SharedState;
+use crate::connection::receive_window::LONG_PATH;
 use crate::connection::{Connection, NO_LISTENER};
 use crate::ip::reassembly::ReassemblyTable;
 use crate::link::address_conflicts::AddressConflict;
@@ -167,7 +168,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Sets the owner whose quota the connection counts against, see [`Stack::connect_for`].
     pub fn set_quota_owner(&mut self, id: ConnId, owner: QuotaOwner) {
         if self.connection(id).is_some() {
-            self.shared.side_table.fields_of(id.index).quota_owner = Some(owner);
+            let fields = self.shared.side_table.fields_of(id.index);
+            fields.set_quota_owner(Some(owner));
         }
     }
 
@@ -410,7 +412,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
             }
             conn.tcb.flags &= !ConnectionFlags::IN_OUTPUT_LIST;
             conn.update_held_buffers(&mut self.shared.context_of(index));
+            if conn.tcb.rtt.srtt >= LONG_PATH {
+                conn.tune_window(&mut self.shared.context_of(index));
+            }
             let is_closed = conn.tcb.state == TcpState::Closed;
+            let before = conn.tcb.snd_nxt;
             let sent = if is_closed {
                 conn.send_pending_reset(&mut self.shared.context_of(index), sink)
             } else {
@@ -418,7 +424,12 @@ impl<B: RecvBuf, R> Stack<B, R> {
             };
             if sent.is_err() {
                 conn.tcb.flags |= ConnectionFlags::IN_OUTPUT_LIST;
-                self.shared.output_list.push_front(index);
+                // One that has filled the sink goes behind the others, which have their turns first.
+                if conn.tcb.snd_nxt == before {
+                    self.shared.output_list.push_front(index);
+                } else {
+                    self.shared.output_list.push_back(index);
+                }
                 self.shared.is_output_blocked = true;
                 return;
             }

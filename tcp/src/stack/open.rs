@@ -105,7 +105,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.start_handshake(index, previous);
         if owner.is_some() {
             // Counted now, since further connects may come before the SYN is sent.
-            self.shared.side_table.fields_of(index).quota_owner = owner;
+            self.shared
+                .side_table
+                .fields_of(index)
+                .set_quota_owner(owner);
             let conn = &mut self.connections[index as usize];
             conn.ensure_resolved(&mut self.shared.context_of(index));
         }

@@ -18,6 +18,7 @@ mod hostile;
 mod impaired;
 mod ip_options;
 mod keepalive;
+mod long_paths;
 mod mtu_search;
 mod neighbour_failure;
 mod neighbours;

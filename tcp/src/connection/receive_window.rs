@@ -1,0 +1,134 @@
+//! The receive window: what is advertised, the buffers that it is derived from, and its growth on long
+//! paths.
+
+use crate::base::buffer::RecvBuf;
+use crate::base::sequence::SeqNr;
+use crate::config::StackConfig;
+use crate::connection::Connection;
+use crate::connection::context::{SharedState, TcpContext};
+
+/// The round trip in ns from which a path is long: the initial window suffices for shorter ones, and
+/// their connections are spared the measurement.
+pub(crate) const LONG_PATH: u64 = 1 << 20;
+
+/// Bytes that a buffer holds on average, whatever the length of segments. Beyond
+/// [`SharedState::shares_buffers`], a quarter of the limit, two consecutive buffers hold more than
+/// one has room for, which is at least 1900 bytes.
+const BYTES_PER_BUFFER: usize = 1900 / 2 * 3 / 4;
+
+/// Units of [`SideFields::round_position`](crate::connection::side_table::SideFields), as a shift.
+const POSITION_SHIFT: u32 = 14;
+/// Units of `round_tick`, as a shift.
+const TICK_SHIFT: u32 = 20;
+
+/// Returns the initial and the largest receive window of a connection: its buffers must hold what
+/// either promises.
+pub(crate) fn window_bounds(config: &StackConfig) -> (u32, u32) {
+    let held = config.max_recv_buffers.saturating_mul(BYTES_PER_BUFFER);
+    let held = u32::try_from(held).unwrap_or(u32::MAX);
+    let doublings = u32::from(config.recv_window_doublings.min(30));
+    let largest = (u64::from(config.recv_window) << doublings).min(1 << 30);
+    (config.recv_window.min(held), (largest as u32).min(held))
+}
+
+impl SharedState {
+    /// Returns whether a connection that holds `counted` buffers copies small segments into buffers
+    /// that it already holds: its window was derived from that.
+    #[inline]
+    pub(crate) fn shares_buffers(&self, counted: u32) -> bool {
+        counted as usize >= self.config.max_recv_buffers / 4
+    }
+}
+
+impl<B: RecvBuf, R> Connection<B, R> {
+    /// Returns the largest receive window that the configuration, the free buffers and the agreed
+    /// window scaling allow.
+    #[inline]
+    pub(crate) fn window_limit(&self, cx: &mut TcpContext<'_>) -> u32 {
+        let shared = &*cx.shared;
+        let is_long = self.tcb.rtt.srtt >= LONG_PATH;
+        let limit = if is_long || shared.held_buffers >= shared.config.max_held_buffers / 2 {
+            self.window_limit_by_pool(cx)
+        } else {
+            shared.recv_window
+        };
+        limit.min(0xffff << self.tcb.scales.receive())
+    }
+
+    /// Returns the tuned window, as far as the free buffers of the pool would hold full segments: as
+    /// they become few, no window grows.
+    #[cold]
+    fn window_limit_by_pool(&self, cx: &mut TcpContext<'_>) -> u32 {
+        let shared = &*cx.shared;
+        let doublings = shared.side_table.window_doublings(cx.index);
+        let tuned = u64::from(shared.recv_window) << doublings;
+        let free = shared
+            .config
+            .max_held_buffers
+            .saturating_sub(shared.held_buffers);
+        let room = (free as u64).saturating_mul(u64::from(self.tcb.emss) * 3 / 4);
+        tuned
+            .min(shared.recv_window_max.into())
+            .min(room.saturating_add(self.receive_queue.len_bytes() as u64)) as u32
+    }
+
+    /// Measures how much the owner has read in a round trip, and doubles the window if that is half
+    /// of it or more: the window limits the peer, or will soon.
+    #[cold]
+    pub(crate) fn tune_window(&mut self, cx: &mut TcpContext<'_>) {
+        let limit = u64::from(self.window_limit(cx));
+        let (initial, largest) = (cx.shared.recv_window, cx.shared.recv_window_max);
+        let read = self.tcb.rcv_nxt - self.receive_queue.len_bytes() as u32;
+        let position = (read.0 >> POSITION_SHIFT) as u16;
+        let tick = (cx.now.0 >> TICK_SHIFT) as u16;
+        let fields = cx.shared.side_table.fields_of(cx.index);
+        let elapsed = u64::from(tick.wrapping_sub(fields.round_tick));
+        let round_trip = (self.tcb.rtt.srtt >> TICK_SHIFT).max(1);
+        if elapsed < round_trip {
+            return;
+        }
+        let bytes = u64::from(position.wrapping_sub(fields.round_position)) << POSITION_SHIFT;
+        (fields.round_position, fields.round_tick) = (position, tick);
+        let per_round_trip = bytes * round_trip / elapsed;
+        let tuned = u64::from(initial) << fields.window_doublings;
+        // Not from a window that the pool limits.
+        let is_pool_free = limit >= tuned;
+        if per_round_trip >= tuned / 2 && tuned < u64::from(largest) && is_pool_free {
+            fields.window_doublings += 1;
+        }
+    }
+
+    /// Returns the receive window to advertise: the value of the field and the right edge that it
+    /// implies. The edge never moves left (RFC 9293 section 3.8.6.2.1), and moves right only by
+    /// useful amounts (silly window avoidance, section 3.8.6.2.2).
+    #[inline]
+    pub(crate) fn receive_window(&self, limit: u32) -> (u16, SeqNr) {
+        let tcb = &self.tcb;
+        let free = limit.saturating_sub(self.receive_queue.len_bytes() as u32);
+        let now = tcb.rcv_adv.distance_from(tcb.rcv_nxt).max(0) as u32;
+        let step = (limit / 2).min(u32::from(tcb.emss));
+        let want = if free >= now.saturating_add(step) {
+            free
+        } else {
+            now
+        };
+        let shift = tcb.scales.receive();
+        let mut field = want >> shift;
+        if field << shift < now {
+            field += 1; // rounding must not shrink the window
+        }
+        let field = field.min(0xffff);
+        (field as u16, tcb.rcv_nxt + (field << shift))
+    }
+
+    /// Returns whether the window grew enough to justify a pure ACK.
+    pub(crate) fn window_update_due(&self, limit: u32) -> bool {
+        let tcb = &self.tcb;
+        let left = tcb.rcv_adv.distance_from(tcb.rcv_nxt).max(0) as u32;
+        if left >= limit / 2 {
+            return false;
+        }
+        let gain = (self.receive_window(limit).1 - tcb.rcv_nxt).saturating_sub(left);
+        gain >= limit / 4 || (left < 2 * u32::from(tcb.emss) && gain > 0)
+    }
+}
