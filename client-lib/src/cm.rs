@@ -5,9 +5,10 @@ use crate::context::ClientInner;
 use crate::{CmBinding, Context, Error, Failed, Qp};
 use rustix::fd::{AsFd, BorrowedFd};
 use siw_shm::control::{
-    self, ANY_DEVICE, Accept, Addr, BY_DEVICE, CmEventKind, ConnParams, ControlSocket,
-    CreateCmChannel, DestroyCmChannel, KIND_CM_EVENT, Listen, MigrateCm, MpaOptions, PrivateData,
-    ProtoError, Reject, UNLISTEN_KEEP_REQUESTS, Unlisten,
+    self, ANY_DEVICE, Accept, Addr, BY_DEVICE, CM_HOLD_DISCONNECTS, CM_OMIT_CANCELLATIONS,
+    CmEventKind, ConnParams, ControlSocket, CreateCmChannel, DestroyCmChannel, KIND_CM_EVENT,
+    Listen, MigrateCm, MpaOptions, PrivateData, ProtoError, Reject, UNLISTEN_KEEP_REQUESTS,
+    Unlisten,
 };
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -133,6 +134,8 @@ pub enum CmEvent {
     DeviceRemoval {
         /// Device index.
         device: u32,
+        /// Cookie of the listener.
+        cookie: u64,
     },
 }
 
@@ -162,11 +165,18 @@ impl Drop for CmChannel {
 impl CmChannel {
     /// A new channel.
     pub fn new(ctx: &Context) -> Result<CmChannel, Error> {
-        Self::from_inner(&ctx.0)
+        Self::create(&ctx.0, 0)
     }
 
-    pub(crate) fn from_inner(ctx: &Arc<ClientInner>) -> Result<CmChannel, Error> {
-        let (reply, fds) = ctx.call_daemon(&CreateCmChannel { reserved: 0 })?;
+    /// A new channel for librdmacm, whose descriptor is readable only for events that the program gets:
+    /// without [`CmEvent::RequestCancelled`], and with [`CmEvent::Disconnected`] after the completions
+    /// that preceded it were polled, or after 10 ms.
+    pub fn for_rdma_cm(ctx: &Context) -> Result<CmChannel, Error> {
+        Self::create(&ctx.0, CM_OMIT_CANCELLATIONS | CM_HOLD_DISCONNECTS)
+    }
+
+    pub(crate) fn create(ctx: &Arc<ClientInner>, flags: u64) -> Result<CmChannel, Error> {
+        let (reply, fds) = ctx.call_daemon(&CreateCmChannel { flags })?;
         let fd = fds.into_iter().next().ok_or(ProtoError::MissingFd)?;
         Ok(CmChannel {
             ctx: ctx.clone(),
@@ -219,6 +229,7 @@ impl CmChannel {
             },
             CmEventKind::DeviceRemoval => CmEvent::DeviceRemoval {
                 device: message.device,
+                cookie: message.cookie,
             },
         })
     }

@@ -4,7 +4,7 @@
 use crate::context::ClientInner;
 use crate::credit::Credits;
 use crate::locking::lock_unpoisoned;
-use crate::{Context, Error, Wc, WcStatus};
+use crate::{Context, Error, Wc};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use siw_shm::control::{CqReply, CreateChannel, CreateCq, DestroyChannel, DestroyCq, ProtoError};
 use siw_shm::spin::SpinLock;
@@ -145,12 +145,6 @@ impl Polling {
             found = true;
             self.left.extend(&wc[..taken]);
         }
-    }
-
-    /// Checks for an unpolled completion of a successful request of the queue pair.
-    pub fn has_success_of(&self, qp_num: u32) -> bool {
-        let is_success = |wc: &Wc| wc.qp_num == qp_num && wc.status == WcStatus::SUCCESS;
-        self.left.iter().any(is_success) || self.ring.has_waiting(is_success)
     }
 
     /// Discards the unpolled completions of a queue pair.

@@ -429,13 +429,6 @@ impl Qp {
         Ok(())
     }
 
-    /// Checks for unpolled completions of successful requests.
-    pub fn has_unpolled_successes(&self) -> bool {
-        [&self.0.send_cq, &self.0.recv_cq]
-            .iter()
-            .any(|cq| cq.polling_state().lock().has_success_of(self.qp_num()))
-    }
-
     /// Queries the state from the daemon.
     pub fn query(&self) -> Result<QpAttr, Error> {
         let (reply, _) = self.0.pd.ctx().call_daemon(&QueryQp {
@@ -486,7 +479,7 @@ impl Qp {
         dst: SocketAddr,
         options: &ConnectOptions<'_>,
     ) -> Result<(CmChannel, ConnectionInfo), Error> {
-        let channel = CmChannel::from_inner(self.0.pd.ctx())?;
+        let channel = CmChannel::create(self.0.pd.ctx(), 0)?;
         self.connect(&channel, dst, options)?;
         // The daemon's timeout expires first, with a more specific error.
         let timeout = options

@@ -380,28 +380,6 @@ impl CqConsumer {
         waiting
     }
 
-    /// Returns whether a completion that satisfies `is_meant` can be polled. Takes nothing.
-    pub fn has_waiting(&self, is_meant: impl Fn(&Wc) -> bool) -> bool {
-        // Pairs as in `poll`.
-        let all = self.memory.workers_mask().load(Ordering::Acquire);
-        let with_any = (0..self.memory.geometry.workers).filter(|worker| all >> worker & 1 == 1);
-        with_any
-            .flat_map(|worker| self.waiting_in(worker))
-            .any(|completion| is_meant(&completion))
-    }
-
-    /// The completions in the ring of a worker that can be polled.
-    fn waiting_in(&self, worker: u32) -> impl Iterator<Item = Wc> {
-        (0..self.memory.geometry.entries)
-            .map(move |index| self.heads[worker as usize].wrapping_add(index))
-            .take_while(move |&position| self.is_filled(worker, position))
-            .map(move |position| {
-                // SAFETY: inside and 64-aligned; the worker does not touch the entry before the head
-                // passes it, which needs `&mut self`.
-                unsafe { self.memory.entry_ptr(worker, position).read() }
-            })
-    }
-
     #[inline]
     fn is_filled(&self, worker: u32, position: u32) -> bool {
         let sequence = self.memory.sequence_word(worker, position);

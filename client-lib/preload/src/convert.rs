@@ -2,7 +2,7 @@
 //! number of the descriptor.
 
 use crate::next::{libc_calls, rsockets};
-use libc::{sockaddr, socklen_t};
+use libc::socklen_t;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
@@ -48,13 +48,18 @@ pub fn is_candidate(fd: c_int) -> bool {
 }
 
 fn is_tcp_socket(fd: c_int) -> bool {
-    let mut protocol: c_int = 0;
-    let mut length = size_of_val(&protocol) as socklen_t;
-    let (level, name) = (libc::SOL_SOCKET, libc::SO_PROTOCOL);
-    let place = (&raw mut protocol).cast();
+    option_number(fd, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP)
+}
+
+/// An option of SOL_SOCKET of a kernel socket.
+fn option_number(fd: c_int, name: c_int) -> Option<c_int> {
+    let mut number: c_int = 0;
+    let mut length = size_of_val(&number) as socklen_t;
+    let place = (&raw mut number).cast();
     // SAFETY: a number with its length.
-    let found = unsafe { libc_calls::getsockopt(fd, level, name, place, &raw mut length) };
-    found == 0 && protocol == libc::IPPROTO_TCP
+    let found =
+        unsafe { libc_calls::getsockopt(fd, libc::SOL_SOCKET, name, place, &raw mut length) };
+    (found == 0).then_some(number)
 }
 
 /// Records that a candidate was added to an epoll instance, modified or removed.
@@ -104,15 +109,12 @@ unsafe fn copy_options(from: c_int, to: c_int) {
     }
 }
 
-/// Replaces the socket by an rsocket that is not bound. Returns false if it stays unchanged.
-///
-/// # Safety
-/// The address is valid for the size of its family.
-pub unsafe fn convert_socket(fd: c_int, addr: *const sockaddr) -> bool {
-    // SAFETY: as the caller promised: an address begins with its family. The descriptors belong to
-    // this function, or were passed by the program.
+/// Replaces the socket by an rsocket of its family that is not bound. Returns false if it stays
+/// unchanged.
+pub fn convert_socket(fd: c_int) -> bool {
+    // SAFETY: the descriptors belong to this function, or were passed by the program.
     unsafe {
-        let domain = c_int::from((*addr).sa_family);
+        let domain = option_number(fd, libc::SO_DOMAIN).unwrap_or(libc::AF_INET);
         let made = rsockets::socket(domain, libc::SOCK_STREAM, 0);
         if made < 0 {
             return false;

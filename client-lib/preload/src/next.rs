@@ -79,6 +79,7 @@ pub mod libc_calls {
         fn sendfile = c"sendfile" (
             to: c_int, from: c_int, offset: *mut libc::off_t, length: usize,
         ) -> isize;
+        fn lseek = c"lseek" (fd: c_int, offset: libc::off_t, whence: c_int) -> libc::off_t;
         fn epoll_ctl = c"epoll_ctl" (
             number: c_int, operation: c_int, fd: c_int, event: *mut epoll_event,
         ) -> c_int;

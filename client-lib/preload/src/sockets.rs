@@ -40,7 +40,7 @@ unsafe extern "C" fn bind_socket(fd: c_int, addr: *const sockaddr, length: sockl
     // SAFETY: by the contract of the manual page.
     unsafe {
         let is_own = is_candidate(fd) && rsockets::is_reachable(addr, length, 1) != 0;
-        if is_rsocket(fd) || (is_own && convert_socket(fd, addr)) {
+        if is_rsocket(fd) || (is_own && convert_socket(fd)) {
             return rsockets::bind(fd, addr, length);
         }
         libc_calls::bind(fd, addr, length)
@@ -52,7 +52,7 @@ unsafe extern "C" fn connect_socket(fd: c_int, addr: *const sockaddr, length: so
     // SAFETY: by the contract of the manual page.
     unsafe {
         let is_reachable = is_candidate(fd) && rsockets::is_reachable(addr, length, 0) != 0;
-        if is_rsocket(fd) || (is_reachable && convert_socket(fd, addr)) {
+        if is_rsocket(fd) || (is_reachable && convert_socket(fd)) {
             return rsockets::connect(fd, addr, length);
         }
         remove_candidate(fd);
@@ -91,7 +91,7 @@ unsafe fn join_rsocket(fd: c_int, backlog: c_int) -> bool {
             return false;
         }
         let addr = (&raw const addr).cast();
-        let is_done = convert_socket(fd, addr)
+        let is_done = convert_socket(fd)
             && rsockets::bind(fd, addr, length) == 0
             && rsockets::listen(fd, backlog) == 0
             && rsockets::join(fd, kernel) == 0;

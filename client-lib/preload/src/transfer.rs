@@ -258,13 +258,13 @@ unsafe extern "C" fn send_file(
             return libc_calls::sendfile(to, from, offset, length);
         }
         let mut at = if offset.is_null() {
-            libc::lseek(from, 0, libc::SEEK_CUR)
+            libc_calls::lseek(from, 0, libc::SEEK_CUR)
         } else {
             *offset
         };
         let sent = copy_file(to, from, &mut at, length);
         if offset.is_null() {
-            libc::lseek(from, at, libc::SEEK_SET);
+            libc_calls::lseek(from, at, libc::SEEK_SET);
         } else {
             *offset = at;
         }
@@ -308,4 +308,26 @@ unsafe extern "C" fn send_file_64(
 ) -> isize {
     // SAFETY: by the contract of the manual page.
     unsafe { send_file(to, from, offset, length) }
+}
+
+/// Calls that only files have: sockets cannot seek.
+macro_rules! seeks {
+    ($($name:ident = $symbol:literal;)*) => {$(
+        #[unsafe(export_name = $symbol)]
+        unsafe extern "C" fn $name(fd: c_int, offset: libc::off_t, whence: c_int) -> libc::off_t {
+            // SAFETY: by the contract of the manual page.
+            unsafe {
+                if !is_rsocket(fd) {
+                    return libc_calls::lseek(fd, offset, whence);
+                }
+                *libc::__errno_location() = libc::ESPIPE;
+                -1
+            }
+        }
+    )*};
+}
+
+seeks! {
+    seek = "lseek";
+    seek_64 = "lseek64";
 }

@@ -82,7 +82,7 @@ fn to_siw_event(event: CmEvent) -> SiwCmEvent {
             request_id: request,
             ..siw_event(K::RequestCancelled, &none)
         },
-        CmEvent::DeviceRemoval { device } => SiwCmEvent {
+        CmEvent::DeviceRemoval { device, .. } => SiwCmEvent {
             device,
             ..siw_event(K::DeviceRemoval, &none)
         },

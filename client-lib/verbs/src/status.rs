@@ -2,6 +2,7 @@
 //! set, the reason of a failure is also written to standard error.
 
 use siw::Error;
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -12,12 +13,68 @@ pub fn set_errno(errno: c_int) {
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// Logs the reason of a failed call, if enabled (`SIW_VERBS_LOG=1`, or `siwrun --verbose`).
+/// Logging of failed calls is enabled (`SIW_VERBS_LOG=1`, or `siwrun --verbose`).
+#[inline]
+fn logs_failures() -> bool {
+    static WANTED: OnceLock<bool> = OnceLock::new();
+    *WANTED.get_or_init(|| std::env::var_os("SIW_VERBS_LOG").is_some_and(|value| value != "0"))
+}
+
+/// The call that this thread is executing, for the log.
+#[derive(Clone, Copy)]
+struct CurrentCall {
+    name: &'static str,
+    /// Its failure was logged with a reason.
+    is_explained: bool,
+}
+
+thread_local! {
+    // Without a destructor: it exists as long as the thread.
+    static CURRENT: Cell<CurrentCall> = const {
+        Cell::new(CurrentCall { name: "", is_explained: false })
+    };
+}
+
+/// Notes the function that the program has called.
+#[inline]
+pub fn begin_call(name: &'static str) {
+    if logs_failures() {
+        CURRENT.set(CurrentCall {
+            name,
+            is_explained: false,
+        });
+    }
+}
+
+/// Logs the reason of a failed call, if enabled.
 #[cold]
 pub fn log_failure(call: &str, reason: &dyn std::fmt::Display) {
-    static WANTED: OnceLock<bool> = OnceLock::new();
-    if *WANTED.get_or_init(|| std::env::var_os("SIW_VERBS_LOG").is_some_and(|value| value != "0")) {
+    if logs_failures() {
         eprintln!("siw-verbs: {call}: {reason}");
+        let name = CURRENT.get().name;
+        CURRENT.set(CurrentCall {
+            name,
+            is_explained: true,
+        });
+    }
+}
+
+/// Logs the reason why the current call fails.
+#[cold]
+pub fn explain(reason: &dyn std::fmt::Display) {
+    log_failure(CURRENT.get().name, reason);
+}
+
+/// Logs the current call, which fails with `errno`, unless its reason was logged. A call that has only
+/// found nothing yet, or no room, has not failed.
+#[cold]
+fn log_errno(errno: c_int) {
+    let is_temporary = matches!(
+        errno,
+        libc::EAGAIN | libc::EINPROGRESS | libc::EALREADY | libc::EINTR | libc::ENOMEM
+    );
+    if !is_temporary && logs_failures() && !CURRENT.get().is_explained {
+        explain(&std::io::Error::from_raw_os_error(errno));
     }
 }
 
@@ -65,6 +122,7 @@ pub fn fail_with(call: &str, error: &Error) -> c_int {
 /// Sets and returns an errno without a further reason.
 #[cold]
 pub fn fail_errno(errno: c_int) -> c_int {
+    log_errno(errno);
     set_errno(errno);
     errno
 }
@@ -83,6 +141,7 @@ pub fn pointer_of<T>(call: &str, result: Result<Box<T>, Error>) -> *mut T {
 /// Returns NULL, with errno set.
 #[cold]
 pub fn null_with<T>(errno: c_int) -> *mut T {
+    log_errno(errno);
     set_errno(errno);
     std::ptr::null_mut()
 }

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use nix::libc;
 use siw_iwarp::NegotiatedParameters;
 use siw_shm::control::messages::KIND_CM_EVENT;
+use siw_shm::control::messages::{CM_HOLD_DISCONNECTS, CM_OMIT_CANCELLATIONS};
 use siw_shm::control::{Addr, CmEventKind, CmEventMessage, PrivateData, QpState, Text, codec};
 
 use super::ControlThread;
@@ -29,7 +30,15 @@ impl ControlThread {
         event.listener = found.listener.0;
         event.request = number.0;
         let (client, channel) = (found.client, found.cm_channel);
-        self.post_cm_event(client, Some(channel), &event);
+        if !self.has_channel_flag(client, Some(channel), CM_OMIT_CANCELLATIONS) {
+            self.post_cm_event(client, Some(channel), &event);
+        }
+    }
+
+    fn has_channel_flag(&self, id: ClientId, channel: Option<CmChannelId>, flag: u64) -> bool {
+        let client = self.resources.clients.get(&id);
+        let outbox = channel.and_then(|channel| client?.cm_channels.get(&channel));
+        outbox.is_some_and(|outbox| outbox.flags & flag != 0)
     }
 
     /// Reports an established connection of a queue pair.
@@ -68,8 +77,15 @@ impl ControlThread {
         self.post_cm_event(id, channel, &event);
     }
 
-    /// Reports the end of a queue pair's connection; without a reason it was an orderly close.
-    pub(super) fn on_disconnected(&mut self, qpn: Qpn, reason: Option<DisconnectReason>) {
+    /// Handles the end of a queue pair's connection; without a reason it was an orderly close. If its
+    /// client has completions to poll, the report may be held until
+    /// [`on_completions_polled`](Self::on_completions_polled).
+    pub(super) fn on_disconnected(
+        &mut self,
+        qpn: Qpn,
+        reason: Option<DisconnectReason>,
+        has_unpolled: bool,
+    ) {
         let Some(id) = self.resources.owner_of_qp(qpn) else {
             return;
         };
@@ -81,6 +97,24 @@ impl ControlThread {
             return log_end_of_pair(qpn, qp.peer, reason);
         }
         qp.state = QpState::Error;
+        qp.held_disconnect = Some(reason);
+        let channel = qp.cm_channel;
+        if !has_unpolled || !self.has_channel_flag(id, channel, CM_HOLD_DISCONNECTS) {
+            self.on_completions_polled(qpn);
+        }
+    }
+
+    /// Reports the end of a queue pair's connection that was held, if one was.
+    pub(super) fn on_completions_polled(&mut self, qpn: Qpn) {
+        let Some(id) = self.resources.owner_of_qp(qpn) else {
+            return;
+        };
+        let Some(qp) = self.resources.qp_mut(id, qpn) else {
+            return;
+        };
+        let Some(reason) = qp.held_disconnect.take() else {
+            return;
+        };
         let mut event = CmEventMessage::new(CmEventKind::Disconnected);
         event.cookie = qp.cookie;
         event.qp_num = qpn.0;

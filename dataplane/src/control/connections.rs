@@ -21,7 +21,7 @@ use crate::worker::messages::{Command, ConnectParams};
 const MAX_REFUSALS: u8 = 16;
 
 impl ControlThread {
-    pub(super) fn create_cm_channel(&mut self, id: ClientId, seq: u32) -> Outcome {
+    pub(super) fn create_cm_channel(&mut self, id: ClientId, seq: u32, flags: u64) -> Outcome {
         self.resources.charge(id, &CM_CHANNEL)?;
         let (ours, theirs) = match ControlSocket::new_pair() {
             Ok(ends) => ends,
@@ -40,7 +40,8 @@ impl ControlThread {
         let token = self.resources.next_outbox_token(id, Some(channel));
         let client = self.resources.client_mut(id)?;
         let version = client.conn.agreed_version();
-        let outbox = Outbox::new(ours, token, version, client.events_waiting.clone());
+        let mut outbox = Outbox::new(ours, token, version, client.events_waiting.clone());
+        outbox.flags = flags;
         client.cm_channels.insert(channel, outbox);
         Ok(Served::Replied)
     }

@@ -178,6 +178,11 @@ impl ControlThread {
         let Some(waiting) = client.waiting.take_if(waits) else {
             return false;
         };
+        // The worker does not have it any more.
+        self.on_completions_polled(qpn);
+        let Some(client) = self.resources.clients.get_mut(&id) else {
+            return true;
+        };
         if let Some(qp) = client.qps.get_mut(&qpn) {
             let _ = clear_queues(qp);
             qp.phase = QpPhase::Detached;

@@ -72,6 +72,8 @@ impl EventBudget {
 pub struct Outbox {
     conn: ControlSocket,
     token: u64,
+    /// Flags of a channel of connection events.
+    pub flags: u64,
     backlog: VecDeque<Vec<u8>>,
     budget: EventBudget,
     watched: bool,
@@ -89,6 +91,7 @@ impl Outbox {
         Outbox {
             conn,
             token,
+            flags: 0,
             backlog: VecDeque::new(),
             budget,
             watched: false,

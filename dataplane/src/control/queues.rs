@@ -303,6 +303,7 @@ impl ControlThread {
                 worker: 0,
                 cookie: 0,
                 cm_channel: None,
+                held_disconnect: None,
                 device: 0,
                 state: m::QpState::Idle,
                 ird: 0,

@@ -232,7 +232,7 @@ impl ControlThread {
             Request::ModifySrq(request) => self.modify_srq(id, seq, request, true),
             Request::QuerySrq(request) => self.query_srq(id, seq, SrqId(request.srq)),
             Request::DestroySrq(request) => self.destroy_srq(id, SrqId(request.srq)),
-            Request::CreateCmChannel(_) => self.create_cm_channel(id, seq),
+            Request::CreateCmChannel(request) => self.create_cm_channel(id, seq, request.flags),
             Request::DestroyCmChannel(request) => {
                 self.destroy_cm_channel(id, seq, CmChannelId(request.channel))
             }

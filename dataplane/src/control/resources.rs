@@ -35,6 +35,7 @@ use crate::ids::{
     ArenaId, ClientId, CmChannelId, CmListenerId, CommandToken, CompletionChannelId,
     ConnectRequestId, CqId, PdId, Qpn, SrqId,
 };
+use crate::worker::messages::DisconnectReason;
 
 /// An arena: memory that the client may register.
 pub struct ClientArena {
@@ -116,6 +117,8 @@ pub struct ClientQp {
     pub waits_for_receives: bool,
     /// Claim of the local port that its client chose.
     pub port_claim: PortClaim,
+    /// Reason of the end of its connection, while the report is held.
+    pub held_disconnect: Option<Option<DisconnectReason>>,
 }
 
 /// A client's queue memory and varying heap, as charged to its account.

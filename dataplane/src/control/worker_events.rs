@@ -39,7 +39,12 @@ impl ControlThread {
                 remote,
             } => self.on_established(qpn, &negotiated, &private_data, (local, remote)),
             Event::ConnectFailed { qpn, failure } => self.on_connect_failed(qpn, failure),
-            Event::Disconnected { qpn, failure } => self.on_disconnected(qpn, failure),
+            Event::Disconnected {
+                qpn,
+                failure,
+                has_unpolled,
+            } => self.on_disconnected(qpn, failure, has_unpolled),
+            Event::CompletionsPolled { qpn } => self.on_completions_polled(qpn),
             Event::QpDestroyed { qpn, windows } => {
                 // The number will be reused: no window may stay bound to its next owner.
                 for window in windows {

@@ -17,6 +17,9 @@ pub(super) enum DeadlineOwner {
     QueuePair(QpSlot),
     /// A connection that no queue pair has taken yet, see `pending_connections.rs`.
     Pending(PendingSlot),
+    /// The next look at completions that preceded the end of a connection, see `unpolled.rs`. The slot
+    /// may belong to another queue pair by then.
+    Polls(QpSlot),
 }
 
 /// The deadlines of one worker, earliest first. They are few at any time: only states of set-up and
@@ -56,6 +59,7 @@ impl Worker {
             match owner {
                 DeadlineOwner::QueuePair(slot) => self.on_queue_pair_deadline(now, slot),
                 DeadlineOwner::Pending(slot) => self.on_pending_deadline(now, slot),
+                DeadlineOwner::Polls(slot) => self.check_polls(now, slot),
             }
         }
     }

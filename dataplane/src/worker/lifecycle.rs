@@ -386,6 +386,8 @@ impl Worker {
         slot: QpSlot,
         reason: CloseReason,
     ) {
+        // Before the flushed requests are added.
+        let unpolled = self.find_unpolled(now, slot);
         self.with_queue_pair(slot, |protocol, view| protocol.on_tcp_closed(view, reason));
         self.ports[port].stack.release(now, conn);
         self.context.split_records.remove_queue_pair(slot);
@@ -402,7 +404,10 @@ impl Worker {
             if !queue_pair.is_some_and(|queue_pair| is_quiet(&queue_pair.protocol)) {
                 self.post_last_wqe(slot);
             }
-            self.post_disconnected(slot, reason);
+            self.post_disconnected(slot, reason, unpolled.is_some());
+            if let Some(unpolled) = unpolled {
+                self.await_polls(now, slot, unpolled);
+            }
             self.report_and_follow(now, slot);
         }
     }
@@ -479,7 +484,7 @@ impl Worker {
         }
     }
 
-    fn post_disconnected(&mut self, slot: QpSlot, reason: CloseReason) {
+    fn post_disconnected(&mut self, slot: QpSlot, reason: CloseReason, has_unpolled: bool) {
         let Some(queue_pair) = self.queue_pairs.get(slot) else {
             return;
         };
@@ -494,7 +499,11 @@ impl Worker {
         let received = received.map(DisconnectReason::TerminateReceived);
         let sent = protocol.found_error().map(DisconnectReason::TerminateSent);
         let failure = received.or(sent).or(by_tcp);
-        self.post_event(Event::Disconnected { qpn, failure });
+        self.post_event(Event::Disconnected {
+            qpn,
+            failure,
+            has_unpolled,
+        });
     }
 
     /// Reports that the queue pair takes no more requests from its shared receive queue: all that it

@@ -412,6 +412,15 @@ pub enum Event {
         qpn: Qpn,
         /// Reason, if the close was not orderly.
         failure: Option<DisconnectReason>,
+        /// The client has not polled all completions of its queues; [`Event::CompletionsPolled`]
+        /// follows.
+        has_unpolled: bool,
+    },
+    /// The client has polled the completions from before the end of the connection, or the time for
+    /// that is over.
+    CompletionsPolled {
+        /// The queue pair.
+        qpn: Qpn,
     },
     /// The worker has removed the queue pair.
     QpDestroyed {

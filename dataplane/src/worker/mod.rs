@@ -63,6 +63,7 @@ mod silent_peer;
 mod sleep;
 mod split_records;
 mod statistics;
+mod unpolled;
 mod user_shares;
 mod worker_qp;
 

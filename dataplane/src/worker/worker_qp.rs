@@ -8,6 +8,7 @@ use siw_tcp::{ConnId, Events, Instant, QuotaOwner};
 use super::lifecycle::LifecycleState;
 use super::messages::QpSetup;
 use super::qp_rings::QpRings;
+use super::unpolled::UnpolledCompletions;
 use super::user_shares::UserSlot;
 use crate::ids::{ClientId, Qpn};
 
@@ -44,6 +45,8 @@ pub(super) struct WorkerQp {
     pub(super) is_releasing: bool,
     /// Its send queue is polled.
     pub(super) is_polled: bool,
+    /// Completions whose polling the report of the end of its connection may wait for.
+    pub(super) unpolled: Option<UnpolledCompletions>,
 }
 
 impl WorkerQp {
@@ -73,6 +76,7 @@ impl WorkerQp {
             is_ready: false,
             is_releasing: false,
             is_polled: false,
+            unpolled: None,
         }
     }
 

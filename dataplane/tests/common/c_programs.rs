@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::programs::is_installed;
+use super::programs::{Program, is_installed};
 use super::{Daemon, siwrun};
 
 /// Compiles a C program with the flags of pkg-config. Returns its path and the folder of the
@@ -39,4 +39,17 @@ pub fn compile(daemon: &Daemon, source: &Path) -> (PathBuf, PathBuf) {
 /// Whether gcc and pkg-config are installed.
 pub fn can_compile() -> bool {
     is_installed("cc", "gcc") && is_installed("pkg-config", "pkg-config")
+}
+
+/// Runs a program of `tests/programs` with arguments on a daemon of its own; it has to say "done".
+pub fn run_to_done(name: &str, arguments: &str) {
+    if !can_compile() {
+        return;
+    }
+    let daemon = Daemon::loopback();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/programs/{name}.c"));
+    let (program, _) = compile(&daemon, &source);
+    let line = format!("{} {arguments}", program.display());
+    let said = Program::start(&daemon, &line).succeed();
+    assert!(said.contains("done"), "{said}");
 }

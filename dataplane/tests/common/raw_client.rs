@@ -116,7 +116,7 @@ impl RawClient {
     /// A client with a queue pair that is connected to that of `end`.
     pub fn connected(daemon: &Daemon, end: &End, shared: bool) -> RawClient {
         let mut client = RawClient::detached(daemon, shared);
-        let channel = m::CreateCmChannel { reserved: 0 };
+        let channel = m::CreateCmChannel { flags: 0 };
         let (channel, mut events) = client.call(&channel);
         let events = ControlSocket::from(events.pop().unwrap());
         events.set_nonblocking(false).unwrap();

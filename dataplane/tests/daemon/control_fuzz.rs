@@ -307,7 +307,7 @@ impl Fuzzer {
             }
             29 => self.call(&m::QuerySrq { srq: x, reserved }, &none),
             30 => self.call(&m::DestroySrq { srq: x, reserved }, &none),
-            31 => self.call(&m::CreateCmChannel { reserved: 0 }, &none),
+            31 => self.call(&m::CreateCmChannel { flags: 0 }, &none),
             32 => self.call(
                 &m::DestroyCmChannel {
                     channel: x,

@@ -205,7 +205,7 @@ fn everything_that_a_client_makes_the_daemon_allocate_is_on_its_account() {
             client.call(&m::CreateChannel { reserved: 0 });
         }),
         ("connection channels", 1000, &|client, _| {
-            client.call(&m::CreateCmChannel { reserved: 0 });
+            client.call(&m::CreateCmChannel { flags: 0 });
         }),
         ("statistics", 300, &|client, _| {
             let (offset, reserved) = (0, 0);

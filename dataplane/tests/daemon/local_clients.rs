@@ -82,7 +82,7 @@ fn a_client_can_do_nothing_to_what_is_another_clients() {
     let h = Raw::new(&d);
     let qp_num = a.qp.qp_num();
     let (lkey, rkey, reserved) = (a.mr.lkey(), window.rkey(), 0);
-    let channel = h.call(&m::CreateCmChannel { reserved: 0 }).unwrap().id;
+    let channel = h.call(&m::CreateCmChannel { flags: 0 }).unwrap().id;
     h.refused(
         "destroying a queue pair",
         &m::DestroyQp { qp_num, reserved },

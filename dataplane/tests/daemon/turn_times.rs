@@ -272,7 +272,7 @@ impl Requests {
     /// Binds and listens at many ports.
     fn listen(&mut self) {
         let (device, reserved) = (m::ANY_DEVICE, 0);
-        let cm_channel = self.call(&m::CreateCmChannel { reserved: 0 }).id;
+        let cm_channel = self.call(&m::CreateCmChannel { flags: 0 }).id;
         for _ in 0..LISTENERS {
             let (addr, flags) = (m::Addr::NONE, 0);
             let binding = self
@@ -314,7 +314,7 @@ impl Requests {
             dst: to.into(),
             src: m::Addr::NONE,
         });
-        let channel = self.call(&m::CreateCmChannel { reserved: 0 }).id;
+        let channel = self.call(&m::CreateCmChannel { flags: 0 }).id;
         self.call(&m::DestroyCmChannel { channel, reserved });
     }
 }

@@ -16,6 +16,7 @@ mod mooncake_engine;
 mod preloaded_sockets;
 mod private_daemon;
 mod pyverbs_suite;
+mod rdma_cm_rules;
 mod rdmacm_programs;
 mod rsockets;
 mod siw_perf;

@@ -388,3 +388,145 @@ int main(void)
 fn a_child_of_fork_makes_connections_of_its_own() {
     run_preloaded(CHILD);
 }
+
+const AS_OF_THE_KERNEL: &str = r#"
+static int listener_of_thread;
+
+static void *accept_until_shutdown(void *result)
+{
+    *(int *)result = accept(listener_of_thread, NULL, NULL) == -1 ? errno : 0;
+    return NULL;
+}
+
+static void await_events(int fd, short events)
+{
+    struct pollfd ready = { .fd = fd, .events = events };
+    CHECK(poll(&ready, 1, 20000) == 1 && (ready.revents & events));
+}
+
+/* Of an epoll instance: a descriptor is reported once, also one with the number of another. */
+static void report_once(void)
+{
+    int instance = epoll_create1(0), accepted;
+    struct epoll_event event = { .events = EPOLLOUT }, events[4];
+    for (int i = 0; i < 5; i++) {
+        int made = connect_to_listener(&accepted);
+        event.data.u64 = i;
+        CHECK(epoll_ctl(instance, EPOLL_CTL_ADD, made, &event) == 0);
+        CHECK(epoll_wait(instance, events, 4, 20000) == 1 && events[0].data.u64 == (uint64_t)i);
+        CHECK(epoll_ctl(instance, EPOLL_CTL_DEL, made, NULL) == 0);
+        CHECK(epoll_wait(instance, events, 4, 0) == 0);
+        CHECK(epoll_ctl(instance, EPOLL_CTL_ADD, made, &event) == 0);
+        CHECK(epoll_wait(instance, events, 4, 20000) == 1);
+        /* Closed without being removed. */
+        CHECK(close(made) == 0 && close(accepted) == 0);
+    }
+    CHECK(close(instance) == 0);
+}
+
+static void connect_without_waiting(void)
+{
+    int made = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), accepted, error = -1;
+    socklen_t length = sizeof error;
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, accept_one, &accepted) == 0);
+    CHECK(connect(made, (void *)&address, sizeof address) == -1 && errno == EINPROGRESS);
+    await_events(made, POLLOUT);
+    CHECK(getsockopt(made, SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0);
+    /* The first call reports the connection, the next one that there is one. */
+    CHECK(connect(made, (void *)&address, sizeof address) == 0);
+    CHECK(connect(made, (void *)&address, sizeof address) == -1 && errno == EISCONN);
+    CHECK(pthread_join(thread, NULL) == 0);
+    CHECK(send(made, "x", 1, MSG_OOB) == -1 && errno == EOPNOTSUPP);
+    CHECK(recv(made, &error, 1, MSG_OOB) == -1 && errno == EINVAL);
+    CHECK(lseek(made, 0, SEEK_CUR) == -1 && errno == ESPIPE);
+    CHECK(close(made) == 0 && close(accepted) == 0);
+}
+
+static void refused_then_accepted(void)
+{
+    struct sockaddr_in nobody = address;
+    nobody.sin_port = htons(1);
+    int made = socket(AF_INET, SOCK_STREAM, 0), accepted;
+    CHECK(connect(made, (void *)&nobody, sizeof nobody) == -1 && errno == ECONNREFUSED);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, accept_one, &accepted) == 0);
+    CHECK(connect(made, (void *)&address, sizeof address) == 0);
+    CHECK(pthread_join(thread, NULL) == 0 && close(made) == 0 && close(accepted) == 0);
+}
+
+static void flags_are_not_inherited(void)
+{
+    int accepted, made;
+    CHECK(fcntl(listener, F_SETFL, O_NONBLOCK) == 0);
+    CHECK(accept(listener, NULL, NULL) == -1 && errno == EAGAIN);
+    made = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    CHECK(connect(made, (void *)&address, sizeof address) == -1 && errno == EINPROGRESS);
+    await_events(listener, POLLIN);
+    CHECK((accepted = accept(listener, NULL, NULL)) >= 0);
+    CHECK((fcntl(accepted, F_GETFL) & O_NONBLOCK) == 0);
+    CHECK(fcntl(listener, F_SETFL, 0) == 0 && close(made) == 0 && close(accepted) == 0);
+}
+
+static void mapped_addresses(void)
+{
+    struct sockaddr_in6 any = { .sin6_family = AF_INET6 }, mapped = any, name;
+    struct sockaddr_in plain = address;
+    socklen_t length = sizeof any;
+    char text[64];
+    int both = socket(AF_INET6, SOCK_STREAM, 0);
+    CHECK(bind(both, (void *)&any, length) == 0 && listen(both, 4) == 0);
+    CHECK(getsockname(both, (void *)&any, &length) == 0 && length == sizeof any);
+    CHECK(any.sin6_family == AF_INET6);
+    listener_of_thread = listener;
+    listener = both;
+    mapped.sin6_port = plain.sin_port = any.sin6_port;
+    CHECK(inet_pton(AF_INET6, "::ffff:10.77.0.2", &mapped.sin6_addr) == 1);
+    for (int way = 0; way < 2; way++) {
+        int accepted, made = socket(way ? AF_INET : AF_INET6, SOCK_STREAM, 0);
+        pthread_t thread;
+        CHECK(pthread_create(&thread, NULL, accept_one, &accepted) == 0);
+        CHECK(way ? connect(made, (void *)&plain, sizeof plain) == 0
+                  : connect(made, (void *)&mapped, sizeof mapped) == 0);
+        CHECK(pthread_join(thread, NULL) == 0);
+        length = sizeof name;
+        CHECK(getpeername(accepted, (void *)&name, &length) == 0 && length == sizeof name);
+        CHECK(inet_ntop(AF_INET6, &name.sin6_addr, text, sizeof text));
+        CHECK(strncmp(text, "::ffff:10.77.0.", 15) == 0);
+        CHECK(close(made) == 0 && close(accepted) == 0);
+    }
+    listener = listener_of_thread;
+    CHECK(close(both) == 0);
+}
+
+static void shut_down_a_listener(void)
+{
+    int result = -1, ready = 0;
+    pthread_t thread;
+    listener_of_thread = listener;
+    CHECK(shutdown(listener, SHUT_WR) == 0);
+    CHECK(pthread_create(&thread, NULL, accept_until_shutdown, &result) == 0);
+    /* Whether the thread waits already does not matter. */
+    CHECK(shutdown(listener, SHUT_RDWR) == 0);
+    CHECK(pthread_join(thread, NULL) == 0 && result == EINVAL);
+    CHECK(getsockopt(listener, SOL_SOCKET, SO_ACCEPTCONN, &ready, &(socklen_t){ sizeof ready }) == 0);
+    CHECK(ready == 0 && close(listener) == 0);
+}
+
+int main(void)
+{
+    start_listening();
+    report_once();
+    connect_without_waiting();
+    refused_then_accepted();
+    flags_are_not_inherited();
+    mapped_addresses();
+    shut_down_a_listener();
+    return 0;
+}
+"#;
+
+#[test]
+fn rsockets_behave_as_sockets_of_the_kernel() {
+    run_preloaded(AS_OF_THE_KERNEL);
+}

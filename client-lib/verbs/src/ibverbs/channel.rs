@@ -1,4 +1,4 @@
-//! Completion channels (ibv_create_comp_channel(3), ibv_get_cq_event(3)): a pipe that carries the
+//! Completion channels (ibv_create_comp_channel(3), ibv_get_cq_event(3)): a stream that carries the
 //! cookie of a completion queue for each event. The program may poll its descriptor, which keeps
 //! the O_NONBLOCK setting of the program.
 
@@ -10,11 +10,16 @@ use crate::status::{errno_of, pointer_of, set_errno, wake_interval};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 use siw::{CompletionChannel, Error};
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+
+/// Looks at the first event and leaves it in the stream.
+const PEEK: RecvFlags = RecvFlags::PEEK.union(RecvFlags::DONTWAIT);
 
 /// A channel as programs see it.
 #[repr(C)]
@@ -32,6 +37,8 @@ pub struct ChannelObject {
 #[derive(Default)]
 struct ChannelQueues {
     last_cookie: u64,
+    /// Events of destroyed queues may be in the stream.
+    may_have_stale: bool,
     by_cookie: HashMap<u64, QueuePointer>,
     /// Queues whose last event has yet to be delivered; None while the daemon runs.
     last_events: Option<Vec<u64>>,
@@ -78,7 +85,59 @@ impl ChannelObject {
 
     /// Removes a queue, which gets no more events.
     pub fn detach(&self, cookie: u64) {
-        self.lock_queues().by_cookie.remove(&cookie);
+        let mut queues = self.lock_queues();
+        queues.by_cookie.remove(&cookie);
+        queues.may_have_stale = true;
+    }
+
+    /// Discards events of destroyed queues that are first in the stream: the descriptor is readable
+    /// exactly while an event can be taken.
+    pub fn drop_stale_events(&self) {
+        self.drop_stale(&mut self.lock_queues());
+    }
+
+    fn drop_stale(&self, queues: &mut ChannelQueues) {
+        while queues.may_have_stale {
+            let mut cookie = [0; 8];
+            let seen = recv(self.channel.as_fd(), &mut cookie, PEEK);
+            match seen.map(|(_, length)| length) {
+                Ok(8) if !queues.by_cookie.contains_key(&u64::from_ne_bytes(cookie)) => {
+                    let _ = recv(self.channel.as_fd(), &mut cookie, RecvFlags::DONTWAIT);
+                }
+                Err(Errno::AGAIN) => queues.may_have_stale = false,
+                _ => return,
+            }
+        }
+    }
+
+    /// Takes the first event of a queue that exists, without waiting. The length is 0 after the end of
+    /// the daemon.
+    fn take_event(&self) -> Result<([u8; 8], usize), Errno> {
+        let mut queues = self.lock_queues();
+        self.drop_stale(&mut queues);
+        let mut cookie = [0; 8];
+        let (_, length) = recv(self.channel.as_fd(), &mut cookie, RecvFlags::DONTWAIT)?;
+        self.drop_stale(&mut queues);
+        Ok((cookie, length))
+    }
+
+    /// Reads the next event; waits for it unless the program has set O_NONBLOCK.
+    fn read_event(&self) -> Result<([u8; 8], usize), Errno> {
+        loop {
+            match self.take_event() {
+                Err(Errno::AGAIN) if !self.is_nonblocking() => {}
+                taken => return taken,
+            }
+            poll(
+                &mut [PollFd::new(&self.channel.as_fd(), PollFlags::IN)],
+                None,
+            )?;
+        }
+    }
+
+    fn is_nonblocking(&self) -> bool {
+        let flags = fcntl_getfl(self.channel.as_fd());
+        flags.is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
     }
 
     /// Called when the daemon has ended: each queue gets one more event, so that a sleeping program
@@ -98,10 +157,10 @@ impl ChannelObject {
     /// event it returns the cookies of the queues in turn.
     #[cold]
     fn await_event(&self, interval: Duration) -> Option<[u8; 8]> {
-        let fd = self.channel.as_fd();
-        if fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK)) {
+        if self.is_nonblocking() {
             return None;
         }
+        let fd = self.channel.as_fd();
         loop {
             let timeout = Timespec::try_from(interval).ok()?;
             match poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)) {
@@ -206,20 +265,19 @@ pub unsafe fn get_cq_event(
             return -1;
         }
         let chosen = wake_interval().and_then(|interval| object.await_event(interval));
-        let mut cookie = chosen.unwrap_or_default();
         let read = match chosen {
-            Some(_) => Ok(cookie.len()),
-            None => rustix::io::read(object.channel.as_fd(), &mut cookie),
+            Some(cookie) => Ok((cookie, cookie.len())),
+            None => object.read_event(),
         };
-        match read {
-            Ok(8) => {}
+        let cookie = match read {
+            Ok((cookie, 8)) => cookie,
             // The daemon has ended.
             Ok(_) => match object.next_last_event() {
                 Some(last) => {
                     // SAFETY: a channel's context is open.
                     let context = unsafe { ContextObject::from_abi((*channel).context) };
                     await_end(context);
-                    cookie = last.to_ne_bytes();
+                    last.to_ne_bytes()
                 }
                 None => {
                     object.fall_silent();
@@ -231,7 +289,7 @@ pub unsafe fn get_cq_event(
                 set_errno(error.raw_os_error());
                 return -1;
             }
-        }
+        };
         let queues = object.lock_queues();
         let Some(found) = queues.by_cookie.get(&u64::from_ne_bytes(cookie)) else {
             continue;

@@ -144,8 +144,13 @@ pub unsafe fn destroy_cq(cq: *mut ibv_cq) -> c_int {
         }
         queue.events.wait_acknowledged();
         queue.async_events.wait_acknowledged();
+        let channel = queue.channel;
         // SAFETY: `create` boxed it; the manual page forbids any later use.
         drop(unsafe { Box::from_raw(cq.cast::<CqObject>()) });
+        // No more events follow.
+        if let Some((channel, _)) = channel {
+            channel.drop_stale_events();
+        }
     }
     errno_of("ibv_destroy_cq", unused)
 }

@@ -4,10 +4,10 @@
 use super::context::ContextObject;
 use super::port::PORT;
 use crate::abi::*;
-use crate::status::fail_errno;
+use crate::status::{explain, fail_errno};
 use siw::DeviceInfo;
-use siw_shm::device_identity::gid_table;
 pub use siw_shm::device_identity::ip_of_gid;
+use siw_shm::device_identity::{gid_table, interface_index};
 use std::ffi::c_int;
 use std::net::IpAddr;
 
@@ -45,7 +45,14 @@ unsafe fn gid_at(context: *mut ibv_context, port_num: u32, index: u32) -> Option
     // SAFETY: by the caller's contract.
     let context = unsafe { ContextObject::from_abi(context) };
     let gids = device_gids(context.device().info());
-    (port_num == PORT).then(|| gids.get(index as usize).copied())?
+    let found = (port_num == PORT).then(|| gids.get(index as usize).copied())?;
+    if found.is_none() {
+        let last = gids.len().saturating_sub(1);
+        explain(&format_args!(
+            "the device has no GID index {index}: its GIDs have the indices 0 to {last}"
+        ));
+    }
+    found
 }
 
 /// ibv_query_gid(3)
@@ -66,13 +73,22 @@ pub unsafe fn query_gid(
     0
 }
 
-fn to_entry(index: usize, gid: &DeviceGid) -> ibv_gid_entry {
+/// The number of the network interface that `siwrun` shows for a device; 0 if it shows none.
+fn shown_interface(info: &DeviceInfo) -> u32 {
+    let number = interface_index(info.index);
+    let mut name = [0; libc::IF_NAMESIZE];
+    // SAFETY: room for a name. The preloaded library of `siwrun` overrides the function.
+    let shown = unsafe { libc::if_indextoname(number, name.as_mut_ptr()) };
+    if shown.is_null() { 0 } else { number }
+}
+
+fn to_entry(index: usize, gid: &DeviceGid, ndev_ifindex: u32) -> ibv_gid_entry {
     ibv_gid_entry {
         gid: ibv_gid { raw: gid.raw },
         gid_index: index as u32,
         port_num: PORT,
         gid_type: gid_type(gid),
-        ndev_ifindex: 0,
+        ndev_ifindex,
     }
 }
 
@@ -92,8 +108,10 @@ pub unsafe fn query_gid_ex(
     let Some(found) = (unsafe { gid_at(context, port_num, index) }) else {
         return fail_errno(libc::ENODATA);
     };
+    // SAFETY: a context of this library.
+    let interface = shown_interface(unsafe { ContextObject::from_abi(context) }.device().info());
     // SAFETY: an entry to write, of at least this size.
-    unsafe { entry.write(to_entry(index as usize, &found)) };
+    unsafe { entry.write(to_entry(index as usize, &found, interface)) };
     0
 }
 
@@ -109,13 +127,18 @@ pub unsafe fn query_gid_table(
         return -(libc::EINVAL as isize);
     }
     // SAFETY: a context of this library.
-    let gids = device_gids(unsafe { ContextObject::from_abi(context) }.device().info());
+    let info = unsafe { ContextObject::from_abi(context) }.device().info();
+    let (gids, interface) = (device_gids(info), shown_interface(info));
     if gids.len() > max_entries {
         return -(libc::EINVAL as isize);
     }
     for (i, gid) in gids.iter().enumerate() {
         // SAFETY: there is room for `max_entries` entries of `entry_size` bytes.
-        unsafe { entries.byte_add(i * entry_size).write(to_entry(i, gid)) };
+        unsafe {
+            entries
+                .byte_add(i * entry_size)
+                .write(to_entry(i, gid, interface))
+        };
     }
     gids.len() as isize
 }

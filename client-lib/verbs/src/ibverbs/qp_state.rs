@@ -122,6 +122,45 @@ fn may_follow(from: ibv_qp_state, to: ibv_qp_state) -> bool {
     }
 }
 
+/// Attributes that a move to RTR requires if it makes a connection (ibv_modify_qp(3)).
+const TO_RTR: ibv_qp_attr_mask =
+    CONNECTS | IBV_QP_PATH_MTU | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+
+/// Attributes that the following move to RTS requires.
+const TO_RTS: ibv_qp_attr_mask =
+    IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
+
+/// Checks the attributes before anything changes. Queue pairs of rdma_cm are moved without most of
+/// them, so that only a program that connects queue pairs itself has to give all.
+fn check_attributes(
+    queue_pair: &QpObject,
+    attr: &ibv_qp_attr,
+    mask: ibv_qp_attr_mask,
+) -> Result<(), Error> {
+    if mask & IBV_QP_PORT != 0 && u32::from(attr.port_num) != PORT {
+        return Err(Error::Invalid("port_num is not a port of the device"));
+    }
+    if mask & IBV_QP_PATH_MTU != 0 && !(IBV_MTU_256..=IBV_MTU_4096).contains(&attr.path_mtu) {
+        return Err(Error::Invalid("path_mtu is not a value of enum ibv_mtu"));
+    }
+    if mask & IBV_QP_STATE == 0 {
+        return Ok(());
+    }
+    let from = queue_pair.verbs_state();
+    let is_paired = queue_pair.lock_attributes().is_paired;
+    let required = match attr.qp_state {
+        IBV_QPS_RTR if from == IBV_QPS_INIT && mask & CONNECTS != 0 => TO_RTR,
+        IBV_QPS_RTS if from == IBV_QPS_RTR && is_paired => TO_RTS,
+        _ => 0,
+    };
+    if mask & required != required {
+        return Err(Error::Invalid(
+            "attributes that this transition requires are missing in the mask (ibv_modify_qp(3))",
+        ));
+    }
+    Ok(())
+}
+
 /// Attributes of a move to RTR that make a connection.
 const CONNECTS: ibv_qp_attr_mask = IBV_QP_AV | IBV_QP_DEST_QPN;
 
@@ -249,6 +288,9 @@ pub unsafe fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) ->
     // SAFETY: as the caller promised.
     let (queue_pair, attr) = unsafe { (QpObject::from_abi(qp), &*attr) };
     let mask = mask as ibv_qp_attr_mask;
+    if let Err(error) = check_attributes(queue_pair, attr, mask) {
+        return fail_with("ibv_modify_qp", &error);
+    }
     queue_pair.lock_attributes().merge(attr, mask);
     let mut changed = match mask & IBV_QP_STATE {
         0 => Ok(()),

@@ -2,7 +2,7 @@
 //! rdma_set_option(3), ports.
 
 use super::devices::Devices;
-use super::id::{IdObject, IdState, complete, fail, result_of};
+use super::id::{IdObject, IdState, Resolved, complete, fail, result_of};
 use super::sockaddr::{read_address, write_address};
 use crate::abi::*;
 use siw::{BindOptions, CmBinding, Error};
@@ -96,7 +96,7 @@ pub unsafe fn bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
     // SAFETY: an identifier of this library, and an address.
     let (object, addr) = unsafe { (IdObject::from_abi(id), read_address(addr)) };
     let Some(addr) = addr else {
-        return fail(libc::EAFNOSUPPORT);
+        return fail(libc::EINVAL);
     };
     result_of(
         "rdma_bind_addr",
@@ -109,8 +109,17 @@ fn resolve(
     src: Option<SocketAddr>,
     destination: SocketAddr,
 ) -> Result<(), Error> {
+    let is_bound = {
+        let state = object.lock_state();
+        if state.resolved != Resolved::Nothing || state.listener.is_some() {
+            return Err(refusal(
+                libc::EINVAL,
+                "the identifier has an address already, or listens",
+            ));
+        }
+        state.local.is_some()
+    };
     // Only a source with a port is reserved.
-    let is_bound = object.lock_state().local.is_some();
     if let Some(src) = src.filter(|src| src.port() != 0 && !is_bound) {
         bind(object, src)?;
     }
@@ -137,6 +146,7 @@ fn resolve(
     store_local(object, &mut state, found.local);
     store_device(object, &mut state, found.device)?;
     state.destination = Some(destination);
+    state.resolved = Resolved::Address;
     // SAFETY: the identifier's own field, with room for any address.
     unsafe {
         write_address(
@@ -162,8 +172,8 @@ pub unsafe fn resolve_addr(
             read_address(destination),
         )
     };
-    let Some(to) = to else {
-        return fail(libc::EAFNOSUPPORT);
+    let Some(to) = to.filter(|_| src.is_null() || from.is_some()) else {
+        return fail(libc::EINVAL);
     };
     let resolved = check_kind(id).and_then(|()| resolve(object, from, to));
     if resolved.is_ok() {
@@ -180,9 +190,12 @@ pub unsafe fn resolve_addr(
 pub unsafe fn resolve_route(id: *mut rdma_cm_id, _timeout_ms: c_int) -> c_int {
     // SAFETY: an identifier of this library.
     let object = unsafe { IdObject::from_abi(id) };
-    if object.lock_state().destination.is_none() {
+    let mut state = object.lock_state();
+    if state.resolved != Resolved::Address {
         return fail(libc::EINVAL);
     }
+    state.resolved = Resolved::Route;
+    drop(state);
     object.push_plain(RDMA_CM_EVENT_ROUTE_RESOLVED);
     // SAFETY: as above.
     unsafe { complete(id) }

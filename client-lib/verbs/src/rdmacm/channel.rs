@@ -1,10 +1,15 @@
 //! Event channels (rdma_create_event_channel(3), rdma_get_cm_event(3)). The descriptor of a channel
-//! is an epoll instance with the daemon's socket and an eventfd for events of this library: it is
-//! readable when an event may be pending, and keeps the O_NONBLOCK setting of the program.
+//! is an epoll instance with the daemon's socket and an eventfd for events of this library, and keeps
+//! the O_NONBLOCK setting of the program.
+//!
+//! The descriptor is readable exactly while rdma_get_cm_event(3) returns an event. The daemon sends
+//! only events that the program gets ([`CmChannel::for_rdma_cm`]); before the library discards events
+//! of an identifier, it takes them out of the socket ([`EventChannel::drain_daemon`]), and sends those
+//! that may follow elsewhere ([`Devices::park_events`]).
 
 use super::devices::Devices;
-use super::events::{EventObject, QueuedEvent, RecentDisconnect, deliver, dispatch};
-use super::id::{IdObject, RegisteredId};
+use super::events::{EventObject, QueuedEvent, deliver, dispatch};
+use super::id::IdObject;
 use crate::abi::{rdma_cm_event, rdma_event_channel};
 use crate::status::{fail_errno, fail_with, pointer_of};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
@@ -15,9 +20,6 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-
-/// Time between two checks whether a disconnect can be reported.
-const DISCONNECT_CHECK: Duration = Duration::from_micros(200);
 
 /// State of a channel, kept alive by its identifiers.
 pub struct EventChannel {
@@ -55,7 +57,7 @@ impl EventChannelObject {
     /// Creates a channel.
     pub fn create() -> Result<Box<EventChannelObject>, Error> {
         let devices = Devices::open()?;
-        let daemon = CmChannel::new(&devices.client)?;
+        let daemon = CmChannel::for_rdma_cm(&devices.client)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let local = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         for fd in [daemon.as_fd(), local.as_fd()] {
@@ -108,30 +110,10 @@ impl EventChannel {
         }
     }
 
-    /// Takes the first event that need not wait; see [`RecentDisconnect`].
+    /// Takes the first event.
     fn pop(&self) -> Option<QueuedEvent> {
-        let queue = self.lock_queue();
-        let disconnects = queue.iter().filter_map(QueuedEvent::as_recent_disconnect);
-        let disconnects: Vec<RecentDisconnect> = disconnects.collect();
-        // This lock must not be held while looking at an identifier.
-        drop(queue);
-        let in_time = disconnects
-            .iter()
-            .filter(|disconnect| !disconnect.is_early());
-        let in_time: Vec<RegisteredId> = in_time.map(|disconnect| disconnect.id).collect();
-        let mut waiting = Vec::new();
         let mut queue = self.lock_queue();
-        // Events of one identifier stay in order.
-        let first = queue.iter().position(|event| {
-            let id = event.owner();
-            let waits = waiting.contains(&id)
-                || event.as_recent_disconnect().is_some() && !in_time.contains(&id);
-            if waits {
-                waiting.push(id);
-            }
-            !waits
-        });
-        let event = queue.remove(first?);
+        let event = queue.pop_front();
         self.show_state(&queue);
         event
     }
@@ -211,14 +193,6 @@ impl EventChannel {
                     return Ok(event);
                 }
             }
-            if !self.lock_queue().is_empty() {
-                // The events wait for the program to poll completions.
-                if self.is_nonblocking() {
-                    return Err(std::io::Error::from_raw_os_error(libc::EAGAIN).into());
-                }
-                std::thread::sleep(DISCONNECT_CHECK);
-                continue;
-            }
             let mut fds = [PollFd::new(&self.epoll, PollFlags::IN)];
             let zero = Timespec {
                 tv_sec: 0,
@@ -240,7 +214,12 @@ pub unsafe fn create_event_channel() -> *mut rdma_event_channel {
 /// rdma_destroy_event_channel(3)
 pub unsafe fn destroy_event_channel(channel: *mut rdma_event_channel) {
     // SAFETY: `EventChannelObject::create` boxed it; the manual page forbids any later use.
-    drop(unsafe { Box::from_raw(channel.cast::<EventChannelObject>()) });
+    let object = unsafe { Box::from_raw(channel.cast::<EventChannelObject>()) };
+    if !object.channel.is_inherited() {
+        // Requests that nobody can take any more are rejected.
+        let _ = object.channel.drain_daemon();
+        drop(object.channel.take_matching(|_| true));
+    }
 }
 
 /// rdma_get_cm_event(3)

@@ -2,7 +2,7 @@
 //! rdma_disconnect(3).
 
 use super::address::bind;
-use super::id::{IdObject, complete, fail, result_of};
+use super::id::{IdObject, Resolved, complete, fail, result_of};
 use crate::abi::*;
 use crate::ibverbs::context::ContextObject;
 use crate::ibverbs::qp::QpObject;
@@ -118,8 +118,11 @@ unsafe fn start_connect(id: *mut rdma_cm_id, wanted: &Wanted<'_>) -> Result<(), 
     let channel = object.channel();
     let limits = channel.devices.client.limits();
     let state = object.lock_state();
-    let destination = state.destination.ok_or(Error::Invalid(
-        "the identifier has no destination: resolve its address first",
+    let destination = state
+        .destination
+        .filter(|_| state.resolved == Resolved::Route);
+    let destination = destination.ok_or(Error::Invalid(
+        "the identifier has no route: resolve its address and its route first",
     ))?;
     let options = ConnectOptions {
         device: state.device,
@@ -213,8 +216,22 @@ unsafe fn start_accept(id: *mut rdma_cm_id, wanted: &Wanted<'_>) -> Result<(), E
         Ok(()) => Ok(()),
         Err(failed) => {
             object.lock_state().request = Some(failed.object);
-            Err(failed.error)
+            Err(name_departed_peer(failed.error))
         }
+    }
+}
+
+/// Converts the error of an answer to a request that its peer has given up.
+fn name_departed_peer(error: Error) -> Error {
+    match error {
+        Error::Refused {
+            errno: libc::ENOENT,
+            ..
+        } => Error::Refused {
+            errno: libc::ECONNRESET,
+            reason: "the peer has given up the connection".into(),
+        },
+        error => error,
     }
 }
 
@@ -237,8 +254,11 @@ pub unsafe fn reject(id: *mut rdma_cm_id, data: *const c_void, length: u8) -> c_
         .request
         .take();
     let rejected = match request {
-        // SAFETY: valid for its length.
-        Some(request) => request.reject(unsafe { bytes(data, length) }),
+        Some(request) => {
+            // SAFETY: valid for its length.
+            let rejected = request.reject(unsafe { bytes(data, length) });
+            rejected.map_err(name_departed_peer)
+        }
         None => Err(Error::Invalid("there is no request to reject")),
     };
     result_of("rdma_reject", rejected)

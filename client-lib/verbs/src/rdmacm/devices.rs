@@ -8,10 +8,11 @@ use crate::ibverbs::device::DeviceObject;
 use crate::ibverbs::pd::alloc_pd;
 use crate::per_process::PerProcess;
 use crate::status::{fail_with, set_errno};
-use siw::{Context, DeviceInfo, Error, Pd};
+use siw::{CmChannel, Context, DeviceInfo, Error, Pd, Qp};
 use std::ffi::c_int;
 use std::net::IpAddr;
 use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 /// A connection to the daemon and its contexts. They are never freed, because identifiers, and the
 /// objects that programs create with them, refer to them.
@@ -19,6 +20,8 @@ pub struct Devices {
     pub client: Context,
     all: Vec<Device>,
     socket_pd: OnceLock<Pd>,
+    /// Channel for events that no program gets.
+    parking: OnceLock<CmChannel>,
 }
 
 struct Device {
@@ -69,6 +72,7 @@ impl Devices {
             client,
             all,
             socket_pd: OnceLock::new(),
+            parking: OnceLock::new(),
         }));
         *open = Some(devices);
         Ok(devices)
@@ -91,6 +95,21 @@ impl Devices {
     pub fn first_address(&self, is_v4: bool) -> Option<IpAddr> {
         let mut all = self.all.iter().flat_map(|device| &device.info.ips);
         all.find(|ip| ip.is_ipv4() == is_v4).copied()
+    }
+
+    /// Moves the events of a queue pair away from the channel of an identifier that is destroyed: later
+    /// ones would make its descriptor readable.
+    pub fn park_events(&self, qp: &Qp) -> Result<(), Error> {
+        let parking = match self.parking.get() {
+            Some(parking) => parking,
+            None => {
+                let made = CmChannel::new(&self.client)?;
+                self.parking.get_or_init(|| made)
+            }
+        };
+        // Earlier ones, so that they do not accumulate.
+        while parking.get_event(Some(Duration::ZERO)).is_ok() {}
+        qp.migrate_events(parking)
     }
 
     /// The protection domain of all rsockets.

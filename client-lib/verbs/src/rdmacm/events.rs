@@ -7,10 +7,6 @@ use crate::abi::*;
 use siw::{CmEvent, ConnectionInfo, ConnectionRequest};
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
-
-/// Maximum time that a disconnect waits for the program to poll earlier completions.
-const DISCONNECT_DELAY: Duration = Duration::from_millis(10);
 
 /// An event in the queue of a channel.
 pub enum QueuedEvent {
@@ -32,28 +28,6 @@ pub struct PlainEvent {
     pub status: c_int,
     /// Connection data of the event.
     pub info: Option<Box<ConnectionInfo>>,
-    /// When the library received it.
-    pub since: Instant,
-}
-
-/// A disconnect to be delivered only after the program has polled earlier successful completions.
-/// libfabric polls, finds none, asks for events, and destroys the queue pair of an ended
-/// connection, and with it the completions that arrived between these two calls.
-#[derive(Clone, Copy)]
-pub struct RecentDisconnect {
-    pub id: RegisteredId,
-    qp_num: u32,
-}
-
-impl RecentDisconnect {
-    /// Checks for unpolled completions.
-    pub fn is_early(&self) -> bool {
-        let is_unpolled = with_registered(self.id, |id| {
-            let qps = &id.context()?.objects().qps;
-            qps.find(self.qp_num, |object| object.qp().has_unpolled_successes())
-        });
-        is_unpolled.flatten().unwrap_or(false)
-    }
 }
 
 impl QueuedEvent {
@@ -64,20 +38,6 @@ impl QueuedEvent {
             kind,
             status,
             info: None,
-            since: Instant::now(),
-        })
-    }
-
-    /// Returns the disconnect if the event is one that may have to wait for the program.
-    pub fn as_recent_disconnect(&self) -> Option<RecentDisconnect> {
-        let QueuedEvent::Plain(event) = self else {
-            return None;
-        };
-        let info = event.info.as_ref()?;
-        let is_recent = event.since.elapsed() < DISCONNECT_DELAY;
-        (event.kind == RDMA_CM_EVENT_DISCONNECTED && is_recent).then_some(RecentDisconnect {
-            id: event.id,
-            qp_num: info.qp_num,
         })
     }
 
@@ -120,7 +80,13 @@ pub fn dispatch(event: CmEvent) {
             });
             return;
         }
-        CmEvent::RequestCancelled { .. } | CmEvent::DeviceRemoval { .. } => return,
+        CmEvent::RequestCancelled { .. } => return,
+        CmEvent::DeviceRemoval { cookie, .. } => {
+            with_registered(RegisteredId(cookie), |id| {
+                id.push_plain(RDMA_CM_EVENT_DEVICE_REMOVAL);
+            });
+            return;
+        }
         CmEvent::Established(info) => (RDMA_CM_EVENT_ESTABLISHED, info),
         CmEvent::Rejected(info) => (RDMA_CM_EVENT_REJECTED, info),
         CmEvent::Unreachable(info) => (RDMA_CM_EVENT_UNREACHABLE, info),
@@ -147,7 +113,6 @@ pub fn dispatch(event: CmEvent) {
             kind,
             status,
             info: Some(Box::new(info)),
-            since: Instant::now(),
         }));
     });
 }

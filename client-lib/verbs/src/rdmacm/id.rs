@@ -5,7 +5,6 @@ use super::channel::{EventChannel, EventChannelObject};
 use super::connect::find_queue_pair;
 use super::events::{QueuedEvent, ack_cm_event};
 use crate::abi::*;
-use crate::ibverbs::context::ContextObject;
 use crate::ibverbs::users::EventCount;
 use crate::per_process::PerProcess;
 use crate::status::{errno_of, fail_errno, fail_with};
@@ -45,6 +44,15 @@ struct ChannelOf {
     own: Option<Box<EventChannelObject>>,
 }
 
+/// Progress of an identifier that connects (rdma_resolve_addr(3), rdma_resolve_route(3)).
+#[derive(Default, Clone, Copy, PartialEq, Eq)]
+pub enum Resolved {
+    #[default]
+    Nothing,
+    Address,
+    Route,
+}
+
 /// State of an identifier; dispatching events needs none of it.
 #[derive(Default)]
 pub struct IdState {
@@ -57,6 +65,7 @@ pub struct IdState {
     /// Bound or resolved address.
     pub local: Option<SocketAddr>,
     pub destination: Option<SocketAddr>,
+    pub resolved: Resolved,
     /// The daemon's device index.
     pub device: Option<u32>,
     /// Number of a queue pair that the program created itself (`qp_num` of `struct
@@ -172,14 +181,6 @@ impl IdObject {
 
     fn lock_channel(&self) -> MutexGuard<'_, ChannelOf> {
         self.channel.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The device's context, once it has one: it does not change while there is a connection.
-    pub fn context(&self) -> Option<&'static ContextObject> {
-        // SAFETY: the identifier's own field.
-        let verbs = unsafe { (*self.as_abi()).verbs };
-        // SAFETY: contexts of rdma_cm are open as long as the process runs.
-        (!verbs.is_null()).then(|| unsafe { ContextObject::from_abi(verbs) })
     }
 
     /// Locks its state.
@@ -391,12 +392,14 @@ pub unsafe fn destroy_id(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: as above.
     unsafe { release_event(id) };
     object.closing.store(true, Ordering::Release);
-    if object.connected.load(Ordering::Acquire)
-        // SAFETY: as above.
-        && let Some(qp) = unsafe { find_queue_pair(id) }
-    {
-        // The connection ends with its identifier.
-        let _ = qp.disconnect();
+    let channel = object.channel();
+    // SAFETY: as above.
+    if let Some(qp) = unsafe { find_queue_pair(id) } {
+        if object.connected.load(Ordering::Acquire) {
+            // The connection ends with its identifier.
+            let _ = qp.disconnect();
+        }
+        let _ = channel.devices.park_events(&qp);
     }
     let state = std::mem::take(&mut *object.lock_state());
     if let Some(listener) = state.listener {
@@ -405,11 +408,9 @@ pub unsafe fn destroy_id(id: *mut rdma_cm_id) -> c_int {
     // An unanswered request is rejected.
     drop((state.request, state.binding));
     let number = object.number;
-    drop(
-        object
-            .channel()
-            .take_matching(|event| event.owner() == number),
-    );
+    // Requests that the program has not taken are rejected.
+    let _ = channel.drain_daemon();
+    drop(channel.take_matching(|event| event.owner() == number));
     object.events.wait_acknowledged();
     lock_registered().remove(&number);
     // SAFETY: `IdObject::create` boxed it; the manual page forbids any later use.
@@ -427,7 +428,12 @@ pub unsafe fn migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) 
     // SAFETY: as above.
     unsafe { release_event(id) };
     // SAFETY: as above, and NULL or a channel of this library.
-    result_of("rdma_migrate_id", unsafe { migrate(id, object, channel) })
+    let migrated = unsafe { migrate(id, object, channel) };
+    if migrated.is_ok() {
+        // Events that were taken from the old channel must be acknowledged (rdma_migrate_id(3)).
+        object.events.wait_acknowledged();
+    }
+    result_of("rdma_migrate_id", migrated)
 }
 
 unsafe fn migrate(

@@ -10,6 +10,7 @@ use super::table;
 use super::wire::ConnectionData;
 use crate::rdmacm::devices::Devices;
 use crate::status::log_failure;
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsRawFd, OwnedFd};
 use siw::{
     BindOptions, CmBinding, CmChannel, CmEvent, CmListener, ConnectOptions, ConnectionInfo,
@@ -72,7 +73,8 @@ pub fn is_reachable(addr: SocketAddr, own: bool) -> bool {
     devices.client.resolve_address(addr, None, None).is_ok()
 }
 
-fn any_address(family: c_int) -> SocketAddr {
+/// The wildcard address of a family.
+pub fn any_address(family: c_int) -> SocketAddr {
     if family == libc::AF_INET6 {
         (Ipv6Addr::UNSPECIFIED, 0).into()
     } else {
@@ -118,7 +120,10 @@ impl RsocketState {
         };
         match CmListener::from_binding(&channel, binding, &options) {
             Ok(listener) => {
+                let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+                let end = eventfd(0, flags).map_err(rustix::io::Errno::raw_os_error)?;
                 add_to_descriptor(table::borrow(descriptor), &channel)?;
+                add_to_descriptor(table::borrow(descriptor), &end)?;
                 self.local = Some(listener.local_addr());
                 self.phase = Phase::Listening(Listening {
                     _listener: listener,
@@ -126,6 +131,7 @@ impl RsocketState {
                     requests: VecDeque::new(),
                     early: VecDeque::new(),
                     kernel: None,
+                    end: Arc::new(end),
                 });
                 Ok(())
             }
@@ -139,12 +145,12 @@ impl RsocketState {
     /// Starts rconnect(3).
     fn start_connect(&mut self, descriptor: c_int, to: SocketAddr) -> Result<(), c_int> {
         match &self.phase {
-            Phase::New | Phase::Bound(_) => {}
+            // After a failure that was reported, a connect begins anew (connect(2)).
+            Phase::New | Phase::Bound(_) | Phase::Failed => {}
             Phase::Connecting(_) => return Err(libc::EALREADY),
-            Phase::Stream(_) => return Err(libc::EISCONN),
-            Phase::Failed => return Err(libc::ECONNABORTED),
-            Phase::Listening(_) => return Err(libc::EOPNOTSUPP),
+            Phase::Stream(_) | Phase::Listening(_) => return Err(libc::EISCONN),
         }
+        self.is_connect_reported = false;
         let connecting = self
             .new_connecting(to)
             .map_err(|error| errno_of("rconnect", &error))?;
@@ -248,7 +254,13 @@ impl Rsocket {
     pub fn connect(&self, descriptor: c_int, to: SocketAddr) -> Result<(), c_int> {
         let mut state = self.lock();
         state.progress();
-        let is_second = matches!(state.phase, Phase::Connecting(_) | Phase::Failed);
+        let is_second = match state.phase {
+            Phase::Connecting(_) => true,
+            Phase::Failed => state.error != 0,
+            // The first call after a connection is complete reports that, the next ones EISCONN.
+            Phase::Stream(_) => !state.is_connect_reported,
+            _ => false,
+        };
         if !is_second {
             state.start_connect(descriptor, to)?;
         }
@@ -257,7 +269,6 @@ impl Rsocket {
             let mut state = self.lock();
             state.progress();
             return match &state.phase {
-                Phase::Stream(_) if is_second => Err(libc::EISCONN),
                 Phase::Connecting(_) if is_second => Err(libc::EALREADY),
                 Phase::Connecting(_) => Err(libc::EINPROGRESS),
                 _ => connect_outcome(&mut state),
@@ -344,6 +355,7 @@ impl Rsocket {
         {
             let mut state = socket.lock();
             (state.local, state.peer) = (local, peer);
+            state.is_connect_reported = true;
         }
         Ok((table::insert(descriptor, Arc::new(socket)), peer))
     }
@@ -351,7 +363,10 @@ impl Rsocket {
 
 fn connect_outcome(state: &mut RsocketState) -> Result<(), c_int> {
     match &state.phase {
-        Phase::Stream(_) => Ok(()),
+        Phase::Stream(_) => {
+            state.is_connect_reported = true;
+            Ok(())
+        }
         _ => Err(match state.take_error() {
             0 => libc::ECONNABORTED,
             errno => errno,

@@ -35,12 +35,23 @@ pub struct Instance {
 #[derive(Default)]
 struct Watches {
     all: HashMap<c_int, Watch>,
-    /// Rsockets that may be ready.
-    candidates: Vec<c_int>,
+    /// Rsockets that may be ready, each once. The number of a descriptor that was removed, and of one
+    /// that was closed, may belong to another watch.
+    candidates: Vec<Candidate>,
+    last_id: u64,
+}
+
+/// A descriptor, and the watch that is meant.
+#[derive(Clone, Copy)]
+struct Candidate {
+    descriptor: c_int,
+    watch: u64,
 }
 
 #[derive(Clone)]
 struct Watch {
+    /// Never reused.
+    id: u64,
     socket: Arc<Rsocket>,
     events: u32,
     data: u64,
@@ -109,6 +120,14 @@ impl Watchers {
     }
 }
 
+impl Watches {
+    /// The watch that a candidate means, unless it was removed.
+    fn find(&mut self, candidate: Candidate) -> Option<&mut Watch> {
+        let watch = self.all.get_mut(&candidate.descriptor)?;
+        (watch.id == candidate.watch).then_some(watch)
+    }
+}
+
 impl Instance {
     fn lock(&self) -> MutexGuard<'_, Watches> {
         self.watches.lock().unwrap_or_else(PoisonError::into_inner)
@@ -148,7 +167,11 @@ impl Instance {
         };
         if !watch.is_candidate {
             watch.is_candidate = true;
-            watches.candidates.push(descriptor);
+            let candidate = Candidate {
+                descriptor,
+                watch: watch.id,
+            };
+            watches.candidates.push(candidate);
         }
     }
 
@@ -165,13 +188,17 @@ impl Instance {
         let fd = table::borrow(descriptor);
         epoll::add(&self.inner, fd, data, epoll::EventFlags::IN).map_err(errno_of)?;
         socket.watchers.add(descriptor, self);
+        let mut watches = self.lock();
+        watches.last_id += 1;
         let watch = Watch {
+            id: watches.last_id,
             socket,
             events: event.events,
             data: event.data,
             is_candidate: false,
         };
-        self.lock().all.insert(descriptor, watch);
+        watches.all.insert(descriptor, watch);
+        drop(watches);
         self.wake_for(descriptor);
         Ok(())
     }
@@ -227,11 +254,11 @@ impl Instance {
     fn report_ready(&self, events: &mut [libc::epoll_event]) -> usize {
         let mut candidates = std::mem::take(&mut self.lock().candidates);
         let mut count = 0;
-        candidates.retain(|descriptor| {
+        candidates.retain(|candidate| {
             if count == events.len() {
                 return true;
             }
-            let Some(watch) = self.begin_check(*descriptor) else {
+            let Some(watch) = self.begin_check(*candidate) else {
                 return false;
             };
             let ready = watch.check_readiness();
@@ -242,7 +269,7 @@ impl Instance {
                 };
                 count += 1;
             }
-            self.end_check(*descriptor, &watch, ready)
+            self.end_check(*candidate, &watch, ready)
         });
         // Checked candidates move to the end, so that every candidate gets its turn.
         let kept = candidates.len().min(count);
@@ -253,20 +280,20 @@ impl Instance {
 
     /// Returns the watch to check. The check itself runs without the lock, because threads that
     /// hold the lock of an rsocket may wait for this one.
-    fn begin_check(&self, descriptor: c_int) -> Option<Watch> {
+    fn begin_check(&self, candidate: Candidate) -> Option<Watch> {
         let mut watches = self.lock();
-        let watch = watches.all.get_mut(&descriptor)?;
+        let watch = watches.find(candidate)?;
         watch.is_candidate = false;
         Some(watch.clone())
     }
 
     /// Ends a check; returns whether the rsocket stays a candidate in the caller's list.
-    fn end_check(&self, descriptor: c_int, checked: &Watch, ready: u32) -> bool {
+    fn end_check(&self, candidate: Candidate, checked: &Watch, ready: u32) -> bool {
         if ready == 0 {
             return false;
         }
         let mut watches = self.lock();
-        let Some(watch) = watches.all.get_mut(&descriptor) else {
+        let Some(watch) = watches.find(candidate) else {
             return false;
         };
         if checked.events & libc::EPOLLONESHOT as u32 != 0 {

@@ -4,10 +4,10 @@ use super::socket::Rsocket;
 use super::{connect, epoll, poll, preload, table, transfer};
 use crate::export::export_symbols;
 use crate::rdmacm::sockaddr::{length_of, read_address, write_address};
-use crate::status::set_errno;
+use crate::status::fail_errno;
 use rustix::fd::IntoRawFd;
 use std::ffi::{c_int, c_void};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub(super) fn to_c<T>(result: Result<T, c_int>, convert: impl FnOnce(T) -> isize
     match result {
         Ok(value) => convert(value),
         Err(errno) => {
-            set_errno(errno);
+            fail_errno(errno);
             -1
         }
     }
@@ -45,7 +45,22 @@ pub(super) unsafe fn to_address(
         return Err(libc::EINVAL);
     }
     // SAFETY: as the caller promised.
-    unsafe { read_address(addr) }.ok_or(libc::EAFNOSUPPORT)
+    let addr = unsafe { read_address(addr) }.ok_or(libc::EAFNOSUPPORT)?;
+    if addr.is_ipv6() && (length as usize) < size_of::<libc::sockaddr_in6>() {
+        return Err(libc::EINVAL);
+    }
+    // Sockets of IPv6 use IPv4-mapped addresses for peers of IPv4 (ipv6(7)).
+    Ok(SocketAddr::new(addr.ip().to_canonical(), addr.port()))
+}
+
+/// The address as a socket of the family shows it.
+fn address_for(family: c_int, addr: SocketAddr) -> SocketAddr {
+    match addr.ip() {
+        IpAddr::V4(v4) if family == libc::AF_INET6 => {
+            SocketAddr::new(v4.to_ipv6_mapped().into(), addr.port())
+        }
+        _ => addr,
+    }
 }
 
 /// Writes as much of an address as fits, and its full length.
@@ -116,24 +131,20 @@ unsafe fn accept_connection(
     length: *mut libc::socklen_t,
 ) -> c_int {
     // SAFETY: by the contract of the manual page.
-    unsafe { accept_with(fd, addr, length, None) }
+    unsafe { accept_with(fd, addr, length, 0) }
 }
 
-/// raccept(3) with the flags of accept4(2), or with the listener's.
+/// raccept(3) with the flags of accept4(2): those of the listener are not inherited.
 pub(super) unsafe fn accept_with(
     fd: c_int,
     addr: *mut libc::sockaddr,
     length: *mut libc::socklen_t,
-    flags: Option<c_int>,
+    flags: c_int,
 ) -> c_int {
     let accepted = find_socket(fd).and_then(|socket| {
-        // Sockets of librdmacm inherit the flags of their listener.
-        let inherited = if socket.nonblocking.load(Ordering::Relaxed) {
-            libc::SOCK_NONBLOCK
-        } else {
-            0
-        };
-        socket.accept(flags.unwrap_or(inherited))
+        let (accepted, peer) = socket.accept(flags)?;
+        let family = socket.lock().family;
+        Ok((accepted, peer.map(|peer| address_for(family, peer))))
     });
     to_c(accepted, |(accepted, peer)| {
         match peer {
@@ -312,7 +323,8 @@ unsafe fn peer_name(fd: c_int, addr: *mut libc::sockaddr, length: *mut libc::soc
     let peer = find_socket(fd).and_then(|socket| {
         let mut state = socket.lock();
         state.progress();
-        state.peer.ok_or(libc::ENOTCONN)
+        let peer = state.peer.ok_or(libc::ENOTCONN)?;
+        Ok(address_for(state.family, peer))
     });
     // SAFETY: by the contract of the manual page.
     to_status(peer.map(|peer| unsafe { store_address(Some(peer), addr, length) }))
@@ -322,10 +334,11 @@ unsafe fn socket_name(fd: c_int, addr: *mut libc::sockaddr, length: *mut libc::s
     let local = find_socket(fd).map(|socket| {
         let mut state = socket.lock();
         state.progress();
-        state.local
+        let local = state.local.unwrap_or(connect::any_address(state.family));
+        address_for(state.family, local)
     });
     // SAFETY: by the contract of the manual page.
-    to_status(local.map(|local| unsafe { store_address(local, addr, length) }))
+    to_status(local.map(|local| unsafe { store_address(Some(local), addr, length) }))
 }
 
 unsafe fn set_option(

@@ -78,7 +78,7 @@ pub unsafe fn accept4(
     flags: c_int,
 ) -> c_int {
     // SAFETY: by the contract of the manual page.
-    unsafe { accept_with(fd, addr, length, Some(flags)) }
+    unsafe { accept_with(fd, addr, length, flags) }
 }
 
 /// Called when the program closes a descriptor that may be an epoll instance.

@@ -49,6 +49,8 @@ pub struct RsocketState {
     pub peer: Option<SocketAddr>,
     /// Pending error for SO_ERROR.
     pub error: c_int,
+    /// A call of connect(2) has returned the outcome.
+    pub is_connect_reported: bool,
     /// Memory that the peer may write to.
     pub mappings: Mappings,
     /// A thread waits for the descriptors.
@@ -77,6 +79,8 @@ pub struct Listening {
     pub early: VecDeque<EarlyConnection>,
     /// A listener of the kernel at the same port, whose connections it accepts too.
     pub kernel: Option<Arc<OwnedFd>>,
+    /// An eventfd that becomes readable when the listener is shut down.
+    pub end: Arc<OwnedFd>,
 }
 
 /// A connection accepted before the program calls raccept(3), with its addresses.
@@ -96,7 +100,7 @@ pub struct Connecting {
 enum EventSource {
     Completions(Arc<siw::CompletionChannel>),
     Connections(Arc<CmChannel>),
-    Requests(Arc<CmChannel>, Option<Arc<OwnedFd>>),
+    Requests(Arc<CmChannel>, Option<Arc<OwnedFd>>, Arc<OwnedFd>),
 }
 
 /// Outcome of one attempt of a call that may have to wait.
@@ -116,6 +120,7 @@ impl Rsocket {
                 local: None,
                 peer: None,
                 error: 0,
+                is_connect_reported: false,
                 mappings: Mappings::default(),
                 has_waiter: false,
                 empty_calls: 0,
@@ -307,6 +312,7 @@ impl RsocketState {
             Phase::Listening(listening) => Some(EventSource::Requests(
                 listening.channel.clone(),
                 listening.kernel.clone(),
+                listening.end.clone(),
             )),
             _ => None,
         }
@@ -357,23 +363,28 @@ impl RsocketState {
 
 impl EventSource {
     fn is_open(&self) -> bool {
-        let (fd, other) = self.descriptors();
-        rustix::io::fcntl_getfd(fd).is_ok() && rustix::io::fcntl_getfd(other).is_ok()
+        let is_open = |fd| rustix::io::fcntl_getfd(fd).is_ok();
+        self.descriptors().into_iter().all(is_open)
     }
 
-    /// The descriptor, and that of the kernel's listener if there is one.
-    fn descriptors(&self) -> (BorrowedFd<'_>, BorrowedFd<'_>) {
-        let (fd, other) = match self {
-            EventSource::Completions(channel) => (channel.as_fd(), None),
-            EventSource::Connections(channel) => (channel.as_fd(), None),
-            EventSource::Requests(channel, kernel) => (channel.as_fd(), kernel.as_ref()),
-        };
-        (fd, other.map_or(fd, |other| other.as_fd()))
+    /// The descriptors; for a listener those of the kernel's listener, if there is one, and of its end.
+    fn descriptors(&self) -> [BorrowedFd<'_>; 3] {
+        match self {
+            EventSource::Completions(channel) => [channel.as_fd(); 3],
+            EventSource::Connections(channel) => [channel.as_fd(); 3],
+            EventSource::Requests(channel, kernel, end) => {
+                let kernel = kernel
+                    .as_ref()
+                    .map_or(channel.as_fd(), |kernel| kernel.as_fd());
+                [channel.as_fd(), kernel, end.as_fd()]
+            }
+        }
     }
 
     fn wait(&self, timeout: Option<Duration>) -> Result<(), c_int> {
-        let (fd, other) = self.descriptors();
-        let mut fds = [fd, other].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let mut fds = self
+            .descriptors()
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let timeout = timeout.map(to_timespec);
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) => Ok(()),

@@ -75,6 +75,13 @@ impl RsocketState {
 }
 
 impl RsocketState {
+    /// Ends a listener, as shutdown(2) of one of the kernel does: threads that wait for it return.
+    fn end_listening(&mut self) {
+        if let Phase::Listening(listening) = std::mem::replace(&mut self.phase, Phase::New) {
+            let _ = rustix::io::write(&*listening.end, &1u64.to_ne_bytes());
+        }
+    }
+
     /// Number of bytes that can be read at once (FIONREAD).
     pub fn receivable_bytes(&mut self) -> Result<usize, c_int> {
         self.progress();
@@ -124,6 +131,10 @@ impl Rsocket {
     /// # Safety
     /// The buffers are valid for their lengths.
     pub unsafe fn send(&self, list: &[libc::iovec], flags: c_int) -> Result<usize, c_int> {
+        if flags & libc::MSG_OOB != 0 {
+            // Streams have no urgent data.
+            return Err(libc::EOPNOTSUPP);
+        }
         // SAFETY: as the caller promised.
         let mut source = unsafe { SourceBuffers::new(list) };
         let length = source.left();
@@ -137,6 +148,10 @@ impl Rsocket {
     /// # Safety
     /// The buffers are valid for their lengths, and not used elsewhere meanwhile.
     pub unsafe fn receive(&self, list: &[libc::iovec], flags: c_int) -> Result<usize, c_int> {
+        if flags & libc::MSG_OOB != 0 {
+            // There is no urgent data.
+            return Err(libc::EINVAL);
+        }
         // SAFETY: as the caller promised.
         let mut destination = unsafe { DestinationBuffers::new(list) };
         let length = destination.left();
@@ -151,16 +166,22 @@ impl Rsocket {
 
     /// rshutdown(3)
     pub fn shut_down(&self, how: c_int) -> Result<(), c_int> {
+        if !matches!(how, libc::SHUT_RD | libc::SHUT_WR | libc::SHUT_RDWR) {
+            return Err(libc::EINVAL);
+        }
         let message = {
             let mut state = self.lock();
             state.progress();
-            let Phase::Stream(stream) = &mut state.phase else {
-                return Err(libc::ENOTCONN);
-            };
-            if !matches!(how, libc::SHUT_RD | libc::SHUT_WR | libc::SHUT_RDWR) {
-                return Err(libc::EINVAL);
+            match &mut state.phase {
+                Phase::Stream(stream) => stream.begin_shutdown(how),
+                Phase::Listening(_) => {
+                    if how != libc::SHUT_WR {
+                        state.end_listening();
+                    }
+                    return Ok(());
+                }
+                _ => return Err(libc::ENOTCONN),
             }
-            stream.begin_shutdown(how)
         };
         if let Some(message) = message {
             self.send_end(message, None);

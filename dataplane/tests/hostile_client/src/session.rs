@@ -231,7 +231,7 @@ impl AttackSession {
     }
 
     fn create_cm_channel(&mut self) -> Result<(u32, ControlSocket), CallError> {
-        let (reply, mut fds) = self.call(&m::CreateCmChannel { reserved: 0 })?;
+        let (reply, mut fds) = self.call(&m::CreateCmChannel { flags: 0 })?;
         let fd = fds
             .pop()
             .ok_or(CallError::Proto(codec::ProtoError::MissingFd))?;

@@ -8,8 +8,16 @@ use bytemuck::{Pod, Zeroable};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct CreateCmChannel {
-    pub reserved: u64,
+    /// Bits of `CM_`; daemons that do not know one ignore it.
+    pub flags: u64,
 }
+
+/// Flag of [`CreateCmChannel`]: no RequestCancelled events. The consumer learns that the peer has left
+/// when it accepts.
+pub const CM_OMIT_CANCELLATIONS: u64 = 1;
+/// Flag of [`CreateCmChannel`]: a Disconnected event comes once the consumer has polled the completions
+/// that preceded it, or after 10 ms.
+pub const CM_HOLD_DISCONNECTS: u64 = 2;
 
 /// Closes a channel of connection events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]

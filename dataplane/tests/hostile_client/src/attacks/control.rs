@@ -26,7 +26,7 @@ pub fn exhaust_descriptors(attack: &mut Attack) -> Ended {
         let mut kept: Vec<OwnedFd> = Vec::new();
         let mut session = AttackSession::open(&attack.socket)?;
         while kept.len() < GREED {
-            let made = session.call(&m::CreateCmChannel { reserved: 0 });
+            let made = session.call(&m::CreateCmChannel { flags: 0 });
             let Some((_, fds)) = attack.count_refusal(made)? else {
                 break;
             };

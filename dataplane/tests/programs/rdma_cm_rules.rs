@@ -1,0 +1,13 @@
+//! Rules of rdma_cm that programs rely on: readiness of descriptors, and the errors of calls.
+
+use crate::common::c_programs::run_to_done;
+
+#[test]
+fn a_descriptor_of_events_is_readable_exactly_while_its_call_succeeds() {
+    run_to_done("event_descriptors", "");
+}
+
+#[test]
+fn calls_in_a_wrong_state_or_with_wrong_arguments_fail_as_under_linux() {
+    run_to_done("rdma_cm_errors", "");
+}
