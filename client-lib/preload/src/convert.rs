@@ -28,6 +28,12 @@ pub fn is_rsocket(fd: c_int) -> bool {
     unsafe { rsockets::is_rsocket(fd) != 0 }
 }
 
+/// Checks whether the descriptor is an rsocket, for a call that closes it.
+pub fn is_open_rsocket(fd: c_int) -> bool {
+    // SAFETY: any number is allowed.
+    unsafe { rsockets::is_open(fd) != 0 }
+}
+
 /// Adds a new socket.
 pub fn add_candidate(fd: c_int, domain: c_int, kind: c_int) {
     let is_stream = kind & !(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) == libc::SOCK_STREAM;

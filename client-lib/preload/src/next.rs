@@ -99,6 +99,7 @@ pub mod rsockets {
 
     imported_functions! { libc::RTLD_DEFAULT;
         fn is_rsocket = c"siw_is_rsocket" (fd: c_int) -> c_int;
+        fn is_open = c"siw_rsocket_is_open" (fd: c_int) -> c_int;
         fn is_reachable = c"siw_is_reachable" (
             addr: *const sockaddr, length: socklen_t, own: c_int,
         ) -> c_int;
@@ -131,6 +132,7 @@ pub mod rsockets {
         fn getpeername = c"rgetpeername" (
             fd: c_int, addr: *mut sockaddr, length: *mut socklen_t,
         ) -> c_int;
+        fn read = c"rread" (fd: c_int, to: *mut c_void, length: usize) -> isize;
         fn readv = c"rreadv" (fd: c_int, list: *const iovec, count: c_int) -> isize;
         fn writev = c"rwritev" (fd: c_int, list: *const iovec, count: c_int) -> isize;
         fn recv = c"rrecv" (fd: c_int, to: *mut c_void, length: usize, flags: c_int) -> isize;

@@ -1,7 +1,8 @@
 //! Creating, binding, connecting, accepting and closing sockets; their options and descriptors.
 
 use crate::convert::{
-    add_candidate, convert_socket, is_candidate, is_rsocket, remove_candidate, wildcard_address,
+    add_candidate, convert_socket, is_candidate, is_open_rsocket, is_rsocket, remove_candidate,
+    wildcard_address,
 };
 use crate::dispatch::dispatched_calls;
 use crate::next::{libc_calls, rsockets};
@@ -123,7 +124,7 @@ unsafe extern "C" fn accept_connection(
 pub unsafe extern "C" fn close_descriptor(fd: c_int) -> c_int {
     // SAFETY: numbers.
     unsafe {
-        if is_rsocket(fd) {
+        if is_open_rsocket(fd) {
             return rsockets::close(fd);
         }
         forget_number(fd);
@@ -162,7 +163,7 @@ unsafe fn duplicate_to(fd: c_int, number: c_int, flags: c_int) -> c_int {
         // These look-ups also drop the rsocket or the epoll instance that the call has closed.
         if is_rsocket(fd) {
             rsockets::add_duplicate(fd, made);
-        } else if !is_rsocket(made) {
+        } else if !is_open_rsocket(made) {
             rsockets::close_epoll(made);
         }
         made

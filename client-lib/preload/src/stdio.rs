@@ -1,7 +1,7 @@
 //! Streams of the C library (stdio(3)), and its ways to close descriptors. The C library does not
 //! call the functions of this library for its own reads, writes and closes.
 
-use crate::convert::{is_candidate, is_rsocket};
+use crate::convert::{is_candidate, is_open_rsocket, is_rsocket};
 use crate::next::{libc_calls, rsockets};
 use crate::sockets::close_descriptor;
 use crate::transfer::{read_bytes, write_bytes};
@@ -115,7 +115,7 @@ unsafe extern "C" fn close_file(stream: *mut FILE) -> c_int {
         let number = number_of(stream);
         let closed = libc_calls::fclose(stream);
         // The look-up drops an rsocket whose number was closed.
-        is_rsocket(number);
+        is_open_rsocket(number);
         closed
     }
 }
@@ -131,7 +131,7 @@ unsafe extern "C" fn reopen_file(
         let number = number_of(stream);
         let reopened = libc_calls::freopen(path, mode, stream);
         // As in `close_file`.
-        is_rsocket(number);
+        is_open_rsocket(number);
         reopened
     }
 }

@@ -29,7 +29,7 @@ pub unsafe extern "C" fn read_bytes(fd: c_int, to: *mut c_void, length: usize) -
     // SAFETY: by the contract of the manual page.
     unsafe {
         if is_rsocket(fd) {
-            rsockets::recv(fd, to, length, 0)
+            rsockets::read(fd, to, length)
         } else {
             libc_calls::read(fd, to, length)
         }

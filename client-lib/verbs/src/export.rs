@@ -13,7 +13,7 @@
 //! The symbol and its `.symver` directive must be in the same object file: the macro puts them into
 //! one module, which rustc never splits.
 
-use crate::status::{begin_call, set_errno};
+use crate::status::{begin_call, end_call, set_errno};
 
 /// See the module documentation.
 macro_rules! export_symbols {
@@ -94,9 +94,11 @@ impl<T> Failure for *const T {
 /// it fails with EIO.
 #[inline]
 pub fn contain<R: Failure>(call: &'static str, body: impl FnOnce() -> R) -> R {
-    begin_call(call);
-    siw::contain_panic(call, body).unwrap_or_else(|| {
+    let interrupted = begin_call(call);
+    let result = siw::contain_panic(call, body).unwrap_or_else(|| {
         set_errno(libc::EIO);
         R::FAILURE
-    })
+    });
+    end_call(interrupted);
+    result
 }

@@ -9,11 +9,13 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// State of one process. The parent's state stays in the child's memory unused, with locks that another
 /// thread of the parent may have held.
-pub struct PerProcess<T>(AtomicPtr<Stamped<T>>);
+pub struct PerProcess<T: 'static>(AtomicPtr<Stamped<T>>);
 
-struct Stamped<T> {
+struct Stamped<T: 'static> {
     /// Generation of the process that created the state.
     generation: u32,
+    /// The state of the parent.
+    inherited: Option<&'static Stamped<T>>,
     state: T,
 }
 
@@ -34,12 +36,22 @@ impl<T: Default> PerProcess<T> {
         }
     }
 
+    /// Returns the state of the parent, in a child of fork(2) that has a state of its own. Its locks must
+    /// not be waited for.
+    pub fn inherited(&self) -> Option<&'static T> {
+        // SAFETY: NULL or a box that is never freed.
+        let found = unsafe { self.0.load(Ordering::Acquire).as_ref() }?;
+        found.inherited.map(|inherited| &inherited.state)
+    }
+
     /// Creates the state of this process, unless another thread has done so.
     #[cold]
     fn renew(&self, old: *mut Stamped<T>) -> &'static T {
         siw::watch_forks();
         let fresh = Box::into_raw(Box::new(Stamped {
             generation: siw::process_generation(),
+            // SAFETY: NULL or a box that is never freed.
+            inherited: unsafe { old.as_ref() },
             state: T::default(),
         }));
         let order = Ordering::AcqRel;

@@ -22,7 +22,7 @@ fn logs_failures() -> bool {
 
 /// The call that this thread is executing, for the log.
 #[derive(Clone, Copy)]
-struct CurrentCall {
+pub struct CurrentCall {
     name: &'static str,
     /// Its failure was logged with a reason.
     is_explained: bool,
@@ -35,14 +35,23 @@ thread_local! {
     };
 }
 
-/// Notes the function that the program has called.
+/// Notes the function that the program has called. Returns the call that it interrupts: this library
+/// calls functions of the C library that preloaded libraries override, and those call this one.
 #[inline]
-pub fn begin_call(name: &'static str) {
-    if logs_failures() {
-        CURRENT.set(CurrentCall {
+pub fn begin_call(name: &'static str) -> Option<CurrentCall> {
+    logs_failures().then(|| {
+        CURRENT.replace(CurrentCall {
             name,
             is_explained: false,
-        });
+        })
+    })
+}
+
+/// Notes the end of a call.
+#[inline]
+pub fn end_call(interrupted: Option<CurrentCall>) {
+    if let Some(interrupted) = interrupted {
+        CURRENT.set(interrupted);
     }
 }
 

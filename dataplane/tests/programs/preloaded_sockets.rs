@@ -3,6 +3,7 @@
 use crate::common::Daemon;
 use crate::common::c_programs::{can_compile, compile};
 use crate::common::programs::{Program, await_listeners, free_port, is_installed};
+use std::path::Path;
 
 /// Echo server with epoll (Python's selector on Linux) that ends after `count` clients.
 const ECHO_SERVER: &str = r#"
@@ -168,16 +169,16 @@ static int connect_to_listener(int *accepted)
 }
 "#;
 
-fn run_preloaded(source: &str) {
+fn run_preloaded(source: &str) -> String {
     if !can_compile() {
-        return;
+        return String::new();
     }
     let daemon = Daemon::loopback();
     let file = daemon.dir.path().join("program.c");
     std::fs::write(&file, format!("{CONNECTION}{source}")).unwrap();
     let (program, _) = compile(&daemon, &file);
     let line = format!("--rsockets {} {}", program.display(), file.display());
-    Program::start(&daemon, &line).succeed();
+    Program::start(&daemon, &line).succeed()
 }
 
 /// The ways in which a program gives up a number; the last ones do not pass through the library.
@@ -370,6 +371,8 @@ int main(void)
     CHECK(pipe(ready) == 0);
     pid_t child = fork();
     if (child == 0) {
+        /* Closing what the parent has is no use of it. */
+        CHECK(close(accepted) == 0);
         int own = socket(AF_INET, SOCK_STREAM, 0);
         CHECK(connect(own, (void *)&address, sizeof address) == 0);
         CHECK(send(own, "child", 5, 0) == 5 && recv(own, text, 8, 0) == 2);
@@ -386,7 +389,68 @@ int main(void)
 
 #[test]
 fn a_child_of_fork_makes_connections_of_its_own() {
-    run_preloaded(CHILD);
+    let said = run_preloaded(CHILD);
+    assert!(!said.contains("of the parent process"), "{said}");
+}
+
+/// Random programs of socket calls have the same results over rsockets as over the kernel's TCP:
+/// `SIWD_SOCKET_PROGRAMS` programs, from the seed `SIWD_SOCKET_SEED`.
+#[test]
+fn random_programs_of_calls_have_the_same_results_over_both_kinds_of_sockets() {
+    if !can_compile() {
+        return;
+    }
+    let number = |name: &str, default: u64| {
+        std::env::var(name).map_or(default, |text| text.parse().unwrap())
+    };
+    let (seed, count) = (
+        number("SIWD_SOCKET_SEED", 1),
+        number("SIWD_SOCKET_PROGRAMS", 40),
+    );
+    println!("seeds {seed} to {}", seed + count - 1);
+    let daemon = Daemon::loopback();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/socket_programs.c");
+    let (program, _) = compile(&daemon, &source);
+    // Programs of many seeds take longer than a test's patience: a run for each part.
+    for first in (seed..seed + count).step_by(PROGRAMS_OF_RUN as usize) {
+        let part = PROGRAMS_OF_RUN.min(seed + count - first);
+        let line = format!("--rsockets {} {first} {part}", program.display());
+        let said = Program::start(&daemon, &line).succeed();
+        assert!(said.contains(", 0 differ"), "{said}");
+    }
+}
+
+/// Random programs that run in one process.
+const PROGRAMS_OF_RUN: u64 = 20;
+
+const SERVER_THAT_FORKS: &str = r#"
+#include <sys/wait.h>
+int main(void)
+{
+    char text[8];
+    int status;
+    start_listening();
+    int accepted, made = connect_to_listener(&accepted);
+    pid_t child = fork();
+    if (child == 0) {
+        socket(AF_INET, SOCK_STREAM, 0);
+        CHECK(recv(accepted, text, 8, 0) == -1 && errno == ENOTSOCK);
+        CHECK(accept(listener, NULL, NULL) == -1 && errno == ENOTSOCK);
+        exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    CHECK(send(made, "b", 1, 0) == 1 && recv(accepted, text, 8, 0) == 1);
+    return 0;
+}
+"#;
+
+#[test]
+fn a_server_that_forks_is_told_that_its_children_have_no_rsockets() {
+    let said = run_preloaded(SERVER_THAT_FORKS);
+    let told = said
+        .matches("run servers that fork without --rsockets")
+        .count();
+    assert_eq!(told, usize::from(can_compile()), "{said}");
 }
 
 const AS_OF_THE_KERNEL: &str = r#"

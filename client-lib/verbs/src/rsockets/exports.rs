@@ -217,10 +217,13 @@ unsafe fn receive_message(fd: c_int, message: *mut libc::msghdr, flags: c_int) -
     // SAFETY: by the contract of the manual page.
     unsafe {
         let list = buffer_list((*message).msg_iov, (*message).msg_iovlen);
-        (*message).msg_namelen = 0;
-        (*message).msg_controllen = 0;
-        (*message).msg_flags = 0;
-        to_length(find_socket(fd).and_then(|socket| socket.receive(list, flags)))
+        let received = find_socket(fd).and_then(|socket| socket.receive(list, flags));
+        if received.is_ok() {
+            (*message).msg_namelen = 0;
+            (*message).msg_controllen = 0;
+            (*message).msg_flags = 0;
+        }
+        to_length(received)
     }
 }
 
@@ -252,6 +255,10 @@ unsafe fn send_message(fd: c_int, message: *const libc::msghdr, flags: c_int) ->
 }
 
 unsafe fn read_bytes(fd: c_int, to: *mut c_void, length: usize) -> isize {
+    if length == 0 {
+        // Unlike recv(2), read(2) of nothing does not wait.
+        return to_length(find_socket(fd).map(|_| 0));
+    }
     // SAFETY: by the contract of the manual page.
     unsafe { receive_bytes(fd, to, length, 0) }
 }
@@ -529,6 +536,7 @@ export_symbols! { "RDMACM_1.5":
 
 export_symbols! { "SIWD_PRIVATE":
     fn siw_is_rsocket(fd: c_int) -> c_int = preload::is_rsocket;
+    fn siw_rsocket_is_open(fd: c_int) -> c_int = preload::is_open;
     fn siw_is_reachable(
         addr: *const libc::sockaddr, length: libc::socklen_t, own: c_int,
     ) -> c_int = preload::is_reachable;

@@ -8,8 +8,19 @@ use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Checks whether the descriptor is an rsocket.
+/// Checks whether the descriptor is an rsocket, for a call that uses it.
 pub unsafe fn is_rsocket(fd: c_int) -> c_int {
+    table::enable_checks();
+    let is_found = table::find_checked(fd).is_some();
+    if !is_found {
+        table::report_inherited(fd);
+    }
+    is_found.into()
+}
+
+/// Checks whether the descriptor is an rsocket, for a call that closes it: children of fork(2) close
+/// descriptors of their parents.
+pub unsafe fn is_open(fd: c_int) -> c_int {
     table::enable_checks();
     table::find_checked(fd).is_some().into()
 }

@@ -92,6 +92,22 @@ pub fn find_checked(descriptor: c_int) -> Option<Arc<Rsocket>> {
     None
 }
 
+/// Tells the user, once, that a descriptor which is no rsocket of this process was one of its parent:
+/// the calls of the kernel that follow fail with errors that do not show it.
+pub fn report_inherited(descriptor: c_int) {
+    static IS_REPORTED: AtomicBool = AtomicBool::new(false);
+    let is_inherited = || {
+        let table = TABLE.inherited()?.try_read().ok()?;
+        let entry = table.get(usize::try_from(descriptor).ok()?)?.as_ref()?;
+        (Mark::of(descriptor) == Some(entry.socket.mark)).then_some(())
+    };
+    if is_inherited().is_some() && !IS_REPORTED.swap(true, Ordering::Relaxed) {
+        eprintln!(
+            "siw-verbs: descriptor {descriptor} is an rsocket of the parent process, and fails in this child of fork(2): run servers that fork without --rsockets"
+        );
+    }
+}
+
 /// Removes the entry of a number that belongs to another file now, unless that has happened.
 #[cold]
 fn drop_stale(descriptor: c_int, socket: &Arc<Rsocket>) {

@@ -35,6 +35,9 @@ impl RsocketState {
             Ok(stream) => stream,
             Err(attempt) => return attempt,
         };
+        if data.left() == 0 && !stream.writable {
+            return Attempt::Done(Err(stream.write_error()));
+        }
         while data.left() > 0 {
             match stream.send_piece(data) {
                 Ok(_) => {}
@@ -56,6 +59,10 @@ impl RsocketState {
             Ok(stream) => stream,
             Err(attempt) => return attempt,
         };
+        if to.left() == 0 && !stream.can_receive() {
+            // recv(2) of nothing waits for data nevertheless.
+            return Attempt::Wait;
+        }
         let received = stream.receive_into(to, peek);
         if received > 0 {
             stream.progress();
