@@ -35,16 +35,16 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     // The word is addressed like any remote memory; it has to be 8-byte aligned, in a region
     // registered with REMOTE_ATOMIC.
-    let address = |offset: usize| server.memory.addr() + offset as u64;
-    let rkey = server.memory.rkey();
-    let sink = client.memory.sge(0, WORD);
+    let remote = server.memory.remote();
+    let word_at = |offset: usize| remote.slice(offset as u64..(offset + WORD) as u64);
+    let sink = client.memory.slice(0..WORD)?;
 
-    let add = SendWr::fetch_add(1, sink, address(COUNTER), rkey, 5);
+    let add = word_at(COUNTER)?.fetch_add(1, sink, 5)?;
     assert_eq!(run_atomic(&client, add)?, 100);
     assert_eq!(run_atomic(&client, add)?, 105);
 
     // The attempt that finds UNLOCKED gets the lock; other attempts leave the memory unchanged.
-    let lock = SendWr::cmp_swap(2, sink, address(LOCK), rkey, UNLOCKED, OWNER);
+    let lock = word_at(LOCK)?.cmp_swap(2, sink, UNLOCKED, OWNER)?;
     assert_eq!(run_atomic(&client, lock)?, UNLOCKED);
     assert_eq!(run_atomic(&client, lock)?, OWNER);
 

@@ -47,6 +47,7 @@ static void die(const char *what, int err)
 static void setup(siw_context *ctx, struct side *s)
 {
 	struct siw_qp_init_attr attr = {
+		.size = sizeof(struct siw_qp_init_attr),
 		.max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 1, .max_recv_sge = 1,
 		.max_inline_data = 64,
 	};
@@ -151,7 +152,7 @@ int main(int argc, char **argv)
 	struct siw_recv_wr recv = { .wr_id = 1, .sg_list = &recv_sge, .num_sge = 1 };
 	CHECK(siw_post_recv(server.qp, &recv, 1, NULL));
 	struct buffer mine = { siw_mr_addr(server.mr), siw_mr_rkey(server.mr), SIZE };
-	struct siw_conn_param param = { .private_data = &mine, .private_data_len = sizeof(mine) };
+	struct siw_conn_param param = { .size = sizeof(param), .private_data = &mine, .private_data_len = sizeof(mine) };
 	CHECK(siw_accept(req.request, server.qp, NULL, &param));
 	struct siw_cm_event est = next_event(&client, SIW_CM_ESTABLISHED);
 	next_event(&server, SIW_CM_ESTABLISHED);

@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for end in [&client, &server] {
         let request = RecvWr {
             wr_id: RECEIVE_ID,
-            sges: &[end.memory.sge(0, TEXT.len())],
+            sges: &[end.memory.slice(0..TEXT.len())?],
         };
         end.qp.post_recv(&[request])?;
     }
@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let received = wait_success(&server.cq)?;
     assert_eq!(received.wr_id, RECEIVE_ID);
     // The answer is sent from the memory that received the message.
-    let sges = [server.memory.sge(0, received.byte_len as usize)];
+    let sges = [server.memory.slice(0..received.byte_len as usize)?];
     server
         .qp
         .post_send(&[SendWr::send(SEND_ID, SendData::Sges(&sges))])?;

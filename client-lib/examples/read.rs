@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Endpoint, connect, open_context, wait_success};
-use siw::SendWr;
+use siw::RemoteSlice;
 use std::error::Error;
 
 const LEN: usize = 64 << 10;
@@ -19,13 +19,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let pattern: Vec<u8> = (0..LEN).map(|i| (i * 31) as u8).collect();
     server.memory.write(0, &pattern)?;
 
-    // Address and rkey usually travel in a SEND or in the private data of the connection. A peer
-    // that has them may read while the region is registered with REMOTE_READ.
-    let (remote_addr, rkey) = (server.memory.addr(), server.memory.rkey());
-    let sink = [client.memory.sge(0, LEN)];
-    client
-        .qp
-        .post_send(&[SendWr::read(1, &sink, remote_addr, rkey)])?;
+    // The description usually travels in a SEND or in the private data of the connection. A peer
+    // that has it may read while the region is registered with REMOTE_READ.
+    let described = server.memory.remote().to_bytes();
+    let remote = RemoteSlice::from_bytes(&described)?;
+    let sink = [client.memory.slice(0..LEN)?];
+    client.qp.post_send(&[remote.read(1, &sink)?])?;
     wait_success(&client.cq)?;
 
     let mut data = vec![0; LEN];

@@ -130,9 +130,11 @@ int main(int argc, char **argv)
 	CHECK(siw_create_cm_channel(client, &ccm));
 	for (int i = 0; i < CLIENTS; i++) {
 		struct siw_qp_init_attr to = {
+			.size = sizeof(struct siw_qp_init_attr),
 			.send_cq = scq, .recv_cq = scq, .max_send_wr = 1, .max_send_sge = 1, .srq = srq,
 		};
 		struct siw_qp_init_attr from = {
+			.size = sizeof(struct siw_qp_init_attr),
 			.send_cq = ccq, .recv_cq = ccq, .max_send_wr = 4, .max_recv_wr = 2,
 			.max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = 64,
 		};

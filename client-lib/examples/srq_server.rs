@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for buffer in 0..BUFFERS {
         srq.post_recv(&[RecvWr {
             wr_id: buffer as u64,
-            sges: &[memory.sge(buffer * BUFFER_LEN, BUFFER_LEN)],
+            sges: &[memory.slice(buffer * BUFFER_LEN..(buffer + 1) * BUFFER_LEN)?],
         }])?;
     }
 
@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for (number, (client, _, _)) in clients.iter().enumerate() {
         let text = format!("from client {number}");
         client.memory.write(0, text.as_bytes())?;
-        let sges = [client.memory.sge(0, text.len())];
+        let sges = [client.memory.slice(0..text.len())?];
         let message = SendWr::send(1, SendData::Sges(&sges));
         client.qp.post_send(&[message])?;
         wait_success(&client.cq)?;

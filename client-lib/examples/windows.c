@@ -47,6 +47,7 @@ static struct end open_end(const char *socket)
 {
 	struct end e;
 	struct siw_qp_init_attr attr = {
+		.size = sizeof(struct siw_qp_init_attr),
 		.max_send_wr = 16, .max_recv_wr = 16, .max_send_sge = 1, .max_recv_sge = 1,
 		.max_inline_data = 64,
 	};

@@ -3,7 +3,9 @@
  * Calls return 0 or a positive errno unless documented otherwise; siw_last_error()
  * then has the reason as text. All objects may be used from several threads.
  * Destroy objects before those that they were created from; destroy functions
- * accept NULL.
+ * accept NULL. An object must not be used by any thread, also not by one that waits in a call, when
+ * it is destroyed: end its calls first (use a timeout, or wait for its descriptor and one of your own
+ * with poll(2)). Objects of another siw_open() are refused with EINVAL.
  *
  * Names and meanings follow libibverbs and librdmacm: see ibv_post_send(3),
  * ibv_poll_cq(3), ibv_req_notify_cq(3), rdma_cm(7).
@@ -14,6 +16,19 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/socket.h>
+
+/* Version of this header; siw_version() is that of the library. */
+#define SIW_VERSION_MAJOR 0
+#define SIW_VERSION_MINOR 1
+#define SIW_VERSION_PATCH 0
+#define SIW_VERSION (SIW_VERSION_MAJOR << 16 | SIW_VERSION_MINOR << 8 | SIW_VERSION_PATCH)
+
+/* Unions without a name are older than C11 in GNU C and Clang. */
+#ifdef __GNUC__
+#define SIW_UNNAMED __extension__
+#else
+#define SIW_UNNAMED
+#endif
 
 #ifdef __cplusplus
 extern "C" {
@@ -41,7 +56,7 @@ enum {
 	SIW_ACCESS_REMOTE_ATOMIC = 8,
 	SIW_ACCESS_MW_BIND = 16,
 	SIW_ACCESS_ZERO_BASED = 32,
-	SIW_ACCESS_RELAXED_ORDERING = 1 << 20,
+	SIW_ACCESS_RELAXED_ORDERING = 1 << 20
 };
 
 enum siw_opcode {
@@ -56,7 +71,7 @@ enum siw_opcode {
 	SIW_WR_LOCAL_INV = 9,
 	SIW_WR_REG_MR = 10,
 	SIW_WR_BIND_MW = 11,
-	SIW_WR_RDMA_READ_WITH_INV = 12,
+	SIW_WR_RDMA_READ_WITH_INV = 12
 };
 
 /* Flags of send work requests. */
@@ -64,7 +79,7 @@ enum {
 	SIW_SEND_SIGNALED = 1,
 	SIW_SEND_SOLICITED = 2,
 	SIW_SEND_FENCE = 4,
-	SIW_SEND_INLINE = 8, /* data is copied from addr during the call; lkey unused */
+	SIW_SEND_INLINE = 8 /* data is copied from addr during the call; lkey unused */
 };
 
 enum siw_wc_opcode {
@@ -76,7 +91,7 @@ enum siw_wc_opcode {
 	SIW_WC_BIND_MW = 5,
 	SIW_WC_LOCAL_INV = 6, /* also for REG_MR */
 	SIW_WC_RECV = 128,
-	SIW_WC_RECV_RDMA_WITH_IMM = 129,
+	SIW_WC_RECV_RDMA_WITH_IMM = 129
 };
 
 enum siw_wc_status {
@@ -92,7 +107,7 @@ enum siw_wc_status {
 	SIW_WC_REM_ACCESS_ERR = 10,
 	SIW_WC_REM_OP_ERR = 11,
 	SIW_WC_FATAL_ERR = 19,
-	SIW_WC_GENERAL_ERR = 21,
+	SIW_WC_GENERAL_ERR = 21
 };
 
 enum { SIW_WC_WITH_IMM = 2, SIW_WC_WITH_INV = 8, SIW_WC_SOLICITED = 0x100 };
@@ -104,7 +119,7 @@ enum siw_qp_state {
 	SIW_QPS_CLOSING = 3,
 	SIW_QPS_TERMINATE = 4,
 	SIW_QPS_ERROR = 5,
-	SIW_QPS_SQD = 6, /* RTS, but no further work request is started */
+	SIW_QPS_SQD = 6 /* RTS, but no further work request is started */
 };
 
 struct siw_sge {
@@ -121,41 +136,47 @@ struct siw_mw_bind {
 	uint32_t access; /* SIW_ACCESS_REMOTE_*, SIW_ACCESS_ZERO_BASED */
 };
 
+/* Operates on the 8-byte aligned word at remote_addr; the old value is placed in sg_list. Zero
+ * masks: the plain operation (RFC 7306 section 5.2). */
+struct siw_atomic {
+	uint64_t compare_add; /* FETCH_AND_ADD: the addend */
+	uint64_t swap;
+	uint64_t compare_add_mask;
+	uint64_t swap_mask;
+};
+
+struct siw_bind_mw_wr {
+	siw_mw *mw;
+	struct siw_mw_bind info;
+	uint32_t rkey; /* new key: siw_inc_rkey(siw_mw_rkey(mw)) */
+	uint32_t reserved;
+};
+
+/* Registers the ranges of siw_map_fast_mr, addressed from iova on. */
+struct siw_reg_mr_wr {
+	siw_fast_mr *mr;
+	uint64_t iova;
+	uint32_t key; /* new key: siw_inc_rkey(siw_fast_mr_key(mr)) */
+	uint32_t access;
+};
+
 struct siw_send_wr {
 	uint64_t wr_id;
 	const struct siw_sge *sg_list;
 	uint32_t num_sge;
 	uint32_t opcode;      /* enum siw_opcode */
 	uint32_t flags;       /* SIW_SEND_* */
-	union {
+	SIW_UNNAMED union {
 		uint32_t inv_rkey; /* SEND_WITH_INV: a key of the peer; LOCAL_INV: of this side */
 		uint32_t imm_data; /* RDMA_WRITE_WITH_IMM, SEND_WITH_IMM */
 	};
 	uint64_t remote_addr; /* RDMA_WRITE*, RDMA_READ*, ATOMIC_* */
 	uint32_t rkey;
 	uint32_t reserved;
-	union {
-		/* Operates on the 8-byte aligned word at remote_addr; the old value is placed
-		 * in sg_list. Zero masks: the plain operation (RFC 7306 section 5.2). */
-		struct {
-			uint64_t compare_add; /* FETCH_AND_ADD: the addend */
-			uint64_t swap;
-			uint64_t compare_add_mask;
-			uint64_t swap_mask;
-		} atomic;
-		struct {
-			siw_mw *mw;
-			struct siw_mw_bind info;
-			uint32_t rkey; /* new key: siw_inc_rkey(siw_mw_rkey(mw)) */
-			uint32_t reserved;
-		} bind_mw;
-		/* Registers the ranges of siw_map_fast_mr, addressed from iova on. */
-		struct {
-			siw_fast_mr *mr;
-			uint64_t iova;
-			uint32_t key; /* new key: siw_inc_rkey(siw_fast_mr_key(mr)) */
-			uint32_t access;
-		} reg_mr;
+	SIW_UNNAMED union {
+		struct siw_atomic atomic;
+		struct siw_bind_mw_wr bind_mw;
+		struct siw_reg_mr_wr reg_mr;
 	};
 };
 
@@ -173,7 +194,7 @@ struct siw_wc {
 	uint32_t qp_num;
 	uint32_t byte_len;
 	uint32_t flags;
-	union {
+	SIW_UNNAMED union {
 		uint32_t invalidated_rkey; /* SIW_WC_WITH_INV */
 		uint32_t imm_data;         /* SIW_WC_WITH_IMM */
 	};
@@ -182,6 +203,8 @@ struct siw_wc {
 };
 
 struct siw_qp_init_attr {
+	uint32_t size; /* sizeof(struct siw_qp_init_attr) */
+	uint32_t sq_sig_all;
 	siw_cq *send_cq;
 	siw_cq *recv_cq;
 	uint32_t max_send_wr;
@@ -189,7 +212,7 @@ struct siw_qp_init_attr {
 	uint32_t max_send_sge;
 	uint32_t max_recv_sge;
 	uint32_t max_inline_data;
-	uint32_t sq_sig_all;
+	uint32_t reserved;
 	siw_srq *srq; /* NULL: a receive queue of its own, with max_recv_wr and max_recv_sge */
 };
 
@@ -250,6 +273,16 @@ struct siw_limits {
 	uint64_t max_mr_size;
 };
 
+/* Capabilities beyond WRITE, READ and SEND. */
+enum {
+	SIW_CAP_IMMEDIATE = 1,
+	SIW_CAP_ATOMIC = 2,
+	SIW_CAP_MARKERS = 4,
+	SIW_CAP_LOCAL_INV = 8,
+	SIW_CAP_MEM_WINDOW = 16,
+	SIW_CAP_FAST_REG = 32
+};
+
 struct siw_device_attr {
 	char name[32];
 	uint8_t mac[8]; /* 6 used */
@@ -257,21 +290,28 @@ struct siw_device_attr {
 	uint32_t mtu;
 	uint32_t active;
 	uint32_t num_addrs;
+	uint64_t capabilities; /* SIW_CAP_* */
 	struct sockaddr_storage addrs[8];
 };
 
 /* SIW_ANY_DEVICE routes by address. */
 #define SIW_ANY_DEVICE UINT32_MAX
 
-/* Zero-initialise, then set the fields that are needed. */
+/* Zero-initialise, then set size and the fields that are needed. */
 struct siw_conn_param {
-	const void *private_data; /* up to 512 bytes */
+	uint32_t size; /* sizeof(struct siw_conn_param) */
 	uint32_t private_data_len;
+	const void *private_data; /* up to 512 bytes */
 	uint32_t initiator_depth;     /* ORD; 0: 16 */
 	uint32_t responder_resources; /* IRD; 0: 16 */
 	uint32_t timeout_ms;          /* connect; 0: the daemon's default */
 	int32_t crc;     /* 0: the device's setting, 1: on, -1: off */
 	int32_t mpa_rev; /* 0: the device's setting, 1, 2 */
+	uint8_t refusals; /* connect: number of retries while the peer refuses */
+	uint8_t wait_for_receives; /* 1: SENDs of the peer wait for a receive request */
+	uint16_t reserved;
+	uint32_t source_len; /* size of source */
+	const struct sockaddr *source; /* connect: local address; NULL: the daemon chooses */
 	uint64_t cookie; /* returned in the connection's events */
 };
 
@@ -283,7 +323,7 @@ enum siw_cm_event_type {
 	SIW_CM_CONNECT_ERROR = 5,
 	SIW_CM_DISCONNECTED = 6,
 	SIW_CM_REQUEST_CANCELLED = 7,
-	SIW_CM_DEVICE_REMOVAL = 8,
+	SIW_CM_DEVICE_REMOVAL = 8
 };
 
 struct siw_cm_event {
@@ -315,7 +355,7 @@ enum siw_async_event_type {
 	SIW_EVENT_PORT_ACTIVE = 9,
 	SIW_EVENT_PORT_ERR = 10,
 	SIW_EVENT_SRQ_LIMIT_REACHED = 15,
-	SIW_EVENT_QP_LAST_WQE_REACHED = 16,
+	SIW_EVENT_QP_LAST_WQE_REACHED = 16
 };
 
 struct siw_async_event {
@@ -324,6 +364,8 @@ struct siw_async_event {
 	char reason[128];
 };
 
+/* SIW_VERSION of the library in use. */
+uint32_t siw_version(void);
 /* Reason of the last failed call of the calling thread, as text; never NULL. */
 const char *siw_last_error(void);
 const char *siw_wc_status_str(uint32_t status);
@@ -337,6 +379,9 @@ void siw_close(siw_context *ctx);
 int siw_set_call_timeout(siw_context *ctx, uint32_t timeout_ms);
 /* 1 while the daemon runs, 0 after it has ended. */
 int siw_is_alive(siw_context *ctx);
+/* Writes the daemon's statistics, JSON text, to out: at most room bytes with the terminating zero.
+ * Returns the length of the whole text, or a negative errno. */
+ptrdiff_t siw_read_stats(siw_context *ctx, char *out, size_t room);
 /* Fills at most n elements. Returns the number of all devices, or a negative errno. */
 int siw_query_devices(siw_context *ctx, struct siw_device_attr *out, uint32_t n);
 /* Readable when an event is pending or the daemon has ended. */
@@ -353,10 +398,16 @@ void siw_dealloc_pd(siw_pd *pd);
  * power of two, at least 64. siw_free_mr() frees it: deregister other registrations of the same
  * memory first. */
 int siw_alloc_mr(siw_pd *pd, size_t len, uint32_t access, siw_mr **out);
-/* When it returns, neither the daemon nor a peer accesses the memory any more. */
-void siw_free_mr(siw_mr *mr);
-/* As siw_free_mr; but EBUSY, and the region stays, while memory windows are bound to it. */
+/* Registers memory of the program: malloc, mmap, static data, a stack. Work requests and peers
+ * address it by its address. It must stay mapped, at its place, until siw_dereg_mr() has returned 0.
+ * EFAULT: not mapped, or read-only with SIW_ACCESS_LOCAL_WRITE. */
+int siw_reg_memory(siw_pd *pd, void *addr, size_t len, uint32_t access, siw_mr **out);
+/* Deregisters the region. When it returns 0, neither the daemon nor a peer accesses the memory any
+ * more. EBUSY, and the region stays, while memory windows are bound to it. */
 int siw_dereg_mr(siw_mr *mr);
+/* As siw_dereg_mr; windows that are bound to the region are unbound. If the daemon does not answer,
+ * which only siw_dereg_mr reports, peers may still have access to memory of siw_reg_memory. */
+void siw_free_mr(siw_mr *mr);
 
 /* Allocates zeroed memory, from hugepages if available and huge is not 0. The memory exists until
  * the arena and all its registrations are freed. */

@@ -3,7 +3,7 @@
 
 use crate::context::ClientInner;
 use crate::{CmBinding, Context, Error, Failed, Qp};
-use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use siw_shm::control::{
     self, ANY_DEVICE, Accept, Addr, BY_DEVICE, CM_HOLD_DISCONNECTS, CM_OMIT_CANCELLATIONS,
     CmEventKind, ConnParams, ControlSocket, CreateCmChannel, DestroyCmChannel, KIND_CM_EVENT,
@@ -139,6 +139,33 @@ pub enum CmEvent {
     },
 }
 
+impl CmEvent {
+    /// The data of ESTABLISHED; any other outcome of connecting or accepting is an error.
+    pub(crate) fn into_established(
+        self,
+        peer: Option<SocketAddr>,
+    ) -> Result<ConnectionInfo, Error> {
+        let (what, info) = match self {
+            CmEvent::Established(info) => return Ok(info),
+            CmEvent::Rejected(info) => ("rejected by the peer", info),
+            CmEvent::Unreachable(info) => ("unreachable", info),
+            CmEvent::ConnectError(info) => ("failed", info),
+            CmEvent::Disconnected(info) => ("the connection broke", info),
+            CmEvent::RequestCancelled { .. } => ("the peer gave up", ConnectionInfo::default()),
+            CmEvent::ConnectRequest(_) | CmEvent::DeviceRemoval { .. } => {
+                return Err(Error::Invalid("unexpected event while connecting"));
+            }
+        };
+        let peer = peer.or(info.peer);
+        let peer = peer.map_or(String::new(), |peer| format!("{peer} "));
+        let colon = if info.reason.is_empty() { "" } else { ": " };
+        Err(Error::Connect(format!(
+            "{peer}{what}{colon}{}",
+            info.reason
+        )))
+    }
+}
+
 /// Delivers events of connections and listeners.
 pub struct CmChannel {
     ctx: Arc<ClientInner>,
@@ -150,6 +177,12 @@ impl AsFd for CmChannel {
     /// Readable when an event is pending or the daemon has ended.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.conn.as_fd()
+    }
+}
+
+impl AsRawFd for CmChannel {
+    fn as_raw_fd(&self) -> RawFd {
+        self.conn.as_fd().as_raw_fd()
     }
 }
 
@@ -195,8 +228,17 @@ impl CmChannel {
 
     /// Waits for the next event.
     pub fn get_event(&self, timeout: Option<Duration>) -> Result<CmEvent, Error> {
-        let packet = self.ctx.recv_event(&self.conn, timeout)?;
-        let message: control::CmEventMessage = control::decode_event(KIND_CM_EVENT, &packet)?;
+        self.parse_event(&self.ctx.recv_event(&self.conn, timeout)?)
+    }
+
+    /// As [`Self::get_event`], without waiting: None if no event is pending.
+    pub fn try_get_event(&self) -> Result<Option<CmEvent>, Error> {
+        let packet = self.ctx.try_recv_event(&self.conn)?;
+        packet.map(|packet| self.parse_event(&packet)).transpose()
+    }
+
+    fn parse_event(&self, packet: &[u8]) -> Result<CmEvent, Error> {
+        let message: control::CmEventMessage = control::decode_event(KIND_CM_EVENT, packet)?;
         let kind = CmEventKind::from_u32(message.kind).ok_or(Error::Invalid("unknown CM event"))?;
         let info = ConnectionInfo {
             cookie: message.cookie,

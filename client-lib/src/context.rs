@@ -3,6 +3,7 @@
 
 use crate::app_memory::{AppMemory, process_generation, watch_forks};
 use crate::arena_pool::ArenaPool;
+use crate::deadline::Deadline;
 use crate::locking::lock_unpoisoned;
 use crate::{Error, Pd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -590,11 +591,10 @@ impl ClientInner {
         fd: BorrowedFd<'_>,
         timeout: Option<Duration>,
     ) -> Result<(), Error> {
-        let deadline = timeout.map(|duration| Instant::now() + duration);
+        let deadline = Deadline::after(timeout);
         loop {
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            let timespec = left.map(|left| Timespec {
-                tv_sec: left.as_secs() as i64,
+            let timespec = deadline.left().map(|left| Timespec {
+                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
                 tv_nsec: left.subsec_nanos().into(),
             });
             let mut fds = [
@@ -623,21 +623,37 @@ impl ClientInner {
         from: &ControlSocket,
         timeout: Option<Duration>,
     ) -> Result<Vec<u8>, Error> {
+        let deadline = Deadline::after(timeout);
+        loop {
+            if let Some(packet) = self.try_recv_event(from)? {
+                return Ok(packet);
+            }
+            self.wait_readable(from.as_fd(), deadline.left())?;
+        }
+    }
+
+    /// As [`Self::recv_event`], without waiting.
+    pub(crate) fn try_recv_event(&self, from: &ControlSocket) -> Result<Option<Vec<u8>>, Error> {
         // A child of fork(2) would take the events of its parent.
         self.check_process()?;
-        loop {
-            match from.try_recv_packet() {
-                Ok(packet) => return Ok(packet.bytes),
-                Err(RecvError::WouldBlock) => self.wait_readable(from.as_fd(), timeout)?,
-                Err(RecvError::Closed) => {
-                    self.check_alive();
-                    return Err(Error::DaemonGone);
-                }
-                Err(RecvError::Truncated | RecvError::Descriptors | RecvError::DescriptorsLost) => {
-                    return Err(ProtoError::NotSiwd(0).into());
-                }
-                Err(RecvError::Io(error)) => return Err(error.into()),
+        match from.try_recv_packet() {
+            Ok(packet) => Ok(Some(packet.bytes)),
+            Err(RecvError::WouldBlock) => Ok(None),
+            Err(RecvError::Closed) => {
+                self.check_alive();
+                Err(Error::DaemonGone)
             }
+            Err(RecvError::Truncated | RecvError::Descriptors | RecvError::DescriptorsLost) => {
+                Err(ProtoError::NotSiwd(0).into())
+            }
+            Err(RecvError::Io(error)) => Err(error.into()),
         }
+    }
+
+    /// Duplicates the descriptor of the connection to the daemon, which becomes readable when the
+    /// daemon ends or is given up.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn dup_connection(&self) -> std::io::Result<OwnedFd> {
+        Ok(rustix::io::fcntl_dupfd_cloexec(self.conn.as_fd(), 0)?)
     }
 }

@@ -3,9 +3,10 @@
 
 use crate::context::ClientInner;
 use crate::credit::Credits;
+use crate::deadline::Deadline;
 use crate::locking::lock_unpoisoned;
 use crate::{Context, Error, Wc};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use siw_shm::control::{CqReply, CreateChannel, CreateCq, DestroyChannel, DestroyCq, ProtoError};
 use siw_shm::spin::SpinLock;
 use siw_shm::{CqConsumer, CqGeometry, SharedMemory};
@@ -43,20 +44,35 @@ impl CompletionChannel {
     /// Waits for an event and returns the cookie of its queue. Each arming raises at most one
     /// event; arm the queue again, then poll it.
     pub fn get_event(&self, timeout: Option<Duration>) -> Result<u64, Error> {
+        let deadline = Deadline::after(timeout);
         loop {
-            self.client.wait_readable(self.fd.as_fd(), timeout)?;
-            let mut cookie = [0; 8];
-            match rustix::io::read(&self.fd, &mut cookie) {
-                Ok(8) => return Ok(u64::from_ne_bytes(cookie)),
-                Ok(0) => {
-                    self.client.check_alive();
-                    return Err(Error::DaemonGone);
-                }
-                Ok(len) => return Err(ProtoError::NotSiwd(len).into()),
-                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
+            self.client
+                .wait_readable(self.fd.as_fd(), deadline.left())?;
+            if let Some(cookie) = self.try_get_event()? {
+                return Ok(cookie);
             }
         }
+    }
+
+    /// As [`Self::get_event`], without waiting: None if no event is pending.
+    pub fn try_get_event(&self) -> Result<Option<u64>, Error> {
+        let mut cookie = [0; 8];
+        match rustix::io::retry_on_intr(|| rustix::io::read(&self.fd, &mut cookie[..])) {
+            Ok(8) => Ok(Some(u64::from_ne_bytes(cookie))),
+            Ok(0) => {
+                self.client.check_alive();
+                Err(Error::DaemonGone)
+            }
+            Ok(len) => Err(ProtoError::NotSiwd(len).into()),
+            Err(rustix::io::Errno::AGAIN) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl AsRawFd for CompletionChannel {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
     }
 }
 
@@ -301,7 +317,7 @@ impl Cq {
 
     /// Checks for a reason why an empty queue may stay empty.
     #[cold]
-    fn check_health(&self) -> Result<(), Error> {
+    pub(crate) fn check_health(&self) -> Result<(), Error> {
         if !self.0.client.known_alive() {
             return Err(Error::DaemonGone);
         }
@@ -366,16 +382,15 @@ impl Cq {
         if out.is_empty() {
             return Ok(0);
         }
-        let deadline = timeout.map(|duration| Instant::now() + duration);
-        let left = || deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let deadline = Deadline::after(timeout);
         loop {
-            let spin = left().map_or(SPIN, |left| left.min(SPIN));
+            let spin = deadline.left().map_or(SPIN, |left| left.min(SPIN));
             let taken = self.poll_spin(out, spin)?;
             if taken > 0 {
                 return Ok(taken);
             }
             let Some(channel) = &self.0.channel else {
-                if left().is_some_and(|left| left.is_zero()) {
+                if deadline.has_passed() {
                     return Err(Error::Timeout);
                 }
                 self.0.client.check_alive();
@@ -388,7 +403,7 @@ impl Cq {
                 return Ok(taken);
             }
             self.check_health()?;
-            match channel.get_event(left()) {
+            match channel.get_event(deadline.left()) {
                 Ok(_) => {}
                 Err(Error::DaemonGone) => {
                     // Completions from before the daemon ended are still delivered.

@@ -40,3 +40,9 @@ impl<O: StableBuffer> Debug for OwnedMr<O> {
         Debug::fmt(self.region(), f)
     }
 }
+
+impl Debug for crate::context::ClientInner {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        f.debug_struct("ClientInner").finish_non_exhaustive()
+    }
+}

@@ -1,9 +1,10 @@
 //! Draining a queue pair before its memory is freed: all posted requests have completed when these
 //! functions return (the kernel's ib_drain_qp; verbs programs do it by hand).
 
+use crate::deadline::Deadline;
 use crate::{Cq, Error, Qp, RecvWr, SendData, SendWr, Wc, WcOpcode};
 use siw_shm::control::QpState;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Work request id of the marker that a drain posts behind all other requests; the drain consumes
 /// one completion with this id.
@@ -46,7 +47,7 @@ impl Qp {
         post: impl Fn() -> Result<(), Error>,
         ours: impl Fn(WcOpcode) -> bool,
     ) -> Result<(), Error> {
-        let deadline = Instant::now() + timeout;
+        let deadline = Deadline::after(Some(timeout));
         if self.state() != Some(QpState::Error) {
             self.set_error()?;
         }
@@ -75,7 +76,7 @@ impl Qp {
                 return Ok(());
             }
             if taken == 0 {
-                if Instant::now() >= deadline {
+                if deadline.has_passed() {
                     return Err(Error::Timeout);
                 }
                 std::thread::yield_now();

@@ -32,7 +32,7 @@
 //!     qp.connect_blocking("10.0.0.2:7174".parse()?, &ConnectOptions::default())?;
 //!
 //! memory.write(0, b"hello")?;
-//! let sges = [memory.sge(0, 5)];
+//! let sges = [memory.slice(0..5)?];
 //! qp.post_send(&[SendWr::send(1, SendData::Sges(&sges))])?;
 //! let mut completions = [Wc::default(); 8];
 //! let count = cq.wait(&mut completions, None)?;
@@ -68,6 +68,30 @@
 //!
 //! Complete programs are in the folder `examples`: `ping`, `read`, `write_with_completion_channel`,
 //! `srq_server`, `atomics`.
+//!
+//! # Wait for events
+//!
+//! [`CompletionChannel`] and [`CmChannel`] are descriptors for epoll(7) and the like: when one is
+//! readable, [`CompletionChannel::try_get_event`] and [`CmChannel::try_get_event`] take events without
+//! waiting. With the feature `tokio`, the module `tokio` awaits completions, connections and their end;
+//! `examples/tokio_echo.rs` and `examples/tokio_key_value.rs` are servers.
+//!
+//! # Behaviour at the edges
+//!
+//! - **ESTABLISHED after accept** arrives on the channel that was passed to
+//!   [`ConnectionRequest::accept`], or without one on the listener's channel.
+//! - **A bad lkey** completes its request with LOC_PROT_ERR, and the queue pair ends.
+//! - **A bad rkey**, or a range or right that the key does not have: the requester's request completes
+//!   with REM_ACCESS_ERR if it waits for an answer (READ, atomics). A WRITE may complete with SUCCESS
+//!   before: its bytes were acknowledged, not placed. Both queue pairs end; the owner of the memory gets
+//!   the asynchronous event QP_ACCESS_ERR, and both get [`CmEvent::Disconnected`].
+//! - **A shared receive queue** keeps its requests when a queue pair ends. The asynchronous event
+//!   QP_LAST_WQE_REACHED comes once for each of its queue pairs, with the number of that queue pair:
+//!   from then on it takes no further request, and what it had taken is completed or flushed.
+//! - **When the daemon has gone**, [`Qp::post_send`] still succeeds until the queue is full: it writes to
+//!   memory. [`Cq::poll`] returns the last completions, then [`Error::DaemonGone`];
+//!   [`Cq::flush_lost_requests`] completes the unfinished requests with WR_FLUSH_ERR. Registered buffers
+//!   of [`OwnedMr`] are leaked.
 //!
 //! # Rules
 //!
@@ -116,6 +140,7 @@ mod context;
 mod cq;
 mod cq_resize;
 mod credit;
+mod deadline;
 mod debug;
 mod drain;
 mod error;
@@ -127,8 +152,12 @@ mod panics;
 mod pausable;
 mod posting;
 mod qp;
+mod slices;
 mod srq;
 mod window;
+
+#[cfg(feature = "tokio")]
+pub mod tokio;
 
 #[allow(unsafe_code)]
 #[doc(hidden)]
@@ -151,6 +180,7 @@ pub use memory::{Arena, Mr, Pd, ReregChange};
 pub use pairing::PairOptions;
 #[doc(hidden)]
 pub use panics::contain_panic;
+#[doc(hidden)]
 pub use posting::{ReceivePosting, SendPosting, SharedReceivePosting};
 pub use qp::{Qp, QpAttr, QpInit, VerbsQpState};
 pub use siw_shm::control::{AsyncEventKind, ExtentMethod, Limits, QpState};
@@ -158,5 +188,6 @@ pub use siw_shm::{
     Access, AtomicArgs, Opcode, RecvWr, SendData, SendWr, Sge, Wc, WcFlags, WcOpcode, WcStatus,
     WrFlags,
 };
+pub use slices::RemoteSlice;
 pub use srq::{Srq, SrqAttr, SrqInit};
 pub use window::{Mw, MwBind, WindowType, inc_rkey};

@@ -5,7 +5,8 @@
 use crate::app_memory::MappedFileId;
 use crate::arena_pool::ArenaBlock;
 use crate::context::ClientInner;
-use crate::{Access, Context, Error, Failed, Sge};
+use crate::slices::{RegionKeys, region_methods};
+use crate::{Access, Context, Error, Failed};
 use siw_shm::SharedMemory;
 use siw_shm::control::{
     AllocArena, DEREG_UNBIND_WINDOWS, DeallocPd, DeregMr, FreeArena, ProtoError, REREG_ACCESS,
@@ -282,15 +283,17 @@ impl Mr {
         self.arena.as_ptr().wrapping_add(self.offset)
     }
 
-    /// Scatter/gather element of `len` bytes at `offset`; the daemon checks the bounds.
     #[inline]
-    pub fn sge(&self, offset: usize, len: usize) -> Sge {
-        Sge {
-            addr: self.addr().wrapping_add(offset as u64),
-            length: len as u32,
+    fn keys(&self) -> RegionKeys {
+        RegionKeys {
+            addr: self.addr(),
+            len: self.len,
             lkey: self.lkey,
+            rkey: self.rkey,
         }
     }
+
+    region_methods!();
 
     fn check_range(&self, offset: usize, len: usize) -> Result<usize, Error> {
         match offset.checked_add(len) {
@@ -372,25 +375,21 @@ impl Mr {
 
     /// Deregisters it; EBUSY, with the region returned, while memory windows are bound to it
     /// (ibv_dereg_mr(3)).
-    pub fn dereg(self) -> Result<(), Failed<Mr>> {
-        match self.call_dereg(0) {
-            Ok(()) => {
-                self.mark_deregistered();
-                Ok(())
-            }
-            Err(error) => Err(Failed {
-                object: self,
-                error,
-            }),
-        }
+    pub fn dereg(mut self) -> Result<(), Failed<Mr>> {
+        self.deregister().map_err(|error| Failed {
+            object: self,
+            error,
+        })
     }
 
-    /// Marks it as deregistered.
-    pub(crate) fn mark_deregistered(mut self) {
+    /// As [`Self::dereg`]; afterwards it is only dropped.
+    pub(crate) fn deregister(&mut self) -> Result<(), Error> {
+        self.call_dereg(0)?;
         self.gone = true;
+        Ok(())
     }
 
-    pub(crate) fn call_dereg(&self, flags: u32) -> Result<(), Error> {
+    fn call_dereg(&self, flags: u32) -> Result<(), Error> {
         let lkey = self.lkey;
         self.pd.ctx().call_daemon(&DeregMr { lkey, flags })?;
         Ok(())

@@ -21,8 +21,10 @@ pub struct SendPosting<'a> {
 }
 
 impl Qp {
-    /// Begins a list of send work requests. It holds the queue's lock until dropped, so do not
-    /// block meanwhile. Refused before the QP is connected.
+    /// Begins a list of send work requests, for the drop-in libraries. It holds the queue's lock
+    /// until dropped: the thread must not use the queue pair otherwise meanwhile. Programs use
+    /// [`Qp::post_send`]. Refused before the QP is connected.
+    #[doc(hidden)]
     #[inline]
     pub fn start_sending(&self) -> Result<SendPosting<'_>, Error> {
         if self.0.watch.qp_state() == QpState::Idle as u32
@@ -38,6 +40,7 @@ impl Qp {
     }
 
     /// Begins a list of receive work requests; otherwise as [`Self::start_sending`].
+    #[doc(hidden)]
     #[inline]
     pub fn start_receiving(&self) -> Result<ReceivePosting<'_>, Error> {
         if self.srq().is_some() {
@@ -186,6 +189,7 @@ pub struct SharedReceivePosting<'a> {
 
 impl Srq {
     /// Begins a list of receive work requests; otherwise as [`Qp::start_sending`].
+    #[doc(hidden)]
     #[inline]
     pub fn start_receiving(&self) -> SharedReceivePosting<'_> {
         SharedReceivePosting {

@@ -1,6 +1,6 @@
 //! Queue pairs: creation, states, connecting. Posting is in `posting.rs`.
 
-use crate::cm::{CmChannel, CmEvent, ConnectOptions, ConnectionInfo};
+use crate::cm::{CmChannel, ConnectOptions, ConnectionInfo};
 use crate::cq::LostRequests;
 use crate::credit::{Credit, ReceivePlaces, SendPlaces};
 use crate::pausable::Pausable;
@@ -484,20 +484,9 @@ impl Qp {
         // The daemon's timeout expires first, with a more specific error.
         let timeout = options
             .timeout
-            .map(|timeout| timeout + Duration::from_secs(2));
-        let (what, info) = match channel.get_event(timeout)? {
-            CmEvent::Established(info) => return Ok((channel, info)),
-            CmEvent::Rejected(info) => ("rejected by the peer", info),
-            CmEvent::Unreachable(info) => ("unreachable", info),
-            CmEvent::ConnectError(info) => ("failed", info),
-            CmEvent::Disconnected(info) => ("the connection broke", info),
-            _ => return Err(Error::Invalid("unexpected event while connecting")),
-        };
-        let colon = if info.reason.is_empty() { "" } else { ": " };
-        Err(Error::Connect(format!(
-            "{dst} {what}{colon}{}",
-            info.reason
-        )))
+            .map(|timeout| timeout.saturating_add(Duration::from_secs(2)));
+        let info = channel.get_event(timeout)?.into_established(Some(dst))?;
+        Ok((channel, info))
     }
 
     /// Called when a request was accepted with this QP: work requests posted from now on are sent

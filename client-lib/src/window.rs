@@ -1,7 +1,7 @@
 //! Memory windows (ibv_alloc_mw(3), ibv_bind_mw(3)): parts of a region with a key of their own for
 //! peers, bound and unbound by work requests.
 
-use crate::{Access, Error, Mr, Pd, PostError, Qp, SendWr, WrFlags};
+use crate::{Access, Error, Pd, PostError, Qp, SendWr, WrFlags};
 use siw_shm::BindMw;
 use siw_shm::control::{AllocMw, DeallocMw};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -21,7 +21,7 @@ pub struct Mw {
     rkey: AtomicU32,
 }
 
-/// Binding of a window (`struct ibv_mw_bind_info`). Length 0 unbinds.
+/// Binding of a window (`struct ibv_mw_bind_info`), as made by [`crate::Mr::window`]. Length 0 unbinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MwBind {
     /// Key of the region, which needs MW_BIND.
@@ -35,16 +35,6 @@ pub struct MwBind {
 }
 
 impl MwBind {
-    /// Binds `len` bytes at `offset` of a region.
-    pub fn for_region(mr: &Mr, offset: usize, len: usize, access: Access) -> MwBind {
-        MwBind {
-            lkey: mr.lkey(),
-            addr: mr.addr().wrapping_add(offset as u64),
-            length: len as u64,
-            access,
-        }
-    }
-
     /// Unbinds the window.
     pub const NONE: MwBind = MwBind {
         lkey: 0,

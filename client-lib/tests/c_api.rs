@@ -100,6 +100,7 @@ fn the_header_has_the_layouts_and_numbers_of_the_library() {
         vendor_err = "vendor_err",
     });
     layout!(c, "siw_qp_init_attr", SiwQpInitAttr, {
+        size = "size",
         send_cq = "send_cq", recv_cq = "recv_cq", max_send_wr = "max_send_wr",
         max_recv_wr = "max_recv_wr", max_send_sge = "max_send_sge",
         max_recv_sge = "max_recv_sge", max_inline_data = "max_inline_data",
@@ -128,9 +129,11 @@ fn the_header_has_the_layouts_and_numbers_of_the_library() {
     });
     layout!(c, "siw_device_attr", SiwDeviceAttr, {
         name = "name", mac = "mac", index = "index", mtu = "mtu", active = "active",
-        num_addrs = "num_addrs", addrs = "addrs",
+        num_addrs = "num_addrs", capabilities = "capabilities", addrs = "addrs",
     });
     layout!(c, "siw_conn_param", SiwConnParam, {
+        size = "size", refusals = "refusals", wait_for_receives = "wait_for_receives",
+        source_len = "source_len", source = "source",
         private_data = "private_data", private_data_len = "private_data_len",
         initiator_depth = "initiator_depth", responder_resources = "responder_resources",
         timeout_ms = "timeout_ms", crc = "crc", mpa_rev = "mpa_rev", cookie = "cookie",
@@ -228,6 +231,13 @@ fn the_header_has_the_layouts_and_numbers_of_the_library() {
         ("SIW_QPS_SQD", siw::QpState::Sqd as u64),
         ("SIW_SRQ_MAX_WR", siw_shm::control::SRQ_MAX_WR.into()),
         ("SIW_SRQ_LIMIT", siw_shm::control::SRQ_LIMIT.into()),
+        ("SIW_CAP_IMMEDIATE", siw_shm::control::CAP_IMMEDIATE),
+        ("SIW_CAP_ATOMIC", siw_shm::control::CAP_ATOMIC),
+        ("SIW_CAP_MARKERS", siw_shm::control::CAP_MARKERS),
+        ("SIW_CAP_LOCAL_INV", siw_shm::control::CAP_LOCAL_INV),
+        ("SIW_CAP_MEM_WINDOW", siw_shm::control::CAP_MEM_WINDOW),
+        ("SIW_CAP_FAST_REG", siw_shm::control::CAP_FAST_REG),
+        ("SIW_VERSION", siw_version().into()),
     ];
     for (name, value) in numbers {
         c += &format!("_Static_assert({name} == {value}, \"{name}\");\n");
@@ -241,6 +251,37 @@ fn the_header_has_the_layouts_and_numbers_of_the_library() {
         "{}",
         String::from_utf8_lossy(&out.stderr)
     );
+}
+
+#[test]
+fn the_header_suits_old_standards_of_c_and_cpp() {
+    let temp = Temp::new("standards");
+    let compilers = [
+        ("cc", "c", "c99"),
+        ("cc", "c", "c11"),
+        ("c++", "cc", "c++98"),
+        ("c++", "cc", "c++17"),
+    ];
+    for (compiler, suffix, standard) in compilers {
+        if Command::new(compiler).arg("--version").output().is_err() {
+            println!("skipped: no {compiler} on this machine");
+            continue;
+        }
+        let file = temp.0.join(format!("header.{suffix}"));
+        let text =
+            "#include <siw.h>\nint main(void) { return SIW_VERSION - (int)siw_version(); }\n";
+        std::fs::write(&file, text).unwrap();
+        let out = Command::new(compiler)
+            .arg(format!("-std={standard}"))
+            .args(["-pedantic", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"])
+            .arg("-I")
+            .arg(dir().join("include"))
+            .arg(&file)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.success(), "{standard}: {said}");
+    }
 }
 
 #[test]
@@ -279,6 +320,14 @@ fn null_pointers_are_refused_and_not_followed() {
         siw_free_fast_mr(null_mut());
         siw_free_arena(null_mut());
         assert!(siw_mr_ptr(null()).is_null());
+        assert_eq!(
+            siw_reg_memory(null(), null_mut(), 1, 1, null_mut()),
+            libc::EINVAL
+        );
+        assert_eq!(
+            siw_read_stats(null(), null_mut(), 0),
+            -(libc::EINVAL as isize)
+        );
         siw_close(null_mut());
         siw_destroy_qp(null_mut());
         let text = std::ffi::CStr::from_ptr(siw_last_error());

@@ -31,19 +31,25 @@ impl Access {
 
     /// Returns whether all bits of `other` are set.
     #[inline]
-    pub fn contains(self, other: Access) -> bool {
+    pub const fn contains(self, other: Access) -> bool {
         self.0 & other.0 == other.0
     }
 
     /// Returns whether any bit of `other` is set.
     #[inline]
-    pub fn intersects(self, other: Access) -> bool {
+    pub const fn intersects(self, other: Access) -> bool {
         self.0 & other.0 != 0
+    }
+
+    /// The rights of both; `|` for constants.
+    #[inline]
+    pub const fn union(self, other: Access) -> Access {
+        Access(self.0 | other.0)
     }
 
     /// The rights without those of `other`.
     #[inline]
-    pub fn without(self, other: Access) -> Access {
+    pub const fn without(self, other: Access) -> Access {
         Access(self.0 & !other.0)
     }
 
@@ -57,7 +63,13 @@ impl Access {
 impl std::ops::BitOr for Access {
     type Output = Access;
     fn bitor(self, other: Access) -> Access {
-        Access(self.0 | other.0)
+        self.union(other)
+    }
+}
+
+impl std::ops::BitOrAssign for Access {
+    fn bitor_assign(&mut self, other: Access) {
+        *self = self.union(other);
     }
 }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 pub const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Access rights of the examples' memory.
-pub const ALL_ACCESS: Access = Access(Access::LOCAL_WRITE.0 | Access::REMOTE.0);
+pub const ALL_ACCESS: Access = Access::LOCAL_WRITE.union(Access::REMOTE);
 
 /// Connects to the daemon at the socket that is the first argument of the program, or at the
 /// default one.

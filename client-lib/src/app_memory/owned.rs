@@ -2,7 +2,8 @@
 
 use super::AppMr;
 use crate::error::Failed;
-use crate::{Access, Error, Pd, Sge};
+use crate::slices::{RegionKeys, region_methods};
+use crate::{Access, Error, Pd};
 use siw_shm::shared_memory::copy_bytes;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -126,11 +127,17 @@ impl<O: StableBuffer> OwnedMr<O> {
         &self.region
     }
 
-    /// Scatter/gather element of `len` bytes at `offset`; the daemon checks the bounds.
     #[inline]
-    pub fn sge(&self, offset: usize, len: usize) -> Sge {
-        self.region.sge(offset, len)
+    fn keys(&self) -> RegionKeys {
+        RegionKeys {
+            addr: self.addr(),
+            len: self.len(),
+            lkey: self.lkey(),
+            rkey: self.rkey(),
+        }
     }
+
+    region_methods!();
 
     fn range_at(&self, offset: usize, len: usize) -> Result<*mut u8, Error> {
         match offset.checked_add(len) {
@@ -169,13 +176,12 @@ impl<O: StableBuffer> OwnedMr<O> {
     /// # Errors
     /// The region comes back: `EBUSY` while memory windows are bound to it.
     pub fn dereg(mut self) -> Result<O, Failed<OwnedMr<O>>> {
-        let tried = match self.region.call_dereg(0) {
+        let tried = match self.region.deregister() {
             Ok(()) => self.buffer.take().ok_or(Error::Invalid("no buffer")),
             Err(error) => Err(error),
         };
         match tried {
             Ok(buffer) => {
-                self.region.finish_region(true);
                 // SAFETY: initialised by `Pd::register`, and taken once. The daemon has confirmed
                 // that nobody accesses it any more.
                 Ok(unsafe { buffer.assume_init() })

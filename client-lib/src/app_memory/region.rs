@@ -2,7 +2,8 @@
 
 use super::{ONE_AT_A_TIME, Parts, free_imports};
 use crate::locking::lock_unpoisoned;
-use crate::{Access, Error, Failed, Pd, Sge};
+use crate::slices::{RegionKeys, region_methods};
+use crate::{Access, Error, Failed, Pd};
 use siw_shm::control::{DEREG_UNBIND_WINDOWS, DeregMr, ExtentMethod, REREG_ACCESS, ReregMr};
 
 /// A registered region of application memory. Dropping deregisters it and unbinds the windows that
@@ -56,15 +57,17 @@ impl AppMr {
         self.rkey
     }
 
-    /// Scatter/gather element of `len` bytes at `offset`; the daemon checks the bounds.
     #[inline]
-    pub fn sge(&self, offset: usize, len: usize) -> Sge {
-        Sge {
-            addr: self.addr().wrapping_add(offset as u64),
-            length: len as u32,
+    fn keys(&self) -> RegionKeys {
+        RegionKeys {
+            addr: self.addr(),
+            len: self.len,
             lkey: self.lkey,
+            rkey: self.rkey,
         }
     }
+
+    region_methods!();
 
     /// Methods by which the daemon accesses the memory, with the bytes of each.
     pub fn methods(&self) -> Vec<(ExtentMethod, u64)> {
@@ -104,19 +107,20 @@ impl AppMr {
     /// Deregisters it; EBUSY, with the region returned, while memory windows are bound to it
     /// (ibv_dereg_mr(3)).
     pub fn dereg(mut self) -> Result<(), Failed<AppMr>> {
-        match self.call_dereg(0) {
-            Ok(()) => {
-                self.finish_region(true);
-                Ok(())
-            }
-            Err(error) => Err(Failed {
-                object: self,
-                error,
-            }),
-        }
+        self.deregister().map_err(|error| Failed {
+            object: self,
+            error,
+        })
     }
 
-    pub(super) fn call_dereg(&self, flags: u32) -> Result<(), Error> {
+    /// As [`Self::dereg`]; afterwards it is only dropped.
+    pub(crate) fn deregister(&mut self) -> Result<(), Error> {
+        self.call_dereg(0)?;
+        self.finish_region(true);
+        Ok(())
+    }
+
+    fn call_dereg(&self, flags: u32) -> Result<(), Error> {
         let lkey = self.lkey;
         self.pd.ctx().call_daemon(&DeregMr { lkey, flags })?;
         Ok(())
@@ -131,7 +135,7 @@ impl AppMr {
     }
 
     /// Gives pages back after deregistration.
-    pub(super) fn finish_region(&mut self, is_revoked: bool) {
+    fn finish_region(&mut self, is_revoked: bool) {
         self.gone = true;
         free_imports(self.pd.ctx(), &self.parts);
         let _one = lock_unpoisoned(&ONE_AT_A_TIME);

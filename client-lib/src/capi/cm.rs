@@ -2,7 +2,8 @@
 
 use super::{
     SiwCmEvent, SiwConnParam, borrow_array, borrow_handle, c_text, fail_with, free_handle,
-    from_socket_addr, null_pointer, store_boxed, store_out, to_socket_addr, to_status, to_timeout,
+    from_socket_addr, null_pointer, read_sized, store_boxed, store_out, to_socket_addr, to_status,
+    to_timeout,
 };
 use crate::{
     CmChannel, CmEvent, CmListener, ConnectOptions, ConnectionInfo, ConnectionRequest, Context,
@@ -119,7 +120,7 @@ pub unsafe extern "C" fn siw_get_cm_event(
 unsafe fn to_connect_options<'a>(param: *const SiwConnParam) -> Result<ConnectOptions<'a>, Error> {
     let mut options = ConnectOptions::default();
     // SAFETY: by the caller's contract.
-    let Some(param) = (unsafe { param.as_ref() }) else {
+    let Some(param) = (unsafe { read_sized(param) })? else {
         return Ok(options);
     };
     // SAFETY: by the caller's contract.
@@ -140,6 +141,13 @@ unsafe fn to_connect_options<'a>(param: *const SiwConnParam) -> Result<ConnectOp
         2 => Some(2),
         _ => return Err(Error::Invalid("mpa_rev must be 0, 1 or 2")),
     };
+    options.refusals = param.refusals;
+    options.wait_for_receives = param.wait_for_receives != 0;
+    if !param.source.is_null() {
+        // SAFETY: by the caller's contract.
+        let source = unsafe { to_socket_addr(param.source, param.source_len) };
+        options.src = Some(source.ok_or(BAD_ADDR)?);
+    }
     options.cookie = param.cookie;
     Ok(options)
 }

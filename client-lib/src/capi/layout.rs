@@ -63,6 +63,8 @@ impl From<&Wc> for SiwWc {
 /// `struct siw_qp_init_attr`
 #[repr(C)]
 pub struct SiwQpInitAttr {
+    pub size: u32,
+    pub sq_sig_all: u32,
     pub send_cq: *const Cq,
     pub recv_cq: *const Cq,
     pub max_send_wr: u32,
@@ -70,7 +72,7 @@ pub struct SiwQpInitAttr {
     pub max_send_sge: u32,
     pub max_recv_sge: u32,
     pub max_inline_data: u32,
-    pub sq_sig_all: u32,
+    pub reserved: u32,
     pub srq: *const Srq,
 }
 
@@ -83,19 +85,26 @@ pub struct SiwDeviceAttr {
     pub mtu: u32,
     pub active: u32,
     pub num_addrs: u32,
+    pub capabilities: u64,
     pub addrs: [libc::sockaddr_storage; 8],
 }
 
 /// `struct siw_conn_param`
 #[repr(C)]
 pub struct SiwConnParam {
-    pub private_data: *const u8,
+    pub size: u32,
     pub private_data_len: u32,
+    pub private_data: *const u8,
     pub initiator_depth: u32,
     pub responder_resources: u32,
     pub timeout_ms: u32,
     pub crc: i32,
     pub mpa_rev: i32,
+    pub refusals: u8,
+    pub wait_for_receives: u8,
+    pub reserved: u16,
+    pub source_len: u32,
+    pub source: *const libc::sockaddr,
     pub cookie: u64,
 }
 
@@ -162,6 +171,7 @@ impl From<&DeviceInfo> for SiwDeviceAttr {
             mtu: device.mtu,
             active: device.active.into(),
             num_addrs: device.ips.len().min(8) as u32,
+            capabilities: device.capabilities,
             addrs,
         }
     }

@@ -1,15 +1,14 @@
-//! Arenas, registration with an address, memory windows, fast registration, and work requests other
+//! Arenas, memory windows, fast registration, and work requests other
 //! than messages: the C API.
 
 use super::{
     SiwMwBind, SiwRange, SiwSendWr, borrow_array, borrow_handle, fail_with, free_handle,
-    null_pointer, posted_status, store_boxed, to_status,
+    null_pointer, posted_status, store_boxed,
 };
 use crate::{
-    Access, Arena, AtomicArgs, Context, Error, FastMr, Mr, Mw, Opcode, Pd, PostError, Qp,
-    ReregChange, SendData, SendWr, Sge, WindowType, WrFlags,
+    Access, Arena, AtomicArgs, Context, Error, FastMr, Mw, Opcode, Pd, PostError, Qp, SendData,
+    SendWr, Sge, WindowType, WrFlags,
 };
-use siw_shm::control::{REREG_ACCESS, REREG_PD, REREG_TRANSLATION};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
@@ -17,7 +16,7 @@ use std::sync::Arc;
 
 /// # Safety
 /// NULL, or valid and not used elsewhere meanwhile.
-unsafe fn borrow_handle_mut<'a, T>(pointer: *mut T) -> Result<&'a mut T, Error> {
+pub(super) unsafe fn borrow_handle_mut<'a, T>(pointer: *mut T) -> Result<&'a mut T, Error> {
     // SAFETY: by the caller's contract.
     unsafe { pointer.as_mut() }.ok_or_else(null_pointer)
 }
@@ -58,92 +57,6 @@ pub unsafe extern "C" fn siw_arena_ptr(arena: *const Arc<Arena>) -> *mut c_void 
 pub unsafe extern "C" fn siw_arena_len(arena: *const Arc<Arena>) -> usize {
     // SAFETY: module contract.
     unsafe { borrow_handle(arena) }.map_or(0, |arena| arena.len())
-}
-
-/// Documented in `include/siw.h`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn siw_reg_mr(
-    pd: *const Pd,
-    arena: *const Arc<Arena>,
-    offset: usize,
-    len: usize,
-    access: u32,
-    out: *mut *mut Mr,
-) -> c_int {
-    // SAFETY: module contract.
-    unsafe {
-        let made = borrow_handle(pd).and_then(|pd| {
-            let range = offset..offset.saturating_add(len);
-            pd.reg_mr(borrow_handle(arena)?, range, Access(access))
-        });
-        store_boxed(out, made)
-    }
-}
-
-/// Documented in `include/siw.h`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn siw_reg_mr_iova(
-    pd: *const Pd,
-    arena: *const Arc<Arena>,
-    offset: usize,
-    len: usize,
-    iova: u64,
-    access: u32,
-    out: *mut *mut Mr,
-) -> c_int {
-    // SAFETY: module contract.
-    unsafe {
-        let made = borrow_handle(pd).and_then(|pd| {
-            let range = offset..offset.saturating_add(len);
-            pd.reg_mr_iova(borrow_handle(arena)?, range, iova, Access(access))
-        });
-        store_boxed(out, made)
-    }
-}
-
-/// Documented in `include/siw.h`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn siw_dereg_mr(mr: *mut Mr) -> c_int {
-    // SAFETY: module contract.
-    let tried = unsafe { borrow_handle(mr) }.and_then(|mr| mr.call_dereg(0));
-    if tried.is_ok() {
-        // SAFETY: module contract; already deregistered.
-        unsafe { Box::from_raw(mr) }.mark_deregistered();
-    }
-    to_status(tried)
-}
-
-/// Documented in `include/siw.h`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn siw_rereg_mr(
-    mr: *mut Mr,
-    flags: u32,
-    pd: *const Pd,
-    arena: *const Arc<Arena>,
-    offset: usize,
-    len: usize,
-    access: u32,
-) -> c_int {
-    let has = |flag| flags & flag != 0;
-    // SAFETY: module contract.
-    to_status(unsafe {
-        borrow_handle_mut(mr).and_then(|mr| {
-            if flags & !(REREG_TRANSLATION | REREG_PD | REREG_ACCESS) != 0 {
-                return Err(Error::Invalid("unknown flags of siw_rereg_mr"));
-            }
-            let mut change = ReregChange::default();
-            if has(REREG_TRANSLATION) {
-                change.range = Some((borrow_handle(arena)?, offset, len));
-            }
-            if has(REREG_PD) {
-                change.pd = Some(borrow_handle(pd)?);
-            }
-            if has(REREG_ACCESS) {
-                change.access = Some(Access(access));
-            }
-            mr.rereg(&change)
-        })
-    })
 }
 
 /// Documented in `include/siw.h`.

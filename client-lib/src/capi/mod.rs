@@ -16,6 +16,7 @@ mod memory;
 mod memory_layout;
 mod queue_layout;
 mod queues;
+mod regions;
 mod work_requests;
 
 pub use cm::*;
@@ -24,12 +25,13 @@ pub use memory::*;
 pub use memory_layout::*;
 pub use queue_layout::*;
 pub use queues::*;
+pub use regions::*;
 pub use work_requests::*;
 
-use crate::{Access, CompletionChannel, Context, Cq, Error, Mr, Pd, Qp, QpInit, Wc, WcStatus};
+use crate::{CompletionChannel, Context, Cq, Error, Pd, Qp, QpInit, Wc, WcStatus};
 use rustix::fd::{AsFd, AsRawFd};
 use std::cell::RefCell;
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -114,6 +116,41 @@ unsafe fn free_handle<T>(pointer: *mut T) {
     }
 }
 
+/// Copies a parameter struct that begins with its size as the program was compiled: fields beyond
+/// that are zero, and fields that only newer headers have must be.
+///
+/// # Safety
+/// NULL, or valid for the bytes that its first field, a `u32`, names. `T` has integers and nullable
+/// pointers only.
+unsafe fn read_sized<T>(pointer: *const T) -> Result<Option<T>, Error> {
+    if pointer.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: by the caller's contract.
+    let size = unsafe { pointer.cast::<u32>().read() } as usize;
+    if !(size_of::<u64>()..=MAX_PARAMETERS).contains(&size) {
+        return Err(Error::Invalid(
+            "set the size field of the parameters to the size of their struct",
+        ));
+    }
+    let known = size.min(size_of::<T>());
+    // SAFETY: by the caller's contract; zeroes are valid.
+    let value = unsafe {
+        let mut value = std::mem::MaybeUninit::<T>::zeroed();
+        std::ptr::copy_nonoverlapping(pointer.cast::<u8>(), value.as_mut_ptr().cast(), known);
+        value.assume_init()
+    };
+    // SAFETY: by the caller's contract.
+    let newer = unsafe { borrow_array(pointer.cast::<u8>().wrapping_add(known), size - known) }?;
+    if newer.iter().any(|byte| *byte != 0) {
+        return Err(Error::Invalid("parameters that this libsiw does not know"));
+    }
+    Ok(Some(value))
+}
+
+/// Largest parameter struct that a newer header may have.
+const MAX_PARAMETERS: usize = 4096;
+
 /// Borrows an array from C.
 ///
 /// # Safety
@@ -151,6 +188,43 @@ pub extern "C" fn siw_wc_status_str(status: u32) -> *const c_char {
 }
 
 // Each `unsafe` below relies on the header's contract, stated at the module's top.
+
+/// Documented in `include/siw.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn siw_version() -> u32 {
+    let part = |text: &str| text.parse().unwrap_or(0);
+    let version = [
+        part(env!("CARGO_PKG_VERSION_MAJOR")),
+        part(env!("CARGO_PKG_VERSION_MINOR")),
+        part(env!("CARGO_PKG_VERSION_PATCH")),
+    ];
+    version.iter().fold(0u32, |sum, part| sum << 8 | part)
+}
+
+/// Documented in `include/siw.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn siw_read_stats(
+    ctx: *const Context,
+    out: *mut c_char,
+    room: usize,
+) -> isize {
+    // SAFETY: module contract.
+    match unsafe { borrow_handle(ctx) }.and_then(Context::read_stats) {
+        Ok(text) => {
+            let text: Vec<u8> = text.bytes().filter(|byte| *byte != 0).collect();
+            if let Some(most) = room.checked_sub(1).filter(|_| !out.is_null()) {
+                let len = text.len().min(most);
+                // SAFETY: room for `len` bytes and the terminating zero by contract.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(text.as_ptr(), out.cast(), len);
+                    out.add(len).write(0);
+                }
+            }
+            text.len() as isize
+        }
+        Err(error) => -(fail_with(error) as isize),
+    }
+}
 
 /// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
@@ -247,65 +321,6 @@ pub unsafe extern "C" fn siw_alloc_pd(ctx: *const Context, out: *mut *mut Pd) ->
 pub unsafe extern "C" fn siw_dealloc_pd(pd: *mut Pd) {
     // SAFETY: module contract.
     unsafe { free_handle(pd) }
-}
-
-/// Documented in `include/siw.h`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn siw_alloc_mr(
-    pd: *const Pd,
-    len: usize,
-    access: u32,
-    out: *mut *mut Mr,
-) -> c_int {
-    // SAFETY: module contract.
-    unsafe {
-        store_boxed(
-            out,
-            borrow_handle(pd).and_then(|pointer| pointer.alloc_mr(len, Access(access))),
-        )
-    }
-}
-
-/// Documented in `include/siw.h`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn siw_free_mr(mr: *mut Mr) {
-    // SAFETY: module contract.
-    unsafe { free_handle(mr) }
-}
-
-/// Documented in `include/siw.h`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn siw_mr_ptr(mr: *const Mr) -> *mut c_void {
-    // SAFETY: module contract.
-    unsafe { borrow_handle(mr) }.map_or(std::ptr::null_mut(), |region| region.as_ptr().cast())
-}
-
-/// Documented in `include/siw.h`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn siw_mr_addr(mr: *const Mr) -> u64 {
-    // SAFETY: module contract.
-    unsafe { borrow_handle(mr) }.map_or(0, Mr::addr)
-}
-
-/// Documented in `include/siw.h`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn siw_mr_len(mr: *const Mr) -> usize {
-    // SAFETY: module contract.
-    unsafe { borrow_handle(mr) }.map_or(0, Mr::len)
-}
-
-/// Documented in `include/siw.h`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn siw_mr_lkey(mr: *const Mr) -> u32 {
-    // SAFETY: module contract.
-    unsafe { borrow_handle(mr) }.map_or(0, Mr::lkey)
-}
-
-/// Documented in `include/siw.h`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn siw_mr_rkey(mr: *const Mr) -> u32 {
-    // SAFETY: module contract.
-    unsafe { borrow_handle(mr) }.map_or(0, Mr::rkey)
 }
 
 /// Documented in `include/siw.h`.
@@ -463,7 +478,7 @@ pub unsafe extern "C" fn siw_create_qp(
     // SAFETY: module contract.
     let made = unsafe {
         borrow_handle(pd).and_then(|pd| {
-            let attributes = borrow_handle(attr)?;
+            let attributes = read_sized(attr)?.ok_or_else(null_pointer)?;
             let init = QpInit {
                 max_send_wr: attributes.max_send_wr,
                 max_recv_wr: attributes.max_recv_wr,

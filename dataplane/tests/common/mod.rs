@@ -329,7 +329,7 @@ pub fn siw_ping() -> &'static Path {
 
 /// The path of a program of the client library, built with the profile of this test.
 pub fn client_program(name: &str) -> PathBuf {
-    build_of_package("siw", "--bin", name).join(name)
+    build_of_package("siw-programs", "--bin", name).join(name)
 }
 
 /// The path of `siwrun`, built with the profile of this test, with its libraries next to it.
@@ -353,6 +353,11 @@ pub fn client_example(name: &str) -> PathBuf {
     build_of_package("siw", "--example", name)
         .join("examples")
         .join(name)
+}
+
+/// The folder with libsiw.so, built with the profile of this test.
+pub fn c_library() -> &'static Path {
+    build_of_package("siw-c", "--lib", "")
 }
 
 /// The path of an example of this package, built with the profile of this test.
@@ -386,7 +391,9 @@ fn build_of_package(package: &str, kind: &str, name: &str) -> &'static Path {
         target_dir = target_dir.parent().unwrap();
     }
     let out = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--package", package, kind, name])
+        .args(["build", "--quiet", "--package", package, kind])
+        .args(Some(name).filter(|name| !name.is_empty()))
+        .args(name.starts_with("tokio_").then_some("--features=tokio"))
         .args(["--profile", profile, "--target-dir"])
         .arg(target_dir)
         .current_dir(env!("CARGO_MANIFEST_DIR"))

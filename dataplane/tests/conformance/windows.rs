@@ -38,7 +38,7 @@ fn c44_a_window_of_another_stream_is_answered_by_terminate_1_1_02() {
     let mr = b.app.pd.alloc_mr(4096, BINDABLE).unwrap();
     let mw = b.app.pd.alloc_mw(WindowType::Two).unwrap();
     let all = Access::REMOTE_READ | Access::REMOTE_WRITE;
-    let key = bind(&end, &end.qp, &mw, &MwBind::for_region(&mr, 0, 64, all));
+    let key = bind(&end, &end.qp, &mw, &mr.window(0..64, all).unwrap());
     let f = write(true, key, mr.addr(), b"not yours");
     b.refuses(&f, [0x11, 0x02]);
     assert_eq!(contents(&mr, 0, 9), [0; 9]);
@@ -56,7 +56,7 @@ fn c69_a_read_through_a_window_of_another_stream_is_answered_by_terminate_0_1_03
     let (end, _own) = b.second();
     let mr = b.app.pd.alloc_mr(4096, BINDABLE).unwrap();
     let mw = b.app.pd.alloc_mw(WindowType::Two).unwrap();
-    let to = MwBind::for_region(&mr, 0, 64, Access::REMOTE_READ);
+    let to = mr.window(0..64, Access::REMOTE_READ).unwrap();
     let key = bind(&end, &end.qp, &mw, &to);
     let r = ReadRequest {
         sink_stag: 1,
@@ -75,7 +75,7 @@ fn c45_c46_a_window_ends_at_its_own_bytes_and_not_at_its_regions() {
     let (end, _own) = b.second();
     let mr = b.app.pd.alloc_mr(4096, BINDABLE).unwrap();
     let one = b.app.pd.alloc_mw(WindowType::One).unwrap();
-    let to = MwBind::for_region(&mr, 100, 10, Access::REMOTE_WRITE);
+    let to = mr.window(100..110, Access::REMOTE_WRITE).unwrap();
     let key = bind(&end, &end.qp, &one, &to);
     for (at, n) in [(99, 2), (105, 6), (110, 1), (0, 1)] {
         let f = write(true, key, mr.addr() + at, &vec![9; n]);
@@ -101,7 +101,7 @@ fn c77_neither_a_shared_window_nor_a_region_with_windows_is_the_peers_to_invalid
     let (end, _own) = b.second();
     let mr = b.app.pd.alloc_mr(4096, BINDABLE).unwrap();
     let one = b.app.pd.alloc_mw(WindowType::One).unwrap();
-    let to = MwBind::for_region(&mr, 0, 64, Access::REMOTE_READ);
+    let to = mr.window(0..64, Access::REMOTE_READ).unwrap();
     let key = bind(&end, &end.qp, &one, &to);
     for stag in [key, mr.rkey()] {
         let mut peer = b.stream();
@@ -131,7 +131,7 @@ fn c42_a_window_that_goes_within_a_message_takes_the_rest_of_it_along() {
         let mr = b.app.pd.alloc_mr(4096, BINDABLE).unwrap();
         let kind = [WindowType::Two, WindowType::One, WindowType::Two][how];
         let mw = b.app.pd.alloc_mw(kind).unwrap();
-        let to = MwBind::for_region(&mr, 0, 64, Access::REMOTE_WRITE);
+        let to = mr.window(0..64, Access::REMOTE_WRITE).unwrap();
         let key = bind(&b.app, &b.app.qp, &mw, &to);
         peer.send(&write(false, key, mr.addr(), b"first half"));
         peer.send(&send(true, 1, 0, b""));

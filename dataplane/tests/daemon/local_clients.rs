@@ -10,8 +10,8 @@ use std::time::Instant;
 use crate::common::raw_client::connection_parameters;
 use crate::common::*;
 use siw::{
-    Access, AsyncEventKind, CmEvent, CmListener, ConnectOptions, MwBind, Opcode, RecvWr, SendData,
-    SendWr, Sge, WcStatus, WindowType, WrFlags,
+    Access, AsyncEventKind, CmEvent, CmListener, ConnectOptions, Opcode, RecvWr, SendData, SendWr,
+    Sge, WcStatus, WindowType, WrFlags,
 };
 use siw_shm::control::messages as m;
 use siw_shm::control::{CallError, ControlSocket, Message, codec};
@@ -229,7 +229,7 @@ fn keys_of_another_client_serve_no_work_request() {
         }),
         ("BIND_MW", WcStatus::MW_BIND_ERR, &|x, _| {
             let mw = x.pd.alloc_mw(WindowType::Two).unwrap();
-            let to = MwBind::for_region(&bindable, 0, 8, Access::REMOTE_READ);
+            let to = bindable.window(0..8, Access::REMOTE_READ).unwrap();
             mw.post_bind(&x.qp, 1, WrFlags::SIGNALED, &to).unwrap();
         }),
         ("RECV", WcStatus::LOC_PROT_ERR, &|x, y| {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::*;
 use siw::{
-    Access, Arena, Context, MwBind, Opcode, QpInit, RecvWr, SendData, SendWr, WcStatus, WindowType,
+    Access, Arena, Context, Opcode, QpInit, RecvWr, SendData, SendWr, WcStatus, WindowType,
     WrFlags, inc_rkey,
 };
 
@@ -211,11 +211,7 @@ fn round(ctx: &Context, r: &mut Random, how: usize) -> bool {
                     let key = inc_rkey(fast.key());
                     fast.register_request(i, key, 0, Access(7)).unwrap()
                 }
-                3 => mw.bind_request(
-                    i,
-                    &MwBind::for_region(&bindable, 0, 64, Access(4)),
-                    mw.rkey(),
-                ),
+                3 => mw.bind_request(i, &bindable.window(0..64, Access(4)).unwrap(), mw.rkey()),
                 4 => SendWr {
                     opcode: Opcode::SendWithInv,
                     imm: fast.key(),

@@ -4,9 +4,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::common::Daemon;
+use crate::common::{Daemon, c_library};
 
-/// Builds an example against the header and the shared library; None without a compiler.
+/// Builds an example against the installed library; None without a compiler.
 fn build(name: &str, temp: &Path) -> Option<PathBuf> {
     let found = Command::new("cc").arg("--version").output();
     if !found.is_ok_and(|output| output.status.success()) {
@@ -14,25 +14,34 @@ fn build(name: &str, temp: &Path) -> Option<PathBuf> {
         return None;
     }
     let client_lib = Path::new(env!("CARGO_MANIFEST_DIR")).join("../client-lib");
-    let mut cc = Command::new("cc");
-    cc.args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-I"])
-        .arg(client_lib.join("include"));
-    // The test runs from target/PROFILE/deps; the shared library is built next to it.
-    let exe = std::env::current_exe().unwrap();
-    let deps = exe.parent().unwrap();
-    let lib = [deps.to_path_buf(), deps.parent().unwrap().to_path_buf()]
-        .into_iter()
-        .find(|d| d.join("libsiw.so").exists())
-        .expect("cargo builds libsiw.so with the tests");
+    let installed = Command::new(client_lib.join("install"))
+        .arg("--build")
+        .arg(c_library())
+        .arg(temp)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&installed.stderr);
+    assert!(installed.status.success(), "{said}");
+    let config = std::fs::read_to_string(temp.join("lib/pkgconfig/siw.pc")).unwrap();
+    let flags = |key: &str| {
+        let line = config.lines().find_map(|line| line.strip_prefix(key));
+        let prefix = temp.to_str().unwrap();
+        let words = line.unwrap().split_whitespace();
+        let words = words.map(|word| {
+            let word = word.replace("${includedir}", &format!("{prefix}/include"));
+            word.replace("${libdir}", &format!("{prefix}/lib"))
+        });
+        words.collect::<Vec<String>>()
+    };
     let bin = temp.join(name);
-    let out = cc
+    let out = Command::new("cc")
+        .args(["-std=c11", "-Wall", "-Wextra", "-Werror"])
+        .args(flags("Cflags: "))
         .arg(client_lib.join(format!("examples/{name}.c")))
         .arg("-o")
         .arg(&bin)
-        .arg("-L")
-        .arg(&lib)
-        .arg(format!("-Wl,-rpath,{}", lib.display()))
-        .arg("-lsiw")
+        .args(flags("Libs: "))
+        .arg(format!("-Wl,-rpath,{}/lib", temp.display()))
         .output()
         .unwrap();
     assert!(

@@ -147,7 +147,7 @@ fn a_type_1_window_shows_its_part_to_every_stream_under_a_new_key_each_time() {
     let mw = b.pd.alloc_mw(WindowType::One).unwrap();
     let mut last = mw.rkey();
     for (off, len) in [(100, 50), (4000, 8)] {
-        let to = MwBind::for_region(&mr, off, len, READ | WRITE);
+        let to = mr.window(off..off + len, READ | WRITE).unwrap();
         let key = mw.post_bind(&b.qp, 7, WrFlags::SIGNALED, &to).unwrap();
         assert_eq!((key, mw.rkey()), (inc_rkey(last), key));
         last = key;
@@ -199,7 +199,7 @@ fn a_type_2_window_serves_its_stream_alone_until_the_peer_invalidates_it() {
     let mr = b.pd.alloc_mr(8192, BINDABLE).unwrap();
     mr.write(64, b"window").unwrap();
     let mw = b.pd.alloc_mw(WindowType::Two).unwrap();
-    let to = MwBind::for_region(&mr, 64, 6, READ | Access::ZERO_BASED);
+    let to = mr.window(64..70, READ | Access::ZERO_BASED).unwrap();
     let key = mw.post_bind(&b.qp, 1, WrFlags::SIGNALED, &to).unwrap();
     done(&b, WcOpcode::BIND_MW);
     assert_eq!(read(&a, 0, key, 6), WcStatus::SUCCESS);
@@ -246,7 +246,12 @@ fn a_bind_that_the_region_does_not_allow_ends_the_queue_pair() {
         let (_a, b) = pair(&daemon, 64);
         let mr = b.pd.alloc_mr(4096, region).unwrap();
         let mw = b.pd.alloc_mw(WindowType::Two).unwrap();
-        let to = MwBind::for_region(&mr, off, len, window);
+        let to = MwBind {
+            lkey: mr.lkey(),
+            addr: mr.addr() + off as u64,
+            length: len as u64,
+            access: window,
+        };
         mw.post_bind(&b.qp, 1, WrFlags::NONE, &to).unwrap();
         assert_eq!(
             b.wc().status,
@@ -259,7 +264,7 @@ fn a_bind_that_the_region_does_not_allow_ends_the_queue_pair() {
     let (_a, b) = pair(&daemon, 64);
     let mr = b.pd.alloc_mr(4096, BINDABLE).unwrap();
     let mw = b.pd.alloc_mw(WindowType::Two).unwrap();
-    let to = MwBind::for_region(&mr, 0, 8, READ);
+    let to = mr.window(0..8, READ).unwrap();
     for i in 0..2 {
         mw.post_bind(&b.qp, i, WrFlags::SIGNALED, &to).unwrap();
     }
@@ -268,13 +273,8 @@ fn a_bind_that_the_region_does_not_allow_ends_the_queue_pair() {
     let (_a, b) = pair(&daemon, 64);
     let mr = b.pd.alloc_mr(4096, BINDABLE).unwrap();
     let mw = b.ctx.alloc_pd().unwrap().alloc_mw(WindowType::One).unwrap();
-    mw.post_bind(
-        &b.qp,
-        1,
-        WrFlags::NONE,
-        &MwBind::for_region(&mr, 0, 8, READ),
-    )
-    .unwrap();
+    mw.post_bind(&b.qp, 1, WrFlags::NONE, &mr.window(0..8, READ).unwrap())
+        .unwrap();
     assert_eq!(b.wc().status, WcStatus::MW_BIND_ERR);
 }
 
@@ -285,7 +285,7 @@ fn a_window_goes_with_the_queue_pair_it_was_bound_through_or_when_it_is_freed() 
     let mr = b.pd.alloc_mr(4096, BINDABLE).unwrap();
     let two = b.pd.alloc_mw(WindowType::Two).unwrap();
     let one = b.pd.alloc_mw(WindowType::One).unwrap();
-    let to = MwBind::for_region(&mr, 0, 8, READ);
+    let to = mr.window(0..8, READ).unwrap();
     for mw in [&two, &one] {
         mw.post_bind(&b.qp, 1, WrFlags::SIGNALED, &to).unwrap();
         done(&b, WcOpcode::BIND_MW);
@@ -530,7 +530,7 @@ fn windows_and_regions_of_a_lost_client_are_freed_whatever_is_bound() {
         connect(&a2, &b2, "siw0", "10.77.0.2:0".parse().unwrap());
         let mr = b2.pd.alloc_mr(4096, BINDABLE).unwrap();
         let mw = b2.pd.alloc_mw(WindowType::Two).unwrap();
-        let to = MwBind::for_region(&mr, 0, 8, READ);
+        let to = mr.window(0..8, READ).unwrap();
         mw.post_bind(&b2.qp, 1, WrFlags::SIGNALED, &to).unwrap();
         done(&b2, WcOpcode::BIND_MW);
         // Deregistering the bound region is refused silently; it is freed with the client.

@@ -12,6 +12,8 @@ fn every_rust_example_says_ok() {
         "write_with_completion_channel",
         "srq_server",
         "atomics",
+        "tokio_echo",
+        "tokio_key_value",
     ];
     let daemon = Daemon::loopback();
     for name in examples {

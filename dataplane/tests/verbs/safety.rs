@@ -156,6 +156,24 @@ fn a_buffer_whose_deregistration_is_not_confirmed_is_leaked() {
 }
 
 #[test]
+fn the_longest_timeout_is_a_wait_without_a_limit() {
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 4096);
+    a.ctx.set_call_timeout(Duration::MAX).unwrap();
+    let sges = [a.mr.slice(0..64).unwrap()];
+    let remote = b.mr.remote();
+    let request = remote.write(1, SendData::Sges(&sges)).unwrap();
+    a.qp.post_send(&[request]).unwrap();
+    let mut wc = [siw::Wc::default()];
+    assert_eq!(a.cq.wait(&mut wc, Some(Duration::MAX)).unwrap(), 1);
+    assert_eq!(wc[0].status, WcStatus::SUCCESS);
+    a.qp.disconnect().unwrap();
+    let event = a.cm.get_event(Some(Duration::MAX)).unwrap();
+    assert!(matches!(event, CmEvent::Disconnected(_)), "{event:?}");
+    a.qp.drain_sq(Duration::MAX, |_| {}).unwrap();
+}
+
+#[test]
 fn objects_of_another_context_are_refused() {
     let daemon = Daemon::loopback();
     let ends = || End::new(&daemon.context(), 4096);

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use crate::common::*;
-use siw::{Access, Context, Mr, Pd, SendData, SendWr, WcStatus};
+use siw::{Context, Mr, Pd, SendData, SendWr, WcStatus};
 
 /// Arenas that the daemon has mapped.
 fn arenas_of(daemon: &Daemon) -> usize {
@@ -134,7 +134,7 @@ fn the_c_api_shares_arenas_too() {
     let before = arenas_of(&daemon);
     let mut regions = Vec::new();
     for len in [64, 4096, 10_000].repeat(10) {
-        let mut mr: *mut Mr = std::ptr::null_mut();
+        let mut mr: *mut siw::capi::SiwMr = std::ptr::null_mut();
         // SAFETY: valid pointers.
         let status = unsafe { siw::capi::siw_alloc_mr(&pd, len, 7, &mut mr) };
         assert_eq!(status, 0);

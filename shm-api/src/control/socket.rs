@@ -383,8 +383,9 @@ impl ControlSocket {
     /// Client: limits the time that a request waits for room in a blocking socket, and then for its
     /// reply; both are unlimited until this is called.
     pub fn set_call_timeout(&self, timeout: Duration) -> io::Result<()> {
-        // Zero would mean no time-out.
-        let timeout = Some(timeout.max(Duration::from_micros(1)));
+        // Zero would mean no time-out, and the kernel refuses times beyond the range of its clock.
+        const LONGEST: Duration = Duration::from_secs(1 << 31);
+        let timeout = Some(timeout.clamp(Duration::from_micros(1), LONGEST));
         for direction in [Timeout::Send, Timeout::Recv] {
             rustix::net::sockopt::set_socket_timeout(&self.fd, direction, timeout)?;
         }
