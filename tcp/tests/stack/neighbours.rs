@@ -26,8 +26,11 @@ fn arp_of_moved(operation: u8, target: [u8; 4]) -> Vec<u8> {
     frame
 }
 
-/// Destinations of the frames that host 1 sends from now on, with their EtherTypes.
-fn destinations(lab: &mut Lab) -> Rc<RefCell<Vec<([u8; 6], [u8; 2])>>> {
+/// Ethernet destinations and EtherTypes.
+type Destinations = Rc<RefCell<Vec<([u8; 6], [u8; 2])>>>;
+
+/// Destinations of the frames that host 1 sends from now on.
+fn destinations(lab: &mut Lab) -> Destinations {
     let seen = Rc::new(RefCell::new(Vec::new()));
     let record = seen.clone();
     lab.lose(move |from, frame| {
