@@ -375,7 +375,7 @@ fn refusals_name_the_reason_and_leave_the_context_usable() {
     let foreign = Cq::new(&other, 8, None).unwrap();
     assert!(matches!(
         pd.create_qp(&foreign, &foreign, &init()),
-        Err(Error::Invalid(_))
+        Err(Error::OtherContext(_))
     ));
     assert_eq!(ctx.query_devices().unwrap()[1].name, "siw1");
     assert_eq!(ctx.device_by_name("siw0").unwrap().ips.len(), 2);
