@@ -258,7 +258,7 @@ impl CmChannel {
                 ctx: self.ctx.clone(),
                 id: message.request,
                 device: message.device,
-                connection_info: info,
+                connection_info: Box::new(info),
                 open: true,
             }),
             CmEventKind::Established => CmEvent::Established(info),
@@ -554,7 +554,8 @@ pub struct ConnectionRequest {
     ctx: Arc<ClientInner>,
     id: u32,
     device: u32,
-    connection_info: ConnectionInfo,
+    /// Boxed: a request is also part of errors ([`Failed`]).
+    connection_info: Box<ConnectionInfo>,
     open: bool,
 }
 

@@ -118,7 +118,7 @@ impl RemoteSlice {
     }
 
     /// Address, length and key in network byte order.
-    pub fn to_bytes(&self) -> [u8; Self::BYTES] {
+    pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[..8].copy_from_slice(&self.addr.to_be_bytes());
         bytes[8..16].copy_from_slice(&self.len.to_be_bytes());
