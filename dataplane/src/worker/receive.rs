@@ -168,9 +168,13 @@ impl Worker {
                 return;
             };
             let mut view = self.context.for_rings(&mut queue_pair.rings);
-            let progress = queue_pair
-                .protocol
-                .receive_in_order(&mut view, &mut TcpByteStream(rx_queue));
+            let protocol = &mut queue_pair.protocol;
+            let mut stream = TcpByteStream(rx_queue);
+            let progress = if protocol.awaits_receive() {
+                protocol.receive_behind_waiting(&mut view, &mut stream)
+            } else {
+                protocol.receive_in_order(&mut view, &mut stream)
+            };
             drop(view);
             // A responder may send once its first FPDU has arrived; requests posted earlier wait for
             // it.

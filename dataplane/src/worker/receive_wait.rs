@@ -1,6 +1,7 @@
 //! Messages that wait for a receive work request, if the device's `receive_wait_ms` or the consumer
-//! asks for it. Programs for InfiniBand expect this (its RNR); the only way to do it in iWARP is to
-//! hold the stream. Received data stays in TCP's receive queue, whose window closes.
+//! asks for it. Programs for InfiniBand expect this (its RNR). The message stays in TCP's receive queue,
+//! whose window closes, and so do the messages behind it, except for responses, a Terminate and the
+//! peer's FIN, which are processed.
 //!
 //! Posting a receive work request rings no doorbell: a worker with these queue pairs polls some of them
 //! in each batch, in turn, and does not sleep for long.
@@ -25,10 +26,9 @@ pub(super) struct ReceiveWaits {
 }
 
 /// Events that are held back behind a waiting message. A reset is not.
-const HELD: Events = Events::CLOSED
-    .union(Events::READABLE)
-    .union(Events::OUT_OF_ORDER)
-    .union(Events::PEER_FIN);
+const HELD: Events = Events::CLOSED.union(Events::OUT_OF_ORDER);
+/// Events that are processed now for what lies behind the message, and again after it.
+const REPEATED: Events = Events::READABLE.union(Events::PEER_FIN);
 
 impl Worker {
     /// Holds events back behind a waiting message, and returns those that can be processed now.
@@ -36,7 +36,7 @@ impl Worker {
     pub(super) fn hold_for_receive(&mut self, slot: QpSlot, events: Events) -> Events {
         match self.queue_pairs.get_mut(slot) {
             Some(queue_pair) if queue_pair.protocol.awaits_receive() => {
-                queue_pair.held_events |= Events(events.0 & HELD.0);
+                queue_pair.held_events |= Events(events.0 & (HELD.0 | REPEATED.0));
                 Events(events.0 & !HELD.0)
             }
             _ => events,
@@ -65,18 +65,20 @@ impl Worker {
                 continue;
             };
             let port = queue_pair.port;
+            // A Terminate behind the message has ended the stream.
+            let is_waiting = queue_pair.protocol.awaits_receive();
             let wait = queue_pair.protocol.receive_wait_ms();
             let end = *queue_pair.receive_wait_end.get_or_insert_with(|| {
                 self.receive_waits.begun += 1;
                 now + std::time::Duration::from_millis(wait.into())
             });
-            if now < end && queue_pair.rings.has_no_receive() {
+            if is_waiting && now < end && queue_pair.rings.has_no_receive() {
                 self.context
                     .for_rings(&mut queue_pair.rings)
                     .await_receive();
                 continue;
             }
-            if now >= end {
+            if is_waiting && now >= end {
                 self.receive_waits.timed_out += 1;
                 queue_pair.protocol.set_receive_wait(0);
             }

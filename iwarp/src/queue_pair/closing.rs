@@ -31,7 +31,9 @@ impl QueuePair {
         if !matches!(self.state, RdmapState::Rts | RdmapState::Closing) {
             return;
         }
-        let is_cut = leftover > 0 || self.receive.is_within_message();
+        // A message that waits for its receive work request is whole; its owner calls again after it.
+        let is_cut =
+            leftover > 0 && !self.receive.awaits_receive || self.receive.is_within_message();
         if is_cut && self.is_paired {
             // The consumer is not notified about connections: its next send fails.
             self.state = RdmapState::Closing;

@@ -204,7 +204,10 @@ fn c74_atomics_count_against_ird_together_with_reads() {
         }
     }
     assert_eq!(word(&mem), 0, "not done before it is its turn");
+    // No receive work request would help.
+    responder.qp.set_receive_wait(1000);
     responder.give(&atomic(5, &request(key, VA, AtomicArgs::fetch_add(1))));
+    assert!(!responder.qp.awaits_receive());
     responder.expect_terminate("1/2/02");
 }
 

@@ -33,6 +33,57 @@ fn a_send_without_a_receive_waits_and_what_follows_it_too() {
     assert_eq!(initiator.env.statuses(), both);
 }
 
+/// A rendezvous: the consumer posts the receive for the peer's Send after its own Read has completed.
+#[test]
+fn responses_pass_a_send_that_waits() {
+    let (mut reader, mut peer) = pair();
+    reader.qp.set_receive_wait(1000);
+    let (sink, _) = reader.env.mr(0, 4096, REMOTE);
+    let (source, _) = peer.env.mr(0, 4096, REMOTE);
+    // A responder may send once something has arrived.
+    reader
+        .env
+        .post(&wr(Opcode::Send, 9, SendData::Inline(b"begin")));
+    let (begin, _) = peer.env.mr(0, 4096, REMOTE);
+    peer.env.post_recv(9, &[sge(0, 5, begin)]);
+    let bytes = reader.pull_all();
+    peer.give(&bytes);
+    let part = [sge(100, 3000, sink)];
+    reader.env.post(&remote(Opcode::Read, 11, &part, 0, source));
+    let requests = reader.pull_all();
+    for number in [1, 2] {
+        let send = wr(Opcode::Send, number, SendData::Inline(b"hello"));
+        peer.env.post(&send);
+    }
+    let mut bytes = peer.pull_all();
+    peer.give(&requests);
+    bytes.extend(peer.pull_all());
+    // In two parts, the second of which begins within a response.
+    let (first, second) = bytes.split_at(bytes.len() - 1000);
+    reader.give(first);
+    assert!(reader.qp.awaits_receive());
+    reader.give(second);
+    reader.ack_all();
+    let sent = [(9, WcStatus::SUCCESS), (11, WcStatus::SUCCESS)];
+    assert_eq!(reader.env.statuses(), sent);
+    assert!(reader.qp.awaits_receive());
+    for (number, at) in [(1, 0), (2, 8)] {
+        reader.env.post_recv(number, &[sge(at, 5, sink)]);
+    }
+    reader.give(&[]);
+    let both = [(1, WcStatus::SUCCESS), (2, WcStatus::SUCCESS)];
+    assert_eq!(reader.env.recv_statuses(), both);
+    assert!(!reader.qp.awaits_receive());
+    // The stream goes on behind the responses.
+    reader.env.post_recv(3, &[sge(16, 5, sink)]);
+    peer.env
+        .post(&wr(Opcode::Send, 3, SendData::Inline(b"third")));
+    let bytes = peer.pull_all();
+    reader.give(&bytes);
+    assert_eq!(reader.env.recv_statuses().len(), 3);
+    assert_eq!(reader.qp.state(), RdmapState::Rts);
+}
+
 #[test]
 fn a_wait_that_ends_in_vain_sends_a_terminate() {
     let (mut initiator, mut responder) = pair();

@@ -10,6 +10,7 @@
 //! (version, opcode, rights). The first failed check determines the Terminate code (PROTOCOL.md
 //! section 6).
 
+mod ahead;
 mod out_of_order;
 mod untagged;
 
@@ -32,6 +33,7 @@ use crate::queue_pair::state::{QpInitAttr, RdmapState, ReceiveProgress};
 use crate::rdmap::terminate::{OffendingSegment, TerminateCode};
 use crate::rdmap::{RDMAP_VERSION, RdmapOpcode, ReadRequestHeader};
 use crate::stream::{RxStream, StreamPiece};
+use ahead::ProcessedAhead;
 use out_of_order::{AlreadyPlaced, OutOfOrderPlacement};
 use siw_memory::key_table::LastKey;
 use siw_memory::{KeyReader, RegisteredMemory};
@@ -47,11 +49,29 @@ pub(crate) struct SegmentError {
     pub code: TerminateCode,
     /// The segment is a Read Request with this header.
     pub read: Option<ReadRequestHeader>,
+    /// The segment begins a message for which there is no receive work request. A Read Request beyond
+    /// IRD has the same code.
+    pub lacks_receive: bool,
+}
+
+impl SegmentError {
+    /// There is no receive work request.
+    fn no_receive() -> Self {
+        Self {
+            code: TerminateCode::DDP_NO_BUFFER,
+            read: None,
+            lacks_receive: true,
+        }
+    }
 }
 
 impl From<TerminateCode> for SegmentError {
     fn from(code: TerminateCode) -> Self {
-        Self { code, read: None }
+        Self {
+            code,
+            read: None,
+            lacks_receive: false,
+        }
     }
 }
 
@@ -71,8 +91,6 @@ pub(crate) struct ReceiveState {
     expected_send_msn: Msn,
     /// The peer may send Immediate Data that belongs to the following Send.
     joins_immediate: bool,
-    /// Immediate data of the next Send.
-    immediate_for_send: Option<u32>,
     open: OpenReceive,
     /// Time that a message may wait for a receive work request, in milliseconds; 0: no wait.
     pub receive_wait_ms: u32,
@@ -83,6 +101,8 @@ pub(crate) struct ReceiveState {
     /// The flush stopped at its budget: the ring may hold more requests.
     pub has_unflushed: bool,
     pub out_of_order: OutOfOrderPlacement,
+    /// Present once a message has waited.
+    ahead: Option<Box<ProcessedAhead>>,
 }
 
 impl ReceiveState {
@@ -102,13 +122,13 @@ impl ReceiveState {
             write_len: 0,
             expected_send_msn: first_msn,
             joins_immediate: false,
-            immediate_for_send: None,
             open: OpenReceive::default(),
             receive_wait_ms: 0,
             awaits_receive: false,
             delayed_delivery: None,
             has_unflushed: false,
             out_of_order: OutOfOrderPlacement::new(policy),
+            ahead: None,
         }
     }
 
@@ -204,15 +224,42 @@ impl QueuePair {
             self.receive.marker_position = unmarked.marker_position;
             progress
         } else {
-            self.process_unmarked(env, rx)
+            let progress = self.process_unmarked(env, rx);
+            if self.receive.awaits_receive {
+                self.process_ahead(env, rx);
+            }
+            progress
         };
+        self.finish_receiving(rx, &mut progress);
+        progress
+    }
+
+    /// Processes the responses behind a message that [waits](Self::awaits_receive) for a receive work
+    /// request, when more of the stream has arrived. Streams with markers wait as a whole.
+    #[cold]
+    pub fn receive_behind_waiting<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        rx: &mut impl RxStream,
+    ) -> ReceiveProgress {
+        let mut progress = ReceiveProgress::default();
+        if !self.receive.marker_position.has_markers() {
+            self.process_ahead(env, rx);
+        }
+        self.finish_receiving(rx, &mut progress);
+        progress
+    }
+
+    /// Discards the rest of a stream that has ended.
+    #[inline]
+    fn finish_receiving(&mut self, rx: &mut impl RxStream, progress: &mut ReceiveProgress) {
         if matches!(self.state, RdmapState::Terminate | RdmapState::Error) {
             let rest = rx.available();
             rx.consume(rest);
             progress.bytes += rest;
+            self.receive.awaits_receive = false;
         }
         progress.has_output = self.has_output();
-        progress
     }
 
     /// Processes a stream without markers: piece by piece, with FPDUs that span several pieces one by
@@ -325,7 +372,12 @@ impl QueuePair {
                 out_of_order.is_unaligned = true;
             }
             let position = out_of_order.position + progress.bytes as u64;
-            let result = if !out_of_order.is_empty() && out_of_order.take(position, &fpdu) {
+            let ahead = self.receive.ahead.as_mut();
+            let is_processed = ahead.is_some_and(|ahead| ahead.take(position));
+            let result = if is_processed {
+                out_of_order.take(position, &fpdu);
+                Ok(())
+            } else if !out_of_order.is_empty() && out_of_order.take(position, &fpdu) {
                 self.process_segment(env, &AlreadyPlaced(rx), &fpdu)
             } else {
                 self.process_segment(env, rx, &fpdu)
@@ -336,7 +388,7 @@ impl QueuePair {
                 progress.first_fpdu = true;
             }
             if let Err(error) = &result
-                && error.code == TerminateCode::DDP_NO_BUFFER
+                && error.lacks_receive
                 && self.receive.receive_wait_ms > 0
             {
                 // It stays in the stream, whose window closes, and is processed again later.

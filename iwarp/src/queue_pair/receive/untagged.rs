@@ -27,6 +27,9 @@ pub(crate) struct OpenReceive {
     pub capacity: u32,
     /// Bytes placed in order.
     pub received: u32,
+    /// The next Send has immediate data: `immediate`.
+    has_immediate: bool,
+    immediate: u32,
     /// Kept between messages to reuse the allocation.
     sges: Vec<Sge>,
 }
@@ -120,11 +123,11 @@ impl ReceiveState {
         &mut self,
         env: &mut E,
         opcode: RdmapOpcode,
-    ) -> Result<(), TerminateCode> {
+    ) -> Result<(), SegmentError> {
         let wqe = match env.next_recv() {
             Ok(Some(wqe)) => wqe,
-            Ok(None) => return Err(TerminateCode::DDP_NO_BUFFER),
-            Err(_) => return Err(TerminateCode::LOCAL_CATASTROPHIC),
+            Ok(None) => return Err(SegmentError::no_receive()),
+            Err(_) => return Err(TerminateCode::LOCAL_CATASTROPHIC.into()),
         };
         self.write_len = 0;
         self.open.is_active = true;
@@ -182,7 +185,8 @@ impl ReceiveState {
         opcode: RdmapOpcode,
         inv_stag: u32,
     ) -> Result<(), TerminateCode> {
-        let imm = self.immediate_for_send.take();
+        let has_immediate = std::mem::take(&mut self.open.has_immediate);
+        let imm = has_immediate.then_some(self.open.immediate);
         let mut outcome = ReceiveOutcome {
             status: WcStatus::SUCCESS,
             flags: solicited_flag(opcode),
@@ -281,14 +285,14 @@ impl ReceiveState {
         rx.peek(LEN_FIELD + UNTAGGED_HDR_LEN, &mut payload);
         let imm = u32::from_be_bytes([payload[0], payload[1], payload[2], payload[3]]);
         if self.joins_immediate && payload[4..] == IMMEDIATE_FOR_NEXT_SEND {
-            self.immediate_for_send = Some(imm);
+            (self.open.has_immediate, self.open.immediate) = (true, imm);
             self.expected_send_msn = self.expected_send_msn.next();
             return Ok(());
         }
-        self.immediate_for_send = None;
+        self.open.has_immediate = false;
         let wr_id = match env.next_recv() {
             Ok(Some(wqe)) => wqe.wr_id,
-            Ok(None) => return Err(TerminateCode::DDP_NO_BUFFER.into()),
+            Ok(None) => return Err(SegmentError::no_receive()),
             Err(_) => return Err(TerminateCode::LOCAL_CATASTROPHIC.into()),
         };
         self.expected_send_msn = self.expected_send_msn.next();

@@ -85,6 +85,7 @@ impl Responder {
                 .map_err(|error| SegmentError {
                     code: remote_access_code(error),
                     read: Some(read),
+                    lacks_receive: false,
                 })?;
         }
         self.expected_request_msn = self.expected_request_msn.next();

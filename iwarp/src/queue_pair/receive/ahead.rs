@@ -1,0 +1,129 @@
+//! Responses behind a message that waits for a receive work request. The message waits, not the
+//! stream: a consumer that posts its receives only after a Read has completed would otherwise wait for
+//! ever. Responses and the Terminate are processed where they lie in the stream, and skipped when the
+//! stream reaches them. All other messages keep their order behind the waiting one.
+//!
+//! The window bounds the stream behind the message.
+
+use std::collections::VecDeque;
+
+use crate::ddp::ControlOctets;
+use crate::environment::QpEnv;
+use crate::mpa::fpdu::{FpduSource, PlainStream};
+use crate::queue_pair::QueuePair;
+use crate::queue_pair::state::RdmapState;
+use crate::rdmap::RdmapOpcode;
+use crate::rdmap::terminate::OffendingSegment;
+use crate::stream::RxStream;
+
+/// Maximum number of FPDUs examined behind one waiting message: each is searched from the start of the
+/// stream.
+const EXAMINED_MAX: u32 = 4096;
+
+/// FPDUs processed ahead of a waiting message.
+#[derive(Debug, Default)]
+pub(super) struct ProcessedAhead {
+    /// Stream position of the waiting message.
+    waiting_at: u64,
+    /// Stream position of the first FPDU not examined.
+    examined_to: u64,
+    /// Number of FPDUs examined behind this message.
+    examined: u32,
+    /// Stream positions of the processed FPDUs, ascending.
+    processed: VecDeque<u64>,
+}
+
+impl ProcessedAhead {
+    /// Returns whether the FPDU at this stream position was processed, and forgets it.
+    #[inline]
+    pub(super) fn take(&mut self, position: u64) -> bool {
+        let is_next = self.processed.front() == Some(&position);
+        if is_next {
+            self.processed.pop_front();
+        }
+        is_next
+    }
+}
+
+/// The rest of a stream from an offset on.
+struct Behind<'a, R> {
+    rx: &'a R,
+    offset: usize,
+}
+
+impl<R: RxStream> RxStream for Behind<'_, R> {
+    fn available(&self) -> usize {
+        self.rx.available().saturating_sub(self.offset)
+    }
+
+    fn peek(&self, offset: usize, out: &mut [u8]) {
+        self.rx.peek(self.offset + offset, out);
+    }
+
+    fn for_each_slice(&self, offset: usize, len: usize, visit: impl FnMut(&[u8])) {
+        self.rx.for_each_slice(self.offset + offset, len, visit);
+    }
+
+    fn contiguous(&self, offset: usize, len: usize) -> Option<&[u8]> {
+        self.rx.contiguous(self.offset + offset, len)
+    }
+
+    fn consume(&mut self, len: usize) {
+        self.offset += len;
+    }
+}
+
+impl QueuePair {
+    /// Processes the responses in `rx` behind the waiting message at its start.
+    #[cold]
+    pub(super) fn process_ahead<E: QpEnv>(&mut self, env: &mut E, rx: &impl RxStream) {
+        let start = self.receive.out_of_order.position;
+        let mut ahead = self.receive.ahead.take().unwrap_or_default();
+        if ahead.waiting_at != start {
+            (ahead.waiting_at, ahead.examined) = (start, 0);
+            ahead.examined_to = ahead.examined_to.max(start);
+        }
+        let mut behind = Behind {
+            rx,
+            offset: (ahead.examined_to - start) as usize,
+        };
+        let mut source = PlainStream(&mut behind);
+        while ahead.examined < EXAMINED_MAX
+            && matches!(self.state, RdmapState::Rts | RdmapState::Closing)
+            && let Some(fpdu) = source.next_fpdu()
+        {
+            // An error is reported when the stream reaches it.
+            if source.verify(&fpdu, self.crc).is_err() {
+                break;
+            }
+            let control = ControlOctets {
+                ddp: fpdu.hdr[0],
+                rdmap: fpdu.hdr[1],
+            };
+            let is_ahead = matches!(
+                RdmapOpcode::from_wire(control.opcode()),
+                Some(
+                    RdmapOpcode::ReadResponse
+                        | RdmapOpcode::AtomicResponse
+                        | RdmapOpcode::Terminate
+                )
+            );
+            if is_ahead {
+                if let Err(error) = self.process_segment(env, &source, &fpdu) {
+                    let offender = OffendingSegment {
+                        ulpdu_len: fpdu.ulpdu_len,
+                        hdr: fpdu.hdr,
+                        read: error.read,
+                    };
+                    self.fail_stream(env, error.code, Some(&offender));
+                    break;
+                }
+                ahead.processed.push_back(ahead.examined_to);
+            }
+            source.take(&fpdu);
+            ahead.examined += 1;
+            ahead.examined_to += fpdu.stream_len as u64;
+        }
+        self.receive.ahead = Some(ahead);
+    }
+}
