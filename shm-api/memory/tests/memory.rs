@@ -128,7 +128,7 @@ fn a_removed_key_is_not_found_and_its_memory_lives_until_the_batch_ends() {
 fn removed_memory_is_freed_in_parts_and_in_order() {
     let table = KeyTable::new(16, 2);
     let mut reader = table.register_reader().unwrap();
-    let mut remove_one = || {
+    let remove_one = || {
         let stag = table.insert(new_registration(Access::NONE)).unwrap();
         table.remove(stag).unwrap()
     };
