@@ -1,6 +1,7 @@
 //! The Rust examples of the client library against the daemon on the embedded loopback.
 
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::common::{Daemon, client_example};
 
@@ -27,4 +28,27 @@ fn every_rust_example_says_ok() {
         );
         assert_eq!((said.as_ref(), complained.as_ref()), ("ok\n", ""), "{name}");
     }
+}
+
+#[test]
+fn the_first_example_sends_to_itself() {
+    let daemon = Daemon::loopback();
+    let end = |argument: Option<&str>| {
+        let mut command = Command::new(client_example("first"));
+        command.args(argument).env("SIWD_SOCKET", &daemon.socket);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    let listener = end(Some("listen"));
+    let until = Instant::now() + Duration::from_secs(20);
+    // The listener may not listen yet.
+    let sender = loop {
+        let out = end(None).wait_with_output().unwrap();
+        if String::from_utf8_lossy(&out.stdout).contains("Established") || Instant::now() > until {
+            break out;
+        }
+    };
+    assert!(sender.status.success(), "{sender:?}");
+    let received = listener.wait_with_output().unwrap();
+    assert!(received.status.success(), "{received:?}");
 }
