@@ -19,7 +19,7 @@ fn all_of<T>(n: u32, mut make: impl FnMut() -> Result<T, Error>, words: &str) ->
     let all: Vec<T> = (0..n)
         .map(|i| make().unwrap_or_else(|error| panic!("{i} of {n}: {error}")))
         .collect();
-    refused(make().err().expect("one too many"), words);
+    refused(make().expect_err("one too many"), words);
     all
 }
 
@@ -152,7 +152,7 @@ fn the_longest_queues_hold_what_they_promise() {
         ),
     ] {
         refused(
-            a.pd.create_qp(&a.cq, &a.cq, &bad).err().expect("refused"),
+            a.pd.create_qp(&a.cq, &a.cq, &bad).expect_err("refused"),
             words,
         );
     }

@@ -454,7 +454,7 @@ fn what_makes_no_sense_is_refused_in_words() {
         })
     };
     let says = |r: Result<Srq, siw::Error>, what: &str| {
-        let error = r.err().expect("refused").to_string();
+        let error = r.expect_err("refused").to_string();
         assert!(error.contains(what), "{error}");
     };
     says(make(0, 1, 0), "1 to 327680 are allowed");
@@ -481,8 +481,7 @@ fn what_makes_no_sense_is_refused_in_words() {
     let error = other.create_qp_with_srq(&cq, &cq, &deepest, &QpInit::default());
     assert!(
         error
-            .err()
-            .expect("refused")
+            .expect_err("refused")
             .to_string()
             .contains("another protection domain")
     );

@@ -117,7 +117,7 @@ impl Rsocket {
         }
         let mut access = Access::LOCAL_WRITE;
         if is_written {
-            access = access | Access::REMOTE_WRITE;
+            access |= Access::REMOTE_WRITE;
         }
         let offset = if offset == -1 { address as i64 } else { offset };
         let region = Devices::open()
