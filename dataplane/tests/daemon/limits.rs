@@ -19,7 +19,7 @@ fn all_of<T>(n: u32, mut make: impl FnMut() -> Result<T, Error>, words: &str) ->
     let all: Vec<T> = (0..n)
         .map(|i| make().unwrap_or_else(|error| panic!("{i} of {n}: {error}")))
         .collect();
-    refused(make().expect_err("one too many"), words);
+    refused(make().err().expect("one too many"), words);
     all
 }
 
