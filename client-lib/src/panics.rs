@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Runs the body of a function with C's calling convention; None if it panicked. A panic that leaves
 /// such a function aborts the process. The locks of this crate stay usable after one
-/// ([`crate::locking`]).
+/// (`client-lib/src/locking.rs`).
 #[inline]
 pub fn contain_panic<R>(call: &'static str, body: impl FnOnce() -> R) -> Option<R> {
     match catch_unwind(AssertUnwindSafe(body)) {

@@ -90,7 +90,7 @@ fn run(arguments: &[String]) -> Outcome<()> {
         other => return Err(format!("instead of the end: {other:?}").into()),
     }
     match watcher.get_event(Some(PATIENCE))? {
-        CmEvent::DeviceRemoval { device } => println!("listener: device {device} was removed"),
+        CmEvent::DeviceRemoval { device, .. } => println!("listener: device {device} was removed"),
         other => return Err(format!("instead of the end of a listener: {other:?}").into()),
     }
     print_events(context);
