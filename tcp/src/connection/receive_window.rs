@@ -46,19 +46,18 @@ impl<B: RecvBuf, R> Connection<B, R> {
     #[inline]
     pub(crate) fn window_limit(&self, cx: &mut TcpContext<'_>) -> u32 {
         let shared = &*cx.shared;
-        let is_long = self.tcb.rtt.srtt >= LONG_PATH;
-        let limit = if is_long || shared.held_buffers >= shared.config.max_held_buffers / 2 {
-            self.window_limit_by_pool(cx)
+        let limit = if self.tcb.rtt.srtt >= LONG_PATH {
+            self.tuned_window_limit(cx)
         } else {
             shared.recv_window
         };
         limit.min(0xffff << self.tcb.scales.receive())
     }
 
-    /// Returns the tuned window, as far as the free buffers of the pool would hold full segments: as
-    /// they become few, no window grows.
+    /// Returns the tuned window, as far as the free buffers of the pool would hold full segments, and
+    /// at least the initial one: a connection whose owner reads goes on when others hold the pool.
     #[cold]
-    fn window_limit_by_pool(&self, cx: &mut TcpContext<'_>) -> u32 {
+    fn tuned_window_limit(&self, cx: &mut TcpContext<'_>) -> u32 {
         let shared = &*cx.shared;
         let doublings = shared.side_table.window_doublings(cx.index);
         let tuned = u64::from(shared.recv_window) << doublings;
@@ -69,7 +68,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let room = (free as u64).saturating_mul(u64::from(self.tcb.emss) * 3 / 4);
         tuned
             .min(shared.recv_window_max.into())
-            .min(room.saturating_add(self.receive_queue.len_bytes() as u64)) as u32
+            .min(room.saturating_add(self.receive_queue.len_bytes() as u64))
+            .max(shared.recv_window.into()) as u32
     }
 
     /// Measures how much the owner has read in a round trip, and doubles the window if that is half
