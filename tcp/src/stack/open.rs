@@ -92,9 +92,41 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 .claim_four_tuple(from, port, remote)
                 .ok_or(StackError::AddrInUse(port))?,
             None => self
-                .draw_port(now, from, remote)
+                .draw_port(now, from, Some(remote))
                 .ok_or(StackError::NoPorts)?,
         };
+        self.open_actively(owner, key, previous, user)
+    }
+
+    /// Opens a connection whose two ends are the same: everything that it sends arrives at itself. The
+    /// handshake is a simultaneous open (RFC 9293 section 3.5). `local` must be one of the device's
+    /// addresses; the port is drawn.
+    ///
+    /// # Errors
+    /// Those of [`connect`](Self::connect).
+    pub fn connect_to_itself(
+        &mut self,
+        now: Instant,
+        local: IpAddr,
+        user: u64,
+    ) -> Result<ConnId, StackError> {
+        self.shared.now = now;
+        if !self.shared.is_own_address(local) {
+            return Err(StackError::NotOurAddress(local));
+        }
+        let drawn = self.draw_port(now, local, None);
+        let (key, previous) = drawn.ok_or(StackError::NoPorts)?;
+        self.open_actively(None, key, previous, user)
+    }
+
+    /// Starts the handshake of a connection with this key.
+    fn open_actively(
+        &mut self,
+        owner: Option<QuotaOwner>,
+        key: FlowKey,
+        previous: Option<SeqNr>,
+        user: u64,
+    ) -> Result<ConnId, StackError> {
         let max = self.shared.config.max_connections;
         let index = self
             .allocate_slot(key)
@@ -130,6 +162,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
         if port == 0 || key.local() == remote {
             return None;
         }
+        self.claim_key(key)
+    }
+
+    /// As [`claim_four_tuple`](Self::claim_four_tuple).
+    fn claim_key(&mut self, key: FlowKey) -> Option<(FlowKey, Option<SeqNr>)> {
         let hash = self.shared.table_hasher.hash(&key);
         let mut previous = None;
         if let Some(index) = self.shared.flow_table.find(hash, |i| {
@@ -148,15 +185,19 @@ impl<B: RecvBuf, R> Stack<B, R> {
     }
 
     /// Chooses an ephemeral port by RFC 6056 section 3.3.3: a keyed offset per destination, plus a counter.
-    /// Free ports are preferred to ports held by a connection in TIME-WAIT.
+    /// Free ports are preferred to ports held by a connection in TIME-WAIT. `remote`: `None` for a
+    /// connection to itself.
     fn draw_port(
         &mut self,
         now: Instant,
         from: IpAddr,
-        remote: SocketAddr,
+        remote: Option<SocketAddr>,
     ) -> Option<(FlowKey, Option<SeqNr>)> {
-        let offset =
-            FlowKey::new(from, 0, remote.ip(), remote.port())?.hash(self.shared.isn_key) as u32;
+        let key_with = |port| {
+            let remote = remote.unwrap_or(SocketAddr::new(from, port));
+            FlowKey::new(from, port, remote.ip(), remote.port())
+        };
+        let offset = key_with(0)?.hash(self.shared.isn_key) as u32;
         let time_wait = crate::base::time::to_nanos(self.shared.config.time_wait);
         let mut rested = None;
         let home = self.shared.config.steering.clone();
@@ -171,9 +212,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 .map_or(1, |home| home.steering.worker_count() as u32);
         for i in 0..tries {
             if i >= FRESH_TRIES
-                && let Some(port) = rested
+                && let Some(key) = rested
             {
-                return self.claim_four_tuple(from, port, remote);
+                return self.claim_key(key);
             }
             let n = offset.wrapping_add(self.shared.port_draws);
             self.shared.port_draws = self.shared.port_draws.wrapping_add(1);
@@ -184,17 +225,17 @@ impl<B: RecvBuf, R> Stack<B, R> {
             if claimed.as_ref().is_some_and(|ports| !ports.contains(port)) {
                 continue;
             }
-            let local = SocketAddr::new(from, port);
-            if home.as_ref().is_some_and(|home| !home.owns(local, remote)) {
+            let key = key_with(port)?;
+            let (local, to) = (key.local(), key.remote());
+            if home.as_ref().is_some_and(|home| !home.owns(local, to)) {
                 continue;
             }
-            let key = FlowKey::new(from, port, remote.ip(), remote.port())?;
             let hash = self.shared.table_hasher.hash(&key);
             let holder = self.shared.flow_table.find(hash, |i| {
                 self.connections[i as usize].template.carries(&key)
             });
             match holder {
-                _ if key.local() == remote => {}
+                _ if Some(local) == remote => {}
                 None => return Some((key, None)),
                 Some(index) => {
                     let tcb = &self.connections[index as usize].tcb;
@@ -203,12 +244,12 @@ impl<B: RecvBuf, R> Stack<B, R> {
                         && tcb.timer_at().unwrap_or(0).saturating_sub(time_wait) + PORT_REST
                             <= now.0
                     {
-                        rested = Some(port);
+                        rested = Some(key);
                     }
                 }
             }
         }
-        self.claim_four_tuple(from, rested?, remote)
+        self.claim_key(rested?)
     }
 
     /// Opens passively on one address or on all. `backlog` bounds connections that are not yet

@@ -30,6 +30,7 @@ mod recovery;
 mod routes;
 mod scale;
 mod seeds;
+mod self_connect;
 mod several_workers;
 mod shared_address;
 mod syn_cookies;
