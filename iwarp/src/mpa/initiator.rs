@@ -94,6 +94,21 @@ impl MpaInitiator {
         self.request.clone()
     }
 
+    /// Parameters of a stream whose peer is this queue pair itself: nothing is exchanged.
+    pub fn negotiate_with_itself(&self) -> NegotiatedParameters {
+        NegotiatedParameters {
+            initiator: true,
+            crc: self.config.crc.requests_crc(),
+            markers_in: false,
+            markers_out: false,
+            ird: self.ird,
+            ord: self.ord.min(self.ird),
+            joins_immediate: self.config.immediate_with_send,
+            rtr: None,
+            revision: self.config.revision,
+        }
+    }
+
     /// Configuration of a second attempt after the peer reset the first one: revision 1, if revision
     /// 2 was requested and the fallback is enabled.
     pub fn fallback_config(&self) -> Option<MpaConfig> {

@@ -169,6 +169,9 @@ impl QueuePair {
             RdmapState::Rts => {
                 env.post_event(event_for_code(code));
                 self.queue_terminate(code, offender);
+                if self.is_self_connected && offender.is_some() {
+                    self.fail_own_request(env, code, offender);
+                }
             }
             // The FIN may already have been sent: no Terminate can follow it.
             RdmapState::Closing => {
@@ -179,6 +182,22 @@ impl QueuePair {
                 self.flush_queues(env);
             }
             _ => {}
+        }
+    }
+
+    /// Fails the work request whose FPDU a self-connected queue pair has refused, as its Terminate
+    /// would at a peer.
+    #[cold]
+    fn fail_own_request<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        code: TerminateCode,
+        offender: Option<&OffendingSegment>,
+    ) {
+        let payload = TerminatePayload::new(code, offender);
+        if let Ok(terminate) = ReceivedTerminate::parse(payload.as_bytes()) {
+            self.requester.on_terminate(&terminate);
+            self.complete_ready(env);
         }
     }
 

@@ -87,6 +87,8 @@ pub struct QueuePair {
     rtr: Option<RtrKind>,
     /// The consumer is not aware of connections; see [`set_paired`](Self::set_paired).
     is_paired: bool,
+    /// See [`set_self_connected`](Self::set_self_connected).
+    is_self_connected: bool,
     terminate_bit_order: TerminateBitOrder,
     first_msn: Msn,
     transmitter: Transmitter,
@@ -113,6 +115,7 @@ impl QueuePair {
             is_rtr_pending: false,
             rtr: None,
             is_paired: false,
+            is_self_connected: false,
             terminate_bit_order: TerminateBitOrder::Rfc,
             first_msn,
             transmitter: Transmitter::new(marker_position),
@@ -145,6 +148,7 @@ impl QueuePair {
             is_rtr_pending: is_initiator && negotiated.rtr.is_some(),
             rtr: negotiated.rtr,
             is_paired: self.is_paired,
+            is_self_connected: self.is_self_connected,
             terminate_bit_order: self.terminate_bit_order,
             first_msn,
             transmitter: Transmitter::new(tx_position),
@@ -183,6 +187,13 @@ impl QueuePair {
     /// Returns the value of [`set_paired`](Self::set_paired).
     pub fn is_paired(&self) -> bool {
         self.is_paired
+    }
+
+    /// Records that the stream's peer is this queue pair itself. An error that it finds in its own
+    /// FPDU then also fails the work request of that FPDU, because the Terminate comes back to a
+    /// stream that has ended. Call before [`set_rts`](Self::set_rts).
+    pub fn set_self_connected(&mut self) {
+        self.is_self_connected = true;
     }
 
     /// Sets the time that an untagged message may wait for a receive work request, in milliseconds;

@@ -23,6 +23,7 @@ mod reads;
 mod receive_wait;
 mod received_terminate;
 mod ring_limits;
+mod self_connected;
 mod terminate;
 mod terminate_reads;
 mod transfer;

@@ -100,7 +100,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// Opens a connection whose two ends are the same: everything that it sends arrives at itself. The
     /// handshake is a simultaneous open (RFC 9293 section 3.5). `local` must be one of the device's
-    /// addresses; the port is drawn.
+    /// addresses; the port is drawn. Of the workers that share a device, the one of
+    /// [`Steering::owner_of`](crate::Steering::owner_of) calls this.
     ///
     /// # Errors
     /// Those of [`connect`](Self::connect).
