@@ -26,7 +26,8 @@ pub struct PairOptions {
 
 impl Qp {
     /// Connects it with the specified queue pair of the peer, without rdma_cm (ibv_modify_qp(3) to
-    /// RTR); the peer program does the same. Work requests may be posted at once: they are sent
+    /// RTR); the peer program does the same, unless the queue pair names itself and gets its own
+    /// messages. Work requests may be posted at once: they are sent
     /// when the connection is established. If it fails they are flushed, and the asynchronous event
     /// QP_FATAL has the reason.
     ///

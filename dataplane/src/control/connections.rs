@@ -136,6 +136,7 @@ impl ControlThread {
             local: local.map(|addr| addr.ip()),
             local_port: local.map(|addr| addr.port()).filter(|port| *port != 0),
             remote,
+            to_itself: false,
             private_data: request.params.private_data.as_bytes().to_vec(),
             ird: depth(request.params.ird),
             ord: depth(request.params.ord),

@@ -11,7 +11,11 @@
 //!        |<--- MPA reply ---------------------------------| if it wants exactly this queue pair
 //! ```
 //!
-//! A daemon starts to listen on its devices at the first PAIR of a client. Work requests may be
+//! A queue pair that names itself needs neither: it sends to itself over a TCP connection whose two
+//! ends are the same, and it remains one queue pair with one connection in every account. All FPDUs that
+//! it sends come back to it, and the message numbers of both directions agree by construction.
+//!
+//! A daemon starts to listen on its devices at the first PAIR of a client with another peer. Work requests may be
 //! posted from PAIR on; if the connection fails, they are flushed and QP_FATAL carries the reason.
 
 use std::collections::{BTreeMap, HashMap};
@@ -59,6 +63,8 @@ pub struct PairAttempt {
     ord: u16,
     /// This end initiates the connection.
     initiates: bool,
+    /// The queue pair is its own peer.
+    to_itself: bool,
     /// Deadline of both ends.
     until: Instant,
     retry_after: Duration,
@@ -191,12 +197,6 @@ impl ControlThread {
             ));
         };
         self.find_device(None, peer).ok_or_else(|| no_route(peer))?;
-        if (local, qpn) == (peer, peer_qpn) {
-            return Err(Refusal::new(
-                libc::EINVAL,
-                "a queue pair cannot be connected with itself",
-            ));
-        }
         let qp = self.resources.client_mut(id)?.qps.get(&qpn);
         let qp = qp.ok_or_else(|| Refusal::no_such("queue pair", qpn.0))?;
         if qp.phase != QpPhase::Detached {
@@ -206,8 +206,11 @@ impl ControlThread {
             ));
         }
         let denied = denied_access(request.denied_access)?;
-        self.listen_for_pairs()?;
-        let initiates = (local, qpn) < (peer, peer_qpn);
+        let to_itself = (local, qpn) == (peer, peer_qpn);
+        if !to_itself {
+            self.listen_for_pairs()?;
+        }
+        let initiates = to_itself || (local, qpn) < (peer, peer_qpn);
         let depth = |depth: u32| u16::try_from(depth).unwrap_or(u16::MAX).min(0x3FFE);
         let attempt = PairAttempt {
             local,
@@ -216,6 +219,7 @@ impl ControlThread {
             ird: depth(request.ird),
             ord: depth(request.ord),
             initiates,
+            to_itself,
             until: Instant::now() + PAIRING_TIMEOUT,
             retry_after: FIRST_RETRY,
             unknown_since: None,
@@ -320,13 +324,20 @@ impl ControlThread {
         let Some((device, attempt)) = self.begin_attempt(id, qpn)? else {
             return Ok(());
         };
-        let worker = self.next_worker_of(device);
+        let worker = if attempt.to_itself {
+            // Whatever their port, connections to themselves have the same hash, which is symmetric.
+            let end = SocketAddr::new(attempt.local, PAIRING_PORT);
+            self.config.devices[device].steering.owner_of(end, end)
+        } else {
+            self.next_worker_of(device)
+        };
         let setup = self.set_up_pair(id, qpn, worker)?;
         let params = Box::new(ConnectParams {
             device,
             local: Some(attempt.local),
             local_port: None,
             remote: SocketAddr::new(attempt.peer, PAIRING_PORT),
+            to_itself: attempt.to_itself,
             private_data: to_private_data(qpn, attempt.peer_qpn),
             ird: attempt.ird,
             ord: attempt.ord,
@@ -378,7 +389,7 @@ impl ControlThread {
         };
         let matches = self.waiting_pair(id, qpn).is_some_and(|(_, attempt)| {
             let wanted = (attempt.local, attempt.peer, attempt.peer_qpn);
-            wanted == (key.local, key.peer, key.peer_qpn)
+            !attempt.to_itself && wanted == (key.local, key.peer, key.peer_qpn)
         });
         if matches {
             if self.accept_pair(id, qpn, request).is_err() {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use siw_iwarp::NegotiatedParameters;
 use siw_iwarp::mpa::{InitiatorStep, MpaCrcPolicy, MpaInitiator};
 use siw_tcp::{ConnId, Events, Instant, StackError};
 
@@ -70,14 +71,19 @@ impl Worker {
         if !self.ports[port].stack.has_at_most(most.saturating_sub(1)) {
             return self.connect_failed(now, slot, too_many_connections(most));
         }
-        let started = self.ports[port].stack.connect_for(
-            Some(queue_pair.quota_owner),
-            now,
-            params.local,
-            params.local_port,
-            params.remote,
-            ConnOwner::QueuePair(slot).into(),
-        );
+        let stack = &mut self.ports[port].stack;
+        let user = ConnOwner::QueuePair(slot).into();
+        let started = match params.local.filter(|_| params.to_itself) {
+            Some(local) => stack.connect_to_itself(now, local, user),
+            None => stack.connect_for(
+                Some(queue_pair.quota_owner),
+                now,
+                params.local,
+                params.local_port,
+                params.remote,
+                user,
+            ),
+        };
         let conn = match started {
             Ok(conn) => conn,
             Err(error) => {
@@ -110,6 +116,11 @@ impl Worker {
         events: Events,
     ) {
         if events.contains(Events::CONNECTED) {
+            if let Some(negotiated) = self.negotiate_with_itself(slot) {
+                self.enter_running(now, slot, conn, negotiated, Vec::new());
+                let rest = Events(events.0 & !Events::CONNECTED.0);
+                return self.on_stream_event(now, port, conn, slot, rest);
+            }
             self.send_mpa_request(now, port, conn, slot);
         }
         // An acknowledged MPA request is not needed any more.
@@ -144,6 +155,21 @@ impl Worker {
         if events.intersects(CONNECTION_ENDED | Events::PEER_FIN) {
             self.on_connecting_ended(now, port, conn, slot, events);
         }
+    }
+
+    /// Returns the parameters of the stream if the queue pair connects to itself: there is no peer to
+    /// negotiate with.
+    fn negotiate_with_itself(&mut self, slot: QpSlot) -> Option<NegotiatedParameters> {
+        let queue_pair = self.queue_pairs.get_mut(slot)?;
+        let LifecycleState::TcpConnecting(attempt) = &queue_pair.state else {
+            return None;
+        };
+        if !attempt.params.to_itself {
+            return None;
+        }
+        apply_mpa_config(&mut queue_pair.protocol, &attempt.config);
+        queue_pair.protocol.set_self_connected();
+        Some(attempt.initiator.negotiate_with_itself())
     }
 
     /// Sends the MPA request on the established TCP connection.

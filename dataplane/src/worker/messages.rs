@@ -82,6 +82,8 @@ pub struct ConnectParams {
     pub local_port: Option<u16>,
     /// Destination.
     pub remote: SocketAddr,
+    /// The queue pair is its own peer: `local` is given, and the address of `remote`.
+    pub to_itself: bool,
     /// Private data of the MPA request.
     pub private_data: Vec<u8>,
     /// Maximum concurrent inbound RDMA Reads.

@@ -23,6 +23,7 @@ mod random;
 mod receive_wait;
 mod rust_examples;
 mod safety;
+mod self_pairs;
 mod self_test;
 mod shared_arenas;
 mod shared_receive;
