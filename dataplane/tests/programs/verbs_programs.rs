@@ -4,6 +4,7 @@
 
 use std::process::Command;
 
+use crate::common::c_programs::run_to_done;
 use crate::common::net::{Netns, lacks_network};
 use crate::common::programs::{Program, is_installed, run_over_tcp, start_over_tcp};
 use crate::common::{Daemon, PATIENCE, siwrun};
@@ -58,6 +59,11 @@ fn rc_pingpong_runs_between_devices_and_on_one() {
     let devices = ("siw1", "siw0");
     run_pingpong(&daemon, "ibv_rc_pingpong", devices, "-g 1 -e -s 20000");
     run_pingpong(&daemon, "ibv_rc_pingpong", devices, "-g 0 -N -r 17");
+}
+
+#[test]
+fn a_queue_pair_connected_with_itself_serves_a_program() {
+    run_to_done("self_connected", "");
 }
 
 #[test]
