@@ -3,7 +3,7 @@
 
 use siw::Error;
 use std::cell::Cell;
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -13,11 +13,18 @@ pub fn set_errno(errno: c_int) {
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// Logging of failed calls is enabled (`SIW_VERBS_LOG=1`, or `siwrun --verbose`).
+/// Logging of failed calls is enabled (`SIW_VERBS_LOG=1`, or `siwrun --verbose`). Allocates nothing:
+/// the first call may be a madvise(2) of an allocator that starts and holds its locks.
 #[inline]
 fn logs_failures() -> bool {
     static WANTED: OnceLock<bool> = OnceLock::new();
-    *WANTED.get_or_init(|| std::env::var_os("SIW_VERBS_LOG").is_some_and(|value| value != "0"))
+    *WANTED.get_or_init(|| {
+        // SAFETY: a name that ends with zero; the value ends with zero and is read at once.
+        unsafe {
+            let value = libc::getenv(c"SIW_VERBS_LOG".as_ptr());
+            !value.is_null() && CStr::from_ptr(value) != c"0"
+        }
+    })
 }
 
 /// The call that this thread is executing, for the log.
