@@ -273,7 +273,7 @@ pub async fn connect(
     };
     let connecting = qp.clone();
     let channel = call_blocking(move || {
-        let channel = CmChannel::from_inner(connecting.pd().ctx())?;
+        let channel = CmChannel::create(connecting.pd().ctx(), 0)?;
         let options = ConnectOptions {
             private_data: &private_data,
             ..options
@@ -378,7 +378,7 @@ impl Incoming {
         };
         let accepting = qp.clone();
         let channel = call_blocking(move || {
-            let channel = CmChannel::from_inner(accepting.pd().ctx())?;
+            let channel = CmChannel::create(accepting.pd().ctx(), 0)?;
             let options = ConnectOptions {
                 private_data: &private_data,
                 ..options
