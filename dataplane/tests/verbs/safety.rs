@@ -62,24 +62,27 @@ fn a_registered_buffer_is_changed_by_peers_and_comes_back() {
     assert_eq!((object, error.errno()), (Some(vec![5; 16]), 22));
 }
 
+/// Binds a new window to `length` bytes at `addr`.
+fn bind_window(end: &End, kind: WindowType, lkey: u32, addr: u64, length: u64) -> siw::Mw {
+    let mw = end.pd.alloc_mw(kind).unwrap();
+    let to = MwBind {
+        lkey,
+        addr,
+        length,
+        access: Access::REMOTE_WRITE | Access::REMOTE_READ,
+    };
+    mw.post_bind(&end.qp, 1, WrFlags::SIGNALED, &to).unwrap();
+    assert_eq!(end.wc().status, WcStatus::SUCCESS);
+    mw
+}
+
 /// A window that is bound to a region is unbound when the region is dropped.
 #[test]
 fn a_window_ends_with_the_region_that_it_is_bound_to() {
     let daemon = Daemon::loopback();
     let (a, b) = pair(&daemon, 4096);
     a.fill(5);
-    let bind = |lkey, addr| {
-        let mw = b.pd.alloc_mw(WindowType::One).unwrap();
-        let to = MwBind {
-            lkey,
-            addr,
-            length: 65_536,
-            access: Access::REMOTE_WRITE | Access::REMOTE_READ,
-        };
-        mw.post_bind(&b.qp, 1, WrFlags::SIGNALED, &to).unwrap();
-        assert_eq!(b.wc().status, WcStatus::SUCCESS);
-        mw
-    };
+    let bind = |lkey, addr| bind_window(&b, WindowType::One, lkey, addr, 65_536);
     let mr = b.pd.register(vec![0u8; 65_536], BINDABLE).unwrap();
     let (at, mw) = (mr.addr(), bind(mr.lkey(), mr.addr()));
     let Failed { object: mr, error } = mr.dereg().unwrap_err();
@@ -90,18 +93,7 @@ fn a_window_ends_with_the_region_that_it_is_bound_to() {
 
     // As well by address, and memory of the daemon.
     let (a, b) = pair(&daemon, 4096);
-    let bind = |lkey, addr| {
-        let mw = b.pd.alloc_mw(WindowType::Two).unwrap();
-        let to = MwBind {
-            lkey,
-            addr,
-            length: 4096,
-            access: Access::REMOTE_WRITE | Access::REMOTE_READ,
-        };
-        mw.post_bind(&b.qp, 1, WrFlags::SIGNALED, &to).unwrap();
-        assert_eq!(b.wc().status, WcStatus::SUCCESS);
-        mw
-    };
+    let bind = |lkey, addr| bind_window(&b, WindowType::Two, lkey, addr, 4096);
     let mut memory = vec![0u8; 65_536];
     // SAFETY: freed after the region, and not read before.
     let region: AppMr = unsafe { b.pd.reg_memory(memory.as_mut_ptr(), 65_536, BINDABLE) }.unwrap();
