@@ -4,13 +4,16 @@
 //! `cargo run --features tokio --example tokio_echo [SOCKET]`, with siwd running
 //! (`config/loopback.toml` has two devices).
 
-use siw::tokio::{AsyncCq, Connection, Incoming, Listener, connect, release};
+#[path = "common/devices.rs"]
+mod devices;
+
+use devices::{Devices, open_context};
+use siw::tokio::{AsyncCq, Connection, Incoming, Listener, connect};
 use siw::{
     Access, ConnectOptions, Context, Error, ListenOptions, Mr, Qp, QpInit, RecvWr, SendData,
     SendWr, Wc, WcOpcode, WcStatus,
 };
 use std::net::SocketAddr;
-use std::path::Path;
 
 const CLIENTS: usize = 3;
 const ROUNDS: usize = 100;
@@ -85,7 +88,6 @@ async fn serve(context: Context, incoming: Incoming) -> Result<(), Error> {
         end.send(&text)?;
     }
     drop(connection);
-    release(end).await;
     Ok(())
 }
 
@@ -109,24 +111,21 @@ async fn run_client(
     }
     let ended = connection.close().await?;
     assert_eq!(ended.errno, 0, "{}", ended.reason);
-    release(end).await;
     Ok(())
 }
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let socket = std::env::args_os().nth(1);
-    let context = Context::open(socket.as_deref().map(Path::new))?;
-    let devices = context.query_devices()?;
-    let server_device = devices.first().ok_or("siwd has no device")?;
-    let client_device = devices.get(1).unwrap_or(server_device).index;
-    let ip = *server_device.ips.first().ok_or("no address")?;
+    let context = open_context()?;
+    let devices = Devices::find(&context)?;
+    let (_, address) = devices.server;
 
-    let mut listener = Listener::bind(&context, (ip, 0).into(), &ListenOptions::default()).await?;
+    let mut listener =
+        Listener::bind(&context, (address, 0).into(), &ListenOptions::default()).await?;
     let to = listener.local_addr();
     let mut tasks = Vec::new();
     for number in 0..CLIENTS {
-        let client = run_client(context.clone(), client_device, to, number);
+        let client = run_client(context.clone(), devices.client, to, number);
         tasks.push(tokio::spawn(client));
         tasks.push(tokio::spawn(serve(
             context.clone(),

@@ -9,14 +9,17 @@
 //! ```
 //! `cargo run --features tokio --example tokio_key_value [SOCKET]`, with siwd running.
 
-use siw::tokio::{AsyncCq, Listener, connect, release};
+#[path = "common/devices.rs"]
+mod devices;
+
+use devices::{Devices, open_context};
+use siw::tokio::{AsyncCq, Listener, connect};
 use siw::{
     Access, ConnectOptions, Context, Error, ListenOptions, Mr, Qp, QpInit, RecvWr, RemoteSlice,
     SendData, SendWr, Srq, SrqInit, Wc, WcOpcode, WcStatus,
 };
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::path::Path;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 const CLIENTS: usize = 3;
@@ -81,7 +84,7 @@ impl Server {
             let count = tokio::select! {
                 count = self.cq.wait(&mut completions) => count?,
                 Some(qp_num) = self.gone.recv() => {
-                    release(self.clients.remove(&qp_num)).await;
+                    self.clients.remove(&qp_num);
                     continue;
                 }
             };
@@ -92,7 +95,6 @@ impl Server {
                 }
             }
         }
-        release(self).await;
         Ok(())
     }
 }
@@ -186,18 +188,14 @@ async fn run_client(
         assert_eq!(client.get(&name(key)).await?, value_of(number, key));
     }
     connection.close().await?;
-    release(client).await;
     Ok(())
 }
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let socket = std::env::args_os().nth(1);
-    let context = Context::open(socket.as_deref().map(Path::new))?;
-    let devices = context.query_devices()?;
-    let server_device = devices.first().ok_or("siwd has no device")?;
-    let client_device = devices.get(1).unwrap_or(server_device).index;
-    let ip = *server_device.ips.first().ok_or("no address")?;
+    let context = open_context()?;
+    let devices = Devices::find(&context)?;
+    let (_, address) = devices.server;
 
     let (tell_gone, gone) = unbounded_channel();
     let cq = AsyncCq::new(&context, 256).await?;
@@ -217,12 +215,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     for slot in 0..REQUESTS {
         server.post_receive(slot)?;
     }
-    let mut listener = Listener::bind(&context, (ip, 0).into(), &ListenOptions::default()).await?;
+    let mut listener =
+        Listener::bind(&context, (address, 0).into(), &ListenOptions::default()).await?;
     let mut tasks = Vec::new();
     for number in 0..CLIENTS {
         let client = run_client(
             context.clone(),
-            client_device,
+            devices.client,
             listener.local_addr(),
             number,
         );

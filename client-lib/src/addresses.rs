@@ -102,7 +102,7 @@ impl CmBinding {
 impl Drop for CmBinding {
     fn drop(&mut self) {
         if self.id != 0 {
-            self.ctx.call_ignoring_errors(&Unlisten {
+            self.ctx.post_unanswered(&Unlisten {
                 listener: self.id,
                 flags: 0,
             });

@@ -31,6 +31,51 @@ const LEAST_ALIGNMENT: usize = 64;
 #[derive(Default)]
 pub(crate) struct ArenaPool {
     arenas: Mutex<Vec<SharedArena>>,
+    retired: Mutex<Retired>,
+}
+
+/// Bytes of blocks whose regions are being deregistered.
+#[derive(Default)]
+struct Retired {
+    /// The daemon has not confirmed the deregistration.
+    unconfirmed: Vec<RetiredBytes>,
+    /// The daemon has confirmed it: the bytes are free.
+    confirmed: Vec<RetiredBytes>,
+}
+
+/// The arena is freed with its last block also while its bytes are in this list.
+type RetiredBytes = (Weak<Arena>, Range<usize>);
+
+impl ArenaPool {
+    /// Frees a block once the daemon has answered a later request than the one that deregisters its
+    /// region, which has been posted.
+    pub(crate) fn retire(&self, mut block: ArenaBlock) {
+        let range = std::mem::take(&mut block.range);
+        let bytes = (Arc::downgrade(&block.arena), range);
+        lock_unpoisoned(&self.retired).unconfirmed.push(bytes);
+    }
+
+    /// Number of retired blocks that the daemon confirms with the answer to a request that is sent
+    /// from now on.
+    pub(crate) fn unconfirmed(&self) -> usize {
+        lock_unpoisoned(&self.retired).unconfirmed.len()
+    }
+
+    /// The daemon has confirmed the first `count` retired blocks.
+    pub(crate) fn confirm(&self, count: usize) {
+        if count > 0 {
+            let mut retired = lock_unpoisoned(&self.retired);
+            let Retired {
+                unconfirmed,
+                confirmed,
+            } = &mut *retired;
+            confirmed.extend(unconfirmed.drain(..count));
+        }
+    }
+
+    fn take_confirmed(&self) -> Vec<RetiredBytes> {
+        std::mem::take(&mut lock_unpoisoned(&self.retired).confirmed)
+    }
 }
 
 /// A shared arena, kept alive by its blocks.
@@ -59,18 +104,16 @@ impl ArenaBlock {
                 range: 0..len,
             });
         }
-        let mut arenas = lock_unpoisoned(&ctx.arena_pool.arenas);
-        for shared in arenas.iter_mut() {
-            let Some(arena) = shared.arena.upgrade() else {
-                continue;
-            };
-            if let Some((range, used)) = shared.space.take(len) {
-                drop(arenas);
-                let block = ArenaBlock { arena, range };
-                block.arena.fill_zero(&used)?;
+        if let Some(block) = Self::alloc_shared(ctx, len)? {
+            return Ok(block);
+        }
+        if ctx.arena_pool.unconfirmed() > 0 {
+            ctx.confirm_posted()?;
+            if let Some(block) = Self::alloc_shared(ctx, len)? {
                 return Ok(block);
             }
         }
+        let mut arenas = lock_unpoisoned(&ctx.arena_pool.arenas);
         let longest = arenas.iter().map(|shared| shared.len).max();
         let (arena, ordered) = alloc_arena(ctx, next_arena_len(longest, len), len)?;
         let mut space = ArenaSpace::new(arena.len());
@@ -83,6 +126,27 @@ impl ArenaBlock {
             space,
         });
         Ok(ArenaBlock { arena, range })
+    }
+
+    /// Allocates from the arenas that exist.
+    fn alloc_shared(ctx: &Arc<ClientInner>, len: usize) -> Result<Option<ArenaBlock>, Error> {
+        let mut arenas = lock_unpoisoned(&ctx.arena_pool.arenas);
+        for (arena, range) in ctx.arena_pool.take_confirmed() {
+            give_back(&mut arenas, &arena, range);
+        }
+        arenas.retain(|shared| shared.arena.strong_count() > 0);
+        for shared in arenas.iter_mut() {
+            let Some(arena) = shared.arena.upgrade() else {
+                continue;
+            };
+            if let Some((range, used)) = shared.space.take(len) {
+                drop(arenas);
+                let block = ArenaBlock { arena, range };
+                block.arena.fill_zero(&used)?;
+                return Ok(Some(block));
+            }
+        }
+        Ok(None)
     }
 
     pub(crate) fn arena(&self) -> &Arc<Arena> {
@@ -98,20 +162,22 @@ impl Drop for ArenaBlock {
     fn drop(&mut self) {
         let ctx = self.arena.ctx();
         // Another thread of the parent may have held the lock at fork(2).
-        if ctx.check_process().is_err() {
+        if self.range.is_empty() || ctx.check_process().is_err() {
             return;
         }
         let mut arenas = lock_unpoisoned(&ctx.arena_pool.arenas);
-        let own = Arc::as_ptr(&self.arena);
-        if let Some(index) = arenas
-            .iter()
-            .position(|shared| shared.arena.as_ptr() == own)
-        {
-            arenas[index].space.give_back(self.range.clone());
-            if arenas[index].space.is_unused() {
-                // This was the last block: the arena is freed.
-                arenas.remove(index);
-            }
+        let (arena, range) = (Arc::downgrade(&self.arena), self.range.clone());
+        give_back(&mut arenas, &arena, range);
+    }
+}
+
+/// Frees bytes of a shared arena, which is forgotten with its last block.
+fn give_back(arenas: &mut Vec<SharedArena>, arena: &Weak<Arena>, range: Range<usize>) {
+    let position = arenas.iter().position(|shared| shared.arena.ptr_eq(arena));
+    if let Some(index) = position {
+        arenas[index].space.give_back(range);
+        if arenas[index].space.is_unused() {
+            arenas.remove(index);
         }
     }
 }

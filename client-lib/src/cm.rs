@@ -188,7 +188,7 @@ impl AsRawFd for CmChannel {
 
 impl Drop for CmChannel {
     fn drop(&mut self) {
-        self.ctx.call_ignoring_errors(&DestroyCmChannel {
+        self.ctx.post_unanswered(&DestroyCmChannel {
             channel: self.id,
             reserved: 0,
         });
@@ -542,7 +542,7 @@ impl CmListener {
 
 impl Drop for CmListener {
     fn drop(&mut self) {
-        self.ctx.call_ignoring_errors(&Unlisten {
+        self.ctx.post_unanswered(&Unlisten {
             listener: self.id,
             flags: self.flags,
         });
@@ -662,7 +662,7 @@ impl Drop for ConnectionRequest {
         if self.open
             && let Some(private_data) = PrivateData::new(&[])
         {
-            self.ctx.call_ignoring_errors(&Reject {
+            self.ctx.post_unanswered(&Reject {
                 request: self.id,
                 private_data,
             });

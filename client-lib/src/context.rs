@@ -3,8 +3,10 @@
 
 use crate::app_memory::{AppMemory, process_generation, watch_forks};
 use crate::arena_pool::ArenaPool;
+use crate::cq::WeakCq;
 use crate::deadline::Deadline;
 use crate::locking::lock_unpoisoned;
+use crate::releaser::Releaser;
 use crate::{Error, Pd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,7 +16,7 @@ use siw_shm::control::{
 };
 use siw_shm::doorbell::{WORKER_LINE, ring_len, ring_offset};
 use siw_shm::{DoorbellProducer, SharedMemory, WorkerPageView};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -29,6 +31,11 @@ pub(crate) struct ClientInner {
     /// Serialises request and reply. Never taken while holding a spin lock: a call may last as long
     /// as [`CALL_TIMEOUT`].
     calls: Mutex<Calls>,
+    /// Requests without a reply that the control socket had no room for yet, oldest first. Held for
+    /// moments only.
+    outbox: Mutex<VecDeque<Vec<u8>>>,
+    /// Completion queues of destroyed queue pairs that were not idle, by the number of the queue pair.
+    stale_completions: Mutex<HashMap<u32, Vec<WeakCq>>>,
     conn: ControlSocket,
     hello: HelloReply,
     page: WorkerPageView,
@@ -47,6 +54,8 @@ pub(crate) struct ClientInner {
     pub(crate) app_memory: AppMemory,
     /// Arenas shared among regions.
     pub(crate) arena_pool: ArenaPool,
+    /// Destructors that wait for the daemon.
+    pub(crate) releaser: Releaser,
 }
 
 /// State that has to change together with the requests that the daemon has answered.
@@ -170,6 +179,8 @@ impl Context {
                 seq: 1,
                 regions: HashMap::new(),
             }),
+            stale_completions: Mutex::new(HashMap::new()),
+            outbox: Mutex::new(VecDeque::new()),
             conn,
             hello,
             page: WorkerPageView::new(Arc::new(page), worker_count)?,
@@ -182,12 +193,12 @@ impl Context {
             generation: process_generation(),
             app_memory: AppMemory::default(),
             arena_pool: ArenaPool::default(),
+            releaser: Releaser::default(),
         })))
     }
 
     /// Sets the time within which the daemon has to answer a call, [`CALL_TIMEOUT`] by default. A
-    /// call that takes longer fails with [`Error::Timeout`] (a destructor ignores the failure) and
-    /// ends the context, because it is unknown whether the daemon has carried out the request. All
+    /// call that takes longer fails with [`Error::Timeout`] and ends the context, because it is unknown whether the daemon has carried out the request. All
     /// further calls return [`Error::DaemonGone`] at once, and the daemon frees the objects of this
     /// client.
     pub fn set_call_timeout(&self, timeout: Duration) -> Result<(), Error> {
@@ -289,6 +300,13 @@ impl Context {
         {
             let _ = self.0.events_ended.set(kept);
         }
+    }
+
+    /// Waits until the daemon has freed the objects that were dropped so far: destructors do not wait.
+    /// Peers cannot access dropped regions any more when it returns.
+    pub fn await_releases(&self) -> Result<(), Error> {
+        self.0.releaser.finish();
+        self.0.confirm_posted()
     }
 
     /// The daemon's statistics as JSON.
@@ -436,16 +454,20 @@ impl ClientInner {
         if !self.alive.load(Ordering::Relaxed) || self.generation != process_generation() {
             return Err(Error::DaemonGone);
         }
+        // The daemon has carried out what was posted before this request when it answers.
+        let retired = self.arena_pool.unconfirmed();
         calls.seq = calls.seq.wrapping_add(1).max(1);
-        let reply = self.conn.call_and_wait(calls.seq, message, fds);
-        reply.map_err(|error| {
-            let error = Error::from(error);
+        let reply = self.send_outbox().and_then(|()| {
+            let reply = self.conn.call_and_wait(calls.seq, message, fds);
+            Ok(reply?)
+        });
+        if matches!(reply, Ok(_) | Err(Error::Refused { .. })) {
+            self.arena_pool.confirm(retired);
+        } else {
             // After any error except a refusal, replies and requests may be out of step.
-            if !matches!(error, Error::Refused { .. }) {
-                self.give_up_daemon();
-            }
-            error
-        })
+            self.give_up_daemon();
+        }
+        reply
     }
 
     /// Sends a request that creates a queue. `install` maps it before any other call: a later reply
@@ -489,43 +511,65 @@ impl ClientInner {
         Ok((reply, installed))
     }
 
-    /// Sends a request without waiting for its reply: the daemon carries it out before any later
-    /// one, and the reply is discarded.
+    /// Sends a request without a reply, and without waiting: the daemon carries it out before any
+    /// later one. For destructors, among others. If the control socket has no room, because the
+    /// daemon is stalled, the request is sent before the next one.
     pub(crate) fn post_unanswered<M: Message>(&self, message: &M) {
-        let _one_at_a_time = lock_unpoisoned(&self.calls);
-        self.send_unanswered(message);
+        if self.check_process().is_err() || !self.alive.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut outbox = lock_unpoisoned(&self.outbox);
+        outbox.push_back(self.conn.encode_unanswered(message));
+        self.send_waiting(&mut outbox);
     }
 
-    fn send_unanswered<M: Message>(&self, message: &M) {
-        let is_ours = self.generation == process_generation();
-        if is_ours
-            && self.alive.load(Ordering::Relaxed)
-            && self.conn.post_unanswered(message).is_err()
-        {
-            self.give_up_daemon();
+    /// Waits until the daemon has carried out the requests that were posted.
+    pub(crate) fn confirm_posted(&self) -> Result<(), Error> {
+        let (index, reserved) = (0, 0);
+        match self.call_daemon(&QueryDevice { index, reserved }) {
+            // There need not be a device.
+            Ok(_) | Err(Error::Refused { .. }) => Ok(()),
+            Err(error) => Err(error),
         }
     }
 
-    /// Calls the daemon and ignores errors, for destructors.
-    pub(crate) fn call_ignoring_errors<M: Message>(&self, message: &M) {
-        let _ = self.call_daemon(message);
+    /// Sends the requests of the outbox for which the socket has room. Returns true if none is left.
+    fn send_waiting(&self, outbox: &mut VecDeque<Vec<u8>>) -> bool {
+        while let Some(packet) = outbox.front() {
+            match self.conn.try_send(packet) {
+                Ok(true) => drop(outbox.pop_front()),
+                Ok(false) => return false,
+                Err(_) => {
+                    self.give_up_daemon();
+                    outbox.clear();
+                }
+            }
+        }
+        true
     }
 
-    /// Destroys an object whose number the daemon reuses. `forget` runs after the reply (after
-    /// sending, unless `waits`), and before any other call can get that number.
-    pub(crate) fn destroy_numbered<M: Message>(
-        &self,
-        message: &M,
-        waits: bool,
-        forget: impl FnOnce(),
-    ) {
-        let mut calls = lock_unpoisoned(&self.calls);
-        if waits {
-            let _ = self.exchange(&mut calls, message);
-        } else {
-            self.send_unanswered(message);
+    /// Sends all requests of the outbox, and waits for room if necessary.
+    fn send_outbox(&self) -> Result<(), Error> {
+        while !self.send_waiting(&mut lock_unpoisoned(&self.outbox)) {
+            self.conn.await_room()?;
         }
-        forget();
+        Ok(())
+    }
+
+    /// Notes that the daemon may still add completions of a queue pair to these queues: it is being
+    /// destroyed.
+    pub(crate) fn note_stale_completions(&self, qp_num: u32, queues: impl Iterator<Item = WeakCq>) {
+        let mut stale = lock_unpoisoned(&self.stale_completions);
+        stale.entry(qp_num).or_default().extend(queues);
+    }
+
+    /// Discards completions of earlier queue pairs with the number of a new one. The daemon adds no
+    /// more of them: it reuses a number only after its worker has released the queue pair.
+    pub(crate) fn discard_stale_completions(&self, qp_num: u32) {
+        let stale = lock_unpoisoned(&self.stale_completions).remove(&qp_num);
+        for queue in stale.into_iter().flatten() {
+            queue.purge_qp(qp_num);
+        }
     }
 
     /// Ends the connection to the daemon. If the daemon still runs, it sees the end of the

@@ -85,7 +85,7 @@ impl AsFd for CompletionChannel {
 
 impl Drop for CompletionChannel {
     fn drop(&mut self) {
-        self.client.call_ignoring_errors(&DestroyChannel {
+        self.client.post_unanswered(&DestroyChannel {
             channel: self.id,
             reserved: 0,
         });
@@ -95,6 +95,18 @@ impl Drop for CompletionChannel {
 /// Completion queue; clones are the same queue.
 #[derive(Clone)]
 pub struct Cq(Arc<CqInner>);
+
+/// A completion queue that is not kept alive.
+pub(crate) struct WeakCq(Weak<CqInner>);
+
+impl WeakCq {
+    /// As [`Polling::purge_qp`], if the queue still exists.
+    pub(crate) fn purge_qp(&self, qp_num: u32) {
+        if let Some(cq) = self.0.upgrade() {
+            cq.ring.lock().purge_qp(qp_num);
+        }
+    }
+}
 
 struct CqInner {
     client: Arc<ClientInner>,
@@ -183,7 +195,7 @@ const SPIN: Duration = Duration::from_micros(50);
 
 impl Drop for CqInner {
     fn drop(&mut self) {
-        self.client.call_ignoring_errors(&DestroyCq {
+        self.client.post_unanswered(&DestroyCq {
             cq: self.id,
             reserved: 0,
         });
@@ -247,6 +259,10 @@ impl Cq {
 
     pub(crate) fn id(&self) -> u32 {
         self.0.id
+    }
+
+    pub(crate) fn downgrade(&self) -> WeakCq {
+        WeakCq(Arc::downgrade(&self.0))
     }
 
     pub(crate) fn client(&self) -> &Arc<ClientInner> {

@@ -168,7 +168,7 @@ impl FastMr {
 
 impl Drop for FastMr {
     fn drop(&mut self) {
-        self.pd.ctx().call_ignoring_errors(&DeregMr {
+        self.pd.ctx().post_unanswered(&DeregMr {
             lkey: self.home,
             flags: DEREG_UNBIND_WINDOWS,
         });

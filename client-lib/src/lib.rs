@@ -95,13 +95,15 @@
 //!
 //! # Rules
 //!
-//! - Objects free themselves when dropped and keep alive what they need.
+//! - Objects free themselves when dropped and keep alive what they need. Destructors do not wait: the
+//!   daemon frees objects before it serves the next call, and [`Context::await_releases`] waits for
+//!   that. The exception is [`AppMr`], whose memory is the caller's again afterwards.
 //! - Every call may be made from any thread. Posting and polling allocate nothing, take a spin lock
 //!   that is free in practice, and make a system call only to wake a sleeping worker.
 //! - Memory that a peer may access changes at any time: it is read and written by copies
 //!   ([`Mr::read`], [`Mr::write`]), never borrowed.
 //! - A daemon that does not answer a call within [`CALL_TIMEOUT`] is given up
-//!   ([`Context::set_call_timeout`]): no call and no destructor blocks longer.
+//!   ([`Context::set_call_timeout`]): no call blocks longer.
 //! - Dropping a queue pair discards its completions, polled or not (ibv_destroy_qp(3)).
 //! - When the daemon ends, every blocked call returns [`Error::DaemonGone`], and so does polling after
 //!   the last completion was taken.
@@ -152,6 +154,7 @@ mod panics;
 mod pausable;
 mod posting;
 mod qp;
+mod releaser;
 mod slices;
 mod srq;
 mod window;

@@ -26,7 +26,7 @@ struct PdInner {
 
 impl Drop for PdInner {
     fn drop(&mut self) {
-        self.ctx.call_ignoring_errors(&DeallocPd {
+        self.ctx.post_unanswered(&DeallocPd {
             pd: self.id,
             reserved: 0,
         });
@@ -154,7 +154,7 @@ impl Arena {
                 ))
             });
         let (file, region) = mapped.inspect_err(|_| {
-            ctx.0.call_ignoring_errors(&FreeArena {
+            ctx.0.post_unanswered(&FreeArena {
                 arena: reply.arena,
                 reserved: 0,
             });
@@ -212,15 +212,16 @@ impl Arena {
 impl Drop for Arena {
     fn drop(&mut self) {
         self.ctx.app_memory.remove_arena(self.file);
-        self.ctx.call_ignoring_errors(&FreeArena {
+        self.ctx.post_unanswered(&FreeArena {
             arena: self.id,
             reserved: 0,
         });
     }
 }
 
-/// Registered memory. Dropping deregisters it and unbinds the windows that are bound to it:
-/// afterwards the daemon no longer accesses it. [`Mr::dereg`] is refused while windows are bound.
+/// Registered memory. Dropping deregisters it and unbinds the windows that are bound to it, without
+/// waiting: nobody gets the memory before the daemon has done so ([`Context::await_releases`]).
+/// [`Mr::dereg`] waits, and is refused while windows are bound.
 pub struct Mr {
     /// Address without ZERO_BASED.
     iova: u64,
@@ -398,9 +399,16 @@ impl Mr {
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        if !self.gone && self.call_dereg(DEREG_UNBIND_WINDOWS).is_err() {
-            // Peers may be able to access this memory as long as the client exists.
-            std::mem::forget(self.block.take());
+        let ctx = self.pd.ctx();
+        if self.gone || ctx.check_process().is_err() {
+            return;
+        }
+        ctx.post_unanswered(&DeregMr {
+            lkey: self.lkey,
+            flags: DEREG_UNBIND_WINDOWS,
+        });
+        if let Some(block) = self.block.take() {
+            ctx.arena_pool.retire(block);
         }
     }
 }

@@ -161,23 +161,31 @@ impl Drop for QpInner {
             qp_num,
             reserved: 0,
         };
-        // If every completion is polled, no more can come and there is no need to wait. (Requests
-        // that the worker counts as finished may still complete.)
+        // If every completion is polled, no more can come. (Requests that the worker counts as
+        // finished may still complete.)
         let done = self.watch.wr_done();
         let is_idle = self.srq.is_none()
             && self.sq.lock().places.is_idle(&self.credit, done)
             && self.rq.lock().places.is_idle(&self.credit);
-        // The number is reused by a later queue pair, for which no old state may remain.
-        self.pd.ctx().destroy_numbered(&destroy, !is_idle, || {
-            for cq in [&self.send_cq, &self.recv_cq] {
-                let mut polling = cq.polling_state().lock();
-                polling.credits.detach_qp(qp_num);
-                polling.queue_pairs.remove(&qp_num);
-                if !is_idle {
-                    polling.purge_qp(qp_num);
-                }
+        let ctx = self.pd.ctx();
+        if ctx.check_process().is_err() {
+            return;
+        }
+        // The number is reused by a later queue pair, for which no old state may remain. It cannot
+        // have the number before the request is sent.
+        let queues = [&self.send_cq, &self.recv_cq];
+        for cq in queues {
+            let mut polling = cq.polling_state().lock();
+            polling.credits.detach_qp(qp_num);
+            polling.queue_pairs.remove(&qp_num);
+            if !is_idle {
+                polling.purge_qp(qp_num);
             }
-        });
+        }
+        if !is_idle {
+            ctx.note_stale_completions(qp_num, queues.into_iter().map(Cq::downgrade));
+        }
+        ctx.post_unanswered(&destroy);
     }
 }
 
@@ -235,6 +243,7 @@ impl Pd {
             let offset = state_offset(reply.rq_offset as usize, reply.rq_slots);
             let at = (reply.mem.offset as usize).saturating_add(offset);
             let watch = sq.new_watch(region.clone(), at)?;
+            self.ctx().discard_stale_completions(reply.qp_num);
             for cq in [send_cq, recv_cq] {
                 let mut polling = cq.polling_state().lock();
                 polling.credits.attach_qp(reply.qp_num, &credit);

@@ -63,7 +63,7 @@ pub(crate) struct SrqInner {
 
 impl Drop for SrqInner {
     fn drop(&mut self) {
-        self.pd.ctx().call_ignoring_errors(&DestroySrq {
+        self.pd.ctx().post_unanswered(&DestroySrq {
             srq: self.id,
             reserved: 0,
         });

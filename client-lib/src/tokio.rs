@@ -4,8 +4,8 @@
 //! [`Connection::close`] ends them. Work requests are posted as always: [`Qp::post_send`] never waits.
 //!
 //! All futures may be dropped before they are done. Calls to the daemon that these functions need run
-//! on tokio's threads for blocking calls, as do the destructors of the objects of this module. Other
-//! objects call the daemon when dropped; [`release`] drops them on such a thread.
+//! on tokio's threads for blocking calls. Destructors do not wait for it; see [`crate::AppMr`] for the
+//! one that does.
 
 use crate::context::ClientInner;
 use crate::{
@@ -15,12 +15,10 @@ use crate::{
 use rustix::fd::{AsRawFd, OwnedFd};
 use std::future::poll_fn;
 use std::net::SocketAddr;
-use std::ops::Deref;
 use std::sync::Arc;
 use std::task::Poll;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::runtime::Handle;
 
 /// Runs a call to the daemon on a thread for blocking calls.
 async fn call_blocking<T: Send + 'static>(
@@ -32,55 +30,18 @@ async fn call_blocking<T: Send + 'static>(
     }
 }
 
-/// Drops an object, whose destructor may call the daemon, on a thread for blocking calls.
-pub async fn release<T: Send + 'static>(object: T) {
-    let _ = tokio::task::spawn_blocking(move || drop(object)).await;
-}
-
-/// An object that is dropped on a thread for blocking calls, or at once outside of a runtime.
-#[derive(Debug)]
-struct Released<T: Send + 'static>(Option<T>);
-
-impl<T: Send + 'static> Released<T> {
-    fn new(object: T) -> Released<T> {
-        Released(Some(object))
-    }
-}
-
-impl<T: Send + 'static> Deref for Released<T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        match &self.0 {
-            Some(object) => object,
-            None => unreachable!("taken by the last user only"),
-        }
-    }
-}
-
-impl<T: Send + 'static> Drop for Released<T> {
-    fn drop(&mut self) {
-        let Some(object) = self.0.take() else {
-            return;
-        };
-        if let Ok(runtime) = Handle::try_current() {
-            runtime.spawn_blocking(move || drop(object));
-        }
-    }
-}
-
 /// A channel of events, and the connection to the daemon that sends them.
 #[derive(Debug)]
-struct Events<C: AsRawFd + Send + 'static> {
-    channel: Released<AsyncFd<C>>,
+struct Events<C: AsRawFd> {
+    channel: AsyncFd<C>,
     daemon: AsyncFd<OwnedFd>,
 }
 
-impl<C: AsRawFd + Send + 'static> Events<C> {
+impl<C: AsRawFd> Events<C> {
     fn new(client: &ClientInner, channel: C) -> Result<Events<C>, Error> {
         Ok(Events {
             daemon: watch(client.dup_connection()?)?,
-            channel: Released::new(watch(channel)?),
+            channel: watch(channel)?,
         })
     }
 
@@ -136,7 +97,7 @@ fn watch<T: AsRawFd>(object: T) -> std::io::Result<AsyncFd<T>> {
 /// A completion queue whose completions are awaited.
 #[derive(Debug)]
 pub struct AsyncCq {
-    cq: Released<Cq>,
+    cq: Cq,
     client: Arc<ClientInner>,
     events: Events<Arc<CompletionChannel>>,
 }
@@ -152,7 +113,6 @@ impl AsyncCq {
         })
         .await?;
         let events = Events::new(&client, channel)?;
-        let cq = Released::new(cq);
         Ok(AsyncCq { cq, client, events })
     }
 
@@ -170,7 +130,7 @@ impl AsyncCq {
         if completions.is_empty() {
             return Ok(0);
         }
-        let cq: &Cq = &self.cq;
+        let cq = &self.cq;
         let taken = cq.poll(completions)?;
         if taken > 0 {
             return Ok(taken);
@@ -227,7 +187,7 @@ impl AsyncCmChannel {
 /// An established connection of a queue pair.
 #[derive(Debug)]
 pub struct Connection {
-    qp: Released<Qp>,
+    qp: Qp,
     channel: AsyncCmChannel,
     info: ConnectionInfo,
 }
@@ -249,7 +209,7 @@ impl Connection {
 
     /// Closes gracefully, and awaits the end of the connection.
     pub async fn close(mut self) -> Result<ConnectionInfo, Error> {
-        let qp: Qp = Qp::clone(&self.qp);
+        let qp = self.qp.clone();
         call_blocking(move || qp.disconnect()).await?;
         self.disconnected().await
     }
@@ -294,17 +254,13 @@ async fn establish(
 ) -> Result<Connection, Error> {
     let mut channel = AsyncCmChannel::from_inner(client, channel)?;
     let info = channel.next_event().await?.into_established(peer)?;
-    Ok(Connection {
-        qp: Released::new(qp),
-        channel,
-        info,
-    })
+    Ok(Connection { qp, channel, info })
 }
 
 /// Accepts connections until dropped.
 #[derive(Debug)]
 pub struct Listener {
-    listener: Released<CmListener>,
+    listener: CmListener,
     channel: AsyncCmChannel,
 }
 
@@ -324,7 +280,7 @@ impl Listener {
         .await?;
         Ok(Listener {
             channel: AsyncCmChannel::new(context, channel)?,
-            listener: Released::new(listener),
+            listener,
         })
     }
 
@@ -340,7 +296,7 @@ impl Listener {
             if let CmEvent::ConnectRequest(request) = self.channel.next_event().await? {
                 return Ok(Incoming {
                     client: self.channel.client.clone(),
-                    request: Released::new(request),
+                    request,
                 });
             }
         }
@@ -351,7 +307,7 @@ impl Listener {
 #[derive(Debug)]
 pub struct Incoming {
     client: Arc<ClientInner>,
-    request: Released<ConnectionRequest>,
+    request: ConnectionRequest,
 }
 
 impl Incoming {
@@ -364,13 +320,8 @@ impl Incoming {
     ///
     /// # Errors
     /// The request is rejected if the daemon refuses, for example other options of the connection.
-    pub async fn accept(
-        mut self,
-        qp: &Qp,
-        options: &ConnectOptions<'_>,
-    ) -> Result<Connection, Error> {
-        let answered = Error::Invalid("the request is answered");
-        let request = self.request.0.take().ok_or(answered)?;
+    pub async fn accept(self, qp: &Qp, options: &ConnectOptions<'_>) -> Result<Connection, Error> {
+        let request = self.request;
         let private_data = options.private_data.to_vec();
         let options = ConnectOptions {
             private_data: &[],
@@ -391,10 +342,8 @@ impl Incoming {
     }
 
     /// Rejects it, with private data.
-    pub async fn reject(mut self, private_data: &[u8]) -> Result<(), Error> {
-        let answered = Error::Invalid("the request is answered");
-        let request = self.request.0.take().ok_or(answered)?;
+    pub async fn reject(self, private_data: &[u8]) -> Result<(), Error> {
         let private_data = private_data.to_vec();
-        call_blocking(move || request.reject(&private_data)).await
+        call_blocking(move || self.request.reject(&private_data)).await
     }
 }

@@ -133,7 +133,7 @@ impl Mw {
 
 impl Drop for Mw {
     fn drop(&mut self) {
-        self.pd.ctx().call_ignoring_errors(&DeallocMw {
+        self.pd.ctx().post_unanswered(&DeallocMw {
             rkey: self.home,
             reserved: 0,
         });

@@ -2,13 +2,16 @@
 //! connected to each other. Both ends are in one process, so that an example is one program; in two
 //! processes, or on two hosts, each would do its own half.
 
+mod devices;
+
+pub use devices::{Devices, open_context};
+
 use siw::{
     Access, CmChannel, CmEvent, CmListener, ConnectOptions, Context, Cq, Mr, Qp, QpInit, Wc,
     WcStatus,
 };
 use std::error::Error;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::time::Duration;
 
 /// Longest wait for an event or a completion.
@@ -16,13 +19,6 @@ pub const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Access rights of the examples' memory.
 pub const ALL_ACCESS: Access = Access::LOCAL_WRITE.union(Access::REMOTE);
-
-/// Connects to the daemon at the socket that is the first argument of the program, or at the
-/// default one.
-pub fn open_context() -> Result<Context, siw::Error> {
-    let socket = std::env::args_os().nth(1);
-    Context::open(socket.as_deref().map(Path::new))
-}
 
 /// One end of a connection: a queue pair, its completion queue, and memory that both ends use.
 pub struct Endpoint {
@@ -49,21 +45,15 @@ pub fn connect(
     client: &Qp,
     server: &Qp,
 ) -> Result<(CmChannel, CmChannel), Box<dyn Error>> {
-    let devices = context.query_devices()?;
-    let server_device = devices.first().ok_or("siwd has no device")?;
-    let client_device = devices.get(1).unwrap_or(server_device);
-    let address = *server_device
-        .ips
-        .first()
-        .ok_or("the device has no address")?;
-
+    let devices = Devices::find(context)?;
+    let (server_device, address) = devices.server;
     let server_channel = CmChannel::new(context)?;
     let client_channel = CmChannel::new(context)?;
     // Port 0: the daemon chooses one.
     let address = SocketAddr::new(address, 0);
-    let listener = CmListener::new(&server_channel, Some(server_device.index), address, 1, 0)?;
+    let listener = CmListener::new(&server_channel, Some(server_device), address, 1, 0)?;
     let options = ConnectOptions {
-        device: Some(client_device.index),
+        device: Some(devices.client),
         ..ConnectOptions::default()
     };
     client.connect(&client_channel, listener.local_addr(), &options)?;

@@ -289,7 +289,7 @@ fn import_mapping(ctx: &ClientInner, vma: &Vma, bytes: &Range<usize>) -> Option<
 /// Frees the daemon's mappings of a region.
 fn free_imports(ctx: &ClientInner, parts: &Parts) {
     for arena in &parts.imports {
-        ctx.call_ignoring_errors(&FreeArena {
+        ctx.post_unanswered(&FreeArena {
             arena: *arena,
             reserved: 0,
         });
@@ -753,7 +753,7 @@ impl State {
         }
         while let Some((id, arena)) = self.windows.take_idle_file() {
             descriptors::drop_file(id);
-            ctx.call_ignoring_errors(&FreeArena { arena, reserved: 0 });
+            ctx.post_unanswered(&FreeArena { arena, reserved: 0 });
         }
     }
 

@@ -5,7 +5,7 @@ use crate::error::Failed;
 use crate::slices::{RegionKeys, region_methods};
 use crate::{Access, Error, Pd};
 use siw_shm::shared_memory::copy_bytes;
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// An owned buffer of plain numbers that stays at one address, as needed by [`Pd::register`].
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// [`Self::bytes`] returns the same range each time, also after the value was moved. The range is
 /// readable, writable and initialised, any content of it is valid, and nothing else refers to it as
 /// long as the value is not accessed, even if it is never dropped.
-pub unsafe trait StableBuffer: 'static {
+pub unsafe trait StableBuffer: Send + 'static {
     /// First byte and length.
     fn bytes(&mut self) -> (*mut u8, usize);
 }
@@ -56,10 +56,11 @@ stable_buffers!(u8 u16 u32 u64 u128 usize i8 i16 i32 i64 i128 isize f32 f64);
 /// A registered buffer of the application. Peers may write to it at any time, so it is read and
 /// written by copies; [`OwnedMr::dereg`] returns the buffer.
 ///
-/// Dropping deregisters it, unbinds the windows that are bound to it, and frees the buffer. If the
-/// daemon does not confirm that, the buffer is leaked: peers may still write to it.
+/// Dropping deregisters it, unbinds the windows that are bound to it, and frees the buffer, on a
+/// thread, because the daemon has to confirm that peers cannot write to it any more. If it does not,
+/// the buffer is leaked.
 pub struct OwnedMr<O: StableBuffer> {
-    region: AppMr,
+    region: ManuallyDrop<AppMr>,
     /// None once the buffer was returned or freed. `MaybeUninit`, because a `Box` that is moved
     /// asserts that nothing else accesses its content.
     buffer: Option<MaybeUninit<O>>,
@@ -85,7 +86,7 @@ impl Pd {
         // deregistered.
         match unsafe { self.reg_memory(start, len, access) } {
             Ok(region) => Ok(OwnedMr {
-                region,
+                region: ManuallyDrop::new(region),
                 buffer: Some(buffer),
             }),
             Err(error) => {
@@ -196,12 +197,17 @@ impl<O: StableBuffer> OwnedMr<O> {
 
 impl<O: StableBuffer> Drop for OwnedMr<O> {
     fn drop(&mut self) {
+        // SAFETY: taken here only.
+        let mut region = unsafe { ManuallyDrop::take(&mut self.region) };
         let Some(buffer) = self.buffer.take() else {
             return;
         };
-        if self.region.revoke() {
-            // SAFETY: as in `dereg`.
-            drop(unsafe { buffer.assume_init() });
-        }
+        let ctx = region.pd.ctx().clone();
+        ctx.releaser.run(Box::new(move || {
+            if region.revoke() {
+                // SAFETY: as in `dereg`.
+                drop(unsafe { buffer.assume_init() });
+            }
+        }));
     }
 }

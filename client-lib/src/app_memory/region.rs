@@ -7,7 +7,8 @@ use crate::{Access, Error, Failed, Pd};
 use siw_shm::control::{DEREG_UNBIND_WINDOWS, DeregMr, ExtentMethod, REREG_ACCESS, ReregMr};
 
 /// A registered region of application memory. Dropping deregisters it and unbinds the windows that
-/// are bound to it. If the daemon does not confirm that, private pages are still taken out of its
+/// are bound to it. This waits for the daemon, because the memory is the caller's again afterwards (the
+/// buffer of an [`OwnedMr`](crate::OwnedMr) is not). If the daemon does not confirm it, private pages are still taken out of its
 /// reach where possible; other memory may stay reachable for peers. [`AppMr::dereg`] reports this.
 pub struct AppMr {
     pub(super) pd: Pd,

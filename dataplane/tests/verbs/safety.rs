@@ -1,13 +1,14 @@
 //! A program without unsafe code keeps its memory: regions own their buffers, windows end with their
 //! region, and objects of another context are refused.
 
+use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::common::*;
 use siw::{
     Access, AppMr, Arena, BindOptions, CmBinding, CmChannel, CmEvent, CmListener,
     CompletionChannel, ConnectOptions, Cq, Error, Failed, ListenOptions, MwBind, OwnedMr, QpInit,
-    ReregChange, SendData, SendWr, SrqInit, WcStatus, WindowType, WrFlags,
+    RecvWr, ReregChange, SendData, SendWr, SrqInit, WcStatus, WindowType, WrFlags,
 };
 
 const BINDABLE: Access = Access(1 | 2 | 4 | 16);
@@ -89,6 +90,7 @@ fn a_window_ends_with_the_region_that_it_is_bound_to() {
     assert_eq!(error.errno(), 16, "{error}");
     assert_eq!(write(&a, at, mw.rkey()), WcStatus::SUCCESS);
     drop(mr);
+    b.ctx.await_releases().unwrap();
     assert_eq!(write(&a, at, mw.rkey()), WcStatus::REM_ACCESS_ERR);
 
     // As well by address, and memory of the daemon.
@@ -135,16 +137,100 @@ fn a_buffer_whose_deregistration_is_not_confirmed_is_leaked() {
     let mr: OwnedMr<Vec<u8>> = pd.register(make(), ALL).unwrap();
     let confirmed = mr.region().as_ptr() as usize;
     drop(mr);
+    ctx.await_releases().unwrap();
     assert!(!is_mapped(confirmed));
     let mr = pd.register(make(), ALL).unwrap();
     let lost = mr.region().as_ptr() as usize;
     ctx.set_call_timeout(Duration::from_millis(50)).unwrap();
     let paused = daemon.pause();
     drop(mr);
-    assert!(is_mapped(lost));
     let Failed { object, error } = pd.register(make(), ALL).unwrap_err();
     assert!(object.is_none(), "it may be registered: {error}");
+    assert!(is_mapped(lost));
     drop(paused);
+}
+
+/// More than the control socket has room for while the daemon does not read.
+const MANY: usize = 2000;
+
+/// While the daemon is stalled, calls wait for it, and destructors do not. When it goes on, it frees
+/// the objects before it serves the next call.
+#[test]
+fn no_destructor_waits_for_a_stalled_daemon() {
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 4096);
+    let ctx = a.ctx.clone();
+    let pd = ctx.alloc_pd().unwrap();
+    // Receive requests are posted: the queue pair is not idle.
+    let sges = [a.mr.slice(0..64).unwrap()];
+    let (wr_id, sges) = (7, &sges[..]);
+    a.qp.post_recv(&[RecvWr { wr_id, sges }]).unwrap();
+    let regions = (0..MANY).map(|_| pd.alloc_mr(256, ALL).unwrap());
+    let regions: Vec<_> = regions.collect();
+    let owned = pd.register(vec![0u8; 8192], ALL).unwrap();
+    let channel = CompletionChannel::new(&ctx).unwrap();
+    let cq = Cq::new(&ctx, 16, Some((&channel, 0))).unwrap();
+    let srq = pd.create_srq(&SrqInit::default()).unwrap();
+    let served = pd.create_qp_with_srq(&cq, &cq, &srq, &QpInit::default());
+    let window = pd.alloc_mw(WindowType::One).unwrap();
+    let arena = Arena::alloc(&ctx, 1 << 20, false).unwrap();
+    let fast = pd.alloc_fast_mr(&arena, 4).unwrap();
+    let cm = CmChannel::new(&ctx).unwrap();
+    let address = (a.ctx.query_device(0).unwrap().ips[0], 0).into();
+    let listener = CmListener::new(&cm, Some(0), address, 1, 0).unwrap();
+    let port = listener.local_addr();
+    let mut held = Vec::new();
+    while let Ok(more) = ctx.alloc_pd() {
+        held.push(more);
+    }
+
+    let paused = daemon.pause();
+    let (told, tell) = mpsc::channel();
+    let dropping = std::thread::spawn(move || {
+        drop((
+            regions, owned, served, cq, channel, srq, window, fast, arena,
+        ));
+        drop((listener, cm, held));
+        drop(a);
+        told.send(()).unwrap();
+    });
+    // A call waits for 60 s.
+    tell.recv_timeout(Duration::from_secs(30))
+        .expect("a destructor waits for the daemon");
+    dropping.join().unwrap();
+    drop(paused);
+
+    ctx.alloc_pd().expect("no domain was freed");
+    let cm = CmChannel::new(&ctx).unwrap();
+    CmListener::new(&cm, Some(0), port, 1, 0).expect("the port is still taken");
+    drop((b, pd));
+}
+
+/// Also not to a later queue pair with its number.
+#[test]
+fn a_destroyed_queue_pair_leaves_no_completions() {
+    let daemon = Daemon::loopback();
+    let ctx = daemon.context();
+    let pd = ctx.alloc_pd().unwrap();
+    let cq = Cq::new(&ctx, 1024, None).unwrap();
+    let mr = pd.alloc_mr(4096, ALL).unwrap();
+    let sges = [mr.slice(0..64).unwrap()];
+    let mut numbers = std::collections::HashSet::new();
+    let mut reused = 0;
+    // A number rests while 1,024 others are freed.
+    for _ in 0..1500 {
+        let qp = pd.create_qp(&cq, &cq, &QpInit::default()).unwrap();
+        reused += usize::from(!numbers.insert(qp.qp_num()));
+        let mut wc = [siw::Wc::default(); 16];
+        assert_eq!(cq.poll(&mut wc).unwrap(), 0, "{:?}", wc[0]);
+        for wr_id in 0..16 {
+            let sges = &sges[..];
+            qp.post_recv(&[RecvWr { wr_id, sges }]).unwrap();
+        }
+        // The worker completes them, flushed, before or after the queue pair is dropped.
+        qp.set_error().unwrap();
+    }
+    assert!(reused > 0, "no number was reused");
 }
 
 #[test]

@@ -67,6 +67,7 @@ fn ten_thousand_regions_need_a_handful_of_arenas() {
     assert!(is_zero(&regions[middle + 1]));
 
     drop(regions);
+    b.ctx.await_releases().unwrap();
     assert_eq!(arenas_of(&daemon), before, "all of it is given back");
 }
 

@@ -3,6 +3,7 @@
 
 use super::codec::{self, CallError, ProtoError};
 use super::messages::{Header, ImportMemory, MAGIC, MAX_FDS, MAX_PACKET, Message, VERSION};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::sockopt::Timeout;
@@ -332,9 +333,41 @@ impl ControlSocket {
         Ok(ControlPacket { bytes, fds })
     }
 
-    /// Client: sends a request without a reply ([`codec::UNANSWERED`]).
-    pub fn post_unanswered<M: Message>(&self, message: &M) -> Result<(), CallError> {
-        self.send_request(codec::UNANSWERED, message, &[])
+    /// Client: encodes a request without a reply ([`codec::UNANSWERED`]) for [`Self::try_send`].
+    pub fn encode_unanswered<M: Message>(&self, message: &M) -> Vec<u8> {
+        let mut packet = codec::encode_request(codec::UNANSWERED, message);
+        codec::stamp_version(&mut packet, self.agreed_version());
+        packet
+    }
+
+    /// Sends one packet without waiting; returns false if the socket has no room.
+    pub fn try_send(&self, packet: &[u8]) -> io::Result<bool> {
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        loop {
+            match rustix::net::send(&self.fd, packet, flags) {
+                Ok(_) => return Ok(true),
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Client: waits until the socket has room, as long as a call may last.
+    pub fn await_room(&self) -> Result<(), CallError> {
+        let timeout = rustix::net::sockopt::socket_timeout(&self.fd, Timeout::Send);
+        let timeout = timeout.ok().flatten().map(|timeout| Timespec {
+            tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: timeout.subsec_nanos().into(),
+        });
+        match poll(
+            &mut [PollFd::new(&self.fd, PollFlags::OUT)],
+            timeout.as_ref(),
+        ) {
+            Ok(0) => Err(CallError::TimedOut),
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(CallError::Io(error.into())),
+        }
     }
 
     fn send_request<M: Message>(
