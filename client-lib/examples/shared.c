@@ -119,7 +119,7 @@ int main(int argc, char **argv)
 	CHECK(siw_create_cq(server, DEPTH, NULL, 0, &scq));
 	CHECK(siw_create_cm_channel(server, &scm));
 	CHECK(siw_alloc_mr(spd, DEPTH * SLOT, SIW_ACCESS_LOCAL_WRITE, &mr));
-	struct siw_srq_attr srq_attr = { .max_wr = DEPTH / 2, .max_sge = 1 };
+	struct siw_srq_attr srq_attr = { .size = sizeof(srq_attr), .max_wr = DEPTH / 2, .max_sge = 1 };
 	CHECK(siw_create_srq(spd, &srq_attr, &srq));
 	CHECK(siw_listen(scm, 0, (struct sockaddr *)&devs[0].addrs[0], sizeof(devs[0].addrs[0]), 8, 0,
 			 &listener));

@@ -6,6 +6,9 @@
  * accept NULL. An object must not be used by any thread, also not by one that waits in a call, when
  * it is destroyed: end its calls first (use a timeout, or wait for its descriptor and one of your own
  * with poll(2)). Objects of another siw_open() are refused with EINVAL.
+ * A libsiw that is built with debug assertions (cargo build without --release) also refuses objects
+ * that were destroyed or are of another type, and aborts the program at a second destruction; others
+ * do not check that.
  *
  * Names and meanings follow libibverbs and librdmacm: see ibv_post_send(3),
  * ibv_poll_cq(3), ibv_req_notify_cq(3), rdma_cm(7).
@@ -234,7 +237,9 @@ struct siw_qp_attr {
 	struct sockaddr_storage peer;
 };
 
+/* Zero-initialise, then set size, for every call. */
 struct siw_srq_attr {
+	uint32_t size;      /* sizeof(struct siw_srq_attr) */
 	uint32_t max_wr;    /* requests that no queue pair has taken yet */
 	uint32_t max_sge;
 	uint32_t srq_limit; /* one SRQ_LIMIT_REACHED event below it; 0: not armed */
@@ -243,7 +248,6 @@ struct siw_srq_attr {
 	 * or completed and not polled; a queue pair that needs more ends for lack of a buffer
 	 * (RFC 5042 section 6.4.3.1). 0: no limit. */
 	uint32_t max_share;
-	uint32_t reserved;
 };
 
 /* Mask bits of siw_modify_srq. */
@@ -546,6 +550,7 @@ int siw_listen(siw_cm_channel *ch, uint32_t device, const struct sockaddr *addr,
 #define SIW_BY_DEVICE 0xff
 /* Settings of a listener that override those of its device. */
 struct siw_mpa_options {
+	uint32_t size;		     /* sizeof(struct siw_mpa_options) */
 	uint8_t crc;		     /* 0 off, 1 on, SIW_BY_DEVICE */
 	uint8_t mpa_rev;	     /* highest: 1, 2, SIW_BY_DEVICE */
 	uint8_t markers;	     /* 0 never, 1 accept, 2 request, SIW_BY_DEVICE */
@@ -556,7 +561,6 @@ struct siw_mpa_options {
 	uint16_t private_data;	     /* maximum length from a peer, up to 512; UINT16_MAX: by device */
 	uint8_t terminate;	     /* first octet of Terminates: 0 as the RFC, 1 as Linux siw, SIW_BY_DEVICE */
 	uint8_t out_of_order;	     /* placement: 0 off, 1 with markers, 2 if aligned, SIW_BY_DEVICE */
-	uint32_t reserved;	     /* 0 */
 };
 /* As siw_listen, with mpa (may be NULL). */
 int siw_listen_mpa(siw_cm_channel *ch, uint32_t device, const struct sockaddr *addr,

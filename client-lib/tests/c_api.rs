@@ -55,8 +55,8 @@ macro_rules! layout {
 fn the_header_has_the_layouts_and_numbers_of_the_library() {
     let Some(mut cc) = cc() else { return };
     let mut c = String::from("#include <siw.h>\n#include <stddef.h>\n");
-    layout!(c, "siw_mpa_options", siw_shm::control::MpaOptions, {
-        crc = "crc", mpa_rev = "mpa_rev", markers = "markers", rtr = "rtr",
+    layout!(c, "siw_mpa_options", SiwMpaOptions, {
+        size = "size", crc = "crc", mpa_rev = "mpa_rev", markers = "markers", rtr = "rtr",
         max_ird = "max_ird", max_ord = "max_ord",
         request_timeout_ms = "request_timeout_ms", accept_timeout_ms = "accept_timeout_ms",
         private_data = "private_data", terminate = "terminate", out_of_order = "out_of_order",
@@ -115,7 +115,7 @@ fn the_header_has_the_layouts_and_numbers_of_the_library() {
         local = "local", peer = "peer",
     });
     layout!(c, "siw_srq_attr", SiwSrqAttr, {
-        max_wr = "max_wr", max_sge = "max_sge", srq_limit = "srq_limit", posted = "posted",
+        size = "size", max_wr = "max_wr", max_sge = "max_sge", srq_limit = "srq_limit", posted = "posted",
         max_share = "max_share",
     });
     layout!(c, "siw_limits", SiwLimits, {

@@ -1,9 +1,11 @@
 //! Connection management of the C API.
 
+use super::handles::{
+    borrow_handle, borrow_optional, free_handle, new_handle, store_boxed, take_handle,
+};
 use super::{
-    SiwCmEvent, SiwConnParam, borrow_array, borrow_handle, c_text, fail_with, free_handle,
-    from_socket_addr, null_pointer, read_sized, store_boxed, store_out, to_socket_addr, to_status,
-    to_timeout,
+    SiwCmEvent, SiwConnParam, SiwMpaOptions, borrow_array, c_text, fail_with, from_socket_addr,
+    null_pointer, read_sized, store_out, to_socket_addr, to_status, to_timeout,
 };
 use crate::{
     CmChannel, CmEvent, CmListener, ConnectOptions, ConnectionInfo, ConnectionRequest, Context,
@@ -92,7 +94,7 @@ fn to_siw_event(event: CmEvent) -> SiwCmEvent {
 
 impl SiwCmEvent {
     fn with_request(mut self, request: ConnectionRequest) -> Self {
-        self.request = Box::into_raw(Box::new(request));
+        self.request = new_handle(request);
         self
     }
 }
@@ -221,7 +223,7 @@ pub unsafe extern "C" fn siw_listen(
     unsafe { store_boxed(out, made) }
 }
 
-/// The layout of `struct siw_mpa_options` is that of the control message.
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_listen_mpa(
     channel: *const CmChannel,
@@ -230,14 +232,14 @@ pub unsafe extern "C" fn siw_listen_mpa(
     addr_len: libc::socklen_t,
     backlog: u32,
     cookie: u64,
-    mpa: *const MpaOptions,
+    mpa: *const SiwMpaOptions,
     out: *mut *mut CmListener,
 ) -> c_int {
     // SAFETY: module contract.
     let made = unsafe {
         borrow_handle(channel).and_then(|channel| {
             let at = to_socket_addr(addr, addr_len).ok_or(BAD_ADDR)?;
-            let mpa = mpa.as_ref().copied().unwrap_or(MpaOptions::BY_DEVICE);
+            let mpa = read_sized(mpa)?.map_or(MpaOptions::BY_DEVICE, MpaOptions::from);
             let options = ListenOptions {
                 device: to_device_index(dev),
                 backlog,
@@ -279,21 +281,18 @@ pub unsafe extern "C" fn siw_accept(
     channel: *const CmChannel,
     param: *const SiwConnParam,
 ) -> c_int {
-    if req.is_null() {
-        return fail_with(null_pointer());
-    }
     // SAFETY: from `with_request`, returned once by contract.
-    let req = unsafe { Box::from_raw(req) };
-    // SAFETY: module contract.
-    let args = unsafe {
-        borrow_handle(qp).and_then(|queue_pair| Ok((queue_pair, to_connect_options(param)?)))
+    let request = match unsafe { take_handle(req) } {
+        Ok(request) => request,
+        Err(error) => return fail_with(error),
     };
     // SAFETY: module contract.
-    let channel = unsafe { channel.as_ref() };
-    to_status(args.and_then(|(queue_pair, options)| {
-        req.accept(queue_pair, channel, &options)?;
-        Ok(())
-    }))
+    to_status(unsafe {
+        borrow_handle(qp).and_then(|queue_pair| {
+            let (channel, options) = (borrow_optional(channel)?, to_connect_options(param)?);
+            Ok(request.accept(queue_pair, channel, &options)?)
+        })
+    })
 }
 
 /// Documented in `include/siw.h`.
@@ -303,13 +302,11 @@ pub unsafe extern "C" fn siw_reject(
     private_data: *const u8,
     len: u32,
 ) -> c_int {
-    if req.is_null() {
-        return fail_with(null_pointer());
-    }
-    // SAFETY: as in `siw_accept`.
-    let req = unsafe { Box::from_raw(req) };
-    // SAFETY: module contract.
-    to_status(
-        unsafe { borrow_array(private_data, len as usize) }.and_then(|device| req.reject(device)),
-    )
+    // SAFETY: as in `siw_accept`; the other parameters by the module's contract.
+    to_status(unsafe {
+        take_handle(req).and_then(|request| {
+            let private_data = borrow_array(private_data, len as usize)?;
+            request.reject(private_data)
+        })
+    })
 }

@@ -2,6 +2,7 @@
 
 use super::SiwWrUnion;
 use crate::{AsyncEvent, Cq, DeviceInfo, Sge, Srq, Wc};
+use siw_shm::control::MpaOptions;
 use std::ffi::c_char;
 use std::net::SocketAddr;
 
@@ -231,6 +232,42 @@ pub(super) unsafe fn to_socket_addr(
         return Some(std::net::SocketAddrV6::new(ip, port, 0, sin.sin6_scope_id).into());
     }
     None
+}
+
+/// `struct siw_mpa_options`
+#[repr(C)]
+pub struct SiwMpaOptions {
+    pub size: u32,
+    pub crc: u8,
+    pub mpa_rev: u8,
+    pub markers: u8,
+    pub rtr: u8,
+    pub max_ird: u16,
+    pub max_ord: u16,
+    pub request_timeout_ms: u32,
+    pub accept_timeout_ms: u32,
+    pub private_data: u16,
+    pub terminate: u8,
+    pub out_of_order: u8,
+}
+
+impl From<SiwMpaOptions> for MpaOptions {
+    fn from(options: SiwMpaOptions) -> MpaOptions {
+        MpaOptions {
+            crc: options.crc,
+            mpa_rev: options.mpa_rev,
+            markers: options.markers,
+            rtr: options.rtr,
+            max_ird: options.max_ird,
+            max_ord: options.max_ord,
+            request_timeout_ms: options.request_timeout_ms,
+            accept_timeout_ms: options.accept_timeout_ms,
+            private_data: options.private_data,
+            terminate: options.terminate,
+            out_of_order: options.out_of_order,
+            ..MpaOptions::BY_DEVICE
+        }
+    }
 }
 
 #[cfg(test)]

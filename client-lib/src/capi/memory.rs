@@ -1,10 +1,8 @@
 //! Arenas, memory windows, fast registration, and work requests other
 //! than messages: the C API.
 
-use super::{
-    SiwMwBind, SiwRange, SiwSendWr, borrow_array, borrow_handle, fail_with, free_handle,
-    null_pointer, posted_status, store_boxed,
-};
+use super::handles::{borrow_handle, borrow_handle_mut, free_handle, store_boxed};
+use super::{SiwMwBind, SiwRange, SiwSendWr, borrow_array, borrow_value, fail_with, posted_status};
 use crate::{
     Access, Arena, AtomicArgs, Context, Error, FastMr, Mw, Opcode, Pd, PostError, Qp, SendData,
     SendWr, Sge, WindowType, WrFlags,
@@ -13,13 +11,6 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 // Each `unsafe` below relies on the header's contract, see the parent module.
-
-/// # Safety
-/// NULL, or valid and not used elsewhere meanwhile.
-pub(super) unsafe fn borrow_handle_mut<'a, T>(pointer: *mut T) -> Result<&'a mut T, Error> {
-    // SAFETY: by the caller's contract.
-    unsafe { pointer.as_mut() }.ok_or_else(null_pointer)
-}
 
 /// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
@@ -149,7 +140,7 @@ pub unsafe extern "C" fn siw_bind_mw(
     // SAFETY: module contract.
     let posted = unsafe {
         borrow_handle(qp)
-            .and_then(|qp| Ok((qp, borrow_handle(mw)?, borrow_handle(info)?, flags?)))
+            .and_then(|qp| Ok((qp, borrow_handle(mw)?, borrow_value(info)?, flags?)))
             .map_err(|error| PostError { index: 0, error })
             .and_then(|(qp, mw, bind, flags)| mw.post_bind(qp, wr_id, WrFlags(flags), &bind.into()))
     };

@@ -11,6 +11,7 @@
 )]
 
 mod cm;
+mod handles;
 mod layout;
 mod memory;
 mod memory_layout;
@@ -27,6 +28,8 @@ pub use queue_layout::*;
 pub use queues::*;
 pub use regions::*;
 pub use work_requests::*;
+
+use handles::{borrow_handle, borrow_optional, free_handle, store_boxed};
 
 use crate::{CompletionChannel, Context, Cq, Error, Pd, Qp, QpInit, Wc, WcStatus};
 use rustix::fd::{AsFd, AsRawFd};
@@ -65,11 +68,11 @@ fn to_timeout(ms: c_int) -> Option<Duration> {
     u64::try_from(ms).ok().map(Duration::from_millis)
 }
 
-/// Borrows a handle or other pointed-to value.
+/// Borrows a value of the program.
 ///
 /// # Safety
 /// NULL or valid for the borrow.
-unsafe fn borrow_handle<'a, T>(pointer: *const T) -> Result<&'a T, Error> {
+unsafe fn borrow_value<'a, T>(pointer: *const T) -> Result<&'a T, Error> {
     // SAFETY: by the caller's contract.
     unsafe { pointer.as_ref() }.ok_or_else(null_pointer)
 }
@@ -87,33 +90,25 @@ unsafe fn store_out<T>(out: *mut T, value: T) -> Result<(), Error> {
     Ok(())
 }
 
-/// Boxes a new object into an out pointer.
+/// Stores `value` through an out pointer to a struct that begins with its size, as the program was
+/// compiled: what it has no room for is left out.
 ///
 /// # Safety
-/// As [`store_out`].
-unsafe fn store_boxed<T>(out: *mut *mut T, value: Result<T, Error>) -> c_int {
+/// NULL, or valid for writing the bytes that its first field, a `u32`, names.
+unsafe fn store_sized<T>(out: *mut T, value: T) -> Result<(), Error> {
     if out.is_null() {
-        return fail_with(null_pointer());
+        return Err(null_pointer());
     }
-    match value {
-        Ok(object) => {
-            // SAFETY: not NULL, valid by the caller's contract.
-            unsafe { out.write(Box::into_raw(Box::new(object))) };
-            0
-        }
-        Err(error) => fail_with(error),
+    // SAFETY: by the caller's contract.
+    let size = unsafe { out.cast::<u32>().read() } as usize;
+    if !(size_of::<u64>()..=MAX_PARAMETERS).contains(&size) {
+        return Err(Error::Invalid(SIZE_NOT_SET));
     }
-}
-
-/// Frees a handle.
-///
-/// # Safety
-/// NULL or from [`store_boxed`], and not used afterwards.
-unsafe fn free_handle<T>(pointer: *mut T) {
-    if !pointer.is_null() {
-        // SAFETY: by the caller's contract.
-        drop(unsafe { Box::from_raw(pointer) });
-    }
+    let (from, to) = (std::ptr::from_ref(&value).cast::<u8>(), out.cast::<u8>());
+    let known = size.min(size_of::<T>());
+    // SAFETY: by the caller's contract. The size stays as it is.
+    unsafe { std::ptr::copy_nonoverlapping(from.add(4), to.add(4), known - 4) };
+    Ok(())
 }
 
 /// Copies a parameter struct that begins with its size as the program was compiled: fields beyond
@@ -129,9 +124,7 @@ unsafe fn read_sized<T>(pointer: *const T) -> Result<Option<T>, Error> {
     // SAFETY: by the caller's contract.
     let size = unsafe { pointer.cast::<u32>().read() } as usize;
     if !(size_of::<u64>()..=MAX_PARAMETERS).contains(&size) {
-        return Err(Error::Invalid(
-            "set the size field of the parameters to the size of their struct",
-        ));
+        return Err(Error::Invalid(SIZE_NOT_SET));
     }
     let known = size.min(size_of::<T>());
     // SAFETY: by the caller's contract; zeroes are valid.
@@ -148,6 +141,7 @@ unsafe fn read_sized<T>(pointer: *const T) -> Result<Option<T>, Error> {
     Ok(Some(value))
 }
 
+const SIZE_NOT_SET: &str = "set the size field of the parameters to the size of their struct";
 /// Largest parameter struct that a newer header may have.
 const MAX_PARAMETERS: usize = 4096;
 
@@ -372,15 +366,14 @@ pub unsafe extern "C" fn siw_create_cq(
     out: *mut *mut Cq,
 ) -> c_int {
     // SAFETY: module contract.
-    let channel = unsafe { channel_handle.as_ref() };
+    let made = unsafe {
+        borrow_handle(ctx).and_then(|object| {
+            let channel = borrow_optional(channel_handle)?;
+            Cq::new(object, cqe, channel.map(|channel| (channel, cookie)))
+        })
+    };
     // SAFETY: module contract.
-    unsafe {
-        store_boxed(
-            out,
-            borrow_handle(ctx)
-                .and_then(|object| Cq::new(object, cqe, channel.map(|object| (object, cookie)))),
-        )
-    }
+    unsafe { store_boxed(out, made) }
 }
 
 /// Documented in `include/siw.h`.

@@ -6,23 +6,23 @@ use crate::{Limits, QpAttr, QpInit, QpState, SrqAttr, VerbsQpState};
 /// `struct siw_srq_attr`
 #[repr(C)]
 pub struct SiwSrqAttr {
+    pub size: u32,
     pub max_wr: u32,
     pub max_sge: u32,
     pub srq_limit: u32,
     pub posted: u32,
     pub max_share: u32,
-    pub reserved: u32,
 }
 
 impl From<&SrqAttr> for SiwSrqAttr {
     fn from(attributes: &SrqAttr) -> Self {
         SiwSrqAttr {
+            size: size_of::<SiwSrqAttr>() as u32,
             max_wr: attributes.max_wr,
             max_sge: attributes.max_sge,
             srq_limit: attributes.limit,
             posted: attributes.posted,
             max_share: attributes.share,
-            reserved: 0,
         }
     }
 }

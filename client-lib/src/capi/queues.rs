@@ -1,8 +1,9 @@
 //! Shared receive queues, changes of completion queues, states of queue pairs: the C API.
 
+use super::handles::{borrow_handle, free_handle, store_boxed};
 use super::{
-    SiwLimits, SiwQpAttr, SiwRecvWr, SiwSrqAttr, SiwWc, borrow_handle, fail_with, free_handle,
-    post_receives, store_boxed, store_out, to_status,
+    SiwLimits, SiwQpAttr, SiwRecvWr, SiwSrqAttr, SiwWc, fail_with, null_pointer, post_receives,
+    read_sized, store_out, store_sized, to_status,
 };
 use crate::{Context, Cq, Error, Pd, Qp, QpState, Srq, SrqInit, Wc};
 use siw_shm::control::{SRQ_LIMIT, SRQ_MAX_WR};
@@ -30,7 +31,7 @@ pub unsafe extern "C" fn siw_create_srq(
     // SAFETY: module contract.
     let made = unsafe {
         borrow_handle(pd).and_then(|pd| {
-            let attributes = borrow_handle(attr)?;
+            let attributes: SiwSrqAttr = read_sized(attr)?.ok_or_else(null_pointer)?;
             pd.create_srq(&SrqInit {
                 max_wr: attributes.max_wr,
                 max_sge: attributes.max_sge,
@@ -65,7 +66,12 @@ pub unsafe extern "C" fn siw_modify_srq(
     mask: u32,
 ) -> c_int {
     // SAFETY: module contract.
-    let args = unsafe { borrow_handle(srq).and_then(|srq| Ok((srq, borrow_handle(attr)?))) };
+    let args = unsafe {
+        borrow_handle(srq).and_then(|srq| {
+            let attributes: SiwSrqAttr = read_sized(attr)?.ok_or_else(null_pointer)?;
+            Ok((srq, attributes))
+        })
+    };
     to_status(args.and_then(|(srq, attributes)| {
         if mask == 0 || mask & !(SRQ_MAX_WR | SRQ_LIMIT) != 0 {
             return Err(Error::Invalid(
@@ -89,7 +95,7 @@ pub unsafe extern "C" fn siw_query_srq(srq: *const Srq, out: *mut SiwSrqAttr) ->
     to_status(unsafe { borrow_handle(srq) }.and_then(|srq| {
         let attributes = SiwSrqAttr::from(&srq.query()?);
         // SAFETY: module contract.
-        unsafe { store_out(out, attributes) }
+        unsafe { store_sized(out, attributes) }
     }))
 }
 

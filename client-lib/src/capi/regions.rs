@@ -1,7 +1,7 @@
 //! Regions of arenas and of memory of the program: the C API.
 
-use super::memory::borrow_handle_mut;
-use super::{borrow_handle, free_handle, store_boxed, to_status};
+use super::handles::{borrow_handle, borrow_handle_mut, free_handle, store_boxed};
+use super::to_status;
 use crate::{Access, AppMr, Arena, Error, Mr, Pd, ReregChange};
 use siw_shm::control::{REREG_ACCESS, REREG_PD, REREG_TRANSLATION};
 use std::ffi::{c_int, c_void};
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn siw_dereg_mr(mr: *mut SiwMr) -> c_int {
     let tried = unsafe { borrow_handle_mut(mr) }.and_then(SiwMr::deregister);
     if tried.is_ok() {
         // SAFETY: module contract; already deregistered.
-        drop(unsafe { Box::from_raw(mr) });
+        unsafe { free_handle(mr) };
     }
     to_status(tried)
 }

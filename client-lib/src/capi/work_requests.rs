@@ -1,7 +1,8 @@
 //! Posting of work requests: the C API.
 
+use super::handles::borrow_handle;
 use super::memory::post_special;
-use super::{SiwRecvWr, SiwSendWr, borrow_array, borrow_handle, fail_with, store_out};
+use super::{SiwRecvWr, SiwSendWr, borrow_array, fail_with, store_out};
 use crate::{Error, Opcode, PostError, Qp, RecvWr, SendData, SendWr, Sge, WrFlags};
 use std::ffi::c_int;
 

@@ -148,7 +148,7 @@ fn a_reused_number_starts_without_completions_and_with_all_its_places() {
 const SHORT: Duration = Duration::from_millis(300);
 
 #[test]
-fn a_stopped_daemon_holds_up_destructors_for_one_timeout_only() {
+fn the_objects_of_a_context_that_is_given_up_are_freed() {
     let daemon = Daemon::loopback();
     let (a, b) = pair(&daemon, 4096);
     post_receives(&a, 4);
@@ -157,9 +157,8 @@ fn a_stopped_daemon_holds_up_destructors_for_one_timeout_only() {
     a.ctx.set_call_timeout(SHORT).unwrap();
     let ctx = a.ctx.clone();
     let paused = daemon.pause();
-    let begin = Instant::now();
     drop((srq, listener, a));
-    assert!(begin.elapsed() < PATIENCE / 3, "{:?}", begin.elapsed());
+    assert!(matches!(ctx.alloc_pd(), Err(Error::Timeout)));
     assert!(matches!(ctx.alloc_pd(), Err(Error::DaemonGone)));
     assert!(matches!(
         Context::open_with_timeout(Some(&daemon.socket), SHORT),

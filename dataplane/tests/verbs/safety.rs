@@ -206,33 +206,6 @@ fn no_destructor_waits_for_a_stalled_daemon() {
     drop((b, pd));
 }
 
-/// Also not to a later queue pair with its number.
-#[test]
-fn a_destroyed_queue_pair_leaves_no_completions() {
-    let daemon = Daemon::loopback();
-    let ctx = daemon.context();
-    let pd = ctx.alloc_pd().unwrap();
-    let cq = Cq::new(&ctx, 1024, None).unwrap();
-    let mr = pd.alloc_mr(4096, ALL).unwrap();
-    let sges = [mr.slice(0..64).unwrap()];
-    let mut numbers = std::collections::HashSet::new();
-    let mut reused = 0;
-    // A number rests while 1,024 others are freed.
-    for _ in 0..1500 {
-        let qp = pd.create_qp(&cq, &cq, &QpInit::default()).unwrap();
-        reused += usize::from(!numbers.insert(qp.qp_num()));
-        let mut wc = [siw::Wc::default(); 16];
-        assert_eq!(cq.poll(&mut wc).unwrap(), 0, "{:?}", wc[0]);
-        for wr_id in 0..16 {
-            let sges = &sges[..];
-            qp.post_recv(&[RecvWr { wr_id, sges }]).unwrap();
-        }
-        // The worker completes them, flushed, before or after the queue pair is dropped.
-        qp.set_error().unwrap();
-    }
-    assert!(reused > 0, "no number was reused");
-}
-
 #[test]
 fn the_longest_timeout_is_a_wait_without_a_limit() {
     let daemon = Daemon::loopback();
