@@ -381,6 +381,9 @@ void siw_close(siw_context *ctx);
  * longer fails with ETIMEDOUT and ends the context: further calls return ENODEV at once, and the
  * daemon frees the objects of this client. */
 int siw_set_call_timeout(siw_context *ctx, uint32_t timeout_ms);
+/* Waits until the daemon has freed the objects that were destroyed so far: destroy functions do not
+ * wait. */
+int siw_await_releases(siw_context *ctx);
 /* 1 while the daemon runs, 0 after it has ended. */
 int siw_is_alive(siw_context *ctx);
 /* Writes the daemon's statistics, JSON text, to out: at most room bytes with the terminating zero.
@@ -409,8 +412,9 @@ int siw_reg_memory(siw_pd *pd, void *addr, size_t len, uint32_t access, siw_mr *
 /* Deregisters the region. When it returns 0, neither the daemon nor a peer accesses the memory any
  * more. EBUSY, and the region stays, while memory windows are bound to it. */
 int siw_dereg_mr(siw_mr *mr);
-/* As siw_dereg_mr; windows that are bound to the region are unbound. If the daemon does not answer,
- * which only siw_dereg_mr reports, peers may still have access to memory of siw_reg_memory. */
+/* As siw_dereg_mr; windows that are bound to the region are unbound. Memory of siw_alloc_mr is freed
+ * without waiting. For memory of siw_reg_memory it waits; if the daemon does not answer, which only
+ * siw_dereg_mr reports, peers may still have access. */
 void siw_free_mr(siw_mr *mr);
 
 /* Allocates zeroed memory, from hugepages if available and huge is not 0. The memory exists until

@@ -108,6 +108,8 @@
 //! - When the daemon ends, every blocked call returns [`Error::DaemonGone`], and so does polling after
 //!   the last completion was taken.
 //! - The C API of `include/siw.h` is a thin layer over this crate.
+//! - Later versions add fields to the structs of options ([`QpInit`], [`ConnectOptions`] and so on): end
+//!   their literals with `..Default::default()`. [`Error`] gets further variants.
 //!
 //! # What is unsafe, and why
 //!

@@ -251,6 +251,13 @@ pub unsafe extern "C" fn siw_set_call_timeout(ctx: *const Context, timeout_ms: u
 
 /// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn siw_await_releases(ctx: *const Context) -> c_int {
+    // SAFETY: module contract.
+    to_status(unsafe { borrow_handle(ctx) }.and_then(Context::await_releases))
+}
+
+/// Documented in `include/siw.h`.
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_is_alive(ctx: *const Context) -> c_int {
     // SAFETY: module contract.
     unsafe { borrow_handle(ctx) }

@@ -49,6 +49,9 @@ fn build(name: &str, temp: &Path) -> Option<PathBuf> {
         "{}",
         String::from_utf8_lossy(&out.stderr)
     );
+    let symbols = Command::new("nm").arg("-D").arg(&bin).output().unwrap();
+    let symbols = String::from_utf8_lossy(&symbols.stdout);
+    assert!(symbols.contains("siw_open@libsiw.so.0"), "{symbols}");
     Some(bin)
 }
 

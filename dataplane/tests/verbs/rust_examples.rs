@@ -30,6 +30,18 @@ fn every_rust_example_says_ok() {
     }
 }
 
+/// `client-lib/check-asan` runs it under AddressSanitizer.
+#[test]
+fn random_calls_keep_memory_and_contexts() {
+    let daemon = Daemon::loopback();
+    let mut command = Command::new(client_example("random_calls"));
+    let output = command.arg(&daemon.socket).args(["1", "100"]);
+    let output = output.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("calls succeeded"), "{said}");
+}
+
 #[test]
 fn the_first_example_sends_to_itself() {
     let daemon = Daemon::loopback();

@@ -1,9 +1,10 @@
 //! Regions of `Pd::alloc_mr` share a few arenas: their number, and the reuse of freed regions.
 
 use std::collections::HashSet;
+use std::ffi::CString;
 
 use crate::common::*;
-use siw::{Context, Mr, Pd, SendData, SendWr, WcStatus};
+use siw::{Mr, Pd, SendData, SendWr, WcStatus};
 
 /// Arenas that the daemon has mapped.
 fn arenas_of(daemon: &Daemon) -> usize {
@@ -130,14 +131,19 @@ fn a_client_with_little_memory_takes_little() {
 #[test]
 fn the_c_api_shares_arenas_too() {
     let daemon = Daemon::loopback();
-    let ctx: Context = daemon.context();
-    let pd = ctx.alloc_pd().unwrap();
+    let socket = CString::new(daemon.socket.to_str().unwrap()).unwrap();
+    let (mut ctx, mut pd) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: valid pointers.
+    unsafe {
+        assert_eq!(siw::capi::siw_open(socket.as_ptr(), &mut ctx), 0);
+        assert_eq!(siw::capi::siw_alloc_pd(ctx, &mut pd), 0);
+    }
     let before = arenas_of(&daemon);
     let mut regions = Vec::new();
     for len in [64, 4096, 10_000].repeat(10) {
         let mut mr: *mut siw::capi::SiwMr = std::ptr::null_mut();
         // SAFETY: valid pointers.
-        let status = unsafe { siw::capi::siw_alloc_mr(&pd, len, 7, &mut mr) };
+        let status = unsafe { siw::capi::siw_alloc_mr(pd, len, 7, &mut mr) };
         assert_eq!(status, 0);
         regions.push(mr);
     }
@@ -146,5 +152,11 @@ fn the_c_api_shares_arenas_too() {
         // SAFETY: made above, freed once.
         assert_eq!(unsafe { siw::capi::siw_dereg_mr(mr) }, 0);
     }
-    assert_eq!(arenas_of(&daemon), before);
+    // SAFETY: made above, freed once.
+    unsafe {
+        assert_eq!(siw::capi::siw_await_releases(ctx), 0);
+        assert_eq!(arenas_of(&daemon), before);
+        siw::capi::siw_dealloc_pd(pd);
+        siw::capi::siw_close(ctx);
+    }
 }
