@@ -3,7 +3,7 @@
 //! behaviour: memory that no peer has access to keeps its content, buffers come back whole, and both
 //! contexts stay alive. Prints the number of calls that succeeded and that failed.
 //!
-//! `cargo run --example random_calls SOCKET FIRST_SEED SEQUENCES`; `client-lib/check-asan` runs it under
+//! `cargo run --example random_calls SOCKET FIRST_SEED SEQUENCES`; `deploy/sanitize client` runs it under
 //! AddressSanitizer.
 
 use siw::{

@@ -30,12 +30,13 @@ fn every_rust_example_says_ok() {
     }
 }
 
-/// `client-lib/check-asan` runs it under AddressSanitizer.
+/// `deploy/sanitize client` runs it under AddressSanitizer; SIW_RANDOM_SEQUENCES is their number.
 #[test]
 fn random_calls_keep_memory_and_contexts() {
+    let sequences = std::env::var("SIW_RANDOM_SEQUENCES").unwrap_or("100".into());
     let daemon = Daemon::loopback();
     let mut command = Command::new(client_example("random_calls"));
-    let output = command.arg(&daemon.socket).args(["1", "100"]);
+    let output = command.arg(&daemon.socket).args(["1", &sequences]);
     let output = output.output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let said = String::from_utf8_lossy(&output.stdout);
