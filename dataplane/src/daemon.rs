@@ -19,6 +19,7 @@ use siw_shm::{SharedMemory, WorkerPage};
 
 use crate::capture::Capture;
 use crate::config::Config;
+use crate::control::heap::heap_of_one;
 use crate::control::host_routes::RouteFollower;
 use crate::control::links::WatchedPort;
 use crate::control::peers::{SUBORDINATE_UIDS, SubordinateUsers};
@@ -122,6 +123,7 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
                 prepared.cores.len(),
                 nic_arenas,
             ),
+            heap_of_one,
         ),
         operators,
         subordinates: SubordinateUsers::read_file(SUBORDINATE_UIDS.as_ref()),

@@ -157,7 +157,7 @@ impl ControlThread {
             client.waiting = Some(DeferredRequest { seq, what });
         } else if let Err(refusal) = served {
             tracing::debug!(client = id.0, "memory not imported: {}", refusal.reason());
-            refusal.send(client, kind, seq);
+            refusal.send(&client.conn, kind, seq);
             // Closing a descriptor other than memory can be slow. A library sends a second one only
             // by mistake.
             if client.bad_imports > 1 {

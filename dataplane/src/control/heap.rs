@@ -10,13 +10,12 @@ use siw_shm::{SharedMemory, SrqRing};
 
 use super::listening::ClientListener;
 use super::outbox::Outbox;
-use super::pairing::PairAttempt;
+use super::pair_schedule::PairAttempt;
 use super::quotas::Quota;
-use super::regions::MemoryRegion;
+use super::regions::{ClientArena, MemoryRegion};
 use super::resources::{
-    Client, ClientArena, ClientQp, CompletionQueue, MemoryWindow, ProtectionDomain,
+    Client, ClientQp, ClientSrq, CompletionQueue, MemoryWindow, ProtectionDomain,
 };
-use super::shared_receive::ClientSrq;
 use crate::ids::{ArenaId, ClientId, CmListenerId, CqId, PdId, Qpn, SrqId};
 use crate::worker::completion_queues::WorkerCq;
 use crate::worker::shared_receive_queues::WorkerSrq;
@@ -47,7 +46,7 @@ const fn boxed<T>() -> usize {
 }
 
 /// Heap of one unit of a quota in a daemon with this number of workers.
-pub(super) fn heap_of_one(quota: Quota, workers: u64) -> u64 {
+pub fn heap_of_one(quota: Quota, workers: u64) -> u64 {
     let workers = workers as usize;
     let bytes = match quota {
         Quota::Clients => {

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use siw_shm::SharedMemory;
 
 use super::ControlThread;
-use super::helpers::{DisposalQueue, HelperReport};
+use super::helpers::DisposalQueue;
 use super::pending::{DeferredRequest, PendingReply};
 use super::quotas::Quota;
-use super::resources::ClientArena;
+use super::regions::ClientArena;
+use super::reports::HelperReport;
 use crate::ids::{ClientId, CommandToken};
 
 /// Memory that frames in ports refer to.

@@ -13,17 +13,19 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
-use crossbeam::queue::SegQueue;
 use nix::libc;
 use siw_shm::SharedMemory;
 use siw_shm::doorbell::SleepFlag;
 use siw_shm::shared_memory::{MemoryInMaking, PageSize};
 
-use super::MapArena;
-use super::links::LinkReport;
-use super::quotas::{Account, Quota};
-use super::requests::Refusal;
+use super::refusal::Refusal;
+use super::reports::{HelperReport, MadeArena, Reporter};
 use crate::ids::{ClientId, CommandToken};
+
+/// Maps an arena in DPDK and for its NICs, which may read it while the result lives. `None` if no
+/// NIC reads memory by DMA.
+pub type MapArena =
+    dyn Fn(&Arc<SharedMemory>) -> Result<Option<dpdk::ExternalRegion>, String> + Send + Sync;
 
 /// Memory above this size is allocated and freed by helpers: freeing its pages takes a good part of a
 /// millisecond.
@@ -82,31 +84,6 @@ impl FilePart {
     }
 }
 
-/// A new arena, and its DMA mapping if NICs read it.
-pub(super) type MadeArena = (Arc<SharedMemory>, Option<dpdk::ExternalRegion>);
-
-/// A helper's report.
-pub(super) enum HelperReport {
-    /// An order is complete or has failed.
-    MemoryMade {
-        client: ClientId,
-        token: CommandToken,
-        made: Result<MadeArena, Refusal>,
-    },
-    /// All memory and descriptors of a departed client are freed.
-    ClientGone { account: Account },
-    /// An object of a live client is freed.
-    Released {
-        client: ClientId,
-        token: CommandToken,
-        amounts: Vec<(Quota, u64)>,
-    },
-    /// Descriptors of this user are received again.
-    HasRoom { uid: u32 },
-    /// The link of this device changed.
-    Link { device: usize, report: LinkReport },
-}
-
 /// Disposal queues of a user (uid), each first in, first out: only the same user's disposals wait for
 /// those in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -115,24 +92,6 @@ pub(super) enum DisposalQueue {
     Memory(u32),
     /// Sockets with unread descriptors, and other descriptors whose close this user could delay.
     Descriptors(u32),
-}
-
-/// Queues a report and wakes the control thread.
-#[derive(Clone)]
-pub(super) struct Reporter {
-    reports: Arc<SegQueue<HelperReport>>,
-    wake: Arc<OwnedFd>,
-    asleep: Arc<SleepFlag>,
-}
-
-impl Reporter {
-    /// Sends a report.
-    pub fn send(&self, report: HelperReport) {
-        self.reports.push(report);
-        if self.asleep.must_wake() {
-            let _ = nix::unistd::write(&*self.wake, &1u64.to_ne_bytes());
-        }
-    }
 }
 
 type Doomed = (Box<dyn Send>, Option<HelperReport>);
@@ -166,11 +125,7 @@ impl Helpers {
         asleep: Arc<SleepFlag>,
         map_arena: Arc<MapArena>,
     ) -> std::io::Result<Helpers> {
-        let reporter = Reporter {
-            reports: Arc::default(),
-            wake,
-            asleep,
-        };
+        let reporter = Reporter::new(wake, asleep);
         let (orders, ordered) = mpsc::channel();
         let to_control = reporter.clone();
         let maker = std::thread::Builder::new()
@@ -191,12 +146,12 @@ impl Helpers {
 
     /// Returns true if a report is queued.
     pub fn has_reports(&self) -> bool {
-        !self.reporter.reports.is_empty()
+        self.reporter.has_reports()
     }
 
     /// Takes the next report.
     pub fn next_report(&self) -> Option<HelperReport> {
-        self.reporter.reports.pop()
+        self.reporter.next_report()
     }
 
     /// Orders an arena; the report carries the order's token.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use dpdk::{LinkStatus, PortEvent};
 use siw_shm::control::AsyncEventKind;
 
-use super::helpers::{HelperReport, Reporter};
+use super::reports::{HelperReport, LinkReport, LinkState, Reporter};
 use super::{ControlThread, DeviceView};
 use crate::netlink::RouteSocket;
 use crate::worker::messages::Command;
@@ -21,35 +21,6 @@ use crate::worker::messages::Command;
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// Shortest time between two messages about refused frames of a device.
 const REFUSAL_INTERVAL: Duration = Duration::from_secs(10);
-
-/// State of a link, as reported to clients and operators.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct LinkState {
-    is_up: bool,
-    /// Mb/s; 0 if the port has lost its interface.
-    mbps: u32,
-    /// Receive queues of an AF_XDP interface without a socket.
-    unserved_queues: u32,
-}
-
-impl LinkState {
-    /// A port without a readable status has lost its interface.
-    fn new(link: Option<&LinkStatus>) -> LinkState {
-        LinkState {
-            is_up: link.is_some_and(|status| status.up),
-            mbps: link.map_or(0, |status| status.mbps),
-            unserved_queues: link.map_or(0, |status| status.unserved_queues),
-        }
-    }
-}
-
-/// Report of the thread that watches a port.
-pub(super) enum LinkReport {
-    /// The state is another one than in the last report.
-    Changed(LinkState),
-    /// The device is unusable; the thread waits for the order to close it.
-    Gone(PortEvent),
-}
 
 /// A port whose link can go down.
 pub struct WatchedPort {

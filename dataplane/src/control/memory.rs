@@ -9,14 +9,13 @@ use siw_shm::control::messages as m;
 use siw_shm::shared_memory::{PAGE, PageSize, SharedMemory};
 
 use super::ControlThread;
-use super::helpers::{
-    self, DisposalQueue, HelperReport, LONG_MEMORY, MadeArena, MemoryOrder, MemorySource,
-};
-use super::pending::{DeferredRequest, PendingReply};
+use super::helpers::{self, DisposalQueue, LONG_MEMORY, MemoryOrder, MemorySource};
+use super::pending::{DeferredRequest, PendingReply, QuiescentReply};
 use super::quotas::Quota;
-use super::regions::MemoryRegion;
+use super::regions::{ClientArena, MemoryRegion};
+use super::reports::{HelperReport, MadeArena};
 use super::requests::*;
-use super::resources::{Client, ClientArena};
+use super::resources::Client;
 use crate::ids::{ArenaId, ClientId, CommandToken, PdId};
 
 /// Quota amounts of an arena.
@@ -137,7 +136,7 @@ impl ControlThread {
         };
         let added = self.add_arena(id, seq, len, imported, made);
         if let (Err(refusal), Some(client)) = (added, self.resources.clients.get(&id)) {
-            refusal.send(client, kind, seq);
+            refusal.send(&client.conn, kind, seq);
         }
         self.on_answered(id);
     }
@@ -420,18 +419,6 @@ impl ControlThread {
         };
         self.on_answered(id);
     }
-}
-
-/// Reply to send when no worker uses a key any more.
-pub(super) enum QuiescentReply {
-    Dereg {
-        lkey: Stag,
-    },
-    /// The reply carries the new key.
-    Rereg {
-        lkey: Stag,
-    },
-    DeallocMw,
 }
 
 /// Shared memory behind a registration, which NICs may read.

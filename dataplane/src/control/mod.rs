@@ -16,10 +16,9 @@ mod addresses;
 mod clients;
 mod cm;
 mod completion;
-mod connection_account;
 mod connections;
 mod extents;
-mod heap;
+pub mod heap;
 mod held_memory;
 mod hello;
 mod helpers;
@@ -30,13 +29,16 @@ mod memory;
 mod modify;
 pub mod operators;
 mod outbox;
+mod pair_schedule;
 mod pairing;
 pub mod peers;
 mod pending;
 mod queues;
 pub mod quotas;
 mod reclaim;
+mod refusal;
 mod regions;
+mod reports;
 mod requests;
 mod resources;
 mod shared_receive;
@@ -57,10 +59,10 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 use siw_memory::KeyTable;
+use siw_shm::WorkerPage;
 use siw_shm::control::AsyncEventKind;
 use siw_shm::control::messages::EVERY_DEVICE;
 use siw_shm::control::{codec, messages};
-use siw_shm::{SharedMemory, WorkerPage};
 
 use self::pairing::Pairing;
 use crate::config::LimitsConfig;
@@ -71,8 +73,10 @@ use crate::worker::Mailbox;
 use crate::worker::messages::Command;
 use clients::AcceptPause;
 use helpers::Helpers;
+pub use helpers::MapArena;
 use links::LinkMonitor;
 use operators::Operators;
+use outbox::TOKEN_OUTBOX;
 use peers::SubordinateUsers;
 use quotas::QuotaLimits;
 use resources::Resources;
@@ -80,11 +84,6 @@ use socket::BoundSocket;
 use turn_times::TurnTimes;
 use watchdog::Watchdog;
 use workers::WorkerSet;
-
-/// Maps an arena in DPDK and for its NICs, which may read it while the result lives. `None` if no
-/// NIC reads memory by DMA.
-pub type MapArena =
-    dyn Fn(&Arc<SharedMemory>) -> Result<Option<dpdk::ExternalRegion>, String> + Send + Sync;
 
 /// Start parameters of the control thread.
 pub struct ControlParts {
@@ -136,9 +135,6 @@ const TOKEN_LISTENER: u64 = u64::MAX;
 const TOKEN_SIGNAL: u64 = u64::MAX - 1;
 const TOKEN_WAKE: u64 = u64::MAX - 2;
 const TOKEN_ROUTES: u64 = u64::MAX - 3;
-/// Epoll token of a client's socket: its id. Token of an outbox with a backlog: a number with this
-/// bit set.
-const TOKEN_OUTBOX: u64 = 1 << 62;
 
 /// Events of one worker processed in one turn.
 const EVENTS_PER_TURN: usize = 256;

@@ -11,6 +11,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use siw_shm::control::{ControlSocket, codec};
 
+/// Epoll token of a client's socket: its id. Token of an outbox with a backlog: a number with this
+/// bit set.
+pub(super) const TOKEN_OUTBOX: u64 = 1 << 62;
 /// Bytes of events that the socket buffers; further events are queued and counted here.
 pub(super) const SOCKET_BYTES: usize = 64 << 10;
 

@@ -18,7 +18,7 @@
 //! A daemon starts to listen on its devices at the first PAIR of a client with another peer. Work requests may be
 //! posted from PAIR on; if the connection fails, they are flushed and QP_FATAL carries the reason.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -28,6 +28,7 @@ use siw_shm::control::{AsyncEventKind, CmEventMessage};
 
 use super::addresses::no_route;
 use super::modify::denied_access;
+use super::pair_schedule::{PairAttempt, PairSchedule};
 use super::requests::*;
 use super::resources::{ClientQp, QpPhase};
 use super::{ControlThread, cm};
@@ -53,33 +54,6 @@ const LONGEST_RETRY: Duration = Duration::from_secs(1);
 /// Private data of the reject of a daemon without the requested queue pair.
 const NO_SUCH_QP: &[u8] = b"siwpair: no such queue pair";
 
-/// Connection attempt of a queue pair to its other end.
-#[derive(Debug, Clone)]
-pub struct PairAttempt {
-    local: IpAddr,
-    peer: IpAddr,
-    peer_qpn: Qpn,
-    ird: u16,
-    ord: u16,
-    /// This end initiates the connection.
-    initiates: bool,
-    /// The queue pair is its own peer.
-    to_itself: bool,
-    /// Deadline of both ends.
-    until: Instant,
-    retry_after: Duration,
-    /// Time since which the peer's daemon reports an unknown queue pair.
-    unknown_since: Option<Instant>,
-}
-
-impl PairAttempt {
-    /// Error text for an attempt without any answer.
-    fn describe_absence(&self) -> String {
-        let PairAttempt { peer, peer_qpn, .. } = self;
-        format!("queue pair {peer_qpn} of {peer} did not reach RTR in time")
-    }
-}
-
 /// One end of a pair, from the other end's point of view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct PairKey {
@@ -98,44 +72,6 @@ pub struct Pairing {
     /// Requests for queue pairs that are not in RTR yet, and the user (uid) of the queue pair.
     early: HashMap<PairKey, (RequestId, u32)>,
     schedule: PairSchedule,
-}
-
-/// For each queue pair with an attempt, the time of its next retry, or of its deadline. One time a
-/// queue pair, however often its client asks for a pair.
-#[derive(Default)]
-struct PairSchedule {
-    by_time: BTreeMap<(Instant, Qpn), ClientId>,
-    times: BTreeMap<Qpn, Instant>,
-}
-
-impl PairSchedule {
-    /// Sets the time of a queue pair, instead of the one that it has.
-    fn set_time(&mut self, when: Instant, id: ClientId, qpn: Qpn) {
-        self.remove(qpn);
-        self.times.insert(qpn, when);
-        self.by_time.insert((when, qpn), id);
-    }
-
-    fn remove(&mut self, qpn: Qpn) {
-        if let Some(when) = self.times.remove(&qpn) {
-            self.by_time.remove(&(when, qpn));
-        }
-    }
-
-    fn first_time(&self) -> Option<Instant> {
-        let ((when, _), _) = self.by_time.first_key_value()?;
-        Some(*when)
-    }
-
-    /// Takes a queue pair whose time has come.
-    fn take_due(&mut self, now: Instant) -> Option<(ClientId, Qpn)> {
-        if self.first_time()? > now {
-            return None;
-        }
-        let ((_, qpn), id) = self.by_time.pop_first()?;
-        self.times.remove(&qpn);
-        Some((id, qpn))
-    }
 }
 
 impl Pairing {
@@ -519,25 +455,6 @@ impl ControlThread {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_queue_pair_has_one_time_however_often_it_is_set() {
-        let (start, id) = (Instant::now(), ClientId(1));
-        let at = |millis| start + Duration::from_millis(millis);
-        let mut schedule = PairSchedule::default();
-        for millis in 0..1000 {
-            schedule.set_time(at(10 + millis), id, Qpn(1));
-        }
-        schedule.set_time(at(5), id, Qpn(2));
-        schedule.set_time(at(7), id, Qpn(3));
-        schedule.remove(Qpn(3));
-        assert_eq!((schedule.by_time.len(), schedule.times.len()), (2, 2));
-        assert_eq!(schedule.first_time(), Some(at(5)));
-        assert_eq!(schedule.take_due(at(4)), None);
-        assert_eq!(schedule.take_due(at(2000)), Some((id, Qpn(2))));
-        assert_eq!(schedule.take_due(at(2000)), Some((id, Qpn(1))));
-        assert!(schedule.by_time.is_empty() && schedule.times.is_empty());
-    }
 
     #[test]
     fn private_data_names_both_queue_pairs() {

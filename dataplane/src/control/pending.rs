@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use siw_memory::Retired;
+use siw_memory::{Retired, Stag};
 use siw_shm::control::messages::ModifySrq;
 use siw_shm::{CqGeometry, SharedMemory};
 
-use super::memory::QuiescentReply;
 use super::statistics::StatisticsText;
 use crate::ids::{CommandToken, CqId, Qpn, SrqId};
 
@@ -90,6 +89,18 @@ impl PendingReply {
             _ => None,
         }
     }
+}
+
+/// Reply to send when no worker uses a key any more.
+pub(super) enum QuiescentReply {
+    Dereg {
+        lkey: Stag,
+    },
+    /// The reply carries the new key.
+    Rereg {
+        lkey: Stag,
+    },
+    DeallocMw,
 }
 
 /// A request without a reply so far, and the sequence number of its reply.

@@ -17,8 +17,7 @@ use std::collections::HashMap;
 
 use nix::libc;
 
-use super::heap;
-use super::requests::Refusal;
+use super::refusal::Refusal;
 use crate::config::LimitsConfig;
 
 /// Counted resource.
@@ -136,8 +135,13 @@ const RESERVE: u64 = 8;
 const NEWCOMERS: u64 = 16;
 
 impl QuotaLimits {
-    /// Computes the limits of a configuration on a host.
-    pub fn new(limits: &LimitsConfig, host: &HostCapacity) -> QuotaLimits {
+    /// Computes the limits of a configuration on a host. `heap_of_one` is the heap of one unit in a
+    /// daemon with a number of workers.
+    pub fn new(
+        limits: &LimitsConfig,
+        host: &HostCapacity,
+        heap_of_one: impl Fn(Quota, u64) -> u64,
+    ) -> QuotaLimits {
         let memory = limits.memory.map_or(host.memory, |bytes| bytes.0);
         let memory_of_user = limits
             .memory_per_user
@@ -155,7 +159,7 @@ impl QuotaLimits {
             of_client: [UNLIMITED; KINDS],
             of_user: [UNLIMITED; KINDS],
             of_all: [UNLIMITED; KINDS],
-            heap_of_one: Quota::ALL.map(|quota| heap::heap_of_one(quota, host.workers)),
+            heap_of_one: Quota::ALL.map(|quota| heap_of_one(quota, host.workers)),
             of_stack: limits.connections.into(),
         };
         for quota in Quota::ALL {
@@ -526,6 +530,7 @@ impl Ledger {
 mod tests {
     use super::*;
     use crate::config::ByteSize;
+    use crate::control::heap::heap_of_one;
 
     const HOST: HostCapacity = HostCapacity {
         memory: 1 << 40,
@@ -539,7 +544,7 @@ mod tests {
     fn ledger(change: impl FnOnce(&mut LimitsConfig)) -> Ledger {
         let mut limits = LimitsConfig::default();
         change(&mut limits);
-        Ledger::new(QuotaLimits::new(&limits, &HOST))
+        Ledger::new(QuotaLimits::new(&limits, &HOST, heap_of_one))
     }
 
     #[test]
@@ -600,7 +605,7 @@ mod tests {
             nic_arenas: None,
             ..HOST
         };
-        let limits = QuotaLimits::new(&LimitsConfig::default(), &unlimited);
+        let limits = QuotaLimits::new(&LimitsConfig::default(), &unlimited, heap_of_one);
         let mut ledger = Ledger::new(limits);
         let many = [(Quota::NicArenas, 1_000_000)];
         ledger.charge(&mut Account::new(1), &many).unwrap();
@@ -638,7 +643,7 @@ mod tests {
             descriptors: 1 << 20,
             ..HOST
         };
-        let mut ledger = Ledger::new(QuotaLimits::new(&limits, &host));
+        let mut ledger = Ledger::new(QuotaLimits::new(&limits, &host, heap_of_one));
         let mut held = Vec::new();
         let mut connect = |ledger: &mut Ledger, mut account: Account| {
             ledger.charge(&mut account, &[(Quota::Clients, 1)])?;
@@ -678,11 +683,11 @@ mod tests {
             ..HOST
         };
         let limits = LimitsConfig::default();
-        let mut ledger = Ledger::new(QuotaLimits::new(&limits, &host));
+        let mut ledger = Ledger::new(QuotaLimits::new(&limits, &host, heap_of_one));
         let mut account = Account::new(1);
         let amounts = [(Quota::MemoryKeys, 3), (Quota::Heap, 1000)];
         ledger.charge(&mut account, &amounts).unwrap();
-        let of_keys = 3 * heap::heap_of_one(Quota::MemoryKeys, 1);
+        let of_keys = 3 * heap_of_one(Quota::MemoryKeys, 1);
         assert!(of_keys > 0);
         assert_eq!(account.amount(Quota::Heap), of_keys + 1000);
         assert_eq!(account.amount(Quota::Memory), of_keys + 1000);

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use siw_memory::Retired;
 
 use super::ControlThread;
-use super::helpers::{DisposalQueue, HelperReport, LONG_MEMORY};
+use super::helpers::{DisposalQueue, LONG_MEMORY};
 use super::pending::PendingReply;
 use super::quotas::Quota;
+use super::reports::HelperReport;
 use super::resources::{DepartingClient, DepartingEntries, DepartingEntry};
 use crate::ids::{ClientId, CommandToken};
 use crate::worker::messages::Command;

@@ -5,8 +5,21 @@ use std::sync::Arc;
 
 use siw_memory::ProcessMemory;
 use siw_memory::queue_allocator::QueueMemory;
+use siw_shm::SharedMemory;
 
 use crate::ids::{ArenaId, PdId};
+
+/// An arena: memory that the client may register.
+pub struct ClientArena {
+    pub region: Arc<SharedMemory>,
+    /// Number of regions registered in it.
+    pub mrs: u32,
+    /// The client's own file: its memory does not come from the daemon's hugepages.
+    pub imported: bool,
+    /// DMA mapping for NICs; `None` if no port needs one.
+    #[allow(dead_code, reason = "held for its registration")]
+    pub external: Option<dpdk::ExternalRegion>,
+}
 
 /// A memory region of a client.
 pub struct MemoryRegion {

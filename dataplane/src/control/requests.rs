@@ -2,8 +2,7 @@
 //! or passed to a worker. [`ControlThread::on_request`] is the entry point.
 
 use nix::libc;
-use siw_memory::{KeyError, Stag};
-use siw_shm::control::codec::UNANSWERED;
+use siw_memory::Stag;
 use siw_shm::control::messages as m;
 use siw_shm::control::{Message, Request};
 use siw_shm::wqe;
@@ -11,70 +10,11 @@ use siw_shm::wqe;
 use super::ControlThread;
 use super::pending::{DeferredRequest, PendingReply};
 use super::quotas::{self, Quota};
+pub(super) use super::refusal::Refusal;
 use super::resources::{Client, ProtectionDomain};
 use crate::config::LimitsConfig;
 use crate::device_view::DeviceView;
 use crate::ids::{ArenaId, ClientId, CmChannelId, CompletionChannelId, CqId, PdId, Qpn, SrqId};
-
-/// Refusal of a request: an errno, and a text for the client's log.
-#[derive(Debug)]
-pub struct Refusal {
-    errno: i32,
-    reason: String,
-}
-
-impl From<crate::host_ports::ClaimError> for Refusal {
-    fn from(error: crate::host_ports::ClaimError) -> Refusal {
-        Refusal::new(error.errno(), error.to_string())
-    }
-}
-
-impl Refusal {
-    /// Creates a refusal with this errno and text.
-    pub fn new(errno: i32, reason: impl Into<String>) -> Refusal {
-        Refusal {
-            errno,
-            reason: reason.into(),
-        }
-    }
-    /// Human-readable reason.
-    pub(super) fn reason(&self) -> &str {
-        &self.reason
-    }
-
-    /// Refusal: shared memory cannot be allocated.
-    pub fn no_shared_memory(error: std::io::Error) -> Refusal {
-        let errno = error.raw_os_error().unwrap_or(libc::ENOMEM);
-        Refusal::new(errno, format!("no shared memory: {error}"))
-    }
-    /// Sends the refusal as the reply to a request.
-    pub(super) fn send(&self, client: &Client, kind: u16, seq: u32) {
-        if seq != UNANSWERED {
-            let _ = client
-                .conn
-                .send_refusal(kind, seq, self.errno, &self.reason);
-        }
-    }
-    /// Returns true if the request may succeed once queue pairs that are being destroyed are freed.
-    fn may_be_temporary(&self) -> bool {
-        matches!(self.errno, libc::EBUSY | libc::ENOMEM)
-    }
-    pub(super) fn no_such(what: &str, id: u32) -> Refusal {
-        Refusal::new(libc::ENOENT, format!("no {what} {id} of this client"))
-    }
-    pub(super) fn in_use(what: &str, users: u32) -> Refusal {
-        Refusal::new(
-            libc::EBUSY,
-            format!("{what} has {users} users: destroy them first"),
-        )
-    }
-}
-
-impl From<KeyError> for Refusal {
-    fn from(error: KeyError) -> Refusal {
-        Refusal::new(libc::EINVAL, error.to_string())
-    }
-}
 
 /// Outcome of a served request.
 pub(super) enum Served {
@@ -179,9 +119,9 @@ impl ControlThread {
                     client = id.0,
                     request = request.name(),
                     "refused: {}",
-                    refusal.reason
+                    refusal.reason()
                 );
-                refusal.send(client, kind, seq);
+                refusal.send(&client.conn, kind, seq);
             }
         }
         RequestState::Finished

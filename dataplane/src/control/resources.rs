@@ -14,21 +14,20 @@ use nix::libc;
 use siw_iwarp::QpInitAttr;
 use siw_memory::queue_allocator::{QueueAllocator, QueueMemory};
 use siw_memory::{Retired, Stag};
-use siw_shm::QpGeometry;
+use siw_shm::control::messages as m;
 use siw_shm::control::{Addr, ControlSocket, MemoryExtent, QpState, messages};
 use siw_shm::shared_memory::{HUGE_PAGE, PageSize, SharedMemory};
+use siw_shm::{LowWaterMark, QpGeometry, SrqGeometry, SrqRing};
 
-use super::TOKEN_OUTBOX;
 use super::held_memory::HeldMemory;
 use super::listening::{ConnectRequests, Listeners};
-use super::outbox::{EventBudget, Outbox};
-use super::pairing::PairAttempt;
+use super::outbox::{EventBudget, Outbox, TOKEN_OUTBOX};
+use super::pair_schedule::PairAttempt;
 use super::peers::PeerCredentials;
 use super::pending::{DeferredRequest, PendingReply};
 use super::quotas::{Account, Ledger, Quota, QuotaLimits};
-use super::regions::{ClientProcess, MemoryRegion, RegisteredSums};
-use super::requests::Refusal;
-use super::shared_receive::ClientSrq;
+use super::refusal::Refusal;
+use super::regions::{ClientArena, ClientProcess, MemoryRegion, RegisteredSums};
 use crate::config::LimitsConfig;
 use crate::host_ports::PortClaim;
 use crate::ids::{
@@ -36,18 +35,6 @@ use crate::ids::{
     ConnectRequestId, CqId, PdId, Qpn, SrqId,
 };
 use crate::worker::messages::DisconnectReason;
-
-/// An arena: memory that the client may register.
-pub struct ClientArena {
-    pub region: Arc<SharedMemory>,
-    /// Number of regions registered in it.
-    pub mrs: u32,
-    /// The client's own file: its memory does not come from the daemon's hugepages.
-    pub imported: bool,
-    /// DMA mapping for NICs; `None` if no port needs one.
-    #[allow(dead_code, reason = "held for its registration")]
-    pub external: Option<dpdk::ExternalRegion>,
-}
 
 /// A memory window of a client.
 pub struct MemoryWindow {
@@ -73,6 +60,52 @@ pub struct CompletionQueue {
     /// Channel for its events, if any.
     pub channel: Option<CompletionChannelId>,
     pub qps: u32,
+}
+
+/// A shared receive queue of a client.
+pub struct ClientSrq {
+    pub pd: PdId,
+    pub qps: u32,
+    /// Maximum number of requests that one queue pair may hold; 0: unlimited.
+    pub share: u32,
+    pub max_wr: u32,
+    pub max_sge: u32,
+    pub low: Arc<LowWaterMark>,
+    /// Rings, newest last; the older ones may still be in use by a worker after a resize.
+    pub rings: Vec<(Arc<SrqRing>, QueueMemory)>,
+}
+
+impl ClientSrq {
+    /// Number of posted receive requests.
+    pub fn posted_requests(&self) -> u32 {
+        self.rings
+            .first()
+            .map_or(0, |(ring, _)| ring.count_posted())
+    }
+
+    /// Removes the rings that all workers have left; returns their memory.
+    pub fn take_left_rings(&mut self) -> Vec<QueueMemory> {
+        let mut left = Vec::new();
+        // Oldest first: each ring holds its successor.
+        while self.rings.len() > 1 && Arc::strong_count(&self.rings[0].0) == 1 {
+            left.push(self.rings.remove(0).1);
+        }
+        left
+    }
+
+    /// Reply to the creation or a resize.
+    pub fn to_reply(&self, srq: SrqId, geometry: SrqGeometry) -> Option<m::SrqReply> {
+        let (_, mem) = self.rings.last()?;
+        Some(m::SrqReply {
+            srq: srq.0,
+            entries: geometry.entries,
+            stride: geometry.stride,
+            max_wr: self.max_wr,
+            max_sge: self.max_sge,
+            share: self.share,
+            mem: mem.into(),
+        })
+    }
 }
 
 /// Phase of a queue pair.
@@ -119,6 +152,16 @@ pub struct ClientQp {
     pub port_claim: PortClaim,
     /// Reason of the end of its connection, while the report is held.
     pub held_disconnect: Option<Option<DisconnectReason>>,
+}
+
+impl ClientQp {
+    /// Quota amounts of this queue pair's connection.
+    pub fn connection_amounts(&self) -> [(Quota, u64); 2] {
+        [
+            (Quota::Connections, self.counts_as_connection.into()),
+            (Quota::Descriptors, self.port_claim.descriptors()),
+        ]
+    }
 }
 
 /// A client's queue memory and varying heap, as charged to its account.
@@ -521,6 +564,48 @@ impl Resources {
         mem.map_err(|error| Refusal::new(libc::ENOMEM, error.to_string()))
     }
 
+    /// Charges the connection that a queue pair is about to have to its client, and stores the
+    /// claim of its local port.
+    ///
+    /// # Errors
+    /// A limit is exceeded.
+    pub fn count_connection(
+        &mut self,
+        id: ClientId,
+        qpn: Qpn,
+        port_claim: PortClaim,
+    ) -> Result<(), Refusal> {
+        let qp = self.qp_mut(id, qpn);
+        let is_counted = qp.is_none_or(|qp| qp.counts_as_connection);
+        let descriptors = port_claim.descriptors();
+        self.charge(
+            id,
+            &[
+                (Quota::Connections, (!is_counted).into()),
+                (Quota::Descriptors, descriptors),
+            ],
+        )?;
+        let client = self.clients.get(&id);
+        let most = client.map_or(0, |client| self.ledger.most_connections(&client.account));
+        if let Some(qp) = self.qp_mut(id, qpn) {
+            qp.most_connections = most as usize;
+            qp.counts_as_connection = true;
+            qp.port_claim = port_claim;
+        }
+        Ok(())
+    }
+
+    /// Releases the charge of a queue pair's ended connection; the queue pair may connect again.
+    pub fn forget_connection(&mut self, id: ClientId, qpn: Qpn) {
+        let Some(qp) = self.qp_mut(id, qpn) else {
+            return;
+        };
+        let amounts = qp.connection_amounts();
+        qp.counts_as_connection = false;
+        qp.port_claim = PortClaim::default();
+        self.release(id, &amounts);
+    }
+
     /// A helper has finished an order of a client that has departed.
     pub fn forget_helper(&mut self, id: ClientId, done: CommandToken) {
         let found = self.departing.iter_mut().find(|one| one.client.id == id);
@@ -647,6 +732,7 @@ fn no_client() -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::heap::heap_of_one;
     use crate::control::quotas::HostCapacity;
 
     fn resources() -> Resources {
@@ -658,7 +744,11 @@ mod tests {
             memory_keys: 1000,
             nic_arenas: None,
         };
-        Resources::new(QuotaLimits::new(&LimitsConfig::default(), &host))
+        Resources::new(QuotaLimits::new(
+            &LimitsConfig::default(),
+            &host,
+            heap_of_one,
+        ))
     }
 
     #[test]

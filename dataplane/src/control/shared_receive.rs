@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use nix::libc;
-use siw_memory::queue_allocator::QueueMemory;
 use siw_shm::control::AsyncEventKind;
 use siw_shm::control::messages as m;
 use siw_shm::{LowWaterMark, SrqConsumer, SrqGeometry, SrqRing, wqe};
@@ -12,6 +11,7 @@ use super::ControlThread;
 use super::pending::{DeferredRequest, PendingReply};
 use super::quotas::Quota;
 use super::requests::*;
+use super::resources::ClientSrq;
 use crate::ids::{ClientId, PdId, SrqId};
 use crate::worker::messages::Command;
 use crate::worker::shared_receive_queues::WorkerSrq;
@@ -22,50 +22,6 @@ pub const WORK_REQUESTS_FACTOR: u32 = 10;
 /// Maximum number of rings of one queue: a worker that takes a request may have to look at all of them.
 /// A resize adds one, and earlier ones go when their requests are taken.
 const MOST_RINGS: usize = 32;
-
-/// A shared receive queue of a client.
-pub struct ClientSrq {
-    pub pd: PdId,
-    pub qps: u32,
-    /// Maximum number of requests that one queue pair may hold; 0: unlimited.
-    pub share: u32,
-    max_wr: u32,
-    max_sge: u32,
-    low: Arc<LowWaterMark>,
-    /// Rings, newest last; the older ones may still be in use by a worker after a resize.
-    rings: Vec<(Arc<SrqRing>, QueueMemory)>,
-}
-
-impl ClientSrq {
-    fn posted_requests(&self) -> u32 {
-        self.rings
-            .first()
-            .map_or(0, |(ring, _)| ring.count_posted())
-    }
-
-    /// Removes the rings that all workers have left; returns their memory.
-    fn take_left_rings(&mut self) -> Vec<QueueMemory> {
-        let mut left = Vec::new();
-        // Oldest first: each ring holds its successor.
-        while self.rings.len() > 1 && Arc::strong_count(&self.rings[0].0) == 1 {
-            left.push(self.rings.remove(0).1);
-        }
-        left
-    }
-
-    fn to_reply(&self, srq: SrqId, geometry: SrqGeometry) -> Option<m::SrqReply> {
-        let (_, mem) = self.rings.last()?;
-        Some(m::SrqReply {
-            srq: srq.0,
-            entries: geometry.entries,
-            stride: geometry.stride,
-            max_wr: self.max_wr,
-            max_sge: self.max_sge,
-            share: self.share,
-            mem: mem.into(),
-        })
-    }
-}
 
 fn no_such_srq(srq: SrqId) -> Refusal {
     Refusal::no_such("shared receive queue", srq.0)
@@ -306,7 +262,7 @@ impl ControlThread {
         if let Err(refusal) = self.modify_srq(id, seq, &request, false)
             && let Some(client) = self.resources.clients.get(&id)
         {
-            refusal.send(client, <m::ModifySrq as m::Message>::KIND, seq);
+            refusal.send(&client.conn, <m::ModifySrq as m::Message>::KIND, seq);
         }
         self.on_answered(id);
     }

@@ -9,7 +9,8 @@ use siw_shm::local_wqe::MAX_FAST_PAGES;
 
 use super::ControlThread;
 use super::heap;
-use super::memory::{QuiescentReply, add_region, own_arena};
+use super::memory::{add_region, own_arena};
+use super::pending::QuiescentReply;
 use super::quotas::Quota;
 use super::regions::MemoryRegion;
 use super::requests::*;
