@@ -1,58 +1,73 @@
-//! Client requests for CM channels, connects and accepts. Listeners are in `addresses.rs`.
+//! Listeners, bindings, and connections of queue pairs through rdma_cm: requests of clients, and the
+//! workers' reports about listeners.
+//!
+//! ```text
+//! BIND -> binding --LISTEN--> listener --UNLISTEN--> gone
+//!            |                   ^          (waiting requests may live on)
+//!            '-UNLISTEN-> gone   '-- LISTEN without a binding
+//! ```
 
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 
 use nix::libc;
-use siw_shm::control::ControlSocket;
-use siw_shm::control::messages as m;
+use siw_shm::control::messages::{self as m, CM_OMIT_CANCELLATIONS};
+use siw_shm::control::{CmEventKind, CmEventMessage, ControlSocket, QpState};
+use siw_shm::device_identity::interface_index;
 
-use super::addresses::no_route;
-use super::listening::WaitingRequest;
-use super::outbox::Outbox;
-use super::queues::CM_CHANNEL;
-use super::requests::*;
-use super::resources::{Client, ClientQp, QpPhase};
-use super::{ControlThread, cm};
+use super::cm;
+use super::context::Context;
+use super::devices::{LocalScope, is_link_local, is_on_network, no_route, socket_addr};
+use super::listening::{
+    ClientListener, ConnectRequests, Listeners, WaitingRequest, listener_amounts, port_in_use,
+};
+use super::outbox::{self, Outbox};
+use super::pairing::{self, Pairing};
+use super::quotas::{Quota, channel_amounts};
+use super::refusal::Refusal;
+use super::replies::{EMPTY, Outcome, Served, send_reply, send_reply_with_fds};
+use super::resources::{QpPhase, Resources};
+use super::workers::WorkerSet;
 use crate::host_ports::PortClaim;
 use crate::ids::{ClientId, CmChannelId, CmListenerId, ConnectRequestId, Qpn};
-use crate::worker::messages::{Command, ConnectParams};
+use crate::worker::messages::{Command, ConnectFailure, ConnectParams, RequestId};
 
 /// Maximum number of retries of a refused connect that a client may request.
 const MAX_REFUSALS: u8 = 16;
+/// Maximum backlog of a listener.
+const MAX_BACKLOG: u32 = 4096;
+/// Quota amounts of a channel of connection events.
+const CM_CHANNEL: [(Quota, u64); 3] = channel_amounts(outbox::SOCKET_BYTES);
 
-impl ControlThread {
-    pub(super) fn create_cm_channel(&mut self, id: ClientId, seq: u32, flags: u64) -> Outcome {
-        self.resources.charge(id, &CM_CHANNEL)?;
-        let (ours, theirs) = match ControlSocket::new_pair() {
-            Ok(ends) => ends,
-            Err(error) => {
-                self.resources.release(id, &CM_CHANNEL);
-                return Err(Refusal::no_shared_memory(error));
-            }
-        };
-        let client = self.resources.client_mut(id)?;
-        let channel = CmChannelId(client.next_number());
-        let reply = m::IdReply {
-            id: channel.0,
-            reserved: 0,
-        };
-        send_reply_with_fds::<m::CreateCmChannel>(client, seq, &reply, &[theirs.as_fd()])?;
-        let token = self.resources.next_outbox_token(id, Some(channel));
-        let client = self.resources.client_mut(id)?;
-        let version = client.conn.agreed_version();
-        let mut outbox = Outbox::new(ours, token, version, client.events_waiting.clone());
-        outbox.flags = flags;
-        client.cm_channels.insert(channel, outbox);
-        Ok(Served::Replied)
+/// Listeners, connection requests, and the listener for pairs.
+#[derive(Default)]
+pub(super) struct Connections {
+    pub listeners: Listeners,
+    pub requests: ConnectRequests,
+    pub pairing: Pairing,
+}
+
+impl Connections {
+    /// Connects a queue pair without rdma_cm, see [`m::PairQp`].
+    pub fn pair_qp(
+        &mut self,
+        context: &mut Context,
+        id: ClientId,
+        seq: u32,
+        request: &m::PairQp,
+    ) -> Outcome {
+        self.pairing
+            .pair_qp(context, &mut self.listeners, id, seq, request)
     }
 
     pub(super) fn destroy_cm_channel(
-        &mut self,
+        &self,
+        context: &mut Context,
         id: ClientId,
         seq: u32,
         channel: CmChannelId,
     ) -> Outcome {
-        let listeners = &self.resources.listeners;
+        let listeners = &self.listeners;
         let is_user = |number: &CmListenerId| {
             let listener = listeners.get(*number);
             listener.is_some_and(|listener| listener.cm_channel == channel)
@@ -61,93 +76,15 @@ impl ControlThread {
         if users > 0 {
             return Err(Refusal::in_use("CM channel", users as u32));
         }
-        let client = self.resources.client_mut(id)?;
+        let client = context.resources.client_mut(id)?;
         let outbox = client
             .cm_channels
             .remove(&channel)
             .ok_or_else(|| Refusal::no_such("CM channel", channel.0))?;
         let outcome = send_reply::<m::DestroyCmChannel>(client, seq, &EMPTY);
-        self.resources.outboxes.remove(&outbox.epoll_token());
-        self.resources.release(id, &CM_CHANNEL);
+        context.resources.outboxes.remove(&outbox.epoll_token());
+        context.resources.release(id, &CM_CHANNEL);
         outcome
-    }
-
-    pub(super) fn detached_qp(
-        client: &mut Client,
-        qpn: Qpn,
-        cm_channel: CmChannelId,
-    ) -> Result<&mut ClientQp, Refusal> {
-        if !client.cm_channels.contains_key(&cm_channel) {
-            return Err(Refusal::no_such("CM channel", cm_channel.0));
-        }
-        let qp = client
-            .qps
-            .get_mut(&qpn)
-            .ok_or_else(|| Refusal::no_such("queue pair", qpn.0))?;
-        if qp.phase != QpPhase::Detached {
-            return Err(Refusal::new(
-                libc::EISCONN,
-                "the queue pair is or was connected; create a new one",
-            ));
-        }
-        Ok(qp)
-    }
-
-    pub(super) fn connect_qp(&mut self, id: ClientId, seq: u32, request: &m::Connect) -> Outcome {
-        let remote = cm::socket_addr(request.dst).ok_or_else(|| {
-            Refusal::new(libc::EDESTADDRREQ, "the destination address is missing")
-        })?;
-        let local = cm::socket_addr(request.src).filter(|addr| !addr.ip().is_unspecified());
-        let device = match self.narrow_device(request.device, &[request.src, request.dst])? {
-            m::ANY_DEVICE => self
-                .find_device(local.map(|addr| addr.ip()), remote.ip())
-                .ok_or_else(|| no_route(remote.ip()))?,
-            device => device as usize,
-        };
-        self.check_device(device)?;
-        self.check_crc(&[device], request.params.crc)?;
-        let worker = match local.filter(|addr| addr.port() != 0) {
-            // The peer's segments arrive at the worker that owns this address pair.
-            Some(local) => self.config.devices[device].steering.owner_of(local, remote),
-            None => self.next_worker_of(device),
-        };
-        let (qpn, channel) = (Qpn(request.qp_num), CmChannelId(request.cm_channel));
-        Self::detached_qp(self.resources.client_mut(id)?, qpn, channel)?;
-        // A port that the stack selects is claimed already.
-        let port_claim = match (&self.config.devices[device].host_ports, local) {
-            (Some(ports), Some(local)) if local.port() != 0 => {
-                ports.claim_port(local.port(), |ip| ip == local.ip())?
-            }
-            _ => PortClaim::default(),
-        };
-        self.resources.count_connection(id, qpn, port_claim)?;
-        let client = self.resources.client_mut(id)?;
-        let qp = Self::detached_qp(client, qpn, channel)?;
-        qp.phase = QpPhase::Connecting;
-        qp.worker = worker;
-        qp.device = device;
-        qp.waits_for_receives = request.params.waits_for_receives != 0;
-        qp.cookie = request.cookie;
-        qp.cm_channel = Some(channel);
-        let setup = Box::new(Self::worker_qp_setup(client, qpn)?);
-        let depth = |depth: u32| u16::try_from(depth).unwrap_or(u16::MAX).min(0x3FFE);
-        let params = Box::new(ConnectParams {
-            device,
-            local: local.map(|addr| addr.ip()),
-            local_port: local.map(|addr| addr.port()).filter(|port| *port != 0),
-            remote,
-            to_itself: false,
-            private_data: request.params.private_data.as_bytes().to_vec(),
-            ird: depth(request.params.ird),
-            ord: depth(request.params.ord),
-            crc: (request.params.crc != m::BY_DEVICE).then_some(request.params.crc != 0),
-            revision: (request.params.mpa_rev != m::BY_DEVICE).then_some(request.params.mpa_rev),
-            timeout_ms: (request.timeout_ms != 0).then_some(request.timeout_ms),
-            refusals: request.params.refusals.min(MAX_REFUSALS),
-        });
-        self.workers
-            .post_command(worker, Command::Connect { setup, params });
-        send_reply::<m::Connect>(self.resources.client_mut(id)?, seq, &EMPTY)
     }
 
     pub(super) fn take_request(
@@ -155,7 +92,7 @@ impl ControlThread {
         id: ClientId,
         number: ConnectRequestId,
     ) -> Result<WaitingRequest, Refusal> {
-        let requests = &mut self.resources.requests;
+        let requests = &mut self.requests;
         let is_ours = requests.get(number).is_some_and(|found| found.client == id);
         let found = if is_ours {
             requests.remove(number)
@@ -168,46 +105,49 @@ impl ControlThread {
                 format!("no connection request {number}: it was answered, or its peer gave up"),
             )
         })?;
-        self.resources.listeners.count_answered(found.listener);
+        self.listeners.count_answered(found.listener);
         Ok(found)
     }
 
     pub(super) fn accept_request(
         &mut self,
+        context: &mut Context,
         id: ClientId,
         seq: u32,
         request: &m::Accept,
     ) -> Outcome {
         let (qpn, number) = (Qpn(request.qp_num), ConnectRequestId(request.request));
-        let waiting = self.resources.requests.get(number);
+        let waiting = self.requests.get(number);
         let waiting = waiting.filter(|waiting| waiting.client == id);
         let channel = match request.cm_channel {
             0 => waiting.map_or(CmChannelId(0), |waiting| waiting.cm_channel),
             channel => CmChannelId(channel),
         };
         if waiting.is_some() {
-            Self::detached_qp(self.resources.client_mut(id)?, qpn, channel)?;
-            let listening =
-                waiting.and_then(|waiting| self.resources.listeners.get(waiting.listener));
+            context
+                .resources
+                .client_mut(id)?
+                .detached_qp(qpn, channel)?;
+            let listening = waiting.and_then(|waiting| self.listeners.get(waiting.listener));
             let port_claim = listening.map_or_else(PortClaim::default, |listening| {
                 PortClaim::share_all(&listening.port_claims)
             });
-            self.resources.count_connection(id, qpn, port_claim)?;
+            context.resources.count_connection(id, qpn, port_claim)?;
         }
         let worker_request = self.take_request(id, number)?.request;
-        let client = self.resources.client_mut(id)?;
-        let qp = Self::detached_qp(client, qpn, channel)?;
+        let client = context.resources.client_mut(id)?;
+        let qp = client.detached_qp(qpn, channel)?;
         qp.phase = QpPhase::Connecting;
         qp.worker = worker_request.worker();
         qp.waits_for_receives = request.params.waits_for_receives != 0;
         qp.cookie = request.cookie;
         qp.cm_channel = Some(channel);
-        let setup = Box::new(Self::worker_qp_setup(client, qpn)?);
+        let setup = Box::new(client.worker_setup(qpn)?);
         // The application may post as soon as it has the reply, before the worker has the queue
         // pair.
         setup.sq.set_worker(worker_request.worker() as u32);
         let depth = |depth: u32| u16::try_from(depth).unwrap_or(u16::MAX).min(0x3FFE);
-        self.workers.post_command(
+        context.workers.post_command(
             worker_request.worker(),
             Command::Accept {
                 setup,
@@ -217,10 +157,16 @@ impl ControlThread {
                 ord: depth(request.params.ord),
             },
         );
-        send_reply::<m::Accept>(self.resources.client_mut(id)?, seq, &EMPTY)
+        send_reply::<m::Accept>(context.resources.client_mut(id)?, seq, &EMPTY)
     }
 
-    pub(super) fn reject_request(&mut self, id: ClientId, seq: u32, reject: &m::Reject) -> Outcome {
+    pub(super) fn reject_request(
+        &mut self,
+        context: &mut Context,
+        id: ClientId,
+        seq: u32,
+        reject: &m::Reject,
+    ) -> Outcome {
         let request = self
             .take_request(id, ConnectRequestId(reject.request))?
             .request;
@@ -229,24 +175,628 @@ impl ControlThread {
             request,
             private_data,
         };
-        self.workers.post_command(request.worker(), command);
-        send_reply::<m::Reject>(self.resources.client_mut(id)?, seq, &EMPTY)
+        context.workers.post_command(request.worker(), command);
+        send_reply::<m::Reject>(context.resources.client_mut(id)?, seq, &EMPTY)
     }
 
-    pub(super) fn disconnect_qp(&mut self, id: ClientId, seq: u32, qpn: Qpn) -> Outcome {
-        let client = self.resources.client_mut(id)?;
-        let qp = client
-            .qps
-            .get(&qpn)
-            .ok_or_else(|| Refusal::no_such("queue pair", qpn.0))?;
-        if qp.phase == QpPhase::Detached {
-            return Err(Refusal::new(
-                libc::ENOTCONN,
-                "the queue pair is not connected",
-            ));
+    /// Reserves an address and port, see [`m::Bind`].
+    pub(super) fn bind_address(
+        &mut self,
+        context: &mut Context,
+        id: ClientId,
+        seq: u32,
+        request: &m::Bind,
+    ) -> Outcome {
+        if request.flags & !(m::BIND_REUSE | m::BIND_V6_ONLY) != 0 {
+            return Err(Refusal::new(libc::EINVAL, "bind: unknown flags"));
         }
-        let command = Command::Disconnect { qpn };
-        self.workers.post_command(qp.worker, command);
-        send_reply::<m::Disconnect>(client, seq, &EMPTY)
+        let v6_only = request.flags & m::BIND_V6_ONLY != 0;
+        let scope = match socket_addr(request.addr).map(|addr| addr.ip()) {
+            Some(ip) if !ip.is_unspecified() => LocalScope::One(ip),
+            Some(IpAddr::V4(_)) => LocalScope::Ipv4,
+            Some(IpAddr::V6(_)) if v6_only => LocalScope::Ipv6,
+            _ => LocalScope::All,
+        };
+        let device = context
+            .devices
+            .narrow_device(request.device, &[request.addr])?;
+        let devices = context.devices.devices_of(device, scope)?;
+        let reuse = request.flags & m::BIND_REUSE != 0;
+        let (port, port_claims) = self.listeners.choose_port(
+            &context.devices,
+            &devices,
+            scope,
+            request.addr.port,
+            reuse,
+        )?;
+        context
+            .resources
+            .charge(id, &listener_amounts(&port_claims))?;
+        let binding = self.listeners.next_number();
+        let bound = ClientListener {
+            client: id,
+            cm_channel: CmChannelId(0),
+            cookie: 0,
+            devices,
+            scope,
+            port,
+            reuse,
+            listening: false,
+            backlog: 0,
+            waiting: 0,
+            overflow_logged: false,
+            port_claims,
+        };
+        self.listeners.insert(binding, bound);
+        let reply = m::ListenReply {
+            listener: binding.0,
+            reserved: 0,
+            addr: m::Addr {
+                port,
+                ..request.addr
+            },
+        };
+        send_reply::<m::Bind>(context.resources.client_mut(id)?, seq, &reply)
+    }
+
+    /// Listens at an address or on a binding, see [`m::Listen`].
+    pub(super) fn start_listener(
+        &mut self,
+        context: &mut Context,
+        id: ClientId,
+        seq: u32,
+        request: &m::Listen,
+    ) -> Outcome {
+        check_options(&request.mpa)?;
+        let binding = CmListenerId(request.binding);
+        let (devices, scope, (port, port_claims)) = if request.binding == 0 {
+            let addr = socket_addr(request.addr);
+            let ip = addr.map(|addr| addr.ip()).filter(|ip| !ip.is_unspecified());
+            let scope = ip.map_or(LocalScope::All, LocalScope::One);
+            let device = context
+                .devices
+                .narrow_device(request.device, &[request.addr])?;
+            let devices = context.devices.devices_of(device, scope)?;
+            let asked = addr.map_or(request.addr.port, |addr| addr.port());
+            let port =
+                self.listeners
+                    .choose_port(&context.devices, &devices, scope, asked, false)?;
+            (devices, scope, port)
+        } else {
+            let listeners = &self.listeners;
+            let bound = listeners.get(binding).filter(|bound| bound.client == id);
+            let bound = bound.ok_or_else(|| Refusal::no_such("binding", binding.0))?;
+            if bound.listening {
+                return Err(Refusal::new(libc::EINVAL, "the binding listens already"));
+            }
+            if listeners.has_listener(&bound.devices, bound.scope, bound.port) {
+                return Err(port_in_use(bound.port));
+            }
+            // The port claims of the binding pass to the listener.
+            (bound.devices.clone(), bound.scope, (bound.port, Vec::new()))
+        };
+        context.devices.check_crc(&devices, request.mpa.crc)?;
+        let client = context.resources.client_mut(id)?;
+        let cm_channel = CmChannelId(request.cm_channel);
+        if !client.cm_channels.contains_key(&cm_channel) {
+            return Err(Refusal::no_such("CM channel", request.cm_channel));
+        }
+        let user = client.account.uid();
+        let listener = if request.binding == 0 {
+            context
+                .resources
+                .charge(id, &listener_amounts(&port_claims))?;
+            self.listeners.next_number()
+        } else {
+            binding
+        };
+        let backlog = request.backlog.clamp(1, MAX_BACKLOG);
+        for &device in &devices {
+            let view = &context.devices.views[device];
+            let locals: Vec<Option<IpAddr>> = match scope {
+                LocalScope::All => vec![None],
+                LocalScope::One(ip) => vec![Some(ip)],
+                scope => {
+                    let own = view.addresses.iter().map(|cidr| cidr.addr);
+                    own.filter(|ip| scope.includes(*ip)).map(Some).collect()
+                }
+            };
+            for &worker in &view.workers {
+                for &local in &locals {
+                    let command = Command::Listen {
+                        listener,
+                        user,
+                        device,
+                        local,
+                        port,
+                        backlog: backlog as usize,
+                        mpa: request.mpa,
+                    };
+                    context.workers.post_command(worker, command);
+                }
+            }
+        }
+        let mut bound = request.addr;
+        if bound.family == 0 {
+            bound.family = 4;
+        }
+        bound.port = port;
+        let reuse = false;
+        let removed = match request.binding {
+            0 => None,
+            _ => self.listeners.remove(binding),
+        };
+        let port_claims = removed.map_or(port_claims, |removed| removed.port_claims);
+        let entry = ClientListener {
+            client: id,
+            cm_channel,
+            cookie: request.cookie,
+            devices,
+            scope,
+            port,
+            reuse,
+            listening: true,
+            backlog,
+            waiting: 0,
+            overflow_logged: false,
+            port_claims,
+        };
+        self.listeners.insert(listener, entry);
+        let reply = m::ListenReply {
+            listener: listener.0,
+            reserved: 0,
+            addr: bound,
+        };
+        send_reply::<m::Listen>(context.resources.client_mut(id)?, seq, &reply)
+    }
+
+    /// Moves events to another channel, see [`m::MigrateCm`].
+    pub(super) fn migrate_events(
+        &mut self,
+        context: &mut Context,
+        id: ClientId,
+        seq: u32,
+        request: &m::MigrateCm,
+    ) -> Outcome {
+        let channel = CmChannelId(request.cm_channel);
+        let client = context.resources.client_mut(id)?;
+        if !client.cm_channels.contains_key(&channel) {
+            return Err(Refusal::no_such("CM channel", channel.0));
+        }
+        if request.qp_num != 0 {
+            let qp = client.qps.get_mut(&Qpn(request.qp_num));
+            qp.ok_or_else(|| Refusal::no_such("queue pair", request.qp_num))?
+                .cm_channel = Some(channel);
+        }
+        if request.listener != 0 {
+            let number = CmListenerId(request.listener);
+            let found = self.listeners.get_mut(number);
+            found
+                .filter(|found| found.client == id)
+                .ok_or_else(|| Refusal::no_such("listener", request.listener))?
+                .cm_channel = channel;
+        }
+        if request.request != 0 {
+            let number = ConnectRequestId(request.request);
+            let found = self.requests.get_mut(number);
+            found
+                .filter(|found| found.client == id)
+                .ok_or_else(|| Refusal::no_such("connection request", request.request))?
+                .cm_channel = channel;
+        }
+        send_reply::<m::MigrateCm>(context.resources.client_mut(id)?, seq, &EMPTY)
+    }
+
+    /// Ends a listener or a binding, see [`m::Unlisten`].
+    pub(super) fn stop_listener(
+        &mut self,
+        context: &mut Context,
+        id: ClientId,
+        seq: u32,
+        request: &m::Unlisten,
+    ) -> Outcome {
+        let listener = CmListenerId(request.listener);
+        let found = self.listeners.get(listener);
+        if found.is_none_or(|found| found.client != id) {
+            return Err(Refusal::no_such("listener", listener.0));
+        }
+        let keep_requests = request.flags & m::UNLISTEN_KEEP_REQUESTS != 0;
+        if let Some(removed) = self.remove_listener(&context.workers, listener, keep_requests) {
+            context.resources.release(id, &removed.amounts());
+        }
+        send_reply::<m::Unlisten>(context.resources.client_mut(id)?, seq, &EMPTY)
+    }
+
+    /// Removes a listener or binding, and its pending requests unless `keep_requests`. Dropping the
+    /// result returns the port to the kernel.
+    pub(super) fn remove_listener(
+        &mut self,
+        workers: &WorkerSet,
+        listener: CmListenerId,
+        keep_requests: bool,
+    ) -> Option<ClientListener> {
+        let removed = self.listeners.remove(listener)?;
+        if removed.listening {
+            if !keep_requests && removed.waiting > 0 {
+                let requests = &mut self.requests;
+                requests.forget_listener(removed.client, listener);
+            }
+            workers.post_to_all(|| Command::Unlisten {
+                listener,
+                keep_requests,
+            });
+        }
+        Some(removed)
+    }
+
+    /// Reports a connection request that ended before the application answered it.
+    pub(super) fn on_request_gone(&mut self, context: &mut Context, request: RequestId) {
+        self.pairing.forget_request(request);
+        let Some((number, found)) = self.requests.remove_by_worker_request(request) else {
+            return;
+        };
+        self.listeners.count_answered(found.listener);
+        let mut event = CmEventMessage::new(CmEventKind::RequestCancelled);
+        event.cookie = found.cookie;
+        event.listener = found.listener.0;
+        event.request = number.0;
+        let (client, channel) = (found.client, found.cm_channel);
+        if !cm::has_channel_flag(
+            &context.resources,
+            client,
+            Some(channel),
+            CM_OMIT_CANCELLATIONS,
+        ) {
+            context
+                .resources
+                .post_cm_event(client, Some(channel), &event);
+        }
+    }
+
+    /// Passes a connection request to the application, which accepts or rejects it.
+    pub(super) fn on_connect_request(
+        &mut self,
+        context: &mut Context,
+        worker: usize,
+        request: RequestId,
+        listener: CmListenerId,
+        mut event: CmEventMessage,
+    ) {
+        if self.pairing.is_listener(listener) {
+            return self.pairing.on_pair_request(context, request, &event);
+        }
+        let listeners = &self.listeners;
+        let clients = &context.resources.clients;
+        // Requests are caused by peers: a client that does not read its events gets no more of
+        // them, and a listener holds at most `backlog` of them.
+        let found = listeners.get(listener).filter(|found| {
+            let client = clients.get(&found.client);
+            let reads = client.is_some_and(|client| !client.events_waiting.is_half_used());
+            reads && found.waiting < found.backlog
+        });
+        let Some(found) = found else {
+            self.listeners.log_overflow(listener);
+            let private_data = Vec::new();
+            return context.workers.post_command(
+                worker,
+                Command::Reject {
+                    request,
+                    private_data,
+                },
+            );
+        };
+        let (client, channel) = (found.client, found.cm_channel);
+        event.cookie = found.cookie;
+        let number = self.requests.next_number();
+        event.request = number.0;
+        event.listener = listener.0;
+        let local = event.local.to_socket_addr().map(|addr| addr.ip());
+        event.device = context
+            .devices
+            .views
+            .iter()
+            .position(|device| device.addresses.iter().any(|cidr| Some(cidr.addr) == local))
+            .unwrap_or(0) as u32;
+        let waiting = WaitingRequest {
+            request,
+            listener,
+            client,
+            cm_channel: channel,
+            cookie: event.cookie,
+        };
+        self.requests.insert(number, waiting);
+        self.listeners.count_waiting(listener);
+        context
+            .resources
+            .post_cm_event(client, Some(channel), &event);
+    }
+
+    /// A worker cannot listen: tells the listener's client, as for a removed device, and ends the
+    /// listener in the other workers. siwd's own listener is started again by the next request for it.
+    pub(super) fn on_listen_failed(
+        &mut self,
+        context: &mut Context,
+        number: CmListenerId,
+        reason: &str,
+    ) {
+        tracing::error!(listener = number.0, "listening failed: {reason}");
+        context.workers.post_to_all(|| Command::Unlisten {
+            listener: number,
+            keep_requests: true,
+        });
+        if let Some(listener) = self.listeners.get(number) {
+            let mut event = CmEventMessage::new(CmEventKind::DeviceRemoval);
+            event.cookie = listener.cookie;
+            event.listener = number.0;
+            event.device = listener.devices.first().map_or(0, |device| *device as u32);
+            let (client, channel) = (listener.client, listener.cm_channel);
+            context
+                .resources
+                .post_cm_event(client, Some(channel), &event);
+        } else {
+            self.pairing.forget_listener(number);
+        }
+    }
+
+    /// Reports the removal of a device to the listeners that listen on no other device.
+    pub(super) fn post_removal_to_listeners(&self, resources: &mut Resources, device: usize) {
+        let on_it = |listener: &ClientListener| listener.devices == [device];
+        let told: Vec<_> = self
+            .listeners
+            .iter()
+            .filter(|(_, listener)| on_it(listener))
+            .map(|(number, listener)| {
+                let mut event = CmEventMessage::new(CmEventKind::DeviceRemoval);
+                event.cookie = listener.cookie;
+                event.listener = number.0;
+                event.device = device as u32;
+                (listener.client, listener.cm_channel, event)
+            })
+            .collect();
+        for (client, channel, event) in told {
+            resources.post_cm_event(client, Some(channel), &event);
+        }
+    }
+}
+
+pub(super) fn create_cm_channel(
+    context: &mut Context,
+    id: ClientId,
+    seq: u32,
+    flags: u64,
+) -> Outcome {
+    context.resources.charge(id, &CM_CHANNEL)?;
+    let (ours, theirs) = match ControlSocket::new_pair() {
+        Ok(ends) => ends,
+        Err(error) => {
+            context.resources.release(id, &CM_CHANNEL);
+            return Err(Refusal::no_shared_memory(error));
+        }
+    };
+    let client = context.resources.client_mut(id)?;
+    let channel = CmChannelId(client.next_number());
+    let reply = m::IdReply {
+        id: channel.0,
+        reserved: 0,
+    };
+    send_reply_with_fds::<m::CreateCmChannel>(client, seq, &reply, &[theirs.as_fd()])?;
+    let token = context.resources.next_outbox_token(id, Some(channel));
+    let client = context.resources.client_mut(id)?;
+    let version = client.conn.agreed_version();
+    let mut outbox = Outbox::new(ours, token, version, client.events_waiting.clone());
+    outbox.flags = flags;
+    client.cm_channels.insert(channel, outbox);
+    Ok(Served::Replied)
+}
+
+pub(super) fn connect_qp(
+    context: &mut Context,
+    id: ClientId,
+    seq: u32,
+    request: &m::Connect,
+) -> Outcome {
+    let remote = socket_addr(request.dst)
+        .ok_or_else(|| Refusal::new(libc::EDESTADDRREQ, "the destination address is missing"))?;
+    let local = socket_addr(request.src).filter(|addr| !addr.ip().is_unspecified());
+    let device = match context
+        .devices
+        .narrow_device(request.device, &[request.src, request.dst])?
+    {
+        m::ANY_DEVICE => context
+            .devices
+            .find_device(local.map(|addr| addr.ip()), remote.ip())
+            .ok_or_else(|| no_route(remote.ip()))?,
+        device => device as usize,
+    };
+    context.devices.check_device(device)?;
+    context.devices.check_crc(&[device], request.params.crc)?;
+    let worker = match local.filter(|addr| addr.port() != 0) {
+        // The peer's segments arrive at the worker that owns this address pair.
+        Some(local) => context.devices.views[device]
+            .steering
+            .owner_of(local, remote),
+        None => context.devices.next_worker_of(device),
+    };
+    let (qpn, channel) = (Qpn(request.qp_num), CmChannelId(request.cm_channel));
+    context
+        .resources
+        .client_mut(id)?
+        .detached_qp(qpn, channel)?;
+    // A port that the stack selects is claimed already.
+    let port_claim = match (&context.devices.views[device].host_ports, local) {
+        (Some(ports), Some(local)) if local.port() != 0 => {
+            ports.claim_port(local.port(), |ip| ip == local.ip())?
+        }
+        _ => PortClaim::default(),
+    };
+    context.resources.count_connection(id, qpn, port_claim)?;
+    let client = context.resources.client_mut(id)?;
+    let qp = client.detached_qp(qpn, channel)?;
+    qp.phase = QpPhase::Connecting;
+    qp.worker = worker;
+    qp.device = device;
+    qp.waits_for_receives = request.params.waits_for_receives != 0;
+    qp.cookie = request.cookie;
+    qp.cm_channel = Some(channel);
+    let setup = Box::new(client.worker_setup(qpn)?);
+    let depth = |depth: u32| u16::try_from(depth).unwrap_or(u16::MAX).min(0x3FFE);
+    let params = Box::new(ConnectParams {
+        device,
+        local: local.map(|addr| addr.ip()),
+        local_port: local.map(|addr| addr.port()).filter(|port| *port != 0),
+        remote,
+        to_itself: false,
+        private_data: request.params.private_data.as_bytes().to_vec(),
+        ird: depth(request.params.ird),
+        ord: depth(request.params.ord),
+        crc: (request.params.crc != m::BY_DEVICE).then_some(request.params.crc != 0),
+        revision: (request.params.mpa_rev != m::BY_DEVICE).then_some(request.params.mpa_rev),
+        timeout_ms: (request.timeout_ms != 0).then_some(request.timeout_ms),
+        refusals: request.params.refusals.min(MAX_REFUSALS),
+    });
+    context
+        .workers
+        .post_command(worker, Command::Connect { setup, params });
+    send_reply::<m::Connect>(context.resources.client_mut(id)?, seq, &EMPTY)
+}
+
+/// Finds the device and the source address for a destination, see [`m::Resolve`].
+pub(super) fn resolve_address(
+    context: &mut Context,
+    id: ClientId,
+    seq: u32,
+    request: &m::Resolve,
+) -> Outcome {
+    let dst = socket_addr(request.dst)
+        .ok_or_else(|| Refusal::new(libc::EDESTADDRREQ, "the destination address is missing"))?;
+    let src = socket_addr(request.src).map(|addr| addr.ip());
+    let src = src.filter(|ip| !ip.is_unspecified());
+    if src.is_some_and(|src| src.is_ipv4() != dst.is_ipv4()) {
+        let why = "source and destination are of different address families";
+        return Err(Refusal::new(libc::EINVAL, why));
+    }
+    let narrowed = context
+        .devices
+        .narrow_device(request.device, &[request.src, request.dst])?;
+    let device = match narrowed {
+        m::ANY_DEVICE => context
+            .devices
+            .find_device(src, dst.ip())
+            .ok_or_else(|| match src {
+                Some(src) => Refusal::new(libc::EADDRNOTAVAIL, format!("no device has {src}")),
+                None => no_route(dst.ip()),
+            })?,
+        device => device as usize,
+    };
+    let view = context.devices.check_device(device)?;
+    let same_family = || {
+        let addresses = view.addresses.iter();
+        addresses.filter(|cidr| cidr.addr.is_ipv4() == dst.is_ipv4())
+    };
+    // The address itself if it is the device's own, else one on the destination's network with
+    // the longest prefix.
+    let chosen = src.or_else(|| {
+        same_family()
+            .find(|cidr| cidr.addr == dst.ip())
+            .or_else(|| {
+                let near = same_family().filter(|cidr| is_on_network(cidr, dst.ip()));
+                near.max_by_key(|cidr| cidr.prefix)
+            })
+            .or_else(|| same_family().next())
+            .map(|cidr| cidr.addr)
+    });
+    let local = chosen.ok_or_else(|| no_route(dst.ip()))?;
+    let is_checked = is_link_local(local) || narrowed != request.device;
+    if is_checked && !view.addresses.iter().any(|cidr| cidr.addr == local) {
+        let why = format!("device {} does not have {local}", view.name);
+        return Err(Refusal::new(libc::EADDRNOTAVAIL, why));
+    }
+    // As the client names the interface, if it does.
+    let mut named = [request.src.scope_id, request.dst.scope_id].into_iter();
+    let scope_id = match is_link_local(local) {
+        true => named.find(|number| *number != 0),
+        false => Some(0),
+    };
+    let reply = m::ResolveReply {
+        device: device as u32,
+        reserved: 0,
+        local: m::Addr {
+            port: request.src.port,
+            scope_id: scope_id.unwrap_or_else(|| interface_index(device as u32)),
+            ..m::Addr::from(local)
+        },
+    };
+    send_reply::<m::Resolve>(context.resources.client_mut(id)?, seq, &reply)
+}
+
+pub(super) fn disconnect_qp(context: &mut Context, id: ClientId, seq: u32, qpn: Qpn) -> Outcome {
+    let client = context.resources.client_mut(id)?;
+    let qp = client
+        .qps
+        .get(&qpn)
+        .ok_or_else(|| Refusal::no_such("queue pair", qpn.0))?;
+    if qp.phase == QpPhase::Detached {
+        return Err(Refusal::new(
+            libc::ENOTCONN,
+            "the queue pair is not connected",
+        ));
+    }
+    let command = Command::Disconnect { qpn };
+    context.workers.post_command(qp.worker, command);
+    send_reply::<m::Disconnect>(client, seq, &EMPTY)
+}
+
+/// Reports a failed connect or accept; the queue pair may try again.
+pub(super) fn on_connect_failed(context: &mut Context, qpn: Qpn, failure: ConnectFailure) {
+    let Some(id) = context.resources.owner_of_qp(qpn) else {
+        return;
+    };
+    let Some(qp) = context.resources.qp_mut(id, qpn) else {
+        return;
+    };
+    qp.phase = QpPhase::Detached;
+    qp.state = QpState::Idle;
+    context.resources.forget_connection(id, qpn);
+    if pairing::on_pair_failed(context, id, qpn, &failure) {
+        return;
+    }
+    let Some(qp) = context.resources.qp_mut(id, qpn) else {
+        return;
+    };
+    let event = cm::failure_event(qpn, qp.cookie, &failure);
+    let channel = qp.cm_channel;
+    context.resources.post_cm_event(id, channel, &event);
+}
+
+/// Refuses undefined option values; the refusal lists the allowed ones.
+fn check_options(options: &m::MpaOptions) -> Result<(), Refusal> {
+    let bad = |what: &str, allowed: &str| {
+        Err(Refusal::new(
+            libc::EINVAL,
+            format!(
+                "listen: {what} is undefined; allowed are {allowed}, or 255 for the device's setting"
+            ),
+        ))
+    };
+    match options {
+        _ if !matches!(options.crc, 0 | 1 | m::BY_DEVICE) => bad("this CRC", "0 and 1"),
+        _ if !matches!(options.mpa_rev, 1 | 2 | m::BY_DEVICE) => {
+            bad("this MPA revision", "1 and 2")
+        }
+        _ if !matches!(options.markers, 0..=2 | m::BY_DEVICE) => {
+            bad("this marker policy", "0 to 2")
+        }
+        _ if !matches!(options.rtr, 0..=7 | m::BY_DEVICE) => bad("this set of RTR kinds", "0 to 7"),
+        _ if !matches!(options.terminate, 0 | 1 | m::BY_DEVICE) => {
+            bad("this Terminate order", "0 and 1")
+        }
+        _ if !matches!(options.out_of_order, 0..=2 | m::BY_DEVICE) => {
+            bad("this placement", "0 to 2")
+        }
+        _ if !matches!(options.private_data, 0..=512 | u16::MAX) => Err(Refusal::new(
+            libc::EINVAL,
+            "listen: at most 512 bytes of private data, or 65535 for the device's limit",
+        )),
+        _ => Ok(()),
     }
 }

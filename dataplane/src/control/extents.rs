@@ -10,14 +10,15 @@ use siw_shm::control::messages as m;
 use siw_shm::control::{Request, codec};
 use siw_shm::{Access, SharedMemory};
 
-use super::ControlThread;
+use super::context::Context;
 use super::heap;
-use super::helpers::{DisposalQueue, FilePart, MemoryOrder, MemorySource};
-use super::memory::{add_region, arena_amounts, check_access, own_arena};
+use super::helpers::{DisposalQueue, FilePart, Helpers, MemoryOrder, MemorySource};
+use super::memory::{Memory, add_arena, add_region, arena_amounts, check_access, own_arena};
 use super::pending::{DeferredRequest, PendingReply};
 use super::quotas::Quota;
+use super::refusal::Refusal;
 use super::regions::{ClientProcess, MemoryRegion, RegionExtents};
-use super::requests::*;
+use super::replies::{EMPTY, Outcome, Served, send_reply};
 use super::resources::{Client, Resources};
 use crate::config::ProcessMemoryPolicy;
 use crate::ids::{ArenaId, ClientId, PdId};
@@ -55,52 +56,45 @@ fn own_extent(client: &Client, extent: &m::MemoryExtent, is_trusted: bool) -> Re
     Ok(())
 }
 
-impl ControlThread {
-    pub(super) fn add_extents(
-        &mut self,
+/// What was received with a descriptor.
+pub(super) enum Received {
+    /// No import.
+    Nothing,
+    /// An import, which is answered or deferred.
+    Request,
+    /// Another descriptor than one of memory, not for the first time: the client has to be removed.
+    WrongDescriptors,
+}
+
+impl Memory {
+    pub(super) fn reg_memory(
+        &self,
+        context: &mut Context,
         id: ClientId,
         seq: u32,
-        request: &m::AddExtents,
+        request: &m::RegMemory,
     ) -> Outcome {
-        let more = used_extents(&request.extents, request.count)?;
-        let client = self.resources.clients.get(&id);
-        if let Some(client) = client {
-            let bytes = size_of_val(more) as u64;
-            let ledger = &self.resources.ledger;
-            ledger.check(&client.account, Quota::Heap, bytes)?;
-        }
-        let client = self.resources.client_mut(id)?;
-        if client.next_extents.len() + more.len() > MOST_EXTENTS {
-            client.next_extents = Vec::new();
-            return Err(too_many_extents());
-        }
-        client.next_extents.extend_from_slice(more);
-        send_reply::<m::AddExtents>(client, seq, &EMPTY)
-    }
-
-    pub(super) fn reg_memory(&mut self, id: ClientId, seq: u32, request: &m::RegMemory) -> Outcome {
-        let keys = self.config.keys.clone();
-        let client = self.resources.client_mut(id)?;
+        let client = context.resources.client_mut(id)?;
         let mut extents = std::mem::take(&mut client.next_extents);
         extents.extend_from_slice(used_extents(&request.extents, request.count)?);
         if extents.len() > MOST_EXTENTS {
             return Err(too_many_extents());
         }
         let heap = (extents.len() * heap::EXTENT + request.reason.to_text().len()) as u64;
-        self.resources.charge(id, &[(Quota::Heap, heap)])?;
+        context.resources.charge(id, &[(Quota::Heap, heap)])?;
         let release = |resources: &mut Resources| resources.release(id, &[(Quota::Heap, heap)]);
-        let client = self.resources.client_mut(id)?;
-        let is_trusted = is_trusted(client.account.uid(), self.config.process_memory);
+        let client = context.resources.client_mut(id)?;
+        let is_trusted = is_trusted(client.account.uid(), self.process_memory);
         let checked = check_extents(client, request, &extents);
         let checked = checked.and_then(|checked| {
             let mut owned = extents.iter();
             owned.try_for_each(|extent| own_extent(client, extent, is_trusted))?;
             Ok(checked)
         });
-        let (memory, parts) = checked.inspect_err(|_| release(&mut self.resources))?;
-        let stag = self.insert_key(id, memory, &keys);
-        let stag = stag.inspect_err(|_| release(&mut self.resources))?;
-        let client = self.resources.client_mut(id)?;
+        let (memory, parts) = checked.inspect_err(|_| release(&mut context.resources))?;
+        let stag = self.insert_key(context, id, memory);
+        let stag = stag.inspect_err(|_| release(&mut context.resources))?;
+        let client = context.resources.client_mut(id)?;
         tracing::debug!(
             client = id.0,
             lkey = stag.0,
@@ -123,105 +117,52 @@ impl ControlThread {
         send_reply::<m::RegMemory>(client, seq, &reply)
     }
 
-    /// Receives an import, the only request with a descriptor; returns false if there is none to
-    /// read.
-    pub(super) fn receive_import(&mut self, id: ClientId) -> bool {
-        let Some(client) = self.resources.clients.get_mut(&id) else {
-            return false;
-        };
-        let uid = client.account.uid();
-        let helpers = &self.helpers;
-        let close = |fd: OwnedFd| helpers.close_duplicate(uid, fd);
-        if !client.greeted || !client.conn.is_import_next(close) {
-            return false;
-        }
-        let Ok(packet) = client.conn.recv_packet() else {
-            return false;
-        };
-        let (kind, seq) = codec::peek_header(&packet.bytes).unwrap_or((0, 0));
-        let request = Request::decode(&packet.bytes);
-        let Some(fd) = packet.fds.into_iter().next() else {
-            return false;
-        };
-        let served = match request {
-            Ok((_, Request::ImportMemory(request))) => self.import_memory(id, seq, &request, fd),
-            _ => {
-                self.dispose_descriptor(uid, fd);
-                Err(Refusal::new(libc::EPROTO, "invalid request"))
-            }
-        };
-        let Some(client) = self.resources.clients.get_mut(&id) else {
-            return true;
-        };
-        if let Ok(Served::Deferred(what)) = served {
-            client.waiting = Some(DeferredRequest { seq, what });
-        } else if let Err(refusal) = served {
-            tracing::debug!(client = id.0, "memory not imported: {}", refusal.reason());
-            refusal.send(&client.conn, kind, seq);
-            // Closing a descriptor other than memory can be slow. A library sends a second one only
-            // by mistake.
-            if client.bad_imports > 1 {
-                self.remove_client(id, "sent descriptors other than memory");
-            }
-        }
-        true
-    }
-
     fn import_memory(
-        &mut self,
+        &self,
+        context: &mut Context,
         id: ClientId,
         seq: u32,
         request: &m::ImportMemory,
         fd: OwnedFd,
     ) -> Outcome {
         if request.kind == m::IMPORT_FILE && SharedMemory::is_memory_file(fd.as_fd()) {
-            return self.import_file(id, seq, request, fd);
+            return self.import_file(context, id, seq, request, fd);
         }
-        let client = self.resources.client_mut(id)?;
+        let client = context.resources.client_mut(id)?;
         let (uid, own_uid) = (client.account.uid(), client.peer.uid);
         let is_process = request.kind == m::IMPORT_PROCESS;
         let refusal = match is_process.then(|| self.check_process_memory(own_uid, &fd)) {
-            Some(Ok(())) => return self.import_process(id, seq, fd),
+            Some(Ok(())) => return import_process(context, id, seq, fd),
             Some(Err(refusal)) => refusal,
             None => Refusal::new(
                 libc::EOPNOTSUPP,
                 "only memory files can be mapped: memfd, tmpfs, hugetlbfs",
             ),
         };
-        self.dispose_descriptor(uid, fd);
-        self.resources.client_mut(id)?.bad_imports += 1;
+        dispose_descriptor(&context.helpers, uid, fd);
+        context.resources.client_mut(id)?.bad_imports += 1;
         Err(refusal)
     }
 
-    /// Closes a descriptor of a user, which may be the last one of its file: freeing the pages of a
-    /// large file in memory takes long.
-    fn dispose_descriptor(&self, uid: u32, fd: OwnedFd) {
-        let queue = if SharedMemory::is_memory_file(fd.as_fd()) {
-            DisposalQueue::Memory(uid)
-        } else {
-            DisposalQueue::Descriptors(uid)
-        };
-        self.helpers.dispose(queue, Box::new(fd), None);
-    }
-
     fn import_file(
-        &mut self,
+        &self,
+        context: &mut Context,
         id: ClientId,
         seq: u32,
         request: &m::ImportMemory,
         fd: OwnedFd,
     ) -> Outcome {
-        let uid = self.resources.client_mut(id)?.account.uid();
+        let uid = context.resources.client_mut(id)?.account.uid();
         // Such as files of another context of the same program, whose pages replace private ones.
-        if !is_trusted(uid, self.config.process_memory)
+        if !is_trusted(uid, self.process_memory)
             && !SharedMemory::has_short_faults(fd.as_fd(), m::MAX_REMAPPED_FILE)
         {
-            self.dispose_descriptor(uid, fd);
+            dispose_descriptor(&context.helpers, uid, fd);
             return Err(untrusted());
         }
         let amounts = arena_amounts(request.len);
-        if let Err(refusal) = self.resources.charge(id, &amounts) {
-            self.dispose_descriptor(uid, fd);
+        if let Err(refusal) = context.resources.charge(id, &amounts) {
+            dispose_descriptor(&context.helpers, uid, fd);
             return Err(refusal);
         }
         let (offset, is_writable) = (request.offset, request.writable != 0);
@@ -232,9 +173,9 @@ impl ControlThread {
             is_writable,
         };
         // Mapping memory for NICs pins all of its pages.
-        if self.config.ports_use_dma {
-            let token = self.workers.next_token(Some(id));
-            self.helpers.order_memory(MemoryOrder {
+        if self.ports_use_dma {
+            let token = context.workers.next_token(Some(id));
+            context.helpers.order_memory(MemoryOrder {
                 client: id,
                 token,
                 source: MemorySource::File(part(fd)),
@@ -247,17 +188,62 @@ impl ControlThread {
         }
         // Keeps the file until a helper closes it where the import fails.
         let last = fd.try_clone();
-        let made = part(fd).map(id, &*self.config.map_arena);
+        let made = part(fd).map(id, &*self.map_arena);
         if let (Err(_), Ok(last)) = (&made, last) {
-            self.dispose_descriptor(uid, last);
+            dispose_descriptor(&context.helpers, uid, last);
         }
-        self.add_arena(id, seq, request.len, true, made)
+        add_arena(context, id, seq, request.len, true, made)
+    }
+
+    /// Receives an import, the only request with a descriptor.
+    pub(super) fn receive_import(&self, context: &mut Context, id: ClientId) -> Received {
+        let Some(client) = context.resources.clients.get_mut(&id) else {
+            return Received::Nothing;
+        };
+        let uid = client.account.uid();
+        let helpers = &context.helpers;
+        let close = |fd: OwnedFd| helpers.close_duplicate(uid, fd);
+        if !client.greeted || !client.conn.is_import_next(close) {
+            return Received::Nothing;
+        }
+        let Ok(packet) = client.conn.recv_packet() else {
+            return Received::Nothing;
+        };
+        let (kind, seq) = codec::peek_header(&packet.bytes).unwrap_or((0, 0));
+        let request = Request::decode(&packet.bytes);
+        let Some(fd) = packet.fds.into_iter().next() else {
+            return Received::Nothing;
+        };
+        let served = match request {
+            Ok((_, Request::ImportMemory(request))) => {
+                self.import_memory(context, id, seq, &request, fd)
+            }
+            _ => {
+                dispose_descriptor(&context.helpers, uid, fd);
+                Err(Refusal::new(libc::EPROTO, "invalid request"))
+            }
+        };
+        let Some(client) = context.resources.clients.get_mut(&id) else {
+            return Received::Request;
+        };
+        if let Ok(Served::Deferred(what)) = served {
+            client.waiting = Some(DeferredRequest { seq, what });
+        } else if let Err(refusal) = served {
+            tracing::debug!(client = id.0, "memory not imported: {}", refusal.reason());
+            refusal.send(&client.conn, kind, seq);
+            // Closing a descriptor other than memory can be slow. A library sends a second one only
+            // by mistake.
+            if client.bad_imports > 1 {
+                return Received::WrongDescriptors;
+            }
+        }
+        Received::Request
     }
 
     /// Checks that workers may copy from and to a client's address space, and that the descriptor
     /// refers to one.
     fn check_process_memory(&self, uid: u32, fd: &OwnedFd) -> Result<(), Refusal> {
-        let policy = self.config.process_memory;
+        let policy = self.process_memory;
         if policy == ProcessMemoryPolicy::Never || !is_trusted(uid, policy) {
             return Err(untrusted());
         }
@@ -273,33 +259,54 @@ impl ControlThread {
         }
         Ok(())
     }
+}
 
-    fn import_process(&mut self, id: ClientId, seq: u32, fd: OwnedFd) -> Outcome {
-        self.resources.charge(id, &[(Quota::Descriptors, 1)])?;
-        let client = self.resources.client_mut(id)?;
-        let number = ArenaId(client.next_number());
-        let memory = Arc::new(ProcessMemory::new(fd));
-        client
-            .processes
-            .insert(number, ClientProcess { memory, mrs: 0 });
-        let reply = m::IdReply {
-            id: number.0,
-            reserved: 0,
-        };
-        send_reply::<m::ImportMemory>(client, seq, &reply)
+pub(super) fn add_extents(
+    context: &mut Context,
+    id: ClientId,
+    seq: u32,
+    request: &m::AddExtents,
+) -> Outcome {
+    let more = used_extents(&request.extents, request.count)?;
+    let client = context.resources.clients.get(&id);
+    if let Some(client) = client {
+        let bytes = size_of_val(more) as u64;
+        let ledger = &context.resources.ledger;
+        ledger.check(&client.account, Quota::Heap, bytes)?;
     }
+    let client = context.resources.client_mut(id)?;
+    if client.next_extents.len() + more.len() > MOST_EXTENTS {
+        client.next_extents = Vec::new();
+        return Err(too_many_extents());
+    }
+    client.next_extents.extend_from_slice(more);
+    send_reply::<m::AddExtents>(client, seq, &EMPTY)
+}
 
-    /// Ends the use of a client's address space.
-    pub(super) fn free_process(&mut self, id: ClientId, seq: u32, arena: ArenaId) -> Outcome {
-        let client = self.resources.client_mut(id)?;
-        let users = client.processes.get(&arena).map_or(0, |entry| entry.mrs);
-        if users > 0 {
-            return Err(Refusal::in_use("address space", users));
-        }
-        client.processes.remove(&arena);
-        self.resources.release(id, &[(Quota::Descriptors, 1)]);
-        send_reply::<m::FreeArena>(self.resources.client_mut(id)?, seq, &EMPTY)
-    }
+fn import_process(context: &mut Context, id: ClientId, seq: u32, fd: OwnedFd) -> Outcome {
+    context.resources.charge(id, &[(Quota::Descriptors, 1)])?;
+    let client = context.resources.client_mut(id)?;
+    let number = ArenaId(client.next_number());
+    let memory = Arc::new(ProcessMemory::new(fd));
+    client
+        .processes
+        .insert(number, ClientProcess { memory, mrs: 0 });
+    let reply = m::IdReply {
+        id: number.0,
+        reserved: 0,
+    };
+    send_reply::<m::ImportMemory>(client, seq, &reply)
+}
+
+/// Closes a descriptor of a user, which may be the last one of its file: freeing the pages of a
+/// large file in memory takes long.
+fn dispose_descriptor(helpers: &Helpers, uid: u32, fd: OwnedFd) {
+    let queue = if SharedMemory::is_memory_file(fd.as_fd()) {
+        DisposalQueue::Memory(uid)
+    } else {
+        DisposalQueue::Descriptors(uid)
+    };
+    helpers.dispose(queue, Box::new(fd), None);
 }
 
 fn untrusted() -> Refusal {

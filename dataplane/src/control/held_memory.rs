@@ -7,13 +7,9 @@ use std::sync::Arc;
 
 use siw_shm::SharedMemory;
 
-use super::ControlThread;
-use super::helpers::DisposalQueue;
-use super::pending::{DeferredRequest, PendingReply};
 use super::quotas::Quota;
 use super::regions::ClientArena;
-use super::reports::HelperReport;
-use crate::ids::{ClientId, CommandToken};
+use crate::ids::CommandToken;
 
 /// Memory that frames in ports refer to.
 struct HeldRegion {
@@ -40,6 +36,20 @@ impl HeldMemory {
         regions.any(|held| Arc::ptr_eq(&held.region, region))
     }
 
+    /// Holds the memory of a request that is answered while frames still refer to it.
+    pub(super) fn hold(
+        &mut self,
+        token: CommandToken,
+        left: usize,
+        regions: Vec<Arc<SharedMemory>>,
+    ) {
+        if left > 0 {
+            for region in regions {
+                self.add(token, left, region);
+            }
+        }
+    }
+
     fn add(&mut self, token: CommandToken, left: usize, region: Arc<SharedMemory>) {
         self.regions.push(HeldRegion {
             token,
@@ -64,7 +74,7 @@ impl HeldMemory {
 
     /// A worker's ports have freed all frames: returns the arenas to release now, or `None` if the
     /// token belongs to another wait.
-    fn on_released(&mut self, token: CommandToken) -> Option<Vec<FreedArena>> {
+    pub(super) fn on_released(&mut self, token: CommandToken) -> Option<Vec<FreedArena>> {
         // A registration may span several regions, which share one token.
         let mut left = None;
         for held in self.regions.iter_mut().filter(|held| held.token == token) {
@@ -81,82 +91,6 @@ impl HeldMemory {
             .partition(|(arena, _)| self.is_held(&arena.region));
         self.freed = kept;
         Some(gone)
-    }
-}
-
-impl ControlThread {
-    /// A worker's ports have not freed in time the frames that a request waits for.
-    pub(super) fn on_frames_held(&mut self, worker: usize, token: CommandToken) {
-        if let Some((client, late)) = self.late_workers(token) {
-            late.push(worker);
-            tracing::warn!(
-                client = client.0,
-                worker,
-                "a port still holds frames of deregistered memory: the memory is kept until they are freed"
-            );
-        }
-    }
-
-    /// A late worker's ports have freed the frames before the request was answered.
-    pub(super) fn forget_late_worker(&mut self, worker: usize, token: CommandToken) {
-        if let Some((_, late)) = self.late_workers(token) {
-            late.retain(|other| *other != worker);
-        }
-    }
-
-    /// List of late workers of the request that waits for frames with this token, and its client.
-    fn late_workers(&mut self, token: CommandToken) -> Option<(ClientId, &mut Vec<usize>)> {
-        let id = token.client?;
-        match &mut self.resources.clients.get_mut(&id)?.waiting {
-            Some(DeferredRequest {
-                what:
-                    PendingReply::QuiescentKey {
-                        token: awaited,
-                        late,
-                        ..
-                    },
-                ..
-            }) if *awaited == token => Some((id, late)),
-            _ => None,
-        }
-    }
-
-    /// Holds the memory of a request that is answered while frames still refer to it.
-    pub(super) fn hold_memory(
-        client: &mut super::resources::Client,
-        token: CommandToken,
-        left: usize,
-        regions: Vec<Arc<SharedMemory>>,
-    ) {
-        if left > 0 {
-            for region in regions {
-                client.held_memory.add(token, left, region);
-            }
-        }
-    }
-
-    /// Handles a worker's report of freed frames after the request was answered. Returns false if
-    /// the token belongs to another wait.
-    pub(super) fn on_held_released(&mut self, token: CommandToken) -> bool {
-        let id = token.client;
-        let Some(client) = id.and_then(|id| self.resources.clients.get_mut(&id)) else {
-            return false;
-        };
-        let Some(gone) = client.held_memory.on_released(token) else {
-            return false;
-        };
-        let (id, uid) = (client.id, client.account.uid());
-        for (arena, amounts) in gone {
-            let token = self.workers.next_token(Some(id));
-            let report = HelperReport::Released {
-                client: id,
-                token,
-                amounts,
-            };
-            self.helpers
-                .dispose(DisposalQueue::Memory(uid), Box::new(arena), Some(report));
-        }
-        true
     }
 }
 

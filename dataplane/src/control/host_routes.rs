@@ -12,7 +12,8 @@ use std::sync::Arc;
 
 use siw_tcp::{LearnedRoutes, Route};
 
-use super::ControlThread;
+use super::devices::Devices;
+use super::workers::WorkerSet;
 use crate::netlink::{KernelChange, KernelNeighbour, KernelRoute, RouteSocket};
 use crate::worker::messages::Command;
 
@@ -43,93 +44,90 @@ impl RouteFollower {
     pub(super) fn monitor_fd(&self) -> Option<BorrowedFd<'_>> {
         self.monitor.as_ref().map(AsFd::as_fd)
     }
-}
 
-impl ControlThread {
     /// Loads the routes and neighbours of all followed interfaces: at the start, and after lost
     /// changes.
-    pub(super) fn load_host_routes(&mut self) {
-        for device in 0..self.config.host_routes.interfaces.len() {
-            if let Some(interface) = self.config.host_routes.interfaces[device] {
-                self.load_routes(device, interface);
-                self.load_neighbours(device, interface);
+    pub(super) fn load_host_routes(&self, devices: &mut Devices, workers: &WorkerSet) {
+        for device in 0..self.interfaces.len() {
+            if let Some(interface) = self.interfaces[device] {
+                load_routes(devices, workers, device, interface);
+                load_neighbours(devices, workers, device, interface);
             }
         }
     }
 
     /// Passes changes to the workers.
-    pub(super) fn follow_host_routes(&mut self) {
-        let follower = &mut self.config.host_routes;
+    pub(super) fn follow_host_routes(&mut self, devices: &mut Devices, workers: &WorkerSet) {
         let mut all = Vec::new();
-        let followed: Vec<u32> = follower.interfaces.iter().copied().flatten().collect();
-        if let Some(monitor) = &mut follower.monitor {
+        let followed: Vec<u32> = self.interfaces.iter().copied().flatten().collect();
+        if let Some(monitor) = &mut self.monitor {
             monitor.take_changes(&followed, &mut all);
         }
-        let interfaces = follower.interfaces.clone();
+        let interfaces = self.interfaces.clone();
         for (device, interface) in interfaces.into_iter().enumerate() {
             let Some(interface) = interface else { continue };
             let mut must_load = false;
             for change in &all {
                 match change {
                     KernelChange::Neighbour(on, neighbour) if *on == interface => {
-                        self.tell_neighbour(device, neighbour);
+                        tell_neighbour(workers, device, neighbour);
                     }
                     KernelChange::Routes(on) if *on == interface => must_load = true,
                     KernelChange::Neighbour(..) | KernelChange::Routes(_) => {}
                     KernelChange::Lost => {
                         must_load = true;
-                        self.load_neighbours(device, interface);
+                        load_neighbours(devices, workers, device, interface);
                     }
                 }
             }
             if must_load {
-                self.load_routes(device, interface);
+                load_routes(devices, workers, device, interface);
             }
         }
     }
+}
 
-    fn load_routes(&mut self, device: usize, interface: u32) {
-        let routes = RouteSocket::open().and_then(|mut socket| socket.routes_of(interface));
-        let routes = match routes {
-            Ok(routes) => learned_routes(routes),
-            Err(error) => {
-                let name = &self.config.devices[device].name;
-                tracing::warn!(device = %name, "the kernel's routes cannot be read: {error}");
-                return;
-            }
-        };
-        if self.config.devices[device].learned_routes == routes {
+fn load_routes(devices: &mut Devices, workers: &WorkerSet, device: usize, interface: u32) {
+    let routes = RouteSocket::open().and_then(|mut socket| socket.routes_of(interface));
+    let routes = match routes {
+        Ok(routes) => learned_routes(routes),
+        Err(error) => {
+            let name = &devices.views[device].name;
+            tracing::warn!(device = %name, "the kernel's routes cannot be read: {error}");
             return;
         }
-        self.config.devices[device].learned_routes = routes.clone();
-        let routes = Arc::new(routes);
-        self.workers.post_to_all(|| Command::LearnRoutes {
-            device,
-            routes: routes.clone(),
-        });
+    };
+    if devices.views[device].learned_routes == routes {
+        return;
     }
+    devices.views[device].learned_routes = routes.clone();
+    let routes = Arc::new(routes);
+    workers.post_to_all(|| Command::LearnRoutes {
+        device,
+        routes: routes.clone(),
+    });
+}
 
-    fn load_neighbours(&self, device: usize, interface: u32) {
-        let neighbours = RouteSocket::open().and_then(|mut socket| socket.neighbours_of(interface));
-        match neighbours {
-            Ok(neighbours) => {
-                for neighbour in &neighbours {
-                    self.tell_neighbour(device, neighbour);
-                }
-            }
-            Err(error) => {
-                let name = &self.config.devices[device].name;
-                tracing::warn!(device = %name, "the kernel's neighbours cannot be read: {error}");
+fn load_neighbours(devices: &Devices, workers: &WorkerSet, device: usize, interface: u32) {
+    let neighbours = RouteSocket::open().and_then(|mut socket| socket.neighbours_of(interface));
+    match neighbours {
+        Ok(neighbours) => {
+            for neighbour in &neighbours {
+                tell_neighbour(workers, device, neighbour);
             }
         }
+        Err(error) => {
+            let name = &devices.views[device].name;
+            tracing::warn!(device = %name, "the kernel's neighbours cannot be read: {error}");
+        }
     }
+}
 
-    fn tell_neighbour(&self, device: usize, neighbour: &KernelNeighbour) {
-        self.workers.post_to_all(|| Command::LearnNeighbour {
-            device,
-            neighbour: *neighbour,
-        });
-    }
+fn tell_neighbour(workers: &WorkerSet, device: usize, neighbour: &KernelNeighbour) {
+    workers.post_to_all(|| Command::LearnNeighbour {
+        device,
+        neighbour: *neighbour,
+    });
 }
 
 /// Converts the kernel's routes for the stacks, keeping the best route to each destination.

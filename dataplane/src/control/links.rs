@@ -12,10 +12,12 @@ use std::time::{Duration, Instant};
 use dpdk::{LinkStatus, PortEvent};
 use siw_shm::control::AsyncEventKind;
 
+use super::context::Context;
 use super::reports::{HelperReport, LinkReport, LinkState, Reporter};
-use super::{ControlThread, DeviceView};
+use super::resources::Resources;
+use crate::device_view::DeviceView;
 use crate::netlink::RouteSocket;
-use crate::worker::messages::Command;
+use crate::sysfs_tree::SysfsTree;
 
 /// Time between two polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
@@ -32,9 +34,10 @@ pub struct WatchedPort {
 
 /// Ports by device index, with the threads that watch them; `None` for devices whose link is memory,
 /// and for removed ones.
-#[derive(Default)]
 pub(super) struct LinkMonitor {
     ports: Vec<Option<MonitoredPort>>,
+    /// Files that describe devices and link states; `None` if they cannot be written.
+    sysfs: Option<SysfsTree>,
 }
 
 /// A watched port, as the control thread knows it. Dropping it ends the thread.
@@ -66,8 +69,12 @@ impl LinkMonitor {
         ports: Vec<Option<WatchedPort>>,
         devices: &[DeviceView],
         reporter: &Reporter,
+        sysfs: Option<SysfsTree>,
     ) -> std::io::Result<LinkMonitor> {
-        let mut monitor = LinkMonitor::default();
+        let mut monitor = LinkMonitor {
+            ports: Vec::new(),
+            sysfs,
+        };
         for (number, port) in ports.into_iter().enumerate() {
             let Some((port, view)) = port.zip(devices.get(number)) else {
                 monitor.ports.push(None);
@@ -96,6 +103,71 @@ impl LinkMonitor {
             }));
         }
         Ok(monitor)
+    }
+
+    /// Reports a link that went up or down to every client.
+    pub fn on_link_state(&self, context: &mut Context, device: usize, state: LinkState) {
+        let view = &mut context.devices.views[device];
+        view.unserved_queues = state.unserved_queues;
+        let is_other_speed = std::mem::replace(&mut view.link_mbps, state.mbps) != state.mbps;
+        let has_changed = std::mem::replace(&mut view.link_up, state.is_up) != state.is_up;
+        if is_other_speed || has_changed {
+            self.write_link_state(&context.devices.views[device]);
+        }
+        if !has_changed {
+            return;
+        }
+        let (kind, why) = if state.is_up {
+            (AsyncEventKind::PortActive, "the link is up")
+        } else {
+            (AsyncEventKind::PortErr, "the link is down")
+        };
+        tracing::info!(device = %context.devices.views[device].name, "{why}");
+        post_to_clients(&mut context.resources, kind, device, why);
+    }
+
+    fn write_link_state(&self, view: &DeviceView) {
+        if let Some(sysfs) = &self.sysfs {
+            sysfs.update_link(view);
+        }
+    }
+
+    /// Records and reports the removal of a device.
+    pub fn begin_removal(&mut self, context: &mut Context, device: usize, event: PortEvent) {
+        let why = match event {
+            PortEvent::Removed => "the device was removed from the machine",
+            PortEvent::NeedsReset => "the device needs a reset; restart siwd to use it again",
+        };
+        if let Some(Some(monitored)) = self.ports.get_mut(device) {
+            monitored.queue_holders = Some(context.workers.worker_count());
+        }
+        let view = &mut context.devices.views[device];
+        (view.is_gone, view.link_up, view.link_mbps) = (true, false, 0);
+        tracing::error!(device = %view.name, "{why}; its connections end, other devices continue");
+        self.write_link_state(&context.devices.views[device]);
+        post_to_clients(
+            &mut context.resources,
+            AsyncEventKind::DeviceFatal,
+            device,
+            why,
+        );
+    }
+
+    /// A worker has released its queues of a removed device. After the last one the device is closed.
+    pub fn on_port_removed(&mut self, device: usize) {
+        let Some(Some(monitored)) = self.ports.get_mut(device) else {
+            return;
+        };
+        let Some(holders) = monitored.queue_holders.as_mut() else {
+            return;
+        };
+        *holders = holders.saturating_sub(1);
+        if *holders == 0
+            && let Some(close) = monitored.close.take()
+        {
+            // The thread waits for this order.
+            let _ = close.send(());
+        }
     }
 }
 
@@ -239,80 +311,8 @@ impl Refusals {
     }
 }
 
-impl ControlThread {
-    /// Processes a report about a device's link.
-    pub(super) fn on_link_report(&mut self, device: usize, report: &LinkReport) {
-        match report {
-            LinkReport::Changed(state) => self.on_link_state(device, *state),
-            LinkReport::Gone(event) => self.begin_removal(device, *event),
-        }
-    }
-
-    /// Reports a link that went up or down to every client.
-    fn on_link_state(&mut self, device: usize, state: LinkState) {
-        let view = &mut self.config.devices[device];
-        view.unserved_queues = state.unserved_queues;
-        let is_other_speed = std::mem::replace(&mut view.link_mbps, state.mbps) != state.mbps;
-        let has_changed = std::mem::replace(&mut view.link_up, state.is_up) != state.is_up;
-        if is_other_speed || has_changed {
-            self.write_link_state(device);
-        }
-        if !has_changed {
-            return;
-        }
-        let (kind, why) = if state.is_up {
-            (AsyncEventKind::PortActive, "the link is up")
-        } else {
-            (AsyncEventKind::PortErr, "the link is down")
-        };
-        tracing::info!(device = %self.config.devices[device].name, "{why}");
-        self.post_to_clients(kind, device, why);
-    }
-
-    fn write_link_state(&self, device: usize) {
-        if let Some(sysfs) = &self.sysfs {
-            sysfs.update_link(&self.config.devices[device]);
-        }
-    }
-
-    fn post_to_clients(&mut self, kind: AsyncEventKind, device: usize, why: &str) {
-        for id in self.resources.clients.keys().copied().collect::<Vec<_>>() {
-            self.post_async_event(id, kind, device as u32, why);
-        }
-    }
-
-    /// Begins the removal of a device: its connections end, and no new ones are made.
-    fn begin_removal(&mut self, device: usize, event: PortEvent) {
-        let why = match event {
-            PortEvent::Removed => "the device was removed from the machine",
-            PortEvent::NeedsReset => "the device needs a reset; restart siwd to use it again",
-        };
-        if let Some(Some(monitored)) = self.links.ports.get_mut(device) {
-            monitored.queue_holders = Some(self.workers.worker_count());
-        }
-        let view = &mut self.config.devices[device];
-        (view.is_gone, view.link_up, view.link_mbps) = (true, false, 0);
-        tracing::error!(device = %view.name, "{why}; its connections end, other devices continue");
-        self.write_link_state(device);
-        self.post_to_clients(AsyncEventKind::DeviceFatal, device, why);
-        self.post_removal_to_listeners(device);
-        self.workers.post_to_all(|| Command::RemovePort { device });
-    }
-
-    /// A worker has released its queues of a removed device. After the last one the device is closed.
-    pub(super) fn on_port_removed(&mut self, device: usize) {
-        let Some(Some(monitored)) = self.links.ports.get_mut(device) else {
-            return;
-        };
-        let Some(holders) = monitored.queue_holders.as_mut() else {
-            return;
-        };
-        *holders = holders.saturating_sub(1);
-        if *holders == 0
-            && let Some(close) = monitored.close.take()
-        {
-            // The thread waits for this order.
-            let _ = close.send(());
-        }
+fn post_to_clients(resources: &mut Resources, kind: AsyncEventKind, device: usize, why: &str) {
+    for id in resources.clients.keys().copied().collect::<Vec<_>>() {
+        resources.post_async_event(id, kind, device as u32, why);
     }
 }

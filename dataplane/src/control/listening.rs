@@ -2,46 +2,23 @@
 //! number.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 
+use nix::libc;
+
+use super::devices::{Devices, LocalScope};
 use super::quotas::Quota;
-use crate::host_ports::PortClaim;
+use super::refusal::Refusal;
+use crate::host_ports::{ClaimError, PortClaim};
 use crate::ids::{ClientId, CmChannelId, CmListenerId, ConnectRequestId};
 use crate::worker::messages::RequestId;
 
-/// Addresses of its devices that a listener or binding covers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LocalScope {
-    /// All addresses.
-    All,
-    /// All IPv4 addresses.
-    Ipv4,
-    /// All IPv6 addresses.
-    Ipv6,
-    /// One address.
-    One(IpAddr),
-}
-
-impl LocalScope {
-    /// Returns true if the scope covers the address.
-    pub fn includes(self, ip: IpAddr) -> bool {
-        match self {
-            LocalScope::All => true,
-            LocalScope::Ipv4 => ip.is_ipv4(),
-            LocalScope::Ipv6 => ip.is_ipv6(),
-            LocalScope::One(own) => own == ip,
-        }
-    }
-
-    /// Returns true if the two scopes can have an address in common.
-    pub fn overlaps(self, other: LocalScope) -> bool {
-        match (self, other) {
-            (LocalScope::One(ip), scope) | (scope, LocalScope::One(ip)) => scope.includes(ip),
-            (LocalScope::All, _) | (_, LocalScope::All) => true,
-            _ => self == other,
-        }
-    }
-}
+/// TCP port for connections between the two ends of a pair.
+pub const PAIRING_PORT: u16 = 5045;
+/// Number of ports selected by the kernel that are tried for one request. One fails only if a program
+/// or a client has it at another address.
+const KERNEL_PORTS: usize = 16;
+/// Number of ports selected by siwd that are tried for one request.
+const CLAIMED_PORTS: usize = 16;
 
 /// A listener, on all workers of its devices, or a binding that may become one.
 pub struct ClientListener {
@@ -81,10 +58,11 @@ pub fn listener_amounts(port_claims: &[PortClaim]) -> [(Quota, u64); 2] {
 
 /// All listeners, by number, by port and by client.
 #[derive(Default)]
-pub struct Listeners {
+pub(super) struct Listeners {
     all: BTreeMap<CmListenerId, ClientListener>,
     by_port: BTreeMap<u16, Vec<CmListenerId>>,
     by_client: BTreeMap<ClientId, BTreeSet<CmListenerId>>,
+    last: u32,
 }
 
 impl Listeners {
@@ -187,6 +165,75 @@ impl Listeners {
         self.meets_any(devices, scope, port, |other| other.listening)
     }
 
+    /// Allocates a number that no other listener has.
+    pub fn next_number(&mut self) -> CmListenerId {
+        loop {
+            self.last = self.last.wrapping_add(1).max(1);
+            let number = CmListenerId(self.last);
+            if !self.all.contains_key(&number) {
+                return number;
+            }
+        }
+    }
+
+    /// Claims a port on all addresses of the devices.
+    pub fn claim_port_of_all(
+        &self,
+        all: &Devices,
+        devices: &[usize],
+        port: u16,
+    ) -> Result<Vec<PortClaim>, Refusal> {
+        if self.is_port_taken(devices, LocalScope::All, port, false) {
+            return Err(port_in_use(port));
+        }
+        Ok(all.claim_against_kernel(devices, LocalScope::All, port)?)
+    }
+
+    /// Returns the requested port, or a free one for 0, with its claims in the kernel.
+    pub fn choose_port(
+        &self,
+        all: &Devices,
+        devices: &[usize],
+        scope: LocalScope,
+        asked: u16,
+        reuse: bool,
+    ) -> Result<(u16, Vec<PortClaim>), Refusal> {
+        // A listener of a client would take the connections of other clients' queue pairs.
+        let is_taken =
+            |port| port == PAIRING_PORT || self.is_port_taken(devices, scope, port, reuse);
+        if asked != 0 {
+            return if is_taken(asked) {
+                Err(port_in_use(asked))
+            } else {
+                Ok((asked, all.claim_against_kernel(devices, scope, asked)?))
+            };
+        }
+        // One call of the kernel's instead of one for each port that a program or a client has.
+        for _ in 0..KERNEL_PORTS {
+            let Some((port, _held)) = all.claim_any_port(devices, scope)? else {
+                break;
+            };
+            if !self.is_port_taken(devices, scope, port, false) {
+                match all.claim_against_kernel(devices, scope, port) {
+                    Ok(claims) => return Ok((port, claims)),
+                    Err(ClaimError::Taken { .. }) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+        let start = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0u8) as u16;
+        let ports = (0..28_000u16).map(|index| 32_768 + (start.wrapping_add(index) % 28_000));
+        let is_free = |port: &u16| !self.is_port_taken(devices, scope, *port, false);
+        for port in ports.filter(is_free).take(CLAIMED_PORTS) {
+            match all.claim_against_kernel(devices, scope, port) {
+                Ok(claims) => return Ok((port, claims)),
+                Err(ClaimError::Taken { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(Refusal::new(libc::EADDRINUSE, "no free port"))
+    }
+
     fn meets_any(
         &self,
         devices: &[usize],
@@ -217,13 +264,25 @@ pub struct WaitingRequest {
 
 /// Pending connection requests, by the client's number, by the worker's id and by client.
 #[derive(Default)]
-pub struct ConnectRequests {
+pub(super) struct ConnectRequests {
     all: BTreeMap<ConnectRequestId, WaitingRequest>,
     by_worker_request: BTreeMap<RequestId, ConnectRequestId>,
     by_client: BTreeMap<ClientId, BTreeSet<ConnectRequestId>>,
+    last: u32,
 }
 
 impl ConnectRequests {
+    /// Allocates the number of a request; never 0, which means none.
+    pub fn next_number(&mut self) -> ConnectRequestId {
+        loop {
+            self.last = self.last.wrapping_add(1).max(1);
+            let number = ConnectRequestId(self.last);
+            if !self.all.contains_key(&number) {
+                return number;
+            }
+        }
+    }
+
     /// Adds a request under both keys.
     pub fn insert(&mut self, number: ConnectRequestId, waiting: WaitingRequest) {
         self.by_worker_request.insert(waiting.request, number);
@@ -282,8 +341,14 @@ impl ConnectRequests {
     }
 }
 
+pub(super) fn port_in_use(port: u16) -> Refusal {
+    Refusal::new(libc::EADDRINUSE, format!("port {port} is in use"))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
 
     #[test]
@@ -373,5 +438,39 @@ mod tests {
         assert_eq!(requests.get(ConnectRequestId(3)), None);
         assert_eq!(requests.remove_by_worker_request(RequestId(103)), None);
         assert_eq!(requests.get(ConnectRequestId(4)), Some(waiting(4)));
+    }
+
+    #[test]
+    fn listeners_and_requests_get_numbers_that_no_other_has() {
+        let mut all = Listeners::default();
+        let mut requests = ConnectRequests::default();
+        let listener = || ClientListener {
+            client: ClientId(1),
+            cm_channel: CmChannelId(1),
+            cookie: 0,
+            devices: vec![0],
+            scope: LocalScope::All,
+            port: 7,
+            reuse: false,
+            listening: true,
+            backlog: 1,
+            waiting: 0,
+            overflow_logged: false,
+            port_claims: Vec::new(),
+        };
+        all.last = u32::MAX;
+        all.insert(CmListenerId(1), listener());
+        all.insert(CmListenerId(2), listener());
+        assert_eq!(all.next_number(), CmListenerId(3));
+        requests.last = u32::MAX;
+        let waiting = WaitingRequest {
+            request: RequestId(9),
+            listener: CmListenerId(1),
+            client: ClientId(1),
+            cm_channel: CmChannelId(1),
+            cookie: 0,
+        };
+        requests.insert(ConnectRequestId(1), waiting);
+        assert_eq!(requests.next_number(), ConnectRequestId(2));
     }
 }

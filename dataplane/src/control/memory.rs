@@ -1,4 +1,5 @@
-//! Client requests for arenas and memory regions.
+//! Protection domains, arenas, memory regions and keys of clients. Deregistration is answered when no
+//! worker can use the key any more.
 
 use std::sync::Arc;
 
@@ -8,15 +9,21 @@ use siw_shm::Access;
 use siw_shm::control::messages as m;
 use siw_shm::shared_memory::{PAGE, PageSize, SharedMemory};
 
-use super::ControlThread;
-use super::helpers::{self, DisposalQueue, LONG_MEMORY, MemoryOrder, MemorySource};
+use super::context::Context;
+use super::helpers::{self, DisposalQueue, LONG_MEMORY, MapArena, MemoryOrder, MemorySource};
 use super::pending::{DeferredRequest, PendingReply, QuiescentReply};
 use super::quotas::Quota;
+use super::refusal::Refusal;
 use super::regions::{ClientArena, MemoryRegion};
+use super::replies::{EMPTY, Outcome, Served, send_reply, send_reply_with_fds};
 use super::reports::{HelperReport, MadeArena};
-use super::requests::*;
-use super::resources::Client;
+use super::resources::{Client, ProtectionDomain, Resources};
+use super::turn_times::TurnBudget;
+use crate::config::ProcessMemoryPolicy;
 use crate::ids::{ArenaId, ClientId, CommandToken, PdId};
+
+/// Regions freed at once: each may have thousands of extents.
+const REGIONS_AT_ONCE: usize = 8;
 
 /// Quota amounts of an arena.
 pub(super) fn arena_amounts(len: u64) -> [(Quota, u64); 3] {
@@ -27,9 +34,26 @@ pub(super) fn arena_amounts(len: u64) -> [(Quota, u64); 3] {
     ]
 }
 
-impl ControlThread {
+/// Registration of memory: the keys, and the rules for memory on this host.
+pub(super) struct Memory {
+    /// The memory keys, which workers read.
+    pub keys: Arc<KeyTable>,
+    /// Maps registered memory for the ports that read it by DMA.
+    pub map_arena: Arc<MapArena>,
+    /// Some ports read memory by DMA; mapping memory for them is slow.
+    pub ports_use_dma: bool,
+    /// Frames may refer to registered memory instead of a copy.
+    pub sends_by_reference: bool,
+    /// Users whose memory workers may copy with system calls.
+    pub process_memory: ProcessMemoryPolicy,
+    /// Clients whose request waits until no worker uses a memory key.
+    pub awaiting: Vec<ClientId>,
+}
+
+impl Memory {
     pub(super) fn alloc_arena(
-        &mut self,
+        &self,
+        context: &mut Context,
         id: ClientId,
         seq: u32,
         request: &m::AllocArena,
@@ -39,13 +63,13 @@ impl ControlThread {
             .and_then(|len| len.checked_next_multiple_of(PAGE))
             .filter(|len| *len > 0)
             .ok_or_else(|| Refusal::new(libc::EINVAL, "the length of the arena is invalid"))?;
-        let huge = request.huge != 0 && self.config.hugepages;
-        self.resources.charge(id, &arena_amounts(len as u64))?;
-        let pages = self.resources.choose_pages(id, len as u64, huge);
+        let huge = request.huge != 0 && context.resources.hugepages;
+        context.resources.charge(id, &arena_amounts(len as u64))?;
+        let pages = context.resources.choose_pages(id, len as u64, huge);
         let takes_long = pages == PageSize::TryHuge && len as u64 > LONG_MEMORY;
-        if takes_long || self.config.ports_use_dma {
-            let token = self.workers.next_token(Some(id));
-            self.helpers.order_memory(MemoryOrder {
+        if takes_long || self.ports_use_dma {
+            let token = context.workers.next_token(Some(id));
+            context.helpers.order_memory(MemoryOrder {
                 client: id,
                 token,
                 source: MemorySource::New { len, pages },
@@ -59,92 +83,21 @@ impl ControlThread {
         let made = SharedMemory::create_memfd("siwd-arena", len, pages)
             .and_then(|memory| memory.guard_for(id.fault_owner()))
             .map_err(|error| format!("no shared memory: {error}"))
-            .and_then(|memory| helpers::map_memory(memory, &*self.config.map_arena))
+            .and_then(|memory| helpers::map_memory(memory, &*self.map_arena))
             .map_err(|reason| Refusal::new(libc::ENOMEM, reason));
-        self.add_arena(id, seq, len as u64, false, made)
+        add_arena(context, id, seq, len as u64, false, made)
     }
 
-    /// Adds a new arena, or an imported file, to its client and replies. It was charged as `len` bytes.
-    pub(super) fn add_arena(
-        &mut self,
+    pub(super) fn free_arena(
+        &self,
+        context: &mut Context,
         id: ClientId,
         seq: u32,
-        len: u64,
-        imported: bool,
-        made: Result<MadeArena, Refusal>,
+        arena: ArenaId,
     ) -> Outcome {
-        let made = made.inspect_err(|_| self.resources.release(id, &arena_amounts(len)));
-        let (region, external) = made?;
-        let client = self.resources.client_mut(id)?;
-        let arena = ArenaId(client.next_number());
-        let entry = ClientArena {
-            region: region.clone(),
-            mrs: 0,
-            imported,
-            external,
-        };
-        if imported {
-            client.arenas.insert(arena, entry);
-            let (id, reserved) = (arena.0, 0);
-            let reply = m::IdReply { id, reserved };
-            return send_reply::<m::ImportMemory>(client, seq, &reply);
-        }
-        let (real_len, huge) = (region.len() as u64, region.is_huge());
-        let reply = m::ArenaReply {
-            arena: arena.0,
-            huge: huge.into(),
-            len: real_len,
-        };
-        let fd = region
-            .memfd()
-            .ok_or_else(|| Refusal::new(libc::ENOMEM, "shared memory has no descriptor"))?;
-        send_reply_with_fds::<m::AllocArena>(client, seq, &reply, &[fd])?;
-        client.arenas.insert(arena, entry);
-        // Hugepages are allocated whole, so the arena may be larger than charged.
-        let resources = &mut self.resources;
-        if let Some(client) = resources.clients.get_mut(&id) {
-            let (account, ledger) = (&mut client.account, &mut resources.ledger);
-            ledger.add(account, Quota::Memory, real_len.saturating_sub(len));
-            ledger.add(account, Quota::HugeMemory, if huge { real_len } else { 0 });
-        }
-        Ok(Served::Replied)
-    }
-
-    /// A helper has made an arena, or failed to. The client may have left.
-    pub(super) fn finish_arena(
-        &mut self,
-        id: ClientId,
-        token: CommandToken,
-        made: Result<MadeArena, Refusal>,
-    ) {
-        let waits = |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::MakeArena { token: of, .. } if of == token);
-        let client = self.resources.clients.get_mut(&id);
-        let Some(DeferredRequest {
-            seq,
-            what: PendingReply::MakeArena { len, imported, .. },
-        }) = client.and_then(|client| client.waiting.take_if(waits))
-        else {
-            self.resources.forget_helper(id, token);
-            // The user is unknown: the client has left. Its memory is fresh, and freed as fast as any.
-            let queue = DisposalQueue::Memory(u32::MAX);
-            self.helpers.dispose(queue, Box::new(made), None);
-            return;
-        };
-        let kind = match imported {
-            true => <m::ImportMemory as m::Message>::KIND,
-            false => <m::AllocArena as m::Message>::KIND,
-        };
-        let added = self.add_arena(id, seq, len, imported, made);
-        if let (Err(refusal), Some(client)) = (added, self.resources.clients.get(&id)) {
-            refusal.send(&client.conn, kind, seq);
-        }
-        self.on_answered(id);
-    }
-
-    pub(super) fn free_arena(&mut self, id: ClientId, seq: u32, arena: ArenaId) -> Outcome {
-        let client = self.resources.client_mut(id)?;
+        let client = context.resources.client_mut(id)?;
         if client.processes.contains_key(&arena) {
-            return self.free_process(id, seq, arena);
+            return free_process(context, id, seq, arena);
         }
         let found = client
             .arenas
@@ -165,44 +118,37 @@ impl ControlThread {
             return send_reply::<m::FreeArena>(client, seq, &EMPTY);
         };
         // The last descriptor of an imported file frees all its pages, however little of it was mapped.
-        if len <= LONG_MEMORY && !self.config.ports_use_dma && !removed.imported {
+        if len <= LONG_MEMORY && !self.ports_use_dma && !removed.imported {
             drop(removed);
-            self.resources.release(id, &amounts);
-            let client = self.resources.client_mut(id)?;
+            context.resources.release(id, &amounts);
+            let client = context.resources.client_mut(id)?;
             return send_reply::<m::FreeArena>(client, seq, &EMPTY);
         }
-        let token = self.workers.next_token(Some(id));
+        let token = context.workers.next_token(Some(id));
         let report = HelperReport::Released {
             client: id,
             token,
             amounts,
         };
-        let queue = DisposalQueue::Memory(self.resources.client_mut(id)?.account.uid());
-        self.helpers.dispose(queue, Box::new(removed), Some(report));
+        let queue = DisposalQueue::Memory(context.resources.client_mut(id)?.account.uid());
+        context
+            .helpers
+            .dispose(queue, Box::new(removed), Some(report));
         Ok(Served::Deferred(PendingReply::FreeArena { token }))
     }
 
-    /// A helper has freed an arena.
-    pub(super) fn finish_free_arena(&mut self, id: ClientId, token: CommandToken) {
-        let Some(client) = self.resources.clients.get_mut(&id) else {
-            return;
-        };
-        let waits = |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::FreeArena { token: of } if of == token);
-        if let Some(waiting) = client.waiting.take_if(waits) {
-            let _ = client
-                .conn
-                .send_reply::<m::FreeArena>(waiting.seq, &EMPTY, &[]);
-            self.on_answered(id);
-        }
-    }
-
-    pub(super) fn reg_mr(&mut self, id: ClientId, seq: u32, request: &m::RegMr) -> Outcome {
-        let keys = self.config.keys.clone();
-        let client = self.resources.client_mut(id)?;
+    pub(super) fn reg_mr(
+        &self,
+        context: &mut Context,
+        id: ClientId,
+        seq: u32,
+        request: &m::RegMr,
+    ) -> Outcome {
+        let client = context.resources.client_mut(id)?;
         let mr = check_registration(client, request)?;
         own_arena(client, ArenaId(request.arena))?;
-        let stag = self.insert_key(id, mr, &keys)?;
-        let client = self.resources.client_mut(id)?;
+        let stag = self.insert_key(context, id, mr)?;
+        let client = context.resources.client_mut(id)?;
         add_region(
             client,
             stag,
@@ -215,25 +161,15 @@ impl ControlThread {
         send_reply::<m::RegMr>(client, seq, &reply)
     }
 
-    /// Inserts a key and charges it to its client: regions and windows share this quota.
-    pub(super) fn insert_key(
-        &mut self,
-        id: ClientId,
-        memory: RegisteredMemory,
-        keys: &KeyTable,
-    ) -> Result<Stag, Refusal> {
-        self.resources.charge(id, &[(Quota::MemoryKeys, 1)])?;
-        keys.insert(memory).map_err(|error| {
-            self.resources.release(id, &[(Quota::MemoryKeys, 1)]);
-            Refusal::new(libc::ENOMEM, error.to_string())
-        })
-    }
-
-    /// Deregisters and registers anew, as ibv_rereg_mr(3) specifies: the old keys become invalid
+    /// Deregisters and registers anew, as ibv_rereg_mr(3) specifies: the old self.keys become invalid
     /// for ever. An invalid request leaves the region unchanged.
-    pub(super) fn rereg_mr(&mut self, id: ClientId, request: &m::ReregMr) -> Outcome {
-        let keys = self.config.keys.clone();
-        let client = self.resources.client_mut(id)?;
+    pub(super) fn rereg_mr(
+        &mut self,
+        context: &mut Context,
+        id: ClientId,
+        request: &m::ReregMr,
+    ) -> Outcome {
+        let client = context.resources.client_mut(id)?;
         let old = client
             .mrs
             .get(&Stag(request.lkey))
@@ -245,7 +181,7 @@ impl ControlThread {
             ));
         }
         if old.extents.is_some() {
-            return self.change_access(id, request);
+            return self.change_access(context, id, request);
         }
         const ALL: u32 = m::REREG_TRANSLATION | m::REREG_PD | m::REREG_ACCESS;
         if request.flags == 0 || request.flags & !ALL != 0 {
@@ -258,7 +194,8 @@ impl ControlThread {
             ));
         }
         let has = |flag| request.flags & flag != 0;
-        let (offset, len, access) = keys
+        let (offset, len, access) = self
+            .keys
             .with_entry(Stag(request.lkey), |mr| {
                 (mr.start_offset(), mr.len(), mr.access_rights())
             })
@@ -284,24 +221,32 @@ impl ControlThread {
         let mr = check_registration(client, &new)?;
         own_arena(client, ArenaId(new.arena))?;
         let regions = regions_of(client, Stag(request.lkey));
-        let ticket = keys.deregister(Stag(request.lkey)).map_err(dereg_refusal)?;
+        let ticket = self
+            .keys
+            .deregister(Stag(request.lkey))
+            .map_err(dereg_refusal)?;
         remove_region(client, Stag(request.lkey));
-        self.resources.release(id, &[(Quota::MemoryKeys, 1)]);
-        let stag = self.insert_key(id, mr, &keys)?;
-        let client = self.resources.client_mut(id)?;
+        context.resources.release(id, &[(Quota::MemoryKeys, 1)]);
+        let stag = self.insert_key(context, id, mr)?;
+        let client = context.resources.client_mut(id)?;
         let region = MemoryRegion::in_arena(PdId(new.pd), ArenaId(new.arena));
         add_region(client, stag, region);
         let then = QuiescentReply::Rereg { lkey: stag };
-        Ok(self.await_quiescent_key(id, ticket, regions, then))
+        Ok(self.await_quiescent_key(context, id, ticket, regions, then))
     }
 
-    /// Changes the access rights of a region of the application's own memory. The keys stay the
+    /// Changes the access rights of a region of the application's own memory. The self.keys stay the
     /// same, so peers that know them are not affected.
-    fn change_access(&mut self, id: ClientId, request: &m::ReregMr) -> Outcome {
-        let keys = self.config.keys.clone();
+    fn change_access(
+        &mut self,
+        context: &mut Context,
+        id: ClientId,
+        request: &m::ReregMr,
+    ) -> Outcome {
         let lkey = Stag(request.lkey);
         let new = check_access(request.access)?;
-        let old = keys
+        let old = self
+            .keys
             .with_entry(lkey, RegisteredMemory::access_rights)
             .ok_or_else(|| Refusal::no_such("memory region with lkey", request.lkey))?;
         // The memory was checked for the old rights only, so rights that need another check are
@@ -317,7 +262,7 @@ impl ControlThread {
                 "this change needs deregistration and a new registration of the region",
             ));
         }
-        let ticket = keys.change_access(lkey, new).map_err(dereg_refusal)?;
+        let ticket = self.keys.change_access(lkey, new).map_err(dereg_refusal)?;
         // Frames that still refer to the memory are only read, for retransmission.
         let then = QuiescentReply::Rereg { lkey };
         tracing::debug!(
@@ -326,23 +271,27 @@ impl ControlThread {
             access = new.0,
             "access rights changed"
         );
-        Ok(self.await_quiescent_key(id, ticket, Vec::new(), then))
+        Ok(self.await_quiescent_key(context, id, ticket, Vec::new(), then))
     }
 
-    pub(super) fn dereg_mr(&mut self, id: ClientId, request: &m::DeregMr) -> Outcome {
-        let keys = self.config.keys.clone();
+    pub(super) fn dereg_mr(
+        &mut self,
+        context: &mut Context,
+        id: ClientId,
+        request: &m::DeregMr,
+    ) -> Outcome {
         let lkey = Stag(request.lkey);
-        let client = self.resources.client_mut(id)?;
+        let client = context.resources.client_mut(id)?;
         if !client.mrs.contains_key(&lkey) {
             return Err(Refusal::no_such("memory region with lkey", lkey.0));
         }
         let regions = regions_of(client, lkey);
         if request.flags & m::DEREG_UNBIND_WINDOWS != 0 {
-            keys.unbind_region(lkey, client.mws.keys().copied());
+            self.keys.unbind_region(lkey, client.mws.keys().copied());
         }
-        let ticket = keys.deregister(lkey).map_err(dereg_refusal)?;
+        let ticket = self.keys.deregister(lkey).map_err(dereg_refusal)?;
         let then = QuiescentReply::Dereg { lkey };
-        Ok(self.await_quiescent_key(id, ticket, regions, then))
+        Ok(self.await_quiescent_key(context, id, ticket, regions, then))
     }
 
     /// Defers the reply until no worker uses the key and no port holds a frame of this memory,
@@ -350,17 +299,18 @@ impl ControlThread {
     /// call.
     pub(super) fn await_quiescent_key(
         &mut self,
+        context: &mut Context,
         id: ClientId,
         ticket: Retired,
         regions: Vec<Arc<SharedMemory>>,
         then: QuiescentReply,
     ) -> Served {
-        let (token, left) = if regions.is_empty() || !self.config.sends_by_reference {
-            (self.workers.next_token(Some(id)), 0)
+        let (token, left) = if regions.is_empty() || !self.sends_by_reference {
+            (context.workers.next_token(Some(id)), 0)
         } else {
-            self.workers.await_frames(id, regions.clone().into())
+            context.workers.await_frames(id, regions.clone().into())
         };
-        self.resources.awaiting_keys.push(id);
+        self.awaiting.push(id);
         Served::Deferred(PendingReply::QuiescentKey {
             ticket,
             token,
@@ -371,54 +321,311 @@ impl ControlThread {
         })
     }
 
-    /// Answers the deferred request: no worker uses the key any more.
-    pub(super) fn finish_quiescent_key(&mut self, id: ClientId) {
-        let Some(client) = self.resources.clients.get_mut(&id) else {
-            return;
-        };
-        let waits = |waiting: &mut DeferredRequest| {
-            matches!(waiting.what, PendingReply::QuiescentKey { .. })
-        };
-        let Some(DeferredRequest {
-            seq,
+    /// Inserts a key and charges it to its client: regions and windows share this quota.
+    pub(super) fn insert_key(
+        &self,
+        context: &mut Context,
+        id: ClientId,
+        memory: RegisteredMemory,
+    ) -> Result<Stag, Refusal> {
+        context.resources.charge(id, &[(Quota::MemoryKeys, 1)])?;
+        self.keys.insert(memory).map_err(|error| {
+            context.resources.release(id, &[(Quota::MemoryKeys, 1)]);
+            Refusal::new(libc::ENOMEM, error.to_string())
+        })
+    }
+
+    /// Frees memory regions that no worker can access, and answers the requests that wait for one.
+    /// Returns the number of regions that wait.
+    pub fn reclaim(&mut self, context: &mut Context, budget: &TurnBudget) -> usize {
+        let waits = self.reclaim_keys(budget);
+        for id in std::mem::take(&mut self.awaiting) {
+            // The client may have left.
+            if let Some(PendingReply::QuiescentKey {
+                ticket, left, late, ..
+            }) = awaited_key(&context.resources, id)
+            {
+                if *left == late.len() && self.keys.is_reclaimed(*ticket) {
+                    finish_quiescent_key(context, id);
+                    context.times.end_work("reclaim");
+                } else {
+                    self.awaiting.push(id);
+                }
+            }
+        }
+        waits
+    }
+
+    /// Returns true if a request waits only until no worker uses its key.
+    pub fn waits_for_keys(&self, resources: &Resources) -> bool {
+        let mut awaiting = self.awaiting.iter();
+        awaiting.any(|id| match awaited_key(resources, *id) {
+            Some(PendingReply::QuiescentKey { left, late, .. }) => *left == late.len(),
+            _ => false,
+        })
+    }
+
+    /// Frees memory regions that no worker can access. Returns the number of those that wait.
+    fn reclaim_keys(&self, budget: &TurnBudget) -> usize {
+        loop {
+            let (freed, left) = self.keys.reclaim_some(REGIONS_AT_ONCE);
+            if freed == 0 || !budget.has_time() {
+                return left;
+            }
+        }
+    }
+}
+
+pub(super) fn alloc_pd(resources: &mut Resources, id: ClientId, seq: u32) -> Outcome {
+    resources.charge(id, &[(Quota::ProtectionDomains, 1)])?;
+    // Unique among all clients, because keys are checked against it.
+    let pd = PdId(resources.pds.allocate_number()?);
+    let client = resources.client_mut(id)?;
+    client.pds.insert(pd, ProtectionDomain { users: 0 });
+    let reply = m::IdReply {
+        id: pd.0,
+        reserved: 0,
+    };
+    send_reply::<m::AllocPd>(client, seq, &reply)
+}
+
+pub(super) fn dealloc_pd(resources: &mut Resources, id: ClientId, seq: u32, pd: PdId) -> Outcome {
+    let client = resources.client_mut(id)?;
+    let found = client
+        .pds
+        .get(&pd)
+        .ok_or_else(|| Refusal::no_such("protection domain", pd.0))?;
+    if found.users > 0 {
+        return Err(Refusal::in_use("protection domain", found.users));
+    }
+    client.pds.remove(&pd);
+    let outcome = send_reply::<m::DeallocPd>(client, seq, &EMPTY);
+    resources.pds.release_number(pd.0);
+    resources.release(id, &[(Quota::ProtectionDomains, 1)]);
+    outcome
+}
+
+/// Adds a new arena, or an imported file, to its client and replies. It was charged as `len` bytes.
+pub(super) fn add_arena(
+    context: &mut Context,
+    id: ClientId,
+    seq: u32,
+    len: u64,
+    imported: bool,
+    made: Result<MadeArena, Refusal>,
+) -> Outcome {
+    let made = made.inspect_err(|_| context.resources.release(id, &arena_amounts(len)));
+    let (region, external) = made?;
+    let client = context.resources.client_mut(id)?;
+    let arena = ArenaId(client.next_number());
+    let entry = ClientArena {
+        region: region.clone(),
+        mrs: 0,
+        imported,
+        external,
+    };
+    if imported {
+        client.arenas.insert(arena, entry);
+        let (id, reserved) = (arena.0, 0);
+        let reply = m::IdReply { id, reserved };
+        return send_reply::<m::ImportMemory>(client, seq, &reply);
+    }
+    let (real_len, huge) = (region.len() as u64, region.is_huge());
+    let reply = m::ArenaReply {
+        arena: arena.0,
+        huge: huge.into(),
+        len: real_len,
+    };
+    let fd = region
+        .memfd()
+        .ok_or_else(|| Refusal::new(libc::ENOMEM, "shared memory has no descriptor"))?;
+    send_reply_with_fds::<m::AllocArena>(client, seq, &reply, &[fd])?;
+    client.arenas.insert(arena, entry);
+    // Hugepages are allocated whole, so the arena may be larger than charged.
+    let resources = &mut context.resources;
+    if let Some(client) = resources.clients.get_mut(&id) {
+        let (account, ledger) = (&mut client.account, &mut resources.ledger);
+        ledger.add(account, Quota::Memory, real_len.saturating_sub(len));
+        ledger.add(account, Quota::HugeMemory, if huge { real_len } else { 0 });
+    }
+    Ok(Served::Replied)
+}
+
+/// A helper has made an arena, or failed to. The client may have left.
+pub(super) fn finish_arena(
+    context: &mut Context,
+    id: ClientId,
+    token: CommandToken,
+    made: Result<MadeArena, Refusal>,
+) {
+    let waits = |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::MakeArena { token: of, .. } if of == token);
+    let client = context.resources.clients.get_mut(&id);
+    let Some(DeferredRequest {
+        seq,
+        what: PendingReply::MakeArena { len, imported, .. },
+    }) = client.and_then(|client| client.waiting.take_if(waits))
+    else {
+        // The user is unknown: the client has left. Its memory is fresh, and freed as fast as any.
+        let queue = DisposalQueue::Memory(u32::MAX);
+        context.helpers.dispose(queue, Box::new(made), None);
+        return;
+    };
+    let kind = match imported {
+        true => <m::ImportMemory as m::Message>::KIND,
+        false => <m::AllocArena as m::Message>::KIND,
+    };
+    let added = add_arena(context, id, seq, len, imported, made);
+    if let (Err(refusal), Some(client)) = (added, context.resources.clients.get(&id)) {
+        refusal.send(&client.conn, kind, seq);
+    }
+    context.resources.answered.push(id);
+}
+
+/// A helper has freed an arena.
+pub(super) fn finish_free_arena(context: &mut Context, id: ClientId, token: CommandToken) {
+    let Some(client) = context.resources.clients.get_mut(&id) else {
+        return;
+    };
+    let waits = |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::FreeArena { token: of } if of == token);
+    if let Some(waiting) = client.waiting.take_if(waits) {
+        let _ = client
+            .conn
+            .send_reply::<m::FreeArena>(waiting.seq, &EMPTY, &[]);
+        context.resources.answered.push(id);
+    }
+}
+
+/// Answers the deferred request: no worker uses the key any more.
+pub(super) fn finish_quiescent_key(context: &mut Context, id: ClientId) {
+    let Some(client) = context.resources.clients.get_mut(&id) else {
+        return;
+    };
+    let waits =
+        |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::QuiescentKey { .. });
+    let Some(DeferredRequest {
+        seq,
+        what:
+            PendingReply::QuiescentKey {
+                then,
+                token,
+                left,
+                regions,
+                ..
+            },
+    }) = client.waiting.take_if(waits)
+    else {
+        return;
+    };
+    client.held_memory.hold(token, left, regions);
+    if !matches!(then, QuiescentReply::Rereg { .. }) {
+        let account = &mut client.account;
+        context
+            .resources
+            .ledger
+            .release(account, Quota::MemoryKeys, 1);
+    }
+    if let QuiescentReply::Dereg { lkey } = then {
+        let heap = client.mrs.get(&lkey).map_or(0, |region| region.heap);
+        let account = &mut client.account;
+        context.resources.ledger.release(account, Quota::Heap, heap);
+    }
+    let _ = match then {
+        QuiescentReply::Dereg { lkey } => {
+            remove_region(client, lkey);
+            client.conn.send_reply::<m::DeregMr>(seq, &EMPTY, &[])
+        }
+        QuiescentReply::Rereg { lkey } => {
+            let reply = m::MrReply {
+                lkey: lkey.0,
+                rkey: lkey.0,
+            };
+            client.conn.send_reply::<m::ReregMr>(seq, &reply, &[])
+        }
+        QuiescentReply::DeallocMw => client.conn.send_reply::<m::DeallocMw>(seq, &EMPTY, &[]),
+    };
+    context.resources.answered.push(id);
+}
+
+/// Reply of a client that waits until no worker uses a key.
+fn awaited_key(resources: &Resources, id: ClientId) -> Option<&PendingReply> {
+    let what = &resources.clients.get(&id)?.waiting.as_ref()?.what;
+    matches!(what, PendingReply::QuiescentKey { .. }).then_some(what)
+}
+
+/// Ends the use of a client's address space.
+fn free_process(context: &mut Context, id: ClientId, seq: u32, arena: ArenaId) -> Outcome {
+    let client = context.resources.client_mut(id)?;
+    let users = client.processes.get(&arena).map_or(0, |entry| entry.mrs);
+    if users > 0 {
+        return Err(Refusal::in_use("address space", users));
+    }
+    client.processes.remove(&arena);
+    context.resources.release(id, &[(Quota::Descriptors, 1)]);
+    send_reply::<m::FreeArena>(context.resources.client_mut(id)?, seq, &EMPTY)
+}
+
+/// A worker's ports have not freed in time the frames that a request waits for.
+pub(super) fn on_frames_held(resources: &mut Resources, worker: usize, token: CommandToken) {
+    if let Some((client, late)) = late_workers(resources, token) {
+        late.push(worker);
+        tracing::warn!(
+            client = client.0,
+            worker,
+            "a port still holds frames of deregistered memory: the memory is kept until they are freed"
+        );
+    }
+}
+
+/// A late worker's ports have freed the frames before the request was answered.
+pub(super) fn forget_late_worker(resources: &mut Resources, worker: usize, token: CommandToken) {
+    if let Some((_, late)) = late_workers(resources, token) {
+        late.retain(|other| *other != worker);
+    }
+}
+
+/// List of late workers of the request that waits for frames with this token, and its client.
+fn late_workers(
+    resources: &mut Resources,
+    token: CommandToken,
+) -> Option<(ClientId, &mut Vec<usize>)> {
+    let id = token.client?;
+    match &mut resources.clients.get_mut(&id)?.waiting {
+        Some(DeferredRequest {
             what:
                 PendingReply::QuiescentKey {
-                    then,
-                    token,
-                    left,
-                    regions,
+                    token: awaited,
+                    late,
                     ..
                 },
-        }) = client.waiting.take_if(waits)
-        else {
-            return;
-        };
-        Self::hold_memory(client, token, left, regions);
-        if !matches!(then, QuiescentReply::Rereg { .. }) {
-            let account = &mut client.account;
-            self.resources.ledger.release(account, Quota::MemoryKeys, 1);
-        }
-        if let QuiescentReply::Dereg { lkey } = then {
-            let heap = client.mrs.get(&lkey).map_or(0, |region| region.heap);
-            let account = &mut client.account;
-            self.resources.ledger.release(account, Quota::Heap, heap);
-        }
-        let _ = match then {
-            QuiescentReply::Dereg { lkey } => {
-                remove_region(client, lkey);
-                client.conn.send_reply::<m::DeregMr>(seq, &EMPTY, &[])
-            }
-            QuiescentReply::Rereg { lkey } => {
-                let reply = m::MrReply {
-                    lkey: lkey.0,
-                    rkey: lkey.0,
-                };
-                client.conn.send_reply::<m::ReregMr>(seq, &reply, &[])
-            }
-            QuiescentReply::DeallocMw => client.conn.send_reply::<m::DeallocMw>(seq, &EMPTY, &[]),
-        };
-        self.on_answered(id);
+            ..
+        }) if *awaited == token => Some((id, late)),
+        _ => None,
     }
+}
+
+/// Handles a worker's report of freed frames after the request was answered. Returns false if
+/// the token belongs to another wait.
+pub(super) fn on_held_released(context: &mut Context, token: CommandToken) -> bool {
+    let id = token.client;
+    let Some(client) = id.and_then(|id| context.resources.clients.get_mut(&id)) else {
+        return false;
+    };
+    let Some(gone) = client.held_memory.on_released(token) else {
+        return false;
+    };
+    let (id, uid) = (client.id, client.account.uid());
+    for (arena, amounts) in gone {
+        let token = context.workers.next_token(Some(id));
+        let report = HelperReport::Released {
+            client: id,
+            token,
+            amounts,
+        };
+        context
+            .helpers
+            .dispose(DisposalQueue::Memory(uid), Box::new(arena), Some(report));
+    }
+    true
 }
 
 /// Shared memory behind a registration, which NICs may read.

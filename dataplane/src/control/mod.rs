@@ -1,45 +1,48 @@
 //! The control thread: client requests, client resources, and reports of workers.
 //!
 //! ```text
-//!  clients == SOCK_SEQPACKET ==> clients.rs -> requests.rs -> resources.rs (the tree)
-//!     ^                                            |
-//!     |                                   workers.rs: Command (bounded queue) -> workers
-//!     |                                                                             |
-//!  outbox.rs <- cm.rs <- worker_events.rs <- Event (bounded queue) <----------------'
+//!  clients == SOCK_SEQPACKET ==> ControlThread (this file: the loop, and the dispatch to the parts)
+//!     ^                             |                                          ^
+//!     |                             v                                          |
+//!     |      Acceptor, Memory, Connections, Departures, Statistics,     Event (bounded queue)
+//!     |      LinkMonitor; functions for PDs, queue pairs and queues            |
+//!     |                             |                                          |
+//!  outbox.rs <---- Context: Resources (the tree), WorkerSet -- Command --> workers
 //! ```
-//! The thread sleeps in epoll; nothing here is on a fast path. A request handler returns
-//! `Served::Replied` after it sent the reply, `Served::Deferred` if a worker must answer first (the
-//! request is kept in the client's `waiting`, and its next request stays in the socket), or a
-//! `Refusal`, which becomes the reply.
+//! The thread sleeps in epoll; nothing here is on a fast path. Each part has its own fields and gets
+//! the [`Context`] that all of them use. A request handler returns `Served::Replied` after it sent the
+//! reply, `Served::Deferred` if a worker must answer first (the request is kept in the client's
+//! `waiting`, and its next request stays in the socket), or a `Refusal`, which becomes the reply.
+//! Whatever answers a deferred request, or finds that a client must be closed, notes that in
+//! `Resources::answered` and `Resources::faulty`; the loop acts on it at the end of the event.
 
-mod addresses;
 mod clients;
 mod cm;
-mod completion;
+mod completion_queues;
 mod connections;
+mod context;
+mod departures;
+mod devices;
 mod extents;
 pub mod heap;
 mod held_memory;
-mod hello;
 mod helpers;
 pub mod host_routes;
 pub mod links;
 mod listening;
 mod memory;
-mod modify;
 pub mod operators;
 mod outbox;
 mod pair_schedule;
 mod pairing;
 pub mod peers;
 mod pending;
-mod queues;
+mod queue_pairs;
 pub mod quotas;
-mod reclaim;
 mod refusal;
 mod regions;
+mod replies;
 mod reports;
-mod requests;
 mod resources;
 mod shared_receive;
 pub mod socket;
@@ -47,43 +50,53 @@ mod statistics;
 mod turn_times;
 mod watchdog;
 mod windows;
-mod worker_events;
 mod workers;
 
-use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nix::libc;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
-use siw_memory::KeyTable;
-use siw_shm::WorkerPage;
-use siw_shm::control::AsyncEventKind;
+use siw_memory::{KeyTable, Stag};
 use siw_shm::control::messages::EVERY_DEVICE;
-use siw_shm::control::{codec, messages};
+use siw_shm::control::{AsyncEventKind, CmEventKind, CmEventMessage, RecvError, Request, codec};
+use siw_shm::{WorkerPage, fault_guard};
 
-use self::pairing::Pairing;
+use self::clients::{Acceptor, TOKEN_LISTENER};
+use self::connections::Connections;
+use self::context::Context;
+use self::departures::{Departures, leave_slow_socket};
+use self::devices::Devices;
+use self::extents::Received;
+use self::helpers::Helpers;
+pub use self::helpers::MapArena;
+use self::links::LinkMonitor;
+use self::memory::Memory;
+use self::operators::Operators;
+use self::outbox::TOKEN_OUTBOX;
+use self::peers::SubordinateUsers;
+use self::pending::DeferredRequest;
+use self::quotas::QuotaLimits;
+use self::refusal::Refusal;
+use self::replies::{Outcome, RequestState, Served};
+use self::reports::{HelperReport, LinkReport};
+use self::resources::Resources;
+use self::socket::BoundSocket;
+use self::statistics::Statistics;
+use self::turn_times::{TurnBudget, TurnTimes};
+use self::watchdog::Watchdog;
+use self::workers::WorkerSet;
 use crate::config::LimitsConfig;
 use crate::device_view::DeviceView;
-use crate::ids::ClientId;
+use crate::ids::{
+    ArenaId, ClientId, CmChannelId, CommandToken, CompletionChannelId, CqId, PdId, Qpn, SrqId,
+};
 use crate::sysfs_tree::SysfsTree;
 use crate::worker::Mailbox;
-use crate::worker::messages::Command;
-use clients::AcceptPause;
-use helpers::Helpers;
-pub use helpers::MapArena;
-use links::LinkMonitor;
-use operators::Operators;
-use outbox::TOKEN_OUTBOX;
-use peers::SubordinateUsers;
-use quotas::QuotaLimits;
-use resources::Resources;
-use socket::BoundSocket;
-use turn_times::TurnTimes;
-use watchdog::Watchdog;
-use workers::WorkerSet;
+use crate::worker::messages::{Command, Event};
 
 /// Start parameters of the control thread.
 pub struct ControlParts {
@@ -131,35 +144,31 @@ pub struct ControlParts {
     pub settings: serde_json::Value,
 }
 
-const TOKEN_LISTENER: u64 = u64::MAX;
 const TOKEN_SIGNAL: u64 = u64::MAX - 1;
 const TOKEN_WAKE: u64 = u64::MAX - 2;
 const TOKEN_ROUTES: u64 = u64::MAX - 3;
 
+/// Clients accepted in a row before other events are served.
+const ACCEPTS_PER_TURN: usize = 16;
+/// Maximum number of requests without replies served for one client before other clients' turn.
+const READ_AHEAD: usize = 8;
 /// Events of one worker processed in one turn.
 const EVENTS_PER_TURN: usize = 256;
 
-/// The control thread's state.
+/// The control thread: the loop over events, and the parts that serve them.
 pub struct ControlThread {
-    config: ControlParts,
-    epoll: Epoll,
-    workers: WorkerSet,
-    helpers: Helpers,
+    /// Dropped first: it removes the path of the control socket.
+    acceptor: Acceptor,
+    context: Context,
+    memory: Memory,
+    connections: Connections,
+    departures: Departures,
+    statistics: Statistics,
     links: LinkMonitor,
-    resources: Resources,
-    /// Connections without a HELLO and their deadlines, oldest first.
-    silent_clients: VecDeque<(Instant, ClientId)>,
-    is_listening: bool,
-    accept_pause: Option<AcceptPause>,
-    /// Operators whose statistics are being written, a part in each turn.
-    reading_operators: VecDeque<ClientId>,
-    times: TurnTimes,
-    /// Round-robin counter over a device's workers.
-    next_worker: usize,
-    pairing: Pairing,
+    routes: host_routes::RouteFollower,
     watchdog: Option<Watchdog>,
-    /// Files that describe devices and link states; `None` if they cannot be written.
-    sysfs: Option<SysfsTree>,
+    signals: SignalFd,
+    asleep: Arc<siw_shm::doorbell::SleepFlag>,
     /// Deadline for the workers to stop; `None` while the daemon serves.
     stopping: Option<Instant>,
 }
@@ -171,39 +180,50 @@ impl ControlThread {
     /// The operating system cannot create an epoll instance or a thread, or refuses to watch a
     /// descriptor.
     pub fn new(
-        mut config: ControlParts,
+        parts: ControlParts,
         mailboxes: Arc<[Arc<Mailbox>]>,
     ) -> std::io::Result<ControlThread> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let watch =
             |fd: BorrowedFd<'_>, token| epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, token));
-        watch(config.socket.listener(), TOKEN_LISTENER)?;
-        watch(config.signals.as_fd(), TOKEN_SIGNAL)?;
+        watch(parts.signals.as_fd(), TOKEN_SIGNAL)?;
         let wakes = EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, TOKEN_WAKE);
-        epoll.add(config.wake.as_fd(), wakes)?;
-        if let Some(monitor) = config.host_routes.monitor_fd() {
+        epoll.add(parts.wake.as_fd(), wakes)?;
+        if let Some(monitor) = parts.host_routes.monitor_fd() {
             watch(monitor, TOKEN_ROUTES)?;
         }
-        let (wake, asleep) = (config.wake.clone(), config.asleep.clone());
-        let helpers = Helpers::start(wake, asleep, config.map_arena.clone())?;
-        let watched = std::mem::take(&mut config.watched_ports);
+        let helpers = Helpers::start(parts.wake, parts.asleep.clone(), parts.map_arena.clone())?;
+        let sysfs = write_sysfs(&parts.socket, &parts.devices);
+        let reporter = helpers.reporter();
+        let links = LinkMonitor::start(parts.watched_ports, &parts.devices, reporter, sysfs)?;
+        let users = (parts.operators, parts.subordinates);
+        let acceptor = Acceptor::new(&epoll, parts.socket, users, parts.page, parts.hello_timeout)?;
         Ok(ControlThread {
-            epoll,
-            workers: WorkerSet::new(mailboxes),
-            links: LinkMonitor::start(watched, &config.devices, helpers.reporter())?,
-            helpers,
-            resources: Resources::new(config.quotas.clone()),
-            silent_clients: VecDeque::new(),
-            is_listening: true,
-            accept_pause: None,
-            reading_operators: VecDeque::new(),
-            times: TurnTimes::default(),
-            next_worker: 0,
-            pairing: Pairing::default(),
-            watchdog: config.watchdog.map(Watchdog::new),
-            sysfs: write_sysfs(&config),
+            context: Context {
+                resources: Resources::new(parts.quotas, parts.limits, parts.hugepages, epoll),
+                workers: WorkerSet::new(mailboxes),
+                helpers,
+                devices: Devices::new(parts.devices),
+                times: TurnTimes::default(),
+            },
+            acceptor,
+            memory: Memory {
+                keys: parts.keys,
+                map_arena: parts.map_arena,
+                ports_use_dma: parts.ports_use_dma,
+                sends_by_reference: parts.sends_by_reference,
+                process_memory: parts.process_memory,
+                awaiting: Vec::new(),
+            },
+            connections: Connections::default(),
+            departures: Departures::default(),
+            statistics: Statistics::new(parts.settings),
+            links,
+            routes: parts.host_routes,
+            watchdog: parts.watchdog.map(Watchdog::new),
+            signals: parts.signals,
+            asleep: parts.asleep,
             stopping: None,
-            config,
         })
     }
 
@@ -212,18 +232,20 @@ impl ControlThread {
     pub fn run(&mut self) -> bool {
         let mut events = [EpollEvent::empty(); 64];
         // The monitor is open already, so changes made from now on are not lost.
-        self.load_host_routes();
-        while self.workers.is_running() {
+        self.routes
+            .load_host_routes(&mut self.context.devices, &self.context.workers);
+        while self.context.workers.is_running() {
             let timeout = self.sleep_limit();
             // Announce the sleep, check again, then sleep: no wake-up is lost.
-            self.config.asleep.announce_sleep();
-            let timeout = if self.workers.has_events() || self.helpers.has_reports() {
+            self.asleep.announce_sleep();
+            let timeout = if self.context.workers.has_events() || self.context.helpers.has_reports()
+            {
                 EpollTimeout::ZERO
             } else {
                 timeout
             };
-            let waited = self.epoll.wait(&mut events, timeout);
-            self.config.asleep.announce_awake();
+            let waited = self.context.resources.epoll.wait(&mut events, timeout);
+            self.asleep.announce_awake();
             let ready = match waited {
                 Ok(ready) => ready,
                 Err(nix::errno::Errno::EINTR) => 0,
@@ -233,7 +255,7 @@ impl ControlThread {
                     0
                 }
             };
-            self.times.begin_turn();
+            self.context.times.begin_turn();
             self.end_faulty_clients();
             for event in &events[..ready] {
                 match event.data() {
@@ -241,22 +263,34 @@ impl ControlThread {
                     TOKEN_SIGNAL => self.on_signal(),
                     // Edge-triggered: no read is needed.
                     TOKEN_WAKE => {}
-                    TOKEN_ROUTES => self.follow_host_routes(),
-                    token if token & TOKEN_OUTBOX != 0 => self.flush_outbox(token),
+                    TOKEN_ROUTES => self
+                        .routes
+                        .follow_host_routes(&mut self.context.devices, &self.context.workers),
+                    token if token & TOKEN_OUTBOX != 0 => {
+                        self.context.resources.flush_outbox(token)
+                    }
                     token => self.on_client_readable(ClientId(token)),
                 }
-                self.times.end_work("end of an event");
+                self.end_event();
+                self.context.times.end_work("end of an event");
             }
             self.take_worker_events();
             self.take_helper_reports();
-            self.continue_statistics();
-            self.close_silent_clients();
-            self.resume_accepting();
+            self.statistics.continue_statistics(&mut self.context);
+            self.end_event();
+            while let Some(id) = self.acceptor.take_silent_client(&self.context) {
+                self.remove_client(id, "did not send HELLO in time");
+            }
+            self.acceptor
+                .resume_accepting(&self.context.resources.epoll);
             self.reclaim_objects();
-            self.times.end_work("reclaim");
-            self.retry_pairs();
-            self.run_watchdog();
-            self.times.end_work("timers");
+            self.context.times.end_work("reclaim");
+            pairing::retry_pairs(&mut self.context);
+            self.end_event();
+            if let Some(watchdog) = &mut self.watchdog {
+                watchdog.run(&mut self.context.workers);
+            }
+            self.context.times.end_work("timers");
             if self
                 .stopping
                 .is_some_and(|deadline| Instant::now() > deadline)
@@ -270,23 +304,18 @@ impl ControlThread {
 
     /// Longest sleep allowed by scheduled work.
     fn sleep_limit(&self) -> EpollTimeout {
-        if !self.reading_operators.is_empty() || self.has_entries_to_remove() {
+        if self.statistics.is_writing() || self.departures.has_entries_to_remove() {
             return EpollTimeout::ZERO;
         }
-        if self.waits_for_reclaim() {
+        if self.departures.waits_for_keys() || self.memory.waits_for_keys(&self.context.resources) {
             return EpollTimeout::from(1u8);
         }
+        let next_pair = self.context.resources.pair_times.first_time();
         let limits = [
             self.stopping.map(|_| Duration::from_millis(50)),
-            self.pairing.time_until_retry(),
+            next_pair.map(|time| time.saturating_duration_since(Instant::now())),
             self.watchdog.as_ref().and_then(Watchdog::time_until_round),
-            self.silent_clients
-                .front()
-                .map(|(deadline, _)| time_until(*deadline)),
-            self.accept_pause
-                .as_ref()
-                .filter(|_| !self.is_listening)
-                .map(|pause| time_until(pause.until)),
+            self.acceptor.time_until_due(),
         ];
         let limit = limits.into_iter().flatten().min();
         limit.map_or(EpollTimeout::NONE, |limit| {
@@ -296,7 +325,7 @@ impl ControlThread {
     }
 
     fn on_signal(&mut self) {
-        while let Ok(Some(signal)) = self.config.signals.read_signal() {
+        while let Ok(Some(signal)) = self.signals.read_signal() {
             if signal.ssi_signo == Signal::SIGHUP as u32 {
                 tracing::info!(
                     "SIGHUP: the configuration is not reloaded; restart siwd to apply changes"
@@ -314,75 +343,576 @@ impl ControlThread {
         }
         crate::host::notify_service_manager("STOPPING=1");
         self.stopping = Some(Instant::now() + Duration::from_secs(5));
-        let _ = self.epoll.delete(self.config.socket.listener());
-        let ids: Vec<ClientId> = self.resources.clients.keys().copied().collect();
+        self.acceptor.stop(&self.context.resources.epoll);
+        let ids: Vec<ClientId> = self.context.resources.clients.keys().copied().collect();
         for id in ids {
-            self.post_async_event(
+            self.context.resources.post_async_event(
                 id,
                 AsyncEventKind::DeviceFatal,
                 EVERY_DEVICE,
                 "siwd is stopping",
             );
         }
-        self.workers.post_to_all(|| Command::Stop);
+        self.context.workers.post_to_all(|| Command::Stop);
     }
 
-    /// Sends an asynchronous event to a client; a client that does not read its events loses it.
-    fn post_async_event(&mut self, id: ClientId, kind: AsyncEventKind, object: u32, reason: &str) {
-        let may_wait = self.resources.may_queue_events(id);
-        let Some(client) = self.resources.clients.get_mut(&id) else {
-            return;
-        };
-        let Some(outbox) = &mut client.events else {
-            return;
-        };
-        let event = messages::AsyncEventMessage::new(kind, object, reason);
-        let packet = codec::encode_event(messages::KIND_ASYNC_EVENT, &event);
-        if kind == AsyncEventKind::DeviceFatal && object == EVERY_DEVICE {
-            outbox.send_last_event(&self.epoll, packet);
-        } else if !outbox.send_event(&self.epoll, packet, 0, may_wait) {
-            tracing::debug!(client = id.0, "event lost: the client does not read events");
+    /// Accepts waiting clients.
+    fn accept_clients(&mut self) {
+        for _ in 0..ACCEPTS_PER_TURN {
+            if !self.acceptor.accept_next(&mut self.context) {
+                return;
+            }
+            self.context.times.end_work("accept");
         }
-        self.resources.settle_account(id);
     }
 
-    fn flush_outbox(&mut self, token: u64) {
-        let Some((id, channel)) = self.resources.outboxes.get(&token).copied() else {
+    /// Reads requests from a client's socket.
+    fn on_client_readable(&mut self, id: ClientId) {
+        // Usually one request: most clients wait for the reply before they send the next one, and
+        // epoll wakes this thread for the others. A request that expects no reply is soon followed by
+        // another.
+        for _ in 0..READ_AHEAD {
+            if !self.read_request(id) {
+                return;
+            }
+        }
+    }
+
+    /// Serves one waiting request, if any. Returns true if that request expects no reply.
+    fn read_request(&mut self, id: ClientId) -> bool {
+        let Some(client) = self.context.resources.clients.get_mut(&id) else {
+            return false;
+        };
+        if client.parked.is_some() {
+            self.context.resources.leave_input(id);
+            return false;
+        }
+        match client.conn.recv_from_client() {
+            Ok(bytes) if client.waiting.is_some() => client.parked = Some(bytes),
+            Ok(bytes) => {
+                self.on_packet(id, &bytes);
+                return codec::peek_header(&bytes).is_some_and(|(_, seq)| seq == codec::UNANSWERED);
+            }
+            // The reply to this request must follow the reply to the deferred one.
+            Err(RecvError::Descriptors) if client.waiting.is_some() => {
+                self.context.resources.leave_input(id)
+            }
+            Err(error @ RecvError::Descriptors) => {
+                if client.greeted && self.context.helpers.must_await_room(client.account.uid()) {
+                    client.awaits_room = true;
+                    self.context.resources.leave_input(id);
+                    return false;
+                }
+                match self.memory.receive_import(&mut self.context, id) {
+                    Received::Nothing => {}
+                    Received::Request => {
+                        self.context.times.end_work("ImportMemory");
+                        return false;
+                    }
+                    Received::WrongDescriptors => {
+                        self.remove_client(id, "sent descriptors other than memory");
+                        return false;
+                    }
+                }
+                if let Some(client) = self.context.resources.clients.get(&id) {
+                    let why = error.to_string();
+                    let _ = client.conn.send_refusal(0, 0, libc::EPROTO, &why);
+                }
+                self.remove_client(id, "sent file descriptors");
+            }
+            Err(RecvError::WouldBlock) => {}
+            Err(RecvError::Closed) => self.remove_client(id, "closed its socket"),
+            Err(RecvError::Truncated | RecvError::DescriptorsLost) => {
+                let _ = client
+                    .conn
+                    .send_refusal(0, 0, libc::EMSGSIZE, "packet too long");
+                self.remove_client(id, "sent an overlong packet");
+            }
+            Err(RecvError::Io(error)) => self.remove_client(id, &format!("socket failed: {error}")),
+        }
+        false
+    }
+
+    fn on_packet(&mut self, id: ClientId, bytes: &[u8]) {
+        match Request::decode(bytes) {
+            Ok((seq, request)) => {
+                let state = self.on_request(id, seq, &request);
+                self.context.times.end_work(request.name());
+                if state == RequestState::TryAgain
+                    && let Some(client) = self.context.resources.clients.get_mut(&id)
+                {
+                    client.parked = Some(bytes.to_vec());
+                }
+            }
+            Err(error) => {
+                let Some(client) = self.context.resources.clients.get_mut(&id) else {
+                    return;
+                };
+                let (kind, seq) = codec::peek_header(bytes).unwrap_or((0, 0));
+                let errno = match error {
+                    codec::ProtoError::Version { .. } => libc::EPROTONOSUPPORT,
+                    codec::ProtoError::Kind(_) => libc::EOPNOTSUPP,
+                    _ => libc::EPROTO,
+                };
+                tracing::warn!(client = id.0, pid = client.peer.pid, "{error}");
+                let _ = client
+                    .conn
+                    .send_refusal(kind, seq, errno, &error.to_string());
+                if !matches!(error, codec::ProtoError::Kind(_)) {
+                    self.remove_client(id, "sent an invalid message");
+                }
+            }
+        }
+    }
+
+    fn on_request(&mut self, id: ClientId, seq: u32, request: &Request) -> RequestState {
+        let kind = request.kind();
+        let greeted = self
+            .context
+            .resources
+            .clients
+            .get(&id)
+            .is_some_and(|client| client.greeted);
+        let outcome = if !greeted && !matches!(request, Request::ClientHello(_)) {
+            Err(Refusal::new(
+                libc::EPROTO,
+                "the first message must be HELLO",
+            ))
+        } else if let Err(error) = self.context.resources.own_queues(id) {
+            self.close_faulty_client(id, &format!("its queues are unusable: {error}"));
+            return RequestState::Finished;
+        } else {
+            self.dispatch_request(id, seq, request)
+        };
+        tracing::trace!(
+            client = id.0,
+            request = request.name(),
+            ok = outcome.is_ok()
+        );
+        self.context.settle_account(id);
+        let Some(client) = self.context.resources.clients.get_mut(&id) else {
+            return RequestState::Finished;
+        };
+        match outcome {
+            Ok(Served::Replied) => {}
+            Ok(Served::Deferred(what)) => client.waiting = Some(DeferredRequest { seq, what }),
+            Err(refusal) if refusal.may_be_temporary() && !client.departing_qps.is_empty() => {
+                return RequestState::TryAgain;
+            }
+            Err(refusal) => {
+                tracing::debug!(
+                    client = id.0,
+                    request = request.name(),
+                    "refused: {}",
+                    refusal.reason()
+                );
+                refusal.send(&client.conn, kind, seq);
+            }
+        }
+        RequestState::Finished
+    }
+
+    /// Passes a request to its handler.
+    fn dispatch_request(&mut self, id: ClientId, seq: u32, request: &Request) -> Outcome {
+        let context = &mut self.context;
+        match request {
+            Request::ClientHello(hello) => self.acceptor.greet_client(context, id, seq, hello),
+            Request::QueryDevice(query) => {
+                context
+                    .devices
+                    .query_device(&mut context.resources, id, seq, query.index)
+            }
+            Request::AllocPd(_) => memory::alloc_pd(&mut context.resources, id, seq),
+            Request::DeallocPd(request) => {
+                memory::dealloc_pd(&mut context.resources, id, seq, PdId(request.pd))
+            }
+            Request::AllocArena(request) => self.memory.alloc_arena(context, id, seq, request),
+            Request::FreeArena(request) => {
+                self.memory
+                    .free_arena(context, id, seq, ArenaId(request.arena))
+            }
+            Request::RegMr(request) => self.memory.reg_mr(context, id, seq, request),
+            Request::DeregMr(request) => self.memory.dereg_mr(context, id, request),
+            Request::ReregMr(request) => self.memory.rereg_mr(context, id, request),
+            Request::AddExtents(request) => extents::add_extents(context, id, seq, request),
+            Request::RegMemory(request) => self.memory.reg_memory(context, id, seq, request),
+            Request::ImportMemory(_) => Err(Refusal::new(
+                libc::EINVAL,
+                "the descriptor of the memory is missing",
+            )),
+            Request::AllocFastMr(request) => self.memory.alloc_fast_mr(context, id, seq, request),
+            Request::AllocMw(request) => self.memory.alloc_mw(context, id, seq, request),
+            Request::DeallocMw(request) => self.memory.dealloc_mw(context, id, Stag(request.rkey)),
+            Request::CreateChannel(_) => completion_queues::create_channel(context, id, seq),
+            Request::DestroyChannel(request) => completion_queues::destroy_channel(
+                context,
+                id,
+                seq,
+                CompletionChannelId(request.channel),
+            ),
+            Request::CreateCq(request) => completion_queues::create_cq(context, id, seq, request),
+            Request::DestroyCq(request) => {
+                completion_queues::destroy_cq(context, id, CqId(request.cq))
+            }
+            Request::ResizeCq(request) => completion_queues::resize_cq(context, id, request),
+            Request::FreeCqRing(request) => {
+                completion_queues::free_cq_ring(context, id, seq, request)
+            }
+            Request::ModerateCq(request) => {
+                completion_queues::moderate_cq(context, id, seq, request)
+            }
+            Request::CreateQp(request) => queue_pairs::create_qp(context, id, seq, request),
+            Request::ModifyQp(request) => queue_pairs::modify_qp(context, id, seq, request),
+            Request::QueryQp(request) => {
+                queue_pairs::query_qp(context, id, seq, Qpn(request.qp_num))
+            }
+            Request::DestroyQp(request) => {
+                queue_pairs::destroy_qp(context, id, seq, Qpn(request.qp_num))
+            }
+            Request::CreateSrq(request) => shared_receive::create_srq(context, id, seq, request),
+            Request::ModifySrq(request) => {
+                shared_receive::modify_srq(context, id, seq, request, true)
+            }
+            Request::QuerySrq(request) => {
+                shared_receive::query_srq(context, id, seq, SrqId(request.srq))
+            }
+            Request::DestroySrq(request) => {
+                shared_receive::destroy_srq(context, id, SrqId(request.srq))
+            }
+            Request::CreateCmChannel(request) => {
+                connections::create_cm_channel(context, id, seq, request.flags)
+            }
+            Request::DestroyCmChannel(request) => {
+                self.connections
+                    .destroy_cm_channel(context, id, seq, CmChannelId(request.channel))
+            }
+            Request::Connect(request) => connections::connect_qp(context, id, seq, request),
+            Request::PairQp(request) => self.connections.pair_qp(context, id, seq, request),
+            Request::Listen(request) => self.connections.start_listener(context, id, seq, request),
+            Request::Unlisten(request) => self.connections.stop_listener(context, id, seq, request),
+            Request::Bind(request) => self.connections.bind_address(context, id, seq, request),
+            Request::Resolve(request) => connections::resolve_address(context, id, seq, request),
+            Request::MigrateCm(request) => {
+                self.connections.migrate_events(context, id, seq, request)
+            }
+            Request::Accept(request) => self.connections.accept_request(context, id, seq, request),
+            Request::Reject(request) => self.connections.reject_request(context, id, seq, request),
+            Request::Disconnect(request) => {
+                connections::disconnect_qp(context, id, seq, Qpn(request.qp_num))
+            }
+            Request::ReadStats(request) => {
+                statistics::read_statistics(context, id, seq, request.offset)
+            }
+        }
+    }
+
+    /// Closes clients that broke the rules, and resumes reading requests of those whose deferred
+    /// request was answered.
+    fn end_event(&mut self) {
+        loop {
+            let faulty = std::mem::take(&mut self.context.resources.faulty);
+            let answered = std::mem::take(&mut self.context.resources.answered);
+            if faulty.is_empty() && answered.is_empty() {
+                return;
+            }
+            for (id, reason) in faulty {
+                self.close_faulty_client(id, &reason);
+            }
+            for id in answered {
+                self.resume_client(id);
+            }
+        }
+    }
+
+    /// Resumes reading requests after a deferred one was answered.
+    fn resume_client(&mut self, id: ClientId) {
+        self.context.settle_account(id);
+        let Some(client) = self.context.resources.clients.get_mut(&id) else {
             return;
         };
-        let found = self.resources.clients.get_mut(&id).and_then(|client| {
-            channel.map_or(client.events.as_mut(), |channel| {
-                client.cm_channels.get_mut(&channel)
-            })
-        });
-        if let Some(outbox) = found {
-            outbox.flush_backlog(&self.epoll);
+        let awaits_room = client.awaits_room;
+        if client.waiting.is_none()
+            && let Some(bytes) = client.parked.take()
+        {
+            self.on_packet(id, &bytes);
         }
-        self.resources.settle_account(id);
+        if !awaits_room {
+            self.context.resources.resume_input(id);
+        }
+    }
+
+    /// Closes clients that freed pages of their shared memory while it was in use.
+    fn end_faulty_clients(&mut self) {
+        for owner in fault_guard::take_faulty_owners() {
+            let reason = "it freed pages of memory shared with siwd, and they cannot be replaced";
+            self.close_faulty_client(ClientId::from_fault_owner(owner), reason);
+        }
+    }
+
+    /// Closes a client that violated the rules of shared memory.
+    fn close_faulty_client(&mut self, id: ClientId, reason: &str) {
+        if let Some(client) = self.context.resources.clients.get(&id) {
+            tracing::warn!(
+                client = id.0,
+                pid = client.peer.pid,
+                "closing the client: {reason}"
+            );
+            self.context.resources.post_async_event(
+                id,
+                AsyncEventKind::DeviceFatal,
+                EVERY_DEVICE,
+                reason,
+            );
+            self.remove_client(id, "broke the rules");
+        }
+    }
+
+    /// Removes a client: its objects in the workers first, then its keys and memory.
+    fn remove_client(&mut self, id: ClientId, why: &str) {
+        self.departures.remove_client(
+            &mut self.context,
+            &mut self.connections,
+            &self.memory,
+            id,
+            why,
+        );
+    }
+
+    /// Releases all clients when the daemon ends.
+    pub fn let_clients_go(&mut self) {
+        for client in std::mem::take(&mut self.context.resources.clients).into_values() {
+            leave_slow_socket(client);
+        }
+        self.departures.let_go();
     }
 
     /// Processes queued events of the workers. The rest is processed in the next turn.
     fn take_worker_events(&mut self) {
-        for worker in 0..self.workers.worker_count() {
+        for worker in 0..self.context.workers.worker_count() {
             for _ in 0..EVENTS_PER_TURN {
-                let Some(event) = self.workers.next_event(worker) else {
+                let Some(event) = self.context.workers.next_event(worker) else {
                     break;
                 };
                 self.on_worker_event(worker, event);
-                self.times.end_work("report of a worker");
+                self.end_event();
+                self.context.times.end_work("report of a worker");
             }
         }
+    }
+
+    fn on_worker_event(&mut self, worker: usize, event: Event) {
+        let context = &mut self.context;
+        match event {
+            Event::ConnectRequest {
+                request,
+                listener,
+                local,
+                remote,
+                private_data,
+                peer_ird,
+                peer_ord,
+            } => {
+                let mut event = CmEventMessage::new(CmEventKind::ConnectRequest);
+                // The initiator's IRD bounds our ORD, and its ORD our IRD.
+                event.ord = peer_ird.map_or(0, u32::from);
+                event.ird = peer_ord.map_or(0, u32::from);
+                event.local = local.into();
+                event.peer = remote.into();
+                event.private_data = cm::to_private_data(&private_data);
+                self.connections
+                    .on_connect_request(context, worker, request, listener, event);
+            }
+            Event::RequestGone { request } => self.connections.on_request_gone(context, request),
+            Event::Established {
+                qpn,
+                negotiated,
+                private_data,
+                local,
+                remote,
+            } => cm::on_established(
+                &mut context.resources,
+                qpn,
+                &negotiated,
+                &private_data,
+                (local, remote),
+            ),
+            Event::ConnectFailed { qpn, failure } => {
+                connections::on_connect_failed(context, qpn, failure)
+            }
+            Event::Disconnected {
+                qpn,
+                failure,
+                has_unpolled,
+            } => cm::on_disconnected(&mut context.resources, qpn, failure, has_unpolled),
+            Event::CompletionsPolled { qpn } => {
+                cm::on_completions_polled(&mut context.resources, qpn)
+            }
+            Event::QpDestroyed { qpn, windows } => {
+                // The number will be reused: no window may stay bound to its next owner.
+                for window in windows {
+                    self.memory.keys.unbind_stream(window, qpn.0);
+                }
+                queue_pairs::finish_destroy_qp(context, qpn);
+            }
+            Event::FramesHeld { token } => {
+                memory::on_frames_held(&mut context.resources, worker, token)
+            }
+            Event::QpInfo { qpn, token, info } => {
+                queue_pairs::on_qp_info(context, qpn, token, &info)
+            }
+            Event::Async { client, qpn, event } => {
+                queue_pairs::on_qp_event(context, client, qpn, event)
+            }
+            Event::CqOverflow { client, cq } => {
+                let why = "the completion queue overflowed: make it deeper or poll it more often";
+                context
+                    .resources
+                    .post_async_event(client, AsyncEventKind::CqErr, cq.0, why);
+            }
+            Event::SrqLimit { client, srq } => shared_receive::srq_limit(context, client, srq),
+            Event::LastWqe { client, qpn } => {
+                let why = "no more requests are taken from the shared receive queue";
+                context.resources.post_async_event(
+                    client,
+                    AsyncEventKind::QpLastWqeReached,
+                    qpn.0,
+                    why,
+                );
+            }
+            Event::BadRequest {
+                client,
+                qpn,
+                reason,
+            } => {
+                let why = format!("work request refused: {reason}");
+                context
+                    .resources
+                    .post_async_event(client, AsyncEventKind::QpFatal, qpn.0, &why);
+            }
+            Event::ClientFault { client, qpn } => {
+                let why = format!("queue pair {qpn}: invalid ring indices");
+                context.resources.faulty.push((client, why));
+            }
+            Event::ListenFailed { listener, reason } => {
+                self.connections
+                    .on_listen_failed(context, listener, &reason);
+            }
+            Event::PortRemoved { device } => self.links.on_port_removed(device),
+            Event::Stats {
+                worker,
+                token,
+                stats,
+            } => self.statistics.on_worker_stats(
+                context,
+                self.connections.listeners.len(),
+                worker,
+                token,
+                *stats,
+            ),
+            Event::BarrierReached { worker, token } => self.on_barrier_passed(worker, token),
+            Event::Stopped { worker } => {
+                tracing::debug!(worker, "worker stopped");
+                context.workers.on_stopped();
+            }
+        }
+    }
+
+    fn on_barrier_passed(&mut self, worker: usize, token: CommandToken) {
+        if let Some(watchdog) = &mut self.watchdog
+            && watchdog.on_barrier(token)
+        {
+            return;
+        }
+        let Some(id) = token.client else {
+            return;
+        };
+        let context = &mut self.context;
+        if !context.resources.clients.contains_key(&id) {
+            self.departures.on_barrier(token);
+            return;
+        }
+        if memory::on_held_released(context, token) {
+            return;
+        }
+        memory::forget_late_worker(&mut context.resources, worker, token);
+        if context.resources.count_answer(id, token) == Some(0) {
+            completion_queues::finish_free_cq(context, id);
+            shared_receive::finish_free_srq(context, id);
+            shared_receive::finish_resize_srq(context, id);
+            completion_queues::finish_resize_cq(context, id);
+        }
+    }
+
+    /// Processes the helpers' reports.
+    fn take_helper_reports(&mut self) {
+        while let Some(report) = self.context.helpers.next_report() {
+            match report {
+                HelperReport::MemoryMade {
+                    client,
+                    token,
+                    made,
+                } => {
+                    self.departures.forget_helper(client, token);
+                    memory::finish_arena(&mut self.context, client, token, made);
+                }
+                HelperReport::HasRoom { uid } => self.context.resources.on_room(uid),
+                HelperReport::Link { device, report } => self.on_link_report(device, &report),
+                HelperReport::ClientGone { account } => {
+                    self.context.resources.ledger.close(account);
+                }
+                HelperReport::Released {
+                    client,
+                    token,
+                    amounts,
+                } => {
+                    self.context.resources.release(client, &amounts);
+                    self.departures.forget_helper(client, token);
+                    memory::finish_free_arena(&mut self.context, client, token);
+                }
+            }
+            self.end_event();
+            self.context.times.end_work("report of a helper");
+        }
+    }
+
+    /// Processes a report about a device's link.
+    fn on_link_report(&mut self, device: usize, report: &LinkReport) {
+        match report {
+            LinkReport::Changed(state) => {
+                self.links.on_link_state(&mut self.context, device, *state);
+            }
+            // Its connections end, and no new ones are made.
+            LinkReport::Gone(event) => {
+                self.links.begin_removal(&mut self.context, device, *event);
+                let resources = &mut self.context.resources;
+                self.connections
+                    .post_removal_to_listeners(resources, device);
+                self.context
+                    .workers
+                    .post_to_all(|| Command::RemovePort { device });
+            }
+        }
+    }
+
+    /// Answers deregistrations and frees departed clients that no worker can touch any more.
+    fn reclaim_objects(&mut self) {
+        let budget = TurnBudget::new();
+        let waits = self.memory.reclaim(&mut self.context, &budget);
+        self.end_event();
+        self.departures.reclaim(
+            &mut self.context,
+            &mut self.connections,
+            &self.memory.keys,
+            &budget,
+            waits,
+        );
     }
 }
 
 /// Writes the sysfs-like files. Without them some programs find less, but siwd serves all clients.
-fn write_sysfs(config: &ControlParts) -> Option<SysfsTree> {
-    let written = SysfsTree::write(config.socket.path(), &config.devices);
+fn write_sysfs(socket: &BoundSocket, devices: &[DeviceView]) -> Option<SysfsTree> {
+    let written = SysfsTree::write(socket.path(), devices);
     let warn =
         |error| tracing::warn!("cannot write the files for programs that read /sys: {error}");
     written.map_err(warn).ok()
-}
-
-fn time_until(deadline: Instant) -> Duration {
-    deadline.saturating_duration_since(Instant::now())
 }

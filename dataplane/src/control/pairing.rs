@@ -26,19 +26,18 @@ use nix::libc;
 use siw_shm::control::messages as m;
 use siw_shm::control::{AsyncEventKind, CmEventMessage};
 
-use super::addresses::no_route;
-use super::modify::denied_access;
-use super::pair_schedule::{PairAttempt, PairSchedule};
-use super::requests::*;
-use super::resources::{ClientQp, QpPhase};
-use super::{ControlThread, cm};
+use super::context::Context;
+use super::devices::{no_route, socket_addr};
+use super::listening::{Listeners, PAIRING_PORT};
+use super::pair_schedule::PairAttempt;
+use super::refusal::Refusal;
+use super::replies::{EMPTY, Outcome, send_reply};
+use super::resources::{ClientQp, QpPhase, Resources, denied_access};
 use crate::host_ports::PortClaim;
 use crate::ids::{ClientId, CmListenerId, Qpn};
 use crate::worker::PAIR_RETRIES;
 use crate::worker::messages::{Command, ConnectFailure, ConnectParams, QpSetup, RequestId};
 
-/// TCP port for connections between the two ends of a pair.
-pub const PAIRING_PORT: u16 = 5045;
 /// First bytes of the private data of a request.
 const MAGIC: [u8; 8] = *b"siwpair1";
 /// Maximum number of peers' connections kept for queue pairs of this daemon that are not in RTR
@@ -65,13 +64,12 @@ struct PairKey {
 
 /// Pairing state of the control thread, except for the attempts of queue pairs.
 #[derive(Default)]
-pub struct Pairing {
+pub(super) struct Pairing {
     /// Listener on all devices, from the first PAIR on.
     listener: Option<CmListenerId>,
     port_claims: Vec<PortClaim>,
     /// Requests for queue pairs that are not in RTR yet, and the user (uid) of the queue pair.
     early: HashMap<PairKey, (RequestId, u32)>,
-    schedule: PairSchedule,
 }
 
 impl Pairing {
@@ -85,38 +83,19 @@ impl Pairing {
         self.early.retain(|_, (kept, _)| *kept != request);
     }
 
-    /// Forgets the attempt of a queue pair that is gone or reset.
-    pub fn forget_attempt(&mut self, qpn: Qpn) {
-        self.schedule.remove(qpn);
-    }
-
-    /// Time until the next retry.
-    pub fn time_until_retry(&self) -> Option<Duration> {
-        let next = self.schedule.first_time()?;
-        Some(next.saturating_duration_since(Instant::now()))
-    }
-}
-
-/// Builds the private data of a request: the numbers of both queue pairs.
-fn to_private_data(from: Qpn, to: Qpn) -> Vec<u8> {
-    [&MAGIC[..], &from.0.to_be_bytes(), &to.0.to_be_bytes()].concat()
-}
-
-/// Parses the sender's QP number and the requested one.
-fn parse_private_data(data: &[u8]) -> Option<(Qpn, Qpn)> {
-    let rest = data.strip_prefix(&MAGIC)?;
-    let (from, rest) = rest.split_first_chunk::<4>()?;
-    let (to, _) = rest.split_first_chunk::<4>()?;
-    Some((Qpn(u32::from_be_bytes(*from)), Qpn(u32::from_be_bytes(*to))))
-}
-
-impl ControlThread {
     /// Connects a queue pair with the one named by its client, see [`m::PairQp`].
-    pub(super) fn pair_qp(&mut self, id: ClientId, seq: u32, request: &m::PairQp) -> Outcome {
+    pub(super) fn pair_qp(
+        &mut self,
+        context: &mut Context,
+        listeners: &mut Listeners,
+        id: ClientId,
+        seq: u32,
+        request: &m::PairQp,
+    ) -> Outcome {
         let (qpn, peer_qpn) = (Qpn(request.qp_num), Qpn(request.peer_qp_num));
         let device = request.device as usize;
-        let view = self.check_device(device)?;
-        let local = cm::socket_addr(request.local).map(|addr| addr.ip());
+        let view = context.devices.check_device(device)?;
+        let local = socket_addr(request.local).map(|addr| addr.ip());
         let own = local.filter(|ip| view.addresses.iter().any(|cidr| cidr.addr == *ip));
         let Some(local) = own else {
             return Err(Refusal::new(
@@ -124,7 +103,7 @@ impl ControlThread {
                 "the local GID is not an address of this device",
             ));
         };
-        let peer = cm::socket_addr(request.peer).map(|addr| addr.ip());
+        let peer = socket_addr(request.peer).map(|addr| addr.ip());
         let peer = peer.filter(|ip| !ip.is_unspecified() && ip.is_ipv4() == local.is_ipv4());
         let Some(peer) = peer else {
             return Err(Refusal::new(
@@ -132,8 +111,11 @@ impl ControlThread {
                 "the peer's GID is not of the local GID's address family",
             ));
         };
-        self.find_device(None, peer).ok_or_else(|| no_route(peer))?;
-        let qp = self.resources.client_mut(id)?.qps.get(&qpn);
+        context
+            .devices
+            .find_device(None, peer)
+            .ok_or_else(|| no_route(peer))?;
+        let qp = context.resources.client_mut(id)?.qps.get(&qpn);
         let qp = qp.ok_or_else(|| Refusal::no_such("queue pair", qpn.0))?;
         if qp.phase != QpPhase::Detached {
             return Err(Refusal::new(
@@ -144,7 +126,7 @@ impl ControlThread {
         let denied = denied_access(request.denied_access)?;
         let to_itself = (local, qpn) == (peer, peer_qpn);
         if !to_itself {
-            self.listen_for_pairs()?;
+            self.listen_for_pairs(context, listeners)?;
         }
         let initiates = to_itself || (local, qpn) < (peer, peer_qpn);
         let depth = |depth: u32| u16::try_from(depth).unwrap_or(u16::MAX).min(0x3FFE);
@@ -161,14 +143,14 @@ impl ControlThread {
             unknown_since: None,
         };
         let until = attempt.until;
-        if let Some(qp) = self.resources.qp_mut(id, qpn) {
+        if let Some(qp) = context.resources.qp_mut(id, qpn) {
             qp.pair = Some(attempt);
             qp.attr.denied_access = denied;
             qp.device = device;
         }
-        self.pairing.schedule.set_time(until, id, qpn);
+        context.resources.pair_times.set_time(until, id, qpn);
         if initiates {
-            self.connect_pair(id, qpn)?;
+            connect_pair(context, id, qpn)?;
         } else {
             let key = PairKey {
                 local,
@@ -176,22 +158,26 @@ impl ControlThread {
                 peer,
                 peer_qpn,
             };
-            if let Some((early, _)) = self.pairing.early.remove(&key) {
-                self.accept_pair(id, qpn, early)?;
+            if let Some((early, _)) = self.early.remove(&key) {
+                accept_pair(context, id, qpn, early)?;
             }
         }
-        send_reply::<m::PairQp>(self.resources.client_mut(id)?, seq, &EMPTY)
+        send_reply::<m::PairQp>(context.resources.client_mut(id)?, seq, &EMPTY)
     }
 
-    fn listen_for_pairs(&mut self) -> Result<(), Refusal> {
-        if self.pairing.listener.is_some() {
+    fn listen_for_pairs(
+        &mut self,
+        context: &mut Context,
+        listeners: &mut Listeners,
+    ) -> Result<(), Refusal> {
+        if self.listener.is_some() {
             return Ok(());
         }
-        let devices: Vec<usize> = (0..self.config.devices.len()).collect();
-        let claims = self.claim_port_of_all(&devices, PAIRING_PORT)?;
-        let listener = self.resources.next_listener_id();
+        let devices: Vec<usize> = (0..context.devices.views.len()).collect();
+        let claims = listeners.claim_port_of_all(&context.devices, &devices, PAIRING_PORT)?;
+        let listener = listeners.next_number();
         for device in devices {
-            for &worker in &self.config.devices[device].workers {
+            for &worker in &context.devices.views[device].workers {
                 let command = Command::Listen {
                     listener,
                     // It serves all clients: its pending requests belong to the daemon itself.
@@ -202,117 +188,36 @@ impl ControlThread {
                     backlog: MAX_EARLY_REQUESTS,
                     mpa: m::MpaOptions::BY_DEVICE,
                 };
-                self.workers.post_command(worker, command);
+                context.workers.post_command(worker, command);
             }
         }
-        self.pairing.port_claims = claims;
-        self.pairing.listener = Some(listener);
+        self.port_claims = claims;
+        self.listener = Some(listener);
         Ok(())
     }
 
     /// A worker could not listen for queue pairs: the next request tries again.
-    pub(super) fn forget_pairing_listener(&mut self, listener: CmListenerId) {
-        if self.pairing.listener == Some(listener) {
-            self.pairing.listener = None;
-            self.pairing.port_claims = Vec::new();
+    pub(super) fn forget_listener(&mut self, listener: CmListenerId) {
+        if self.listener == Some(listener) {
+            self.listener = None;
+            self.port_claims = Vec::new();
         }
-    }
-
-    /// Attempt of a queue pair that waits for its other end.
-    fn waiting_pair(&mut self, id: ClientId, qpn: Qpn) -> Option<(&mut ClientQp, PairAttempt)> {
-        let qp = self.resources.qp_mut(id, qpn)?;
-        let attempt = qp.pair.clone()?;
-        (qp.phase == QpPhase::Detached).then_some((qp, attempt))
-    }
-
-    /// Starts connecting a queue pair that waits for its other end; returns its device and attempt.
-    fn begin_attempt(
-        &mut self,
-        id: ClientId,
-        qpn: Qpn,
-    ) -> Result<Option<(usize, PairAttempt)>, Refusal> {
-        self.resources
-            .count_connection(id, qpn, PortClaim::default())?;
-        Ok(self.waiting_pair(id, qpn).map(|(qp, attempt)| {
-            qp.phase = QpPhase::Connecting;
-            qp.cm_channel = None;
-            (qp.device, attempt)
-        }))
-    }
-
-    /// Assigns the queue pair to a worker and returns the worker's ends of its rings.
-    fn set_up_pair(
-        &mut self,
-        id: ClientId,
-        qpn: Qpn,
-        worker: usize,
-    ) -> Result<Box<QpSetup>, Refusal> {
-        if let Some(qp) = self.resources.qp_mut(id, qpn) {
-            qp.worker = worker;
-        }
-        let setup = Self::worker_qp_setup(self.resources.client_mut(id)?, qpn)?;
-        setup.sq.set_worker(worker as u32);
-        Ok(Box::new(setup))
-    }
-
-    /// Connects as the initiating end.
-    fn connect_pair(&mut self, id: ClientId, qpn: Qpn) -> Result<(), Refusal> {
-        let Some((device, attempt)) = self.begin_attempt(id, qpn)? else {
-            return Ok(());
-        };
-        let worker = if attempt.to_itself {
-            // Whatever their port, connections to themselves have the same hash, which is symmetric.
-            let end = SocketAddr::new(attempt.local, PAIRING_PORT);
-            self.config.devices[device].steering.owner_of(end, end)
-        } else {
-            self.next_worker_of(device)
-        };
-        let setup = self.set_up_pair(id, qpn, worker)?;
-        let params = Box::new(ConnectParams {
-            device,
-            local: Some(attempt.local),
-            local_port: None,
-            remote: SocketAddr::new(attempt.peer, PAIRING_PORT),
-            to_itself: attempt.to_itself,
-            private_data: to_private_data(qpn, attempt.peer_qpn),
-            ird: attempt.ird,
-            ord: attempt.ord,
-            crc: None,
-            revision: None,
-            timeout_ms: Some(PAIRING_TIMEOUT.as_millis() as u32),
-            refusals: 0,
-        });
-        self.workers
-            .post_command(worker, Command::Connect { setup, params });
-        Ok(())
-    }
-
-    /// Accepts the connection of the initiating end.
-    fn accept_pair(&mut self, id: ClientId, qpn: Qpn, request: RequestId) -> Result<(), Refusal> {
-        let Some((_, attempt)) = self.begin_attempt(id, qpn)? else {
-            return Ok(());
-        };
-        let setup = self.set_up_pair(id, qpn, request.worker())?;
-        let command = Command::Accept {
-            setup,
-            request,
-            private_data: Vec::new(),
-            ird: attempt.ird,
-            ord: attempt.ord,
-        };
-        self.workers.post_command(request.worker(), command);
-        Ok(())
     }
 
     /// The initiating end of a pair connects.
-    pub(super) fn on_pair_request(&mut self, request: RequestId, event: &CmEventMessage) {
+    pub(super) fn on_pair_request(
+        &mut self,
+        context: &mut Context,
+        request: RequestId,
+        event: &CmEventMessage,
+    ) {
         let addresses = event
             .local
             .to_socket_addr()
             .zip(event.peer.to_socket_addr());
         let numbers = parse_private_data(event.private_data.as_bytes());
         let Some(((local, peer), (peer_qpn, qpn))) = addresses.zip(numbers) else {
-            return self.reject_pair(request, b"siwpair: not the request of a pair");
+            return reject_pair(context, request, b"siwpair: not the request of a pair");
         };
         let key = PairKey {
             local: local.ip(),
@@ -320,136 +225,251 @@ impl ControlThread {
             peer: peer.ip(),
             peer_qpn,
         };
-        let Some(id) = self.resources.owner_of_qp(qpn) else {
-            return self.reject_pair(request, NO_SUCH_QP);
+        let Some(id) = context.resources.owner_of_qp(qpn) else {
+            return reject_pair(context, request, NO_SUCH_QP);
         };
-        let matches = self.waiting_pair(id, qpn).is_some_and(|(_, attempt)| {
+        let matches = waiting_pair(&mut context.resources, id, qpn).is_some_and(|(_, attempt)| {
             let wanted = (attempt.local, attempt.peer, attempt.peer_qpn);
             !attempt.to_itself && wanted == (key.local, key.peer, key.peer_qpn)
         });
         if matches {
-            if self.accept_pair(id, qpn, request).is_err() {
-                self.reject_pair(request, b"siwpair: a limit of the client");
+            if accept_pair(context, id, qpn, request).is_err() {
+                reject_pair(context, request, b"siwpair: a limit of the client");
             }
-        } else if let Some(user) = self.user_with_room(id) {
+        } else if let Some(user) = self.user_with_room(&context.resources, id) {
             // A newer request for the same two queue pairs replaces the older one.
-            if let Some((older, _)) = self.pairing.early.insert(key, (request, user)) {
-                self.reject_pair(older, b"siwpair: connected again");
+            if let Some((older, _)) = self.early.insert(key, (request, user)) {
+                reject_pair(context, older, b"siwpair: connected again");
             }
         } else {
-            self.reject_pair(request, b"siwpair: too many requests");
+            reject_pair(context, request, b"siwpair: too many requests");
         }
     }
 
     /// The user of a client, if another early request may be kept for its queue pairs: each user has a
     /// quarter of them.
-    fn user_with_room(&self, id: ClientId) -> Option<u32> {
-        let user = self.resources.clients.get(&id)?.account.uid();
-        let early = &self.pairing.early;
+    fn user_with_room(&self, resources: &Resources, id: ClientId) -> Option<u32> {
+        let user = resources.clients.get(&id)?.account.uid();
+        let early = &self.early;
         let of_user = early.values().filter(|(_, of)| *of == user).count();
         (early.len() < MAX_EARLY_REQUESTS && of_user < MAX_EARLY_REQUESTS / 4).then_some(user)
     }
+}
 
-    fn reject_pair(&mut self, request: RequestId, private_data: &[u8]) {
-        let command = Command::Reject {
-            request,
-            private_data: private_data.to_vec(),
-        };
-        self.workers.post_command(request.worker(), command);
+/// Attempt of a queue pair that waits for its other end.
+fn waiting_pair(
+    resources: &mut Resources,
+    id: ClientId,
+    qpn: Qpn,
+) -> Option<(&mut ClientQp, PairAttempt)> {
+    let qp = resources.qp_mut(id, qpn)?;
+    let attempt = qp.pair.clone()?;
+    (qp.phase == QpPhase::Detached).then_some((qp, attempt))
+}
+
+/// Starts connecting a queue pair that waits for its other end; returns its device and attempt.
+fn begin_attempt(
+    resources: &mut Resources,
+    id: ClientId,
+    qpn: Qpn,
+) -> Result<Option<(usize, PairAttempt)>, Refusal> {
+    resources.count_connection(id, qpn, PortClaim::default())?;
+    Ok(waiting_pair(resources, id, qpn).map(|(qp, attempt)| {
+        qp.phase = QpPhase::Connecting;
+        qp.cm_channel = None;
+        (qp.device, attempt)
+    }))
+}
+
+/// Assigns the queue pair to a worker and returns the worker's ends of its rings.
+fn set_up_pair(
+    resources: &mut Resources,
+    id: ClientId,
+    qpn: Qpn,
+    worker: usize,
+) -> Result<Box<QpSetup>, Refusal> {
+    if let Some(qp) = resources.qp_mut(id, qpn) {
+        qp.worker = worker;
     }
+    let setup = resources.client_mut(id)?.worker_setup(qpn)?;
+    setup.sq.set_worker(worker as u32);
+    Ok(Box::new(setup))
+}
 
-    /// A connection attempt failed. Returns true if the queue pair was a pair's: it is handled
-    /// here.
-    pub(super) fn on_pair_failed(
-        &mut self,
-        id: ClientId,
-        qpn: Qpn,
-        failure: &ConnectFailure,
-    ) -> bool {
-        let Some((qp, attempt)) = self.waiting_pair(id, qpn) else {
-            return false;
-        };
-        let now = Instant::now();
-        // The accepting end waits for the next connection until its deadline, which may have passed
-        // during this one.
-        if !attempt.initiates {
-            let deadline = attempt.until.max(now);
-            self.pairing.schedule.set_time(deadline, id, qpn);
+/// Connects as the initiating end.
+fn connect_pair(context: &mut Context, id: ClientId, qpn: Qpn) -> Result<(), Refusal> {
+    let Some((device, attempt)) = begin_attempt(&mut context.resources, id, qpn)? else {
+        return Ok(());
+    };
+    let worker = if attempt.to_itself {
+        // Whatever their port, connections to themselves have the same hash, which is symmetric.
+        let end = SocketAddr::new(attempt.local, PAIRING_PORT);
+        context.devices.views[device].steering.owner_of(end, end)
+    } else {
+        context.devices.next_worker_of(device)
+    };
+    let setup = set_up_pair(&mut context.resources, id, qpn, worker)?;
+    let params = Box::new(ConnectParams {
+        device,
+        local: Some(attempt.local),
+        local_port: None,
+        remote: SocketAddr::new(attempt.peer, PAIRING_PORT),
+        to_itself: attempt.to_itself,
+        private_data: to_private_data(qpn, attempt.peer_qpn),
+        ird: attempt.ird,
+        ord: attempt.ord,
+        crc: None,
+        revision: None,
+        timeout_ms: Some(PAIRING_TIMEOUT.as_millis() as u32),
+        refusals: 0,
+    });
+    context
+        .workers
+        .post_command(worker, Command::Connect { setup, params });
+    Ok(())
+}
+
+/// Accepts the connection of the initiating end.
+fn accept_pair(
+    context: &mut Context,
+    id: ClientId,
+    qpn: Qpn,
+    request: RequestId,
+) -> Result<(), Refusal> {
+    let Some((_, attempt)) = begin_attempt(&mut context.resources, id, qpn)? else {
+        return Ok(());
+    };
+    let setup = set_up_pair(&mut context.resources, id, qpn, request.worker())?;
+    let command = Command::Accept {
+        setup,
+        request,
+        private_data: Vec::new(),
+        ird: attempt.ird,
+        ord: attempt.ord,
+    };
+    context.workers.post_command(request.worker(), command);
+    Ok(())
+}
+
+fn reject_pair(context: &mut Context, request: RequestId, private_data: &[u8]) {
+    let command = Command::Reject {
+        request,
+        private_data: private_data.to_vec(),
+    };
+    context.workers.post_command(request.worker(), command);
+}
+
+/// A connection attempt failed. Returns true if the queue pair was a pair's: it is handled
+/// here.
+pub(super) fn on_pair_failed(
+    context: &mut Context,
+    id: ClientId,
+    qpn: Qpn,
+    failure: &ConnectFailure,
+) -> bool {
+    let Some((qp, attempt)) = waiting_pair(&mut context.resources, id, qpn) else {
+        return false;
+    };
+    let now = Instant::now();
+    // The accepting end waits for the next connection until its deadline, which may have passed
+    // during this one.
+    if !attempt.initiates {
+        let deadline = attempt.until.max(now);
+        context.resources.pair_times.set_time(deadline, id, qpn);
+        return true;
+    }
+    let is_unknown = matches!(failure, ConnectFailure::Rejected(data) if data == NO_SUCH_QP);
+    let unknown_since = is_unknown.then(|| attempt.unknown_since.unwrap_or(now));
+    if let Some(pair) = &mut qp.pair {
+        pair.unknown_since = unknown_since;
+    }
+    let reason = match failure {
+        _ if unknown_since.is_some_and(|since| now >= since + PAIR_RETRIES) => {
+            format!("{} has no queue pair {}", attempt.peer, attempt.peer_qpn.0)
+        }
+        ConnectFailure::Protocol(why) | ConnectFailure::Local(why) => why.clone(),
+        _ if now < attempt.until => {
+            let again = now + attempt.retry_after;
+            if let Some(pair) = &mut qp.pair {
+                pair.retry_after = (pair.retry_after * 2).min(LONGEST_RETRY);
+            }
+            let next = again.min(attempt.until);
+            context.resources.pair_times.set_time(next, id, qpn);
             return true;
         }
-        let is_unknown = matches!(failure, ConnectFailure::Rejected(data) if data == NO_SUCH_QP);
-        let unknown_since = is_unknown.then(|| attempt.unknown_since.unwrap_or(now));
-        if let Some(pair) = &mut qp.pair {
-            pair.unknown_since = unknown_since;
+        ConnectFailure::Unreachable => {
+            format!("no neighbour answers for {}", attempt.peer)
         }
-        let reason = match failure {
-            _ if unknown_since.is_some_and(|since| now >= since + PAIR_RETRIES) => {
-                format!("{} has no queue pair {}", attempt.peer, attempt.peer_qpn.0)
-            }
-            ConnectFailure::Protocol(why) | ConnectFailure::Local(why) => why.clone(),
-            _ if now < attempt.until => {
-                let again = now + attempt.retry_after;
-                if let Some(pair) = &mut qp.pair {
-                    pair.retry_after = (pair.retry_after * 2).min(LONGEST_RETRY);
-                }
-                let next = again.min(attempt.until);
-                self.pairing.schedule.set_time(next, id, qpn);
-                return true;
-            }
-            ConnectFailure::Unreachable => {
-                format!("no neighbour answers for {}", attempt.peer)
-            }
-            ConnectFailure::Refused => {
-                format!(
-                    "{} refuses connections of queue pairs; does it run siwd?",
-                    attempt.peer
-                )
-            }
-            _ => attempt.describe_absence(),
-        };
-        self.fail_pair(id, qpn, &format!("not connected: {reason}"));
-        true
-    }
+        ConnectFailure::Refused => {
+            format!(
+                "{} refuses connections of queue pairs; does it run siwd?",
+                attempt.peer
+            )
+        }
+        _ => attempt.describe_absence(),
+    };
+    fail_pair(context, id, qpn, &format!("not connected: {reason}"));
+    true
+}
 
-    /// Flushes posted work requests and reports the reason to the client.
-    fn fail_pair(&mut self, id: ClientId, qpn: Qpn, reason: &str) {
-        let Some(qp) = self.resources.qp_mut(id, qpn) else {
+/// Flushes posted work requests and reports the reason to the client.
+fn fail_pair(context: &mut Context, id: ClientId, qpn: Qpn, reason: &str) {
+    let Some(qp) = context.resources.qp_mut(id, qpn) else {
+        return;
+    };
+    qp.state = m::QpState::Error;
+    qp.phase = QpPhase::Attached;
+    qp.worker = 0;
+    tracing::warn!(%qpn, "{reason}");
+    let client = context.resources.clients.get(&id);
+    if let Some(Ok(setup)) = client.map(|client| client.worker_setup(qpn)) {
+        let setup = Box::new(setup);
+        context
+            .workers
+            .post_command(0, Command::InstallQp { setup });
+    }
+    context
+        .resources
+        .post_async_event(id, AsyncEventKind::QpFatal, qpn.0, reason);
+}
+
+/// Retries the attempts that are due, or gives up.
+pub(super) fn retry_pairs(context: &mut Context) {
+    let now = Instant::now();
+    // The rest follows in the next turn.
+    for _ in 0..RETRIES_PER_TURN {
+        let Some((id, qpn)) = context.resources.pair_times.take_due(now) else {
             return;
         };
-        qp.state = m::QpState::Error;
-        qp.phase = QpPhase::Attached;
-        qp.worker = 0;
-        tracing::warn!(%qpn, "{reason}");
-        let client = self.resources.clients.get(&id);
-        if let Some(Ok(setup)) = client.map(|client| Self::worker_qp_setup(client, qpn)) {
-            let setup = Box::new(setup);
-            self.workers.post_command(0, Command::InstallQp { setup });
-        }
-        self.post_async_event(id, AsyncEventKind::QpFatal, qpn.0, reason);
-    }
-
-    /// Retries the attempts that are due, or gives up.
-    pub(super) fn retry_pairs(&mut self) {
-        let now = Instant::now();
-        // The rest follows in the next turn.
-        for _ in 0..RETRIES_PER_TURN {
-            let Some((id, qpn)) = self.pairing.schedule.take_due(now) else {
-                return;
-            };
-            let Some((_, attempt)) = self.waiting_pair(id, qpn) else {
-                continue;
-            };
-            if now >= attempt.until {
-                let reason = format!("not connected: {}", attempt.describe_absence());
-                self.fail_pair(id, qpn, &reason);
-            } else if attempt.initiates {
-                self.pairing.schedule.set_time(attempt.until, id, qpn);
-                if let Err(refusal) = self.connect_pair(id, qpn) {
-                    self.fail_pair(id, qpn, refusal.reason());
-                }
+        let Some((_, attempt)) = waiting_pair(&mut context.resources, id, qpn) else {
+            continue;
+        };
+        if now >= attempt.until {
+            let reason = format!("not connected: {}", attempt.describe_absence());
+            fail_pair(context, id, qpn, &reason);
+        } else if attempt.initiates {
+            context
+                .resources
+                .pair_times
+                .set_time(attempt.until, id, qpn);
+            if let Err(refusal) = connect_pair(context, id, qpn) {
+                fail_pair(context, id, qpn, refusal.reason());
             }
         }
     }
+}
+
+/// Builds the private data of a request: the numbers of both queue pairs.
+fn to_private_data(from: Qpn, to: Qpn) -> Vec<u8> {
+    [&MAGIC[..], &from.0.to_be_bytes(), &to.0.to_be_bytes()].concat()
+}
+
+/// Parses the sender's QP number and the requested one.
+fn parse_private_data(data: &[u8]) -> Option<(Qpn, Qpn)> {
+    let rest = data.strip_prefix(&MAGIC)?;
+    let (from, rest) = rest.split_first_chunk::<4>()?;
+    let (to, _) = rest.split_first_chunk::<4>()?;
+    Some((Qpn(u32::from_be_bytes(*from)), Qpn(u32::from_be_bytes(*to))))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::User;
-use siw_shm::control::ControlSocket;
+use siw_shm::control::{ControlSocket, RecvError};
 
 /// Subordinate uids by owner (subuid(5)).
 pub const SUBORDINATE_UIDS: &str = "/etc/subuid";
@@ -80,6 +80,23 @@ impl SubordinateUsers {
         });
         found.map_or(uid, |range| range.owner)
     }
+}
+
+/// Packets of a disconnected client that are searched for descriptors.
+const LAST_PACKETS: usize = 1024;
+
+/// Returns true if the socket of a departed or refused client has unread descriptors: closing it
+/// can then take long. Shuts down the socket's input first, so that nothing more can be sent to it.
+pub(super) fn has_descriptors_waiting(conn: &ControlSocket) -> bool {
+    conn.refuse_input();
+    for _ in 0..LAST_PACKETS {
+        match conn.recv_from_client() {
+            Ok(_) | Err(RecvError::Truncated) => {}
+            Err(RecvError::WouldBlock | RecvError::Closed) => return false,
+            Err(_) => return true,
+        }
+    }
+    true
 }
 
 #[cfg(test)]

@@ -6,7 +6,6 @@ use siw_memory::{Retired, Stag};
 use siw_shm::control::messages::ModifySrq;
 use siw_shm::{CqGeometry, SharedMemory};
 
-use super::statistics::StatisticsText;
 use crate::ids::{CommandToken, CqId, Qpn, SrqId};
 
 /// Condition that a deferred reply waits for. `left` counts the workers that have not reported.
@@ -67,7 +66,7 @@ pub(super) enum PendingReply {
     /// All workers report their counters.
     Stats { token: CommandToken, left: usize },
     /// The statistics are being written.
-    WriteStats(Box<StatisticsText>),
+    WriteStats,
 }
 
 impl PendingReply {

@@ -96,6 +96,15 @@ impl Quota {
     }
 }
 
+/// Quota amounts of a channel whose socket buffers this number of bytes.
+pub const fn channel_amounts(buffered: usize) -> [(Quota, u64); 3] {
+    [
+        (Quota::EventChannels, 1),
+        (Quota::Descriptors, 1),
+        (Quota::Memory, buffered as u64),
+    ]
+}
+
 /// Maximum number of protection domains of one client, as in Linux siw.
 pub const MAX_PD: u32 = 102_400;
 

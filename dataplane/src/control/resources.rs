@@ -5,24 +5,28 @@
 //! takes tens of milliseconds with a million of them. Arenas are few (`descriptors_per_client`), and a
 //! registration looks up thousands.
 
-use std::collections::{BTreeMap, HashMap, VecDeque, btree_map};
-use std::os::fd::OwnedFd;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::vec;
 
 use nix::libc;
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use siw_iwarp::QpInitAttr;
+use siw_memory::Stag;
 use siw_memory::queue_allocator::{QueueAllocator, QueueMemory};
-use siw_memory::{Retired, Stag};
 use siw_shm::control::messages as m;
-use siw_shm::control::{Addr, ControlSocket, MemoryExtent, QpState, messages};
+use siw_shm::control::messages::{EVERY_DEVICE, KIND_CM_EVENT};
+use siw_shm::control::{
+    Addr, AsyncEventKind, CmEventKind, CmEventMessage, ControlSocket, MemoryExtent, QpState, codec,
+    messages,
+};
 use siw_shm::shared_memory::{HUGE_PAGE, PageSize, SharedMemory};
-use siw_shm::{LowWaterMark, QpGeometry, SrqGeometry, SrqRing};
+use siw_shm::work_queue::state_offset;
+use siw_shm::{Access, LowWaterMark, QpGeometry, RqConsumer, SqConsumer, SrqGeometry, SrqRing};
 
 use super::held_memory::HeldMemory;
-use super::listening::{ConnectRequests, Listeners};
 use super::outbox::{EventBudget, Outbox, TOKEN_OUTBOX};
-use super::pair_schedule::PairAttempt;
+use super::pair_schedule::{PairAttempt, PairSchedule};
 use super::peers::PeerCredentials;
 use super::pending::{DeferredRequest, PendingReply};
 use super::quotas::{Account, Ledger, Quota, QuotaLimits};
@@ -31,10 +35,9 @@ use super::regions::{ClientArena, ClientProcess, MemoryRegion, RegisteredSums};
 use crate::config::LimitsConfig;
 use crate::host_ports::PortClaim;
 use crate::ids::{
-    ArenaId, ClientId, CmChannelId, CmListenerId, CommandToken, CompletionChannelId,
-    ConnectRequestId, CqId, PdId, Qpn, SrqId,
+    ArenaId, ClientId, CmChannelId, CommandToken, CompletionChannelId, CqId, PdId, Qpn, SrqId,
 };
-use crate::worker::messages::DisconnectReason;
+use crate::worker::messages::{DisconnectReason, QpSetup};
 
 /// A memory window of a client.
 pub struct MemoryWindow {
@@ -309,6 +312,65 @@ impl Client {
         )
     }
 
+    /// The worker's ends of a queue pair's rings.
+    pub fn worker_setup(&self, qpn: Qpn) -> Result<QpSetup, Refusal> {
+        let qp = self
+            .qps
+            .get(&qpn)
+            .ok_or_else(|| Refusal::no_such("queue pair", qpn.0))?;
+        let (region, at) = (&qp.mem.region, qp.mem.offset);
+        let bad = |error: siw_shm::OutOfBounds| Refusal::new(libc::EINVAL, error.to_string());
+        let state_at = at + state_offset(qp.geometry.rq_offset, qp.geometry.rq_slots);
+        let sq = SqConsumer::new(region.clone(), at, qp.geometry.sq_slots)
+            .and_then(|sq| sq.with_state_line(region.clone(), state_at))
+            .map_err(bad)?;
+        let rq = RqConsumer::new(
+            region.clone(),
+            at + qp.geometry.rq_offset,
+            qp.geometry.rq_slots,
+        )
+        .map_err(bad)?;
+        Ok(QpSetup {
+            client: self.id,
+            user: self.account.uid(),
+            attr: qp.attr,
+            sq,
+            rq,
+            send_cq: qp.send_cq,
+            recv_cq: qp.recv_cq,
+            srq: qp.srq,
+            is_paired: qp.pair.is_some(),
+            most_connections: qp.most_connections,
+            waits_for_receives: qp.waits_for_receives || qp.pair.is_some(),
+            srq_share: qp
+                .srq
+                .and_then(|srq| self.srqs.get(&srq))
+                .map_or(0, |srq| srq.share),
+        })
+    }
+
+    /// A queue pair that is about to connect, with events in this channel.
+    pub fn detached_qp(
+        &mut self,
+        qpn: Qpn,
+        cm_channel: CmChannelId,
+    ) -> Result<&mut ClientQp, Refusal> {
+        if !self.cm_channels.contains_key(&cm_channel) {
+            return Err(Refusal::no_such("CM channel", cm_channel.0));
+        }
+        let qp = self
+            .qps
+            .get_mut(&qpn)
+            .ok_or_else(|| Refusal::no_such("queue pair", qpn.0))?;
+        if qp.phase != QpPhase::Detached {
+            return Err(Refusal::new(
+                libc::EISCONN,
+                "the queue pair is or was connected; create a new one",
+            ));
+        }
+        Ok(qp)
+    }
+
     /// Allocates a client-local object number that no live object of the client has.
     pub fn next_number(&mut self) -> u32 {
         loop {
@@ -322,106 +384,6 @@ impl Client {
                 return number;
             }
         }
-    }
-}
-
-/// A disconnected client, until no worker refers to it.
-pub struct DepartingClient {
-    pub client: Client,
-    pub token: CommandToken,
-    /// Number of workers that have not passed the barrier yet.
-    pub left: usize,
-    /// Closing its socket may take as long as the client likes.
-    pub slow_to_close: bool,
-    /// Grace period of the last memory key that was removed.
-    pub last_key: Option<Retired>,
-    /// Its entries in tables of all clients that are not removed yet.
-    pub entries: DepartingEntries,
-}
-
-/// Entries of a departed client in tables of all clients, which are removed a part at a time.
-pub struct DepartingEntries {
-    requests: vec::IntoIter<ConnectRequestId>,
-    listeners: vec::IntoIter<CmListenerId>,
-    cm_channels: btree_map::IntoValues<CmChannelId, Outbox>,
-    mws: btree_map::IntoKeys<Stag, MemoryWindow>,
-    mrs: btree_map::IntoIter<Stag, MemoryRegion>,
-    qps: btree_map::IntoIter<Qpn, ClientQp>,
-    departing_qps: btree_map::IntoIter<Qpn, ClientQp>,
-    cqs: btree_map::IntoIter<CqId, CompletionQueue>,
-    srqs: btree_map::IntoIter<SrqId, ClientSrq>,
-    pds: btree_map::IntoIter<PdId, ProtectionDomain>,
-}
-
-/// An entry of a table of all clients.
-pub enum DepartingEntry {
-    Request(ConnectRequestId),
-    Listener(CmListenerId),
-    CmChannel(Outbox),
-    Key(Stag),
-    QueuePair(Qpn),
-    CompletionQueue(CqId),
-    SharedReceiveQueue(SrqId),
-    ProtectionDomain(PdId),
-}
-
-impl DepartingEntries {
-    /// Takes the entries of a client that is removed from `resources`.
-    pub fn take(resources: &Resources, client: &mut Client) -> DepartingEntries {
-        let requests: Vec<_> = resources.requests.of_client(client.id).collect();
-        let listeners: Vec<_> = resources.listeners.of_client(client.id).collect();
-        DepartingEntries {
-            requests: requests.into_iter(),
-            listeners: listeners.into_iter(),
-            cm_channels: std::mem::take(&mut client.cm_channels).into_values(),
-            mws: std::mem::take(&mut client.mws).into_keys(),
-            mrs: std::mem::take(&mut client.mrs).into_iter(),
-            qps: std::mem::take(&mut client.qps).into_iter(),
-            departing_qps: std::mem::take(&mut client.departing_qps).into_iter(),
-            cqs: std::mem::take(&mut client.cqs).into_iter(),
-            srqs: std::mem::take(&mut client.srqs).into_iter(),
-            pds: std::mem::take(&mut client.pds).into_iter(),
-        }
-    }
-
-    /// Next entry that no worker uses to reach the client's memory.
-    pub fn next_connection(&mut self) -> Option<DepartingEntry> {
-        let request = self.requests.next().map(DepartingEntry::Request);
-        let listener = || self.listeners.next().map(DepartingEntry::Listener);
-        let channel = || self.cm_channels.next().map(DepartingEntry::CmChannel);
-        request.or_else(listener).or_else(channel)
-    }
-
-    /// Next entry that workers may use until they have passed the client's barrier.
-    pub fn next_key(&mut self) -> Option<DepartingEntry> {
-        let key = self.mws.next();
-        if let Some(key) = key.or_else(|| Some(self.mrs.next()?.0)) {
-            return Some(DepartingEntry::Key(key));
-        }
-        let qp = self.qps.next().or_else(|| self.departing_qps.next());
-        qp.map(|(qpn, _)| DepartingEntry::QueuePair(qpn))
-    }
-
-    /// Next number that workers may find in a memory key until all keys are reclaimed.
-    pub fn next_number(&mut self) -> Option<DepartingEntry> {
-        if let Some((cq, _)) = self.cqs.next() {
-            return Some(DepartingEntry::CompletionQueue(cq));
-        }
-        if let Some((srq, _)) = self.srqs.next() {
-            return Some(DepartingEntry::SharedReceiveQueue(srq));
-        }
-        let pd = self.pds.next();
-        pd.map(|(pd, _)| DepartingEntry::ProtectionDomain(pd))
-    }
-
-    /// Returns true if entries of [`Self::next_connection`] are left.
-    pub fn has_connections(&self) -> bool {
-        self.requests.len() + self.listeners.len() + self.cm_channels.len() > 0
-    }
-
-    /// Returns true if entries of [`Self::next_key`] are left.
-    pub fn has_keys(&self) -> bool {
-        self.mws.len() + self.mrs.len() + self.qps.len() + self.departing_qps.len() > 0
     }
 }
 
@@ -464,11 +426,10 @@ impl NumberPool {
 /// All objects of all clients, and their number pools.
 pub struct Resources {
     pub clients: BTreeMap<ClientId, Client>,
-    pub departing: Vec<DepartingClient>,
-    /// Clients whose request waits until no worker uses a memory key.
-    pub awaiting_keys: Vec<ClientId>,
-    pub listeners: Listeners,
-    pub requests: ConnectRequests,
+    /// Clients whose deferred request was answered: the loop reads their next ones.
+    pub answered: Vec<ClientId>,
+    /// Clients to close, and why: they broke the rules, or do not read their events.
+    pub faulty: Vec<(ClientId, String)>,
     pub qpns: NumberPool,
     pub cqs: NumberPool,
     pub srqs: NumberPool,
@@ -478,31 +439,42 @@ pub struct Resources {
     pub qp_owners: BTreeMap<Qpn, ClientId>,
     /// Owner of each outbox by epoll token, and its channel; `None` for asynchronous events.
     pub outboxes: BTreeMap<u64, (ClientId, Option<CmChannelId>)>,
+    /// Times of the attempts to connect queue pairs without rdma_cm.
+    pub pair_times: PairSchedule,
+    /// Limits of each client, as reported to its library.
+    pub limits: LimitsConfig,
+    /// Allocate queues and registered memory from hugepages while some are free.
+    pub hugepages: bool,
+    /// Watches the sockets of clients.
+    pub epoll: Epoll,
     last_client: u64,
-    last_listener: u32,
-    last_request: u32,
     last_outbox: u64,
 }
 
 impl Resources {
     /// Creates an empty tree with these limits.
-    pub fn new(limits: QuotaLimits) -> Resources {
+    pub fn new(
+        quotas: QuotaLimits,
+        limits: LimitsConfig,
+        hugepages: bool,
+        epoll: Epoll,
+    ) -> Resources {
         Resources {
             clients: BTreeMap::new(),
-            departing: Vec::new(),
-            awaiting_keys: Vec::new(),
-            listeners: Listeners::default(),
-            requests: ConnectRequests::default(),
+            answered: Vec::new(),
+            faulty: Vec::new(),
             qpns: NumberPool::default(),
             cqs: NumberPool::default(),
             srqs: NumberPool::default(),
             pds: NumberPool::default(),
-            ledger: Ledger::new(limits),
+            ledger: Ledger::new(quotas),
             qp_owners: BTreeMap::new(),
             outboxes: BTreeMap::new(),
+            pair_times: PairSchedule::default(),
+            limits,
+            hugepages,
+            epoll,
             last_client: 0,
-            last_listener: 0,
-            last_request: 0,
             last_outbox: 0,
         }
     }
@@ -543,12 +515,7 @@ impl Resources {
     ///
     /// # Errors
     /// A limit would be exceeded, or the operating system has no memory.
-    pub fn alloc_queue(
-        &mut self,
-        id: ClientId,
-        len: usize,
-        huge: bool,
-    ) -> Result<QueueMemory, Refusal> {
+    pub fn alloc_queue(&mut self, id: ClientId, len: usize) -> Result<QueueMemory, Refusal> {
         self.settle_account(id);
         let client = self.clients.get(&id).ok_or_else(no_client)?;
         let needed = client.queues.bytes_needed(len) as u64;
@@ -556,7 +523,7 @@ impl Resources {
             self.ledger.check(&client.account, Quota::Memory, needed)?;
             self.ledger.check(&client.account, Quota::Descriptors, 1)?;
         }
-        let pages = self.choose_pages(id, needed, huge);
+        let pages = self.choose_pages(id, needed, self.hugepages);
         let client = self.clients.get_mut(&id).ok_or_else(no_client)?;
         client.queues.set_pages(pages);
         let mem = client.queues.alloc(len);
@@ -606,18 +573,153 @@ impl Resources {
         self.release(id, &amounts);
     }
 
-    /// A helper has finished an order of a client that has departed.
-    pub fn forget_helper(&mut self, id: ClientId, done: CommandToken) {
-        let found = self.departing.iter_mut().find(|one| one.client.id == id);
-        if let Some(departing) = found {
-            departing.client.waiting.take_if(|waiting| {
-                matches!(
-                    waiting.what,
-                    PendingReply::MakeArena { token, .. } | PendingReply::FreeArena { token }
-                        if token == done
-                )
-            });
+    /// Sends an asynchronous event to a client; a client that does not read its events loses it.
+    pub fn post_async_event(
+        &mut self,
+        id: ClientId,
+        kind: AsyncEventKind,
+        object: u32,
+        reason: &str,
+    ) {
+        let may_wait = self.may_queue_events(id);
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
+        let Some(outbox) = &mut client.events else {
+            return;
+        };
+        let event = messages::AsyncEventMessage::new(kind, object, reason);
+        let packet = codec::encode_event(messages::KIND_ASYNC_EVENT, &event);
+        if kind == AsyncEventKind::DeviceFatal && object == EVERY_DEVICE {
+            outbox.send_last_event(&self.epoll, packet);
+        } else if !outbox.send_event(&self.epoll, packet, 0, may_wait) {
+            tracing::debug!(client = id.0, "event lost: the client does not read events");
         }
+        self.settle_account(id);
+    }
+
+    /// Sends an event of a connection or listener to its channel. A client that makes connections
+    /// without reading their events is closed.
+    pub fn post_cm_event(
+        &mut self,
+        id: ClientId,
+        channel: Option<CmChannelId>,
+        event: &CmEventMessage,
+    ) {
+        let may_wait = self.may_queue_events(id);
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
+        let Some(outbox) = channel.and_then(|channel| client.cm_channels.get_mut(&channel)) else {
+            return;
+        };
+        let packet = codec::encode_event(KIND_CM_EVENT, event);
+        // A network failure can end all connections at once, with one event each.
+        let connections = client.account.amount(Quota::Connections) as usize;
+        let has_room = outbox.send_event(&self.epoll, packet, connections, may_wait);
+        self.settle_account(id);
+        // Cancelled requests are caused by peers; the client learns of the cancellation when it
+        // accepts.
+        if !has_room && event.kind != CmEventKind::RequestCancelled as u32 {
+            let limit = self.limits.events_per_client;
+            let why = format!(
+                "the client does not read its queued events, at most {limit}: see [limits] events_per_client and memory_per_client"
+            );
+            self.faulty.push((id, why));
+        }
+    }
+
+    /// Sends queued events of the outbox with this epoll token.
+    pub fn flush_outbox(&mut self, token: u64) {
+        let Some((id, channel)) = self.outboxes.get(&token).copied() else {
+            return;
+        };
+        let found = self.clients.get_mut(&id).and_then(|client| {
+            channel.map_or(client.events.as_mut(), |channel| {
+                client.cm_channels.get_mut(&channel)
+            })
+        });
+        if let Some(outbox) = found {
+            outbox.flush_backlog(&self.epoll);
+        }
+        self.settle_account(id);
+    }
+
+    /// Leaves further requests in the client's socket until [`Self::resume_input`].
+    pub fn leave_input(&mut self, id: ClientId) {
+        let client = self.clients.get_mut(&id);
+        if let Some(client) = client.filter(|client| !client.more_input) {
+            client.more_input = true;
+            // Otherwise epoll would continuously report a peer that has closed its end.
+            let once = EpollFlags::EPOLLONESHOT;
+            let mut event = EpollEvent::new(once, id.0);
+            let _ = self.epoll.modify(client.conn.as_fd(), &mut event);
+        }
+    }
+
+    /// Reads further requests from the client's socket again.
+    pub fn resume_input(&mut self, id: ClientId) {
+        let client = self.clients.get_mut(&id);
+        if let Some(client) = client.filter(|client| client.more_input) {
+            client.more_input = false;
+            let mut event = EpollEvent::new(EpollFlags::EPOLLIN, id.0);
+            let _ = self.epoll.modify(client.conn.as_fd(), &mut event);
+        }
+    }
+
+    /// Receives descriptors of a user again, after most of its earlier ones are closed.
+    pub fn on_room(&mut self, uid: u32) {
+        let clients = self.clients.values_mut();
+        let waiting: Vec<ClientId> = clients
+            .filter(|client| client.account.uid() == uid)
+            .filter_map(|client| std::mem::take(&mut client.awaits_room).then_some(client.id))
+            .collect();
+        for id in waiting {
+            self.resume_input(id);
+        }
+    }
+
+    /// Frees a queue pair that no worker has.
+    pub fn free_qp(&mut self, id: ClientId, qpn: Qpn) {
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
+        if let Some(qp) = client
+            .qps
+            .remove(&qpn)
+            .or_else(|| client.departing_qps.remove(&qpn))
+        {
+            for cq in [qp.send_cq, qp.recv_cq] {
+                if let Some(cq) = client.cqs.get_mut(&cq) {
+                    cq.qps -= 1;
+                }
+            }
+            if let Some(pd) = client.pds.get_mut(&PdId(qp.attr.pd)) {
+                pd.users -= 1;
+            }
+            if let Some(srq) = qp.srq.and_then(|srq| client.srqs.get_mut(&srq)) {
+                srq.qps -= 1;
+            }
+            let amounts = qp.connection_amounts();
+            client.queues.free(qp.mem);
+            self.forget_qp(qpn);
+            self.release(id, &[(Quota::QueuePairs, 1)]);
+            self.release(id, &amounts);
+        }
+    }
+
+    /// Removes a queue pair from the tables of all clients; its number may be reused.
+    pub fn forget_qp(&mut self, qpn: Qpn) {
+        self.pair_times.remove(qpn);
+        self.qpns.release_number(qpn.0);
+        self.qp_owners.remove(&qpn);
+    }
+
+    /// Keeps a client from freeing pages of the queues of its earlier requests. A client maps new
+    /// memory of queues before it sends another request.
+    pub fn own_queues(&mut self, id: ClientId) -> std::io::Result<()> {
+        let client = self.clients.get_mut(&id);
+        client.map_or(Ok(()), |client| client.queues.own_regions())
     }
 
     /// Counts a worker's answer that a client's request may wait for. Returns the number of missing
@@ -694,28 +796,6 @@ impl Resources {
         ClientId(self.last_client)
     }
 
-    /// Allocates an id that no other listener has.
-    pub fn next_listener_id(&mut self) -> CmListenerId {
-        loop {
-            self.last_listener = self.last_listener.wrapping_add(1).max(1);
-            let id = CmListenerId(self.last_listener);
-            if self.listeners.get(id).is_none() {
-                return id;
-            }
-        }
-    }
-
-    /// Allocates the id of a connection request; never 0, which means none.
-    pub fn next_request_id(&mut self) -> ConnectRequestId {
-        loop {
-            self.last_request = self.last_request.wrapping_add(1).max(1);
-            let id = ConnectRequestId(self.last_request);
-            if self.requests.get(id).is_none() {
-                return id;
-            }
-        }
-    }
-
     /// Registers a new outbox and returns its epoll token.
     pub fn next_outbox_token(&mut self, id: ClientId, channel: Option<CmChannelId>) -> u64 {
         self.last_outbox += 1;
@@ -723,6 +803,18 @@ impl Resources {
         self.outboxes.insert(token, (id, channel));
         token
     }
+}
+
+/// Access rights that a client denies to the peer of a queue pair.
+pub(super) fn denied_access(bits: u32) -> Result<Access, Refusal> {
+    let denied = Access(bits);
+    if !Access::REMOTE.contains(denied) {
+        return Err(Refusal::new(
+            libc::EINVAL,
+            format!("access bits {bits:#x}: remote write, read and atomic can be denied"),
+        ));
+    }
+    Ok(denied)
 }
 
 fn no_client() -> Refusal {
@@ -744,11 +836,10 @@ mod tests {
             memory_keys: 1000,
             nic_arenas: None,
         };
-        Resources::new(QuotaLimits::new(
-            &LimitsConfig::default(),
-            &host,
-            heap_of_one,
-        ))
+        let limits = LimitsConfig::default();
+        let quotas = QuotaLimits::new(&limits, &host, heap_of_one);
+        let epoll = Epoll::new(nix::sys::epoll::EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
+        Resources::new(quotas, limits, false, epoll)
     }
 
     #[test]
@@ -767,39 +858,6 @@ mod tests {
             pool.allocate_number().is_err(),
             "and nothing is given twice"
         );
-    }
-
-    #[test]
-    fn listeners_and_requests_get_numbers_that_no_other_has() {
-        let mut all = resources();
-        let listener = || crate::control::listening::ClientListener {
-            client: ClientId(1),
-            cm_channel: CmChannelId(1),
-            cookie: 0,
-            devices: vec![0],
-            scope: crate::control::listening::LocalScope::All,
-            port: 7,
-            reuse: false,
-            listening: true,
-            backlog: 1,
-            waiting: 0,
-            overflow_logged: false,
-            port_claims: Vec::new(),
-        };
-        all.last_listener = u32::MAX;
-        all.listeners.insert(CmListenerId(1), listener());
-        all.listeners.insert(CmListenerId(2), listener());
-        assert_eq!(all.next_listener_id(), CmListenerId(3));
-        all.last_request = u32::MAX;
-        let waiting = crate::control::listening::WaitingRequest {
-            request: crate::worker::messages::RequestId(9),
-            listener: CmListenerId(1),
-            client: ClientId(1),
-            cm_channel: CmChannelId(1),
-            cookie: 0,
-        };
-        all.requests.insert(ConnectRequestId(1), waiting);
-        assert_eq!(all.next_request_id(), ConnectRequestId(2));
     }
 
     #[test]

@@ -7,11 +7,13 @@ use siw_shm::control::AsyncEventKind;
 use siw_shm::control::messages as m;
 use siw_shm::{LowWaterMark, SrqConsumer, SrqGeometry, SrqRing, wqe};
 
-use super::ControlThread;
+use super::context::Context;
 use super::pending::{DeferredRequest, PendingReply};
 use super::quotas::Quota;
-use super::requests::*;
+use super::refusal::Refusal;
+use super::replies::{EMPTY, Outcome, Served, send_reply, send_reply_with_fds};
 use super::resources::ClientSrq;
+use crate::config::LimitsConfig;
 use crate::ids::{ClientId, PdId, SrqId};
 use crate::worker::messages::Command;
 use crate::worker::shared_receive_queues::WorkerSrq;
@@ -27,303 +29,314 @@ fn no_such_srq(srq: SrqId) -> Refusal {
     Refusal::no_such("shared receive queue", srq.0)
 }
 
-impl ControlThread {
-    fn srq_geometry(&self, max_wr: u32, max_sge: u32) -> Result<SrqGeometry, Refusal> {
-        let deepest = srq_depth(&self.config.limits);
-        if max_wr == 0 || max_wr > deepest {
-            return Err(Refusal::new(
-                libc::EINVAL,
-                format!("{max_wr} work requests: 1 to {deepest} are allowed"),
-            ));
-        }
-        if max_sge > wqe::MAX_SGE as u32 {
-            return Err(Refusal::new(
-                libc::EINVAL,
-                format!(
-                    "{max_sge} scatter elements: at most {} are allowed",
-                    wqe::MAX_SGE
-                ),
-            ));
-        }
-        SrqGeometry::new(max_wr, max_sge)
-            .ok_or_else(|| Refusal::new(libc::EINVAL, "the queue is too long"))
+fn srq_geometry(limits: &LimitsConfig, max_wr: u32, max_sge: u32) -> Result<SrqGeometry, Refusal> {
+    let deepest = srq_depth(limits);
+    if max_wr == 0 || max_wr > deepest {
+        return Err(Refusal::new(
+            libc::EINVAL,
+            format!("{max_wr} work requests: 1 to {deepest} are allowed"),
+        ));
     }
-
-    pub(super) fn create_srq(&mut self, id: ClientId, seq: u32, request: &m::CreateSrq) -> Outcome {
-        let geometry = self.srq_geometry(request.max_wr, request.max_sge.max(1))?;
-        check_limit(request.limit, request.max_wr)?;
-        let client = self.resources.client_mut(id)?;
-        if !client.pds.contains_key(&PdId(request.pd)) {
-            return Err(Refusal::no_such("protection domain", request.pd));
-        }
-        let huge = self.config.hugepages;
-        let resources = &mut self.resources;
-        resources.charge(id, &[(Quota::SharedReceiveQueues, 1)])?;
-        let made = resources
-            .alloc_queue(id, geometry.len, huge)
-            .and_then(|mem| {
-                let ring = SrqRing::new(mem.region.clone(), mem.offset, geometry)
-                    .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))?;
-                Ok((mem, ring, SrqId(resources.srqs.allocate_number()?)))
-            });
-        let (mem, ring, number) = made.inspect_err(|_| {
-            resources.release(id, &[(Quota::SharedReceiveQueues, 1)]);
-        })?;
-        let client = resources.client_mut(id)?;
-        if let Some(pd) = client.pds.get_mut(&PdId(request.pd)) {
-            pd.users += 1;
-        }
-        let low = Arc::new(LowWaterMark::default());
-        for worker in 0..self.workers.worker_count() {
-            let end = WorkerSrq {
-                id: number,
-                client: id,
-                consumer: SrqConsumer::new(ring.clone(), low.clone()),
-            };
-            self.workers
-                .post_command(worker, Command::AddSrq(Box::new(end)));
-        }
-        let owed = request.limit > 0 && low.arm_event(request.limit, &ring);
-        let fd = mem.region.memfd().filter(|_| mem.new_region);
-        let srq = ClientSrq {
-            pd: PdId(request.pd),
-            qps: 0,
-            share: request.share,
-            max_wr: request.max_wr,
-            max_sge: request.max_sge.max(1),
-            low,
-            rings: vec![(ring, mem.clone())],
-        };
-        let client = self.resources.client_mut(id)?;
-        if let Some(reply) = srq.to_reply(number, geometry) {
-            send_reply_with_fds::<m::CreateSrq>(client, seq, &reply, fd.as_slice())?;
-        }
-        client.srqs.insert(number, srq);
-        if owed {
-            self.srq_limit(id, number);
-        }
-        Ok(Served::Replied)
+    if max_sge > wqe::MAX_SGE as u32 {
+        return Err(Refusal::new(
+            libc::EINVAL,
+            format!(
+                "{max_sge} scatter elements: at most {} are allowed",
+                wqe::MAX_SGE
+            ),
+        ));
     }
+    SrqGeometry::new(max_wr, max_sge)
+        .ok_or_else(|| Refusal::new(libc::EINVAL, "the queue is too long"))
+}
 
-    /// Changes the size or the limit of a queue. If `may_wait`, a resize may wait until the workers have
-    /// left rings of earlier ones.
-    pub(super) fn modify_srq(
-        &mut self,
-        id: ClientId,
-        seq: u32,
-        request: &m::ModifySrq,
-        may_wait: bool,
-    ) -> Outcome {
-        if request.mask & !(m::SRQ_MAX_WR | m::SRQ_LIMIT) != 0 {
-            return Err(Refusal::new(
-                libc::EINVAL,
-                format!(
-                    "attribute mask {:#x}: MAX_WR and LIMIT can be modified",
-                    request.mask
-                ),
-            ));
-        }
-        let max_sge = {
-            let srq = self
-                .resources
-                .client_mut(id)?
-                .srqs
-                .get(&SrqId(request.srq))
-                .ok_or_else(|| no_such_srq(SrqId(request.srq)))?;
-            srq.max_sge
+pub(super) fn create_srq(
+    context: &mut Context,
+    id: ClientId,
+    seq: u32,
+    request: &m::CreateSrq,
+) -> Outcome {
+    let geometry = srq_geometry(
+        &context.resources.limits,
+        request.max_wr,
+        request.max_sge.max(1),
+    )?;
+    check_limit(request.limit, request.max_wr)?;
+    let client = context.resources.client_mut(id)?;
+    if !client.pds.contains_key(&PdId(request.pd)) {
+        return Err(Refusal::no_such("protection domain", request.pd));
+    }
+    let resources = &mut context.resources;
+    resources.charge(id, &[(Quota::SharedReceiveQueues, 1)])?;
+    let made = resources.alloc_queue(id, geometry.len).and_then(|mem| {
+        let ring = SrqRing::new(mem.region.clone(), mem.offset, geometry)
+            .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))?;
+        Ok((mem, ring, SrqId(resources.srqs.allocate_number()?)))
+    });
+    let (mem, ring, number) = made.inspect_err(|_| {
+        resources.release(id, &[(Quota::SharedReceiveQueues, 1)]);
+    })?;
+    let client = resources.client_mut(id)?;
+    if let Some(pd) = client.pds.get_mut(&PdId(request.pd)) {
+        pd.users += 1;
+    }
+    let low = Arc::new(LowWaterMark::default());
+    for worker in 0..context.workers.worker_count() {
+        let end = WorkerSrq {
+            id: number,
+            client: id,
+            consumer: SrqConsumer::new(ring.clone(), low.clone()),
         };
-        let resize = request.mask & m::SRQ_MAX_WR != 0;
-        let geometry = match resize {
-            true => Some(self.srq_geometry(request.max_wr, max_sge)?),
-            false => None,
-        };
-        let huge = self.config.hugepages;
-        let client = self.resources.client_mut(id)?;
-        let srq = client
-            .srqs
-            .get_mut(&SrqId(request.srq))
-            .ok_or_else(|| no_such_srq(SrqId(request.srq)))?;
-        for mem in srq.take_left_rings() {
-            client.queues.free(mem);
-        }
-        let max_wr = if resize { request.max_wr } else { srq.max_wr };
-        if request.mask & m::SRQ_LIMIT != 0 {
-            check_limit(request.limit, max_wr)?;
-        }
-        if let Some(resized) = geometry {
-            let posted = srq.posted_requests();
-            if posted > request.max_wr {
-                return Err(Refusal::new(
-                    libc::EINVAL,
-                    format!(
-                        "{posted} receive requests are posted: the queue cannot shrink to {}",
-                        request.max_wr
-                    ),
-                ));
-            }
-            if srq.rings.len() >= MOST_RINGS && may_wait {
-                let (token, left) = self.workers.post_barrier(Some(id));
-                return Ok(Served::Deferred(PendingReply::ResizeSrq {
-                    request: *request,
-                    token,
-                    left,
-                }));
-            }
-            if srq.rings.len() >= MOST_RINGS {
-                return Err(Refusal::new(
-                    libc::EBUSY,
-                    format!(
-                        "requests posted before the last {} resizes are still in the queue",
-                        MOST_RINGS - 1
-                    ),
-                ));
-            }
-            let mem = self.resources.alloc_queue(id, resized.len, huge)?;
-            let ring = SrqRing::new(mem.region.clone(), mem.offset, resized)
-                .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))?;
-            let client = self.resources.client_mut(id)?;
-            let srq = client
-                .srqs
-                .get_mut(&SrqId(request.srq))
-                .ok_or_else(|| no_such_srq(SrqId(request.srq)))?;
-            if let Some((last, _)) = srq.rings.last() {
-                last.append_ring(ring.clone());
-            }
-            srq.rings.push((ring, mem));
-            srq.max_wr = request.max_wr;
-        }
-        let client = self.resources.client_mut(id)?;
-        let srq = client
-            .srqs
-            .get_mut(&SrqId(request.srq))
-            .ok_or_else(|| no_such_srq(SrqId(request.srq)))?;
-        let limit = if request.mask & m::SRQ_LIMIT != 0 {
-            Some(request.limit)
-        } else {
-            // The new ring does not have the low-water mark yet.
-            Some(srq.low.armed_limit()).filter(|limit| resize && *limit > 0)
-        };
-        let oldest = srq.rings.first().map(|(ring, _)| ring.clone());
-        let owed = match (limit, &oldest) {
-            (Some(limit), Some(ring)) => srq.low.arm_event(limit, ring),
-            _ => false,
-        };
-        drop(oldest);
-        if resize {
-            self.workers.post_to_all(|| Command::SettleSrq {
-                srq: SrqId(request.srq),
-            });
-        }
-        let client = self.resources.client_mut(id)?;
-        let srq = client
-            .srqs
-            .get_mut(&SrqId(request.srq))
-            .ok_or_else(|| no_such_srq(SrqId(request.srq)))?;
-        for mem in srq.take_left_rings() {
-            client.queues.free(mem);
-        }
-        let srq = client
+        context
+            .workers
+            .post_command(worker, Command::AddSrq(Box::new(end)));
+    }
+    let owed = request.limit > 0 && low.arm_event(request.limit, &ring);
+    let fd = mem.region.memfd().filter(|_| mem.new_region);
+    let srq = ClientSrq {
+        pd: PdId(request.pd),
+        qps: 0,
+        share: request.share,
+        max_wr: request.max_wr,
+        max_sge: request.max_sge.max(1),
+        low,
+        rings: vec![(ring, mem.clone())],
+    };
+    let client = context.resources.client_mut(id)?;
+    if let Some(reply) = srq.to_reply(number, geometry) {
+        send_reply_with_fds::<m::CreateSrq>(client, seq, &reply, fd.as_slice())?;
+    }
+    client.srqs.insert(number, srq);
+    if owed {
+        srq_limit(context, id, number);
+    }
+    Ok(Served::Replied)
+}
+
+/// Changes the size or the limit of a queue. If `may_wait`, a resize may wait until the workers have
+/// left rings of earlier ones.
+pub(super) fn modify_srq(
+    context: &mut Context,
+    id: ClientId,
+    seq: u32,
+    request: &m::ModifySrq,
+    may_wait: bool,
+) -> Outcome {
+    if request.mask & !(m::SRQ_MAX_WR | m::SRQ_LIMIT) != 0 {
+        return Err(Refusal::new(
+            libc::EINVAL,
+            format!(
+                "attribute mask {:#x}: MAX_WR and LIMIT can be modified",
+                request.mask
+            ),
+        ));
+    }
+    let max_sge = {
+        let srq = context
+            .resources
+            .client_mut(id)?
             .srqs
             .get(&SrqId(request.srq))
             .ok_or_else(|| no_such_srq(SrqId(request.srq)))?;
-        let current = geometry.or_else(|| SrqGeometry::new(srq.max_wr, srq.max_sge));
-        let reply = current.and_then(|current| srq.to_reply(SrqId(request.srq), current));
-        if let (Some(reply), Some((_, mem))) = (reply, srq.rings.last()) {
-            let fd = mem.region.memfd().filter(|_| resize && mem.new_region);
-            let reply = m::SrqReply {
-                mem: m::QueueRef {
-                    fd: u16::from(resize) & reply.mem.fd,
-                    ..reply.mem
-                },
-                ..reply
-            };
-            send_reply_with_fds::<m::ModifySrq>(client, seq, &reply, fd.as_slice())?;
+        srq.max_sge
+    };
+    let resize = request.mask & m::SRQ_MAX_WR != 0;
+    let geometry = match resize {
+        true => Some(srq_geometry(
+            &context.resources.limits,
+            request.max_wr,
+            max_sge,
+        )?),
+        false => None,
+    };
+    let client = context.resources.client_mut(id)?;
+    let srq = client
+        .srqs
+        .get_mut(&SrqId(request.srq))
+        .ok_or_else(|| no_such_srq(SrqId(request.srq)))?;
+    for mem in srq.take_left_rings() {
+        client.queues.free(mem);
+    }
+    let max_wr = if resize { request.max_wr } else { srq.max_wr };
+    if request.mask & m::SRQ_LIMIT != 0 {
+        check_limit(request.limit, max_wr)?;
+    }
+    if let Some(resized) = geometry {
+        let posted = srq.posted_requests();
+        if posted > request.max_wr {
+            return Err(Refusal::new(
+                libc::EINVAL,
+                format!(
+                    "{posted} receive requests are posted: the queue cannot shrink to {}",
+                    request.max_wr
+                ),
+            ));
         }
-        if owed {
-            self.srq_limit(id, SrqId(request.srq));
+        if srq.rings.len() >= MOST_RINGS && may_wait {
+            let (token, left) = context.workers.post_barrier(Some(id));
+            return Ok(Served::Deferred(PendingReply::ResizeSrq {
+                request: *request,
+                token,
+                left,
+            }));
         }
-        Ok(Served::Replied)
-    }
-
-    /// Continues a resize: the workers have executed the commands of earlier ones.
-    pub(super) fn finish_resize_srq(&mut self, id: ClientId) {
-        let Some(client) = self.resources.clients.get_mut(&id) else {
-            return;
-        };
-        let waits =
-            |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::ResizeSrq { .. });
-        let Some(DeferredRequest {
-            seq,
-            what: PendingReply::ResizeSrq { request, .. },
-        }) = client.waiting.take_if(waits)
-        else {
-            return;
-        };
-        if let Err(refusal) = self.modify_srq(id, seq, &request, false)
-            && let Some(client) = self.resources.clients.get(&id)
-        {
-            refusal.send(&client.conn, <m::ModifySrq as m::Message>::KIND, seq);
+        if srq.rings.len() >= MOST_RINGS {
+            return Err(Refusal::new(
+                libc::EBUSY,
+                format!(
+                    "requests posted before the last {} resizes are still in the queue",
+                    MOST_RINGS - 1
+                ),
+            ));
         }
-        self.on_answered(id);
-    }
-
-    pub(super) fn query_srq(&mut self, id: ClientId, seq: u32, srq: SrqId) -> Outcome {
-        let client = self.resources.client_mut(id)?;
-        let queue = client.srqs.get(&srq).ok_or_else(|| no_such_srq(srq))?;
-        let reply = m::SrqStateReply {
-            max_wr: queue.max_wr,
-            max_sge: queue.max_sge,
-            limit: queue.low.armed_limit(),
-            posted: queue.posted_requests(),
-            share: queue.share,
-            reserved: 0,
-        };
-        send_reply::<m::QuerySrq>(client, seq, &reply)
-    }
-
-    pub(super) fn destroy_srq(&mut self, id: ClientId, srq: SrqId) -> Outcome {
-        let client = self.resources.client_mut(id)?;
-        let queue = client.srqs.get(&srq).ok_or_else(|| no_such_srq(srq))?;
-        if queue.qps > 0 {
-            return Err(Refusal::in_use("shared receive queue", queue.qps));
+        let mem = context.resources.alloc_queue(id, resized.len)?;
+        let ring = SrqRing::new(mem.region.clone(), mem.offset, resized)
+            .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))?;
+        let client = context.resources.client_mut(id)?;
+        let srq = client
+            .srqs
+            .get_mut(&SrqId(request.srq))
+            .ok_or_else(|| no_such_srq(SrqId(request.srq)))?;
+        if let Some((last, _)) = srq.rings.last() {
+            last.append_ring(ring.clone());
         }
-        self.workers.post_to_all(|| Command::RemoveSrq { srq });
-        let (token, left) = self.workers.post_barrier(Some(id));
-        Ok(Served::Deferred(PendingReply::FreeSrq { srq, token, left }))
+        srq.rings.push((ring, mem));
+        srq.max_wr = request.max_wr;
     }
+    let client = context.resources.client_mut(id)?;
+    let srq = client
+        .srqs
+        .get_mut(&SrqId(request.srq))
+        .ok_or_else(|| no_such_srq(SrqId(request.srq)))?;
+    let limit = if request.mask & m::SRQ_LIMIT != 0 {
+        Some(request.limit)
+    } else {
+        // The new ring does not have the low-water mark yet.
+        Some(srq.low.armed_limit()).filter(|limit| resize && *limit > 0)
+    };
+    let oldest = srq.rings.first().map(|(ring, _)| ring.clone());
+    let owed = match (limit, &oldest) {
+        (Some(limit), Some(ring)) => srq.low.arm_event(limit, ring),
+        _ => false,
+    };
+    drop(oldest);
+    if resize {
+        context.workers.post_to_all(|| Command::SettleSrq {
+            srq: SrqId(request.srq),
+        });
+    }
+    let client = context.resources.client_mut(id)?;
+    let srq = client
+        .srqs
+        .get_mut(&SrqId(request.srq))
+        .ok_or_else(|| no_such_srq(SrqId(request.srq)))?;
+    for mem in srq.take_left_rings() {
+        client.queues.free(mem);
+    }
+    let srq = client
+        .srqs
+        .get(&SrqId(request.srq))
+        .ok_or_else(|| no_such_srq(SrqId(request.srq)))?;
+    let current = geometry.or_else(|| SrqGeometry::new(srq.max_wr, srq.max_sge));
+    let reply = current.and_then(|current| srq.to_reply(SrqId(request.srq), current));
+    if let (Some(reply), Some((_, mem))) = (reply, srq.rings.last()) {
+        let fd = mem.region.memfd().filter(|_| resize && mem.new_region);
+        let reply = m::SrqReply {
+            mem: m::QueueRef {
+                fd: u16::from(resize) & reply.mem.fd,
+                ..reply.mem
+            },
+            ..reply
+        };
+        send_reply_with_fds::<m::ModifySrq>(client, seq, &reply, fd.as_slice())?;
+    }
+    if owed {
+        srq_limit(context, id, SrqId(request.srq));
+    }
+    Ok(Served::Replied)
+}
 
-    pub(super) fn finish_free_srq(&mut self, id: ClientId) {
-        let Some(client) = self.resources.clients.get_mut(&id) else {
-            return;
-        };
-        let waits =
-            |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::FreeSrq { .. });
-        let Some(DeferredRequest {
-            seq,
-            what: PendingReply::FreeSrq { srq, .. },
-        }) = client.waiting.take_if(waits)
-        else {
-            return;
-        };
-        if let Some(queue) = client.srqs.remove(&srq) {
-            if let Some(pd) = client.pds.get_mut(&queue.pd) {
-                pd.users -= 1;
-            }
-            for (_, mem) in queue.rings {
-                client.queues.free(mem);
-            }
+/// Continues a resize: the workers have executed the commands of earlier ones.
+pub(super) fn finish_resize_srq(context: &mut Context, id: ClientId) {
+    let Some(client) = context.resources.clients.get_mut(&id) else {
+        return;
+    };
+    let waits =
+        |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::ResizeSrq { .. });
+    let Some(DeferredRequest {
+        seq,
+        what: PendingReply::ResizeSrq { request, .. },
+    }) = client.waiting.take_if(waits)
+    else {
+        return;
+    };
+    if let Err(refusal) = modify_srq(context, id, seq, &request, false)
+        && let Some(client) = context.resources.clients.get(&id)
+    {
+        refusal.send(&client.conn, <m::ModifySrq as m::Message>::KIND, seq);
+    }
+    context.resources.answered.push(id);
+}
+
+pub(super) fn query_srq(context: &mut Context, id: ClientId, seq: u32, srq: SrqId) -> Outcome {
+    let client = context.resources.client_mut(id)?;
+    let queue = client.srqs.get(&srq).ok_or_else(|| no_such_srq(srq))?;
+    let reply = m::SrqStateReply {
+        max_wr: queue.max_wr,
+        max_sge: queue.max_sge,
+        limit: queue.low.armed_limit(),
+        posted: queue.posted_requests(),
+        share: queue.share,
+        reserved: 0,
+    };
+    send_reply::<m::QuerySrq>(client, seq, &reply)
+}
+
+pub(super) fn destroy_srq(context: &mut Context, id: ClientId, srq: SrqId) -> Outcome {
+    let client = context.resources.client_mut(id)?;
+    let queue = client.srqs.get(&srq).ok_or_else(|| no_such_srq(srq))?;
+    if queue.qps > 0 {
+        return Err(Refusal::in_use("shared receive queue", queue.qps));
+    }
+    context.workers.post_to_all(|| Command::RemoveSrq { srq });
+    let (token, left) = context.workers.post_barrier(Some(id));
+    Ok(Served::Deferred(PendingReply::FreeSrq { srq, token, left }))
+}
+
+pub(super) fn finish_free_srq(context: &mut Context, id: ClientId) {
+    let Some(client) = context.resources.clients.get_mut(&id) else {
+        return;
+    };
+    let waits =
+        |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::FreeSrq { .. });
+    let Some(DeferredRequest {
+        seq,
+        what: PendingReply::FreeSrq { srq, .. },
+    }) = client.waiting.take_if(waits)
+    else {
+        return;
+    };
+    if let Some(queue) = client.srqs.remove(&srq) {
+        if let Some(pd) = client.pds.get_mut(&queue.pd) {
+            pd.users -= 1;
         }
-        let _ = client.conn.send_reply::<m::DestroySrq>(seq, &EMPTY, &[]);
-        self.resources.srqs.release_number(srq.0);
-        self.resources
-            .release(id, &[(Quota::SharedReceiveQueues, 1)]);
-        self.on_answered(id);
+        for (_, mem) in queue.rings {
+            client.queues.free(mem);
+        }
     }
+    let _ = client.conn.send_reply::<m::DestroySrq>(seq, &EMPTY, &[]);
+    context.resources.srqs.release_number(srq.0);
+    context
+        .resources
+        .release(id, &[(Quota::SharedReceiveQueues, 1)]);
+    context.resources.answered.push(id);
+}
 
-    pub(super) fn srq_limit(&mut self, client: ClientId, srq: SrqId) {
-        let why = "fewer receive requests are posted than the limit";
-        self.post_async_event(client, AsyncEventKind::SrqLimitReached, srq.0, why);
-    }
+pub(super) fn srq_limit(context: &mut Context, client: ClientId, srq: SrqId) {
+    let why = "fewer receive requests are posted than the limit";
+    context
+        .resources
+        .post_async_event(client, AsyncEventKind::SrqLimitReached, srq.0, why);
 }
 
 fn check_limit(limit: u32, max_wr: u32) -> Result<(), Refusal> {
@@ -337,7 +350,7 @@ fn check_limit(limit: u32, max_wr: u32) -> Result<(), Refusal> {
 }
 
 /// Maximum number of work requests of one shared receive queue.
-pub fn srq_depth(limits: &crate::config::LimitsConfig) -> u32 {
+pub fn srq_depth(limits: &LimitsConfig) -> u32 {
     limits
         .work_requests
         .saturating_mul(WORK_REQUESTS_FACTOR)

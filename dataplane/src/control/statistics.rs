@@ -1,14 +1,14 @@
 //! Counters of workers and clients as JSON.
 
-use siw_shm::control::messages as m;
-
 use std::collections::VecDeque;
 
-use super::ControlThread;
+use siw_shm::control::messages as m;
+
+use super::context::Context;
 use super::pending::{DeferredRequest, PendingReply};
 use super::quotas::Quota;
-use super::requests::*;
-use super::resources::Client;
+use super::replies::{Outcome, Served, send_reply};
+use super::resources::{Client, Resources};
 use crate::ids::{ClientId, CommandToken};
 use crate::worker::messages::{Command, PortStats, WorkerStats};
 
@@ -16,7 +16,7 @@ use crate::worker::messages::{Command, PortStats, WorkerStats};
 const ROWS_PER_TURN: usize = 32;
 
 /// An operator's statistics: the text so far, and the rows to add.
-pub(super) struct StatisticsText {
+struct StatisticsText {
     text: String,
     sections: VecDeque<Section>,
 }
@@ -57,64 +57,64 @@ impl StatisticsText {
     }
 }
 
-impl ControlThread {
-    pub(super) fn read_statistics(&mut self, id: ClientId, seq: u32, offset: u32) -> Outcome {
-        let client = self.resources.client_mut(id)?;
-        if offset > 0 {
-            let part = statistics_part(&client.stats_text, offset);
-            // Read to its end.
-            if u64::from(offset) + u64::from(part.len) >= client.stats_text.len() as u64 {
-                client.stats_text = String::new();
-            }
-            return send_reply::<m::ReadStats>(client, seq, &part);
+/// Statistics that operators read.
+pub(super) struct Statistics {
+    /// Effective settings of the daemon.
+    settings: serde_json::Value,
+    /// Operators whose statistics are being written, a part in each turn.
+    reading: VecDeque<(ClientId, StatisticsText)>,
+}
+
+impl Statistics {
+    /// Statistics of a daemon with these settings.
+    pub fn new(settings: serde_json::Value) -> Statistics {
+        Statistics {
+            settings,
+            reading: VecDeque::new(),
         }
-        if !client.account.is_operator() {
-            let text = self.own_statistics(id);
-            let client = self.resources.client_mut(id)?;
-            let part = statistics_part(&text, 0);
-            client.stats_text = rest_to_read(text, &part);
-            return send_reply::<m::ReadStats>(client, seq, &part);
-        }
-        let token = self.workers.next_token(Some(id));
-        let left = self.workers.worker_count();
-        self.workers.post_to_all(|| Command::Stats { token });
-        Ok(Served::Deferred(PendingReply::Stats { token, left }))
+    }
+
+    /// Returns true if statistics are being written.
+    pub fn is_writing(&self) -> bool {
+        !self.reading.is_empty()
     }
 
     /// Answers a statistics request once all workers have reported.
     pub(super) fn on_worker_stats(
         &mut self,
+        context: &mut Context,
+        listeners: usize,
         worker: usize,
         token: CommandToken,
         stats: WorkerStats,
     ) {
-        if let Some(counters) = self.workers.stats.get_mut(worker) {
+        if let Some(counters) = context.workers.stats.get_mut(worker) {
             *counters = stats;
         }
         let Some(id) = token.client else {
             return;
         };
-        let left = self.resources.count_answer(id, token);
+        let left = context.resources.count_answer(id, token);
         if left == Some(0) {
-            self.begin_statistics(id);
+            self.begin_statistics(context, listeners, id);
         }
     }
 
-    fn begin_statistics(&mut self, id: ClientId) {
+    fn begin_statistics(&mut self, context: &mut Context, listeners: usize, id: ClientId) {
         let mut text = serde_json::json!({
             "scope": "all",
-            "settings": self.config.settings,
-            "control": { "longest_ns": self.times.to_json() },
-            "listeners": self.resources.listeners.len(),
+            "settings": self.settings,
+            "control": { "longest_ns": context.times.to_json() },
+            "listeners": listeners,
         })
         .to_string();
         // Without its closing brace.
         text.pop();
-        let workers = (0..self.workers.stats.len()).map(Row::Worker);
-        let devices = (0..self.config.devices.len()).map(Row::Device);
-        let clients = self.resources.clients.keys().copied().map(Row::Client);
-        let users = self.resources.ledger.users().map(Row::User);
-        let statistics = Box::new(StatisticsText {
+        let workers = (0..context.workers.stats.len()).map(Row::Worker);
+        let devices = (0..context.devices.views.len()).map(Row::Device);
+        let clients = context.resources.clients.keys().copied().map(Row::Client);
+        let users = context.resources.ledger.users().map(Row::User);
+        let statistics = StatisticsText {
             text,
             sections: VecDeque::from([
                 Section::new(r#","workers":["#, workers, ']'),
@@ -122,170 +122,200 @@ impl ControlThread {
                 Section::new(r#","clients":["#, clients, ']'),
                 Section::new(r#","users":{"#, users, '}'),
             ]),
-        });
-        let client = self.resources.clients.get_mut(&id);
+        };
+        let client = context.resources.clients.get_mut(&id);
         if let Some(waiting) = client.and_then(|client| client.waiting.as_mut()) {
-            waiting.what = PendingReply::WriteStats(statistics);
-            self.reading_operators.push_back(id);
+            waiting.what = PendingReply::WriteStats;
+            self.reading.push_back((id, statistics));
         }
     }
 
     /// Writes some rows of the statistics of one operator, and replies after the last one.
-    pub(super) fn continue_statistics(&mut self) {
-        let Some(id) = self.reading_operators.pop_front() else {
+    pub fn continue_statistics(&mut self, context: &mut Context) {
+        let Some((id, mut statistics)) = self.reading.pop_front() else {
             return;
         };
-        let is_written =
-            |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::WriteStats(_));
-        let client = self.resources.clients.get_mut(&id);
-        let waiting = client.and_then(|client| client.waiting.take_if(is_written));
-        let Some(DeferredRequest {
-            seq,
-            what: PendingReply::WriteStats(mut statistics),
-        }) = waiting
-        else {
+        let waits = |what: &PendingReply| matches!(what, PendingReply::WriteStats);
+        // The client may have left.
+        let Some(client) = context.resources.clients.get(&id) else {
             return;
         };
-        let is_complete = self.write_rows(&mut statistics);
-        if let Some(client) = self.resources.clients.get_mut(&id) {
-            if is_complete {
-                let part = statistics_part(&statistics.text, 0);
-                let _ = client.conn.send_reply::<m::ReadStats>(seq, &part, &[]);
-                client.stats_text = rest_to_read(statistics.text, &part);
-                self.on_answered(id);
-            } else {
-                let what = PendingReply::WriteStats(statistics);
-                client.waiting = Some(DeferredRequest { seq, what });
-                self.reading_operators.push_back(id);
+        if !client
+            .waiting
+            .as_ref()
+            .is_some_and(|waiting| waits(&waiting.what))
+        {
+            return;
+        }
+        let is_complete = write_rows(context, &mut statistics);
+        if !is_complete {
+            self.reading.push_back((id, statistics));
+        } else if let Some(client) = context.resources.clients.get_mut(&id)
+            && let Some(DeferredRequest { seq, .. }) = client.waiting.take()
+        {
+            let part = statistics_part(&statistics.text, 0);
+            let _ = client.conn.send_reply::<m::ReadStats>(seq, &part, &[]);
+            client.stats_text = rest_to_read(statistics.text, &part);
+            context.resources.answered.push(id);
+        }
+        context.times.end_work("ReadStats, rows");
+    }
+}
+
+pub(super) fn read_statistics(
+    context: &mut Context,
+    id: ClientId,
+    seq: u32,
+    offset: u32,
+) -> Outcome {
+    let client = context.resources.client_mut(id)?;
+    if offset > 0 {
+        let part = statistics_part(&client.stats_text, offset);
+        // Read to its end.
+        if u64::from(offset) + u64::from(part.len) >= client.stats_text.len() as u64 {
+            client.stats_text = String::new();
+        }
+        return send_reply::<m::ReadStats>(client, seq, &part);
+    }
+    if !client.account.is_operator() {
+        let text = own_statistics(&context.resources, id);
+        let client = context.resources.client_mut(id)?;
+        let part = statistics_part(&text, 0);
+        client.stats_text = rest_to_read(text, &part);
+        return send_reply::<m::ReadStats>(client, seq, &part);
+    }
+    let token = context.workers.next_token(Some(id));
+    let left = context.workers.worker_count();
+    context.workers.post_to_all(|| Command::Stats { token });
+    Ok(Served::Deferred(PendingReply::Stats { token, left }))
+}
+
+/// Adds rows; returns true if the text is complete.
+fn write_rows(context: &Context, statistics: &mut StatisticsText) -> bool {
+    for _ in 0..ROWS_PER_TURN {
+        let Some(section) = statistics.sections.front_mut() else {
+            statistics.text.push('}');
+            return true;
+        };
+        statistics.text.push_str(std::mem::take(&mut section.open));
+        let Some(row) = section.rows.pop_front() else {
+            statistics.text.push(section.close);
+            statistics.sections.pop_front();
+            continue;
+        };
+        match row {
+            Row::Worker(worker) => {
+                if let Some(stats) = context.workers.stats.get(worker) {
+                    statistics.add_row(&worker_json(context, stats).to_string());
+                }
+                // Hundreds of counters.
+                return false;
+            }
+            Row::Device(device) => {
+                statistics.add_row(&device_json(context, device).to_string());
+                return false;
+            }
+            Row::Client(id) => {
+                if let Some(client) = context.resources.clients.get(&id) {
+                    statistics.add_row(&client_json(client).to_string());
+                }
+            }
+            Row::User(uid) => {
+                if let Some(user) = context.resources.ledger.user_to_json(uid) {
+                    statistics.add_row(&format!("\"{uid}\":{user}"));
+                }
             }
         }
-        self.times.end_work("ReadStats, rows");
     }
+    false
+}
 
-    /// Adds rows; returns true if the text is complete.
-    fn write_rows(&self, statistics: &mut StatisticsText) -> bool {
-        for _ in 0..ROWS_PER_TURN {
-            let Some(section) = statistics.sections.front_mut() else {
-                statistics.text.push('}');
-                return true;
-            };
-            statistics.text.push_str(std::mem::take(&mut section.open));
-            let Some(row) = section.rows.pop_front() else {
-                statistics.text.push(section.close);
-                statistics.sections.pop_front();
-                continue;
-            };
-            match row {
-                Row::Worker(worker) => {
-                    if let Some(stats) = self.workers.stats.get(worker) {
-                        statistics.add_row(&self.worker_json(stats).to_string());
-                    }
-                    // Hundreds of counters.
-                    return false;
-                }
-                Row::Device(device) => {
-                    statistics.add_row(&self.device_json(device).to_string());
-                    return false;
-                }
-                Row::Client(id) => {
-                    if let Some(client) = self.resources.clients.get(&id) {
-                        statistics.add_row(&client_json(client).to_string());
-                    }
-                }
-                Row::User(uid) => {
-                    if let Some(user) = self.resources.ledger.user_to_json(uid) {
-                        statistics.add_row(&format!("\"{uid}\":{user}"));
-                    }
-                }
-            }
-        }
-        false
-    }
-
-    fn worker_json(&self, worker: &WorkerStats) -> serde_json::Value {
-        let devices: Vec<serde_json::Value> = worker
-            .devices
-            .iter()
-            .map(|port| {
-                let device = self.config.devices.get(port.device);
-                serde_json::json!({
-                    "device": device.map_or("", |device| device.name.as_str()),
-                    "rx_frames": port.frames_received,
-                    "tx_frames": port.frames_sent,
-                    "tx_linearized": port.frames_linearized,
-                    "tx_refused": port.frames_refused,
-                    "host_tx": port.host_frames_sent,
-                    "host_dropped": port.host_frames_dropped,
-                    "tcp": counter_map(port.tcp.iter()),
-                    "mib": counter_map(port.tcp.mib_counters()),
-                })
+fn worker_json(context: &Context, worker: &WorkerStats) -> serde_json::Value {
+    let devices: Vec<serde_json::Value> = worker
+        .devices
+        .iter()
+        .map(|port| {
+            let device = context.devices.views.get(port.device);
+            serde_json::json!({
+                "device": device.map_or("", |device| device.name.as_str()),
+                "rx_frames": port.frames_received,
+                "tx_frames": port.frames_sent,
+                "tx_linearized": port.frames_linearized,
+                "tx_refused": port.frames_refused,
+                "host_tx": port.host_frames_sent,
+                "host_dropped": port.host_frames_dropped,
+                "tcp": counter_map(port.tcp.iter()),
+                "mib": counter_map(port.tcp.mib_counters()),
             })
-            .collect();
-        serde_json::json!({
-            "queue_pairs": worker.queue_pairs,
-            "iterations": worker.iterations,
-            "sleeps": worker.sleeps,
-            "core": worker.core,
-            "cpu_ns": worker.cpu_ns,
-            "request_slots": worker.shared_lines.request_slots,
-            "request_batches": worker.shared_lines.request_batches,
-            "doorbells": worker.shared_lines.doorbells,
-            "completions": worker.shared_lines.completions,
-            "frames_forwarded": worker.forward.forwarded,
-            "frames_taken": worker.forward.taken,
-            "frames_copied": worker.forward.copied,
-            "frames_sent_for_others": worker.forward.sent_for_others,
-            "forward_drops": worker.forward.dropped,
-            "placed_out_of_order": worker.placed_out_of_order,
-            "receive_waits": worker.receive_waits,
-            "receive_wait_timeouts": worker.receive_wait_timeouts,
-            "buffers": worker.buffers,
-            "buffers_free": worker.buffers_free,
-            "devices": devices,
         })
-    }
+        .collect();
+    serde_json::json!({
+        "queue_pairs": worker.queue_pairs,
+        "iterations": worker.iterations,
+        "sleeps": worker.sleeps,
+        "core": worker.core,
+        "cpu_ns": worker.cpu_ns,
+        "request_slots": worker.shared_lines.request_slots,
+        "request_batches": worker.shared_lines.request_batches,
+        "doorbells": worker.shared_lines.doorbells,
+        "completions": worker.shared_lines.completions,
+        "frames_forwarded": worker.forward.forwarded,
+        "frames_taken": worker.forward.taken,
+        "frames_copied": worker.forward.copied,
+        "frames_sent_for_others": worker.forward.sent_for_others,
+        "forward_drops": worker.forward.dropped,
+        "placed_out_of_order": worker.placed_out_of_order,
+        "receive_waits": worker.receive_waits,
+        "receive_wait_timeouts": worker.receive_wait_timeouts,
+        "buffers": worker.buffers,
+        "buffers_free": worker.buffers_free,
+        "devices": devices,
+    })
+}
 
-    /// Statistics for a client that is not an operator: itself, and the usage and limits of it and
-    /// its user.
-    fn own_statistics(&self, id: ClientId) -> String {
-        let clients: Vec<serde_json::Value> = self
-            .resources
-            .clients
-            .get(&id)
-            .map(|client| {
-                let mut own = client_json(client);
-                own["quotas"] = self.resources.ledger.to_json(&client.account);
-                own
-            })
-            .into_iter()
-            .collect();
-        serde_json::json!({ "scope": "client", "clients": clients }).to_string()
+/// Counters of a device, summed over all workers.
+fn device_json(context: &Context, number: usize) -> serde_json::Value {
+    let mut sum = PortStats::default();
+    let ports = context
+        .workers
+        .stats
+        .iter()
+        .flat_map(|worker| &worker.devices);
+    for port in ports.filter(|port| port.device == number) {
+        sum.merge(port);
     }
+    let device = &context.devices.views[number];
+    serde_json::json!({
+        "device": device.name.as_str(),
+        "link": match (device.is_gone, device.link_up) {
+            (true, _) => "removed",
+            (false, true) => "up",
+            (false, false) => "down",
+        },
+        "link_mbps": device.link_mbps,
+        "unserved_queues": device.unserved_queues,
+        "rx_frames": sum.frames_received,
+        "tx_frames": sum.frames_sent,
+        "tx_linearized": sum.frames_linearized,
+        "tx_refused": sum.frames_refused,
+        "mib": counter_map(sum.tcp.mib_counters()),
+    })
+}
 
-    /// Counters of a device, summed over all workers.
-    fn device_json(&self, number: usize) -> serde_json::Value {
-        let mut sum = PortStats::default();
-        let ports = self.workers.stats.iter().flat_map(|worker| &worker.devices);
-        for port in ports.filter(|port| port.device == number) {
-            sum.merge(port);
-        }
-        let device = &self.config.devices[number];
-        serde_json::json!({
-            "device": device.name.as_str(),
-            "link": match (device.is_gone, device.link_up) {
-                (true, _) => "removed",
-                (false, true) => "up",
-                (false, false) => "down",
-            },
-            "link_mbps": device.link_mbps,
-            "unserved_queues": device.unserved_queues,
-            "rx_frames": sum.frames_received,
-            "tx_frames": sum.frames_sent,
-            "tx_linearized": sum.frames_linearized,
-            "tx_refused": sum.frames_refused,
-            "mib": counter_map(sum.tcp.mib_counters()),
+/// Statistics for a client that is not an operator: itself, and the usage and limits of it and
+/// its user.
+fn own_statistics(resources: &Resources, id: ClientId) -> String {
+    let clients: Vec<serde_json::Value> = resources
+        .clients
+        .get(&id)
+        .map(|client| {
+            let mut own = client_json(client);
+            own["quotas"] = resources.ledger.to_json(&client.account);
+            own
         })
-    }
+        .into_iter()
+        .collect();
+    serde_json::json!({ "scope": "client", "clients": clients }).to_string()
 }
 
 /// Access methods to the application's existing memory: bytes by method, and the reasons for memory

@@ -2,7 +2,7 @@
 //! of work of each other client, so each piece has to be short: `dataplane/tests/daemon/turn_times.rs`.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::time::ClockId;
 
@@ -43,4 +43,27 @@ impl TurnTimes {
 fn thread_time() -> Duration {
     let time = ClockId::CLOCK_THREAD_CPUTIME_ID.now();
     time.map_or(Duration::ZERO, Duration::from)
+}
+
+/// Time spent in one turn on departed clients. Without it, one turn would end all clients that left
+/// together, and all objects of a client.
+const DEPARTURES_PER_TURN: Duration = Duration::from_micros(200);
+
+/// Bounds work on departed clients.
+pub(super) struct TurnBudget {
+    end: Instant,
+}
+
+impl TurnBudget {
+    /// Begins the budget of a turn.
+    pub fn new() -> TurnBudget {
+        TurnBudget {
+            end: Instant::now() + DEPARTURES_PER_TURN,
+        }
+    }
+
+    /// Returns true if more work may be done in this turn.
+    pub fn has_time(&self) -> bool {
+        Instant::now() < self.end
+    }
 }

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::ControlThread;
+use super::workers::WorkerSet;
 use crate::host;
 use crate::ids::CommandToken;
 
@@ -48,18 +48,13 @@ impl Watchdog {
         }
         true
     }
-}
 
-impl ControlThread {
     /// Starts the next round if it is due.
-    pub(super) fn run_watchdog(&mut self) {
+    pub fn run(&mut self, workers: &mut WorkerSet) {
         let now = Instant::now();
-        if let Some(watchdog) = &mut self.watchdog
-            && watchdog.round.is_none()
-            && now >= watchdog.next_round
-        {
-            watchdog.next_round = now + watchdog.period;
-            watchdog.round = Some(self.workers.post_barrier(None));
+        if self.round.is_none() && now >= self.next_round {
+            self.next_round = now + self.period;
+            self.round = Some(workers.post_barrier(None));
         }
     }
 }

@@ -7,18 +7,25 @@ use siw_shm::WindowType;
 use siw_shm::control::messages as m;
 use siw_shm::local_wqe::MAX_FAST_PAGES;
 
-use super::ControlThread;
+use super::context::Context;
 use super::heap;
-use super::memory::{add_region, own_arena};
+use super::memory::{Memory, add_region, own_arena};
 use super::pending::QuiescentReply;
 use super::quotas::Quota;
+use super::refusal::Refusal;
 use super::regions::MemoryRegion;
-use super::requests::*;
+use super::replies::{Outcome, Served, send_reply, send_reply_with_fds};
 use super::resources::MemoryWindow;
 use crate::ids::{ArenaId, ClientId, PdId};
 
-impl ControlThread {
-    pub(super) fn alloc_mw(&mut self, id: ClientId, seq: u32, request: &m::AllocMw) -> Outcome {
+impl Memory {
+    pub(super) fn alloc_mw(
+        &self,
+        context: &mut Context,
+        id: ClientId,
+        seq: u32,
+        request: &m::AllocMw,
+    ) -> Outcome {
         let kind = match request.kind {
             1 => WindowType::One,
             2 => WindowType::Two,
@@ -29,15 +36,14 @@ impl ControlThread {
                 ));
             }
         };
-        let keys = self.config.keys.clone();
         let no_pd = || Refusal::no_such("protection domain", request.pd);
-        let client = self.resources.client_mut(id)?;
+        let client = context.resources.client_mut(id)?;
         if !client.pds.contains_key(&PdId(request.pd)) {
             return Err(no_pd());
         }
         let window = RegisteredMemory::new_window(request.pd, kind);
-        let stag = self.insert_key(id, window, &keys)?;
-        let client = self.resources.client_mut(id)?;
+        let stag = self.insert_key(context, id, window)?;
+        let client = context.resources.client_mut(id)?;
         let pd = client.pds.get_mut(&PdId(request.pd)).ok_or_else(no_pd)?;
         pd.users += 1;
         client.mws.insert(
@@ -53,22 +59,27 @@ impl ControlThread {
         send_reply::<m::AllocMw>(client, seq, &reply)
     }
 
-    pub(super) fn dealloc_mw(&mut self, id: ClientId, rkey: Stag) -> Outcome {
-        let keys = self.config.keys.clone();
-        let client = self.resources.client_mut(id)?;
+    pub(super) fn dealloc_mw(
+        &mut self,
+        context: &mut Context,
+        id: ClientId,
+        rkey: Stag,
+    ) -> Outcome {
+        let client = context.resources.client_mut(id)?;
         let unknown = || Refusal::no_such("memory window with rkey", rkey.0);
         let mw = client.mws.remove(&rkey).ok_or_else(unknown)?;
         if let Some(pd) = client.pds.get_mut(&mw.pd) {
             pd.users -= 1;
         }
-        let ticket = keys.remove(rkey).ok_or_else(unknown)?;
+        let ticket = self.keys.remove(rkey).ok_or_else(unknown)?;
         let then = QuiescentReply::DeallocMw;
         // No memory to wait for: the deregistration of the window's region waits for frames.
-        Ok(self.await_quiescent_key(id, ticket, Vec::new(), then))
+        Ok(self.await_quiescent_key(context, id, ticket, Vec::new(), then))
     }
 
     pub(super) fn alloc_fast_mr(
-        &mut self,
+        &self,
+        context: &mut Context,
         id: ClientId,
         seq: u32,
         request: &m::AllocFastMr,
@@ -82,8 +93,7 @@ impl ControlThread {
                 ),
             ));
         }
-        let keys = self.config.keys.clone();
-        let client = self.resources.client_mut(id)?;
+        let client = context.resources.client_mut(id)?;
         if !client.pds.contains_key(&PdId(request.pd)) {
             return Err(Refusal::no_such("protection domain", request.pd));
         }
@@ -95,18 +105,17 @@ impl ControlThread {
             .clone();
         own_arena(client, ArenaId(request.arena))?;
         let pages = request.max_pages as usize;
-        let huge = self.config.hugepages;
         let page_heap = (pages * heap::FAST_PAGE) as u64;
-        let list = self.resources.alloc_queue(id, pages * 8, huge)?;
+        let list = context.resources.alloc_queue(id, pages * 8)?;
         let made =
             RegisteredMemory::new_fast(arena, pages, list.region.clone(), list.offset, request.pd)
                 .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))
                 .and_then(|mr| {
-                    self.resources.charge(id, &[(Quota::Heap, page_heap)])?;
-                    let stag = self.insert_key(id, mr, &keys);
-                    stag.inspect_err(|_| self.resources.release(id, &[(Quota::Heap, page_heap)]))
+                    context.resources.charge(id, &[(Quota::Heap, page_heap)])?;
+                    let stag = self.insert_key(context, id, mr);
+                    stag.inspect_err(|_| context.resources.release(id, &[(Quota::Heap, page_heap)]))
                 });
-        let client = self.resources.client_mut(id)?;
+        let client = context.resources.client_mut(id)?;
         let stag = match made {
             Ok(stag) => stag,
             Err(error) => {

@@ -1,0 +1,320 @@
+//! Completion channels and completion queues: requests of clients, and the ends of deferred ones.
+//!
+//! ```text
+//! RESIZE_CQ -> new rings to each worker -> barriers -> reply: no worker writes to the old rings
+//! the client empties the old rings -> FREE_CQ_RING -> their memory is freed
+//! ```
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use nix::libc;
+use siw_memory::queue_allocator::QueueMemory;
+use siw_shm::control::EVENT_STREAM_BYTES;
+use siw_shm::control::messages as m;
+use siw_shm::{CqGeometry, CqProducer};
+
+use super::context::Context;
+use super::pending::{DeferredRequest, PendingReply};
+use super::quotas::{Quota, channel_amounts};
+use super::refusal::Refusal;
+use super::replies::{EMPTY, Outcome, Served, send_reply, send_reply_with_fds};
+use super::resources::{ClientChannel, CompletionQueue};
+use crate::ids::{ClientId, CompletionChannelId, CqId};
+use crate::worker::completion_queues::{CqModeration, WorkerCq};
+use crate::worker::messages::Command;
+
+/// Quota amounts of a completion channel.
+const COMPLETION_CHANNEL: [(Quota, u64); 3] = channel_amounts(EVENT_STREAM_BYTES);
+
+pub(super) fn create_channel(context: &mut Context, id: ClientId, seq: u32) -> Outcome {
+    context.resources.charge(id, &COMPLETION_CHANNEL)?;
+    let (write, read) = match siw_shm::control::event_stream() {
+        Ok(ends) => ends,
+        Err(error) => {
+            context.resources.release(id, &COMPLETION_CHANNEL);
+            return Err(Refusal::no_shared_memory(error));
+        }
+    };
+    let client = context.resources.client_mut(id)?;
+    let channel = CompletionChannelId(client.next_number());
+    let reply = m::IdReply {
+        id: channel.0,
+        reserved: 0,
+    };
+    send_reply_with_fds::<m::CreateChannel>(client, seq, &reply, &[read.as_fd()])?;
+    let writer: Arc<OwnedFd> = Arc::new(write);
+    client
+        .channels
+        .insert(channel, ClientChannel { writer, cqs: 0 });
+    Ok(Served::Replied)
+}
+
+pub(super) fn destroy_channel(
+    context: &mut Context,
+    id: ClientId,
+    seq: u32,
+    channel: CompletionChannelId,
+) -> Outcome {
+    let client = context.resources.client_mut(id)?;
+    let found = client
+        .channels
+        .get(&channel)
+        .ok_or_else(|| Refusal::no_such("completion channel", channel.0))?;
+    if found.cqs > 0 {
+        return Err(Refusal::in_use("completion channel", found.cqs));
+    }
+    client.channels.remove(&channel);
+    let outcome = send_reply::<m::DestroyChannel>(client, seq, &EMPTY);
+    context.resources.release(id, &COMPLETION_CHANNEL);
+    outcome
+}
+
+pub(super) fn cq_geometry(context: &Context, cqe: u32) -> Result<CqGeometry, Refusal> {
+    let workers = context.workers.worker_count() as u32;
+    let deepest = context.resources.limits.completions;
+    if cqe == 0 || cqe > deepest {
+        return Err(Refusal::new(
+            libc::EINVAL,
+            format!("{cqe} entries: 1 to {deepest} are allowed"),
+        ));
+    }
+    CqGeometry::new(cqe, workers)
+        .ok_or_else(|| Refusal::new(libc::EINVAL, format!("{cqe} entries are too many")))
+}
+
+pub(super) fn create_cq(
+    context: &mut Context,
+    id: ClientId,
+    seq: u32,
+    request: &m::CreateCq,
+) -> Outcome {
+    let workers = context.workers.worker_count() as u32;
+    let geometry = cq_geometry(context, request.cqe)?;
+    let channel_id = (request.channel != 0).then_some(CompletionChannelId(request.channel));
+    let client = context.resources.client_mut(id)?;
+    let channel = match channel_id {
+        None => None,
+        Some(channel) => Some(
+            client
+                .channels
+                .get(&channel)
+                .map(|found| found.writer.clone())
+                .ok_or_else(|| Refusal::no_such("completion channel", channel.0))?,
+        ),
+    };
+    let resources = &mut context.resources;
+    resources.charge(id, &[(Quota::CompletionQueues, 1)])?;
+    let made = resources
+        .alloc_queue(id, geometry.len)
+        .and_then(|mem| Ok((mem, CqId(resources.cqs.allocate_number()?))));
+    let (mem, number) = made.inspect_err(|_| {
+        resources.release(id, &[(Quota::CompletionQueues, 1)]);
+    })?;
+    for worker in 0..workers {
+        let producer = CqProducer::new(mem.region.clone(), mem.offset, geometry, worker)
+            .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))?;
+        context.workers.post_command(
+            worker as usize,
+            Command::AddCq(Box::new(WorkerCq {
+                id: number,
+                client: id,
+                producer,
+                channel: channel.clone(),
+                cookie: request.cookie,
+            })),
+        );
+    }
+    let client = context.resources.client_mut(id)?;
+    if let Some(found) = channel_id.and_then(|channel| client.channels.get_mut(&channel)) {
+        found.cqs += 1;
+    }
+    let reply = cq_reply(number, geometry, &mem);
+    let fd = mem.region.memfd().filter(|_| mem.new_region);
+    send_reply_with_fds::<m::CreateCq>(client, seq, &reply, fd.as_slice())?;
+    client.cqs.insert(
+        number,
+        CompletionQueue {
+            mem,
+            old: None,
+            channel: channel_id,
+            qps: 0,
+        },
+    );
+    Ok(Served::Replied)
+}
+
+/// Removes the queue from the workers first; [`finish_free_cq`] replies.
+pub(super) fn destroy_cq(context: &mut Context, id: ClientId, cq: CqId) -> Outcome {
+    let client = context.resources.client_mut(id)?;
+    let found = client
+        .cqs
+        .get(&cq)
+        .ok_or_else(|| Refusal::no_such("completion queue", cq.0))?;
+    if found.qps > 0 {
+        return Err(Refusal::in_use("completion queue", found.qps));
+    }
+    context.workers.post_to_all(|| Command::RemoveCq { cq });
+    let (token, left) = context.workers.post_barrier(Some(id));
+    Ok(Served::Deferred(PendingReply::FreeCq { cq, token, left }))
+}
+
+pub(super) fn finish_free_cq(context: &mut Context, id: ClientId) {
+    let Some(client) = context.resources.clients.get_mut(&id) else {
+        return;
+    };
+    let Some(DeferredRequest {
+        seq,
+        what: PendingReply::FreeCq { cq, .. },
+    }) = client
+        .waiting
+        .take_if(|waiting| matches!(waiting.what, PendingReply::FreeCq { .. }))
+    else {
+        return;
+    };
+    if let Some(queue) = client.cqs.remove(&cq) {
+        if let Some(ch) = queue
+            .channel
+            .and_then(|channel| client.channels.get_mut(&channel))
+        {
+            ch.cqs -= 1;
+        }
+        client.queues.free(queue.mem);
+        if let Some(old) = queue.old {
+            client.queues.free(old);
+        }
+    }
+    let _ = client.conn.send_reply::<m::DestroyCq>(seq, &EMPTY, &[]);
+    context.resources.cqs.release_number(cq.0);
+    context
+        .resources
+        .release(id, &[(Quota::CompletionQueues, 1)]);
+    context.resources.answered.push(id);
+}
+
+pub(super) fn resize_cq(context: &mut Context, id: ClientId, request: &m::ResizeCq) -> Outcome {
+    let geometry = cq_geometry(context, request.cqe)?;
+    let client = context.resources.client_mut(id)?;
+    let number = CqId(request.cq);
+    let cq = client
+        .cqs
+        .get(&number)
+        .ok_or_else(|| Refusal::no_such("completion queue", request.cq))?;
+    if cq.old.is_some() {
+        return Err(Refusal::new(
+            libc::EBUSY,
+            "the rings from before the last resize are not empty yet",
+        ));
+    }
+    let mem = context.resources.alloc_queue(id, geometry.len)?;
+    let client = context.resources.client_mut(id)?;
+    let producers = (0..geometry.workers)
+        .map(|worker| CqProducer::new(mem.region.clone(), mem.offset, geometry, worker))
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))?;
+    if let Some(cq) = client.cqs.get_mut(&number) {
+        cq.old = Some(std::mem::replace(&mut cq.mem, mem));
+    }
+    for (worker, producer) in producers.into_iter().enumerate() {
+        let producer = Box::new(producer);
+        let cq = number;
+        context
+            .workers
+            .post_command(worker, Command::ResizeCq { cq, producer });
+    }
+    let (token, left) = context.workers.post_barrier(Some(id));
+    Ok(Served::Deferred(PendingReply::ResizeCq {
+        cq: number,
+        geometry,
+        token,
+        left,
+    }))
+}
+
+pub(super) fn finish_resize_cq(context: &mut Context, id: ClientId) {
+    let Some(client) = context.resources.clients.get_mut(&id) else {
+        return;
+    };
+    let waits =
+        |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::ResizeCq { .. });
+    let Some(DeferredRequest {
+        seq,
+        what: PendingReply::ResizeCq { cq, geometry, .. },
+    }) = client.waiting.take_if(waits)
+    else {
+        return;
+    };
+    if let Some(queue) = client.cqs.get(&cq) {
+        let fd = queue.mem.region.memfd().filter(|_| queue.mem.new_region);
+        let reply = cq_reply(cq, geometry, &queue.mem);
+        let _ = client
+            .conn
+            .send_reply::<m::ResizeCq>(seq, &reply, fd.as_slice());
+    }
+    context.resources.answered.push(id);
+}
+
+pub(super) fn free_cq_ring(
+    context: &mut Context,
+    id: ClientId,
+    seq: u32,
+    request: &m::FreeCqRing,
+) -> Outcome {
+    let client = context.resources.client_mut(id)?;
+    let cq = client
+        .cqs
+        .get_mut(&CqId(request.cq))
+        .ok_or_else(|| Refusal::no_such("completion queue", request.cq))?;
+    let old = cq
+        .old
+        .take()
+        .ok_or_else(|| Refusal::new(libc::EINVAL, "the completion queue was not resized"))?;
+    client.queues.free(old);
+    if request.notify != 0 {
+        context.workers.post_command(
+            0,
+            Command::RaiseCq {
+                cq: CqId(request.cq),
+            },
+        );
+    }
+    send_reply::<m::FreeCqRing>(context.resources.client_mut(id)?, seq, &EMPTY)
+}
+
+pub(super) fn moderate_cq(
+    context: &mut Context,
+    id: ClientId,
+    seq: u32,
+    request: &m::ModerateCq,
+) -> Outcome {
+    if !context
+        .resources
+        .client_mut(id)?
+        .cqs
+        .contains_key(&CqId(request.cq))
+    {
+        return Err(Refusal::no_such("completion queue", request.cq));
+    }
+    // A count of 1 or a period of 0 means an event for every completion: no moderation.
+    let moderation = (request.count > 1 && request.period > 0).then(|| CqModeration {
+        count: request.count.into(),
+        period: u64::from(request.period) * 1000,
+    });
+    for worker in 0..context.workers.worker_count() {
+        let cq = CqId(request.cq);
+        context
+            .workers
+            .post_command(worker, Command::ModerateCq { cq, moderation });
+    }
+    send_reply::<m::ModerateCq>(context.resources.client_mut(id)?, seq, &EMPTY)
+}
+
+fn cq_reply(cq: CqId, geometry: CqGeometry, mem: &QueueMemory) -> m::CqReply {
+    m::CqReply {
+        cq: cq.0,
+        entries: geometry.entries,
+        workers: geometry.workers,
+        reserved: 0,
+        mem: mem.into(),
+    }
+}

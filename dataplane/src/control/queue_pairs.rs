@@ -1,0 +1,482 @@
+//! Queue pairs: requests of clients, and the workers' reports. The control thread answers
+//! ibv_modify_qp(3) and ibv_query_qp(3) for detached queue pairs, the worker for those that it has.
+
+use nix::libc;
+use siw_iwarp::{QpEvent, QpInitAttr};
+use siw_shm::control::AsyncEventKind;
+use siw_shm::control::codec::UNANSWERED;
+use siw_shm::control::messages as m;
+use siw_shm::work_queue::{HEADER, STATE_LINE_LEN, state_offset};
+use siw_shm::{Access, QpGeometry, wqe};
+
+use super::cm;
+use super::context::Context;
+use super::pending::{DeferredRequest, PendingReply};
+use super::quotas::Quota;
+use super::refusal::Refusal;
+use super::replies::{EMPTY, Outcome, Served, send_reply, send_reply_with_fds};
+use super::resources::{Client, ClientQp, QpPhase, denied_access};
+use crate::config::LimitsConfig;
+use crate::host_ports::PortClaim;
+use crate::ids::{ClientId, CommandToken, CqId, PdId, Qpn, SrqId};
+use crate::worker::messages::{Command, ModifyTarget, QpInfo};
+
+/// Computes the rings of a queue pair, or refuses sizes beyond the limits or the ABI.
+fn qp_geometry(limits: &LimitsConfig, request: &m::CreateQp) -> Result<QpGeometry, Refusal> {
+    let deepest = limits.work_requests;
+    for (what, depth) in [
+        ("send", request.max_send_wr),
+        ("receive", request.max_recv_wr),
+    ] {
+        if depth > deepest {
+            return Err(Refusal::new(
+                libc::EINVAL,
+                format!("{depth} {what} work requests: at most {deepest} are allowed"),
+            ));
+        }
+    }
+    if request.max_send_sge.max(request.max_recv_sge) > wqe::MAX_SGE as u32
+        || request.max_inline > wqe::MAX_INLINE as u32
+    {
+        return Err(Refusal::new(
+            libc::EINVAL,
+            format!(
+                "at most {} scatter/gather elements and {} inline bytes are allowed",
+                wqe::MAX_SGE,
+                wqe::MAX_INLINE
+            ),
+        ));
+    }
+    QpGeometry::new(
+        request.max_send_wr,
+        request.max_recv_wr,
+        request.max_send_sge,
+        request.max_recv_sge,
+        request.max_inline,
+    )
+    .ok_or_else(|| Refusal::new(libc::EINVAL, "the queues are too long"))
+}
+
+pub(super) fn create_qp(
+    context: &mut Context,
+    id: ClientId,
+    seq: u32,
+    request: &m::CreateQp,
+) -> Outcome {
+    let geometry = qp_geometry(&context.resources.limits, request)?;
+    let client = context.resources.client_mut(id)?;
+    let pd_id = PdId(request.pd);
+    let srq_id = (request.srq != 0).then_some(SrqId(request.srq));
+    let (send_cq, recv_cq) = (CqId(request.send_cq), CqId(request.recv_cq));
+    for cq in [send_cq, recv_cq] {
+        if !client.cqs.contains_key(&cq) {
+            return Err(Refusal::no_such("completion queue", cq.0));
+        }
+    }
+    if !client.pds.contains_key(&pd_id) {
+        return Err(Refusal::no_such("protection domain", request.pd));
+    }
+    if let Some(number) = srq_id {
+        let srq = client
+            .srqs
+            .get(&number)
+            .ok_or_else(|| Refusal::no_such("shared receive queue", request.srq))?;
+        if srq.pd != pd_id {
+            return Err(Refusal::new(
+                libc::EINVAL,
+                "the shared receive queue belongs to another protection domain",
+            ));
+        }
+    }
+    let resources = &mut context.resources;
+    resources.charge(id, &[(Quota::QueuePairs, 1)])?;
+    let made = resources
+        .alloc_queue(id, geometry.len)
+        .and_then(|mem| Ok((mem, Qpn(resources.qpns.allocate_number()?))));
+    let (mem, qpn) = made.inspect_err(|_| {
+        resources.release(id, &[(Quota::QueuePairs, 1)]);
+    })?;
+    resources.qp_owners.insert(qpn, id);
+    let client = context.resources.client_mut(id)?;
+    if let Some(srq) = srq_id.and_then(|srq| client.srqs.get_mut(&srq)) {
+        srq.qps += 1;
+    }
+    for cq in [send_cq, recv_cq] {
+        if let Some(cq) = client.cqs.get_mut(&cq) {
+            cq.qps += 1;
+        }
+    }
+    if let Some(pd) = client.pds.get_mut(&pd_id) {
+        pd.users += 1;
+    }
+    let reply = m::QpReply {
+        qp_num: qpn.0,
+        worker: 0,
+        sq_slots: geometry.sq_slots,
+        rq_slots: geometry.rq_slots,
+        rq_offset: geometry.rq_offset as u32,
+        max_send_wr: request.max_send_wr,
+        max_recv_wr: request.max_recv_wr,
+        max_send_sge: request.max_send_sge.max(1),
+        max_recv_sge: request.max_recv_sge.max(1),
+        max_inline: request.max_inline.max(wqe::INLINE_IN_HEADER as u32),
+        mem: (&mem).into(),
+    };
+    let fd = mem.region.memfd().filter(|_| mem.new_region);
+    send_reply_with_fds::<m::CreateQp>(client, seq, &reply, fd.as_slice())?;
+    client.qps.insert(
+        qpn,
+        ClientQp {
+            attr: QpInitAttr {
+                qpn: qpn.0,
+                pd: request.pd,
+                max_send_wr: request.max_send_wr.max(1),
+                max_recv_wr: request.max_recv_wr.max(1),
+                sq_sig_all: request.sq_sig_all != 0,
+                denied_access: Access::NONE,
+            },
+            counts_as_connection: false,
+            geometry,
+            mem,
+            send_cq,
+            recv_cq,
+            srq: srq_id,
+            phase: QpPhase::Detached,
+            worker: 0,
+            cookie: 0,
+            cm_channel: None,
+            held_disconnect: None,
+            device: 0,
+            state: m::QpState::Idle,
+            ird: 0,
+            ord: 0,
+            local: m::Addr::NONE,
+            peer: m::Addr::NONE,
+            pair: None,
+            waits_for_receives: false,
+            port_claim: PortClaim::default(),
+            most_connections: 0,
+        },
+    );
+    Ok(Served::Replied)
+}
+
+pub(super) fn modify_qp(
+    context: &mut Context,
+    id: ClientId,
+    seq: u32,
+    request: &m::ModifyQp,
+) -> Outcome {
+    let qpn = Qpn(request.qp_num);
+    let client = context.resources.client_mut(id)?;
+    let qp = client
+        .qps
+        .get_mut(&qpn)
+        .ok_or_else(|| Refusal::no_such("queue pair", qpn.0))?;
+    let detached = qp.phase == QpPhase::Detached;
+    if request.flags == m::MODIFY_ACCESS {
+        let denied = denied_access(request.denied_access)?;
+        qp.attr.denied_access = denied;
+        if detached {
+            let reply = qp_state_reply(client, qpn, None)?;
+            return send_reply::<m::ModifyQp>(client, seq, &reply);
+        }
+        return ask_worker(
+            context,
+            id,
+            qpn,
+            Some(ModifyTarget::DenyAccess(denied)),
+            true,
+        );
+    }
+    if request.flags != 0 {
+        return Err(Refusal::new(
+            libc::EINVAL,
+            format!("flags {:#x}: 0 or 1 is allowed", request.flags),
+        ));
+    }
+    if request.state == m::QpState::Idle as u32 || request.state == m::QpState::Error as u32 {
+        qp.pair = None;
+    }
+    let Some(state) = m::QpState::from_u32(request.state) else {
+        return Err(Refusal::new(
+            libc::EINVAL,
+            format!("unknown queue pair state {}", request.state),
+        ));
+    };
+    let to = match state {
+        m::QpState::Idle if detached => {
+            clear_queues(qp)?;
+            let reply = qp_state_reply(client, qpn, None)?;
+            return send_reply::<m::ModifyQp>(client, seq, &reply);
+        }
+        m::QpState::Idle => {
+            let worker = qp.worker;
+            context
+                .workers
+                .post_command(worker, Command::ResetQp { qpn });
+            return Ok(Served::Deferred(PendingReply::ResetQp { qpn }));
+        }
+        m::QpState::Error if detached => {
+            qp.state = m::QpState::Error;
+            qp.phase = QpPhase::Attached;
+            qp.worker = 0;
+            let setup = Box::new(client.worker_setup(qpn)?);
+            context
+                .workers
+                .post_command(0, Command::InstallQp { setup });
+            None
+        }
+        _ if detached => {
+            return Err(Refusal::new(
+                libc::EINVAL,
+                format!(
+                    "a queue pair that is not connected can be moved only to IDLE and ERROR, not to {state:?}"
+                ),
+            ));
+        }
+        m::QpState::Error => {
+            qp.state = m::QpState::Error;
+            Some(ModifyTarget::Error)
+        }
+        m::QpState::Closing => Some(ModifyTarget::Closing),
+        m::QpState::Sqd => Some(ModifyTarget::SendQueueDrain),
+        m::QpState::Rts => Some(ModifyTarget::ReadyToSend),
+        m::QpState::Terminate => Some(ModifyTarget::Terminate),
+        m::QpState::Rtr => {
+            return Err(Refusal::new(
+                libc::EINVAL,
+                "a queue pair reaches RTR by accepting a connection",
+            ));
+        }
+    };
+    ask_worker(context, id, qpn, to, true)
+}
+
+pub(super) fn query_qp(context: &mut Context, id: ClientId, seq: u32, qpn: Qpn) -> Outcome {
+    let client = context.resources.client_mut(id)?;
+    let reply = qp_state_reply(client, qpn, None)?;
+    let detached = client
+        .qps
+        .get(&qpn)
+        .is_some_and(|qp| qp.phase == QpPhase::Detached);
+    if detached {
+        return send_reply::<m::QueryQp>(client, seq, &reply);
+    }
+    ask_worker(context, id, qpn, None, false)
+}
+
+fn ask_worker(
+    context: &mut Context,
+    id: ClientId,
+    qpn: Qpn,
+    to: Option<ModifyTarget>,
+    modify: bool,
+) -> Outcome {
+    let worker = context
+        .resources
+        .client_mut(id)?
+        .qps
+        .get(&qpn)
+        .map_or(0, |qp| qp.worker);
+    let token = context.workers.next_token(Some(id));
+    context
+        .workers
+        .post_command(worker, Command::Modify { qpn, to, token });
+    Ok(Served::Deferred(PendingReply::QpInfo { token, modify }))
+}
+
+pub(super) fn on_qp_info(context: &mut Context, qpn: Qpn, token: CommandToken, info: &QpInfo) {
+    let Some(id) = context.resources.owner_of_qp(qpn) else {
+        return;
+    };
+    let Some(client) = context.resources.clients.get_mut(&id) else {
+        return;
+    };
+    let waits = |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::QpInfo { token: t, .. } if t == token);
+    let Some(DeferredRequest {
+        seq,
+        what: PendingReply::QpInfo { modify, .. },
+    }) = client.waiting.take_if(waits)
+    else {
+        return;
+    };
+    let kind = if modify {
+        <m::ModifyQp as m::Message>::KIND
+    } else {
+        <m::QueryQp as m::Message>::KIND
+    };
+    if let Some(why) = info.refused {
+        let why = format!("the queue pair is in {:?}: {why}", info.state);
+        let _ = client.conn.send_refusal(kind, seq, libc::EINVAL, &why);
+    } else if let Ok(reply) = qp_state_reply(client, qpn, Some(info)) {
+        let _ = if modify {
+            client.conn.send_reply::<m::ModifyQp>(seq, &reply, &[])
+        } else {
+            client.conn.send_reply::<m::QueryQp>(seq, &reply, &[])
+        };
+    }
+    context.resources.answered.push(id);
+}
+
+/// The worker has released the queue pair for a reset, which makes it new. Returns false if no
+/// request waits for that.
+pub(super) fn finish_reset(context: &mut Context, id: ClientId, qpn: Qpn) -> bool {
+    let Some(client) = context.resources.clients.get_mut(&id) else {
+        return false;
+    };
+    let waits = |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::ResetQp { qpn: q } if q == qpn);
+    let Some(waiting) = client.waiting.take_if(waits) else {
+        return false;
+    };
+    // The worker does not have it any more.
+    cm::on_completions_polled(&mut context.resources, qpn);
+    let Some(client) = context.resources.clients.get_mut(&id) else {
+        return true;
+    };
+    if let Some(qp) = client.qps.get_mut(&qpn) {
+        let _ = clear_queues(qp);
+        qp.phase = QpPhase::Detached;
+        qp.state = m::QpState::Idle;
+        (qp.worker, qp.ird, qp.ord) = (0, 0, 0);
+        (qp.local, qp.peer) = (m::Addr::NONE, m::Addr::NONE);
+    }
+    context.resources.forget_connection(id, qpn);
+    let Some(client) = context.resources.clients.get_mut(&id) else {
+        return true;
+    };
+    if let Ok(reply) = qp_state_reply(client, qpn, None) {
+        let _ = client
+            .conn
+            .send_reply::<m::ModifyQp>(waiting.seq, &reply, &[]);
+    }
+    context.resources.answered.push(id);
+    true
+}
+
+pub(super) fn destroy_qp(context: &mut Context, id: ClientId, seq: u32, qpn: Qpn) -> Outcome {
+    let client = context.resources.client_mut(id)?;
+    let qp = client
+        .qps
+        .get(&qpn)
+        .ok_or_else(|| Refusal::no_such("queue pair", qpn.0))?;
+    if qp.phase == QpPhase::Detached {
+        context.resources.free_qp(id, qpn);
+        return send_reply::<m::DestroyQp>(context.resources.client_mut(id)?, seq, &EMPTY);
+    }
+    let worker = qp.worker;
+    context
+        .workers
+        .post_command(worker, Command::DestroyQp { qpn });
+    if seq != UNANSWERED {
+        return Ok(Served::Deferred(PendingReply::DestroyQp { qpn }));
+    }
+    // No reply is wanted: the client has forgotten the queue pair, but it stays here until its
+    // worker has released it.
+    let client = context.resources.client_mut(id)?;
+    if let Some(qp) = client.qps.remove(&qpn) {
+        client.departing_qps.insert(qpn, qp);
+    }
+    Ok(Served::Replied)
+}
+
+pub(super) fn finish_destroy_qp(context: &mut Context, qpn: Qpn) {
+    let Some(id) = context.resources.owner_of_qp(qpn) else {
+        return;
+    };
+    if finish_reset(context, id, qpn) {
+        return;
+    }
+    let Some(client) = context.resources.clients.get_mut(&id) else {
+        return;
+    };
+    if client.departing_qps.contains_key(&qpn) {
+        context.resources.free_qp(id, qpn);
+        if context
+            .resources
+            .clients
+            .get(&id)
+            .is_some_and(|client| client.departing_qps.is_empty())
+        {
+            context.resources.answered.push(id);
+        }
+        return;
+    }
+    let waits = matches!(&client.waiting, Some(DeferredRequest { what: PendingReply::DestroyQp { qpn: q }, .. }) if *q == qpn);
+    if !waits {
+        return;
+    }
+    if let Some(waiting) = client.waiting.take() {
+        let _ = client
+            .conn
+            .send_reply::<m::DestroyQp>(waiting.seq, &EMPTY, &[]);
+    }
+    context.resources.free_qp(id, qpn);
+    context.resources.answered.push(id);
+}
+
+/// Reports an asynchronous event of a queue pair to its client.
+pub(super) fn on_qp_event(context: &mut Context, client: ClientId, qpn: Qpn, event: QpEvent) {
+    let (kind, why) = match event {
+        QpEvent::QpFatal => (
+            AsyncEventKind::QpFatal,
+            "the queue pair ended with an error",
+        ),
+        QpEvent::QpReqErr => (
+            AsyncEventKind::QpReqErr,
+            "the peer broke the protocol, or says that we did",
+        ),
+        QpEvent::QpAccessErr => (AsyncEventKind::QpAccessErr, "remote protection error"),
+        QpEvent::SqDrained => (AsyncEventKind::SqDrained, "the send queue is drained"),
+    };
+    if kind != AsyncEventKind::SqDrained
+        && let Some(qp) = context.resources.qp_mut(client, qpn)
+    {
+        qp.state = m::QpState::Error;
+    }
+    context.resources.post_async_event(client, kind, qpn.0, why);
+}
+
+/// Empties the rings of a queue pair that is in no worker; the client starts over in them. Only
+/// headers and state are cleared: stale slots are never read, so the time does not depend on the
+/// ring length.
+fn clear_queues(qp: &ClientQp) -> Result<(), Refusal> {
+    let geometry = &qp.geometry;
+    for (offset, len) in [
+        (0, HEADER),
+        (geometry.rq_offset, HEADER),
+        (
+            state_offset(geometry.rq_offset, geometry.rq_slots),
+            STATE_LINE_LEN,
+        ),
+    ] {
+        qp.mem
+            .region
+            .fill_zero(qp.mem.offset + offset, len)
+            .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))?;
+    }
+    Ok(())
+}
+
+fn qp_state_reply(
+    client: &Client,
+    qpn: Qpn,
+    info: Option<&QpInfo>,
+) -> Result<m::QpStateReply, Refusal> {
+    let qp = client
+        .qps
+        .get(&qpn)
+        .ok_or_else(|| Refusal::no_such("queue pair", qpn.0))?;
+    Ok(m::QpStateReply {
+        state: info.map_or(qp.state, |info| info.state) as u32,
+        worker: qp.worker as u32,
+        ird: info.map_or(qp.ird, |info| info.ird).into(),
+        ord: info.map_or(qp.ord, |info| info.ord).into(),
+        draining: info
+            .is_some_and(|info| info.state == m::QpState::Sqd && !info.drained)
+            .into(),
+        mulpdu: info.map_or(0, |info| info.mulpdu).into(),
+        local: qp.local,
+        peer: qp.peer,
+    })
+}

@@ -1,0 +1,46 @@
+//! Outcomes of requests, and replies to them.
+
+use std::os::fd::BorrowedFd;
+
+use siw_shm::control::Message;
+use siw_shm::control::messages as m;
+
+use super::pending::PendingReply;
+use super::refusal::Refusal;
+use super::resources::Client;
+
+/// Outcome of a served request.
+pub(super) enum Served {
+    Replied,
+    /// A worker must answer first.
+    Deferred(PendingReply),
+}
+
+/// Progress of a request.
+#[derive(PartialEq, Eq)]
+pub(super) enum RequestState {
+    Finished,
+    /// To be retried when none of the client's queue pairs is being destroyed.
+    TryAgain,
+}
+
+pub(super) type Outcome = Result<Served, Refusal>;
+
+pub(super) fn send_reply<M: Message>(client: &Client, seq: u32, reply: &M::Reply) -> Outcome {
+    send_reply_with_fds::<M>(client, seq, reply, &[])
+}
+
+pub(super) fn send_reply_with_fds<M: Message>(
+    client: &Client,
+    seq: u32,
+    reply: &M::Reply,
+    fds: &[BorrowedFd<'_>],
+) -> Outcome {
+    // A client that does not read its replies loses them; its next call fails.
+    if let Err(error) = client.conn.send_reply::<M>(seq, reply, fds) {
+        tracing::debug!(client = client.id.0, "reply not sent: {error}");
+    }
+    Ok(Served::Replied)
+}
+
+pub(super) const EMPTY: m::Empty = m::Empty { reserved: 0 };
