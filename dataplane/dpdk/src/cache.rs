@@ -4,7 +4,7 @@
 //! A buffer of the same pool that was freed here is the next one allocated, while it is still warm
 //! in the CPU cache.
 
-use crate::mbuf::prefetch;
+use crate::mbuf::{init_raw, prefetch};
 use crate::{ExtTracker, Mbuf, Mempool};
 use dpdk_sys as sys;
 use std::ffi::c_void;
@@ -330,25 +330,6 @@ impl Drop for MbufCache {
             }
         }
     }
-}
-
-/// Initializes a buffer fresh from its pool as rte_pktmbuf_reset does.
-///
-/// # Safety
-/// `mbuf` is a free buffer of a pool whose buffers have `buf_len` bytes, owned by the caller.
-#[inline]
-pub(crate) unsafe fn init_raw(mbuf: *mut sys::rte_mbuf, buf_len: u16) {
-    // SAFETY: owned by the caller.
-    let mbuf = unsafe { &mut *mbuf };
-    debug_assert!(mbuf.next.is_null() && mbuf.nb_segs == 1 && mbuf.buf_len == buf_len);
-    mbuf.data_off = crate::HEADROOM.min(buf_len);
-    mbuf.port = u16::MAX;
-    mbuf.ol_flags = 0;
-    mbuf.packet_type = 0;
-    mbuf.pkt_len = 0;
-    mbuf.data_len = 0;
-    mbuf.vlan_tci = 0;
-    mbuf.tx_offload = 0;
 }
 
 /// References to external memory that freed mbufs held, not yet returned.

@@ -350,23 +350,6 @@ impl DriverTraits {
     }
 }
 
-/// Kernel drivers that hand a PCI device over to user space.
-const USER_SPACE_DRIVERS: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
-/// PCI vendor and device numbers of NICs that DPDK drives alongside their kernel driver; `None`:
-/// all NICs of the vendor (Mellanox). Microsoft's is MANA.
-const BIFURCATED: [(u16, Option<u16>); 2] = [(0x15b3, None), (0x1414, Some(0x00ba))];
-
-pub(crate) fn is_user_space_driver(kernel_driver: &str) -> bool {
-    USER_SPACE_DRIVERS.contains(&kernel_driver)
-}
-
-/// Returns true if DPDK drives this NIC while it stays bound to its kernel driver.
-pub(crate) fn is_bifurcated(vendor: u16, device: u16) -> bool {
-    BIFURCATED.iter().any(|(of_vendor, of_device)| {
-        *of_vendor == vendor && of_device.is_none_or(|of| of == device)
-    })
-}
-
 /// The file of a device on a bus other than PCI.
 fn bus_device_file(devargs: &str) -> Option<PathBuf> {
     if !DriverTraits::is_on_bus(devargs) {

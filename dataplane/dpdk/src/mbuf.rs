@@ -4,7 +4,7 @@
 //! buffer's own room (direct), in registered memory (external, see `ext.rs`), or in another mbuf's
 //! room (a clone). Only a direct segment without clones is writable.
 
-use crate::{Mempool, cache::init_raw};
+use crate::Mempool;
 use dpdk_sys as sys;
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
@@ -388,6 +388,25 @@ impl std::fmt::Debug for Mbuf {
             .field("ol_flags", &format_args!("{:#x}", self.raw_mbuf().ol_flags))
             .finish()
     }
+}
+
+/// Initializes a buffer fresh from its pool as rte_pktmbuf_reset does.
+///
+/// # Safety
+/// `mbuf` is a free buffer of a pool whose buffers have `buf_len` bytes, owned by the caller.
+#[inline]
+pub(crate) unsafe fn init_raw(mbuf: *mut sys::rte_mbuf, buf_len: u16) {
+    // SAFETY: owned by the caller.
+    let mbuf = unsafe { &mut *mbuf };
+    debug_assert!(mbuf.next.is_null() && mbuf.nb_segs == 1 && mbuf.buf_len == buf_len);
+    mbuf.data_off = crate::HEADROOM.min(buf_len);
+    mbuf.port = u16::MAX;
+    mbuf.ol_flags = 0;
+    mbuf.packet_type = 0;
+    mbuf.pkt_len = 0;
+    mbuf.data_len = 0;
+    mbuf.vlan_tci = 0;
+    mbuf.tx_offload = 0;
 }
 
 /// The bytes of one segment.

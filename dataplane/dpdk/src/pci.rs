@@ -4,9 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::driver_traits::{is_bifurcated, is_user_space_driver};
-use crate::ext_memory::too_few_maps;
-use crate::log;
+use crate::{Error, log};
 
 /// The folder of all PCI devices.
 const PCI_DEVICES: &str = "/sys/bus/pci/devices";
@@ -253,6 +251,41 @@ fn are_interrupts_remapped(interrupts: &str) -> bool {
     let mut words = interrupts.split_whitespace();
     words.any(|word| word.starts_with("IR-"))
 }
+
+/// Kernel drivers that hand a PCI device over to user space.
+const USER_SPACE_DRIVERS: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
+/// PCI vendor and device numbers of NICs that DPDK drives alongside their kernel driver; `None`:
+/// all NICs of the vendor (Mellanox). Microsoft's is MANA.
+const BIFURCATED: [(u16, Option<u16>); 2] = [(0x15b3, None), (0x1414, Some(0x00ba))];
+
+fn is_user_space_driver(kernel_driver: &str) -> bool {
+    USER_SPACE_DRIVERS.contains(&kernel_driver)
+}
+
+/// Returns true if DPDK drives this NIC while it stays bound to its kernel driver.
+fn is_bifurcated(vendor: u16, device: u16) -> bool {
+    BIFURCATED.iter().any(|(of_vendor, of_device)| {
+        *of_vendor == vendor && of_device.is_none_or(|of| of == device)
+    })
+}
+
+/// Error for vfio's limit on DMA mappings.
+pub(crate) fn too_few_maps() -> Error {
+    let text = std::fs::read_to_string(DMA_ENTRY_LIMIT).unwrap_or_default();
+    let limit = text.trim().parse().unwrap_or(DEFAULT_DMA_ENTRIES);
+    Error::TooManyRegions {
+        what: "vfio's mappings (dma_entry_limit)",
+        limit,
+        remedy: format!(
+            "allow more before siwd starts again: echo {} > {DMA_ENTRY_LIMIT}",
+            (limit * 2).max(DEFAULT_DMA_ENTRIES)
+        ),
+    }
+}
+
+const DMA_ENTRY_LIMIT: &str = "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit";
+/// Linux's default limit.
+const DEFAULT_DMA_ENTRIES: u64 = 65_535;
 
 /// Returns true for `0000:03:00.0` or `03:00.0`, optionally followed by a comma and devargs.
 pub(crate) fn is_pci_address(name: &str) -> bool {

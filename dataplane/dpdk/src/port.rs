@@ -4,11 +4,11 @@
 use crate::packet_sender::{self, PacketSender};
 use crate::pci::is_pci_address;
 use crate::port_config::{NegotiatedOffloads, negotiate_offloads};
-use crate::ring_pair::PairRings;
+use crate::port_inner::{NO_DPDK_PORT, PacketInterface, PairRings, PortInner, PortState};
 use crate::xdp_port::{XdpLink, XdpPort};
 use crate::{
-    DriverTraits, Eal, Error, Mempool, Offloads, PortCaps, PortConfig, Result, RxQueue, TxQueue,
-    driver_traits, eal, error, log,
+    DriverTraits, Eal, Error, Mempool, Offloads, PortCaps, PortConfig, PortInfo, Result, RxQueue,
+    TxQueue, driver_traits, eal, error, log,
 };
 use dpdk_sys as sys;
 use siw_xdp::XdpInterface;
@@ -27,90 +27,10 @@ pub struct Port {
     inner: Arc<PortInner>,
 }
 
-pub(crate) struct PortInner {
-    pub id: u16,
-    pub name: String,
-    traits: &'static DriverTraits,
-    rte_device: *mut sys::rte_device,
-    /// True for a NIC that reads memory by DMA and needs it mapped.
-    dma: bool,
-    /// [`Port::detach`] has closed the device: DPDK may reuse its port number.
-    detached: AtomicBool,
-    /// Packets that queues dropped because the driver or its interface refused them.
-    refused: AtomicU64,
-    /// Queues handed out to workers: the port cannot be changed while there are any.
-    queues_out: AtomicUsize,
-    /// Declared before `state`: draining the rings requires the pools to be alive.
-    rings: Option<Arc<PairRings>>,
-    /// The existing interface of the kernel that the driver receives from.
-    interface: Option<PacketInterface>,
-    /// Set for a port that is not DPDK's; `id` is then invalid.
-    pub(crate) xdp: Option<XdpPort>,
-    state: Mutex<PortState>,
-    _eal: Eal,
-}
-
-/// The interface of an AF_PACKET port.
-pub(crate) struct PacketInterface {
-    pub name: String,
-    /// Frames go to its driver without queueing disciplines.
-    pub bypasses_qdisc: bool,
-}
-
-/// `id` of a port that DPDK does not know.
-const NO_DPDK_PORT: u16 = u16::MAX;
-
-#[derive(Default)]
-struct PortState {
-    granted_caps: Option<PortCaps>,
-    rx_queues: u16,
-    tx_queues: u16,
-    started: bool,
-    /// Frames that the kernel's interface receives for the port alone.
-    memberships: Vec<siw_xdp::FrameMembership>,
-    /// The requested RSS key.
-    rss_key: Option<Vec<u8>>,
-    /// The driver refills its receive rings from these.
-    pools: Vec<Mempool>,
-}
-
-// SAFETY: the device pointer is only passed back to DPDK, whose control calls are serialised by
-// `state`; the rest is Send and Sync by itself.
-unsafe impl Send for PortInner {}
-// SAFETY: as above.
-unsafe impl Sync for PortInner {}
-
 /// Bytes of a frame around its IP packet: Ethernet header, VLAN tag and FCS.
 const FRAME_OVERHEAD: u32 = 22;
 /// Length of an RSS key if the driver does not report one.
 const RSS_KEY_LEN: usize = 40;
-
-/// A port's driver and capabilities.
-#[derive(Debug, Clone)]
-pub struct PortInfo {
-    /// DPDK's name of the driver.
-    pub driver: String,
-    /// The smallest MTU that the port accepts.
-    pub min_mtu: u32,
-    /// The largest MTU that the port accepts.
-    pub max_mtu: u32,
-    /// Maximum number of receive queues.
-    pub max_rx_queues: u16,
-    /// Maximum number of transmit queues.
-    pub max_tx_queues: u16,
-    /// Entries of the RSS indirection table; 0 without RSS.
-    pub reta_size: u16,
-    /// Maximum segments of a packet that the port cuts (TSO).
-    pub tx_seg_max: u16,
-    /// Maximum segments of any other packet.
-    pub tx_mtu_seg_max: u16,
-    pub(crate) rx_capa: u64,
-    pub(crate) tx_capa: u64,
-    pub(crate) rss_types: u64,
-    pub(crate) hash_key_size: u16,
-    pub(crate) max_lro_pkt_size: u32,
-    pub(crate) min_rx_bufsize: u32,
-}
 
 impl Port {
     pub(crate) fn from_port_id(
@@ -460,7 +380,13 @@ impl Port {
             });
         };
         if let Some(xdp) = self.xdp() {
-            return xdp.start_queues(&self.inner);
+            let queues = xdp.start()?.into_iter().enumerate();
+            let queues = queues.map(|(queue, (receiver, sender))| {
+                let rx = RxQueue::of_xdp(&self.inner, queue as u16, receiver);
+                let tx = TxQueue::of_xdp(&self.inner, queue as u16, sender);
+                (Some(rx), Some(tx))
+            });
+            return Ok(queues.collect());
         }
         if !state.started {
             self.check_call("start", |id| {
@@ -597,45 +523,6 @@ impl Port {
                 log: log::kept_lines(),
             }),
         }
-    }
-}
-
-impl PortInner {
-    pub(crate) fn count_refused(&self, packets: u64) {
-        self.refused.fetch_add(packets, Ordering::Relaxed);
-    }
-
-    pub(crate) fn queue_taken(&self) {
-        self.queues_out.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(crate) fn queue_returned(&self) {
-        // Release: the queue's last burst comes before the port's stop.
-        self.queues_out.fetch_sub(1, Ordering::Release);
-    }
-
-    /// Stops and closes the port and releases its device, once. No queue of it is in use.
-    pub(crate) fn close_device(&self) {
-        let _devices = eal::device_lock();
-        if self.detached.swap(true, Ordering::AcqRel) || self.xdp.is_some() {
-            return;
-        }
-        self.unwatch();
-        // SAFETY: neither the port nor any of its queues is in use any more, and `detached` keeps
-        // other handles from using its number and its device.
-        unsafe {
-            sys::rte_eth_dev_stop(self.id);
-            sys::rte_eth_dev_close(self.id);
-            if !self.rte_device.is_null() {
-                sys::rte_dev_remove(self.rte_device);
-            }
-        }
-    }
-}
-
-impl Drop for PortInner {
-    fn drop(&mut self) {
-        self.close_device();
     }
 }
 

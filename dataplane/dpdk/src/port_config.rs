@@ -1,6 +1,5 @@
 //! Configuration requested of a port, and the capabilities that it grants.
 
-use crate::port::PortInfo;
 use dpdk_sys as sys;
 
 /// Work that a NIC may do. Each requested offload is granted if the port supports it.
@@ -154,6 +153,68 @@ pub struct PortCaps {
     pub reta_size: u16,
     /// True if the requested RSS key was read back from the port.
     pub rss_key_set: bool,
+}
+
+/// A port's driver and capabilities.
+#[derive(Debug, Clone)]
+pub struct PortInfo {
+    /// DPDK's name of the driver.
+    pub driver: String,
+    /// The smallest MTU that the port accepts.
+    pub min_mtu: u32,
+    /// The largest MTU that the port accepts.
+    pub max_mtu: u32,
+    /// Maximum number of receive queues.
+    pub max_rx_queues: u16,
+    /// Maximum number of transmit queues.
+    pub max_tx_queues: u16,
+    /// Entries of the RSS indirection table; 0 without RSS.
+    pub reta_size: u16,
+    /// Maximum segments of a packet that the port cuts (TSO).
+    pub tx_seg_max: u16,
+    /// Maximum segments of any other packet.
+    pub tx_mtu_seg_max: u16,
+    pub(crate) rx_capa: u64,
+    pub(crate) tx_capa: u64,
+    pub(crate) rss_types: u64,
+    pub(crate) hash_key_size: u16,
+    pub(crate) max_lro_pkt_size: u32,
+    pub(crate) min_rx_bufsize: u32,
+}
+
+/// Counters since the port started.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PortCounters {
+    /// Packets received.
+    pub rx_packets: u64,
+    /// Packets sent.
+    pub tx_packets: u64,
+    /// Bytes of received packets.
+    pub rx_bytes: u64,
+    /// Bytes of sent packets.
+    pub tx_bytes: u64,
+    /// Packets lost because the receive ring was full.
+    pub rx_missed: u64,
+    /// Packets that arrived damaged.
+    pub rx_errors: u64,
+    /// Packets that could not be sent.
+    pub tx_errors: u64,
+    /// Receptions that failed because the pool was empty.
+    pub rx_no_buffer: u64,
+}
+
+/// The state of a port's link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinkStatus {
+    /// True if the link carries frames.
+    pub up: bool,
+    /// Mb/s; `u32::MAX` if the port does not know.
+    pub mbps: u32,
+    /// Largest IP packet that the kernel's interface carries at present; `None` for other ports.
+    pub mtu: Option<u32>,
+    /// Receive queues that an AF_XDP interface got after the start: they have no socket, and claimed
+    /// frames that arrive there are lost.
+    pub unserved_queues: u32,
 }
 
 /// State of one offload.

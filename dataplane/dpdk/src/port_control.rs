@@ -1,43 +1,8 @@
 //! Control of a port while workers use its queues: address, filters, link, counters, RSS table.
 
 use crate::xdp_port::XdpPort;
-use crate::{Claim, Error, Port, Result, log};
+use crate::{Claim, Error, LinkStatus, Port, PortCounters, Result, log};
 use dpdk_sys as sys;
-
-/// Counters since the port started.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PortCounters {
-    /// Packets received.
-    pub rx_packets: u64,
-    /// Packets sent.
-    pub tx_packets: u64,
-    /// Bytes of received packets.
-    pub rx_bytes: u64,
-    /// Bytes of sent packets.
-    pub tx_bytes: u64,
-    /// Packets lost because the receive ring was full.
-    pub rx_missed: u64,
-    /// Packets that arrived damaged.
-    pub rx_errors: u64,
-    /// Packets that could not be sent.
-    pub tx_errors: u64,
-    /// Receptions that failed because the pool was empty.
-    pub rx_no_buffer: u64,
-}
-
-/// The state of a port's link.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LinkStatus {
-    /// True if the link carries frames.
-    pub up: bool,
-    /// Mb/s; `u32::MAX` if the port does not know.
-    pub mbps: u32,
-    /// Largest IP packet that the kernel's interface carries at present; `None` for other ports.
-    pub mtu: Option<u32>,
-    /// Receive queues that an AF_XDP interface got after the start: they have no socket, and claimed
-    /// frames that arrive there are lost.
-    pub unserved_queues: u32,
-}
 
 impl Port {
     /// Turns reception of frames to every address on or off.

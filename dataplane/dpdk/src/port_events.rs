@@ -2,7 +2,7 @@
 //! interrupt thread records them; the control thread polls for them.
 
 use crate::pci::{PciDevice, full_address, is_pci_address};
-use crate::port::PortInner;
+use crate::port_inner::PortInner;
 use crate::{Error, Port, Result, error, log};
 use dpdk_sys as sys;
 use std::ffi::CString;

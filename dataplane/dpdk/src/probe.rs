@@ -2,7 +2,7 @@
 
 use crate::driver_traits::Rehearsal;
 use crate::pci::is_pci_address;
-use crate::port::PacketInterface;
+use crate::port_inner::PacketInterface;
 use crate::xdp_port::{XdpLink, XdpPort};
 use crate::{DriverTraits, Eal, Error, Port, Result, eal, error, log};
 use dpdk_sys as sys;

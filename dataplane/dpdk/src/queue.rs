@@ -2,7 +2,7 @@
 //! queues and buffers.
 
 use crate::packet_sender::{PacketOutcome, PacketSender};
-use crate::port::PortInner;
+use crate::port_inner::PortInner;
 use crate::xdp_queue::{XdpReceiver, XdpSender};
 use crate::{Error, Result, RxBatch, TxBatch, error};
 use dpdk_sys as sys;

@@ -1,31 +1,12 @@
 //! Two ports joined by rings in memory: the loopback device pair. Packets cross by pointer, so the
 //! peer receives the same mbufs that were sent, including external segments.
 
-use crate::{Eal, Error, Mempool, Port, Result, eal, error, log};
+use crate::port_inner::PairRings;
+use crate::{Eal, Error, Port, Result, eal, error, log};
 use dpdk_sys as sys;
 use std::ffi::CString;
-use std::ptr::{self, NonNull};
-use std::sync::{Arc, Mutex, PoisonError};
-
-/// The rings of a pair; freed when both ports are closed.
-pub(crate) struct PairRings {
-    a_to_b: Vec<NonNull<sys::rte_ring>>,
-    b_to_a: Vec<NonNull<sys::rte_ring>>,
-    /// Pools to which packets left in the rings return.
-    pools: Mutex<Vec<Mempool>>,
-}
-
-impl PairRings {
-    pub(crate) fn keep_alive(&self, pools: &[Mempool]) {
-        let mut kept = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.extend_from_slice(pools);
-    }
-}
-
-// SAFETY: rings support use from several threads; this value only creates and frees them.
-unsafe impl Send for PairRings {}
-// SAFETY: as above.
-unsafe impl Sync for PairRings {}
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex};
 
 impl Port {
     /// Creates a pair of ports; queue `i` of one is joined to queue `i` of the other in both
@@ -137,20 +118,4 @@ fn create_ring_port(
         Some(rings.clone()),
         None,
     )
-}
-
-impl Drop for PairRings {
-    fn drop(&mut self) {
-        for ring in self.a_to_b.iter().chain(&self.b_to_a) {
-            let mut obj = ptr::null_mut();
-            // SAFETY: both ports are closed, so nothing else accesses the rings, and the packets in
-            // them have no other owner.
-            unsafe {
-                while sys::siw_ring_dequeue_burst(ring.as_ptr(), &mut obj, 1) == 1 {
-                    sys::siw_pktmbuf_free(obj.cast());
-                }
-                sys::rte_ring_free(ring.as_ptr());
-            }
-        }
-    }
 }

@@ -12,21 +12,17 @@
 //! ```
 
 use std::net::IpAddr;
-use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use dpdk_sys as sys;
 use siw_xdp::{
     AttachMode, Claim, ClaimKind, CopyMode, FrameMembership, NeighbourCopies, PACKET_HEADROOM,
     SocketConfig, SocketHandle, Umem, XdpInterface, XdpSocket, XdpSteering,
 };
 
-use crate::port::{PortInner, PortQueues};
 use crate::port_config::Offloads;
-use crate::xdp_queue::{XdpReceiver, XdpSender};
+use crate::xdp_queue::{PoolMemory, XdpReceiver, XdpSender};
 use crate::{
     DriverTraits, Error, LinkStatus, Mempool, PortCaps, PortConfig, PortCounters, PortInfo, Result,
-    RxQueue, TxQueue,
 };
 
 /// Configuration of an AF_XDP port.
@@ -89,7 +85,7 @@ struct XdpState {
 }
 
 /// Receiving and sending half of a queue.
-type XdpQueuePair = (XdpReceiver, XdpSender);
+pub(crate) type XdpQueuePair = (XdpReceiver, XdpSender);
 
 impl XdpPort {
     /// Finds the interface and loads the program. The interface does not change yet.
@@ -188,19 +184,8 @@ impl XdpPort {
         Ok(caps)
     }
 
-    /// Starts the port and creates its queues.
-    pub(crate) fn start_queues(&self, port: &Arc<PortInner>) -> Result<Vec<PortQueues>> {
-        let queues = self.start()?.into_iter().enumerate();
-        let queues = queues.map(|(queue, (receiver, sender))| {
-            let rx = RxQueue::of_xdp(port, queue as u16, receiver);
-            let tx = TxQueue::of_xdp(port, queue as u16, sender);
-            (Some(rx), Some(tx))
-        });
-        Ok(queues.collect())
-    }
-
     /// Opens the sockets and attaches the program: claimed frames are received here from now on.
-    fn start(&self) -> Result<Vec<XdpQueuePair>> {
+    pub(crate) fn start(&self) -> Result<Vec<XdpQueuePair>> {
         let mut state = self.lock_state();
         let Some((config, pool)) = state.config.clone() else {
             return Err(Error::Invalid {
@@ -340,50 +325,5 @@ impl XdpPort {
     /// Leaves frames to this address and port to the kernel again.
     pub(crate) fn remove_claim(&self, claim: Claim) -> Result<()> {
         Ok(self.lock_state().steering.remove_claim(claim)?)
-    }
-}
-
-/// Address range of a pool's buffers.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct PoolMemory {
-    pub base: NonNull<u8>,
-    pub bytes: usize,
-    /// Distance from the start of a buffer back to its mbuf.
-    pub mbuf_distance: usize,
-}
-
-// SAFETY: an address and lengths.
-unsafe impl Send for PoolMemory {}
-
-/// Size of the pages that the kernel pins.
-const PAGE_BYTES: usize = 4096;
-
-impl PoolMemory {
-    fn of_pool(pool: &Mempool) -> Result<PoolMemory> {
-        let mut start = std::ptr::null_mut();
-        let mut bytes = 0;
-        // SAFETY: the pool is alive; both are written within the call.
-        let chunks = unsafe { sys::siw_pool_memory(pool.as_ptr(), &mut start, &mut bytes) };
-        // SAFETY: the pool is alive.
-        let private = unsafe { sys::siw_pool_priv_size(pool.as_ptr()) };
-        let unusable = |why: String| Error::Invalid {
-            what: "memory of packet buffers",
-            value: pool.name().to_owned(),
-            why,
-        };
-        if chunks != 1 {
-            return Err(unusable(format!(
-                "AF_XDP needs it in one piece, and it is in {chunks}: use fewer buffers, or hugepages"
-            )));
-        }
-        let start = start.cast::<u8>();
-        let before = start as usize % PAGE_BYTES;
-        // SAFETY: the start of the page, in the same mapping.
-        let base = unsafe { start.sub(before) };
-        Ok(PoolMemory {
-            base: NonNull::new(base).ok_or_else(|| unusable("it has none".into()))?,
-            bytes: bytes + before,
-            mbuf_distance: size_of::<sys::rte_mbuf>() + usize::from(private),
-        })
     }
 }

@@ -6,12 +6,12 @@
 //! needs a lookup table.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
 
 use dpdk_sys as sys;
 use siw_xdp::{Frame, NeighbourCopies, Receiver, Sender};
 
-use crate::cache::init_raw;
-use crate::xdp_port::PoolMemory;
+use crate::mbuf::init_raw;
 use crate::{Error, Mbuf, Mempool, Result};
 
 /// Buffers moved to the kernel at once.
@@ -172,7 +172,51 @@ impl FilledSocket {
     }
 }
 
+/// Address range of a pool's buffers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PoolMemory {
+    pub base: NonNull<u8>,
+    pub bytes: usize,
+    /// Distance from the start of a buffer back to its mbuf.
+    pub mbuf_distance: usize,
+}
+
+// SAFETY: an address and lengths.
+unsafe impl Send for PoolMemory {}
+
+/// Size of the pages that the kernel pins.
+const PAGE_BYTES: usize = 4096;
+
 impl PoolMemory {
+    /// Finds the memory of a pool.
+    pub(crate) fn of_pool(pool: &Mempool) -> Result<PoolMemory> {
+        let mut start = std::ptr::null_mut();
+        let mut bytes = 0;
+        // SAFETY: the pool is alive; both are written within the call.
+        let chunks = unsafe { sys::siw_pool_memory(pool.as_ptr(), &mut start, &mut bytes) };
+        // SAFETY: the pool is alive.
+        let private = unsafe { sys::siw_pool_priv_size(pool.as_ptr()) };
+        let unusable = |why: String| Error::Invalid {
+            what: "memory of packet buffers",
+            value: pool.name().to_owned(),
+            why,
+        };
+        if chunks != 1 {
+            return Err(unusable(format!(
+                "AF_XDP needs it in one piece, and it is in {chunks}: use fewer buffers, or hugepages"
+            )));
+        }
+        let start = start.cast::<u8>();
+        let before = start as usize % PAGE_BYTES;
+        // SAFETY: the start of the page, in the same mapping.
+        let base = unsafe { start.sub(before) };
+        Ok(PoolMemory {
+            base: NonNull::new(base).ok_or_else(|| unusable("it has none".into()))?,
+            bytes: bytes + before,
+            mbuf_distance: size_of::<sys::rte_mbuf>() + usize::from(private),
+        })
+    }
+
     /// The chunk of a pool buffer.
     #[inline]
     fn chunk_of(&self, mbuf: *mut sys::rte_mbuf) -> u64 {
