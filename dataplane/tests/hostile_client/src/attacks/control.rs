@@ -1,7 +1,6 @@
 //! Attacks through the control socket.
 
-use super::Ended;
-use crate::Attack;
+use crate::attack::{Attack, Ended};
 use crate::session::AttackSession;
 use rustix::fd::{AsFd, OwnedFd};
 use siw_shm::control::ControlSocket;

@@ -1,8 +1,7 @@
 //! A client with ordinary behavior that is killed in the middle of it.
 
-use super::Ended;
 use super::rings::own_address;
-use crate::Attack;
+use crate::attack::{Attack, Ended};
 use crate::session::AttackSession;
 use siw_shm::WrFlags;
 use siw_shm::control::messages as m;

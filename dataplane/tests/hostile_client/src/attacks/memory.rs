@@ -1,9 +1,8 @@
 //! Attacks with memory: holes in shared memory, unlimited registrations, deregistration of memory
 //! in use.
 
-use super::Ended;
 use super::rings::own_address;
-use crate::Attack;
+use crate::attack::{Attack, Ended};
 use crate::session::{AttackSession, REGION_LEN};
 use rustix::fd::AsFd;
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};

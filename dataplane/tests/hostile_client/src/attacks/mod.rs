@@ -7,11 +7,7 @@ mod memory;
 mod rings;
 mod tenants;
 
-use crate::Attack;
-use siw_shm::control::codec::CallError;
-
-/// Result of an attack; an error ended it early.
-pub type Ended = Result<(), CallError>;
+use crate::attack::{Attack, Ended};
 
 /// Function that runs an attack.
 pub type Run = fn(&mut Attack) -> Ended;

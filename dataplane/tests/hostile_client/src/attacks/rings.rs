@@ -1,7 +1,6 @@
 //! Attacks through shared memory: queues, doorbells, wake-ups.
 
-use super::Ended;
-use crate::Attack;
+use crate::attack::{Attack, Ended};
 use crate::session::AttackSession;
 use siw_shm::control::RecvError;
 use siw_shm::control::codec::CallError;

@@ -1,7 +1,6 @@
 //! Attacks on what all users of a daemon share: its memory, its disposal of descriptors, its log.
 
-use super::Ended;
-use crate::Attack;
+use crate::attack::{Attack, Ended};
 use crate::session::AttackSession;
 use rustix::fd::AsFd;
 use siw_shm::SharedMemory;

@@ -8,6 +8,7 @@ mod netdev;
 mod readiness;
 mod sockets;
 mod transfer;
+mod user_data;
 
 use std::ffi::{CStr, c_char, c_int, c_longlong, c_uint, c_ulong, c_void};
 
@@ -17,10 +18,8 @@ use libc::{
 };
 use siw_drill::{Errno, Setup, apply_engine_flags};
 
+use self::user_data::UserData;
 use crate::adapter::Adapter;
-
-/// Set by `packetdrill_interface_init` and passed to every function: points to an [`Adapter`].
-type UserData = *mut c_void;
 
 /// `struct packetdrill_interface`. The two variadic members take at most one argument, of register
 /// size; the supported machines pass variadic arguments like others.
@@ -186,30 +185,4 @@ pub unsafe extern "C" fn packetdrill_interface_init(flags: *const c_char, table:
     };
     // SAFETY: the caller vouches for room for the table.
     unsafe { table.write(filled) };
-}
-
-/// Returns the adapter behind `userdata`.
-///
-/// # Safety
-/// `packetdrill_interface_init` set `userdata`, and `free` has not been called.
-unsafe fn adapter_of<'a>(userdata: UserData) -> &'a Adapter {
-    // SAFETY: the caller vouches for it; only shared references to the adapter exist.
-    unsafe { &*userdata.cast::<Adapter>() }
-}
-
-/// Sets this thread's errno and returns -1, as a failed system call does.
-fn fail_with(errno: Errno) -> c_int {
-    // SAFETY: the location of this thread's errno is always writable.
-    unsafe { *libc::__errno_location() = errno.0 };
-    -1
-}
-
-/// Returns the result of a system call that has no value.
-fn zero_or_error(result: Result<(), Errno>) -> c_int {
-    result.map_or_else(fail_with, |()| 0)
-}
-
-/// Returns the result of a system call that transfers bytes.
-fn len_or_error(result: Result<usize, Errno>) -> ssize_t {
-    result.map_or_else(|errno| fail_with(errno) as ssize_t, |len| len as ssize_t)
 }

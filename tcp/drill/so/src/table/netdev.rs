@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use libc::{size_t, timeval, useconds_t};
 
-use super::{UserData, adapter_of};
+use super::user_data::{UserData, adapter_of};
 
 pub(super) unsafe extern "C" fn sys_netdev_send(
     userdata: UserData,

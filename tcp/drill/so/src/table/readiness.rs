@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use libc::{epoll_event, nfds_t, pollfd};
 use siw_drill::Errno;
 
-use super::{UserData, adapter_of, fail_with};
+use super::user_data::{UserData, adapter_of, fail_with};
 
 pub(super) unsafe extern "C" fn sys_poll(
     userdata: UserData,

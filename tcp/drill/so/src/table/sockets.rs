@@ -6,7 +6,7 @@ use std::time::Duration;
 use libc::{sockaddr, socklen_t};
 use siw_drill::{Errno, Shutdown, SockOpt};
 
-use super::{UserData, adapter_of, fail_with, zero_or_error};
+use super::user_data::{UserData, adapter_of, fail_with, zero_or_error};
 use crate::adapter::Adapter;
 use crate::address;
 

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use libc::{iovec, loff_t, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 use siw_drill::Errno;
 
-use super::{UserData, adapter_of, fail_with, len_or_error};
+use super::user_data::{UserData, adapter_of, fail_with, len_or_error};
 use crate::adapter::AdapterState;
 
 /// Returns whether a non-empty buffer has a null address.
