@@ -8,7 +8,8 @@ use super::Worker;
 use super::context::QpView;
 use super::messages::Event;
 use super::qp_rings::RingMisuse;
-use super::worker_qp::{QpSlot, WorkerQp};
+use super::slots::QpSlot;
+use super::worker_qp::WorkerQp;
 
 /// Queue pairs of overflowed completion queues that end in one batch.
 const ENDED_PER_BATCH: usize = 16;
@@ -28,7 +29,7 @@ impl Worker {
     }
 
     /// Does the work that follows from a call which may have changed a queue pair. On the fast path
-    /// (RTS, nothing to report) this takes four comparisons.
+    /// (RTS, nothing to report) this takes three comparisons.
     #[inline]
     pub(super) fn after_call(&mut self, now: Instant, slot: QpSlot) {
         let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
@@ -36,7 +37,6 @@ impl Worker {
         };
         let is_quiet = queue_pair.rings.events.is_empty()
             && queue_pair.rings.misuse.is_none()
-            && !queue_pair.rings.is_awaiting_release
             && queue_pair.protocol.state() == RdmapState::Rts;
         if !is_quiet {
             self.report_and_follow(now, slot);
@@ -48,11 +48,6 @@ impl Worker {
         let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
             return;
         };
-        // Needed after every call: only this list leads to the completion.
-        if std::mem::take(&mut queue_pair.rings.is_awaiting_release) && !queue_pair.is_releasing {
-            queue_pair.is_releasing = true;
-            self.releasing.push(slot);
-        }
         let (client, qpn) = (queue_pair.client, queue_pair.rings.qpn);
         let events = std::mem::take(&mut queue_pair.rings.events);
         let misuse = queue_pair.rings.misuse.take();

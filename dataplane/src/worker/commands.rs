@@ -7,8 +7,8 @@ use super::awaited_frames::AwaitedFrames;
 use super::doorbells::WorkerClient;
 use super::listen::ListenRequest;
 use super::messages::{Command, ConnectFailure, ConnectParams, Event, QpSetup};
-use super::user_shares::UserSlot;
-use super::worker_qp::{QpSlot, WorkerQp};
+use super::slots::{QpSlot, UserSlot};
+use super::worker_qp::WorkerQp;
 use crate::netlink::KernelNeighbour;
 
 /// Commands taken in one batch, so that a burst of them does not stall the data path.

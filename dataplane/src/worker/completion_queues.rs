@@ -7,11 +7,10 @@ use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use super::slots::QpSlot;
+use crate::ids::{ClientId, CqId};
 use siw_shm::{CqProducer, Wc};
 use siw_tcp::Instant;
-
-use super::worker_qp::QpSlot;
-use crate::ids::{ClientId, CqId};
 
 /// Nanoseconds until an event that found its channel full is retried.
 const EVENT_RETRY_INTERVAL: u64 = 1_000_000;

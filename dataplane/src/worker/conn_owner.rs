@@ -1,7 +1,5 @@
 //! Owner of a TCP connection, packed into the 64 bits that TCP carries for it.
-
-use super::pending_connections::PendingSlot;
-use super::worker_qp::QpSlot;
+use super::slots::{PendingSlot, QpSlot};
 use crate::ids::CmListenerId;
 
 /// The owner of a connection or listener.

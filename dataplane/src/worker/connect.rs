@@ -12,7 +12,7 @@ use super::lifecycle::{ConnectAttempt, LifecycleState, TCP_CONNECT_TIMEOUT};
 use super::listen::apply_mpa_config;
 use super::messages::{ConnectFailure, ConnectParams};
 use super::receive::CONNECTION_ENDED;
-use super::worker_qp::QpSlot;
+use super::slots::QpSlot;
 use crate::datapath::rx_frame::TcpByteStream;
 
 /// Pause between a refused connect and the next attempt.

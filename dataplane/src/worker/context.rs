@@ -1,7 +1,6 @@
 //! State shared by all queue pairs of a worker, and the view of it that a queue pair gets for one
 //! call.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 
 use siw_iwarp::{ExtBufRef, FpduRun, QpEnv, QpEvent, RingFault};
@@ -11,11 +10,11 @@ use siw_shm::{PlainSend, RecvWqe, RingError, SendWqe, Wc, WcFlags, WcOpcode, WcS
 use super::completion_queues::CqTable;
 use super::ext_bufs::ExtBufRefs;
 use super::fpdu_writer::BuildFailure;
+use super::parked::{ParkedQueuePairs, Wait};
 use super::qp_rings::{QpRings, RingMisuse};
 use super::shared_receive_queues::SrqTable;
+use super::slots::QpSlot;
 use super::split_records::SplitRecords;
-use super::worker_qp::QpSlot;
-use crate::ids::Qpn;
 
 /// Messages with referenced memory in flight per worker; beyond it payload is copied.
 const EXT_BUF_TRACKERS: usize = 65_536;
@@ -26,10 +25,7 @@ pub(crate) struct WorkerContext {
     pub(super) cqs: CqTable,
     pub(super) srqs: SrqTable,
     pub(super) ext_bufs: ExtBufRefs,
-    /// Queue pairs that wait until other workers no longer use a key.
-    pub(super) quiescing: Vec<Qpn>,
-    /// Queue pairs with a message that waits for a receive work request.
-    pub(super) awaiting_receives: VecDeque<Qpn>,
+    pub(super) parked: ParkedQueuePairs,
     wqes: WqeScratch,
     /// Records that could not be built since the worker last looked.
     pub(super) build_failures: Vec<BuildFailure>,
@@ -57,8 +53,7 @@ impl WorkerContext {
             cqs: CqTable::default(),
             srqs: SrqTable::default(),
             ext_bufs: ExtBufRefs::new(EXT_BUF_TRACKERS),
-            quiescing: Vec::new(),
-            awaiting_receives: VecDeque::new(),
+            parked: ParkedQueuePairs::default(),
             wqes: WqeScratch::default(),
             build_failures: Vec::new(),
             split_records: SplitRecords::default(),
@@ -116,6 +111,11 @@ impl QpView<'_> {
             held.pop_front();
         }
         held.len() < self.rings.srq_share as usize
+    }
+
+    fn park(&mut self, wait: Wait) {
+        let QpRings { qpn, waits, .. } = &mut *self.rings;
+        self.context.parked.park(wait, *qpn, waits);
     }
 
     /// Removes the split records of acknowledged FPDUs: `units` of a run.
@@ -274,7 +274,9 @@ impl QpEnv for QpView<'_> {
     fn is_released(&mut self, ext_buf: ExtBufRef) -> bool {
         // If no reference outlives the acknowledgement, the acknowledgement is the release.
         let is_released = !self.rings.awaits_releases || self.context.ext_bufs.is_released(ext_buf);
-        self.rings.is_awaiting_release |= !is_released;
+        if !is_released {
+            self.park(Wait::Release);
+        }
         is_released
     }
 
@@ -289,17 +291,11 @@ impl QpEnv for QpView<'_> {
     }
 
     fn await_quiescence(&mut self) {
-        if !self.rings.is_quiescing {
-            self.rings.is_quiescing = true;
-            self.context.quiescing.push(self.rings.qpn);
-        }
+        self.park(Wait::Quiescence);
     }
 
     fn await_receive(&mut self) {
-        if !self.rings.awaits_receive {
-            self.rings.awaits_receive = true;
-            self.context.awaiting_receives.push_back(self.rings.qpn);
-        }
+        self.park(Wait::Receive);
     }
 
     fn post_event(&mut self, event: QpEvent) {

@@ -6,8 +6,7 @@ use std::collections::BTreeSet;
 use siw_tcp::Instant;
 
 use super::Worker;
-use super::pending_connections::PendingSlot;
-use super::worker_qp::QpSlot;
+use super::slots::{PendingSlot, QpSlot};
 
 /// Owner of a deadline. The owner's state gives the deadline its meaning and also holds it: an owner
 /// has at most one.

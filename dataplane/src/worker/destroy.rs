@@ -10,7 +10,8 @@ use super::Worker;
 use super::conn_owner::ConnOwner;
 use super::lifecycle::{LifecycleState, has_no_data_in_flight};
 use super::messages::Event;
-use super::worker_qp::{QpSlot, WorkerQp};
+use super::slots::QpSlot;
+use super::worker_qp::WorkerQp;
 use crate::ids::{ClientId, Qpn};
 
 /// Time that a stop allows connections to close gracefully.

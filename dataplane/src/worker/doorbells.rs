@@ -7,7 +7,7 @@ use std::sync::Arc;
 use siw_shm::DoorbellConsumer;
 
 use super::Worker;
-use super::user_shares::UserSlot;
+use super::slots::UserSlot;
 use crate::ids::{ClientId, Qpn};
 
 /// Doorbells taken from one client in one batch; the rest wait, so that no client delays the others.

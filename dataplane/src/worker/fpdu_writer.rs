@@ -14,7 +14,8 @@ use siw_shm::SharedMemory;
 use super::conn_owner::ConnOwner;
 use super::context::WorkerContext;
 use super::ext_bufs::ExtBufRefs;
-use super::worker_qp::{QpSlot, QpTable, WorkerQp};
+use super::slots::QpSlot;
+use super::worker_qp::{QpTable, WorkerQp};
 use crate::datapath::frame_sink::{RecordWriter, TxFrame};
 
 /// A record that could not be built; its queue pair has to end.

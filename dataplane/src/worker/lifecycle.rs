@@ -63,7 +63,7 @@ use super::Worker;
 use super::deadlines::DeadlineOwner;
 use super::messages::{ConnectFailure, ConnectParams, DisconnectReason, Event};
 use super::silent_peer::PeerWake;
-use super::worker_qp::QpSlot;
+use super::slots::QpSlot;
 use crate::link_traits::PayloadPolicy;
 
 /// Bounds the TCP set-up in cases that TCP's own timers leave open.

@@ -10,8 +10,8 @@ use siw_memory::Stag;
 use siw_shm::{Access, DoorbellConsumer, RqConsumer, SharedMemory, SqConsumer};
 
 use super::completion_queues::{CqModeration, WorkerCq};
-use super::pending_connections::PendingSlot;
 use super::shared_receive_queues::WorkerSrq;
+use super::slots::PendingSlot;
 use crate::ids::{ClientId, CmListenerId, CommandToken, CqId, Qpn, SrqId};
 use crate::netlink::KernelNeighbour;
 

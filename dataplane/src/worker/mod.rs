@@ -50,17 +50,18 @@ mod listener_options;
 mod mailbox;
 pub mod messages;
 mod modify;
+mod parked;
 mod pending_connections;
 mod polled_queues;
 mod port_removal;
 mod prefetch;
 mod qp_rings;
 mod receive;
-mod receive_wait;
 mod send;
 pub mod shared_receive_queues;
 mod silent_peer;
 mod sleep;
+mod slots;
 mod split_records;
 mod statistics;
 mod unpolled;
@@ -91,12 +92,13 @@ use deadlines::Deadlines;
 use doorbells::{ClientTurns, WorkerClient};
 use listen::PortListeners;
 use messages::Event;
+use parked::Wait;
 use pending_connections::PendingConnections;
 use polled_queues::PolledQueues;
-use receive_wait::ReceiveWaits;
+use receive::ReceiveWaits;
 use sleep::WakeSources;
 use user_shares::UserShares;
-use worker_qp::{QpSlot, QpTable};
+use worker_qp::QpTable;
 
 pub use lifecycle::PAIR_RETRIES;
 pub use mailbox::Mailbox;
@@ -151,8 +153,6 @@ pub struct Worker {
     polled_queues: PolledQueues,
     /// Doorbells taken from all clients.
     doorbells_taken: u64,
-    /// Queue pairs that wait for a port to release buffers.
-    releasing: Vec<QpSlot>,
     /// Time of the next look at buffers that finished messages have left in ports.
     next_sweep: Instant,
     /// Waits for frames that refer to memory.
@@ -211,7 +211,6 @@ impl Worker {
             client_turns: ClientTurns::default(),
             polled_queues: PolledQueues::default(),
             doorbells_taken: 0,
-            releasing: Vec::new(),
             next_sweep: Instant::ZERO,
             awaited_frames: Vec::new(),
             placed_out_of_order: 0,
@@ -287,11 +286,11 @@ impl BatchLoop for Worker {
         busy |= self.look_at_polled_queues();
         busy |= self.take_doorbells();
         busy |= self.send_from_ready(now);
-        if !self.context.quiescing.is_empty() {
+        if !self.context.parked.is_empty(Wait::Quiescence) {
             busy = true;
             self.poll_quiescing(now);
         }
-        if !self.context.awaiting_receives.is_empty() {
+        if !self.context.parked.is_empty(Wait::Receive) {
             busy |= self.poll_awaited_receives(now);
         }
         let run_timers = !self.timer_hold.is_held(now);
@@ -301,7 +300,7 @@ impl BatchLoop for Worker {
         if !self.context.build_failures.is_empty() {
             self.handle_build_failures(now);
         }
-        if !self.releasing.is_empty() {
+        if !self.context.parked.is_empty(Wait::Release) {
             self.poll_releases(now);
         }
         if !self.awaited_frames.is_empty() {

@@ -7,7 +7,8 @@ use siw_tcp::Instant;
 
 use super::Worker;
 use super::messages::{Event, ModifyTarget, QpInfo};
-use super::worker_qp::{QpSlot, WorkerQp};
+use super::slots::QpSlot;
+use super::worker_qp::WorkerQp;
 use crate::ids::{CommandToken, Qpn};
 
 impl Worker {

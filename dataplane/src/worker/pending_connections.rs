@@ -15,11 +15,8 @@ use siw_iwarp::mpa::MpaResponder;
 use siw_tcp::{ConnId, Instant};
 
 use super::messages::GENERATION_MASK;
+use super::slots::PendingSlot;
 use crate::ids::CmListenerId;
-
-/// Index of a connection in [`PendingConnections`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct PendingSlot(pub(super) u32);
 
 /// State of a pending connection. A state that awaits something has a deadline, at which the
 /// connection is reset.

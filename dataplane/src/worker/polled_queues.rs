@@ -7,7 +7,8 @@
 //! more; a client that posts after that check rings.
 
 use super::Worker;
-use super::worker_qp::{QpSlot, WorkerQp};
+use super::slots::QpSlot;
+use super::worker_qp::WorkerQp;
 
 /// Maximum number of queues polled at a time. Clients of other queues ring doorbells.
 const MAX_POLLED: usize = 8;

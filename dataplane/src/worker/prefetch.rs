@@ -4,7 +4,7 @@
 
 use super::Worker;
 use super::conn_owner::ConnOwner;
-use super::user_shares::UserSlot;
+use super::slots::UserSlot;
 
 /// Number of ready queue pairs from which prefetching pays.
 pub(super) const MANY: usize = 16;

@@ -7,6 +7,7 @@ use siw_shm::{RqConsumer, SqConsumer};
 
 use super::completion_queues::CqeId;
 use super::messages::QpSetup;
+use super::parked::WaitSet;
 use crate::ids::{CqId, Qpn, SrqId};
 
 /// The rings of a queue pair and their state.
@@ -31,18 +32,12 @@ pub struct QpRings {
     pub is_sq_broken: bool,
     /// No receive work requests are taken any more because of invalid contents.
     pub is_rq_broken: bool,
-    /// In the list of queue pairs that wait until other workers no longer use a key.
-    pub is_quiescing: bool,
-    /// In the list of queue pairs with a message that waits for a receive work request.
-    pub awaits_receive: bool,
+    /// Lists of parked queue pairs that it is in.
+    pub waits: WaitSet,
     /// Misuse by the client that the worker has not reported yet.
     pub misuse: Option<RingMisuse>,
     /// Referenced memory may be read after the acknowledgement.
     pub awaits_releases: bool,
-    /// A message waits until the port releases its memory: see [`QpEnv::is_released`].
-    ///
-    /// [`QpEnv::is_released`]: siw_iwarp::QpEnv::is_released
-    pub is_awaiting_release: bool,
     /// Asynchronous events not posted yet.
     pub events: Vec<QpEvent>,
 }
@@ -61,11 +56,9 @@ impl QpRings {
             held: VecDeque::new(),
             is_sq_broken: false,
             is_rq_broken: false,
-            is_quiescing: false,
-            awaits_receive: false,
+            waits: WaitSet::default(),
             misuse: None,
             awaits_releases: false,
-            is_awaiting_release: false,
             events: Vec::new(),
         }
     }

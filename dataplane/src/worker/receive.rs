@@ -6,12 +6,15 @@
 //!                                                           '- on_accepted, on_pending_event: listen.rs
 //! ```
 
-use siw_iwarp::{CloseReason, TxRecord};
+use std::time::Duration;
+
+use siw_iwarp::{CloseReason, QpEnv, TxRecord};
 use siw_tcp::{ConnId, Events, Instant};
 
 use super::Worker;
 use super::conn_owner::ConnOwner;
-use super::worker_qp::QpSlot;
+use super::parked::Wait;
+use super::slots::QpSlot;
 use crate::datapath::rx_frame::{OutOfOrderSegment, TcpByteStream};
 
 /// Events that end a connection for its owner.
@@ -20,6 +23,20 @@ pub(super) const CONNECTION_ENDED: Events = Events::CLOSED
     .union(Events::TIMED_OUT)
     .union(Events::REFUSED)
     .union(Events::UNREACHABLE);
+
+/// Counters of messages that wait for a receive work request.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct ReceiveWaits {
+    /// Messages that had to wait.
+    pub(super) begun: u64,
+    /// Messages whose wait timed out.
+    pub(super) timed_out: u64,
+}
+
+/// Events that are held back behind a waiting message. A reset is not.
+const HELD_FOR_RECEIVE: Events = Events::CLOSED.union(Events::OUT_OF_ORDER);
+/// Events that are processed now for what lies behind the message, and again after it.
+const REPEATED_AFTER_RECEIVE: Events = Events::READABLE.union(Events::PEER_FIN);
 
 impl Worker {
     /// Takes a burst from a port, including frames forwarded by other workers and loopback frames, and
@@ -93,10 +110,10 @@ impl Worker {
     /// back.
     #[inline]
     fn hold_events(&mut self, slot: QpSlot, mut events: Events) -> Events {
-        if !self.context.quiescing.is_empty() {
+        if !self.context.parked.is_empty(Wait::Quiescence) {
             events = self.hold_for_delivery(slot, events);
         }
-        if !self.context.awaiting_receives.is_empty() {
+        if !self.context.parked.is_empty(Wait::Receive) {
             events = self.hold_for_receive(slot, events);
         }
         events
@@ -110,7 +127,8 @@ impl Worker {
             .union(Events::PEER_FIN);
         match self.queue_pairs.get_mut(slot) {
             Some(queue_pair)
-                if queue_pair.rings.is_quiescing && queue_pair.protocol.is_delivery_delayed() =>
+                if queue_pair.rings.waits.contains(Wait::Quiescence)
+                    && queue_pair.protocol.is_delivery_delayed() =>
             {
                 queue_pair.held_events |= Events(events.0 & HELD.0);
                 Events(events.0 & !HELD.0)
@@ -123,19 +141,21 @@ impl Worker {
     /// batch while there are any; each batch of the other workers brings the wait closer to its end.
     #[cold]
     pub(super) fn poll_quiescing(&mut self, now: Instant) {
-        for qpn in std::mem::take(&mut self.context.quiescing) {
-            let Some(slot) = self.queue_pairs.find(qpn) else {
+        for _ in 0..self.context.parked.turns(Wait::Quiescence) {
+            let qpn = self.context.parked.pop(Wait::Quiescence);
+            let Some(slot) = qpn.and_then(|qpn| self.queue_pairs.find(qpn)) else {
                 continue;
             };
-            let waits = self.with_queue_pair(slot, |protocol, view| protocol.poll_quiescence(view));
-            if waits == Some(true) {
-                self.context.quiescing.push(qpn);
-                continue;
-            }
             let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
                 continue;
             };
-            queue_pair.rings.is_quiescing = false;
+            queue_pair.rings.waits.end(Wait::Quiescence);
+            let mut view = self.context.for_rings(&mut queue_pair.rings);
+            if queue_pair.protocol.poll_quiescence(&mut view) {
+                view.await_quiescence();
+                continue;
+            }
+            drop(view);
             let held = std::mem::take(&mut queue_pair.held_events);
             let (port, conn) = (queue_pair.port, queue_pair.conn);
             let has_stream = queue_pair.state.has_stream();
@@ -147,6 +167,74 @@ impl Worker {
                 None => self.after_call(now, slot),
             }
         }
+    }
+
+    /// Holds events back behind a waiting message, and returns those that can be processed now.
+    #[cold]
+    fn hold_for_receive(&mut self, slot: QpSlot, events: Events) -> Events {
+        match self.queue_pairs.get_mut(slot) {
+            Some(queue_pair) if queue_pair.protocol.awaits_receive() => {
+                queue_pair.held_events |=
+                    Events(events.0 & (HELD_FOR_RECEIVE.0 | REPEATED_AFTER_RECEIVE.0));
+                Events(events.0 & !HELD_FOR_RECEIVE.0)
+            }
+            _ => events,
+        }
+    }
+
+    /// Has the queue pairs of waiting messages check for a receive work request, if the device's
+    /// `receive_wait_ms` or the consumer asks for the wait. Programs for InfiniBand expect it (its
+    /// RNR). The message stays in TCP's receive queue, whose window closes, and so do the messages
+    /// behind it, except for responses, a Terminate and the peer's FIN, which are processed. Returns
+    /// true if one continued.
+    #[cold]
+    pub(super) fn poll_awaited_receives(&mut self, now: Instant) -> bool {
+        let mut any = false;
+        for _ in 0..self.context.parked.turns(Wait::Receive) {
+            let qpn = self.context.parked.pop(Wait::Receive);
+            let Some(slot) = qpn.and_then(|qpn| self.queue_pairs.find(qpn)) else {
+                continue;
+            };
+            let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
+                continue;
+            };
+            queue_pair.rings.waits.end(Wait::Receive);
+            let conn = queue_pair.conn.filter(|_| queue_pair.state.has_stream());
+            let Some(conn) = conn else {
+                queue_pair.receive_wait_end = None;
+                continue;
+            };
+            let port = queue_pair.port;
+            // A Terminate behind the message has ended the stream.
+            let is_waiting = queue_pair.protocol.awaits_receive();
+            let wait = queue_pair.protocol.receive_wait_ms();
+            let end = *queue_pair.receive_wait_end.get_or_insert_with(|| {
+                self.receive_waits.begun += 1;
+                now + Duration::from_millis(wait.into())
+            });
+            if is_waiting && now < end && queue_pair.rings.has_no_receive() {
+                self.context
+                    .for_rings(&mut queue_pair.rings)
+                    .await_receive();
+                continue;
+            }
+            if is_waiting && now >= end {
+                self.receive_waits.timed_out += 1;
+                queue_pair.protocol.set_receive_wait(0);
+            }
+            let held = std::mem::take(&mut queue_pair.held_events);
+            queue_pair.protocol.stop_awaiting_receive();
+            self.on_stream_event(now, port, conn, slot, held | Events::READABLE);
+            let queue_pair = self.queue_pairs.get_mut(slot);
+            if let Some(queue_pair) = queue_pair
+                && !queue_pair.protocol.awaits_receive()
+            {
+                queue_pair.receive_wait_end = None;
+                any = true;
+                self.mark_ready(slot);
+            }
+        }
+        any
     }
 
     /// Handles events of a queue pair's stream.

@@ -8,9 +8,9 @@ use siw_tcp::{ConnId, Instant};
 
 use super::Worker;
 use super::fpdu_writer::FpduWriter;
+use super::parked::Wait;
 use super::prefetch::MANY;
-use super::user_shares::UserSlot;
-use super::worker_qp::QpSlot;
+use super::slots::{QpSlot, UserSlot};
 
 /// FPDUs that one queue pair may queue in one batch before the next one has its turn.
 const FPDUS_PER_BATCH: u32 = 64;
@@ -198,26 +198,24 @@ impl Worker {
     /// Completes the messages whose buffers the peer on a ring pair has released. Called once per
     /// batch while there are any; a worker that would sleep polls at least every millisecond.
     pub(super) fn poll_releases(&mut self, now: Instant) {
-        let mut waiting = std::mem::take(&mut self.releasing);
-        waiting.retain(|&slot| {
-            let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
-                return false;
+        for _ in 0..self.context.parked.turns(Wait::Release) {
+            let qpn = self.context.parked.pop(Wait::Release);
+            let Some(slot) = qpn.and_then(|qpn| self.queue_pairs.find(qpn)) else {
+                continue;
             };
-            queue_pair.rings.is_awaiting_release = false;
+            let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
+                continue;
+            };
+            queue_pair.rings.waits.end(Wait::Release);
             let mut view = self.context.for_rings(&mut queue_pair.rings);
             queue_pair.protocol.poll_releases(&mut view);
             drop(view);
-            queue_pair.is_releasing = std::mem::take(&mut queue_pair.rings.is_awaiting_release);
-            let is_waiting = queue_pair.is_releasing;
-            if !is_waiting {
+            if !queue_pair.rings.waits.contains(Wait::Release) {
                 // Requests that waited for these completions can be sent now.
                 self.mark_ready(slot);
             }
             self.after_call(now, slot);
-            is_waiting
-        });
-        waiting.append(&mut self.releasing);
-        self.releasing = waiting;
+        }
     }
 
     /// Has the ports free sent frames, and takes back the memory of finished messages. Called at

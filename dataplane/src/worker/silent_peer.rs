@@ -12,7 +12,7 @@ use siw_tcp::{ConnId, Instant};
 
 use super::Worker;
 use super::lifecycle::LifecycleState;
-use super::worker_qp::QpSlot;
+use super::slots::QpSlot;
 
 /// Longest pause between two wake-ups. Each pause is twice the one before.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);

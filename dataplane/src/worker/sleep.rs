@@ -15,6 +15,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use siw_shm::doorbell::SleepFlag;
 use siw_tcp::Instant;
 
+use super::parked::Wait;
 use super::send::SWEEP_INTERVAL;
 use super::{Mailbox, Worker};
 use crate::datapath::batch_loop::BatchLoop;
@@ -87,7 +88,7 @@ impl Worker {
         self.cache.return_surplus();
         self.wake_sources.flag.announce_sleep();
         let has_work = !self.users.is_idle()
-            || !self.context.quiescing.is_empty()
+            || !self.context.parked.is_empty(Wait::Quiescence)
             || !self.mailbox.commands.is_empty()
             || !self.mailbox.inbox.is_empty()
             || self
@@ -128,8 +129,8 @@ impl Worker {
             limit = limit.min(deadline.duration_since(now)).min(POLL_INTERVAL);
         }
         let must_retry = self.context.cqs.has_unwritten_events()
-            || !self.releasing.is_empty()
-            || !self.context.awaiting_receives.is_empty()
+            || !self.context.parked.is_empty(Wait::Release)
+            || !self.context.parked.is_empty(Wait::Receive)
             || self
                 .awaited_frames
                 .iter()

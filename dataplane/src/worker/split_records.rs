@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use siw_iwarp::{FpduKind, FpduRecord, MessageSlot};
 
-use super::worker_qp::QpSlot;
+use super::slots::QpSlot;
 
 /// Identifies an FPDU among those of a queue pair in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]

@@ -9,7 +9,7 @@ use siw_tcp::Instant;
 use super::Worker;
 use super::completion_queues::CqeId;
 use super::deadlines::DeadlineOwner;
-use super::worker_qp::QpSlot;
+use super::slots::QpSlot;
 use crate::ids::CqId;
 use crate::worker::messages::Event;
 

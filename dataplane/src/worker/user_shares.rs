@@ -5,19 +5,10 @@
 
 use std::collections::VecDeque;
 
-use super::worker_qp::QpSlot;
+use super::slots::{QpSlot, UserSlot};
 
 /// Doorbells taken from all clients of one user in one batch; the rest wait.
 const DOORBELLS_PER_USER: usize = 512;
-
-/// Index of a user in [`UserShares`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct UserSlot(u32);
-
-impl UserSlot {
-    /// Slot for a queue pair whose client is unknown.
-    pub(super) const FIRST: UserSlot = UserSlot(0);
-}
 
 /// One user's share of the current batch.
 struct UserShare {

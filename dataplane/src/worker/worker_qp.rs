@@ -8,8 +8,8 @@ use siw_tcp::{ConnId, Events, Instant, QuotaOwner};
 use super::lifecycle::LifecycleState;
 use super::messages::QpSetup;
 use super::qp_rings::QpRings;
+use super::slots::{QpSlot, UserSlot};
 use super::unpolled::UnpolledCompletions;
-use super::user_shares::UserSlot;
 use crate::ids::{ClientId, Qpn};
 
 /// Time that a message waits for a receive work request if the consumer asks for the wait and the
@@ -41,8 +41,6 @@ pub(super) struct WorkerQp {
     pub(super) receive_wait_end: Option<Instant>,
     /// In the list of queue pairs that may have data to send.
     pub(super) is_ready: bool,
-    /// In the list of queue pairs that wait for the port to release buffers.
-    pub(super) is_releasing: bool,
     /// Its send queue is polled.
     pub(super) is_polled: bool,
     /// Completions whose polling the report of the end of its connection may wait for.
@@ -74,7 +72,6 @@ impl WorkerQp {
             held_events: Events::NONE,
             receive_wait_end: None,
             is_ready: false,
-            is_releasing: false,
             is_polled: false,
             unpolled: None,
         }
@@ -101,10 +98,6 @@ impl WorkerQp {
         self.protocol.has_outstanding_sends() || !self.rings.sq.is_empty().unwrap_or(false)
     }
 }
-
-/// Index of a queue pair in [`QpTable`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct QpSlot(pub(super) u32);
 
 /// Queue pairs by slot, and slots by queue pair number.
 #[derive(Default)]
