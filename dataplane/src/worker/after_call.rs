@@ -9,10 +9,8 @@ use super::context::QpView;
 use super::messages::Event;
 use super::qp_rings::RingMisuse;
 use super::slots::QpSlot;
+use super::thresholds::THRESHOLDS;
 use super::worker_qp::WorkerQp;
-
-/// Queue pairs of overflowed completion queues that end in one batch.
-const ENDED_PER_BATCH: usize = 16;
 
 impl Worker {
     /// Calls into a queue pair with its view of the worker.
@@ -83,7 +81,7 @@ impl Worker {
     /// says.
     #[cold]
     pub(super) fn handle_cq_overflows(&mut self, now: Instant) {
-        for _ in 0..ENDED_PER_BATCH {
+        for _ in 0..THRESHOLDS.ended {
             let cqs = &mut self.context.cqs;
             let Some((cq, is_reported)) = cqs.overflowed.front_mut() else {
                 return;

@@ -4,15 +4,12 @@ use siw_tcp::{Instant, LearnedRoutes};
 
 use super::Worker;
 use super::awaited_frames::AwaitedFrames;
-use super::doorbells::WorkerClient;
 use super::listen::ListenRequest;
 use super::messages::{Command, ConnectFailure, ConnectParams, Event, QpSetup};
-use super::slots::{QpSlot, UserSlot};
+use super::slots::QpSlot;
+use super::thresholds::THRESHOLDS;
 use super::worker_qp::WorkerQp;
 use crate::netlink::KernelNeighbour;
-
-/// Commands taken in one batch, so that a burst of them does not stall the data path.
-const COMMANDS_PER_BATCH: usize = 16;
 
 impl Worker {
     /// Executes commands in the order in which they were given. Returns true if there were any.
@@ -27,7 +24,7 @@ impl Worker {
             return false;
         }
         let mut any = false;
-        for _ in 0..COMMANDS_PER_BATCH {
+        for _ in 0..THRESHOLDS.commands {
             let Some(command) = self.mailbox.commands.pop() else {
                 break;
             };
@@ -46,13 +43,7 @@ impl Worker {
                 wake,
             } => {
                 self.wake_sources.watch(&wake);
-                let user = self.users.add_client(user);
-                self.clients.push(WorkerClient {
-                    client,
-                    user,
-                    doorbells,
-                    wake_fd: wake,
-                });
+                self.scheduler.add_client(client, user, doorbells, wake);
             }
             Command::RemoveClient { client } => self.remove_client(now, client),
             Command::AddCq(cq) => self.context.cqs.insert(*cq),
@@ -184,10 +175,8 @@ impl Worker {
         // Doorbells rung before any worker had the queue pair were lost.
         setup.sq.clear_pending();
         setup.sq.set_worker(self.index as u32);
-        // The client was added before and still exists: see `Command::RemoveClient`.
-        let mut clients = self.clients.iter();
-        let client = clients.find(|client| client.client == setup.client);
-        let user = client.map_or(UserSlot::FIRST, |client| client.user);
+        // The client still exists: see `Command::RemoveClient`.
+        let user = self.scheduler.user_of(setup.client);
         let completion_queues = [setup.send_cq, setup.recv_cq];
         let queue_pair = Box::new(WorkerQp::new(setup, user, port));
         let slot = self.queue_pairs.insert(queue_pair);

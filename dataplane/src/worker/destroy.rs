@@ -22,7 +22,7 @@ impl Worker {
     pub(super) fn take_out(&mut self, slot: QpSlot) -> Option<Box<WorkerQp>> {
         self.enter_state(slot, LifecycleState::Disconnected)?;
         self.context.split_records.remove_queue_pair(slot);
-        self.polled_queues.remove(slot);
+        self.scheduler.remove_queue_pair(slot);
         self.leave_completion_queues(slot);
         self.queue_pairs.remove(slot)
     }
@@ -98,10 +98,8 @@ impl Worker {
         }
         self.context.cqs.remove_client(client);
         self.context.srqs.remove_client(client);
-        if let Some(index) = self.clients.iter().position(|own| own.client == client) {
-            let removed = self.clients.swap_remove(index);
-            self.wake_sources.unwatch(&removed.wake_fd);
-            self.users.remove_client(removed.user);
+        if let Some(wake_fd) = self.scheduler.remove_client(client) {
+            self.wake_sources.unwatch(&wake_fd);
         }
     }
 

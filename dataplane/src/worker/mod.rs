@@ -17,10 +17,8 @@
 //! |---|---|
 //! | `commands.rs` | executes the control thread's commands (`messages.rs`, `mailbox.rs`) |
 //! | `receive.rs` | passes received frames on, from TCP's events to the queue pairs |
-//! | `doorbells.rs`, `polled_queues.rs` | find the queue pairs that clients have posted to |
-//! | `user_shares.rs` | divides a batch among users |
+//! | `scheduler.rs` | finds the queue pairs that clients have posted to, divides a batch among users (`user_shares.rs`), prefetches state while very many queue pairs are ready; its limits are in `thresholds.rs` |
 //! | `send.rs` | passes FPDUs from queue pairs to TCP, and frames from TCP to the port (`fpdu_writer.rs`) |
-//! | `prefetch.rs` | prefetches state while very many queue pairs are ready |
 //! | `after_call.rs` | does the work left by a call into a queue pair |
 //! | `completion_queues.rs` | writes completions and the events of completion channels |
 //! | `sleep.rs` | puts an idle worker to sleep and defines its wake-up sources |
@@ -41,7 +39,6 @@ mod connect;
 pub(crate) mod context;
 mod deadlines;
 mod destroy;
-mod doorbells;
 mod ext_bufs;
 mod fpdu_writer;
 mod lifecycle;
@@ -52,11 +49,10 @@ pub mod messages;
 mod modify;
 mod parked;
 mod pending_connections;
-mod polled_queues;
 mod port_removal;
-mod prefetch;
 mod qp_rings;
 mod receive;
+mod scheduler;
 mod send;
 pub mod shared_receive_queues;
 mod silent_peer;
@@ -64,6 +60,7 @@ mod sleep;
 mod slots;
 mod split_records;
 mod statistics;
+mod thresholds;
 mod unpolled;
 mod user_shares;
 mod worker_qp;
@@ -89,15 +86,13 @@ use crate::datapath::timer_hold::TimerHold;
 use awaited_frames::AwaitedFrames;
 use context::WorkerContext;
 use deadlines::Deadlines;
-use doorbells::{ClientTurns, WorkerClient};
 use listen::PortListeners;
 use messages::Event;
 use parked::Wait;
 use pending_connections::PendingConnections;
-use polled_queues::PolledQueues;
 use receive::ReceiveWaits;
+use scheduler::Scheduler;
 use sleep::WakeSources;
-use user_shares::UserShares;
 use worker_qp::QpTable;
 
 pub use lifecycle::PAIR_RETRIES;
@@ -139,20 +134,11 @@ pub struct Worker {
     ports: Vec<WorkerPort<TxRecord>>,
     /// Listeners on each of `ports`.
     port_listeners: Vec<PortListeners>,
-    clients: Vec<WorkerClient>,
     queue_pairs: QpTable,
     pending: PendingConnections,
     context: WorkerContext,
     cache: MbufCache,
-    /// Share of each user in this batch: its doorbells, and its queue pairs that may have data to
-    /// send.
-    users: UserShares,
-    /// Client at which the next batch starts to look for doorbells.
-    first_client: usize,
-    client_turns: ClientTurns,
-    polled_queues: PolledQueues,
-    /// Doorbells taken from all clients.
-    doorbells_taken: u64,
+    scheduler: Scheduler,
     /// Time of the next look at buffers that finished messages have left in ports.
     next_sweep: Instant,
     /// Waits for frames that refer to memory.
@@ -199,18 +185,13 @@ impl Worker {
         Ok(Worker {
             index: config.index,
             clock,
-            users: UserShares::new(ports.len()),
+            scheduler: Scheduler::new(ports.len()),
             ports,
             port_listeners,
-            clients: Vec::new(),
             queue_pairs: QpTable::default(),
             pending: PendingConnections::new(config.max_pending_per_user),
             context: WorkerContext::new(config.keys),
             cache: MbufCache::new(&config.pool),
-            first_client: 0,
-            client_turns: ClientTurns::default(),
-            polled_queues: PolledQueues::default(),
-            doorbells_taken: 0,
             next_sweep: Instant::ZERO,
             awaited_frames: Vec::new(),
             placed_out_of_order: 0,
@@ -283,8 +264,8 @@ impl BatchLoop for Worker {
             // Done while they are warm in the cache: frames sent next reuse these buffers.
             rx_frame::recycle_dropped_frames(&mut self.cache);
         }
-        busy |= self.look_at_polled_queues();
-        busy |= self.take_doorbells();
+        busy |= self.scheduler.poll_send_queues(&mut self.queue_pairs);
+        busy |= self.scheduler.take_doorbells(&mut self.queue_pairs);
         busy |= self.send_from_ready(now);
         if !self.context.parked.is_empty(Wait::Quiescence) {
             busy = true;

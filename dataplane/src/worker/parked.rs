@@ -9,6 +9,7 @@
 
 use std::collections::VecDeque;
 
+use super::thresholds::THRESHOLDS;
 use crate::ids::Qpn;
 
 /// Reason of a wait.
@@ -50,10 +51,6 @@ pub(super) struct ParkedQueuePairs {
 }
 
 impl ParkedQueuePairs {
-    /// Queue pairs that look for a receive work request in one batch, which bounds the cost that one
-    /// client imposes on others. The other waits end without the client.
-    const RECEIVE_LOOKS_PER_BATCH: usize = 64;
-
     /// Parks a queue pair, unless it has this wait already.
     #[inline]
     pub(super) fn park(&mut self, wait: Wait, qpn: Qpn, waits: &mut WaitSet) {
@@ -69,11 +66,12 @@ impl ParkedQueuePairs {
         self.lists[wait as usize].is_empty()
     }
 
-    /// Number of turns in this batch: queue pairs parked meanwhile have theirs in the next one.
+    /// Number of turns in this batch: queue pairs parked meanwhile have theirs in the next one. Waits
+    /// that a client ends are bounded; the others end without it.
     pub(super) fn turns(&self, wait: Wait) -> usize {
         let count = self.lists[wait as usize].len();
         match wait {
-            Wait::Receive => count.min(Self::RECEIVE_LOOKS_PER_BATCH),
+            Wait::Receive => count.min(THRESHOLDS.receive_looks),
             Wait::Quiescence | Wait::Release => count,
         }
     }
@@ -116,7 +114,7 @@ mod tests {
             parked.park(Wait::Receive, Qpn(number), &mut WaitSet::default());
             parked.park(Wait::Quiescence, Qpn(number), &mut WaitSet::default());
         }
-        assert_eq!(parked.turns(Wait::Receive), 64);
+        assert_eq!(parked.turns(Wait::Receive), THRESHOLDS.receive_looks);
         assert_eq!(parked.turns(Wait::Quiescence), 1000);
     }
 }

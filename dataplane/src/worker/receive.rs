@@ -15,6 +15,7 @@ use super::Worker;
 use super::conn_owner::ConnOwner;
 use super::parked::Wait;
 use super::slots::QpSlot;
+use super::thresholds::THRESHOLDS;
 use crate::datapath::rx_frame::{OutOfOrderSegment, TcpByteStream};
 
 /// Events that end a connection for its owner.
@@ -70,6 +71,18 @@ impl Worker {
             self.on_tcp_event(now, port, conn, ConnOwner::from(user), events);
         }
         any
+    }
+
+    /// Prefetches for coming events of the port. The current event has been taken out of the list.
+    #[inline]
+    fn prefetch_event(&self, port: usize) {
+        let stack = &self.ports[port].stack;
+        if stack.event_count() >= THRESHOLDS.prefetch_from
+            && let Some(user) = stack.peek_event_user(THRESHOLDS.queue_pair_ahead)
+            && let ConnOwner::QueuePair(slot) = ConnOwner::from(user)
+        {
+            self.queue_pairs.prefetch(slot);
+        }
     }
 
     /// Dispatches the events of one connection to its owner.

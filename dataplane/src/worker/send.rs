@@ -9,24 +9,8 @@ use siw_tcp::{ConnId, Instant};
 use super::Worker;
 use super::fpdu_writer::FpduWriter;
 use super::parked::Wait;
-use super::prefetch::MANY;
 use super::slots::{QpSlot, UserSlot};
-
-/// FPDUs that one queue pair may queue in one batch before the next one has its turn.
-const FPDUS_PER_BATCH: u32 = 64;
-/// Queue pairs of one user and port that have their turn in one batch; the others wait for the next one.
-const TURNS_PER_BATCH: usize = 256;
-/// Turns per batch on a port that has no room for everything due. Work requests are better left in
-/// their rings than queued in TCP, whose state for them would be cold in the cache by the time there
-/// is room.
-const TURNS_WHEN_FULL: usize = 4;
-/// Limit of frames per batch if more queue pairs than this of one user and port are ready. They could
-/// send more, but the state that they touch should still be in the cache when the acknowledgements
-/// arrive.
-const FRAMES_OF_MANY: usize = 48;
-/// Queue pairs of one user and port without a stream whose rings are flushed in one batch, each with
-/// its own budget.
-const FLUSHES_PER_BATCH: u32 = 8;
+use super::thresholds::THRESHOLDS;
 
 /// Interval between sweeps of buffers that finished messages have left in ports.
 pub(super) const SWEEP_INTERVAL: Duration = Duration::from_millis(10);
@@ -35,34 +19,30 @@ impl Worker {
     /// Marks a queue pair that may have data to send.
     #[inline]
     pub(super) fn mark_ready(&mut self, slot: QpSlot) {
-        if let Some(queue_pair) = self.queue_pairs.get_mut(slot)
-            && !queue_pair.is_ready
-        {
-            queue_pair.is_ready = true;
-            let (user, port) = (queue_pair.user, queue_pair.port);
-            self.users.push_ready(user, port, slot);
+        if let Some(queue_pair) = self.queue_pairs.get_mut(slot) {
+            self.scheduler.mark_ready(slot, queue_pair);
         }
     }
 
     /// Gives the ready queue pairs of every user their turns. Returns true if there were any.
     #[inline]
     pub(super) fn send_from_ready(&mut self, now: Instant) -> bool {
-        if self.users.is_idle() {
+        if self.scheduler.users.is_idle() {
             return false;
         }
         let mut lacks_room = None;
-        for user in self.users.slots() {
+        for user in self.scheduler.users.slots() {
             for port in 0..self.ports.len() {
-                let count = self.users.ready_len(user, port);
+                let count = self.scheduler.users.ready_len(user, port);
                 if count > 0
                     && let Some(turns) = self.send_from_ready_of(now, (user, port), count)
                 {
-                    lacks_room = lacks_room.or(Some((user, turns > TURNS_WHEN_FULL)));
+                    lacks_room = lacks_room.or(Some((user, turns > THRESHOLDS.turns_when_full)));
                 }
             }
         }
         if let Some((user, had_room)) = lacks_room {
-            self.users.note_lack_of_room(user, had_room);
+            self.scheduler.users.note_lack_of_room(user, had_room);
         }
         true
     }
@@ -76,30 +56,32 @@ impl Worker {
         (user, port): (UserSlot, usize),
         count: usize,
     ) -> Option<usize> {
-        let mut flushes_left = FLUSHES_PER_BATCH;
+        let mut flushes_left = THRESHOLDS.flushes;
         let frames_before = self.ports[port].stack.stats().frames_out;
-        for turn in 0..count.min(TURNS_PER_BATCH) {
-            if turn >= TURNS_WHEN_FULL && self.ports[port].stack.is_output_blocked() {
+        for turn in 0..count.min(THRESHOLDS.turns) {
+            if turn >= THRESHOLDS.turns_when_full && self.ports[port].stack.is_output_blocked() {
                 return Some(turn);
             }
-            if count > FRAMES_OF_MANY {
+            if count > THRESHOLDS.frames_of_many {
                 let frames = self.ports[port].stack.stats().frames_out - frames_before;
-                if frames >= FRAMES_OF_MANY as u64 {
+                if frames >= THRESHOLDS.frames_of_many as u64 {
                     break;
                 }
             }
-            let Some(slot) = self.users.pop_ready(user, port) else {
+            let Some(slot) = self.scheduler.users.pop_ready(user, port) else {
                 break;
             };
-            if count >= MANY {
-                self.prefetch_ready(user, port);
+            if count >= THRESHOLDS.prefetch_from {
+                let (queue_pairs, ports) = (&mut self.queue_pairs, &mut self.ports);
+                self.scheduler
+                    .prefetch_ready(queue_pairs, &mut ports[port], user, port);
             }
             let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
                 continue;
             };
             if queue_pair.only_flushes() {
                 if flushes_left == 0 {
-                    self.users.push_ready(user, port, slot);
+                    self.scheduler.users.push_ready(user, port, slot);
                 } else {
                     flushes_left -= 1;
                     queue_pair.is_ready = false;
@@ -129,7 +111,7 @@ impl Worker {
         let room = port.stack.send_room(conn);
         let protocol = &mut queue_pair.protocol;
         let has_more = port.stack.push_records(conn, |records| {
-            protocol.next_records(&mut view, room, FPDUS_PER_BATCH, |run| {
+            protocol.next_records(&mut view, room, THRESHOLDS.fpdus_per_turn, |run| {
                 let units = (run.unit_len(), run.count());
                 records.push_run(units, TxRecord::Fpdus(run), run.ends_messages());
             })

@@ -78,7 +78,7 @@ impl Worker {
         if !idle::is_worth_sleeping(limit) {
             return;
         }
-        self.stop_polling_queues();
+        self.scheduler.stop_polling(&mut self.queue_pairs);
         // Arrivals before an interrupt was armed raise none: check once more.
         if idle::arm_interrupts(&mut self.ports) && self.run_batch(now) {
             idle::disarm_interrupts(&mut self.ports);
@@ -87,14 +87,10 @@ impl Worker {
         }
         self.cache.return_surplus();
         self.wake_sources.flag.announce_sleep();
-        let has_work = !self.users.is_idle()
+        let has_work = self.scheduler.has_work()
             || !self.context.parked.is_empty(Wait::Quiescence)
             || !self.mailbox.commands.is_empty()
-            || !self.mailbox.inbox.is_empty()
-            || self
-                .clients
-                .iter()
-                .any(|client| client.doorbells.has_work());
+            || !self.mailbox.inbox.is_empty();
         if has_work {
             self.idle.note_busy(now);
         } else {

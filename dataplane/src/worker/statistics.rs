@@ -22,7 +22,7 @@ impl Worker {
             shared_lines: SharedLines {
                 request_slots: self.context.request_slots,
                 request_batches: self.context.request_batches,
-                doorbells: self.doorbells_taken,
+                doorbells: self.scheduler.doorbells_taken,
                 completions: self.context.cqs.written_entries,
             },
             forward: self.forwarder.stats,

@@ -6,9 +6,7 @@
 use std::collections::VecDeque;
 
 use super::slots::{QpSlot, UserSlot};
-
-/// Doorbells taken from all clients of one user in one batch; the rest wait.
-const DOORBELLS_PER_USER: usize = 512;
+use super::thresholds::THRESHOLDS;
 
 /// One user's share of the current batch.
 struct UserShare {
@@ -168,7 +166,7 @@ impl UserShares {
         let user = self.users.get_mut(slot.0 as usize)?;
         if user.batch != self.batch {
             user.batch = self.batch;
-            user.doorbells_left = DOORBELLS_PER_USER;
+            user.doorbells_left = THRESHOLDS.doorbells_per_user;
         }
         Some(&mut user.doorbells_left)
     }
@@ -186,11 +184,11 @@ mod tests {
         assert!(greedy.iter().all(|slot| *slot == greedy[0]) && honest != greedy[0]);
         for _ in 0..2 {
             shares.begin_batch();
-            *shares.doorbells_left(greedy[1]).unwrap() -= DOORBELLS_PER_USER;
+            *shares.doorbells_left(greedy[1]).unwrap() -= THRESHOLDS.doorbells_per_user;
             assert_eq!(shares.doorbells_left(greedy[2]), Some(&mut 0));
             assert_eq!(
                 shares.doorbells_left(honest),
-                Some(&mut { DOORBELLS_PER_USER })
+                Some(&mut { THRESHOLDS.doorbells_per_user })
             );
         }
     }
