@@ -5,19 +5,21 @@
 //! peer has paused sends nothing. So the wait of a client is bounded: after [`PATIENCE`] the worker
 //! informs the control thread, which keeps the memory until the frames are released.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use siw_iwarp::TxRecord;
 use siw_tcp::Instant;
 
-use super::Worker;
-use super::ext_bufs::HeldFrames;
+use super::ext_bufs::{ExtBufRefs, HeldFrames};
 use super::messages::Event;
+use crate::datapath::port::WorkerPort;
 use crate::ids::CommandToken;
 
 /// One [`Command::AwaitFrames`](super::messages::Command::AwaitFrames) under way.
-pub(super) struct AwaitedFrames {
+struct AwaitedFrames {
     token: CommandToken,
     held: HeldFrames,
     is_answered: bool,
@@ -31,57 +33,110 @@ pub(super) struct AwaitedFrames {
 /// link takes, shorter than clients wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-impl AwaitedFrames {
-    pub(super) fn new(
+/// Interval between sweeps of buffers that finished messages have left in ports.
+pub(super) const SWEEP_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Memory that frames refer to after their message has finished, and the waits for its release.
+pub(super) struct FrameReleases {
+    /// The worker's place among all.
+    worker: usize,
+    awaited: Vec<AwaitedFrames>,
+    /// Time of the next sweep.
+    next_sweep: Instant,
+}
+
+impl FrameReleases {
+    pub(super) fn new(worker: usize) -> FrameReleases {
+        FrameReleases {
+            worker,
+            awaited: Vec::new(),
+            next_sweep: Instant::ZERO,
+        }
+    }
+
+    /// Starts to wait for the frames that refer to these regions now.
+    pub(super) fn await_frames(
+        &mut self,
+        now: Instant,
         token: CommandToken,
         held: HeldFrames,
         unanswered: Arc<AtomicUsize>,
-        now: Instant,
-    ) -> AwaitedFrames {
-        AwaitedFrames {
+    ) {
+        self.awaited.push(AwaitedFrames {
             token,
             held,
             is_answered: false,
             unanswered,
             late_at: now + PATIENCE,
             is_late: false,
-        }
+        });
     }
 
-    /// True while a client may be waiting for the frames, so that the ports must be swept often.
+    /// True if nothing waits for frames.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.awaited.is_empty()
+    }
+
+    /// True while a client may be waiting for frames, so that the ports must be swept often.
     pub(super) fn is_urgent(&self, now: Instant) -> bool {
-        now < self.late_at
+        self.awaited.iter().any(|frames| now < frames.late_at)
     }
-}
 
-impl Worker {
+    /// True if the ports are to be swept for memory of finished messages.
+    #[inline]
+    pub(super) fn is_sweep_due(&self, now: Instant, ext_bufs: &ExtBufRefs) -> bool {
+        ext_bufs.has_unreleased() && now >= self.next_sweep
+    }
+
+    /// Has the ports free sent frames, and takes back the memory of finished messages. Called at
+    /// intervals: no completion waits for it, but the memory stays mapped until then.
+    #[cold]
+    pub(super) fn sweep(
+        &mut self,
+        now: Instant,
+        ports: &mut [WorkerPort<TxRecord>],
+        ext_bufs: &mut ExtBufRefs,
+    ) {
+        self.next_sweep = now + SWEEP_INTERVAL;
+        for port in ports {
+            port.output.release_sent_buffers();
+        }
+        ext_bufs.sweep();
+    }
+
     /// Answers when the ports have released the frames. A worker that has answered continues to have
     /// its ports free sent frames until all workers have answered: a frame may be in the queue of a
     /// worker that sent it on behalf of another one.
     #[cold]
-    pub(super) fn poll_awaited_frames(&mut self, now: Instant) {
+    pub(super) fn poll(
+        &mut self,
+        now: Instant,
+        ports: &mut [WorkerPort<TxRecord>],
+        ext_bufs: &mut ExtBufRefs,
+        events: &mut VecDeque<Event>,
+    ) {
         if now >= self.next_sweep {
-            self.sweep_sent_buffers(now);
+            self.sweep(now, ports, ext_bufs);
         }
-        let mut awaited = std::mem::take(&mut self.awaited_frames);
-        for frames in awaited.iter_mut().filter(|frames| !frames.is_answered) {
-            self.context.ext_bufs.drop_released(&mut frames.held);
+        for frames in self.awaited.iter_mut().filter(|frames| !frames.is_answered) {
+            ext_bufs.drop_released(&mut frames.held);
             if frames.held.is_empty() {
                 frames.is_answered = true;
                 // Relaxed suffices: the counter only decides whether the ports are swept once more.
                 frames.unanswered.fetch_sub(1, Ordering::Relaxed);
-                self.post_event(Event::BarrierReached {
-                    worker: self.index,
+                events.push_back(Event::BarrierReached {
+                    worker: self.worker,
                     token: frames.token,
                 });
-            } else if !frames.is_late && !frames.is_urgent(now) {
+            } else if !frames.is_late && now >= frames.late_at {
                 frames.is_late = true;
                 let token = frames.token;
-                self.post_event(Event::FramesHeld { token });
+                events.push_back(Event::FramesHeld { token });
             }
         }
-        awaited.retain(|frames| frames.unanswered.load(Ordering::Relaxed) > 0);
-        self.awaited_frames = awaited;
+        self.awaited
+            .retain(|frames| frames.unanswered.load(Ordering::Relaxed) > 0);
     }
 }
 
@@ -102,6 +157,7 @@ mod tests {
     use crate::datapath::batch_loop::BatchLoop;
     use crate::datapath::forward::WorkerInbox;
     use crate::datapath::test_environment;
+    use crate::worker::Worker;
     use crate::worker::messages::Command;
     use crate::worker::{Mailbox, WorkerConfig};
 
@@ -165,7 +221,7 @@ mod tests {
         pool: &Mempool,
         tx: &mut TxQueue,
     ) -> ExtBufRef {
-        let ext_bufs = &mut worker.context.ext_bufs;
+        let ext_bufs = &mut worker.connections.context.ext_bufs;
         let message = ext_bufs.alloc();
         let mut mbuf = Mbuf::alloc(pool).unwrap();
         assert!(ext_bufs.attach(message, memory, 64, 1000, &mut mbuf));
@@ -199,7 +255,7 @@ mod tests {
         let mut worker = new_worker(&pool);
         let mut now = Instant::from_millis(1000);
         let message = send_from(&mut worker, &memory, &pool, &mut tx);
-        worker.context.ext_bufs.free(message);
+        worker.connections.context.ext_bufs.free(message);
         let token = new_token(3);
         let command = Command::AwaitFrames {
             token,
@@ -217,7 +273,7 @@ mod tests {
         assert_eq!(rx.rx_burst(&mut received), 1);
         drop(received);
         assert_eq!(next_answer(&mut worker, &mut now), Some(token));
-        assert!(worker.awaited_frames.is_empty());
+        assert!(worker.frame_releases.awaited.is_empty());
         assert_eq!(Arc::strong_count(&memory), 1, "nobody has it any more");
     }
 
@@ -233,7 +289,7 @@ mod tests {
         let done = send_from(worker, &memory, &pool, &mut tx);
         send_from(worker, &other, &pool, &mut tx);
         // Completed by its ACK while the frame is still in the ring.
-        worker.context.ext_bufs.free(done);
+        worker.connections.context.ext_bufs.free(done);
 
         let token = new_token(7);
         let unanswered = Arc::new(AtomicUsize::new(2));
@@ -249,7 +305,7 @@ mod tests {
         assert_eq!(next_answer(idle, &mut now), Some(token), "it has sent none");
         assert_eq!(next_answer(idle, &mut now), None, "it has answered");
         assert_eq!(
-            idle.awaited_frames.len(),
+            idle.frame_releases.awaited.len(),
             1,
             "it may have to free frames of others"
         );
@@ -258,14 +314,14 @@ mod tests {
         assert_eq!(rx.rx_burst(&mut received), 3);
         let mut frames = received.drain();
         drop(frames.next());
-        worker.context.ext_bufs.free(in_flight);
+        worker.connections.context.ext_bufs.free(in_flight);
         // Reuses the freed tracker; the command does not cover its new frame.
         send_from(worker, &memory, &pool, &mut tx);
         assert_eq!(next_answer(worker, &mut now), None, "one frame");
         drop(frames.next());
         assert_eq!(next_answer(worker, &mut now), Some(token));
         assert_eq!(next_answer(idle, &mut now), None);
-        assert!(worker.awaited_frames.is_empty() && idle.awaited_frames.is_empty());
+        assert!(worker.frame_releases.awaited.is_empty() && idle.frame_releases.awaited.is_empty());
         assert_eq!(rx.rx_burst(&mut received), 1);
     }
 }

@@ -1,15 +1,17 @@
-//! Executes the control thread's commands.
+//! Executes the control thread's commands, and ends the worker.
 
-use siw_tcp::{Instant, LearnedRoutes};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use siw_tcp::Instant;
 
 use super::Worker;
-use super::awaited_frames::AwaitedFrames;
 use super::listen::ListenRequest;
-use super::messages::{Command, ConnectFailure, ConnectParams, Event, QpSetup};
-use super::slots::QpSlot;
+use super::messages::{Command, Event};
 use super::thresholds::THRESHOLDS;
-use super::worker_qp::WorkerQp;
-use crate::netlink::KernelNeighbour;
+
+/// Time that a stop allows connections to close gracefully.
+const STOP_GRACE: Duration = Duration::from_millis(500);
 
 impl Worker {
     /// Executes commands in the order in which they were given. Returns true if there were any.
@@ -35,6 +37,7 @@ impl Worker {
     }
 
     fn execute_command(&mut self, now: Instant, command: Command) {
+        let connections = &mut self.connections;
         match command {
             Command::AddClient {
                 client,
@@ -43,20 +46,26 @@ impl Worker {
                 wake,
             } => {
                 self.wake_sources.watch(&wake);
-                self.scheduler.add_client(client, user, doorbells, wake);
+                connections
+                    .scheduler
+                    .add_client(client, user, doorbells, wake);
             }
-            Command::RemoveClient { client } => self.remove_client(now, client),
-            Command::AddCq(cq) => self.context.cqs.insert(*cq),
-            Command::RemoveCq { cq } => self.context.cqs.remove(cq),
-            Command::ResizeCq { cq, producer } => self.context.cqs.resize(cq, *producer),
+            Command::RemoveClient { client } => {
+                if let Some(wake) = connections.remove_client(now, client) {
+                    self.wake_sources.unwatch(&wake);
+                }
+            }
+            Command::AddCq(cq) => connections.context.cqs.insert(*cq),
+            Command::RemoveCq { cq } => connections.context.cqs.remove(cq),
+            Command::ResizeCq { cq, producer } => connections.context.cqs.resize(cq, *producer),
             Command::ModerateCq { cq, moderation } => {
-                self.context.cqs.set_moderation(cq, moderation);
+                connections.context.cqs.set_moderation(cq, moderation);
             }
-            Command::RaiseCq { cq } => self.context.cqs.raise_event(cq),
-            Command::AddSrq(srq) => self.context.srqs.insert(*srq),
-            Command::RemoveSrq { srq } => self.context.srqs.remove(srq),
-            Command::SettleSrq { srq } => self.context.srqs.leave_old_ring(srq),
-            Command::Connect { setup, params } => self.start_connect(now, *setup, *params),
+            Command::RaiseCq { cq } => connections.context.cqs.raise_event(cq),
+            Command::AddSrq(srq) => connections.context.srqs.insert(*srq),
+            Command::RemoveSrq { srq } => connections.context.srqs.remove(srq),
+            Command::SettleSrq { srq } => connections.context.srqs.leave_old_ring(srq),
+            Command::Connect { setup, params } => connections.start_connect(now, *setup, *params),
             Command::Accept {
                 setup,
                 request,
@@ -64,13 +73,13 @@ impl Worker {
                 ird,
                 ord,
             } => {
-                let slot = self.add_queue_pair(*setup, 0);
-                self.accept_pending(now, slot, request, &private_data, ird, ord);
+                let slot = connections.add_queue_pair(*setup, 0);
+                connections.accept_pending(now, slot, request, &private_data, ird, ord);
             }
             Command::Reject {
                 request,
                 private_data,
-            } => self.reject_pending(now, request, &private_data),
+            } => connections.reject_pending(now, request, &private_data),
             Command::Listen {
                 listener,
                 user,
@@ -79,7 +88,7 @@ impl Worker {
                 port,
                 backlog,
                 mpa,
-            } => self.start_listening(&ListenRequest {
+            } => connections.start_listening(&ListenRequest {
                 listener,
                 user,
                 device,
@@ -91,41 +100,43 @@ impl Worker {
             Command::Unlisten {
                 listener,
                 keep_requests,
-            } => self.unlisten(now, listener, keep_requests),
+            } => connections.unlisten(now, listener, keep_requests),
             Command::Disconnect { qpn } => {
-                if let Some(slot) = self.queue_pairs.find(qpn) {
-                    self.disconnect_queue_pair(now, slot);
+                if let Some(slot) = connections.queue_pairs.find(qpn) {
+                    connections.disconnect_queue_pair(now, slot);
                 }
             }
             Command::InstallQp { setup } => {
-                let slot = self.add_queue_pair(*setup, 0);
-                self.enter_disconnected(now, slot);
+                let slot = connections.add_queue_pair(*setup, 0);
+                connections.enter_disconnected(now, slot);
             }
-            Command::Modify { qpn, to, token } => self.modify_queue_pair(now, qpn, to, token),
-            Command::ResetQp { qpn } => self.reset_queue_pair(now, qpn),
-            Command::DestroyQp { qpn } => match self.queue_pairs.find(qpn) {
-                Some(slot) => self.destroy_queue_pair(now, slot),
-                None => self.post_event(Event::QpDestroyed {
+            Command::Modify { qpn, to, token } => {
+                connections.modify_queue_pair(now, qpn, to, token)
+            }
+            Command::ResetQp { qpn } => connections.reset_queue_pair(now, qpn),
+            Command::DestroyQp { qpn } => match connections.queue_pairs.find(qpn) {
+                Some(slot) => connections.destroy_queue_pair(now, slot),
+                None => connections.post_event(Event::QpDestroyed {
                     qpn,
                     windows: Vec::new(),
                 }),
             },
             Command::Barrier { token } => {
                 let worker = self.index;
-                self.post_event(Event::BarrierReached { worker, token });
+                connections.post_event(Event::BarrierReached { worker, token });
             }
             Command::AwaitFrames {
                 token,
                 regions,
                 unanswered,
             } => {
-                let held = self.context.ext_bufs.frames_held_of(&regions);
-                self.awaited_frames
-                    .push(AwaitedFrames::new(token, held, unanswered, now));
+                let held = connections.context.ext_bufs.frames_held_of(&regions);
+                self.frame_releases
+                    .await_frames(now, token, held, unanswered);
             }
-            Command::LearnRoutes { device, routes } => self.learn_routes(device, &routes),
+            Command::LearnRoutes { device, routes } => connections.learn_routes(device, &routes),
             Command::LearnNeighbour { device, neighbour } => {
-                self.learn_neighbour(now, device, &neighbour);
+                connections.learn_neighbour(now, device, &neighbour);
             }
             Command::Stats { token } => {
                 let event = Event::Stats {
@@ -133,56 +144,56 @@ impl Worker {
                     token,
                     stats: Box::new(self.statistics()),
                 };
-                self.post_event(event);
+                self.connections.post_event(event);
             }
-            Command::RemovePort { device } => self.remove_port(now, device),
+            Command::RemovePort { device } => connections.remove_port(now, device),
             Command::Stop => self.start_stopping(now),
         }
     }
 
-    /// Replaces the kernel's routes through a device.
-    fn learn_routes(&mut self, device: usize, routes: &LearnedRoutes) {
-        let ports = self.ports.iter_mut();
-        for port in ports.filter(|port| port.device == device) {
-            port.stack.set_learned_routes(routes.clone());
+    /// Starts to stop the worker: connections close gracefully within [`STOP_GRACE`].
+    pub(super) fn start_stopping(&mut self, now: Instant) {
+        if self.stopping.is_some() {
+            return;
+        }
+        self.stopping = Some(now + STOP_GRACE);
+        for slot in self.connections.pending.select(|_| true) {
+            self.connections.drop_pending(now, slot, true);
+        }
+        for slot in self
+            .connections
+            .queue_pairs
+            .select(|queue_pair| queue_pair.state.has_stream())
+        {
+            self.connections.disconnect_queue_pair(now, slot);
         }
     }
 
-    /// Takes over the kernel's state of a neighbour.
-    fn learn_neighbour(&mut self, now: Instant, device: usize, known: &KernelNeighbour) {
-        let ports = self.ports.iter_mut();
-        for port in ports.filter(|port| port.device == device) {
-            port.stack
-                .learn_neighbour(now, known.address, known.mac, known.is_permanent);
+    /// Ends the thread when all connections are closed, or at the deadline.
+    pub(super) fn check_stopped(&mut self, now: Instant, deadline: Instant) {
+        let open = self
+            .connections
+            .queue_pairs
+            .select(|queue_pair| queue_pair.conn.is_some());
+        if !open.is_empty() && now < deadline {
+            return;
         }
-    }
-
-    fn start_connect(&mut self, now: Instant, setup: QpSetup, params: ConnectParams) {
-        let port = self
-            .ports
-            .iter()
-            .position(|port| port.device == params.device);
-        let slot = self.add_queue_pair(setup, port.unwrap_or(0));
-        if port.is_some() {
-            self.connect_queue_pair(now, slot, params);
-        } else {
-            let reason = "this worker has no queue of that device".to_owned();
-            self.connect_failed(now, slot, ConnectFailure::Local(reason));
+        for slot in self.connections.queue_pairs.select(|_| true) {
+            self.connections.drop_queue_pair(now, slot, true);
         }
-    }
-
-    fn add_queue_pair(&mut self, setup: QpSetup, port: usize) -> QpSlot {
-        // Doorbells rung before any worker had the queue pair were lost.
-        setup.sq.clear_pending();
-        setup.sq.set_worker(self.index as u32);
-        // The client still exists: see `Command::RemoveClient`.
-        let user = self.scheduler.user_of(setup.client);
-        let completion_queues = [setup.send_cq, setup.recv_cq];
-        let queue_pair = Box::new(WorkerQp::new(setup, user, port));
-        let slot = self.queue_pairs.insert(queue_pair);
-        for cq in completion_queues {
-            self.context.cqs.add_queue_pair(cq, slot);
+        // The resets have to leave before the thread does.
+        for port in 0..self.connections.ports.len() {
+            self.connections.poll_port(now, port, true);
         }
-        slot
+        // The control thread gets all events, that of the end last.
+        self.deliver_events();
+        let stopped = Event::Stopped { worker: self.index };
+        if self.connections.outgoing_events.is_empty() && self.mailbox.events.push(stopped).is_ok()
+        {
+            // Pairs with the Acquire in `WorkerSet::post_command`.
+            self.mailbox.has_ended.store(true, Ordering::Release);
+            self.mailbox.wake_control();
+            self.is_stopped = true;
+        }
     }
 }

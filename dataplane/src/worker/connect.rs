@@ -6,10 +6,11 @@ use siw_iwarp::NegotiatedParameters;
 use siw_iwarp::mpa::{InitiatorStep, MpaCrcPolicy, MpaInitiator};
 use siw_tcp::{ConnId, Events, Instant, StackError};
 
-use super::Worker;
 use super::conn_owner::ConnOwner;
-use super::lifecycle::{ConnectAttempt, LifecycleState, TCP_CONNECT_TIMEOUT};
-use super::listen::apply_mpa_config;
+use super::connections::Connections;
+use super::lifecycle::TCP_CONNECT_TIMEOUT;
+use super::lifecycle_state::{ConnectAttempt, LifecycleState};
+use super::listener_options::apply_mpa_config;
 use super::messages::{ConnectFailure, ConnectParams};
 use super::receive::CONNECTION_ENDED;
 use super::slots::QpSlot;
@@ -25,7 +26,7 @@ pub(super) fn too_many_connections(most: usize) -> ConnectFailure {
     ))
 }
 
-impl Worker {
+impl Connections {
     /// Starts a connection for a queue pair that is already in the table.
     pub(super) fn connect_queue_pair(&mut self, now: Instant, slot: QpSlot, params: ConnectParams) {
         let timeout = params.timeout_ms;

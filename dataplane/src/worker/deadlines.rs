@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 
 use siw_tcp::Instant;
 
-use super::Worker;
 use super::slots::{PendingSlot, QpSlot};
 
 /// Owner of a deadline. The owner's state gives the deadline its meaning and also holds it: an owner
@@ -16,7 +15,7 @@ pub(super) enum DeadlineOwner {
     QueuePair(QpSlot),
     /// A connection that no queue pair has taken yet, see `pending_connections.rs`.
     Pending(PendingSlot),
-    /// The next look at completions that preceded the end of a connection, see `unpolled.rs`. The slot
+    /// The next look at completions that preceded the end of a connection, see `lifecycle.rs`. The slot
     /// may belong to another queue pair by then.
     Polls(QpSlot),
 }
@@ -47,20 +46,6 @@ impl Deadlines {
             return None;
         }
         self.0.pop_first().map(|(_, owner)| owner)
-    }
-}
-
-impl Worker {
-    /// Handles all expired deadlines. Called once per batch.
-    #[inline]
-    pub(super) fn expire_deadlines(&mut self, now: Instant) {
-        while let Some(owner) = self.deadlines.pop_expired(now) {
-            match owner {
-                DeadlineOwner::QueuePair(slot) => self.on_queue_pair_deadline(now, slot),
-                DeadlineOwner::Pending(slot) => self.on_pending_deadline(now, slot),
-                DeadlineOwner::Polls(slot) => self.check_polls(now, slot),
-            }
-        }
     }
 }
 

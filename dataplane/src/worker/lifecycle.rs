@@ -35,7 +35,7 @@
 //! | `MpaNegotiation` | the MPA reply | the rest of the consumer's time-out, else `reply_timeout_ms` | RST, set-up failed |
 //! | `AwaitingListener` | a listener at the peer, if the consumer allows another try | [`REFUSAL_PAUSE`](super::connect::REFUSAL_PAUSE) | `TcpConnecting` |
 //! | `Running` | | RTS has no deadline; TCP's timers find a dead peer | |
-//! | | the first FPDU of a peer that accepted, if `wake_silent_peer_ms` is set | see [`silent_peer`](super::silent_peer) | a zero-length RDMA Write |
+//! | | the first FPDU of a peer that accepted, if `wake_silent_peer_ms` is set | see [`Connections::wake_silent_peer`] | a zero-length RDMA Write |
 //! | `FinishingMessage` | room for the FPDUs of the message under way | [`STALL_TIMEOUT`] since the last progress | RST, `Disconnected` |
 //! | `Terminating` | room for the Terminate | [`STALL_TIMEOUT`] since the last progress | RST, `Disconnected` |
 //! | `Closing` | the acknowledgement of all data, both FINs | [`STALL_TIMEOUT`] since the last progress | RST if data is unacknowledged, `Disconnected` |
@@ -49,21 +49,24 @@
 //! FIN-WAIT-2.
 //!
 //! The iWARP protocol has a state of its own in [`siw_iwarp::QueuePair`] (RFC 5040 section 6.8;
-//! [`RdmapState`]). [`Worker::follow_protocol`] derives the life-cycle state from it after each call,
+//! [`RdmapState`]). [`Connections::follow_protocol`] derives the life-cycle state from it after each call,
 //! and is the only place that decides to close a stream.
 
 use std::time::Duration;
 
-use siw_iwarp::mpa::{MpaConfig, MpaInitiator};
-use siw_iwarp::{CloseKind, CloseReason, NegotiatedParameters, QueuePair, RdmapState};
+use siw_iwarp::{
+    CloseKind, CloseReason, DrainState, NegotiatedParameters, QueuePair, RdmapState, TerminateCode,
+};
 use siw_shm::control;
 use siw_tcp::{ConnId, Instant, TcpInfo, TcpState};
 
-use super::Worker;
+use super::connections::Connections;
 use super::deadlines::DeadlineOwner;
-use super::messages::{ConnectFailure, ConnectParams, DisconnectReason, Event};
-use super::silent_peer::PeerWake;
+use super::lifecycle_state::{LifecycleState, PeerWake, UnpolledCompletions};
+use super::messages::{ConnectFailure, DisconnectReason, Event, ModifyTarget, QpInfo};
 use super::slots::QpSlot;
+use super::worker_qp::WorkerQp;
+use crate::ids::{CommandToken, Qpn};
 use crate::link_traits::PayloadPolicy;
 
 /// Bounds the TCP set-up in cases that TCP's own timers leave open.
@@ -78,100 +81,12 @@ const DESTROY_GRACE_MAX: Duration = Duration::from_secs(2);
 /// of 67 ms with a `timeout` of 14 and a `retry_cnt` of 7, which most programs set. A consumer whose
 /// peer finishes first has read everything it waits for by then, and leaves.
 pub const PAIR_RETRIES: Duration = Duration::from_millis(540);
-
-/// State of a queue pair's life cycle; see the module.
-pub(super) enum LifecycleState {
-    /// In the table while the command that inserted it is executed.
-    Unconnected,
-    TcpConnecting(Box<ConnectAttempt>),
-    MpaNegotiation(Box<ConnectAttempt>),
-    AwaitingListener(Box<ConnectAttempt>),
-    Running {
-        wake: Option<PeerWake>,
-    },
-    FinishingMessage {
-        deadline: Instant,
-    },
-    Terminating {
-        deadline: Instant,
-    },
-    Closing {
-        deadline: Instant,
-    },
-    Destroying {
-        deadline: Instant,
-        /// Latest deadline, whatever the progress.
-        end: Instant,
-    },
-    AwaitingRetries {
-        deadline: Instant,
-    },
-    Disconnected,
-}
-
-/// Set-up by the initiator.
-pub(super) struct ConnectAttempt {
-    pub(super) initiator: MpaInitiator,
-    pub(super) params: ConnectParams,
-    pub(super) config: MpaConfig,
-    /// Deadline of the current state.
-    pub(super) deadline: Instant,
-    /// Deadline of the whole set-up, if the consumer gave a time-out.
-    pub(super) consumer_deadline: Option<Instant>,
-}
-
-impl LifecycleState {
-    /// Time at which the state is given up.
-    fn deadline(&self) -> Option<Instant> {
-        match self {
-            LifecycleState::TcpConnecting(attempt)
-            | LifecycleState::MpaNegotiation(attempt)
-            | LifecycleState::AwaitingListener(attempt) => Some(attempt.deadline),
-            LifecycleState::FinishingMessage { deadline }
-            | LifecycleState::Terminating { deadline }
-            | LifecycleState::Closing { deadline }
-            | LifecycleState::Destroying { deadline, .. }
-            | LifecycleState::AwaitingRetries { deadline } => Some(*deadline),
-            LifecycleState::Running { wake } => wake.as_ref().map(|wake| wake.at),
-            LifecycleState::Unconnected | LifecycleState::Disconnected => None,
-        }
-    }
-
-    /// True while there is a stream of FPDUs: MPA set-up is complete and the connection is open.
-    #[inline]
-    pub(super) fn has_stream(&self) -> bool {
-        matches!(
-            self,
-            LifecycleState::Running { .. }
-                | LifecycleState::FinishingMessage { .. }
-                | LifecycleState::Terminating { .. }
-                | LifecycleState::Closing { .. }
-                | LifecycleState::Destroying { .. }
-        )
-    }
-
-    /// True while the stream is brought to its end, with a deadline that progress extends.
-    #[inline]
-    pub(super) fn is_ending(&self) -> bool {
-        matches!(
-            self,
-            LifecycleState::FinishingMessage { .. }
-                | LifecycleState::Terminating { .. }
-                | LifecycleState::Closing { .. }
-                | LifecycleState::Destroying { .. }
-        )
-    }
-
-    /// True while this side sets the connection up.
-    fn is_connecting(&self) -> bool {
-        matches!(
-            self,
-            LifecycleState::TcpConnecting(_)
-                | LifecycleState::MpaNegotiation(_)
-                | LifecycleState::AwaitingListener(_)
-        )
-    }
-}
+/// Longest pause between two wake-ups of a silent peer. Each pause is twice the one before.
+const LONGEST_WAKE_PAUSE: Duration = Duration::from_secs(5);
+/// Maximum time that the client has to poll the completions that preceded a disconnect.
+const POLL_PATIENCE: Duration = Duration::from_millis(10);
+/// Time between two looks at the consumer indices.
+const POLL_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// True if the stream has ended without the consumer having been notified: see
 /// [`QueuePair::set_paired`].
@@ -191,7 +106,7 @@ fn destroy_grace(info: Option<&TcpInfo>) -> Duration {
     (DESTROY_GRACE_MIN + 2 * rto).min(DESTROY_GRACE_MAX)
 }
 
-impl Worker {
+impl Connections {
     /// Moves a queue pair to another state and updates its deadline in the list. Returns the old
     /// state.
     pub(super) fn enter_state(
@@ -569,5 +484,212 @@ impl Worker {
             RdmapState::Error => control::QpState::Error,
         };
         queue_pair.rings.sq.set_qp_state(state as u32);
+    }
+
+    /// Executes a requested change, and answers with the queue pair's state and the reason of a
+    /// refusal.
+    pub(super) fn modify_queue_pair(
+        &mut self,
+        now: Instant,
+        qpn: Qpn,
+        to: Option<ModifyTarget>,
+        token: CommandToken,
+    ) {
+        let found = self.queue_pairs.find(qpn);
+        let refused = match (to, found) {
+            (Some(to), Some(slot)) => self.move_to(now, slot, to).err(),
+            // The queue pair will be installed with the new rights.
+            (Some(ModifyTarget::DenyAccess(_)), None) => None,
+            (Some(_), None) => Some("its connection has just failed"),
+            (None, _) => None,
+        };
+        let info = found
+            .and_then(|slot| self.queue_pairs.get(slot))
+            .map(queue_pair_info)
+            .unwrap_or_default();
+        let info = Box::new(QpInfo { refused, ..info });
+        self.post_event(Event::QpInfo { qpn, token, info });
+    }
+
+    fn move_to(
+        &mut self,
+        now: Instant,
+        slot: QpSlot,
+        to: ModifyTarget,
+    ) -> Result<(), &'static str> {
+        let moved = match to {
+            ModifyTarget::Error => {
+                self.end_in_error(now, slot);
+                return Ok(());
+            }
+            ModifyTarget::Closing => {
+                self.disconnect_queue_pair(now, slot);
+                return Ok(());
+            }
+            ModifyTarget::DenyAccess(denied) => {
+                self.with_queue_pair(slot, |protocol, _| protocol.deny_access(denied));
+                return Ok(());
+            }
+            ModifyTarget::SendQueueDrain => {
+                self.with_queue_pair(slot, |protocol, view| protocol.drain_send_queue(view))
+            }
+            ModifyTarget::ReadyToSend => {
+                self.with_queue_pair(slot, |protocol, _| protocol.resume_send_queue())
+            }
+            ModifyTarget::Terminate => self.with_queue_pair(slot, |protocol, _| {
+                let is_rts = protocol.state() == RdmapState::Rts;
+                protocol.send_terminate(TerminateCode::LOCAL_CATASTROPHIC);
+                is_rts
+            }),
+        };
+        if moved != Some(true) {
+            return Err("only a queue pair in RTS can move to this state");
+        }
+        self.mark_ready(slot);
+        self.report_and_follow(now, slot);
+        Ok(())
+    }
+
+    /// Time that the peer of a connection under set-up may stay silent; zero for no limit.
+    pub(super) fn wake_after(&self, slot: QpSlot) -> Duration {
+        let queue_pair = self.queue_pairs.get(slot);
+        let milliseconds = match queue_pair.map(|queue_pair| &queue_pair.state) {
+            Some(
+                LifecycleState::TcpConnecting(attempt) | LifecycleState::MpaNegotiation(attempt),
+            ) => attempt.config.wake_silent_peer_ms,
+            _ => 0,
+        };
+        Duration::from_millis(milliseconds.into())
+    }
+
+    /// Starts to watch a peer that has accepted the connection.
+    pub(super) fn watch_silent_peer(&mut self, now: Instant, slot: QpSlot, pause: Duration) {
+        let queue_pair = self.queue_pairs.get(slot);
+        let is_running = |state: &LifecycleState| matches!(state, LifecycleState::Running { .. });
+        if queue_pair.is_some_and(|queue_pair| is_running(&queue_pair.state)) {
+            let wake = PeerWake::after(now, pause);
+            self.enter_state(slot, LifecycleState::Running { wake });
+        }
+    }
+
+    /// Sends a zero-length RDMA Write to a peer that has stayed silent for the pause.
+    ///
+    /// Linux siw installs its callback for received data after it has sent its MPA reply: data that
+    /// arrives in between is acknowledged by its TCP, but read only when more arrives. If the initiator
+    /// waits for an answer to its first message, both sides would wait without end. A zero-length RDMA
+    /// Write is more data, and has no effect at any peer (RFC 5040 section 5.1).
+    pub(super) fn wake_silent_peer(&mut self, now: Instant, slot: QpSlot) {
+        let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
+            return;
+        };
+        let LifecycleState::Running { wake: Some(wake) } = &queue_pair.state else {
+            return;
+        };
+        let pause = wake.pause * 2;
+        let port = queue_pair.port;
+        let conn = queue_pair.conn;
+        let is_silent = !queue_pair.protocol.has_received();
+        // Data in flight has the same effect, and TCP retransmits it if it is lost.
+        if is_silent && conn.is_some_and(|conn| self.is_acknowledged(port, conn)) {
+            if let Some(queue_pair) = self.queue_pairs.get_mut(slot) {
+                queue_pair.protocol.send_empty_write();
+            }
+            self.mark_ready(slot);
+        }
+        let goes_on = is_silent && pause <= LONGEST_WAKE_PAUSE;
+        let wake = PeerWake::after(now, pause).filter(|_| goes_on);
+        self.enter_state(slot, LifecycleState::Running { wake });
+    }
+
+    /// True if the peer's TCP has acknowledged all data given to ours.
+    fn is_acknowledged(&self, port: usize, conn: ConnId) -> bool {
+        let info = self.ports[port].stack.tcp_info(conn);
+        info.is_some_and(|info| info.in_flight == 0 && info.unsent == 0)
+    }
+
+    /// Finds the unpolled completions of a queue pair's queues, also those of other queue pairs.
+    /// Programs take a disconnect for a reason to destroy the queue pair, and its completions with it,
+    /// so the report of the disconnect may have to wait until they are polled.
+    pub(super) fn find_unpolled(&self, now: Instant, slot: QpSlot) -> Option<UnpolledCompletions> {
+        let rings = &self.queue_pairs.get(slot)?.rings;
+        let cqs = &self.context.cqs;
+        let queues = [rings.send_cq, rings.recv_cq].map(|queue| {
+            let last = cqs.last_cqe(queue)?;
+            (!cqs.is_polled(queue, last)).then_some((queue, last))
+        });
+        let deadline = now + POLL_PATIENCE;
+        let has_some = queues.iter().any(Option::is_some);
+        has_some.then_some(UnpolledCompletions { queues, deadline })
+    }
+
+    /// Watches the completions, and reports when they are polled.
+    pub(super) fn await_polls(&mut self, now: Instant, slot: QpSlot, found: UnpolledCompletions) {
+        if let Some(queue_pair) = self.queue_pairs.get_mut(slot) {
+            queue_pair.unpolled = Some(found);
+            self.deadlines
+                .insert(now + POLL_CHECK_INTERVAL, DeadlineOwner::Polls(slot));
+        }
+    }
+
+    /// Looks whether the client has polled the completions.
+    #[cold]
+    pub(super) fn check_polls(&mut self, now: Instant, slot: QpSlot) {
+        let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
+            return;
+        };
+        let Some(unpolled) = &queue_pair.unpolled else {
+            return;
+        };
+        let cqs = &self.context.cqs;
+        let mut queues = unpolled.queues.iter().flatten();
+        if now < unpolled.deadline && queues.any(|(queue, last)| !cqs.is_polled(*queue, *last)) {
+            let next = now + POLL_CHECK_INTERVAL;
+            return self.deadlines.insert(next, DeadlineOwner::Polls(slot));
+        }
+        queue_pair.unpolled = None;
+        let qpn = queue_pair.rings.qpn;
+        self.post_event(Event::CompletionsPolled { qpn });
+    }
+
+    /// Handles all expired deadlines. Called once per batch.
+    #[inline]
+    pub(super) fn expire_deadlines(&mut self, now: Instant) {
+        while let Some(owner) = self.deadlines.pop_expired(now) {
+            match owner {
+                DeadlineOwner::QueuePair(slot) => self.on_queue_pair_deadline(now, slot),
+                DeadlineOwner::Pending(slot) => self.on_pending_deadline(now, slot),
+                DeadlineOwner::Polls(slot) => self.check_polls(now, slot),
+            }
+        }
+    }
+}
+
+fn queue_pair_info(queue_pair: &WorkerQp) -> QpInfo {
+    let protocol = &queue_pair.protocol;
+    let (ird, ord) = protocol.read_depths();
+    QpInfo {
+        state: consumer_state(queue_pair),
+        drained: protocol.drain_state() == DrainState::Drained,
+        ird,
+        ord,
+        mulpdu: protocol.mulpdu(),
+        refused: None,
+    }
+}
+
+/// The state in the consumer's terms.
+fn consumer_state(queue_pair: &WorkerQp) -> control::QpState {
+    let protocol = &queue_pair.protocol;
+    let is_draining = protocol.drain_state() != DrainState::Inactive;
+    match protocol.state() {
+        RdmapState::Idle => control::QpState::Idle,
+        RdmapState::Rts if is_draining => control::QpState::Sqd,
+        RdmapState::Rts if protocol.is_awaiting_first_fpdu() => control::QpState::Rtr,
+        RdmapState::Rts => control::QpState::Rts,
+        // The consumer learns from its next send that the peer has left.
+        RdmapState::Closing if protocol.is_paired() => control::QpState::Rts,
+        RdmapState::Closing => control::QpState::Closing,
+        RdmapState::Terminate => control::QpState::Terminate,
+        RdmapState::Error => control::QpState::Error,
     }
 }

@@ -1,69 +1,23 @@
 //! The listening side: from a TCP connection to an application's answer (RFC 5044 section 7).
 
-use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use siw_iwarp::QueuePair;
-use siw_iwarp::mpa::{MpaConfig, MpaResponder, ResponderStep};
+use siw_iwarp::mpa::{MpaResponder, ResponderStep};
 use siw_shm::control::MpaOptions;
 use siw_tcp::{ConnId, Events, Instant, ListenerId};
 
-use super::Worker;
 use super::conn_owner::ConnOwner;
 use super::connect::too_many_connections;
+use super::connections::Connections;
 use super::deadlines::DeadlineOwner;
-use super::listener_options::ListenerSettings;
+use super::listener_options::{ListenerSettings, apply_mpa_config};
 use super::messages::{ConnectFailure, Event, RequestId};
 use super::pending_connections::{PendingConnection, PendingState};
 use super::receive::CONNECTION_ENDED;
 use super::slots::{PendingSlot, QpSlot};
-use crate::datapath::port::WorkerPortConfig;
 use crate::datapath::rx_frame::TcpByteStream;
 use crate::ids::CmListenerId;
-
-/// MPA settings and listeners of one device's port.
-pub(super) struct PortListeners {
-    /// The device's settings.
-    pub(super) mpa: MpaConfig,
-    accept_timeout: Duration,
-    /// TCP listeners by the daemon's listener numbers.
-    listeners: Vec<(CmListenerId, ListenerId)>,
-    /// User (uid) of each listener.
-    users: HashMap<CmListenerId, u32>,
-    /// Settings of listeners that differ from the device's.
-    own_settings: HashMap<CmListenerId, ListenerSettings>,
-}
-
-impl PortListeners {
-    pub(super) fn new(config: &WorkerPortConfig) -> PortListeners {
-        PortListeners {
-            mpa: config.mpa.clone(),
-            accept_timeout: config.accept_timeout,
-            listeners: Vec::new(),
-            users: HashMap::new(),
-            own_settings: HashMap::new(),
-        }
-    }
-
-    /// The settings for connections to a listener.
-    fn settings(&self, listener: CmListenerId) -> (&MpaConfig, Duration) {
-        match self.own_settings.get(&listener) {
-            Some(own) => (&own.mpa, own.accept_timeout),
-            None => (&self.mpa, self.accept_timeout),
-        }
-    }
-}
-
-/// Applies the stream settings of a device or listener to a queue pair.
-pub(super) fn apply_mpa_config(protocol: &mut QueuePair, config: &MpaConfig) {
-    protocol.set_out_of_order(config.out_of_order);
-    protocol.set_terminate_bit_order(config.terminate_bit_order);
-    protocol.set_first_msn(config.first_msn);
-    if config.receive_wait_ms > 0 {
-        protocol.set_receive_wait(config.receive_wait_ms);
-    }
-}
 
 /// Parameters of a listener.
 pub(super) struct ListenRequest {
@@ -77,7 +31,7 @@ pub(super) struct ListenRequest {
     pub(super) mpa: MpaOptions,
 }
 
-impl Worker {
+impl Connections {
     /// Listens on the device's port, if this worker serves the device.
     pub(super) fn start_listening(&mut self, request: &ListenRequest) {
         let listener = request.listener;

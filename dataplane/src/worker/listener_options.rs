@@ -1,10 +1,15 @@
-//! Settings of a listener for its connections, where they differ from its device's.
+//! Listeners of a port, and the settings of those that differ from their device's.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use siw_iwarp::mpa::{MarkerPolicy, MpaConfig, MpaCrcPolicy, RtrKinds};
-use siw_iwarp::{OutOfOrderPolicy, TerminateBitOrder};
+use siw_iwarp::{OutOfOrderPolicy, QueuePair, TerminateBitOrder};
 use siw_shm::control::{BY_DEVICE, MpaOptions};
+use siw_tcp::ListenerId;
+
+use crate::datapath::port::WorkerPortConfig;
+use crate::ids::CmListenerId;
 
 // Kinds of ready-to-receive messages in `MpaOptions::rtr`.
 const RTR_SEND: u8 = 1;
@@ -79,5 +84,48 @@ impl ListenerSettings {
             mpa,
             accept_timeout,
         }
+    }
+}
+
+/// MPA settings and listeners of one device's port.
+pub(super) struct PortListeners {
+    /// The device's settings.
+    pub(super) mpa: MpaConfig,
+    pub(super) accept_timeout: Duration,
+    /// TCP listeners by the daemon's listener numbers.
+    pub(super) listeners: Vec<(CmListenerId, ListenerId)>,
+    /// User (uid) of each listener.
+    pub(super) users: HashMap<CmListenerId, u32>,
+    /// Settings of listeners that differ from the device's.
+    pub(super) own_settings: HashMap<CmListenerId, ListenerSettings>,
+}
+
+impl PortListeners {
+    pub(super) fn new(config: &WorkerPortConfig) -> PortListeners {
+        PortListeners {
+            mpa: config.mpa.clone(),
+            accept_timeout: config.accept_timeout,
+            listeners: Vec::new(),
+            users: HashMap::new(),
+            own_settings: HashMap::new(),
+        }
+    }
+
+    /// The settings for connections to a listener.
+    pub(super) fn settings(&self, listener: CmListenerId) -> (&MpaConfig, Duration) {
+        match self.own_settings.get(&listener) {
+            Some(own) => (&own.mpa, own.accept_timeout),
+            None => (&self.mpa, self.accept_timeout),
+        }
+    }
+}
+
+/// Applies the stream settings of a device or listener to a queue pair.
+pub(super) fn apply_mpa_config(protocol: &mut QueuePair, config: &MpaConfig) {
+    protocol.set_out_of_order(config.out_of_order);
+    protocol.set_terminate_bit_order(config.terminate_bit_order);
+    protocol.set_first_msn(config.first_msn);
+    if config.receive_wait_ms > 0 {
+        protocol.set_receive_wait(config.receive_wait_ms);
     }
 }

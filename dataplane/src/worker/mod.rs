@@ -11,57 +11,51 @@
 //!  tx_burst <- PortSink <- Stack::flush/poll <- push_records <- QueuePair::next_records
 //! ```
 //! `Worker::run_batch` is one batch. It reads the clock once, scans nothing, and allocates nothing in
-//! steady state. Its steps, and where they are:
+//! steady state. Each part owns its fields:
 //!
-//! | file | step |
-//! |---|---|
-//! | `commands.rs` | executes the control thread's commands (`messages.rs`, `mailbox.rs`) |
-//! | `receive.rs` | passes received frames on, from TCP's events to the queue pairs |
-//! | `scheduler.rs` | finds the queue pairs that clients have posted to, divides a batch among users (`user_shares.rs`), prefetches state while very many queue pairs are ready; its limits are in `thresholds.rs` |
-//! | `send.rs` | passes FPDUs from queue pairs to TCP, and frames from TCP to the port (`fpdu_writer.rs`) |
-//! | `after_call.rs` | does the work left by a call into a queue pair |
-//! | `completion_queues.rs` | writes completions and the events of completion channels |
-//! | `sleep.rs` | puts an idle worker to sleep and defines its wake-up sources |
+//! | part | file | owns |
+//! |---|---|---|
+//! | `Worker` | `mod.rs`; `commands.rs`, `sleep.rs`, `statistics.rs` | the loop: clock, received burst, mailbox, forwarder, wake-up sources |
+//! | `Scheduler` | `scheduler.rs`, with `user_shares.rs` and the limits in `thresholds.rs` | ready queue pairs, users' shares, doorbells, polled send queues |
+//! | `ParkedQueuePairs` | `parked.rs` | queue pairs whose work waits for something that raises no event |
+//! | `Connections` | `connections.rs`; `receive.rs`, `send.rs`, `lifecycle.rs`, `connect.rs`, `listen.rs` | TCP stacks, queue pairs, their life cycle; the path of a frame and of a work request |
+//! | `PendingConnections`, `PortListeners` | `pending_connections.rs`, `listener_options.rs` | connections that no queue pair has taken yet; listeners |
+//! | `CqTable`, `SrqTable` | `completion_queues.rs`, `shared_receive_queues.rs` | completions and the events of completion channels; shared receive queues |
+//! | `FrameReleases` | `awaited_frames.rs`, with `ext_bufs.rs` | waits for frames that refer to memory |
 //!
-//! Connections: `lifecycle.rs` is the state machine of a queue pair and its connection, with
-//! `deadlines.rs`. `connect.rs` and `listen.rs` set connections up on either side (the latter with
-//! `listener_options.rs` and `pending_connections.rs`), `modify.rs` serves ibv_modify_qp(3),
-//! `destroy.rs` removes queue pairs, and `port_removal.rs` a removed device. `worker_qp.rs` and
-//! `qp_rings.rs` define a queue pair's state, `context.rs` the state that all queue pairs of a worker
-//! share. Ports and their frames: [`crate::datapath`].
+//! `worker_qp.rs`, `lifecycle_state.rs` and `qp_rings.rs` define a queue pair's state, `context.rs` the
+//! state that all queue pairs of a worker share and its view for one call, `fpdu_writer.rs` and
+//! `split_records.rs` the bytes of records. `messages.rs` and `mailbox.rs` connect the worker with the
+//! control thread. Ports and their frames: [`crate::datapath`].
 
-mod after_call;
 mod awaited_frames;
 mod commands;
 pub mod completion_queues;
 mod conn_owner;
 mod connect;
+mod connections;
 pub(crate) mod context;
 mod deadlines;
-mod destroy;
 mod ext_bufs;
 mod fpdu_writer;
 mod lifecycle;
+mod lifecycle_state;
 mod listen;
 mod listener_options;
 mod mailbox;
 pub mod messages;
-mod modify;
 mod parked;
 mod pending_connections;
-mod port_removal;
 mod qp_rings;
 mod receive;
 mod scheduler;
 mod send;
 pub mod shared_receive_queues;
-mod silent_peer;
 mod sleep;
 mod slots;
 mod split_records;
 mod statistics;
 mod thresholds;
-mod unpolled;
 mod user_shares;
 mod worker_qp;
 
@@ -69,7 +63,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use dpdk::{MbufCache, RxBatch};
-use siw_iwarp::TxRecord;
 use siw_memory::KeyReader;
 use siw_shm::doorbell::SleepFlag;
 use siw_tcp::Instant;
@@ -83,14 +76,14 @@ use crate::datapath::port::{WorkerPort, WorkerPortConfig};
 use crate::datapath::rx_frame;
 use crate::datapath::timer_hold::TimerHold;
 
-use awaited_frames::AwaitedFrames;
+use awaited_frames::FrameReleases;
+use connections::{Connections, ReceiveWaits};
 use context::WorkerContext;
 use deadlines::Deadlines;
-use listen::PortListeners;
+use listener_options::PortListeners;
 use messages::Event;
 use parked::Wait;
 use pending_connections::PendingConnections;
-use receive::ReceiveWaits;
 use scheduler::Scheduler;
 use sleep::WakeSources;
 use worker_qp::QpTable;
@@ -127,30 +120,12 @@ pub struct WorkerConfig {
     pub inboxes: Arc<[Arc<WorkerInbox>]>,
 }
 
-/// A pinned thread's state.
+/// A pinned thread: the loop that carries frames, commands and events between its parts.
 pub struct Worker {
     index: usize,
-    clock: TscClock,
-    ports: Vec<WorkerPort<TxRecord>>,
-    /// Listeners on each of `ports`.
-    port_listeners: Vec<PortListeners>,
-    queue_pairs: QpTable,
-    pending: PendingConnections,
-    context: WorkerContext,
-    cache: MbufCache,
-    scheduler: Scheduler,
-    /// Time of the next look at buffers that finished messages have left in ports.
-    next_sweep: Instant,
-    /// Waits for frames that refer to memory.
-    awaited_frames: Vec<AwaitedFrames>,
-    /// FPDUs placed out of order.
-    placed_out_of_order: u64,
-    receive_waits: ReceiveWaits,
-    deadlines: Deadlines,
+    connections: Connections,
+    frame_releases: FrameReleases,
     mailbox: Arc<Mailbox>,
-    /// Events for the control thread: those of this batch, and those that did not fit into the
-    /// mailbox.
-    outgoing_events: VecDeque<Event>,
     forwarder: FrameForwarder,
     idle: Idle,
     wake_sources: WakeSources,
@@ -182,7 +157,7 @@ impl Worker {
                 WorkerPort::new(port, now, |worker| forwarder.make_proxy(device, worker))
             })
             .collect::<Result<Vec<_>, String>>()?;
-        Ok(Worker {
+        let connections = Connections {
             index: config.index,
             clock,
             scheduler: Scheduler::new(ports.len()),
@@ -191,14 +166,17 @@ impl Worker {
             queue_pairs: QpTable::default(),
             pending: PendingConnections::new(config.max_pending_per_user),
             context: WorkerContext::new(config.keys),
+            deadlines: Deadlines::default(),
             cache: MbufCache::new(&config.pool),
-            next_sweep: Instant::ZERO,
-            awaited_frames: Vec::new(),
             placed_out_of_order: 0,
             receive_waits: ReceiveWaits::default(),
-            deadlines: Deadlines::default(),
-            mailbox: config.mailbox,
             outgoing_events: VecDeque::new(),
+        };
+        Ok(Worker {
+            index: config.index,
+            connections,
+            frame_releases: FrameReleases::new(config.index),
+            mailbox: config.mailbox,
             forwarder,
             idle: Idle::new(config.idle, config.spin),
             wake_sources,
@@ -215,16 +193,43 @@ impl Worker {
         self.run_until_finished();
     }
 
-    /// Queues an event for the control thread.
-    fn post_event(&mut self, event: Event) {
-        self.outgoing_events.push_back(event);
+    /// Takes a burst from a port, including frames forwarded by other workers and loopback frames, and
+    /// processes the resulting TCP events. Returns true if there was anything.
+    #[inline]
+    fn receive(&mut self, now: Instant, port: usize) -> bool {
+        let from = &mut self.connections.ports[port];
+        let has_frames = from.take_burst(&mut self.rx_batch);
+        (has_frames || from.stack.has_events()) && self.process_arrivals(now, port)
+    }
+
+    /// Passes the burst to TCP, and TCP's events to the owners of the connections.
+    #[inline(never)]
+    fn process_arrivals(&mut self, now: Instant, port: usize) -> bool {
+        let Connections {
+            clock,
+            ports,
+            cache,
+            ..
+        } = &mut self.connections;
+        let forwarder = &mut self.forwarder;
+        let any = ports[port].receive(
+            now,
+            &mut self.rx_batch,
+            clock,
+            &mut self.timer_hold,
+            |steering, device, mbuf, checksum| {
+                forwarder.keep_or_forward(steering, device, mbuf, checksum, cache)
+            },
+        );
+        self.forwarder.wake_receivers();
+        any | self.connections.handle_events(now, port)
     }
 
     #[cold]
     fn deliver_events(&mut self) {
-        while let Some(event) = self.outgoing_events.pop_front() {
+        while let Some(event) = self.connections.outgoing_events.pop_front() {
             if let Err(event) = self.mailbox.events.push(event) {
-                self.outgoing_events.push_front(event);
+                self.connections.outgoing_events.push_front(event);
                 break;
             }
         }
@@ -238,7 +243,7 @@ impl BatchLoop for Worker {
     }
 
     fn clock(&self) -> &TscClock {
-        &self.clock
+        &self.connections.clock
     }
 
     fn idle(&mut self) -> &mut Idle {
@@ -248,61 +253,67 @@ impl BatchLoop for Worker {
     fn run_batch(&mut self, now: Instant) -> bool {
         self.batches = self.batches.wrapping_add(1);
         if self.batches.is_multiple_of(CACHE_FLUSH_INTERVAL) {
-            self.cache.return_surplus();
+            self.connections.cache.return_surplus();
         }
         self.timer_hold.on_batch_start(now);
         let mut busy = self.take_commands(now);
-        busy |= self
-            .forwarder
-            .take_frames(now, &self.clock, &mut self.ports, &mut self.cache);
+        let Connections {
+            clock,
+            ports,
+            cache,
+            ..
+        } = &mut self.connections;
+        busy |= self.forwarder.take_frames(now, clock, ports, cache);
         let mut has_received = false;
-        for port in 0..self.ports.len() {
+        for port in 0..self.connections.ports.len() {
             has_received |= self.receive(now, port);
         }
+        let connections = &mut self.connections;
         if has_received {
             busy = true;
             // Done while they are warm in the cache: frames sent next reuse these buffers.
-            rx_frame::recycle_dropped_frames(&mut self.cache);
+            rx_frame::recycle_dropped_frames(&mut connections.cache);
         }
-        busy |= self.scheduler.poll_send_queues(&mut self.queue_pairs);
-        busy |= self.scheduler.take_doorbells(&mut self.queue_pairs);
-        busy |= self.send_from_ready(now);
-        if !self.context.parked.is_empty(Wait::Quiescence) {
+        busy |= connections.find_posted();
+        busy |= connections.send_from_ready(now);
+        if !connections.context.parked.is_empty(Wait::Quiescence) {
             busy = true;
-            self.poll_quiescing(now);
+            connections.poll_quiescing(now);
         }
-        if !self.context.parked.is_empty(Wait::Receive) {
-            busy |= self.poll_awaited_receives(now);
+        if !connections.context.parked.is_empty(Wait::Receive) {
+            busy |= connections.poll_awaited_receives(now);
         }
         let run_timers = !self.timer_hold.is_held(now);
-        for port in 0..self.ports.len() {
-            busy |= self.poll_port(now, port, run_timers);
+        for port in 0..connections.ports.len() {
+            busy |= connections.poll_port(now, port, run_timers);
         }
-        if !self.context.build_failures.is_empty() {
-            self.handle_build_failures(now);
+        if !connections.context.build_failures.is_empty() {
+            connections.handle_build_failures(now);
         }
-        if !self.context.parked.is_empty(Wait::Release) {
-            self.poll_releases(now);
+        if !connections.context.parked.is_empty(Wait::Release) {
+            connections.poll_releases(now);
         }
-        if !self.awaited_frames.is_empty() {
-            self.poll_awaited_frames(now);
-        } else if self.context.ext_bufs.has_unreleased() && now >= self.next_sweep {
-            self.sweep_sent_buffers(now);
+        let (ports, ext_bufs) = (&mut connections.ports, &mut connections.context.ext_bufs);
+        if !self.frame_releases.is_empty() {
+            let events = &mut connections.outgoing_events;
+            self.frame_releases.poll(now, ports, ext_bufs, events);
+        } else if self.frame_releases.is_sweep_due(now, ext_bufs) {
+            self.frame_releases.sweep(now, ports, ext_bufs);
         }
-        self.expire_deadlines(now);
-        self.context.cqs.notify_channels(now);
-        if !self.context.cqs.overflowed.is_empty() {
+        connections.expire_deadlines(now);
+        connections.context.cqs.notify_channels(now);
+        if !connections.context.cqs.overflowed.is_empty() {
             busy = true;
-            self.handle_cq_overflows(now);
+            connections.handle_cq_overflows(now);
         }
-        while let Some((client, srq)) = self.context.srqs.low.pop() {
-            self.post_event(Event::SrqLimit { client, srq });
+        while let Some((client, srq)) = connections.context.srqs.low.pop() {
+            connections.post_event(Event::SrqLimit { client, srq });
         }
-        rx_frame::recycle_dropped_frames(&mut self.cache);
-        if !self.outgoing_events.is_empty() {
+        rx_frame::recycle_dropped_frames(&mut connections.cache);
+        if !connections.outgoing_events.is_empty() {
             self.deliver_events();
         }
-        self.context.keys.report_quiescent();
+        self.connections.context.keys.report_quiescent();
         busy
     }
 

@@ -11,8 +11,8 @@ use std::time::Duration;
 use siw_iwarp::{CloseReason, QpEnv, TxRecord};
 use siw_tcp::{ConnId, Events, Instant};
 
-use super::Worker;
 use super::conn_owner::ConnOwner;
+use super::connections::Connections;
 use super::parked::Wait;
 use super::slots::QpSlot;
 use super::thresholds::THRESHOLDS;
@@ -25,46 +25,16 @@ pub(super) const CONNECTION_ENDED: Events = Events::CLOSED
     .union(Events::REFUSED)
     .union(Events::UNREACHABLE);
 
-/// Counters of messages that wait for a receive work request.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct ReceiveWaits {
-    /// Messages that had to wait.
-    pub(super) begun: u64,
-    /// Messages whose wait timed out.
-    pub(super) timed_out: u64,
-}
-
 /// Events that are held back behind a waiting message. A reset is not.
 const HELD_FOR_RECEIVE: Events = Events::CLOSED.union(Events::OUT_OF_ORDER);
 /// Events that are processed now for what lies behind the message, and again after it.
 const REPEATED_AFTER_RECEIVE: Events = Events::READABLE.union(Events::PEER_FIN);
 
-impl Worker {
-    /// Takes a burst from a port, including frames forwarded by other workers and loopback frames, and
-    /// processes the resulting TCP events. Returns true if there was anything.
+impl Connections {
+    /// Passes TCP's events of a port to the owners of the connections. Returns true if there were any.
     #[inline]
-    pub(super) fn receive(&mut self, now: Instant, port: usize) -> bool {
-        let from = &mut self.ports[port];
-        let has_frames = from.take_burst(&mut self.rx_batch);
-        (has_frames || from.stack.has_events()) && self.process_arrivals(now, port)
-    }
-
-    /// Passes the burst to TCP, and TCP's events to the owners of the connections.
-    #[inline(never)]
-    fn process_arrivals(&mut self, now: Instant, port: usize) -> bool {
-        let Worker {
-            forwarder, cache, ..
-        } = self;
-        let mut any = self.ports[port].receive(
-            now,
-            &mut self.rx_batch,
-            &self.clock,
-            &mut self.timer_hold,
-            |steering, device, mbuf, checksum| {
-                forwarder.keep_or_forward(steering, device, mbuf, checksum, cache)
-            },
-        );
-        self.forwarder.wake_receivers();
+    pub(super) fn handle_events(&mut self, now: Instant, port: usize) -> bool {
+        let mut any = false;
         while let Some((conn, user, events)) = self.ports[port].stack.next_event() {
             any = true;
             self.prefetch_event(port);

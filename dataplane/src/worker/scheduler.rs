@@ -363,7 +363,6 @@ mod tests {
     use siw_shm::shared_memory::PageSize;
     use siw_shm::{DoorbellProducer, SharedMemory};
 
-    use super::super::user_shares::UserShares;
     use super::*;
 
     const CAPACITY: u32 = 1024;

@@ -1,21 +1,16 @@
 //! Transmit path: ready queue pairs hand FPDUs to TCP as far as the windows allow, and TCP hands
 //! frames to the port.
 
-use std::time::Duration;
-
 use siw_iwarp::TxRecord;
 use siw_tcp::{ConnId, Instant};
 
-use super::Worker;
+use super::connections::Connections;
 use super::fpdu_writer::FpduWriter;
 use super::parked::Wait;
 use super::slots::{QpSlot, UserSlot};
 use super::thresholds::THRESHOLDS;
 
-/// Interval between sweeps of buffers that finished messages have left in ports.
-pub(super) const SWEEP_INTERVAL: Duration = Duration::from_millis(10);
-
-impl Worker {
+impl Connections {
     /// Marks a queue pair that may have data to send.
     #[inline]
     pub(super) fn mark_ready(&mut self, slot: QpSlot) {
@@ -198,16 +193,5 @@ impl Worker {
             }
             self.after_call(now, slot);
         }
-    }
-
-    /// Has the ports free sent frames, and takes back the memory of finished messages. Called at
-    /// intervals: no completion waits for it, but the memory stays mapped until then.
-    #[cold]
-    pub(super) fn sweep_sent_buffers(&mut self, now: Instant) {
-        self.next_sweep = now + SWEEP_INTERVAL;
-        for port in &mut self.ports {
-            port.output.release_sent_buffers();
-        }
-        self.context.ext_bufs.sweep();
     }
 }

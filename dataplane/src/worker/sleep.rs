@@ -15,8 +15,8 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use siw_shm::doorbell::SleepFlag;
 use siw_tcp::Instant;
 
+use super::awaited_frames::SWEEP_INTERVAL;
 use super::parked::Wait;
-use super::send::SWEEP_INTERVAL;
 use super::{Mailbox, Worker};
 use crate::datapath::batch_loop::BatchLoop;
 use crate::datapath::idle::{self, POLL_INTERVAL};
@@ -78,61 +78,63 @@ impl Worker {
         if !idle::is_worth_sleeping(limit) {
             return;
         }
-        self.scheduler.stop_polling(&mut self.queue_pairs);
+        self.connections
+            .scheduler
+            .stop_polling(&mut self.connections.queue_pairs);
         // Arrivals before an interrupt was armed raise none: check once more.
-        if idle::arm_interrupts(&mut self.ports) && self.run_batch(now) {
-            idle::disarm_interrupts(&mut self.ports);
+        if idle::arm_interrupts(&mut self.connections.ports) && self.run_batch(now) {
+            idle::disarm_interrupts(&mut self.connections.ports);
             self.idle.note_busy(now);
             return;
         }
-        self.cache.return_surplus();
+        self.connections.cache.return_surplus();
         self.wake_sources.flag.announce_sleep();
-        let has_work = self.scheduler.has_work()
-            || !self.context.parked.is_empty(Wait::Quiescence)
+        let has_work = self.connections.scheduler.has_work()
+            || !self.connections.context.parked.is_empty(Wait::Quiescence)
             || !self.mailbox.commands.is_empty()
             || !self.mailbox.inbox.is_empty();
         if has_work {
             self.idle.note_busy(now);
         } else {
             // A sleeping worker reads no memory keys: deregistration need not wait for it.
-            self.context.keys.go_offline();
+            self.connections.context.keys.go_offline();
             self.wake_sources.sleeps += 1;
-            let was_woken =
-                idle::wait_for_wake(self.wake_sources.epoll.0.as_fd(), &mut self.ports, limit);
-            self.context.keys.go_online();
+            let was_woken = idle::wait_for_wake(
+                self.wake_sources.epoll.0.as_fd(),
+                &mut self.connections.ports,
+                limit,
+            );
+            self.connections.context.keys.go_online();
             // After a sleep that ended by its limit the worker sleeps again; after a wake-up it spins
             // first.
             if was_woken {
                 self.wake_sources.take_edges();
-                let now = self.clock.now();
+                let now = self.connections.clock.now();
                 self.idle.note_busy(now);
             }
         }
         self.wake_sources.flag.announce_awake();
-        idle::disarm_interrupts(&mut self.ports);
+        idle::disarm_interrupts(&mut self.connections.ports);
     }
 
     fn sleep_limit(&self, now: Instant) -> Duration {
         let forwarded_at = self.forwarder.last_forwarded;
-        let mut limit = idle::ports_sleep_limit(&self.ports, now, forwarded_at);
-        if let Some(deadline) = self.deadlines.earliest() {
+        let mut limit = idle::ports_sleep_limit(&self.connections.ports, now, forwarded_at);
+        if let Some(deadline) = self.connections.deadlines.earliest() {
             limit = limit.min(deadline.duration_since(now));
         }
-        if let Some(deadline) = self.context.cqs.next_deadline() {
+        if let Some(deadline) = self.connections.context.cqs.next_deadline() {
             limit = limit.min(deadline.duration_since(now));
         }
         if let Some(deadline) = self.stopping {
             limit = limit.min(deadline.duration_since(now)).min(POLL_INTERVAL);
         }
-        let must_retry = self.context.cqs.has_unwritten_events()
-            || !self.context.parked.is_empty(Wait::Release)
-            || !self.context.parked.is_empty(Wait::Receive)
-            || self
-                .awaited_frames
-                .iter()
-                .any(|frames| frames.is_urgent(now))
-            || !self.outgoing_events.is_empty();
-        if self.context.ext_bufs.has_unreleased() || !self.awaited_frames.is_empty() {
+        let must_retry = self.connections.context.cqs.has_unwritten_events()
+            || !self.connections.context.parked.is_empty(Wait::Release)
+            || !self.connections.context.parked.is_empty(Wait::Receive)
+            || self.frame_releases.is_urgent(now)
+            || !self.connections.outgoing_events.is_empty();
+        if self.connections.context.ext_bufs.has_unreleased() || !self.frame_releases.is_empty() {
             limit = limit.min(SWEEP_INTERVAL);
         }
         if must_retry {

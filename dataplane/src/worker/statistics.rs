@@ -11,22 +11,23 @@ use nix::time::{ClockId, clock_gettime};
 impl Worker {
     pub(super) fn statistics(&self) -> WorkerStats {
         WorkerStats {
-            queue_pairs: self.queue_pairs.count(),
+            queue_pairs: self.connections.queue_pairs.count(),
             iterations: self.batches,
             sleeps: self.wake_sources.sleeps(),
             core: sched_getcpu().unwrap_or_default(),
             cpu_ns: thread_cpu_ns(),
-            placed_out_of_order: self.placed_out_of_order,
-            receive_waits: self.receive_waits.begun,
-            receive_wait_timeouts: self.receive_waits.timed_out,
+            placed_out_of_order: self.connections.placed_out_of_order,
+            receive_waits: self.connections.receive_waits.begun,
+            receive_wait_timeouts: self.connections.receive_waits.timed_out,
             shared_lines: SharedLines {
-                request_slots: self.context.request_slots,
-                request_batches: self.context.request_batches,
-                doorbells: self.scheduler.doorbells_taken,
-                completions: self.context.cqs.written_entries,
+                request_slots: self.connections.context.request_slots,
+                request_batches: self.connections.context.request_batches,
+                doorbells: self.connections.scheduler.doorbells_taken,
+                completions: self.connections.context.cqs.written_entries,
             },
             forward: self.forwarder.stats,
             devices: self
+                .connections
                 .ports
                 .iter()
                 .map(|port| PortStats {
@@ -40,9 +41,9 @@ impl Worker {
                     tcp: port.stack.stats().clone(),
                 })
                 .collect(),
-            buffers_free: self.cache.pool().available_buffers()
-                + self.cache.cached_buffers() as u32,
-            buffers: self.cache.pool().capacity(),
+            buffers_free: self.connections.cache.pool().available_buffers()
+                + self.connections.cache.cached_buffers() as u32,
+            buffers: self.connections.cache.pool().capacity(),
         }
     }
 }

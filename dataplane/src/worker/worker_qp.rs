@@ -5,11 +5,10 @@ use siw_iwarp::{QueuePair, RdmapState};
 use siw_shm::prefetch::prefetch_line;
 use siw_tcp::{ConnId, Events, Instant, QuotaOwner};
 
-use super::lifecycle::LifecycleState;
+use super::lifecycle_state::{LifecycleState, UnpolledCompletions};
 use super::messages::QpSetup;
 use super::qp_rings::QpRings;
 use super::slots::{QpSlot, UserSlot};
-use super::unpolled::UnpolledCompletions;
 use crate::ids::{ClientId, Qpn};
 
 /// Time that a message waits for a receive work request if the consumer asks for the wait and the

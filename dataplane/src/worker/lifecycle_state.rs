@@ -1,0 +1,124 @@
+//! State of a queue pair's life cycle. `lifecycle.rs` has the transitions.
+
+use std::time::Duration;
+
+use siw_iwarp::mpa::{MpaConfig, MpaInitiator};
+use siw_tcp::Instant;
+
+use super::completion_queues::CqeId;
+use super::messages::ConnectParams;
+use crate::ids::CqId;
+
+/// State of a queue pair's life cycle; see `lifecycle.rs`.
+pub(super) enum LifecycleState {
+    /// In the table while the command that inserted it is executed.
+    Unconnected,
+    TcpConnecting(Box<ConnectAttempt>),
+    MpaNegotiation(Box<ConnectAttempt>),
+    AwaitingListener(Box<ConnectAttempt>),
+    Running {
+        wake: Option<PeerWake>,
+    },
+    FinishingMessage {
+        deadline: Instant,
+    },
+    Terminating {
+        deadline: Instant,
+    },
+    Closing {
+        deadline: Instant,
+    },
+    Destroying {
+        deadline: Instant,
+        /// Latest deadline, whatever the progress.
+        end: Instant,
+    },
+    AwaitingRetries {
+        deadline: Instant,
+    },
+    Disconnected,
+}
+
+/// Set-up by the initiator.
+pub(super) struct ConnectAttempt {
+    pub(super) initiator: MpaInitiator,
+    pub(super) params: ConnectParams,
+    pub(super) config: MpaConfig,
+    /// Deadline of the current state.
+    pub(super) deadline: Instant,
+    /// Deadline of the whole set-up, if the consumer gave a time-out.
+    pub(super) consumer_deadline: Option<Instant>,
+}
+
+impl LifecycleState {
+    /// Time at which the state is given up.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        match self {
+            LifecycleState::TcpConnecting(attempt)
+            | LifecycleState::MpaNegotiation(attempt)
+            | LifecycleState::AwaitingListener(attempt) => Some(attempt.deadline),
+            LifecycleState::FinishingMessage { deadline }
+            | LifecycleState::Terminating { deadline }
+            | LifecycleState::Closing { deadline }
+            | LifecycleState::Destroying { deadline, .. }
+            | LifecycleState::AwaitingRetries { deadline } => Some(*deadline),
+            LifecycleState::Running { wake } => wake.as_ref().map(|wake| wake.at),
+            LifecycleState::Unconnected | LifecycleState::Disconnected => None,
+        }
+    }
+
+    /// True while there is a stream of FPDUs: MPA set-up is complete and the connection is open.
+    #[inline]
+    pub(super) fn has_stream(&self) -> bool {
+        matches!(
+            self,
+            LifecycleState::Running { .. }
+                | LifecycleState::FinishingMessage { .. }
+                | LifecycleState::Terminating { .. }
+                | LifecycleState::Closing { .. }
+                | LifecycleState::Destroying { .. }
+        )
+    }
+
+    /// True while the stream is brought to its end, with a deadline that progress extends.
+    #[inline]
+    pub(super) fn is_ending(&self) -> bool {
+        matches!(
+            self,
+            LifecycleState::FinishingMessage { .. }
+                | LifecycleState::Terminating { .. }
+                | LifecycleState::Closing { .. }
+                | LifecycleState::Destroying { .. }
+        )
+    }
+
+    /// True while this side sets the connection up.
+    pub(super) fn is_connecting(&self) -> bool {
+        matches!(
+            self,
+            LifecycleState::TcpConnecting(_)
+                | LifecycleState::MpaNegotiation(_)
+                | LifecycleState::AwaitingListener(_)
+        )
+    }
+}
+
+/// Next zero-length RDMA Write to a peer that has not sent an FPDU yet.
+pub(super) struct PeerWake {
+    pub(super) at: Instant,
+    pub(super) pause: Duration,
+}
+
+impl PeerWake {
+    pub(super) fn after(now: Instant, pause: Duration) -> Option<PeerWake> {
+        let at = now + pause;
+        (!pause.is_zero()).then_some(PeerWake { at, pause })
+    }
+}
+
+/// Completions that a client had not polled when the connection of their queue pair ended: the last one
+/// of each queue that has any.
+pub(super) struct UnpolledCompletions {
+    pub(super) queues: [Option<(CqId, CqeId)>; 2],
+    pub(super) deadline: Instant,
+}
