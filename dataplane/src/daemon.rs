@@ -26,7 +26,7 @@ use crate::control::peers::{SUBORDINATE_UIDS, SubordinateUsers};
 use crate::control::quotas::QuotaLimits;
 use crate::control::socket::BoundSocket;
 use crate::control::{ControlParts, ControlThread, MapArena};
-use crate::datapath::forward::WorkerInbox;
+use crate::datapath::inbox::WorkerInbox;
 use crate::device::{self, OpenDevice, SharedStackConfig};
 use crate::host;
 use crate::host_path::{HostThread, HostThreadParts};

@@ -130,7 +130,7 @@ mod tests {
     use siw_shm::WorkerPage;
 
     use super::*;
-    use crate::datapath::forward::WorkerInbox;
+    use crate::datapath::inbox::WorkerInbox;
 
     #[test]
     fn commands_to_a_worker_that_has_ended_do_not_block() {

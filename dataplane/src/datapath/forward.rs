@@ -8,101 +8,15 @@
 //! received frame that does not fit is dropped and counted, as by a NIC whose ring is full, and TCP
 //! retransmits; a frame to send stays with its sender.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use crossbeam::queue::ArrayQueue;
-use dpdk::{BURST, Mbuf, MbufCache, TxBatch};
-use siw_shm::doorbell::SleepFlag;
+use dpdk::{BURST, Mbuf, MbufCache};
 use siw_tcp::{Destination, FrameInfo, Instant, RxChecksum, Steering};
 
 use super::clock::TscClock;
+use super::inbox::{ForwardPurpose, ForwardedFrame, ProxyTx, WorkerInbox};
 use super::port::WorkerPort;
 use super::rx_frame::RxFrame;
-
-/// Capacity of a worker's queue of forwarded frames.
-const FORWARD_QUEUE_DEPTH: usize = 2048;
-/// Length of a worker's queue at which the kernel's frames have to wait; the rest is for other
-/// workers.
-const HOST_FRAMES_LIMIT: usize = FORWARD_QUEUE_DEPTH / 4;
-
-/// Purpose of a forwarded frame.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ForwardPurpose {
-    /// Received for a connection of this worker.
-    Receive(RxChecksum),
-    /// Copy of a frame that concerns all workers.
-    Overhear(RxChecksum),
-    /// Ready to be sent through this worker's queue.
-    Send,
-    /// Likewise, sent by the kernel's stack.
-    SendForHost,
-}
-
-/// A frame on its way between workers.
-pub struct ForwardedFrame {
-    device: usize,
-    purpose: ForwardPurpose,
-    mbuf: Mbuf,
-}
-
-/// Queue in which other workers leave frames for one worker, and the worker's wake-up.
-pub struct WorkerInbox {
-    frames: ArrayQueue<ForwardedFrame>,
-    wake_fd: OwnedFd,
-    sleep_flag: SleepFlag,
-}
-
-impl WorkerInbox {
-    /// `wake_fd`: the event descriptor that the worker sleeps on; `sleep_flag`: set while it sleeps.
-    pub fn new(wake_fd: OwnedFd, sleep_flag: SleepFlag) -> WorkerInbox {
-        WorkerInbox {
-            frames: ArrayQueue::new(FORWARD_QUEUE_DEPTH),
-            wake_fd,
-            sleep_flag,
-        }
-    }
-
-    /// Wakes the worker after something was put into one of its queues; a system call only if it
-    /// sleeps.
-    #[inline]
-    pub fn wake_if_asleep(&self) {
-        if self.sleep_flag.must_wake() {
-            self.wake_always();
-        }
-    }
-
-    /// Wakes the worker regardless of its sleep flag.
-    pub fn wake_always(&self) {
-        let _ = nix::unistd::write(&self.wake_fd, &1u64.to_ne_bytes());
-    }
-
-    /// The event descriptor that the worker sleeps on.
-    pub(crate) fn wake_fd(&self) -> &OwnedFd {
-        &self.wake_fd
-    }
-
-    /// Returns whether a frame that the kernel sends may be left here. If not, the kernel waits.
-    pub(crate) fn has_room_for_host(&self) -> bool {
-        self.frames.len() < HOST_FRAMES_LIMIT
-    }
-
-    /// Leaves a frame for the kernel, to be sent through a device's port. The caller has to call
-    /// [`Self::wake_if_asleep`] afterwards.
-    pub(crate) fn push_for_host(&self, device: usize, mbuf: Mbuf) -> Result<(), Mbuf> {
-        let frame = ForwardedFrame {
-            device,
-            purpose: ForwardPurpose::SendForHost,
-            mbuf,
-        };
-        self.frames.push(frame).map_err(|frame| frame.mbuf)
-    }
-
-    /// True if no frame waits.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.frames.is_empty()
-    }
-}
 
 /// Frames between workers, counted per worker.
 #[derive(Debug, Default, Clone, Copy)]
@@ -290,34 +204,5 @@ impl FrameForwarder {
             self.last_forwarded = now;
         }
         any
-    }
-}
-
-/// Transmit path of a worker that has no queue of a port: another worker sends for it.
-pub(crate) struct ProxyTx {
-    device: usize,
-    inbox: Arc<WorkerInbox>,
-}
-
-impl ProxyTx {
-    /// Hands over frames from the front of `batch` and returns their number. The rest stays.
-    pub(super) fn transmit_batch(&self, batch: &mut TxBatch) -> usize {
-        let mut sent = 0;
-        while !self.inbox.frames.is_full() {
-            let Some(mbuf) = batch.pop() else { break };
-            let frame = ForwardedFrame {
-                device: self.device,
-                purpose: ForwardPurpose::Send,
-                mbuf,
-            };
-            // Another worker may have taken the last slot: then the frame is lost, and TCP retransmits
-            // it.
-            let _ = self.inbox.frames.push(frame);
-            sent += 1;
-        }
-        if sent > 0 {
-            self.inbox.wake_if_asleep();
-        }
-        sent
     }
 }

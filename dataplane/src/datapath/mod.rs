@@ -17,7 +17,7 @@
 //! | `clock.rs` | the TSC in nanoseconds |
 //! | `port.rs` | one port of one worker: queues, stack, received frames |
 //! | `rx_frame.rs` | received frames as TCP holds them |
-//! | `forward.rs` | frames from worker to worker |
+//! | `forward.rs`, `inbox.rs` | frames from worker to worker |
 //! | `output.rs` | transmit paths: the port's queue, another worker, loopback |
 //! | `frame_sink.rs` | TCP's segments become mbuf chains |
 //! | `idle.rs` | how long a thread may sleep, and its wake-up sources |
@@ -28,6 +28,7 @@ pub(crate) mod clock;
 pub mod forward;
 pub(crate) mod frame_sink;
 pub(crate) mod idle;
+pub mod inbox;
 pub(crate) mod output;
 pub mod port;
 pub mod rx_frame;

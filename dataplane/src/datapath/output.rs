@@ -3,7 +3,7 @@
 use dpdk::{Mbuf, MbufCache, TxBatch, TxOffload, TxQueue};
 use siw_tcp::{FrameInfo, FrameMeta, RxChecksum, TxChecksum, checksum};
 
-use super::forward::ProxyTx;
+use super::inbox::ProxyTx;
 use super::rx_frame::RxFrame;
 use crate::capture::{CaptureHandle, Direction};
 use crate::link_traits::LinkTraits;

@@ -11,8 +11,8 @@ use siw_tcp::{
 };
 
 use super::clock::TscClock;
-use super::forward::ProxyTx;
 use super::frame_sink::{PortSink, RecordWriter};
+use super::inbox::ProxyTx;
 use super::output::{PortOutput, TxPath};
 use super::rx_frame::{self, RxFrame};
 use super::timer_hold::TimerHold;

@@ -12,7 +12,7 @@ use nix::sys::time::TimeSpec;
 
 use super::frame_bytes::{VLAN_ROOM, complete_l4_checksum, insert_vlan_tag, remove_vlan_tag};
 use super::{HostQueue, TapInterface};
-use crate::datapath::forward::WorkerInbox;
+use crate::datapath::inbox::WorkerInbox;
 use crate::host;
 
 /// Frames passed in one direction before the other direction's turn.

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
     use crate::config::IdlePolicy;
     use crate::datapath::batch_loop::BatchLoop;
-    use crate::datapath::forward::WorkerInbox;
+    use crate::datapath::inbox::WorkerInbox;
     use crate::datapath::test_environment;
     use crate::worker::Worker;
     use crate::worker::messages::Command;

@@ -12,7 +12,7 @@ use crossbeam::queue::ArrayQueue;
 use siw_shm::doorbell::SleepFlag;
 
 use super::messages::{Command, Event};
-use crate::datapath::forward::WorkerInbox;
+use crate::datapath::inbox::WorkerInbox;
 
 /// Both directions of the queue between a worker and the control thread.
 pub struct Mailbox {
