@@ -16,7 +16,7 @@ use libc::{
     epoll_event, iovec, loff_t, msghdr, nfds_t, pollfd, size_t, sockaddr, socklen_t, ssize_t,
     timeval, useconds_t,
 };
-use siw_drill::{Errno, Setup, apply_engine_flags};
+use siw_drill::{Setup, apply_engine_flags};
 
 use self::user_data::UserData;
 use crate::adapter::Adapter;
