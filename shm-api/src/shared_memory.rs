@@ -10,7 +10,7 @@ use crate::prefetch::{prefetch_block, prefetch_line};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{MapFlags, MremapFlags, ProtFlags};
 use std::io;
 use std::ptr::NonNull;
 
@@ -232,8 +232,53 @@ impl SharedMemory {
         })
     }
 
+    /// Maps whole pages of this memory once more, even if the file cannot be mapped for writing any
+    /// more ([`SharedMemory::own_pages`]).
+    ///
+    /// # Errors
+    /// The part does not consist of whole pages, or this memory is read-only or of hugepages.
+    pub fn duplicate_part(
+        &self,
+        offset: u64,
+        len: u64,
+        writable: bool,
+    ) -> io::Result<SharedMemory> {
+        let invalid = || {
+            let what = format!(
+                "{len} bytes at {offset} are not whole pages of {}",
+                self.len
+            );
+            io::Error::new(io::ErrorKind::InvalidInput, what)
+        };
+        let (offset, len) = usize::try_from(offset)
+            .ok()
+            .zip(usize::try_from(len).ok())
+            .filter(|(offset, len)| offset.is_multiple_of(PAGE) && len.is_multiple_of(PAGE))
+            .filter(|(_, len)| *len > 0 && self.writable)
+            .ok_or_else(invalid)?;
+        let from = self.ptr_at(offset, len).map_err(|_| invalid())?;
+        // SAFETY: duplicates a part of a shared mapping, which stays as it is (mremap(2)).
+        let pointer = unsafe { rustix::mm::mremap(from.cast(), 0, len, MremapFlags::MAYMOVE) }?;
+        let ptr = NonNull::new(pointer.cast())
+            .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let mut part = SharedMemory {
+            ptr,
+            len,
+            memfd: None,
+            huge: self.huge,
+            writable,
+            guard: None,
+            io_address: AtomicU64::new(ptr.as_ptr() as u64),
+            owns_pages: AtomicBool::new(self.owns_pages.load(Ordering::Relaxed)),
+        };
+        let memfd = self.memfd.as_ref().map(OwnedFd::try_clone);
+        part.memfd = memfd.transpose()?;
+        Ok(part)
+    }
+
     /// Takes the right to free pages from all other holders of the file, which have mapped what they
-    /// need of it before: existing mappings stay writable, and no others can be made.
+    /// need of it before: existing mappings stay writable. mmap(2) makes no others, but mremap(2)
+    /// duplicates existing ones ([`SharedMemory::duplicate_part`]).
     ///
     /// A page fault on a page that is being freed waits until the call that frees it ends, which
     /// takes seconds for a long range (`shmem_falloc_wait` in mm/shmem.c). The daemon therefore calls
@@ -274,17 +319,11 @@ impl SharedMemory {
 
     /// Returns whether faults on the pages of a file for which [`SharedMemory::is_memory_file`] is true
     /// are short, whatever its holders do: none can free its pages any more
-    /// ([`SharedMemory::own_pages`]), or it has at most `longest` bytes for ever.
-    pub fn has_short_faults(fd: BorrowedFd<'_>, longest: u64) -> bool {
-        let fixed = SealFlags::SHRINK | SealFlags::GROW;
-        let Ok(seals) = rustix::fs::fcntl_get_seals(fd) else {
-            return false;
-        };
-        let is_short = rustix::fs::fstat(fd).is_ok_and(|status| status.st_size as u64 <= longest);
+    /// ([`SharedMemory::own_pages`]).
+    pub fn has_short_faults(fd: BorrowedFd<'_>) -> bool {
+        let owned = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
         let has_small_pages = Self::file_page_size(fd).is_ok_and(|size| size == PAGE as u64);
-        seals.contains(fixed)
-            && has_small_pages
-            && (is_short || seals.contains(SealFlags::FUTURE_WRITE))
+        rustix::fs::fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(owned)) && has_small_pages
     }
 
     /// Returns whether the file can never shrink under the mapping. The daemon checks this before it

@@ -16,6 +16,7 @@ pub mod calls;
 #[cfg(target_arch = "x86_64")]
 mod clone_trap;
 mod descriptors;
+mod duplicate;
 mod fork;
 mod owned;
 mod pages;
@@ -31,6 +32,7 @@ use crate::context::ClientInner;
 use crate::locking::lock_unpoisoned;
 use crate::memory::Arena;
 use crate::{Access, Error, Pd};
+use duplicate::MappedFile;
 pub use fork::{process_generation, watch_forks};
 pub use owned::{OwnedMr, StableBuffer};
 use pages::{split_at_arena_states, why_not_remapped};
@@ -595,7 +597,7 @@ impl State {
             let Some(file) = self.windows.file_at(place.file) else {
                 continue;
             };
-            let done = remap::replace_pages(freezer, &part, file.fd.as_fd(), place.offset, prot)?;
+            let done = remap::replace_pages(freezer, &part, &file.mapped, place.offset, prot)?;
             for (run, is_kept) in done.runs(&part) {
                 if !is_kept {
                     self.finish_remapped(vma, &run);
@@ -688,8 +690,15 @@ impl State {
         })?;
         let fd = fds.into_iter().next().ok_or(ProtoError::MissingFd)?;
         let id = MappedFileId::of_file(&fd)?;
-        descriptors::keep_file(id, fd.as_fd(), len)?;
-        self.windows.add_file(id, reply.arena, fd, len);
+        let arena = reply.arena;
+        let mapped = MappedFile::map(fd, len).and_then(|mapped| {
+            descriptors::keep_file(id, mapped.as_fd(), len)?;
+            Ok(mapped)
+        });
+        let mapped = mapped.inspect_err(|_| {
+            ctx.call_ignoring_errors(&FreeArena { arena, reserved: 0 });
+        })?;
+        self.windows.add_file(id, arena, mapped, len);
         Ok(())
     }
 

@@ -2,9 +2,10 @@
 //! go on using them. No write is lost.
 //!
 //! ```text
+//! prepare  a mapping of the file at other addresses ([`super::duplicate`])
 //! freeze   with userfaultfd(2): from now on any access to the pages blocks
 //! copy     their content into the file
-//! replace  mmap(MAP_FIXED | MAP_SHARED) of the file
+//! replace  mremap(2) of the file's mapping over them
 //! wake     blocked threads, which find the new pages
 //! ```
 //! Accesses through the page table block, but the kernel or a device may have pinned pages: a read
@@ -28,12 +29,14 @@
 use std::ffi::c_void;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::ptr::null_mut;
 
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags, UserfaultfdFlags};
+use rustix::pipe::PipeFlags;
 
+use super::duplicate::{Duplicate, MappedFile};
 use super::park::ParkedThreads;
 
 /// Bytes frozen at a time; other threads block for about a millisecond.
@@ -318,37 +321,114 @@ pub(super) fn is_only_thread() -> bool {
 pub(super) fn replace_pages(
     freezer: &Freezer,
     range: &Range<usize>,
-    file: BorrowedFd<'_>,
+    file: &MappedFile,
     offset: u64,
     prot: ProtFlags,
 ) -> io::Result<KeptPages> {
-    // Allocate the file's pages before other threads block.
-    let flags = rustix::fs::FallocateFlags::empty();
-    rustix::fs::fallocate(file, flags, offset, range.len() as u64)?;
+    // Before other threads block.
+    let mut new = NewPages {
+        pages: file.duplicate(offset, range.len())?,
+        prot,
+        pipe: rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?,
+    };
     // A signal handler in this thread that touched a frozen page would deadlock.
     let _blocked = BlockedSignals::block_all();
-    let replaced = match freezer {
-        Freezer::Take { uffd, .. } => return Ok(replace_taken(uffd, range, file, offset, prot)?),
-        Freezer::Move(uffd) => replace_moved(uffd, range, file, offset, prot),
-        Freezer::Protect(uffd) => replace_protected(uffd, range, file, offset, prot),
-        Freezer::Park(other) => match (ParkedThreads::park_all(), other) {
-            (Ok(_parked), _) => {
-                check_no_pins().and_then(|()| replace_alone(range, file, offset, prot))
-            }
-            (Err(_), Some(other)) => return replace_pages(other, range, file, offset, prot),
-            (Err(error), None) => return Err(error.into()),
-        },
-        Freezer::Alone => replace_alone(range, file, offset, prot),
-    };
-    match replaced {
+    match freeze_and_replace(freezer, range, &mut new) {
         // Another thread has opened a file with O_DIRECT or the like meanwhile.
         Err(Errno::BUSY) => {
             let mut kept = KeptPages::default();
             (0..range.len() / PAGE).for_each(|page| kept.keep(page));
             Ok(kept)
         }
-        Err(error) => Err(error.into()),
-        Ok(()) => Ok(KeptPages::default()),
+        other => Ok(other?),
+    }
+}
+
+fn freeze_and_replace(
+    freezer: &Freezer,
+    range: &Range<usize>,
+    new: &mut NewPages,
+) -> Result<KeptPages, Errno> {
+    match freezer {
+        Freezer::Take { uffd, .. } => return replace_taken(uffd, range, new),
+        Freezer::Move(uffd) => replace_moved(uffd, range, new)?,
+        Freezer::Protect(uffd) => replace_protected(uffd, range, new)?,
+        Freezer::Park(other) => match (ParkedThreads::park_all(), other) {
+            (Ok(_parked), _) => check_no_pins().and_then(|()| replace_alone(range, new))?,
+            (Err(_), Some(other)) => return freeze_and_replace(other, range, new),
+            (Err(error), None) => return Err(error),
+        },
+        Freezer::Alone => replace_alone(range, new)?,
+    }
+    Ok(KeptPages::default())
+}
+
+/// Pages of a file that are to replace others.
+struct NewPages {
+    pages: Duplicate,
+    prot: ProtFlags,
+    pipe: (OwnedFd, OwnedFd),
+}
+
+impl NewPages {
+    /// Copies `len` bytes at `source` into the pages from `offset` on, through a pipe: on a missing
+    /// page that it must not wait for, a system call fails instead of blocking.
+    fn fill(&self, offset: usize, source: usize, len: usize) -> Result<(), Errno> {
+        let (read_end, write_end) = &self.pipe;
+        let mut done = 0;
+        while done < len {
+            // SAFETY: the bytes are mapped, and no thread writes them meanwhile because they are
+            // frozen. The slice is only handed to the kernel.
+            let bytes =
+                unsafe { std::slice::from_raw_parts((source + done) as *const u8, len - done) };
+            let mut left = match rustix::io::write(write_end, bytes) {
+                Ok(written) => written,
+                Err(Errno::INTR) => continue,
+                // The application freed the page meanwhile, and it cannot be populated again before
+                // the end.
+                Err(Errno::FAULT) => {
+                    let page = done / PAGE * PAGE;
+                    let to = self.pages.start() + offset + page;
+                    // SAFETY: pages of this object, which no other thread knows.
+                    unsafe { std::ptr::write_bytes(to as *mut u8, 0, PAGE) };
+                    done = page + PAGE;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            while left > 0 {
+                let to = (self.pages.start() + offset + done) as *mut u8;
+                // SAFETY: pages of this object, which no other thread knows. The slice is only
+                // handed to the kernel.
+                let space = unsafe { std::slice::from_raw_parts_mut(to, left) };
+                match rustix::io::read(read_end, space) {
+                    Ok(0) => return Err(Errno::IO),
+                    Ok(read) => (done, left) = (done + read, left - read),
+                    Err(Errno::INTR) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Prepares for [`NewPages::move_to`], when all pages are filled.
+    fn finish(&self) -> Result<(), Errno> {
+        if self.prot != ProtFlags::READ | ProtFlags::WRITE {
+            self.pages.set_access(self.prot)?;
+        }
+        Ok(())
+    }
+
+    fn move_to(&mut self, offset: usize, to: &Range<usize>) -> Result<(), Errno> {
+        self.pages.move_to(offset, to)
+    }
+
+    /// Replaces `range` by all of the pages, with the content at `source`.
+    fn replace(&mut self, range: &Range<usize>, source: usize) -> Result<(), Errno> {
+        self.fill(0, source, range.len())?;
+        self.finish()?;
+        self.move_to(0, range)
     }
 }
 
@@ -402,15 +482,13 @@ pub(super) fn release_range(uffd: &OwnedFd, range: &Range<usize>) {
 fn replace_taken(
     uffd: &OwnedFd,
     range: &Range<usize>,
-    file: BorrowedFd<'_>,
-    offset: u64,
-    prot: ProtFlags,
+    new: &mut NewPages,
 ) -> Result<KeptPages, Errno> {
     // A page shared with a child of fork(2) or merged by KSM is refused like a pinned one. Such a
     // page is never pinned for writing, and becomes private here.
     populate_pages(range);
     let room = Room::reserve(range)?;
-    let pages = room.make_accessible(prot)?;
+    let pages = room.make_accessible(new.prot)?;
     register_range(uffd, &pages, MODE_MISSING)?;
     register_range(uffd, range, MODE_MISSING)?;
     let mut kept = KeptPages::default();
@@ -418,14 +496,16 @@ fn replace_taken(
     // Missing pages are read as zeroes.
     release_range(uffd, &pages);
     let taken = || kept.runs(range).filter(|(_, is_kept)| !is_kept);
-    let moved_to = |run: &Range<usize>| pages.start + (run.start - range.start);
-    let place_of = |run: &Range<usize>| offset + (run.start - range.start) as u64;
+    let place_of = |run: &Range<usize>| run.start - range.start;
     for (run, _) in taken() {
-        replaced = replaced.and_then(|()| copy_pages(moved_to(&run), &run, file, place_of(&run)));
+        let place = place_of(&run);
+        replaced = replaced.and_then(|()| new.fill(place, pages.start + place, run.len()));
     }
+    replaced = replaced.and_then(|()| new.finish());
     for (run, _) in taken() {
-        replaced = replaced.and_then(|()| map_file(&run, file, place_of(&run), prot));
-        if replaced.is_err() && put_back(uffd, moved_to(&run), &run).is_err() {
+        let place = place_of(&run);
+        replaced = replaced.and_then(|()| new.move_to(place, &run));
+        if replaced.is_err() && put_back(uffd, pages.start + place, &run).is_err() {
             // The application's memory cannot be restored.
             std::process::abort();
         }
@@ -507,13 +587,7 @@ fn put_back(uffd: &OwnedFd, from: usize, to: &Range<usize>) -> Result<(), Errno>
     Ok(())
 }
 
-fn replace_moved(
-    uffd: &OwnedFd,
-    range: &Range<usize>,
-    file: BorrowedFd<'_>,
-    offset: u64,
-    prot: ProtFlags,
-) -> Result<(), Errno> {
+fn replace_moved(uffd: &OwnedFd, range: &Range<usize>, new: &mut NewPages) -> Result<(), Errno> {
     let (address, len) = (range.start as *mut c_void, range.len());
     let room = Room::reserve(range)?;
     let flags = MremapFlags::MAYMOVE | MremapFlags::DONTUNMAP;
@@ -533,9 +607,7 @@ fn replace_moved(
             return Err(error);
         }
     };
-    let mapped = check_no_pins()
-        .and_then(|()| copy_pages(moved as usize, range, file, offset))
-        .and_then(|()| map_file(range, file, offset, prot));
+    let mapped = check_no_pins().and_then(|()| new.replace(range, moved as usize));
     if mapped.is_err() {
         // SAFETY: puts the pages back where they were. The room stays mapped until it is dropped.
         let back = unsafe { rustix::mm::mremap_fixed(moved, len, len, flags, address) };
@@ -671,22 +743,14 @@ pub(super) fn fill_pages(uffd: &OwnedFd, from: usize, to: &Range<usize>) -> Resu
 }
 
 /// Replaces pages that no other thread can access now.
-fn replace_alone(
-    range: &Range<usize>,
-    file: BorrowedFd<'_>,
-    offset: u64,
-    prot: ProtFlags,
-) -> Result<(), Errno> {
-    copy_pages(range.start, range, file, offset)?;
-    map_file(range, file, offset, prot)
+fn replace_alone(range: &Range<usize>, new: &mut NewPages) -> Result<(), Errno> {
+    new.replace(range, range.start)
 }
 
 fn replace_protected(
     uffd: &OwnedFd,
     range: &Range<usize>,
-    file: BorrowedFd<'_>,
-    offset: u64,
-    prot: ProtFlags,
+    new: &mut NewPages,
 ) -> Result<(), Errno> {
     // Missing pages cannot be protected, so they are populated first; a thread that faults in a
     // page freed meanwhile blocks.
@@ -694,8 +758,7 @@ fn replace_protected(
     register_range(uffd, range, MODE_MISSING | MODE_WRITE_PROTECT)?;
     let mapped = protect_range(uffd, range)
         .and_then(|()| check_no_pins())
-        .and_then(|()| copy_pages(range.start, range, file, offset))
-        .and_then(|()| map_file(range, file, offset, prot));
+        .and_then(|()| new.replace(range, range.start));
     release_range(uffd, range);
     mapped
 }
@@ -731,48 +794,4 @@ fn starts_with_mapped_chunk(page: usize) -> bool {
     size % 16 == IS_MMAPPED && before.wrapping_add(size - IS_MMAPPED).is_multiple_of(PAGE)
 }
 
-/// Copies pages at `source`, which are to appear at `range`, into the file, by a system call: on a
-/// missing page that it must not wait for, it fails instead of blocking.
-fn copy_pages(
-    source: usize,
-    range: &Range<usize>,
-    file: BorrowedFd<'_>,
-    offset: u64,
-) -> Result<(), Errno> {
-    const ZEROES: [u8; PAGE] = [0; PAGE];
-    let mut done = 0;
-    while done < range.len() {
-        let left = range.len() - done;
-        // SAFETY: the bytes are mapped, and no thread writes them meanwhile because they are
-        // frozen. The slice is only handed to the kernel.
-        let bytes = unsafe { std::slice::from_raw_parts((source + done) as *const u8, left) };
-        match rustix::io::pwrite(file, bytes, offset + done as u64) {
-            Ok(0) => return Err(Errno::NOSPC),
-            Ok(written) => done += written,
-            Err(Errno::INTR) => {}
-            // The application freed the page meanwhile, and it cannot be populated again before the
-            // end.
-            Err(Errno::FAULT) => {
-                let page = done / PAGE * PAGE;
-                rustix::io::pwrite(file, &ZEROES, offset + page as u64)?;
-                done = page + PAGE;
-            }
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
-
 pub(super) const PAGE: usize = siw_shm::shared_memory::PAGE;
-
-pub(super) fn map_file(
-    range: &Range<usize>,
-    file: BorrowedFd<'_>,
-    offset: u64,
-    prot: ProtFlags,
-) -> Result<(), Errno> {
-    let (address, len) = (range.start as *mut c_void, range.len());
-    let flags = MapFlags::SHARED | MapFlags::FIXED;
-    // SAFETY: replaces pages by pages with the same content.
-    unsafe { rustix::mm::mmap(address, len, prot, flags, file, offset) }.map(|_| ())
-}

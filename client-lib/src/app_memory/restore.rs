@@ -21,13 +21,13 @@ use std::ffi::c_void;
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::ptr::null_mut;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
 use super::calls::MAPPINGS;
+use super::duplicate::Duplicate;
 use super::remap::*;
 use super::vma::{MappedFileId, find_mapping};
 
@@ -174,53 +174,37 @@ fn read_report(uffd: &OwnedFd, stopped: &OwnedFd) -> bool {
     true
 }
 
-/// The file's pages at another address, until dropped.
-struct View {
-    start: *mut c_void,
-    len: usize,
+/// Maps the pages of a part once more, to copy them or to put them back.
+fn duplicate(part: &SharedPages<'_>) -> Result<Duplicate, Errno> {
+    let view = Duplicate::of_pages(&part.pages)?;
+    if !part.prot.contains(ProtFlags::READ) {
+        view.set_access(ProtFlags::READ)?;
+    }
+    Ok(view)
 }
 
-impl View {
-    fn map(part: &SharedPages<'_>) -> Result<View, Errno> {
-        let len = part.pages.len();
-        let (prot, flags) = (ProtFlags::READ, MapFlags::SHARED);
-        // SAFETY: a new mapping.
-        let start =
-            unsafe { rustix::mm::mmap(null_mut(), len, prot, flags, part.file, part.offset) }?;
-        Ok(View { start, len })
+/// Maps the file again for the pages from `done` on.
+fn put_back(part: &SharedPages<'_>, view: &mut Duplicate, done: usize) -> Result<(), Errno> {
+    if !part.prot.contains(ProtFlags::READ) {
+        view.set_access(part.prot)?;
     }
-
-    /// Copies all of it.
-    ///
-    /// # Safety
-    /// `to` is writable memory of its length that no other thread uses.
-    unsafe fn copy_to(&self, to: *mut c_void) {
-        // SAFETY: the caller's promise; nothing writes the file's pages meanwhile.
-        unsafe { std::ptr::copy_nonoverlapping(self.start.cast::<u8>(), to.cast(), self.len) };
-    }
-}
-
-impl Drop for View {
-    fn drop(&mut self) {
-        // SAFETY: these addresses are used only here.
-        let _ = unsafe { rustix::mm::munmap(self.start, self.len) };
-    }
+    view.move_to(done, &(part.pages.start + done..part.pages.end))
 }
 
 /// Moves the pages of the room over a mapping of the file. After an error the file is mapped there.
-fn move_over(part: &SharedPages<'_>, room: &mut Room) -> Result<(), Errno> {
+fn move_over(part: &SharedPages<'_>, room: &mut Room, view: &mut Duplicate) -> Result<(), Errno> {
     let to = part.pages.start as *mut c_void;
     // SAFETY: the destination is a mapping of the file, whose content the caller puts in its place.
     if let Err(error) = unsafe { room.move_away(to) } {
         // The call may have unmapped the destination before it failed.
-        map_file(&part.pages, part.file, part.offset, part.prot)?;
+        put_back(part, view, 0)?;
         return Err(error);
     }
     Ok(())
 }
 
 fn give_back_missing(uffd: &OwnedFd, part: &SharedPages<'_>) -> Result<(), Errno> {
-    let view = View::map(part)?;
+    let mut view = duplicate(part)?;
     let mut room = Room::reserve(&part.pages)?;
     let missing = room.make_accessible(part.prot)?;
     // The kernel merges mappings with the same attributes only; afterwards all are one again.
@@ -230,12 +214,12 @@ fn give_back_missing(uffd: &OwnedFd, part: &SharedPages<'_>) -> Result<(), Errno
     for page in around() {
         let _ = register_range(uffd, &page, MODE_MISSING);
     }
-    let given = move_over(part, &mut room).and_then(|()| {
+    let given = move_over(part, &mut room, &mut view).and_then(|()| {
         if let Err(error) = check_no_pins() {
-            map_file(&part.pages, part.file, part.offset, part.prot)?;
+            put_back(part, &mut view, 0)?;
             return Err(error);
         }
-        copy_missing(uffd, part, &view)
+        copy_missing(uffd, part, &mut view)
     });
     release_range(uffd, &part.pages);
     for page in around() {
@@ -245,17 +229,17 @@ fn give_back_missing(uffd: &OwnedFd, part: &SharedPages<'_>) -> Result<(), Errno
 }
 
 /// Copies the file's pages to missing pages.
-fn copy_missing(uffd: &OwnedFd, part: &SharedPages<'_>, view: &View) -> Result<(), Errno> {
+fn copy_missing(uffd: &OwnedFd, part: &SharedPages<'_>, view: &mut Duplicate) -> Result<(), Errno> {
     let mut done = 0;
-    while done < view.len {
-        let from = view.start as usize + done;
+    while done < part.pages.len() {
+        let from = view.start() + done;
         let to = part.pages.start + done..part.pages.end;
         match fill_pages(uffd, from, &to) {
             Ok(bytes) => done += bytes,
             Err(Errno::AGAIN) => {}
             // The pages not reached cannot have changed in the file.
             Err(error) => {
-                map_file(&to, part.file, part.offset + done as u64, part.prot)?;
+                put_back(part, view, done)?;
                 return Err(error);
             }
         }
@@ -264,7 +248,7 @@ fn copy_missing(uffd: &OwnedFd, part: &SharedPages<'_>, view: &View) -> Result<(
 }
 
 fn give_back_protected(uffd: &OwnedFd, part: &SharedPages<'_>) -> Result<(), Errno> {
-    let view = View::map(part)?;
+    let mut view = duplicate(part)?;
     let mut room = Room::reserve(&part.pages)?;
     let range = room.make_accessible(ProtFlags::READ | ProtFlags::WRITE)?;
     let copy = range.start as *mut c_void;
@@ -273,12 +257,13 @@ fn give_back_protected(uffd: &OwnedFd, part: &SharedPages<'_>) -> Result<(), Err
     let prot = MprotectFlags::from_bits_retain(part.prot.bits());
     let given = protect_range(uffd, &part.pages).and_then(|()| {
         check_no_pins()?;
-        // SAFETY: memory of this function.
+        // SAFETY: memory of this function; nothing writes the file's pages meanwhile.
         unsafe {
-            view.copy_to(copy);
-            rustix::mm::mprotect(copy, view.len, prot)?;
+            let from = view.start() as *const u8;
+            std::ptr::copy_nonoverlapping(from, copy.cast(), range.len());
+            rustix::mm::mprotect(copy, range.len(), prot)?;
         }
-        move_over(part, &mut room)
+        move_over(part, &mut room, &mut view)
     });
     release_range(uffd, &part.pages);
     given
@@ -287,6 +272,7 @@ fn give_back_protected(uffd: &OwnedFd, part: &SharedPages<'_>) -> Result<(), Err
 /// Gives pages back in a process without other threads: nothing has to block. Allocates no memory.
 /// After an error the file is mapped.
 pub(super) fn give_back_alone(part: &SharedPages<'_>) -> Result<(), Errno> {
+    let mut view = duplicate(part)?;
     let (start, len) = (part.pages.start as *mut c_void, part.pages.len());
     let prot = ProtFlags::READ | ProtFlags::WRITE;
     let flags = MapFlags::PRIVATE | MapFlags::FIXED;
@@ -299,7 +285,7 @@ pub(super) fn give_back_alone(part: &SharedPages<'_>) -> Result<(), Errno> {
         })
     };
     if given.is_err() {
-        map_file(&part.pages, part.file, part.offset, part.prot)?;
+        put_back(part, &mut view, 0)?;
     }
     given
 }
@@ -327,6 +313,7 @@ unsafe fn read_pages(part: &SharedPages<'_>) -> Result<(), Errno> {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
+    use std::ptr::null_mut;
 
     use super::*;
 
@@ -338,7 +325,11 @@ mod tests {
             unsafe { rustix::mm::mmap_anonymous(at, PAGE, prot, MapFlags::PRIVATE | flags) }
         };
         let file = rustix::fs::memfd_create("moved", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        let target = map(null_mut(), MapFlags::empty()).unwrap();
+        rustix::fs::ftruncate(&file, PAGE as u64).unwrap();
+        // SAFETY: a new mapping.
+        let target =
+            unsafe { rustix::mm::mmap(null_mut(), PAGE, prot, MapFlags::SHARED, &file, 0) }
+                .unwrap();
         let part = SharedPages {
             pages: target as usize..target as usize + PAGE,
             file: file.as_fd(),
@@ -349,7 +340,8 @@ mod tests {
         };
         let mut room = Room::reserve(&part.pages).unwrap();
         let left = room.make_accessible(prot).unwrap();
-        move_over(&part, &mut room).unwrap();
+        let mut view = duplicate(&part).unwrap();
+        move_over(&part, &mut room, &mut view).unwrap();
         let mapped = map(left.start as *mut c_void, MapFlags::FIXED_NOREPLACE).unwrap();
         drop(room);
         // SAFETY: both pages belong to this test, and are unmapped once.

@@ -9,18 +9,17 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 
-use siw_shm::control::MAX_REMAPPED_FILE;
 use siw_shm::shared_memory::PAGE;
 
+use super::duplicate::MappedFile;
 use super::vma::{MappedFileId, Vma};
 
 /// Bytes of a window.
 pub(super) const WINDOW: usize = 2 << 20;
 const WORDS: usize = WINDOW / PAGE / 64;
-/// Maximum number of windows of one file.
-pub(super) const WINDOWS_PER_FILE: usize = MAX_REMAPPED_FILE as usize / WINDOW;
+/// Maximum number of windows of one file, 32 MiB: idle files are freed as a whole.
+pub(super) const WINDOWS_PER_FILE: usize = 16;
 /// Bytes of files without remapped pages that are kept for the next registration, in short files.
 const KEPT_IDLE: usize = 128 << 20;
 /// Number of windows in use at the first search for unmapped windows.
@@ -45,7 +44,7 @@ pub(super) struct WindowFile {
     pub id: MappedFileId,
     /// The daemon's number for it.
     pub arena: u32,
-    pub fd: OwnedFd,
+    pub mapped: MappedFile,
     first_window: usize,
 }
 
@@ -122,7 +121,7 @@ impl Windows {
         };
         let registered = self.windows.iter().find(of_window);
         registered.is_none_or(|window| window.registrations == 0)
-            && !is_mapped(file.id, place.offset..place.offset + len as u64, all)
+            && !is_mapped(file, place.offset..place.offset + len as u64, all)
     }
 
     /// Marks the pages of a range that lies in one window as mapped.
@@ -228,7 +227,7 @@ impl Windows {
     }
 
     /// Adds the windows of a new file.
-    pub fn add_file(&mut self, id: MappedFileId, arena: u32, fd: OwnedFd, len: usize) {
+    pub fn add_file(&mut self, id: MappedFileId, arena: u32, mapped: MappedFile, len: usize) {
         let (file, first_window) = (self.files.len(), self.windows.len());
         for i in 0..len / WINDOW {
             self.free.push(self.windows.len());
@@ -243,7 +242,7 @@ impl Windows {
         self.files.push(WindowFile {
             id,
             arena,
-            fd,
+            mapped,
             first_window,
         });
     }
@@ -283,7 +282,7 @@ impl Windows {
             let file = &self.files[window.file];
             let bytes = window.offset..window.offset + WINDOW as u64;
             let is_idle = window.registrations == 0 && window.address.is_some();
-            if !is_idle || is_mapped(file.id, bytes, all) {
+            if !is_idle || is_mapped(file, bytes, all) {
                 continue;
             }
             if let Some(number) = self.windows[index].address.take()
@@ -297,22 +296,31 @@ impl Windows {
     }
 }
 
-fn is_mapped(id: MappedFileId, bytes: Range<u64>, all: &[Vma]) -> bool {
+/// Checks for a mapping of a part of a file, apart from that of the whole file.
+fn is_mapped(file: &WindowFile, bytes: Range<u64>, all: &[Vma]) -> bool {
     all.iter().any(|vma| {
         let end = vma.offset + vma.range.len() as u64;
-        vma.file == Some(id) && vma.offset < bytes.end && end > bytes.start
+        vma.file == Some(file.id)
+            && vma.offset < bytes.end
+            && end > bytes.start
+            && !file.mapped.holds(&vma.range)
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::os::fd::AsFd;
 
-    fn make_file() -> (MappedFileId, OwnedFd) {
+    use super::*;
+    use crate::app_memory::vma::list_vmas;
+
+    fn make_file() -> (MappedFileId, MappedFile) {
         let flags = rustix::fs::MemfdFlags::CLOEXEC;
         let fd = rustix::fs::memfd_create("windows-test", flags).expect("memfd");
-        rustix::fs::ftruncate(&fd, 8 * WINDOW as u64).expect("room");
-        (MappedFileId::of_file(&fd).expect("fstat"), fd)
+        let len = 8 * WINDOW;
+        rustix::fs::ftruncate(&fd, len as u64).expect("room");
+        let id = MappedFileId::of_file(&fd).expect("fstat");
+        (id, MappedFile::map(fd, len).expect("addresses"))
     }
 
     #[test]
@@ -359,8 +367,14 @@ mod tests {
         assert_eq!(windows.free.len(), 1, "one is registered");
         assert!(!windows.is_unmapped(place, PAGE, &[]));
         windows.count_registration(id, &bytes, false);
-        assert!(windows.is_unmapped(place, PAGE, &[]));
-        windows.sweep_windows(&[]);
+        let file = &windows.files[place.file].mapped;
+        let used = file.duplicate(place.offset, PAGE).expect("addresses");
+        let list_all = || list_vmas(&(0..usize::MAX)).expect("mappings");
+        assert!(!windows.is_unmapped(place, PAGE, &list_all()));
+        drop(used);
+        // The mapping of the whole file does not count.
+        assert!(windows.is_unmapped(place, PAGE, &list_all()));
+        windows.sweep_windows(&list_all());
         assert_eq!(windows.free.len(), 2);
     }
 
@@ -370,7 +384,7 @@ mod tests {
         let mut windows = Windows::default();
         let (id, fd) = make_file();
         rustix::io::pwrite(&fd, &[7; PAGE], 0).expect("room");
-        let duplicate = fd.try_clone().expect("descriptor");
+        let duplicate = fd.as_fd().try_clone_to_owned().expect("descriptor");
         windows.add_file(id, 1, fd, WINDOW);
         let range = 10 * WINDOW..10 * WINDOW + PAGE;
         windows.assign_places(&range).expect("one is free");

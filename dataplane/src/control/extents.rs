@@ -34,28 +34,6 @@ fn is_trusted(uid: u32, policy: ProcessMemoryPolicy) -> bool {
     policy == ProcessMemoryPolicy::All || uid == 0 || uid == nix::unistd::geteuid().as_raw()
 }
 
-/// Keeps a client from freeing pages of an extent, before workers access it. Pages that replace
-/// private ones remain the client's, because it maps further parts of the same file later; such
-/// files are short enough for a punched hole not to delay workers for long.
-fn own_extent(client: &Client, extent: &m::MemoryExtent, is_trusted: bool) -> Result<(), Refusal> {
-    let arena = ArenaId(extent.arena);
-    if extent.method == m::ExtentMethod::Arena as u32 {
-        return own_arena(client, arena);
-    }
-    let found = client.arenas.get(&arena).filter(|found| !found.imported);
-    let len = found.map_or(0, |found| found.region.len() as u64);
-    if len > m::MAX_REMAPPED_FILE && !is_trusted {
-        return Err(Refusal::new(
-            libc::EPERM,
-            format!(
-                "pages of an arena of {len} bytes cannot replace those of a program: {} are allowed",
-                m::MAX_REMAPPED_FILE
-            ),
-        ));
-    }
-    Ok(())
-}
-
 /// What was received with a descriptor.
 pub(super) enum Received {
     /// No import.
@@ -84,11 +62,10 @@ impl Memory {
         context.resources.charge(id, &[(Quota::Heap, heap)])?;
         let release = |resources: &mut Resources| resources.release(id, &[(Quota::Heap, heap)]);
         let client = context.resources.client_mut(id)?;
-        let is_trusted = is_trusted(client.account.uid(), self.process_memory);
         let checked = check_extents(client, request, &extents);
         let checked = checked.and_then(|checked| {
             let mut owned = extents.iter();
-            owned.try_for_each(|extent| own_extent(client, extent, is_trusted))?;
+            owned.try_for_each(|extent| own_arena(client, ArenaId(extent.arena)))?;
             Ok(checked)
         });
         let (memory, parts) = checked.inspect_err(|_| release(&mut context.resources))?;
@@ -152,10 +129,14 @@ impl Memory {
         request: &m::ImportMemory,
         fd: OwnedFd,
     ) -> Outcome {
-        let uid = context.resources.client_mut(id)?.account.uid();
-        // Such as files of another context of the same program, whose pages replace private ones.
-        if !is_trusted(uid, self.process_memory)
-            && !SharedMemory::has_short_faults(fd.as_fd(), m::MAX_REMAPPED_FILE)
+        let client = context.resources.client_mut(id)?;
+        let (uid, peer) = (client.account.uid(), client.peer);
+        // Pages that replace private ones may belong to another context of the same process.
+        let arena = context.resources.arena_files.find(&fd, peer);
+        let arena = arena.filter(|arena| !arena.is_huge() && arena.own_pages().is_ok());
+        if arena.is_none()
+            && !is_trusted(uid, self.process_memory)
+            && !SharedMemory::has_short_faults(fd.as_fd())
         {
             dispose_descriptor(&context.helpers, uid, fd);
             return Err(untrusted());
@@ -168,6 +149,7 @@ impl Memory {
         let (offset, is_writable) = (request.offset, request.writable != 0);
         let part = |file| FilePart {
             file,
+            arena,
             offset,
             len: request.len,
             is_writable,

@@ -8,6 +8,7 @@ use siw_memory::RegisteredMemory;
 use siw_shm::control::messages::MAX_PACKET;
 use siw_shm::{SharedMemory, SrqRing};
 
+use super::arena_files::{ArenaFile, FileId};
 use super::listening::ClientListener;
 use super::outbox::Outbox;
 use super::pair_schedule::PairAttempt;
@@ -73,7 +74,10 @@ pub fn heap_of_one(quota: Quota, workers: u64) -> u64 {
                 + map_entry::<PdId, MemoryRegion>().max(map_entry::<PdId, MemoryWindow>())
         }
         Quota::Descriptors => {
-            boxed::<SharedMemory>() + map_entry::<ArenaId, ClientArena>() + ALLOCATION
+            boxed::<SharedMemory>()
+                + map_entry::<ArenaId, ClientArena>()
+                + map_entry::<FileId, ArenaFile>()
+                + ALLOCATION
         }
         Quota::Listeners => {
             map_entry::<CmListenerId, ClientListener>()

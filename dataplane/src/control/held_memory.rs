@@ -105,6 +105,7 @@ mod tests {
 
     fn arena(region: &Arc<SharedMemory>) -> FreedArena {
         let arena = ClientArena {
+            listed: None,
             region: region.clone(),
             mrs: 0,
             external: None,

@@ -59,6 +59,8 @@ pub(super) enum MemorySource {
 /// Part of a client's file in memory.
 pub(super) struct FilePart {
     pub file: OwnedFd,
+    /// The daemon's mapping of the file, if it made the file.
+    pub arena: Option<Arc<SharedMemory>>,
     pub offset: u64,
     pub len: u64,
     pub is_writable: bool,
@@ -69,6 +71,7 @@ impl FilePart {
     pub fn map(self, client: ClientId, map_arena: &MapArena) -> Result<MadeArena, Refusal> {
         let FilePart {
             file,
+            arena,
             offset,
             len,
             is_writable,
@@ -76,8 +79,11 @@ impl FilePart {
         let refuse = |errno: i32, reason: &dyn std::fmt::Display| {
             Refusal::new(errno, format!("the file cannot be mapped: {reason}"))
         };
-        let mapped = SharedMemory::map_part(file, offset, len, is_writable)
-            .and_then(|memory| memory.guard_for(client.fault_owner()));
+        let mapped = match arena {
+            Some(arena) => arena.duplicate_part(offset, len, is_writable),
+            None => SharedMemory::map_part(file, offset, len, is_writable),
+        };
+        let mapped = mapped.and_then(|memory| memory.guard_for(client.fault_owner()));
         let memory =
             mapped.map_err(|error| refuse(error.raw_os_error().unwrap_or(libc::EINVAL), &error))?;
         map_memory(memory, map_arena).map_err(|reason| refuse(libc::ENOMEM, &reason))

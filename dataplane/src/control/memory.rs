@@ -416,9 +416,12 @@ pub(super) fn add_arena(
 ) -> Outcome {
     let made = made.inspect_err(|_| context.resources.release(id, &arena_amounts(len)));
     let (region, external) = made?;
+    let peer = context.resources.client_mut(id)?.peer;
+    let listed = (!imported).then(|| context.resources.arena_files.list(&region, peer));
     let client = context.resources.client_mut(id)?;
     let arena = ArenaId(client.next_number());
     let entry = ClientArena {
+        listed: listed.flatten(),
         region: region.clone(),
         mrs: 0,
         imported,

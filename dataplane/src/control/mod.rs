@@ -16,6 +16,7 @@
 //! Whatever answers a deferred request, or finds that a client must be closed, notes that in
 //! `Resources::answered` and `Resources::faulty`; the loop acts on it at the end of the event.
 
+mod arena_files;
 mod clients;
 mod cm;
 mod completion_queues;

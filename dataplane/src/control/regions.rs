@@ -7,10 +7,14 @@ use siw_memory::ProcessMemory;
 use siw_memory::queue_allocator::QueueMemory;
 use siw_shm::SharedMemory;
 
+use super::arena_files::ListedFile;
 use crate::ids::{ArenaId, PdId};
 
 /// An arena: memory that the client may register.
 pub struct ClientArena {
+    /// Its entry in `Resources::arena_files`, dropped before the memory.
+    #[allow(dead_code, reason = "held for its entry")]
+    pub listed: Option<ListedFile>,
     pub region: Arc<SharedMemory>,
     /// Number of regions registered in it.
     pub mrs: u32,

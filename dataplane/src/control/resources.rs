@@ -24,6 +24,7 @@ use siw_shm::shared_memory::{HUGE_PAGE, PageSize, SharedMemory};
 use siw_shm::work_queue::state_offset;
 use siw_shm::{Access, LowWaterMark, QpGeometry, RqConsumer, SqConsumer, SrqGeometry, SrqRing};
 
+use super::arena_files::ArenaFiles;
 use super::held_memory::HeldMemory;
 use super::outbox::{EventBudget, Outbox, TOKEN_OUTBOX};
 use super::pair_schedule::{PairAttempt, PairSchedule};
@@ -435,6 +436,7 @@ pub struct Resources {
     pub srqs: NumberPool,
     pub pds: NumberPool,
     pub ledger: Ledger,
+    pub arena_files: ArenaFiles,
     /// Owner of each queue pair, including those being destroyed.
     pub qp_owners: BTreeMap<Qpn, ClientId>,
     /// Owner of each outbox by epoll token, and its channel; `None` for asynchronous events.
@@ -468,6 +470,7 @@ impl Resources {
             srqs: NumberPool::default(),
             pds: NumberPool::default(),
             ledger: Ledger::new(quotas),
+            arena_files: ArenaFiles::default(),
             qp_owners: BTreeMap::new(),
             outboxes: BTreeMap::new(),
             pair_times: PairSchedule::default(),

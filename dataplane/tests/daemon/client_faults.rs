@@ -132,9 +132,11 @@ fn pages_that_workers_access_cannot_be_freed() {
     punch(memory.memfd().unwrap(), LEN);
     let (region, _) = client.call(&whole_arena(&client, arena, LEN));
     assert_owned(&memory);
-    let (arena, extent) = arena_of(&mut client, LEN, false);
-    client.call(&extent_of(&client, arena, LEN, ExtentMethod::Arena));
-    assert_owned(&extent);
+    for method in [ExtentMethod::Arena, ExtentMethod::Remap] {
+        let (arena, extent) = arena_of(&mut client, LEN, false);
+        client.call(&extent_of(&client, arena, LEN, method));
+        assert_owned(&extent);
+    }
     let (arena, fast) = arena_of(&mut client, LEN, false);
     client.call(&m::AllocFastMr {
         pd: client.pd,
@@ -174,7 +176,7 @@ fn as_user<T>(uid: u32, open: impl FnOnce() -> T) -> T {
     opened
 }
 
-/// Other users can free pages of files that they import, and of those that replace private pages.
+/// Users can free pages of files that they import, unless the files are sealed against that.
 #[test]
 fn memory_of_other_users_cannot_stop_a_worker_for_long() {
     if !nix::unistd::geteuid().is_root() {
@@ -186,39 +188,71 @@ fn memory_of_other_users_cannot_stop_a_worker_for_long() {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     }
     for (uid, is_trusted) in [(65_534, false), (0, true)] {
-        let mut client = as_user(uid, || RawClient::detached(&daemon, false));
-        let import = m::ImportMemory {
+        let client = as_user(uid, || RawClient::detached(&daemon, false));
+        let import = |writable: bool| m::ImportMemory {
             kind: m::IMPORT_FILE,
-            writable: 1,
+            writable: writable.into(),
             offset: 0,
             len: 8192,
         };
-        let short = m::MAX_REMAPPED_FILE as usize;
-        let sealed = |len| SharedMemory::create_memfd("own", len, PageSize::Normal).unwrap();
-        let (sealed, too_long) = (sealed(short), sealed(short + 4096));
+        let fixed = SharedMemory::create_memfd("own", 8192, PageSize::Normal).unwrap();
+        let sealed = SharedMemory::create_read_only_for_others("own", 8192).unwrap();
         // May grow: its length says nothing.
         let growing = tempfile::tempfile_in("/dev/shm").unwrap();
         growing.set_len(8192).unwrap();
-        for (file, may) in [
-            (sealed.memfd().unwrap(), true),
-            (too_long.memfd().unwrap(), is_trusted),
-            (growing.as_fd(), is_trusted),
+        for (file, writable, may) in [
+            (fixed.memfd().unwrap(), true, is_trusted),
+            (growing.as_fd(), true, is_trusted),
+            (sealed.memfd().unwrap(), false, true),
         ] {
-            let imported = client.conn.call_and_wait(100, &import, &[file]);
+            let imported = client.conn.call_and_wait(100, &import(writable), &[file]);
             assert_eq!(imported.is_ok(), may);
             if let Err(why) = imported {
                 assert!(why.to_string().contains("process_memory"), "{why}");
             }
         }
-        for (len, is_short) in [
-            (m::MAX_REMAPPED_FILE, true),
-            (m::MAX_REMAPPED_FILE * 2, false),
-        ] {
-            let (arena, _memory) = arena_of(&mut client, len as usize, false);
-            let request = extent_of(&client, arena, 4096, ExtentMethod::Remap);
-            assert_eq!(client.try_call(&request).is_ok(), is_short || is_trusted);
-        }
     }
+    assert!(daemon.stop().success());
+}
+
+/// A program with two contexts registers memory of one in the other.
+#[test]
+fn a_sealed_arena_is_imported_writable_by_its_process_alone() {
+    const LEN: usize = 64 << 10;
+    if !nix::unistd::geteuid().is_root() {
+        println!("skipped: only root can become another user");
+        return;
+    }
+    let daemon = Daemon::loopback();
+    for (path, mode) in [(daemon.dir.path(), 0o755), (daemon.socket.as_path(), 0o666)] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let end = End::new(&daemon.context(), 4096);
+    let mut owner = as_user(65_534, || RawClient::detached(&daemon, false));
+    let (arena, memory) = arena_of(&mut owner, LEN, false);
+    owner.call(&extent_of(&owner, arena, LEN, ExtentMethod::Remap));
+    let import = m::ImportMemory {
+        kind: m::IMPORT_FILE,
+        writable: 1,
+        offset: 4096,
+        len: 8192,
+    };
+    let foreign = RawClient::detached(&daemon, false);
+    let mut same = as_user(65_534, || RawClient::connected(&daemon, &end, false));
+    let file = memory.memfd().unwrap();
+    assert!(foreign.conn.call_and_wait(100, &import, &[file]).is_err());
+    let (reply, _) = same.conn.call_and_wait(100, &import, &[file]).unwrap();
+    let (region, _) = same.call(&extent_of(&same, reply.id, 8192, ExtentMethod::Shared));
+    // The mapping of another context does not depend on the arena.
+    drop(owner);
+    end.fill(6);
+    let source = [end.mr.sge(0, 4096)];
+    let write = SendWr::write(1, SendData::Sges(&source), 4096, region.rkey);
+    end.qp.post_send(&[write]).unwrap();
+    assert_eq!(end.wc().status, WcStatus::SUCCESS);
+    let mut bytes = vec![0; 4096];
+    memory.read(8192, &mut bytes).unwrap();
+    assert_eq!(bytes, end.read(0, 4096));
     assert!(daemon.stop().success());
 }
 
@@ -274,9 +308,17 @@ fn a_client_that_frees_pages_all_the_time_harms_itself_alone() {
     let (a, b) = pair(&daemon, 4096);
     let end = End::new(&daemon.context(), 4096);
     let mut client = RawClient::connected(&daemon, &end, false);
-    // The kind of arena whose pages the client may free.
-    let (arena, memory) = arena_of(&mut client, 1 << 20, false);
-    let request = extent_of(&client, arena, 1 << 20, ExtentMethod::Remap);
+    // Memory whose pages a trusted client may free.
+    let memory = SharedMemory::create_memfd("own", 1 << 20, PageSize::Normal).unwrap();
+    let import = m::ImportMemory {
+        kind: m::IMPORT_FILE,
+        writable: 1,
+        offset: 0,
+        len: 1 << 20,
+    };
+    let file = memory.memfd().unwrap();
+    let (reply, _) = client.conn.call_and_wait(100, &import, &[file]).unwrap();
+    let request = extent_of(&client, reply.id, 1 << 20, ExtentMethod::Shared);
     let (region, _) = client.call(&request);
     // Freed pages come back zeroed: the doorbell ring starts over.
     for seed in 1..200 {

@@ -129,35 +129,37 @@ fn exchange_once(daemon: &Daemon) {
 
 /// Runs `attack` beside the transfers of an honest client: new clients are served before and after it,
 /// and the daemon returns to its former state. The attack gets the number of transfers so far, and
-/// whether the honest client still runs.
+/// whether the honest client still runs. Returns the longest time that a transfer took.
 fn attack_beside_transfers(
     daemon: Daemon,
     attack: impl FnOnce(&Daemon, &AtomicU64, &dyn Fn() -> bool),
-) {
+) -> Duration {
     exchange_once(&daemon);
     let ends = pair(&daemon, MESSAGE);
     let before = descriptors(&daemon);
     let (stop, transfers) = (AtomicBool::new(false), AtomicU64::new(0));
-    std::thread::scope(|scope| {
+    let longest = std::thread::scope(|scope| {
         let stopping = StopOnDrop(&stop);
         let honest = scope.spawn(|| transfer_until(&ends, &stop, &transfers));
         attack(&daemon, &transfers, &|| !honest.is_finished());
         drop(stopping);
-        println!("longest stall {:?}", honest.join().unwrap());
+        honest.join().unwrap()
     });
+    println!("longest stall {longest:?}");
     // Clients of the same user are refused while the attacker's descriptors are being closed.
     wait_for_descriptors(&daemon, before);
     exchange_once(&daemon);
     wait_for_descriptors(&daemon, before);
     assert!(daemon.stop().success());
+    longest
 }
 
-/// An honest client makes progress beside an attack of this kind.
-fn stays_honest_beside(kind: &str) {
-    stays_honest_with(LOOPBACK, kind);
+/// An honest client makes progress beside an attack of this kind. Returns its longest stall.
+fn stays_honest_beside(kind: &str) -> Duration {
+    stays_honest_with(LOOPBACK, kind)
 }
 
-fn stays_honest_with(config: &str, kind: &str) {
+fn stays_honest_with(config: &str, kind: &str) -> Duration {
     // Built before the measurement.
     hostile_client();
     let daemon = Daemon::start(config, &[]);
@@ -176,8 +178,31 @@ fn stays_honest_with(config: &str, kind: &str) {
         let report = hostile.finish();
         println!("{kind}: {alone:.0}/s alone, {beside:.0}/s during {report}");
         assert!(beside > 0.0, "{kind}: the honest client came to a halt");
-    });
+    })
 }
+
+/// Page faults of workers wait for no client.
+#[test]
+fn holes_that_take_long_stop_nobody() {
+    /// Longest stall of the honest client.
+    const LONGEST: Duration = Duration::from_millis(20);
+    const ATTEMPTS: usize = 5;
+    let (mut beside_holes, mut beside_work) = (Duration::MAX, Duration::MAX);
+    for _ in 0..ATTEMPTS {
+        beside_holes = beside_holes.min(stays_honest_beside(SLOW_HOLES));
+        if beside_holes < LONGEST {
+            return;
+        }
+        // A busy machine stalls clients, too.
+        beside_work = beside_work.min(stays_honest_beside("own-holes"));
+    }
+    assert!(
+        beside_holes < beside_work * 2,
+        "holes stall the honest client for {beside_holes:?}, and other work for {beside_work:?}"
+    );
+}
+
+const SLOW_HOLES: &str = "slow-holes";
 
 /// [`LOOPBACK`] with two workers.
 fn two_workers() -> String {
@@ -198,7 +223,7 @@ fn memory_taken_away_in_flight_stops_nobody_on_two_workers() {
 macro_rules! attacks {
     ($($test:ident: $kind:literal;)*) => {
         /// All kinds that run until they are stopped.
-        const KINDS: &[&str] = &[$($kind),*];
+        const KINDS: &[&str] = &[SLOW_HOLES, $($kind),*];
 
         $(#[test]
         fn $test() {
@@ -216,7 +241,6 @@ attacks! {
     requests_beyond_the_queue_stop_nobody: "too-many-requests";
     holes_in_memory_stop_nobody: "punched-holes";
     long_holes_in_memory_stop_nobody: "long-holes";
-    holes_that_take_long_stop_nobody: "slow-holes";
     giant_arenas_stop_nobody: "giant-arenas";
     memory_taken_away_in_flight_stops_nobody: "dereg-in-flight";
     exhausted_descriptors_stop_nobody: "descriptors";

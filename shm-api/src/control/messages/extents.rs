@@ -7,13 +7,9 @@ use bytemuck::{Pod, Zeroable};
 /// Maximum number of extents in one message.
 pub const MAX_EXTENTS: usize = 128;
 
-/// Maximum length of an arena whose pages replace private pages of an application that the daemon does
-/// not trust. The client keeps the right to free pages of such an arena, and workers may have to wait
-/// until it has freed all of them.
-pub const MAX_REMAPPED_FILE: u64 = 32 << 20;
-
-/// Method by which the daemon accesses the memory of an extent. The arena determines the access; the
-/// daemon takes the right to free pages of it for [`ExtentMethod::Arena`].
+/// Method by which the daemon accesses the memory of an extent. The arena determines the access.
+/// Before a region is registered in an arena of the daemon, the client has mapped the arena for writing:
+/// the daemon takes the right to free its pages, and then mmap(2) makes no writable mapping of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u32)]
 pub enum ExtentMethod {

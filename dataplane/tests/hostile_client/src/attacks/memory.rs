@@ -58,14 +58,24 @@ pub fn long_holes(attack: &mut Attack) -> Ended {
     Ok(())
 }
 
-/// Punches holes into memory that replaces private pages of a program, which the client may free, while
-/// the daemon writes to it. A page fault waits for the thread that does it, which gets hardly any
-/// processor time.
+/// Punches holes into memory that replaces private pages of a program, while the daemon writes to it. A
+/// page fault would wait for the thread that does it, which gets hardly any processor time.
 pub fn slow_holes(attack: &mut Attack) -> Ended {
-    let len = m::MAX_REMAPPED_FILE;
+    punch_slowly(attack, None)
+}
+
+/// Makes the machine do the same work as [`slow_holes`], with holes in a file that the daemon does not
+/// use. The stalls of honest clients during this are the machine's, not the daemon's.
+pub fn own_holes(attack: &mut Attack) -> Ended {
+    punch_slowly(attack, memfd_create("own-holes", MemfdFlags::CLOEXEC).ok())
+}
+
+fn punch_slowly(attack: &mut Attack, own_file: Option<rustix::fd::OwnedFd>) -> Ended {
+    let len = 32 << 20;
     let mut session = AttackSession::open(&attack.socket)?;
     let (from, _to, memory) = session.connected_pair(64, own_address())?;
     let (arena, file) = session.alloc_arena(len, false)?;
+    let file = own_file.unwrap_or(file);
     let extent = m::MemoryExtent {
         arena,
         method: m::ExtentMethod::Remap as u32,

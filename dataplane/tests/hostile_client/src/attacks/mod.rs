@@ -23,6 +23,7 @@ pub const KINDS: &[(&str, Run)] = &[
     ("punched-holes", memory::punched_holes),
     ("long-holes", memory::long_holes),
     ("slow-holes", memory::slow_holes),
+    ("own-holes", memory::own_holes),
     ("giant-arenas", memory::giant_arenas),
     ("own-memory", memory::fill_own_memory),
     ("dereg-in-flight", memory::deregister_in_flight),
