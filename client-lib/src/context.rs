@@ -391,6 +391,15 @@ fn map_queue_memory(
     Ok(memory)
 }
 
+impl Drop for ClientInner {
+    fn drop(&mut self) {
+        if self.known_alive() && self.check_process().is_ok() {
+            let descriptors = [self.conn.as_fd(), self.async_events.as_fd()];
+            self.app_memory.keep_connection(descriptors);
+        }
+    }
+}
+
 impl ClientInner {
     /// Checks that the caller is the process that opened the context, not a child of it.
     ///

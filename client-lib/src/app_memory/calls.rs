@@ -13,6 +13,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::fs::File;
+use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -22,12 +23,18 @@ use rustix::thread::futex;
 
 use super::descriptors::is_remapped_file;
 use super::remap::PAGE;
-use super::vma::{Mapping, find_mapping};
+use super::vma::{Mapping, Vma, find_mapping, list_vmas};
 use super::windows::WINDOW;
 
 /// Serialises changes of mappings of the daemon's files with those of the program. Its holders
 /// allocate no memory, since an allocator may be waiting for it.
 pub(super) static MAPPINGS: MappingLock = MappingLock(AtomicU32::new(FREE));
+
+/// Number of calls of mremap(2) that may have moved mappings of the daemon's files. Changes while
+/// [`MAPPINGS`] is held.
+static MOVES: AtomicU32 = AtomicU32::new(0);
+/// Attempts of [`list_unmoved`], each of which takes about a microsecond for a mapping.
+const LIST_ATTEMPTS: usize = 4;
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
@@ -65,6 +72,26 @@ impl Drop for HeldMappings<'_> {
             let _ = futex::wake(self.0, futex::Flags::PRIVATE, 1);
         }
     }
+}
+
+/// Lists all mappings of the process. A list is read piece by piece, so a mapping that moves meanwhile
+/// could be missing; such a list is read again. None if mappings move all the time.
+///
+/// # Errors
+/// /proc is not mounted.
+pub(super) fn list_unmoved() -> io::Result<Option<Vec<Vma>>> {
+    let count_moves = || {
+        let _held = MAPPINGS.lock();
+        MOVES.load(Ordering::Relaxed)
+    };
+    for _ in 0..LIST_ATTEMPTS {
+        let before = count_moves();
+        let all = list_vmas(&(0..usize::MAX))?;
+        if count_moves() == before {
+            return Ok(Some(all));
+        }
+    }
+    Ok(None)
 }
 
 const FILTER_BITS: usize = 1 << 16;
@@ -191,6 +218,7 @@ pub unsafe fn mremap(old: usize, len: usize, new_len: usize, flags: c_int, to: u
     }
     // While pages are given back, those beside them are a mapping of their own.
     let _held = MAPPINGS.lock();
+    MOVES.fetch_add(1, Ordering::Relaxed);
     let from = old..old + len.next_multiple_of(PAGE);
     let new_len = new_len.next_multiple_of(PAGE);
     let Ok(Some((maps, prot))) = find_parts(&from, new_len) else {

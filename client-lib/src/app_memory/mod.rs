@@ -47,7 +47,7 @@ use siw_shm::control::{
 use siw_shm::shared_memory::PAGE;
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 pub(crate) use vma::MappedFileId;
@@ -82,6 +82,15 @@ const HOW_TO_PERMIT: &str = "a program with threads that block signals needs use
 /// Longest reason sent to the daemon.
 const REASON_LEN: usize = 63;
 
+/// Connection of a context that has ended.
+struct KeptConnection {
+    /// Files with pages that are still mapped.
+    files: Vec<MappedFileId>,
+    _descriptors: [OwnedFd; 2],
+}
+
+static KEPT_CONNECTIONS: Mutex<Vec<KeptConnection>> = Mutex::new(Vec::new());
+
 /// Registered application memory of a context.
 #[derive(Default)]
 pub(crate) struct AppMemory {
@@ -110,6 +119,35 @@ impl AppMemory {
         lock_unpoisoned(&self.arenas)
             .get(&id)
             .and_then(Weak::upgrade)
+    }
+
+    /// Keeps the connection of a context that ends, by duplicates of its descriptors, while pages are
+    /// mappings of its files: the daemon knows the files as long as their client is connected, and
+    /// other contexts may register the pages.
+    pub(crate) fn keep_connection(&self, descriptors: [BorrowedFd<'_>; 2]) {
+        // A child of fork(2) finds the lock of the list free.
+        let _one = lock_unpoisoned(&ONE_AT_A_TIME);
+        let mut kept = lock_unpoisoned(&KEPT_CONNECTIONS);
+        let state = lock_unpoisoned(&self.state);
+        if kept.is_empty() && state.windows.is_empty() {
+            return;
+        }
+        // Without /proc nothing is remapped.
+        let all = list_vmas(&(0..usize::MAX)).unwrap_or_default();
+        kept.retain(|one| {
+            all.iter()
+                .any(|vma| vma.file.is_some_and(|id| one.files.contains(&id)))
+        });
+        let files = state.windows.mapped_files(&all);
+        let [first, second] = descriptors.map(|fd| fd.try_clone_to_owned());
+        if let (Ok(first), Ok(second)) = (first, second)
+            && !files.is_empty()
+        {
+            kept.push(KeptConnection {
+                files,
+                _descriptors: [first, second],
+            });
+        }
     }
 
     /// Removes a dropped arena.
@@ -597,7 +635,13 @@ impl State {
             let Some(file) = self.windows.file_at(place.file) else {
                 continue;
             };
-            let done = remap::replace_pages(freezer, &part, &file.mapped, place.offset, prot)?;
+            let done = remap::replace_pages(freezer, &part, &file.mapped, place.offset, prot);
+            // After an error, some of the pages may have been replaced.
+            let done = done.inspect_err(|_| {
+                for window in Windows::split_range(&part) {
+                    self.windows.mark_used(&window);
+                }
+            })?;
             for (run, is_kept) in done.runs(&part) {
                 if !is_kept {
                     self.finish_remapped(vma, &run);
@@ -656,15 +700,17 @@ impl State {
         {
             // Pages that were remapped before and are private now: they were unmapped, or moved by
             // mremap(2).
-            let all = list_vmas(&(0..usize::MAX))?;
+            let all = calls::list_unmoved()?;
             for part in &parts {
                 if let Some((place, _)) = was_used(&self.windows, part)
-                    && !self.windows.is_unmapped(place, part.len(), &all)
+                    && !all
+                        .as_ref()
+                        .is_some_and(|all| self.windows.is_unmapped(place, part.len(), all))
                 {
                     self.windows.abandon_place(part.start);
                 }
             }
-            if wants_sweep {
+            if let Some(all) = all.filter(|_| wants_sweep) {
                 self.windows.sweep_windows(&all);
             }
         }

@@ -81,6 +81,20 @@ impl Windows {
         self.files.get(index)
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty()
+    }
+
+    /// Files with a page in `all`, the mappings of the whole process.
+    pub fn mapped_files(&self, all: &[Vma]) -> Vec<MappedFileId> {
+        let is_used = |file: &&WindowFile| is_mapped(file, 0..u64::MAX, all);
+        self.files
+            .iter()
+            .filter(is_used)
+            .map(|file| file.id)
+            .collect()
+    }
+
     /// The file with this identity.
     pub fn find_file(&self, id: MappedFileId) -> Option<&WindowFile> {
         self.files.iter().find(|file| file.id == id)

@@ -252,6 +252,18 @@ fn no_update_is_lost_without_privilege() {
     assert_eq!(count(&said, "failed_reads"), 0, "{said}");
 }
 
+/// Pages that stay remapped after deregistration keep their content wherever another thread moves them.
+#[test]
+fn moved_pages_keep_their_content_while_their_old_addresses_are_registered() {
+    let daemon = Daemon::loopback();
+    let Some(program) = compile(&daemon, "moved_memory") else {
+        return;
+    };
+    let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (program, path) = (program.display(), file.path().display());
+    run_or_skip(&daemon, &format!("{program} 200 {path}"));
+}
+
 /// Runs a program with an allocator's library preloaded behind those of siwd.
 const WITH_ALLOCATOR: &str = "export LD_PRELOAD=\"$LD_PRELOAD:$1\"\nshift\nexec \"$@\"\n";
 

@@ -453,7 +453,12 @@ fn pages_are_shared_by_contexts_until_the_last_region_ends() {
     drop((mr, first));
     assert_eq!(fetch_add(&a, &other, 8, 1), 4);
     assert_eq!(load(pages.slot(8)), 5);
-    drop(other);
+    // The context whose pages they are has ended.
+    let (c, d) = pair(&daemon, 4096);
+    let third = register(&d.pd, pages.start, 16, EVERYTHING).unwrap();
+    assert_eq!(only_method(&third), ExtentMethod::Shared);
+    assert_eq!(fetch_add(&c, &third, 8, 0), 5);
+    drop((third, other));
     assert_eq!(load(pages.slot(8)), 5);
     // The pages are private again: the next region gets pages of its own context.
     let mr = register(&b.pd, pages.start, 16, EVERYTHING).unwrap();

@@ -50,7 +50,7 @@ use core::mem::size_of;
 /// First word of each packet: "siwd".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"siwd");
 /// Highest protocol version that this side supports; see the rules above.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 /// Lowest protocol version that this side supports.
 pub const MIN_VERSION: u16 = VERSION;
 /// The optional features that this side knows: none so far. All that this tree supports belongs to
