@@ -69,6 +69,9 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
     host::keep_payload_out_of_dumps();
     let signals = block_signals()?;
     let file_limit = host::raise_file_limit();
+    if host::may_lock_memory() {
+        siw_shm::shared_memory::lock_owned_pages();
+    }
     let prepared = Prepared::new(config);
     prepared.check_host().into_result()?;
     let claims = prepared.claim_host(prepared.cores.len())?;

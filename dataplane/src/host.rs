@@ -431,6 +431,31 @@ pub fn raise_file_limit() -> u64 {
     }
 }
 
+/// Returns whether this process may lock any amount of memory.
+pub fn may_lock_memory() -> bool {
+    const CAP_IPC_LOCK: u32 = 14;
+    let is_unlimited =
+        getrlimit(Resource::RLIMIT_MEMLOCK).is_ok_and(|(soft, _)| soft == nix::libc::RLIM_INFINITY);
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let capabilities = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    is_unlimited || capabilities.is_some_and(|mask| mask & 1 << CAP_IPC_LOCK != 0)
+}
+
+/// Warning about memory of clients that the kernel may swap out.
+pub fn swap_warning() -> Option<String> {
+    let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    // The first line has the names of the columns.
+    let has_swap = swaps.lines().count() > 1;
+    (has_swap && !may_lock_memory()).then(|| {
+        "the kernel may swap out memory of clients, and workers wait when they access it: \
+         set LimitMEMLOCK=infinity (ulimit -l unlimited), or turn swap off"
+            .to_owned()
+    })
+}
+
 /// Capacity of the host that is left for clients after the daemon has taken its own part.
 /// `nic_arenas`: number of memory regions that NICs can still be given, if they read any.
 pub fn client_capacity(

@@ -98,6 +98,7 @@ impl Prepared {
             ));
         }
         self.check_memory(&mut report);
+        report.warnings.extend(host::swap_warning());
         for config in &self.devices {
             let name = &config.name.get_ref().0;
             let in_device = |why: String| StartError::Device(format!("device {name}: {why}"));

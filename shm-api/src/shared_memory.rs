@@ -35,6 +35,15 @@ pub const PAGE: usize = 4096;
 /// Type of the file system behind hugetlb pages (statfs(2)).
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 
+/// Pages are locked in memory by [`SharedMemory::own_pages`].
+static LOCKS_PAGES: AtomicBool = AtomicBool::new(false);
+
+/// From now on [`SharedMemory::own_pages`] locks pages in memory: a page that this process has accessed
+/// is not swapped out any more. For a process without a limit of locked memory.
+pub fn lock_owned_pages() {
+    LOCKS_PAGES.store(true, Ordering::Relaxed);
+}
+
 /// A shared mapping. Holders of pointers into it keep an `Arc<SharedMemory>`.
 pub struct SharedMemory {
     ptr: NonNull<u8>,
@@ -302,6 +311,12 @@ impl SharedMemory {
             if allocated < self.len as u64 {
                 return Err(io::Error::other("hugepages of the memory have been freed"));
             }
+        }
+        if LOCKS_PAGES.load(Ordering::Relaxed) {
+            let flags = rustix::mm::MlockFlags::ONFAULT;
+            // Where the kernel refuses, pages can be swapped out as before.
+            // SAFETY: changes no content of this mapping.
+            let _ = unsafe { rustix::mm::mlock_with(self.ptr.as_ptr().cast(), self.len, flags) };
         }
         self.owns_pages.store(true, Ordering::Relaxed);
         Ok(())

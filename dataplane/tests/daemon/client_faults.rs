@@ -154,6 +154,13 @@ fn pages_that_workers_access_cannot_be_freed() {
     let mut bytes = vec![0; 4096];
     memory.read(8192, &mut bytes).unwrap();
     assert_eq!(bytes, end.read(0, 4096));
+    if nix::unistd::geteuid().is_root() {
+        // Pages that workers have accessed are not swapped out.
+        let status =
+            std::fs::read_to_string(format!("/proc/{}/status", daemon.child.id())).unwrap();
+        let locked = status.lines().find_map(|line| line.strip_prefix("VmLck:"));
+        assert!(locked.is_some_and(|size| size.trim() != "0 kB"), "{status}");
+    }
     // A client that keeps the daemon from owning the pages cannot register them.
     let (arena, memory) = arena_of(&mut client, LEN, false);
     nix::fcntl::fcntl(
