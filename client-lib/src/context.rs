@@ -361,7 +361,7 @@ fn high_number() -> i32 {
 }
 
 /// Duplicates a descriptor to a high number, if there is one.
-fn dup_high(fd: BorrowedFd<'_>) -> Option<OwnedFd> {
+pub(crate) fn dup_high(fd: BorrowedFd<'_>) -> Option<OwnedFd> {
     rustix::io::fcntl_dupfd_cloexec(fd, high_number()).ok()
 }
 

@@ -28,7 +28,7 @@ mod restore;
 mod vma;
 mod windows;
 
-use crate::context::ClientInner;
+use crate::context::{ClientInner, dup_high};
 use crate::locking::lock_unpoisoned;
 use crate::memory::Arena;
 use crate::{Access, Error, Pd};
@@ -139,9 +139,8 @@ impl AppMemory {
                 .any(|vma| vma.file.is_some_and(|id| one.files.contains(&id)))
         });
         let files = state.windows.mapped_files(&all);
-        let [first, second] = descriptors.map(|fd| fd.try_clone_to_owned());
-        if let (Ok(first), Ok(second)) = (first, second)
-            && !files.is_empty()
+        if !files.is_empty()
+            && let [Some(first), Some(second)] = descriptors.map(dup_high)
         {
             kept.push(KeptConnection {
                 files,

@@ -272,7 +272,9 @@ fn give_back_protected(uffd: &OwnedFd, part: &SharedPages<'_>) -> Result<(), Err
 /// Gives pages back in a process without other threads: nothing has to block. Allocates no memory.
 /// After an error the file is mapped.
 pub(super) fn give_back_alone(part: &SharedPages<'_>) -> Result<(), Errno> {
-    let mut view = duplicate(part)?;
+    // Fails where the process has as many mappings as it may have. A child of fork(2) has to get its
+    // own pages regardless.
+    let view = duplicate(part);
     let (start, len) = (part.pages.start as *mut c_void, part.pages.len());
     let prot = ProtFlags::READ | ProtFlags::WRITE;
     let flags = MapFlags::PRIVATE | MapFlags::FIXED;
@@ -284,10 +286,12 @@ pub(super) fn give_back_alone(part: &SharedPages<'_>) -> Result<(), Errno> {
             rustix::mm::mprotect(start, len, prot)
         })
     };
-    if given.is_err() {
-        put_back(part, &mut view, 0)?;
+    match (given, view) {
+        (Ok(()), _) => Ok(()),
+        (Err(error), Ok(mut view)) => put_back(part, &mut view, 0).and(Err(error)),
+        // The program's memory cannot be put back.
+        (Err(_), Err(_)) => std::process::abort(),
     }
-    given
 }
 
 /// Reads the file's pages by a system call: a copy through a mapping takes two faults for each page.

@@ -60,6 +60,22 @@ impl Requests {
         .arena
     }
 
+    /// Registers `len` bytes of an arena, `count` times.
+    fn register_all(&mut self, pd: u32, arena: u32, len: u64, count: usize) {
+        let (offset, va, access, reserved) = (0, 0, 1, 0);
+        for _ in 0..count {
+            self.call(&m::RegMr {
+                pd,
+                arena,
+                offset,
+                len,
+                va,
+                access,
+                reserved,
+            });
+        }
+    }
+
     /// Registers a region of the most extents.
     fn register_extents(&mut self, pd: u32, arena: u32) -> m::MrReply {
         let reserved = 0;
@@ -92,18 +108,7 @@ impl Requests {
     fn register_memory(&mut self, pd: u32) {
         let reserved = 0;
         let arena = self.alloc_arena(64 << 20);
-        for _ in 0..5000 {
-            let (offset, len, va, access) = (0, 64 << 20, 0, 1);
-            self.call(&m::RegMr {
-                pd,
-                arena,
-                offset,
-                len,
-                va,
-                access,
-                reserved,
-            });
-        }
+        self.register_all(pd, arena, 64 << 20, 5000);
         let made = self.register_extents(pd, arena);
         let (lkey, flags) = (made.lkey, m::REREG_ACCESS);
         self.call(&m::ReregMr {
@@ -244,18 +249,7 @@ impl Requests {
         }
         let pd = self.call(&m::AllocPd { device, reserved }).id;
         let arena = self.alloc_arena(4096);
-        for _ in 0..REGIONS {
-            let (offset, len, va, access) = (0, 4096, 0, 1);
-            self.call(&m::RegMr {
-                pd,
-                arena,
-                offset,
-                len,
-                va,
-                access,
-                reserved,
-            });
-        }
+        self.register_all(pd, arena, 4096, REGIONS);
         for _ in 0..LONG_REGIONS {
             self.register_extents(pd, arena);
         }

@@ -252,6 +252,15 @@ fn no_update_is_lost_without_privilege() {
     assert_eq!(count(&said, "failed_reads"), 0, "{said}");
 }
 
+/// A child has pages of its own, whatever the number of mappings.
+#[test]
+fn a_child_of_a_process_without_room_for_mappings_has_its_own_pages() {
+    let daemon = Daemon::loopback();
+    if let Some(program) = compile(&daemon, "crowded_fork") {
+        run_or_skip(&daemon, &program.display().to_string());
+    }
+}
+
 /// Pages that stay remapped after deregistration keep their content wherever another thread moves them.
 #[test]
 fn moved_pages_keep_their_content_while_their_old_addresses_are_registered() {
