@@ -27,7 +27,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     pub(crate) fn send_tso(
         &mut self,
         cx: &mut TcpContext<'_>,
-        budget: (u32, u32),
+        budget: (u32, u32, u32),
         tso: &TsoLimits,
         sink: &mut impl FrameSink<R>,
     ) -> Result<u32, SinkFull> {
@@ -58,22 +58,24 @@ impl<B: RecvBuf, R> Connection<B, R> {
         Ok(whole.len)
     }
 
-    /// Sends full segments of at most `usable` bytes in total, followed by a shorter one if that
-    /// fits. The caller has checked that the first fits. Returns the payload bytes sent, even if
+    /// Sends segments of `size` bytes, at most `usable` bytes in total, followed by a shorter one if
+    /// that fits. The caller has checked that the first fits. Returns the payload bytes sent, even if
     /// the sink did not accept all segments.
     #[inline]
     pub(crate) fn send_gso(
         &mut self,
         cx: &mut TcpContext<'_>,
-        (emss, usable): (u32, u32),
+        (emss, size, usable): (u32, u32, u32),
         sink: &mut impl FrameSink<R>,
     ) -> (u32, Result<(), SinkFull>) {
         let (field, edge) = self.receive_window(self.window_limit(cx));
         let (cursor, before) = (self.send_queue.next_position(), self.send_queue.sent.len());
-        let Some((mut whole, _)) =
-            self.send_queue
-                .take_multi_segment((emss, usable), &LIMIT, self.tcb.snd_nxt, cx.now.0)
-        else {
+        let Some((mut whole, _)) = self.send_queue.take_multi_segment(
+            (emss, size, usable),
+            &LIMIT,
+            self.tcb.snd_nxt,
+            cx.now.0,
+        ) else {
             return (0, Ok(()));
         };
         let tcb = &self.tcb;
@@ -92,7 +94,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 .has(ConnectionFlags::TIMESTAMPS)
                 .then(|| (timestamp_at(cx.now, self.timestamp_offset), tcb.ts_recent)),
             options: &[],
-            payload: emss,
+            payload: size,
             ect: ecn && cx.may_send_ect(),
             tso: false,
         };
@@ -105,8 +107,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let mut at = (whole.record, whole.offset);
         let mut push = false;
         while bytes < whole.len {
-            let len = emss.min(whole.len - bytes);
-            if len < emss {
+            let len = size.min(whole.len - bytes);
+            if len < size {
                 (fields.payload, meta.payload_len) = (len, len);
                 self.template.build(&mut image[..n], &fields);
             }
@@ -157,7 +159,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         {
             segment.len = bytes;
             segment.flags = if push { PUSH } else { 0 };
-            if bytes <= emss {
+            if bytes <= size {
                 segment.mss = 0;
             }
             whole = *segment;

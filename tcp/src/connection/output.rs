@@ -18,6 +18,10 @@ use crate::tcb::timer::Timer;
 use crate::wire::segment::{ACK, CWR, ECE, FIN, PSH};
 use crate::wire::template::SegmentFields;
 
+/// A segment with at most this number of unused bytes counts as full: FPDUs are multiples of four
+/// bytes.
+const MAX_PADDING: u32 = 3;
+
 /// The sink has no room for a frame now; the connection stays on the output list.
 pub(crate) struct SinkFull;
 
@@ -61,14 +65,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
         &self,
         cx: &mut TcpContext<'_>,
         fields: &SegmentFields<'_>,
-        again: bool,
+        (again, mss): (bool, u16),
     ) -> (usize, FrameMeta) {
         let (len, mut meta) = self.template.meta(fields);
         self.complete_meta(cx, &mut meta);
         meta.retransmission = again;
-        if fields.tso {
-            meta.tso_segsz = self.tcb.emss;
-        }
+        meta.tso_segsz = mss;
         (len, meta)
     }
 
@@ -126,11 +128,11 @@ impl<B: RecvBuf, R> Connection<B, R> {
             .single_record((segment.record, segment.offset), segment.len)
         {
             Some(record) if segment.len > 0 && !fields.tso => {
-                let (len, meta) = self.segment_meta(cx, &fields, again);
+                let (len, meta) = self.segment_meta(cx, &fields, (again, segment.mss));
                 sink.send_single_piece(len, &meta, fill, (user, record, segment.offset))
             }
             _ => {
-                let (len, meta) = self.segment_meta(cx, &fields, again);
+                let (len, meta) = self.segment_meta(cx, &fields, (again, segment.mss));
                 let begun = sink.begin_frame_with(len, &meta, fill);
                 if begun {
                     self.send_queue
@@ -336,18 +338,19 @@ impl<B: RecvBuf, R> Connection<B, R> {
             let Some((plan, usable)) = self.plan_new_segment(cx, emss) else {
                 break;
             };
-            if plan.len == emss
-                && plan.len <= usable
+            let size = plan.len;
+            if size + MAX_PADDING >= emss
+                && size <= usable
                 && !self.tcb.has(ConnectionFlags::SEND_CWR)
                 && !searching
             {
                 let most = if credit == u32::MAX {
                     usable
                 } else {
-                    usable.min(((credit - sent) / emss).max(1) * emss)
+                    usable.min(((credit - sent) / size).max(1) * size)
                 };
                 if let Some(tso) = cx.shared.config.tso {
-                    match self.send_tso(cx, (emss, most), &tso, sink) {
+                    match self.send_tso(cx, (emss, size, most), &tso, sink) {
                         Ok(n) => {
                             sent += n;
                             continue;
@@ -359,11 +362,11 @@ impl<B: RecvBuf, R> Connection<B, R> {
                     }
                 }
                 // Not if the last segment will carry a FIN.
-                if most.min(self.tcb.unsent) >= 2 * emss
+                if most.min(self.tcb.unsent) >= 2 * size
                     && !self.tcb.has(ConnectionFlags::FIN_QUEUED)
                 {
                     let n;
-                    (n, result) = self.send_gso(cx, (emss, most), sink);
+                    (n, result) = self.send_gso(cx, (emss, size, most), sink);
                     sent += n;
                     if result.is_err() {
                         break;

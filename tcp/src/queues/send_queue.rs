@@ -212,15 +212,17 @@ impl<R> TransmitQueue<R> {
         }
     }
 
-    /// Adds up to `limit` full segments, and a shorter one after them, to `sent` as one entry of at
-    /// most `usable` bytes. Returns the entry, and the number of segments that it stands for.
+    /// Adds up to `limit` segments of `size` bytes, and a shorter one after them, to `sent` as one
+    /// entry of at most `usable` bytes. Returns the entry, and the number of segments that it stands
+    /// for. `size` is the planned length of the first: less than `emss` if whole units do not fill a
+    /// segment, as FPDUs, whose length is a multiple of four.
     ///
     /// This is fast because the segments carry consecutive bytes of consecutive records: the
-    /// position of the first determines the rest, and full segments of one record are counted by a
+    /// position of the first determines the rest, and equal segments of one record are counted by a
     /// division.
     pub(crate) fn take_multi_segment(
         &mut self,
-        (emss, usable): (u32, u32),
+        (emss, size, usable): (u32, u32, u32),
         limit: &crate::config::TsoLimits,
         seq: SeqNr,
         at: u64,
@@ -232,27 +234,27 @@ impl<R> TransmitQueue<R> {
             let left = usable - len;
             // The first segment is taken regardless of its length.
             let within = limit.max_bytes.saturating_sub(len);
-            let room = left.min(if count == 0 { within.max(emss) } else { within });
-            // Full segments of one record are taken at once: units of that length, or parts of a
+            let room = left.min(if count == 0 { within.max(size) } else { within });
+            // Equal segments of one record are taken at once: units of that length, or parts of a
             // longer one.
             if let Some(record) = self.records.get(self.record_index(self.next_record)) {
-                let here = record.full_segments_in(self.next_offset, emss);
-                let full = (here.min(room) / emss).min(most - count);
-                if full > 0 {
-                    push |= record.ends_message_in(self.next_offset, full * emss);
-                    self.next_offset += full * emss;
+                let here = record.equal_segments_in(self.next_offset, size, emss);
+                let equal = (here.min(room) / size).min(most - count);
+                if equal > 0 {
+                    push |= record.ends_message_in(self.next_offset, equal * size);
+                    self.next_offset += equal * size;
                     if self.next_offset == record.len() {
                         self.next_record = self.next_record.wrapping_add(1);
                         self.next_offset = 0;
                     }
-                    len += full * emss;
-                    count += full;
+                    len += equal * size;
+                    count += equal;
                     continue;
                 }
             }
             let Some(plan) = self
                 .plan_segment(emss, left)
-                .filter(|plan| plan.len <= room)
+                .filter(|plan| plan.len <= room.min(size))
             else {
                 break;
             };
@@ -260,7 +262,7 @@ impl<R> TransmitQueue<R> {
             len += plan.len;
             count += 1;
             push |= plan.ends_message;
-            if plan.len < emss {
+            if plan.len < size {
                 break;
             }
         }
@@ -271,7 +273,7 @@ impl<R> TransmitQueue<R> {
             offset,
             at,
             flags: if push { PUSH } else { 0 },
-            mss: if count > 1 { emss as u16 } else { 0 },
+            mss: if count > 1 { size as u16 } else { 0 },
         };
         if count == 0 {
             return None;

@@ -38,6 +38,35 @@ fn full_segments_use_tso_and_losses_resend_singly() {
     }
 }
 
+/// FPDUs are multiples of four bytes: at MTUs of 1450 and 8950 they do not fill a segment.
+#[test]
+fn records_that_nearly_fill_segments_use_tso() {
+    for (mtu, tso) in [(1450, true), (8950, true), (1450, false), (8950, false)] {
+        let configs = configs().map(|mut config| {
+            config.mtu = mtu;
+            if tso { with_tso(config) } else { config }
+        });
+        let link = Impairment::perfect(micros(50));
+        let mut transfer = Transfer::new(9, configs, [link; 2], [3_000_000, 0]);
+        let emss = u32::from(mtu) - 52;
+        transfer.sides[0].record = emss / 4 * 4;
+        transfer.connect(false);
+        assert!(transfer.run(std::time::Duration::from_secs(20)));
+        let stats = transfer.net.hosts[0].stats();
+        println!(
+            "MTU {mtu}: {} super-segments, {} frames",
+            stats.tso_frames, stats.frames_out
+        );
+        assert_eq!(emss % 4, 2);
+        let largest = transfer.net.sinks[0].largest;
+        assert!(
+            tso == (stats.tso_frames > 50 && largest > 5 * emss.min(5000)),
+            "{stats:?}"
+        );
+        transfer.check_boundaries();
+    }
+}
+
 #[test]
 fn a_configuration_that_cannot_work_is_refused() {
     let mut config = with_tso(host_config(0));

@@ -36,13 +36,13 @@ impl<R> QueuedRecord<R> {
         (len / self.unit_len) as u16
     }
 
-    /// Returns the number of bytes from `offset` on that can be divided into segments of `emss`
-    /// bytes: units of that length, or the rest of a longer one.
+    /// Returns the number of bytes from `offset` on that can be divided into segments of `size`
+    /// bytes: units of that length, or, if that is a full segment, the rest of a longer unit.
     #[inline]
-    pub(super) fn full_segments_in(&self, offset: u32, emss: u32) -> u32 {
-        if self.unit_len > emss {
+    pub(super) fn equal_segments_in(&self, offset: u32, size: u32, emss: u32) -> u32 {
+        if self.unit_len > emss && size == emss {
             self.unit_len - self.offset_in_unit(offset)
-        } else if self.unit_len == emss && self.offset_in_unit(offset) == 0 {
+        } else if self.unit_len == size && self.offset_in_unit(offset) == 0 {
             self.len() - offset
         } else {
             0
