@@ -351,6 +351,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 };
                 if let Some(tso) = cx.shared.config.tso {
                     match self.send_tso(cx, (emss, size, most), &tso, sink) {
+                        // A part of a record, for a small window, is sent below.
+                        Ok(0) => {}
                         Ok(n) => {
                             sent += n;
                             continue;
@@ -360,11 +362,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
                             break;
                         }
                     }
-                }
-                // Not if the last segment will carry a FIN.
-                if most.min(self.tcb.unsent) >= 2 * size
+                } else if most.min(self.tcb.unsent) >= 2 * size
                     && !self.tcb.has(ConnectionFlags::FIN_QUEUED)
                 {
+                    // Not if the last segment will carry a FIN.
                     let n;
                     (n, result) = self.send_gso(cx, (emss, size, most), sink);
                     sent += n;
