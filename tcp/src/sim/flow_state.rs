@@ -28,6 +28,8 @@ pub struct SentRange {
 pub(super) struct SentAgain {
     pub(super) needed: bool,
     pub(super) is_tail_probe: bool,
+    /// Its boundaries are not those of the first transmission.
+    pub(super) is_cut: bool,
     pub(super) timeouts_before: u64,
     /// Window reductions of the host so far.
     pub(super) reductions: u64,

@@ -219,6 +219,7 @@ impl WireOracle {
             retransmission = Some(SentAgain {
                 needed: !side.arriving.covers(start, end),
                 is_tail_probe: end == side.sent && is_tail_probe,
+                is_cut: side.segments.get(&start) != Some(&end),
                 timeouts_before: timeouts,
                 reductions: stats.timeouts + stats.fast_recovery,
                 at: now,
@@ -280,8 +281,11 @@ impl WireOracle {
         let goes_on = side.episode.is_some_and(|episode| {
             side.acked < episode.recover && episode.reductions == again.reductions
         });
-        if !goes_on && again.is_tail_probe {
-            return; // a tail loss probe starts no recovery
+        // A tail loss probe starts no recovery, nor does a part of a segment that was too long for
+        // the path.
+        let reduced = side.episode.map_or(0, |episode| episode.reductions) != again.reductions;
+        if !goes_on && (again.is_tail_probe || (again.is_cut && !reduced)) {
+            return;
         }
         if !goes_on {
             side.sent_again.clear();
