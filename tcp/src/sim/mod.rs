@@ -13,6 +13,7 @@ mod leaks;
 mod mangle;
 mod rng;
 pub mod seeds;
+mod shared_path;
 mod sink;
 pub mod wire_oracle;
 pub mod wire_view;
@@ -20,6 +21,7 @@ pub mod wire_view;
 pub use impairment::Impairment;
 pub use mangle::mark;
 pub use rng::Rng;
+pub use shared_path::{PathShares, SharedPath};
 pub use sink::{Pattern, RecordBytes, VecSink};
 
 use crate::base::buffer::{RecvBuf, VecBuf};

@@ -11,6 +11,7 @@ mod coalescing;
 mod congestion;
 mod exhaustion;
 mod extension_headers;
+mod fairness;
 mod fragments;
 mod fuzz_bodies;
 mod handshakes;

@@ -1,0 +1,47 @@
+//! Flows that share a bottleneck.
+
+use std::time::Duration;
+
+use siw_tcp::sim::{PathShares, SharedPath};
+
+fn share(flows: usize, (rate, delay_us, queue): (u64, u64, usize), mtu: u16) -> PathShares {
+    // Long enough for thousands of round trips.
+    let half = Duration::from_millis(if rate > 1_000_000_000 { 200 } else { 1500 });
+    let path = SharedPath {
+        flows,
+        rate,
+        delay: Duration::from_micros(delay_us),
+        queue,
+        mtu,
+        tso: true,
+        before: half,
+        measured: half,
+    };
+    let shares = path.measure();
+    println!("{flows} flows, {rate}, {delay_us} us, {queue}, MTU {mtu}: {shares:.3?}");
+    shares
+}
+
+#[test]
+fn flows_share_a_bottleneck_fairly() {
+    for (flows, path) in [
+        (32, (10_000_000_000, 25, 256)),
+        (32, (1_000_000_000, 50, 100)),
+        (32, (1_000_000_000, 1000, 200)),
+        (128, (1_000_000_000, 1000, 200)),
+    ] {
+        let shares = share(flows, path, 1500);
+        assert!(shares.jain > 0.9 && shares.least > 0.5, "{shares:?}");
+        assert!(shares.goodput > 0.9, "{shares:?}");
+    }
+}
+
+/// FPDUs do not fill a segment at these MTUs.
+#[test]
+fn one_flow_sends_super_segments_at_the_mtu_of_an_overlay() {
+    for mtu in [1450, 8950] {
+        let shares = share(1, (10_000_000_000, 25, 1000), mtu);
+        assert!(shares.segments_per_frame > 1.5, "{shares:?}");
+        assert!(shares.goodput > 0.9, "{shares:?}");
+    }
+}
