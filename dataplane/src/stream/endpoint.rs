@@ -39,8 +39,11 @@ const FAILURES: Events = Events::RESET
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum EndpointState {
     Running,
-    /// Connections close in order, until this time.
-    Closing(Instant),
+    /// Connections close in order, until this time. `acked`: bytes acknowledged when it was set.
+    Closing {
+        until: Instant,
+        acked: u64,
+    },
     Finished,
 }
 

@@ -7,7 +7,7 @@ use siw_tcp::{Events, Instant};
 use super::connection::StreamContext;
 use super::endpoint::{Endpoint, EndpointState};
 
-/// Time for connections to close after the time limit.
+/// Time for connections to close after the time limit, or after data was acknowledged since.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
 
 impl Endpoint<'_> {
@@ -24,13 +24,18 @@ impl Endpoint<'_> {
                 if is_late || self.is_stop_requested() {
                     self.start_closing(now);
                 } else if only_connects && self.active_count == 0 {
-                    self.state = EndpointState::Closing(now + CLOSE_GRACE);
+                    self.extend_grace(now);
                 }
             }
-            EndpointState::Closing(until) => {
-                if open > 0 && until <= now {
+            EndpointState::Closing { until, acked } => {
+                if acked != self.totals.bytes_out && until != Instant(u64::MAX) {
+                    self.extend_grace(now);
+                } else if open > 0 && until <= now {
                     self.abort_all(now);
-                    self.state = EndpointState::Closing(Instant(u64::MAX));
+                    self.state = EndpointState::Closing {
+                        until: Instant(u64::MAX),
+                        acked,
+                    };
                 }
                 let has_output = self
                     .ports
@@ -44,9 +49,17 @@ impl Endpoint<'_> {
         }
     }
 
+    /// Gives connections time to close, which begins again while peers acknowledge data.
+    fn extend_grace(&mut self, now: Instant) {
+        self.state = EndpointState::Closing {
+            until: now + CLOSE_GRACE,
+            acked: self.totals.bytes_out,
+        };
+    }
+
     /// Stops opening connections and sending the pattern; open connections close in order.
     fn start_closing(&mut self, now: Instant) {
-        self.state = EndpointState::Closing(now + CLOSE_GRACE);
+        self.extend_grace(now);
         self.unread.clear();
         for slot in 0..self.connections.len() {
             let Some(connection) = &mut self.connections[slot] else {
