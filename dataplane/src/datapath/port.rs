@@ -209,6 +209,9 @@ impl<R> WorkerPort<R> {
         if let Some(conflict) = self.stack.take_address_conflict() {
             self.log_conflict(&conflict);
         }
+        if self.stack.take_tso_failure() {
+            self.log_tso_failure();
+        }
         let any = self.output.has_frames();
         self.output.transmit_batch();
         any
@@ -223,6 +226,16 @@ impl<R> WorkerPort<R> {
             address = %conflict.address,
             "another host on the link has this address: its Ethernet address is {mac}; connections of \
              both fail until one of them gets another address"
+        );
+    }
+
+    #[cold]
+    fn log_tso_failure(&self) {
+        tracing::warn!(
+            device = self.device,
+            "frames that the port had to cut into segments (TSO) did not arrive, although single \
+             segments did: this worker sends single segments from now on; tso = \"off\" avoids the losses \
+             until then"
         );
     }
 

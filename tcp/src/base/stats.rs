@@ -69,6 +69,8 @@ counters! {
     out_segs = "TcpOutSegs",
     /// Super-segments sent, which the port cuts into segments (TSO).
     tso_frames = "SiwTsoFrames",
+    /// Ports on which TSO was stopped, because super-segments were lost and single segments were not.
+    tso_stopped = "SiwTsoStopped",
     /// Payload bytes received in order.
     in_bytes = "SiwTcpInBytes",
     /// Payload bytes sent, retransmissions included.

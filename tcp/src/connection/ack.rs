@@ -307,6 +307,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let Some(recovery) = &mut self.recovery else {
             return;
         };
+        recovery.is_answered |= dup;
         let mut due = 0;
         let mut before = recovery.lost;
         let mut partial = false;

@@ -25,6 +25,7 @@ use crate::flow::table::FlowTable;
 use crate::link::address_conflicts::{AddressConflict, AddressConflicts};
 use crate::link::control_queue::ControlQueue;
 use crate::link::neighbours::Neighbours;
+use crate::link::tso_watch::TsoWatch;
 use crate::pmtu::path_mtu::Paths;
 use crate::tcb::rtt::RtoLimits;
 use crate::wire::flow_key::{FlowKey, TableHasher};
@@ -82,6 +83,7 @@ pub(crate) struct SharedState {
     /// ACKs that precede all other output of their connections.
     pub early_acks: VecDeque<EarlyAck>,
     pub conflicts: AddressConflicts,
+    pub tso_watch: TsoWatch,
     /// Connections that may be evicted when the stack is full.
     pub closing: ClosingLists,
     pub side_table: SideTable,
@@ -187,6 +189,7 @@ impl SharedState {
             control_queue: ControlQueue::new(&config, TokenBucket::new(rate)),
             early_acks: VecDeque::new(),
             conflicts: AddressConflicts::new(config.gratuitous_arp, now),
+            tso_watch: TsoWatch::default(),
             closing: ClosingLists::new(),
             side_table: SideTable::default(),
             active: 0,
@@ -304,6 +307,17 @@ impl SharedState {
         if self.conflicts.record(conflict, now) {
             self.control_queue
                 .announce_address(conflict.address, &mut self.stats);
+        }
+    }
+
+    /// Handles the retransmission of a segment that was first sent in a super-segment. `is_again`:
+    /// it was sent again before.
+    #[cold]
+    pub(crate) fn on_super_segment_lost(&mut self, is_again: bool, now: Instant) {
+        if self.config.tso.is_some() && self.tso_watch.on_lost(is_again, now) {
+            self.config.tso = None;
+            self.stats.tso_stopped += 1;
+            self.tso_watch.unreported = true;
         }
     }
 

@@ -44,7 +44,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return Err(error);
         }
         cx.shared.stats.out_segs += u64::from(count - 1);
-        cx.shared.stats.tso_frames += u64::from(count > 1);
+        if count > 1 {
+            cx.shared.stats.tso_frames += 1;
+            cx.shared.tso_watch.on_sent(count);
+        }
         if self.tcb.has(ConnectionFlags::RECOVERING) {
             self.send_queue.split_multi_segments(before);
         } else {

@@ -11,7 +11,7 @@ use crate::congestion::window::initial_window;
 use crate::connection::Connection;
 use crate::connection::context::{SharedState, TcpContext};
 use crate::pmtu::probe::ProbeStep;
-use crate::queues::send_queue::{self, InFlightSegment, SegmentPlan};
+use crate::queues::send_queue::{self, InFlightSegment, RETX, SUPER_SEGMENT, SegmentPlan};
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::timer::Timer;
@@ -210,8 +210,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
             // A segment below the peer's window makes the peer answer with its ACK and window (RFC
             // 9293 section 3.8.4), without any payload.
             self.emit_without_payload(cx, self.tcb.snd_una - 1, 0, sink)?;
-            cx.shared.stats.zero_window_probes +=
-                u64::from(self.tcb.has(ConnectionFlags::NEED_PROBE));
+            // Without the persist timer it tests a path that may drop full segments.
+            cx.shared.stats.zero_window_probes += u64::from(
+                self.tcb.has(ConnectionFlags::NEED_PROBE) && self.tcb.is_timer(Timer::Persist),
+            );
             cx.shared.stats.keepalive_probes +=
                 u64::from(self.tcb.has(ConnectionFlags::NEED_KEEPALIVE));
             self.tcb.flags &= !(ConnectionFlags::NEED_PROBE | ConnectionFlags::NEED_KEEPALIVE);
@@ -284,6 +286,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
             if self.emit_segment(cx, &segment, true, sink).is_err() {
                 result = Err(SinkFull);
                 break;
+            }
+            if segment.flags & SUPER_SEGMENT != 0 {
+                let is_again = segment.flags & RETX != 0;
+                cx.shared.on_super_segment_lost(is_again, cx.now);
             }
             recovery.on_retransmitted(&mut self.tcb, &mut self.send_queue, index, cx.now.0);
             self.retransmits += 1;

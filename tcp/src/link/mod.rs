@@ -4,3 +4,4 @@ pub(crate) mod address_conflicts;
 pub(crate) mod control_queue;
 pub(crate) mod neighbour_quota;
 pub(crate) mod neighbours;
+pub(crate) mod tso_watch;

@@ -39,6 +39,8 @@ pub(crate) struct Recovery {
     pub split_to: SeqNr,
     /// Retransmission timeouts since new data was last acknowledged.
     pub timeouts_in_row: u8,
+    /// A duplicate ACK arrived since the last timeout: the peer receives some segments.
+    pub is_answered: bool,
 }
 
 impl Recovery {
@@ -103,6 +105,7 @@ impl Recovery {
         self.sacked -= sacked;
         self.lost -= lost;
         self.timeouts_in_row = 0;
+        self.is_answered = false;
         self.rack.advance_to(una);
         self.cursor = self.cursor.max(una);
         self.split_to = self.split_to.max(una);
@@ -327,6 +330,7 @@ impl Recovery {
         self.reduction.point = tcb.snd_nxt;
         self.cursor = tcb.snd_una;
         self.probe = None;
+        self.is_answered = false;
         tcb.phase = RecoveryPhase::Loss;
         tcb.flags |= ConnectionFlags::RECOVERING;
     }

@@ -205,8 +205,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
             (false, true) => BASE_V4,
         };
         let base = self.emss_for(mtu);
-        // Not if the peer shrank its window and still answers: then the peer itself refuses the
-        // retransmissions. And not if a segment longer than `base`, sent no earlier, was SACKed.
+        // Not if the peer shrank its window: then the peer itself refuses the retransmissions. And
+        // not if a segment longer than `base`, sent no earlier, was SACKed.
         let shut = self.tcb.snd_wnd < self.tcb.flight() && self.tcb.last_rx >= at;
         let passes = |segment: &InFlightSegment| {
             segment.flags & SACKED != 0 && segment.len > u32::from(base) && segment.at >= at
@@ -216,6 +216,16 @@ impl<B: RecvBuf, R> Connection<B, R> {
             && !shut
             && !self.send_queue.sent.iter().any(passes)
         {
+            // In an outage no packet arrives. A probe without payload goes with the retransmission:
+            // if only the probe is answered, the path carries short packets only.
+            if !self
+                .recovery
+                .as_ref()
+                .is_some_and(|recovery| recovery.is_answered)
+            {
+                cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_PROBE);
+                return;
+            }
             cx.shared.stats.black_holes += 1;
             let now_ticks = to_long_ticks(cx.now.0);
             let to = self.template.key().remote().ip();

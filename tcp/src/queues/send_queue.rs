@@ -30,6 +30,8 @@ pub(crate) const PUSH: u8 = 8;
 pub(crate) const FIN: u8 = 16;
 /// Exceeds the confirmed MTU of the path (RFC 8899).
 pub(crate) const MTU_PROBE: u8 = 32;
+/// Was first sent together with others.
+pub(crate) const SUPER_SEGMENT: u8 = 64;
 
 /// A segment in flight, or several that were sent together, possibly as one frame that the port
 /// segments (TSO). Its payload is the `len` bytes from `offset` of record `record` on.
@@ -308,6 +310,7 @@ impl<R> TransmitQueue<R> {
         };
         for mut segment in self.sent.split_off(first + i) {
             let mss = u32::from(core::mem::take(&mut segment.mss));
+            segment.flags |= if mss != 0 { SUPER_SEGMENT } else { 0 };
             while mss != 0 && segment.len > mss {
                 let (end, push) = walk_records(
                     &self.records,
@@ -317,7 +320,7 @@ impl<R> TransmitQueue<R> {
                 );
                 self.sent.push_back(InFlightSegment {
                     len: mss,
-                    flags: if push { PUSH } else { 0 },
+                    flags: SUPER_SEGMENT | if push { PUSH } else { 0 },
                     ..segment
                 });
                 segment.seq += mss;
@@ -533,7 +536,7 @@ impl<R> TransmitQueue<R> {
                 continue;
             }
             let mut rest = segment;
-            rest.flags = (rest.flags | LOST) & !MTU_PROBE;
+            rest.flags = (rest.flags | LOST) & !(MTU_PROBE | SUPER_SEGMENT);
             while rest.len > emss {
                 let (mut len, mut record, mut offset) = (0, rest.record, rest.offset);
                 while let Some(queued) = self.records.get(self.record_index(record)) {

@@ -51,6 +51,8 @@ pub struct VecSink {
     pub largest: u32,
     /// Number of frames that are still accepted; `None`: unlimited.
     pub space: Option<usize>,
+    /// Super-segments do not leave, as on a port that segments them wrongly.
+    pub loses_super_segments: bool,
 }
 
 impl VecSink {
@@ -136,6 +138,9 @@ impl<R: RecordBytes> FrameSink<R> for VecSink {
             "payload_len tells the truth"
         );
         self.largest = self.largest.max(meta.payload_len);
+        if meta.tso_segsz > 0 && self.loses_super_segments {
+            return;
+        }
         if meta.tso_segsz > 0 {
             return self.segment(&frame, meta, headers);
         }

@@ -460,6 +460,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.shared.conflicts.take_report()
     }
 
+    /// Returns whether TSO was stopped since the last call: super-segments did not arrive, while single
+    /// segments did.
+    #[inline]
+    pub fn take_tso_failure(&mut self) -> bool {
+        self.shared.tso_watch.take_report()
+    }
+
     /// Serves the timers of the neighbour table, before output: connections with data ask again.
     fn give_up_neighbours(&mut self, now: Instant) {
         if self.shared.conflicts.is_due(now) {

@@ -67,6 +67,67 @@ fn records_that_nearly_fill_segments_use_tso() {
     }
 }
 
+/// QEMU's vmxnet3 cuts super-segments into IP fragments.
+#[test]
+fn a_port_that_loses_super_segments_stops_tso() {
+    for v6 in [false, true] {
+        let link = Impairment::perfect(micros(50));
+        let mut transfer = Transfer::new(9, configs().map(with_tso), [link; 2], [30_000_000, 0]);
+        transfer.net.sinks[0].loses_super_segments = true;
+        transfer.connect(v6);
+        let start = transfer.net.now;
+        let done = transfer.run(std::time::Duration::from_secs(20));
+        let time = (transfer.net.now - start).as_secs_f64();
+        let stats = transfer.net.hosts[0].stats();
+        println!(
+            "{done} after {time:.3} s, {} sent again",
+            stats.retrans_segs
+        );
+        assert!(done && time < 2.0, "{time}");
+        assert_eq!(stats.tso_stopped, 1);
+        assert!(stats.retrans_segs < 2_000, "{}", stats.retrans_segs);
+        assert!(transfer.net.hosts[0].take_tso_failure());
+        assert!(!transfer.net.hosts[0].take_tso_failure());
+    }
+}
+
+#[test]
+fn losses_and_outages_of_a_path_do_not_stop_tso() {
+    for (loss, period_ms) in [(0.05, 0), (0.2, 0), (0.0, 100), (0.0, 300), (0.05, 150)] {
+        let mut link = Impairment::perfect(micros(50));
+        link.loss = loss;
+        link.rate = 1_000_000_000;
+        let goal = match (loss > 0.0, period_ms) {
+            (true, 0) => 300_000,
+            (true, _) => 10_000_000,
+            _ => 30_000_000,
+        };
+        let mut transfer = Transfer::new(9, configs().map(with_tso), [link; 2], [goal, goal]);
+        transfer.connect(false);
+        let start = transfer.net.now;
+        let done = transfer.run_watching(std::time::Duration::from_secs(60), |net| {
+            let at = (net.now - start).as_millis() as u64;
+            let is_out = period_ms > 0 && at % period_ms >= period_ms - 50;
+            for host in 0..2 {
+                let mut link = link;
+                link.loss = if is_out { 1.0 } else { link.loss };
+                net.set_link(host, link);
+            }
+        });
+        let stats = transfer.net.hosts[0].stats();
+        let name = format!("{loss} {period_ms}");
+        println!(
+            "{name}: {} timeouts, {} black holes",
+            stats.timeouts, stats.black_holes
+        );
+        assert!(done, "{name}");
+        assert_eq!(stats.tso_stopped, 0, "{name}");
+        // Losses of single segments in a row may look like a black hole.
+        assert!(loss > 0.0 || stats.black_holes == 0, "{name}");
+        assert!(period_ms == 0 || stats.timeouts > 2, "{name}");
+    }
+}
+
 #[test]
 fn a_configuration_that_cannot_work_is_refused() {
     let mut config = with_tso(host_config(0));
