@@ -309,7 +309,7 @@ struct siw_conn_param {
 	uint32_t initiator_depth;     /* ORD; 0: 16 */
 	uint32_t responder_resources; /* IRD; 0: 16 */
 	uint32_t timeout_ms;          /* connect; 0: the daemon's default */
-	int32_t crc;     /* 0: the device's setting, 1: on, -1: off */
+	int32_t crc;     /* connect: 0: the device's setting, 1: on, -1: off (EPERM if it has crc = "required") */
 	int32_t mpa_rev; /* 0: the device's setting, 1, 2 */
 	uint8_t refusals; /* connect: number of retries while the peer refuses */
 	uint8_t wait_for_receives; /* 1: SENDs of the peer wait for a receive request */
@@ -555,7 +555,7 @@ int siw_listen(siw_cm_channel *ch, uint32_t device, const struct sockaddr *addr,
 /* Settings of a listener that override those of its device. */
 struct siw_mpa_options {
 	uint32_t size;		     /* sizeof(struct siw_mpa_options) */
-	uint8_t crc;		     /* 0 off, 1 on, SIW_BY_DEVICE */
+	uint8_t crc;		     /* 0 off (EPERM if a device has crc = "required"), 1 on, SIW_BY_DEVICE */
 	uint8_t mpa_rev;	     /* highest: 1, 2, SIW_BY_DEVICE */
 	uint8_t markers;	     /* 0 never, 1 accept, 2 request, SIW_BY_DEVICE */
 	uint8_t rtr;		     /* 1 Send, 2 Write, 4 Read OR-ed, SIW_BY_DEVICE */

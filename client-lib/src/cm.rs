@@ -28,7 +28,8 @@ pub struct ConnectOptions<'a> {
     pub ord: u32,
     /// RDMA Reads the peer may have outstanding (responder_resources), likewise.
     pub ird: u32,
-    /// MPA CRC; None for the device's setting.
+    /// MPA CRC; None for the device's setting. `false` is refused with EPERM by a device with
+    /// `crc = "required"`.
     pub crc: Option<bool>,
     /// MPA revision 1 or 2; None for the device's setting.
     pub mpa_rev: Option<u8>,
@@ -286,7 +287,7 @@ pub struct ListenOptions {
     pub backlog: u32,
     /// Returned in the events of its requests.
     pub cookie: u64,
-    /// MPA CRC.
+    /// MPA CRC. `false` is refused with EPERM if a device has `crc = "required"`.
     pub crc: Option<bool>,
     /// Highest MPA revision, 1 or 2.
     pub mpa_rev: Option<u8>,

@@ -50,7 +50,7 @@ impl Connections {
         let mut config = self.port_listeners[port].mpa.clone();
         match params.crc {
             Some(true) if config.crc == MpaCrcPolicy::IfAsked => config.crc = MpaCrcPolicy::Asked,
-            Some(false) => config.crc = MpaCrcPolicy::IfAsked,
+            Some(false) if config.crc == MpaCrcPolicy::Asked => config.crc = MpaCrcPolicy::IfAsked,
             _ => {}
         }
         if let Some(timeout) = params.timeout_ms {

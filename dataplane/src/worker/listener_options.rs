@@ -32,7 +32,7 @@ impl ListenerSettings {
     ) -> ListenerSettings {
         let mut mpa = mpa.clone();
         match options.crc {
-            0 => mpa.crc = MpaCrcPolicy::IfAsked,
+            0 if mpa.crc == MpaCrcPolicy::Asked => mpa.crc = MpaCrcPolicy::IfAsked,
             1 if mpa.crc == MpaCrcPolicy::IfAsked => mpa.crc = MpaCrcPolicy::Asked,
             _ => {}
         }
