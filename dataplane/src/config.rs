@@ -16,8 +16,8 @@ use serde::Deserialize;
 use toml::Spanned;
 
 pub use device::{
-    ChecksumPolicy, CrcSetting, DeviceConfig, LinkSource, RouteConfig, TsoPolicy, TxPayloadPolicy,
-    XdpCopySetting,
+    ChecksumPolicy, CrcSetting, DeviceConfig, LinkSource, PortMapPolicy, RouteConfig, TsoPolicy,
+    TxPayloadPolicy, XdpCopySetting,
 };
 pub use mpa::{MarkersName, MpaSettings, OutOfOrderName, RtrName, TerminateName};
 pub use process::{

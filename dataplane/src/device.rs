@@ -14,8 +14,8 @@ use siw_tcp::{
 };
 
 use crate::config::{
-    CrcSetting, DeviceConfig, LinkSource, MacAddress, MarkersName, OutOfOrderName, RtrName,
-    TerminateName, TsoPolicy, TxPayloadPolicy,
+    CrcSetting, DeviceConfig, LinkSource, MacAddress, MarkersName, OutOfOrderName, PortMapPolicy,
+    RtrName, TerminateName, TsoPolicy, TxPayloadPolicy,
 };
 use crate::datapath::port::WorkerPortConfig;
 use crate::device_view::DeviceView;
@@ -476,6 +476,7 @@ impl OpenDevice {
             queues,
             stack: StackConfig {
                 gratuitous_arp: !self.link.in_process && worker == 0,
+                port_mapper: self.config.port_map == PortMapPolicy::Auto,
                 steering: home,
                 host: self.host_ports.as_ref().map(|ports| ports.stack_share()),
                 tso,

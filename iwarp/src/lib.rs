@@ -85,6 +85,7 @@
 pub mod ddp;
 mod environment;
 pub mod mpa;
+pub mod port_mapper;
 mod queue_pair;
 pub mod rdmap;
 mod record;

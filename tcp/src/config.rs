@@ -302,6 +302,8 @@ pub struct StackConfig {
     /// Rate limit in packets per second over all connections, separately for resets, challenge ACKs
     /// (RFC 5961 section 7) and ICMP replies.
     pub control_rate: u32,
+    /// Receive messages of the iWARP port mapper, see [`Stack::next_port_mapper_event`](crate::Stack::next_port_mapper_event).
+    pub port_mapper: bool,
 }
 
 impl StackConfig {
@@ -351,6 +353,7 @@ impl StackConfig {
             neighbours: NeighbourConfig::default(),
             reassembly: ReassemblyConfig::default(),
             gratuitous_arp: false,
+            port_mapper: false,
             syn_cookies: true,
             control_rate: 1000,
         }

@@ -47,6 +47,17 @@ pub enum TsoPolicy {
     Off,
 }
 
+/// Use of the iWARP port mapper.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PortMapPolicy {
+    /// Connects ask the peer's mapper, and requests for siwd's listeners are answered.
+    #[default]
+    Auto,
+    /// Neither.
+    Off,
+}
+
 /// Transmit path of the payload of WRITE and SEND.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -125,6 +136,9 @@ pub struct DeviceConfig {
     /// Number of workers that serve the device; absent: all. Workers beyond the port's queues
     /// receive and send through the other workers.
     pub queues: Option<Spanned<u16>>,
+    /// Use of the iWARP port mapper.
+    #[serde(default)]
+    pub port_map: PortMapPolicy,
     /// Checksum computation.
     #[serde(default = "default_checksum")]
     pub checksum: ChecksumPolicy,

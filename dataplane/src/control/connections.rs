@@ -645,6 +645,8 @@ pub(super) fn connect_qp(
         local: local.map(|addr| addr.ip()),
         local_port: local.map(|addr| addr.port()).filter(|port| *port != 0),
         remote,
+        mapped_port: None,
+        drawn_port: None,
         to_itself: false,
         private_data: request.params.private_data.as_bytes().to_vec(),
         ird: depth(request.params.ird),

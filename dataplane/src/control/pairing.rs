@@ -314,6 +314,8 @@ fn connect_pair(context: &mut Context, id: ClientId, qpn: Qpn) -> Result<(), Ref
         local: Some(attempt.local),
         local_port: None,
         remote: SocketAddr::new(attempt.peer, PAIRING_PORT),
+        mapped_port: None,
+        drawn_port: None,
         to_itself: attempt.to_itself,
         private_data: to_private_data(qpn, attempt.peer_qpn),
         ird: attempt.ird,

@@ -31,12 +31,12 @@ impl Connections {
     pub(super) fn connect_queue_pair(&mut self, now: Instant, slot: QpSlot, params: ConnectParams) {
         let timeout = params.timeout_ms;
         let deadline = timeout.map(|timeout| now + Duration::from_millis(timeout.into()));
-        self.connect_until(now, slot, params, deadline);
+        self.map_then_connect(now, slot, params, deadline);
     }
 
     /// As [`Self::connect_queue_pair`], for one attempt of a set-up that is given up at
     /// `consumer_deadline`.
-    fn connect_until(
+    pub(super) fn connect_until(
         &mut self,
         now: Instant,
         slot: QpSlot,
@@ -76,14 +76,18 @@ impl Connections {
         let user = ConnOwner::QueuePair(slot).into();
         let started = match params.local.filter(|_| params.to_itself) {
             Some(local) => stack.connect_to_itself(now, local, user),
-            None => stack.connect_for(
-                Some(queue_pair.quota_owner),
-                now,
-                params.local,
-                params.local_port,
-                params.remote,
-                user,
-            ),
+            None => {
+                let mut remote = params.remote;
+                remote.set_port(params.mapped_port.unwrap_or(remote.port()));
+                let owner = Some(queue_pair.quota_owner);
+                let mut connect =
+                    |port| stack.connect_for(owner, now, params.local, port, remote, user);
+                match connect(params.local_port.or(params.drawn_port)) {
+                    // Another connection took the port while the mapper was asked.
+                    Err(StackError::AddrInUse(_)) if params.local_port.is_none() => connect(None),
+                    outcome => outcome,
+                }
+            }
         };
         let conn = match started {
             Ok(conn) => conn,
@@ -218,6 +222,7 @@ impl Connections {
         events: Events,
     ) {
         let failure = if events.contains(Events::REFUSED) {
+            self.note_refusal(port, slot);
             if self.await_listener(now, port, conn, slot) {
                 return;
             }
@@ -237,6 +242,16 @@ impl Connections {
             ConnectFailure::Reset
         };
         self.connect_failed(now, slot, failure);
+    }
+
+    /// Lets the next connect to a peer that refused this one ask the peer's port mapper.
+    fn note_refusal(&mut self, port: usize, slot: QpSlot) {
+        if let Some(queue_pair) = self.queue_pairs.get(slot)
+            && let LifecycleState::TcpConnecting(attempt) = &queue_pair.state
+        {
+            let peer = attempt.params.remote.ip();
+            self.ask_port_mapper_again(port, peer);
+        }
     }
 
     /// Schedules another attempt after a refused connect. Returns false if the consumer allows none.
@@ -270,7 +285,7 @@ impl Connections {
     pub(super) fn connect_again(&mut self, now: Instant, slot: QpSlot) {
         let old = self.enter_state(slot, LifecycleState::Unconnected);
         if let Some(LifecycleState::AwaitingListener(attempt)) = old {
-            self.connect_until(now, slot, attempt.params, attempt.consumer_deadline);
+            self.map_then_connect(now, slot, attempt.params, attempt.consumer_deadline);
         }
     }
 

@@ -26,6 +26,7 @@ use super::lifecycle_state::LifecycleState;
 use super::listener_options::PortListeners;
 use super::messages::{ConnectFailure, ConnectParams, Event, QpSetup};
 use super::pending_connections::PendingConnections;
+use super::port_mapper::PortMapper;
 use super::qp_rings::RingMisuse;
 use super::scheduler::Scheduler;
 use super::slots::QpSlot;
@@ -49,6 +50,7 @@ pub(super) struct Connections {
     pub(super) context: WorkerContext,
     pub(super) scheduler: Scheduler,
     pub(super) deadlines: Deadlines,
+    pub(super) port_mapper: PortMapper,
     pub(super) cache: MbufCache,
     /// FPDUs placed out of order.
     pub(super) placed_out_of_order: u64,

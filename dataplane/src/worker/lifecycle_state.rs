@@ -7,12 +7,14 @@ use siw_tcp::Instant;
 
 use super::completion_queues::CqeId;
 use super::messages::ConnectParams;
+use super::port_mapper::MappingQuery;
 use crate::ids::CqId;
 
 /// State of a queue pair's life cycle; see `lifecycle.rs`.
 pub(super) enum LifecycleState {
     /// In the table while the command that inserted it is executed.
     Unconnected,
+    MappingPort(Box<MappingQuery>),
     TcpConnecting(Box<ConnectAttempt>),
     MpaNegotiation(Box<ConnectAttempt>),
     AwaitingListener(Box<ConnectAttempt>),
@@ -57,6 +59,7 @@ impl LifecycleState {
             LifecycleState::TcpConnecting(attempt)
             | LifecycleState::MpaNegotiation(attempt)
             | LifecycleState::AwaitingListener(attempt) => Some(attempt.deadline),
+            LifecycleState::MappingPort(query) => Some(query.deadline),
             LifecycleState::FinishingMessage { deadline }
             | LifecycleState::Terminating { deadline }
             | LifecycleState::Closing { deadline }
@@ -96,7 +99,8 @@ impl LifecycleState {
     pub(super) fn is_connecting(&self) -> bool {
         matches!(
             self,
-            LifecycleState::TcpConnecting(_)
+            LifecycleState::MappingPort(_)
+                | LifecycleState::TcpConnecting(_)
                 | LifecycleState::MpaNegotiation(_)
                 | LifecycleState::AwaitingListener(_)
         )

@@ -82,6 +82,10 @@ pub struct ConnectParams {
     pub local_port: Option<u16>,
     /// Destination.
     pub remote: SocketAddr,
+    /// The port on which the destination listens, if its port mapper has named one.
+    pub mapped_port: Option<u16>,
+    /// The source port that the port mapper was told, if `local_port` is absent.
+    pub drawn_port: Option<u16>,
     /// The queue pair is its own peer: `local` is given, and the address of `remote`.
     pub to_itself: bool,
     /// Private data of the MPA request.

@@ -19,6 +19,7 @@
 //! | `Scheduler` | `scheduler.rs`, with `user_shares.rs` and the limits in `thresholds.rs` | ready queue pairs, users' shares, doorbells, polled send queues |
 //! | `ParkedQueuePairs` | `parked.rs` | queue pairs whose work waits for something that raises no event |
 //! | `Connections` | `connections.rs`; `receive.rs`, `send.rs`, `lifecycle.rs`, `connect.rs`, `listen.rs` | TCP stacks, queue pairs, their life cycle; the path of a frame and of a work request |
+//! | `PortMapper` | `port_mapper.rs` | peers without a port mapper |
 //! | `PendingConnections`, `PortListeners` | `pending_connections.rs`, `listener_options.rs` | connections that no queue pair has taken yet; listeners |
 //! | `CqTable`, `SrqTable` | `completion_queues.rs`, `shared_receive_queues.rs` | completions and the events of completion channels; shared receive queues |
 //! | `FrameReleases` | `awaited_frames.rs`, with `ext_bufs.rs` | waits for frames that refer to memory |
@@ -46,6 +47,7 @@ mod mailbox;
 pub mod messages;
 mod parked;
 mod pending_connections;
+mod port_mapper;
 mod qp_rings;
 mod receive;
 mod scheduler;
@@ -85,6 +87,7 @@ use listener_options::PortListeners;
 use messages::Event;
 use parked::Wait;
 use pending_connections::PendingConnections;
+use port_mapper::PortMapper;
 use scheduler::Scheduler;
 use sleep::WakeSources;
 use worker_qp::QpTable;
@@ -168,6 +171,7 @@ impl Worker {
             pending: PendingConnections::new(config.max_pending_per_user),
             context: WorkerContext::new(config.keys),
             deadlines: Deadlines::default(),
+            port_mapper: PortMapper::default(),
             cache: MbufCache::new(&config.pool),
             placed_out_of_order: 0,
             receive_waits: ReceiveWaits::default(),
@@ -200,7 +204,8 @@ impl Worker {
     fn receive(&mut self, now: Instant, port: usize) -> bool {
         let from = &mut self.connections.ports[port];
         let has_frames = from.take_burst(&mut self.rx_batch);
-        (has_frames || from.stack.has_events()) && self.process_arrivals(now, port)
+        let has_events = from.stack.has_events() || from.stack.has_port_mapper_events();
+        (has_frames || has_events) && self.process_arrivals(now, port)
     }
 
     /// Passes the burst to TCP, and TCP's events to the owners of the connections.

@@ -35,6 +35,9 @@ impl Connections {
     #[inline]
     pub(super) fn handle_events(&mut self, now: Instant, port: usize) -> bool {
         let mut any = false;
+        if self.ports[port].stack.has_port_mapper_events() {
+            self.serve_port_mapper(now, port);
+        }
         while let Some((conn, user, events)) = self.ports[port].stack.next_event() {
             any = true;
             self.prefetch_event(port);

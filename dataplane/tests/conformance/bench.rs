@@ -216,7 +216,7 @@ pub struct Initiator {
     pub app: End,
     pub listener: TcpListener,
     pub to: SocketAddr,
-    pub _ns: Netns,
+    pub ns: Netns,
     pub _siwd: Daemon,
 }
 
@@ -247,7 +247,7 @@ impl Initiator {
             app,
             listener,
             to,
-            _ns: ns,
+            ns,
             _siwd: siwd,
         }
     }

@@ -10,6 +10,7 @@ mod closed_window;
 mod extensions;
 mod fpdus;
 mod markers;
+mod port_mapper;
 mod presets;
 mod rdmap;
 mod replies;

@@ -90,6 +90,8 @@ pub(crate) struct SharedState {
     /// Connections with unacknowledged or unsent data.
     pub active: usize,
     pub resets: TokenBucket,
+    /// Answers to datagrams.
+    pub datagrams: TokenBucket,
     pub challenges: RandomizedLimit,
     pub port_draws: u32,
     pub paths: Paths,
@@ -194,6 +196,7 @@ impl SharedState {
             side_table: SideTable::default(),
             active: 0,
             resets: TokenBucket::new(rate),
+            datagrams: TokenBucket::new(rate),
             challenges: RandomizedLimit::new(rate, now, Key::new(&config.isn_key)),
             port_draws: 0,
             paths: Paths::default(),

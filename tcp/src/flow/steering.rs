@@ -13,7 +13,8 @@ use crate::flow::toeplitz::{SYMMETRIC_RSS_KEY, Toeplitz};
 use crate::wire::bytes::read_u16;
 use crate::wire::constants::{
     ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, IPV4_FRAGMENT_MASK,
-    IPV4_HEADER_LEN, IPV6_HEADER_LEN, PROTOCOL_ICMP, PROTOCOL_ICMPV6, PROTOCOL_TCP,
+    IPV4_HEADER_LEN, IPV6_HEADER_LEN, PORT_MAPPER_PORT, PROTOCOL_ICMP, PROTOCOL_ICMPV6,
+    PROTOCOL_TCP, PROTOCOL_UDP,
 };
 use crate::wire::extension_headers;
 
@@ -125,6 +126,9 @@ impl Steering {
                     PROTOCOL_ICMP => {
                         matches!(ip.get(len)?, 3 | 11 | 12).then_some(Destination::AllWorkers)
                     }
+                    // Each worker has its own requests to port mappers.
+                    PROTOCOL_UDP => (read_u16(ip.get(len..len + 4)?, 2) == PORT_MAPPER_PORT)
+                        .then_some(Destination::AllWorkers),
                     _ => None,
                 }
             }
@@ -146,6 +150,8 @@ impl Steering {
                     // Errors are below 128 (RFC 4443 section 2.1); neighbour solicitation and
                     // advertisement (RFC 4861 section 4).
                     PROTOCOL_ICMPV6 => matches!(ip.get(at)?, 0..=127 | 135 | 136)
+                        .then_some(Destination::AllWorkers),
+                    PROTOCOL_UDP => (read_u16(ip.get(at..at + 4)?, 2) == PORT_MAPPER_PORT)
                         .then_some(Destination::AllWorkers),
                     extension_headers::FRAGMENT => Some(Destination::AllWorkers),
                     _ => None,

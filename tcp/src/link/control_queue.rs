@@ -595,6 +595,34 @@ impl ControlQueue {
     }
 }
 
+/// Appends the IP header of a packet of another protocol than ICMP. Returns `false` if the addresses are
+/// of different versions.
+pub(crate) fn append_ip_header(
+    frame: &mut Vec<u8>,
+    src: IpAddr,
+    dst: IpAddr,
+    protocol: u8,
+    len: usize,
+) -> bool {
+    let l2 = frame.len();
+    match (src, dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => {
+            append_ipv4_header(frame, src, dst, len);
+            let mut ip = Ipv4Packet::new_unchecked(&mut frame[l2..]);
+            ip.set_next_header(protocol.into());
+            ip.fill_checksum();
+        }
+        (IpAddr::V6(src), IpAddr::V6(dst)) => {
+            append_ipv6_header(frame, src, dst, len);
+            let mut ip = Ipv6Packet::new_unchecked(&mut frame[l2..]);
+            ip.set_next_header(protocol.into());
+            ip.set_hop_limit(DEFAULT_HOP_LIMIT);
+        }
+        _ => return false,
+    }
+    true
+}
+
 /// Appends the IPv4 header of an ICMP message of `len` bytes.
 pub(crate) fn append_ipv4_header(frame: &mut Vec<u8>, src: Ipv4Addr, dst: Ipv4Addr, len: usize) {
     let l2 = frame.len();

@@ -105,7 +105,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 } else {
                     Some(dst)
                 };
-                if let Some(dst) = dst {
+                if let Some(dst) = dst
+                    && !self.take_datagram(&origin(src, dst), frame.chunk())
+                {
                     self.reject_packet(now, &origin(src, dst), error, frame.chunk());
                 }
             }
@@ -173,7 +175,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
         if !is_error {
             return;
         }
-        let Some(quoted) = QuotedSegment::parse_v4(head.get(ICMP_HEADER..).unwrap_or(&[])) else {
+        let packet = head.get(ICMP_HEADER..).unwrap_or(&[]);
+        let Some(quoted) = QuotedSegment::parse_v4(packet) else {
+            self.take_datagram_error(head, packet);
             return;
         };
         if head[..2] == FRAGMENTATION_NEEDED {
@@ -208,8 +212,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
             Icmpv6Outcome::Claim(claim) => self.on_neighbour_claim(now, claim),
             Icmpv6Outcome::Error => {
                 let head = message.chunk();
-                let quoted = QuotedSegment::parse_v6(head.get(ICMP_HEADER..).unwrap_or(&[]));
-                let Some(quoted) = quoted else { return };
+                let packet = head.get(ICMP_HEADER..).unwrap_or(&[]);
+                let Some(quoted) = QuotedSegment::parse_v6(packet) else {
+                    self.take_datagram_error(head, packet);
+                    return;
+                };
                 if head[0] == PACKET_TOO_BIG {
                     let mtu = read_u32(head, 4).min(0xffff) as u16;
                     self.on_packet_too_big(&quoted.key, quoted.seq, mtu, now);

@@ -1,5 +1,6 @@
 //! The public interface: the stack of one device in one worker.
 
+pub(crate) mod datagrams;
 mod fragment_input;
 mod host_path;
 mod icmp_input;
@@ -12,6 +13,7 @@ pub(crate) mod transmit;
 use crate::tcb::flags::ConnectionFlags;
 use core::net::SocketAddr;
 use core::time::Duration;
+use std::collections::VecDeque;
 
 use crate::base::buffer::RecvBuf;
 use crate::base::error::StackError;
@@ -30,6 +32,7 @@ use crate::connection::{Connection, NO_LISTENER};
 use crate::ip::reassembly::ReassemblyTable;
 use crate::link::address_conflicts::AddressConflict;
 use crate::queues::receive_queue::ReceiveQueue;
+use crate::stack::datagrams::PortMapperEvent;
 use crate::stack::host_path::HOST_FRAMES;
 use crate::stack::receive::RxPipeline;
 
@@ -83,6 +86,8 @@ pub struct Stack<B: RecvBuf, R> {
     pub(crate) fragments: ReassemblyTable<B>,
     /// Frames for the kernel's stack, until drained.
     pub(crate) host_frames: Vec<B>,
+    /// Messages for the port mapper, until taken.
+    pub(crate) port_mapper_events: VecDeque<PortMapperEvent>,
     pub(crate) shared: SharedState,
 }
 
@@ -112,6 +117,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             rx_pipeline: RxPipeline::default(),
             fragments: ReassemblyTable::new(),
             host_frames: Vec::with_capacity(host_frames),
+            port_mapper_events: VecDeque::new(),
             shared,
         })
     }

@@ -61,7 +61,25 @@ impl<B: RecvBuf, R> Stack<B, R> {
         if remote.port() == 0 || !frame::is_peer_address(to) {
             return Err(StackError::BadRemote(remote));
         }
-        let from = match local {
+        let from = self.source_address(local, to)?;
+        if !self.shared.is_own_address(to) {
+            let hop = self.shared.next_hop(to).ok_or(StackError::NoRoute(to))?;
+            self.shared.neighbours.check_quota(hop, owner)?;
+        }
+        let (key, previous) = match local_port {
+            Some(port) => self
+                .claim_four_tuple(from, port, remote)
+                .ok_or(StackError::AddrInUse(port))?,
+            None => self
+                .draw_port(now, from, Some(remote))
+                .ok_or(StackError::NoPorts)?,
+        };
+        self.open_actively(owner, key, previous, user)
+    }
+
+    /// Returns the source address of a connect from `local`, if given, to `to`.
+    fn source_address(&self, local: Option<IpAddr>, to: IpAddr) -> Result<IpAddr, StackError> {
+        Ok(match local {
             Some(address) if !self.shared.is_own_address(address) => {
                 return Err(StackError::NotOurAddress(address));
             }
@@ -82,20 +100,36 @@ impl<B: RecvBuf, R> Stack<B, R> {
                     .find(|cidr| cidr.addr.is_ipv4() == to.is_ipv4());
                 near.or(family).ok_or(StackError::NoSource(to))?.addr
             }
-        };
-        if !self.shared.is_own_address(to) {
-            let hop = self.shared.next_hop(to).ok_or(StackError::NoRoute(to))?;
-            self.shared.neighbours.check_quota(hop, owner)?;
+        })
+    }
+
+    /// Returns whether the worker of this stack receives the frames of a connection.
+    pub fn receives(&self, local: SocketAddr, remote: SocketAddr) -> bool {
+        let home = self.shared.config.steering.as_ref();
+        home.is_none_or(|home| home.owns(local, remote))
+    }
+
+    /// Returns the source of a connect that is to follow a request to the peer's port mapper: `local` and
+    /// `local_port` if given. `None` if there is none, if the peer is this device, or if the kernel has
+    /// the address, too, and with it the UDP port.
+    pub fn source_of_mapped_connect(
+        &mut self,
+        now: Instant,
+        local: Option<IpAddr>,
+        local_port: Option<u16>,
+        remote: SocketAddr,
+    ) -> Option<SocketAddr> {
+        let from = self.source_address(local, remote.ip()).ok()?;
+        let host = self.shared.config.host.as_ref();
+        if self.shared.is_own_address(remote.ip())
+            || host.is_some_and(|host| host.addresses.contains(&from))
+        {
+            return None;
         }
-        let (key, previous) = match local_port {
-            Some(port) => self
-                .claim_four_tuple(from, port, remote)
-                .ok_or(StackError::AddrInUse(port))?,
-            None => self
-                .draw_port(now, from, Some(remote))
-                .ok_or(StackError::NoPorts)?,
-        };
-        self.open_actively(owner, key, previous, user)
+        match local_port {
+            Some(port) => Some(SocketAddr::new(from, port)),
+            None => Some(self.draw_port(now, from, Some(remote))?.0.local()),
+        }
     }
 
     /// Opens a connection whose two ends are the same: everything that it sends arrives at itself. The

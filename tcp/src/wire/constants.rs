@@ -32,6 +32,9 @@ pub(crate) const IPV4_DONT_FRAGMENT: u8 = 0x40;
 /// Protocol and next-header numbers.
 pub(crate) const PROTOCOL_ICMP: u8 = 1;
 pub(crate) const PROTOCOL_TCP: u8 = 6;
+pub(crate) const PROTOCOL_UDP: u8 = 17;
+/// UDP port of the iWARP port mapper.
+pub(crate) const PORT_MAPPER_PORT: u16 = 3935;
 pub(crate) const PROTOCOL_ICMPV6: u8 = 58;
 
 /// Congestion Experienced in the ECN field (RFC 3168 section 5).
