@@ -225,7 +225,7 @@ fn a_closed_port_and_an_absent_host_are_told_apart() {
         app,
         listener,
         to,
-        _ns,
+        ns: _ns,
         _siwd,
     } = Initiator::new();
     drop(listener);
