@@ -316,7 +316,8 @@ fn call(
             let start = random.length();
             let len = random.length();
             let region = side.fast.get_mut(at)?;
-            Some(region.map_ranges(&[start..start + len], 12).is_ok())
+            let range = start..start + len;
+            Some(region.map_ranges(std::slice::from_ref(&range), 12).is_ok())
         }
         19 => keep(&mut side.events, CmChannel::new(&side.context)),
         20 => {

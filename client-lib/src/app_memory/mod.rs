@@ -741,7 +741,7 @@ impl State {
             Ok(mapped)
         });
         let mapped = mapped.inspect_err(|_| {
-            ctx.call_ignoring_errors(&FreeArena { arena, reserved: 0 });
+            ctx.post_unanswered(&FreeArena { arena, reserved: 0 });
         })?;
         self.windows.add_file(id, arena, mapped, len);
         Ok(())

@@ -66,7 +66,7 @@ pub(super) struct Endpoint<'a> {
     timer_hold: TimerHold,
     idle: Idle,
     signals: SignalFd,
-    totals: StreamTotals,
+    pub(super) totals: StreamTotals,
     /// Number of live connections opened by this endpoint.
     pub(super) active_count: u32,
     pub(super) state: EndpointState,
