@@ -786,12 +786,26 @@ pub(super) fn end_mapping(range: &Range<usize>) {
 }
 
 /// Checks for the header of a chunk that malloc(3) has mapped: the size of the space before it,
-/// and its own, with only the bit IS_MMAPPED. `page` has to be a readable page of this process.
+/// and its own, with only the bit IS_MMAPPED. The kernel reads it: it belongs to the allocator, and
+/// AddressSanitizer would report a read by this library.
 fn starts_with_mapped_chunk(page: usize) -> bool {
     const IS_MMAPPED: usize = 2;
-    // SAFETY: the caller has found the page mapped and readable; any bits are valid numbers.
-    let [before, size] = unsafe { (page as *const [usize; 2]).read_volatile() };
-    size % 16 == IS_MMAPPED && before.wrapping_add(size - IS_MMAPPED).is_multiple_of(PAGE)
+    let mut header = [0usize; 2];
+    let length = size_of_val(&header);
+    let local = libc::iovec {
+        iov_base: header.as_mut_ptr().cast(),
+        iov_len: length,
+    };
+    let remote = libc::iovec {
+        iov_base: page as *mut c_void,
+        iov_len: length,
+    };
+    // SAFETY: writes at most the local vector; the kernel checks the other one.
+    let read = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
+    let [before, size] = header;
+    read == length as isize
+        && size % 16 == IS_MMAPPED
+        && before.wrapping_add(size - IS_MMAPPED).is_multiple_of(PAGE)
 }
 
 pub(super) const PAGE: usize = siw_shm::shared_memory::PAGE;
