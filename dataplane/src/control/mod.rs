@@ -10,7 +10,7 @@
 //!  outbox.rs <---- Context: Resources (the tree), WorkerSet -- Command --> workers
 //! ```
 //! The thread sleeps in epoll; nothing here is on a fast path. Each part has its own fields and gets
-//! the [`Context`] that all of them use. A request handler returns `Served::Replied` after it sent the
+//! the `Context` that all of them use. A request handler returns `Served::Replied` after it sent the
 //! reply, `Served::Deferred` if a worker must answer first (the request is kept in the client's
 //! `waiting`, and its next request stays in the socket), or a `Refusal`, which becomes the reply.
 //! Whatever answers a deferred request, or finds that a client must be closed, notes that in
