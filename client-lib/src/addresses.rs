@@ -85,6 +85,13 @@ impl CmBinding {
         self.addr
     }
 
+    /// Releases the address, and waits until others can bind it.
+    pub fn close(self) -> Result<(), Error> {
+        let context = self.ctx.clone();
+        drop(self);
+        context.confirm_posted()
+    }
+
     pub(crate) fn id(&self) -> u32 {
         self.id
     }

@@ -522,9 +522,13 @@ impl CmListener {
         self.addr
     }
 
-    /// Stops listening; requests already taken from the channel can still be answered.
-    pub fn close_keeping_requests(mut self) {
+    /// Stops listening; requests already taken from the channel can still be answered. Waits for the
+    /// daemon: afterwards the channel gets no further requests, and the port is free.
+    pub fn close_keeping_requests(mut self) -> Result<(), Error> {
         self.flags = UNLISTEN_KEEP_REQUESTS;
+        let context = self.ctx.clone();
+        drop(self);
+        context.confirm_posted()
     }
 
     /// Moves its requests to another channel; afterwards the old channel gets none.

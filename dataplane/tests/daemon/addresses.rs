@@ -71,7 +71,7 @@ fn a_bound_port_is_nobody_elses_and_free_again_afterwards() {
     assert_eq!(errno(CmBinding::new(&other, any, &plain)), libc::EADDRINUSE);
     let elsewhere = SocketAddr::new([10, 77, 0, 2].into(), at.port());
     drop(CmBinding::new(&other, elsewhere, &plain).unwrap());
-    drop(binding);
+    binding.close().unwrap();
     drop(CmBinding::new(&other, any, &plain).unwrap());
     let nobodys = addr("192.0.2.1:0");
     let refused = CmBinding::new(&ctx, nobodys, &plain);
@@ -201,7 +201,7 @@ fn a_request_outlives_its_listener_and_may_be_posted_to_at_once() {
         .connect(&client.cm, listener.local_addr(), &options)
         .unwrap();
     let request = next_request(&side.cm);
-    listener.close_keeping_requests();
+    listener.close_keeping_requests().unwrap();
     let own = CmChannel::new(&side.ctx).unwrap();
     request.migrate(&own).unwrap();
     request.accept(&side.qp, None, &options).unwrap();

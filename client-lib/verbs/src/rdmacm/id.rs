@@ -402,11 +402,15 @@ pub unsafe fn destroy_id(id: *mut rdma_cm_id) -> c_int {
         let _ = channel.devices.park_events(&qp);
     }
     let state = std::mem::take(&mut *object.lock_state());
-    if let Some(listener) = state.listener {
-        listener.close_keeping_requests();
-    }
     // An unanswered request is rejected.
-    drop((state.request, state.binding));
+    drop(state.request);
+    // Both fail only if the daemon has gone, and with it the port.
+    if let Some(listener) = state.listener {
+        let _ = listener.close_keeping_requests();
+    }
+    if let Some(binding) = state.binding {
+        let _ = binding.close();
+    }
     let number = object.number;
     // Requests that the program has not taken are rejected.
     let _ = channel.drain_daemon();
