@@ -214,16 +214,25 @@ impl Drop for Paused {
 pub struct StoppedThread(nix::unistd::Pid);
 
 impl StoppedThread {
-    /// Stops the thread with this name. Prints a message and returns `None` where that is not
-    /// permitted.
+    /// Stops the thread with this name, which may still be starting. Prints a message and returns
+    /// `None` where that is not permitted.
     pub fn stop(pid: u32, name: &str) -> Option<StoppedThread> {
         use nix::sys::{ptrace, wait};
-        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-        let tid = threads.flatten().find_map(|thread| {
-            let found = std::fs::read_to_string(thread.path().join("comm")).ok()?;
-            (found.trim() == name).then(|| thread.file_name().to_str()?.parse().ok())?
-        });
-        let tid = tid.unwrap_or_else(|| panic!("no thread {name}"));
+        let find = || {
+            let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+            threads.flatten().find_map(|thread| {
+                let found = std::fs::read_to_string(thread.path().join("comm")).ok()?;
+                (found.trim() == name).then(|| thread.file_name().to_str()?.parse().ok())?
+            })
+        };
+        let end = Instant::now() + PATIENCE;
+        let tid = loop {
+            match find() {
+                Some(tid) => break tid,
+                None => assert!(Instant::now() < end, "no thread {name}"),
+            }
+            std::thread::yield_now();
+        };
         let thread = nix::unistd::Pid::from_raw(tid);
         let seized = ptrace::seize(thread, ptrace::Options::empty());
         Self::may_trace(seized.and_then(|()| ptrace::interrupt(thread)))?;

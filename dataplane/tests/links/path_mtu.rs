@@ -78,9 +78,16 @@ impl Path {
         let Some(f) = self.tcp.wire.recv(Instant::now() + wait) else {
             return;
         };
-        let Some((at, payload)) = self.payload(&f).filter(|(_, p)| !p.is_empty()) else {
+        let Some((at, payload)) = self.payload(&f) else {
             return;
         };
+        if payload.is_empty() {
+            // A probe has the number of the last acknowledged byte (RFC 9293 section 3.8.4).
+            if (at as u32).wrapping_add(1) == self.stream.len() as u32 {
+                self.tcp.emit(self.tcp.next, ACK, &[], b"");
+            }
+            return;
+        }
         if f.len() > self.mtu.saturating_add(14) {
             self.swallowed.push(f);
             return;
