@@ -109,7 +109,7 @@ impl CmBinding {
 impl Drop for CmBinding {
     fn drop(&mut self) {
         if self.id != 0 {
-            self.ctx.post_unanswered(&Unlisten {
+            self.ctx.free_object(&Unlisten {
                 listener: self.id,
                 flags: 0,
             });

@@ -189,7 +189,7 @@ impl AsRawFd for CmChannel {
 
 impl Drop for CmChannel {
     fn drop(&mut self) {
-        self.ctx.post_unanswered(&DestroyCmChannel {
+        self.ctx.free_object(&DestroyCmChannel {
             channel: self.id,
             reserved: 0,
         });
@@ -547,7 +547,7 @@ impl CmListener {
 
 impl Drop for CmListener {
     fn drop(&mut self) {
-        self.ctx.post_unanswered(&Unlisten {
+        self.ctx.free_object(&Unlisten {
             listener: self.id,
             flags: self.flags,
         });
@@ -667,7 +667,7 @@ impl Drop for ConnectionRequest {
         if self.open
             && let Some(private_data) = PrivateData::new(&[])
         {
-            self.ctx.post_unanswered(&Reject {
+            self.ctx.free_object(&Reject {
                 request: self.id,
                 private_data,
             });

@@ -44,6 +44,7 @@ pub(crate) struct ClientInner {
     /// Set when asynchronous events have ended: keeps the replacement of their descriptor alive.
     events_ended: OnceLock<OwnedFd>,
     alive: AtomicBool,
+    waits_in_destructors: AtomicBool,
     opened: Instant,
     /// Time of the last check of the control socket while polling, in microseconds since `opened`.
     checked_at: AtomicU64,
@@ -188,6 +189,7 @@ impl Context {
             async_events,
             events_ended: OnceLock::new(),
             alive: AtomicBool::new(true),
+            waits_in_destructors: AtomicBool::new(false),
             opened: Instant::now(),
             checked_at: AtomicU64::new(0),
             generation: process_generation(),
@@ -203,6 +205,13 @@ impl Context {
     /// client.
     pub fn set_call_timeout(&self, timeout: Duration) -> Result<(), Error> {
         Ok(self.0.conn.set_call_timeout(timeout)?)
+    }
+
+    /// Makes destructors wait for the daemon from now on, as the functions of libibverbs do: what they
+    /// free is free, and cannot be accessed by peers, when they return.
+    #[doc(hidden)]
+    pub fn wait_in_destructors(&self) {
+        self.0.waits_in_destructors.store(true, Ordering::Relaxed);
     }
 
     /// Limits of this client.
@@ -520,8 +529,18 @@ impl ClientInner {
         Ok((reply, installed))
     }
 
+    /// Frees an object of the daemon, for destructors: without waiting, unless
+    /// [`Context::wait_in_destructors`] was called.
+    pub(crate) fn free_object<M: Message>(&self, message: &M) {
+        if self.waits_in_destructors.load(Ordering::Relaxed) {
+            let _ = self.call_daemon(message);
+        } else {
+            self.post_unanswered(message);
+        }
+    }
+
     /// Sends a request without a reply, and without waiting: the daemon carries it out before any
-    /// later one. For destructors, among others. If the control socket has no room, because the
+    /// later one. If the control socket has no room, because the
     /// daemon is stalled, the request is sent before the next one.
     pub(crate) fn post_unanswered<M: Message>(&self, message: &M) {
         if self.check_process().is_err() || !self.alive.load(Ordering::Relaxed) {

@@ -85,7 +85,7 @@ impl AsFd for CompletionChannel {
 
 impl Drop for CompletionChannel {
     fn drop(&mut self) {
-        self.client.post_unanswered(&DestroyChannel {
+        self.client.free_object(&DestroyChannel {
             channel: self.id,
             reserved: 0,
         });
@@ -195,7 +195,7 @@ const SPIN: Duration = Duration::from_micros(50);
 
 impl Drop for CqInner {
     fn drop(&mut self) {
-        self.client.post_unanswered(&DestroyCq {
+        self.client.free_object(&DestroyCq {
             cq: self.id,
             reserved: 0,
         });

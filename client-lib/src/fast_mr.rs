@@ -168,7 +168,7 @@ impl FastMr {
 
 impl Drop for FastMr {
     fn drop(&mut self) {
-        self.pd.ctx().post_unanswered(&DeregMr {
+        self.pd.ctx().free_object(&DeregMr {
             lkey: self.home,
             flags: DEREG_UNBIND_WINDOWS,
         });

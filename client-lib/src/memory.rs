@@ -26,7 +26,7 @@ struct PdInner {
 
 impl Drop for PdInner {
     fn drop(&mut self) {
-        self.ctx.post_unanswered(&DeallocPd {
+        self.ctx.free_object(&DeallocPd {
             pd: self.id,
             reserved: 0,
         });
@@ -154,7 +154,7 @@ impl Arena {
                 ))
             });
         let (file, region) = mapped.inspect_err(|_| {
-            ctx.0.post_unanswered(&FreeArena {
+            ctx.0.free_object(&FreeArena {
                 arena: reply.arena,
                 reserved: 0,
             });
@@ -212,7 +212,7 @@ impl Arena {
 impl Drop for Arena {
     fn drop(&mut self) {
         self.ctx.app_memory.remove_arena(self.file);
-        self.ctx.post_unanswered(&FreeArena {
+        self.ctx.free_object(&FreeArena {
             arena: self.id,
             reserved: 0,
         });
@@ -403,7 +403,7 @@ impl Drop for Mr {
         if self.gone || ctx.check_process().is_err() {
             return;
         }
-        ctx.post_unanswered(&DeregMr {
+        ctx.free_object(&DeregMr {
             lkey: self.lkey,
             flags: DEREG_UNBIND_WINDOWS,
         });

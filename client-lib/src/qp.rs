@@ -185,7 +185,11 @@ impl Drop for QpInner {
         if !is_idle {
             ctx.note_stale_completions(qp_num, queues.into_iter().map(Cq::downgrade));
         }
-        ctx.post_unanswered(&destroy);
+        if is_idle {
+            ctx.post_unanswered(&destroy);
+        } else {
+            ctx.free_object(&destroy);
+        }
     }
 }
 

@@ -63,7 +63,7 @@ pub(crate) struct SrqInner {
 
 impl Drop for SrqInner {
     fn drop(&mut self) {
-        self.pd.ctx().post_unanswered(&DestroySrq {
+        self.pd.ctx().free_object(&DestroySrq {
             srq: self.id,
             reserved: 0,
         });

@@ -133,7 +133,7 @@ impl Mw {
 
 impl Drop for Mw {
     fn drop(&mut self) {
-        self.pd.ctx().post_unanswered(&DeallocMw {
+        self.pd.ctx().free_object(&DeallocMw {
             rkey: self.home,
             reserved: 0,
         });

@@ -328,7 +328,7 @@ fn import_mapping(ctx: &ClientInner, vma: &Vma, bytes: &Range<usize>) -> Option<
 /// Frees the daemon's mappings of a region.
 fn free_imports(ctx: &ClientInner, parts: &Parts) {
     for arena in &parts.imports {
-        ctx.post_unanswered(&FreeArena {
+        ctx.free_object(&FreeArena {
             arena: *arena,
             reserved: 0,
         });
@@ -741,7 +741,7 @@ impl State {
             Ok(mapped)
         });
         let mapped = mapped.inspect_err(|_| {
-            ctx.post_unanswered(&FreeArena { arena, reserved: 0 });
+            ctx.free_object(&FreeArena { arena, reserved: 0 });
         })?;
         self.windows.add_file(id, arena, mapped, len);
         Ok(())
@@ -807,7 +807,7 @@ impl State {
         }
         while let Some((id, arena)) = self.windows.take_idle_file() {
             descriptors::drop_file(id);
-            ctx.post_unanswered(&FreeArena { arena, reserved: 0 });
+            ctx.free_object(&FreeArena { arena, reserved: 0 });
         }
     }
 

@@ -103,6 +103,7 @@ impl ContextObject {
 /// Connects to the daemon, which must have a device with the name of `device`.
 pub fn open_client(device: &DeviceObject) -> Result<Context, Error> {
     let client = Context::open(None)?;
+    client.wait_in_destructors();
     client.device_by_name(&device.info().name)?;
     Ok(client)
 }

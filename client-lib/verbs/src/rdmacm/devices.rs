@@ -52,6 +52,7 @@ impl Devices {
             return Ok(devices);
         }
         let client = Context::open(None)?;
+        client.wait_in_destructors();
         // Never freed, like the contexts.
         let group: &EventGroup = Box::leak(Box::default());
         let mut all = Vec::new();
