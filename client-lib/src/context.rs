@@ -531,24 +531,42 @@ impl ClientInner {
 
     /// Frees an object of the daemon, for destructors: without waiting, unless
     /// [`Context::wait_in_destructors`] was called.
-    pub(crate) fn free_object<M: Message>(&self, message: &M) {
+    pub(crate) fn free_object<M: Message>(self: &Arc<Self>, message: &M) {
         if self.waits_in_destructors.load(Ordering::Relaxed) {
             let _ = self.call_daemon(message);
         } else {
-            self.post_unanswered(message);
+            self.free_without_waiting(message);
         }
     }
 
-    /// Sends a request without a reply, and without waiting: the daemon carries it out before any
-    /// later one. If the control socket has no room, because the
-    /// daemon is stalled, the request is sent before the next one.
+    /// Frees an object of the daemon without waiting: what the socket has no room for is sent by a
+    /// thread.
+    pub(crate) fn free_without_waiting<M: Message>(self: &Arc<Self>, message: &M) {
+        if !self.enqueue_unanswered(message) {
+            let client = self.clone();
+            self.releaser.run(Box::new(move || {
+                let _ = client.send_outbox();
+            }));
+        }
+    }
+
+    /// Sends a request without a reply: the daemon carries it out before any later one. Waits only
+    /// for room in the control socket.
     pub(crate) fn post_unanswered<M: Message>(&self, message: &M) {
+        if !self.enqueue_unanswered(message) && self.send_outbox().is_err() {
+            self.give_up_daemon();
+        }
+    }
+
+    /// Puts a request without a reply into the outbox, and sends what the socket has room for. Returns
+    /// false if something is left, because the daemon is busy or stalled.
+    fn enqueue_unanswered<M: Message>(&self, message: &M) -> bool {
         if self.check_process().is_err() || !self.alive.load(Ordering::Relaxed) {
-            return;
+            return true;
         }
         let mut outbox = lock_unpoisoned(&self.outbox);
         outbox.push_back(self.conn.encode_unanswered(message));
-        self.send_waiting(&mut outbox);
+        self.send_waiting(&mut outbox)
     }
 
     /// Waits until the daemon has carried out the requests that were posted.

@@ -186,7 +186,7 @@ impl Drop for QpInner {
             ctx.note_stale_completions(qp_num, queues.into_iter().map(Cq::downgrade));
         }
         if is_idle {
-            ctx.post_unanswered(&destroy);
+            ctx.free_without_waiting(&destroy);
         } else {
             ctx.free_object(&destroy);
         }

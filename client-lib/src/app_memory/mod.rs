@@ -328,7 +328,7 @@ fn import_mapping(ctx: &ClientInner, vma: &Vma, bytes: &Range<usize>) -> Option<
 /// Frees the daemon's mappings of a region.
 fn free_imports(ctx: &ClientInner, parts: &Parts) {
     for arena in &parts.imports {
-        ctx.free_object(&FreeArena {
+        ctx.post_unanswered(&FreeArena {
             arena: *arena,
             reserved: 0,
         });
@@ -741,7 +741,7 @@ impl State {
             Ok(mapped)
         });
         let mapped = mapped.inspect_err(|_| {
-            ctx.free_object(&FreeArena { arena, reserved: 0 });
+            ctx.post_unanswered(&FreeArena { arena, reserved: 0 });
         })?;
         self.windows.add_file(id, arena, mapped, len);
         Ok(())
@@ -807,7 +807,7 @@ impl State {
         }
         while let Some((id, arena)) = self.windows.take_idle_file() {
             descriptors::drop_file(id);
-            ctx.free_object(&FreeArena { arena, reserved: 0 });
+            ctx.post_unanswered(&FreeArena { arena, reserved: 0 });
         }
     }
 
