@@ -200,9 +200,9 @@ impl Context {
     }
 
     /// Sets the time within which the daemon has to answer a call, [`CALL_TIMEOUT`] by default. A
-    /// call that takes longer fails with [`Error::Timeout`] and ends the context, because it is unknown whether the daemon has carried out the request. All
-    /// further calls return [`Error::DaemonGone`] at once, and the daemon frees the objects of this
-    /// client.
+    /// call that takes longer fails with [`Error::Timeout`] and ends the context, because it is unknown
+    /// whether the daemon has carried out the request. All further calls return
+    /// [`Error::DaemonGone`] at once, and the daemon frees the objects of this client.
     pub fn set_call_timeout(&self, timeout: Duration) -> Result<(), Error> {
         Ok(self.0.conn.set_call_timeout(timeout)?)
     }

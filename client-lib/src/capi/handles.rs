@@ -22,17 +22,23 @@ mod live {
         lock_unpoisoned(&LIVE).insert(handle as usize, TypeId::of::<T>());
     }
 
-    pub fn check<T: 'static>(handle: *const T) -> Result<(), Error> {
-        match lock_unpoisoned(&LIVE).get(&(handle as usize)) {
+    fn check_in<T: 'static>(live: &HashMap<usize, TypeId>, handle: *const T) -> Result<(), Error> {
+        match live.get(&(handle as usize)) {
             Some(of) if *of == TypeId::of::<T>() => Ok(()),
             Some(_) => Err(Error::Invalid("the handle is of another type")),
             None => Err(Error::Invalid("the handle was destroyed")),
         }
     }
 
+    pub fn check<T: 'static>(handle: *const T) -> Result<(), Error> {
+        check_in(&lock_unpoisoned(&LIVE), handle)
+    }
+
+    /// Removes it under one lock: of two threads that destroy a handle, one gets an error.
     pub fn remove<T: 'static>(handle: *const T) -> Result<(), Error> {
-        check(handle)?;
-        lock_unpoisoned(&LIVE).remove(&(handle as usize));
+        let mut live = lock_unpoisoned(&LIVE);
+        check_in(&live, handle)?;
+        live.remove(&(handle as usize));
         Ok(())
     }
 }
