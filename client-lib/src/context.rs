@@ -11,8 +11,9 @@ use crate::{Error, Pd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use siw_shm::control::{
-    self, AllocPd, ClientHello, ControlSocket, DeviceReply, HelloReply, Limits, MIN_VERSION,
-    Message, PORT_ACTIVE, ProtoError, QueryDevice, QueueRef, ReadStats, RecvError, VERSION,
+    self, AllocPd, ClientHello, ControlSocket, DeviceReply, HelloReply, Limits, ListObjects,
+    ListPosition, MIN_VERSION, Message, ObjectList, Operate, OperatorAction, PORT_ACTIVE,
+    ProtoError, QueryDevice, QueueRef, ReadStats, RecvError, VERSION,
 };
 use siw_shm::doorbell::{WORKER_LINE, ring_len, ring_offset};
 use siw_shm::{DoorbellProducer, SharedMemory, WorkerPageView};
@@ -332,6 +333,62 @@ impl Context {
                 return Ok(String::from_utf8_lossy(&text).into_owned());
             }
         }
+    }
+
+    /// Reads a list of the daemon's objects: one JSON object on each line. Operators get the objects of
+    /// all clients, others those of their own user. Objects that are made or destroyed meanwhile may be
+    /// missing.
+    pub fn list_objects(&self, list: ObjectList) -> Result<String, Error> {
+        let mut text = Vec::new();
+        let mut request = ListObjects {
+            list: list as u32,
+            reserved: 0,
+            after: ListPosition::default(),
+        };
+        loop {
+            let (reply, _) = self.0.call_daemon(&request)?;
+            let len = (reply.len as usize).min(reply.text.len());
+            text.extend_from_slice(&reply.text[..len]);
+            if reply.is_last != 0 {
+                return Ok(String::from_utf8_lossy(&text).into_owned());
+            }
+            request.after = reply.next;
+        }
+    }
+
+    /// Moves a queue pair of any client of the same user, or for an operator of any user, to ERROR and
+    /// resets its connection.
+    ///
+    /// # Errors
+    /// There is no such queue pair, or it is not connected.
+    pub fn end_queue_pair(&self, qp_num: u32) -> Result<(), Error> {
+        self.operate(OperatorAction::EndQueuePair, qp_num.into(), "")
+    }
+
+    /// Disconnects a client of the same user, or for an operator of any user, with all its objects.
+    ///
+    /// # Errors
+    /// There is no such client.
+    pub fn end_client(&self, client: u64) -> Result<(), Error> {
+        self.operate(OperatorAction::EndClient, client, "")
+    }
+
+    /// Replaces the filter of the daemon's log, such as `info` or `siwd=debug`.
+    ///
+    /// # Errors
+    /// The filter is invalid, or the caller is not an operator.
+    pub fn set_log_filter(&self, filter: &str) -> Result<(), Error> {
+        self.operate(OperatorAction::SetLogFilter, 0, filter)
+    }
+
+    fn operate(&self, action: OperatorAction, target: u64, text: &str) -> Result<(), Error> {
+        let request = Operate {
+            action: action as u32,
+            reserved: 0,
+            target,
+            text: control::Text::new(text),
+        };
+        self.0.call_daemon(&request).map(|_| ())
     }
 }
 

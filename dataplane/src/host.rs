@@ -6,6 +6,7 @@ use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use nix::fcntl::{Flock, FlockArg};
@@ -13,6 +14,7 @@ use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::{AccessFlags, Gid, Pid};
 
+use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
@@ -562,9 +564,11 @@ const PANIC_STATUS: i32 = 101;
 
 /// Sends the log at `levels`, the argument of `--log`, to stderr. May be called once per process.
 pub fn log_to_stderr(levels: &str) -> Result<(), String> {
-    let filter = tracing_subscriber::EnvFilter::try_new(levels).map_err(|error| {
-        format!("--log {levels:?}: {error}; write error, warn, info, debug or trace")
-    })?;
+    let filter = parse_filter(levels).map_err(|error| format!("--log {error}"))?;
+    let (filter, handle) = tracing_subscriber::reload::Layer::new(filter);
+    let _ = LOG_FILTER.set(Box::new(move |filter| {
+        handle.reload(filter).map_err(|error| error.to_string())
+    }));
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()));
@@ -574,6 +578,25 @@ pub fn log_to_stderr(levels: &str) -> Result<(), String> {
         .with(LogLimit::default())
         .init();
     Ok(())
+}
+
+/// Replaces the filter of the process's log, like the log itself one for the process.
+type ReplaceFilter = dyn Fn(EnvFilter) -> Result<(), String> + Send + Sync;
+static LOG_FILTER: OnceLock<Box<ReplaceFilter>> = OnceLock::new();
+
+fn parse_filter(levels: &str) -> Result<EnvFilter, String> {
+    EnvFilter::try_new(levels)
+        .map_err(|error| format!("{levels:?}: {error}; write error, warn, info, debug or trace"))
+}
+
+/// Changes the filter of the log.
+///
+/// # Errors
+/// The filter is invalid, or this process does not log by [`log_to_stderr`].
+pub fn set_log_filter(levels: &str) -> Result<(), String> {
+    let filter = parse_filter(levels)?;
+    let replace = LOG_FILTER.get().ok_or("this process has no log")?;
+    replace(filter)
 }
 
 /// The NUMA node of a core, if the kernel reports it.

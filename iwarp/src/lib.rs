@@ -95,7 +95,7 @@ pub use environment::{ExtBufRef, QpEnv, QpEvent, RingFault};
 pub use mpa::{MarkerPolicy, MpaConfig, MpaError, NegotiatedParameters};
 pub use queue_pair::{
     BuildError, CloseKind, CloseReason, DrainState, OutOfOrderPolicy, QpInitAttr, QueuePair,
-    RdmapState, ReceiveProgress,
+    QueuePairInfo, RdmapState, ReceiveProgress,
 };
 pub use rdmap::terminate::{TerminateBitOrder, TerminateCode};
 pub use record::{

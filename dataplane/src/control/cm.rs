@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 
 use nix::libc;
-use siw_iwarp::NegotiatedParameters;
+use siw_iwarp::{NegotiatedParameters, TerminateCode};
 use siw_shm::control::messages::CM_HOLD_DISCONNECTS;
-use siw_shm::control::{Addr, CmEventKind, CmEventMessage, PrivateData, QpState, Text};
+use siw_shm::control::{CmEventKind, CmEventMessage, PrivateData, QpState, Text};
 
 use super::resources::{QpPhase, Resources};
 use crate::ids::{ClientId, CmChannelId, Qpn};
@@ -38,6 +38,7 @@ pub(super) fn on_established(
     };
     qp.phase = QpPhase::Attached;
     qp.state = QpState::Rts;
+    qp.end_is_recorded = false;
     qp.ird = negotiated.ird;
     qp.ord = negotiated.ord;
     qp.local = local.into();
@@ -75,7 +76,7 @@ pub(super) fn on_disconnected(
     };
     if qp.pair.is_some() {
         // Its client learns of it with its next work request.
-        return log_end_of_pair(qpn, qp.peer, reason);
+        return;
     }
     qp.state = QpState::Error;
     qp.held_disconnect = Some(reason);
@@ -155,25 +156,23 @@ pub(super) fn failure_event(qpn: Qpn, cookie: u64, failure: &ConnectFailure) -> 
 }
 
 /// Errno and text for an abnormal end of a connection.
-fn describe_disconnect(reason: &DisconnectReason) -> (i32, String) {
+pub(super) fn describe_disconnect(reason: &DisconnectReason) -> (i32, String) {
     match reason {
         DisconnectReason::Reset => (libc::ECONNRESET, "the peer reset the connection".to_owned()),
         DisconnectReason::TimedOut => (libc::ETIMEDOUT, "the peer stopped answering".to_owned()),
-        DisconnectReason::TerminateReceived(code) => {
-            (libc::EREMOTEIO, format!("the peer sent Terminate: {code}"))
-        }
-        DisconnectReason::TerminateSent(code) => {
-            (libc::EPROTO, format!("ended by this side: {code}"))
-        }
+        DisconnectReason::TerminateReceived(code) => (
+            libc::EREMOTEIO,
+            format!("the peer sent Terminate: {}", code.describe()),
+        ),
+        DisconnectReason::TerminateSent(TerminateCode::MPA_TCP_LOST) => (
+            libc::ECONNRESET,
+            "the peer closed the connection within a message".to_owned(),
+        ),
+        DisconnectReason::TerminateSent(code) => (
+            libc::EPROTO,
+            format!("ended by this side: {}", code.describe()),
+        ),
     }
-}
-
-fn log_end_of_pair(qpn: Qpn, peer: Addr, reason: Option<DisconnectReason>) {
-    let why = reason.map_or("closed by the peer".to_owned(), |reason| {
-        describe_disconnect(&reason).1
-    });
-    let peer = peer.to_socket_addr().map(|addr| addr.ip());
-    tracing::info!(%qpn, ?peer, "the connection of a queue pair ended: {why}");
 }
 
 pub(super) fn to_private_data(data: &[u8]) -> PrivateData {

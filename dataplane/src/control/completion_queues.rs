@@ -136,6 +136,7 @@ pub(super) fn create_cq(
         number,
         CompletionQueue {
             mem,
+            entries: geometry.entries,
             old: None,
             channel: channel_id,
             qps: 0,
@@ -244,7 +245,8 @@ pub(super) fn finish_resize_cq(context: &mut Context, id: ClientId) {
     else {
         return;
     };
-    if let Some(queue) = client.cqs.get(&cq) {
+    if let Some(queue) = client.cqs.get_mut(&cq) {
+        queue.entries = geometry.entries;
         let fd = queue.mem.region.memfd().filter(|_| queue.mem.new_region);
         let reply = cq_reply(cq, geometry, &queue.mem);
         let _ = client

@@ -134,11 +134,16 @@ impl Connections {
             });
             context.resources.count_connection(id, qpn, port_claim)?;
         }
-        let worker_request = self.take_request(id, number)?.request;
+        let WaitingRequest {
+            request: worker_request,
+            device,
+            ..
+        } = self.take_request(id, number)?;
         let client = context.resources.client_mut(id)?;
         let qp = client.detached_qp(qpn, channel)?;
         qp.phase = QpPhase::Connecting;
         qp.worker = worker_request.worker();
+        qp.device = device;
         qp.waits_for_receives = request.params.waits_for_receives != 0;
         qp.cookie = request.cookie;
         qp.cm_channel = Some(channel);
@@ -503,6 +508,7 @@ impl Connections {
             client,
             cm_channel: channel,
             cookie: event.cookie,
+            device: event.device as usize,
         };
         self.requests.insert(number, waiting);
         self.listeners.count_waiting(listener);
@@ -635,6 +641,7 @@ pub(super) fn connect_qp(
     qp.phase = QpPhase::Connecting;
     qp.worker = worker;
     qp.device = device;
+    qp.peer = remote.into();
     qp.waits_for_receives = request.params.waits_for_receives != 0;
     qp.cookie = request.cookie;
     qp.cm_channel = Some(channel);
@@ -767,6 +774,7 @@ pub(super) fn on_connect_failed(context: &mut Context, qpn: Qpn, failure: Connec
     };
     let event = cm::failure_event(qpn, qp.cookie, &failure);
     let channel = qp.cm_channel;
+    context.record_end(qpn, false, Some(&event.reason.to_text()));
     context.resources.post_cm_event(id, channel, &event);
 }
 

@@ -1,7 +1,7 @@
 //! The devices as clients see them: attributes, and the selection of a device, its worker and its
 //! ports for an address.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use nix::libc;
 use siw_shm::control::Addr;
@@ -36,6 +36,16 @@ impl LocalScope {
             LocalScope::Ipv6 => ip.is_ipv6(),
             LocalScope::One(own) => own == ip,
         }
+    }
+
+    /// The scope with a port as a socket address; all addresses are the unspecified one.
+    pub fn to_socket_addr(self, port: u16) -> SocketAddr {
+        let ip = match self {
+            LocalScope::Ipv4 => Ipv4Addr::UNSPECIFIED.into(),
+            LocalScope::All | LocalScope::Ipv6 => Ipv6Addr::UNSPECIFIED.into(),
+            LocalScope::One(own) => own,
+        };
+        SocketAddr::new(ip, port)
     }
 
     /// Returns true if the two scopes can have an address in common.

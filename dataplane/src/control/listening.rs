@@ -2,6 +2,7 @@
 //! number.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 use nix::libc;
 
@@ -95,6 +96,15 @@ impl Listeners {
     /// Numbers of a client's listeners.
     pub fn of_client(&self, client: ClientId) -> impl Iterator<Item = CmListenerId> {
         self.by_client.get(&client).into_iter().flatten().copied()
+    }
+
+    /// Listeners with higher numbers than this one.
+    pub fn after(
+        &self,
+        number: CmListenerId,
+    ) -> impl Iterator<Item = (CmListenerId, &ClientListener)> {
+        let later = self.all.range((Bound::Excluded(number), Bound::Unbounded));
+        later.map(|(number, listener)| (*number, listener))
     }
 
     /// A listener by its number.
@@ -260,6 +270,8 @@ pub struct WaitingRequest {
     pub cm_channel: CmChannelId,
     /// Cookie of the listener.
     pub cookie: u64,
+    /// Device that the request came to.
+    pub device: usize,
 }
 
 /// Pending connection requests, by the client's number, by the worker's id and by client.
@@ -421,6 +433,7 @@ mod tests {
             client: ClientId((n / 5).into()),
             cm_channel: CmChannelId(1),
             cookie: 0,
+            device: 0,
         };
         for n in 1..6 {
             requests.insert(ConnectRequestId(n), waiting(n));
@@ -469,6 +482,7 @@ mod tests {
             client: ClientId(1),
             cm_channel: CmChannelId(1),
             cookie: 0,
+            device: 0,
         };
         requests.insert(ConnectRequestId(1), waiting);
         assert_eq!(requests.next_number(), ConnectRequestId(2));

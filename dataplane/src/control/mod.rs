@@ -24,6 +24,7 @@ mod connections;
 mod context;
 mod departures;
 mod devices;
+mod ends;
 mod extents;
 pub mod heap;
 mod held_memory;
@@ -31,7 +32,9 @@ mod helpers;
 pub mod host_routes;
 pub mod links;
 mod listening;
+mod lists;
 mod memory;
+mod operate;
 pub mod operators;
 mod outbox;
 mod pair_schedule;
@@ -601,6 +604,15 @@ impl ControlThread {
             Request::Disconnect(request) => {
                 connections::disconnect_qp(context, id, seq, Qpn(request.qp_num))
             }
+            Request::ListObjects(request) => lists::list_objects(
+                context,
+                &self.memory,
+                &self.connections.listeners,
+                id,
+                seq,
+                request,
+            ),
+            Request::Operate(request) => operate::operate(context, id, seq, request),
             Request::ReadStats(request) => {
                 statistics::read_statistics(context, id, seq, request.offset)
             }
@@ -744,7 +756,11 @@ impl ControlThread {
                 qpn,
                 failure,
                 has_unpolled,
-            } => cm::on_disconnected(&mut context.resources, qpn, failure, has_unpolled),
+            } => {
+                let reason = failure.map(|reason| cm::describe_disconnect(&reason).1);
+                context.record_end(qpn, true, reason.as_deref());
+                cm::on_disconnected(&mut context.resources, qpn, failure, has_unpolled);
+            }
             Event::CompletionsPolled { qpn } => {
                 cm::on_completions_polled(&mut context.resources, qpn)
             }
@@ -810,6 +826,12 @@ impl ControlThread {
                 token,
                 *stats,
             ),
+            Event::Connections {
+                worker,
+                token,
+                connections,
+                next,
+            } => lists::on_connections(context, worker, token, &connections, next),
             Event::BarrierReached { worker, token } => self.on_barrier_passed(worker, token),
             Event::Stopped { worker } => {
                 tracing::debug!(worker, "worker stopped");

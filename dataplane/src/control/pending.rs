@@ -63,6 +63,8 @@ pub(super) enum PendingReply {
     },
     /// A helper frees the arena.
     FreeArena { token: CommandToken },
+    /// A worker describes its connections.
+    Connections { token: CommandToken },
     /// All workers report their counters.
     Stats { token: CommandToken, left: usize },
     /// The statistics are being written.

@@ -145,6 +145,7 @@ pub(super) fn create_qp(
             worker: 0,
             cookie: 0,
             cm_channel: None,
+            end_is_recorded: false,
             held_disconnect: None,
             device: 0,
             state: m::QpState::Idle,

@@ -25,6 +25,7 @@ use siw_shm::work_queue::state_offset;
 use siw_shm::{Access, LowWaterMark, QpGeometry, RqConsumer, SqConsumer, SrqGeometry, SrqRing};
 
 use super::arena_files::ArenaFiles;
+use super::ends::ConnectionEnds;
 use super::held_memory::HeldMemory;
 use super::outbox::{EventBudget, Outbox, TOKEN_OUTBOX};
 use super::pair_schedule::{PairAttempt, PairSchedule};
@@ -59,6 +60,8 @@ pub struct ClientChannel {
 /// A completion queue: its rings and its users.
 pub struct CompletionQueue {
     pub mem: QueueMemory,
+    /// Entries of each ring.
+    pub entries: u32,
     /// Rings from before a resize, until the client has emptied them.
     pub old: Option<QueueMemory>,
     /// Channel for its events, if any.
@@ -154,6 +157,8 @@ pub struct ClientQp {
     pub waits_for_receives: bool,
     /// Claim of the local port that its client chose.
     pub port_claim: PortClaim,
+    /// The end of its connection is among [`Resources::ends`] already.
+    pub end_is_recorded: bool,
     /// Reason of the end of its connection, while the report is held.
     pub held_disconnect: Option<Option<DisconnectReason>>,
 }
@@ -441,6 +446,8 @@ pub struct Resources {
     pub qp_owners: BTreeMap<Qpn, ClientId>,
     /// Owner of each outbox by epoll token, and its channel; `None` for asynchronous events.
     pub outboxes: BTreeMap<u64, (ClientId, Option<CmChannelId>)>,
+    /// Latest ended connections.
+    pub(super) ends: ConnectionEnds,
     /// Times of the attempts to connect queue pairs without rdma_cm.
     pub pair_times: PairSchedule,
     /// Limits of each client, as reported to its library.
@@ -473,6 +480,7 @@ impl Resources {
             arena_files: ArenaFiles::default(),
             qp_owners: BTreeMap::new(),
             outboxes: BTreeMap::new(),
+            ends: ConnectionEnds::default(),
             pair_times: PairSchedule::default(),
             limits,
             hugepages,

@@ -335,7 +335,8 @@ fn registered_json(client: &Client) -> serde_json::Value {
     serde_json::json!({ "bytes": counter_map(by_method), "reasons": reasons })
 }
 
-fn client_json(client: &Client) -> serde_json::Value {
+/// A client, as operators see it.
+pub(super) fn client_json(client: &Client) -> serde_json::Value {
     let held = |quota| client.account.amount(quota);
     serde_json::json!({
         "id": client.id.0,

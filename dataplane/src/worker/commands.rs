@@ -138,6 +138,16 @@ impl Worker {
             Command::LearnNeighbour { device, neighbour } => {
                 connections.learn_neighbour(now, device, &neighbour);
             }
+            Command::ListConnections { token, from, user } => {
+                let (snapshots, next) = connections.snapshots(from, user);
+                let worker = self.index;
+                connections.post_event(Event::Connections {
+                    worker,
+                    token,
+                    connections: snapshots,
+                    next,
+                });
+            }
             Command::Stats { token } => {
                 let event = Event::Stats {
                     worker: self.index,

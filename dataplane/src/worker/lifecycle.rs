@@ -415,8 +415,11 @@ impl Connections {
         };
         let received = protocol.received_terminate();
         let received = received.map(DisconnectReason::TerminateReceived);
-        let sent = protocol.found_error().map(DisconnectReason::TerminateSent);
-        let failure = received.or(sent).or(by_tcp);
+        let found = protocol.found_error().map(DisconnectReason::TerminateSent);
+        // TCP knows better how the connection was lost.
+        let is_lost = protocol.found_error() == Some(TerminateCode::MPA_TCP_LOST);
+        let sent = found.filter(|_| !is_lost);
+        let failure = received.or(sent).or(by_tcp).or(found);
         self.post_event(Event::Disconnected {
             qpn,
             failure,

@@ -53,6 +53,24 @@ pub(super) struct ConnectAttempt {
 }
 
 impl LifecycleState {
+    /// Name of the state, for status output.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            LifecycleState::Unconnected => "unconnected",
+            LifecycleState::MappingPort(_) => "mapping port",
+            LifecycleState::TcpConnecting(_) => "connecting",
+            LifecycleState::MpaNegotiation(_) => "negotiating",
+            LifecycleState::AwaitingListener(_) => "awaiting listener",
+            LifecycleState::Running { .. } => "running",
+            LifecycleState::FinishingMessage { .. } => "finishing message",
+            LifecycleState::Terminating { .. } => "terminating",
+            LifecycleState::Closing { .. } => "closing",
+            LifecycleState::Destroying { .. } => "destroying",
+            LifecycleState::AwaitingRetries { .. } => "awaiting retries",
+            LifecycleState::Disconnected => "disconnected",
+        }
+    }
+
     /// Time at which the state is given up.
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self {

@@ -271,6 +271,15 @@ pub enum Command {
         /// The neighbour.
         neighbour: KernelNeighbour,
     },
+    /// Describes some connections of queue pairs, answered with [`Event::Connections`].
+    ListConnections {
+        /// Comes back with the answer.
+        token: CommandToken,
+        /// First slot in the worker's table of queue pairs.
+        from: u32,
+        /// Only those of this user (uid).
+        user: Option<u32>,
+    },
     /// Counters as of now, answered with [`Event::Stats`].
     Stats {
         /// Comes back with the answer.
@@ -516,6 +525,17 @@ pub enum Event {
         /// The device's place in the configuration.
         device: usize,
     },
+    /// The answer to [`Command::ListConnections`].
+    Connections {
+        /// The worker.
+        worker: usize,
+        /// Token of the command.
+        token: CommandToken,
+        /// The connections.
+        connections: Vec<ConnectionSnapshot>,
+        /// Slot at which the list continues; `None` at its end.
+        next: Option<u32>,
+    },
     /// The answer to [`Command::Stats`].
     Stats {
         /// The worker.
@@ -530,6 +550,24 @@ pub enum Event {
         /// The worker.
         worker: usize,
     },
+}
+
+/// State of a queue pair and its connection, for status output.
+pub struct ConnectionSnapshot {
+    /// Slot in the worker's table of queue pairs.
+    pub slot: u32,
+    /// The queue pair.
+    pub qpn: Qpn,
+    /// The client that owns it.
+    pub client: ClientId,
+    /// The device's place in the configuration.
+    pub device: usize,
+    /// Phase of its life cycle.
+    pub phase: &'static str,
+    /// RDMAP and MPA.
+    pub rdmap: siw_iwarp::QueuePairInfo,
+    /// TCP, while there is a connection.
+    pub tcp: Option<siw_tcp::TcpInfo>,
 }
 
 /// Counters of one worker's port of a device.

@@ -1,12 +1,53 @@
-//! Snapshot of a worker's counters.
+//! Snapshots of a worker's counters and connections.
 
 use std::time::Duration;
 
 use super::Worker;
-use super::messages::{PortStats, SharedLines, WorkerStats};
+use super::connections::Connections;
+use super::messages::{ConnectionSnapshot, PortStats, SharedLines, WorkerStats};
+use super::slots::QpSlot;
 // From the C library: rustix looks up the vDSO by itself, which valgrind has removed.
 use nix::sched::sched_getcpu;
 use nix::time::{ClockId, clock_gettime};
+
+/// Slots visited for one command, and connections described: a batch is not delayed noticeably.
+const SLOTS_PER_COMMAND: u32 = 256;
+const SNAPSHOTS_PER_COMMAND: usize = 8;
+
+impl Connections {
+    /// Snapshots of some queue pairs from a slot on, and the slot at which the list continues.
+    pub(super) fn snapshots(
+        &self,
+        from: u32,
+        user: Option<u32>,
+    ) -> (Vec<ConnectionSnapshot>, Option<u32>) {
+        let mut snapshots = Vec::with_capacity(SNAPSHOTS_PER_COMMAND);
+        let slots = self.queue_pairs.slots();
+        for slot in from..slots.min(from.saturating_add(SLOTS_PER_COMMAND)) {
+            if snapshots.len() == SNAPSHOTS_PER_COMMAND {
+                return (snapshots, Some(slot));
+            }
+            let Some(queue_pair) = self.queue_pairs.get(QpSlot(slot)) else {
+                continue;
+            };
+            if user.is_some_and(|user| user != queue_pair.quota_owner.user) {
+                continue;
+            }
+            let port = &self.ports[queue_pair.port];
+            snapshots.push(ConnectionSnapshot {
+                slot,
+                qpn: queue_pair.rings.qpn,
+                client: queue_pair.client,
+                device: port.device,
+                phase: queue_pair.state.name(),
+                rdmap: queue_pair.protocol.info(),
+                tcp: queue_pair.conn.and_then(|conn| port.stack.tcp_info(conn)),
+            });
+        }
+        let next = from.saturating_add(SLOTS_PER_COMMAND);
+        (snapshots, (next < slots).then_some(next))
+    }
+}
 
 impl Worker {
     pub(super) fn statistics(&self) -> WorkerStats {

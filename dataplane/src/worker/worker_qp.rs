@@ -170,6 +170,11 @@ impl QpTable {
             .collect()
     }
 
+    /// Number of slots, free ones included.
+    pub(super) fn slots(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
     /// Number of queue pairs.
     pub(super) fn count(&self) -> usize {
         self.slots.len() - self.free.len()

@@ -145,21 +145,21 @@ impl Attacker {
     }
 }
 
-/// Merged counters of a daemon's first device and its workers, as `siw-stat` shows them.
+/// Merged counters of a daemon's first device and its workers, as `siwctl stat` shows them.
 pub struct Counters(BTreeMap<String, u64>);
 
 impl Counters {
     pub fn of(d: &Daemon) -> Counters {
         static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-        let program = PROGRAM.get_or_init(|| client_program("siw-stat"));
+        let program = PROGRAM.get_or_init(|| client_program("siwctl"));
         let out = Command::new(program)
-            .args(["--json", "--socket"])
+            .args(["stat", "--json", "--socket"])
             .arg(&d.socket)
             .stdin(Stdio::null())
             .output()
             .unwrap();
         let err = String::from_utf8_lossy(&out.stderr);
-        assert!(out.status.success(), "siw-stat: {err}");
+        assert!(out.status.success(), "siwctl stat: {err}");
         let v: Value = serde_json::from_slice(&out.stdout).unwrap();
         let both = [&v["devices"][0]["merged"], &v["merged"]];
         let rows = both.into_iter().filter_map(Value::as_object).flatten();
@@ -172,7 +172,7 @@ impl Counters {
     pub fn get(&self, name: &str) -> u64 {
         match self.0.get(name) {
             Some(n) => *n,
-            None => panic!("siw-stat shows no {name}"),
+            None => panic!("siwctl stat shows no {name}"),
         }
     }
 

@@ -138,7 +138,8 @@ impl Program {
 
 /// TCP bytes that a device of the daemon received, including those from itself.
 pub fn received_bytes(daemon: &Daemon, device: &str) -> u64 {
-    let out = Command::new(client_program("siw-stat"))
+    let out = Command::new(client_program("siwctl"))
+        .arg("stat")
         .args(["--json", "--device", device, "--socket"])
         .arg(&daemon.socket)
         .output()

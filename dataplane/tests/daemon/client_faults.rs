@@ -174,13 +174,20 @@ fn pages_that_workers_access_cannot_be_freed() {
 }
 
 /// Calls `open` with another effective user of this thread alone.
-fn as_user<T>(uid: u32, open: impl FnOnce() -> T) -> T {
+pub fn as_user<T>(uid: u32, open: impl FnOnce() -> T) -> T {
     // SAFETY: the system call changes this thread's effective user; the others stay root.
     let become_user = |uid: u32| unsafe { libc::syscall(libc::SYS_setresuid, -1, uid, -1) };
     assert_eq!(become_user(uid), 0);
     let opened = open();
     assert_eq!(become_user(0), 0);
     opened
+}
+
+/// Lets all users connect to the daemon.
+pub fn open_to_all(daemon: &Daemon) {
+    for (path, mode) in [(daemon.dir.path(), 0o755), (daemon.socket.as_path(), 0o666)] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
 }
 
 /// Users can free pages of files that they import, unless the files are sealed against that.
@@ -191,9 +198,7 @@ fn memory_of_other_users_cannot_stop_a_worker_for_long() {
         return;
     }
     let daemon = Daemon::loopback();
-    for (path, mode) in [(daemon.dir.path(), 0o755), (daemon.socket.as_path(), 0o666)] {
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
-    }
+    open_to_all(&daemon);
     for (uid, is_trusted) in [(65_534, false), (0, true)] {
         let client = as_user(uid, || RawClient::detached(&daemon, false));
         let import = |writable: bool| m::ImportMemory {

@@ -211,6 +211,15 @@ fn everything_that_a_client_makes_the_daemon_allocate_is_on_its_account() {
             let (offset, reserved) = (0, 0);
             client.call(&m::ReadStats { offset, reserved });
         }),
+        ("lists", 300, &|client, _| {
+            for list in m::ObjectList::ALL {
+                client.call(&m::ListObjects {
+                    list: *list as u32,
+                    reserved: 0,
+                    after: m::ListPosition::default(),
+                });
+            }
+        }),
         ("clients", 300, &|_, _| {
             clients.borrow_mut().push(Greedy::new(&d));
         }),

@@ -18,6 +18,7 @@ mod local_clients;
 mod polled_queues;
 mod quotas;
 mod ring_budgets;
+mod siwctl;
 mod slow_requests;
 mod statistics;
 mod supervision;

@@ -1,4 +1,4 @@
-//! The counters of a running daemon as shown to users: `siw-stat`, over its DPDK ring pair.
+//! The counters of a running daemon as shown to users: `siwctl stat`, over its DPDK ring pair.
 
 use crate::common::{Daemon, client_program};
 use serde_json::Value;
@@ -6,7 +6,8 @@ use siw::{RecvWr, SendData, SendWr};
 use std::process::{Command, Stdio};
 
 fn stat(d: &Daemon, args: &[&str]) -> (bool, String, String) {
-    let out = Command::new(client_program("siw-stat"))
+    let out = Command::new(client_program("siwctl"))
+        .arg("stat")
         .arg("--socket")
         .arg(&d.socket)
         .args(args)

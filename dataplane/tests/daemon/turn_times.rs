@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::common::raw_client::import_new_file;
 use crate::common::*;
-use siw::{CmEvent, CmListener, CompletionChannel, ConnectOptions, QpInit};
+use siw::{CmEvent, CmListener, CompletionChannel, ConnectOptions, ObjectList, QpInit};
 use siw_shm::control::messages as m;
 use siw_shm::control::{ControlSocket, Message, Request};
 
@@ -358,6 +358,10 @@ fn longest_times() -> BTreeMap<String, Duration> {
         let any = "10.77.0.1:0".parse().unwrap();
         drop(CmListener::new(&a.cm, None, any, 4, 0).unwrap());
         a.ctx.read_stats().unwrap();
+        for list in ObjectList::ALL {
+            a.ctx.list_objects(*list).unwrap();
+        }
+        a.ctx.set_log_filter("info").unwrap();
         end_connections(&d);
         // The end of a client that holds much is work of several turns.
         drop((client, a, b));

@@ -1,4 +1,4 @@
-//! Each kind of hostile frame against a running siwd, over a real port: a counter in `siw-stat`, a
+//! Each kind of hostile frame against a running siwd, over a real port: a counter in `siwctl stat`, a
 //! rate limit, and the answer that its RFC requires. `tcp/tests/floods/` tests the effects inside
 //! the TCP engine.
 

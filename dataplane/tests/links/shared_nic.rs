@@ -110,7 +110,8 @@ impl Network {
 
 /// A counter of the daemon's only device.
 fn counter(daemon: &Daemon, name: &str) -> u64 {
-    let out = Command::new(client_program("siw-stat"))
+    let out = Command::new(client_program("siwctl"))
+        .arg("stat")
         .arg("--socket")
         .arg(&daemon.socket)
         .arg("--json")

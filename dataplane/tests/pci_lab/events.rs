@@ -40,7 +40,7 @@ fn links_that_fail_and_nics_that_are_pulled_are_events() {
         // A short link outage is reported and does not end the connection.
         set_link(&lab, &format!("nic{nic}"), false);
         lab.await_line(OUTPUT, &format!("event PortErr {from} the link is down"));
-        let stats = lab.guest.run(&format!("siw-stat --device siw{from}"));
+        let stats = lab.guest.run(&format!("siwctl stat --device siw{from}"));
         assert!(stats.contains("(link down)"), "{kind}: {stats}");
         set_link(&lab, &format!("nic{nic}"), true);
         lab.await_line(OUTPUT, &format!("event PortActive {from} the link is up"));
@@ -71,7 +71,7 @@ fn links_that_fail_and_nics_that_are_pulled_are_events() {
             "n=0; while [ -e /sys/bus/pci/devices/{} ]; do n=$((n + 1)); [ $n -lt 400 ] || exit 1; sleep 0.05; done",
             nics[nic]
         ));
-        let stats = lab.guest.run(&format!("siw-stat --device siw{from}"));
+        let stats = lab.guest.run(&format!("siwctl stat --device siw{from}"));
         assert!(stats.contains("(link removed)"), "{kind}: {stats}");
         if network == 0 {
             lab.ping_in(1, "the other pair", 10, 1000);

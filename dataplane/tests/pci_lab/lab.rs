@@ -60,7 +60,7 @@ impl Lab {
         let programs = [
             env!("CARGO_BIN_EXE_siwd").into(),
             client_program("siw-ping"),
-            client_program("siw-stat"),
+            client_program("siwctl"),
             daemon_example("transfers"),
             daemon_example("outages"),
         ];

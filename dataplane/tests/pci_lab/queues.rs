@@ -20,7 +20,7 @@ fn joined_taps() -> Netns {
 
 /// Frames received by workers, and frames forwarded between workers.
 fn received_and_forwarded(lab: &Lab) -> (u64, u64) {
-    let text = lab.guest.run("siw-stat --all --json");
+    let text = lab.guest.run("siwctl stat --all --json");
     let stats: serde_json::Value = serde_json::from_str(&text).unwrap();
     let devices = stats["devices"].as_array().unwrap();
     let received = devices

@@ -108,7 +108,7 @@ fn the_guests_kernel_shares_a_nic_that_siwd_owns() {
     }
     drop(typist);
     assert_eq!(shell.wait(GUEST_PATIENCE).status, Some(0));
-    let stats = lab.guest.run("siw-stat --json");
+    let stats = lab.guest.run("siwctl stat --json");
     let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
     let counters = &stats["devices"][0]["merged"];
     let counter = |name: &str| counters[name].as_u64().unwrap();

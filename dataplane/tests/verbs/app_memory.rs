@@ -719,7 +719,8 @@ fn operators_see_how_memory_is_reached() {
     let mut word = 0u64;
     let _remapped = register(&b.pd, pages.start, 100, EVERYTHING).unwrap();
     let _copied = register(&b.pd, (&raw mut word).cast(), 8, ALL).unwrap();
-    let out = std::process::Command::new(client_program("siw-stat"))
+    let out = std::process::Command::new(client_program("siwctl"))
+        .arg("stat")
         .arg("--socket")
         .arg(&daemon.socket)
         .output()

@@ -44,7 +44,8 @@ mod transmitter;
 
 pub use receive::OutOfOrderPolicy;
 pub use state::{
-    BuildError, CloseKind, CloseReason, DrainState, QpInitAttr, RdmapState, ReceiveProgress,
+    BuildError, CloseKind, CloseReason, DrainState, QpInitAttr, QueuePairInfo, RdmapState,
+    ReceiveProgress,
 };
 
 use crate::ddp::Msn;
@@ -364,6 +365,21 @@ impl QueuePair {
     /// Current maximum ULPDU size of an FPDU, in octets (RFC 5044 section 4.1).
     pub fn mulpdu(&self) -> u16 {
         self.transmitter.mulpdu
+    }
+
+    /// Snapshot of the stream's parameters and errors.
+    pub fn info(&self) -> QueuePairInfo {
+        QueuePairInfo {
+            state: self.state,
+            ird: self.responder.ird,
+            ord: self.requester.ord,
+            crc: self.crc,
+            mulpdu: self.transmitter.mulpdu,
+            markers_in: self.receive.has_markers(),
+            markers_out: self.transmitter.has_markers(),
+            terminate_sent: self.errors.found,
+            terminate_received: self.errors.received,
+        }
     }
 
     /// Returns whether this is a responder that has not received an FPDU yet, and therefore may not

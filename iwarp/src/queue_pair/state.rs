@@ -23,6 +23,42 @@ pub enum RdmapState {
     Error,
 }
 
+impl RdmapState {
+    /// Name of the state in RFC 5040.
+    pub fn name(self) -> &'static str {
+        match self {
+            RdmapState::Idle => "IDLE",
+            RdmapState::Rts => "RTS",
+            RdmapState::Closing => "CLOSING",
+            RdmapState::Terminate => "TERMINATE",
+            RdmapState::Error => "ERROR",
+        }
+    }
+}
+
+/// Snapshot of a queue pair's stream, for status output.
+#[derive(Debug, Clone, Copy)]
+pub struct QueuePairInfo {
+    /// State of the queue pair.
+    pub state: RdmapState,
+    /// Reads that the peer may have outstanding.
+    pub ird: u16,
+    /// Reads that this side may have outstanding.
+    pub ord: u16,
+    /// FPDUs carry a CRC.
+    pub crc: bool,
+    /// Maximum ULPDU size of an FPDU, in octets.
+    pub mulpdu: u16,
+    /// The peer sends markers.
+    pub markers_in: bool,
+    /// This side sends markers.
+    pub markers_out: bool,
+    /// First error that this side found, as sent in a Terminate.
+    pub terminate_sent: Option<TerminateCode>,
+    /// Terminate that the peer sent.
+    pub terminate_received: Option<TerminateCode>,
+}
+
 /// State of the send queue's drain (ibv_modify_qp(3), IBV_QPS_SQD).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DrainState {

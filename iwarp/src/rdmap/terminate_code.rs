@@ -19,9 +19,17 @@ impl std::fmt::Display for TerminateCode {
 }
 
 macro_rules! terminate_codes {
-    ($($(#[$meta:meta])* $name:ident = $layer:literal / $error_type:literal / $code:literal;)*) => {
+    ($(#[doc = $meaning:literal] $name:ident = $layer:literal / $error_type:literal / $code:literal;)*) => {
         impl TerminateCode {
-            $($(#[$meta])* pub const $name: TerminateCode = TerminateCode { layer: $layer, error_type: $error_type, code: $code };)*
+            $(#[doc = $meaning] pub const $name: TerminateCode = TerminateCode { layer: $layer, error_type: $error_type, code: $code };)*
+
+            /// Meaning of the code; `None` if it is not registered.
+            fn meaning(self) -> Option<&'static str> {
+                match self {
+                    $(TerminateCode::$name => Some($meaning),)*
+                    _ => None,
+                }
+            }
         }
     };
 }
@@ -92,6 +100,29 @@ terminate_codes! {
 }
 
 impl TerminateCode {
+    /// Meaning of the code with its layer, followed by the numbers, such as `DDP, tagged buffer: base
+    /// or bounds (1/1/01)`.
+    pub fn describe(self) -> String {
+        let layer = match self.layer {
+            0 => "RDMAP",
+            1 => "DDP",
+            2 => "MPA",
+            _ => "unknown layer",
+        };
+        let meaning = self.meaning().unwrap_or("unregistered code").trim();
+        let meaning = meaning.trim_end_matches('.');
+        let meaning = meaning.strip_prefix(layer).unwrap_or(meaning);
+        let meaning = meaning.trim_start_matches([':', ' ']);
+        let mut letters = meaning.chars();
+        let first = letters.next().map(|letter| letter.to_ascii_lowercase());
+        let rest = letters.as_str();
+        let first = first.filter(|_| rest.starts_with(|next: char| next.is_lowercase()));
+        match first {
+            Some(first) => format!("{layer}, {first}{rest} ({self})"),
+            None => format!("{layer}, {meaning} ({self})"),
+        }
+    }
+
     /// Returns whether the message quotes the DDP header of the offending segment (RFC 5040 figure
     /// 10).
     pub(super) fn quotes_ddp_header(self) -> bool {
@@ -113,6 +144,38 @@ impl TerminateCode {
             (1, 2) => (1..=6).contains(&self.code),
             (2, 0) => (1..=7).contains(&self.code),
             _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptions_name_the_layer_and_the_error() {
+        let unknown = TerminateCode {
+            layer: 3,
+            error_type: 1,
+            code: 2,
+        };
+        for (code, text) in [
+            (
+                TerminateCode::RDMAP_BOUNDS,
+                "RDMAP, remote protection: base or bounds (0/1/01)",
+            ),
+            (
+                TerminateCode::DDP_CATASTROPHIC,
+                "DDP, local catastrophic (1/0/00)",
+            ),
+            (
+                TerminateCode::DDP_QN,
+                "DDP, untagged buffer: invalid QN (1/2/01)",
+            ),
+            (TerminateCode::MPA_CRC, "MPA, CRC mismatch (2/0/02)"),
+            (unknown, "unknown layer, unregistered code (3/1/02)"),
+        ] {
+            assert_eq!(code.describe(), text);
         }
     }
 }

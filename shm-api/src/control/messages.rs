@@ -28,6 +28,7 @@ mod completion;
 mod connection;
 mod event;
 mod extents;
+mod inspect;
 mod memory;
 mod queue_pair;
 mod session;
@@ -38,6 +39,7 @@ pub use completion::*;
 pub use connection::*;
 pub use event::*;
 pub use extents::*;
+pub use inspect::*;
 pub use memory::*;
 pub use queue_pair::*;
 pub use session::*;
@@ -142,6 +144,8 @@ macro_rules! for_each_message {
             44 ResizeCq -> CqReply;
             45 FreeCqRing -> Empty;
             46 ModerateCq -> Empty;
+            60 ListObjects -> ListReply;
+            61 Operate -> Empty;
         }
     };
 }
@@ -184,4 +188,5 @@ const _: () = assert!(size_of::<SrqReply>() == 48 && size_of::<ModifySrq>() == 1
 const _: () = assert!(size_of::<QpStateReply>() == 72 && size_of::<CqReply>() == 40);
 const _: () = assert!(size_of::<RegMemory>() + size_of::<Header>() <= MAX_PACKET);
 const _: () = assert!(size_of::<StatsReply>() + size_of::<Header>() <= MAX_PACKET);
+const _: () = assert!(size_of::<ListReply>() + size_of::<Header>() <= MAX_PACKET);
 const _: () = assert!(size_of::<Connect>() == 600 && size_of::<CmEventMessage>() == 736);

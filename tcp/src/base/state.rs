@@ -26,3 +26,21 @@ pub enum TcpState {
     /// The connection is over (CLOSED).
     Closed,
 }
+
+impl TcpState {
+    /// Name of the state as ss(8) prints it.
+    pub fn name(self) -> &'static str {
+        match self {
+            TcpState::SynSent => "SYN-SENT",
+            TcpState::SynReceived => "SYN-RECV",
+            TcpState::Established => "ESTAB",
+            TcpState::FinWait1 => "FIN-WAIT-1",
+            TcpState::FinWait2 => "FIN-WAIT-2",
+            TcpState::CloseWait => "CLOSE-WAIT",
+            TcpState::Closing => "CLOSING",
+            TcpState::LastAck => "LAST-ACK",
+            TcpState::TimeWait => "TIME-WAIT",
+            TcpState::Closed => "UNCONN",
+        }
+    }
+}

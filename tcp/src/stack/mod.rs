@@ -65,6 +65,12 @@ pub struct TcpInfo {
     pub readable: usize,
     /// Smoothed round-trip time (RFC 6298); `None` before the first measurement.
     pub srtt: Option<Duration>,
+    /// Timestamps are agreed (RFC 7323).
+    pub timestamps: bool,
+    /// Selective acknowledgements are agreed (RFC 2018).
+    pub sack: bool,
+    /// ECN is agreed (RFC 3168).
+    pub ecn: bool,
     /// Retransmission timeout with its backoff (RFC 6298).
     pub rto: Duration,
     /// Segments that were sent again.
@@ -154,6 +160,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
             unsent: tcb.unsent,
             readable: conn.receive_queue.len_bytes(),
             srtt: (tcb.rtt.srtt > 0).then(|| Duration::from_nanos(tcb.rtt.srtt)),
+            timestamps: tcb.has(ConnectionFlags::TIMESTAMPS),
+            sack: tcb.has(ConnectionFlags::SACK),
+            ecn: tcb.has(ConnectionFlags::ECN),
             rto: Duration::from_nanos(
                 tcb.rtt
                     .retransmission_timeout(&self.shared.rto_limits, tcb.backoff),

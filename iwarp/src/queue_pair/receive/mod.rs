@@ -106,6 +106,11 @@ pub(crate) struct ReceiveState {
 }
 
 impl ReceiveState {
+    /// Returns whether the stream has markers.
+    pub(super) fn has_markers(&self) -> bool {
+        self.marker_position.has_markers()
+    }
+
     /// The start of a stream. `expects_rtr_send`: the peer will send a zero-length Send as its
     /// ready-to-receive message.
     pub fn new(

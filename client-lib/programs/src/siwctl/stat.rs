@@ -1,21 +1,13 @@
 //! Counters of a running siwd: by device, merged and per worker, under the names of nstat and of
 //! TCP-MIB (RFC 4022).
-#![forbid(unsafe_code)]
-
-use clap::Parser;
+use anyhow::{Context as _, bail};
+use clap::Args;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::path::PathBuf;
-use std::process::ExitCode;
 
-/// Show the counters of siwd, merged and for each worker.
-#[derive(Debug, Parser)]
-#[command(name = "siw-stat", version)]
-struct StatArgs {
-    /// Control socket of siwd
-    #[arg(long)]
-    socket: Option<PathBuf>,
+#[derive(Debug, Args)]
+pub struct StatArgs {
     /// Only this device
     #[arg(long)]
     device: Option<String>,
@@ -25,41 +17,23 @@ struct StatArgs {
     /// Include counters that are zero
     #[arg(long)]
     all: bool,
-    /// Print one JSON object, zeros included
-    #[arg(long)]
-    json: bool,
 }
 
 /// A counter: merged value, and value of each worker.
 type DeviceRow = (u64, Vec<u64>);
 type Rows = BTreeMap<String, DeviceRow>;
 
-fn main() -> ExitCode {
-    let args = StatArgs::parse();
-    match run(&args) {
-        Ok(text) => {
-            print!("{text}");
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("siw-stat: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn run(args: &StatArgs) -> Result<String, String> {
-    let context = siw::Context::open(args.socket.as_deref()).map_err(|error| error.to_string())?;
-    let text = context.read_stats().map_err(|error| error.to_string())?;
+/// The counters as text or as one JSON object.
+pub fn run(daemon: &siw::Context, args: &StatArgs, as_json: bool) -> anyhow::Result<String> {
     let stats: Value =
-        serde_json::from_str(&text).map_err(|error| format!("invalid answer of siwd: {error}"))?;
+        serde_json::from_str(&daemon.read_stats()?).context("invalid answer of siwd")?;
     if stats["scope"] == "client" {
-        return own_text(&stats, args.json);
+        return own_text(&stats, as_json);
     }
     let devices = devices(&stats, args)?;
     let workers = workers(&stats);
-    if args.json {
-        let mut all = as_json(&devices, &workers);
+    if as_json {
+        let mut all = to_json(&devices, &workers);
         all["clients"] = stats["clients"].clone();
         all["users"] = stats["users"].clone();
         all["control"] = stats["control"].clone();
@@ -69,10 +43,10 @@ fn run(args: &StatArgs) -> Result<String, String> {
 }
 
 /// Output for a user who is not an operator: usage and quotas of the user's own clients.
-fn own_text(stats: &Value, as_json: bool) -> Result<String, String> {
+fn own_text(stats: &Value, as_json: bool) -> anyhow::Result<String> {
     let own = list(stats, "clients").first();
     let quotas = own.and_then(|client| client["quotas"].as_object());
-    let quotas = quotas.ok_or("siwd reported no data of this client")?;
+    let quotas = quotas.context("siwd reported no data of this client")?;
     if as_json {
         return Ok(format!("{stats}\n"));
     }
@@ -135,7 +109,7 @@ struct DeviceCounters {
 }
 
 /// Collects the counters of each device.
-fn devices(stats: &Value, args: &StatArgs) -> Result<Vec<DeviceCounters>, String> {
+fn devices(stats: &Value, args: &StatArgs) -> anyhow::Result<Vec<DeviceCounters>> {
     let mut out = Vec::new();
     let mut names = Vec::new();
     let wanted = args.only.as_ref().map(|t| t.to_lowercase());
@@ -175,10 +149,9 @@ fn devices(stats: &Value, args: &StatArgs) -> Result<Vec<DeviceCounters>, String
         });
     }
     match &args.device {
-        Some(device) if out.is_empty() => Err(format!(
-            "no device {device:?}; siwd has {}",
-            names.join(", ")
-        )),
+        Some(device) if out.is_empty() => {
+            bail!("no device {device:?}; siwd has {}", names.join(", "))
+        }
         _ => Ok(out),
     }
 }
@@ -202,7 +175,7 @@ fn workers(stats: &Value) -> Rows {
     rows
 }
 
-fn as_json(devices: &[DeviceCounters], workers: &Rows) -> Value {
+fn to_json(devices: &[DeviceCounters], workers: &Rows) -> Value {
     let section = |rows: &Rows| {
         let merged: Map<_, _> = rows
             .iter()

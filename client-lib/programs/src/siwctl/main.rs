@@ -1,0 +1,155 @@
+//! `siwctl`: shows the state of a running siwd, and changes it. The lists of objects have the form of
+//! rdma(8) and ss(8), so that what reads those reads these.
+#![forbid(unsafe_code)]
+
+mod connections;
+mod objects;
+mod stat;
+mod why;
+
+use anyhow::Context as _;
+use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Show what a running siwd does, ask it why, and change it.
+#[derive(Debug, Parser)]
+#[command(name = "siwctl", version)]
+struct Arguments {
+    /// Control socket of siwd
+    #[arg(long, global = true, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Print JSON
+    #[arg(short, long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Counters, merged and for each worker
+    Stat(stat::StatArgs),
+    /// Objects: devices, clients, queue pairs and what belongs to them
+    #[command(subcommand)]
+    Show(Show),
+    /// Why a queue pair's connection ended or was not made
+    Why {
+        /// Number of the queue pair
+        #[arg(value_name = "LQPN")]
+        qp: u32,
+    },
+    /// Change a queue pair
+    #[command(subcommand)]
+    Qp(QpCommand),
+    /// Change a client
+    #[command(subcommand)]
+    Client(ClientCommand),
+    /// Change the filter of siwd's log until it restarts
+    Log {
+        /// Like `siwd --log`: a level (error, warn, info, debug, trace), or `siwd=debug,siw_tcp=info`
+        filter: String,
+    },
+    /// Print the completions of siwctl for a shell
+    Completions { shell: Shell },
+}
+
+#[derive(Debug, Subcommand)]
+enum Show {
+    /// Devices with addresses, driver and link
+    Devices,
+    /// Workers with their cores and load
+    Workers,
+    /// Connected processes and what they hold
+    Clients(objects::Filter),
+    /// Users with what they hold and their limits
+    Users,
+    /// Effective settings
+    Config,
+    /// Queue pairs, in the form of `rdma resource show qp`
+    Qp(objects::Filter),
+    /// Completion queues
+    Cq(objects::Filter),
+    /// Shared receive queues
+    Srq(objects::Filter),
+    /// Memory regions
+    Mr(objects::Filter),
+    /// Protection domains
+    Pd(objects::Filter),
+    /// Connected queue pairs, listeners and bindings
+    #[command(alias = "cm_id")]
+    CmId(objects::Filter),
+    /// Connections with the state of TCP, MPA and RDMAP, in the form of `ss -ti`
+    Conn(objects::Filter),
+    /// The latest connections that ended or were not made, with the reason
+    Ends(objects::Filter),
+}
+
+#[derive(Debug, Subcommand)]
+enum QpCommand {
+    /// Move it to ERROR and reset its connection
+    Kill {
+        /// Number of the queue pair
+        #[arg(value_name = "LQPN")]
+        qp: u32,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum ClientCommand {
+    /// Disconnect it and free its objects
+    Kill {
+        /// Number of the client in `siwctl show clients`
+        client: u64,
+    },
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let outcome = run(&arguments).and_then(|text| {
+        let mut out = std::io::stdout().lock();
+        match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+            // The reader has seen enough, like `head`.
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+            written => written.context("cannot write the output"),
+        }
+    });
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("siwctl: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Executes the command; returns its output.
+fn run(arguments: &Arguments) -> anyhow::Result<String> {
+    if let Command::Completions { shell } = &arguments.command {
+        let mut text = Vec::new();
+        clap_complete::generate(*shell, &mut Arguments::command(), "siwctl", &mut text);
+        return Ok(String::from_utf8_lossy(&text).into_owned());
+    }
+    let daemon = siw::Context::open(arguments.socket.as_deref())?;
+    let json = arguments.json;
+    match &arguments.command {
+        Command::Stat(args) => stat::run(&daemon, args, json),
+        Command::Show(show) => objects::show(&daemon, show, json),
+        Command::Why { qp } => why::explain(&daemon, *qp, json),
+        Command::Qp(QpCommand::Kill { qp }) => {
+            daemon.end_queue_pair(*qp)?;
+            Ok(String::new())
+        }
+        Command::Client(ClientCommand::Kill { client }) => {
+            daemon.end_client(*client)?;
+            Ok(String::new())
+        }
+        Command::Log { filter } => {
+            daemon.set_log_filter(filter)?;
+            Ok(String::new())
+        }
+        Command::Completions { .. } => Ok(String::new()),
+    }
+}

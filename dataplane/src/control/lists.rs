@@ -1,0 +1,533 @@
+//! Lists of objects for operators and users, a page at a time: the client names the object after which
+//! a page begins, so the daemon keeps no state between pages, and a page costs the same however long
+//! the list is.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+use nix::libc;
+use serde_json::{Value, json};
+use siw_memory::{KeyTable, Stag};
+use siw_shm::Access;
+use siw_shm::control::messages as m;
+use siw_shm::control::messages::{LIST_TEXT, ListPosition, ListReply, ObjectList};
+use siw_shm::control::{Addr, QpState};
+
+use super::context::Context;
+use super::listening::{ClientListener, Listeners};
+use super::memory::Memory;
+use super::pending::{DeferredRequest, PendingReply};
+use super::refusal::Refusal;
+use super::replies::{Outcome, Served, send_reply};
+use super::resources::{Client, ClientQp, QpPhase, Resources};
+use super::statistics::client_json;
+use crate::ids::{ClientId, CmListenerId, CommandToken, CqId, PdId, Qpn, SrqId};
+use crate::worker::messages::{Command, ConnectionSnapshot};
+
+/// Clients visited for one page; a page may be empty then.
+const CLIENTS_PER_PAGE: usize = 1024;
+/// Set in the position of a listener, whose list follows that of the queue pairs.
+const LISTENERS: u64 = 1 << 63;
+
+/// A page of a list.
+struct Page {
+    reply: Box<ListReply>,
+}
+
+impl Page {
+    /// An empty page after this position.
+    fn new(after: ListPosition) -> Page {
+        Page {
+            reply: Box::new(ListReply {
+                next: after,
+                is_last: 0,
+                len: 0,
+                text: [0; LIST_TEXT],
+            }),
+        }
+    }
+
+    /// Adds the object at `position`. Returns false if the page has no room for it; an object that no
+    /// page has room for is left out.
+    fn add(&mut self, position: ListPosition, object: &Value) -> bool {
+        let line = format!("{object}\n");
+        let start = self.reply.len as usize;
+        match self.reply.text.get_mut(start..start + line.len()) {
+            Some(place) => place.copy_from_slice(line.as_bytes()),
+            None if start > 0 => return false,
+            None => {
+                self.reply.next = position;
+                return true;
+            }
+        }
+        self.reply.len += line.len() as u32;
+        self.reply.next = position;
+        true
+    }
+}
+
+/// Answers a request for a page of a list.
+pub(super) fn list_objects(
+    context: &mut Context,
+    memory: &Memory,
+    listeners: &Listeners,
+    id: ClientId,
+    seq: u32,
+    request: &m::ListObjects,
+) -> Outcome {
+    let Some(list) = ObjectList::from_u32(request.list) else {
+        let why = format!("no list {}", request.list);
+        return Err(Refusal::new(libc::EINVAL, why));
+    };
+    let after = request.after;
+    let viewer = Viewer::of(context.resources.client_mut(id)?);
+    let resources = &context.resources;
+    let mut page = Page::new(after);
+    let is_last = match list {
+        ObjectList::Connections => {
+            return Ok(ask_worker(context, id, viewer, after));
+        }
+        ObjectList::Ends => add_ends(&mut page, resources, viewer),
+        ObjectList::Clients => add_of_clients(&mut page, resources, viewer, |client, page, _| {
+            page.add(at(client, 0), &client_json(client))
+        }),
+        ObjectList::QueuePairs => {
+            add_of_clients(&mut page, resources, viewer, |client, page, after| {
+                add_objects(
+                    page,
+                    client,
+                    &client.qps,
+                    (Qpn, after),
+                    |number| number.0,
+                    |number, qp| queue_pair_json(context, *number, qp),
+                )
+            })
+        }
+        ObjectList::CompletionQueues => {
+            add_of_clients(&mut page, resources, viewer, |client, page, after| {
+                add_objects(
+                    page,
+                    client,
+                    &client.cqs,
+                    (CqId, after),
+                    |number| number.0,
+                    |number, cq| {
+                        json!({
+                            "cqn": number.0,
+                            "cqe": cq.entries,
+                            "users": cq.qps,
+                            "channel": cq.channel.map(|channel| channel.0),
+                        })
+                    },
+                )
+            })
+        }
+        ObjectList::SharedReceiveQueues => {
+            add_of_clients(&mut page, resources, viewer, |client, page, after| {
+                add_objects(
+                    page,
+                    client,
+                    &client.srqs,
+                    (SrqId, after),
+                    |number| number.0,
+                    |number, srq| {
+                        json!({
+                            "srqn": number.0,
+                            "pdn": srq.pd.0,
+                            "users": srq.qps,
+                            "max_wr": srq.max_wr,
+                            "posted": srq.posted_requests(),
+                        })
+                    },
+                )
+            })
+        }
+        ObjectList::MemoryRegions => {
+            add_of_clients(&mut page, resources, viewer, |client, page, after| {
+                add_objects(
+                    page,
+                    client,
+                    &client.mrs,
+                    (Stag, after),
+                    |key| key.0,
+                    |key, region| {
+                        let mut row = region_json(&memory.keys, *key);
+                        row["pdn"] = region.pd.0.into();
+                        row
+                    },
+                )
+            })
+        }
+        ObjectList::ProtectionDomains => {
+            add_of_clients(&mut page, resources, viewer, |client, page, after| {
+                add_objects(
+                    page,
+                    client,
+                    &client.pds,
+                    (PdId, after),
+                    |number| number.0,
+                    |number, pd| json!({ "pdn": number.0, "users": pd.users }),
+                )
+            })
+        }
+        ObjectList::CmIds => add_cm_ids(&mut page, context, listeners, viewer),
+    };
+    page.reply.is_last = is_last.into();
+    send_reply::<m::ListObjects>(context.resources.client_mut(id)?, seq, &page.reply)
+}
+
+/// Whose objects a client may see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Viewer {
+    is_operator: bool,
+    uid: u32,
+}
+
+impl Viewer {
+    /// Operators see the objects of all users.
+    pub fn of(client: &Client) -> Viewer {
+        Viewer {
+            is_operator: client.account.is_operator(),
+            uid: client.account.uid(),
+        }
+    }
+
+    /// Returns true for an operator.
+    pub fn is_operator(self) -> bool {
+        self.is_operator
+    }
+
+    /// Returns true if the objects of this user are visible.
+    pub fn sees(self, user: u32) -> bool {
+        self.is_operator || self.uid == user
+    }
+}
+
+fn at(client: &Client, object: u32) -> ListPosition {
+    ListPosition {
+        major: client.id.0,
+        minor: object.into(),
+    }
+}
+
+/// Adds objects of the clients from the page's position on. `add` gets the number of the client's last
+/// object in earlier pages, and returns false if the page is full. Returns true after the last client.
+fn add_of_clients(
+    page: &mut Page,
+    resources: &Resources,
+    viewer: Viewer,
+    mut add: impl FnMut(&Client, &mut Page, Option<u32>) -> bool,
+) -> bool {
+    let start = page.reply.next;
+    let first = Bound::Included(ClientId(start.major));
+    let mut clients = resources.clients.range((first, Bound::Unbounded));
+    for _ in 0..CLIENTS_PER_PAGE {
+        let Some((id, client)) = clients.next() else {
+            return true;
+        };
+        let is_continued = id.0 == start.major;
+        let after = is_continued.then_some(start.minor as u32);
+        if viewer.sees(client.account.uid()) && !add(client, page, after) {
+            return false;
+        }
+        // The next page begins with the next client.
+        page.reply.next = ListPosition {
+            major: id.0,
+            minor: u32::MAX.into(),
+        };
+    }
+    false
+}
+
+/// Adds a client's objects after a number, with the client that has them. Returns false if the page is
+/// full.
+fn add_objects<K: Ord + Copy, V>(
+    page: &mut Page,
+    client: &Client,
+    objects: &BTreeMap<K, V>,
+    (key_of, after): (fn(u32) -> K, Option<u32>),
+    number: impl Fn(&K) -> u32,
+    to_json: impl Fn(&K, &V) -> Value,
+) -> bool {
+    let first = after.map_or(Bound::Unbounded, |after| Bound::Excluded(key_of(after)));
+    for (key, object) in objects.range((first, Bound::Unbounded)) {
+        let mut row = to_json(key, object);
+        add_owner(&mut row, client);
+        if !page.add(at(client, number(key)), &row) {
+            return false;
+        }
+    }
+    true
+}
+
+fn add_owner(row: &mut Value, client: &Client) {
+    row["client"] = client.id.0.into();
+    row["pid"] = client.peer.pid.into();
+    row["name"] = client.name.as_str().into();
+}
+
+/// State in the terms of verbs (ibv_query_qp(3)).
+fn verbs_state(qp: &ClientQp) -> &'static str {
+    match (qp.state, qp.phase) {
+        (QpState::Idle, QpPhase::Connecting) => "RTR",
+        (QpState::Idle, _) => "INIT",
+        (QpState::Rtr, _) => "RTR",
+        (QpState::Rts, _) => "RTS",
+        (QpState::Sqd, _) => "SQD",
+        (QpState::Closing | QpState::Terminate | QpState::Error, _) => "ERR",
+    }
+}
+
+fn address_text(address: Addr) -> Option<String> {
+    address.to_socket_addr().map(|address| address.to_string())
+}
+
+fn device_name(context: &Context, device: usize) -> &str {
+    let view = context.devices.views.get(device);
+    view.map_or("", |device| device.name.as_str())
+}
+
+fn queue_pair_json(context: &Context, number: Qpn, qp: &ClientQp) -> Value {
+    json!({
+        "device": device_name(context, qp.device),
+        "device_index": qp.device,
+        "lqpn": number.0,
+        "rqpn": qp.pair.as_ref().map_or(0, |pair| pair.peer_qpn.0),
+        "pdn": qp.attr.pd,
+        "type": "RC",
+        "state": verbs_state(qp),
+        "worker": qp.worker,
+        "send_cqn": qp.send_cq.0,
+        "recv_cqn": qp.recv_cq.0,
+        "srqn": qp.srq.map(|srq| srq.0),
+        "ird": qp.ird,
+        "ord": qp.ord,
+        "src_addr": address_text(qp.local),
+        "dst_addr": address_text(qp.peer),
+    })
+}
+
+fn region_json(keys: &KeyTable, key: Stag) -> Value {
+    let fields = keys.with_entry(key, |region| {
+        let access = region.access_rights();
+        let rights = [
+            (Access::LOCAL_WRITE, "local_write"),
+            (Access::REMOTE_WRITE, "remote_write"),
+            (Access::REMOTE_READ, "remote_read"),
+            (Access::REMOTE_ATOMIC, "remote_atomic"),
+            (Access::MW_BIND, "mw_bind"),
+        ];
+        let rights = rights.iter().filter(|(right, _)| access.contains(*right));
+        let rights: Vec<&str> = rights.map(|(_, name)| *name).collect();
+        (region.base_address(), region.len(), rights)
+    });
+    let (iova, len, rights) = fields.unwrap_or_default();
+    json!({
+        "mrn": key.0 >> 8,
+        "rkey": key.0,
+        "lkey": key.0,
+        "iova": iova,
+        "mrlen": len,
+        "access": rights,
+    })
+}
+
+/// Adds connected queue pairs, and then listeners and bindings.
+fn add_cm_ids(page: &mut Page, context: &Context, listeners: &Listeners, viewer: Viewer) -> bool {
+    let resources = &context.resources;
+    if page.reply.next.major & LISTENERS == 0 {
+        let complete = add_of_clients(page, resources, viewer, |client, page, after| {
+            let first = after.map_or(Bound::Unbounded, |after| Bound::Excluded(Qpn(after)));
+            let qps = client.qps.range((first, Bound::Unbounded));
+            for (number, qp) in qps.filter(|(_, qp)| qp.phase != QpPhase::Detached) {
+                let mut row = json!({
+                    "device": device_name(context, qp.device),
+                    "device_index": qp.device,
+                    "lqpn": number.0,
+                    "qp-type": "RC",
+                    "state": match (qp.state, qp.phase) {
+                        (_, QpPhase::Connecting) | (QpState::Rts | QpState::Sqd, _) => "CONNECT",
+                        _ => "DISCONNECT",
+                    },
+                    "ps": "TCP",
+                    "src_addr": address_text(qp.local),
+                    "dst_addr": address_text(qp.peer),
+                });
+                add_owner(&mut row, client);
+                if !page.add(at(client, number.0), &row) {
+                    return false;
+                }
+            }
+            true
+        });
+        if !complete {
+            return false;
+        }
+        page.reply.next = ListPosition {
+            major: LISTENERS,
+            minor: 0,
+        };
+    }
+    let after = CmListenerId((page.reply.next.major & !LISTENERS) as u32);
+    for (number, listener) in listeners.after(after).take(CLIENTS_PER_PAGE) {
+        let position = ListPosition {
+            major: LISTENERS | u64::from(number.0),
+            minor: 0,
+        };
+        let owner = resources.clients.get(&listener.client);
+        let Some(client) = owner.filter(|client| viewer.sees(client.account.uid())) else {
+            page.reply.next = position;
+            continue;
+        };
+        let mut row = listener_json(context, number, listener);
+        add_owner(&mut row, client);
+        if !page.add(position, &row) {
+            return false;
+        }
+    }
+    let last = CmListenerId((page.reply.next.major & !LISTENERS) as u32);
+    listeners.after(last).next().is_none()
+}
+
+fn listener_json(context: &Context, number: CmListenerId, listener: &ClientListener) -> Value {
+    let devices = listener.devices.iter();
+    let devices: Vec<&str> = devices
+        .map(|device| device_name(context, *device))
+        .collect();
+    json!({
+        "device": devices.first(),
+        "device_index": listener.devices.first(),
+        "devices": devices,
+        "cm-idn": number.0,
+        "state": if listener.listening { "LISTEN" } else { "ADDR_BOUND" },
+        "ps": "TCP",
+        "src_addr": listener.scope.to_socket_addr(listener.port).to_string(),
+        "backlog": listener.backlog,
+        "waiting": listener.waiting,
+    })
+}
+
+/// Adds ended connections. Returns true after the last one.
+fn add_ends(page: &mut Page, resources: &Resources, viewer: Viewer) -> bool {
+    let after = page.reply.next.major;
+    for (number, end) in resources.ends.after(after) {
+        let position = ListPosition {
+            major: number,
+            minor: 0,
+        };
+        if viewer.sees(end.user) && !page.add(position, &end.to_json()) {
+            return false;
+        }
+        page.reply.next = position;
+    }
+    true
+}
+
+/// Asks a worker for its connections from a position on: worker, and slot in its table.
+fn ask_worker(context: &mut Context, id: ClientId, viewer: Viewer, from: ListPosition) -> Served {
+    let token = context.workers.next_token(Some(id));
+    let last_worker = context.workers.worker_count().saturating_sub(1);
+    let worker = usize::try_from(from.major).unwrap_or(0).min(last_worker);
+    let command = Command::ListConnections {
+        token,
+        from: u32::try_from(from.minor).unwrap_or(u32::MAX),
+        user: (!viewer.is_operator).then_some(viewer.uid),
+    };
+    context.workers.post_command(worker, command);
+    Served::Deferred(PendingReply::Connections { token })
+}
+
+/// Answers a request for connections with a worker's snapshots. `next` is the worker's slot at which the
+/// next page begins.
+pub(super) fn on_connections(
+    context: &mut Context,
+    worker: usize,
+    token: CommandToken,
+    connections: &[ConnectionSnapshot],
+    next: Option<u32>,
+) {
+    let Some(id) = token.client else {
+        return;
+    };
+    let mut page = Page::new(ListPosition {
+        major: worker as u64,
+        minor: 0,
+    });
+    let mut next = next;
+    for connection in connections {
+        let position = ListPosition {
+            major: worker as u64,
+            minor: u64::from(connection.slot) + 1,
+        };
+        if !page.add(position, &connection_json(context, worker, connection)) {
+            next = Some(connection.slot);
+            break;
+        }
+    }
+    let workers = context.workers.worker_count();
+    let (major, minor) = match next {
+        Some(slot) => (worker, slot),
+        None => (worker + 1, 0),
+    };
+    page.reply.next = ListPosition {
+        major: major as u64,
+        minor: minor.into(),
+    };
+    page.reply.is_last = (major >= workers).into();
+    let Some(client) = context.resources.clients.get_mut(&id) else {
+        return;
+    };
+    let waits = |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::Connections { token: t } if t == token);
+    if let Some(DeferredRequest { seq, .. }) = client.waiting.take_if(waits) {
+        let _ = client
+            .conn
+            .send_reply::<m::ListObjects>(seq, &page.reply, &[]);
+        context.resources.answered.push(id);
+    }
+}
+
+fn connection_json(context: &Context, worker: usize, connection: &ConnectionSnapshot) -> Value {
+    let mut row = json!({
+        "device": device_name(context, connection.device),
+        "lqpn": connection.qpn.0,
+        "worker": worker,
+        "phase": connection.phase,
+        "rdmap": {
+            "state": connection.rdmap.state.name(),
+            "ird": connection.rdmap.ird,
+            "ord": connection.rdmap.ord,
+            "crc": connection.rdmap.crc,
+            "mulpdu": connection.rdmap.mulpdu,
+            "markers_in": connection.rdmap.markers_in,
+            "markers_out": connection.rdmap.markers_out,
+            "terminate_sent": connection.rdmap.terminate_sent.map(|code| code.describe()),
+            "terminate_received": connection.rdmap.terminate_received.map(|code| code.describe()),
+        },
+    });
+    if let Some(tcp) = &connection.tcp {
+        row["tcp"] = json!({
+            "state": tcp.state.name(),
+            "local": tcp.local.to_string(),
+            "remote": tcp.remote.to_string(),
+            "timestamps": tcp.timestamps,
+            "sack": tcp.sack,
+            "ecn": tcp.ecn,
+            "rto_us": tcp.rto.as_micros() as u64,
+            "rtt_us": tcp.srtt.map(|time| time.as_nanos() as f64 / 1e3),
+            "mss": tcp.effective_mss,
+            "cwnd_bytes": tcp.cwnd,
+            "ssthresh_bytes": (tcp.ssthresh != u32::MAX).then_some(tcp.ssthresh),
+            "snd_wnd": tcp.send_window,
+            "unacked_bytes": tcp.in_flight,
+            "notsent_bytes": tcp.unsent,
+            "readable_bytes": tcp.readable,
+            "retrans": tcp.retransmits,
+            "timeouts": tcp.timeouts,
+            "peer_fin": tcp.peer_fin,
+        });
+    }
+    if let Some(client) = context.resources.clients.get(&connection.client) {
+        add_owner(&mut row, client);
+    }
+    row
+}

@@ -1,0 +1,88 @@
+//! Actions of operators on a running daemon.
+
+use nix::libc;
+use siw_shm::control::AsyncEventKind;
+use siw_shm::control::messages as m;
+use siw_shm::control::messages::OperatorAction;
+
+use super::context::Context;
+use super::lists::Viewer;
+use super::refusal::Refusal;
+use super::replies::{EMPTY, Outcome, send_reply};
+use super::resources::QpPhase;
+use crate::host;
+use crate::ids::{ClientId, Qpn};
+use crate::worker::messages::{Command, ModifyTarget};
+
+/// Performs the action, for an operator or, where it concerns one user, for that user.
+pub(super) fn operate(
+    context: &mut Context,
+    id: ClientId,
+    seq: u32,
+    request: &m::Operate,
+) -> Outcome {
+    let Some(action) = OperatorAction::from_u32(request.action) else {
+        let why = format!("no action {}", request.action);
+        return Err(Refusal::new(libc::EINVAL, why));
+    };
+    let caller = context.resources.client_mut(id)?;
+    let (viewer, pid) = (Viewer::of(caller), caller.peer.pid);
+    match action {
+        OperatorAction::EndQueuePair => end_queue_pair(context, viewer, request.target)?,
+        OperatorAction::EndClient => end_client(context, viewer, request.target)?,
+        OperatorAction::SetLogFilter if !viewer.is_operator() => {
+            return Err(Refusal::new(
+                libc::EPERM,
+                "only operators can change the log: root, the user of siwd, and the group in [control] operators",
+            ));
+        }
+        OperatorAction::SetLogFilter => {
+            let filter = request.text.to_text();
+            host::set_log_filter(&filter).map_err(|why| Refusal::new(libc::EINVAL, why))?;
+            tracing::warn!(pid, "the filter of the log is now {filter:?}");
+        }
+    }
+    send_reply::<m::Operate>(context.resources.client_mut(id)?, seq, &EMPTY)
+}
+
+/// Moves a queue pair to ERROR; its work requests are flushed, its connection is reset.
+fn end_queue_pair(context: &mut Context, viewer: Viewer, target: u64) -> Result<(), Refusal> {
+    let no_such = || Refusal::new(libc::ENOENT, format!("no queue pair {target}"));
+    let qpn = u32::try_from(target).map(Qpn).map_err(|_| no_such())?;
+    let owner = context.resources.owner_of_qp(qpn).ok_or_else(no_such)?;
+    let client = context.resources.client_mut(owner)?;
+    if !viewer.sees(client.account.uid()) {
+        return Err(no_such());
+    }
+    let qp = client.qps.get(&qpn).ok_or_else(no_such)?;
+    if qp.phase == QpPhase::Detached {
+        let why = format!("queue pair {qpn} is not connected");
+        return Err(Refusal::new(libc::ENOTCONN, why));
+    }
+    let worker = qp.worker;
+    let why = "an operator ended the queue pair";
+    context.record_end(qpn, true, Some(why));
+    if let Some(qp) = context.resources.qp_mut(owner, qpn) {
+        // The worker's report would name the reset that follows.
+        qp.end_is_recorded = true;
+    }
+    let token = context.workers.next_token(None);
+    let to = Some(ModifyTarget::Error);
+    let command = Command::Modify { qpn, to, token };
+    context.workers.post_command(worker, command);
+    let resources = &mut context.resources;
+    resources.post_async_event(owner, AsyncEventKind::QpFatal, qpn.0, why);
+    Ok(())
+}
+
+/// Closes a client with all its objects.
+fn end_client(context: &mut Context, viewer: Viewer, target: u64) -> Result<(), Refusal> {
+    let id = ClientId(target);
+    let found = context.resources.clients.get(&id);
+    if !found.is_some_and(|client| viewer.sees(client.account.uid())) {
+        return Err(Refusal::new(libc::ENOENT, format!("no client {target}")));
+    }
+    let why = "an operator ended the client".to_owned();
+    context.resources.faulty.push((id, why));
+    Ok(())
+}

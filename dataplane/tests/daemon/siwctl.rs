@@ -1,0 +1,338 @@
+//! `siwctl` against a running daemon: its lists and explanations name what the clients have and did.
+
+use std::collections::BTreeSet;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+use siw::{CmChannel, CmEvent, CmListener, ConnectOptions, Context, ObjectList, QpInit};
+
+use super::client_faults::{as_user, open_to_all};
+use crate::common::{Daemon, End, PATIENCE, client_program, pair, ping};
+
+/// Runs siwctl; returns its exit status, output and errors.
+fn siwctl(daemon: &Daemon, args: &[&str]) -> (Option<i32>, String, String) {
+    let out = Command::new(client_program("siwctl"))
+        .args(args)
+        .arg("--socket")
+        .arg(&daemon.socket)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (out.status.code(), text(&out.stdout), text(&out.stderr))
+}
+
+fn shown(daemon: &Daemon, args: &[&str]) -> String {
+    let (status, out, error) = siwctl(daemon, args);
+    assert_eq!(status, Some(0), "{args:?}: {error}");
+    out
+}
+
+fn shown_json(daemon: &Daemon, args: &[&str]) -> Vec<Value> {
+    let args = [args, &["--json"]].concat();
+    serde_json::from_str(&shown(daemon, &args)).unwrap()
+}
+
+fn numbers(rows: &[Value], key: &str) -> BTreeSet<u64> {
+    rows.iter().map(|row| row[key].as_u64().unwrap()).collect()
+}
+
+#[test]
+fn lists_show_the_objects_of_the_clients() {
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 4096);
+    ping(&a, &b);
+    let both = BTreeSet::from([u64::from(a.qp.qp_num()), u64::from(b.qp.qp_num())]);
+    let qps = shown_json(&daemon, &["show", "qp"]);
+    assert_eq!(numbers(&qps, "lqpn"), both);
+    for (end, device) in [(&a, "siw0"), (&b, "siw1")] {
+        let number = end.qp.qp_num();
+        let row = qps.iter().find(|row| row["lqpn"] == number).unwrap();
+        for (key, value) in [("ifname", device), ("type", "RC"), ("state", "RTS")] {
+            assert_eq!(row[key], value, "{row}");
+        }
+        assert_eq!(row["pid"], std::process::id());
+        let line = format!(
+            "link {device}/1 lqpn {number} pdn {} rqpn 0 type RC state RTS pid {} comm ",
+            row["pdn"], row["pid"]
+        );
+        let text = shown(&daemon, &["show", "qp", "--device", device]);
+        assert!(
+            text.starts_with(&line) && text.lines().count() == 1,
+            "{text}"
+        );
+    }
+    let regions = shown_json(&daemon, &["show", "mr"]);
+    let keys: BTreeSet<String> = regions
+        .iter()
+        .map(|row| row["rkey"].as_str().unwrap().into())
+        .collect();
+    let expected = [&a, &b].map(|end| format!("0x{:x}", end.mr.rkey()));
+    assert_eq!(keys, BTreeSet::from(expected));
+    assert!(
+        regions.iter().all(|row| row["mrlen"] == 4096),
+        "{regions:?}"
+    );
+    for (kind, count) in [
+        ("cq", 2),
+        ("pd", 2),
+        ("srq", 0),
+        ("cm-id", 2),
+        ("conn", 2),
+        ("ends", 0),
+    ] {
+        assert_eq!(shown_json(&daemon, &["show", kind]).len(), count, "{kind}");
+    }
+    let listener = CmListener::new(&b.cm, None, "10.77.0.2:0".parse().unwrap(), 8, 0).unwrap();
+    let ids = shown(&daemon, &["show", "cm-id"]);
+    let line = format!("state LISTEN ps TCP pid {}", std::process::id());
+    assert!(ids.contains(&line), "{ids}");
+    assert!(
+        ids.contains(&format!("src-addr {} ", listener.local_addr())),
+        "{ids}"
+    );
+    let clients = shown_json(
+        &daemon,
+        &["show", "clients", "--pid", &std::process::id().to_string()],
+    );
+    assert!(clients.len() == 2 && clients.iter().all(|client| client["queue_pairs"] == 1));
+    let devices = shown_json(&daemon, &["show", "devices"]);
+    assert_eq!(devices[1]["addresses"][0], "10.77.0.2");
+}
+
+/// The state of connections has the numbers of both ends.
+#[test]
+fn connections_show_tcp_and_rdmap() {
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 4096);
+    for _ in 0..20 {
+        ping(&a, &b);
+        ping(&b, &a);
+    }
+    let rows = shown_json(&daemon, &["show", "conn"]);
+    let of = |end: &End| {
+        rows.iter()
+            .find(|row| row["lqpn"] == end.qp.qp_num())
+            .unwrap()
+    };
+    let (tcp_a, tcp_b) = (&of(&a)["tcp"], &of(&b)["tcp"]);
+    assert_eq!(
+        (&tcp_a["local"], &tcp_a["remote"]),
+        (&tcp_b["remote"], &tcp_b["local"])
+    );
+    assert_eq!(
+        (&tcp_a["state"], &tcp_a["sack"]),
+        (&"ESTAB".into(), &true.into())
+    );
+    assert!(tcp_a["rtt_us"].as_f64().unwrap() > 0.0);
+    assert_eq!(
+        (
+            of(&a)["rdmap"]["ord"].clone(),
+            of(&b)["rdmap"]["state"].clone()
+        ),
+        (of(&b)["rdmap"]["ird"].clone(), "RTS".into())
+    );
+    let text = shown(
+        &daemon,
+        &["show", "conn", "--lqpn", &a.qp.qp_num().to_string()],
+    );
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 3, "{text}");
+    assert!(lines[1].starts_with("ESTAB "), "{text}");
+    for word in [
+        "\tts sack rto:",
+        " rtt:",
+        " cwnd:",
+        "rdma:(state:RTS phase:running crc:",
+    ] {
+        assert!(lines[2].contains(word), "{word}: {text}");
+    }
+}
+
+#[test]
+fn ends_have_their_reason() {
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 4096);
+    let number = a.qp.qp_num().to_string();
+    shown(&daemon, &["qp", "kill", &number]);
+    for end in [&a, &b] {
+        assert!(matches!(
+            end.cm.get_event(Some(PATIENCE)).unwrap(),
+            CmEvent::Disconnected(_)
+        ));
+    }
+    let why = shown(&daemon, &["why", &number]);
+    assert!(
+        why.contains("is in ERR.")
+            && why.contains("disconnected: an operator ended the queue pair"),
+        "{why}"
+    );
+    let why = shown(&daemon, &["why", &b.qp.qp_num().to_string()]);
+    assert!(
+        why.contains("disconnected: the peer reset the connection"),
+        "{why}"
+    );
+    // A connect that fails.
+    let end = End::new(&daemon.context(), 64);
+    let nobody = "10.77.0.2:9".parse().unwrap();
+    end.qp
+        .connect(&end.cm, nobody, &ConnectOptions::default())
+        .unwrap();
+    assert!(matches!(
+        end.cm.get_event(Some(PATIENCE)).unwrap(),
+        CmEvent::Rejected(_)
+    ));
+    let ends = shown_json(&daemon, &["show", "ends"]);
+    let last = ends.last().unwrap();
+    assert_eq!(ends.len(), 3, "{ends:?}");
+    assert_eq!(
+        (&last["event"], &last["dst_addr"]),
+        (&"not connected".into(), &"10.77.0.2:9".into())
+    );
+    assert_eq!(last["reason"], "nothing listens at that address and port");
+    // An orderly close, by both ends.
+    let (c, e) = pair(&daemon, 64);
+    c.qp.disconnect().unwrap();
+    for end in [&c, &e] {
+        assert!(matches!(
+            end.cm.get_event(Some(PATIENCE)).unwrap(),
+            CmEvent::Disconnected(_)
+        ));
+    }
+    let why = shown(&daemon, &["why", &e.qp.qp_num().to_string()]);
+    assert!(
+        why.contains("disconnected: one end closed the connection"),
+        "{why}"
+    );
+}
+
+#[test]
+fn a_killed_client_is_closed_and_others_go_on() {
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 4096);
+    let victim = End::new(&daemon.context(), 64);
+    let number = victim.qp.qp_num().to_string();
+    let row = &shown_json(&daemon, &["show", "qp", "--lqpn", &number, "--details"])[0];
+    shown(&daemon, &["client", "kill", &row["client"].to_string()]);
+    let event = victim.ctx.get_async_event(Some(PATIENCE)).unwrap();
+    assert!(
+        event.reason.contains("an operator ended the client"),
+        "{event:?}"
+    );
+    ping(&a, &b);
+    assert_eq!(shown_json(&daemon, &["show", "qp"]).len(), 2);
+}
+
+/// Ordinary users see and change their own objects only.
+#[test]
+fn users_see_only_their_own_objects() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("skipped: only root can become another user");
+        return;
+    }
+    let daemon = Daemon::loopback();
+    open_to_all(&daemon);
+    let (a, _b) = pair(&daemon, 4096);
+    let theirs = as_user(65_534, || Context::open(Some(&daemon.socket)).unwrap());
+    let own = End::new(&theirs, 64);
+    let lines = |list| theirs.list_objects(list).unwrap();
+    assert_eq!(lines(ObjectList::QueuePairs).lines().count(), 1);
+    assert!(lines(ObjectList::QueuePairs).contains(&format!("\"lqpn\":{}", own.qp.qp_num())));
+    let connected = [ObjectList::Connections, ObjectList::CmIds, ObjectList::Ends];
+    assert!(connected.iter().all(|list| lines(*list).is_empty()));
+    for refused in [
+        theirs.end_queue_pair(a.qp.qp_num()),
+        theirs.end_client(1),
+        theirs.set_log_filter("off"),
+    ] {
+        let error = refused.unwrap_err().to_string();
+        assert!(
+            error.contains("no queue pair")
+                || error.contains("no client")
+                || error.contains("only operators"),
+            "{error}"
+        );
+    }
+    let seen = daemon
+        .context()
+        .list_objects(ObjectList::QueuePairs)
+        .unwrap();
+    assert_eq!(seen.lines().count(), 3);
+}
+
+/// A list longer than a page has each object once, however many clients hold them.
+#[test]
+fn long_lists_are_complete() {
+    let daemon = Daemon::loopback();
+    let ends: Vec<End> = (0..40).map(|_| End::new(&daemon.context(), 64)).collect();
+    let many: Vec<End> = (0..500).map(|_| ends[0].another()).collect();
+    let expected: BTreeSet<u64> = ends
+        .iter()
+        .chain(&many)
+        .map(|end| end.qp.qp_num().into())
+        .collect();
+    let rows = shown_json(&daemon, &["show", "qp"]);
+    assert_eq!((rows.len(), numbers(&rows, "lqpn")), (540, expected));
+    assert_eq!(shown_json(&daemon, &["show", "mr"]).len(), 540);
+    let channel = CmChannel::new(&ends[0].ctx).unwrap();
+    let any = "10.77.0.1:0".parse().unwrap();
+    let listeners: Vec<CmListener> = (0..200)
+        .map(|_| CmListener::new(&channel, None, any, 1, 0).unwrap())
+        .collect();
+    assert_eq!(
+        shown_json(&daemon, &["show", "cm-id"]).len(),
+        listeners.len()
+    );
+    let unused = ends[1]
+        .pd
+        .create_qp(&ends[1].cq, &ends[1].cq, &QpInit::default())
+        .unwrap();
+    drop(unused);
+    assert_eq!(
+        shown_json(&daemon, &["show", "qp", "--lqpn", "4000000"]).len(),
+        0
+    );
+}
+
+#[test]
+fn bad_input_is_refused_with_the_reason() {
+    let daemon = Daemon::loopback();
+    let idle = End::new(&daemon.context(), 64);
+    let idle = idle.qp.qp_num().to_string();
+    for (args, status, reason) in [
+        (&["qp", "kill", "4000000"][..], 1, "no queue pair 4000000"),
+        (&["qp", "kill", &idle], 1, "is not connected"),
+        (&["client", "kill", "4000000"], 1, "no client 4000000"),
+        (&["why", "4000000"], 1, "knows no queue pair 4000000"),
+        (&["log", "siwd=,="], 1, "invalid filter"),
+        (
+            &["show", "mr", "--device", "siw0"],
+            1,
+            "belong to no device",
+        ),
+        (&["show", "everything"], 2, "unrecognized subcommand"),
+        (&["qp", "kill", "x"], 2, "invalid value"),
+    ] {
+        let (code, out, error) = siwctl(&daemon, args);
+        assert_eq!(code, Some(status), "{args:?}: {error}");
+        assert!(
+            error.contains(reason) && out.is_empty(),
+            "{args:?}: {error}"
+        );
+    }
+    shown(&daemon, &["log", "siwd=debug"]);
+    let absent = Command::new(client_program("siwctl"))
+        .args(["show", "qp", "--socket", "/nonexistent/siwd.sock"])
+        .output()
+        .unwrap();
+    let error = String::from_utf8_lossy(&absent.stderr).into_owned();
+    assert!(
+        !absent.status.success() && error.contains("/nonexistent/siwd.sock"),
+        "{error}"
+    );
+    let completions = Command::new(client_program("siwctl"))
+        .args(["completions", "bash"])
+        .output()
+        .unwrap();
+    assert!(String::from_utf8_lossy(&completions.stdout).contains("_siwctl"));
+}

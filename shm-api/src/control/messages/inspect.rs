@@ -1,0 +1,101 @@
+//! Lists of objects, and actions of operators.
+
+use super::Text;
+use bytemuck::{Pod, Zeroable};
+
+macro_rules! numbered {
+    ($(#[$doc:meta])* $name:ident { $($(#[$entry:meta])* $variant:ident = $number:literal,)* }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[repr(u32)]
+        pub enum $name { $($(#[$entry])* $variant = $number,)* }
+
+        impl $name {
+            /// All values.
+            pub const ALL: &[$name] = &[$($name::$variant),*];
+
+            /// The value with this number.
+            pub fn from_u32(number: u32) -> Option<$name> {
+                $name::ALL.iter().copied().find(|value| *value as u32 == number)
+            }
+        }
+    };
+}
+
+numbered! {
+    /// A list of objects that [`ListObjects`] reads, one JSON object for each.
+    ObjectList {
+        Clients = 1,
+        QueuePairs = 2,
+        CompletionQueues = 3,
+        SharedReceiveQueues = 4,
+        MemoryRegions = 5,
+        ProtectionDomains = 6,
+        /// Listeners, bindings and connected queue pairs.
+        CmIds = 7,
+        /// State of the connections of queue pairs in their workers: TCP, MPA and RDMAP.
+        Connections = 8,
+        /// Connections that have ended or were never made, the oldest first, with the reason.
+        Ends = 9,
+    }
+}
+
+/// Position in a list: the object after which it continues. Zero is its start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct ListPosition {
+    pub major: u64,
+    pub minor: u64,
+}
+
+/// Reads a part of a list. Operators get the objects of all clients, others those of their own user.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct ListObjects {
+    /// [`ObjectList`].
+    pub list: u32,
+    pub reserved: u32,
+    /// Zero, or the position in the last reply.
+    pub after: ListPosition,
+}
+
+/// Bytes of [`ListReply::text`].
+pub const LIST_TEXT: usize = 7168;
+
+/// A part of a list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct ListReply {
+    /// Position for the next request.
+    pub next: ListPosition,
+    /// 1 if nothing follows.
+    pub is_last: u32,
+    /// Bytes used in `text`.
+    pub len: u32,
+    /// JSON objects, each followed by a line feed.
+    pub text: [u8; LIST_TEXT],
+}
+
+numbered! {
+    /// An action of an operator on a running daemon.
+    OperatorAction {
+        /// Moves a queue pair to ERROR and resets its connection; its owner may do that too.
+        EndQueuePair = 1,
+        /// Closes a client with all its objects; its user may do that too.
+        EndClient = 2,
+        /// Replaces the filter of the log by `text`.
+        SetLogFilter = 3,
+    }
+}
+
+/// Performs an [`OperatorAction`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Operate {
+    /// [`OperatorAction`].
+    pub action: u32,
+    pub reserved: u32,
+    /// Number of the queue pair or client.
+    pub target: u64,
+    pub text: Text<256>,
+}
