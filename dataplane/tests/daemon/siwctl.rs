@@ -336,3 +336,131 @@ fn bad_input_is_refused_with_the_reason() {
         .unwrap();
     assert!(String::from_utf8_lossy(&completions.stdout).contains("_siwctl"));
 }
+
+/// Value of a sample in Prometheus' text format.
+fn sample(metrics: &str, name: &str) -> f64 {
+    let found = metrics
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    let value = found.unwrap_or_else(|| panic!("{name} is missing:\n{metrics}"));
+    value.parse().unwrap()
+}
+
+/// Each counter has the value that the statistics have, and those of a transfer are what was sent.
+#[test]
+fn metrics_have_the_values_of_the_statistics() {
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 4096);
+    for _ in 0..20 {
+        ping(&a, &b);
+    }
+    let metrics = shown(&daemon, &["metrics", "--text", "--clients", "100"]);
+    // siwctl is a client too, with the number of the test's client plus its own runs.
+    assert_eq!(sample(&metrics, "siwd_clients"), 3.0);
+    assert_eq!(
+        sample(&metrics, "siwd_worker_queue_pairs{worker=\"0\"}"),
+        2.0
+    );
+    // Those of the receiver; those of the sender wait for acknowledgements.
+    let completions = sample(&metrics, "siwd_worker_completions_total{worker=\"0\"}");
+    assert!((20.0..=40.0).contains(&completions), "{completions}");
+    assert_eq!(
+        sample(&metrics, "siwd_tcp_curr_estab{device=\"siw1\"}"),
+        1.0
+    );
+    assert!(sample(&metrics, "siwd_siw_tcp_in_bytes_total{device=\"siw1\"}") > 20.0 * 16.0);
+    let stats: Value = serde_json::from_str(&shown(&daemon, &["stat", "--json"])).unwrap();
+    for device in stats["devices"].as_array().unwrap() {
+        for (counter, words) in [
+            ("TcpPassiveOpens", "tcp_passive_opens"),
+            ("TcpActiveOpens", "tcp_active_opens"),
+            ("TcpRetransSegs", "tcp_retrans_segs"),
+            ("TcpInCsumErrors", "tcp_in_csum_errors"),
+        ] {
+            let name = format!("siwd_{words}_total{{device={}}}", device["device"]);
+            let value = device["merged"][counter].as_f64().unwrap();
+            assert_eq!(sample(&metrics, &name), value, "{name}");
+        }
+    }
+    let own = format!(
+        "siwd_client_queue_pairs{{client=\"1\",pid=\"{}\"",
+        std::process::id()
+    );
+    assert!(metrics.contains(&own), "{metrics}");
+    // Every name in the dashboard and the alert rules exists.
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/monitoring");
+    for file in ["siwd-dashboard.json", "siwd-alerts.yml"] {
+        let text = std::fs::read_to_string(folder.join(file)).unwrap();
+        let mut names: Vec<&str> = text
+            .split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_')
+            .collect();
+        names.retain(|word| word.starts_with("siwd_"));
+        assert!(names.len() > 5, "{file}");
+        for name in names {
+            assert!(
+                metrics.contains(&format!("\n{name}")),
+                "{file}: {name} is no metric"
+            );
+        }
+    }
+}
+
+/// The exporter serves readers of both formats, and ends with the daemon.
+#[test]
+fn the_exporter_serves_metrics_until_the_daemon_ends() {
+    use std::io::{BufRead, BufReader, Read, Write};
+    let daemon = Daemon::loopback();
+    let (status, _, error) = siwctl(&daemon, &["metrics", "--listen", "0.0.0.0:0"]);
+    assert_eq!(status, Some(1));
+    assert!(error.contains("not a loopback address"), "{error}");
+    let mut exporter = Command::new(client_program("siwctl"))
+        .args(["metrics", "--listen", "127.0.0.1:0", "--socket"])
+        .arg(&daemon.socket)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(exporter.stderr.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    let address = line.trim().rsplit('/').nth(1).unwrap().to_owned();
+    let get = |path: &str, accept: &str| {
+        let mut conn = std::net::TcpStream::connect(&address).unwrap();
+        write!(
+            conn,
+            "GET {path} HTTP/1.1\r\nHost: x\r\nAccept: {accept}\r\nConnection: close\r\n\r\n"
+        )
+        .unwrap();
+        let mut answer = String::new();
+        conn.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let answer = get("/metrics", "application/openmetrics-text; version=1.0.0");
+    assert!(
+        answer.starts_with("HTTP/1.1 200") && answer.contains("# EOF"),
+        "{answer}"
+    );
+    let answer = get("/metrics", "text/plain");
+    assert!(
+        answer.contains("version=0.0.4") && !answer.contains("# EOF"),
+        "{answer}"
+    );
+    assert!(get("/", "text/plain").starts_with("HTTP/1.1 404"));
+    assert!(daemon.stop().success());
+    // It may have noticed after the last request.
+    if let Ok(mut conn) = std::net::TcpStream::connect(&address) {
+        let _ = write!(
+            conn,
+            "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        );
+        let mut answer = String::new();
+        let _ = conn.read_to_string(&mut answer);
+        assert!(
+            answer.is_empty() || answer.starts_with("HTTP/1.1 503"),
+            "{answer}"
+        );
+    }
+    assert_eq!(exporter.wait().unwrap().code(), Some(1));
+    let mut rest = String::new();
+    said.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("siwd has ended"), "{rest}");
+}

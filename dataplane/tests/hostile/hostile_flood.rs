@@ -113,7 +113,7 @@ fn judge(n: impl Fn(&str) -> u64, sent: &Sent, time: Duration) {
         + n("IpReasmReqds")
         + n("IpInUnknownProtos")
         + n("IpInHdrErrors")
-        + n("SiwNotForUs")
+        + n("SiwOtherAddress")
         + n("ArpIn")
         + n("IcmpInMsgs");
     let errors = n("TcpInErrs") + n("IpInAddrErrors") + n("TcpInCsumErrors");

@@ -203,7 +203,7 @@ counters! {
     /// Packets with impossible addresses (martians).
     martians = "IpInAddrErrors",
     /// Frames for other devices or VLANs, or of other protocols.
-    not_for_us = "SiwNotForUs",
+    not_for_us = "SiwOtherAddress",
     /// IPv6 packets whose extension headers are malformed or contain an option that must be
     /// rejected.
     header_errors = "IpInHdrErrors",

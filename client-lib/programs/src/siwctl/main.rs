@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod connections;
+mod metrics;
 mod objects;
 mod stat;
 mod why;
@@ -52,6 +53,8 @@ enum Command {
         /// Like `siwd --log`: a level (error, warn, info, debug, trace), or `siwd=debug,siw_tcp=info`
         filter: String,
     },
+    /// Metrics in the OpenMetrics format, printed or served to Prometheus
+    Metrics(metrics::MetricsArgs),
     /// Print the completions of siwctl for a shell
     Completions { shell: Shell },
 }
@@ -150,6 +153,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<String> {
             daemon.set_log_filter(filter)?;
             Ok(String::new())
         }
+        Command::Metrics(args) => metrics::run(&daemon, args),
         Command::Completions { .. } => Ok(String::new()),
     }
 }
