@@ -92,10 +92,10 @@ mod record;
 mod stream;
 
 pub use environment::{ExtBufRef, QpEnv, QpEvent, RingFault};
-pub use mpa::{MarkerPolicy, MpaConfig, MpaError, NegotiatedParameters};
+pub use mpa::{MarkerPolicy, MpaConfig, MpaError, NegotiatedParameters, OutOfOrderPolicy};
 pub use queue_pair::{
-    BuildError, CloseKind, CloseReason, DrainState, OutOfOrderPolicy, QpInitAttr, QueuePair,
-    QueuePairInfo, RdmapState, ReceiveProgress,
+    BuildError, CloseKind, CloseReason, DrainState, QpInitAttr, QueuePair, QueuePairInfo,
+    RdmapState, ReceiveProgress,
 };
 pub use rdmap::terminate::{TerminateBitOrder, TerminateCode};
 pub use record::{

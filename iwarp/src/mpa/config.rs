@@ -2,7 +2,6 @@
 
 use super::frame::MAX_PRIVATE_DATA;
 use crate::ddp::Msn;
-use crate::queue_pair::OutOfOrderPolicy;
 use crate::rdmap::terminate::TerminateBitOrder;
 
 /// Policy for the CRC of FPDUs (RFC 5044 section 7.1.1: on when either side requests it).
@@ -21,6 +20,19 @@ impl MpaCrcPolicy {
     pub(super) fn requests_crc(self) -> bool {
         self != Self::IfAsked
     }
+}
+
+/// Selects the streams that may place payload beyond a gap. All of them need the CRC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub enum OutOfOrderPolicy {
+    /// None: everything is placed in order.
+    #[default]
+    Off,
+    /// Streams with markers, which prove where an FPDU begins.
+    Markers,
+    /// Additionally, streams in which every FPDU so far lay inside one segment: the sender aligns
+    /// FPDUs.
+    Aligned,
 }
 
 /// Policy for the markers in a device's streams (RFC 5044 sections 4.3 and 7.1.1): each side

@@ -23,7 +23,7 @@ mod initiator;
 pub mod marker;
 mod responder;
 
-pub use config::{MarkerPolicy, MpaConfig, MpaCrcPolicy, RtrKind, RtrKinds};
+pub use config::{MarkerPolicy, MpaConfig, MpaCrcPolicy, OutOfOrderPolicy, RtrKind, RtrKinds};
 pub use error::MpaError;
 pub use frame::{EnhancedData, MAX_PRIVATE_DATA, MPA_HEADER_LEN, MpaFrame, MpaFrameKind};
 pub use initiator::{InitiatorStep, MpaInitiator};

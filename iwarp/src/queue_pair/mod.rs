@@ -42,7 +42,6 @@ mod state;
 mod transmit;
 mod transmitter;
 
-pub use receive::OutOfOrderPolicy;
 pub use state::{
     BuildError, CloseKind, CloseReason, DrainState, QpInitAttr, QueuePairInfo, RdmapState,
     ReceiveProgress,
@@ -51,7 +50,7 @@ pub use state::{
 use crate::ddp::Msn;
 use crate::environment::{QpEnv, QpEvent};
 use crate::mpa::marker::MarkerPosition;
-use crate::mpa::{NegotiatedParameters, RtrKind};
+use crate::mpa::{NegotiatedParameters, OutOfOrderPolicy, RtrKind};
 use crate::rdmap::terminate::{TerminateBitOrder, TerminateCode, TerminatePayload};
 use receive::ReceiveState;
 use requester::Requester;

@@ -5,8 +5,6 @@
 //!
 //! The window bounds the stream behind the message.
 
-use std::collections::VecDeque;
-
 use crate::ddp::ControlOctets;
 use crate::environment::QpEnv;
 use crate::mpa::fpdu::{FpduSource, PlainStream};
@@ -19,31 +17,6 @@ use crate::stream::RxStream;
 /// Maximum number of FPDUs examined behind one waiting message: each is searched from the start of the
 /// stream.
 const EXAMINED_MAX: u32 = 4096;
-
-/// FPDUs processed ahead of a waiting message.
-#[derive(Debug, Default)]
-pub(super) struct ProcessedAhead {
-    /// Stream position of the waiting message.
-    waiting_at: u64,
-    /// Stream position of the first FPDU not examined.
-    examined_to: u64,
-    /// Number of FPDUs examined behind this message.
-    examined: u32,
-    /// Stream positions of the processed FPDUs, ascending.
-    processed: VecDeque<u64>,
-}
-
-impl ProcessedAhead {
-    /// Returns whether the FPDU at this stream position was processed, and forgets it.
-    #[inline]
-    pub(super) fn take(&mut self, position: u64) -> bool {
-        let is_next = self.processed.front() == Some(&position);
-        if is_next {
-            self.processed.pop_front();
-        }
-        is_next
-    }
-}
 
 /// The rest of a stream from an offset on.
 struct Behind<'a, R> {

@@ -11,189 +11,30 @@
 //! section 6).
 
 mod ahead;
+mod early_fpdus;
 mod out_of_order;
-mod untagged;
+mod receive_state;
 
-pub(crate) use untagged::ReceiveContext;
+pub(crate) use receive_state::{ReceiveContext, ReceiveState, SegmentError};
 
-pub use out_of_order::OutOfOrderPolicy;
-
-use crate::ddp::prefetch::prefetch_behind;
 use crate::ddp::{
-    ControlOctets, DDP_VERSION, Msn, TAGGED_HDR_LEN, TaggedHeader, UNTAGGED_HDR_LEN, UntaggedHeader,
+    ControlOctets, DDP_VERSION, TAGGED_HDR_LEN, TaggedHeader, UNTAGGED_HDR_LEN, UntaggedHeader,
 };
 use crate::environment::QpEnv;
 use crate::mpa::fpdu::{
     self, FpduInfo, FpduSource, HEAD_LEN, LEN_FIELD, PlainStream, UnmarkedStream,
 };
-use crate::mpa::marker::MarkerPosition;
 use crate::queue_pair::QueuePair;
-use crate::queue_pair::error_mapping::tagged_buffer_code;
-use crate::queue_pair::state::{QpInitAttr, RdmapState, ReceiveProgress};
+use crate::queue_pair::state::{RdmapState, ReceiveProgress};
 use crate::rdmap::terminate::{OffendingSegment, TerminateCode};
-use crate::rdmap::{RDMAP_VERSION, RdmapOpcode, ReadRequestHeader};
+use crate::rdmap::{RDMAP_VERSION, RdmapOpcode};
 use crate::stream::{RxStream, StreamPiece};
-use ahead::ProcessedAhead;
-use out_of_order::{AlreadyPlaced, OutOfOrderPlacement};
+use out_of_order::AlreadyPlaced;
 use siw_memory::key_table::LastKey;
 use siw_memory::{KeyReader, RegisteredMemory};
-use siw_shm::Access;
-use untagged::{DelayedDelivery, OpenReceive};
 
 /// Untagged queues of RFC 5040 section 4.1 and RFC 7306 section 5.
 const QUEUE_COUNT: u32 = 4;
-
-/// Reason why a segment ends the stream.
-#[derive(Debug)]
-pub(crate) struct SegmentError {
-    pub code: TerminateCode,
-    /// The segment is a Read Request with this header.
-    pub read: Option<ReadRequestHeader>,
-    /// The segment begins a message for which there is no receive work request. A Read Request beyond
-    /// IRD has the same code.
-    pub lacks_receive: bool,
-}
-
-impl SegmentError {
-    /// There is no receive work request.
-    fn no_receive() -> Self {
-        Self {
-            code: TerminateCode::DDP_NO_BUFFER,
-            read: None,
-            lacks_receive: true,
-        }
-    }
-}
-
-impl From<TerminateCode> for SegmentError {
-    fn from(code: TerminateCode) -> Self {
-        Self {
-            code,
-            read: None,
-            lacks_receive: false,
-        }
-    }
-}
-
-/// State of the incoming stream and of the message being received.
-#[derive(Debug)]
-pub(crate) struct ReceiveState {
-    marker_position: MarkerPosition,
-    /// The first FPDU has arrived.
-    pub has_first_fpdu: bool,
-    /// The peer's ready-to-receive Send has not arrived yet: it consumes no receive work request.
-    expects_rtr_send: bool,
-    /// The last segment of the last RDMA Write has not arrived yet.
-    is_write_open: bool,
-    /// Bytes of the last RDMA Write, which directly following Immediate Data reports.
-    write_len: u32,
-    /// MSN of the next Send or Immediate Data.
-    expected_send_msn: Msn,
-    /// The peer may send Immediate Data that belongs to the following Send.
-    joins_immediate: bool,
-    open: OpenReceive,
-    /// Time that a message may wait for a receive work request, in milliseconds; 0: no wait.
-    pub receive_wait_ms: u32,
-    /// The next FPDU begins a message that waits for a receive work request.
-    pub awaits_receive: bool,
-    /// A complete Send that is not delivered yet; nothing after it is received until it is.
-    delayed_delivery: Option<DelayedDelivery>,
-    /// The flush stopped at its budget: the ring may hold more requests.
-    pub has_unflushed: bool,
-    pub out_of_order: OutOfOrderPlacement,
-    /// Present once a message has waited.
-    ahead: Option<Box<ProcessedAhead>>,
-}
-
-impl ReceiveState {
-    /// Returns whether the stream has markers.
-    pub(super) fn has_markers(&self) -> bool {
-        self.marker_position.has_markers()
-    }
-
-    /// The start of a stream. `expects_rtr_send`: the peer will send a zero-length Send as its
-    /// ready-to-receive message.
-    pub fn new(
-        first_msn: Msn,
-        marker_position: MarkerPosition,
-        expects_rtr_send: bool,
-        policy: OutOfOrderPolicy,
-    ) -> Self {
-        Self {
-            marker_position,
-            has_first_fpdu: false,
-            expects_rtr_send,
-            is_write_open: false,
-            write_len: 0,
-            expected_send_msn: first_msn,
-            joins_immediate: false,
-            open: OpenReceive::default(),
-            receive_wait_ms: 0,
-            awaits_receive: false,
-            delayed_delivery: None,
-            has_unflushed: false,
-            out_of_order: OutOfOrderPlacement::new(policy),
-            ahead: None,
-        }
-    }
-
-    /// Sets whether Immediate Data may belong to the following Send; see
-    /// [`crate::NegotiatedParameters::joins_immediate`].
-    pub fn with_joined_immediate(mut self, joins_immediate: bool) -> Self {
-        self.joins_immediate = joins_immediate;
-        self
-    }
-
-    /// Sets the time that messages may wait for receive work requests.
-    pub fn with_receive_wait(mut self, milliseconds: u32) -> Self {
-        self.receive_wait_ms = milliseconds;
-        self
-    }
-
-    /// Returns whether a Send has arrived only in part.
-    pub fn is_within_message(&self) -> bool {
-        self.open.is_active && !self.is_delivery_delayed()
-    }
-
-    /// Returns whether a complete Send waits until no other worker uses the key that it invalidates.
-    #[inline]
-    pub fn is_delivery_delayed(&self) -> bool {
-        self.delayed_delivery.is_some()
-    }
-
-    /// Places a segment of an RDMA Write with `len` octets of payload, which `place` copies to an offset
-    /// in registered memory. Each segment is handled independently: a gap in TO is legal (PROTOCOL.md
-    /// section 8.3). On failure nothing has changed.
-    #[inline(always)]
-    fn on_write<'k>(
-        &mut self,
-        (keys, attr): (&'k KeyReader, &QpInitAttr),
-        last_key: &mut LastKey<'k>,
-        header: &TaggedHeader,
-        len: u32,
-        place: impl FnOnce(&RegisteredMemory, u64) -> bool,
-    ) -> Result<(), TerminateCode> {
-        let (is_first, is_last) = (!self.is_write_open, header.control.is_last());
-        // STag and TO of a zero-length segment are not checked (RFC 5041 section 5.2).
-        if len > 0 {
-            let range = (header.stag, header.to, len);
-            let (mr, off) = attr
-                .check_key_with(keys, last_key, range, Access::REMOTE_WRITE)
-                .map_err(tagged_buffer_code)?;
-            if !is_last {
-                // The header does not tell the length of the message.
-                prefetch_behind(mr, off, len, u32::MAX, is_first);
-            }
-            if !place(mr, off) {
-                return Err(TerminateCode::LOCAL_CATASTROPHIC);
-            }
-        }
-        let before = if is_first { 0 } else { self.write_len };
-        self.write_len = before.wrapping_add(len);
-        self.is_write_open = !is_last;
-        Ok(())
-    }
-}
 
 /// Counts the pieces of the stream that contain the first `len` octets.
 fn count_pieces(rx: &impl RxStream, len: usize) -> u32 {

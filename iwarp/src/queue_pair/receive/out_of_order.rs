@@ -7,13 +7,12 @@
 //! skips only the copy. All other FPDUs wait for their turn: errors are found, reported and answered
 //! in order.
 
-use std::collections::VecDeque;
-
-use super::ReceiveState;
+use super::receive_state::ReceiveState;
 use crate::ddp::{
-    ControlOctets, DDP_VERSION, MAX_HDR_LEN, QN_SEND, TAGGED_HDR_LEN, TaggedHeader, UntaggedHeader,
+    ControlOctets, DDP_VERSION, QN_SEND, TAGGED_HDR_LEN, TaggedHeader, UntaggedHeader,
 };
 use crate::environment::QpEnv;
+use crate::mpa::OutOfOrderPolicy;
 use crate::mpa::fpdu::{FpduInfo, FpduSource, LEN_FIELD, PlainStream, UnmarkedStream};
 use crate::mpa::marker::{self, MarkerPosition};
 use crate::queue_pair::QueuePair;
@@ -22,95 +21,6 @@ use crate::rdmap::{RDMAP_VERSION, RdmapOpcode};
 use crate::stream::RxStream;
 use siw_memory::{KeyReader, RegisteredMemory};
 use siw_shm::Access;
-
-/// Maximum number of remembered FPDUs; further ones are placed in order.
-const MAX_PLACED_FPDUS: usize = 4096;
-
-/// Selects the streams that may place payload beyond a gap. All of them need the CRC.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
-pub enum OutOfOrderPolicy {
-    /// None: everything is placed in order.
-    #[default]
-    Off,
-    /// Streams with markers, which prove where an FPDU begins.
-    Markers,
-    /// Additionally, streams in which every FPDU so far lay inside one segment: the sender aligns
-    /// FPDUs.
-    Aligned,
-}
-
-/// An FPDU that was placed before its turn.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct PlacedFpdu {
-    /// Octets of the stream before the FPDU.
-    position: u64,
-    ulpdu_len: u16,
-    hdr: [u8; MAX_HDR_LEN],
-}
-
-/// State of a queue pair's stream for out-of-order placement.
-#[derive(Debug, Default)]
-pub(crate) struct OutOfOrderPlacement {
-    pub policy: OutOfOrderPolicy,
-    /// An FPDU spanned two pieces of the stream: the sender, or a device on the path, does not align
-    /// FPDUs.
-    pub is_unaligned: bool,
-    /// Octets of the stream that were consumed.
-    pub position: u64,
-    /// Placed FPDUs, sorted by position.
-    placed: VecDeque<PlacedFpdu>,
-}
-
-impl OutOfOrderPlacement {
-    /// Creates the state of a stream with no placed FPDUs.
-    pub fn new(policy: OutOfOrderPolicy) -> Self {
-        Self {
-            policy,
-            ..Self::default()
-        }
-    }
-
-    /// Returns whether no placed FPDU waits for its turn.
-    #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.placed.is_empty()
-    }
-
-    /// Returns whether the alignment of FPDUs to segments still has to be observed.
-    #[inline]
-    pub fn is_watching_alignment(&self) -> bool {
-        self.policy == OutOfOrderPolicy::Aligned && !self.is_unaligned
-    }
-
-    /// Removes the entry of the FPDU at `position`, whose turn it is. `true`: the same FPDU was
-    /// already placed.
-    #[cold]
-    pub fn take(&mut self, position: u64, fpdu: &FpduInfo) -> bool {
-        let is_past = |placed: &PlacedFpdu| placed.position < position;
-        while self.placed.front().is_some_and(is_past) {
-            self.placed.pop_front();
-        }
-        match self.placed.front() {
-            Some(placed) if placed.position == position => {
-                let is_same = placed.ulpdu_len == fpdu.ulpdu_len && placed.hdr == fpdu.hdr;
-                self.placed.pop_front();
-                is_same
-            }
-            _ => false,
-        }
-    }
-
-    /// Index in the queue for an FPDU at `position`. `None`: it is already there, and its placed data
-    /// may be in use, or the queue is full.
-    fn insertion_index(&self, position: u64) -> Option<usize> {
-        if self.placed.len() >= MAX_PLACED_FPDUS {
-            return None;
-        }
-        self.placed
-            .binary_search_by_key(&position, |placed| placed.position)
-            .err()
-    }
-}
 
 /// A stream that begins `start` octets into another.
 struct StreamTail<'a, R> {
@@ -286,12 +196,7 @@ impl QueuePair {
                 .receive
                 .place_early(env.keys(), &self.attr, rx, &fpdu, wants);
             if is_placed {
-                let placed = PlacedFpdu {
-                    position,
-                    ulpdu_len: fpdu.ulpdu_len,
-                    hdr: fpdu.hdr,
-                };
-                self.receive.out_of_order.placed.insert(index, placed);
+                self.receive.out_of_order.insert(index, position, &fpdu);
             }
         }
         rx.take(&fpdu);
