@@ -20,7 +20,7 @@ use super::peers::{PeerCredentials, SubordinateUsers, has_descriptors_waiting};
 use super::quotas::{self, Account, Quota};
 use super::refusal::Refusal;
 use super::replies::{Outcome, Served};
-use super::resources::Client;
+use super::resources::{Client, Resources};
 use super::shared_receive;
 use super::socket::BoundSocket;
 use crate::config::LimitsConfig;
@@ -124,9 +124,9 @@ impl Acceptor {
     }
 
     /// Takes a client whose HELLO is overdue, and tells it.
-    pub fn take_silent_client(&mut self, context: &Context) -> Option<ClientId> {
+    pub fn take_silent_client(&mut self, resources: &Resources) -> Option<ClientId> {
         while let Some((deadline, id)) = self.silent.front().copied() {
-            let client = context.resources.clients.get(&id);
+            let client = resources.clients.get(&id);
             let silent = client.filter(|client| !client.greeted);
             if silent.is_some() && Instant::now() < deadline {
                 return None;

@@ -15,11 +15,11 @@ use siw_shm::control::messages as m;
 use siw_shm::{CqGeometry, CqProducer};
 
 use super::context::Context;
-use super::pending::{DeferredRequest, PendingReply};
+use super::pending::PendingReply;
 use super::quotas::{Quota, channel_amounts};
 use super::refusal::Refusal;
 use super::replies::{EMPTY, Outcome, Served, send_reply, send_reply_with_fds};
-use super::resources::{ClientChannel, CompletionQueue};
+use super::resources::{ClientChannel, CompletionQueue, Resources};
 use crate::ids::{ClientId, CompletionChannelId, CqId};
 use crate::worker::completion_queues::{CqModeration, WorkerCq};
 use crate::worker::messages::Command;
@@ -27,16 +27,16 @@ use crate::worker::messages::Command;
 /// Quota amounts of a completion channel.
 const COMPLETION_CHANNEL: [(Quota, u64); 3] = channel_amounts(EVENT_STREAM_BYTES);
 
-pub(super) fn create_channel(context: &mut Context, id: ClientId, seq: u32) -> Outcome {
-    context.resources.charge(id, &COMPLETION_CHANNEL)?;
+pub(super) fn create_channel(resources: &mut Resources, id: ClientId, seq: u32) -> Outcome {
+    resources.charge(id, &COMPLETION_CHANNEL)?;
     let (write, read) = match siw_shm::control::event_stream() {
         Ok(ends) => ends,
         Err(error) => {
-            context.resources.release(id, &COMPLETION_CHANNEL);
+            resources.release(id, &COMPLETION_CHANNEL);
             return Err(Refusal::no_shared_memory(error));
         }
     };
-    let client = context.resources.client_mut(id)?;
+    let client = resources.client_mut(id)?;
     let channel = CompletionChannelId(client.next_number());
     let reply = m::IdReply {
         id: channel.0,
@@ -51,12 +51,12 @@ pub(super) fn create_channel(context: &mut Context, id: ClientId, seq: u32) -> O
 }
 
 pub(super) fn destroy_channel(
-    context: &mut Context,
+    resources: &mut Resources,
     id: ClientId,
     seq: u32,
     channel: CompletionChannelId,
 ) -> Outcome {
-    let client = context.resources.client_mut(id)?;
+    let client = resources.client_mut(id)?;
     let found = client
         .channels
         .get(&channel)
@@ -66,7 +66,7 @@ pub(super) fn destroy_channel(
     }
     client.channels.remove(&channel);
     let outcome = send_reply::<m::DestroyChannel>(client, seq, &EMPTY);
-    context.resources.release(id, &COMPLETION_CHANNEL);
+    resources.release(id, &COMPLETION_CHANNEL);
     outcome
 }
 
@@ -160,17 +160,14 @@ pub(super) fn destroy_cq(context: &mut Context, id: ClientId, cq: CqId) -> Outco
     Ok(Served::Deferred(PendingReply::FreeCq { cq, token, left }))
 }
 
-pub(super) fn finish_free_cq(context: &mut Context, id: ClientId) {
-    let Some(client) = context.resources.clients.get_mut(&id) else {
+pub(super) fn finish_free_cq(resources: &mut Resources, id: ClientId) {
+    let Some(client) = resources.clients.get_mut(&id) else {
         return;
     };
-    let Some(DeferredRequest {
-        seq,
-        what: PendingReply::FreeCq { cq, .. },
-    }) = client
-        .waiting
-        .take_if(|waiting| matches!(waiting.what, PendingReply::FreeCq { .. }))
-    else {
+    let Some((seq, cq)) = client.take_waiting(|what| match what {
+        PendingReply::FreeCq { cq, .. } => Ok(cq),
+        other => Err(other),
+    }) else {
         return;
     };
     if let Some(queue) = client.cqs.remove(&cq) {
@@ -186,11 +183,9 @@ pub(super) fn finish_free_cq(context: &mut Context, id: ClientId) {
         }
     }
     let _ = client.conn.send_reply::<m::DestroyCq>(seq, &EMPTY, &[]);
-    context.resources.cqs.release_number(cq.0);
-    context
-        .resources
-        .release(id, &[(Quota::CompletionQueues, 1)]);
-    context.resources.answered.push(id);
+    resources.cqs.release_number(cq.0);
+    resources.release(id, &[(Quota::CompletionQueues, 1)]);
+    resources.answered.push(id);
 }
 
 pub(super) fn resize_cq(context: &mut Context, id: ClientId, request: &m::ResizeCq) -> Outcome {
@@ -232,17 +227,14 @@ pub(super) fn resize_cq(context: &mut Context, id: ClientId, request: &m::Resize
     }))
 }
 
-pub(super) fn finish_resize_cq(context: &mut Context, id: ClientId) {
-    let Some(client) = context.resources.clients.get_mut(&id) else {
+pub(super) fn finish_resize_cq(resources: &mut Resources, id: ClientId) {
+    let Some(client) = resources.clients.get_mut(&id) else {
         return;
     };
-    let waits =
-        |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::ResizeCq { .. });
-    let Some(DeferredRequest {
-        seq,
-        what: PendingReply::ResizeCq { cq, geometry, .. },
-    }) = client.waiting.take_if(waits)
-    else {
+    let Some((seq, (cq, geometry))) = client.take_waiting(|what| match what {
+        PendingReply::ResizeCq { cq, geometry, .. } => Ok((cq, geometry)),
+        other => Err(other),
+    }) else {
         return;
     };
     if let Some(queue) = client.cqs.get_mut(&cq) {
@@ -253,7 +245,7 @@ pub(super) fn finish_resize_cq(context: &mut Context, id: ClientId) {
             .conn
             .send_reply::<m::ResizeCq>(seq, &reply, fd.as_slice());
     }
-    context.resources.answered.push(id);
+    resources.answered.push(id);
 }
 
 pub(super) fn free_cq_ring(

@@ -62,7 +62,7 @@ impl Connections {
 
     pub(super) fn destroy_cm_channel(
         &self,
-        context: &mut Context,
+        resources: &mut Resources,
         id: ClientId,
         seq: u32,
         channel: CmChannelId,
@@ -76,14 +76,14 @@ impl Connections {
         if users > 0 {
             return Err(Refusal::in_use("CM channel", users as u32));
         }
-        let client = context.resources.client_mut(id)?;
+        let client = resources.client_mut(id)?;
         let outbox = client
             .cm_channels
             .remove(&channel)
             .ok_or_else(|| Refusal::no_such("CM channel", channel.0))?;
         let outcome = send_reply::<m::DestroyCmChannel>(client, seq, &EMPTY);
-        context.resources.outboxes.remove(&outbox.epoll_token());
-        context.resources.release(id, &CM_CHANNEL);
+        resources.outboxes.remove(&outbox.epoll_token());
+        resources.release(id, &CM_CHANNEL);
         outcome
     }
 
@@ -358,13 +358,13 @@ impl Connections {
     /// Moves events to another channel, see [`m::MigrateCm`].
     pub(super) fn migrate_events(
         &mut self,
-        context: &mut Context,
+        resources: &mut Resources,
         id: ClientId,
         seq: u32,
         request: &m::MigrateCm,
     ) -> Outcome {
         let channel = CmChannelId(request.cm_channel);
-        let client = context.resources.client_mut(id)?;
+        let client = resources.client_mut(id)?;
         if !client.cm_channels.contains_key(&channel) {
             return Err(Refusal::no_such("CM channel", channel.0));
         }
@@ -389,7 +389,7 @@ impl Connections {
                 .ok_or_else(|| Refusal::no_such("connection request", request.request))?
                 .cm_channel = channel;
         }
-        send_reply::<m::MigrateCm>(context.resources.client_mut(id)?, seq, &EMPTY)
+        send_reply::<m::MigrateCm>(resources.client_mut(id)?, seq, &EMPTY)
     }
 
     /// Ends a listener or a binding, see [`m::Unlisten`].
@@ -435,7 +435,7 @@ impl Connections {
     }
 
     /// Reports a connection request that ended before the application answered it.
-    pub(super) fn on_request_gone(&mut self, context: &mut Context, request: RequestId) {
+    pub(super) fn on_request_gone(&mut self, resources: &mut Resources, request: RequestId) {
         self.pairing.forget_request(request);
         let Some((number, found)) = self.requests.remove_by_worker_request(request) else {
             return;
@@ -446,15 +446,8 @@ impl Connections {
         event.listener = found.listener.0;
         event.request = number.0;
         let (client, channel) = (found.client, found.cm_channel);
-        if !cm::has_channel_flag(
-            &context.resources,
-            client,
-            Some(channel),
-            CM_OMIT_CANCELLATIONS,
-        ) {
-            context
-                .resources
-                .post_cm_event(client, Some(channel), &event);
+        if !cm::has_channel_flag(resources, client, Some(channel), CM_OMIT_CANCELLATIONS) {
+            resources.post_cm_event(client, Some(channel), &event);
         }
     }
 
@@ -566,28 +559,28 @@ impl Connections {
 }
 
 pub(super) fn create_cm_channel(
-    context: &mut Context,
+    resources: &mut Resources,
     id: ClientId,
     seq: u32,
     flags: u64,
 ) -> Outcome {
-    context.resources.charge(id, &CM_CHANNEL)?;
+    resources.charge(id, &CM_CHANNEL)?;
     let (ours, theirs) = match ControlSocket::new_pair() {
         Ok(ends) => ends,
         Err(error) => {
-            context.resources.release(id, &CM_CHANNEL);
+            resources.release(id, &CM_CHANNEL);
             return Err(Refusal::no_shared_memory(error));
         }
     };
-    let client = context.resources.client_mut(id)?;
+    let client = resources.client_mut(id)?;
     let channel = CmChannelId(client.next_number());
     let reply = m::IdReply {
         id: channel.0,
         reserved: 0,
     };
     send_reply_with_fds::<m::CreateCmChannel>(client, seq, &reply, &[theirs.as_fd()])?;
-    let token = context.resources.next_outbox_token(id, Some(channel));
-    let client = context.resources.client_mut(id)?;
+    let token = resources.next_outbox_token(id, Some(channel));
+    let client = resources.client_mut(id)?;
     let version = client.conn.agreed_version();
     let mut outbox = Outbox::new(ours, token, version, client.events_waiting.clone());
     outbox.flags = flags;

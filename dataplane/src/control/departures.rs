@@ -236,12 +236,13 @@ impl Departures {
     pub fn forget_helper(&mut self, id: ClientId, done: CommandToken) {
         let found = self.clients.iter_mut().find(|one| one.client.id == id);
         if let Some(departing) = found {
-            departing.client.waiting.take_if(|waiting| {
-                matches!(
-                    waiting.what,
-                    PendingReply::MakeArena { token, .. } | PendingReply::FreeArena { token }
-                        if token == done
-                )
+            departing.client.take_waiting(|what| match what {
+                PendingReply::MakeArena { token, .. } | PendingReply::FreeArena { token }
+                    if token == done =>
+                {
+                    Ok(())
+                }
+                other => Err(other),
             });
         }
     }

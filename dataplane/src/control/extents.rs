@@ -47,31 +47,31 @@ pub(super) enum Received {
 impl Memory {
     pub(super) fn reg_memory(
         &self,
-        context: &mut Context,
+        resources: &mut Resources,
         id: ClientId,
         seq: u32,
         request: &m::RegMemory,
     ) -> Outcome {
-        let client = context.resources.client_mut(id)?;
+        let client = resources.client_mut(id)?;
         let mut extents = std::mem::take(&mut client.next_extents);
         extents.extend_from_slice(used_extents(&request.extents, request.count)?);
         if extents.len() > MOST_EXTENTS {
             return Err(too_many_extents());
         }
         let heap = (extents.len() * heap::EXTENT + request.reason.to_text().len()) as u64;
-        context.resources.charge(id, &[(Quota::Heap, heap)])?;
+        resources.charge(id, &[(Quota::Heap, heap)])?;
         let release = |resources: &mut Resources| resources.release(id, &[(Quota::Heap, heap)]);
-        let client = context.resources.client_mut(id)?;
+        let client = resources.client_mut(id)?;
         let checked = check_extents(client, request, &extents);
         let checked = checked.and_then(|checked| {
             let mut owned = extents.iter();
             owned.try_for_each(|extent| own_arena(client, ArenaId(extent.arena)))?;
             Ok(checked)
         });
-        let (memory, parts) = checked.inspect_err(|_| release(&mut context.resources))?;
-        let stag = self.insert_key(context, id, memory);
-        let stag = stag.inspect_err(|_| release(&mut context.resources))?;
-        let client = context.resources.client_mut(id)?;
+        let (memory, parts) = checked.inspect_err(|_| release(resources))?;
+        let stag = self.insert_key(resources, id, memory);
+        let stag = stag.inspect_err(|_| release(resources))?;
+        let client = resources.client_mut(id)?;
         tracing::debug!(
             client = id.0,
             lkey = stag.0,
@@ -109,7 +109,7 @@ impl Memory {
         let (uid, own_uid) = (client.account.uid(), client.peer.uid);
         let is_process = request.kind == m::IMPORT_PROCESS;
         let refusal = match is_process.then(|| self.check_process_memory(own_uid, &fd)) {
-            Some(Ok(())) => return import_process(context, id, seq, fd),
+            Some(Ok(())) => return import_process(&mut context.resources, id, seq, fd),
             Some(Err(refusal)) => refusal,
             None => Refusal::new(
                 libc::EOPNOTSUPP,
@@ -174,7 +174,7 @@ impl Memory {
         if let (Err(_), Ok(last)) = (&made, last) {
             dispose_descriptor(&context.helpers, uid, last);
         }
-        add_arena(context, id, seq, request.len, true, made)
+        add_arena(&mut context.resources, id, seq, request.len, true, made)
     }
 
     /// Receives an import, the only request with a descriptor.
@@ -244,19 +244,19 @@ impl Memory {
 }
 
 pub(super) fn add_extents(
-    context: &mut Context,
+    resources: &mut Resources,
     id: ClientId,
     seq: u32,
     request: &m::AddExtents,
 ) -> Outcome {
     let more = used_extents(&request.extents, request.count)?;
-    let client = context.resources.clients.get(&id);
+    let client = resources.clients.get(&id);
     if let Some(client) = client {
         let bytes = size_of_val(more) as u64;
-        let ledger = &context.resources.ledger;
+        let ledger = &resources.ledger;
         ledger.check(&client.account, Quota::Heap, bytes)?;
     }
-    let client = context.resources.client_mut(id)?;
+    let client = resources.client_mut(id)?;
     if client.next_extents.len() + more.len() > MOST_EXTENTS {
         client.next_extents = Vec::new();
         return Err(too_many_extents());
@@ -265,9 +265,9 @@ pub(super) fn add_extents(
     send_reply::<m::AddExtents>(client, seq, &EMPTY)
 }
 
-fn import_process(context: &mut Context, id: ClientId, seq: u32, fd: OwnedFd) -> Outcome {
-    context.resources.charge(id, &[(Quota::Descriptors, 1)])?;
-    let client = context.resources.client_mut(id)?;
+fn import_process(resources: &mut Resources, id: ClientId, seq: u32, fd: OwnedFd) -> Outcome {
+    resources.charge(id, &[(Quota::Descriptors, 1)])?;
+    let client = resources.client_mut(id)?;
     let number = ArenaId(client.next_number());
     let memory = Arc::new(ProcessMemory::new(fd));
     client

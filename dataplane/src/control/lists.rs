@@ -16,7 +16,7 @@ use siw_shm::control::{Addr, QpState};
 use super::context::Context;
 use super::listening::{ClientListener, Listeners};
 use super::memory::Memory;
-use super::pending::{DeferredRequest, PendingReply};
+use super::pending::PendingReply;
 use super::refusal::Refusal;
 use super::replies::{Outcome, Served, send_reply};
 use super::resources::{Client, ClientQp, QpPhase, Resources};
@@ -477,8 +477,10 @@ pub(super) fn on_connections(
     let Some(client) = context.resources.clients.get_mut(&id) else {
         return;
     };
-    let waits = |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::Connections { token: t } if t == token);
-    if let Some(DeferredRequest { seq, .. }) = client.waiting.take_if(waits) {
+    if let Some((seq, ())) = client.take_waiting(|what| match what {
+        PendingReply::Connections { token: of } if of == token => Ok(()),
+        other => Err(other),
+    }) {
         let _ = client
             .conn
             .send_reply::<m::ListObjects>(seq, &page.reply, &[]);

@@ -85,7 +85,7 @@ impl Memory {
             .map_err(|error| format!("no shared memory: {error}"))
             .and_then(|memory| helpers::map_memory(memory, &*self.map_arena))
             .map_err(|reason| Refusal::new(libc::ENOMEM, reason));
-        add_arena(context, id, seq, len as u64, false, made)
+        add_arena(&mut context.resources, id, seq, len as u64, false, made)
     }
 
     pub(super) fn free_arena(
@@ -97,7 +97,7 @@ impl Memory {
     ) -> Outcome {
         let client = context.resources.client_mut(id)?;
         if client.processes.contains_key(&arena) {
-            return free_process(context, id, seq, arena);
+            return free_process(&mut context.resources, id, seq, arena);
         }
         let found = client
             .arenas
@@ -139,16 +139,16 @@ impl Memory {
 
     pub(super) fn reg_mr(
         &self,
-        context: &mut Context,
+        resources: &mut Resources,
         id: ClientId,
         seq: u32,
         request: &m::RegMr,
     ) -> Outcome {
-        let client = context.resources.client_mut(id)?;
+        let client = resources.client_mut(id)?;
         let mr = check_registration(client, request)?;
         own_arena(client, ArenaId(request.arena))?;
-        let stag = self.insert_key(context, id, mr)?;
-        let client = context.resources.client_mut(id)?;
+        let stag = self.insert_key(resources, id, mr)?;
+        let client = resources.client_mut(id)?;
         add_region(
             client,
             stag,
@@ -227,7 +227,7 @@ impl Memory {
             .map_err(dereg_refusal)?;
         remove_region(client, Stag(request.lkey));
         context.resources.release(id, &[(Quota::MemoryKeys, 1)]);
-        let stag = self.insert_key(context, id, mr)?;
+        let stag = self.insert_key(&mut context.resources, id, mr)?;
         let client = context.resources.client_mut(id)?;
         let region = MemoryRegion::in_arena(PdId(new.pd), ArenaId(new.arena));
         add_region(client, stag, region);
@@ -324,13 +324,13 @@ impl Memory {
     /// Inserts a key and charges it to its client: regions and windows share this quota.
     pub(super) fn insert_key(
         &self,
-        context: &mut Context,
+        resources: &mut Resources,
         id: ClientId,
         memory: RegisteredMemory,
     ) -> Result<Stag, Refusal> {
-        context.resources.charge(id, &[(Quota::MemoryKeys, 1)])?;
+        resources.charge(id, &[(Quota::MemoryKeys, 1)])?;
         self.keys.insert(memory).map_err(|error| {
-            context.resources.release(id, &[(Quota::MemoryKeys, 1)]);
+            resources.release(id, &[(Quota::MemoryKeys, 1)]);
             Refusal::new(libc::ENOMEM, error.to_string())
         })
     }
@@ -346,7 +346,7 @@ impl Memory {
             }) = awaited_key(&context.resources, id)
             {
                 if *left == late.len() && self.keys.is_reclaimed(*ticket) {
-                    finish_quiescent_key(context, id);
+                    finish_quiescent_key(&mut context.resources, id);
                     context.times.end_work("reclaim");
                 } else {
                     self.awaiting.push(id);
@@ -407,18 +407,18 @@ pub(super) fn dealloc_pd(resources: &mut Resources, id: ClientId, seq: u32, pd: 
 
 /// Adds a new arena, or an imported file, to its client and replies. It was charged as `len` bytes.
 pub(super) fn add_arena(
-    context: &mut Context,
+    resources: &mut Resources,
     id: ClientId,
     seq: u32,
     len: u64,
     imported: bool,
     made: Result<MadeArena, Refusal>,
 ) -> Outcome {
-    let made = made.inspect_err(|_| context.resources.release(id, &arena_amounts(len)));
+    let made = made.inspect_err(|_| resources.release(id, &arena_amounts(len)));
     let (region, external) = made?;
-    let peer = context.resources.client_mut(id)?.peer;
-    let listed = (!imported).then(|| context.resources.arena_files.list(&region, peer));
-    let client = context.resources.client_mut(id)?;
+    let peer = resources.client_mut(id)?.peer;
+    let listed = (!imported).then(|| resources.arena_files.list(&region, peer));
+    let client = resources.client_mut(id)?;
     let arena = ArenaId(client.next_number());
     let entry = ClientArena {
         listed: listed.flatten(),
@@ -445,7 +445,6 @@ pub(super) fn add_arena(
     send_reply_with_fds::<m::AllocArena>(client, seq, &reply, &[fd])?;
     client.arenas.insert(arena, entry);
     // Hugepages are allocated whole, so the arena may be larger than charged.
-    let resources = &mut context.resources;
     if let Some(client) = resources.clients.get_mut(&id) {
         let (account, ledger) = (&mut client.account, &mut resources.ledger);
         ledger.add(account, Quota::Memory, real_len.saturating_sub(len));
@@ -461,13 +460,18 @@ pub(super) fn finish_arena(
     token: CommandToken,
     made: Result<MadeArena, Refusal>,
 ) {
-    let waits = |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::MakeArena { token: of, .. } if of == token);
     let client = context.resources.clients.get_mut(&id);
-    let Some(DeferredRequest {
-        seq,
-        what: PendingReply::MakeArena { len, imported, .. },
-    }) = client.and_then(|client| client.waiting.take_if(waits))
-    else {
+    let waiting = client.and_then(|client| {
+        client.take_waiting(|what| match what {
+            PendingReply::MakeArena {
+                token: of,
+                len,
+                imported,
+            } if of == token => Ok((len, imported)),
+            other => Err(other),
+        })
+    });
+    let Some((seq, (len, imported))) = waiting else {
         // The user is unknown: the client has left. Its memory is fresh, and freed as fast as any.
         let queue = DisposalQueue::Memory(u32::MAX);
         context.helpers.dispose(queue, Box::new(made), None);
@@ -477,7 +481,7 @@ pub(super) fn finish_arena(
         true => <m::ImportMemory as m::Message>::KIND,
         false => <m::AllocArena as m::Message>::KIND,
     };
-    let added = add_arena(context, id, seq, len, imported, made);
+    let added = add_arena(&mut context.resources, id, seq, len, imported, made);
     if let (Err(refusal), Some(client)) = (added, context.resources.clients.get(&id)) {
         refusal.send(&client.conn, kind, seq);
     }
@@ -485,52 +489,45 @@ pub(super) fn finish_arena(
 }
 
 /// A helper has freed an arena.
-pub(super) fn finish_free_arena(context: &mut Context, id: ClientId, token: CommandToken) {
-    let Some(client) = context.resources.clients.get_mut(&id) else {
+pub(super) fn finish_free_arena(resources: &mut Resources, id: ClientId, token: CommandToken) {
+    let Some(client) = resources.clients.get_mut(&id) else {
         return;
     };
-    let waits = |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::FreeArena { token: of } if of == token);
-    if let Some(waiting) = client.waiting.take_if(waits) {
-        let _ = client
-            .conn
-            .send_reply::<m::FreeArena>(waiting.seq, &EMPTY, &[]);
-        context.resources.answered.push(id);
+    if let Some((seq, ())) = client.take_waiting(|what| match what {
+        PendingReply::FreeArena { token: of } if of == token => Ok(()),
+        other => Err(other),
+    }) {
+        let _ = client.conn.send_reply::<m::FreeArena>(seq, &EMPTY, &[]);
+        resources.answered.push(id);
     }
 }
 
 /// Answers the deferred request: no worker uses the key any more.
-pub(super) fn finish_quiescent_key(context: &mut Context, id: ClientId) {
-    let Some(client) = context.resources.clients.get_mut(&id) else {
+pub(super) fn finish_quiescent_key(resources: &mut Resources, id: ClientId) {
+    let Some(client) = resources.clients.get_mut(&id) else {
         return;
     };
-    let waits =
-        |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::QuiescentKey { .. });
-    let Some(DeferredRequest {
-        seq,
-        what:
-            PendingReply::QuiescentKey {
-                then,
-                token,
-                left,
-                regions,
-                ..
-            },
-    }) = client.waiting.take_if(waits)
-    else {
+    let Some((seq, (then, token, left, regions))) = client.take_waiting(|what| match what {
+        PendingReply::QuiescentKey {
+            then,
+            token,
+            left,
+            regions,
+            ..
+        } => Ok((then, token, left, regions)),
+        other => Err(other),
+    }) else {
         return;
     };
     client.held_memory.hold(token, left, regions);
     if !matches!(then, QuiescentReply::Rereg { .. }) {
         let account = &mut client.account;
-        context
-            .resources
-            .ledger
-            .release(account, Quota::MemoryKeys, 1);
+        resources.ledger.release(account, Quota::MemoryKeys, 1);
     }
     if let QuiescentReply::Dereg { lkey } = then {
         let heap = client.mrs.get(&lkey).map_or(0, |region| region.heap);
         let account = &mut client.account;
-        context.resources.ledger.release(account, Quota::Heap, heap);
+        resources.ledger.release(account, Quota::Heap, heap);
     }
     let _ = match then {
         QuiescentReply::Dereg { lkey } => {
@@ -546,7 +543,7 @@ pub(super) fn finish_quiescent_key(context: &mut Context, id: ClientId) {
         }
         QuiescentReply::DeallocMw => client.conn.send_reply::<m::DeallocMw>(seq, &EMPTY, &[]),
     };
-    context.resources.answered.push(id);
+    resources.answered.push(id);
 }
 
 /// Reply of a client that waits until no worker uses a key.
@@ -556,15 +553,15 @@ fn awaited_key(resources: &Resources, id: ClientId) -> Option<&PendingReply> {
 }
 
 /// Ends the use of a client's address space.
-fn free_process(context: &mut Context, id: ClientId, seq: u32, arena: ArenaId) -> Outcome {
-    let client = context.resources.client_mut(id)?;
+fn free_process(resources: &mut Resources, id: ClientId, seq: u32, arena: ArenaId) -> Outcome {
+    let client = resources.client_mut(id)?;
     let users = client.processes.get(&arena).map_or(0, |entry| entry.mrs);
     if users > 0 {
         return Err(Refusal::in_use("address space", users));
     }
     client.processes.remove(&arena);
-    context.resources.release(id, &[(Quota::Descriptors, 1)]);
-    send_reply::<m::FreeArena>(context.resources.client_mut(id)?, seq, &EMPTY)
+    resources.release(id, &[(Quota::Descriptors, 1)]);
+    send_reply::<m::FreeArena>(resources.client_mut(id)?, seq, &EMPTY)
 }
 
 /// A worker's ports have not freed in time the frames that a request waits for.

@@ -282,7 +282,7 @@ impl ControlThread {
             self.take_helper_reports();
             self.statistics.continue_statistics(&mut self.context);
             self.end_event();
-            while let Some(id) = self.acceptor.take_silent_client(&self.context) {
+            while let Some(id) = self.acceptor.take_silent_client(&self.context.resources) {
                 self.remove_client(id, "did not send HELLO in time");
             }
             self.acceptor
@@ -535,21 +535,34 @@ impl ControlThread {
                 self.memory
                     .free_arena(context, id, seq, ArenaId(request.arena))
             }
-            Request::RegMr(request) => self.memory.reg_mr(context, id, seq, request),
+            Request::RegMr(request) => self.memory.reg_mr(&mut context.resources, id, seq, request),
             Request::DeregMr(request) => self.memory.dereg_mr(context, id, request),
             Request::ReregMr(request) => self.memory.rereg_mr(context, id, request),
-            Request::AddExtents(request) => extents::add_extents(context, id, seq, request),
-            Request::RegMemory(request) => self.memory.reg_memory(context, id, seq, request),
+            Request::AddExtents(request) => {
+                extents::add_extents(&mut context.resources, id, seq, request)
+            }
+            Request::RegMemory(request) => {
+                self.memory
+                    .reg_memory(&mut context.resources, id, seq, request)
+            }
             Request::ImportMemory(_) => Err(Refusal::new(
                 libc::EINVAL,
                 "the descriptor of the memory is missing",
             )),
-            Request::AllocFastMr(request) => self.memory.alloc_fast_mr(context, id, seq, request),
-            Request::AllocMw(request) => self.memory.alloc_mw(context, id, seq, request),
+            Request::AllocFastMr(request) => {
+                self.memory
+                    .alloc_fast_mr(&mut context.resources, id, seq, request)
+            }
+            Request::AllocMw(request) => {
+                self.memory
+                    .alloc_mw(&mut context.resources, id, seq, request)
+            }
             Request::DeallocMw(request) => self.memory.dealloc_mw(context, id, Stag(request.rkey)),
-            Request::CreateChannel(_) => completion_queues::create_channel(context, id, seq),
+            Request::CreateChannel(_) => {
+                completion_queues::create_channel(&mut context.resources, id, seq)
+            }
             Request::DestroyChannel(request) => completion_queues::destroy_channel(
-                context,
+                &mut context.resources,
                 id,
                 seq,
                 CompletionChannelId(request.channel),
@@ -565,7 +578,9 @@ impl ControlThread {
             Request::ModerateCq(request) => {
                 completion_queues::moderate_cq(context, id, seq, request)
             }
-            Request::CreateQp(request) => queue_pairs::create_qp(context, id, seq, request),
+            Request::CreateQp(request) => {
+                queue_pairs::create_qp(&mut context.resources, id, seq, request)
+            }
             Request::ModifyQp(request) => queue_pairs::modify_qp(context, id, seq, request),
             Request::QueryQp(request) => {
                 queue_pairs::query_qp(context, id, seq, Qpn(request.qp_num))
@@ -578,18 +593,20 @@ impl ControlThread {
                 shared_receive::modify_srq(context, id, seq, request, true)
             }
             Request::QuerySrq(request) => {
-                shared_receive::query_srq(context, id, seq, SrqId(request.srq))
+                shared_receive::query_srq(&mut context.resources, id, seq, SrqId(request.srq))
             }
             Request::DestroySrq(request) => {
                 shared_receive::destroy_srq(context, id, SrqId(request.srq))
             }
             Request::CreateCmChannel(request) => {
-                connections::create_cm_channel(context, id, seq, request.flags)
+                connections::create_cm_channel(&mut context.resources, id, seq, request.flags)
             }
-            Request::DestroyCmChannel(request) => {
-                self.connections
-                    .destroy_cm_channel(context, id, seq, CmChannelId(request.channel))
-            }
+            Request::DestroyCmChannel(request) => self.connections.destroy_cm_channel(
+                &mut context.resources,
+                id,
+                seq,
+                CmChannelId(request.channel),
+            ),
             Request::Connect(request) => connections::connect_qp(context, id, seq, request),
             Request::PairQp(request) => self.connections.pair_qp(context, id, seq, request),
             Request::Listen(request) => self.connections.start_listener(context, id, seq, request),
@@ -597,7 +614,8 @@ impl ControlThread {
             Request::Bind(request) => self.connections.bind_address(context, id, seq, request),
             Request::Resolve(request) => connections::resolve_address(context, id, seq, request),
             Request::MigrateCm(request) => {
-                self.connections.migrate_events(context, id, seq, request)
+                self.connections
+                    .migrate_events(&mut context.resources, id, seq, request)
             }
             Request::Accept(request) => self.connections.accept_request(context, id, seq, request),
             Request::Reject(request) => self.connections.reject_request(context, id, seq, request),
@@ -735,7 +753,9 @@ impl ControlThread {
                 self.connections
                     .on_connect_request(context, worker, request, listener, event);
             }
-            Event::RequestGone { request } => self.connections.on_request_gone(context, request),
+            Event::RequestGone { request } => self
+                .connections
+                .on_request_gone(&mut context.resources, request),
             Event::Established {
                 qpn,
                 negotiated,
@@ -769,16 +789,16 @@ impl ControlThread {
                 for window in windows {
                     self.memory.keys.unbind_stream(window, qpn.0);
                 }
-                queue_pairs::finish_destroy_qp(context, qpn);
+                queue_pairs::finish_destroy_qp(&mut context.resources, qpn);
             }
             Event::FramesHeld { token } => {
                 memory::on_frames_held(&mut context.resources, worker, token)
             }
             Event::QpInfo { qpn, token, info } => {
-                queue_pairs::on_qp_info(context, qpn, token, &info)
+                queue_pairs::on_qp_info(&mut context.resources, qpn, token, &info)
             }
             Event::Async { client, qpn, event } => {
-                queue_pairs::on_qp_event(context, client, qpn, event)
+                queue_pairs::on_qp_event(&mut context.resources, client, qpn, event)
             }
             Event::CqOverflow { client, cq } => {
                 let why = "the completion queue overflowed: make it deeper or poll it more often";
@@ -786,7 +806,9 @@ impl ControlThread {
                     .resources
                     .post_async_event(client, AsyncEventKind::CqErr, cq.0, why);
             }
-            Event::SrqLimit { client, srq } => shared_receive::srq_limit(context, client, srq),
+            Event::SrqLimit { client, srq } => {
+                shared_receive::srq_limit(&mut context.resources, client, srq)
+            }
             Event::LastWqe { client, qpn } => {
                 let why = "no more requests are taken from the shared receive queue";
                 context.resources.post_async_event(
@@ -859,10 +881,10 @@ impl ControlThread {
         }
         memory::forget_late_worker(&mut context.resources, worker, token);
         if context.resources.count_answer(id, token) == Some(0) {
-            completion_queues::finish_free_cq(context, id);
-            shared_receive::finish_free_srq(context, id);
+            completion_queues::finish_free_cq(&mut context.resources, id);
+            shared_receive::finish_free_srq(&mut context.resources, id);
             shared_receive::finish_resize_srq(context, id);
-            completion_queues::finish_resize_cq(context, id);
+            completion_queues::finish_resize_cq(&mut context.resources, id);
         }
     }
 
@@ -890,7 +912,7 @@ impl ControlThread {
                 } => {
                     self.context.resources.release(client, &amounts);
                     self.departures.forget_helper(client, token);
-                    memory::finish_free_arena(&mut self.context, client, token);
+                    memory::finish_free_arena(&mut self.context.resources, client, token);
                 }
             }
             self.end_event();

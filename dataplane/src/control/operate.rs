@@ -9,7 +9,7 @@ use super::context::Context;
 use super::lists::Viewer;
 use super::refusal::Refusal;
 use super::replies::{EMPTY, Outcome, send_reply};
-use super::resources::QpPhase;
+use super::resources::{QpPhase, Resources};
 use crate::host;
 use crate::ids::{ClientId, Qpn};
 use crate::worker::messages::{Command, ModifyTarget};
@@ -29,7 +29,7 @@ pub(super) fn operate(
     let (viewer, pid) = (Viewer::of(caller), caller.peer.pid);
     match action {
         OperatorAction::EndQueuePair => end_queue_pair(context, viewer, request.target)?,
-        OperatorAction::EndClient => end_client(context, viewer, request.target)?,
+        OperatorAction::EndClient => end_client(&mut context.resources, viewer, request.target)?,
         OperatorAction::SetLogFilter if !viewer.is_operator() => {
             return Err(Refusal::new(
                 libc::EPERM,
@@ -76,13 +76,13 @@ fn end_queue_pair(context: &mut Context, viewer: Viewer, target: u64) -> Result<
 }
 
 /// Closes a client with all its objects.
-fn end_client(context: &mut Context, viewer: Viewer, target: u64) -> Result<(), Refusal> {
+fn end_client(resources: &mut Resources, viewer: Viewer, target: u64) -> Result<(), Refusal> {
     let id = ClientId(target);
-    let found = context.resources.clients.get(&id);
+    let found = resources.clients.get(&id);
     if !found.is_some_and(|client| viewer.sees(client.account.uid())) {
         return Err(Refusal::new(libc::ENOENT, format!("no client {target}")));
     }
     let why = "an operator ended the client".to_owned();
-    context.resources.faulty.push((id, why));
+    resources.faulty.push((id, why));
     Ok(())
 }

@@ -15,7 +15,7 @@ use super::pending::{DeferredRequest, PendingReply};
 use super::quotas::Quota;
 use super::refusal::Refusal;
 use super::replies::{EMPTY, Outcome, Served, send_reply, send_reply_with_fds};
-use super::resources::{Client, ClientQp, QpPhase, denied_access};
+use super::resources::{Client, ClientQp, QpPhase, Resources, denied_access};
 use crate::config::LimitsConfig;
 use crate::host_ports::PortClaim;
 use crate::ids::{ClientId, CommandToken, CqId, PdId, Qpn, SrqId};
@@ -58,13 +58,13 @@ fn qp_geometry(limits: &LimitsConfig, request: &m::CreateQp) -> Result<QpGeometr
 }
 
 pub(super) fn create_qp(
-    context: &mut Context,
+    resources: &mut Resources,
     id: ClientId,
     seq: u32,
     request: &m::CreateQp,
 ) -> Outcome {
-    let geometry = qp_geometry(&context.resources.limits, request)?;
-    let client = context.resources.client_mut(id)?;
+    let geometry = qp_geometry(&resources.limits, request)?;
+    let client = resources.client_mut(id)?;
     let pd_id = PdId(request.pd);
     let srq_id = (request.srq != 0).then_some(SrqId(request.srq));
     let (send_cq, recv_cq) = (CqId(request.send_cq), CqId(request.recv_cq));
@@ -88,7 +88,6 @@ pub(super) fn create_qp(
             ));
         }
     }
-    let resources = &mut context.resources;
     resources.charge(id, &[(Quota::QueuePairs, 1)])?;
     let made = resources
         .alloc_queue(id, geometry.len)
@@ -97,7 +96,7 @@ pub(super) fn create_qp(
         resources.release(id, &[(Quota::QueuePairs, 1)]);
     })?;
     resources.qp_owners.insert(qpn, id);
-    let client = context.resources.client_mut(id)?;
+    let client = resources.client_mut(id)?;
     if let Some(srq) = srq_id.and_then(|srq| client.srqs.get_mut(&srq)) {
         srq.qps += 1;
     }
@@ -287,19 +286,17 @@ fn ask_worker(
     Ok(Served::Deferred(PendingReply::QpInfo { token, modify }))
 }
 
-pub(super) fn on_qp_info(context: &mut Context, qpn: Qpn, token: CommandToken, info: &QpInfo) {
-    let Some(id) = context.resources.owner_of_qp(qpn) else {
+pub(super) fn on_qp_info(resources: &mut Resources, qpn: Qpn, token: CommandToken, info: &QpInfo) {
+    let Some(id) = resources.owner_of_qp(qpn) else {
         return;
     };
-    let Some(client) = context.resources.clients.get_mut(&id) else {
+    let Some(client) = resources.clients.get_mut(&id) else {
         return;
     };
-    let waits = |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::QpInfo { token: t, .. } if t == token);
-    let Some(DeferredRequest {
-        seq,
-        what: PendingReply::QpInfo { modify, .. },
-    }) = client.waiting.take_if(waits)
-    else {
+    let Some((seq, modify)) = client.take_waiting(|what| match what {
+        PendingReply::QpInfo { token: of, modify } if of == token => Ok(modify),
+        other => Err(other),
+    }) else {
         return;
     };
     let kind = if modify {
@@ -317,22 +314,24 @@ pub(super) fn on_qp_info(context: &mut Context, qpn: Qpn, token: CommandToken, i
             client.conn.send_reply::<m::QueryQp>(seq, &reply, &[])
         };
     }
-    context.resources.answered.push(id);
+    resources.answered.push(id);
 }
 
 /// The worker has released the queue pair for a reset, which makes it new. Returns false if no
 /// request waits for that.
-pub(super) fn finish_reset(context: &mut Context, id: ClientId, qpn: Qpn) -> bool {
-    let Some(client) = context.resources.clients.get_mut(&id) else {
+pub(super) fn finish_reset(resources: &mut Resources, id: ClientId, qpn: Qpn) -> bool {
+    let Some(client) = resources.clients.get_mut(&id) else {
         return false;
     };
-    let waits = |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::ResetQp { qpn: q } if q == qpn);
-    let Some(waiting) = client.waiting.take_if(waits) else {
+    let Some((seq, ())) = client.take_waiting(|what| match what {
+        PendingReply::ResetQp { qpn: of } if of == qpn => Ok(()),
+        other => Err(other),
+    }) else {
         return false;
     };
     // The worker does not have it any more.
-    cm::on_completions_polled(&mut context.resources, qpn);
-    let Some(client) = context.resources.clients.get_mut(&id) else {
+    cm::on_completions_polled(resources, qpn);
+    let Some(client) = resources.clients.get_mut(&id) else {
         return true;
     };
     if let Some(qp) = client.qps.get_mut(&qpn) {
@@ -342,16 +341,14 @@ pub(super) fn finish_reset(context: &mut Context, id: ClientId, qpn: Qpn) -> boo
         (qp.worker, qp.ird, qp.ord) = (0, 0, 0);
         (qp.local, qp.peer) = (m::Addr::NONE, m::Addr::NONE);
     }
-    context.resources.forget_connection(id, qpn);
-    let Some(client) = context.resources.clients.get_mut(&id) else {
+    resources.forget_connection(id, qpn);
+    let Some(client) = resources.clients.get_mut(&id) else {
         return true;
     };
     if let Ok(reply) = qp_state_reply(client, qpn, None) {
-        let _ = client
-            .conn
-            .send_reply::<m::ModifyQp>(waiting.seq, &reply, &[]);
+        let _ = client.conn.send_reply::<m::ModifyQp>(seq, &reply, &[]);
     }
-    context.resources.answered.push(id);
+    resources.answered.push(id);
     true
 }
 
@@ -381,25 +378,24 @@ pub(super) fn destroy_qp(context: &mut Context, id: ClientId, seq: u32, qpn: Qpn
     Ok(Served::Replied)
 }
 
-pub(super) fn finish_destroy_qp(context: &mut Context, qpn: Qpn) {
-    let Some(id) = context.resources.owner_of_qp(qpn) else {
+pub(super) fn finish_destroy_qp(resources: &mut Resources, qpn: Qpn) {
+    let Some(id) = resources.owner_of_qp(qpn) else {
         return;
     };
-    if finish_reset(context, id, qpn) {
+    if finish_reset(resources, id, qpn) {
         return;
     }
-    let Some(client) = context.resources.clients.get_mut(&id) else {
+    let Some(client) = resources.clients.get_mut(&id) else {
         return;
     };
     if client.departing_qps.contains_key(&qpn) {
-        context.resources.free_qp(id, qpn);
-        if context
-            .resources
+        resources.free_qp(id, qpn);
+        if resources
             .clients
             .get(&id)
             .is_some_and(|client| client.departing_qps.is_empty())
         {
-            context.resources.answered.push(id);
+            resources.answered.push(id);
         }
         return;
     }
@@ -412,12 +408,12 @@ pub(super) fn finish_destroy_qp(context: &mut Context, qpn: Qpn) {
             .conn
             .send_reply::<m::DestroyQp>(waiting.seq, &EMPTY, &[]);
     }
-    context.resources.free_qp(id, qpn);
-    context.resources.answered.push(id);
+    resources.free_qp(id, qpn);
+    resources.answered.push(id);
 }
 
 /// Reports an asynchronous event of a queue pair to its client.
-pub(super) fn on_qp_event(context: &mut Context, client: ClientId, qpn: Qpn, event: QpEvent) {
+pub(super) fn on_qp_event(resources: &mut Resources, client: ClientId, qpn: Qpn, event: QpEvent) {
     let (kind, why) = match event {
         QpEvent::QpFatal => (
             AsyncEventKind::QpFatal,
@@ -431,11 +427,11 @@ pub(super) fn on_qp_event(context: &mut Context, client: ClientId, qpn: Qpn, eve
         QpEvent::SqDrained => (AsyncEventKind::SqDrained, "the send queue is drained"),
     };
     if kind != AsyncEventKind::SqDrained
-        && let Some(qp) = context.resources.qp_mut(client, qpn)
+        && let Some(qp) = resources.qp_mut(client, qpn)
     {
         qp.state = m::QpState::Error;
     }
-    context.resources.post_async_event(client, kind, qpn.0, why);
+    resources.post_async_event(client, kind, qpn.0, why);
 }
 
 /// Empties the rings of a queue pair that is in no worker; the client starts over in them. Only

@@ -239,6 +239,22 @@ pub struct Client {
 const QUEUE_BYTES: usize = 16 << 30;
 
 impl Client {
+    /// Takes the deferred request if `open` accepts what it waits for; returns the sequence number of
+    /// its reply and the result of `open`.
+    pub fn take_waiting<T>(
+        &mut self,
+        open: impl FnOnce(PendingReply) -> Result<T, PendingReply>,
+    ) -> Option<(u32, T)> {
+        let DeferredRequest { seq, what } = self.waiting.take()?;
+        match open(what) {
+            Ok(opened) => Some((seq, opened)),
+            Err(what) => {
+                self.waiting = Some(DeferredRequest { seq, what });
+                None
+            }
+        }
+    }
+
     /// Creates a client that has just connected, with the account charged for that.
     pub fn new(
         id: ClientId,

@@ -8,11 +8,11 @@ use siw_shm::control::messages as m;
 use siw_shm::{LowWaterMark, SrqConsumer, SrqGeometry, SrqRing, wqe};
 
 use super::context::Context;
-use super::pending::{DeferredRequest, PendingReply};
+use super::pending::PendingReply;
 use super::quotas::Quota;
 use super::refusal::Refusal;
 use super::replies::{EMPTY, Outcome, Served, send_reply, send_reply_with_fds};
-use super::resources::ClientSrq;
+use super::resources::{ClientSrq, Resources};
 use crate::config::LimitsConfig;
 use crate::ids::{ClientId, PdId, SrqId};
 use crate::worker::messages::Command;
@@ -108,7 +108,7 @@ pub(super) fn create_srq(
     }
     client.srqs.insert(number, srq);
     if owed {
-        srq_limit(context, id, number);
+        srq_limit(&mut context.resources, id, number);
     }
     Ok(Served::Replied)
 }
@@ -251,7 +251,7 @@ pub(super) fn modify_srq(
         send_reply_with_fds::<m::ModifySrq>(client, seq, &reply, fd.as_slice())?;
     }
     if owed {
-        srq_limit(context, id, SrqId(request.srq));
+        srq_limit(&mut context.resources, id, SrqId(request.srq));
     }
     Ok(Served::Replied)
 }
@@ -261,13 +261,10 @@ pub(super) fn finish_resize_srq(context: &mut Context, id: ClientId) {
     let Some(client) = context.resources.clients.get_mut(&id) else {
         return;
     };
-    let waits =
-        |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::ResizeSrq { .. });
-    let Some(DeferredRequest {
-        seq,
-        what: PendingReply::ResizeSrq { request, .. },
-    }) = client.waiting.take_if(waits)
-    else {
+    let Some((seq, request)) = client.take_waiting(|what| match what {
+        PendingReply::ResizeSrq { request, .. } => Ok(request),
+        other => Err(other),
+    }) else {
         return;
     };
     if let Err(refusal) = modify_srq(context, id, seq, &request, false)
@@ -278,8 +275,8 @@ pub(super) fn finish_resize_srq(context: &mut Context, id: ClientId) {
     context.resources.answered.push(id);
 }
 
-pub(super) fn query_srq(context: &mut Context, id: ClientId, seq: u32, srq: SrqId) -> Outcome {
-    let client = context.resources.client_mut(id)?;
+pub(super) fn query_srq(resources: &mut Resources, id: ClientId, seq: u32, srq: SrqId) -> Outcome {
+    let client = resources.client_mut(id)?;
     let queue = client.srqs.get(&srq).ok_or_else(|| no_such_srq(srq))?;
     let reply = m::SrqStateReply {
         max_wr: queue.max_wr,
@@ -303,17 +300,14 @@ pub(super) fn destroy_srq(context: &mut Context, id: ClientId, srq: SrqId) -> Ou
     Ok(Served::Deferred(PendingReply::FreeSrq { srq, token, left }))
 }
 
-pub(super) fn finish_free_srq(context: &mut Context, id: ClientId) {
-    let Some(client) = context.resources.clients.get_mut(&id) else {
+pub(super) fn finish_free_srq(resources: &mut Resources, id: ClientId) {
+    let Some(client) = resources.clients.get_mut(&id) else {
         return;
     };
-    let waits =
-        |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::FreeSrq { .. });
-    let Some(DeferredRequest {
-        seq,
-        what: PendingReply::FreeSrq { srq, .. },
-    }) = client.waiting.take_if(waits)
-    else {
+    let Some((seq, srq)) = client.take_waiting(|what| match what {
+        PendingReply::FreeSrq { srq, .. } => Ok(srq),
+        other => Err(other),
+    }) else {
         return;
     };
     if let Some(queue) = client.srqs.remove(&srq) {
@@ -325,18 +319,14 @@ pub(super) fn finish_free_srq(context: &mut Context, id: ClientId) {
         }
     }
     let _ = client.conn.send_reply::<m::DestroySrq>(seq, &EMPTY, &[]);
-    context.resources.srqs.release_number(srq.0);
-    context
-        .resources
-        .release(id, &[(Quota::SharedReceiveQueues, 1)]);
-    context.resources.answered.push(id);
+    resources.srqs.release_number(srq.0);
+    resources.release(id, &[(Quota::SharedReceiveQueues, 1)]);
+    resources.answered.push(id);
 }
 
-pub(super) fn srq_limit(context: &mut Context, client: ClientId, srq: SrqId) {
+pub(super) fn srq_limit(resources: &mut Resources, client: ClientId, srq: SrqId) {
     let why = "fewer receive requests are posted than the limit";
-    context
-        .resources
-        .post_async_event(client, AsyncEventKind::SrqLimitReached, srq.0, why);
+    resources.post_async_event(client, AsyncEventKind::SrqLimitReached, srq.0, why);
 }
 
 fn check_limit(limit: u32, max_wr: u32) -> Result<(), Refusal> {

@@ -15,13 +15,13 @@ use super::quotas::Quota;
 use super::refusal::Refusal;
 use super::regions::MemoryRegion;
 use super::replies::{Outcome, Served, send_reply, send_reply_with_fds};
-use super::resources::MemoryWindow;
+use super::resources::{MemoryWindow, Resources};
 use crate::ids::{ArenaId, ClientId, PdId};
 
 impl Memory {
     pub(super) fn alloc_mw(
         &self,
-        context: &mut Context,
+        resources: &mut Resources,
         id: ClientId,
         seq: u32,
         request: &m::AllocMw,
@@ -37,13 +37,13 @@ impl Memory {
             }
         };
         let no_pd = || Refusal::no_such("protection domain", request.pd);
-        let client = context.resources.client_mut(id)?;
+        let client = resources.client_mut(id)?;
         if !client.pds.contains_key(&PdId(request.pd)) {
             return Err(no_pd());
         }
         let window = RegisteredMemory::new_window(request.pd, kind);
-        let stag = self.insert_key(context, id, window)?;
-        let client = context.resources.client_mut(id)?;
+        let stag = self.insert_key(resources, id, window)?;
+        let client = resources.client_mut(id)?;
         let pd = client.pds.get_mut(&PdId(request.pd)).ok_or_else(no_pd)?;
         pd.users += 1;
         client.mws.insert(
@@ -79,7 +79,7 @@ impl Memory {
 
     pub(super) fn alloc_fast_mr(
         &self,
-        context: &mut Context,
+        resources: &mut Resources,
         id: ClientId,
         seq: u32,
         request: &m::AllocFastMr,
@@ -93,7 +93,7 @@ impl Memory {
                 ),
             ));
         }
-        let client = context.resources.client_mut(id)?;
+        let client = resources.client_mut(id)?;
         if !client.pds.contains_key(&PdId(request.pd)) {
             return Err(Refusal::no_such("protection domain", request.pd));
         }
@@ -106,16 +106,16 @@ impl Memory {
         own_arena(client, ArenaId(request.arena))?;
         let pages = request.max_pages as usize;
         let page_heap = (pages * heap::FAST_PAGE) as u64;
-        let list = context.resources.alloc_queue(id, pages * 8)?;
+        let list = resources.alloc_queue(id, pages * 8)?;
         let made =
             RegisteredMemory::new_fast(arena, pages, list.region.clone(), list.offset, request.pd)
                 .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))
                 .and_then(|mr| {
-                    context.resources.charge(id, &[(Quota::Heap, page_heap)])?;
-                    let stag = self.insert_key(context, id, mr);
-                    stag.inspect_err(|_| context.resources.release(id, &[(Quota::Heap, page_heap)]))
+                    resources.charge(id, &[(Quota::Heap, page_heap)])?;
+                    let stag = self.insert_key(resources, id, mr);
+                    stag.inspect_err(|_| resources.release(id, &[(Quota::Heap, page_heap)]))
                 });
-        let client = context.resources.client_mut(id)?;
+        let client = resources.client_mut(id)?;
         let stag = match made {
             Ok(stag) => stag,
             Err(error) => {
