@@ -54,7 +54,7 @@ pub struct LinkTraits {
     /// The port sends chains of segments; otherwise frames are copied into one buffer.
     pub multi_segs: bool,
     /// How payload gets into frames. A stream may still copy all of it: see
-    /// [`copied_up_to`](Self::copied_up_to).
+    /// [`stream_payload`](Self::stream_payload).
     pub payload: PayloadPolicy,
     /// Selection of messages that are sent by reference; `None` if all are copied.
     references: Option<ReferenceRule>,
@@ -64,6 +64,15 @@ pub struct LinkTraits {
     pub max_segments: u16,
     /// Maximum segments of a packet that the port cuts.
     pub max_tso_segments: u16,
+}
+
+/// How the messages of one stream get into frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamPayload {
+    /// Length in bytes up to which messages are copied; longer ones are sent by reference.
+    pub copied_up_to: u32,
+    /// A message sent by reference completes only when no frame refers to its memory any more.
+    pub awaits_releases: bool,
 }
 
 /// Selection of a link's messages that are sent by reference.
@@ -145,13 +154,20 @@ impl LinkTraits {
         }
     }
 
-    /// Length in bytes up to which messages of a stream are copied into frames; longer ones are sent
-    /// by reference.
-    pub fn copied_up_to(&self, has_crc: bool) -> u32 {
-        match self.references {
+    /// Decides how the messages of a stream get into frames. `is_self_addressed`: both its ends are
+    /// addresses of the device.
+    pub fn stream_payload(&self, has_crc: bool, is_self_addressed: bool) -> StreamPayload {
+        let awaits_releases = self.payload == PayloadPolicy::ReferenceUntilRelease;
+        let copied_up_to = match self.references {
+            // The receiver reads a loopback frame itself, also after it acknowledged it.
+            _ if is_self_addressed && !awaits_releases => u32::MAX,
             Some(ReferenceRule::All) => COPY_MAX,
             Some(ReferenceRule::LongWithoutCrc) if !has_crc => LONG_MESSAGE,
             Some(ReferenceRule::LongWithoutCrc) | None => u32::MAX,
+        };
+        StreamPayload {
+            copied_up_to,
+            awaits_releases,
         }
     }
 
@@ -257,14 +273,32 @@ mod tests {
                 asked,
                 mtu,
             );
-            let limits = [true, false].map(|has_crc| link.copied_up_to(has_crc));
-            assert_eq!(limits, [with_crc, without_crc], "{asked:?} {mtu}");
+            for is_self_addressed in [false, true] {
+                let limits = [true, false].map(|has_crc| {
+                    let payload = link.stream_payload(has_crc, is_self_addressed);
+                    assert_eq!(payload.awaits_releases, without_crc != u32::MAX);
+                    payload.copied_up_to
+                });
+                assert_eq!(limits, [with_crc, without_crc], "{asked:?} {mtu}");
+            }
         }
         let wire = DriverTraits::for_device("net_af_packet0,iface=x");
         let caps = granted(true, 8);
         let (checksum, tso) = (ChecksumPolicy::Auto, TsoPolicy::Auto);
         let link = LinkTraits::new(wire, &caps, checksum, tso, Auto, LONG_FRAME);
         assert_eq!(link.payload, PayloadPolicy::Copy);
+    }
+
+    #[test]
+    fn a_wire_copies_what_the_device_sends_to_itself() {
+        let link = traits_of("0000:03:00.0", TxPayloadPolicy::Reference, granted(true, 8));
+        let limits =
+            [false, true].map(|is_self_addressed| link.stream_payload(true, is_self_addressed));
+        assert_eq!(
+            limits.map(|payload| payload.copied_up_to),
+            [COPY_MAX, u32::MAX]
+        );
+        assert!(limits.iter().all(|payload| !payload.awaits_releases));
     }
 
     #[test]

@@ -8,7 +8,8 @@ use std::time::Instant as Clock;
 
 use siw_tcp::sim::host_config;
 use siw_tcp::{
-    ConnId, Events, FrameInfo, FrameMeta, FrameSink, Instant, RecvBuf, RxChecksum, Stack,
+    ConnId, Events, FrameInfo, FrameMeta, FrameSink, Instant, PayloadPiece, RecvBuf, RxChecksum,
+    Stack,
 };
 
 static PAYLOAD: [u8; 9000] = [7; 9000];
@@ -93,14 +94,12 @@ struct Ring {
 }
 
 impl FrameSink<[u64; 4]> for Ring {
-    fn begin_frame(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
-        self.begin_frame_with(headers.len(), meta, |h| h.copy_from_slice(headers))
-    }
-    fn begin_frame_with(
+    fn send_frame<'a>(
         &mut self,
-        len: usize,
+        headers_len: usize,
         meta: &FrameMeta,
         fill: impl FnOnce(&mut [u8]),
+        payload: impl IntoIterator<Item = PayloadPiece<'a, [u64; 4]>>,
     ) -> bool {
         let new = || {
             Box::new(PooledFrame {
@@ -112,21 +111,19 @@ impl FrameSink<[u64; 4]> for Ring {
             })
         };
         let mut frame = self.pool.0.borrow_mut().pop().unwrap_or_else(new);
-        fill(&mut frame.header[..len]);
-        (frame.len, frame.start) = (len as u32, 0);
+        fill(&mut frame.header[..headers_len]);
+        (frame.len, frame.start) = (headers_len as u32, 0);
         (frame.payload, frame.payload_start) = (meta.payload_len, 0);
         self.data += u64::from(meta.payload_len > 0);
         self.frames.push(FrameHandle {
             frame: Some(frame),
             pool: self.pool,
         });
+        for piece in payload {
+            std::hint::black_box(piece);
+        }
         true
     }
-    fn append_record(&mut self, _user: u64, record: &[u64; 4], offset: u32, len: u32) {
-        std::hint::black_box((record[0], offset, len));
-    }
-    fn append_bytes(&mut self, _: &[u8]) {}
-    fn end_frame(&mut self) {}
 }
 
 type Host = Stack<FrameHandle, [u64; 4]>;

@@ -13,7 +13,7 @@
 //! | [`Stack::push_record`], [`Stack::flush`] | queue records; send them, with the ACK of the received data |
 //! | [`Stack::poll`] | serves timers and sends pending output: ACKs, retransmissions, ARP |
 //!
-//! Frames go to a [`FrameSink`], piece by piece; in the daemon the sink fills DPDK mbufs.
+//! Frames go to a [`FrameSink`]; in the daemon the sink fills DPDK mbufs.
 //! [`Stack::next_deadline`] returns the time at which `poll` is due if no frame arrives before.
 //!
 //! **Records.** The upper layer pushes records: a length and a handle `R` from which the sink gathers
@@ -30,31 +30,36 @@
 //!
 //! ```
 //! use siw_tcp::{
-//!     Events, FrameInfo, FrameMeta, FrameSink, Instant, IpCidr, RxChecksum, Stack, StackConfig,
-//!     StackError, VecBuf,
+//!     Events, FrameInfo, FrameMeta, FrameSink, Instant, IpCidr, PayloadPiece, RxChecksum, Stack,
+//!     StackConfig, StackError, VecBuf,
 //! };
 //!
 //! /// Collects the frames of one stack; records are plain vectors.
 //! #[derive(Default)]
 //! struct MemoryLink {
 //!     frames: Vec<Vec<u8>>,
-//!     current: Vec<u8>,
 //! }
 //!
 //! impl FrameSink<Vec<u8>> for MemoryLink {
-//!     fn begin_frame(&mut self, headers: &[u8], _meta: &FrameMeta) -> bool {
-//!         self.current = headers.to_vec();
+//!     fn send_frame<'a>(
+//!         &mut self,
+//!         headers_len: usize,
+//!         _meta: &FrameMeta,
+//!         fill: impl FnOnce(&mut [u8]),
+//!         payload: impl IntoIterator<Item = PayloadPiece<'a, Vec<u8>>>,
+//!     ) -> bool {
+//!         let mut frame = vec![0; headers_len];
+//!         fill(&mut frame);
+//!         for piece in payload {
+//!             frame.extend(match piece {
+//!                 PayloadPiece::Bytes(bytes) => bytes,
+//!                 PayloadPiece::Record { record, offset, len, .. } => {
+//!                     &record[offset as usize..(offset + len) as usize]
+//!                 }
+//!             });
+//!         }
+//!         self.frames.push(frame);
 //!         true
-//!     }
-//!     fn append_record(&mut self, _user: u64, record: &Vec<u8>, offset: u32, len: u32) {
-//!         let from = offset as usize;
-//!         self.current.extend_from_slice(&record[from..from + len as usize]);
-//!     }
-//!     fn append_bytes(&mut self, bytes: &[u8]) {
-//!         self.current.extend_from_slice(bytes);
-//!     }
-//!     fn end_frame(&mut self) {
-//!         self.frames.push(std::mem::take(&mut self.current));
 //!     }
 //! }
 //!
@@ -155,7 +160,7 @@ pub use base::buffer::{RecvBuf, VecBuf};
 pub use base::error::StackError;
 pub use base::events::Events;
 pub use base::frame_info::{FrameInfo, RxChecksum};
-pub use base::frame_sink::{FrameMeta, FrameSink, TxChecksum};
+pub use base::frame_sink::{FrameMeta, FrameSink, PayloadPiece, TxChecksum};
 pub use base::ids::{ConnId, ListenerId};
 pub use base::quota_owner::{OwnerScope, QuotaOwner};
 pub use base::sequence::SeqNr;

@@ -2,7 +2,7 @@
 //! daemon, or as unwritten buffer bytes for ports without reference support.
 
 use dpdk::{ChainBuilder, ExtTracker, Mbuf, MbufCache, TxOffload};
-use siw_tcp::{FrameMeta, FrameSink};
+use siw_tcp::{FrameMeta, FrameSink, PayloadPiece};
 
 use super::link::PortEnd;
 
@@ -14,6 +14,13 @@ const RESERVED_BUFFERS: usize = 48;
 /// A record: bytes of the source memory from this offset on.
 #[derive(Debug, Clone, Copy)]
 pub struct RecordLen(pub u32);
+
+impl RecordLen {
+    #[inline]
+    fn byte_at(self, offset: u32) -> u64 {
+        u64::from(self.0) + u64::from(offset)
+    }
+}
 
 /// Source of payload.
 pub(super) struct PayloadSource {
@@ -57,17 +64,12 @@ impl PayloadSource {
 pub(super) struct PairSink<'a> {
     pub end: &'a mut PortEnd,
     pub source: &'a mut PayloadSource,
-    frame: Option<(ChainBuilder, FrameMeta, bool)>,
 }
 
 impl<'a> PairSink<'a> {
     #[inline]
     pub(super) fn new(end: &'a mut PortEnd, source: &'a mut PayloadSource) -> PairSink<'a> {
-        PairSink {
-            end,
-            source,
-            frame: None,
-        }
+        PairSink { end, source }
     }
 
     /// Returns true if the port takes another frame.
@@ -96,15 +98,6 @@ impl<'a> PairSink<'a> {
     }
 
     #[inline]
-    fn finish_chain(&mut self, chain: ChainBuilder, meta: &FrameMeta, whole: bool) {
-        let mbuf = chain.finish();
-        if !whole {
-            return self.source.cache.free(mbuf);
-        }
-        self.push_frame(mbuf, meta);
-    }
-
-    #[inline]
     fn push_frame(&mut self, mut mbuf: Mbuf, meta: &FrameMeta) {
         if self.end.offload && meta.l4_len > 0 {
             mbuf.set_tx_offload(TxOffload {
@@ -124,84 +117,61 @@ impl<'a> PairSink<'a> {
 }
 
 impl FrameSink<RecordLen> for PairSink<'_> {
-    fn begin_frame(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
-        self.begin_frame_with(headers.len(), meta, |room| room.copy_from_slice(headers))
-    }
-
     #[inline]
-    fn begin_frame_with(
+    fn send_frame<'a>(
         &mut self,
-        len: usize,
+        headers_len: usize,
         meta: &FrameMeta,
         fill: impl FnOnce(&mut [u8]),
+        payload: impl IntoIterator<Item = PayloadPiece<'a, RecordLen>>,
     ) -> bool {
         if !self.has_room() {
             return false;
         }
-        let chain = self.begin_chain(len, fill);
-        let begun = chain.is_some();
-        self.frame = chain.map(|c| (c, *meta, true));
-        begun
-    }
-
-    #[inline]
-    fn send_single_piece(
-        &mut self,
-        len: usize,
-        meta: &FrameMeta,
-        fill: impl FnOnce(&mut [u8]),
-        (_, record, offset): (u64, &RecordLen, u32),
-    ) -> bool {
-        if !self.has_room() {
-            return false;
-        }
-        let at = u64::from(record.0) + u64::from(offset);
-        if self.source.external && meta.payload_len > COPY_MAX {
-            let reference = (&self.source.tracker, at, meta.payload_len as u16);
-            let mbuf = self.source.cache.alloc_frame(len as u16, fill, reference);
+        let mut pieces = payload.into_iter();
+        let first = pieces.next();
+        if self.source.external
+            && let Some(PayloadPiece::Record {
+                record,
+                offset,
+                len,
+                ..
+            }) = first
+            && len > COPY_MAX
+            && len == meta.payload_len
+        {
+            let at = record.byte_at(offset);
+            let reference = (&self.source.tracker, at, len as u16);
+            let mbuf = self
+                .source
+                .cache
+                .alloc_frame(headers_len as u16, fill, reference);
             return mbuf.map(|mbuf| self.push_frame(mbuf, meta)).is_some();
         }
-        let Some(mut chain) = self.begin_chain(len, fill) else {
+        let Some(mut chain) = self.begin_chain(headers_len, fill) else {
             return false;
         };
-        let whole = self.source.append_payload(&mut chain, at, meta.payload_len);
-        self.finish_chain(chain, meta, whole);
-        true
-    }
-
-    #[inline]
-    fn send_headers_only(
-        &mut self,
-        len: usize,
-        meta: &FrameMeta,
-        fill: impl FnOnce(&mut [u8]),
-    ) -> bool {
-        let Some(chain) = self.begin_chain(len, fill) else {
-            return false;
-        };
-        self.finish_chain(chain, meta, true);
-        true
-    }
-
-    #[inline]
-    fn append_record(&mut self, _user: u64, record: &RecordLen, offset: u32, len: u32) {
-        if let Some((chain, _, whole)) = &mut self.frame {
-            let at = u64::from(record.0) + u64::from(offset);
-            *whole &= self.source.append_payload(chain, at, len);
+        let mut is_whole = true;
+        for piece in first.into_iter().chain(pieces) {
+            is_whole &= match piece {
+                PayloadPiece::Bytes(bytes) => chain.append_slice(bytes),
+                PayloadPiece::Record {
+                    record,
+                    offset,
+                    len,
+                    ..
+                } => {
+                    let at = record.byte_at(offset);
+                    self.source.append_payload(&mut chain, at, len)
+                }
+            };
         }
-    }
-
-    fn append_bytes(&mut self, b: &[u8]) {
-        if let Some((chain, _, whole)) = &mut self.frame {
-            *whole &= chain.append_slice(b);
+        let mbuf = chain.finish();
+        if is_whole {
+            self.push_frame(mbuf, meta);
+        } else {
+            self.source.cache.free(mbuf);
         }
-    }
-
-    #[inline]
-    fn end_frame(&mut self) {
-        let Some((chain, meta, whole)) = self.frame.take() else {
-            return;
-        };
-        self.finish_chain(chain, &meta, whole);
+        true
     }
 }

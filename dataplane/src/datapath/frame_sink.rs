@@ -1,13 +1,13 @@
 //! Transmit path: TCP's segments become mbuf chains.
 //!
 //! ```text
-//! Stack::flush -> begin_frame -> append_record* -> end_frame -> PortOutput::send_frame
-//!                                      '-> RecordWriter::write_record
+//! Stack::flush -> PortSink::send_frame -> RecordWriter::write_record
+//!                         '-> PortOutput::send_frame
 //! ```
 //! Everything is generic over the writer, so that a record is written into the frame by direct calls.
 
 use dpdk::{ChainBuilder, Mbuf, MbufCache};
-use siw_tcp::{FrameMeta, FrameSink};
+use siw_tcp::{FrameMeta, FrameSink, PayloadPiece};
 
 use super::output::PortOutput;
 use crate::link_traits::{COPY_MAX, PayloadPolicy};
@@ -34,7 +34,7 @@ pub(crate) trait RecordWriter<R> {
     /// Appends `len` bytes of `record` from `offset` on. `user`: the connection's owner.
     fn write_record(
         &mut self,
-        frame: &mut TxFrame,
+        frame: &mut TxFrame<'_>,
         cache: &mut MbufCache,
         user: u64,
         record: &R,
@@ -44,9 +44,9 @@ pub(crate) trait RecordWriter<R> {
 }
 
 /// A frame under construction.
-pub(crate) struct TxFrame {
+pub(crate) struct TxFrame<'a> {
     pub(crate) chain: ChainBuilder,
-    pub(crate) meta: FrameMeta,
+    pub(crate) meta: &'a FrameMeta,
     /// Wire segment of the last reference to registered memory, and the number of references in it.
     references: (u32, u16),
     /// Maximum number of references per wire segment.
@@ -55,19 +55,21 @@ pub(crate) struct TxFrame {
     chain_max: u16,
     /// The port computes wrong checksums if any buffer but the last has an odd length.
     even_segments: bool,
-    /// The port reads registered memory in place.
-    takes_references: bool,
+    /// Payload is copied although its message is sent by reference: it was sent before on a link that
+    /// releases memory with the acknowledgement, which may be for an earlier transmission and does not
+    /// show that this frame has left the port.
+    copies_references: bool,
     /// The frame is incomplete: it is dropped, as if the network had lost it.
     pub(crate) is_broken: bool,
 }
 
-impl TxFrame {
+impl<'a> TxFrame<'a> {
     #[inline(always)]
-    fn new(chain: ChainBuilder, meta: &FrameMeta, output: &PortOutput) -> TxFrame {
+    fn new(chain: ChainBuilder, meta: &'a FrameMeta, output: &PortOutput) -> TxFrame<'a> {
         let link = &output.link;
         TxFrame {
             chain,
-            meta: *meta,
+            meta,
             references: (0, 0),
             references_max: link.max_segments.saturating_sub(2) / 2,
             chain_max: if meta.tso_segsz > 0 {
@@ -76,14 +78,8 @@ impl TxFrame {
                 link.max_segments
             },
             even_segments: link.even_segments,
-            takes_references: match link.payload {
-                PayloadPolicy::Copy => false,
-                PayloadPolicy::ReferenceUntilRelease => true,
-                // The acknowledgement of a retransmission does not show that an earlier frame has left
-                // the port. A loopback frame is read by the receiver itself, also after the
-                // acknowledgement.
-                PayloadPolicy::ReferenceUntilAck => !meta.retransmission && !meta.self_addressed,
-            },
+            copies_references: meta.retransmission
+                && link.payload == PayloadPolicy::ReferenceUntilAck,
             is_broken: false,
         }
     }
@@ -96,7 +92,7 @@ impl TxFrame {
             l3_len,
             l4_len,
             ..
-        } = self.meta;
+        } = *self.meta;
         self.chain.pkt_len() - u32::from(l2_len) - u32::from(l3_len) - u32::from(l4_len)
     }
 
@@ -110,7 +106,7 @@ impl TxFrame {
         len: usize,
         attach: impl FnOnce() -> Option<Mbuf>,
     ) -> bool {
-        if !self.takes_references || len <= COPY_MAX as usize {
+        if self.copies_references || len <= COPY_MAX as usize {
             return false;
         }
         if self.even_segments && (self.chain.pkt_len() as usize | len) & 1 != 0 {
@@ -209,7 +205,6 @@ pub(crate) struct PortSink<'a, W> {
     writer: W,
     /// Nanoseconds since the epoch, for captures.
     wall_time: u64,
-    frame: Option<TxFrame>,
 }
 
 impl<'a, W> PortSink<'a, W> {
@@ -225,7 +220,6 @@ impl<'a, W> PortSink<'a, W> {
             cache,
             writer,
             wall_time,
-            frame: None,
         }
     }
 }
@@ -260,95 +254,49 @@ impl<W> PortSink<'_, W> {
         fill(room);
         Some(chain)
     }
-
-    /// Completes the frame. Takes it in parts, because a whole [`TxFrame`] would be copied.
-    #[inline]
-    fn finish_frame(&mut self, chain: ChainBuilder, meta: &FrameMeta, is_broken: bool) {
-        let mbuf: Mbuf = chain.finish();
-        if is_broken {
-            // As if the network had lost it: TCP retransmits, or the connection ends.
-            self.cache.free(mbuf);
-            return;
-        }
-        self.output
-            .send_frame(mbuf, meta, self.cache, self.wall_time);
-    }
 }
 
 impl<R, W: RecordWriter<R>> FrameSink<R> for PortSink<'_, W> {
-    fn begin_frame(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
-        self.begin_frame_with(headers.len(), meta, |room| room.copy_from_slice(headers))
-    }
-
     #[inline]
-    fn begin_frame_with(
+    fn send_frame<'a>(
         &mut self,
-        len: usize,
+        headers_len: usize,
         meta: &FrameMeta,
         fill: impl FnOnce(&mut [u8]),
-    ) -> bool {
-        let chain = self.start_frame(len, buffers_needed(meta), fill);
-        self.frame = chain.map(|chain| TxFrame::new(chain, meta, self.output));
-        self.frame.is_some()
-    }
-
-    /// A frame with a single piece of payload, as nearly all are, is not kept between calls.
-    #[inline]
-    fn send_single_piece(
-        &mut self,
-        len: usize,
-        meta: &FrameMeta,
-        fill: impl FnOnce(&mut [u8]),
-        (user, record, offset): (u64, &R, u32),
-    ) -> bool {
-        let Some(chain) = self.start_frame(len, buffers_needed(meta), fill) else {
+        payload: impl IntoIterator<Item = PayloadPiece<'a, R>>,
+    ) -> bool
+    where
+        R: 'a,
+    {
+        let Some(chain) = self.start_frame(headers_len, buffers_needed(meta), fill) else {
             return false;
         };
         let mut frame = TxFrame::new(chain, meta, self.output);
-        let payload = meta.payload_len;
-        self.writer
-            .write_record(&mut frame, self.cache, user, record, offset, payload);
-        let TxFrame {
-            chain,
-            ref meta,
-            is_broken,
-            ..
-        } = frame;
-        self.finish_frame(chain, meta, is_broken);
-        true
-    }
-
-    /// As [`send_single_piece`](Self::send_single_piece), mostly for acknowledgements.
-    #[inline]
-    fn send_headers_only(
-        &mut self,
-        len: usize,
-        meta: &FrameMeta,
-        fill: impl FnOnce(&mut [u8]),
-    ) -> bool {
-        let Some(chain) = self.start_frame(len, buffers_needed(meta), fill) else {
-            return false;
-        };
-        self.finish_frame(chain, meta, false);
-        true
-    }
-
-    #[inline]
-    fn append_record(&mut self, user: u64, record: &R, offset: u32, len: u32) {
-        let Some(frame) = &mut self.frame else { return };
-        self.writer
-            .write_record(frame, self.cache, user, record, offset, len);
-    }
-
-    fn append_bytes(&mut self, bytes: &[u8]) {
-        let Some(frame) = &mut self.frame else { return };
-        frame.append_bytes(self.cache, Some(bytes));
-    }
-
-    #[inline]
-    fn end_frame(&mut self) {
-        if let Some(frame) = self.frame.take() {
-            self.finish_frame(frame.chain, &frame.meta, frame.is_broken);
+        for piece in payload {
+            match piece {
+                PayloadPiece::Bytes(bytes) => frame.append_bytes(self.cache, Some(bytes)),
+                PayloadPiece::Record {
+                    user,
+                    record,
+                    offset,
+                    len,
+                } => {
+                    self.writer
+                        .write_record(&mut frame, self.cache, user, record, offset, len);
+                }
+            }
         }
+        let TxFrame {
+            chain, is_broken, ..
+        } = frame;
+        let mbuf = chain.finish();
+        if is_broken {
+            // As if the network had lost it: TCP retransmits, or the connection ends.
+            self.cache.free(mbuf);
+        } else {
+            self.output
+                .send_frame(mbuf, meta, self.cache, self.wall_time);
+        }
+        true
     }
 }

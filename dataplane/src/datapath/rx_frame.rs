@@ -279,8 +279,10 @@ impl RxStream for OutOfOrderSegment<'_> {
 #[cfg(test)]
 mod tests {
     use dpdk::{ChainBuilder, Mempool};
-    use siw_tcp::sim::{Pattern, RecordBytes, VecSink, host_config};
-    use siw_tcp::{Events, FrameInfo, FrameMeta, FrameSink, Instant, Stack, TsoLimits, VecBuf};
+    use siw_tcp::sim::{Pattern, VecSink, append_payload, host_config};
+    use siw_tcp::{
+        Events, FrameInfo, FrameMeta, FrameSink, Instant, PayloadPiece, Stack, TsoLimits, VecBuf,
+    };
 
     use super::*;
 
@@ -288,22 +290,21 @@ mod tests {
     #[derive(Default)]
     struct Whole {
         frames: Vec<Vec<u8>>,
-        open: Vec<u8>,
     }
 
     impl FrameSink<Pattern> for Whole {
-        fn begin_frame(&mut self, headers: &[u8], _: &FrameMeta) -> bool {
-            self.open = headers.to_vec();
+        fn send_frame<'a>(
+            &mut self,
+            headers_len: usize,
+            _: &FrameMeta,
+            fill: impl FnOnce(&mut [u8]),
+            payload: impl IntoIterator<Item = PayloadPiece<'a, Pattern>>,
+        ) -> bool {
+            let mut frame = vec![0; headers_len];
+            fill(&mut frame);
+            append_payload(&mut frame, payload);
+            self.frames.push(frame);
             true
-        }
-        fn append_record(&mut self, _: u64, r: &Pattern, offset: u32, len: u32) {
-            r.read(offset, len, &mut self.open);
-        }
-        fn append_bytes(&mut self, b: &[u8]) {
-            self.open.extend_from_slice(b);
-        }
-        fn end_frame(&mut self) {
-            self.frames.push(std::mem::take(&mut self.open));
         }
     }
 

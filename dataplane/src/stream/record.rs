@@ -32,7 +32,7 @@ impl RecordWriter<StreamRecord> for StreamWriter {
     #[inline]
     fn write_record(
         &mut self,
-        frame: &mut TxFrame,
+        frame: &mut TxFrame<'_>,
         cache: &mut MbufCache,
         _user: u64,
         record: &StreamRecord,

@@ -45,7 +45,7 @@ impl RecordWriter<TxRecord> for FpduWriter<'_> {
     #[inline(always)]
     fn write_record(
         &mut self,
-        frame: &mut TxFrame,
+        frame: &mut TxFrame<'_>,
         cache: &mut MbufCache,
         user: u64,
         record: &TxRecord,
@@ -95,7 +95,7 @@ impl FpduWriter<'_> {
     #[cold]
     fn note_failure(
         &mut self,
-        frame: &mut TxFrame,
+        frame: &mut TxFrame<'_>,
         slot: QpSlot,
         record: FpduRecord,
         error: BuildError,
@@ -115,7 +115,7 @@ impl FpduWriter<'_> {
 fn write_parts(
     context: &mut WorkerContext,
     (slot, queue_pair): (QpSlot, &WorkerQp),
-    (frame, cache): (&mut TxFrame, &mut MbufCache),
+    (frame, cache): (&mut TxFrame<'_>, &mut MbufCache),
     run: &FpduRun,
     (mut offset, mut len): (u32, u32),
 ) -> Result<(), (FpduRecord, BuildError)> {
@@ -140,7 +140,7 @@ fn write_parts(
 fn write_part(
     context: &mut WorkerContext,
     (slot, queue_pair): (QpSlot, &WorkerQp),
-    (frame, cache): (&mut TxFrame, &mut MbufCache),
+    (frame, cache): (&mut TxFrame<'_>, &mut MbufCache),
     (run, unit): (&FpduRun, u16),
     (offset, len): (u32, u32),
 ) -> Result<(), (FpduRecord, BuildError)> {
@@ -178,13 +178,13 @@ fn write_part(
 }
 
 /// Appends the bytes of an FPDU to a frame.
-struct FrameAssembler<'a> {
-    frame: &'a mut TxFrame,
+struct FrameAssembler<'a, 'm> {
+    frame: &'a mut TxFrame<'m>,
     cache: &'a mut MbufCache,
     ext_bufs: &'a mut ExtBufRefs,
 }
 
-impl FrameBuilder for FrameAssembler<'_> {
+impl FrameBuilder for FrameAssembler<'_, '_> {
     /// Each FPDU of a super-segment lies within one buffer: it is built in one piece, and the peer on
     /// a ring pair reads it in one piece.
     #[inline(always)]

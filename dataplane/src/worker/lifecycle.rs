@@ -68,7 +68,6 @@ use super::messages::{ConnectFailure, DisconnectReason, Event, ModifyTarget, QpI
 use super::slots::QpSlot;
 use super::worker_qp::WorkerQp;
 use crate::ids::{CommandToken, Qpn};
-use crate::link_traits::PayloadPolicy;
 
 /// Bounds the TCP set-up in cases that TCP's own timers leave open.
 pub(super) const TCP_CONNECT_TIMEOUT: Duration = Duration::from_secs(200);
@@ -141,13 +140,13 @@ impl Connections {
         };
         let port = &self.ports[queue_pair.port];
         let link = &port.output.link;
-        queue_pair.rings.awaits_releases = link.payload == PayloadPolicy::ReferenceUntilRelease;
         let stack = &port.stack;
         queue_pair
             .protocol
             .set_rts(negotiated, stack.effective_mss(conn) as u32);
-        let copied_up_to = link.copied_up_to(negotiated.crc);
-        queue_pair.protocol.set_copied_up_to(copied_up_to);
+        let payload = link.stream_payload(negotiated.crc, stack.is_self_addressed(conn));
+        queue_pair.rings.awaits_releases = payload.awaits_releases;
+        queue_pair.protocol.set_copied_up_to(payload.copied_up_to);
         let qpn = queue_pair.rings.qpn;
         let addresses = stack.tcp_info(conn).map(|info| (info.local, info.remote));
         self.publish_state(now, slot);

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use siw_tcp::checksum::{self, OnesComplementSum};
-use siw_tcp::{FrameMeta, FrameSink, TxChecksum};
+use siw_tcp::{FrameMeta, FrameSink, PayloadPiece, TxChecksum};
 
 use crate::packet::{self, PROTOCOL_ICMPV6};
 
@@ -37,47 +37,39 @@ const TARGET_LINK_ADDRESS: [u8; 2] = [2, 1];
 pub(crate) struct FrameCollector {
     /// Finished frames not taken yet.
     pub frames: Vec<Vec<u8>>,
-    /// The frame being written.
-    current: Vec<u8>,
-    headers_len: usize,
-    payload_sum: OnesComplementSum,
-    meta: Option<FrameMeta>,
 }
 
 impl FrameSink<Vec<u8>> for FrameCollector {
-    fn begin_frame(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
-        self.current = headers.to_vec();
-        self.headers_len = headers.len();
-        self.payload_sum = OnesComplementSum::new();
-        self.meta = Some(*meta);
-        true
-    }
-
-    fn append_record(&mut self, _user: u64, record: &Vec<u8>, offset: u32, len: u32) {
-        let from = offset as usize;
-        self.append_bytes(&record[from..from + len as usize]);
-    }
-
-    fn append_bytes(&mut self, payload: &[u8]) {
-        self.payload_sum.add(payload);
-        self.current.extend_from_slice(payload);
-    }
-
-    fn end_frame(&mut self) {
-        let mut frame = std::mem::take(&mut self.current);
-        if let Some(meta) = self.meta.take()
-            && meta.checksum != TxChecksum::Complete
-            && meta.l4_len > 0
-        {
-            let checksum = checksum::complete_tcp_checksum(
-                &frame[..self.headers_len],
-                &meta,
-                self.payload_sum,
-            );
-            let at = checksum::tcp_checksum_offset(&meta);
+    fn send_frame<'a>(
+        &mut self,
+        headers_len: usize,
+        meta: &FrameMeta,
+        fill: impl FnOnce(&mut [u8]),
+        payload: impl IntoIterator<Item = PayloadPiece<'a, Vec<u8>>>,
+    ) -> bool {
+        let mut frame = vec![0; headers_len];
+        fill(&mut frame);
+        for piece in payload {
+            frame.extend_from_slice(match piece {
+                PayloadPiece::Bytes(bytes) => bytes,
+                PayloadPiece::Record {
+                    record,
+                    offset,
+                    len,
+                    ..
+                } => &record[offset as usize..(offset + len) as usize],
+            });
+        }
+        if meta.checksum != TxChecksum::Complete && meta.l4_len > 0 {
+            let (headers, payload) = frame.split_at(headers_len);
+            let mut payload_sum = OnesComplementSum::new();
+            payload_sum.add(payload);
+            let checksum = checksum::complete_tcp_checksum(headers, meta, payload_sum);
+            let at = checksum::tcp_checksum_offset(meta);
             frame[at..at + 2].copy_from_slice(&checksum);
         }
         self.frames.push(frame);
+        true
     }
 }
 

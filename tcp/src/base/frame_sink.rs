@@ -44,63 +44,39 @@ pub struct FrameMeta {
     pub connection: Option<ConnId>,
 }
 
-/// Receives the frames that a [`crate::Stack`] sends, piece by piece. `begin_frame` and `end_frame`
-/// bracket one frame; the pieces of its payload follow in order between them.
+/// A piece of a frame's payload.
+#[derive(Clone, Copy, Debug)]
+pub enum PayloadPiece<'a, R> {
+    /// These bytes, of a control frame.
+    Bytes(&'a [u8]),
+    /// Bytes `[offset, offset + len)` of a record.
+    Record {
+        /// The connection's user value.
+        user: u64,
+        /// The record as it was pushed.
+        record: &'a R,
+        /// Offset of the first byte in the record.
+        offset: u32,
+        /// Number of bytes, not 0.
+        len: u32,
+    },
+}
+
+/// Takes the frames that a [`crate::Stack`] sends.
 pub trait FrameSink<R> {
-    /// Starts a frame with complete Ethernet, VLAN, IP and TCP headers (see [`TxChecksum`]).
-    /// Returns `false` if no buffer or TX space is available; the stack then keeps the data, tries
-    /// again at the next `poll` or `flush`, and calls neither `append_record`, `append_bytes` nor
-    /// `end_frame`.
-    fn begin_frame(&mut self, headers: &[u8], meta: &FrameMeta) -> bool;
-    /// Like `begin_frame`, for headers of `len` bytes (at most 128) written by `fill`: a sink that
-    /// exposes its packet memory saves a copy, which would stall on the stores just made. `fill`
-    /// gets exactly `len` bytes and is called once, or not at all if the result is `false`.
-    #[inline]
-    fn begin_frame_with(
+    /// Sends one frame. `fill` writes its complete Ethernet, VLAN, IP and TCP headers (see
+    /// [`TxChecksum`]) of `headers_len` bytes, at most 128. Behind them the frame has the bytes of
+    /// `payload`, in this order; together they are `meta.payload_len` bytes.
+    ///
+    /// Returns `false` if no buffer or TX space is available, without having called `fill`; the
+    /// stack then keeps the data and tries again at the next `poll` or `flush`.
+    fn send_frame<'a>(
         &mut self,
-        len: usize,
+        headers_len: usize,
         meta: &FrameMeta,
         fill: impl FnOnce(&mut [u8]),
-    ) -> bool {
-        let mut headers = [0u8; 128];
-        fill(&mut headers[..len]);
-        self.begin_frame(&headers[..len], meta)
-    }
-    /// Sends a whole frame whose payload, `meta.payload_len` bytes, is one piece of a record:
-    /// `begin_frame_with`, `append_record` and `end_frame` in one, for sinks with a fast path.
-    #[inline]
-    fn send_single_piece(
-        &mut self,
-        len: usize,
-        meta: &FrameMeta,
-        fill: impl FnOnce(&mut [u8]),
-        (user, record, offset): (u64, &R, u32),
-    ) -> bool {
-        let begun = self.begin_frame_with(len, meta, fill);
-        if begun {
-            self.append_record(user, record, offset, meta.payload_len);
-            self.end_frame();
-        }
-        begun
-    }
-    /// Sends a whole frame without payload: `begin_frame_with` and `end_frame` in one.
-    #[inline]
-    fn send_headers_only(
-        &mut self,
-        len: usize,
-        meta: &FrameMeta,
-        fill: impl FnOnce(&mut [u8]),
-    ) -> bool {
-        let begun = self.begin_frame_with(len, meta, fill);
-        if begun {
-            self.end_frame();
-        }
-        begun
-    }
-    /// Appends the bytes `[offset, offset + len)` of this record. `user` is the connection's.
-    fn append_record(&mut self, user: u64, record: &R, offset: u32, len: u32);
-    /// Appends raw payload bytes (control frames).
-    fn append_bytes(&mut self, bytes: &[u8]);
-    /// Completes the frame, which may then be sent.
-    fn end_frame(&mut self);
+        payload: impl IntoIterator<Item = PayloadPiece<'a, R>>,
+    ) -> bool
+    where
+        R: 'a;
 }

@@ -113,7 +113,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     ) -> Result<(), SinkFull> {
         let (n, mut meta) = self.template.meta(fields);
         self.complete_meta(cx, &mut meta);
-        if !sink.send_headers_only(n, &meta, |out| self.template.build(out, fields)) {
+        if !sink.send_frame(n, &meta, |out| self.template.build(out, fields), []) {
             return Err(SinkFull);
         }
         cx.shared.stats.frames_out += 1;
@@ -171,10 +171,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let (n, mut meta) = self.template.meta(&fields);
         self.complete_meta(cx, &mut meta);
         meta.retransmission = self.tcb.backoff > 0;
-        if !sink.begin_frame_with(n, &meta, |out| self.template.build(out, &fields)) {
+        if !sink.send_frame(n, &meta, |out| self.template.build(out, &fields), []) {
             return Err(SinkFull);
         }
-        sink.end_frame();
         // Start of the RTT measurement of the handshake.
         self.tcb.last_rx = cx.now.0;
         if answer {

@@ -9,7 +9,7 @@ use crate::config::TsoLimits;
 use crate::connection::Connection;
 use crate::connection::context::TcpContext;
 use crate::connection::output::SinkFull;
-use crate::queues::send_queue::{InFlightSegment, PUSH};
+use crate::queues::send_queue::PUSH;
 use crate::tcb::flags::ConnectionFlags;
 use crate::wire::segment::{ACK, ECE, PSH};
 use crate::wire::template::{HEADER_MAX, SegmentFields};
@@ -122,29 +122,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 out[tcp + 4..tcp + 8].copy_from_slice(&seq.0.to_be_bytes());
                 out[tcp + 13] = flags | if ends { PSH } else { 0 };
             };
-            let user = self.tcb.user;
-            let begun = match self.send_queue.single_record(at, len) {
-                Some(record) => sink.send_single_piece(n, &meta, fill, (user, record, at.1)),
-                None => {
-                    let begun = sink.begin_frame_with(n, &meta, fill);
-                    if begun {
-                        let (record, offset) = at;
-                        let segment = InFlightSegment {
-                            record,
-                            offset,
-                            len,
-                            ..whole
-                        };
-                        self.send_queue
-                            .for_each_piece(&segment, |record, offset, len| {
-                                sink.append_record(user, record, offset, len)
-                            });
-                        sink.end_frame();
-                    }
-                    begun
-                }
-            };
-            if !begun {
+            if !sink.send_frame(n, &meta, fill, self.payload(at, len)) {
                 result = Err(SinkFull);
                 break;
             }

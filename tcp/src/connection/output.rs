@@ -2,7 +2,7 @@
 //! order.
 
 use crate::base::buffer::RecvBuf;
-use crate::base::frame_sink::{FrameMeta, FrameSink, TxChecksum};
+use crate::base::frame_sink::{FrameMeta, FrameSink, PayloadPiece, TxChecksum};
 use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
 use crate::base::time::timestamp_at;
@@ -74,6 +74,23 @@ impl<B: RecvBuf, R> Connection<B, R> {
         (len, meta)
     }
 
+    /// Returns the pieces of the `len` bytes from a position of the send queue on.
+    #[inline]
+    pub(crate) fn payload(
+        &self,
+        from: (u32, u32),
+        len: u32,
+    ) -> impl Iterator<Item = PayloadPiece<'_, R>> {
+        let user = self.tcb.user;
+        let pieces = self.send_queue.pieces(from, len);
+        pieces.map(move |(record, offset, len)| PayloadPiece::Record {
+            user,
+            record,
+            offset,
+            len,
+        })
+    }
+
     /// Sends one segment with data, a FIN or both. `again`: it is a retransmission.
     #[inline]
     pub(crate) fn emit_segment(
@@ -121,30 +138,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
             ect,
             tso: segment.mss != 0,
         };
-        let user = self.tcb.user;
+        let (len, meta) = self.segment_meta(cx, &fields, (again, segment.mss));
         let fill = |out: &mut [u8]| self.template.build(out, &fields);
-        let begun = match self
-            .send_queue
-            .single_record((segment.record, segment.offset), segment.len)
-        {
-            Some(record) if segment.len > 0 && !fields.tso => {
-                let (len, meta) = self.segment_meta(cx, &fields, (again, segment.mss));
-                sink.send_single_piece(len, &meta, fill, (user, record, segment.offset))
-            }
-            _ => {
-                let (len, meta) = self.segment_meta(cx, &fields, (again, segment.mss));
-                let begun = sink.begin_frame_with(len, &meta, fill);
-                if begun {
-                    self.send_queue
-                        .for_each_piece(segment, |record, offset, len| {
-                            sink.append_record(user, record, offset, len)
-                        });
-                    sink.end_frame();
-                }
-                begun
-            }
-        };
-        if !begun {
+        let payload = self.payload((segment.record, segment.offset), segment.len);
+        if !sink.send_frame(len, &meta, fill, payload) {
             return Err(SinkFull);
         }
         if ect {

@@ -11,7 +11,7 @@ use smoltcp::wire::{
 };
 
 use crate::base::buffer::RecvBuf;
-use crate::base::frame_sink::{FrameMeta, FrameSink, TxChecksum};
+use crate::base::frame_sink::{FrameMeta, FrameSink, PayloadPiece, TxChecksum};
 use crate::base::rate_limits::TokenBucket;
 use crate::base::sequence::SeqNr;
 use crate::base::siphash::Key;
@@ -161,13 +161,11 @@ impl ControlQueue {
         while let Some((frame, meta)) = self.queue.front_mut() {
             let (head, rest) = frame.split_at(frame.len().min(HEADER_MAX));
             meta.payload_len = rest.len() as u32;
-            if !tx.begin_frame(head, meta) {
+            let fill = |out: &mut [u8]| out.copy_from_slice(head);
+            let payload = (!rest.is_empty()).then_some(PayloadPiece::Bytes(rest));
+            if !tx.send_frame(head.len(), meta, fill, payload) {
                 return false;
             }
-            if !rest.is_empty() {
-                tx.append_bytes(rest);
-            }
-            tx.end_frame();
             stats.frames_out += 1;
             if let Some((frame, _)) = self.queue.pop_front() {
                 self.recycle(frame);

@@ -290,13 +290,6 @@ impl<R> TransmitQueue<R> {
         walk_records(&self.records, self.base, from, len)
     }
 
-    /// Returns the record that contains all of the `len` bytes from a position on, if there is one.
-    #[inline]
-    pub(crate) fn single_record(&self, (record, offset): (u32, u32), len: u32) -> Option<&R> {
-        let record = self.records.get(self.record_index(record))?;
-        (len <= record.len() - offset).then_some(&record.record)
-    }
-
     /// Splits entries that stand for several segments into one entry per segment, from index
     /// `first` on. Called before any segment is marked.
     #[cold]
@@ -384,26 +377,25 @@ impl<R> TransmitQueue<R> {
         }
     }
 
-    /// Calls `visit` with each piece of a segment: the record, the offset in it, and the length.
+    /// Returns the pieces of records that make up the `len` bytes from a position on: the record, the
+    /// offset in it, and the length.
     #[inline]
-    pub(crate) fn for_each_piece(
+    pub(crate) fn pieces(
         &self,
-        segment: &InFlightSegment,
-        mut visit: impl FnMut(&R, u32, u32),
-    ) {
-        let mut left = segment.len;
-        let mut offset = segment.offset;
-        let mut i = self.record_index(segment.record);
-        while left > 0 {
-            let Some(record) = self.records.get(i) else {
-                return;
-            };
-            let n = left.min(record.len() - offset);
-            visit(&record.record, offset, n);
-            left -= n;
-            offset = 0;
-            i += 1;
-        }
+        (record, mut offset): (u32, u32),
+        mut len: u32,
+    ) -> impl Iterator<Item = (&R, u32, u32)> {
+        let mut index = self.record_index(record);
+        core::iter::from_fn(move || {
+            if len == 0 {
+                return None;
+            }
+            let record = self.records.get(index)?;
+            let piece_len = len.min(record.len() - offset);
+            let piece = (&record.record, offset, piece_len);
+            (index, offset, len) = (index + 1, 0, len - piece_len);
+            Some(piece)
+        })
     }
 
     /// Removes every segment that ends at or before `una`, also those within a multi-segment entry,

@@ -22,7 +22,7 @@ pub use impairment::Impairment;
 pub use mangle::mark;
 pub use rng::Rng;
 pub use shared_path::{PathShares, SharedPath};
-pub use sink::{Pattern, RecordBytes, VecSink};
+pub use sink::{Pattern, RecordBytes, VecSink, append_payload};
 
 use crate::base::buffer::{RecvBuf, VecBuf};
 use crate::base::frame_info::{FrameInfo, RxChecksum};

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::base::frame_sink::{FrameMeta, FrameSink, TxChecksum};
+use crate::base::frame_sink::{FrameMeta, FrameSink, PayloadPiece, TxChecksum};
 use crate::wire::checksum::{self, OnesComplementSum};
 
 /// A record that the simulated sink can read.
@@ -41,12 +41,29 @@ impl RecordBytes for Pattern {
     }
 }
 
+/// Appends the bytes of all pieces to a frame.
+pub fn append_payload<'a, R: RecordBytes + 'a>(
+    frame: &mut Vec<u8>,
+    payload: impl IntoIterator<Item = PayloadPiece<'a, R>>,
+) {
+    for piece in payload {
+        match piece {
+            PayloadPiece::Bytes(bytes) => frame.extend_from_slice(bytes),
+            PayloadPiece::Record {
+                record,
+                offset,
+                len,
+                ..
+            } => record.read(offset, len, frame),
+        }
+    }
+}
+
 /// Collects whole frames and completes checksums in software.
 #[derive(Default)]
 pub struct VecSink {
     /// Complete frames not taken yet, oldest first.
     pub frames: VecDeque<(Vec<u8>, FrameMeta)>,
-    open: Option<(Vec<u8>, FrameMeta, usize, OnesComplementSum)>,
     /// Largest payload of a frame so far, in bytes.
     pub largest: u32,
     /// Number of frames that are still accepted; `None`: unlimited.
@@ -102,54 +119,46 @@ impl VecSink {
 }
 
 impl<R: RecordBytes> FrameSink<R> for VecSink {
-    fn begin_frame(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
-        assert!(self.open.is_none(), "begin inside a frame");
+    fn send_frame<'a>(
+        &mut self,
+        headers_len: usize,
+        meta: &FrameMeta,
+        fill: impl FnOnce(&mut [u8]),
+        payload: impl IntoIterator<Item = PayloadPiece<'a, R>>,
+    ) -> bool
+    where
+        R: 'a,
+    {
         match &mut self.space {
             Some(0) => return false,
             Some(left) => *left -= 1,
             None => {}
         }
-        self.open = Some((
-            headers.to_vec(),
-            *meta,
-            headers.len(),
-            OnesComplementSum::new(),
-        ));
-        true
-    }
-    fn append_record(&mut self, _user: u64, record: &R, offset: u32, len: u32) {
-        let (frame, _, _, sum) = self.open.as_mut().expect("append outside a frame");
-        let at = frame.len();
-        record.read(offset, len, frame);
-        sum.add(&frame[at..]);
-    }
-    fn append_bytes(&mut self, bytes: &[u8]) {
-        self.open
-            .as_mut()
-            .expect("bytes outside a frame")
-            .0
-            .extend_from_slice(bytes);
-    }
-    fn end_frame(&mut self) {
-        let (mut frame, meta, headers, sum) = self.open.take().expect("end outside a frame");
+        let mut frame = vec![0; headers_len];
+        fill(&mut frame);
+        append_payload(&mut frame, payload);
         assert_eq!(
             frame.len(),
-            headers + meta.payload_len as usize,
+            headers_len + meta.payload_len as usize,
             "payload_len tells the truth"
         );
         self.largest = self.largest.max(meta.payload_len);
-        if meta.tso_segsz > 0 && self.loses_super_segments {
-            return;
-        }
         if meta.tso_segsz > 0 {
-            return self.segment(&frame, meta, headers);
+            if !self.loses_super_segments {
+                self.segment(&frame, *meta, headers_len);
+            }
+            return true;
         }
         // As a NIC or the sink of the daemon does.
         if meta.checksum != TxChecksum::Complete && meta.l4_len > 0 {
-            let done = checksum::complete_tcp_checksum(&frame[..headers], &meta, sum);
-            let at = checksum::tcp_checksum_offset(&meta);
+            let (headers, payload) = frame.split_at(headers_len);
+            let mut sum = OnesComplementSum::new();
+            sum.add(payload);
+            let done = checksum::complete_tcp_checksum(headers, meta, sum);
+            let at = checksum::tcp_checksum_offset(meta);
             frame[at..at + 2].copy_from_slice(&done);
         }
-        self.frames.push_back((frame, meta));
+        self.frames.push_back((frame, *meta));
+        true
     }
 }

@@ -12,8 +12,10 @@ use smoltcp::wire::{
 };
 
 use super::{OWN_MAC, PEER_MAC, ethernet_frame, open_ethernet, vlan_tags};
+use crate::sim::append_payload;
 use crate::{
-    FrameInfo, FrameMeta, FrameSink, Instant, IpCidr, RxChecksum, Stack, StackConfig, VecBuf,
+    FrameInfo, FrameMeta, FrameSink, Instant, IpCidr, PayloadPiece, RxChecksum, Stack, StackConfig,
+    VecBuf,
 };
 
 const OWN_V4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
@@ -30,23 +32,21 @@ const ICMP_HEADER: usize = 8;
 #[derive(Default)]
 struct Frames {
     complete: Vec<Vec<u8>>,
-    current: Vec<u8>,
 }
 
 impl FrameSink<Vec<u8>> for Frames {
-    fn begin_frame(&mut self, headers: &[u8], _meta: &FrameMeta) -> bool {
-        self.current = headers.to_vec();
+    fn send_frame<'a>(
+        &mut self,
+        headers_len: usize,
+        _meta: &FrameMeta,
+        fill: impl FnOnce(&mut [u8]),
+        payload: impl IntoIterator<Item = PayloadPiece<'a, Vec<u8>>>,
+    ) -> bool {
+        let mut frame = vec![0; headers_len];
+        fill(&mut frame);
+        append_payload(&mut frame, payload);
+        self.complete.push(frame);
         true
-    }
-    fn append_record(&mut self, _user: u64, record: &Vec<u8>, offset: u32, len: u32) {
-        let from = offset as usize;
-        self.current.extend(&record[from..from + len as usize]);
-    }
-    fn append_bytes(&mut self, bytes: &[u8]) {
-        self.current.extend(bytes);
-    }
-    fn end_frame(&mut self) {
-        self.complete.push(core::mem::take(&mut self.current));
     }
 }
 

@@ -40,6 +40,13 @@ impl<R> NewRecords<'_, R> {
 }
 
 impl<B: RecvBuf, R> Stack<B, R> {
+    /// Returns whether the remote address is one of this stack: its frames are
+    /// [self-addressed](crate::FrameMeta::self_addressed).
+    pub fn is_self_addressed(&self, id: ConnId) -> bool {
+        self.connection(id)
+            .is_some_and(|conn| conn.tcb.has(ConnectionFlags::SELF_ADDRESSED))
+    }
+
     /// Maximum payload bytes of a segment at present, and so of a record. 0 for a stale id.
     #[inline]
     pub fn effective_mss(&self, id: ConnId) -> usize {

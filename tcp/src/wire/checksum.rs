@@ -40,7 +40,7 @@ impl OnesComplementSum {
     }
 }
 
-/// Completes a checksum: `headers` was passed to [`crate::FrameSink::begin_frame`] and has the
+/// Completes a checksum: `headers` are those of [`crate::FrameSink::send_frame`] and have the
 /// pseudo-header sum in its TCP checksum field; `payload` is the sum of all payload pieces. Returns the
 /// two bytes to write at `l2_len + l3_len + 16`, the offset of the field.
 #[inline]

@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 
 use crate::common::{Transfer, configs, micros};
-use siw_tcp::sim::{Impairment, Pattern, RecordBytes, host_config};
+use siw_tcp::sim::{Impairment, Pattern, append_payload, host_config};
 use siw_tcp::{
-    Events, FrameInfo, FrameMeta, FrameSink, Instant, RecvBuf, RxChecksum, Stack, StackConfig,
-    TsoLimits,
+    Events, FrameInfo, FrameMeta, FrameSink, Instant, PayloadPiece, RecvBuf, RxChecksum, Stack,
+    StackConfig, TsoLimits,
 };
 
 const TSO: TsoLimits = TsoLimits {
@@ -186,34 +186,31 @@ struct Wire {
     frames: Vec<Chain>,
     /// Segment size and record lengths of each super-segment.
     super_segments: Vec<(u16, Vec<u32>)>,
-    open: Chain,
-    segsz: u16,
-    pieces: Vec<u32>,
 }
 
 impl FrameSink<Pattern> for Wire {
-    fn begin_frame(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
-        self.open.parts = VecDeque::from([headers.to_vec()]);
-        self.segsz = meta.tso_segsz;
-        true
-    }
-    fn append_record(&mut self, _: u64, record: &Pattern, offset: u32, len: u32) {
-        let mut value = vec![];
-        record.read(offset, len, &mut value);
-        self.open
-            .parts
-            .extend(value.chunks(1000).map(<[u8]>::to_vec));
-        self.pieces.push(len);
-    }
-    fn append_bytes(&mut self, bytes: &[u8]) {
-        self.open.parts.push_back(bytes.to_vec());
-    }
-    fn end_frame(&mut self) {
-        self.frames.push(std::mem::take(&mut self.open));
-        let pieces = std::mem::take(&mut self.pieces);
-        if self.segsz > 0 {
-            self.super_segments.push((self.segsz, pieces));
+    fn send_frame<'a>(
+        &mut self,
+        headers_len: usize,
+        meta: &FrameMeta,
+        fill: impl FnOnce(&mut [u8]),
+        payload: impl IntoIterator<Item = PayloadPiece<'a, Pattern>>,
+    ) -> bool {
+        let mut headers = vec![0; headers_len];
+        fill(&mut headers);
+        let mut parts = VecDeque::from([headers]);
+        let mut lens = vec![];
+        for piece in payload {
+            let mut value = vec![];
+            append_payload(&mut value, [piece]);
+            parts.extend(value.chunks(1000).map(<[u8]>::to_vec));
+            lens.push(value.len() as u32);
         }
+        self.frames.push(Chain { parts });
+        if meta.tso_segsz > 0 {
+            self.super_segments.push((meta.tso_segsz, lens));
+        }
+        true
     }
 }
 

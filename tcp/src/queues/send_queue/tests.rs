@@ -11,11 +11,11 @@ fn queue(lens: &[u32]) -> TransmitQueue<usize> {
 }
 
 fn pieces(queue: &TransmitQueue<usize>, i: usize) -> Vec<(usize, u32, u32)> {
-    let mut value = vec![];
-    queue.for_each_piece(&queue.sent[i], |record, offset, len| {
-        value.push((*record, offset, len))
-    });
-    value
+    let segment = &queue.sent[i];
+    let pieces = queue.pieces((segment.record, segment.offset), segment.len);
+    pieces
+        .map(|(record, offset, len)| (*record, offset, len))
+        .collect()
 }
 
 fn send_all(queue: &mut TransmitQueue<usize>, emss: u32) -> (SeqNr, u32) {
