@@ -80,3 +80,6 @@ pub trait FrameSink<R> {
     where
         R: 'a;
 }
+
+/// The sink has no room for a frame now; the connection stays on the output list.
+pub(crate) struct SinkFull;

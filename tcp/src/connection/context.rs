@@ -6,33 +6,34 @@ use crate::tcb::flags::ConnectionFlags;
 use core::net::IpAddr;
 use std::collections::{HashMap, VecDeque};
 
-use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
+use crate::base::ids::ConnId;
 use crate::base::rate_limits::{RandomizedLimit, TokenBucket};
 use crate::base::sequence::SeqNr;
 use crate::base::siphash::Key;
-use crate::base::state::TcpState;
 use crate::base::stats::StackStats;
 use crate::base::time::Instant;
 use crate::base::timer_wheel::TimerWheel;
 use crate::config::{IpCidr, LearnedRoutes, StackConfig};
-use crate::connection::Connection;
-use crate::connection::closing_list::{Closing, ClosingLists};
-use crate::connection::ecn::EarlyAck;
-use crate::connection::receive_window::window_bounds;
+use crate::connection::closing_list::ClosingLists;
 use crate::connection::side_table::{SideFlags, SideTable};
 use crate::flow::table::FlowTable;
 use crate::link::address_conflicts::{AddressConflict, AddressConflicts};
 use crate::link::control_queue::ControlQueue;
 use crate::link::neighbours::Neighbours;
 use crate::link::tso_watch::TsoWatch;
-use crate::pmtu::path_mtu::Paths;
+use crate::pmtu::search::Paths;
 use crate::tcb::rtt::RtoLimits;
 use crate::wire::flow_key::{FlowKey, TableHasher};
 use crate::wire::frame;
 
 /// A connection with fewer buffers than this may exceed the common limit by some.
 const FEW: usize = 16;
+
+/// Bytes that a buffer holds on average, whatever the length of segments. Beyond
+/// [`SharedState::shares_buffers`], a quarter of the limit, two consecutive buffers hold more than
+/// one has room for, which is at least 1900 bytes.
+const BYTES_PER_BUFFER: usize = 1900 / 2 * 3 / 4;
 
 pub(crate) struct ListenSocket {
     pub local: Option<IpAddr>,
@@ -45,6 +46,15 @@ pub(crate) struct ListenSocket {
     /// The time in ns until which ACKs of sent SYN cookies may arrive.
     pub cookies_until: u64,
     pub user: u64,
+}
+
+/// An ACK of DCTCP for the segments before a change of the mark, which leaves before any later ACK
+/// of its connection.
+pub(crate) struct EarlyAck {
+    pub id: ConnId,
+    pub ack: SeqNr,
+    pub window: u16,
+    pub flags: u8,
 }
 
 pub(crate) struct SharedState {
@@ -103,6 +113,16 @@ pub(crate) struct SharedState {
 /// IPv6 groups of every node: ff02::1, and ff02::1:ff00:0 with the low 24 bits of an address.
 const ALL_NODES: u128 = 0xff02 << 112 | 1;
 const SOLICITED_NODE: u128 = 0xff02 << 112 | 0x1_ff00_0000;
+
+/// Returns the initial and the largest receive window of a connection: its buffers must hold what
+/// either promises.
+fn window_bounds(config: &StackConfig) -> (u32, u32) {
+    let held = config.max_recv_buffers.saturating_mul(BYTES_PER_BUFFER);
+    let held = u32::try_from(held).unwrap_or(u32::MAX);
+    let doublings = u32::from(config.recv_window_doublings.min(30));
+    let largest = (u64::from(config.recv_window) << doublings).min(1 << 30);
+    (config.recv_window.min(held), (largest as u32).min(held))
+}
 
 /// The context of a connection's method: the time, the index of the connection's slot, and the
 /// state shared by all connections of the stack.
@@ -251,6 +271,13 @@ impl SharedState {
                 && (own >= FEW || self.held_buffers >= all.saturating_add(all / 8)))
     }
 
+    /// Returns whether a connection that holds `counted` buffers copies small segments into buffers
+    /// that it already holds: its window was derived from that.
+    #[inline]
+    pub(crate) fn shares_buffers(&self, counted: u32) -> bool {
+        counted as usize >= self.config.max_recv_buffers / 4
+    }
+
     pub(crate) fn is_own_address(&self, address: IpAddr) -> bool {
         self.config
             .addresses
@@ -381,70 +408,5 @@ impl SharedState {
                 entry.ready = entry.ready.saturating_sub(ready);
             }
         }
-    }
-}
-
-impl<B: RecvBuf, R> Connection<B, R> {
-    #[inline]
-    pub(crate) fn update_active_count(&mut self, cx: &mut TcpContext<'_>) {
-        let busy = self.is_busy();
-        if busy != self.tcb.has(ConnectionFlags::COUNTED_ACTIVE) {
-            self.tcb.flags ^= ConnectionFlags::COUNTED_ACTIVE;
-            if busy {
-                cx.shared.active += 1;
-            } else {
-                cx.shared.active -= 1;
-            }
-        }
-    }
-
-    /// Updates the shared `held_buffers` by the connection's current count.
-    #[inline]
-    pub(crate) fn update_held_buffers(&mut self, cx: &mut TcpContext<'_>) {
-        let count = self.receive_queue.buffer_count()
-            + self
-                .out_of_order
-                .as_ref()
-                .map_or(0, |queue| queue.buffer_count());
-        cx.shared.held_buffers = cx.shared.held_buffers + count - self.counted_buffers as usize;
-        self.counted_buffers = count as u32;
-    }
-
-    /// Ends the connection: removes it from the flow table, stops its timers, and discards its
-    /// pending output. Records stay in the send queue for their owner.
-    pub(crate) fn enter_closed(&mut self, cx: &mut TcpContext<'_>) {
-        if self.tcb.state == TcpState::Closed {
-            return;
-        }
-        if matches!(self.tcb.state, TcpState::Established | TcpState::CloseWait) {
-            cx.shared.stats.curr_estab = cx.shared.stats.curr_estab.saturating_sub(1);
-        }
-        self.stop_orphan_timer(cx);
-        self.tcb.state = TcpState::Closed;
-        self.tcb.flags &= !(ConnectionFlags::NEED_MASK | ConnectionFlags::RECOVERING);
-        self.tcb.stop_timer();
-        self.tcb.ack_at = 0;
-        self.tcb.pipe = 0;
-        self.tcb.unsent = 0;
-        self.out_of_order = None;
-        self.recovery = None;
-        self.update_held_buffers(cx);
-        cx.shared.leave_backlog(&mut self.tcb, self.listener);
-        self.update_active_count(cx);
-        if self.tcb.has(ConnectionFlags::IN_FLOW_TABLE) {
-            self.tcb.flags &= !ConnectionFlags::IN_FLOW_TABLE;
-            cx.shared.flow_table.remove(u64::from(self.hash), cx.index);
-        }
-    }
-
-    /// Enters TIME-WAIT (RFC 9293 section 3.6).
-    pub(crate) fn enter_time_wait(&mut self, cx: &mut TcpContext<'_>) {
-        self.stop_orphan_timer(cx);
-        self.tcb.state = TcpState::TimeWait;
-        self.tcb.backoff = 0;
-        self.tcb.start_time_wait_timer(cx);
-        cx.raise_event(&mut self.tcb, Events::CLOSED);
-        self.update_active_count(cx);
-        cx.shared.closing.push(Closing::TimeWait, cx.index);
     }
 }

@@ -1,13 +1,12 @@
 //! Segments without payload: SYNs, pure ACKs with their SACK blocks, probes.
 
 use crate::base::buffer::RecvBuf;
-use crate::base::frame_sink::FrameSink;
+use crate::base::frame_sink::{FrameSink, SinkFull};
 use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
 use crate::base::time::timestamp_at;
 use crate::connection::Connection;
 use crate::connection::context::TcpContext;
-use crate::connection::output::SinkFull;
 use crate::tcb::flags::ConnectionFlags;
 use crate::wire::segment::{ACK, CWR, ECE, SYN};
 use crate::wire::template::SegmentFields;

@@ -2,66 +2,15 @@
 //! that the peer echoes reduce the congestion window (RFC 3168 section 6.1; for DCTCP, RFC 8257 section 3).
 
 use crate::base::buffer::RecvBuf;
-use crate::base::frame_sink::FrameSink;
-use crate::base::ids::ConnId;
-use crate::base::sequence::SeqNr;
-use crate::base::state::TcpState;
-use crate::base::time::timestamp_at;
 use crate::congestion::RecoveryPhase;
 use crate::connection::Connection;
-use crate::connection::context::TcpContext;
-use crate::connection::output::SinkFull;
-use crate::stack::Stack;
+use crate::connection::context::{EarlyAck, TcpContext};
 use crate::tcb::flags::ConnectionFlags;
 use crate::wire::segment::{ACK, CWR, ECE, Segment};
-use crate::wire::template::SegmentFields;
 
 /// Maximum number of early ACKs that wait for the sink. Beyond it, the connection's next ACK covers
 /// the segments, with the later mark.
 const EARLY_ACKS_MAX: usize = 4096;
-
-/// An ACK of DCTCP for the segments before a change of the mark, which leaves before any later ACK
-/// of its connection.
-pub(crate) struct EarlyAck {
-    id: ConnId,
-    ack: SeqNr,
-    window: u16,
-    flags: u8,
-}
-
-impl<B: RecvBuf, R> Stack<B, R> {
-    /// Sends the early ACKs, oldest first.
-    #[cold]
-    pub(crate) fn send_early_acks(&mut self, sink: &mut impl FrameSink<R>) -> Result<(), SinkFull> {
-        while let Some(early) = self.shared.early_acks.front() {
-            if let Some(conn) = self.connections.get_mut(early.id.index as usize)
-                && conn.generation == early.id.generation
-                && conn.tcb.state != TcpState::Closed
-            {
-                let tcb = &conn.tcb;
-                let fields = SegmentFields {
-                    seq: tcb.snd_nxt,
-                    ack: early.ack,
-                    flags: early.flags,
-                    window: early.window,
-                    ts: tcb.has(ConnectionFlags::TIMESTAMPS).then(|| {
-                        let clock = timestamp_at(self.shared.now, conn.timestamp_offset);
-                        (clock, tcb.ts_recent)
-                    }),
-                    options: &[],
-                    payload: 0,
-                    ect: false,
-                    tso: false,
-                };
-                let cx = &mut self.shared.context_of(early.id.index);
-                conn.send_bare_segment(cx, &fields, sink)?;
-                self.shared.stats.pure_acks_out += 1;
-            }
-            self.shared.early_acks.pop_front();
-        }
-        Ok(())
-    }
-}
 
 impl<B: RecvBuf, R> Connection<B, R> {
     /// Processes an acceptable data segment on a connection with ECN.

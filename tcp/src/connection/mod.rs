@@ -15,17 +15,18 @@ pub(crate) mod output;
 pub(crate) mod paced_output;
 pub(crate) mod receive_window;
 pub(crate) mod reset;
-pub(crate) mod rx_coalescer;
 pub(crate) mod side_table;
 #[cfg(test)]
 mod tests_without_stack;
 pub(crate) mod timers;
 
 use crate::base::buffer::RecvBuf;
+use crate::base::events::Events;
 use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
 use crate::congestion::CongestionState;
-use crate::connection::context::SharedState;
+use crate::connection::closing_list::Closing;
+use crate::connection::context::{SharedState, TcpContext};
 use crate::loss::rack::ReorderWindow;
 use crate::loss::recovery::Recovery;
 use crate::queues::out_of_order_queue::OutOfOrderQueue;
@@ -241,6 +242,69 @@ impl<B: RecvBuf, R> Connection<B, R> {
         {
             self.reorder_window = recovery.rack.reorder_window;
         }
+    }
+
+    #[inline]
+    pub(crate) fn update_active_count(&mut self, cx: &mut TcpContext<'_>) {
+        let busy = self.is_busy();
+        if busy != self.tcb.has(ConnectionFlags::COUNTED_ACTIVE) {
+            self.tcb.flags ^= ConnectionFlags::COUNTED_ACTIVE;
+            if busy {
+                cx.shared.active += 1;
+            } else {
+                cx.shared.active -= 1;
+            }
+        }
+    }
+
+    /// Updates the shared `held_buffers` by the connection's current count.
+    #[inline]
+    pub(crate) fn update_held_buffers(&mut self, cx: &mut TcpContext<'_>) {
+        let count = self.receive_queue.buffer_count()
+            + self
+                .out_of_order
+                .as_ref()
+                .map_or(0, |queue| queue.buffer_count());
+        cx.shared.held_buffers = cx.shared.held_buffers + count - self.counted_buffers as usize;
+        self.counted_buffers = count as u32;
+    }
+
+    /// Ends the connection: removes it from the flow table, stops its timers, and discards its
+    /// pending output. Records stay in the send queue for their owner.
+    pub(crate) fn enter_closed(&mut self, cx: &mut TcpContext<'_>) {
+        if self.tcb.state == TcpState::Closed {
+            return;
+        }
+        if matches!(self.tcb.state, TcpState::Established | TcpState::CloseWait) {
+            cx.shared.stats.curr_estab = cx.shared.stats.curr_estab.saturating_sub(1);
+        }
+        self.stop_orphan_timer(cx);
+        self.tcb.state = TcpState::Closed;
+        self.tcb.flags &= !(ConnectionFlags::NEED_MASK | ConnectionFlags::RECOVERING);
+        self.tcb.stop_timer();
+        self.tcb.ack_at = 0;
+        self.tcb.pipe = 0;
+        self.tcb.unsent = 0;
+        self.out_of_order = None;
+        self.recovery = None;
+        self.update_held_buffers(cx);
+        cx.shared.leave_backlog(&mut self.tcb, self.listener);
+        self.update_active_count(cx);
+        if self.tcb.has(ConnectionFlags::IN_FLOW_TABLE) {
+            self.tcb.flags &= !ConnectionFlags::IN_FLOW_TABLE;
+            cx.shared.flow_table.remove(u64::from(self.hash), cx.index);
+        }
+    }
+
+    /// Enters TIME-WAIT (RFC 9293 section 3.6).
+    pub(crate) fn enter_time_wait(&mut self, cx: &mut TcpContext<'_>) {
+        self.stop_orphan_timer(cx);
+        self.tcb.state = TcpState::TimeWait;
+        self.tcb.backoff = 0;
+        self.tcb.start_time_wait_timer(cx);
+        cx.raise_event(&mut self.tcb, Events::CLOSED);
+        self.update_active_count(cx);
+        cx.shared.closing.push(Closing::TimeWait, cx.index);
     }
 }
 

@@ -3,12 +3,11 @@
 //! once (GSO). Called by `output`.
 
 use crate::base::buffer::RecvBuf;
-use crate::base::frame_sink::FrameSink;
+use crate::base::frame_sink::{FrameSink, SinkFull};
 use crate::base::time::timestamp_at;
 use crate::config::TsoLimits;
 use crate::connection::Connection;
 use crate::connection::context::TcpContext;
-use crate::connection::output::SinkFull;
 use crate::queues::send_queue::PUSH;
 use crate::tcb::flags::ConnectionFlags;
 use crate::wire::segment::{ACK, ECE, PSH};

@@ -2,7 +2,7 @@
 //! order.
 
 use crate::base::buffer::RecvBuf;
-use crate::base::frame_sink::{FrameMeta, FrameSink, PayloadPiece, TxChecksum};
+use crate::base::frame_sink::{FrameMeta, FrameSink, PayloadPiece, SinkFull, TxChecksum};
 use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
 use crate::base::time::timestamp_at;
@@ -21,9 +21,6 @@ use crate::wire::template::SegmentFields;
 /// A segment with at most this number of unused bytes counts as full: FPDUs are multiples of four
 /// bytes.
 const MAX_PADDING: u32 = 3;
-
-/// The sink has no room for a frame now; the connection stays on the output list.
-pub(crate) struct SinkFull;
 
 impl SharedState {
     /// Returns the initial congestion window in bytes (RFC 6928).

@@ -3,42 +3,17 @@
 
 use crate::base::buffer::RecvBuf;
 use crate::base::sequence::SeqNr;
-use crate::config::StackConfig;
 use crate::connection::Connection;
-use crate::connection::context::{SharedState, TcpContext};
+use crate::connection::context::TcpContext;
 
 /// The round trip in ns from which a path is long: the initial window suffices for shorter ones, and
 /// their connections are spared the measurement.
 pub(crate) const LONG_PATH: u64 = 1 << 20;
 
-/// Bytes that a buffer holds on average, whatever the length of segments. Beyond
-/// [`SharedState::shares_buffers`], a quarter of the limit, two consecutive buffers hold more than
-/// one has room for, which is at least 1900 bytes.
-const BYTES_PER_BUFFER: usize = 1900 / 2 * 3 / 4;
-
 /// Units of [`SideFields::round_position`](crate::connection::side_table::SideFields), as a shift.
 const POSITION_SHIFT: u32 = 14;
 /// Units of `round_tick`, as a shift.
 const TICK_SHIFT: u32 = 20;
-
-/// Returns the initial and the largest receive window of a connection: its buffers must hold what
-/// either promises.
-pub(crate) fn window_bounds(config: &StackConfig) -> (u32, u32) {
-    let held = config.max_recv_buffers.saturating_mul(BYTES_PER_BUFFER);
-    let held = u32::try_from(held).unwrap_or(u32::MAX);
-    let doublings = u32::from(config.recv_window_doublings.min(30));
-    let largest = (u64::from(config.recv_window) << doublings).min(1 << 30);
-    (config.recv_window.min(held), (largest as u32).min(held))
-}
-
-impl SharedState {
-    /// Returns whether a connection that holds `counted` buffers copies small segments into buffers
-    /// that it already holds: its window was derived from that.
-    #[inline]
-    pub(crate) fn shares_buffers(&self, counted: u32) -> bool {
-        counted as usize >= self.config.max_recv_buffers / 4
-    }
-}
 
 impl<B: RecvBuf, R> Connection<B, R> {
     /// Returns the largest receive window that the configuration, the free buffers and the agreed

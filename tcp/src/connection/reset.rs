@@ -3,12 +3,11 @@
 //! end at once.
 
 use crate::base::buffer::RecvBuf;
-use crate::base::frame_sink::FrameSink;
+use crate::base::frame_sink::{FrameSink, SinkFull};
 use crate::base::state::TcpState;
 use crate::base::time::timestamp_at;
 use crate::connection::Connection;
 use crate::connection::context::TcpContext;
-use crate::connection::output::SinkFull;
 use crate::tcb::flags::ConnectionFlags;
 use crate::wire::segment::{ACK, RST};
 use crate::wire::template::SegmentFields;

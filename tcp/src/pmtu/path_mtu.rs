@@ -3,11 +3,6 @@
 //! assumed to carry the MSS agreed by both ends until it proves narrower; from then on `search` and
 //! `probe` search upward for the largest size that it carries.
 
-use crate::tcb::flags::ConnectionFlags;
-use crate::tcb::timer::Timer;
-use core::net::IpAddr;
-use std::collections::HashMap;
-
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
 use crate::base::ids::ConnId;
@@ -16,6 +11,8 @@ use crate::connection::Connection;
 use crate::connection::context::TcpContext;
 use crate::pmtu::search::{PathSearch, RAISE_TICKS};
 use crate::queues::send_queue::{InFlightSegment, SACKED};
+use crate::tcb::flags::ConnectionFlags;
+use crate::tcb::timer::Timer;
 
 /// A smaller MTU reported by a router, below that of any link in use, is rejected: it would only
 /// multiply the packets that we send (RFC 5927 section 7).
@@ -27,11 +24,6 @@ const BASE: u16 = 1200;
 const BASE_V4: u16 = 576;
 /// Consecutive timeouts that make a black hole likely.
 const SUSPICIOUS: u8 = 2;
-const PATHS_MAX: usize = 4096;
-
-/// The state of paths that are narrower than agreed, by destination (RFC 8899 section 3 item 9).
-#[derive(Default)]
-pub(crate) struct Paths(HashMap<IpAddr, PathSearch>);
 
 /// Returns the next-hop MTU of an ICMPv4 error. Routers from before RFC 1191 report 0; the result
 /// is then the next plateau (RFC 1191 section 7) below `quoted`, the length of the packet that was
@@ -93,55 +85,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             recovery.recount_lost(&mut self.tcb, &self.send_queue);
         }
     }
-}
 
-impl Paths {
-    pub(crate) fn learn(&mut self, to: IpAddr, search: PathSearch, now_ticks: u64) {
-        if self.room_for(to, now_ticks) {
-            self.0.insert(to, search);
-        }
-    }
-
-    /// Returns whether an entry for `to` exists or can be added; removes expired ones if needed.
-    fn room_for(&mut self, to: IpAddr, now_ticks: u64) -> bool {
-        if self.0.len() >= PATHS_MAX && !self.0.contains_key(&to) {
-            self.0.retain(|_, search| now_ticks < search.until);
-        }
-        self.0.len() < PATHS_MAX || self.0.contains_key(&to)
-    }
-
-    pub(crate) fn get(&self, to: IpAddr) -> Option<&PathSearch> {
-        self.0.get(&to)
-    }
-
-    pub(crate) fn get_mut(&mut self, to: IpAddr) -> Option<&mut PathSearch> {
-        self.0.get_mut(&to)
-    }
-
-    /// Returns the search on the path to `to`; if there is none, creates one that starts at `own`,
-    /// the packet size in use. `None`: there are too many paths.
-    pub(crate) fn search(
-        &mut self,
-        to: IpAddr,
-        own: u16,
-        now_ticks: u64,
-    ) -> Option<&mut PathSearch> {
-        if !self.room_for(to, now_ticks) {
-            return None;
-        }
-        Some(
-            self.0
-                .entry(to)
-                .or_insert_with(|| PathSearch::starting_at(own, now_ticks)),
-        )
-    }
-
-    pub(crate) fn forget(&mut self, to: IpAddr) {
-        self.0.remove(&to);
-    }
-}
-
-impl<B: RecvBuf, R> Connection<B, R> {
     /// Applies the known MTU of its path to a new connection.
     pub(crate) fn apply_path_mtu(&mut self, cx: &mut TcpContext<'_>) {
         if cx.shared.paths.0.is_empty() {

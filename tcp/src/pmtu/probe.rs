@@ -11,7 +11,7 @@
 
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
-use crate::base::frame_sink::FrameSink;
+use crate::base::frame_sink::{FrameSink, SinkFull};
 use crate::base::ids::ConnId;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
@@ -19,7 +19,6 @@ use crate::base::time::to_long_ticks;
 use crate::congestion::RecoveryPhase;
 use crate::connection::Connection;
 use crate::connection::context::{SharedState, TcpContext};
-use crate::connection::output::SinkFull;
 use crate::loss::recovery::Recovery;
 use crate::pmtu::search::SearchStep;
 use crate::queues::send_queue::{LOST, MTU_PROBE, TransmitQueue};

@@ -11,6 +11,9 @@
 //!                                 Packet Too Big: its size -----------^   600 s
 //! ```
 
+use core::net::IpAddr;
+use std::collections::HashMap;
+
 use crate::base::ids::ConnId;
 use crate::base::sequence::SeqNr;
 
@@ -291,6 +294,59 @@ impl PathSearch {
         self.count = 0;
         (self.too_long, self.named_by_router) = (mtu + 1, true);
         self.at = now;
+    }
+}
+
+/// Maximum number of paths.
+const PATHS_MAX: usize = 4096;
+
+/// The state of paths that are narrower than agreed, by destination (RFC 8899 section 3 item 9).
+#[derive(Default)]
+pub(crate) struct Paths(pub(super) HashMap<IpAddr, PathSearch>);
+
+impl Paths {
+    pub(crate) fn learn(&mut self, to: IpAddr, search: PathSearch, now_ticks: u64) {
+        if self.room_for(to, now_ticks) {
+            self.0.insert(to, search);
+        }
+    }
+
+    /// Returns whether an entry for `to` exists or can be added; removes expired ones if needed.
+    fn room_for(&mut self, to: IpAddr, now_ticks: u64) -> bool {
+        if self.0.len() >= PATHS_MAX && !self.0.contains_key(&to) {
+            self.0.retain(|_, search| now_ticks < search.until);
+        }
+        self.0.len() < PATHS_MAX || self.0.contains_key(&to)
+    }
+
+    pub(crate) fn get(&self, to: IpAddr) -> Option<&PathSearch> {
+        self.0.get(&to)
+    }
+
+    pub(crate) fn get_mut(&mut self, to: IpAddr) -> Option<&mut PathSearch> {
+        self.0.get_mut(&to)
+    }
+
+    /// Returns the search on the path to `to`; if there is none, creates one that starts at `own`,
+    /// the packet size in use. `None`: there are too many paths.
+    pub(crate) fn search(
+        &mut self,
+        to: IpAddr,
+        own: u16,
+        now_ticks: u64,
+    ) -> Option<&mut PathSearch> {
+        if !self.room_for(to, now_ticks) {
+            return None;
+        }
+        Some(
+            self.0
+                .entry(to)
+                .or_insert_with(|| PathSearch::starting_at(own, now_ticks)),
+        )
+    }
+
+    pub(crate) fn forget(&mut self, to: IpAddr) {
+        self.0.remove(&to);
     }
 }
 

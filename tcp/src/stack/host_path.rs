@@ -24,15 +24,11 @@
 use core::net::{IpAddr, Ipv4Addr};
 
 use crate::base::buffer::RecvBuf;
-use crate::stack::Stack;
+use crate::stack::{HOST_FRAMES, Stack};
 use crate::wire::bytes::read_u32;
 use crate::wire::constants::PROTOCOL_TCP;
 use crate::wire::flow_key::FlowKey;
 use crate::wire::frame::FrameContent;
-
-/// Maximum number of frames for the kernel per burst: two bursts of a port, since frames forwarded by
-/// other workers arrive as well.
-pub(crate) const HOST_FRAMES: usize = 64;
 
 /// Types of ICMPv4 errors (RFC 792) and of neighbour discovery (RFC 4861).
 const ICMPV4_ERRORS: [u8; 5] = [3, 4, 5, 11, 12];

@@ -9,6 +9,7 @@ pub(crate) mod receive;
 mod slots;
 mod syn_cookies;
 pub(crate) mod transmit;
+mod unmatched;
 
 use crate::tcb::flags::ConnectionFlags;
 use core::net::SocketAddr;
@@ -33,8 +34,11 @@ use crate::ip::reassembly::ReassemblyTable;
 use crate::link::address_conflicts::AddressConflict;
 use crate::queues::receive_queue::ReceiveQueue;
 use crate::stack::datagrams::PortMapperEvent;
-use crate::stack::host_path::HOST_FRAMES;
 use crate::stack::receive::RxPipeline;
+
+/// Maximum number of frames for the kernel per burst: two bursts of a port, since frames forwarded by
+/// other workers arrive as well.
+const HOST_FRAMES: usize = 64;
 
 /// Snapshot of a connection.
 #[derive(Clone, Copy, Debug)]

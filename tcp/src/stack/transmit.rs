@@ -3,14 +3,15 @@
 use core::ops::Range;
 
 use crate::base::buffer::RecvBuf;
-use crate::base::frame_sink::FrameSink;
+use crate::base::frame_sink::{FrameSink, SinkFull};
 use crate::base::ids::ConnId;
 use crate::base::state::TcpState;
-use crate::base::time::Instant;
+use crate::base::time::{Instant, timestamp_at};
 use crate::pmtu::search::{PathSearch, SearchStep};
 use crate::queues::send_queue::TransmitQueue;
 use crate::stack::Stack;
 use crate::tcb::flags::ConnectionFlags;
+use crate::wire::template::SegmentFields;
 
 /// The send queue of a connection, while its owner adds to it.
 pub struct NewRecords<'a, R> {
@@ -236,5 +237,37 @@ impl<B: RecvBuf, R> Stack<B, R> {
             SearchStep::Probe(size) => Some(conn.emss_for(size).into()),
             SearchStep::At(_) => None,
         }
+    }
+
+    /// Sends the early ACKs, oldest first.
+    #[cold]
+    pub(crate) fn send_early_acks(&mut self, sink: &mut impl FrameSink<R>) -> Result<(), SinkFull> {
+        while let Some(early) = self.shared.early_acks.front() {
+            if let Some(conn) = self.connections.get_mut(early.id.index as usize)
+                && conn.generation == early.id.generation
+                && conn.tcb.state != TcpState::Closed
+            {
+                let tcb = &conn.tcb;
+                let fields = SegmentFields {
+                    seq: tcb.snd_nxt,
+                    ack: early.ack,
+                    flags: early.flags,
+                    window: early.window,
+                    ts: tcb.has(ConnectionFlags::TIMESTAMPS).then(|| {
+                        let clock = timestamp_at(self.shared.now, conn.timestamp_offset);
+                        (clock, tcb.ts_recent)
+                    }),
+                    options: &[],
+                    payload: 0,
+                    ect: false,
+                    tso: false,
+                };
+                let cx = &mut self.shared.context_of(early.id.index);
+                conn.send_bare_segment(cx, &fields, sink)?;
+                self.shared.stats.pure_acks_out += 1;
+            }
+            self.shared.early_acks.pop_front();
+        }
+        Ok(())
     }
 }
