@@ -18,15 +18,13 @@
 //! | `port.rs` | one port of one worker: queues, stack, received frames |
 //! | `rx_frame.rs` | received frames as TCP holds them |
 //! | `forward.rs`, `inbox.rs` | frames from worker to worker |
-//! | `output.rs` | transmit paths: the port's queue, another worker, loopback |
-//! | `frame_sink.rs` | TCP's segments become mbuf chains |
+//! | `output.rs` | TCP's segments become mbuf chains; transmit paths: the port's queue, another worker, loopback |
 //! | `idle.rs` | how long a thread may sleep, and its wake-up sources |
 //! | `timer_hold.rs` | holds retransmission timers while frames may lie in a receive ring |
 
 pub(crate) mod batch_loop;
 pub(crate) mod clock;
 pub mod forward;
-pub(crate) mod frame_sink;
 pub(crate) mod idle;
 pub mod inbox;
 pub(crate) mod output;

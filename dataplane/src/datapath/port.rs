@@ -11,9 +11,8 @@ use siw_tcp::{
 };
 
 use super::clock::TscClock;
-use super::frame_sink::{PortSink, RecordWriter};
 use super::inbox::ProxyTx;
-use super::output::{PortOutput, TxPath};
+use super::output::{PortOutput, PortSink, RecordWriter, TxPath};
 use super::rx_frame::{self, RxFrame};
 use super::timer_hold::TimerHold;
 use crate::capture::{CaptureHandle, Direction};

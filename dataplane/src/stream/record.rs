@@ -3,7 +3,7 @@
 use dpdk::MbufCache;
 
 use super::pattern::StreamPattern;
-use crate::datapath::frame_sink::{RecordWriter, TxFrame};
+use crate::datapath::output::{RecordWriter, TxFrame};
 
 /// Data queued at TCP for a connection.
 pub(super) enum StreamRecord {

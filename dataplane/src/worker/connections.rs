@@ -16,12 +16,11 @@ use std::sync::Arc;
 use dpdk::MbufCache;
 use siw_iwarp::{CloseReason, QueuePair, RdmapState, TxRecord};
 use siw_memory::Stag;
-use siw_tcp::{ConnId, Instant, LearnedRoutes, TcpState};
+use siw_tcp::{ConnId, Instant, LearnedRoutes, TcpInfo, TcpState};
 
 use super::conn_owner::ConnOwner;
 use super::context::{QpView, WorkerContext};
 use super::deadlines::Deadlines;
-use super::lifecycle::has_no_data_in_flight;
 use super::lifecycle_state::LifecycleState;
 use super::listener_options::PortListeners;
 use super::messages::{ConnectFailure, ConnectParams, Event, QpSetup};
@@ -67,6 +66,11 @@ pub(super) struct ReceiveWaits {
     pub(super) begun: u64,
     /// Messages whose wait timed out.
     pub(super) timed_out: u64,
+}
+
+/// True if the peer has acknowledged all data. A FIN in flight is not data.
+pub(super) fn has_no_data_in_flight(info: Option<&TcpInfo>) -> bool {
+    info.is_none_or(|info| info.unsent == 0 && info.in_flight <= 1)
 }
 
 impl Connections {

@@ -3,13 +3,12 @@
 
 use std::ops::Range;
 
-use siw_iwarp::{ExtBufRef, FpduRun, QpEnv, QpEvent, RingFault};
+use siw_iwarp::{BuildError, ExtBufRef, FpduRecord, FpduRun, QpEnv, QpEvent, RingFault};
 use siw_memory::KeyReader;
 use siw_shm::{PlainSend, RecvWqe, RingError, SendWqe, Wc, WcFlags, WcOpcode, WcStatus};
 
 use super::completion_queues::CqTable;
 use super::ext_bufs::ExtBufRefs;
-use super::fpdu_writer::BuildFailure;
 use super::parked::{ParkedQueuePairs, Wait};
 use super::qp_rings::{QpRings, RingMisuse};
 use super::shared_receive_queues::SrqTable;
@@ -37,6 +36,13 @@ pub(crate) struct WorkerContext {
     pub(super) request_slots: u64,
     /// Reads of rings, each of one or several requests.
     pub(super) request_batches: u64,
+}
+
+/// A record that could not be built; its queue pair has to end.
+pub(super) struct BuildFailure {
+    pub(super) slot: QpSlot,
+    pub(super) record: FpduRecord,
+    pub(super) error: BuildError,
 }
 
 /// Work requests on their way from a ring into a queue pair; one of each for the whole worker.

@@ -12,18 +12,11 @@ use siw_iwarp::{BuildError, ExtBufRef, FpduRecord, FpduRun, FrameBuilder, TxReco
 use siw_shm::SharedMemory;
 
 use super::conn_owner::ConnOwner;
-use super::context::WorkerContext;
+use super::context::{BuildFailure, WorkerContext};
 use super::ext_bufs::ExtBufRefs;
 use super::slots::QpSlot;
 use super::worker_qp::{QpTable, WorkerQp};
-use crate::datapath::frame_sink::{RecordWriter, TxFrame};
-
-/// A record that could not be built; its queue pair has to end.
-pub(super) struct BuildFailure {
-    pub(super) slot: QpSlot,
-    pub(super) record: FpduRecord,
-    pub(super) error: BuildError,
-}
+use crate::datapath::output::{RecordWriter, TxFrame};
 
 /// Writes the records of queue pairs into frames.
 pub(super) struct FpduWriter<'a> {

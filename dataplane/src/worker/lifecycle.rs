@@ -61,7 +61,7 @@ use siw_iwarp::{
 use siw_shm::control;
 use siw_tcp::{ConnId, Instant, TcpInfo, TcpState};
 
-use super::connections::Connections;
+use super::connections::{Connections, has_no_data_in_flight};
 use super::deadlines::DeadlineOwner;
 use super::lifecycle_state::{LifecycleState, PeerWake, UnpolledCompletions};
 use super::messages::{ConnectFailure, DisconnectReason, Event, ModifyTarget, QpInfo};
@@ -92,11 +92,6 @@ const POLL_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 /// [`QueuePair::set_paired`].
 fn is_quiet(protocol: &QueuePair) -> bool {
     protocol.is_paired() && protocol.state() == RdmapState::Idle
-}
-
-/// True if the peer has acknowledged all data. A FIN in flight is not data.
-pub(super) fn has_no_data_in_flight(info: Option<&TcpInfo>) -> bool {
-    info.is_none_or(|info| info.unsent == 0 && info.in_flight <= 1)
 }
 
 /// Time without progress after which a destroyed queue pair is removed: the next acknowledgement may

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use siw_iwarp::mpa::{MpaConfig, MpaInitiator};
+use siw_iwarp::port_mapper::PortMapperMessage;
 use siw_tcp::Instant;
 
 use super::completion_queues::CqeId;
 use super::messages::ConnectParams;
-use super::port_mapper::MappingQuery;
 use crate::ids::CqId;
 
 /// State of a queue pair's life cycle; see `lifecycle.rs`.
@@ -39,6 +39,19 @@ pub(super) enum LifecycleState {
         deadline: Instant,
     },
     Disconnected,
+}
+
+/// A connect that waits for the answer of its peer's port mapper.
+pub(super) struct MappingQuery {
+    pub(super) params: ConnectParams,
+    pub(super) consumer_deadline: Option<Instant>,
+    /// The request. The low half of its handle is the slot of the queue pair.
+    pub(super) request: PortMapperMessage,
+    pub(super) was_sent: bool,
+    /// Time of the next step.
+    pub(super) deadline: Instant,
+    /// Time at which the connect goes on without an answer.
+    pub(super) end: Instant,
 }
 
 /// Set-up by the initiator.

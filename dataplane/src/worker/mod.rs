@@ -15,7 +15,7 @@
 //!
 //! | part | file | owns |
 //! |---|---|---|
-//! | `Worker` | `mod.rs`; `commands.rs`, `sleep.rs`, `statistics.rs` | the loop: clock, received burst, mailbox, forwarder, wake-up sources |
+//! | `Worker` | `mod.rs`; `receive.rs`, `commands.rs`, `sleep.rs`, `statistics.rs` | the loop: clock, received burst, mailbox, forwarder, wake-up sources |
 //! | `Scheduler` | `scheduler.rs`, with `user_shares.rs` and the limits in `thresholds.rs` | ready queue pairs, users' shares, doorbells, polled send queues |
 //! | `ParkedQueuePairs` | `parked.rs` | queue pairs whose work waits for something that raises no event |
 //! | `Connections` | `connections.rs`; `receive.rs`, `send.rs`, `lifecycle.rs`, `connect.rs`, `listen.rs` | TCP stacks, queue pairs, their life cycle; the path of a frame and of a work request |
@@ -196,39 +196,6 @@ impl Worker {
     /// Runs until [`messages::Command::Stop`] is done.
     pub fn run(&mut self) {
         self.run_until_finished();
-    }
-
-    /// Takes a burst from a port, including frames forwarded by other workers and loopback frames, and
-    /// processes the resulting TCP events. Returns true if there was anything.
-    #[inline]
-    fn receive(&mut self, now: Instant, port: usize) -> bool {
-        let from = &mut self.connections.ports[port];
-        let has_frames = from.take_burst(&mut self.rx_batch);
-        let has_events = from.stack.has_events() || from.stack.has_port_mapper_events();
-        (has_frames || has_events) && self.process_arrivals(now, port)
-    }
-
-    /// Passes the burst to TCP, and TCP's events to the owners of the connections.
-    #[inline(never)]
-    fn process_arrivals(&mut self, now: Instant, port: usize) -> bool {
-        let Connections {
-            clock,
-            ports,
-            cache,
-            ..
-        } = &mut self.connections;
-        let forwarder = &mut self.forwarder;
-        let any = ports[port].receive(
-            now,
-            &mut self.rx_batch,
-            clock,
-            &mut self.timer_hold,
-            |steering, device, mbuf, checksum| {
-                forwarder.keep_or_forward(steering, device, mbuf, checksum, cache)
-            },
-        );
-        self.forwarder.wake_receivers();
-        any | self.connections.handle_events(now, port)
     }
 
     #[cold]

@@ -15,7 +15,7 @@ use siw_iwarp::port_mapper::{PortMapperKind, PortMapperMessage};
 use siw_tcp::{Datagram, DatagramOutcome, Instant, PortMapperEvent};
 
 use super::connections::Connections;
-use super::lifecycle_state::LifecycleState;
+use super::lifecycle_state::{LifecycleState, MappingQuery};
 use super::messages::ConnectParams;
 use super::slots::QpSlot;
 
@@ -29,19 +29,6 @@ const NEIGHBOUR_PAUSE: Duration = Duration::from_millis(1);
 const ABSENCE_MEMORY: Duration = Duration::from_secs(30);
 /// Maximum number of peers without a mapper that are remembered.
 const ABSENCES_MAX: usize = 1024;
-
-/// A connect that waits for the answer of its peer's port mapper.
-pub(super) struct MappingQuery {
-    params: ConnectParams,
-    consumer_deadline: Option<Instant>,
-    /// The request. The low half of its handle is the slot of the queue pair.
-    request: PortMapperMessage,
-    was_sent: bool,
-    /// Time of the next step.
-    pub(super) deadline: Instant,
-    /// Time at which the connect goes on without an answer.
-    end: Instant,
-}
 
 /// The state of a worker's port mapper.
 #[derive(Default)]

@@ -1,9 +1,11 @@
 //! Receive path: a burst from a port goes through TCP, and TCP's events go to the queue pairs.
 //!
 //! ```text
-//! WorkerPort::receive -> Stack::next_event -> on_tcp_event -+- on_stream_event: a queue pair's stream
-//!                                                           |- on_connecting_event: connect.rs
-//!                                                           '- on_accepted, on_pending_event: listen.rs
+//! Worker::receive -> WorkerPort::receive -> Stack::next_event
+//!                                                 |
+//!                                            on_tcp_event -+- on_stream_event: a queue pair's stream
+//!                                                          |- on_connecting_event: connect.rs
+//!                                                          '- on_accepted, on_pending_event: listen.rs
 //! ```
 
 use std::time::Duration;
@@ -11,6 +13,7 @@ use std::time::Duration;
 use siw_iwarp::{CloseReason, QpEnv, TxRecord};
 use siw_tcp::{ConnId, Events, Instant};
 
+use super::Worker;
 use super::conn_owner::ConnOwner;
 use super::connections::Connections;
 use super::parked::Wait;
@@ -29,6 +32,41 @@ pub(super) const CONNECTION_ENDED: Events = Events::CLOSED
 const HELD_FOR_RECEIVE: Events = Events::CLOSED.union(Events::OUT_OF_ORDER);
 /// Events that are processed now for what lies behind the message, and again after it.
 const REPEATED_AFTER_RECEIVE: Events = Events::READABLE.union(Events::PEER_FIN);
+
+impl Worker {
+    /// Takes a burst from a port, including frames forwarded by other workers and loopback frames, and
+    /// processes the resulting TCP events. Returns true if there was anything.
+    #[inline]
+    pub(super) fn receive(&mut self, now: Instant, port: usize) -> bool {
+        let from = &mut self.connections.ports[port];
+        let has_frames = from.take_burst(&mut self.rx_batch);
+        let has_events = from.stack.has_events() || from.stack.has_port_mapper_events();
+        (has_frames || has_events) && self.process_arrivals(now, port)
+    }
+
+    /// Passes the burst to TCP, and TCP's events to the owners of the connections.
+    #[inline(never)]
+    fn process_arrivals(&mut self, now: Instant, port: usize) -> bool {
+        let Connections {
+            clock,
+            ports,
+            cache,
+            ..
+        } = &mut self.connections;
+        let forwarder = &mut self.forwarder;
+        let any = ports[port].receive(
+            now,
+            &mut self.rx_batch,
+            clock,
+            &mut self.timer_hold,
+            |steering, device, mbuf, checksum| {
+                forwarder.keep_or_forward(steering, device, mbuf, checksum, cache)
+            },
+        );
+        self.forwarder.wake_receivers();
+        any | self.connections.handle_events(now, port)
+    }
+}
 
 impl Connections {
     /// Passes TCP's events of a port to the owners of the connections. Returns true if there were any.
