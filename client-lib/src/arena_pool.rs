@@ -4,12 +4,13 @@
 //!
 //! Deregistering a region frees its block. An arena is freed with its last block.
 
+use crate::app_memory::MappedFileId;
 use crate::context::ClientInner;
 use crate::locking::lock_unpoisoned;
 use crate::memory::Arena;
 use crate::{Context, Error};
 use siw_shm::shared_memory::PAGE;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
@@ -27,9 +28,13 @@ const HUGE_FROM: usize = 1 << 20;
 /// aligned to its length, rounded up to a power of two.
 const LEAST_ALIGNMENT: usize = 64;
 
-/// The shared arenas of one context.
+/// The arenas of one context.
 #[derive(Default)]
 pub(crate) struct ArenaPool {
+    /// All arenas, by file. Dropping an arena removes it: while this lock is held, no other lock is
+    /// taken and no arena is dropped.
+    by_file: Mutex<HashMap<MappedFileId, Weak<Arena>>>,
+    /// Arenas that regions share.
     arenas: Mutex<Vec<SharedArena>>,
     retired: Mutex<Retired>,
 }
@@ -47,6 +52,22 @@ struct Retired {
 type RetiredBytes = (Weak<Arena>, Range<usize>);
 
 impl ArenaPool {
+    /// Adds an arena: regions in it need no copy.
+    pub(crate) fn add(&self, id: MappedFileId, arena: &Arc<Arena>) {
+        lock_unpoisoned(&self.by_file).insert(id, Arc::downgrade(arena));
+    }
+
+    /// The arena in a file.
+    pub(crate) fn find(&self, id: MappedFileId) -> Option<Arc<Arena>> {
+        let by_file = lock_unpoisoned(&self.by_file);
+        by_file.get(&id).and_then(Weak::upgrade)
+    }
+
+    /// Removes a dropped arena.
+    pub(crate) fn remove(&self, id: MappedFileId) {
+        lock_unpoisoned(&self.by_file).remove(&id);
+    }
+
     /// Frees a block once the daemon has answered a later request than the one that deregisters its
     /// region, which has been posted.
     pub(crate) fn retire(&self, mut block: ArenaBlock) {

@@ -6,9 +6,9 @@ use crate::{CmBinding, Context, Error, Failed, Qp};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use siw_shm::control::{
     self, ANY_DEVICE, Accept, Addr, BY_DEVICE, CM_HOLD_DISCONNECTS, CM_OMIT_CANCELLATIONS,
-    CmEventKind, ConnParams, ControlSocket, CreateCmChannel, DestroyCmChannel, KIND_CM_EVENT,
-    Listen, MigrateCm, MpaOptions, PrivateData, ProtoError, Reject, UNLISTEN_KEEP_REQUESTS,
-    Unlisten,
+    CmEventKind, ConnParams, Connect, ControlSocket, CreateCmChannel, DestroyCmChannel,
+    KIND_CM_EVENT, Listen, MigrateCm, MpaOptions, PrivateData, ProtoError, Reject,
+    UNLISTEN_KEEP_REQUESTS, Unlisten,
 };
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -275,6 +275,64 @@ impl CmChannel {
                 cookie: message.cookie,
             },
         })
+    }
+}
+
+impl Qp {
+    /// Starts to connect; the outcome is an event with `options.cookie` on `channel`: ESTABLISHED,
+    /// REJECTED, UNREACHABLE or CONNECT_ERROR.
+    pub fn connect(
+        &self,
+        channel: &CmChannel,
+        dst: SocketAddr,
+        options: &ConnectOptions<'_>,
+    ) -> Result<(), Error> {
+        let ctx = self.pd().ctx();
+        ctx.check_same(channel.ctx(), "connection event channel")?;
+        ctx.call_daemon(&Connect {
+            qp_num: self.qp_num(),
+            device: options.device_index(),
+            cm_channel: channel.id(),
+            timeout_ms: options.timeout.map_or(0, |timeout| {
+                u32::try_from(timeout.as_millis())
+                    .unwrap_or(u32::MAX)
+                    .max(1)
+            }),
+            cookie: options.cookie,
+            dst: dst.into(),
+            src: options.src.map_or(Addr::NONE, Addr::from),
+            params: options.to_conn_params()?,
+        })?;
+        Ok(())
+    }
+
+    /// Connects and waits for the outcome. The channel later delivers DISCONNECTED.
+    pub fn connect_blocking(
+        &self,
+        dst: SocketAddr,
+        options: &ConnectOptions<'_>,
+    ) -> Result<(CmChannel, ConnectionInfo), Error> {
+        let channel = CmChannel::create(self.pd().ctx(), 0)?;
+        self.connect(&channel, dst, options)?;
+        // The daemon's timeout expires first, with a more specific error.
+        let timeout = options
+            .timeout
+            .map(|timeout| timeout.saturating_add(Duration::from_secs(2)));
+        let info = channel.get_event(timeout)?.into_established(Some(dst))?;
+        Ok((channel, info))
+    }
+
+    /// Moves the events of its connection to another channel; afterwards the old channel gets none.
+    pub fn migrate_events(&self, channel: &CmChannel) -> Result<(), Error> {
+        let ctx = self.pd().ctx();
+        ctx.check_same(channel.ctx(), "connection event channel")?;
+        ctx.call_daemon(&MigrateCm {
+            cm_channel: channel.id(),
+            qp_num: self.qp_num(),
+            listener: 0,
+            request: 0,
+        })?;
+        Ok(())
     }
 }
 

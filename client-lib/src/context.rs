@@ -1,19 +1,19 @@
 //! The connection to the daemon: control calls, devices, doorbells, liveness of the daemon,
 //! asynchronous events. Every other object holds an `Arc` of it.
 
+use crate::Error;
 use crate::app_memory::{AppMemory, process_generation, watch_forks};
 use crate::arena_pool::ArenaPool;
-use crate::cq::WeakCq;
 use crate::deadline::Deadline;
+use crate::high_descriptors::{dup_high, to_high};
 use crate::locking::lock_unpoisoned;
 use crate::releaser::Releaser;
-use crate::{Error, Pd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use siw_shm::control::{
-    self, AllocPd, ClientHello, ControlSocket, DeviceReply, HelloReply, Limits, ListObjects,
-    ListPosition, MIN_VERSION, Message, ObjectList, Operate, OperatorAction, PORT_ACTIVE,
-    ProtoError, QueryDevice, QueueRef, ReadStats, RecvError, VERSION,
+    self, ClientHello, ControlSocket, DeviceReply, HelloReply, Limits, ListObjects, ListPosition,
+    MIN_VERSION, Message, ObjectList, Operate, OperatorAction, PORT_ACTIVE, ProtoError,
+    QueryDevice, QueueRef, ReadStats, RecvError, VERSION,
 };
 use siw_shm::doorbell::{WORKER_LINE, ring_len, ring_offset};
 use siw_shm::{DoorbellProducer, SharedMemory, WorkerPageView};
@@ -21,7 +21,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// A client of one daemon. Clones share the connection.
@@ -36,7 +36,7 @@ pub(crate) struct ClientInner {
     /// moments only.
     outbox: Mutex<VecDeque<Vec<u8>>>,
     /// Completion queues of destroyed queue pairs that were not idle, by the number of the queue pair.
-    stale_completions: Mutex<HashMap<u32, Vec<WeakCq>>>,
+    stale_completions: Mutex<HashMap<u32, Vec<Weak<dyn StaleCompletions>>>>,
     conn: ControlSocket,
     hello: HelloReply,
     page: WorkerPageView,
@@ -54,10 +54,16 @@ pub(crate) struct ClientInner {
     generation: u32,
     /// Registered memory of the application.
     pub(crate) app_memory: AppMemory,
-    /// Arenas shared among regions.
+    /// Its arenas.
     pub(crate) arena_pool: ArenaPool,
     /// Destructors that wait for the daemon.
     pub(crate) releaser: Releaser,
+}
+
+/// A completion queue, as its context sees it.
+pub(crate) trait StaleCompletions: Send + Sync {
+    /// Discards the completions of a queue pair that was destroyed.
+    fn discard_of(&self, qp_num: u32);
 }
 
 /// State that has to change together with the requests that the daemon has answered.
@@ -251,15 +257,6 @@ impl Context {
             .ok_or(Error::Invalid("siwd has no device of that name"))
     }
 
-    /// Allocates a protection domain.
-    pub fn alloc_pd(&self) -> Result<Pd, Error> {
-        let (reply, _) = self.0.call_daemon(&AllocPd {
-            device: control::ANY_DEVICE,
-            reserved: 0,
-        })?;
-        Ok(Pd::new(self.0.clone(), reply.id))
-    }
-
     pub(crate) fn is_known_alive(&self) -> bool {
         self.0.known_alive()
     }
@@ -412,28 +409,6 @@ impl From<&DeviceReply> for DeviceInfo {
             capabilities: device.caps,
         }
     }
-}
-
-/// Upper limit of [`high_number`]: the kernel's table of descriptors grows to the highest one.
-const MAX_HIGH_NUMBER: u64 = 1 << 14;
-
-/// Lowest number of descriptors that programs do not see. A program may close all its descriptors,
-/// and its next files get the lowest free numbers: a doorbell written to such a number would write
-/// into a file, and a request would go to a peer.
-fn high_number() -> i32 {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    let high = limit.unwrap_or(u64::MAX).min(MAX_HIGH_NUMBER) / 4 * 3;
-    i32::try_from(high).unwrap_or(0)
-}
-
-/// Duplicates a descriptor to a high number, if there is one.
-pub(crate) fn dup_high(fd: BorrowedFd<'_>) -> Option<OwnedFd> {
-    rustix::io::fcntl_dupfd_cloexec(fd, high_number()).ok()
-}
-
-/// Moves a descriptor to a high number, or keeps it if there is none.
-fn to_high(fd: OwnedFd) -> OwnedFd {
-    dup_high(fd.as_fd()).unwrap_or(fd)
 }
 
 /// Memory of a queue: received with this reply, or with an earlier one.
@@ -661,7 +636,11 @@ impl ClientInner {
 
     /// Notes that the daemon may still add completions of a queue pair to these queues: it is being
     /// destroyed.
-    pub(crate) fn note_stale_completions(&self, qp_num: u32, queues: impl Iterator<Item = WeakCq>) {
+    pub(crate) fn note_stale_completions(
+        &self,
+        qp_num: u32,
+        queues: impl Iterator<Item = Weak<dyn StaleCompletions>>,
+    ) {
         let mut stale = lock_unpoisoned(&self.stale_completions);
         stale.entry(qp_num).or_default().extend(queues);
     }
@@ -671,7 +650,9 @@ impl ClientInner {
     pub(crate) fn discard_stale_completions(&self, qp_num: u32) {
         let stale = lock_unpoisoned(&self.stale_completions).remove(&qp_num);
         for queue in stale.into_iter().flatten() {
-            queue.purge_qp(qp_num);
+            if let Some(queue) = queue.upgrade() {
+                queue.discard_of(qp_num);
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! Completion queues and completion channels (ibv_poll_cq(3), ibv_req_notify_cq(3),
 //! ibv_get_cq_event(3)).
 
-use crate::context::ClientInner;
+use crate::context::{ClientInner, StaleCompletions};
 use crate::credit::Credits;
 use crate::deadline::Deadline;
 use crate::locking::lock_unpoisoned;
@@ -96,18 +96,6 @@ impl Drop for CompletionChannel {
 #[derive(Clone)]
 pub struct Cq(Arc<CqInner>);
 
-/// A completion queue that is not kept alive.
-pub(crate) struct WeakCq(Weak<CqInner>);
-
-impl WeakCq {
-    /// As [`Polling::purge_qp`], if the queue still exists.
-    pub(crate) fn purge_qp(&self, qp_num: u32) {
-        if let Some(cq) = self.0.upgrade() {
-            cq.ring.lock().purge_qp(qp_num);
-        }
-    }
-}
-
 struct CqInner {
     client: Arc<ClientInner>,
     id: u32,
@@ -118,6 +106,12 @@ struct CqInner {
     channel: Option<Arc<CompletionChannel>>,
     /// Number of empty polls since the last completion.
     empty_polls: AtomicU32,
+}
+
+impl StaleCompletions for CqInner {
+    fn discard_of(&self, qp_num: u32) {
+        self.ring.lock().purge_qp(qp_num);
+    }
 }
 
 /// Polling state, under one lock.
@@ -261,8 +255,10 @@ impl Cq {
         self.0.id
     }
 
-    pub(crate) fn downgrade(&self) -> WeakCq {
-        WeakCq(Arc::downgrade(&self.0))
+    /// The queue as its context discards completions, not kept alive.
+    pub(crate) fn stale_completions(&self) -> Weak<dyn StaleCompletions> {
+        let inner: Weak<CqInner> = Arc::downgrade(&self.0);
+        inner
     }
 
     pub(crate) fn client(&self) -> &Arc<ClientInner> {

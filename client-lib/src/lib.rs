@@ -149,6 +149,7 @@ mod debug;
 mod drain;
 mod error;
 mod fast_mr;
+mod high_descriptors;
 mod locking;
 mod memory;
 mod pairing;
@@ -193,6 +194,6 @@ pub use siw_shm::{
     Access, AtomicArgs, Opcode, RecvWr, SendData, SendWr, Sge, Wc, WcFlags, WcOpcode, WcStatus,
     WrFlags,
 };
-pub use slices::RemoteSlice;
+pub use slices::{MwBind, RemoteSlice};
 pub use srq::{Srq, SrqAttr, SrqInit};
-pub use window::{Mw, MwBind, WindowType, inc_rkey};
+pub use window::{Mw, WindowType, inc_rkey};

@@ -9,8 +9,8 @@ use crate::slices::{RegionKeys, region_methods};
 use crate::{Access, Context, Error, Failed};
 use siw_shm::SharedMemory;
 use siw_shm::control::{
-    AllocArena, DEREG_UNBIND_WINDOWS, DeallocPd, DeregMr, FreeArena, ProtoError, REREG_ACCESS,
-    REREG_PD, REREG_TRANSLATION, RegMr, ReregMr,
+    ANY_DEVICE, AllocArena, AllocPd, DEREG_UNBIND_WINDOWS, DeallocPd, DeregMr, FreeArena,
+    ProtoError, REREG_ACCESS, REREG_PD, REREG_TRANSLATION, RegMr, ReregMr,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -33,11 +33,19 @@ impl Drop for PdInner {
     }
 }
 
-impl Pd {
-    pub(crate) fn new(ctx: Arc<ClientInner>, id: u32) -> Pd {
-        Pd(Arc::new(PdInner { ctx, id }))
+impl Context {
+    /// Allocates a protection domain.
+    pub fn alloc_pd(&self) -> Result<Pd, Error> {
+        let (reply, _) = self.0.call_daemon(&AllocPd {
+            device: ANY_DEVICE,
+            reserved: 0,
+        })?;
+        let (ctx, id) = (self.0.clone(), reply.id);
+        Ok(Pd(Arc::new(PdInner { ctx, id })))
     }
+}
 
+impl Pd {
     pub(crate) fn ctx(&self) -> &Arc<ClientInner> {
         &self.0.ctx
     }
@@ -165,7 +173,7 @@ impl Arena {
             file,
             region,
         });
-        ctx.0.app_memory.add_arena(file, &arena);
+        ctx.0.arena_pool.add(file, &arena);
         Ok(arena)
     }
 
@@ -211,7 +219,7 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        self.ctx.app_memory.remove_arena(self.file);
+        self.ctx.arena_pool.remove(self.file);
         self.ctx.free_object(&FreeArena {
             arena: self.id,
             reserved: 0,

@@ -1,19 +1,15 @@
 //! Queue pairs: creation, states, connecting. Posting is in `posting.rs`.
 
-use crate::cm::{CmChannel, ConnectOptions, ConnectionInfo};
 use crate::cq::LostRequests;
 use crate::credit::{Credit, ReceivePlaces, SendPlaces};
 use crate::pausable::Pausable;
 use crate::{Cq, Error, Pd, PostError, RecvWr, SendWr, Srq, Wc, WcOpcode, WcStatus};
-use siw_shm::control::{
-    Addr, Connect, CreateQp, DestroyQp, Disconnect, MigrateCm, ModifyQp, QpReply, QpState, QueryQp,
-};
+use siw_shm::control::{CreateQp, DestroyQp, Disconnect, ModifyQp, QpReply, QpState, QueryQp};
 use siw_shm::work_queue::{SqWatch, state_offset};
 use siw_shm::{RqProducer, SharedMemory, SqProducer};
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 /// Parameters of a new queue pair (ibv_create_qp(3)).
 #[derive(Debug, Clone, Copy)]
@@ -183,7 +179,7 @@ impl Drop for QpInner {
             }
         }
         if !is_idle {
-            ctx.note_stale_completions(qp_num, queues.into_iter().map(Cq::downgrade));
+            ctx.note_stale_completions(qp_num, queues.into_iter().map(Cq::stale_completions));
         }
         if is_idle {
             ctx.free_without_waiting(&destroy);
@@ -459,66 +455,10 @@ impl Qp {
         })
     }
 
-    /// Starts to connect; the outcome is an event with `options.cookie` on `channel`: ESTABLISHED,
-    /// REJECTED, UNREACHABLE or CONNECT_ERROR.
-    pub fn connect(
-        &self,
-        channel: &CmChannel,
-        dst: SocketAddr,
-        options: &ConnectOptions<'_>,
-    ) -> Result<(), Error> {
-        let ctx = self.0.pd.ctx();
-        ctx.check_same(channel.ctx(), "connection event channel")?;
-        ctx.call_daemon(&Connect {
-            qp_num: self.qp_num(),
-            device: options.device_index(),
-            cm_channel: channel.id(),
-            timeout_ms: options.timeout.map_or(0, |timeout| {
-                u32::try_from(timeout.as_millis())
-                    .unwrap_or(u32::MAX)
-                    .max(1)
-            }),
-            cookie: options.cookie,
-            dst: dst.into(),
-            src: options.src.map_or(Addr::NONE, Addr::from),
-            params: options.to_conn_params()?,
-        })?;
-        Ok(())
-    }
-
-    /// Connects and waits for the outcome. The channel later delivers DISCONNECTED.
-    pub fn connect_blocking(
-        &self,
-        dst: SocketAddr,
-        options: &ConnectOptions<'_>,
-    ) -> Result<(CmChannel, ConnectionInfo), Error> {
-        let channel = CmChannel::create(self.0.pd.ctx(), 0)?;
-        self.connect(&channel, dst, options)?;
-        // The daemon's timeout expires first, with a more specific error.
-        let timeout = options
-            .timeout
-            .map(|timeout| timeout.saturating_add(Duration::from_secs(2)));
-        let info = channel.get_event(timeout)?.into_established(Some(dst))?;
-        Ok((channel, info))
-    }
-
     /// Called when a request was accepted with this QP: work requests posted from now on are sent
     /// once the worker has it.
     pub(crate) fn allow_posting(&self) {
         self.allow_early_sends(true);
-    }
-
-    /// Moves the events of its connection to another channel; afterwards the old channel gets none.
-    pub fn migrate_events(&self, channel: &CmChannel) -> Result<(), Error> {
-        let ctx = self.0.pd.ctx();
-        ctx.check_same(channel.ctx(), "connection event channel")?;
-        ctx.call_daemon(&MigrateCm {
-            cm_channel: channel.id(),
-            qp_num: self.qp_num(),
-            listener: 0,
-            request: 0,
-        })?;
-        Ok(())
     }
 
     /// Closes gracefully; DISCONNECTED follows.

@@ -1,7 +1,7 @@
 //! Parts of registered memory: local ones for work requests of this side, remote ones that a peer
 //! has described.
 
-use crate::{Access, Error, MwBind, SendData, SendWr, Sge};
+use crate::{Access, Error, SendData, SendWr, Sge};
 use std::ops::Range;
 
 /// Keys and addresses of a region, shared by the kinds of regions.
@@ -66,6 +66,29 @@ impl RegionKeys {
             access,
         })
     }
+}
+
+/// Binding of a window (`struct ibv_mw_bind_info`), as made by [`crate::Mr::window`]. Length 0 unbinds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MwBind {
+    /// Key of the region, which needs MW_BIND.
+    pub lkey: u32,
+    /// First address in the region.
+    pub addr: u64,
+    /// Length in bytes.
+    pub length: u64,
+    /// Remote access, and ZERO_BASED.
+    pub access: Access,
+}
+
+impl MwBind {
+    /// Unbinds the window.
+    pub const NONE: MwBind = MwBind {
+        lkey: 0,
+        addr: 0,
+        length: 0,
+        access: Access::NONE,
+    };
 }
 
 /// Memory of a peer: address, length and key, as [`crate::Mr::remote`] describes them. It travels as
@@ -166,14 +189,30 @@ impl RemoteSlice {
         Ok(())
     }
 
-    /// A signaled RDMA WRITE to its beginning; an error if the data is longer.
-    pub fn write<'a>(&self, wr_id: u64, data: SendData<'a>) -> Result<SendWr<'a>, Error> {
+    fn check_data(&self, data: &SendData<'_>) -> Result<(), Error> {
         self.check_fit(match data {
             SendData::Sges(sges) => total_len(sges),
             SendData::Inline(bytes) => bytes.len() as u64,
             SendData::Atomic(..) | SendData::Local(_) => 0,
-        })?;
+        })
+    }
+
+    /// A signaled RDMA WRITE to its beginning; an error if the data is longer.
+    pub fn write<'a>(&self, wr_id: u64, data: SendData<'a>) -> Result<SendWr<'a>, Error> {
+        self.check_data(&data)?;
         Ok(SendWr::write(wr_id, data, self.addr, self.rkey))
+    }
+
+    /// As [`Self::write`]; also completes a receive work request of the peer, with `imm`.
+    pub fn write_with_imm<'a>(
+        &self,
+        wr_id: u64,
+        data: SendData<'a>,
+        imm: u32,
+    ) -> Result<SendWr<'a>, Error> {
+        self.check_data(&data)?;
+        let (addr, rkey) = (self.addr, self.rkey);
+        Ok(SendWr::write_with_imm(wr_id, data, addr, rkey, imm))
     }
 
     /// A signaled RDMA READ from its beginning into `sges`; an error if they are longer.
@@ -301,13 +340,11 @@ mod tests {
                 .cmp_swap(1, KEYS.sge(0, 8), 0, 1)
                 .is_err()
         );
-        assert!(
-            remote
-                .slice(0..7)
-                .unwrap()
-                .read(1, &[KEYS.sge(0, 8)])
-                .is_err()
-        );
+        let short = remote.slice(0..7).unwrap();
+        let sges = [KEYS.sge(0, 8)];
+        assert!(short.read(1, &sges).is_err());
+        assert!(short.write(1, SendData::Sges(&sges)).is_err());
+        assert!(short.write_with_imm(1, SendData::Sges(&sges), 0).is_err());
     }
 
     #[test]

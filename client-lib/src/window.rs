@@ -1,7 +1,7 @@
 //! Memory windows (ibv_alloc_mw(3), ibv_bind_mw(3)): parts of a region with a key of their own for
 //! peers, bound and unbound by work requests.
 
-use crate::{Access, Error, Pd, PostError, Qp, SendWr, WrFlags};
+use crate::{Error, MwBind, Pd, PostError, Qp, SendWr, WrFlags};
 use siw_shm::BindMw;
 use siw_shm::control::{AllocMw, DeallocMw};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,29 +19,6 @@ pub struct Mw {
     window_type: WindowType,
     home: u32,
     rkey: AtomicU32,
-}
-
-/// Binding of a window (`struct ibv_mw_bind_info`), as made by [`crate::Mr::window`]. Length 0 unbinds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MwBind {
-    /// Key of the region, which needs MW_BIND.
-    pub lkey: u32,
-    /// First address in the region.
-    pub addr: u64,
-    /// Length in bytes.
-    pub length: u64,
-    /// Remote access, and ZERO_BASED.
-    pub access: Access,
-}
-
-impl MwBind {
-    /// Unbinds the window.
-    pub const NONE: MwBind = MwBind {
-        lkey: 0,
-        addr: 0,
-        length: 0,
-        access: Access::NONE,
-    };
 }
 
 impl Pd {

@@ -20,9 +20,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags};
 use rustix::thread::futex;
+use siw_shm::shared_memory::PAGE;
 
 use super::descriptors::is_remapped_file;
-use super::remap::PAGE;
 use super::vma::{Mapping, Vma, find_mapping, list_vmas};
 use super::windows::WINDOW;
 

@@ -18,7 +18,7 @@ use std::ptr::null_mut;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 
-use super::fork::process_generation;
+use super::process::process_generation;
 
 /// A file of the daemon, mapped as a whole without access to its pages.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl MappedFile {
             unsafe { rustix::mm::madvise(start, len, advice) }?;
         }
         duplicate.set_access(ProtFlags::READ | ProtFlags::WRITE)?;
-        super::remap::populate_pages(&duplicate.left);
+        populate_pages(&duplicate.left);
         Ok(duplicate)
     }
 }
@@ -86,6 +86,13 @@ impl Drop for MappedFile {
                 unsafe { rustix::mm::munmap(self.range.start as *mut c_void, self.range.len()) };
         }
     }
+}
+
+/// Populates the pages of a range for writing, as far as there is memory.
+pub(super) fn populate_pages(range: &Range<usize>) {
+    let address = range.start as *mut c_void;
+    // SAFETY: changes no content.
+    let _ = unsafe { rustix::mm::madvise(address, range.len(), Advice::LinuxPopulateWrite) };
 }
 
 /// A further mapping of a part of a file, until its pages are moved to where they are used.

@@ -26,7 +26,6 @@
 use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, RawFd};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{MutexGuard, Once};
 
 use rustix::io::Errno;
@@ -35,18 +34,10 @@ use super::calls::{MAPPINGS, open_maps};
 #[cfg(target_arch = "x86_64")]
 use super::clone_trap::CloneTrap;
 use super::descriptors::{self, RemappedFile, RemappedFiles};
+use super::process::{ONE_AT_A_TIME, count_fork};
 use super::restore::{SharedPages, give_back_alone};
 use super::vma::{Mapping, for_each_mapping};
 use crate::locking::lock_unpoisoned;
-
-/// Number of forks between the first process and this one.
-static GENERATION: AtomicU32 = AtomicU32::new(0);
-
-/// Returns a number that differs between a process and its children, once [`watch_forks`] was called.
-#[inline]
-pub fn process_generation() -> u32 {
-    GENERATION.load(Ordering::Relaxed)
-}
 
 /// State held by the forking thread: it blocks remapping, and passes the locks to the child.
 struct ForkUnderWay {
@@ -80,7 +71,7 @@ pub fn watch_forks() {
 }
 
 extern "C" fn before_fork() {
-    let one_at_a_time = lock_unpoisoned(&super::ONE_AT_A_TIME);
+    let one_at_a_time = lock_unpoisoned(&ONE_AT_A_TIME);
     let files = descriptors::lock_files();
     let has_files = !files.is_empty();
     let under_way = Box::into_raw(Box::new(ForkUnderWay {
@@ -128,7 +119,7 @@ extern "C" fn after_in_parent() {
 }
 
 extern "C" fn after_in_child() {
-    GENERATION.fetch_add(1, Ordering::Relaxed);
+    count_fork();
     MAPPINGS.reset_in_child();
     if let Some(under_way) = take_under_way() {
         drop(under_way.trap.take());

@@ -3,7 +3,7 @@
 //!
 //! | memory | how the daemon accesses it |
 //! |---|---|
-//! | of an [`Arena`] | already mapped |
+//! | of an [`Arena`](crate::Arena) | already mapped |
 //! | private: malloc, mmap, static data | the private pages are replaced by pages of a daemon's file, at the same addresses ([`remap`]), until their last registration ends ([`restore`]) |
 //! | shared mappings of files in memory | it maps the file, from a descriptor sent to it |
 //! | anything else | it copies by system calls, through a descriptor of /proc/self/mem |
@@ -22,21 +22,25 @@ mod owned;
 mod pages;
 mod park;
 mod pins;
+mod process;
 mod region;
 mod remap;
 mod restore;
+mod state;
 mod vma;
 mod windows;
 
-use crate::context::{ClientInner, dup_high};
+use crate::context::ClientInner;
 use crate::locking::lock_unpoisoned;
-use crate::memory::Arena;
 use crate::{Access, Error, Pd};
 use duplicate::MappedFile;
-pub use fork::{process_generation, watch_forks};
+pub use fork::watch_forks;
 pub use owned::{OwnedMr, StableBuffer};
 use pages::{split_at_arena_states, why_not_remapped};
+use process::ONE_AT_A_TIME;
+pub use process::process_generation;
 pub use region::AppMr;
+use region::{Parts, RemappedPart, free_imports};
 use rustix::io::Errno;
 use rustix::mm::ProtFlags;
 use siw_shm::SharedMemory;
@@ -45,18 +49,16 @@ use siw_shm::control::{
     MAX_EXTENTS, MemoryExtent, ProtoError, RegMemory, Text,
 };
 use siw_shm::shared_memory::PAGE;
-use std::collections::{HashMap, VecDeque};
+pub(crate) use state::AppMemory;
+use state::State;
+use std::collections::VecDeque;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, Weak};
+use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 pub(crate) use vma::MappedFileId;
 use vma::{Vma, list_vmas};
 use windows::{WINDOW, WINDOWS_PER_FILE, WindowPlace, Windows};
-
-/// Serialises registrations in the whole process, across contexts: two that freeze the same pages
-/// would wait for each other.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// Reason for copying private pages of a program with several threads, instead of replacing them in
 /// a way that makes system calls of other threads fail.
@@ -81,102 +83,6 @@ const HOW_TO_PERMIT: &str = "a program with threads that block signals needs use
 
 /// Longest reason sent to the daemon.
 const REASON_LEN: usize = 63;
-
-/// Connection of a context that has ended.
-struct KeptConnection {
-    /// Files with pages that are still mapped.
-    files: Vec<MappedFileId>,
-    _descriptors: [OwnedFd; 2],
-}
-
-static KEPT_CONNECTIONS: Mutex<Vec<KeptConnection>> = Mutex::new(Vec::new());
-
-/// Registered application memory of a context.
-#[derive(Default)]
-pub(crate) struct AppMemory {
-    state: Mutex<State>,
-    /// Arenas of this context, by file. Dropping an arena removes it: while this lock is held, no
-    /// other lock is taken and no arena is dropped.
-    arenas: Mutex<HashMap<MappedFileId, Weak<Arena>>>,
-}
-
-#[derive(Default)]
-struct State {
-    windows: Windows,
-    /// The daemon's number for the memory of this process, once it was sent.
-    process: Option<u32>,
-    /// Error if the daemon has refused the memory of this process; it is asked only once.
-    process_refused: Option<(i32, String)>,
-}
-
-impl AppMemory {
-    /// Adds an arena: regions in it need no copy.
-    pub(crate) fn add_arena(&self, id: MappedFileId, arena: &Arc<Arena>) {
-        lock_unpoisoned(&self.arenas).insert(id, Arc::downgrade(arena));
-    }
-
-    fn find_arena(&self, id: MappedFileId) -> Option<Arc<Arena>> {
-        lock_unpoisoned(&self.arenas)
-            .get(&id)
-            .and_then(Weak::upgrade)
-    }
-
-    /// Keeps the connection of a context that ends, by duplicates of its descriptors, while pages are
-    /// mappings of its files: the daemon knows the files as long as their client is connected, and
-    /// other contexts may register the pages.
-    pub(crate) fn keep_connection(&self, descriptors: [BorrowedFd<'_>; 2]) {
-        // A child of fork(2) finds the lock of the list free.
-        let _one = lock_unpoisoned(&ONE_AT_A_TIME);
-        let mut kept = lock_unpoisoned(&KEPT_CONNECTIONS);
-        let state = lock_unpoisoned(&self.state);
-        if kept.is_empty() && state.windows.is_empty() {
-            return;
-        }
-        // Without /proc nothing is remapped.
-        let all = list_vmas(&(0..usize::MAX)).unwrap_or_default();
-        kept.retain(|one| {
-            all.iter()
-                .any(|vma| vma.file.is_some_and(|id| one.files.contains(&id)))
-        });
-        let files = state.windows.mapped_files(&all);
-        if !files.is_empty()
-            && let [Some(first), Some(second)] = descriptors.map(dup_high)
-        {
-            kept.push(KeptConnection {
-                files,
-                _descriptors: [first, second],
-            });
-        }
-    }
-
-    /// Removes a dropped arena.
-    pub(crate) fn remove_arena(&self, id: MappedFileId) {
-        lock_unpoisoned(&self.arenas).remove(&id);
-    }
-}
-
-/// A part of a region in a file that pages were remapped to.
-#[derive(Debug)]
-struct RemappedPart {
-    file: MappedFileId,
-    bytes: Range<u64>,
-    /// Address of the first byte.
-    address: usize,
-}
-
-/// Parts of a region.
-#[derive(Default)]
-struct Parts {
-    extents: Vec<MemoryExtent>,
-    /// Parts in files of remapped pages, where their registrations are counted.
-    remapped: Vec<RemappedPart>,
-    /// Arenas kept alive.
-    arenas: Vec<Arc<Arena>>,
-    /// Numbers of mappings that the daemon has for this region only.
-    imports: Vec<u32>,
-    /// Reason why memory is copied, or not remapped for another reason.
-    reason: String,
-}
 
 impl Pd {
     /// Registers `len` bytes at `address` of this process, of any kind of memory. Peers and work
@@ -323,37 +229,6 @@ fn import_mapping(ctx: &ClientInner, vma: &Vma, bytes: &Range<usize>) -> Option<
         offset: first - offset,
         len: bytes.len() as u64,
     })
-}
-
-/// Frees the daemon's mappings of a region.
-fn free_imports(ctx: &ClientInner, parts: &Parts) {
-    for arena in &parts.imports {
-        ctx.post_unanswered(&FreeArena {
-            arena: *arena,
-            reserved: 0,
-        });
-    }
-}
-
-impl Parts {
-    fn add_reason(&mut self, reason: &str) {
-        if !self.reason.contains(reason) {
-            let separator = if self.reason.is_empty() { "" } else { "; " };
-            self.reason = format!("{}{separator}{reason}", self.reason);
-        }
-    }
-
-    fn push_extent(&mut self, extent: MemoryExtent) {
-        if let Some(last) = self.extents.last_mut()
-            && last.arena == extent.arena
-            && last.method == extent.method
-            && last.offset + last.len == extent.offset
-        {
-            last.len += extent.len;
-            return;
-        }
-        self.extents.push(extent);
-    }
 }
 
 /// Splits bytes at the edges of kept ranges of pages; true for those in them.
@@ -514,7 +389,7 @@ impl State {
             let arena = file.arena;
             self.add_user(id, offset, bytes, parts);
             (arena, ExtentMethod::Remap)
-        } else if let Some(arena) = ctx.app_memory.find_arena(id) {
+        } else if let Some(arena) = ctx.arena_pool.find(id) {
             let number = arena.id();
             parts.arenas.push(arena);
             (number, ExtentMethod::Arena)
@@ -680,7 +555,7 @@ impl State {
             self.windows.mark_used(&window);
         }
         if vma.writable {
-            remap::populate_pages(pages);
+            duplicate::populate_pages(pages);
         }
         remap::end_mapping(pages);
     }

@@ -1,10 +1,71 @@
 //! A registered region of application memory.
 
-use super::{ONE_AT_A_TIME, Parts, free_imports};
+use super::process::ONE_AT_A_TIME;
+use super::vma::MappedFileId;
+use crate::context::ClientInner;
 use crate::locking::lock_unpoisoned;
+use crate::memory::Arena;
 use crate::slices::{RegionKeys, region_methods};
 use crate::{Access, Error, Failed, Pd};
-use siw_shm::control::{DEREG_UNBIND_WINDOWS, DeregMr, ExtentMethod, REREG_ACCESS, ReregMr};
+use siw_shm::control::{
+    DEREG_UNBIND_WINDOWS, DeregMr, ExtentMethod, FreeArena, MemoryExtent, REREG_ACCESS, ReregMr,
+};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A part of a region in a file that pages were remapped to.
+#[derive(Debug)]
+pub(super) struct RemappedPart {
+    pub file: MappedFileId,
+    pub bytes: Range<u64>,
+    /// Address of the first byte.
+    pub address: usize,
+}
+
+/// Parts of a region.
+#[derive(Default)]
+pub(super) struct Parts {
+    pub extents: Vec<MemoryExtent>,
+    /// Parts in files of remapped pages, where their registrations are counted.
+    pub remapped: Vec<RemappedPart>,
+    /// Arenas kept alive.
+    pub arenas: Vec<Arc<Arena>>,
+    /// Numbers of mappings that the daemon has for this region only.
+    pub imports: Vec<u32>,
+    /// Reason why memory is copied, or not remapped for another reason.
+    pub reason: String,
+}
+
+impl Parts {
+    pub fn add_reason(&mut self, reason: &str) {
+        if !self.reason.contains(reason) {
+            let separator = if self.reason.is_empty() { "" } else { "; " };
+            self.reason = format!("{}{separator}{reason}", self.reason);
+        }
+    }
+
+    pub fn push_extent(&mut self, extent: MemoryExtent) {
+        if let Some(last) = self.extents.last_mut()
+            && last.arena == extent.arena
+            && last.method == extent.method
+            && last.offset + last.len == extent.offset
+        {
+            last.len += extent.len;
+            return;
+        }
+        self.extents.push(extent);
+    }
+}
+
+/// Frees the daemon's mappings of a region.
+pub(super) fn free_imports(ctx: &ClientInner, parts: &Parts) {
+    for arena in &parts.imports {
+        ctx.post_unanswered(&FreeArena {
+            arena: *arena,
+            reserved: 0,
+        });
+    }
+}
 
 /// A registered region of application memory. Dropping deregisters it and unbinds the windows that
 /// are bound to it. This waits for the daemon, because the memory is the caller's again afterwards (the

@@ -35,8 +35,9 @@ use std::ptr::null_mut;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags, UserfaultfdFlags};
 use rustix::pipe::PipeFlags;
+use siw_shm::shared_memory::PAGE;
 
-use super::duplicate::{Duplicate, MappedFile};
+use super::duplicate::{Duplicate, MappedFile, populate_pages};
 use super::park::ParkedThreads;
 
 /// Bytes frozen at a time; other threads block for about a millisecond.
@@ -763,15 +764,6 @@ fn replace_protected(
     mapped
 }
 
-/// Populates the pages of a range for writing, as far as there is memory.
-pub(super) fn populate_pages(range: &Range<usize>) {
-    let address = range.start as *mut c_void;
-    // SAFETY: changes no content.
-    let _ = unsafe {
-        rustix::mm::madvise(address, range.len(), rustix::mm::Advice::LinuxPopulateWrite)
-    };
-}
-
 /// Makes the last page of a range a mapping of its own if the range begins with a chunk that
 /// malloc(3) of glibc has mapped. realloc(3) grows such a chunk with mremap(2), and a shared mapping
 /// would grow over the next pages of its file, which here belong to other addresses. mremap(2) does
@@ -807,5 +799,3 @@ fn starts_with_mapped_chunk(page: usize) -> bool {
         && size % 16 == IS_MMAPPED
         && before.wrapping_add(size - IS_MMAPPED).is_multiple_of(PAGE)
 }
-
-pub(super) const PAGE: usize = siw_shm::shared_memory::PAGE;

@@ -25,9 +25,10 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
+use siw_shm::shared_memory::PAGE;
 
 use super::calls::MAPPINGS;
-use super::duplicate::Duplicate;
+use super::duplicate::{Duplicate, populate_pages};
 use super::remap::*;
 use super::vma::{MappedFileId, find_mapping};
 
