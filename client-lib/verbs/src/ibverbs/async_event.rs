@@ -1,9 +1,5 @@
 //! Asynchronous events (ibv_get_async_event(3)): events of the daemon, with the program's object.
 //! The descriptor keeps the O_NONBLOCK setting of the program.
-//!
-//! The contexts of rdma_cm share one connection. Each has a descriptor of its own, an epoll instance
-//! with the daemon's stream and an eventfd: it is readable when an event may be pending. The reader
-//! of the stream passes each event on to the contexts that it concerns.
 
 use super::context::ContextObject;
 use super::cq::CqObject;
@@ -13,144 +9,10 @@ use super::resting::replace_by_quiet;
 use super::srq::SrqObject;
 use crate::abi::*;
 use crate::status::{log_failure, set_errno};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use siw::{AsyncEvent, AsyncEventKind, Context, Error};
-use std::collections::VecDeque;
+use siw::{AsyncEvent, AsyncEventKind, Error};
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
-
-/// The contexts of one connection.
-#[derive(Default)]
-pub struct EventGroup {
-    /// Held while an event is read and passed on, so that events stay in order.
-    reading: Mutex<()>,
-    members: OnceLock<Vec<&'static ContextObject>>,
-}
-
-impl EventGroup {
-    /// Sets the contexts.
-    pub fn set_members(&self, members: Vec<&'static ContextObject>) {
-        // Called once, right after the contexts were created.
-        let _ = self.members.set(members);
-    }
-
-    /// Reads an event and passes it on to the contexts that it concerns.
-    fn read_event(&self, client: &Context) -> Result<(), Error> {
-        let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
-        let event = client.get_async_event(Some(Duration::ZERO))?;
-        log_failure("asynchronous event", &event.reason);
-        for context in self.members.get().into_iter().flatten() {
-            if let (Some(events), true) = (context.shared_events(), concerns(context, &event)) {
-                events.push(event.clone());
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Asynchronous events of a context that shares its connection.
-pub struct SharedEvents {
-    epoll: OwnedFd,
-    /// Readable while the queue is not empty.
-    local: OwnedFd,
-    queue: Mutex<VecDeque<AsyncEvent>>,
-    group: &'static EventGroup,
-}
-
-impl SharedEvents {
-    /// Creates the descriptor and the queue of one context.
-    pub fn new(client: &Context, group: &'static EventGroup) -> Result<SharedEvents, Error> {
-        let instance = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let local = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        for fd in [client.async_fd(), local.as_fd()] {
-            let data = epoll::EventData::new_u64(0);
-            epoll::add(&instance, fd, data, epoll::EventFlags::IN)?;
-        }
-        Ok(SharedEvents {
-            epoll: instance,
-            local,
-            queue: Mutex::default(),
-            group,
-        })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, VecDeque<AsyncEvent>> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn push(&self, event: AsyncEvent) {
-        let mut queue = self.lock();
-        queue.push_back(event);
-        let _ = rustix::io::write(&self.local, &1u64.to_ne_bytes());
-    }
-
-    fn pop(&self) -> Option<AsyncEvent> {
-        let mut queue = self.lock();
-        let event = queue.pop_front();
-        if queue.is_empty() {
-            let mut count = [0; 8];
-            let _ = rustix::io::read(&self.local, &mut count);
-        }
-        event
-    }
-
-    /// Waits for the next event of the context, unless `nonblocking`.
-    fn get(&self, client: &Context, nonblocking: bool) -> Result<AsyncEvent, Error> {
-        loop {
-            if let Some(event) = self.pop() {
-                return Ok(event);
-            }
-            match self.group.read_event(client) {
-                Ok(()) => continue,
-                Err(Error::Timeout) if nonblocking => {
-                    // Another thread may have passed an event on meanwhile.
-                    return self.pop().ok_or(Error::Timeout);
-                }
-                Err(Error::Timeout) => {}
-                Err(error) => return self.pop().ok_or(error),
-            }
-            let mut fds = [PollFd::new(&self.epoll, PollFlags::IN)];
-            poll(&mut fds, None)?;
-        }
-    }
-
-    /// Ends the events after the end of the daemon: the descriptor would stay readable.
-    fn end(&self, client: &Context) {
-        // In a child of fork(2) the instance is that of the parent.
-        if !client.is_of_this_process() {
-            return;
-        }
-        // It fails if that was done before.
-        let _ = epoll::delete(&self.epoll, client.async_fd());
-    }
-}
-
-impl AsFd for SharedEvents {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
-    }
-}
-
-/// Checks whether an event is one of the context: of its objects, or of its device.
-fn concerns(context: &ContextObject, event: &AsyncEvent) -> bool {
-    use AsyncEventKind::*;
-    let objects = context.objects();
-    let Some(kind) = event.kind else {
-        return false;
-    };
-    match kind {
-        CqErr => objects.cqs.find(event.object, |_| ()).is_some(),
-        QpFatal | QpReqErr | QpAccessErr | CommEst | SqDrained | QpLastWqeReached => {
-            objects.qps.find(event.object, |_| ()).is_some()
-        }
-        SrqLimitReached => objects.srqs.find(event.object, |_| ()).is_some(),
-        PortActive | PortErr => event.object == context.device().info().index,
-        DeviceFatal => true,
-    }
-}
 
 type Element = ibv_async_event__bindgen_ty_1;
 
@@ -161,23 +23,25 @@ fn find_element(context: &ContextObject, event: &AsyncEvent) -> Option<(ibv_even
     let kind = event.kind?;
     let objects = context.objects();
     let element = match kind {
-        CqErr => objects.cqs.find(event.object, |queue| {
+        CqErr => objects.cqs.find(event.object, |cq| {
+            // SAFETY: a completion queue of this library, which is not freed meanwhile.
+            let queue = unsafe { CqObject::from_abi(cq) };
             queue.async_events.deliver();
-            Element { cq: queue.as_abi() }
+            Element { cq }
         }),
         QpFatal | QpReqErr | QpAccessErr | CommEst | SqDrained | QpLastWqeReached => {
-            objects.qps.find(event.object, |queue_pair| {
+            objects.qps.find(event.object, |qp| {
+                // SAFETY: as above, a queue pair.
+                let queue_pair = unsafe { QpObject::from_abi(qp) };
                 queue_pair.async_events.deliver();
-                Element {
-                    qp: queue_pair.as_abi(),
-                }
+                Element { qp }
             })
         }
-        SrqLimitReached => objects.srqs.find(event.object, |queue| {
+        SrqLimitReached => objects.srqs.find(event.object, |srq| {
+            // SAFETY: as above, a shared receive queue.
+            let queue = unsafe { SrqObject::from_abi(srq) };
             queue.async_events.deliver();
-            Element {
-                srq: queue.as_abi(),
-            }
+            Element { srq }
         }),
         PortActive | PortErr if event.object != context.device().info().index => None,
         PortActive | PortErr | DeviceFatal => Some(Element {

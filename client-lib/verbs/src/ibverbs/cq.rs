@@ -105,7 +105,10 @@ pub(super) unsafe fn create(
     if let Some((channel, cookie)) = with_cookie {
         channel.attach(cookie, &queue);
     }
-    object.objects().cqs.insert(queue.cq.cq_id(), &queue);
+    object
+        .objects()
+        .cqs
+        .insert(queue.cq.cq_id(), queue.as_abi());
     Ok(queue)
 }
 

@@ -2,7 +2,7 @@
 
 use super::unsupported as not;
 use super::{
-    async_event, attributes, channel, context, cq, device, fork, gid, mr, names, pd, port, qp,
+    async_event, attributes, channel, cq, device, fork, gid, mr, names, open, pd, port, qp,
     qp_state, rates, srq, sysfs,
 };
 use crate::abi::*;
@@ -30,8 +30,8 @@ export_symbols! { "IBVERBS_1.1":
     fn ibv_free_device_list(list: *mut *mut ibv_device) = device::free_device_list;
     fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char = device::get_device_name;
     fn ibv_get_device_guid(device: *mut ibv_device) -> u64 = device::get_device_guid;
-    fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context = context::open_device;
-    fn ibv_close_device(context: *mut ibv_context) -> c_int = context::close_device;
+    fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context = open::open_device;
+    fn ibv_close_device(context: *mut ibv_context) -> c_int = open::close_device;
     fn ibv_query_device(
         context: *mut ibv_context, attr: *mut ibv_device_attr,
     ) -> c_int = attributes::query_device;

@@ -3,10 +3,10 @@
 //! | file | manual pages |
 //! |---|---|
 //! | `exports.rs`, `slots.rs` | the tables of symbols, and of functions in structs |
-//! | `device.rs`, `context.rs`, `attributes.rs`, `port.rs`, `gid.rs` | devices, their contexts, attributes |
+//! | `device.rs`, `open.rs`, `context.rs`, `attributes.rs`, `port.rs`, `gid.rs` | devices, their contexts, attributes |
 //! | `pd.rs`, `mr.rs`, `mw.rs` | protection domains, memory |
-//! | `cq.rs`, `cq_ex.rs`, `channel.rs`, `async_event.rs` | completions and events |
-//! | `qp.rs`, `qp_state.rs`, `post.rs`, `qp_ex.rs`, `srq.rs` | queue pairs and work requests |
+//! | `cq.rs`, `cq_ex.rs`, `channel.rs`, `async_event.rs`, `shared_events.rs` | completions and events |
+//! | `qp.rs`, `qp_state.rs`, `post.rs`, `qp_ex.rs`, `send_flags.rs`, `srq.rs` | queue pairs and work requests |
 //! | `objects.rs`, `users.rs` | objects by number, and their use counts |
 //! | `names.rs`, `rates.rs`, `sysfs.rs`, `fork.rs` | text of numbers, files, fork |
 //! | `unsupported.rs` | features that iWARP does not have, and the kernel's own interfaces |
@@ -25,6 +25,7 @@ pub mod mr;
 pub mod mw;
 mod names;
 mod objects;
+pub mod open;
 pub mod pd;
 mod port;
 mod post;
@@ -33,6 +34,8 @@ mod qp_ex;
 pub mod qp_state;
 mod rates;
 mod resting;
+mod send_flags;
+pub mod shared_events;
 mod slots;
 pub mod srq;
 mod sysfs;

@@ -2,10 +2,9 @@
 
 use super::context::is_inherited;
 use super::pd::PdObject;
-use super::qp::QpObject;
 use crate::abi::*;
-use crate::status::{errno_of, fail_errno, null_with, pointer_of};
-use siw::{Access, Error, Mw, MwBind, WindowType, WrFlags};
+use crate::status::{null_with, pointer_of};
+use siw::{Access, Mw, MwBind, WindowType};
 use std::ffi::c_int;
 
 /// A window as programs see it.
@@ -81,28 +80,4 @@ pub(super) unsafe fn to_binding(info: &ibv_mw_bind_info) -> MwBind {
         // Programs copy the access flags of the region, but a window is only for peers.
         access: Access(info.mw_access_flags).without(Access::LOCAL_WRITE),
     }
-}
-
-/// ibv_bind_mw(3): type 1, under the next key.
-pub unsafe fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
-    // SAFETY: as the caller promised.
-    let (queue_pair, window, bind) =
-        unsafe { (QpObject::from_abi(qp), MwObject::from_abi(mw), &*bind) };
-    // SAFETY: as above.
-    if unsafe { (*mw).pd != (*qp).pd || (*mw).type_ != IBV_MW_TYPE_1 } {
-        return fail_errno(libc::EPERM);
-    }
-    let flags = super::post::to_flags(bind.send_flags & !IBV_SEND_INLINE);
-    let posted = flags.and_then(|flags: WrFlags| {
-        // SAFETY: as above.
-        let binding = unsafe { to_binding(&bind.bind_info) };
-        let key = window
-            .mw
-            .post_bind(queue_pair.qp(), bind.wr_id, flags, &binding)
-            .map_err(|error| error.error)?;
-        // SAFETY: the field is the library's to write, in calls that bind the window.
-        unsafe { (*mw).rkey = key };
-        Ok::<(), Error>(())
-    });
-    errno_of("ibv_bind_mw", posted)
 }

@@ -1,8 +1,6 @@
 //! The objects of a context, by the numbers in asynchronous events.
 
-use super::cq::CqObject;
-use super::qp::QpObject;
-use super::srq::SrqObject;
+use crate::abi::{ibv_cq, ibv_qp, ibv_srq};
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
@@ -10,17 +8,17 @@ use std::sync::{Mutex, PoisonError};
 #[derive(Default)]
 pub struct Objects {
     /// By QP number.
-    pub qps: Table<QpObject>,
+    pub qps: Table<ibv_qp>,
     /// By the daemon's id.
-    pub cqs: Table<CqObject>,
+    pub cqs: Table<ibv_cq>,
     /// By the daemon's id.
-    pub srqs: Table<SrqObject>,
+    pub srqs: Table<ibv_srq>,
 }
 
 /// Objects by number. Each is removed before it is freed.
 pub struct Table<T>(Mutex<HashMap<u32, Pointer<T>>>);
 
-struct Pointer<T>(*const T);
+struct Pointer<T>(*mut T);
 
 // SAFETY: the objects of verbs may be used from any thread, and are in the table as long as they
 // exist.
@@ -34,7 +32,7 @@ impl<T> Default for Table<T> {
 
 impl<T> Table<T> {
     /// Adds an object, which gets the events with the number.
-    pub fn insert(&self, number: u32, object: &T) {
+    pub fn insert(&self, number: u32, object: *mut T) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.insert(number, Pointer(object));
     }
@@ -46,9 +44,9 @@ impl<T> Table<T> {
     }
 
     /// Calls `with` for the object, which is not freed meanwhile.
-    pub fn find<R>(&self, number: u32, with: impl FnOnce(&T) -> R) -> Option<R> {
+    pub fn find<R>(&self, number: u32, with: impl FnOnce(*mut T) -> R) -> Option<R> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: it is in the table, whose lock `remove` takes before the object is freed.
-        all.get(&number).map(|found| with(unsafe { &*found.0 }))
+        // `remove` takes the lock before the object is freed.
+        all.get(&number).map(|found| with(found.0))
     }
 }

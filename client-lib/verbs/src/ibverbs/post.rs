@@ -3,12 +3,11 @@
 
 use super::mw::{MwObject, to_binding};
 use super::qp::QpObject;
+use super::send_flags::to_flags;
 use super::srq::SrqObject;
 use crate::abi::*;
-use crate::status::{fail_errno, fail_with};
-use siw::{
-    AtomicArgs, Error, Opcode, RecvWr, SendData, SendPosting, SendWr, Sge, WcStatus, WrFlags,
-};
+use crate::status::{errno_of, fail_errno, fail_with};
+use siw::{AtomicArgs, Error, Opcode, RecvWr, SendData, SendPosting, SendWr, Sge, WcStatus};
 use siw_shm::wqe::{MAX_INLINE, MAX_SGE};
 use std::ffi::c_int;
 use std::mem::{MaybeUninit, offset_of};
@@ -18,21 +17,6 @@ const _: () = assert!(size_of::<ibv_sge>() == size_of::<Sge>());
 const _: () = assert!(offset_of!(ibv_sge, length) == offset_of!(Sge, length));
 const _: () = assert!(offset_of!(ibv_sge, lkey) == offset_of!(Sge, lkey));
 const _: () = assert!(WcStatus::WR_FLUSH_ERR.0 as u32 == IBV_WC_WR_FLUSH_ERR);
-
-/// Converts flags of a request, except INLINE.
-#[inline]
-pub(super) fn to_flags(flags: u32) -> Result<WrFlags, Error> {
-    let known = IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED | IBV_SEND_INLINE;
-    if flags & !known != 0 {
-        return Err(Error::Invalid("unknown send flags"));
-    }
-    let flag = |bit: u32, to: WrFlags| if flags & bit != 0 { to.0 } else { 0 };
-    Ok(WrFlags(
-        flag(IBV_SEND_FENCE, WrFlags::FENCE)
-            | flag(IBV_SEND_SIGNALED, WrFlags::SIGNALED)
-            | flag(IBV_SEND_SOLICITED, WrFlags::SOLICITED),
-    ))
-}
 
 /// Buffer for elements that are not aligned for `Sge`.
 type Realigned = MaybeUninit<[Sge; MAX_SGE]>;
@@ -332,4 +316,28 @@ pub unsafe fn post_srq_recv(
             posting.push(request)
         })
     }
+}
+
+/// ibv_bind_mw(3): type 1, under the next key.
+pub unsafe fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
+    // SAFETY: as the caller promised.
+    let (queue_pair, window, bind) =
+        unsafe { (QpObject::from_abi(qp), MwObject::from_abi(mw), &*bind) };
+    // SAFETY: as above.
+    if unsafe { (*mw).pd != (*qp).pd || (*mw).type_ != IBV_MW_TYPE_1 } {
+        return fail_errno(libc::EPERM);
+    }
+    let flags = to_flags(bind.send_flags & !IBV_SEND_INLINE);
+    let posted = flags.and_then(|flags| {
+        // SAFETY: as above.
+        let binding = unsafe { to_binding(&bind.bind_info) };
+        let key = window
+            .mw()
+            .post_bind(queue_pair.qp(), bind.wr_id, flags, &binding)
+            .map_err(|error| error.error)?;
+        // SAFETY: the field is the library's to write, in calls that bind the window.
+        unsafe { (*mw).rkey = key };
+        Ok::<(), Error>(())
+    });
+    errno_of("ibv_bind_mw", posted)
 }

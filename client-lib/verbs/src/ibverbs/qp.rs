@@ -153,11 +153,8 @@ unsafe fn create(
         qp,
     });
     let number = queue_pair.qp.qp_num();
-    queue_pair
-        .context()
-        .objects()
-        .qps
-        .insert(number, &queue_pair);
+    let objects = queue_pair.context().objects();
+    objects.qps.insert(number, queue_pair.as_abi());
     Ok(queue_pair)
 }
 

@@ -2,8 +2,8 @@
 //! data, `ibv_wr_complete`. The requests are kept until then, so that they can be aborted.
 
 use super::mw::{MwObject, to_binding};
-use super::post::to_flags;
 use super::qp::QpObject;
+use super::send_flags::to_flags;
 use crate::abi::*;
 use siw::{AtomicArgs, Error, Opcode, SendData, SendPosting, SendWr, Sge};
 use std::cell::UnsafeCell;

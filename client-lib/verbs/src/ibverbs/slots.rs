@@ -8,7 +8,7 @@ use std::ffi::c_int;
 
 c_functions! {
     fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw = mw::alloc_mw;
-    fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int = mw::bind_mw;
+    fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int = post::bind_mw;
     fn dealloc_mw(mw: *mut ibv_mw) -> c_int = mw::dealloc_mw;
     fn poll_cq(cq: *mut ibv_cq, count: c_int, out: *mut ibv_wc) -> c_int = cq::poll_cq;
     fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int = cq::req_notify_cq;

@@ -69,7 +69,10 @@ pub unsafe fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut 
         });
         // SAFETY: its context is open.
         let context = unsafe { ContextObject::from_abi(pd_object.context()) };
-        context.objects().srqs.insert(queue.srq.srq_id(), &queue);
+        context
+            .objects()
+            .srqs
+            .insert(queue.srq.srq_id(), queue.as_abi());
         Ok(queue)
     });
     pointer_of("ibv_create_srq", created).cast()

@@ -2,7 +2,8 @@
 //! rdma_set_option(3), ports.
 
 use super::devices::Devices;
-use super::id::{IdObject, IdState, Resolved, complete, fail, result_of};
+use super::events::complete;
+use super::id::{IdObject, IdState, Resolved, fail, result_of};
 use super::sockaddr::{read_address, write_address};
 use crate::abi::*;
 use siw::{BindOptions, CmBinding, Error};

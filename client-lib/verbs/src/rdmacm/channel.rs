@@ -1,4 +1,4 @@
-//! Event channels (rdma_create_event_channel(3), rdma_get_cm_event(3)). The descriptor of a channel
+//! Event channels (rdma_create_event_channel(3)) and their queues. The descriptor of a channel
 //! is an epoll instance with the daemon's socket and an eventfd for events of this library, and keeps
 //! the O_NONBLOCK setting of the program.
 //!
@@ -8,30 +8,27 @@
 //! that may follow elsewhere ([`Devices::park_events`]).
 
 use super::devices::Devices;
-use super::events::{EventObject, QueuedEvent, deliver, dispatch};
-use super::id::IdObject;
-use crate::abi::{rdma_cm_event, rdma_event_channel};
-use crate::status::{fail_errno, fail_with, pointer_of};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
+use super::queue::QueuedEvent;
+use crate::abi::rdma_event_channel;
+use crate::status::pointer_of;
+use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
-use siw::{CmChannel, CmEvent, Error};
+use siw::{CmChannel, Error};
 use std::collections::VecDeque;
-use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 /// State of a channel, kept alive by its identifiers.
 pub struct EventChannel {
     /// The daemon's event channel.
     pub daemon: CmChannel,
     pub devices: &'static Devices,
-    epoll: OwnedFd,
+    pub(super) epoll: OwnedFd,
     /// Readable while the queue is not empty.
     local: OwnedFd,
     queue: Mutex<VecDeque<QueuedEvent>>,
     /// The end of the daemon was reported to the identifiers.
-    gone_reported: AtomicBool,
+    pub(super) gone_reported: AtomicBool,
 }
 
 /// A channel as programs see it.
@@ -111,7 +108,7 @@ impl EventChannel {
     }
 
     /// Takes the first event.
-    fn pop(&self) -> Option<QueuedEvent> {
+    pub fn pop(&self) -> Option<QueuedEvent> {
         let mut queue = self.lock_queue();
         let event = queue.pop_front();
         self.show_state(&queue);
@@ -127,125 +124,20 @@ impl EventChannel {
         taken
     }
 
-    /// Passes all events of the daemon on this channel to their identifiers.
-    pub fn drain_daemon(&self) -> Result<(), Error> {
-        loop {
-            match self.daemon.get_event(Some(Duration::ZERO)) {
-                Ok(report) => self.take_report(report),
-                Err(Error::Timeout) => return Ok(()),
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    /// Processes an event of the daemon on this channel.
-    fn take_report(&self, report: CmEvent) {
-        match report {
-            // The peer gave up before the program took the request.
-            CmEvent::RequestCancelled { request: number } => drop(self.take_matching(|event| {
-                matches!(event, QueuedEvent::Request { request, .. } if request.id() == number)
-            })),
-            report => dispatch(report),
-        }
-    }
-
-    /// Takes the next event, if there is one.
-    fn next_event(&self) -> Result<Option<QueuedEvent>, Error> {
-        if let Some(event) = self.pop() {
-            return Ok(Some(event));
-        }
-        match self.daemon.get_event(Some(Duration::ZERO)) {
-            Ok(report) => self.take_report(report),
-            Err(Error::Timeout) => return Ok(None),
-            Err(Error::DaemonGone) if !self.gone_reported.swap(true, Ordering::AcqRel) => {
-                IdObject::report_removal(self);
-            }
-            Err(error) => {
-                if matches!(error, Error::DaemonGone) {
-                    // Pollers of the descriptor have been told; otherwise it would stay readable.
-                    let _ = epoll::delete(&self.epoll, self.daemon.as_fd());
-                }
-                return Err(error);
-            }
-        }
-        Ok(self.pop())
-    }
-
     /// True in a child of fork(2) of the process that created the channel: the descriptors are those of
     /// the parent, whose events and readiness must not change.
     pub fn is_inherited(&self) -> bool {
         !self.devices.client.is_of_this_process()
     }
 
-    fn is_nonblocking(&self) -> bool {
+    /// True if the program has set O_NONBLOCK.
+    pub fn is_nonblocking(&self) -> bool {
         rustix::fs::fcntl_getfl(&self.epoll)
             .is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK))
-    }
-
-    /// Takes the next event; waits for it unless the program has set O_NONBLOCK.
-    pub fn get_event(&self) -> Result<Box<EventObject>, Error> {
-        if self.is_inherited() {
-            return Err(Error::DaemonGone);
-        }
-        loop {
-            while let Some(event) = self.next_event()? {
-                if let Some(event) = deliver(event) {
-                    return Ok(event);
-                }
-            }
-            let mut fds = [PollFd::new(&self.epoll, PollFlags::IN)];
-            let zero = Timespec {
-                tv_sec: 0,
-                tv_nsec: 0,
-            };
-            let timeout = self.is_nonblocking().then_some(&zero);
-            if poll(&mut fds, timeout)? == 0 {
-                return Err(std::io::Error::from_raw_os_error(libc::EAGAIN).into());
-            }
-        }
     }
 }
 
 /// rdma_create_event_channel(3)
 pub unsafe fn create_event_channel() -> *mut rdma_event_channel {
     pointer_of("rdma_create_event_channel", EventChannelObject::create()).cast()
-}
-
-/// rdma_destroy_event_channel(3)
-pub unsafe fn destroy_event_channel(channel: *mut rdma_event_channel) {
-    // SAFETY: `EventChannelObject::create` boxed it; the manual page forbids any later use.
-    let object = unsafe { Box::from_raw(channel.cast::<EventChannelObject>()) };
-    if !object.channel.is_inherited() {
-        // Requests that nobody can take any more are rejected.
-        let _ = object.channel.drain_daemon();
-        drop(object.channel.take_matching(|_| true));
-    }
-}
-
-/// rdma_get_cm_event(3)
-pub unsafe fn get_cm_event(
-    channel: *mut rdma_event_channel,
-    event: *mut *mut rdma_cm_event,
-) -> c_int {
-    if channel.is_null() || event.is_null() {
-        fail_errno(libc::EINVAL);
-        return -1;
-    }
-    // Programs destroy channels that another thread waits on. That thread goes on waiting, like a
-    // read of a descriptor that is closed meanwhile.
-    // SAFETY: a channel of this library.
-    let waited_on = unsafe { EventChannelObject::from_abi(channel) }
-        .channel
-        .clone();
-    match waited_on.get_event() {
-        Ok(got) => {
-            // SAFETY: a pointer to write.
-            unsafe { event.write(Box::into_raw(got).cast()) };
-            0
-        }
-        Err(error) => {
-            fail_with("rdma_get_cm_event", &error);
-            -1
-        }
-    }
 }

@@ -2,12 +2,11 @@
 //! rdma_disconnect(3).
 
 use super::address::bind;
-use super::id::{IdObject, Resolved, complete, fail, result_of};
+use super::events::complete;
+use super::id::{IdObject, Resolved, fail, find_queue_pair, result_of};
 use crate::abi::*;
-use crate::ibverbs::context::ContextObject;
-use crate::ibverbs::qp::QpObject;
 use crate::status;
-use siw::{CmListener, ConnectOptions, Error, ListenOptions, Qp};
+use siw::{CmListener, ConnectOptions, Error, ListenOptions};
 use std::ffi::{c_int, c_void};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::Ordering;
@@ -22,28 +21,6 @@ const REFUSALS: u8 = 8;
 /// Value of `rnr_retry_count` with which the peer repeats a SEND until there is a receive work
 /// request (rdma_connect(3)). Smaller numbers have no effect: SENDs over TCP cannot be repeated.
 const UNLIMITED_RNR_RETRIES: u8 = 7;
-
-/// Returns the queue pair of the identifier, or the one whose number the program has given.
-///
-/// # Safety
-/// An identifier of this library.
-pub unsafe fn find_queue_pair(id: *mut rdma_cm_id) -> Option<Qp> {
-    // SAFETY: as the caller promised; its fields are objects of this library.
-    unsafe {
-        if !(*id).qp.is_null() {
-            return Some(QpObject::from_abi((*id).qp).qp().clone());
-        }
-        let number = IdObject::from_abi(id).lock_state().qp_num;
-        if number == 0 || (*id).verbs.is_null() {
-            return None;
-        }
-        let context = ContextObject::from_abi((*id).verbs);
-        context
-            .objects()
-            .qps
-            .find(number, |object| object.qp().clone())
-    }
-}
 
 /// Connection parameters of the program.
 struct Wanted<'a> {

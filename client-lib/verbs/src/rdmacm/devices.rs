@@ -2,10 +2,11 @@
 //! context for each device, with the default protection domain for queue pairs.
 
 use crate::abi::{ibv_context, ibv_pd};
-use crate::ibverbs::async_event::{EventGroup, SharedEvents};
 use crate::ibverbs::context::ContextObject;
 use crate::ibverbs::device::DeviceObject;
+use crate::ibverbs::open::new_context;
 use crate::ibverbs::pd::alloc_pd;
+use crate::ibverbs::shared_events::{EventGroup, SharedEvents};
 use crate::per_process::PerProcess;
 use crate::status::{fail_with, set_errno};
 use siw::{CmChannel, Context, DeviceInfo, Error, Pd, Qp};
@@ -59,7 +60,7 @@ impl Devices {
         for info in client.query_devices()? {
             let events = SharedEvents::new(&client, group)?;
             all.push(Device {
-                context: Box::leak(ContextObject::new(
+                context: Box::leak(new_context(
                     DeviceObject::find_or_add(&info),
                     client.clone(),
                     Some(events),

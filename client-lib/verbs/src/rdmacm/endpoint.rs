@@ -2,7 +2,9 @@
 //! their events (rdma_create_ep(3), rdma_get_request(3)).
 
 use super::address::{bind_addr, resolve_addr, resolve_route};
-use super::id::{IdObject, InitAttr, destroy_id, fail, release_event, result_of};
+use super::events::release_event;
+use super::id::{IdObject, InitAttr, fail, result_of};
+use super::lifecycle::destroy_id;
 use super::queues::{create_qp, destroy_qp, destroy_srq};
 use crate::abi::*;
 use crate::status::{fail_with, set_errno};

@@ -1,54 +1,18 @@
-//! Converts events of the daemon to events of rdma_cm (rdma_get_cm_event(3)): the identifier of an
+//! Events on their way to the program (rdma_get_cm_event(3)): those of the daemon go to the queue of
+//! their identifier's channel; those of a queue are converted for the program: the identifier of an
 //! event, its kind, status and parameters, and the identifier that has to acknowledge it.
 
-use super::id::{IdObject, RegisteredId, with_registered};
-use super::sockaddr::write_address;
+use super::channel::{EventChannel, EventChannelObject};
+use super::id::{IdObject, fail, with_registered};
+use super::queue::{PlainEvent, QueuedEvent, RegisteredId};
 use crate::abi::*;
-use siw::{CmEvent, ConnectionInfo, ConnectionRequest};
+use crate::status::{fail_errno, fail_with};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::fd::AsFd;
+use siw::{CmEvent, ConnectionInfo, Error};
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::Ordering;
-
-/// An event in the queue of a channel.
-pub enum QueuedEvent {
-    /// An event of an existing identifier.
-    Plain(PlainEvent),
-    /// A connection request. The identifier of the connection is created when the program takes the
-    /// event.
-    Request {
-        listener: RegisteredId,
-        request: ConnectionRequest,
-    },
-}
-
-/// A queued event without a new identifier.
-pub struct PlainEvent {
-    pub id: RegisteredId,
-    pub kind: rdma_cm_event_type,
-    /// 0, or a negative errno.
-    pub status: c_int,
-    /// Connection data of the event.
-    pub info: Option<Box<ConnectionInfo>>,
-}
-
-impl QueuedEvent {
-    /// Creates an event without parameters.
-    pub fn plain(id: RegisteredId, kind: rdma_cm_event_type, status: c_int) -> QueuedEvent {
-        QueuedEvent::Plain(PlainEvent {
-            id,
-            kind,
-            status,
-            info: None,
-        })
-    }
-
-    /// Returns the identifier that has to acknowledge it.
-    pub fn owner(&self) -> RegisteredId {
-        match self {
-            QueuedEvent::Plain(event) => event.id,
-            QueuedEvent::Request { listener, .. } => *listener,
-        }
-    }
-}
+use std::time::Duration;
 
 /// An event as programs see it.
 #[repr(C)]
@@ -66,7 +30,7 @@ fn id_of(info: &ConnectionInfo) -> RegisteredId {
 }
 
 /// Queues an event of the daemon on the current channel of its identifier.
-pub fn dispatch(event: CmEvent) {
+fn dispatch(event: CmEvent) {
     let (kind, info) = match event {
         CmEvent::ConnectRequest(request) => {
             let listener = id_of(request.connection_info());
@@ -154,7 +118,7 @@ fn new_event(owner: RegisteredId, info: Option<&ConnectionInfo>) -> Box<EventObj
 }
 
 /// Converts a queued event for the program; None if its identifier was destroyed.
-pub fn deliver(event: QueuedEvent) -> Option<Box<EventObject>> {
+fn deliver(event: QueuedEvent) -> Option<Box<EventObject>> {
     match event {
         QueuedEvent::Plain(plain) => {
             let mut event = new_event(plain.id, plain.info.as_deref());
@@ -189,18 +153,155 @@ pub fn deliver(event: QueuedEvent) -> Option<Box<EventObject>> {
     }
 }
 
-impl IdObject {
-    /// Stores the addresses of a connection in its identifier.
-    pub fn store_addresses(&self, info: &ConnectionInfo) {
-        let route = self.route();
-        // SAFETY: the identifier's own fields, each with room for any address.
-        unsafe {
-            if let Some(local) = info.local {
-                write_address(local, &raw mut (*route).addr.__bindgen_anon_1);
+impl EventChannel {
+    /// Passes all events of the daemon on this channel to their identifiers.
+    pub fn drain_daemon(&self) -> Result<(), Error> {
+        loop {
+            match self.daemon.get_event(Some(Duration::ZERO)) {
+                Ok(report) => self.take_report(report),
+                Err(Error::Timeout) => return Ok(()),
+                Err(error) => return Err(error),
             }
-            if let Some(peer) = info.peer {
-                write_address(peer, &raw mut (*route).addr.__bindgen_anon_2);
+        }
+    }
+
+    /// Processes an event of the daemon on this channel.
+    fn take_report(&self, report: CmEvent) {
+        match report {
+            // The peer gave up before the program took the request.
+            CmEvent::RequestCancelled { request: number } => drop(self.take_matching(|event| {
+                matches!(event, QueuedEvent::Request { request, .. } if request.id() == number)
+            })),
+            report => dispatch(report),
+        }
+    }
+
+    /// Takes the next event, if there is one.
+    fn next_event(&self) -> Result<Option<QueuedEvent>, Error> {
+        if let Some(event) = self.pop() {
+            return Ok(Some(event));
+        }
+        match self.daemon.get_event(Some(Duration::ZERO)) {
+            Ok(report) => self.take_report(report),
+            Err(Error::Timeout) => return Ok(None),
+            Err(Error::DaemonGone) if !self.gone_reported.swap(true, Ordering::AcqRel) => {
+                IdObject::report_removal(self);
             }
+            Err(error) => {
+                if matches!(error, Error::DaemonGone) {
+                    // Pollers of the descriptor have been told; otherwise it would stay readable.
+                    let _ = epoll::delete(&self.epoll, self.daemon.as_fd());
+                }
+                return Err(error);
+            }
+        }
+        Ok(self.pop())
+    }
+
+    /// Takes the next event; waits for it unless the program has set O_NONBLOCK.
+    pub fn get_event(&self) -> Result<Box<EventObject>, Error> {
+        if self.is_inherited() {
+            return Err(Error::DaemonGone);
+        }
+        loop {
+            while let Some(event) = self.next_event()? {
+                if let Some(event) = deliver(event) {
+                    return Ok(event);
+                }
+            }
+            let mut fds = [PollFd::new(&self.epoll, PollFlags::IN)];
+            let zero = Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            };
+            let timeout = self.is_nonblocking().then_some(&zero);
+            if poll(&mut fds, timeout)? == 0 {
+                return Err(std::io::Error::from_raw_os_error(libc::EAGAIN).into());
+            }
+        }
+    }
+}
+
+/// Ends a call of a synchronous identifier: waits for its event, which is stored in the identifier.
+/// No effect for other identifiers.
+///
+/// # Safety
+/// An identifier of this library.
+pub unsafe fn complete(id: *mut rdma_cm_id) -> c_int {
+    // SAFETY: as the caller promised.
+    let object = unsafe { IdObject::from_abi(id) };
+    if !object.is_sync() {
+        return 0;
+    }
+    // SAFETY: the identifier's own field, which the program does not use in other threads
+    // meanwhile.
+    unsafe {
+        release_event(id);
+        let event = match object.channel().get_event() {
+            Ok(event) => Box::into_raw(event).cast::<rdma_cm_event>(),
+            Err(error) => {
+                fail_with("waiting for the event of a synchronous call", &error);
+                return -1;
+            }
+        };
+        (*id).event = event;
+        match ((*event).status, (*event).event) {
+            (0, _) => 0,
+            (_, RDMA_CM_EVENT_REJECTED) => fail(libc::ECONNREFUSED),
+            (status, _) => fail(status.abs()),
+        }
+    }
+}
+
+/// Acknowledges the event of a synchronous identifier.
+///
+/// # Safety
+/// An identifier of this library.
+pub unsafe fn release_event(id: *mut rdma_cm_id) {
+    // SAFETY: as the caller promised; the field is NULL or from `get_cm_event`.
+    unsafe {
+        let event = std::mem::replace(&mut (*id).event, std::ptr::null_mut());
+        if !event.is_null() {
+            ack_cm_event(event);
+        }
+    }
+}
+
+/// rdma_destroy_event_channel(3)
+pub unsafe fn destroy_event_channel(channel: *mut rdma_event_channel) {
+    // SAFETY: `EventChannelObject::create` boxed it; the manual page forbids any later use.
+    let object = unsafe { Box::from_raw(channel.cast::<EventChannelObject>()) };
+    if !object.channel().is_inherited() {
+        // Requests that nobody can take any more are rejected.
+        let _ = object.channel().drain_daemon();
+        drop(object.channel().take_matching(|_| true));
+    }
+}
+
+/// rdma_get_cm_event(3)
+pub unsafe fn get_cm_event(
+    channel: *mut rdma_event_channel,
+    event: *mut *mut rdma_cm_event,
+) -> c_int {
+    if channel.is_null() || event.is_null() {
+        fail_errno(libc::EINVAL);
+        return -1;
+    }
+    // Programs destroy channels that another thread waits on. That thread goes on waiting, like a
+    // read of a descriptor that is closed meanwhile.
+    // SAFETY: a channel of this library.
+    let waited_on = unsafe { EventChannelObject::from_abi(channel) }
+        .channel()
+        .clone();
+    match waited_on.get_event() {
+        Ok(got) => {
+            // SAFETY: a pointer to write.
+            unsafe { event.write(Box::into_raw(got).cast()) };
+            0
+        }
+        Err(error) => {
+            fail_with("rdma_get_cm_event", &error);
+            -1
         }
     }
 }
@@ -208,7 +309,7 @@ impl IdObject {
 /// rdma_ack_cm_event(3)
 pub unsafe fn ack_cm_event(event: *mut rdma_cm_event) -> c_int {
     if event.is_null() {
-        crate::status::fail_errno(libc::EINVAL);
+        fail_errno(libc::EINVAL);
         return -1;
     }
     // SAFETY: `get_cm_event` boxed it; the manual page forbids any later use.

@@ -1,7 +1,7 @@
 //! The symbols of librdmacm, by version node.
 
 use super::unsupported as not;
-use super::{address, addrinfo, channel, connect, devices, endpoint, events, id, queues};
+use super::{address, addrinfo, channel, connect, devices, endpoint, events, lifecycle, queues};
 use crate::abi::*;
 use crate::export::export_symbols;
 use std::ffi::{c_char, c_int, c_void};
@@ -9,19 +9,19 @@ use std::ffi::{c_char, c_int, c_void};
 export_symbols! { "RDMACM_1.0":
     fn rdma_create_event_channel() -> *mut rdma_event_channel = channel::create_event_channel;
     fn rdma_destroy_event_channel(channel: *mut rdma_event_channel)
-        = channel::destroy_event_channel;
+        = events::destroy_event_channel;
     fn rdma_get_cm_event(
         channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event,
-    ) -> c_int = channel::get_cm_event;
+    ) -> c_int = events::get_cm_event;
     fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int = events::ack_cm_event;
     fn rdma_event_str(kind: rdma_cm_event_type) -> *const c_char = events::event_text;
     fn rdma_create_id(
         channel: *mut rdma_event_channel, id: *mut *mut rdma_cm_id, context: *mut c_void,
         ps: rdma_port_space,
-    ) -> c_int = id::create_id;
-    fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int = id::destroy_id;
+    ) -> c_int = lifecycle::create_id;
+    fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int = lifecycle::destroy_id;
     fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int
-        = id::migrate_id;
+        = lifecycle::migrate_id;
     fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int = address::bind_addr;
     fn rdma_resolve_addr(
         id: *mut rdma_cm_id, src: *mut sockaddr, dst: *mut sockaddr, timeout_ms: c_int,

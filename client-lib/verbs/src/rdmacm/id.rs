@@ -2,23 +2,21 @@
 //! them. Synchronous ones have a channel of their own, on which each call waits for its event.
 
 use super::channel::{EventChannel, EventChannelObject};
-use super::connect::find_queue_pair;
-use super::events::{QueuedEvent, ack_cm_event};
+use super::queue::{QueuedEvent, RegisteredId};
+use super::sockaddr::write_address;
 use crate::abi::*;
+use crate::ibverbs::context::ContextObject;
+use crate::ibverbs::qp::QpObject;
 use crate::ibverbs::users::EventCount;
 use crate::per_process::PerProcess;
 use crate::status::{errno_of, fail_errno, fail_with};
-use siw::{CmBinding, CmListener, ConnectionRequest, Error};
+use siw::{CmBinding, CmListener, ConnectionInfo, ConnectionRequest, Error, Qp};
 use std::cell::UnsafeCell;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-/// The number of an identifier, never reused; it is the cookie of its events.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct RegisteredId(pub u64);
 
 /// An identifier as programs see it. The program may read its fields, and this library may write
 /// them, in calls that programs do not make concurrently for one identifier.
@@ -32,16 +30,16 @@ pub struct IdObject {
     pub events: EventCount,
     /// A connection was established, and its end has not been reported.
     pub connected: AtomicBool,
-    closing: AtomicBool,
+    pub(super) closing: AtomicBool,
     channel: Mutex<ChannelOf>,
     state: Mutex<IdState>,
 }
 
 /// Event channel of an identifier.
-struct ChannelOf {
-    channel: Arc<EventChannel>,
+pub(super) struct ChannelOf {
+    pub channel: Arc<EventChannel>,
     /// For a synchronous identifier: the same channel, used by no other identifier.
-    own: Option<Box<EventChannelObject>>,
+    pub own: Option<Box<EventChannelObject>>,
 }
 
 /// Progress of an identifier that connects (rdma_resolve_addr(3), rdma_resolve_route(3)).
@@ -86,7 +84,7 @@ pub struct InitAttr(pub ibv_qp_init_attr);
 // SAFETY: the objects it points to may be used from any thread.
 unsafe impl Send for InitAttr {}
 
-struct IdPointer(*const IdObject);
+pub(super) struct IdPointer(*const IdObject);
 
 // SAFETY: identifiers may be used from any thread; see `IdObject`.
 unsafe impl Send for IdPointer {}
@@ -94,7 +92,7 @@ unsafe impl Send for IdPointer {}
 static REGISTERED: PerProcess<Mutex<HashMap<RegisteredId, IdPointer>>> = PerProcess::new();
 static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);
 
-fn lock_registered() -> MutexGuard<'static, HashMap<RegisteredId, IdPointer>> {
+pub(super) fn lock_registered() -> MutexGuard<'static, HashMap<RegisteredId, IdPointer>> {
     let registered = REGISTERED.get().lock();
     registered.unwrap_or_else(PoisonError::into_inner)
 }
@@ -164,7 +162,7 @@ impl IdObject {
     }
 
     /// True in a child of fork(2) of the process that created it.
-    fn is_inherited(&self) -> bool {
+    pub fn is_inherited(&self) -> bool {
         self.generation != siw::process_generation()
     }
 
@@ -179,7 +177,7 @@ impl IdObject {
         self.number
     }
 
-    fn lock_channel(&self) -> MutexGuard<'_, ChannelOf> {
+    pub(super) fn lock_channel(&self) -> MutexGuard<'_, ChannelOf> {
         self.channel.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -276,6 +274,20 @@ impl IdObject {
         Some(child)
     }
 
+    /// Stores the addresses of a connection in its identifier.
+    pub fn store_addresses(&self, info: &ConnectionInfo) {
+        let route = self.route();
+        // SAFETY: the identifier's own fields, each with room for any address.
+        unsafe {
+            if let Some(local) = info.local {
+                write_address(local, &raw mut (*route).addr.__bindgen_anon_1);
+            }
+            if let Some(peer) = info.peer {
+                write_address(peer, &raw mut (*route).addr.__bindgen_anon_2);
+            }
+        }
+    }
+
     /// Reports the end of the daemon: every identifier of the channel that has a device loses it.
     pub fn report_removal(channel: &EventChannel) {
         for found in lock_registered().values() {
@@ -300,34 +312,23 @@ impl<T> OrNull<T> for Result<*mut T, Error> {
     }
 }
 
-/// Ends a call of a synchronous identifier: waits for its event, which is stored in the identifier.
-/// No effect for other identifiers.
+/// Returns the queue pair of the identifier, or the one whose number the program has given.
 ///
 /// # Safety
 /// An identifier of this library.
-pub unsafe fn complete(id: *mut rdma_cm_id) -> c_int {
-    // SAFETY: as the caller promised.
-    let object = unsafe { IdObject::from_abi(id) };
-    if !object.is_sync() {
-        return 0;
-    }
-    // SAFETY: the identifier's own field, which the program does not use in other threads
-    // meanwhile.
+pub unsafe fn find_queue_pair(id: *mut rdma_cm_id) -> Option<Qp> {
+    // SAFETY: as the caller promised; its fields are objects of this library.
     unsafe {
-        release_event(id);
-        let event = match object.channel().get_event() {
-            Ok(event) => Box::into_raw(event).cast::<rdma_cm_event>(),
-            Err(error) => {
-                fail_with("waiting for the event of a synchronous call", &error);
-                return -1;
-            }
-        };
-        (*id).event = event;
-        match ((*event).status, (*event).event) {
-            (0, _) => 0,
-            (_, RDMA_CM_EVENT_REJECTED) => fail(libc::ECONNREFUSED),
-            (status, _) => fail(status.abs()),
+        if !(*id).qp.is_null() {
+            return Some(QpObject::from_abi((*id).qp).qp().clone());
         }
+        let number = IdObject::from_abi(id).lock_state().qp_num;
+        if number == 0 || (*id).verbs.is_null() {
+            return None;
+        }
+        let context = ContextObject::from_abi((*id).verbs);
+        let of_object = |qp| QpObject::from_abi(qp).qp().clone();
+        context.objects().qps.find(number, of_object)
     }
 }
 
@@ -340,147 +341,4 @@ pub fn fail(errno: c_int) -> c_int {
 /// Returns 0, or -1 with errno set.
 pub fn result_of(call: &str, result: Result<(), Error>) -> c_int {
     if errno_of(call, result) == 0 { 0 } else { -1 }
-}
-
-/// Acknowledges the event of a synchronous identifier.
-///
-/// # Safety
-/// An identifier of this library.
-pub unsafe fn release_event(id: *mut rdma_cm_id) {
-    // SAFETY: as the caller promised; the field is NULL or from `get_cm_event`.
-    unsafe {
-        let event = std::mem::replace(&mut (*id).event, std::ptr::null_mut());
-        if !event.is_null() {
-            ack_cm_event(event);
-        }
-    }
-}
-
-/// rdma_create_id(3)
-pub unsafe fn create_id(
-    channel: *mut rdma_event_channel,
-    id: *mut *mut rdma_cm_id,
-    context: *mut c_void,
-    ps: rdma_port_space,
-) -> c_int {
-    let qp_type = if ps == RDMA_PS_IPOIB || ps == RDMA_PS_UDP {
-        IBV_QPT_UD
-    } else {
-        IBV_QPT_RC
-    };
-    match IdObject::create(channel, context, ps, qp_type) {
-        Ok(created) => {
-            // SAFETY: a pointer to write.
-            unsafe { id.write(created) };
-            0
-        }
-        Err(error) => result_of("rdma_create_id", Err(error)),
-    }
-}
-
-/// rdma_destroy_id(3)
-pub unsafe fn destroy_id(id: *mut rdma_cm_id) -> c_int {
-    if id.is_null() {
-        return fail(libc::EINVAL);
-    }
-    // SAFETY: an identifier of this library.
-    let object = unsafe { IdObject::from_abi(id) };
-    if object.is_inherited() {
-        // The identifier of the parent, which other threads of it may have been using.
-        return 0;
-    }
-    // SAFETY: as above.
-    unsafe { release_event(id) };
-    object.closing.store(true, Ordering::Release);
-    let channel = object.channel();
-    // SAFETY: as above.
-    if let Some(qp) = unsafe { find_queue_pair(id) } {
-        if object.connected.load(Ordering::Acquire) {
-            // The connection ends with its identifier.
-            let _ = qp.disconnect();
-        }
-        let _ = channel.devices.park_events(&qp);
-    }
-    let state = std::mem::take(&mut *object.lock_state());
-    // An unanswered request is rejected.
-    drop(state.request);
-    // Both fail only if the daemon has gone, and with it the port.
-    if let Some(listener) = state.listener {
-        let _ = listener.close_keeping_requests();
-    }
-    if let Some(binding) = state.binding {
-        let _ = binding.close();
-    }
-    let number = object.number;
-    // Requests that the program has not taken are rejected.
-    let _ = channel.drain_daemon();
-    drop(channel.take_matching(|event| event.owner() == number));
-    object.events.wait_acknowledged();
-    lock_registered().remove(&number);
-    // SAFETY: `IdObject::create` boxed it; the manual page forbids any later use.
-    drop(unsafe { Box::from_raw(id.cast::<IdObject>()) });
-    0
-}
-
-/// rdma_migrate_id(3)
-pub unsafe fn migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
-    // SAFETY: an identifier of this library.
-    let object = unsafe { IdObject::from_abi(id) };
-    if channel.is_null() && object.is_sync() {
-        return fail(libc::EINVAL);
-    }
-    // SAFETY: as above.
-    unsafe { release_event(id) };
-    // SAFETY: as above, and NULL or a channel of this library.
-    let migrated = unsafe { migrate(id, object, channel) };
-    if migrated.is_ok() {
-        // Events that were taken from the old channel must be acknowledged (rdma_migrate_id(3)).
-        object.events.wait_acknowledged();
-    }
-    result_of("rdma_migrate_id", migrated)
-}
-
-unsafe fn migrate(
-    id: *mut rdma_cm_id,
-    object: &IdObject,
-    channel: *mut rdma_event_channel,
-) -> Result<(), Error> {
-    let (to, own) = if channel.is_null() {
-        let own = EventChannelObject::create()?;
-        (own.channel().clone(), Some(own))
-    } else {
-        // SAFETY: a channel of this library.
-        let to = unsafe { EventChannelObject::from_abi(channel) }
-            .channel()
-            .clone();
-        (to, None)
-    };
-    let from = object.channel();
-    let state = object.lock_state();
-    if let Some(listener) = &state.listener {
-        listener.migrate(&to.daemon)?;
-    }
-    if let Some(request) = &state.request {
-        request.migrate(&to.daemon)?;
-    }
-    drop(state);
-    // SAFETY: an identifier of this library.
-    if let Some(qp) = unsafe { find_queue_pair(id) } {
-        qp.migrate_events(&to.daemon)?;
-    }
-    // The old channel gets no more events; deliver those that have already arrived.
-    from.drain_daemon()?;
-    let own_pointer = own.as_ref().map(|own| (&raw const **own).cast_mut().cast());
-    let old = {
-        let mut current = object.lock_channel();
-        let number = object.number;
-        for event in from.take_matching(|event| event.owner() == number) {
-            to.push(event);
-        }
-        std::mem::replace(&mut *current, ChannelOf { channel: to, own })
-    };
-    // SAFETY: the identifier's own field.
-    unsafe { (*id).channel = own_pointer.unwrap_or(channel) };
-    drop(old);
-    Ok(())
 }

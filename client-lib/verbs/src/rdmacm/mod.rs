@@ -4,8 +4,10 @@
 //! |---|---|
 //! | `exports.rs` | the table of symbols |
 //! | `devices.rs` | the process's connection to the daemon, and a context for each device |
-//! | `channel.rs`, `events.rs` | event channels; conversion of the daemon's events |
-//! | `id.rs` | identifiers: creating, destroying, migrating |
+//! | `queue.rs`, `channel.rs` | waiting events; event channels |
+//! | `id.rs` | identifiers, and the table of them |
+//! | `events.rs` | passes events of the daemon to identifiers, and those of channels to the program |
+//! | `lifecycle.rs` | creating, destroying, migrating identifiers |
 //! | `address.rs` | binding, resolving, options |
 //! | `connect.rs` | connecting, listening, accepting, rejecting, disconnecting |
 //! | `queues.rs` | queue pairs and shared receive queues of identifiers |
@@ -24,6 +26,8 @@ mod endpoint;
 mod events;
 mod exports;
 mod id;
+mod lifecycle;
+mod queue;
 mod queues;
 pub mod sockaddr;
 mod unsupported;

@@ -5,14 +5,15 @@
 //! becomes a candidate. A candidate is checked; if it is ready it is reported, otherwise it is
 //! armed and not checked again until its descriptor is readable.
 
+use super::mark::Mark;
 use super::socket::Rsocket;
-use super::table::{self, Mark};
+use super::table;
+use super::watchers::Watcher;
 use crate::per_process::PerProcess;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fd::{AsRawFd, OwnedFd};
 use std::collections::HashMap;
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -58,13 +59,6 @@ struct Watch {
     is_candidate: bool,
 }
 
-/// The instances that watch an rsocket.
-#[derive(Default)]
-pub struct Watchers {
-    any: AtomicBool,
-    list: Mutex<Vec<(c_int, Weak<Instance>)>>,
-}
-
 type Instances = RwLock<HashMap<c_int, Arc<Instance>>>;
 
 static INSTANCES: PerProcess<Instances> = PerProcess::new();
@@ -73,58 +67,22 @@ fn errno_of(error: rustix::io::Errno) -> c_int {
     error.raw_os_error()
 }
 
-impl Watchers {
-    fn lock(&self) -> MutexGuard<'_, Vec<(c_int, Weak<Instance>)>> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn add(&self, descriptor: c_int, instance: &Arc<Instance>) {
-        self.any.store(true, Ordering::Release);
-        self.lock().push((descriptor, Arc::downgrade(instance)));
-    }
-
-    fn remove(&self, descriptor: c_int, instance: &Arc<Instance>) {
-        self.lock().retain(|(number, watcher)| {
-            *number != descriptor || !std::ptr::eq(watcher.as_ptr(), Arc::as_ptr(instance))
-        });
-    }
-
-    /// Wakes the instances, after events for which they may wait were taken.
-    pub fn wake(&self) {
-        if !self.any.load(Ordering::Acquire) {
-            return;
-        }
-        for (descriptor, instance) in self.lock().iter() {
-            if let Some(instance) = instance.upgrade() {
-                instance.add_candidate(*descriptor);
-                let _ = rustix::io::write(&instance.wake, &1u64.to_ne_bytes());
-            }
-        }
-    }
-
-    /// Removes a closed descriptor.
-    pub fn forget(&self, descriptor: c_int) {
-        if !self.any.load(Ordering::Acquire) {
-            return;
-        }
-        let watchers = std::mem::take(&mut *self.lock());
-        for (number, instance) in watchers {
-            match instance.upgrade() {
-                Some(instance) if number == descriptor => {
-                    instance.lock().all.remove(&descriptor);
-                }
-                Some(_) => self.lock().push((number, instance)),
-                None => {}
-            }
-        }
-    }
-}
-
 impl Watches {
     /// The watch that a candidate means, unless it was removed.
     fn find(&mut self, candidate: Candidate) -> Option<&mut Watch> {
         let watch = self.all.get_mut(&candidate.descriptor)?;
         (watch.id == candidate.watch).then_some(watch)
+    }
+}
+
+impl Watcher for Instance {
+    fn wake_for(&self, descriptor: c_int) {
+        self.add_candidate(descriptor);
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    fn forget(&self, descriptor: c_int) {
+        self.lock().all.remove(&descriptor);
     }
 }
 
@@ -160,6 +118,11 @@ impl Instance {
         Arc::as_ptr(self) as u64
     }
 
+    fn as_watcher(self: &Arc<Self>) -> Weak<dyn Watcher> {
+        let watcher: Weak<Instance> = Arc::downgrade(self);
+        watcher
+    }
+
     fn add_candidate(&self, descriptor: c_int) {
         let mut watches = self.lock();
         let Some(watch) = watches.all.get_mut(&descriptor) else {
@@ -187,7 +150,7 @@ impl Instance {
         let data = epoll::EventData::new_u64(descriptor as u64);
         let fd = table::borrow(descriptor);
         epoll::add(&self.inner, fd, data, epoll::EventFlags::IN).map_err(errno_of)?;
-        socket.watchers.add(descriptor, self);
+        socket.watchers.add(descriptor, self.as_watcher());
         let mut watches = self.lock();
         watches.last_id += 1;
         let watch = Watch {
@@ -203,12 +166,6 @@ impl Instance {
         Ok(())
     }
 
-    /// Has a waiting thread check the descriptor.
-    fn wake_for(&self, descriptor: c_int) {
-        self.add_candidate(descriptor);
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-    }
-
     fn modify(&self, descriptor: c_int, event: AskedEvent) -> Result<(), c_int> {
         let mut watches = self.lock();
         let watch = watches.all.get_mut(&descriptor).ok_or(libc::ENOENT)?;
@@ -220,7 +177,8 @@ impl Instance {
 
     fn remove(self: &Arc<Self>, descriptor: c_int) -> Result<(), c_int> {
         let watch = self.lock().all.remove(&descriptor).ok_or(libc::ENOENT)?;
-        watch.socket.watchers.remove(descriptor, self);
+        let watchers = &watch.socket.watchers;
+        watchers.remove(descriptor, &self.as_watcher());
         epoll::delete(&self.inner, table::borrow(descriptor)).map_err(errno_of)
     }
 

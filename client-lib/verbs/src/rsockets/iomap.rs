@@ -1,5 +1,6 @@
 //! Memory that the peer writes directly: riomap(3), riounmap(3), riowrite(3).
 
+use super::mappings::MappedMemory;
 use super::send::Blocked;
 use super::socket::{Attempt, Phase, Rsocket, RsocketState};
 use super::stream::Stream;
@@ -7,30 +8,8 @@ use super::vectors::SourceBuffers;
 use super::wire::{PeerMapping, PeerWindow};
 use crate::rdmacm::devices::Devices;
 use crate::status::log_failure;
-use siw::{Access, AppMr};
+use siw::Access;
 use std::ffi::{c_int, c_void};
-
-/// Memory mapped by this side.
-#[derive(Default)]
-pub struct Mappings(Vec<MappedMemory>);
-
-struct MappedMemory {
-    address: usize,
-    length: usize,
-    offset: u64,
-    region: AppMr,
-    /// Index in the peer's list; None for memory that the peer may not write.
-    index: Option<u16>,
-    /// The peer has not been told.
-    is_pending: bool,
-}
-
-impl Mappings {
-    fn free_index(&self, most: u16) -> Option<u16> {
-        let is_free = |index: &u16| !self.0.iter().any(|mapped| mapped.index == Some(*index));
-        (0..most).find(is_free)
-    }
-}
 
 impl RsocketState {
     /// Tells the peer about memory mapped since the last call.

@@ -1,7 +1,7 @@
 //! Sending of a stream: data by RDMA WRITE into the peer's window, followed by a message; credits
 //! for the peer; the end of the stream.
 
-use super::options::Sizes;
+use super::options::{CONTROL_MESSAGES, MOST_INLINE, Sizes};
 use super::stream::Stream;
 use super::vectors::SourceBuffers;
 use super::wire::{
@@ -9,10 +9,6 @@ use super::wire::{
 };
 use siw::{Error, SendData, SendWr, Sge, WrFlags};
 
-/// Maximum number of outstanding messages of credits and of the end.
-const CONTROL_MESSAGES: u32 = 4;
-/// Slots of the send queue for them: each may have a WRITE before it.
-pub const CONTROL_PLACES: u32 = 2 * CONTROL_MESSAGES + 2;
 /// Receive work requests of the peer reserved for control messages, which use no credits.
 const SPARE_CREDITS: u16 = 4;
 /// Free bytes of the send buffer from which on there is room.
@@ -21,8 +17,6 @@ const LOW_WATER: u32 = 2048;
 /// daemon has work while the rest is copied.
 const FIRST_PIECE: usize = 4096;
 const LONGEST_PIECE: usize = 1 << 16;
-/// Buffer size for gathering inline data.
-pub const MOST_INLINE: usize = 256;
 
 /// Resources that a completion frees, encoded in the id of its work request.
 #[derive(Clone, Copy)]

@@ -5,11 +5,11 @@
 //! checks the rsocket. Of the threads that wait in calls of one rsocket, one waits for these
 //! descriptors, and the others wait for that thread.
 
-use super::epoll::Watchers;
-use super::iomap::Mappings;
+use super::mappings::Mappings;
+use super::mark::Mark;
 use super::options::Options;
 use super::stream::Stream;
-use super::table::Mark;
+use super::watchers::Watchers;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use siw::{CmBinding, CmChannel, CmListener, ConnectionRequest};
