@@ -4,7 +4,7 @@
 //!
 //! Deregistering a region frees its block. An arena is freed with its last block.
 
-use crate::app_memory::MappedFileId;
+use crate::app_memory::vma::MappedFileId;
 use crate::context::ClientInner;
 use crate::locking::lock_unpoisoned;
 use crate::memory::Arena;

@@ -2,7 +2,9 @@
 //! asynchronous events. Every other object holds an `Arc` of it.
 
 use crate::Error;
-use crate::app_memory::{AppMemory, process_generation, watch_forks};
+use crate::app_memory::fork::watch_forks;
+use crate::app_memory::process::process_generation;
+use crate::app_memory::state::AppMemory;
 use crate::arena_pool::ArenaPool;
 use crate::deadline::Deadline;
 use crate::high_descriptors::{dup_high, to_high};

@@ -2,7 +2,7 @@
 //! registered memory by bounds-checked copies, or by raw pointer: a peer may write
 //! it at any time.
 
-use crate::app_memory::MappedFileId;
+use crate::app_memory::vma::MappedFileId;
 use crate::arena_pool::ArenaBlock;
 use crate::context::ClientInner;
 use crate::slices::{RegionKeys, region_methods};

@@ -17,17 +17,17 @@ pub mod calls;
 mod clone_trap;
 mod descriptors;
 mod duplicate;
-mod fork;
+pub(crate) mod fork;
 mod owned;
 mod pages;
 mod park;
 mod pins;
-mod process;
+pub(crate) mod process;
 mod region;
 mod remap;
 mod restore;
-mod state;
-mod vma;
+pub(crate) mod state;
+pub(crate) mod vma;
 mod windows;
 
 use crate::context::ClientInner;
@@ -49,15 +49,13 @@ use siw_shm::control::{
     MAX_EXTENTS, MemoryExtent, ProtoError, RegMemory, Text,
 };
 use siw_shm::shared_memory::PAGE;
-pub(crate) use state::AppMemory;
 use state::State;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-pub(crate) use vma::MappedFileId;
-use vma::{Vma, list_vmas};
+use vma::{MappedFileId, Vma, list_vmas};
 use windows::{WINDOW, WINDOWS_PER_FILE, WindowPlace, Windows};
 
 /// Reason for copying private pages of a program with several threads, instead of replacing them in
