@@ -78,6 +78,11 @@ impl Drop for OwnFolder {
     }
 }
 
+/// Path of the daemon's socket.
+fn socket_in(folder: &Path) -> PathBuf {
+    folder.join("siwd.sock")
+}
+
 fn open_lock(folder: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(false).mode(0o600);
@@ -122,7 +127,7 @@ impl OwnFolder {
         let base = runtime.filter(own).unwrap_or_else(env::temp_dir);
         remove_abandoned(&base);
         let path = base.join(format!("{PREFIX}{}", std::process::id()));
-        let socket = path.join("siwd.sock");
+        let socket = socket_in(&path);
         if socket.as_os_str().len() >= SOCKET_PATH_SIZE {
             return Err(PrivateError::LongPath(socket));
         }
@@ -173,8 +178,9 @@ fn find_daemon(wanted: Option<PathBuf>) -> Result<PathBuf, PrivateError> {
     found.ok_or(PrivateError::NoDaemon)
 }
 
-/// Has a child end with this process, and gives it back the signals that this process blocks.
-fn tie_to_this_process(command: &mut Command) {
+/// Has a child end with this process, and gives it back the signals that this process blocks. With
+/// `small_pages` its memory is what it uses, not whole huge pages.
+fn prepare_child(command: &mut Command, small_pages: bool) {
     let parent = nix::unistd::getpid();
     let prepare = move || {
         nix::sys::prctl::set_pdeathsig(Signal::SIGTERM)?;
@@ -182,15 +188,12 @@ fn tie_to_this_process(command: &mut Command) {
         if nix::unistd::getppid() != parent {
             return Err(io::Error::other("siwrun has ended"));
         }
+        if small_pages {
+            nix::sys::prctl::set_thp_disable(true)?;
+        }
         Ok(())
     };
     // SAFETY: prctl(2), getppid(2) and pthread_sigmask(3) are safe after fork(2).
-    unsafe { command.pre_exec(prepare) };
-}
-
-fn use_small_pages(command: &mut Command) {
-    let prepare = || Ok(nix::sys::prctl::set_thp_disable(true)?);
-    // SAFETY: prctl(2) is safe after fork(2).
     unsafe { command.pre_exec(prepare) };
 }
 
@@ -244,15 +247,13 @@ impl PrivateDaemon {
             .arg("--config")
             .arg(file)
             .arg("--socket")
-            .arg(folder.path.join("siwd.sock"))
+            .arg(socket_in(&folder.path))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(File::create(&log).map_err(in_folder)?)
             // An interrupt from the terminal is for the program.
             .process_group(0);
-        tie_to_this_process(&mut command);
-        // Its memory is then what it uses, not whole huge pages.
-        use_small_pages(&mut command);
+        prepare_child(&mut command, true);
         let mut siwd = command
             .spawn()
             .map_err(|error| PrivateError::NotRun { program, error })?;
@@ -290,7 +291,7 @@ impl PrivateDaemon {
     }
 
     pub fn socket(&self) -> PathBuf {
-        self.folder.path.join("siwd.sock")
+        socket_in(&self.folder.path)
     }
 
     /// Runs a program beside the daemon, passes signals on to it, and returns its exit code; 128 and
@@ -308,7 +309,7 @@ impl PrivateDaemon {
         }
         signals.thread_block().map_err(PrivateError::Signals)?;
         let signals = SignalFd::new(&signals).map_err(PrivateError::Signals)?;
-        tie_to_this_process(&mut command);
+        prepare_child(&mut command, false);
         let mut program = command.spawn().map_err(|error| PrivateError::NotRun {
             program: command.get_program().into(),
             error,
