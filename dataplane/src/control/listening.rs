@@ -363,17 +363,14 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_port_is_taken_where_its_address_and_a_device_meet_and_free_again_afterwards() {
-        let mut all = Listeners::default();
-        let one: IpAddr = [10, 0, 0, 1].into();
-        let other = [10, 0, 0, 2].into();
-        let listener = |devices: &[usize], ip| ClientListener {
+    /// A listener on port 7 of all addresses of the first device.
+    fn new_listener() -> ClientListener {
+        ClientListener {
             client: ClientId(1),
-            cm_channel: CmChannelId(0),
+            cm_channel: CmChannelId(1),
             cookie: 0,
-            devices: devices.to_vec(),
-            scope: LocalScope::One(ip),
+            devices: vec![0],
+            scope: LocalScope::All,
             port: 7,
             reuse: false,
             listening: true,
@@ -381,6 +378,18 @@ mod tests {
             waiting: 0,
             overflow_logged: false,
             port_claims: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_port_is_taken_where_its_address_and_a_device_meet_and_free_again_afterwards() {
+        let mut all = Listeners::default();
+        let one: IpAddr = [10, 0, 0, 1].into();
+        let other = [10, 0, 0, 2].into();
+        let listener = |devices: &[usize], ip| ClientListener {
+            devices: devices.to_vec(),
+            scope: LocalScope::One(ip),
+            ..new_listener()
         };
         all.insert(CmListenerId(1), listener(&[0, 1], one));
         all.insert(CmListenerId(2), listener(&[0], other));
@@ -402,18 +411,9 @@ mod tests {
     fn bindings_share_a_port_until_one_of_them_listens() {
         let mut all = Listeners::default();
         let binding = |reuse, listening| ClientListener {
-            client: ClientId(1),
-            cm_channel: CmChannelId(0),
-            cookie: 0,
-            devices: vec![0],
-            scope: LocalScope::All,
-            port: 7,
             reuse,
             listening,
-            backlog: 1,
-            waiting: 0,
-            overflow_logged: false,
-            port_claims: Vec::new(),
+            ..new_listener()
         };
         all.insert(CmListenerId(1), binding(true, false));
         assert!(all.is_port_taken(&[0], LocalScope::All, 7, false));
@@ -457,23 +457,9 @@ mod tests {
     fn listeners_and_requests_get_numbers_that_no_other_has() {
         let mut all = Listeners::default();
         let mut requests = ConnectRequests::default();
-        let listener = || ClientListener {
-            client: ClientId(1),
-            cm_channel: CmChannelId(1),
-            cookie: 0,
-            devices: vec![0],
-            scope: LocalScope::All,
-            port: 7,
-            reuse: false,
-            listening: true,
-            backlog: 1,
-            waiting: 0,
-            overflow_logged: false,
-            port_claims: Vec::new(),
-        };
         all.last = u32::MAX;
-        all.insert(CmListenerId(1), listener());
-        all.insert(CmListenerId(2), listener());
+        all.insert(CmListenerId(1), new_listener());
+        all.insert(CmListenerId(2), new_listener());
         assert_eq!(all.next_number(), CmListenerId(3));
         requests.last = u32::MAX;
         let waiting = WaitingRequest {

@@ -55,6 +55,55 @@ static void add_queue_pair(struct rdma_cm_id *id, struct ibv_cq **cq)
                  .max_inline_data = 8 } };
     CHECK(rdma_create_qp(id, NULL, &init) == 0);
 }
+
+/* Two ends in one process. */
+struct connection {
+    struct rdma_event_channel *here, *there;
+    struct rdma_cm_id *listener, *server, *client;
+    struct ibv_cq *server_cq, *client_cq;
+};
+
+static void listen_at(struct connection *ends, struct sockaddr *address)
+{
+    ends->here = rdma_create_event_channel();
+    ends->there = rdma_create_event_channel();
+    CHECK(ends->here && ends->there);
+    CHECK(rdma_create_id(ends->here, &ends->listener, NULL, RDMA_PS_TCP) == 0);
+    CHECK(rdma_bind_addr(ends->listener, address) == 0);
+    CHECK(rdma_listen(ends->listener, 1) == 0);
+}
+
+/* Connects to the listener, up to a server that has not accepted. */
+static void request_connection(struct connection *ends, struct sockaddr *address,
+                               struct rdma_conn_param *param)
+{
+    CHECK(rdma_create_id(ends->there, &ends->client, NULL, RDMA_PS_TCP) == 0);
+    CHECK(rdma_resolve_addr(ends->client, NULL, address, 1000) == 0);
+    await(ends->there, RDMA_CM_EVENT_ADDR_RESOLVED, NULL);
+    CHECK(rdma_resolve_route(ends->client, 1000) == 0);
+    await(ends->there, RDMA_CM_EVENT_ROUTE_RESOLVED, NULL);
+    add_queue_pair(ends->client, &ends->client_cq);
+    CHECK(rdma_connect(ends->client, param) == 0);
+    await(ends->here, RDMA_CM_EVENT_CONNECT_REQUEST, &ends->server);
+    add_queue_pair(ends->server, &ends->server_cq);
+}
+
+/* As both of them, over IPv4. */
+static inline void request_by_ipv4(struct connection *ends, struct rdma_conn_param *param)
+{
+    struct sockaddr_in address = { .sin_family = AF_INET };
+    CHECK(inet_pton(AF_INET, "10.77.0.2", &address.sin_addr) == 1);
+    listen_at(ends, (struct sockaddr *)&address);
+    address.sin_port = rdma_get_src_port(ends->listener);
+    request_connection(ends, (struct sockaddr *)&address, param);
+}
+
+static void accept_connection(struct connection *ends, struct rdma_conn_param *param)
+{
+    CHECK(rdma_accept(ends->server, param) == 0);
+    await(ends->here, RDMA_CM_EVENT_ESTABLISHED, NULL);
+    await(ends->there, RDMA_CM_EVENT_ESTABLISHED, NULL);
+}
 "#;
 
 /// The sequence of libfabric: polls find nothing, the peer's message and disconnect arrive, then it
@@ -62,36 +111,19 @@ static void add_queue_pair(struct rdma_cm_id *id, struct ibv_cq **cq)
 const DISCONNECT_BEHIND_A_MESSAGE: &str = r#"
 static void run(int polls)
 {
-    struct rdma_event_channel *here = rdma_create_event_channel();
-    struct rdma_event_channel *there = rdma_create_event_channel();
-    struct rdma_cm_id *listener, *server, *client;
-    struct ibv_cq *server_cq, *client_cq;
-    struct sockaddr_in address = { .sin_family = AF_INET };
-    CHECK(inet_pton(AF_INET, "10.77.0.2", &address.sin_addr) == 1);
-    CHECK(here && there);
-    CHECK(rdma_create_id(here, &listener, NULL, RDMA_PS_TCP) == 0);
-    CHECK(rdma_bind_addr(listener, (struct sockaddr *)&address) == 0);
-    CHECK(rdma_listen(listener, 1) == 0);
-    address.sin_port = rdma_get_src_port(listener);
-    CHECK(rdma_create_id(there, &client, NULL, RDMA_PS_TCP) == 0);
-    CHECK(rdma_resolve_addr(client, NULL, (struct sockaddr *)&address, 1000) == 0);
-    await(there, RDMA_CM_EVENT_ADDR_RESOLVED, NULL);
-    CHECK(rdma_resolve_route(client, 1000) == 0);
-    await(there, RDMA_CM_EVENT_ROUTE_RESOLVED, NULL);
-    add_queue_pair(client, &client_cq);
+    struct connection ends;
     struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1 };
-    CHECK(rdma_connect(client, &param) == 0);
-    await(here, RDMA_CM_EVENT_CONNECT_REQUEST, &server);
-    add_queue_pair(server, &server_cq);
+    request_by_ipv4(&ends, &param);
+    struct rdma_event_channel *here = ends.here, *there = ends.there;
+    struct rdma_cm_id *server = ends.server, *client = ends.client;
+    struct ibv_cq *server_cq = ends.server_cq, *client_cq = ends.client_cq;
     static char buffer[8];
     struct ibv_mr *mr = ibv_reg_mr(server->pd, buffer, sizeof buffer, IBV_ACCESS_LOCAL_WRITE);
     CHECK(mr);
     struct ibv_sge sge = { (uintptr_t)buffer, sizeof buffer, mr->lkey };
     struct ibv_recv_wr receive = { .wr_id = 7, .sg_list = &sge, .num_sge = 1 }, *bad_receive;
     CHECK(ibv_post_recv(server->qp, &receive, &bad_receive) == 0);
-    CHECK(rdma_accept(server, &param) == 0);
-    await(here, RDMA_CM_EVENT_ESTABLISHED, NULL);
-    await(there, RDMA_CM_EVENT_ESTABLISHED, NULL);
+    accept_connection(&ends, &param);
 
     struct ibv_wc wc;
     CHECK(ibv_poll_cq(server_cq, 1, &wc) == 0);
@@ -125,7 +157,7 @@ static void run(int polls)
     rdma_destroy_qp(client);
     ibv_dereg_mr(mr);
     CHECK(rdma_destroy_id(server) == 0 && rdma_destroy_id(client) == 0);
-    CHECK(rdma_destroy_id(listener) == 0);
+    CHECK(rdma_destroy_id(ends.listener) == 0);
     CHECK(ibv_destroy_cq(server_cq) == 0 && ibv_destroy_cq(client_cq) == 0);
     rdma_destroy_event_channel(here);
     rdma_destroy_event_channel(there);
@@ -530,11 +562,9 @@ static int resolve(const char *text, unsigned interface, const char **device)
 
 int main(void)
 {
-    struct rdma_event_channel *here = rdma_create_event_channel();
-    struct rdma_event_channel *there = rdma_create_event_channel();
     unsigned first = if_nametoindex("siw0"), second = if_nametoindex("siw1");
     const char *device;
-    CHECK(here && there && first && second && first != second);
+    CHECK(first && second && first != second);
     CHECK(bind_to("fe80::1", first, &device) == 0 && !strcmp(device, "siw0"));
     CHECK(bind_to("fe80::2", second, &device) == 0 && !strcmp(device, "siw1"));
     CHECK(bind_to("fe80::1", second, &device) == EADDRNOTAVAIL);
@@ -547,23 +577,13 @@ int main(void)
     CHECK(resolve("fe80::2", 0x70000000, &device) == ENODEV);
 
     struct sockaddr_in6 address = address_of("fe80::2", second);
-    struct rdma_cm_id *listener = create(here), *client = create(there), *server;
-    struct ibv_cq *client_cq, *server_cq;
-    CHECK(rdma_bind_addr(listener, (struct sockaddr *)&address) == 0 && rdma_listen(listener, 1) == 0);
-    address.sin6_port = rdma_get_src_port(listener);
+    struct connection ends;
+    listen_at(&ends, (struct sockaddr *)&address);
+    address.sin6_port = rdma_get_src_port(ends.listener);
     address.sin6_scope_id = first;
-    CHECK(rdma_resolve_addr(client, NULL, (struct sockaddr *)&address, 1000) == 0);
-    await(there, RDMA_CM_EVENT_ADDR_RESOLVED, NULL);
-    CHECK(rdma_resolve_route(client, 1000) == 0);
-    await(there, RDMA_CM_EVENT_ROUTE_RESOLVED, NULL);
-    add_queue_pair(client, &client_cq);
     struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1 };
-    CHECK(rdma_connect(client, &param) == 0);
-    await(here, RDMA_CM_EVENT_CONNECT_REQUEST, &server);
-    add_queue_pair(server, &server_cq);
-    CHECK(rdma_accept(server, &param) == 0);
-    await(here, RDMA_CM_EVENT_ESTABLISHED, NULL);
-    await(there, RDMA_CM_EVENT_ESTABLISHED, NULL);
+    request_connection(&ends, (struct sockaddr *)&address, &param);
+    accept_connection(&ends, &param);
     return 0;
 }
 "#;
@@ -718,32 +738,14 @@ fn one_thread_connects_to_its_own_listener() {
 const MESSAGE_BEFORE_ITS_RECEIVE: &str = r#"
 int main(void)
 {
-    struct rdma_event_channel *here = rdma_create_event_channel();
-    struct rdma_event_channel *there = rdma_create_event_channel();
-    struct rdma_cm_id *listener, *server, *client;
-    struct ibv_cq *server_cq, *client_cq;
-    struct sockaddr_in address = { .sin_family = AF_INET };
-    CHECK(inet_pton(AF_INET, "10.77.0.2", &address.sin_addr) == 1 && here && there);
-    CHECK(rdma_create_id(here, &listener, NULL, RDMA_PS_TCP) == 0);
-    CHECK(rdma_bind_addr(listener, (struct sockaddr *)&address) == 0);
-    CHECK(rdma_listen(listener, 1) == 0);
-    address.sin_port = rdma_get_src_port(listener);
-    CHECK(rdma_create_id(there, &client, NULL, RDMA_PS_TCP) == 0);
-    CHECK(rdma_resolve_addr(client, NULL, (struct sockaddr *)&address, 1000) == 0);
-    await(there, RDMA_CM_EVENT_ADDR_RESOLVED, NULL);
-    CHECK(rdma_resolve_route(client, 1000) == 0);
-    await(there, RDMA_CM_EVENT_ROUTE_RESOLVED, NULL);
-    add_queue_pair(client, &client_cq);
+    struct connection ends;
     struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1,
         .rnr_retry_count = 7 };
-    CHECK(rdma_connect(client, &param) == 0);
-    await(here, RDMA_CM_EVENT_CONNECT_REQUEST, &server);
-    add_queue_pair(server, &server_cq);
-    CHECK(rdma_accept(server, &param) == 0);
-    await(here, RDMA_CM_EVENT_ESTABLISHED, NULL);
-    await(there, RDMA_CM_EVENT_ESTABLISHED, NULL);
+    request_by_ipv4(&ends, &param);
+    accept_connection(&ends, &param);
     struct { struct rdma_cm_id *from, *to; struct ibv_cq *sent, *received; } ways[2] = {
-        { client, server, client_cq, server_cq }, { server, client, server_cq, client_cq } };
+        { ends.client, ends.server, ends.client_cq, ends.server_cq },
+        { ends.server, ends.client, ends.server_cq, ends.client_cq } };
     for (int i = 0; i < 2; i++) {
         char text[8] = "message";
         struct ibv_sge out = { (uintptr_t)text, sizeof text, 0 };
