@@ -10,7 +10,7 @@
 use crate::context::ClientInner;
 use crate::{
     CmChannel, CmEvent, CmListener, CompletionChannel, ConnectOptions, ConnectionInfo,
-    ConnectionRequest, Context, Cq, Error, ListenOptions, Qp, Wc,
+    ConnectionRequest, Context, Cq, Error, Failed, ListenOptions, Qp, Wc,
 };
 use rustix::fd::{AsRawFd, OwnedFd};
 use std::future::poll_fn;
@@ -319,26 +319,54 @@ impl Incoming {
     /// Accepts it with a queue pair, and awaits the connection.
     ///
     /// # Errors
-    /// The request is rejected if the daemon refuses, for example other options of the connection.
-    pub async fn accept(self, qp: &Qp, options: &ConnectOptions<'_>) -> Result<Connection, Error> {
-        let request = self.request;
+    /// If the request could not be accepted, it comes back: it can be accepted with other options or
+    /// another queue pair, or rejected. None comes back if the connection failed afterwards. `?`
+    /// converts the error and rejects the request.
+    pub async fn accept(
+        self,
+        qp: &Qp,
+        options: &ConnectOptions<'_>,
+    ) -> Result<Connection, Failed<Option<Incoming>>> {
+        let Incoming { client, request } = self;
         let private_data = options.private_data.to_vec();
         let options = ConnectOptions {
             private_data: &[],
             ..*options
         };
         let accepting = qp.clone();
-        let channel = call_blocking(move || {
-            let channel = CmChannel::create(accepting.pd().ctx(), 0)?;
+        let accepted = call_blocking(move || {
             let options = ConnectOptions {
                 private_data: &private_data,
                 ..options
             };
-            request.accept(&accepting, Some(&channel), &options)?;
-            Ok(channel)
+            Ok(match CmChannel::create(accepting.pd().ctx(), 0) {
+                Ok(channel) => {
+                    let accepted = request.accept(&accepting, Some(&channel), &options);
+                    accepted.map(|()| channel)
+                }
+                Err(error) => Err(Failed {
+                    object: request,
+                    error,
+                }),
+            })
         })
-        .await?;
-        establish(&self.client, qp.clone(), channel, None).await
+        .await;
+        let lost = |error| Failed {
+            object: None,
+            error,
+        };
+        let channel = match accepted.map_err(lost)? {
+            Ok(channel) => channel,
+            Err(Failed {
+                object: request,
+                error,
+            }) => {
+                let object = Some(Incoming { client, request });
+                return Err(Failed { object, error });
+            }
+        };
+        let connection = establish(&client, qp.clone(), channel, None).await;
+        connection.map_err(lost)
     }
 
     /// Rejects it, with private data.

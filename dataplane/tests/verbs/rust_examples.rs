@@ -15,6 +15,7 @@ fn every_rust_example_says_ok() {
         "atomics",
         "tokio_echo",
         "tokio_key_value",
+        "tokio_accept",
     ];
     let daemon = Daemon::loopback();
     for name in examples {
