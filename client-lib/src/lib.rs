@@ -66,15 +66,120 @@
 //! # }
 //! ```
 //!
-//! Complete programs are in the folder `examples`: `ping`, `read`, `write_with_completion_channel`,
-//! `srq_server`, `atomics`.
+//! # Serve many clients from one pool of receives
+//!
+//! A SEND needs a posted receive request at the other end, or the connection ends
+//! ([`ConnectOptions::wait_for_receives`] lets it wait instead). With a shared receive queue, as many
+//! requests as messages arrive at once are enough, whatever the number of clients.
+//!
+//! ```no_run
+//! use siw::{Access, Context, Cq, QpInit, RecvWr, SrqInit, Wc, WcStatus};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! const LEN: usize = 4096;
+//! let context = Context::open(None)?;
+//! let pd = context.alloc_pd()?;
+//! let cq = Cq::new(&context, 1024, None)?;
+//! let memory = pd.alloc_mr(64 * LEN, Access::LOCAL_WRITE)?;
+//! let srq = pd.create_srq(&SrqInit { max_wr: 64, max_sge: 1, ..SrqInit::default() })?;
+//! let post = |buffer: usize| {
+//!     let sges = [memory.slice(buffer * LEN..(buffer + 1) * LEN)?];
+//!     Ok::<_, siw::Error>(srq.post_recv(&[RecvWr { wr_id: buffer as u64, sges: &sges }])?)
+//! };
+//! (0..64).try_for_each(post)?;
+//! // One for each connection request, to be accepted with.
+//! let qp = pd.create_qp_with_srq(&cq, &cq, &srq, &QpInit::default())?;
+//! let mut completions = [Wc::default(); 16];
+//! loop {
+//!     let count = cq.wait(&mut completions, None)?;
+//!     for received in completions[..count].iter().filter(|wc| wc.status == WcStatus::SUCCESS) {
+//!         let buffer = received.wr_id as usize;
+//!         let mut message = vec![0; received.byte_len as usize];
+//!         memory.read(buffer * LEN, &mut message)?;
+//!         println!("{} bytes from queue pair {}", message.len(), received.qp_num);
+//!         post(buffer)?;
+//!     }
+//! }
+//! # }
+//! ```
+//!
+//! # Access the peer's memory
+//!
+//! The owner of memory describes it in a message or in private data of the connection; whoever has the
+//! description reads and writes the memory without work of the owner's CPU.
+//!
+//! ```no_run
+//! use siw::{Access, Mr, Pd, Qp, RemoteSlice, SendData};
+//! # fn main() {}
+//! /// The owner: returns the region and its description for the peer.
+//! fn offer(pd: &Pd) -> Result<(Mr, [u8; RemoteSlice::BYTES]), siw::Error> {
+//!     let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+//!     let region = pd.alloc_mr(1 << 20, access)?;
+//!     let description = region.remote().to_bytes();
+//!     Ok((region, description))
+//! }
+//!
+//! /// The peer: writes 64 bytes there, then reads 4096.
+//! fn access(qp: &Qp, own: &Mr, description: &[u8]) -> Result<(), siw::Error> {
+//!     let remote = RemoteSlice::from_bytes(description)?;
+//!     let (source, sink) = ([own.slice(0..64)?], [own.slice(64..4160)?]);
+//!     qp.post_send(&[
+//!         remote.slice(0..64)?.write(1, SendData::Sges(&source))?,
+//!         remote.slice(0..4096)?.read(2, &sink)?,
+//!     ])?;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! The completion of a WRITE says that its bytes were acknowledged. The owner learns that they are in
+//! memory from a later SEND, or from [`RemoteSlice::write_with_imm`]. A memory window ([`Mw`]) gives
+//! a part of a region to one peer, for a time.
 //!
 //! # Wait for events
 //!
 //! [`CompletionChannel`] and [`CmChannel`] are descriptors for epoll(7) and the like: when one is
 //! readable, [`CompletionChannel::try_get_event`] and [`CmChannel::try_get_event`] take events without
 //! waiting. With the feature `tokio`, the module `tokio` awaits completions, connections and their end;
-//! `examples/tokio_echo.rs` and `examples/tokio_key_value.rs` are servers.
+//! `examples/tokio_echo.rs` and `examples/tokio_key_value.rs` are servers. `examples/tokio_round_trip.rs`
+//! has the same exchange on tokio and in an epoll loop.
+//!
+//! # Errors
+//!
+//! Every call returns an [`Error`], whose text says what is wrong and what to do. Work requests fail
+//! later: the status of their completion ([`WcStatus`]) is not SUCCESS, the queue pair ends, and all
+//! requests behind it complete with WR_FLUSH_ERR. [`Context::get_async_event`] has the reason. Calls
+//! that take an object by value give it back when they fail ([`Failed`]): a [`ConnectionRequest`] can
+//! be accepted with other options.
+//!
+//! # Shut down
+//!
+//! [`Qp::disconnect`] sends what was posted, and both sides get [`CmEvent::Disconnected`]; its `errno`
+//! is 0 after a graceful close. [`Qp::drain_sq`] and [`Qp::drain_rq`] end a queue pair at once and
+//! return when none of its requests is left, after which their buffers may be used for other data.
+//! Dropping the last clone of a [`Qp`] ends the connection.
+//!
+//! # Memory
+//!
+//! [`Pd::alloc_mr`] is the fastest: memory of the daemon, read and written by copies. [`Pd::register`]
+//! registers a buffer that the program has, and returns it from [`OwnedMr::dereg`]. [`Pd::reg_memory`]
+//! takes any address, and is unsafe. Registering costs microseconds: register once, and use parts.
+//!
+//! Complete programs are in the folder `examples`: `ping`, `read`, `write_with_completion_channel`,
+//! `srq_server`, `atomics`, `tokio_echo`, `tokio_key_value`.
+//!
+//! # Beside other crates
+//!
+//! The same program with this crate and with two crates over libibverbs: two queue pairs, 1 MiB from
+//! one to the other, verified. Lines of code without comments; the programs, and the script that
+//! counts, are in `client-lib/compared` of the repository.
+//!
+//! | crate | lines | `unsafe` blocks | transfer |
+//! |---|---|---|---|
+//! | `siw` | 47 | 0 | WRITE with immediate data |
+//! | [`sideway`](https://crates.io/crates/sideway) 0.4.3 | 92 | 3 | WRITE with immediate data |
+//! | [`ibverbs`](https://crates.io/crates/ibverbs) 0.9.2 | 36 | 2 | SEND: this version has no WRITE and no rdma_cm |
+//!
+//! All three run on siwd: the others through its drop-in libibverbs. `sideway` and `ibverbs` also run
+//! on hardware.
 //!
 //! # Behaviour at the edges
 //!
